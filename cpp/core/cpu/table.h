@@ -1,0 +1,124 @@
+// CpuTable: one rank's shard of a table in host memory.   (interface; the essay is to be written)
+#ifndef SOK_CORE_CPU_TABLE_H_
+#define SOK_CORE_CPU_TABLE_H_
+
+#include <cstdint>
+#include <memory>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+#include "cpp/core/parallel.h"
+#include "cpp/core/table_options.h"
+
+namespace sok {
+
+// Slot variables an optimizer keeps right behind each row.
+struct SlotSpec {
+  std::string name;       // "accumulator", "momentum", "velocity", "last_step", ...
+  int64_t width = 0;      // floats per row: dim, or 1 for a per-row scalar
+  float initial = 0.0f;   // value in a new row
+  bool saved = true;      // false: derived state that a dump leaves out (a caught-up row has it at `initial`)
+};
+
+// Rows may owe updates (dense Adam: the moments of an absent row decay at every step). Attached by
+// the optimizer; the table asks it whenever a row is read or copied out.
+class RowCatchUp {
+ public:
+  virtual ~RowCatchUp() = default;
+  virtual bool pending() const = 0;  // false: rows may be read as they stand (fast path)
+  // `row` points at [dim | slot rows...]. Brings it up to the current step.
+  virtual void Apply(float* row) const = 0;
+  // Embedding as it would read now, without writing to `row`.
+  virtual void Read(const float* row, float* embedding) const = 0;
+  // All rows have been brought up to the current step and their last_step reset to its initial
+  // value: the history may be forgotten. Called under the exclusive lock.
+  virtual void Rebase() = 0;
+};
+
+struct TableStats {
+  int64_t size = 0;
+  int64_t capacity = 0;       // keys that fit before the index grows
+  int64_t max_capacity = 0;   // 0: unbounded
+  int64_t num_buckets = 0;
+  double load_factor = 0.0;   // size / slots allocated
+  double mean_probe_length = 0.0;  // buckets visited to find a present key
+  int64_t max_probe_length = 0;
+  int64_t index_bytes = 0;
+  int64_t arena_bytes = 0;    // allocated for rows and slot rows
+  int64_t bytes = 0;          // everything the shard holds
+};
+
+// Keys, rows and slot rows of one instant. slot_rows holds the saved slots side by side.
+struct TableSnapshot {
+  std::vector<uint64_t> keys;        // [size]
+  std::vector<float> rows;           // [size, dim]
+  std::vector<float> slot_rows;      // [size, sum of saved slot widths]
+  std::vector<std::string> slot_names;
+  std::vector<int64_t> slot_widths;
+};
+
+inline constexpr uint32_t kNoRow = 0xFFFFFFFFu;
+
+class CpuTable {
+ public:
+  explicit CpuTable(const TableOptions& options);
+  ~CpuTable();
+  CpuTable(const CpuTable&) = delete;
+  CpuTable& operator=(const CpuTable&) = delete;
+
+  const TableOptions& options() const;
+  int64_t dim() const;
+
+  // ---- whole calls: each takes the lock it needs. Keys may repeat. ----
+  // Reads rows; a missing key reads its initial row and is not inserted.
+  void Find(Executor& ex, const uint64_t* keys, int64_t num_keys,  // [num_keys]
+            float* rows,                                           // [num_keys, dim]
+            uint8_t* found) const;                                 // [num_keys] or null
+  // Missing keys are inserted with their initial row. All or nothing: throws std::length_error
+  // (naming table, max_capacity, size and the number of new keys) before anything changed.
+  void FindOrInsert(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows, uint8_t* inserted);
+  // Writes rows, inserting missing keys; of equal keys the last wins. Slot rows of present keys stay.
+  void Assign(Executor& ex, const uint64_t* keys, int64_t num_keys, const float* rows);
+  int64_t Erase(Executor& ex, const uint64_t* keys, int64_t num_keys);  // returns keys removed
+  void Clear();  // removes all keys, keeps options and slots; frees memory
+  void Reserve(Executor& ex, int64_t num_keys);
+
+  // Keys ascending by uint64 value, rows caught up. One instant.
+  TableSnapshot Export(Executor& ex, bool with_slots);
+  // Inserts or overwrites keys with rows and slot rows; slots that the snapshot lacks get their
+  // initial value; slots that this table has not (yet) are configured from the snapshot's names
+  // and widths (initial 0) so that they survive until an optimizer attaches.
+  void Import(Executor& ex, const TableSnapshot& snapshot);
+
+  int64_t size() const;
+  TableStats Stats() const;
+
+  // ---- parts, for fused code in core/cpu: the caller holds the lock ----
+  std::shared_mutex& mutex() const;
+  // kNoRow where the key is missing. Needs a shared lock.
+  void FindRows(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers) const;
+  // Needs the exclusive lock. `num_inserted` may be null. All or nothing as FindOrInsert.
+  void FindOrInsertRows(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers,
+                        int64_t* num_inserted);
+  // [dim | slot rows]; stays valid until the key is erased, slots are configured, or Clear.
+  float* Row(uint32_t row_number) const;
+  void InitialRow(uint64_t key, float* row) const;  // [dim], catch-up included
+
+  // Slots. Configuring the same specs again is a no-op; other specs on a table that has slots
+  // re-lay the rows, keeping slots of equal name and width. Needs the exclusive lock.
+  void ConfigureSlots(Executor& ex, const std::vector<SlotSpec>& specs);
+  const std::vector<SlotSpec>& slots() const;
+  int64_t SlotOffset(const std::string& name) const;  // floats from Row(); throws std::out_of_range
+  // Whatever the optimizer keeps beside the rows; owned by the table.
+  void AttachCatchUp(std::shared_ptr<RowCatchUp> catch_up);
+  const std::shared_ptr<RowCatchUp>& catch_up() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace sok
+
+#endif  // SOK_CORE_CPU_TABLE_H_

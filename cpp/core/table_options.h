@@ -1,0 +1,52 @@
+// What a table is: its name, its shape, where its initial rows come from.
+#ifndef SOK_CORE_TABLE_OPTIONS_H_
+#define SOK_CORE_TABLE_OPTIONS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace sok {
+
+enum class KeyType { kInt64, kInt32, kUint64, kUint32 };
+enum class RowType { kFloat32, kFloat16, kBfloat16 };  // only kFloat32 is stored today
+
+enum class InitializerKind {
+  kConstant,         // a
+  kUniform,          // [a, b)
+  kNormal,           // mean a, stddev b
+  kTruncatedNormal,  // mean a, stddev b of the untruncated normal, redrawn beyond two stddevs
+  kDefaultRows,      // row of key = default_rows[uint64(key) % num_default_rows]
+};
+
+struct InitializerOptions {
+  InitializerKind kind = InitializerKind::kUniform;
+  float a = -0.05f;
+  float b = 0.05f;
+  std::vector<float> default_rows;  // [num_default_rows, dim], kDefaultRows only
+};
+
+struct TableOptions {
+  std::string name;
+  int64_t dim = 0;                       // floats in a row's embedding, >= 1
+  KeyType key_type = KeyType::kInt64;    // range check and dtype of exports; keys are held as uint64
+  RowType row_type = RowType::kFloat32;
+  int64_t initial_capacity = 0;          // keys to make room for at once; 0: grow from nothing
+  int64_t max_capacity = 0;              // most keys this shard may hold; 0: no bound but memory
+  bool use_hashtable = true;             // false: row = key / world_size, keys in [0, max_capacity * world_size)
+  int64_t rank = 0;                      // this shard's place; used when use_hashtable is false
+  int64_t world_size = 1;
+  uint64_t seed = 0;
+  InitializerOptions initializer;
+
+  // Throws std::invalid_argument naming the field, what it must be and what it was.
+  void Validate() const;
+};
+
+KeyType ParseKeyType(const std::string& name);      // "int64", "int32", "uint64", "uint32"
+const char* KeyTypeName(KeyType type);
+InitializerKind ParseInitializerKind(const std::string& name);  // "constant", "uniform", "normal", "truncated_normal", "default_rows"
+
+}  // namespace sok
+
+#endif  // SOK_CORE_TABLE_OPTIONS_H_
