@@ -28,13 +28,14 @@ struct InitializerOptions {
 
 struct TableOptions {
   std::string name;
-  int64_t dim = 0;                       // floats in a row's embedding, >= 1
-  KeyType key_type = KeyType::kInt64;    // range check and dtype of exports; keys are held as uint64
+  int64_t dim = 0;                     // floats in a row's embedding, >= 1
+  KeyType key_type = KeyType::kInt64;  // range check and dtype of exports; keys are held as uint64
   RowType row_type = RowType::kFloat32;
-  int64_t initial_capacity = 0;          // keys to make room for at once; 0: grow from nothing
-  int64_t max_capacity = 0;              // most keys this shard may hold; 0: no bound but memory
-  bool use_hashtable = true;             // false: row = key / world_size, keys in [0, max_capacity * world_size)
-  int64_t rank = 0;                      // this shard's place; used when use_hashtable is false
+  int64_t initial_capacity = 0;  // keys to make room for at once; 0: grow from nothing
+  int64_t max_capacity = 0;      // most keys this shard may hold; 0: no bound but memory
+  bool use_hashtable =
+      true;          // false: row = key / world_size, keys in [0, max_capacity * world_size)
+  int64_t rank = 0;  // this shard's place; used when use_hashtable is false
   int64_t world_size = 1;
   uint64_t seed = 0;
   InitializerOptions initializer;
@@ -43,9 +44,11 @@ struct TableOptions {
   void Validate() const;
 };
 
-KeyType ParseKeyType(const std::string& name);      // "int64", "int32", "uint64", "uint32"
+KeyType ParseKeyType(const std::string& name);  // "int64", "int32", "uint64", "uint32"
 const char* KeyTypeName(KeyType type);
-InitializerKind ParseInitializerKind(const std::string& name);  // "constant", "uniform", "normal", "truncated_normal", "default_rows"
+InitializerKind ParseInitializerKind(
+    const std::string&
+        name);  // "constant", "uniform", "normal", "truncated_normal", "default_rows"
 
 }  // namespace sok
 

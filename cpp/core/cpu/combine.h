@@ -14,11 +14,11 @@ Combiner ParseCombiner(const std::string& name);  // "none", "sum", "mean", "sqr
 
 // One table's flat keys as samples. kNone has no samples: out is [num_keys, dim].
 struct Samples {
-  const int32_t* inverse = nullptr;     // [num_keys] into the unique rows
+  const int32_t* inverse = nullptr;  // [num_keys] into the unique rows
   int64_t num_keys = 0;
   const int64_t* row_splits = nullptr;  // [batch + 1]; null when combiner is kNone
   int64_t batch = 0;
-  const float* weights = nullptr;       // [num_keys] or null (all ones)
+  const float* weights = nullptr;  // [num_keys] or null (all ones)
   Combiner combiner = Combiner::kSum;
   // sum: sum(w v); mean: sum(w v) / sum(w); sqrtn: sum(w v) / sqrt(sum(w^2)).
   // An empty sample, or one whose divisor is 0, is all zeros (and passes no gradient).
@@ -34,8 +34,8 @@ void CombineGradient(Executor& ex, const Samples& samples, const float* grad, in
                      int64_t dim, float* out);  // [num_unique, dim], overwritten
 
 // d loss / d weights. [num_keys]
-void WeightGradient(Executor& ex, const Samples& samples, const float* const* rows, const float* grad,
-                    int64_t dim, float* out);
+void WeightGradient(Executor& ex, const Samples& samples, const float* const* rows,
+                    const float* grad, int64_t dim, float* out);
 
 }  // namespace sok
 

@@ -20,7 +20,7 @@ class Route {
   ~Route();
 
   int64_t num_unique() const;
-  const std::vector<int64_t>& owner_offsets() const;  // [world_size + 1] into the unique keys
+  const std::vector<int64_t>& owner_offsets() const;       // [world_size + 1] into the unique keys
   void WriteUnique(Executor& ex, uint64_t* unique) const;  // [num_unique]
 
  private:

@@ -15,10 +15,11 @@ namespace sok {
 
 // Slot variables an optimizer keeps right behind each row.
 struct SlotSpec {
-  std::string name;       // "accumulator", "momentum", "velocity", "last_step", ...
-  int64_t width = 0;      // floats per row: dim, or 1 for a per-row scalar
-  float initial = 0.0f;   // value in a new row
-  bool saved = true;      // false: derived state that a dump leaves out (a caught-up row has it at `initial`)
+  std::string name;      // "accumulator", "momentum", "velocity", "last_step", ...
+  int64_t width = 0;     // floats per row: dim, or 1 for a per-row scalar
+  float initial = 0.0f;  // value in a new row
+  bool saved =
+      true;  // false: derived state that a dump leaves out (a caught-up row has it at `initial`)
 };
 
 // Rows may owe updates (dense Adam: the moments of an absent row decay at every step). Attached by
@@ -38,22 +39,22 @@ class RowCatchUp {
 
 struct TableStats {
   int64_t size = 0;
-  int64_t capacity = 0;       // keys that fit before the index grows
-  int64_t max_capacity = 0;   // 0: unbounded
+  int64_t capacity = 0;      // keys that fit before the index grows
+  int64_t max_capacity = 0;  // 0: unbounded
   int64_t num_buckets = 0;
-  double load_factor = 0.0;   // size / slots allocated
+  double load_factor = 0.0;        // size / slots allocated
   double mean_probe_length = 0.0;  // buckets visited to find a present key
   int64_t max_probe_length = 0;
   int64_t index_bytes = 0;
-  int64_t arena_bytes = 0;    // allocated for rows and slot rows
-  int64_t bytes = 0;          // everything the shard holds
+  int64_t arena_bytes = 0;  // allocated for rows and slot rows
+  int64_t bytes = 0;        // everything the shard holds
 };
 
 // Keys, rows and slot rows of one instant. slot_rows holds the saved slots side by side.
 struct TableSnapshot {
-  std::vector<uint64_t> keys;        // [size]
-  std::vector<float> rows;           // [size, dim]
-  std::vector<float> slot_rows;      // [size, sum of saved slot widths]
+  std::vector<uint64_t> keys;    // [size]
+  std::vector<float> rows;       // [size, dim]
+  std::vector<float> slot_rows;  // [size, sum of saved slot widths]
   std::vector<std::string> slot_names;
   std::vector<int64_t> slot_widths;
 };
@@ -77,8 +78,10 @@ class CpuTable {
             uint8_t* found) const;                                 // [num_keys] or null
   // Missing keys are inserted with their initial row. All or nothing: throws std::length_error
   // (naming table, max_capacity, size and the number of new keys) before anything changed.
-  void FindOrInsert(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows, uint8_t* inserted);
-  // Writes rows, inserting missing keys; of equal keys the last wins. Slot rows of present keys stay.
+  void FindOrInsert(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows,
+                    uint8_t* inserted);
+  // Writes rows, inserting missing keys; of equal keys the last wins. Slot rows of present keys
+  // stay.
   void Assign(Executor& ex, const uint64_t* keys, int64_t num_keys, const float* rows);
   int64_t Erase(Executor& ex, const uint64_t* keys, int64_t num_keys);  // returns keys removed
   void Clear();  // removes all keys, keeps options and slots; frees memory

@@ -1,0 +1,116 @@
+#include "cpp/tf/common.h"
+
+#include <algorithm>
+#include <exception>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/lib/core/threadpool.h"
+
+namespace sok {
+
+using tensorflow::OpKernelContext;
+
+std::string TableResource::DebugString() const {
+  const TableOptions& options = table_.options();
+  return absl::StrCat("EmbeddingVariable '", options.name, "', dim ", options.dim, ", ",
+                      table_.size(), " keys");
+}
+
+absl::Status LookupTable(OpKernelContext* ctx, int index, TablePtr* table) {
+  return tensorflow::LookupResource(ctx, tensorflow::HandleFromInput(ctx, index), table);
+}
+
+absl::Status LookupTables(OpKernelContext* ctx, const char* name, std::vector<TablePtr>* tables) {
+  tensorflow::OpInputList handles;
+  TF_RETURN_IF_ERROR(ctx->input_list(name, &handles));
+  tables->resize(handles.size());
+  for (int i = 0; i < handles.size(); ++i) {
+    const auto& handle = handles[i].scalar<tensorflow::ResourceHandle>()();
+    TF_RETURN_IF_ERROR(tensorflow::LookupResource(ctx, handle, &(*tables)[i]));
+  }
+  return absl::OkStatus();
+}
+
+TfExecutor::TfExecutor(OpKernelContext* ctx)
+    : pool_(ctx->device()->tensorflow_cpu_worker_threads()->workers) {}
+
+int TfExecutor::num_threads() const { return std::max(1, pool_->NumThreads()); }
+
+void TfExecutor::ParallelFor(int64_t n, int64_t grain,
+                             const std::function<void(int64_t, int64_t)>& fn) {
+  if (n <= 0) return;
+  // Several blocks a thread, so that a thread which loses its core for a while holds up little.
+  constexpr int64_t kBlocksPerThread = 4;
+  const int64_t blocks = num_threads() * kBlocksPerThread;
+  const int64_t block = std::max<int64_t>(std::max<int64_t>(grain, 1), (n + blocks - 1) / blocks);
+  if (block >= n || num_threads() == 1) {
+    fn(0, n);
+    return;
+  }
+  // TF's pool knows no exceptions: catch in the worker, rethrow in the caller.
+  std::mutex mutex;
+  std::exception_ptr error;
+  int64_t error_begin = n;
+  const tensorflow::thread::ThreadPool::SchedulingParams params(
+      tensorflow::thread::ThreadPool::SchedulingStrategy::kFixedBlockSize, std::nullopt, block);
+  pool_->ParallelFor(n, params, [&](int64_t begin, int64_t end) {
+    try {
+      fn(begin, end);
+    } catch (...) {
+      std::lock_guard<std::mutex> lock(mutex);
+      if (begin < error_begin) {
+        error_begin = begin;
+        error = std::current_exception();
+      }
+    }
+  });
+  if (error) std::rethrow_exception(error);
+}
+
+absl::Status Guard(const std::function<void()>& fn) {
+  try {
+    fn();
+    return absl::OkStatus();
+  } catch (const std::length_error& e) {
+    return absl::ResourceExhaustedError(e.what());
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("out of memory while growing an embedding table");
+  } catch (const std::invalid_argument& e) {
+    return absl::InvalidArgumentError(e.what());
+  } catch (const std::out_of_range& e) {
+    return absl::InvalidArgumentError(e.what());
+  } catch (const std::exception& e) {
+    return absl::InternalError(e.what());
+  }
+}
+
+namespace {
+std::mutex seed_mutex;
+bool seed_set = false;
+uint64_t process_seed = 0;
+}  // namespace
+
+void SetProcessSeed(uint64_t seed) {
+  std::lock_guard<std::mutex> lock(seed_mutex);
+  process_seed = seed;
+  seed_set = true;
+}
+
+absl::Status ProcessSeed(uint64_t* seed) {
+  std::lock_guard<std::mutex> lock(seed_mutex);
+  if (!seed_set) {
+    return absl::FailedPreconditionError(
+        "an embedding table is created before sok.Init has run. Call "
+        "sok.Init(global_batch_size=...)"
+        " first; in a graph, run the op it returns before any other.");
+  }
+  *seed = process_seed;
+  return absl::OkStatus();
+}
+
+}  // namespace sok

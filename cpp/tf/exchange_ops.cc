@@ -1,0 +1,381 @@
+// The lookup of N processes, cut at its exchanges: Route | keys | GatherRows | rows | Combine.
+//
+//     rank r: keys -> SokRoute -> key message =exchange=> SokGatherRows -> row message =exchange=>
+//             SokCombine -> embeddings
+//     back:   SokCombineGrad -> row message =exchange=> SokMergeGrads -> (keys, gradients) by owner
+//
+// An op that fails on data still produces a message, one that carries the reason (message.h); the
+// error is raised behind the exchange, on every rank.
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "cpp/core/cpu/apply.h"
+#include "cpp/core/cpu/message.h"
+#include "cpp/core/cpu/route.h"
+#include "cpp/tf/common.h"
+#include "cpp/tf/samples.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace sok {
+namespace {
+
+using tensorflow::OpInputList;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::OpOutputList;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+absl::Status SplitsFit(int64_t words) {
+  if (words <= std::numeric_limits<int32_t>::max()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("a message to one rank must stay below 2^31 words. Received: ", words,
+                   "; use a smaller batch"));
+}
+
+// The same failed block for every rank.
+template <typename T>
+absl::Status FailAll(OpKernelContext* ctx, const absl::Status& status, int64_t world_size) {
+  const std::vector<T> block = FailedBlock<T>(std::string(status.message()));
+  Tensor *message, *splits;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(
+      0, TensorShape({world_size * static_cast<int64_t>(block.size())}), &message));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({world_size}), &splits));
+  for (int64_t r = 0; r < world_size; ++r) {
+    std::copy(block.begin(), block.end(), message->flat<T>().data() + r * block.size());
+    splits->flat<int32_t>()(r) = block.size();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSplits(const Tensor& message, const Tensor& splits, int64_t world_size) {
+  int64_t total = 0;
+  for (int64_t r = 0; r < splits.NumElements(); ++r) total += splits.flat<int32_t>()(r);
+  if (splits.NumElements() == world_size && total == message.NumElements()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "splits must hold ", world_size, " lengths that add up to the message's ",
+      message.NumElements(), ". Received: ", splits.NumElements(), " adding up to ", total));
+}
+
+}  // namespace
+
+REGISTER_OP("SokRoute")
+    .Input("keys: N * int64")
+    .Input("row_splits: N * int64")
+    .Input("weights: N * float")
+    .Output("message: int64")
+    .Output("splits: int32")
+    .Output("counts: int64")
+    .Output("inverse: N * int32")
+    .Attr("N: int >= 1")
+    .Attr("world_size: int >= 1")
+    .Attr("table_names: list(string)")
+    .Attr("dims: list(int)")
+    .Attr("combiners: list(string)")
+    .Attr("max_hotness: list(int)")
+    .Attr("key_limits: list(int)")
+    .SetShapeFn([](InferenceContext* c) {
+      int world_size, n;
+      TF_RETURN_IF_ERROR(c->GetAttr("world_size", &world_size));
+      TF_RETURN_IF_ERROR(c->GetAttr("N", &n));
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(1, c->Vector(world_size));
+      c->set_output(2, c->Matrix(world_size, n));
+      for (int i = 0; i < n; ++i) c->set_output(3 + i, c->input(i));
+      return absl::OkStatus();
+    })
+    .Doc(
+        "Unique keys of N tables by owner, as one key message. counts [world_size, N] are the "
+        "unique keys sent; inverse [num_keys] points into a table's unique keys, owner-major.");
+
+class RouteOp : public OpKernel {
+ public:
+  explicit RouteOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, features_.Init(ctx));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    OpInputList keys, row_splits, weights;
+    OP_REQUIRES_OK(ctx, ctx->input_list("keys", &keys));
+    OP_REQUIRES_OK(ctx, ctx->input_list("row_splits", &row_splits));
+    OP_REQUIRES_OK(ctx, ctx->input_list("weights", &weights));
+    OpOutputList inverse;
+    OP_REQUIRES_OK(ctx, ctx->output_list("inverse", &inverse));
+    const int64_t n = keys.size();
+    Tensor* counts;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(2, TensorShape({world_size_, n}), &counts));
+    std::vector<Tensor*> inverses(n);
+    for (int64_t i = 0; i < n; ++i) {
+      OP_REQUIRES_OK(ctx, inverse.allocate(i, keys[i].shape(), &inverses[i]));
+    }
+    TfExecutor ex(ctx);
+    std::vector<std::unique_ptr<Route>> routes(n);
+    absl::Status status;
+    for (int64_t i = 0; i < n && status.ok(); ++i) {
+      status = features_.Check(ex, i, keys[i], row_splits[i], weights[i]);
+      if (!status.ok()) break;
+      status = Guard([&] {
+        routes[i] = std::make_unique<Route>(ex, Keys(keys[i]), keys[i].NumElements(), world_size_,
+                                            inverses[i]->flat<int32_t>().data());
+      });
+    }
+    if (status.ok()) status = Write(ctx, ex, routes, counts);
+    if (!status.ok()) {
+      counts->flat<int64_t>().setZero();
+      for (Tensor* inv : inverses) inv->flat<int32_t>().setZero();
+      OP_REQUIRES_OK(ctx, FailAll<int64_t>(ctx, status, world_size_));
+    }
+  }
+
+ private:
+  absl::Status Write(OpKernelContext* ctx, Executor& ex,
+                     const std::vector<std::unique_ptr<Route>>& routes, Tensor* counts) const {
+    const int64_t n = routes.size();
+    auto count = counts->matrix<int64_t>();
+    std::vector<int64_t> words(world_size_, 1 + n);
+    std::vector<std::vector<uint64_t>> unique(n);
+    for (int64_t i = 0; i < n; ++i) {
+      unique[i].resize(routes[i]->num_unique());
+      routes[i]->WriteUnique(ex, unique[i].data());
+      const std::vector<int64_t>& offsets = routes[i]->owner_offsets();
+      for (int64_t r = 0; r < world_size_; ++r) {
+        count(r, i) = offsets[r + 1] - offsets[r];
+        words[r] += count(r, i);
+      }
+    }
+    int64_t total = 0;
+    for (int64_t r = 0; r < world_size_; ++r) {
+      TF_RETURN_IF_ERROR(SplitsFit(words[r]));
+      total += words[r];
+    }
+    Tensor *message, *splits;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({total}), &message));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({world_size_}), &splits));
+    int64_t* out = message->flat<int64_t>().data();
+    for (int64_t r = 0; r < world_size_; ++r) {
+      splits->flat<int32_t>()(r) = words[r];
+      *out++ = 0;
+      for (int64_t i = 0; i < n; ++i) *out++ = count(r, i);
+      for (int64_t i = 0; i < n; ++i) {
+        std::memcpy(out, unique[i].data() + routes[i]->owner_offsets()[r], count(r, i) * 8);
+        out += count(r, i);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  FeatureAttrs features_;
+  int64_t world_size_;
+};
+REGISTER_KERNEL_BUILDER(Name("SokRoute").Device(tensorflow::DEVICE_CPU), RouteOp);
+
+REGISTER_OP("SokGatherRows")
+    .Input("handles: N * resource")
+    .Input("message: int64")
+    .Input("splits: int32")
+    .Output("rows: float")
+    .Output("row_splits: int32")
+    .Attr("N: int >= 1")
+    .Attr("world_size: int >= 1")
+    .Attr("dims: list(int)")
+    .Attr("insert: bool")
+    .Attr("gradient_scale: float = 1.0")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int world_size;
+      TF_RETURN_IF_ERROR(c->GetAttr("world_size", &world_size));
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(1, c->Vector(world_size));
+      return absl::OkStatus();
+    })
+    .Doc("Rows of the keys that all ranks asked this one for, as one row message.");
+
+class GatherRowsOp : public OpKernel {
+ public:
+  explicit GatherRowsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("insert", &insert_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    std::vector<TablePtr> tables;
+    OP_REQUIRES_OK(ctx, LookupTables(ctx, "handles", &tables));
+    const int64_t n = tables.size();
+    const Tensor& message = ctx->input(n);
+    const Tensor& splits = ctx->input(n + 1);
+    OP_REQUIRES_OK(ctx, CheckSplits(message, splits, world_size_));
+    std::vector<std::vector<KeySegment>> segments;
+    // A rank's failure reached every rank in this message: all raise it here.
+    OP_REQUIRES_OK(ctx, RaisedByRank([&] {
+                     segments = ParseKeyMessage(message.flat<int64_t>().data(),
+                                                splits.flat<int32_t>().data(), world_size_, n);
+                   }));
+    absl::Status status = Write(ctx, tables, segments);
+    if (!status.ok()) OP_REQUIRES_OK(ctx, FailAll<float>(ctx, status, world_size_));
+  }
+
+  static absl::Status RaisedByRank(const std::function<void()>& fn) {
+    absl::Status status = Guard(fn);
+    // A reason that another rank sent is about its input, not an internal fault of this one.
+    if (absl::IsInternal(status)) return absl::InvalidArgumentError(status.message());
+    return status;
+  }
+
+ private:
+  absl::Status Write(OpKernelContext* ctx, const std::vector<TablePtr>& tables,
+                     const std::vector<std::vector<KeySegment>>& segments) const {
+    const int64_t n = tables.size();
+    std::vector<int64_t> words(world_size_, 1);
+    int64_t total = 0;
+    for (int64_t r = 0; r < world_size_; ++r) {
+      for (int64_t i = 0; i < n; ++i) {
+        words[r] += segments[r][i].num_keys * tables[i]->table().dim();
+      }
+      TF_RETURN_IF_ERROR(SplitsFit(words[r]));
+      total += words[r];
+    }
+    // Filled in a temporary: should a table turn out full, the output is a failed message instead.
+    Tensor rows, splits;
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_FLOAT, TensorShape({total}), &rows));
+    TF_RETURN_IF_ERROR(
+        ctx->allocate_temp(tensorflow::DT_INT32, TensorShape({world_size_}), &splits));
+    TfExecutor ex(ctx);
+    TF_RETURN_IF_ERROR(Guard([&] {
+      float* out = rows.flat<float>().data();
+      for (int64_t r = 0; r < world_size_; ++r) {
+        *out++ = 0.0f;
+        splits.flat<int32_t>()(r) = words[r];
+        for (int64_t i = 0; i < n; ++i) {
+          CpuTable& table = tables[i]->table();
+          const KeySegment& segment = segments[r][i];
+          if (insert_) {
+            table.FindOrInsert(ex, segment.keys, segment.num_keys, out, nullptr);
+          } else {
+            table.Find(ex, segment.keys, segment.num_keys, out, nullptr);
+          }
+          out += segment.num_keys * table.dim();
+        }
+      }
+    }));
+    ctx->set_output(0, rows);
+    ctx->set_output(1, splits);
+    return absl::OkStatus();
+  }
+
+  int64_t world_size_;
+  bool insert_;
+};
+REGISTER_KERNEL_BUILDER(Name("SokGatherRows").Device(tensorflow::DEVICE_CPU), GatherRowsOp);
+
+REGISTER_OP("SokMergeGrads")
+    .Input("grads: float")
+    .Input("grad_splits: int32")
+    .Input("message: int64")
+    .Input("splits: int32")
+    .Output("unique_keys: N * int64")
+    .Output("row_grads: N * float")
+    .Attr("N: int >= 1")
+    .Attr("world_size: int >= 1")
+    .Attr("dims: list(int)")
+    .Attr("scale: float = 1.0")
+    .SetShapeFn([](InferenceContext* c) {
+      std::vector<int64_t> dims;
+      TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
+      const int n = dims.size();
+      for (int i = 0; i < n; ++i) {
+        c->set_output(i, c->Vector(InferenceContext::kUnknownDim));
+        c->set_output(n + i, c->Matrix(InferenceContext::kUnknownDim, dims[i]));
+      }
+      return absl::OkStatus();
+    })
+    .Doc(
+        "Gradients that all ranks sent for this rank's rows, those of equal keys summed in rank "
+        "order and scaled.");
+
+class MergeGradsOp : public OpKernel {
+ public:
+  explicit MergeGradsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("scale", &scale_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const int64_t n = dims_.size();
+    const Tensor &grads = ctx->input(0), &grad_splits = ctx->input(1);
+    const Tensor &message = ctx->input(2), &splits = ctx->input(3);
+    OP_REQUIRES_OK(ctx, CheckSplits(message, splits, world_size_));
+    OP_REQUIRES_OK(ctx, CheckSplits(grads, grad_splits, world_size_));
+    std::vector<std::vector<KeySegment>> segments;
+    OP_REQUIRES_OK(ctx, Guard([&] {
+                     segments = ParseKeyMessage(message.flat<int64_t>().data(),
+                                                splits.flat<int32_t>().data(), world_size_, n);
+                   }));
+    std::vector<const float*> block(world_size_);
+    const float* next = grads.flat<float>().data();
+    for (int64_t r = 0; r < world_size_; ++r) {
+      int64_t words = 1;
+      for (int64_t i = 0; i < n; ++i) words += segments[r][i].num_keys * dims_[i];
+      OP_REQUIRES(
+          ctx, words == grad_splits.flat<int32_t>()(r),
+          absl::InvalidArgumentError(absl::StrCat(
+              "the gradients of rank ", r, " must hold ", words,
+              " words, one row a key it asked for. Received: ", grad_splits.flat<int32_t>()(r))));
+      block[r] = next + 1;
+      next += words;
+    }
+    TfExecutor ex(ctx);
+    for (int64_t i = 0; i < n; ++i) {
+      OP_REQUIRES_OK(ctx, MergeTable(ctx, ex, i, segments, &block));
+    }
+  }
+
+ private:
+  // Advances each rank's block past table `i`.
+  absl::Status MergeTable(OpKernelContext* ctx, Executor& ex, int64_t i,
+                          const std::vector<std::vector<KeySegment>>& segments,
+                          std::vector<const float*>* block) const {
+    const int64_t dim = dims_[i];
+    int64_t num_keys = 0;
+    for (int64_t r = 0; r < world_size_; ++r) num_keys += segments[r][i].num_keys;
+    std::vector<uint64_t> keys(num_keys);
+    std::vector<float> grads(num_keys * dim);
+    int64_t at = 0;
+    for (int64_t r = 0; r < world_size_; ++r) {
+      const KeySegment& segment = segments[r][i];
+      std::memcpy(keys.data() + at, segment.keys, segment.num_keys * 8);
+      std::memcpy(grads.data() + at * dim, (*block)[r], segment.num_keys * dim * 4);
+      (*block)[r] += segment.num_keys * dim;
+      at += segment.num_keys;
+    }
+    Tensor unique, merged;
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({num_keys}), &unique));
+    TF_RETURN_IF_ERROR(
+        ctx->allocate_temp(tensorflow::DT_FLOAT, TensorShape({num_keys, dim}), &merged));
+    int64_t num_unique = 0;
+    TF_RETURN_IF_ERROR(Guard([&] {
+      num_unique = MergeGradients(ex, keys.data(), grads.data(), num_keys, dim, Keys(&unique),
+                                  merged.flat<float>().data());
+    }));
+    if (scale_ != 1.0f) {
+      float* values = merged.flat<float>().data();
+      for (int64_t k = 0; k < num_unique * dim; ++k) values[k] *= scale_;
+    }
+    ctx->set_output(i, unique.Slice(0, num_unique));
+    ctx->set_output(dims_.size() + i, merged.Slice(0, num_unique));
+    return absl::OkStatus();
+  }
+
+  int64_t world_size_;
+  std::vector<int64_t> dims_;
+  float scale_;
+};
+REGISTER_KERNEL_BUILDER(Name("SokMergeGrads").Device(tensorflow::DEVICE_CPU), MergeGradsOp);
+
+}  // namespace sok

@@ -1,0 +1,159 @@
+// The lookup of one process: all tables of a group in one op, no exchange, and its gradient.
+#include "cpp/core/cpu/lookup.h"
+#include "cpp/core/cpu/route.h"
+#include "cpp/tf/common.h"
+#include "cpp/tf/samples.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace sok {
+
+using tensorflow::OpInputList;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::OpOutputList;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::shape_inference::InferenceContext;
+
+REGISTER_OP("SokLookup")
+    .Input("handles: N * resource")
+    .Input("keys: N * int64")
+    .Input("row_splits: N * int64")
+    .Input("weights: N * float")
+    .Output("embeddings: N * float")
+    .Output("unique_keys: N * int64")
+    .Output("inverse: N * int32")
+    .Attr("N: int >= 1")
+    .Attr("table_names: list(string)")
+    .Attr("dims: list(int)")
+    .Attr("combiners: list(string)")
+    .Attr("max_hotness: list(int)")
+    .Attr("key_limits: list(int)")
+    .Attr("insert: bool")
+    .Attr("gradient_scale: float = 1.0")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(SetEmbeddingShapes(c, /*keys=*/"keys", /*row_splits=*/"row_splits"));
+      std::vector<tensorflow::shape_inference::ShapeHandle> keys;
+      TF_RETURN_IF_ERROR(c->input("keys", &keys));
+      const int n = keys.size();
+      for (int i = 0; i < n; ++i) {
+        c->set_output(n + i, c->Vector(InferenceContext::kUnknownDim));
+        c->set_output(2 * n + i, keys[i]);
+      }
+      return absl::OkStatus();
+    })
+    .Doc(
+        "Flat keys [num_keys] of N tables, as samples by row_splits [batch + 1] where a table's "
+        "combiner is not 'none', to embeddings [batch, dim] or [num_keys, dim]. Empty weights "
+        "mean ones.");
+
+class LookupOp : public OpKernel {
+ public:
+  explicit LookupOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, features_.Init(ctx));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("insert", &insert_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    std::vector<TablePtr> tables;
+    OP_REQUIRES_OK(ctx, LookupTables(ctx, "handles", &tables));
+    OpInputList keys, row_splits, weights;
+    OP_REQUIRES_OK(ctx, ctx->input_list("keys", &keys));
+    OP_REQUIRES_OK(ctx, ctx->input_list("row_splits", &row_splits));
+    OP_REQUIRES_OK(ctx, ctx->input_list("weights", &weights));
+    OpOutputList embeddings, unique_keys, inverse;
+    OP_REQUIRES_OK(ctx, ctx->output_list("embeddings", &embeddings));
+    OP_REQUIRES_OK(ctx, ctx->output_list("unique_keys", &unique_keys));
+    OP_REQUIRES_OK(ctx, ctx->output_list("inverse", &inverse));
+    TfExecutor ex(ctx);
+    // Every table's batch is checked before the first table changes.
+    for (int i = 0; i < keys.size(); ++i) {
+      OP_REQUIRES_OK(ctx, features_.Check(ex, i, keys[i], row_splits[i], weights[i]));
+    }
+    for (int i = 0; i < keys.size(); ++i) {
+      Tensor *out, *unique, *inv;
+      const int64_t n = keys[i].NumElements();
+      OP_REQUIRES_OK(ctx, inverse.allocate(i, keys[i].shape(), &inv));
+      std::unique_ptr<Route> route;
+      OP_REQUIRES_OK(ctx, Guard([&] {
+                       route = std::make_unique<Route>(ex, Keys(keys[i]), n, /*world_size=*/1,
+                                                       inv->flat<int32_t>().data());
+                     }));
+      OP_REQUIRES_OK(ctx, unique_keys.allocate(i, TensorShape({route->num_unique()}), &unique));
+      route->WriteUnique(ex, Keys(unique));
+      const Samples samples = features_.MakeSamples(i, *inv, row_splits[i], weights[i]);
+      OP_REQUIRES_OK(ctx, embeddings.allocate(i, features_.OutputShape(i, samples), &out));
+      OP_REQUIRES_OK(ctx, Guard([&] {
+                       LookupCombine(ex, tables[i]->table(), Keys(*unique), route->num_unique(),
+                                     insert_, samples, out->flat<float>().data());
+                     }));
+    }
+  }
+
+ private:
+  FeatureAttrs features_;
+  bool insert_;
+};
+REGISTER_KERNEL_BUILDER(Name("SokLookup").Device(tensorflow::DEVICE_CPU), LookupOp);
+
+REGISTER_OP("SokLookupGrad")
+    .Input("grads: N * float")
+    .Input("unique_keys: N * int64")
+    .Input("inverse: N * int32")
+    .Input("row_splits: N * int64")
+    .Input("weights: N * float")
+    .Output("row_grads: N * float")
+    .Attr("N: int >= 1")
+    .Attr("dims: list(int)")
+    .Attr("combiners: list(string)")
+    .SetShapeFn([](InferenceContext* c) {
+      std::vector<int64_t> dims;
+      TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
+      std::vector<tensorflow::shape_inference::ShapeHandle> unique;
+      TF_RETURN_IF_ERROR(c->input("unique_keys", &unique));
+      for (size_t i = 0; i < dims.size(); ++i) {
+        c->set_output(i, c->Matrix(c->Dim(unique[i], 0), dims[i]));
+      }
+      return absl::OkStatus();
+    })
+    .Doc("Gradient of SokLookup's embeddings by unique key: [num_unique, dim] for each table.");
+
+class LookupGradOp : public OpKernel {
+ public:
+  explicit LookupGradOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, features_.Init(ctx));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    OpInputList grads, unique_keys, inverse, row_splits, weights;
+    OP_REQUIRES_OK(ctx, ctx->input_list("grads", &grads));
+    OP_REQUIRES_OK(ctx, ctx->input_list("unique_keys", &unique_keys));
+    OP_REQUIRES_OK(ctx, ctx->input_list("inverse", &inverse));
+    OP_REQUIRES_OK(ctx, ctx->input_list("row_splits", &row_splits));
+    OP_REQUIRES_OK(ctx, ctx->input_list("weights", &weights));
+    OpOutputList row_grads;
+    OP_REQUIRES_OK(ctx, ctx->output_list("row_grads", &row_grads));
+    TfExecutor ex(ctx);
+    for (int i = 0; i < grads.size(); ++i) {
+      const int64_t num_unique = unique_keys[i].NumElements();
+      const int64_t dim = features_.dim(i);
+      const Samples samples = features_.MakeSamples(i, inverse[i], row_splits[i], weights[i]);
+      OP_REQUIRES_OK(ctx, features_.CheckGradient(i, samples, grads[i]));
+      Tensor* out;
+      OP_REQUIRES_OK(ctx, row_grads.allocate(i, TensorShape({num_unique, dim}), &out));
+      OP_REQUIRES_OK(ctx, Guard([&] {
+                       CombineGradient(ex, samples, grads[i].flat<float>().data(), num_unique, dim,
+                                       out->flat<float>().data());
+                     }));
+    }
+  }
+
+ private:
+  FeatureAttrs features_;
+};
+REGISTER_KERNEL_BUILDER(Name("SokLookupGrad").Device(tensorflow::DEVICE_CPU), LookupGradOp);
+
+}  // namespace sok

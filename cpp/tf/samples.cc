@@ -1,0 +1,108 @@
+#include "cpp/tf/samples.h"
+
+#include "absl/strings/str_cat.h"
+#include "cpp/tf/common.h"
+
+namespace sok {
+
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+absl::Status FeatureAttrs::Init(tensorflow::OpKernelConstruction* ctx) {
+  std::vector<std::string> combiners;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("dims", &dims_));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("combiners", &combiners));
+  TF_RETURN_IF_ERROR(Guard([&] {
+    for (const std::string& name : combiners) combiners_.push_back(ParseCombiner(name));
+  }));
+  limits_.resize(dims_.size());
+  table_names_.resize(dims_.size());
+  if (ctx->HasAttr("table_names")) {
+    std::vector<int64_t> max_hotness, key_limits;
+    TF_RETURN_IF_ERROR(ctx->GetAttr("table_names", &table_names_));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("max_hotness", &max_hotness));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("key_limits", &key_limits));
+    if (max_hotness.size() != dims_.size() || key_limits.size() != dims_.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("table_names, max_hotness and key_limits must each have ", dims_.size(),
+                       " items, as dims. Received: ", table_names_.size(), ", ", max_hotness.size(),
+                       " and ", key_limits.size()));
+    }
+    for (size_t i = 0; i < dims_.size(); ++i) limits_[i] = {max_hotness[i], key_limits[i]};
+  }
+  if (combiners_.size() != dims_.size() || table_names_.size() != dims_.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "combiners and table_names must each have ", dims_.size(),
+        " items, as dims. Received: ", combiners_.size(), " and ", table_names_.size()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FeatureAttrs::Check(Executor& ex, int i, const Tensor& keys, const Tensor& row_splits,
+                                 const Tensor& weights) const {
+  const bool has_samples = combiners_[i] != Combiner::kNone;
+  if (has_samples && row_splits.NumElements() < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("row_splits must hold at least one element (table '", table_names_[i], "')"));
+  }
+  if (weights.NumElements() != 0 && weights.NumElements() != keys.NumElements()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("weights must be one a key: ", keys.NumElements(),
+                     ". Received: ", weights.NumElements(), " (table '", table_names_[i], "')"));
+  }
+  return Guard([&] {
+    CheckBatch(ex, table_names_[i], limits_[i], Keys(keys), keys.NumElements(),
+               has_samples ? row_splits.flat<int64_t>().data() : nullptr,
+               row_splits.NumElements() - 1);
+  });
+}
+
+Samples FeatureAttrs::MakeSamples(int i, const Tensor& inverse, const Tensor& row_splits,
+                                  const Tensor& weights) const {
+  Samples samples;
+  samples.combiner = combiners_[i];
+  samples.inverse = inverse.flat<int32_t>().data();
+  samples.num_keys = inverse.NumElements();
+  if (samples.combiner != Combiner::kNone) {
+    samples.row_splits = row_splits.flat<int64_t>().data();
+    samples.batch = row_splits.NumElements() - 1;
+  }
+  if (weights.NumElements() > 0) samples.weights = weights.flat<float>().data();
+  return samples;
+}
+
+TensorShape FeatureAttrs::OutputShape(int i, const Samples& samples) const {
+  const bool none = samples.combiner == Combiner::kNone;
+  return TensorShape({none ? samples.num_keys : samples.batch, dims_[i]});
+}
+
+absl::Status FeatureAttrs::CheckGradient(int i, const Samples& samples, const Tensor& grad) const {
+  if (grad.shape() == OutputShape(i, samples)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the gradient of an embedding must have its shape ", OutputShape(i, samples).DebugString(),
+      ". Received: ", grad.shape().DebugString()));
+}
+
+absl::Status SetEmbeddingShapes(InferenceContext* c, const char* keys, const char* row_splits) {
+  std::vector<int64_t> dims;
+  std::vector<std::string> combiners;
+  TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
+  TF_RETURN_IF_ERROR(c->GetAttr("combiners", &combiners));
+  std::vector<ShapeHandle> key_shapes, split_shapes;
+  TF_RETURN_IF_ERROR(c->input(keys, &key_shapes));
+  TF_RETURN_IF_ERROR(c->input(row_splits, &split_shapes));
+  for (size_t i = 0; i < dims.size(); ++i) {
+    ShapeHandle key_shape, split_shape;
+    TF_RETURN_IF_ERROR(c->WithRank(key_shapes[i], 1, &key_shape));
+    TF_RETURN_IF_ERROR(c->WithRank(split_shapes[i], 1, &split_shape));
+    DimensionHandle first = c->Dim(key_shape, 0);
+    if (combiners[i] != "none") TF_RETURN_IF_ERROR(c->Subtract(c->Dim(split_shape, 0), 1, &first));
+    c->set_output(i, c->Matrix(first, dims[i]));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace sok

@@ -1,0 +1,50 @@
+// The features of a lookup as an op sees them: lists of attributes and tensors, one place a table.
+#ifndef SOK_TF_SAMPLES_H_
+#define SOK_TF_SAMPLES_H_
+
+#include <string>
+#include <vector>
+
+#include "cpp/core/cpu/combine.h"
+#include "cpp/core/cpu/lookup.h"
+#include "cpp/core/parallel.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace sok {
+
+// Attributes `dims` and `combiners`, and where the op has them `table_names`, `max_hotness` and
+// `key_limits`.
+class FeatureAttrs {
+ public:
+  absl::Status Init(tensorflow::OpKernelConstruction* ctx);
+
+  int size() const { return static_cast<int>(dims_.size()); }
+  int64_t dim(int i) const { return dims_[i]; }
+  const std::string& table_name(int i) const { return table_names_[i]; }
+
+  // Shapes agree and the batch keeps its limits.
+  absl::Status Check(Executor& ex, int i, const tensorflow::Tensor& keys,
+                     const tensorflow::Tensor& row_splits, const tensorflow::Tensor& weights) const;
+  Samples MakeSamples(int i, const tensorflow::Tensor& inverse,
+                      const tensorflow::Tensor& row_splits,
+                      const tensorflow::Tensor& weights) const;
+  // [batch, dim], or [num_keys, dim] where the combiner is "none".
+  tensorflow::TensorShape OutputShape(int i, const Samples& samples) const;
+  absl::Status CheckGradient(int i, const Samples& samples, const tensorflow::Tensor& grad) const;
+
+ private:
+  std::vector<int64_t> dims_;
+  std::vector<Combiner> combiners_;
+  std::vector<std::string> table_names_;
+  std::vector<BatchLimits> limits_;
+};
+
+// Shape function: output i is [batch, dims[i]] by the list input `row_splits`, or [num_keys,
+// dims[i]] by the list input `keys` where combiners[i] is "none".
+absl::Status SetEmbeddingShapes(tensorflow::shape_inference::InferenceContext* c, const char* keys,
+                                const char* row_splits);
+
+}  // namespace sok
+
+#endif  // SOK_TF_SAMPLES_H_
