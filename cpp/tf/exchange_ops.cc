@@ -79,6 +79,7 @@ REGISTER_OP("SokRoute")
     .Attr("combiners: list(string)")
     .Attr("max_hotness: list(int)")
     .Attr("key_limits: list(int)")
+    .Attr("batch_multiples: list(int)")
     .SetShapeFn([](InferenceContext* c) {
       int world_size, n;
       TF_RETURN_IF_ERROR(c->GetAttr("world_size", &world_size));

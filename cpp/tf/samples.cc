@@ -21,17 +21,20 @@ absl::Status FeatureAttrs::Init(tensorflow::OpKernelConstruction* ctx) {
   limits_.resize(dims_.size());
   table_names_.resize(dims_.size());
   if (ctx->HasAttr("table_names")) {
-    std::vector<int64_t> max_hotness, key_limits;
+    std::vector<int64_t> max_hotness, key_limits, multiples;
     TF_RETURN_IF_ERROR(ctx->GetAttr("table_names", &table_names_));
     TF_RETURN_IF_ERROR(ctx->GetAttr("max_hotness", &max_hotness));
     TF_RETURN_IF_ERROR(ctx->GetAttr("key_limits", &key_limits));
-    if (max_hotness.size() != dims_.size() || key_limits.size() != dims_.size()) {
+    TF_RETURN_IF_ERROR(ctx->GetAttr("batch_multiples", &multiples));
+    if (max_hotness.size() != dims_.size() || key_limits.size() != dims_.size() ||
+        multiples.size() != dims_.size()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("table_names, max_hotness and key_limits must each have ", dims_.size(),
-                       " items, as dims. Received: ", table_names_.size(), ", ", max_hotness.size(),
-                       " and ", key_limits.size()));
+          absl::StrCat("max_hotness, key_limits and batch_multiples must each have ", dims_.size(),
+                       " items, as dims. Received: ", max_hotness.size(), ", ", key_limits.size(),
+                       " and ", multiples.size()));
     }
-    for (size_t i = 0; i < dims_.size(); ++i) limits_[i] = {max_hotness[i], key_limits[i]};
+    for (size_t i = 0; i < dims_.size(); ++i)
+      limits_[i] = {max_hotness[i], key_limits[i], multiples[i]};
   }
   if (combiners_.size() != dims_.size() || table_names_.size() != dims_.size()) {
     return absl::InvalidArgumentError(absl::StrCat(

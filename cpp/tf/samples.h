@@ -13,8 +13,8 @@
 
 namespace sok {
 
-// Attributes `dims` and `combiners`, and where the op has them `table_names`, `max_hotness` and
-// `key_limits`.
+// Attributes `dims` and `combiners`, and where the op has them `table_names`, `max_hotness`,
+// `key_limits` and `batch_multiples`.
 class FeatureAttrs {
  public:
   absl::Status Init(tensorflow::OpKernelConstruction* ctx);

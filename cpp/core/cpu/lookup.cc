@@ -76,6 +76,13 @@ void LookupCombine(Executor& ex, CpuTable& table, const uint64_t* unique_keys, i
 void CheckBatch(Executor& ex, const std::string& table, const BatchLimits& limits,
                 const uint64_t* keys, int64_t num_keys, const int64_t* row_splits, int64_t batch) {
   const std::string suffix = " (table '" + table + "')";
+  const int64_t count = row_splits == nullptr ? num_keys : batch;
+  if (limits.multiple > 1 && count % limits.multiple != 0) {
+    throw std::invalid_argument(std::string("the number of ") +
+                                (row_splits == nullptr ? "keys" : "rows") +
+                                " must be a multiple of " + std::to_string(limits.multiple) +
+                                ". Received: " + std::to_string(count) + suffix);
+  }
   if (row_splits != nullptr && (row_splits[0] != 0 || row_splits[batch] != num_keys)) {
     throw std::invalid_argument(
         "row_splits must lead from 0 to num_keys = " + std::to_string(num_keys) + ". Received: " +

@@ -30,6 +30,7 @@ void LookupCombine(Executor& ex, CpuTable& table, const uint64_t* unique_keys,  
 struct BatchLimits {
   int64_t max_hotness = 0;  // most keys in a sample; 0: no bound
   int64_t key_limit = 0;    // keys must lie in [0, key_limit); 0: every key is legal
+  int64_t multiple = 1;     // of samples, or of keys where there are no samples
 };
 
 // Throws std::invalid_argument naming the table, the first offender and what was required.

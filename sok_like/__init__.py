@@ -1,0 +1,71 @@
+"""Hash-table embeddings inside TensorFlow, spread over ranks by `key % world_size`.
+
+    import sok_like as sok
+
+    sok.Init(global_batch_size=8192)
+    layer = sok.DistributedEmbedding("sum", 1_000_000, 16, slot_num=26, max_nnz=1)
+
+Importing the package does no work: a name is loaded, and TensorFlow with it, when first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sok_like import optimizers as optimizers
+    from sok_like import tf as tf
+    from sok_like.checkpoint import Saver as Saver
+    from sok_like.core.initialize import Init as Init
+    from sok_like.embeddings.all2all_dense_embedding import (
+        All2AllDenseEmbedding as All2AllDenseEmbedding,
+    )
+    from sok_like.embeddings.distributed_embedding import (
+        DistributedEmbedding as DistributedEmbedding,
+    )
+    from sok_like.embeddings.get_embedding import get_embedding as get_embedding
+    from sok_like.optimizers.scope import OptimizerScope as OptimizerScope
+    from sok_like.optimizers.utils import (
+        filter_variables as filter_variables,
+    )
+    from sok_like.optimizers.utils import (
+        split_embedding_variable_from_others as split_embedding_variable_from_others,
+    )
+    from sok_like.optimizers.wrapper import OptimizerWrapper as OptimizerWrapper
+    from sok_like.variable import EmbeddingVariable as EmbeddingVariable
+    from sok_like.variable import assign as assign
+    from sok_like.variable import export as export
+
+# Public name: where it lives.
+_PUBLIC = {
+    "All2AllDenseEmbedding": "sok_like.embeddings.all2all_dense_embedding",
+    "DistributedEmbedding": "sok_like.embeddings.distributed_embedding",
+    "EmbeddingVariable": "sok_like.variable",
+    "Init": "sok_like.core.initialize",
+    "OptimizerScope": "sok_like.optimizers.scope",
+    "OptimizerWrapper": "sok_like.optimizers.wrapper",
+    "Saver": "sok_like.checkpoint",
+    "assign": "sok_like.variable",
+    "export": "sok_like.variable",
+    "filter_variables": "sok_like.optimizers.utils",
+    "get_embedding": "sok_like.embeddings.get_embedding",
+    "split_embedding_variable_from_others": "sok_like.optimizers.utils",
+}
+_MODULES = ("core", "embeddings", "optimizers", "tf")
+
+__all__ = [*_PUBLIC, *_MODULES]  # noqa: PLE0604
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f"sok_like.{name}")
+    else:
+        raise AttributeError(f"module 'sok_like' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

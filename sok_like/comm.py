@@ -1,0 +1,195 @@
+"""The processes of a job and what they say to each other.
+
+A `Communicator` is all the rest of the package knows of the outside: this process's rank, how many
+ranks there are, and five collectives. One process needs none of them and gets `SingleProcess`;
+several get `HorovodCommunicator`, which adds nothing to Horovod but stable names. Tests pass their
+own.
+
+Every collective must be called by all ranks, in graphs that agree on its name. Horovod matches
+collectives by name, so their order may differ between ranks; when one stays away, Horovod's stall
+check says who waits for what.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import tensorflow as tf
+
+# Set by the launchers of Open MPI, MPICH, Slurm's PMI and Horovod.
+_WORLD_SIZE_VARIABLES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
+
+@runtime_checkable
+class Communicator(Protocol):
+    """A process's place among `world_size` ranks, and the collectives between them."""
+
+    rank: int
+    world_size: int
+
+    def all_to_all(
+        self, tensor: tf.Tensor, splits: tf.Tensor, name: str
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Sends the next `splits[r]` items of `tensor` to rank r, for every r.
+
+        Args:
+            tensor: `[sum(splits)]`.
+            splits: int32 `[world_size]`.
+            name: The same on all ranks.
+
+        Returns:
+            What the ranks sent here, in rank order, and int32 `[world_size]`, how much each sent.
+            Differentiable in `tensor`: the gradient travels back the same way.
+        """
+        ...
+
+    def average(self, tensors: Sequence, name: str) -> list:
+        """The mean over ranks of each tensor or `tf.IndexedSlices`; None stays None."""
+        ...
+
+    def broadcast(self, tensor: tf.Tensor, root_rank: int, name: str) -> tf.Tensor:
+        """`tensor` as it is on `root_rank`."""
+        ...
+
+    def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """The ranks' tensors joined along their first axis, whose length may differ."""
+        ...
+
+    def barrier(self) -> None:
+        """Returns when every rank has called it. Eager only."""
+        ...
+
+
+class SingleProcess:
+    """The communicator of a job of one process: nothing to say, nobody to say it to."""
+
+    rank = 0
+    world_size = 1
+
+    def all_to_all(self, tensor, splits, name):
+        return tensor, splits
+
+    def average(self, tensors, name):
+        return list(tensors)
+
+    def broadcast(self, tensor, root_rank, name):
+        return tensor
+
+    def all_gather(self, tensor, name):
+        return tensor
+
+    def barrier(self):
+        pass
+
+
+class HorovodCommunicator:
+    """Horovod's collectives, over MPI, Gloo or NCCL as Horovod was built and launched.
+
+    Raises:
+        ImportError: Horovod is not installed.
+    """
+
+    def __init__(self):
+        try:
+            import horovod.tensorflow as hvd
+        except ImportError as error:
+            raise ImportError(
+                f"This job was launched with {launched_world_size()} processes, and more than one "
+                "needs Horovod, which is not installed. `make venv` builds it; docs/install.md "
+                "says how to build it by hand."
+            ) from error
+        if not hvd.is_initialized():
+            hvd.init()
+        self._hvd = hvd
+        self.rank = hvd.rank()
+        self.world_size = hvd.size()
+
+    def all_to_all(self, tensor, splits, name):
+        hvd = self._hvd
+
+        @tf.custom_gradient
+        def exchange(tensor):
+            received, received_splits = hvd.alltoall(tensor, splits=splits, name=name)
+
+            def back(grad, _):
+                returned, _ = hvd.alltoall(grad, splits=received_splits, name=f"{name}_grad")
+                return returned
+
+            return (received, received_splits), back
+
+        return exchange(tensor)
+
+    def average(self, tensors, name):
+        averaged = list(tensors)
+        dense = [i for i, t in enumerate(tensors) if isinstance(t, tf.Tensor)]
+        if dense:  # one collective for all of them
+            reduced = self._hvd.grouped_allreduce(
+                [tensors[i] for i in dense], op=self._hvd.Average, name=f"{name}_dense"
+            )
+            for i, tensor in zip(dense, reduced, strict=True):
+                averaged[i] = tensor
+        for i, tensor in enumerate(tensors):
+            if isinstance(tensor, tf.IndexedSlices):
+                values = self.all_gather(tensor.values, f"{name}_values_{i}")
+                indices = self.all_gather(tensor.indices, f"{name}_indices_{i}")
+                averaged[i] = tf.IndexedSlices(
+                    values / tf.cast(self.world_size, values.dtype), indices, tensor.dense_shape
+                )
+        return averaged
+
+    def broadcast(self, tensor, root_rank, name):
+        return self._hvd.broadcast(tensor, root_rank, name=name)
+
+    def all_gather(self, tensor, name):
+        return self._hvd.allgather(tensor, name=name)
+
+    def barrier(self):
+        self._hvd.barrier()
+
+
+def launched_world_size() -> int:
+    """The number of processes this one was launched with, as far as can be told without Horovod."""
+    horovod = sys.modules.get("horovod.tensorflow")
+    if horovod is not None and horovod.is_initialized():
+        return horovod.size()
+    for variable in _WORLD_SIZE_VARIABLES:
+        value = os.environ.get(variable, "")
+        if value.isdigit():
+            return int(value)
+    return 1
+
+
+_current: Communicator | None = None
+
+
+def current() -> Communicator:
+    """The communicator of this process.
+
+    Raises:
+        RuntimeError: `sok.Init` has not been called.
+    """
+    if _current is None:
+        raise RuntimeError(
+            "sok.Init must be called before any other call of sok_like. "
+            "Received: a call before it; add `sok.Init(global_batch_size=...)` at the start."
+        )
+    return _current
+
+
+def is_initialized() -> bool:
+    """Whether `sok.Init` (or a front door that calls it) has run in this process."""
+    return _current is not None
+
+
+def set_current(communicator: Communicator | None) -> None:
+    """Replaces the communicator; None forgets it."""
+    global _current
+    _current = communicator
+
+
+def choose() -> Communicator:
+    """The communicator for how this process was launched."""
+    return HorovodCommunicator() if launched_world_size() > 1 else SingleProcess()

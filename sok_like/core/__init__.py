@@ -1,0 +1,1 @@
+"""Holds `initialize`, at the path SOK 1.x published it."""

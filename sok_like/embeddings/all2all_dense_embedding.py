@@ -1,0 +1,123 @@
+"""`sok.All2AllDenseEmbedding`: one row for every key, nothing combined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.embeddings.base import EmbeddingLayer, check_positive
+from sok_like.lookup import Feature, lookup
+from sok_like.variable import as_keys
+
+
+class All2AllDenseEmbedding(EmbeddingLayer):
+    """Model-parallel `tf.nn.embedding_lookup` over a hash table.
+
+    Args:
+        max_vocabulary_size_per_gpu: Most keys a rank may hold; None grows without bound.
+        embedding_vec_size: Row width.
+        slot_num: Feature fields of a sample.
+        nnz_per_slot: Keys in every field.
+        dynamic_input: True takes a flat list of keys of any length instead, which may differ from
+            rank to rank: the output of `tf.unique`, say.
+        use_hashtable: False: keys are row indices in `[0, max_vocabulary_size_per_gpu * ranks)`.
+        **kwargs: `key_dtype`, `embedding_initializer`, `gradient_scale` (see `EmbeddingLayer`) and
+            Keras' own `name`, `dtype`, `trainable`.
+
+    Input shape:
+        Integers `[batch, slot_num, nnz_per_slot]`, or any shape of that many keys a sample
+        (`[batch, slot_num * nnz_per_slot]`, say); with `dynamic_input`, `[num_keys]`.
+
+    Output shape:
+        `[batch, slot_num, nnz_per_slot, embedding_vec_size]` in the layer's compute dtype; with
+        `dynamic_input`, `[num_keys, embedding_vec_size]`.
+
+    Raises:
+        TypeError: the input is no dense tensor of integers.
+        ValueError: an argument or a static shape out of its range.
+        tf.errors.InvalidArgumentError: a number of keys that is no multiple of `slot_num *
+            nnz_per_slot`; without a hash table, a key out of range.
+    """
+
+    def __init__(
+        self,
+        max_vocabulary_size_per_gpu: int | None,
+        embedding_vec_size: int,
+        slot_num: int,
+        nnz_per_slot: int,
+        dynamic_input: bool = False,
+        use_hashtable: bool = True,
+        **kwargs: Any,
+    ):
+        super().__init__(
+            max_vocabulary_size_per_gpu=max_vocabulary_size_per_gpu,
+            embedding_vec_size=embedding_vec_size,
+            slot_num=slot_num,
+            use_hashtable=use_hashtable,
+            **kwargs,
+        )
+        check_positive("nnz_per_slot", nnz_per_slot)
+        self.nnz_per_slot = nnz_per_slot
+        self.dynamic_input = dynamic_input
+
+    def call(self, inputs, training=True):
+        self._check(inputs)
+        keys = as_keys(tf.reshape(inputs, [-1]))
+        keys_per_sample = 1 if self.dynamic_input else self.slot_num * self.nnz_per_slot
+        feature = Feature(self.table, keys, batch_multiple=keys_per_sample)
+        shape = [-1, self.slot_num, self.nnz_per_slot, self.embedding_vec_size]
+
+        def rows(training):
+            (found,) = lookup(
+                [feature],
+                training=training,
+                gradient_scale=self.gradient_scale,
+                name=self.name,
+            )
+            return found if self.dynamic_input else tf.reshape(found, shape)
+
+        return self.run(training, rows)
+
+    def _check(self, inputs):
+        if not tf.is_tensor(inputs) or isinstance(inputs, (tf.SparseTensor, tf.RaggedTensor)):
+            raise TypeError(
+                "The input must be a dense tensor of integers. "
+                f"Received: {inputs!r} (layer '{self.name}')"
+            )
+        shape = inputs.shape
+        if self.dynamic_input:
+            if shape.rank not in (None, 1):
+                raise ValueError(
+                    "With dynamic_input=True the input must be a flat list of keys, [num_keys]. "
+                    f"Received: shape {shape} (layer '{self.name}')"
+                )
+            return
+        keys_per_sample = self.slot_num * self.nnz_per_slot
+        per_sample = shape[1:].num_elements() if shape.rank else None
+        if shape.rank is not None and (
+            shape.rank < 2 or (per_sample is not None and per_sample != keys_per_sample)
+        ):
+            raise ValueError(
+                f"The input must have the shape [batch, {self.slot_num}, {self.nnz_per_slot}]. "
+                f"Received: shape {shape} (layer '{self.name}'); a flat list of keys needs "
+                "dynamic_input=True"
+            )
+
+    def compute_output_shape(self, input_shape):
+        if self.dynamic_input:
+            return (tuple(input_shape)[0], self.embedding_vec_size)
+        batch = tuple(input_shape)[0]
+        return (batch, self.slot_num, self.nnz_per_slot, self.embedding_vec_size)
+
+    def compute_output_spec(self, inputs, training=True):
+        import keras
+
+        return keras.KerasTensor(self.compute_output_shape(inputs.shape), dtype=self.compute_dtype)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "nnz_per_slot": self.nnz_per_slot,
+            "dynamic_input": self.dynamic_input,
+        }

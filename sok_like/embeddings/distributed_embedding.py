@@ -1,0 +1,166 @@
+"""`sok.DistributedEmbedding`: keys of several feature fields, combined within each field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.embeddings.base import EmbeddingLayer, check_positive
+from sok_like.lookup import Feature, check_combiner, lookup
+from sok_like.variable import as_keys
+
+
+class DistributedEmbedding(EmbeddingLayer):
+    """Model-parallel `tf.nn.embedding_lookup_sparse` over a hash table.
+
+    Args:
+        combiner: "sum" or "mean" (also "sqrtn"), in any case: how the rows of one field of one
+            sample become one. The mean is over the valid keys; a field without keys gives zeros.
+        max_vocabulary_size_per_gpu: Most keys a rank may hold; None grows without bound.
+        embedding_vec_size: Row width.
+        slot_num: Feature fields of a sample.
+        max_nnz: Most valid keys in one field of one sample.
+        max_feature_num: Most valid keys in a sample. Memory here is sized by what arrives, so it is
+            only checked; 1, the default, stands for `slot_num * max_nnz`.
+        use_hashtable: False: keys are row indices in `[0, max_vocabulary_size_per_gpu * ranks)`.
+        **kwargs: `key_dtype`, `embedding_initializer`, `gradient_scale` (see `EmbeddingLayer`) and
+            Keras' own `name`, `dtype`, `trainable`.
+
+    Input shape: integers, one of
+        `tf.SparseTensor` of dense shape `[batch * slot_num, max_nnz]`, row `sample * slot_num +
+        slot`; `tf.RaggedTensor` `[batch * slot_num, None]` or `[batch, slot_num, None]`; a dense
+        tensor `[batch, slot_num]` (one key a field) or `[batch, slot_num, hotness]`.
+        The batch may differ from step to step and from rank to rank, and may be 0.
+
+    Output shape:
+        `[batch, slot_num, embedding_vec_size]` in the layer's compute dtype.
+
+    Raises:
+        TypeError: the input is none of these.
+        ValueError: an argument or a static shape out of its range.
+        tf.errors.InvalidArgumentError: a field with more than `max_nnz` keys, a number of rows that
+            is no multiple of `slot_num`, a key out of range without a hash table.
+    """
+
+    def __init__(
+        self,
+        combiner: str,
+        max_vocabulary_size_per_gpu: int | None,
+        embedding_vec_size: int,
+        slot_num: int,
+        max_nnz: int,
+        max_feature_num: int = 1,
+        use_hashtable: bool = True,
+        **kwargs: Any,
+    ):
+        combiner = check_combiner(combiner)
+        if combiner == "none":
+            raise ValueError(
+                "`combiner` must be 'sum', 'mean' or 'sqrtn'; sok.All2AllDenseEmbedding does not "
+                "combine. Received: combiner='none'"
+            )
+        super().__init__(
+            max_vocabulary_size_per_gpu=max_vocabulary_size_per_gpu,
+            embedding_vec_size=embedding_vec_size,
+            slot_num=slot_num,
+            use_hashtable=use_hashtable,
+            **kwargs,
+        )
+        check_positive("max_nnz", max_nnz)
+        check_positive("max_feature_num", max_feature_num)
+        if max_feature_num > slot_num * max_nnz:
+            raise ValueError(
+                "`max_feature_num` must lie in [1, slot_num * max_nnz] = "
+                f"[1, {slot_num * max_nnz}]. Received: max_feature_num={max_feature_num}"
+            )
+        self.combiner = combiner
+        self.max_nnz = max_nnz
+        self.max_feature_num = max_feature_num
+
+    def call(self, inputs, training=True):
+        keys, row_splits = self._samples(inputs)
+        feature = Feature(
+            self.table,
+            as_keys(keys),
+            # One key a field: the row itself, whatever the combiner.
+            combiner="none" if row_splits is None else self.combiner,
+            row_splits=row_splits,
+            max_hotness=self.max_nnz,
+            batch_multiple=self.slot_num,
+        )
+
+        def rows(training):
+            (combined,) = lookup(
+                [feature],
+                training=training,
+                gradient_scale=self.gradient_scale,
+                name=self.name,
+            )
+            return tf.reshape(combined, [-1, self.slot_num, self.embedding_vec_size])
+
+        return self.run(training, rows)
+
+    def _samples(self, inputs):
+        """Flat keys and int64 row splits `[batch * slot_num + 1]`, None for one key a row."""
+        if isinstance(inputs, tf.SparseTensor):
+            if inputs.shape.rank not in (None, 2):
+                raise self._bad_input(inputs)
+            splits = tf.RaggedTensor.from_value_rowids(
+                inputs.values, inputs.indices[:, 0], inputs.dense_shape[0], validate=False
+            ).row_splits
+            return inputs.values, tf.cast(splits, tf.int64)
+        if isinstance(inputs, tf.RaggedTensor):
+            if inputs.flat_values.shape.rank != 1 or inputs.shape.rank not in (2, 3):
+                raise self._bad_input(inputs)
+            if inputs.shape.rank == 3:
+                inputs = inputs.values  # [batch * slot_num, None]
+                if not isinstance(inputs, tf.RaggedTensor):  # [batch * slot_num, hotness]
+                    inputs = tf.RaggedTensor.from_tensor(inputs)
+            return inputs.values, tf.cast(inputs.row_splits, tf.int64)
+        if not tf.is_tensor(inputs) or inputs.shape.rank not in (2, 3):
+            raise self._bad_input(inputs)
+        if inputs.shape[1] not in (None, self.slot_num):
+            raise self._bad_input(inputs)
+        flat = tf.reshape(inputs, [-1])
+        hotness = 1 if inputs.shape.rank == 2 else inputs.shape[2]
+        if hotness is not None and hotness > self.max_nnz:
+            raise ValueError(
+                f"A field may hold at most max_nnz={self.max_nnz} keys. "
+                f"Received: {hotness} in an input of shape {inputs.shape} (layer '{self.name}')"
+            )
+        if hotness == 1:
+            return flat, None
+        hotness = tf.shape(inputs, tf.int64)[2]
+        rows = tf.shape(inputs, tf.int64)[0] * tf.shape(inputs, tf.int64)[1]
+        return flat, tf.range(rows + 1) * hotness
+
+    def _bad_input(self, inputs):
+        return TypeError(
+            f"The input must be a tf.SparseTensor [batch * {self.slot_num}, {self.max_nnz}], a "
+            f"tf.RaggedTensor [batch * {self.slot_num}, None] or [batch, {self.slot_num}, None], or "
+            f"a dense tensor [batch, {self.slot_num}] or [batch, {self.slot_num}, hotness]. "
+            f"Received: {inputs!r} (layer '{self.name}')"
+        )
+
+    def compute_output_shape(self, input_shape):
+        shape = tuple(input_shape)
+        batch = shape[0]
+        if len(shape) == 2 and shape[1] != self.slot_num and batch is not None:
+            batch //= self.slot_num  # sparse or ragged [batch * slot_num, ...]
+        elif len(shape) == 2 and shape[1] != self.slot_num:
+            batch = None
+        return (batch, self.slot_num, self.embedding_vec_size)
+
+    def compute_output_spec(self, inputs, training=True):
+        import keras
+
+        return keras.KerasTensor(self.compute_output_shape(inputs.shape), dtype=self.compute_dtype)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "combiner": self.combiner,
+            "max_nnz": self.max_nnz,
+            "max_feature_num": self.max_feature_num,
+        }

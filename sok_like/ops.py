@@ -1,0 +1,175 @@
+"""The op library's differentiable ops, each with its gradient behind it.
+
+Wrappers only where arguments need arranging; the other ops (`sok_table_size`, ...) are used as the
+library gives them. A gradient for a table handle is `tf.IndexedSlices(gradients, keys)`: its
+indices are keys, not positions, and may be any 64-bit number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from sok_like import native
+
+# First axis of a table without bound, as Keras wants one that is known. It counts nothing.
+UNBOUNDED = 2**31 - 1
+
+
+class FeatureAttributes(NamedTuple):
+    """One item a table: what of a lookup is known when the graph is built."""
+
+    table_names: list[str]
+    dims: list[int]
+    combiners: list[str]
+    max_hotness: list[int]
+    key_limits: list[int]
+    batch_multiples: list[int]
+
+
+def _slices(grads, keys, dim):
+    shape = tf.constant([UNBOUNDED, dim], tf.int64)
+    return tf.IndexedSlices(grads, keys, shape)
+
+
+def lookup(
+    handles: Sequence[tf.Tensor],
+    keys: Sequence[tf.Tensor],
+    row_splits: Sequence[tf.Tensor],
+    weights: Sequence[tf.Tensor],
+    attributes: FeatureAttributes,
+    *,
+    insert: bool,
+    name: str,
+) -> list[tf.Tensor]:
+    """The whole lookup where there is one rank.
+
+    Args:
+        handles: One resource a table.
+        keys: int64 `[num_keys]` a table.
+        row_splits: int64 `[batch + 1]` a table, anything where its combiner is "none".
+        weights: float32 `[num_keys]` a table, or empty.
+        insert: Whether missing keys are inserted, or just read their initial row.
+
+    Returns:
+        `[batch, dim]` a table, `[num_keys, dim]` where its combiner is "none".
+    """
+    outputs = native.ops().sok_lookup(
+        handles=handles,
+        keys=keys,
+        row_splits=row_splits,
+        weights=weights,
+        insert=insert,
+        name=name,
+        **attributes._asdict(),
+    )
+    return list(outputs.embeddings)
+
+
+@tf.RegisterGradient("SokLookup")
+def _lookup_grad(op, *grads):
+    n = op.get_attr("N")
+    dims, combiners = op.get_attr("dims"), op.get_attr("combiners")
+    inputs, outputs = list(op.inputs), list(op.outputs)
+    used = [i for i in range(n) if grads[i] is not None]
+    result = [None] * len(inputs)
+    if not used:
+        return result
+    unique_keys = [outputs[n + i] for i in used]
+    row_grads = native.ops().sok_lookup_grad(
+        grads=[tf.convert_to_tensor(grads[i]) for i in used],
+        unique_keys=unique_keys,
+        inverse=[outputs[2 * n + i] for i in used],
+        row_splits=[inputs[2 * n + i] for i in used],
+        weights=[inputs[3 * n + i] for i in used],
+        dims=[dims[i] for i in used],
+        combiners=[combiners[i] for i in used],
+    )
+    for i, row_grad, keys in zip(used, row_grads, unique_keys, strict=True):
+        result[i] = _slices(row_grad, keys, dims[i])
+    return result
+
+
+tf.no_gradient("SokRoute")
+
+
+def gather_rows(
+    handles: Sequence[tf.Tensor],
+    message: tf.Tensor,
+    splits: tf.Tensor,
+    dims: list[int],
+    *,
+    world_size: int,
+    insert: bool,
+    gradient_scale: float,
+    name: str,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Rows of the keys all ranks asked this one for.
+
+    Args:
+        handles: One resource a table.
+        message: int64, the key messages received.
+        splits: int32 `[world_size]`, their lengths.
+        gradient_scale: What the gradients that come back are multiplied with.
+
+    Returns:
+        float32, the row messages to send back, and int32 `[world_size]`, their lengths.
+    """
+    return native.ops().sok_gather_rows(
+        handles=handles,
+        message=message,
+        splits=splits,
+        world_size=world_size,
+        dims=dims,
+        insert=insert,
+        gradient_scale=gradient_scale,
+        name=name,
+    )
+
+
+@tf.RegisterGradient("SokGatherRows")
+def _gather_rows_grad(op, grad, _):
+    n = op.get_attr("N")
+    dims = op.get_attr("dims")
+    message, splits = op.inputs[n], op.inputs[n + 1]
+    if grad is None:
+        return [None] * len(op.inputs)
+    merged = native.ops().sok_merge_grads(
+        grads=grad,
+        grad_splits=op.outputs[1],  # gradients come back in the places of the rows sent
+        message=message,
+        splits=splits,
+        N=n,
+        world_size=op.get_attr("world_size"),
+        dims=dims,
+        scale=op.get_attr("gradient_scale"),
+    )
+    slices = [
+        _slices(row_grads, keys, dim)
+        for row_grads, keys, dim in zip(merged.row_grads, merged.unique_keys, dims, strict=True)
+    ]
+    return [*slices, None, None]
+
+
+@tf.RegisterGradient("SokCombine")
+def _combine_grad(op, *grads):
+    n = op.get_attr("N")
+    inputs = list(op.inputs)
+    inverse, row_splits, weights = (inputs[3 + k * n : 3 + (k + 1) * n] for k in range(3))
+    # Every table sends its part of the message back, be it zeros: the others wait for it.
+    grads = [
+        tf.zeros_like(output) if grad is None else tf.convert_to_tensor(grad)
+        for grad, output in zip(grads, op.outputs, strict=True)
+    ]
+    row_grads = native.ops().sok_combine_grad(
+        grads=grads,
+        counts=inputs[2],
+        inverse=inverse,
+        row_splits=row_splits,
+        weights=weights,
+        dims=op.get_attr("dims"),
+        combiners=op.get_attr("combiners"),
+    )
+    return [row_grads] + [None] * (len(inputs) - 1)
