@@ -1,4 +1,19 @@
-// Combine: rows of one sample reduced to one, and the gradient of that.   (interface)
+// Combine: rows of one sample reduced to one, and the gradient of that.
+//
+// The keys of a batch arrive flat, cut into samples by `row_splits`; `inverse` says which unique
+// row each key reads. Rows are given by pointer: they lie wherever the table keeps them, mostly in
+// DRAM, so a row is prefetched some keys before it is read.
+//
+//     inverse     3 0 | 1 3 7 |    | 2          keys of sample 0 | 1 | 2 (empty) | 3
+//     row_splits  0     2       5    5    6
+//     out         r3+r0 r1+r3+r7 0   r2
+//
+// Invariant: a sum runs in order of position, whichever thread does it, so results are bit-equal
+// for any number of threads. The gradient gives each thread a range of unique rows: it walks all
+// positions, keeps those that fall into its range, and adds their gradients; nothing is shared.
+//
+// Infinities and NaNs pass through unchecked. `inverse` must lie in [0, num_unique), row_splits
+// must ascend from 0 to num_keys: neither is checked here.
 #ifndef SOK_CORE_CPU_COMBINE_H_
 #define SOK_CORE_CPU_COMBINE_H_
 
@@ -12,7 +27,8 @@ namespace sok {
 enum class Combiner { kNone, kSum, kMean, kSqrtn };
 Combiner ParseCombiner(const std::string& name);  // "none", "sum", "mean", "sqrtn"; any case
 
-// One table's flat keys as samples. kNone has no samples: out is [num_keys, dim].
+// One table's flat keys as samples. kNone has no samples: out is [num_keys, dim], each key's row
+// times its weight.
 struct Samples {
   const int32_t* inverse = nullptr;  // [num_keys] into the unique rows
   int64_t num_keys = 0;

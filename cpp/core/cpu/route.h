@@ -1,4 +1,24 @@
-// Route: unique keys with inverse, grouped by owner.   (interface; the essay is to be written)
+// Route: unique keys with inverse, grouped by owner.
+//
+// A batch of keys is cut into partitions by owner first and by hash bits within an owner, so that
+// the small hash table of one partition stays in the L1 cache:
+//
+//     keys        k0 k1 k2 | k3 k4 k5 | ...           cut into fixed chunks
+//       histogram of partitions per chunk, prefix sum, stable scatter
+//     scattered   partition 0        | partition 1     | ...    (owner-major)
+//       one open-addressing table per partition: local ids in order of first occurrence
+//     unique      u0 u1 .            | u0 .            | ...    compacted in place
+//     local_ids   0 0 1 0            | 0 0             | ...    same places as `scattered`
+//       the scatter walked once more, backwards: inverse[i] = first id of partition + local id
+//
+// No position is stored with a key: the histogram tells where the scatter put it, and no two
+// threads ever write to one cache line of `inverse` at a time, as they would if each partition
+// wrote its own positions.
+//
+// Invariant: chunks and partitions depend on num_keys and world_size alone, and the scatter is
+// stable, so the order is a pure function of the keys: owner, then hash, then first occurrence.
+//
+// Cost: four passes over the batch, about 5 ns a key on one thread; 16 bytes of scratch a key.
 #ifndef SOK_CORE_CPU_ROUTE_H_
 #define SOK_CORE_CPU_ROUTE_H_
 
@@ -15,9 +35,13 @@ namespace sok {
 class Route {
  public:
   // Writes inverse[i] = position of keys[i] among the unique keys (owner-major).
+  // Throws std::invalid_argument for a negative or too large num_keys (2^31 and up: positions are
+  // int32) and for world_size < 1.
   Route(Executor& ex, const uint64_t* keys, int64_t num_keys, int64_t world_size,
         int32_t* inverse);  // [num_keys]
   ~Route();
+  Route(Route&&) noexcept;
+  Route& operator=(Route&&) noexcept;
 
   int64_t num_unique() const;
   const std::vector<int64_t>& owner_offsets() const;       // [world_size + 1] into the unique keys

@@ -1,0 +1,255 @@
+#include "cpp/core/cpu/route.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "cpp/core/cpu/scratch.h"
+
+namespace sok {
+namespace {
+
+constexpr int64_t kChunkKeys = 16384;     // keys of one histogram
+constexpr int64_t kPartitionKeys = 2048;  // aimed at, so that a partition's table fits the L1 cache
+constexpr int64_t kMaxHashPartitions = 1024;
+constexpr int64_t kSerialKeys =
+    4096;  // below this one table over all keys is faster than a scatter
+
+// Full-avalanche mix of a key: high bits choose the partition, low bits the place in its table.
+inline uint64_t Mix(uint64_t key) {
+  key ^= key >> 32;
+  key *= 0xd6e8feb86659fd93ull;
+  key ^= key >> 32;
+  key *= 0xd6e8feb86659fd93ull;
+  return key ^ (key >> 32);
+}
+
+// key % divisor without a division: with m = ceil(2^128 / d), the fraction (m * key) mod 2^128
+// times d has the remainder as its integer part (Lemire, Kaser, Kurz: Faster remainder by direct
+// computation, 2019). Exact for all 64-bit keys.
+class FastModulo {
+ public:
+  explicit FastModulo(uint64_t divisor)
+      : divisor_(divisor),
+        mask_(divisor - 1),
+        power_of_two_((divisor & (divisor - 1)) == 0),
+        magic_(power_of_two_ ? 0 : ~static_cast<Wide>(0) / divisor + 1) {}
+
+  uint64_t operator()(uint64_t key) const {
+    if (power_of_two_) return key & mask_;
+    const Wide fraction = magic_ * key;
+    const Wide low = static_cast<Wide>(static_cast<uint64_t>(fraction)) * divisor_;
+    const Wide high = static_cast<Wide>(static_cast<uint64_t>(fraction >> 64)) * divisor_;
+    return static_cast<uint64_t>((high + (low >> 64)) >> 64);
+  }
+
+ private:
+  __extension__ using Wide = unsigned __int128;
+  uint64_t divisor_;
+  uint64_t mask_;
+  bool power_of_two_;
+  Wide magic_;
+};
+
+// Smallest power of two >= n.
+int64_t PowerOfTwoAtLeast(int64_t n) {
+  int64_t power = 1;
+  while (power < n) power *= 2;
+  return power;
+}
+
+// Local ids of one partition's keys; a thread reuses one for all its partitions.
+class LocalTable {
+ public:
+  // Gives keys[k] the id local_ids[k] in order of first occurrence, and writes the unique keys to
+  // unique[0..result). `unique` may be `keys` itself: its write position never passes the reads.
+  int32_t Run(const uint64_t* keys, int64_t num_keys, uint64_t* unique, int32_t* local_ids) {
+    const int64_t capacity = std::max<int64_t>(16, PowerOfTwoAtLeast(2 * num_keys));
+    if (capacity > capacity_) {
+      ids_ = Scratch<uint32_t>(capacity);
+      capacity_ = capacity;
+    }
+    uint32_t* const ids = ids_.get();  // local id + 1, 0 when free
+    std::memset(ids, 0, capacity * sizeof(uint32_t));
+    const uint64_t mask = static_cast<uint64_t>(capacity - 1);
+    uint32_t num_unique = 0;
+    for (int64_t k = 0; k < num_keys; ++k) {
+      const uint64_t key = keys[k];
+      uint64_t place = Mix(key) & mask;
+      // New or seen is a coin toss to the branch predictor, so both take the same path: the key is
+      // written behind the unique ones, and stays there if its place turns out to be free. Only a
+      // collision branches.
+      unique[num_unique] = key;
+      for (;;) {
+        const uint32_t id = ids[place];
+        const bool is_free = id == 0;
+        const uint32_t candidate = is_free ? num_unique : id - 1;
+        if (__builtin_expect(unique[candidate] == key, 1)) {
+          ids[place] = candidate + 1;
+          local_ids[k] = static_cast<int32_t>(candidate);
+          num_unique += is_free;
+          break;
+        }
+        place = (place + 1) & mask;
+      }
+    }
+    return static_cast<int32_t>(num_unique);
+  }
+
+ private:
+  Scratch<uint32_t> ids_;
+  int64_t capacity_ = 0;
+};
+
+}  // namespace
+
+struct Route::Impl {
+  int64_t num_keys = 0;
+  int64_t num_partitions = 0;
+  Scratch<uint64_t> scattered;             // [num_keys] partition by partition, unique keys first
+  std::vector<int64_t> partition_offsets;  // [num_partitions + 1] into `scattered`
+  std::vector<int64_t> unique_offsets;     // [num_partitions + 1] into the unique keys
+  std::vector<int64_t> owner_offsets;      // [world_size + 1]
+
+  void RunSerial(const uint64_t* keys, int32_t* inverse);
+  void RunPartitioned(Executor& ex, const uint64_t* keys, int64_t world_size, int32_t* inverse);
+};
+
+void Route::Impl::RunSerial(const uint64_t* keys, int32_t* inverse) {
+  num_partitions = 1;
+  LocalTable table;
+  const int64_t num_unique = table.Run(keys, num_keys, scattered.get(), inverse);
+  partition_offsets = {0, num_keys};
+  unique_offsets = {0, num_unique};
+  owner_offsets = unique_offsets;
+}
+
+void Route::Impl::RunPartitioned(Executor& ex, const uint64_t* keys, int64_t world_size,
+                                 int32_t* inverse) {
+  const int64_t per_owner = std::clamp<int64_t>(
+      PowerOfTwoAtLeast(num_keys / (kPartitionKeys * world_size)), 1, kMaxHashPartitions);
+  num_partitions = world_size * per_owner;
+  int hash_shift = 64;
+  for (int64_t p = per_owner; p > 1; p /= 2) --hash_shift;
+  const int64_t num_chunks = (num_keys + kChunkKeys - 1) / kChunkKeys;
+  const FastModulo owner_of(static_cast<uint64_t>(world_size));
+  const auto chunk_end = [&](int64_t chunk) {
+    return std::min((chunk + 1) * kChunkKeys, num_keys);
+  };
+
+  const Scratch<uint32_t> partition_of(num_keys);
+  // places[chunk, partition]: first a count, then where the chunk's next key of it goes.
+  std::vector<uint32_t> places(num_chunks * num_partitions, 0);
+  ex.ParallelFor(num_chunks, 1, [&](int64_t first, int64_t last) {
+    for (int64_t chunk = first; chunk < last; ++chunk) {
+      uint32_t* count = &places[chunk * num_partitions];
+      for (int64_t i = chunk * kChunkKeys; i < chunk_end(chunk); ++i) {
+        // A shift by 64 is undefined, hence the two steps.
+        uint64_t partition = (Mix(keys[i]) >> 1) >> (hash_shift - 1);
+        if (world_size > 1) partition += owner_of(keys[i]) * per_owner;
+        partition_of[i] = static_cast<uint32_t>(partition);
+        ++count[partition];
+      }
+    }
+  });
+
+  partition_offsets.resize(num_partitions + 1);
+  uint32_t place = 0;
+  for (int64_t p = 0; p < num_partitions; ++p) {
+    partition_offsets[p] = place;
+    for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
+      const uint32_t count = places[chunk * num_partitions + p];
+      places[chunk * num_partitions + p] = place;
+      place += count;
+    }
+  }
+  partition_offsets[num_partitions] = place;
+
+  ex.ParallelFor(num_chunks, 1, [&](int64_t first, int64_t last) {
+    std::vector<uint32_t> next(num_partitions);
+    for (int64_t chunk = first; chunk < last; ++chunk) {
+      std::copy_n(&places[chunk * num_partitions], num_partitions, next.data());
+      for (int64_t i = chunk * kChunkKeys; i < chunk_end(chunk); ++i) {
+        scattered[next[partition_of[i]]++] = keys[i];
+      }
+    }
+  });
+
+  const Scratch<int32_t> local_ids(num_keys);
+  std::vector<int32_t> num_local(num_partitions);
+  ex.ParallelFor(num_partitions, std::max<int64_t>(1, num_partitions / 64),
+                 [&](int64_t first, int64_t last) {
+                   LocalTable table;
+                   for (int64_t p = first; p < last; ++p) {
+                     const int64_t begin = partition_offsets[p];
+                     uint64_t* partition_keys = &scattered[begin];
+                     num_local[p] = table.Run(partition_keys, partition_offsets[p + 1] - begin,
+                                              partition_keys, &local_ids[begin]);
+                   }
+                 });
+
+  unique_offsets.resize(num_partitions + 1);
+  unique_offsets[0] = 0;
+  for (int64_t p = 0; p < num_partitions; ++p) {
+    unique_offsets[p + 1] = unique_offsets[p] + num_local[p];
+  }
+  owner_offsets.resize(world_size + 1);
+  for (int64_t owner = 0; owner <= world_size; ++owner) {
+    owner_offsets[owner] = unique_offsets[owner * per_owner];
+  }
+
+  ex.ParallelFor(num_chunks, 1, [&](int64_t first, int64_t last) {
+    std::vector<uint32_t> next(num_partitions);
+    for (int64_t chunk = first; chunk < last; ++chunk) {
+      std::copy_n(&places[chunk * num_partitions], num_partitions, next.data());
+      for (int64_t i = chunk * kChunkKeys; i < chunk_end(chunk); ++i) {
+        const uint32_t partition = partition_of[i];
+        inverse[i] = static_cast<int32_t>(unique_offsets[partition]) + local_ids[next[partition]++];
+      }
+    }
+  });
+}
+
+Route::Route(Executor& ex, const uint64_t* keys, int64_t num_keys, int64_t world_size,
+             int32_t* inverse)
+    : impl_(new Impl) {
+  if (num_keys < 0 || num_keys > std::numeric_limits<int32_t>::max()) {
+    throw std::invalid_argument("`num_keys` must be in [0, 2^31). Received: " +
+                                std::to_string(num_keys));
+  }
+  if (world_size < 1) {
+    throw std::invalid_argument("`world_size` must be at least 1. Received: " +
+                                std::to_string(world_size));
+  }
+  impl_->num_keys = num_keys;
+  impl_->scattered = Scratch<uint64_t>(num_keys);
+  if (world_size == 1 && num_keys <= kSerialKeys) {
+    impl_->RunSerial(keys, inverse);
+  } else {
+    impl_->RunPartitioned(ex, keys, world_size, inverse);
+  }
+}
+
+Route::~Route() = default;
+Route::Route(Route&&) noexcept = default;
+Route& Route::operator=(Route&&) noexcept = default;
+
+int64_t Route::num_unique() const { return impl_->unique_offsets.back(); }
+
+const std::vector<int64_t>& Route::owner_offsets() const { return impl_->owner_offsets; }
+
+void Route::WriteUnique(Executor& ex, uint64_t* unique) const {
+  const Impl& impl = *impl_;
+  ex.ParallelFor(impl.num_partitions, std::max<int64_t>(1, impl.num_partitions / 16),
+                 [&](int64_t first, int64_t last) {
+                   for (int64_t p = first; p < last; ++p) {
+                     std::copy_n(&impl.scattered[impl.partition_offsets[p]],
+                                 impl.unique_offsets[p + 1] - impl.unique_offsets[p],
+                                 unique + impl.unique_offsets[p]);
+                   }
+                 });
+}
+
+}  // namespace sok
