@@ -1,8 +1,8 @@
 """Finds and loads the two shared libraries, at first use and never at import of the package.
 
-`ops()` is the TensorFlow op library, `core()` the NumPy module. Before a library is loaded, the text
-that `cpp/build_info.cc` left in its bytes is compared with the running TensorFlow and processor:
-loading the wrong one would end in a missing symbol or an illegal instruction.
+`ops()` is the TensorFlow op library, `core()` the NumPy module. Before a library is loaded, the
+text that `cpp/build_info.cc` left in its bytes is compared with the running TensorFlow and
+processor: loading the wrong one would end in a missing symbol or an illegal instruction.
 """
 
 import importlib

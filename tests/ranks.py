@@ -28,7 +28,7 @@ class RanksFailed(AssertionError):
 
 
 def run_ranks(target, num_ranks, *, launcher="mpirun", args=None, env=None, timeout=120):
-    """Runs `target` on `num_ranks` processes of this host and returns a list with a result per rank.
+    """Runs `target` on `num_ranks` processes of this host; returns a list, a result per rank.
 
     Args:
         target: `"package.module:function"`, called with `args` as keyword arguments, its result

@@ -49,7 +49,7 @@ def test_failing_rank_stops_all_with_its_message():
 
 
 def test_time_limit_ends_every_process(tmp_path):
-    with pytest.raises(RanksFailed, match="longer than 4 s(.|\n)*rank 1 sleeps"):
+    with pytest.raises(RanksFailed, match=r"longer than 4 s(.|\n)*rank 1 sleeps"):
         run_ranks(
             "tests.test_ranks:sleep_and_tell",
             2,
@@ -68,7 +68,8 @@ def test_script_gives_its_output(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(
         "import json, os, sys\n"
-        "print(json.dumps([os.environ['OMPI_COMM_WORLD_RANK'], sys.argv[1:], os.environ['SOK_X']]))\n"
+        "rank = os.environ['OMPI_COMM_WORLD_RANK']\n"
+        "print(json.dumps([rank, sys.argv[1:], os.environ['SOK_X']]))\n"
     )
     outputs = run_ranks(script, 2, args=["--steps", "3"], env={"SOK_X": 5})
     assert [json.loads(text) for text in outputs] == [

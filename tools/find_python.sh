@@ -11,12 +11,13 @@ if not all(importlib.util.find_spec(name) for name in ("venv", "ensurepip")):
     sys.exit("venv")
 if not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")):
     sys.exit("headers")
+print(sys.executable)  # not the name it was found by, which may be a shim of a version manager
 '
 lacks_venv="" lacks_headers=""
 for python in ${PYTHON:-python3 python3.12 python3.11 python3.10}; do
   path=$(command -v "$python") || continue
   if reason=$("$path" -c "$probe" 2>&1); then
-    echo "$path"
+    echo "$reason"
     exit 0
   fi
   case $reason in
