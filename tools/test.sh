@@ -7,13 +7,13 @@ cd "$(dirname "$0")/.."
 export PATH=$PWD/.venv/bin:$PATH
 
 if compgen -G 'cpp/tests/*_test.cc' >/dev/null; then
-  ctest --test-dir build --output-on-failure --quiet
+  ctest --test-dir build --output-on-failure
 fi
 
 echo "Tests marked keras, under TF_USE_LEGACY_KERAS=1"
 status=0
-TF_USE_LEGACY_KERAS=1 python -m pytest -q -m keras "$@" || status=$?
+TF_USE_LEGACY_KERAS=1 python -m pytest -m keras "$@" || status=$?
 [ "$status" -eq 0 ] || [ "$status" -eq 5 ] || exit "$status"  # 5: no test is marked
 
 echo "All tests, under Keras 3"
-TF_USE_LEGACY_KERAS=0 python -m pytest -q "$@"
+TF_USE_LEGACY_KERAS=0 python -m pytest "$@"
