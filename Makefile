@@ -1,0 +1,67 @@
+# Set-up, build, test and run; `make help` lists the targets. The work is done by scripts in tools/.
+# A step runs again when something it depends on is newer than its stamp.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+MAKEFLAGS += --no-print-directory
+
+STAMPS := .venv/stamps
+NUM_RANKS ?= 2
+
+.PHONY: help venv build demo test bench lint cuda asan tsan clean distclean
+
+help:
+	@echo "make venv       environment .venv: pinned requirements, Horovod, this package"
+	@echo "make demo       train examples/flights.py on NUM_RANKS=2 ranks; draws into out/"
+	@echo "make test       all tests; ARGS=... goes to pytest"
+	@echo "make bench      benchmarks, on 1 rank; ARGS=... goes to the program"
+	@echo "make lint       ruff, mypy, clang-format"
+	@echo "make cuda       build with the CUDA backend, where nvcc is"
+	@echo "make asan tsan  C++ tests under address and undefined, or thread sanitizer"
+	@echo "make clean      remove what was built; make distclean removes .venv as well"
+	@echo "PYTHON=..., CXX=... and SOK_CACHE=... choose the Python, the compiler, the wheel cache"
+
+$(STAMPS)/requirements: $(wildcard requirements/*.txt) tools/make_venv.sh
+	@tools/make_venv.sh
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/horovod: $(STAMPS)/requirements tools/build_horovod.sh
+	@tools/build_horovod.sh
+	@touch $@
+
+$(STAMPS)/package: $(STAMPS)/requirements pyproject.toml setup.py tools/install_package.sh
+	@tools/install_package.sh
+	@touch $@
+
+venv: $(STAMPS)/horovod build
+
+# Ninja, not make, knows which sources changed.
+build: $(STAMPS)/package
+	@tools/build.sh
+
+demo: venv
+	@tools/run_ranks.sh $(NUM_RANKS) examples/flights.py $(ARGS)
+
+test: venv
+	@tools/test.sh $(ARGS)
+
+bench: venv
+	@.venv/bin/python -m benchmarks $(ARGS)
+
+lint: $(STAMPS)/requirements
+	@tools/lint.sh
+
+cuda: $(STAMPS)/requirements
+	@tools/build_cuda.sh
+
+asan: $(STAMPS)/requirements
+	@tools/test_cpp.sh build-asan address,undefined
+
+tsan: $(STAMPS)/requirements
+	@tools/test_cpp.sh build-tsan thread
+
+clean:
+	rm -rf build build-* dist out *.egg-info sok_like/*.so $(STAMPS)/package
+	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache
+
+distclean: clean
+	rm -rf .venv

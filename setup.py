@@ -1,0 +1,36 @@
+"""Compiles the two shared libraries with CMake; everything else is in pyproject.toml."""
+
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = pathlib.Path(__file__).resolve().parent
+
+
+class CMakeBuild(build_ext):
+    """One CMake build serves both extensions, so the per-extension machinery is not used."""
+
+    def run(self):
+        # An editable install keeps its objects in build/, where later builds are incremental.
+        folder = ROOT / "build" if self.editable_mode else pathlib.Path(self.build_temp).resolve()
+        prefix = ROOT if self.editable_mode else pathlib.Path(self.build_lib).resolve()
+        # pip's cmake and ninja lie beside the building Python, which need not be on PATH.
+        path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
+        configure = ["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja"]
+        configure += [f"-DPython_EXECUTABLE={sys.executable}"]
+        configure += shlex.split(os.environ.get("CMAKE_ARGS", ""))
+        build = ["cmake", "--build", folder]
+        install = ["cmake", "--install", folder, "--prefix", prefix]
+        for command in (configure, build, install):
+            subprocess.check_call([str(word) for word in command], env={**os.environ, "PATH": path})
+
+
+setup(
+    ext_modules=[Extension("sok_like._core", []), Extension("sok_like._ops", [])],
+    cmdclass={"build_ext": CMakeBuild},
+)

@@ -1,0 +1,134 @@
+"""Runs a function or a script on several real ranks and collects what each of them found.
+
+Starting TensorFlow costs seconds a rank, so one launch should do many checks: the function may
+return a dictionary with a result per check.
+
+    results = run_ranks("tests.test_comm:collectives", 2, args={"num_keys": 8})
+    results[1]["sum"]  # what rank 1 returned
+
+The function runs in `tests/rank_main.py`, after nothing but the standard library was imported.
+"""
+
+import json
+import os
+import pathlib
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+_TAIL = 3000  # characters of a rank's output shown when a run fails
+
+
+class RanksFailed(AssertionError):
+    """A rank raised, died or did not end in time; the message holds every rank's last output."""
+
+
+def run_ranks(target, num_ranks, *, launcher="mpirun", args=None, env=None, timeout=120):
+    """Runs `target` on `num_ranks` processes of this host; returns a list, a result per rank.
+
+    Args:
+        target: `"package.module:function"`, called with `args` as keyword arguments, its result
+            (anything pickle takes) is the rank's result; or the path of a script, whose result is
+            its output as text.
+        num_ranks: number of processes.
+        launcher: `"mpirun"`, or `"gloo"` for `horovodrun --gloo`.
+        args: dictionary of JSON values, the function's keyword arguments; of a script, a list of
+            command line words.
+        env: dictionary of environment variables to set beside the inherited ones.
+        timeout: seconds until every process is killed.
+
+    Raises:
+        RanksFailed: a rank raised, ended with an error or was still running after `timeout`.
+    """
+    with tempfile.TemporaryDirectory(prefix="sok_ranks_") as folder:
+        folder = pathlib.Path(folder)
+        main = [sys.executable, "-m", "tests.rank_main", str(target), str(folder), json.dumps(args)]
+        process = subprocess.Popen(
+            _launch_line(launcher, num_ranks) + main,
+            cwd=ROOT,
+            env=_environment(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        late = False
+        try:
+            launcher_output, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            late = True
+            launcher_output = _stop(process, folder)
+        except BaseException:  # pytest-timeout or Ctrl-C: leave no process behind
+            _stop(process, folder)
+            raise
+        if late or process.returncode != 0:
+            what = f"ran longer than {timeout} s" if late else f"ended with {process.returncode}"
+            raise RanksFailed(
+                f"{target} on {num_ranks} ranks ({launcher}) {what}.\n"
+                + _outputs(folder, num_ranks)
+                + f"--- {launcher}\n{launcher_output[-_TAIL:]}"
+            )
+        return [_result(folder, rank) for rank in range(num_ranks)]
+
+
+def _launch_line(launcher, num_ranks):
+    # The launchers of the environment that runs the tests, whether or not it is activated.
+    bin_folder = pathlib.Path(sys.executable).parent
+    name = {"mpirun": "mpirun", "gloo": "horovodrun"}[launcher]
+    program = shutil.which(name, path=f"{bin_folder}{os.pathsep}{os.environ.get('PATH', '')}")
+    if program is None:
+        raise FileNotFoundError(f"{name} is required in {bin_folder} or on PATH")
+    if launcher == "gloo":
+        return [program, "--gloo", "-np", str(num_ranks), "-H", f"localhost:{num_ranks}"]
+    options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+    return [program, *options, "-np", str(num_ranks)]
+
+
+def _environment(env):
+    bin_folder = str(pathlib.Path(sys.executable).parent)
+    return {
+        **os.environ,
+        "PATH": bin_folder + os.pathsep + os.environ.get("PATH", ""),
+        "PYTHONPATH": str(ROOT) + os.pathsep + os.environ.get("PYTHONPATH", ""),
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        # One thread a rank: the ranks of a test share a few cores.
+        "OMP_NUM_THREADS": "1",
+        "TF_NUM_INTRAOP_THREADS": "1",
+        "TF_NUM_INTEROP_THREADS": "1",
+        **{name: str(value) for name, value in (env or {}).items()},
+    }
+
+
+def _stop(process, folder):
+    """Ends the launcher and every rank, and returns what the launcher printed."""
+    process.send_signal(signal.SIGTERM)  # lets the launcher end its ranks
+    try:
+        return process.communicate(timeout=5)[0]
+    except subprocess.TimeoutExpired:
+        pass
+    os.killpg(process.pid, signal.SIGKILL)
+    # mpirun gives each rank a process group of its own, so the ranks are ended by their pids.
+    for file in folder.glob("rank*.pid"):
+        try:
+            os.kill(int(file.read_text()), signal.SIGKILL)
+        except (ProcessLookupError, ValueError):
+            pass
+    return process.communicate()[0]
+
+
+def _outputs(folder, num_ranks):
+    parts = []
+    for rank in range(num_ranks):
+        log = folder / f"rank{rank}.log"
+        text = log.read_text(errors="replace")[-_TAIL:] if log.exists() else "(never started)\n"
+        parts.append(f"--- rank {rank}\n{text}")
+    return "".join(parts)
+
+
+def _result(folder, rank):
+    return pickle.loads((folder / f"rank{rank}.pickle").read_bytes())

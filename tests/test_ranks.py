@@ -1,0 +1,85 @@
+"""The launcher of multi-rank tests itself: results, failures and time limits."""
+
+import json
+import os
+import pathlib
+import time
+
+import pytest
+
+from tests.ranks import RanksFailed, run_ranks
+
+pytestmark = pytest.mark.ranks
+
+
+def gather_ranks(scale):
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    hvd.init()
+    gathered = hvd.allgather(tf.constant([hvd.rank() * scale]), name="ranks")
+    return {"rank": hvd.rank(), "size": hvd.size(), "gathered": gathered.numpy().tolist()}
+
+
+def fail_on_rank(rank):
+    me = int(os.environ["OMPI_COMM_WORLD_RANK"])
+    if me == rank:
+        raise ValueError(f"rank {me} cannot go on")
+    time.sleep(60)  # must be ended by the failure of the other
+
+
+def sleep_and_tell(folder, seconds):
+    me = os.environ["OMPI_COMM_WORLD_RANK"]
+    (pathlib.Path(folder) / f"pid{me}").write_text(str(os.getpid()))
+    print(f"rank {me} sleeps", flush=True)
+    time.sleep(seconds)
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "gloo"])
+def test_horovod_ranks_exchange(launcher):
+    results = run_ranks("tests.test_ranks:gather_ranks", 2, launcher=launcher, args={"scale": 10})
+    assert results == [{"rank": rank, "size": 2, "gathered": [0, 10]} for rank in range(2)]
+
+
+def test_failing_rank_stops_all_with_its_message():
+    start = time.monotonic()
+    with pytest.raises(RanksFailed, match="ValueError: rank 1 cannot go on"):
+        run_ranks("tests.test_ranks:fail_on_rank", 2, args={"rank": 1})
+    assert time.monotonic() - start < 30
+
+
+def test_time_limit_ends_every_process(tmp_path):
+    with pytest.raises(RanksFailed, match=r"longer than 4 s(.|\n)*rank 1 sleeps"):
+        run_ranks(
+            "tests.test_ranks:sleep_and_tell",
+            2,
+            args={"folder": str(tmp_path), "seconds": 300},
+            timeout=4,
+        )
+    for rank in range(2):
+        pid = int((tmp_path / f"pid{rank}").read_text())
+        deadline = time.monotonic() + 10
+        while _runs(pid) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not _runs(pid)
+
+
+def test_script_gives_its_output(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import json, os, sys\n"
+        "rank = os.environ['OMPI_COMM_WORLD_RANK']\n"
+        "print(json.dumps([rank, sys.argv[1:], os.environ['SOK_X']]))\n"
+    )
+    outputs = run_ranks(script, 2, args=["--steps", "3"], env={"SOK_X": 5})
+    assert [json.loads(text) for text in outputs] == [
+        [str(rank), ["--steps", "3"], "5"] for rank in range(2)
+    ]
+
+
+def _runs(pid):
+    try:
+        # A zombie has ended; only its parent has not asked for the status yet.
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Prints the first Python that can build this project, or one sentence that says what to install.
+set -euo pipefail
+
+probe='
+import importlib.util, os, sys, sysconfig
+if not (3, 10) <= sys.version_info[:2] <= (3, 12):
+    sys.exit("version")
+# Debian ships venv without ensurepip, which is what puts pip into an environment.
+if not all(importlib.util.find_spec(name) for name in ("venv", "ensurepip")):
+    sys.exit("venv")
+if not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")):
+    sys.exit("headers")
+print(sys.executable)  # not the name it was found by, which may be a shim of a version manager
+'
+lacks_venv="" lacks_headers=""
+for python in ${PYTHON:-python3 python3.12 python3.11 python3.10}; do
+  path=$(command -v "$python") || continue
+  if reason=$("$path" -c "$probe" 2>&1); then
+    echo "$reason"
+    exit 0
+  fi
+  case $reason in
+    venv) lacks_venv=${lacks_venv:-$path} ;;
+    headers) lacks_headers=${lacks_headers:-$path} ;;
+  esac
+done
+
+version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])'; }
+if [ -n "$lacks_venv" ]; then
+  echo "$lacks_venv cannot create environments: install its venv and ensurepip modules (Debian and Ubuntu: the package python$(version_of "$lacks_venv")-venv)." >&2
+elif [ -n "$lacks_headers" ]; then
+  echo "$lacks_headers has no C headers: install them (Debian and Ubuntu: the package python$(version_of "$lacks_headers")-dev)." >&2
+else
+  echo "Python 3.10, 3.11 or 3.12 is required and none of '${PYTHON:-python3 python3.12 python3.11 python3.10}' is one: install it, or name it with 'make PYTHON=/path/to/python'." >&2
+fi
+exit 1
