@@ -196,9 +196,9 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
     def stats(self) -> TableStats:
         """Keys, capacity, load and bytes of this rank's shard. Eager only."""
         values = native.ops().sok_table_stats(handle=self.handle).numpy()
-        kinds = TableStats.__annotations__.values()
+        fractions = ("load_factor", "mean_probe_length")
         return TableStats(
-            *(float(v) if k == "float" else int(v) for k, v in zip(kinds, values, strict=True))
+            *(v if f in fractions else int(v) for f, v in zip(TableStats._fields, values.tolist()))
         )
 
     def find(self, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
@@ -285,6 +285,10 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         if not self._trained_by_sok:
             raise NotImplementedError(_OPTIMIZER_ADVICE.format(name=self.table_name))
         raise AttributeError("_distributed_container")
+
+    def _ref(self):
+        # v1 optimizers differentiate with respect to this.
+        return self.handle
 
     def mark_trained_by_sok(self) -> None:
         """An optimizer that knows embedding variables has taken this one on."""
@@ -373,7 +377,11 @@ def as_keys(keys: Any) -> tf.Tensor:
         return tf.bitcast(keys, tf.int64)
     if keys.dtype.is_integer:
         return tf.cast(keys, tf.int64)
-    raise TypeError(f"Keys must be of an integer dtype. Received: {keys.dtype.name}")
+    raise TypeError(
+        f"Keys must be of an integer dtype. Received: {keys.dtype.name}. (A Keras model casts its "
+        "inputs to float32, which cannot hold large keys, unless it starts with "
+        "`tf.keras.Input(shape, dtype='int64')`.)"
+    )
 
 
 def _int64(keys):

@@ -25,6 +25,7 @@ REGISTER_OP("SokApplyGradients")
     .Attr("momentum: float = 0.0")
     .Attr("nesterov: bool = false")
     .Attr("lazy: bool = false")
+    .Attr("momentum_before_rate: bool = false")
     .Attr("beta_1: float = 0.9")
     .Attr("beta_2: float = 0.999")
     .Attr("epsilon: float = 1e-7")
@@ -58,6 +59,7 @@ class ApplyGradientsOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("momentum", &options_.momentum));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("nesterov", &options_.nesterov));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("lazy", &options_.lazy));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("momentum_before_rate", &options_.momentum_before_rate));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("beta_1", &options_.beta_1));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("beta_2", &options_.beta_2));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("epsilon", &options_.epsilon));

@@ -19,7 +19,6 @@ absl::Status FeatureAttrs::Init(tensorflow::OpKernelConstruction* ctx) {
     for (const std::string& name : combiners) combiners_.push_back(ParseCombiner(name));
   }));
   limits_.resize(dims_.size());
-  table_names_.resize(dims_.size());
   if (ctx->HasAttr("table_names")) {
     std::vector<int64_t> max_hotness, key_limits, multiples;
     TF_RETURN_IF_ERROR(ctx->GetAttr("table_names", &table_names_));
@@ -35,6 +34,8 @@ absl::Status FeatureAttrs::Init(tensorflow::OpKernelConstruction* ctx) {
     }
     for (size_t i = 0; i < dims_.size(); ++i)
       limits_[i] = {max_hotness[i], key_limits[i], multiples[i]};
+  } else {
+    table_names_.resize(dims_.size());
   }
   if (combiners_.size() != dims_.size() || table_names_.size() != dims_.size()) {
     return absl::InvalidArgumentError(absl::StrCat(

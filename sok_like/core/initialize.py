@@ -94,8 +94,13 @@ def _agree_on_seed(communicator, seed):
                 tf.equal(mine, agreed),
                 tf.no_op,
                 lambda: tf.print(
-                    "sok.Init: `seed` must be the same on all ranks. Received:", mine, "on rank",
-                    communicator.rank, "and", agreed, "on rank 0; rank 0's is used.",
+                    "sok.Init: `seed` must be the same on all ranks. Received:",
+                    mine,
+                    "on rank",
+                    communicator.rank,
+                    "and",
+                    agreed,
+                    "on rank 0; rank 0's is used.",
                 ),
             )
         else:

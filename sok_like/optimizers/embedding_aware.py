@@ -1,0 +1,205 @@
+"""Stock optimizers that also train embedding variables.
+
+`embedding_aware(cls)` is a subclass of a stock optimizer class. It takes the embedding variables
+out of what the stock class is given, updates them by the core's fused rule, and leaves everything
+else to the stock class, whose ordinary gradients it averages over ranks first. One subclass for each of
+the three families: Keras 3, tf_keras, tf.compat.v1.train.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like import comm
+from sok_like.optimizers.rules import OptimizerRule, rule_of
+from sok_like.variable import is_embedding_variable, unwrap
+
+
+def split(pairs: Iterable[tuple[Any, Any]]) -> tuple[list, list]:
+    """(gradient, variable) pairs of embedding variables, unwrapped, and the others."""
+    embedding, other = [], []
+    for gradient, variable in pairs:
+        if is_embedding_variable(variable):
+            embedding.append((gradient, unwrap(variable)))
+        else:
+            other.append((gradient, variable))
+    return embedding, other
+
+
+class _EmbeddingAware:
+    """What the families share. The state is in `_sok_*` attributes."""
+
+    _sok_lazy = False
+    _sok_average = True
+    _sok_only_embeddings = False
+
+    @property
+    def embedding_rule(self) -> OptimizerRule:
+        """The core's rule for the optimizer's present settings."""
+        rule = rule_of(self)
+        if not self._sok_lazy:
+            return rule
+        if rule.rule == "adam":
+            return rule.replace("lazy_adam")
+        return rule.replace(lazy=True) if rule.rule == "momentum" else rule
+
+    def _sok_take(self, variables):
+        """Marks embedding variables as taken on; returns the others."""
+        others = []
+        for variable in variables:
+            if is_embedding_variable(variable):
+                unwrap(variable).mark_trained_by_sok()
+            elif self._sok_only_embeddings:
+                raise ValueError(
+                    f"{type(self).__name__} trains embedding variables only; "
+                    "sok.tf.keras.optimizers.Adam trains both kinds. "
+                    f"Received: {variable!r}"
+                )
+            else:
+                others.append(variable)
+        return others
+
+    def _sok_update(self, pairs, learning_rate, step):
+        """Fused updates of (gradient, EmbeddingVariable) pairs; returns their ops in a graph."""
+        updates = []
+        for gradient, variable in pairs:
+            if gradient is None:
+                continue
+            rule = self.embedding_rule
+            if not _decays(self, variable):
+                rule = rule.replace(weight_decay=0.0)
+            updates.append(rule.apply(variable, gradient, learning_rate, step))
+        return updates
+
+    def _sok_averaged(self, pairs):
+        """Ordinary pairs with gradients averaged over ranks."""
+        if not self._sok_average or not comm.is_initialized() or comm.current().world_size == 1:
+            return pairs
+        gradients = comm.current().average([g for g, _ in pairs], "sok_gradients")
+        return [(g, v) for g, (_, v) in zip(gradients, pairs, strict=True)]
+
+
+def _decays(optimizer, variable):
+    if not getattr(optimizer, "weight_decay", None):
+        return False
+    return optimizer._use_weight_decay(variable)
+
+
+class _Keras3(_EmbeddingAware):
+    def build(self, variables):
+        self._sok_trainable = list(variables)
+        super().build(self._sok_take(variables))
+
+    def apply(self, grads, trainable_variables=None):
+        grads = list(grads)
+        if trainable_variables is None:
+            trainable_variables = getattr(self, "_sok_trainable", None)
+            if trainable_variables is None or len(trainable_variables) != len(grads):
+                return super().apply(grads)  # raises Keras' own sentence
+        trainable_variables = list(trainable_variables)
+        if not self.built:
+            self.build(trainable_variables)
+        for variable in self._sok_take(trainable_variables):
+            self._check_variables_are_known([variable])
+        embedding, other = split(zip(grads, trainable_variables, strict=True))
+        if self.loss_scale_factor is not None:
+            embedding = [(_divide(g, self.loss_scale_factor), v) for g, v in embedding]
+        self._sok_update(embedding, self.learning_rate, self._iterations + 1)
+        other = [(g, v) for g, v in self._sok_averaged(other) if g is not None]
+        if other:
+            super().apply(*zip(*other, strict=True))
+        else:
+            self._iterations.assign_add(1)
+
+
+def _divide(gradient, scale):
+    if gradient is None:
+        return None
+    return tf.IndexedSlices(gradient.values / scale, gradient.indices, gradient.dense_shape)
+
+
+class _TfKeras(_EmbeddingAware):
+    def build(self, var_list):
+        super().build(self._sok_take(var_list))
+
+    def apply_gradients(
+        self, grads_and_vars, name=None, skip_gradients_aggregation=False, **kwargs
+    ):
+        aggregate = kwargs.pop("experimental_aggregate_gradients", True)
+        aggregate = aggregate and not skip_gradients_aggregation
+        pairs = list(grads_and_vars)
+        with tf.init_scope():
+            self.build([v for _, v in pairs])
+        embedding, other = split(pairs)
+        self._sok_update(embedding, self._sok_learning_rate(), self.iterations + 1)
+        other = self._sok_averaged(other) if aggregate else other
+        other = [(g, v) for g, v in other if g is not None]
+        if not other:
+            return self.iterations.assign_add(1)
+        return super().apply_gradients(other, name, skip_gradients_aggregation, **kwargs)
+
+    def _sok_learning_rate(self):
+        rate = self._learning_rate
+        if isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
+            return rate(self.iterations)
+        return rate
+
+
+class _V1(_EmbeddingAware):
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        pairs = list(grads_and_vars)
+        self._sok_take([v for _, v in pairs])
+        embedding, other = split(pairs)
+        if not any(g is not None for g, _ in pairs):
+            return super().apply_gradients(pairs, global_step, name)  # raises TF's own sentence
+        rate = getattr(self, "_lr", None)
+        rate = self._call_if_callable(self._learning_rate if rate is None else rate)
+        counter = self._sok_counter()
+        step = counter.read_value() + 1
+        updates = self._sok_update(embedding, rate, step)
+        if any(g is not None for g, _ in other):
+            updates.append(super().apply_gradients(self._sok_averaged(other), None))
+        updates = [op for op in updates if op is not None]
+        with tf.control_dependencies([*updates, step] if not tf.executing_eagerly() else []):
+            updates = [counter.assign_add(1)]
+            if global_step is not None:
+                updates.append(global_step.assign_add(tf.ones([], global_step.dtype)))
+            return tf.group(*updates, name=name or self.get_name())
+
+    def _sok_counter(self):
+        """Steps taken, int64: one variable a graph, as the optimizer's beta powers are."""
+        counters = self.__dict__.setdefault("_sok_counters", {})
+        with tf.init_scope():
+            key = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+            if key not in counters:
+                counters[key] = tf.Variable(
+                    0, dtype=tf.int64, trainable=False, name=f"{self.get_name()}/steps"
+                )
+        return counters[key]
+
+
+@functools.cache
+def embedding_aware(cls: type) -> type:
+    """A subclass of the stock optimizer class `cls` that also trains embedding variables.
+
+    Raises:
+        TypeError: `cls` belongs to none of the three families.
+    """
+    if issubclass(cls, _EmbeddingAware):
+        return cls
+    if issubclass(cls, tf.compat.v1.train.Optimizer):
+        family = _V1
+    elif any(base.__module__.startswith("keras.src.optimizers") for base in cls.__mro__):
+        family = _Keras3
+    elif any(base.__module__ == "tf_keras.src.optimizers.optimizer" for base in cls.__mro__):
+        family = _TfKeras
+    else:
+        raise TypeError(
+            "An optimizer of Keras 3, tf_keras (not its legacy ones) or tf.compat.v1.train is "
+            f"required. Received: {cls.__module__}.{cls.__qualname__}"
+        )
+    return type(f"EmbeddingAware{cls.__name__}", (family, cls), {"__module__": __name__})

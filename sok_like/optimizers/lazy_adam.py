@@ -1,0 +1,73 @@
+"""LazyAdam: Adam that moves only the rows of the batch."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from sok_like.optimizers.adam import Adam
+from sok_like.optimizers.embedding_aware import embedding_aware
+
+
+@tf.keras.utils.register_keras_serializable("sok_like")
+class LazyAdam(Adam):
+    """`sok.tf.keras.optimizers.Adam` with the update of `LazyAdamOptimizer`, for Keras' `compile`.
+
+    Ordinary variables follow Keras' Adam; rows of embedding variables move only when they are in
+    the batch.
+    """
+
+    _sok_lazy = True
+
+
+class LazyAdamOptimizer(embedding_aware(tf.compat.v1.train.AdamOptimizer)):  # type: ignore[misc]
+    """Adam that touches only the rows a gradient names; the optimizer of TF 1's `tf.contrib.opt`.
+
+    For an absent row neither moments nor weights change, where Adam would decay the moments and go
+    on moving the row. Dense gradients follow Adam. The bias correction counts every step.
+
+    Args:
+        learning_rate: Number, tensor or callable.
+        beta1, beta2, epsilon: As `tf.compat.v1.train.AdamOptimizer` (0.9, 0.999, 1e-8).
+        use_locking: Locks ordinary variables during their update.
+        name: Name of the optimizer.
+    """
+
+    _sok_lazy = True
+
+    def __init__(
+        self,
+        learning_rate=0.001,
+        beta1=0.9,
+        beta2=0.999,
+        epsilon=1e-8,
+        use_locking=False,
+        name="LazyAdam",
+    ):
+        super().__init__(learning_rate, beta1, beta2, epsilon, use_locking, name)
+
+    def _apply_sparse(self, grad, var):
+        return self._lazy_update(grad.values, var, grad.indices)
+
+    def _resource_apply_sparse(self, grad, var, indices):
+        return self._lazy_update(grad, var, indices)
+
+    def _lazy_update(self, grad, var, indices):
+        """Adam's formula on rows `indices` of an ordinary variable; indices do not repeat."""
+        beta1_power, beta2_power = (
+            tf.cast(power, var.dtype.base_dtype) for power in self._get_beta_accumulators()
+        )
+        rate = tf.cast(self._lr_t, var.dtype.base_dtype)
+        beta1 = tf.cast(self._beta1_t, var.dtype.base_dtype)
+        beta2 = tf.cast(self._beta2_t, var.dtype.base_dtype)
+        epsilon = tf.cast(self._epsilon_t, var.dtype.base_dtype)
+        alpha = rate * tf.sqrt(1 - beta2_power) / (1 - beta1_power)
+        momentum, velocity = self.get_slot(var, "m"), self.get_slot(var, "v")
+        m = beta1 * tf.gather(momentum, indices) + (1 - beta1) * grad
+        v = beta2 * tf.gather(velocity, indices) + (1 - beta2) * tf.square(grad)
+        with tf.control_dependencies([m, v]):
+            updates = [
+                momentum.scatter_update(tf.IndexedSlices(m, indices)),
+                velocity.scatter_update(tf.IndexedSlices(v, indices)),
+                var.scatter_sub(tf.IndexedSlices(alpha * m / (tf.sqrt(v) + epsilon), indices)),
+            ]
+        return tf.group(*updates)

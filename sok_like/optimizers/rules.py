@@ -1,0 +1,207 @@
+"""Which update a stock optimizer means, as the core's rule.
+
+A rule is the name and the fixed numbers of one update formula. Reading it off a stock optimizer
+either gives exactly that optimizer's meaning on a dense variable, or raises:
+
+    Keras 3, tf_keras          SGD, Adagrad, Adam, AdamW, Ftrl, with schedules, weight decay and
+                               clipvalue
+    tf.compat.v1.train         GradientDescent, Momentum, Adagrad, Adam, Ftrl
+
+Two meanings need saying. Adam and Keras' momentum move rows that are not in the batch, and so does
+the core (it catches such a row up when it is next read). FTRL is TF's sparse FTRL: rows that are not
+in the batch stay; Keras 3's dense formula would set every row to zero at the first step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like import native
+from sok_like.variable import EmbeddingVariable
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerRule:
+    """Attributes of the op `SokApplyGradients`; see cpp/core/optimizer.h for the formulas."""
+
+    rule: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def replace(self, rule: str | None = None, **options: Any) -> OptimizerRule:
+        """This rule under another name or with other options."""
+        return OptimizerRule(rule or self.rule, tuple({**dict(self.options), **options}.items()))
+
+    def apply(
+        self,
+        variable: EmbeddingVariable,
+        gradient: tf.IndexedSlices,
+        learning_rate: Any,
+        step: Any,
+    ) -> Any:
+        """One update of the rows in `gradient`.
+
+        Args:
+            gradient: Values `[num_keys, embedding_dim]`, indices int64 keys; equal keys are summed.
+            learning_rate: Scalar.
+            step: Scalar, counting from 1.
+
+        Returns:
+            Nothing when eager; the op in a graph.
+        """
+        if not isinstance(gradient, tf.IndexedSlices):
+            raise TypeError(
+                "The gradient of an EmbeddingVariable must be tf.IndexedSlices of keys. "
+                f"Received: {gradient!r} (table '{variable.table_name}')"
+            )
+        return native.ops().sok_apply_gradients(
+            handle=variable.handle,
+            keys=tf.cast(gradient.indices, tf.int64),
+            grads=tf.cast(gradient.values, tf.float32),
+            learning_rate=tf.cast(learning_rate, tf.float32),
+            step=tf.cast(step, tf.int64),
+            rule=self.rule,
+            **dict(self.options),
+        )
+
+
+def rule_of(optimizer: Any) -> OptimizerRule:
+    """The rule that a stock optimizer stands for.
+
+    Raises:
+        ValueError: it is none of those above, or has a setting that a row cannot honour by itself
+            (a norm over the whole gradient, an average of weights).
+    """
+    for cls in type(optimizer).__mro__:
+        if cls.__module__.split(".")[0] in ("keras", "tf_keras") and cls.__name__ in _KERAS:
+            _check_keras_settings(optimizer)
+            return _KERAS[cls.__name__](optimizer).replace(
+                weight_decay=optimizer.weight_decay or 0.0,
+                clip_value=optimizer.clipvalue or 0.0,
+            )
+        if cls.__module__.startswith("tensorflow.python.training") and cls.__name__ in _V1:
+            return _V1[cls.__name__](optimizer)
+    raise ValueError(
+        f"sok.OptimizerWrapper knows Keras' {', '.join(_KERAS)} and tf.compat.v1.train's "
+        f"{', '.join(_V1)}. Received: {type(optimizer).__module__}.{type(optimizer).__qualname__}"
+    )
+
+
+def _check_keras_settings(optimizer):
+    refused = {
+        "clipnorm": "the norm of a gradient that is spread over ranks",
+        "global_clipnorm": "a norm over the whole model",
+        "use_ema": "a moving average of every row",
+        "gradient_accumulation_steps": "gradients of several steps held back",
+        "adaptive_epsilon": "an epsilon of its own for every step",
+    }
+    for setting, why in refused.items():
+        if getattr(optimizer, setting, None):
+            raise ValueError(
+                f"An embedding variable cannot honour `{setting}`, {why}. "
+                f"Received: {setting}={getattr(optimizer, setting)!r} on {optimizer.name}; leave it "
+                "out, or train embedding variables with an optimizer of their own "
+                "(sok.split_embedding_variable_from_others)."
+            )
+
+
+def _rule(name, **options):
+    return OptimizerRule(name, tuple(options.items()))
+
+
+def _keras_sgd(o):
+    if not o.momentum:
+        return _rule("sgd")
+    return _rule("momentum", momentum=float(o.momentum), nesterov=bool(o.nesterov))
+
+
+def _keras_adagrad(o):
+    return _rule(
+        "adagrad",
+        initial_accumulator=float(o.initial_accumulator_value),
+        epsilon=float(o.epsilon),
+    )
+
+
+def _keras_adam(o):
+    return _rule(
+        "adam",
+        beta_1=float(o.beta_1),
+        beta_2=float(o.beta_2),
+        epsilon=float(o.epsilon),
+        amsgrad=bool(o.amsgrad),
+    )
+
+
+def _keras_ftrl(o):
+    return _rule(
+        "ftrl",
+        learning_rate_power=float(o.learning_rate_power),
+        initial_accumulator=float(o.initial_accumulator_value),
+        l1=float(o.l1_regularization_strength),
+        l2=float(o.l2_regularization_strength),
+        l2_shrinkage=float(o.l2_shrinkage_regularization_strength),
+        beta=float(o.beta),
+    )
+
+
+def _v1_momentum(o):
+    return _rule(
+        "momentum",
+        momentum=_number(o, "_momentum"),
+        nesterov=bool(o._use_nesterov),
+        lazy=True,  # its sparse kernel leaves other rows alone
+        momentum_before_rate=True,
+    )
+
+
+def _v1_adam(o):
+    return _rule(
+        "adam",
+        beta_1=_number(o, "_beta1"),
+        beta_2=_number(o, "_beta2"),
+        epsilon=_number(o, "_epsilon"),
+    )
+
+
+def _v1_ftrl(o):
+    return _rule(
+        "ftrl",
+        learning_rate_power=_number(o, "_learning_rate_power"),
+        initial_accumulator=_number(o, "_initial_accumulator_value"),
+        l1=_number(o, "_l1_regularization_strength"),
+        l2=_number(o, "_l2_regularization_strength"),
+        l2_shrinkage=_number(o, "_l2_shrinkage_regularization_strength"),
+        beta=_number(o, "_beta") if getattr(o, "_beta", None) is not None else 0.0,
+    )
+
+
+def _number(optimizer, attribute):
+    value = getattr(optimizer, attribute)
+    value = value() if callable(value) else value
+    if not isinstance(value, (int, float)):
+        raise ValueError(
+            f"`{attribute.lstrip('_')}` must be a number, fixed for the whole training. "
+            f"Received: {value!r}"
+        )
+    return float(value)
+
+
+_KERAS = {
+    "SGD": _keras_sgd,
+    "Adagrad": _keras_adagrad,
+    "Adam": _keras_adam,
+    "AdamW": _keras_adam,
+    "Ftrl": _keras_ftrl,
+}
+_V1 = {
+    "GradientDescentOptimizer": lambda o: _rule("sgd"),
+    "MomentumOptimizer": _v1_momentum,
+    "AdagradOptimizer": lambda o: _rule(
+        "adagrad", initial_accumulator=_number(o, "_initial_accumulator_value"), epsilon=0.0
+    ),
+    "AdamOptimizer": _v1_adam,
+    "FtrlOptimizer": _v1_ftrl,
+}

@@ -1,0 +1,41 @@
+"""`sok.OptimizerWrapper`: a stock optimizer that also trains embedding variables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sok_like.optimizers.embedding_aware import embedding_aware
+from sok_like.optimizers.rules import rule_of
+
+
+def OptimizerWrapper(  # noqa: N802 (published name)
+    optimizer: Any, *, lazy: bool = False, average_dense_gradients: bool = True
+) -> Any:
+    """The same optimizer, able to train a model's embedding and ordinary variables together.
+
+    Embedding variables are updated by the fused rule that has the optimizer's exact meaning
+    (`sok_like.optimizers.rules` lists which), ordinary ones by the optimizer itself, with their
+    gradients averaged over ranks. For `model.compile`, a loop with a tape, or a v1 graph alike.
+
+    Args:
+        optimizer: SGD, Adagrad, Adam, AdamW or Ftrl of Keras 3 or tf_keras; GradientDescent,
+            Momentum, Adagrad, Adam or Ftrl of `tf.compat.v1.train`.
+        lazy: Adam and momentum move only the rows of the batch, as a LazyAdam does, and not every
+            row that still has momentum.
+        average_dense_gradients: False where something else already averages them over ranks.
+
+    Returns:
+        A view of `optimizer` of a subclass of its class; both share all state, so that a change of
+        the learning rate on one is seen by the other.
+
+    Raises:
+        TypeError: `optimizer` is no optimizer of these families.
+        ValueError: an optimizer or a setting that embedding variables cannot follow exactly.
+    """
+    cls = embedding_aware(type(optimizer))
+    rule_of(optimizer)  # a setting that cannot be honoured is refused now, not in the first step
+    view = object.__new__(cls)
+    view.__dict__ = optimizer.__dict__
+    view.__dict__["_sok_lazy"] = lazy
+    view.__dict__["_sok_average"] = average_dense_gradients
+    return view

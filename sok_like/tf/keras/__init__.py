@@ -1,0 +1,3 @@
+"""Holds `optimizers`."""
+
+from sok_like.tf.keras import optimizers as optimizers
