@@ -1,0 +1,12 @@
+// What differs between the compilers that build the core: host compilers and nvcc.
+#ifndef SOK_CORE_PLATFORM_H_
+#define SOK_CORE_PLATFORM_H_
+
+// Marks a function that host and device code share.
+#ifdef __CUDACC__
+#define SOK_HD __host__ __device__
+#else
+#define SOK_HD
+#endif
+
+#endif  // SOK_CORE_PLATFORM_H_
