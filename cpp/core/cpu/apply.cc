@@ -44,21 +44,21 @@ inline void UpdateRow(const RowWiseAdagradRule& rule, const float* __restrict gr
   const int64_t dim = kDim > 0 ? kDim : variable_dim;
   // Eight partial sums: one order of summation whatever the vector width.
   float partial[8] = {};
-  int64_t d = 0;
-  for (; d + 8 <= dim; d += 8) {
+  const int64_t whole = dim - dim % 8;
+  for (int64_t d = 0; d < whole; d += 8) {
     for (int64_t j = 0; j < 8; ++j) {
       const float g = Clip(grad[d + j], clip_value);
       partial[j] += g * g;
     }
   }
-  for (; d < dim; ++d) {
-    const float g = Clip(grad[d], clip_value);
-    partial[d % 8] += g * g;
+  for (int64_t j = 0; j < dim - whole; ++j) {
+    const float g = Clip(grad[whole + j], clip_value);
+    partial[j] += g * g;
   }
   float sum = 0.0f;
   for (float p : partial) sum += p;
   const float rate = rule.Rate(sum, row, dim);
-  for (d = 0; d < dim; ++d) row[d] -= rate * Clip(grad[d], clip_value);
+  for (int64_t d = 0; d < dim; ++d) row[d] -= rate * Clip(grad[d], clip_value);
 }
 
 template <int64_t kDim, typename Rule>
