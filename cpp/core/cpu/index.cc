@@ -1,0 +1,111 @@
+#include "cpp/core/cpu/index.h"
+
+#include <algorithm>
+
+namespace sok {
+
+const Bucket Index::kNoKeys = {};
+
+void Index::MakeRoom(int64_t num_keys) {
+  if (HasRoom(num_keys)) return;
+  int64_t num_buckets = this->num_buckets();
+  if (num_buckets == 0) {
+    num_buckets = 1;
+  } else if (size_ + num_keys > num_buckets * kBucketSlots / 4 * 3) {
+    // Rehashing at the same size pays only if it frees a good part of the slots: at 3/4 one in
+    // eight, so that a table where keys come and go is not rehashed at every insert.
+    num_buckets *= 2;
+  }
+  while (size_ + num_keys > MaxUsed(num_buckets)) num_buckets *= 2;
+  Rehash(num_buckets);
+}
+
+void Index::Rehash(int64_t num_buckets) {
+  Memory memory(static_cast<size_t>(num_buckets) * sizeof(Bucket), false);
+  Bucket* const buckets = static_cast<Bucket*>(memory.data());
+  const uint64_t mask = static_cast<uint64_t>(num_buckets) - 1;
+  ForEach([buckets, mask](uint64_t key, uint32_t row) {
+    const uint64_t hash = HashKey(key);
+    uint64_t b = HashBucket(hash) & mask;
+    uint32_t empty;
+    while ((empty = Digests(buckets[b].digests).Match(kEmptyDigest)) == 0) b = (b + 1) & mask;
+    const int slot = __builtin_ctz(empty);
+    buckets[b].digests[slot] = HashDigest(hash);
+    buckets[b].keys[slot] = key;
+    buckets[b].rows[slot] = row;
+  });
+  memory_ = std::move(memory);  // the old array is freed as `memory` goes
+  buckets_ = buckets;
+  mask_ = mask;
+  erased_ = 0;
+}
+
+uint32_t Index::FindOrInsert(uint64_t hash, uint64_t key, uint32_t row) noexcept {
+  const uint8_t digest = HashDigest(hash);
+  Bucket* bucket = const_cast<Bucket*>(Home(hash));
+  Bucket* free_bucket = nullptr;
+  int free_slot = 0;
+  for (;;) {
+    const Digests digests(bucket->digests);
+    for (uint32_t match = digests.Match(digest); match != 0; match &= match - 1) {
+      const int slot = __builtin_ctz(match);
+      if (bucket->keys[slot] == key) return bucket->rows[slot];
+    }
+    const uint32_t empty = digests.Match(kEmptyDigest);
+    if (free_bucket == nullptr) {
+      const uint32_t free = empty | (erased_ == 0 ? 0 : digests.Match(kErasedDigest));
+      if (free != 0) {
+        free_bucket = bucket;
+        free_slot = __builtin_ctz(free);
+      }
+    }
+    if (empty != 0) break;
+    bucket = const_cast<Bucket*>(Next(bucket));
+  }
+  if (free_bucket->digests[free_slot] == kErasedDigest) --erased_;
+  free_bucket->digests[free_slot] = digest;
+  free_bucket->keys[free_slot] = key;
+  free_bucket->rows[free_slot] = row;
+  ++size_;
+  return row;
+}
+
+uint32_t Index::Erase(uint64_t hash, uint64_t key) noexcept {
+  const uint8_t digest = HashDigest(hash);
+  Bucket* bucket = const_cast<Bucket*>(Home(hash));
+  for (;;) {
+    const Digests digests(bucket->digests);
+    const uint32_t empty = digests.Match(kEmptyDigest);
+    for (uint32_t match = digests.Match(digest); match != 0; match &= match - 1) {
+      const int slot = __builtin_ctz(match);
+      if (bucket->keys[slot] != key) continue;
+      bucket->digests[slot] = empty != 0 ? kEmptyDigest : kErasedDigest;
+      if (empty == 0) ++erased_;
+      --size_;
+      return bucket->rows[slot];
+    }
+    if (empty != 0) return kMissing;
+    bucket = const_cast<Bucket*>(Next(bucket));
+  }
+}
+
+void Index::Clear() noexcept {
+  memory_.Free();
+  buckets_ = const_cast<Bucket*>(&kNoKeys);
+  mask_ = 0;
+  size_ = 0;
+  erased_ = 0;
+}
+
+void Index::AddProbeLengths(int64_t* total, int64_t* longest) const {
+  for (int64_t b = 0; b < num_buckets(); ++b) {
+    for (uint32_t used = Used(buckets_[b]); used != 0; used &= used - 1) {
+      const uint64_t home = HashBucket(HashKey(buckets_[b].keys[__builtin_ctz(used)])) & mask_;
+      const int64_t length = static_cast<int64_t>((static_cast<uint64_t>(b) - home) & mask_) + 1;
+      *total += length;
+      *longest = std::max(*longest, length);
+    }
+  }
+}
+
+}  // namespace sok

@@ -1,0 +1,67 @@
+#include "cpp/core/cpu/memory.h"
+
+#include <cstdint>
+#include <cstring>
+#include <new>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace sok {
+namespace {
+
+// Below this the heap serves better: no system call, no rounding to pages.
+constexpr size_t kMapFrom = size_t{64} << 10;
+constexpr size_t kPageBytes = 4096;
+
+#if defined(__linux__)
+size_t RoundUp(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+void* Map(size_t bytes, bool huge) {
+  const size_t slack = huge ? kHugePageBytes - kPageBytes : 0;
+  void* const base = mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED) return nullptr;
+  if (!huge) return base;
+  char* const begin = static_cast<char*>(base);
+  const size_t head =
+      (kHugePageBytes - reinterpret_cast<uintptr_t>(base) % kHugePageBytes) % kHugePageBytes;
+  if (head > 0) munmap(begin, head);
+  if (slack > head) munmap(begin + head + bytes, slack - head);
+  madvise(begin + head, bytes, MADV_HUGEPAGE);  // advice: small pages serve if it is refused
+  return begin + head;
+}
+#endif
+
+}  // namespace
+
+Memory::Memory(size_t bytes, bool huge) : bytes_(bytes) {
+  if (bytes == 0) return;
+#if defined(__linux__)
+  if (huge || bytes >= kMapFrom) {
+    bytes_ = RoundUp(bytes, kPageBytes);
+    data_ = Map(bytes_, huge);
+    mapped_ = data_ != nullptr;
+    if (mapped_) return;
+  }
+#endif
+  data_ = ::operator new(bytes_, std::align_val_t{64});
+  std::memset(data_, 0, bytes_);
+}
+
+void Memory::Free() noexcept {
+#if defined(__linux__)
+  if (mapped_) {
+    munmap(data_, bytes_);
+  } else
+#endif
+      if (data_ != nullptr) {
+    ::operator delete(data_, std::align_val_t{64});
+  }
+  data_ = nullptr;
+  bytes_ = 0;
+  mapped_ = false;
+}
+
+}  // namespace sok

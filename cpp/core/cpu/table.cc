@@ -1,0 +1,353 @@
+// Lookup, and the whole calls of CpuTable that are made of it.
+#include "cpp/core/cpu/table.h"
+
+#include <algorithm>
+#include <mutex>
+#include <stdexcept>
+
+#include "cpp/core/cpu/table_impl.h"
+
+namespace sok {
+namespace {
+
+// Keys in flight at a time: enough to cover the latency of memory, few enough to stay in L1.
+constexpr int kBlock = 64;
+// Below this a range is not worth another thread.
+constexpr int64_t kReadGrain = 2048;
+
+using SharedLock = std::shared_lock<std::shared_mutex>;
+using ExclusiveLock = std::unique_lock<std::shared_mutex>;
+
+void PrefetchRow(const float* row, int64_t dim) {
+  // Beyond a few lines the hardware has seen the pattern.
+  const int64_t floats = std::min<int64_t>(dim, 64);
+  for (int64_t c = 0; c < floats; c += 16) __builtin_prefetch(row + c);
+}
+
+// Sizes that are known to the compiler become a few vector moves instead of a call.
+void CopyFloats(const float* from, int64_t n, float* to) {
+  switch (n) {
+    case 8:
+      std::memcpy(to, from, 8 * sizeof(float));
+      return;
+    case 16:
+      std::memcpy(to, from, 16 * sizeof(float));
+      return;
+    case 32:
+      std::memcpy(to, from, 32 * sizeof(float));
+      return;
+    default:
+      std::memcpy(to, from, static_cast<size_t>(n) * sizeof(float));
+  }
+}
+
+const TableOptions& Validated(const TableOptions& options) {
+  options.Validate();
+  return options;
+}
+
+void CheckBatch(int64_t num_keys, const TableOptions& options) {
+  if (num_keys < 0 || num_keys >= int64_t{kNoRow}) {
+    throw std::invalid_argument("A batch must have between 0 and 2^32 - 2 keys. Received: " +
+                                std::to_string(num_keys) + " (table '" + options.name + "')");
+  }
+}
+
+}  // namespace
+
+CpuTable::Impl::Impl(const TableOptions& table_options)
+    : options(Validated(table_options)),
+      initializer(MakeInitializer(options.initializer, options.seed,
+                                  HashName(options.name.data(), options.name.size()), options.dim)),
+      arena(new Arena(options.dim)) {
+  if (!options.use_hashtable) {
+    present = Memory(static_cast<size_t>((options.max_capacity + 63) / 64) * 8, false);
+    size = options.max_capacity;
+  }
+}
+
+std::string CpuTable::Impl::KeyText(uint64_t key) const {
+  const bool is_signed = options.key_type == KeyType::kInt64 || options.key_type == KeyType::kInt32;
+  return is_signed ? std::to_string(static_cast<int64_t>(key)) : std::to_string(key);
+}
+
+uint32_t CpuTable::Impl::DirectRow(uint64_t key) const {
+  const uint64_t world_size = static_cast<uint64_t>(options.world_size);
+  const uint64_t end = static_cast<uint64_t>(options.max_capacity) * world_size;
+  if (key < end && key % world_size == static_cast<uint64_t>(options.rank)) {
+    return static_cast<uint32_t>(key / world_size);
+  }
+  throw std::out_of_range("Without a hashtable, keys must be in [0, " + std::to_string(end) +
+                          ") with key % " + std::to_string(world_size) +
+                          " == " + std::to_string(options.rank) + ". Received: key " +
+                          KeyText(key) + " (table '" + options.name + "')");
+}
+
+// Three passes over a block, so that the cache misses of its keys overlap: ask for the digests,
+// then for the candidates' keys and row numbers, then compare.
+void CpuTable::Impl::FindRange(const uint64_t* keys, int64_t num_keys, uint32_t* rows) const {
+  if (!options.use_hashtable) {
+    for (int64_t i = 0; i < num_keys; ++i) {
+      const uint32_t row = DirectRow(keys[i]);
+      rows[i] = IsPresent(row) ? row : kNoRow;
+    }
+    return;
+  }
+  uint64_t hashes[kBlock];
+  const Bucket* homes[kBlock];
+  for (int64_t begin = 0; begin < num_keys; begin += kBlock) {
+    const int n = static_cast<int>(std::min<int64_t>(kBlock, num_keys - begin));
+    for (int i = 0; i < n; ++i) {
+      hashes[i] = HashKey(keys[begin + i]);
+      homes[i] = shards[HashShard(hashes[i])].Home(hashes[i]);
+      __builtin_prefetch(homes[i]);
+    }
+    for (int i = 0; i < n; ++i) {
+      const uint32_t match = Digests(homes[i]->digests).Match(HashDigest(hashes[i]));
+      const int slot = match != 0 ? __builtin_ctz(match) : 0;
+      __builtin_prefetch(&homes[i]->keys[slot]);
+      __builtin_prefetch(&homes[i]->rows[slot]);
+    }
+    for (int i = 0; i < n; ++i) {
+      rows[begin + i] = shards[HashShard(hashes[i])].FindFrom(homes[i], hashes[i], keys[begin + i]);
+    }
+  }
+}
+
+void CpuTable::Impl::CopyOut(uint32_t row_number, bool pending, float* out) const {
+  const float* const row = arena->Row(row_number);
+  if (pending) {
+    catch_up->Read(row, out);
+  } else {
+    CopyFloats(row, options.dim, out);
+  }
+}
+
+void CpuTable::Impl::ReadInitialRows(const uint64_t* keys, int64_t num_keys,
+                                     float* const* rows) const {
+  InitialRows(initializer, keys, num_keys, options.dim, rows);
+  if (!Pending()) return;
+  std::vector<float> row(static_cast<size_t>(options.dim) + slot_initial.size());
+  std::copy(slot_initial.begin(), slot_initial.end(), row.begin() + options.dim);
+  for (int64_t i = 0; i < num_keys; ++i) {
+    CopyFloats(rows[i], options.dim, row.data());
+    catch_up->Read(row.data(), rows[i]);
+  }
+}
+
+int64_t CpuTable::Impl::ReadRange(const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers,
+                                  float* rows) const {
+  const bool pending = Pending();
+  const int64_t dim = options.dim;
+  int64_t num_missing = 0;
+  const auto copy_block = [&](int64_t begin, int64_t end) {
+    uint64_t missing_keys[kBlock];
+    float* missing_rows[kBlock];
+    int n = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      float* const out = rows + i * dim;
+      if (row_numbers[i] != kNoRow) {
+        CopyOut(row_numbers[i], pending, out);
+      } else {
+        missing_keys[n] = keys[i];
+        missing_rows[n++] = out;
+      }
+    }
+    if (n > 0) ReadInitialRows(missing_keys, n, missing_rows);
+    num_missing += n;
+  };
+  // The rows of a block are on their way while the next block is looked up.
+  int64_t copied = 0;
+  for (int64_t begin = 0; begin < num_keys; begin += kBlock) {
+    const int64_t end = std::min(num_keys, begin + kBlock);
+    FindRange(keys + begin, end - begin, row_numbers + begin);
+    for (int64_t i = begin; i < end; ++i) {
+      if (row_numbers[i] != kNoRow) PrefetchRow(arena->Row(row_numbers[i]), dim);
+    }
+    if (begin > 0) copy_block(copied, begin);
+    copied = begin;
+  }
+  if (num_keys > 0) copy_block(copied, num_keys);
+  return num_missing;
+}
+
+CpuTable::CpuTable(const TableOptions& options) : impl_(new Impl(options)) {
+  InlineExecutor inline_executor;
+  if (options.initial_capacity > 0) Reserve(inline_executor, options.initial_capacity);
+}
+
+CpuTable::~CpuTable() = default;
+
+const TableOptions& CpuTable::options() const { return impl_->options; }
+int64_t CpuTable::dim() const { return impl_->options.dim; }
+int64_t CpuTable::size() const { return impl_->size; }
+std::shared_mutex& CpuTable::mutex() const { return impl_->mutex; }
+float* CpuTable::Row(uint32_t row_number) const { return impl_->arena->Row(row_number); }
+
+void CpuTable::InitialRow(uint64_t key, float* row) const { impl_->ReadInitialRows(&key, 1, &row); }
+
+void CpuTable::Find(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows,
+                    uint8_t* found) const {
+  const bool direct = !impl_->options.use_hashtable;  // every row is there from the start
+  const SharedLock lock(impl_->mutex);
+  ex.ParallelFor(num_keys, kReadGrain, [&](int64_t begin, int64_t end) {
+    uint32_t row_numbers[1024];
+    for (int64_t b = begin; b < end; b += 1024) {
+      const int64_t n = std::min<int64_t>(1024, end - b);
+      impl_->ReadRange(keys + b, n, row_numbers, rows + b * dim());
+      if (found == nullptr) continue;
+      for (int64_t i = 0; i < n; ++i) found[b + i] = direct || row_numbers[i] != kNoRow;
+    }
+  });
+}
+
+void CpuTable::FindOrInsert(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows,
+                            uint8_t* inserted) {
+  CheckBatch(num_keys, impl_->options);
+  std::vector<uint32_t> row_numbers(static_cast<size_t>(num_keys));
+  if (inserted != nullptr) std::fill_n(inserted, num_keys, 0);
+  uint64_t version;
+  {
+    // Most batches of a trained table have no new key: those need no more than this.
+    const SharedLock lock(impl_->mutex);
+    version = impl_->version;
+    std::atomic<int64_t> num_missing{0};
+    ex.ParallelFor(num_keys, kReadGrain, [&](int64_t begin, int64_t end) {
+      num_missing += impl_->ReadRange(keys + begin, end - begin, row_numbers.data() + begin,
+                                      rows + begin * dim());
+    });
+    if (num_missing == 0) return;
+  }
+  const ExclusiveLock lock(impl_->mutex);
+  ShardGroups misses;
+  if (impl_->version != version) {  // another thread inserted or erased meanwhile
+    FindRows(ex, keys, num_keys, row_numbers.data());
+    impl_->InsertMissing(ex, keys, num_keys, row_numbers.data(), inserted, &misses);
+    const bool pending = impl_->Pending();
+    ex.ParallelFor(num_keys, kReadGrain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        impl_->CopyOut(row_numbers[i], pending, rows + i * dim());
+      }
+    });
+    return;
+  }
+  // What the missing keys have read already is the row that they get.
+  impl_->InsertMissing(ex, keys, num_keys, row_numbers.data(), inserted, &misses);
+}
+
+void CpuTable::FindRows(Executor& ex, const uint64_t* keys, int64_t num_keys,
+                        uint32_t* row_numbers) const {
+  ex.ParallelFor(num_keys, kReadGrain, [&](int64_t begin, int64_t end) {
+    impl_->FindRange(keys + begin, end - begin, row_numbers + begin);
+  });
+}
+
+void CpuTable::FindOrInsertRows(Executor& ex, const uint64_t* keys, int64_t num_keys,
+                                uint32_t* row_numbers, int64_t* num_inserted) {
+  CheckBatch(num_keys, impl_->options);
+  FindRows(ex, keys, num_keys, row_numbers);
+  ShardGroups misses;
+  const int64_t n = impl_->InsertMissing(ex, keys, num_keys, row_numbers, nullptr, &misses);
+  if (num_inserted != nullptr) *num_inserted = n;
+}
+
+void CpuTable::Assign(Executor& ex, const uint64_t* keys, int64_t num_keys, const float* rows) {
+  CheckBatch(num_keys, impl_->options);
+  std::vector<uint32_t> row_numbers(static_cast<size_t>(num_keys));
+  const ExclusiveLock lock(impl_->mutex);
+  FindOrInsertRows(ex, keys, num_keys, row_numbers.data(), nullptr);
+  // By shard: equal keys are written by one thread, in order, so the last wins.
+  ShardGroups groups;
+  GroupByShard(ex, keys, num_keys, [](int64_t) { return true; }, &groups);
+  const bool pending = impl_->Pending();
+  ex.ParallelFor(kNumShards, ShardGrain(num_keys), [&](int64_t begin, int64_t end) {
+    for (int64_t i = groups.offsets[begin]; i < groups.offsets[end]; ++i) {
+      const uint32_t position = groups.positions[i];
+      float* const row = Row(row_numbers[position]);
+      if (pending) impl_->catch_up->Apply(row);  // the slot rows must not owe the new row anything
+      CopyFloats(rows + position * dim(), dim(), row);
+    }
+  });
+}
+
+int64_t CpuTable::Erase(Executor& ex, const uint64_t* keys, int64_t num_keys) {
+  CheckBatch(num_keys, impl_->options);
+  if (!impl_->options.use_hashtable) {
+    throw std::invalid_argument("Erase needs a table with a hashtable. Received: table '" +
+                                impl_->options.name + "' with use_hashtable=false");
+  }
+  const ExclusiveLock lock(impl_->mutex);
+  ShardGroups groups;
+  GroupByShard(ex, keys, num_keys, [](int64_t) { return true; }, &groups);
+  std::vector<uint32_t> erased(static_cast<size_t>(num_keys), kNoRow);
+  std::vector<uint32_t>& free_rows = impl_->free_rows;
+  const size_t most = free_rows.size() + static_cast<size_t>(std::min(num_keys, size()));
+  if (most > free_rows.capacity()) free_rows.reserve(std::max(most, 2 * free_rows.capacity()));
+  ++impl_->version;
+  ex.ParallelFor(kNumShards, ShardGrain(num_keys), [&](int64_t begin, int64_t end) {
+    for (int64_t i = groups.offsets[begin]; i < groups.offsets[end]; ++i) {
+      const uint64_t key = keys[groups.positions[i]];
+      const uint64_t hash = HashKey(key);
+      erased[i] = impl_->shards[HashShard(hash)].Erase(hash, key);
+    }
+  });
+  int64_t num_erased = 0;
+  for (uint32_t row : erased) {
+    if (row == kNoRow) continue;
+    free_rows.push_back(row);
+    ++num_erased;
+  }
+  impl_->size -= num_erased;
+  return num_erased;
+}
+
+void CpuTable::Clear() {
+  const ExclusiveLock lock(impl_->mutex);
+  impl_->Clear();
+}
+
+void CpuTable::Reserve(Executor& ex, int64_t num_keys) {
+  const ExclusiveLock lock(impl_->mutex);
+  const int64_t max_capacity = impl_->options.max_capacity;
+  if (max_capacity > 0 && num_keys > max_capacity) {
+    throw std::length_error("Reserve must not exceed max_capacity=" + std::to_string(max_capacity) +
+                            ". Received: " + std::to_string(num_keys) + " (table '" +
+                            impl_->options.name + "')");
+  }
+  if (impl_->options.use_hashtable) impl_->ReserveIndex(ex, num_keys);
+}
+
+TableStats CpuTable::Stats() const {
+  const SharedLock lock(impl_->mutex);
+  const Impl& impl = *impl_;
+  TableStats stats;
+  stats.size = impl.size;
+  stats.max_capacity = impl.options.max_capacity;
+  int64_t total_probes = 0;
+  for (const Index& shard : impl.shards) {
+    stats.capacity += shard.capacity();
+    stats.num_buckets += shard.num_buckets();
+    stats.index_bytes += shard.bytes();
+    shard.AddProbeLengths(&total_probes, &stats.max_probe_length);
+  }
+  if (impl.options.use_hashtable) {
+    const int64_t num_slots = stats.num_buckets * kBucketSlots;
+    if (num_slots > 0) stats.load_factor = static_cast<double>(stats.size) / num_slots;
+    if (stats.size > 0) stats.mean_probe_length = static_cast<double>(total_probes) / stats.size;
+  } else {
+    stats.capacity = stats.size;
+    stats.load_factor = 1.0;
+    stats.index_bytes = static_cast<int64_t>(impl.present.bytes());
+  }
+  stats.arena_bytes = impl.arena->bytes();
+  if (impl.options.use_hashtable && impl.arena->num_chunks() == 1) {
+    // The pages of chunk 0 are committed as rows are written.
+    stats.arena_bytes = std::min(stats.arena_bytes, impl.next_row * impl.arena->stride() * 4);
+  }
+  stats.bytes = stats.index_bytes + stats.arena_bytes + static_cast<int64_t>(sizeof(Impl)) +
+                static_cast<int64_t>(impl.free_rows.capacity() * sizeof(uint32_t)) +
+                static_cast<int64_t>(impl.options.initializer.default_rows.size() * sizeof(float));
+  return stats;
+}
+
+}  // namespace sok

@@ -1,0 +1,141 @@
+// Inside of CpuTable, shared by its source files: table.cc (lookup), table_insert.cc (new and
+// erased keys) and table_state.cc (slots, export, import).
+#ifndef SOK_CORE_CPU_TABLE_IMPL_H_
+#define SOK_CORE_CPU_TABLE_IMPL_H_
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+#include "cpp/core/cpu/arena.h"
+#include "cpp/core/cpu/index.h"
+#include "cpp/core/cpu/table.h"
+#include "cpp/core/hash.h"
+#include "cpp/core/initializer.h"
+
+namespace sok {
+
+// Positions of a batch, grouped by the index shard of their key; within a shard in batch order.
+// The grouping is a function of the keys alone, so a shard can be worked on by any thread.
+struct ShardGroups {
+  std::vector<uint32_t> positions;
+  int64_t offsets[kNumShards + 1] = {};
+
+  int64_t total() const { return offsets[kNumShards]; }
+  int64_t count(int shard) const { return offsets[shard + 1] - offsets[shard]; }
+};
+
+struct CpuTable::Impl {
+  explicit Impl(const TableOptions& table_options);
+
+  // ---- reading ----
+  void FindRange(const uint64_t* keys, int64_t num_keys, uint32_t* rows) const;
+  // Find, copy out and count the missing ones, which read their initial row.
+  int64_t ReadRange(const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers,
+                    float* rows) const;
+  void CopyOut(uint32_t row_number, bool pending, float* out) const;
+  void ReadInitialRows(const uint64_t* keys, int64_t num_keys, float* const* rows) const;
+  bool Pending() const { return catch_up != nullptr && catch_up->pending(); }
+
+  // ---- changing ----
+  // `rows` as FindRows left it: inserts what is missing. `inserted` [num_keys] or null: 1 at the
+  // first position of each new key. Returns the number of keys inserted; `misses` gets the
+  // positions that were missing.
+  int64_t InsertMissing(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* rows,
+                        uint8_t* inserted, ShardGroups* misses);
+  int64_t InsertDirect(Executor& ex, const uint64_t* keys, uint32_t* rows,
+                       const ShardGroups& misses);
+  void CheckCapacity(const uint64_t* keys, const ShardGroups& misses) const;
+  void ReserveIndex(Executor& ex, int64_t num_keys);
+  void WriteNewRows(const uint64_t* keys, const uint32_t* rows, int64_t num_keys);
+  void Clear();
+
+  // ---- state ----
+  struct Entry {
+    uint64_t key;
+    uint32_t row;  // kNoRow: not yet materialised (without hashtable)
+  };
+  std::vector<Entry> SortedEntries(Executor& ex) const;
+  void CatchUpAll(Executor& ex);
+
+  // ---- without hashtable ----
+  uint32_t DirectRow(uint64_t key) const;  // throws std::out_of_range
+  bool IsPresent(uint32_t row) const { return (present_words()[row / 64] >> (row % 64)) & 1; }
+  uint64_t* present_words() const { return static_cast<uint64_t*>(present.data()); }
+
+  int64_t slot_floats() const { return static_cast<int64_t>(slot_initial.size()); }
+  std::string KeyText(uint64_t key) const;
+
+  const TableOptions options;
+  const Initializer initializer;  // points into options.initializer
+  mutable std::shared_mutex mutex;
+
+  Index shards[kNumShards];
+  std::unique_ptr<Arena> arena;
+  std::vector<uint32_t> free_rows;  // last in, first out
+  int64_t next_row = 0;             // rows below have been given out at some time
+  Memory present;                   // without hashtable: a bit per row that has been written
+  std::atomic<int64_t> size{0};     // atomic so that size() needs no lock
+  uint64_t version = 0;             // changes whenever a key may have got another row number
+
+  std::vector<SlotSpec> slots;
+  std::vector<float> slot_initial;  // what follows the embedding in a new row
+  std::shared_ptr<RowCatchUp> catch_up;
+};
+
+// Positions per part of a batch; parts depend on the batch alone.
+inline constexpr int64_t kPartKeys = 4096;
+
+// Shards to hand to a thread at a time, so that it gets a thousand keys or so.
+inline int64_t ShardGrain(int64_t num_keys) {
+  const int64_t grain = num_keys > 0 ? 1024 * kNumShards / num_keys : kNumShards;
+  return grain < 1 ? 1 : (grain > kNumShards ? kNumShards : grain);
+}
+
+// Groups the positions for which select(position) holds.
+template <typename Select>
+void GroupByShard(Executor& ex, const uint64_t* keys, int64_t num_keys, Select select,
+                  ShardGroups* groups) {
+  const int64_t num_parts = (num_keys + kPartKeys - 1) / kPartKeys;
+  std::vector<uint32_t> counts(static_cast<size_t>(num_parts) * kNumShards);
+  ex.ParallelFor(num_parts, 2, [&](int64_t begin, int64_t end) {
+    for (int64_t part = begin; part < end; ++part) {
+      uint32_t* const count = &counts[part * kNumShards];
+      const int64_t last = std::min(num_keys, (part + 1) * kPartKeys);
+      for (int64_t i = part * kPartKeys; i < last; ++i) {
+        if (select(i)) ++count[HashShard(HashKey(keys[i]))];
+      }
+    }
+  });
+  // Counts become places: shard by shard, and part by part within a shard.
+  int64_t place = 0;
+  for (int shard = 0; shard < kNumShards; ++shard) {
+    groups->offsets[shard] = place;
+    for (int64_t part = 0; part < num_parts; ++part) {
+      const uint32_t count = counts[part * kNumShards + shard];
+      counts[part * kNumShards + shard] = static_cast<uint32_t>(place);
+      place += count;
+    }
+  }
+  groups->offsets[kNumShards] = place;
+  groups->positions.resize(static_cast<size_t>(place));
+  if (place == 0) return;
+  ex.ParallelFor(num_parts, 2, [&](int64_t begin, int64_t end) {
+    for (int64_t part = begin; part < end; ++part) {
+      uint32_t* const next = &counts[part * kNumShards];
+      const int64_t last = std::min(num_keys, (part + 1) * kPartKeys);
+      for (int64_t i = part * kPartKeys; i < last; ++i) {
+        if (select(i)) {
+          groups->positions[next[HashShard(HashKey(keys[i]))]++] = static_cast<uint32_t>(i);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace sok
+
+#endif  // SOK_CORE_CPU_TABLE_IMPL_H_

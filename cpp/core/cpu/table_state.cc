@@ -1,0 +1,287 @@
+// Slots, export and import: the calls that see every row.
+#include <algorithm>
+#include <mutex>
+#include <stdexcept>
+
+#include "cpp/core/cpu/table_impl.h"
+
+namespace sok {
+namespace {
+
+bool SameSpec(const SlotSpec& a, const SlotSpec& b) {
+  return a.name == b.name && a.width == b.width && a.initial == b.initial && a.saved == b.saved;
+}
+
+void ValidateSlots(const std::vector<SlotSpec>& specs, const std::string& table) {
+  for (size_t i = 0; i < specs.size(); ++i) {
+    if (specs[i].width < 1) {
+      throw std::invalid_argument("The width of slot variable '" + specs[i].name +
+                                  "' must be positive. Received: " +
+                                  std::to_string(specs[i].width) + " (table '" + table + "')");
+    }
+    for (size_t j = 0; j < i; ++j) {
+      if (specs[i].name == specs[j].name) {
+        throw std::invalid_argument("Slot variables must have different names. Received: '" +
+                                    specs[i].name + "' twice (table '" + table + "')");
+      }
+    }
+  }
+}
+
+// The offset of the slot of that name and width in floats from the row, or -1.
+int64_t OffsetOf(const std::vector<SlotSpec>& specs, int64_t dim, const SlotSpec& wanted) {
+  int64_t offset = dim;
+  for (const SlotSpec& spec : specs) {
+    if (spec.name == wanted.name) return spec.width == wanted.width ? offset : -1;
+    offset += spec.width;
+  }
+  return -1;
+}
+
+// Sorts by key, a byte at a time from the lowest; bytes that all keys share are skipped.
+template <typename Entry>
+void SortByKey(std::vector<Entry>* entries) {
+  std::vector<Entry> other(entries->size());
+  for (int shift = 0; shift < 64; shift += 8) {
+    size_t places[257] = {};
+    for (const Entry& entry : *entries) ++places[(entry.key >> shift & 255) + 1];
+    if (std::find(places, places + 257, entries->size()) != places + 257) continue;
+    for (int i = 0; i < 256; ++i) places[i + 1] += places[i];
+    for (const Entry& entry : *entries) other[places[entry.key >> shift & 255]++] = entry;
+    entries->swap(other);
+  }
+}
+
+void CheckLength(size_t received, size_t required, const char* what, const std::string& table) {
+  if (received == required) return;
+  throw std::invalid_argument(
+      std::string("Import: `") + what + "` must hold " + std::to_string(required) +
+      " values. Received: " + std::to_string(received) + " (table '" + table + "')");
+}
+
+}  // namespace
+
+std::vector<CpuTable::Impl::Entry> CpuTable::Impl::SortedEntries(Executor& ex) const {
+  std::vector<Entry> entries(static_cast<size_t>(size.load()));
+  if (!options.use_hashtable) {
+    for (int64_t row = 0; row < size; ++row) {
+      entries[row].key = static_cast<uint64_t>(row * options.world_size + options.rank);
+      entries[row].row =
+          IsPresent(static_cast<uint32_t>(row)) ? static_cast<uint32_t>(row) : kNoRow;
+    }
+    return entries;
+  }
+  int64_t offsets[kNumShards + 1] = {};
+  for (int s = 0; s < kNumShards; ++s) offsets[s + 1] = offsets[s] + shards[s].size();
+  ex.ParallelFor(kNumShards, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t s = begin; s < end; ++s) {
+      Entry* next = entries.data() + offsets[s];
+      shards[s].ForEach([&next](uint64_t key, uint32_t row) { *next++ = Entry{key, row}; });
+    }
+  });
+  SortByKey(&entries);
+  return entries;
+}
+
+void CpuTable::Impl::CatchUpAll(Executor& ex) {
+  if (catch_up == nullptr) return;
+  if (catch_up->pending()) {
+    ex.ParallelFor(kNumShards, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t s = begin; s < end; ++s) {
+        shards[s].ForEach([this](uint64_t, uint32_t row) { catch_up->Apply(arena->Row(row)); });
+      }
+    });
+    if (!options.use_hashtable) {
+      // A row that was never touched owes as much as the others; once the history is forgotten
+      // only a materialised row can show it.
+      const int64_t num_rows = options.max_capacity;
+      for (int64_t row = 0; row < num_rows; ++row) arena->ReserveRow(static_cast<uint32_t>(row));
+      ex.ParallelFor(num_rows, 1024, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+          const uint32_t row = static_cast<uint32_t>(r);
+          const uint64_t key = static_cast<uint64_t>(r * options.world_size + options.rank);
+          if (!IsPresent(row)) WriteNewRows(&key, &row, 1);
+          catch_up->Apply(arena->Row(row));
+        }
+      });
+      std::memset(present.data(), 0xFF, present.bytes());
+      ++version;
+    }
+  }
+  catch_up->Rebase();
+}
+
+const std::vector<SlotSpec>& CpuTable::slots() const { return impl_->slots; }
+
+int64_t CpuTable::SlotOffset(const std::string& name) const {
+  int64_t offset = dim();
+  for (const SlotSpec& spec : impl_->slots) {
+    if (spec.name == name) return offset;
+    offset += spec.width;
+  }
+  throw std::out_of_range("Table '" + options().name + "' has no slot variable '" + name + "'");
+}
+
+void CpuTable::AttachCatchUp(std::shared_ptr<RowCatchUp> catch_up) {
+  impl_->catch_up = std::move(catch_up);
+}
+
+const std::shared_ptr<RowCatchUp>& CpuTable::catch_up() const { return impl_->catch_up; }
+
+void CpuTable::ConfigureSlots(Executor& ex, const std::vector<SlotSpec>& specs) {
+  Impl& impl = *impl_;
+  if (std::equal(specs.begin(), specs.end(), impl.slots.begin(), impl.slots.end(), SameSpec)) {
+    return;
+  }
+  ValidateSlots(specs, impl.options.name);
+  std::vector<float> slot_initial;
+  for (const SlotSpec& spec : specs)
+    slot_initial.insert(slot_initial.end(), spec.width, spec.initial);
+  std::vector<SlotSpec> new_slots = specs;
+  auto arena = std::make_unique<Arena>(dim() + static_cast<int64_t>(slot_initial.size()));
+
+  // A catch-up knows the old offsets: rows must not owe anything once one of them changes.
+  bool offsets_stay = true;
+  for (const SlotSpec& spec : impl.slots) {
+    offsets_stay &= OffsetOf(specs, dim(), spec) == SlotOffset(spec.name);
+  }
+  if (!offsets_stay) impl.CatchUpAll(ex);
+
+  // All new chunks first: mapped, not yet committed. Nothing can fail once rows are being moved,
+  // and as old chunks are freed on the way, no more than one exists twice.
+  Arena& old = *impl.arena;
+  const int64_t num_rows =
+      std::min(impl.options.use_hashtable ? impl.next_row : impl.options.max_capacity,
+               old.num_chunks() * old.chunk_rows());
+  for (int64_t first = 0; first < num_rows;
+       first += std::min(old.chunk_rows(), arena->chunk_rows())) {
+    if (old.HasRow(static_cast<uint32_t>(first))) arena->ReserveRow(static_cast<uint32_t>(first));
+  }
+  for (int64_t chunk = 0; chunk * old.chunk_rows() < num_rows; ++chunk) {
+    const int64_t first = chunk * old.chunk_rows();
+    if (!old.HasRow(static_cast<uint32_t>(first))) continue;
+    const int64_t count = std::min(old.chunk_rows(), num_rows - first);
+    ex.ParallelFor(count, 1024, [&](int64_t begin, int64_t end) {
+      for (int64_t r = first + begin; r < first + end; ++r) {
+        const float* const from = old.Row(static_cast<uint32_t>(r));
+        float* const to = arena->Row(static_cast<uint32_t>(r));
+        std::copy_n(from, dim(), to);
+        std::copy(slot_initial.begin(), slot_initial.end(), to + dim());
+        int64_t offset = dim();
+        for (const SlotSpec& spec : specs) {
+          const int64_t kept = OffsetOf(impl.slots, dim(), spec);
+          if (kept >= 0) std::copy_n(from + kept, spec.width, to + offset);
+          offset += spec.width;
+        }
+      }
+    });
+    old.FreeChunk(chunk);
+  }
+  impl.arena = std::move(arena);
+  impl.slots = std::move(new_slots);
+  impl.slot_initial = std::move(slot_initial);
+  if (!offsets_stay) impl.catch_up = nullptr;
+}
+
+TableSnapshot CpuTable::Export(Executor& ex, bool with_slots) {
+  const std::unique_lock<std::shared_mutex> lock(impl_->mutex);
+  Impl& impl = *impl_;
+  TableSnapshot snapshot;
+  std::vector<int64_t> offsets;  // of the saved slots
+  int64_t width = 0;
+  if (with_slots) {
+    for (const SlotSpec& spec : impl.slots) {
+      if (!spec.saved) continue;
+      snapshot.slot_names.push_back(spec.name);
+      snapshot.slot_widths.push_back(spec.width);
+      offsets.push_back(SlotOffset(spec.name));
+      width += spec.width;
+    }
+  }
+  impl.CatchUpAll(ex);
+  const std::vector<Impl::Entry> entries = impl.SortedEntries(ex);
+  const int64_t num_keys = static_cast<int64_t>(entries.size());
+  snapshot.keys.resize(entries.size());
+  snapshot.rows.resize(entries.size() * dim());
+  snapshot.slot_rows.resize(entries.size() * width);
+  ex.ParallelFor(num_keys, 1024, [&](int64_t begin, int64_t end) {
+    std::vector<float> initial(dim());
+    initial.insert(initial.end(), impl.slot_initial.begin(), impl.slot_initial.end());
+    float* const initial_row = initial.data();
+    for (int64_t i = begin; i < end; ++i) {
+      const uint64_t key = entries[i].key;
+      const float* row = initial_row;
+      if (entries[i].row != kNoRow) {
+        row = Row(entries[i].row);
+      } else {
+        InitialRows(impl.initializer, &key, 1, dim(), &initial_row);
+      }
+      snapshot.keys[i] = key;
+      std::copy_n(row, dim(), snapshot.rows.data() + i * dim());
+      float* slot_row = snapshot.slot_rows.data() + i * width;
+      for (size_t s = 0; s < offsets.size(); ++s) {
+        slot_row = std::copy_n(row + offsets[s], snapshot.slot_widths[s], slot_row);
+      }
+    }
+  });
+  return snapshot;
+}
+
+void CpuTable::Import(Executor& ex, const TableSnapshot& snapshot) {
+  Impl& impl = *impl_;
+  const std::string& table = impl.options.name;
+  const size_t num_keys = snapshot.keys.size();
+  CheckLength(snapshot.rows.size(), num_keys * dim(), "rows", table);
+  CheckLength(snapshot.slot_widths.size(), snapshot.slot_names.size(), "slot_widths", table);
+  std::vector<SlotSpec> imported;
+  int64_t width = 0;
+  for (size_t s = 0; s < snapshot.slot_names.size(); ++s) {
+    imported.push_back({snapshot.slot_names[s], snapshot.slot_widths[s], 0.0f, true});
+    width += snapshot.slot_widths[s];
+  }
+  ValidateSlots(imported, table);
+  CheckLength(snapshot.slot_rows.size(), num_keys * width, "slot_rows", table);
+
+  const std::unique_lock<std::shared_mutex> lock(impl.mutex);
+  std::vector<SlotSpec> specs = impl.slots;
+  for (const SlotSpec& spec : imported) {
+    const auto same = std::find_if(specs.begin(), specs.end(),
+                                   [&spec](const SlotSpec& s) { return s.name == spec.name; });
+    if (same == specs.end()) {
+      specs.push_back(spec);
+    } else if (same->width != spec.width) {
+      throw std::invalid_argument("Import: slot variable '" + spec.name + "' must have width " +
+                                  std::to_string(same->width) + ". Received: " +
+                                  std::to_string(spec.width) + " (table '" + table + "')");
+    }
+  }
+  // Unsaved slots of imported rows get their initial value, which means "up to date" only once
+  // the history is forgotten.
+  impl.CatchUpAll(ex);
+  std::vector<uint32_t> row_numbers(num_keys);
+  ConfigureSlots(ex, specs);
+  FindOrInsertRows(ex, snapshot.keys.data(), static_cast<int64_t>(num_keys), row_numbers.data(),
+                   nullptr);
+  ShardGroups groups;  // by shard, as Assign: of equal keys the last wins
+  GroupByShard(
+      ex, snapshot.keys.data(), static_cast<int64_t>(num_keys), [](int64_t) { return true; },
+      &groups);
+  std::vector<int64_t> offsets;
+  for (const SlotSpec& spec : imported) offsets.push_back(SlotOffset(spec.name));
+  ex.ParallelFor(kNumShards, ShardGrain(static_cast<int64_t>(num_keys)),
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t i = groups.offsets[begin]; i < groups.offsets[end]; ++i) {
+                     const int64_t position = groups.positions[i];
+                     float* const row = Row(row_numbers[position]);
+                     std::copy_n(snapshot.rows.data() + position * dim(), dim(), row);
+                     std::copy(impl.slot_initial.begin(), impl.slot_initial.end(), row + dim());
+                     const float* slot_row = snapshot.slot_rows.data() + position * width;
+                     for (size_t s = 0; s < offsets.size(); ++s) {
+                       std::copy_n(slot_row, imported[s].width, row + offsets[s]);
+                       slot_row += imported[s].width;
+                     }
+                   }
+                 });
+}
+
+}  // namespace sok

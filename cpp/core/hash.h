@@ -1,0 +1,59 @@
+// From a key to the places that depend on it.
+//
+// A rank holds only keys with `key % world_size == rank`, so the low bits of its keys are far from
+// random. One full-avalanche mix makes all 64 bits usable, and each use takes bits of its own:
+//
+//     63      58 57                                  8 7      0
+//     |  shard  |  bucket: lowest bits first, upwards |  digest |
+//
+// Invariant: no two of shard, bucket and digest share a bit, so keys that fall together in one of
+// them are spread evenly over the others. That holds up to 2^50 buckets in a shard.
+#ifndef SOK_CORE_HASH_H_
+#define SOK_CORE_HASH_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cpp/core/platform.h"
+
+namespace sok {
+
+inline constexpr int kShardBits = 6;
+inline constexpr int kNumShards = 1 << kShardBits;
+
+// Digest bytes of a slot without a key. Emptiness lives here, so every 64-bit key is legal.
+inline constexpr uint8_t kEmptyDigest = 0;
+inline constexpr uint8_t kErasedDigest = 1;
+
+// A bijection on 64 bits: equal hashes mean equal keys. The shifts and factors are those of
+// SplitMix64's finaliser (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+// 2014; variant 13 of D. Stafford's search).
+SOK_HD inline uint64_t HashKey(uint64_t key) {
+  key ^= key >> 30;
+  key *= 0xBF58476D1CE4E5B9ull;
+  key ^= key >> 27;
+  key *= 0x94D049BB133111EBull;
+  return key ^ (key >> 31);
+}
+
+SOK_HD inline uint32_t HashShard(uint64_t hash) {
+  return static_cast<uint32_t>(hash >> (64 - kShardBits));
+}
+SOK_HD inline uint64_t HashBucket(uint64_t hash) { return hash >> 8; }  // mask it
+SOK_HD inline uint8_t HashDigest(uint64_t hash) {
+  const uint8_t low = static_cast<uint8_t>(hash);
+  return low < 2 ? low + 2 : low;  // 2..255
+}
+
+// Names enter the random streams through this (FNV-1a, then the mix above).
+inline uint64_t HashName(const char* name, size_t length) {
+  uint64_t hash = 0xCBF29CE484222325ull;
+  for (size_t i = 0; i < length; ++i) {
+    hash = (hash ^ static_cast<uint8_t>(name[i])) * 0x100000001B3ull;
+  }
+  return HashKey(hash);
+}
+
+}  // namespace sok
+
+#endif  // SOK_CORE_HASH_H_

@@ -1,0 +1,102 @@
+#include "cpp/core/table_options.h"
+
+#include <cmath>
+#include <stdexcept>
+
+namespace sok {
+namespace {
+
+[[noreturn]] void Fail(const TableOptions& options, const std::string& requirement,
+                       const std::string& received) {
+  throw std::invalid_argument(requirement + ". Received: " + received + " (table '" + options.name +
+                              "')");
+}
+
+void Require(bool holds, const TableOptions& options, const char* requirement, int64_t received) {
+  if (!holds) Fail(options, requirement, std::to_string(received));
+}
+
+// Row numbers are 32 bits wide and the last one means "no row".
+constexpr int64_t kMaxRows = 0xFFFFFFFF;
+
+void ValidateInitializer(const TableOptions& options) {
+  const InitializerOptions& init = options.initializer;
+  const std::string received = "a=" + std::to_string(init.a) + ", b=" + std::to_string(init.b);
+  if (init.kind == InitializerKind::kDefaultRows) {
+    if (init.default_rows.empty() || init.default_rows.size() % options.dim != 0) {
+      Fail(options, "`default_rows` must hold one or more rows of `dim` values",
+           std::to_string(init.default_rows.size()) +
+               " values for dim=" + std::to_string(options.dim));
+    }
+    return;
+  }
+  if (!std::isfinite(init.a) || !std::isfinite(init.b)) {
+    Fail(options, "The initializer's `a` and `b` must be finite", received);
+  }
+  if (init.kind == InitializerKind::kUniform && !(init.a <= init.b)) {
+    Fail(options, "The uniform initializer needs `a` <= `b`", received);
+  }
+  if (init.kind == InitializerKind::kUniform && !std::isfinite(init.b - init.a)) {
+    Fail(options, "The uniform initializer needs a finite `b` - `a`", received);
+  }
+  if ((init.kind == InitializerKind::kNormal || init.kind == InitializerKind::kTruncatedNormal) &&
+      init.b < 0) {
+    Fail(options, "The initializer's standard deviation `b` must not be negative", received);
+  }
+}
+
+}  // namespace
+
+void TableOptions::Validate() const {
+  Require(dim >= 1 && dim <= (int64_t{1} << 30), *this, "`dim` must be between 1 and 2^30", dim);
+  Require(row_type == RowType::kFloat32, *this, "`row_type` must be float32",
+          static_cast<int64_t>(row_type));
+  Require(max_capacity >= 0, *this, "`max_capacity` must not be negative", max_capacity);
+  Require(max_capacity <= kMaxRows, *this, "`max_capacity` must be below 2^32", max_capacity);
+  Require(initial_capacity >= 0, *this, "`initial_capacity` must not be negative",
+          initial_capacity);
+  Require(initial_capacity <= (max_capacity > 0 ? max_capacity : kMaxRows), *this,
+          "`initial_capacity` must not exceed `max_capacity`", initial_capacity);
+  Require(world_size >= 1 && world_size <= (int64_t{1} << 31), *this,
+          "`world_size` must be between 1 and 2^31", world_size);
+  Require(rank >= 0 && rank < world_size, *this, "`rank` must be in [0, world_size)", rank);
+  Require(use_hashtable || max_capacity >= 1, *this,
+          "`max_capacity` must be positive when `use_hashtable` is false", max_capacity);
+  ValidateInitializer(*this);
+}
+
+KeyType ParseKeyType(const std::string& name) {
+  for (KeyType type : {KeyType::kInt64, KeyType::kInt32, KeyType::kUint64, KeyType::kUint32}) {
+    if (name == KeyTypeName(type)) return type;
+  }
+  throw std::invalid_argument(
+      "The key type must be one of 'int64', 'int32', 'uint64', 'uint32'. Received: '" + name + "'");
+}
+
+const char* KeyTypeName(KeyType type) {
+  switch (type) {
+    case KeyType::kInt64:
+      return "int64";
+    case KeyType::kInt32:
+      return "int32";
+    case KeyType::kUint64:
+      return "uint64";
+    case KeyType::kUint32:
+      return "uint32";
+  }
+  return "?";
+}
+
+InitializerKind ParseInitializerKind(const std::string& name) {
+  if (name == "constant") return InitializerKind::kConstant;
+  if (name == "uniform") return InitializerKind::kUniform;
+  if (name == "normal") return InitializerKind::kNormal;
+  if (name == "truncated_normal") return InitializerKind::kTruncatedNormal;
+  if (name == "default_rows") return InitializerKind::kDefaultRows;
+  throw std::invalid_argument(
+      "The initializer must be one of 'constant', 'uniform', 'normal', 'truncated_normal', "
+      "'default_rows'. Received: '" +
+      name + "'");
+}
+
+}  // namespace sok

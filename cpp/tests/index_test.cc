@@ -1,0 +1,118 @@
+// Index and buckets against std::unordered_map.
+#include "cpp/core/cpu/index.h"
+
+#include <random>
+#include <unordered_map>
+#include <vector>
+
+#include "cpp/tests/check.h"
+
+namespace sok {
+namespace {
+
+void DigestsMatchAsAByteLoopDoes() {
+  std::mt19937 random(1);
+  for (int round = 0; round < 2000; ++round) {
+    alignas(16) uint8_t bytes[16];
+    for (uint8_t& b : bytes) b = static_cast<uint8_t>(random() % (round % 2 ? 256 : 4));
+    for (int digest : {0, 1, 2, 3, 127, 128, 129, 255}) {
+      uint32_t expected = 0;
+      for (int i = 0; i < 16; ++i) expected |= static_cast<uint32_t>(bytes[i] == digest) << i;
+      CHECK_EQ(Digests(bytes).Match(static_cast<uint8_t>(digest)), expected);
+      CHECK_EQ(PlainDigests(bytes).Match(static_cast<uint8_t>(digest)), expected);
+    }
+  }
+}
+
+uint32_t Insert(Index* index, uint64_t key, uint32_t row) {
+  index->MakeRoom(1);
+  return index->FindOrInsert(HashKey(key), key, row);
+}
+
+// Random inserts and erases over few keys, so that slots are erased and reused all the time.
+void AgreesWithAMap(const std::vector<uint64_t>& keys, int num_steps) {
+  std::mt19937 random(2);
+  Index index;
+  std::unordered_map<uint64_t, uint32_t> expected;
+  for (int step = 0; step < num_steps; ++step) {
+    const uint64_t key = keys[random() % keys.size()];
+    const uint32_t row = static_cast<uint32_t>(step);
+    const auto found = expected.find(key);
+    CHECK_EQ(index.Find(HashKey(key), key),
+             found == expected.end() ? Index::kMissing : found->second);
+    if (random() % 5 < 3) {
+      CHECK_EQ(Insert(&index, key, row), expected.emplace(key, row).first->second);
+    } else {
+      CHECK_EQ(index.Erase(HashKey(key), key),
+               found == expected.end() ? Index::kMissing : found->second);
+      expected.erase(key);
+    }
+    CHECK_EQ(static_cast<size_t>(index.size()), expected.size());
+  }
+  size_t visited = 0;
+  index.ForEach([&](uint64_t key, uint32_t row) {
+    CHECK_EQ(expected.at(key), row);
+    ++visited;
+  });
+  CHECK_EQ(visited, expected.size());
+  CHECK(index.size() <= index.capacity());
+}
+
+void RandomKeys() {
+  std::vector<uint64_t> keys = {0, 1, ~0ull, ~0ull - 1, 1ull << 63, (1ull << 63) - 1};
+  std::mt19937_64 random(3);
+  while (keys.size() < 3000) keys.push_back(random());
+  AgreesWithAMap(keys, 200000);
+}
+
+// 300 keys of one digest and one home bucket: every probe runs over most of the index.
+void CollidingKeys() {
+  std::vector<uint64_t> keys;
+  for (uint64_t key = 0; keys.size() < 300; ++key) {
+    const uint64_t hash = HashKey(key);
+    if (HashDigest(hash) == 7 && HashBucket(hash) % 64 == 63) keys.push_back(key);
+  }
+  AgreesWithAMap(keys, 50000);
+}
+
+// A sliding window of keys must neither grow the index nor slow it down for good.
+void ErasedSlotsDoNotPileUp() {
+  Index index;
+  for (uint64_t key = 0; key < 200000; ++key) {
+    Insert(&index, key, static_cast<uint32_t>(key));
+    if (key >= 1000) CHECK_EQ(index.Erase(HashKey(key - 1000), key - 1000), key - 1000);
+  }
+  CHECK_EQ(index.size(), 1000);
+  CHECK(index.num_buckets() <= 128);
+}
+
+void GrowsInDoublings() {
+  Index index;
+  CHECK_EQ(index.bytes(), 0);
+  CHECK_EQ(index.Find(HashKey(5), 5), Index::kMissing);
+  for (uint64_t key = 0; key < 14; ++key) Insert(&index, key, 0);
+  CHECK_EQ(index.num_buckets(), 1);
+  Insert(&index, 14, 0);
+  CHECK_EQ(index.num_buckets(), 2);
+  index.MakeRoom(1000);
+  CHECK_EQ(index.num_buckets(), 128);
+  CHECK_EQ(index.size(), 15);
+  int64_t total = 0, longest = 0;
+  index.AddProbeLengths(&total, &longest);
+  CHECK_EQ(total, 15);
+  CHECK_EQ(longest, 1);
+  index.Clear();
+  CHECK_EQ(index.bytes(), 0);
+  CHECK_EQ(index.Find(HashKey(5), 5), Index::kMissing);
+}
+
+}  // namespace
+}  // namespace sok
+
+int main() {
+  sok::DigestsMatchAsAByteLoopDoes();
+  sok::RandomKeys();
+  sok::CollidingKeys();
+  sok::ErasedSlotsDoNotPileUp();
+  sok::GrowsInDoublings();
+}
