@@ -86,8 +86,9 @@ StepHistory::StepHistory(const OptimizerOptions& options)
 }
 
 void StepHistory::Forget() {
-  if (weight_decay_ > 0.0 && num_steps_ > 0) initial_row_scale_ *= std::exp(LogDecay(num_steps_));
-  num_steps_ = 0;
+  if (weight_decay_ > 0.0 && num_kept_ > 0) initial_row_scale_ *= std::exp(LogDecay(num_kept_));
+  base_ += num_kept_;
+  num_kept_ = 0;
   runs_.clear();
   terms_.assign(num_terms_, 0.0);
   log_decay_.assign(1, 0.0);
@@ -109,8 +110,8 @@ void StepHistory::Append(double learning_rate, int64_t step) {
         "`weight_decay * learning_rate` must be below 1. Received: weight_decay=" +
         std::to_string(weight_decay_) + ", learning_rate=" + std::to_string(learning_rate));
   }
-  const double log_before = LogDecay(num_steps_);
-  const uint32_t n = ++num_steps_;
+  const double log_before = LogDecay(num_kept_);
+  const uint32_t n = ++num_kept_;
   if (runs_.empty() || runs_.back().learning_rate != learning_rate ||
       runs_.back().step + (n - runs_.back().first) != step) {
     runs_.push_back({n, learning_rate, step, log_before});
@@ -158,32 +159,33 @@ const StepHistory::Run& StepHistory::RunOf(uint32_t k) const {
 }
 
 double StepHistory::LogDecay(uint32_t k) const {
-  if (num_steps_ - k < kKeptSteps) return log_decay_[k % kKeptSteps];
+  if (num_kept_ - k < kKeptSteps) return log_decay_[k % kKeptSteps];
   if (k == 0) return 0.0;
   const Run& run = RunOf(k);
   return run.log_before + (k - run.first + 1) * std::log(1.0 - weight_decay_ * run.learning_rate);
 }
 
 double StepHistory::Alpha(uint32_t k) const {
-  if (num_steps_ - k < kKeptSteps) return alpha_[k % kKeptSteps];
+  k -= base_;
+  if (num_kept_ - k < kKeptSteps) return alpha_[k % kKeptSteps];
   const Run& run = RunOf(k);
   return AlphaOf(run.learning_rate, run.step + (k - run.first));
 }
 
 double StepHistory::Decay(uint32_t k) const {
-  return weight_decay_ == 0.0 ? 1.0 : 1.0 - weight_decay_ * RunOf(k).learning_rate;
+  return weight_decay_ == 0.0 ? 1.0 : 1.0 - weight_decay_ * RunOf(k - base_).learning_rate;
 }
 
 // F_i(s, s + window), frozen there: only for s older than the kept steps, which the window is not.
-void StepHistory::ComputeTerms(uint32_t last_step, double* terms) const {
+void StepHistory::ComputeTerms(uint32_t s, double* terms) const {
   std::fill_n(terms, num_terms_, 0.0);
-  const Run* run = &RunOf(last_step + 1);
+  const Run* run = &RunOf(s + 1);
   const Run* const end = runs_.data() + runs_.size();
   // Powers of the betas follow t by multiplication: a call of pow each would take most of the time.
   int64_t t = -1;
   double power_1 = 0.0, power_2 = 0.0;
   for (uint32_t j = 1; j <= window_; ++j) {
-    const uint32_t k = last_step + j;
+    const uint32_t k = s + j;
     if (run + 1 < end && run[1].first <= k) ++run;
     double alpha = rate_in_alpha_ ? run->learning_rate : 1.0;
     if (bias_correction_) {
@@ -201,7 +203,8 @@ void StepHistory::ComputeTerms(uint32_t last_step, double* terms) const {
 
 StepHistory::Factors StepHistory::Since(uint32_t last_step) const {
   Factors factors;
-  const uint32_t gap = num_steps_ - last_step;
+  const uint32_t s = FirstOwed(last_step) - 1 - base_;
+  const uint32_t gap = num_kept_ - s;
   factors.row = 1.0f;
   factors.momentum = gap < beta_1_power_.size() ? beta_1_power_[gap] : 0.0f;
   factors.velocity =
@@ -209,17 +212,17 @@ StepHistory::Factors StepHistory::Since(uint32_t last_step) const {
   double computed[kMaxTerms];
   const double* terms = computed;
   if (gap < kKeptSteps) {
-    terms = terms_.data() + (last_step % kKeptSteps) * num_terms_;
-  } else if (last_step == 0) {
+    terms = terms_.data() + (s % kKeptSteps) * num_terms_;
+  } else if (s == 0) {
     terms = base_terms_.data();
   } else {
-    ComputeTerms(last_step, computed);
+    ComputeTerms(s, computed);
   }
   double since_frozen = 1.0;
   if (weight_decay_ > 0.0) {
-    const double log_now = LogDecay(num_steps_);
-    factors.row = static_cast<float>(std::exp(log_now - LogDecay(last_step)));
-    if (gap > window_) since_frozen = std::exp(log_now - LogDecay(last_step + window_));
+    const double log_now = LogDecay(num_kept_);
+    factors.row = static_cast<float>(std::exp(log_now - LogDecay(s)));
+    if (gap > window_) since_frozen = std::exp(log_now - LogDecay(s + window_));
   }
   for (int i = 0; i < num_terms_; ++i)
     factors.terms[i] = static_cast<float>(terms[i] * since_frozen);

@@ -69,14 +69,20 @@ class StepHistory {
 
   ReplayKind kind() const { return kind_; }
   int num_terms() const { return num_terms_; }
-  uint32_t num_steps() const { return num_steps_; }  // since the history was last forgotten
-  // What an initial row must be multiplied by when its last_step is 0: P over forgotten steps.
+  uint32_t num_steps() const { return base_ + num_kept_; }
+  bool empty() const { return num_kept_ == 0; }
+  // A row of that last_step owes the steps after this one. The forgotten steps count as done: a
+  // last_step of 0 is that of a new or imported row, which is up to date as of then.
+  uint32_t FirstOwed(uint32_t last_step) const {
+    return 1 + (last_step > base_ ? last_step : base_);
+  }
+  // What an initial row must be multiplied by: P over the forgotten steps.
   double initial_row_scale() const { return initial_row_scale_; }
 
   // Adds step num_steps() + 1. `step` is t of Adam's bias correction.
   // Throws std::invalid_argument if weight_decay * learning_rate reaches 1.
   void Append(double learning_rate, int64_t step);
-  void Forget();  // every row has been brought up; numbers start over at 0
+  void Forget();  // every row has been brought up; the numbers of steps go on
 
   Factors Since(uint32_t last_step) const;
 
@@ -95,9 +101,10 @@ class StepHistory {
   };
 
   double AlphaOf(double learning_rate, int64_t step) const;
+  // From here on k and s count from base_.
   const Run& RunOf(uint32_t k) const;
   double LogDecay(uint32_t k) const;  // log P(0, k)
-  void ComputeTerms(uint32_t last_step, double* terms) const;
+  void ComputeTerms(uint32_t s, double* terms) const;
 
   ReplayKind kind_;
   double beta_1_ = 0.0;  // or the momentum
@@ -109,7 +116,8 @@ class StepHistory {
   uint32_t window_ = 0;
   double initial_row_scale_ = 1.0;
 
-  uint32_t num_steps_ = 0;
+  uint32_t base_ = 0;  // steps forgotten
+  uint32_t num_kept_ = 0;
   std::vector<Run> runs_;
   std::vector<double> shape_;        // [window, num_terms] beta_1^j (1 - b^j)^i, j descending to 1
   std::vector<double> terms_;        // [kept, num_terms] F_i of step s at s mod kKeptSteps

@@ -123,14 +123,14 @@ void OptimizerState::Replay(const float* row, const StepHistory::Factors& factor
 }
 
 void OptimizerState::ReplaySteps(const float* row, float* embedding) const {
-  const uint32_t last_step = LastStep(row);
+  const uint32_t first = history_.FirstOwed(LastStep(row));
   const uint32_t now = history_.num_steps();
-  const uint32_t end = std::min(now, last_step + history_.window());
+  const uint32_t end = std::min(now, first + history_.window());
   const double beta_1 = AsWritten(options_.beta_1);
   const double beta_2 = AsWritten(options_.beta_2);
   std::vector<double> w(row, row + dim_), m(row + dim_, row + 2 * dim_),
       v(row + 2 * dim_, row + 3 * dim_);
-  for (uint32_t k = last_step + 1; k <= now; ++k) {
+  for (uint32_t k = first; k <= now; ++k) {
     // Beyond the window only weight decay is left, and often not even that.
     if (k > end && options_.weight_decay == 0.0f) break;
     const double decay = history_.Decay(k);

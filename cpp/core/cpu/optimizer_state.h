@@ -34,7 +34,7 @@ class OptimizerState final : public RowCatchUp {
   bool owes() const { return history_.kind() != ReplayKind::kNothing; }
   int64_t row_floats() const { return row_floats_; }  // [dim | slot rows]
 
-  bool pending() const override { return owes() && history_.num_steps() > 0; }
+  bool pending() const override { return owes() && !history_.empty(); }
   void Apply(float* row) const override;
   void Read(const float* row, float* embedding) const override;
   void Rebase() override { history_.Forget(); }
