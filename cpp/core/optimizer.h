@@ -1,28 +1,56 @@
-// Optimizer rules.   (interface; rule structs and the essay are to be written)
+// Optimizer rules: what one step does to one row and its slot rows.
+//
+// A row lies in one piece with its slot rows behind it, so an update touches one place:
+//
+//     SGD                 [ row dim ]
+//     Momentum            [ row dim | momentum dim ]
+//     Adagrad             [ row dim | accumulator dim ]
+//     RowWiseAdagrad      [ row dim | accumulator 1 ]
+//     Adam, LazyAdam      [ row dim | momentum dim | velocity dim ]
+//       amsgrad           [ row dim | momentum dim | velocity dim | velocity_hat dim ]
+//     Ftrl                [ row dim | accumulator dim | linear dim ]
+//     owing steps         [ ...                                     | last_step 1 ]
+//
+// Each rule is a small struct of the numbers of one step, with an `Update` that host and device
+// code share. Element-wise rules update one element `x` whose slot values lie `dim`, `2 * dim`,
+// ... floats behind it; a rule that needs the whole row updates the row.
+//
+// Where a rule has a dense meaning (Adam, momentum that is not lazy, weight decay), a row that is
+// not in the batch changes too. It is not touched: see adam_replay.h.
+//
+// Cost: the rules are arithmetic on what is in the cache; the row's way there is what takes time.
 #ifndef SOK_CORE_OPTIMIZER_H_
 #define SOK_CORE_OPTIMIZER_H_
 
+#include <cmath>
 #include <cstdint>
 #include <string>
+
+#include "cpp/core/platform.h"
 
 namespace sok {
 
 enum class OptimizerKind { kSgd, kMomentum, kAdagrad, kRowWiseAdagrad, kAdam, kLazyAdam, kFtrl };
-OptimizerKind ParseOptimizerKind(
-    const std::string&
-        name);  // "sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "lazy_adam", "ftrl"
+// "sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "lazy_adam", "ftrl"
+OptimizerKind ParseOptimizerKind(const std::string& name);
+const char* OptimizerKindName(OptimizerKind kind);
 
 // Fixed for the life of a table's optimizer. Fields that a rule does not know are ignored.
 struct OptimizerOptions {
   OptimizerKind kind = OptimizerKind::kSgd;
-  float momentum = 0.0f;  // kMomentum
+  float momentum = 0.0f;  // kMomentum, in [0, 0.9995]
   bool nesterov = false;  // kMomentum
-  bool lazy = false;    // kMomentum: true touches only the rows of the batch (TF1's sparse kernel);
-                        // false decays every row's momentum at every step (Keras)
-  float beta_1 = 0.9f;  // kAdam, kLazyAdam
+  // kMomentum: true touches only the rows of the batch (TF1's sparse kernel); false decays every
+  // row's momentum at every step (Keras).
+  bool lazy = false;
+  // kMomentum: true is TF1's a = momentum a + g, w -= lr a; false Keras' v = momentum v - lr g,
+  // w += v. They differ once the learning rate changes.
+  bool momentum_before_rate = false;
+  float beta_1 = 0.9f;  // kAdam, kLazyAdam, in [0, 0.9995]
   float beta_2 = 0.999f;
-  float epsilon =
-      1e-7f;  // Adam: added to sqrt(v); Adagrad: inside the square root as Keras 3 does, 0 for TF1
+  // Adam: added to sqrt(v). Adagrad: inside the square root as Keras 3 does, 0 for TF1.
+  // RowWiseAdagrad: added to the square root, as FBGEMM does.
+  float epsilon = 1e-7f;
   bool amsgrad = false;              // kAdam, kLazyAdam
   float initial_accumulator = 0.1f;  // kAdagrad, kRowWiseAdagrad, kFtrl
   float l1 = 0.0f;                   // kFtrl
@@ -30,11 +58,141 @@ struct OptimizerOptions {
   float l2_shrinkage = 0.0f;
   float learning_rate_power = -0.5f;
   float beta = 0.0f;  // kFtrl
-  float weight_decay =
-      0.0f;  // decoupled, row *= 1 - weight_decay * learning_rate, every row at every step (Keras)
+  // Decoupled: row *= 1 - weight_decay * learning_rate, every row at every step, before the
+  // update (Keras).
+  float weight_decay = 0.0f;
   float clip_value = 0.0f;  // 0: none; element-wise, on the summed gradient of a row
+
+  // Throws std::invalid_argument naming the field, what it must be and what it was.
   void Validate() const;
   bool operator==(const OptimizerOptions& other) const;
+  bool operator!=(const OptimizerOptions& other) const { return !(*this == other); }
+  // Kind and the fields its rule reads, for messages: "adam(beta_1=0.9, ...)".
+  std::string ToString() const;
+};
+
+// The double that a float option was written as: 0.999f is 0.99900001287, and 1 - 0.999f misses
+// 0.001 by 1e-5 of it. Rules take the nearest number of 7 digits instead.
+double AsWritten(float value);
+
+// Clipped to [-clip_value, clip_value]; a NaN stays one.
+SOK_HD inline float Clip(float value, float clip_value) {
+  const float low = value < -clip_value ? -clip_value : value;
+  return clip_value < low ? clip_value : low;
+}
+
+// w -= lr g
+struct SgdRule {
+  static constexpr int kSlots = 0;
+  float learning_rate;
+
+  SOK_HD void Update(float g, float* x, int64_t) const { x[0] -= learning_rate * g; }
+};
+
+// Keras: v = momentum v - lr g; w += v, or with nesterov w += momentum v - lr g.
+// TF1:   a = momentum a + g; w -= lr a, or with nesterov w -= lr g + lr momentum a.
+// Both are v = momentum v + before g; w += after v + direct g.
+struct MomentumRule {
+  static constexpr int kSlots = 1;
+  float momentum;
+  float before;  // -lr (Keras) or 1 (TF1)
+  float after;   // 1 or -lr, times momentum with nesterov
+  float direct;  // -lr with nesterov, else 0
+
+  SOK_HD void Update(float g, float* x, int64_t dim) const {
+    const float v = momentum * x[dim] + before * g;
+    x[dim] = v;
+    // Without nesterov an infinite g must not meet the factor 0.
+    x[0] += direct == 0.0f ? after * v : after * v + direct * g;
+  }
+};
+
+// acc += g^2; w -= lr g / sqrt(acc + epsilon)   (Duchi et al., 2011; Keras' place of epsilon)
+struct AdagradRule {
+  static constexpr int kSlots = 1;
+  float learning_rate;
+  float epsilon;
+
+  SOK_HD void Update(float g, float* x, int64_t dim) const {
+    const float accumulator = x[dim] + g * g;
+    x[dim] = accumulator;
+    x[0] -= learning_rate * g / std::sqrt(accumulator + epsilon);
+  }
+};
+
+// acc += mean(g^2) over the row; w -= lr g / (sqrt(acc) + epsilon)   (as FBGEMM defines it)
+struct RowWiseAdagradRule {
+  float learning_rate;
+  float epsilon;
+
+  SOK_HD float Rate(float sum_of_squares, float* row, int64_t dim) const {
+    const float accumulator = row[dim] + sum_of_squares / static_cast<float>(dim);
+    row[dim] = accumulator;
+    return learning_rate / (std::sqrt(accumulator) + epsilon);
+  }
+};
+
+// m += (1 - beta_1) (g - m); v += (1 - beta_2) (g^2 - v); w -= alpha m / (sqrt(v) + epsilon)
+// with alpha = lr sqrt(1 - beta_2^t) / (1 - beta_1^t)   (Kingma and Ba, 2015, end of section 2)
+struct AdamRule {
+  static constexpr int kSlots = 2;
+  float alpha;
+  float one_minus_beta_1;
+  float one_minus_beta_2;
+  float epsilon;
+
+  SOK_HD void Update(float g, float* x, int64_t dim) const {
+    const float m = x[dim] + one_minus_beta_1 * (g - x[dim]);
+    const float v = x[2 * dim] + one_minus_beta_2 * (g * g - x[2 * dim]);
+    x[dim] = m;
+    x[2 * dim] = v;
+    x[0] -= alpha * m / (std::sqrt(v) + epsilon);
+  }
+};
+
+// Adam with v replaced in the last line by the largest v so far   (Reddi et al., 2018; Keras)
+struct AmsgradRule {
+  static constexpr int kSlots = 3;
+  AdamRule adam;
+
+  SOK_HD void Update(float g, float* x, int64_t dim) const {
+    const float m = x[dim] + adam.one_minus_beta_1 * (g - x[dim]);
+    const float v = x[2 * dim] + adam.one_minus_beta_2 * (g * g - x[2 * dim]);
+    const float v_hat = v > x[3 * dim] ? v : x[3 * dim];
+    x[dim] = m;
+    x[2 * dim] = v;
+    x[3 * dim] = v_hat;
+    x[0] -= adam.alpha * m / (std::sqrt(v_hat) + adam.epsilon);
+  }
+};
+
+// FTRL-proximal with shrinkage as TF's FtrlV2 has it; `l2` includes beta / (2 lr).
+//     n = acc + g^2; sigma = (n^-p - acc^-p) / lr; linear += g + 2 l2_shrinkage w - sigma w
+//     w = (clip(linear, l1) - linear) / (n^-p / lr + 2 l2); acc = n
+// (McMahan et al., 2013, Algorithm 1)
+template <bool kSquareRoot>  // learning_rate_power p == -0.5
+struct FtrlRule {
+  static constexpr int kSlots = 2;
+  float learning_rate;
+  float l1;
+  float l2;
+  float l2_shrinkage;
+  float minus_power;
+
+  SOK_HD float Power(float x) const {
+    return kSquareRoot ? std::sqrt(x) : std::pow(x, minus_power);
+  }
+
+  SOK_HD void Update(float g, float* x, int64_t dim) const {
+    const float accumulator = x[dim] + g * g;
+    const float power = Power(accumulator);
+    const float sigma = (power - Power(x[dim])) / learning_rate;
+    const float linear = x[2 * dim] + (g + 2.0f * l2_shrinkage * x[0]) - sigma * x[0];
+    const float quadratic = power / learning_rate + 2.0f * l2;
+    x[dim] = accumulator;
+    x[2 * dim] = linear;
+    x[0] = (Clip(linear, l1) - linear) / quadratic;
+  }
 };
 
 }  // namespace sok

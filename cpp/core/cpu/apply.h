@@ -1,4 +1,14 @@
-// ApplyGradients: one optimizer step on the rows of a batch.   (interface)
+// ApplyGradients: one optimizer step on the rows of a batch.
+//
+//     keys, grads -> find_or_insert -> row numbers -> for each row: [catch up] -> update
+//
+// Everything happens under the table's exclusive lock. Rows are independent, so threads take
+// ranges of the batch; each row and its slot rows are prefetched, whole, some rows before their
+// turn. What a row missed since its last step is replayed first (adam_replay.h).
+//
+// Invariant: a row occurs once. Equal keys are found by marking row numbers in a bitmap (cheaper
+// than sorting keys, and most callers send unique ones) and are merged in order of position, so
+// the result does not depend on the number of threads.
 #ifndef SOK_CORE_CPU_APPLY_H_
 #define SOK_CORE_CPU_APPLY_H_
 
@@ -14,13 +24,17 @@ namespace sok {
 // table that has one throws std::invalid_argument naming both. Equal keys are summed first, in
 // order. Missing keys are inserted. `step` counts from 1 (Adam's bias correction).
 // An empty batch still counts as a step (dense meaning: every row's moments decay).
+// `keys_are_unique`: the caller knows, and the search for equal keys is left out; if it was wrong
+// the rows of equal keys are undefined.
+// Throws std::length_error where FindOrInsertRows does; then no step was made.
 void ApplyGradients(Executor& ex, CpuTable& table, const OptimizerOptions& options,
                     float learning_rate, int64_t step, const uint64_t* keys,  // [num_keys]
                     const float* grads,                                       // [num_keys, dim]
-                    int64_t num_keys);
+                    int64_t num_keys, bool keys_are_unique = false);
 
 // Sums the gradients of equal keys in order of position. Returns the number of unique keys.
 // unique_keys [num_keys] and unique_grads [num_keys, dim] are filled up to that number.
+// The order of the unique keys is that of Route for one owner.
 int64_t MergeGradients(Executor& ex, const uint64_t* keys, const float* grads, int64_t num_keys,
                        int64_t dim, uint64_t* unique_keys, float* unique_grads);
 

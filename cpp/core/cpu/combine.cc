@@ -156,7 +156,7 @@ double Dot(const float* a, const float* b, int64_t dim) {
   for (; d + 8 <= dim; d += 8) {
     for (int64_t j = 0; j < 8; ++j) partial[j] += a[d + j] * b[d + j];
   }
-  for (int64_t j = 0; d < dim; ++d, ++j) partial[j] += a[d] * b[d];
+  for (; d < dim; ++d) partial[d % 8] += a[d] * b[d];
   double sum = 0.0;
   for (float p : partial) sum += p;
   return sum;

@@ -123,9 +123,19 @@ void CpuTable::Impl::CopyOut(uint32_t row_number, bool pending, float* out) cons
   }
 }
 
+void CpuTable::Impl::InitialEmbeddings(const uint64_t* keys, int64_t num_keys,
+                                       float* const* rows) const {
+  InitialRows(initializer, keys, num_keys, options.dim, rows);
+  const float scale = catch_up != nullptr ? catch_up->InitialRowScale() : 1.0f;
+  if (scale == 1.0f) return;
+  for (int64_t i = 0; i < num_keys; ++i) {
+    for (int64_t d = 0; d < options.dim; ++d) rows[i][d] *= scale;
+  }
+}
+
 void CpuTable::Impl::ReadInitialRows(const uint64_t* keys, int64_t num_keys,
                                      float* const* rows) const {
-  InitialRows(initializer, keys, num_keys, options.dim, rows);
+  InitialEmbeddings(keys, num_keys, rows);
   if (!Pending()) return;
   std::vector<float> row(static_cast<size_t>(options.dim) + slot_initial.size());
   std::copy(slot_initial.begin(), slot_initial.end(), row.begin() + options.dim);

@@ -32,9 +32,12 @@ class RowCatchUp {
   virtual void Apply(float* row) const = 0;
   // Embedding as it would read now, without writing to `row`.
   virtual void Read(const float* row, float* embedding) const = 0;
-  // All rows have been brought up to the current step and their last_step reset to its initial
-  // value: the history may be forgotten. Called under the exclusive lock.
+  // All rows have been brought up to the current step: the history may be forgotten. A row whose
+  // last_step is the initial one counts as brought up too. Called under the exclusive lock.
   virtual void Rebase() = 0;
+  // What initial rows are multiplied by, in InitialRow and when a key is inserted: the weight decay
+  // of steps that Rebase forgot. (Later steps count as missed ones, from last_step = 0 on.)
+  virtual float InitialRowScale() const { return 1.0f; }
 };
 
 struct TableStats {

@@ -37,6 +37,8 @@ struct CpuTable::Impl {
   int64_t ReadRange(const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers,
                     float* rows) const;
   void CopyOut(uint32_t row_number, bool pending, float* out) const;
+  // Initial rows, less the weight decay of steps that the catch-up has forgotten.
+  void InitialEmbeddings(const uint64_t* keys, int64_t num_keys, float* const* rows) const;
   void ReadInitialRows(const uint64_t* keys, int64_t num_keys, float* const* rows) const;
   bool Pending() const { return catch_up != nullptr && catch_up->pending(); }
 

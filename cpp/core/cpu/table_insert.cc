@@ -45,7 +45,7 @@ void CpuTable::Impl::WriteNewRows(const uint64_t* keys, const uint32_t* rows, in
   for (int64_t begin = 0; begin < num_keys; begin += kBlock) {
     const int64_t n = std::min<int64_t>(kBlock, num_keys - begin);
     for (int64_t i = 0; i < n; ++i) pointers[i] = arena->Row(rows[begin + i]);
-    InitialRows(initializer, keys + begin, n, options.dim, pointers);
+    InitialEmbeddings(keys + begin, n, pointers);
     if (slot_initial.empty()) continue;
     for (int64_t i = 0; i < n; ++i) {
       std::copy(slot_initial.begin(), slot_initial.end(), pointers[i] + options.dim);

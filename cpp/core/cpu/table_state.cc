@@ -214,7 +214,7 @@ TableSnapshot CpuTable::Export(Executor& ex, bool with_slots) {
       if (entries[i].row != kNoRow) {
         row = Row(entries[i].row);
       } else {
-        InitialRows(impl.initializer, &key, 1, dim(), &initial_row);
+        impl.InitialEmbeddings(&key, 1, &initial_row);
       }
       snapshot.keys[i] = key;
       std::copy_n(row, dim(), snapshot.rows.data() + i * dim());

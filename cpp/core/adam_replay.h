@@ -1,0 +1,133 @@
+// Dense meaning at the cost of the rows touched: the history of steps that idle rows missed.
+//
+// Adam on a dense variable changes every row at every step: the moments of a row without gradient
+// decay, and what is left of its momentum still moves it. Here a row remembers `last_step`, the
+// step it was last brought up to, and the missed steps s+1..n are replayed when it is next read
+// or updated. With m, v the moments at s, b = sqrt(beta_2), j = k - s:
+//
+//     m_k = m beta_1^j      v_k = v beta_2^j
+//     w_n = w - sum_k alpha_k m_k / (sqrt(v_k) + eps)
+//
+// The gap is not walked. With D = sqrt(v) + eps and q = sqrt(v) / D < 1,
+//
+//     1 / (sqrt(v) b^j + eps) = 1 / (D (1 - q (1 - b^j))) = 1/D sum_i q^i (1 - b^j)^i
+//     w_n = w - m/D sum_i q^i F_i(s, n)       F_i(s, n) = sum_k alpha_k beta_1^j (1 - b^j)^i
+//
+// F_i does not depend on the row: it is the same for every row last brought up at s. beta_1^j is
+// gone long before b^j has moved far from 1, so few terms are enough (5 for 0.9 and 0.999); their
+// number is chosen from the betas so that what is cut off stays below 1e-8 of F_0. Where no 16
+// terms do (beta_2 far below 1), the steps are walked after all, until beta_1^j has died out.
+//
+// Weight decay multiplies the row by d_k = 1 - weight_decay * lr_k before the update of step k;
+// then w_n = w P(s, n) - ..., each summand of F_i times P(k, n), P(s, n) = d_(s+1) ... d_n.
+// Momentum is the case of one term: D = 1, alpha_k = 1 or lr_k.
+//
+//     step           s = n-K ........ n-W ........ n        K = 65,536 steps kept, W the window
+//     F_i(s, .)      |--- frozen -----|- growing -|         in which beta_1^j > 1e-12
+//
+// Each new step adds one summand to the W growing records (a loop over W times the number of
+// terms: 1 us for beta_1 = 0.9). Records older than K steps are computed when asked for, from the
+// runs of equal learning rate that the whole history is kept as.
+//
+// Invariant: after Append, TermsSince(s) covers exactly the steps s+1..num_steps().
+// Not thread-safe against Append and Forget; reads may share.
+#ifndef SOK_CORE_ADAM_REPLAY_H_
+#define SOK_CORE_ADAM_REPLAY_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cpp/core/optimizer.h"
+
+namespace sok {
+
+// What a row owes for steps it was not part of.
+enum class ReplayKind {
+  kNothing,   // the rule touches the rows of the batch only
+  kDecay,     // weight decay
+  kMomentum,  // decaying momentum, and weight decay
+  kAmsgrad,   // as Adam, but over velocity_hat, which stands still
+  kAdam,      // both moments, as a series
+  kAdamSteps  // both moments, step by step
+};
+ReplayKind ReplayKindOf(const OptimizerOptions& options);
+
+class StepHistory {
+ public:
+  static constexpr int kMaxTerms = 16;
+  static constexpr int64_t kKeptSteps = 65536;
+
+  // What turns a row of step s into one of step num_steps().
+  struct Factors {
+    float row;               // P(s, n)
+    float momentum;          // beta_1^(n - s)
+    float velocity;          // beta_2^(n - s)
+    float terms[kMaxTerms];  // F_i(s, n)
+  };
+
+  explicit StepHistory(const OptimizerOptions& options);
+
+  ReplayKind kind() const { return kind_; }
+  int num_terms() const { return num_terms_; }
+  uint32_t num_steps() const { return base_ + num_kept_; }
+  bool empty() const { return num_kept_ == 0; }
+  // A row of that last_step owes the steps after this one. The forgotten steps count as done: a
+  // last_step of 0 is that of a new or imported row, which is up to date as of then.
+  uint32_t FirstOwed(uint32_t last_step) const {
+    return 1 + (last_step > base_ ? last_step : base_);
+  }
+  // What an initial row must be multiplied by: P over the forgotten steps.
+  double initial_row_scale() const { return initial_row_scale_; }
+
+  // Adds step num_steps() + 1. `step` is t of Adam's bias correction.
+  // Throws std::invalid_argument if weight_decay * learning_rate reaches 1.
+  void Append(double learning_rate, int64_t step);
+  void Forget();  // every row has been brought up; the numbers of steps go on
+
+  Factors Since(uint32_t last_step) const;
+
+  // alpha_k and d_k, for kAdamSteps. O(log of the number of runs) beyond the kept steps.
+  double Alpha(uint32_t k) const;
+  double Decay(uint32_t k) const;
+  uint32_t window() const { return window_; }  // missed steps whose momentum still counts
+
+ private:
+  // Steps first, first + 1, ... with one learning rate and consecutive t.
+  struct Run {
+    uint32_t first;
+    double learning_rate;
+    int64_t step;       // t of `first`
+    double log_before;  // log P(0, first - 1)
+  };
+
+  double AlphaOf(double learning_rate, int64_t step) const;
+  // From here on k and s count from base_.
+  const Run& RunOf(uint32_t k) const;
+  double LogDecay(uint32_t k) const;  // log P(0, k)
+  void ComputeTerms(uint32_t s, double* terms) const;
+
+  ReplayKind kind_;
+  double beta_1_ = 0.0;  // or the momentum
+  double beta_2_ = 0.0;
+  double weight_decay_ = 0.0;
+  bool rate_in_alpha_ = false;
+  bool bias_correction_ = false;
+  int num_terms_ = 0;
+  uint32_t window_ = 0;
+  double initial_row_scale_ = 1.0;
+
+  uint32_t base_ = 0;  // steps forgotten
+  uint32_t num_kept_ = 0;
+  std::vector<Run> runs_;
+  std::vector<double> shape_;        // [window, num_terms] beta_1^j (1 - b^j)^i, j descending to 1
+  std::vector<double> terms_;        // [kept, num_terms] F_i of step s at s mod kKeptSteps
+  std::vector<double> log_decay_;    // [kept] log P(0, s)
+  std::vector<double> alpha_;        // [kept]
+  std::vector<double> base_terms_;   // [num_terms] F_i(0, .): rows new since the history began
+  std::vector<float> beta_1_power_;  // [0..] until it vanishes
+  std::vector<float> beta_2_power_;  // [0..kKeptSteps]
+};
+
+}  // namespace sok
+
+#endif  // SOK_CORE_ADAM_REPLAY_H_

@@ -1,0 +1,165 @@
+#include "cpp/core/cpu/optimizer_state.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace sok {
+namespace {
+
+constexpr int64_t kBlock = 16;
+
+// out = w * factors.row - m / D * sum_i q^i F_i for `count` elements; see adam_replay.h.
+template <typename Count>
+inline void ReplaySeries(const StepHistory::Factors& factors, int num_terms, float epsilon,
+                         const float* w, const float* m, const float* v, Count count, float* out) {
+  float q[kBlock], m_over_d[kBlock], sum[kBlock];
+  for (int64_t d = 0; d < count; ++d) {
+    const float root = std::sqrt(v[d]);
+    const float denominator = root + epsilon;
+    // A row that never had a gradient has no momentum either: 0 / 0 is to stay 0.
+    const float inverse = denominator == 0.0f ? 0.0f : 1.0f / denominator;
+    q[d] = root * inverse;
+    m_over_d[d] = m[d] * inverse;
+    sum[d] = factors.terms[num_terms - 1];
+  }
+  for (int i = num_terms - 2; i >= 0; --i) {
+    for (int64_t d = 0; d < count; ++d) sum[d] = sum[d] * q[d] + factors.terms[i];
+  }
+  for (int64_t d = 0; d < count; ++d) out[d] = w[d] * factors.row - m_over_d[d] * sum[d];
+}
+
+}  // namespace
+
+std::vector<SlotSpec> OptimizerSlots(const OptimizerOptions& options, int64_t dim) {
+  const float initial = options.initial_accumulator;
+  std::vector<SlotSpec> slots;
+  switch (options.kind) {
+    case OptimizerKind::kSgd:
+      break;
+    case OptimizerKind::kMomentum:
+      slots = {{"momentum", dim, 0.0f, true}};
+      break;
+    case OptimizerKind::kAdagrad:
+      slots = {{"accumulator", dim, initial, true}};
+      break;
+    case OptimizerKind::kRowWiseAdagrad:
+      slots = {{"accumulator", 1, initial, true}};
+      break;
+    case OptimizerKind::kAdam:
+    case OptimizerKind::kLazyAdam:
+      slots = {{"momentum", dim, 0.0f, true}, {"velocity", dim, 0.0f, true}};
+      if (options.amsgrad) slots.push_back({"velocity_hat", dim, 0.0f, true});
+      break;
+    case OptimizerKind::kFtrl:
+      slots = {{"accumulator", dim, initial, true}, {"linear", dim, 0.0f, true}};
+      break;
+  }
+  if (ReplayKindOf(options) != ReplayKind::kNothing) slots.push_back({"last_step", 1, 0.0f, false});
+  return slots;
+}
+
+OptimizerState::OptimizerState(const OptimizerOptions& options, int64_t dim)
+    : options_(options), dim_(dim), history_(options), row_floats_(dim) {
+  for (const SlotSpec& slot : OptimizerSlots(options, dim)) {
+    if (slot.name == "last_step") last_step_offset_ = row_floats_;
+    row_floats_ += slot.width;
+  }
+}
+
+void OptimizerState::Apply(float* row) const {
+  const uint32_t last_step = LastStep(row);
+  if (last_step == history_.num_steps()) return;
+  const StepHistory::Factors factors = history_.Since(last_step);
+  Replay(row, factors, row);
+  const ReplayKind kind = history_.kind();
+  if (kind != ReplayKind::kDecay) {
+    float* const momentum = row + dim_;
+    for (int64_t d = 0; d < dim_; ++d) momentum[d] *= factors.momentum;
+  }
+  if (kind != ReplayKind::kDecay && kind != ReplayKind::kMomentum) {
+    float* const velocity = row + 2 * dim_;
+    for (int64_t d = 0; d < dim_; ++d) velocity[d] *= factors.velocity;
+  }
+  SetLastStep(row, history_.num_steps());
+}
+
+void OptimizerState::Read(const float* row, float* embedding) const {
+  const uint32_t last_step = LastStep(row);
+  if (last_step == history_.num_steps()) {
+    std::copy_n(row, dim_, embedding);
+  } else {
+    Replay(row, history_.Since(last_step), embedding);
+  }
+}
+
+void OptimizerState::Replay(const float* row, const StepHistory::Factors& factors,
+                            float* embedding) const {
+  if (history_.kind() == ReplayKind::kAdamSteps) return ReplaySteps(row, embedding);
+  const float* const momentum = row + dim_;
+  if (history_.num_terms() == 0) {
+    if (embedding == row && factors.row == 1.0f) return;
+    for (int64_t d = 0; d < dim_; ++d) embedding[d] = row[d] * factors.row;
+    return;
+  }
+  if (history_.kind() == ReplayKind::kMomentum) {
+    // With TF1's formula the rate is in the term and the sign is not in the momentum.
+    float scale = options_.nesterov ? options_.momentum : 1.0f;
+    if (options_.momentum_before_rate) scale = -scale;
+    const float term = scale * factors.terms[0];
+    for (int64_t d = 0; d < dim_; ++d) embedding[d] = row[d] * factors.row + momentum[d] * term;
+    return;
+  }
+  const float* const velocity = row + (history_.kind() == ReplayKind::kAmsgrad ? 3 : 2) * dim_;
+  const int num_terms = history_.num_terms();
+  int64_t d = 0;
+  for (; d + kBlock <= dim_; d += kBlock) {
+    ReplaySeries(factors, num_terms, options_.epsilon, row + d, momentum + d, velocity + d,
+                 std::integral_constant<int64_t, kBlock>{}, embedding + d);
+  }
+  if (d < dim_) {
+    ReplaySeries(factors, num_terms, options_.epsilon, row + d, momentum + d, velocity + d,
+                 dim_ - d, embedding + d);
+  }
+}
+
+void OptimizerState::ReplaySteps(const float* row, float* embedding) const {
+  const uint32_t first = history_.FirstOwed(LastStep(row));
+  const uint32_t now = history_.num_steps();
+  const uint32_t end = std::min(now, first + history_.window());
+  const double beta_1 = AsWritten(options_.beta_1);
+  const double beta_2 = AsWritten(options_.beta_2);
+  std::vector<double> w(row, row + dim_), m(row + dim_, row + 2 * dim_),
+      v(row + 2 * dim_, row + 3 * dim_);
+  for (uint32_t k = first; k <= now; ++k) {
+    // Beyond the window only weight decay is left, and often not even that.
+    if (k > end && options_.weight_decay == 0.0f) break;
+    const double decay = history_.Decay(k);
+    const double alpha = k <= end ? history_.Alpha(k) : 0.0;
+    for (int64_t d = 0; d < dim_; ++d) {
+      m[d] *= beta_1;
+      v[d] *= beta_2;
+      w[d] = w[d] * decay;
+      if (alpha != 0.0 && m[d] != 0.0) w[d] -= alpha * m[d] / (std::sqrt(v[d]) + options_.epsilon);
+    }
+  }
+  for (int64_t d = 0; d < dim_; ++d) embedding[d] = static_cast<float>(w[d]);
+}
+
+bool OptimizerState::HasDuplicates(const uint32_t* row_numbers, int64_t num_keys) {
+  uint32_t largest = 0;
+  for (int64_t k = 0; k < num_keys; ++k) largest = std::max(largest, row_numbers[k]);
+  const size_t words = largest / 64 + 1;
+  // Half as much again: a growing table would otherwise grow this in every step.
+  if (words > seen_.size()) seen_.resize(words + words / 2);
+  uint64_t repeated = 0;
+  for (int64_t k = 0; k < num_keys; ++k) {
+    uint64_t& word = seen_[row_numbers[k] / 64];
+    const uint64_t bit = uint64_t{1} << (row_numbers[k] % 64);
+    repeated |= word & bit;
+    word |= bit;
+  }
+  for (int64_t k = 0; k < num_keys; ++k) seen_[row_numbers[k] / 64] = 0;
+  return repeated != 0;
+}
+
+}  // namespace sok

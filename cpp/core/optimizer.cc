@@ -1,0 +1,147 @@
+#include "cpp/core/optimizer.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <sstream>
+#include <stdexcept>
+
+namespace sok {
+namespace {
+
+struct KindName {
+  OptimizerKind kind;
+  const char* name;
+};
+
+constexpr KindName kKinds[] = {
+    {OptimizerKind::kSgd, "sgd"},         {OptimizerKind::kMomentum, "momentum"},
+    {OptimizerKind::kAdagrad, "adagrad"}, {OptimizerKind::kRowWiseAdagrad, "rowwise_adagrad"},
+    {OptimizerKind::kAdam, "adam"},       {OptimizerKind::kLazyAdam, "lazy_adam"},
+    {OptimizerKind::kFtrl, "ftrl"},
+};
+
+// Above this the momentum of an idle row takes more than 55,000 steps to die out, and the history
+// that replays them would cost more than the rows.
+constexpr float kMaxDecay = 0.9995f;
+
+std::string Text(float value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.7g", static_cast<double>(value));
+  return text;
+}
+
+void Require(bool condition, const char* name, const char* requirement, float received) {
+  if (condition) return;
+  throw std::invalid_argument("`" + std::string(name) + "` must be " + requirement +
+                              ". Received: " + Text(received));
+}
+
+}  // namespace
+
+OptimizerKind ParseOptimizerKind(const std::string& name) {
+  for (const KindName& entry : kKinds) {
+    if (name == entry.name) return entry.kind;
+  }
+  throw std::invalid_argument(
+      "The optimizer rule must be one of sgd, momentum, adagrad, rowwise_adagrad, adam, "
+      "lazy_adam, ftrl. Received: '" +
+      name + "'");
+}
+
+const char* OptimizerKindName(OptimizerKind kind) {
+  for (const KindName& entry : kKinds) {
+    if (kind == entry.kind) return entry.name;
+  }
+  throw std::invalid_argument("Unknown optimizer kind: " + std::to_string(static_cast<int>(kind)));
+}
+
+double AsWritten(float value) { return std::strtod(Text(value).c_str(), nullptr); }
+
+void OptimizerOptions::Validate() const {
+  const auto finite_from_zero = [](float value) { return std::isfinite(value) && value >= 0.0f; };
+  const char* const kFromZero = "a finite number of at least 0";
+  const char* const kDecay = "in [0, 0.9995]";
+  Require(finite_from_zero(weight_decay), "weight_decay", kFromZero, weight_decay);
+  Require(finite_from_zero(clip_value), "clip_value", kFromZero, clip_value);
+  switch (kind) {
+    case OptimizerKind::kSgd:
+      break;
+    case OptimizerKind::kMomentum:
+      Require(momentum >= 0.0f && momentum <= kMaxDecay, "momentum", kDecay, momentum);
+      break;
+    case OptimizerKind::kAdam:
+    case OptimizerKind::kLazyAdam:
+      Require(beta_1 >= 0.0f && beta_1 <= kMaxDecay, "beta_1", kDecay, beta_1);
+      Require(beta_2 >= 0.0f && beta_2 < 1.0f, "beta_2", "in [0, 1)", beta_2);
+      Require(finite_from_zero(epsilon), "epsilon", kFromZero, epsilon);
+      break;
+    case OptimizerKind::kAdagrad:
+    case OptimizerKind::kRowWiseAdagrad:
+      Require(finite_from_zero(epsilon), "epsilon", kFromZero, epsilon);
+      Require(finite_from_zero(initial_accumulator), "initial_accumulator", kFromZero,
+              initial_accumulator);
+      break;
+    case OptimizerKind::kFtrl:
+      Require(finite_from_zero(initial_accumulator), "initial_accumulator", kFromZero,
+              initial_accumulator);
+      Require(finite_from_zero(l1), "l1", kFromZero, l1);
+      Require(finite_from_zero(l2), "l2", kFromZero, l2);
+      Require(finite_from_zero(l2_shrinkage), "l2_shrinkage", kFromZero, l2_shrinkage);
+      Require(finite_from_zero(beta), "beta", kFromZero, beta);
+      Require(std::isfinite(learning_rate_power) && learning_rate_power <= 0.0f,
+              "learning_rate_power", "a finite number of at most 0", learning_rate_power);
+      break;
+  }
+}
+
+std::string OptimizerOptions::ToString() const {
+  std::ostringstream out;
+  out << OptimizerKindName(kind) << '(';
+  const char* separator = "";
+  const auto add = [&](const char* name, const std::string& value) {
+    out << separator << name << '=' << value;
+    separator = ", ";
+  };
+  const auto flag = [](bool value) { return std::string(value ? "true" : "false"); };
+  switch (kind) {
+    case OptimizerKind::kSgd:
+      break;
+    case OptimizerKind::kMomentum:
+      add("momentum", Text(momentum));
+      add("nesterov", flag(nesterov));
+      add("lazy", flag(lazy));
+      add("momentum_before_rate", flag(momentum_before_rate));
+      break;
+    case OptimizerKind::kAdam:
+    case OptimizerKind::kLazyAdam:
+      add("beta_1", Text(beta_1));
+      add("beta_2", Text(beta_2));
+      add("epsilon", Text(epsilon));
+      add("amsgrad", flag(amsgrad));
+      break;
+    case OptimizerKind::kAdagrad:
+    case OptimizerKind::kRowWiseAdagrad:
+      add("epsilon", Text(epsilon));
+      add("initial_accumulator", Text(initial_accumulator));
+      break;
+    case OptimizerKind::kFtrl:
+      add("initial_accumulator", Text(initial_accumulator));
+      add("l1", Text(l1));
+      add("l2", Text(l2));
+      add("l2_shrinkage", Text(l2_shrinkage));
+      add("learning_rate_power", Text(learning_rate_power));
+      add("beta", Text(beta));
+      break;
+  }
+  add("weight_decay", Text(weight_decay));
+  add("clip_value", Text(clip_value));
+  out << ')';
+  return out.str();
+}
+
+// Equal to 7 digits in every field that the rule reads: a rule sees no more than those.
+bool OptimizerOptions::operator==(const OptimizerOptions& other) const {
+  return ToString() == other.ToString();
+}
+
+}  // namespace sok
