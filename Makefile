@@ -3,6 +3,8 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
+# Two pips at once in one environment undo each other; ninja uses all cores by itself.
+.NOTPARALLEL:
 
 STAMPS := .venv/stamps
 NUM_RANKS ?= 2

@@ -66,8 +66,10 @@ def run_ranks(target, num_ranks, *, launcher="mpirun", args=None, env=None, time
         except BaseException:  # pytest-timeout or Ctrl-C: leave no process behind
             _stop(process, folder)
             raise
-        if late or process.returncode != 0:
-            what = f"ran longer than {timeout} s" if late else f"ended with {process.returncode}"
+        silent = [r for r in range(num_ranks) if not (folder / f"rank{r}.pickle").exists()]
+        if late or process.returncode != 0 or silent:
+            what = f"ended with {process.returncode}, without a result of ranks {silent}"
+            what = f"ran longer than {timeout} s" if late else what
             raise RanksFailed(
                 f"{target} on {num_ranks} ranks ({launcher}) {what}.\n"
                 + _outputs(folder, num_ranks)

@@ -28,6 +28,10 @@ def fail_on_rank(rank):
     time.sleep(60)  # must be ended by the failure of the other
 
 
+def leave_without_result():
+    os._exit(0)
+
+
 def sleep_and_tell(folder, seconds):
     me = os.environ["OMPI_COMM_WORLD_RANK"]
     (pathlib.Path(folder) / f"pid{me}").write_text(str(os.getpid()))
@@ -46,6 +50,11 @@ def test_failing_rank_stops_all_with_its_message():
     with pytest.raises(RanksFailed, match="ValueError: rank 1 cannot go on"):
         run_ranks("tests.test_ranks:fail_on_rank", 2, args={"rank": 1})
     assert time.monotonic() - start < 30
+
+
+def test_rank_that_leaves_without_a_result_fails():
+    with pytest.raises(RanksFailed, match=r"without a result of ranks \[0, 1\]"):
+        run_ranks("tests.test_ranks:leave_without_result", 2)
 
 
 def test_time_limit_ends_every_process(tmp_path):
