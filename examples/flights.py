@@ -100,10 +100,8 @@ def make_dataset(train, arguments, ranks):
     return dataset.prefetch(2)
 
 
-def report(ranks, test, logits, trained_rows, seconds, variables):
-    """Prints quality, speed and table size; every rank calls it, rank 0 prints."""
-    keys = ranks.sum(sum(int(variable.size()) for variable in variables))
-    table_bytes = ranks.sum(sum(int(variable.bytes()) for variable in variables))
+def report(ranks, test, logits, trained_rows, seconds, keys, table_bytes):
+    """Prints quality, speed and table size (of all ranks together) on rank 0."""
     if ranks.rank == 0:
         print(f"test AUC       {metrics.auc(test.labels, logits):.4f}")
         print(f"test log loss  {metrics.log_loss(test.labels, logits):.4f}")
@@ -150,7 +148,9 @@ def main():
 
     logits = make_scorer(model, test, local_batch, ranks)()
     trained_rows = arguments.epochs * steps * arguments.batch_size
-    report(ranks, test, logits, trained_rows, seconds, tables)
+    keys = ranks.sum(sum(int(variable.size()) for variable in tables))
+    table_bytes = ranks.sum(sum(int(variable.bytes()) for variable in tables))
+    report(ranks, test, logits, trained_rows, seconds, keys, table_bytes)
     if ranks.rank == 0 and not arguments.no_plot:
         points = curves.test_points
         flights_plot.draw(arguments.output, curves.train_losses, points, test.labels, logits)

@@ -155,7 +155,7 @@ def schedule_columns(flights):
     names = ("month", "hour", "carrier", "flight", "tailnum", "origin", "dest")
     columns = {name: flights[name].to_numpy() for name in names}
     columns["date"] = (flights.year * 10000 + flights.month * 100 + flights.day).to_numpy()
-    columns["weekday"] = pd.to_datetime(flights[["year", "month", "day"]]).dt.weekday.to_numpy()
+    columns["weekday"] = pd.to_datetime(flights[["year", "month", "day"]]).dt.day_of_week.to_numpy()
     columns["departure_slot"] = departure // 15
     columns["part_of_day"] = departure // 180
     columns["arrival_slot"] = minutes(flights.sched_arr_time.to_numpy()) // 30
