@@ -1,0 +1,47 @@
+"""Dealing out test rows to ranks and putting their results back, without launching any."""
+
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples"))
+
+import flights_ranks  # noqa: E402
+
+
+class FakeHorovod:
+    """Answers `allgather` with what the ranks, all in this process, have put in beforehand."""
+
+    def __init__(self, parts):
+        self._parts = parts
+
+    def allgather(self, tensor):
+        del tensor  # Is one of the parts.
+        return flights_ranks.tf.concat(self._parts, axis=0)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("num_rows", [1, 7, 24, 25])
+def test_join_restores_the_order_of_the_rows(monkeypatch, world_size, num_rows):
+    monkeypatch.delenv("OMPI_COMM_WORLD_SIZE", raising=False)
+    monkeypatch.delenv("HOROVOD_SIZE", raising=False)
+    ranks = flights_ranks.Ranks()
+    ranks.size = world_size
+    values = np.random.default_rng(0).random(num_rows).astype(np.float32)
+    parts = []
+    for ranks.rank in range(world_size):
+        rows = ranks.shard(num_rows, local_batch=4)
+        parts.append(values[rows].ravel())
+    assert len({part.shape for part in parts}) == 1
+    ranks._hvd = FakeHorovod(parts)
+    assert (ranks.join(parts[0], num_rows) == values).all()
+
+
+def test_one_rank_needs_no_horovod(monkeypatch):
+    monkeypatch.delenv("OMPI_COMM_WORLD_SIZE", raising=False)
+    monkeypatch.delenv("HOROVOD_SIZE", raising=False)
+    monkeypatch.setitem(sys.modules, "horovod", None)  # Makes an import of it fail.
+    ranks = flights_ranks.Ranks()
+    assert (ranks.rank, ranks.size, ranks.sum(5)) == (0, 1, 5)
