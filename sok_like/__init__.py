@@ -52,7 +52,7 @@ _PUBLIC = {
 }
 _MODULES = ("core", "embeddings", "optimizers", "tf")
 
-__all__ = [*_PUBLIC, *_MODULES]  # noqa: PLE0604
+__all__ = [*_PUBLIC, *_MODULES]
 __version__ = "0.1.0"
 
 

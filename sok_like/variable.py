@@ -21,8 +21,8 @@ from sok_like.initializers import row_initializer
 
 KEY_DTYPES = (tf.int64, tf.int32, tf.uint64, tf.uint32)
 _OPTIMIZER_ADVICE = (
-    "A stock optimizer cannot update EmbeddingVariable '{name}': its rows are found by key and live "
-    "in a hash table. Wrap the optimizer, `sok.OptimizerWrapper(optimizer)`, or use "
+    "A stock optimizer cannot update EmbeddingVariable '{name}': its rows are found by key and "
+    "live in a hash table. Wrap the optimizer, `sok.OptimizerWrapper(optimizer)`, or use "
     "`sok.tf.keras.optimizers.Adam`."
 )
 
@@ -198,7 +198,10 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         values = native.ops().sok_table_stats(handle=self.handle).numpy()
         fractions = ("load_factor", "mean_probe_length")
         return TableStats(
-            *(v if f in fractions else int(v) for f, v in zip(TableStats._fields, values.tolist()))
+            *(
+                v if f in fractions else int(v)
+                for f, v in zip(TableStats._fields, values.tolist(), strict=True)
+            )
         )
 
     def find(self, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
@@ -271,9 +274,9 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
 
     def sparse_read(self, indices, name=None):
         raise NotImplementedError(
-            f"tf.gather cannot read EmbeddingVariable '{self.table_name}'; look keys up with a layer "
-            "(sok.DistributedEmbedding, sok.All2AllDenseEmbedding), or read this rank's shard with "
-            "its method find(keys)."
+            f"tf.gather cannot read EmbeddingVariable '{self.table_name}'; look keys up with a "
+            "layer (sok.DistributedEmbedding, sok.All2AllDenseEmbedding), or read this rank's "
+            "shard with its method find(keys)."
         )
 
     gather_nd = sparse_read

@@ -10,7 +10,7 @@ _arguments: dict | None = None
 _INT32_MAX = 2**31 - 1
 
 
-def Init(*, global_batch_size: int, seed: int | None = None):  # noqa: N802 (published name)
+def Init(*, global_batch_size: int, seed: int | None = None):
     """Initializes the package in this process.
 
     With one process nothing else is needed. With several (`mpirun -np 2 ...`), Horovod carries

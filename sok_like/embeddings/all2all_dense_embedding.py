@@ -105,9 +105,9 @@ class All2AllDenseEmbedding(EmbeddingLayer):
             )
 
     def compute_output_shape(self, input_shape):
+        batch, *_ = input_shape
         if self.dynamic_input:
-            return (tuple(input_shape)[0], self.embedding_vec_size)
-        batch = tuple(input_shape)[0]
+            return (batch, self.embedding_vec_size)
         return (batch, self.slot_num, self.nnz_per_slot, self.embedding_vec_size)
 
     def compute_output_spec(self, inputs, training=True):

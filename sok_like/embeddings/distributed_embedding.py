@@ -138,8 +138,8 @@ class DistributedEmbedding(EmbeddingLayer):
     def _bad_input(self, inputs):
         return TypeError(
             f"The input must be a tf.SparseTensor [batch * {self.slot_num}, {self.max_nnz}], a "
-            f"tf.RaggedTensor [batch * {self.slot_num}, None] or [batch, {self.slot_num}, None], or "
-            f"a dense tensor [batch, {self.slot_num}] or [batch, {self.slot_num}, hotness]. "
+            f"tf.RaggedTensor [batch * {self.slot_num}, None] or [batch, {self.slot_num}, None], "
+            f"or a dense tensor [batch, {self.slot_num}] or [batch, {self.slot_num}, hotness]. "
             f"Received: {inputs!r} (layer '{self.name}')"
         )
 

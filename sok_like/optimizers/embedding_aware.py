@@ -2,7 +2,7 @@
 
 `embedding_aware(cls)` is a subclass of a stock optimizer class. It takes the embedding variables
 out of what the stock class is given, updates them by the core's fused rule, and leaves everything
-else to the stock class, whose ordinary gradients it averages over ranks first. One subclass for each of
+else to the stock class, after averaging the ordinary gradients over ranks. One mixin for each of
 the three families: Keras 3, tf_keras, tf.compat.v1.train.
 """
 

@@ -8,8 +8,8 @@ either gives exactly that optimizer's meaning on a dense variable, or raises:
     tf.compat.v1.train         GradientDescent, Momentum, Adagrad, Adam, Ftrl
 
 Two meanings need saying. Adam and Keras' momentum move rows that are not in the batch, and so does
-the core (it catches such a row up when it is next read). FTRL is TF's sparse FTRL: rows that are not
-in the batch stay; Keras 3's dense formula would set every row to zero at the first step.
+the core (it catches such a row up when it is next read). FTRL is TF's sparse FTRL: rows that are
+not in the batch stay; Keras 3's dense formula would set every row to zero at the first step.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def _check_keras_settings(optimizer):
         if getattr(optimizer, setting, None):
             raise ValueError(
                 f"An embedding variable cannot honour `{setting}`, {why}. "
-                f"Received: {setting}={getattr(optimizer, setting)!r} on {optimizer.name}; leave it "
-                "out, or train embedding variables with an optimizer of their own "
+                f"Received: {setting}={getattr(optimizer, setting)!r} on {optimizer.name}; leave "
+                "it out, or train embedding variables with an optimizer of their own "
                 "(sok.split_embedding_variable_from_others)."
             )
 

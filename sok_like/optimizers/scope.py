@@ -8,7 +8,7 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def OptimizerScope(trainable_variables: Sequence[Any]) -> Iterator[None]:  # noqa: N802
+def OptimizerScope(trainable_variables: Sequence[Any]) -> Iterator[None]:
     """Does nothing: an optimizer of this package finds embedding variables by itself.
 
     SOK 1.x needed the scope around `apply_gradients` of a stock optimizer. Here a stock optimizer

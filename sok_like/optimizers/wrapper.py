@@ -8,7 +8,7 @@ from sok_like.optimizers.embedding_aware import embedding_aware
 from sok_like.optimizers.rules import rule_of
 
 
-def OptimizerWrapper(  # noqa: N802 (published name)
+def OptimizerWrapper(
     optimizer: Any, *, lazy: bool = False, average_dense_gradients: bool = True
 ) -> Any:
     """The same optimizer, able to train a model's embedding and ordinary variables together.
