@@ -193,6 +193,11 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         """Keys this rank holds, int64 scalar."""
         return native.ops().sok_table_size(handle=self.handle)
 
+    def bytes(self) -> tf.Tensor:
+        """Memory this rank's shard holds, index, rows and slot rows, int64 scalar."""
+        stats = native.ops().sok_table_stats(handle=self.handle)
+        return tf.cast(stats[TableStats._fields.index("bytes")], tf.int64)
+
     def stats(self) -> TableStats:
         """Keys, capacity, load and bytes of this rank's shard. Eager only."""
         values = native.ops().sok_table_stats(handle=self.handle).numpy()

@@ -35,7 +35,8 @@ def OptimizerWrapper(
     cls = embedding_aware(type(optimizer))
     rule_of(optimizer)  # a setting that cannot be honoured is refused now, not in the first step
     view = object.__new__(cls)
-    view.__dict__ = optimizer.__dict__
+    # Past the optimizers' own __setattr__, which would track the dictionary as a thing to save.
+    object.__setattr__(view, "__dict__", optimizer.__dict__)
     view.__dict__["_sok_lazy"] = lazy
     view.__dict__["_sok_average"] = average_dense_gradients
     return view
