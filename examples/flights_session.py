@@ -7,6 +7,7 @@ Same data, same table, same network; written the way scripts were written before
 rows are updated by LazyAdam, which touches only the rows of the batch, the rest by TF1's Adam.
 """
 
+import contextlib
 import time
 
 import flights
@@ -114,16 +115,15 @@ def make_session_scorer(session, network, flights_part, local_batch, ranks):
     def score():
         parts = [flights_part.take(rows) for rows in batches]
         logits = [session.run(network.test_logits, network.feed(part)) for part in parts]
-        with tf.init_scope():  # The ranks' results are joined eagerly, outside the graph.
-            return ranks.join(np.concatenate(logits), len(flights_part))
+        return ranks.join(np.concatenate(logits), len(flights_part))
 
     return score
 
 
-def show_progress(step, steps, loss, started):
+def show_progress(step, steps, loss, seconds):
     """Redraws a one-line progress bar."""
     done = 30 * step // steps
-    speed = (time.perf_counter() - started) / step * 1000
+    speed = 1000 * seconds / step
     bar = "=" * done + "." * (30 - done)
     end = "\n" if step == steps else ""
     print(f"\r{step}/{steps} [{bar}] {speed:.0f} ms/step - loss: {loss:.4f}", end=end, flush=True)
@@ -138,21 +138,28 @@ def main():
     steps = len(train) // arguments.batch_size * arguments.epochs
     every = max(1, steps // flights.CURVE_POINTS)
 
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+    graph = tf.Graph()
+    with graph.as_default():
         tf.compat.v1.set_random_seed(arguments.seed)
         sok_init = sok.Init(global_batch_size=arguments.batch_size, seed=arguments.seed)
         network = Network(
             train.keys.shape[1], train.dense.shape[1], local_batch, arguments, train.keys.size
         )
         train_op = make_train_op(network, arguments.learning_rate, ranks)
+        table_initializers = [table.initializer for table in network.tables]
+        dense_initializer = tf.compat.v1.global_variables_initializer()
         same_start = [v.assign(ranks.broadcast_op(v)) for v in network.dense_variables]
+        table_sizes = [(table.size(), table.bytes()) for table in network.tables]
 
+    # Not `with Session()`: that would make the graph the default again, and the ranks' results
+    # could not be joined eagerly between two runs.
+    with contextlib.closing(tf.compat.v1.Session(graph=graph)) as session:
         session.run(sok_init)
-        session.run([table.initializer for table in network.tables])
-        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(table_initializers)
+        session.run(dense_initializer)
         session.run(same_start)
 
-        curve_test = test.take(slice(flights.CURVE_ROWS))
+        curve_test = flights.curve_flights(test)
         curve_score = make_session_scorer(session, network, curve_test, local_batch, ranks)
         train_losses, test_points, scoring = [], [], 0.0
         started = time.perf_counter()
@@ -163,7 +170,7 @@ def main():
             loss, _ = session.run([network.loss, train_op], network.feed(part))
             train_losses.append(float(loss))
             if ranks.rank == 0:
-                show_progress(step, steps, loss, started)
+                show_progress(step, steps, loss, time.perf_counter() - started - scoring)
             if step % every == 0:
                 paused = time.perf_counter()
                 logits = curve_score()
@@ -174,7 +181,7 @@ def main():
         seconds = time.perf_counter() - started - scoring
 
         logits = make_session_scorer(session, network, test, local_batch, ranks)()
-        sizes = session.run([(table.size(), table.bytes()) for table in network.tables])
+        sizes = session.run(table_sizes)
 
     keys, table_bytes = (ranks.sum(sum(column)) for column in zip(*sizes))
     flights.report(ranks, test, logits, steps * arguments.batch_size, seconds, keys, table_bytes)
