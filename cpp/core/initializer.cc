@@ -5,6 +5,10 @@
 
 #include "cpp/core/hash.h"
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 namespace sok {
 namespace {
 
@@ -12,60 +16,100 @@ namespace {
 // several blocks of one key.
 constexpr int kLanes = 16;
 
-struct Lanes {
+struct alignas(64) Lanes {
   uint32_t x[4][kLanes];
 };
 
+#if defined(__AVX2__)
+
+// Four counters to a register, each word in the low half of 64 bits: one multiplication gives both
+// halves of a product, and what is left in the high half never meets a low one. Twice the speed of
+// the plain code, which compilers do not turn into this.
 void PhiloxLanes(Lanes* lanes, uint32_t key0, uint32_t key1) {
-  Lanes c = *lanes;
-  for (int round = 0; round < kPhiloxRounds; ++round) {
-    for (int i = 0; i < kLanes; ++i) {
-      const uint64_t product0 = uint64_t{kPhiloxMul0} * c.x[0][i];
-      const uint64_t product1 = uint64_t{kPhiloxMul1} * c.x[2][i];
-      const uint32_t x1 = c.x[1][i], x3 = c.x[3][i];
-      c.x[0][i] = static_cast<uint32_t>(product1 >> 32) ^ x1 ^ key0;
-      c.x[1][i] = static_cast<uint32_t>(product1);
-      c.x[2][i] = static_cast<uint32_t>(product0 >> 32) ^ x3 ^ key1;
-      c.x[3][i] = static_cast<uint32_t>(product0);
+  constexpr int kGroup = 2;  // registers per word, to overlap the latency of multiplications
+  const __m256i mul0 = _mm256_set1_epi64x(kPhiloxMul0);
+  const __m256i mul1 = _mm256_set1_epi64x(kPhiloxMul1);
+  for (int first = 0; first < kLanes; first += 4 * kGroup) {
+    __m256i c[4][kGroup];
+    for (int w = 0; w < 4; ++w) {
+      for (int g = 0; g < kGroup; ++g) {
+        c[w][g] = _mm256_cvtepu32_epi64(
+            _mm_loadu_si128(reinterpret_cast<const __m128i*>(&lanes->x[w][first + 4 * g])));
+      }
     }
-    key0 += kPhiloxWeyl0;
-    key1 += kPhiloxWeyl1;
+    uint32_t k0 = key0, k1 = key1;
+    for (int round = 0; round < kPhiloxRounds; ++round) {
+      const __m256i round_key0 = _mm256_set1_epi64x(k0);
+      const __m256i round_key1 = _mm256_set1_epi64x(k1);
+      for (int g = 0; g < kGroup; ++g) {
+        const __m256i product0 = _mm256_mul_epu32(c[0][g], mul0);
+        const __m256i product1 = _mm256_mul_epu32(c[2][g], mul1);
+        c[0][g] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(product1, 32), c[1][g]),
+                                   round_key0);
+        c[1][g] = product1;
+        c[2][g] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(product0, 32), c[3][g]),
+                                   round_key1);
+        c[3][g] = product0;
+      }
+      k0 += kPhiloxWeyl0;
+      k1 += kPhiloxWeyl1;
+    }
+    const __m256i low_words = _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6);
+    for (int w = 0; w < 4; ++w) {
+      for (int g = 0; g < kGroup; ++g) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(&lanes->x[w][first + 4 * g]),
+                         _mm256_castsi256_si128(_mm256_permutevar8x32_epi32(c[w][g], low_words)));
+      }
+    }
   }
-  *lanes = c;
 }
 
-struct Item {
-  uint64_t key;
-  uint32_t block;
-  float* out;  // column 4 * block of the row
-  int count;   // columns of this block, 1..4
+#else
+
+void PhiloxLanes(Lanes* lanes, uint32_t key0, uint32_t key1) {
+  for (int i = 0; i < kLanes; ++i) {
+    const PhiloxBlock block =
+        Philox({{lanes->x[0][i], lanes->x[1][i], lanes->x[2][i], lanes->x[3][i]}}, key0, key1);
+    for (int w = 0; w < 4; ++w) lanes->x[w][i] = block.x[w];
+  }
+}
+
+#endif
+
+// Where the blocks of some lanes belong.
+struct Items {
+  uint64_t key[kLanes];
+  uint32_t block[kLanes];
+  float* out[kLanes];  // column 4 * block of the row
+  int count[kLanes];   // columns of the block, 1..4
 };
 
 // Fills up to kLanes blocks. Lanes past `num_items` hold leftovers that nothing reads.
-void FillItems(const Initializer& init, const Item* items, int num_items, Lanes* lanes) {
-  for (int i = 0; i < num_items; ++i) {
-    lanes->x[0][i] = static_cast<uint32_t>(items[i].key);
-    lanes->x[1][i] = static_cast<uint32_t>(items[i].key >> 32);
-    lanes->x[2][i] = items[i].block;
-    lanes->x[3][i] = 0;
+void FillItems(const Initializer& init, const Items& items, int num_items) {
+  Lanes lanes;
+  for (int i = 0; i < kLanes; ++i) {
+    lanes.x[0][i] = static_cast<uint32_t>(items.key[i]);
+    lanes.x[1][i] = static_cast<uint32_t>(items.key[i] >> 32);
+    lanes.x[2][i] = items.block[i];
+    lanes.x[3][i] = 0;
   }
-  PhiloxLanes(lanes, init.philox_key0, init.philox_key1);
+  PhiloxLanes(&lanes, init.philox_key0, init.philox_key1);
   alignas(64) float values[4][kLanes];
   if (init.kind == InitializerKind::kUniform) {
     for (int w = 0; w < 4; ++w) {
-      for (int i = 0; i < kLanes; ++i) values[w][i] = UniformValue(init, lanes->x[w][i]);
+      for (int i = 0; i < kLanes; ++i) values[w][i] = UniformValue(init, lanes.x[w][i]);
     }
   } else {
     for (int w = 0; w < 4; w += 2) {
       for (int i = 0; i < kLanes; ++i) {
-        NormalPair(lanes->x[w][i], lanes->x[w + 1][i], &values[w][i], &values[w + 1][i]);
+        NormalPair(lanes.x[w][i], lanes.x[w + 1][i], &values[w][i], &values[w + 1][i]);
       }
     }
     if (init.kind == InitializerKind::kTruncatedNormal) {
       for (int w = 0; w < 4; ++w) {
         for (int i = 0; i < num_items; ++i) {
           if (values[w][i] > -2.0f && values[w][i] < 2.0f) continue;
-          values[w][i] = TruncatedNormal(init, items[i].key, items[i].block * 4 + w, 1);
+          values[w][i] = TruncatedNormal(init, items.key[i], items.block[i] * 4 + w, 1);
         }
       }
     }
@@ -73,12 +117,15 @@ void FillItems(const Initializer& init, const Item* items, int num_items, Lanes*
       for (int i = 0; i < kLanes; ++i) values[w][i] = init.a + init.scale * values[w][i];
     }
   }
+  alignas(64) float blocks[kLanes][4];
+  for (int i = 0; i < kLanes; ++i) {
+    for (int w = 0; w < 4; ++w) blocks[i][w] = values[w][i];
+  }
   for (int i = 0; i < num_items; ++i) {
-    const float row[4] = {values[0][i], values[1][i], values[2][i], values[3][i]};
-    if (items[i].count == 4) {
-      std::memcpy(items[i].out, row, sizeof row);
+    if (items.count[i] == 4) {
+      std::memcpy(items.out[i], blocks[i], sizeof blocks[i]);
     } else {
-      std::copy_n(row, items[i].count, items[i].out);
+      std::copy_n(blocks[i], items.count[i], items.out[i]);
     }
   }
 }
@@ -120,20 +167,21 @@ void InitialRows(const Initializer& init, const uint64_t* keys, int64_t num_keys
     }
     return;
   }
-  Item items[kLanes];
-  Lanes lanes = {};
-  int num_items = 0;
+  Items items = {};
+  int n = 0;
   for (int64_t i = 0; i < num_keys; ++i) {
     for (int64_t column = 0; column < dim; column += 4) {
-      items[num_items++] = {keys[i], static_cast<uint32_t>(column / 4), rows[i] + column,
-                            static_cast<int>(std::min<int64_t>(4, dim - column))};
-      if (num_items == kLanes) {
-        FillItems(init, items, num_items, &lanes);
-        num_items = 0;
+      items.key[n] = keys[i];
+      items.block[n] = static_cast<uint32_t>(column / 4);
+      items.out[n] = rows[i] + column;
+      items.count[n] = static_cast<int>(std::min<int64_t>(4, dim - column));
+      if (++n == kLanes) {
+        FillItems(init, items, n);
+        n = 0;
       }
     }
   }
-  if (num_items > 0) FillItems(init, items, num_items, &lanes);
+  if (n > 0) FillItems(init, items, n);
 }
 
 }  // namespace sok
