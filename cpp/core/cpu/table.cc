@@ -150,6 +150,8 @@ int64_t CpuTable::Impl::ReadRange(const uint64_t* keys, int64_t num_keys, uint32
                                   float* rows) const {
   const bool pending = Pending();
   const int64_t dim = options.dim;
+  // To read a row that owes steps takes its slot rows too.
+  const int64_t floats_read = pending ? dim + slot_floats() : dim;
   int64_t num_missing = 0;
   const auto copy_block = [&](int64_t begin, int64_t end) {
     uint64_t missing_keys[kBlock];
@@ -173,7 +175,7 @@ int64_t CpuTable::Impl::ReadRange(const uint64_t* keys, int64_t num_keys, uint32
     const int64_t end = std::min(num_keys, begin + kBlock);
     FindRange(keys + begin, end - begin, row_numbers + begin);
     for (int64_t i = begin; i < end; ++i) {
-      if (row_numbers[i] != kNoRow) PrefetchRow(arena->Row(row_numbers[i]), dim);
+      if (row_numbers[i] != kNoRow) PrefetchRow(arena->Row(row_numbers[i]), floats_read);
     }
     if (begin > 0) copy_block(copied, begin);
     copied = begin;
