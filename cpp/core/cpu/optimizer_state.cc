@@ -134,18 +134,19 @@ void OptimizerState::ReplaySteps(const float* row, float* embedding) const {
   const double beta_2 = AsWritten(options_.beta_2);
   std::vector<double> w(row, row + dim_), m(row + dim_, row + 2 * dim_),
       v(row + 2 * dim_, row + 3 * dim_);
-  for (uint32_t k = first; k <= now; ++k) {
-    // Beyond the window only weight decay is left, and often not even that.
-    if (k > end && options_.weight_decay == 0.0f) break;
+  for (uint32_t k = first; k <= end; ++k) {
     const double decay = history_.Decay(k);
-    const double alpha = k <= end ? history_.Alpha(k) : 0.0;
+    const double alpha = history_.Alpha(k);
     for (int64_t d = 0; d < dim_; ++d) {
       m[d] *= beta_1;
       v[d] *= beta_2;
-      w[d] = w[d] * decay;
-      if (alpha != 0.0 && m[d] != 0.0) w[d] -= alpha * m[d] / (std::sqrt(v[d]) + options_.epsilon);
+      w[d] *= decay;
+      if (m[d] != 0.0) w[d] -= alpha * m[d] / (std::sqrt(v[d]) + options_.epsilon);
     }
   }
+  // Beyond the window only weight decay is left.
+  const double rest = end < now ? history_.Since(end).row : 1.0;
+  for (int64_t d = 0; d < dim_; ++d) w[d] *= rest;
   for (int64_t d = 0; d < dim_; ++d) embedding[d] = static_cast<float>(w[d]);
 }
 
