@@ -159,7 +159,7 @@ def read_shard(path: pathlib.Path, dim: int) -> Shard:
 
 
 def owned_by(shards: Sequence[Shard], rank: int, world_size: int, dim: int) -> Shard:
-    """What `rank` of `world_size` owns of a whole dump: keys with `uint64(key) % world_size == rank`.
+    """What `rank` of `world_size` owns: keys with `uint64(key) % world_size == rank`.
 
     Raises:
         ValueError: shards of one dump name different slot variables.
