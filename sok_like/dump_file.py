@@ -16,6 +16,7 @@ earlier dumps are removed behind it.
 from __future__ import annotations
 
 import dataclasses
+import glob
 import json
 import os
 import pathlib
@@ -88,7 +89,7 @@ def write_manifest(
     aside = target.with_suffix(".json.tmp")
     aside.write_text(json.dumps(manifest, indent=1) + "\n")
     os.replace(aside, target)
-    for old in path.glob(f"{_glob_escape(_file_stem(table))}.*-of-*.npz"):
+    for old in path.glob(f"{glob.escape(_file_stem(table))}.*-of-*.npz"):
         if old.name not in shards:
             old.unlink(missing_ok=True)
 
@@ -186,11 +187,5 @@ def _empty(dim):
 
 
 def _file_stem(table):
-    # Any table name is a file name of its own.
-    return urllib.parse.quote(table, safe="") or "_"
-
-
-def _glob_escape(text):
-    import glob
-
-    return glob.escape(text)
+    # Any table name is a file name of its own, and without a dot: "a" must not claim files of "a.b".
+    return urllib.parse.quote(table, safe="").replace(".", "%2E") or "_"
