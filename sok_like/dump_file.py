@@ -167,7 +167,7 @@ def owned_by(shards: Sequence[Shard], rank: int, world_size: int, dim: int) -> S
     """
     filled = [shard for shard in shards if len(shard.keys)]
     if not filled:
-        return Shard(*_empty(dim), [], [])
+        return _empty(dim)
     first = filled[0]
     parts = []
     for shard in filled:
@@ -183,9 +183,10 @@ def owned_by(shards: Sequence[Shard], rank: int, world_size: int, dim: int) -> S
 
 
 def _empty(dim):
-    return np.zeros([0], np.int64), np.zeros([0, dim], np.float32), np.zeros([0, 0], np.float32)
+    rows, slot_rows = np.zeros([0, dim], np.float32), np.zeros([0, 0], np.float32)
+    return Shard(np.zeros([0], np.int64), rows, slot_rows, [], [])
 
 
 def _file_stem(table):
-    # Any table name is a file name of its own, and without a dot: "a" must not claim files of "a.b".
+    # Any table name is a file name, and has no dot in it: "a" must not claim files of "a.b".
     return urllib.parse.quote(table, safe="").replace(".", "%2E") or "_"

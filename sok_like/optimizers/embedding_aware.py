@@ -207,7 +207,7 @@ def embedding_aware(cls: type) -> type:
     if issubclass(cls, _EmbeddingAware):
         return cls
     if issubclass(cls, tf.compat.v1.train.Optimizer):
-        family = _V1
+        family: type = _V1
     elif any(base.__module__.startswith("keras.src.optimizers") for base in cls.__mro__):
         family = _Keras3
     elif any(base.__module__ == "tf_keras.src.optimizers.optimizer" for base in cls.__mro__):

@@ -39,7 +39,7 @@ def OptimizerWrapper(
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:  # Keras' LossScaleOptimizer
         return _loss_scaling(optimizer, inner, lazy, average_dense_gradients)
-    cls = embedding_aware(type(optimizer))
+    cls = embedding_aware(type(optimizer))  # type: ignore[arg-type]
     rule_of(optimizer)  # a setting that cannot be honoured is refused now, not in the first step
     view = _view(cls, optimizer)
     view.__dict__["_sok_lazy"] = lazy
