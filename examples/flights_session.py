@@ -97,7 +97,7 @@ def make_train_op(network, learning_rate, ranks):
     The embedding layer sums its gradient over the ranks itself; the others are averaged here.
     """
     tables = network.tables
-    gradients = tf.gradients(network.loss, tables + network.dense_variables)
+    gradients = tf.gradients(network.loss, [*tables, *network.dense_variables])
     table_gradients, dense_gradients = gradients[: len(tables)], gradients[len(tables) :]
     dense_gradients = [ranks.mean_op(gradient) for gradient in dense_gradients]
     table_optimizer = sok.tf.keras.optimizers.lazy_adam.LazyAdamOptimizer(learning_rate)

@@ -76,38 +76,40 @@ void PhiloxLanes(Lanes* lanes, uint32_t key0, uint32_t key1) {
 
 #endif
 
-struct Item {
-  uint64_t key;
-  uint32_t block;
-  float* out;  // column 4 * block of the row
-  int count;   // columns of this block, 1..4
+// Where the blocks of some lanes belong.
+struct Items {
+  uint64_t key[kLanes];
+  uint32_t block[kLanes];
+  float* out[kLanes];  // column 4 * block of the row
+  int count[kLanes];   // columns of the block, 1..4
 };
 
 // Fills up to kLanes blocks. Lanes past `num_items` hold leftovers that nothing reads.
-void FillItems(const Initializer& init, const Item* items, int num_items, Lanes* lanes) {
-  for (int i = 0; i < num_items; ++i) {
-    lanes->x[0][i] = static_cast<uint32_t>(items[i].key);
-    lanes->x[1][i] = static_cast<uint32_t>(items[i].key >> 32);
-    lanes->x[2][i] = items[i].block;
-    lanes->x[3][i] = 0;
+void FillItems(const Initializer& init, const Items& items, int num_items) {
+  Lanes lanes;
+  for (int i = 0; i < kLanes; ++i) {
+    lanes.x[0][i] = static_cast<uint32_t>(items.key[i]);
+    lanes.x[1][i] = static_cast<uint32_t>(items.key[i] >> 32);
+    lanes.x[2][i] = items.block[i];
+    lanes.x[3][i] = 0;
   }
-  PhiloxLanes(lanes, init.philox_key0, init.philox_key1);
+  PhiloxLanes(&lanes, init.philox_key0, init.philox_key1);
   alignas(64) float values[4][kLanes];
   if (init.kind == InitializerKind::kUniform) {
     for (int w = 0; w < 4; ++w) {
-      for (int i = 0; i < kLanes; ++i) values[w][i] = UniformValue(init, lanes->x[w][i]);
+      for (int i = 0; i < kLanes; ++i) values[w][i] = UniformValue(init, lanes.x[w][i]);
     }
   } else {
     for (int w = 0; w < 4; w += 2) {
       for (int i = 0; i < kLanes; ++i) {
-        NormalPair(lanes->x[w][i], lanes->x[w + 1][i], &values[w][i], &values[w + 1][i]);
+        NormalPair(lanes.x[w][i], lanes.x[w + 1][i], &values[w][i], &values[w + 1][i]);
       }
     }
     if (init.kind == InitializerKind::kTruncatedNormal) {
       for (int w = 0; w < 4; ++w) {
         for (int i = 0; i < num_items; ++i) {
           if (values[w][i] > -2.0f && values[w][i] < 2.0f) continue;
-          values[w][i] = TruncatedNormal(init, items[i].key, items[i].block * 4 + w, 1);
+          values[w][i] = TruncatedNormal(init, items.key[i], items.block[i] * 4 + w, 1);
         }
       }
     }
@@ -115,12 +117,15 @@ void FillItems(const Initializer& init, const Item* items, int num_items, Lanes*
       for (int i = 0; i < kLanes; ++i) values[w][i] = init.a + init.scale * values[w][i];
     }
   }
+  alignas(64) float blocks[kLanes][4];
+  for (int i = 0; i < kLanes; ++i) {
+    for (int w = 0; w < 4; ++w) blocks[i][w] = values[w][i];
+  }
   for (int i = 0; i < num_items; ++i) {
-    const float row[4] = {values[0][i], values[1][i], values[2][i], values[3][i]};
-    if (items[i].count == 4) {
-      std::memcpy(items[i].out, row, sizeof row);
+    if (items.count[i] == 4) {
+      std::memcpy(items.out[i], blocks[i], sizeof blocks[i]);
     } else {
-      std::copy_n(row, items[i].count, items[i].out);
+      std::copy_n(blocks[i], items.count[i], items.out[i]);
     }
   }
 }
@@ -162,20 +167,21 @@ void InitialRows(const Initializer& init, const uint64_t* keys, int64_t num_keys
     }
     return;
   }
-  Item items[kLanes];
-  Lanes lanes = {};
-  int num_items = 0;
+  Items items = {};
+  int n = 0;
   for (int64_t i = 0; i < num_keys; ++i) {
     for (int64_t column = 0; column < dim; column += 4) {
-      items[num_items++] = {keys[i], static_cast<uint32_t>(column / 4), rows[i] + column,
-                            static_cast<int>(std::min<int64_t>(4, dim - column))};
-      if (num_items == kLanes) {
-        FillItems(init, items, num_items, &lanes);
-        num_items = 0;
+      items.key[n] = keys[i];
+      items.block[n] = static_cast<uint32_t>(column / 4);
+      items.out[n] = rows[i] + column;
+      items.count[n] = static_cast<int>(std::min<int64_t>(4, dim - column));
+      if (++n == kLanes) {
+        FillItems(init, items, n);
+        n = 0;
       }
     }
   }
-  if (num_items > 0) FillItems(init, items, num_items, &lanes);
+  if (n > 0) FillItems(init, items, n);
 }
 
 }  // namespace sok

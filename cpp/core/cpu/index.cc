@@ -1,10 +1,44 @@
 #include "cpp/core/cpu/index.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace sok {
 
+namespace {
+
+// Smaller arrays are cheap whatever page they lie on; larger ones fill huge pages by themselves.
+constexpr size_t kPoolFrom = size_t{128} << 10;
+constexpr size_t kPoolBelow = size_t{16} << 20;
+
+}  // namespace
+
 const Bucket Index::kNoKeys = {};
+
+Index::Array::Array(int64_t num_buckets, BlockPool* array_pool) : pool(array_pool) {
+  const size_t bytes = static_cast<size_t>(num_buckets) * sizeof(Bucket);
+  if (pool != nullptr && bytes >= kPoolFrom && bytes < kPoolBelow) {
+    buckets = static_cast<Bucket*>(pool->Allocate(bytes));
+    pooled_bytes = bytes;
+  } else {
+    memory = Memory(bytes, bytes >= kPoolBelow);
+    buckets = static_cast<Bucket*>(memory.data());
+  }
+}
+
+void Index::Array::Free() noexcept {
+  if (pooled_bytes > 0) pool->Free(buckets, pooled_bytes);
+  memory.Free();
+  pooled_bytes = 0;
+  buckets = nullptr;
+}
+
+void Index::Array::Swap(Array& other) noexcept {
+  std::swap(buckets, other.buckets);
+  std::swap(pool, other.pool);
+  std::swap(pooled_bytes, other.pooled_bytes);
+  std::swap(memory, other.memory);
+}
 
 void Index::MakeRoom(int64_t num_keys) {
   if (HasRoom(num_keys)) return;
@@ -21,8 +55,8 @@ void Index::MakeRoom(int64_t num_keys) {
 }
 
 void Index::Rehash(int64_t num_buckets) {
-  Memory memory(static_cast<size_t>(num_buckets) * sizeof(Bucket), false);
-  Bucket* const buckets = static_cast<Bucket*>(memory.data());
+  Array array(num_buckets, array_.pool);
+  Bucket* const buckets = array.buckets;
   const uint64_t mask = static_cast<uint64_t>(num_buckets) - 1;
   ForEach([buckets, mask](uint64_t key, uint32_t row) {
     const uint64_t hash = HashKey(key);
@@ -34,7 +68,7 @@ void Index::Rehash(int64_t num_buckets) {
     buckets[b].keys[slot] = key;
     buckets[b].rows[slot] = row;
   });
-  memory_ = std::move(memory);  // the old array is freed as `memory` goes
+  array_.Swap(array);  // the old buckets go with `array`
   buckets_ = buckets;
   mask_ = mask;
   erased_ = 0;
@@ -90,7 +124,7 @@ uint32_t Index::Erase(uint64_t hash, uint64_t key) noexcept {
 }
 
 void Index::Clear() noexcept {
-  memory_.Free();
+  array_.Free();
   buckets_ = const_cast<Bucket*>(&kNoKeys);
   mask_ = 0;
   size_ = 0;

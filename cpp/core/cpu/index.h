@@ -29,9 +29,12 @@ class Index {
   static constexpr uint32_t kMissing = 0xFFFFFFFFu;
 
   int64_t size() const { return size_; }
-  int64_t num_buckets() const { return memory_.data() == nullptr ? 0 : mask_ + 1; }
+  int64_t num_buckets() const { return array_.buckets == nullptr ? 0 : mask_ + 1; }
   int64_t capacity() const { return MaxUsed(num_buckets()); }  // keys that fit before it grows
-  int64_t bytes() const { return static_cast<int64_t>(memory_.bytes()); }
+  int64_t bytes() const { return num_buckets() * static_cast<int64_t>(sizeof(Bucket)); }
+
+  // Takes larger arrays from a pool shared with other shards. Before the first key.
+  void UsePool(BlockPool* pool) { array_.pool = pool; }
 
   // Where the probe of a key begins. Never null: an empty index shows one bucket without keys.
   const Bucket* Home(uint64_t hash) const { return buckets_ + (HashBucket(hash) & mask_); }
@@ -99,12 +102,22 @@ class Index {
   uint64_t mask_ = 0;
   int64_t size_ = 0;
   int64_t erased_ = 0;
-  Memory memory_;
 
- public:
-  Index() = default;
-  Index(const Index&) = delete;
-  Index& operator=(const Index&) = delete;
+  // Owns the buckets: from the pool where that pays, from the heap otherwise.
+  struct Array {
+    Array() = default;
+    Array(int64_t num_buckets, BlockPool* array_pool);
+    ~Array() { Free(); }
+    Array(const Array&) = delete;
+    void Free() noexcept;
+    void Swap(Array& other) noexcept;
+
+    Bucket* buckets = nullptr;
+    BlockPool* pool = nullptr;
+    size_t pooled_bytes = 0;
+    Memory memory;
+  };
+  Array array_;
 };
 
 }  // namespace sok

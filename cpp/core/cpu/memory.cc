@@ -64,4 +64,42 @@ void Memory::Free() noexcept {
   mapped_ = false;
 }
 
+void* BlockPool::Allocate(size_t bytes) {
+  constexpr uint32_t kAll = (1u << kSlabBlocks) - 1;
+  std::unique_lock<std::mutex> lock(mutex_);
+  Slab* slab = nullptr;
+  for (const auto& candidate : slabs_) {
+    if (candidate->block_bytes == bytes && candidate->used != kAll) slab = candidate.get();
+  }
+  if (slab == nullptr) {
+    slabs_.reserve(slabs_.size() + 1);
+    slab = new Slab{Memory(bytes * kSlabBlocks, true), bytes};
+    slabs_.emplace_back(slab);
+  }
+  const int i = __builtin_ctz(~slab->used);
+  const uint32_t bit = 1u << i;
+  slab->used |= bit;
+  const bool touched = (slab->touched & bit) != 0;
+  slab->touched |= bit;
+  lock.unlock();
+  char* const block = static_cast<char*>(slab->memory.data()) + static_cast<size_t>(i) * bytes;
+  if (touched) std::memset(block, 0, bytes);
+  return block;
+}
+
+void BlockPool::Free(void* block, size_t bytes) noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& slab : slabs_) {
+    const char* const begin = static_cast<const char*>(slab->memory.data());
+    const char* const at = static_cast<const char*>(block);
+    if (at < begin || at >= begin + slab->memory.bytes()) continue;
+    slab->used &= ~(1u << (static_cast<size_t>(at - begin) / bytes));
+    if (slab->used == 0) {
+      slab = std::move(slabs_.back());  // a slab moved onto itself becomes null and is dropped
+      slabs_.pop_back();
+    }
+    return;
+  }
+}
+
 }  // namespace sok

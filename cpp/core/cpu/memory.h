@@ -7,7 +7,11 @@
 #define SOK_CORE_CPU_MEMORY_H_
 
 #include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 namespace sok {
 
@@ -39,6 +43,27 @@ class Memory {
   void* data_ = nullptr;
   size_t bytes_ = 0;
   bool mapped_ = false;
+};
+
+// Blocks of equal size, cut from shared huge pages. The index shards of a table are each too small
+// for huge pages, but as keys spread evenly they are of one size and double at about the same time:
+// together they fill a slab, and when the last of them has moved on its memory goes back.
+// Thread-safe.
+class BlockPool {
+ public:
+  void* Allocate(size_t bytes);  // zeroed; throws std::bad_alloc
+  void Free(void* block, size_t bytes) noexcept;
+
+ private:
+  static constexpr int kSlabBlocks = 16;
+  struct Slab {
+    Memory memory;
+    size_t block_bytes;
+    uint32_t used = 0;     // a bit per block
+    uint32_t touched = 0;  // blocks that may no longer read as zero
+  };
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Slab>> slabs_;
 };
 
 }  // namespace sok

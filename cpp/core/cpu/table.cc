@@ -60,6 +60,7 @@ CpuTable::Impl::Impl(const TableOptions& table_options)
       initializer(MakeInitializer(options.initializer, options.seed,
                                   HashName(options.name.data(), options.name.size()), options.dim)),
       arena(new Arena(options.dim)) {
+  for (Index& shard : shards) shard.UsePool(&pool);
   if (!options.use_hashtable) {
     present = Memory(static_cast<size_t>((options.max_capacity + 63) / 64) * 8, false);
     size = options.max_capacity;

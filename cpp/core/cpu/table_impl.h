@@ -75,6 +75,7 @@ struct CpuTable::Impl {
   const Initializer initializer;  // points into options.initializer
   mutable std::shared_mutex mutex;
 
+  BlockPool pool;  // before the shards that use it
   Index shards[kNumShards];
   std::unique_ptr<Arena> arena;
   std::vector<uint32_t> free_rows;  // last in, first out

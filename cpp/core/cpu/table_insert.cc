@@ -64,11 +64,13 @@ int64_t CpuTable::Impl::InsertMissing(Executor& ex, const uint64_t* keys, int64_
   const int64_t grain = ShardGrain(total);
   ex.ParallelFor(kNumShards, grain, [&](int64_t begin, int64_t end) {
     for (int64_t s = begin; s < end; ++s) {
-      const int64_t count = misses->count(s);
+      int64_t count = misses->count(s);
       if (shards[s].HasRoom(count)) continue;
-      // Repeated keys must not make the index grow.
-      const uint32_t* const positions = misses->positions.data() + misses->offsets[s];
-      shards[s].MakeRoom(CountDistinct(keys, positions, count));
+      if (count > shards[s].size()) {
+        // Repeated keys must not make the index grow by more than one doubling.
+        count = CountDistinct(keys, misses->positions.data() + misses->offsets[s], count);
+      }
+      shards[s].MakeRoom(count);
     }
   });
 
@@ -98,7 +100,10 @@ int64_t CpuTable::Impl::InsertMissing(Executor& ex, const uint64_t* keys, int64_
         const int n = static_cast<int>(std::min<int64_t>(kBlock, misses->offsets[s + 1] - b));
         for (int i = 0; i < n; ++i) {
           hashes[i] = HashKey(keys[positions[i]]);
-          __builtin_prefetch(shard.Home(hashes[i]), 1);
+          const char* const home = reinterpret_cast<const char*>(shard.Home(hashes[i]));
+          for (size_t line = 0; line < sizeof(Bucket); line += 64) {
+            __builtin_prefetch(home + line, 1);
+          }
         }
         int num_new = 0;
         for (int i = 0; i < n; ++i) {

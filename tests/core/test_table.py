@@ -1,0 +1,374 @@
+"""`_core.Table` against a Python dict."""
+
+import threading
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from sok_like import _core
+
+DIM = 3
+RANGES = {
+    "int64": (-(2**63), 2**63 - 1),
+    "int32": (-(2**31), 2**31 - 1),
+    "uint64": (0, 2**64 - 1),
+    "uint32": (0, 2**32 - 1),
+}
+
+
+@pytest.fixture(autouse=True)
+def two_threads():
+    _core.set_num_threads(2)
+
+
+def extreme_keys(key_dtype):
+    low, high = RANGES[key_dtype]
+    wanted = [0, 1, 2, -1, -2, low, low + 1, high, high - 1, 2**31, 2**32, -(2**31), 0x7FFF, 12345]
+    return [k for k in dict.fromkeys(wanted) if low <= k <= high]
+
+
+def row_of(number):
+    return np.float32(number) + np.arange(DIM, dtype=np.float32)
+
+
+class TableAgainstDict(RuleBasedStateMachine):
+    """Few keys, so that they are inserted, erased and inserted again; batches repeat keys."""
+
+    @initialize(key_dtype=st.sampled_from(sorted(RANGES)), use_slots=st.booleans())
+    def start(self, key_dtype, use_slots):
+        self.table = _core.Table("t", DIM, key_dtype=key_dtype, initializer="constant", a=0.25)
+        if use_slots:
+            self.table.configure_slots([_core.SlotSpec("m", 2, initial=1.5)])
+        self.key_dtype = key_dtype
+        extremes = extreme_keys(key_dtype)
+        self.universe = extremes + [k for k in range(100, 160) if k not in extremes]
+        self.expected = {}
+        self.count = 0
+
+    def pick(self, data, max_size=40):
+        keys = data.draw(st.lists(st.sampled_from(self.universe), max_size=max_size))
+        return keys, np.array(keys, self.key_dtype)
+
+    def check_rows(self, keys, rows):
+        initial = np.full(DIM, 0.25, np.float32)
+        wanted = [self.expected.get(k, initial) for k in keys]
+        np.testing.assert_array_equal(rows, np.array(wanted, np.float32).reshape(-1, DIM))
+
+    @rule(data=st.data())
+    def find(self, data):
+        keys, array = self.pick(data)
+        rows, found = self.table.find(array)
+        self.check_rows(keys, rows)
+        assert found.tolist() == [k in self.expected for k in keys]
+
+    @rule(data=st.data())
+    def find_or_insert(self, data):
+        keys, array = self.pick(data)
+        rows, inserted = self.table.find_or_insert(array)
+        self.check_rows(keys, rows)
+        seen = set(self.expected)
+        assert inserted.tolist() == [not (k in seen or seen.add(k)) for k in keys]
+        for k in keys:
+            self.expected.setdefault(k, np.full(DIM, 0.25, np.float32))
+
+    @rule(data=st.data())
+    def assign(self, data):
+        keys, array = self.pick(data)
+        rows = np.zeros((len(keys), DIM), np.float32)
+        for i, k in enumerate(keys):
+            self.count += 1
+            rows[i] = self.expected[k] = row_of(self.count)
+        self.table.assign(array, rows)
+
+    @rule(data=st.data())
+    def erase(self, data):
+        keys, array = self.pick(data)
+        assert self.table.erase(array) == len(self.expected.keys() & set(keys))
+        for k in keys:
+            self.expected.pop(k, None)
+
+    @rule()
+    def clear(self):
+        self.table.clear()
+        self.expected.clear()
+
+    @rule(num_keys=st.integers(0, 3000))
+    def reserve(self, num_keys):
+        self.table.reserve(num_keys)
+        assert self.table.capacity >= num_keys
+
+    @rule()
+    def export_and_import(self):
+        keys, rows, slots = self.table.export()
+        assert keys.dtype == self.key_dtype
+        assert (np.diff(keys.astype(np.uint64)) > 0).all() or len(keys) < 2
+        assert set(keys.tolist()) == set(self.expected)
+        self.check_rows(keys.tolist(), rows)
+        # Into a table with the same initial rows, in reverse order; it takes this one's place.
+        other = _core.Table("t", DIM, key_dtype=self.key_dtype, initializer="constant", a=0.25)
+        other.import_(keys[::-1], rows[::-1], {name: slot[::-1] for name, slot in slots.items()})
+        again = other.export()
+        for mine, theirs in zip((keys, rows, *slots.values()), (*again[:2], *again[2].values())):
+            np.testing.assert_array_equal(mine, theirs)
+        self.table = other
+
+    @invariant()
+    def size(self):
+        if hasattr(self, "table"):
+            assert len(self.table) == self.table.size == len(self.expected)
+
+
+TestTableAgainstDict = TableAgainstDict.TestCase
+TestTableAgainstDict.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.parametrize("key_dtype", sorted(RANGES))
+def test_extreme_keys_are_keys_like_any_other(key_dtype):
+    keys = np.array(extreme_keys(key_dtype), key_dtype)
+    table = _core.Table("t", DIM, key_dtype=key_dtype)
+    rows = np.arange(keys.size * DIM, dtype=np.float32).reshape(-1, DIM)
+    table.assign(keys, rows)
+    np.testing.assert_array_equal(table.find(keys)[0], rows)
+    order = np.argsort(keys.astype(np.uint64))
+    np.testing.assert_array_equal(table.export()[0], keys[order])
+
+
+def test_keys_that_share_shard_home_bucket_and_digest():
+    wanted, keys, others = None, [], []
+    for key in range(3_000_000):
+        shard, bucket, digest = _core._hash_pieces(key)
+        if wanted is None:
+            wanted = (shard, bucket % 4, digest)
+        if (shard, bucket % 4, digest) == wanted:
+            keys.append(key)
+        elif shard == wanted[0] and len(others) < 50:
+            others.append(key)
+    assert len(keys) > 20
+    table = _core.Table("t", 1)
+    rows = np.arange(len(keys), dtype=np.float32)[:, None]
+    table.assign(keys, rows)
+    np.testing.assert_array_equal(table.find(keys)[0], rows)
+    assert not table.find(others)[1].any()
+    assert table.erase(keys[::2]) == len(keys[::2])
+    rows_now, found = table.find(keys)
+    np.testing.assert_array_equal(found, np.arange(len(keys)) % 2 == 1)
+    np.testing.assert_array_equal(rows_now[1::2], rows[1::2])
+
+
+def test_hash_pieces_are_even_for_the_keys_of_one_rank():
+    """A rank holds keys of one remainder; none of the pieces may show it."""
+    num_keys = 64 * 1000
+    pieces = np.array([_core._hash_pieces(7 + 64 * i) for i in range(num_keys)], np.uint64)
+    for values, num_values in ((pieces[:, 0], 64), (pieces[:, 1] % 64, 64), (pieces[:, 2], 256)):
+        counts = np.bincount(values.astype(np.int64), minlength=num_values)
+        if num_values == 256:
+            assert (counts[:2] == 0).all()
+            counts = counts[4:]  # 2 and 3 take the two values that 0 and 1 would have had
+            num_values = 256
+        mean = num_keys / num_values
+        assert np.abs(counts - mean).max() < 6 * np.sqrt(mean)
+    joint = np.bincount((pieces[:, 0] * 64 + pieces[:, 1] % 64).astype(np.int64), minlength=4096)
+    assert joint.max() < 15.6 + 8 * np.sqrt(15.6)
+
+
+def test_growth_keeps_every_row():
+    rng = np.random.default_rng(0)
+    keys = rng.permutation(np.unique(rng.integers(-(2**63), 2**63 - 1, 200_000)))
+    rows = rng.standard_normal((keys.size, 5), np.float32)
+    table = _core.Table("t", 5)
+    for begin in range(0, keys.size, 7919):
+        table.assign(keys[begin : begin + 7919], rows[begin : begin + 7919])
+    np.testing.assert_array_equal(table.find(keys)[0], rows)
+    stats = table.stats()
+    assert stats["size"] == keys.size <= stats["capacity"]
+    assert 7 / 16 * 0.9 < stats["load_factor"] <= 7 / 8
+    assert stats["max_probe_length"] >= 1 and stats["mean_probe_length"] < 1.5
+    table.clear()
+    assert table.stats()["index_bytes"] == 0
+    assert not table.find(keys)[1].any()
+
+
+def test_memory_beside_the_rows_stays_within_32_bytes_a_key():
+    table = _core.Table("t", 16)
+    keys = np.arange(400_000) * 977
+    figures = []
+    for begin in range(0, keys.size, 16384):
+        table.find_or_insert(keys[begin : begin + 16384])
+        stats = table.stats()
+        figures.append((stats["bytes"] - stats["size"] * 64) / stats["size"])
+    assert np.mean(figures[2:]) <= 32
+
+
+def test_small_table_is_small():
+    table = _core.Table("t", 16)
+    table.find_or_insert(np.arange(100))
+    assert table.stats()["bytes"] < 40_000
+
+
+@pytest.mark.parametrize("call", ["find_or_insert", "assign", "import_"])
+def test_max_capacity_is_all_or_nothing(call):
+    table = _core.Table("user_id", 2, max_capacity=1000)
+    table.assign(np.arange(990), np.ones((990, 2)))
+    before = table.export()
+    keys = np.concatenate([np.arange(980, 1001), [1000, 999]])  # 11 new ones, two of them twice
+    args = () if call == "find_or_insert" else (np.zeros((keys.size, 2)),)
+    with pytest.raises(ValueError, match=r"max_capacity=1000.*11 new keys.*990.*user_id"):
+        getattr(table, call)(keys, *args)
+    for mine, theirs in zip(table.export()[:2], before[:2]):
+        np.testing.assert_array_equal(mine, theirs)
+    table.find_or_insert(keys[keys != 1000])  # 10 new keys fit exactly
+    assert table.size == 1000
+    table.erase([0])
+    table.find_or_insert([5000])
+    assert table.size == 1000
+
+
+def test_thread_count_does_not_show():
+    results = []
+    for num_threads in (1, 2, 3, 8):
+        _core.set_num_threads(num_threads)
+        assert _core.num_threads() == num_threads
+        rng = np.random.default_rng(1)
+        table = _core.Table("t", 7, seed=3)
+        parts = []
+        for _ in range(5):
+            keys = rng.integers(0, 30_000, 20_000)
+            parts += list(table.find_or_insert(keys))
+            table.assign(keys, rng.standard_normal((keys.size, 7)))
+            parts.append(np.array(table.erase(keys[:4000])))
+        parts += list(table.export()[:2])
+        results.append(parts)
+    for parts in results[1:]:
+        for mine, first in zip(parts, results[0]):
+            np.testing.assert_array_equal(mine, first)
+
+
+def test_assign_last_of_equal_keys_wins():
+    rng = np.random.default_rng(2)
+    keys = rng.integers(0, 50, 30_000)
+    rows = np.arange(keys.size, dtype=np.float32)[:, None]
+    table = _core.Table("t", 1)
+    table.assign(keys, rows)
+    expected = dict(zip(keys.tolist(), rows[:, 0].tolist()))
+    got_keys, got_rows, _ = table.export()
+    assert dict(zip(got_keys.tolist(), got_rows[:, 0].tolist())) == expected
+
+
+def test_python_threads_share_a_table():
+    table = _core.Table("t", 4)
+    errors = []
+
+    def work(seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(20):
+            keys = rng.integers(0, 20_000, 5_000)
+            if not np.array_equal(table.find_or_insert(keys)[0], table.initial_rows(keys)):
+                errors.append(seed)
+
+    threads = [threading.Thread(target=work, args=(s,)) for s in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    expected = [np.random.default_rng(s).integers(0, 20_000, (20, 5_000)) for s in range(4)]
+    np.testing.assert_array_equal(table.export()[0], np.unique(expected))
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_without_hashtable(rank):
+    options = {"use_hashtable": False, "max_capacity": 10, "rank": rank, "world_size": 3, "seed": 5}
+    table = _core.Table("t", 4, **options)
+    all_keys = np.arange(10) * 3 + rank
+    hashed = _core.Table("t", 4, seed=5)
+    initial = hashed.initial_rows(all_keys)
+    assert table.size == 10
+    np.testing.assert_array_equal(table.export()[0], all_keys)
+    np.testing.assert_array_equal(table.export()[1], initial)
+    rows, found = table.find(all_keys[:4])
+    assert found.all()
+    np.testing.assert_array_equal(rows, initial[:4])
+    assert not table.find_or_insert(all_keys[[5, 5, 1]])[1].any()
+    table.assign(all_keys[[2, 2]], [[1] * 4, [2] * 4])
+    initial[2] = 2
+    np.testing.assert_array_equal(table.find(all_keys)[0], initial)
+    np.testing.assert_array_equal(table.export()[1], initial)
+    for bad in (-3 + rank, 30 + rank, (rank + 1) % 3, 2**62):
+        with pytest.raises(IndexError, match=rf"\[0, 30\).*Received: key {bad} \(table 't'\)"):
+            table.find_or_insert([rank, bad])
+    with pytest.raises(ValueError, match="use_hashtable=false"):
+        table.erase(all_keys)
+    table.clear()
+    np.testing.assert_array_equal(table.find(all_keys)[0], hashed.initial_rows(all_keys))
+
+
+def test_slots_survive_export_and_import():
+    table = _core.Table("t", 2)
+    table.configure_slots(
+        [
+            _core.SlotSpec("a", 2, initial=0.5),
+            _core.SlotSpec("step", 1, initial=-1, saved=False),
+            _core.SlotSpec("b", 1, initial=0.25),
+        ]
+    )
+    keys = [5, -7, 3]
+    slots = {"b": [[1.0], [2.0], [3.0]]}
+    table.import_(keys, np.eye(3, 2), slots)
+    got_keys, rows, got_slots = table.export()
+    assert got_keys.tolist() == [3, 5, -7]
+    np.testing.assert_array_equal(rows, np.eye(3, 2)[[2, 0, 1]])
+    assert list(got_slots) == ["a", "b"]
+    np.testing.assert_array_equal(got_slots["a"], np.full((3, 2), 0.5))
+    np.testing.assert_array_equal(got_slots["b"], [[3], [1], [2]])
+    assert table.export(with_slots=False)[2] == {}
+    fresh = _core.Table("t", 2)
+    fresh.import_(got_keys, rows, got_slots)
+    assert [(s.name, s.width) for s in fresh.slots] == [("a", 2), ("b", 1)]
+    np.testing.assert_array_equal(fresh.export()[2]["b"], [[3], [1], [2]])
+    with pytest.raises(ValueError, match="'b' must have width 1. Received: 2"):
+        fresh.import_(keys, rows, {"b": np.zeros((3, 2))})
+
+
+def test_wrong_arguments_are_named():
+    table = _core.Table("t", 2, key_dtype="int32")
+    with pytest.raises(ValueError, match=r"`keys` must fit in int32. Received: 2147483648"):
+        table.find(np.array([0, 2**31]))
+    with pytest.raises(ValueError, match=r"shape \[num_keys\]. Received shape: \(1, 2\)"):
+        table.find([[1, 2]])
+    with pytest.raises(ValueError, match="dtype int64.*Received: float64"):
+        table.find([1.5])
+    with pytest.raises(ValueError, match=r"`rows` must have shape \[2, 2\]. Received.*\(2, 3\)"):
+        table.assign([1, 2], np.zeros((2, 3)))
+    with pytest.raises(ValueError, match="uint64. Received: -1"):
+        _core.Table("t", 1, key_dtype="uint64").find(np.array([-1]))
+    assert table.find([])[0].shape == (0, 2)
+    for options, message in [
+        ({"dim": 0}, "`dim`.*Received: 0"),
+        ({"key_dtype": "int8"}, "int8"),
+        ({"initializer": "glorot"}, "glorot"),
+        ({"a": 1.0, "b": 0.0}, "`a` <= `b`"),
+        ({"initializer": "normal", "b": -1.0}, "deviation"),
+        ({"max_capacity": -1}, "`max_capacity`"),
+        ({"initial_capacity": 9, "max_capacity": 5}, "`initial_capacity`"),
+        ({"rank": 2, "world_size": 2}, "`rank`"),
+        ({"use_hashtable": False}, "`max_capacity` must be positive"),
+        ({"initializer": "default_rows"}, "`default_rows`"),
+        ({"initializer": "default_rows", "default_rows": np.zeros((2, 5))}, "`default_rows`"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            _core.Table("t", **{"dim": 4, **options})
+
+
+def test_twenty_million_keys():
+    table = _core.Table("t", 4, initializer="constant", a=0.5)
+    num_keys, batch = 20_000_000, 1 << 20
+    for begin in range(0, num_keys, batch):
+        keys = np.arange(begin, min(begin + batch, num_keys)) * 1_000_003
+        assert table.find_or_insert(keys)[1].all()
+    assert table.size == num_keys
+    sample = np.random.default_rng(0).integers(0, 2 * num_keys, 1_000_000)
+    np.testing.assert_array_equal(table.find(sample * 1_000_003)[1], sample < num_keys)
+    assert table.stats()["bytes"] < num_keys * (16 + 32)
