@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from tests.ranks import run_ranks
+from tests.ranks import RanksFailed, run_ranks
 
 # Before anything imports TensorFlow, which reads it once.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -36,11 +36,17 @@ def sok():
 
 @functools.cache
 def _results(world_size):
-    if world_size > 1:
-        return run_ranks("tests.checks:run", world_size, args={"world_size": world_size})
-    from tests.checks import run
+    """What the ranks returned, or the exception that ended them: nothing is launched twice."""
+    if world_size == 1:
+        from tests.checks import run
 
-    return [run(world_size)]
+        return [run(world_size)]
+    try:
+        return run_ranks(
+            "tests.checks:run", world_size, args={"world_size": world_size}, timeout=300
+        )
+    except RanksFailed as error:
+        return error
 
 
 @pytest.fixture
@@ -48,6 +54,8 @@ def rank_results(sok):
     """`rank_results(world_size, "module.check")`: what each rank found; one launch a session."""
 
     def results(world_size, check):
+        if isinstance(_results(world_size), RanksFailed):
+            pytest.fail(str(_results(world_size)), pytrace=False)
         found = [result[check] for result in _results(world_size)]
         for rank, result in enumerate(found):
             assert type(result).__name__ != "Raised", f"rank {rank}: {result!r}"

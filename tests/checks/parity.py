@@ -51,13 +51,14 @@ def batches():
     """Key indices [batch, SLOTS, NNZ], lengths [batch, SLOTS] and targets [batch], a step each.
 
     Index 0 is there at every step, 1 at every second, 2 at every eleventh, 3 at the first and the
-    last; the others from a step of their own on, in about half of the steps.
+    last, the last two never; the others from a step of their own on, in about half of the steps.
     """
     rng = np.random.default_rng(1)
     birth = rng.integers(0, STEPS - 5, NUM_KEYS)
     for step in range(STEPS):
         batch = 5 if step == STEPS - 1 else BATCH
         alive = (birth <= step) & (rng.random(NUM_KEYS) < 0.5)
+        alive[-2:] = False
         alive[:4] = True, step % 2 == 0, step % 11 == 0, step in (0, STEPS - 1)
         ids = rng.choice(np.flatnonzero(alive), [batch, SLOTS, NNZ])
         ids[0, 0] = np.flatnonzero(alive[:3])[-1]  # three times the same
