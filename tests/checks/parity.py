@@ -169,14 +169,17 @@ def train(optimizer_name, scale):
             for name, layer in layers.items()
         ]
 
+    optimizer.build(variables)  # or the first step would be traced twice
+
     @tf.function(
+        autograph=False,
         input_signature=[
             tf.TensorSpec([None, SLOTS, NNZ], tf.int64),
             tf.TensorSpec([None, SLOTS, NNZ], tf.int64),
             tf.TensorSpec([None, SLOTS], tf.int64),
             tf.TensorSpec([None], tf.float32),
             tf.TensorSpec([None], tf.float32),
-        ]
+        ],
     )
     def step(keys, ids, lengths, targets, weights):
         with tf.GradientTape() as tape:
