@@ -43,6 +43,7 @@ CPP_MAY_INCLUDE = {
 CPP_FOREIGN = {
     "tensorflow/": {"cpp/tf"},
     "third_party/gpus/": {"cpp/tf"},
+    "absl/": {"cpp/tf"},  # comes with TensorFlow
     "pybind11/": {"cpp/python"},
     "Python.h": {"cpp/python"},
     "cuda": {"cpp/core/cuda", "cpp/tf"},
