@@ -184,7 +184,10 @@ def train(optimizer_name, scale):
     def step(keys, ids, lengths, targets, weights):
         with tf.GradientTape() as tape:
             vectors = look_up(keys, ids, lengths, True)
-            flat = [tf.reshape(v, [-1, head.kernel.shape[0]]) for v, head in zip(vectors, heads)]
+            flat = [
+                tf.reshape(v, [-1, head.kernel.shape[0]])
+                for v, head in zip(vectors, heads, strict=False)
+            ]
             outputs = [head(v) for v, head in zip(flat, heads, strict=True)]
             loss = _loss(outputs, targets, weights)
         gradients = tape.gradient(loss, variables)
