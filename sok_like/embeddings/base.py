@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from sok_like.keras_variable import as_weight
@@ -99,12 +100,19 @@ class EmbeddingLayer(tf.keras.layers.Layer):
         """Keras 3: keys, rows and slot rows into the weights file."""
         self._require_whole_table("saved in")
         for field, value in zip(self._snapshot_fields, self.table.snapshot(), strict=True):
-            store[field] = value.numpy()
+            value = value.numpy()
+            if field == "slot_names":  # HDF5 has no arrays of objects
+                value = np.frombuffer(b"\n".join(value.tolist()), np.uint8)
+            store[field] = value
 
     def load_own_variables(self, store):
         """Keras 3: the inverse of `save_own_variables`; other keys are removed."""
         self._require_whole_table("loaded from")
-        self.table.load_snapshot(*(store[field] for field in self._snapshot_fields))
+        fields = {field: np.asarray(store[field]) for field in self._snapshot_fields}
+        fields["slot_names"] = tf.constant(fields["slot_names"].tobytes().split(b"\n"))
+        if not len(fields["slot_widths"]):
+            fields["slot_names"] = tf.zeros([0], tf.string)
+        self.table.load_snapshot(**fields)
 
     _snapshot_fields = ("keys", "rows", "slot_rows", "slot_names", "slot_widths")
 

@@ -15,7 +15,10 @@ from tests.ranks import run_ranks
 TOGETHER = [d for d in DOCUMENTS if any(not block.ranks for block in python_blocks(d))]
 ALONE = [
     pytest.param(
-        block, num_ranks, marks=[pytest.mark.ranks] * (num_ranks > 1), id=f"{block.name}-{num_ranks}"
+        block,
+        num_ranks,
+        marks=[pytest.mark.ranks] * (num_ranks > 1),
+        id=f"{block.name}-{num_ranks}",
     )
     for document in DOCUMENTS
     for block in python_blocks(document)
