@@ -5,7 +5,6 @@ import sys
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from sok_like import comm
 
@@ -115,29 +114,7 @@ def test_nothing_before_init(sok):
         sok.DistributedEmbedding("sum", 10, 4, 1, 1)
 
 
-class Recorder(comm.SingleProcess):
-    """Two ranks' worth of collectives in one process: rank 1 sends nothing and owns nothing."""
-
-    world_size = 2
-
-    def __init__(self):
-        self.calls = []
-
-    def all_to_all(self, tensor, splits, name):
-        self.calls.append(name)
-        sent = tf.stack([tf.reduce_sum(splits), 0])
-        return tensor, sent if name.endswith("keys") else splits
-
-
-def test_a_lookup_takes_two_collectives_whatever_the_number_of_tables(sok, monkeypatch):
-    from sok_like.lookup import Feature, lookup
-
-    recorder = Recorder()
-    tables = [sok.EmbeddingVariable(3, name=f"t{i}") for i in range(3)]
-    monkeypatch.setattr(comm, "_current", recorder)
-    features = [Feature(t, tf.zeros([0], tf.int64)) for t in tables]
-    try:
-        lookup(features, training=True, name="group")
-    except tf.errors.OpError:
-        pass  # the recorder's messages are no real ones
-    assert recorder.calls[:2] in (["group_keys"], ["group_keys", "group_rows"])
+@pytest.mark.ranks
+def test_a_group_takes_two_collectives_forward_and_one_back(rank_results):
+    for counts in rank_results(2, "shards.collectives_of_a_step"):
+        assert counts == {"forward": 2, "step": 3}

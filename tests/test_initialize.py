@@ -128,13 +128,6 @@ def test_rank_0_decides_the_seed(rank_results, fresh, world_size):
     assert (ranks[0][1] != ranks[0][2]).any()
 
 
-def disagree():
-    import sok_like as sok
-
-    rank = int(__import__("os").environ["OMPI_COMM_WORLD_RANK"])
-    sok.Init(global_batch_size=2, seed=100 + rank)
-
-
 def uneven_batch():
     import sok_like as sok
 

@@ -186,7 +186,7 @@ def train(optimizer_name, scale):
             vectors = look_up(keys, ids, lengths, True)
             flat = [
                 tf.reshape(v, [-1, head.kernel.shape[0]])
-                for v, head in zip(vectors, heads, strict=True)
+                for v, head in zip(vectors, heads, strict=False)
             ]
             outputs = [head(v) for v, head in zip(flat, heads, strict=True)]
             loss = _loss(outputs, targets, weights)

@@ -21,6 +21,8 @@ def checks(world_size):
         "seeds": seeds,
         "tables_of_one_name": tables_of_one_name,
     }
+    if world_size > 1:
+        every["collectives_of_a_step"] = collectives_of_a_step
     every.update({f"assign_{dtype}": lambda d=dtype: assign_export(d) for dtype in KEY_DTYPES})
     return every
 
@@ -145,3 +147,27 @@ def tables_of_one_name():
         return [layer(keys, training=False) for layer in layers]
 
     return [found.numpy() for found in both(tf.constant(KEYS[:5]))]
+
+
+def collectives_of_a_step():
+    """Exchanges in the graph of a lookup in three tables, and with its gradient."""
+    import sok_like as sok
+    from sok_like.lookup import Feature, lookup
+
+    tables = [sok.EmbeddingVariable(dim, name=f"group{dim}") for dim in (2, 3, 5)]
+
+    def forward(keys):
+        return lookup([Feature(t, keys) for t in tables], training=True, name="group")
+
+    def step(keys):
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(rows) for rows in forward(keys)])
+        return tape.gradient(loss, tables)
+
+    def exchanges(function):
+        graph = tf.function(function).get_concrete_function(tf.TensorSpec([None], tf.int64)).graph
+        graphs = [graph, *(f.graph for f in graph._functions.values() if hasattr(f, "graph"))]
+        nodes = {op.name for g in graphs for op in g.get_operations() if "Alltoall" in op.type}
+        return len(nodes)
+
+    return {"forward": exchanges(forward), "step": exchanges(step)}
