@@ -105,7 +105,8 @@ class _Keras3(_EmbeddingAware):
             self.__dict__["_sok_scaling_allowed"] = False
 
     def build(self, variables):
-        self._sok_trainable = list(variables)
+        # Past Keras' __setattr__, which would count them as state of the optimizer, to be saved.
+        self.__dict__["_sok_trainable"] = list(variables)
         super().build(self._sok_take(variables))
 
     def apply(self, grads, trainable_variables=None):
