@@ -48,19 +48,18 @@ class _EmbeddingAware:
         return rule.replace(lazy=True) if rule.rule == "momentum" else rule
 
     def _sok_take(self, variables):
-        """Marks embedding variables as taken on; returns the others."""
+        """The variables that are left to the stock class."""
         others = []
         for variable in variables:
             if is_embedding_variable(variable):
-                unwrap(variable).mark_trained_by_sok()
-            elif self._sok_only_embeddings:
+                continue
+            if self._sok_only_embeddings:
                 raise ValueError(
                     f"{type(self).__name__} trains embedding variables only; "
                     "sok.tf.keras.optimizers.Adam trains both kinds. "
                     f"Received: {variable!r}"
                 )
-            else:
-                others.append(variable)
+            others.append(variable)
         return others
 
     def _sok_update(self, pairs, learning_rate, step):
@@ -86,7 +85,8 @@ class _EmbeddingAware:
 def _decays(optimizer, variable):
     if not getattr(optimizer, "weight_decay", None):
         return False
-    return optimizer._use_weight_decay(variable)
+    with variable.asked_by_known_optimizer():
+        return optimizer._use_weight_decay(variable)
 
 
 class _Keras3(_EmbeddingAware):

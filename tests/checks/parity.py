@@ -21,7 +21,7 @@ TABLES = {  # name: (combiner, None for the layer that does not combine; hash ta
     "dense_rows": (None, False),
 }
 OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "lazy_adam", "ftrl")
-RATE = 0.02
+RATE = 0.01
 
 
 def scales(world_size):
@@ -169,6 +169,7 @@ def train(optimizer_name, scale):
             for name, layer in layers.items()
         ]
 
+    widths = [len(kernel) for kernel, _ in head_weights()]
     optimizer.build(variables)  # or the first step would be traced twice
 
     @tf.function(
@@ -184,10 +185,7 @@ def train(optimizer_name, scale):
     def step(keys, ids, lengths, targets, weights):
         with tf.GradientTape() as tape:
             vectors = look_up(keys, ids, lengths, True)
-            flat = [
-                tf.reshape(v, [-1, head.kernel.shape[0]])
-                for v, head in zip(vectors, heads, strict=False)
-            ]
+            flat = [tf.reshape(v, [-1, width]) for v, width in zip(vectors, widths, strict=True)]
             outputs = [head(v) for v, head in zip(flat, heads, strict=True)]
             loss = _loss(outputs, targets, weights)
         gradients = tape.gradient(loss, variables)

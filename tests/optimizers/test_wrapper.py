@@ -54,6 +54,8 @@ def test_ordinary_variables_are_left_to_the_stock_optimizer(sok, layer, name):
 @pytest.mark.parametrize("name", STOCK)
 def test_stock_optimizer_names_the_wrapper(sok, layer, name):
     gradients, variables = loss_and_gradients(layer, tf.Variable([1.0, 2.0]))
+    if name.startswith("v1"):  # v1's optimizers take no variable of Keras 3
+        variables[0] = layer.table
     before = layer.table.numpy()
     with pytest.raises(NotImplementedError, match=r"'users'.*sok.OptimizerWrapper\(optimizer\)"):
         STOCK[name]().apply_gradients(zip(gradients, variables, strict=True))
@@ -65,7 +67,7 @@ def test_stock_optimizer_after_a_wrapped_one_still_does_no_harm(sok, layer, name
     gradients, variables = loss_and_gradients(layer, tf.Variable([1.0, 2.0]))
     sok.OptimizerWrapper(keras.SGD(0.0)).apply_gradients(zip(gradients, variables, strict=True))
     before = layer.table.numpy()
-    with pytest.raises(Exception, match=r"OptimizerWrapper|unknown variable|not recognize"):
+    with pytest.raises(NotImplementedError, match="sok.OptimizerWrapper"):
         STOCK[name]().apply_gradients([(gradients[0], variables[0])])
     assert (layer.table.numpy() == before).all()
 
