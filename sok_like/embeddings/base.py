@@ -100,18 +100,15 @@ class EmbeddingLayer(tf.keras.layers.Layer):
         """Keras 3: keys, rows and slot rows into the weights file."""
         self._require_whole_table("saved in")
         for field, value in zip(self._snapshot_fields, self.table.snapshot(), strict=True):
-            value = value.numpy()
-            if field == "slot_names":  # HDF5 has no arrays of objects
-                value = np.frombuffer(b"\n".join(value.tolist()), np.uint8)
-            store[field] = value
+            # The file holds numbers only: names go in as their bytes.
+            names = field == "slot_names"
+            store[field] = _bytes_of_names(value.numpy()) if names else value.numpy()
 
     def load_own_variables(self, store):
         """Keras 3: the inverse of `save_own_variables`; other keys are removed."""
         self._require_whole_table("loaded from")
         fields = {field: np.asarray(store[field]) for field in self._snapshot_fields}
-        fields["slot_names"] = tf.constant(fields["slot_names"].tobytes().split(b"\n"))
-        if not len(fields["slot_widths"]):
-            fields["slot_names"] = tf.zeros([0], tf.string)
+        fields["slot_names"] = _names_of_bytes(fields["slot_names"])
         self.table.load_snapshot(**fields)
 
     _snapshot_fields = ("keys", "rows", "slot_rows", "slot_names", "slot_widths")
@@ -136,6 +133,14 @@ class EmbeddingLayer(tf.keras.layers.Layer):
             "embedding_initializer": tf.keras.initializers.serialize(self.embedding_initializer),
             "gradient_scale": self.gradient_scale,
         }
+
+
+def _bytes_of_names(names):
+    return np.frombuffer(b"\n".join(names), np.uint8)
+
+
+def _names_of_bytes(array):
+    return np.asarray(array.tobytes().split(b"\n") if len(array) else [], dtype=object)
 
 
 def check_positive(argument: str, value: Any) -> None:

@@ -182,6 +182,12 @@ class _TfKeras(_EmbeddingAware):
 
 
 class _V1(_EmbeddingAware):
+    def compute_gradients(self, loss, var_list=None, *args, **kwargs):
+        # A layer's variables under Keras 3 are wrapped, and v1 knows its own kinds only.
+        if var_list is not None:
+            var_list = [unwrap(variable) for variable in tf.nest.flatten(var_list)]
+        return super().compute_gradients(loss, var_list, *args, **kwargs)
+
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         pairs = list(grads_and_vars)
         self._sok_take([v for _, v in pairs])
