@@ -20,7 +20,7 @@ CASES = [
     )
     for world_size in (1, 2, 3, 4)
     for optimizer in parity.OPTIMIZERS
-    for scale in parity.scales(world_size)
+    for scale in parity.scales(world_size, optimizer)
 ]
 each_case = pytest.mark.parametrize("world_size, optimizer, scale", CASES)
 each_table = pytest.mark.parametrize("table", parity.TABLES)

@@ -146,3 +146,15 @@ def test_optimizers_of_sok_go_through_config(sok, name):
     again = tf.keras.optimizers.deserialize(tf.keras.optimizers.serialize(optimizer))
     assert type(again) is cls
     assert again.get_config() == optimizer.get_config()
+
+
+def test_a_table_keeps_the_optimizer_of_its_first_step(sok, layer):
+    gradients, variables = loss_and_gradients(layer, tf.Variable([1.0, 2.0]))
+    sok.OptimizerWrapper(keras.SGD(0.1)).apply_gradients([(gradients[0], variables[0])])
+    before = layer.table.numpy()
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=r"keeps the optimizer of its first step. Table 'users' has sgd.*Received: adam\(",
+    ):
+        sok.OptimizerWrapper(keras.Adam(0.1)).apply_gradients([(gradients[0], variables[0])])
+    assert (layer.table.numpy() == before).all()
