@@ -143,6 +143,131 @@ class Table:
     def stats(self) -> dict[str, int | float]:
         """Size, load factor, probe lengths and bytes. Visits every key."""
 
+def unique_with_inverse(
+    keys: ArrayLike, world_size: int = 1
+) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[np.int64]]:
+    """Deduplicates keys and groups them by owner, `uint64(key) % world_size`.
+
+    The order within an owner is a function of the keys alone, whatever the number of threads.
+
+    Args:
+        keys: `[num_keys]`; unsigned arrays are uint64 keys, all others int64.
+
+    Returns:
+        Unique keys `[num_unique]`, owner after owner; inverse `[num_keys]` with
+        `unique[inverse] == keys`; owner offsets `[world_size + 1]` into the unique keys.
+
+    Raises:
+        ValueError: `world_size` is below 1.
+    """
+
+def combine(
+    rows: ArrayLike,
+    inverse: ArrayLike,
+    row_splits: ArrayLike | None,
+    combiner: str = "sum",
+    weights: ArrayLike | None = None,
+) -> NDArray[np.float32]:
+    """Reduces the rows of each sample to one.
+
+    With weights w and rows v of a sample: `"sum"` is sum(w v), `"mean"` sum(w v) / sum(w),
+    `"sqrtn"` sum(w v) / sqrt(sum(w^2)); a sample that is empty, or whose divisor is 0, is zeros.
+    `"none"` has no samples: each key's row times its weight.
+
+    Args:
+        rows: Unique rows `[num_unique, dim]`.
+        inverse: `[num_keys]`, the row of each key.
+        row_splits: `[batch + 1]`, where the keys of each sample begin; `None` with `"none"`.
+        weights: `[num_keys]`; `None` for all ones.
+
+    Returns:
+        `[batch, dim]`, or `[num_keys, dim]` with `"none"`.
+
+    Raises:
+        ValueError: An argument has the wrong shape or range, or the combiner is unknown.
+    """
+
+def combine_gradient(
+    grad: ArrayLike,
+    inverse: ArrayLike,
+    row_splits: ArrayLike | None,
+    num_unique: int,
+    combiner: str = "sum",
+    weights: ArrayLike | None = None,
+) -> NDArray[np.float32]:
+    """Gradient of `combine` by unique row, `[num_unique, dim]`, summed in order of position.
+
+    Args:
+        grad: `[batch, dim]`, or `[num_keys, dim]` with `"none"`.
+    """
+
+def weight_gradient(
+    rows: ArrayLike,
+    grad: ArrayLike,
+    inverse: ArrayLike,
+    row_splits: ArrayLike | None,
+    combiner: str = "sum",
+    weights: ArrayLike | None = None,
+) -> NDArray[np.float32]:
+    """Gradient of `combine` by weight, `[num_keys]`."""
+
+def merge_gradients(keys: ArrayLike, grads: ArrayLike) -> tuple[NDArray[Any], NDArray[np.float32]]:
+    """Sums the gradients `[num_keys, dim]` of equal keys, in order of position.
+
+    Returns:
+        Unique keys `[num_unique]` and their sums `[num_unique, dim]`.
+    """
+
+def apply_gradients(
+    table: Table,
+    rule: str,
+    learning_rate: float,
+    step: int,
+    keys: ArrayLike,
+    grads: ArrayLike,
+    *,
+    keys_are_unique: bool = False,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    lazy: bool = False,
+    momentum_before_rate: bool = False,
+    beta_1: float = 0.9,
+    beta_2: float = 0.999,
+    epsilon: float = 1e-7,
+    amsgrad: bool = False,
+    initial_accumulator: float = 0.1,
+    l1: float = 0.0,
+    l2: float = 0.0,
+    l2_shrinkage: float = 0.0,
+    learning_rate_power: float = -0.5,
+    beta: float = 0.0,
+    weight_decay: float = 0.0,
+    clip_value: float = 0.0,
+) -> None:
+    """One optimizer step on the rows of a batch; missing keys are inserted.
+
+    The first call gives the table its slot variables. An empty batch is a step too: with
+    `"adam"`, momentum that is not lazy, and weight decay, every row of the table changes.
+
+    Args:
+        rule: `"sgd"`, `"momentum"`, `"adagrad"`, `"rowwise_adagrad"`, `"adam"`, `"lazy_adam"` or
+            `"ftrl"`. Options that it does not know are ignored.
+        step: Counts from 1 (Adam's bias correction).
+        keys: `[num_keys]`; gradients of equal keys are summed first.
+        grads: `[num_keys, dim]`.
+        keys_are_unique: The search for equal keys is left out.
+        momentum_before_rate: TF1's momentum, `a = momentum a + g; w -= lr a`, instead of Keras'
+            `v = momentum v - lr g; w += v`.
+        weight_decay: Decoupled as in Keras, `row *= 1 - weight_decay * learning_rate` before the
+            update, for every row at every step.
+        clip_value: Bound on each element of the summed gradient; 0 for none.
+
+    Raises:
+        ValueError: An option is out of range; the table has another rule or other options; or
+            `max_capacity` would be exceeded, and then no step was made.
+        TypeError: There is no such option.
+    """
+
 def _hash_pieces(key: int) -> tuple[int, int, int]:
     """Index shard, bucket bits and digest of a key."""
 

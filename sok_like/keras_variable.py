@@ -50,6 +50,12 @@ def _wrapper_class():
         def assign(self, *args, **kwargs):
             return self._embedding_variable.assign(*args, **kwargs)
 
+        def __getattr__(self, name):
+            # What a table has and a Keras variable has not: size, stats, find, export's keys, ...
+            if name.startswith("_"):
+                raise AttributeError(name)
+            return getattr(self._embedding_variable, name)
+
         def __repr__(self):
             return repr(self._embedding_variable)
 

@@ -14,12 +14,12 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # and not written yet is no fault; one that exists and is not listed is.
 PYTHON_LAYERS = [
     {"native"},
-    {"ops", "comm", "planner"},
-    {"variable"},
-    {"lookup"},
+    {"ops", "comm", "planner", "initializers", "dump_file"},
+    {"variable", "core"},
+    {"lookup", "keras_variable"},
     {
         *("layers", "embeddings", "group_embedding", "dist_model_parallel", "distribution"),
-        *("checkpoint", "serving", "optimizers"),
+        *("checkpoint", "serving", "optimizers", "tf"),
     },
 ]
 # In the top row a front door may use what stands beside it, as a layer its optimizer scope.

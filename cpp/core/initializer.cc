@@ -26,7 +26,7 @@ struct alignas(64) Lanes {
 // halves of a product, and what is left in the high half never meets a low one. Twice the speed of
 // the plain code, which compilers do not turn into this.
 void PhiloxLanes(Lanes* lanes, uint32_t key0, uint32_t key1) {
-  constexpr int kGroup = 2;  // registers per word, to overlap the latency of multiplications
+  constexpr int kGroup = 2;  // registers per word: two halves of a whole one at the end
   const __m256i mul0 = _mm256_set1_epi64x(kPhiloxMul0);
   const __m256i mul1 = _mm256_set1_epi64x(kPhiloxMul1);
   for (int first = 0; first < kLanes; first += 4 * kGroup) {
@@ -56,11 +56,23 @@ void PhiloxLanes(Lanes* lanes, uint32_t key0, uint32_t key1) {
     }
     const __m256i low_words = _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6);
     for (int w = 0; w < 4; ++w) {
-      for (int g = 0; g < kGroup; ++g) {
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(&lanes->x[w][first + 4 * g]),
-                         _mm256_castsi256_si128(_mm256_permutevar8x32_epi32(c[w][g], low_words)));
-      }
+      const __m256i low = _mm256_permutevar8x32_epi32(c[w][0], low_words);
+      const __m256i high = _mm256_permutevar8x32_epi32(c[w][1], low_words);
+      _mm256_store_si256(reinterpret_cast<__m256i*>(&lanes->x[w][first]),
+                         _mm256_blend_epi32(low, high, 0xF0));
     }
+  }
+}
+
+void Transpose(const float (&values)[4][kLanes], float (&blocks)[kLanes][4]) {
+  for (int i = 0; i < kLanes; i += 4) {
+    __m128 a = _mm_load_ps(&values[0][i]), b = _mm_load_ps(&values[1][i]);
+    __m128 c = _mm_load_ps(&values[2][i]), d = _mm_load_ps(&values[3][i]);
+    _MM_TRANSPOSE4_PS(a, b, c, d);
+    _mm_store_ps(blocks[i], a);
+    _mm_store_ps(blocks[i + 1], b);
+    _mm_store_ps(blocks[i + 2], c);
+    _mm_store_ps(blocks[i + 3], d);
   }
 }
 
@@ -71,6 +83,12 @@ void PhiloxLanes(Lanes* lanes, uint32_t key0, uint32_t key1) {
     const PhiloxBlock block =
         Philox({{lanes->x[0][i], lanes->x[1][i], lanes->x[2][i], lanes->x[3][i]}}, key0, key1);
     for (int w = 0; w < 4; ++w) lanes->x[w][i] = block.x[w];
+  }
+}
+
+void Transpose(const float (&values)[4][kLanes], float (&blocks)[kLanes][4]) {
+  for (int i = 0; i < kLanes; ++i) {
+    for (int w = 0; w < 4; ++w) blocks[i][w] = values[w][i];
   }
 }
 
@@ -118,9 +136,7 @@ void FillItems(const Initializer& init, const Items& items, int num_items) {
     }
   }
   alignas(64) float blocks[kLanes][4];
-  for (int i = 0; i < kLanes; ++i) {
-    for (int w = 0; w < 4; ++w) blocks[i][w] = values[w][i];
-  }
+  Transpose(values, blocks);
   for (int i = 0; i < num_items; ++i) {
     if (items.count[i] == 4) {
       std::memcpy(items.out[i], blocks[i], sizeof blocks[i]);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
-#include <deque>
 #include <exception>
 #include <mutex>
 #include <stdexcept>
@@ -37,11 +36,12 @@ struct ThreadPool::Impl {
     std::condition_variable left;
     std::exception_ptr error;  // of range `error_range`; both guarded by Impl::mutex
     int64_t error_range = 0;
+    Job* following = nullptr;  // in the list
   };
 
   std::mutex mutex;
   std::condition_variable wake;
-  std::deque<Job*> jobs;
+  Job* jobs = nullptr;  // newest first: inner calls before outer ones; listing cannot fail
   bool stopping = false;
   std::vector<std::thread> threads;
 
@@ -62,16 +62,19 @@ struct ThreadPool::Impl {
   }
 
   void Unlist(Job* job) {
-    const auto it = std::find(jobs.begin(), jobs.end(), job);
-    if (it != jobs.end()) jobs.erase(it);
+    for (Job** link = &jobs; *link != nullptr; link = &(*link)->following) {
+      if (*link != job) continue;
+      *link = job->following;
+      return;
+    }
   }
 
   void Work() {
     std::unique_lock<std::mutex> lock(mutex);
     for (;;) {
-      wake.wait(lock, [this] { return stopping || !jobs.empty(); });
-      if (jobs.empty()) return;
-      Job* job = jobs.front();
+      wake.wait(lock, [this] { return stopping || jobs != nullptr; });
+      if (jobs == nullptr) return;
+      Job* job = jobs;
       ++job->inside;
       lock.unlock();
       RunRanges(job);
@@ -118,7 +121,8 @@ void ThreadPool::ParallelFor(int64_t n, int64_t grain,
   job.num_ranges = (n + job.range - 1) / job.range;
   {
     std::lock_guard<std::mutex> lock(impl_->mutex);
-    impl_->jobs.push_back(&job);
+    job.following = impl_->jobs;
+    impl_->jobs = &job;
   }
   const int64_t useful = std::min<int64_t>(job.num_ranges - 1, num_threads() - 1);
   for (int64_t i = 0; i < useful; ++i) impl_->wake.notify_one();

@@ -79,10 +79,12 @@ struct SampleArrays {
 
 // [num_rows, dim], any number of either.
 FloatArray Matrix(const py::object& values, const char* argument) {
-  FloatArray array(values);
+  const auto array = py::array_t<float, py::array::c_style | py::array::forcecast>::ensure(values);
+  if (!array) PyErr_Clear();
+  Require(static_cast<bool>(array), "`" + std::string(argument) + "` must be an array of floats");
   Require(array.ndim() == 2, "`" + std::string(argument) + "` must have two dimensions. Received " +
                                  std::to_string(array.ndim()));
-  return array;
+  return FloatArray(array);
 }
 
 std::vector<const float*> RowPointers(const FloatArray& rows) {

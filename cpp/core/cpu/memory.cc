@@ -87,6 +87,16 @@ void* BlockPool::Allocate(size_t bytes) {
   return block;
 }
 
+int64_t BlockPool::idle_bytes() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  int64_t bytes = 0;
+  for (const auto& slab : slabs_) {
+    bytes +=
+        __builtin_popcount(slab->touched & ~slab->used) * static_cast<int64_t>(slab->block_bytes);
+  }
+  return bytes;
+}
+
 void BlockPool::Free(void* block, size_t bytes) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (auto& slab : slabs_) {
@@ -95,7 +105,7 @@ void BlockPool::Free(void* block, size_t bytes) noexcept {
     if (at < begin || at >= begin + slab->memory.bytes()) continue;
     slab->used &= ~(1u << (static_cast<size_t>(at - begin) / bytes));
     if (slab->used == 0) {
-      slab = std::move(slabs_.back());  // a slab moved onto itself becomes null and is dropped
+      std::swap(slab, slabs_.back());
       slabs_.pop_back();
     }
     return;

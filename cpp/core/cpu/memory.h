@@ -53,6 +53,7 @@ class BlockPool {
  public:
   void* Allocate(size_t bytes);  // zeroed; throws std::bad_alloc
   void Free(void* block, size_t bytes) noexcept;
+  int64_t idle_bytes() const;  // freed, but in a slab that others still use
 
  private:
   static constexpr int kSlabBlocks = 16;
@@ -62,7 +63,7 @@ class BlockPool {
     uint32_t used = 0;     // a bit per block
     uint32_t touched = 0;  // blocks that may no longer read as zero
   };
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::vector<std::unique_ptr<Slab>> slabs_;
 };
 

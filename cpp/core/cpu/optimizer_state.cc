@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace sok {
 namespace {
@@ -9,23 +10,26 @@ namespace {
 constexpr int64_t kBlock = 16;
 
 // out = w * factors.row - m / D * sum_i q^i F_i for `count` elements; see adam_replay.h.
+// `out` may be `w`: everything is read before the first write.
 template <typename Count>
 inline void ReplaySeries(const StepHistory::Factors& factors, int num_terms, float epsilon,
                          const float* w, const float* m, const float* v, Count count, float* out) {
+  // A row that never had a gradient has no momentum either: 0 / 0 is to stay 0.
+  constexpr float kTiny = std::numeric_limits<float>::min();
   float q[kBlock], m_over_d[kBlock], sum[kBlock];
   for (int64_t d = 0; d < count; ++d) {
     const float root = std::sqrt(v[d]);
-    const float denominator = root + epsilon;
-    // A row that never had a gradient has no momentum either: 0 / 0 is to stay 0.
-    const float inverse = denominator == 0.0f ? 0.0f : 1.0f / denominator;
+    const float inverse = 1.0f / std::max(root + epsilon, kTiny);
     q[d] = root * inverse;
     m_over_d[d] = m[d] * inverse;
     sum[d] = factors.terms[num_terms - 1];
   }
   for (int i = num_terms - 2; i >= 0; --i) {
-    for (int64_t d = 0; d < count; ++d) sum[d] = sum[d] * q[d] + factors.terms[i];
+    const float term = factors.terms[i];
+    for (int64_t d = 0; d < count; ++d) sum[d] = sum[d] * q[d] + term;
   }
-  for (int64_t d = 0; d < count; ++d) out[d] = w[d] * factors.row - m_over_d[d] * sum[d];
+  for (int64_t d = 0; d < count; ++d) sum[d] = w[d] * factors.row - m_over_d[d] * sum[d];
+  for (int64_t d = 0; d < count; ++d) out[d] = sum[d];
 }
 
 }  // namespace
@@ -130,18 +134,19 @@ void OptimizerState::ReplaySteps(const float* row, float* embedding) const {
   const double beta_2 = AsWritten(options_.beta_2);
   std::vector<double> w(row, row + dim_), m(row + dim_, row + 2 * dim_),
       v(row + 2 * dim_, row + 3 * dim_);
-  for (uint32_t k = first; k <= now; ++k) {
-    // Beyond the window only weight decay is left, and often not even that.
-    if (k > end && options_.weight_decay == 0.0f) break;
+  for (uint32_t k = first; k <= end; ++k) {
     const double decay = history_.Decay(k);
-    const double alpha = k <= end ? history_.Alpha(k) : 0.0;
+    const double alpha = history_.Alpha(k);
     for (int64_t d = 0; d < dim_; ++d) {
       m[d] *= beta_1;
       v[d] *= beta_2;
-      w[d] = w[d] * decay;
-      if (alpha != 0.0 && m[d] != 0.0) w[d] -= alpha * m[d] / (std::sqrt(v[d]) + options_.epsilon);
+      w[d] *= decay;
+      if (m[d] != 0.0) w[d] -= alpha * m[d] / (std::sqrt(v[d]) + options_.epsilon);
     }
   }
+  // Beyond the window only weight decay is left.
+  const double rest = end < now ? history_.Since(end).row : 1.0;
+  for (int64_t d = 0; d < dim_; ++d) w[d] *= rest;
   for (int64_t d = 0; d < dim_; ++d) embedding[d] = static_cast<float>(w[d]);
 }
 

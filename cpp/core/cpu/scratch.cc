@@ -9,7 +9,7 @@ namespace sok {
 namespace {
 
 constexpr size_t kMinPooledBytes = size_t{64} << 10;
-constexpr size_t kMaxIdleBytes = size_t{256} << 20;
+constexpr size_t kMaxIdleBytes = size_t{128} << 20;
 
 struct Block {
   void* data;

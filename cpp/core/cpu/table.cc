@@ -2,6 +2,7 @@
 #include "cpp/core/cpu/table.h"
 
 #include <algorithm>
+#include <functional>
 #include <mutex>
 #include <stdexcept>
 
@@ -105,7 +106,8 @@ void CpuTable::Impl::FindRange(const uint64_t* keys, int64_t num_keys, uint32_t*
     }
     for (int i = 0; i < n; ++i) {
       const uint32_t match = Digests(homes[i]->digests).Match(HashDigest(hashes[i]));
-      const int slot = match != 0 ? __builtin_ctz(match) : 0;
+      if (match == 0) continue;  // missing, or in a later bucket
+      const int slot = __builtin_ctz(match);
       __builtin_prefetch(&homes[i]->keys[slot]);
       __builtin_prefetch(&homes[i]->rows[slot]);
     }
@@ -150,6 +152,8 @@ int64_t CpuTable::Impl::ReadRange(const uint64_t* keys, int64_t num_keys, uint32
                                   float* rows) const {
   const bool pending = Pending();
   const int64_t dim = options.dim;
+  // To read a row that owes steps takes its slot rows too.
+  const int64_t floats_read = pending ? dim + slot_floats() : dim;
   int64_t num_missing = 0;
   const auto copy_block = [&](int64_t begin, int64_t end) {
     uint64_t missing_keys[kBlock];
@@ -173,7 +177,7 @@ int64_t CpuTable::Impl::ReadRange(const uint64_t* keys, int64_t num_keys, uint32
     const int64_t end = std::min(num_keys, begin + kBlock);
     FindRange(keys + begin, end - begin, row_numbers + begin);
     for (int64_t i = begin; i < end; ++i) {
-      if (row_numbers[i] != kNoRow) PrefetchRow(arena->Row(row_numbers[i]), dim);
+      if (row_numbers[i] != kNoRow) PrefetchRow(arena->Row(row_numbers[i]), floats_read);
     }
     if (begin > 0) copy_block(copied, begin);
     copied = begin;
@@ -265,20 +269,22 @@ void CpuTable::FindOrInsertRows(Executor& ex, const uint64_t* keys, int64_t num_
 void CpuTable::Assign(Executor& ex, const uint64_t* keys, int64_t num_keys, const float* rows) {
   CheckBatch(num_keys, impl_->options);
   std::vector<uint32_t> row_numbers(static_cast<size_t>(num_keys));
-  const ExclusiveLock lock(impl_->mutex);
-  FindOrInsertRows(ex, keys, num_keys, row_numbers.data(), nullptr);
   // By shard: equal keys are written by one thread, in order, so the last wins.
   ShardGroups groups;
   GroupByShard(ex, keys, num_keys, [](int64_t) { return true; }, &groups);
-  const bool pending = impl_->Pending();
-  ex.ParallelFor(kNumShards, ShardGrain(num_keys), [&](int64_t begin, int64_t end) {
+  bool pending = false;
+  const std::function<void(int64_t, int64_t)> write = [&](int64_t begin, int64_t end) {
     for (int64_t i = groups.offsets[begin]; i < groups.offsets[end]; ++i) {
       const uint32_t position = groups.positions[i];
       float* const row = Row(row_numbers[position]);
       if (pending) impl_->catch_up->Apply(row);  // the slot rows must not owe the new row anything
       CopyFloats(rows + position * dim(), dim(), row);
     }
-  });
+  };
+  const ExclusiveLock lock(impl_->mutex);
+  FindOrInsertRows(ex, keys, num_keys, row_numbers.data(), nullptr);  // the last that may fail
+  pending = impl_->Pending();
+  ex.ParallelFor(kNumShards, ShardGrain(num_keys), write);
 }
 
 int64_t CpuTable::Erase(Executor& ex, const uint64_t* keys, int64_t num_keys) {
@@ -341,6 +347,7 @@ TableStats CpuTable::Stats() const {
     stats.index_bytes += shard.bytes();
     shard.AddProbeLengths(&total_probes, &stats.max_probe_length);
   }
+  stats.index_bytes += impl.pool.idle_bytes();
   if (impl.options.use_hashtable) {
     const int64_t num_slots = stats.num_buckets * kBucketSlots;
     if (num_slots > 0) stats.load_factor = static_cast<double>(stats.size) / num_slots;

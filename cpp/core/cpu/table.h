@@ -1,4 +1,27 @@
-// CpuTable: one rank's shard of a table in host memory.   (interface; the essay is to be written)
+// CpuTable: one rank's shard of a table in host memory.
+//
+//     key -> hash -> index shard (1 of 64) -> bucket -> row number -> arena chunk -> row
+//                                                                                    |
+//                                              | embedding, dim | slot rows of the optimizer |
+//
+// Index and rows are apart: growth rehashes index shards one by one and never moves a row. Row
+// numbers are dense over the table; erased ones are used again, last erased first. A new key's row
+// is a pure function of (seed, table name, key, column), see initializer.h.
+//
+// A batch is looked up by ranges of keys, each range in blocks whose cache misses overlap. New keys
+// are grouped by index shard and each shard is worked on by one thread: there are no locks on that
+// path, and neither rows nor row numbers depend on how many threads took part.
+//
+// Whole calls lock the table themselves: readers share, writers exclude. Exceptions leave the table
+// as it was, std::bad_alloc included.
+//
+// With use_hashtable=false there is no index: the row number is key / world_size, all max_capacity
+// keys are present from the start, and a row is materialised when it is first inserted or assigned;
+// until then it reads its initial row. A key of another rank or beyond the range throws
+// std::out_of_range. Erase throws std::invalid_argument.
+//
+// Cost: three cache misses to find a key (digests, key and row number, row), 0.01 us a key and
+// thread with them overlapped; 15 to 30 bytes of index a key.
 #ifndef SOK_CORE_CPU_TABLE_H_
 #define SOK_CORE_CPU_TABLE_H_
 
@@ -81,6 +104,7 @@ class CpuTable {
             uint8_t* found) const;                                 // [num_keys] or null
   // Missing keys are inserted with their initial row. All or nothing: throws std::length_error
   // (naming table, max_capacity, size and the number of new keys) before anything changed.
+  // inserted: [num_keys] or null; 1 at the first position of each new key.
   void FindOrInsert(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows,
                     uint8_t* inserted);
   // Writes rows, inserting missing keys; of equal keys the last wins. Slot rows of present keys
@@ -97,8 +121,8 @@ class CpuTable {
   // and widths (initial 0) so that they survive until an optimizer attaches.
   void Import(Executor& ex, const TableSnapshot& snapshot);
 
-  int64_t size() const;
-  TableStats Stats() const;
+  int64_t size() const;      // without the lock
+  TableStats Stats() const;  // visits every key
 
   // ---- parts, for fused code in core/cpu: the caller holds the lock ----
   std::shared_mutex& mutex() const;
@@ -112,7 +136,9 @@ class CpuTable {
   void InitialRow(uint64_t key, float* row) const;  // [dim], catch-up included
 
   // Slots. Configuring the same specs again is a no-op; other specs on a table that has slots
-  // re-lay the rows, keeping slots of equal name and width. Needs the exclusive lock.
+  // re-lay the rows, keeping slots of equal name and width. If a present slot moves or goes, rows
+  // are caught up first and the catch-up is detached: it knows the old offsets. Needs the exclusive
+  // lock.
   void ConfigureSlots(Executor& ex, const std::vector<SlotSpec>& specs);
   const std::vector<SlotSpec>& slots() const;
   int64_t SlotOffset(const std::string& name) const;  // floats from Row(); throws std::out_of_range

@@ -1,5 +1,6 @@
 // Slots, export and import: the calls that see every row.
 #include <algorithm>
+#include <functional>
 #include <mutex>
 #include <stdexcept>
 
@@ -157,24 +158,25 @@ void CpuTable::ConfigureSlots(Executor& ex, const std::vector<SlotSpec>& specs) 
        first += std::min(old.chunk_rows(), arena->chunk_rows())) {
     if (old.HasRow(static_cast<uint32_t>(first))) arena->ReserveRow(static_cast<uint32_t>(first));
   }
-  for (int64_t chunk = 0; chunk * old.chunk_rows() < num_rows; ++chunk) {
-    const int64_t first = chunk * old.chunk_rows();
-    if (!old.HasRow(static_cast<uint32_t>(first))) continue;
-    const int64_t count = std::min(old.chunk_rows(), num_rows - first);
-    ex.ParallelFor(count, 1024, [&](int64_t begin, int64_t end) {
-      for (int64_t r = first + begin; r < first + end; ++r) {
-        const float* const from = old.Row(static_cast<uint32_t>(r));
-        float* const to = arena->Row(static_cast<uint32_t>(r));
-        std::copy_n(from, dim(), to);
-        std::copy(slot_initial.begin(), slot_initial.end(), to + dim());
-        int64_t offset = dim();
-        for (const SlotSpec& spec : specs) {
-          const int64_t kept = OffsetOf(impl.slots, dim(), spec);
-          if (kept >= 0) std::copy_n(from + kept, spec.width, to + offset);
-          offset += spec.width;
-        }
+  int64_t first = 0;  // row of the chunk being moved
+  const std::function<void(int64_t, int64_t)> move_rows = [&](int64_t begin, int64_t end) {
+    for (int64_t r = first + begin; r < first + end; ++r) {
+      const float* const from = old.Row(static_cast<uint32_t>(r));
+      float* const to = arena->Row(static_cast<uint32_t>(r));
+      std::copy_n(from, dim(), to);
+      std::copy(slot_initial.begin(), slot_initial.end(), to + dim());
+      int64_t offset = dim();
+      for (const SlotSpec& spec : specs) {
+        const int64_t kept = OffsetOf(impl.slots, dim(), spec);
+        if (kept >= 0) std::copy_n(from + kept, spec.width, to + offset);
+        offset += spec.width;
       }
-    });
+    }
+  };
+  for (int64_t chunk = 0; chunk * old.chunk_rows() < num_rows; ++chunk) {
+    first = chunk * old.chunk_rows();
+    if (!old.HasRow(static_cast<uint32_t>(first))) continue;
+    ex.ParallelFor(std::min(old.chunk_rows(), num_rows - first), 1024, move_rows);
     old.FreeChunk(chunk);
   }
   impl.arena = std::move(arena);
@@ -258,30 +260,30 @@ void CpuTable::Import(Executor& ex, const TableSnapshot& snapshot) {
   // Unsaved slots of imported rows get their initial value, which means "up to date" only once
   // the history is forgotten.
   impl.CatchUpAll(ex);
-  std::vector<uint32_t> row_numbers(num_keys);
   ConfigureSlots(ex, specs);
-  FindOrInsertRows(ex, snapshot.keys.data(), static_cast<int64_t>(num_keys), row_numbers.data(),
-                   nullptr);
+  std::vector<int64_t> offsets;
+  for (const SlotSpec& spec : imported) offsets.push_back(SlotOffset(spec.name));
+  std::vector<uint32_t> row_numbers(num_keys);
   ShardGroups groups;  // by shard, as Assign: of equal keys the last wins
   GroupByShard(
       ex, snapshot.keys.data(), static_cast<int64_t>(num_keys), [](int64_t) { return true; },
       &groups);
-  std::vector<int64_t> offsets;
-  for (const SlotSpec& spec : imported) offsets.push_back(SlotOffset(spec.name));
-  ex.ParallelFor(kNumShards, ShardGrain(static_cast<int64_t>(num_keys)),
-                 [&](int64_t begin, int64_t end) {
-                   for (int64_t i = groups.offsets[begin]; i < groups.offsets[end]; ++i) {
-                     const int64_t position = groups.positions[i];
-                     float* const row = Row(row_numbers[position]);
-                     std::copy_n(snapshot.rows.data() + position * dim(), dim(), row);
-                     std::copy(impl.slot_initial.begin(), impl.slot_initial.end(), row + dim());
-                     const float* slot_row = snapshot.slot_rows.data() + position * width;
-                     for (size_t s = 0; s < offsets.size(); ++s) {
-                       std::copy_n(slot_row, imported[s].width, row + offsets[s]);
-                       slot_row += imported[s].width;
-                     }
-                   }
-                 });
+  const std::function<void(int64_t, int64_t)> write = [&](int64_t begin, int64_t end) {
+    for (int64_t i = groups.offsets[begin]; i < groups.offsets[end]; ++i) {
+      const int64_t position = groups.positions[i];
+      float* const row = Row(row_numbers[position]);
+      std::copy_n(snapshot.rows.data() + position * dim(), dim(), row);
+      std::copy(impl.slot_initial.begin(), impl.slot_initial.end(), row + dim());
+      const float* slot_row = snapshot.slot_rows.data() + position * width;
+      for (size_t s = 0; s < offsets.size(); ++s) {
+        std::copy_n(slot_row, imported[s].width, row + offsets[s]);
+        slot_row += imported[s].width;
+      }
+    }
+  };
+  FindOrInsertRows(ex, snapshot.keys.data(), static_cast<int64_t>(num_keys), row_numbers.data(),
+                   nullptr);  // the last that may fail
+  ex.ParallelFor(kNumShards, ShardGrain(static_cast<int64_t>(num_keys)), write);
 }
 
 }  // namespace sok

@@ -1,0 +1,126 @@
+"""Optimizers on a dense float64 table, written from their published formulas.
+
+Every row of the vocabulary is held and visited at every step, so the dense meaning needs no
+thought here: what the fused rules do with histories and series is done by a plain loop.
+"""
+
+import numpy as np
+
+
+def batch_gradient(num_rows, dim, keys, grads):
+    """Sums of equal keys, dense, and which rows the batch touches."""
+    gradient = np.zeros((num_rows, dim))
+    np.add.at(gradient, keys, np.asarray(grads, np.float64))
+    touched = np.zeros(num_rows, bool)
+    touched[keys] = True
+    return gradient, touched
+
+
+class Oracle:
+    def __init__(self, rows, weight_decay=0.0, clip_value=0.0):
+        self.w = np.array(rows, np.float64)
+        self.weight_decay = weight_decay
+        self.clip_value = clip_value
+
+    def step(self, t, lr, keys, grads):
+        g, touched = batch_gradient(*self.w.shape, keys, grads)
+        if self.clip_value:
+            g = np.clip(g, -self.clip_value, self.clip_value)
+        self.w -= self.w * self.weight_decay * lr
+        self.update(t, lr, g, touched)
+
+
+class Sgd(Oracle):
+    def update(self, t, lr, g, touched):
+        self.w -= lr * g
+
+
+class Momentum(Oracle):
+    """Keras' SGD with momentum, or TF1's MomentumOptimizer."""
+
+    def __init__(self, rows, momentum, nesterov=False, lazy=False, tf1=False, **kwargs):
+        super().__init__(rows, **kwargs)
+        self.momentum, self.nesterov, self.lazy, self.tf1 = momentum, nesterov, lazy, tf1
+        self.v = np.zeros_like(self.w)
+
+    def update(self, t, lr, g, touched):
+        rows = touched if self.lazy else slice(None)
+        mu, g, v, w = self.momentum, g[rows], self.v[rows], self.w[rows]
+        if self.tf1:
+            v = mu * v + g
+            w = w - lr * (g + mu * v if self.nesterov else v)
+        else:
+            v = mu * v - lr * g
+            w = w + (mu * v - lr * g if self.nesterov else v)
+        self.v[rows], self.w[rows] = v, w
+
+
+class Adagrad(Oracle):
+    def __init__(self, rows, initial_accumulator, epsilon, **kwargs):
+        super().__init__(rows, **kwargs)
+        self.acc = np.full_like(self.w, initial_accumulator)
+        self.epsilon = epsilon
+
+    def update(self, t, lr, g, touched):
+        self.acc += g**2
+        self.w -= lr * g / np.sqrt(self.acc + self.epsilon)
+
+
+class RowWiseAdagrad(Oracle):
+    def __init__(self, rows, initial_accumulator, epsilon, **kwargs):
+        super().__init__(rows, **kwargs)
+        self.acc = np.full((len(self.w), 1), initial_accumulator)
+        self.epsilon = epsilon
+
+    def update(self, t, lr, g, touched):
+        self.acc += (g**2).mean(axis=1, keepdims=True)
+        self.w -= lr * g / (np.sqrt(self.acc) + self.epsilon)
+
+
+class Adam(Oracle):
+    def __init__(
+        self, rows, beta_1=0.9, beta_2=0.999, epsilon=1e-7, amsgrad=False, lazy=False, **kwargs
+    ):
+        super().__init__(rows, **kwargs)
+        self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
+        self.amsgrad, self.lazy = amsgrad, lazy
+        self.m, self.v, self.v_hat = (np.zeros_like(self.w) for _ in range(3))
+
+    def update(self, t, lr, g, touched):
+        rows = touched if self.lazy else slice(None)
+        alpha = lr * np.sqrt(1 - self.beta_2**t) / (1 - self.beta_1**t)
+        self.m[rows] = self.beta_1 * self.m[rows] + (1 - self.beta_1) * g[rows]
+        self.v[rows] = self.beta_2 * self.v[rows] + (1 - self.beta_2) * g[rows] ** 2
+        self.v_hat[rows] = np.maximum(self.v_hat[rows], self.v[rows])
+        v = self.v_hat if self.amsgrad else self.v
+        self.w[rows] -= alpha * self.m[rows] / (np.sqrt(v[rows]) + self.epsilon)
+
+
+class Ftrl(Oracle):
+    """TF1's FtrlOptimizer on sparse gradients: only rows of the batch change."""
+
+    def __init__(
+        self,
+        rows,
+        initial_accumulator=0.1,
+        l1=0.0,
+        l2=0.0,
+        l2_shrinkage=0.0,
+        learning_rate_power=-0.5,
+        beta=0.0,
+        **kwargs,
+    ):
+        super().__init__(rows, **kwargs)
+        self.n = np.full_like(self.w, initial_accumulator)
+        self.z = np.zeros_like(self.w)
+        self.l1, self.l2, self.l2_shrinkage = l1, l2, l2_shrinkage
+        self.power, self.beta = learning_rate_power, beta
+
+    def update(self, t, lr, g, touched):
+        g, w, n, z = g[touched], self.w[touched], self.n[touched], self.z[touched]
+        new_n = n + g**2
+        sigma = (new_n**-self.power - n**-self.power) / lr
+        z = z + g + 2 * self.l2_shrinkage * w - sigma * w
+        quadratic = new_n**-self.power / lr + 2 * (self.l2 + self.beta / (2 * lr))
+        w = np.where(np.abs(z) > self.l1, (np.sign(z) * self.l1 - z) / quadratic, 0.0)
+        self.w[touched], self.n[touched], self.z[touched] = w, new_n, z

@@ -1,0 +1,107 @@
+"""unique_with_inverse and merge_gradients against NumPy and dictionaries."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sok_like import _core
+
+EXTREMES = [0, 1, -1, -2, 2**63 - 1, -(2**63), 2**32, -(2**32), 2**31 - 1]
+keys_strategy = st.lists(
+    st.one_of(st.sampled_from(EXTREMES), st.integers(-20, 20), st.integers(-(2**63), 2**63 - 1)),
+    max_size=300,
+)
+
+
+def check_route(keys, world_size):
+    unique, inverse, offsets = _core.unique_with_inverse(keys, world_size=world_size)
+    assert unique.dtype == keys.dtype
+    assert inverse.dtype == np.int32
+    np.testing.assert_array_equal(unique[inverse], keys)
+    np.testing.assert_array_equal(np.sort(unique), np.unique(keys))
+    assert offsets[0] == 0 and offsets[-1] == len(unique) and len(offsets) == world_size + 1
+    owners = unique.view(np.uint64) % np.uint64(world_size)
+    np.testing.assert_array_equal(owners, np.repeat(np.arange(world_size), np.diff(offsets)))
+    return unique, inverse
+
+
+@settings(deadline=None, max_examples=200)
+@given(keys=keys_strategy, world_size=st.integers(1, 8))
+def test_route_reconstructs_its_keys(keys, world_size):
+    check_route(np.array(keys, np.int64), world_size)
+    check_route(np.array(keys, np.int64).view(np.uint64), world_size)
+
+
+@pytest.mark.parametrize("num_keys", [4096, 4097, 20_000, 213_000])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8, 300])
+def test_large_batches(num_keys, world_size):
+    keys = np.random.default_rng(num_keys).zipf(1.2, num_keys).astype(np.int64) - 3
+    check_route(keys, world_size)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        np.zeros(50_000, np.int64),
+        np.arange(50_000),
+        np.arange(50_000) * 2**40,
+        np.arange(50_000)[::-1] << 48,
+        np.arange(50_000) * 8,
+    ],
+    ids=["one_key", "dense", "high_bits", "top_bits", "one_owner"],
+)
+def test_regular_keys(keys):
+    check_route(keys.astype(np.int64), 1)
+    check_route(keys.astype(np.int64), 8)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_order_is_a_function_of_the_keys(world_size):
+    keys = np.random.default_rng(0).integers(0, 60_000, 100_000)
+    num_threads = _core.num_threads()
+    try:
+        routes = []
+        for threads in (1, 2, 4):
+            _core.set_num_threads(threads)
+            routes.append(check_route(keys, world_size))
+    finally:
+        _core.set_num_threads(num_threads)
+    for unique, inverse in routes[1:]:
+        np.testing.assert_array_equal(unique, routes[0][0])
+        np.testing.assert_array_equal(inverse, routes[0][1])
+
+
+def test_few_keys_keep_the_order_of_first_occurrence():
+    unique, inverse, offsets = _core.unique_with_inverse(np.array([5, 3, 5, 9, 3]))
+    assert unique.tolist() == [5, 3, 9]
+    assert inverse.tolist() == [0, 1, 0, 2, 1]
+    assert offsets.tolist() == [0, 3]
+
+
+def test_world_size_is_checked():
+    with pytest.raises(ValueError, match="`world_size` must be at least 1. Received: 0"):
+        _core.unique_with_inverse(np.array([1]), world_size=0)
+
+
+@settings(deadline=None, max_examples=50)
+@given(keys=keys_strategy, dim=st.integers(1, 20))
+def test_merge_sums_equal_keys(keys, dim):
+    # Small integers as gradients: sums are exact in any order.
+    grads = np.random.default_rng(len(keys)).integers(-50, 50, (len(keys), dim))
+    expected = {}
+    for key, grad in zip(keys, grads, strict=True):
+        expected[key] = expected.get(key, 0) + grad
+    unique, sums = _core.merge_gradients(np.array(keys, np.int64), grads.astype(np.float32))
+    assert sorted(unique.tolist()) == sorted(expected)
+    for key, total in zip(unique.tolist(), sums, strict=True):
+        np.testing.assert_array_equal(total, expected[key])
+
+
+def test_merge_adds_in_order_of_position():
+    big = np.array([[1e8], [1.0], [-1e8]], np.float32)
+    # (1e8 + 1) - 1e8 is 0 in float32; any other order of these three gives 1.
+    _, sums = _core.merge_gradients(np.array([4, 4, 4]), big)
+    assert sums.tolist() == [[0.0]]
+    _, sums = _core.merge_gradients(np.array([4, 4, 4]), big[[0, 2, 1]])
+    assert sums.tolist() == [[1.0]]
