@@ -228,6 +228,27 @@ void CpuTable::FindOrInsert(Executor& ex, const uint64_t* keys, int64_t num_keys
   impl_->InsertMissing(ex, keys, num_keys, row_numbers.get(), inserted, &misses);
 }
 
+void CpuTable::Impl::FindUnlessNew(Executor& ex, const uint64_t* keys, int64_t num_keys,
+                                   uint32_t* rows) const {
+  // Every key takes a row number until it is found, so there must be enough for all.
+  const int64_t most = options.max_capacity > 0 ? options.max_capacity : int64_t{kNoRow};
+  constexpr int64_t kSample = 64;
+  if (options.use_hashtable && num_keys >= 16 * kSample && size + num_keys <= most &&
+      next_row + num_keys <= int64_t{kNoRow}) {
+    uint64_t sample[kSample];
+    uint32_t sample_rows[kSample];
+    for (int64_t i = 0; i < kSample; ++i) sample[i] = keys[i * (num_keys / kSample)];
+    FindRange(sample, kSample, sample_rows);
+    if (std::count(sample_rows, sample_rows + kSample, kNoRow) >= kSample - 2) {
+      std::fill_n(rows, num_keys, kNoRow);
+      return;
+    }
+  }
+  ex.ParallelFor(num_keys, kReadGrain, [&](int64_t begin, int64_t end) {
+    FindRange(keys + begin, end - begin, rows + begin);
+  });
+}
+
 void CpuTable::FindRows(Executor& ex, const uint64_t* keys, int64_t num_keys,
                         uint32_t* row_numbers) const {
   ex.ParallelFor(num_keys, kReadGrain, [&](int64_t begin, int64_t end) {
@@ -238,7 +259,7 @@ void CpuTable::FindRows(Executor& ex, const uint64_t* keys, int64_t num_keys,
 void CpuTable::FindOrInsertRows(Executor& ex, const uint64_t* keys, int64_t num_keys,
                                 uint32_t* row_numbers, int64_t* num_inserted) {
   CheckBatch(num_keys, impl_->options);
-  FindRows(ex, keys, num_keys, row_numbers);
+  impl_->FindUnlessNew(ex, keys, num_keys, row_numbers);
   ShardGroups misses;
   const int64_t n = impl_->InsertMissing(ex, keys, num_keys, row_numbers, nullptr, &misses);
   if (num_inserted != nullptr) *num_inserted = n;
@@ -248,7 +269,7 @@ void CpuTable::Assign(Executor& ex, const uint64_t* keys, int64_t num_keys, cons
   CheckBatch(num_keys, impl_->options);
   const Scratch<uint32_t> row_numbers(num_keys);
   const ExclusiveLock lock(impl_->mutex);
-  FindRows(ex, keys, num_keys, row_numbers.get());
+  impl_->FindUnlessNew(ex, keys, num_keys, row_numbers.get());
   // What is there already, by shard: equal keys are written by one thread, in order, so the last
   // wins. New keys are grouped, and written, as they are inserted.
   ShardGroups present;
