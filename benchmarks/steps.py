@@ -43,14 +43,14 @@ def _trainer(rule, variables, forward, *, wrap):
     # Gradients of 0.01 of the embeddings' shapes, made once: no contender pays for them.
     upstream: list[tf.Tensor] = []
 
-    @tf.function
+    @tf.function(reduce_retracing=True)
     def step(upstream, *inputs):
         with tf.GradientTape() as tape:
             embeddings = forward(*inputs)
         grads = tape.gradient(embeddings, variables, output_gradients=upstream)
         optimizer.apply_gradients(zip(grads, variables, strict=True))
 
-    @tf.function
+    @tf.function(reduce_retracing=True)
     def look(*inputs):
         return forward(*inputs)
 

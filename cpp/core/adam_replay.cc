@@ -103,6 +103,18 @@ double StepHistory::AlphaOf(double learning_rate, int64_t step) const {
   return learning_rate * std::sqrt(1.0 - std::pow(beta_2_, t)) / (1.0 - std::pow(beta_1_, t));
 }
 
+void StepHistory::Reserve() {
+  const auto reserve = [](auto& values, size_t more) {
+    if (values.size() + more > values.capacity()) values.reserve(2 * values.capacity() + more);
+  };
+  reserve(runs_, 1);
+  reserve(terms_, static_cast<size_t>(num_terms_));
+  reserve(log_decay_, 1);
+  reserve(alpha_, 1);
+  reserve(beta_1_power_, 1);
+  reserve(beta_2_power_, 1);
+}
+
 void StepHistory::Append(double learning_rate, int64_t step) {
   const double decay = 1.0 - weight_decay_ * learning_rate;
   if (!(decay > 0.0)) {

@@ -79,6 +79,8 @@ class StepHistory {
   // What an initial row must be multiplied by: P over the forgotten steps.
   double initial_row_scale() const { return initial_row_scale_; }
 
+  // Makes room for one more step: the Append that follows cannot fail for want of memory.
+  void Reserve();
   // Adds step num_steps() + 1. `step` is t of Adam's bias correction.
   // Throws std::invalid_argument if weight_decay * learning_rate reaches 1.
   void Append(double learning_rate, int64_t step);

@@ -1,4 +1,9 @@
 // The lookup of one process: all tables of a group in one op, no exchange, and its gradient.
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <vector>
+
 #include "cpp/core/cpu/lookup.h"
 #include "cpp/core/cpu/route.h"
 #include "cpp/tf/common.h"
@@ -16,6 +21,31 @@ using tensorflow::OpOutputList;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::shape_inference::InferenceContext;
+
+namespace {
+
+// Calls fn(executor, table) for every table: tables side by side where there are many of about one
+// size, so that threads meet once and not once a pass and table; otherwise threads within a table.
+// `fn` must take no lock: a thread of TF's pool that waits for one could be what its holder needs.
+void ForEachTable(Executor& ex, const std::vector<int64_t>& num_keys,
+                  const std::function<void(Executor&, int)>& fn) {
+  const int64_t n = static_cast<int64_t>(num_keys.size());
+  int64_t total = 0, largest = 0;
+  for (int64_t count : num_keys) {
+    total += count;
+    largest = std::max(largest, count);
+  }
+  if (n < 2 * ex.num_threads() || largest * ex.num_threads() > total) {
+    for (int i = 0; i < n; ++i) fn(ex, i);
+    return;
+  }
+  ex.ParallelFor(n, 1, [&](int64_t begin, int64_t end) {
+    InlineExecutor inline_executor;
+    for (int64_t i = begin; i < end; ++i) fn(inline_executor, static_cast<int>(i));
+  });
+}
+
+}  // namespace
 
 REGISTER_OP("SokLookup")
     .Input("handles: N * resource")
@@ -74,23 +104,32 @@ class LookupOp : public OpKernel {
     for (int i = 0; i < keys.size(); ++i) {
       OP_REQUIRES_OK(ctx, features_.Check(ex, i, keys[i], row_splits[i], weights[i]));
     }
+    std::vector<std::unique_ptr<Route>> routes(keys.size());
+    std::vector<int64_t> num_keys(keys.size());
+    std::vector<int32_t*> inverses(keys.size());
     for (int i = 0; i < keys.size(); ++i) {
-      Tensor *out, *unique, *inv;
-      const int64_t n = keys[i].NumElements();
+      Tensor* inv;
       OP_REQUIRES_OK(ctx, inverse.allocate(i, keys[i].shape(), &inv));
-      std::unique_ptr<Route> route;
-      OP_REQUIRES_OK(ctx, Guard([&] {
-                       route = std::make_unique<Route>(ex, Keys(keys[i]), n, /*world_size=*/1,
-                                                       inv->flat<int32_t>().data());
-                     }));
-      OP_REQUIRES_OK(ctx, unique_keys.allocate(i, TensorShape({route->num_unique()}), &unique));
-      route->WriteUnique(ex, Keys(unique));
-      const Samples samples = features_.MakeSamples(i, *inv, row_splits[i], weights[i]);
+      num_keys[i] = keys[i].NumElements();
+      inverses[i] = inv->flat<int32_t>().data();
+    }
+    OP_REQUIRES_OK(ctx, Guard([&] {
+                     ForEachTable(ex, num_keys, [&](Executor& table_ex, int i) {
+                       routes[i] = std::make_unique<Route>(table_ex, Keys(keys[i]), num_keys[i],
+                                                           /*world_size=*/1, inverses[i]);
+                     });
+                   }));
+    for (int i = 0; i < keys.size(); ++i) {
+      Tensor *out, *unique;
+      OP_REQUIRES_OK(ctx, unique_keys.allocate(i, TensorShape({routes[i]->num_unique()}), &unique));
+      routes[i]->WriteUnique(ex, Keys(unique));
+      const Samples samples = features_.MakeSamples(i, *inverse[i], row_splits[i], weights[i]);
       OP_REQUIRES_OK(ctx, embeddings.allocate(i, features_.OutputShape(i, samples), &out));
       OP_REQUIRES_OK(ctx, Guard([&] {
-                       LookupCombine(ex, tables[i]->table(), Keys(*unique), route->num_unique(),
+                       LookupCombine(ex, tables[i]->table(), Keys(*unique), routes[i]->num_unique(),
                                      insert_, samples, out->flat<float>().data());
                      }));
+      routes[i].reset();
     }
   }
 
@@ -138,18 +177,24 @@ class LookupGradOp : public OpKernel {
     OpOutputList row_grads;
     OP_REQUIRES_OK(ctx, ctx->output_list("row_grads", &row_grads));
     TfExecutor ex(ctx);
+    std::vector<Samples> samples(grads.size());
+    std::vector<int64_t> num_keys(grads.size());
+    std::vector<float*> outs(grads.size());
     for (int i = 0; i < grads.size(); ++i) {
-      const int64_t num_unique = unique_keys[i].NumElements();
-      const int64_t dim = features_.dim(i);
-      const Samples samples = features_.MakeSamples(i, inverse[i], row_splits[i], weights[i]);
-      OP_REQUIRES_OK(ctx, features_.CheckGradient(i, samples, grads[i]));
+      samples[i] = features_.MakeSamples(i, inverse[i], row_splits[i], weights[i]);
+      OP_REQUIRES_OK(ctx, features_.CheckGradient(i, samples[i], grads[i]));
+      num_keys[i] = inverse[i].NumElements();
       Tensor* out;
-      OP_REQUIRES_OK(ctx, row_grads.allocate(i, TensorShape({num_unique, dim}), &out));
-      OP_REQUIRES_OK(ctx, Guard([&] {
-                       CombineGradient(ex, samples, grads[i].flat<float>().data(), num_unique, dim,
-                                       out->flat<float>().data());
-                     }));
+      const TensorShape shape({unique_keys[i].NumElements(), features_.dim(i)});
+      OP_REQUIRES_OK(ctx, row_grads.allocate(i, shape, &out));
+      outs[i] = out->flat<float>().data();
     }
+    OP_REQUIRES_OK(ctx, Guard([&] {
+                     ForEachTable(ex, num_keys, [&](Executor& table_ex, int i) {
+                       CombineGradient(table_ex, samples[i], grads[i].flat<float>().data(),
+                                       unique_keys[i].NumElements(), features_.dim(i), outs[i]);
+                     });
+                   }));
   }
 
  private:

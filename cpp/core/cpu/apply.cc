@@ -244,6 +244,8 @@ void ApplyGradients(Executor& ex, CpuTable& table, const OptimizerOptions& optio
                     dim,
                     static_cast<float>(1.0 - AsWritten(options.weight_decay) * learning_rate),
                     options.clip_value > 0.0f ? options.clip_value : no_clip};
+  // Rows that say they are one step ahead of the history must not come to be.
+  if (state.owes()) state.history().Reserve();
   RunRule(ex, batch, learning_rate, step);
   if (state.owes()) state.history().Append(learning_rate, step);
 }

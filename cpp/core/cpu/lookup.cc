@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "cpp/core/cpu/scratch.h"
+
 namespace sok {
 namespace {
 
@@ -13,10 +15,10 @@ constexpr int64_t kGrain = 1024;  // keys worth handing to another thread
 
 void CombineInserted(Executor& ex, CpuTable& table, const uint64_t* unique_keys, int64_t num_unique,
                      const Samples& samples, float* out) {
-  std::vector<uint32_t> numbers(num_unique);
-  std::vector<const float*> rows(num_unique);
+  const Scratch<uint32_t> numbers(num_unique);
+  const Scratch<const float*> rows(num_unique);
   std::unique_lock<std::shared_mutex> lock(table.mutex());
-  table.FindOrInsertRows(ex, unique_keys, num_unique, numbers.data(), nullptr);
+  table.FindOrInsertRows(ex, unique_keys, num_unique, numbers.get(), nullptr);
   const RowCatchUp* catch_up = table.catch_up().get();
   const bool pending = catch_up != nullptr && catch_up->pending();
   ex.ParallelFor(num_unique, kGrain, [&](int64_t begin, int64_t end) {
@@ -26,16 +28,16 @@ void CombineInserted(Executor& ex, CpuTable& table, const uint64_t* unique_keys,
       rows[i] = row;
     }
   });
-  CombineRows(ex, samples, rows.data(), num_unique, table.dim(), out);
+  CombineRows(ex, samples, rows.get(), num_unique, table.dim(), out);
 }
 
 void CombineFound(Executor& ex, const CpuTable& table, const uint64_t* unique_keys,
                   int64_t num_unique, const Samples& samples, float* out) {
   const int64_t dim = table.dim();
-  std::vector<uint32_t> numbers(num_unique);
-  std::vector<const float*> rows(num_unique);
+  const Scratch<uint32_t> numbers(num_unique);
+  const Scratch<const float*> rows(num_unique);
   std::shared_lock<std::shared_mutex> lock(table.mutex());
-  table.FindRows(ex, unique_keys, num_unique, numbers.data());
+  table.FindRows(ex, unique_keys, num_unique, numbers.get());
   const RowCatchUp* catch_up = table.catch_up().get();
   const bool pending = catch_up != nullptr && catch_up->pending();
   std::vector<int64_t> made_up;  // unique keys whose row is not readable in place
@@ -46,11 +48,11 @@ void CombineFound(Executor& ex, const CpuTable& table, const uint64_t* unique_ke
       rows[i] = table.Row(numbers[i]);
     }
   }
-  std::vector<float> scratch(made_up.size() * dim);
+  const Scratch<float> scratch(static_cast<int64_t>(made_up.size()) * dim);
   ex.ParallelFor(made_up.size(), kGrain / 4, [&](int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; ++k) {
       const int64_t i = made_up[k];
-      float* row = scratch.data() + k * dim;
+      float* row = scratch.get() + k * dim;
       if (numbers[i] == kNoRow) {
         table.InitialRow(unique_keys[i], row);
       } else {
@@ -59,7 +61,7 @@ void CombineFound(Executor& ex, const CpuTable& table, const uint64_t* unique_ke
       rows[i] = row;
     }
   });
-  CombineRows(ex, samples, rows.data(), num_unique, dim, out);
+  CombineRows(ex, samples, rows.get(), num_unique, dim, out);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <stdexcept>
 
+#include "cpp/core/cpu/scratch.h"
 #include "cpp/core/cpu/table_impl.h"
 
 namespace sok {
@@ -18,29 +19,6 @@ constexpr int64_t kReadGrain = 2048;
 
 using SharedLock = std::shared_lock<std::shared_mutex>;
 using ExclusiveLock = std::unique_lock<std::shared_mutex>;
-
-void PrefetchRow(const float* row, int64_t dim) {
-  // Beyond a few lines the hardware has seen the pattern.
-  const int64_t floats = std::min<int64_t>(dim, 64);
-  for (int64_t c = 0; c < floats; c += 16) __builtin_prefetch(row + c);
-}
-
-// Sizes that are known to the compiler become a few vector moves instead of a call.
-void CopyFloats(const float* from, int64_t n, float* to) {
-  switch (n) {
-    case 8:
-      std::memcpy(to, from, 8 * sizeof(float));
-      return;
-    case 16:
-      std::memcpy(to, from, 16 * sizeof(float));
-      return;
-    case 32:
-      std::memcpy(to, from, 32 * sizeof(float));
-      return;
-    default:
-      std::memcpy(to, from, static_cast<size_t>(n) * sizeof(float));
-  }
-}
 
 const TableOptions& Validated(const TableOptions& options) {
   options.Validate();
@@ -219,7 +197,7 @@ void CpuTable::Find(Executor& ex, const uint64_t* keys, int64_t num_keys, float*
 void CpuTable::FindOrInsert(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows,
                             uint8_t* inserted) {
   CheckBatch(num_keys, impl_->options);
-  std::vector<uint32_t> row_numbers(static_cast<size_t>(num_keys));
+  const Scratch<uint32_t> row_numbers(num_keys);
   if (inserted != nullptr) std::fill_n(inserted, num_keys, 0);
   uint64_t version;
   {
@@ -228,7 +206,7 @@ void CpuTable::FindOrInsert(Executor& ex, const uint64_t* keys, int64_t num_keys
     version = impl_->version;
     std::atomic<int64_t> num_missing{0};
     ex.ParallelFor(num_keys, kReadGrain, [&](int64_t begin, int64_t end) {
-      num_missing += impl_->ReadRange(keys + begin, end - begin, row_numbers.data() + begin,
+      num_missing += impl_->ReadRange(keys + begin, end - begin, row_numbers.get() + begin,
                                       rows + begin * dim());
     });
     if (num_missing == 0) return;
@@ -236,8 +214,8 @@ void CpuTable::FindOrInsert(Executor& ex, const uint64_t* keys, int64_t num_keys
   const ExclusiveLock lock(impl_->mutex);
   ShardGroups misses;
   if (impl_->version != version) {  // another thread inserted or erased meanwhile
-    FindRows(ex, keys, num_keys, row_numbers.data());
-    impl_->InsertMissing(ex, keys, num_keys, row_numbers.data(), inserted, &misses);
+    FindRows(ex, keys, num_keys, row_numbers.get());
+    impl_->InsertMissing(ex, keys, num_keys, row_numbers.get(), inserted, &misses);
     const bool pending = impl_->Pending();
     ex.ParallelFor(num_keys, kReadGrain, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
@@ -247,7 +225,28 @@ void CpuTable::FindOrInsert(Executor& ex, const uint64_t* keys, int64_t num_keys
     return;
   }
   // What the missing keys have read already is the row that they get.
-  impl_->InsertMissing(ex, keys, num_keys, row_numbers.data(), inserted, &misses);
+  impl_->InsertMissing(ex, keys, num_keys, row_numbers.get(), inserted, &misses);
+}
+
+void CpuTable::Impl::FindUnlessNew(Executor& ex, const uint64_t* keys, int64_t num_keys,
+                                   uint32_t* rows) const {
+  // Every key takes a row number until it is found, so there must be enough for all.
+  const int64_t most = options.max_capacity > 0 ? options.max_capacity : int64_t{kNoRow};
+  constexpr int64_t kSample = 64;
+  if (options.use_hashtable && num_keys >= 16 * kSample && size + num_keys <= most &&
+      next_row + num_keys <= int64_t{kNoRow}) {
+    uint64_t sample[kSample];
+    uint32_t sample_rows[kSample];
+    for (int64_t i = 0; i < kSample; ++i) sample[i] = keys[i * (num_keys / kSample)];
+    FindRange(sample, kSample, sample_rows);
+    if (std::count(sample_rows, sample_rows + kSample, kNoRow) >= kSample - 2) {
+      std::fill_n(rows, num_keys, kNoRow);
+      return;
+    }
+  }
+  ex.ParallelFor(num_keys, kReadGrain, [&](int64_t begin, int64_t end) {
+    FindRange(keys + begin, end - begin, rows + begin);
+  });
 }
 
 void CpuTable::FindRows(Executor& ex, const uint64_t* keys, int64_t num_keys,
@@ -260,7 +259,7 @@ void CpuTable::FindRows(Executor& ex, const uint64_t* keys, int64_t num_keys,
 void CpuTable::FindOrInsertRows(Executor& ex, const uint64_t* keys, int64_t num_keys,
                                 uint32_t* row_numbers, int64_t* num_inserted) {
   CheckBatch(num_keys, impl_->options);
-  FindRows(ex, keys, num_keys, row_numbers);
+  impl_->FindUnlessNew(ex, keys, num_keys, row_numbers);
   ShardGroups misses;
   const int64_t n = impl_->InsertMissing(ex, keys, num_keys, row_numbers, nullptr, &misses);
   if (num_inserted != nullptr) *num_inserted = n;
@@ -268,23 +267,31 @@ void CpuTable::FindOrInsertRows(Executor& ex, const uint64_t* keys, int64_t num_
 
 void CpuTable::Assign(Executor& ex, const uint64_t* keys, int64_t num_keys, const float* rows) {
   CheckBatch(num_keys, impl_->options);
-  std::vector<uint32_t> row_numbers(static_cast<size_t>(num_keys));
-  // By shard: equal keys are written by one thread, in order, so the last wins.
-  ShardGroups groups;
-  GroupByShard(ex, keys, num_keys, [](int64_t) { return true; }, &groups);
-  bool pending = false;
-  const std::function<void(int64_t, int64_t)> write = [&](int64_t begin, int64_t end) {
-    for (int64_t i = groups.offsets[begin]; i < groups.offsets[end]; ++i) {
-      const uint32_t position = groups.positions[i];
-      float* const row = Row(row_numbers[position]);
-      if (pending) impl_->catch_up->Apply(row);  // the slot rows must not owe the new row anything
-      CopyFloats(rows + position * dim(), dim(), row);
-    }
-  };
+  const Scratch<uint32_t> row_numbers(num_keys);
   const ExclusiveLock lock(impl_->mutex);
-  FindOrInsertRows(ex, keys, num_keys, row_numbers.data(), nullptr);  // the last that may fail
-  pending = impl_->Pending();
-  ex.ParallelFor(kNumShards, ShardGrain(num_keys), write);
+  impl_->FindUnlessNew(ex, keys, num_keys, row_numbers.get());
+  // What is there already, by shard: equal keys are written by one thread, in order, so the last
+  // wins. New keys are grouped, and written, as they are inserted.
+  ShardGroups present;
+  const int64_t num_missing = std::count(row_numbers.get(), row_numbers.get() + num_keys, kNoRow);
+  const bool direct = !impl_->options.use_hashtable;  // there a new row is a present key's
+  if (num_missing < num_keys || direct) {
+    GroupByShard(
+        ex, keys, num_keys, [&](int64_t i) { return direct || row_numbers[i] != kNoRow; },
+        &present);
+  }
+  if (num_missing > 0) {
+    ShardGroups misses;
+    impl_->InsertMissing(ex, keys, num_keys, row_numbers.get(), nullptr, &misses,
+                         direct ? nullptr : rows);
+  }
+  if (present.total() == 0) return;
+  ex.ParallelFor(kNumShards, ShardGrain(present.total()), [&](int64_t begin, int64_t end) {
+    for (int64_t i = present.offsets[begin]; i < present.offsets[end]; ++i) {
+      const int64_t position = present.positions[i];
+      impl_->WriteGivenRow(rows + position * dim(), /*is_new=*/false, row_numbers[position]);
+    }
+  });
 }
 
 int64_t CpuTable::Erase(Executor& ex, const uint64_t* keys, int64_t num_keys) {

@@ -45,14 +45,19 @@ struct CpuTable::Impl {
   // ---- changing ----
   // `rows` as FindRows left it: inserts what is missing. `inserted` [num_keys] or null: 1 at the
   // first position of each new key. Returns the number of keys inserted; `misses` gets the
-  // positions that were missing.
+  // positions that were missing. A new key gets its initial row, or with `given` [num_keys, dim]
+  // the one given at its last position.
   int64_t InsertMissing(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* rows,
-                        uint8_t* inserted, ShardGroups* misses);
+                        uint8_t* inserted, ShardGroups* misses, const float* given = nullptr);
+  // FindRows, or kNoRow for all where nearly all keys are new: inserting finds the others, and the
+  // index is walked once instead of twice.
+  void FindUnlessNew(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* rows) const;
   int64_t InsertDirect(Executor& ex, const uint64_t* keys, uint32_t* rows,
                        const ShardGroups& misses);
   void CheckCapacity(const uint64_t* keys, const ShardGroups& misses) const;
   void ReserveIndex(Executor& ex, int64_t num_keys);
   void WriteNewRows(const uint64_t* keys, const uint32_t* rows, int64_t num_keys);
+  void WriteGivenRow(const float* given, bool is_new, uint32_t row_number);
   void Clear();
 
   // ---- state ----
@@ -88,6 +93,29 @@ struct CpuTable::Impl {
   std::vector<float> slot_initial;  // what follows the embedding in a new row
   std::shared_ptr<RowCatchUp> catch_up;
 };
+
+inline void PrefetchRow(const float* row, int64_t dim) {
+  // Beyond a few lines the hardware has seen the pattern.
+  const int64_t floats = std::min<int64_t>(dim, 64);
+  for (int64_t c = 0; c < floats; c += 16) __builtin_prefetch(row + c);
+}
+
+// Sizes that are known to the compiler become a few vector moves instead of a call.
+inline void CopyFloats(const float* from, int64_t n, float* to) {
+  switch (n) {
+    case 8:
+      std::memcpy(to, from, 8 * sizeof(float));
+      return;
+    case 16:
+      std::memcpy(to, from, 16 * sizeof(float));
+      return;
+    case 32:
+      std::memcpy(to, from, 32 * sizeof(float));
+      return;
+    default:
+      std::memcpy(to, from, static_cast<size_t>(n) * sizeof(float));
+  }
+}
 
 // Positions per part of a batch; parts depend on the batch alone.
 inline constexpr int64_t kPartKeys = 4096;

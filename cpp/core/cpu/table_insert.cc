@@ -53,8 +53,20 @@ void CpuTable::Impl::WriteNewRows(const uint64_t* keys, const uint32_t* rows, in
   }
 }
 
+// Puts a row that the caller has instead of an initial one.
+void CpuTable::Impl::WriteGivenRow(const float* given, bool is_new, uint32_t row_number) {
+  float* const row = arena->Row(row_number);
+  if (is_new) std::copy(slot_initial.begin(), slot_initial.end(), row + options.dim);
+  if (Pending()) {  // the slot rows must not owe the new row anything
+    if (is_new) CopyFloats(given, options.dim, row);
+    catch_up->Apply(row);
+  }
+  CopyFloats(given, options.dim, row);
+}
+
 int64_t CpuTable::Impl::InsertMissing(Executor& ex, const uint64_t* keys, int64_t num_keys,
-                                      uint32_t* rows, uint8_t* inserted, ShardGroups* misses) {
+                                      uint32_t* rows, uint8_t* inserted, ShardGroups* misses,
+                                      const float* given) {
   GroupByShard(ex, keys, num_keys, [rows](int64_t i) { return rows[i] == kNoRow; }, misses);
   const int64_t total = misses->total();
   if (total == 0) return 0;
@@ -62,7 +74,9 @@ int64_t CpuTable::Impl::InsertMissing(Executor& ex, const uint64_t* keys, int64_
   CheckCapacity(keys, *misses);
 
   const int64_t grain = ShardGrain(total);
-  ex.ParallelFor(kNumShards, grain, [&](int64_t begin, int64_t end) {
+  bool has_room = true;  // mostly: then no thread need be woken
+  for (int s = 0; s < kNumShards; ++s) has_room = has_room && shards[s].HasRoom(misses->count(s));
+  ex.ParallelFor(has_room ? 0 : kNumShards, grain, [&](int64_t begin, int64_t end) {
     for (int64_t s = begin; s < end; ++s) {
       int64_t count = misses->count(s);
       if (shards[s].HasRoom(count)) continue;
@@ -104,19 +118,22 @@ int64_t CpuTable::Impl::InsertMissing(Executor& ex, const uint64_t* keys, int64_
           for (size_t line = 0; line < sizeof(Bucket); line += 64) {
             __builtin_prefetch(home + line, 1);
           }
+          if (given != nullptr) PrefetchRow(given + positions[i] * options.dim, options.dim);
         }
         int num_new = 0;
         for (int i = 0; i < n; ++i) {
           const uint64_t key = keys[positions[i]];
           const uint32_t row = shard.FindOrInsert(hashes[i], key, reserved(next));
           rows[positions[i]] = row;
-          if (row != reserved(next)) continue;
+          const bool is_new = row == reserved(next);
+          if (given != nullptr) WriteGivenRow(given + positions[i] * options.dim, is_new, row);
+          if (!is_new) continue;
           ++next;
           if (inserted != nullptr) inserted[positions[i]] = 1;
           new_keys[num_new] = key;
           new_rows[num_new++] = row;
         }
-        WriteNewRows(new_keys, new_rows, num_new);
+        if (given == nullptr) WriteNewRows(new_keys, new_rows, num_new);
       }
       used[s] = next - misses->offsets[s];
     }

@@ -1,0 +1,194 @@
+"""1M, 10M and 100M keys in one table of row width 16: rates, bytes, peak memory.
+
+    python -m benchmarks.scale [--keys 1M,10M,100M] [--threads N] [--plot FILE] [--json FILE]
+
+The core by itself, through `sok_like._core`. Bytes a key are what the index, and whatever else lies
+beside the rows, takes: between two doublings it falls from 30 to 15, and the average over the
+growth is what is reported beside the worst.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from benchmarks import workloads
+from benchmarks.harness import machine, progress_line
+
+DIM = 16
+BATCH = 65_536
+ROW_BYTES = DIM * 4
+LOOKUPS = 50
+SUFFIXES = {"K": 10**3, "M": 10**6, "G": 10**9}
+
+
+def parse_count(text: str) -> int:
+    """ "10M" as 10_000_000."""
+    factor = SUFFIXES.get(text[-1:].upper(), 1)
+    return int(text[:-1] if factor > 1 else text) * factor
+
+
+def needed_bytes(num_keys: int) -> int:
+    """What a run may take: rows, an index about to double, and batches."""
+    return num_keys * (ROW_BYTES + 30) + (1 << 30)
+
+
+def free_bytes() -> int:
+    """Memory that can be had without pushing others out."""
+    with open("/proc/meminfo") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def _resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class _Peak:
+    """Largest resident size seen by a thread that looks every few milliseconds."""
+
+    def __enter__(self):
+        self.bytes = _resident()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def _watch(self):
+        while not self._stop.wait(0.002):
+            self.bytes = max(self.bytes, _resident())
+
+    def __exit__(self, *unused):
+        self._stop.set()
+        self._thread.join()
+
+
+def measure(num_keys: int) -> dict[str, Any]:
+    """One size: grows a table from empty, then looks random keys up."""
+    from sok_like import _core
+
+    before = _resident()
+    table = _core.Table("scale", DIM)
+    curve, seconds, beside = [], 0.0, []
+    with _Peak() as peak:
+        for start in range(0, num_keys, BATCH):
+            keys = workloads.mixed(np.arange(start, min(start + BATCH, num_keys)))
+            begin = time.perf_counter()
+            table.find_or_insert(keys)
+            seconds += time.perf_counter() - begin
+            # Now and then: stats() walks the index, which empties the caches of what was there.
+            if start // BATCH % max(1, num_keys // BATCH // 200) == 0 or start + BATCH >= num_keys:
+                stats = table.stats()
+                size = stats["size"]
+                beside.append((stats["bytes"] - stats["arena_bytes"]) / size)
+                curve.append((size, seconds, beside[-1]))
+                progress_line(f"{size / 1e6:.1f}M of {num_keys / 1e6:.0f}M keys")
+    rng = np.random.default_rng(0)
+    times = []
+    for _ in range(LOOKUPS):
+        keys = workloads.mixed(rng.integers(0, num_keys, BATCH))
+        begin = time.perf_counter()
+        table.find(keys)
+        times.append(time.perf_counter() - begin)
+    stats = table.stats()
+    progress_line("")
+    return {
+        "keys": num_keys,
+        "inserts_per_second": num_keys / seconds,
+        "lookups_per_second": BATCH / float(np.median(times)),
+        "bytes_beside_mean": float(np.mean(beside)),
+        "bytes_beside_last": beside[-1],
+        # Small tables have fixed costs and a first chunk: the worst of the last nine tenths.
+        "bytes_beside_worst": max(beside[len(beside) // 10 :]),
+        "table_gib": stats["bytes"] / 2**30,
+        "peak_gib": (peak.bytes - before) / 2**30,
+        "load_factor": stats["load_factor"],
+        "curve": curve,
+    }
+
+
+def text_table(results: list[dict[str, Any]]) -> str:
+    """Markdown."""
+    lines = [
+        "| keys | inserts/s | lookups/s | bytes a key beside the row: mean, worst, last "
+        "| table GiB | peak growth of the process GiB |",
+        "|---|---|---|---|---|---|",
+    ]
+    for r in results:
+        lines.append(
+            f"| {r['keys'] / 1e6:g}M | {r['inserts_per_second'] / 1e6:.1f}M "
+            f"| {r['lookups_per_second'] / 1e6:.1f}M "
+            f"| {r['bytes_beside_mean']:.1f}, {r['bytes_beside_worst']:.1f}, "
+            f"{r['bytes_beside_last']:.1f} | {r['table_gib']:.2f} | {r['peak_gib']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def plot(results: list[dict[str, Any]], path: str) -> None:
+    """Bytes beside the row, and keys inserted a second, against the number of keys."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
+    for r in results:
+        size, seconds, beside = (np.array(column) for column in zip(*r["curve"], strict=True))
+        label = f"{r['keys'] / 1e6:g}M keys"
+        left.semilogx(size, beside, label=label)
+        if len(size) > 1:
+            right.semilogx(size[1:], np.diff(size) / np.diff(seconds) / 1e6, label=label)
+    left.axhline(32, color="grey", linestyle=":")
+    left.set(xlabel="keys", ylabel="bytes a key beside the row", ylim=(0, 60))
+    right.set(xlabel="keys", ylabel="million keys inserted a second", ylim=(0, None))
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.tight_layout()
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
+    parser.add_argument("--keys", default="1M,10M,100M")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--plot", default="out/scale.png", metavar="FILE")
+    parser.add_argument("--json", default="", metavar="FILE")
+    args = parser.parse_args(argv)
+    from sok_like import _core
+
+    _core.set_num_threads(args.threads)
+    print("  ".join(f"{k}: {v}" for k, v in machine(args.threads).items()), flush=True)
+    results = []
+    for num_keys in map(parse_count, args.keys.split(",")):
+        needed, free = needed_bytes(num_keys), free_bytes()
+        if free < needed:
+            print(
+                f"{num_keys / 1e6:g}M keys are left out: they may take {needed / 2**30:.1f} GiB, "
+                f"and {free / 2**30:.1f} GiB are free.",
+                flush=True,
+            )
+            continue
+        results.append(measure(num_keys))
+    print(text_table(results))
+    if results and args.plot:
+        plot(results, args.plot)
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(results, file)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
