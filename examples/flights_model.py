@@ -69,9 +69,9 @@ class FlightsModel(tf.keras.Model):
         super().__init__(**kwargs)
         self.embedding = make_embedding(num_features, embedding_dim, max_keys)
         hidden = [tf.keras.layers.Dense(units, activation="relu") for units in BOTTOM_UNITS]
-        self.bottom = tf.keras.Sequential(hidden + [tf.keras.layers.Dense(embedding_dim)])
+        self.bottom = tf.keras.Sequential([*hidden, tf.keras.layers.Dense(embedding_dim)])
         hidden = [tf.keras.layers.Dense(units, activation="relu") for units in TOP_UNITS]
-        self.top = tf.keras.Sequential(hidden + [tf.keras.layers.Dense(1)])
+        self.top = tf.keras.Sequential([*hidden, tf.keras.layers.Dense(1)])
 
     def call(self, inputs, training=False):
         keys, dense = inputs

@@ -20,7 +20,7 @@ def draw(path, train_losses, test_points, labels, logits):
     matplotlib.use("Agg")  # No display needed.
     from matplotlib import pyplot
 
-    steps, losses, aucs = zip(*test_points)
+    steps, losses, aucs = zip(*test_points, strict=True)
     figure, (loss_axis, auc_axis, roc_axis) = pyplot.subplots(1, 3, figsize=(15, 4.5))
     loss_axis.plot(range(1, len(train_losses) + 1), train_losses, alpha=0.4, label="training batch")
     loss_axis.plot(steps, losses, marker=".", label="test")

@@ -62,8 +62,8 @@ class Network:
         self.labels = tf.compat.v1.placeholder(tf.float32, [local_batch], "labels")
         self.embedding = flights_model.make_embedding(num_features, dim, max_keys)
 
-        self._bottom_units = flights_model.BOTTOM_UNITS + (dim,)
-        self._top_units = flights_model.TOP_UNITS + (1,)
+        self._bottom_units = (*flights_model.BOTTOM_UNITS, dim)
+        self._top_units = (*flights_model.TOP_UNITS, 1)
         interactions = (num_features + 1) * num_features // 2 + 2 * dim
         self._bottom = make_weights("bottom", num_columns, self._bottom_units, arguments.seed)
         self._top = make_weights("top", interactions, self._top_units, arguments.seed)
@@ -103,8 +103,10 @@ def make_train_op(network, learning_rate, ranks):
     table_optimizer = sok.tf.keras.optimizers.lazy_adam.LazyAdamOptimizer(learning_rate)
     dense_optimizer = tf.compat.v1.train.AdamOptimizer(learning_rate)
     return tf.group(
-        table_optimizer.apply_gradients(list(zip(table_gradients, tables))),
-        dense_optimizer.apply_gradients(list(zip(dense_gradients, network.dense_variables))),
+        table_optimizer.apply_gradients(list(zip(table_gradients, tables, strict=True))),
+        dense_optimizer.apply_gradients(
+            list(zip(dense_gradients, network.dense_variables, strict=True))
+        ),
     )
 
 
@@ -183,7 +185,7 @@ def main():
         logits = make_session_scorer(session, network, test, local_batch, ranks)()
         sizes = session.run(table_sizes)
 
-    keys, table_bytes = (ranks.sum(sum(column)) for column in zip(*sizes))
+    keys, table_bytes = (ranks.sum(sum(column)) for column in zip(*sizes, strict=True))
     flights.report(ranks, test, logits, steps * arguments.batch_size, seconds, keys, table_bytes)
     if ranks.rank == 0 and not arguments.no_plot:
         flights_plot.draw(arguments.output, train_losses, test_points, test.labels, logits)

@@ -16,6 +16,7 @@ earlier dumps are removed behind it.
 from __future__ import annotations
 
 import dataclasses
+import glob
 import json
 import os
 import pathlib
@@ -88,7 +89,7 @@ def write_manifest(
     aside = target.with_suffix(".json.tmp")
     aside.write_text(json.dumps(manifest, indent=1) + "\n")
     os.replace(aside, target)
-    for old in path.glob(f"{_glob_escape(_file_stem(table))}.*-of-*.npz"):
+    for old in path.glob(f"{glob.escape(_file_stem(table))}.*-of-*.npz"):
         if old.name not in shards:
             old.unlink(missing_ok=True)
 
@@ -166,7 +167,7 @@ def owned_by(shards: Sequence[Shard], rank: int, world_size: int, dim: int) -> S
     """
     filled = [shard for shard in shards if len(shard.keys)]
     if not filled:
-        return Shard(*_empty(dim), [], [])
+        return _empty(dim)
     first = filled[0]
     parts = []
     for shard in filled:
@@ -182,15 +183,10 @@ def owned_by(shards: Sequence[Shard], rank: int, world_size: int, dim: int) -> S
 
 
 def _empty(dim):
-    return np.zeros([0], np.int64), np.zeros([0, dim], np.float32), np.zeros([0, 0], np.float32)
+    rows, slot_rows = np.zeros([0, dim], np.float32), np.zeros([0, 0], np.float32)
+    return Shard(np.zeros([0], np.int64), rows, slot_rows, [], [])
 
 
 def _file_stem(table):
-    # Any table name is a file name of its own.
-    return urllib.parse.quote(table, safe="") or "_"
-
-
-def _glob_escape(text):
-    import glob
-
-    return glob.escape(text)
+    # Any table name is a file name, and has no dot in it: "a" must not claim files of "a.b".
+    return urllib.parse.quote(table, safe="").replace(".", "%2E") or "_"

@@ -8,6 +8,7 @@ by key, through the layers, `sok.export` and `sok.assign`.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import Any, NamedTuple
 
@@ -290,17 +291,35 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
     def _distributed_container(self):
         # Optimizers ask for this first, to name the state they are about to allocate: for a stock
         # one that would be a dense tensor of 2**31 rows. Nothing else asks.
+        self._refuse_stock_optimizer()
+        raise AttributeError("_distributed_container")
+
+    @property
+    def constraint(self):
+        # Optimizers of v1 without slots ask for nothing but this before they update.
+        self._refuse_stock_optimizer()
+        return None
+
+    def _refuse_stock_optimizer(self):
         if not self._trained_by_sok:
             raise NotImplementedError(_OPTIMIZER_ADVICE.format(name=self.table_name))
-        raise AttributeError("_distributed_container")
 
     def _ref(self):
         # v1 optimizers differentiate with respect to this.
         return self.handle
 
     def mark_trained_by_sok(self) -> None:
-        """An optimizer that knows embedding variables has taken this one on."""
+        """An optimizer that must ask as stock ones do has taken this variable on for good."""
         self._trained_by_sok = True
+
+    @contextlib.contextmanager
+    def asked_by_known_optimizer(self):
+        """Within it, an optimizer that knows embedding variables may ask as stock ones do."""
+        before, self._trained_by_sok = self._trained_by_sok, True
+        try:
+            yield
+        finally:
+            self._trained_by_sok = before
 
     def _serialize_to_tensors(self):
         snapshot = self.snapshot()

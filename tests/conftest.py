@@ -1,9 +1,12 @@
 """Settings for every test: quiet TensorFlow, and no `gpu` tests where there is no device."""
 
+import functools
 import os
 import pathlib
 
 import pytest
+
+from tests.ranks import RanksFailed, run_ranks
 
 # Before anything imports TensorFlow, which reads it once.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -17,3 +20,46 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture
+def sok():
+    """The package, initialised afresh for one process."""
+    import sok_like
+    from sok_like.core import initialize
+
+    initialize.reset()
+    sok_like.Init(global_batch_size=12, seed=7)
+    yield sok_like
+    initialize.reset()
+
+
+@functools.cache
+def _results(world_size):
+    """What the ranks returned, or the exception that ended them: nothing is launched twice."""
+    if world_size == 1:
+        from tests.checks import run
+
+        return [run(world_size)]
+    quick = {"HOROVOD_CYCLE_TIME": "0.2"}  # ms; the steps are small, waiting is most of their time
+    try:
+        return run_ranks(
+            "tests.checks:run", world_size, args={"world_size": world_size}, env=quick, timeout=500
+        )
+    except RanksFailed as error:
+        return error
+
+
+@pytest.fixture
+def rank_results(sok):
+    """`rank_results(world_size, "module.check")`: what each rank found; one launch a session."""
+
+    def results(world_size, check):
+        if isinstance(_results(world_size), RanksFailed):
+            pytest.fail(str(_results(world_size)), pytrace=False)
+        found = [result[check] for result in _results(world_size)]
+        for rank, result in enumerate(found):
+            assert type(result).__name__ != "Raised", f"rank {rank}: {result!r}"
+        return found
+
+    return results

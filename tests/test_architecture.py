@@ -14,12 +14,12 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # and not written yet is no fault; one that exists and is not listed is.
 PYTHON_LAYERS = [
     {"native"},
-    {"ops", "comm", "planner"},
-    {"variable"},
-    {"lookup"},
+    {"ops", "comm", "planner", "initializers", "dump_file"},
+    {"variable", "core"},
+    {"lookup", "keras_variable"},
     {
         *("layers", "embeddings", "group_embedding", "dist_model_parallel", "distribution"),
-        *("checkpoint", "serving", "optimizers"),
+        *("checkpoint", "serving", "optimizers", "tf"),
     },
 ]
 # In the top row a front door may use what stands beside it, as a layer its optimizer scope.
@@ -43,6 +43,7 @@ CPP_MAY_INCLUDE = {
 CPP_FOREIGN = {
     "tensorflow/": {"cpp/tf"},
     "third_party/gpus/": {"cpp/tf"},
+    "absl/": {"cpp/tf"},  # comes with TensorFlow
     "pybind11/": {"cpp/python"},
     "Python.h": {"cpp/python"},
     "cuda": {"cpp/core/cuda", "cpp/tf"},

@@ -48,19 +48,18 @@ class _EmbeddingAware:
         return rule.replace(lazy=True) if rule.rule == "momentum" else rule
 
     def _sok_take(self, variables):
-        """Marks embedding variables as taken on; returns the others."""
+        """The variables that are left to the stock class."""
         others = []
         for variable in variables:
             if is_embedding_variable(variable):
-                unwrap(variable).mark_trained_by_sok()
-            elif self._sok_only_embeddings:
+                continue
+            if self._sok_only_embeddings:
                 raise ValueError(
                     f"{type(self).__name__} trains embedding variables only; "
                     "sok.tf.keras.optimizers.Adam trains both kinds. "
                     f"Received: {variable!r}"
                 )
-            else:
-                others.append(variable)
+            others.append(variable)
         return others
 
     def _sok_update(self, pairs, learning_rate, step):
@@ -86,10 +85,25 @@ class _EmbeddingAware:
 def _decays(optimizer, variable):
     if not getattr(optimizer, "weight_decay", None):
         return False
-    return optimizer._use_weight_decay(variable)
+    with variable.asked_by_known_optimizer():
+        return optimizer._use_weight_decay(variable)
 
 
 class _Keras3(_EmbeddingAware):
+    def __setattr__(self, name, value):
+        # Keras' LossScaleOptimizer takes an optimizer over by switching its own scaling off. The
+        # stock one cannot look into a gradient by key; say so here, in `compile`, not in step one.
+        if name == "loss_scale_factor" and not getattr(self, "_sok_scaling_allowed", True):
+            raise ValueError(
+                "Keras' LossScaleOptimizer, which `compile` puts around an optimizer under "
+                "`mixed_float16`, cannot handle embedding variables. Give compile "
+                "`sok.OptimizerWrapper(tf.keras.optimizers.LossScaleOptimizer(optimizer))`, or "
+                "choose `mixed_bfloat16`, which needs no loss scaling."
+            )
+        super().__setattr__(name, value)
+        if name == "loss_scale_factor":
+            self.__dict__["_sok_scaling_allowed"] = False
+
     def build(self, variables):
         self._sok_trainable = list(variables)
         super().build(self._sok_take(variables))
@@ -107,7 +121,7 @@ class _Keras3(_EmbeddingAware):
             self._check_variables_are_known([variable])
         embedding, other = split(zip(grads, trainable_variables, strict=True))
         if self.loss_scale_factor is not None:
-            embedding = [(_divide(g, self.loss_scale_factor), v) for g, v in embedding]
+            embedding = [(unscaled(g, self.loss_scale_factor), v) for g, v in embedding]
         self._sok_update(embedding, self.learning_rate, self._iterations + 1)
         other = [(g, v) for g, v in self._sok_averaged(other) if g is not None]
         if other:
@@ -116,7 +130,8 @@ class _Keras3(_EmbeddingAware):
             self._iterations.assign_add(1)
 
 
-def _divide(gradient, scale):
+def unscaled(gradient: tf.IndexedSlices | None, scale: Any) -> tf.IndexedSlices | None:
+    """`gradient` with its values divided by `scale`; None stays None."""
     if gradient is None:
         return None
     return tf.IndexedSlices(gradient.values / scale, gradient.indices, gradient.dense_shape)
@@ -192,7 +207,7 @@ def embedding_aware(cls: type) -> type:
     if issubclass(cls, _EmbeddingAware):
         return cls
     if issubclass(cls, tf.compat.v1.train.Optimizer):
-        family = _V1
+        family: type = _V1
     elif any(base.__module__.startswith("keras.src.optimizers") for base in cls.__mro__):
         family = _Keras3
     elif any(base.__module__ == "tf_keras.src.optimizers.optimizer" for base in cls.__mro__):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+from sok_like.keras_variable import is_keras_3
 from sok_like.optimizers.embedding_aware import embedding_aware
+from sok_like.optimizers.loss_scale import LossScaling
 from sok_like.optimizers.rules import rule_of
 
 
@@ -19,7 +22,8 @@ def OptimizerWrapper(
 
     Args:
         optimizer: SGD, Adagrad, Adam, AdamW or Ftrl of Keras 3 or tf_keras; GradientDescent,
-            Momentum, Adagrad, Adam or Ftrl of `tf.compat.v1.train`.
+            Momentum, Adagrad, Adam or Ftrl of `tf.compat.v1.train`; or Keras'
+            `LossScaleOptimizer` around one of them.
         lazy: Adam and momentum move only the rows of the batch, as a LazyAdam does, and not every
             row that still has momentum.
         average_dense_gradients: False where something else already averages them over ranks.
@@ -32,11 +36,34 @@ def OptimizerWrapper(
         TypeError: `optimizer` is no optimizer of these families.
         ValueError: an optimizer or a setting that embedding variables cannot follow exactly.
     """
-    cls = embedding_aware(type(optimizer))
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if inner is not None:  # Keras' LossScaleOptimizer
+        return _loss_scaling(optimizer, inner, lazy, average_dense_gradients)
+    cls = embedding_aware(type(optimizer))  # type: ignore[arg-type]
     rule_of(optimizer)  # a setting that cannot be honoured is refused now, not in the first step
+    view = _view(cls, optimizer)
+    view.__dict__["_sok_lazy"] = lazy
+    view.__dict__["_sok_average"] = average_dense_gradients
+    view.__dict__["_sok_scaling_allowed"] = False
+    return view
+
+
+def _view(cls, optimizer):
+    """An instance of `cls` that shares all state with `optimizer`."""
     view = object.__new__(cls)
     # Past the optimizers' own __setattr__, which would track the dictionary as a thing to save.
     object.__setattr__(view, "__dict__", optimizer.__dict__)
-    view.__dict__["_sok_lazy"] = lazy
-    view.__dict__["_sok_average"] = average_dense_gradients
+    return view
+
+
+@functools.cache
+def _loss_scaling_class(cls):
+    return type(f"EmbeddingAware{cls.__name__}", (LossScaling, cls), {"__module__": __name__})
+
+
+def _loss_scaling(optimizer, inner, lazy, average_dense_gradients):
+    """A view of a LossScaleOptimizer around an embedding-aware view of its inner optimizer."""
+    wrapped = OptimizerWrapper(inner, lazy=lazy, average_dense_gradients=average_dense_gradients)
+    view = _view(_loss_scaling_class(type(optimizer)), optimizer) if is_keras_3() else optimizer
+    setattr(view, "inner_optimizer" if is_keras_3() else "_optimizer", wrapped)
     return view

@@ -90,11 +90,11 @@ def test_merge_sums_equal_keys(keys, dim):
     # Small integers as gradients: sums are exact in any order.
     grads = np.random.default_rng(len(keys)).integers(-50, 50, (len(keys), dim))
     expected = {}
-    for key, grad in zip(keys, grads):
+    for key, grad in zip(keys, grads, strict=True):
         expected[key] = expected.get(key, 0) + grad
     unique, sums = _core.merge_gradients(np.array(keys, np.int64), grads.astype(np.float32))
     assert sorted(unique.tolist()) == sorted(expected)
-    for key, total in zip(unique.tolist(), sums):
+    for key, total in zip(unique.tolist(), sums, strict=True):
         np.testing.assert_array_equal(total, expected[key])
 
 

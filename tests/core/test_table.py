@@ -111,7 +111,9 @@ class TableAgainstDict(RuleBasedStateMachine):
         other = _core.Table("t", DIM, key_dtype=self.key_dtype, initializer="constant", a=0.25)
         other.import_(keys[::-1], rows[::-1], {name: slot[::-1] for name, slot in slots.items()})
         again = other.export()
-        for mine, theirs in zip((keys, rows, *slots.values()), (*again[:2], *again[2].values())):
+        for mine, theirs in zip(
+            (keys, rows, *slots.values()), (*again[:2], *again[2].values()), strict=True
+        ):
             np.testing.assert_array_equal(mine, theirs)
         self.table = other
 
@@ -217,7 +219,7 @@ def test_max_capacity_is_all_or_nothing(call):
     args = () if call == "find_or_insert" else (np.zeros((keys.size, 2)),)
     with pytest.raises(ValueError, match=r"max_capacity=1000.*11 new keys.*990.*user_id"):
         getattr(table, call)(keys, *args)
-    for mine, theirs in zip(table.export()[:2], before[:2]):
+    for mine, theirs in zip(table.export()[:2], before[:2], strict=True):
         np.testing.assert_array_equal(mine, theirs)
     table.find_or_insert(keys[keys != 1000])  # 10 new keys fit exactly
     assert table.size == 1000
@@ -242,7 +244,7 @@ def test_thread_count_does_not_show():
         parts += list(table.export()[:2])
         results.append(parts)
     for parts in results[1:]:
-        for mine, first in zip(parts, results[0]):
+        for mine, first in zip(parts, results[0], strict=True):
             np.testing.assert_array_equal(mine, first)
 
 
@@ -252,9 +254,9 @@ def test_assign_last_of_equal_keys_wins():
     rows = np.arange(keys.size, dtype=np.float32)[:, None]
     table = _core.Table("t", 1)
     table.assign(keys, rows)
-    expected = dict(zip(keys.tolist(), rows[:, 0].tolist()))
+    expected = dict(zip(keys.tolist(), rows[:, 0].tolist(), strict=True))
     got_keys, got_rows, _ = table.export()
-    assert dict(zip(got_keys.tolist(), got_rows[:, 0].tolist())) == expected
+    assert dict(zip(got_keys.tolist(), got_rows[:, 0].tolist(), strict=True)) == expected
 
 
 def test_python_threads_share_a_table():

@@ -125,7 +125,7 @@ def test_dense_columns_join_the_hour_at_the_airport():
     weather = make_weather(flights)
     dense = flights_data.dense_columns(flights, weather)
     known = {(w.origin, w.time_hour): w for w in weather.iloc[::-1].itertuples()}
-    for flight, row in zip(flights.itertuples(), dense):
+    for flight, row in zip(flights.itertuples(), dense, strict=True):
         hour = known.get((flight.origin, flight.time_hour))
         gust = hour.wind_speed if hour else np.nan
         rain = np.log(1 + 100 * hour.precip) if hour else np.nan

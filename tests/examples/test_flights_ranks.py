@@ -8,7 +8,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples"))
 
-import flights_ranks  # noqa: E402
+import flights_ranks
 
 
 class FakeHorovod:

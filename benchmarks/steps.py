@@ -1,0 +1,254 @@
+"""W1 and W2: a training step is lookup, gradient and update.
+
+Every contender is given the same upstream gradient instead of a loss, so that what differs is the
+embedding alone. Tables of ours and the peers' hash tables hold all keys before the first step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+import sok_like as sok
+from benchmarks import workloads
+from benchmarks.harness import Contender, Match
+from sok_like import lookup as group_lookup
+
+RATE = 0.01
+OURS, GROUP = "ours", "ours, 26 tables"
+WARM_UP_OURS = 60  # Adam's replay has rows with gaps to catch up
+EMPTY_KEY, DELETED_KEY = -(2**63), -(2**63) + 1  # DenseHashTable reserves two keys
+
+
+def _optimizer(rule):
+    v1 = tf.compat.v1.train
+    return {
+        "SGD": lambda: v1.GradientDescentOptimizer(RATE),
+        "Adagrad": lambda: v1.AdagradOptimizer(RATE),
+        "Adam": lambda: tf.keras.optimizers.Adam(RATE, epsilon=1e-7),
+        "v1 Adam": lambda: v1.AdamOptimizer(RATE),
+    }[rule]()
+
+
+def _trainer(rule, variables, forward, *, wrap):
+    """A function of a batch that does one step, and one that looks up only.
+
+    `forward(*inputs)` gives a list of embeddings; the gradient given to each is 0.01.
+    """
+    optimizer = _optimizer(rule)
+    if wrap:
+        optimizer = sok.OptimizerWrapper(optimizer)
+    if hasattr(optimizer, "build"):
+        optimizer.build(variables)
+    # Gradients of 0.01 of the embeddings' shapes, made once: no contender pays for them.
+    upstream: list[tf.Tensor] = []
+
+    @tf.function
+    def step(upstream, *inputs):
+        with tf.GradientTape() as tape:
+            embeddings = forward(*inputs)
+        grads = tape.gradient(embeddings, variables, output_gradients=upstream)
+        optimizer.apply_gradients(zip(grads, variables, strict=True))
+
+    @tf.function
+    def look(*inputs):
+        return forward(*inputs)
+
+    def run(*inputs):
+        if not upstream:
+            upstream.extend(tf.fill(tf.shape(e), 0.01) for e in look(*inputs))
+        step(upstream, *inputs)
+
+    return run, look
+
+
+def _cycle(call, batches):
+    return lambda i: call(*batches[i % len(batches)])
+
+
+def _dense_variable(num_rows, dim):
+    return tf.Variable(tf.random.uniform([num_rows, dim], -0.05, 0.05, seed=1))
+
+
+def _index_table(keys):
+    """DenseHashTable from keys to positions `0, 1, ...`, presized to at most half full."""
+    buckets = 1 << (2 * len(keys) - 1).bit_length()
+    table = tf.lookup.experimental.DenseHashTable(
+        tf.int64,
+        tf.int64,
+        default_value=-1,
+        empty_key=EMPTY_KEY,
+        deleted_key=DELETED_KEY,
+        initial_num_buckets=buckets,
+    )
+    for start in range(0, len(keys), 1 << 20):
+        part = np.arange(start, min(start + (1 << 20), len(keys)))
+        table.insert(tf.constant(keys[part]), tf.constant(part))
+    return table
+
+
+# ---- W1 ----
+
+
+def w1(rule: str, quick: bool) -> tuple[dict[str, Contender], list[Match]]:
+    """One layer with 26 fields, and 26 tables in a group, beside one dense array."""
+    data = workloads.w1(quick)
+    keys = [(tf.constant(k),) for k in data.keys]
+    contenders = {
+        OURS: _w1_layer(rule, data, keys),
+        GROUP: _w1_group(rule, data, keys),
+    }
+    rows = data.num_rows
+    peers = {
+        "SGD": [("TF dense v1 SGD", "SGD", False, 1.0)],
+        "Adagrad": [
+            ("TF DenseHashTable + dense v1 Adagrad", "Adagrad", True, 0.6),
+            ("TF dense v1 Adagrad", "Adagrad", False, None),
+        ],
+        "Adam": [
+            ("Keras 3 Adam on dense", "Adam", False, 0.2),
+            ("TF dense v1 Adam", "v1 Adam", False, None),
+        ],
+    }[rule]
+    matches = []
+    for name, peer_rule, hashed, target in peers:
+        table = _index_table(workloads.mixed(np.arange(rows))) if hashed else None
+        inputs = keys if hashed else [(tf.constant(p),) for p in data.positions]
+        contenders[name] = _w1_dense(peer_rule, data, inputs, table)
+        matches.append(Match(f"W1 step {rule}", OURS, name, target))
+        matches.append(Match(f"W1 step {rule}", GROUP, name))
+    return contenders, matches
+
+
+def _w1_layer(rule, data, keys):
+    features = data.keys.shape[-1]
+    layer = sok.DistributedEmbedding("sum", None, data.dim, slot_num=features, max_nnz=1)
+    _insert(layer.table, workloads.mixed(np.arange(data.num_rows)))
+    run, _ = _trainer(
+        rule, [layer.embedding_variable], lambda keys: [layer(keys, training=True)], wrap=True
+    )
+    return Contender(_cycle(run, keys), warm_up=WARM_UP_OURS)
+
+
+def _w1_group(rule, data, keys):
+    features = data.keys.shape[-1]
+    tables = [sok.EmbeddingVariable(data.dim, name=f"w1_{f}") for f in range(features)]
+    rows = data.num_rows // features
+    for f, table in enumerate(tables):
+        _insert(table, workloads.mixed(np.arange(f * rows, (f + 1) * rows)))
+
+    def forward(keys):
+        # A model has its features in separate tensors.
+        columns = tf.unstack(tf.transpose(keys))
+        group = [
+            group_lookup.Feature(table, column)
+            for table, column in zip(tables, columns, strict=True)
+        ]
+        return group_lookup.lookup(group, training=True)
+
+    run, _ = _trainer(rule, tables, forward, wrap=True)
+    return Contender(_cycle(run, keys), warm_up=WARM_UP_OURS)
+
+
+def _w1_dense(rule, data, inputs, table):
+    variable = _dense_variable(data.num_rows, data.dim)
+
+    def forward(keys):
+        if table is None:
+            return [tf.gather(variable, keys)]
+        return [tf.gather(variable, table.lookup(tf.reshape(keys, [-1])))]
+
+    run, _ = _trainer(rule, [variable], forward, wrap=False)
+    return Contender(_cycle(run, inputs))
+
+
+def w1_forward(quick: bool) -> tuple[dict[str, Contender], list[Match]]:
+    """The lookup of W1 alone."""
+    data = workloads.w1(quick)
+    keys = [(tf.constant(k),) for k in data.keys]
+    layer = sok.DistributedEmbedding("sum", None, data.dim, slot_num=26, max_nnz=1)
+    everything = workloads.mixed(np.arange(data.num_rows))
+    _insert(layer.table, everything)
+    look = tf.function(lambda keys: layer(keys, training=True))
+    variable = _dense_variable(data.num_rows, data.dim)
+    gather = tf.function(lambda positions: tf.gather(variable, positions))
+    table = _index_table(everything)
+    find = tf.function(lambda keys: tf.gather(variable, table.lookup(tf.reshape(keys, [-1]))))
+    contenders = {
+        OURS: Contender(_cycle(look, keys)),
+        "tf.gather": Contender(_cycle(gather, [(tf.constant(p),) for p in data.positions])),
+        "TF DenseHashTable + tf.gather": Contender(_cycle(find, keys)),
+    }
+    return contenders, [
+        Match("W1 forward", OURS, "tf.gather"),
+        Match("W1 forward", OURS, "TF DenseHashTable + tf.gather"),
+    ]
+
+
+# ---- W2 ----
+
+
+def w2(rule: str, quick: bool) -> tuple[dict[str, Contender], list[Match]]:
+    """A group of 4 tables beside 4 dense arrays."""
+    data = workloads.w2(quick)
+    if rule == "Adam":
+        name, target = "Keras 3 Adam on dense", 0.06
+    else:
+        name, target = "TF DenseHashTable + dense v1 Adagrad", 0.7
+    everything = workloads.mixed(np.arange(data.num_rows))
+    hashed = rule != "Adam"
+    contenders = {OURS: _w2_group(rule, data, everything)}
+    contenders[name] = _w2_dense(rule, data, everything if hashed else None)
+    return contenders, [Match(f"W2 step {rule}", OURS, name, target)]
+
+
+def _ragged_inputs(data, field):
+    batches = range(len(data.tables[0].row_splits))
+    return [
+        (
+            [tf.constant(getattr(table, field)[b]) for table in data.tables],
+            [tf.constant(table.row_splits[b]) for table in data.tables],
+        )
+        for b in batches
+    ]
+
+
+def _w2_group(rule, data, everything):
+    tables = [sok.EmbeddingVariable(data.dim, name=f"w2_{t}") for t in range(len(data.tables))]
+    for table in tables:
+        _insert(table, everything)
+
+    def forward(keys, row_splits):
+        group = [
+            group_lookup.Feature(table, k, "sum", s)
+            for table, k, s in zip(tables, keys, row_splits, strict=True)
+        ]
+        return group_lookup.lookup(group, training=True)
+
+    run, _ = _trainer(rule, tables, forward, wrap=True)
+    return Contender(_cycle(run, _ragged_inputs(data, "keys")), warm_up=WARM_UP_OURS)
+
+
+def _w2_dense(rule, data, hashed_keys):
+    variables = [_dense_variable(data.num_rows, data.dim) for _ in data.tables]
+    indexes = None if hashed_keys is None else [_index_table(hashed_keys) for _ in data.tables]
+
+    def forward(keys, row_splits):
+        embeddings = []
+        for t, variable in enumerate(variables):
+            positions = keys[t] if indexes is None else indexes[t].lookup(keys[t])
+            ragged = tf.RaggedTensor.from_row_splits(positions, row_splits[t], validate=False)
+            embeddings.append(tf.nn.embedding_lookup_sparse(variable, ragged, None, combiner="sum"))
+        return embeddings
+
+    run, _ = _trainer(rule, variables, forward, wrap=False)
+    inputs = _ragged_inputs(data, "positions" if hashed_keys is None else "keys")
+    return Contender(_cycle(run, inputs), warm_up=3)
+
+
+def _insert(table, keys):
+    for start in range(0, len(keys), 1 << 18):
+        group_lookup.lookup(
+            [group_lookup.Feature(table, tf.constant(keys[start : start + (1 << 18)]))],
+            training=True,
+        )

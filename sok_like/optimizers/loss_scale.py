@@ -1,0 +1,53 @@
+"""Dynamic loss scaling (`mixed_float16`) with embedding variables, under Keras 3.
+
+Keras' own `LossScaleOptimizer` cannot look into a gradient whose indices are keys, and decides on
+each rank by itself whether a step is skipped: ranks that disagree would wait for each other for
+ever. This subclass looks at the values, and decides once for all ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like import comm
+from sok_like.optimizers.embedding_aware import unscaled
+from sok_like.variable import is_embedding_variable, unwrap
+
+
+class LossScaling:
+    """Mixin over Keras 3's `LossScaleOptimizer`, whose inner optimizer is embedding-aware."""
+
+    def build(self, var_list):
+        # The inner optimizer takes the embedding variables on before Keras names their state.
+        for variable in var_list:
+            if is_embedding_variable(variable):
+                unwrap(variable).mark_trained_by_sok()
+        super().build(var_list)
+
+    def check_finite(self, grads: Any) -> tf.Tensor:
+        """Whether all gradients of all ranks are finite, bool scalar, the same on every rank."""
+        values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in grads]
+        finite = [tf.reduce_all(tf.math.is_finite(v)) for v in values if v is not None]
+        finite = tf.reduce_all(tf.stack(finite)) if finite else tf.constant(True)
+        if not comm.is_initialized() or comm.current().world_size == 1:
+            return finite
+        (share,) = comm.current().average([tf.cast(finite, tf.float32)], "sok_finite")
+        return tf.equal(share, 1.0)
+
+    def _stateful_handle_finite_grads(self, grads, trainable_variables):
+        # Keras divides by the scale too; a gradient by key is divided here, where it stays one.
+        scale = tf.convert_to_tensor(self.dynamic_scale)
+        variables = trainable_variables or self._trainable_variables
+        grads = [
+            unscaled(g, scale) if is_embedding_variable(v) else g
+            for g, v in zip(grads, variables, strict=True)
+        ]
+        super()._stateful_handle_finite_grads(grads, trainable_variables)
+
+    def _overwrite_variable_with_gradient(self, variable):
+        # Keras asks whether a gradient is to be left unscaled: here, because it already is.
+        return is_embedding_variable(variable) or super()._overwrite_variable_with_gradient(
+            variable
+        )

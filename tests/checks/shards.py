@@ -1,0 +1,173 @@
+"""What lies on which rank, and with which bits: initial rows, assign and export, collectives."""
+
+import numpy as np
+import tensorflow as tf
+
+KEYS = np.array([0, 1, 2, 3, -1, -2, 7, 2**40 + 5, -(2**63), 2**63 - 1, 11, 12], np.int64)
+KEY_DTYPES = {
+    "int64": KEYS,
+    "int32": np.array([0, 5, -1, -(2**31), 2**31 - 1, 8], np.int32),
+    "uint64": np.array([0, 5, 2**64 - 1, 2**63, 2**63 + 5, 8], np.uint64),
+    "uint32": np.array([0, 5, 2**32 - 1, 2**31, 8, 9], np.uint32),
+}
+INITIALIZERS = ("random_uniform", "random_normal", "truncated_normal", "glorot_uniform", "ones")
+
+
+def checks(world_size):
+    every = {
+        "initial_rows": initial_rows,
+        "collectives": collectives,
+        "train_again": train_again,
+        "seeds": seeds,
+        "tables_of_one_name": tables_of_one_name,
+    }
+    if world_size > 1:
+        every["collectives_of_a_step"] = collectives_of_a_step
+    every.update({f"assign_{dtype}": lambda d=dtype: assign_export(d) for dtype in KEY_DTYPES})
+    return every
+
+
+def _rank_and_size():
+    from sok_like import comm
+
+    return comm.current().rank, comm.current().world_size
+
+
+def initial_rows():
+    """Rows of KEYS for each initializer: read, then inserted in an order of each rank's own."""
+    import sok_like as sok
+
+    rank, _ = _rank_and_size()
+    results = {}
+    for initializer in INITIALIZERS:
+        layer = sok.All2AllDenseEmbedding(
+            None, 5, 1, 1, dynamic_input=True, embedding_initializer=initializer, name="fresh"
+        )
+        read = layer(tf.constant(KEYS), training=False).numpy()
+        order = np.random.default_rng(rank).permutation(len(KEYS))
+        for part in np.array_split(order, 3):
+            layer(tf.constant(KEYS[part]), training=True)
+        after = layer(tf.constant(KEYS), training=False).numpy()
+        keys, rows = (t.numpy() for t in sok.export(layer.embedding_variable))
+        results[initializer] = {"read": read, "after": after, "exported": (keys, rows)}
+    return results
+
+
+def assign_export(dtype):
+    """The same full list assigned on all ranks; what each then exports, and what all look up."""
+    import sok_like as sok
+
+    keys = KEY_DTYPES[dtype]
+    rows = np.arange(len(keys) * 3, dtype=np.float32).reshape(-1, 3)
+    layer = sok.All2AllDenseEmbedding(
+        None, 3, 1, 1, dynamic_input=True, key_dtype=dtype, name=f"assigned_{dtype}"
+    )
+    sok.assign(layer.embedding_variable, keys, rows)
+    exported = [t.numpy() for t in sok.export(layer.embedding_variable)]
+    return {"exported": exported, "found": layer(tf.constant(keys), training=False).numpy()}
+
+
+def collectives():
+    from sok_like import comm
+
+    communicator = comm.current()
+    rank, world_size = communicator.rank, communicator.world_size
+    splits = tf.range(world_size) + rank  # r + rank items to rank r
+    sent = tf.Variable(tf.range(int(tf.reduce_sum(splits)), dtype=tf.float32) + 100 * rank)
+    with tf.GradientTape() as tape:
+        received, lengths = communicator.all_to_all(sent, splits, "check")
+        loss = tf.reduce_sum(received * (rank + 1.0))
+    average = communicator.average(
+        [
+            tf.constant([1.0, 2.0]) * (rank + 1),
+            None,
+            tf.IndexedSlices(tf.fill([1, 2], rank + 1.0), tf.constant([rank])),
+        ],
+        "check_average",
+    )
+    return {
+        "received": received.numpy(),
+        "lengths": lengths.numpy(),
+        "gradient": tape.gradient(loss, sent).numpy(),
+        "dense": average[0].numpy(),
+        "none": average[1],
+        "sparse": (average[2].values.numpy(), average[2].indices.numpy()),
+        "root": communicator.broadcast(tf.constant([rank * 10]), world_size - 1, "root").numpy(),
+        "gathered": communicator.all_gather(tf.fill([rank + 1], rank), "gather").numpy(),
+        "barrier": communicator.barrier(),
+    }
+
+
+def train_again():
+    """Bytes of a training's rows and weights, twice."""
+    from tests.checks import parity
+
+    runs = []
+    for _ in range(2):
+        result = parity.train("adam", parity.scales(_rank_and_size()[1])[0])
+        arrays = [result["export"][name][1] for name in parity.TABLES]
+        arrays += [weight for head in result["heads"] for weight in head]
+        runs.append(b"".join(a.tobytes() for a in arrays))
+    return runs
+
+
+def seeds():
+    """Initial rows after an Init with a seed of each rank's own, and two Inits without a seed."""
+    import sok_like as sok
+    from sok_like.core import initialize
+    from tests.checks.parity import SEED
+
+    rank, _ = _rank_and_size()
+    rows = []
+    for seed in (100 + rank, None, None):
+        initialize.reset()
+        sok.Init(global_batch_size=12, seed=seed)
+        layer = sok.All2AllDenseEmbedding(None, 5, 1, 1, dynamic_input=True, name="seeded")
+        rows.append(layer(tf.constant(KEYS), training=False).numpy())
+    initialize.reset()
+    sok.Init(global_batch_size=12, seed=SEED)
+    return rows
+
+
+def tables_of_one_name():
+    """Two layers of one name in one step: what each table holds, and what each layer found."""
+    import sok_like as sok
+
+    layers = [
+        sok.All2AllDenseEmbedding(
+            None, 2, 1, 1, dynamic_input=True, embedding_initializer="zeros", name="twin"
+        )
+        for _ in range(2)
+    ]
+    for i, layer in enumerate(layers):
+        sok.assign(layer.embedding_variable, KEYS, np.full([len(KEYS), 2], i + 1.0))
+
+    @tf.function
+    def both(keys):
+        return [layer(keys, training=False) for layer in layers]
+
+    return [found.numpy() for found in both(tf.constant(KEYS[:5]))]
+
+
+def collectives_of_a_step():
+    """Exchanges in the graph of a lookup in three tables, and with its gradient."""
+    import sok_like as sok
+    from sok_like.lookup import Feature, lookup
+
+    tables = [sok.EmbeddingVariable(dim, name=f"group{dim}") for dim in (2, 3, 5)]
+
+    def forward(keys):
+        return lookup([Feature(t, keys) for t in tables], training=True, name="group")
+
+    def step(keys):
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(rows) for rows in forward(keys)])
+        return tape.gradient(loss, tables)
+
+    def exchanges(function):
+        graph = tf.function(function).get_concrete_function(tf.TensorSpec([None], tf.int64)).graph
+        graphs = [graph, *(f.graph for f in graph._functions.values() if hasattr(f, "graph"))]
+        nodes = {op.name for g in graphs for op in g.get_operations() if "Alltoall" in op.type}
+        return len(nodes)
+
+    return {"forward": exchanges(forward), "step": exchanges(step)}

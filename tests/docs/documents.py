@@ -1,0 +1,94 @@
+"""Reads the documents: their code blocks, links and the file names they mention."""
+
+import dataclasses
+import pathlib
+import re
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DOCUMENTS = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))]
+
+# `<!-- snippet: alone, ranks 1 and 2 -->` on the line before a block of Python: it runs in processes
+# of its own, on each of these numbers of ranks. A block without it joins the others of its document.
+_MARK = re.compile(r"<!-- snippet: alone(?:, ranks ([\d and]+))? -->")
+# A folder of the repository, a slash, and what may follow in a path.
+_TOP = "benchmarks|cmake|cpp|docs|examples|requirements|sok_like|tests|tools"
+_PATH = re.compile(rf"`((?:{_TOP})/[\w./*-]*)`")
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A fenced block.
+
+    Attributes:
+        document: path from the root.
+        language: the word behind the fence, "" where there is none.
+        line: number of its first line of content, counting from 1.
+        text: the content.
+        ranks: numbers of ranks to run it on by itself; empty: together with the others.
+    """
+
+    document: str
+    language: str
+    line: int
+    text: str
+    ranks: tuple[int, ...]
+
+    @property
+    def name(self):
+        """`README.md:42`."""
+        return f"{self.document}:{self.line}"
+
+
+def blocks(document):
+    """All fenced blocks of a document, in order."""
+    lines = (ROOT / document).read_text().splitlines()
+    found, start, language = [], None, ""
+    for number, line in enumerate(lines):
+        if not line.lstrip().startswith("```"):
+            continue
+        if start is None:
+            start, language = number, line.strip()[3:].strip()
+            continue
+        mark = _MARK.fullmatch(lines[start - 1].strip()) if start else None
+        ranks = tuple(map(int, re.findall(r"\d+", mark[1] or "1"))) if mark else ()
+        text = "\n".join(lines[start + 1 : number]) + "\n"
+        found.append(Block(document, language, start + 2, text, ranks))
+        start = None
+    if start is not None:
+        raise ValueError(f"{document}: the block of line {start + 1} is not closed")
+    return found
+
+
+def python_blocks(document):
+    """Its blocks of Python."""
+    return [block for block in blocks(document) if block.language == "python"]
+
+
+def program(parts):
+    """One program of blocks of one document, each at the line where the document has it."""
+    lines = []
+    for block in parts:
+        lines += [""] * (block.line - 1 - len(lines)) + block.text.splitlines()
+    return "\n".join(lines) + "\n"
+
+
+def prose(document):
+    """The document without its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", (ROOT / document).read_text(), flags=re.M | re.S)
+
+
+def links(document):
+    """Targets of Markdown links that are no web addresses."""
+    targets = re.findall(r"\]\(([^)\s]+)\)", prose(document))
+    return [target for target in targets if not re.match(r"\w+:", target)]
+
+
+def paths(document):
+    """Files of the repository that the prose names in backquotes."""
+    return _PATH.findall(prose(document))
+
+
+def anchors(document):
+    """What `#...` may name: a heading in lower case, without signs, with dashes for blanks."""
+    headings = re.findall(r"^#+ (.*)$", prose(document), flags=re.M)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]

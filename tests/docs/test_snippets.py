@@ -1,0 +1,106 @@
+"""What the documents show runs, and what they name exists."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from tests.docs.documents import DOCUMENTS, ROOT, anchors, blocks, links, paths, program
+from tests.docs.documents import python_blocks
+from tests.ranks import run_ranks
+
+TOGETHER = [d for d in DOCUMENTS if any(not block.ranks for block in python_blocks(d))]
+ALONE = [
+    pytest.param(
+        block, num_ranks, marks=[pytest.mark.ranks] * (num_ranks > 1), id=f"{block.name}-{num_ranks}"
+    )
+    for document in DOCUMENTS
+    for block in python_blocks(document)
+    for num_ranks in block.ranks
+]
+
+
+def _run(path, tmp_path):
+    path.parent.mkdir(exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.mark.keras
+@pytest.mark.parametrize("document", TOGETHER)
+def test_blocks_of_a_document_run_in_order(document, tmp_path):
+    script = tmp_path / os.path.basename(document)
+    script.write_text(program([block for block in python_blocks(document) if not block.ranks]))
+    _run(script, tmp_path)
+
+
+@pytest.mark.keras
+@pytest.mark.parametrize("block, num_ranks", ALONE)
+def test_block_runs_alone(block, num_ranks, tmp_path):
+    script = tmp_path / os.path.basename(block.document)
+    script.write_text(program([block]))
+    if num_ranks == 1:
+        _run(script, tmp_path)
+    else:
+        run_ranks(script, num_ranks, env={"TMPDIR": tmp_path}, timeout=300)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document):
+    for target in links(document):
+        file, _, anchor = target.partition("#")
+        path = (ROOT / document).parent / file if file else ROOT / document
+        assert path.exists(), f"{document} links to {target}"
+        if anchor:
+            known = anchors(str(path.resolve().relative_to(ROOT)))
+            assert anchor in known, f"{document} links to {target}; headings are {known}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_files_named_exist(document):
+    missing = [name for name in paths(document) if not list(ROOT.glob(name.rstrip("/")))]
+    # Compiled libraries, which a fresh clone has not made yet.
+    assert [name for name in missing if ".so" not in name] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_block_says_its_language(document):
+    known = {"python", "console", "text"}
+    # In install.md and elsewhere, indented blocks are for the reader alone.
+    assert {block.name: block.language for block in blocks(document)}.items() == {
+        block.name: block.language for block in blocks(document) if block.language in known
+    }.items()
+
+
+COMMANDS = [
+    pytest.param(block.document, command, id=f"{block.name}-{number}")
+    for document in DOCUMENTS
+    for block in blocks(document)
+    if block.language == "console"
+    for number, command in enumerate(block.text.replace("\\\n", " ").splitlines())
+    if command.strip() and not command.startswith("#")
+]
+
+
+@pytest.mark.parametrize("document, command", COMMANDS)
+def test_commands_name_targets_and_files_that_exist(document, command):
+    words = shlex.split(command, comments=True)
+    words = [word for word in words if not re.match(r"\w+=", word)]  # FOLDER=... in front
+    if words[0] == "make":
+        targets = re.findall(r"^([\w ]+):(?!=)", (ROOT / "Makefile").read_text(), flags=re.M)
+        known = {target for line in targets for target in line.split()}
+        assert set(words[1:]) <= known
+        return
+    assert words[0] in {"python", "mpirun", "horovodrun", "pip"}, command
+    programs = [word for word in words if word.endswith(".py")]
+    missing = [name for name in programs if name != "train.py" and not (ROOT / name).exists()]
+    assert missing == []

@@ -1,0 +1,237 @@
+"""`sok.DistributedEmbedding`: its inputs, outputs, arguments and refusals."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+pytestmark = pytest.mark.keras
+
+ROWS = {key: np.array([key, key / 2, -key], np.float32) for key in range(1, 20)}
+SAMPLES = [[[1, 2], [3]], [[], [4, 4, 5]], [[], []], [[6], [7, 8, 9]]]  # [batch][slot][key]
+
+
+def combined(combiner, samples=SAMPLES):
+    """The expected output in NumPy, `[batch, slot, 3]`."""
+    divisor = {"sum": lambda n: 1, "mean": lambda n: n, "sqrtn": np.sqrt}[combiner]
+    zeros = np.zeros(3, np.float32)
+    return np.array(
+        [
+            [sum((ROWS[k] for k in slot), zeros) / divisor(max(len(slot), 1)) for slot in sample]
+            for sample in samples
+        ],
+        np.float32,
+    )
+
+
+def make(sok, combiner="sum", **options):
+    options = {"slot_num": 2, "max_nnz": 3, **options}
+    layer = sok.DistributedEmbedding(combiner, None, 3, **options)
+    sok.assign(layer.embedding_variable, list(ROWS), np.stack(list(ROWS.values())))
+    return layer
+
+
+def ragged(rank, dtype=tf.int64):
+    if rank == 3:
+        return tf.ragged.constant(SAMPLES, dtype=dtype)
+    return tf.ragged.constant([slot for sample in SAMPLES for slot in sample], dtype=dtype)
+
+
+INPUTS = {
+    "sparse": lambda: tf.SparseTensor(
+        ragged(2).to_sparse().indices, ragged(2).to_sparse().values, [8, 3]
+    ),
+    "ragged": lambda: ragged(2),
+    "ragged of rank 3": lambda: ragged(3),
+    "ragged int32": lambda: ragged(2, tf.int32),
+    "ragged with int32 splits": lambda: ragged(2).with_row_splits_dtype(tf.int32),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("kind", INPUTS)
+def test_inputs_of_any_number_of_keys(sok, kind, combiner, compiled):
+    layer = make(sok, combiner.capitalize())
+    call = tf.function(layer) if compiled else layer
+    for training in (True, False):
+        found = call(INPUTS[kind](), training=training)
+        np.testing.assert_allclose(found, combined(combiner), rtol=1e-6)
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_dense_inputs(sok, combiner):
+    layer = make(sok, combiner)
+    one = np.array([[1, 2], [3, 3]])
+    np.testing.assert_allclose(
+        layer(tf.constant(one)), combined(combiner, one[..., None].tolist()), rtol=1e-6
+    )
+    several = np.array([[[1, 2, 2], [3, 4, 5]]])
+    np.testing.assert_allclose(
+        layer(tf.constant(several)), combined(combiner, several.tolist()), rtol=1e-6
+    )
+
+
+def test_sparse_rows_cut_off_at_the_end_are_empty(sok):
+    keys = tf.SparseTensor([[1, 0]], tf.constant([4], tf.int64), [6, 3])
+    found = make(sok)(keys)
+    assert found.shape == (3, 2, 3)
+    assert (found.numpy()[0, 1] == ROWS[4]).all()
+    assert not found.numpy()[1:].any()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8", "uint32", "uint64"])
+def test_keys_of_every_integer_dtype(sok, dtype):
+    np.testing.assert_allclose(
+        make(sok)(tf.constant([[1, 2]], dtype)), combined("sum", [[[1], [2]]])
+    )
+
+
+def test_empty_batches(sok):
+    layer = make(sok)
+    for keys in (
+        tf.zeros([0, 2], tf.int64),
+        tf.zeros([0, 2, 3], tf.int64),
+        tf.SparseTensor(tf.zeros([0, 2], tf.int64), tf.zeros([0], tf.int64), [0, 3]),
+        tf.RaggedTensor.from_row_splits(tf.zeros([0], tf.int64), tf.zeros([1], tf.int64)),
+    ):
+        assert layer(keys).shape == (0, 2, 3)
+
+
+def test_new_keys_are_inserted_in_training_only(sok):
+    layer = make(sok, embedding_initializer="ones")
+    size = int(layer.table.size())
+    keys = tf.constant([[100, 101]], tf.int64)
+    assert (layer(keys, training=False).numpy() == 1).all()
+    assert int(layer.table.size()) == size
+    assert (layer(keys, training=True).numpy() == 1).all()
+    assert int(layer.table.size()) == size + 2
+
+
+def test_training_may_be_a_tensor(sok):
+    layer = make(sok)
+
+    @tf.function
+    def call(keys, training):
+        return layer(keys, training=training)
+
+    size = int(layer.table.size())
+    call(tf.constant([[100, 101]], tf.int64), tf.constant(False))
+    assert int(layer.table.size()) == size
+    call(tf.constant([[100, 101]], tf.int64), tf.constant(True))
+    assert int(layer.table.size()) == size + 2
+
+
+# ---- refusals ----
+
+
+@pytest.mark.parametrize("combiner", ["max", "", None, 3])
+def test_unknown_combiner(sok, combiner):
+    with pytest.raises(ValueError, match=r"`combiner` must be one of .*Received: combiner="):
+        make(sok, combiner)
+
+
+def test_combiner_none_names_the_other_layer(sok):
+    with pytest.raises(ValueError, match="All2AllDenseEmbedding does not combine"):
+        make(sok, "none")
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"slot_num": 0}, "`slot_num` must be a positive integer. Received: slot_num=0"),
+        ({"max_nnz": 0}, "`max_nnz` must be a positive integer. Received: max_nnz=0"),
+        ({"max_nnz": 1.5}, "`max_nnz` must be a positive integer. Received: max_nnz=1.5"),
+        ({"max_feature_num": 7}, r"\[1, slot_num \* max_nnz\] = \[1, 6\]. Received: .*=7"),
+        ({"gradient_scale": "avg"}, "`gradient_scale` must be one of .*gradient_scale='avg'"),
+        ({"key_dtype": "string"}, "`key_dtype` must be int64, int32, uint64 or uint32"),
+        ({"embedding_initializer": "no_such"}, "no_such"),
+    ],
+)
+def test_arguments_out_of_their_range(sok, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(sok, **options)
+
+
+def test_capacity_out_of_its_range(sok):
+    with pytest.raises(
+        ValueError, match="`max_vocabulary_size_per_gpu` must be a positive integer"
+    ):
+        sok.DistributedEmbedding("sum", -1, 3, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "keys, kind, message",
+    [
+        (lambda: tf.constant([1, 2], tf.int64), TypeError, r"The input must be a tf.SparseTensor"),
+        (lambda: tf.zeros([2, 3, 1], tf.int64), TypeError, r"The input must be .*Received"),
+        (lambda: tf.zeros([2, 2, 1, 1], tf.int64), TypeError, r"The input must be .*Received"),
+        (lambda: tf.zeros([2, 2, 4], tf.int64), ValueError, "at most max_nnz=3 keys. Received: 4"),
+        (lambda: tf.zeros([2, 2]), TypeError, r"integer dtype. Received: float32.*tf.keras.Input"),
+    ],
+)
+def test_inputs_that_are_refused(sok, keys, kind, message):
+    with pytest.raises(kind, match=message):
+        make(sok)(keys())
+
+
+def test_more_keys_than_max_nnz(sok):
+    message = r"at most 3 keys. Received: 4 keys in row 1 \(table 'short'\)"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        make(sok, name="short")(tf.ragged.constant([[1], [1, 2, 3, 4]], dtype=tf.int64))
+
+
+def test_rows_that_are_no_multiple_of_slot_num(sok):
+    keys = tf.ragged.constant([[1], [2], [3]], dtype=tf.int64)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"multiple of 2.*3.*table 'pairs'"):
+        make(sok, name="pairs")(keys)
+
+
+@pytest.mark.parametrize("key", [-1, 10, 2**62])
+def test_key_out_of_range_without_hash_table(sok, key):
+    layer = sok.DistributedEmbedding("sum", 10, 3, 1, 2, use_hashtable=False, name="rows")
+    message = rf"must lie in \[0, 10\). Received: key {key} .*\(table 'rows'\)"
+    for training in (True, False):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+            layer(tf.constant([[[9, key]]], tf.int64), training=training)
+
+
+# ---- configuration ----
+
+
+def test_config(sok):
+    layer = sok.DistributedEmbedding(
+        "Mean",
+        1000,
+        8,
+        slot_num=3,
+        max_nnz=4,
+        max_feature_num=6,
+        use_hashtable=False,
+        key_dtype=tf.int32,
+        embedding_initializer=tf.keras.initializers.RandomNormal(0.0, 0.5, seed=3),
+        gradient_scale="mean",
+        name="fields",
+    )
+    again = sok.DistributedEmbedding.from_config(layer.get_config())
+    assert again.get_config() == layer.get_config()
+    keys = tf.constant([[1, 2, 3]], tf.int32)
+    assert (layer(keys, training=False).numpy() == again(keys, training=False).numpy()).all()
+
+
+@pytest.mark.parametrize(
+    "input_shape, batch", [((5, 2), 5), ((None, 2, 3), None), ((8, 3), 4), ((None, 3), None)]
+)
+def test_output_shape(sok, input_shape, batch):
+    assert tuple(make(sok).compute_output_shape(input_shape)) == (batch, 2, 3)
+
+
+def test_get_embedding_makes_a_layer_once(sok):
+    with pytest.raises(ValueError, match="`constructor` must be given for a new name.*'shared'"):
+        sok.get_embedding("shared")
+    arguments = {"max_vocabulary_size_per_gpu": 10, "embedding_vec_size": 2, "slot_num": 1}
+    layer = sok.get_embedding(
+        "shared", sok.DistributedEmbedding, combiner="sum", max_nnz=1, **arguments
+    )
+    assert layer.name == "shared"
+    assert sok.get_embedding("shared") is layer
+    assert sok.get_embedding("shared", sok.DistributedEmbedding, anything=1) is layer

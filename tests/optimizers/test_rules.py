@@ -1,0 +1,224 @@
+"""Each stock optimizer's setting, fused, against the optimizer itself on a dense variable."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+pytestmark = pytest.mark.keras
+
+KEYS = np.array([3, -1, 2**40, 0, 17, 99, -(2**63), 8], np.int64)
+DIM, STEPS, RATE = 3, 30, 0.02
+v1 = tf.compat.v1.train
+keras = tf.keras.optimizers
+
+
+def schedule():
+    return keras.schedules.ExponentialDecay(0.05, 5, 0.7)
+
+
+DENSE = {  # every row of the oracle's dense variable gets a gradient, be it zero
+    "sgd": lambda: keras.SGD(RATE),
+    "sgd schedule": lambda: keras.SGD(schedule()),
+    "sgd weight decay": lambda: keras.SGD(RATE, weight_decay=0.1),
+    "sgd clipvalue": lambda: keras.SGD(RATE, clipvalue=0.3),
+    "momentum": lambda: keras.SGD(RATE, momentum=0.9),
+    "momentum schedule": lambda: keras.SGD(schedule(), momentum=0.9),
+    "nesterov": lambda: keras.SGD(RATE, momentum=0.8, nesterov=True),
+    "adagrad": lambda: keras.Adagrad(RATE),
+    "adagrad settings": lambda: keras.Adagrad(RATE, initial_accumulator_value=0.5, epsilon=1e-3),
+    "adam": lambda: keras.Adam(RATE),
+    "adam settings": lambda: keras.Adam(RATE, beta_1=0.7, beta_2=0.95, epsilon=1e-4),
+    "adam schedule": lambda: keras.Adam(schedule()),
+    "adam weight decay": lambda: keras.Adam(RATE, weight_decay=0.1),
+    "adam clipvalue": lambda: keras.Adam(RATE, clipvalue=0.3),
+    "amsgrad": lambda: keras.Adam(RATE, amsgrad=True),
+    "adamw": lambda: keras.AdamW(RATE, weight_decay=0.2),
+    "v1 adam": lambda: v1.AdamOptimizer(RATE),
+    "v1 adam settings": lambda: v1.AdamOptimizer(RATE, beta1=0.7, beta2=0.95, epsilon=1e-4),
+}
+SPARSE = {  # the oracle's sparse kernels leave other rows alone
+    "v1 sgd": lambda: v1.GradientDescentOptimizer(RATE),
+    "v1 momentum": lambda: v1.MomentumOptimizer(RATE, 0.9),
+    "v1 nesterov": lambda: v1.MomentumOptimizer(RATE, 0.8, use_nesterov=True),
+    "v1 adagrad": lambda: v1.AdagradOptimizer(RATE, initial_accumulator_value=0.3),
+    "v1 ftrl": lambda: v1.FtrlOptimizer(RATE),
+    "v1 ftrl settings": lambda: v1.FtrlOptimizer(
+        RATE,
+        learning_rate_power=-0.6,
+        initial_accumulator_value=0.2,
+        l1_regularization_strength=0.02,
+        l2_regularization_strength=0.1,
+        l2_shrinkage_regularization_strength=0.05,
+        beta=0.3,
+    ),
+}
+# Keras' FTRL follows TF's sparse kernels, so those are its oracle.
+KERAS_FTRL = lambda: keras.Ftrl(  # noqa: E731
+    RATE,
+    learning_rate_power=-0.6,
+    initial_accumulator_value=0.2,
+    l1_regularization_strength=0.02,
+    l2_regularization_strength=0.1,
+    l2_shrinkage_regularization_strength=0.05,
+    beta=0.3,
+)
+
+
+def gradients(steps=STEPS):
+    """Positions and values of a gradient a step, positions repeated and, at times, none at all.
+
+    Position 0 is there at the first and the last step only, the last position never.
+    """
+    rng = np.random.default_rng(4)
+    for step in range(steps):
+        present = np.flatnonzero(rng.random(len(KEYS) - 1) < 0.5)
+        present = present[present != 0] if 0 < step < steps - 1 else np.append(present, 0)
+        positions = np.append(present, present[:2]) if step % 10 != 5 else present[:0]
+        yield positions, rng.uniform(-1, 1.5, [len(positions), DIM]).astype(np.float32)
+
+
+def make_variable(sok, capacity=None):
+    variable = sok.EmbeddingVariable(DIM, name="rows", capacity=capacity)
+    return variable, variable.find(KEYS)[0].numpy()
+
+
+def embedding_gradient(positions, values):
+    return tf.IndexedSlices(tf.constant(values), tf.constant(KEYS[positions]), [2**31 - 1, DIM])
+
+
+def dense_gradient(positions, values, dtype=np.float64):
+    dense = np.zeros([len(KEYS), DIM], dtype)
+    np.add.at(dense, positions, values)
+    return tf.constant(dense)
+
+
+def check(variable, expected, seen):
+    """`expected` rows against lookups by evaluation and against the export."""
+    import sok_like as sok
+
+    np.testing.assert_allclose(variable.find(KEYS)[0], expected, rtol=0, atol=1e-5)
+    keys, rows = (t.numpy() for t in sok.export(variable))
+    assert set(keys.tolist()) == set(KEYS[sorted(seen)].tolist())
+    for key, row in zip(keys, rows, strict=True):
+        np.testing.assert_allclose(row, expected[KEYS == key][0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_dense_meaning(sok, name):
+    variable, initial = make_variable(sok)
+    ours, stock = sok.OptimizerWrapper(DENSE[name]()), DENSE[name]()
+    # v1's optimizers keep float32 beta powers, which a float64 variable would not make better.
+    dense = tf.Variable(initial, dtype=tf.float32 if name.startswith("v1") else tf.float64)
+    seen = set()
+    for positions, values in gradients():
+        ours.apply_gradients([(embedding_gradient(positions, values), variable)])
+        gradient = dense_gradient(positions, values, dense.dtype.as_numpy_dtype)
+        stock.apply_gradients([(gradient, dense)])
+        seen.update(positions.tolist())
+    check(variable, dense.numpy(), seen)
+
+
+@pytest.mark.parametrize("name", [*SPARSE, "keras ftrl"])
+def test_sparse_meaning(sok, name):
+    variable, initial = make_variable(sok)
+    stock_of = SPARSE["v1 ftrl settings" if name == "keras ftrl" else name]
+    ours = sok.OptimizerWrapper(KERAS_FTRL() if name == "keras ftrl" else stock_of())
+    stock, dense = stock_of(), tf.Variable(initial)
+    seen = set()
+    for positions, values in gradients():
+        ours.apply_gradients([(embedding_gradient(positions, values), variable)])
+        gradient = tf.IndexedSlices(tf.constant(values), tf.constant(positions), dense.shape)
+        stock.apply_gradients([(gradient, dense)])
+        seen.update(positions.tolist())
+    check(variable, dense.numpy(), seen)
+
+
+@pytest.mark.parametrize("absent", [1, 10, 500])
+@pytest.mark.parametrize("name", ["adam", "adamw", "amsgrad", "adam schedule", "momentum"])
+def test_row_absent_for_many_steps(sok, name, absent):
+    variable, initial = make_variable(sok)
+    ours, stock = sok.OptimizerWrapper(DENSE[name]()), DENSE[name]()
+    dense = tf.Variable(initial, dtype=tf.float64)
+    values = np.array([[1.0, -0.5, 0.01]], np.float32)
+    for step in range(absent + 2):
+        positions = [0] if step == 0 else [1]
+        gradient = values * (-1) ** step  # or row 1 would run far from 0
+        ours.apply_gradients([(embedding_gradient(positions, gradient), variable)])
+        stock.apply_gradients([(dense_gradient(positions, gradient), dense)])
+    check(variable, dense.numpy(), {0, 1})
+    # Evaluation has moved nothing for good: the next update starts where the history says.
+    ours.apply_gradients([(embedding_gradient([0], values), variable)])
+    stock.apply_gradients([(dense_gradient([0], values), dense)])
+    check(variable, dense.numpy(), {0, 1})
+
+
+@pytest.mark.parametrize("name", ["adam", "momentum"])
+def test_lookups_between_updates_change_nothing(sok, name):
+    layers = [
+        sok.All2AllDenseEmbedding(None, DIM, 1, 1, dynamic_input=True, name="rows")
+        for _ in range(2)
+    ]
+    optimizers = [sok.OptimizerWrapper(DENSE[name]()) for _ in layers]
+    for positions, values in gradients(12):
+        for layer, optimizer in zip(layers, optimizers, strict=True):
+            gradient = embedding_gradient(positions, values)
+            optimizer.apply_gradients([(gradient, layer.embedding_variable)])
+        layers[0](tf.constant(KEYS), training=True)  # reads every row, which catches it up
+        layers[0](tf.constant(KEYS), training=False)
+    rows = [layer(tf.constant(KEYS), training=False).numpy() for layer in layers]
+    np.testing.assert_allclose(rows[0], rows[1], rtol=0, atol=1e-6)
+
+
+def test_a_learning_rate_set_between_steps_counts(sok):
+    variable, initial = make_variable(sok)
+    ours, stock = sok.OptimizerWrapper(keras.Adam(0.1)), keras.Adam(0.1)
+    dense = tf.Variable(initial, dtype=tf.float64)
+    for step, (positions, values) in enumerate(gradients()):
+        ours.learning_rate = stock.learning_rate = 0.1 / (step + 1)
+        ours.apply_gradients([(embedding_gradient(positions, values), variable)])
+        stock.apply_gradients([(dense_gradient(positions, values), dense)])
+    np.testing.assert_allclose(variable.find(KEYS)[0], dense, rtol=0, atol=1e-5)
+
+
+# ---- settings that no row can honour by itself ----
+
+
+@pytest.mark.parametrize(
+    "setting, make",
+    [
+        ("clipnorm", lambda: keras.Adam(RATE, clipnorm=1.0)),
+        ("global_clipnorm", lambda: keras.SGD(RATE, global_clipnorm=1.0)),
+        ("use_ema", lambda: keras.Adam(RATE, use_ema=True)),
+    ],
+)
+def test_setting_that_cannot_be_honoured(sok, setting, make):
+    with pytest.raises(ValueError, match=rf"cannot honour `{setting}`.*Received: {setting}="):
+        sok.OptimizerWrapper(make())
+
+
+def test_gradient_accumulation_is_refused(sok):
+    try:
+        stock = keras.Adam(RATE, gradient_accumulation_steps=2)
+    except (TypeError, ValueError):
+        pytest.skip("this Keras has no such setting")
+    with pytest.raises(ValueError, match="cannot honour `gradient_accumulation_steps`"):
+        sok.OptimizerWrapper(stock)
+
+
+@pytest.mark.parametrize("make", [lambda: keras.RMSprop(), lambda: v1.RMSPropOptimizer(0.1)])
+def test_optimizer_without_a_rule(sok, make):
+    with pytest.raises(ValueError, match=r"knows Keras' SGD, Adagrad, Adam.*Received: .*RMS"):
+        sok.OptimizerWrapper(make())
+
+
+def test_setting_of_v1_that_is_no_number(sok):
+    with pytest.raises(ValueError, match="`beta1` must be a number, fixed for the whole training"):
+        sok.OptimizerWrapper(v1.AdamOptimizer(0.1, beta1=tf.constant(0.9)))
+
+
+@pytest.mark.parametrize("received", [None, "Adam", 0.1, tf.Module()])
+def test_what_is_no_optimizer(sok, received):
+    with pytest.raises(
+        TypeError, match="An optimizer of Keras 3, tf_keras .*is required. Received"
+    ):
+        sok.OptimizerWrapper(received)

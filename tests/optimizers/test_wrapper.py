@@ -1,0 +1,148 @@
+"""Embedding and ordinary variables under one optimizer; stock optimizers that were not wrapped."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_like.keras_variable import is_keras_3
+
+pytestmark = pytest.mark.keras
+keras = tf.keras.optimizers
+v1 = tf.compat.v1.train
+
+
+@pytest.fixture
+def layer(sok):
+    return sok.All2AllDenseEmbedding(None, 2, 1, 1, dynamic_input=True, name="users")
+
+
+def loss_and_gradients(layer, ordinary):
+    variables = [layer.embedding_variable, ordinary]
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(tf.constant([1, 5, 1], tf.int64)) * ordinary)
+    return tape.gradient(loss, variables), variables
+
+
+STOCK = {
+    "sgd": lambda: keras.SGD(0.1),
+    "momentum": lambda: keras.SGD(0.1, momentum=0.9),
+    "adagrad": lambda: keras.Adagrad(0.1),
+    "adam": lambda: keras.Adam(0.1),
+    "ftrl": lambda: keras.Ftrl(0.1),
+    "v1 sgd": lambda: v1.GradientDescentOptimizer(0.1),
+    "v1 momentum": lambda: v1.MomentumOptimizer(0.1, 0.9),
+    "v1 adagrad": lambda: v1.AdagradOptimizer(0.1),
+    "v1 adam": lambda: v1.AdamOptimizer(0.1),
+    "v1 ftrl": lambda: v1.FtrlOptimizer(0.1),
+}
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_ordinary_variables_are_left_to_the_stock_optimizer(sok, layer, name):
+    wrapped, stock = sok.OptimizerWrapper(STOCK[name]()), STOCK[name]()
+    ordinary, alone = tf.Variable([1.0, 2.0]), tf.Variable([1.0, 2.0])
+    before = layer(tf.constant([1, 5], tf.int64), training=False).numpy()
+    for _ in range(3):
+        gradients, variables = loss_and_gradients(layer, ordinary)
+        wrapped.apply_gradients(zip(gradients, variables, strict=True))
+        stock.apply_gradients([(gradients[1], alone)])
+    np.testing.assert_allclose(ordinary, alone, rtol=1e-6)
+    after = layer(tf.constant([1, 5], tf.int64), training=False).numpy()
+    assert (before != after).all()
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_stock_optimizer_names_the_wrapper(sok, layer, name):
+    gradients, variables = loss_and_gradients(layer, tf.Variable([1.0, 2.0]))
+    if name.startswith("v1"):  # v1's optimizers take no variable of Keras 3
+        variables[0] = layer.table
+    before = layer.table.numpy()
+    with pytest.raises(NotImplementedError, match=r"'users'.*sok.OptimizerWrapper\(optimizer\)"):
+        STOCK[name]().apply_gradients(zip(gradients, variables, strict=True))
+    assert (layer.table.numpy() == before).all()
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_stock_optimizer_after_a_wrapped_one_still_does_no_harm(sok, layer, name):
+    gradients, variables = loss_and_gradients(layer, tf.Variable([1.0, 2.0]))
+    sok.OptimizerWrapper(keras.SGD(0.0)).apply_gradients(zip(gradients, variables, strict=True))
+    before = layer.table.numpy()
+    with pytest.raises(NotImplementedError, match="sok.OptimizerWrapper"):
+        STOCK[name]().apply_gradients([(gradients[0], variables[0])])
+    assert (layer.table.numpy() == before).all()
+
+
+def test_optimizer_scope_does_nothing(sok, layer):
+    gradients, variables = loss_and_gradients(layer, tf.Variable([1.0, 2.0]))
+    with sok.OptimizerScope(variables):
+        sok.OptimizerWrapper(keras.SGD(0.1)).apply_gradients(zip(gradients, variables, strict=True))
+    with (
+        sok.OptimizerScope(variables),
+        pytest.raises(NotImplementedError, match="OptimizerWrapper"),
+    ):
+        keras.SGD(0.1).apply_gradients(zip(gradients, variables, strict=True))
+
+
+def test_wrapper_and_wrapped_share_their_state(sok, layer):
+    stock = keras.SGD(0.5)
+    wrapped = sok.OptimizerWrapper(stock)
+    assert isinstance(wrapped, keras.SGD)
+    stock.learning_rate = 0.25
+    assert float(wrapped.learning_rate) == 0.25
+    gradients, variables = loss_and_gradients(layer, tf.Variable([1.0, 2.0]))
+    before = layer(tf.constant([5], tf.int64), training=False).numpy()
+    wrapped.apply_gradients(zip(gradients, variables, strict=True))
+    after = layer(tf.constant([5], tf.int64), training=False).numpy()
+    np.testing.assert_allclose(after, before - 0.25 * np.array([[1.0, 2.0]]), rtol=1e-6)
+    assert int(stock.iterations) == int(wrapped.iterations) == 1
+
+
+def test_wrapping_twice_changes_nothing(sok):
+    wrapped = sok.OptimizerWrapper(keras.Adam(0.1))
+    assert type(sok.OptimizerWrapper(wrapped)) is type(wrapped)
+
+
+@pytest.mark.parametrize("make", [lambda: keras.SGD(0.1), lambda: v1.AdamOptimizer(0.1)])
+def test_gradient_that_is_not_by_key(sok, layer, make):
+    layer(tf.constant([1], tf.int64))
+    with pytest.raises(TypeError, match=r"must be tf.IndexedSlices of keys.*table 'users'"):
+        sok.OptimizerWrapper(make()).apply_gradients([(tf.zeros([1, 2]), layer.embedding_variable)])
+
+
+def test_missing_gradients_move_nothing(sok, layer):
+    ordinary = tf.Variable([1.0, 2.0])
+    gradients, variables = loss_and_gradients(layer, ordinary)
+    wrapped = sok.OptimizerWrapper(keras.Adam(0.1))
+    before = layer.table.numpy()
+    wrapped.apply_gradients([(None, variables[0]), (gradients[1], ordinary)])
+    assert (layer.table.numpy() == before).all()
+    moved = ordinary.numpy().copy()
+    wrapped.apply_gradients([(gradients[0], variables[0]), (None, ordinary)])
+    assert (layer.table.numpy() != before).all()
+    assert (ordinary.numpy() == moved).all() or not is_keras_3()
+
+
+def test_an_optimizer_for_embeddings_alone(sok, layer):
+    wrapped = sok.OptimizerWrapper(keras.Adam(0.1))
+    for _ in range(2):
+        gradients, variables = loss_and_gradients(layer, tf.Variable([1.0, 2.0]))
+        wrapped.apply_gradients([(gradients[0], variables[0])])
+    assert int(wrapped.iterations) == 2
+
+
+def test_sok_optimizers_adam_refuses_ordinary_variables(sok, layer):
+    gradients, variables = loss_and_gradients(layer, tf.Variable([1.0, 2.0]))
+    optimizer = sok.optimizers.Adam(0.1)
+    assert optimizer.name == "Plugin_Adam"
+    with pytest.raises(ValueError, match="trains embedding variables only.*Received"):
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    sok.optimizers.Adam(0.1).apply_gradients([(gradients[0], variables[0])])
+
+
+@pytest.mark.parametrize("name", ["Adam", "LazyAdam"])
+def test_optimizers_of_sok_go_through_config(sok, name):
+    cls = {"Adam": sok.tf.keras.optimizers.Adam, "LazyAdam": sok.optimizers.LazyAdam}[name]
+    optimizer = cls(0.3, beta_1=0.8)
+    again = tf.keras.optimizers.deserialize(tf.keras.optimizers.serialize(optimizer))
+    assert type(again) is cls
+    assert again.get_config() == optimizer.get_config()

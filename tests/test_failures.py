@@ -1,0 +1,116 @@
+"""A fault on one rank: every rank ends with its message, and soon; nothing is lost."""
+
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.checks import failures
+from tests.ranks import RanksFailed, run_ranks
+
+LIMIT = 30  # seconds
+FAULTS = {
+    "key_out_of_range": (
+        "InvalidArgumentError",
+        r"must lie in \[0, {rows}\).*key {rows}.*'rows_only'",
+    ),
+    "too_many_keys": ("InvalidArgumentError", r"at most 2 keys.*3 keys in row 1.*'short'"),
+    "rows_not_multiple_of_slots": ("InvalidArgumentError", r"multiple of 2.*3.*'pairs'"),
+    "table_full": ("ResourceExhaustedError", r"max_capacity=4.*2 new keys at size 3.*'full'"),
+}
+each_world = pytest.mark.parametrize(
+    "world_size", [1, *(pytest.param(n, marks=pytest.mark.ranks) for n in (2, 3))]
+)
+
+
+@each_world
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_rank_gets_the_message(rank_results, fault, mode, world_size):
+    import re
+
+    kind, message = FAULTS[fault]
+    for result in rank_results(world_size, f"failures.{fault}"):
+        seen = result[mode]
+        assert seen["kind"] == kind
+        assert re.search(message.format(rows=10 * world_size), seen["message"], re.S)
+        assert seen["seconds"] < LIMIT
+
+
+@each_world
+@pytest.mark.parametrize(
+    "fault, rank", [("key_out_of_range", -1), ("table_full", -1), ("too_many_keys", 0)]
+)
+def test_the_message_names_the_rank(rank_results, fault, rank, world_size):
+    if world_size == 1:
+        pytest.skip("one rank has no name")
+    for result in rank_results(world_size, f"failures.{fault}"):
+        assert f"rank {rank % world_size}" in result["eager"]["message"]
+
+
+@each_world
+@pytest.mark.parametrize("fault", FAULTS)
+def test_all_ranks_can_go_on_afterwards(rank_results, fault, world_size):
+    for result in rank_results(world_size, f"failures.{fault}"):
+        assert (result["afterwards"] > 0).all()
+
+
+@each_world
+def test_full_table_loses_nothing(rank_results, world_size):
+    for result in rank_results(world_size, "failures.table_full"):
+        for before, after in zip(result["before"], result["after"], strict=True):
+            np.testing.assert_array_equal(before, after)
+        assert result["eager"]["grown"] == result["graph"]["grown"] == 0
+
+
+@pytest.mark.ranks
+def test_assign_overfills_one_rank_only(rank_results):
+    results = rank_results(2, "failures.assign_full")
+    assert results[0] == (None, 0)
+    assert "max_capacity=4. Received: 6 new keys at size 0 (table 'assigned_full')" in results[1][0]
+    assert results[1][1] == 0
+
+
+# ---- a rank that does not catch it, and one that raises elsewhere ----
+
+
+def bad_key_on_rank_1():
+    import sok_like as sok
+    from sok_like import comm
+
+    sok.Init(global_batch_size=2)
+    layer = sok.DistributedEmbedding("sum", 5, 2, 1, 1, use_hashtable=False, name="rows")
+    for step in range(100):
+        layer(tf.constant([[10 if comm.current().rank == 1 and step == 3 else 1]], tf.int64))
+
+
+def exception_outside_sok():
+    import sok_like as sok
+    from sok_like import comm
+
+    sok.Init(global_batch_size=2)
+    layer = sok.DistributedEmbedding("sum", None, 2, 1, 1)
+    for step in range(1000):
+        if comm.current().rank == 1 and step == 3:
+            raise ValueError("no such file on rank 1")
+        layer(tf.constant([[step]], tf.int64))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    "target, message",
+    [
+        ("bad_key_on_rank_1", r"rank 0\n(.|\n)*key 10 (.|\n)*rank 1\n(.|\n)*key 10 "),
+        ("exception_outside_sok", "ValueError: no such file on rank 1"),
+    ],
+)
+def test_a_job_ends_with_the_message(target, message):
+    start = time.monotonic()
+    with pytest.raises(RanksFailed, match=message):
+        run_ranks(f"tests.test_failures:{target}", 2, timeout=100)
+    assert time.monotonic() - start < LIMIT + 20  # 20 s: TensorFlow's own start on busy cores
+
+
+def test_room_is_what_the_checks_assume():
+    assert failures.ROOM == 4

@@ -1,0 +1,111 @@
+"""Public names and signatures: a change here is a change for every program that uses them."""
+
+import importlib
+import inspect
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+
+import sok_like as sok
+
+FIELDS = "max_vocabulary_size_per_gpu, embedding_vec_size, slot_num, "
+CALLABLES = {
+    "Init": "*, global_batch_size, seed=None",
+    "DistributedEmbedding": "combiner, "
+    + FIELDS
+    + "max_nnz, max_feature_num=1, use_hashtable=True, **kwargs",
+    "All2AllDenseEmbedding": FIELDS
+    + "nnz_per_slot, dynamic_input=False, use_hashtable=True, **kwargs",
+    "EmbeddingVariable": "embedding_dim, *, name='embedding', key_dtype=tf.int64, "
+    "initializer='random_uniform', capacity=None, use_hashtable=True, initial_capacity=0, "
+    "trainable=True",
+    "OptimizerScope": "trainable_variables",
+    "OptimizerWrapper": "optimizer, *, lazy=False, average_dense_gradients=True",
+    "assign": "variable, keys, rows",
+    "export": "variable",
+    "filter_variables": "variables",
+    "get_embedding": "name, constructor=None, **kwargs",
+    "split_embedding_variable_from_others": "variables",
+    "optimizers.Adam": "learning_rate=0.001, beta_1=0.9, beta_2=0.999, epsilon=1e-07, "
+    "name='Plugin_Adam', **kwargs",
+    "tf.keras.optimizers.LazyAdamOptimizer": "learning_rate=0.001, beta1=0.9, beta2=0.999, "
+    "epsilon=1e-08, use_locking=False, name='LazyAdam'",
+}
+# Where SOK 1.x has them, below sok_like.
+REFERENCE = {
+    "core.initialize.Init": "Init",
+    "embeddings.distributed_embedding.DistributedEmbedding": "DistributedEmbedding",
+    "embeddings.all2all_dense_embedding.All2AllDenseEmbedding": "All2AllDenseEmbedding",
+    "tf.keras.optimizers.adam.Adam": "tf.keras.optimizers.Adam",
+    "tf.keras.optimizers.lazy_adam.LazyAdamOptimizer": "tf.keras.optimizers.LazyAdamOptimizer",
+    "optimizers.utils.split_embedding_variable_from_others": (
+        "split_embedding_variable_from_others"
+    ),
+}
+MODULES = {"core", "embeddings", "optimizers", "tf"}
+CLASSES_ONLY = {"Saver"}
+
+
+def resolve(path):
+    found = sok
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def written(function):
+    """A signature without annotations."""
+    if isinstance(function, type):  # the metaclass of tf.Variable hides it
+        function = function.__init__
+    parameters = [
+        p.replace(annotation=inspect.Parameter.empty)
+        for p in inspect.signature(function).parameters.values()
+        if p.name != "self"
+    ]
+    return str(inspect.Signature(parameters))[1:-1]
+
+
+@pytest.mark.parametrize("path", CALLABLES)
+def test_signature(path):
+    assert written(resolve(path)) == CALLABLES[path]
+
+
+def test_no_name_is_missing_here():
+    known = {path.split(".")[0] for path in CALLABLES} | MODULES | CLASSES_ONLY
+    assert set(sok.__all__) == known
+
+
+@pytest.mark.parametrize("path", REFERENCE)
+def test_module_paths_of_the_reference(path):
+    module, name = path.rsplit(".", 1)
+    assert getattr(importlib.import_module(f"sok_like.{module}"), name) is resolve(REFERENCE[path])
+
+
+def test_adam_takes_what_keras_adam_takes():
+    ours = inspect.signature(sok.tf.keras.optimizers.Adam).parameters
+    assert list(ours) == list(inspect.signature(tf.keras.optimizers.Adam).parameters)
+    assert {name: p.default for name, p in ours.items()} == {
+        name: p.default
+        for name, p in inspect.signature(tf.keras.optimizers.Adam).parameters.items()
+    }
+
+
+@pytest.mark.parametrize("path", [*CALLABLES, "Saver"])
+def test_every_public_name_is_documented(path):
+    documentation = inspect.getdoc(resolve(path))
+    assert documentation
+    assert documentation.splitlines()[0].endswith(".")
+
+
+def test_unknown_name():
+    with pytest.raises(AttributeError, match="'sok_like' has no attribute 'Embedding'"):
+        sok.Embedding  # noqa: B018
+    assert "Init" in dir(sok)
+
+
+def test_import_loads_no_tensorflow():
+    program = "import sys, sok_like; print(sorted({'tensorflow', 'keras'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr

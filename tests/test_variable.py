@@ -1,0 +1,259 @@
+"""EmbeddingVariable: what it says of itself, what it holds, and what TensorFlow may do with it."""
+
+import copy
+import gc
+import os
+import pathlib
+import pickle
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.checks import shards
+
+pytestmark = pytest.mark.keras
+
+
+@pytest.fixture
+def variable(sok):
+    return sok.EmbeddingVariable(3, name="users", capacity=100)
+
+
+def fill(sok, variable, keys=(5, -1, 7)):
+    rows = np.arange(len(keys) * variable.dim, dtype=np.float32).reshape(-1, variable.dim)
+    sok.assign(variable, np.array(keys, np.int64), rows)
+    return rows
+
+
+# ---- what it says of itself ----
+
+
+def test_name_shape_and_dtype(variable):
+    assert variable.name == "users:0"
+    assert variable.table_name == "users"
+    assert variable.shape == (100, 3)
+    assert variable.dtype == tf.float32
+    assert variable.key_dtype == tf.int64
+    assert variable.trainable
+    assert variable.dim == 3
+
+
+def test_size_bytes_and_stats(sok, variable):
+    assert variable.size().dtype == tf.int64
+    assert int(variable.size()) == 0
+    empty = int(variable.bytes())
+    fill(sok, variable, range(100))
+    assert int(variable.size()) == 100
+    stats = variable.stats()
+    assert stats.size == 100
+    assert stats.max_capacity == 100
+    assert stats.capacity >= 100
+    assert 0 < stats.load_factor <= 1
+    assert 1 <= stats.mean_probe_length <= stats.max_probe_length
+    assert stats.bytes == int(variable.bytes()) >= max(empty, 100 * 3 * 4)
+    assert stats.bytes >= stats.index_bytes + stats.arena_bytes
+
+
+def test_repr_holds_no_rows(sok, variable):
+    fill(sok, variable)
+    assert repr(variable) == "<sok.EmbeddingVariable 'users:0' dim=3 key_dtype=int64>"
+
+
+def test_config_makes_the_same_variable(sok, variable):
+    config = variable.get_config()
+    again = sok.EmbeddingVariable(**config)
+    assert again.get_config() == config
+    assert (again.find([9])[0].numpy() == variable.find([9])[0].numpy()).all()
+
+
+@pytest.mark.parametrize(
+    "argument, value, required",
+    [
+        ("embedding_dim", 0, "a positive integer"),
+        ("embedding_dim", 2.0, "a positive integer"),
+        ("name", "", "a string that is not empty"),
+        ("key_dtype", tf.float32, "int64, int32, uint64 or uint32"),
+        ("capacity", 0, "None or an integer in"),
+        ("capacity", 2**32, "None or an integer in"),
+        ("initial_capacity", -1, "an integer >= 0"),
+    ],
+)
+def test_arguments_out_of_their_range(sok, argument, value, required):
+    arguments = {"embedding_dim": 3, "name": "users", argument: value}
+    with pytest.raises(ValueError, match=f"`{argument}` must be {required}.*Received: {argument}="):
+        sok.EmbeddingVariable(**arguments)
+
+
+def test_rows_by_index_need_a_capacity(sok):
+    with pytest.raises(ValueError, match="`capacity` must be given where use_hashtable is False"):
+        sok.EmbeddingVariable(3, use_hashtable=False)
+
+
+# ---- what it holds ----
+
+
+def test_find_reads_without_inserting(sok, variable):
+    rows = fill(sok, variable)
+    found, present = variable.find([7, 8, 5])
+    assert present.numpy().tolist() == [True, False, True]
+    assert (found.numpy()[[0, 2]] == rows[[2, 0]]).all()
+    assert (np.abs(found.numpy()[1]) <= 0.05).all()
+    assert found.numpy()[1].any()
+    assert int(variable.size()) == 3
+
+
+def test_erase_and_clear(sok, variable):
+    fill(sok, variable)
+    assert int(variable.erase([5, 6])) == 1
+    assert not variable.find([5])[1].numpy().any()
+    assert int(variable.size()) == 2
+    variable.clear()
+    assert int(variable.size()) == 0
+
+
+def test_erased_key_starts_anew(sok, variable):
+    initial = variable.find([5])[0].numpy()
+    fill(sok, variable)
+    variable.erase([5])
+    assert (variable.find([5])[0].numpy() == initial).all()
+
+
+@pytest.mark.parametrize("dtype", shards.KEY_DTYPES)
+@pytest.mark.parametrize(
+    "world_size", [1, *(pytest.param(n, marks=pytest.mark.ranks) for n in (2, 3))]
+)
+def test_assign_and_export(rank_results, world_size, dtype):
+    keys = shards.KEY_DTYPES[dtype]
+    rows = {int(key): [3.0 * i, 3 * i + 1, 3 * i + 2] for i, key in enumerate(keys.tolist())}
+    exported = {}
+    for rank, result in enumerate(rank_results(world_size, f"shards.assign_{dtype}")):
+        owned, values = result["exported"]
+        assert owned.dtype == keys.dtype
+        assert all(key % 2**64 % world_size == rank for key in owned.tolist())
+        unsigned = [key % 2**64 for key in owned.tolist()]
+        assert unsigned == sorted(unsigned)
+        exported.update(zip(owned.tolist(), values.tolist(), strict=True))
+        assert result["found"].tolist() == list(rows.values())
+    assert exported == rows
+
+
+def test_of_equal_assigned_keys_the_last_wins(sok, variable):
+    sok.assign(variable, [4, 4, 4], [[1.0] * 3, [2.0] * 3, [3.0] * 3])
+    keys, rows = sok.export(variable)
+    assert (keys.numpy().tolist(), rows.numpy().tolist()) == ([4], [[3.0] * 3])
+
+
+def test_assign_checks_what_it_is_given(sok, variable):
+    with pytest.raises(TypeError, match="Keys must be of an integer dtype. Received: float32"):
+        sok.assign(variable, [1.0], [[1.0] * 3])
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        sok.assign(variable, [1, 2], [[1.0] * 3])
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        sok.assign(variable, [1], [[1.0] * 4])
+    for call in (sok.export, lambda v: sok.assign(v, [1], [[1.0]])):
+        with pytest.raises(TypeError, match="`variable` must be an EmbeddingVariable. Received"):
+            call(tf.Variable([1.0]))
+
+
+def test_full_table_takes_none_of_the_new_keys(sok):
+    variable = sok.EmbeddingVariable(2, name="small", capacity=3)
+    fill(sok, variable)
+    before = [t.numpy() for t in sok.export(variable)]
+    message = r"max_capacity=3. Received: 1 new keys at size 3 \(table 'small'\)"
+    with pytest.raises(tf.errors.ResourceExhaustedError, match=message):
+        sok.assign(variable, [5, 100], [[9.0, 9.0], [8.0, 8.0]])
+    for old, new in zip(before, sok.export(variable), strict=True):
+        assert (old == new.numpy()).all()
+
+
+# ---- copies ----
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda v: pickle.loads(pickle.dumps(v))])
+@pytest.mark.parametrize("initializer", ["random_uniform", tf.keras.initializers.Constant(2.0)])
+def test_copies_hold_the_same_and_live_apart(sok, duplicate, initializer):
+    variable = sok.EmbeddingVariable(3, name="users", initializer=initializer)
+    rows = fill(sok, variable)
+    copied = duplicate(variable)
+    sok.assign(variable, [5, 6], np.zeros([2, 3]))
+    keys, values = sok.export(copied)
+    assert keys.numpy().tolist() == [5, 7, -1]
+    assert (values.numpy() == rows[[0, 2, 1]]).all()
+    assert (copied.find([99])[0].numpy() == variable.find([99])[0].numpy()).all()
+    assert copied.table_name == "users"
+
+
+# ---- what TensorFlow may do with it ----
+
+
+def test_tape_gives_keys_and_sums_repeated_ones(sok):
+    layer = sok.All2AllDenseEmbedding(None, 2, 1, 1, dynamic_input=True)
+    with tf.GradientTape() as tape:
+        rows = layer(tf.constant([2**40, -3, 2**40], tf.int64))
+        loss = tf.reduce_sum(rows * tf.constant([[1.0], [2.0], [4.0]]))
+    gradient = tape.gradient(loss, layer.embedding_variable)
+    assert isinstance(gradient, tf.IndexedSlices)
+    found = dict(
+        zip(gradient.indices.numpy().tolist(), gradient.values.numpy().tolist(), strict=False)
+    )
+    assert found == {2**40: [5.0, 5.0], -3: [2.0, 2.0]}
+
+
+def test_a_variable_that_is_not_trainable_has_no_gradient(sok):
+    layer = sok.All2AllDenseEmbedding(None, 2, 1, 1, dynamic_input=True, trainable=False)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(tf.constant([1], tf.int64)))
+    assert tape.gradient(loss, layer.embedding_variable) is None
+    assert not layer.trainable_variables
+
+
+def test_gather_and_assignments_name_what_to_use(variable):
+    with pytest.raises(NotImplementedError, match=r"tf.gather cannot.*'users'.*find\(keys\)"):
+        tf.gather(variable, [1])
+    for call in (variable.assign, variable.assign_add, variable.scatter_update):
+        with pytest.raises(NotImplementedError, match=r"'users'.*sok.OptimizerWrapper"):
+            call(1.0)
+
+
+def test_dense_read_gives_rows_by_key(sok, variable):
+    rows = fill(sok, variable)
+    assert (variable.numpy() == rows[[0, 2, 1]]).all()
+    assert (tf.convert_to_tensor(variable).numpy() == variable.numpy()).all()
+
+
+def test_batches_of_many_sizes_need_one_trace(sok):
+    layer = sok.DistributedEmbedding("sum", None, 2, slot_num=2, max_nnz=1)
+    traces = []
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2], tf.int64)])
+    def call(keys):
+        traces.append(1)
+        return layer(keys)
+
+    @tf.function
+    def retraced(keys):
+        return layer(keys)
+
+    for batch in (0, 1, 4, 2):
+        keys = tf.zeros([batch, 2], tf.int64)
+        assert call(keys).shape == retraced(keys).shape == (batch, 2, 2)
+    assert len(traces) == 1
+    assert int(layer.table.size()) == 1
+
+
+def test_the_table_dies_with_its_variable(sok):
+    def resident():
+        pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    rows = np.ones([100_000, 64], np.float32)  # 26 MB
+    sizes = []
+    for _ in range(10):
+        variable = sok.EmbeddingVariable(64, name="short_lived")
+        assert int(variable.size()) == 0
+        sok.assign(variable, np.arange(len(rows)), rows)
+        sizes.append(resident())
+        del variable
+        gc.collect()
+    assert sizes[-1] < sizes[1] + 3 * rows.nbytes
