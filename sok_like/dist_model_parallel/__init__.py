@@ -9,10 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sok_like.dist_model_parallel.concat_initializer import (
+        ConcatInitializer as ConcatInitializer,
+    )
     from sok_like.planner import DistEmbeddingStrategy as DistEmbeddingStrategy
 
 # Public name: where it lives.
 _PUBLIC = {
+    "ConcatInitializer": "sok_like.dist_model_parallel.concat_initializer",
     "DistEmbeddingStrategy": "sok_like.planner",
 }
 
