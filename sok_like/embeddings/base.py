@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from sok_like.keras_variable import as_weight
@@ -99,12 +100,16 @@ class EmbeddingLayer(tf.keras.layers.Layer):
         """Keras 3: keys, rows and slot rows into the weights file."""
         self._require_whole_table("saved in")
         for field, value in zip(self._snapshot_fields, self.table.snapshot(), strict=True):
-            store[field] = value.numpy()
+            # The file holds numbers only: names go in as their bytes.
+            names = field == "slot_names"
+            store[field] = _bytes_of_names(value.numpy()) if names else value.numpy()
 
     def load_own_variables(self, store):
         """Keras 3: the inverse of `save_own_variables`; other keys are removed."""
         self._require_whole_table("loaded from")
-        self.table.load_snapshot(*(store[field] for field in self._snapshot_fields))
+        fields = {field: np.asarray(store[field]) for field in self._snapshot_fields}
+        fields["slot_names"] = _names_of_bytes(fields["slot_names"])
+        self.table.load_snapshot(**fields)
 
     _snapshot_fields = ("keys", "rows", "slot_rows", "slot_names", "slot_widths")
 
@@ -128,6 +133,14 @@ class EmbeddingLayer(tf.keras.layers.Layer):
             "embedding_initializer": tf.keras.initializers.serialize(self.embedding_initializer),
             "gradient_scale": self.gradient_scale,
         }
+
+
+def _bytes_of_names(names):
+    return np.frombuffer(b"\n".join(names), np.uint8)
+
+
+def _names_of_bytes(array):
+    return np.asarray(array.tobytes().split(b"\n") if len(array) else [], dtype=object)
 
 
 def check_positive(argument: str, value: Any) -> None:

@@ -47,6 +47,22 @@ class _EmbeddingAware:
             return rule.replace("lazy_adam")
         return rule.replace(lazy=True) if rule.rule == "momentum" else rule
 
+    def get_config(self):
+        config = super().get_config()
+        for option in ("lazy", "average"):
+            if getattr(self, f"_sok_{option}") != getattr(type(self), f"_sok_{option}"):
+                config[f"sok_{option}"] = getattr(self, f"_sok_{option}")
+        return config
+
+    @classmethod
+    def from_config(cls, config, **kwargs):
+        config = dict(config)
+        options = {key: config.pop(key) for key in ("sok_lazy", "sok_average") if key in config}
+        optimizer = super().from_config(config, **kwargs)
+        for key, value in options.items():
+            optimizer.__dict__[f"_{key}"] = value
+        return optimizer
+
     def _sok_take(self, variables):
         """The variables that are left to the stock class."""
         others = []
@@ -105,7 +121,8 @@ class _Keras3(_EmbeddingAware):
             self.__dict__["_sok_scaling_allowed"] = False
 
     def build(self, variables):
-        self._sok_trainable = list(variables)
+        # Past Keras' __setattr__, which would make them the optimizer's own, to save and to load.
+        self.__dict__["_sok_trainable"] = list(variables)
         super().build(self._sok_take(variables))
 
     def apply(self, grads, trainable_variables=None):
@@ -165,6 +182,12 @@ class _TfKeras(_EmbeddingAware):
 
 
 class _V1(_EmbeddingAware):
+    def compute_gradients(self, loss, var_list=None, *args, **kwargs):
+        # A layer's variables under Keras 3 are wrapped, and v1 knows its own kinds only.
+        if var_list is not None:
+            var_list = [unwrap(variable) for variable in tf.nest.flatten(var_list)]
+        return super().compute_gradients(loss, var_list, *args, **kwargs)
+
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         pairs = list(grads_and_vars)
         self._sok_take([v for _, v in pairs])
@@ -217,4 +240,7 @@ def embedding_aware(cls: type) -> type:
             "An optimizer of Keras 3, tf_keras (not its legacy ones) or tf.compat.v1.train is "
             f"required. Received: {cls.__module__}.{cls.__qualname__}"
         )
-    return type(f"EmbeddingAware{cls.__name__}", (family, cls), {"__module__": __name__})
+    aware = type(f"EmbeddingAware{cls.__name__}", (family, cls), {"__module__": __name__})
+    if family is not _V1:  # clones and saved models look the class up by name
+        tf.keras.utils.register_keras_serializable("sok_like")(aware)
+    return aware

@@ -7,8 +7,8 @@ import re
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCUMENTS = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))]
 
-# `<!-- snippet: alone, ranks 1 and 2 -->` on the line before a block of Python: it runs in processes
-# of its own, on each of these numbers of ranks. A block without it joins the others of its document.
+# `<!-- snippet: alone, ranks 1 and 2 -->` on the line before a block of Python: it runs by itself,
+# on each of these numbers of ranks. A block without it joins the others of its document.
 _MARK = re.compile(r"<!-- snippet: alone(?:, ranks ([\d and]+))? -->")
 # A folder of the repository, a slash, and what may follow in a path.
 _TOP = "benchmarks|cmake|cpp|docs|examples|requirements|sok_like|tests|tools"
