@@ -12,10 +12,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sok_like import dist_model_parallel as dist_model_parallel
     from sok_like import optimizers as optimizers
     from sok_like import tf as tf
     from sok_like.checkpoint import Saver as Saver
     from sok_like.core.initialize import Init as Init
+    from sok_like.dist_model_parallel.embedding import Embedding as Embedding
+    from sok_like.dist_model_parallel.embedding_lookup import embedding_lookup as embedding_lookup
     from sok_like.embeddings.all2all_dense_embedding import (
         All2AllDenseEmbedding as All2AllDenseEmbedding,
     )
@@ -39,18 +42,20 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "All2AllDenseEmbedding": "sok_like.embeddings.all2all_dense_embedding",
     "DistributedEmbedding": "sok_like.embeddings.distributed_embedding",
+    "Embedding": "sok_like.dist_model_parallel.embedding",
     "EmbeddingVariable": "sok_like.variable",
     "Init": "sok_like.core.initialize",
     "OptimizerScope": "sok_like.optimizers.scope",
     "OptimizerWrapper": "sok_like.optimizers.wrapper",
     "Saver": "sok_like.checkpoint",
     "assign": "sok_like.variable",
+    "embedding_lookup": "sok_like.dist_model_parallel.embedding_lookup",
     "export": "sok_like.variable",
     "filter_variables": "sok_like.optimizers.utils",
     "get_embedding": "sok_like.embeddings.get_embedding",
     "split_embedding_variable_from_others": "sok_like.optimizers.utils",
 }
-_MODULES = ("core", "embeddings", "optimizers", "tf")
+_MODULES = ("core", "dist_model_parallel", "embeddings", "optimizers", "tf")
 
 __all__ = [*_PUBLIC, *_MODULES]
 __version__ = "0.1.0"

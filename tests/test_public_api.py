@@ -18,12 +18,20 @@ CALLABLES = {
     + "max_nnz, max_feature_num=1, use_hashtable=True, **kwargs",
     "All2AllDenseEmbedding": FIELDS
     + "nnz_per_slot, dynamic_input=False, use_hashtable=True, **kwargs",
+    "Embedding": "input_dim, output_dim, embeddings_initializer='uniform', "
+    "embeddings_regularizer=None, activity_regularizer=None, embeddings_constraint=None, "
+    "combiner=None, use_custom_kernel=True, **kwargs",
     "EmbeddingVariable": "embedding_dim, *, name='embedding', key_dtype=tf.int64, "
     "initializer='random_uniform', capacity=None, use_hashtable=True, initial_capacity=0, "
     "trainable=True",
     "OptimizerScope": "trainable_variables",
     "OptimizerWrapper": "optimizer, *, lazy=False, average_dense_gradients=True",
     "assign": "variable, keys, rows",
+    "dist_model_parallel.ConcatInitializer": "initializer, sizes",
+    "dist_model_parallel.DistEmbeddingStrategy": "embeddings, world_size, strategy='basic', "
+    "input_table_map=None, column_slice_threshold=None, row_slice_threshold=None, "
+    "data_parallel_threshold=None",
+    "embedding_lookup": "param, ids, combiner=None, *, weights=None",
     "export": "variable",
     "filter_variables": "variables",
     "get_embedding": "name, constructor=None, **kwargs",
@@ -44,7 +52,7 @@ REFERENCE = {
         "split_embedding_variable_from_others"
     ),
 }
-MODULES = {"core", "embeddings", "optimizers", "tf"}
+MODULES = {"core", "dist_model_parallel", "embeddings", "optimizers", "tf"}
 CLASSES_ONLY = {"Saver"}
 
 
@@ -100,8 +108,8 @@ def test_every_public_name_is_documented(path):
 
 
 def test_unknown_name():
-    with pytest.raises(AttributeError, match="'sok_like' has no attribute 'Embedding'"):
-        sok.Embedding  # noqa: B018
+    with pytest.raises(AttributeError, match="'sok_like' has no attribute 'HashTable'"):
+        sok.HashTable  # noqa: B018
     assert "Init" in dir(sok)
 
 

@@ -1,0 +1,56 @@
+"""Initial rows of tables that were joined along their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.planner.tables import as_integer
+
+
+@tf.keras.utils.register_keras_serializable(package="sok_like")
+class ConcatInitializer(tf.keras.initializers.Initializer):
+    """Initializes the rows of each joined table as if it were alone.
+
+    An initializer may look at the shape of what it fills (Glorot's does), so it is called with the
+    shape of each table, not of the joined one.
+
+    Args:
+        initializer: Keras initializer or its name, for all tables; or a list with one for each.
+        sizes: Rows of each table, in order.
+
+    Raises:
+        ValueError: the lists differ in length, or a size is no positive integer.
+    """
+
+    def __init__(self, initializer: Any, sizes: Sequence[int]):
+        self.sizes = [as_integer(size) or 0 for size in sizes]
+        if not self.sizes or min(self.sizes) < 1:
+            raise ValueError(f"`sizes` must be positive integers. Received: sizes={sizes!r}")
+        one_each = isinstance(initializer, (list, tuple))
+        identifiers = list(initializer) if one_each else [initializer] * len(self.sizes)
+        if len(identifiers) != len(self.sizes):
+            raise ValueError(
+                "`initializer` must be one initializer or one for each of `sizes`. "
+                f"Received: {len(identifiers)} initializers for {len(self.sizes)} sizes"
+            )
+        self.initializers = [tf.keras.initializers.get(each) for each in identifiers]
+
+    def __call__(self, shape, dtype=None, **kwargs):
+        """Initial rows `[sum(sizes), ...]`; ValueError for another number of rows."""
+        rows, *rest = shape
+        if rows != sum(self.sizes):
+            raise ValueError(
+                f"`shape` must start with sum(sizes)={sum(self.sizes)}. Received: shape={shape}"
+            )
+        parts = [
+            initializer([size, *rest], dtype=dtype, **kwargs)
+            for initializer, size in zip(self.initializers, self.sizes, strict=True)
+        ]
+        return tf.concat(parts, axis=0)
+
+    def get_config(self):
+        serialize = tf.keras.initializers.serialize
+        return {"initializer": [serialize(each) for each in self.initializers], "sizes": self.sizes}

@@ -1,0 +1,157 @@
+"""`sok.Embedding`: Keras' Embedding and `tf.nn.embedding_lookup_sparse` as one layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.dist_model_parallel.embedding_lookup import (
+    as_tf_table,
+    check_combiner,
+    check_ids,
+    lookup_rows,
+)
+from sok_like.keras_variable import is_keras_3
+from sok_like.planner.tables import as_integer
+
+
+@tf.keras.utils.register_keras_serializable(package="sok_like")
+class Embedding(tf.keras.layers.Layer):
+    """Turns ids into rows of a dense table, and combines those of a sample if asked to.
+
+    Args:
+        input_dim: Number of rows. Ids are in `[0, input_dim)`.
+        output_dim: Row width.
+        embeddings_initializer: Of the table; runs on the CPU, so that a table that fills a device
+            needs no second copy there while it is made.
+        embeddings_regularizer: Of the table.
+        activity_regularizer: Of the output.
+        embeddings_constraint: Of the table.
+        combiner: "sum", "mean", or None: how the rows of the last axis become one.
+        use_custom_kernel: Taken for compatibility with DMP; there is one implementation.
+        **kwargs: Keras' own: `name`, `dtype`, `trainable`.
+
+    Call arguments:
+        inputs: Integers. A `tf.Tensor` `[..., hotness]`, with a combiner of at least two axes; a
+            `tf.RaggedTensor` `[batch, None]`; or a `tf.SparseTensor` `[batch, max_hotness]` in
+            canonical order. Any integer dtype serves.
+        weights: Floats of the kind and shape of `inputs`, or None: each row counts this often, and
+            a mean is divided by their sum. Needs a combiner.
+
+    Output shape:
+        With a combiner `[..., output_dim]`, of ragged and sparse ids `[batch, output_dim]`; zeros
+        where there are no ids. Without one `[..., hotness, output_dim]`, of ragged and sparse ids
+        a ragged `[batch, None, output_dim]`. In the layer's compute dtype.
+
+    Example:
+
+        >>> layer = Embedding(1000, 64, combiner="mean")
+        >>> layer(tf.random.uniform((16, 7), maxval=1000, dtype=tf.int32)).shape
+        TensorShape([16, 64])
+
+    Raises:
+        ValueError: a dimension < 1, no such combiner, 1-D ids with a combiner, nested ragged ids.
+        TypeError: ids that are no integers.
+        tf.errors.InvalidArgumentError: an id outside the table; it names both.
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        output_dim: int,
+        embeddings_initializer: Any = "uniform",
+        embeddings_regularizer: Any = None,
+        activity_regularizer: Any = None,
+        embeddings_constraint: Any = None,
+        combiner: str | None = None,
+        use_custom_kernel: bool = True,
+        **kwargs: Any,
+    ):
+        # Nothing here is a float before it is looked up, and a table is never cast as a whole.
+        kwargs.setdefault("autocast", False)
+        super().__init__(activity_regularizer=_regularizer(activity_regularizer), **kwargs)
+        self.input_dim = _check_dim("input_dim", input_dim)
+        self.output_dim = _check_dim("output_dim", output_dim)
+        self.embeddings_initializer = tf.keras.initializers.get(embeddings_initializer)
+        self.embeddings_regularizer = _regularizer(embeddings_regularizer)
+        self.embeddings_constraint = tf.keras.constraints.get(embeddings_constraint)
+        self.combiner = check_combiner(combiner)
+        self.use_custom_kernel = bool(use_custom_kernel)
+        # The number of distinct ids is known only when they are seen, which XLA cannot compile.
+        self.supports_jit = False
+
+    def build(self, input_shape=None):
+        def initial_rows(shape, dtype=None, **kwargs):
+            with tf.device("CPU:0"):
+                return self.embeddings_initializer(shape, dtype=dtype)
+
+        self.embeddings = self.add_weight(
+            name="embeddings",
+            shape=(self.input_dim, self.output_dim),
+            dtype=self.variable_dtype,
+            initializer=initial_rows,
+            regularizer=self.embeddings_regularizer,
+            constraint=self.embeddings_constraint,
+            trainable=True,
+            **{"autocast" if is_keras_3() else "experimental_autocast": False},
+        )
+        self.built = True
+
+    def call(self, inputs, weights=None):
+        if not tf.is_tensor(inputs):
+            inputs = tf.convert_to_tensor(inputs)
+        if weights is not None and not tf.is_tensor(weights):
+            weights = tf.convert_to_tensor(weights)
+        table = as_tf_table(self.embeddings)
+        rows = lookup_rows(table, inputs, self.combiner, weights, self.name)
+        return tf.cast(rows, self.compute_dtype)
+
+    def compute_output_shape(self, input_shape):
+        shape = tuple(input_shape)
+        return (*(shape if self.combiner is None else shape[:-1]), self.output_dim)
+
+    def compute_output_spec(self, inputs, weights=None):
+        """Keras 3: what `call` returns for symbolic inputs."""
+        import keras
+
+        ragged = getattr(inputs, "ragged", False) and self.combiner is None
+        shape = self.compute_output_shape(inputs.shape)
+        spec = tf.TensorSpec(inputs.shape, tf.as_dtype(inputs.dtype))
+        check_ids(spec, self.combiner, self.name)
+        return keras.KerasTensor(shape, dtype=self.compute_dtype, ragged=ragged)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "input_dim": self.input_dim,
+            "output_dim": self.output_dim,
+            "embeddings_initializer": tf.keras.initializers.serialize(self.embeddings_initializer),
+            "embeddings_regularizer": tf.keras.regularizers.serialize(self.embeddings_regularizer),
+            "activity_regularizer": tf.keras.regularizers.serialize(self.activity_regularizer),
+            "embeddings_constraint": tf.keras.constraints.serialize(self.embeddings_constraint),
+            "combiner": self.combiner,
+            "use_custom_kernel": self.use_custom_kernel,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        """A layer from its own configuration or that of Keras' Embedding.
+
+        `mask_zero` and `input_length`, which only Keras' has, are left out: no mask is made. So is
+        what Keras writes for other versions of itself and leaves at None.
+        """
+        dropped = {"mask_zero", "input_length"} | ({"batch_input_shape"} if is_keras_3() else set())
+        unset = {key for key in ("quantization_config",) if config.get(key) is None}
+        return super().from_config({k: v for k, v in config.items() if k not in dropped | unset})
+
+
+def _check_dim(argument: str, value: Any) -> int:
+    integer = as_integer(value)
+    if integer is None or integer < 1:
+        raise ValueError(f"`{argument}` must be a positive integer. Received: {argument}={value!r}")
+    return integer
+
+
+def _regularizer(identifier: Any) -> Any:
+    return tf.keras.regularizers.get(identifier)

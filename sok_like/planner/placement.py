@@ -1,0 +1,57 @@
+"""Which rank gets which slice.
+
+    basic              slice i to rank i % world_size: as many slices on each rank
+    memory_balanced    largest first, ranks forth and back: as many slices, and balanced sizes
+    memory_optimized   largest first, each to the rank with the least so far: best balance, but
+                       ranks may differ in their number of slices
+
+All are pure functions of the slices: no sets, no hashes, no clocks, so that every rank finds the
+same. Slices of equal size are ordered by table, the later table first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+STRATEGIES = ("basic", "memory_balanced", "memory_optimized")
+
+
+def check_strategy(strategy: object) -> str:
+    """`strategy` itself; ValueError unless it is one of `STRATEGIES`."""
+    if isinstance(strategy, str) and strategy in STRATEGIES:
+        return strategy
+    raise ValueError(
+        f"Unsupported shard strategy: `strategy` must be one of {STRATEGIES}. "
+        f"Received: strategy={strategy!r}"
+    )
+
+
+def place(
+    strategy: str, world_size: int, tables: Sequence[int], sizes: Sequence[int]
+) -> list[list[int]]:
+    """Gives every slice to a rank.
+
+    Args:
+        strategy: One of `STRATEGIES`.
+        world_size: Number of ranks.
+        tables: The table of each slice; slices in table order.
+        sizes: Elements of each slice.
+
+    Returns:
+        The slices of each rank, as positions in `tables`.
+    """
+    check_strategy(strategy)
+    if strategy == "basic":
+        return [list(range(rank, len(tables), world_size)) for rank in range(world_size)]
+    # sorted() keeps equal slices of one table in their order.
+    order = sorted(range(len(tables)), key=lambda i: (-sizes[i], -tables[i]))
+    if strategy == "memory_balanced":
+        period = 2 * world_size
+        return [order[r::period] + order[period - 1 - r :: period] for r in range(world_size)]
+    loads = [0] * world_size
+    ranks: list[list[int]] = [[] for _ in range(world_size)]
+    for i in order:
+        least = loads.index(min(loads))
+        loads[least] += sizes[i]
+        ranks[least].append(i)
+    return ranks

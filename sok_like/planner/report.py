@@ -1,0 +1,160 @@
+"""A plan as a text: what each rank holds, and what a training step sends between ranks.
+
+What is counted, per rank and step (`B` samples a rank, hotness `h`, `N` ranks):
+
+    column-wise    a rank receives the keys of all other ranks, (N - 1) * B * h an input, and sends
+                   back their rows: one a sample if the table has a combiner, else one a key
+    row-wise       keys are spread evenly over rows: the shard's share of all keys of other ranks,
+                   and a row for each
+    data-parallel  no keys; the gradients of the rank's B * h rows, with their keys, to N - 1 ranks
+
+Gradients return the way rows came. These are upper bounds: repeated keys of a rank are sent once
+where a table is laid row-wise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, KINDS, Plan, Shard, as_integer
+
+_HEADINGS = ("rank", "table", "kind", "rows", "columns", "bytes", "keys/step", "bytes/step")
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """What a shard moves between its rank and the others in a training step."""
+
+    num_keys: int
+    num_bytes: int
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.num_keys + other.num_keys, self.num_bytes + other.num_bytes)
+
+
+def shard_traffic(
+    plan: Plan,
+    shard: Shard,
+    local_batch: int,
+    hotness: Sequence[int],
+    element_bytes: int,
+    key_bytes: int,
+) -> Traffic:
+    """Keys and bytes of one shard; see the head of this file."""
+    others = plan.world_size - 1
+    table = plan.tables[shard.table_id]
+    row_bytes = shard.num_columns * element_bytes
+    combined = table.config.get("combiner") is not None
+    total = Traffic(0, 0)
+    for table_id, keys_per_sample in zip(plan.input_table_map, hotness, strict=True):
+        if table_id != shard.table_id:
+            continue
+        keys = others * local_batch * keys_per_sample
+        if shard.kind == DATA_PARALLEL:
+            total += Traffic(0, keys * (row_bytes + key_bytes))
+            continue
+        if shard.kind == COLUMN_WISE:
+            rows = others * local_batch if combined else keys
+        else:
+            keys = rows = -(-keys * shard.num_rows // table.input_dim)
+        # Rows forward, their gradients back.
+        total += Traffic(keys, keys * key_bytes + 2 * rows * row_bytes)
+    return total
+
+
+def format_report(
+    plan: Plan,
+    *,
+    local_batch: int,
+    hotness: int | Sequence[int],
+    slots_per_row: int,
+    element_bytes: int,
+    key_bytes: int,
+) -> str:
+    """The report.
+
+    Args:
+        plan: What to report on.
+        local_batch: Samples of a rank and step.
+        hotness: Keys a sample holds: one number for all inputs, or one for each.
+        slots_per_row: Optimizer slot variables as wide as the row itself: 0 for SGD, 1 for
+            Adagrad, 2 for Adam.
+        element_bytes: Bytes of an element of a row.
+        key_bytes: Bytes of a key.
+
+    Returns:
+        A line a shard and a line a rank, numbers right-aligned; then the largest rank against the
+        mean, as memory is what the largest needs.
+    """
+    num_inputs = len(plan.input_table_map)
+    keys_per_sample = list(hotness) if isinstance(hotness, Sequence) else [hotness] * num_inputs
+    if len(keys_per_sample) != num_inputs:
+        raise ValueError(
+            f"`hotness` must be one integer or one per input ({num_inputs} of them). "
+            f"Received: hotness={hotness!r}"
+        )
+    arguments = {
+        "local_batch": local_batch,
+        "slots_per_row": slots_per_row,
+        "element_bytes": element_bytes,
+        "key_bytes": key_bytes,
+        **{f"hotness[{i}]": value for i, value in enumerate(keys_per_sample)},
+    }
+    for argument, value in arguments.items():
+        integer = as_integer(value)
+        if integer is None or integer < 0:
+            raise ValueError(
+                f"`{argument}` must be a non-negative integer. Received: {argument}={value!r}"
+            )
+    lines = []
+    totals = []
+    for rank in range(plan.world_size):
+        total_bytes, total = 0, Traffic(0, 0)
+        shards = plan.shards_on(rank)
+        for shard in shards:
+            num_bytes = shard.size * (1 + slots_per_row) * element_bytes
+            traffic = shard_traffic(
+                plan, shard, local_batch, keys_per_sample, element_bytes, key_bytes
+            )
+            total_bytes, total = total_bytes + num_bytes, total + traffic
+            table = plan.tables[shard.table_id]
+            name = table.config.get("name") or f"table {table.table_id}"
+            lines.append(
+                (
+                    rank,
+                    name,
+                    KINDS[shard.kind],
+                    f"{shard.row_start}:{shard.row_stop}",
+                    f"{shard.column_start}:{shard.column_stop}",
+                    num_bytes,
+                    traffic.num_keys,
+                    traffic.num_bytes,
+                )
+            )
+        summary = "all" if shards else "idle"
+        lines.append((rank, summary, "", "", "", total_bytes, total.num_keys, total.num_bytes))
+        totals.append(total_bytes)
+    mean = sum(totals) / plan.world_size
+    return "\n".join(
+        [
+            *_aligned(lines),
+            f"largest rank {max(totals):,} bytes, {max(totals) / mean:.2f} of the mean",
+        ]
+    )
+
+
+def _aligned(lines: Sequence[tuple]) -> list[str]:
+    cells = [
+        _HEADINGS,
+        *(tuple(f"{c:,}" if isinstance(c, int) else c for c in line) for line in lines),
+    ]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(_HEADINGS))]
+    left = {1, 2}  # names; the rest are numbers
+    return [
+        "  ".join(
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]

@@ -1,0 +1,148 @@
+"""The nouns of a plan: a table, a shard of one, and the plan that lists all shards.
+
+    table [input_dim, output_dim]           columns
+                                    0 . . . 3 . . . 6 . . 8
+                                 0  +-------+-------+-----+
+                            rows    | rank 0| rank 2| r 3 |   column-wise: contiguous columns,
+                                    |       |       |     |   in the order of the ranks
+                        input_dim   +-------+-------+-----+
+
+Invariant: the shards of a table that is not replicated cover each of its elements exactly once; of
+a replicated one every rank holds all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# How the rows of a table may be laid over ranks, in the order of the groups.
+DATA_PARALLEL, COLUMN_WISE, ROW_WISE = range(3)
+KINDS = ("data-parallel", "column-wise", "row-wise")
+
+
+@dataclasses.dataclass(frozen=True)
+class TableConfig:
+    """What the planner has to know of an embedding.
+
+    Attributes:
+        table_id: Its place in the user's list.
+        input_dim: Number of rows.
+        output_dim: Row width.
+        config: The embedding's own configuration, and its class under `"layer_type"` (None where
+            the configuration came as a plain dictionary without it).
+    """
+
+    table_id: int
+    input_dim: int
+    output_dim: int
+    config: Mapping[str, Any]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.input_dim * self.output_dim
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """A rectangle of a table, held by one rank: rows and columns `[start, stop)`."""
+
+    table_id: int
+    rank: int
+    kind: int
+    row_start: int
+    row_stop: int
+    column_start: int
+    column_stop: int
+
+    @property
+    def num_rows(self) -> int:
+        return self.row_stop - self.row_start
+
+    @property
+    def num_columns(self) -> int:
+        return self.column_stop - self.column_start
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.num_rows * self.num_columns
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Every shard of every table, on every rank.
+
+    Attributes:
+        world_size: Number of ranks.
+        tables: The tables, by id.
+        kinds: A table's kind (`DATA_PARALLEL`, `COLUMN_WISE` or `ROW_WISE`), by id.
+        shards: Ordered by table, then rank. A row-wise table with fewer rows than ranks has empty
+            shards; a column-wise one has none on the ranks that hold nothing of it.
+        input_table_map: The table of each input.
+    """
+
+    world_size: int
+    tables: tuple[TableConfig, ...]
+    kinds: tuple[int, ...]
+    shards: tuple[Shard, ...]
+    input_table_map: tuple[int, ...]
+
+    def shards_of(self, table_id: int) -> list[Shard]:
+        """The shards of a table, in rank order."""
+        return [shard for shard in self.shards if shard.table_id == table_id]
+
+    def shards_on(self, rank: int) -> list[Shard]:
+        """The shards a rank holds, in table order."""
+        return [shard for shard in self.shards if shard.rank == rank]
+
+    def shard(self, table_id: int, rank: int) -> Shard | None:
+        """A rank's shard of a table; None if it has none."""
+        found = (s for s in self.shards if s.table_id == table_id and s.rank == rank)
+        return next(found, None)
+
+
+def read_tables(embeddings: Sequence[Any]) -> list[TableConfig]:
+    """The tables behind embeddings: objects with `get_config()`, or plain dictionaries.
+
+    Raises:
+        ValueError: there is none, or one without a positive integer `input_dim` or `output_dim`.
+        TypeError: neither an embedding nor a dictionary.
+    """
+    if not embeddings:
+        raise ValueError("`embeddings` must hold at least one embedding. Received: an empty list")
+    tables = []
+    for table_id, embedding in enumerate(embeddings):
+        # A copy, since Keras layers are free to return a dictionary of their own.
+        if isinstance(embedding, Mapping):
+            config = {"layer_type": None, **embedding}
+        elif callable(getattr(embedding, "get_config", None)):
+            config = {**embedding.get_config(), "layer_type": type(embedding)}
+        else:
+            raise TypeError(
+                "`embeddings` must hold layers with get_config(), or dictionaries. "
+                f"Received: embeddings[{table_id}]={embedding!r}"
+            )
+        for argument in ("input_dim", "output_dim"):
+            value = as_integer(config.get(argument))
+            if value is None or value < 1:
+                raise ValueError(
+                    f"`{argument}` of embeddings[{table_id}] must be a positive integer. "
+                    f"Received: {argument}={config.get(argument)!r}"
+                )
+            config[argument] = value
+        tables.append(TableConfig(table_id, config["input_dim"], config["output_dim"], config))
+    return tables
+
+
+def as_integer(value: Any) -> int | None:
+    """`value` as an int, or None if it is not an integer (Python's or NumPy's; bool is none)."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None

@@ -1,0 +1,242 @@
+"""Groups, joins, the report and what is refused."""
+
+import pytest
+
+from sok_like.planner import DistEmbeddingStrategy
+
+
+def tables(*shapes, **settings):
+    return [
+        {"name": f"t{i}", "input_dim": a, "output_dim": b, **settings}
+        for i, (a, b) in enumerate(shapes)
+    ]
+
+
+class Layer:
+    def __init__(self, **config):
+        self._config = config
+
+    def get_config(self):
+        return self._config
+
+
+class OtherLayer(Layer):
+    pass
+
+
+def test_groups():
+    # 10, 100, 1000 and 50 elements. "At most" and "at least" include the threshold itself.
+    shapes = tables((5, 2), (10, 10), (100, 10), (25, 2))
+    strategy = DistEmbeddingStrategy(
+        shapes, 3, input_table_map=[3, 2, 1, 0, 2], row_slice_threshold=100,
+        data_parallel_threshold=10, column_slice_threshold=1000,
+    )  # fmt: skip
+    assert strategy.table_groups == [[0], [3], [1, 2]]
+    assert strategy.input_groups == [[3], [0], [1, 2, 4]]
+    assert strategy.map_groups == [[0], [0], [1, 0, 1]]
+    # Laid end to end: 3, 0, 1, 2, 4. Input 0 is second there, input 3 first.
+    assert strategy.rev_group_ids == [1, 2, 3, 0, 4]
+    assert [c["name"] for c in strategy.dp_configs] == ["t0"]
+    rows = [[c["input_dim"] for c in rank] for rank in strategy.row_sliced_configs]
+    assert rows == [[4, 34], [3, 33], [3, 33]]
+    assert strategy.row_inputs_offsets == [[0, 0, 0], [34, 4, 34], [67, 7, 67]]
+    assert strategy.row_sliced_configs[1][0]["name"] == "t1_rows_4_7"
+
+
+def test_overlapping_thresholds_replicate():
+    strategy = DistEmbeddingStrategy(
+        tables((10, 10)), 2, row_slice_threshold=50, data_parallel_threshold=200
+    )
+    assert strategy.table_groups == [[0], [], []]
+
+
+def test_data_parallel_threshold_of_zero_replicates_none():
+    strategy = DistEmbeddingStrategy(tables((1, 1)), 2, data_parallel_threshold=0)
+    assert strategy.table_groups == [[], [0], []]
+
+
+def test_one_rank_holds_tables_whole():
+    strategy = DistEmbeddingStrategy(
+        tables((10, 10), (3, 4)), 1, "memory_balanced",
+        column_slice_threshold=1, row_slice_threshold=0, data_parallel_threshold=1000,
+    )  # fmt: skip
+    assert strategy.strategy == "basic"
+    assert strategy.table_groups == [[], [0, 1], []]
+    assert [c["output_dim"] for c in strategy.local_configs[0]] == [10, 4]
+
+
+def test_no_column_wise_table():
+    strategy = DistEmbeddingStrategy(tables((3, 2)), 2, data_parallel_threshold=6)
+    assert strategy.input_ids_list == strategy.table_ids == strategy.local_configs == [[], []]
+    assert strategy.local_maps == strategy.local_input_offsets == [[], []]
+    assert strategy.local_group_list == strategy.local_weight_offsets == [[], []]
+    assert strategy.sliced_out_ranges == strategy.widths_list_flat == strategy.rev_tp_ids == []
+    assert strategy.row_sliced_configs == strategy.row_inputs_offsets == [[], []]
+
+
+def test_fewer_rows_than_ranks():
+    strategy = DistEmbeddingStrategy(tables((2, 5)), 3, row_slice_threshold=0)
+    assert [c["input_dim"] for (c,) in strategy.row_sliced_configs] == [1, 1, 0]
+    assert strategy.row_inputs_offsets == [[0], [1], [2]]
+
+
+def test_tables_that_agree_are_joined():
+    shapes = tables((3, 8), (4, 4), (5, 8), (6, 8), combiner="sum")
+    for i, config in enumerate(shapes):
+        config["embeddings_initializer"] = f"initializer {i}"
+    strategy = DistEmbeddingStrategy(shapes, 1, input_table_map=[3, 1, 0, 2, 0])
+    assert strategy.local_group_list == [[[0, 2, 3], [1]]]
+    assert strategy.local_weight_offsets == [[[0, 3, 8, 14], [0, 4]]]
+    assert strategy.input_ids_list == [[2, 4, 1, 3, 0]]
+    assert strategy.local_maps == [[0, 0, 1, 0, 0]]
+    assert strategy.local_input_offsets == [[0, 0, 0, 3, 8]]
+    joined, single = strategy.local_configs[0]
+    assert (joined["input_dim"], single["input_dim"]) == (14, 4)
+    initializers = ["initializer 0", "initializer 2", "initializer 3"]
+    assert joined["embeddings_initializer"] == initializers
+    assert single["embeddings_initializer"] == "initializer 1"
+    assert joined["name"] == "t0_and_2_more"
+
+
+L2 = {"class_name": "L2", "config": {"l2": 0.1}}
+
+
+@pytest.mark.parametrize(
+    "left, right, joined",
+    [
+        ({}, {}, True),
+        ({}, {"combiner": None}, True),
+        ({"name": "a"}, {"name": "b"}, True),
+        ({"embeddings_initializer": "zeros"}, {"embeddings_initializer": "ones"}, True),
+        ({"combiner": "sum"}, {"combiner": "mean"}, False),
+        ({"dtype": "float32"}, {"dtype": "float16"}, False),
+        ({"trainable": True}, {"trainable": False}, False),
+        ({"mask_zero": True}, {"mask_zero": False}, False),
+        ({"embeddings_regularizer": L2}, {"embeddings_regularizer": L2}, True),
+        ({"embeddings_regularizer": L2}, {}, False),
+        *[
+            ({"embeddings_regularizer": {"class_name": name}},) * 2 + (together,)
+            for name, together in [("L1L2", True), ("OrthogonalRegularizer", False)]
+        ],
+        # MaxNorm bounds a whole column by default, so both tables' rows would share one bound.
+        ({"embeddings_constraint": {"class_name": "MaxNorm"}},) * 2 + (False,),
+        ({"seed": 1}, {"seed": 2}, False),  # a custom layer's own setting
+    ],
+)
+def test_only_tables_that_agree_are_joined(left, right, joined):
+    both = [{"input_dim": 3, "output_dim": 4, **left}, {"input_dim": 5, "output_dim": 4, **right}]
+    strategy = DistEmbeddingStrategy(both, 1)
+    assert strategy.local_group_list == [[[0, 1]] if joined else [[0], [1]]]
+
+
+def test_classes_are_not_mixed():
+    config = {"input_dim": 3, "output_dim": 4}
+    layers = [Layer(**config), OtherLayer(**config), Layer(**config)]
+    strategy = DistEmbeddingStrategy(layers, 1)
+    assert strategy.local_group_list == [[[0, 2], [1]]]
+    assert [c["layer_type"] for c in strategy.local_configs[0]] == [Layer, OtherLayer]
+
+
+def test_configurations_are_left_alone():
+    layer = Layer(input_dim=8, output_dim=8, name="a")
+    plain = {"input_dim": 8, "output_dim": 8, "name": "b"}
+    first = DistEmbeddingStrategy([layer, plain], 2, column_slice_threshold=8)
+    first.local_configs[0][0].pop("layer_type")
+    assert layer.get_config() == {"input_dim": 8, "output_dim": 8, "name": "a"}
+    assert plain == {"input_dim": 8, "output_dim": 8, "name": "b"}
+    assert [c["layer_type"] for c in first.global_configs] == [Layer, None]
+
+
+def test_a_table_without_inputs_has_its_place():
+    strategy = DistEmbeddingStrategy(tables((3, 2), (4, 2)), 2, input_table_map=[0])
+    assert strategy.table_ids == [[0], [1]]
+    assert strategy.input_ids_list == [[0], []]
+    assert strategy.local_configs[1][0]["input_dim"] == 4
+
+
+def test_report():
+    shapes = tables((10, 4), (8, 6), (2, 3), combiner="sum")
+    strategy = DistEmbeddingStrategy(
+        shapes, 2, row_slice_threshold=48, data_parallel_threshold=6, column_slice_threshold=20
+    )
+    report = strategy.report(local_batch=100, hotness=[3, 2, 1], slots_per_row=2)
+    # t0: two slices of two columns: 10 * 2 * 4 bytes * 3. The other rank's 300 keys of 8 bytes, and
+    # 100 rows of 8 bytes forth and back.
+    # t1: four rows each: half of 200 keys, 24 bytes a row forth and back.
+    # t2: no keys; 100 gradients of 12 bytes with their keys.
+    expected = """\
+rank  table  kind           rows  columns  bytes  keys/step  bytes/step
+   0  t0     column-wise    0:10      0:2    240        300       4,000
+   0  t1     row-wise        0:4      0:6    288        100       5,600
+   0  t2     data-parallel   0:2      0:3     72          0       2,000
+   0  all                                    600        400      11,600
+   1  t0     column-wise    0:10      2:4    240        300       4,000
+   1  t1     row-wise        4:8      0:6    288        100       5,600
+   1  t2     data-parallel   0:2      0:3     72          0       2,000
+   1  all                                    600        400      11,600
+largest rank 600 bytes, 1.00 of the mean"""
+    assert report == expected
+
+
+def test_report_of_an_idle_rank():
+    lines = DistEmbeddingStrategy(tables((10, 1)), 2).report().splitlines()
+    assert lines[3].split() == ["1", "idle", "0", "0", "0"]
+    assert lines[4] == "largest rank 40 bytes, 2.00 of the mean"
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"strategy": "random"}, "Unsupported shard strategy.*Received: strategy='random'"),
+        ({"strategy": None}, "Unsupported shard strategy.*Received: strategy=None"),
+        ({"world_size": 0}, "`world_size` must be a positive integer. Received: world_size=0"),
+        *[
+            ({name: value}, f"`{name}` is .* an integer >= {least}. Received: {name}={value!r}")
+            for name, least, values in [
+                ("column_slice_threshold", 1, [0, -5, 2e7, "9", True]),
+                ("row_slice_threshold", 0, [-1, 1.5]),
+                ("data_parallel_threshold", 0, [-1, 10.0]),
+            ]
+            for value in values
+        ],
+        (
+            {"input_table_map": [0, 2]},
+            r"Wrong input initializing input/map groups.*\[0, 2\).*input_table_map\[1\]=2",
+        ),
+        ({"input_table_map": [-1]}, r"Wrong input initializing.*input_table_map\[0\]=-1"),
+        ({"input_table_map": [0.0]}, r"Wrong input initializing.*input_table_map\[0\]=0.0"),
+        (
+            {"world_size": 4, "column_slice_threshold": 1000},
+            "Not enough table after slicing to run on all worker. Try decrease "
+            r"column_slice_threshold or decrease worker count.*leaves ranks \[2, 3\]",
+        ),
+        ({"embeddings": []}, "`embeddings` must hold at least one embedding"),
+        (
+            {"embeddings": [{"input_dim": 3, "output_dim": 0}]},
+            r"`output_dim` of embeddings\[0\] must be a positive integer. Received: output_dim=0",
+        ),
+        ({"embeddings": [{"output_dim": 2}]}, r"`input_dim` of embeddings\[0\].*input_dim=None"),
+    ],
+)
+def test_refused(arguments, message):
+    arguments = {"embeddings": tables((10, 8), (20, 8)), "world_size": 2, **arguments}
+    with pytest.raises(ValueError, match=message):
+        DistEmbeddingStrategy(**arguments)
+
+
+def test_what_is_no_embedding_is_refused():
+    with pytest.raises(TypeError, match=r"Received: embeddings\[1\]=7"):
+        DistEmbeddingStrategy([*tables((3, 2)), 7], 2)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"hotness": [1, 2]}, r"one per input \(1 of them\)"),
+        ({"hotness": [-1]}, r"`hotness\[0\]` must be a non-negative integer"),
+        ({"slots_per_row": 0.5}, "slots_per_row=0.5"),
+    ],
+)
+def test_report_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        DistEmbeddingStrategy(tables((3, 2)), 2).report(**arguments)
