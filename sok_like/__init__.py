@@ -34,9 +34,9 @@ if TYPE_CHECKING:
         split_embedding_variable_from_others as split_embedding_variable_from_others,
     )
     from sok_like.optimizers.wrapper import OptimizerWrapper as OptimizerWrapper
+    from sok_like.rows import assign as assign
+    from sok_like.rows import export as export
     from sok_like.variable import EmbeddingVariable as EmbeddingVariable
-    from sok_like.variable import assign as assign
-    from sok_like.variable import export as export
 
 # Public name: where it lives.
 _PUBLIC = {
@@ -48,9 +48,9 @@ _PUBLIC = {
     "OptimizerScope": "sok_like.optimizers.scope",
     "OptimizerWrapper": "sok_like.optimizers.wrapper",
     "Saver": "sok_like.checkpoint",
-    "assign": "sok_like.variable",
+    "assign": "sok_like.rows",
     "embedding_lookup": "sok_like.dist_model_parallel.embedding_lookup",
-    "export": "sok_like.variable",
+    "export": "sok_like.rows",
     "filter_variables": "sok_like.optimizers.utils",
     "get_embedding": "sok_like.embeddings.get_embedding",
     "split_embedding_variable_from_others": "sok_like.optimizers.utils",

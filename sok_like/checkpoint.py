@@ -17,7 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like import comm, dump_file
-from sok_like.variable import assign, is_embedding_variable, unwrap
+from sok_like.rows import assign
+from sok_like.variable import is_embedding_variable, unwrap
 
 
 class Saver:

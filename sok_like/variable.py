@@ -19,8 +19,8 @@ from tensorflow.python.ops import handle_data_util, resource_variable_ops
 
 from sok_like import comm, native, ops
 from sok_like.initializers import row_initializer
+from sok_like.keys import DTYPES, as_keys
 
-KEY_DTYPES = (tf.int64, tf.int32, tf.uint64, tf.uint32)
 _OPTIMIZER_ADVICE = (
     "A stock optimizer cannot update EmbeddingVariable '{name}': its rows are found by key and "
     "live in a hash table. Wrap the optimizer, `sok.OptimizerWrapper(optimizer)`, or use "
@@ -366,7 +366,7 @@ def _check_arguments(name, dim, key_dtype, capacity, use_hashtable, initial_capa
 
     check("name", isinstance(name, str) and bool(name), "a string that is not empty", name)
     check("embedding_dim", _is_int(dim) and dim >= 1, "a positive integer", dim)
-    check("key_dtype", key_dtype in KEY_DTYPES, "int64, int32, uint64 or uint32", key_dtype.name)
+    check("key_dtype", key_dtype in DTYPES, "int64, int32, uint64 or uint32", key_dtype.name)
     check(
         "capacity",
         capacity is None or (_is_int(capacity) and 1 <= capacity < 2**32 - 1),
@@ -391,26 +391,6 @@ def _is_int(value):
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def as_keys(keys: Any) -> tf.Tensor:
-    """Keys of any integer dtype as int64: signed ones by value, uint64 by its bits.
-
-    Raises:
-        TypeError: keys are no integers.
-    """
-    keys = tf.convert_to_tensor(keys)
-    if keys.dtype == tf.int64:
-        return keys
-    if keys.dtype == tf.uint64:
-        return tf.bitcast(keys, tf.int64)
-    if keys.dtype.is_integer:
-        return tf.cast(keys, tf.int64)
-    raise TypeError(
-        f"Keys must be of an integer dtype. Received: {keys.dtype.name}. (A Keras model casts its "
-        "inputs to float32, which cannot hold large keys, unless it starts with "
-        "`tf.keras.Input(shape, dtype='int64')`.)"
-    )
-
-
 def _int64(keys):
     return tf.reshape(as_keys(keys), [-1])
 
@@ -427,66 +407,3 @@ def unwrap(variable: Any) -> Any:
 def is_embedding_variable(variable: Any) -> bool:
     """True for an EmbeddingVariable, also one that Keras 3 has wrapped."""
     return isinstance(unwrap(variable), EmbeddingVariable)
-
-
-def _checked(variable):
-    if not is_embedding_variable(variable):
-        raise TypeError(f"`variable` must be an EmbeddingVariable. Received: {variable!r}")
-    return unwrap(variable)
-
-
-def export(variable: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """All keys and rows of this rank's shard, at one instant, on the CPU.
-
-    Args:
-        variable: EmbeddingVariable.
-
-    Returns:
-        Keys `[size]` in the variable's key dtype, ascending as unsigned numbers, and rows
-        float32 `[size, embedding_dim]`.
-
-    Raises:
-        TypeError: `variable` is no EmbeddingVariable.
-    """
-    variable = _checked(variable)
-    snapshot = variable.snapshot(with_slots=False)
-    if variable.key_dtype == tf.uint64:
-        return tf.bitcast(snapshot.keys, tf.uint64), snapshot.rows
-    return tf.cast(snapshot.keys, variable.key_dtype), snapshot.rows
-
-
-def assign(variable: Any, keys: Any, rows: Any) -> Any:
-    """Writes rows by key, inserting missing keys; of equal keys the last wins.
-
-    Every rank may pass any keys: each takes those it owns and leaves the rest, so the same full
-    list can be given on all ranks. Slot rows of present keys stay as they are.
-
-    Args:
-        variable: EmbeddingVariable.
-        keys: `[num_keys]`, integers.
-        rows: float32 `[num_keys, embedding_dim]`.
-
-    Returns:
-        Nothing when eager; the op in a graph.
-
-    Raises:
-        TypeError: `variable` is no EmbeddingVariable, or keys are no integers.
-        tf.errors.InvalidArgumentError: shapes do not fit.
-        tf.errors.ResourceExhaustedError: the table cannot take all new keys; none was written.
-    """
-    variable = _checked(variable)
-    keys = _int64(keys)
-    rows = tf.cast(tf.convert_to_tensor(rows), tf.float32)
-    communicator = comm.current()
-    if communicator.world_size > 1:
-        mine = tf.equal(owner(keys, communicator.world_size), communicator.rank)
-        keys, rows = tf.boolean_mask(keys, mine), tf.boolean_mask(rows, mine)
-    return native.ops().sok_table_assign(handle=variable.handle, keys=keys, rows=rows)
-
-
-def owner(keys: tf.Tensor, world_size: int) -> tf.Tensor:
-    """Ranks that own int64 `keys`: `uint64(key) % world_size`, int64, the shape of `keys`."""
-    # TF's floormod has no uint64 kernel everywhere: split off the sign bit instead.
-    low = tf.bitwise.bitwise_and(keys, tf.int64.max)
-    high = tf.cast(keys < 0, tf.int64) * (2**63 % world_size)
-    return tf.math.floormod(tf.math.floormod(low, world_size) + high, world_size)

@@ -14,9 +14,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # and not written yet is no fault; one that exists and is not listed is.
 PYTHON_LAYERS = [
     {"native"},
-    {"ops", "comm", "planner", "initializers", "dump_file"},
+    {"ops", "comm", "planner", "initializers", "dump_file", "keys"},
     {"variable", "core"},
-    {"lookup", "keras_variable"},
+    {"lookup", "keras_variable", "rows"},
     {
         *("layers", "embeddings", "group_embedding", "dist_model_parallel", "distribution"),
         *("checkpoint", "serving", "optimizers", "tf"),

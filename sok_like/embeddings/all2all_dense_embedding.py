@@ -7,8 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.embeddings.base import EmbeddingLayer, check_positive
+from sok_like.keys import as_keys
 from sok_like.lookup import Feature, lookup
-from sok_like.variable import as_keys
 
 
 class All2AllDenseEmbedding(EmbeddingLayer):

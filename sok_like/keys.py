@@ -1,0 +1,37 @@
+"""Keys in TensorFlow: which dtypes they may have, and which rank owns one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+DTYPES = (tf.int64, tf.int32, tf.uint64, tf.uint32)
+
+
+def as_keys(keys: Any) -> tf.Tensor:
+    """Keys of any integer dtype as int64: signed ones by value, uint64 by its bits.
+
+    Raises:
+        TypeError: keys are no integers.
+    """
+    keys = tf.convert_to_tensor(keys)
+    if keys.dtype == tf.int64:
+        return keys
+    if keys.dtype == tf.uint64:
+        return tf.bitcast(keys, tf.int64)
+    if keys.dtype.is_integer:
+        return tf.cast(keys, tf.int64)
+    raise TypeError(
+        f"Keys must be of an integer dtype. Received: {keys.dtype.name}. (A Keras model casts its "
+        "inputs to float32, which cannot hold large keys, unless it starts with "
+        "`tf.keras.Input(shape, dtype='int64')`.)"
+    )
+
+
+def owner(keys: tf.Tensor, world_size: int) -> tf.Tensor:
+    """Ranks that own int64 `keys`: `uint64(key) % world_size`, int64, the shape of `keys`."""
+    # TF's floormod has no uint64 kernel everywhere: split off the sign bit instead.
+    low = tf.bitwise.bitwise_and(keys, tf.int64.max)
+    high = tf.cast(keys < 0, tf.int64) * (2**63 % world_size)
+    return tf.math.floormod(tf.math.floormod(low, world_size) + high, world_size)
