@@ -218,9 +218,12 @@ def test_integer_dtypes(dtype):
     np.testing.assert_array_equal(out, TABLE[[[1, 11]]])
 
 
-@pytest.mark.parametrize("dtype", ["uint32", "uint64", "int64"])
-def test_no_id_wraps_around_into_the_table(dtype):
-    wide = {"uint32": 2**32 - 1, "uint64": 2**64 - 1, "int64": 2**32 + 1}[dtype]
+@pytest.mark.parametrize(
+    "dtype, wide",
+    # As int32 or int64 these would be -1 or 1.
+    [("uint32", 2**32 - 1), ("uint64", 2**64 - 1), ("uint64", 2**32 + 1), ("int64", 2**32 + 1)],
+)
+def test_no_id_wraps_around_into_the_table(dtype, wide):
     with pytest.raises(tf.errors.InvalidArgumentError, match="must be in"):
         layer_of()(tf.constant([[wide]], dtype))
 
