@@ -308,10 +308,6 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         # v1 optimizers differentiate with respect to this.
         return self.handle
 
-    def mark_trained_by_sok(self) -> None:
-        """An optimizer that must ask as stock ones do has taken this variable on for good."""
-        self._trained_by_sok = True
-
     @contextlib.contextmanager
     def asked_by_known_optimizer(self):
         """Within it, an optimizer that knows embedding variables may ask as stock ones do."""

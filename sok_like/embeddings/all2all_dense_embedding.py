@@ -11,6 +11,7 @@ from sok_like.keys import as_keys
 from sok_like.lookup import Feature, lookup
 
 
+@tf.keras.utils.register_keras_serializable("sok_like")
 class All2AllDenseEmbedding(EmbeddingLayer):
     """Model-parallel `tf.nn.embedding_lookup` over a hash table.
 

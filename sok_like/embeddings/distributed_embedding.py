@@ -11,6 +11,7 @@ from sok_like.keys import as_keys
 from sok_like.lookup import Feature, check_combiner, lookup
 
 
+@tf.keras.utils.register_keras_serializable("sok_like")
 class DistributedEmbedding(EmbeddingLayer):
     """Model-parallel `tf.nn.embedding_lookup_sparse` over a hash table.
 

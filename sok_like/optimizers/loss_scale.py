@@ -7,6 +7,7 @@ ever. This subclass looks at the values, and decides once for all ranks.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import tensorflow as tf
@@ -20,11 +21,10 @@ class LossScaling:
     """Mixin over Keras 3's `LossScaleOptimizer`, whose inner optimizer is embedding-aware."""
 
     def build(self, var_list):
-        # The inner optimizer takes the embedding variables on before Keras names their state.
-        for variable in var_list:
-            if is_embedding_variable(variable):
-                unwrap(variable).mark_trained_by_sok()
-        super().build(var_list)
+        with contextlib.ExitStack() as stack:
+            for variable in filter(is_embedding_variable, var_list):
+                stack.enter_context(unwrap(variable).asked_by_known_optimizer())
+            super().build(var_list)
 
     def check_finite(self, grads: Any) -> tf.Tensor:
         """Whether all gradients of all ranks are finite, bool scalar, the same on every rank."""

@@ -1,0 +1,87 @@
+"""Dynamic loss scaling around an embedding-aware optimizer."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_like as sok
+from sok_like import comm
+from sok_like.keras_variable import is_keras_3
+from tests.ranks import run_ranks
+
+pytestmark = pytest.mark.keras
+
+SCALE = 1024.0
+keras_3_only = pytest.mark.skipif(not is_keras_3(), reason="tf_keras scales by itself")
+
+
+def make(inner=None):
+    sok.Init(global_batch_size=4, seed=3)
+    layer = sok.All2AllDenseEmbedding(None, 2, 1, 1, dynamic_input=True)
+    dense = tf.Variable([1.0, -1.0])
+    inner = inner or tf.keras.optimizers.SGD(0.5)
+    optimizer = tf.keras.optimizers.LossScaleOptimizer(inner, initial_scale=SCALE)
+    return layer, dense, sok.OptimizerWrapper(optimizer)
+
+
+def step(layer, dense, optimizer, factor):
+    keys = tf.constant([5, 6], tf.int64)
+    variables = [*layer.trainable_variables, dense]
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(keys)) * 3.0 + tf.reduce_sum(dense) * factor
+        scaled = optimizer.scale_loss(loss)
+    optimizer.apply_gradients(zip(tape.gradient(scaled, variables), variables, strict=True))
+
+
+@keras_3_only
+def test_gradients_are_unscaled_for_both_kinds_of_variable():
+    layer, dense, optimizer = make()
+    before = layer(tf.constant([5, 6], tf.int64)).numpy()
+    step(layer, dense, optimizer, 2.0)
+    after = layer(tf.constant([5, 6], tf.int64)).numpy()
+    np.testing.assert_allclose(after, before - 0.5 * 3.0, rtol=1e-6)
+    np.testing.assert_allclose(dense.numpy(), [0.0, -2.0], rtol=1e-6)
+
+
+@keras_3_only
+def test_a_step_that_is_not_finite_changes_nothing_but_the_scale():
+    layer, dense, optimizer = make()
+    step(layer, dense, optimizer, 2.0)
+    before, weights = layer(tf.constant([5, 6], tf.int64)).numpy(), dense.numpy()
+    step(layer, dense, optimizer, float("inf"))
+    np.testing.assert_array_equal(layer(tf.constant([5, 6], tf.int64)), before)
+    np.testing.assert_array_equal(dense, weights)
+    assert float(optimizer.dynamic_scale) == SCALE / 2
+
+
+def one_rank_is_not_finite():
+    layer, dense, optimizer = make()
+    step(layer, dense, optimizer, 2.0)
+    before, weights = layer(tf.constant([5, 6], tf.int64)).numpy(), dense.numpy()
+    step(layer, dense, optimizer, float("inf") if comm.current().rank == 1 else 2.0)
+    return {
+        "rows_same": bool((layer(tf.constant([5, 6], tf.int64)).numpy() == before).all()),
+        "weights_same": bool((dense.numpy() == weights).all()),
+        "scale": float(optimizer.dynamic_scale),
+    }
+
+
+@keras_3_only
+@pytest.mark.ranks
+def test_ranks_skip_a_step_together():
+    for result in run_ranks("tests.optimizers.test_loss_scale:one_rank_is_not_finite", 2):
+        assert result == {"rows_same": True, "weights_same": True, "scale": SCALE / 2}
+
+
+@keras_3_only
+def test_compile_names_the_way_under_mixed_float16():
+    sok.Init(global_batch_size=4, seed=3)
+    policy = tf.keras.config.dtype_policy()
+    tf.keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+        optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam())
+        with pytest.raises(ValueError, match="LossScaleOptimizer\\(optimizer\\)"):
+            model.compile(optimizer=optimizer, loss="mse")
+    finally:
+        tf.keras.config.set_dtype_policy(policy)
