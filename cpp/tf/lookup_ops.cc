@@ -35,7 +35,7 @@ void ForEachTable(Executor& ex, const std::vector<int64_t>& num_keys,
     total += count;
     largest = std::max(largest, count);
   }
-  if (n < 2 * ex.num_threads() || largest * ex.num_threads() > total) {
+  if (n < 4 * ex.num_threads() || largest * ex.num_threads() > total) {
     for (int i = 0; i < n; ++i) fn(ex, i);
     return;
   }
