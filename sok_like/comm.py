@@ -19,8 +19,13 @@ from typing import Protocol, runtime_checkable
 
 import tensorflow as tf
 
-# Set by the launchers of Open MPI, MPICH, Slurm's PMI and Horovod.
-_WORLD_SIZE_VARIABLES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+# Set for each process by the launchers of Horovod, Open MPI, MPICH and Slurm (srun).
+_WORLD_SIZE_VARIABLES = (
+    "HOROVOD_SIZE",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "SLURM_STEP_NUM_TASKS",
+)
 
 
 @runtime_checkable

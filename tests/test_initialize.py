@@ -179,3 +179,28 @@ def test_import_changes_no_environment():
     assert not {name for name in changed if name.startswith(("TF_", "CUDA", "NCCL"))} - {
         "TF2_BEHAVIOR"  # TensorFlow's own
     }
+
+
+def test_a_strategy_of_several_replicas_is_refused(fresh):
+    # A strategy over one CPU counts one replica, so the count is what is made up here.
+    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+    type(strategy.extended)._num_replicas_in_sync, before = (
+        property(lambda self: 2),
+        type(strategy.extended).__dict__["_num_replicas_in_sync"],
+    )
+    try:
+        with strategy.scope(), pytest.raises(RuntimeError, match="strategy of 2 replicas"):
+            fresh.Init(global_batch_size=8)
+    finally:
+        type(strategy.extended)._num_replicas_in_sync = before
+    assert not comm.is_initialized()
+
+
+@pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PMI_SIZE"])
+def test_the_launchers_are_recognised(monkeypatch, variable):
+    for name in comm._WORLD_SIZE_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delitem(sys.modules, "horovod.tensorflow", raising=False)
+    assert comm.launched_world_size() == 1
+    monkeypatch.setenv(variable, "3")
+    assert comm.launched_world_size() == 3

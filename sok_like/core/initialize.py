@@ -29,7 +29,8 @@ def Init(*, global_batch_size: int, seed: int | None = None):
     Raises:
         TypeError: `global_batch_size` is missing or not an integer.
         ValueError: `global_batch_size` is smaller than the number of ranks or no multiple of it.
-        RuntimeError: called before with other arguments. The same arguments again do nothing.
+        RuntimeError: called before with other arguments (the same arguments again do nothing), or
+            within a `tf.distribute` strategy of several replicas.
     """
     global _arguments
     if isinstance(global_batch_size, bool) or not isinstance(global_batch_size, int):
@@ -44,6 +45,12 @@ def Init(*, global_batch_size: int, seed: int | None = None):
         raise RuntimeError(
             f"sok.Init has been called before, with {_format(_arguments)}; it can be repeated only "
             f"with the same arguments. Received: {_format(arguments)}"
+        )
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if replicas > 1:
+        raise RuntimeError(
+            "sok_like works with one process a device, launched by mpirun or horovodrun, and not "
+            f"within a tf.distribute strategy. Received: a strategy of {replicas} replicas"
         )
     communicator = comm.current() if comm.is_initialized() else comm.choose()
     _check_batch(global_batch_size, communicator.world_size)
