@@ -213,10 +213,41 @@ void FreeNumbersAndLeftOvers() {
   }
 }
 
+// Also where the row belonged to a key that is gone.
+void NewRowsGetInitialSlots() {
+  ThreadPool pool(2);
+  CpuTable table(Options());
+  Expected expected;
+  std::vector<uint64_t> keys;
+  for (int64_t i = 0; i < 4096; ++i) keys.push_back(OldKey(i));
+  Batch(keys).Assign(pool, &table, &expected);
+  {
+    const std::unique_lock<std::shared_mutex> lock(table.mutex());
+    table.ConfigureSlots(pool, {{"a", 1, 0.5f, true}});
+    std::vector<uint32_t> numbers(keys.size());
+    table.FindRows(pool, keys.data(), 4096, numbers.data());
+    for (uint32_t number : numbers) table.Row(number)[kDim] = 9.0f;
+  }
+  table.Erase(pool, keys.data() + 2048, 2048);
+  Batch(MixedKeys(Mix::kHalfNew, 2048)).Assign(pool, &table, &expected);
+  Batch(MixedKeys(Mix::kAllNew, 2048)).Assign(pool, &table, &expected);
+  keys = MixedKeys(Mix::kAllNew, 4096);
+  std::vector<float> rows(keys.size() * kDim);
+  table.FindOrInsert(pool, keys.data(), 4096, rows.data(), nullptr);
+  std::set<uint64_t> old_keys;
+  for (int64_t i = 0; i < 2048; ++i) old_keys.insert(OldKey(i));
+  const TableSnapshot snapshot = table.Export(pool, true);
+  CHECK_EQ(snapshot.keys.size(), 2048u + 4096u);
+  for (size_t i = 0; i < snapshot.keys.size(); ++i) {
+    CHECK_EQ(snapshot.slot_rows[i], old_keys.count(snapshot.keys[i]) > 0 ? 9.0f : 0.5f);
+  }
+}
+
 // The number of different new keys decides, to the key, whatever repeats or is present.
-void CloseToMaxCapacity() {
-  constexpr int64_t kOld = 5000, kNew = 300, kBatch = 4096;
-  for (const int64_t room : {kNew - 1, kNew, kNew + 1}) {
+void CloseToMaxCapacity(bool sample_is_new) {
+  constexpr int64_t kOld = 5000, kBatch = 4096;
+  const int64_t num_new_keys = sample_is_new ? kSample : 300;
+  for (const int64_t room : {num_new_keys - 1, num_new_keys, num_new_keys + 1}) {
     ThreadPool pool(2);
     TableOptions options = Options();
     options.max_capacity = kOld + room;
@@ -226,7 +257,9 @@ void CloseToMaxCapacity() {
     for (int64_t i = 0; i < kOld; ++i) keys.push_back(OldKey(i));
     Batch(keys).Assign(pool, &table, &expected);
     std::vector<uint64_t> mixed(kBatch);
-    for (int64_t i = 0; i < kBatch; ++i) mixed[i] = i % 3 == 0 ? OldKey(i) : NewKey(i % kNew);
+    for (int64_t i = 0; i < kBatch; ++i)
+      mixed[i] = i % 3 == 0 ? OldKey(i) : NewKey(i % num_new_keys);
+    if (sample_is_new) mixed = MixedKeys(Mix::kSampleNewRestPresent, kBatch);
     const std::set<uint64_t> distinct(mixed.begin(), mixed.end());
     int64_t num_new = 0;
     for (uint64_t key : distinct) num_new += expected.count(key) == 0;
@@ -340,7 +373,9 @@ int main() {
     }
   }
   sok::FreeNumbersAndLeftOvers();
-  sok::CloseToMaxCapacity();
+  sok::CloseToMaxCapacity(false);
+  sok::CloseToMaxCapacity(true);
+  sok::NewRowsGetInitialSlots();
   for (bool use_hashtable : {true, false}) {
     sok::AssignUnderPendingSteps(0.999, use_hashtable);  // replayed as a series
     sok::AssignUnderPendingSteps(0.5, use_hashtable);    // step by step

@@ -118,6 +118,21 @@ def test_row_numbers_left_over_by_repeated_keys_are_used_once(num_erased, copies
     assert dict(zip(keys.tolist(), rows[:, 1].tolist(), strict=True)) == expected
 
 
+@pytest.mark.parametrize("room", [63, 64, 65])
+def test_close_to_max_capacity_a_new_sample_changes_nothing(room):
+    table = _core.Table("t", 1, max_capacity=NUM_OLD + room)
+    table.assign(np.arange(NUM_OLD), np.zeros((NUM_OLD, 1)))
+    keys = mixed_keys("sample_new_rest_present", 4096)
+    if room < 64:
+        with pytest.raises(ValueError, match="max_capacity=5063.*64 new keys at size 5000"):
+            table.assign(keys, np.ones((4096, 1)))
+        assert table.size == NUM_OLD and not table.export()[1].any()
+        return
+    table.assign(keys, np.ones((4096, 1)))
+    np.testing.assert_array_equal(table.find(keys)[0], np.ones((4096, 1)))
+    assert table.size == NUM_OLD + 64
+
+
 @pytest.mark.parametrize("room", [299, 300, 301])
 def test_close_to_max_capacity_the_number_of_different_new_keys_decides(room):
     table = _core.Table("t", 1, max_capacity=NUM_OLD + room)

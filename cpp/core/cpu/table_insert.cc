@@ -57,10 +57,7 @@ void CpuTable::Impl::WriteNewRows(const uint64_t* keys, const uint32_t* rows, in
 void CpuTable::Impl::WriteGivenRow(const float* given, bool is_new, uint32_t row_number) {
   float* const row = arena->Row(row_number);
   if (is_new) std::copy(slot_initial.begin(), slot_initial.end(), row + options.dim);
-  if (Pending()) {  // the slot rows must not owe the new row anything
-    if (is_new) CopyFloats(given, options.dim, row);
-    catch_up->Apply(row);
-  }
+  if (Pending()) catch_up->Apply(row);  // the slot rows must not owe the given row anything
   CopyFloats(given, options.dim, row);
 }
 
