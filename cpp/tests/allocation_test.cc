@@ -2,11 +2,14 @@
 // must succeed once memory is there again.
 #include <atomic>
 #include <cstdlib>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <shared_mutex>
 #include <vector>
 
+#include "cpp/core/cpu/optimizer_state.h"
+#include "cpp/core/cpu/scratch.h"
 #include "cpp/core/cpu/table.h"
 #include "cpp/tests/check.h"
 
@@ -23,14 +26,16 @@ void* Allocate(size_t bytes, size_t alignment) {
 
 }  // namespace
 
-void* operator new(size_t bytes) { return Allocate(bytes, 16); }
-void* operator new(size_t bytes, std::align_val_t a) {
+// Not inlined: the compiler would take free for the wrong partner of new.
+#define NOINLINE __attribute__((noinline))
+NOINLINE void* operator new(size_t bytes) { return Allocate(bytes, 16); }
+NOINLINE void* operator new(size_t bytes, std::align_val_t a) {
   return Allocate(bytes, static_cast<size_t>(a));
 }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, size_t) noexcept { std::free(p); }
-void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
-void operator delete(void* p, size_t, std::align_val_t) noexcept { std::free(p); }
+NOINLINE void operator delete(void* p) noexcept { std::free(p); }
+NOINLINE void operator delete(void* p, size_t) noexcept { std::free(p); }
+NOINLINE void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
+NOINLINE void operator delete(void* p, size_t, std::align_val_t) noexcept { std::free(p); }
 
 namespace sok {
 namespace {
@@ -89,7 +94,80 @@ void Run() {
   CHECK_EQ(table.size(), num_keys / 2 - 500);
 }
 
+// Batches large enough for pooled scratch memory.
+void LargeBatch() {
+  ThreadPool pool(2);
+  TableOptions options;
+  options.name = "t";
+  options.dim = kDim;
+  CpuTable table(options);
+  std::vector<uint64_t> keys(40000);
+  std::vector<float> rows(keys.size() * kDim, 1.5f);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = i / 2 * 77;
+  const auto num_keys = static_cast<int64_t>(keys.size());
+  CHECK(FailEveryAllocation(&table, &pool,
+                            [&] { table.Assign(pool, keys.data(), num_keys, rows.data()); }) > 60);
+  CHECK_EQ(table.size(), num_keys / 2);
+}
+
+// Destructors give scratch memory back: that must not throw.
+void ScratchIsReleasedWithoutMemory() {
+  std::vector<Scratch<char>> blocks;
+  for (int i = 0; i < 1000; ++i) blocks.emplace_back(64 << 10);
+  allocations_left = 0;
+  blocks.clear();
+  CHECK(allocations_left < 0);  // it did ask for memory
+}
+
+// Rows are brought up to the present while new keys go in: that must not allocate.
+void AssignToRowsThatOweSteps() {
+  OptimizerOptions adam;
+  adam.kind = OptimizerKind::kAdam;
+  adam.beta_2 = 0.5f;  // replayed step by step
+  adam.weight_decay = 0.1f;
+  ThreadPool pool(2);
+  TableOptions options;
+  options.name = "t";
+  options.dim = kDim;
+  std::vector<uint64_t> keys(300);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = i / 2 * 77;
+  const std::vector<float> assigned(keys.size() * kDim, 2.0f);
+  std::vector<float> before(assigned.size()), after(assigned.size());
+  int64_t num_failures = 0;
+  for (bool failed = true; failed; ++num_failures) {
+    CpuTable table(options);
+    const auto state = std::make_shared<OptimizerState>(adam, kDim);
+    {
+      const std::unique_lock<std::shared_mutex> lock(table.mutex());
+      table.ConfigureSlots(pool, OptimizerSlots(adam, kDim));
+      table.AttachCatchUp(state);
+    }
+    table.FindOrInsert(pool, keys.data(), 100, before.data(), nullptr);
+    for (int step = 1; step <= 3; ++step) {
+      state->history().Reserve();
+      state->history().Append(0.5, step);
+    }
+    table.Find(pool, keys.data(), 300, before.data(), nullptr);
+    try {
+      allocations_left = num_failures;
+      table.Assign(pool, keys.data(), 300, assigned.data());
+      failed = false;
+    } catch (const std::bad_alloc&) {
+    }
+    allocations_left = -1;
+    table.Find(pool, keys.data(), 300, after.data(), nullptr);
+    CHECK(after == (failed ? before : assigned));
+    CHECK_EQ(table.size(), failed ? 50 : 150);
+  }
+  CHECK(num_failures > 10);
+}
+
 }  // namespace
 }  // namespace sok
 
-int main() { sok::Run(); }
+int main() {
+  sok::Run();
+  sok::LargeBatch();
+  sok::ScratchIsReleasedWithoutMemory();
+  sok::AssignToRowsThatOweSteps();
+}

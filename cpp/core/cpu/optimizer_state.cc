@@ -132,22 +132,27 @@ void OptimizerState::ReplaySteps(const float* row, float* embedding) const {
   const uint32_t end = std::min(now, first + history_.window());
   const double beta_1 = AsWritten(options_.beta_1);
   const double beta_2 = AsWritten(options_.beta_2);
-  std::vector<double> w(row, row + dim_), m(row + dim_, row + 2 * dim_),
-      v(row + 2 * dim_, row + 3 * dim_);
-  for (uint32_t k = first; k <= end; ++k) {
-    const double decay = history_.Decay(k);
-    const double alpha = history_.Alpha(k);
-    for (int64_t d = 0; d < dim_; ++d) {
-      m[d] *= beta_1;
-      v[d] *= beta_2;
-      w[d] *= decay;
-      if (m[d] != 0.0) w[d] -= alpha * m[d] / (std::sqrt(v[d]) + options_.epsilon);
-    }
-  }
   // Beyond the window only weight decay is left.
   const double rest = end < now ? history_.Since(end).row : 1.0;
-  for (int64_t d = 0; d < dim_; ++d) w[d] *= rest;
-  for (int64_t d = 0; d < dim_; ++d) embedding[d] = static_cast<float>(w[d]);
+  // In blocks on the stack: rows catch up where a batch is half written and nothing may throw.
+  for (int64_t begin = 0; begin < dim_; begin += kBlock) {
+    const int64_t n = std::min(kBlock, dim_ - begin);
+    double w[kBlock], m[kBlock], v[kBlock];
+    std::copy_n(row + begin, n, w);
+    std::copy_n(row + dim_ + begin, n, m);
+    std::copy_n(row + 2 * dim_ + begin, n, v);
+    for (uint32_t k = first; k <= end; ++k) {
+      const double decay = history_.Decay(k);
+      const double alpha = history_.Alpha(k);
+      for (int64_t d = 0; d < n; ++d) {
+        m[d] *= beta_1;
+        v[d] *= beta_2;
+        w[d] *= decay;
+        if (m[d] != 0.0) w[d] -= alpha * m[d] / (std::sqrt(v[d]) + options_.epsilon);
+      }
+    }
+    for (int64_t d = 0; d < n; ++d) embedding[begin + d] = static_cast<float>(w[d] * rest);
+  }
 }
 
 bool OptimizerState::HasDuplicates(const uint32_t* row_numbers, int64_t num_keys) {

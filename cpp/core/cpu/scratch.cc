@@ -57,15 +57,19 @@ void* AcquireScratch(size_t bytes) {
   return data;
 }
 
-void ReleaseScratch(void* block, size_t bytes) {
+void ReleaseScratch(void* block, size_t bytes) noexcept {
   const size_t size = RoundUp(bytes);
   if (size >= kMinPooledBytes) {
     Pool& pool = ThePool();
     const std::lock_guard<std::mutex> lock(pool.mutex);
     if (pool.idle_bytes + size <= kMaxIdleBytes) {
-      pool.idle.push_back({block, size});
-      pool.idle_bytes += size;
-      return;
+      try {
+        pool.idle.push_back({block, size});
+        pool.idle_bytes += size;
+        return;
+      } catch (const std::bad_alloc&) {
+        // Called by destructors: short of memory is the time to give the block back.
+      }
     }
   }
   std::free(block);

@@ -16,7 +16,7 @@
 namespace sok {
 
 void* AcquireScratch(size_t bytes);  // throws std::bad_alloc; aligned to 64 bytes
-void ReleaseScratch(void* block, size_t bytes);
+void ReleaseScratch(void* block, size_t bytes) noexcept;
 
 // An uninitialised array [n].
 template <typename T>

@@ -155,7 +155,7 @@ int64_t CpuTable::Impl::ReadRange(const uint64_t* keys, int64_t num_keys, uint32
     const int64_t end = std::min(num_keys, begin + kBlock);
     FindRange(keys + begin, end - begin, row_numbers + begin);
     for (int64_t i = begin; i < end; ++i) {
-      if (row_numbers[i] != kNoRow) PrefetchRow(arena->Row(row_numbers[i]), floats_read);
+      if (row_numbers[i] != kNoRow) PrefetchRow<false>(arena->Row(row_numbers[i]), floats_read);
     }
     if (begin > 0) copy_block(copied, begin);
     copied = begin;
@@ -213,7 +213,7 @@ void CpuTable::FindOrInsert(Executor& ex, const uint64_t* keys, int64_t num_keys
   }
   const ExclusiveLock lock(impl_->mutex);
   ShardGroups misses;
-  if (impl_->version != version) {  // another thread inserted or erased meanwhile
+  if (impl_->version != version) {  // another thread inserted, erased or rebased meanwhile
     FindRows(ex, keys, num_keys, row_numbers.get());
     impl_->InsertMissing(ex, keys, num_keys, row_numbers.get(), inserted, &misses);
     const bool pending = impl_->Pending();
@@ -224,8 +224,10 @@ void CpuTable::FindOrInsert(Executor& ex, const uint64_t* keys, int64_t num_keys
     });
     return;
   }
-  // What the missing keys have read already is the row that they get.
-  impl_->InsertMissing(ex, keys, num_keys, row_numbers.get(), inserted, &misses);
+  // What the missing keys have read already is the row that they get. A row that owes steps starts
+  // from its initial row all the same, so that it is rounded as if another call had inserted it.
+  impl_->InsertMissing(ex, keys, num_keys, row_numbers.get(), inserted, &misses,
+                       impl_->Pending() ? nullptr : rows);
 }
 
 void CpuTable::Impl::FindUnlessNew(Executor& ex, const uint64_t* keys, int64_t num_keys,

@@ -51,7 +51,8 @@ class RowCatchUp {
  public:
   virtual ~RowCatchUp() = default;
   virtual bool pending() const = 0;  // false: rows may be read as they stand (fast path)
-  // `row` points at [dim | slot rows...]. Brings it up to the current step.
+  // `row` points at [dim | slot rows...]. Brings it up to the current step. Must not throw: rows
+  // are brought up while a batch is half written.
   virtual void Apply(float* row) const = 0;
   // Embedding as it would read now, without writing to `row`.
   virtual void Read(const float* row, float* embedding) const = 0;

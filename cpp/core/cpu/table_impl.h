@@ -12,6 +12,7 @@
 
 #include "cpp/core/cpu/arena.h"
 #include "cpp/core/cpu/index.h"
+#include "cpp/core/cpu/row_ops.h"
 #include "cpp/core/cpu/table.h"
 #include "cpp/core/hash.h"
 #include "cpp/core/initializer.h"
@@ -87,18 +88,13 @@ struct CpuTable::Impl {
   int64_t next_row = 0;             // rows below have been given out at some time
   Memory present;                   // without hashtable: a bit per row that has been written
   std::atomic<int64_t> size{0};     // atomic so that size() needs no lock
-  uint64_t version = 0;             // changes whenever a key may have got another row number
+  // Changes whenever a key may have got another row number, or a missing key another initial row.
+  uint64_t version = 0;
 
   std::vector<SlotSpec> slots;
   std::vector<float> slot_initial;  // what follows the embedding in a new row
   std::shared_ptr<RowCatchUp> catch_up;
 };
-
-inline void PrefetchRow(const float* row, int64_t dim) {
-  // Beyond a few lines the hardware has seen the pattern.
-  const int64_t floats = std::min<int64_t>(dim, 64);
-  for (int64_t c = 0; c < floats; c += 16) __builtin_prefetch(row + c);
-}
 
 // Sizes that are known to the compiler become a few vector moves instead of a call.
 inline void CopyFloats(const float* from, int64_t n, float* to) {

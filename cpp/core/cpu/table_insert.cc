@@ -57,10 +57,7 @@ void CpuTable::Impl::WriteNewRows(const uint64_t* keys, const uint32_t* rows, in
 void CpuTable::Impl::WriteGivenRow(const float* given, bool is_new, uint32_t row_number) {
   float* const row = arena->Row(row_number);
   if (is_new) std::copy(slot_initial.begin(), slot_initial.end(), row + options.dim);
-  if (Pending()) {  // the slot rows must not owe the new row anything
-    if (is_new) CopyFloats(given, options.dim, row);
-    catch_up->Apply(row);
-  }
+  if (Pending()) catch_up->Apply(row);  // the slot rows must not owe the given row anything
   CopyFloats(given, options.dim, row);
 }
 
@@ -118,7 +115,7 @@ int64_t CpuTable::Impl::InsertMissing(Executor& ex, const uint64_t* keys, int64_
           for (size_t line = 0; line < sizeof(Bucket); line += 64) {
             __builtin_prefetch(home + line, 1);
           }
-          if (given != nullptr) PrefetchRow(given + positions[i] * options.dim, options.dim);
+          if (given != nullptr) PrefetchRow<false>(given + positions[i] * options.dim, options.dim);
         }
         int num_new = 0;
         for (int i = 0; i < n; ++i) {
@@ -148,12 +145,13 @@ int64_t CpuTable::Impl::InsertMissing(Executor& ex, const uint64_t* keys, int64_
   std::vector<uint32_t> left_over;
   try {
     left_over.reserve(static_cast<size_t>(std::max(end_used, from_free) - num_inserted));
-    free_rows.reserve(free_rows.size() - from_free + left_over.capacity());
     for (int s = kNumShards - 1; s >= 0; --s) {  // lowest last, to be taken first
       for (int64_t i = misses->offsets[s + 1] - 1; i >= misses->offsets[s] + used[s]; --i) {
         if (i < std::max(end_used, from_free)) left_over.push_back(reserved(i));
       }
     }
+    // Only now: `reserved` reads free_rows, which may move.
+    free_rows.reserve(free_rows.size() - static_cast<size_t>(from_free) + left_over.size());
   } catch (const std::bad_alloc&) {
     left_over.clear();  // these row numbers are lost until Clear, which is better than failing here
   }

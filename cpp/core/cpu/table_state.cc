@@ -106,9 +106,9 @@ void CpuTable::Impl::CatchUpAll(Executor& ex) {
         }
       });
       std::memset(present.data(), 0xFF, present.bytes());
-      ++version;
     }
   }
+  ++version;
   catch_up->Rebase();
 }
 
@@ -124,6 +124,7 @@ int64_t CpuTable::SlotOffset(const std::string& name) const {
 }
 
 void CpuTable::AttachCatchUp(std::shared_ptr<RowCatchUp> catch_up) {
+  ++impl_->version;
   impl_->catch_up = std::move(catch_up);
 }
 
