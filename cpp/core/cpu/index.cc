@@ -1,7 +1,10 @@
 #include "cpp/core/cpu/index.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
+
+#include "cpp/core/cpu/scratch.h"
 
 namespace sok {
 
@@ -56,14 +59,18 @@ void Index::MakeRoom(int64_t num_keys) {
 
 void Index::Rehash(int64_t num_buckets) {
   Array array(num_buckets, array_.pool);
+  // Slots fill in order, so a count says which is next. The digests say it too, but a vector read
+  // just behind the byte written last has to wait for it.
+  const Scratch<uint8_t> used(num_buckets);
+  std::memset(used.get(), 0, static_cast<size_t>(num_buckets));
+  uint8_t* const counts = used.get();
   Bucket* const buckets = array.buckets;
   const uint64_t mask = static_cast<uint64_t>(num_buckets) - 1;
-  ForEach([buckets, mask](uint64_t key, uint32_t row) {
+  ForEach([counts, buckets, mask](uint64_t key, uint32_t row) {
     const uint64_t hash = HashKey(key);
     uint64_t b = HashBucket(hash) & mask;
-    uint32_t empty;
-    while ((empty = Digests(buckets[b].digests).Match(kEmptyDigest)) == 0) b = (b + 1) & mask;
-    const int slot = __builtin_ctz(empty);
+    while (counts[b] == kBucketSlots) b = (b + 1) & mask;
+    const int slot = counts[b]++;
     buckets[b].digests[slot] = HashDigest(hash);
     buckets[b].keys[slot] = key;
     buckets[b].rows[slot] = row;
