@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sok_like import deeprec as deeprec
     from sok_like import dist_model_parallel as dist_model_parallel
     from sok_like import optimizers as optimizers
     from sok_like import tf as tf
@@ -26,6 +27,15 @@ if TYPE_CHECKING:
         DistributedEmbedding as DistributedEmbedding,
     )
     from sok_like.embeddings.get_embedding import get_embedding as get_embedding
+    from sok_like.group_embedding.lookup_sparse import (
+        group_embedding_lookup as group_embedding_lookup,
+    )
+    from sok_like.group_embedding.lookup_sparse import (
+        group_embedding_lookup_sparse as group_embedding_lookup_sparse,
+    )
+    from sok_like.group_embedding.strategy import (
+        enable_distributed_strategy as enable_distributed_strategy,
+    )
     from sok_like.optimizers.scope import OptimizerScope as OptimizerScope
     from sok_like.optimizers.utils import (
         filter_variables as filter_variables,
@@ -50,12 +60,15 @@ _PUBLIC = {
     "Saver": "sok_like.checkpoint",
     "assign": "sok_like.rows",
     "embedding_lookup": "sok_like.dist_model_parallel.embedding_lookup",
+    "enable_distributed_strategy": "sok_like.group_embedding.strategy",
     "export": "sok_like.rows",
     "filter_variables": "sok_like.optimizers.utils",
     "get_embedding": "sok_like.embeddings.get_embedding",
+    "group_embedding_lookup": "sok_like.group_embedding.lookup_sparse",
+    "group_embedding_lookup_sparse": "sok_like.group_embedding.lookup_sparse",
     "split_embedding_variable_from_others": "sok_like.optimizers.utils",
 }
-_MODULES = ("core", "dist_model_parallel", "embeddings", "optimizers", "tf")
+_MODULES = ("core", "deeprec", "dist_model_parallel", "embeddings", "optimizers", "tf")
 
 __all__ = [*_PUBLIC, *_MODULES]
 __version__ = "0.1.0"

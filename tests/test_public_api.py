@@ -31,10 +31,18 @@ CALLABLES = {
     "dist_model_parallel.DistEmbeddingStrategy": "embeddings, world_size, strategy='basic', "
     "input_table_map=None, column_slice_threshold=None, row_slice_threshold=None, "
     "data_parallel_threshold=None",
+    "deeprec.install": "",
+    "deeprec.uninstall": "",
     "embedding_lookup": "param, ids, combiner=None, *, weights=None",
+    "enable_distributed_strategy": "strategy='collective'",
     "export": "variable",
     "filter_variables": "variables",
     "get_embedding": "name, constructor=None, **kwargs",
+    "group_embedding_lookup": "params, ids, partition_strategy='mod', name=None, *, "
+    "training=True, gradient_scale='sum'",
+    "group_embedding_lookup_sparse": "params, sp_ids, combiners, partition_strategy='mod', "
+    "sp_weights=None, name=None, *, is_sequence=False, params_num_per_group=sys.maxsize, "
+    "training=True, gradient_scale='sum'".replace("sys.maxsize", str(sys.maxsize)),
     "split_embedding_variable_from_others": "variables",
     "optimizers.Adam": "learning_rate=0.001, beta_1=0.9, beta_2=0.999, epsilon=1e-07, "
     "name='Plugin_Adam', **kwargs",
@@ -52,7 +60,7 @@ REFERENCE = {
         "split_embedding_variable_from_others"
     ),
 }
-MODULES = {"core", "dist_model_parallel", "embeddings", "optimizers", "tf"}
+MODULES = {"core", "deeprec", "dist_model_parallel", "embeddings", "optimizers", "tf"}
 CLASSES_ONLY = {"Saver"}
 
 

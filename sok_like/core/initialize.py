@@ -63,10 +63,17 @@ def Init(*, global_batch_size: int, seed: int | None = None):
 
 
 def ensure_initialized(seed: int | None = None) -> None:
-    """What a front door without a call of its own does in place of `Init`; eager only."""
-    if not comm.is_initialized():
-        comm.set_current(comm.choose())
+    """What a front door does in place of `Init`: at once, also where a graph is being built."""
+    if comm.is_initialized():
+        return
+    comm.set_current(comm.choose())
+    if tf.executing_eagerly():
         _agree_on_seed(comm.current(), seed)
+        return
+    # In a session of its own, which leaves devices other than the CPU to the program's.
+    config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+    with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
+        session.run(_agree_on_seed(comm.current(), seed))
 
 
 def reset() -> None:

@@ -140,11 +140,21 @@ class _Keras3(_EmbeddingAware):
         if self.loss_scale_factor is not None:
             embedding = [(unscaled(g, self.loss_scale_factor), v) for g, v in embedding]
         self._sok_update(embedding, self.learning_rate, self._iterations + 1)
-        other = [(g, v) for g, v in self._sok_averaged(other) if g is not None]
+        # Keras 3, unlike the others, would square the parts of a row's gradient one by one.
+        other = [(_summed(g), v) for g, v in self._sok_averaged(other) if g is not None]
         if other:
             super().apply(*zip(*other, strict=True))
         else:
             self._iterations.assign_add(1)
+
+
+def _summed(gradient):
+    """The gradient; one of rows with each row once."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    indices, inverse = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, inverse, tf.shape(indices)[0])
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 
 def unscaled(gradient: tf.IndexedSlices | None, scale: Any) -> tf.IndexedSlices | None:

@@ -159,10 +159,12 @@ def collectives_of_a_step():
             loss = tf.add_n([tf.reduce_sum(rows) for rows in forward(keys)])
         return tape.gradient(loss, tables)
 
-    def exchanges(function):
-        graph = tf.function(function).get_concrete_function(tf.TensorSpec([None], tf.int64)).graph
-        graphs = [graph, *(f.graph for f in graph._functions.values() if hasattr(f, "graph"))]
-        nodes = {op.name for g in graphs for op in g.get_operations() if "Alltoall" in op.type}
-        return len(nodes)
-
     return {"forward": exchanges(forward), "step": exchanges(step)}
+
+
+def exchanges(function):
+    """Exchanges in the graph of a function of int64 keys `[num_keys]`."""
+    graph = tf.function(function).get_concrete_function(tf.TensorSpec([None], tf.int64)).graph
+    graphs = [graph, *(f.graph for f in graph._functions.values() if hasattr(f, "graph"))]
+    nodes = {op.name for g in graphs for op in g.get_operations() if "Alltoall" in op.type}
+    return len(nodes)

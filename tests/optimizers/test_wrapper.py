@@ -158,3 +158,26 @@ def test_a_table_keeps_the_optimizer_of_its_first_step(sok, layer):
     ):
         sok.OptimizerWrapper(keras.Adam(0.1)).apply_gradients([(gradients[0], variables[0])])
     assert (layer.table.numpy() == before).all()
+
+
+@pytest.mark.parametrize("name", ["Adagrad", "Adam", "SGD"])
+def test_ordinary_rows_that_are_used_twice(sok, name):
+    """Parts of a row's gradient count as their sum, as in a dense gradient."""
+    wrapped = sok.OptimizerWrapper(getattr(tf.keras.optimizers, name)(0.1))
+    stock = getattr(tf.keras.optimizers, name)(0.1)
+    ours, right = tf.Variable(tf.ones([3, 2])), tf.Variable(tf.ones([3, 2]))
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            rows = tf.concat([tf.gather(ours, [0, 2]), 3 * tf.gather(ours, [2])], 0)
+            loss = tf.reduce_sum(rows**2)
+        gradient = tape.gradient(loss, ours)
+        assert isinstance(gradient, tf.IndexedSlices)
+        dense = gradient_of(right)
+        wrapped.apply_gradients([(gradient, ours)])
+        stock.apply_gradients([(dense, right)])
+    np.testing.assert_allclose(ours, right, rtol=1e-6)
+
+
+def gradient_of(rows):
+    """The gradient of the loss above, `d (x0^2 + 10 x2^2)`."""
+    return rows * [[2.0], [0.0], [20.0]]

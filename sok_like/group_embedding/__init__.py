@@ -1,0 +1,1 @@
+"""DeepRec's GroupEmbedding: many tables looked up in one fused call."""

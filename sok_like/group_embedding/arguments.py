@@ -1,0 +1,190 @@
+"""What the group lookups take: checks, and every kind of ids brought to one form.
+
+Nothing the caller passed is changed; lists are copied.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from tensorflow.python.ops.variables import PartitionedVariable
+
+from sok_like.dist_model_parallel.embedding_lookup import as_tf_table
+from sok_like.variable import EmbeddingVariable, unwrap
+
+COMBINERS = ("mean", "sum", "sqrtn")
+
+
+class Ids(NamedTuple):
+    """Ids of one table.
+
+    Attributes:
+        ragged: `[batch, None]` integers.
+        weights: `[num_keys]` floats, one an id; None for ones.
+        sparse: The SparseTensor that `ragged` was made from; None where it was ragged already.
+    """
+
+    ragged: tf.RaggedTensor
+    weights: tf.Tensor | None
+    sparse: tf.SparseTensor | None
+
+
+def table_name(table: Any) -> str:
+    """What errors call a table."""
+    if isinstance(table, EmbeddingVariable):
+        return table.table_name
+    return "table" if isinstance(table, tf.Tensor) and tf.executing_eagerly() else table.name
+
+
+def tables(params: Any) -> list:
+    """`params` as a list of EmbeddingVariables and of what TensorFlow can gather rows from.
+
+    Raises:
+        ValueError: None, or nothing at all.
+        TypeError: no table, or one that is partitioned.
+    """
+    if params is None:
+        raise ValueError("`params` must be given. Received: params=None")
+    found = [_table(p) for p in (params if isinstance(params, (list, tuple)) else [params])]
+    if not found:
+        raise ValueError(f"`params` must hold at least one table. Received: params={params!r}")
+    return found
+
+
+def _table(param):
+    if isinstance(param, PartitionedVariable):
+        parts = list(param)
+        if len(parts) > 1:
+            raise TypeError(
+                "`params` must not hold a PartitionedVariable of several parts. "
+                f"Received: '{param.name}' in {len(parts)} parts"
+            )
+        (param,) = parts
+    param = unwrap(param)
+    if isinstance(param, EmbeddingVariable):
+        return param
+    table = as_tf_table(param)
+    if not isinstance(table, (tf.Variable, tf.Tensor)) or table.shape.rank != 2:
+        raise TypeError(
+            "`params` must hold sok.EmbeddingVariables or tf.Variables of shape "
+            f"[input_dim, output_dim]. Received: {param!r}"
+        )
+    return table
+
+
+def one_each(name: str, values: Any, num_tables: int) -> list:
+    """A copy of a list or tuple with an item for each table.
+
+    Raises:
+        ValueError: no list or tuple, or of another length.
+    """
+    if not isinstance(values, (list, tuple)):
+        raise ValueError(f"`{name}` must be a list or a tuple. Received: {name}={values!r}")
+    if len(values) != num_tables:
+        raise ValueError(
+            f"`{name}` must have an item for each of the {num_tables} tables of `params`. "
+            f"Received: {len(values)} items"
+        )
+    return list(values)
+
+
+def combiners(given: Sequence[str] | str | None, num_tables: int) -> list[str]:
+    """A combiner for each table; None is "mean", with a warning."""
+    if given is None:
+        warnings.warn("`combiners` is None and taken for 'mean'.", stacklevel=3)
+        given = "mean"
+    if isinstance(given, str):
+        given = [given] * num_tables
+    given = one_each("combiners", given, num_tables)
+    for combiner in given:
+        if combiner not in COMBINERS:
+            raise ValueError(
+                f"`combiners` must be of {COMBINERS}. Received: {combiner!r} in {given!r}"
+            )
+    return given
+
+
+def check_partition_strategy(partition_strategy: Any) -> None:
+    """ValueError unless "mod": that is how keys are spread over ranks, and there is no other."""
+    if partition_strategy != "mod":
+        raise ValueError(
+            "`partition_strategy` must be 'mod'. (Weights go by keyword, `sp_weights=`: releases "
+            "of DeepRec differ in the order.) "
+            f"Received: partition_strategy={partition_strategy!r}"
+        )
+
+
+def ids_of(sp_ids: Any, sp_weights: Any, name: str) -> Ids:
+    """Ids of one table and their weights in one form.
+
+    Raises:
+        TypeError: neither a SparseTensor nor a RaggedTensor, or weights that are no floats.
+        ValueError: not of two axes, or weights of another kind or static shape.
+        tf.errors.InvalidArgumentError: weights at other places than the ids.
+    """
+    if not isinstance(sp_ids, (tf.SparseTensor, tf.RaggedTensor)):
+        raise TypeError(
+            "`sp_ids` must be SparseTensors or RaggedTensors; sok.group_embedding_lookup takes "
+            f"dense ids. Received: {sp_ids!r} (table '{name}')"
+        )
+    is_ragged = isinstance(sp_ids, tf.RaggedTensor)
+    if sp_ids.shape.rank not in (2, None) or (is_ragged and sp_ids.ragged_rank != 1):
+        raise ValueError(
+            f"`sp_ids` must be 2-D, [batch, None]. Received: shape {sp_ids.shape} (table '{name}')"
+        )
+    check_integers("sp_ids", sp_ids, name)
+    if sp_weights is not None:
+        _check_weights(sp_ids, sp_weights, name)
+    if isinstance(sp_ids, tf.RaggedTensor):
+        same = sp_weights is None or sp_weights.row_splits is sp_ids.row_splits
+        checks = [] if same else [(sp_ids.row_splits, sp_weights.row_splits)]
+        return Ids(sp_ids, _aligned(sp_weights, checks, name), None)
+    ragged = tf.RaggedTensor.from_value_rowids(
+        sp_ids.values, sp_ids.indices[:, 0], sp_ids.dense_shape[0], validate=False
+    )
+    same = sp_weights is None or sp_weights.indices is sp_ids.indices
+    checks = [] if same else [(sp_ids.indices, sp_weights.indices)]
+    return Ids(ragged, _aligned(sp_weights, checks, name), sp_ids)
+
+
+def check_integers(argument: str, ids: Any, name: str) -> None:
+    """TypeError unless ids are integers."""
+    if not ids.dtype.is_integer:
+        raise TypeError(
+            f"`{argument}` must be integers. Received: {ids.dtype.name} (table '{name}')"
+        )
+
+
+def _check_weights(ids, weights, name):
+    kind = tf.RaggedTensor if isinstance(ids, tf.RaggedTensor) else tf.SparseTensor
+    if not isinstance(weights, kind) or not ids.shape.is_compatible_with(weights.shape):
+        raise ValueError(
+            "`sp_weights` must be of the kind and shape of `sp_ids`. "
+            f"Received: sp_ids={ids!r}, sp_weights={weights!r} (table '{name}')"
+        )
+    if not weights.dtype.is_floating:
+        raise TypeError(
+            f"`sp_weights` must be floats. Received: {weights.dtype.name} (table '{name}')"
+        )
+
+
+def _aligned(weights, checks, name):
+    """Flat weights, once they are known to lie where the ids do; None for None."""
+    if weights is None:
+        return None
+    values = weights.values
+    rule = f"`sp_weights` must have a weight for each id, no less or more (table '{name}')"
+    made = []
+    for left, right in checks:
+        left, right = tf.cast(left, tf.int64), tf.cast(right, tf.int64)
+        equal = tf.cond(
+            tf.reduce_all(tf.equal(tf.shape(left), tf.shape(right))),
+            lambda left=left, right=right: tf.reduce_all(tf.equal(left, right)),
+            lambda: False,
+        )
+        made.append(tf.debugging.Assert(equal, [rule]))
+    with tf.control_dependencies([check for check in made if check is not None]):
+        return tf.identity(values)

@@ -1,0 +1,233 @@
+"""Group lookups: many tables in one call, and one exchange for all their EmbeddingVariables.
+
+    params  [EV a, variable b, EV c, EV a]
+                |        |       |     |
+                |   gather and   |     |          tf.Variable: in every process, on its own
+                |   combine      |     |
+                +--------|-------+-----+--> sok_like.lookup.lookup: two collectives forward and
+                |        |       |     |    one back, or one fused op where there is one process
+    outputs [ [B, D] , [B, D], [B, D], [B, D] ]
+
+How many tables there are changes nothing but the lengths of the messages.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.dist_model_parallel.embedding_lookup import lookup_rows
+from sok_like.group_embedding import arguments
+from sok_like.group_embedding.arguments import Ids, table_name
+from sok_like.keys import as_keys
+from sok_like.lookup import Feature, lookup
+from sok_like.variable import EmbeddingVariable
+
+
+def group_embedding_lookup_sparse(
+    params: Any,
+    sp_ids: Any,
+    combiners: Any,
+    partition_strategy: str = "mod",
+    sp_weights: Any = None,
+    name: str | None = None,
+    *,
+    is_sequence: bool = False,
+    params_num_per_group: int = sys.maxsize,
+    training: bool = True,
+    gradient_scale: str = "sum",
+) -> list[tf.Tensor]:
+    """`tf.nn.embedding_lookup_sparse` of many tables at once.
+
+    Args:
+        params: A table or a list of them; sok.EmbeddingVariables and tf.Variables (replicated, one
+            row an id) may be mixed, and a table may be named several times: its gradients add up.
+        sp_ids: List with an item a table: a `tf.RaggedTensor` `[batch, None]`, or a
+            `tf.SparseTensor` `[batch, max_hotness]` in canonical order; integers. The batch may
+            differ between tables.
+        combiners: List of "mean", "sum" or "sqrtn", or one for all; None is "mean", with a warning.
+        partition_strategy: Nothing but "mod".
+        sp_weights: None, or a list with an item a table: None, or floats of the kind and shape of
+            its ids. A mean is divided by the sum of the weights, sqrtn by the root of the sum of
+            their squares. Weights are a constant to the gradient of an EmbeddingVariable; those of
+            a tf.Variable get one.
+        name: Names the group's collectives: the same on all ranks.
+        is_sequence: Combine nothing: rows in the places of their ids, `combiners` only checked.
+        params_num_per_group: A positive integer. DeepRec's number of tables in one op; the op here
+            works on its tables side by side, whatever the number.
+        training: False reads initial rows of missing keys without inserting them.
+        gradient_scale: "sum" or "mean" over ranks of a row's gradients, see `sok_like.lookup`. Of
+            EmbeddingVariables only.
+
+    Returns:
+        A list of `[batch, embedding_dim]` in the order of `params`; an empty sample, and one whose
+        divisor is 0, gives zeros. With `is_sequence` `[batch, T, embedding_dim]`, zeros where there
+        is no id; T is a SparseTensor's second dimension or a RaggedTensor's longest row.
+
+    Raises:
+        ValueError: an argument that is none of these, or lists of different lengths.
+        TypeError: no table, a PartitionedVariable of several parts, ids that are no integers.
+        tf.errors.InvalidArgumentError: an id outside a tf.Variable, or weights at other places than
+            the ids.
+    """
+    tables = arguments.tables(params)
+    sp_ids = arguments.one_each("sp_ids", sp_ids, len(tables))
+    combiners = arguments.combiners(combiners, len(tables))
+    arguments.check_partition_strategy(partition_strategy)
+    if sp_weights is not None and is_sequence:
+        raise ValueError(
+            "`sp_weights` must be None where is_sequence is True: nothing is combined. "
+            f"Received: sp_weights={sp_weights!r}"
+        )
+    if sp_weights is None:
+        sp_weights = [None] * len(tables)
+    sp_weights = arguments.one_each("sp_weights", sp_weights, len(tables))
+    if not isinstance(params_num_per_group, int) or params_num_per_group < 1:
+        raise ValueError(
+            "`params_num_per_group` must be a positive integer. "
+            f"Received: params_num_per_group={params_num_per_group!r}"
+        )
+    name = name or "group_embedding_lookup_sparse"
+    with tf.name_scope(name):
+        ids = [
+            arguments.ids_of(i, weights, table_name(table))
+            for i, weights, table in zip(sp_ids, sp_weights, tables, strict=True)
+        ]
+        looked_up = list(zip(tables, ids, combiners, strict=True))
+        if is_sequence:
+            features = [_row_feature(table, i.ragged.values) for table, i, _ in looked_up]
+        else:
+            features = [_combined_feature(*item) for item in looked_up]
+        fused = _lookup_group(features, training, gradient_scale, name)
+        outputs = []
+        for (table, i, combiner), rows in zip(looked_up, fused, strict=True):
+            if rows is None:
+                rows = _dense_rows(table, i, None if is_sequence else combiner)
+            outputs.append(_as_sequence(rows, i) if is_sequence else _with_batch(rows, i))
+        return outputs
+
+
+def group_embedding_lookup(
+    params: Any,
+    ids: Any,
+    partition_strategy: str = "mod",
+    name: str | None = None,
+    *,
+    training: bool = True,
+    gradient_scale: str = "sum",
+) -> list[tf.Tensor]:
+    """`tf.nn.embedding_lookup` of many tables at once: a row for each id.
+
+    Args:
+        params, partition_strategy, name, training, gradient_scale: As in
+            `group_embedding_lookup_sparse`.
+        ids: List with an item a table: integers of any shape.
+
+    Returns:
+        A list of tensors of the shape of the table's ids with `[embedding_dim]` behind it.
+
+    Raises:
+        ValueError: an argument that is none of these, or lists of different lengths.
+        TypeError: no table, a PartitionedVariable of several parts, ids that are no integers.
+        tf.errors.InvalidArgumentError: an id outside a tf.Variable.
+    """
+    tables = arguments.tables(params)
+    ids = arguments.one_each("ids", ids, len(tables))
+    arguments.check_partition_strategy(partition_strategy)
+    for i, table in zip(ids, tables, strict=True):
+        if isinstance(i, (tf.SparseTensor, tf.RaggedTensor)):
+            raise TypeError(
+                "`ids` must be dense; sok.group_embedding_lookup_sparse takes others. "
+                f"Received: {i!r} (table '{table_name(table)}')"
+            )
+    name = name or "group_embedding_lookup"
+    with tf.name_scope(name):
+        ids = [tf.convert_to_tensor(i) for i in ids]
+        for i, table in zip(ids, tables, strict=True):
+            arguments.check_integers("ids", i, table_name(table))
+        features = [_row_feature(*item) for item in zip(tables, ids, strict=True)]
+        fused = _lookup_group(features, training, gradient_scale, name)
+        outputs = []
+        for table, i, rows in zip(tables, ids, fused, strict=True):
+            if rows is None:
+                rows = lookup_rows(table, i, None, None, table_name(table))
+            else:
+                rows = tf.reshape(rows, tf.concat([tf.shape(i), [table.dim]], 0))
+                rows = tf.ensure_shape(rows, i.shape.concatenate([table.dim]))
+            outputs.append(rows)
+        return outputs
+
+
+# ---- EmbeddingVariables ----
+
+
+def _combined_feature(table, ids: Ids, combiner):
+    if not isinstance(table, EmbeddingVariable):
+        return None
+    return Feature(
+        table, as_keys(ids.ragged.values), combiner, ids.ragged.row_splits, weights=ids.weights
+    )
+
+
+def _row_feature(table, ids):
+    if not isinstance(table, EmbeddingVariable):
+        return None
+    return Feature(table, tf.reshape(as_keys(ids), [-1]))
+
+
+def _lookup_group(features, training, gradient_scale, name):
+    """One lookup of all features that are not None; None in the places of the others."""
+    given = [feature for feature in features if feature is not None]
+    rows = iter(lookup(given, training=training, gradient_scale=gradient_scale, name=name))
+    return [None if feature is None else next(rows) for feature in features]
+
+
+# ---- tf.Variables ----
+
+
+def _dense_rows(table, ids: Ids, combiner):
+    """`[batch, output_dim]`; without a combiner `[num_keys, output_dim]`."""
+    name = table_name(table)
+    if combiner is None:
+        return lookup_rows(table, ids.ragged, None, None, name).values
+    weights = None if ids.weights is None else ids.ragged.with_values(ids.weights)
+    if combiner != "sqrtn":
+        return lookup_rows(table, ids.ragged, combiner, weights, name)
+    rows = lookup_rows(table, ids.ragged, "sum", weights, name)
+    if weights is None:
+        squares = tf.cast(ids.ragged.row_lengths(), rows.dtype)
+    else:
+        squares = tf.reduce_sum(tf.cast(weights * weights, rows.dtype), axis=1)
+    # Without the inner `where` the root's gradient at 0 would make a sample without ids NaN.
+    is_zero = tf.equal(squares, 0)
+    root = tf.sqrt(tf.where(is_zero, tf.ones_like(squares), squares))
+    return tf.where(is_zero[:, tf.newaxis], tf.zeros_like(rows), rows / root[:, tf.newaxis])
+
+
+# ---- shapes ----
+
+
+def _with_batch(rows, ids: Ids):
+    rows.set_shape([_static_batch(ids), rows.shape[-1]])
+    return rows
+
+
+def _as_sequence(rows, ids: Ids):
+    """`[num_keys, dim]` to `[batch, T, dim]`."""
+    dim = rows.shape[-1]
+    if ids.sparse is None:
+        padded = ids.ragged.with_values(rows).to_tensor()
+        padded.set_shape([_static_batch(ids), None, dim])
+        return padded
+    # At the places of the ids, which may have gaps before them.
+    shape = tf.concat([ids.sparse.dense_shape, [dim]], 0)
+    padded = tf.scatter_nd(ids.sparse.indices, rows, shape)
+    padded.set_shape(ids.sparse.shape.with_rank(2).concatenate([dim]))
+    return padded
+
+
+def _static_batch(ids: Ids):
+    shape = ids.ragged.shape if ids.sparse is None else ids.sparse.shape.with_rank(2)
+    return shape[0]

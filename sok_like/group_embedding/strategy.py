@@ -1,0 +1,45 @@
+"""`sok.enable_distributed_strategy`: whether this process looks up alone or with others.
+
+There is nothing to remember: a table's keys lie on rank `key % world_size`, whatever the number of
+tables in a group, and a group of tables is looked up where they lie. With one process that is one
+fused op without Horovod ("localized"), with several it is an exchange between them ("collective").
+DeepRec puts whole tables on one process each as soon as a group has more tables than there are
+processes; there a checkpoint changes shape when a feature is added, here it does not.
+"""
+
+from __future__ import annotations
+
+from sok_like import comm
+from sok_like.core.initialize import ensure_initialized
+
+STRATEGIES = ("collective", "localized", None)
+
+
+def enable_distributed_strategy(strategy: str | None = "collective") -> None:
+    """DeepRec's switch, which initializes the package; instead of `sok.Init` or beside it.
+
+    Does nothing more where `sok.Init` has been called. A seed of one's own takes `sok.Init`. In a
+    `tf.compat.v1` graph there is no op to run: all is done when this returns.
+
+    Args:
+        strategy: "collective": keys of every table are spread over all processes of the job, which
+            may be one. "localized" or None: this process is the whole job.
+
+    Raises:
+        ValueError: another strategy, such as DeepRec's "parameter_server".
+        RuntimeError: "localized" in a job of several processes. Each would train private copies of
+            the tables, and no copy would ever see the others' gradients.
+        ImportError: several processes, and Horovod is not installed.
+    """
+    if strategy not in STRATEGIES:
+        raise ValueError(f"`strategy` must be one of {STRATEGIES}. Received: strategy={strategy!r}")
+    if strategy != "collective":
+        known = comm.is_initialized()
+        world_size = comm.current().world_size if known else comm.launched_world_size()
+        if world_size > 1:
+            raise RuntimeError(
+                "A localized strategy needs a job of one process: with more, each would train a "
+                "private copy of every table. Use strategy='collective'. "
+                f"Received: strategy={strategy!r} in a job of {world_size} processes"
+            )
+    ensure_initialized()

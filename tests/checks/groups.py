@@ -1,0 +1,236 @@
+"""Group lookups on ranks: trainings against dense tables, placement, collectives, the switch.
+
+The group of a training has EmbeddingVariables of equal and other widths, each combiner, weights, a
+shared table and a tf.Variable that is used twice.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from tests.checks.parity import RATE, SEED, ranks_of
+
+NUM_KEYS, STEPS, BATCH, MAX_HOTNESS = 20, 30, 9, 3
+OPTIMIZERS = ("adagrad", "adam", "ftrl")
+DIMS = {"a": 4, "b": 4, "c": 3, "d": 4, "e": 2}
+DENSE = ("d", "e")  # tf.Variables; the others are EmbeddingVariables
+FEATURES = [  # table, combiner, weighted, kind of ids
+    ("a", "mean", False, "ragged"),
+    ("d", "mean", True, "sparse"),
+    ("b", "sum", False, "sparse"),
+    ("c", "sqrtn", True, "ragged"),
+    ("a", "sum", True, "sparse"),
+    ("d", "sqrtn", False, "ragged"),
+    ("e", "sum", False, "ragged"),
+    ("b", "mean", True, "ragged"),
+]
+
+
+def checks(world_size):
+    every = {f"train_{name}": lambda n=name: train(n) for name in OPTIMIZERS}
+    every["placement"] = placement
+    every["sequences"] = sequences
+    every["strategy"] = strategy
+    if world_size > 1:
+        every["collectives"] = collectives
+    return every
+
+
+# ---- data ----
+
+
+def keys():
+    """int64 `[NUM_KEYS]`: the keys of hash tables; a tf.Variable's are their positions."""
+    found = np.random.default_rng(4).integers(-(2**63), 2**63 - 1, NUM_KEYS, np.int64)
+    found[:4] = [0, -1, 2**63 - 1, -(2**63)]
+    return found
+
+
+def batches():
+    """A list with positions, lengths and weights for each feature, and targets, a step each."""
+    rng = np.random.default_rng(5)
+    for step in range(STEPS):
+        last = NUM_KEYS - 4 + step // 10  # some keys come late, one never
+        features = []
+        for _ in FEATURES:
+            lengths = rng.integers(0, MAX_HOTNESS + 1, BATCH)
+            positions = rng.integers(0, last, [BATCH, MAX_HOTNESS])
+            positions[0] = positions[0, 0]
+            weights = rng.choice([0.0, 0.5, 1.0, 2.0], [BATCH, MAX_HOTNESS])
+            features.append((positions, lengths, weights.astype(np.float32)))
+        yield features, rng.normal(size=BATCH).astype(np.float32)
+
+
+def initial_rows(name):
+    """Of a tf.Variable, `[NUM_KEYS, dim]`."""
+    rng = np.random.default_rng([6, ord(name)])
+    return rng.normal(0, 0.3, [NUM_KEYS, DIMS[name]]).astype(np.float32)
+
+
+def loss_of(outputs, targets):
+    """Divided by the global batch, so that gradients add up over ranks."""
+    return (
+        tf.add_n([tf.reduce_sum((tf.tanh(o) - targets[:, tf.newaxis]) ** 2) for o in outputs])
+        / BATCH
+    )
+
+
+def keras_optimizer(name):
+    keras = tf.keras.optimizers
+    return {
+        "adagrad": lambda: keras.Adagrad(RATE),
+        "adam": lambda: keras.Adam(RATE),
+        "ftrl": lambda: keras.Ftrl(RATE, l1_regularization_strength=0.01, beta=0.1),
+    }[name]()
+
+
+# ---- with sok ----
+
+
+def make_tables():
+    import sok_like as sok
+
+    return {
+        name: tf.Variable(initial_rows(name), name=name)
+        if name in DENSE
+        else sok.EmbeddingVariable(dim, name=f"group_{name}")
+        for name, dim in DIMS.items()
+    }
+
+
+def train(optimizer_name):
+    """Trains on this rank's samples; what every step found, and the rows before and after."""
+    import sok_like as sok
+    from sok_like import comm
+
+    rank, world_size = comm.current().rank, comm.current().world_size
+    tables = make_tables()
+    variables = list(tables.values())
+    optimizer = sok.OptimizerWrapper(keras_optimizer(optimizer_name))
+    optimizer.build(variables)
+
+    def ids_and_weights(feature, ids, lengths, weights):
+        _, _, weighted, kind = feature
+        ids = tf.RaggedTensor.from_tensor(ids, lengths)
+        weights = tf.RaggedTensor.from_tensor(weights, lengths)
+        if kind == "sparse":
+            ids, weights = ids.to_sparse(), weights.to_sparse()
+        return ids, weights if weighted else None
+
+    specs = [
+        (
+            tf.TensorSpec([None, MAX_HOTNESS], tf.int64),
+            tf.TensorSpec([None], tf.int64),
+            tf.TensorSpec([None, MAX_HOTNESS], tf.float32),
+        )
+        for _ in FEATURES
+    ]
+
+    @tf.function(autograph=False, input_signature=[specs, tf.TensorSpec([None])])
+    def step(features, targets):
+        pairs = [ids_and_weights(*item) for item in _with_feature(features)]
+        ids, weights = zip(*pairs, strict=True)
+        with tf.GradientTape() as tape:
+            found = sok.group_embedding_lookup_sparse(
+                [tables[name] for name, _, _, _ in FEATURES],
+                ids,
+                [combiner for _, combiner, _, _ in FEATURES],
+                sp_weights=weights,
+                name=f"train_{optimizer_name}",
+            )
+            loss = loss_of(found, targets)
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return found
+
+    def read_all():
+        every = [np.arange(NUM_KEYS) if name in DENSE else keys() for name in tables]
+        rows = sok.group_embedding_lookup(variables, every, training=False)
+        return {name: row.numpy() for name, row in zip(tables, rows, strict=True)}
+
+    initial, vectors = read_all(), []
+    for number, (features, targets) in enumerate(batches()):
+        mine = ranks_of(number, BATCH, world_size) == rank
+        own = [
+            (p[mine] if f[0] in DENSE else keys()[p[mine]], lengths[mine], w[mine])
+            for f, p, lengths, w in _with_feature(features)
+        ]
+        vectors.append([v.numpy() for v in step(own, targets[mine])])
+    return {"initial": initial, "vectors": vectors, "final": read_all()}
+
+
+def _with_feature(features):
+    return [(feature, *arrays) for feature, arrays in zip(FEATURES, features, strict=True)]
+
+
+def placement():
+    """Keys on this rank of a table that was looked up alone, and of others in a group of 7."""
+    import sok_like as sok
+
+    tables = [sok.EmbeddingVariable(2, name=f"placed{i}") for i in range(8)]
+    sok.group_embedding_lookup([tables[0]], [keys()])
+    sok.group_embedding_lookup(tables[1:], [keys()] * 7)
+    return [sok.export(table)[0].numpy() for table in tables]
+
+
+def sequences():
+    """`[batch, T, dim]` of rows `key position, key position + 0.5`."""
+    import sok_like as sok
+
+    table = sok.EmbeddingVariable(2, name="sequences")
+    rows = np.arange(NUM_KEYS, dtype=np.float32)[:, None] + [0, 0.5]
+    sok.assign(table, keys(), rows)
+    ids = tf.RaggedTensor.from_row_lengths(keys()[:6], [1, 0, 3, 2])
+    empty = tf.ragged.constant([[], []], dtype=tf.int64, ragged_rank=1)
+    found = sok.group_embedding_lookup_sparse(
+        [table, table, table], [ids, ids.to_sparse(), empty], "sum", is_sequence=True
+    )
+    return [f.numpy() for f in found]
+
+
+def strategy():
+    """What the switch does in a fresh program: world sizes, and errors of what it refuses."""
+    import sok_like as sok
+    from sok_like import comm
+    from sok_like.core import initialize
+
+    def outcome(choice):
+        initialize.reset()
+        try:
+            sok.enable_distributed_strategy(choice)
+        except RuntimeError as error:
+            return str(error)
+        table = sok.EmbeddingVariable(3, name="switched")
+        (rows,) = sok.group_embedding_lookup([table], [keys()], training=False)
+        return comm.current().world_size, rows.numpy()
+
+    found = {choice: outcome(choice) for choice in ("collective", "localized", None)}
+    initialize.reset()
+    with tf.Graph().as_default():
+        sok.enable_distributed_strategy()
+        found["graph"] = comm.current().world_size
+    initialize.reset()
+    sok.Init(global_batch_size=12, seed=SEED)
+    return found
+
+
+def collectives():
+    """Exchanges in the graph of groups of 1, 3 and 12 tables, and with their gradients."""
+    import sok_like as sok
+    from tests.checks.shards import exchanges
+
+    counts = {}
+    for num_tables in (1, 3, 12):
+        tables = [sok.EmbeddingVariable(2 + i % 3, name=f"counted{i}") for i in range(num_tables)]
+        params = [*tables, tf.Variable(tf.ones([4, 2])), tables[0]]
+
+        def forward(keys, params=params):
+            ids = tf.RaggedTensor.from_row_lengths(keys, [1, 1])
+            return sok.group_embedding_lookup_sparse(params, [ids] * len(params), "mean")
+
+        def step(keys, forward=forward, tables=tables):
+            with tf.GradientTape() as tape:
+                loss = tf.add_n([tf.reduce_sum(rows) for rows in forward(keys)])
+            return tape.gradient(loss, tables)
+
+        counts[num_tables] = exchanges(forward), exchanges(step)
+    return counts

@@ -1,0 +1,326 @@
+"""Group lookups in one process, against stock lookups in dense tables and against NumPy."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+pytestmark = pytest.mark.keras
+KEYS = np.array([0, -1, 7, 2**40, -(2**63), 2**63 - 1, 12, 5], np.int64)
+NAMES = ("mean", "sum", "sqrtn", "weighted mean", "weighted sum", "weighted sqrtn")
+
+
+def rows_of(dim, seed):
+    return np.random.default_rng(seed).normal(size=[len(KEYS), dim]).astype(np.float32)
+
+
+def make_ev(sok, name, dim, seed=0):
+    table = sok.EmbeddingVariable(dim, name=name)
+    sok.assign(table, KEYS, rows_of(dim, seed))
+    return table
+
+
+def make_variable(dim, seed=0, dtype=tf.float32):
+    return tf.Variable(rows_of(dim, seed), dtype=dtype)
+
+
+def samples(seed=0, empty=True):
+    """Positions in KEYS and weights, lists of lists; empty samples at the end and between."""
+    rng = np.random.default_rng(seed)
+    lengths = [2, 0, 3, 1, 4, 0] if empty else [2, 1, 3, 1, 4, 2]
+    positions = [rng.integers(0, len(KEYS), n).tolist() for n in lengths]
+    weights = [rng.uniform(0.5, 2.0, n).astype(np.float32).tolist() for n in lengths]
+    return positions, weights
+
+
+def ragged(lists, dtype=tf.int64):
+    return tf.ragged.constant(lists, dtype=dtype, ragged_rank=1)
+
+
+def keys_at(positions):
+    return [[int(KEYS[p]) for p in sample] for sample in positions]
+
+
+def expected(table, positions, combiner, weights=None):
+    """What `tf.nn.embedding_lookup_sparse` finds, sample by sample; zeros where it has no ids."""
+    found = []
+    for i, sample in enumerate(positions):
+        if not sample:
+            found.append(tf.zeros([table.shape[1]], table.dtype))
+            continue
+        ids = tf.sparse.from_dense([[p + 1 for p in sample]])  # from_dense leaves zeros out
+        ids = tf.SparseTensor(ids.indices, tf.cast(ids.values, tf.int64) - 1, ids.dense_shape)
+        given = None if weights is None else ids.with_values(tf.constant(weights[i], table.dtype))
+        found.append(tf.nn.embedding_lookup_sparse(table, ids, given, combiner=combiner)[0])
+    return tf.stack(found)
+
+
+def ways(function):
+    """The same call eagerly and in a graph."""
+    yield function()
+    yield tf.function(function, autograph=False)()
+
+
+@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+@pytest.mark.parametrize("use_ev", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_forward_and_gradient_equal_stock(sok, name, use_ev, kind):
+    combiner = name.split()[-1]
+    positions, weights = samples()
+    weights = weights if name.startswith("weighted") else None
+    table = make_ev(sok, "table", 3) if use_ev else make_variable(3)
+    ids = ragged(keys_at(positions) if use_ev else positions)
+    given = None if weights is None else ragged(weights, tf.float32)
+    if kind == "sparse":
+        shape = tf.constant([len(positions), 5], tf.int64)
+        ids = tf.SparseTensor(ids.to_sparse().indices, ids.values, shape)
+        if given is not None:
+            given = tf.SparseTensor(ids.indices + 0, given.values, shape)
+    factors = np.random.default_rng(3).normal(size=[len(positions), 3])
+
+    def ours():
+        with tf.GradientTape() as tape:
+            (found,) = sok.group_embedding_lookup_sparse(
+                [table], [ids], [combiner], sp_weights=None if given is None else [given]
+            )
+            loss = tf.reduce_sum(found * tf.constant(factors, tf.float32))
+        gradient = tape.gradient(loss, table)
+        return found, gradient.values, gradient.indices
+
+    stock = make_variable(3, dtype=tf.float64)
+    with tf.GradientTape() as tape:
+        right = expected(stock, positions, combiner, weights)
+        loss = tf.reduce_sum(right * factors)
+    right_gradient = tf.convert_to_tensor(tape.gradient(loss, stock))
+    for found, values, indices in ways(ours):
+        assert found.shape == (len(positions), 3)
+        np.testing.assert_allclose(found, right, rtol=0, atol=1e-6)
+        gradient = np.zeros([len(KEYS), 3])
+        rows = [KEYS.tolist().index(k) for k in indices.numpy()] if use_ev else indices.numpy()
+        np.add.at(gradient, rows, values.numpy())
+        np.testing.assert_allclose(gradient, right_gradient, rtol=0, atol=1e-6)
+
+
+def test_tables_of_one_width_keep_their_combiners_and_their_order(sok):
+    """Mixed kinds, a shared table, different batches, a weight for some."""
+    ev, other, dense = make_ev(sok, "a", 4, 1), make_ev(sok, "b", 4, 2), make_variable(4, 3)
+    params = [ev, dense, other, ev, dense]
+    combiners = ["mean", "sum", "sum", "sqrtn", "mean"]
+    every = [samples(seed) for seed in range(5)]
+    every[2] = [[1, 2], [3]], [[1.0, 2.0], [0.5]]
+    is_ev = [True, False, True, True, False]
+    weighted = [True, False, False, True, True]
+    ids = [ragged(keys_at(p) if e else p) for (p, _), e in zip(every, is_ev, strict=True)]
+    ids[3] = ids[3].to_sparse()
+    weights = [
+        ragged(w, tf.float32) if g else None for (_, w), g in zip(every, weighted, strict=True)
+    ]
+    weights[3] = weights[3].to_sparse()
+    before = list(params), list(ids), list(weights), list(combiners)
+    tables = [rows_of(4, seed) for seed in (1, 3, 2, 1, 3)]
+    for found in ways(
+        lambda: sok.group_embedding_lookup_sparse(params, ids, combiners, "mod", weights, "group")
+    ):
+        assert [len(f) for f in found] == [6, 6, 2, 6, 6]
+        for i, (positions, w) in enumerate(every):
+            right = expected(
+                tf.Variable(tables[i]), positions, combiners[i], w if weighted[i] else None
+            )
+            np.testing.assert_allclose(found[i], right, rtol=0, atol=1e-6)
+    after = params, ids, weights, combiners
+    for left, right in zip(before, after, strict=True):
+        assert all(x is y for x, y in zip(left, right, strict=True))
+
+
+def test_rows_whose_weights_sum_to_zero(sok):
+    ev, dense = make_ev(sok, "zero", 2), make_variable(2)
+    positions, weights = [[1, 2], [3], []], ragged([[1.0, -1.0], [0.0], []], tf.float32)
+    for table, ids in ((ev, keys_at(positions)), (dense, positions)):
+        for combiner in ("mean", "sqrtn"):
+            with tf.GradientTape() as tape:
+                (found,) = sok.group_embedding_lookup_sparse(
+                    table, [ragged(ids)], combiner, sp_weights=[weights]
+                )
+                gradient = tape.gradient(tf.reduce_sum(found), table)
+            zero_rows = [0, 1, 2] if combiner == "mean" else [1, 2]
+            assert (found.numpy()[zero_rows] == 0).all()
+            assert np.isfinite(gradient.values).all()
+
+
+def test_weights_of_plain_variables_have_a_gradient_those_of_tables_none(sok):
+    weights = tf.Variable([0.5, 2.0])
+    positions = [[1, 2]]
+    for combiner in ("mean", "sum", "sqrtn"):
+        stock = tf.Variable(rows_of(2, 0), dtype=tf.float64)
+        wide = tf.Variable([0.5, 2.0], dtype=tf.float64)
+        ids = ragged(positions).to_sparse()
+        with tf.GradientTape() as tape:
+            right = tf.nn.embedding_lookup_sparse(
+                stock, ids, ids.with_values(wide), combiner=combiner
+            )
+            right = tape.gradient(right[:, 0], wide)
+        for table, lists in (
+            (make_variable(2), positions),
+            (make_ev(sok, "c", 2), keys_at([[1, 2]])),
+        ):
+            ids = ragged(lists)
+            with tf.GradientTape() as tape:
+                (found,) = sok.group_embedding_lookup_sparse(
+                    [table], [ids], [combiner], sp_weights=[ids.with_values(weights)]
+                )
+                gradient = tape.gradient(found[:, 0], weights)
+            if isinstance(table, sok.EmbeddingVariable):
+                assert gradient is None
+            else:
+                np.testing.assert_allclose(gradient, right, atol=1e-6)
+
+
+def test_gradients_of_a_repeated_table_add_up(sok):
+    table = make_ev(sok, "shared", 2)
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(1.0))
+    with tf.GradientTape() as tape:
+        found = sok.group_embedding_lookup_sparse(
+            [table, table], [ragged([[0, 7]]), ragged([[7]])], ["sum", "mean"]
+        )
+        loss = tf.reduce_sum(found[0]) + 10 * tf.reduce_sum(found[1])
+    optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+    moved = rows_of(2, 0) - table.find(KEYS)[0].numpy()
+    right = np.zeros([len(KEYS), 2])
+    right[[0, 2]] = [[1, 1], [11, 11]]
+    np.testing.assert_allclose(moved, right, atol=1e-5)
+
+
+@pytest.mark.parametrize("use_ev", [True, False])
+def test_sequences(sok, use_ev):
+    table = make_ev(sok, "sequence", 3) if use_ev else make_variable(3)
+    positions, _ = samples()
+    lists = keys_at(positions) if use_ev else positions
+    right = np.zeros([len(positions), 4, 3], np.float32)
+    for i, sample in enumerate(positions):
+        right[i, : len(sample)] = rows_of(3, 0)[sample]
+    ids = ragged(lists)
+    # With a gap before the key, and one place more than the longest sample has.
+    gap = tf.SparseTensor([[0, 2], [2, 0]], ids.values[:2], [3, 5])
+    right_gap = np.zeros([3, 5, 3], np.float32)
+    right_gap[[0, 2], [2, 0]] = rows_of(3, 0)[positions[0]]
+
+    def ours():
+        with tf.GradientTape() as tape:
+            found = sok.group_embedding_lookup_sparse(
+                [table] * 3, [ids, ids.to_sparse(), gap], "mean", is_sequence=True
+            )
+            loss = tf.add_n([tf.reduce_sum(f) for f in found])
+        gradient = tape.gradient(loss, table)
+        return found, tf.reduce_sum(gradient.values)
+
+    for found, total in ways(ours):
+        np.testing.assert_array_equal(found[0], right)
+        np.testing.assert_array_equal(found[1], right[: found[1].shape[0]])
+        np.testing.assert_array_equal(found[2], right_gap)
+        assert float(total) == 3 * (10 + 10 + 2)
+
+
+def test_empty_batches_and_batches_without_ids(sok):
+    ev, dense = make_ev(sok, "empty", 2), make_variable(2)
+    params = [ev, dense, ev, dense]
+    nothing, no_ids = ragged([]), ragged([[], []])
+    ids = [nothing, nothing, no_ids, no_ids]
+    for kinds in (ids, [i.to_sparse() for i in ids]):
+        for combiner in ("mean", "sum", "sqrtn"):
+            found = sok.group_embedding_lookup_sparse(params, kinds, combiner)
+            assert [f.shape for f in found] == [(0, 2), (0, 2), (2, 2), (2, 2)]
+            assert all((f.numpy() == 0).all() for f in found)
+        found = sok.group_embedding_lookup_sparse(params, kinds, "sum", is_sequence=True)
+        assert [f.shape for f in found] == [(0, 0, 2), (0, 0, 2), (2, 0, 2), (2, 0, 2)]
+
+
+def test_evaluation_inserts_nothing(sok):
+    table = sok.EmbeddingVariable(2, name="unseen")
+    for lookup in (
+        lambda training: sok.group_embedding_lookup_sparse(
+            [table], [ragged([[3], [4]])], ["sum"], training=training
+        ),
+        lambda training: sok.group_embedding_lookup(
+            [table], [np.array([3, 4, 5])], training=training
+        ),
+    ):
+        before = int(table.size())
+        (read,) = lookup(False)
+        assert int(table.size()) == before
+        (inserted,) = lookup(True)
+        np.testing.assert_array_equal(read, inserted)
+        assert int(table.size()) == before + (2 if before == 0 else 1)
+
+
+def test_dense_ids_of_any_shape(sok):
+    ev, dense = make_ev(sok, "dense", 3), make_variable(3, 5)
+    positions = np.array([[1, 2, 3], [3, 0, 1]])
+    params, ids = [ev, dense, ev, dense], [KEYS[positions], positions, KEYS[4], positions[0]]
+
+    def ours():
+        with tf.GradientTape() as tape:
+            found = sok.group_embedding_lookup(params, ids)
+            loss = tf.add_n([tf.reduce_sum(f) for f in found])
+        return found, [tf.reduce_sum(g.values) for g in tape.gradient(loss, [ev, dense])]
+
+    for found, totals in ways(ours):
+        right = [
+            tf.nn.embedding_lookup(rows_of(3, seed), i)
+            for seed, i in ((0, positions), (5, positions), (0, 4), (5, positions[0]))
+        ]
+        for ours_, right_ in zip(found, right, strict=True):
+            np.testing.assert_array_equal(ours_, right_)
+        assert [float(t) for t in totals] == [3 * 7, 3 * 9]
+
+
+def test_weights_of_a_keras_layer(sok):
+    """Keras 3 wraps an EmbeddingVariable and a plain one; both are taken as they are."""
+    layer = sok.All2AllDenseEmbedding(None, 2, 1, 1, dynamic_input=True, name="wrapped")
+    plain = tf.keras.layers.Embedding(8, 2)
+    plain.build([None])
+    sok.assign(layer.table, KEYS, rows_of(2, 0))
+    params = [layer.embedding_variable, plain.trainable_weights[0]]
+    found = sok.group_embedding_lookup_sparse(
+        params, [ragged(keys_at([[1]])), ragged([[1]])], "sum"
+    )
+    np.testing.assert_array_equal(found[0], rows_of(2, 0)[[1]])
+    np.testing.assert_array_equal(found[1], plain(np.array([1])))
+
+
+def test_v1_graph_and_session(sok):
+    """Placeholders without shapes, a partitioned variable of one part, Adagrad."""
+    from sok_like.core import initialize
+
+    v1 = tf.compat.v1
+    initialize.reset()
+    with tf.Graph().as_default():
+        init = sok.Init(global_batch_size=2, seed=1)
+        table = sok.EmbeddingVariable(2, name="v1", initializer="ones")
+        with v1.variable_scope("s", partitioner=v1.fixed_size_partitioner(1)):
+            dense = v1.get_variable("dense", [4, 2], initializer=v1.ones_initializer())
+        sparse = v1.sparse_placeholder(tf.int64)
+        weights = v1.sparse_placeholder(tf.float32)
+        found = sok.group_embedding_lookup_sparse(
+            [table, dense, table], [sparse] * 3, ["mean", "sum", "sqrtn"], sp_weights=[weights] * 3
+        )
+        loss = tf.add_n([tf.reduce_sum(f) for f in found[:2]])
+        optimizer = sok.OptimizerWrapper(v1.train.AdagradOptimizer(0.1, 1.0))
+        train = optimizer.minimize(loss)
+        size = table.size()
+        with v1.Session() as session:
+            session.run(init)
+            session.run(v1.global_variables_initializer())
+            value = v1.SparseTensorValue([[0, 0], [0, 1], [2, 0]], [1, 3, 1], [4, 3])
+            w = v1.SparseTensorValue(value.indices, [1.0, 3.0, 0.5], [4, 3])
+            outputs = session.run(found, {sparse: value, weights: w})
+            right = [[1, 0, 1, 0], [4, 0, 0.5, 0], [4 / np.sqrt(10), 0, 1, 0]]
+            for output, column in zip(outputs, right, strict=True):
+                np.testing.assert_allclose(output, np.tile(column, [2, 1]).T, rtol=1e-6)
+            session.run(train, {sparse: value, weights: w})
+            after = session.run(found[1], {sparse: value, weights: w})
+            # Gradients 1.5 of row 1 and 3 of row 3: Adagrad from an accumulator of 1.
+            rows = [1 - 0.1 * g / np.sqrt(1 + g * g) for g in (1.5, 3)]
+            np.testing.assert_allclose(after[0], [rows[0] + 3 * rows[1]] * 2, rtol=1e-6)
+            assert session.run(size) == 2
+            wrong = v1.SparseTensorValue([[0, 0], [0, 2], [2, 0]], [1.0, 3.0, 0.5], [4, 3])
+            with pytest.raises(tf.errors.InvalidArgumentError, match="a weight for each id"):
+                session.run(found, {sparse: value, weights: wrong})
