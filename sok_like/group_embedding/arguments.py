@@ -13,6 +13,7 @@ import tensorflow as tf
 from tensorflow.python.ops.variables import PartitionedVariable
 
 from sok_like.dist_model_parallel.embedding_lookup import as_tf_table
+from sok_like.lookup import check_gradient_scale
 from sok_like.variable import EmbeddingVariable, unwrap
 
 COMBINERS = ("mean", "sum", "sqrtn")
@@ -115,6 +116,13 @@ def check_partition_strategy(partition_strategy: Any) -> None:
             "of DeepRec differ in the order.) "
             f"Received: partition_strategy={partition_strategy!r}"
         )
+
+
+def check_mode(training: Any, gradient_scale: Any) -> None:
+    """TypeError unless `training` is a bool; ValueError unless `gradient_scale` is one."""
+    if not isinstance(training, bool):
+        raise TypeError(f"`training` must be a Python bool. Received: training={training!r}")
+    check_gradient_scale(gradient_scale)
 
 
 def ids_of(sp_ids: Any, sp_weights: Any, name: str) -> Ids:

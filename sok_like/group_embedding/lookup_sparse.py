@@ -68,7 +68,8 @@ def group_embedding_lookup_sparse(
 
     Raises:
         ValueError: an argument that is none of these, or lists of different lengths.
-        TypeError: no table, a PartitionedVariable of several parts, ids that are no integers.
+        TypeError: no table, a PartitionedVariable of several parts, ids that are no integers,
+            `training` that is no bool.
         tf.errors.InvalidArgumentError: an id outside a tf.Variable, or weights at other places than
             the ids.
     """
@@ -76,6 +77,7 @@ def group_embedding_lookup_sparse(
     sp_ids = arguments.one_each("sp_ids", sp_ids, len(tables))
     combiners = arguments.combiners(combiners, len(tables))
     arguments.check_partition_strategy(partition_strategy)
+    arguments.check_mode(training, gradient_scale)
     if sp_weights is not None and is_sequence:
         raise ValueError(
             "`sp_weights` must be None where is_sequence is True: nothing is combined. "
@@ -130,12 +132,14 @@ def group_embedding_lookup(
 
     Raises:
         ValueError: an argument that is none of these, or lists of different lengths.
-        TypeError: no table, a PartitionedVariable of several parts, ids that are no integers.
+        TypeError: no table, a PartitionedVariable of several parts, ids that are no integers,
+            `training` that is no bool.
         tf.errors.InvalidArgumentError: an id outside a tf.Variable.
     """
     tables = arguments.tables(params)
     ids = arguments.one_each("ids", ids, len(tables))
     arguments.check_partition_strategy(partition_strategy)
+    arguments.check_mode(training, gradient_scale)
     for i, table in zip(ids, tables, strict=True):
         if isinstance(i, (tf.SparseTensor, tf.RaggedTensor)):
             raise TypeError(

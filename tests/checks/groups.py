@@ -29,6 +29,7 @@ def checks(world_size):
     every = {f"train_{name}": lambda n=name: train(n) for name in OPTIMIZERS}
     every["placement"] = placement
     every["sequences"] = sequences
+    every["gradient_scales"] = gradient_scales
     every["strategy"] = strategy
     if world_size > 1:
         every["collectives"] = collectives
@@ -185,6 +186,29 @@ def sequences():
         [table, table, table], [ids, ids.to_sparse(), empty], "sum", is_sequence=True
     )
     return [f.numpy() for f in found]
+
+
+def gradient_scales():
+    """Gradients of this rank's rows where every rank's loss is their sum, by scale and lookup."""
+    import sok_like as sok
+
+    table = sok.EmbeddingVariable(1, name="scaled")
+    ids = tf.RaggedTensor.from_row_lengths(keys(), [NUM_KEYS])
+    found = {}
+    for scale in ("sum", "mean"):
+        for name, lookup in (
+            (
+                "sparse",
+                lambda s: sok.group_embedding_lookup_sparse(
+                    [table], [ids], "sum", gradient_scale=s
+                ),
+            ),
+            ("dense", lambda s: sok.group_embedding_lookup([table], [keys()], gradient_scale=s)),
+        ):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(lookup(scale)[0])
+            found[scale, name] = tape.gradient(loss, table).values.numpy()
+    return found
 
 
 def strategy():

@@ -68,6 +68,7 @@ def call(sok):
         ),
         ({"sp_weights": [WEIGHTS, None], "is_sequence": True}, ValueError, "nothing is combined"),
         ({"params_num_per_group": 0}, ValueError, "positive integer.*0"),
+        ({"training": tf.constant(True)}, TypeError, "`training` must be a Python bool"),
         ({"gradient_scale": "none"}, ValueError, "`gradient_scale` must be one of"),
         (
             {"sp_ids": [IDS, tf.ragged.constant([[1], [5]])]},
@@ -128,3 +129,5 @@ def test_group_of_variables_needs_no_init(sok):
     initialize.reset()
     found = sok.group_embedding_lookup_sparse(tf.Variable(tf.ones([4, 2])), [IDS], "sum")
     assert found[0].numpy().tolist() == [[1, 1], [2, 2]]
+    with pytest.raises(ValueError, match="`gradient_scale` must be one of"):
+        sok.group_embedding_lookup(tf.Variable([[1.0]]), [[0]], gradient_scale="none")

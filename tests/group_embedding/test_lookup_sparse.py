@@ -324,3 +324,21 @@ def test_v1_graph_and_session(sok):
             wrong = v1.SparseTensorValue([[0, 0], [0, 2], [2, 0]], [1.0, 3.0, 0.5], [4, 3])
             with pytest.raises(tf.errors.InvalidArgumentError, match="a weight for each id"):
                 session.run(found, {sparse: value, weights: wrong})
+
+
+def test_key_dtypes(sok):
+    """uint64 by its bits, int32 by value; a v1 variable that is no resource."""
+    table = make_ev(sok, "dtypes", 2)
+    unsigned = tf.ragged.constant([[2**64 - 1, 2**63]], dtype=tf.uint64)
+    small = tf.ragged.constant([[-1, 7]], dtype=tf.int32, row_splits_dtype=tf.int32)
+    found = sok.group_embedding_lookup_sparse([table, table], [unsigned, small], "sum")
+    np.testing.assert_allclose(found[0], [rows_of(2, 0)[[1, 4]].sum(0)], rtol=1e-6)
+    np.testing.assert_allclose(found[1], [rows_of(2, 0)[[1, 2]].sum(0)], rtol=1e-6)
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        plain = v1.get_variable("plain", initializer=rows_of(2, 0), use_resource=False)
+        ids = tf.ragged.constant([[3, 4], [5]], dtype=tf.int32)
+        found = sok.group_embedding_lookup_sparse([plain], [ids], "mean")
+        session.run(v1.global_variables_initializer())
+        right = [rows_of(2, 0)[[3, 4]].mean(0), rows_of(2, 0)[5]]
+        np.testing.assert_allclose(session.run(found[0]), right, rtol=1e-6)

@@ -129,6 +129,13 @@ def test_sequences(rank_results, world_size):
 
 
 @each_world
+def test_gradient_scales(rank_results, world_size):
+    for gradients in rank_results(world_size, "groups.gradient_scales"):
+        for (scale, _), values in gradients.items():
+            np.testing.assert_allclose(values, world_size if scale == "sum" else 1, rtol=1e-6)
+
+
+@each_world
 def test_switch(rank_results, world_size):
     ranks = rank_results(world_size, "groups.strategy")
     for result in ranks:
