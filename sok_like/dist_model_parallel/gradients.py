@@ -15,23 +15,16 @@ from sok_like import comm
 from sok_like.core.initialize import ensure_initialized
 from sok_like.dist_model_parallel.local import is_local, mark_local, unique_in_graph
 
-# What Horovod's wrappers take and what of it keeps the meaning of an average over all ranks. Others
-# would give replicated and local variables gradients of different scales.
-_HOROVOD_DEFAULTS = {
-    "name": None,
-    "device_dense": "",
-    "device_sparse": "",
-    "compression": None,
-    "op": None,
+# What Horovod's wrappers take: arguments without effect here, and those that must keep the meaning
+# of an average over all ranks, since another would give replicated and local variables gradients of
+# different scales.
+_WITHOUT_EFFECT = ("name", "device_dense", "device_sparse", "num_groups", "groups", "compression")
+_ONLY_WITH = {
     "gradient_predivide_factor": 1.0,
     "backward_passes_per_step": 1,
     "average_aggregated_gradients": False,
-    "num_groups": 0,
-    "groups": None,
-    "process_set": None,
     "scale_local_gradients": True,
 }
-_WITHOUT_EFFECT = ("name", "device_dense", "device_sparse", "num_groups", "groups", "compression")
 
 
 def check_horovod_arguments(wrapper: str, arguments: dict[str, Any]) -> None:
@@ -42,23 +35,27 @@ def check_horovod_arguments(wrapper: str, arguments: dict[str, Any]) -> None:
         ValueError: one with a value that is not supported.
     """
     for name, value in arguments.items():
-        if name not in _HOROVOD_DEFAULTS:
+        if name in _WITHOUT_EFFECT:
+            fine = True
+        elif name in _ONLY_WITH:
+            fine = value == _ONLY_WITH[name]
+        elif name == "op":
+            fine = value is None or value == _horovod().Average
+        elif name == "process_set":
+            fine = value is None or getattr(value, "process_set_id", None) == 0
+        else:
             raise TypeError(f"{wrapper} got an unexpected argument. Received: {name}={value!r}")
-        if name in _WITHOUT_EFFECT or value == _HOROVOD_DEFAULTS[name]:
-            continue
-        averages = getattr(value, "__class__", None) is not str and str(value) in ("Average", "0")
-        everyone = name == "process_set" and getattr(value, "process_set_id", None) == 0
-        if not everyone and not (name == "op" and (averages or _is_horovod_average(value))):
+        if not fine:
             raise ValueError(
-                f"{wrapper} averages over all ranks, so `{name}` must be "
-                f"{_HOROVOD_DEFAULTS[name]!r}. Received: {name}={value!r}"
+                f"{wrapper} averages over all ranks, so `{name}` must be left out. "
+                f"Received: {name}={value!r}"
             )
 
 
-def _is_horovod_average(value):
+def _horovod():
     import horovod.tensorflow as hvd
 
-    return value is hvd.Average
+    return hvd
 
 
 def averaged(gradients: list, variables: list, sparse_as_dense: bool, name: str) -> list:
@@ -161,9 +158,12 @@ class _Averaging:
 
     _dmp_sparse_as_dense = False
 
-    def add_variable_from_reference(self, reference_variable, *args, **kwargs):
-        slot = super().add_variable_from_reference(reference_variable, *args, **kwargs)
-        return mark_local(slot) if is_local(reference_variable) else slot
+    def add_variable_from_reference(self, *args, **kwargs):
+        slot = super().add_variable_from_reference(*args, **kwargs)
+        # The two Keras call it by other names.
+        names = ("reference_variable", "model_variable")
+        reference = args[0] if args else next(kwargs[name] for name in names if name in kwargs)
+        return mark_local(slot) if is_local(reference) else slot
 
     def _dmp_averaged(self, gradients, variables):
         return averaged(gradients, variables, self._dmp_sparse_as_dense, "dmp_optimizer")
@@ -230,7 +230,7 @@ def DistributedOptimizer(
         ValueError: a value that is not supported.
     """
     check_horovod_arguments("DistributedOptimizer", horovod_arguments)
-    cls = _averaging_class(type(optimizer))
+    cls = _averaging_class(type(optimizer))  # type: ignore[arg-type]
     with tf.init_scope():
         ensure_initialized()
     view = object.__new__(cls)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from sok_like import comm
 from sok_like.core.initialize import ensure_initialized
 from sok_like.dist_model_parallel import exchange, mp_input
-from sok_like.dist_model_parallel.concat_initializer import ConcatInitializer
+from sok_like.dist_model_parallel.concat_initializer import ConcatInitializer, varied
 from sok_like.dist_model_parallel.embedding import Embedding
 from sok_like.dist_model_parallel.embedding_lookup import (
     as_tf_table,
@@ -145,8 +145,9 @@ class DistributedEmbedding(tf.keras.layers.Layer):
             return
         strategy = self.strategy
         self.dp_layers = [_build(config) for config in strategy.dp_configs]
+        vary = self.rank if self.world_size > 1 else 0
         self.local_embedding_layers = [
-            _build(config, [b - a for a, b in itertools.pairwise(offsets)])
+            _build(config, [b - a for a, b in itertools.pairwise(offsets)], vary)
             for config, offsets in zip(
                 strategy.local_configs[self.rank],
                 strategy.local_weight_offsets[self.rank],
@@ -154,7 +155,8 @@ class DistributedEmbedding(tf.keras.layers.Layer):
             )
         ]
         shards = strategy.row_sliced_configs[self.rank]
-        self.row_layers = [_build(config) for config in shards if config["input_dim"] > 0]
+        shards = [config for config in shards if config["input_dim"] > 0]
+        self.row_layers = [_build(config, (), vary) for config in shards]
         if self.world_size > 1:
             own = [*self.local_embedding_layers, *self.row_layers]
             idle = not any(layer.trainable_weights for layer in own)
@@ -275,14 +277,31 @@ class DistributedEmbedding(tf.keras.layers.Layer):
         found_here = iter(exchange.lookup_here(here))
         found = iter(())
         if travelling:
-            anchor = None if self._anchor is None else as_tf_table(self._anchor)
             name = unique_in_graph(self.name)
-            found = iter(exchange.lookup(travelling, anchor, comm.current(), name))
+            found = iter(exchange.lookup(travelling, self.anchor(), comm.current(), name))
         outputs = []
         for table_id, samples, is_here in zip(plan.input_table_map, flat, kinds, strict=True):
             rows = [next(found_here if is_here else found) for _ in self._parts[table_id]]
             outputs.append(samples.restore(rows[0] if len(rows) == 1 else tf.concat(rows, -1)))
         return outputs
+
+    # What the lookup of model-parallel input asks.
+
+    def anchor(self) -> Any:
+        """The variable without rows of a rank that has no other; None elsewhere."""
+        return None if self._anchor is None else as_tf_table(self._anchor)
+
+    def combiner_of(self, table_id: int) -> str | None:
+        """A table's combiner."""
+        return self._combiners[table_id]
+
+    def table_name(self, table_id: int) -> str:
+        """What errors call a table."""
+        return self._names[table_id]
+
+    def part_of(self, table_id: int, rank: int) -> Part:
+        """A rank's part of a column-wise table."""
+        return next(part for part in self._parts[table_id] if part.owner == rank)
 
     def flatten(self, i: int, ids: Any) -> FlatIds:
         """Input i, checked, as flat ids of samples."""
@@ -343,13 +362,23 @@ def _as_list(inputs):
     return list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
 
 
-def _build(config, sizes=()):
-    """A layer of this configuration, with its variable; of several tables where `sizes` are."""
+def _build(config, sizes=(), vary=0):
+    """A layer of this configuration, with its variable.
+
+    Args:
+        config: As the planner has it.
+        sizes: Rows of the tables that were joined in it, if it holds more than one.
+        vary: Added to the seeds of its initializers, so that the shards of a table do not all start
+            with the same rows.
+    """
     config = dict(config)
     layer_type = config.pop("layer_type", None)
     if len(sizes) > 1:
         initializers = [each or "uniform" for each in config["embeddings_initializer"]]
+        initializers = [varied(each, vary) for each in initializers]
         config["embeddings_initializer"] = ConcatInitializer(initializers, sizes)
+    elif config.get("embeddings_initializer") is not None:
+        config["embeddings_initializer"] = varied(config["embeddings_initializer"], vary)
     if layer_type is None or layer_type is tf.keras.layers.Embedding:
         layer_type = Embedding
     layer = layer_type.from_config(config)

@@ -78,12 +78,80 @@ def train(case, optimizer, graph, by_optimizer):
 def trainings():
     """Every placement under every optimizer; the ways to run it take turns."""
     for i, (name, case) in enumerate(cases.CASES.items()):
-        for k, optimizer in enumerate(cases.OPTIMIZERS):
+        for k, optimizer in enumerate(cases.optimizers(comm.current().world_size)):
             graph, by_optimizer = (i + k) % 2 == 0, (i + k) % 3 == 0
             yield (
                 f"{name}.{optimizer}",
                 lambda c=case, o=optimizer, g=graph, b=by_optimizer: train(c, o, g, b),
             )
+
+
+MP_INPUTS = [*cases.INPUTS[:5], (3, "dense", "int64", 2)]  # ragged ones with a combiner only
+
+
+def model_parallel(arguments, graph):
+    """One step with inputs of the global batch, each on the ranks that hold its table."""
+    case = cases.Case({**arguments, "dp_input": False}, inputs=MP_INPUTS)
+    layer, heads = make_layer(case), cases.make_heads(case)
+    layer.set_weights(cases.table_values(case))
+    current = comm.current()
+    # Batches of equal size, laid end to end: rank r's samples are its part of the global batch.
+    of_rank = [cases.batch(case, 0, rank, 1) for rank in range(current.world_size)]
+    joined = [[s for ids in of_rank for s in ids[i]] for i in range(len(case.inputs))]
+    mine = layer.strategy.input_ids_list[current.rank]
+    inputs = [cases.as_tensor(joined[i], *case.inputs[i][1:]) for i in mine]
+
+    def step(inputs):
+        with tf.GradientTape() as tape:
+            outputs = layer(inputs)
+            loss = cases.loss_of(outputs, heads)
+        tape = dmp.DistributedGradientTape(tape)
+        return outputs, tape.gradient(loss, layer.trainable_variables)
+
+    outputs, gradients = (tf.function(step) if graph else step)(inputs)
+    optimizer = tf.keras.optimizers.SGD(0.005)
+    optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
+    seen = {
+        "outputs": [cases.flat(o).numpy() for o in outputs],
+        "shapes": [tuple(o.shape) for o in outputs],
+        "tables": layer.get_weights(all_ranks=True),
+        "errors": [],
+    }
+    bad = [cases.as_tensor([[99]] * len(joined[0]), *case.inputs[0][1:]) if i == 0 else x
+           for i, x in zip(mine, inputs, strict=True)]  # fmt: skip
+    odd = [cases.as_tensor([*joined[i], joined[i][0]], *case.inputs[i][1:]) for i in mine]
+    for wrong in (bad, odd):
+        try:
+            layer(wrong)
+            seen["errors"].append(None)
+        except tf.errors.InvalidArgumentError as error:
+            seen["errors"].append(error.message)
+    try:
+        layer([*inputs, tf.constant([[1]])])
+    except ValueError as error:
+        seen["count"] = str(error)
+    return seen
+
+
+def model_parallel_inputs():
+    return {
+        "basic": model_parallel({}, graph=False),
+        "columns": model_parallel({"column_slice_threshold": 30}, graph=True),
+    }
+
+
+def idle_model_parallel():
+    """A rank without a table, with model-parallel input."""
+    layer = dmp.DistributedEmbedding([sok.Embedding(3, 1, combiner="sum")], dp_input=False)
+    layer.set_weights([np.ones([3, 1], np.float32)])
+    world_size = comm.current().world_size
+    ids = tf.constant([[1, 2]] * (2 * world_size))
+    with tf.GradientTape() as tape:
+        (out,) = layer([ids] if layer.strategy.input_ids_list[comm.current().rank] else [])
+        loss = tf.reduce_sum(out)
+    tape = dmp.DistributedGradientTape(tape)
+    gradients = tape.gradient(loss, layer.trainable_variables)
+    return out.numpy(), [tf.convert_to_tensor(g).numpy() for g in gradients]
 
 
 def out_of_range():
@@ -137,6 +205,19 @@ def weights_from_files():
         np.array_equal(a, b) for a, b in zip(layer.get_weights(all_ranks=True), values, strict=True)
     )
     return seen
+
+
+def initial_rows():
+    """Of a table cut by rows and one by columns, with the same seeds on all ranks."""
+    found = []
+    for seed in (3, None):
+        tf.keras.utils.set_random_seed(5)
+        init = tf.keras.initializers.RandomUniform(seed=seed)
+        table = tf.keras.layers.Embedding(12, 6, embeddings_initializer=init)
+        for arguments in ({"row_slice_threshold": 1}, {"column_slice_threshold": 36}):
+            layer = dmp.DistributedEmbedding([table], **arguments)
+            found += layer.get_weights(all_ranks=True)
+    return found
 
 
 def marks():
@@ -213,7 +294,14 @@ def fit():
 
 def checks():
     yield from trainings()
-    for check in (out_of_range, weights_from_files, marks, fit):
+    for check in (
+        model_parallel_inputs,
+        idle_model_parallel,
+        out_of_range,
+        weights_from_files,
+        marks,
+        fit,
+    ):
         yield check.__name__, check
 
 
@@ -221,7 +309,10 @@ def run():
     """Every check, by name; the text of the exception where one was raised."""
     ensure_initialized()
     results = {}
+    only = os.environ.get("SOK_CHECKS", "")
     for name, check in checks():
+        if not name.startswith(only):
+            continue
         start = time.monotonic()
         try:
             results[name] = check()

@@ -13,9 +13,13 @@ pytestmark = pytest.mark.keras
 
 WORLDS = [pytest.param(n, marks=[pytest.mark.ranks] if n > 1 else [], id=f"{n}") for n in (1, 2, 3)]
 each_world = pytest.mark.parametrize("world_size", WORLDS)
-each_training = pytest.mark.parametrize(
-    "name, optimizer", [(name, o) for name in cases.CASES for o in cases.OPTIMIZERS]
-)
+TRAININGS = [
+    pytest.param(n, name, o, marks=[pytest.mark.ranks] if n > 1 else [], id=f"{n}-{name}-{o}")
+    for n in (1, 2, 3)
+    for name in cases.CASES
+    for o in cases.optimizers(n)
+]
+each_training = pytest.mark.parametrize("world_size, name, optimizer", TRAININGS)
 
 
 @functools.cache
@@ -54,7 +58,6 @@ def _oracle(name, optimizer, world_size):
 
 
 @each_training
-@each_world
 def test_outputs_of_every_step(results, world_size, name, optimizer):
     expected = _oracle(name, optimizer, world_size)["outputs"]
     for rank, result in enumerate(results(f"{name}.{optimizer}")):
@@ -65,7 +68,6 @@ def test_outputs_of_every_step(results, world_size, name, optimizer):
 
 
 @each_training
-@each_world
 def test_weights_after_training(results, world_size, name, optimizer):
     expected = _oracle(name, optimizer, world_size)
     for rank, result in enumerate(results(f"{name}.{optimizer}")):
@@ -77,7 +79,7 @@ def test_weights_after_training(results, world_size, name, optimizer):
 
 @each_world
 def test_shapes_are_those_of_the_plain_layers(results, world_size):
-    for rank, result in enumerate(results("basic.sgd")):
+    for rank, result in enumerate(results("basic.adagrad")):
         for step in range(cases.STEPS):
             batch = len(cases.batch(cases.CASES["basic"], step, rank, world_size)[0])
             assert result["shapes"][step] == [
@@ -95,7 +97,7 @@ def test_each_element_is_on_one_rank(results, world_size, name):
         world_size if size <= case.arguments.get("data_parallel_threshold", 0) else 1
         for size in whole
     ]
-    held = sum(result["elements"] for result in results(f"{name}.sgd"))
+    held = sum(result["elements"] for result in results(f"{name}.adagrad"))
     assert held == sum(size * n for size, n in zip(whole, copies, strict=True))
 
 
@@ -110,6 +112,54 @@ def test_id_outside_its_table(results, world_size):
                 assert f"rank {world_size - 1}:" in message
 
 
+def _model_parallel_oracle(world_size):
+    from tests.dist_model_parallel.rank_checks import MP_INPUTS
+
+    case = cases.Case({}, inputs=MP_INPUTS)
+    tables = [tf.Variable(value) for value in cases.table_values(case)]
+    heads, outputs = cases.make_heads(case), []
+    with tf.GradientTape() as tape:
+        for rank in range(world_size):
+            ids = cases.batch(case, 0, rank, 1)
+            outputs.append(
+                [
+                    tf.constant(cases.counts(samples, *case.tables[t][::2])) @ tables[t]
+                    for (t, *_), samples in zip(case.inputs, ids, strict=True)
+                ]
+            )
+        loss = tf.add_n([cases.loss_of(o, heads) for o in outputs]) / world_size
+    gradients = tape.gradient(loss, tables)
+    return outputs, [t - 0.005 * g for t, g in zip(tables, gradients, strict=True)]
+
+
+@each_world
+@pytest.mark.parametrize("name", ["basic", "columns"])
+def test_model_parallel_input(results, world_size, name):
+    outputs, tables = _model_parallel_oracle(world_size)
+    for rank, ranks in enumerate(results("model_parallel_inputs")):
+        seen = ranks[name]
+        for found, right in zip(seen["outputs"], outputs[rank], strict=True):
+            np.testing.assert_allclose(found, right, rtol=0, atol=1e-5)
+        for found, right in zip(seen["tables"], tables, strict=True):
+            np.testing.assert_allclose(found, right, rtol=0, atol=1e-5)
+        assert seen["shapes"] == [(4, 1, 4), (4, 8), (4, 4), (4, 3, 4), (4, 6), (4, 2, 4)]
+        bad, odd = seen["errors"]
+        assert "table 'embedding" in bad
+        assert "id 99" in bad
+        if world_size > 1:
+            assert "rank " in bad
+            assert "not divisible by the number of ranks" in odd
+        assert "inputs, got" in seen["count"]
+
+
+@each_world
+def test_model_parallel_input_with_an_idle_rank(results, world_size):
+    for rank, (out, gradients) in enumerate(results("idle_model_parallel")):
+        np.testing.assert_array_equal(out, np.full([2, 1], 2.0))
+        (gradient,) = gradients
+        assert gradient.tolist() == ([[0], [2], [2]] if rank == 0 else [])
+
+
 @each_world
 def test_weights_from_files_and_weights_that_do_not_fit(results, world_size):
     for seen in results("weights_from_files"):
@@ -120,6 +170,13 @@ def test_weights_from_files_and_weights_that_do_not_fit(results, world_size):
         if world_size > 1:
             assert seen["short"].startswith(f"rank {world_size - 1}: ")
         assert seen["unchanged"]
+
+
+@each_world
+def test_shards_do_not_start_alike(results, world_size):
+    for tables in results("initial_rows"):
+        for table in tables:
+            assert len(np.unique(table)) == table.size
 
 
 @each_world
