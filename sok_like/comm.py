@@ -90,6 +90,24 @@ class SingleProcess:
         pass
 
 
+def _not_folded(tensor):
+    """`tensor`, of unknown value to TensorFlow's optimizer of graphs.
+
+    It computes what it knows beforehand, on one rank alone, and Horovod's ops do not tell it that
+    they must not be: a rank whose batch is empty by its static shape would leave the others.
+    """
+    if tf.executing_eagerly():
+        return tensor
+    return tf.compat.v1.placeholder_with_default(tensor, tensor.shape)
+
+
+def distinct(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """The same gradient with each index once: Keras 3 squares the values as they come."""
+    indices, inverse = tf.unique(slices.indices)
+    values = tf.math.unsorted_segment_sum(slices.values, inverse, tf.size(indices))
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
 class HorovodCommunicator:
     """Horovod's collectives, over MPI, Gloo or NCCL as Horovod was built and launched.
 
@@ -117,9 +135,10 @@ class HorovodCommunicator:
 
         @tf.custom_gradient
         def exchange(tensor):
-            received, received_splits = hvd.alltoall(tensor, splits=splits, name=name)
+            received, received_splits = hvd.alltoall(_not_folded(tensor), splits=splits, name=name)
 
             def back(grad, _):
+                grad = _not_folded(grad)
                 returned, _ = hvd.alltoall(grad, splits=received_splits, name=f"{name}_grad")
                 return returned
 
@@ -140,9 +159,8 @@ class HorovodCommunicator:
             if isinstance(tensor, tf.IndexedSlices):
                 values = self.all_gather(tensor.values, f"{name}_values_{i}")
                 indices = self.all_gather(tensor.indices, f"{name}_indices_{i}")
-                averaged[i] = tf.IndexedSlices(
-                    values / tf.cast(self.world_size, values.dtype), indices, tensor.dense_shape
-                )
+                values = values / tf.cast(self.world_size, values.dtype)
+                averaged[i] = distinct(tf.IndexedSlices(values, indices, tensor.dense_shape))
         return averaged
 
     def broadcast(self, tensor, root_rank, name):

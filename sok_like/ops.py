@@ -153,6 +153,27 @@ def _gather_rows_grad(op, grad, _):
     return [*slices, None, None]
 
 
+tf.no_gradient("SokUnpackKeys")
+
+
+@tf.RegisterGradient("SokPackRows")
+def _pack_rows_grad(op, grad, _):
+    n = op.get_attr("N")
+    if grad is None:
+        return [None] * len(op.inputs)
+    rows = native.ops().sok_unpack_rows(
+        row_message=grad,
+        row_splits=op.outputs[1],  # gradients come back in the places of the rows sent
+        message=op.inputs[n],
+        splits=op.inputs[n + 1],
+        N=n,
+        world_size=op.get_attr("world_size"),
+        dims=op.get_attr("dims"),
+        scale=op.get_attr("gradient_scale"),
+    )
+    return [*rows, None, None]
+
+
 @tf.RegisterGradient("SokCombine")
 def _combine_grad(op, *grads):
     n = op.get_attr("N")

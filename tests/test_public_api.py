@@ -27,12 +27,22 @@ CALLABLES = {
     "OptimizerScope": "trainable_variables",
     "OptimizerWrapper": "optimizer, *, lazy=False, average_dense_gradients=True",
     "assign": "variable, keys, rows",
+    "dist_model_parallel.BroadcastGlobalVariablesCallback": "root_rank=0, device=''",
     "dist_model_parallel.ConcatInitializer": "initializer, sizes",
     "dist_model_parallel.DistEmbeddingStrategy": "embeddings, world_size, strategy='basic', "
     "input_table_map=None, column_slice_threshold=None, row_slice_threshold=None, "
     "data_parallel_threshold=None",
     "deeprec.install": "",
     "deeprec.uninstall": "",
+    "dist_model_parallel.DistributedEmbedding": "embeddings, strategy='basic', "
+    "column_slice_threshold=None, row_slice_threshold=None, dp_input=True, input_table_map=None, "
+    "data_parallel_threshold=None, **kwargs",
+    "dist_model_parallel.DistributedGradientTape": "gradtape, *, sparse_as_dense=False, "
+    "**horovod_arguments",
+    "dist_model_parallel.DistributedOptimizer": "optimizer, *, sparse_as_dense=False, "
+    "**horovod_arguments",
+    "dist_model_parallel.broadcast_variables": "model_vars, root_rank=0",
+    "dist_model_parallel.is_local": "variable",
     "embedding_lookup": "param, ids, combiner=None, *, weights=None",
     "enable_distributed_strategy": "strategy='collective'",
     "export": "variable",

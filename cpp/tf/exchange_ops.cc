@@ -11,15 +11,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "cpp/core/cpu/apply.h"
-#include "cpp/core/cpu/message.h"
+#include "cpp/core/cpu/place.h"
 #include "cpp/core/cpu/route.h"
-#include "cpp/tf/common.h"
+#include "cpp/tf/messages.h"
 #include "cpp/tf/samples.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
 namespace sok {
-namespace {
 
 using tensorflow::OpInputList;
 using tensorflow::OpKernel;
@@ -30,39 +29,6 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
-
-absl::Status SplitsFit(int64_t words) {
-  if (words <= std::numeric_limits<int32_t>::max()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("a message to one rank must stay below 2^31 words. Received: ", words,
-                   "; use a smaller batch"));
-}
-
-// The same failed block for every rank.
-template <typename T>
-absl::Status FailAll(OpKernelContext* ctx, const absl::Status& status, int64_t world_size) {
-  const std::vector<T> block = FailedBlock<T>(std::string(status.message()));
-  Tensor *message, *splits;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(
-      0, TensorShape({world_size * static_cast<int64_t>(block.size())}), &message));
-  TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({world_size}), &splits));
-  for (int64_t r = 0; r < world_size; ++r) {
-    std::copy(block.begin(), block.end(), message->flat<T>().data() + r * block.size());
-    splits->flat<int32_t>()(r) = block.size();
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckSplits(const Tensor& message, const Tensor& splits, int64_t world_size) {
-  int64_t total = 0;
-  for (int64_t r = 0; r < splits.NumElements(); ++r) total += splits.flat<int32_t>()(r);
-  if (splits.NumElements() == world_size && total == message.NumElements()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "splits must hold ", world_size, " lengths that add up to the message's ",
-      message.NumElements(), ". Received: ", splits.NumElements(), " adding up to ", total));
-}
-
-}  // namespace
 
 REGISTER_OP("SokRoute")
     .Input("keys: N * int64")
@@ -80,6 +46,8 @@ REGISTER_OP("SokRoute")
     .Attr("max_hotness: list(int)")
     .Attr("key_limits: list(int)")
     .Attr("batch_multiples: list(int)")
+    .Attr("owners: list(int) = []")
+    .Attr("row_offsets: list(int) = []")
     .SetShapeFn([](InferenceContext* c) {
       int world_size, n;
       TF_RETURN_IF_ERROR(c->GetAttr("world_size", &world_size));
@@ -92,13 +60,27 @@ REGISTER_OP("SokRoute")
     })
     .Doc(
         "Unique keys of N tables by owner, as one key message. counts [world_size, N] are the "
-        "unique keys sent; inverse [num_keys] points into a table's unique keys, owner-major.");
+        "unique keys sent; inverse [num_keys] points into a table's unique keys, owner-major. With "
+        "owners, the keys are rows of dense tables of key_limits rows, and what is sent are the "
+        "places of those rows: a table's owner, or -1 where its rows are laid over all ranks.");
 
 class RouteOp : public OpKernel {
  public:
   explicit RouteOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, features_.Init(ctx));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
+    std::vector<int64_t> owners, row_offsets;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("owners", &owners));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("row_offsets", &row_offsets));
+    const size_t places = owners.empty() ? 0 : features_.size();
+    OP_REQUIRES(ctx, owners.size() == places && row_offsets.size() == places,
+                absl::InvalidArgumentError("owners and row_offsets must be empty or one a table"));
+    for (size_t i = 0; i < places; ++i) {
+      OP_REQUIRES(ctx, owners[i] >= -1 && owners[i] < world_size_ && features_.key_limit(i) > 0,
+                  absl::InvalidArgumentError(
+                      absl::StrCat("owners must be ranks or -1. Received: ", owners[i])));
+      placements_.push_back({features_.key_limit(i), owners[i], row_offsets[i]});
+    }
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -117,12 +99,21 @@ class RouteOp : public OpKernel {
     }
     TfExecutor ex(ctx);
     std::vector<std::unique_ptr<Route>> routes(n);
+    std::vector<uint64_t> placed;
     absl::Status status;
     for (int64_t i = 0; i < n && status.ok(); ++i) {
       status = features_.Check(ex, i, keys[i], row_splits[i], weights[i]);
       if (!status.ok()) break;
+      const int64_t num_keys = keys[i].NumElements();
+      const uint64_t* routed = Keys(keys[i]);
+      if (!placements_.empty()) {
+        placed.resize(num_keys);
+        PlaceRows(ex, placements_[i], world_size_, keys[i].flat<int64_t>().data(), num_keys,
+                  placed.data());
+        routed = placed.data();
+      }
       status = Guard([&] {
-        routes[i] = std::make_unique<Route>(ex, Keys(keys[i]), keys[i].NumElements(), world_size_,
+        routes[i] = std::make_unique<Route>(ex, routed, num_keys, world_size_,
                                             inverses[i]->flat<int32_t>().data());
       });
     }
@@ -173,6 +164,7 @@ class RouteOp : public OpKernel {
 
   FeatureAttrs features_;
   int64_t world_size_;
+  std::vector<RowPlacement> placements_;  // none: keys go to key % world_size as they are
 };
 REGISTER_KERNEL_BUILDER(Name("SokRoute").Device(tensorflow::DEVICE_CPU), RouteOp);
 
@@ -219,13 +211,6 @@ class GatherRowsOp : public OpKernel {
                    }));
     absl::Status status = Write(ctx, tables, segments);
     if (!status.ok()) OP_REQUIRES_OK(ctx, FailAll<float>(ctx, status, world_size_));
-  }
-
-  static absl::Status RaisedByRank(const std::function<void()>& fn) {
-    absl::Status status = Guard(fn);
-    // A reason that another rank sent is about its input, not an internal fault of this one.
-    if (absl::IsInternal(status)) return absl::InvalidArgumentError(status.message());
-    return status;
   }
 
  private:

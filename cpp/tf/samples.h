@@ -22,6 +22,7 @@ class FeatureAttrs {
   int size() const { return static_cast<int>(dims_.size()); }
   int64_t dim(int i) const { return dims_[i]; }
   const std::string& table_name(int i) const { return table_names_[i]; }
+  int64_t key_limit(int i) const { return limits_[i].key_limit; }
 
   // Shapes agree and the batch keeps its limits.
   absl::Status Check(Executor& ex, int i, const tensorflow::Tensor& keys,

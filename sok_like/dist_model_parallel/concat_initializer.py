@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,3 +55,26 @@ class ConcatInitializer(tf.keras.initializers.Initializer):
     def get_config(self):
         serialize = tf.keras.initializers.serialize
         return {"initializer": [serialize(each) for each in self.initializers], "sizes": self.sizes}
+
+
+def varied(initializer: Any, number: int) -> Any:
+    """An initializer like the one given, drawing other numbers for each `number` above 0.
+
+    Args:
+        initializer: What Keras takes for one.
+        number: The same for the same numbers.
+
+    Returns:
+        `initializer` itself for 0, or if it draws none.
+    """
+    if number == 0:
+        return initializer
+    made = tf.keras.initializers.get(initializer)
+    get_config = getattr(made, "get_config", None)
+    config = get_config() if get_config else {}
+    seed = config.get("seed", 0)
+    if "seed" not in config or not (seed is None or isinstance(seed, int)):
+        return initializer
+    if seed is None:  # Keras would draw it from here: the same on all ranks after set_random_seed
+        seed = random.randint(1, 10**9)
+    return type(made).from_config({**config, "seed": (seed + number * 1_000_003) % 2**31})

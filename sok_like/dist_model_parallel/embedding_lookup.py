@@ -102,13 +102,13 @@ def lookup_rows(table, ids, combiner: str | None, weights, table_name: str):
 
 def _rows_of(table, ids, table_name):
     """The row of each id. `[num_keys, output_dim]`"""
-    unique, inverse = tf.unique(_require_in_range(ids, table, table_name))
+    unique, inverse = tf.unique(require_in_range(ids, _num_rows(table), table_name))
     return tf.gather(tf.gather(table, unique), inverse)
 
 
 def _combine(table, samples: Samples, combiner, table_name):
     """One row per sample. `[batch, output_dim]`"""
-    unique, inverse = tf.unique(_require_in_range(samples.ids, table, table_name))
+    unique, inverse = tf.unique(require_in_range(samples.ids, _num_rows(table), table_name))
     rows = tf.gather(table, unique)
     if samples.weights is None:
         segment = tf.sparse.segment_sum if combiner == "sum" else tf.sparse.segment_mean
@@ -123,11 +123,16 @@ def _combine(table, samples: Samples, combiner, table_name):
     return combined
 
 
-def _require_in_range(ids, table, table_name):
-    """The ids; InvalidArgumentError unless all are row numbers of the table."""
-    num_rows = tf.shape(table, ids.dtype)[0]
+def _num_rows(table):
+    return tf.shape(table, tf.int64)[0]
+
+
+def require_in_range(ids, num_rows, table_name):
+    """The ids; InvalidArgumentError unless all are row numbers of a table of so many rows."""
+    num_rows = tf.cast(num_rows, tf.int64)
     # Without ids these are the dtype's largest and smallest value, which pass.
-    least, largest = tf.reduce_min(ids), tf.reduce_max(ids)
+    least = tf.cast(tf.reduce_min(ids), tf.int64)
+    largest = tf.cast(tf.reduce_max(ids), tf.int64)
     in_range = (least >= 0) & (largest < num_rows)
     wrong = tf.where(least < 0, least, largest)
     rule = f"Ids of table '{table_name}' must be in [0, input_dim)."

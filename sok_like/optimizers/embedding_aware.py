@@ -149,12 +149,7 @@ class _Keras3(_EmbeddingAware):
 
 
 def _summed(gradient):
-    """The gradient; one of rows with each row once."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    indices, inverse = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(gradient.values, inverse, tf.shape(indices)[0])
-    return tf.IndexedSlices(values, indices, gradient.dense_shape)
+    return comm.distinct(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def unscaled(gradient: tf.IndexedSlices | None, scale: Any) -> tf.IndexedSlices | None:

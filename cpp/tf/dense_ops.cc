@@ -1,0 +1,239 @@
+// The owner's side of a lookup in dense tables, whose rows are ordinary TensorFlow variables.
+//
+//     key message -> SokUnpackKeys -> local rows -> (tf.gather) -> rows -> SokPackRows -> row
+//     message back:          row message of gradients -> SokUnpackRows -> gradients of the rows
+//
+// Between the two ops stand TensorFlow's own, so any optimizer sees ordinary sparse gradients. A
+// feature's keys of all ranks come as one list, rank by rank.
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "cpp/tf/messages.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace sok {
+
+using tensorflow::OpInputList;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::OpOutputList;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::shape_inference::InferenceContext;
+
+namespace {
+
+using Segments = std::vector<std::vector<KeySegment>>;
+
+absl::Status ParseKeys(const Tensor& message, const Tensor& splits, int64_t world_size,
+                       int64_t num_features, Segments* segments) {
+  TF_RETURN_IF_ERROR(CheckSplits(message, splits, world_size));
+  return RaisedByRank([&] {
+    *segments = ParseKeyMessage(message.flat<int64_t>().data(), splits.flat<int32_t>().data(),
+                                world_size, num_features);
+  });
+}
+
+int64_t NumKeys(const Segments& segments, int64_t feature) {
+  int64_t num_keys = 0;
+  for (const auto& of_rank : segments) num_keys += of_rank[feature].num_keys;
+  return num_keys;
+}
+
+// Words of the row message that answers rank `rank`.
+int64_t NumWords(const Segments& segments, int64_t rank, const std::vector<int64_t>& dims) {
+  int64_t words = 1;
+  for (size_t i = 0; i < dims.size(); ++i) words += segments[rank][i].num_keys * dims[i];
+  return words;
+}
+
+}  // namespace
+
+REGISTER_OP("SokUnpackKeys")
+    .Input("message: int64")
+    .Input("splits: int32")
+    .Output("local_rows: N * int64")
+    .Attr("N: int >= 1")
+    .Attr("world_size: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      for (int i = 0; i < c->num_outputs(); ++i) {
+        c->set_output(i, c->Vector(InferenceContext::kUnknownDim));
+      }
+      return absl::OkStatus();
+    })
+    .Doc("Local rows of N features [num_keys] that all ranks asked this one for, rank by rank.");
+
+class UnpackKeysOp : public OpKernel {
+ public:
+  explicit UnpackKeysOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    Segments segments;
+    // A rank's failure reached every rank in this message: all raise it here.
+    OP_REQUIRES_OK(ctx,
+                   ParseKeys(ctx->input(0), ctx->input(1), world_size_, num_outputs(), &segments));
+    for (int i = 0; i < num_outputs(); ++i) {
+      Tensor* out;
+      OP_REQUIRES_OK(ctx, ctx->allocate_output(i, TensorShape({NumKeys(segments, i)}), &out));
+      int64_t* row = out->flat<int64_t>().data();
+      for (const auto& of_rank : segments) {
+        for (int64_t k = 0; k < of_rank[i].num_keys; ++k) *row++ = of_rank[i].keys[k] / world_size_;
+      }
+    }
+  }
+
+ private:
+  int64_t world_size_;
+};
+REGISTER_KERNEL_BUILDER(Name("SokUnpackKeys").Device(tensorflow::DEVICE_CPU), UnpackKeysOp);
+
+REGISTER_OP("SokPackRows")
+    .Input("rows: N * float")
+    .Input("message: int64")
+    .Input("splits: int32")
+    .Output("row_message: float")
+    .Output("row_splits: int32")
+    .Attr("N: int >= 1")
+    .Attr("world_size: int >= 1")
+    .Attr("dims: list(int)")
+    .Attr("gradient_scale: float = 1.0")
+    .SetShapeFn([](InferenceContext* c) {
+      int world_size;
+      TF_RETURN_IF_ERROR(c->GetAttr("world_size", &world_size));
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(1, c->Vector(world_size));
+      return absl::OkStatus();
+    })
+    .Doc("Rows [num_keys, dim] of N features as the row message that answers the key message.");
+
+class PackRowsOp : public OpKernel {
+ public:
+  explicit PackRowsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    OpInputList rows;
+    OP_REQUIRES_OK(ctx, ctx->input_list("rows", &rows));
+    const int64_t n = dims_.size();
+    OP_REQUIRES(ctx, rows.size() == n, absl::InvalidArgumentError("dims must be one a feature"));
+    Segments segments;
+    OP_REQUIRES_OK(ctx, ParseKeys(ctx->input(n), ctx->input(n + 1), world_size_, n, &segments));
+    absl::Status status = Write(ctx, rows, segments);
+    if (!status.ok()) OP_REQUIRES_OK(ctx, FailAll<float>(ctx, status, world_size_));
+  }
+
+ private:
+  absl::Status Write(OpKernelContext* ctx, const OpInputList& rows,
+                     const Segments& segments) const {
+    const int64_t n = dims_.size();
+    std::vector<const float*> next(n);
+    for (int64_t i = 0; i < n; ++i) {
+      const TensorShape expected({NumKeys(segments, i), dims_[i]});
+      if (rows[i].shape() != expected) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("the rows of feature ", i, " must have the shape ", expected.DebugString(),
+                         ", one a key. Received: ", rows[i].shape().DebugString()));
+      }
+      next[i] = rows[i].flat<float>().data();
+    }
+    std::vector<int64_t> words(world_size_);
+    int64_t total = 0;
+    for (int64_t r = 0; r < world_size_; ++r) {
+      words[r] = NumWords(segments, r, dims_);
+      TF_RETURN_IF_ERROR(SplitsFit(words[r]));
+      total += words[r];
+    }
+    Tensor *message, *splits;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({total}), &message));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({world_size_}), &splits));
+    float* out = message->flat<float>().data();
+    for (int64_t r = 0; r < world_size_; ++r) {
+      splits->flat<int32_t>()(r) = words[r];
+      *out++ = 0.0f;
+      for (int64_t i = 0; i < n; ++i) {
+        const int64_t size = segments[r][i].num_keys * dims_[i];
+        if (size > 0) std::memcpy(out, next[i], size * sizeof(float));
+        next[i] += size;
+        out += size;
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  int64_t world_size_;
+  std::vector<int64_t> dims_;
+};
+REGISTER_KERNEL_BUILDER(Name("SokPackRows").Device(tensorflow::DEVICE_CPU), PackRowsOp);
+
+REGISTER_OP("SokUnpackRows")
+    .Input("row_message: float")
+    .Input("row_splits: int32")
+    .Input("message: int64")
+    .Input("splits: int32")
+    .Output("rows: N * float")
+    .Attr("N: int >= 1")
+    .Attr("world_size: int >= 1")
+    .Attr("dims: list(int)")
+    .Attr("scale: float = 1.0")
+    .SetShapeFn([](InferenceContext* c) {
+      std::vector<int64_t> dims;
+      TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
+      for (size_t i = 0; i < dims.size(); ++i) {
+        c->set_output(i, c->Matrix(InferenceContext::kUnknownDim, dims[i]));
+      }
+      return absl::OkStatus();
+    })
+    .Doc("SokPackRows backwards, each value times scale.");
+
+class UnpackRowsOp : public OpKernel {
+ public:
+  explicit UnpackRowsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("scale", &scale_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const int64_t n = dims_.size();
+    const Tensor &rows = ctx->input(0), &row_splits = ctx->input(1);
+    Segments segments;
+    OP_REQUIRES_OK(ctx, ParseKeys(ctx->input(2), ctx->input(3), world_size_, n, &segments));
+    OP_REQUIRES_OK(ctx, CheckSplits(rows, row_splits, world_size_));
+    std::vector<float*> next(n);
+    for (int64_t i = 0; i < n; ++i) {
+      Tensor* out;
+      OP_REQUIRES_OK(ctx,
+                     ctx->allocate_output(i, TensorShape({NumKeys(segments, i), dims_[i]}), &out));
+      next[i] = out->flat<float>().data();
+    }
+    const float* in = rows.flat<float>().data();
+    for (int64_t r = 0; r < world_size_; ++r) {
+      const int64_t words = NumWords(segments, r, dims_);
+      OP_REQUIRES(ctx, words == row_splits.flat<int32_t>()(r),
+                  absl::InvalidArgumentError(absl::StrCat(
+                      "the rows of rank ", r, " must fill ", words,
+                      " words, one row a key. Received: ", row_splits.flat<int32_t>()(r))));
+      ++in;  // status word
+      for (int64_t i = 0; i < n; ++i) {
+        const int64_t size = segments[r][i].num_keys * dims_[i];
+        for (int64_t k = 0; k < size; ++k) next[i][k] = in[k] * scale_;
+        next[i] += size;
+        in += size;
+      }
+    }
+  }
+
+ private:
+  int64_t world_size_;
+  std::vector<int64_t> dims_;
+  float scale_;
+};
+REGISTER_KERNEL_BUILDER(Name("SokUnpackRows").Device(tensorflow::DEVICE_CPU), UnpackRowsOp);
+
+}  // namespace sok

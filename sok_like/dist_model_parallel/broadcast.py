@@ -1,0 +1,83 @@
+"""Replicated variables made equal on all ranks; local ones are left alone."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like import comm
+from sok_like.core.initialize import ensure_initialized
+from sok_like.dist_model_parallel.embedding_lookup import as_tf_table
+from sok_like.dist_model_parallel.local import is_local, unique_in_graph
+
+
+def broadcast_variables(model_vars: Iterable[Any], root_rank: int = 0) -> None:
+    """Gives the variables of all ranks the values they have on one.
+
+    Args:
+        model_vars: Variables of TensorFlow or Keras. Those that are local to a rank (`de_local`)
+            are skipped, as are an optimizer's slots of them if it is a `DistributedOptimizer`; the
+            others must be the same on all ranks, in this order.
+        root_rank: The rank whose values count.
+
+    Raises:
+        ValueError: there is no such rank.
+    """
+    with tf.init_scope():
+        ensure_initialized()
+    communicator = comm.current()
+    if not 0 <= root_rank < communicator.world_size:
+        raise ValueError(
+            f"`root_rank` must be in [0, {communicator.world_size}). "
+            f"Received: root_rank={root_rank}"
+        )
+    if communicator.world_size == 1:
+        return
+    name = unique_in_graph("dmp_broadcast")
+    shared = [variable for variable in model_vars if not is_local(variable)]
+    for i, variable in enumerate(shared):
+        value = tf.convert_to_tensor(as_tf_table(variable))
+        variable.assign(communicator.broadcast(value, root_rank, f"{name}_{i}"))
+
+
+@functools.cache
+def _callback_class():
+    class BroadcastGlobalVariables(tf.keras.callbacks.Callback):
+        """Broadcasts a model's and its optimizer's variables once, after the first batch."""
+
+        def __init__(self, root_rank):
+            super().__init__()
+            self.root_rank = root_rank
+            self.broadcast_done = False
+
+        def on_train_batch_end(self, batch, logs=None):
+            # Not earlier: only now are all variables there.
+            if self.broadcast_done:
+                return
+            variables = list(self.model.variables)
+            optimizer = self.model.optimizer
+            known = {id(variable) for variable in variables}
+            own = optimizer.variables
+            own = own() if callable(own) else own
+            variables += [variable for variable in own if id(variable) not in known]
+            broadcast_variables(variables, self.root_rank)
+            self.broadcast_done = True
+
+    return BroadcastGlobalVariables
+
+
+def BroadcastGlobalVariablesCallback(root_rank: int = 0, device: str = "") -> Any:
+    """A callback that makes replicated variables equal after the first batch of `fit`.
+
+    Args:
+        root_rank: The rank whose values count.
+        device: Without effect.
+
+    Returns:
+        A `tf.keras.callbacks.Callback`. It includes the optimizer's variables, so the optimizer
+        must be a `DistributedOptimizer`, which tells those of local variables apart.
+    """
+    return _callback_class()(root_rank)

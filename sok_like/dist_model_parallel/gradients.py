@@ -1,0 +1,240 @@
+"""Gradients of a hybrid model: those of local variables stay, all others are averaged over ranks.
+
+Which is which is decided when a gradient is at hand, from the variable it belongs to. Nothing is
+registered beforehand, and Horovod's own wrappers and state are not touched.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like import comm
+from sok_like.core.initialize import ensure_initialized
+from sok_like.dist_model_parallel.local import is_local, mark_local, unique_in_graph
+
+# What Horovod's wrappers take: arguments without effect here, and those that must keep the meaning
+# of an average over all ranks, since another would give replicated and local variables gradients of
+# different scales.
+_WITHOUT_EFFECT = ("name", "device_dense", "device_sparse", "num_groups", "groups", "compression")
+_ONLY_WITH = {
+    "gradient_predivide_factor": 1.0,
+    "backward_passes_per_step": 1,
+    "average_aggregated_gradients": False,
+    "scale_local_gradients": True,
+}
+
+
+def check_horovod_arguments(wrapper: str, arguments: dict[str, Any]) -> None:
+    """Refuses what would change the result.
+
+    Raises:
+        TypeError: an argument that Horovod's wrapper does not have.
+        ValueError: one with a value that is not supported.
+    """
+    for name, value in arguments.items():
+        if name in _WITHOUT_EFFECT:
+            fine = True
+        elif name in _ONLY_WITH:
+            fine = value == _ONLY_WITH[name]
+        elif name == "op":
+            fine = value is None or value == _horovod().Average
+        elif name == "process_set":
+            fine = value is None or getattr(value, "process_set_id", None) == 0
+        else:
+            raise TypeError(f"{wrapper} got an unexpected argument. Received: {name}={value!r}")
+        if not fine:
+            raise ValueError(
+                f"{wrapper} averages over all ranks, so `{name}` must be left out. "
+                f"Received: {name}={value!r}"
+            )
+
+
+def _horovod():
+    import horovod.tensorflow as hvd
+
+    return hvd
+
+
+def averaged(gradients: list, variables: list, sparse_as_dense: bool, name: str) -> list:
+    """The gradients, those of variables that are not local averaged over ranks; None stays None.
+
+    Sparse ones come out with each index once, whichever they are, so that a variable that was
+    looked up several times in a step is trained as a dense gradient would train it.
+    """
+    communicator = comm.current()
+    gradients = [comm.distinct(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+    if communicator.world_size == 1:
+        return gradients
+    shared = [i for i, variable in enumerate(variables) if not is_local(variable)]
+    mine = [gradients[i] for i in shared]
+    if sparse_as_dense:
+        mine = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in mine]
+    result = list(gradients)
+    for i, gradient in zip(shared, communicator.average(mine, unique_in_graph(name)), strict=True):
+        result[i] = gradient
+    return result
+
+
+class _AveragingTape:
+    """A `tf.GradientTape` whose `gradient` averages."""
+
+    def __init__(self, tape, sparse_as_dense):
+        self._tape = tape
+        self._sparse_as_dense = sparse_as_dense
+
+    def __enter__(self):
+        self._tape.__enter__()
+        return self
+
+    def __exit__(self, *exception):
+        return self._tape.__exit__(*exception)
+
+    def __getattr__(self, name):
+        return getattr(self._tape, name)
+
+    def gradient(self, target, sources, *args, **kwargs):
+        """What `tf.GradientTape.gradient` gives, averaged over ranks unless the source is local."""
+        gradients = self._tape.gradient(target, sources, *args, **kwargs)
+        flat = averaged(
+            _flatten(gradients), _flatten(sources), self._sparse_as_dense, "dmp_gradients"
+        )
+        return _pack(gradients, iter(flat))
+
+
+def _is_leaf(value):
+    return not isinstance(value, (list, tuple, dict)) or isinstance(value, tf.IndexedSlices)
+
+
+def _flatten(structure):
+    if _is_leaf(structure):
+        return [structure]
+    items = structure.values() if isinstance(structure, dict) else structure
+    return [leaf for item in items for leaf in _flatten(item)]
+
+
+def _pack(structure, leaves):
+    if _is_leaf(structure):
+        return next(leaves)
+    if isinstance(structure, dict):
+        return {key: _pack(item, leaves) for key, item in structure.items()}
+    packed = [_pack(item, leaves) for item in structure]
+    if hasattr(structure, "_fields"):
+        return type(structure)(*packed)
+    return type(structure)(packed)
+
+
+def DistributedGradientTape(
+    gradtape: tf.GradientTape, *, sparse_as_dense: bool = False, **horovod_arguments: Any
+) -> Any:
+    """A tape for models with replicated and local variables; in place of Horovod's.
+
+    Args:
+        gradtape: The tape to ask for gradients.
+        sparse_as_dense: True averages sparse gradients of replicated variables as dense ones.
+        **horovod_arguments: What else Horovod's wrapper takes. Names, devices, groups and
+            compression are without effect; values that would make other than an average are
+            refused.
+
+    Returns:
+        The tape, of which `gradient` averages over ranks all but the gradients of local variables
+        (`de_local`), which have that scale already. All ranks must call it with sources that agree
+        but for local ones.
+
+    Raises:
+        TypeError: an argument that Horovod's wrapper does not have.
+        ValueError: a value that is not supported.
+    """
+    check_horovod_arguments("DistributedGradientTape", horovod_arguments)
+    with tf.init_scope():
+        ensure_initialized()
+    return _AveragingTape(gradtape, sparse_as_dense)
+
+
+class _Averaging:
+    """What optimizers of both Keras share."""
+
+    _dmp_sparse_as_dense = False
+
+    def add_variable_from_reference(self, *args, **kwargs):
+        slot = super().add_variable_from_reference(*args, **kwargs)
+        # The two Keras call it by other names.
+        names = ("reference_variable", "model_variable")
+        reference = args[0] if args else next(kwargs[name] for name in names if name in kwargs)
+        return mark_local(slot) if is_local(reference) else slot
+
+    def _dmp_averaged(self, gradients, variables):
+        return averaged(gradients, variables, self._dmp_sparse_as_dense, "dmp_optimizer")
+
+
+class _Keras3(_Averaging):
+    def apply(self, grads, trainable_variables=None):
+        grads = list(grads)
+        variables = (
+            self._trainable_variables if trainable_variables is None else trainable_variables
+        )
+        variables = list(variables)
+        if len(variables) == len(grads):  # otherwise Keras says what is wrong
+            grads = self._dmp_averaged(grads, variables)
+        return super().apply(grads, trainable_variables)
+
+
+class _TfKeras(_Averaging):
+    def apply_gradients(
+        self, grads_and_vars, name=None, skip_gradients_aggregation=False, **kwargs
+    ):
+        pairs = list(grads_and_vars)
+        aggregate = kwargs.pop("experimental_aggregate_gradients", True)
+        if aggregate and not skip_gradients_aggregation:
+            variables = [v for _, v in pairs]
+            gradients = self._dmp_averaged([g for g, _ in pairs], variables)
+            pairs = list(zip(gradients, variables, strict=True))
+        return super().apply_gradients(pairs, name, skip_gradients_aggregation, **kwargs)
+
+
+@functools.cache
+def _averaging_class(cls):
+    if any(base.__module__.startswith("keras.src.optimizers") for base in cls.__mro__):
+        family: type = _Keras3
+    elif any(base.__module__ == "tf_keras.src.optimizers.optimizer" for base in cls.__mro__):
+        family = _TfKeras
+    else:
+        raise TypeError(
+            "An optimizer of Keras 3 or tf_keras (not its legacy ones) is required. "
+            f"Received: {cls.__module__}.{cls.__qualname__}"
+        )
+    return type(f"Distributed{cls.__name__}", (family, cls), {"__module__": __name__})
+
+
+def DistributedOptimizer(
+    optimizer: Any, *, sparse_as_dense: bool = False, **horovod_arguments: Any
+) -> Any:
+    """An optimizer for models with replicated and local variables; in place of Horovod's.
+
+    For `model.compile` or a loop with a plain `tf.GradientTape`; not together with
+    `DistributedGradientTape`, which averages too.
+
+    Args:
+        optimizer: Any optimizer of Keras 3 or tf_keras, not one of its legacy ones.
+        sparse_as_dense: True averages sparse gradients of replicated variables as dense ones.
+        **horovod_arguments: As those of `DistributedGradientTape`.
+
+    Returns:
+        A view of `optimizer` of a subclass of its class, which shares its state. It averages the
+        gradients of all variables but local ones over ranks before it applies them.
+
+    Raises:
+        TypeError: no such optimizer, or an argument that Horovod's wrapper does not have.
+        ValueError: a value that is not supported.
+    """
+    check_horovod_arguments("DistributedOptimizer", horovod_arguments)
+    cls = _averaging_class(type(optimizer))  # type: ignore[arg-type]
+    with tf.init_scope():
+        ensure_initialized()
+    view = object.__new__(cls)
+    # Past the optimizers' own __setattr__, which would track the dictionary as a thing to save.
+    object.__setattr__(view, "__dict__", optimizer.__dict__)
+    view.__dict__["_dmp_sparse_as_dense"] = sparse_as_dense
+    return view

@@ -1,0 +1,399 @@
+"""`dmp.DistributedEmbedding`: a list of Keras embeddings, spread over the ranks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like import comm
+from sok_like.core.initialize import ensure_initialized
+from sok_like.dist_model_parallel import exchange, mp_input
+from sok_like.dist_model_parallel.concat_initializer import ConcatInitializer, varied
+from sok_like.dist_model_parallel.embedding import Embedding
+from sok_like.dist_model_parallel.embedding_lookup import (
+    as_tf_table,
+    check_combiner,
+    check_ids,
+)
+from sok_like.dist_model_parallel.local import mark_local, unique_in_graph
+from sok_like.dist_model_parallel.parts import FlatIds, Part
+from sok_like.dist_model_parallel.weights import get_tables, set_tables
+from sok_like.planner import DistEmbeddingStrategy
+from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, ROW_WISE
+
+
+@tf.keras.utils.register_keras_serializable(package="sok_like")
+class DistributedEmbedding(tf.keras.layers.Layer):
+    """Looks several inputs up in several tables that lie on different ranks.
+
+    Used in place of the list of embeddings: `outputs = layer(inputs)` is what
+    `[e(i) for e, i in zip(embeddings, inputs)]` would be on one process, whatever the number of
+    ranks. Without `sok.Init` it initialises the package itself.
+
+    Args:
+        embeddings: Keras `Embedding`s or `sok_like.Embedding`s, or other layers with `input_dim`,
+            `output_dim` and perhaps `combiner` in their configuration and one weight, the table.
+            They serve as descriptions: tables are made anew, and of layers of other classes only
+            `build` is used, never `call`.
+        strategy: "basic", "memory_balanced" or "memory_optimized": which rank gets which table.
+        column_slice_threshold: Tables of more elements are cut into slices of columns; None cuts
+            only where there are fewer tables than ranks.
+        row_slice_threshold: Tables of at least as many elements are laid over all ranks by rows.
+        dp_input: True: each rank gives all inputs, for its own samples. False: each rank gives the
+            inputs `layer.strategy.input_ids_list[rank]`, for the samples of all ranks, as many a
+            rank; both thresholds below and above are then without effect on rows, and no table is
+            replicated.
+        input_table_map: The table of each input; None: input i belongs to table i.
+        data_parallel_threshold: Tables of at most as many elements are replicated on every rank.
+        **kwargs: Keras' own: `name`, `dtype`, `trainable`.
+
+    Call arguments:
+        inputs: A list of integer tensors, dense, ragged or sparse as `sok_like.Embedding` takes
+            them, mixed at will. The batch may differ from rank to rank, and be empty.
+
+    Returns:
+        A list, an output an input, in order, of the shape that the embedding alone would give; in
+        the layer's compute dtype. The gradient of a table that is not replicated arrives at its
+        owner only, summed over ranks and divided by their number; see `DistributedGradientTape`.
+
+    Raises:
+        ValueError: an argument out of range, or another number of inputs than tables or
+            `input_table_map` have.
+        TypeError: inputs that are no integers.
+        tf.errors.InvalidArgumentError: an id outside its table; on all ranks, naming table, id and
+            rank.
+
+    Attributes:
+        strategy: The `DistEmbeddingStrategy`; `strategy.report()` says who owns what.
+        dp_layers, local_embedding_layers, row_layers: The layers that hold this rank's variables.
+    """
+
+    def __init__(
+        self,
+        embeddings: Sequence[Any],
+        strategy: str = "basic",
+        column_slice_threshold: int | None = None,
+        row_slice_threshold: int | None = None,
+        dp_input: bool = True,
+        input_table_map: Sequence[int] | None = None,
+        data_parallel_threshold: int | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        with tf.init_scope():
+            ensure_initialized()
+        communicator = comm.current()
+        self.rank, self.world_size = communicator.rank, communicator.world_size
+        self.dp_input = bool(dp_input)
+        self.column_slice_threshold = column_slice_threshold
+        self.row_slice_threshold = row_slice_threshold
+        self.data_parallel_threshold = data_parallel_threshold
+        self._strategy_name = strategy
+        # Past Keras, which would track the layers in them as this layer's own.
+        object.__setattr__(self, "_descriptions", list(embeddings))
+        object.__setattr__(
+            self,
+            "strategy",
+            DistEmbeddingStrategy(
+                embeddings,
+                self.world_size,
+                strategy,
+                input_table_map,
+                column_slice_threshold,
+                row_slice_threshold if dp_input else None,
+                data_parallel_threshold if dp_input else None,
+            ),
+        )
+        object.__setattr__(self, "_parts", self._find_parts())
+        tables = self.strategy.plan.tables
+        self._combiners = [check_combiner(table.config.get("combiner")) for table in tables]
+        self._names = [str(t.config.get("name") or f"table_{t.table_id}") for t in tables]
+        self.dp_layers: list[Any] = []
+        self.local_embedding_layers: list[Any] = []
+        self.row_layers: list[Any] = []
+        self._anchor = None
+        # The number of distinct ids is known only when they are seen, which XLA cannot compile.
+        self.supports_jit = False
+
+    def _find_parts(self) -> list[list[Part]]:
+        """The parts of each table, in the order of their columns."""
+        strategy = self.strategy
+        parts: list[list[Part]] = [[] for _ in strategy.plan.tables]
+        for kind in (DATA_PARALLEL, ROW_WISE):
+            for position, table_id in enumerate(strategy.table_groups[kind]):
+                width = strategy.plan.tables[table_id].output_dim
+                parts[table_id].append(Part(exchange.ALL_RANKS, width, 0, kind, position))
+        for rank, groups in enumerate(strategy.local_group_list):
+            for index, group in enumerate(groups):
+                config = strategy.local_configs[rank][index]
+                for place, k in enumerate(group):
+                    table_id = strategy.table_groups[COLUMN_WISE][strategy.table_ids[rank][k]]
+                    first_row = strategy.local_weight_offsets[rank][index][place]
+                    width = config["output_dim"]
+                    parts[table_id].append(Part(rank, width, first_row, COLUMN_WISE, index))
+        return parts
+
+    # Variables.
+
+    def build(self, input_shape=None):
+        """Makes this rank's variables, which depend on no input."""
+        if self.built:
+            return
+        strategy = self.strategy
+        self.dp_layers = [_build(config) for config in strategy.dp_configs]
+        vary = self.rank if self.world_size > 1 else 0
+        self.local_embedding_layers = [
+            _build(config, [b - a for a, b in itertools.pairwise(offsets)], vary)
+            for config, offsets in zip(
+                strategy.local_configs[self.rank],
+                strategy.local_weight_offsets[self.rank],
+                strict=True,
+            )
+        ]
+        shards = strategy.row_sliced_configs[self.rank]
+        shards = [config for config in shards if config["input_dim"] > 0]
+        self.row_layers = [_build(config, (), vary) for config in shards]
+        if self.world_size > 1:
+            own = [*self.local_embedding_layers, *self.row_layers]
+            idle = not any(layer.trainable_weights for layer in own)
+            if idle and len(strategy.dp_configs) < len(strategy.plan.tables):
+                self._anchor = self.add_weight(
+                    name="anchor", shape=(0, 1), dtype="float32", initializer="zeros"
+                )
+                mark_local(self._anchor)
+            for layer in own:
+                for weight in layer.weights:
+                    mark_local(weight)
+        self.built = True
+
+    def tables_here(self) -> dict[tuple[int, int], Any]:
+        """This rank's variables, by kind of part and position within that kind."""
+        layers = {(DATA_PARALLEL, i): layer for i, layer in enumerate(self.dp_layers)}
+        layers |= {(COLUMN_WISE, i): layer for i, layer in enumerate(self.local_embedding_layers)}
+        shards = self.strategy.row_sliced_configs[self.rank]
+        with_rows = [i for i, config in enumerate(shards) if config["input_dim"] > 0]
+        layers |= {
+            (ROW_WISE, i): layer for i, layer in zip(with_rows, self.row_layers, strict=True)
+        }
+        return {place: as_tf_table(_table_of(layer)) for place, layer in layers.items()}
+
+    def get_weights(self, all_ranks: bool = False) -> list[np.ndarray]:
+        """The tables, whole; every rank must call this.
+
+        Args:
+            all_ranks: True returns them on all ranks, False on rank 0 only.
+
+        Returns:
+            An array `[input_dim, output_dim]` an embedding, in the order of `embeddings`; on the
+            other ranks an empty list.
+        """
+        self.build()
+        return get_tables(self.strategy.plan, self._shards_here(), bool(all_ranks))
+
+    def set_weights(
+        self, weights: Sequence[Any], chunk: int = 134217728, use_lock: bool = False
+    ) -> None:
+        """Sets the tables; every rank must call this, with the same weights.
+
+        Args:
+            weights: An array `[input_dim, output_dim]` an embedding, in the order of `embeddings`,
+                or the path of an `.npy` file of one, of which only what this rank holds is read.
+            chunk: Elements to copy at a time, rounded down to whole rows, of which it is at least
+                one.
+            use_lock: True lets one rank at a time do it.
+
+        Raises:
+            ValueError: another number of weights or another shape, on any rank; raised on all
+                ranks, before anything is changed.
+        """
+        self.build()
+        set_tables(self.strategy.plan, self._shards_here(), weights, chunk, bool(use_lock))
+
+    def _shards_here(self):
+        """By table: this rank's variable, and the row of it where the shard begins."""
+        tables, places = self.tables_here(), {}
+        for table_id, parts in enumerate(self._parts):
+            for part in parts:
+                if part.owner in (self.rank, exchange.ALL_RANKS):
+                    variable = tables.get((part.kind, part.position))
+                    if variable is not None:
+                        places[table_id] = variable, part.row_offset
+        return places
+
+    # Lookup.
+
+    def call(self, inputs):
+        inputs = [x if tf.is_tensor(x) else tf.convert_to_tensor(x) for x in _as_list(inputs)]
+        self._check_count(len(inputs))
+        tables = self.tables_here()
+        if not self.dp_input and self.world_size > 1:
+            outputs = mp_input.lookup(self, inputs, tables)
+        elif not self.dp_input:
+            # One rank alone: its inputs come table after table, and go out in input order.
+            order = self.strategy.input_ids_list[0]
+            placed = dict(zip(order, inputs, strict=True))
+            outputs = self._lookup([placed[i] for i in range(len(order))], tables)
+        else:
+            outputs = self._lookup(inputs, tables)
+        return [tf.cast(output, self.compute_dtype) for output in outputs]
+
+    def _check_count(self, received):
+        expected = len(self.strategy.input_table_map)
+        if not self.dp_input:
+            expected = len(self.strategy.input_ids_list[self.rank])
+        if received != expected:
+            raise ValueError(
+                f"Expect {expected} inputs, got {received}: `inputs` must be a list of "
+                + ("all inputs" if self.dp_input else f"the inputs of rank {self.rank}")
+                + f" (layer '{self.name}')"
+            )
+
+    def _lookup(self, inputs, tables):
+        plan = self.strategy.plan
+        flat = [self.flatten(i, ids) for i, ids in enumerate(inputs)]
+        here: list[exchange.Feature] = []
+        travelling: list[exchange.Feature] = []
+        kinds = []
+        for table_id, samples in zip(plan.input_table_map, flat, strict=True):
+            kinds.append(self.world_size == 1 or plan.kinds[table_id] == DATA_PARALLEL)
+            for part in self._parts[table_id]:
+                local = part.owner in (self.rank, exchange.ALL_RANKS)
+                feature = exchange.Feature(
+                    ids=samples.ids,
+                    row_splits=samples.row_splits,
+                    combiner=self._combiners[table_id] or "none",
+                    table_name=self._names[table_id],
+                    num_rows=plan.tables[table_id].input_dim,
+                    dim=part.dim,
+                    owner=part.owner,
+                    row_offset=part.row_offset,
+                    variable=tables.get((part.kind, part.position)) if local else None,
+                )
+                (here if kinds[-1] else travelling).append(feature)
+        found_here = iter(exchange.lookup_here(here))
+        found = iter(())
+        if travelling:
+            name = unique_in_graph(self.name)
+            found = iter(exchange.lookup(travelling, self.anchor(), comm.current(), name))
+        outputs = []
+        for table_id, samples, is_here in zip(plan.input_table_map, flat, kinds, strict=True):
+            rows = [next(found_here if is_here else found) for _ in self._parts[table_id]]
+            outputs.append(samples.restore(rows[0] if len(rows) == 1 else tf.concat(rows, -1)))
+        return outputs
+
+    # What the lookup of model-parallel input asks.
+
+    def anchor(self) -> Any:
+        """The variable without rows of a rank that has no other; None elsewhere."""
+        return None if self._anchor is None else as_tf_table(self._anchor)
+
+    def combiner_of(self, table_id: int) -> str | None:
+        """A table's combiner."""
+        return self._combiners[table_id]
+
+    def table_name(self, table_id: int) -> str:
+        """What errors call a table."""
+        return self._names[table_id]
+
+    def part_of(self, table_id: int, rank: int) -> Part:
+        """A rank's part of a column-wise table."""
+        return next(part for part in self._parts[table_id] if part.owner == rank)
+
+    def flatten(self, i: int, ids: Any) -> FlatIds:
+        """Input i, checked, as flat ids of samples."""
+        table_id = self.strategy.plan.input_table_map[i]
+        check_ids(ids, self._combiners[table_id], self._names[table_id])
+        return FlatIds(ids, self._combiners[table_id])
+
+    # Keras.
+
+    def compute_output_shape(self, input_shape):
+        plan, shapes = self.strategy.plan, []
+        for table_id, shape in zip(plan.input_table_map, input_shape, strict=True):
+            kept = tuple(shape) if self._combiners[table_id] is None else tuple(shape)[:-1]
+            shapes.append((*kept, plan.tables[table_id].output_dim))
+        return shapes
+
+    def compute_output_spec(self, inputs):
+        """Keras 3: what `call` returns for symbolic inputs."""
+        import keras
+
+        inputs = _as_list(inputs)
+        self._check_count(len(inputs))
+        plan, specs = self.strategy.plan, []
+        if not self.dp_input and self.world_size > 1:
+            shapes = mp_input.output_shapes(self)
+            return [keras.KerasTensor(shape, dtype=self.compute_dtype) for shape in shapes]
+        if not self.dp_input:
+            placed = dict(zip(self.strategy.input_ids_list[0], inputs, strict=True))
+            inputs = [placed[i] for i in range(len(inputs))]
+        shapes = self.compute_output_shape([x.shape for x in inputs])
+        for table_id, x, shape in zip(plan.input_table_map, inputs, shapes, strict=True):
+            combiner = self._combiners[table_id]
+            check_ids(tf.TensorSpec(x.shape, tf.as_dtype(x.dtype)), combiner, self._names[table_id])
+            ragged = bool(getattr(x, "ragged", False)) and combiner is None
+            specs.append(keras.KerasTensor(shape, dtype=self.compute_dtype, ragged=ragged))
+        return specs
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "embeddings": [tf.keras.layers.serialize(each) for each in self._descriptions],
+            "strategy": self._strategy_name,
+            "column_slice_threshold": self.column_slice_threshold,
+            "row_slice_threshold": self.row_slice_threshold,
+            "dp_input": self.dp_input,
+            "input_table_map": list(self.strategy.input_table_map),
+            "data_parallel_threshold": self.data_parallel_threshold,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        """A layer from its own configuration."""
+        layers = [tf.keras.layers.deserialize(each) for each in config["embeddings"]]
+        return super().from_config({**config, "embeddings": layers})
+
+
+def _as_list(inputs):
+    return list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+
+
+def _build(config, sizes=(), vary=0):
+    """A layer of this configuration, with its variable.
+
+    Args:
+        config: As the planner has it.
+        sizes: Rows of the tables that were joined in it, if it holds more than one.
+        vary: Added to the seeds of its initializers, so that the shards of a table do not all start
+            with the same rows.
+    """
+    config = dict(config)
+    layer_type = config.pop("layer_type", None)
+    if len(sizes) > 1:
+        initializers = [each or "uniform" for each in config["embeddings_initializer"]]
+        initializers = [varied(each, vary) for each in initializers]
+        config["embeddings_initializer"] = ConcatInitializer(initializers, sizes)
+    elif config.get("embeddings_initializer") is not None:
+        config["embeddings_initializer"] = varied(config["embeddings_initializer"], vary)
+    if layer_type is None or layer_type is tf.keras.layers.Embedding:
+        layer_type = Embedding
+    layer = layer_type.from_config(config)
+    with tf.name_scope(layer.name):
+        if not layer.built:
+            layer.build((None, None))
+    _table_of(layer)
+    return layer
+
+
+def _table_of(layer):
+    """The one weight of an embedding layer; ValueError if it has others."""
+    if len(layer.weights) != 1:
+        raise ValueError(
+            "An embedding to distribute must have one weight, its table. Received: "
+            f"{len(layer.weights)} weights ({type(layer).__name__} '{layer.name}')"
+        )
+    return layer.weights[0]

@@ -1,0 +1,214 @@
+"""Lookup of model-parallel input: each rank has the ids of its own tables, for all samples.
+
+    ids of the global batch -> lookup here -> cut by rank =header, rows=> columns side by side
+
+No ids travel, but what the receiver cannot know does: how many rows each output has, and whether a
+rank could not do its part. That header is the one int64 exchange; the rows are the one of floats,
+and their gradient the one back.
+
+    header (int64)   [fault, input, id | local batch, hotness of the first input | of the next ..]
+
+The outputs are 3-D, `[local_batch, hotness, dim]`, where there is no combiner, and 2-D with one:
+the kind of an input is known on the ranks that have it only, and so cannot decide an output's rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like import comm
+from sok_like.dist_model_parallel import exchange
+from sok_like.dist_model_parallel.local import unique_in_graph
+from sok_like.planner.tables import COLUMN_WISE
+
+_BAD_ID, _BAD_BATCH = 1, 2
+_PER_INPUT = 2  # words of a header: local batch, hotness
+
+
+def output_shapes(layer: Any) -> list[tuple[int | None, ...]]:
+    """Static shape of each output."""
+    plan = layer.strategy.plan
+    shapes: list[tuple[int | None, ...]] = []
+    for table_id in plan.input_table_map:
+        dim = plan.tables[table_id].output_dim
+        combined = layer.combiner_of(table_id) is not None
+        shapes.append((None, dim) if combined else (None, None, dim))
+    return shapes
+
+
+def lookup(layer: Any, inputs: list[Any], tables: dict[tuple[int, int], Any]) -> list[tf.Tensor]:
+    """Outputs for this rank's samples, in input order.
+
+    Args:
+        layer: The `DistributedEmbedding`.
+        inputs: Its inputs `strategy.input_ids_list[rank]`, for the global batch.
+        tables: Its variables, by kind and position.
+
+    Raises:
+        ValueError: without a combiner, an input that is not a dense 2-D tensor.
+        tf.errors.InvalidArgumentError: on all ranks, naming the rank: an id outside its table, or a
+            global batch that is not divisible by the number of ranks.
+    """
+    communicator, world_size = comm.current(), layer.world_size
+    name = unique_in_graph(layer.name)
+    mine = layer.strategy.input_ids_list[layer.rank]
+    features, samples, header = [], [], [tf.zeros([3], tf.int64)]
+    for i, ids in zip(mine, inputs, strict=True):
+        feature, flat, fault, sizes = _prepare(layer, i, ids, tables)
+        features.append(feature)
+        samples.append(flat)
+        # The first fault is the one that is told.
+        header[0] = tf.where(header[0][0] == 0, fault, header[0])
+        header.append(sizes)
+    joined = tf.concat(header, 0)
+    received, _ = communicator.all_to_all(
+        tf.tile(joined, [world_size]),
+        tf.fill([world_size], tf.size(joined)),
+        f"{name}_header",
+    )
+    lengths = [3 + _PER_INPUT * len(ids) for ids in layer.strategy.input_ids_list]
+    received = tf.ensure_shape(received, [sum(lengths)])
+    with tf.control_dependencies(_raise_faults(layer, received)):
+        received = tf.identity(received)
+    outputs = [
+        flat.restore(rows)
+        for flat, rows in zip(samples, exchange.lookup_here(features), strict=True)
+    ]
+    message, words = _message(layer, outputs, header[1:])
+    arrived, _ = communicator.all_to_all(message, tf.fill([world_size], words), f"{name}_rows")
+    return _assemble(layer, arrived, received)
+
+
+def _prepare(layer, i, ids, tables):
+    """An input's feature, its way back, its fault `[3]` and its sizes `[2]`."""
+    table_id = layer.strategy.plan.input_table_map[i]
+    combiner = layer.combiner_of(table_id)
+    ragged = isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
+    if combiner is None and (ragged or ids.shape.rank != 2):
+        raise ValueError(
+            "With dp_input=False an input without a combiner must be a dense tensor "
+            f"[global_batch, hotness], on more than one rank. Received: {ids!r} (input {i})"
+        )
+    flat = layer.flatten(i, ids)
+    batch = ids.nrows() if isinstance(ids, tf.RaggedTensor) else tf.shape(ids, tf.int64)[0]
+    batch = tf.cast(batch, tf.int64)
+    hotness = tf.shape(ids, tf.int64)[1] if combiner is None else tf.ones([], tf.int64)
+    num_rows = layer.strategy.plan.tables[table_id].input_dim
+    in_range = (flat.ids >= 0) & (flat.ids < num_rows)
+    outside = tf.boolean_mask(flat.ids, ~in_range)
+    wrong = tf.reduce_sum(outside[:1])
+    bad_id, bad_batch = tf.size(outside) > 0, batch % layer.world_size != 0
+    number = tf.constant(i, tf.int64)
+    fault = tf.where(
+        bad_id,
+        tf.stack([tf.constant(_BAD_ID, tf.int64), number, wrong]),
+        tf.where(
+            bad_batch,
+            tf.stack([tf.constant(_BAD_BATCH, tf.int64), number, batch]),
+            tf.zeros([3], tf.int64),
+        ),
+    )
+    part = layer.part_of(table_id, layer.rank)
+    feature = exchange.Feature(
+        # Faulty ids are never looked up: the header is read first.
+        ids=tf.where(in_range, flat.ids, tf.zeros_like(flat.ids)),
+        row_splits=flat.row_splits,
+        combiner=combiner or "none",
+        table_name=layer.table_name(table_id),
+        num_rows=num_rows,
+        dim=part.dim,
+        owner=part.owner,
+        row_offset=part.row_offset,
+        variable=tables[COLUMN_WISE, part.position],
+    )
+    return feature, flat, fault, tf.stack([batch // layer.world_size, hotness])
+
+
+def _headers(layer, received):
+    """By rank: the fault `[3]`, and the sizes of each of its inputs `[2]`."""
+    headers, at = [], 0
+    for inputs in layer.strategy.input_ids_list:
+        fault, at = received[at : at + 3], at + 3
+        sizes = []
+        for _ in inputs:
+            sizes.append(received[at : at + _PER_INPUT])
+            at += _PER_INPUT
+        headers.append((fault, sizes))
+    return headers
+
+
+def _raise_faults(layer, received):
+    """Raises, or in a graph returns what raises, if any rank told of a fault."""
+    headers = _headers(layer, received)
+    faults = tf.stack([fault for fault, _ in headers])
+    rank = tf.argmax(tf.cast(faults[:, 0] > 0, tf.int32))
+    kind, i, value = tf.unstack(faults[rank])
+    names = [layer.table_name(t) for t in layer.strategy.plan.input_table_map]
+    table = tf.gather(tf.constant(names), i)
+    number = tf.strings.as_string(value)
+    what = tf.where(
+        kind == _BAD_ID,
+        tf.strings.join(["an id outside table '", table, "': id ", number]),
+        tf.strings.join(
+            ["a global batch not divisible by the number of ranks: ", number, " samples"]
+        ),
+    )
+    batches = tf.stack([sizes[0] for _, of_rank in headers for sizes in of_rank])
+    alike = tf.reduce_all(batches == batches[0])
+    what = tf.where(kind == 0, "inputs of different global batches", what)
+    place = [tf.strings.as_string(x) for x in (rank, i)]
+    text = tf.strings.join(["rank ", place[0], ": input ", place[1], " has ", what])
+    fine = (kind == 0) & alike
+    if tf.executing_eagerly():
+        if not fine:
+            raise tf.errors.InvalidArgumentError(None, None, text.numpy().decode())
+        return []
+    return [tf.debugging.Assert(fine, [text])]
+
+
+@tf.custom_gradient
+def _divide_gradient(values, divisor):
+    def back(grad):
+        return grad / divisor, None
+
+    return tf.identity(values), back
+
+
+def _message(layer, outputs, sizes):
+    """Rows for all ranks, flat, and how many floats each of them gets."""
+    world_size, blocks = layer.world_size, []
+    for output, size in zip(outputs, sizes, strict=True):
+        words = size[0] * size[1] * output.shape[-1]
+        block = tf.reshape(tf.cast(output, tf.float32), tf.stack([world_size, words]))
+        blocks.append(block)
+    anchor = layer.anchor()
+    if anchor is not None:
+        nothing = tf.gather(anchor, tf.zeros([0], tf.int64))
+        blocks.append(tf.reshape(tf.cast(nothing, tf.float32), [world_size, 0]))
+    message = tf.concat(blocks, 1)
+    words = tf.shape(message)[1]
+    message = _divide_gradient(tf.reshape(message, [-1]), tf.constant(float(world_size)))
+    return message, words
+
+
+def _assemble(layer, arrived, received):
+    """The ranks' columns side by side, in input order."""
+    plan = layer.strategy.plan
+    sizes, shapes, numbers = [], [], []
+    for rank, (_, of_rank) in enumerate(_headers(layer, received)):
+        for i, size in zip(layer.strategy.input_ids_list[rank], of_rank, strict=True):
+            table_id = plan.input_table_map[i]
+            dim = layer.part_of(table_id, rank).dim
+            sizes.append(size[0] * size[1] * dim)
+            kept = size[:1] if layer.combiner_of(table_id) else size
+            shapes.append(tf.concat([kept, [dim]], 0))
+            numbers.append(i)
+    columns: dict[int, list[tf.Tensor]] = {}
+    parts = tf.split(arrived, tf.stack(sizes))
+    for i, part, shape in zip(numbers, parts, shapes, strict=True):
+        columns.setdefault(i, []).append(tf.reshape(part, shape))
+    static = output_shapes(layer)
+    outputs = [tf.concat(columns[i], -1) for i in range(len(columns))]
+    return [tf.ensure_shape(o, shape) for o, shape in zip(outputs, static, strict=True)]

@@ -1,0 +1,168 @@
+"""Tables, inputs and batches of the tests of `dmp.DistributedEmbedding`, and their dense oracle.
+
+The oracle is one process with stock layers only: the table is the kernel of a `Dense` layer, and
+an input the matrix that says how often each row counts in each row of the output.
+"""
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+STEPS = 3
+TABLES = [(10, 4, None), (7, 8, "sum"), (5, 4, "mean"), (20, 4, None), (2, 6, "sum")]
+# Input: table, kind, dtype, hotness (most ids of a sample where it varies).
+INPUTS = [
+    (0, "dense", "int32", 1),
+    (1, "ragged", "int64", 4),
+    (2, "sparse", "int64", 3),
+    (3, "dense", "int64", 3),
+    (4, "dense", "int32", 2),
+    (0, "ragged", "int32", 3),
+    (3, "flat", "int64", 1),
+    (0, "sparse", "int64", 2),
+]
+OPTIMIZERS = {
+    "sgd": lambda: tf.keras.optimizers.SGD(0.005),
+    "adagrad": lambda: tf.keras.optimizers.Adagrad(0.05),
+    "adam": lambda: tf.keras.optimizers.Adam(0.02),
+}
+
+
+def optimizers(world_size):
+    """Those that are checked on so many ranks: not all, they take their time."""
+    return ["adagrad"] if world_size > 2 else list(OPTIMIZERS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    arguments: dict
+    tables: list = dataclasses.field(default_factory=lambda: TABLES)
+    inputs: list = dataclasses.field(default_factory=lambda: INPUTS)
+
+
+ONE_TABLE = {"tables": [(3, 1, "sum")], "inputs": [(0, "ragged", "int64", 3)]}
+CASES = {
+    "basic": Case({}),
+    "rows": Case({"row_slice_threshold": 1}),
+    "columns": Case({"column_slice_threshold": 30, "strategy": "memory_balanced"}),
+    "mixed": Case(
+        {
+            "data_parallel_threshold": 20,
+            "row_slice_threshold": 80,
+            "strategy": "memory_optimized",
+        }
+    ),
+    "replicated": Case({"data_parallel_threshold": 10**6}),
+    "idle_ranks": Case({}, **ONE_TABLE),
+    "fewer_rows_than_ranks": Case(
+        {"row_slice_threshold": 1}, [(2, 3, "mean")], [(0, "dense", "int64", 2)]
+    ),
+}
+
+
+def table_values(case):
+    rng = np.random.default_rng(3)
+    return [rng.normal(size=shape[:2]).astype(np.float32) for shape in case.tables]
+
+
+def batch(case, step, rank, world_size):
+    """Ids of a rank's samples: a list an input of a list a sample. Some ranks get no samples."""
+    rng = np.random.default_rng([step, rank])
+    size = [3, 0, 2][(step + rank) % 3] if world_size > 1 else 4
+    ids = []
+    for table, kind, _, hotness in case.inputs:
+        fixed = kind in ("dense", "flat")
+        lengths = [hotness if fixed else int(rng.integers(0, hotness + 1)) for _ in range(size)]
+        ids.append([rng.integers(0, case.tables[table][0], n).tolist() for n in lengths])
+    return ids
+
+
+def as_tensor(samples, kind, dtype, hotness):
+    if kind == "ragged":
+        values = tf.constant([x for sample in samples for x in sample], dtype)
+        return tf.RaggedTensor.from_row_lengths(
+            values, tf.constant([len(sample) for sample in samples], tf.int64)
+        )
+    if kind == "sparse":
+        places = [[i, k] for i, sample in enumerate(samples) for k in range(len(sample))]
+        values = tf.constant([x for sample in samples for x in sample], dtype)
+        shape = [len(samples), hotness]
+        return tf.SparseTensor(np.reshape(places, [-1, 2]).astype(np.int64), values, shape)
+    dense = np.reshape(samples, [len(samples), hotness]).astype(dtype)
+    return tf.constant(dense[:, 0] if kind == "flat" else dense)
+
+
+def spec(kind, dtype, hotness):
+    dtype = tf.as_dtype(dtype)
+    if kind == "ragged":
+        return tf.RaggedTensorSpec([None, None], dtype, ragged_rank=1)
+    if kind == "sparse":
+        return tf.SparseTensorSpec([None, None], dtype)
+    return tf.TensorSpec([None] if kind == "flat" else [None, hotness], dtype)
+
+
+def counts(samples, num_rows, combiner):
+    """How often each row of the table counts in each row of the (flat) output."""
+    groups = [[x] for s in samples for x in s] if combiner is None else samples
+    matrix = np.zeros([len(groups), num_rows], np.float32)
+    for i, group in enumerate(groups):
+        for x in group:
+            matrix[i, x] += 1 / len(group) if combiner == "mean" else 1
+    return matrix
+
+
+def flat(output):
+    """Rows of an output of any shape: `[n, dim]`."""
+    if isinstance(output, tf.RaggedTensor):
+        output = output.flat_values
+    return tf.reshape(output, [-1, output.shape[-1]])
+
+
+def make_heads(case):
+    """A small dense layer an input."""
+    heads = []
+    for i, (table, *_) in enumerate(case.inputs):
+        dim = case.tables[table][1]
+        head = tf.keras.layers.Dense(1, use_bias=False)
+        head.build([None, dim])
+        head.set_weights([np.linspace(-1, 1, dim, dtype=np.float32)[:, None] + 0.1 * i])
+        heads.append(head)
+    return heads
+
+
+def loss_of(outputs, heads):
+    return tf.add_n(
+        [tf.reduce_sum((h(flat(o)) - 1.0) ** 2) for o, h in zip(outputs, heads, strict=True)]
+    )
+
+
+def oracle(case, optimizer, world_size):
+    """Per step each rank's outputs, flat; then the tables and heads after the last step."""
+    tables = []
+    for value in table_values(case):
+        layer = tf.keras.layers.Dense(value.shape[1], use_bias=False)
+        layer.build([None, value.shape[0]])
+        layer.set_weights([value])
+        tables.append(layer)
+    heads, opt, outputs = make_heads(case), OPTIMIZERS[optimizer](), []
+    variables = [layer.trainable_variables[0] for layer in (*tables, *heads)]
+    for step in range(STEPS):
+        with tf.GradientTape() as tape:
+            losses, of_step = [], []
+            for rank in range(world_size):
+                found = []
+                ids = batch(case, step, rank, world_size)
+                for (t, *_), samples in zip(case.inputs, ids, strict=True):
+                    rows, _, combiner = case.tables[t]
+                    found.append(tables[t](counts(samples, rows, combiner)))
+                losses.append(loss_of(found, heads))
+                of_step.append([o.numpy() for o in found])
+            loss = tf.add_n(losses) / world_size
+        opt.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        outputs.append(of_step)
+    return {
+        "outputs": outputs,
+        "tables": [layer.get_weights()[0] for layer in tables],
+        "heads": [layer.get_weights()[0] for layer in heads],
+    }

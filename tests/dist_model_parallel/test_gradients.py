@@ -1,0 +1,139 @@
+"""Which gradients are averaged, with a communicator that halves what it is given."""
+
+import copy
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_like.dist_model_parallel as dmp
+from sok_like import comm
+from sok_like.dist_model_parallel.local import mark_local, unique_in_graph
+
+pytestmark = pytest.mark.keras
+
+
+class Halving(comm.SingleProcess):
+    """Two ranks of which the other one has zeros only; it remembers what was averaged."""
+
+    world_size = 2
+
+    def __init__(self):
+        self.averaged = []
+
+    def average(self, tensors, name):
+        self.averaged.append(len(tensors))
+        half = []
+        for t in tensors:
+            if isinstance(t, tf.IndexedSlices):
+                half.append(tf.IndexedSlices(t.values / 2, t.indices, t.dense_shape))
+            else:
+                half.append(None if t is None else t / 2)
+        return half
+
+    def broadcast(self, tensor, root_rank, name):
+        return tf.zeros_like(tensor) + root_rank
+
+
+@pytest.fixture
+def halving():
+    communicator = Halving()
+    comm.set_current(communicator)
+    yield communicator
+    comm.set_current(None)
+
+
+def weight(values):
+    layer = tf.keras.layers.Layer()
+    variable = layer.add_weight(
+        name="w", shape=np.shape(values), initializer=tf.keras.initializers.Constant(values)
+    )
+    variable.layer_of_test = layer  # kept alive
+    return variable
+
+
+def test_only_gradients_of_shared_variables_are_averaged(halving):
+    shared, local = weight([2.0]), mark_local(weight([3.0]))
+    tape = tf.GradientTape()
+    wrapped = dmp.DistributedGradientTape(tape)
+    with wrapped:  # the variables are first watched after the tape was wrapped
+        loss = tf.reduce_sum(4.0 * tf.convert_to_tensor(shared) + 6.0 * tf.convert_to_tensor(local))
+    gradients = wrapped.gradient(loss, {"a": shared, "b": [local]})
+    assert gradients["a"].numpy() == [2.0]
+    assert gradients["b"][0].numpy() == [6.0]
+    assert halving.averaged == [1]
+
+
+def test_a_source_given_by_the_wrapper_or_by_what_it_holds(halving):
+    variable = mark_local(weight([1.0]))
+    faces = [variable, copy.copy(variable)]
+    faces += [v for v in [getattr(variable, "_value", None)] if isinstance(v, tf.Variable)]
+    assert all(dmp.is_local(face) for face in faces)
+    assert not dmp.is_local(weight([1.0]))
+    assert not dmp.is_local(tf.Variable(1.0))
+
+
+def test_sparse_gradients_stay_sparse_with_each_index_once(halving):
+    table = tf.Variable(np.ones([5, 2], np.float32))
+    for dense in (False, True):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, [3, 1, 3]))
+        tape = dmp.DistributedGradientTape(tape, sparse_as_dense=dense)
+        gradient = tape.gradient(loss, table)
+        assert isinstance(gradient, tf.IndexedSlices) is not dense
+        if not dense:
+            assert gradient.indices.numpy().tolist() == [3, 1]
+        expected = np.array([[0, 0], [0.5, 0.5], [0, 0], [1, 1], [0, 0]])
+        np.testing.assert_allclose(tf.convert_to_tensor(gradient), expected)
+
+
+def test_gradient_that_is_none(halving):
+    used, unused = tf.Variable(1.0), tf.Variable(1.0)
+    with tf.GradientTape() as tape:
+        loss = 2.0 * used
+    gradients = dmp.DistributedGradientTape(tape).gradient(loss, [used, unused])
+    assert gradients[0].numpy() == 1.0 and gradients[1] is None
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam", "RMSprop"])
+def test_optimizer_averages_the_same_ones(halving, name):
+    shared, local = weight([2.0]), mark_local(weight([3.0]))
+    optimizer = dmp.DistributedOptimizer(getattr(tf.keras.optimizers, name)(0.1))
+    assert isinstance(optimizer, getattr(tf.keras.optimizers, name))
+    optimizer.apply_gradients([(tf.constant([4.0]), shared), (tf.constant([4.0]), local)])
+    alone = [weight([2.0]), weight([3.0])]
+    stock = getattr(tf.keras.optimizers, name)(0.1)
+    stock.apply_gradients([(tf.constant([2.0]), alone[0]), (tf.constant([4.0]), alone[1])])
+    assert shared.numpy() == alone[0].numpy()
+    assert local.numpy() == alone[1].numpy()
+
+
+def test_broadcast_skips_local_variables(halving):
+    shared, local = weight([2.0]), mark_local(weight([3.0]))
+    dmp.broadcast_variables([shared, local], root_rank=1)
+    assert shared.numpy() == [1.0] and local.numpy() == [3.0]
+    with pytest.raises(ValueError, match=r"`root_rank` must be in \[0, 2\). Received: root_rank=2"):
+        dmp.broadcast_variables([shared], root_rank=2)
+
+
+def test_arguments_of_horovods_wrappers(halving):
+    tape = tf.GradientTape()
+    dmp.DistributedGradientTape(tape, device_dense="/cpu:0", compression=None, op=None)
+    dmp.DistributedOptimizer(tf.keras.optimizers.SGD(), backward_passes_per_step=1)
+    for argument in ({"scale_local_gradients": False}, {"gradient_predivide_factor": 2.0}):
+        with pytest.raises(ValueError, match="averages over all ranks, so `.*` must be left out"):
+            dmp.DistributedGradientTape(tape, **argument)
+    with pytest.raises(ValueError, match="backward_passes_per_step=4"):
+        dmp.DistributedOptimizer(tf.keras.optimizers.SGD(), backward_passes_per_step=4)
+    with pytest.raises(TypeError, match="got an unexpected argument. Received: sum=True"):
+        dmp.DistributedGradientTape(tape, sum=True)
+    with pytest.raises(TypeError, match="An optimizer of Keras 3 or tf_keras"):
+        dmp.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1))
+
+
+def test_names_are_numbered_within_a_graph():
+    assert unique_in_graph("x") == unique_in_graph("x") == "x"  # eager
+    for _ in range(2):
+        with tf.Graph().as_default():
+            assert [unique_in_graph("x") for _ in range(3)] == ["x", "x_2", "x_3"]
+            assert unique_in_graph("y") == "y"

@@ -1,0 +1,228 @@
+"""`dmp.DistributedEmbedding` against stock layers on one process, on 1 to 3 ranks."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.dist_model_parallel import cases
+from tests.ranks import RanksFailed, run_ranks
+
+pytestmark = pytest.mark.keras
+
+WORLDS = [pytest.param(n, marks=[pytest.mark.ranks] if n > 1 else [], id=f"{n}") for n in (1, 2, 3)]
+each_world = pytest.mark.parametrize("world_size", WORLDS)
+TRAININGS = [
+    pytest.param(n, name, o, marks=[pytest.mark.ranks] if n > 1 else [], id=f"{n}-{name}-{o}")
+    for n in (1, 2, 3)
+    for name in cases.CASES
+    for o in cases.optimizers(n)
+]
+each_training = pytest.mark.parametrize("world_size, name, optimizer", TRAININGS)
+
+
+@functools.cache
+def _launch(world_size):
+    if world_size == 1:
+        from tests.dist_model_parallel import rank_checks
+
+        return [rank_checks.run()]
+    quick = {"HOROVOD_CYCLE_TIME": "0.2", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    try:
+        return run_ranks(
+            "tests.dist_model_parallel.rank_checks:run", world_size, env=quick, timeout=400
+        )
+    except RanksFailed as error:
+        return error
+
+
+@pytest.fixture
+def results(sok, world_size):
+    """`results(check)`: what each rank found; one launch for all tests."""
+
+    def found(check):
+        ranks = _launch(world_size)
+        if isinstance(ranks, RanksFailed):
+            pytest.fail(str(ranks), pytrace=False)
+        for rank, result in enumerate(ranks):
+            assert not isinstance(result[check], str), f"rank {rank}: {result[check]}"
+        return [result[check] for result in ranks]
+
+    return found
+
+
+@functools.cache
+def _oracle(name, optimizer, world_size):
+    return cases.oracle(cases.CASES[name], optimizer, world_size)
+
+
+@each_training
+def test_outputs_of_every_step(results, world_size, name, optimizer):
+    expected = _oracle(name, optimizer, world_size)["outputs"]
+    for rank, result in enumerate(results(f"{name}.{optimizer}")):
+        for step in range(cases.STEPS):
+            for found, right in zip(result["outputs"][step], expected[step][rank], strict=True):
+                tolerance = 1e-6 if step == 0 else 1e-5
+                np.testing.assert_allclose(found, right, rtol=1e-6, atol=tolerance)
+
+
+@each_training
+def test_weights_after_training(results, world_size, name, optimizer):
+    expected = _oracle(name, optimizer, world_size)
+    for rank, result in enumerate(results(f"{name}.{optimizer}")):
+        for kind in ("tables", "heads"):
+            for found, right in zip(result[kind], expected[kind], strict=True):
+                np.testing.assert_allclose(found, right, rtol=0, atol=1e-5)
+        assert result["on_root"] == (len(expected["tables"]) if rank == 0 else 0)
+
+
+@each_world
+def test_shapes_are_those_of_the_plain_layers(results, world_size):
+    for rank, result in enumerate(results("basic.adagrad")):
+        for step in range(cases.STEPS):
+            batch = len(cases.batch(cases.CASES["basic"], step, rank, world_size)[0])
+            assert result["shapes"][step] == [
+                (batch, 1, 4), (batch, 8), (batch, 4), (batch, 3, 4), (batch, 6),
+                "RaggedTensor", (batch, 4), "RaggedTensor",
+            ]  # fmt: skip
+
+
+@each_world
+@pytest.mark.parametrize("name", ["basic", "rows", "columns", "mixed"])
+def test_each_element_is_on_one_rank(results, world_size, name):
+    case = cases.CASES[name]
+    whole = [rows * dim for rows, dim, _ in case.tables]
+    copies = [
+        world_size if size <= case.arguments.get("data_parallel_threshold", 0) else 1
+        for size in whole
+    ]
+    held = sum(result["elements"] for result in results(f"{name}.adagrad"))
+    assert held == sum(size * n for size, n in zip(whole, copies, strict=True))
+
+
+@each_world
+def test_id_outside_its_table(results, world_size):
+    for result in results("out_of_range"):
+        for name, message in result.items():
+            assert message is not None, name
+            assert "'items'" in message
+            assert f" {name.split()[1]} " in message
+            if world_size > 1:
+                assert f"rank {world_size - 1}:" in message
+
+
+def _model_parallel_oracle(world_size):
+    from tests.dist_model_parallel.rank_checks import MP_INPUTS
+
+    case = cases.Case({}, inputs=MP_INPUTS)
+    tables = [tf.Variable(value) for value in cases.table_values(case)]
+    heads, outputs = cases.make_heads(case), []
+    with tf.GradientTape() as tape:
+        for rank in range(world_size):
+            ids = cases.batch(case, 0, rank, 1)
+            outputs.append(
+                [
+                    tf.constant(cases.counts(samples, *case.tables[t][::2])) @ tables[t]
+                    for (t, *_), samples in zip(case.inputs, ids, strict=True)
+                ]
+            )
+        loss = tf.add_n([cases.loss_of(o, heads) for o in outputs]) / world_size
+    gradients = tape.gradient(loss, tables)
+    return outputs, [t - 0.005 * g for t, g in zip(tables, gradients, strict=True)]
+
+
+@each_world
+@pytest.mark.parametrize("name", ["basic", "columns"])
+def test_model_parallel_input(results, world_size, name):
+    outputs, tables = _model_parallel_oracle(world_size)
+    for rank, ranks in enumerate(results("model_parallel_inputs")):
+        seen = ranks[name]
+        for found, right in zip(seen["outputs"], outputs[rank], strict=True):
+            np.testing.assert_allclose(found, right, rtol=0, atol=1e-5)
+        for found, right in zip(seen["tables"], tables, strict=True):
+            np.testing.assert_allclose(found, right, rtol=0, atol=1e-5)
+        assert seen["shapes"] == [(4, 1, 4), (4, 8), (4, 4), (4, 3, 4), (4, 6), (4, 2, 4)]
+        bad, odd = seen["errors"]
+        assert "table 'embedding" in bad
+        assert "id 99" in bad
+        if world_size > 1:
+            assert "rank " in bad
+            assert "not divisible by the number of ranks" in odd
+        assert "inputs, got" in seen["count"]
+
+
+@each_world
+def test_model_parallel_input_with_an_idle_rank(results, world_size):
+    for rank, (out, gradients) in enumerate(results("idle_model_parallel")):
+        np.testing.assert_array_equal(out, np.full([2, 1], 2.0))
+        (gradient,) = gradients
+        assert gradient.tolist() == ([[0], [2], [2]] if rank == 0 else [])
+
+
+@each_world
+def test_weights_from_files_and_weights_that_do_not_fit(results, world_size):
+    for seen in results("weights_from_files"):
+        assert seen["whole"]
+        assert "must hold 5 tables, one an embedding. Received: 4" in seen["short"]
+        assert "must hold 5 tables, one an embedding. Received: 6" in seen["long"]
+        assert "must have the shape (10, 4). Received: shape (9, 4)" in seen["shape"]
+        if world_size > 1:
+            assert seen["short"].startswith(f"rank {world_size - 1}: ")
+        assert seen["unchanged"]
+
+
+@each_world
+def test_shards_do_not_start_alike(results, world_size):
+    for tables in results("initial_rows"):
+        for table in tables:
+            assert len(np.unique(table)) == table.size
+
+
+@each_world
+def test_local_variables_are_marked_and_not_broadcast(results, world_size):
+    for seen in results("marks"):
+        own = len(seen["local"]) - seen["replicated"] if world_size > 1 else 0
+        assert sum(seen["local"]) == own
+        assert seen["slots"] == 2 * own
+        assert seen["kernel"] == world_size
+        assert seen["kept"]
+
+
+def _fit_oracle(world_size):
+    """The same training on the joined batch, with stock layers."""
+    from tests.dist_model_parallel.rank_checks import fit_data, fit_tables
+
+    tables = []
+    for value in fit_tables():
+        table = tf.keras.layers.Embedding(*value.shape)
+        table.build([None])
+        table.set_weights([value])
+        tables.append(table)
+    head = tf.keras.layers.Dense(1, kernel_initializer="ones")
+    head.build([None, 16])
+    variables = [layer.trainable_variables for layer in (*tables, head)]
+    variables = [v for group in variables for v in group]
+    optimizer = tf.keras.optimizers.Adam(0.05)
+    data = [fit_data(rank) for rank in range(world_size)]
+    for _ in range(2):
+        for start in range(0, 16, 4):
+            x = np.concatenate([x[start : start + 4] for x, _ in data])
+            y = np.concatenate([y[start : start + 4] for _, y in data])
+            with tf.GradientTape() as tape:
+                parts = [tables[0](x[:, 0]), tables[1](x[:, 1])]
+                parts += [tf.reduce_sum(tables[2](x[:, k : k + 2]), 1) for k in (2, 4)]
+                loss = tf.reduce_mean((head(tf.concat(parts, 1)) - y) ** 2)
+            gradients = [tf.convert_to_tensor(g) for g in tape.gradient(loss, variables)]
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    return [table.get_weights()[0] for table in tables], head.get_weights()
+
+
+@each_world
+def test_fit_with_other_data_on_each_rank(results, world_size):
+    tables, head = _fit_oracle(world_size)
+    for seen in results("fit"):
+        for found, right in zip(seen["tables"], tables, strict=True):
+            np.testing.assert_allclose(found, right, rtol=0, atol=1e-5)
+        for found, right in zip(seen["head"], head, strict=True):
+            np.testing.assert_allclose(found, right, rtol=0, atol=1e-5)
