@@ -173,6 +173,16 @@ def test_weights_from_files_and_weights_that_do_not_fit(results, world_size):
 
 
 @each_world
+def test_a_batch_known_to_be_empty_in_a_graph(results, world_size):
+    ranks = results("empty_constants")
+    for rank, (out, _) in enumerate(ranks):
+        assert out == ([] if rank == 0 else [[6, 7], [6, 7]])
+    # Two samples of two columns on each rank but the first, divided by the number of ranks.
+    total = 4 * (world_size - 1) / world_size
+    np.testing.assert_allclose(sum(gradient for _, gradient in ranks), total, rtol=1e-6)
+
+
+@each_world
 def test_shards_do_not_start_alike(results, world_size):
     for tables in results("initial_rows"):
         for table in tables:
