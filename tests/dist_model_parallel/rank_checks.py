@@ -154,6 +154,23 @@ def idle_model_parallel():
     return out.numpy(), [tf.convert_to_tensor(g).numpy() for g in gradients]
 
 
+def empty_constants():
+    """A graph that knows one rank's batch to be empty, and so all it sends."""
+    layer = dmp.DistributedEmbedding([sok.Embedding(5, 2, combiner="sum")], row_slice_threshold=1)
+    layer.set_weights([np.arange(10, dtype=np.float32).reshape(5, 2)])
+    ids = np.zeros([0, 1] if comm.current().rank == 0 else [2, 1], np.int64) + 3
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            (out,) = layer([tf.constant(ids)])
+            loss = tf.reduce_sum(out)
+        return out, [tf.convert_to_tensor(g) for g in tape.gradient(loss, layer.trainable_weights)]
+
+    out, gradients = step()
+    return out.numpy().tolist(), float(sum(tf.reduce_sum(g) for g in gradients))
+
+
 def out_of_range():
     """An id of one rank outside its table: what all ranks see, and that they can go on."""
     current, seen = comm.current(), {}
@@ -162,10 +179,11 @@ def out_of_range():
             tables = [tf.keras.layers.Embedding(7, 2, name="items"),
                       tf.keras.layers.Embedding(9, 2, name="shops")]  # fmt: skip
             layer = dmp.DistributedEmbedding(tables, **arguments)
+            call = layer if bad == 7 else tf.function(layer)
             here = current.rank == current.world_size - 1
             ids = [tf.constant([[bad if here else 1]]), tf.constant([[8]])]
             try:
-                layer(ids)
+                call(ids)
                 message = None
             except tf.errors.InvalidArgumentError as error:
                 message = error.message
@@ -214,7 +232,7 @@ def initial_rows():
         tf.keras.utils.set_random_seed(5)
         init = tf.keras.initializers.RandomUniform(seed=seed)
         table = tf.keras.layers.Embedding(12, 6, embeddings_initializer=init)
-        for arguments in ({"row_slice_threshold": 1}, {"column_slice_threshold": 36}):
+        for arguments in ({"row_slice_threshold": 1}, {}):
             layer = dmp.DistributedEmbedding([table], **arguments)
             found += layer.get_weights(all_ranks=True)
     return found
@@ -297,8 +315,10 @@ def checks():
     for check in (
         model_parallel_inputs,
         idle_model_parallel,
+        empty_constants,
         out_of_range,
         weights_from_files,
+        initial_rows,
         marks,
         fit,
     ):
