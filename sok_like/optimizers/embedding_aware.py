@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like import comm
+from sok_like.dist_model_parallel.local import is_local
 from sok_like.optimizers.rules import OptimizerRule, rule_of
 from sok_like.variable import is_embedding_variable, unwrap
 
@@ -94,8 +95,14 @@ class _EmbeddingAware:
         """Ordinary pairs with gradients averaged over ranks."""
         if not self._sok_average or not comm.is_initialized() or comm.current().world_size == 1:
             return pairs
-        gradients = comm.current().average([g for g, _ in pairs], "sok_gradients")
-        return [(g, v) for g, (_, v) in zip(gradients, pairs, strict=True)]
+        # Shards of dense tables (dist_model_parallel) are one rank's own, as tables are.
+        local = [is_local(variable) for _, variable in pairs]
+        shared = [None if own else g for (g, _), own in zip(pairs, local, strict=True)]
+        averaged = comm.current().average(shared, "sok_gradients")
+        return [
+            (g if own else mean, v)
+            for (g, v), own, mean in zip(pairs, local, averaged, strict=True)
+        ]
 
 
 def _decays(optimizer, variable):
