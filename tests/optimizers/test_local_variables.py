@@ -29,7 +29,8 @@ def train_all_kinds():
     factor = 4.0 / world_size  # the mean over ranks of a sum over a rank's share
     variables = [*hashed.trainable_variables, *dense.trainable_variables, weights]
     with tf.GradientTape() as tape:
-        outputs = [hashed(ids), *dense([ids, ids])]
+        first, second = dense([ids, ids])  # unlike gradients: averaged, the tables would mix
+        outputs = [hashed(ids), first, 3.0 * second]
         loss = sum(tf.reduce_sum(output) for output in outputs) * factor
         loss += weights[0] * float(rank + 1)
     gradients = tape.gradient(loss, variables)
@@ -43,6 +44,6 @@ def test_each_kind_moves_by_its_own_gradient():
     # Loss on a rank: 2 x the sum over its rows; over two ranks a row's mean gradient is 1.
     for result in results:
         np.testing.assert_allclose(result["hashed"], -np.ones([4, 2]), rtol=1e-6)
-        for table in result["dense"]:
-            np.testing.assert_allclose(table, -np.ones([4, 2]), rtol=1e-6)
+        for table, factor in zip(result["dense"], (1.0, 3.0), strict=True):
+            np.testing.assert_allclose(table, np.full([4, 2], -factor), rtol=1e-6)
         np.testing.assert_allclose(result["weights"], [-1.5], rtol=1e-6)
