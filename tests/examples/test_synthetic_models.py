@@ -168,9 +168,8 @@ def _two_ranks():
     options = "--model tiny --scale 0.05 --batch_size 2048 --num_data_batches 4 --num_steps 40"
     arguments = f"{options} --optimizer adagrad --learning_rate 0.2".split()
     quick = {"HOROVOD_CYCLE_TIME": "0.2", "OMPI_MCA_mpi_yield_when_idle": "1"}
-    return run_ranks(
-        "tests.examples.synthetic_checks:run", 2, args={"arguments": arguments}, env=quick
-    )
+    target, args = "tests.examples.synthetic_checks:run", {"arguments": arguments}
+    return run_ranks(target, 2, args=args, env=quick, timeout=300)
 
 
 @pytest.mark.ranks
