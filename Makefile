@@ -9,13 +9,14 @@ MAKEFLAGS += --no-print-directory
 STAMPS := .venv/stamps
 NUM_RANKS ?= 2
 
-.PHONY: help venv build demo test bench lint cuda asan tsan clean distclean
+.PHONY: help venv build demo test bench bench-dmp lint cuda asan tsan clean distclean
 
 help:
 	@echo "make venv       environment .venv: pinned requirements, Horovod, this package"
 	@echo "make demo       train examples/flights.py on NUM_RANKS=2 ranks; draws into out/"
 	@echo "make test       all tests; ARGS=... goes to pytest"
 	@echo "make bench      benchmarks, on 1 rank; ARGS=... goes to the program"
+	@echo "make bench-dmp  spread against replicated dense tables, on NUM_RANKS=2 ranks"
 	@echo "make lint       ruff, mypy, clang-format"
 	@echo "make cuda       build with the CUDA backend, where nvcc is"
 	@echo "make asan tsan  C++ tests under address and undefined, or thread sanitizer"
@@ -48,6 +49,10 @@ test: venv
 
 bench: venv
 	@.venv/bin/python -m benchmarks $(ARGS)
+
+bench-dmp: venv
+	@tools/run_ranks.sh $(NUM_RANKS) -m benchmarks.dmp $(ARGS)
+	@.venv/bin/python -m benchmarks.dmp_memory --ranks $(NUM_RANKS)
 
 lint: $(STAMPS)/requirements
 	@tools/lint.sh

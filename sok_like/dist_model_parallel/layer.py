@@ -23,7 +23,8 @@ from sok_like.dist_model_parallel.local import mark_local, unique_in_graph
 from sok_like.dist_model_parallel.parts import FlatIds, Part
 from sok_like.dist_model_parallel.weights import get_tables, set_tables
 from sok_like.planner import DistEmbeddingStrategy
-from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, ROW_WISE
+from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, ROW_WISE, list_embeddings
+from sok_like.planner.thresholds import check_threshold
 
 
 @tf.keras.utils.register_keras_serializable(package="sok_like")
@@ -93,13 +94,17 @@ class DistributedEmbedding(tf.keras.layers.Layer):
         self.row_slice_threshold = row_slice_threshold
         self.data_parallel_threshold = data_parallel_threshold
         self._strategy_name = strategy
+        if not dp_input:  # of no effect then, but a slip all the same
+            check_threshold("row_slice_threshold", row_slice_threshold, 0)
+            check_threshold("data_parallel_threshold", data_parallel_threshold, 0)
+        descriptions = list_embeddings(embeddings)
         # Past Keras, which would track the layers in them as this layer's own.
-        object.__setattr__(self, "_descriptions", list(embeddings))
+        object.__setattr__(self, "_descriptions", descriptions)
         object.__setattr__(
             self,
             "strategy",
             DistEmbeddingStrategy(
-                embeddings,
+                descriptions,
                 self.world_size,
                 strategy,
                 input_table_map,
@@ -227,7 +232,7 @@ class DistributedEmbedding(tf.keras.layers.Layer):
     # Lookup.
 
     def call(self, inputs):
-        inputs = [x if tf.is_tensor(x) else tf.convert_to_tensor(x) for x in _as_list(inputs)]
+        inputs = self._as_tensors(inputs)
         self._check_count(len(inputs))
         tables = self.tables_here()
         if not self.dp_input and self.world_size > 1:
@@ -240,6 +245,18 @@ class DistributedEmbedding(tf.keras.layers.Layer):
         else:
             outputs = self._lookup(inputs, tables)
         return [tf.cast(output, self.compute_dtype) for output in outputs]
+
+    def _as_tensors(self, inputs):
+        tensors = []
+        for i, x in enumerate(_as_list(inputs)):
+            try:
+                tensors.append(x if tf.is_tensor(x) else tf.convert_to_tensor(x))
+            except (TypeError, ValueError) as error:
+                raise TypeError(
+                    "`inputs` must be a list of integer tensors, an item an input. "
+                    f"Received: inputs[{i}]={x!r} (layer '{self.name}')"
+                ) from error
+        return tensors
 
     def _check_count(self, received):
         expected = len(self.strategy.input_table_map)

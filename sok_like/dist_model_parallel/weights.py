@@ -10,7 +10,7 @@ Files are mapped into memory, so that a rank reads what it holds and no more.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -139,16 +139,16 @@ def _copy(plan, here, sources, chunk):
 
 def _open(plan, weights):
     """The weights as arrays, in memory or mapped; ValueError unless they fit the tables."""
+    rule = f"`weights` must hold {len(plan.tables)} tables, one an embedding. Received: "
+    if not isinstance(weights, Iterable) or isinstance(weights, (str, bytes)):
+        raise ValueError(f"{rule}{weights!r}")
     weights = list(weights)
     if len(weights) != len(plan.tables):
-        raise ValueError(
-            f"`weights` must hold {len(plan.tables)} tables, one an embedding. "
-            f"Received: {len(weights)}"
-        )
+        raise ValueError(f"{rule}{len(weights)}")
     arrays = []
     for table, weight in zip(plan.tables, weights, strict=True):
         if isinstance(weight, (str, os.PathLike)):
-            weight = np.load(weight, mmap_mode="r", allow_pickle=False)
+            weight = _map_file(table.table_id, weight)
         elif not isinstance(weight, np.ndarray):
             weight = np.asarray(weight)
         if weight.shape != (table.input_dim, table.output_dim):
@@ -156,8 +156,22 @@ def _open(plan, weights):
                 f"`weights[{table.table_id}]` must have the shape "
                 f"({table.input_dim}, {table.output_dim}). Received: shape {weight.shape}"
             )
+        if weight.dtype.kind not in "fiub" and weight.dtype != tf.bfloat16.as_numpy_dtype:
+            raise ValueError(
+                f"`weights[{table.table_id}]` must hold real numbers. Received: {weight.dtype}"
+            )
         arrays.append(weight)
     return arrays
+
+
+def _map_file(table_id, path):
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(
+            f"`weights[{table_id}]` must be an array or the path of an .npy file. "
+            f"Received: {os.fspath(path)!r} ({error})"
+        ) from error
 
 
 def _all_or_none(function, communicator):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 # How the rows of a table may be laid over ranks, in the order of the groups.
@@ -110,8 +110,9 @@ def read_tables(embeddings: Sequence[Any]) -> list[TableConfig]:
 
     Raises:
         ValueError: there is none, or one without a positive integer `input_dim` or `output_dim`.
-        TypeError: neither an embedding nor a dictionary.
+        TypeError: no list, or in it neither an embedding nor a dictionary.
     """
+    embeddings = list_embeddings(embeddings)
     if not embeddings:
         raise ValueError("`embeddings` must hold at least one embedding. Received: an empty list")
     tables = []
@@ -136,6 +137,13 @@ def read_tables(embeddings: Sequence[Any]) -> list[TableConfig]:
             config[argument] = value
         tables.append(TableConfig(table_id, config["input_dim"], config["output_dim"], config))
     return tables
+
+
+def list_embeddings(embeddings: Any) -> list[Any]:
+    """The embeddings as a list, whatever they came in; TypeError if they came alone."""
+    if isinstance(embeddings, Mapping) or not isinstance(embeddings, Iterable):
+        raise TypeError(f"`embeddings` must be a list of embeddings. Received: {embeddings!r}")
+    return list(embeddings)
 
 
 def as_integer(value: Any) -> int | None:

@@ -12,7 +12,7 @@ has nothing to share out: there all tables are column-wise, which is to say whol
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, ROW_WISE, as_integer
@@ -46,10 +46,16 @@ def check_input_table_map(input_table_map: Any, num_tables: int) -> list[int]:
     A table without inputs is legal: it has its place and its weights, and no output.
 
     Raises:
+        TypeError: no list.
         ValueError: an entry that is no table's place in the list.
     """
     if input_table_map is None:
         return list(range(num_tables))
+    if not isinstance(input_table_map, Iterable):
+        raise TypeError(
+            "`input_table_map` must be None or a list of integers, a table an input. "
+            f"Received: input_table_map={input_table_map!r}"
+        )
     tables = []
     for i, value in enumerate(input_table_map):
         table = as_integer(value)

@@ -29,9 +29,13 @@ OPTIMIZERS = {
 }
 
 
-def optimizers(world_size):
-    """Those that are checked on so many ranks: not all, they take their time."""
-    return ["adagrad"] if world_size > 2 else list(OPTIMIZERS)
+def optimizers(world_size, name):
+    """Those that case `name` is trained with on so many ranks: not all, they take their time."""
+    if world_size <= 2 or (world_size == 3 and name == "mixed"):
+        return list(OPTIMIZERS)
+    if world_size == 3:
+        return ["adagrad"]
+    return {"rows": ["sgd"], "columns": ["adam"], "mixed": ["adagrad"]}.get(name, [])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,19 +54,6 @@ def combined(lists, combiner, weights=None):
 KINDS = ["one-hot", "fixed", "ragged", "sparse"]
 
 
-def test_the_examples_of_the_user_guide():
-    onehot = tf.random.uniform(shape=(16, 1), maxval=1000, dtype=tf.int32)
-    assert sok.Embedding(1000, 64)(onehot).shape == (16, 1, 64)
-    fixedhot = tf.random.uniform(shape=(16, 7), maxval=1000, dtype=tf.int32)
-    assert sok.Embedding(1000, 64)(fixedhot).shape == (16, 7, 64)
-    assert sok.Embedding(1000, 64, combiner="mean")(fixedhot).shape == (16, 64)
-    variablehot = tf.ragged.constant(
-        [[3, 1, 4, 1], [87], [5, 9, 2], [6], [929]], dtype=tf.int64
-    )  # fmt: skip
-    assert sok.Embedding(1000, 64)(variablehot).shape.as_list() == [5, None, 64]
-    assert sok.Embedding(1000, 64, combiner="sum")(variablehot).shape == (5, 64)
-
-
 @pytest.mark.parametrize("function", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [tf.int32, tf.int64])

@@ -1,4 +1,4 @@
-"""`dmp.DistributedEmbedding` against stock layers on one process, on 1 to 3 ranks."""
+"""`dmp.DistributedEmbedding` against stock layers on one process, on 1 to 4 ranks."""
 
 import functools
 import re
@@ -8,49 +8,17 @@ import pytest
 import tensorflow as tf
 
 from tests.dist_model_parallel import cases
-from tests.ranks import RanksFailed, run_ranks
+from tests.dist_model_parallel.launches import each_world
 
 pytestmark = pytest.mark.keras
 
-WORLDS = [pytest.param(n, marks=[pytest.mark.ranks] if n > 1 else [], id=f"{n}") for n in (1, 2, 3)]
-each_world = pytest.mark.parametrize("world_size", WORLDS)
 TRAININGS = [
     pytest.param(n, name, o, marks=[pytest.mark.ranks] if n > 1 else [], id=f"{n}-{name}-{o}")
-    for n in (1, 2, 3)
+    for n in (1, 2, 3, 4)
     for name in cases.CASES
-    for o in cases.optimizers(n)
+    for o in cases.optimizers(n, name)
 ]
 each_training = pytest.mark.parametrize("world_size, name, optimizer", TRAININGS)
-
-
-@functools.cache
-def _launch(world_size):
-    if world_size == 1:
-        from tests.dist_model_parallel import rank_checks
-
-        return [rank_checks.run()]
-    quick = {"HOROVOD_CYCLE_TIME": "0.2", "OMPI_MCA_mpi_yield_when_idle": "1"}
-    try:
-        return run_ranks(
-            "tests.dist_model_parallel.rank_checks:run", world_size, env=quick, timeout=400
-        )
-    except RanksFailed as error:
-        return error
-
-
-@pytest.fixture
-def results(sok, world_size):
-    """`results(check)`: what each rank found; one launch for all tests."""
-
-    def found(check):
-        ranks = _launch(world_size)
-        if isinstance(ranks, RanksFailed):
-            pytest.fail(str(ranks), pytrace=False)
-        for rank, result in enumerate(ranks):
-            assert not isinstance(result[check], str), f"rank {rank}: {result[check]}"
-        return [result[check] for result in ranks]
-
-    return found
 
 
 @functools.cache

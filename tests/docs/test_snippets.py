@@ -104,7 +104,7 @@ def test_commands_name_targets_and_files_that_exist(document, command):
     words = shlex.split(command, comments=True)
     words = [word for word in words if not re.match(r"\w+=", word)]  # FOLDER=... in front
     if words[0] == "make":
-        targets = re.findall(r"^([\w ]+):(?!=)", (ROOT / "Makefile").read_text(), flags=re.M)
+        targets = re.findall(r"^([\w -]+):(?!=)", (ROOT / "Makefile").read_text(), flags=re.M)
         known = {target for line in targets for target in line.split()}
         assert set(words[1:]) <= known
         return

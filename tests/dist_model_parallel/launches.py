@@ -1,0 +1,26 @@
+"""Launches of `rank_checks.run`, one for each number of ranks, for all tests of this folder."""
+
+import functools
+
+import pytest
+
+from tests.ranks import RanksFailed, run_ranks
+
+WORLDS = [pytest.param(n, marks=[pytest.mark.ranks] if n > 1 else [], id=f"{n}") for n in (1, 2, 3)]
+each_world = pytest.mark.parametrize("world_size", WORLDS)
+
+
+@functools.cache
+def launch(world_size):
+    """What the ranks returned, or the exception that ended them: nothing is launched twice."""
+    if world_size == 1:
+        from tests.dist_model_parallel import rank_checks
+
+        return [rank_checks.run()]
+    quick = {"HOROVOD_CYCLE_TIME": "0.2", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    try:
+        return run_ranks(
+            "tests.dist_model_parallel.rank_checks:run", world_size, env=quick, timeout=400
+        )
+    except RanksFailed as error:
+        return error
