@@ -91,14 +91,17 @@ class SingleProcess:
 
 
 def _not_folded(tensor):
-    """`tensor`, of unknown value to TensorFlow's optimizer of graphs.
+    """`tensor` `[n]`, of unknown value to whatever optimizes TensorFlow's graphs.
 
-    It computes what it knows beforehand, on one rank alone, and Horovod's ops do not tell it that
-    they must not be: a rank whose batch is empty by its static shape would leave the others.
+    They compute what they know beforehand, on one rank alone, and Horovod's ops do not tell them
+    that they must not be: a rank whose input is constant, say an empty one, would leave the others.
     """
     if tf.executing_eagerly():
         return tensor
-    return tf.compat.v1.placeholder_with_default(tensor, tensor.shape)
+    with tf.device("/CPU:0"):
+        # Nothing that depends on a random op is known beforehand. This one draws from [-1, 0).
+        size = tf.raw_ops.RandomUniformInt(shape=[1], minval=-1, maxval=0, seed=1, seed2=1)
+    return tf.reshape(tensor, size)
 
 
 def distinct(slices: tf.IndexedSlices) -> tf.IndexedSlices:
