@@ -20,8 +20,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like import native
 from sok_like import lookup as hash_lookup
+from sok_like import native
 from sok_like import ops as wrapped_ops
 from sok_like.comm import Communicator
 from sok_like.dist_model_parallel.embedding_lookup import range_problem, require_in_range

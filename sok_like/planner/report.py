@@ -10,8 +10,8 @@ What is counted, per rank and step (`B` samples a rank, hotness `h`, `N` ranks):
     data-parallel  no keys; the gradients of the rank's B * h rows, with their keys, to N - 1 ranks
 
 Gradients return the way rows came. These are upper bounds: repeated keys of a rank are sent once
-where a table is laid row-wise. A hash table's rows are named by the keys it takes, `rank mod N`, and
-its bytes are those of a full one; without a capacity it grows, and counts for nothing.
+where a table is laid row-wise. In place of a hash table's rows stands which keys it takes, and its
+bytes are those of a full one; without a capacity it grows, and counts for nothing.
 """
 
 from __future__ import annotations
@@ -152,10 +152,11 @@ def format_report(
         lines.append((rank, summary, "", "", "", total_bytes, total.num_keys, total.num_bytes))
         totals.append(total_bytes)
     mean = sum(totals) / plan.world_size
+    largest = max(totals) / mean if mean else 1.0
     return "\n".join(
         [
             *_aligned(lines),
-            f"largest rank {max(totals):,} bytes, {max(totals) / mean if mean else 1:.2f} of the mean",
+            f"largest rank {max(totals):,} bytes, {largest:.2f} of the mean",
         ]
     )
 
