@@ -25,7 +25,6 @@ from sok_like import native
 from sok_like import ops as wrapped_ops
 from sok_like.comm import Communicator
 from sok_like.dist_model_parallel.embedding_lookup import range_problem, require_in_range
-from sok_like.variable import EmbeddingVariable
 
 # In place of an owner, as the ops read them: rows over all ranks, and keys of a hash table.
 ALL_RANKS, BY_KEY = -1, -2
@@ -56,7 +55,7 @@ class Feature:
     dim: int
     owner: int
     row_offset: int
-    variable: tf.Variable | EmbeddingVariable | None
+    variable: Any  # tf.Variable, EmbeddingVariable or None
 
 
 def lookup(

@@ -44,7 +44,9 @@ def get_table(plan: Plan, table_id: int, here: Shards, all_ranks: bool) -> Any:
     shards = plan.shards_of(table_id)
     mine = plan.shard(table_id, communicator.rank)
     dtype = tf.as_dtype(_agree_on_dtype(variable, communicator))
-    whole = np.empty([table.input_dim, table.output_dim], dtype.as_numpy_dtype) if receive else None
+    whole: Any = (
+        np.empty([table.input_dim, table.output_dim], dtype.as_numpy_dtype) if receive else None
+    )
     rows = max(1, CHUNK_BYTES // (table.output_dim * dtype.size))
     for start in range(0, table.input_dim, rows):
         stop = min(start + rows, table.input_dim)

@@ -30,7 +30,7 @@ def by_training(training: Any, function: Any) -> Any:
 class TableLayer(tf.keras.layers.Layer):
     """A layer over one table, which a subclass puts into `_weight`."""
 
-    _weight: Any = None
+    _weight: Any  # no value here: tf_keras tracks no attribute that the class has
 
     @property
     def embedding_variable(self) -> Any:

@@ -138,7 +138,8 @@ def train(optimizer):
 def evaluation():
     """Nothing is inserted, whether the flag is a bool or the phase of a model."""
     layer = make_layer("evaluated")
-    layer.set_weights(values())
+    cut, whole, (keys, rows) = values()
+    layer.set_weights([cut, whole, (keys[:1], rows[:1])])
     inputs = tensors(0)
     size = lambda: len(layer.get_weights(all_ranks=True)[2][0])  # noqa: E731
     seen = [size()]
@@ -224,6 +225,36 @@ def failures():
     return seen
 
 
+def constants():
+    """A graph that knows the last rank's ids beforehand, and not those of the others."""
+    current = comm.current()
+    layer = dmp.DistributedEmbedding([sok.HashEmbedding(2, None, "ones", name="constant")])
+    layer.build()
+    known = tf.zeros([0, 1], tf.int64)
+
+    @tf.function
+    def step(ids):
+        with tf.GradientTape() as tape:
+            (found,) = layer([known if current.rank == current.world_size - 1 else ids])
+            loss = tf.reduce_sum(found)
+        (gradient,) = tape.gradient(loss, layer.trainable_variables)
+        return found, gradient.indices, gradient.values
+
+    found, keys, gradients = step(tf.constant([[4], [5]], tf.int64))
+    return found.shape[0], dict(zip(keys.numpy().tolist(), gradients.numpy().tolist(), strict=True))
+
+
+def unused_table():
+    """A rank of which the only table has no input takes part in the exchange of gradients."""
+    tables = [sok.Embedding(3, 1), sok.Embedding(3, 1)]
+    layer = dmp.DistributedEmbedding(tables, input_table_map=[0])
+    with tf.GradientTape() as tape:
+        (found,) = layer([tf.constant([[2]])])
+        loss = tf.reduce_sum(found)
+    gradients = tape.gradient(loss, layer.trainable_variables)
+    return [tf.convert_to_tensor(g).numpy().ravel().tolist() for g in gradients if g is not None]
+
+
 def alone():
     """The layer by itself, trained in a model by compile and fit."""
     keys = tf.keras.Input([2], dtype="int64")
@@ -256,6 +287,8 @@ def checks(world_size):
         "evaluation": evaluation,
         "model_parallel": model_parallel,
         "failures": failures,
+        "constants": constants,
+        "unused_table": unused_table,
         "alone": alone,
     }
 

@@ -153,16 +153,17 @@ def test_the_state_is_that_of_a_stock_optimizer(sok):
 
 @each_world
 def test_evaluation_inserts_nothing(rank_results, world_size):
+    cut, whole, (keys, rows) = hashed.values()
+    tables = [tf.constant(table) for table in (cut, whole, as_dense((keys[:1], rows[:1])))]
+    batches = [hashed.batch(0, rank, world_size) for rank in range(world_size)]
+    seen = {key for ids in batches for i in (1, 3) for sample in ids[i] for key in sample}
+    held = len(seen | {int(keys[0])})
     for rank, (sizes, found, trained) in enumerate(rank_results(world_size, "hashed.evaluation")):
-        tables = [tf.constant(layer.get_weights()[0]) for layer in dense_layers()]
-        right = outputs_of(tables, hashed.batch(0, rank, world_size))
-        for a, b, c in zip(found, trained, right, strict=True):
+        for a, b, c in zip(found, trained, outputs_of(tables, batches[rank]), strict=True):
             np.testing.assert_allclose(a, c, rtol=0, atol=1e-6)
             np.testing.assert_array_equal(a, b)
-        seen = {k for r in range(world_size) for i in (1, 3)
-                for keys in hashed.batch(0, r, world_size)[i] for k in keys}  # fmt: skip
-        assert sizes == [6, 6, len(seen | set(hashed.GIVEN.tolist()))]
-        assert sizes[2] > 6
+        assert sizes == [1, 1, held]
+        assert held > 1
 
 
 @each_world
@@ -199,6 +200,26 @@ def test_what_goes_wrong_on_one_rank(rank_results, world_size):
         assert "must hold at most capacity=4 keys for a rank" in seen["too_many"]
         assert "must be a pair (keys [n], rows [n, 2])" in seen["dense"]
         assert seen["kept"]
+
+
+@each_world
+def test_ids_that_one_ranks_graph_knows_beforehand(rank_results, world_size):
+    gradients = {}
+    for rank, (size, of_rank) in enumerate(rank_results(world_size, "hashed.constants")):
+        assert size == (0 if rank == world_size - 1 else 2)
+        gradients |= of_rank
+    scale = (world_size - 1) / world_size
+    right = {4: [scale] * 2, 5: [scale] * 2} if world_size > 1 else {}
+    assert gradients.keys() == right.keys()
+    for key, gradient in right.items():
+        np.testing.assert_allclose(gradients[key], gradient, rtol=1e-6)
+
+
+@each_world
+def test_a_table_without_inputs(rank_results, world_size):
+    found = rank_results(world_size, "hashed.unused_table")
+    assert found[0][0][:3] == [0, 0, 1]
+    assert not any(any(values) for rank in found[1:] for values in rank)
 
 
 @each_world
