@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sok_like.core.initialize import Init as Init
     from sok_like.dist_model_parallel.embedding import Embedding as Embedding
     from sok_like.dist_model_parallel.embedding_lookup import embedding_lookup as embedding_lookup
+    from sok_like.dist_model_parallel.hash_embedding import HashEmbedding as HashEmbedding
     from sok_like.embeddings.all2all_dense_embedding import (
         All2AllDenseEmbedding as All2AllDenseEmbedding,
     )
@@ -54,6 +55,7 @@ _PUBLIC = {
     "DistributedEmbedding": "sok_like.embeddings.distributed_embedding",
     "Embedding": "sok_like.dist_model_parallel.embedding",
     "EmbeddingVariable": "sok_like.variable",
+    "HashEmbedding": "sok_like.dist_model_parallel.hash_embedding",
     "Init": "sok_like.core.initialize",
     "OptimizerScope": "sok_like.optimizers.scope",
     "OptimizerWrapper": "sok_like.optimizers.wrapper",

@@ -91,14 +91,19 @@ class SingleProcess:
 
 
 def _not_folded(tensor):
-    """`tensor`, of unknown value to TensorFlow's optimizer of graphs.
+    """`tensor`, of unknown value to whatever optimizes TensorFlow's graphs.
 
-    It computes what it knows beforehand, on one rank alone, and Horovod's ops do not tell it that
-    they must not be: a rank whose batch is empty by its static shape would leave the others.
+    They compute what they know beforehand, on one rank alone, and Horovod's ops do not tell them
+    that they must not be: a rank whose input is constant, say an empty one, would leave the others.
     """
-    if tf.executing_eagerly():
+    rank = tensor.shape.rank
+    if tf.executing_eagerly() or not rank:
         return tensor
-    return tf.compat.v1.placeholder_with_default(tensor, tensor.shape)
+    with tf.device("/CPU:0"):
+        # What depends on a random op is never known beforehand. This one draws from [-1, 0), and a
+        # slice of that size is the whole, without a copy.
+        size = tf.raw_ops.RandomUniformInt(shape=[rank], minval=-1, maxval=0, seed=1, seed2=1)
+    return tf.slice(tensor, [0] * rank, size)
 
 
 def distinct(slices: tf.IndexedSlices) -> tf.IndexedSlices:
@@ -151,7 +156,7 @@ class HorovodCommunicator:
         dense = [i for i, t in enumerate(tensors) if isinstance(t, tf.Tensor)]
         if dense:  # one collective for all of them
             reduced = self._hvd.grouped_allreduce(
-                [tensors[i] for i in dense], op=self._hvd.Average, name=f"{name}_dense"
+                [_not_folded(tensors[i]) for i in dense], op=self._hvd.Average, name=f"{name}_dense"
             )
             for i, tensor in zip(dense, reduced, strict=True):
                 averaged[i] = tensor
@@ -167,7 +172,7 @@ class HorovodCommunicator:
         return self._hvd.broadcast(tensor, root_rank, name=name)
 
     def all_gather(self, tensor, name):
-        return self._hvd.allgather(tensor, name=name)
+        return self._hvd.allgather(_not_folded(tensor), name=name)
 
     def barrier(self):
         self._hvd.allgather(tf.zeros([1]), name="sok_barrier")

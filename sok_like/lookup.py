@@ -128,6 +128,7 @@ def _exchange(
         keys=keys,
         row_splits=row_splits,
         weights=weights,
+        problems=[],
         world_size=world_size,
         name="route",
         **attributes._asdict(),

@@ -153,6 +153,29 @@ def _gather_rows_grad(op, grad, _):
     return [*slices, None, None]
 
 
+def find_rows(handle: tf.Tensor, keys: tf.Tensor, dim: int, *, insert: bool):
+    """Rows of keys in this rank's shard, for other ranks to use.
+
+    Args:
+        handle: The table.
+        keys: int64 `[num_keys]`, each once.
+        dim: Row width.
+        insert: Whether missing keys are inserted, or just read their initial row.
+
+    Returns:
+        float32 `[num_keys, dim]`, and a string: empty, or why the table could not take the keys.
+        The other ranks wait for the rows, so that is for the row message to tell.
+    """
+    return native.ops().sok_find_rows(handle=handle, keys=keys, dim=dim, insert=insert)
+
+
+@tf.RegisterGradient("SokFindRows")
+def _find_rows_grad(op, grad, _):
+    if grad is None:
+        return [None, None]
+    return [_slices(tf.convert_to_tensor(grad), op.inputs[1], op.get_attr("dim")), None]
+
+
 tf.no_gradient("SokUnpackKeys")
 
 
@@ -171,7 +194,7 @@ def _pack_rows_grad(op, grad, _):
         dims=op.get_attr("dims"),
         scale=op.get_attr("gradient_scale"),
     )
-    return [*rows, None, None]
+    return [*rows] + [None] * (len(op.inputs) - n)
 
 
 @tf.RegisterGradient("SokCombine")

@@ -1,13 +1,16 @@
-// The owner's side of a lookup in dense tables, whose rows are ordinary TensorFlow variables.
+// The owner's side of a lookup in dense tables, whose rows are ordinary TensorFlow variables, and
+// in hash tables beside them.
 //
-//     key message -> SokUnpackKeys -> local rows -> (tf.gather) -> rows -> SokPackRows -> row
-//     message back:          row message of gradients -> SokUnpackRows -> gradients of the rows
+//     key message -> SokUnpackKeys -> local rows -> (tf.gather)  -> rows -> SokPackRows -> row
+//                                     or keys    -> SokFindRows  ->                        message
+//     back:          row message of gradients -> SokUnpackRows -> gradients of the rows
 //
 // Between the two ops stand TensorFlow's own, so any optimizer sees ordinary sparse gradients. A
 // feature's keys of all ranks come as one list, rank by rank.
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "cpp/core/cpu/place.h"
 #include "cpp/tf/messages.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -57,18 +60,24 @@ REGISTER_OP("SokUnpackKeys")
     .Output("local_rows: N * int64")
     .Attr("N: int >= 1")
     .Attr("world_size: int >= 1")
+    .Attr("owners: list(int)")
     .SetShapeFn([](InferenceContext* c) {
       for (int i = 0; i < c->num_outputs(); ++i) {
         c->set_output(i, c->Vector(InferenceContext::kUnknownDim));
       }
       return absl::OkStatus();
     })
-    .Doc("Local rows of N features [num_keys] that all ranks asked this one for, rank by rank.");
+    .Doc(
+        "Local rows of N features [num_keys] that all ranks asked this one for, rank by rank; the "
+        "keys themselves where owners is -2, a hash table. owners are those of SokRoute.");
 
 class UnpackKeysOp : public OpKernel {
  public:
   explicit UnpackKeysOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("owners", &owners_));
+    OP_REQUIRES(ctx, owners_.size() == static_cast<size_t>(num_outputs()),
+                absl::InvalidArgumentError("owners must be one a feature"));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -80,24 +89,87 @@ class UnpackKeysOp : public OpKernel {
       Tensor* out;
       OP_REQUIRES_OK(ctx, ctx->allocate_output(i, TensorShape({NumKeys(segments, i)}), &out));
       int64_t* row = out->flat<int64_t>().data();
+      const uint64_t divisor = owners_[i] == kByKey ? 1 : world_size_;
       for (const auto& of_rank : segments) {
-        for (int64_t k = 0; k < of_rank[i].num_keys; ++k) *row++ = of_rank[i].keys[k] / world_size_;
+        for (int64_t k = 0; k < of_rank[i].num_keys; ++k) *row++ = of_rank[i].keys[k] / divisor;
       }
     }
   }
 
  private:
   int64_t world_size_;
+  std::vector<int64_t> owners_;
 };
 REGISTER_KERNEL_BUILDER(Name("SokUnpackKeys").Device(tensorflow::DEVICE_CPU), UnpackKeysOp);
+
+REGISTER_OP("SokFindRows")
+    .Input("handle: resource")
+    .Input("keys: int64")
+    .Output("rows: float")
+    .Output("problem: string")
+    .Attr("dim: int >= 1")
+    .Attr("insert: bool")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int dim;
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      c->set_output(0, c->Matrix(c->Dim(c->input(1), 0), dim));
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(
+        "Rows [num_keys, dim] of keys in this rank's shard, inserted where missing if `insert`. A "
+        "table that cannot take them does not fail the op, for other ranks wait for its rows: the "
+        "problem says why, and the rows are zeros.");
+
+class FindRowsOp : public OpKernel {
+ public:
+  explicit FindRowsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("insert", &insert_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    TablePtr table;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
+    OP_REQUIRES(ctx, table->table().dim() == dim_,
+                absl::InvalidArgumentError(absl::StrCat(
+                    "dim must be the table's, ", table->table().dim(), ". Received: ", dim_)));
+    const Tensor& keys = ctx->input(1);
+    const int64_t num_keys = keys.NumElements();
+    Tensor *rows, *problem;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({num_keys, dim_}), &rows));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, TensorShape({}), &problem));
+    TfExecutor ex(ctx);
+    float* out = rows->flat<float>().data();
+    const absl::Status status = Guard([&] {
+      if (insert_) {
+        table->table().FindOrInsert(ex, Keys(keys), num_keys, out, nullptr);
+      } else {
+        table->table().Find(ex, Keys(keys), num_keys, out, nullptr);
+      }
+    });
+    if (!status.ok()) {
+      rows->flat<float>().setZero();
+      problem->scalar<tensorflow::tstring>()() = std::string(status.message());
+    }
+  }
+
+ private:
+  int64_t dim_;
+  bool insert_;
+};
+REGISTER_KERNEL_BUILDER(Name("SokFindRows").Device(tensorflow::DEVICE_CPU), FindRowsOp);
 
 REGISTER_OP("SokPackRows")
     .Input("rows: N * float")
     .Input("message: int64")
     .Input("splits: int32")
+    .Input("problems: M * string")
     .Output("row_message: float")
     .Output("row_splits: int32")
     .Attr("N: int >= 1")
+    .Attr("M: int >= 0")
     .Attr("world_size: int >= 1")
     .Attr("dims: list(int)")
     .Attr("gradient_scale: float = 1.0")
@@ -108,7 +180,10 @@ REGISTER_OP("SokPackRows")
       c->set_output(1, c->Vector(world_size));
       return absl::OkStatus();
     })
-    .Doc("Rows [num_keys, dim] of N features as the row message that answers the key message.");
+    .Doc(
+        "Rows [num_keys, dim] of N features as the row message that answers the key message; or "
+        "the "
+        "first of the problems that is not empty, as this rank's failure.");
 
 class PackRowsOp : public OpKernel {
  public:
@@ -124,7 +199,8 @@ class PackRowsOp : public OpKernel {
     OP_REQUIRES(ctx, rows.size() == n, absl::InvalidArgumentError("dims must be one a feature"));
     Segments segments;
     OP_REQUIRES_OK(ctx, ParseKeys(ctx->input(n), ctx->input(n + 1), world_size_, n, &segments));
-    absl::Status status = Write(ctx, rows, segments);
+    absl::Status status = FirstProblem(ctx);
+    if (status.ok()) status = Write(ctx, rows, segments);
     if (!status.ok()) OP_REQUIRES_OK(ctx, FailAll<float>(ctx, status, world_size_));
   }
 

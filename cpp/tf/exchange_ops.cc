@@ -34,11 +34,13 @@ REGISTER_OP("SokRoute")
     .Input("keys: N * int64")
     .Input("row_splits: N * int64")
     .Input("weights: N * float")
+    .Input("problems: M * string")
     .Output("message: int64")
     .Output("splits: int32")
     .Output("counts: int64")
     .Output("inverse: N * int32")
     .Attr("N: int >= 1")
+    .Attr("M: int >= 0")
     .Attr("world_size: int >= 1")
     .Attr("table_names: list(string)")
     .Attr("dims: list(int)")
@@ -62,7 +64,10 @@ REGISTER_OP("SokRoute")
         "Unique keys of N tables by owner, as one key message. counts [world_size, N] are the "
         "unique keys sent; inverse [num_keys] points into a table's unique keys, owner-major. With "
         "owners, the keys are rows of dense tables of key_limits rows, and what is sent are the "
-        "places of those rows: a table's owner, or -1 where its rows are laid over all ranks.");
+        "places of those rows: a table's owner, -1 where its rows are laid over all ranks, or -2 "
+        "for "
+        "the keys of a hash table, which stay as they are. The first of the problems that is not "
+        "empty is sent instead, as this rank's failure.");
 
 class RouteOp : public OpKernel {
  public:
@@ -76,9 +81,10 @@ class RouteOp : public OpKernel {
     OP_REQUIRES(ctx, owners.size() == places && row_offsets.size() == places,
                 absl::InvalidArgumentError("owners and row_offsets must be empty or one a table"));
     for (size_t i = 0; i < places; ++i) {
-      OP_REQUIRES(ctx, owners[i] >= -1 && owners[i] < world_size_ && features_.key_limit(i) > 0,
+      const bool dense = owners[i] >= kAllRanks && features_.key_limit(i) > 0;
+      OP_REQUIRES(ctx, owners[i] < world_size_ && (dense || owners[i] == kByKey),
                   absl::InvalidArgumentError(
-                      absl::StrCat("owners must be ranks or -1. Received: ", owners[i])));
+                      absl::StrCat("owners must be ranks, -1 or -2. Received: ", owners[i])));
       placements_.push_back({features_.key_limit(i), owners[i], row_offsets[i]});
     }
   }
@@ -100,13 +106,13 @@ class RouteOp : public OpKernel {
     TfExecutor ex(ctx);
     std::vector<std::unique_ptr<Route>> routes(n);
     std::vector<uint64_t> placed;
-    absl::Status status;
+    absl::Status status = FirstProblem(ctx);
     for (int64_t i = 0; i < n && status.ok(); ++i) {
       status = features_.Check(ex, i, keys[i], row_splits[i], weights[i]);
       if (!status.ok()) break;
       const int64_t num_keys = keys[i].NumElements();
       const uint64_t* routed = Keys(keys[i]);
-      if (!placements_.empty()) {
+      if (!placements_.empty() && placements_[i].owner != kByKey) {
         placed.resize(num_keys);
         PlaceRows(ex, placements_[i], world_size_, keys[i].flat<int64_t>().data(), num_keys,
                   placed.data());

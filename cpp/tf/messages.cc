@@ -29,4 +29,14 @@ absl::Status RaisedByRank(const std::function<void()>& fn) {
   return status;
 }
 
+absl::Status FirstProblem(tensorflow::OpKernelContext* ctx) {
+  tensorflow::OpInputList problems;
+  TF_RETURN_IF_ERROR(ctx->input_list("problems", &problems));
+  for (const tensorflow::Tensor& problem : problems) {
+    const tensorflow::tstring& text = problem.scalar<tensorflow::tstring>()();
+    if (!text.empty()) return absl::InvalidArgumentError(std::string(text));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace sok

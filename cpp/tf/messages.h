@@ -23,6 +23,9 @@ absl::Status CheckSplits(const tensorflow::Tensor& message, const tensorflow::Te
 // rank's input, not an internal fault of this process: InvalidArgument.
 absl::Status RaisedByRank(const std::function<void()>& fn);
 
+// The first text of the list input `problems` that is not empty, as a failure of this rank.
+absl::Status FirstProblem(tensorflow::OpKernelContext* ctx);
+
 // Sets outputs 0 and 1, a message and its splits, to the same failed block for every rank.
 template <typename T>
 absl::Status FailAll(tensorflow::OpKernelContext* ctx, const absl::Status& status,

@@ -9,11 +9,11 @@ import tensorflow as tf
 from sok_like.dist_model_parallel.embedding_lookup import (
     as_tf_table,
     check_combiner,
+    check_dim,
     check_ids,
     lookup_rows,
 )
 from sok_like.keras_variable import is_keras_3
-from sok_like.planner.tables import as_integer
 
 
 @tf.keras.utils.register_keras_serializable(package="sok_like")
@@ -71,8 +71,8 @@ class Embedding(tf.keras.layers.Layer):
         # Nothing here is a float before it is looked up, and a table is never cast as a whole.
         kwargs.setdefault("autocast", False)
         super().__init__(activity_regularizer=_regularizer(activity_regularizer), **kwargs)
-        self.input_dim = _check_dim("input_dim", input_dim)
-        self.output_dim = _check_dim("output_dim", output_dim)
+        self.input_dim = check_dim("input_dim", input_dim)
+        self.output_dim = check_dim("output_dim", output_dim)
         self.embeddings_initializer = tf.keras.initializers.get(embeddings_initializer)
         self.embeddings_regularizer = _regularizer(embeddings_regularizer)
         self.embeddings_constraint = tf.keras.constraints.get(embeddings_constraint)
@@ -144,13 +144,6 @@ class Embedding(tf.keras.layers.Layer):
         dropped = {"mask_zero", "input_length"} | ({"batch_input_shape"} if is_keras_3() else set())
         unset = {key for key in ("quantization_config",) if config.get(key) is None}
         return super().from_config({k: v for k, v in config.items() if k not in dropped | unset})
-
-
-def _check_dim(argument: str, value: Any) -> int:
-    integer = as_integer(value)
-    if integer is None or integer < 1:
-        raise ValueError(f"`{argument}` must be a positive integer. Received: {argument}={value!r}")
-    return integer
 
 
 def _regularizer(identifier: Any) -> Any:

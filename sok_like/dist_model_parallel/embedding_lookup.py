@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from sok_like.planner.tables import as_integer
+
 COMBINERS = (None, "sum", "mean")
 
 
@@ -127,15 +129,29 @@ def _num_rows(table):
     return tf.shape(table, tf.int64)[0]
 
 
-def require_in_range(ids, num_rows, table_name):
-    """The ids; InvalidArgumentError unless all are row numbers of a table of so many rows."""
-    num_rows = tf.cast(num_rows, tf.int64)
+def _range_check(ids, num_rows, table_name):
+    """Whether all ids are in range, one that is not, and the rule."""
     # Without ids these are the dtype's largest and smallest value, which pass.
     least = tf.cast(tf.reduce_min(ids), tf.int64)
     largest = tf.cast(tf.reduce_max(ids), tf.int64)
     in_range = (least >= 0) & (largest < num_rows)
     wrong = tf.where(least < 0, least, largest)
-    rule = f"Ids of table '{table_name}' must be in [0, input_dim)."
+    return in_range, wrong, f"Ids of table '{table_name}' must be in [0, input_dim)."
+
+
+def range_problem(ids, num_rows, table_name):
+    """What is wrong with the ids as a text, empty if all are in range."""
+    in_range, wrong, rule = _range_check(ids, num_rows, table_name)
+    text = tf.strings.join(
+        [f"{rule} Received: id ", tf.strings.as_string(wrong), f" with input_dim {num_rows}"]
+    )
+    return tf.where(in_range, "", text)
+
+
+def require_in_range(ids, num_rows, table_name):
+    """The ids; InvalidArgumentError unless all are row numbers of a table of so many rows."""
+    num_rows = tf.cast(num_rows, tf.int64)
+    in_range, wrong, rule = _range_check(ids, num_rows, table_name)
     if tf.executing_eagerly():
         if not in_range:
             raise tf.errors.InvalidArgumentError(
@@ -244,6 +260,14 @@ def check_ids(ids, combiner: str | None, table_name: str) -> None:
             "1-D ids with a combiner are ambiguous: one sample, or one id each? Use "
             f"[1, hotness] or [batch, 1]. Received: shape {ids.shape} (table '{table_name}')"
         )
+
+
+def check_dim(argument: str, value: Any) -> int:
+    """`value` as an int; ValueError unless it is a positive integer."""
+    integer = as_integer(value)
+    if integer is None or integer < 1:
+        raise ValueError(f"`{argument}` must be a positive integer. Received: {argument}={value!r}")
+    return integer
 
 
 def check_combiner(combiner: Any) -> str | None:

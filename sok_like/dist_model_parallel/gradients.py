@@ -157,6 +157,7 @@ class _Averaging:
     """What optimizers of both Keras share."""
 
     _dmp_sparse_as_dense = False
+    dmp_averages = True
 
     def add_variable_from_reference(self, *args, **kwargs):
         slot = super().add_variable_from_reference(*args, **kwargs)
@@ -172,9 +173,9 @@ class _Averaging:
 class _Keras3(_Averaging):
     def apply(self, grads, trainable_variables=None):
         grads = list(grads)
-        variables = (
-            self._trainable_variables if trainable_variables is None else trainable_variables
-        )
+        variables = trainable_variables
+        if variables is None:  # those it was built with, tables among them
+            variables = getattr(self, "_sok_trainable", self._trainable_variables)
         variables = list(variables)
         if len(variables) == len(grads):  # otherwise Keras says what is wrong
             grads = self._dmp_averaged(grads, variables)
@@ -217,7 +218,8 @@ def DistributedOptimizer(
     `DistributedGradientTape`, which averages too.
 
     Args:
-        optimizer: Any optimizer of Keras 3 or tf_keras, not one of its legacy ones.
+        optimizer: Any optimizer of Keras 3 or tf_keras, not one of its legacy ones. For hash tables
+            it must be a `sok.OptimizerWrapper`.
         sparse_as_dense: True averages sparse gradients of replicated variables as dense ones.
         **horovod_arguments: As those of `DistributedGradientTape`.
 

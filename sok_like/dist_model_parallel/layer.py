@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from sok_like import comm
 from sok_like.core.initialize import ensure_initialized
 from sok_like.dist_model_parallel import exchange, mp_input
-from sok_like.dist_model_parallel.concat_initializer import ConcatInitializer, varied
-from sok_like.dist_model_parallel.embedding import Embedding
 from sok_like.dist_model_parallel.embedding_lookup import (
     as_tf_table,
     check_combiner,
     check_ids,
 )
+from sok_like.dist_model_parallel.hash_embedding import check_hash_combiner
 from sok_like.dist_model_parallel.local import mark_local, unique_in_graph
+from sok_like.dist_model_parallel.local_layers import build_layer, table_of
 from sok_like.dist_model_parallel.parts import FlatIds, Part
-from sok_like.dist_model_parallel.weights import get_tables, set_tables
+from sok_like.dist_model_parallel.whole_tables import WholeTables
+from sok_like.embeddings.base import by_training
 from sok_like.planner import DistEmbeddingStrategy
-from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, ROW_WISE, list_embeddings
+from sok_like.planner.tables import (
+    COLUMN_WISE,
+    DATA_PARALLEL,
+    HASHED,
+    ROW_WISE,
+    list_embeddings,
+)
 from sok_like.planner.thresholds import check_threshold
 
 
 @tf.keras.utils.register_keras_serializable(package="sok_like")
-class DistributedEmbedding(tf.keras.layers.Layer):
+class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
     """Looks several inputs up in several tables that lie on different ranks.
 
     Used in place of the list of embeddings: `outputs = layer(inputs)` is what
@@ -39,7 +46,8 @@ class DistributedEmbedding(tf.keras.layers.Layer):
         embeddings: Keras `Embedding`s or `sok_like.Embedding`s, or other layers with `input_dim`,
             `output_dim` and perhaps `combiner` in their configuration and one weight, the table.
             They serve as descriptions: tables are made anew, and of layers of other classes only
-            `build` is used, never `call`.
+            `build` is used, never `call`. `sok_like.HashEmbedding`s may stand among them: their
+            keys lie on rank `key % world_size`, whatever strategy and thresholds say.
         strategy: "basic", "memory_balanced" or "memory_optimized": which rank gets which table.
         column_slice_threshold: Tables of more elements are cut into slices of columns; None cuts
             only where there are fewer tables than ranks.
@@ -47,7 +55,7 @@ class DistributedEmbedding(tf.keras.layers.Layer):
         dp_input: True: each rank gives all inputs, for its own samples. False: each rank gives the
             inputs `layer.strategy.input_ids_list[rank]`, for the samples of all ranks, as many a
             rank; both thresholds below and above are then without effect on rows, and no table is
-            replicated.
+            replicated. Each input of a hash table belongs to one rank, too.
         input_table_map: The table of each input; None: input i belongs to table i.
         data_parallel_threshold: Tables of at most as many elements are replicated on every rank.
         **kwargs: Keras' own: `name`, `dtype`, `trainable`.
@@ -55,6 +63,8 @@ class DistributedEmbedding(tf.keras.layers.Layer):
     Call arguments:
         inputs: A list of integer tensors, dense, ragged or sparse as `sok_like.Embedding` takes
             them, mixed at will. The batch may differ from rank to rank, and be empty.
+        training: True inserts missing keys into hash tables. False reads their initial rows and
+            inserts nothing.
 
     Returns:
         A list, an output an input, in order, of the shape that the embedding alone would give; in
@@ -65,12 +75,13 @@ class DistributedEmbedding(tf.keras.layers.Layer):
         ValueError: an argument out of range, or another number of inputs than tables or
             `input_table_map` have.
         TypeError: inputs that are no integers.
-        tf.errors.InvalidArgumentError: an id outside its table; on all ranks, naming table, id and
-            rank.
+        tf.errors.InvalidArgumentError: an id outside its table, or a full hash table; on all ranks,
+            naming table, id and rank.
 
     Attributes:
         strategy: The `DistEmbeddingStrategy`; `strategy.report()` says who owns what.
-        dp_layers, local_embedding_layers, row_layers: The layers that hold this rank's variables.
+        dp_layers, local_embedding_layers, row_layers, hash_layers: The layers that hold this rank's
+            variables.
     """
 
     def __init__(
@@ -113,13 +124,19 @@ class DistributedEmbedding(tf.keras.layers.Layer):
                 data_parallel_threshold if dp_input else None,
             ),
         )
+        if not dp_input:
+            self.strategy.deal_hash_inputs()
         object.__setattr__(self, "_parts", self._find_parts())
         tables = self.strategy.plan.tables
-        self._combiners = [check_combiner(table.config.get("combiner")) for table in tables]
+        checks = [check_hash_combiner if table.hashed else check_combiner for table in tables]
+        self._combiners = [
+            check(table.config.get("combiner")) for check, table in zip(checks, tables, strict=True)
+        ]
         self._names = [str(t.config.get("name") or f"table_{t.table_id}") for t in tables]
         self.dp_layers: list[Any] = []
         self.local_embedding_layers: list[Any] = []
         self.row_layers: list[Any] = []
+        self.hash_layers: list[Any] = []
         self._anchor = None
         # The number of distinct ids is known only when they are seen, which XLA cannot compile.
         self.supports_jit = False
@@ -128,10 +145,13 @@ class DistributedEmbedding(tf.keras.layers.Layer):
         """The parts of each table, in the order of their columns."""
         strategy = self.strategy
         parts: list[list[Part]] = [[] for _ in strategy.plan.tables]
-        for kind in (DATA_PARALLEL, ROW_WISE):
-            for position, table_id in enumerate(strategy.table_groups[kind]):
+        for kind, group in enumerate(strategy.table_groups):
+            if kind == COLUMN_WISE:
+                continue
+            owner = exchange.BY_KEY if kind == HASHED else exchange.ALL_RANKS
+            for position, table_id in enumerate(group):
                 width = strategy.plan.tables[table_id].output_dim
-                parts[table_id].append(Part(exchange.ALL_RANKS, width, 0, kind, position))
+                parts[table_id].append(Part(owner, width, 0, kind, position))
         for rank, groups in enumerate(strategy.local_group_list):
             for index, group in enumerate(groups):
                 config = strategy.local_configs[rank][index]
@@ -149,10 +169,10 @@ class DistributedEmbedding(tf.keras.layers.Layer):
         if self.built:
             return
         strategy = self.strategy
-        self.dp_layers = [_build(config) for config in strategy.dp_configs]
+        self.dp_layers = [build_layer(config) for config in strategy.dp_configs]
         vary = self.rank if self.world_size > 1 else 0
         self.local_embedding_layers = [
-            _build(config, [b - a for a, b in itertools.pairwise(offsets)], vary)
+            build_layer(config, [b - a for a, b in itertools.pairwise(offsets)], vary)
             for config, offsets in zip(
                 strategy.local_configs[self.rank],
                 strategy.local_weight_offsets[self.rank],
@@ -161,89 +181,67 @@ class DistributedEmbedding(tf.keras.layers.Layer):
         ]
         shards = strategy.row_sliced_configs[self.rank]
         shards = [config for config in shards if config["input_dim"] > 0]
-        self.row_layers = [_build(config, (), vary) for config in shards]
+        self.row_layers = [build_layer(config, (), vary) for config in shards]
+        # Initial rows of a hash table depend on the key, so seeds are the same on all ranks.
+        self.hash_layers = [build_layer(config) for config in strategy.hash_configs]
         if self.world_size > 1:
-            own = [*self.local_embedding_layers, *self.row_layers]
-            idle = not any(layer.trainable_weights for layer in own)
-            if idle and len(strategy.dp_configs) < len(strategy.plan.tables):
+            for layer in (*self.local_embedding_layers, *self.row_layers, *self.hash_layers):
+                for weight in layer.weights:
+                    mark_local(weight)
+            if self._needs_anchor():
                 self._anchor = self.add_weight(
                     name="anchor", shape=(0, 1), dtype="float32", initializer="zeros"
                 )
                 mark_local(self._anchor)
-            for layer in own:
-                for weight in layer.weights:
-                    mark_local(weight)
         self.built = True
 
-    def tables_here(self) -> dict[tuple[int, int], Any]:
-        """This rank's variables, by kind of part and position within that kind."""
+    def _needs_anchor(self) -> bool:
+        """Whether this rank's tape would not see an exchange that others' tapes do."""
+        used = [part for table_id in set(self.strategy.plan.input_table_map)
+                for part in self._parts[table_id] if part.kind != DATA_PARALLEL]  # fmt: skip
+        layers = self._layers_here()
+        mine = [layers.get((part.kind, part.position)) for part in used if self._is_mine(part)]
+        return bool(used) and not any(layer and layer.trainable_weights for layer in mine)
+
+    def _is_mine(self, part: Part) -> bool:
+        return part.owner in (self.rank, exchange.ALL_RANKS, exchange.BY_KEY)
+
+    def _layers_here(self) -> dict[tuple[int, int], Any]:
+        """This rank's layers, by kind of part and position within that kind."""
         layers = {(DATA_PARALLEL, i): layer for i, layer in enumerate(self.dp_layers)}
         layers |= {(COLUMN_WISE, i): layer for i, layer in enumerate(self.local_embedding_layers)}
+        layers |= {(HASHED, i): layer for i, layer in enumerate(self.hash_layers)}
         shards = self.strategy.row_sliced_configs[self.rank]
         with_rows = [i for i, config in enumerate(shards) if config["input_dim"] > 0]
         layers |= {
             (ROW_WISE, i): layer for i, layer in zip(with_rows, self.row_layers, strict=True)
         }
-        return {place: as_tf_table(_table_of(layer)) for place, layer in layers.items()}
+        return layers
 
-    def get_weights(self, all_ranks: bool = False) -> list[np.ndarray]:
-        """The tables, whole; every rank must call this.
-
-        Args:
-            all_ranks: True returns them on all ranks, False on rank 0 only.
-
-        Returns:
-            An array `[input_dim, output_dim]` an embedding, in the order of `embeddings`; on the
-            other ranks an empty list.
-        """
-        self.build()
-        return get_tables(self.strategy.plan, self._shards_here(), bool(all_ranks))
-
-    def set_weights(
-        self, weights: Sequence[Any], chunk: int = 134217728, use_lock: bool = False
-    ) -> None:
-        """Sets the tables; every rank must call this, with the same weights.
-
-        Args:
-            weights: An array `[input_dim, output_dim]` an embedding, in the order of `embeddings`,
-                or the path of an `.npy` file of one, of which only what this rank holds is read.
-            chunk: Elements to copy at a time, rounded down to whole rows, of which it is at least
-                one.
-            use_lock: True lets one rank at a time do it.
-
-        Raises:
-            ValueError: another number of weights or another shape, on any rank; raised on all
-                ranks, before anything is changed.
-        """
-        self.build()
-        set_tables(self.strategy.plan, self._shards_here(), weights, chunk, bool(use_lock))
-
-    def _shards_here(self):
-        """By table: this rank's variable, and the row of it where the shard begins."""
-        tables, places = self.tables_here(), {}
-        for table_id, parts in enumerate(self._parts):
-            for part in parts:
-                if part.owner in (self.rank, exchange.ALL_RANKS):
-                    variable = tables.get((part.kind, part.position))
-                    if variable is not None:
-                        places[table_id] = variable, part.row_offset
-        return places
+    def tables_here(self) -> dict[tuple[int, int], Any]:
+        """This rank's variables, by kind of part and position within that kind."""
+        return {place: table_of(layer) for place, layer in self._layers_here().items()}
 
     # Lookup.
 
-    def call(self, inputs):
+    def call(self, inputs, training=True):
         inputs = self._as_tensors(inputs)
         self._check_count(len(inputs))
+        if not self.hash_layers:
+            return self._outputs(inputs, False)
+        return by_training(training, lambda training: self._outputs(inputs, training))
+
+    def _outputs(self, inputs, training):
         tables = self.tables_here()
         if not self.dp_input and self.world_size > 1:
-            outputs = mp_input.lookup(self, inputs, tables)
+            outputs = mp_input.lookup(self, inputs, tables, training)
         elif not self.dp_input:
             # One rank alone: its inputs come table after table, and go out in input order.
             order = self.strategy.input_ids_list[0]
             placed = dict(zip(order, inputs, strict=True))
-            outputs = self._lookup([placed[i] for i in range(len(order))], tables)
+            outputs = self._lookup([placed[i] for i in range(len(order))], tables, training)
         else:
-            outputs = self._lookup(inputs, tables)
+            outputs = self._lookup(inputs, tables, training)
         return [tf.cast(output, self.compute_dtype) for output in outputs]
 
     def _as_tensors(self, inputs):
@@ -269,7 +267,7 @@ class DistributedEmbedding(tf.keras.layers.Layer):
                 + f" (layer '{self.name}')"
             )
 
-    def _lookup(self, inputs, tables):
+    def _lookup(self, inputs, tables, training):
         plan = self.strategy.plan
         flat = [self.flatten(i, ids) for i, ids in enumerate(inputs)]
         here: list[exchange.Feature] = []
@@ -278,29 +276,49 @@ class DistributedEmbedding(tf.keras.layers.Layer):
         for table_id, samples in zip(plan.input_table_map, flat, strict=True):
             kinds.append(self.world_size == 1 or plan.kinds[table_id] == DATA_PARALLEL)
             for part in self._parts[table_id]:
-                local = part.owner in (self.rank, exchange.ALL_RANKS)
-                feature = exchange.Feature(
-                    ids=samples.ids,
-                    row_splits=samples.row_splits,
-                    combiner=self._combiners[table_id] or "none",
-                    table_name=self._names[table_id],
-                    num_rows=plan.tables[table_id].input_dim,
-                    dim=part.dim,
-                    owner=part.owner,
-                    row_offset=part.row_offset,
-                    variable=tables.get((part.kind, part.position)) if local else None,
-                )
+                feature = self.feature(table_id, part, samples, tables)
                 (here if kinds[-1] else travelling).append(feature)
-        found_here = iter(exchange.lookup_here(here))
         found = iter(())
-        if travelling:
-            name = unique_in_graph(self.name)
-            found = iter(exchange.lookup(travelling, self.anchor(), comm.current(), name))
+        if self.world_size > 1:
+            # A wrong id of a replicated table stops all ranks, though it concerns this one only.
+            here, problems = exchange.in_range(here)
+            name, communicator = unique_in_graph(self.name), comm.current()
+            if travelling:
+                found = iter(
+                    exchange.lookup(
+                        travelling,
+                        self.anchor(),
+                        communicator,
+                        name,
+                        training=training,
+                        problems=problems,
+                    )
+                )
+                checks = []
+            else:
+                checks = exchange.raise_on_all(problems, communicator, name)
+            with tf.control_dependencies(checks):
+                here = [dataclasses.replace(f, ids=tf.identity(f.ids)) for f in here]
+        found_here = iter(exchange.lookup_here(here, training, self.name))
         outputs = []
         for table_id, samples, is_here in zip(plan.input_table_map, flat, kinds, strict=True):
             rows = [next(found_here if is_here else found) for _ in self._parts[table_id]]
             outputs.append(samples.restore(rows[0] if len(rows) == 1 else tf.concat(rows, -1)))
         return outputs
+
+    def feature(self, table_id: int, part: Part, samples: FlatIds, tables: Any) -> exchange.Feature:
+        """Samples to look up in a part of a table."""
+        return exchange.Feature(
+            ids=samples.ids,
+            row_splits=samples.row_splits,
+            combiner=self._combiners[table_id] or "none",
+            table_name=self._names[table_id],
+            num_rows=self.strategy.plan.tables[table_id].input_dim,
+            dim=part.dim,
+            owner=part.owner,
+            row_offset=part.row_offset,
+            variable=tables.get((part.kind, part.position)) if self._is_mine(part) else None,
+        )
 
     # What the lookup of model-parallel input asks.
 
@@ -317,14 +335,19 @@ class DistributedEmbedding(tf.keras.layers.Layer):
         return self._names[table_id]
 
     def part_of(self, table_id: int, rank: int) -> Part:
-        """A rank's part of a column-wise table."""
-        return next(part for part in self._parts[table_id] if part.owner == rank)
+        """A rank's part of a column-wise table, or all of a hash table."""
+        owners = (rank, exchange.BY_KEY)
+        return next(part for part in self._parts[table_id] if part.owner in owners)
+
+    def is_hashed(self, table_id: int) -> bool:
+        """Whether a table is a hash table."""
+        return self.strategy.plan.kinds[table_id] == HASHED
 
     def flatten(self, i: int, ids: Any) -> FlatIds:
         """Input i, checked, as flat ids of samples."""
         table_id = self.strategy.plan.input_table_map[i]
         check_ids(ids, self._combiners[table_id], self._names[table_id])
-        return FlatIds(ids, self._combiners[table_id])
+        return FlatIds(ids, self._combiners[table_id], self.is_hashed(table_id))
 
     # Keras.
 
@@ -335,7 +358,7 @@ class DistributedEmbedding(tf.keras.layers.Layer):
             shapes.append((*kept, plan.tables[table_id].output_dim))
         return shapes
 
-    def compute_output_spec(self, inputs):
+    def compute_output_spec(self, inputs, training=True):
         """Keras 3: what `call` returns for symbolic inputs."""
         import keras
 
@@ -377,40 +400,3 @@ class DistributedEmbedding(tf.keras.layers.Layer):
 
 def _as_list(inputs):
     return list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
-
-
-def _build(config, sizes=(), vary=0):
-    """A layer of this configuration, with its variable.
-
-    Args:
-        config: As the planner has it.
-        sizes: Rows of the tables that were joined in it, if it holds more than one.
-        vary: Added to the seeds of its initializers, so that the shards of a table do not all start
-            with the same rows.
-    """
-    config = dict(config)
-    layer_type = config.pop("layer_type", None)
-    if len(sizes) > 1:
-        initializers = [each or "uniform" for each in config["embeddings_initializer"]]
-        initializers = [varied(each, vary) for each in initializers]
-        config["embeddings_initializer"] = ConcatInitializer(initializers, sizes)
-    elif config.get("embeddings_initializer") is not None:
-        config["embeddings_initializer"] = varied(config["embeddings_initializer"], vary)
-    if layer_type is None or layer_type is tf.keras.layers.Embedding:
-        layer_type = Embedding
-    layer = layer_type.from_config(config)
-    with tf.name_scope(layer.name):
-        if not layer.built:
-            layer.build((None, None))
-    _table_of(layer)
-    return layer
-
-
-def _table_of(layer):
-    """The one weight of an embedding layer; ValueError if it has others."""
-    if len(layer.weights) != 1:
-        raise ValueError(
-            "An embedding to distribute must have one weight, its table. Received: "
-            f"{len(layer.weights)} weights ({type(layer).__name__} '{layer.name}')"
-        )
-    return layer.weights[0]

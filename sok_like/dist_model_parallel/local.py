@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_like.variable import is_embedding_variable
+
 # Graph: how often each name was used in it.
 _used: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
@@ -33,8 +35,13 @@ def mark_local(variable: Any) -> Any:
 
 
 def is_local(variable: Any) -> bool:
-    """Whether a variable is this rank's own: not to be averaged over ranks nor broadcast."""
-    return any(getattr(face, "de_local", False) for face in _faces(variable))
+    """Whether a variable is this rank's own: not to be averaged over ranks nor broadcast.
+
+    One that was marked, or an EmbeddingVariable, whichever layer it belongs to.
+    """
+    return is_embedding_variable(variable) or any(
+        getattr(face, "de_local", False) for face in _faces(variable)
+    )
 
 
 def unique_in_graph(name: str) -> str:

@@ -6,6 +6,9 @@ No ids travel, but what the receiver cannot know does: how many rows each output
 rank could not do its part. That header is the one int64 exchange; the rows are the one of floats,
 and their gradient the one back.
 
+The keys of a hash table go to their owners first, by the exchange of data-parallel input: two more
+collectives, after the header, and one more back.
+
     header (int64)   [fault, input, id | local batch, hotness of the first input | of the next ..]
 
 The outputs are 3-D, `[local_batch, hotness, dim]`, where there is no combiner, and 2-D with one:
@@ -21,7 +24,7 @@ import tensorflow as tf
 from sok_like import comm
 from sok_like.dist_model_parallel import exchange
 from sok_like.dist_model_parallel.local import unique_in_graph
-from sok_like.planner.tables import COLUMN_WISE
+from sok_like.dist_model_parallel.parts import FlatIds
 
 _BAD_ID, _BAD_BATCH = 1, 2
 _PER_INPUT = 2  # words of a header: local batch, hotness
@@ -38,13 +41,16 @@ def output_shapes(layer: Any) -> list[tuple[int | None, ...]]:
     return shapes
 
 
-def lookup(layer: Any, inputs: list[Any], tables: dict[tuple[int, int], Any]) -> list[tf.Tensor]:
+def lookup(
+    layer: Any, inputs: list[Any], tables: dict[tuple[int, int], Any], training: bool
+) -> list[tf.Tensor]:
     """Outputs for this rank's samples, in input order.
 
     Args:
         layer: The `DistributedEmbedding`.
         inputs: Its inputs `strategy.input_ids_list[rank]`, for the global batch.
         tables: Its variables, by kind and position.
+        training: Whether hash tables insert missing keys.
 
     Raises:
         ValueError: without a combiner, an input that is not a dense 2-D tensor.
@@ -54,11 +60,10 @@ def lookup(layer: Any, inputs: list[Any], tables: dict[tuple[int, int], Any]) ->
     communicator, world_size = comm.current(), layer.world_size
     name = unique_in_graph(layer.name)
     mine = layer.strategy.input_ids_list[layer.rank]
-    features, samples, header = [], [], [tf.zeros([3], tf.int64)]
+    samples, header = {}, [tf.zeros([3], tf.int64)]
     for i, ids in zip(mine, inputs, strict=True):
-        feature, flat, fault, sizes = _prepare(layer, i, ids, tables)
-        features.append(feature)
-        samples.append(flat)
+        flat, fault, sizes = _prepare(layer, i, ids)
+        samples[i] = flat
         # The first fault is the one that is told.
         header[0] = tf.where(header[0][0] == 0, fault, header[0])
         header.append(sizes)
@@ -72,17 +77,44 @@ def lookup(layer: Any, inputs: list[Any], tables: dict[tuple[int, int], Any]) ->
     received = tf.ensure_shape(received, [sum(lengths)])
     with tf.control_dependencies(_raise_faults(layer, received)):
         received = tf.identity(received)
-    outputs = [
-        flat.restore(rows)
-        for flat, rows in zip(samples, exchange.lookup_here(features), strict=True)
-    ]
-    message, words = _message(layer, outputs, header[1:])
+        found = _lookup_hashed(layer, samples, tables, training, f"{name}_hashed")
+    dense = [i for i in mine if i not in found]
+    features = [_feature(layer, i, samples[i], tables) for i in dense]
+    found.update(zip(dense, exchange.lookup_here(features), strict=True))
+    outputs = [samples[i].restore(found.pop(i)) for i in mine]
+    message, words = _message(layer, outputs, header[1:], list(found.values()))
     arrived, _ = communicator.all_to_all(message, tf.fill([world_size], words), f"{name}_rows")
     return _assemble(layer, arrived, received)
 
 
-def _prepare(layer, i, ids, tables):
-    """An input's feature, its way back, its fault `[3]` and its sizes `[2]`."""
+def _feature(layer, i, samples, tables):
+    table_id = layer.strategy.plan.input_table_map[i]
+    return layer.feature(table_id, layer.part_of(table_id, layer.rank), samples, tables)
+
+
+def _lookup_hashed(layer, samples, tables, training, name):
+    """Rows of the inputs of hash tables, by input; empty ones of inputs that other ranks have."""
+    table_of = layer.strategy.plan.input_table_map
+    inputs = [i for i, table_id in enumerate(table_of) if layer.is_hashed(table_id)]
+    if not inputs:
+        return {}
+    features = []
+    for i in inputs:
+        nothing = FlatIds(tf.zeros([0, 1], tf.int64), layer.combiner_of(table_of[i]), hashed=True)
+        features.append(_feature(layer, i, samples.get(i, nothing), tables))
+    rows = exchange.lookup(
+        features,
+        layer.anchor(),
+        comm.current(),
+        name,
+        training=training,
+        gradient_scale=1.0,  # the message of all outputs divides
+    )
+    return dict(zip(inputs, rows, strict=True))
+
+
+def _prepare(layer, i, ids):
+    """An input as flat ids, its fault `[3]` and its sizes `[2]`."""
     table_id = layer.strategy.plan.input_table_map[i]
     combiner = layer.combiner_of(table_id)
     ragged = isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
@@ -95,35 +127,19 @@ def _prepare(layer, i, ids, tables):
     batch = ids.nrows() if isinstance(ids, tf.RaggedTensor) else tf.shape(ids, tf.int64)[0]
     batch = tf.cast(batch, tf.int64)
     hotness = tf.shape(ids, tf.int64)[1] if combiner is None else tf.ones([], tf.int64)
-    num_rows = layer.strategy.plan.tables[table_id].input_dim
-    in_range = (flat.ids >= 0) & (flat.ids < num_rows)
-    outside = tf.boolean_mask(flat.ids, ~in_range)
-    wrong = tf.reduce_sum(outside[:1])
-    bad_id, bad_batch = tf.size(outside) > 0, batch % layer.world_size != 0
-    number = tf.constant(i, tf.int64)
-    fault = tf.where(
-        bad_id,
-        tf.stack([tf.constant(_BAD_ID, tf.int64), number, wrong]),
-        tf.where(
-            bad_batch,
-            tf.stack([tf.constant(_BAD_BATCH, tf.int64), number, batch]),
-            tf.zeros([3], tf.int64),
-        ),
-    )
-    part = layer.part_of(table_id, layer.rank)
-    feature = exchange.Feature(
+    number, fault = tf.constant(i, tf.int64), tf.zeros([3], tf.int64)
+    bad_batch = tf.stack([tf.constant(_BAD_BATCH, tf.int64), number, batch])
+    fault = tf.where(batch % layer.world_size != 0, bad_batch, fault)
+    if not layer.is_hashed(table_id):
+        num_rows = layer.strategy.plan.tables[table_id].input_dim
+        in_range = (flat.ids >= 0) & (flat.ids < num_rows)
+        outside = tf.boolean_mask(flat.ids, ~in_range)
+        wrong = tf.reduce_sum(outside[:1])
+        bad_id = tf.stack([tf.constant(_BAD_ID, tf.int64), number, wrong])
+        fault = tf.where(tf.size(outside) > 0, bad_id, fault)
         # Faulty ids are never looked up: the header is read first.
-        ids=tf.where(in_range, flat.ids, tf.zeros_like(flat.ids)),
-        row_splits=flat.row_splits,
-        combiner=combiner or "none",
-        table_name=layer.table_name(table_id),
-        num_rows=num_rows,
-        dim=part.dim,
-        owner=part.owner,
-        row_offset=part.row_offset,
-        variable=tables[COLUMN_WISE, part.position],
-    )
-    return feature, flat, fault, tf.stack([batch // layer.world_size, hotness])
+        flat.ids = tf.where(in_range, flat.ids, tf.zeros_like(flat.ids))
+    return flat, fault, tf.stack([batch // layer.world_size, hotness])
 
 
 def _headers(layer, received):
@@ -176,8 +192,11 @@ def _divide_gradient(values, divisor):
     return tf.identity(values), back
 
 
-def _message(layer, outputs, sizes):
-    """Rows for all ranks, flat, and how many floats each of them gets."""
+def _message(layer, outputs, sizes, empty):
+    """Rows for all ranks, flat, and how many floats each of them gets.
+
+    What is `empty` goes in so that its gradient is asked for, in which other ranks take part.
+    """
     world_size, blocks = layer.world_size, []
     for output, size in zip(outputs, sizes, strict=True):
         words = size[0] * size[1] * output.shape[-1]
@@ -185,8 +204,8 @@ def _message(layer, outputs, sizes):
         blocks.append(block)
     anchor = layer.anchor()
     if anchor is not None:
-        nothing = tf.gather(anchor, tf.zeros([0], tf.int64))
-        blocks.append(tf.reshape(tf.cast(nothing, tf.float32), [world_size, 0]))
+        empty = [*empty, tf.gather(anchor, tf.zeros([0], tf.int64))]
+    blocks += [tf.reshape(tf.cast(nothing, tf.float32), [world_size, 0]) for nothing in empty]
     message = tf.concat(blocks, 1)
     words = tf.shape(message)[1]
     message = _divide_gradient(tf.reshape(message, [-1]), tf.constant(float(world_size)))

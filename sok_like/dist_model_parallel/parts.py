@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from sok_like.dist_model_parallel.embedding_lookup import as_row_numbers
+from sok_like.keys import as_keys
 
 
 class Part(NamedTuple):
     """Some columns of a table, or all of them with its rows over all ranks.
 
     Attributes:
-        owner: The rank that holds it, or `exchange.ALL_RANKS`.
+        owner: The rank that holds it, `exchange.ALL_RANKS`, or `exchange.BY_KEY` of a hash table.
         dim: Its columns.
         row_offset: Its first row in the owner's variable.
         kind: Of the table; see `planner.tables`.
@@ -35,13 +36,13 @@ class FlatIds:
         row_splits: int64 `[batch + 1]`; `[0]` without a combiner.
     """
 
-    def __init__(self, ids: Any, combiner: str | None):
+    def __init__(self, ids: Any, combiner: str | None, hashed: bool = False):
         if isinstance(ids, tf.SparseTensor):
             ids = as_ragged(ids)
         self._source, self._combiner = ids, combiner
         ragged = isinstance(ids, tf.RaggedTensor)
         values = ids.flat_values if ragged else tf.reshape(ids, [-1])
-        self.ids = tf.cast(as_row_numbers(values), tf.int64)
+        self.ids = as_keys(values) if hashed else tf.cast(as_row_numbers(values), tf.int64)
         if combiner is None:
             self.row_splits = tf.zeros([0], tf.int64)
         elif ragged:

@@ -12,7 +12,68 @@ from sok_like.lookup import check_gradient_scale
 from sok_like.variable import EmbeddingVariable
 
 
-class EmbeddingLayer(tf.keras.layers.Layer):
+def by_training(training: Any, function: Any) -> Any:
+    """`function(training)` with a Python bool.
+
+    `training` may be a tensor in graphs of tf_keras; then both branches are built.
+    """
+    if tf.is_tensor(training):
+        static = tf.get_static_value(training)
+        if static is None:
+            return tf.cond(
+                tf.cast(training, tf.bool), lambda: function(True), lambda: function(False)
+            )
+        training = static
+    return function(bool(training))
+
+
+class TableLayer(tf.keras.layers.Layer):
+    """A layer over one table, which a subclass puts into `_weight`."""
+
+    _weight: Any  # no value here: tf_keras tracks no attribute that the class has
+
+    @property
+    def embedding_variable(self) -> Any:
+        """The layer's EmbeddingVariable, as it appears among its `trainable_variables`."""
+        return self._weight
+
+    @property
+    def table(self) -> EmbeddingVariable:
+        """The layer's EmbeddingVariable itself, under either Keras."""
+        return getattr(self._weight, "_embedding_variable", self._weight)
+
+    def run(self, training: Any, lookup: Any) -> Any:
+        """`lookup(training)` with a Python bool, in the layer's compute dtype."""
+        return tf.cast(by_training(training, lookup), self.compute_dtype)
+
+    def save_own_variables(self, store):
+        """Keras 3: keys, rows and slot rows into the weights file."""
+        self._require_whole_table("saved in")
+        for field, value in zip(self._snapshot_fields, self.table.snapshot(), strict=True):
+            # The file holds numbers only: names go in as their bytes.
+            names = field == "slot_names"
+            store[field] = _bytes_of_names(value.numpy()) if names else value.numpy()
+
+    def load_own_variables(self, store):
+        """Keras 3: the inverse of `save_own_variables`; other keys are removed."""
+        self._require_whole_table("loaded from")
+        fields = {field: np.asarray(store[field]) for field in self._snapshot_fields}
+        fields["slot_names"] = _names_of_bytes(fields["slot_names"])
+        self.table.load_snapshot(**fields)
+
+    _snapshot_fields = ("keys", "rows", "slot_rows", "slot_names", "slot_widths")
+
+    def _require_whole_table(self, verb):
+        from sok_like import comm
+
+        if comm.current().world_size > 1:
+            raise NotImplementedError(
+                f"Table '{self.table.table_name}' is spread over {comm.current().world_size} ranks "
+                f"and cannot be {verb} one process's weights file; use sok.Saver, which gathers it."
+            )
+
+
+class EmbeddingLayer(TableLayer):
     """A layer over one table of its own, named after the layer.
 
     Args:
@@ -67,60 +128,9 @@ class EmbeddingLayer(tf.keras.layers.Layer):
         )
         self.built = True
 
-    @property
-    def embedding_variable(self) -> Any:
-        """The layer's EmbeddingVariable, as it appears among its `trainable_variables`."""
-        return self._weight
-
-    @property
-    def table(self) -> EmbeddingVariable:
-        """The layer's EmbeddingVariable itself, under either Keras."""
-        return getattr(self._weight, "_embedding_variable", self._weight)
-
     def build(self, input_shape=None):
         # The table needs no shape; Keras only wants to be told.
         self.built = True
-
-    def run(self, training: Any, lookup: Any) -> tf.Tensor:
-        """`lookup(training)` with a Python bool, in the layer's compute dtype.
-
-        `training` may be a tensor in graphs of tf_keras; then both branches are built.
-        """
-        if tf.is_tensor(training):
-            static = tf.get_static_value(training)
-            if static is None:
-                rows = tf.cond(
-                    tf.cast(training, tf.bool), lambda: lookup(True), lambda: lookup(False)
-                )
-                return tf.cast(rows, self.compute_dtype)
-            training = static
-        return tf.cast(lookup(bool(training)), self.compute_dtype)
-
-    def save_own_variables(self, store):
-        """Keras 3: keys, rows and slot rows into the weights file."""
-        self._require_whole_table("saved in")
-        for field, value in zip(self._snapshot_fields, self.table.snapshot(), strict=True):
-            # The file holds numbers only: names go in as their bytes.
-            names = field == "slot_names"
-            store[field] = _bytes_of_names(value.numpy()) if names else value.numpy()
-
-    def load_own_variables(self, store):
-        """Keras 3: the inverse of `save_own_variables`; other keys are removed."""
-        self._require_whole_table("loaded from")
-        fields = {field: np.asarray(store[field]) for field in self._snapshot_fields}
-        fields["slot_names"] = _names_of_bytes(fields["slot_names"])
-        self.table.load_snapshot(**fields)
-
-    _snapshot_fields = ("keys", "rows", "slot_rows", "slot_names", "slot_widths")
-
-    def _require_whole_table(self, verb):
-        from sok_like import comm
-
-        if comm.current().world_size > 1:
-            raise NotImplementedError(
-                f"Table '{self.table.table_name}' is spread over {comm.current().world_size} ranks "
-                f"and cannot be {verb} one process's weights file; use sok.Saver, which gathers it."
-            )
 
     def get_config(self):
         return {

@@ -93,7 +93,9 @@ class _EmbeddingAware:
 
     def _sok_averaged(self, pairs):
         """Ordinary pairs with gradients averaged over ranks."""
-        if not self._sok_average or not comm.is_initialized() or comm.current().world_size == 1:
+        # A dmp.DistributedOptimizer around this has done it.
+        average = self._sok_average and not getattr(self, "dmp_averages", False)
+        if not average or not comm.is_initialized() or comm.current().world_size == 1:
             return pairs
         # Shards of dense tables (dist_model_parallel) are one rank's own, as tables are.
         local = [is_local(variable) for _, variable in pairs]

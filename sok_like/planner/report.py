@@ -6,10 +6,12 @@ What is counted, per rank and step (`B` samples a rank, hotness `h`, `N` ranks):
                    back their rows: one a sample if the table has a combiner, else one a key
     row-wise       keys are spread evenly over rows: the shard's share of all keys of other ranks,
                    and a row for each
+    hash table     as row-wise, the shard's share of all keys being one of N
     data-parallel  no keys; the gradients of the rank's B * h rows, with their keys, to N - 1 ranks
 
 Gradients return the way rows came. These are upper bounds: repeated keys of a rank are sent once
-where a table is laid row-wise.
+where a table is laid row-wise. In place of a hash table's rows stands which keys it takes, and its
+bytes are those of a full one; without a capacity it grows, and counts for nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +19,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, KINDS, Plan, Shard, as_integer
+from sok_like.planner.tables import (
+    COLUMN_WISE,
+    DATA_PARALLEL,
+    HASHED,
+    KINDS,
+    Plan,
+    Shard,
+    as_integer,
+)
 
 _HEADINGS = ("rank", "table", "kind", "rows", "columns", "bytes", "keys/step", "bytes/step")
 
@@ -56,6 +66,8 @@ def shard_traffic(
             continue
         if shard.kind == COLUMN_WISE:
             rows = others * local_batch if combined else keys
+        elif shard.kind == HASHED:
+            keys = rows = -(-keys // plan.world_size)
         else:
             keys = rows = -(-keys * shard.num_rows // table.input_dim)
         # Rows forward, their gradients back.
@@ -113,21 +125,25 @@ def format_report(
         total_bytes, total = 0, Traffic(0, 0)
         shards = plan.shards_on(rank)
         for shard in shards:
-            num_bytes = shard.size * (1 + slots_per_row) * element_bytes
+            table = plan.tables[shard.table_id]
+            num_rows, rows = shard.num_rows, f"{shard.row_start}:{shard.row_stop}"
+            if shard.kind == HASHED:
+                num_rows = table.config.get("capacity") or 0
+                rows = f"{rank} mod {plan.world_size}"
+            num_bytes = num_rows * shard.num_columns * (1 + slots_per_row) * element_bytes
             traffic = shard_traffic(
                 plan, shard, local_batch, keys_per_sample, element_bytes, key_bytes
             )
             total_bytes, total = total_bytes + num_bytes, total + traffic
-            table = plan.tables[shard.table_id]
             name = table.config.get("name") or f"table {table.table_id}"
             lines.append(
                 (
                     rank,
                     name,
                     KINDS[shard.kind],
-                    f"{shard.row_start}:{shard.row_stop}",
+                    rows,
                     f"{shard.column_start}:{shard.column_stop}",
-                    num_bytes,
+                    "grows" if shard.kind == HASHED and not num_rows else num_bytes,
                     traffic.num_keys,
                     traffic.num_bytes,
                 )
@@ -136,10 +152,11 @@ def format_report(
         lines.append((rank, summary, "", "", "", total_bytes, total.num_keys, total.num_bytes))
         totals.append(total_bytes)
     mean = sum(totals) / plan.world_size
+    largest = max(totals) / mean if mean else 1.0
     return "\n".join(
         [
             *_aligned(lines),
-            f"largest rank {max(totals):,} bytes, {max(totals) / mean:.2f} of the mean",
+            f"largest rank {max(totals):,} bytes, {largest:.2f} of the mean",
         ]
     )
 

@@ -1,6 +1,6 @@
 """`DistEmbeddingStrategy`: from a list of embeddings to the place of every row and column.
 
-    tables --thresholds--> data-parallel | column-wise | row-wise
+    tables --thresholds--> data-parallel | column-wise | row-wise | hash table
     column-wise: cut into slices -> placed on ranks -> slices that meet are merged -> tables joined
 
 The result does not depend on the rank that asks: one object holds the plan of all ranks.
@@ -20,11 +20,13 @@ from sok_like.planner.report import format_report
 from sok_like.planner.tables import (
     COLUMN_WISE,
     DATA_PARALLEL,
+    HASHED,
     ROW_WISE,
     Plan,
     Shard,
     TableConfig,
     as_integer,
+    is_hashed,
     read_tables,
 )
 
@@ -36,7 +38,8 @@ class DistEmbeddingStrategy:
 
     Args:
         embeddings: Objects with `get_config()`, or plain dictionaries, holding `input_dim` and
-            `output_dim`. Neither they nor their configurations are changed.
+            `output_dim`; of a hash table, `hash_table=True` and `output_dim`. Neither they nor
+            their configurations are changed.
         world_size: Number of ranks.
         strategy: "basic", "memory_balanced" or "memory_optimized"; see `placement`.
         input_table_map: The table of each input; None: input i belongs to table i. A table may
@@ -54,11 +57,14 @@ class DistEmbeddingStrategy:
         plan: All shards, as a `Plan`.
         strategy: The strategy used; "basic" on one rank.
         global_configs: Each table's configuration, with its class under `"layer_type"`.
-        table_groups: Ids of the data-parallel, column-wise and row-wise tables.
+        table_groups: Ids of the data-parallel, column-wise and row-wise tables; where there are
+            hash tables, a fourth list holds theirs.
         input_groups: Inputs of each group.
         map_groups: For each of them, its table's position in the group.
         rev_group_ids: Where input i is in `input_groups` laid end to end.
         dp_configs: Configurations of the replicated tables.
+        hash_configs: Configurations of the hash tables, of which each rank holds the keys with
+            `key % world_size == rank`.
         table_ids: Per rank, the column-wise tables it holds, in its own order.
         input_ids_list: Per rank, the inputs of those tables, table after table.
         local_configs: Per rank, configurations of its layers: merged, joined, named.
@@ -111,6 +117,7 @@ class DistEmbeddingStrategy:
             self.table_groups, self.input_table_map
         )
         self.dp_configs = [dict(self.global_configs[i]) for i in self.table_groups[DATA_PARALLEL]]
+        self.hash_configs = [dict(table.config) for table in self._tables if table.hashed]
         self._place_columns()
         self.row_sliced_configs, self.row_inputs_offsets = self.create_row_sliced_configs(
             [self.global_configs[i] for i in self.table_groups[ROW_WISE]], ranks
@@ -125,11 +132,15 @@ class DistEmbeddingStrategy:
         row_slice_threshold: int | None,
         data_parallel_threshold: int | None,
     ) -> list[list[int]]:
-        """Ids of the data-parallel, column-wise and row-wise tables: three lists."""
+        """Ids of the data-parallel, column-wise and row-wise tables, and of hash tables if any."""
         groups: list[list[int]] = [[], [], []]
+        if any(is_hashed(config) for config in table_configs):
+            groups.append([])
         for table_id, config in enumerate(table_configs):
             kind = COLUMN_WISE
-            if self.world_size > 1:
+            if is_hashed(config):
+                kind = HASHED
+            elif self.world_size > 1:
                 size = config["input_dim"] * config["output_dim"]
                 kind = thresholds.kind_of(size, row_slice_threshold, data_parallel_threshold)
             groups[kind].append(table_id)
@@ -296,6 +307,22 @@ class DistEmbeddingStrategy:
                 f"column_slice_threshold={self.column_slice_threshold}, "
                 f"world_size={self.world_size}, which leaves ranks {idle} without a table"
             )
+
+    # Hash tables.
+
+    def deal_hash_inputs(self) -> None:
+        """Gives each input of a hash table to a rank: where inputs are model-parallel.
+
+        Then `input_ids_list` holds numbers of inputs, those of hash tables behind the others of
+        their rank, with which the lists beside it (`local_maps`, ...) still begin. An input goes to
+        the rank with the fewest so far.
+        """
+        if not self.hash_configs:
+            return
+        numbers = self.input_groups[COLUMN_WISE]
+        self.input_ids_list = [[numbers[i] for i in ids] for ids in self.input_ids_list]
+        for i in self.input_groups[HASHED]:
+            min(self.input_ids_list, key=len).append(i)
 
     # Row-wise tables.
 

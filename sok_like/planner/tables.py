@@ -8,7 +8,8 @@
                         input_dim   +-------+-------+-----+
 
 Invariant: the shards of a table that is not replicated cover each of its elements exactly once; of
-a replicated one every rank holds all.
+a replicated one every rank holds all. A hash table has no rows yet: each rank's shard is for the
+keys with `key % world_size == rank`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 # How the rows of a table may be laid over ranks, in the order of the groups.
-DATA_PARALLEL, COLUMN_WISE, ROW_WISE = range(3)
-KINDS = ("data-parallel", "column-wise", "row-wise")
+DATA_PARALLEL, COLUMN_WISE, ROW_WISE, HASHED = range(4)
+KINDS = ("data-parallel", "column-wise", "row-wise", "hash table")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,7 @@ class TableConfig:
 
     Attributes:
         table_id: Its place in the user's list.
-        input_dim: Number of rows.
+        input_dim: Number of rows; 0 for a hash table, whose rows come into being with their keys.
         output_dim: Row width.
         config: The embedding's own configuration, and its class under `"layer_type"` (None where
             the configuration came as a plain dictionary without it).
@@ -45,10 +46,18 @@ class TableConfig:
         """Number of elements."""
         return self.input_dim * self.output_dim
 
+    @property
+    def hashed(self) -> bool:
+        """Whether it is a hash table."""
+        return is_hashed(self.config)
+
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A rectangle of a table, held by one rank: rows and columns `[start, stop)`."""
+    """A rectangle of a table, held by one rank: rows and columns `[start, stop)`.
+
+    Rows are `[0, 0)` for a hash table.
+    """
 
     table_id: int
     rank: int
@@ -79,7 +88,7 @@ class Plan:
     Attributes:
         world_size: Number of ranks.
         tables: The tables, by id.
-        kinds: A table's kind (`DATA_PARALLEL`, `COLUMN_WISE` or `ROW_WISE`), by id.
+        kinds: A table's kind (`DATA_PARALLEL`, `COLUMN_WISE`, `ROW_WISE` or `HASHED`), by id.
         shards: Ordered by table, then rank. A row-wise table with fewer rows than ranks has empty
             shards; a column-wise one has none on the ranks that hold nothing of it.
         input_table_map: The table of each input.
@@ -108,6 +117,8 @@ class Plan:
 def read_tables(embeddings: Sequence[Any]) -> list[TableConfig]:
     """The tables behind embeddings: objects with `get_config()`, or plain dictionaries.
 
+    One with `"hash_table": True` in its configuration is a hash table and needs no `input_dim`.
+
     Raises:
         ValueError: there is none, or one without a positive integer `input_dim` or `output_dim`.
         TypeError: no list, or in it neither an embedding nor a dictionary.
@@ -127,7 +138,7 @@ def read_tables(embeddings: Sequence[Any]) -> list[TableConfig]:
                 "`embeddings` must hold layers with get_config(), or dictionaries. "
                 f"Received: embeddings[{table_id}]={embedding!r}"
             )
-        for argument in ("input_dim", "output_dim"):
+        for argument in ("output_dim",) if is_hashed(config) else ("input_dim", "output_dim"):
             value = as_integer(config.get(argument))
             if value is None or value < 1:
                 raise ValueError(
@@ -135,7 +146,8 @@ def read_tables(embeddings: Sequence[Any]) -> list[TableConfig]:
                     f"Received: {argument}={config.get(argument)!r}"
                 )
             config[argument] = value
-        tables.append(TableConfig(table_id, config["input_dim"], config["output_dim"], config))
+        num_rows = 0 if is_hashed(config) else config["input_dim"]
+        tables.append(TableConfig(table_id, num_rows, config["output_dim"], config))
     return tables
 
 
@@ -144,6 +156,11 @@ def list_embeddings(embeddings: Any) -> list[Any]:
     if isinstance(embeddings, Mapping) or not isinstance(embeddings, Iterable):
         raise TypeError(f"`embeddings` must be a list of embeddings. Received: {embeddings!r}")
     return list(embeddings)
+
+
+def is_hashed(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration is that of a hash table."""
+    return bool(config.get("hash_table", False))
 
 
 def as_integer(value: Any) -> int | None:

@@ -281,6 +281,17 @@ def test_imported_slots_are_adopted():
     np.testing.assert_allclose(fresh.find(keys)[0], trained.find(keys)[0], atol=1e-6)
 
 
+def test_a_key_that_comes_between_an_import_and_the_optimizer():
+    table = make_table(2)
+    accumulators = np.full((1, 2), 3.0, np.float32)
+    table.import_(np.array([1]), np.ones((1, 2)), {"accumulator": accumulators})
+    table.find_or_insert(np.array([2]))  # as a lookup does before the first update
+    grads = np.full((1, 2), 2.0, np.float32)
+    _core.apply_gradients(table, "adagrad", 0.1, 1, np.array([2]), grads, initial_accumulator=0.5)
+    slots = table.export()[2]["accumulator"]
+    np.testing.assert_array_equal(slots, [[3, 3], [4.5, 4.5]])
+
+
 def test_imported_slot_of_other_width_is_refused():
     table = make_table(4, "user")
     table.import_(np.array([1]), np.ones((1, 4)), {"momentum": np.ones((1, 1))})

@@ -11,6 +11,9 @@
 // so that the routing of keys, which sends key % world_size its way, takes a row to its owner and
 // the owner finds its local row as key / world_size.
 //
+// Keys of a hash table have their place in themselves: the owner is key % world_size, and the whole
+// key goes there.
+//
 // Invariant: for ids in [0, num_rows) the keys differ where the ids do.
 #ifndef SOK_CORE_CPU_PLACE_H_
 #define SOK_CORE_CPU_PLACE_H_
@@ -21,10 +24,13 @@
 
 namespace sok {
 
+inline constexpr int64_t kAllRanks = -1;  // in place of an owner: rows laid evenly over all ranks
+inline constexpr int64_t kByKey = -2;     // no dense table: the keys of a hash table
+
 struct RowPlacement {
-  int64_t num_rows = 0;    // of the whole table
-  int64_t owner = -1;      // of all rows; -1: rows are laid evenly over all ranks
-  int64_t row_offset = 0;  // first row at the owner
+  int64_t num_rows = 0;       // of the whole table
+  int64_t owner = kAllRanks;  // of all rows
+  int64_t row_offset = 0;     // first row at the owner
 };
 
 // Ids must be in [0, num_rows); CheckBatch says which is not.

@@ -1,8 +1,12 @@
 // Slots, export and import: the calls that see every row.
 #include <algorithm>
+#include <cmath>
 #include <functional>
+#include <limits>
 #include <mutex>
+#include <set>
 #include <stdexcept>
+#include <string>
 
 #include "cpp/core/cpu/table_impl.h"
 
@@ -28,6 +32,10 @@ void ValidateSlots(const std::vector<SlotSpec>& specs, const std::string& table)
     }
   }
 }
+
+// Of an imported slot variable until an optimizer says what new rows start with. Rows that come in
+// between hold it, and get the optimizer's value when that is known.
+constexpr float kUnknownInitial = std::numeric_limits<float>::quiet_NaN();
 
 // The offset of the slot of that name and width in floats from the row, or -1.
 int64_t OffsetOf(const std::vector<SlotSpec>& specs, int64_t dim, const SlotSpec& wanted) {
@@ -159,6 +167,10 @@ void CpuTable::ConfigureSlots(Executor& ex, const std::vector<SlotSpec>& specs) 
        first += std::min(old.chunk_rows(), arena->chunk_rows())) {
     if (old.HasRow(static_cast<uint32_t>(first))) arena->ReserveRow(static_cast<uint32_t>(first));
   }
+  std::set<std::string> unknown;  // slot variables of which new rows waited for their initial value
+  for (const SlotSpec& spec : impl.slots) {
+    if (std::isnan(spec.initial)) unknown.insert(spec.name);
+  }
   int64_t first = 0;  // row of the chunk being moved
   const std::function<void(int64_t, int64_t)> move_rows = [&](int64_t begin, int64_t end) {
     for (int64_t r = first + begin; r < first + end; ++r) {
@@ -169,7 +181,12 @@ void CpuTable::ConfigureSlots(Executor& ex, const std::vector<SlotSpec>& specs) 
       int64_t offset = dim();
       for (const SlotSpec& spec : specs) {
         const int64_t kept = OffsetOf(impl.slots, dim(), spec);
-        if (kept >= 0) std::copy_n(from + kept, spec.width, to + offset);
+        for (int64_t k = 0; kept >= 0 && k < spec.width; ++k) {
+          // A row that came after an import, before the optimizer: see kUnknownInitial.
+          if (unknown.count(spec.name) == 0 || !std::isnan(from[kept + k])) {
+            to[offset + k] = from[kept + k];
+          }
+        }
         offset += spec.width;
       }
     }
@@ -239,7 +256,7 @@ void CpuTable::Import(Executor& ex, const TableSnapshot& snapshot) {
   std::vector<SlotSpec> imported;
   int64_t width = 0;
   for (size_t s = 0; s < snapshot.slot_names.size(); ++s) {
-    imported.push_back({snapshot.slot_names[s], snapshot.slot_widths[s], 0.0f, true});
+    imported.push_back({snapshot.slot_names[s], snapshot.slot_widths[s], kUnknownInitial, true});
     width += snapshot.slot_widths[s];
   }
   ValidateSlots(imported, table);

@@ -1,0 +1,149 @@
+"""`sok.HashEmbedding`: `sok.Embedding` without a vocabulary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like import comm
+from sok_like.core.initialize import ensure_initialized
+from sok_like.dist_model_parallel.embedding_lookup import check_dim, check_ids
+from sok_like.dist_model_parallel.local import mark_local
+from sok_like.dist_model_parallel.parts import FlatIds
+from sok_like.embeddings.base import TableLayer
+from sok_like.keras_variable import as_weight
+from sok_like.lookup import Feature, lookup
+from sok_like.variable import EmbeddingVariable
+
+COMBINERS = (None, "sum", "mean", "sqrtn")
+
+
+@tf.keras.utils.register_keras_serializable(package="sok_like")
+class HashEmbedding(TableLayer):
+    """Turns keys into rows of a hash table, and combines those of a sample if asked to.
+
+    A table of any 64-bit keys, which grows as they come; over several ranks key k lies on rank
+    `uint64(k) % world_size`. A layer by itself, or an item of the list of
+    `dmp.DistributedEmbedding`. Without `sok.Init` it initialises the package itself.
+
+    Args:
+        output_dim: Row width.
+        combiner: "sum", "mean", "sqrtn", or None: how the rows of the last axis become one.
+        embeddings_initializer: Keras initializer or its name; a row is a function of (seed, name,
+            key, column), see `sok_like.initializers`.
+        capacity: Most keys a rank may hold; None grows without bound.
+        initial_capacity: Keys a rank makes room for at once.
+        key_dtype: int64, int32, uint64 or uint32: of the keys that weights are given out with.
+        **kwargs: Keras' own: `name`, which is the table's and must be the same on all ranks,
+            `dtype`, `trainable`.
+
+    Call arguments:
+        inputs: Integers, as `sok.Embedding` takes them; every value is a key.
+        training: True inserts missing keys. False reads their initial row and inserts nothing.
+
+    Output shape:
+        That of `sok.Embedding`, in the layer's compute dtype.
+
+    The gradient of a row arrives at its owner, summed over ranks and divided by their number, as
+    `dmp.DistributedGradientTape` scales that of every other table. Training takes
+    `sok.OptimizerWrapper`, or a `dmp.DistributedOptimizer` around one.
+
+    Raises:
+        ValueError: an argument out of range, 1-D ids with a combiner, nested ragged ids.
+        TypeError: ids that are no integers.
+        tf.errors.ResourceExhaustedError: on one rank, more keys than `capacity`; on several the
+            error of the rank is an InvalidArgumentError on all of them.
+    """
+
+    def __init__(
+        self,
+        output_dim: int,
+        combiner: str | None = None,
+        embeddings_initializer: Any = "uniform",
+        capacity: int | None = None,
+        initial_capacity: int = 0,
+        key_dtype: Any = tf.int64,
+        **kwargs: Any,
+    ):
+        # Nothing here is a float before it is looked up.
+        kwargs.setdefault("autocast", False)
+        super().__init__(**kwargs)
+        self.output_dim = check_dim("output_dim", output_dim)
+        self.combiner = check_hash_combiner(combiner)
+        self.embeddings_initializer = tf.keras.initializers.get(embeddings_initializer)
+        self.capacity = None if capacity is None else check_dim("capacity", capacity)
+        self.initial_capacity = initial_capacity
+        self.key_dtype = tf.as_dtype(key_dtype)
+        # XLA cannot compile the table's ops; Keras 3 asks before it tries.
+        self.supports_jit = False
+
+    def build(self, input_shape=None):
+        """Makes the table, which depends on no input."""
+        if self.built:
+            return
+        with tf.init_scope():
+            ensure_initialized()
+            table = EmbeddingVariable(
+                self.output_dim,
+                name=self.name,
+                key_dtype=self.key_dtype,
+                initializer=self.embeddings_initializer,
+                capacity=self.capacity,
+                initial_capacity=self.initial_capacity,
+                trainable=self.trainable,
+            )
+            self._weight = as_weight(table)
+        if comm.current().world_size > 1:
+            mark_local(self._weight)
+        self.built = True
+
+    def call(self, inputs, training=True):
+        if not tf.is_tensor(inputs):
+            inputs = tf.convert_to_tensor(inputs)
+        check_ids(inputs, self.combiner, self.name)
+        flat = FlatIds(inputs, self.combiner, hashed=True)
+        feature = Feature(self.table, flat.ids, self.combiner or "none", flat.row_splits)
+
+        def rows(training):
+            (found,) = lookup([feature], training=training, gradient_scale="mean", name=self.name)
+            return flat.restore(found)
+
+        return self.run(training, rows)
+
+    def compute_output_shape(self, input_shape):
+        shape = tuple(input_shape)
+        return (*(shape if self.combiner is None else shape[:-1]), self.output_dim)
+
+    def compute_output_spec(self, inputs, training=True):
+        """Keras 3: what `call` returns for symbolic inputs."""
+        import keras
+
+        check_ids(tf.TensorSpec(inputs.shape, tf.as_dtype(inputs.dtype)), self.combiner, self.name)
+        ragged = getattr(inputs, "ragged", False) and self.combiner is None
+        shape = self.compute_output_shape(inputs.shape)
+        return keras.KerasTensor(shape, dtype=self.compute_dtype, ragged=ragged)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "hash_table": True,  # by which the planner knows it
+            "output_dim": self.output_dim,
+            "combiner": self.combiner,
+            "embeddings_initializer": tf.keras.initializers.serialize(self.embeddings_initializer),
+            "capacity": self.capacity,
+            "initial_capacity": self.initial_capacity,
+            "key_dtype": self.key_dtype.name,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        """A layer from its own configuration."""
+        return super().from_config({k: v for k, v in config.items() if k != "hash_table"})
+
+
+def check_hash_combiner(combiner: Any) -> str | None:
+    """`combiner` itself; ValueError unless a hash table has it."""
+    if combiner is None or (isinstance(combiner, str) and combiner in COMBINERS):
+        return combiner
+    raise ValueError(f"`combiner` must be one of {COMBINERS}. Received: combiner={combiner!r}")

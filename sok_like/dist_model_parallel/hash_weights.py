@@ -1,0 +1,130 @@
+"""A hash table's rows as a pair of arrays, and back.
+
+    get    each rank's keys and rows, some at a time =keys, floats=> rank 0 (or all) sorts them
+    set    each rank takes the keys it owns out of the whole: nothing is sent
+
+What is given out is sorted by key, so it does not depend on the number of ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like import comm
+from sok_like.dist_model_parallel.agreement import send
+from sok_like.rows import assign
+from sok_like.variable import EmbeddingVariable
+
+# Bytes of one table that a rank sends at a time.
+CHUNK_BYTES = 64 * 2**20
+
+
+def gather_by_key(keys, rows, key_dtype, all_ranks):
+    """Keys and their rows of all ranks, sorted by key, on rank 0 or on all; None elsewhere.
+
+    Args:
+        keys: int64 `[n]`, this rank's.
+        rows: float32 `[n, width]`.
+        key_dtype: NumPy dtype to give keys out in.
+    """
+    communicator = comm.current()
+    if communicator.world_size > 1:
+        mine = np.array([len(keys)], np.int64)
+        longest = int(send(mine, communicator, True).max())
+        step = max(1, CHUNK_BYTES // (8 + rows.itemsize * rows.shape[1]))
+        parts = []
+        for start in range(0, longest, step):
+            of_keys = send(keys[start : start + step], communicator, all_ranks)
+            of_rows = send(rows[start : start + step].reshape(-1), communicator, all_ranks)
+            parts.append((of_keys, of_rows.reshape(-1, rows.shape[1])))
+        if not all_ranks and communicator.rank != 0:
+            return None
+        keys = np.concatenate([keys[:0], *(part for part, _ in parts)])
+        rows = np.concatenate([rows[:0], *(part for _, part in parts)])
+    keys = keys.view(np.uint64) if key_dtype == np.uint64 else keys.astype(key_dtype)
+    order = np.argsort(keys, kind="stable")
+    return keys[order], rows[order]
+
+
+def get_hash_table(variable: EmbeddingVariable, all_ranks: bool) -> Any:
+    """The table as `(keys [n], rows [n, output_dim])`; see `gather_by_key`."""
+    snapshot = variable.snapshot(with_slots=False)
+    dtype = variable.key_dtype.as_numpy_dtype
+    return gather_by_key(snapshot.keys.numpy(), snapshot.rows.numpy(), dtype, all_ranks)
+
+
+def open_pair(what: str, pair: Any, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """This rank's keys, int64 `[n]`, and where they are in the rows; the rows, perhaps on disk.
+
+    Args:
+        what: What errors call it.
+        pair: `(keys, rows)`, each an array or the path of an `.npy` file.
+        width: Of the rows.
+
+    Raises:
+        ValueError: no such pair, other shapes, or a key twice.
+    """
+    rule = f"`{what}` of a hash table must be a pair (keys [n], rows [n, {width}])"
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise ValueError(f"{rule}. Received: {type(pair).__name__}")
+    keys, rows = (as_array(what, item) for item in pair)
+    if keys.ndim != 1 or not (np.issubdtype(keys.dtype, np.integer) or keys.size == 0):
+        raise ValueError(f"{rule}. Received: keys of shape {keys.shape} and dtype {keys.dtype}")
+    if rows.shape != (len(keys), width):
+        raise ValueError(f"{rule}. Received: {len(keys)} keys and rows of shape {rows.shape}")
+    check_real(what, rows)
+    keys = keys.view(np.int64) if keys.dtype == np.uint64 else keys.astype(np.int64)
+    if len(np.unique(keys)) != len(keys):
+        raise ValueError(f"{rule}, each key once. Received: a key twice")
+    return keys, rows
+
+
+def as_array(what: str, value: Any) -> np.ndarray:
+    """An array, or the file of one mapped into memory; ValueError if there is no such file."""
+    if not isinstance(value, (str, os.PathLike)):
+        return value if isinstance(value, np.ndarray) else np.asarray(value)
+    try:
+        return np.load(value, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(
+            f"`{what}` must be an array or the path of an .npy file. "
+            f"Received: {os.fspath(value)!r} ({error})"
+        ) from error
+
+
+def check_real(what: str, array: np.ndarray) -> None:
+    """ValueError unless its values can be those of a table."""
+    if array.dtype.kind not in "fiub" and array.dtype != tf.bfloat16.as_numpy_dtype:
+        raise ValueError(f"`{what}` must hold real numbers. Received: {array.dtype}")
+
+
+def owned(keys: np.ndarray) -> np.ndarray:
+    """Positions of the keys that this rank owns."""
+    communicator = comm.current()
+    owners = keys.view(np.uint64) % np.uint64(communicator.world_size)
+    return np.flatnonzero(owners == communicator.rank)
+
+
+def check_capacity(what: str, variable: EmbeddingVariable, keys: np.ndarray) -> None:
+    """ValueError if this rank cannot hold its keys."""
+    capacity, num_keys = variable.get_config()["capacity"], len(owned(keys))
+    if capacity is not None and num_keys > capacity:
+        raise ValueError(
+            f"`{what}` must hold at most capacity={capacity} keys for a rank (table "
+            f"'{variable.table_name}'). Received: {num_keys}"
+        )
+
+
+def set_hash_table(variable: EmbeddingVariable, keys, rows, chunk: int) -> None:
+    """Makes the table hold these keys and no others; slot rows of keys that stay are kept."""
+    mine = owned(keys)
+    present = variable.snapshot(with_slots=False).keys.numpy()
+    variable.erase(np.setdiff1d(present, keys[mine]))
+    step = max(1, chunk // variable.dim)
+    for start in range(0, len(mine), step):
+        at = mine[start : start + step]
+        assign(variable, keys[at], np.asarray(rows[at], np.float32))

@@ -1,0 +1,58 @@
+"""The Keras layers that hold a rank's variables, from the planner's configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.dist_model_parallel.concat_initializer import ConcatInitializer, varied
+from sok_like.dist_model_parallel.embedding import Embedding
+from sok_like.dist_model_parallel.embedding_lookup import as_tf_table
+from sok_like.dist_model_parallel.hash_embedding import HashEmbedding
+from sok_like.variable import unwrap
+
+
+def build_layer(config: dict[str, Any], sizes: Sequence[int] = (), vary: int = 0) -> Any:
+    """A layer of this configuration, with its variable.
+
+    Args:
+        config: As the planner has it.
+        sizes: Rows of the tables that were joined in it, if it holds more than one.
+        vary: Added to the seeds of its initializers, so that the shards of a table do not all start
+            with the same rows.
+
+    Raises:
+        ValueError: a layer with another number of weights than one.
+    """
+    config = dict(config)
+    layer_type = config.pop("layer_type", None)
+    if len(sizes) > 1:
+        initializers = [each or "uniform" for each in config["embeddings_initializer"]]
+        initializers = [varied(each, vary) for each in initializers]
+        config["embeddings_initializer"] = ConcatInitializer(initializers, sizes)
+    elif config.get("embeddings_initializer") is not None:
+        config["embeddings_initializer"] = varied(config["embeddings_initializer"], vary)
+    if layer_type is None or layer_type is tf.keras.layers.Embedding:
+        layer_type = HashEmbedding if config.get("hash_table") else Embedding
+    layer = layer_type.from_config(config)
+    with tf.name_scope(layer.name):
+        if not layer.built:
+            layer.build((None, None))
+    _weight_of(layer)
+    return layer
+
+
+def table_of(layer: Any) -> Any:
+    """The TensorFlow variable of an embedding layer, an EmbeddingVariable for a hash table."""
+    return as_tf_table(unwrap(_weight_of(layer)))
+
+
+def _weight_of(layer):
+    if len(layer.weights) != 1:
+        raise ValueError(
+            "An embedding to distribute must have one weight, its table. Received: "
+            f"{len(layer.weights)} weights ({type(layer).__name__} '{layer.name}')"
+        )
+    return layer.weights[0]

@@ -1,0 +1,209 @@
+"""The optimizer's state of distributed tables: whole, table by table, and back.
+
+A slot variable is as large as the variable it belongs to, so it is cut over ranks as the table is,
+and is collected and set as weights are. Optimizers of both Keras hold their slot variables in
+lists, one item a variable they train: an attribute such as `_momentums` is a slot variable of every
+table, and its name (without the underscores) is what the state calls it. A hash table's slot rows
+stand beside its rows and have the core's names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like import comm
+from sok_like.dist_model_parallel import hash_weights, weights
+from sok_like.dist_model_parallel.agreement import all_or_none, gather_text, in_turn
+from sok_like.dist_model_parallel.embedding_lookup import as_tf_table
+from sok_like.planner.tables import Plan, as_integer
+
+# By table: the Keras variable that holds this rank's shard, and the first row of the shard in it.
+Weights = Mapping[int, tuple[Any, int]]
+
+
+def slots_of(optimizer: Any, variable: Any) -> dict[str, Any]:
+    """An optimizer's slot variables of one of its variables, by name.
+
+    Raises:
+        ValueError: the optimizer does not know the variable.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
+    places = getattr(optimizer, "_index_dict", None)  # tf_keras; Keras 3 has the other
+    if places is None:
+        places = getattr(optimizer, "_trainable_variables_indices", {})
+    key = optimizer._var_key(variable) if places else None
+    if key not in places:
+        raise ValueError(
+            f"`optimizer` must know the layer's variables: call its build(model."
+            f"trainable_variables), or train a step. Received: {optimizer.name} without "
+            f"'{variable.name}'"
+        )
+    slots = {}
+    for attribute, items in vars(optimizer).items():
+        if not isinstance(items, (list, tuple)) or len(items) != len(places):
+            continue
+        item = items[places[key]]
+        if attribute != "_variables" and not attribute.startswith("_sok") and item is not variable:
+            if hasattr(item, "shape") and tuple(item.shape) == tuple(variable.shape):
+                slots[attribute.strip("_")] = as_tf_table(item)
+    return slots
+
+
+def _known_slots(plan, here, optimizer, communicator):
+    """This rank's slot variables by table and name; by table, the names known on any rank."""
+    mine: dict[int, dict[str, Any]] = {}
+
+    def find():
+        for table_id, (variable, _) in here.items():
+            if not plan.tables[table_id].hashed and variable.trainable:
+                mine[table_id] = slots_of(optimizer, variable)
+
+    all_or_none(find, communicator)
+    names: list[set[str]] = [set() for _ in plan.tables]
+    line = json.dumps({table_id: list(slots) for table_id, slots in mine.items()}) + "\n"
+    for text in gather_text(line, communicator).splitlines():
+        for table_id, of_table in json.loads(text).items():
+            names[int(table_id)].update(of_table)
+    return mine, [sorted(of_table) for of_table in names]
+
+
+def get_state(plan: Plan, here: Weights, optimizer: Any, all_ranks: bool) -> dict[str, Any]:
+    """See `DistributedEmbedding.get_optimizer_state`."""
+    communicator = comm.current()
+    mine, names = _known_slots(plan, here, optimizer, communicator)
+    tables = []
+    for table in plan.tables:
+        table_id, state = table.table_id, {}
+        if table.hashed:
+            state = _get_hash_slots(here[table_id][0], all_ranks)
+        for name in names[table_id]:
+            shard = {}
+            if name in mine.get(table_id, {}):
+                shard = {table_id: (mine[table_id][name], here[table_id][1])}
+            state[name] = weights.get_table(plan, table_id, shard, all_ranks)
+        tables.append(state)
+    if not all_ranks and communicator.rank != 0:
+        return {}
+    return {"iterations": int(tf.convert_to_tensor(optimizer.iterations)), "tables": tables}
+
+
+def _get_hash_slots(variable, all_ranks):
+    snapshot = variable.snapshot()
+    # A rank without keys knows no slot variables until its first update.
+    described = list(zip(_names(snapshot), snapshot.slot_widths.numpy().tolist(), strict=True))
+    told = gather_text(json.dumps(described) + "\n", comm.current()).splitlines()
+    known = max((json.loads(text) for text in told), key=len)
+    keys, width = snapshot.keys.numpy(), sum(size for _, size in known)
+    rows = snapshot.slot_rows.numpy().reshape(len(keys), -1)
+    rows = rows if len(keys) else np.zeros([0, width], np.float32)
+    dtype = variable.key_dtype.as_numpy_dtype
+    whole = hash_weights.gather_by_key(keys, rows, dtype, all_ranks)
+    if whole is None:
+        return {}
+    ends = np.cumsum([size for _, size in known])[:-1]
+    parts = np.split(whole[1], ends, axis=1) if known else []
+    return {name: (whole[0], part) for (name, _), part in zip(known, parts, strict=True)}
+
+
+def _names(snapshot):
+    return [name.decode() for name in snapshot.slot_names.numpy().tolist()]
+
+
+def set_state(
+    plan: Plan, here: Weights, optimizer: Any, state: Any, chunk: int, use_lock: bool
+) -> None:
+    """See `DistributedEmbedding.set_optimizer_state`."""
+    communicator = comm.current()
+    mine, names = _known_slots(plan, here, optimizer, communicator)
+    sources: list[dict[str, Any]] = []
+
+    def check():
+        weights.check_chunk(chunk)
+        sources.extend(_open(plan, here, names, state))
+
+    all_or_none(check, communicator)
+
+    def copy():
+        for table_id, (variable, first_row) in here.items():
+            if plan.tables[table_id].hashed:
+                _set_hash_slots(variable, sources[table_id])
+            for name, slot in mine.get(table_id, {}).items():
+                source = sources[table_id][name]
+                weights.copy_shard(plan, table_id, slot, first_row, source, chunk)
+
+    in_turn(copy, communicator, use_lock)
+    optimizer.iterations.assign(state["iterations"])
+
+
+def _open(plan, here, names, state):
+    """By table, each slot variable's array or `(keys, rows)`; ValueError unless they fit."""
+    rule = '`state` must be {"iterations": an integer, "tables": a dictionary an embedding}'
+    if not isinstance(state, Mapping) or set(state) != {"iterations", "tables"}:
+        raise ValueError(f"{rule}. Received: {state!r:.80}")
+    iterations, tables = as_integer(state["iterations"]), list(state["tables"])
+    if iterations is None or iterations < 0 or len(tables) != len(plan.tables):
+        raise ValueError(
+            f"{rule}, of which there are {len(plan.tables)}. Received: "
+            f"iterations={state['iterations']!r} and {len(tables)} dictionaries"
+        )
+    opened = []
+    for table, slots in zip(plan.tables, tables, strict=True):
+        what = f'state["tables"][{table.table_id}]'
+        if table.hashed:
+            opened.append(_open_hash_slots(what, slots, here[table.table_id][0]))
+            continue
+        if sorted(slots) != names[table.table_id]:
+            raise ValueError(
+                f"`{what}` must hold the optimizer's slot variables, {names[table.table_id]}. "
+                f"Received: {sorted(slots)}"
+            )
+        items = slots.items()
+        opened.append({k: weights.open_whole(f'{what}["{k}"]', v, table) for k, v in items})
+    return opened
+
+
+def _open_hash_slots(what, slots, variable):
+    snapshot = variable.snapshot()
+    present = np.sort(snapshot.keys.numpy())
+    known, opened = _names(snapshot), {}
+    if known and slots and sorted(known) != sorted(slots):
+        raise ValueError(
+            f"`{what}` must hold the table's slot variables, {sorted(known)}. "
+            f"Received: {sorted(slots)}"
+        )
+    for name, pair in slots.items():
+        label = f'{what}["{name}"]'
+        shape = hash_weights.as_array(label, pair[1]).shape if len(pair) == 2 else (0,)
+        keys, rows = hash_weights.open_pair(label, pair, shape[-1])
+        mine = hash_weights.owned(keys)
+        if not np.array_equal(np.sort(keys[mine]), present):
+            raise ValueError(
+                f"`{what}[\"{name}\"]` must have the keys of table '{variable.table_name}': set "
+                f"its weights first. Received: {len(mine)} keys for a rank that holds "
+                f"{len(present)}"
+            )
+        opened[name] = keys[mine], rows, mine
+    return opened
+
+
+def _set_hash_slots(variable, slots):
+    if not slots:
+        return
+    (keys, _, _), *_ = slots.values()
+    order = np.argsort(keys)
+    keys, columns = keys[order], []
+    for of_slot, rows, mine in slots.values():
+        columns.append(np.asarray(rows[mine[np.argsort(of_slot)]], np.float32))
+    variable.load_snapshot(
+        keys,
+        variable.find(keys)[0],
+        np.concatenate(columns, axis=1),
+        np.array([name.encode() for name in slots], dtype=object),
+        np.array([part.shape[1] for part in columns], np.int64),
+        replace=False,
+    )
