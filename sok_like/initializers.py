@@ -64,8 +64,9 @@ def row_initializer(
     translate = _TRANSLATIONS.get(type(instance).__name__)
     if translate is None and isinstance(instance, tf.keras.initializers.VarianceScaling):
         translate = _variance_scaling
-    element_wise = translate is not None and num_default_rows == DEFAULT_VALUE_DIM
-    if element_wise and type(instance).__module__.split(".")[0] in ("keras", "tf_keras"):
+    if num_default_rows != DEFAULT_VALUE_DIM:
+        translate = None
+    if translate is not None and type(instance).__module__.split(".")[0] in ("keras", "tf_keras"):
         return translate(config, dim, num_rows)._replace(seed=seed)
     return RowInitializer(
         "default_rows", default_rows=_default_rows(instance, config, num_default_rows, dim)

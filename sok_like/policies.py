@@ -304,14 +304,53 @@ class EmbeddingVariableOption:
         option = self.evict_option
         return option if isinstance(option, tuple) else (option,) if option is not None else ()
 
-    def eviction(self, kind: type) -> Any:
-        """The eviction policy of that class, or None."""
-        return next((e for e in self.evictions if isinstance(e, kind)), None)
-
     @property
     def keeps_records(self) -> bool:
         """Whether the table keeps a record a key: only where something asks for it."""
         return self.filter_option is not None or bool(self.evictions) or self.record_statistics
+
+    def attributes(self) -> dict[str, Any]:
+        """The policies as attributes of the table op."""
+        # A policy that is there and does nothing (filter_freq=1) still records.
+        found: dict[str, Any] = {"record": self.keeps_records}
+        if self.filter_option is not None:
+            found["filter_freq"] = self.filter_option.filter_freq
+        if isinstance(self.filter_option, CBFFilter) and self.filter_option.filter_freq > 1:
+            found["bloom_max_keys"] = self.filter_option.max_element_size
+            found["bloom_probability"] = self.filter_option.false_positive_probability
+            found["bloom_counter_bits"] = int(self.filter_option.counter_type.removeprefix("uint"))
+        if self.init_option is not None:
+            found["no_permission"] = self.init_option.default_value_no_permission
+        for eviction in self.evictions:
+            if isinstance(eviction, GlobalStepEvict):
+                found["steps_to_live"] = eviction.steps_to_live or 0
+            elif isinstance(eviction, L2WeightEvict):
+                found["l2_threshold"] = eviction.l2_weight_threshold
+            elif isinstance(eviction, ScoreEvict):
+                found["score"] = eviction.score
+        found["evicted_buffer"] = self.evicted_buffer_size
+        return found
+
+    def capacity(self, given: int | None, table: str) -> int | None:
+        """Most keys a rank may hold, said by the variable, by ScoreEvict, or by neither.
+
+        Raises:
+            ValueError: they disagree, or there is eviction by score without a capacity.
+        """
+        score = next((e for e in self.evictions if isinstance(e, ScoreEvict)), None)
+        if score is None:
+            return given
+        if given is not None and score.capacity not in (None, given):
+            raise ValueError(
+                f"`capacity` must be that of ScoreEvict, {score.capacity}, or None. "
+                f"Received: capacity={given} (table '{table}')"
+            )
+        if given is None and score.capacity is None:
+            raise ValueError(
+                "ScoreEvict needs a capacity, its own or the variable's: without one nothing is "
+                f"evicted. Received: None (table '{table}')"
+            )
+        return given if given is not None else score.capacity
 
 
 def _check_class(argument, value, classes):

@@ -19,8 +19,10 @@ from tensorflow.python.ops import handle_data_util, resource_variable_ops
 
 from sok_like import comm, native, ops
 from sok_like.initializers import row_initializer
+from sok_like.key_records import KeyRecords
 from sok_like.keys import DTYPES, as_keys
 from sok_like.policies import EmbeddingVariableOption, InitializerOption
+from sok_like.snapshots import Snapshots
 
 _OPTIMIZER_ADVICE = (
     "A stock optimizer cannot update EmbeddingVariable '{name}': its rows are found by key and "
@@ -46,7 +48,7 @@ class TableStats(NamedTuple):
     bytes: int
 
 
-class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
+class EmbeddingVariable(KeyRecords, Snapshots, resource_variable_ops.BaseResourceVariable):
     """One rank's shard of a table: a hash table from 64-bit keys to rows of floats.
 
     Key k belongs to rank `uint64(k) % world_size`. A row that is not there yet is
@@ -101,10 +103,10 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         }
         self._world_size = communicator.world_size
         self._trained_by_sok = False
-        num_rows = capacity * communicator.world_size if capacity else None
         option = ev_option or EmbeddingVariableOption()
-        if option.keeps_records:
-            raise NotImplementedError(f"Policies are not there yet. Received: {ev_option!r}")
+        capacity = option.capacity(capacity, name)
+        self.keeps_records = option.keeps_records
+        num_rows = capacity * communicator.world_size if capacity else None
         init = option.init_option or InitializerOption()
         rows = row_initializer(
             initializer if init.initializer is None else init.initializer,
@@ -135,6 +137,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
                     initializer_seed=rows.seed,
                     default_rows=rows.default_rows,
                     name="handle",
+                    **option.attributes(),
                 )
                 _set_handle_data(handle, shape)
                 initializer_op = is_initialized = None
@@ -249,24 +252,6 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         """Removes every key of this rank's shard; in a graph returns the op that does."""
         return native.ops().sok_table_clear(handle=self.handle)
 
-    def snapshot(self, with_slots: bool = True) -> Any:
-        """Keys int64 `[size]`, rows, slot rows, slot names and widths of one instant."""
-        return native.ops().sok_table_export(handle=self.handle, with_slots=with_slots)
-
-    def load_snapshot(
-        self, keys, rows, slot_rows, slot_names, slot_widths, *, replace: bool = True
-    ) -> Any:
-        """The inverse of `snapshot`; `replace` removes all other keys first."""
-        return native.ops().sok_table_import(
-            handle=self.handle,
-            keys=keys,
-            rows=rows,
-            slot_rows=slot_rows,
-            slot_names=slot_names,
-            slot_widths=slot_widths,
-            replace=replace,
-        )
-
     # ---- what TensorFlow asks of a variable ----
 
     def record_access(self) -> None:
@@ -337,7 +322,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
             self._trained_by_sok = before
 
     def _serialize_to_tensors(self):
-        snapshot = self.snapshot()
+        snapshot = self.snapshot(evict=True)
         return {field: getattr(snapshot, field) for field in snapshot._fields}
 
     def _restore_from_tensors(self, restored_tensors):

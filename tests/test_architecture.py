@@ -15,6 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PYTHON_LAYERS = [
     {"native", "policies"},
     {"ops", "comm", "planner", "initializers", "dump_file", "keys"},
+    {"key_records", "snapshots"},
     {"variable", "core"},
     {"lookup", "keras_variable", "rows"},
     {
