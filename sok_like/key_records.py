@@ -35,7 +35,7 @@ class TableStatistics(NamedTuple):
     buffered: Any  # evicted rows it would hand back now
     dropped: Any  # evicted rows that were not kept
     waiting: Any  # keys a CounterFilter keeps waiting; 0 for a CBFFilter
-    dropped_gradients: Any  # gradients of keys without a row
+    dropped_gradients: Any  # keys of updates that had no row
     step: Any
 
 

@@ -216,6 +216,8 @@ class TableSetStepOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     TablePtr table;
     OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
+    OP_REQUIRES(ctx, tensorflow::TensorShapeUtils::IsScalar(ctx->input(1).shape()),
+                absl::InvalidArgumentError("step must be a scalar"));
     OP_REQUIRES_OK(ctx, Guard([&] { table->table().SetStep(ctx->input(1).scalar<int64_t>()()); }));
   }
 };

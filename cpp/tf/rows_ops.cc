@@ -245,6 +245,10 @@ class TableImportOp : public OpKernel {
           "waiting must have shape [num_waiting, 3]. Received: ", waiting.shape().DebugString()));
     }
     const auto values = [](const Tensor& tensor) { return tensor.flat<int64_t>().data(); };
+    if (!tensorflow::TensorShapeUtils::IsScalar(ctx->input(9).shape())) {
+      return absl::InvalidArgumentError(absl::StrCat("step must be a scalar. Received: shape ",
+                                                     ctx->input(9).shape().DebugString()));
+    }
     policy->records.assign(values(records), values(records) + records.NumElements());
     policy->counters.assign(values(counters), values(counters) + counters.NumElements());
     for (int64_t i = 0; i < waiting.NumElements(); i += 3) {

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "cpp/core/cpu/combine.h"
 #include "cpp/core/cpu/optimizer_state.h"
@@ -212,13 +213,17 @@ class PresentGradients {
     grads_ = grads;
     num_keys_ = num_keys - std::count(row_numbers, row_numbers + num_keys, kNoRow);
     if (num_keys_ == num_keys) return;
-    table.CountDroppedGradients(num_keys - num_keys_);
     const int64_t dim = table.dim();
+    std::vector<uint64_t> dropped;
+    dropped.reserve(static_cast<size_t>(num_keys - num_keys_));
     kept_keys_ = Scratch<uint64_t>(num_keys_);
     kept_grads_ = Scratch<float>(num_keys_ * dim);
     int64_t kept = 0;
     for (int64_t i = 0; i < num_keys; ++i) {
-      if (row_numbers[i] == kNoRow) continue;
+      if (row_numbers[i] == kNoRow) {
+        dropped.push_back(keys[i]);
+        continue;
+      }
       row_numbers[kept] = row_numbers[i];
       kept_keys_[kept] = keys[i];
       std::copy_n(grads + i * dim, dim, kept_grads_.get() + kept * dim);
@@ -226,6 +231,8 @@ class PresentGradients {
     }
     keys_ = kept_keys_.get();
     grads_ = kept_grads_.get();
+    std::sort(dropped.begin(), dropped.end());
+    table.CountDroppedGradients(std::unique(dropped.begin(), dropped.end()) - dropped.begin());
   }
 
   const uint64_t* keys() const { return keys_; }

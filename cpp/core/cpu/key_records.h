@@ -35,7 +35,7 @@ struct PolicyStatistics {
   int64_t buffered = 0;           // to be handed back
   int64_t dropped = 0;            // evicted, and not kept
   int64_t waiting = 0;            // keys in the exact filter; 0 for a Bloom filter
-  int64_t dropped_gradients = 0;  // gradients of keys without a row
+  int64_t dropped_gradients = 0;  // keys of an update that had no row
   int64_t step = 0;
 };
 
