@@ -63,7 +63,7 @@ class KeyRecords:
     """Methods of an EmbeddingVariable; those of its policies need an `ev_option` that has some."""
 
     handle: Any
-    table_name: str
+    _options: dict
     keeps_records: bool
 
     def total_count(self, *, all_ranks: bool = False) -> tf.Tensor:
@@ -149,7 +149,7 @@ class KeyRecords:
         if not keys.shape.is_compatible_with(scores.shape):
             raise ValueError(
                 f"`scores` must be one a key. Received: {scores.shape[0]} scores for "
-                f"{keys.shape[0]} keys (table '{self.table_name}')"
+                f"{keys.shape[0]} keys (table '{self._options['name']}')"
             )
         return native.ops().sok_table_assign_scores(handle=self.handle, keys=keys, scores=scores)
 
@@ -179,10 +179,10 @@ class KeyRecords:
             raise ValueError(
                 f"`{method}` needs a table with policies, or "
                 "`EmbeddingVariableOption(record_statistics=True)`. "
-                f"Received: table '{self.table_name}' without"
+                f"Received: table '{self._options['name']}' without"
             )
 
     def _over_ranks(self, counts, what):
         communicator = comm.current()
-        gathered = communicator.all_gather(counts, f"sok_{what}_{self.table_name}")
+        gathered = communicator.all_gather(counts, f"sok_{what}_{self._options['name']}")
         return tf.reduce_sum(tf.reshape(gathered, [communicator.world_size, -1]), axis=0)

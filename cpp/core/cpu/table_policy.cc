@@ -46,7 +46,9 @@ void CpuTable::Impl::Observe(Executor& ex, const uint64_t* keys, int64_t num_key
   });
   ShardGroups present, missing;
   GroupByShard(ex, keys, num_keys, [rows](int64_t i) { return rows[i] != kNoRow; }, &present);
-  GroupByShard(ex, keys, num_keys, [rows](int64_t i) { return rows[i] == kNoRow; }, &missing);
+  if (present.total() < num_keys) {
+    GroupByShard(ex, keys, num_keys, [rows](int64_t i) { return rows[i] == kNoRow; }, &missing);
+  }
 
   MissingKeys found;
   found.keys.resize(missing.positions.size());
@@ -109,7 +111,11 @@ void CpuTable::Impl::Observe(Executor& ex, const uint64_t* keys, int64_t num_key
   bool fell[kNumShards] = {};  // a last step went back, as SetStep did
   ex.ParallelFor(kNumShards, grain, [&](int64_t begin, int64_t end) {
     for (int64_t s = begin; s < end; ++s) {
+      constexpr int64_t kAhead = 16;  // records on their way, as rows in a lookup
       for (int64_t i = present.offsets[s]; i < present.offsets[s + 1]; ++i) {
+        if (i + kAhead < present.total()) {
+          __builtin_prefetch(&rec.records[rows[present.positions[i + kAhead]]], 1);
+        }
         KeyRecord& record = rec.records[rows[present.positions[i]]];
         if (record.last_step == step) continue;
         fell[s] |= record.last_step > step;
