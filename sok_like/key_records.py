@@ -168,7 +168,7 @@ class KeyRecords:
 
         Raises:
             ValueError: the table keeps no records.
-            tf.errors.InvalidArgumentError: `step` is negative.
+            tf.errors.InvalidArgumentError: `step` is negative or beyond 2**62.
         """
         self._need_records("set_step")
         step = tf.cast(step, tf.int64)

@@ -36,7 +36,7 @@ class CounterFilter:
     """A key gets its row in the training lookup that is the `filter_freq`-th to contain it.
 
     Until then it reads `InitializerOption.default_value_no_permission` and its gradient is dropped.
-    Counts are exact; a key that waits takes about 40 bytes.
+    Counts are exact; a key that waits takes 40 to 70 bytes.
 
     Args:
         filter_freq: Lookups; 0 and 1 filter nothing.

@@ -82,8 +82,13 @@ py::tuple KeyStatistics(const CpuTable& table, const py::object& key_object) {
   const KeyArray keys(key_object, table.options().key_type);
   BoolArray present(keys.size());
   LongArray frequencies(keys.size()), last_steps(keys.size());
-  table.KeyStatistics(keys.data(), keys.size(), reinterpret_cast<uint8_t*>(present.mutable_data()),
-                      frequencies.mutable_data(), last_steps.mutable_data());
+  uint8_t* const present_data = reinterpret_cast<uint8_t*>(present.mutable_data());
+  int64_t* const frequency_data = frequencies.mutable_data();
+  int64_t* const step_data = last_steps.mutable_data();
+  {
+    const py::gil_scoped_release release;
+    table.KeyStatistics(keys.data(), keys.size(), present_data, frequency_data, step_data);
+  }
   return py::make_tuple(present, frequencies, last_steps);
 }
 
@@ -137,7 +142,8 @@ void BindPolicies(py::class_<CpuTable, std::shared_ptr<CpuTable>>& table) {
       .def("statistics", &Statistics)
       .def("key_statistics", &KeyStatistics, py::arg("keys"))
       .def("assign_scores", &AssignScores, py::arg("keys"), py::arg("scores"))
-      .def("set_step", &CpuTable::SetStep, py::arg("step"))
+      .def("set_step", &CpuTable::SetStep, py::arg("step"),
+           py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("keeps_records", &CpuTable::keeps_records);
 }
 

@@ -178,6 +178,13 @@ void SnapshotsHoldWhatIsKnown() {
   bad.policy.records.pop_back();
   CHECK_THROWS(other.Import(ex, bad, true), std::invalid_argument, "3 values a key");
   CHECK((Present(other) == Keys{1, 2, 3}));
+  other.ConfigureSlots(ex, {{"accumulator", 2, 0.0f, true}});
+  bad = snapshot;
+  bad.slot_names = {"accumulator"};
+  bad.slot_widths = {1};
+  bad.slot_rows.resize(2);
+  CHECK_THROWS(other.Import(ex, bad, true), std::invalid_argument, "width 2");
+  CHECK((Present(other) == Keys{1, 2, 3}));
 }
 
 // Keys written by Assign make room by score too, and those of the call stay.

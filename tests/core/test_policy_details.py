@@ -224,7 +224,7 @@ def test_errors_of_calls():
         table.assign_scores([1], [1])
     with pytest.raises(ValueError, match="`scores` must hold 2 values"):
         make(9, {"score": "custom"}).assign_scores([1, 2], [1])
-    with pytest.raises(ValueError, match="`step` must not be negative"):
+    with pytest.raises(ValueError, match="`step` must be in"):
         table.set_step(-1)
 
 

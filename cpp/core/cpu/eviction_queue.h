@@ -60,29 +60,28 @@ class EvictionQueue {
   // must be enough others. Throws std::bad_alloc before anything changed.
   template <typename ScoreOf, typename IsKept>
   std::vector<Entry> Take(int64_t count, ScoreOf score_of, IsKept is_kept) {
-    std::vector<Entry> taken, kept;
+    std::vector<Entry> taken;
     taken.reserve(static_cast<size_t>(count));
-    kept.reserve(heap_.size());
-    while (static_cast<int64_t>(taken.size()) < count && !heap_.empty()) {
-      std::pop_heap(heap_.begin(), heap_.end());
-      Entry entry = heap_.back();
-      heap_.pop_back();
+    size_t end = heap_.size();  // of the heap; behind it lie entries met, of keys that stay
+    const auto at = [this](size_t i) { return heap_.begin() + static_cast<int64_t>(i); };
+    while (static_cast<int64_t>(taken.size()) < count && end > 0) {
+      std::pop_heap(heap_.begin(), at(end));
+      Entry& entry = heap_[end - 1];
       const int64_t* const score = score_of(entry);
-      if (score == nullptr || *score < entry.score) continue;  // gone, or entered again below
-      if (*score > entry.score) {
+      if (score != nullptr && *score > entry.score) {
         entry.score = *score;
-        heap_.push_back(entry);
-        std::push_heap(heap_.begin(), heap_.end());
-      } else if (is_kept(entry.row)) {
-        kept.push_back(entry);
-      } else if (taken.empty() || taken.back().key != entry.key) {  // an entry may be there twice
-        taken.push_back(entry);
+        std::push_heap(heap_.begin(), at(end));
+        continue;
       }
+      --end;
+      // A score that fell has another entry; one that is right may have two.
+      const bool is_right = score != nullptr && *score == entry.score;
+      if (is_right && is_kept(entry.row)) continue;
+      if (is_right && (taken.empty() || taken.back().key != entry.key)) taken.push_back(entry);
+      entry = heap_.back();
+      heap_.pop_back();
     }
-    for (const Entry& entry : kept) {
-      heap_.push_back(entry);
-      std::push_heap(heap_.begin(), heap_.end());
-    }
+    while (end < heap_.size()) std::push_heap(heap_.begin(), at(++end));
     return taken;
   }
 

@@ -31,6 +31,19 @@ struct ShardGroups {
   int64_t count(int shard) const { return offsets[shard + 1] - offsets[shard]; }
 };
 
+// Keys of a training lookup, sorted out by index shard.
+struct ObservedBatch {
+  int64_t step = 0;
+  const uint64_t* keys = nullptr;  // [num_keys], as they came
+  ShardGroups present, missing;
+  // Missing keys, each once and ascending: first those that get a row, then those that wait. The
+  // places of shard s begin at missing.offsets[s].
+  std::vector<uint64_t> unique;
+  std::vector<int64_t> counts;  // what those that get a row have been seen, this lookup included
+  int64_t num_admitted[kNumShards] = {};
+  int64_t num_refused[kNumShards] = {};
+};
+
 struct CpuTable::Impl {
   explicit Impl(const TableOptions& table_options);
 
@@ -70,6 +83,8 @@ struct CpuTable::Impl {
   // A training lookup of keys, which may repeat. `rows` gets row numbers, kNoRow for keys that
   // wait.
   void Observe(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* rows);
+  void SortOutMissing(Executor& ex, ObservedBatch* batch);
+  void CountObserved(Executor& ex, const ObservedBatch& batch, uint32_t* rows);
   int64_t Evict(Executor& ex);
   // Evicts so many keys of least score that `num_new` find room; those in `rows` stay.
   void MakeRoomByScore(int64_t num_new, const uint32_t* rows, int64_t num_rows);

@@ -19,15 +19,6 @@ namespace {
 using SharedLock = std::shared_lock<std::shared_mutex>;
 using ExclusiveLock = std::unique_lock<std::shared_mutex>;
 
-// Missing keys of a lookup, each once, by shard and ascending within it: first those that get a
-// row, then those that wait.
-struct MissingKeys {
-  std::vector<uint64_t> keys;   // places of shard s begin at its positions' offset
-  std::vector<int64_t> counts;  // what each has been seen, this lookup included
-  int64_t num_admitted[kNumShards] = {};
-  int64_t num_refused[kNumShards] = {};
-};
-
 }  // namespace
 
 TableRecords& CpuTable::Impl::Records() const {
@@ -39,76 +30,90 @@ TableRecords& CpuTable::Impl::Records() const {
 
 void CpuTable::Impl::Observe(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* rows) {
   TableRecords& rec = *records;
-  AdmissionFilter* const filter = rec.filter.get();
-  const int64_t step = rec.step + 1;
+  ObservedBatch batch;
+  batch.step = rec.step + 1;
+  batch.keys = keys;
   ex.ParallelFor(num_keys, 2048, [&](int64_t begin, int64_t end) {
     FindRange(keys + begin, end - begin, rows + begin);
   });
-  ShardGroups present, missing;
-  GroupByShard(ex, keys, num_keys, [rows](int64_t i) { return rows[i] != kNoRow; }, &present);
-  if (present.total() < num_keys) {
-    GroupByShard(ex, keys, num_keys, [rows](int64_t i) { return rows[i] == kNoRow; }, &missing);
+  const auto is_present = [rows](int64_t i) { return rows[i] != kNoRow; };
+  const auto is_missing = [rows](int64_t i) { return rows[i] == kNoRow; };
+  GroupByShard(ex, keys, num_keys, is_present, &batch.present);
+  if (batch.present.total() < num_keys) {
+    GroupByShard(ex, keys, num_keys, is_missing, &batch.missing);
+    SortOutMissing(ex, &batch);
   }
 
-  MissingKeys found;
-  found.keys.resize(missing.positions.size());
-  found.counts.resize(missing.positions.size());
-  const int64_t grain = ShardGrain(num_keys);
-  ex.ParallelFor(missing.total() > 0 ? kNumShards : 0, grain, [&](int64_t begin, int64_t end) {
-    std::vector<uint64_t> refused;
-    for (int64_t s = begin; s < end; ++s) {
-      const int64_t offset = missing.offsets[s];
-      uint64_t* const shard_keys = found.keys.data() + offset;
-      int64_t* const counts = found.counts.data() + offset;
-      for (int64_t i = 0; i < missing.count(s); ++i) {
-        shard_keys[i] = keys[missing.positions[offset + i]];
-      }
-      std::sort(shard_keys, shard_keys + missing.count(s));
-      const int64_t n = std::unique(shard_keys, shard_keys + missing.count(s)) - shard_keys;
-      refused.clear();
-      int64_t admitted = 0;
-      for (int64_t i = 0; i < n; ++i) {
-        const uint64_t key = shard_keys[i];
-        const int64_t count = filter == nullptr ? 1 : filter->CountWith(HashKey(key), key, step);
-        if (filter != nullptr && count < rec.options.filter_freq) {
-          refused.push_back(key);
-        } else {
-          shard_keys[admitted] = key;
-          counts[admitted++] = count;
-        }
-      }
-      std::copy(refused.begin(), refused.end(), shard_keys + admitted);
-      found.num_admitted[s] = admitted;
-      found.num_refused[s] = n - admitted;
-      if (filter != nullptr) filter->Reserve(static_cast<int>(s), n - admitted);
-    }
-  });
-
-  int64_t num_admitted = 0;
-  for (int64_t n : found.num_admitted) num_admitted += n;
+  // Those that are admitted, of all shards, in an order that is a function of the keys alone.
   std::vector<uint64_t> new_keys;
   std::vector<int64_t> new_counts;
-  new_keys.reserve(static_cast<size_t>(num_admitted));
-  new_counts.reserve(static_cast<size_t>(num_admitted));
   for (int s = 0; s < kNumShards; ++s) {
-    const int64_t first = missing.offsets[s], last = first + found.num_admitted[s];
-    new_keys.insert(new_keys.end(), found.keys.begin() + first, found.keys.begin() + last);
-    new_counts.insert(new_counts.end(), found.counts.begin() + first, found.counts.begin() + last);
+    const int64_t first = batch.missing.offsets[s], last = first + batch.num_admitted[s];
+    new_keys.insert(new_keys.end(), batch.unique.begin() + first, batch.unique.begin() + last);
+    new_counts.insert(new_counts.end(), batch.counts.begin() + first, batch.counts.begin() + last);
   }
+  const int64_t num_admitted = static_cast<int64_t>(new_keys.size());
+  std::vector<uint32_t> new_rows(new_keys.size(), kNoRow);
   rec.Reserve(next_row + num_admitted, num_admitted);
   MakeRoomByScore(num_admitted, rows, num_keys);
-  std::vector<uint32_t> new_rows(new_keys.size(), kNoRow);
   ShardGroups groups;
   InsertMissing(ex, new_keys.data(), num_admitted, new_rows.data(), nullptr, &groups);
 
   // From here on nothing fails.
-  rec.step = step;
+  rec.step = batch.step;
+  rec.statistics.admitted += num_admitted;
   for (int64_t i = 0; i < num_admitted; ++i) {
-    rec.Add(new_rows[i], new_keys[i], new_counts[i], step);
+    rec.Add(new_rows[i], new_keys[i], new_counts[i], batch.step);
     rec.Enter(new_rows[i]);
   }
+  CountObserved(ex, batch, rows);
+}
+
+void CpuTable::Impl::SortOutMissing(Executor& ex, ObservedBatch* batch) {
+  AdmissionFilter* const filter = records->filter.get();
+  const ShardGroups& missing = batch->missing;
+  batch->unique.resize(missing.positions.size());
+  batch->counts.resize(missing.positions.size());
+  ex.ParallelFor(kNumShards, ShardGrain(missing.total()), [&](int64_t begin, int64_t end) {
+    std::vector<uint64_t> refused;
+    for (int64_t s = begin; s < end; ++s) {
+      const int64_t offset = missing.offsets[s];
+      uint64_t* const unique = batch->unique.data() + offset;
+      for (int64_t i = 0; i < missing.count(s); ++i) {
+        unique[i] = batch->keys[missing.positions[offset + i]];
+      }
+      std::sort(unique, unique + missing.count(s));
+      const int64_t n = std::unique(unique, unique + missing.count(s)) - unique;
+      refused.clear();
+      int64_t admitted = 0;
+      for (int64_t i = 0; i < n; ++i) {
+        const uint64_t key = unique[i];
+        const int64_t count =
+            filter == nullptr ? 1 : filter->CountWith(HashKey(key), key, batch->step);
+        if (filter != nullptr && count < records->options.filter_freq) {
+          refused.push_back(key);
+        } else {
+          unique[admitted] = key;
+          batch->counts[offset + admitted++] = count;
+        }
+      }
+      std::copy(refused.begin(), refused.end(), unique + admitted);
+      batch->num_admitted[s] = admitted;
+      batch->num_refused[s] = n - admitted;
+      if (filter != nullptr) filter->Reserve(static_cast<int>(s), n - admitted);
+    }
+  });
+}
+
+void CpuTable::Impl::CountObserved(Executor& ex, const ObservedBatch& batch, uint32_t* rows) {
+  TableRecords& rec = *records;
+  AdmissionFilter* const filter = rec.filter.get();
+  const ShardGroups &present = batch.present, &missing = batch.missing;
+  const int64_t step = batch.step;
+  const bool pending = Pending();
   int64_t num_found[kNumShards] = {}, num_refused[kNumShards] = {};
   bool fell[kNumShards] = {};  // a last step went back, as SetStep did
+  const int64_t grain = ShardGrain(present.total() + missing.total());
   ex.ParallelFor(kNumShards, grain, [&](int64_t begin, int64_t end) {
     for (int64_t s = begin; s < end; ++s) {
       constexpr int64_t kAhead = 16;  // records on their way, as rows in a lookup
@@ -116,23 +121,26 @@ void CpuTable::Impl::Observe(Executor& ex, const uint64_t* keys, int64_t num_key
         if (i + kAhead < present.total()) {
           __builtin_prefetch(&rec.records[rows[present.positions[i + kAhead]]], 1);
         }
-        KeyRecord& record = rec.records[rows[present.positions[i]]];
+        const uint32_t row = rows[present.positions[i]];
+        KeyRecord& record = rec.records[row];
         if (record.last_step == step) continue;
+        // Once here instead of at the reading and at the update.
+        if (pending) catch_up->Apply(arena->Row(row));
         fell[s] |= record.last_step > step;
         ++record.frequency;
         record.last_step = step;
         ++num_found[s];
       }
-      const uint64_t* const shard_keys = found.keys.data() + missing.offsets[s];
-      for (int64_t i = 0; filter != nullptr && i < found.num_admitted[s]; ++i) {
-        filter->Forget(HashKey(shard_keys[i]), shard_keys[i]);
+      const uint64_t* const unique = batch.unique.data() + missing.offsets[s];
+      for (int64_t i = 0; filter != nullptr && i < batch.num_admitted[s]; ++i) {
+        filter->Forget(HashKey(unique[i]), unique[i]);
       }
-      for (int64_t i = 0; i < found.num_refused[s]; ++i) {
-        const uint64_t key = shard_keys[found.num_admitted[s] + i];
+      for (int64_t i = 0; i < batch.num_refused[s]; ++i) {
+        const uint64_t key = unique[batch.num_admitted[s] + i];
         num_refused[s] += filter->Count(HashKey(key), key, step);
       }
       for (int64_t i = missing.offsets[s]; i < missing.offsets[s + 1]; ++i) {
-        const uint64_t key = keys[missing.positions[i]];
+        const uint64_t key = batch.keys[missing.positions[i]];
         rows[missing.positions[i]] = shards[s].Find(HashKey(key), key);
       }
     }
@@ -142,7 +150,6 @@ void CpuTable::Impl::Observe(Executor& ex, const uint64_t* keys, int64_t num_key
     rec.statistics.refused += num_refused[s];
     if (fell[s]) rec.queue.Clear();
   }
-  rec.statistics.admitted += num_admitted;
 }
 
 void CpuTable::Impl::PrepareToWrite(const uint64_t* keys, const uint32_t* rows, int64_t num_keys) {
@@ -299,8 +306,8 @@ int64_t CpuTable::AssignScores(const uint64_t* keys, int64_t num_keys, const int
 void CpuTable::SetStep(int64_t step) {
   const ExclusiveLock lock(impl_->mutex);
   TableRecords& rec = impl_->Records();
-  if (step < 0) {
-    throw std::invalid_argument("`step` must not be negative. Received: " + std::to_string(step) +
+  if (step < 0 || step > (int64_t{1} << 62)) {
+    throw std::invalid_argument("`step` must be in [0, 2^62]. Received: " + std::to_string(step) +
                                 " (table '" + impl_->options.name + "')");
   }
   rec.step = step;

@@ -249,7 +249,6 @@ void CpuTable::Import(Executor& ex, const TableSnapshot& snapshot, bool replace)
 
   const std::unique_lock<std::shared_mutex> lock(impl.mutex);
   if (impl.records != nullptr) impl.CheckRecords(snapshot);
-  if (replace) impl.Clear();
   std::vector<SlotSpec> specs = impl.slots;
   for (const SlotSpec& spec : imported) {
     const auto same = std::find_if(specs.begin(), specs.end(),
@@ -262,6 +261,7 @@ void CpuTable::Import(Executor& ex, const TableSnapshot& snapshot, bool replace)
                                   std::to_string(spec.width) + " (table '" + table + "')");
     }
   }
+  if (replace) impl.Clear();
   // Unsaved slots of imported rows get their initial value, which means "up to date" only once
   // the history is forgotten.
   impl.CatchUpAll(ex);
