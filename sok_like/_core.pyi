@@ -53,6 +53,11 @@ class Table:
         max_capacity: Most keys the table may hold; 0 for no bound.
         use_hashtable: False for keys in `[0, max_capacity * world_size)` with
             `key % world_size == rank`. All their rows exist from the start.
+        policy: Which keys get a row and which lose it, by name: `filter_freq`, `bloom_max_keys`,
+            `bloom_probability`, `bloom_counter_bits`, `no_permission`, `steps_to_live`,
+            `l2_threshold`, `score` ("", "lru", "lfu", "custom"), `evicted_buffer`, `record`; see
+            PolicyOptions in cpp/core/policy.h. Then `find_or_insert` is a training lookup, and the
+            calls from `observe` on work.
 
     Raises:
         ValueError: An argument is out of its range; the message names it.
@@ -74,6 +79,7 @@ class Table:
         use_hashtable: bool = True,
         rank: int = 0,
         world_size: int = 1,
+        policy: Mapping[str, bool | int | float | str] = ...,
     ) -> None: ...
     @property
     def name(self) -> str: ...
@@ -142,6 +148,30 @@ class Table:
         """The rows `[num_keys, dim]` that missing keys read."""
     def stats(self) -> dict[str, int | float]:
         """Size, load factor, probe lengths and bytes. Visits every key."""
+    @property
+    def keeps_records(self) -> bool:
+        """Whether the table has policies."""
+    def observe(self, keys: ArrayLike) -> None:
+        """A training lookup of keys `[num_keys]` without reading their rows.
+
+        Raises:
+            ValueError: The keys alone need more than `max_capacity` rows; nothing was counted.
+        """
+    def evict(self) -> int:
+        """Removes keys that have outlived their steps or are below the threshold; how many."""
+    def pop_evicted(self) -> dict[str, Any]:
+        """Buffered evicted rows, oldest first: `keys`, `rows`, `slot_rows`, `slot_names`,
+        `frequencies`, `last_steps`."""
+    def statistics(self) -> dict[str, int]:
+        """Counts since the table was made, cleared or replaced."""
+    def key_statistics(
+        self, keys: ArrayLike
+    ) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
+        """Of keys `[num_keys]`: whether they have a row, their frequency, their last step or -1."""
+    def assign_scores(self, keys: ArrayLike, scores: ArrayLike) -> int:
+        """Custom scores `[num_keys]`, integers; returns how many keys were there."""
+    def set_step(self, step: int) -> None:
+        """Sets the step; the next training lookup is one beyond it."""
 
 def unique_with_inverse(
     keys: ArrayLike, world_size: int = 1

@@ -30,6 +30,9 @@ class Saver:
     def dump_to_file(self, embedding_variable: Any, filepath: str) -> tf.Tensor:
         """Writes keys, rows and slot rows of one instant into folder `filepath`.
 
+        Of a table with policies also what it knows of its keys; GlobalStepEvict and L2WeightEvict
+        are carried out first, as by `embedding_variable.evict()`.
+
         With several hosts the folder must be on a file system they share. The dump before it in
         the same folder stays whole until this one is.
 
@@ -54,9 +57,9 @@ class Saver:
         def file_of(number, rank):
             return dump_file.shard_name(table, f"{int(number):016x}", rank, world_size)
 
-        def write_mine(number, keys, rows, slot_rows, slot_names, slot_widths):
+        def write_mine(number, keys, rows, slot_rows, slot_names, slot_widths, *policy):
             names = [text.decode() for text in slot_names]
-            shard = dump_file.Shard(keys, rows, slot_rows, names, slot_widths.tolist())
+            shard = dump_file.Shard(keys, rows, slot_rows, names, slot_widths.tolist(), *policy)
             dump_file.write_shard(folder, file_of(number, rank), shard)
 
         def write_manifest(number):
@@ -65,7 +68,7 @@ class Saver:
                 key_dtype = variable.key_dtype.name
                 dump_file.write_manifest(folder, table, variable.dim, key_dtype, shards)
 
-        problem = _run(write_mine, [dump_id, *variable.snapshot()])
+        problem = _run(write_mine, [dump_id, *variable.snapshot(evict=True)])
         with _after(_raise_on_all(communicator, problem, f"{name}_shards")):
             problem = _run(write_manifest, [dump_id])
         with _after(_raise_on_all(communicator, problem, f"{name}_manifest")):
@@ -95,16 +98,21 @@ class Saver:
             files = dump_file.read_manifest(folder, variable.table_name, dim)
             mine = dump_file.owned_by(
                 # One file at a time: only the part that is kept stays in memory.
-                [_kept(dump_file.read_shard(file, dim), communicator, dim) for file in files],
+                [
+                    _kept(number, len(files), file, communicator, dim)
+                    for number, file in enumerate(files)
+                ],
                 communicator.rank,
                 communicator.world_size,
                 dim,
             )
             names = np.asarray([text.encode() for text in mine.slot_names], dtype=object)
             widths = np.asarray(mine.slot_widths, np.int64)
-            return mine.keys, mine.rows, mine.slot_rows, names, widths
+            fields = (mine.keys, mine.rows, mine.slot_rows, names, widths)
+            records = np.zeros([0, 3], np.int64) if mine.records is None else mine.records
+            return *fields, records, mine.waiting, mine.counters, np.int64(mine.step)
 
-        dtypes = [tf.int64, tf.float32, tf.float32, tf.string, tf.int64]
+        dtypes = [tf.int64, tf.float32, tf.float32, tf.string, tf.int64, *[tf.int64] * 4]
         problem, *fields = _run(read_mine, [], dtypes)
         with _after(_raise_on_all(communicator, problem, name)):
             load = variable.load_snapshot(*fields)
@@ -140,7 +148,11 @@ def _checked(variable):
     return unwrap(variable)
 
 
-def _kept(shard, communicator, dim):
+def _kept(number, num_files, file, communicator, dim):
+    shard = dump_file.read_shard(file, dim)
+    if num_files == communicator.world_size and number != communicator.rank:
+        # Every rank takes back its own Bloom filter, as it was.
+        shard.counters = shard.counters[:0]
     return dump_file.owned_by([shard], communicator.rank, communicator.world_size, dim)
 
 

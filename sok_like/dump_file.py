@@ -6,7 +6,10 @@
 
 A shard is an uncompressed `.npz`: NumPy reads it without this package, and zip keeps a CRC-32 of
 every array, checked when it is read. Its arrays are `keys` int64 `[size]`, `rows` float32
-`[size, dim]`, `slot_rows` float32 `[size, sum of slot widths]`, `slot_names`, `slot_widths`.
+`[size, dim]`, `slot_rows` float32 `[size, sum of slot widths]`, `slot_names`, `slot_widths`; of a
+table with policies also `records` int64 `[size, 3]` (frequency, last step, custom score), `waiting`
+int64 `[num_waiting, 3]` (key, count, last step), `counters` int64 of a Bloom filter, and `step`.
+Dumps without these load as well: nothing is known of their keys then.
 
 Every file is written aside and renamed. The manifest comes last and names the dump's own shard
 files, so a reader sees the dump before or the dump after, never half of one; shard files of
@@ -16,6 +19,7 @@ earlier dumps are removed behind it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import glob
 import json
 import os
@@ -30,15 +34,27 @@ FORMAT = "sok_like table"
 VERSION = 1
 
 
+def _no_waiting():
+    return np.zeros([0, 3], np.int64)
+
+
+def _no_counters():
+    return np.zeros([0], np.int64)
+
+
 @dataclasses.dataclass
 class Shard:
-    """Keys, rows and slot rows of one instant."""
+    """Keys, rows and slot rows of one instant, and what policies know of them."""
 
     keys: np.ndarray  # int64 [size]
     rows: np.ndarray  # float32 [size, dim]
     slot_rows: np.ndarray  # float32 [size, sum(slot_widths)]
     slot_names: list[str]
     slot_widths: list[int]
+    records: np.ndarray | None = None  # int64 [size, 3], None where there are none
+    waiting: np.ndarray = dataclasses.field(default_factory=_no_waiting)  # int64 [num_waiting, 3]
+    counters: np.ndarray = dataclasses.field(default_factory=_no_counters)  # int64 [num_counters]
+    step: int = -1  # -1: not known
 
 
 def shard_name(table: str, dump_id: str, rank: int, world_size: int) -> str:
@@ -55,6 +71,11 @@ def write_shard(folder: str, name: str, shard: Shard) -> None:
     path = pathlib.Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     aside = path / f"{name}.tmp"
+    policy = {}
+    if shard.step >= 0:
+        policy = {"waiting": shard.waiting, "counters": shard.counters, "step": shard.step}
+    if shard.records is not None:
+        policy["records"] = shard.records
     try:
         with open(aside, "wb") as file:
             np.savez(
@@ -64,6 +85,7 @@ def write_shard(folder: str, name: str, shard: Shard) -> None:
                 slot_rows=shard.slot_rows,
                 slot_names=np.asarray(shard.slot_names, dtype=np.str_),
                 slot_widths=np.asarray(shard.slot_widths, dtype=np.int64),
+                **policy,
             )
             file.flush()
             os.fsync(file.fileno())
@@ -146,7 +168,11 @@ def read_shard(path: pathlib.Path, dim: int) -> Shard:
                 slot_rows=arrays["slot_rows"],
                 slot_names=[str(name) for name in arrays["slot_names"]],
                 slot_widths=[int(width) for width in arrays["slot_widths"]],
+                records=arrays["records"] if "records" in arrays else None,
             )
+            if "step" in arrays:
+                shard.waiting, shard.counters = arrays["waiting"], arrays["counters"]
+                shard.step = int(arrays["step"])
     except (zipfile.BadZipFile, EOFError, KeyError, OSError, ValueError) as error:
         raise ValueError(f"{path} must be a whole shard file. Received: {error}") from error
     size = len(shard.keys)
@@ -156,30 +182,65 @@ def read_shard(path: pathlib.Path, dim: int) -> Shard:
             f"{path} must hold keys [size], rows [size, {dim}] and slot rows "
             f"[size, {sum(shard.slot_widths)}]. Received: {shapes}"
         )
+    records = (size, 3) if shard.records is None else shard.records.shape
+    if (records, shard.waiting.shape[1:], shard.counters.ndim) != ((size, 3), (3,), 1):
+        raise ValueError(
+            f"{path} must hold records [size, 3], waiting keys [num_waiting, 3] and counters "
+            f"[num_counters]. Received: {records}, {shard.waiting.shape}, {shard.counters.shape}"
+        )
     return shard
 
 
 def owned_by(shards: Sequence[Shard], rank: int, world_size: int, dim: int) -> Shard:
     """What `rank` of `world_size` owns: keys with `uint64(key) % world_size == rank`.
 
+    Counters of Bloom filters cannot be taken apart by key: the largest of all shards' are right for
+    every key, if a little too large.
+
     Raises:
-        ValueError: shards of one dump name different slot variables.
+        ValueError: shards of one dump name different slot variables, or have filters of different
+            sizes.
     """
     filled = [shard for shard in shards if len(shard.keys)]
-    if not filled:
-        return _empty(dim)
-    first = filled[0]
+    found = _joined(filled, rank, world_size) if filled else _empty(dim)
+    found.step = max((shard.step for shard in shards), default=-1)
+    waiting = [shard.waiting for shard in shards]
+    if waiting:
+        joined = np.concatenate(waiting)
+        found.waiting = joined[_is_mine(joined[:, 0], rank, world_size)]
+    counters = [shard.counters for shard in shards if len(shard.counters)]
+    if len({len(c) for c in counters}) > 1:
+        raise ValueError(
+            "All shards of a dump must have filters of one size. Received: "
+            f"{sorted({len(c) for c in counters})} counters"
+        )
+    if counters:
+        found.counters = functools.reduce(np.maximum, counters)
+    return found
+
+
+def _joined(shards, rank, world_size):
+    first = shards[0]
     parts = []
-    for shard in filled:
+    has_records = all(shard.records is not None for shard in shards)
+    for shard in shards:
         if (shard.slot_names, shard.slot_widths) != (first.slot_names, first.slot_widths):
             raise ValueError(
                 "All shards of a dump must have the same slot variables. Received: "
                 f"{first.slot_names} and {shard.slot_names}"
             )
-        mine = shard.keys.view(np.uint64) % np.uint64(world_size) == rank
-        parts.append((shard.keys[mine], shard.rows[mine], shard.slot_rows[mine]))
-    keys, rows, slot_rows = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return Shard(keys, rows, slot_rows, first.slot_names, first.slot_widths)
+        mine = _is_mine(shard.keys, rank, world_size)
+        records = shard.records if has_records else np.zeros([len(shard.keys), 3], np.int64)
+        parts.append((shard.keys[mine], shard.rows[mine], shard.slot_rows[mine], records[mine]))
+    keys, rows, slot_rows, records = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return Shard(
+        *(keys, rows, slot_rows, first.slot_names, first.slot_widths),
+        records=records if has_records else None,
+    )
+
+
+def _is_mine(keys, rank, world_size):
+    return np.ascontiguousarray(keys).view(np.uint64) % np.uint64(world_size) == rank
 
 
 def _empty(dim):

@@ -19,7 +19,10 @@ from tensorflow.python.ops import handle_data_util, resource_variable_ops
 
 from sok_like import comm, native, ops
 from sok_like.initializers import row_initializer
+from sok_like.key_records import KeyRecords
 from sok_like.keys import DTYPES, as_keys
+from sok_like.policies import EmbeddingVariableOption, InitializerOption
+from sok_like.snapshots import Snapshots
 
 _OPTIMIZER_ADVICE = (
     "A stock optimizer cannot update EmbeddingVariable '{name}': its rows are found by key and "
@@ -45,7 +48,7 @@ class TableStats(NamedTuple):
     bytes: int
 
 
-class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
+class EmbeddingVariable(KeyRecords, Snapshots, resource_variable_ops.BaseResourceVariable):
     """One rank's shard of a table: a hash table from 64-bit keys to rows of floats.
 
     Key k belongs to rank `uint64(k) % world_size`. A row that is not there yet is
@@ -63,6 +66,8 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
             `[0, capacity * world_size)`.
         initial_capacity: Keys to make room for at once.
         trainable: Whether tapes watch the variable by themselves.
+        ev_option: sok.EmbeddingVariableOption: which keys get a row and which lose it. Its
+            initializer, if it has one, takes the place of `initializer`.
 
     Raises:
         ValueError: an argument out of its range.
@@ -80,6 +85,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         use_hashtable: bool = True,
         initial_capacity: int = 0,
         trainable: bool = True,
+        ev_option: EmbeddingVariableOption | None = None,
     ):
         communicator = comm.current()
         key_dtype = tf.as_dtype(key_dtype)
@@ -93,11 +99,21 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
             "use_hashtable": use_hashtable,
             "initial_capacity": initial_capacity,
             "trainable": trainable,
+            "ev_option": ev_option,
         }
         self._world_size = communicator.world_size
         self._trained_by_sok = False
+        option = ev_option or EmbeddingVariableOption()
+        capacity = option.capacity(capacity, name)
+        self.keeps_records = option.keeps_records
         num_rows = capacity * communicator.world_size if capacity else None
-        rows = row_initializer(initializer, embedding_dim, num_rows)
+        init = option.init_option or InitializerOption()
+        rows = row_initializer(
+            initializer if init.initializer is None else init.initializer,
+            embedding_dim,
+            num_rows,
+            init.default_value_dim,
+        )
         shape = tf.TensorShape([capacity or ops.UNBOUNDED, embedding_dim])
         with tf.init_scope():
             in_graph_mode = not tf.executing_eagerly()
@@ -121,6 +137,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
                     initializer_seed=rows.seed,
                     default_rows=rows.default_rows,
                     name="handle",
+                    **option.attributes(),
                 )
                 _set_handle_data(handle, shape)
                 initializer_op = is_initialized = None
@@ -174,9 +191,14 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
             return 0
         return self._options["capacity"] * self._world_size
 
+    @property
+    def options(self) -> dict:
+        """The constructor's arguments as they were given."""
+        return dict(self._options)
+
     def get_config(self) -> dict:
         """The constructor's arguments."""
-        config = dict(self._options)
+        config = self.options
         if not isinstance(config["initializer"], str):
             config["initializer"] = tf.keras.initializers.serialize(
                 tf.keras.initializers.get(config["initializer"])
@@ -229,24 +251,6 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
     def clear(self) -> Any:
         """Removes every key of this rank's shard; in a graph returns the op that does."""
         return native.ops().sok_table_clear(handle=self.handle)
-
-    def snapshot(self, with_slots: bool = True) -> Any:
-        """Keys int64 `[size]`, rows, slot rows, slot names and widths of one instant."""
-        return native.ops().sok_table_export(handle=self.handle, with_slots=with_slots)
-
-    def load_snapshot(
-        self, keys, rows, slot_rows, slot_names, slot_widths, *, replace: bool = True
-    ) -> Any:
-        """The inverse of `snapshot`; `replace` removes all other keys first."""
-        return native.ops().sok_table_import(
-            handle=self.handle,
-            keys=keys,
-            rows=rows,
-            slot_rows=slot_rows,
-            slot_names=slot_names,
-            slot_widths=slot_widths,
-            replace=replace,
-        )
 
     # ---- what TensorFlow asks of a variable ----
 
@@ -318,7 +322,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
             self._trained_by_sok = before
 
     def _serialize_to_tensors(self):
-        snapshot = self.snapshot()
+        snapshot = self.snapshot(evict=True)
         return {field: getattr(snapshot, field) for field in snapshot._fields}
 
     def _restore_from_tensors(self, restored_tensors):

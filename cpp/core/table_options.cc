@@ -63,6 +63,7 @@ void TableOptions::Validate() const {
   Require(use_hashtable || max_capacity >= 1, *this,
           "`max_capacity` must be positive when `use_hashtable` is false", max_capacity);
   ValidateInitializer(*this);
+  policy.Validate(name, max_capacity, use_hashtable);
 }
 
 KeyType ParseKeyType(const std::string& name) {

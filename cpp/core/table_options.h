@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "cpp/core/policy.h"
+
 namespace sok {
 
 enum class KeyType { kInt64, kInt32, kUint64, kUint32 };
@@ -39,6 +41,7 @@ struct TableOptions {
   int64_t world_size = 1;
   uint64_t seed = 0;
   InitializerOptions initializer;
+  PolicyOptions policy;  // which keys get a row and which lose it
 
   // Throws std::invalid_argument naming the field, what it must be and what it was.
   void Validate() const;

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "cpp/core/cpu/table.h"
 #include "cpp/core/parallel.h"
 #include "cpp/core/table_options.h"
 
@@ -24,6 +25,11 @@ namespace sok {
 void BindTable(pybind11::module_& m);
 void BindRoute(pybind11::module_& m);
 void BindOptimizer(pybind11::module_& m);
+
+// Part of BindTable: what a table with admission or eviction policies can do beyond others.
+void BindPolicies(pybind11::class_<CpuTable, std::shared_ptr<CpuTable>>& table);
+// Fields of PolicyOptions by name. Throws ValueError naming an unknown one.
+PolicyOptions ParsePolicy(const pybind11::dict& fields);
 
 using FloatArray = pybind11::array_t<float, pybind11::array::c_style>;
 using BoolArray = pybind11::array_t<bool, pybind11::array::c_style>;

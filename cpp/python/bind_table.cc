@@ -20,8 +20,10 @@ std::shared_ptr<CpuTable> MakeTable(const std::string& name, int64_t dim,
                                     const std::string& key_dtype, const std::string& initializer,
                                     float a, float b, const py::object& default_rows, uint64_t seed,
                                     int64_t initial_capacity, int64_t max_capacity,
-                                    bool use_hashtable, int64_t rank, int64_t world_size) {
+                                    bool use_hashtable, int64_t rank, int64_t world_size,
+                                    const py::dict& policy) {
   TableOptions options;
+  options.policy = ParsePolicy(policy);
   options.name = name;
   options.dim = dim;
   options.key_type = ParseKeyType(key_dtype);
@@ -230,12 +232,14 @@ void BindTable(py::module_& m) {
       .def_readonly("initial", &SlotSpec::initial)
       .def_readonly("saved", &SlotSpec::saved);
 
-  py::class_<CpuTable, std::shared_ptr<CpuTable>>(m, "Table", "One rank's shard of a table.")
+  py::class_<CpuTable, std::shared_ptr<CpuTable>> table(m, "Table", "One rank's shard of a table.");
+  table
       .def(py::init(&MakeTable), py::arg("name"), py::arg("dim"), py::kw_only(),
            py::arg("key_dtype") = "int64", py::arg("initializer") = "uniform",
            py::arg("a") = -0.05f, py::arg("b") = 0.05f, py::arg("default_rows") = py::none(),
            py::arg("seed") = 0, py::arg("initial_capacity") = 0, py::arg("max_capacity") = 0,
-           py::arg("use_hashtable") = true, py::arg("rank") = 0, py::arg("world_size") = 1)
+           py::arg("use_hashtable") = true, py::arg("rank") = 0, py::arg("world_size") = 1,
+           py::arg("policy") = py::dict())
       .def("find", &Find, py::arg("keys"))
       .def("find_or_insert", &FindOrInsert, py::arg("keys"))
       .def("assign", &Assign, py::arg("keys"), py::arg("rows"))
@@ -263,6 +267,7 @@ void BindTable(py::module_& m) {
       .def_property_readonly("key_dtype",
                              [](const CpuTable& t) { return KeyTypeName(t.options().key_type); });
 
+  BindPolicies(table);
   m.def("_hash_pieces", &HashPieces, py::arg("key"));
   m.def("_philox", &PhiloxWords, py::arg("counter"), py::arg("key"));
 }

@@ -239,6 +239,15 @@ class GatherRowsOp : public OpKernel {
         ctx->allocate_temp(tensorflow::DT_INT32, TensorShape({world_size_}), &splits));
     TfExecutor ex(ctx);
     TF_RETURN_IF_ERROR(Guard([&] {
+      if (insert_) {
+        ObservedKeys observed(tables);
+        for (int64_t r = 0; r < world_size_; ++r) {
+          for (int64_t i = 0; i < n; ++i) {
+            observed.Add(i, segments[r][i].keys, segments[r][i].num_keys);
+          }
+        }
+        observed.Observe(ex);
+      }
       float* out = rows.flat<float>().data();
       for (int64_t r = 0; r < world_size_; ++r) {
         *out++ = 0.0f;
@@ -246,7 +255,7 @@ class GatherRowsOp : public OpKernel {
         for (int64_t i = 0; i < n; ++i) {
           CpuTable& table = tables[i]->table();
           const KeySegment& segment = segments[r][i];
-          if (insert_) {
+          if (insert_ && !table.keeps_records()) {
             table.FindOrInsert(ex, segment.keys, segment.num_keys, out, nullptr);
           } else {
             table.Find(ex, segment.keys, segment.num_keys, out, nullptr);

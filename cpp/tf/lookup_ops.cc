@@ -119,15 +119,24 @@ class LookupOp : public OpKernel {
                                                            /*world_size=*/1, inverses[i]);
                      });
                    }));
+    std::vector<Tensor*> uniques(keys.size());
+    ObservedKeys observed(tables);
     for (int i = 0; i < keys.size(); ++i) {
-      Tensor *out, *unique;
-      OP_REQUIRES_OK(ctx, unique_keys.allocate(i, TensorShape({routes[i]->num_unique()}), &unique));
-      routes[i]->WriteUnique(ex, Keys(unique));
+      const int64_t num_unique = routes[i]->num_unique();
+      OP_REQUIRES_OK(ctx, unique_keys.allocate(i, TensorShape({num_unique}), &uniques[i]));
+      routes[i]->WriteUnique(ex, Keys(uniques[i]));
+      if (insert_) observed.Add(i, Keys(uniques[i]), num_unique);
+    }
+    OP_REQUIRES_OK(ctx, Guard([&] { observed.Observe(ex); }));
+    for (int i = 0; i < keys.size(); ++i) {
+      Tensor* out;
       const Samples samples = features_.MakeSamples(i, *inverse[i], row_splits[i], weights[i]);
       OP_REQUIRES_OK(ctx, embeddings.allocate(i, features_.OutputShape(i, samples), &out));
       OP_REQUIRES_OK(ctx, Guard([&] {
-                       LookupCombine(ex, tables[i]->table(), Keys(*unique), routes[i]->num_unique(),
-                                     insert_, samples, out->flat<float>().data());
+                       CpuTable& table = tables[i]->table();
+                       const bool insert = insert_ && !table.keeps_records();
+                       LookupCombine(ex, table, Keys(uniques[i]), routes[i]->num_unique(), insert,
+                                     samples, out->flat<float>().data());
                      }));
       routes[i].reset();
     }

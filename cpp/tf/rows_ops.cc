@@ -94,29 +94,43 @@ REGISTER_OP("SokTableExport")
     .Output("slot_rows: float")
     .Output("slot_names: string")
     .Output("slot_widths: int64")
+    .Output("records: int64")
+    .Output("waiting: int64")
+    .Output("counters: int64")
+    .Output("step: int64")
     .Attr("with_slots: bool = true")
+    .Attr("evict: bool = false")
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
       c->set_output(1, c->Matrix(InferenceContext::kUnknownDim, InferenceContext::kUnknownDim));
       c->set_output(2, c->Matrix(InferenceContext::kUnknownDim, InferenceContext::kUnknownDim));
       c->set_output(3, c->Vector(InferenceContext::kUnknownDim));
       c->set_output(4, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(5, c->Matrix(InferenceContext::kUnknownDim, 3));
+      c->set_output(6, c->Matrix(InferenceContext::kUnknownDim, 3));
+      c->set_output(7, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(8, c->Scalar());
       return absl::OkStatus();
     })
     .SetIsStateful()
-    .Doc("Keys, rows and slot rows of one instant, keys ascending as unsigned numbers.");
+    .Doc(
+        "Keys, rows and slot rows of one instant, keys ascending as unsigned numbers. Of a table "
+        "with policies also records [size, 3] (frequency, last step, score), waiting keys "
+        "[num_waiting, 3] (key, count, last step), a Bloom filter's counters and the step; "
+        "`evict` removes first what its policies remove when called.");
 
 class TableExportOp : public OpKernel {
  public:
   explicit TableExportOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("with_slots", &with_slots_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("evict", &evict_));
   }
   void Compute(OpKernelContext* ctx) override {
     TablePtr table;
     OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
     TfExecutor ex(ctx);
     TableSnapshot snapshot;
-    OP_REQUIRES_OK(ctx, Guard([&] { snapshot = table->table().Export(ex, with_slots_); }));
+    OP_REQUIRES_OK(ctx, Guard([&] { snapshot = table->table().Export(ex, with_slots_, evict_); }));
     const int64_t n = snapshot.keys.size();
     int64_t slot_width = 0;
     for (int64_t width : snapshot.slot_widths) slot_width += width;
@@ -135,10 +149,31 @@ class TableExportOp : public OpKernel {
       names->flat<tensorflow::tstring>()(i) = snapshot.slot_names[i];
       widths->flat<int64_t>()(i) = snapshot.slot_widths[i];
     }
+    OP_REQUIRES_OK(ctx, WritePolicy(ctx, snapshot.policy));
   }
 
  private:
-  bool with_slots_;
+  absl::Status WritePolicy(OpKernelContext* ctx, const RecordSnapshot& policy) const {
+    const int64_t num_records = policy.records.size() / 3, num_waiting = policy.waiting.size();
+    const int64_t num_counters = policy.counters.size();
+    Tensor *records, *waiting, *counters, *step;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(5, TensorShape({num_records, 3}), &records));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(6, TensorShape({num_waiting, 3}), &waiting));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(7, TensorShape({num_counters}), &counters));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(8, TensorShape({}), &step));
+    std::copy(policy.records.begin(), policy.records.end(), records->flat<int64_t>().data());
+    int64_t* out = waiting->flat<int64_t>().data();
+    for (const WaitingKey& key : policy.waiting) {
+      *out++ = static_cast<int64_t>(key.key);
+      *out++ = key.count;
+      *out++ = key.last_step;
+    }
+    std::copy(policy.counters.begin(), policy.counters.end(), counters->flat<int64_t>().data());
+    step->scalar<int64_t>()() = policy.step;
+    return absl::OkStatus();
+  }
+
+  bool with_slots_, evict_;
 };
 REGISTER_KERNEL_BUILDER(Name("SokTableExport").Device(tensorflow::DEVICE_CPU), TableExportOp);
 
@@ -149,9 +184,15 @@ REGISTER_OP("SokTableImport")
     .Input("slot_rows: float")
     .Input("slot_names: string")
     .Input("slot_widths: int64")
+    .Input("records: int64")
+    .Input("waiting: int64")
+    .Input("counters: int64")
+    .Input("step: int64")
     .Attr("replace: bool = false")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc("Inserts or overwrites keys with rows and slot rows; `replace` removes all others first.");
+    .Doc(
+        "Inserts or overwrites keys with rows and slot rows; `replace` removes all others first. "
+        "Records, waiting keys and counters may be empty, and the step -1: not known.");
 
 class TableImportOp : public OpKernel {
  public:
@@ -191,14 +232,33 @@ class TableImportOp : public OpKernel {
     snapshot.rows.assign(rows.flat<float>().data(), rows.flat<float>().data() + rows.NumElements());
     snapshot.slot_rows.assign(slot_rows.flat<float>().data(),
                               slot_rows.flat<float>().data() + slot_rows.NumElements());
+    OP_REQUIRES_OK(ctx, ReadPolicy(ctx, &snapshot.policy));
     TfExecutor ex(ctx);
-    OP_REQUIRES_OK(ctx, Guard([&] {
-                     if (replace_) table->table().Clear();
-                     table->table().Import(ex, snapshot);
-                   }));
+    OP_REQUIRES_OK(ctx, Guard([&] { table->table().Import(ex, snapshot, replace_); }));
   }
 
  private:
+  absl::Status ReadPolicy(OpKernelContext* ctx, RecordSnapshot* policy) const {
+    const Tensor &records = ctx->input(6), &waiting = ctx->input(7), &counters = ctx->input(8);
+    if (waiting.NumElements() % 3 != 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "waiting must have shape [num_waiting, 3]. Received: ", waiting.shape().DebugString()));
+    }
+    const auto values = [](const Tensor& tensor) { return tensor.flat<int64_t>().data(); };
+    if (!tensorflow::TensorShapeUtils::IsScalar(ctx->input(9).shape())) {
+      return absl::InvalidArgumentError(absl::StrCat("step must be a scalar. Received: shape ",
+                                                     ctx->input(9).shape().DebugString()));
+    }
+    policy->records.assign(values(records), values(records) + records.NumElements());
+    policy->counters.assign(values(counters), values(counters) + counters.NumElements());
+    for (int64_t i = 0; i < waiting.NumElements(); i += 3) {
+      const int64_t* const key = values(waiting) + i;
+      policy->waiting.push_back({static_cast<uint64_t>(key[0]), key[1], key[2]});
+    }
+    policy->step = ctx->input(9).scalar<int64_t>()();
+    return absl::OkStatus();
+  }
+
   bool replace_;
 };
 REGISTER_KERNEL_BUILDER(Name("SokTableImport").Device(tensorflow::DEVICE_CPU), TableImportOp);

@@ -52,6 +52,16 @@ REGISTER_OP("SokTableHandle")
     .Attr("initializer_b: float = 0.05")
     .Attr("initializer_seed: int = 0")
     .Attr("default_rows: list(float) = []")
+    .Attr("record: bool = false")
+    .Attr("filter_freq: int = 0")
+    .Attr("bloom_max_keys: int = 0")
+    .Attr("bloom_probability: float = 0.01")
+    .Attr("bloom_counter_bits: int = 64")
+    .Attr("no_permission: float = 0.0")
+    .Attr("steps_to_live: int = 0")
+    .Attr("l2_threshold: float = -1.0")
+    .Attr("score: string = ''")
+    .Attr("evicted_buffer: int = 0")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Scalar());
@@ -86,10 +96,25 @@ class TableHandleOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("initializer_b", &options_.initializer.b));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("initializer_seed", &initializer_seed));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("default_rows", &options_.initializer.default_rows));
+    PolicyOptions& policy = options_.policy;
+    std::string score;
+    float bloom_probability;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("record", &policy.record));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("filter_freq", &policy.filter_freq));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("bloom_max_keys", &policy.bloom_max_keys));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("bloom_probability", &bloom_probability));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("bloom_counter_bits", &policy.bloom_counter_bits));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("no_permission", &policy.no_permission));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("steps_to_live", &policy.steps_to_live));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("l2_threshold", &policy.l2_threshold));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("score", &score));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("evicted_buffer", &policy.evicted_buffer));
+    policy.bloom_probability = bloom_probability;
     initializer_seed_ = static_cast<uint64_t>(initializer_seed);
     OP_REQUIRES_OK(ctx, Guard([&] {
                      options_.key_type = ParseKeyType(key_type);
                      options_.initializer.kind = ParseInitializerKind(initializer);
+                     options_.policy.score = ParseScoreKind(score);
                      options_.Validate();
                    }));
   }

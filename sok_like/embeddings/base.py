@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from sok_like.keras_variable import as_weight
 from sok_like.lookup import check_gradient_scale
+from sok_like.snapshots import TableSnapshot
 from sok_like.variable import EmbeddingVariable
 
 
@@ -61,7 +62,7 @@ class TableLayer(tf.keras.layers.Layer):
         fields["slot_names"] = _names_of_bytes(fields["slot_names"])
         self.table.load_snapshot(**fields)
 
-    _snapshot_fields = ("keys", "rows", "slot_rows", "slot_names", "slot_widths")
+    _snapshot_fields = TableSnapshot._fields
 
     def _require_whole_table(self, verb):
         from sok_like import comm

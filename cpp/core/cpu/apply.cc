@@ -6,6 +6,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "cpp/core/cpu/combine.h"
 #include "cpp/core/cpu/optimizer_state.h"
@@ -200,6 +201,52 @@ OptimizerState& Attach(Executor& ex, CpuTable& table, const OptimizerOptions& op
   return attached;
 }
 
+// Gradients of the keys that have a row. A table with policies gives rows at lookups only: a key
+// that waits, or was evicted since it was looked up, has none to update.
+class PresentGradients {
+ public:
+  // Needs the exclusive lock. `row_numbers` [num_keys] gets those of the keys that stay.
+  void Take(Executor& ex, CpuTable& table, const uint64_t* keys, const float* grads,
+            int64_t num_keys, uint32_t* row_numbers) {
+    table.FindRows(ex, keys, num_keys, row_numbers);
+    keys_ = keys;
+    grads_ = grads;
+    num_keys_ = num_keys - std::count(row_numbers, row_numbers + num_keys, kNoRow);
+    if (num_keys_ == num_keys) return;
+    const int64_t dim = table.dim();
+    std::vector<uint64_t> dropped;
+    dropped.reserve(static_cast<size_t>(num_keys - num_keys_));
+    kept_keys_ = Scratch<uint64_t>(num_keys_);
+    kept_grads_ = Scratch<float>(num_keys_ * dim);
+    int64_t kept = 0;
+    for (int64_t i = 0; i < num_keys; ++i) {
+      if (row_numbers[i] == kNoRow) {
+        dropped.push_back(keys[i]);
+        continue;
+      }
+      row_numbers[kept] = row_numbers[i];
+      kept_keys_[kept] = keys[i];
+      std::copy_n(grads + i * dim, dim, kept_grads_.get() + kept * dim);
+      ++kept;
+    }
+    keys_ = kept_keys_.get();
+    grads_ = kept_grads_.get();
+    std::sort(dropped.begin(), dropped.end());
+    table.CountDroppedGradients(std::unique(dropped.begin(), dropped.end()) - dropped.begin());
+  }
+
+  const uint64_t* keys() const { return keys_; }
+  const float* grads() const { return grads_; }
+  int64_t num_keys() const { return num_keys_; }
+
+ private:
+  const uint64_t* keys_ = nullptr;
+  const float* grads_ = nullptr;
+  int64_t num_keys_ = 0;
+  Scratch<uint64_t> kept_keys_;
+  Scratch<float> kept_grads_;
+};
+
 }  // namespace
 
 int64_t MergeGradients(Executor& ex, const uint64_t* keys, const float* grads, int64_t num_keys,
@@ -224,7 +271,15 @@ void ApplyGradients(Executor& ex, CpuTable& table, const OptimizerOptions& optio
   const int64_t dim = table.dim();
 
   Scratch<uint32_t> row_numbers(num_keys);
-  table.FindOrInsertRows(ex, keys, num_keys, row_numbers.get(), nullptr);
+  PresentGradients present;
+  if (table.keeps_records()) {
+    present.Take(ex, table, keys, grads, num_keys, row_numbers.get());
+    keys = present.keys();
+    grads = present.grads();
+    num_keys = present.num_keys();
+  } else {
+    table.FindOrInsertRows(ex, keys, num_keys, row_numbers.get(), nullptr);
+  }
   Scratch<float> merged_grads;
   if (!keys_are_unique && state.HasDuplicates(row_numbers.get(), num_keys)) {
     const Scratch<uint64_t> merged_keys(num_keys);

@@ -22,7 +22,8 @@ namespace sok {
 
 // Attaches the rule's slot variables on first use; a different rule or other fixed options on a
 // table that has one throws std::invalid_argument naming both. Equal keys are summed first, in
-// order. Missing keys are inserted. `step` counts from 1 (Adam's bias correction).
+// order. Missing keys are inserted; in a table with policies, where lookups alone give rows, their
+// gradients are dropped. `step` counts from 1 (Adam's bias correction).
 // An empty batch still counts as a step (dense meaning: every row's moments decay).
 // `keys_are_unique`: the caller knows, and the search for equal keys is left out; if it was wrong
 // the rows of equal keys are undefined.

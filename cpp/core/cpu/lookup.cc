@@ -54,7 +54,7 @@ void CombineFound(Executor& ex, const CpuTable& table, const uint64_t* unique_ke
       const int64_t i = made_up[k];
       float* row = scratch.get() + k * dim;
       if (numbers[i] == kNoRow) {
-        table.InitialRow(unique_keys[i], row);
+        table.MissingRow(unique_keys[i], row);
       } else {
         catch_up->Read(table.Row(numbers[i]), row);
       }
@@ -68,6 +68,10 @@ void CombineFound(Executor& ex, const CpuTable& table, const uint64_t* unique_ke
 
 void LookupCombine(Executor& ex, CpuTable& table, const uint64_t* unique_keys, int64_t num_unique,
                    bool insert, const Samples& samples, float* out) {
+  if (insert && table.keeps_records()) {
+    table.Observe(ex, unique_keys, num_unique);
+    insert = false;  // what is to be inserted has been
+  }
   if (insert) {
     CombineInserted(ex, table, unique_keys, num_unique, samples, out);
   } else {

@@ -21,7 +21,8 @@
 namespace sok {
 
 // `unique_keys` must not repeat. With `insert`, missing keys are inserted with their initial row
-// (all or nothing; std::length_error when the table is full); without, they read it.
+// (all or nothing; std::length_error when the table is full); without, they read it. With policies
+// `insert` observes the keys first, and those without a row read what missing keys read.
 void LookupCombine(Executor& ex, CpuTable& table, const uint64_t* unique_keys,  // [num_unique]
                    int64_t num_unique, bool insert, const Samples& samples,
                    float* out);  // [batch, dim], or [num_keys, dim] where the combiner is kNone

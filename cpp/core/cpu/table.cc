@@ -44,6 +44,7 @@ CpuTable::Impl::Impl(const TableOptions& table_options)
     present = Memory(static_cast<size_t>((options.max_capacity + 63) / 64) * 8, false);
     size = options.max_capacity;
   }
+  if (options.policy.keeps_records()) records = std::make_unique<TableRecords>(options.policy);
 }
 
 std::string CpuTable::Impl::KeyText(uint64_t key) const {
@@ -126,6 +127,14 @@ void CpuTable::Impl::ReadInitialRows(const uint64_t* keys, int64_t num_keys,
   }
 }
 
+void CpuTable::Impl::ReadMissingRows(const uint64_t* keys, int64_t num_keys,
+                                     float* const* rows) const {
+  if (!options.policy.filters()) return ReadInitialRows(keys, num_keys, rows);
+  for (int64_t i = 0; i < num_keys; ++i) {
+    std::fill_n(rows[i], options.dim, options.policy.no_permission);
+  }
+}
+
 int64_t CpuTable::Impl::ReadRange(const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers,
                                   float* rows) const {
   const bool pending = Pending();
@@ -146,7 +155,7 @@ int64_t CpuTable::Impl::ReadRange(const uint64_t* keys, int64_t num_keys, uint32
         missing_rows[n++] = out;
       }
     }
-    if (n > 0) ReadInitialRows(missing_keys, n, missing_rows);
+    if (n > 0) ReadMissingRows(missing_keys, n, missing_rows);
     num_missing += n;
   };
   // The rows of a block are on their way while the next block is looked up.
@@ -179,6 +188,8 @@ float* CpuTable::Row(uint32_t row_number) const { return impl_->arena->Row(row_n
 
 void CpuTable::InitialRow(uint64_t key, float* row) const { impl_->ReadInitialRows(&key, 1, &row); }
 
+void CpuTable::MissingRow(uint64_t key, float* row) const { impl_->ReadMissingRows(&key, 1, &row); }
+
 void CpuTable::Find(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows,
                     uint8_t* found) const {
   const bool direct = !impl_->options.use_hashtable;  // every row is there from the start
@@ -199,6 +210,7 @@ void CpuTable::FindOrInsert(Executor& ex, const uint64_t* keys, int64_t num_keys
   CheckBatch(num_keys, impl_->options);
   const Scratch<uint32_t> row_numbers(num_keys);
   if (inserted != nullptr) std::fill_n(inserted, num_keys, 0);
+  if (impl_->records != nullptr) return ObserveAndRead(ex, keys, num_keys, rows, inserted);
   uint64_t version;
   {
     // Most batches of a trained table have no new key: those need no more than this.
@@ -262,8 +274,10 @@ void CpuTable::FindOrInsertRows(Executor& ex, const uint64_t* keys, int64_t num_
                                 uint32_t* row_numbers, int64_t* num_inserted) {
   CheckBatch(num_keys, impl_->options);
   impl_->FindUnlessNew(ex, keys, num_keys, row_numbers);
+  if (impl_->records != nullptr) impl_->PrepareToWrite(keys, row_numbers, num_keys);
   ShardGroups misses;
   const int64_t n = impl_->InsertMissing(ex, keys, num_keys, row_numbers, nullptr, &misses);
+  if (impl_->records != nullptr) impl_->RecordWritten(keys, row_numbers, misses);
   if (num_inserted != nullptr) *num_inserted = n;
 }
 
@@ -283,9 +297,11 @@ void CpuTable::Assign(Executor& ex, const uint64_t* keys, int64_t num_keys, cons
         &present);
   }
   if (num_missing > 0) {
+    if (impl_->records != nullptr) impl_->PrepareToWrite(keys, row_numbers.get(), num_keys);
     ShardGroups misses;
     impl_->InsertMissing(ex, keys, num_keys, row_numbers.get(), nullptr, &misses,
                          direct ? nullptr : rows);
+    if (impl_->records != nullptr) impl_->RecordWritten(keys, row_numbers.get(), misses);
   }
   if (present.total() == 0) return;
   ex.ParallelFor(kNumShards, ShardGrain(present.total()), [&](int64_t begin, int64_t end) {
@@ -321,9 +337,11 @@ int64_t CpuTable::Erase(Executor& ex, const uint64_t* keys, int64_t num_keys) {
   for (uint32_t row : erased) {
     if (row == kNoRow) continue;
     free_rows.push_back(row);
+    if (impl_->records != nullptr) impl_->records->Remove(row);
     ++num_erased;
   }
   impl_->size -= num_erased;
+  if (impl_->records != nullptr) impl_->records->statistics.erased += num_erased;
   return num_erased;
 }
 
@@ -373,7 +391,8 @@ TableStats CpuTable::Stats() const {
   }
   stats.bytes = stats.index_bytes + stats.arena_bytes + static_cast<int64_t>(sizeof(Impl)) +
                 static_cast<int64_t>(impl.free_rows.capacity() * sizeof(uint32_t)) +
-                static_cast<int64_t>(impl.options.initializer.default_rows.size() * sizeof(float));
+                static_cast<int64_t>(impl.options.initializer.default_rows.size() * sizeof(float)) +
+                (impl.records != nullptr ? impl.records->bytes() : 0);
   return stats;
 }
 

@@ -20,6 +20,10 @@
 // until then it reads its initial row. A key of another rank or beyond the range throws
 // std::out_of_range. Erase throws std::invalid_argument.
 //
+// With policies (policy.h) the table keeps a record a key (records.h). Then a training lookup goes
+// through Observe, which decides which keys get a row and which make room for them; FindOrInsert
+// does so by itself. Without policies there are no records and nothing of this costs anything.
+//
 // Cost: three cache misses to find a key (digests, key and row number, row), 0.01 us a key and
 // thread with them overlapped; 15 to 30 bytes of index a key.
 #ifndef SOK_CORE_CPU_TABLE_H_
@@ -31,6 +35,7 @@
 #include <string>
 #include <vector>
 
+#include "cpp/core/cpu/key_records.h"
 #include "cpp/core/parallel.h"
 #include "cpp/core/table_options.h"
 
@@ -84,6 +89,7 @@ struct TableSnapshot {
   std::vector<float> slot_rows;  // [size, sum of saved slot widths]
   std::vector<std::string> slot_names;
   std::vector<int64_t> slot_widths;
+  RecordSnapshot policy;
 };
 
 inline constexpr uint32_t kNoRow = 0xFFFFFFFFu;
@@ -115,12 +121,33 @@ class CpuTable {
   void Clear();  // removes all keys, keeps options and slots; frees memory
   void Reserve(Executor& ex, int64_t num_keys);
 
-  // Keys ascending by uint64 value, rows caught up. One instant.
-  TableSnapshot Export(Executor& ex, bool with_slots);
+  // Keys ascending by uint64 value, rows caught up. One instant. `evict`: calls Evict first, where
+  // there is a policy for it.
+  TableSnapshot Export(Executor& ex, bool with_slots, bool evict = false);
   // Inserts or overwrites keys with rows and slot rows; slots that the snapshot lacks get their
   // initial value; slots that this table has not (yet) are configured from the snapshot's names
-  // and widths (initial 0) so that they survive until an optimizer attaches.
-  void Import(Executor& ex, const TableSnapshot& snapshot);
+  // and widths (initial 0) so that they survive until an optimizer attaches. `replace`: clears the
+  // table first, once the snapshot has been checked.
+  void Import(Executor& ex, const TableSnapshot& snapshot, bool replace = false);
+
+  // ---- admission and eviction: whole calls, of a table that keeps records; std::invalid_argument
+  // from one that keeps none ----
+  bool keeps_records() const;
+  bool filters() const;  // keys without a row read `no_permission`
+  // A training lookup of all these keys, which may repeat: counts each once, inserts those that are
+  // admitted, evicts by score where there is no room. The step advances by one. All or nothing:
+  // throws std::length_error where the keys of the call alone are too many, or the table is full.
+  void Observe(Executor& ex, const uint64_t* keys, int64_t num_keys);
+  // Removes keys that have outlived their steps or fallen below the threshold; how many.
+  int64_t Evict(Executor& ex);
+  EvictedRows PopEvicted();
+  PolicyStatistics Statistics() const;
+  // All [num_keys]. A key never seen: 0 and -1.
+  void KeyStatistics(const uint64_t* keys, int64_t num_keys, uint8_t* present, int64_t* frequencies,
+                     int64_t* last_steps) const;
+  // Missing keys are passed over; returns how many were there.
+  int64_t AssignScores(const uint64_t* keys, int64_t num_keys, const int64_t* scores);
+  void SetStep(int64_t step);  // the next training lookup is step + 1
 
   int64_t size() const;      // without the lock
   TableStats Stats() const;  // visits every key
@@ -135,6 +162,8 @@ class CpuTable {
   // [dim | slot rows]; stays valid until the key is erased, slots are configured, or Clear.
   float* Row(uint32_t row_number) const;
   void InitialRow(uint64_t key, float* row) const;  // [dim], catch-up included
+  void MissingRow(uint64_t key, float* row) const;  // [dim], what a key without a row reads
+  void CountDroppedGradients(int64_t num_keys);     // needs the exclusive lock
 
   // Slots. Configuring the same specs again is a no-op; other specs on a table that has slots
   // re-lay the rows, keeping slots of equal name and width. If a present slot moves or goes, rows
@@ -148,6 +177,9 @@ class CpuTable {
   const std::shared_ptr<RowCatchUp>& catch_up() const;
 
  private:
+  void ObserveAndRead(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows,
+                      uint8_t* inserted);
+
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -1,5 +1,6 @@
 // Inside of CpuTable, shared by its source files: table.cc (lookup), table_insert.cc (new and
-// erased keys) and table_state.cc (slots, export, import).
+// erased keys), table_policy.cc (admission and eviction) and table_state.cc (slots, export,
+// import).
 #ifndef SOK_CORE_CPU_TABLE_IMPL_H_
 #define SOK_CORE_CPU_TABLE_IMPL_H_
 
@@ -12,6 +13,7 @@
 
 #include "cpp/core/cpu/arena.h"
 #include "cpp/core/cpu/index.h"
+#include "cpp/core/cpu/records.h"
 #include "cpp/core/cpu/row_ops.h"
 #include "cpp/core/cpu/table.h"
 #include "cpp/core/hash.h"
@@ -29,6 +31,19 @@ struct ShardGroups {
   int64_t count(int shard) const { return offsets[shard + 1] - offsets[shard]; }
 };
 
+// Keys of a training lookup, sorted out by index shard.
+struct ObservedBatch {
+  int64_t step = 0;
+  const uint64_t* keys = nullptr;  // [num_keys], as they came
+  ShardGroups present, missing;
+  // Missing keys, each once and ascending: first those that get a row, then those that wait. The
+  // places of shard s begin at missing.offsets[s].
+  std::vector<uint64_t> unique;
+  std::vector<int64_t> counts;  // what those that get a row have been seen, this lookup included
+  int64_t num_admitted[kNumShards] = {};
+  int64_t num_refused[kNumShards] = {};
+};
+
 struct CpuTable::Impl {
   explicit Impl(const TableOptions& table_options);
 
@@ -41,6 +56,8 @@ struct CpuTable::Impl {
   // Initial rows, less the weight decay of steps that the catch-up has forgotten.
   void InitialEmbeddings(const uint64_t* keys, int64_t num_keys, float* const* rows) const;
   void ReadInitialRows(const uint64_t* keys, int64_t num_keys, float* const* rows) const;
+  // What keys without a row read: their initial row, or `no_permission` where a filter admits keys.
+  void ReadMissingRows(const uint64_t* keys, int64_t num_keys, float* const* rows) const;
   bool Pending() const { return catch_up != nullptr && catch_up->pending(); }
 
   // ---- changing ----
@@ -61,12 +78,32 @@ struct CpuTable::Impl {
   void WriteGivenRow(const float* given, bool is_new, uint32_t row_number);
   void Clear();
 
+  // ---- admission and eviction; all but Records need `records` ----
+  TableRecords& Records() const;  // throws std::invalid_argument where there are none
+  // A training lookup of keys, which may repeat. `rows` gets row numbers, kNoRow for keys that
+  // wait.
+  void Observe(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* rows);
+  void SortOutMissing(Executor& ex, ObservedBatch* batch);
+  void CountObserved(Executor& ex, const ObservedBatch& batch, uint32_t* rows);
+  int64_t Evict(Executor& ex);
+  // Evicts so many keys of least score that `num_new` find room; those in `rows` stay.
+  void MakeRoomByScore(int64_t num_new, const uint32_t* rows, int64_t num_rows);
+  void EvictRows(const std::vector<EvictionQueue::Entry>& entries);
+  void BufferSlots();
+  void CopySavedSlots(const float* row, float* slot_row) const;
+  // Around the insertion of keys that are written and not looked up. `rows` as FindRows left it.
+  void PrepareToWrite(const uint64_t* keys, const uint32_t* rows, int64_t num_keys);
+  void RecordWritten(const uint64_t* keys, const uint32_t* rows, const ShardGroups& misses);
+
   // ---- state ----
   struct Entry {
     uint64_t key;
     uint32_t row;  // kNoRow: not yet materialised (without hashtable)
   };
   std::vector<Entry> SortedEntries(Executor& ex) const;
+  RecordSnapshot ExportRecords(const std::vector<Entry>& entries) const;
+  void CheckRecords(const TableSnapshot& snapshot) const;  // throws std::invalid_argument
+  void ImportRecords(const TableSnapshot& snapshot, const uint32_t* rows);
   void CatchUpAll(Executor& ex);
 
   // ---- without hashtable ----
@@ -94,6 +131,7 @@ struct CpuTable::Impl {
   std::vector<SlotSpec> slots;
   std::vector<float> slot_initial;  // what follows the embedding in a new row
   std::shared_ptr<RowCatchUp> catch_up;
+  std::unique_ptr<TableRecords> records;  // null without policies
 };
 
 // Sizes that are known to the compiler become a few vector moves instead of a call.

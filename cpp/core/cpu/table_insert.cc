@@ -208,6 +208,7 @@ void CpuTable::Impl::Clear() {
     std::memset(present.data(), 0, present.bytes());
   }
   if (catch_up != nullptr) catch_up->Rebase();  // no row owes anything any more
+  if (records != nullptr) records->Clear();
 }
 
 }  // namespace sok

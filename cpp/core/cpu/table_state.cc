@@ -203,9 +203,10 @@ void CpuTable::ConfigureSlots(Executor& ex, const std::vector<SlotSpec>& specs) 
   if (!offsets_stay) impl.catch_up = nullptr;
 }
 
-TableSnapshot CpuTable::Export(Executor& ex, bool with_slots) {
+TableSnapshot CpuTable::Export(Executor& ex, bool with_slots, bool evict) {
   const std::unique_lock<std::shared_mutex> lock(impl_->mutex);
   Impl& impl = *impl_;
+  if (evict && impl.options.policy.evicts_on_call()) impl.Evict(ex);
   TableSnapshot snapshot;
   std::vector<int64_t> offsets;  // of the saved slots
   int64_t width = 0;
@@ -244,10 +245,11 @@ TableSnapshot CpuTable::Export(Executor& ex, bool with_slots) {
       }
     }
   });
+  if (impl.records != nullptr) snapshot.policy = impl.ExportRecords(entries);
   return snapshot;
 }
 
-void CpuTable::Import(Executor& ex, const TableSnapshot& snapshot) {
+void CpuTable::Import(Executor& ex, const TableSnapshot& snapshot, bool replace) {
   Impl& impl = *impl_;
   const std::string& table = impl.options.name;
   const size_t num_keys = snapshot.keys.size();
@@ -263,6 +265,7 @@ void CpuTable::Import(Executor& ex, const TableSnapshot& snapshot) {
   CheckLength(snapshot.slot_rows.size(), num_keys * width, "slot_rows", table);
 
   const std::unique_lock<std::shared_mutex> lock(impl.mutex);
+  if (impl.records != nullptr) impl.CheckRecords(snapshot);
   std::vector<SlotSpec> specs = impl.slots;
   for (const SlotSpec& spec : imported) {
     const auto same = std::find_if(specs.begin(), specs.end(),
@@ -275,6 +278,7 @@ void CpuTable::Import(Executor& ex, const TableSnapshot& snapshot) {
                                   std::to_string(spec.width) + " (table '" + table + "')");
     }
   }
+  if (replace) impl.Clear();
   // Unsaved slots of imported rows get their initial value, which means "up to date" only once
   // the history is forgotten.
   impl.CatchUpAll(ex);
@@ -302,6 +306,7 @@ void CpuTable::Import(Executor& ex, const TableSnapshot& snapshot) {
   FindOrInsertRows(ex, snapshot.keys.data(), static_cast<int64_t>(num_keys), row_numbers.data(),
                    nullptr);  // the last that may fail
   ex.ParallelFor(kNumShards, ShardGrain(static_cast<int64_t>(num_keys)), write);
+  if (impl.records != nullptr) impl.ImportRecords(snapshot, row_numbers.data());
 }
 
 }  // namespace sok

@@ -1,0 +1,63 @@
+// What goes in and out of a table with policies: plain data, shared by the table and its edges.
+#ifndef SOK_CORE_CPU_KEY_RECORDS_H_
+#define SOK_CORE_CPU_KEY_RECORDS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace sok {
+
+// A key that a filter keeps waiting.
+struct WaitingKey {
+  uint64_t key = 0;
+  int64_t count = 0;       // training lookups, those of one step counted once
+  int64_t last_step = -1;  // -1: not known
+};
+
+struct KeyRecord {
+  uint64_t key = 0;
+  int64_t frequency = 0;   // training lookups that contained the key, those of a step counted once
+  int64_t last_step = -1;  // of the last such lookup, or of when it was written; -1: no key here
+};
+
+// Keys are counted once a step: `seen` and its three parts. The others count keys.
+struct PolicyStatistics {
+  int64_t size = 0;
+  int64_t seen = 0;
+  int64_t found = 0;     // had a row
+  int64_t admitted = 0;  // got one
+  int64_t refused = 0;   // were kept waiting
+  int64_t written = 0;   // new keys of Assign and Import
+  int64_t erased = 0;
+  int64_t evicted = 0;
+  int64_t popped = 0;             // evicted rows handed back
+  int64_t buffered = 0;           // to be handed back
+  int64_t dropped = 0;            // evicted, and not kept
+  int64_t waiting = 0;            // keys in the exact filter; 0 for a Bloom filter
+  int64_t dropped_gradients = 0;  // keys of an update that had no row
+  int64_t step = 0;
+};
+
+// Evicted keys, oldest first. slot_rows holds the saved slots side by side.
+struct EvictedRows {
+  std::vector<uint64_t> keys;    // [n]
+  std::vector<float> rows;       // [n, dim]
+  std::vector<float> slot_rows;  // [n, sum of slot widths]
+  std::vector<std::string> slot_names;
+  std::vector<int64_t> slot_widths;
+  std::vector<int64_t> frequencies;  // [n]
+  std::vector<int64_t> last_steps;   // [n]
+};
+
+// The part of a snapshot that belongs to policies; empty without them.
+struct RecordSnapshot {
+  std::vector<int64_t> records;  // [size, 3]: frequency, last step, score; or empty: not known
+  std::vector<WaitingKey> waiting;
+  std::vector<int64_t> counters;  // of a Bloom filter
+  int64_t step = -1;              // -1: not known
+};
+
+}  // namespace sok
+
+#endif  // SOK_CORE_CPU_KEY_RECORDS_H_

@@ -1,0 +1,330 @@
+// Admission and eviction: the calls of CpuTable that read and write its records.
+//
+//     Observe   find -> missing, unique, by shard -> filter -> room, evicting -> insert -> count
+//
+// Everything that can throw happens before the first count: a lookup that failed was not seen. All
+// work is by index shard, so records do not depend on the number of threads; and as missing keys
+// are sorted, row numbers do not depend on the order of the keys.
+#include <algorithm>
+#include <mutex>
+#include <stdexcept>
+
+#include "cpp/core/cpu/records.h"
+#include "cpp/core/cpu/scratch.h"
+#include "cpp/core/cpu/table_impl.h"
+
+namespace sok {
+namespace {
+
+using SharedLock = std::shared_lock<std::shared_mutex>;
+using ExclusiveLock = std::unique_lock<std::shared_mutex>;
+
+}  // namespace
+
+TableRecords& CpuTable::Impl::Records() const {
+  if (records != nullptr) return *records;
+  throw std::invalid_argument("This needs a table with an admission or eviction policy, or with " +
+                              std::string("records kept. Received: table '") + options.name +
+                              "' without");
+}
+
+void CpuTable::Impl::Observe(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* rows) {
+  TableRecords& rec = *records;
+  ObservedBatch batch;
+  batch.step = rec.step + 1;
+  batch.keys = keys;
+  ex.ParallelFor(num_keys, 2048, [&](int64_t begin, int64_t end) {
+    FindRange(keys + begin, end - begin, rows + begin);
+  });
+  const auto is_present = [rows](int64_t i) { return rows[i] != kNoRow; };
+  const auto is_missing = [rows](int64_t i) { return rows[i] == kNoRow; };
+  GroupByShard(ex, keys, num_keys, is_present, &batch.present);
+  if (batch.present.total() < num_keys) {
+    GroupByShard(ex, keys, num_keys, is_missing, &batch.missing);
+    SortOutMissing(ex, &batch);
+  }
+
+  // Those that are admitted, of all shards, in an order that is a function of the keys alone.
+  std::vector<uint64_t> new_keys;
+  std::vector<int64_t> new_counts;
+  for (int s = 0; s < kNumShards; ++s) {
+    const int64_t first = batch.missing.offsets[s], last = first + batch.num_admitted[s];
+    new_keys.insert(new_keys.end(), batch.unique.begin() + first, batch.unique.begin() + last);
+    new_counts.insert(new_counts.end(), batch.counts.begin() + first, batch.counts.begin() + last);
+  }
+  const int64_t num_admitted = static_cast<int64_t>(new_keys.size());
+  std::vector<uint32_t> new_rows(new_keys.size(), kNoRow);
+  rec.Reserve(next_row + num_admitted, num_admitted);
+  MakeRoomByScore(num_admitted, rows, num_keys);
+  ShardGroups groups;
+  InsertMissing(ex, new_keys.data(), num_admitted, new_rows.data(), nullptr, &groups);
+
+  // From here on nothing fails.
+  rec.step = batch.step;
+  rec.statistics.admitted += num_admitted;
+  for (int64_t i = 0; i < num_admitted; ++i) {
+    rec.Add(new_rows[i], new_keys[i], new_counts[i], batch.step);
+    rec.Enter(new_rows[i]);
+  }
+  CountObserved(ex, batch, rows);
+}
+
+void CpuTable::Impl::SortOutMissing(Executor& ex, ObservedBatch* batch) {
+  AdmissionFilter* const filter = records->filter.get();
+  const ShardGroups& missing = batch->missing;
+  batch->unique.resize(missing.positions.size());
+  batch->counts.resize(missing.positions.size());
+  ex.ParallelFor(kNumShards, ShardGrain(missing.total()), [&](int64_t begin, int64_t end) {
+    std::vector<uint64_t> refused;
+    for (int64_t s = begin; s < end; ++s) {
+      const int64_t offset = missing.offsets[s];
+      uint64_t* const unique = batch->unique.data() + offset;
+      for (int64_t i = 0; i < missing.count(s); ++i) {
+        unique[i] = batch->keys[missing.positions[offset + i]];
+      }
+      std::sort(unique, unique + missing.count(s));
+      const int64_t n = std::unique(unique, unique + missing.count(s)) - unique;
+      refused.clear();
+      int64_t admitted = 0;
+      for (int64_t i = 0; i < n; ++i) {
+        const uint64_t key = unique[i];
+        const int64_t count =
+            filter == nullptr ? 1 : filter->CountWith(HashKey(key), key, batch->step);
+        if (filter != nullptr && count < records->options.filter_freq) {
+          refused.push_back(key);
+        } else {
+          unique[admitted] = key;
+          batch->counts[offset + admitted++] = count;
+        }
+      }
+      std::copy(refused.begin(), refused.end(), unique + admitted);
+      batch->num_admitted[s] = admitted;
+      batch->num_refused[s] = n - admitted;
+      if (filter != nullptr) filter->Reserve(static_cast<int>(s), n - admitted);
+    }
+  });
+}
+
+void CpuTable::Impl::CountObserved(Executor& ex, const ObservedBatch& batch, uint32_t* rows) {
+  TableRecords& rec = *records;
+  AdmissionFilter* const filter = rec.filter.get();
+  const ShardGroups &present = batch.present, &missing = batch.missing;
+  const int64_t step = batch.step;
+  const bool pending = Pending();
+  int64_t num_found[kNumShards] = {}, num_refused[kNumShards] = {};
+  bool fell[kNumShards] = {};  // a last step went back, as SetStep did
+  const int64_t grain = ShardGrain(present.total() + missing.total());
+  ex.ParallelFor(kNumShards, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t s = begin; s < end; ++s) {
+      constexpr int64_t kAhead = 16;  // records on their way, as rows in a lookup
+      for (int64_t i = present.offsets[s]; i < present.offsets[s + 1]; ++i) {
+        if (i + kAhead < present.total()) {
+          __builtin_prefetch(&rec.records[rows[present.positions[i + kAhead]]], 1);
+        }
+        const uint32_t row = rows[present.positions[i]];
+        KeyRecord& record = rec.records[row];
+        if (record.last_step == step) continue;
+        // Once here instead of at the reading and at the update.
+        if (pending) catch_up->Apply(arena->Row(row));
+        fell[s] |= record.last_step > step;
+        ++record.frequency;
+        record.last_step = step;
+        ++num_found[s];
+      }
+      const uint64_t* const unique = batch.unique.data() + missing.offsets[s];
+      for (int64_t i = 0; filter != nullptr && i < batch.num_admitted[s]; ++i) {
+        filter->Forget(HashKey(unique[i]), unique[i]);
+      }
+      for (int64_t i = 0; i < batch.num_refused[s]; ++i) {
+        const uint64_t key = unique[batch.num_admitted[s] + i];
+        num_refused[s] += filter->Count(HashKey(key), key, step);
+      }
+      for (int64_t i = missing.offsets[s]; i < missing.offsets[s + 1]; ++i) {
+        const uint64_t key = batch.keys[missing.positions[i]];
+        rows[missing.positions[i]] = shards[s].Find(HashKey(key), key);
+      }
+    }
+  });
+  for (int s = 0; s < kNumShards; ++s) {
+    rec.statistics.found += num_found[s];
+    rec.statistics.refused += num_refused[s];
+    if (fell[s]) rec.queue.Clear();
+  }
+}
+
+void CpuTable::Impl::PrepareToWrite(const uint64_t* keys, const uint32_t* rows, int64_t num_keys) {
+  std::vector<uint64_t> missing;
+  for (int64_t i = 0; i < num_keys; ++i) {
+    if (rows[i] == kNoRow) missing.push_back(keys[i]);
+  }
+  std::sort(missing.begin(), missing.end());
+  const int64_t num_new = std::unique(missing.begin(), missing.end()) - missing.begin();
+  records->Reserve(next_row + static_cast<int64_t>(missing.size()), num_new);
+  MakeRoomByScore(num_new, rows, num_keys);
+}
+
+void CpuTable::Impl::RecordWritten(const uint64_t* keys, const uint32_t* rows,
+                                   const ShardGroups& misses) {
+  TableRecords& rec = *records;
+  for (uint32_t position : misses.positions) {
+    const uint32_t row = rows[position];
+    if (rec.records[row].last_step >= 0) continue;  // was there after all, or came twice
+    rec.Add(row, keys[position], /*frequency=*/0, rec.step);
+    rec.Enter(row);
+    ++rec.statistics.written;
+    if (rec.filter != nullptr) rec.filter->Forget(HashKey(keys[position]), keys[position]);
+  }
+}
+
+RecordSnapshot CpuTable::Impl::ExportRecords(const std::vector<Entry>& entries) const {
+  RecordSnapshot snapshot;
+  snapshot.records.reserve(3 * entries.size());
+  for (const Entry& entry : entries) {
+    const KeyRecord& record = records->records[entry.row];
+    const int64_t score = records->has_scores() ? records->scores[entry.row] : 0;
+    snapshot.records.insert(snapshot.records.end(), {record.frequency, record.last_step, score});
+  }
+  if (records->filter != nullptr) {
+    snapshot.waiting = records->filter->ExportKeys();
+    snapshot.counters = records->filter->ExportCounters();
+  }
+  snapshot.step = records->step;
+  return snapshot;
+}
+
+void CpuTable::Impl::CheckRecords(const TableSnapshot& snapshot) const {
+  const RecordSnapshot& policy = snapshot.policy;
+  if (!policy.records.empty() && policy.records.size() != 3 * snapshot.keys.size()) {
+    throw std::invalid_argument(
+        "Import: `records` must hold 3 values a key, " + std::to_string(3 * snapshot.keys.size()) +
+        ". Received: " + std::to_string(policy.records.size()) + " (table '" + options.name + "')");
+  }
+  if (records->filter != nullptr) records->filter->CheckCounters(policy.counters);
+}
+
+void CpuTable::Impl::ImportRecords(const TableSnapshot& snapshot, const uint32_t* rows) {
+  TableRecords& rec = *records;
+  const RecordSnapshot& policy = snapshot.policy;
+  if (policy.step >= 0) rec.step = policy.step;
+  if (rec.filter != nullptr) rec.filter->Import(policy.waiting, policy.counters);
+  for (size_t i = 0; 3 * i < policy.records.size(); ++i) {
+    const int64_t* const record = policy.records.data() + 3 * i;
+    rec.Add(rows[i], snapshot.keys[i], record[0], std::max<int64_t>(record[1], 0), record[2]);
+  }
+  rec.queue.Clear();  // scores may have fallen
+}
+
+bool CpuTable::keeps_records() const { return impl_->records != nullptr; }
+
+bool CpuTable::filters() const {
+  return impl_->records != nullptr && impl_->records->filter != nullptr;
+}
+
+void CpuTable::Observe(Executor& ex, const uint64_t* keys, int64_t num_keys) {
+  impl_->Records();
+  const Scratch<uint32_t> rows(num_keys);
+  const ExclusiveLock lock(impl_->mutex);
+  impl_->Observe(ex, keys, num_keys, rows.get());
+}
+
+void CpuTable::ObserveAndRead(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows,
+                              uint8_t* inserted) {
+  const Scratch<uint32_t> row_numbers(num_keys);
+  std::vector<int64_t> missing;
+  const ExclusiveLock lock(impl_->mutex);
+  if (inserted != nullptr) {
+    impl_->FindRange(keys, num_keys, row_numbers.get());
+    for (int64_t i = 0; i < num_keys; ++i) {
+      if (row_numbers[i] == kNoRow) missing.push_back(i);
+    }
+  }
+  impl_->Observe(ex, keys, num_keys, row_numbers.get());
+  std::vector<bool> is_marked(missing.empty() ? 0 : static_cast<size_t>(impl_->next_row));
+  for (int64_t i : missing) {
+    if (row_numbers[i] == kNoRow) continue;
+    inserted[i] = !is_marked[row_numbers[i]];
+    is_marked[row_numbers[i]] = true;
+  }
+  ex.ParallelFor(num_keys, 2048, [&](int64_t begin, int64_t end) {
+    impl_->ReadRange(keys + begin, end - begin, row_numbers.get() + begin, rows + begin * dim());
+  });
+}
+
+PolicyStatistics CpuTable::Statistics() const {
+  const SharedLock lock(impl_->mutex);
+  const TableRecords& rec = impl_->Records();
+  PolicyStatistics statistics = rec.statistics;
+  statistics.size = impl_->size;
+  statistics.seen = statistics.found + statistics.admitted + statistics.refused;
+  statistics.buffered = static_cast<int64_t>(rec.buffer.size());
+  statistics.waiting = rec.filter == nullptr ? 0 : rec.filter->num_waiting();
+  statistics.step = rec.step;
+  return statistics;
+}
+
+void CpuTable::KeyStatistics(const uint64_t* keys, int64_t num_keys, uint8_t* present,
+                             int64_t* frequencies, int64_t* last_steps) const {
+  const SharedLock lock(impl_->mutex);
+  const TableRecords& rec = impl_->Records();
+  const Scratch<uint32_t> rows(num_keys);
+  impl_->FindRange(keys, num_keys, rows.get());
+  for (int64_t i = 0; i < num_keys; ++i) {
+    present[i] = rows[i] != kNoRow;
+    WaitingKey seen{keys[i], 0, -1};
+    if (present[i]) {
+      seen = {keys[i], rec.records[rows[i]].frequency, rec.records[rows[i]].last_step};
+    } else if (rec.filter != nullptr) {
+      seen = rec.filter->Find(HashKey(keys[i]), keys[i]);
+    }
+    frequencies[i] = seen.count;
+    last_steps[i] = seen.last_step;
+  }
+}
+
+int64_t CpuTable::AssignScores(const uint64_t* keys, int64_t num_keys, const int64_t* scores) {
+  const ExclusiveLock lock(impl_->mutex);
+  TableRecords& rec = impl_->Records();
+  if (!rec.has_scores()) {
+    throw std::invalid_argument("Scores can be assigned where eviction is by custom score. " +
+                                std::string("Received: table '") + impl_->options.name +
+                                "' with another policy");
+  }
+  const Scratch<uint32_t> rows(num_keys);
+  impl_->FindRange(keys, num_keys, rows.get());
+  if (rec.queue.is_built()) rec.queue.Reserve(num_keys);
+  int64_t num_assigned = 0;
+  for (int64_t i = 0; i < num_keys; ++i) {
+    if (rows[i] == kNoRow) continue;
+    const bool falls = scores[i] < rec.scores[rows[i]];
+    rec.scores[rows[i]] = scores[i];
+    if (falls) rec.Enter(rows[i]);
+    ++num_assigned;
+  }
+  return num_assigned;
+}
+
+void CpuTable::SetStep(int64_t step) {
+  const ExclusiveLock lock(impl_->mutex);
+  TableRecords& rec = impl_->Records();
+  if (step < 0 || step > (int64_t{1} << 62)) {
+    throw std::invalid_argument("`step` must be in [0, 2^62]. Received: " + std::to_string(step) +
+                                " (table '" + impl_->options.name + "')");
+  }
+  rec.step = step;
+}
+
+void CpuTable::CountDroppedGradients(int64_t num_keys) {
+  impl_->Records().statistics.dropped_gradients += num_keys;
+}
+
+void TableRecords::Clear() {
+  step = 0;
+  statistics = PolicyStatistics();
+  std::vector<KeyRecord>().swap(records);
+  std::vector<int64_t>().swap(scores);
+  if (filter != nullptr) filter->Clear();
+  queue.Clear();
+  buffer.clear();
+}
+
+}  // namespace sok

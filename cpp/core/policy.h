@@ -1,0 +1,76 @@
+// Policies: which keys get a row (admission) and which lose it (eviction). Decisions only; what
+// they decide on is kept in core/cpu/records.h.
+//
+//     missing key, training -> seen filter_freq times? -- no --> waits; reads `no_permission`
+//                                      | yes
+//                              room in the table? -- no --> evict the keys of least score
+//                                      | yes
+//                                    a row
+//
+// A table is observed once a training lookup: all keys of the lookup, of every rank and feature,
+// each counted once. So what a key was seen, and the table's step (its training lookups so far), do
+// not depend on how a batch was spread over ranks or threads.
+//
+// Bloom filter: with n keys and false positive probability p, m = -n ln(p) / ln(2)^2 counters of
+// which a key uses k = m / n ln(2) (B. Bloom, "Space/time trade-offs in hash coding with allowable
+// errors", 1970; counters: L. Fan et al., "Summary cache", 2000).
+#ifndef SOK_CORE_POLICY_H_
+#define SOK_CORE_POLICY_H_
+
+#include <cstdint>
+#include <string>
+
+namespace sok {
+
+enum class ScoreKind {
+  kNone,    // a full table refuses new keys
+  kLru,     // step of the last training lookup that contained the key
+  kLfu,     // how many did
+  kCustom,  // what the caller said, 0 until then
+};
+
+ScoreKind ParseScoreKind(const std::string& name);  // "", "lru", "lfu", "custom"
+
+struct PolicyOptions {
+  bool record = false;  // keep records though no policy needs them
+  // Admission.
+  int64_t filter_freq = 0;          // 0 and 1: every key is admitted
+  int64_t bloom_max_keys = 0;       // 0: exact counts
+  double bloom_probability = 0.01;  // of a false positive, in (0, 1)
+  int64_t bloom_counter_bits = 64;  // 8, 16, 32 or 64
+  float no_permission = 0.0f;       // every element of the row of a key that waits
+  // Eviction.
+  int64_t steps_to_live = 0;   // 0: for ever
+  float l2_threshold = -1.0f;  // negative: none
+  ScoreKind score = ScoreKind::kNone;
+  int64_t evicted_buffer = 0;  // evicted rows kept for PopEvicted
+
+  bool filters() const { return filter_freq > 1; }
+  bool evicts_on_call() const { return steps_to_live > 0 || l2_threshold >= 0.0f; }
+  bool keeps_records() const {
+    return record || filters() || evicts_on_call() || score != ScoreKind::kNone;
+  }
+  // Throws std::invalid_argument naming the field, what it must be and what it was.
+  void Validate(const std::string& table, int64_t max_capacity, bool use_hashtable) const;
+};
+
+struct BloomSize {
+  int64_t num_counters = 0;
+  int64_t num_hashes = 0;
+};
+
+inline constexpr int64_t kMaxBloomHashes = 64;
+
+BloomSize SizeOfBloomFilter(int64_t max_keys, double probability);
+
+// A key last seen in `last_step` has outlived its time at `step`.
+inline bool IsOutlived(int64_t step, int64_t last_step, int64_t steps_to_live) {
+  return steps_to_live > 0 && step - last_step > steps_to_live;
+}
+
+// sum(row^2) / 2, summed in double from the first column on.
+double HalfSumOfSquares(const float* row, int64_t dim);  // [dim]
+
+}  // namespace sok
+
+#endif  // SOK_CORE_POLICY_H_

@@ -1,0 +1,124 @@
+"""Tables with policies on ranks: one training whatever their number, and dumps between them."""
+
+import pathlib
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+
+from tests.checks.parity import ranks_of
+
+BATCH, STEPS, HOTNESS = 9, 24, 2
+KEYS = np.array([*range(40), -1, -2, 2**63 - 1, -(2**63)], np.int64)
+
+
+def checks(world_size):
+    if world_size > 3:
+        return {}
+    return {"train": train, "restore": restore, "full": full}
+
+
+def batches():
+    """int64 `[BATCH, HOTNESS]` keys a step for each of two features of one table."""
+    rng = np.random.default_rng(8)
+    odds = 1 / np.arange(1, len(KEYS) + 1)
+    for _ in range(STEPS):
+        yield rng.choice(KEYS, [2, BATCH, HOTNESS], p=odds / odds.sum())
+
+
+def option():
+    import sok_like as sok
+
+    return sok.EmbeddingVariableOption(
+        filter_option=sok.CounterFilter(3),
+        evict_option=[sok.GlobalStepEvict(4), sok.L2WeightEvict(1e-4)],
+        init_option=sok.InitializerOption(default_value_no_permission=0.5),
+        evicted_buffer_size=100,
+    )
+
+
+def train():
+    """Trains on this rank's samples; counts over ranks a step, and what this rank holds after."""
+    import sok_like as sok
+    from sok_like import comm
+
+    rank, world_size = comm.current().rank, comm.current().world_size
+    table = sok.get_embedding_variable("policies", 3, ev_option=option())
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1))
+    optimizer.build([table])
+    statistics = []
+    for number, batch in enumerate(batches()):
+        mine = ranks_of(number, BATCH, world_size) == rank
+        with tf.GradientTape() as tape:
+            keys = [tf.RaggedTensor.from_tensor(tf.constant(keys[mine])) for keys in batch]
+            rows = sok.group_embedding_lookup_sparse([table, table], keys, ["sum", "mean"])
+            loss = tf.add_n([tf.reduce_sum((r - 0.3) ** 2) for r in rows]) / BATCH
+        optimizer.apply_gradients(zip(tape.gradient(loss, [table]), [table], strict=True))
+        if number % 6 == 5:
+            table.evict()
+        statistics.append(tuple(table.statistics(all_ranks=True)))
+    keys, rows = (tensor.numpy() for tensor in sok.export(table))
+    folder = _shared_folder()
+    sok.Saver().dump_to_file(table, str(folder))
+    comm.current().barrier()
+    return {
+        "statistics": statistics,
+        "total": int(table.total_count(all_ranks=True)),
+        "keys": keys,
+        "rows": rows,
+        "known": _known(table),
+        "evicted": table.pop_evicted().keys.numpy(),
+        "dump": {file.name: file.read_bytes() for file in folder.iterdir()},
+    }
+
+
+def restore():
+    """What ranks know after restoring a dump of one rank, written here by hand."""
+    import sok_like as sok
+    from sok_like import comm, dump_file
+
+    folder = _shared_folder()
+    if comm.current().rank == 0:
+        keys = np.arange(10)
+        shard = dump_file.Shard(
+            *(keys, np.ones([10, 2], np.float32), np.zeros([10, 0], np.float32), [], []),
+            records=np.stack([keys + 5, keys, keys * 0], 1),
+            waiting=np.array([[20, 2, 9], [21, 1, 8]]),
+            step=9,
+        )
+        name = dump_file.shard_name("restored", "0", 0, 1)
+        dump_file.write_shard(folder, name, shard)
+        dump_file.write_manifest(folder, "restored", 2, "int64", [name])
+    comm.current().barrier()
+    counting = sok.EmbeddingVariableOption(filter_option=sok.CounterFilter(3))
+    table = sok.EmbeddingVariable(2, name="restored", ev_option=counting)
+    sok.Saver().restore_from_file(table, str(folder))
+    sok.group_embedding_lookup([table], [[20, 21, 30]])  # the same on all ranks: seen once
+    known = [field.numpy() for field in table.key_statistics([0, 9, 20, 21, 30])]
+    return known, table.statistics().step
+
+
+def full():
+    """The error that one full shard makes on all ranks."""
+    import sok_like as sok
+
+    scored = sok.EmbeddingVariableOption(evict_option=sok.ScoreEvict("lru", 2))
+    table = sok.EmbeddingVariable(2, name="full_by_score", ev_option=scored)
+    try:
+        sok.group_embedding_lookup([table], [np.arange(6) * 6])  # rank 0 owns them all
+    except tf.errors.ResourceExhaustedError as error:
+        return str(error)
+    return None
+
+
+def _known(table):
+    return np.stack([field.numpy().astype(np.int64) for field in table.key_statistics(KEYS)], 1)
+
+
+def _shared_folder():
+    from sok_like import comm
+
+    folder = tempfile.mkdtemp(prefix="sok_policies_")
+    name = tf.constant(list(folder.encode()), tf.uint8)  # of one length on all ranks
+    name = comm.current().broadcast(name, 0, "sok_shared_folder")
+    return pathlib.Path(bytes(name.numpy()).decode())

@@ -1,0 +1,172 @@
+"""Admission and eviction of `_core.Table` against a model in dicts, over 100,000 random steps."""
+
+import numpy as np
+import pytest
+
+from sok_like import _core
+from tests.core.policy_model import Full, Model
+
+DIM = 2
+STEPS = 100_000
+INITIAL = np.random.default_rng(1).normal(size=(7, DIM)).astype(np.float32)
+EXTREMES = [-1, -(2**63), 2**63 - 1, 0]
+KEYS = np.array([*EXTREMES, *range(100, 136)], np.int64)
+
+POLICIES = {
+    "filter": (0, {"filter_freq": 3, "no_permission": -2.5}),
+    "steps": (0, {"steps_to_live": 20, "evicted_buffer": 5}),
+    "weight": (0, {"l2_threshold": 0.7, "evicted_buffer": 1000}),
+    "lru": (12, {"score": "lru", "evicted_buffer": 3}),
+    "lfu": (12, {"score": "lfu"}),
+    "custom": (12, {"score": "custom", "evicted_buffer": 30}),
+    "all": (
+        12,
+        {
+            "filter_freq": 2,
+            "no_permission": 1.0,
+            "steps_to_live": 30,
+            "l2_threshold": 0.3,
+            "score": "lfu",
+            "evicted_buffer": 4,
+        },
+    ),
+}
+
+
+def make(capacity=0, policy=None, dim=DIM, initial=INITIAL, **kwargs):
+    return _core.Table(
+        "t",
+        dim,
+        initializer="default_rows",
+        default_rows=initial,
+        max_capacity=capacity,
+        policy=policy or {},
+        **kwargs,
+    )
+
+
+class Runner:
+    """One table and its model, taken through the same random calls."""
+
+    def __init__(self, name):
+        capacity, policy = POLICIES[name]
+        self.table, self.model = make(capacity, policy), Model(INITIAL, capacity, policy)
+        self.rng = np.random.default_rng(len(name))
+        # Some keys are common, some rare.
+        self.weights = 1.0 / np.arange(1, len(KEYS) + 1)
+        self.weights /= self.weights.sum()
+        self.failures = 0
+
+    def batch(self, most=6):
+        return self.rng.choice(KEYS, self.rng.integers(0, most), p=self.weights)
+
+    def lookup(self):
+        keys = self.batch(18 if self.rng.random() < 0.05 else 6)
+        before = set(self.model.rows)
+        try:
+            expected = self.model.lookup(keys.tolist())
+        except Full:
+            self.failures += 1
+            with pytest.raises(ValueError, match="max_capacity=12"):
+                self.table.find_or_insert(keys)
+            return
+        rows, inserted = self.table.find_or_insert(keys)
+        assert (rows == expected.reshape(rows.shape)).all()
+        new = set(keys[inserted].tolist())
+        assert new == (set(keys.tolist()) & self.model.rows.keys()) - before
+        assert inserted.sum() == len(new)
+
+    def find(self):
+        keys = self.batch()
+        rows, found = self.table.find(keys)
+        assert found.tolist() == [k in self.model.rows for k in keys.tolist()]
+        for key, row in zip(keys.tolist(), rows, strict=True):
+            assert (row == self.model.read(key)).all()
+
+    def assign(self):
+        keys = self.batch(4)
+        rows = self.rng.normal(size=(len(keys), DIM)).astype(np.float32)
+        self.model.assign(keys.tolist(), rows)
+        self.table.assign(keys, rows)
+
+    def erase(self):
+        keys = self.batch(3)
+        self.model.erase(keys.tolist())
+        self.table.erase(keys)
+
+    def evict(self):
+        assert self.table.evict() == self.model.evict()
+
+    def scores(self):
+        keys = np.unique(self.batch())
+        scores = self.rng.integers(-5, 6, len(keys))
+        if self.model.score == "custom":
+            self.model.assign_scores(keys.tolist(), scores.tolist())
+            present = len(set(keys.tolist()) & self.model.rows.keys())
+            assert self.table.assign_scores(keys, scores) == present
+
+    def set_step(self):
+        step = max(0, self.model.step + int(self.rng.integers(-3, 8)))
+        self.model.step = step
+        self.table.set_step(step)
+
+    def pop(self):
+        popped, expected = self.table.pop_evicted(), self.model.pop()
+        assert popped["keys"].tolist() == [key for key, *_ in expected]
+        assert popped["frequencies"].tolist() == [f for _, _, f, _ in expected]
+        assert popped["last_steps"].tolist() == [s for _, _, _, s in expected]
+        if expected:
+            assert (popped["rows"] == np.array([row for _, row, *_ in expected])).all()
+
+    def run(self, steps):
+        calls = [
+            *[(self.find, 0.04), (self.assign, 0.02), (self.erase, 0.01), (self.evict, 0.01)],
+            *[(self.scores, 0.05), (self.set_step, 0.003), (self.pop, 0.004)],
+        ]
+        calls.append((self.lookup, 1 - sum(p for _, p in calls)))
+        order = self.rng.choice(len(calls), steps, p=[p for _, p in calls])
+        for number, call in enumerate(order.tolist()):
+            calls[call][0]()
+            if number % 500 == 0:
+                self.compare()
+        self.compare()
+
+    def compare(self):
+        keys, rows, _ = self.table.export()
+        assert set(keys.tolist()) == self.model.rows.keys()
+        for key, row in zip(keys.tolist(), rows, strict=True):
+            assert (row == self.model.rows[key]).all()
+        found = zip(*(array.tolist() for array in self.table.key_statistics(KEYS)), strict=True)
+        assert list(found) == [self.model.seen(key) for key in KEYS.tolist()]
+        check_counts(self.table.statistics(), self.model)
+
+
+def check_counts(statistics, model):
+    for name, count in model.counts.items():
+        assert statistics[name] == count, name
+    assert statistics["size"] == len(model.rows)
+    assert statistics["step"] == model.step
+    assert statistics["waiting"] == len(model.waiting)
+    assert statistics["buffered"] == len(model.buffer)
+    add_up(statistics)
+
+
+def add_up(statistics):
+    """Nothing is lost without being counted."""
+    s = statistics
+    assert s["seen"] == s["found"] + s["admitted"] + s["refused"]
+    assert s["size"] == s["admitted"] + s["written"] - s["evicted"] - s["erased"]
+    assert s["evicted"] == s["popped"] + s["buffered"] + s["dropped"]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_against_the_model(name):
+    _core.set_num_threads(1)
+    runner = Runner(name)
+    runner.run(STEPS if name == "all" else STEPS // 4)
+    counts = runner.model.counts
+    assert counts["admitted"] > 100
+    assert bool(counts["refused"]) == ("filter_freq" in POLICIES[name][1])
+    assert bool(counts["evicted"]) == (name != "filter")
+    if name != "all":
+        assert bool(runner.failures) == (runner.model.capacity > 0)

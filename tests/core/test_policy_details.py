@@ -1,0 +1,241 @@
+"""Policies of `_core.Table`: threads, Bloom filters, optimizer state, errors."""
+
+import numpy as np
+import pytest
+
+from sok_like import _core
+from tests.core.policy_model import Model
+from tests.core.test_policies import DIM, INITIAL, add_up, make
+
+
+@pytest.fixture(autouse=True)
+def two_threads():
+    _core.set_num_threads(2)
+
+
+# ---- threads and order ----
+
+
+def large_run(num_threads, shuffled):
+    """What a table knows after large lookups, which evict; keys of a lookup in some order."""
+    _core.set_num_threads(num_threads)
+    policy = {"filter_freq": 2, "score": "lfu", "steps_to_live": 9, "evicted_buffer": 3000}
+    table = make(9000, policy)
+    rng, orders = np.random.default_rng(2), np.random.default_rng(num_threads)
+    for step in range(14):
+        keys = rng.integers(0, 40_000, 6000) * 0x9E3779B97F4A7C1 - 2**62
+        table.observe(orders.permutation(keys) if shuffled else keys)
+        if step % 5 == 4:
+            table.evict()
+    popped = table.pop_evicted()
+    keys, rows, _ = table.export()
+    known = table.key_statistics(np.arange(40_000) * 0x9E3779B97F4A7C1 - 2**62)
+    statistics = table.statistics()
+    add_up(statistics)
+    assert statistics["evicted"] > 3000 and statistics["size"] > 3000
+    assert statistics["dropped"] == statistics["evicted"] - 3000
+    return [keys, rows, *known, popped["keys"], popped["frequencies"], list(statistics.values())]
+
+
+def test_threads_and_order_show_nowhere():
+    expected = large_run(1, shuffled=False)
+    for num_threads, shuffled in ((4, False), (3, True)):
+        for got, want in zip(large_run(num_threads, shuffled), expected, strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
+# ---- Bloom filters ----
+
+
+def bloom(max_keys, probability, freq=3, **kwargs):
+    policy = {"filter_freq": freq, "bloom_max_keys": max_keys, "bloom_probability": probability}
+    return make(0, {**policy, **kwargs})
+
+
+def random_lookups(num_keys, steps=400, size=12):
+    rng = np.random.default_rng(6)
+    return [np.unique(rng.integers(0, num_keys, size)) for _ in range(steps)]
+
+
+def test_a_roomy_bloom_filter_counts_exactly():
+    table, model = bloom(5000, 1e-6), Model(INITIAL, 0, {"filter_freq": 3})
+    for keys in random_lookups(1000):
+        rows, _ = table.find_or_insert(keys)
+        assert (rows == model.lookup(keys.tolist())).all()
+    present, frequencies, _ = table.key_statistics(np.arange(1000))
+    found = [model.seen(key) for key in range(1000)]
+    assert present.tolist() == [seen[0] for seen in found]
+    assert frequencies.tolist() == [seen[1] for seen in found]
+
+
+def test_a_crowded_bloom_filter_never_counts_too_seldom():
+    table, model = bloom(40, 0.3, bloom_counter_bits=8), Model(INITIAL, 0, {"filter_freq": 3})
+    for keys in random_lookups(1000):
+        table.observe(keys)
+        model.lookup(keys.tolist())
+    present, frequencies, _ = table.key_statistics(np.arange(1000))
+    seen = [model.seen(key) for key in range(1000)]
+    assert all(p for p, (wanted, *_) in zip(present.tolist(), seen, strict=True) if wanted)
+    late = [p for p, (wanted, *_) in zip(present.tolist(), seen, strict=True) if not wanted]
+    assert any(late)  # crowded: some came early
+    waiting = [
+        (f, count)
+        for f, p, (_, count, _) in zip(frequencies.tolist(), present.tolist(), seen, strict=True)
+        if not p
+    ]
+    assert all(f >= count for f, count in waiting)
+
+
+@pytest.mark.parametrize("probability", [0.2, 0.02])
+def test_false_positives_are_as_many_as_asked_for(probability):
+    table = bloom(4000, probability, freq=2)
+    table.observe(np.arange(4000))
+    _, frequencies, _ = table.key_statistics(np.arange(10_000, 90_000))
+    assert 0.8 * probability < np.mean(frequencies > 0) < 1.25 * probability
+
+
+@pytest.mark.parametrize("bits", [8, 16, 32, 64])
+def test_counters_have_the_width_asked_for(bits):
+    plain, filtered = make(), bloom(100_000, 0.01, freq=200, bloom_counter_bits=bits)
+    counters = -100_000 * np.log(0.01) / np.log(2) ** 2
+    extra = filtered.stats()["bytes"] - plain.stats()["bytes"]
+    assert counters * bits / 8 <= extra < counters * bits / 8 + 5000
+    for _ in range(300):
+        filtered.observe([5])
+    assert filtered.key_statistics([5])[1][0] == 300  # got its row at 200, and counts on
+    assert filtered.statistics()["refused"] == 199
+
+
+# ---- optimizer state ----
+
+
+def steps_of_keys(steps, seed=5):
+    rng = np.random.default_rng(seed)
+    for step in range(steps):
+        keys = np.unique(rng.integers(0, 14, 4))
+        yield step + 1, keys, rng.normal(size=(len(keys), DIM)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "rule", [("adam", {}), ("adam", {"weight_decay": 0.1}), ("adagrad", {}), ("ftrl", {})]
+)
+def test_evicted_rows_are_up_to_date_and_leave_nothing_behind(rule):
+    """Beside a plain table from which the test itself erases what was evicted."""
+    name, options = rule
+    table = make(8, {"score": "lru", "evicted_buffer": 100})
+    plain = make()
+    evicted = 0
+    for step, keys, grads in steps_of_keys(60):
+        table.observe(keys)
+        popped = table.pop_evicted()
+        if len(popped["keys"]):
+            held, rows, slots = plain.export()
+            where = np.searchsorted(held, popped["keys"])
+            assert (held[where] == popped["keys"]).all()
+            np.testing.assert_allclose(popped["rows"], rows[where], atol=1e-6)
+            slot_rows = np.concatenate([slots[n] for n in popped["slot_names"]], axis=1)[where]
+            np.testing.assert_allclose(popped["slot_rows"], slot_rows, atol=1e-6)
+            assert plain.erase(popped["keys"]) == len(popped["keys"])
+            evicted += len(popped["keys"])
+        plain.find_or_insert(keys)
+        for each in (table, plain):
+            _core.apply_gradients(each, name, 0.1, step, keys, grads, **options)
+        # Exporting brings all rows up: both tables do so in the same steps.
+        if len(popped["keys"]):
+            table.export()
+    assert evicted > 30
+    for got, want in zip(table.export()[:2], plain.export()[:2], strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-6)
+    for slot, values in plain.export()[2].items():
+        np.testing.assert_allclose(table.export()[2][slot], values, atol=1e-6)
+
+
+def test_rows_buffered_before_an_optimizer_came():
+    table = make(2, {"score": "lru", "evicted_buffer": 10})
+    table.observe([1, 2])
+    table.observe([3])
+    _core.apply_gradients(table, "adagrad", 0.1, 1, [3], np.ones([1, DIM]), initial_accumulator=0.5)
+    table.observe([4])
+    table.observe([5])
+    popped = table.pop_evicted()
+    assert popped["keys"].tolist() == [1, 2, 3]
+    assert popped["slot_names"] == ["accumulator"]
+    assert popped["slot_rows"].tolist() == [[0.5] * DIM, [0.5] * DIM, [1.5] * DIM]
+
+
+def test_gradients_without_a_row_are_dropped_and_counted():
+    table = make(0, {"filter_freq": 2})
+    table.observe([1, 2])
+    table.observe([1])
+    grads = np.ones([4, DIM], np.float32)
+    _core.apply_gradients(table, "sgd", 1.0, 1, [1, 2, 2, 3], grads)
+    keys, rows, _ = table.export()
+    assert keys.tolist() == [1]
+    np.testing.assert_array_equal(rows[0], INITIAL[1] - 1)
+    assert table.statistics()["dropped_gradients"] == 2  # keys 2 and 3
+
+
+# ---- clear and errors ----
+
+
+def test_a_cleared_table_is_as_new():
+    table = make(3, {"filter_freq": 2, "score": "lfu", "evicted_buffer": 2})
+    for keys in ([1, 2, 3], [1, 2, 3], [4, 5], [4, 5]):
+        table.observe(keys)
+    assert table.statistics()["evicted"] == 2
+    table.clear()
+    assert set(table.statistics().values()) == {0}
+    assert table.key_statistics([1, 4])[1].tolist() == [0, 0]
+    assert len(table.pop_evicted()["keys"]) == 0
+    table.observe([1])
+    assert table.statistics()["refused"] == 1
+
+
+@pytest.mark.parametrize(
+    "capacity, policy, message",
+    [
+        (0, {"filter_freq": -1}, "`filter_freq` must not be negative. Received: -1"),
+        (0, {"score": "lru"}, "positive `max_capacity`. Received: 0"),
+        (9, {"score": "fifo"}, "'lru', 'lfu', 'custom'. Received: 'fifo'"),
+        (0, {"bloom_max_keys": 9, "bloom_probability": 1.0}, "`bloom_probability` must be in"),
+        (0, {"bloom_max_keys": 9, "bloom_counter_bits": 12}, "`bloom_counter_bits` must be"),
+        (
+            *(0, {"bloom_max_keys": 9, "bloom_counter_bits": 8, "filter_freq": 256}),
+            "`filter_freq` must be a number that `bloom_counter_bits` bits can hold",
+        ),
+        (0, {"steps_to_live": -2}, "`steps_to_live` must not be negative"),
+        (0, {"evicted_buffer": -2}, "`evicted_buffer` must not be negative"),
+        (0, {"no_permission": float("nan")}, "`no_permission` must be finite"),
+        (0, {"age": 1}, "`policy` has no field 'age'"),
+    ],
+)
+def test_policies_out_of_range(capacity, policy, message):
+    with pytest.raises(ValueError, match=message):
+        make(capacity, policy)
+
+
+def test_errors_of_calls():
+    with pytest.raises(ValueError, match="needs a table with an admission or eviction policy"):
+        make().statistics()
+    with pytest.raises(ValueError, match="use_hashtable"):
+        make(9, {"record": True}, use_hashtable=False)
+    table = make(0, {"record": True})
+    with pytest.raises(ValueError, match="custom score"):
+        table.assign_scores([1], [1])
+    with pytest.raises(ValueError, match="`scores` must hold 2 values"):
+        make(9, {"score": "custom"}).assign_scores([1, 2], [1])
+    with pytest.raises(ValueError, match="`step` must be in"):
+        table.set_step(-1)
+
+
+def test_a_full_table_without_a_score_refuses_and_forgets_the_call():
+    table = make(3, {"filter_freq": 2})
+    table.observe([1, 2, 3, 4])
+    before, known = table.statistics(), table.key_statistics([1, 4, 7])
+    with pytest.raises(ValueError, match="max_capacity=3"):
+        table.observe([1, 2, 3, 4, 7])
+    assert table.statistics() == before
+    for got, want in zip(table.key_statistics([1, 4, 7]), known, strict=True):
+        assert got.tolist() == want.tolist()
+    table.observe([1, 2, 3])
+    assert table.size == 3

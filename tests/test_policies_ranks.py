@@ -1,0 +1,71 @@
+"""Policies on 1, 2 and 3 ranks: one state, whatever their number."""
+
+import numpy as np
+import pytest
+
+from tests.checks import policies
+
+WORLDS = [pytest.param(n, marks=pytest.mark.ranks) for n in (2, 3)]
+each_world = pytest.mark.parametrize("world_size", [1, *WORLDS])
+several = pytest.mark.parametrize("world_size", WORLDS)
+
+
+def rows_of(results):
+    keys = np.concatenate([r["keys"] for r in results])
+    rows = np.concatenate([r["rows"] for r in results])
+    order = np.argsort(keys)
+    return keys[order], rows[order]
+
+
+def known_of(results):
+    """Each key is known where it belongs, and nowhere else."""
+    known = np.stack([r["known"] for r in results])  # [ranks, keys, 3]
+    owner = (policies.KEYS.view(np.uint64) % np.uint64(len(results))).astype(int)
+    for rank, found in enumerate(known):
+        assert (found[owner != rank] == [0, 0, -1]).all()
+    return known[owner, np.arange(len(owner))]
+
+
+@several
+def test_the_same_state_on_any_number_of_ranks(rank_results, world_size):
+    (alone,), ranks = (rank_results(n, "policies.train") for n in (1, world_size))
+    # size, seen, found, admitted, refused: the comparison is of something
+    assert min(alone["statistics"][-1][:5]) > 0 and len(alone["evicted"]) > 0
+    for rank in ranks:
+        assert rank["statistics"] == alone["statistics"]
+        assert rank["total"] == alone["total"] == len(alone["keys"])
+    np.testing.assert_array_equal(known_of(ranks), known_of([alone]))
+    keys, rows = rows_of(ranks)
+    np.testing.assert_array_equal(keys, rows_of([alone])[0])
+    np.testing.assert_allclose(rows, rows_of([alone])[1], atol=1e-5)
+    evicted = sorted(np.concatenate([r["evicted"] for r in ranks]))
+    assert evicted == sorted(alone["evicted"])
+
+
+@each_world
+def test_a_dump_of_ranks_is_known_on_one(sok, rank_results, world_size, tmp_path):
+    results = rank_results(world_size, "policies.train")
+    for name, content in results[0]["dump"].items():
+        (tmp_path / name).write_bytes(content)
+    table = sok.EmbeddingVariable(3, name="policies", ev_option=policies.option())
+    sok.Saver().restore_from_file(table, tmp_path)
+    np.testing.assert_array_equal(policies._known(table), known_of(results))
+    assert table.statistics().step == policies.STEPS
+
+
+@each_world
+def test_a_dump_of_one_rank_is_known_on_all(rank_results, world_size):
+    keys = np.array([0, 9, 20, 21, 30])
+    expected = {0: (True, 5, 0), 9: (True, 14, 9), 20: (True, 3, 10), 21: (False, 2, 10)}
+    expected[30] = (False, 1, 10)
+    for rank, (known, step) in enumerate(rank_results(world_size, "policies.restore")):
+        assert step == 10
+        for i, key in enumerate(keys.tolist()):
+            found = tuple(field[i] for field in known)
+            assert found == (expected[key] if key % world_size == rank else (False, 0, -1))
+
+
+@each_world
+def test_a_full_shard_is_an_error_on_all_ranks(rank_results, world_size):
+    messages = rank_results(world_size, "policies.full")
+    assert all("max_capacity=2" in message for message in messages)
