@@ -24,6 +24,7 @@ namespace sok {
 void BindTable(pybind11::module_& m);
 void BindRoute(pybind11::module_& m);
 void BindOptimizer(pybind11::module_& m);
+void BindCuda(pybind11::module_& m);
 
 using FloatArray = pybind11::array_t<float, pybind11::array::c_style>;
 using BoolArray = pybind11::array_t<bool, pybind11::array::c_style>;
