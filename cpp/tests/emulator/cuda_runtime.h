@@ -51,9 +51,9 @@ inline constexpr unsigned cudaEventDisableTiming = 2;
 inline const cudaStream_t cudaStreamLegacy = reinterpret_cast<cudaStream_t>(0x1);
 
 namespace emulator {
-inline int64_t bytes_allocated = 0;   // for tests: what is not freed in the end
-inline int64_t num_allocations = 0;   // for tests: a warm step makes none
-inline int64_t num_host_waits = 0;    // for tests: a warm step makes none
+inline int64_t bytes_allocated = 0;  // for tests: what is not freed in the end
+inline int64_t num_allocations = 0;  // for tests: a warm step makes none
+inline int64_t num_host_waits = 0;   // for tests: a warm step makes none
 }  // namespace emulator
 
 inline const char* cudaGetErrorString(cudaError_t error) {
