@@ -21,7 +21,7 @@ namespace cuda {
 
 class History {
  public:
-  static constexpr int64_t kMaxSteps = 16384;
+  static constexpr int64_t kMaxSteps = 4096;
 
   // Async. Throws std::invalid_argument for ReplayKind::kAdamSteps.
   History(const OptimizerOptions& options, Stream stream, int64_t max_steps = kMaxSteps);

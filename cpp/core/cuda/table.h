@@ -63,6 +63,7 @@ class CudaTable {
 
   const TableOptions& options() const;
   int64_t dim() const;
+  Stream stream() const;  // of the last call
 
   // Async. Reads rows; a missing key reads its initial row and is not inserted.
   void Find(Stream stream, const uint64_t* keys, int64_t num_keys,  // [num_keys]

@@ -140,6 +140,7 @@ CudaTable::~CudaTable() = default;
 
 const TableOptions& CudaTable::options() const { return impl_->options; }
 int64_t CudaTable::dim() const { return impl_->options.dim; }
+Stream CudaTable::stream() const { return impl_->stream; }
 std::vector<SlotSpec> CudaTable::slots() const { return impl_->slots; }
 int64_t CudaTable::row_floats() const { return impl_->Ref().row_floats; }
 TableRef CudaTable::Ref() const { return impl_->Ref(); }
