@@ -7,10 +7,14 @@
 //
 // What it finds: wrong indices, races between atomic steps, collectives that not all lanes reach
 // (the run ends with a message). What it cannot find: missing fences and hardware's own behaviour.
+// A fiber is started once and serves one thread after another. Switching is by _longjmp, which
+// unlike swapcontext makes no system call.
+//
 // Not for kernels with shared memory or block-wide barriers: the backend has none.
 #ifndef SOK_TESTS_EMULATOR_FIBERS_H_
 #define SOK_TESTS_EMULATOR_FIBERS_H_
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cstdint>
@@ -48,8 +52,8 @@ struct Tile {
 };
 
 struct Fiber {
-  ucontext_t context;
-  std::unique_ptr<char[]> stack{new char[kStackBytes]};
+  jmp_buf place;  // where it goes on
+  std::unique_ptr<char[]> stack;
   uint3 thread, block;
   bool done = false;
 };
@@ -74,11 +78,6 @@ class Scheduler {
       fiber.done = false;
       fiber.thread = {static_cast<unsigned>(i % num_threads), 0, 0};
       fiber.block = {static_cast<unsigned>(first_block + i / num_threads), 0, 0};
-      getcontext(&fiber.context);
-      fiber.context.uc_stack.ss_sp = fiber.stack.get();
-      fiber.context.uc_stack.ss_size = kStackBytes;
-      fiber.context.uc_link = &main_;
-      makecontext(&fiber.context, &Scheduler::Enter, 0);
       running.push_back(&fiber);
     }
     idle_switches_ = 0;
@@ -87,7 +86,7 @@ class Scheduler {
       current_ = running[pick];
       threadIdx = current_->thread;
       blockIdx = current_->block;
-      swapcontext(&main_, &current_->context);
+      Resume();
       if (current_->done) {
         running[pick] = running.back();
         running.pop_back();
@@ -99,7 +98,9 @@ class Scheduler {
     }
   }
 
-  void Yield() { swapcontext(&current_->context, &main_); }
+  void Yield() {
+    if (_setjmp(current_->place) == 0) _longjmp(main_, 1);
+  }
   void MaybeYield() {
     if (current_ != nullptr && random_bits() % 4 == 0) Yield();
   }
@@ -121,17 +122,33 @@ class Scheduler {
   }
 
  private:
+  void Resume() {
+    if (_setjmp(main_) != 0) return;  // back from the fiber
+    if (current_->stack != nullptr) _longjmp(current_->place, 1);
+    current_->stack.reset(new char[kStackBytes]);
+    static ucontext_t start;
+    getcontext(&start);
+    start.uc_stack.ss_sp = current_->stack.get();
+    start.uc_stack.ss_size = kStackBytes;
+    start.uc_link = nullptr;
+    makecontext(&start, &Scheduler::Enter, 0);
+    setcontext(&start);
+  }
+
   static void Enter() {
     Scheduler& self = Get();
-    (*self.body_)();
-    self.current_->done = true;
+    for (;;) {
+      (*self.body_)();
+      self.current_->done = true;
+      self.Yield();  // until it is another thread's turn to be this fiber
+    }
   }
 
   const std::function<void()>* body_ = nullptr;
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::map<std::pair<unsigned, unsigned>, Tile> tiles_;
   Fiber* current_ = nullptr;
-  ucontext_t main_;
+  jmp_buf main_;
   int64_t idle_switches_ = 0;
 };
 
