@@ -70,9 +70,7 @@ def test_agrees_with_a_dict(cuda, actions):
         else:
             rows, flags = getattr(table, action)(array)
             wanted = [expected.get(key, np.full(DIM, 0.25, np.float32)) for key in keys]
-            np.testing.assert_array_equal(
-                rows.get(), np.array(wanted, np.float32).reshape(-1, DIM)
-            )
+            np.testing.assert_array_equal(rows.get(), np.array(wanted, np.float32).reshape(-1, DIM))
             if action == "find":
                 assert flags.get().tolist() == [key in expected for key in keys]
             else:
@@ -181,11 +179,16 @@ def test_32_bit_keys_are_refused(cuda):
         cuda.CudaTable("t", DIM, key_dtype="int32")
 
 
-def test_a_build_without_cuda_says_so():
-    if _core.cuda_device_count() > 0 or isinstance(_core.CudaTable, type):
+def test_a_build_without_cuda_has_the_names_and_says_so(cuda):
+    """The two modules of bindings must not drift apart."""
+    if isinstance(_core.CudaTable, type):
         pytest.skip("this library was built with CUDA")
-    with pytest.raises(RuntimeError, match="make cuda"):
-        _core.CudaTable("t", DIM)
+    names = [name for name in dir(cuda) if name.startswith(("Cuda", "cuda_"))]
+    assert len(names) == 12
+    for name in set(names) - {"CudaError", "cuda_device_count"}:
+        with pytest.raises(RuntimeError, match="make cuda"):
+            getattr(_core, name)("t", DIM)
+    assert _core.cuda_device_count() == 0
 
 
 @pytest.mark.gpu

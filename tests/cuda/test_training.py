@@ -1,5 +1,7 @@
 """Unique, combine and optimizer steps on device arrays: NumPy oracles, and the CPU's rows."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -44,7 +46,7 @@ def test_combine_and_its_gradient(cuda, combiner, weighted, dim):
     w = np.ones(num_keys) if weights is None else weights.astype(np.float64)
     expected = np.zeros((len(splits) - 1, dim))
     expected_grad = np.zeros((num_unique, dim))
-    for s, (begin, end) in enumerate(zip(splits[:-1], splits[1:], strict=True)):
+    for s, (begin, end) in enumerate(itertools.pairwise(splits)):
         part = slice(begin, end)
         divisor = {"sum": 1.0, "mean": w[part].sum(), "sqrtn": np.sqrt((w[part] ** 2).sum())}
         if begin == end or divisor[combiner] == 0:

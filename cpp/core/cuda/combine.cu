@@ -31,10 +31,11 @@ struct TableRows {
 
 template <int kWidth, typename Rows>
 __global__ void __launch_bounds__(kThreads)
-    CombineKernel(Samples samples, Rows rows, int64_t num_samples, int64_t per_row, float* out) {
+    CombineKernel(Samples samples, Rows rows, int64_t num_samples, Pieces<kWidth> pieces,
+                  float* out) {
   const int64_t thread = GlobalThread();
-  const int64_t s = thread / per_row;
-  const int64_t column = thread % per_row;
+  const int64_t s = pieces.LongRowOf(thread);
+  const int64_t column = thread - s * pieces.per_row;
   if (s >= num_samples) return;
   const bool none = samples.combiner == Combiner::kNone;
   const int64_t begin = none ? s : samples.row_splits[s];
@@ -119,19 +120,22 @@ SOK_DEVICE Piece<kWidth>* Partial(float* partials, int64_t per_row, int64_t t, i
 
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads)
-    SumTilesKernel(SortedPositions sorted, Shares shares, const float* grad, int64_t per_row,
+    SumTilesKernel(SortedPositions sorted, Shares shares, const float* grad, Pieces<kWidth> pieces,
                    float* out, float* partials) {
   const int64_t thread = GlobalThread();
-  const int64_t t = thread / per_row;
-  const int64_t column = thread % per_row;
+  const int64_t per_row = pieces.per_row;
+  const int64_t t = pieces.LongRowOf(thread);
+  const int64_t column = thread - t * per_row;
   const int64_t begin = t * sorted.tile;
   if (begin >= sorted.num_keys) return;
   const int64_t end = begin + sorted.tile < sorted.num_keys ? begin + sorted.tile : sorted.num_keys;
-  const bool from_before = begin > 0 && sorted.rows[begin - 1] == sorted.rows[begin];
-  const bool goes_on = end < sorted.num_keys && sorted.rows[end] == sorted.rows[end - 1];
   const Piece<kWidth>* const grads = reinterpret_cast<const Piece<kWidth>*>(grad);
+  Piece<kWidth>* const rows_out = reinterpret_cast<Piece<kWidth>*>(out) + column;
   uint32_t row = sorted.rows[begin];
-  bool is_first = true;  // of the tile
+  Piece<kWidth>* target = rows_out + row * per_row;
+  if (begin > 0 && sorted.rows[begin - 1] == row) {  // it began in an earlier tile
+    target = Partial<kWidth>(partials, per_row, t, 0, column);
+  }
   Piece<kWidth> sum = {};
   for (int64_t j = begin; j < end; j += kAhead) {
     Piece<kWidth> values[kAhead];
@@ -149,35 +153,29 @@ __global__ void __launch_bounds__(kThreads)
       if (j + u >= end) continue;
       const uint32_t next = sorted.rows[j + u];
       if (next != row) {
-        if (is_first && from_before) {
-          *Partial<kWidth>(partials, per_row, t, 0, column) = sum;
-        } else {
-          reinterpret_cast<Piece<kWidth>*>(out)[int64_t{row} * per_row + column] = sum;
-        }
-        is_first = false;
+        *target = sum;
         row = next;
+        target = rows_out + row * per_row;
         sum = Piece<kWidth>{};
       }
       if (factors[u] == 0.0f && sorted.skips_zeros) continue;
       for (int i = 0; i < kWidth; ++i) sum.x[i] += factors[u] * values[u].x[i];
     }
   }
-  if (is_first && from_before) {
-    *Partial<kWidth>(partials, per_row, t, 0, column) = sum;
-  } else if (goes_on) {
-    *Partial<kWidth>(partials, per_row, t, 1, column) = sum;
-  } else {
-    reinterpret_cast<Piece<kWidth>*>(out)[int64_t{row} * per_row + column] = sum;
-  }
+  const bool goes_on = end < sorted.num_keys && sorted.rows[end] == row;
+  const bool began_before = begin > 0 && sorted.rows[begin - 1] == row;
+  if (goes_on && !began_before) target = Partial<kWidth>(partials, per_row, t, 1, column);
+  *target = sum;
 }
 
 // For each tile whose last row begins there and goes on: its partial sums, in order of tile.
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads)
-    JoinTilesKernel(SortedPositions sorted, int64_t per_row, float* partials, float* out) {
+    JoinTilesKernel(SortedPositions sorted, Pieces<kWidth> pieces, float* partials, float* out) {
   const int64_t thread = GlobalThread();
-  const int64_t t = thread / per_row;
-  const int64_t column = thread % per_row;
+  const int64_t per_row = pieces.per_row;
+  const int64_t t = pieces.LongRowOf(thread);
+  const int64_t column = thread - t * per_row;
   const int64_t begin = t * sorted.tile;
   const int64_t end = begin + sorted.tile;
   if (end >= sorted.num_keys) return;  // nothing follows
@@ -219,7 +217,7 @@ void CombineRows(Stream stream, const Samples& samples, const float* rows, int64
     constexpr int kWidth = decltype(width)::value;
     const int64_t per_row = dim / kWidth;
     Launch(CombineKernel<kWidth, DenseRows>, NumSamples(samples) * per_row, stream, samples,
-           DenseRows{rows, dim}, NumSamples(samples), per_row, out);
+           DenseRows{rows, dim}, NumSamples(samples), Pieces<kWidth>(dim), out);
   });
 }
 
@@ -229,7 +227,7 @@ void CombineTableRows(Stream stream, const Samples& samples, const TableRef& tab
     constexpr int kWidth = decltype(width)::value;
     const int64_t per_row = table.dim / kWidth;
     Launch(CombineKernel<kWidth, TableRows>, NumSamples(samples) * per_row, stream, samples,
-           TableRows{table, row_numbers}, NumSamples(samples), per_row, out);
+           TableRows{table, row_numbers}, NumSamples(samples), Pieces<kWidth>(table.dim), out);
   });
 }
 
@@ -262,10 +260,11 @@ void CombineGradient(Stream stream, Workspace& workspace, const Samples& samples
   float* const partials = workspace.Take<float>(2 * num_tiles * dim);
   WithPieceWidth(Aligned16(grad) ? dim : 1, out, [&](auto width) {
     constexpr int kWidth = decltype(width)::value;
-    const int64_t per_row = dim / kWidth;
-    Launch(SumTilesKernel<kWidth>, num_tiles * per_row, stream, sorted, shares, grad, per_row, out,
+    const Pieces<kWidth> pieces(dim);
+    const int64_t num_threads = num_tiles * pieces.per_row;
+    Launch(SumTilesKernel<kWidth>, num_threads, stream, sorted, shares, grad, pieces, out,
            partials);
-    Launch(JoinTilesKernel<kWidth>, num_tiles * per_row, stream, sorted, per_row, partials, out);
+    Launch(JoinTilesKernel<kWidth>, num_threads, stream, sorted, pieces, partials, out);
   });
 }
 

@@ -77,6 +77,10 @@ void CopyToHost(Stream stream, void* to, const void* from, size_t bytes) {
   Synchronize(stream);
 }
 
+void CopyOnDevice(Stream stream, void* to, const void* from, size_t bytes) {
+  Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), "cudaMemcpyAsync");
+}
+
 void OrderAfter(Stream later, Stream earlier) {
   if (later == earlier) return;
   cudaEvent_t event;

@@ -225,9 +225,7 @@ int64_t CudaTable::Erase(Stream stream, const uint64_t* keys, int64_t num_keys) 
   if (bytes > impl.free_rows.bytes()) {
     Buffer larger(bytes + bytes / 4, stream);
     if (impl.free_rows.bytes() > 0) {
-      Check(cudaMemcpyAsync(larger.data(), impl.free_rows.data(), impl.free_rows.bytes(),
-                            cudaMemcpyDeviceToDevice, stream),
-            "cudaMemcpyAsync");
+      CopyOnDevice(stream, larger.data(), impl.free_rows.data(), impl.free_rows.bytes());
     }
     impl.free_rows = std::move(larger);
   }

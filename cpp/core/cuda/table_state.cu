@@ -15,6 +15,7 @@ namespace sok {
 namespace cuda {
 namespace {
 
+constexpr int64_t kMaxDim = int64_t{1} << 20;  // the pieces of 32 rows are numbered in 32 bits
 constexpr int64_t kChunkFloats = int64_t{1} << 19;  // of embeddings: 2 MiB
 constexpr int64_t kPieceFloats = int64_t{1} << 24;  // moved to or from the host at a time: 64 MiB
 
@@ -24,6 +25,10 @@ const TableOptions& Validated(const TableOptions& options, double max_load_facto
     throw std::invalid_argument(
         "A table in device memory needs a hashtable. Received: use_hashtable=false (table '" +
         options.name + "')");
+  }
+  if (options.dim > kMaxDim) {
+    throw std::invalid_argument("`dim` must be at most 2^20 in device memory. Received: " +
+                                std::to_string(options.dim) + " (table '" + options.name + "')");
   }
   if (!(max_load_factor > 0.0 && max_load_factor <= 0.97)) {
     throw std::invalid_argument(
@@ -53,9 +58,7 @@ void DeviceArena::Reserve(Stream stream, int64_t wanted_chunks, int64_t chunk_ro
   if (needed > pointers.bytes()) {
     Buffer larger(std::max<size_t>(2 * needed, 1024), stream);
     if (num_chunks > 0) {
-      Check(cudaMemcpyAsync(larger.data(), pointers.data(), num_chunks * sizeof(float*),
-                            cudaMemcpyDeviceToDevice, stream),
-            "cudaMemcpyAsync");
+      CopyOnDevice(stream, larger.data(), pointers.data(), num_chunks * sizeof(float*));
     }
     pointers = std::move(larger);
   }

@@ -266,6 +266,17 @@ void BindCuda(py::module_& m) {
         cuda::Synchronize(StreamOf(stream));
       },
       py::kw_only(), py::arg("stream") = 0, "Waits for all work on the stream.");
+  m.def(
+      "cuda_copy",
+      [](const py::object& to, const py::object& from, uint64_t address) {
+        const Stream stream = StreamOf(address);
+        const DeviceView source(from, "from", {"<f4"}, {-1}, stream);
+        const DeviceView target(to, "to", {"<f4"}, {source.length()}, stream);
+        cuda::CopyOnDevice(stream, target.as<void>(), source.as<void>(),
+                           static_cast<size_t>(source.length()) * sizeof(float));
+      },
+      py::arg("to"), py::arg("from_"), py::kw_only(), py::arg("stream") = 0,
+      "Copies floats on the device: what its memory bandwidth is measured with.");
   BindDeviceArray(m);
   BindCudaTable(m);
   BindCudaOps(m);

@@ -16,7 +16,13 @@ namespace {
 
 void BindCuda(py::module_& m) {
   m.def("cuda_device_count", [] { return 0; });
-  for (const char* name : {"CudaTable", "CudaArray"}) m.def(name, &Refuse);
+  m.attr("CudaError") = py::module_::import("builtins").attr("RuntimeError");
+  for (const char* name :
+       {"CudaTable", "CudaArray", "cuda_synchronize", "cuda_copy", "cuda_apply_gradients",
+        "cuda_apply_gradients_to_rows", "cuda_unique_with_inverse", "cuda_combine",
+        "cuda_combine_of_table", "cuda_combine_gradient"}) {
+    m.def(name, &Refuse);
+  }
 }
 
 }  // namespace sok
