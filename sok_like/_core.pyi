@@ -303,3 +303,189 @@ def _hash_pieces(key: int) -> tuple[int, int, int]:
 
 def _philox(counter: Sequence[int], key: Sequence[int]) -> list[int]:
     """Philox4x32-10 of four counter words and two key words."""
+
+# ---- tables in device memory; docs/cuda.md ----
+#
+# Device arrays are objects with `__cuda_array_interface__`: CuPy, PyTorch and Numba arrays, and
+# CudaArray. `stream` is the address of a CUDA stream, 0 for the default one. Calls return before
+# the device has done the work, unless they return something of the host. In a build without CUDA
+# all of them but `cuda_device_count` raise RuntimeError.
+
+def cuda_device_count() -> int:
+    """Devices that can be used; 0 without a driver, and in a build without CUDA."""
+
+def cuda_synchronize(*, stream: int = 0) -> None:
+    """Waits for all work on the stream."""
+
+def cuda_copy(to: Any, from_: Any, *, stream: int = 0) -> None:
+    """Copies floats `[n]` from one device array to another."""
+
+class CudaError(RuntimeError):
+    """A CUDA call failed, device memory ran out, or there is no device."""
+
+class CudaArray:
+    """A copy of a NumPy array in device memory, or the result of a call."""
+
+    def __init__(self, array: NDArray[Any], *, stream: int = 0) -> None: ...
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    def __len__(self) -> int: ...
+    def get(self) -> NDArray[Any]:
+        """A copy as a NumPy array. Waits for the stream."""
+
+class CudaTable:
+    """One rank's shard of a table in device memory, for one host thread at a time.
+
+    Args:
+        name, dim, initializer, a, b, default_rows, seed, initial_capacity, max_capacity: As of
+            `Table`; initial rows have the same bits.
+        key_dtype: `"int64"` or `"uint64"`, also the type of the key arrays.
+        max_load_factor: Share of the index that may be in use before it grows, in (0, 0.97].
+
+    Raises:
+        ValueError: An argument is out of its range; the message names it.
+        CudaError: There is no device, or too little memory.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dim: int,
+        *,
+        key_dtype: str = "int64",
+        initializer: str = "uniform",
+        a: float = -0.05,
+        b: float = 0.05,
+        default_rows: ArrayLike | None = None,
+        seed: int = 0,
+        initial_capacity: int = 0,
+        max_capacity: int = 0,
+        max_load_factor: float = 0.875,
+        stream: int = 0,
+    ) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def key_dtype(self) -> str: ...
+    @property
+    def size(self) -> int:
+        """Keys present. Waits."""
+    def __len__(self) -> int: ...
+    @property
+    def capacity(self) -> int:
+        """Keys that fit before the index grows. Waits."""
+    @property
+    def slots(self) -> list[SlotSpec]: ...
+    def configure_slots(self, specs: Sequence[SlotSpec], *, stream: int = 0) -> None: ...
+    def find(
+        self, keys: Any, *, rows: Any = None, found: Any = None, stream: int = 0
+    ) -> tuple[Any, Any]:
+        """Rows `[num_keys, dim]` and whether each key was present, written to arrays if given."""
+    def find_or_insert(
+        self, keys: Any, *, rows: Any = None, inserted: Any = None, stream: int = 0
+    ) -> tuple[Any, Any]:
+        """Reads rows, inserting missing keys; the flag is true at one position of each new key.
+
+        Raises:
+            ValueError: `max_capacity` would be exceeded; nothing was inserted.
+        """
+    def row_numbers(
+        self, keys: Any, *, insert: bool = False, out: Any = None, stream: int = 0
+    ) -> Any:
+        """Row numbers `[num_keys]`, uint32; 2**32 - 1 where a key is missing and not inserted."""
+    def gather(self, row_numbers: Any, *, rows: Any = None, stream: int = 0) -> Any:
+        """Rows by number, `[num_rows, dim]`. Every number must be one of this table's."""
+    def assign(self, keys: Any, rows: Any, *, stream: int = 0) -> None:
+        """Writes rows, inserting missing keys; of equal keys the last wins."""
+    def erase(self, keys: Any, *, stream: int = 0) -> int:
+        """Removes keys and returns how many were present. Waits."""
+    def clear(self, *, stream: int = 0) -> None: ...
+    def reserve(self, num_keys: int, *, stream: int = 0) -> None: ...
+    def export(
+        self, with_slots: bool = True, *, stream: int = 0
+    ) -> tuple[NDArray[Any], NDArray[np.float32], dict[str, NDArray[np.float32]]]:
+        """As `Table.export`, to NumPy arrays. Waits."""
+    def import_(
+        self,
+        keys: ArrayLike,
+        rows: ArrayLike,
+        slots: Mapping[str, ArrayLike] | None = None,
+        *,
+        stream: int = 0,
+    ) -> None:
+        """As `Table.import_`, from NumPy arrays; keys must not repeat. Waits."""
+    def stats(self, *, stream: int = 0) -> dict[str, int | float]:
+        """Size, load factor and bytes. Waits."""
+
+def cuda_apply_gradients(
+    table: CudaTable,
+    rule: str,
+    learning_rate: float,
+    step: int,
+    keys: Any,
+    grads: Any,
+    *,
+    keys_are_unique: bool = False,
+    stream: int = 0,
+    **options: float | bool,
+) -> None:
+    """As `apply_gradients`, on device arrays."""
+
+def cuda_apply_gradients_to_rows(
+    table: CudaTable,
+    rule: str,
+    learning_rate: float,
+    step: int,
+    row_numbers: Any,
+    grads: Any,
+    *,
+    stream: int = 0,
+    **options: float | bool,
+) -> None:
+    """The same by row number. Row numbers must not repeat."""
+
+def cuda_unique_with_inverse(
+    keys: Any, world_size: int = 1, *, stream: int = 0
+) -> tuple[CudaArray, CudaArray, CudaArray]:
+    """As `unique_with_inverse`, in the order of first occurrence within an owner. Waits."""
+
+def cuda_combine(
+    rows: Any,
+    inverse: Any,
+    row_splits: Any,
+    combiner: str = "sum",
+    weights: Any = None,
+    *,
+    stream: int = 0,
+) -> CudaArray:
+    """As `combine`. The values of `inverse` (int32) and `row_splits` (int64) are not checked."""
+
+def cuda_combine_of_table(
+    table: CudaTable,
+    row_numbers: Any,
+    inverse: Any,
+    row_splits: Any,
+    combiner: str = "sum",
+    weights: Any = None,
+    *,
+    stream: int = 0,
+) -> CudaArray:
+    """The same straight from a table: `inverse` points into `row_numbers` `[num_unique]`."""
+
+def cuda_combine_gradient(
+    grad: Any,
+    inverse: Any,
+    row_splits: Any,
+    num_unique: int,
+    combiner: str = "sum",
+    weights: Any = None,
+    *,
+    stream: int = 0,
+) -> CudaArray:
+    """As `combine_gradient`: `[num_unique, dim]`."""

@@ -38,7 +38,7 @@ CPP_MAY_INCLUDE = {
     "cpp/core/cuda": {"cpp/core", "cpp/core/cuda"},
     "cpp/tf": CORE | {"cpp/tf"},
     "cpp/python": CORE | {"cpp/python"},
-    "cpp/tests": CORE | {"cpp/tests"},
+    "cpp/tests": CORE | {"cpp/python", "cpp/tests"},
 }
 # Start of a foreign header's name -> the folders that may know it.
 CPP_FOREIGN = {

@@ -1,17 +1,25 @@
 #!/usr/bin/env bash
-# Builds everything with the CUDA backend in build-cuda/, where nvcc is.
+# Builds the core and `_core` with the CUDA backend in build-cuda/, where nvcc is. Touches
+# nothing that is installed; `tools/build_cuda.sh --install` puts `_core` into sok_like/.
+# REPORT=1 prints registers, stack and spills of each kernel and fails if one spills.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PWD/.venv/bin:$PATH
 
-if ! compgen -G 'cpp/core/cuda/*.cu' >/dev/null; then
-  echo "There are no CUDA sources yet, so there is nothing to build."
-  exit 0
-fi
 if ! command -v nvcc >/dev/null; then
   echo "The CUDA backend needs nvcc: install the CUDA toolkit 12 or newer and put its bin folder on PATH." >&2
   exit 1
 fi
 echo "Building with CUDA in build-cuda"
-cmake -S . -B build-cuda -G Ninja -DSOK_WITH_CUDA=ON -DPython_EXECUTABLE="$PWD/.venv/bin/python" >/dev/null
+# The op library has no kernels for devices yet.
+cmake -S . -B build-cuda -G Ninja -DSOK_WITH_CUDA=ON -DSOK_WITH_TF=OFF -DSOK_CUDA_REPORT="${REPORT:-OFF}" \
+  -DPython_EXECUTABLE="$PWD/.venv/bin/python" >/dev/null
+if [ -n "${REPORT:-}" ]; then
+  touch cpp/core/cuda/*.cu
+  # Ninja prints what nvcc said when a file is done.
+  cmake --build build-cuda --target sok_cuda | tools/kernel_report.py
+fi
 cmake --build build-cuda -- --quiet
+if [ "${1:-}" = --install ]; then
+  cmake --install build-cuda --prefix . >/dev/null
+fi

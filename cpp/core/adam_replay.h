@@ -93,6 +93,10 @@ class StepHistory {
   double Decay(uint32_t k) const;
   uint32_t window() const { return window_; }  // missed steps whose momentum still counts
 
+  // For a copy of the records in device memory, which each Append brings up to date by itself.
+  const std::vector<double>& shape() const { return shape_; }  // [window, num_terms], see below
+  double log_decay() const { return LogDecay(num_kept_); }     // log P(0, n)
+
  private:
   // Steps first, first + 1, ... with one learning rate and consecutive t.
   struct Run {

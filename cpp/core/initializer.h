@@ -106,9 +106,16 @@ SOK_HD inline void NormalPair(uint32_t bits0, uint32_t bits1, float* z0, float* 
   *z1 = radius * ((quarter >= 2) ? -y : y);
 }
 
+// Chosen, not indexed: a register array with a run-time index moves to memory on a device.
+SOK_HD inline uint32_t WordOfBlock(const PhiloxBlock& block, uint32_t lane) {
+  const uint32_t low = (lane & 1) ? block.x[1] : block.x[0];
+  const uint32_t high = (lane & 1) ? block.x[3] : block.x[2];
+  return (lane & 2) ? high : low;
+}
+
 SOK_HD inline float NormalOfBlock(const PhiloxBlock& block, uint32_t lane) {
   float z0, z1;
-  NormalPair(block.x[lane & 2], block.x[(lane & 2) + 1], &z0, &z1);
+  NormalPair(WordOfBlock(block, lane & 2), WordOfBlock(block, lane | 1), &z0, &z1);
   return (lane & 1) ? z1 : z0;
 }
 
@@ -123,11 +130,40 @@ SOK_HD inline float TruncatedNormal(const Initializer& init, uint64_t key, uint3
   return 0.0f;
 }
 
+// The columns 4 * block .. 4 * block + 3 of a row: what one Philox block gives. `out` [4]; columns
+// from `dim` on are leftovers that mean nothing.
+SOK_HD inline void InitialQuad(const Initializer& init, uint64_t key, uint32_t block, int64_t dim,
+                               float* out) {
+  if (init.kind == InitializerKind::kConstant) {
+    for (int i = 0; i < 4; ++i) out[i] = init.a;
+    return;
+  }
+  if (init.kind == InitializerKind::kDefaultRows) {
+    const float* const row = init.default_rows + (key % init.num_default_rows) * dim;
+    const int64_t first = int64_t{block} * 4;
+    for (int i = 0; i < 4; ++i) out[i] = first + i < dim ? row[first + i] : 0.0f;
+    return;
+  }
+  const PhiloxBlock bits = InitialBlock(init, key, block, 0);
+  if (init.kind == InitializerKind::kUniform) {
+    for (int i = 0; i < 4; ++i) out[i] = UniformValue(init, bits.x[i]);
+    return;
+  }
+  NormalPair(bits.x[0], bits.x[1], out, out + 1);
+  NormalPair(bits.x[2], bits.x[3], out + 2, out + 3);
+  for (int i = 0; i < 4; ++i) {
+    if (init.kind == InitializerKind::kTruncatedNormal && !(out[i] > -2.0f && out[i] < 2.0f)) {
+      out[i] = TruncatedNormal(init, key, 4 * block + i, 1);
+    }
+    out[i] = init.a + init.scale * out[i];
+  }
+}
+
 SOK_HD inline float InitialElement(const Initializer& init, uint64_t key, uint32_t column,
                                    int64_t dim) {
   switch (init.kind) {
     case InitializerKind::kUniform:
-      return UniformValue(init, InitialBlock(init, key, column / 4, 0).x[column % 4]);
+      return UniformValue(init, WordOfBlock(InitialBlock(init, key, column / 4, 0), column % 4));
     case InitializerKind::kNormal:
       return init.a +
              init.scale * NormalOfBlock(InitialBlock(init, key, column / 4, 0), column % 4);

@@ -9,4 +9,11 @@
 #define SOK_HD
 #endif
 
+// Number of zero bits below the lowest one; x must not be 0.
+#ifdef __CUDA_ARCH__
+#define SOK_CTZ(x) (__ffs(static_cast<int>(x)) - 1)
+#else
+#define SOK_CTZ(x) __builtin_ctz(x)
+#endif
+
 #endif  // SOK_CORE_PLATFORM_H_

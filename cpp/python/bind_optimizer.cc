@@ -8,7 +8,19 @@ namespace py = pybind11;
 namespace sok {
 namespace {
 
-// Options by name; an unknown one is an error, not a silent default.
+void Apply(CpuTable& table, const std::string& rule, float learning_rate, int64_t step,
+           const py::object& keys, const py::object& grads, bool keys_are_unique,
+           const py::kwargs& keywords) {
+  const OptimizerOptions options = OptionsFromKeywords(rule, keywords);
+  const KeyArray key_array(keys, table.options().key_type);
+  const FloatArray grad_array = FloatsOfShape(grads, {key_array.size(), table.dim()}, "grads");
+  const py::gil_scoped_release release;
+  ApplyGradients(*SharedPool(), table, options, learning_rate, step, key_array.data(),
+                 grad_array.data(), key_array.size(), keys_are_unique);
+}
+
+}  // namespace
+
 OptimizerOptions OptionsFromKeywords(const std::string& rule, const py::kwargs& keywords) {
   OptimizerOptions options;
   options.kind = ParseOptimizerKind(rule);
@@ -48,19 +60,6 @@ OptimizerOptions OptionsFromKeywords(const std::string& rule, const py::kwargs& 
   options.Validate();
   return options;
 }
-
-void Apply(CpuTable& table, const std::string& rule, float learning_rate, int64_t step,
-           const py::object& keys, const py::object& grads, bool keys_are_unique,
-           const py::kwargs& keywords) {
-  const OptimizerOptions options = OptionsFromKeywords(rule, keywords);
-  const KeyArray key_array(keys, table.options().key_type);
-  const FloatArray grad_array = FloatsOfShape(grads, {key_array.size(), table.dim()}, "grads");
-  const py::gil_scoped_release release;
-  ApplyGradients(*SharedPool(), table, options, learning_rate, step, key_array.data(),
-                 grad_array.data(), key_array.size(), keys_are_unique);
-}
-
-}  // namespace
 
 void BindOptimizer(py::module_& m) {
   m.def("apply_gradients", &Apply, py::arg("table"), py::arg("rule"), py::arg("learning_rate"),

@@ -134,4 +134,5 @@ PYBIND11_MODULE(_core, m) {
   sok::BindTable(m);
   sok::BindRoute(m);
   sok::BindOptimizer(m);
+  sok::BindCuda(m);
 }

@@ -13,6 +13,7 @@
 #include "cpp/core/cpu/route.h"
 #include "cpp/core/cpu/row_ops.h"
 #include "cpp/core/cpu/scratch.h"
+#include "cpp/core/rules.h"
 
 namespace sok {
 namespace {
@@ -95,75 +96,9 @@ void UpdateRows(Executor& ex, const Batch& batch, const Rule& rule) {
   });
 }
 
-MomentumRule MakeMomentumRule(const OptimizerOptions& options, float learning_rate) {
-  MomentumRule rule;
-  rule.momentum = options.momentum;
-  rule.before = options.momentum_before_rate ? 1.0f : -learning_rate;
-  rule.after = options.momentum_before_rate ? -learning_rate : 1.0f;
-  if (options.nesterov) rule.after *= options.momentum;
-  rule.direct = options.nesterov ? -learning_rate : 0.0f;
-  return rule;
-}
-
-AdamRule MakeAdamRule(const OptimizerOptions& options, float learning_rate, int64_t step) {
-  const double beta_1 = AsWritten(options.beta_1);
-  const double beta_2 = AsWritten(options.beta_2);
-  const double t = static_cast<double>(step);
-  AdamRule rule;
-  rule.alpha = static_cast<float>(learning_rate * std::sqrt(1.0 - std::pow(beta_2, t)) /
-                                  (1.0 - std::pow(beta_1, t)));
-  rule.one_minus_beta_1 = static_cast<float>(1.0 - beta_1);
-  rule.one_minus_beta_2 = static_cast<float>(1.0 - beta_2);
-  rule.epsilon = options.epsilon;
-  return rule;
-}
-
-template <bool kSquareRoot>
-FtrlRule<kSquareRoot> MakeFtrlRule(const OptimizerOptions& options, float learning_rate) {
-  const float l2 = options.l2 + options.beta / (2.0f * learning_rate);
-  return {learning_rate, options.l1, l2, options.l2_shrinkage, -options.learning_rate_power};
-}
-
 void RunRule(Executor& ex, const Batch& batch, float learning_rate, int64_t step) {
-  const OptimizerOptions& options = batch.state.options();
-  switch (options.kind) {
-    case OptimizerKind::kSgd:
-      return UpdateRows(ex, batch, SgdRule{learning_rate});
-    case OptimizerKind::kMomentum:
-      return UpdateRows(ex, batch, MakeMomentumRule(options, learning_rate));
-    case OptimizerKind::kAdagrad:
-      return UpdateRows(ex, batch, AdagradRule{learning_rate, options.epsilon});
-    case OptimizerKind::kRowWiseAdagrad:
-      return UpdateRows(ex, batch, RowWiseAdagradRule{learning_rate, options.epsilon});
-    case OptimizerKind::kAdam:
-    case OptimizerKind::kLazyAdam: {
-      const AdamRule rule = MakeAdamRule(options, learning_rate, step);
-      return options.amsgrad ? UpdateRows(ex, batch, AmsgradRule{rule})
-                             : UpdateRows(ex, batch, rule);
-    }
-    case OptimizerKind::kFtrl:
-      return options.learning_rate_power == -0.5f
-                 ? UpdateRows(ex, batch, MakeFtrlRule<true>(options, learning_rate))
-                 : UpdateRows(ex, batch, MakeFtrlRule<false>(options, learning_rate));
-  }
-}
-
-void CheckStep(const OptimizerOptions& options, float learning_rate, int64_t step) {
-  options.Validate();
-  const bool ftrl = options.kind == OptimizerKind::kFtrl;
-  if (!std::isfinite(learning_rate) || (ftrl && learning_rate <= 0.0f)) {
-    throw std::invalid_argument("`learning_rate` must be a finite " +
-                                std::string(ftrl ? "positive " : "") +
-                                "number. Received: " + std::to_string(learning_rate));
-  }
-  if (step < 1) {
-    throw std::invalid_argument("`step` counts from 1. Received: " + std::to_string(step));
-  }
-  if (!(1.0 - AsWritten(options.weight_decay) * learning_rate > 0.0)) {
-    throw std::invalid_argument(
-        "`weight_decay * learning_rate` must be below 1. Received: weight_decay=" +
-        std::to_string(options.weight_decay) + ", learning_rate=" + std::to_string(learning_rate));
-  }
+  WithRule(batch.state.options(), learning_rate, step,
+           [&](const auto& rule) { UpdateRows(ex, batch, rule); });
 }
 
 // The table's optimizer, attached if it has none yet. Needs the exclusive lock.

@@ -12,6 +12,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "cpp/core/digest.h"
+
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #elif defined(__ARM_NEON) && defined(__aarch64__)
@@ -19,8 +21,6 @@
 #endif
 
 namespace sok {
-
-inline constexpr int kBucketSlots = 16;
 
 struct alignas(16) Bucket {
   uint8_t digests[kBucketSlots];
@@ -34,21 +34,13 @@ static_assert(sizeof(Bucket) == 208, "a bucket has no padding");
 class PlainDigests {
  public:
   explicit PlainDigests(const uint8_t* digests) {
-    std::memcpy(&low_, digests, 8);
-    std::memcpy(&high_, digests + 8, 8);
+    std::memcpy(&words_.low, digests, 8);
+    std::memcpy(&words_.high, digests + 8, 8);
   }
-  uint32_t Match(uint8_t digest) const {
-    return MatchEight(low_, digest) | MatchEight(high_, digest) << 8;
-  }
+  uint32_t Match(uint8_t digest) const { return MatchDigests(words_, digest); }
 
  private:
-  static uint32_t MatchEight(uint64_t bytes, uint8_t digest) {
-    constexpr uint64_t kLow7 = 0x7F7F7F7F7F7F7F7Full;
-    const uint64_t x = bytes ^ (0x0101010101010101ull * digest);  // 0 where equal
-    const uint64_t zero = ~(((x & kLow7) + kLow7) | x | kLow7);   // 0x80 where 0, exactly
-    return static_cast<uint32_t>(((zero >> 7) * 0x0102040810204080ull) >> 56);  // a bit per byte
-  }
-  uint64_t low_, high_;
+  DigestWords words_;
 };
 
 #if defined(__SSE2__)

@@ -1,10 +1,8 @@
 #include "cpp/core/cpu/combine.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <cstring>
-#include <stdexcept>
 
 #include "cpp/core/cpu/row_ops.h"
 #include "cpp/core/cpu/scratch.h"
@@ -20,21 +18,6 @@ constexpr int64_t kScanBlock =
 
 int64_t Grain(int64_t floats_each) {
   return std::max<int64_t>(1, kGrainFloats / std::max<int64_t>(1, floats_each));
-}
-
-// What the sum over a sample is divided by; 0 for an empty sample.
-float Divisor(const Samples& samples, int64_t begin, int64_t end) {
-  if (samples.combiner == Combiner::kSum) return begin < end ? 1.0f : 0.0f;
-  const bool mean = samples.combiner == Combiner::kMean;
-  double sum = static_cast<double>(end - begin);
-  if (samples.weights != nullptr) {
-    sum = 0.0;
-    for (int64_t k = begin; k < end; ++k) {
-      const double weight = samples.weights[k];
-      sum += mean ? weight : weight * weight;
-    }
-  }
-  return static_cast<float>(mean ? sum : std::sqrt(sum));
 }
 
 // Prefetches what position k + kRowsAhead will read.
@@ -62,7 +45,7 @@ void CombineRange(const Samples& samples, const float* const* rows, int64_t vari
       std::memcpy(out_row, rows[samples.inverse[begin]], dim * sizeof(float));
       continue;
     }
-    const float divisor = none ? 1.0f : Divisor(samples, begin, end);
+    const float divisor = none ? 1.0f : SampleDivisor(samples, begin, end);
     if (divisor == 0.0f) {
       std::fill_n(out_row, dim, 0.0f);
       continue;
@@ -108,7 +91,7 @@ PositionMap MapPositions(Executor& ex, const Samples& samples) {
       if (map.sample)
         std::fill(map.sample.get() + begin, map.sample.get() + end, static_cast<int32_t>(s));
       if (!map.factor) continue;
-      const float divisor = none ? 1.0f : Divisor(samples, begin, end);
+      const float divisor = none ? 1.0f : SampleDivisor(samples, begin, end);
       for (int64_t k = begin; k < end; ++k) {
         const float weight = samples.weights == nullptr ? 1.0f : samples.weights[k];
         map.factor[k] = divisor == 0.0f ? 0.0f : weight / divisor;
@@ -164,18 +147,6 @@ double Dot(const float* a, const float* b, int64_t dim) {
 
 }  // namespace
 
-Combiner ParseCombiner(const std::string& name) {
-  std::string lower = name;
-  std::transform(lower.begin(), lower.end(), lower.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  if (lower == "none") return Combiner::kNone;
-  if (lower == "sum") return Combiner::kSum;
-  if (lower == "mean") return Combiner::kMean;
-  if (lower == "sqrtn") return Combiner::kSqrtn;
-  throw std::invalid_argument("`combiner` must be one of none, sum, mean, sqrtn. Received: '" +
-                              name + "'");
-}
-
 void CombineRows(Executor& ex, const Samples& samples, const float* const* rows, int64_t num_unique,
                  int64_t dim, float* out) {
   const int64_t num_samples =
@@ -213,7 +184,7 @@ void WeightGradient(Executor& ex, const Samples& samples, const float* const* ro
     for (int64_t s = first; s < last; ++s) {
       const int64_t begin = none ? s : samples.row_splits[s];
       const int64_t end = none ? s + 1 : samples.row_splits[s + 1];
-      const double divisor = none ? 1.0 : Divisor(samples, begin, end);
+      const double divisor = none ? 1.0 : SampleDivisor(samples, begin, end);
       if (divisor == 0.0) {
         std::fill(out + begin, out + end, 0.0f);
         continue;

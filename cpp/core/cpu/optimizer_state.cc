@@ -2,65 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+
+#include "cpp/core/adam_series.h"
 
 namespace sok {
 namespace {
 
 constexpr int64_t kBlock = 16;
 
-// out = w * factors.row - m / D * sum_i q^i F_i for `count` elements; see adam_replay.h.
-// `out` may be `w`: everything is read before the first write.
-template <typename Count>
-inline void ReplaySeries(const StepHistory::Factors& factors, int num_terms, float epsilon,
-                         const float* w, const float* m, const float* v, Count count, float* out) {
-  // A row that never had a gradient has no momentum either: 0 / 0 is to stay 0.
-  constexpr float kTiny = std::numeric_limits<float>::min();
-  float q[kBlock], m_over_d[kBlock], sum[kBlock];
-  for (int64_t d = 0; d < count; ++d) {
-    const float root = std::sqrt(v[d]);
-    const float inverse = 1.0f / std::max(root + epsilon, kTiny);
-    q[d] = root * inverse;
-    m_over_d[d] = m[d] * inverse;
-    sum[d] = factors.terms[num_terms - 1];
-  }
-  for (int i = num_terms - 2; i >= 0; --i) {
-    const float term = factors.terms[i];
-    for (int64_t d = 0; d < count; ++d) sum[d] = sum[d] * q[d] + term;
-  }
-  for (int64_t d = 0; d < count; ++d) sum[d] = w[d] * factors.row - m_over_d[d] * sum[d];
-  for (int64_t d = 0; d < count; ++d) out[d] = sum[d];
-}
-
 }  // namespace
-
-std::vector<SlotSpec> OptimizerSlots(const OptimizerOptions& options, int64_t dim) {
-  const float initial = options.initial_accumulator;
-  std::vector<SlotSpec> slots;
-  switch (options.kind) {
-    case OptimizerKind::kSgd:
-      break;
-    case OptimizerKind::kMomentum:
-      slots = {{"momentum", dim, 0.0f, true}};
-      break;
-    case OptimizerKind::kAdagrad:
-      slots = {{"accumulator", dim, initial, true}};
-      break;
-    case OptimizerKind::kRowWiseAdagrad:
-      slots = {{"accumulator", 1, initial, true}};
-      break;
-    case OptimizerKind::kAdam:
-    case OptimizerKind::kLazyAdam:
-      slots = {{"momentum", dim, 0.0f, true}, {"velocity", dim, 0.0f, true}};
-      if (options.amsgrad) slots.push_back({"velocity_hat", dim, 0.0f, true});
-      break;
-    case OptimizerKind::kFtrl:
-      slots = {{"accumulator", dim, initial, true}, {"linear", dim, 0.0f, true}};
-      break;
-  }
-  if (ReplayKindOf(options) != ReplayKind::kNothing) slots.push_back({"last_step", 1, 0.0f, false});
-  return slots;
-}
 
 OptimizerState::OptimizerState(const OptimizerOptions& options, int64_t dim)
     : options_(options), dim_(dim), history_(options), row_floats_(dim) {
@@ -115,14 +65,15 @@ void OptimizerState::Replay(const float* row, const StepHistory::Factors& factor
   }
   const float* const velocity = row + (history_.kind() == ReplayKind::kAmsgrad ? 3 : 2) * dim_;
   const int num_terms = history_.num_terms();
+  const auto term = [&factors](int i) { return factors.terms[i]; };
   int64_t d = 0;
   for (; d + kBlock <= dim_; d += kBlock) {
-    ReplaySeries(factors, num_terms, options_.epsilon, row + d, momentum + d, velocity + d,
-                 std::integral_constant<int64_t, kBlock>{}, embedding + d);
+    ReplaySeries<kBlock>(factors.row, term, num_terms, options_.epsilon, row + d, momentum + d,
+                         velocity + d, std::integral_constant<int64_t, kBlock>{}, embedding + d);
   }
   if (d < dim_) {
-    ReplaySeries(factors, num_terms, options_.epsilon, row + d, momentum + d, velocity + d,
-                 dim_ - d, embedding + d);
+    ReplaySeries<kBlock>(factors.row, term, num_terms, options_.epsilon, row + d, momentum + d,
+                         velocity + d, dim_ - d, embedding + d);
   }
 }
 

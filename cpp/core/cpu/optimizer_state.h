@@ -21,9 +21,6 @@
 
 namespace sok {
 
-// Slot variables of a rule, in the order that the rules of optimizer.h count on.
-std::vector<SlotSpec> OptimizerSlots(const OptimizerOptions& options, int64_t dim);
-
 class OptimizerState final : public RowCatchUp {
  public:
   OptimizerState(const OptimizerOptions& options, int64_t dim);

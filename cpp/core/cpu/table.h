@@ -37,18 +37,10 @@
 
 #include "cpp/core/cpu/key_records.h"
 #include "cpp/core/parallel.h"
+#include "cpp/core/slots.h"
 #include "cpp/core/table_options.h"
 
 namespace sok {
-
-// Slot variables an optimizer keeps right behind each row.
-struct SlotSpec {
-  std::string name;      // "accumulator", "momentum", "velocity", "last_step", ...
-  int64_t width = 0;     // floats per row: dim, or 1 for a per-row scalar
-  float initial = 0.0f;  // value in a new row
-  bool saved =
-      true;  // false: derived state that a dump leaves out (a caught-up row has it at `initial`)
-};
 
 // Rows may owe updates (dense Adam: the moments of an absent row decay at every step). Attached by
 // the optimizer; the table asks it whenever a row is read or copied out.

@@ -1,0 +1,26 @@
+# Tests of the CUDA backend where there is no device: its sources compiled for the CPU, against the
+# emulator in cpp/tests/emulator/. Never installed. (A source has one language in a build, so a build
+# with CUDA has no emulator.)
+if(NOT SOK_CUDA)
+  file(GLOB SOK_CUDA_SOURCES CONFIGURE_DEPENDS cpp/core/cuda/*.cu cpp/core/cuda/*.cc)
+  set_source_files_properties(${SOK_CUDA_SOURCES} PROPERTIES LANGUAGE CXX)
+  add_library(sok_cuda_emulated STATIC ${SOK_CUDA_SOURCES})
+  target_include_directories(sok_cuda_emulated PUBLIC cpp/tests/emulator)
+  # g++ does not see that a value is read only where it was loaded.
+  target_compile_options(sok_cuda_emulated PUBLIC -Wno-unknown-pragmas -Wno-maybe-uninitialized
+    -fno-strict-aliasing)
+  target_link_libraries(sok_cuda_emulated PUBLIC sok_core)
+  file(GLOB sources CONFIGURE_DEPENDS cpp/tests/cuda/*_test.cc)
+  foreach(source ${sources})
+    get_filename_component(name ${source} NAME_WE)
+    add_executable(cuda_${name} ${source})
+    target_link_libraries(cuda_${name} PRIVATE sok_cuda_emulated)
+    add_test(NAME cuda_${name} COMMAND cuda_${name})
+  endforeach()
+  if(SOK_WITH_PYTHON)
+    # The bindings, for the tests in tests/cuda.
+    file(GLOB sources CONFIGURE_DEPENDS cpp/python/*.cc cpp/python/cuda/*.cc)
+    pybind11_add_module(_cuda_emulated MODULE ${sources} cpp/tests/emulator/module.cc)
+    target_link_libraries(_cuda_emulated PRIVATE sok_cuda_emulated)
+  endif()
+endif()

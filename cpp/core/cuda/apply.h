@@ -1,0 +1,41 @@
+// ApplyGradients on the device: one optimizer step on the rows of a batch.
+//
+//     keys, grads -> unique -> find_or_insert -> sum duplicates -> update        any keys
+//     row numbers, grads ----------------------------------------> update        unique rows
+//
+// The update is one kernel: a row with its slot rows is read once, brought up from the steps it
+// missed, changed by the same rule structs as on the CPU (optimizer.h), and written once.
+//
+// Invariant: a row occurs once in an update, and equal keys are summed in an order that depends on
+// the batch alone (combine.h).
+//
+// All async: nothing waits for the device and nothing is allocated in a warm step.
+#ifndef SOK_CORE_CUDA_APPLY_H_
+#define SOK_CORE_CUDA_APPLY_H_
+
+#include <cstdint>
+
+#include "cpp/core/cuda/table.h"
+#include "cpp/core/optimizer.h"
+
+namespace sok {
+namespace cuda {
+
+// As sok::ApplyGradients for the CPU's table: same arguments, same exceptions.
+void ApplyGradients(Stream stream, CudaTable& table, const OptimizerOptions& options,
+                    float learning_rate, int64_t step, const uint64_t* keys,  // [num_keys]
+                    const float* grads,                                       // [num_keys, dim]
+                    int64_t num_keys, bool keys_are_unique = false);
+
+// For a caller that kept the row numbers of its lookup. Row numbers must not repeat.
+// `num_actual`: in device memory, the number of rows if it is less than num_rows; may be null.
+void ApplyGradientsToRows(Stream stream, CudaTable& table, const OptimizerOptions& options,
+                          float learning_rate, int64_t step,
+                          const uint32_t* row_numbers,  // [num_rows]
+                          const float* grads,           // [num_rows, dim]
+                          int64_t num_rows, const uint32_t* num_actual = nullptr);
+
+}  // namespace cuda
+}  // namespace sok
+
+#endif  // SOK_CORE_CUDA_APPLY_H_

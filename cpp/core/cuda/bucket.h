@@ -1,0 +1,46 @@
+// Bucket of the device index: 16 slots, the layout of the CPU's.
+//
+//     byte 0          16                          144                    208
+//     | 16 digests    | 16 keys, 8 bytes each     | 16 row numbers, 4 each |
+//
+// A slot's digest byte is its state: 0 empty, 1 erased, 2..255 claimed by a key with that digest.
+// Keys are never compared with a sentinel, so every 64-bit key is legal. A row number is stored
+// plus one; 0 says that whoever claimed the slot has not finished writing it (or that the slot has
+// none). A bucket of zeros is an empty bucket.
+//
+// Compiled by host compilers too: includes nothing of CUDA.
+#ifndef SOK_CORE_CUDA_BUCKET_H_
+#define SOK_CORE_CUDA_BUCKET_H_
+
+#include <cstdint>
+
+#include "cpp/core/digest.h"
+#include "cpp/core/hash.h"
+
+namespace sok {
+namespace cuda {
+
+inline constexpr uint32_t kNoRow = 0xFFFFFFFFu;
+
+struct alignas(16) Bucket {
+  uint32_t digests[kBucketSlots / 4];  // slot s is byte s % 4 of word s / 4
+  uint64_t keys[kBucketSlots];
+  uint32_t rows[kBucketSlots];  // row number + 1
+};
+static_assert(sizeof(Bucket) == 208, "a bucket has no padding");
+
+// What a probe needs of the index. Trivially copyable.
+struct IndexRef {
+  Bucket* buckets = nullptr;
+  uint64_t mask = 0;  // number of buckets - 1, which is a power of two - 1
+
+  SOK_HD Bucket* Home(uint64_t hash) const { return buckets + (HashBucket(hash) & mask); }
+  SOK_HD Bucket* Next(Bucket* bucket) const {
+    return buckets + ((static_cast<uint64_t>(bucket - buckets) + 1) & mask);
+  }
+};
+
+}  // namespace cuda
+}  // namespace sok
+
+#endif  // SOK_CORE_CUDA_BUCKET_H_

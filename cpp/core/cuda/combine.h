@@ -1,0 +1,48 @@
+// Combine on the device: rows of one sample reduced to one, its gradient, and sums of duplicates.
+//
+// Forward: a thread takes one piece of one sample's row and walks the sample's keys in order, so a
+// sum runs in order of position, as on the CPU, with its bits.
+//
+// Backward: positions are sorted by the row they read (stable, so each row's positions stay in
+// order) and cut into tiles of kTile; a thread takes one piece of all rows of a tile. What lies
+// within a tile is summed in order of position, with the CPU's bits; a row that goes on over tiles
+// leaves a partial sum in each, and these are added in order of tile. So a key that makes up half
+// of the batch takes a few hundred additions in a row, not half a million, and still:
+//
+// Invariant: the order of every sum depends on the batch alone, never on how threads run.
+//
+//     sorted    0 0 1 1 | 1 1 1 1 | 1 2 3 3 |        tiles of 4
+//     row       0: within    1: tail of tile 0, all of tile 1, head of tile 2    2, 3: within
+//
+// All async. `inverse` and `row_splits` are not checked.
+#ifndef SOK_CORE_CUDA_COMBINE_H_
+#define SOK_CORE_CUDA_COMBINE_H_
+
+#include <cstdint>
+
+#include "cpp/core/combiner.h"
+#include "cpp/core/cuda/device.h"
+#include "cpp/core/cuda/table_ref.h"
+
+namespace sok {
+namespace cuda {
+
+// out[s] = combined rows[inverse[k]] of the keys k of sample s. `rows` [num_unique, dim]. The
+// pointers in `samples` are to device memory.
+void CombineRows(Stream stream, const Samples& samples, const float* rows, int64_t dim,
+                 float* out);  // [batch, dim] or [num_keys, dim]
+
+// The same straight from a table, by row number. Only while its rows owe nothing.
+void CombineTableRows(Stream stream, const Samples& samples, const TableRef& table,
+                      const uint32_t* row_numbers,  // [num_unique]
+                      float* out);
+
+// out[u] = sum over positions k with inverse[k] == u of k's share of its sample's gradient.
+// `grad` [batch, dim] or [num_keys, dim]; `out` [num_unique, dim] is overwritten.
+void CombineGradient(Stream stream, Workspace& workspace, const Samples& samples, const float* grad,
+                     int64_t num_unique, int64_t dim, float* out);
+
+}  // namespace cuda
+}  // namespace sok
+
+#endif  // SOK_CORE_CUDA_COMBINE_H_

@@ -1,0 +1,138 @@
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <mutex>
+
+#include "cpp/core/cuda/device.h"
+
+namespace sok {
+namespace cuda {
+namespace {
+
+constexpr size_t kAlignment = 256;
+
+size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// The pool of the current device. It is kept for the life of the process: buffers may be freed
+// while static objects are torn down.
+cudaMemPool_t Pool() {
+  static std::mutex mutex;
+  static std::map<int, cudaMemPool_t>* const pools = new std::map<int, cudaMemPool_t>;
+  int device = 0;
+  Check(cudaGetDevice(&device), "cudaGetDevice");
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto present = pools->find(device);
+  if (present != pools->end()) return present->second;
+  cudaMemPoolProps properties = {};
+  properties.allocType = cudaMemAllocationTypePinned;
+  properties.location.type = cudaMemLocationTypeDevice;
+  properties.location.id = device;
+  cudaMemPool_t pool;
+  Check(cudaMemPoolCreate(&pool, &properties), "cudaMemPoolCreate");
+  uint64_t keep = UINT64_MAX;  // bytes that stay in the pool when a stream is waited for
+  Check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep),
+        "cudaMemPoolSetAttribute");
+  (*pools)[device] = pool;
+  return pool;
+}
+
+}  // namespace
+
+void Check(int code, const char* what) {
+  if (code == cudaSuccess) return;
+  cudaGetLastError();  // an error that was reported must not come up again in the next call
+  throw CudaError(std::string(what) +
+                  " failed: " + cudaGetErrorString(static_cast<cudaError_t>(code)));
+}
+
+int DeviceCount() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  cudaGetLastError();
+  return 0;
+}
+
+void RequireDevice() {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaSuccess && count > 0) return;
+  cudaGetLastError();
+  throw CudaError(
+      std::string("A CUDA device and its driver are required for tables in device memory. "
+                  "Received: ") +
+      (error == cudaSuccess ? "no device" : cudaGetErrorString(error)));
+}
+
+void Synchronize(Stream stream) { Check(cudaStreamSynchronize(stream), "cudaStreamSynchronize"); }
+
+void CopyToDevice(Stream stream, void* to, const void* from, size_t bytes) {
+  // From memory that is not pinned CUDA takes a copy before it returns.
+  Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
+}
+
+void CopyToHost(Stream stream, void* to, const void* from, size_t bytes) {
+  Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
+  Synchronize(stream);
+}
+
+void CopyOnDevice(Stream stream, void* to, const void* from, size_t bytes) {
+  Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), "cudaMemcpyAsync");
+}
+
+void OrderAfter(Stream later, Stream earlier) {
+  if (later == earlier) return;
+  cudaEvent_t event;
+  Check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+  cudaError_t error = cudaEventRecord(event, earlier);
+  if (error == cudaSuccess) error = cudaStreamWaitEvent(later, event, 0);
+  cudaEventDestroy(event);  // lives on until it has happened
+  Check(error, "cudaStreamWaitEvent");
+}
+
+Buffer::Buffer(size_t bytes, Stream stream) : bytes_(bytes), stream_(stream) {
+  if (bytes == 0) return;
+  const cudaError_t error = cudaMallocFromPoolAsync(&data_, bytes, Pool(), stream);
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    throw CudaError("Device memory ran out: " + std::to_string(bytes) + " bytes were asked for");
+  }
+  Check(error, "cudaMallocFromPoolAsync");
+}
+
+void Buffer::Free() noexcept {
+  if (data_ != nullptr) cudaFreeAsync(data_, stream_);  // fails only when the process is ending
+  data_ = nullptr;
+  bytes_ = 0;
+}
+
+void Buffer::Zero() {
+  if (bytes_ > 0) Check(cudaMemsetAsync(data_, 0, bytes_, stream_), "cudaMemsetAsync");
+}
+
+void Workspace::Reset(Stream stream) {
+  used_ = 0;
+  const size_t needed = total_;
+  total_ = 0;
+  if (blocks_.size() <= 1 && stream == stream_) return;
+  blocks_.clear();
+  stream_ = stream;
+  if (needed > 0) blocks_.emplace_back(needed, stream);
+}
+
+void* Workspace::TakeBytes(size_t bytes) {
+  bytes = Aligned(bytes);
+  if (blocks_.empty() || used_ + bytes > blocks_.back().bytes()) {
+    const size_t last = blocks_.empty() ? 0 : blocks_.back().bytes();
+    blocks_.emplace_back(std::max({bytes, 2 * last, size_t{1} << 20}), stream_);
+    used_ = 0;
+  }
+  char* const piece = blocks_.back().as<char>() + used_;
+  used_ += bytes;
+  total_ += bytes;
+  return piece;
+}
+
+}  // namespace cuda
+}  // namespace sok

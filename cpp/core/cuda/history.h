@@ -1,0 +1,57 @@
+// History: the steps of a table's optimizer, with the records that rows are brought up from in
+// device memory.
+//
+// The same records as StepHistory (adam_replay.h), which goes along on the host for its shape and
+// its sums of logarithms. A step appends one summand to the records that still grow, in a kernel
+// with the CPU's double arithmetic. Where the CPU keeps a ring and looks older steps up in runs,
+// here all rows are brought up by one kernel when the records are full (every kMaxSteps steps) and
+// the history starts anew: a sweep over the table takes less than a thousandth of that many steps.
+#ifndef SOK_CORE_CUDA_HISTORY_H_
+#define SOK_CORE_CUDA_HISTORY_H_
+
+#include <cstdint>
+
+#include "cpp/core/adam_replay.h"
+#include "cpp/core/cuda/device.h"
+#include "cpp/core/cuda/table_ref.h"
+#include "cpp/core/optimizer.h"
+
+namespace sok {
+namespace cuda {
+
+class History {
+ public:
+  static constexpr int64_t kMaxSteps = 4096;
+
+  // Async. Throws std::invalid_argument for ReplayKind::kAdamSteps.
+  History(const OptimizerOptions& options, Stream stream, int64_t max_steps = kMaxSteps);
+
+  const OptimizerOptions& options() const { return options_; }
+  bool owes() const { return steps_.kind() != ReplayKind::kNothing; }
+  bool pending() const { return owes() && now_ > 0; }
+  bool full() const { return now_ + 1 >= max_steps_; }
+  uint32_t num_steps() const { return steps_.num_steps(); }
+  float initial_scale() const { return static_cast<float>(steps_.initial_row_scale()); }
+  HistoryRef Ref() const;
+
+  void Append(Stream stream, float learning_rate, int64_t step);  // async
+  void Forget(Stream stream);  // async; every row has been brought up
+  void MoveTo(Stream stream);  // see Buffer
+
+ private:
+  const OptimizerOptions options_;
+  const int64_t max_steps_;
+  StepHistory steps_;
+  uint32_t base_ = 0;
+  uint32_t now_ = 0;
+  Buffer shape_;         // [window, num_terms]
+  Buffer terms_;         // [max_steps, num_terms]
+  Buffer log_decay_;     // [max_steps]
+  Buffer beta_1_power_;  // [max_steps]
+  Buffer beta_2_power_;  // [max_steps]
+};
+
+}  // namespace cuda
+}  // namespace sok
+
+#endif  // SOK_CORE_CUDA_HISTORY_H_

@@ -1,0 +1,172 @@
+#include <cooperative_groups.h>
+
+#include "cpp/core/cuda/index.cuh"
+#include "cpp/core/cuda/memory.cuh"
+#include "cpp/core/cuda/probe.h"
+#include "cpp/core/cuda/rows.cuh"
+
+namespace sok {
+namespace cuda {
+namespace {
+
+namespace cg = cooperative_groups;
+
+// Adds 1 to *counter for each thread that calls this together; every thread gets its own value.
+SOK_DEVICE uint32_t TakeTicket(uint32_t* counter) {
+  const cg::coalesced_group together = cg::coalesced_threads();
+  uint32_t first = 0;
+  if (together.thread_rank() == 0) {
+    first = atomicAdd(counter, static_cast<uint32_t>(together.size()));
+  }
+  return together.shfl(first, 0) + static_cast<uint32_t>(together.thread_rank());
+}
+
+// Row number of a new key. The stack and next_row stand still while a batch is inserted; the
+// tickets are booked behind it.
+struct NewRow {
+  Counters* counters;
+  const uint32_t* free_rows;
+
+  SOK_DEVICE uint32_t operator()() const {
+    const uint32_t ticket = TakeTicket(&counters->tickets);
+    const uint32_t num_free = counters->num_free;
+    return ticket < num_free ? free_rows[num_free - 1 - ticket]
+                             : counters->next_row + (ticket - num_free);
+  }
+};
+
+__global__ void __launch_bounds__(kThreads)
+    FindKeysKernel(TableRef table, const uint64_t* keys, Count num_keys, uint32_t* rows) {
+  const int64_t i = GlobalThread();
+  if (i >= num_keys.Get()) return;
+  const uint64_t key = keys[i];
+  rows[i] = FindRow(ReadOnlyMemory(), table.index, HashKey(key), key);
+}
+
+// A lane inserts a key, then the warp writes the rows that are new.
+__global__ void __launch_bounds__(kThreads)
+    InsertKeysKernel(TableRef table, const uint64_t* keys, Count num_keys, uint32_t* rows,
+                     uint8_t* inserted) {
+  const Warp warp = cg::tiled_partition<kWarp>(cg::this_thread_block());
+  const int64_t i = GlobalThread();
+  uint64_t key = 0;
+  float* new_row = nullptr;
+  if (i < num_keys.Get()) {
+    key = keys[i];
+    bool is_new;
+    const uint32_t row = FindOrInsertRow(ContendedMemory(), table.index, HashKey(key), key,
+                                         NewRow{table.counters, table.free_rows}, &is_new);
+    rows[i] = row;
+    if (inserted != nullptr) inserted[i] = is_new ? 1 : 0;
+    if (is_new) new_row = table.Row(row);
+  }
+  WriteNewRows(warp, table, key, new_row);
+}
+
+// Books the tickets of a batch: free row numbers were taken first.
+__global__ void BookTicketsKernel(Counters* counters) {
+  if (threadIdx.x != 0) return;
+  const uint32_t tickets = counters->tickets;
+  const uint32_t from_free = tickets < counters->num_free ? tickets : counters->num_free;
+  counters->num_free -= from_free;
+  counters->next_row += tickets - from_free;
+  counters->used += tickets;
+  counters->size += tickets;
+  counters->tickets = 0;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    EraseKeysKernel(TableRef table, const uint64_t* keys, int64_t num_keys) {
+  const int64_t i = GlobalThread();
+  if (i >= num_keys) return;
+  const uint64_t key = keys[i];
+  const uint32_t row = EraseRow(ContendedMemory(), table.index, HashKey(key), key);
+  if (row == kNoRow) return;
+  table.free_rows[TakeTicket(&table.counters->num_free)] = row;
+  atomicAdd(&table.counters->erased, 1u);
+}
+
+__global__ void BookErasedKernel(Counters* counters) {
+  if (threadIdx.x == 0) counters->size -= counters->erased;
+}
+
+SOK_DEVICE bool IsPresent(const Bucket& bucket, int slot) {
+  return (bucket.digests[slot / 4] >> (slot % 4 * 8) & 0xFF) > kErasedDigest;
+}
+
+// A thread for each slot of the old index.
+__global__ void __launch_bounds__(kThreads) RehashKernel(IndexRef from, IndexRef to) {
+  const int64_t i = GlobalThread();
+  const uint64_t b = static_cast<uint64_t>(i) / kBucketSlots;
+  if (b > from.mask) return;
+  const Bucket& bucket = from.buckets[b];
+  const int slot = static_cast<int>(i % kBucketSlots);
+  if (!IsPresent(bucket, slot)) return;
+  const uint64_t key = bucket.keys[slot];
+  InsertUniqueRow(ContendedMemory(), to, HashKey(key), key, bucket.rows[slot] - 1);
+}
+
+__global__ void BookRehashKernel(Counters* counters) {
+  if (threadIdx.x == 0) counters->used = counters->size;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    ListKeysKernel(IndexRef index, uint64_t* keys, uint32_t* rows, uint32_t* cursor) {
+  const int64_t i = GlobalThread();
+  const uint64_t b = static_cast<uint64_t>(i) / kBucketSlots;
+  if (b > index.mask) return;
+  const Bucket& bucket = index.buckets[b];
+  const int slot = static_cast<int>(i % kBucketSlots);
+  if (!IsPresent(bucket, slot)) return;
+  const uint32_t place = TakeTicket(cursor);
+  keys[place] = bucket.keys[slot];
+  rows[place] = bucket.rows[slot] - 1;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    CountMissingKernel(const uint32_t* rows, const uint8_t* first, int64_t num_keys,
+                       uint32_t* count) {
+  const int64_t i = GlobalThread();
+  if (i < num_keys && rows[i] == kNoRow && first[i] != 0) TakeTicket(count);
+}
+
+int64_t NumSlots(const IndexRef& index) {
+  return (static_cast<int64_t>(index.mask) + 1) * kBucketSlots;
+}
+
+}  // namespace
+
+void FindKeys(Stream stream, const TableRef& table, const uint64_t* keys, Count num_keys,
+              uint32_t* rows) {
+  Launch(FindKeysKernel, num_keys.most, stream, table, keys, num_keys, rows);
+}
+
+void InsertKeys(Stream stream, const TableRef& table, const uint64_t* keys, Count num_keys,
+                uint32_t* rows, uint8_t* inserted) {
+  Launch(InsertKeysKernel, num_keys.most, stream, table, keys, num_keys, rows, inserted);
+  Launch(BookTicketsKernel, 1, stream, table.counters);
+}
+
+void EraseKeys(Stream stream, const TableRef& table, const uint64_t* keys, int64_t num_keys) {
+  Check(cudaMemsetAsync(&table.counters->erased, 0, sizeof(uint32_t), stream), "cudaMemsetAsync");
+  Launch(EraseKeysKernel, num_keys, stream, table, keys, num_keys);
+  Launch(BookErasedKernel, 1, stream, table.counters);
+}
+
+void Rehash(Stream stream, const IndexRef& from, const IndexRef& to, Counters* counters) {
+  Launch(RehashKernel, NumSlots(from), stream, from, to);
+  Launch(BookRehashKernel, 1, stream, counters);
+}
+
+void ListKeys(Stream stream, const IndexRef& index, uint64_t* keys, uint32_t* rows,
+              uint32_t* cursor) {
+  Launch(ListKeysKernel, NumSlots(index), stream, index, keys, rows, cursor);
+}
+
+void CountMissing(Stream stream, const uint32_t* rows, const uint8_t* first, int64_t num_keys,
+                  uint32_t* count) {
+  Launch(CountMissingKernel, num_keys, stream, rows, first, num_keys, count);
+}
+
+}  // namespace cuda
+}  // namespace sok

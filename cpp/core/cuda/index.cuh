@@ -1,0 +1,39 @@
+// Whole batches on the index: launches of the probes in probe.h. Everything here is async.
+#ifndef SOK_CORE_CUDA_INDEX_CUH_
+#define SOK_CORE_CUDA_INDEX_CUH_
+
+#include <cstdint>
+
+#include "cpp/core/cuda/launch.cuh"
+#include "cpp/core/cuda/table_ref.h"
+
+namespace sok {
+namespace cuda {
+
+// rows[i]: row number of keys[i], or kNoRow.
+void FindKeys(Stream stream, const TableRef& table, const uint64_t* keys, Count num_keys,
+              uint32_t* rows);
+
+// Inserts missing keys, with initial rows and slot rows, and brings the counters up to date.
+// The caller has made room in index and arena. `inserted` may be null.
+void InsertKeys(Stream stream, const TableRef& table, const uint64_t* keys, Count num_keys,
+                uint32_t* rows, uint8_t* inserted);
+
+// Puts the row numbers of erased keys on the free stack, which has room for all row numbers.
+void EraseKeys(Stream stream, const TableRef& table, const uint64_t* keys, int64_t num_keys);
+
+// Copies all keys to an empty index; erased slots are left behind.
+void Rehash(Stream stream, const IndexRef& from, const IndexRef& to, Counters* counters);
+
+// All keys and their row numbers, in the order of no particular slot. *cursor must be 0.
+void ListKeys(Stream stream, const IndexRef& index, uint64_t* keys, uint32_t* rows,
+              uint32_t* cursor);
+
+// Counts the positions with kNoRow whose key occurs at no earlier position: `first[i]` says so.
+void CountMissing(Stream stream, const uint32_t* rows, const uint8_t* first, int64_t num_keys,
+                  uint32_t* count);
+
+}  // namespace cuda
+}  // namespace sok
+
+#endif  // SOK_CORE_CUDA_INDEX_CUH_

@@ -1,0 +1,47 @@
+// Whole batches of rows in and out of a table. Everything here is async.
+#ifndef SOK_CORE_CUDA_ROWS_OPS_CUH_
+#define SOK_CORE_CUDA_ROWS_OPS_CUH_
+
+#include <cstdint>
+
+#include "cpp/core/cuda/launch.cuh"
+#include "cpp/core/cuda/table_ref.h"
+
+namespace sok {
+namespace cuda {
+
+// Probes and copies in one kernel; missing keys read their initial row. `found` may be null.
+void FindAndCopy(Stream stream, const TableRef& table, const uint64_t* keys, int64_t num_keys,
+                 float* rows, uint8_t* found);
+
+// rows[i] = row of row_numbers[i] as it reads now; none of them is kNoRow.
+void CopyRows(Stream stream, const TableRef& table, const uint32_t* row_numbers, Count num_rows,
+              float* rows);
+
+// Brings rows up to the present: those of the positions with take[i] != 0 (null: all), whose row
+// numbers do not repeat; or, with null row_numbers, rows 0 .. num_rows - 1.
+void CatchUpRows(Stream stream, const TableRef& table, const uint32_t* row_numbers,
+                 const uint8_t* take, Count num_rows);
+
+// Writes the first `width` floats of rows: those at position i with take[i] != 0 (null: all).
+// Row numbers that are taken do not repeat. `rows` [num_rows, width]
+void WriteRows(Stream stream, const TableRef& table, const uint32_t* row_numbers,
+               const uint8_t* take, int64_t num_rows, int64_t width, const float* rows);
+
+// Whole rows, slot rows included, as they stand. `rows` [num_rows, row_floats]
+void CopyWholeRows(Stream stream, const TableRef& table, const uint32_t* row_numbers,
+                   int64_t num_rows, float* rows);
+
+// Copies rows 0 .. num_rows - 1 to another arena. from_column[c] is where column c of a new row
+// comes from in the old one, or -1 for slot_initial.
+void MoveRows(Stream stream, const TableRef& from, const TableRef& to, const int32_t* from_column,
+              Count num_rows);
+
+// chunks[first + i] = base + i * chunk_floats.
+void SetChunks(Stream stream, float** chunks, int64_t first, int64_t num_chunks, float* base,
+               int64_t chunk_floats);
+
+}  // namespace cuda
+}  // namespace sok
+
+#endif  // SOK_CORE_CUDA_ROWS_OPS_CUH_

@@ -1,0 +1,258 @@
+// Keys of a CudaTable: lookup, insertion, room for it.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "cpp/core/cuda/index.cuh"
+#include "cpp/core/cuda/rows_ops.cuh"
+#include "cpp/core/cuda/table.h"
+#include "cpp/core/cuda/table_impl.h"
+#include "cpp/core/cuda/unique.h"
+
+namespace sok {
+namespace cuda {
+namespace {
+
+constexpr int64_t kMaxRows = 0xFFFFFFFE;  // a row number plus one must not be kNoRow's
+constexpr int64_t kMaxBatch = int64_t{1} << 30;
+
+void CheckBatch(int64_t num_keys, const TableOptions& options) {
+  if (num_keys >= 0 && num_keys < kMaxBatch) return;
+  throw std::invalid_argument("A batch must have between 0 and 2^30 - 1 keys. Received: " +
+                              std::to_string(num_keys) + " (table '" + options.name + "')");
+}
+
+}  // namespace
+
+// ---- what the host knows of the counters ----
+
+void CudaTable::Impl::StartCopy() {
+  Check(cudaMemcpyAsync(host_counters, counters.data(), sizeof(Counters), cudaMemcpyDeviceToHost,
+                        stream),
+        "cudaMemcpyAsync");
+  Check(cudaEventRecord(copy_event, stream), "cudaEventRecord");
+  for (SizeBound* bound : {&used, &rows, &size}) bound->CopyStarted();
+}
+
+void CudaTable::Impl::TakeCounters() {
+  used.CopyArrived(host_counters->used);
+  rows.CopyArrived(host_counters->next_row);
+  size.CopyArrived(host_counters->size);
+}
+
+bool CudaTable::Impl::CopyHasArrived() {
+  const cudaError_t state = cudaEventQuery(copy_event);
+  if (state != cudaErrorNotReady) Check(state, "cudaEventQuery");
+  return state == cudaSuccess;
+}
+
+void CudaTable::Impl::PollCounters() {
+  if (size.copy_under_way() && CopyHasArrived()) TakeCounters();
+}
+
+void CudaTable::Impl::WaitForCopy() {
+  if (!size.copy_under_way()) return;
+  Check(cudaEventSynchronize(copy_event), "cudaEventSynchronize");
+  TakeCounters();
+}
+
+void CudaTable::Impl::LearnCounters() {
+  WaitForCopy();
+  if (size.exact()) return;
+  StartCopy();
+  WaitForCopy();
+}
+
+void CudaTable::Impl::CountBatch(int64_t num_keys) {
+  for (SizeBound* bound : {&used, &rows, &size}) bound->Add(num_keys);
+}
+
+// ---- room ----
+
+int64_t CudaTable::Impl::most() const {
+  return options.max_capacity > 0 ? std::min(options.max_capacity, kMaxRows) : kMaxRows;
+}
+
+int64_t CudaTable::Impl::MaxUsed(int64_t buckets_count) const {
+  const int64_t slots_count = buckets_count * kBucketSlots;
+  // One slot stays empty whatever the load factor: a probe ends there.
+  return std::min(slots_count - 1, static_cast<int64_t>(slots_count * max_load_factor));
+}
+
+bool CudaTable::Impl::HasRoom(int64_t num_keys) const {
+  const int64_t rows_needed = std::min(rows.bound() + num_keys, most());
+  return size.bound() + num_keys <= most() && used.bound() + num_keys <= MaxUsed(num_buckets) &&
+         rows_needed <= arena.num_chunks * chunk_rows();
+}
+
+void CudaTable::Impl::MakeRoom(const uint64_t* keys, int64_t num_keys, const uint32_t* num_actual) {
+  PollCounters();
+  if (!HasRoom(num_keys)) WaitForCopy();  // an earlier batch: the stream goes on with later ones
+  if (!HasRoom(num_keys)) {
+    LearnCounters();
+    if (num_actual != nullptr) {
+      uint32_t actual = 0;
+      CopyToHost(stream, &actual, num_actual, sizeof(actual));
+      num_keys = std::min<int64_t>(num_keys, actual);
+    }
+    if (size.known() + num_keys > most()) {
+      num_keys = CountNew(keys, num_keys);
+      if (size.known() + num_keys > most()) {
+        throw std::length_error(
+            "A table must not grow beyond max_capacity=" + std::to_string(most()) +
+            ". Received: " + std::to_string(num_keys) + " new keys at size " +
+            std::to_string(size.known()) + " (table '" + options.name + "')");
+      }
+    }
+    GrowFor(num_keys);
+  }
+  CountBatch(num_keys);
+}
+
+int64_t CudaTable::Impl::CountNew(const uint64_t* keys, int64_t num_keys) {
+  const Workspace::Scope scope(workspace, stream);
+  uint32_t* const row_numbers = workspace.Take<uint32_t>(num_keys);
+  uint8_t* const first = workspace.Take<uint8_t>(num_keys);
+  uint32_t* const count = workspace.Take<uint32_t>(1);
+  FindKeys(stream, Ref(), keys, num_keys, row_numbers);
+  ChooseOccurrence(stream, workspace, keys, num_keys, Occurrence::kFirst, first);
+  Check(cudaMemsetAsync(count, 0, sizeof(uint32_t), stream), "cudaMemsetAsync");
+  CountMissing(stream, row_numbers, first, num_keys, count);
+  uint32_t host_count = 0;
+  CopyToHost(stream, &host_count, count, sizeof(host_count));
+  return host_count;
+}
+
+void CudaTable::Impl::GrowFor(int64_t num_keys) {
+  // Room for another batch like this one beside it, where that is little: otherwise a table that is
+  // nearly full without growing would have to learn its size before every batch.
+  const int64_t ahead = std::min(num_keys, size.known() / 8);
+  const int64_t wanted = size.known() + num_keys + ahead;
+  if (used.known() + num_keys + ahead > MaxUsed(num_buckets)) {
+    int64_t new_num_buckets = num_buckets;
+    // At its size only if that frees a good part of the slots, or it would soon be done again.
+    if (wanted > num_buckets * kBucketSlots * max_load_factor * 7 / 8) new_num_buckets *= 2;
+    while (wanted > MaxUsed(new_num_buckets)) new_num_buckets *= 2;
+    ResizeIndex(new_num_buckets);
+  }
+  const int64_t allocated = arena.num_chunks * chunk_rows();
+  const int64_t rows_wanted = std::min(rows.known() + num_keys + ahead, most());
+  if (rows_wanted > allocated) {
+    const int64_t target = std::min(std::max(rows_wanted, allocated + allocated / 8), most());
+    arena.Reserve(stream, (target + chunk_rows() - 1) / chunk_rows(), chunk_rows());
+  }
+}
+
+// The counters must be known exactly.
+void CudaTable::Impl::ResizeIndex(int64_t new_num_buckets) {
+  Buffer new_buckets(static_cast<size_t>(new_num_buckets) * sizeof(Bucket), stream);
+  new_buckets.Zero();
+  const IndexRef to{new_buckets.as<Bucket>(), static_cast<uint64_t>(new_num_buckets) - 1};
+  if (size.known() > 0) Rehash(stream, Ref().index, to, counters.as<Counters>());
+  buckets = std::move(new_buckets);  // the old ones go when the stream has come so far
+  num_buckets = new_num_buckets;
+  if (size.known() > 0) used.Set(size.known());
+}
+
+// ---- calls ----
+
+void CudaTable::Find(Stream stream, const uint64_t* keys, int64_t num_keys, float* rows,
+                     uint8_t* found) {
+  CheckBatch(num_keys, impl_->options);
+  impl_->Use(stream);
+  FindAndCopy(stream, impl_->Ref(), keys, num_keys, rows, found);
+}
+
+void CudaTable::FindRows(Stream stream, const uint64_t* keys, int64_t num_keys,
+                         uint32_t* row_numbers) {
+  CheckBatch(num_keys, impl_->options);
+  impl_->Use(stream);
+  FindKeys(stream, impl_->Ref(), keys, num_keys, row_numbers);
+}
+
+void CudaTable::FindOrInsertRows(Stream stream, const uint64_t* keys, int64_t num_keys,
+                                 uint32_t* row_numbers, uint8_t* inserted,
+                                 const uint32_t* num_actual) {
+  CheckBatch(num_keys, impl_->options);
+  if (num_keys == 0) return;
+  Impl& impl = *impl_;
+  impl.Use(stream);
+  impl.MakeRoom(keys, num_keys, num_actual);
+  InsertKeys(stream, impl.Ref(), keys, Count(num_keys, num_actual), row_numbers, inserted);
+  if (!impl.size.copy_under_way()) impl.StartCopy();
+}
+
+void CudaTable::FindOrInsert(Stream stream, const uint64_t* keys, int64_t num_keys, float* rows,
+                             uint8_t* inserted) {
+  impl_->Use(stream);
+  const Workspace::Scope scope(impl_->workspace, stream);
+  uint32_t* const row_numbers = impl_->workspace.Take<uint32_t>(num_keys);
+  FindOrInsertRows(stream, keys, num_keys, row_numbers, inserted);
+  GatherRows(stream, row_numbers, num_keys, rows);
+}
+
+void CudaTable::GatherRows(Stream stream, const uint32_t* row_numbers, int64_t num_rows,
+                           float* rows, const uint32_t* num_actual) {
+  impl_->Use(stream);
+  CopyRows(stream, impl_->Ref(), row_numbers, Count(num_rows, num_actual), rows);
+}
+
+void CudaTable::Assign(Stream stream, const uint64_t* keys, int64_t num_keys, const float* rows) {
+  Impl& impl = *impl_;
+  impl.Use(stream);
+  const Workspace::Scope scope(impl.workspace, stream);
+  uint32_t* const row_numbers = impl.workspace.Take<uint32_t>(num_keys);
+  uint8_t* const last = impl.workspace.Take<uint8_t>(num_keys);
+  FindOrInsertRows(stream, keys, num_keys, row_numbers, nullptr);
+  ChooseOccurrence(stream, impl.workspace, keys, num_keys, Occurrence::kLast, last);
+  if (impl.history != nullptr && impl.history->pending()) {
+    // The slot rows must not owe the given row anything.
+    CatchUpRows(stream, impl.Ref(), row_numbers, last, num_keys);
+  }
+  WriteRows(stream, impl.Ref(), row_numbers, last, num_keys, dim(), rows);
+}
+
+int64_t CudaTable::Erase(Stream stream, const uint64_t* keys, int64_t num_keys) {
+  CheckBatch(num_keys, impl_->options);
+  if (num_keys == 0) return 0;
+  Impl& impl = *impl_;
+  impl.Use(stream);
+  impl.LearnCounters();
+  // Each row number that was ever given out may come back.
+  const size_t bytes = static_cast<size_t>(impl.rows.known()) * sizeof(uint32_t);
+  if (bytes > impl.free_rows.bytes()) {
+    Buffer larger(bytes + bytes / 4, stream);
+    if (impl.free_rows.bytes() > 0) {
+      CopyOnDevice(stream, larger.data(), impl.free_rows.data(), impl.free_rows.bytes());
+    }
+    impl.free_rows = std::move(larger);
+  }
+  EraseKeys(stream, impl.Ref(), keys, num_keys);
+  impl.StartCopy();
+  impl.WaitForCopy();
+  return impl.host_counters->erased;
+}
+
+void CudaTable::Reserve(Stream stream, int64_t num_keys) {
+  Impl& impl = *impl_;
+  impl.Use(stream);
+  if (num_keys > impl.most()) {
+    throw std::length_error("Reserve must not exceed max_capacity=" + std::to_string(impl.most()) +
+                            ". Received: " + std::to_string(num_keys) + " (table '" +
+                            impl.options.name + "')");
+  }
+  impl.LearnCounters();
+  const int64_t more = num_keys - impl.size.known();
+  if (more > 0 && !impl.HasRoom(more)) impl.GrowFor(more);
+}
+
+int64_t CudaTable::Size(Stream stream) {
+  impl_->Use(stream);
+  impl_->LearnCounters();
+  return impl_->size.known();
+}
+
+}  // namespace cuda
+}  // namespace sok

@@ -1,0 +1,84 @@
+// Inside of CudaTable, shared by table.cu (keys) and table_state.cu (memory, slots, export).
+#ifndef SOK_CORE_CUDA_TABLE_IMPL_H_
+#define SOK_CORE_CUDA_TABLE_IMPL_H_
+
+#include <memory>
+#include <vector>
+
+#include "cpp/core/cuda/history.h"
+#include "cpp/core/cuda/size_bound.h"
+#include "cpp/core/cuda/table.h"
+
+namespace sok {
+namespace cuda {
+
+// Chunks of rows and the device array of their addresses.
+struct DeviceArena {
+  int64_t stride = 0;         // floats from a row to the next
+  int64_t num_chunks = 0;     // allocated
+  Buffer pointers;            // [>= num_chunks] float*
+  std::vector<Buffer> slabs;  // several chunks each
+
+  int64_t bytes() const;
+  // Async. Chunks stay where they are; only the array of addresses may be copied to a larger one.
+  void Reserve(Stream stream, int64_t wanted_chunks, int64_t chunk_rows);
+};
+
+struct CudaTable::Impl {
+  Impl(const TableOptions& table_options, double load_factor, Stream first_stream);
+  ~Impl();
+
+  // Puts `next` behind the stream of the last call.
+  void Use(Stream next);
+
+  // ---- what the host knows of the counters ----
+  void StartCopy();
+  bool CopyHasArrived();
+  void WaitForCopy();
+  void LearnCounters();  // exactly; waits
+  void PollCounters();   // never waits
+  void CountBatch(int64_t num_keys);
+  void TakeCounters();  // from pinned memory
+
+  // ---- room ----
+  int64_t most() const;  // keys that the table may hold
+  int64_t MaxUsed(int64_t buckets) const;
+  int64_t chunk_rows() const { return int64_t{1} << chunk_shift; }
+  bool HasRoom(int64_t num_keys) const;
+  // Makes room for a batch and books it. Throws std::length_error.
+  void MakeRoom(const uint64_t* keys, int64_t num_keys, const uint32_t* num_actual);
+  int64_t CountNew(const uint64_t* keys, int64_t num_keys);
+  void GrowFor(int64_t num_keys);
+  void ResizeIndex(int64_t new_num_buckets);
+
+  void CatchUpAll();
+  TableRef Ref() const;
+
+  const TableOptions options;
+  const double max_load_factor;
+  Initializer initializer;  // default rows in device memory
+  Stream stream;
+  Workspace workspace;
+
+  Buffer buckets;
+  int64_t num_buckets = 0;
+  int chunk_shift = 0;
+  DeviceArena arena;
+  Buffer default_rows;
+  Buffer counters;                    // Counters
+  Counters* host_counters = nullptr;  // pinned
+  Event copy_event = nullptr;
+  Buffer free_rows;  // [capacity] uint32
+
+  SizeBound used, rows, size;  // of Counters used, next_row, size
+
+  std::vector<SlotSpec> slots;
+  std::vector<float> slot_initial;
+  Buffer device_slot_initial;
+  std::unique_ptr<History> history;
+};
+
+}  // namespace cuda
+}  // namespace sok
+
+#endif  // SOK_CORE_CUDA_TABLE_IMPL_H_

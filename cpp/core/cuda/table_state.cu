@@ -1,0 +1,333 @@
+// Memory, slots, optimizer, export and import of a CudaTable.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "cpp/core/cuda/index.cuh"
+#include "cpp/core/cuda/primitives.h"
+#include "cpp/core/cuda/rows_ops.cuh"
+#include "cpp/core/cuda/table_impl.h"
+#include "cpp/core/hash.h"
+
+namespace sok {
+namespace cuda {
+namespace {
+
+constexpr int64_t kMaxDim = int64_t{1} << 20;  // the pieces of 32 rows are numbered in 32 bits
+constexpr int64_t kChunkFloats = int64_t{1} << 19;  // of embeddings: 2 MiB
+constexpr int64_t kPieceFloats = int64_t{1} << 24;  // moved to or from the host at a time: 64 MiB
+
+const TableOptions& Validated(const TableOptions& options, double max_load_factor) {
+  options.Validate();
+  if (!options.use_hashtable) {
+    throw std::invalid_argument(
+        "A table in device memory needs a hashtable. Received: use_hashtable=false (table '" +
+        options.name + "')");
+  }
+  if (options.dim > kMaxDim) {
+    throw std::invalid_argument("`dim` must be at most 2^20 in device memory. Received: " +
+                                std::to_string(options.dim) + " (table '" + options.name + "')");
+  }
+  if (!(max_load_factor > 0.0 && max_load_factor <= 0.97)) {
+    throw std::invalid_argument(
+        "`max_load_factor` must be in (0, 0.97]. Received: " + std::to_string(max_load_factor) +
+        " (table '" + options.name + "')");
+  }
+  RequireDevice();
+  return options;
+}
+
+int64_t Padded(int64_t floats) { return (floats + 3) / 4 * 4; }
+
+}  // namespace
+
+// ---- memory ----
+
+int64_t DeviceArena::bytes() const {
+  int64_t total = static_cast<int64_t>(pointers.bytes());
+  for (const Buffer& slab : slabs) total += static_cast<int64_t>(slab.bytes());
+  return total;
+}
+
+void DeviceArena::Reserve(Stream stream, int64_t wanted_chunks, int64_t chunk_rows) {
+  const int64_t more = wanted_chunks - num_chunks;
+  if (more <= 0) return;
+  const size_t needed = static_cast<size_t>(wanted_chunks) * sizeof(float*);
+  if (needed > pointers.bytes()) {
+    Buffer larger(std::max<size_t>(2 * needed, 1024), stream);
+    if (num_chunks > 0) {
+      CopyOnDevice(stream, larger.data(), pointers.data(), num_chunks * sizeof(float*));
+    }
+    pointers = std::move(larger);
+  }
+  const int64_t chunk_floats = chunk_rows * stride;
+  slabs.emplace_back(static_cast<size_t>(more * chunk_floats) * sizeof(float), stream);
+  SetChunks(stream, pointers.as<float*>(), num_chunks, more, slabs.back().as<float>(),
+            chunk_floats);
+  num_chunks = wanted_chunks;
+}
+
+CudaTable::Impl::Impl(const TableOptions& table_options, double load_factor, Stream first_stream)
+    : options(Validated(table_options, load_factor)),
+      max_load_factor(load_factor),
+      initializer(MakeInitializer(options.initializer, options.seed,
+                                  HashName(options.name.data(), options.name.size()), options.dim)),
+      stream(first_stream) {
+  while ((int64_t{2} << chunk_shift) * options.dim <= kChunkFloats) ++chunk_shift;
+  arena.stride = Padded(options.dim);
+  if (initializer.default_rows != nullptr) {
+    const std::vector<float>& host = options.initializer.default_rows;
+    default_rows = Buffer(host.size() * sizeof(float), stream);
+    CopyToDevice(stream, default_rows.data(), host.data(), default_rows.bytes());
+    initializer.default_rows = default_rows.as<float>();
+  }
+  counters = Buffer(sizeof(Counters), stream);
+  counters.Zero();
+  num_buckets = 1;
+  ResizeIndex(1);
+  void* pinned = nullptr;
+  Check(cudaMallocHost(&pinned, sizeof(Counters)), "cudaMallocHost");
+  host_counters = static_cast<Counters*>(pinned);
+  const cudaError_t error = cudaEventCreateWithFlags(&copy_event, cudaEventDisableTiming);
+  if (error != cudaSuccess) cudaFreeHost(pinned);
+  Check(error, "cudaEventCreate");
+}
+
+CudaTable::Impl::~Impl() {
+  cudaEventSynchronize(copy_event);  // a copy into the pinned memory may be under way
+  cudaEventDestroy(copy_event);
+  cudaFreeHost(host_counters);
+}
+
+void CudaTable::Impl::Use(Stream next) {
+  if (next == stream) return;
+  OrderAfter(next, stream);
+  stream = next;
+  for (Buffer* buffer :
+       {&buckets, &arena.pointers, &default_rows, &counters, &free_rows, &device_slot_initial}) {
+    buffer->MoveTo(next);
+  }
+  for (Buffer& slab : arena.slabs) slab.MoveTo(next);
+  if (history != nullptr) history->MoveTo(next);
+}
+
+TableRef CudaTable::Impl::Ref() const {
+  TableRef ref;
+  ref.index = {buckets.as<Bucket>(), static_cast<uint64_t>(num_buckets) - 1};
+  ref.chunks = arena.pointers.as<float*>();
+  ref.chunk_shift = chunk_shift;
+  ref.chunk_mask = static_cast<uint32_t>(chunk_rows() - 1);
+  ref.stride = arena.stride;
+  ref.dim = options.dim;
+  ref.row_floats = options.dim + static_cast<int64_t>(slot_initial.size());
+  ref.slot_initial = device_slot_initial.as<float>();
+  ref.last_step_offset = ref.row_floats - 1;  // the last slot, where there is one
+  ref.initializer = initializer;
+  if (history != nullptr) {
+    ref.initial_scale = history->initial_scale();
+    ref.history = history->Ref();
+  }
+  ref.counters = counters.as<Counters>();
+  ref.free_rows = free_rows.as<uint32_t>();
+  return ref;
+}
+
+CudaTable::CudaTable(const TableOptions& options, double max_load_factor, Stream stream)
+    : impl_(new Impl(options, max_load_factor, stream)) {
+  if (options.initial_capacity > 0) Reserve(stream, options.initial_capacity);
+}
+
+CudaTable::~CudaTable() = default;
+
+const TableOptions& CudaTable::options() const { return impl_->options; }
+int64_t CudaTable::dim() const { return impl_->options.dim; }
+Stream CudaTable::stream() const { return impl_->stream; }
+std::vector<SlotSpec> CudaTable::slots() const { return impl_->slots; }
+int64_t CudaTable::row_floats() const { return impl_->Ref().row_floats; }
+TableRef CudaTable::Ref() const { return impl_->Ref(); }
+Workspace& CudaTable::workspace() { return impl_->workspace; }
+
+void CudaTable::Clear(Stream stream) {
+  Impl& impl = *impl_;
+  impl.Use(stream);
+  impl.LearnCounters();
+  impl.counters.Zero();
+  impl.size.Set(0);
+  impl.rows.Set(0);
+  impl.used.Set(0);
+  impl.ResizeIndex(1);
+  const int64_t stride = impl.arena.stride;
+  impl.arena = DeviceArena();
+  impl.arena.stride = stride;
+  impl.free_rows = Buffer();
+  if (impl.history != nullptr) impl.history->Forget(stream);  // no row owes anything any more
+}
+
+DeviceTableStats CudaTable::Stats(Stream stream) {
+  Impl& impl = *impl_;
+  impl.Use(stream);
+  impl.LearnCounters();
+  DeviceTableStats stats;
+  stats.size = impl.size.known();
+  stats.capacity = impl.MaxUsed(impl.num_buckets);
+  stats.max_capacity = impl.options.max_capacity;
+  stats.num_buckets = impl.num_buckets;
+  stats.load_factor = static_cast<double>(impl.used.known()) / (impl.num_buckets * kBucketSlots);
+  stats.index_bytes = static_cast<int64_t>(impl.buckets.bytes());
+  stats.arena_bytes = impl.arena.bytes();
+  stats.bytes = stats.index_bytes + stats.arena_bytes +
+                static_cast<int64_t>(impl.free_rows.bytes() + impl.default_rows.bytes());
+  return stats;
+}
+
+// ---- slots and optimizer ----
+
+void CudaTable::Impl::CatchUpAll() {
+  if (history == nullptr) return;
+  if (history->pending()) {
+    const TableRef ref = Ref();
+    CatchUpRows(stream, ref, nullptr, nullptr, Count(rows.bound(), &ref.counters->next_row));
+  }
+  history->Forget(stream);
+}
+
+void CudaTable::ConfigureSlots(Stream stream, const std::vector<SlotSpec>& specs) {
+  Impl& impl = *impl_;
+  impl.Use(stream);
+  const auto same = [](const SlotSpec& a, const SlotSpec& b) {
+    return a.name == b.name && a.width == b.width && a.initial == b.initial && a.saved == b.saved;
+  };
+  if (std::equal(specs.begin(), specs.end(), impl.slots.begin(), impl.slots.end(), same)) return;
+
+  // Where each column of the new layout comes from in the old one.
+  std::vector<int32_t> from_column;
+  std::vector<float> initial;
+  for (int64_t d = 0; d < dim(); ++d) from_column.push_back(static_cast<int32_t>(d));
+  for (const SlotSpec& spec : specs) {
+    if (spec.width < 1) {
+      throw std::invalid_argument("The width of slot variable '" + spec.name +
+                                  "' must be positive. Received: " + std::to_string(spec.width) +
+                                  " (table '" + impl.options.name + "')");
+    }
+    int64_t offset = dim();
+    int64_t kept = -1;
+    for (const SlotSpec& present : impl.slots) {
+      if (present.name == spec.name && present.width == spec.width) kept = offset;
+      offset += present.width;
+    }
+    for (int64_t i = 0; i < spec.width; ++i) {
+      from_column.push_back(kept < 0 ? -1 : static_cast<int32_t>(kept + i));
+      initial.push_back(spec.initial);
+    }
+  }
+  impl.CatchUpAll();
+  impl.history = nullptr;
+
+  DeviceArena arena;
+  arena.stride = Padded(static_cast<int64_t>(from_column.size()));
+  arena.Reserve(stream, impl.arena.num_chunks, impl.chunk_rows());
+  Buffer device_initial(initial.size() * sizeof(float), stream);
+  CopyToDevice(stream, device_initial.data(), initial.data(), device_initial.bytes());
+  Buffer columns(from_column.size() * sizeof(int32_t), stream);
+  CopyToDevice(stream, columns.data(), from_column.data(), columns.bytes());
+  const TableRef from = impl.Ref();
+  TableRef to = from;
+  to.chunks = arena.pointers.as<float*>();
+  to.stride = arena.stride;
+  to.row_floats = static_cast<int64_t>(from_column.size());
+  to.slot_initial = device_initial.as<float>();
+  MoveRows(stream, from, to, columns.as<int32_t>(),
+           Count(impl.rows.bound(), &from.counters->next_row));
+  impl.arena = std::move(arena);
+  impl.slots = specs;
+  impl.slot_initial = std::move(initial);
+  impl.device_slot_initial = std::move(device_initial);
+}
+
+History& CudaTable::Attach(Stream stream, const OptimizerOptions& options) {
+  Impl& impl = *impl_;
+  impl.Use(stream);
+  if (impl.history != nullptr) {
+    if (impl.history->options() == options) return *impl.history;
+    throw std::invalid_argument("A table keeps the optimizer of its first step. Table '" +
+                                impl.options.name + "' has " + impl.history->options().ToString() +
+                                ". Received: " + options.ToString());
+  }
+  auto history = std::make_unique<History>(options, stream);
+  ConfigureSlots(stream, OptimizerSlots(options, dim()));
+  impl.history = std::move(history);
+  return *impl.history;
+}
+
+void CudaTable::MakeRoomForStep(Stream stream) {
+  impl_->Use(stream);
+  if (impl_->history != nullptr && impl_->history->full()) impl_->CatchUpAll();
+}
+
+void CudaTable::AppendStep(Stream stream, float learning_rate, int64_t step) {
+  impl_->Use(stream);
+  impl_->history->Append(stream, learning_rate, step);
+}
+
+// ---- export and import ----
+
+void CudaTable::Export(Stream stream, std::vector<uint64_t>* host_keys,
+                       std::vector<float>* host_rows) {
+  Impl& impl = *impl_;
+  const int64_t num_keys = Size(stream);
+  impl.CatchUpAll();
+  const int64_t width = row_floats();
+  host_keys->resize(static_cast<size_t>(num_keys));
+  host_rows->resize(static_cast<size_t>(num_keys * width));
+  if (num_keys == 0) return;
+  // Buffers of their own: this much scratch should not stay with the table.
+  const size_t key_bytes = static_cast<size_t>(num_keys) * sizeof(uint64_t);
+  const Buffer keys(key_bytes, stream), sorted_keys(key_bytes, stream);
+  const Buffer rows(key_bytes / 2, stream), sorted_rows(key_bytes / 2, stream);
+  const Workspace::Scope scope(impl.workspace, stream);
+  uint32_t* const cursor = impl.workspace.Take<uint32_t>(1);
+  Check(cudaMemsetAsync(cursor, 0, sizeof(uint32_t), stream), "cudaMemsetAsync");
+  const TableRef ref = impl.Ref();
+  ListKeys(stream, ref.index, keys.as<uint64_t>(), rows.as<uint32_t>(), cursor);
+  SortPairs(stream, impl.workspace, keys.as<uint64_t>(), sorted_keys.as<uint64_t>(),
+            rows.as<uint32_t>(), sorted_rows.as<uint32_t>(), num_keys, 64);
+  CopyToHost(stream, host_keys->data(), sorted_keys.data(), key_bytes);
+  const int64_t piece_rows = std::max<int64_t>(1, kPieceFloats / width);
+  const Buffer piece(static_cast<size_t>(std::min(piece_rows, num_keys) * width) * sizeof(float),
+                     stream);
+  for (int64_t first = 0; first < num_keys; first += piece_rows) {
+    const int64_t n = std::min(piece_rows, num_keys - first);
+    CopyWholeRows(stream, ref, sorted_rows.as<uint32_t>() + first, n, piece.as<float>());
+    CopyToHost(stream, host_rows->data() + first * width, piece.data(),
+               static_cast<size_t>(n * width) * sizeof(float));
+  }
+}
+
+void CudaTable::Import(Stream stream, const uint64_t* host_keys, int64_t num_keys,
+                       const float* host_rows) {
+  Impl& impl = *impl_;
+  impl.Use(stream);
+  impl.CatchUpAll();
+  Buffer keys(static_cast<size_t>(num_keys) * sizeof(uint64_t), stream);
+  Buffer row_numbers(static_cast<size_t>(num_keys) * sizeof(uint32_t), stream);
+  CopyToDevice(stream, keys.data(), host_keys, keys.bytes());
+  // In one piece, so that all of it fits or nothing is changed.
+  FindOrInsertRows(stream, keys.as<uint64_t>(), num_keys, row_numbers.as<uint32_t>(), nullptr);
+  const int64_t width = row_floats();
+  const int64_t piece_rows = std::max<int64_t>(1, kPieceFloats / width);
+  const Buffer piece(static_cast<size_t>(std::min(piece_rows, num_keys) * width) * sizeof(float),
+                     stream);
+  for (int64_t first = 0; first < num_keys; first += piece_rows) {
+    const int64_t n = std::min(piece_rows, num_keys - first);
+    CopyToDevice(stream, piece.data(), host_rows + first * width,
+                 static_cast<size_t>(n * width) * sizeof(float));
+    WriteRows(stream, impl.Ref(), row_numbers.as<uint32_t>() + first, nullptr, n, width,
+              piece.as<float>());
+  }
+  Synchronize(stream);
+}
+
+}  // namespace cuda
+}  // namespace sok

@@ -1,0 +1,27 @@
+// Shared by the two files of bindings of the device tables.
+#ifndef SOK_PYTHON_CUDA_BIND_CUDA_H_
+#define SOK_PYTHON_CUDA_BIND_CUDA_H_
+
+#include <cstdint>
+
+#include "cpp/core/cuda/table.h"
+#include "cpp/python/cuda/device_array.h"
+
+namespace sok {
+
+inline const char* KeyTypeString(const cuda::CudaTable& table) {
+  return table.options().key_type == KeyType::kUint64 ? "<u8" : "<i8";
+}
+
+// Keys of a table: one-dimensional, in its dtype.
+inline DeviceView DeviceKeys(const cuda::CudaTable& table, const pybind11::object& keys,
+                             cuda::Stream stream) {
+  return DeviceView(keys, "keys", {KeyTypeString(table)}, {-1}, stream);
+}
+
+void BindCudaTable(pybind11::module_& m);
+void BindCudaOps(pybind11::module_& m);
+
+}  // namespace sok
+
+#endif  // SOK_PYTHON_CUDA_BIND_CUDA_H_

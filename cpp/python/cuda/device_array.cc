@@ -1,0 +1,129 @@
+#include "cpp/python/cuda/device_array.h"
+
+#include <pybind11/stl.h>
+
+#include <algorithm>
+
+namespace py = pybind11;
+
+namespace sok {
+namespace {
+
+size_t BytesOf(const std::vector<int64_t>& shape, const std::string& type) {
+  size_t bytes = static_cast<size_t>(std::stoi(type.substr(2)));
+  for (int64_t n : shape) bytes *= static_cast<size_t>(n);
+  return bytes;
+}
+
+std::string Text(const std::vector<int64_t>& shape) {
+  std::string text;
+  for (int64_t n : shape) text += (text.empty() ? "" : ", ") + (n < 0 ? "?" : std::to_string(n));
+  return "[" + text + "]";
+}
+
+// Strides may be left out, or say what is so anyway.
+bool IsContiguous(const py::dict& interface, const std::vector<int64_t>& shape, size_t item) {
+  if (!interface.contains("strides") || interface["strides"].is_none()) return true;
+  const auto strides = interface["strides"].cast<std::vector<int64_t>>();
+  int64_t expected = static_cast<int64_t>(item);
+  for (size_t axis = shape.size(); axis-- > 0;) {
+    if (shape[axis] > 1 && strides[axis] != expected) return false;
+    expected *= shape[axis];
+  }
+  return true;
+}
+
+}  // namespace
+
+cuda::Stream StreamOf(uint64_t address) { return reinterpret_cast<cuda::Stream>(address); }
+
+CudaArray::CudaArray(std::vector<int64_t> shape, std::string type, cuda::Stream stream)
+    : shape_(std::move(shape)), type_(std::move(type)), stream_(stream) {
+  cuda::RequireDevice();
+  buffer_ = cuda::Buffer(BytesOf(shape_, type_), stream);
+}
+
+CudaArray::CudaArray(const py::array& host, cuda::Stream stream)
+    : CudaArray(std::vector<int64_t>(host.shape(), host.shape() + host.ndim()),
+                host.dtype().attr("str").cast<std::string>(), stream) {
+  const py::array contiguous = py::array::ensure(host, py::array::c_style);
+  cuda::CopyToDevice(stream, buffer_.data(), contiguous.data(), buffer_.bytes());
+}
+
+int64_t CudaArray::size() const {
+  int64_t size = 1;
+  for (int64_t n : shape_) size *= n;
+  return size;
+}
+
+py::dict CudaArray::Interface() const {
+  py::dict interface;
+  interface["shape"] = py::tuple(py::cast(shape_));
+  interface["typestr"] = type_;
+  interface["data"] = py::make_tuple(reinterpret_cast<uint64_t>(buffer_.data()), false);
+  interface["version"] = 3;
+  interface["strides"] = py::none();
+  // The protocol writes the default stream as 1.
+  interface["stream"] = stream_ == nullptr ? 1 : reinterpret_cast<uint64_t>(stream_);
+  return interface;
+}
+
+py::array CudaArray::Get() const {
+  py::array host(py::dtype(type_), std::vector<py::ssize_t>(shape_.begin(), shape_.end()));
+  void* const data = host.mutable_data();
+  const py::gil_scoped_release release;
+  cuda::CopyToHost(stream_, data, buffer_.data(), BytesOf(shape_, type_));
+  return host;
+}
+
+DeviceView::DeviceView(const py::object& object, const char* argument,
+                       const std::vector<const char*>& types, const std::vector<int64_t>& shape,
+                       cuda::Stream stream) {
+  const std::string name = "`" + std::string(argument) + "`";
+  if (!py::hasattr(object, "__cuda_array_interface__")) {
+    throw py::value_error(name +
+                          " must be an array in device memory (with __cuda_array_interface__, as "
+                          "CuPy's or _core.CudaArray). Received: " +
+                          std::string(py::str(py::type::of(object))));
+  }
+  const py::dict interface = object.attr("__cuda_array_interface__");
+  shape_ = interface["shape"].cast<std::vector<int64_t>>();
+  const std::string type = interface["typestr"].cast<std::string>();
+  const auto is_type = [&](const char* allowed) { return type == allowed; };
+  if (std::none_of(types.begin(), types.end(), is_type)) {
+    std::string wanted;
+    for (const char* allowed : types)
+      wanted += (wanted.empty() ? "" : " or ") + std::string(allowed);
+    throw py::value_error(name + " must have the type " + wanted + ". Received: " + type);
+  }
+  bool fits = shape.size() == shape_.size();
+  for (size_t i = 0; fits && i < shape.size(); ++i) fits = shape[i] < 0 || shape[i] == shape_[i];
+  if (!fits) {
+    throw py::value_error(name + " must have shape " + Text(shape) + ". Received: " + Text(shape_));
+  }
+  if (!IsContiguous(interface, shape_, static_cast<size_t>(std::stoi(type.substr(2))))) {
+    throw py::value_error(name + " must be contiguous in row-major order");
+  }
+  address_ = interface["data"].cast<py::tuple>()[0].cast<uint64_t>();
+  if (interface.contains("stream") && !interface["stream"].is_none()) {
+    const uint64_t producer = interface["stream"].cast<uint64_t>();
+    // 1 and 2 are CUDA's handles of the two default streams; ours writes the first as null.
+    if (producer != 1 || stream != nullptr) cuda::OrderAfter(stream, StreamOf(producer));
+  }
+}
+
+void BindDeviceArray(py::module_& m) {
+  py::class_<CudaArray>(m, "CudaArray", "An array in device memory; CuPy and PyTorch can share it.")
+      .def(py::init([](const py::array& host, uint64_t stream) {
+             return CudaArray(host, StreamOf(stream));
+           }),
+           py::arg("array"), py::kw_only(), py::arg("stream") = 0)
+      .def_property_readonly("__cuda_array_interface__", &CudaArray::Interface)
+      .def_property_readonly("shape",
+                             [](const CudaArray& a) { return py::tuple(py::cast(a.shape())); })
+      .def_property_readonly("dtype", [](const CudaArray& a) { return py::dtype(a.type()); })
+      .def("__len__", [](const CudaArray& a) { return a.shape().empty() ? 0 : a.shape()[0]; })
+      .def("get", &CudaArray::Get, "A copy as a NumPy array. Waits for the stream.");
+}
+
+}  // namespace sok

@@ -1,0 +1,186 @@
+// Optimizer steps under the emulator: the CPU's table takes the same ones, bit by bit.
+#include "cpp/core/cuda/apply.h"
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "cpp/core/cpu/apply.h"
+#include "cpp/core/cuda/history.h"
+#include "cpp/tests/check.h"
+#include "cpp/tests/emulator/cuda_runtime.h"
+
+namespace sok {
+namespace {
+
+constexpr cuda::Stream kStream = nullptr;
+
+struct Trial {
+  OptimizerOptions options;
+  int64_t dim = 4;
+  bool unique_keys = false;
+  int num_steps = 40;
+};
+
+bool Close(float a, float b, float tolerance) {
+  return std::abs(a - b) <= tolerance * std::max(1.0f, std::abs(b));
+}
+
+// Rows of absent keys fall behind and are read, updated, assigned and exported later.
+void TakesTheStepsOfTheCpu(const Trial& trial) {
+  TableOptions table_options;
+  table_options.name = "t";
+  table_options.dim = trial.dim;
+  table_options.initializer.a = -0.5f;
+  table_options.initializer.b = 0.5f;
+  CpuTable cpu(table_options);
+  cuda::CudaTable device(table_options);
+  InlineExecutor ex;
+  std::mt19937 random(trial.dim);
+  std::normal_distribution<float> normal;
+  const bool decays = trial.options.weight_decay > 0.0f;
+  const float tolerance = decays ? 1e-6f : 0.0f;  // exp() of the device may round otherwise
+  const auto check = [&](const std::vector<float>& a, const std::vector<float>& b) {
+    for (size_t i = 0; i < b.size(); ++i) CHECK(Close(a[i], b[i], tolerance));
+  };
+  for (int step = 1; step <= trial.num_steps; ++step) {
+    std::vector<uint64_t> keys(random() % 30);
+    for (size_t i = 0; i < keys.size(); ++i) {
+      keys[i] = trial.unique_keys ? (random() % 9) * 30 + i : random() % 60;
+    }
+    std::vector<float> grads(keys.size() * trial.dim);
+    for (float& g : grads) g = normal(random);
+    const float learning_rate = step < 20 ? 0.05f : 0.03f;
+    const int64_t n = static_cast<int64_t>(keys.size());
+    ApplyGradients(ex, cpu, trial.options, learning_rate, step, keys.data(), grads.data(), n,
+                   trial.unique_keys);
+    cuda::ApplyGradients(kStream, device, trial.options, learning_rate, step, keys.data(),
+                         grads.data(), n, trial.unique_keys);
+    std::vector<uint64_t> asked;
+    for (uint64_t key = 0; key < 80; key += 7) asked.push_back(key);
+    std::vector<float> expected(asked.size() * trial.dim), rows(expected);
+    cpu.Find(ex, asked.data(), asked.size(), expected.data(), nullptr);
+    device.Find(kStream, asked.data(), asked.size(), rows.data(), nullptr);
+    check(rows, expected);
+    if (step % 13 == 0) {
+      const std::vector<uint64_t> assigned = {3, 1000, 3};
+      std::vector<float> values(3 * trial.dim, 0.125f * step);
+      cpu.Assign(ex, assigned.data(), 3, values.data());
+      device.Assign(kStream, assigned.data(), 3, values.data());
+    }
+    if (step % 17 == 0) {  // brings all rows up, and forgets the steps
+      const TableSnapshot snapshot = cpu.Export(ex, true);
+      std::vector<uint64_t> device_keys;
+      std::vector<float> device_rows;
+      device.Export(kStream, &device_keys, &device_rows);
+      CHECK(device_keys == snapshot.keys);
+      const int64_t width = device.row_floats();
+      int64_t slot_width = 0;
+      for (int64_t w : snapshot.slot_widths) slot_width += w;
+      for (size_t k = 0; k < device_keys.size(); ++k) {
+        const float* const row = &device_rows[k * width];
+        for (int64_t d = 0; d < trial.dim; ++d) {
+          CHECK(Close(row[d], snapshot.rows[k * trial.dim + d], tolerance));
+        }
+        for (int64_t d = 0; d < slot_width; ++d) {
+          CHECK(Close(row[trial.dim + d], snapshot.slot_rows[k * slot_width + d], tolerance));
+        }
+      }
+    }
+  }
+}
+
+void AllRules() {
+  std::vector<OptimizerOptions> rules;
+  const auto add = [&](OptimizerKind kind, auto change) {
+    OptimizerOptions options;
+    options.kind = kind;
+    change(options);
+    rules.push_back(options);
+  };
+  const auto plain = [](OptimizerOptions&) {};
+  add(OptimizerKind::kSgd, plain);
+  add(OptimizerKind::kMomentum, [](auto& o) { o.momentum = 0.9f; });
+  add(OptimizerKind::kMomentum, [](auto& o) { o.momentum = 0.8f, o.nesterov = true; });
+  add(OptimizerKind::kMomentum, [](auto& o) { o.momentum = 0.9f, o.lazy = true; });
+  add(OptimizerKind::kMomentum, [](auto& o) {
+    o.momentum = 0.9f, o.momentum_before_rate = true, o.nesterov = true;
+  });
+  add(OptimizerKind::kAdagrad, plain);
+  add(OptimizerKind::kRowWiseAdagrad, plain);
+  add(OptimizerKind::kAdam, plain);
+  add(OptimizerKind::kAdam, [](auto& o) { o.amsgrad = true; });
+  add(OptimizerKind::kAdam, [](auto& o) { o.beta_1 = 0.0f; });
+  add(OptimizerKind::kLazyAdam, plain);
+  add(OptimizerKind::kLazyAdam, [](auto& o) { o.amsgrad = true; });
+  add(OptimizerKind::kFtrl, plain);
+  add(OptimizerKind::kFtrl, [](auto& o) { o.learning_rate_power = -0.6f, o.l1 = 0.05f; });
+  for (OptimizerOptions options : rules) {
+    for (int64_t dim : {4, 5, 24}) {
+      Trial trial;
+      trial.dim = dim;
+      trial.options = options;
+      trial.unique_keys = dim == 24;
+      TakesTheStepsOfTheCpu(trial);
+      if (dim != 4) continue;
+      trial.options.weight_decay = 0.05f;
+      trial.options.clip_value = 0.5f;
+      TakesTheStepsOfTheCpu(trial);
+    }
+  }
+}
+
+void AFullHistoryIsSweptAndForgotten() {
+  Trial trial;
+  trial.options.kind = OptimizerKind::kAdam;
+  TableOptions table_options;
+  table_options.name = "t";
+  table_options.dim = 2;
+  CpuTable cpu(table_options);
+  cuda::CudaTable device(table_options);
+  InlineExecutor ex;
+  const uint64_t busy = 1, idle = 2;
+  const std::vector<float> grad = {0.5f, -0.25f};
+  std::vector<float> expected(2), row(2);
+  const int64_t num_steps = cuda::History::kMaxSteps + 300;
+  for (int64_t step = 1; step <= num_steps; ++step) {
+    const uint64_t key = step == 1 || step == cuda::History::kMaxSteps - 50 ? idle : busy;
+    ApplyGradients(ex, cpu, trial.options, 1e-3f, step, &key, grad.data(), 1, true);
+    cuda::ApplyGradients(kStream, device, trial.options, 1e-3f, step, &key, grad.data(), 1, true);
+    if (step % 1024 != 0 && step != num_steps) continue;
+    cpu.Find(ex, &idle, 1, expected.data(), nullptr);
+    device.Find(kStream, &idle, 1, row.data(), nullptr);
+    for (int d = 0; d < 2; ++d) CHECK(Close(row[d], expected[d], 1e-6f));
+  }
+}
+
+void AnotherOptimizerIsRefused() {
+  TableOptions table_options;
+  table_options.name = "t";
+  table_options.dim = 2;
+  cuda::CudaTable table(table_options);
+  const uint64_t key = 1;
+  const std::vector<float> grad = {0.5f, -0.25f};
+  OptimizerOptions options;
+  cuda::ApplyGradients(kStream, table, options, 0.1f, 1, &key, grad.data(), 1);
+  options.kind = OptimizerKind::kAdam;
+  CHECK_THROWS(cuda::ApplyGradients(kStream, table, options, 0.1f, 1, &key, grad.data(), 1),
+               std::invalid_argument, "Table 't' has sgd");
+  CHECK_THROWS(cuda::ApplyGradients(kStream, table, options, 0.1f, 0, &key, grad.data(), 1),
+               std::invalid_argument, "counts from 1");
+  cuda::CudaTable other(table_options);
+  options.beta_2 = 0.1f;
+  CHECK_THROWS(cuda::ApplyGradients(kStream, other, options, 0.1f, 1, &key, grad.data(), 1),
+               std::invalid_argument, "runs on the CPU only");
+}
+
+}  // namespace
+}  // namespace sok
+
+int main() {
+  sok::AllRules();
+  sok::AFullHistoryIsSweptAndForgotten();
+  sok::AnotherOptimizerIsRefused();
+  CHECK_EQ(emulator::bytes_allocated, 0);
+}

@@ -1,0 +1,256 @@
+// CudaTable under the emulator against std::map, and bit by bit against the CPU's table.
+#include "cpp/core/cuda/table.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <random>
+#include <vector>
+
+#include "cpp/core/cpu/table.h"
+#include "cpp/tests/check.h"
+#include "cpp/tests/emulator/cuda_runtime.h"
+
+namespace sok {
+namespace {
+
+using Keys = std::vector<uint64_t>;
+using Rows = std::vector<float>;
+constexpr cuda::Stream kStream = nullptr;
+
+TableOptions Options(int64_t dim, InitializerKind kind = InitializerKind::kUniform) {
+  TableOptions options;
+  options.name = "t";
+  options.dim = dim;
+  options.seed = 5;
+  options.initializer.kind = kind;
+  if (kind == InitializerKind::kDefaultRows) {
+    for (int i = 0; i < 3 * dim; ++i) options.initializer.default_rows.push_back(0.5f * i);
+  }
+  return options;
+}
+
+Rows Find(cuda::CudaTable& table, const Keys& keys, std::vector<uint8_t>* found = nullptr) {
+  Rows rows(keys.size() * table.dim(), -77.0f);
+  std::vector<uint8_t> flags(keys.size(), 9);
+  table.Find(kStream, keys.data(), keys.size(), rows.data(), flags.data());
+  if (found != nullptr) *found = flags;
+  return rows;
+}
+
+Rows FindOrInsert(cuda::CudaTable& table, const Keys& keys,
+                  std::vector<uint8_t>* inserted = nullptr) {
+  Rows rows(keys.size() * table.dim(), -77.0f);
+  std::vector<uint8_t> flags(keys.size(), 9);
+  table.FindOrInsert(kStream, keys.data(), keys.size(), rows.data(), flags.data());
+  if (inserted != nullptr) *inserted = flags;
+  return rows;
+}
+
+Rows CpuInitial(const TableOptions& options, const Keys& keys) {
+  const CpuTable table(options);
+  Rows rows(keys.size() * options.dim);
+  for (size_t i = 0; i < keys.size(); ++i) table.InitialRow(keys[i], &rows[i * options.dim]);
+  return rows;
+}
+
+Keys ExtremeKeys() {
+  return {0,
+          1,
+          2,
+          ~uint64_t{0},
+          ~uint64_t{0} - 1,
+          uint64_t{1} << 63,
+          (uint64_t{1} << 63) - 1,
+          uint64_t{1} << 32,
+          0xFFFFFFFFull,
+          0xFFFFFFFFFFFFFF00ull};
+}
+
+void InitialRowsAreThoseOfTheCpu(InitializerKind kind, int64_t dim) {
+  const TableOptions options = Options(dim, kind);
+  Keys keys = ExtremeKeys();
+  for (uint64_t k = 100; k < 170; ++k) keys.push_back(k * 977);
+  const Rows expected = CpuInitial(options, keys);
+  cuda::CudaTable table(options);
+  std::vector<uint8_t> flags;
+  CHECK(Find(table, keys, &flags) == expected);  // missing: read, not inserted
+  CHECK_EQ(std::count(flags.begin(), flags.end(), 0), static_cast<int64_t>(keys.size()));
+  CHECK_EQ(table.Size(kStream), 0);
+  CHECK(FindOrInsert(table, keys, &flags) == expected);
+  CHECK_EQ(std::count(flags.begin(), flags.end(), 1), static_cast<int64_t>(keys.size()));
+  CHECK(Find(table, keys, &flags) == expected);
+  CHECK_EQ(std::count(flags.begin(), flags.end(), 1), static_cast<int64_t>(keys.size()));
+}
+
+// Random calls on few keys, many of them twice in a batch.
+void AgreesWithAMap(int64_t dim, bool with_slots) {
+  TableOptions options = Options(dim, InitializerKind::kConstant);
+  options.initializer.a = 0.25f;
+  cuda::CudaTable table(options);
+  if (with_slots) table.ConfigureSlots(kStream, {{"m", 3, 1.5f, true}});
+  std::map<uint64_t, float> expected;  // of every column
+  std::mt19937_64 random(dim);
+  Keys universe = ExtremeKeys();
+  for (uint64_t k = 100; k < 400; ++k) universe.push_back(k);
+  float counter = 1.0f;
+  for (int call = 0; call < 60; ++call) {
+    Keys keys(random() % 120);
+    for (uint64_t& key : keys) key = universe[random() % universe.size()];
+    std::vector<uint8_t> flags;
+    const auto check = [&](const Rows& rows) {
+      for (size_t i = 0; i < keys.size(); ++i) {
+        const auto at = expected.find(keys[i]);
+        for (int64_t d = 0; d < dim; ++d) {
+          CHECK_EQ(rows[i * dim + d], at == expected.end() ? 0.25f : at->second);
+        }
+      }
+    };
+    switch (random() % 5) {
+      case 0:
+        check(Find(table, keys, &flags));
+        for (size_t i = 0; i < keys.size(); ++i) CHECK_EQ(flags[i], expected.count(keys[i]));
+        break;
+      case 1:
+      case 2: {
+        check(FindOrInsert(table, keys, &flags));
+        std::map<uint64_t, int> times;
+        for (size_t i = 0; i < keys.size(); ++i) times[keys[i]] += flags[i];
+        for (const auto& [key, n] : times) CHECK_EQ(n, 1 - static_cast<int>(expected.count(key)));
+        for (uint64_t key : keys) expected.emplace(key, 0.25f);
+        break;
+      }
+      case 3: {
+        Rows rows(keys.size() * dim);
+        for (size_t i = 0; i < keys.size(); ++i) {
+          expected[keys[i]] = ++counter;
+          std::fill_n(&rows[i * dim], dim, counter);
+        }
+        table.Assign(kStream, keys.data(), keys.size(), rows.data());
+        break;
+      }
+      case 4: {
+        if (random() % 2 == 0) keys.resize(keys.size() / 4);
+        int64_t present = 0;
+        Keys distinct = keys;
+        std::sort(distinct.begin(), distinct.end());
+        distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
+        for (uint64_t key : distinct) present += expected.erase(key);
+        CHECK_EQ(table.Erase(kStream, keys.data(), keys.size()), present);
+        break;
+      }
+    }
+    CHECK_EQ(table.Size(kStream), static_cast<int64_t>(expected.size()));
+  }
+  Keys exported;
+  Rows rows;
+  table.Export(kStream, &exported, &rows);
+  CHECK_EQ(exported.size(), expected.size());
+  const int64_t width = dim + (with_slots ? 3 : 0);
+  size_t i = 0;
+  for (const auto& [key, value] : expected) {
+    CHECK_EQ(exported[i], key);
+    CHECK_EQ(rows[i * width + dim - 1], value);
+    if (with_slots) CHECK_EQ(rows[i * width + dim + 2], 1.5f);
+    ++i;
+  }
+  cuda::CudaTable other(options);
+  if (with_slots) other.ConfigureSlots(kStream, {{"m", 3, 0.0f, true}});
+  other.Import(kStream, exported.data(), exported.size(), rows.data());
+  Keys keys_again;
+  Rows rows_again;
+  other.Export(kStream, &keys_again, &rows_again);
+  CHECK(keys_again == exported && rows_again == rows);
+  table.Clear(kStream);
+  CHECK_EQ(table.Size(kStream), 0);
+  CHECK(FindOrInsert(table, {1, 2, 3}) == Rows(3 * dim, 0.25f));
+}
+
+void GrowthKeepsEveryRow(double max_load_factor) {
+  const TableOptions options = Options(2);
+  cuda::CudaTable table(options, max_load_factor);
+  Keys keys;
+  std::mt19937_64 random(7);
+  for (int i = 0; i < 6000; ++i) keys.push_back(random());
+  for (size_t begin = 0; begin < keys.size(); begin += 500) {
+    const Keys batch(keys.begin() + begin, keys.begin() + begin + 500);
+    Rows rows(batch.size() * 2);
+    for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<float>(begin * 2 + i);
+    table.Assign(kStream, batch.data(), batch.size(), rows.data());
+  }
+  const Rows rows = Find(table, keys);
+  for (size_t i = 0; i < rows.size(); ++i) CHECK_EQ(rows[i], static_cast<float>(i));
+  const cuda::DeviceTableStats stats = table.Stats(kStream);
+  CHECK_EQ(stats.size, 6000);
+  CHECK(stats.load_factor <= max_load_factor && stats.load_factor > max_load_factor * 0.4);
+}
+
+void MaxCapacityIsAllOrNothing() {
+  TableOptions options = Options(2);
+  options.max_capacity = 100;
+  cuda::CudaTable table(options);
+  Keys keys;
+  for (uint64_t k = 0; k < 95; ++k) keys.push_back(k);
+  FindOrInsert(table, keys);
+  keys = {93, 94, 95, 95, 96, 97, 98, 99, 100};
+  CHECK_THROWS(FindOrInsert(table, keys), std::length_error,
+               "max_capacity=100. Received: 6 new keys at size 95 (table 't')");
+  CHECK_EQ(table.Size(kStream), 95);
+  keys.pop_back();
+  FindOrInsert(table, keys);
+  CHECK_EQ(table.Size(kStream), 100);
+  FindOrInsert(table, keys);  // all present
+  const Keys erased = {3, 3, 4, 1000};
+  CHECK_EQ(table.Erase(kStream, erased.data(), erased.size()), 2);
+  FindOrInsert(table, {500, 501});
+  CHECK_EQ(table.Size(kStream), 100);
+  CHECK(table.Stats(kStream).arena_bytes < 5 << 20);  // one chunk
+}
+
+void AWarmStepNeitherAllocatesNorWaits() {
+  cuda::CudaTable table(Options(4));
+  Keys keys;
+  for (uint64_t k = 0; k < 300; ++k) keys.push_back(k * 31);
+  Rows rows(keys.size() * 4);
+  for (int i = 0; i < 20; ++i) {
+    table.FindOrInsert(kStream, keys.data(), keys.size(), rows.data(), nullptr);
+  }
+  table.Reserve(kStream, 10000);
+  table.FindOrInsert(kStream, keys.data(), keys.size(), rows.data(), nullptr);
+  const int64_t allocations = emulator::num_allocations, waits = emulator::num_host_waits;
+  for (int i = 0; i < 20; ++i) {
+    table.FindOrInsert(kStream, keys.data(), keys.size(), rows.data(), nullptr);
+    table.Find(kStream, keys.data(), keys.size(), rows.data(), nullptr);
+  }
+  CHECK_EQ(emulator::num_allocations, allocations);
+  CHECK_EQ(emulator::num_host_waits, waits);
+}
+
+void RefusesWhatItCannotDo() {
+  TableOptions options = Options(4);
+  options.use_hashtable = false;
+  options.max_capacity = 10;
+  CHECK_THROWS(cuda::CudaTable table(options), std::invalid_argument, "needs a hashtable");
+  CHECK_THROWS(cuda::CudaTable table(Options(4), 1.5), std::invalid_argument, "max_load_factor");
+}
+
+}  // namespace
+}  // namespace sok
+
+int main() {
+  using sok::InitializerKind;
+  for (InitializerKind kind :
+       {InitializerKind::kConstant, InitializerKind::kUniform, InitializerKind::kNormal,
+        InitializerKind::kTruncatedNormal, InitializerKind::kDefaultRows}) {
+    for (int64_t dim : {1, 6, 8, 20}) sok::InitialRowsAreThoseOfTheCpu(kind, dim);
+  }
+  sok::AgreesWithAMap(1, false);
+  sok::AgreesWithAMap(8, true);
+  sok::AgreesWithAMap(5, true);
+  sok::GrowthKeepsEveryRow(0.5);
+  sok::GrowthKeepsEveryRow(0.95);
+  sok::MaxCapacityIsAllOrNothing();
+  sok::AWarmStepNeitherAllocatesNorWaits();
+  sok::RefusesWhatItCannotDo();
+  CHECK_EQ(emulator::bytes_allocated, 0);
+}

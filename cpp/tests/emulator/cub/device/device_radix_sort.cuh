@@ -1,0 +1,38 @@
+// cub::DeviceRadixSort on the host: stable, and by the given bits only.
+#ifndef SOK_TESTS_EMULATOR_CUB_DEVICE_RADIX_SORT_H_
+#define SOK_TESTS_EMULATOR_CUB_DEVICE_RADIX_SORT_H_
+
+#include <numeric>
+
+#include "cpp/tests/emulator/cuda_runtime.h"
+
+namespace cub {
+
+struct DeviceRadixSort {
+  template <typename Key, typename Value>
+  static cudaError_t SortPairs(void* scratch, size_t& bytes, const Key* keys_in, Key* keys_out,
+                               const Value* values_in, Value* values_out, int n, int begin_bit,
+                               int end_bit, cudaStream_t) {
+    if (scratch == nullptr) {
+      bytes = 1;
+      return cudaSuccess;
+    }
+    const auto digit = [=](Key key) {
+      const uint64_t up_to_end = end_bit >= 64 ? ~uint64_t{0} : (uint64_t{1} << end_bit) - 1;
+      return (static_cast<uint64_t>(key) & up_to_end) >> begin_bit;
+    };
+    std::vector<int> order(n);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int a, int b) { return digit(keys_in[a]) < digit(keys_in[b]); });
+    for (int i = 0; i < n; ++i) {
+      keys_out[i] = keys_in[order[i]];
+      values_out[i] = values_in[order[i]];
+    }
+    return cudaSuccess;
+  }
+};
+
+}  // namespace cub
+
+#endif  // SOK_TESTS_EMULATOR_CUB_DEVICE_RADIX_SORT_H_

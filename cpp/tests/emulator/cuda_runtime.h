@@ -1,0 +1,194 @@
+// As much of CUDA's runtime as the backend uses, on host memory: device memory is the heap, streams
+// run at once, and an event says "not yet" now and then, as one on a busy stream does.
+#ifndef SOK_TESTS_EMULATOR_CUDA_RUNTIME_H_
+#define SOK_TESTS_EMULATOR_CUDA_RUNTIME_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#include "cpp/tests/emulator/fibers.h"
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+struct alignas(16) ulonglong2 {
+  unsigned long long x, y;
+};
+
+enum cudaError_t { cudaSuccess = 0, cudaErrorMemoryAllocation = 2, cudaErrorNotReady = 600 };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
+enum cudaMemPoolAttr { cudaMemPoolAttrReleaseThreshold };
+enum cudaMemAllocationType { cudaMemAllocationTypePinned };
+enum cudaMemLocationType { cudaMemLocationTypeDevice };
+using cudaStream_t = struct CUstream_st*;
+using cudaEvent_t = struct CUevent_st*;
+using cudaMemPool_t = struct CUmemPoolHandle_st*;
+struct cudaMemPoolProps {
+  cudaMemAllocationType allocType;
+  struct {
+    cudaMemLocationType type;
+    int id;
+  } location;
+};
+struct cudaLaunchConfig_t {
+  dim3 gridDim, blockDim;
+  size_t dynamicSmemBytes = 0;
+  cudaStream_t stream = nullptr;
+};
+inline constexpr unsigned cudaEventDisableTiming = 2;
+inline const cudaStream_t cudaStreamLegacy = reinterpret_cast<cudaStream_t>(0x1);
+
+namespace emulator {
+inline int64_t bytes_allocated = 0;  // for tests: what is not freed in the end
+inline int64_t num_allocations = 0;  // for tests: a warm step makes none
+inline int64_t num_host_waits = 0;   // for tests: a warm step makes none
+}  // namespace emulator
+
+inline const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaErrorMemoryAllocation ? "out of memory" : "emulated error";
+}
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps*) {
+  *pool = nullptr;
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaMallocFromPoolAsync(void** pointer, size_t bytes, cudaMemPool_t,
+                                           cudaStream_t) {
+  // Its size in front, and rubbish in it.
+  char* const block = static_cast<char*>(std::aligned_alloc(256, (bytes + 511) / 256 * 256));
+  if (block == nullptr) return cudaErrorMemoryAllocation;
+  std::memcpy(block, &bytes, sizeof(bytes));
+  std::memset(block + 256, 0xA5, bytes);
+  *pointer = block + 256;
+  emulator::bytes_allocated += static_cast<int64_t>(bytes);
+  ++emulator::num_allocations;
+  return cudaSuccess;
+}
+inline cudaError_t cudaFreeAsync(void* pointer, cudaStream_t) {
+  if (pointer == nullptr) return cudaSuccess;
+  char* const block = static_cast<char*>(pointer) - 256;
+  size_t bytes;
+  std::memcpy(&bytes, block, sizeof(bytes));
+  emulator::bytes_allocated -= static_cast<int64_t>(bytes);
+  std::memset(pointer, 0x5A, bytes);
+  std::free(block);
+  return cudaSuccess;
+}
+inline cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
+  *pointer = std::malloc(bytes);
+  return *pointer == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
+}
+inline cudaError_t cudaFreeHost(void* pointer) {
+  std::free(pointer);
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
+                                   cudaStream_t) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
+  if (bytes > 0) std::memset(to, value, bytes);
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
+  ++emulator::num_host_waits;
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = reinterpret_cast<cudaEvent_t>(1);
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaEventQuery(cudaEvent_t) {
+  return emulator::random_bits() % 3 == 0 ? cudaErrorNotReady : cudaSuccess;
+}
+inline cudaError_t cudaEventSynchronize(cudaEvent_t) {
+  ++emulator::num_host_waits;
+  return cudaSuccess;
+}
+
+template <typename... Parameters, typename... Arguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
+                               Arguments&&... arguments) {
+  gridDim = config->gridDim;
+  blockDim = config->blockDim;
+  const std::function<void()> body = [&] { kernel(Parameters(arguments)...); };
+  const unsigned together = std::max(1u, 512 / blockDim.x);
+  for (unsigned first = 0; first < gridDim.x; first += together) {
+    emulator::Scheduler::Get().Run(first, std::min(together, gridDim.x - first), blockDim.x, body);
+  }
+  return cudaSuccess;
+}
+
+template <typename T>
+T __ldcg(const T* pointer) {
+  emulator::Scheduler::Get().MaybeYield();
+  return *pointer;
+}
+
+template <typename T>
+T atomicAdd(T* pointer, T value) {
+  emulator::Scheduler::Get().MaybeYield();
+  const T before = *pointer;
+  *pointer += value;
+  return before;
+}
+template <typename T>
+T atomicMin(T* pointer, T value) {
+  emulator::Scheduler::Get().MaybeYield();
+  const T before = *pointer;
+  *pointer = std::min(before, value);
+  return before;
+}
+template <typename T>
+T atomicCAS(T* pointer, T expected, T desired) {
+  emulator::Scheduler::Get().MaybeYield();
+  const T before = *pointer;
+  if (before == expected) *pointer = desired;
+  return before;
+}
+template <typename T>
+T atomicExch(T* pointer, T value) {
+  emulator::Scheduler::Get().MaybeYield();
+  return std::exchange(*pointer, value);
+}
+template <typename T>
+T atomicOr(T* pointer, T value) {
+  emulator::Scheduler::Get().MaybeYield();
+  return std::exchange(*pointer, *pointer | value);
+}
+template <typename T>
+T atomicAnd(T* pointer, T value) {
+  emulator::Scheduler::Get().MaybeYield();
+  return std::exchange(*pointer, *pointer & value);
+}
+
+#endif  // SOK_TESTS_EMULATOR_CUDA_RUNTIME_H_

@@ -1,0 +1,5 @@
+// `_cuda_emulated`: the bindings of the device tables over the emulator, for tests. Registers those
+// only: everything else is `_core`'s, which is to be loaded first.
+#include "cpp/python/bind.h"
+
+PYBIND11_MODULE(_cuda_emulated, m) { sok::BindCuda(m); }

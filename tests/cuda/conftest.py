@@ -1,0 +1,43 @@
+"""`cuda`: the bindings of the device tables, on a device or under the emulator.
+
+The emulator (cpp/tests/emulator) is built with the C++ tests and runs the same kernels on the CPU,
+which finds wrong results but says nothing about hardware. What needs hardware is marked `gpu`.
+"""
+
+import importlib.util
+import pathlib
+import sys
+
+import pytest
+
+from sok_like import _core
+
+BUILD = pathlib.Path(__file__).resolve().parents[2] / "build"
+
+
+def _emulated():
+    """The module `_cuda_emulated`, or None where the C++ tests were not built."""
+    name = "_cuda_emulated"
+    if name in sys.modules:
+        return sys.modules[name]
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
+    path = BUILD / f"{name}{suffix}"
+    if not path.exists():
+        return None
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules[name] = module
+    return module
+
+
+@pytest.fixture(params=["emulated", pytest.param("device", marks=pytest.mark.gpu)])
+def cuda(request):
+    if request.param == "emulated":
+        module = _emulated()
+        if module is None:
+            pytest.skip("the emulator comes with the C++ tests (SOK_WITH_TESTS=ON)")
+        return module
+    if _core.cuda_device_count() == 0:
+        pytest.skip("needs a library built with CUDA (make cuda) and a device")
+    return _core
