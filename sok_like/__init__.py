@@ -27,6 +27,9 @@ if TYPE_CHECKING:
         DistributedEmbedding as DistributedEmbedding,
     )
     from sok_like.embeddings.get_embedding import get_embedding as get_embedding
+    from sok_like.group_embedding.get_embedding_variable import (
+        get_embedding_variable as get_embedding_variable,
+    )
     from sok_like.group_embedding.lookup_sparse import (
         group_embedding_lookup as group_embedding_lookup,
     )
@@ -44,6 +47,14 @@ if TYPE_CHECKING:
         split_embedding_variable_from_others as split_embedding_variable_from_others,
     )
     from sok_like.optimizers.wrapper import OptimizerWrapper as OptimizerWrapper
+    from sok_like.policies import CBFFilter as CBFFilter
+    from sok_like.policies import CounterFilter as CounterFilter
+    from sok_like.policies import EmbeddingVariableOption as EmbeddingVariableOption
+    from sok_like.policies import GlobalStepEvict as GlobalStepEvict
+    from sok_like.policies import InitializerOption as InitializerOption
+    from sok_like.policies import L2WeightEvict as L2WeightEvict
+    from sok_like.policies import ScoreEvict as ScoreEvict
+    from sok_like.policies import StorageOption as StorageOption
     from sok_like.rows import assign as assign
     from sok_like.rows import export as export
     from sok_like.variable import EmbeddingVariable as EmbeddingVariable
@@ -51,19 +62,28 @@ if TYPE_CHECKING:
 # Public name: where it lives.
 _PUBLIC = {
     "All2AllDenseEmbedding": "sok_like.embeddings.all2all_dense_embedding",
+    "CBFFilter": "sok_like.policies",
+    "CounterFilter": "sok_like.policies",
     "DistributedEmbedding": "sok_like.embeddings.distributed_embedding",
     "Embedding": "sok_like.dist_model_parallel.embedding",
     "EmbeddingVariable": "sok_like.variable",
+    "EmbeddingVariableOption": "sok_like.policies",
+    "GlobalStepEvict": "sok_like.policies",
     "Init": "sok_like.core.initialize",
+    "InitializerOption": "sok_like.policies",
+    "L2WeightEvict": "sok_like.policies",
     "OptimizerScope": "sok_like.optimizers.scope",
     "OptimizerWrapper": "sok_like.optimizers.wrapper",
     "Saver": "sok_like.checkpoint",
+    "ScoreEvict": "sok_like.policies",
+    "StorageOption": "sok_like.policies",
     "assign": "sok_like.rows",
     "embedding_lookup": "sok_like.dist_model_parallel.embedding_lookup",
     "enable_distributed_strategy": "sok_like.group_embedding.strategy",
     "export": "sok_like.rows",
     "filter_variables": "sok_like.optimizers.utils",
     "get_embedding": "sok_like.embeddings.get_embedding",
+    "get_embedding_variable": "sok_like.group_embedding.get_embedding_variable",
     "group_embedding_lookup": "sok_like.group_embedding.lookup_sparse",
     "group_embedding_lookup_sparse": "sok_like.group_embedding.lookup_sparse",
     "split_embedding_variable_from_others": "sok_like.optimizers.utils",

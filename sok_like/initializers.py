@@ -4,7 +4,8 @@ A hash table has no shape to fill: its rows come into being one by one. So an in
 distribution that each element is drawn from by itself, as a pure function of (seed, table, key,
 column). Initializers that are one (constants, uniform, normal, truncated normal, and Keras'
 variance-scaling family) are taken over exactly; any other is asked once for a matrix of
-`NUM_DEFAULT_ROWS` rows, and key k starts from row k mod NUM_DEFAULT_ROWS.
+4096 rows (or as many as `InitializerOption.default_value_dim` says), and key k starts from row k
+mod 4096.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-NUM_DEFAULT_ROWS = 4096  # as DeepRec's default_value_dim
+from sok_like.policies import DEFAULT_VALUE_DIM
+
 # Where initializers of the names below come from; those of tf.compat.v1 are in init_ops.
 _KNOWN_MODULES = ("keras.", "tf_keras.", "tensorflow.python.ops.init_ops")
 
@@ -33,10 +35,15 @@ class RowInitializer(NamedTuple):
     a: float = 0.0
     b: float = 0.0
     seed: int = 0  # tells initializers of the same kind apart
-    default_rows: tuple[float, ...] = ()  # [NUM_DEFAULT_ROWS * dim]
+    default_rows: tuple[float, ...] = ()  # [num_default_rows * dim]
 
 
-def row_initializer(initializer: Any, dim: int, num_rows: int | None) -> RowInitializer:
+def row_initializer(
+    initializer: Any,
+    dim: int,
+    num_rows: int | None,
+    num_default_rows: int = DEFAULT_VALUE_DIM,
+) -> RowInitializer:
     """Translates a Keras initializer.
 
     Args:
@@ -46,6 +53,8 @@ def row_initializer(initializer: Any, dim: int, num_rows: int | None) -> RowInit
         dim: Row width, the fan-out of the variance-scaling family.
         num_rows: Rows of the whole table, the family's fan-in; None (a table without bound) takes
             `dim` in its place.
+        num_default_rows: Rows of the matrix that an initializer which is not element by element is
+            asked for. Another number than 4096 makes that matrix of any initializer.
 
     Raises:
         ValueError: Keras does not know the name.
@@ -59,9 +68,12 @@ def row_initializer(initializer: Any, dim: int, num_rows: int | None) -> RowInit
     translate = _TRANSLATIONS.get(type(instance).__name__)
     if translate is None and isinstance(instance, tf.keras.initializers.VarianceScaling):
         translate = _variance_scaling
-    if translate is not None and type(instance).__module__.startswith(_KNOWN_MODULES):
+    element_wise = translate is not None and num_default_rows == DEFAULT_VALUE_DIM
+    if element_wise and type(instance).__module__.startswith(_KNOWN_MODULES):
         return translate(config, dim, num_rows)._replace(seed=seed)
-    return RowInitializer("default_rows", default_rows=_default_rows(instance, config, dim))
+    return RowInitializer(
+        "default_rows", default_rows=_default_rows(instance, config, num_default_rows, dim)
+    )
 
 
 def _variance_scaling(config, dim, num_rows):
@@ -118,12 +130,12 @@ def _constant(value, dim):
     return RowInitializer("default_rows", default_rows=tuple(row.tolist()))
 
 
-def _default_rows(instance, config, dim):
+def _default_rows(instance, config, num_rows, dim):
     if config.get("seed", 0) is None:
         # Keras would draw a seed of its own in each process; ranks must agree.
         name = f"{type(instance).__module__}.{type(instance).__qualname__}"
         instance = type(instance).from_config({**config, "seed": zlib.crc32(name.encode())})
-    shape = (NUM_DEFAULT_ROWS, dim)
+    shape = (num_rows, dim)
     if tf.compat.v1.executing_eagerly_outside_functions():
         with tf.init_scope():
             rows = np.asarray(instance(shape, dtype="float32"))

@@ -20,6 +20,7 @@ from tensorflow.python.ops import handle_data_util, resource_variable_ops
 from sok_like import comm, native, ops
 from sok_like.initializers import row_initializer
 from sok_like.keys import DTYPES, as_keys
+from sok_like.policies import EmbeddingVariableOption, InitializerOption
 
 _OPTIMIZER_ADVICE = (
     "A stock optimizer cannot update EmbeddingVariable '{name}': its rows are found by key and "
@@ -63,6 +64,8 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
             `[0, capacity * world_size)`.
         initial_capacity: Keys to make room for at once.
         trainable: Whether tapes watch the variable by themselves.
+        ev_option: sok.EmbeddingVariableOption: which keys get a row and which lose it. Its
+            initializer, if it has one, takes the place of `initializer`.
 
     Raises:
         ValueError: an argument out of its range.
@@ -80,6 +83,7 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
         use_hashtable: bool = True,
         initial_capacity: int = 0,
         trainable: bool = True,
+        ev_option: EmbeddingVariableOption | None = None,
     ):
         communicator = comm.current()
         key_dtype = tf.as_dtype(key_dtype)
@@ -93,11 +97,21 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
             "use_hashtable": use_hashtable,
             "initial_capacity": initial_capacity,
             "trainable": trainable,
+            "ev_option": ev_option,
         }
         self._world_size = communicator.world_size
         self._trained_by_sok = False
         num_rows = capacity * communicator.world_size if capacity else None
-        rows = row_initializer(initializer, embedding_dim, num_rows)
+        option = ev_option or EmbeddingVariableOption()
+        if option.keeps_records:
+            raise NotImplementedError(f"Policies are not there yet. Received: {ev_option!r}")
+        init = option.init_option or InitializerOption()
+        rows = row_initializer(
+            initializer if init.initializer is None else init.initializer,
+            embedding_dim,
+            num_rows,
+            init.default_value_dim,
+        )
         shape = tf.TensorShape([capacity or ops.UNBOUNDED, embedding_dim])
         with tf.init_scope():
             in_graph_mode = not tf.executing_eagerly()
@@ -174,9 +188,14 @@ class EmbeddingVariable(resource_variable_ops.BaseResourceVariable):
             return 0
         return self._options["capacity"] * self._world_size
 
+    @property
+    def options(self) -> dict:
+        """The constructor's arguments as they were given."""
+        return dict(self._options)
+
     def get_config(self) -> dict:
         """The constructor's arguments."""
-        config = dict(self._options)
+        config = self.options
         if not isinstance(config["initializer"], str):
             config["initializer"] = tf.keras.initializers.serialize(
                 tf.keras.initializers.get(config["initializer"])

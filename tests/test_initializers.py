@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like.initializers import NUM_DEFAULT_ROWS, row_initializer
+from sok_like.initializers import row_initializer
+from sok_like.policies import DEFAULT_VALUE_DIM as NUM_DEFAULT_ROWS
 
 pytestmark = pytest.mark.keras
 init, v1 = tf.keras.initializers, tf.compat.v1

@@ -23,7 +23,19 @@ CALLABLES = {
     "combiner=None, use_custom_kernel=True, **kwargs",
     "EmbeddingVariable": "embedding_dim, *, name='embedding', key_dtype=tf.int64, "
     "initializer='random_uniform', capacity=None, use_hashtable=True, initial_capacity=0, "
-    "trainable=True",
+    "trainable=True, ev_option=None",
+    "CBFFilter": "filter_freq=0, max_element_size=0, false_positive_probability=-1.0, "
+    "counter_type='uint64'",
+    "CounterFilter": "filter_freq=0",
+    "EmbeddingVariableOption": "ht_type='', ht_partition_num=1000, evict_option=None, ckpt=None, "
+    "filter_option=None, storage_option=None, init_option=None, *, evicted_buffer_size=0, "
+    "record_statistics=False",
+    "GlobalStepEvict": "steps_to_live=None",
+    "InitializerOption": "initializer=None, default_value_dim=4096, "
+    "default_value_no_permission=0.0",
+    "L2WeightEvict": "l2_weight_threshold=-1.0",
+    "ScoreEvict": "score='lru', capacity=None",
+    "StorageOption": "storage_type=None, storage_path=None, storage_size=None, cache_strategy=None",
     "OptimizerScope": "trainable_variables",
     "OptimizerWrapper": "optimizer, *, lazy=False, average_dense_gradients=True",
     "assign": "variable, keys, rows",
@@ -48,6 +60,10 @@ CALLABLES = {
     "export": "variable",
     "filter_variables": "variables",
     "get_embedding": "name, constructor=None, **kwargs",
+    "get_embedding_variable": "name, embedding_dim, key_dtype=tf.int64, value_dtype=None, "
+    "initializer=None, regularizer=None, trainable=True, collections=None, caching_device=None, "
+    "partitioner=None, validate_shape=True, custom_getter=None, constraint=None, "
+    "init_data_source=None, ev_option=None, *, capacity=None",
     "group_embedding_lookup": "params, ids, partition_strategy='mod', name=None, *, "
     "training=True, gradient_scale='sum'",
     "group_embedding_lookup_sparse": "params, sp_ids, combiners, partition_strategy='mod', "

@@ -18,6 +18,7 @@ from tensorflow.python.feature_column import feature_column as old
 from tensorflow.python.feature_column import feature_column_v2 as fc
 
 from sok_like.keys import DTYPES, as_keys
+from sok_like.policies import EmbeddingVariableOption, GlobalStepEvict
 
 
 def string_keys(strings: tf.Tensor) -> tf.Tensor:
@@ -131,6 +132,7 @@ def categorical_column_with_embedding(
 
     Raises:
         ValueError: an argument that is none of these.
+        TypeError: `ev_option` is none.
     """
     dtype = tf.as_dtype(dtype)
     if not isinstance(key, str) or not key:
@@ -140,6 +142,11 @@ def categorical_column_with_embedding(
             "`dtype` must be string, int64, int32, uint64 or uint32. "
             f"Received: dtype={dtype.name} (column '{key}')"
         )
+    if ev_option is not None and not isinstance(ev_option, EmbeddingVariableOption):
+        raise TypeError(
+            "`ev_option` must be None or a sok.EmbeddingVariableOption. "
+            f"Received: {ev_option!r} (column '{key}')"
+        )
     is_int = isinstance(partition_num, int) and not isinstance(partition_num, bool)
     if partition_num is not None and (not is_int or partition_num < 1):
         raise ValueError(
@@ -147,6 +154,43 @@ def categorical_column_with_embedding(
             f"Received: partition_num={partition_num!r} (column '{key}')"
         )
     return EmbeddingCategoricalColumn(key, dtype, partition_num, ev_option)
+
+
+def sparse_column_with_embedding(
+    column_name: str,
+    dtype: Any = tf.string,
+    partition_num: int | None = None,
+    steps_to_live: int | None = None,
+    init_data_source: None = None,
+    ht_partition_num: int = 1000,
+    evconfig: EmbeddingVariableOption | None = None,
+) -> EmbeddingCategoricalColumn:
+    """DeepRec's older name for `categorical_column_with_embedding`.
+
+    Args:
+        column_name, dtype, partition_num: Its `key`, `dtype` and `partition_num`.
+        steps_to_live: Stands for an option with `GlobalStepEvict(steps_to_live)`; None or 0: none.
+        init_data_source: None.
+        ht_partition_num: DeepRec's parts of its hash table; without effect.
+        evconfig: Its `ev_option`, instead of `steps_to_live`.
+
+    Raises:
+        ValueError: an argument that is none of these.
+        TypeError: `evconfig` is no sok.EmbeddingVariableOption.
+    """
+    if init_data_source is not None:
+        raise ValueError(
+            "`init_data_source` must be None: rows are brought in by sok.assign or sok.Saver. "
+            f"Received: init_data_source={init_data_source!r} (column '{column_name}')"
+        )
+    if steps_to_live:
+        if evconfig is not None:
+            raise ValueError(
+                "`steps_to_live` must be None where `evconfig` is given; it has an `evict_option`. "
+                f"Received: steps_to_live={steps_to_live!r} (column '{column_name}')"
+            )
+        evconfig = EmbeddingVariableOption(evict_option=GlobalStepEvict(steps_to_live))
+    return categorical_column_with_embedding(column_name, dtype, partition_num, evconfig)
 
 
 def sequence_categorical_column_with_embedding(

@@ -20,7 +20,7 @@ from tensorflow.python.feature_column import feature_column_v2 as fc
 
 from sok_like.feature_column.categorical import EmbeddingCategoricalColumn, table_column
 from sok_like.feature_column.scope import current_group
-from sok_like.feature_column.tables import graph_weights
+from sok_like.feature_column.tables import graph_weights, initializer_of
 from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
 
 _MORE_FIELDS = ("group", "shared_name")
@@ -202,11 +202,14 @@ def _table_kind(column):
 
 def _make(categorical_columns, shared_name, dimension, combiner, initializer, *rest):
     ckpt_to_load_from, tensor_name_in_ckpt, max_norm, _, _ = rest
+    of_option = None
     for column in categorical_columns:
         if not isinstance(column, (fc.CategoricalColumn, old._CategoricalColumn)):
             raise ValueError(f"A categorical column is required. Received: {column!r}")
-        if table_column(column) is None:
+        keys = table_column(column)
+        if keys is None:
             continue
+        of_option = initializer_of(keys.ev_option)
         if max_norm is not None or ckpt_to_load_from is not None:
             raise ValueError(
                 f"`max_norm` and `ckpt_to_load_from` must be None for column '{column.name}': rows "
@@ -233,6 +236,13 @@ def _make(categorical_columns, shared_name, dimension, combiner, initializer, *r
         raise ValueError(
             f"`initializer` must be callable. Received: {initializer!r} (column '{name}')"
         )
+    if initializer is not None and of_option is not None:
+        raise ValueError(
+            "`initializer` must be given once, to the column or to its InitializerOption. "
+            f"Received: {initializer!r} and {of_option!r} (column '{name}')"
+        )
+    if initializer is None:
+        initializer = of_option
     if initializer is None:
         initializer = tf.compat.v1.truncated_normal_initializer(0.0, 1 / math.sqrt(dimension))
     return [

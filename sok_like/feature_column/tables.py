@@ -1,8 +1,4 @@
-"""Tables of columns in a graph, shared under variable scopes as `tf.compat.v1.get_variable` does.
-
-A graph owns its tables: they are found in one of its collections by the name of their variable
-scope, and die with it.
-"""
+"""Tables of embedding columns: found or made in a graph's present variable scope."""
 
 from __future__ import annotations
 
@@ -10,10 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_like.group_embedding.get_embedding_variable import get_embedding_variable
 from sok_like.variable import EmbeddingVariable
 
 v1 = tf.compat.v1
-_COLLECTION = "sok_like_tables"  # {name: EmbeddingVariable}
 WEIGHTS = "embedding_weights"  # what TensorFlow calls a column's variable
 
 
@@ -48,41 +44,31 @@ def graph_weights(column: Any, weight_collections: list | None, trainable: bool)
     return table
 
 
-def make_table(column: Any, name: str, trainable: bool) -> EmbeddingVariable:
-    """An EmbeddingVariable for a column with keys."""
-    return EmbeddingVariable(
-        column.dimension,
-        name=name,
-        key_dtype=column.keys_column.key_dtype,
-        initializer=column.initializer,
-        trainable=trainable,
-    )
-
-
 def _graph_table(column, collections, trainable):
-    scope = v1.get_variable_scope()
-    name = f"{scope.name}/{WEIGHTS}" if scope.name else WEIGHTS
-    held = v1.get_collection_ref(_COLLECTION)
-    if not held:
-        held.append({})
-    (tables,) = held
-    if name in tables:
-        if not scope.reuse:
-            raise ValueError(
-                f"Table '{name}' must not exist yet, or be reused: v1.variable_scope(..., "
-                "reuse=True) or reuse=v1.AUTO_REUSE. Received: a table of this name in the graph"
-            )
-        _check_shared(column, tables[name])
-        return tables[name]
-    if scope.reuse is True:
-        raise ValueError(
-            f"Table '{name}' must exist where reuse=True. Received: a graph without it"
-        )
     with v1.name_scope(None):  # the variable scope is in the name already
-        table = make_table(column, name, trainable)
-    v1.add_to_collections([c for c in collections if c != v1.GraphKeys.GLOBAL_VARIABLES], table)
-    tables[name] = table
+        table = get_embedding_variable(WEIGHTS, trainable=trainable, **table_options(column))
+    for collection in collections:
+        if not any(held is table for held in v1.get_collection(collection)):
+            v1.add_to_collection(collection, table)
     return table
+
+
+def table_options(column: Any) -> dict:
+    """What an EmbeddingVariable for a column with keys is made with, but for its name."""
+    keys = column.keys_column
+    in_option = initializer_of(keys.ev_option) is not None
+    return {
+        "embedding_dim": column.dimension,
+        "key_dtype": keys.key_dtype,
+        "initializer": None if in_option else column.initializer,
+        "ev_option": keys.ev_option,
+    }
+
+
+def initializer_of(ev_option: Any) -> Any:
+    """The initializer of an EmbeddingVariableOption; None where it has none."""
+    init_option = getattr(ev_option, "init_option", None)
+    return None if init_option is None else init_option.initializer
 
 
 def _check_shared(column, table):

@@ -1,0 +1,176 @@
+"""`sok.get_embedding_variable`: DeepRec's way to a table, by name.
+
+Tables are kept by their full name (that of the variable scope and their own), in a graph by the
+graph, eagerly by what `sok.Init` set up; asking again gives the same table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like import comm
+from sok_like.core.initialize import ensure_initialized
+from sok_like.policies import EmbeddingVariableOption, InitializerOption
+from sok_like.variable import EmbeddingVariable
+
+_DEFAULT_INITIALIZER = "random_uniform"
+
+# Eagerly: communicator -> tables. One that `sok.Init` replaced takes its tables with it.
+_eager: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def get_embedding_variable(
+    name: str,
+    embedding_dim: int,
+    key_dtype: Any = tf.int64,
+    value_dtype: Any = None,
+    initializer: Any = None,
+    regularizer: Any = None,
+    trainable: bool = True,
+    collections: Any = None,
+    caching_device: Any = None,
+    partitioner: Any = None,
+    validate_shape: bool = True,
+    custom_getter: Any = None,
+    constraint: Any = None,
+    init_data_source: Any = None,
+    ev_option: EmbeddingVariableOption | None = None,
+    *,
+    capacity: int | None = None,
+) -> EmbeddingVariable:
+    """The table of that name: made at the first call, the same one at the next.
+
+    Within `tf.compat.v1.variable_scope` the name begins with the scope's. A scope with `reuse=True`
+    gives tables that exist, and only those.
+
+    Args:
+        name: Name of the table, the same on all ranks.
+        embedding_dim: Row width, at least 1.
+        key_dtype: int64, int32, uint64 or uint32.
+        value_dtype: None or float32.
+        initializer: Keras initializer or its name; None takes that of `ev_option.init_option`, then
+            the variable scope's, then "random_uniform" (-0.05 to 0.05).
+        regularizer, constraint, custom_getter, init_data_source: None, also those of the scope. A
+            hash table has no dense value for them to work on.
+        trainable: Whether tapes watch the variable by themselves.
+        collections: In a graph, further collections to add it to; with GLOBAL_VARIABLES among them,
+            which it is always in.
+        caching_device, partitioner, validate_shape: Without effect: a table is spread over all
+            ranks, read in place, and has no shape to validate.
+        ev_option: sok.EmbeddingVariableOption.
+        capacity: Most keys a rank may hold; None grows without bound.
+
+    Raises:
+        ValueError: an argument out of its range, one that would have to be ignored, or a table of
+            that name with other settings.
+        TypeError: `ev_option` is none.
+    """
+    scope = tf.compat.v1.get_variable_scope()
+    _check(name, value_dtype, collections, ev_option)
+    refused = {
+        "regularizer": regularizer or scope.regularizer,
+        "constraint": constraint or scope.constraint,
+        "custom_getter": custom_getter or scope.custom_getter,
+        "init_data_source": init_data_source,
+    }
+    for argument, value in refused.items():
+        if value is not None:
+            raise ValueError(
+                f"`{argument}` must be None: it cannot act on a hash table, and is not ignored "
+                f"silently. Received: {argument}={value!r} (table '{name}')"
+            )
+    of_option = ev_option.init_option.initializer if ev_option and ev_option.init_option else None
+    if initializer is not None and of_option is not None:
+        raise ValueError(
+            "`initializer` must be given once, to the variable or to its InitializerOption. "
+            f"Received: initializer={initializer!r} and {of_option!r} (table '{name}')"
+        )
+    full_name = f"{scope.name}/{name}" if scope.name else name
+    ensure_initialized()
+    options = {
+        "embedding_dim": embedding_dim,
+        "name": full_name,
+        "key_dtype": tf.as_dtype(key_dtype).name,
+        "initializer": _first(initializer, of_option, scope.initializer, _DEFAULT_INITIALIZER),
+        "capacity": capacity,
+        "trainable": trainable,
+        "ev_option": ev_option,
+    }
+    with tf.init_scope():
+        tables = _tables()
+        table = tables.get(full_name)
+        if table is None:
+            if scope.reuse is True:
+                raise ValueError(
+                    f"A scope with reuse=True needs a table '{full_name}' that exists. "
+                    f"Received: {sorted(tables) or 'no table'}"
+                )
+            table = tables[full_name] = EmbeddingVariable(**options)
+            if not tf.executing_eagerly():
+                for collection in collections or ():
+                    tf.compat.v1.get_default_graph().add_to_collections([collection], table)
+        else:
+            _check_same(table, options)
+        return table
+
+
+def _tables() -> dict:
+    """Tables by full name, of the graph that is being built or of the eager program."""
+    owner: Any = comm.current()
+    if tf.executing_eagerly():
+        return _eager.setdefault(owner, {})
+    graph: Any = tf.compat.v1.get_default_graph()
+    if not hasattr(graph, "_sok_tables"):
+        graph._sok_tables = {}
+    return graph._sok_tables
+
+
+def _check_same(table, options):
+    """ValueError unless `options` are those the table was made with."""
+    for argument, asked in options.items():
+        made = table.options[argument]
+        if _comparable(made) != _comparable(asked):
+            raise ValueError(
+                f"Table '{table.table_name}' exists with {argument}={made!r}. "
+                f"Received: {argument}={asked!r}"
+            )
+
+
+def _comparable(value):
+    """Equal for equal settings: initializers, which compare by identity, by what they are."""
+    if isinstance(value, EmbeddingVariableOption):
+        init = value.init_option or InitializerOption()
+        init = dataclasses.replace(init, initializer=_comparable(init.initializer))
+        return dataclasses.replace(value, init_option=init)
+    if hasattr(value, "get_config") and not isinstance(value, type):
+        return type(value), repr(sorted(value.get_config().items()))
+    return value
+
+
+def _first(*values):
+    return next(value for value in values if value is not None)
+
+
+def _check(name, value_dtype, collections, ev_option):
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"`name` must be a string that is not empty. Received: name={name!r}")
+    if value_dtype is not None and tf.as_dtype(value_dtype) != tf.float32:
+        raise ValueError(
+            "`value_dtype` must be None or float32. "
+            f"Received: value_dtype={tf.as_dtype(value_dtype).name} (table '{name}')"
+        )
+    if ev_option is not None and not isinstance(ev_option, EmbeddingVariableOption):
+        raise TypeError(
+            "`ev_option` must be a sok.EmbeddingVariableOption. "
+            f"Received: {ev_option!r} (table '{name}')"
+        )
+    global_variables = tf.compat.v1.GraphKeys.GLOBAL_VARIABLES
+    if collections is not None and global_variables not in collections:
+        raise ValueError(
+            f"`collections` must hold '{global_variables}', whose initializer makes the table "
+            f"ready. Received: {collections!r} (table '{name}')"
+        )

@@ -1,0 +1,155 @@
+"""sok.get_embedding_variable: one table a name, in scopes and graphs, and what it refuses."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+pytestmark = pytest.mark.keras
+v1 = tf.compat.v1
+KEYS = np.array([3, -1, 2**60], np.int64)
+
+
+def rows_of(sok, table, keys=KEYS):
+    return sok.group_embedding_lookup([table], [tf.constant(keys)], training=False)[0]
+
+
+def test_arguments_have_the_reference_positions(sok):
+    table = sok.get_embedding_variable(
+        *("users", 3, tf.int32, tf.float32, "zeros", None, False, None, None, None, True),
+        *(None, None, None, sok.EmbeddingVariableOption()),
+        capacity=5,
+    )
+    assert (table.table_name, table.dim, table.key_dtype) == ("users", 3, tf.int32)
+    assert not table.trainable and table.shape == (5, 3)
+    assert (rows_of(sok, table).numpy() == 0).all()
+
+
+def test_the_same_name_is_the_same_table(sok):
+    table = sok.get_embedding_variable("users", 3)
+    assert sok.get_embedding_variable("users", 3) is table
+    assert sok.get_embedding_variable("items", 3) is not table
+    seen = []
+
+    @tf.function
+    def read():
+        seen.append(sok.get_embedding_variable("users", 3))
+        return rows_of(sok, seen[-1])
+
+    assert (read().numpy() == rows_of(sok, table).numpy()).all()
+    assert seen[-1] is table
+
+
+def test_equal_initializers_are_equal_settings(sok):
+    def get(value):
+        option = sok.InitializerOption(tf.keras.initializers.Constant(value))
+        return sok.get_embedding_variable(
+            "users", 2, ev_option=sok.EmbeddingVariableOption(init_option=option)
+        )
+
+    table = get(0.5)
+    assert get(0.5) is table
+    assert (rows_of(sok, table).numpy() == 0.5).all()
+    with pytest.raises(ValueError, match=r"Table 'users' exists with initializer="):
+        get(0.25)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"embedding_dim": 4},
+        {"key_dtype": tf.int32},
+        {"initializer": "zeros"},
+        {"trainable": False},
+        {"capacity": 9},
+    ],
+)
+def test_other_settings_are_an_error(sok, other):
+    sok.get_embedding_variable("users", 3)
+    (argument,) = other
+    with pytest.raises(ValueError, match=f"Table 'users' exists with {argument}="):
+        sok.get_embedding_variable(**{"name": "users", "embedding_dim": 3, **other})
+
+
+def test_init_forgets_the_tables_before_it(sok):
+    from sok_like.core import initialize
+
+    table = sok.get_embedding_variable("users", 3)
+    initialize.reset()
+    assert sok.get_embedding_variable("users", 4) is not table  # initializes, as DeepRec does
+
+
+def test_scopes_and_graphs(sok):
+    with tf.Graph().as_default():
+        with v1.variable_scope("fields", initializer=v1.constant_initializer(2.0)) as scope:
+            first = sok.get_embedding_variable("users", 2, collections=["variables", "mine"])
+        assert first.table_name == "fields/users"
+        assert v1.get_collection("mine") == [first]
+        with v1.variable_scope(scope, reuse=True):
+            assert sok.get_embedding_variable("users", 2) is first
+            with pytest.raises(ValueError, match="'fields/items' that exists"):
+                sok.get_embedding_variable("items", 2)
+        read = rows_of(sok, first)
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            assert (session.run(read) == 2.0).all()
+    with tf.Graph().as_default(), v1.variable_scope("fields"):
+        assert sok.get_embedding_variable("users", 2) is not first
+
+
+@pytest.mark.parametrize(
+    "argument, value",
+    [
+        ("regularizer", lambda x: x),
+        ("constraint", lambda x: x),
+        ("custom_getter", lambda x: x),
+        ("init_data_source", "file"),
+        ("value_dtype", tf.float16),
+        ("collections", ["mine"]),
+        ("name", ""),
+        ("embedding_dim", 0),
+        ("capacity", 0),
+    ],
+)
+def test_what_would_be_ignored_is_refused(sok, argument, value):
+    arguments = {"name": "users", "embedding_dim": 3, argument: value}
+    with pytest.raises(ValueError, match=f"`{argument}` must"):
+        sok.get_embedding_variable(**arguments)
+
+
+def test_a_regularizer_of_the_scope_is_refused(sok):
+    with tf.Graph().as_default(), v1.variable_scope("fields", regularizer=lambda x: x):
+        with pytest.raises(ValueError, match="`regularizer` must be None"):
+            sok.get_embedding_variable("users", 3)
+
+
+def test_without_effect(sok):
+    sok.get_embedding_variable(
+        *("users", 3), caching_device="/cpu:0", partitioner=lambda **_: [1], validate_shape=False
+    )
+
+
+def test_initializer_given_twice(sok):
+    option = sok.EmbeddingVariableOption(init_option=sok.InitializerOption("ones"))
+    with pytest.raises(ValueError, match="`initializer` must be given once"):
+        sok.get_embedding_variable("users", 3, initializer="zeros", ev_option=option)
+    with pytest.raises(TypeError, match=r"sok\.EmbeddingVariableOption"):
+        sok.get_embedding_variable("users", 3, ev_option=sok.InitializerOption("ones"))
+
+
+def test_rows_of_the_default_matrix(sok):
+    def get(name, initializer, rows):
+        option = sok.InitializerOption(initializer, rows)
+        option = sok.EmbeddingVariableOption(init_option=option)
+        return sok.get_embedding_variable(name, 2, ev_option=option)
+
+    def ramp(shape, dtype=None):
+        return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+    table = get("ramp", ramp, 5)
+    expected = ramp((5, 2))[(KEYS.view(np.uint64) % np.uint64(5)).astype(int)]
+    assert (rows_of(sok, table).numpy() == expected).all()
+    keys = np.arange(9, dtype=np.int64)
+    repeating = rows_of(sok, get("few", "random_uniform", 4), keys).numpy()
+    assert (repeating[:4] == repeating[4:8]).all() and len(np.unique(repeating)) == 8
+    many = rows_of(sok, get("many", "random_uniform", 4096), keys + 4096 * keys).numpy()
+    assert len(np.unique(many)) == 18  # drawn element by element

@@ -1,0 +1,88 @@
+"""The options of an EmbeddingVariable: what they take, and what their errors say."""
+
+import pytest
+import tensorflow as tf
+
+import sok_like as sok
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        lambda: sok.CounterFilter(),
+        lambda: sok.CounterFilter(filter_freq=3),
+        lambda: sok.CBFFilter(),
+        lambda: sok.CBFFilter(3, 1000, 0.01, tf.uint16),
+        lambda: sok.GlobalStepEvict(),
+        lambda: sok.GlobalStepEvict(steps_to_live=10),
+        lambda: sok.L2WeightEvict(),
+        lambda: sok.L2WeightEvict(0.5),
+        lambda: sok.ScoreEvict("lfu", capacity=10),
+        lambda: sok.StorageOption("DRAM"),
+        lambda: sok.StorageOption("HBM"),
+        lambda: sok.InitializerOption("zeros", 1, -1.0),
+        lambda: sok.EmbeddingVariableOption(
+            evict_option=[sok.GlobalStepEvict(2), sok.ScoreEvict()], evicted_buffer_size=3
+        ),
+    ],
+)
+def test_equal_options_are_equal(option):
+    assert option() == option()
+    assert hash(option()) == hash(option())
+
+
+@pytest.mark.parametrize(
+    "option, argument, received",
+    [
+        (lambda: sok.CounterFilter(-1), "filter_freq", "-1"),
+        (lambda: sok.CounterFilter(1.5), "filter_freq", "1.5"),
+        (lambda: sok.CounterFilter(True), "filter_freq", "True"),
+        (lambda: sok.CBFFilter(3), "max_element_size", "0"),
+        (lambda: sok.CBFFilter(3, 100), "false_positive_probability", "-1.0"),
+        (lambda: sok.CBFFilter(3, 100, 1.0), "false_positive_probability", "1.0"),
+        (lambda: sok.CBFFilter(256, 100, 0.1, "uint8"), "filter_freq", "256"),
+        (lambda: sok.CBFFilter(3, 100, 0.1, tf.float32), "counter_type", "float32"),
+        (lambda: sok.GlobalStepEvict(0), "steps_to_live", "0"),
+        (lambda: sok.L2WeightEvict(0), "l2_weight_threshold", "0"),
+        (lambda: sok.L2WeightEvict(float("nan")), "l2_weight_threshold", "nan"),
+        (lambda: sok.ScoreEvict("fifo"), "score", "fifo"),
+        (lambda: sok.ScoreEvict("lru", 0), "capacity", "0"),
+        (lambda: sok.InitializerOption(default_value_dim=0), "default_value_dim", "0"),
+        (
+            lambda: sok.InitializerOption(default_value_no_permission=float("inf")),
+            "default_value_no_permission",
+            "inf",
+        ),
+        (lambda: sok.StorageOption("SSDHASH"), "storage_type", "SSDHASH"),
+        (lambda: sok.StorageOption(storage_path="x"), "storage_path", "x"),
+        (lambda: sok.EmbeddingVariableOption(ckpt="x"), "ckpt", "x"),
+        (
+            lambda: sok.EmbeddingVariableOption(evicted_buffer_size=3),
+            "evicted_buffer_size",
+            "3",
+        ),
+        (
+            lambda: sok.EmbeddingVariableOption(evict_option=[sok.ScoreEvict(), sok.ScoreEvict()]),
+            "evict_option",
+            "ScoreEvict",
+        ),
+    ],
+)
+def test_errors_name_argument_and_value(option, argument, received):
+    with pytest.raises(ValueError, match=f"`{argument}`.*Received.*{received}"):
+        option()
+
+
+def test_options_of_the_wrong_class():
+    with pytest.raises(TypeError, match=r"`filter_option` must be sok.CounterFilter or"):
+        sok.EmbeddingVariableOption(filter_option=sok.ScoreEvict())
+    with pytest.raises(TypeError, match=r"`evict_option` must be"):
+        sok.EmbeddingVariableOption(evict_option=[sok.CounterFilter(2)])
+
+
+def test_what_makes_a_table_keep_records():
+    assert not sok.EmbeddingVariableOption().keeps_records
+    assert not sok.EmbeddingVariableOption(init_option=sok.InitializerOption()).keeps_records
+    assert sok.EmbeddingVariableOption(filter_option=sok.CounterFilter(2)).keeps_records
+    assert sok.EmbeddingVariableOption(evict_option=sok.ScoreEvict()).keeps_records
+    assert sok.EmbeddingVariableOption(record_statistics=True).keeps_records
