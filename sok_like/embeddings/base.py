@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -82,19 +83,8 @@ class EmbeddingLayer(tf.keras.layers.Layer):
         self.built = True
 
     def run(self, training: Any, lookup: Any) -> tf.Tensor:
-        """`lookup(training)` with a Python bool, in the layer's compute dtype.
-
-        `training` may be a tensor in graphs of tf_keras; then both branches are built.
-        """
-        if tf.is_tensor(training):
-            static = tf.get_static_value(training)
-            if static is None:
-                rows = tf.cond(
-                    tf.cast(training, tf.bool), lambda: lookup(True), lambda: lookup(False)
-                )
-                return tf.cast(rows, self.compute_dtype)
-            training = static
-        return tf.cast(lookup(bool(training)), self.compute_dtype)
+        """`by_training`, in the layer's compute dtype."""
+        return tf.cast(by_training(training, lookup), self.compute_dtype)
 
     def save_own_variables(self, store):
         """Keras 3: keys, rows and slot rows into the weights file."""
@@ -141,6 +131,19 @@ def _bytes_of_names(names):
 
 def _names_of_bytes(array):
     return np.asarray(array.tobytes().split(b"\n") if len(array) else [], dtype=object)
+
+
+def by_training(training: Any, lookup: Callable[[bool], Any]) -> Any:
+    """`lookup(training)` with a Python bool.
+
+    `training` may be a tensor in graphs of tf_keras; then both branches are built.
+    """
+    if tf.is_tensor(training):
+        static = tf.get_static_value(training)
+        if static is None:
+            return tf.cond(tf.cast(training, tf.bool), lambda: lookup(True), lambda: lookup(False))
+        training = static
+    return lookup(bool(training))
 
 
 def check_positive(argument: str, value: Any) -> None:

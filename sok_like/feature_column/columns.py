@@ -26,7 +26,7 @@ from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
 _MORE_FIELDS = ("group", "shared_name")
 
 
-class EmbeddingColumn(fc.EmbeddingColumn):
+class GroupEmbeddingColumn(fc.EmbeddingColumn):
     """See `embedding_column`.
 
     Attributes:
@@ -55,14 +55,6 @@ class EmbeddingColumn(fc.EmbeddingColumn):
     def keys_column(self) -> EmbeddingCategoricalColumn | None:
         """The categorical column with keys of a hash table; None where ids are row numbers."""
         return table_column(self.categorical_column)
-
-    @property
-    def is_fused(self) -> bool:
-        """Whether a layer of this package looks it up in a group, and not the stock way."""
-        if self.keys_column is not None:
-            return True
-        stock_only = self.max_norm is not None or self.ckpt_to_load_from is not None
-        return self.group is not None and not stock_only
 
     def _old_get_dense_tensor_internal(self, sparse_tensors, weight_collections, trainable):
         # What tf.compat.v1's input_layer calls.
@@ -95,6 +87,16 @@ class EmbeddingColumn(fc.EmbeddingColumn):
         return column
 
 
+def is_fused(column: Any) -> bool:
+    """Whether a layer of this package looks a column up in a group, and not the stock way."""
+    if not isinstance(column, GroupEmbeddingColumn):
+        return False
+    if column.keys_column is not None:
+        return True
+    stock_only = column.max_norm is not None or column.ckpt_to_load_from is not None
+    return column.group is not None and not stock_only
+
+
 def embedding_column(
     categorical_column: Any,
     dimension: int,
@@ -105,7 +107,7 @@ def embedding_column(
     max_norm: float | None = None,
     trainable: bool = True,
     use_safe_embedding_lookup: bool = True,
-) -> EmbeddingColumn:
+) -> GroupEmbeddingColumn:
     """`tf.feature_column.embedding_column`, in the group of the scope it is called in.
 
     Args:
@@ -149,7 +151,7 @@ def shared_embedding_columns(
     max_norm: float | None = None,
     trainable: bool = True,
     use_safe_embedding_lookup: bool = True,
-) -> list[EmbeddingColumn]:
+) -> list[GroupEmbeddingColumn]:
     """`tf.compat.v1.feature_column.shared_embedding_columns`: one table for several features.
 
     Columns of this name share their table within a graph, or within a Keras layer.
@@ -198,8 +200,6 @@ def _table_kind(column):
     return "keys", keys.key_dtype.name, repr(keys.ev_option)
 
 
-
-
 def _make(categorical_columns, shared_name, dimension, combiner, initializer, *rest):
     ckpt_to_load_from, tensor_name_in_ckpt, max_norm, _, _ = rest
     of_option = None
@@ -246,7 +246,7 @@ def _make(categorical_columns, shared_name, dimension, combiner, initializer, *r
     if initializer is None:
         initializer = tf.compat.v1.truncated_normal_initializer(0.0, 1 / math.sqrt(dimension))
     return [
-        EmbeddingColumn(
+        GroupEmbeddingColumn(
             column,
             dimension,
             combiner,

@@ -1,4 +1,4 @@
-"""`input_layer` and `sequence_input_layer`: TF1's functions, in a graph, with groups looked up at once.
+"""`input_layer` and `sequence_input_layer`: the functions of TF1, with groups looked up at once.
 
 Names of scopes and variables are those of `tf.compat.v1.feature_column.input_layer`, so that its
 checkpoints of ordinary variables fit. Outside of a graph nothing would own the tables from one
@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.feature_column import feature_column_v2 as fc
 
-from sok_like.feature_column.columns import EmbeddingColumn
+from sok_like.feature_column.columns import is_fused
 from sok_like.feature_column.lookup import GraphInputs, check_columns, embeddings, flat, sequences
 from sok_like.feature_column.tables import graph_weights
 
@@ -58,7 +58,7 @@ def input_layer(
         tables, tensors = {}, {}
         for column in columns:
             with v1.variable_scope(None, getattr(column, "_var_scope_name", column.name)) as scope:
-                if _is_fused(column):
+                if is_fused(column):
                     tables[column] = graph_weights(column, collections, trainable)
                 else:
                     tensors[column] = column._get_dense_tensor(
@@ -118,10 +118,6 @@ def sequence_input_layer(
             training=training,
             gradient_scale=gradient_scale,
         )
-
-
-def _is_fused(column):
-    return isinstance(column, EmbeddingColumn) and column.is_fused
 
 
 def _collections(weight_collections):

@@ -1,10 +1,10 @@
 """Columns with features to embeddings: one fused lookup for each group.
 
-    columns   a: user   b: ads   c: user   d: -            groups by name
-                  |        |        |        |
-              ids and weights of each, as its categorical column has them
-                  |        |        |        |
-    lookups     [a, c]    [b]               [d]            group_embedding_lookup_sparse, one each
+columns   a: user   b: ads   c: user   d: -            groups by name
+              |        |        |        |
+          ids and weights of each, as its categorical column has them
+              |        |        |        |
+lookups     [a, c]    [b]               [d]            group_embedding_lookup_sparse, one each
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorflow.python.feature_column import feature_column as old
 from tensorflow.python.feature_column import feature_column_v2 as fc
 
-from sok_like.feature_column.columns import EmbeddingColumn
+from sok_like.feature_column.columns import GroupEmbeddingColumn
 from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
 
 
@@ -80,14 +80,14 @@ def check_columns(feature_columns: Any, *, sequence: bool = False) -> list:
 
 
 def embeddings(
-    columns: Sequence[EmbeddingColumn],
-    tables: Mapping[EmbeddingColumn, Any],
+    columns: Sequence[GroupEmbeddingColumn],
+    tables: Mapping[GroupEmbeddingColumn, Any],
     inputs: Any,
     *,
     training: bool,
     gradient_scale: str,
     is_sequence: bool = False,
-) -> dict[EmbeddingColumn, tf.Tensor]:
+) -> dict[GroupEmbeddingColumn, tf.Tensor]:
     """Looks columns up, those of a group together.
 
     Args:
@@ -98,7 +98,7 @@ def embeddings(
     Returns:
         `[batch, dimension]` a column, `[batch, T, dimension]` with `is_sequence`.
     """
-    groups: dict[str, list[EmbeddingColumn]] = {}
+    groups: dict[str, list[GroupEmbeddingColumn]] = {}
     for column in columns:
         # A name of a group cannot start with a slash in a graph; so a lone column is no group's.
         groups.setdefault(column.group or f"/{column.name}", []).append(column)
@@ -166,8 +166,8 @@ def _retain(values, keep):
 
 
 def sequences(
-    columns: Sequence[EmbeddingColumn],
-    tables: Mapping[EmbeddingColumn, Any],
+    columns: Sequence[GroupEmbeddingColumn],
+    tables: Mapping[GroupEmbeddingColumn, Any],
     inputs: Any,
     *,
     training: bool,
