@@ -5,8 +5,6 @@
 Names and arguments of `tf.feature_column` and of DeepRec's additions to it.
 """
 
-from tensorflow import feature_column as _stock
-
 from sok_like.feature_column.categorical import (
     categorical_column_with_embedding as categorical_column_with_embedding,
 )
@@ -15,6 +13,9 @@ from sok_like.feature_column.categorical import (
 )
 from sok_like.feature_column.categorical import (
     sparse_column_with_embedding as sparse_column_with_embedding,
+)
+from sok_like.feature_column.categorical import (
+    weighted_categorical_column as weighted_categorical_column,
 )
 from sok_like.feature_column.columns import embedding_column as embedding_column
 from sok_like.feature_column.columns import shared_embedding_columns as shared_embedding_columns
@@ -25,5 +26,3 @@ from sok_like.feature_column.layers import SequenceFeatures as SequenceFeatures
 from sok_like.feature_column.scope import (
     group_embedding_column_scope as group_embedding_column_scope,
 )
-
-weighted_categorical_column = _stock.weighted_categorical_column  # takes columns of both kinds

@@ -201,6 +201,25 @@ def sequence_categorical_column_with_embedding(
     return fc.SequenceCategoricalColumn(column)
 
 
+def weighted_categorical_column(
+    categorical_column: Any, weight_feature_key: str, dtype: Any = tf.float32
+) -> fc.WeightedCategoricalColumn:
+    """`tf.feature_column.weighted_categorical_column`, of columns of this package and of stock.
+
+    Args:
+        categorical_column: Whose ids are weighted.
+        weight_feature_key: Name of the feature with a weight for each id, of the same kind and
+            shape. A mean leaves out ids whose weight is not positive, as does sqrtn.
+        dtype: Of the weights: integers or floats.
+
+    Raises:
+        ValueError: `dtype` is neither.
+    """
+    return tf.feature_column.weighted_categorical_column(
+        categorical_column, weight_feature_key, tf.as_dtype(dtype)
+    )
+
+
 def table_column(categorical: Any) -> EmbeddingCategoricalColumn | None:
     """The column with keys inside weighted and sequence columns; None where there is none."""
     while isinstance(categorical, (fc.WeightedCategoricalColumn, fc.SequenceCategoricalColumn)):

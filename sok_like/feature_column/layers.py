@@ -68,6 +68,7 @@ class _State(fc.StateManager):
             trainable=trainable and self._layer.trainable,
         )
         self._variables[feature_column, name] = weight
+        setattr(self._layer, f"_stock_{len(self._variables)}", weight)  # for tf.train.Checkpoint
         return as_tf_table(weight)
 
     def get_variable(self, feature_column, name):
@@ -84,21 +85,18 @@ class _State(fc.StateManager):
 
 
 class _Columns:
-    """Sorted columns of a layer and the keys of their tables. Keras must not look into it."""
+    """Sorted columns of a layer, and its hash tables by key. Keras must not look into it."""
 
     def __init__(self, feature_columns, sequence):
         self.all = check_columns(feature_columns, sequence=sequence)
         self.fused = [column for column in self.all if is_fused(column)]
         self.stock = [column for column in self.all if not is_fused(column)]
-        self.width = sum(_width(column) for column in self.all)
+        self.width = sum(column.variable_shape.num_elements() for column in self.all)
+        self.tables: dict[str, EmbeddingVariable] = {}
 
     def table_keys(self):
         """Name of a table: a column it is for; shared ones once."""
         return {column.shared_name or column.name: column for column in reversed(self.fused)}
-
-
-def _width(column):
-    return column.variable_shape.num_elements()
 
 
 class _ColumnsLayer(tf.keras.layers.Layer):
@@ -107,14 +105,12 @@ class _ColumnsLayer(tf.keras.layers.Layer):
     _sequence = False
 
     def __init__(self, feature_columns: Any, *, gradient_scale: str = "sum", **kwargs: Any):
-        super().__init__(**kwargs)
+        super().__init__(autocast=False, **kwargs)  # weights of keys stay what they are
         self.gradient_scale = check_gradient_scale(gradient_scale)
         self.supports_jit = False  # XLA cannot compile the tables' ops
-        self._convert_input_args = False  # Keras 3 would make tensors of ragged features
         self._columns = _Columns(feature_columns, self._sequence)
         self._state = _State(self)
-        self._table_layers = []
-        self._table_index = {}
+        tables: dict[str, EmbeddingVariable] = {}
         for key, column in sorted(self._columns.table_keys().items()):
             if column.keys_column is None:
                 column.create_state(self._state)
@@ -124,8 +120,11 @@ class _ColumnsLayer(tf.keras.layers.Layer):
                 trainable=column.trainable and self.trainable,
                 **table_options(column),
             )
-            self._table_index[key] = len(self._table_layers)
-            self._table_layers.append(_Table(variable, f"{self.name}_{key}".replace("/", "_")))
+            table_layer = _Table(variable, f"{self.name}_{key}".replace("/", "_"))
+            # tf.train.Checkpoint follows a layer's attributes under Keras 3, not its containers.
+            setattr(self, f"_table_{len(tables)}", table_layer)
+            tables[key] = variable
+        self._columns.tables = tables
         for column in self._columns.stock:
             column.create_state(self._state)
         self.built = True
@@ -133,7 +132,7 @@ class _ColumnsLayer(tf.keras.layers.Layer):
     @property
     def tables(self) -> dict[str, EmbeddingVariable]:
         """The hash tables, by the name of their column or that which columns share."""
-        return {key: self._table_layers[i].table for key, i in self._table_index.items()}
+        return dict(self._columns.tables)
 
     def build(self, input_shape=None):
         self.built = True
@@ -144,8 +143,8 @@ class _ColumnsLayer(tf.keras.layers.Layer):
         found = {}
         for column in self._columns.fused:
             key = column.shared_name or column.name
-            if key in self._table_index:
-                found[column] = self._table_layers[self._table_index[key]].table
+            if key in self._columns.tables:
+                found[column] = self._columns.tables[key]
             else:
                 found[column] = self._state.get_variable(firsts[key], WEIGHTS)
         return found

@@ -102,7 +102,7 @@ def embeddings(
     for column in columns:
         # A name of a group cannot start with a slash in a graph; so a lone column is no group's.
         groups.setdefault(column.group or f"/{column.name}", []).append(column)
-    found = {}
+    found: dict[GroupEmbeddingColumn, tf.Tensor] = {}
     for name, members in groups.items():
         pairs = [_ids_and_weights(column, inputs) for column in members]
         weights = [weights for _, weights in pairs]
