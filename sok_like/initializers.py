@@ -68,8 +68,9 @@ def row_initializer(
     translate = _TRANSLATIONS.get(type(instance).__name__)
     if translate is None and isinstance(instance, tf.keras.initializers.VarianceScaling):
         translate = _variance_scaling
-    element_wise = translate is not None and num_default_rows == DEFAULT_VALUE_DIM
-    if element_wise and type(instance).__module__.startswith(_KNOWN_MODULES):
+    element_wise = num_default_rows == DEFAULT_VALUE_DIM
+    known = type(instance).__module__.startswith(_KNOWN_MODULES)
+    if translate is not None and element_wise and known:
         return translate(config, dim, num_rows)._replace(seed=seed)
     return RowInitializer(
         "default_rows", default_rows=_default_rows(instance, config, num_default_rows, dim)

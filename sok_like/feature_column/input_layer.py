@@ -50,7 +50,7 @@ def input_layer(
         RuntimeError: executing eagerly or within a tf.function.
         ValueError: columns that are none of these, or a variable scope that forbids a variable.
     """
-    columns = check_columns(feature_columns)
+    columns = check_columns(feature_columns, in_graph=True)
     _require_graph("input_layer", "DenseFeatures")
     collections = _collections(weight_collections)
     with v1.variable_scope(None, "input_layer", list(features.values())):
@@ -103,7 +103,7 @@ def sequence_input_layer(
         ValueError: columns that are none of these.
         tf.errors.InvalidArgumentError: features of different lengths.
     """
-    columns = check_columns(feature_columns, sequence=True)
+    columns = check_columns(feature_columns, in_graph=True, sequence=True)
     _require_graph("sequence_input_layer", "SequenceFeatures")
     collections = _collections(weight_collections)
     with v1.variable_scope(None, "sequence_input_layer", list(features.values())):

@@ -88,7 +88,7 @@ class _Columns:
     """Sorted columns of a layer, and its hash tables by key. Keras must not look into it."""
 
     def __init__(self, feature_columns, sequence):
-        self.all = check_columns(feature_columns, sequence=sequence)
+        self.all = check_columns(feature_columns, in_graph=False, sequence=sequence)
         self.fused = [column for column in self.all if is_fused(column)]
         self.stock = [column for column in self.all if not is_fused(column)]
         self.width = sum(column.variable_shape.num_elements() for column in self.all)

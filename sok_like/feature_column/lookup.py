@@ -54,16 +54,20 @@ class LayerInputs(_Ragged, fc.FeatureTransformationCache):
         return categorical.get_sparse_tensors(self, self._state)
 
 
-def check_columns(feature_columns: Any, *, sequence: bool = False) -> list:
+def check_columns(feature_columns: Any, *, in_graph: bool, sequence: bool = False) -> list:
     """The columns sorted by name, as they are concatenated.
+
+    Args:
+        in_graph: Whether columns of TF1's kind will do, and not those of TF2's.
 
     Raises:
         ValueError: no columns, two of one name, one that is not dense, or, unless `sequence`, one
             of sequences; with `sequence` one that has none.
     """
-    columns = fc._normalize_feature_columns(feature_columns)
+    kind = old if in_graph else fc
+    columns = kind._normalize_feature_columns(feature_columns)
     for column in columns:
-        if not isinstance(column, (fc.DenseColumn, old._DenseColumn)):
+        if not isinstance(column, old._DenseColumn if in_graph else fc.DenseColumn):
             raise ValueError(
                 "Dense columns are required; a categorical one goes into an embedding_column or "
                 f"an indicator_column. Received: {column!r}"
