@@ -9,13 +9,14 @@ MAKEFLAGS += --no-print-directory
 STAMPS := .venv/stamps
 NUM_RANKS ?= 2
 
-.PHONY: help venv build demo test bench lint cuda asan tsan clean distclean
+.PHONY: help venv build demo test bench bench-groups lint cuda asan tsan clean distclean
 
 help:
 	@echo "make venv       environment .venv: pinned requirements, Horovod, this package"
 	@echo "make demo       train examples/flights.py on NUM_RANKS=2 ranks; draws into out/"
 	@echo "make test       all tests; ARGS=... goes to pytest"
 	@echo "make bench      benchmarks, on 1 rank; ARGS=... goes to the program"
+	@echo "make bench-groups  many tables in one lookup, on NUM_RANKS=2 ranks"
 	@echo "make lint       ruff, mypy, clang-format"
 	@echo "make cuda       build with the CUDA backend, where nvcc is"
 	@echo "make asan tsan  C++ tests under address and undefined, or thread sanitizer"
@@ -48,6 +49,9 @@ test: venv
 
 bench: venv
 	@.venv/bin/python -m benchmarks $(ARGS)
+
+bench-groups: venv
+	@tools/run_ranks.sh $(NUM_RANKS) -m benchmarks --only groups $(ARGS)
 
 lint: $(STAMPS)/requirements
 	@tools/lint.sh
