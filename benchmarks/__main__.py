@@ -41,8 +41,8 @@ def suites() -> dict:
         "w2-adam": (lambda quick: steps.w2("Adam", quick), 7, 3),
         "w3": (tables.w3, 9, 1),
         "w4": (tables.w4, 31, 9),
-        "groups-26": (lambda quick: groups.groups(26, quick), 15, 5),
-        "groups-300": (lambda quick: groups.groups(300, quick), 9, 3),
+        "groups-26": (lambda quick: groups.groups(26, 256, quick), 15, 5),
+        "groups-300": (lambda quick: groups.groups(300, 256, quick), 9, 3),
     }
 
 
