@@ -9,7 +9,8 @@ MAKEFLAGS += --no-print-directory
 STAMPS := .venv/stamps
 NUM_RANKS ?= 2
 
-.PHONY: help venv build demo test bench bench-dmp lint cuda asan tsan clean distclean
+.PHONY: help venv build demo test bench bench-dmp bench-groups lint cuda asan tsan
+.PHONY: clean distclean
 
 help:
 	@echo "make venv       environment .venv: pinned requirements, Horovod, this package"
@@ -17,6 +18,7 @@ help:
 	@echo "make test       all tests; ARGS=... goes to pytest"
 	@echo "make bench      benchmarks, on 1 rank; ARGS=... goes to the program"
 	@echo "make bench-dmp  spread against replicated dense tables, on NUM_RANKS=2 ranks"
+	@echo "make bench-groups  many tables in one lookup, on NUM_RANKS=2 ranks"
 	@echo "make lint       ruff, mypy, clang-format"
 	@echo "make cuda       build with the CUDA backend, where nvcc is"
 	@echo "make asan tsan  C++ tests under address and undefined, or thread sanitizer"
@@ -53,6 +55,9 @@ bench: venv
 bench-dmp: venv
 	@tools/run_ranks.sh $(NUM_RANKS) -m benchmarks.dmp $(ARGS)
 	@.venv/bin/python -m benchmarks.dmp_memory --ranks $(NUM_RANKS)
+
+bench-groups: venv
+	@tools/run_ranks.sh $(NUM_RANKS) -m benchmarks --only groups $(ARGS)
 
 lint: $(STAMPS)/requirements
 	@tools/lint.sh

@@ -1,4 +1,7 @@
-"""Workloads W1 to W4, ours and each peer in turns; prints ratios. See docs/benchmarks.md."""
+"""Workloads W1 to W4 and groups of tables, ours and each peer in turns; prints ratios.
+
+See docs/benchmarks.md. Only groups take several ranks; rank 0 prints.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def suites() -> dict:
     """Name: (what makes contenders and matches, rounds, calls a turn)."""
-    from benchmarks import steps, tables
+    from benchmarks import groups, steps, tables
 
     return {
         "w1-forward": (steps.w1_forward, 21, 5),
@@ -38,6 +41,8 @@ def suites() -> dict:
         "w2-adam": (lambda quick: steps.w2("Adam", quick), 7, 3),
         "w3": (tables.w3, 9, 1),
         "w4": (tables.w4, 31, 9),
+        "groups-26": (lambda quick: groups.groups(26, 256, quick), 15, 5),
+        "groups-300": (lambda quick: groups.groups(300, 256, quick), 9, 3),
     }
 
 
@@ -52,8 +57,11 @@ def main(argv: list[str] | None = None) -> int:
 
     import sok_like as sok
     from benchmarks import harness
+    from sok_like import comm
 
     sok.Init(global_batch_size=8192)
+    if comm.current().rank > 0:
+        sys.stdout = open(os.devnull, "w")  # the ranks' figures are alike
     machine = harness.machine(args.threads)
     print("  ".join(f"{k}: {v}" for k, v in machine.items()), flush=True)
     wanted = [part for part in args.only.lower().split(",") if part]

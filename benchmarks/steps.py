@@ -30,7 +30,7 @@ def _optimizer(rule):
     }[rule]()
 
 
-def _trainer(rule, variables, forward, *, wrap):
+def trainer(rule, variables, forward, *, wrap):
     """A function of a batch that does one step, and one that looks up only.
 
     `forward(*inputs)` gives a list of embeddings; the gradient given to each is 0.01.
@@ -62,11 +62,11 @@ def _trainer(rule, variables, forward, *, wrap):
     return run, look
 
 
-def _cycle(call, batches):
+def cycle(call, batches):
     return lambda i: call(*batches[i % len(batches)])
 
 
-def _dense_variable(num_rows, dim):
+def dense_variable(num_rows, dim):
     return tf.Variable(tf.random.uniform([num_rows, dim], -0.05, 0.05, seed=1))
 
 
@@ -123,11 +123,11 @@ def w1(rule: str, quick: bool) -> tuple[dict[str, Contender], list[Match]]:
 def _w1_layer(rule, data, keys):
     features = data.keys.shape[-1]
     layer = sok.DistributedEmbedding("sum", None, data.dim, slot_num=features, max_nnz=1)
-    _insert(layer.table, workloads.mixed(np.arange(data.num_rows)))
-    run, _ = _trainer(
+    insert(layer.table, workloads.mixed(np.arange(data.num_rows)))
+    run, _ = trainer(
         rule, [layer.embedding_variable], lambda keys: [layer(keys, training=True)], wrap=True
     )
-    return Contender(_cycle(run, keys), warm_up=WARM_UP_OURS)
+    return Contender(cycle(run, keys), warm_up=WARM_UP_OURS)
 
 
 def _w1_group(rule, data, keys):
@@ -135,7 +135,7 @@ def _w1_group(rule, data, keys):
     tables = [sok.EmbeddingVariable(data.dim, name=f"w1_{f}") for f in range(features)]
     rows = data.num_rows // features
     for f, table in enumerate(tables):
-        _insert(table, workloads.mixed(np.arange(f * rows, (f + 1) * rows)))
+        insert(table, workloads.mixed(np.arange(f * rows, (f + 1) * rows)))
 
     def forward(keys):
         # A model has its features in separate tensors.
@@ -146,20 +146,20 @@ def _w1_group(rule, data, keys):
         ]
         return group_lookup.lookup(group, training=True)
 
-    run, _ = _trainer(rule, tables, forward, wrap=True)
-    return Contender(_cycle(run, keys), warm_up=WARM_UP_OURS)
+    run, _ = trainer(rule, tables, forward, wrap=True)
+    return Contender(cycle(run, keys), warm_up=WARM_UP_OURS)
 
 
 def _w1_dense(rule, data, inputs, table):
-    variable = _dense_variable(data.num_rows, data.dim)
+    variable = dense_variable(data.num_rows, data.dim)
 
     def forward(keys):
         if table is None:
             return [tf.gather(variable, keys)]
         return [tf.gather(variable, table.lookup(tf.reshape(keys, [-1])))]
 
-    run, _ = _trainer(rule, [variable], forward, wrap=False)
-    return Contender(_cycle(run, inputs))
+    run, _ = trainer(rule, [variable], forward, wrap=False)
+    return Contender(cycle(run, inputs))
 
 
 def w1_forward(quick: bool) -> tuple[dict[str, Contender], list[Match]]:
@@ -168,16 +168,16 @@ def w1_forward(quick: bool) -> tuple[dict[str, Contender], list[Match]]:
     keys = [(tf.constant(k),) for k in data.keys]
     layer = sok.DistributedEmbedding("sum", None, data.dim, slot_num=26, max_nnz=1)
     everything = workloads.mixed(np.arange(data.num_rows))
-    _insert(layer.table, everything)
+    insert(layer.table, everything)
     look = tf.function(lambda keys: layer(keys, training=True))
-    variable = _dense_variable(data.num_rows, data.dim)
+    variable = dense_variable(data.num_rows, data.dim)
     gather = tf.function(lambda positions: tf.gather(variable, positions))
     table = _index_table(everything)
     find = tf.function(lambda keys: tf.gather(variable, table.lookup(tf.reshape(keys, [-1]))))
     contenders = {
-        OURS: Contender(_cycle(look, keys)),
-        "tf.gather": Contender(_cycle(gather, [(tf.constant(p),) for p in data.positions])),
-        "TF DenseHashTable + tf.gather": Contender(_cycle(find, keys)),
+        OURS: Contender(cycle(look, keys)),
+        "tf.gather": Contender(cycle(gather, [(tf.constant(p),) for p in data.positions])),
+        "TF DenseHashTable + tf.gather": Contender(cycle(find, keys)),
     }
     return contenders, [
         Match("W1 forward", OURS, "tf.gather"),
@@ -216,7 +216,7 @@ def _ragged_inputs(data, field):
 def _w2_group(rule, data, everything):
     tables = [sok.EmbeddingVariable(data.dim, name=f"w2_{t}") for t in range(len(data.tables))]
     for table in tables:
-        _insert(table, everything)
+        insert(table, everything)
 
     def forward(keys, row_splits):
         group = [
@@ -225,12 +225,12 @@ def _w2_group(rule, data, everything):
         ]
         return group_lookup.lookup(group, training=True)
 
-    run, _ = _trainer(rule, tables, forward, wrap=True)
-    return Contender(_cycle(run, _ragged_inputs(data, "keys")), warm_up=WARM_UP_OURS)
+    run, _ = trainer(rule, tables, forward, wrap=True)
+    return Contender(cycle(run, _ragged_inputs(data, "keys")), warm_up=WARM_UP_OURS)
 
 
 def _w2_dense(rule, data, hashed_keys):
-    variables = [_dense_variable(data.num_rows, data.dim) for _ in data.tables]
+    variables = [dense_variable(data.num_rows, data.dim) for _ in data.tables]
     indexes = None if hashed_keys is None else [_index_table(hashed_keys) for _ in data.tables]
 
     def forward(keys, row_splits):
@@ -241,12 +241,12 @@ def _w2_dense(rule, data, hashed_keys):
             embeddings.append(tf.nn.embedding_lookup_sparse(variable, ragged, None, combiner="sum"))
         return embeddings
 
-    run, _ = _trainer(rule, variables, forward, wrap=False)
+    run, _ = trainer(rule, variables, forward, wrap=False)
     inputs = _ragged_inputs(data, "positions" if hashed_keys is None else "keys")
-    return Contender(_cycle(run, inputs), warm_up=3)
+    return Contender(cycle(run, inputs), warm_up=3)
 
 
-def _insert(table, keys):
+def insert(table, keys):
     for start in range(0, len(keys), 1 << 18):
         group_lookup.lookup(
             [group_lookup.Feature(table, tf.constant(keys[start : start + (1 << 18)]))],

@@ -6,51 +6,114 @@
     sok.deeprec.install()
     tf.config.experimental.enable_distributed_strategy(strategy="collective")
 
-Nothing of TensorFlow is touched unless this is called, and `uninstall()` takes it all back.
+Most of them are names that TensorFlow does not have, and are added. Four exist and are wrapped:
+
+    feature_column.embedding_column           in a group_embedding_column_scope, or over a column
+    feature_column.shared_embedding_columns   with keys: as `sok.feature_column` has it
+    feature_column.input_layer                given such a column: as `sok.feature_column` has it
+    train.Optimizer.apply_gradients           given tables: as `sok.OptimizerWrapper` does it
+
+and otherwise do what they did. Nothing of TensorFlow is touched unless this is called, and
+`uninstall()` takes it all back.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.feature_column import feature_column as old
 
+from sok_like import feature_column, policies
+from sok_like.feature_column.categorical import table_column
+from sok_like.feature_column.columns import GroupEmbeddingColumn
+from sok_like.feature_column.scope import current_group
+from sok_like.group_embedding.get_embedding_variable import get_embedding_variable
 from sok_like.group_embedding.lookup_sparse import (
     group_embedding_lookup,
     group_embedding_lookup_sparse,
 )
 from sok_like.group_embedding.strategy import enable_distributed_strategy
+from sok_like.optimizers.wrapper import OptimizerWrapper
+from sok_like.variable import is_embedding_variable
 
 __all__ = ["install", "uninstall"]
 
+# Module, name and wrapped function of what was there: what `uninstall` puts back.
+_replaced: list[tuple[Any, str, Any, Any]] = []
 
-def _places() -> list[tuple[Any, str, Any]]:
-    """Module of TensorFlow, name in it, and what is put there."""
+
+def _added() -> list[tuple[Any, str, Any]]:
+    """Module of TensorFlow, a name that it does not have, and what is put there."""
     names = [
+        ("", "get_embedding_variable", get_embedding_variable),
+        *(
+            ("", name, getattr(policies, name))
+            for name in (
+                "CBFFilter",
+                "CounterFilter",
+                "EmbeddingVariableOption",
+                "GlobalStepEvict",
+                "InitializerOption",
+                "L2WeightEvict",
+                "StorageOption",
+            )
+        ),
+        ("config.experimental", "enable_distributed_strategy", enable_distributed_strategy),
+        *(
+            ("feature_column", name, getattr(feature_column, name))
+            for name in (
+                "categorical_column_with_embedding",
+                "group_embedding_column_scope",
+                "sequence_categorical_column_with_embedding",
+                "sparse_column_with_embedding",
+            )
+        ),
         ("nn", "group_embedding_lookup", group_embedding_lookup),
         ("nn", "group_embedding_lookup_sparse", group_embedding_lookup_sparse),
-        ("config.experimental", "enable_distributed_strategy", enable_distributed_strategy),
     ]
-    places = []
-    for root in (tf, tf.compat.v1):  # two trees of modules, with nothing shared
-        for path, name, value in names:
-            module = root
-            for part in path.split("."):
-                module = getattr(module, part)
-            places.append((module, name, value))
-    return places
+    # Two trees of modules, with nothing shared.
+    return [
+        (_module(root, path), name, value)
+        for root in (tf, tf.compat.v1)
+        for path, name, value in names
+    ]
+
+
+def _module(root, path):
+    return functools.reduce(getattr, path.split(".") if path else [], root)
+
+
+def _wrapped() -> list[tuple[Any, str, Callable]]:
+    """Module or class of TensorFlow, a name that it has, and what makes a wrapper of it."""
+    v1 = tf.compat.v1
+    return [
+        (tf.feature_column, "embedding_column", _embedding_column),
+        (v1.feature_column, "embedding_column", _embedding_column),
+        (v1.feature_column, "shared_embedding_columns", _shared_embedding_columns),
+        (v1.feature_column, "input_layer", _input_layer),
+        (v1.train.Optimizer, "apply_gradients", _apply_gradients),
+    ]
 
 
 def install() -> None:
     """Puts DeepRec's names into `tf` and `tf.compat.v1`; again does nothing.
 
-    `nn.group_embedding_lookup_sparse`, `nn.group_embedding_lookup` and
-    `config.experimental.enable_distributed_strategy`, as this package has them.
+    Added: `get_embedding_variable` and the option classes (`EmbeddingVariableOption`,
+    `CounterFilter`, ...), `config.experimental.enable_distributed_strategy`,
+    `nn.group_embedding_lookup_sparse`, `nn.group_embedding_lookup`, and in `feature_column`
+    `group_embedding_column_scope`, `categorical_column_with_embedding`,
+    `sequence_categorical_column_with_embedding` and `sparse_column_with_embedding`, all as this
+    package has them. Wrapped, see above: `feature_column.embedding_column`, and of `tf.compat.v1`
+    also `feature_column.shared_embedding_columns`, `feature_column.input_layer` and
+    `train.Optimizer.apply_gradients`.
 
     Raises:
-        RuntimeError: something else has one of the names. Then none is put anywhere.
+        RuntimeError: something else has one of the names to be added. Then nothing is changed.
     """
-    places = _places()
+    places = _added()
     for module, name, value in places:
         if getattr(module, name, value) is not value:
             raise RuntimeError(
@@ -59,10 +122,64 @@ def install() -> None:
             )
     for module, name, value in places:
         setattr(module, name, value)
+    if _replaced:
+        return
+    for module, name, wrap in _wrapped():
+        stock = getattr(module, name)
+        wrapper = functools.wraps(stock)(wrap(stock))
+        setattr(module, name, wrapper)
+        _replaced.append((module, name, stock, wrapper))
 
 
 def uninstall() -> None:
-    """Takes away what `install` put there; other things of the same name stay."""
-    for module, name, value in _places():
+    """Takes away what `install` put there; other things of the same names stay."""
+    for module, name, value in _added():
         if getattr(module, name, None) is value:
             delattr(module, name)
+    for module, name, stock, wrapper in _replaced:
+        if getattr(module, name) is wrapper:
+            setattr(module, name, stock)
+    _replaced.clear()
+
+
+# ---- wrappers: what TensorFlow has, but for groups and tables ----
+
+
+def _embedding_column(stock):
+    def embedding_column(categorical_column, *args, **kwargs):
+        ours = current_group() is not None or table_column(categorical_column) is not None
+        make = feature_column.embedding_column if ours else stock
+        return make(categorical_column, *args, **kwargs)
+
+    return embedding_column
+
+
+def _shared_embedding_columns(stock):
+    def shared_embedding_columns(categorical_columns, *args, **kwargs):
+        with_keys = any(table_column(column) is not None for column in categorical_columns)
+        ours = current_group() is not None or with_keys
+        make = feature_column.shared_embedding_columns if ours else stock
+        return make(categorical_columns, *args, **kwargs)
+
+    return shared_embedding_columns
+
+
+def _input_layer(stock):
+    def input_layer(features, feature_columns, *args, **kwargs):
+        feature_columns = old._normalize_feature_columns(feature_columns)  # may be a generator
+        ours = any(isinstance(column, GroupEmbeddingColumn) for column in feature_columns)
+        look_up = feature_column.input_layer if ours else stock
+        return look_up(features, feature_columns, *args, **kwargs)
+
+    return input_layer
+
+
+def _apply_gradients(stock):
+    def apply_gradients(self, grads_and_vars, *args, **kwargs):
+        pairs = list(grads_and_vars)
+        # The wrapper's own class takes the tables out and comes here with the others.
+        if any(is_embedding_variable(variable) for _, variable in pairs):
+            return OptimizerWrapper(self).apply_gradients(pairs, *args, **kwargs)
+        return stock(self, pairs, *args, **kwargs)
+
+    return apply_gradients

@@ -20,6 +20,9 @@ import tensorflow as tf
 
 from sok_like.policies import DEFAULT_VALUE_DIM
 
+# Where initializers of the names below come from; those of tf.compat.v1 are in init_ops.
+_KNOWN_MODULES = ("keras.", "tf_keras.", "tensorflow.python.ops.init_ops")
+
 # A normal distribution cut at two standard deviations has this standard deviation; Keras divides by
 # it so that the cut one has the variance asked for (keras.initializers.VarianceScaling).
 _TRUNCATED_STDDEV = 0.87962566103423978
@@ -44,8 +47,9 @@ def row_initializer(
     """Translates a Keras initializer.
 
     Args:
-        initializer: A name, an instance or class of `tf.keras.initializers`, or a callable
-            `(shape, dtype) -> tensor`. A callable of one's own must return the same on all ranks.
+        initializer: A name, an instance or class of `tf.keras.initializers` or of
+            `tf.compat.v1`, or a callable `(shape, dtype) -> tensor`. A callable of one's own must
+            return the same on all ranks.
         dim: Row width, the fan-out of the variance-scaling family.
         num_rows: Rows of the whole table, the family's fan-in; None (a table without bound) takes
             `dim` in its place.
@@ -64,9 +68,9 @@ def row_initializer(
     translate = _TRANSLATIONS.get(type(instance).__name__)
     if translate is None and isinstance(instance, tf.keras.initializers.VarianceScaling):
         translate = _variance_scaling
-    if num_default_rows != DEFAULT_VALUE_DIM:
-        translate = None
-    if translate is not None and type(instance).__module__.split(".")[0] in ("keras", "tf_keras"):
+    element_wise = num_default_rows == DEFAULT_VALUE_DIM
+    known = type(instance).__module__.startswith(_KNOWN_MODULES)
+    if translate is not None and element_wise and known:
         return translate(config, dim, num_rows)._replace(seed=seed)
     return RowInitializer(
         "default_rows", default_rows=_default_rows(instance, config, num_default_rows, dim)
@@ -98,7 +102,9 @@ _TRANSLATIONS: dict[str, Callable] = {
     "Ones": lambda config, dim, num_rows: RowInitializer("constant", 1.0),
     "Constant": lambda config, dim, num_rows: _constant(config["value"], dim),
     "RandomUniform": lambda config, dim, num_rows: RowInitializer(
-        "uniform", float(config["minval"]), float(config["maxval"])
+        "uniform",
+        float(config["minval"]),
+        1.0 if config["maxval"] is None else float(config["maxval"]),  # None: TF1's default
     ),
     "RandomNormal": lambda config, dim, num_rows: RowInitializer(
         "normal", float(config["mean"]), float(config["stddev"])

@@ -20,7 +20,7 @@ PYTHON_LAYERS = [
     {"lookup", "keras_variable", "rows"},
     {
         *("layers", "embeddings", "group_embedding", "dist_model_parallel", "distribution"),
-        *("checkpoint", "serving", "optimizers", "tf", "deeprec"),
+        *("checkpoint", "serving", "optimizers", "tf", "deeprec", "feature_column"),
     },
 ]
 # In the top row a front door may use what stands beside it, as a layer its optimizer scope.

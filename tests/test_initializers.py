@@ -8,7 +8,7 @@ from sok_like.initializers import row_initializer
 from sok_like.policies import DEFAULT_VALUE_DIM as NUM_DEFAULT_ROWS
 
 pytestmark = pytest.mark.keras
-init = tf.keras.initializers
+init, v1 = tf.keras.initializers, tf.compat.v1
 DIM, NUM_ROWS = 16, 4000
 DISTRIBUTIONS = {
     "random_uniform": lambda: init.RandomUniform(),
@@ -23,6 +23,11 @@ DISTRIBUTIONS = {
     "lecun_uniform": lambda: init.LecunUniform(),
     "lecun_normal": lambda: init.LecunNormal(),
     "variance_scaling": lambda: init.VarianceScaling(3.0, "fan_out", "untruncated_normal"),
+    "v1 random_uniform": lambda: v1.random_uniform_initializer(),
+    "v1 truncated_normal": lambda: v1.truncated_normal_initializer(0.5, 0.25),
+    "v1 glorot_uniform": lambda: v1.glorot_uniform_initializer(),
+    "v1 variance_scaling": lambda: v1.variance_scaling_initializer(2.0, "fan_avg", "uniform"),
+    "v2 random_normal": lambda: tf.random_normal_initializer(1.0, 2.0),
 }
 
 
@@ -61,7 +66,14 @@ def test_elements_are_independent(sok):
 
 @pytest.mark.parametrize(
     "initializer, value",
-    [("zeros", 0), ("ones", 1), (lambda: init.Constant(2.5), 2.5), (lambda: init.Zeros(), 0)],
+    [
+        ("zeros", 0),
+        ("ones", 1),
+        (lambda: init.Constant(2.5), 2.5),
+        (lambda: init.Zeros(), 0),
+        (lambda: v1.constant_initializer(1.5), 1.5),
+        (lambda: tf.ones_initializer(), 1),
+    ],
 )
 def test_constants(sok, initializer, value):
     initializer = initializer if isinstance(initializer, str) else initializer()
@@ -92,6 +104,12 @@ def test_without_bound_the_fan_in_is_the_width():
 
 def ramp(shape, dtype=None):
     return tf.reshape(tf.range(np.prod(shape), dtype=tf.float32), shape)
+
+
+def test_initializers_of_tf1_draw_each_row():
+    every = [v1.truncated_normal_initializer(), v1.zeros_initializer(), tf.ones_initializer()]
+    kinds = [row_initializer(initializer, 4, None).kind for initializer in every]
+    assert kinds == ["truncated_normal", "constant", "constant"]
 
 
 @pytest.mark.parametrize("initializer", [ramp, lambda: init.Orthogonal(), lambda: init.Identity()])

@@ -11,6 +11,7 @@ import tensorflow as tf
 import sok_like as sok
 
 FIELDS = "max_vocabulary_size_per_gpu, embedding_vec_size, slot_num, "
+EV_COLUMN = "key, dtype=tf.string, partition_num=None, ev_option=None"
 CALLABLES = {
     "Init": "*, global_batch_size, seed=None",
     "DistributedEmbedding": "combiner, "
@@ -60,6 +61,27 @@ CALLABLES = {
     "embedding_lookup": "param, ids, combiner=None, *, weights=None",
     "enable_distributed_strategy": "strategy='collective'",
     "export": "variable",
+    "feature_column.DenseFeatures": "feature_columns, *, gradient_scale='sum', **kwargs",
+    "feature_column.SequenceFeatures": "feature_columns, *, gradient_scale='sum', **kwargs",
+    "feature_column.categorical_column_with_embedding": EV_COLUMN,
+    "feature_column.embedding_column": "categorical_column, dimension, combiner='mean', "
+    "initializer=None, ckpt_to_load_from=None, tensor_name_in_ckpt=None, max_norm=None, "
+    "trainable=True, use_safe_embedding_lookup=True",
+    "feature_column.group_embedding_column_scope": "name=None",
+    "feature_column.input_layer": "features, feature_columns, weight_collections=None, "
+    "trainable=True, cols_to_vars=None, cols_to_output_tensors=None, *, training=True, "
+    "gradient_scale='sum'",
+    "feature_column.sequence_categorical_column_with_embedding": EV_COLUMN,
+    "feature_column.sequence_input_layer": "features, feature_columns, weight_collections=None, "
+    "trainable=True, *, training=True, gradient_scale='sum'",
+    "feature_column.shared_embedding_columns": "categorical_columns, dimension, combiner='mean', "
+    "initializer=None, shared_embedding_collection_name=None, ckpt_to_load_from=None, "
+    "tensor_name_in_ckpt=None, max_norm=None, trainable=True, use_safe_embedding_lookup=True",
+    "feature_column.sparse_column_with_embedding": "column_name, dtype=tf.string, "
+    "partition_num=None, steps_to_live=None, init_data_source=None, ht_partition_num=1000, "
+    "evconfig=None",
+    "feature_column.weighted_categorical_column": "categorical_column, weight_feature_key, "
+    "dtype=tf.float32",
     "filter_variables": "variables",
     "get_embedding": "name, constructor=None, **kwargs",
     "get_embedding_variable": "name, embedding_dim, key_dtype=tf.int64, value_dtype=None, "
@@ -88,7 +110,10 @@ REFERENCE = {
         "split_embedding_variable_from_others"
     ),
 }
-MODULES = {"core", "deeprec", "dist_model_parallel", "embeddings", "optimizers", "tf"}
+MODULES = {
+    *("core", "deeprec", "dist_model_parallel", "embeddings", "feature_column", "optimizers"),
+    "tf",
+}
 CLASSES_ONLY = {"Saver"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from sok_like.snapshots import TableSnapshot
 from sok_like.variable import EmbeddingVariable
 
 
-def by_training(training: Any, function: Any) -> Any:
+def by_training(training: Any, function: Callable[[bool], Any]) -> Any:
     """`function(training)` with a Python bool.
 
     `training` may be a tensor in graphs of tf_keras; then both branches are built.

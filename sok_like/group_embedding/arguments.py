@@ -150,12 +150,20 @@ def ids_of(sp_ids: Any, sp_weights: Any, name: str) -> Ids:
         same = sp_weights is None or sp_weights.row_splits is sp_ids.row_splits
         checks = [] if same else [(sp_ids.row_splits, sp_weights.row_splits)]
         return Ids(sp_ids, _aligned(sp_weights, checks, name), None)
-    ragged = tf.RaggedTensor.from_value_rowids(
-        sp_ids.values, sp_ids.indices[:, 0], sp_ids.dense_shape[0], validate=False
-    )
+    ragged = tf.RaggedTensor.from_row_splits(sp_ids.values, _row_splits(sp_ids), validate=False)
     same = sp_weights is None or sp_weights.indices is sp_ids.indices
     checks = [] if same else [(sp_ids.indices, sp_weights.indices)]
     return Ids(ragged, _aligned(sp_weights, checks, name), sp_ids)
+
+
+def _row_splits(sparse):
+    """int64 `[batch + 1]`: where each sample begins; half the ops of `from_value_rowids`."""
+    samples = tf.range(sparse.dense_shape[0] + 1)
+    return tf.raw_ops.LowerBound(
+        sorted_inputs=sparse.indices[tf.newaxis, :, 0],
+        values=samples[tf.newaxis],
+        out_type=tf.int64,
+    )[0]
 
 
 def check_integers(argument: str, ids: Any, name: str) -> None:

@@ -206,6 +206,12 @@ def gradient_scales():
                 ),
             ),
             ("dense", lambda s: sok.group_embedding_lookup([table], [keys()], gradient_scale=s)),
+            (
+                "sequence",
+                lambda s: sok.group_embedding_lookup_sparse(
+                    [table], [ids], "sum", is_sequence=True, gradient_scale=s
+                ),
+            ),
         ):
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(lookup(scale)[0])

@@ -1,0 +1,227 @@
+"""Categorical columns whose ids are keys of a hash table: no vocabulary, no number of buckets.
+
+    feature          key
+    integers         the integer itself, uint64 by its bits
+    strings          the 64-bit FarmHash fingerprint of its bytes, the same in every process
+
+Two strings with one fingerprint share a row. Among n strings the chance that any two do is about
+n**2 / 2**65: 3e-8 for a million, 3 % for a billion.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.feature_column import feature_column as old
+from tensorflow.python.feature_column import feature_column_v2 as fc
+
+from sok_like.keys import DTYPES, as_keys
+from sok_like.policies import EmbeddingVariableOption, GlobalStepEvict
+
+
+def string_keys(strings: tf.Tensor) -> tf.Tensor:
+    """int64 keys of strings `[num_keys]`: FarmHash's Fingerprint64 of each."""
+    data = tf.reshape(strings, [-1])
+    bytes_ = tf.raw_ops.Fingerprint(data=data, method="farmhash64")  # [num_keys, 8]
+    return tf.bitcast(bytes_, tf.int64)
+
+
+class EmbeddingCategoricalColumn(
+    fc.CategoricalColumn,
+    old._CategoricalColumn,
+    collections.namedtuple(
+        "EmbeddingCategoricalColumn", ("key", "dtype", "partition_num", "ev_option")
+    ),
+):
+    """See `categorical_column_with_embedding`."""
+
+    def __hash__(self):  # options may have none
+        return hash((self.key, self.dtype))
+
+    @property
+    def _is_v2_column(self):
+        return True
+
+    @property
+    def name(self):
+        return self.key
+
+    @property
+    def parents(self):
+        return [self.key]
+
+    @property
+    def parse_example_spec(self):
+        # tf.io parses int64 and strings, nothing between them.
+        dtype = tf.string if self.dtype == tf.string else tf.int64
+        return {self.key: tf.io.VarLenFeature(dtype)}
+
+    _parse_example_spec = parse_example_spec
+
+    @property
+    def num_buckets(self):
+        raise ValueError(
+            f"Column '{self.key}' has keys of a hash table and no number of buckets. It goes into "
+            "`sok.feature_column.embedding_column` or `shared_embedding_columns`, or, after "
+            "`sok.deeprec.install()`, into TensorFlow's names for them."
+        )
+
+    _num_buckets = num_buckets
+
+    @property
+    def key_dtype(self) -> tf.DType:
+        """Key dtype of the table."""
+        return tf.int64 if self.dtype == tf.string else self.dtype
+
+    def to_keys(self, values: tf.Tensor) -> tf.Tensor:
+        """int64 keys of flat values `[num_keys]`.
+
+        Raises:
+            ValueError: strings where the column has integers, or the other way round.
+        """
+        is_string = values.dtype == tf.string
+        if is_string != (self.dtype == tf.string) or not (is_string or values.dtype.is_integer):
+            raise ValueError(
+                f"Feature '{self.key}' must be of the kind of its column's dtype, "
+                f"{self.dtype.name}. Received: {values.dtype.name}"
+            )
+        return string_keys(values) if is_string else as_keys(values)
+
+    def _to_sparse_keys(self, tensor):
+        sparse = fc._to_sparse_input_and_drop_ignore_values(tensor)
+        return tf.SparseTensor(sparse.indices, self.to_keys(sparse.values), sparse.dense_shape)
+
+    def transform_feature(self, transformation_cache, state_manager):
+        return self._to_sparse_keys(transformation_cache.get(self.key, state_manager))
+
+    def _transform_feature(self, inputs):
+        return self._to_sparse_keys(inputs.get(self.key))
+
+    def get_sparse_tensors(self, transformation_cache, state_manager):
+        return self.IdWeightPair(transformation_cache.get(self, state_manager), None)
+
+    def _get_sparse_tensors(self, inputs, weight_collections=None, trainable=None):
+        return self.IdWeightPair(inputs.get(self), None)
+
+    def get_config(self):
+        if self.ev_option is not None:
+            raise NotImplementedError(f"Column '{self.key}' with an `ev_option` has no config.")
+        return {**dict(zip(self._fields, self, strict=True)), "dtype": self.dtype.name}
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None, columns_by_name=None):
+        return cls(**{**config, "dtype": tf.as_dtype(config["dtype"])})
+
+
+def categorical_column_with_embedding(
+    key: str, dtype: Any = tf.string, partition_num: int | None = None, ev_option: Any = None
+) -> EmbeddingCategoricalColumn:
+    """A categorical column backed by an EmbeddingVariable: any string, or any 64-bit integer.
+
+    A dense feature's '' and -1 stand for nothing, as in stock columns; SparseTensors and
+    RaggedTensors are taken as they are.
+
+    Args:
+        key: Name of the feature and of the column.
+        dtype: tf.string, or int64, int32, uint64 or uint32.
+        partition_num: DeepRec's number of parts. None or a positive integer; keys are spread over
+            ranks whatever it is.
+        ev_option: `sok.EmbeddingVariableOption` of the table.
+
+    Raises:
+        ValueError: an argument that is none of these.
+        TypeError: `ev_option` is none.
+    """
+    dtype = tf.as_dtype(dtype)
+    if not isinstance(key, str) or not key:
+        raise ValueError(f"`key` must be a string that is not empty. Received: key={key!r}")
+    if dtype != tf.string and dtype not in DTYPES:
+        raise ValueError(
+            "`dtype` must be string, int64, int32, uint64 or uint32. "
+            f"Received: dtype={dtype.name} (column '{key}')"
+        )
+    if ev_option is not None and not isinstance(ev_option, EmbeddingVariableOption):
+        raise TypeError(
+            "`ev_option` must be None or a sok.EmbeddingVariableOption. "
+            f"Received: {ev_option!r} (column '{key}')"
+        )
+    is_int = isinstance(partition_num, int) and not isinstance(partition_num, bool)
+    if partition_num is not None and (not is_int or partition_num < 1):
+        raise ValueError(
+            "`partition_num` must be None or a positive integer. "
+            f"Received: partition_num={partition_num!r} (column '{key}')"
+        )
+    return EmbeddingCategoricalColumn(key, dtype, partition_num, ev_option)
+
+
+def sparse_column_with_embedding(
+    column_name: str,
+    dtype: Any = tf.string,
+    partition_num: int | None = None,
+    steps_to_live: int | None = None,
+    init_data_source: None = None,
+    ht_partition_num: int = 1000,
+    evconfig: EmbeddingVariableOption | None = None,
+) -> EmbeddingCategoricalColumn:
+    """DeepRec's older name for `categorical_column_with_embedding`.
+
+    Args:
+        column_name, dtype, partition_num: Its `key`, `dtype` and `partition_num`.
+        steps_to_live: Stands for an option with `GlobalStepEvict(steps_to_live)`; None or 0: none.
+        init_data_source: None.
+        ht_partition_num: DeepRec's parts of its hash table; without effect.
+        evconfig: Its `ev_option`, instead of `steps_to_live`.
+
+    Raises:
+        ValueError: an argument that is none of these.
+        TypeError: `evconfig` is no sok.EmbeddingVariableOption.
+    """
+    if init_data_source is not None:
+        raise ValueError(
+            "`init_data_source` must be None: rows are brought in by sok.assign or sok.Saver. "
+            f"Received: init_data_source={init_data_source!r} (column '{column_name}')"
+        )
+    if steps_to_live:
+        if evconfig is not None:
+            raise ValueError(
+                "`steps_to_live` must be None where `evconfig` is given; it has an `evict_option`. "
+                f"Received: steps_to_live={steps_to_live!r} (column '{column_name}')"
+            )
+        evconfig = EmbeddingVariableOption(evict_option=GlobalStepEvict(steps_to_live))
+    return categorical_column_with_embedding(column_name, dtype, partition_num, evconfig)
+
+
+def sequence_categorical_column_with_embedding(
+    key: str, dtype: Any = tf.string, partition_num: int | None = None, ev_option: Any = None
+) -> fc.SequenceCategoricalColumn:
+    """`categorical_column_with_embedding` for `sequence_input_layer`: rows stay in their places."""
+    column = categorical_column_with_embedding(key, dtype, partition_num, ev_option)
+    return fc.SequenceCategoricalColumn(column)
+
+
+def weighted_categorical_column(
+    categorical_column: Any, weight_feature_key: str, dtype: Any = tf.float32
+) -> fc.WeightedCategoricalColumn:
+    """`tf.feature_column.weighted_categorical_column`, of columns of this package and of stock.
+
+    Args:
+        categorical_column: Whose ids are weighted.
+        weight_feature_key: Name of the feature with a weight for each id, of the same kind and
+            shape. A mean leaves out ids whose weight is not positive, as does sqrtn.
+        dtype: Of the weights: integers or floats.
+
+    Raises:
+        ValueError: `dtype` is neither.
+    """
+    return tf.feature_column.weighted_categorical_column(
+        categorical_column, weight_feature_key, tf.as_dtype(dtype)
+    )
+
+
+def table_column(categorical: Any) -> EmbeddingCategoricalColumn | None:
+    """The column with keys inside weighted and sequence columns; None where there is none."""
+    while isinstance(categorical, (fc.WeightedCategoricalColumn, fc.SequenceCategoricalColumn)):
+        categorical = categorical.categorical_column
+    return categorical if isinstance(categorical, EmbeddingCategoricalColumn) else None

@@ -1,0 +1,259 @@
+"""`embedding_column` and `shared_embedding_columns`: stock columns that know their group and table.
+
+    categorical column                        table, where its rows lie
+    of this package, any key                  EmbeddingVariable, over all ranks
+    stock, ids in [0, num_buckets)            tf.Variable [num_buckets, dimension], on each rank
+
+The column made is a stock EmbeddingColumn with two words more, so that whatever takes stock columns
+takes it: there it is looked up by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.feature_column import feature_column as old
+from tensorflow.python.feature_column import feature_column_v2 as fc
+
+from sok_like.feature_column.categorical import EmbeddingCategoricalColumn, table_column
+from sok_like.feature_column.scope import current_group
+from sok_like.feature_column.tables import graph_weights, initializer_of
+from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
+
+_MORE_FIELDS = ("group", "shared_name")
+
+
+class GroupEmbeddingColumn(fc.EmbeddingColumn):
+    """See `embedding_column`.
+
+    Attributes:
+        group: Name of the group, None outside of a scope.
+        shared_name: Name of the table that it shares with others; None for one of its own.
+    """
+
+    group: str | None
+    shared_name: str | None
+
+    def __new__(cls, *args, group=None, shared_name=None, **kwargs):
+        column = super().__new__(cls, *args, **kwargs)
+        column.group, column.shared_name = group, shared_name
+        return column
+
+    @property
+    def name(self):
+        kind = "embedding" if self.shared_name is None else "shared_embedding"
+        return f"{self.categorical_column.name}_{kind}"
+
+    @property
+    def _var_scope_name(self):
+        return self.shared_name or self.name
+
+    @property
+    def keys_column(self) -> EmbeddingCategoricalColumn | None:
+        """The categorical column with keys of a hash table; None where ids are row numbers."""
+        return table_column(self.categorical_column)
+
+    def _old_get_dense_tensor_internal(self, sparse_tensors, weight_collections, trainable):
+        # What tf.compat.v1's input_layer calls.
+        table = graph_weights(self, weight_collections, trainable)
+        if self.keys_column is None:
+            return self._get_dense_tensor_internal_helper(sparse_tensors, table)
+        ids, weights = sparse_tensors
+        weights = None if weights is None else [weights]
+        return group_embedding_lookup_sparse(
+            [table], [ids], [self.combiner], sp_weights=weights, name=f"{self.name}_weights"
+        )[0]
+
+    def create_state(self, state_manager):
+        if self.keys_column is not None:
+            raise NotImplementedError(
+                f"Column '{self.name}' has a hash table, which only layers of this package can "
+                "hold: use `sok.feature_column.DenseFeatures` in place of Keras'."
+            )
+        super().create_state(state_manager)
+
+    def get_config(self):
+        return {**super().get_config(), **{name: getattr(self, name) for name in _MORE_FIELDS}}
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None, columns_by_name=None):
+        stock = {name: value for name, value in config.items() if name not in _MORE_FIELDS}
+        column = super().from_config(stock, custom_objects, columns_by_name)
+        for name in _MORE_FIELDS:
+            setattr(column, name, config[name])
+        return column
+
+
+def is_fused(column: Any) -> bool:
+    """Whether a layer of this package looks a column up in a group, and not the stock way."""
+    if not isinstance(column, GroupEmbeddingColumn):
+        return False
+    if column.keys_column is not None:
+        return True
+    stock_only = column.max_norm is not None or column.ckpt_to_load_from is not None
+    return column.group is not None and not stock_only
+
+
+def embedding_column(
+    categorical_column: Any,
+    dimension: int,
+    combiner: str = "mean",
+    initializer: Any = None,
+    ckpt_to_load_from: str | None = None,
+    tensor_name_in_ckpt: str | None = None,
+    max_norm: float | None = None,
+    trainable: bool = True,
+    use_safe_embedding_lookup: bool = True,
+) -> GroupEmbeddingColumn:
+    """`tf.feature_column.embedding_column`, in the group of the scope it is called in.
+
+    Args:
+        categorical_column: A column of this package, or any stock one. A stock one's table is a
+            `tf.Variable`, as TensorFlow makes it.
+        dimension: Row width.
+        combiner: "mean", "sum" or "sqrtn".
+        initializer: Callable; a normal distribution of standard deviation `1 / sqrt(dimension)`,
+            truncated, where it is None.
+        ckpt_to_load_from, tensor_name_in_ckpt: As in TensorFlow; not with a hash table.
+        max_norm: As in TensorFlow; not with a hash table. With it, or with a checkpoint, the column
+            is looked up by itself, the stock way.
+        trainable: Whether the table is a trainable variable.
+        use_safe_embedding_lookup: False keeps negative ids of stock columns, and weights <= 0.
+
+    Raises:
+        ValueError: an argument that is none of these.
+    """
+    return _make(
+        [categorical_column],
+        None,
+        dimension,
+        combiner,
+        initializer,
+        ckpt_to_load_from,
+        tensor_name_in_ckpt,
+        max_norm,
+        trainable,
+        use_safe_embedding_lookup,
+    )[0]
+
+
+def shared_embedding_columns(
+    categorical_columns: Sequence,
+    dimension: int,
+    combiner: str = "mean",
+    initializer: Any = None,
+    shared_embedding_collection_name: str | None = None,
+    ckpt_to_load_from: str | None = None,
+    tensor_name_in_ckpt: str | None = None,
+    max_norm: float | None = None,
+    trainable: bool = True,
+    use_safe_embedding_lookup: bool = True,
+) -> list[GroupEmbeddingColumn]:
+    """`tf.compat.v1.feature_column.shared_embedding_columns`: one table for several features.
+
+    Columns of this name share their table within a graph, or within a Keras layer.
+
+    Args:
+        categorical_columns: All with keys of one dtype, or all stock, with the same number of
+            buckets.
+        shared_embedding_collection_name: Name of the table; by default made of the columns' names.
+        dimension, combiner, initializer, ckpt_to_load_from, tensor_name_in_ckpt, max_norm,
+            trainable, use_safe_embedding_lookup: As in `embedding_column`.
+
+    Returns:
+        A column for each categorical column, in order.
+
+    Raises:
+        ValueError: an argument that is none of these.
+    """
+    if not categorical_columns:
+        raise ValueError("`categorical_columns` must hold at least one column. Received: none")
+    kinds = {_table_kind(column) for column in categorical_columns}
+    if len(kinds) > 1:
+        raise ValueError(
+            "`categorical_columns` must all have keys of one dtype and the same options, or all "
+            "the same number of buckets. "
+            f"Received: {', '.join(column.name for column in categorical_columns)} with {kinds}"
+        )
+    names = sorted(column.name for column in categorical_columns)
+    return _make(
+        categorical_columns,
+        shared_embedding_collection_name or "_".join(names) + "_shared_embedding",
+        dimension,
+        combiner,
+        initializer,
+        ckpt_to_load_from,
+        tensor_name_in_ckpt,
+        max_norm,
+        trainable,
+        use_safe_embedding_lookup,
+    )
+
+
+def _table_kind(column):
+    keys = table_column(column)
+    if keys is None:
+        return "buckets", column._num_buckets
+    return "keys", keys.key_dtype.name, repr(keys.ev_option)
+
+
+def _make(categorical_columns, shared_name, dimension, combiner, initializer, *rest):
+    ckpt_to_load_from, tensor_name_in_ckpt, max_norm, _, _ = rest
+    of_option = None
+    for column in categorical_columns:
+        if not isinstance(column, (fc.CategoricalColumn, old._CategoricalColumn)):
+            raise ValueError(f"A categorical column is required. Received: {column!r}")
+        keys = table_column(column)
+        if keys is None:
+            continue
+        of_option = initializer_of(keys.ev_option)
+        if max_norm is not None or ckpt_to_load_from is not None:
+            raise ValueError(
+                f"`max_norm` and `ckpt_to_load_from` must be None for column '{column.name}': rows "
+                "of a hash table are combined where they lie, and restored by sok.Saver or "
+                f"tf.train.Checkpoint. Received: max_norm={max_norm!r}, "
+                f"ckpt_to_load_from={ckpt_to_load_from!r}"
+            )
+    name = categorical_columns[0].name
+    if isinstance(dimension, bool) or not isinstance(dimension, int) or dimension < 1:
+        raise ValueError(
+            f"`dimension` must be a positive integer. Received: {dimension!r} (column '{name}')"
+        )
+    if combiner not in ("mean", "sum", "sqrtn"):
+        raise ValueError(
+            "`combiner` must be 'mean', 'sum' or 'sqrtn'. "
+            f"Received: combiner={combiner!r} (column '{name}')"
+        )
+    if (ckpt_to_load_from is None) != (tensor_name_in_ckpt is None):
+        raise ValueError(
+            "`ckpt_to_load_from` and `tensor_name_in_ckpt` must be given together. Received: "
+            f"{ckpt_to_load_from!r} and {tensor_name_in_ckpt!r} (column '{name}')"
+        )
+    if initializer is not None and not callable(initializer):
+        raise ValueError(
+            f"`initializer` must be callable. Received: {initializer!r} (column '{name}')"
+        )
+    if initializer is not None and of_option is not None:
+        raise ValueError(
+            "`initializer` must be given once, to the column or to its InitializerOption. "
+            f"Received: {initializer!r} and {of_option!r} (column '{name}')"
+        )
+    if initializer is None:
+        initializer = of_option
+    if initializer is None:
+        initializer = tf.compat.v1.truncated_normal_initializer(0.0, 1 / math.sqrt(dimension))
+    return [
+        GroupEmbeddingColumn(
+            column,
+            dimension,
+            combiner,
+            initializer,
+            *rest,
+            group=current_group(),
+            shared_name=shared_name,
+        )
+        for column in categorical_columns
+    ]

@@ -1,0 +1,273 @@
+"""`DenseFeatures` and `SequenceFeatures`: layers that own the tables of feature columns.
+
+For eager programs, tf.functions and Keras models, under Keras 3 as well, where Keras' own are gone:
+made once, called many times, with the columns' tables among their weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.feature_column import feature_column_v2 as fc
+from tensorflow.python.feature_column import serialization
+
+from sok_like.dist_model_parallel.embedding_lookup import as_tf_table
+from sok_like.embeddings.base import EmbeddingLayer, by_training
+from sok_like.feature_column.categorical import EmbeddingCategoricalColumn
+from sok_like.feature_column.columns import GroupEmbeddingColumn, is_fused
+from sok_like.feature_column.lookup import (
+    LayerInputs,
+    check_columns,
+    embeddings,
+    flat,
+    sequences,
+)
+from sok_like.feature_column.tables import WEIGHTS, table_options
+from sok_like.keras_variable import as_weight
+from sok_like.lookup import check_gradient_scale
+from sok_like.variable import EmbeddingVariable
+
+_CLASSES = {cls.__name__: cls for cls in (EmbeddingCategoricalColumn, GroupEmbeddingColumn)}
+
+
+class _Table(EmbeddingLayer):
+    """A table as a layer, which Keras saves and loads with the layer around it."""
+
+    def __init__(self, variable, name):
+        # An EmbeddingLayer makes a table of its own; this one is given.
+        tf.keras.layers.Layer.__init__(self, name=name)
+        self._weight = as_weight(variable)
+        self.built = True
+
+
+class _State(fc.StateManager):
+    """Variables and lookup tables of stock columns, held by a layer."""
+
+    def __init__(self, layer):
+        self._layer = layer
+        self._variables = {}
+        self._resources = {}
+
+    def create_variable(
+        self,
+        feature_column,
+        name,
+        shape,
+        dtype=None,
+        trainable=True,
+        use_resource=True,
+        initializer=None,
+    ):
+        weight = self._layer.add_weight(
+            name=f"{feature_column.name}_{name}",
+            shape=tuple(shape),
+            dtype=(dtype or tf.float32).name,
+            initializer=initializer,
+            trainable=trainable and self._layer.trainable,
+        )
+        self._variables[feature_column, name] = weight
+        setattr(self._layer, f"_stock_{len(self._variables)}", weight)  # for tf.train.Checkpoint
+        return as_tf_table(weight)
+
+    def get_variable(self, feature_column, name):
+        return as_tf_table(self._variables[feature_column, name])
+
+    def add_resource(self, feature_column, name, resource):
+        self._resources[feature_column, name] = resource
+
+    def has_resource(self, feature_column, name):
+        return (feature_column, name) in self._resources
+
+    def get_resource(self, feature_column, name):
+        return self._resources[feature_column, name]
+
+
+class _Columns:
+    """Sorted columns of a layer, and its hash tables by key. Keras must not look into it."""
+
+    def __init__(self, feature_columns, sequence):
+        self.all = check_columns(feature_columns, in_graph=False, sequence=sequence)
+        self.fused = [column for column in self.all if is_fused(column)]
+        self.stock = [column for column in self.all if not is_fused(column)]
+        self.width = sum(column.variable_shape.num_elements() for column in self.all)
+        self.tables: dict[str, EmbeddingVariable] = {}
+
+    def table_keys(self):
+        """Name of a table: a column it is for; shared ones once."""
+        return {column.shared_name or column.name: column for column in reversed(self.fused)}
+
+
+class _ColumnsLayer(tf.keras.layers.Layer):
+    """What the two layers share."""
+
+    _sequence = False
+
+    def __init__(self, feature_columns: Any, *, gradient_scale: str = "sum", **kwargs: Any):
+        super().__init__(autocast=False, **kwargs)  # weights of keys stay what they are
+        self.gradient_scale = check_gradient_scale(gradient_scale)
+        self.supports_jit = False  # XLA cannot compile the tables' ops
+        self._columns = _Columns(feature_columns, self._sequence)
+        self._state = _State(self)
+        tables: dict[str, EmbeddingVariable] = {}
+        for key, column in sorted(self._columns.table_keys().items()):
+            if column.keys_column is None:
+                column.create_state(self._state)
+                continue
+            variable = EmbeddingVariable(
+                name=f"{self.name}/{key}/{WEIGHTS}",
+                trainable=column.trainable and self.trainable,
+                **table_options(column),
+            )
+            table_layer = _Table(variable, f"{self.name}_{key}".replace("/", "_"))
+            # tf.train.Checkpoint follows a layer's attributes under Keras 3, not its containers.
+            setattr(self, f"_table_{len(tables)}", table_layer)
+            tables[key] = variable
+        self._columns.tables = tables
+        for column in self._columns.stock:
+            column.create_state(self._state)
+        self.built = True
+
+    @property
+    def tables(self) -> dict[str, EmbeddingVariable]:
+        """The hash tables, by the name of their column or that which columns share."""
+        return dict(self._columns.tables)
+
+    def build(self, input_shape=None):
+        self.built = True
+
+    def _tables(self):
+        """Table of each fused column."""
+        firsts = self._columns.table_keys()
+        found = {}
+        for column in self._columns.fused:
+            key = column.shared_name or column.name
+            if key in self._columns.tables:
+                found[column] = self._columns.tables[key]
+            else:
+                found[column] = self._state.get_variable(firsts[key], WEIGHTS)
+        return found
+
+    def _inputs(self, features):
+        if not isinstance(features, Mapping):
+            raise ValueError(
+                "The input must be a dictionary of features by name. "
+                f"Received: {features!r} (layer '{self.name}')"
+            )
+        return LayerInputs(dict(features), self._state)
+
+    def _batch(self, input_shape):
+        shapes = [shape for shape in input_shape.values() if shape is not None and len(shape)]
+        return shapes[0][0] if shapes else None
+
+    def get_config(self):
+        columns = serialization.serialize_feature_columns(self._columns.all)
+        return {
+            **super().get_config(),
+            "feature_columns": columns,
+            "gradient_scale": self.gradient_scale,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        columns = serialization.deserialize_feature_columns(config["feature_columns"], _CLASSES)
+        return cls(**{**config, "feature_columns": columns})
+
+
+@tf.keras.utils.register_keras_serializable("sok_like")
+class DenseFeatures(_ColumnsLayer):
+    """Dense feature columns as one layer, each group of them looked up in one fused call.
+
+    Args:
+        feature_columns: Dense columns of this package and of TensorFlow.
+        gradient_scale: "sum" or "mean" over ranks, see `sok_like.lookup`.
+        **kwargs: Keras' own: `name`, `dtype`, `trainable`. The name is part of the tables' names,
+            and so of what initial rows are drawn from.
+
+    Input shape:
+        A dictionary of features by name: `[batch]`, `[batch, hotness]`, a SparseTensor, or a
+        RaggedTensor, which columns with keys take as it is and others as a SparseTensor.
+
+    Output shape:
+        `[batch, sum of widths]` in the layer's compute dtype: the columns sorted by name.
+
+    Raises:
+        ValueError: columns that are none of these, or an input that is no dictionary.
+        RuntimeError: `sok.Init` has not been called.
+    """
+
+    def call(self, features, training=True):
+        def tensors(training):
+            inputs = self._inputs(features)
+            found = embeddings(
+                self._columns.fused,
+                self._tables(),
+                inputs,
+                training=training,
+                gradient_scale=self.gradient_scale,
+            )
+            for column in self._columns.stock:
+                found[column] = column.get_dense_tensor(inputs, self._state)
+            return tf.concat([flat(column, found[column]) for column in self._columns.all], 1)
+
+        return tf.cast(by_training(training, tensors), self.compute_dtype)
+
+    def compute_output_shape(self, input_shape):
+        return (self._batch(input_shape), self._columns.width)
+
+    def compute_output_spec(self, features, training=True):
+        import keras
+
+        shape = self.compute_output_shape({key: x.shape for key, x in features.items()})
+        return keras.KerasTensor(shape, dtype=self.compute_dtype)
+
+
+@tf.keras.utils.register_keras_serializable("sok_like")
+class SequenceFeatures(_ColumnsLayer):
+    """Embedding columns over sequences: rows in their places, nothing combined.
+
+    Args:
+        feature_columns: Embedding columns of this package over sequence categorical columns.
+        gradient_scale, **kwargs: As in `DenseFeatures`.
+
+    Input shape:
+        As of `DenseFeatures`.
+
+    Output shape:
+        `[batch, T, sum of dimensions]` in the layer's compute dtype, the columns sorted by name and
+        zeros where a sequence has ended; and its length, int64 `[batch]`.
+
+    Raises:
+        ValueError: columns that are none of these, or an input that is no dictionary.
+        RuntimeError: `sok.Init` has not been called.
+        tf.errors.InvalidArgumentError: features of different lengths.
+    """
+
+    _sequence = True
+
+    def call(self, features, training=True):
+        rows, lengths = by_training(
+            training,
+            lambda training: sequences(
+                self._columns.all,
+                self._tables(),
+                self._inputs(features),
+                training=training,
+                gradient_scale=self.gradient_scale,
+            ),
+        )
+        return tf.cast(rows, self.compute_dtype), lengths
+
+    def compute_output_shape(self, input_shape):
+        batch = self._batch(input_shape)
+        return (batch, None, self._columns.width), (batch,)
+
+    def compute_output_spec(self, features, training=True):
+        import keras
+
+        rows, lengths = self.compute_output_shape({key: x.shape for key, x in features.items()})
+        return (
+            keras.KerasTensor(rows, dtype=self.compute_dtype),
+            keras.KerasTensor(lengths, dtype="int64"),
+        )

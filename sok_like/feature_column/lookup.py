@@ -1,0 +1,221 @@
+"""Columns with features to embeddings: one fused lookup for each group.
+
+columns   a: user   b: ads   c: user   d: -            groups by name
+              |        |        |        |
+          ids and weights of each, as its categorical column has them
+              |        |        |        |
+lookups     [a, c]    [b]               [d]            group_embedding_lookup_sparse, one each
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.feature_column import feature_column as old
+from tensorflow.python.feature_column import feature_column_v2 as fc
+
+from sok_like.feature_column.columns import GroupEmbeddingColumn
+from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
+
+
+class _Ragged:
+    """What the two kinds of inputs share: RaggedTensors, which stock columns do not know."""
+
+    def ragged(self, key):
+        """The feature where it is a RaggedTensor; None where it is not."""
+        raw = self._features.get(key)
+        return raw if isinstance(raw, tf.RaggedTensor) else None
+
+    def _get_raw_feature_as_tensor(self, key):
+        ragged = self.ragged(key)
+        return super()._get_raw_feature_as_tensor(key) if ragged is None else ragged.to_sparse()
+
+
+class GraphInputs(_Ragged, old._LazyBuilder):
+    """Features of a graph, and columns' transformations of them, each made once."""
+
+    def sparse_tensors(self, categorical):
+        """(ids, weights or None) of a categorical column, SparseTensors."""
+        return categorical._get_sparse_tensors(self)
+
+
+class LayerInputs(_Ragged, fc.FeatureTransformationCache):
+    """The same of a call of a layer, whose `state` holds its variables."""
+
+    def __init__(self, features, state):
+        super().__init__(features)
+        self._state = state
+
+    def sparse_tensors(self, categorical):
+        """(ids, weights or None) of a categorical column, SparseTensors."""
+        return categorical.get_sparse_tensors(self, self._state)
+
+
+def check_columns(feature_columns: Any, *, in_graph: bool, sequence: bool = False) -> list:
+    """The columns sorted by name, as they are concatenated.
+
+    Args:
+        in_graph: Whether columns of TF1's kind will do, and not those of TF2's.
+
+    Raises:
+        ValueError: no columns, two of one name, one that is not dense, or, unless `sequence`, one
+            of sequences; with `sequence` one that has none.
+    """
+    kind = old if in_graph else fc
+    columns = kind._normalize_feature_columns(feature_columns)
+    for column in columns:
+        if not isinstance(column, old._DenseColumn if in_graph else fc.DenseColumn):
+            raise ValueError(
+                "Dense columns are required; a categorical one goes into an embedding_column or "
+                f"an indicator_column. Received: {column!r}"
+            )
+        is_sequence = isinstance(
+            getattr(column, "categorical_column", None), fc.SequenceCategoricalColumn
+        )
+        if is_sequence != sequence:
+            wanted = "must have a sequence categorical column here"
+            if not sequence:
+                wanted = "is of sequences, which sequence_input_layer takes"
+            raise ValueError(f"Column '{column.name}' {wanted}. Received: {column!r}")
+    return sorted(columns, key=lambda column: column.name)
+
+
+def embeddings(
+    columns: Sequence[GroupEmbeddingColumn],
+    tables: Mapping[GroupEmbeddingColumn, Any],
+    inputs: Any,
+    *,
+    training: bool,
+    gradient_scale: str,
+    is_sequence: bool = False,
+) -> dict[GroupEmbeddingColumn, tf.Tensor]:
+    """Looks columns up, those of a group together.
+
+    Args:
+        columns: What to look up.
+        tables: Their tables.
+        inputs: `GraphInputs` or `LayerInputs`.
+
+    Returns:
+        `[batch, dimension]` a column, `[batch, T, dimension]` with `is_sequence`.
+    """
+    groups: dict[str, list[GroupEmbeddingColumn]] = {}
+    for column in columns:
+        # A name of a group cannot start with a slash in a graph; so a lone column is no group's.
+        groups.setdefault(column.group or f"/{column.name}", []).append(column)
+    found: dict[GroupEmbeddingColumn, tf.Tensor] = {}
+    for name, members in groups.items():
+        pairs = [_ids_and_weights(column, inputs) for column in members]
+        weights = [weights for _, weights in pairs]
+        rows = group_embedding_lookup_sparse(
+            [tables[column] for column in members],
+            [ids for ids, _ in pairs],
+            [column.combiner for column in members],
+            sp_weights=None if is_sequence and not any(w is not None for w in weights) else weights,
+            name=re.sub(r"[^\w.\-]", "_", name.strip("/")),
+            is_sequence=is_sequence,
+            training=training,
+            gradient_scale=gradient_scale,
+        )
+        found.update(zip(members, rows, strict=True))
+    return found
+
+
+def _ids_and_weights(column, inputs):
+    """RaggedTensors or SparseTensors, weights or None; without what stock lookups leave out."""
+    ids, weights = _raw_ids_and_weights(column, inputs)
+    if not column.use_safe_embedding_lookup:
+        return ids, weights
+    keep = None
+    if column.keys_column is None:  # keys may be negative, row numbers may not
+        keep = ids.values >= 0
+    if weights is not None and column.combiner != "sum":
+        positive = weights.values > 0
+        keep = positive if keep is None else keep & positive
+    if keep is None:
+        return ids, weights
+    return _retain(ids, keep), None if weights is None else _retain(weights, keep)
+
+
+def _raw_ids_and_weights(column, inputs):
+    categorical = column.categorical_column
+    weight_key = None
+    while isinstance(categorical, (fc.WeightedCategoricalColumn, fc.SequenceCategoricalColumn)):
+        weight_key = getattr(categorical, "weight_feature_key", weight_key)
+        categorical = categorical.categorical_column
+    keys = column.keys_column
+    ragged = None if keys is None else inputs.ragged(keys.key)
+    if ragged is not None:
+        ids = ragged.with_values(keys.to_keys(ragged.values))
+        weights = None if weight_key is None else inputs.ragged(weight_key)
+        if weight_key is not None and weights is None:
+            raise ValueError(
+                f"Feature '{weight_key}' must be a RaggedTensor, as '{keys.key}' is. "
+                f"Received: another kind (column '{column.name}')"
+            )
+        return ids, weights
+    outer = column.categorical_column
+    if isinstance(outer, fc.SequenceCategoricalColumn):
+        outer = outer.categorical_column  # which would give [batch, T, 1]
+    return inputs.sparse_tensors(outer)
+
+
+def _retain(values, keep):
+    if isinstance(values, tf.RaggedTensor):
+        return tf.ragged.boolean_mask(values, values.with_values(keep))
+    return tf.sparse.retain(values, keep)
+
+
+def sequences(
+    columns: Sequence[GroupEmbeddingColumn],
+    tables: Mapping[GroupEmbeddingColumn, Any],
+    inputs: Any,
+    *,
+    training: bool,
+    gradient_scale: str,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """`[batch, T, sum of dimensions]` of columns in order, and lengths int64 `[batch]`.
+
+    Raises:
+        tf.errors.InvalidArgumentError: features of different lengths.
+    """
+    found = embeddings(
+        columns,
+        tables,
+        inputs,
+        training=training,
+        gradient_scale=gradient_scale,
+        is_sequence=True,
+    )
+    lengths = [_lengths(_raw_ids_and_weights(column, inputs)[0]) for column in columns]
+    checks = [
+        tf.debugging.assert_equal(
+            length,
+            lengths[0],
+            f"Features must be of one length. Received: different ones in columns "
+            f"'{columns[0].name}' and '{column.name}'",
+        )
+        for column, length in zip(columns[1:], lengths[1:], strict=True)
+    ]
+    with tf.control_dependencies([check for check in checks if check is not None]):
+        return tf.concat([found[column] for column in columns], 2), tf.identity(lengths[0])
+
+
+def _lengths(ids):
+    """Places of each sample up to its last id."""
+    if isinstance(ids, tf.RaggedTensor):
+        return tf.cast(ids.row_lengths(), tf.int64)
+    ends = tf.math.unsorted_segment_max(
+        ids.indices[:, 1] + 1, ids.indices[:, 0], ids.dense_shape[0]
+    )
+    return tf.maximum(ends, 0)
+
+
+def flat(column: Any, tensor: tf.Tensor) -> tf.Tensor:
+    """A column's `[batch, ...]` as `[batch, width]`."""
+    shape = getattr(column, "variable_shape", None)
+    width = (column._variable_shape if shape is None else shape).num_elements()
+    return tf.reshape(tensor, [tf.shape(tensor)[0], width])

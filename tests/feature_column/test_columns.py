@@ -1,0 +1,181 @@
+"""Groups of columns, keys of strings, and what the constructors refuse."""
+
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_like as sok
+
+fc = sok.feature_column
+STRINGS = np.array(["", "a", "b", "x" * 300, "Zürich", "a\0b", "12"], dtype=object)
+
+
+def column(name="k", dtype=tf.int64, **arguments):
+    return fc.embedding_column(fc.categorical_column_with_embedding(name, dtype), 2, **arguments)
+
+
+# ---- scopes ----
+
+
+def test_the_innermost_scope_counts_and_a_name_can_be_entered_again():
+    assert column().group is None
+    with fc.group_embedding_column_scope("user") as name:
+        assert (name, column().group) == ("user", "user")
+        with fc.group_embedding_column_scope("ads"):
+            assert column().group == "ads"
+        assert column().group == "user"
+    with fc.group_embedding_column_scope("user"):
+        shared = fc.shared_embedding_columns([column("a")[0], column("b")[0]], 2)
+        assert [c.group for c in shared] == ["user", "user"]
+    with pytest.raises(KeyError), fc.group_embedding_column_scope("broken"):
+        raise KeyError
+    assert column().group is None
+
+
+def test_scopes_without_a_name_are_different_groups():
+    groups = []
+    for _ in range(2):
+        with fc.group_embedding_column_scope():
+            groups += [column().group, column().group]
+    assert groups[0] == groups[1] != groups[2] == groups[3]
+
+
+def test_a_scope_is_its_threads_own():
+    seen = []
+    with fc.group_embedding_column_scope("mine"):
+        thread = threading.Thread(target=lambda: seen.append(column().group))
+        thread.start()
+        thread.join()
+    assert seen == [None]
+
+
+@pytest.mark.parametrize("name", ["", 3])
+def test_names_of_scopes(name):
+    with pytest.raises(ValueError, match="`name` must be None or a string"):
+        with fc.group_embedding_column_scope(name):
+            pass
+
+
+# ---- keys ----
+
+
+def test_keys_of_strings_are_farmhash():
+    """`tf.strings.to_hash_bucket_fast` is the same fingerprint, modulo its number of buckets."""
+    keys = fc.categorical_column_with_embedding("s").to_keys(tf.constant(STRINGS)).numpy()
+    assert keys.dtype == np.int64 and len(set(keys.tolist())) == len(STRINGS)
+    for buckets in (2**61 - 1, 2**63 - 25):
+        right = tf.strings.to_hash_bucket_fast(STRINGS, buckets).numpy()
+        assert (keys.view(np.uint64) % np.uint64(buckets)).tolist() == right.tolist()
+
+
+def test_integers_are_keys_as_they_are():
+    numbers = np.array([0, -1, 2**63 - 1, -(2**63)])
+    assert fc.categorical_column_with_embedding("i", tf.int64).to_keys(
+        tf.constant(numbers)
+    ).numpy().tolist() == list(numbers)
+    unsigned = tf.constant(numbers.view(np.uint64))
+    found = fc.categorical_column_with_embedding("u", tf.uint64).to_keys(unsigned)
+    assert found.numpy().tolist() == list(numbers)
+
+
+def test_parsing_examples():
+    columns = [column("text", tf.string), column("number", tf.int32)]
+    assert tf.feature_column.make_parse_example_spec(columns) == {
+        "text": tf.io.VarLenFeature(tf.string),
+        "number": tf.io.VarLenFeature(tf.int64),
+    }
+
+
+# ---- constructors ----
+
+
+def test_columns_are_stock_columns():
+    made = column("k", combiner="sum")
+    assert isinstance(made, type(tf.feature_column.embedding_column(made.categorical_column, 2)))
+    assert made.name == "k_embedding"
+    assert made.variable_shape == [2]
+    assert fc.shared_embedding_columns([made.categorical_column], 2)[0].name == "k_shared_embedding"
+
+
+def test_the_default_initializer_is_that_of_stock():
+    stock = tf.feature_column.embedding_column(column().categorical_column, 2)
+    assert column().initializer.get_config() == stock.initializer.get_config()
+
+
+def test_an_option_brings_its_initializer():
+    option = sok.EmbeddingVariableOption(init_option=sok.InitializerOption("ones"))
+    keys = fc.categorical_column_with_embedding("k", ev_option=option)
+    assert fc.embedding_column(keys, 2).initializer == "ones"
+    with pytest.raises(ValueError, match="`initializer` must be given once"):
+        fc.embedding_column(keys, 2, initializer=tf.keras.initializers.Zeros())
+
+
+def test_sparse_column():
+    made = fc.sparse_column_with_embedding("k", tf.int64, partition_num=4)
+    assert made == fc.categorical_column_with_embedding("k", tf.int64, 4)
+    assert hash(made) == hash(fc.categorical_column_with_embedding("k", tf.int64))
+    option = fc.sparse_column_with_embedding("k", steps_to_live=5).ev_option
+    assert option.evict_option == sok.GlobalStepEvict(5)
+    assert fc.sparse_column_with_embedding("k", steps_to_live=0).ev_option is None
+
+
+def embed(categorical=None, dimension=2, **arguments):
+    keys = fc.categorical_column_with_embedding("k", tf.int64)
+    return fc.embedding_column(categorical or keys, dimension, **arguments)
+
+
+def keys_with(**arguments):
+    return fc.categorical_column_with_embedding(**{"key": "k", **arguments})
+
+
+def share(*columns):
+    return fc.shared_embedding_columns(list(columns), 2)
+
+
+def identity(name, buckets):
+    return tf.feature_column.categorical_column_with_identity(name, buckets)
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: embed(dimension=0), "`dimension` must be a positive integer.*0.*'k'"),
+        (lambda: embed(dimension=None), "`dimension` must be a positive integer.*None"),
+        (lambda: embed(combiner="max"), "`combiner` must be 'mean', 'sum' or 'sqrtn'.*'max'"),
+        (lambda: embed(initializer=3), "`initializer` must be callable.*3"),
+        (lambda: embed(max_norm=1.0), "`max_norm` and `ckpt_to_load_from` must be None.*'k'"),
+        (
+            lambda: embed(ckpt_to_load_from="c", tensor_name_in_ckpt="t"),
+            "must be None for column 'k'",
+        ),
+        (lambda: embed(identity("i", 3), ckpt_to_load_from="c"), "must be given together"),
+        (lambda: embed(tf.feature_column.numeric_column("n")), "A categorical column is required"),
+        (lambda: keys_with(key=""), "`key` must be a string that is not empty"),
+        (lambda: keys_with(dtype=tf.float32), "`dtype` must be string, int64.*float32"),
+        (lambda: keys_with(partition_num=0), "`partition_num` must be None or a positive"),
+        (lambda: share(), "at least one column"),
+        (lambda: share(identity("i", 3), identity("j", 4)), "the same number of buckets.*i, j"),
+        (lambda: share(keys_with(), identity("j", 4)), "keys of one dtype"),
+        (lambda: share(keys_with(), keys_with(key="l", dtype=tf.int32)), "keys of one dtype"),
+        (
+            lambda: fc.sparse_column_with_embedding("k", init_data_source="file"),
+            "`init_data_source` must be None",
+        ),
+        (
+            lambda: fc.sparse_column_with_embedding(
+                "k", steps_to_live=3, evconfig=sok.EmbeddingVariableOption()
+            ),
+            "`steps_to_live` must be None where `evconfig` is given",
+        ),
+    ],
+)
+def test_refused(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_an_option_of_another_class():
+    with pytest.raises(TypeError, match="`ev_option` must be None or a sok.Embedding"):
+        keys_with(ev_option=sok.CounterFilter(3))

@@ -1,0 +1,301 @@
+"""`sok.feature_column.input_layer` in graphs, against stock `tf.compat.v1...input_layer`."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_like.core import initialize
+from tests.feature_column import cases
+
+v1 = tf.compat.v1
+stock = v1.feature_column
+
+
+@pytest.fixture
+def graph(sok):
+    """The package in a graph of its own."""
+    initialize.reset()
+    with tf.Graph().as_default() as graph:
+        sok.Init(global_batch_size=4, seed=3)
+        yield graph
+
+
+@pytest.fixture
+def fc(sok, graph):
+    return sok.feature_column
+
+
+def run(*fetches, before=()):
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        session.run(v1.tables_initializer())
+        session.run(list(before))
+        return session.run(fetches[0] if len(fetches) == 1 else fetches)
+
+
+def assign(sok):
+    def to(table, rows):
+        if isinstance(table, sok.EmbeddingVariable):
+            return sok.assign(table, np.arange(cases.BUCKETS), rows)
+        return table.assign(rows)
+
+    return to
+
+
+def operations(graph, kind):
+    return [op for op in graph.get_operations() if op.type == kind]
+
+
+@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+def test_equals_stock(sok, fc, graph, kind):
+    """Order, shape, values and gradients; all combiners, weights, shared tables, other columns."""
+    ours, right = {}, {}
+    parts = {}
+    found = fc.input_layer(
+        cases.tensors(kind),
+        cases.group_columns(fc),
+        cols_to_vars=ours,
+        cols_to_output_tensors=parts,
+    )
+    assert len(operations(graph, "SokLookup")) == len(cases.GROUPS) + 1
+    expected = stock.input_layer(
+        cases.tensors("sparse"), cases.stock_columns("stock_"), cols_to_vars=right
+    )
+    assert found.shape == expected.shape and found.dtype == tf.float32
+    assert [column.name for column in parts] == cases.NAMES
+    factors = np.random.default_rng(0).normal(size=found.shape)
+
+    def gradients(output, held):
+        tables = {cases.table_name(c): v[0] for c, v in held.items() if v}
+        slices = tf.gradients(
+            tf.reduce_sum(output * factors.astype(np.float32)), [*tables.values()]
+        )
+        return {
+            name: tf.math.unsorted_segment_sum(s.values, s.indices, cases.BUCKETS)
+            for name, s in zip(tables, slices, strict=True)
+        }
+
+    of_ours, of_stock = gradients(found, ours), gradients(expected, right)
+    assert set(of_ours) == set(of_stock) == set(cases.DIMS)
+    ready = cases.assignments(ours, assign(sok)) + cases.assignments(right, assign(sok))
+    found, expected, of_ours, of_stock, parts = run(
+        found, expected, of_ours, of_stock, parts, before=ready
+    )
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(np.concatenate(list(parts.values()), 1), found)
+    for name, gradient in of_stock.items():
+        np.testing.assert_allclose(of_ours[name], gradient, rtol=0, atol=1e-6, err_msg=name)
+
+
+def test_names_are_those_of_stock(fc, graph):
+    fc.input_layer(cases.tensors("ragged"), cases.group_columns(fc))
+    ours = {variable.name for variable in v1.global_variables()}
+    assert ours == {variable.name for variable in v1.get_collection("model_variables")}
+    with tf.Graph().as_default():
+        stock.input_layer(cases.tensors("sparse"), cases.stock_columns())
+        assert ours == {variable.name for variable in v1.global_variables()}
+
+
+def test_stock_input_layer_takes_our_columns(sok, fc, graph):
+    """Each table looked up by itself, and the same values."""
+    ours, again = {}, {}
+    columns = cases.group_columns(fc)
+    found = fc.input_layer(cases.tensors("sparse"), columns, cols_to_vars=ours)
+    before = len(operations(graph, "SokLookup"))
+    with v1.variable_scope("again"):
+        other = stock.input_layer(
+            cases.tensors("sparse"),
+            [c for c in columns if c.name[:4] != "site"],
+            cols_to_vars=again,
+        )
+    assert len(operations(graph, "SokLookup")) == before + 5  # two of them of the shared table
+    ready = cases.assignments(ours, assign(sok))
+    ready += cases.assignments(again, assign(sok))
+    found, other = run(found, other, before=ready)
+    np.testing.assert_allclose(other, found[:, :-3], rtol=0, atol=1e-6)
+
+
+def columns_of(fc, *names, **arguments):
+    """EV-backed columns `[x_embedding]` of 2 floats."""
+    return [
+        fc.embedding_column(fc.categorical_column_with_embedding(name, tf.int64), 2, **arguments)
+        for name in names
+    ]
+
+
+IDS = {"a": np.array([[1, 2], [3, -1]]), "b": np.array([[4], [5]])}
+
+
+@pytest.mark.parametrize("reuse", [True, v1.AUTO_REUSE])
+def test_variable_scopes_share(fc, graph, reuse):
+    columns = columns_of(fc, "a", "b")
+    with v1.variable_scope("net"):
+        first = fc.input_layer(IDS, columns)
+    with v1.variable_scope("net", reuse=reuse):
+        second = fc.input_layer(IDS, columns)
+    other = fc.input_layer(IDS, columns)
+    names = [v.name for v in v1.trainable_variables()]
+    assert names == [
+        f"{scope}/{column}_embedding/embedding_weights:0"
+        for scope in ("net/input_layer", "input_layer")
+        for column in "ab"
+    ]
+    first, second, other = run(first, second, other)
+    np.testing.assert_array_equal(first, second)
+    assert (first != other).all()
+
+
+def test_reuse_needs_what_exists(fc, graph):
+    with v1.variable_scope("net", reuse=True), pytest.raises(ValueError, match="reuse=True"):
+        fc.input_layer(IDS, columns_of(fc, "a"))
+
+
+def test_a_shared_table_is_found_in_all_the_graph(fc, graph):
+    def columns(dim):
+        keys = [fc.categorical_column_with_embedding(name, tf.int64) for name in "ab"]
+        return fc.shared_embedding_columns(keys, dim)
+
+    first = fc.input_layer(IDS, columns(2))
+    second = fc.input_layer(IDS, columns(2))
+    assert len(v1.trainable_variables()) == 1
+    np.testing.assert_array_equal(*run(first, second))
+    with pytest.raises(ValueError, match="rows of 3 floats for the columns that share it"):
+        fc.input_layer(IDS, columns(3))
+
+
+def test_trainable_and_collections(fc, graph):
+    columns = columns_of(fc, "a") + columns_of(fc, "b", trainable=False)
+    fc.input_layer(IDS, columns, weight_collections=["mine"])
+    assert len(v1.get_collection("mine")) == len(v1.global_variables()) == 2
+    assert [v.name for v in v1.trainable_variables()] == [
+        "input_layer/a_embedding/embedding_weights:0"
+    ]
+    with v1.variable_scope("frozen"):
+        fc.input_layer(IDS, columns, trainable=False)
+    assert len(v1.trainable_variables()) == 1
+
+
+def test_evaluation_inserts_nothing(fc, graph):
+    (column,) = columns = columns_of(fc, "a")
+    held = {}
+    with v1.variable_scope("net"):
+        read = fc.input_layer(IDS, columns, training=False)
+    with v1.variable_scope("net", reuse=True):
+        train = fc.input_layer(IDS, columns, cols_to_vars=held)
+    size = held[column][0].size()
+    with v1.Session() as session:
+        rows, before = session.run([read, size])
+        np.testing.assert_array_equal(session.run(train), rows)
+        assert (before, session.run(size)) == (0, 3)
+
+
+def test_stock_columns_with_max_norm_are_looked_up_the_stock_way(fc, graph):
+    identity = tf.feature_column.categorical_column_with_identity("a", 6)
+    initializer = v1.constant_initializer(np.arange(12.0).reshape(6, 2))
+    with fc.group_embedding_column_scope():
+        column = fc.embedding_column(identity, 2, initializer=initializer, max_norm=1.0)
+    found = fc.input_layer(IDS, [column])
+    with v1.variable_scope("right"):
+        column = tf.feature_column.embedding_column(
+            identity, 2, initializer=initializer, max_norm=1.0
+        )
+        expected = stock.input_layer(IDS, [column])
+    np.testing.assert_array_equal(*run(found, expected))
+
+
+def test_trains_in_a_session(sok, fc, graph):
+    """Adagrad on a group's tables and a dense variable against stock on dense variables."""
+    targets = np.array([[0.3], [-0.2], [0.5], [0.1]], np.float32)
+
+    def build(input_layer, features, columns, wrap):
+        held = {}
+        inputs = input_layer(features, columns, cols_to_vars=held)
+        kernel = v1.get_variable(
+            f"kernel_{wrap}", [inputs.shape[1], 1], initializer=v1.ones_initializer()
+        )
+        loss = tf.reduce_mean((inputs @ kernel - targets) ** 2)
+        optimizer = v1.train.AdagradOptimizer(0.1, 0.1)
+        optimizer = sok.OptimizerWrapper(optimizer) if wrap else optimizer
+        return held, optimizer.minimize(loss), loss
+
+    ours, step, loss = build(fc.input_layer, cases.tensors("ragged"), cases.group_columns(fc), True)
+    right, stock_step, stock_loss = build(
+        stock.input_layer, cases.tensors("sparse"), cases.stock_columns("stock_"), False
+    )
+    with v1.Session() as session:
+        session.run([v1.global_variables_initializer(), v1.tables_initializer()])
+        session.run(cases.assignments(ours, assign(sok)) + cases.assignments(right, assign(sok)))
+        losses = [
+            session.run([loss, stock_loss])
+            for _ in range(10)
+            if not session.run([step, stock_step])[0]
+        ]
+    losses = np.array(losses)
+    np.testing.assert_allclose(losses[:, 0], losses[:, 1], rtol=1e-4)
+    assert losses[-1, 0] < 0.5 * losses[0, 0]
+
+
+def test_sequences(sok, fc, graph):
+    held = [[3, 1], [], [2, 2, 2]]
+    ids = tf.ragged.constant(held, dtype=tf.int64)
+    with fc.group_embedding_column_scope("s"):
+        columns = [
+            fc.embedding_column(fc.sequence_categorical_column_with_embedding(name, tf.int64), 2)
+            for name in "ba"
+        ]
+    found = fc.sequence_input_layer({"a": ids, "b": ids.to_sparse()}, columns)
+    assert len(operations(graph, "SokLookup")) == 1
+    tables = sorted(v1.trainable_variables(), key=lambda v: v.name)
+    rows = [cases.rows_of(name, 2) for name in "ab"]
+    ready = [assign(sok)(*pair) for pair in zip(tables, rows, strict=True)]
+    found, lengths = run(*found, before=ready)
+    right = np.zeros([3, 3, 4], np.float32)
+    for i, sample in enumerate(held):
+        right[i, : len(sample)] = np.concatenate([rows[0][sample], rows[1][sample]], 1)
+    np.testing.assert_array_equal(found, right)
+    assert lengths.tolist() == [2, 0, 3]
+    ragged = {"a": ids, "b": tf.ragged.constant([[3, 1], [2], [2, 2]], dtype=tf.int64)}
+    with (
+        v1.variable_scope("other"),
+        pytest.raises(tf.errors.InvalidArgumentError, match="of one length"),
+    ):
+        run(fc.sequence_input_layer(ragged, columns))
+
+
+def test_refused(fc, graph):
+    keys = fc.categorical_column_with_embedding("a", tf.int64)
+    column = fc.embedding_column(keys, 2)
+    with pytest.raises(ValueError, match="Dense columns are required.*indicator_column"):
+        fc.input_layer(IDS, [keys])
+    with pytest.raises(ValueError, match="Duplicate feature column name"):
+        fc.input_layer(IDS, [column, fc.embedding_column(keys, 3)])
+    with pytest.raises(ValueError, match="Feature missing is not in features"):
+        fc.input_layer(IDS, columns_of(fc, "missing"))
+    with pytest.raises(ValueError, match="of the kind of its column's dtype, int64.*string"):
+        fc.input_layer({"a": np.array([["x"]])}, [column])
+    with pytest.raises(ValueError, match="has keys of a hash table and no number of buckets"):
+        stock.input_layer(IDS, [tf.feature_column.indicator_column(keys)])
+    with pytest.raises(ValueError, match="has keys of a hash table and no number of buckets"):
+        stock.input_layer(IDS, [tf.feature_column.embedding_column(keys, 2)])
+    sequence = fc.sequence_categorical_column_with_embedding("a", tf.int64)
+    with pytest.raises(ValueError, match="'a_embedding' is of sequences"):
+        fc.input_layer(IDS, [fc.embedding_column(sequence, 2)])
+    with pytest.raises(ValueError, match="must have a sequence categorical column"):
+        fc.sequence_input_layer(IDS, [column])
+    weighted = fc.weighted_categorical_column(keys, "w")
+    ragged = tf.ragged.constant([[1]], dtype=tf.int64)
+    with pytest.raises(ValueError, match="'w' must be a RaggedTensor, as 'a' is"):
+        fc.input_layer({"a": ragged, "w": [[1.0]]}, [fc.embedding_column(weighted, 2)])
+
+
+def test_outside_of_a_graph(sok):
+    fc = sok.feature_column
+    columns = columns_of(fc, "a")
+    for call in (fc.input_layer, tf.function(fc.input_layer, autograph=False)):
+        with pytest.raises(
+            RuntimeError, match="must be called in a tf.compat.v1 graph.*DenseFeatures"
+        ):
+            call(IDS, columns)
+    with pytest.raises(RuntimeError, match="SequenceFeatures"):
+        sequence = fc.sequence_categorical_column_with_embedding("a", tf.int64)
+        fc.sequence_input_layer(IDS, [fc.embedding_column(sequence, 2)])

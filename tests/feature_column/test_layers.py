@@ -1,0 +1,195 @@
+"""`DenseFeatures` and `SequenceFeatures`, eagerly and in Keras models of both kinds."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.feature_column import cases
+
+pytestmark = pytest.mark.keras
+v1 = tf.compat.v1
+IDS = np.arange(cases.BUCKETS)
+
+
+@pytest.fixture
+def fc(sok):
+    return sok.feature_column
+
+
+def expected():
+    """Stock `input_layer` in a graph."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        held = {}
+        output = v1.feature_column.input_layer(
+            cases.tensors("sparse"), cases.stock_columns(), cols_to_vars=held
+        )
+        session.run([v1.global_variables_initializer(), v1.tables_initializer()])
+        session.run(cases.assignments(held, lambda table, rows: table.assign(rows)))
+        return session.run(output)
+
+
+def dense_weight(layer):
+    """Of the column with a hash bucket, a tf.Variable."""
+    (weight,) = (w for w in layer.weights if "hashed" in w.name)
+    return weight
+
+
+def filled(sok, layer):
+    """The layer, its tables with the rows of `cases`."""
+    for name, table in layer.tables.items():
+        sok.assign(table, IDS, cases.rows_of(name, cases.DIMS[name]))
+    dense_weight(layer).assign(cases.rows_of("hashed_embedding", 2))
+    return layer
+
+
+@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+def test_equals_stock_input_layer(sok, fc, kind):
+    layer = filled(sok, fc.DenseFeatures(cases.group_columns(fc), name="both"))
+    assert set(layer.tables) == set(cases.DIMS) - {"hashed_embedding"}
+    assert len(layer.trainable_variables) == len(cases.DIMS)
+    features = cases.tensors(kind)
+    right = expected()
+    in_graph = tf.function(lambda: layer(features, training=True))
+    for found in (layer(features), in_graph()):
+        assert found.shape == right.shape
+        np.testing.assert_allclose(found, right, rtol=0, atol=1e-6)
+    operations = in_graph.get_concrete_function().graph.get_operations()
+    assert sum(op.type == "SokLookup" for op in operations) == len(cases.GROUPS) + 1
+
+
+def test_survives_its_config(sok, fc):
+    layer = filled(sok, fc.DenseFeatures(cases.group_columns(fc), gradient_scale="mean"))
+    again = fc.DenseFeatures.from_config(layer.get_config())
+    assert again.gradient_scale == "mean" and again.name == layer.name
+    again = filled(sok, again)
+    features = cases.tensors("ragged")
+    np.testing.assert_array_equal(again(features), layer(features))
+    groups = [c.group for c in again._columns.fused]
+    assert groups == [c.group for c in layer._columns.fused] and set(groups) == {
+        *cases.GROUPS,
+        None,
+    }
+
+
+# ---- in Keras models ----
+
+WORDS = np.array([["red", "big"], ["blue", ""], ["green", "big"], ["red", ""]])
+NUMBERS = np.array([[1], [2**40], [-7], [1]])
+PRICES = np.array([0.5, 1.0, -1.0, 0.0], np.float32)
+FEATURES = {"word": WORDS, "number": NUMBERS, "price": PRICES}
+LABELS = np.array([[1.0], [0.0], [2.0], [-1.0]], np.float32)
+
+
+def small_columns(fc):
+    with fc.group_embedding_column_scope("all"):
+        return [
+            fc.embedding_column(fc.categorical_column_with_embedding("word"), 3, "sum"),
+            fc.embedding_column(fc.categorical_column_with_embedding("number", tf.int64), 2),
+            tf.feature_column.numeric_column("price"),
+        ]
+
+
+def subclassed(fc):
+    class Model(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.columns = fc.DenseFeatures(small_columns(fc), name="inputs")
+            self.head = tf.keras.layers.Dense(1)
+
+        def call(self, features, training=False):
+            return self.head(self.columns(features, training=training))
+
+    return Model()
+
+
+def functional(fc):
+    inputs = {
+        "word": tf.keras.Input([2], dtype="string", name="word"),
+        "number": tf.keras.Input([1], dtype="int64", name="number"),
+        "price": tf.keras.Input([], name="price"),
+    }
+    outputs = fc.DenseFeatures(small_columns(fc), name="inputs")(inputs)
+    assert tuple(outputs.shape) == (None, 6)
+    return tf.keras.Model(inputs, tf.keras.layers.Dense(1)(outputs))
+
+
+def table_sizes(model):
+    (layer,) = (layer for layer in model.layers if layer.name == "inputs")
+    return {name: int(table.size()) for name, table in layer.tables.items()}
+
+
+@pytest.mark.parametrize("make", [subclassed, functional])
+def test_fit_and_predict(sok, fc, tmp_path, make):
+    tf.keras.utils.set_random_seed(1)
+    data = tf.data.Dataset.from_tensor_slices((FEATURES, LABELS)).batch(4)
+    model = make(fc)
+    model.compile(sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1)), "mse")
+    model.predict(data, verbose=0)
+    sizes = {"word_embedding": 4, "number_embedding": 3}
+    assert table_sizes(model) == dict.fromkeys(sizes, 0)
+    losses = model.fit(data.repeat(40), verbose=0, epochs=2).history["loss"]
+    assert losses[1] < 0.1 * losses[0]
+    assert table_sizes(model) == sizes
+    file = str(tmp_path / "model.weights.h5")
+    model.save_weights(file)
+    right = model.predict(data, verbose=0)
+    other = make(fc)
+    other.predict(data, verbose=0)
+    other.load_weights(file)
+    assert table_sizes(other) == sizes
+    np.testing.assert_allclose(other.predict(data, verbose=0), right, rtol=0, atol=1e-6)
+
+
+def test_checkpoint(sok, fc, tmp_path):
+    first, second = (filled(sok, fc.DenseFeatures(cases.group_columns(fc))) for _ in range(2))
+    for table in second.tables.values():
+        table.clear()
+    dense_weight(second).assign(tf.zeros([cases.BUCKETS, 2]))
+    path = tf.train.Checkpoint(layer=first).write(str(tmp_path / "checkpoint"))
+    tf.train.Checkpoint(layer=second).read(path).assert_consumed()
+    features = cases.tensors("ragged")
+    np.testing.assert_array_equal(second(features, training=False), first(features))
+
+
+def test_frozen(sok, fc):
+    keys = fc.categorical_column_with_embedding("number", tf.int64)
+    layer = fc.DenseFeatures([fc.embedding_column(keys, 2, trainable=False)])
+    assert layer.trainable_variables == [] and len(layer.weights) == 1
+    assert fc.DenseFeatures([fc.embedding_column(keys, 2)], trainable=False).trainable_weights == []
+
+
+def test_compute_dtype(sok, fc):
+    layer = fc.DenseFeatures(small_columns(fc), dtype="mixed_bfloat16")
+    assert layer(FEATURES).dtype == tf.bfloat16
+
+
+def test_sequences(sok, fc):
+    held = [[3, 1], [], [2, 2, 2]]
+    with fc.group_embedding_column_scope("s"):
+        column = fc.embedding_column(
+            fc.sequence_categorical_column_with_embedding("a", tf.int64), 2
+        )
+    layer = fc.SequenceFeatures([column])
+    rows = cases.rows_of("a", 2)
+    sok.assign(layer.tables["a_embedding"], IDS, rows)
+    ids = tf.ragged.constant(held, dtype=tf.int64)
+    right = np.zeros([3, 3, 2], np.float32)
+    for i, sample in enumerate(held):
+        right[i, : len(sample)] = rows[sample]
+    padded = ids.to_tensor(-1)
+    for features in (ids, ids.to_sparse(), padded):
+        found, lengths = layer({"a": features})
+        np.testing.assert_array_equal(found, right)
+        assert lengths.numpy().tolist() == [2, 0, 3]
+    symbolic = layer({"a": tf.keras.Input([None], dtype="int64")})
+    assert [tuple(x.shape) for x in symbolic] == [(None, None, 2), (None,)]
+
+
+def test_refused(sok, fc):
+    layer = fc.DenseFeatures(small_columns(fc), name="inputs")
+    with pytest.raises(ValueError, match="must be a dictionary of features by name"):
+        layer(tf.constant([[1]]))
+    with pytest.raises(ValueError, match="`gradient_scale` must be one of"):
+        fc.DenseFeatures(small_columns(fc), gradient_scale="none")
+    with pytest.raises(ValueError, match="must have a sequence categorical column"):
+        fc.SequenceFeatures(small_columns(fc)[:1])

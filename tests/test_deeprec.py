@@ -1,0 +1,302 @@
+"""`sok.deeprec.install`: what it puts where, and DeepRec's scripts with that one line added."""
+
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_like.core import initialize
+
+v1 = tf.compat.v1
+OPTIONS = (
+    *("CBFFilter", "CounterFilter", "EmbeddingVariableOption", "GlobalStepEvict"),
+    *("InitializerOption", "L2WeightEvict", "StorageOption"),
+)
+COLUMNS = (
+    *("categorical_column_with_embedding", "group_embedding_column_scope"),
+    *("sequence_categorical_column_with_embedding", "sparse_column_with_embedding"),
+)
+ADDED = [
+    (root, module, name)
+    for root in (tf, v1)
+    for module, names in (
+        ("", ("get_embedding_variable", *OPTIONS)),
+        ("config.experimental", ("enable_distributed_strategy",)),
+        ("feature_column", COLUMNS),
+        ("nn", ("group_embedding_lookup", "group_embedding_lookup_sparse")),
+    )
+    for name in names
+]
+WRAPPED = [
+    (tf, "feature_column", "embedding_column"),
+    (v1, "feature_column", "embedding_column"),
+    (v1, "feature_column", "shared_embedding_columns"),
+    (v1, "feature_column", "input_layer"),
+    (v1, "train.Optimizer", "apply_gradients"),
+]
+
+
+def module_of(root, path):
+    for part in path.split(".") if path else []:
+        root = getattr(root, part)
+    return root
+
+
+def held(places):
+    return [getattr(module_of(root, path), name, None) for root, path, name in places]
+
+
+STOCK = held(WRAPPED)
+
+
+@pytest.fixture
+def deeprec(sok):
+    yield sok.deeprec
+    sok.deeprec.uninstall()
+
+
+# ---- what is where ----
+
+
+def test_installs_and_takes_back(sok, deeprec):
+    assert not any(held(ADDED))
+    right = [
+        getattr(sok.feature_column if path == "feature_column" else sok, name)
+        for _, path, name in ADDED
+    ]
+    for _ in range(2):
+        deeprec.install()
+        assert all(a is b for a, b in zip(held(ADDED), right, strict=True))
+        assert not any(a is b for a, b in zip(held(WRAPPED), STOCK, strict=True))
+        assert [f.__wrapped__ for f in held(WRAPPED)] == STOCK
+    for _ in range(2):
+        deeprec.uninstall()
+        assert not any(held(ADDED))
+        assert held(WRAPPED) == STOCK
+
+
+@pytest.mark.parametrize("root, path, name", ADDED)
+def test_a_name_that_is_taken(deeprec, monkeypatch, root, path, name):
+    module = module_of(root, path)
+    monkeypatch.setattr(module, name, len, raising=False)
+    with pytest.raises(RuntimeError, match=f"must find no '{name}' in .*{path}"):
+        deeprec.install()
+    assert [value for value in held(ADDED) if value is not None] == [len]
+    assert held(WRAPPED) == STOCK
+    deeprec.uninstall()
+    assert getattr(module, name) is len
+
+
+def test_what_others_put_over_a_wrapper_stays(deeprec, monkeypatch):
+    monkeypatch.setattr(v1.feature_column, "input_layer", STOCK[3])  # what is there afterwards
+    deeprec.install()
+    v1.feature_column.input_layer = len
+    deeprec.uninstall()
+    assert v1.feature_column.input_layer is len
+    assert held(WRAPPED)[:3] == STOCK[:3]
+
+
+def test_nothing_is_installed_by_loading():
+    program = (
+        "import tensorflow as tf, sok_like as sok\n"
+        "before = tf.compat.v1.feature_column.input_layer\n"
+        "sok.deeprec, sok.feature_column, sok.group_embedding_lookup_sparse\n"
+        "print(hasattr(tf.nn, 'group_embedding_lookup_sparse'), "
+        "before is tf.compat.v1.feature_column.input_layer)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "False True", done.stderr
+
+
+# ---- what was there does what it did ----
+
+
+def test_wrapped_names_without_groups_are_stock(deeprec):
+    def build():
+        fc = v1.feature_column
+        columns = [
+            fc.embedding_column(fc.categorical_column_with_identity("a", 5), 2),
+            *fc.shared_embedding_columns(
+                [fc.categorical_column_with_identity(name, 5) for name in "bc"], 3
+            ),
+        ]
+        fc.input_layer({name: [[1]] for name in "abc"}, iter(columns))
+        plain = v1.get_variable("plain", [2])
+        v1.train.AdagradOptimizer(0.1).minimize(tf.reduce_sum(plain**2))
+        return [type(c) for c in columns], [
+            op.name for op in v1.get_default_graph().get_operations()
+        ]
+
+    with tf.Graph().as_default():
+        right = build()
+    deeprec.install()
+    with tf.Graph().as_default():
+        assert build() == right
+
+
+def test_groups_and_columns_with_keys_are_ours(sok, deeprec):
+    ours = type(
+        sok.feature_column.embedding_column(
+            sok.feature_column.categorical_column_with_embedding("k"), 1
+        )
+    )
+    deeprec.install()
+    with tf.Graph().as_default():
+        for fc in (tf.feature_column, v1.feature_column):
+            keys = fc.categorical_column_with_embedding("k")
+            identity = fc.categorical_column_with_identity("i", 3)
+            assert type(fc.embedding_column(categorical_column=keys, dimension=2)) is ours
+            with fc.group_embedding_column_scope("g"):
+                assert fc.embedding_column(identity, 2).group == "g"
+                shared = v1.feature_column.shared_embedding_columns([identity], 2)
+                assert type(shared[0]) is ours and shared[0].group == "g"
+
+
+# ---- scripts ----
+
+LOOKUP_SCRIPT = """
+tf.config.experimental.enable_distributed_strategy(strategy="collective")
+
+user = tf.get_embedding_variable(
+    "user", embedding_dim=4, initializer=tf.ones_initializer(tf.float32)
+)
+ad = tf.get_embedding_variable(
+    "ad", 4, key_dtype=tf.int64, initializer=tf.constant_initializer(0.5),
+    ev_option=tf.EmbeddingVariableOption(),
+)
+item = tf.get_variable("item", [10, 3], initializer=tf.ones_initializer())
+user_ids = tf.SparseTensor([[0, 0], [0, 1], [2, 0]], tf.cast([1, 2, 1], tf.int64), [3, 2])
+ad_ids = tf.SparseTensor([[0, 0], [1, 0], [2, 1]], tf.cast([7, 8, 7], tf.int64), [3, 2])
+emb = tf.nn.group_embedding_lookup_sparse(
+    [user, ad, item], [user_ids, ad_ids, user_ids], ["sum", "mean", "mean"]
+)
+out = tf.concat(emb, axis=1)
+loss = tf.reduce_sum(out * out)
+opt = tf.train.FtrlOptimizer(0.1, l1_regularization_strength=0.02, l2_regularization_strength=1e-5)
+train_op = opt.apply_gradients(opt.compute_gradients(loss))
+with tf.Session() as sess:
+    sess.run(tf.global_variables_initializer())
+    outputs = [sess.run([out, train_op])[0] for _ in range(4)]
+"""
+
+COLUMN_SCRIPT = """
+tf.config.experimental.enable_distributed_strategy(strategy="collective")
+
+ad0 = tf.feature_column.categorical_column_with_embedding("ad0", dtype=tf.dtypes.int64)
+ad1 = tf.feature_column.categorical_column_with_embedding("ad1", dtype=tf.dtypes.int64)
+user0 = tf.feature_column.categorical_column_with_embedding("user0", dtype=tf.dtypes.int64)
+with tf.feature_column.group_embedding_column_scope(name="item"):
+    ad0_fc = tf.feature_column.embedding_column(
+        categorical_column=ad0, dimension=4, initializer=tf.constant_initializer(0.5)
+    )
+    ad1_fc = tf.feature_column.embedding_column(
+        ad1, 4, combiner="sum", initializer=tf.constant_initializer(0.25)
+    )
+with tf.feature_column.group_embedding_column_scope(name="user"):
+    user0_fc = tf.feature_column.embedding_column(
+        user0, dimension=3, initializer=tf.ones_initializer()
+    )
+price = tf.feature_column.numeric_column("price")
+ids = {
+    "ad0": tf.SparseTensor([[0, 0], [0, 1], [1, 0]], tf.cast([1, 3, 1], tf.int64), [2, 2]),
+    "ad1": tf.ragged.constant([[2, 2], [5]], dtype=tf.int64),
+    "user0": tf.SparseTensor([[1, 0]], tf.cast([9], tf.int64), [2, 1]),
+    "price": tf.constant([[0.5], [2.0]]),
+}
+out = tf.feature_column.input_layer(ids, [user0_fc, ad1_fc, ad0_fc, price])
+loss = tf.reduce_sum(tf.multiply(out, 2.0, name="multiply") ** 2, name="reduce_sum")
+opt = tf.train.AdagradOptimizer(0.1)
+train_op = opt.minimize(loss, global_step=tf.train.get_or_create_global_step())
+with tf.Session() as sess:
+    sess.run(tf.global_variables_initializer())
+    outputs = [sess.run([out, train_op])[0] for _ in range(4)]
+"""
+
+
+def stock_lookup():
+    with tf.Graph().as_default(), v1.Session() as session:
+        initial = {"user": ([10, 4], 1.0), "ad": ([10, 4], 0.5), "item": ([10, 3], 1.0)}
+        tables = [
+            v1.get_variable(name, shape, initializer=v1.constant_initializer(value))
+            for name, (shape, value) in initial.items()
+        ]
+        user = tf.SparseTensor([[0, 0], [0, 1], [2, 0]], tf.constant([1, 2, 1], tf.int64), [3, 2])
+        ad = tf.SparseTensor([[0, 0], [1, 0], [2, 1]], tf.constant([7, 8, 7], tf.int64), [3, 2])
+        out = tf.concat(
+            [
+                tf.nn.safe_embedding_lookup_sparse(table, ids, combiner=combiner)
+                for table, ids, combiner in zip(
+                    tables, [user, ad, user], ["sum", "mean", "mean"], strict=True
+                )
+            ],
+            1,
+        )
+        optimizer = v1.train.FtrlOptimizer(
+            0.1, l1_regularization_strength=0.02, l2_regularization_strength=1e-5
+        )
+        train = optimizer.minimize(tf.reduce_sum(out * out))
+        session.run(v1.global_variables_initializer())
+        return [session.run([out, train])[0] for _ in range(4)]
+
+
+def stock_columns():
+    fc = v1.feature_column
+
+    def embed(name, dimension, value, combiner="mean"):
+        column = fc.categorical_column_with_identity(name, 10)
+        initializer = v1.constant_initializer(value)
+        return fc.embedding_column(column, dimension, combiner, initializer)
+
+    with tf.Graph().as_default(), v1.Session() as session:
+        columns = [embed("ad0", 4, 0.5), embed("ad1", 4, 0.25, "sum"), embed("user0", 3, 1.0)]
+        ids = {"ad0": [[1, 3], [1, -1]], "ad1": [[2, 2], [5, -1]], "user0": [[-1], [9]]}
+        features = {**ids, "price": [[0.5], [2.0]]}
+        out = fc.input_layer(features, [*columns, fc.numeric_column("price")])
+        train = v1.train.AdagradOptimizer(0.1).minimize(tf.reduce_sum((out * 2) ** 2))
+        session.run(v1.global_variables_initializer())
+        return [session.run([out, train])[0] for _ in range(4)]
+
+
+@pytest.mark.parametrize(
+    "script, right", [(LOOKUP_SCRIPT, stock_lookup), (COLUMN_SCRIPT, stock_columns)]
+)
+def test_scripts_of_deeprec(deeprec, script, right):
+    """Both levels of its GroupEmbedding page, trained by a stock optimizer."""
+    right = right()
+    initialize.reset()
+    deeprec.install()
+    with tf.Graph().as_default() as graph:
+        names = {"tf": v1}
+        exec(script, names)
+    for ours, stock in zip(names["outputs"], right, strict=True):
+        np.testing.assert_allclose(ours, stock, rtol=0, atol=1e-6)
+    assert np.abs(right[-1] - right[0]).max() > 0.05
+    lookups = sum(op.type == "SokLookup" for op in graph.get_operations())
+    assert lookups == (1 if script is LOOKUP_SCRIPT else 2)
+
+
+def test_a_script_as_a_program():
+    program = "import sok_like as sok\nimport tensorflow.compat.v1 as tf\nsok.deeprec.install()\n"
+    program += "tf.disable_eager_execution()\n" + textwrap.dedent(COLUMN_SCRIPT)
+    program += "print(outputs[-1].shape)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "(2, 12)", done.stderr
+
+
+def test_an_optimizer_of_the_wrappers_own_is_not_wrapped_again(sok, deeprec):
+    deeprec.install()
+    initialize.reset()
+    with tf.Graph().as_default(), v1.Session() as session:
+        sok.Init(global_batch_size=2, seed=1)
+        table = sok.get_embedding_variable("t", 2, initializer=v1.ones_initializer())
+        plain = v1.get_variable("plain", [2], initializer=v1.ones_initializer())
+        (rows,) = sok.group_embedding_lookup([table], [[3, 3]])
+        optimizer = sok.OptimizerWrapper(v1.train.GradientDescentOptimizer(0.5))
+        train = optimizer.minimize(tf.reduce_sum(rows) + tf.reduce_sum(plain))
+        session.run(v1.global_variables_initializer())
+        session.run(train)
+        assert session.run(rows).tolist() == [[0, 0], [0, 0]]
+        assert session.run(plain).tolist() == [0.5, 0.5]
