@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sok_like import deeprec as deeprec
     from sok_like import dist_model_parallel as dist_model_parallel
+    from sok_like import distribution as distribution
     from sok_like import optimizers as optimizers
     from sok_like import tf as tf
     from sok_like.checkpoint import Saver as Saver
@@ -68,7 +69,15 @@ _PUBLIC = {
     "group_embedding_lookup_sparse": "sok_like.group_embedding.lookup_sparse",
     "split_embedding_variable_from_others": "sok_like.optimizers.utils",
 }
-_MODULES = ("core", "deeprec", "dist_model_parallel", "embeddings", "optimizers", "tf")
+_MODULES = (
+    "core",
+    "deeprec",
+    "dist_model_parallel",
+    "distribution",
+    "embeddings",
+    "optimizers",
+    "tf",
+)
 
 __all__ = [*_PUBLIC, *_MODULES]
 __version__ = "0.1.0"
