@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sok_like.distribution.distributions import DataParallel as DataParallel
     from sok_like.distribution.distributions import ModelParallel as ModelParallel
+    from sok_like.distribution.distributions import distribute_tensor as distribute_tensor
     from sok_like.distribution.distributions import distribution as distribution
+    from sok_like.distribution.distributions import initialize as initialize
     from sok_like.distribution.distributions import set_distribution as set_distribution
+    from sok_like.distribution.distributions import summary as summary
     from sok_like.distribution.mesh import DeviceMesh as DeviceMesh
     from sok_like.distribution.mesh import LayoutMap as LayoutMap
     from sok_like.distribution.mesh import TensorLayout as TensorLayout
@@ -25,9 +28,12 @@ _PUBLIC = {
     "LayoutMap": "sok_like.distribution.mesh",
     "ModelParallel": "sok_like.distribution.distributions",
     "TensorLayout": "sok_like.distribution.mesh",
+    "distribute_tensor": "sok_like.distribution.distributions",
     "distribution": "sok_like.distribution.distributions",
+    "initialize": "sok_like.distribution.distributions",
     "list_devices": "sok_like.distribution.mesh",
     "set_distribution": "sok_like.distribution.distributions",
+    "summary": "sok_like.distribution.distributions",
 }
 
 __all__ = list(_PUBLIC)

@@ -24,6 +24,7 @@ from sok_like.distribution.sharded_variable import (
     sharded_variable_class,
     works_on_shards,
 )
+from sok_like.variable import is_embedding_variable
 
 _next_slot = threading.local()
 
@@ -62,6 +63,21 @@ def slots_like(reference: Any) -> Iterator[None]:
         _next_slot.shard = None
 
 
+def cut_existing(variable: Any, distribution: Any) -> None:
+    """Makes a shard of a Keras variable that was made without the distribution."""
+    if not isinstance(variable, keras.Variable) or variable._value is None:
+        return
+    if shard_of(variable) is None and not is_embedding_variable(variable):
+        shard = _shard_by_path(variable, distribution)
+        if shard is not None:
+            with tf.init_scope():
+                part = tf.convert_to_tensor(shard.placement.take(tf.convert_to_tensor(variable)))
+                local = tf.Variable(part, trainable=variable.trainable, name=variable.name)
+            local.de_local = True
+            variable._value = local
+            make_sharded(variable, shard)
+
+
 def make_sharded(variable: Any, shard: Shard) -> None:
     """Turns a Keras variable without a value into a sharded one."""
     variable.__class__ = sharded_variable_class()
@@ -82,6 +98,10 @@ def _shard_for(variable, distribution):
         return slot if tuple(variable._shape) == slot.placement.local_shape else None
     if shard_of(variable) is not None or not _is_of_a_layer():
         return None
+    return _shard_by_path(variable, distribution)
+
+
+def _shard_by_path(variable, distribution):
     axes = distribution.axes_of(variable.path, len(variable._shape))
     if axes is None:
         return None

@@ -20,11 +20,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from sok_like import comm
+from sok_like.core.initialize import ensure_initialized
 from sok_like.distribution.creation import creator
 from sok_like.distribution.mesh import DeviceMesh, RankMesh, TensorLayout, list_devices, rank_mesh
 from sok_like.distribution.model import bind, hooks
 from sok_like.distribution.optimizer import distributed_optimizer
+from sok_like.distribution.placement import Placement
 from sok_like.distribution.random_state import agree_on_random_state
+from sok_like.distribution.table import table_of
+from sok_like.variable import is_embedding_variable
 
 
 class _Distribution:
@@ -73,6 +78,14 @@ class _Distribution:
         """Warns, once, of keys of the layout map that have matched no variable so far."""
         if self._layout_map is None or not model.built:
             return
+        for variable in model.variables:
+            axes = self.axes_of(variable.path, len(variable.shape))
+            if axes is not None and is_embedding_variable(variable) and axes[1:] != (None,):
+                raise ValueError(
+                    "A hash table lies by key over all ranks, so its layout must shard rows, "
+                    f"(axis, None). Received: layout {axes} for '{variable.path}' of shape "
+                    f"{tuple(variable.shape)}"
+                )
         for key in self._layout_map:
             if key not in self._matched | self._told:
                 self._told.add(key)
@@ -105,6 +118,10 @@ class _Distribution:
             yield
         finally:
             set_distribution(before)
+
+    def summary(self, model: Any) -> str:
+        """A table of a built model's variables; see `summary`."""
+        return table_of(model, self)
 
     def optimizer(self, optimizer: Any) -> Any:
         """The optimizer for a training loop of one's own; `compile` does this by itself."""
@@ -190,6 +207,77 @@ def _facts(mesh):
 
 _hooks: contextlib.ExitStack | None = None
 _distribution: Any = None
+
+
+def summary(model: Any) -> str:
+    """A table of a model's variables: where each lies and what a training step exchanges.
+
+    Args:
+        model: Built, and compiled or called under a distribution.
+
+    Returns:
+        Lines of text: path, global shape, layout, local shape, bytes on this rank, collectives.
+
+    Raises:
+        ValueError: the model is not built, or under no distribution.
+    """
+    of_model = vars(model).get("_sok_distribution", _distribution)
+    if of_model is None:
+        raise ValueError(
+            "`model` must be under a distribution. Received: "
+            f"model '{model.name}', made, compiled and called without one"
+        )
+    return table_of(model, of_model)
+
+
+def initialize(
+    job_addresses: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+) -> None:
+    """Starts what ranks talk by; needed only before `sok.Init` where the mesh has two axes.
+
+    The launcher (mpirun, horovodrun) has made the processes and connected them, so the arguments
+    of Keras' function are only checked.
+
+    Args:
+        job_addresses: Not used.
+        num_processes: The number of ranks, or None.
+        process_id: This rank, or None.
+
+    Raises:
+        ValueError: the job has another number of ranks, or this is another one.
+    """
+    ensure_initialized(groups_later=True)
+    communicator = comm.current()
+    for name, given, real in (
+        ("num_processes", num_processes, communicator.world_size),
+        ("process_id", process_id, communicator.rank),
+    ):
+        if given is not None and given != real:
+            raise ValueError(
+                f"`{name}` must be that of the job as it was launched, {real}. "
+                f"Received: {name}={given!r}"
+            )
+
+
+def distribute_tensor(tensor: Any, layout: Any) -> Any:
+    """This rank's part of a tensor that all ranks hold whole.
+
+    Args:
+        tensor: A tensor or array; a symbolic one of Keras is returned as it is.
+        layout: `TensorLayout` with a mesh.
+
+    Raises:
+        ValueError: the layout has no mesh or does not fit the tensor.
+    """
+    if isinstance(tensor, keras.KerasTensor):
+        return tensor
+    if layout.device_mesh is None:
+        raise ValueError(f"`layout` must have a device mesh. Received: layout={layout!r}")
+    tensor, mesh = tf.convert_to_tensor(tensor), rank_mesh(layout.device_mesh)
+    placement = Placement("tensor", tensor.shape, layout.axes, mesh.shape, mesh.index)
+    return placement.take(tensor)
 
 
 def distribution() -> Any:

@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from sok_like import comm
 from sok_like.distribution.collectives import gather, split_batch
+from sok_like.distribution.creation import cut_existing
 from sok_like.distribution.optimizer import distributed_optimizer
 from sok_like.distribution.rules import install
 
@@ -43,6 +44,8 @@ def bind(model: Any, distribution: Any) -> None:
     """Puts a model under a distribution, for good."""
     if "_sok_distribution" in vars(model):
         return
+    for variable in model.variables:
+        cut_existing(variable, distribution)
     own = {name: getattr(model, name) for name in ("call", "save_weights", "save")}
     replaced = {
         "_sok_distribution": distribution,
@@ -95,7 +98,7 @@ def _splitting(model, own_call, distribution) -> Callable:
     @functools.wraps(own_call)
     def call(*args, **kwargs):
         for layer in model._flatten_layers(include_self=False):
-            install(layer)
+            install(layer, distribution)
         line = distribution.mesh.along(distribution.batch_dim_name)
         if getattr(_state, "inside", False):
             return own_call(*args, **kwargs)

@@ -16,8 +16,17 @@ import tensorflow as tf
 from sok_like.dist_model_parallel.embedding import Embedding
 from sok_like.dist_model_parallel.embedding_lookup import lookup_rows
 from sok_like.distribution import lookup_rule
-from sok_like.distribution.einsum_rule import einsum_rule, sharded_einsum
-from sok_like.distribution.sharded_variable import shard_of
+from sok_like.distribution.collectives import gather, split_batch
+from sok_like.distribution.products import (
+    CutProduct,
+    einsum,
+    einsum_product,
+    only_cut,
+    rides_along,
+    run_product,
+)
+from sok_like.embeddings.all2all_dense_embedding import All2AllDenseEmbedding
+from sok_like.embeddings.distributed_embedding import DistributedEmbedding
 
 
 class Rule(NamedTuple):
@@ -26,10 +35,14 @@ class Rule(NamedTuple):
     Attributes:
         run: Takes what the layer's `call` takes.
         collectives: What a training step exchanges for it, for `summary`.
+        variable: The sharded one whose collectives these are.
+        rides_along: A sharded bias that needs none of its own, or None.
     """
 
     run: Callable
     collectives: str
+    variable: Any = None
+    rides_along: Any = None
 
 
 def rule_of(layer: Any) -> Rule | None:
@@ -41,7 +54,7 @@ def rule_of(layer: Any) -> Rule | None:
     return find(layer) if find is not None and plain and layer.built else None
 
 
-def install(layer: Any) -> None:
+def install(layer: Any, distribution: Any) -> None:
     """Lets a layer's `call` follow its rule, from now on."""
     if "call" in vars(layer) or type(layer) not in _RULES:
         return
@@ -55,6 +68,7 @@ def install(layer: Any) -> None:
         return rule.run(inputs, *args, **kwargs)
 
     # Past Keras' __setattr__, which tracks what a layer holds.
+    object.__setattr__(layer, "_sok_distribution", distribution)
     object.__setattr__(layer, "call", tf.autograph.experimental.do_not_convert(call))
     object.__setattr__(layer, "supports_jit", False)  # XLA knows no collective of Horovod
 
@@ -78,17 +92,40 @@ def _einsum_dense(layer):
 
 def _einsum(layer, equation):
     kernel = _kernel(layer)
-    shard = shard_of(kernel)
-    rule = None if shard is None else einsum_rule(equation, kernel, shard.batch_axis)
-    if rule is None:
+    product = einsum_product(equation, kernel)
+    if product is None:
         return None
 
     def run(inputs, training=None):
         inputs = tf.cast(tf.convert_to_tensor(inputs), layer.compute_dtype)
-        outputs = sharded_einsum(rule, inputs, layer, kernel, layer.bias)
+        outputs = run_product(product, inputs, kernel, layer.bias, einsum(equation))
         return outputs if layer.activation is None else layer.activation(outputs)
 
-    return Rule(run, rule.collectives)
+    return Rule(run, product.collectives, kernel, rides_along(product, kernel, layer.bias))
+
+
+def _convolution(layer):
+    kernel = _kernel(layer)
+    cut = only_cut(kernel)
+    # TensorFlow convolves no empty shard, and tf_keras pads causal inputs in `call`.
+    if cut is None or cut.length < cut.parts or layer.groups > 1 or layer.padding == "causal":
+        return None
+    of_input, of_output = len(kernel.shape) - 2, len(kernel.shape) - 1
+    if cut.dim not in (of_input, of_output):
+        return None
+    last = layer.data_format == "channels_last"
+    channels = -1 if last else 1
+    product = CutProduct(*((channels, None) if cut.dim == of_input else (None, channels)))
+
+    def as_addend(bias):
+        bias = tf.convert_to_tensor(bias)
+        return bias if last else tf.reshape(bias, [-1] + [1] * layer.rank)
+
+    def run(inputs):
+        outputs = run_product(product, inputs, kernel, layer.bias, layer.convolution_op, as_addend)
+        return outputs if layer.activation is None else layer.activation(outputs)
+
+    return Rule(run, product.collectives, kernel, rides_along(product, kernel, layer.bias))
 
 
 def _keras_embedding(layer):
@@ -104,7 +141,7 @@ def _keras_embedding(layer):
         found = tf.gather(rows, tf.reshape(inverse, tf.shape(ids)))
         return tf.cast(tf.ensure_shape(found, [*ids.shape, layer.output_dim]), layer.compute_dtype)
 
-    return Rule(run, _LOOKUP)
+    return Rule(run, _LOOKUP, table)
 
 
 def _sok_embedding(layer):
@@ -119,7 +156,30 @@ def _sok_embedding(layer):
         found = lookup_rows(rows, _with_flat(ids, inverse), layer.combiner, weights, layer.name)
         return tf.cast(found, layer.compute_dtype)
 
-    return Rule(run, _LOOKUP)
+    return Rule(run, _LOOKUP, table)
+
+
+def _hash_table(layer):
+    """Samples are dealt out along the model axes too, so that each key is asked for once."""
+    current = layer._sok_distribution
+    lines = [current.mesh.along(a) for a in current.mesh.shape if a != current.batch_dim_name]
+    own_call = type(layer).call
+
+    def run(inputs, training=True):
+        for line in lines:
+            inputs = split_batch(inputs, line.world_size, line.rank)
+        # The loss is a mean over the ranks along the batch axis, and each key counts once.
+        before = layer.gradient_scale
+        object.__setattr__(layer, "gradient_scale", "mean")
+        try:
+            rows = own_call(layer, inputs, training=training)
+        finally:
+            object.__setattr__(layer, "gradient_scale", before)
+        for line in reversed(lines):
+            rows = gather(rows, 0, line, f"{layer.name}_rows", scale=line.world_size)
+        return rows
+
+    return Rule(run, "3 all_to_all of keys and rows over all ranks, all_gather of rows")
 
 
 _LOOKUP = "all_gather of the batch's rows"
@@ -144,4 +204,8 @@ _RULES: dict[type, Callable] = {
     tf.keras.layers.EinsumDense: _einsum_dense,
     tf.keras.layers.Embedding: _keras_embedding,
     Embedding: _sok_embedding,
+    **dict.fromkeys(
+        (tf.keras.layers.Conv1D, tf.keras.layers.Conv2D, tf.keras.layers.Conv3D), _convolution
+    ),
+    **dict.fromkeys((DistributedEmbedding, All2AllDenseEmbedding), _hash_table),
 }
