@@ -28,6 +28,7 @@ from sok_like.distribution.model import bind, hooks
 from sok_like.distribution.optimizer import distributed_optimizer
 from sok_like.distribution.placement import Placement
 from sok_like.distribution.random_state import agree_on_random_state
+from sok_like.distribution.sharded_variable import path_of
 from sok_like.distribution.table import table_of
 from sok_like.variable import is_embedding_variable
 
@@ -66,7 +67,7 @@ class _Distribution:
     def data_shard_id(self):
         return self._mesh.index[self.batch_dim_name]
 
-    def axes_of(self, path: str, rank: int) -> tuple | None:
+    def axes_of(self, path: str) -> tuple | None:
         """A mesh axis or None for each dimension of the variable; None if no key matches `path`."""
         layout = None if self._layout_map is None else self._layout_map[path]
         if layout is None:
@@ -79,11 +80,11 @@ class _Distribution:
         if self._layout_map is None or not model.built:
             return
         for variable in model.variables:
-            axes = self.axes_of(variable.path, len(variable.shape))
+            axes = self.axes_of(path_of(variable))
             if axes is not None and is_embedding_variable(variable) and axes[1:] != (None,):
                 raise ValueError(
                     "A hash table lies by key over all ranks, so its layout must shard rows, "
-                    f"(axis, None). Received: layout {axes} for '{variable.path}' of shape "
+                    f"(axis, None). Received: layout {axes} for '{path_of(variable)}' of shape "
                     f"{tuple(variable.shape)}"
                 )
         for key in self._layout_map:
@@ -93,12 +94,12 @@ class _Distribution:
                     f"The key {key!r} of the LayoutMap, with the layout "
                     f"{tuple(self._layout_map[key].axes)}, matches no variable of model "
                     f"'{model.name}' nor of any other so far. Its variables are "
-                    f"{[v.path for v in model.variables]}",
+                    f"{[path_of(v) for v in model.variables]}",
                     stacklevel=2,
                 )
 
     def get_variable_layout(self, variable: Any) -> Any:
-        axes = self.axes_of(variable.path, len(variable.shape))
+        axes = self.axes_of(path_of(variable))
         return TensorLayout(axes or [None] * len(variable.shape), self.device_mesh)
 
     def get_tensor_layout(self, path: str) -> None:

@@ -19,7 +19,7 @@ import tensorflow as tf
 from sok_like.dist_model_parallel.embedding_lookup import as_row_numbers, require_in_range
 from sok_like.dist_model_parallel.local import unique_in_graph
 from sok_like.distribution.collectives import gather
-from sok_like.distribution.sharded_variable import shard_of
+from sok_like.distribution.sharded_variable import local_rows, shard_of
 
 
 def has_rule(table: Any) -> bool:
@@ -47,7 +47,7 @@ def distinct_rows(table: Any, ids: tf.Tensor, table_name: str) -> tuple[tf.Tenso
     ids = require_in_range(as_row_numbers(ids), shard.placement.global_shape[0], table_name)
     unique, inverse = tf.unique(ids)
     if cut.dim == 1:
-        columns = tf.gather(table._value, unique)
+        columns = local_rows(table, unique)
         line = shard.mesh.along(cut.axis)
         return gather(columns, 1, line, f"{shard.placement.path}_columns"), inverse
     return _rows(table, shard, unique), inverse
@@ -68,7 +68,7 @@ def _rows(table, shard, unique):
         gathered = tf.gather(line.all_gather(rows, name), place)
         return gathered, lambda grad: tf.gather(grad, mine)
 
-    return exchange(tf.gather(table._value, tf.gather(unique, mine) - start))
+    return exchange(local_rows(table, tf.gather(unique, mine) - start))
 
 
 def _owner(ids, length, parts):

@@ -44,7 +44,7 @@ def bind(model: Any, distribution: Any) -> None:
     """Puts a model under a distribution, for good."""
     if "_sok_distribution" in vars(model):
         return
-    for variable in model.variables:
+    for variable in model.variables if model.built else ():
         cut_existing(variable, distribution)
     own = {name: getattr(model, name) for name in ("call", "save_weights", "save")}
     replaced = {
@@ -97,7 +97,7 @@ def _attributes(cls, values):
 def _splitting(model, own_call, distribution) -> Callable:
     @functools.wraps(own_call)
     def call(*args, **kwargs):
-        for layer in model._flatten_layers(include_self=False):
+        for layer in list(model._flatten_layers(include_self=False)):
             install(layer, distribution)
         line = distribution.mesh.along(distribution.batch_dim_name)
         if getattr(_state, "inside", False):
@@ -130,9 +130,7 @@ def _own_samples(value, line):
 
 
 def _symbolic(args, kwargs):
-    import keras
-
-    return any(isinstance(t, keras.KerasTensor) for t in tf.nest.flatten((args, kwargs)))
+    return any(map(tf.keras.backend.is_keras_tensor, tf.nest.flatten((args, kwargs))))
 
 
 def _on_rank_0(save) -> Callable:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import keras
+import tensorflow as tf
 
+from sok_like.dist_model_parallel.gradients import slot_reference
 from sok_like.dist_model_parallel.local import is_local, unique_in_graph
 from sok_like.distribution.creation import slots_like
 from sok_like.distribution.sharded_variable import on_shards, shard_of
 from sok_like.optimizers.embedding_aware import embedding_aware
 
 # Each element of a variable is updated by itself, so a shard is as good as the whole.
+_STOCK = ("keras.src", "tf_keras.src")
 _ELEMENTWISE = (
     *("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion"),
 )
 
 
 class _OnShards:
-    """Mixed into a stock Keras 3 optimizer, before `embedding_aware`'s mixin."""
+    """Mixed into a stock optimizer of either Keras, before `embedding_aware`'s mixin."""
 
     _sok_distribution: Any = None
 
@@ -27,13 +29,17 @@ class _OnShards:
         with on_shards():
             super().build(variables)
 
-    def add_variable_from_reference(self, reference_variable, *args, **kwargs):
-        with slots_like(reference_variable):
-            return super().add_variable_from_reference(reference_variable, *args, **kwargs)
+    def add_variable_from_reference(self, *args, **kwargs):
+        with slots_like(slot_reference(args, kwargs)):
+            return super().add_variable_from_reference(*args, **kwargs)
 
-    def apply(self, grads, trainable_variables=None):
+    def apply(self, grads, trainable_variables=None):  # Keras 3
         with on_shards():
             super().apply(grads, trainable_variables)
+
+    def apply_gradients(self, grads_and_vars, *args, **kwargs):
+        with on_shards():
+            return super().apply_gradients(grads_and_vars, *args, **kwargs)
 
     def finalize_variable_values(self, var_list):
         with on_shards():
@@ -59,7 +65,7 @@ class _OnShards:
 @functools.cache
 def _class_on_shards(cls):
     aware = embedding_aware(cls)
-    stock = next(base for base in aware.__mro__ if base.__module__.startswith("keras.src"))
+    stock = next(base for base in aware.__mro__ if base.__module__.startswith(_STOCK))
     # Files and `get_config` are those of the stock optimizer.
     return type(stock.__name__, (_OnShards, aware), {"__module__": stock.__module__})
 
@@ -78,7 +84,7 @@ def distributed_optimizer(optimizer: Any, distribution: Any) -> Any:
     """
     if isinstance(optimizer, _OnShards):
         return optimizer
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
+    if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
         raise TypeError(
             f"An optimizer of Keras is required. Received: {optimizer!r} of type {type(optimizer)}"
         )

@@ -90,14 +90,14 @@ def run_product(
         inputs = shared(inputs, line, f"{name}_input")
     else:
         inputs = own_part(inputs, product.input_dim, line, f"{name}_input")
-    outputs = compute(inputs, tf.convert_to_tensor(kernel.local))
+    outputs = compute(inputs, tf.cast(kernel.local, inputs.dtype))
     if product.output_dim is None:
         outputs = summed(outputs, line, f"{name}_output")
     else:
         if rides_along(product, kernel, bias) is not None:
-            outputs, bias = outputs + as_addend(bias.local), None
+            outputs, bias = outputs + as_addend(tf.cast(bias.local, outputs.dtype)), None
         outputs = gather(outputs, product.output_dim, line, f"{name}_output")
-    return outputs if bias is None else outputs + as_addend(bias)
+    return outputs if bias is None else outputs + as_addend(tf.cast(bias, outputs.dtype))
 
 
 def rides_along(product: CutProduct, kernel: Any, bias: Any) -> Any:

@@ -118,7 +118,6 @@ def _convolution(layer):
     product = CutProduct(*((channels, None) if cut.dim == of_input else (None, channels)))
 
     def as_addend(bias):
-        bias = tf.convert_to_tensor(bias)
         return bias if last else tf.reshape(bias, [-1] + [1] * layer.rank)
 
     def run(inputs):

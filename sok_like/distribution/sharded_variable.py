@@ -1,4 +1,4 @@
-"""A Keras 3 variable of which this rank stores a shard.
+"""A variable of which this rank stores a shard, for Keras 3 and for tf_keras.
 
 Everywhere it passes for the whole variable: its `shape` is the whole one's, reading it gathers
 (a collective of the ranks along its axes), and a value assigned to it is cut. So a layer, a
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok_like.dist_model_parallel.embedding_lookup import as_tf_table
 from sok_like.distribution.collectives import gather
 from sok_like.distribution.mesh import RankMesh
 from sok_like.distribution.placement import Placement
@@ -76,46 +77,72 @@ def shard_of(variable: Any) -> Shard | None:
     return getattr(variable, "_sok_shard", None)
 
 
+def path_of(variable: Any) -> str:
+    """The path of a variable: `dense/kernel`."""
+    path = getattr(variable, "path", None)
+    return variable.name.removesuffix(":0") if path is None else path
+
+
+def local_rows(table: Any, positions: tf.Tensor) -> tf.Tensor:
+    """Rows of this rank's shard of a table, `[num_keys, local dim]`; their gradient is sparse."""
+    with on_shards():
+        return tf.gather(as_tf_table(table), positions)
+
+
+class _Sharded:
+    """What sharded variables of both Keras have."""
+
+    _sok_shard: Shard
+    de_local = True  # no one averages or broadcasts it
+
+    @property
+    def layout(self) -> tuple:
+        """A mesh axis or None for each dimension."""
+        return self._sok_shard.placement.axes
+
+    @property
+    def global_shape(self) -> tuple[int, ...]:
+        """Shape of the whole variable."""
+        return self._sok_shard.placement.global_shape
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """Shape of this rank's shard."""
+        return self._sok_shard.placement.local_shape
+
+    @property
+    def local(self) -> tf.Tensor:
+        """This rank's shard, in the compute dtype where Keras casts variables."""
+        with on_shards():
+            return tf.convert_to_tensor(self)
+
+    @property
+    def shape(self):
+        return tf.TensorShape(self.local_shape if works_on_shards() else self.global_shape)
+
+    def __repr__(self):  # the stock ones read the value, and a print on one rank would wait for all
+        return (
+            f"<sharded variable path={path_of(self)}, shape={self.global_shape}, "
+            f"dtype={self.dtype}, layout={self.layout}, local shape={self.local_shape}>"
+        )
+
+    __str__ = __repr__
+
+
 @functools.cache
-def sharded_variable_class() -> type:
-    """The class, made when Keras 3 is there."""
+def keras_3_class() -> type:
+    """The class for Keras 3, whose variables have a `tf.Variable` inside."""
     import keras
 
-    class ShardedVariable(keras.Variable):
+    class VariableShard(_Sharded, keras.Variable):
         """A variable spread over ranks; made from an ordinary one by the creation hook."""
-
-        _sok_shard: Shard
-        de_local = True  # no one averages or broadcasts it
-
-        @property
-        def local(self) -> Any:
-            """This rank's shard, in the compute dtype where Keras casts variables."""
-            return self._maybe_autocast(self._value)
-
-        @property
-        def layout(self) -> tuple:
-            """A mesh axis or None for each dimension."""
-            return self._sok_shard.placement.axes
-
-        @property
-        def global_shape(self) -> tuple[int, ...]:
-            """Shape of the whole variable."""
-            return self._sok_shard.placement.global_shape
-
-        @property
-        def local_shape(self) -> tuple[int, ...]:
-            """Shape of this rank's shard."""
-            return self._sok_shard.placement.local_shape
 
         @property
         def value(self):
+            local = super().value
             if works_on_shards():
-                return super().value
-            return self._sok_shard.whole(tf.convert_to_tensor(self.local))
-
-        @property
-        def shape(self):
-            return tf.TensorShape(self.local_shape if works_on_shards() else self.global_shape)
+                return local
+            return self._sok_shard.whole(tf.convert_to_tensor(local))
 
         @property
         def handle(self):
@@ -132,10 +159,39 @@ def sharded_variable_class() -> type:
                 value = self._sok_shard.placement.take(value)
             self._value.assign(tf.cast(value, self._value.dtype))
 
-        def __repr__(self):  # Keras' shows the value, and a print on one rank would wait for all
-            return (
-                f"<ShardedVariable path={self.path}, shape={self.global_shape}, "
-                f"dtype={self.dtype}, layout={self.layout}, local shape={self.local_shape}>"
-            )
+    return VariableShard
 
-    return ShardedVariable
+
+@functools.cache
+def tf_class(cls: type) -> type:
+    """The class for tf_keras, whose variables are those of TensorFlow, of class `cls`.
+
+    It cannot be called ShardedVariable: tf_keras takes classes of that name for TensorFlow's.
+    """
+
+    class VariableShard(_Sharded, cls):
+        """A variable spread over ranks; made from an ordinary one by the creation hook."""
+
+        def _read_variable_op(self, *args, **kwargs):
+            local = super()._read_variable_op(*args, **kwargs)
+            return local if works_on_shards() else self._sok_shard.whole(local)
+
+        def sparse_read(self, indices, name=None):
+            if works_on_shards():
+                return super().sparse_read(indices, name)
+            return tf.gather(self.read_value(), indices)
+
+        def _cut(self, value):
+            value = tf.convert_to_tensor(value, self.dtype)
+            return value if works_on_shards() else self._sok_shard.placement.take(value)
+
+        def assign(self, value, *args, **kwargs):
+            return super().assign(self._cut(value), *args, **kwargs)
+
+        def assign_add(self, delta, *args, **kwargs):
+            return super().assign_add(self._cut(delta), *args, **kwargs)
+
+        def assign_sub(self, delta, *args, **kwargs):
+            return super().assign_sub(self._cut(delta), *args, **kwargs)
+
+    return VariableShard

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.distribution.rules import rule_of
-from sok_like.distribution.sharded_variable import shard_of
+from sok_like.distribution.sharded_variable import path_of, shard_of
 from sok_like.variable import is_embedding_variable
 
 HEADER = ("path", "global shape", "layout", "local shape", "bytes here", "collectives of a step")
@@ -57,7 +57,7 @@ def _row(variable, layer, distribution):
     rule = None if layer is None else rule_of(layer)
     if is_embedding_variable(variable):
         collectives = rule.collectives if rule else "all_to_all"
-        return variable.path, "keys", "key % ranks", "keys", _bytes(variable), collectives
+        return path_of(variable), "keys", "key % ranks", "keys", _bytes(variable), collectives
     shard = shard_of(variable)
     if shard is None:
         shape = tuple(variable.shape)
@@ -70,7 +70,7 @@ def _row(variable, layer, distribution):
     averaged = distribution.mesh.shape[batch] > 1 and variable.trainable
     if averaged and not (shard is not None and shard.over_batch):
         travels.append(f"all_reduce of gradients along '{batch}'")
-    return (variable.path, shape, layout, local, _bytes(variable), "; ".join(travels) or "none")
+    return (path_of(variable), shape, layout, local, _bytes(variable), "; ".join(travels) or "none")
 
 
 def _of_shard(variable, shard, rule):

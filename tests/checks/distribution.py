@@ -11,9 +11,10 @@ import warnings
 import numpy as np
 import tensorflow as tf
 
+from sok_like.keras_variable import is_keras_3
+
 SAMPLES, BATCH, EPOCHS = 44, 12, 5  # 4 steps an epoch, the last of 8 samples
 ROWS, DIM, HASH_KEYS = 10, 3, 17
-OPTIMIZERS = ("sgd", "adam", "adagrad")
 LAYOUTS = {
     "dense_column.*kernel": (None, "model"),
     "dense_column.*bias": ("model",),
@@ -32,23 +33,22 @@ LAYOUTS = {
 }
 
 
-def meshes(world_size):
-    return {
-        1: {(1, 1): OPTIMIZERS},
-        2: {(1, 2): OPTIMIZERS, (2, 1): OPTIMIZERS},
-        4: {(2, 2): OPTIMIZERS, (1, 4): ("adam",), (4, 1): ("adagrad",)},
-    }[world_size]
+# Every mesh and, on 2 and on 4 ranks, every optimizer; not all pairs, which take their time.
+CHECKED = {
+    1: {(1, 1): ("adam",)},
+    2: {(1, 2): ("sgd", "adagrad"), (2, 1): ("adam",)},
+    4: {(2, 2): ("sgd", "adam"), (1, 4): ("adagrad",), (4, 1): ("adam",)},
+}
 
 
 def checks(world_size):
-    if not hasattr(tf.keras, "RematScope") and hasattr(tf.keras, "__internal__"):
+    if not is_keras_3():
         return {}
-    found = {
+    return {
         f"{shape[0]}x{shape[1]}.{optimizer}": lambda s=shape, o=optimizer: train_on_mesh(s, o)
-        for shape, optimizers in meshes(world_size).items()
+        for shape, optimizers in CHECKED[world_size].items()
         for optimizer in optimizers
     }
-    return found
 
 
 def make_optimizer(name):
@@ -124,11 +124,11 @@ class Losses(tf.keras.callbacks.Callback):
         self.losses.append(logs["loss"])
 
 
-def fit(model, optimizer, targets_of):
+def fit(model, optimizer):
     """Compiles, trains and evaluates: losses by step, evaluation, predictions."""
     model.compile(optimizer=make_optimizer(optimizer), loss="mse", jit_compile=False)
     features, target = data()
-    inputs, targets = [features[t.name] for t in model.inputs], [target] * targets_of
+    inputs, targets = [features[t.name] for t in model.inputs], [target] * len(model.outputs)
     losses = Losses()
     model.fit(inputs, targets, batch_size=BATCH, epochs=EPOCHS, verbose=0, callbacks=[losses])
     return {
@@ -147,15 +147,25 @@ def weights_of(model):
         found[variable.path] = np.array(variable)
     hashed = model.get_layer("hashed")
     if hasattr(hashed, "table"):
-        keys = tf.range(hash_keys(), dtype=tf.int64)
-        keys = tf.reshape(tf.concat([keys, keys[:1]], 0) if hash_keys() % 2 else keys, [-1, 2])
+        keys = tf.range(HASH_KEYS, dtype=tf.int64)
+        keys = tf.reshape(tf.concat([keys, keys[:1]], 0) if HASH_KEYS % 2 else keys, [-1, 2])
         rows = tf.reshape(hashed(keys, training=False), [-1, DIM])
-        found["hashed/embeddings"] = rows.numpy()[: hash_keys()]
+        found["hashed/embeddings"] = rows.numpy()[:HASH_KEYS]
     return found
 
 
-def hash_keys():
-    return HASH_KEYS
+_expected = {}
+
+
+def oracle(optimizer, start):
+    """What Keras alone makes of the same start; it is the same on every mesh."""
+    if optimizer not in _expected:
+        model = make_model()
+        for variable in model.variables:
+            variable.assign(start[variable.path])
+        _expected[optimizer] = {**fit(model, optimizer), "start": start}
+        _expected[optimizer]["weights"] = weights_of(model)
+    return _expected[optimizer]
 
 
 def train_on_mesh(shape, optimizer):
@@ -167,20 +177,17 @@ def train_on_mesh(shape, optimizer):
     layout_map = dist.LayoutMap(mesh)
     for path, axes in LAYOUTS.items():
         layout_map[path] = axes
-    oracle = make_model()
     with dist.ModelParallel(mesh, layout_map).scope(), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         model = make_model(sok)
-        before = weights_of(model)
-        for variable in oracle.variables:
-            variable.assign(before[variable.path])
-        sharded = fit(model, optimizer, 8)
+        start = weights_of(model)
+        sharded = fit(model, optimizer)
         sharded["weights"] = weights_of(model)
         table = dist.summary(model)
-    expected = fit(oracle, optimizer, 8)
-    expected["weights"] = weights_of(oracle)
+    expected = oracle(optimizer, start)
     slots = [v for v in model.optimizer.variables if getattr(v, "layout", None)]
     return {
+        "start": start,
         "sharded": sharded,
         "expected": expected,
         "shards": {v.path: _facts(v) for v in model.variables if hasattr(v, "local_shape")},
