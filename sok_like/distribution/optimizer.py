@@ -10,7 +10,7 @@ import tensorflow as tf
 from sok_like.dist_model_parallel.gradients import slot_reference
 from sok_like.dist_model_parallel.local import is_local, unique_in_graph
 from sok_like.distribution.creation import slots_like
-from sok_like.distribution.sharded_variable import on_shards, shard_of
+from sok_like.distribution.sharded_variable import on_shards, path_of, shard_of
 from sok_like.optimizers.embedding_aware import embedding_aware
 
 # Each element of a variable is updated by itself, so a shard is as good as the whole.
@@ -26,6 +26,14 @@ class _OnShards:
     _sok_distribution: Any = None
 
     def build(self, variables):
+        sharded = [path_of(variable) for variable in variables if shard_of(variable) is not None]
+        for option in ("clipnorm", "global_clipnorm"):
+            if sharded and getattr(self, option, None) is not None:
+                raise ValueError(
+                    f"`{option}` needs the norm of whole gradients, which no rank has; use "
+                    f"`clipvalue`. Received: {option}={getattr(self, option)!r} with sharded "
+                    f"variables {sharded}"
+                )
         with on_shards():
             super().build(variables)
 

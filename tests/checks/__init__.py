@@ -11,7 +11,7 @@ import time
 import traceback
 
 # Module of this package: the checks it offers on so many ranks.
-MODULES = ("parity", "shards", "groups", "failures", "distribution")
+MODULES = ("parity", "shards", "groups", "failures", "distribution", "distribution_use")
 
 
 class Raised:

@@ -11,10 +11,11 @@ import warnings
 import numpy as np
 import tensorflow as tf
 
-from sok_like.keras_variable import is_keras_3
+from sok_like.distribution.sharded_variable import path_of, shard_of
+from sok_like.variable import is_embedding_variable
 
 SAMPLES, BATCH, EPOCHS = 44, 12, 5  # 4 steps an epoch, the last of 8 samples
-ROWS, DIM, HASH_KEYS = 10, 3, 17
+ROWS, DIM, HASH_KEYS = 10, 3, 18
 LAYOUTS = {
     "dense_column.*kernel": (None, "model"),
     "dense_column.*bias": ("model",),
@@ -42,8 +43,6 @@ CHECKED = {
 
 
 def checks(world_size):
-    if not is_keras_3():
-        return {}
     return {
         f"{shape[0]}x{shape[1]}.{optimizer}": lambda s=shape, o=optimizer: train_on_mesh(s, o)
         for shape, optimizers in CHECKED[world_size].items()
@@ -140,17 +139,12 @@ def fit(model, optimizer):
 
 def weights_of(model):
     """Whole weights by path; of the hash table, the rows of the keys in order."""
-    found = {}
-    for variable in model.variables:
-        if hasattr(variable, "find") or "EmbeddingVariable" in type(variable).__name__:
-            continue
-        found[variable.path] = np.array(variable)
+    found = {path_of(v): v.numpy() for v in model.variables if not is_embedding_variable(v)}
     hashed = model.get_layer("hashed")
     if hasattr(hashed, "table"):
-        keys = tf.range(HASH_KEYS, dtype=tf.int64)
-        keys = tf.reshape(tf.concat([keys, keys[:1]], 0) if HASH_KEYS % 2 else keys, [-1, 2])
-        rows = tf.reshape(hashed(keys, training=False), [-1, DIM])
-        found["hashed/embeddings"] = rows.numpy()[:HASH_KEYS]
+        keys = tf.reshape(tf.range(HASH_KEYS, dtype=tf.int64), [-1, 2])
+        rows = hashed(keys, training=False)
+        found["hashed/embeddings"] = tf.reshape(rows, [-1, DIM]).numpy()
     return found
 
 
@@ -161,9 +155,10 @@ def oracle(optimizer, start):
     """What Keras alone makes of the same start; it is the same on every mesh."""
     if optimizer not in _expected:
         model = make_model()
+        initial = weights_of(model)
         for variable in model.variables:
-            variable.assign(start[variable.path])
-        _expected[optimizer] = {**fit(model, optimizer), "start": start}
+            variable.assign(start[path_of(variable)])
+        _expected[optimizer] = {**fit(model, optimizer), "initial": initial}
         _expected[optimizer]["weights"] = weights_of(model)
     return _expected[optimizer]
 
@@ -185,13 +180,14 @@ def train_on_mesh(shape, optimizer):
         sharded["weights"] = weights_of(model)
         table = dist.summary(model)
     expected = oracle(optimizer, start)
-    slots = [v for v in model.optimizer.variables if getattr(v, "layout", None)]
+    slots = model.optimizer.variables
+    slots = slots() if callable(slots) else slots
     return {
         "start": start,
         "sharded": sharded,
         "expected": expected,
-        "shards": {v.path: _facts(v) for v in model.variables if hasattr(v, "local_shape")},
-        "slots": {v.path: _facts(v) for v in slots},
+        "shards": {path_of(v): _facts(v) for v in model.variables if shard_of(v)},
+        "slots": {path_of(v): _facts(v) for v in slots if shard_of(v)},
         "table": table,
         "warned": [str(w.message) for w in said if "LayoutMap" in str(w.message)],
     }
@@ -199,5 +195,4 @@ def train_on_mesh(shape, optimizer):
 
 def _facts(variable):
     """Layout, whole shape, and the elements stored on this rank."""
-    stored = math.prod(variable._value.shape)
-    return tuple(variable.layout), tuple(variable.global_shape), stored
+    return tuple(variable.layout), tuple(variable.global_shape), math.prod(variable.local.shape)
