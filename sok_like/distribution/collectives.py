@@ -16,6 +16,9 @@ takes the own part times the number of ranks, because gradients are averaged alo
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -31,6 +34,7 @@ def gather(
     line: Communicator,
     name: str,
     *,
+    length: int | None = None,
     gradient: str = "own part",
     scale: float = 1.0,
 ) -> tf.Tensor:
@@ -38,7 +42,8 @@ def gather(
 
     Args:
         tensor: This rank's part, as `placement.part` cuts the whole along `dim`.
-        gradient: "own part", or "mean" of the ranks' gradients.
+        length: Of the whole along `dim`, where it is known beforehand.
+        gradient: "own part" of it, or of the "mean" or "sum" of the ranks' gradients.
         scale: What the own part of the gradient is multiplied by.
     """
     if line.world_size == 1:
@@ -51,15 +56,18 @@ def gather(
 
         def back(grad):
             grad = tf.convert_to_tensor(grad)  # of a table that was looked up, it is sparse
-            if gradient == "mean":
-                grad = grad / tf.cast(line.world_size, grad.dtype)
+            if gradient != "own part":
+                parts = line.world_size if gradient == "mean" else 1
+                grad = grad / tf.cast(parts, grad.dtype)
                 return _along_front(grad, dim, lambda g: line.reduce_scatter(g, f"{name}_grad"))
             mine = _part_along(grad, dim, line)
             return mine if scale == 1.0 else mine * tf.cast(scale, mine.dtype)
 
         return whole, back
 
-    return run(tensor)
+    shape = tensor.shape.as_list()
+    shape[dim] = length
+    return tf.ensure_shape(run(tensor), shape)
 
 
 def own_part(tensor: tf.Tensor, dim: int, line: Communicator, name: str) -> tf.Tensor:
@@ -121,6 +129,24 @@ def _part_along(tensor, dim, line):
     length = tf.shape(tensor, tf.int64)[dim] if static is None else static
     start, stop = part(length, line.world_size, line.rank)
     return tensor[(slice(None),) * dim + (slice(start, stop),)]
+
+
+_state = threading.local()
+
+
+@contextlib.contextmanager
+def samples_split() -> Iterator[None]:
+    """Within it, what a model computes with are this rank's samples of a batch."""
+    _state.split = True
+    try:
+        yield
+    finally:
+        _state.split = False
+
+
+def samples_are_split() -> bool:
+    """Whether `samples_split` is in force."""
+    return getattr(_state, "split", False)
 
 
 def split_batch(tensor: Any, parts: int, index: int) -> Any:

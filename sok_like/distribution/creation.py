@@ -126,7 +126,10 @@ def _shard_for(path, shape, distribution):
 
 
 def _shard_by_path(path, shape, distribution):
-    axes = distribution.axes_of(path)
+    try:
+        axes = distribution.axes_of(path)
+    except ValueError as error:  # several keys
+        raise ValueError(f"{error}, of shape {tuple(shape)}") from error
     if axes is None:
         return None
     mesh = distribution.mesh

@@ -77,8 +77,9 @@ class _Distribution:
 
     def check_patterns(self, model: Any) -> None:
         """Warns, once, of keys of the layout map that have matched no variable so far."""
-        if self._layout_map is None or not model.built:
+        if self._layout_map is None or "_sok_checked" in vars(model) or not model.variables:
             return
+        object.__setattr__(model, "_sok_checked", True)  # past Keras', which tracks
         for variable in model.variables:
             axes = self.axes_of(path_of(variable))
             if axes is not None and is_embedding_variable(variable) and axes[1:] != (None,):

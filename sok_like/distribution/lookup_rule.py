@@ -49,7 +49,8 @@ def distinct_rows(table: Any, ids: tf.Tensor, table_name: str) -> tuple[tf.Tenso
     if cut.dim == 1:
         columns = local_rows(table, unique)
         line = shard.mesh.along(cut.axis)
-        return gather(columns, 1, line, f"{shard.placement.path}_columns"), inverse
+        whole = gather(columns, 1, line, f"{shard.placement.path}_columns", length=cut.length)
+        return whole, inverse
     return _rows(table, shard, unique), inverse
 
 

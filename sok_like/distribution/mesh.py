@@ -69,6 +69,23 @@ class LayoutMap(keras.distribution.LayoutMap):
     meaning when it is given to `ModelParallel`.)
     """
 
+    def __setitem__(self, key: str, layout: Any) -> None:
+        """Gives the variables that `key` matches a layout.
+
+        Raises:
+            ValueError: the key is there already, the layout is no tuple or TensorLayout, or it
+                names an axis that the mesh has not.
+        """
+        axes = layout if isinstance(layout, tuple) else getattr(layout, "axes", ())
+        for axis in axes:
+            if self.device_mesh is not None and axis not in (None, *self.device_mesh.axis_names):
+                raise ValueError(
+                    "A layout must name axes of the mesh, "
+                    f"{tuple(self.device_mesh.axis_names)}, or None. Received: axis {axis!r} in "
+                    f"the layout {tuple(axes)} for the key {key!r}"
+                )
+        super().__setitem__(key, layout)
+
     def __getitem__(self, key: str) -> Any:
         """The layout of the variable with the path `key`, or None.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import shutil
 import tempfile
@@ -22,7 +23,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like import comm
-from sok_like.distribution.collectives import gather, split_batch
+from sok_like.distribution.collectives import gather, samples_split, split_batch
 from sok_like.distribution.creation import cut_existing
 from sok_like.distribution.optimizer import distributed_optimizer
 from sok_like.distribution.rules import install
@@ -99,28 +100,30 @@ def _splitting(model, own_call, distribution) -> Callable:
     def call(*args, **kwargs):
         for layer in list(model._flatten_layers(include_self=False)):
             install(layer, distribution)
-        line = distribution.mesh.along(distribution.batch_dim_name)
         if getattr(_state, "inside", False):
             return own_call(*args, **kwargs)
-        distribution.check_patterns(model)
-        if line.world_size == 1 or not distribution.auto_shard_dataset or _symbolic(args, kwargs):
-            with _inside():
-                return own_call(*args, **kwargs)
-        args, kwargs = tf.nest.map_structure(
-            lambda t: _own_samples(t, line), (args, kwargs), expand_composites=False
-        )
-        with _inside():
+        line = distribution.mesh.along(distribution.batch_dim_name)
+        split = line.world_size > 1 and distribution.auto_shard_dataset
+        split = split and not _symbolic(args, kwargs)
+        if split:
+            args, kwargs = tf.nest.map_structure(lambda t: _own_samples(t, line), (args, kwargs))
+        with _inside(), samples_split() if split else contextlib.nullcontext():
             outputs = own_call(*args, **kwargs)
-        flat = tf.nest.flatten(outputs)
-        return tf.nest.pack_sequence_as(
-            outputs,
-            [
-                gather(t, 0, line, f"{model.name}_output_{i}", scale=line.world_size)
-                for i, t in enumerate(flat)
-            ],
-        )
+        distribution.check_patterns(model)  # now its variables are there, whatever the model
+        return _of_all(outputs, model, line) if split else outputs
 
     return tf.autograph.experimental.do_not_convert(call)
+
+
+def _of_all(outputs, model, line):
+    """Outputs of own samples, any structure of tensors, to those of all."""
+    names = itertools.count()
+
+    def gathered(tensor):
+        name = f"{model.name}_output_{next(names)}"
+        return gather(tensor, 0, line, name, scale=line.world_size)
+
+    return tf.nest.map_structure(gathered, outputs)
 
 
 def _own_samples(value, line):
@@ -130,7 +133,8 @@ def _own_samples(value, line):
 
 
 def _symbolic(args, kwargs):
-    return any(map(tf.keras.backend.is_keras_tensor, tf.nest.flatten((args, kwargs))))
+    leaves = tf.nest.flatten((args, kwargs))
+    return any(type(leaf).__name__.endswith("KerasTensor") for leaf in leaves)  # of either Keras
 
 
 def _on_rank_0(save) -> Callable:

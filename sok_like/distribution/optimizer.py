@@ -34,6 +34,14 @@ class _OnShards:
                     f"`clipvalue`. Received: {option}={getattr(self, option)!r} with sharded "
                     f"variables {sharded}"
                 )
+        for variable in variables:
+            constraint = getattr(variable, "constraint", None)
+            elementwise = constraint is None or type(constraint).__name__ == "NonNeg"
+            if shard_of(variable) is not None and not elementwise:
+                raise ValueError(
+                    "A constraint other than NonNeg needs the whole variable, which no rank has. "
+                    f"Received: {type(constraint).__name__} on the sharded '{path_of(variable)}'"
+                )
         with on_shards():
             super().build(variables)
 

@@ -96,7 +96,7 @@ def run_product(
     else:
         if rides_along(product, kernel, bias) is not None:
             outputs, bias = outputs + as_addend(tf.cast(bias.local, outputs.dtype)), None
-        outputs = gather(outputs, product.output_dim, line, f"{name}_output")
+        outputs = gather(outputs, product.output_dim, line, f"{name}_output", length=cut.length)
     return outputs if bias is None else outputs + as_addend(tf.cast(bias, outputs.dtype))
 
 

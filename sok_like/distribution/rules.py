@@ -16,7 +16,7 @@ import tensorflow as tf
 from sok_like.dist_model_parallel.embedding import Embedding
 from sok_like.dist_model_parallel.embedding_lookup import lookup_rows
 from sok_like.distribution import lookup_rule
-from sok_like.distribution.collectives import gather, split_batch
+from sok_like.distribution.collectives import gather, samples_are_split, split_batch
 from sok_like.distribution.products import (
     CutProduct,
     einsum,
@@ -158,6 +158,25 @@ def _sok_embedding(layer):
     return Rule(run, _LOOKUP, table)
 
 
+def _batch_normalization(layer):
+    """Statistics are those of whole batches, so every rank normalizes all samples."""
+    current = layer._sok_distribution
+    line = current.mesh.along(current.batch_dim_name)
+    if line.world_size == 1:
+        return None
+    own_call = type(layer).call
+
+    def run(inputs, training=None, mask=None):
+        if not training or mask is not None or not samples_are_split():
+            return own_call(layer, inputs, training=training, mask=mask)
+        # A rank's samples have a part in the outputs, and so in the gradients, of all.
+        whole = gather(inputs, 0, line, f"{layer.name}_samples", gradient="sum")
+        outputs = own_call(layer, whole, training=training)
+        return split_batch(outputs, line.world_size, line.rank)
+
+    return Rule(run, "all_gather of inputs, reduce_scatter of their gradients")
+
+
 def _hash_table(layer):
     """Samples are dealt out along the model axes too, so that each key is asked for once."""
     current = layer._sok_distribution
@@ -202,6 +221,7 @@ _RULES: dict[type, Callable] = {
     tf.keras.layers.Dense: _dense,
     tf.keras.layers.EinsumDense: _einsum_dense,
     tf.keras.layers.Embedding: _keras_embedding,
+    tf.keras.layers.BatchNormalization: _batch_normalization,
     Embedding: _sok_embedding,
     **dict.fromkeys(
         (tf.keras.layers.Conv1D, tf.keras.layers.Conv2D, tf.keras.layers.Conv3D), _convolution

@@ -67,9 +67,10 @@ class Shard:
                 cut.dim,
                 self.mesh.along(cut.axis),
                 f"{self.placement.path}_dim{cut.dim}",
+                length=cut.length,
                 gradient="mean" if cut.axis == self.batch_axis else "own part",
             )
-        return tf.ensure_shape(local, self.placement.global_shape)
+        return local
 
 
 def shard_of(variable: Any) -> Shard | None:

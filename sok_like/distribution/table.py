@@ -62,7 +62,9 @@ def _row(variable, layer, distribution):
     if shard is None:
         shape = tuple(variable.shape)
         layout: tuple = (None,) * len(shape)
-        local, travels = shape, []
+        # A layer with a rule and no sharded variable: what travels is said at the first of its own.
+        first = rule is not None and rule.variable is None and _own_variables(layer)[0] is variable
+        local, travels = shape, [rule.collectives] if first else []
     else:
         shape, layout = shard.placement.global_shape, shard.placement.axes
         local, travels = shard.placement.local_shape, _of_shard(variable, shard, rule)

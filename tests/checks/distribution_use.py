@@ -217,11 +217,10 @@ def errors():
 
     mesh = dist.DeviceMesh((1, 2), ("batch", "model"))
 
-    def built(axes, pattern="dense/kernel", **patterns):
+    def built(axes, *patterns):
         layout_map = dist.LayoutMap(mesh)
-        layout_map[pattern] = axes
-        for key, value in patterns.items():
-            layout_map[key] = value
+        for pattern in patterns or ("dense/kernel",):
+            layout_map[pattern] = axes
         with dist.ModelParallel(mesh, layout_map).scope():
             model = make_model()
             model.compile(tf.keras.optimizers.SGD(0.1, clipnorm=1.0), "mse")
@@ -242,7 +241,7 @@ def errors():
         "rank": said(lambda: built(("model",))),
         "twice": said(lambda: built(("model", "model"))),
         "axis": said(lambda: built((None, "modle"))),
-        "two patterns": said(lambda: built((None, "model"), kernel=(None, None))),
+        "two patterns": said(lambda: built((None, "model"), "dense/k", "se/kernel")),
         "clipnorm": said(clipped),
         "mesh": said(lambda: dist.ModelParallel(wide, dist.LayoutMap(wide))),
         "order": said(lambda: dist.DataParallel(dist.DeviceMesh((2,), ("batch",), [1, 0]))),
