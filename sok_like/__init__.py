@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sok_like import deeprec as deeprec
     from sok_like import dist_model_parallel as dist_model_parallel
+    from sok_like import distribution as distribution
     from sok_like import feature_column as feature_column
     from sok_like import optimizers as optimizers
     from sok_like import tf as tf
@@ -95,6 +96,7 @@ _MODULES = (
     "core",
     "deeprec",
     "dist_model_parallel",
+    "distribution",
     "embeddings",
     "feature_column",
     "optimizers",

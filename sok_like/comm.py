@@ -1,7 +1,7 @@
 """The processes of a job and what they say to each other.
 
 A `Communicator` is all the rest of the package knows of the outside: this process's rank, how many
-ranks there are, and five collectives. One process needs none of them and gets `SingleProcess`;
+ranks there are, and seven collectives. One process needs none of them and gets `SingleProcess`;
 several get `HorovodCommunicator`, which adds nothing to Horovod but stable names. Tests pass their
 own.
 
@@ -35,6 +35,18 @@ class Communicator(Protocol):
     rank: int
     world_size: int
 
+    def subset(self, groups: Sequence[Sequence[int]]) -> Communicator:
+        """The communicator of this rank's group; ranks there are counted within the group.
+
+        Args:
+            groups: Disjoint groups of ranks, the same on all ranks, which must all call this.
+
+        Raises:
+            ValueError: this rank is in none of them.
+            RuntimeError: the transport cannot make groups any more.
+        """
+        ...
+
     def all_to_all(
         self, tensor: tf.Tensor, splits: tf.Tensor, name: str
     ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -63,6 +75,14 @@ class Communicator(Protocol):
         """The ranks' tensors joined along their first axis, whose length may differ."""
         ...
 
+    def sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """The sum of the ranks' tensors, which have one shape."""
+        ...
+
+    def reduce_scatter(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """This rank's part of the sum, cut along the first axis; the first parts may be longer."""
+        ...
+
     def barrier(self) -> None:
         """Returns when every rank has called it. Eager only."""
         ...
@@ -85,6 +105,15 @@ class SingleProcess:
 
     def all_gather(self, tensor, name):
         return tensor
+
+    def sum(self, tensor, name):
+        return tensor
+
+    def reduce_scatter(self, tensor, name):
+        return tensor
+
+    def subset(self, groups):
+        return self
 
     def barrier(self):
         pass
@@ -116,11 +145,15 @@ def distinct(slices: tf.IndexedSlices) -> tf.IndexedSlices:
 class HorovodCommunicator:
     """Horovod's collectives, over MPI, Gloo or NCCL as Horovod was built and launched.
 
+    Args:
+        groups_later: Initialises Horovod so that `subset` can make groups; it then agrees on them
+            in each of its cycles. Without effect where the program has initialised Horovod.
+
     Raises:
         ImportError: Horovod is not installed.
     """
 
-    def __init__(self):
+    def __init__(self, groups_later: bool = False):
         try:
             import horovod.tensorflow as hvd
         except ImportError as error:
@@ -130,21 +163,68 @@ class HorovodCommunicator:
                 "says how to build it by hand."
             ) from error
         if not hvd.is_initialized():
-            hvd.init()
+            hvd.init(process_sets="dynamic" if groups_later else None)
         self._hvd = hvd
-        self.rank = hvd.rank()
-        self.world_size = hvd.size()
+        self._groups: dict[tuple[int, ...], HorovodCommunicator] = {}
+        self._set_process_set(hvd.global_process_set, tuple(range(hvd.size())))
+
+    def _set_process_set(self, process_set, ranks):
+        self._process_set, self._ranks = process_set, ranks
+        self.rank = ranks.index(self._hvd.rank())
+        self.world_size = len(ranks)
+
+    def subset(self, groups):
+        mine = None
+        for group in map(tuple, groups):
+            if len(group) in (1, self._hvd.size()):
+                made: Communicator = SingleProcess() if len(group) == 1 else self
+            else:
+                made = self._group(group)
+            if self._hvd.rank() in group:
+                mine = made
+        if mine is None:
+            raise ValueError(
+                f"Every rank must be in a group. Received: groups={groups} on rank "
+                f"{self._hvd.rank()}"
+            )
+        return mine
+
+    def _group(self, ranks):
+        """The communicator of some ranks, on them; on the others, which register it too, None."""
+        if ranks not in self._groups:
+            try:
+                process_set = self._hvd.add_process_set(ranks)
+            except ValueError as error:
+                raise RuntimeError(
+                    "Groups of ranks, which a mesh with two axes longer than 1 needs, must be "
+                    "announced when Horovod is initialised: call sok.distribution.initialize() "
+                    "before sok.Init, or set HOROVOD_DYNAMIC_PROCESS_SETS=1. "
+                    f"Received: Horovod without them, and a group of ranks {list(ranks)}"
+                ) from error
+            group = None
+            if self._hvd.rank() in ranks:
+                group = object.__new__(HorovodCommunicator)
+                group._hvd, group._groups = self._hvd, self._groups
+                group._set_process_set(process_set, ranks)
+            self._groups[ranks] = group
+        return self._groups[ranks]
 
     def all_to_all(self, tensor, splits, name):
-        hvd = self._hvd
+        hvd, process_set = self._hvd, self._process_set
 
         @tf.custom_gradient
         def exchange(tensor):
-            received, received_splits = hvd.alltoall(_not_folded(tensor), splits=splits, name=name)
+            received, received_splits = hvd.alltoall(
+                _not_folded(tensor), splits=splits, name=name, process_set=process_set
+            )
 
             def back(grad, _):
-                grad = _not_folded(grad)
-                returned, _ = hvd.alltoall(grad, splits=received_splits, name=f"{name}_grad")
+                returned, _ = hvd.alltoall(
+                    _not_folded(grad),
+                    splits=received_splits,
+                    name=f"{name}_grad",
+                    process_set=process_set,
+                )
                 return returned
 
             return (received, received_splits), back
@@ -156,7 +236,10 @@ class HorovodCommunicator:
         dense = [i for i, t in enumerate(tensors) if isinstance(t, tf.Tensor)]
         if dense:  # one collective for all of them
             reduced = self._hvd.grouped_allreduce(
-                [_not_folded(tensors[i]) for i in dense], op=self._hvd.Average, name=f"{name}_dense"
+                [_not_folded(tensors[i]) for i in dense],
+                op=self._hvd.Average,
+                name=f"{name}_dense",
+                process_set=self._process_set,
             )
             for i, tensor in zip(dense, reduced, strict=True):
                 averaged[i] = tensor
@@ -169,13 +252,24 @@ class HorovodCommunicator:
         return averaged
 
     def broadcast(self, tensor, root_rank, name):
-        return self._hvd.broadcast(tensor, root_rank, name=name)
+        root = self._ranks[root_rank]
+        return self._hvd.broadcast(tensor, root, name=name, process_set=self._process_set)
 
     def all_gather(self, tensor, name):
-        return self._hvd.allgather(_not_folded(tensor), name=name)
+        return self._hvd.allgather(_not_folded(tensor), name=name, process_set=self._process_set)
+
+    def sum(self, tensor, name):
+        return self._hvd.allreduce(
+            _not_folded(tensor), op=self._hvd.Sum, name=name, process_set=self._process_set
+        )
+
+    def reduce_scatter(self, tensor, name):
+        return self._hvd.reducescatter(
+            _not_folded(tensor), op=self._hvd.Sum, name=name, process_set=self._process_set
+        )
 
     def barrier(self):
-        self._hvd.allgather(tf.zeros([1]), name="sok_barrier")
+        self.all_gather(tf.zeros([1]), "sok_barrier")
 
 
 def launched_world_size() -> int:
@@ -218,6 +312,6 @@ def set_current(communicator: Communicator | None) -> None:
     _current = communicator
 
 
-def choose() -> Communicator:
-    """The communicator for how this process was launched."""
-    return HorovodCommunicator() if launched_world_size() > 1 else SingleProcess()
+def choose(groups_later: bool = False) -> Communicator:
+    """The communicator for how this process was launched; one that can make groups if asked to."""
+    return HorovodCommunicator(groups_later) if launched_world_size() > 1 else SingleProcess()

@@ -43,6 +43,7 @@ def _results(world_size):
         return [run(world_size)]
     # The steps are small, and waiting is most of their time: cycles in ms, no spinning.
     quick = {"HOROVOD_CYCLE_TIME": "0.2", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    quick["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"  # meshes with two axes are groups of ranks
     try:
         return run_ranks(
             "tests.checks:run", world_size, args={"world_size": world_size}, env=quick, timeout=500

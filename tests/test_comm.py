@@ -60,7 +60,16 @@ def test_broadcast_gather_and_barrier(ranks, world_size):
 
 def test_both_are_communicators():
     assert isinstance(comm.SingleProcess(), comm.Communicator)
-    for name in ("all_to_all", "average", "broadcast", "all_gather", "barrier"):
+    for name in (
+        "all_to_all",
+        "average",
+        "broadcast",
+        "all_gather",
+        "sum",
+        "reduce_scatter",
+        "subset",
+        "barrier",
+    ):
         assert callable(getattr(comm.HorovodCommunicator, name))
 
 

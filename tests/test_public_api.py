@@ -58,6 +58,15 @@ CALLABLES = {
     "**horovod_arguments",
     "dist_model_parallel.broadcast_variables": "model_vars, root_rank=0",
     "dist_model_parallel.is_local": "variable",
+    "distribution.DataParallel": "device_mesh=None, devices=None, auto_shard_dataset=True",
+    "distribution.DeviceMesh": "shape, axis_names, devices=None",
+    "distribution.LayoutMap": "device_mesh",
+    "distribution.ModelParallel": "device_mesh=None, layout_map=None, batch_dim_name=None, "
+    "auto_shard_dataset=True",
+    "distribution.TensorLayout": "axes, device_mesh=None",
+    "distribution.distribution": "",
+    "distribution.list_devices": "device_type=None",
+    "distribution.set_distribution": "value",
     "embedding_lookup": "param, ids, combiner=None, *, weights=None",
     "enable_distributed_strategy": "strategy='collective'",
     "export": "variable",
@@ -111,8 +120,8 @@ REFERENCE = {
     ),
 }
 MODULES = {
-    *("core", "deeprec", "dist_model_parallel", "embeddings", "feature_column", "optimizers"),
-    "tf",
+    *("core", "deeprec", "dist_model_parallel", "distribution", "embeddings", "feature_column"),
+    *("optimizers", "tf"),
 }
 CLASSES_ONLY = {"Saver"}
 

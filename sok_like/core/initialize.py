@@ -62,11 +62,11 @@ def Init(*, global_batch_size: int, seed: int | None = None):
     return _agree_on_seed(communicator, seed)
 
 
-def ensure_initialized(seed: int | None = None) -> None:
+def ensure_initialized(seed: int | None = None, groups_later: bool = False) -> None:
     """What a front door does in place of `Init`: at once, also where a graph is being built."""
     if comm.is_initialized():
         return
-    comm.set_current(comm.choose())
+    comm.set_current(comm.choose(groups_later))
     if tf.executing_eagerly():
         _agree_on_seed(comm.current(), seed)
         return

@@ -153,6 +153,12 @@ def DistributedGradientTape(
     return _AveragingTape(gradtape, sparse_as_dense)
 
 
+def slot_reference(args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The variable that `add_variable_from_reference` is called for, in either Keras."""
+    names = ("reference_variable", "model_variable")
+    return args[0] if args else next(kwargs[name] for name in names if name in kwargs)
+
+
 class _Averaging:
     """What optimizers of both Keras share."""
 
@@ -161,10 +167,7 @@ class _Averaging:
 
     def add_variable_from_reference(self, *args, **kwargs):
         slot = super().add_variable_from_reference(*args, **kwargs)
-        # The two Keras call it by other names.
-        names = ("reference_variable", "model_variable")
-        reference = args[0] if args else next(kwargs[name] for name in names if name in kwargs)
-        return mark_local(slot) if is_local(reference) else slot
+        return mark_local(slot) if is_local(slot_reference(args, kwargs)) else slot
 
     def _dmp_averaged(self, gradients, variables):
         return averaged(gradients, variables, self._dmp_sparse_as_dense, "dmp_optimizer")

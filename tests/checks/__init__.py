@@ -11,7 +11,10 @@ import time
 import traceback
 
 # Module of this package: the checks it offers on so many ranks.
-MODULES = ("parity", "shards", "groups", "columns", "policies", "failures", "hashed")
+MODULES = (
+    *("parity", "shards", "groups", "columns", "policies", "failures", "hashed"),
+    *("distribution", "distribution_use"),
+)
 
 
 class Raised:

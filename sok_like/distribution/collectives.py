@@ -1,0 +1,162 @@
+"""Collectives along a mesh axis with the gradients that sharded layers need.
+
+Between layers every rank of a line along a model axis holds the same activations, and going back
+the same gradients of them, whole. What follows from that:
+
+    forward             backward
+    gather, of parts    take the own part: all ranks have the whole gradient
+    take the own part   gather
+    sum                 nothing: all ranks have the gradient
+    nothing (`shared`)  sum: each rank used the activation for its own part of the result
+
+Along the batch axis ranks hold different samples. There a gather of parts of a *variable* sums its
+gradient (`reduce_scatter`), and one of *outputs*, which all ranks then put into the same loss,
+takes the own part times the number of ranks, because gradients are averaged along that axis later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.comm import Communicator
+from sok_like.dist_model_parallel.local import unique_in_graph
+from sok_like.distribution.placement import part
+
+
+def gather(
+    tensor: tf.Tensor,
+    dim: int,
+    line: Communicator,
+    name: str,
+    *,
+    length: int | None = None,
+    gradient: str = "own part",
+    scale: float = 1.0,
+) -> tf.Tensor:
+    """The parts of the ranks of a line, joined along `dim`.
+
+    Args:
+        tensor: This rank's part, as `placement.part` cuts the whole along `dim`.
+        length: Of the whole along `dim`, where it is known beforehand.
+        gradient: "own part" of it, or of the "mean" or "sum" of the ranks' gradients.
+        scale: What the own part of the gradient is multiplied by.
+    """
+    if line.world_size == 1:
+        return tensor
+    name = unique_in_graph(name)
+
+    @tf.custom_gradient
+    def run(tensor):
+        whole = _along_front(tensor, dim, lambda front: line.all_gather(front, name))
+
+        def back(grad):
+            grad = tf.convert_to_tensor(grad)  # of a table that was looked up, it is sparse
+            if gradient != "own part":
+                parts = line.world_size if gradient == "mean" else 1
+                grad = grad / tf.cast(parts, grad.dtype)
+                return _along_front(grad, dim, lambda g: line.reduce_scatter(g, f"{name}_grad"))
+            mine = _part_along(grad, dim, line)
+            return mine if scale == 1.0 else mine * tf.cast(scale, mine.dtype)
+
+        return whole, back
+
+    shape = tensor.shape.as_list()
+    shape[dim] = length
+    return tf.ensure_shape(run(tensor), shape)
+
+
+def own_part(tensor: tf.Tensor, dim: int, line: Communicator, name: str) -> tf.Tensor:
+    """This rank's part along `dim` of what all ranks of the line hold whole."""
+    if line.world_size == 1:
+        return tensor
+    name = unique_in_graph(name)
+
+    @tf.custom_gradient
+    def run(tensor):
+        def back(grad):
+            return _along_front(grad, dim, lambda front: line.all_gather(front, f"{name}_grad"))
+
+        return _part_along(tensor, dim, line), back
+
+    return run(tensor)
+
+
+def summed(tensor: tf.Tensor, line: Communicator, name: str) -> tf.Tensor:
+    """The sum of the ranks' tensors."""
+    if line.world_size == 1:
+        return tensor
+    name = unique_in_graph(name)
+
+    @tf.custom_gradient
+    def run(tensor):
+        return line.sum(tensor, name), lambda grad: grad
+
+    return run(tensor)
+
+
+def shared(tensor: tf.Tensor, line: Communicator, name: str) -> tf.Tensor:
+    """The tensor, used by each rank of the line for a part of the result."""
+    if line.world_size == 1 or not tensor.dtype.is_floating:
+        return tensor
+    name = unique_in_graph(name)
+
+    @tf.custom_gradient
+    def run(tensor):
+        return tf.identity(tensor), lambda grad: line.sum(grad, f"{name}_grad")
+
+    return run(tensor)
+
+
+def _along_front(tensor, dim, gather_front):
+    """Horovod gathers along the first axis: another one is brought there and back."""
+    rank = tensor.shape.rank
+    dim %= rank
+    if dim == 0:
+        return gather_front(tensor)
+    to_front = [dim, *(i for i in range(rank) if i != dim)]
+    back = [to_front.index(i) for i in range(rank)]
+    return tf.transpose(gather_front(tf.transpose(tensor, to_front)), back)
+
+
+def _part_along(tensor, dim, line):
+    dim %= tensor.shape.rank
+    static = tensor.shape[dim]
+    length = tf.shape(tensor, tf.int64)[dim] if static is None else static
+    start, stop = part(length, line.world_size, line.rank)
+    return tensor[(slice(None),) * dim + (slice(start, stop),)]
+
+
+_state = threading.local()
+
+
+@contextlib.contextmanager
+def samples_split() -> Iterator[None]:
+    """Within it, what a model computes with are this rank's samples of a batch."""
+    _state.split = True
+    try:
+        yield
+    finally:
+        _state.split = False
+
+
+def samples_are_split() -> bool:
+    """Whether `samples_split` is in force."""
+    return getattr(_state, "split", False)
+
+
+def split_batch(tensor: Any, parts: int, index: int) -> Any:
+    """The samples of part `index`: of dense, ragged and sparse tensors alike."""
+    if isinstance(tensor, tf.SparseTensor):
+        start, stop = part(tensor.dense_shape[0], parts, index)
+        start_all = tf.concat([[start], tf.zeros_like(tensor.dense_shape[1:])], 0)
+        size = tf.concat([[stop - start], tensor.dense_shape[1:]], 0)
+        return tf.sparse.slice(tensor, start_all, size)
+    batch = tensor.nrows(tf.int64) if isinstance(tensor, tf.RaggedTensor) else None
+    batch = tf.shape(tensor, tf.int64)[0] if batch is None else batch
+    start, stop = part(batch, parts, index)
+    return tensor[start:stop]

@@ -1,0 +1,149 @@
+"""Variables become shards while they are made.
+
+TensorFlow asks the variable creators in force for each variable. Ours finds the path of the
+variable, under Keras 3 from the Keras variable behind the request, and if the layout map has a
+layout for it, hands on a request for this rank's part only. The initial value is computed whole,
+since that is what the unsharded model has, cut and dropped: one variable at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common import global_state
+
+from sok_like.distribution.placement import Placement
+from sok_like.distribution.sharded_variable import (
+    Shard,
+    keras_3_class,
+    shard_of,
+    tf_class,
+    works_on_shards,
+)
+from sok_like.keras_variable import is_keras_3
+from sok_like.variable import is_embedding_variable
+
+_next_slot = threading.local()
+
+
+def creator(distribution: Any) -> Any:
+    """A function for `tf.variable_creator_scope`."""
+
+    def create(next_creator, **kwargs):
+        whole = kwargs.get("initial_value")
+        variable = _keras_variable(whole) if is_keras_3() else None
+        if variable is not None:
+            shard = _shard_for(variable.path, variable._shape, distribution)
+        elif not is_keras_3():
+            shard = _shard_for(_tf_path(kwargs), _tf_shape(kwargs), distribution)
+        else:
+            shard = None
+        if shard is None:
+            return next_creator(**kwargs)
+        if variable is not None:
+            make_sharded(variable, shard)
+
+        def initial_value():
+            value = tf.cast(whole() if callable(whole) else whole, kwargs["dtype"])
+            return value if works_on_shards() else shard.placement.take(value)
+
+        # A `tf.compat.v1` variable may come without a dtype.
+        kwargs["dtype"] = kwargs.get("dtype") or getattr(whole, "dtype", tf.float32)
+        made = next_creator(
+            **{**kwargs, "initial_value": initial_value, "shape": shard.placement.local_shape}
+        )
+        made.de_local = True
+        if variable is None:
+            make_sharded(made, shard)
+        return made
+
+    return create
+
+
+@contextlib.contextmanager
+def slots_like(reference: Any) -> Iterator[None]:
+    """Within it and `on_shards`, variables that an optimizer makes lie as `reference` does."""
+    _next_slot.shard = shard_of(reference)
+    try:
+        yield
+    finally:
+        _next_slot.shard = None
+
+
+def cut_existing(variable: Any, distribution: Any) -> None:
+    """Makes a shard of a Keras variable that was made without the distribution."""
+    if not isinstance(variable, keras.Variable) or variable._value is None:
+        return  # under tf_keras layers hold the variables themselves, which cannot be exchanged
+    if shard_of(variable) is None and not is_embedding_variable(variable):
+        shard = _shard_by_path(variable.path, variable.shape, distribution)
+        if shard is not None:
+            with tf.init_scope():
+                part = tf.convert_to_tensor(shard.placement.take(tf.convert_to_tensor(variable)))
+                local = tf.Variable(part, trainable=variable.trainable, name=variable.name)
+            local.de_local = True
+            variable._value = local
+            make_sharded(variable, shard)
+
+
+def make_sharded(variable: Any, shard: Shard) -> None:
+    """Turns a variable that holds a shard, or will, into one that knows it."""
+    variable.__class__ = keras_3_class() if is_keras_3() else tf_class(type(variable))
+    variable._sok_shard = shard
+
+
+def _keras_variable(initial_value):
+    """The Keras variable that asks for a value: its initializer is a closure over itself."""
+    for cell in getattr(initial_value, "__closure__", None) or ():
+        if isinstance(cell.cell_contents, keras.Variable):
+            return cell.cell_contents
+    return None
+
+
+def _tf_path(kwargs):
+    """The name, without a colon, that a `tf.Variable` is about to get."""
+    scope, name = tf.get_current_name_scope(), kwargs.get("name") or ""
+    return f"{scope}/{name}" if scope else name
+
+
+def _tf_shape(kwargs):
+    shape = kwargs.get("shape")
+    return getattr(kwargs.get("initial_value"), "shape", None) if shape is None else shape
+
+
+def _shard_for(path, shape, distribution):
+    if works_on_shards():  # an optimizer makes it
+        slot = getattr(_next_slot, "shard", None)
+        same = slot is not None and tuple(shape) == slot.placement.local_shape
+        return slot if same else None
+    if shape is None or not tf.TensorShape(shape).is_fully_defined() or not _is_of_a_layer():
+        return None
+    return _shard_by_path(path, shape, distribution)
+
+
+def _shard_by_path(path, shape, distribution):
+    try:
+        axes = distribution.axes_of(path)
+    except ValueError as error:  # several keys
+        raise ValueError(f"{error}, of shape {tuple(shape)}") from error
+    if axes is None:
+        return None
+    mesh = distribution.mesh
+    placement = Placement(path, shape, axes, mesh.shape, mesh.index)
+    return Shard(placement, mesh, distribution.batch_dim_name) if placement.cuts else None
+
+
+def _is_of_a_layer():
+    """Whether no optimizer, metric or seed generator of Keras 3 is making the variable.
+
+    An optimizer's variables have paths that contain those of the model's.
+    """
+    if not is_keras_3():
+        return True
+    stack = global_state.get_global_attribute("name_scope_stack") or []
+    others = (keras.optimizers.Optimizer, keras.metrics.Metric, keras.random.SeedGenerator)
+    return not any(isinstance(scope.caller, others) for scope in stack)

@@ -1,0 +1,325 @@
+"""Keras' distributions on the TensorFlow backend: `ModelParallel`, `DataParallel`, and their scope.
+
+    mesh = DeviceMesh((2, 4), ("batch", "model"))
+    layout_map = LayoutMap(mesh)
+    layout_map["dense.*kernel"] = (None, "model")
+    set_distribution(ModelParallel(mesh, layout_map))
+
+While a distribution is set, a variable creator cuts the variables that the map names
+(`creation.py`), and models are bound when they are compiled or called (`model.py`). Both last for
+the variables and models so met; the hooks themselves go when the distribution does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from sok_like import comm
+from sok_like.core.initialize import ensure_initialized
+from sok_like.distribution.creation import creator
+from sok_like.distribution.mesh import DeviceMesh, RankMesh, TensorLayout, list_devices, rank_mesh
+from sok_like.distribution.model import bind, hooks
+from sok_like.distribution.optimizer import distributed_optimizer
+from sok_like.distribution.placement import Placement
+from sok_like.distribution.random_state import agree_on_random_state
+from sok_like.distribution.sharded_variable import path_of
+from sok_like.distribution.table import table_of
+from sok_like.variable import is_embedding_variable
+
+
+class _Distribution:
+    """What `ModelParallel` and `DataParallel` share. The state is in `_*` attributes of Keras."""
+
+    _layout_map: Any = None
+
+    def _place(self, device_mesh, batch_dim_name, auto_shard_dataset):
+        if batch_dim_name is None:
+            batch_dim_name = device_mesh.axis_names[0]
+        if batch_dim_name not in device_mesh.axis_names:
+            raise ValueError(
+                "`batch_dim_name` must be an axis of the mesh, one of "
+                f"{tuple(device_mesh.axis_names)}. Received: batch_dim_name={batch_dim_name!r}"
+            )
+        self._device_mesh = device_mesh
+        self._batch_dim_name = batch_dim_name
+        self._auto_shard_dataset = auto_shard_dataset
+        self._num_processes, self._process_id, self._is_multi_process = 1, 0, False
+        self._mesh = rank_mesh(device_mesh)
+        self._matched: set[str] = set()
+        self._told: set[str] = set()
+
+    @property
+    def mesh(self) -> RankMesh:
+        """The ranks."""
+        return self._mesh
+
+    @property
+    def num_model_replicas(self):
+        return self._mesh.shape[self.batch_dim_name]
+
+    @property
+    def data_shard_id(self):
+        return self._mesh.index[self.batch_dim_name]
+
+    def axes_of(self, path: str) -> tuple | None:
+        """A mesh axis or None for each dimension of the variable; None if no key matches `path`."""
+        layout = None if self._layout_map is None else self._layout_map[path]
+        if layout is None:
+            return None
+        self._matched.update(key for key in self._layout_map if self._layout_map[key] is layout)
+        return tuple(layout.axes)
+
+    def check_patterns(self, model: Any) -> None:
+        """Warns, once, of keys of the layout map that have matched no variable so far."""
+        if self._layout_map is None or "_sok_checked" in vars(model) or not model.variables:
+            return
+        object.__setattr__(model, "_sok_checked", True)  # past Keras', which tracks
+        for variable in model.variables:
+            axes = self.axes_of(path_of(variable))
+            if axes is not None and is_embedding_variable(variable) and axes[1:] != (None,):
+                raise ValueError(
+                    "A hash table lies by key over all ranks, so its layout must shard rows, "
+                    f"(axis, None). Received: layout {axes} for '{path_of(variable)}' of shape "
+                    f"{tuple(variable.shape)}"
+                )
+        for key in self._layout_map:
+            if key not in self._matched | self._told:
+                self._told.add(key)
+                warnings.warn(
+                    f"The key {key!r} of the LayoutMap, with the layout "
+                    f"{tuple(self._layout_map[key].axes)}, matches no variable of model "
+                    f"'{model.name}' nor of any other so far. Its variables are "
+                    f"{[path_of(v) for v in model.variables]}",
+                    stacklevel=2,
+                )
+
+    def get_variable_layout(self, variable: Any) -> Any:
+        axes = self.axes_of(path_of(variable))
+        return TensorLayout(axes or [None] * len(variable.shape), self.device_mesh)
+
+    def get_tensor_layout(self, path: str) -> None:
+        """None: activations are whole between layers."""
+        return None
+
+    def distribute_dataset(self, dataset: Any) -> Any:
+        """The dataset itself: a model takes its own samples out of whole batches."""
+        return dataset
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """Makes this the distribution, and the former one again at the end."""
+        before = distribution()
+        set_distribution(self)
+        try:
+            yield
+        finally:
+            set_distribution(before)
+
+    def summary(self, model: Any) -> str:
+        """A table of a built model's variables; see `summary`."""
+        return table_of(model, self)
+
+    def optimizer(self, optimizer: Any) -> Any:
+        """The optimizer for a training loop of one's own; `compile` does this by itself."""
+        return distributed_optimizer(optimizer, self)
+
+    def prepare(self, model: Any) -> None:
+        """Puts a model under the distribution; `compile` and the first call do this as well."""
+        bind(model, self)
+
+
+class ModelParallel(_Distribution, keras.distribution.ModelParallel):
+    """Shards the variables that a layout map names, and the batches.
+
+    Args:
+        device_mesh: `DeviceMesh`, Keras' or ours, with the device of every rank; by default that
+            of the layout map.
+        layout_map: `LayoutMap`: from variable paths to layouts. What it does not name is
+            replicated.
+        batch_dim_name: The mesh axis that batches are split along; the first by default.
+        auto_shard_dataset: False: every rank is given its own samples rather than whole batches;
+            losses, metrics and predictions are then of these.
+
+    Raises:
+        ValueError: no layout map, another mesh than the layout map's, a mesh that does not fit the
+            ranks, or no such axis.
+    """
+
+    def __init__(
+        self,
+        device_mesh: Any = None,
+        layout_map: Any = None,
+        batch_dim_name: str | None = None,
+        auto_shard_dataset: bool = True,
+    ):
+        if not isinstance(layout_map, keras.distribution.LayoutMap):
+            raise ValueError(
+                "`layout_map` must be a LayoutMap. "
+                f"Received: layout_map={layout_map!r} of type {type(layout_map)}"
+            )
+        of_map = layout_map.device_mesh
+        if device_mesh is None:
+            device_mesh = of_map
+        if device_mesh is None:
+            raise ValueError(
+                "A DeviceMesh is required, here or in the LayoutMap. Received: device_mesh=None"
+            )
+        if of_map is not None and _facts(of_map) != _facts(device_mesh):
+            raise ValueError(
+                "`device_mesh` must be that of the LayoutMap. Received: "
+                f"device_mesh={device_mesh!r} and a LayoutMap of {of_map!r}"
+            )
+        self._place(device_mesh, batch_dim_name, auto_shard_dataset)
+        self._layout_map = layout_map
+
+    def __repr__(self):
+        return f"<ModelParallel device_mesh={self.device_mesh}>"
+
+
+class DataParallel(_Distribution, keras.distribution.DataParallel):
+    """Splits the batches over all ranks; every rank holds all variables.
+
+    Args:
+        device_mesh: `DeviceMesh` of one axis; of several, the first is used for batches.
+        devices: In place of a mesh: the devices of a mesh of one axis, "batch".
+        auto_shard_dataset: As that of `ModelParallel`.
+
+    Raises:
+        ValueError: a mesh that does not fit the ranks.
+    """
+
+    def __init__(
+        self, device_mesh: Any = None, devices: Any = None, auto_shard_dataset: bool = True
+    ):
+        if device_mesh is None:
+            devices = list_devices() if devices is None else devices
+            device_mesh = DeviceMesh((len(devices),), ("batch",), devices)
+        self._place(device_mesh, None, auto_shard_dataset)
+
+
+def _facts(mesh):
+    return tuple(mesh.shape), tuple(mesh.axis_names), mesh.devices.reshape(-1).tolist()
+
+
+_hooks: contextlib.ExitStack | None = None
+_distribution: Any = None
+
+
+def summary(model: Any) -> str:
+    """A table of a model's variables: where each lies and what a training step exchanges.
+
+    Args:
+        model: Built, and compiled or called under a distribution.
+
+    Returns:
+        Lines of text: path, global shape, layout, local shape, bytes on this rank, collectives.
+
+    Raises:
+        ValueError: the model is not built, or under no distribution.
+    """
+    of_model = vars(model).get("_sok_distribution", _distribution)
+    if of_model is None:
+        raise ValueError(
+            "`model` must be under a distribution. Received: "
+            f"model '{model.name}', made, compiled and called without one"
+        )
+    return table_of(model, of_model)
+
+
+def initialize(
+    job_addresses: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+) -> None:
+    """Starts what ranks talk by; needed only before `sok.Init` where the mesh has two axes.
+
+    The launcher (mpirun, horovodrun) has made the processes and connected them, so the arguments
+    of Keras' function are only checked.
+
+    Args:
+        job_addresses: Not used.
+        num_processes: The number of ranks, or None.
+        process_id: This rank, or None.
+
+    Raises:
+        ValueError: the job has another number of ranks, or this is another one.
+    """
+    ensure_initialized(groups_later=True)
+    communicator = comm.current()
+    for name, given, real in (
+        ("num_processes", num_processes, communicator.world_size),
+        ("process_id", process_id, communicator.rank),
+    ):
+        if given is not None and given != real:
+            raise ValueError(
+                f"`{name}` must be that of the job as it was launched, {real}. "
+                f"Received: {name}={given!r}"
+            )
+
+
+def distribute_tensor(tensor: Any, layout: Any) -> Any:
+    """This rank's part of a tensor that all ranks hold whole.
+
+    Args:
+        tensor: A tensor or array; a symbolic one of Keras is returned as it is.
+        layout: `TensorLayout` with a mesh.
+
+    Raises:
+        ValueError: the layout has no mesh or does not fit the tensor.
+    """
+    if isinstance(tensor, keras.KerasTensor):
+        return tensor
+    if layout.device_mesh is None:
+        raise ValueError(f"`layout` must have a device mesh. Received: layout={layout!r}")
+    tensor, mesh = tf.convert_to_tensor(tensor), rank_mesh(layout.device_mesh)
+    placement = Placement("tensor", tensor.shape, layout.axes, mesh.shape, mesh.index)
+    return placement.take(tensor)
+
+
+def distribution() -> Any:
+    """The distribution that is set; None if none is."""
+    return _distribution
+
+
+def set_distribution(value: Any) -> None:
+    """Makes a distribution the current one; None for none.
+
+    Every rank must call it. Rank 0's random state becomes everyone's, so that initial values and
+    the order of samples agree without a seed.
+
+    Args:
+        value: `ModelParallel` or `DataParallel`, ours or Keras' own.
+    """
+    global _hooks, _distribution
+    if value is not None:
+        value = _ours(value)
+        agree_on_random_state()
+    if _hooks is not None:
+        _hooks.close()
+        _hooks = None
+    _distribution = value
+    keras.distribution.set_distribution(value)
+    if value is not None:
+        _hooks = contextlib.ExitStack()
+        _hooks.enter_context(tf.variable_creator_scope(creator(value)))
+        _hooks.enter_context(hooks(value))
+
+
+def _ours(value):
+    if isinstance(value, _Distribution):
+        return value
+    if isinstance(value, keras.distribution.ModelParallel):
+        return ModelParallel(
+            layout_map=value._layout_map,
+            batch_dim_name=value.batch_dim_name,
+            auto_shard_dataset=value.auto_shard_dataset,
+        )
+    if isinstance(value, keras.distribution.DataParallel):
+        return DataParallel(value.device_mesh, auto_shard_dataset=value.auto_shard_dataset)
+    raise TypeError(f"A ModelParallel or DataParallel is required. Received: {value!r}")

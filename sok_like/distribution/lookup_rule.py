@@ -1,0 +1,79 @@
+"""Embeddings on a shard of the table: ids and rows travel, never the table.
+
+Every rank of a line along a model axis has the same ids, so which rows are wanted of whom is known
+everywhere and one collective is enough:
+
+    ('model', None)   distinct ids, by owner -> own rows of them -> gathered -> rows of the ids
+    (None, 'model')   own columns of the rows of the distinct ids -> gathered
+
+Going back each rank takes the gradients of its own rows or columns out of the whole, without any
+collective.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.dist_model_parallel.embedding_lookup import as_row_numbers, require_in_range
+from sok_like.dist_model_parallel.local import unique_in_graph
+from sok_like.distribution.collectives import gather
+from sok_like.distribution.sharded_variable import local_rows, shard_of
+
+
+def has_rule(table: Any) -> bool:
+    """Whether the table is cut once, and not along the axis whose ranks hold different ids."""
+    shard = shard_of(table)
+    return shard is not None and len(shard.placement.cuts) == 1 and not shard.over_batch
+
+
+def distinct_rows(table: Any, ids: tf.Tensor, table_name: str) -> tuple[tf.Tensor, tf.Tensor]:
+    """The rows of the distinct ids, whole on every rank, and where in them each id's is.
+
+    Args:
+        table: A sharded variable with a rule, `[input_dim, output_dim]`.
+        ids: Integers `[num_keys]`.
+        table_name: What errors call it.
+
+    Returns:
+        `[num_unique, output_dim]` in the table's dtype, and `[num_keys]`.
+
+    Raises:
+        tf.errors.InvalidArgumentError: an id outside the table.
+    """
+    shard = shard_of(table)
+    cut = shard.placement.cuts[0]
+    ids = require_in_range(as_row_numbers(ids), shard.placement.global_shape[0], table_name)
+    unique, inverse = tf.unique(ids)
+    if cut.dim == 1:
+        columns = local_rows(table, unique)
+        line = shard.mesh.along(cut.axis)
+        whole = gather(columns, 1, line, f"{shard.placement.path}_columns", length=cut.length)
+        return whole, inverse
+    return _rows(table, shard, unique), inverse
+
+
+def _rows(table, shard, unique):
+    cut = shard.placement.cuts[0]
+    line = shard.mesh.along(cut.axis)
+    name = unique_in_graph(f"{shard.placement.path}_rows")
+    owner = _owner(tf.cast(unique, tf.int64), cut.length, cut.parts)
+    by_owner = tf.argsort(owner, stable=True)  # the order in which the ranks' rows come
+    place = tf.math.invert_permutation(by_owner)
+    mine = tf.boolean_mask(by_owner, tf.gather(owner, by_owner) == cut.index)
+    start, _ = cut.bounds()
+
+    @tf.custom_gradient
+    def exchange(rows):
+        gathered = tf.gather(line.all_gather(rows, name), place)
+        return gathered, lambda grad: tf.gather(grad, mine)
+
+    return exchange(local_rows(table, tf.gather(unique, mine) - start))
+
+
+def _owner(ids, length, parts):
+    """The part that each id is in: those before `edge` are in parts that are one longer."""
+    size, longer = divmod(length, parts)
+    edge = longer * (size + 1)
+    return tf.where(ids < edge, ids // (size + 1), longer + (ids - edge) // max(size, 1))

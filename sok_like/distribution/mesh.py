@@ -1,0 +1,158 @@
+"""Ranks as a mesh: Keras' `DeviceMesh`, `TensorLayout` and `LayoutMap`, with ranks for devices.
+
+    devices  [[0 1 2 3]      rank 6: index 1 of 2 along 'batch', index 2 of 4 along 'model';
+              [4 5 6 7]]     its line along 'model' is 4 5 6 7, along 'batch' 2 6
+
+The classes are those of Keras 3, under tf_keras too: they hold names and numbers, no tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from sok_like import comm
+from sok_like.core.initialize import ensure_initialized
+
+TensorLayout = keras.distribution.TensorLayout
+
+
+def list_devices(device_type: str | None = None) -> list[str]:
+    """The devices of the job, one a rank: `["cpu:0", "cpu:1", ...]`, or `gpu` with GPUs.
+
+    Args:
+        device_type: "cpu" or "gpu", or None for what the ranks have.
+
+    Raises:
+        ValueError: no such type.
+    """
+    if device_type is None:
+        device_type = "gpu" if tf.config.list_physical_devices("GPU") else "cpu"
+    if str(device_type).lower() not in ("cpu", "gpu"):
+        raise ValueError(
+            f'`device_type` must be "cpu", "gpu" or None. Received: device_type={device_type!r}'
+        )
+    return [f"{device_type.lower()}:{rank}" for rank in range(comm.launched_world_size())]
+
+
+class DeviceMesh(keras.distribution.DeviceMesh):
+    """Keras' DeviceMesh, by default over the ranks of the job.
+
+    Args:
+        shape: Ranks along each axis.
+        axis_names: A name for each axis.
+        devices: What `list_devices()` gives, in its order; None for just that.
+
+    Raises:
+        ValueError: `shape` and `axis_names` are empty or differ in length, or the product of
+            `shape` is not the number of devices.
+    """
+
+    def __init__(
+        self, shape: Sequence[int], axis_names: Sequence[str], devices: Sequence | None = None
+    ):
+        super().__init__(shape, axis_names, list_devices() if devices is None else devices)
+
+
+class LayoutMap(keras.distribution.LayoutMap):
+    """Keras' LayoutMap, in which a pattern may match anywhere in a path.
+
+    A path is looked up as it is; then every key is a regular expression for `re.search`, as in
+    the published API. (Keras' own class has since come to ask for `re.fullmatch`, and keeps that
+    meaning when it is given to `ModelParallel`.)
+    """
+
+    def __setitem__(self, key: str, layout: Any) -> None:
+        """Gives the variables that `key` matches a layout.
+
+        Raises:
+            ValueError: the key is there already, the layout is no tuple or TensorLayout, or it
+                names an axis that the mesh has not.
+        """
+        axes = layout if isinstance(layout, tuple) else getattr(layout, "axes", ())
+        for axis in axes:
+            if self.device_mesh is not None and axis not in (None, *self.device_mesh.axis_names):
+                raise ValueError(
+                    "A layout must name axes of the mesh, "
+                    f"{tuple(self.device_mesh.axis_names)}, or None. Received: axis {axis!r} in "
+                    f"the layout {tuple(axes)} for the key {key!r}"
+                )
+        super().__setitem__(key, layout)
+
+    def __getitem__(self, key: str) -> Any:
+        """The layout of the variable with the path `key`, or None.
+
+        Raises:
+            ValueError: several keys match it.
+        """
+        if key in list(self):
+            return super().__getitem__(key)
+        matching = [pattern for pattern in self if re.search(pattern, key)]
+        if len(matching) > 1:
+            raise ValueError(
+                f"Path '{key}' must match one key of the LayoutMap at most. "
+                f"Received: {len(matching)} keys that match it, {matching}"
+            )
+        return super().__getitem__(matching[0]) if matching else None  # by the exact match
+
+
+class RankMesh:
+    """This rank's place in a DeviceMesh, and the communicators along its axes.
+
+    Args:
+        device_mesh: A DeviceMesh, Keras' or ours. Every rank must make it.
+
+    Attributes:
+        shape: Ranks along each axis, by name.
+        index: This rank's index along each axis, by name.
+
+    Raises:
+        ValueError: not every rank has its device in the mesh, at its place.
+        RuntimeError: it needs groups of ranks that Horovod was not initialised for.
+    """
+
+    def __init__(self, device_mesh: Any):
+        names, sizes = list(device_mesh.axis_names), [int(size) for size in device_mesh.shape]
+        ranks = [_rank_of(device) for device in np.asarray(device_mesh.devices).reshape(-1)]
+        world_size = comm.launched_world_size()
+        if ranks != list(range(world_size)):
+            raise ValueError(
+                "A mesh must have the device of every rank of the job, in the order of "
+                f"list_devices(). Received: a mesh of shape {tuple(sizes)} with axes "
+                f"{tuple(names)} over {math.prod(sizes)} devices, of ranks {ranks}, in a job of "
+                f"{world_size} rank(s)"
+            )
+        if not comm.is_initialized():
+            ensure_initialized(groups_later=sum(size > 1 for size in sizes) > 1)
+        self.device_mesh = device_mesh
+        self.shape = dict(zip(names, sizes, strict=True))
+        grid = np.arange(world_size).reshape(sizes)
+        place = [int(i) for i in np.argwhere(grid == comm.current().rank)[0]]
+        self.index = dict(zip(names, place, strict=True))
+        self._communicators = {}
+        for axis, name in enumerate(names):
+            lines = np.moveaxis(grid, axis, -1).reshape(-1, sizes[axis])
+            self._communicators[name] = comm.current().subset(lines.tolist())
+
+    def along(self, axis_name: str) -> comm.Communicator:
+        """The communicator of the ranks that differ from this one in one axis only."""
+        return self._communicators[axis_name]
+
+
+@functools.cache
+def rank_mesh(device_mesh: Any) -> RankMesh:
+    """The RankMesh of a DeviceMesh; one a mesh."""
+    return RankMesh(device_mesh)
+
+
+def _rank_of(device):
+    """3 from 3, "cpu:3" or "/device:GPU:3"; else the device itself, which is no rank."""
+    number = str(device).rsplit(":", 1)[-1]
+    return int(number) if number.isdigit() else device

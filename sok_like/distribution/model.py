@@ -1,0 +1,159 @@
+"""A model under a distribution: whole batches in, whole outputs out, on every rank.
+
+    batch [n, ...]  --own samples-->  [n/b, ...] --the model-->  [n/b, ...] --gathered-->  [n, ...]
+
+Every rank is given the same batches, computes the samples of its index along the batch axis, and
+gets the outputs of all. What Keras does around the model (losses, metrics, sample weights, batches
+of another size, `predict`) is then the same computation on every rank as without a distribution,
+and right without knowing of ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like import comm
+from sok_like.distribution.collectives import gather, samples_split, split_batch
+from sok_like.distribution.creation import cut_existing
+from sok_like.distribution.optimizer import distributed_optimizer
+from sok_like.distribution.rules import install
+
+_state = threading.local()
+
+
+@contextlib.contextmanager
+def _inside() -> Iterator[None]:
+    """Within a model's call: models within it get samples that are split already."""
+    _state.inside = True
+    try:
+        yield
+    finally:
+        _state.inside = False
+
+
+def bind(model: Any, distribution: Any) -> None:
+    """Puts a model under a distribution, for good."""
+    if "_sok_distribution" in vars(model):
+        return
+    for variable in model.variables if model.built else ():
+        cut_existing(variable, distribution)
+    own = {name: getattr(model, name) for name in ("call", "save_weights", "save")}
+    replaced = {
+        "_sok_distribution": distribution,
+        "supports_jit": False,  # XLA knows no collective of Horovod
+        "call": _splitting(model, own["call"], distribution),
+        "save_weights": _on_rank_0(own["save_weights"]),
+        "save": _on_rank_0(own["save"]),
+    }
+    for name, value in replaced.items():  # past Keras' __setattr__, which tracks
+        object.__setattr__(model, name, value)
+
+
+def hooks(distribution: Any) -> contextlib.AbstractContextManager:
+    """Within it, models are bound when they are compiled or called for the first time."""
+    cls = tf.keras.Model
+
+    def compile(model, *args, **kwargs):
+        bind(model, distribution)
+        own["compile"](model, *args, **kwargs)
+        if model.optimizer is not None:
+            model.optimizer = distributed_optimizer(model.optimizer, distribution)
+
+    def call(model, *args, **kwargs):
+        if not getattr(_state, "inside", False):
+            bind(model, distribution)
+        return own["__call__"](model, *args, **kwargs)
+
+    own = {"compile": cls.compile, "__call__": cls.__call__}
+    ours = {"compile": compile, "__call__": call}
+    return _attributes(cls, {name: functools.wraps(own[name])(ours[name]) for name in ours})
+
+
+@contextlib.contextmanager
+def _attributes(cls, values):
+    """The attributes of a class, replaced and given back."""
+    before = {name: vars(cls).get(name) for name in values}
+    for name, value in values.items():
+        setattr(cls, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:  # it was inherited
+                delattr(cls, name)
+            else:
+                setattr(cls, name, value)
+
+
+def _splitting(model, own_call, distribution) -> Callable:
+    @functools.wraps(own_call)
+    def call(*args, **kwargs):
+        for layer in list(model._flatten_layers(include_self=False)):
+            install(layer, distribution)
+        if getattr(_state, "inside", False):
+            return own_call(*args, **kwargs)
+        line = distribution.mesh.along(distribution.batch_dim_name)
+        split = line.world_size > 1 and distribution.auto_shard_dataset
+        split = split and not _symbolic(args, kwargs)
+        if split:
+            args, kwargs = tf.nest.map_structure(lambda t: _own_samples(t, line), (args, kwargs))
+        with _inside(), samples_split() if split else contextlib.nullcontext():
+            outputs = own_call(*args, **kwargs)
+        distribution.check_patterns(model)  # now its variables are there, whatever the model
+        return _of_all(outputs, model, line) if split else outputs
+
+    return tf.autograph.experimental.do_not_convert(call)
+
+
+def _of_all(outputs, model, line):
+    """Outputs of own samples, any structure of tensors, to those of all."""
+    names = itertools.count()
+
+    def gathered(tensor):
+        name = f"{model.name}_output_{next(names)}"
+        return gather(tensor, 0, line, name, scale=line.world_size)
+
+    return tf.nest.map_structure(gathered, outputs)
+
+
+def _own_samples(value, line):
+    if not tf.is_tensor(value) or value.shape.rank == 0:
+        return value
+    return split_batch(value, line.world_size, line.rank)
+
+
+def _symbolic(args, kwargs):
+    leaves = tf.nest.flatten((args, kwargs))
+    return any(type(leaf).__name__.endswith("KerasTensor") for leaf in leaves)  # of either Keras
+
+
+def _on_rank_0(save) -> Callable:
+    """`save`, which writes on rank 0 alone; the others take part in gathering what it writes."""
+
+    @functools.wraps(save)
+    def run(filepath, *args, **kwargs):
+        communicator = comm.current()
+        if communicator.world_size == 1:
+            return save(filepath, *args, **kwargs)
+        if communicator.rank == 0:
+            save(filepath, *args, **kwargs)
+        else:
+            # In the same order, so by the same code: into a file that is thrown away.
+            aside = tempfile.mkdtemp(prefix="sok_save_")
+            try:
+                save(os.path.join(aside, os.path.basename(str(filepath))), *args, **kwargs)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
+        communicator.barrier()  # the file is there for all
+
+    return run

@@ -1,0 +1,136 @@
+"""Dense, EinsumDense and convolutions on a shard of the kernel.
+
+A kernel dimension has a letter in the layer's equation, `...i,io->...o` for Dense. If the output
+has it, each rank computes its part of the output from the whole input (column-parallel), and the
+parts are gathered. If the input has it, each rank computes a term of the output from its part of
+the input (row-parallel), and the terms are summed. A letter that both have does either half:
+
+    kernel (None, 'model')               kernel ('model', None)
+    x [b, i] --shared--> x . k_r         x [b, i] --own part--> x_r . k_r
+    y_r [b, o/n] --gather--> y [b, o]    y_r [b, o] --summed--> y [b, o]
+
+A convolution has two dimensions of this kind, the channels of its input and of its output.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+import string
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from sok_like.distribution.collectives import gather, own_part, shared, summed
+from sok_like.distribution.placement import Cut
+from sok_like.distribution.sharded_variable import shard_of
+
+
+class CutProduct(NamedTuple):
+    """How a product of an input and a kernel is done on one cut of the kernel.
+
+    Attributes:
+        input_dim: Of the input, the dimension that is cut with the kernel's, counted from the end
+            if it is after an ellipsis; or None.
+        output_dim: Likewise of the output; or None.
+    """
+
+    input_dim: int | None
+    output_dim: int | None
+
+    @property
+    def collectives(self) -> str:
+        """What a training step exchanges, for `summary`."""
+        forward = "all_gather" if self.output_dim is not None else "all_reduce"
+        back = "all_gather" if self.input_dim is not None else "all_reduce"
+        return f"{forward} of outputs, {back} of input gradients"
+
+
+def only_cut(kernel: Any) -> Cut | None:
+    """The kernel's cut, if it has one and not along the axis whose ranks hold different samples."""
+    shard = shard_of(kernel)
+    if shard is None or len(shard.placement.cuts) != 1 or shard.over_batch:
+        return None
+    return shard.placement.cuts[0]
+
+
+def einsum_product(equation: str, kernel: Any) -> CutProduct | None:
+    """The rule for a sharded kernel; None if there is none and it must be gathered."""
+    cut = only_cut(kernel)
+    match = re.fullmatch(r"([\w.]+),(\w+)->([\w.]+)", equation.replace(" ", ""))
+    if cut is None or match is None:
+        return None
+    of_input, of_kernel, of_output = match.groups()
+    letter = of_kernel[cut.dim]
+    return CutProduct(_dim(of_input, letter), _dim(of_output, letter))
+
+
+def run_product(
+    product: CutProduct,
+    inputs: tf.Tensor,
+    kernel: Any,
+    bias: Any,
+    compute: Callable,
+    as_addend: Callable = tf.convert_to_tensor,
+) -> tf.Tensor:
+    """A layer's output before the activation, whole on every rank.
+
+    Args:
+        product: What is cut.
+        inputs: Whole.
+        kernel, bias: Variables; the bias may be None, whole, or sharded.
+        compute: From inputs and this rank's kernel to outputs, all but the bias.
+        as_addend: From a bias to what is added to outputs.
+    """
+    shard, cut = shard_of(kernel), only_cut(kernel)
+    line, name = shard.mesh.along(cut.axis), shard.placement.path
+    if product.input_dim is None:
+        inputs = shared(inputs, line, f"{name}_input")
+    else:
+        inputs = own_part(inputs, product.input_dim, line, f"{name}_input")
+    outputs = compute(inputs, tf.cast(kernel.local, inputs.dtype))
+    if product.output_dim is None:
+        outputs = summed(outputs, line, f"{name}_output")
+    else:
+        if rides_along(product, kernel, bias) is not None:
+            outputs, bias = outputs + as_addend(tf.cast(bias.local, outputs.dtype)), None
+        outputs = gather(outputs, product.output_dim, line, f"{name}_output", length=cut.length)
+    return outputs if bias is None else outputs + as_addend(tf.cast(bias, outputs.dtype))
+
+
+def rides_along(product: CutProduct, kernel: Any, bias: Any) -> Any:
+    """The bias if it is a vector cut as the output is, so that it needs no collective; or None."""
+    if bias is None or product.output_dim is None or len(bias.shape) != 1:
+        return None
+    return bias if only_cut(bias) == dataclasses.replace(only_cut(kernel), dim=0) else None
+
+
+def einsum(equation: str) -> Callable:
+    """`compute` for `run_product`."""
+
+    def compute(inputs, kernel):
+        return tf.einsum(without_ellipsis(equation, inputs.shape.rank), inputs, kernel)
+
+    return compute
+
+
+def without_ellipsis(equation: str, input_rank: int) -> str:
+    """The equation with letters for `...`.
+
+    TensorFlow 2.18 with oneDNN and several threads computes `...i,io->...o` wrongly.
+    """
+    of_input = equation.split(",")[0]
+    free = (letter for letter in string.ascii_uppercase if letter not in equation)
+    letters = "".join(itertools.islice(free, input_rank - len(of_input.replace("...", ""))))
+    return equation.replace("...", letters)
+
+
+def _dim(term, letter):
+    """Position of a letter, negative where an ellipsis stands before it."""
+    position = term.replace("...", ".").find(letter)
+    if position < 0:
+        return None
+    dots = term.replace("...", ".").find(".")
+    return position - len(term.replace("...", ".")) if 0 <= dots < position else position

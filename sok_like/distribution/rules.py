@@ -1,0 +1,230 @@
+"""What a layer does with shards of its variables, by its class.
+
+A layer without a rule, or with its variables cut otherwise than its rule can use, runs its own
+`call` and so reads whole variables. The rule is looked for at each call, so it does not matter in
+which order a layer and its variables are made.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from sok_like.dist_model_parallel.embedding import Embedding
+from sok_like.dist_model_parallel.embedding_lookup import lookup_rows
+from sok_like.distribution import lookup_rule
+from sok_like.distribution.collectives import gather, samples_are_split, split_batch
+from sok_like.distribution.products import (
+    CutProduct,
+    einsum,
+    einsum_product,
+    only_cut,
+    rides_along,
+    run_product,
+)
+from sok_like.embeddings.all2all_dense_embedding import All2AllDenseEmbedding
+from sok_like.embeddings.distributed_embedding import DistributedEmbedding
+
+
+class Rule(NamedTuple):
+    """A layer's call on shards.
+
+    Attributes:
+        run: Takes what the layer's `call` takes.
+        collectives: What a training step exchanges for it, for `summary`.
+        variable: The sharded one whose collectives these are.
+        rides_along: A sharded bias that needs none of its own, or None.
+    """
+
+    run: Callable
+    collectives: str
+    variable: Any = None
+    rides_along: Any = None
+
+
+def rule_of(layer: Any) -> Rule | None:
+    """The rule for a built layer as its variables lie now; None if it reads whole variables."""
+    find = _RULES.get(type(layer))
+    plain = not getattr(layer, "lora_enabled", False) and not getattr(
+        layer, "quantization_mode", None
+    )
+    return find(layer) if find is not None and plain and layer.built else None
+
+
+def install(layer: Any, distribution: Any) -> None:
+    """Lets a layer's `call` follow its rule, from now on."""
+    if "call" in vars(layer) or type(layer) not in _RULES:
+        return
+    own_call = layer.call
+
+    @functools.wraps(own_call)
+    def call(inputs, *args, **kwargs):
+        rule = rule_of(layer)
+        if rule is None or (isinstance(inputs, tf.SparseTensor) and not _takes_sparse(layer)):
+            return own_call(inputs, *args, **kwargs)
+        return rule.run(inputs, *args, **kwargs)
+
+    # Past Keras' __setattr__, which tracks what a layer holds.
+    object.__setattr__(layer, "_sok_distribution", distribution)
+    object.__setattr__(layer, "call", tf.autograph.experimental.do_not_convert(call))
+    object.__setattr__(layer, "supports_jit", False)  # XLA knows no collective of Horovod
+
+
+def _takes_sparse(layer):
+    return isinstance(layer, Embedding)
+
+
+def _kernel(layer):
+    """The variable itself: Keras 3 has a property in front of it."""
+    return vars(layer).get("_kernel", getattr(layer, "kernel", None))
+
+
+def _dense(layer):
+    return _einsum(layer, "...i,io->...o")
+
+
+def _einsum_dense(layer):
+    return _einsum(layer, layer.equation)
+
+
+def _einsum(layer, equation):
+    kernel = _kernel(layer)
+    product = einsum_product(equation, kernel)
+    if product is None:
+        return None
+
+    def run(inputs, training=None):
+        inputs = tf.cast(tf.convert_to_tensor(inputs), layer.compute_dtype)
+        outputs = run_product(product, inputs, kernel, layer.bias, einsum(equation))
+        return outputs if layer.activation is None else layer.activation(outputs)
+
+    return Rule(run, product.collectives, kernel, rides_along(product, kernel, layer.bias))
+
+
+def _convolution(layer):
+    kernel = _kernel(layer)
+    cut = only_cut(kernel)
+    # TensorFlow convolves no empty shard, and tf_keras pads causal inputs in `call`.
+    if cut is None or cut.length < cut.parts or layer.groups > 1 or layer.padding == "causal":
+        return None
+    of_input, of_output = len(kernel.shape) - 2, len(kernel.shape) - 1
+    if cut.dim not in (of_input, of_output):
+        return None
+    last = layer.data_format == "channels_last"
+    channels = -1 if last else 1
+    product = CutProduct(*((channels, None) if cut.dim == of_input else (None, channels)))
+
+    def as_addend(bias):
+        return bias if last else tf.reshape(bias, [-1] + [1] * layer.rank)
+
+    def run(inputs):
+        outputs = run_product(product, inputs, kernel, layer.bias, layer.convolution_op, as_addend)
+        return outputs if layer.activation is None else layer.activation(outputs)
+
+    return Rule(run, product.collectives, kernel, rides_along(product, kernel, layer.bias))
+
+
+def _keras_embedding(layer):
+    table = vars(layer).get("_embeddings", getattr(layer, "embeddings", None))
+    if not lookup_rule.has_rule(table):
+        return None
+
+    def run(inputs):
+        ids = tf.convert_to_tensor(inputs)
+        ids = ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int32)
+        ids = tf.where(ids < 0, ids + layer.input_dim, ids)  # Keras counts those from the end
+        rows, inverse = lookup_rule.distinct_rows(table, tf.reshape(ids, [-1]), layer.name)
+        found = tf.gather(rows, tf.reshape(inverse, tf.shape(ids)))
+        return tf.cast(tf.ensure_shape(found, [*ids.shape, layer.output_dim]), layer.compute_dtype)
+
+    return Rule(run, _LOOKUP, table)
+
+
+def _sok_embedding(layer):
+    table = layer.embeddings
+    if not lookup_rule.has_rule(table):
+        return None
+
+    def run(inputs, weights=None):
+        ids = inputs if tf.is_tensor(inputs) else tf.convert_to_tensor(inputs)
+        rows, inverse = lookup_rule.distinct_rows(table, _flat(ids), layer.name)
+        # The distinct rows are a table, in which the ids have other numbers.
+        found = lookup_rows(rows, _with_flat(ids, inverse), layer.combiner, weights, layer.name)
+        return tf.cast(found, layer.compute_dtype)
+
+    return Rule(run, _LOOKUP, table)
+
+
+def _batch_normalization(layer):
+    """Statistics are those of whole batches, so every rank normalizes all samples."""
+    current = layer._sok_distribution
+    line = current.mesh.along(current.batch_dim_name)
+    if line.world_size == 1:
+        return None
+    own_call = type(layer).call
+
+    def run(inputs, training=None, mask=None):
+        if not training or mask is not None or not samples_are_split():
+            return own_call(layer, inputs, training=training, mask=mask)
+        # A rank's samples have a part in the outputs, and so in the gradients, of all.
+        whole = gather(inputs, 0, line, f"{layer.name}_samples", gradient="sum")
+        outputs = own_call(layer, whole, training=training)
+        return split_batch(outputs, line.world_size, line.rank)
+
+    return Rule(run, "all_gather of inputs, reduce_scatter of their gradients")
+
+
+def _hash_table(layer):
+    """Samples are dealt out along the model axes too, so that each key is asked for once."""
+    current = layer._sok_distribution
+    lines = [current.mesh.along(a) for a in current.mesh.shape if a != current.batch_dim_name]
+    own_call = type(layer).call
+
+    def run(inputs, training=True):
+        for line in lines:
+            inputs = split_batch(inputs, line.world_size, line.rank)
+        # The loss is a mean over the ranks along the batch axis, and each key counts once.
+        before = layer.gradient_scale
+        object.__setattr__(layer, "gradient_scale", "mean")
+        try:
+            rows = own_call(layer, inputs, training=training)
+        finally:
+            object.__setattr__(layer, "gradient_scale", before)
+        for line in reversed(lines):
+            rows = gather(rows, 0, line, f"{layer.name}_rows", scale=line.world_size)
+        return rows
+
+    return Rule(run, "3 all_to_all of keys and rows over all ranks, all_gather of rows")
+
+
+_LOOKUP = "all_gather of the batch's rows"
+
+
+def _flat(ids):
+    if isinstance(ids, tf.SparseTensor):
+        return ids.values
+    return ids.flat_values if isinstance(ids, tf.RaggedTensor) else tf.reshape(ids, [-1])
+
+
+def _with_flat(ids, flat):
+    if isinstance(ids, tf.SparseTensor):
+        return tf.SparseTensor(ids.indices, flat, ids.dense_shape)
+    if isinstance(ids, tf.RaggedTensor):
+        return ids.with_flat_values(flat)
+    return tf.ensure_shape(tf.reshape(flat, tf.shape(ids)), ids.shape)
+
+
+_RULES: dict[type, Callable] = {
+    tf.keras.layers.Dense: _dense,
+    tf.keras.layers.EinsumDense: _einsum_dense,
+    tf.keras.layers.Embedding: _keras_embedding,
+    tf.keras.layers.BatchNormalization: _batch_normalization,
+    Embedding: _sok_embedding,
+    **dict.fromkeys(
+        (tf.keras.layers.Conv1D, tf.keras.layers.Conv2D, tf.keras.layers.Conv3D), _convolution
+    ),
+    **dict.fromkeys((DistributedEmbedding, All2AllDenseEmbedding), _hash_table),
+}

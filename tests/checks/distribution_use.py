@@ -1,0 +1,301 @@
+"""How programs use a distribution, on 2 ranks: each check gives what a test compares."""
+
+import pathlib
+import tempfile
+import warnings
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like.distribution.sharded_variable import path_of, shard_of
+from sok_like.keras_variable import is_keras_3
+
+UNITS = 5
+
+
+def checks(world_size):
+    if world_size != 2:
+        return {}
+    found = {
+        f.__name__: f
+        for f in (published, deferred, dataset, own_loop, files, from_files, errors, data_parallel)
+    }
+    return found | ({f.__name__: f for f in (keras_classes, made_before)} if is_keras_3() else {})
+
+
+def samples():
+    rng = np.random.default_rng(4)
+    return rng.normal(size=(22, 6, 6, 2)).astype("f"), rng.integers(0, UNITS, 22)
+
+
+def make_model(deferred=False):
+    layers = tf.keras.layers
+    tf.keras.utils.set_random_seed(9)
+    stack = [
+        layers.Conv2D(4, 3, activation="relu", name="conv2d"),
+        layers.Flatten(),
+        layers.Dense(8, activation="relu", name="dense"),
+        layers.Dense(UNITS, activation="softmax", name="dense_1"),
+    ]
+    return tf.keras.Sequential(stack if deferred else [layers.Input([6, 6, 2]), *stack])
+
+
+def train(model, **options):
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], **options)
+    x, y = samples()
+    # 10, 10 and 2 samples, of which rank 1 may get one.
+    history = model.fit(x, y, batch_size=10, epochs=3, verbose=0, validation_split=0.1).history
+    return {
+        "history": {k: np.array(v) for k, v in history.items()},
+        "weights": [v.numpy() for v in model.weights],
+        "predicted": model.predict(x, verbose=0),
+    }
+
+
+def layouts(dist, shape):
+    mesh = dist.DeviceMesh(shape=shape, axis_names=("batch", "model"), devices=dist.list_devices())
+    layout_map = dist.LayoutMap(mesh)
+    layout_map["dense.*kernel"] = (None, "model")
+    layout_map["dense.*bias"] = ("model",)
+    layout_map["conv2d.*kernel"] = (None, None, None, "model")
+    layout_map["conv2d.*bias"] = ("model",)
+    return mesh, layout_map
+
+
+def under(shape, body):
+    """`body(distribution module)` with the published distribution set on a mesh."""
+    from sok_like import distribution as dist
+
+    mesh, layout_map = layouts(dist, shape)
+    parallel = dist.ModelParallel(
+        device_mesh=mesh, layout_map=layout_map, batch_dim_name=mesh.axis_names[0]
+    )
+    dist.set_distribution(parallel)
+    try:
+        return body(dist)
+    finally:
+        dist.set_distribution(None)
+
+
+def local_shapes(model):
+    return {path_of(v): tuple(v.local.shape) for v in model.variables if shard_of(v)}
+
+
+def published():
+    """The published example, with the mesh shape as the only change."""
+    found = {"oracle": train(make_model())}
+    for shape in ((1, 2), (2, 1)):
+
+        def body(dist):
+            model = make_model()
+            return {**train(model), "local": local_shapes(model)}
+
+        found[shape] = under(shape, body)
+    return found
+
+
+def deferred():
+    """A Sequential without an Input is built while its first step is traced, or run eagerly."""
+
+    def body(dist):
+        graph, eager = make_model(deferred=True), make_model(deferred=True)
+        return [{**train(graph), "local": local_shapes(graph)}, train(eager, run_eagerly=True)]
+
+    return {"oracle": train(make_model(deferred=True)), "runs": under((1, 2), body)}
+
+
+def dataset():
+    """A tf.data.Dataset of whole batches on every rank, the last one smaller."""
+    x, y = samples()
+    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(10)
+
+    def run(dist=None):
+        model = make_model()
+        model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        history = model.fit(batches, epochs=2, verbose=0).history
+        return {
+            "history": {k: np.array(v) for k, v in history.items()},
+            "weights": [v.numpy() for v in model.weights],
+            "evaluated": np.array(model.evaluate(batches, verbose=0)),
+        }
+
+    return {"oracle": run(), (2, 1): under((2, 1), run)}
+
+
+def own_loop():
+    """A loop with a tape."""
+    x, y = samples()
+
+    def run(dist=None):
+        model, optimizer = make_model(), tf.keras.optimizers.Adam(0.01)
+        if dist is not None:
+            optimizer = dist.distribution().optimizer(optimizer)
+
+        @tf.function
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                losses = tf.keras.losses.sparse_categorical_crossentropy(y, model(x))
+                loss = tf.reduce_mean(losses)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            return loss
+
+        losses = [float(step(x, y)) for _ in range(4)]
+        return {"losses": np.array(losses), "weights": [v.numpy() for v in model.weights]}
+
+    return {"oracle": run(), (2, 1): under((2, 1), run), (1, 2): under((1, 2), run)}
+
+
+def _names():
+    return ["w.weights.h5", "m.keras"] if is_keras_3() else ["w.weights.h5", "w.h5"]
+
+
+def _shared_folder():
+    """A folder that rank 0 makes for all."""
+    from sok_like import comm
+
+    name = tempfile.mkdtemp() if comm.current().rank == 0 else ""
+    sent = comm.current().all_gather(tf.constant(np.frombuffer(name.encode(), np.uint8)), "folder")
+    return pathlib.Path(sent.numpy().tobytes().decode())
+
+
+def files():
+    """Written under a mesh, read by an unsharded model."""
+    folder = _shared_folder()
+
+    def body(dist):
+        model = make_model()
+        trained = train(model)
+        for name in _names():
+            (model.save if name.endswith(".keras") else model.save_weights)(folder / name)
+        return trained["weights"]
+
+    written, read = under((1, 2), body), {}
+    for name in _names():
+        if name.endswith(".keras"):
+            model = tf.keras.models.load_model(folder / name)
+        else:
+            model = make_model()
+            model.load_weights(folder / name)
+        read[name] = [v.numpy() for v in model.weights]
+    return {"written": written, "read": read}
+
+
+def from_files():
+    """Written by an unsharded model, read under a mesh; and whole weights set."""
+    folder = pathlib.Path(tempfile.mkdtemp())
+    source = make_model()
+    train(source)
+    names = [name for name in _names() if not name.endswith(".keras")]
+    for name in names:
+        source.save_weights(folder / name)
+
+    def body(dist):
+        read = {}
+        for name in names:
+            model = make_model()
+            model.load_weights(folder / name)
+            read[name] = [v.numpy() for v in model.weights]
+        model = make_model()
+        model.set_weights(source.get_weights())
+        read["set_weights"] = [v.numpy() for v in model.weights]
+        return {"read": read, "local": local_shapes(model)}
+
+    return {"written": [v.numpy() for v in source.weights], **under((1, 2), body)}
+
+
+def errors():
+    """The text of each error, and of the warning."""
+    from sok_like import distribution as dist
+
+    def said(body):
+        try:
+            body()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return "nothing"
+
+    mesh = dist.DeviceMesh((1, 2), ("batch", "model"))
+
+    def built(axes, *patterns):
+        layout_map = dist.LayoutMap(mesh)
+        for pattern in patterns or ("dense/kernel",):
+            layout_map[pattern] = axes
+        with dist.ModelParallel(mesh, layout_map).scope():
+            model = make_model()
+            model.compile(tf.keras.optimizers.SGD(0.1, clipnorm=1.0), "mse")
+            return model
+
+    def unmatched():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            built((None, "model"), "no_such.*kernel")(samples()[0])
+        return [str(w.message) for w in caught if "LayoutMap" in str(w.message)]
+
+    def clipped():
+        model = built((None, "model"))
+        model.train_on_batch(samples()[0], np.zeros((22, UNITS), "f"))
+
+    wide = dist.DeviceMesh((2, 4), ("batch", "model"), list(range(8)))
+    return {
+        "rank": said(lambda: built(("model",))),
+        "twice": said(lambda: built(("model", "model"))),
+        "axis": said(lambda: built((None, "modle"))),
+        "two patterns": said(lambda: built((None, "model"), "dense/k", "se/kernel")),
+        "clipnorm": said(clipped),
+        "mesh": said(lambda: dist.ModelParallel(wide, dist.LayoutMap(wide))),
+        "order": said(lambda: dist.DataParallel(dist.DeviceMesh((2,), ("batch",), [1, 0]))),
+        "process": said(lambda: dist.initialize(num_processes=3)),
+        "unmatched": unmatched(),
+    }
+
+
+def data_parallel():
+    """Batches split over all ranks, every variable whole."""
+    from sok_like import distribution as dist
+
+    with dist.DataParallel().scope():
+        model = make_model()
+        return {"oracle": _unsharded(), "sharded": train(model), "local": local_shapes(model)}
+
+
+def _unsharded():
+    from sok_like import distribution as dist
+
+    before = dist.distribution()
+    dist.set_distribution(None)
+    try:
+        return train(make_model())
+    finally:
+        dist.set_distribution(before)
+
+
+def keras_classes():
+    """Keras' own mesh, map (with its `fullmatch`) and distribution."""
+    import keras
+
+    from sok_like import distribution as dist
+
+    found = {"oracle": train(make_model())}
+    mesh = keras.distribution.DeviceMesh((1, 2), ("batch", "model"), dist.list_devices())
+    layout_map = keras.distribution.LayoutMap(mesh)
+    layout_map[".*dense.*kernel"] = (None, "model")
+    layout_map["dense"] = (None,)  # matches nothing as a whole
+    parallel = keras.distribution.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
+    dist.set_distribution(parallel)
+    try:
+        model = make_model()
+        return {**found, "sharded": train(model), "local": local_shapes(model)}
+    finally:
+        dist.set_distribution(None)
+
+
+def made_before():
+    """A model that was made before the distribution is cut when it is compiled."""
+    oracle = train(make_model())
+    model = make_model()
+
+    def body(dist):
+        return {"oracle": oracle, "sharded": train(model), "local": local_shapes(model)}
+
+    return under((1, 2), body)

@@ -1,0 +1,118 @@
+"""Meshes, layouts and what they come to, without ranks."""
+
+import numpy as np
+import pytest
+
+from sok_like import distribution as dist
+from sok_like.distribution.placement import Placement, part
+from sok_like.keras_variable import is_keras_3
+
+pytestmark = pytest.mark.keras
+
+
+@pytest.mark.parametrize("length", [0, 1, 3, 7, 8, 100])
+@pytest.mark.parametrize("parts", [1, 2, 3, 8])
+def test_parts_are_those_of_numpy(length, parts):
+    whole = np.arange(length)
+    for index, expected in enumerate(np.array_split(whole, parts)):
+        start, stop = part(length, parts, index)
+        assert whole[start:stop].tolist() == expected.tolist()
+
+
+def test_parts_of_a_length_that_is_a_tensor():
+    import tensorflow as tf
+
+    for index in range(3):
+        bounds = part(tf.constant(8, tf.int64), 3, index)
+        assert tuple(int(bound) for bound in bounds) == part(8, 3, index)
+
+
+@pytest.mark.parametrize(
+    "axes", [(None, None), ("model", None), (None, "model"), ("batch", "model"), ("model", "batch")]
+)
+def test_every_element_lies_on_as_many_ranks_as_its_layout_says(axes):
+    sizes = {"batch": 2, "model": 3}
+    whole = np.arange(5 * 7).reshape(5, 7)
+    held = np.zeros(whole.size, int)
+    for batch in range(2):
+        for model in range(3):
+            indices = {"batch": batch, "model": model}
+            placement = Placement("p", whole.shape, axes, sizes, indices)
+            mine = placement.take(whole)
+            assert mine.shape == placement.local_shape
+            held[mine.reshape(-1)] += 1
+    assert set(held) == {6 // np.prod([sizes[axis] for axis in axes if axis], dtype=int)}
+
+
+def test_layout_map_searches_and_prefers_the_exact_path():
+    mesh = dist.DeviceMesh((1, 1), ("batch", "model"), [0])
+    layout_map = dist.LayoutMap(mesh)
+    layout_map["dense.*kernel"] = (None, "model")
+    layout_map["net/dense_1/kernel"] = ("model", None)
+    layout_map["bias"] = dist.TensorLayout(("model",))
+    assert layout_map["net/dense/kernel"].axes == (None, "model")
+    assert layout_map["net/dense_1/kernel"].axes == ("model", None)
+    assert layout_map["net/dense/bias"].device_mesh is mesh
+    assert layout_map["net/norm/gamma"] is None
+    with pytest.raises(ValueError, match="already exist"):
+        layout_map["bias"] = (None,)
+    with pytest.raises(ValueError, match="TensorLayout"):
+        layout_map["gamma"] = "model"
+    layout_map["dense_bias"] = ("model",)
+    with pytest.raises(ValueError, match=r"'net/dense_bias'.*\['bias', 'dense_bias'\]"):
+        layout_map["net/dense_bias"]
+
+
+def test_arguments_of_model_parallel(sok):
+    mesh = dist.DeviceMesh((1, 1), ("batch", "model"))
+    layout_map = dist.LayoutMap(mesh)
+    assert dist.ModelParallel(mesh, layout_map, "model").batch_dim_name == "model"
+    by_name = dist.ModelParallel(layout_map=layout_map)
+    assert by_name.device_mesh is mesh and by_name.batch_dim_name == "batch"
+    with pytest.raises(ValueError, match="`layout_map` must be a LayoutMap"):
+        dist.ModelParallel(mesh)
+    with pytest.raises(ValueError, match="must be that of the LayoutMap"):
+        dist.ModelParallel(dist.DeviceMesh((1,), ("batch",)), layout_map)
+    with pytest.raises(ValueError, match="'rows'"):
+        dist.ModelParallel(mesh, layout_map, "rows")
+    with pytest.raises(ValueError, match="does not match the number of devices"):
+        dist.DeviceMesh((2, 4), ("batch", "model"))
+
+
+def test_scope_restores_what_was(sok):
+    import tensorflow as tf
+
+    call = tf.keras.Model.__call__
+    outer, inner = dist.DataParallel(), dist.DataParallel()
+    assert dist.distribution() is None
+    with outer.scope():
+        with pytest.raises(RuntimeError, match="stop"), inner.scope():
+            assert dist.distribution() is inner
+            raise RuntimeError("stop")
+        assert dist.distribution() is outer
+    assert dist.distribution() is None
+    assert tf.keras.Model.__call__ is call
+    with pytest.raises(TypeError, match="ModelParallel or DataParallel"):
+        dist.set_distribution("data")
+
+
+def test_devices_and_tensors_of_one_rank(sok):
+    assert dist.list_devices("cpu") == ["cpu:0"]
+    with pytest.raises(ValueError, match="'tpu'"):
+        dist.list_devices("tpu")
+    mesh = dist.DeviceMesh((1,), ("batch",))
+    whole = np.arange(6.0).reshape(3, 2)
+    layout = dist.TensorLayout(("batch", None), mesh)
+    np.testing.assert_array_equal(dist.distribute_tensor(whole, layout), whole)
+    with pytest.raises(ValueError, match="must have a device mesh"):
+        dist.distribute_tensor(whole, dist.TensorLayout((None, None)))
+
+
+def test_optimizer_that_needs_whole_variables_is_refused(sok):
+    import keras
+
+    with pytest.raises(TypeError, match="optimizer of Keras is required"):
+        dist.DataParallel().optimizer("adam")
+    if is_keras_3():
+        with pytest.raises(ValueError, match="Received: Lamb"):
+            dist.DataParallel().optimizer(keras.optimizers.Lamb())

@@ -1,0 +1,148 @@
+"""Models on meshes of ranks against the same models by Keras alone in one process."""
+
+import numpy as np
+import pytest
+
+from sok_like.keras_variable import is_keras_3
+from tests.checks import distribution as mixed
+
+pytestmark = [pytest.mark.keras, pytest.mark.ranks]
+TOLERANCE = 1e-5
+USES = ("published", "deferred", "dataset", "own_loop", "data_parallel") + (
+    ("keras_classes", "made_before") if is_keras_3() else ()
+)
+
+
+def assert_close(found, expected, what):
+    """Equal within the tolerance: arrays, and dictionaries and lists of them."""
+    if isinstance(expected, dict):
+        assert set(found) >= set(expected), what
+        for key in expected:
+            assert_close(found[key], expected[key], f"{what} {key}")
+    elif isinstance(expected, list):
+        assert len(found) == len(expected), what
+        for i, (one, other) in enumerate(zip(found, expected, strict=True)):
+            assert_close(one, other, f"{what} {i}")
+    else:
+        np.testing.assert_allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE, err_msg=what)
+
+
+CASES = [
+    pytest.param(world_size, shape, optimizer, id=f"{world_size}-{shape}-{optimizer}")
+    for world_size, meshes in mixed.CHECKED.items()
+    for shape, optimizers in meshes.items()
+    for optimizer in optimizers
+]
+
+
+@pytest.mark.parametrize("world_size, shape, optimizer", CASES)
+def test_mixed_model_is_the_unsharded_one(rank_results, world_size, shape, optimizer):
+    name = f"distribution.{shape[0]}x{shape[1]}.{optimizer}"
+    for rank, result in enumerate(rank_results(world_size, name)):
+        assert len(result["sharded"]["losses"]) == 20
+        assert result["sharded"]["losses"][-1] < result["sharded"]["losses"][0]
+        assert_close(result["sharded"], result["expected"], f"rank {rank}:")
+
+
+@pytest.mark.parametrize("world_size, shape, optimizer", CASES)
+def test_shards_and_slots_are_parts(rank_results, world_size, shape, optimizer):
+    name = f"distribution.{shape[0]}x{shape[1]}.{optimizer}"
+    sizes = dict(zip(("batch", "model"), shape, strict=True))
+    ranks = rank_results(world_size, name)
+    of_layouts = [a for axes in mixed.LAYOUTS.values() for a in axes if a and sizes[a] > 1]
+    slots_each = {"sgd": 1, "adam": 2, "adagrad": 1}[optimizer]
+    for kind, number in (("shards", len(of_layouts)), ("slots", slots_each * len(of_layouts))):
+        assert len(ranks[0][kind]) == number
+        for path, (layout, whole, _) in ranks[0][kind].items():
+            parts = max(sizes[axis] for axis in layout if axis is not None)
+            (dim,) = [i for i, axis in enumerate(layout) if axis is not None]
+            here = [rank[kind][path][2] for rank in ranks]
+            rest = np.prod(whole) // whole[dim]
+            assert set(here) <= {whole[dim] // parts * rest, -(-whole[dim] // parts) * rest}, path
+            # Each part is on as many ranks as the other axis is long.
+            assert sum(here) == np.prod(whole) * world_size // parts, path
+    assert ranks[0]["warned"] == []
+
+
+def test_summary_says_what_lies_where(rank_results):
+    table = {
+        line.split()[0]: line
+        for line in rank_results(2, "distribution.1x2.sgd")[0]["table"].splitlines()
+    }
+    kernel = table["dense_column/kernel"]
+    assert "(6, 5)" in kernel and "(None, 'model')" in kernel and "(6, 3)" in kernel
+    assert " 72 " in kernel  # bytes of 6 * 3 floats
+    assert "all_gather of outputs, all_reduce of input gradients" in kernel
+    assert "all_reduce of outputs, all_gather of input gradients" in table["dense_row/kernel"]
+    assert "all_gather of the batch's rows" in table["rows/embeddings"]
+    assert "all_gather when read" in table["layer_norm/gamma"]
+    assert table["dense_column/bias"].endswith("none")
+
+
+@pytest.mark.parametrize("use", USES)
+def test_use_is_the_unsharded_one(rank_results, use):
+    for rank, result in enumerate(rank_results(2, f"distribution_use.{use}")):
+        expected = result["oracle"]
+        runs = result.get("runs", [v for k, v in result.items() if k not in ("oracle", "local")])
+        assert runs
+        for run in runs:
+            assert_close(run, expected, f"rank {rank}:")
+
+
+def local_shapes(found):
+    """By the end of the path: `kernel` of a layer has one shard shape."""
+    return {"/".join(path.split("/")[-2:]): shape for path, shape in found.items()}
+
+
+def test_mesh_shape_alone_changes_the_sharding(rank_results):
+    published = rank_results(2, "distribution_use.published")
+    sharded = [local_shapes(rank[(1, 2)]["local"]) for rank in published]
+    assert [shapes["dense/kernel"] for shapes in sharded] == [(64, 4)] * 2
+    assert [shapes["dense_1/kernel"] for shapes in sharded] == [(8, 3), (8, 2)]
+    assert [shapes["conv2d/kernel"] for shapes in sharded] == [(3, 3, 2, 2)] * 2
+    assert [rank[(2, 1)]["local"] for rank in published] == [{}, {}]
+
+
+def test_model_that_was_not_built_is_sharded(rank_results):
+    for rank in rank_results(2, "distribution_use.deferred"):
+        assert local_shapes(rank["runs"][0]["local"])["dense/kernel"] == (64, 4)
+
+
+@pytest.mark.skipif(not is_keras_3(), reason="tf_keras cannot exchange a layer's variables")
+def test_model_made_before_is_cut(rank_results):
+    for rank in rank_results(2, "distribution_use.made_before"):
+        assert local_shapes(rank["local"])["dense/kernel"] == (64, 4)
+
+
+@pytest.mark.parametrize("check", ["files", "from_files"])
+def test_files_hold_whole_values(rank_results, check):
+    for rank in rank_results(2, f"distribution_use.{check}"):
+        assert len(rank["read"]) >= 2
+        for name, values in rank["read"].items():
+            for found, written in zip(values, rank["written"], strict=True):
+                np.testing.assert_array_equal(found, written, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "case, words",
+    [
+        ("rank", ["must have an item for each dimension", "('model',)", "dense/kernel", "(64, 8)"]),
+        ("twice", ["must name an axis once", "'model'", "dense/kernel", "(64, 8)"]),
+        ("axis", ["must name axes of the mesh", "'modle'", "dense/kernel"]),
+        ("two patterns", ["'dense/k'", "'se/kernel'", "dense/kernel", "(64, 8)"]),
+        ("clipnorm", ["`clipnorm`", "clipnorm=1.0", "dense/kernel"]),
+        ("mesh", ["(2, 4)", "('batch', 'model')", "2 rank(s)"]),
+        ("order", ["in the order of list_devices()", "[1, 0]"]),
+        ("process", ["`num_processes`", "num_processes=3"]),
+    ],
+)
+def test_errors_say_what_is_wrong(rank_results, case, words):
+    for rank in rank_results(2, "distribution_use.errors"):
+        assert rank[case].startswith("ValueError: ")
+        assert [word for word in words if word not in rank[case]] == [], rank[case]
+
+
+def test_pattern_that_matches_nothing_warns(rank_results):
+    for rank in rank_results(2, "distribution_use.errors"):
+        (warning,) = rank["unmatched"]
+        assert "'no_such.*kernel'" in warning and "dense/kernel" in warning
