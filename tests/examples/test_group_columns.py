@@ -26,17 +26,16 @@ def run(command):
     return float(re.search(r"test AUC +(\S+)", done.stdout)[1])
 
 
-@pytest.mark.parametrize("optimizer", ["both", "adagrad"])
-def test_learns_on_one_rank(optimizer):
+def test_ftrl_and_adagrad_learn():
     # 0.5 is chance. On so few flights most dates and crosses are seen a few times only.
-    assert run([sys.executable, str(PROGRAM), *ARGUMENTS, "--optimizer", optimizer]) > 0.65
+    assert run([sys.executable, str(PROGRAM), *ARGUMENTS]) > 0.65
 
 
 @pytest.mark.ranks
 def test_two_ranks_train_the_same_model():
-    alone = run([sys.executable, str(PROGRAM), *ARGUMENTS, "--optimizer", "ftrl"])
+    alone = run([sys.executable, str(PROGRAM), *ARGUMENTS, "--optimizer", "adagrad"])
     launcher = [str(ROOT / "tools" / "run_ranks.sh"), "2", str(PROGRAM), *ARGUMENTS]
-    together = run([*launcher, "--optimizer", "ftrl"])
+    together = run([*launcher, "--optimizer", "adagrad"])
     assert alone > 0.65
     # The rows start alike and the batches are the same; only sums are rounded otherwise.
     assert abs(alone - together) < 0.005
