@@ -234,9 +234,10 @@ void CombineTableRows(Stream stream, const Samples& samples, const TableRef& tab
 void CombineGradient(Stream stream, Workspace& workspace, const Samples& samples, const float* grad,
                      int64_t num_unique, int64_t dim, float* out) {
   const int64_t num_keys = samples.num_keys;
+  if (num_unique == 0) return;
   Check(cudaMemsetAsync(out, 0, static_cast<size_t>(num_unique * dim) * sizeof(float), stream),
         "cudaMemsetAsync");
-  if (num_keys == 0 || num_unique == 0) return;
+  if (num_keys == 0) return;
   const Workspace::Scope scope(workspace, stream);
   Shares shares = {nullptr, nullptr};
   const bool none = samples.combiner == Combiner::kNone;

@@ -68,6 +68,7 @@ void RequireDevice() {
 void Synchronize(Stream stream) { Check(cudaStreamSynchronize(stream), "cudaStreamSynchronize"); }
 
 void CopyToDevice(Stream stream, void* to, const void* from, size_t bytes) {
+  if (bytes == 0) return;
   // From memory that is not pinned CUDA takes a copy before it returns.
   Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
 }

@@ -15,7 +15,7 @@ namespace sok {
 namespace cuda {
 namespace {
 
-constexpr int64_t kMaxDim = int64_t{1} << 20;  // the pieces of 32 rows are numbered in 32 bits
+constexpr int64_t kMaxDim = int64_t{1} << 20;       // the pieces of 32 rows are numbered in 32 bits
 constexpr int64_t kChunkFloats = int64_t{1} << 19;  // of embeddings: 2 MiB
 constexpr int64_t kPieceFloats = int64_t{1} << 24;  // moved to or from the host at a time: 64 MiB
 

@@ -48,6 +48,7 @@ CudaArray::CudaArray(const py::array& host, cuda::Stream stream)
                 host.dtype().attr("str").cast<std::string>(), stream) {
   const py::array contiguous = py::array::ensure(host, py::array::c_style);
   cuda::CopyToDevice(stream, buffer_.data(), contiguous.data(), buffer_.bytes());
+  cuda::Synchronize(stream);  // the array may lie in pinned memory, and go
 }
 
 int64_t CudaArray::size() const {
