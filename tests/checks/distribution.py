@@ -45,7 +45,7 @@ CHECKED = {
 def checks(world_size):
     return {
         f"{shape[0]}x{shape[1]}.{optimizer}": lambda s=shape, o=optimizer: train_on_mesh(s, o)
-        for shape, optimizers in CHECKED[world_size].items()
+        for shape, optimizers in CHECKED.get(world_size, {}).items()
         for optimizer in optimizers
     }
 
