@@ -58,6 +58,22 @@ def test_broadcast_gather_and_barrier(ranks, world_size):
         assert result["barrier"] is None
 
 
+@each_world
+def test_sums_and_their_parts(ranks, world_size):
+    total = sum(range(1, world_size + 1))
+    for result, part in zip(ranks, np.array_split(np.arange(5.0), world_size), strict=True):
+        assert result["sum"].tolist() == [total] * 2
+        assert result["scattered"].tolist() == (part * total).tolist()
+
+
+@each_world
+def test_groups_count_their_own_ranks(ranks, world_size):
+    assert ranks[0]["group"] == (0, 1, 0)
+    for rank, result in enumerate(ranks[1:], 1):
+        assert result["group"] == (rank - 1, world_size - 1, sum(range(1, world_size)))
+    assert all(result["everyone"] for result in ranks)
+
+
 def test_both_are_communicators():
     assert isinstance(comm.SingleProcess(), comm.Communicator)
     for name in (

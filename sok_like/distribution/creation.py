@@ -92,7 +92,7 @@ def cut_existing(variable: Any, distribution: Any) -> None:
 
 def make_sharded(variable: Any, shard: Shard) -> None:
     """Turns a variable that holds a shard, or will, into one that knows it."""
-    variable.__class__ = keras_3_class() if is_keras_3() else tf_class(type(variable))
+    variable.__class__ = keras_3_class() if is_keras_3() else tf_class(type(variable))  # type: ignore[arg-type]
     variable._sok_shard = shard
 
 

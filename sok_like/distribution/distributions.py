@@ -37,6 +37,8 @@ class _Distribution:
     """What `ModelParallel` and `DataParallel` share. The state is in `_*` attributes of Keras."""
 
     _layout_map: Any = None
+    device_mesh: Any  # of Keras' class
+    batch_dim_name: str
 
     def _place(self, device_mesh, batch_dim_name, auto_shard_dataset):
         if batch_dim_name is None:

@@ -42,7 +42,7 @@ def distinct_rows(table: Any, ids: tf.Tensor, table_name: str) -> tuple[tf.Tenso
     Raises:
         tf.errors.InvalidArgumentError: an id outside the table.
     """
-    shard = shard_of(table)
+    shard: Any = shard_of(table)
     cut = shard.placement.cuts[0]
     ids = require_in_range(as_row_numbers(ids), shard.placement.global_shape[0], table_name)
     unique, inverse = tf.unique(ids)

@@ -112,7 +112,7 @@ def distributed_optimizer(optimizer: Any, distribution: Any) -> Any:
             f"({', '.join(_ELEMENTWISE)}). Received: {cls.__name__}, which needs whole variables, "
             "or scales the loss (choose mixed_bfloat16 in place of mixed_float16)"
         )
-    view = object.__new__(_class_on_shards(cls))
+    view = object.__new__(_class_on_shards(cls))  # type: ignore[arg-type]
     # Past the optimizers' own __setattr__, which would track the dictionary as a thing to save.
     object.__setattr__(view, "__dict__", optimizer.__dict__)
     view.__dict__["_sok_distribution"] = distribution

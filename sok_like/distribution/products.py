@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from sok_like.distribution.collectives import gather, own_part, shared, summed
-from sok_like.distribution.placement import Cut
 from sok_like.distribution.sharded_variable import shard_of
 
 
@@ -48,8 +47,8 @@ class CutProduct(NamedTuple):
         return f"{forward} of outputs, {back} of input gradients"
 
 
-def only_cut(kernel: Any) -> Cut | None:
-    """The kernel's cut, if it has one and not along the axis whose ranks hold different samples."""
+def only_cut(kernel: Any) -> Any:
+    """The `Cut` of a variable that has one, not along the axis of different samples; or None."""
     shard = shard_of(kernel)
     if shard is None or len(shard.placement.cuts) != 1 or shard.over_batch:
         return None
@@ -84,7 +83,8 @@ def run_product(
         compute: From inputs and this rank's kernel to outputs, all but the bias.
         as_addend: From a bias to what is added to outputs.
     """
-    shard, cut = shard_of(kernel), only_cut(kernel)
+    shard: Any = shard_of(kernel)
+    cut = only_cut(kernel)
     line, name = shard.mesh.along(cut.axis), shard.placement.path
     if product.input_dim is None:
         inputs = shared(inputs, line, f"{name}_input")

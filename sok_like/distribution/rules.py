@@ -25,6 +25,7 @@ from sok_like.distribution.products import (
     rides_along,
     run_product,
 )
+from sok_like.distribution.sharded_variable import held_whole
 from sok_like.embeddings.all2all_dense_embedding import All2AllDenseEmbedding
 from sok_like.embeddings.distributed_embedding import DistributedEmbedding
 
@@ -56,9 +57,15 @@ def rule_of(layer: Any) -> Rule | None:
 
 def install(layer: Any, distribution: Any) -> None:
     """Lets a layer's `call` follow its rule, from now on."""
-    if "call" in vars(layer) or type(layer) not in _RULES:
+    loops = isinstance(layer, tf.keras.layers.RNN)
+    if "call" in vars(layer) or not (loops or type(layer) in _RULES):
         return
     own_call = layer.call
+
+    @functools.wraps(own_call)
+    def loop(*args, **kwargs):
+        with held_whole(layer.variables if layer.built else ()):
+            return own_call(*args, **kwargs)
 
     @functools.wraps(own_call)
     def call(inputs, *args, **kwargs):
@@ -69,7 +76,9 @@ def install(layer: Any, distribution: Any) -> None:
 
     # Past Keras' __setattr__, which tracks what a layer holds.
     object.__setattr__(layer, "_sok_distribution", distribution)
-    object.__setattr__(layer, "call", tf.autograph.experimental.do_not_convert(call))
+    object.__setattr__(
+        layer, "call", tf.autograph.experimental.do_not_convert(loop if loops else call)
+    )
     object.__setattr__(layer, "supports_jit", False)  # XLA knows no collective of Horovod
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,23 @@ def shard_of(variable: Any) -> Shard | None:
     return getattr(variable, "_sok_shard", None)
 
 
+@contextlib.contextmanager
+def held_whole(variables: Iterable[Any]) -> Iterator[None]:
+    """Within it, reading these variables gives what was gathered at its beginning.
+
+    For bodies of loops: rounds of one loop may run at the same time, and so would collectives of
+    one name.
+    """
+    held = [variable for variable in variables if shard_of(variable) is not None]
+    for variable in held:
+        variable._sok_held = tf.convert_to_tensor(variable)
+    try:
+        yield
+    finally:
+        for variable in held:
+            variable._sok_held = None
+
+
 def path_of(variable: Any) -> str:
     """The path of a variable: `dense/kernel`."""
     path = getattr(variable, "path", None)
@@ -94,6 +111,7 @@ class _Sharded:
     """What sharded variables of both Keras have."""
 
     _sok_shard: Shard
+    _sok_held: tf.Tensor | None = None
     de_local = True  # no one averages or broadcasts it
 
     @property
@@ -143,6 +161,8 @@ def keras_3_class() -> type:
             local = super().value
             if works_on_shards():
                 return local
+            if self._sok_held is not None:
+                return self._maybe_autocast(self._sok_held)
             return self._sok_shard.whole(tf.convert_to_tensor(local))
 
         @property
@@ -174,6 +194,8 @@ def tf_class(cls: type) -> type:
         """A variable spread over ranks; made from an ordinary one by the creation hook."""
 
         def _read_variable_op(self, *args, **kwargs):
+            if self._sok_held is not None and not works_on_shards():
+                return self._sok_held
             local = super()._read_variable_op(*args, **kwargs)
             return local if works_on_shards() else self._sok_shard.whole(local)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.distribution.rules import rule_of
+from sok_like.distribution.rules import install, rule_of
 from sok_like.distribution.sharded_variable import path_of, shard_of
 from sok_like.variable import is_embedding_variable
 
@@ -34,6 +34,8 @@ def table_of(model: Any, distribution: Any) -> str:
             "`model` must be built: call it, or give it an Input. Received: "
             f"model '{model.name}' without variables"
         )
+    for layer in model._flatten_layers(include_self=False):
+        install(layer, distribution)
     owners = {id(v): layer for layer in model._flatten_layers() for v in _own_variables(layer)}
     rows = [_row(v, owners.get(id(v)), distribution) for v in model.variables]
     lines = _aligned([HEADER, *(map(str, row) for row in rows)])

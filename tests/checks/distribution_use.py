@@ -18,7 +18,7 @@ def checks(world_size):
         return {}
     found = {
         f.__name__: f
-        for f in (published, deferred, dataset, own_loop, files, from_files, errors, data_parallel)
+        for f in (published, deferred, eager, dataset, own_loop, files, from_files, errors)
     }
     return found | ({f.__name__: f for f in (keras_classes, made_before)} if is_keras_3() else {})
 
@@ -95,17 +95,28 @@ def published():
 
 
 def deferred():
-    """A Sequential without an Input is built while its first step is traced, or run eagerly."""
+    """A Sequential without an Input is built while its first step is traced."""
+    oracle = train(make_model(deferred=True))
 
     def body(dist):
-        graph, eager = make_model(deferred=True), make_model(deferred=True)
-        return [{**train(graph), "local": local_shapes(graph)}, train(eager, run_eagerly=True)]
+        model = make_model(deferred=True)
+        return {"oracle": oracle, "sharded": train(model), "local": local_shapes(model)}
 
-    return {"oracle": train(make_model(deferred=True)), "runs": under((1, 2), body)}
+    return under((1, 2), body)
+
+
+def eager():
+    """Steps that are not traced."""
+    oracle = train(make_model(), run_eagerly=True)
+
+    def body(dist):
+        return {"oracle": oracle, "sharded": train(make_model(), run_eagerly=True)}
+
+    return under((2, 1), body)
 
 
 def dataset():
-    """A tf.data.Dataset of whole batches on every rank, the last one smaller."""
+    """A tf.data.Dataset of whole batches on every rank, the last one smaller; two distributions."""
     x, y = samples()
     batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(10)
 
@@ -119,7 +130,11 @@ def dataset():
             "evaluated": np.array(model.evaluate(batches, verbose=0)),
         }
 
-    return {"oracle": run(), (2, 1): under((2, 1), run)}
+    from sok_like import distribution as dist
+
+    found = {"oracle": run(), (2, 1): under((2, 1), run)}
+    with dist.DataParallel().scope():
+        return {**found, "data parallel": run()}
 
 
 def own_loop():
@@ -248,26 +263,6 @@ def errors():
         "process": said(lambda: dist.initialize(num_processes=3)),
         "unmatched": unmatched(),
     }
-
-
-def data_parallel():
-    """Batches split over all ranks, every variable whole."""
-    from sok_like import distribution as dist
-
-    with dist.DataParallel().scope():
-        model = make_model()
-        return {"oracle": _unsharded(), "sharded": train(model), "local": local_shapes(model)}
-
-
-def _unsharded():
-    from sok_like import distribution as dist
-
-    before = dist.distribution()
-    dist.set_distribution(None)
-    try:
-        return train(make_model())
-    finally:
-        dist.set_distribution(before)
 
 
 def keras_classes():

@@ -86,7 +86,13 @@ def collectives():
         ],
         "check_average",
     )
+    # Rank 0 alone, the others together.
+    group = communicator.subset([[0], list(range(1, world_size))] if world_size > 1 else [[0]])
     return {
+        "sum": communicator.sum(tf.fill([2], rank + 1.0), "sum").numpy(),
+        "scattered": communicator.reduce_scatter(tf.range(5.0) * (rank + 1), "scatter").numpy(),
+        "group": (group.rank, group.world_size, group.sum(tf.constant(rank), "group").numpy()),
+        "everyone": communicator.subset([list(range(world_size))]) is communicator,
         "received": received.numpy(),
         "lengths": lengths.numpy(),
         "gradient": tape.gradient(loss, sent).numpy(),
