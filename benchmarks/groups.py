@@ -102,11 +102,13 @@ def _functions(lookup, variables, wrap):
         ]
         return lookup(variables, ids)
 
-    @tf.function(reduce_retracing=True)
+    batch = [tf.TensorSpec([None], tf.int64), tf.TensorSpec([len(variables), None], tf.int64)]
+
+    @tf.function(input_signature=batch)
     def look(keys, row_splits):
         return tf.concat(embeddings(keys, row_splits), 1)
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(input_signature=batch)
     def step(keys, row_splits):
         with tf.GradientTape() as tape:
             found = embeddings(keys, row_splits)

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorflow.python.feature_column import feature_column as old
 from tensorflow.python.feature_column import feature_column_v2 as fc
 
-from sok_like.feature_column.columns import GroupEmbeddingColumn
+from sok_like.feature_column.columns import GroupEmbeddingColumn, is_fused
 from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
 
 
@@ -67,6 +67,11 @@ def check_columns(feature_columns: Any, *, in_graph: bool, sequence: bool = Fals
     kind = old if in_graph else fc
     columns = kind._normalize_feature_columns(feature_columns)
     for column in columns:
+        if sequence and not is_fused(column):
+            raise ValueError(
+                "Embedding columns of this package are required, in a group or with keys, without "
+                f"`max_norm` or `ckpt_to_load_from`. Received: {column!r}"
+            )
         if not isinstance(column, old._DenseColumn if in_graph else fc.DenseColumn):
             raise ValueError(
                 "Dense columns are required; a categorical one goes into an embedding_column or "
@@ -102,12 +107,12 @@ def embeddings(
     Returns:
         `[batch, dimension]` a column, `[batch, T, dimension]` with `is_sequence`.
     """
-    groups: dict[str, list[GroupEmbeddingColumn]] = {}
+    groups: dict[Any, list[GroupEmbeddingColumn]] = {}
     for column in columns:
-        # A name of a group cannot start with a slash in a graph; so a lone column is no group's.
-        groups.setdefault(column.group or f"/{column.name}", []).append(column)
+        groups.setdefault(column.group or column, []).append(column)  # by itself without a group
     found: dict[GroupEmbeddingColumn, tf.Tensor] = {}
-    for name, members in groups.items():
+    for group, members in groups.items():
+        name = group if isinstance(group, str) else group.name
         pairs = [_ids_and_weights(column, inputs) for column in members]
         weights = [weights for _, weights in pairs]
         rows = group_embedding_lookup_sparse(
@@ -115,7 +120,7 @@ def embeddings(
             [ids for ids, _ in pairs],
             [column.combiner for column in members],
             sp_weights=None if is_sequence and not any(w is not None for w in weights) else weights,
-            name=re.sub(r"[^\w.\-]", "_", name.strip("/")),
+            name=re.sub(r"[^a-zA-Z0-9.]", "_", name),
             is_sequence=is_sequence,
             training=training,
             gradient_scale=gradient_scale,

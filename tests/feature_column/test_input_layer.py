@@ -282,6 +282,9 @@ def test_refused(fc, graph):
         fc.input_layer(IDS, [fc.embedding_column(sequence, 2)])
     with pytest.raises(ValueError, match="must have a sequence categorical column"):
         fc.sequence_input_layer(IDS, [column])
+    stock_sequence = tf.feature_column.sequence_categorical_column_with_identity("a", 3)
+    with pytest.raises(ValueError, match="Embedding columns of this package are required"):
+        fc.sequence_input_layer(IDS, [tf.feature_column.embedding_column(stock_sequence, 2)])
     weighted = fc.weighted_categorical_column(keys, "w")
     ragged = tf.ragged.constant([[1]], dtype=tf.int64)
     with pytest.raises(ValueError, match="'w' must be a RaggedTensor, as 'a' is"):
