@@ -104,9 +104,8 @@ void AllRules() {
   add(OptimizerKind::kMomentum, [](auto& o) { o.momentum = 0.9f; });
   add(OptimizerKind::kMomentum, [](auto& o) { o.momentum = 0.8f, o.nesterov = true; });
   add(OptimizerKind::kMomentum, [](auto& o) { o.momentum = 0.9f, o.lazy = true; });
-  add(OptimizerKind::kMomentum, [](auto& o) {
-    o.momentum = 0.9f, o.momentum_before_rate = true, o.nesterov = true;
-  });
+  add(OptimizerKind::kMomentum,
+      [](auto& o) { o.momentum = 0.9f, o.momentum_before_rate = true, o.nesterov = true; });
   add(OptimizerKind::kAdagrad, plain);
   add(OptimizerKind::kRowWiseAdagrad, plain);
   add(OptimizerKind::kAdam, plain);
