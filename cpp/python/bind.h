@@ -14,19 +14,20 @@
 #include <vector>
 
 #include "cpp/core/cpu/table.h"
-#include "cpp/core/optimizer.h"
 #include "cpp/core/parallel.h"
 #include "cpp/core/table_options.h"
 
 namespace sok {
 
+struct OptimizerOptions;
+
 // One per part of the module; called by PYBIND11_MODULE(_core, m).
 // BindTable registers `CpuTable` as `_core.Table`, held by std::shared_ptr, so that the others can
 // take a `CpuTable&`.
 void BindTable(pybind11::module_& m);
+void BindCuda(pybind11::module_& m);
 void BindRoute(pybind11::module_& m);
 void BindOptimizer(pybind11::module_& m);
-void BindCuda(pybind11::module_& m);
 
 // Part of BindTable: what a table with admission or eviction policies can do beyond others.
 void BindPolicies(pybind11::class_<CpuTable, std::shared_ptr<CpuTable>>& table);
@@ -66,11 +67,10 @@ pybind11::array KeysToNumpy(const uint64_t* keys, int64_t num_keys, KeyType type
 FloatArray FloatsOfShape(const pybind11::object& values, const std::vector<int64_t>& shape,
                          const char* argument);
 
-// What tables on every device are made of. Throws ValueError naming the argument.
-TableOptions MakeTableOptions(const std::string& name, int64_t dim, const std::string& key_dtype,
-                              const std::string& initializer, float a, float b,
-                              const pybind11::object& default_rows, uint64_t seed,
-                              int64_t initial_capacity, int64_t max_capacity);
+// Fills in options->initializer of a table on any device, once its name and dim are set. Throws
+// ValueError naming the argument.
+void SetInitializer(const std::string& initializer, float a, float b,
+                    const pybind11::object& default_rows, TableOptions* options);
 
 // Options by name; an unknown one is a TypeError, not a silent default.
 OptimizerOptions OptionsFromKeywords(const std::string& rule, const pybind11::kwargs& keywords);

@@ -22,8 +22,14 @@ std::shared_ptr<CpuTable> MakeTable(const std::string& name, int64_t dim,
                                     int64_t initial_capacity, int64_t max_capacity,
                                     bool use_hashtable, int64_t rank, int64_t world_size,
                                     const py::dict& policy) {
-  TableOptions options = MakeTableOptions(name, dim, key_dtype, initializer, a, b, default_rows,
-                                          seed, initial_capacity, max_capacity);
+  TableOptions options;
+  options.name = name;
+  options.dim = dim;
+  options.key_type = ParseKeyType(key_dtype);
+  SetInitializer(initializer, a, b, default_rows, &options);
+  options.seed = seed;
+  options.initial_capacity = initial_capacity;
+  options.max_capacity = max_capacity;
   options.policy = ParsePolicy(policy);
   options.use_hashtable = use_hashtable;
   options.rank = rank;
@@ -202,31 +208,21 @@ std::vector<uint32_t> PhiloxWords(const std::array<uint32_t, 4>& counter,
 
 }  // namespace
 
-TableOptions MakeTableOptions(const std::string& name, int64_t dim, const std::string& key_dtype,
-                              const std::string& initializer, float a, float b,
-                              const py::object& default_rows, uint64_t seed,
-                              int64_t initial_capacity, int64_t max_capacity) {
-  TableOptions options;
-  options.name = name;
-  options.dim = dim;
-  options.key_type = ParseKeyType(key_dtype);
-  options.initializer.kind = ParseInitializerKind(initializer);
-  options.initializer.a = a;
-  options.initializer.b = b;
+void SetInitializer(const std::string& initializer, float a, float b,
+                    const py::object& default_rows, TableOptions* options) {
+  options->initializer.kind = ParseInitializerKind(initializer);
+  options->initializer.a = a;
+  options->initializer.b = b;
   if (!default_rows.is_none()) {
     const py::array any = py::array::ensure(default_rows);
     if (!any || any.ndim() != 2) {
       PyErr_Clear();
       throw py::value_error("`default_rows` must have shape [num_default_rows, " +
-                            std::to_string(dim) + "] (table '" + name + "')");
+                            std::to_string(options->dim) + "] (table '" + options->name + "')");
     }
-    const FloatArray rows = FloatsOfShape(any, {any.shape(0), dim}, "default_rows");
-    options.initializer.default_rows.assign(rows.data(), rows.data() + rows.size());
+    const FloatArray rows = FloatsOfShape(any, {any.shape(0), options->dim}, "default_rows");
+    options->initializer.default_rows.assign(rows.data(), rows.data() + rows.size());
   }
-  options.seed = seed;
-  options.initial_capacity = initial_capacity;
-  options.max_capacity = max_capacity;
-  return options;
 }
 
 void BindTable(py::module_& m) {

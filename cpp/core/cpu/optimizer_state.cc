@@ -10,6 +10,16 @@ namespace {
 
 constexpr int64_t kBlock = 16;
 
+// Not inlined: as part of a loop over blocks, GCC unrolls the loops in it before it has had a
+// chance to vectorise them.
+template <typename Count>
+__attribute__((noinline)) void ReplayBlock(const StepHistory::Factors& factors, int num_terms,
+                                           float epsilon, const float* w, const float* m,
+                                           const float* v, Count count, float* out) {
+  const auto term = [&factors](int i) { return factors.terms[i]; };
+  ReplaySeries<kBlock>(factors.row, term, num_terms, epsilon, w, m, v, count, out);
+}
+
 }  // namespace
 
 OptimizerState::OptimizerState(const OptimizerOptions& options, int64_t dim)
@@ -65,15 +75,14 @@ void OptimizerState::Replay(const float* row, const StepHistory::Factors& factor
   }
   const float* const velocity = row + (history_.kind() == ReplayKind::kAmsgrad ? 3 : 2) * dim_;
   const int num_terms = history_.num_terms();
-  const auto term = [&factors](int i) { return factors.terms[i]; };
   int64_t d = 0;
   for (; d + kBlock <= dim_; d += kBlock) {
-    ReplaySeries<kBlock>(factors.row, term, num_terms, options_.epsilon, row + d, momentum + d,
-                         velocity + d, std::integral_constant<int64_t, kBlock>{}, embedding + d);
+    ReplayBlock(factors, num_terms, options_.epsilon, row + d, momentum + d, velocity + d,
+                std::integral_constant<int64_t, kBlock>{}, embedding + d);
   }
   if (d < dim_) {
-    ReplaySeries<kBlock>(factors.row, term, num_terms, options_.epsilon, row + d, momentum + d,
-                         velocity + d, dim_ - d, embedding + d);
+    ReplayBlock(factors, num_terms, options_.epsilon, row + d, momentum + d, velocity + d, dim_ - d,
+                embedding + d);
   }
 }
 

@@ -24,8 +24,14 @@ std::unique_ptr<CudaTable> MakeCudaTable(const std::string& name, int64_t dim,
                                          const py::object& default_rows, uint64_t seed,
                                          int64_t initial_capacity, int64_t max_capacity,
                                          double max_load_factor, uint64_t stream) {
-  const TableOptions options = MakeTableOptions(name, dim, key_dtype, initializer, a, b,
-                                                default_rows, seed, initial_capacity, max_capacity);
+  TableOptions options;
+  options.name = name;
+  options.dim = dim;
+  options.key_type = ParseKeyType(key_dtype);
+  SetInitializer(initializer, a, b, default_rows, &options);
+  options.seed = seed;
+  options.initial_capacity = initial_capacity;
+  options.max_capacity = max_capacity;
   if (options.key_type != KeyType::kInt64 && options.key_type != KeyType::kUint64) {
     throw py::value_error(
         "`key_dtype` must be int64 or uint64 for a table in device memory. Received: " + key_dtype +

@@ -231,6 +231,8 @@ void RefusesWhatItCannotDo() {
   options.use_hashtable = false;
   options.max_capacity = 10;
   CHECK_THROWS(cuda::CudaTable table(options), std::invalid_argument, "needs a hashtable");
+  CHECK_THROWS(cuda::CudaTable table(Options((1 << 20) + 1)), std::invalid_argument,
+               "at most 2^20");
   CHECK_THROWS(cuda::CudaTable table(Options(4), 1.5), std::invalid_argument, "max_load_factor");
 }
 
