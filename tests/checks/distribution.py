@@ -140,9 +140,15 @@ def fit(model, optimizer):
     }
 
 
+def _numbers(model):
+    """Variables but for tables and the states of random generators, whose names are numbered."""
+    ordinary = [v for v in model.variables if not is_embedding_variable(v)]
+    return [v for v in ordinary if tf.as_dtype(v.dtype).is_floating]
+
+
 def weights_of(model):
     """Whole weights by path; of the hash table, the rows of the keys in order."""
-    found = {path_of(v): v.numpy() for v in model.variables if not is_embedding_variable(v)}
+    found = {path_of(v): v.numpy() for v in _numbers(model)}
     hashed = model.get_layer("hashed")
     if hasattr(hashed, "table"):
         keys = tf.reshape(tf.range(HASH_KEYS, dtype=tf.int64), [-1, 2])
@@ -158,7 +164,7 @@ def oracle(optimizer, start):
     """What Keras alone makes of the same start; it is the same on every mesh."""
     if optimizer not in _expected:
         model = make_model()
-        for variable in model.variables:
+        for variable in _numbers(model):
             variable.assign(start[path_of(variable)])
         _expected[optimizer] = fit(model, optimizer)
         _expected[optimizer]["weights"] = weights_of(model)
