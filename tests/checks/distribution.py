@@ -55,7 +55,8 @@ def make_optimizer(name):
     optimizers = tf.keras.optimizers
     return {
         "sgd": lambda: optimizers.SGD(0.01, momentum=0.9),
-        "adam": lambda: optimizers.Adam(0.01),
+        # Where a gradient is near 0, Adam with a smaller epsilon makes a step of its rounding.
+        "adam": lambda: optimizers.Adam(0.01, epsilon=1e-4),
         "adagrad": lambda: optimizers.Adagrad(0.1),
     }[name]()
 
