@@ -70,13 +70,27 @@ def hooks(distribution: Any) -> contextlib.AbstractContextManager:
             model.optimizer = distributed_optimizer(model.optimizer, distribution)
 
     def call(model, *args, **kwargs):
-        if not getattr(_state, "inside", False):
+        if not getattr(_state, "inside", False) and "_sok_distribution" not in vars(model):
             bind(model, distribution)
+            _adopt_optimizer(model, distribution)
         return own["__call__"](model, *args, **kwargs)
 
     own = {"compile": cls.compile, "__call__": cls.__call__}
     ours = {"compile": compile, "__call__": call}
     return _attributes(cls, {name: functools.wraps(own[name])(ours[name]) for name in ours})
+
+
+def _adopt_optimizer(model, distribution):
+    """The optimizer of a model that was compiled before the distribution was set."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        return
+    if getattr(optimizer, "built", getattr(optimizer, "_built", False)):
+        raise ValueError(
+            f"Model '{model.name}' must be compiled under the distribution that it is trained "
+            "under. Received: an optimizer that has been in use without one"
+        )
+    model.optimizer = distributed_optimizer(optimizer, distribution)
 
 
 @contextlib.contextmanager

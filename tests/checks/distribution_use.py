@@ -40,8 +40,16 @@ def make_model(deferred=False):
     return tf.keras.Sequential(stack if deferred else [layers.Input([6, 6, 2]), *stack])
 
 
-def train(model, **options):
+def compiled(model, **options):
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], **options)
+    return model
+
+
+def train(model, **options):
+    return trained(compiled(model, **options))
+
+
+def trained(model):
     x, y = samples()
     # 10, 10 and 2 samples, of which rank 1 may get one.
     history = model.fit(x, y, batch_size=10, epochs=3, verbose=0, validation_split=0.1).history
@@ -286,11 +294,17 @@ def keras_classes():
 
 
 def made_before():
-    """A model that was made before the distribution is cut when it is compiled."""
+    """A model that was made before the distribution is cut when it is compiled or called."""
     oracle = train(make_model())
-    model = make_model()
+    model, ready = make_model(), compiled(make_model())
 
     def body(dist):
-        return {"oracle": oracle, "sharded": train(model), "local": local_shapes(model)}
+        return {
+            "oracle": oracle,
+            "sharded": train(model),
+            "compiled before": trained(ready),
+            "local": local_shapes(model),
+            "local of compiled": local_shapes(ready),
+        }
 
     return under((1, 2), body)
