@@ -259,6 +259,17 @@ def errors():
         model = built((None, "model"))
         model.train_on_batch(samples()[0], np.zeros((22, UNITS), "f"))
 
+    def constrained():
+        layout_map = dist.LayoutMap(mesh)
+        layout_map["dense/kernel"] = (None, "model")
+        layers = tf.keras.layers
+        with dist.ModelParallel(mesh, layout_map).scope():
+            inputs = layers.Input([6])
+            dense = layers.Dense(4, kernel_constraint="max_norm", name="dense")
+            model = tf.keras.Model(inputs, dense(inputs))
+            model.compile("sgd", "mse")
+            model.train_on_batch(np.zeros((2, 6), "f"), np.zeros((2, 4), "f"))
+
     wide = dist.DeviceMesh((2, 4), ("batch", "model"), list(range(8)))
     return {
         "rank": said(lambda: built(("model",))),
@@ -266,6 +277,7 @@ def errors():
         "axis": said(lambda: built((None, "modle"))),
         "two patterns": said(lambda: built((None, "model"), "dense/k", "se/kernel")),
         "clipnorm": said(clipped),
+        "constraint": said(constrained),
         "mesh": said(lambda: dist.ModelParallel(wide, dist.LayoutMap(wide))),
         "order": said(lambda: dist.DataParallel(dist.DeviceMesh((2,), ("batch",), [1, 0]))),
         "process": said(lambda: dist.initialize(num_processes=3)),

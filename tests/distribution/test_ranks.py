@@ -132,6 +132,7 @@ def test_files_hold_whole_values(rank_results, check):
         ("axis", ["must name axes of the mesh", "'modle'", "dense/kernel"]),
         ("two patterns", ["'dense/k'", "'se/kernel'", "dense/kernel", "(64, 8)"]),
         ("clipnorm", ["`clipnorm`", "clipnorm=1.0", "dense/kernel"]),
+        ("constraint", ["other than NonNeg", "MaxNorm", "dense/kernel"]),
         ("mesh", ["(2, 4)", "('batch', 'model')", "2 rank(s)"]),
         ("order", ["in the order of list_devices()", "[1, 0]"]),
         ("process", ["`num_processes`", "num_processes=3"]),
