@@ -64,9 +64,12 @@ CALLABLES = {
     "distribution.ModelParallel": "device_mesh=None, layout_map=None, batch_dim_name=None, "
     "auto_shard_dataset=True",
     "distribution.TensorLayout": "axes, device_mesh=None",
+    "distribution.distribute_tensor": "tensor, layout",
     "distribution.distribution": "",
+    "distribution.initialize": "job_addresses=None, num_processes=None, process_id=None",
     "distribution.list_devices": "device_type=None",
     "distribution.set_distribution": "value",
+    "distribution.summary": "model",
     "embedding_lookup": "param, ids, combiner=None, *, weights=None",
     "enable_distributed_strategy": "strategy='collective'",
     "export": "variable",

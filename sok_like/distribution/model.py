@@ -70,13 +70,27 @@ def hooks(distribution: Any) -> contextlib.AbstractContextManager:
             model.optimizer = distributed_optimizer(model.optimizer, distribution)
 
     def call(model, *args, **kwargs):
-        if not getattr(_state, "inside", False):
+        if not getattr(_state, "inside", False) and "_sok_distribution" not in vars(model):
             bind(model, distribution)
+            _adopt_optimizer(model, distribution)
         return own["__call__"](model, *args, **kwargs)
 
     own = {"compile": cls.compile, "__call__": cls.__call__}
     ours = {"compile": compile, "__call__": call}
     return _attributes(cls, {name: functools.wraps(own[name])(ours[name]) for name in ours})
+
+
+def _adopt_optimizer(model, distribution):
+    """The optimizer of a model that was compiled before the distribution was set."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        return
+    if getattr(optimizer, "built", getattr(optimizer, "_built", False)):
+        raise ValueError(
+            f"Model '{model.name}' must be compiled under the distribution that it is trained "
+            "under. Received: an optimizer that has been in use without one"
+        )
+    model.optimizer = distributed_optimizer(optimizer, distribution)
 
 
 @contextlib.contextmanager
@@ -106,22 +120,47 @@ def _splitting(model, own_call, distribution) -> Callable:
         split = line.world_size > 1 and distribution.auto_shard_dataset
         split = split and not _symbolic(args, kwargs)
         if split:
+            batch = _batch_of(args, kwargs)
             args, kwargs = tf.nest.map_structure(lambda t: _own_samples(t, line), (args, kwargs))
         with _inside(), samples_split() if split else contextlib.nullcontext():
             outputs = own_call(*args, **kwargs)
         distribution.check_patterns(model)  # now its variables are there, whatever the model
-        return _of_all(outputs, model, line) if split else outputs
+        return _of_all(outputs, batch, model, line) if split else outputs
 
     return tf.autograph.experimental.do_not_convert(call)
 
 
-def _of_all(outputs, model, line):
+def _batch_of(args, kwargs):
+    """The number of samples, a scalar tensor; of inputs of any kind."""
+    for value in tf.nest.flatten((args, kwargs)):
+        if isinstance(value, tf.SparseTensor):
+            return value.dense_shape[0]
+        if isinstance(value, tf.RaggedTensor):
+            return value.nrows(tf.int64)
+        if tf.is_tensor(value) and value.shape.rank != 0:
+            return tf.shape(value, tf.int64)[0]
+    raise ValueError("A model under a distribution must be called with a tensor of samples.")
+
+
+def _of_all(outputs, batch, model, line):
     """Outputs of own samples, any structure of tensors, to those of all."""
     names = itertools.count()
 
     def gathered(tensor):
-        name = f"{model.name}_output_{next(names)}"
-        return gather(tensor, 0, line, name, scale=line.world_size)
+        if not isinstance(tensor, tf.Tensor) or tensor.shape.rank == 0:
+            raise NotImplementedError(
+                "Outputs of a model whose batches are split must be dense tensors [batch, ...]. "
+                f"Received: {tensor!r} from model '{model.name}'"
+            )
+        whole = gather(tensor, 0, line, f"{model.name}_output_{next(names)}", scale=line.world_size)
+        same = tf.debugging.assert_equal(
+            tf.shape(whole, tf.int64)[0],
+            batch,
+            f"Every rank must be given the same batches, and model '{model.name}' must have a row "
+            "of outputs a sample. Received: rows of outputs over all ranks, and samples here:",
+        )
+        with tf.control_dependencies([] if same is None else [same]):
+            return tf.identity(whole)
 
     return tf.nest.map_structure(gathered, outputs)
 

@@ -26,7 +26,8 @@ class _OnShards:
     _sok_distribution: Any = None
 
     def build(self, variables):
-        sharded = [path_of(variable) for variable in variables if shard_of(variable) is not None]
+        shards = [variable for variable in variables if shard_of(variable) is not None]
+        sharded = [path_of(variable) for variable in shards]
         for option in ("clipnorm", "global_clipnorm"):
             if sharded and getattr(self, option, None) is not None:
                 raise ValueError(
@@ -34,10 +35,9 @@ class _OnShards:
                     f"`clipvalue`. Received: {option}={getattr(self, option)!r} with sharded "
                     f"variables {sharded}"
                 )
-        for variable in variables:
+        for variable in shards:
             constraint = getattr(variable, "constraint", None)
-            elementwise = constraint is None or type(constraint).__name__ == "NonNeg"
-            if shard_of(variable) is not None and not elementwise:
+            if constraint is not None and type(constraint).__name__ != "NonNeg":
                 raise ValueError(
                     "A constraint other than NonNeg needs the whole variable, which no rank has. "
                     f"Received: {type(constraint).__name__} on the sharded '{path_of(variable)}'"

@@ -40,8 +40,16 @@ def make_model(deferred=False):
     return tf.keras.Sequential(stack if deferred else [layers.Input([6, 6, 2]), *stack])
 
 
-def train(model, **options):
+def compiled(model, **options):
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], **options)
+    return model
+
+
+def train(model, **options):
+    return trained(compiled(model, **options))
+
+
+def trained(model):
     x, y = samples()
     # 10, 10 and 2 samples, of which rank 1 may get one.
     history = model.fit(x, y, batch_size=10, epochs=3, verbose=0, validation_split=0.1).history
@@ -251,6 +259,17 @@ def errors():
         model = built((None, "model"))
         model.train_on_batch(samples()[0], np.zeros((22, UNITS), "f"))
 
+    def constrained():
+        layout_map = dist.LayoutMap(mesh)
+        layout_map["dense/kernel"] = (None, "model")
+        layers = tf.keras.layers
+        with dist.ModelParallel(mesh, layout_map).scope():
+            inputs = layers.Input([6])
+            dense = layers.Dense(4, kernel_constraint="max_norm", name="dense")
+            model = tf.keras.Model(inputs, dense(inputs))
+            model.compile("sgd", "mse")
+            model.train_on_batch(np.zeros((2, 6), "f"), np.zeros((2, 4), "f"))
+
     wide = dist.DeviceMesh((2, 4), ("batch", "model"), list(range(8)))
     return {
         "rank": said(lambda: built(("model",))),
@@ -258,6 +277,7 @@ def errors():
         "axis": said(lambda: built((None, "modle"))),
         "two patterns": said(lambda: built((None, "model"), "dense/k", "se/kernel")),
         "clipnorm": said(clipped),
+        "constraint": said(constrained),
         "mesh": said(lambda: dist.ModelParallel(wide, dist.LayoutMap(wide))),
         "order": said(lambda: dist.DataParallel(dist.DeviceMesh((2,), ("batch",), [1, 0]))),
         "process": said(lambda: dist.initialize(num_processes=3)),
@@ -286,11 +306,17 @@ def keras_classes():
 
 
 def made_before():
-    """A model that was made before the distribution is cut when it is compiled."""
+    """A model that was made before the distribution is cut when it is compiled or called."""
     oracle = train(make_model())
-    model = make_model()
+    model, ready = make_model(), compiled(make_model())
 
     def body(dist):
-        return {"oracle": oracle, "sharded": train(model), "local": local_shapes(model)}
+        return {
+            "oracle": oracle,
+            "sharded": train(model),
+            "compiled before": trained(ready),
+            "local": local_shapes(model),
+            "local of compiled": local_shapes(ready),
+        }
 
     return under((1, 2), body)
