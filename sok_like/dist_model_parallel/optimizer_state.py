@@ -99,8 +99,8 @@ def _get_hash_slots(variable, all_ranks):
     told = gather_text(json.dumps(described) + "\n", comm.current()).splitlines()
     known = max((json.loads(text) for text in told), key=len)
     keys, width = snapshot.keys.numpy(), sum(size for _, size in known)
-    rows = snapshot.slot_rows.numpy().reshape(len(keys), -1)
-    rows = rows if len(keys) else np.zeros([0, width], np.float32)
+    # Without keys there are no rows either, whatever slot variables the other ranks know.
+    rows = snapshot.slot_rows.numpy().reshape(len(keys), width)
     dtype = variable.key_dtype.as_numpy_dtype
     whole = hash_weights.gather_by_key(keys, rows, dtype, all_ranks)
     if whole is None:

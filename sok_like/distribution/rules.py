@@ -160,7 +160,9 @@ def _sok_embedding(layer):
     def run(inputs, weights=None):
         ids = inputs if tf.is_tensor(inputs) else tf.convert_to_tensor(inputs)
         rows, inverse = lookup_rule.distinct_rows(table, _flat(ids), layer.name)
-        # The distinct rows are a table, in which the ids have other numbers.
+        # The distinct rows are a table, in which the ids have other numbers. Their width is known
+        # for sure only here: a graph may lose it on the way.
+        rows = tf.ensure_shape(rows, [None, layer.output_dim])
         found = lookup_rows(rows, _with_flat(ids, inverse), layer.combiner, weights, layer.name)
         return tf.cast(found, layer.compute_dtype)
 

@@ -282,6 +282,8 @@ def checks(world_size):
         f"train_{name}": lambda name=name: train(name)
         for name in (OPTIMIZERS if world_size < 3 else ["adam"])
     }
+    if world_size > 3:  # where one rank owns none of the keys
+        return of_training
     return {
         **of_training,
         "evaluation": evaluation,

@@ -21,7 +21,7 @@ WORLDS = [pytest.param(n, marks=[pytest.mark.ranks] if n > 1 else [], id=f"{n}")
 each_world = pytest.mark.parametrize("world_size", WORLDS)
 TRAININGS = [
     pytest.param(n, o, marks=[pytest.mark.ranks] if n > 1 else [], id=f"{n}-{o}")
-    for n in (1, 2, 3)
+    for n in (1, 2, 3, 4)  # of 4 ranks, one owns no key
     for o in (hashed.OPTIMIZERS if n < 3 else ["adam"])
 ]
 each_training = pytest.mark.parametrize("world_size, optimizer", TRAININGS)
