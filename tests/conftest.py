@@ -6,10 +6,16 @@ import pathlib
 
 import pytest
 
+from tests import emulated
 from tests.ranks import RanksFailed, run_ranks
 
 # Before anything imports TensorFlow, which reads it once.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+def pytest_configure():
+    if emulated.asked_for():
+        emulated.install()
 
 
 def pytest_collection_modifyitems(items):

@@ -18,6 +18,10 @@ def _rank():
 
 
 def _run(target, args, log):
+    from tests import emulated
+
+    if emulated.asked_for():
+        emulated.install()
     if ":" in target:
         module, function = target.split(":")
         return getattr(importlib.import_module(module), function)(**(args or {}))

@@ -38,11 +38,12 @@ CPP_MAY_INCLUDE = {
     "cpp/core/cuda": {"cpp/core", "cpp/core/cuda"},
     "cpp/tf": CORE | {"cpp/tf"},
     "cpp/python": CORE | {"cpp/python"},
-    "cpp/tests": CORE | {"cpp/python", "cpp/tests"},
+    "cpp/tests": CORE | {"cpp/python", "cpp/tf", "cpp/tests"},  # the emulator stands in for TF too
 }
 # Start of a foreign header's name -> the folders that may know it.
 CPP_FOREIGN = {
     "tensorflow/": {"cpp/tf"},
+    "xla/": {"cpp/tf"},  # comes with TensorFlow
     "third_party/gpus/": {"cpp/tf"},
     "absl/": {"cpp/tf"},  # comes with TensorFlow
     "pybind11/": {"cpp/python"},

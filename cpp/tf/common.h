@@ -19,6 +19,9 @@ namespace sok {
 class TableResource final : public tensorflow::ResourceBase {
  public:
   explicit TableResource(const TableOptions& options) : table_(options) {}
+  static TableResource* Create(tensorflow::OpKernelContext*, const TableOptions& options) {
+    return new TableResource(options);
+  }
   CpuTable& table() { return table_; }
   std::string DebugString() const override;
 

@@ -1,0 +1,106 @@
+#include "cpp/tf/table_handle.h"
+
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace sok {
+
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeAndType;
+using tensorflow::shape_inference::ShapeHandle;
+
+REGISTER_OP("SokTableHandle")
+    .Output("handle: resource")
+    .Attr("container: string = ''")
+    .Attr("shared_name: string")
+    .Attr("table_name: string")
+    .Attr("dim: int >= 1")
+    .Attr("shape: shape")
+    .Attr("key_type: {'int64', 'int32', 'uint64', 'uint32'} = 'int64'")
+    .Attr("initial_capacity: int = 0")
+    .Attr("max_capacity: int = 0")
+    .Attr("use_hashtable: bool = true")
+    .Attr("rank: int = 0")
+    .Attr("world_size: int = 1")
+    .Attr("initializer: string = 'uniform'")
+    .Attr("initializer_a: float = -0.05")
+    .Attr("initializer_b: float = 0.05")
+    .Attr("initializer_seed: int = 0")
+    .Attr("default_rows: list(float) = []")
+    .Attr("record: bool = false")
+    .Attr("filter_freq: int = 0")
+    .Attr("bloom_max_keys: int = 0")
+    .Attr("bloom_probability: float = 0.01")
+    .Attr("bloom_counter_bits: int = 64")
+    .Attr("no_permission: float = 0.0")
+    .Attr("steps_to_live: int = 0")
+    .Attr("l2_threshold: float = -1.0")
+    .Attr("score: string = ''")
+    .Attr("evicted_buffer: int = 0")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      tensorflow::PartialTensorShape shape;
+      TF_RETURN_IF_ERROR(c->GetAttr("shape", &shape));
+      ShapeHandle handle;
+      TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(shape, &handle));
+      c->set_output_handle_shapes_and_types(
+          0, std::vector<ShapeAndType>{{handle, tensorflow::DT_FLOAT}});
+      return absl::OkStatus();
+    })
+    .Doc("This rank's shard of a table, created when first run. `shape` is what Python shows.");
+
+REGISTER_KERNEL_BUILDER(Name("SokTableHandle").Device(tensorflow::DEVICE_CPU),
+                        TableHandleOp<TableResource>);
+
+absl::Status TableAttrs::Init(tensorflow::OpKernelConstruction* ctx) {
+  std::string key_type, initializer;
+  int64_t initializer_seed;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("container", &container_));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("shared_name", &shared_name_));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("table_name", &options_.name));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("dim", &options_.dim));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("key_type", &key_type));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("initial_capacity", &options_.initial_capacity));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("max_capacity", &options_.max_capacity));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("use_hashtable", &options_.use_hashtable));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("rank", &options_.rank));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("world_size", &options_.world_size));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("initializer", &initializer));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("initializer_a", &options_.initializer.a));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("initializer_b", &options_.initializer.b));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("initializer_seed", &initializer_seed));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("default_rows", &options_.initializer.default_rows));
+  PolicyOptions& policy = options_.policy;
+  std::string score;
+  float bloom_probability;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("record", &policy.record));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("filter_freq", &policy.filter_freq));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("bloom_max_keys", &policy.bloom_max_keys));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("bloom_probability", &bloom_probability));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("bloom_counter_bits", &policy.bloom_counter_bits));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("no_permission", &policy.no_permission));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("steps_to_live", &policy.steps_to_live));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("l2_threshold", &policy.l2_threshold));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("score", &score));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("evicted_buffer", &policy.evicted_buffer));
+  policy.bloom_probability = bloom_probability;
+  initializer_seed_ = static_cast<uint64_t>(initializer_seed);
+  return Guard([&] {
+    options_.key_type = ParseKeyType(key_type);
+    options_.initializer.kind = ParseInitializerKind(initializer);
+    options_.policy.score = ParseScoreKind(score);
+    options_.Validate();
+  });
+}
+
+absl::Status TableAttrs::Options(TableOptions* options) const {
+  *options = options_;
+  TF_RETURN_IF_ERROR(ProcessSeed(&options->seed));
+  // An initializer's own seed tells two tables of one name apart; it never replaces the job's.
+  options->seed += initializer_seed_ * 0x9E3779B97F4A7C15ull;
+  return absl::OkStatus();
+}
+
+}  // namespace sok

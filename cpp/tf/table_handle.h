@@ -1,0 +1,61 @@
+// SokTableHandle for any kind of table: the op's attributes, and the kernel that makes the
+// resource.
+#ifndef SOK_TF_TABLE_HANDLE_H_
+#define SOK_TF_TABLE_HANDLE_H_
+
+#include <string>
+
+#include "cpp/core/table_options.h"
+#include "cpp/tf/common.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+
+namespace sok {
+
+class TableAttrs {
+ public:
+  absl::Status Init(tensorflow::OpKernelConstruction* ctx);
+  // With the seed that sok.Init has set; an error before it has.
+  absl::Status Options(TableOptions* options) const;
+
+  const std::string& container() const { return container_; }
+  const std::string& shared_name() const { return shared_name_; }
+
+ private:
+  TableOptions options_;
+  std::string container_, shared_name_;
+  uint64_t initializer_seed_ = 0;
+};
+
+// `Resource::Create(ctx, options)` makes the table; what it throws fails the op.
+template <typename Resource>
+class TableHandleOp : public tensorflow::OpKernel {
+ public:
+  explicit TableHandleOp(tensorflow::OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, attrs_.Init(ctx));
+  }
+
+  void Compute(tensorflow::OpKernelContext* ctx) override {
+    auto creator = [&](Resource** resource) {
+      TableOptions options;
+      TF_RETURN_IF_ERROR(attrs_.Options(&options));
+      return Guard([&] { *resource = Resource::Create(ctx, options); });
+    };
+    const std::string& container = attrs_.container();
+    const tensorflow::ResourceHandle handle = tensorflow::MakeResourceHandle<Resource>(
+        ctx, container.empty() ? ctx->resource_manager()->default_container() : container,
+        attrs_.shared_name());
+    tensorflow::core::RefCountPtr<Resource> table;
+    OP_REQUIRES_OK(ctx, tensorflow::LookupOrCreateResource<Resource>(ctx, handle, &table, creator));
+    tensorflow::Tensor* output;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, tensorflow::TensorShape({}), &output));
+    output->scalar<tensorflow::ResourceHandle>()() = handle;
+  }
+
+ private:
+  TableAttrs attrs_;
+};
+
+}  // namespace sok
+
+#endif  // SOK_TF_TABLE_HANDLE_H_
