@@ -5,12 +5,12 @@
 #include "cpp/core/cpu/combine.h"
 #include "cpp/core/cpu/message.h"
 #include "cpp/tf/common.h"
+#include "cpp/tf/row_layout.h"
 #include "cpp/tf/samples.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
 namespace sok {
-namespace {
 
 using tensorflow::OpInputList;
 using tensorflow::OpKernel;
@@ -20,33 +20,6 @@ using tensorflow::OpOutputList;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::shape_inference::InferenceContext;
-
-// Where a table's rows from each owner begin in a row message, in words.
-// offsets[r][i]: table i from rank r. The last word of the message is returned as `total`.
-std::vector<std::vector<int64_t>> Offsets(const Tensor& counts, const FeatureAttrs& features,
-                                          int64_t* total) {
-  auto count = counts.matrix<int64_t>();
-  const int64_t world_size = counts.dim_size(0);
-  std::vector<std::vector<int64_t>> offsets(world_size, std::vector<int64_t>(features.size()));
-  int64_t at = 0;
-  for (int64_t r = 0; r < world_size; ++r) {
-    ++at;  // status word
-    for (int i = 0; i < features.size(); ++i) {
-      offsets[r][i] = at;
-      at += count(r, i) * features.dim(i);
-    }
-  }
-  *total = at;
-  return offsets;
-}
-
-int64_t NumUnique(const Tensor& counts, int i) {
-  int64_t num_unique = 0;
-  for (int64_t r = 0; r < counts.dim_size(0); ++r) num_unique += counts.matrix<int64_t>()(r, i);
-  return num_unique;
-}
-
-}  // namespace
 
 REGISTER_OP("SokCombine")
     .Input("rows: float")
@@ -82,20 +55,16 @@ class CombineOp : public OpKernel {
     });
     // What an owner reports is a table that cannot take the batch's new keys.
     OP_REQUIRES(ctx, status.ok(), absl::ResourceExhaustedError(status.message()));
-    int64_t total;
-    const auto offsets = Offsets(counts, features_, &total);
-    OP_REQUIRES(ctx, total == message.NumElements(),
-                absl::InvalidArgumentError(
-                    absl::StrCat("the row message must hold ", total,
-                                 " words, one row a key sent. Received: ", message.NumElements())));
+    const RowLayout layout(counts, features_);
+    OP_REQUIRES_OK(ctx, layout.Check(message));
     TfExecutor ex(ctx);
     for (int i = 0; i < features_.size(); ++i) {
       const int64_t dim = features_.dim(i);
       std::vector<const float*> rows;
-      rows.reserve(NumUnique(counts, i));
+      rows.reserve(layout.num_unique(i));
       for (int64_t r = 0; r < world_size; ++r) {
-        const float* row = message.flat<float>().data() + offsets[r][i];
-        for (int64_t k = 0; k < counts.matrix<int64_t>()(r, i); ++k, row += dim) {
+        const float* row = message.flat<float>().data() + layout.start(r, i);
+        for (int64_t k = 0; k < layout.count(r, i); ++k, row += dim) {
           rows.push_back(row);
         }
       }
@@ -144,16 +113,15 @@ class CombineGradOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->input_list("weights", &weights));
     const Tensor& counts = ctx->input(features_.size());
     const int64_t world_size = counts.dim_size(0);
-    int64_t total;
-    const auto offsets = Offsets(counts, features_, &total);
+    const RowLayout layout(counts, features_);
     Tensor* message;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({total}), &message));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({layout.num_words()}), &message));
     float* out = message->flat<float>().data();
-    for (int64_t r = 0; r < world_size; ++r) out[offsets[r][0] - 1] = 0.0f;
+    for (int64_t r = 0; r < world_size; ++r) out[layout.start(r, 0) - 1] = 0.0f;
     TfExecutor ex(ctx);
     std::vector<float> by_key;
     for (int i = 0; i < features_.size(); ++i) {
-      const int64_t dim = features_.dim(i), num_unique = NumUnique(counts, i);
+      const int64_t dim = features_.dim(i), num_unique = layout.num_unique(i);
       const Samples samples = features_.MakeSamples(i, inverse[i], row_splits[i], weights[i]);
       OP_REQUIRES_OK(ctx, features_.CheckGradient(i, samples, grads[i]));
       by_key.resize(num_unique * dim);
@@ -163,8 +131,8 @@ class CombineGradOp : public OpKernel {
                      }));
       const float* from = by_key.data();
       for (int64_t r = 0; r < world_size; ++r) {
-        const int64_t words = counts.matrix<int64_t>()(r, i) * dim;
-        std::memcpy(out + offsets[r][i], from, words * sizeof(float));
+        const int64_t words = layout.count(r, i) * dim;
+        std::memcpy(out + layout.start(r, i), from, words * sizeof(float));
         from += words;
       }
     }

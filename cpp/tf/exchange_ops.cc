@@ -14,6 +14,7 @@
 #include "cpp/core/cpu/place.h"
 #include "cpp/core/cpu/route.h"
 #include "cpp/tf/messages.h"
+#include "cpp/tf/placements.h"
 #include "cpp/tf/samples.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -74,19 +75,7 @@ class RouteOp : public OpKernel {
   explicit RouteOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, features_.Init(ctx));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
-    std::vector<int64_t> owners, row_offsets;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("owners", &owners));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("row_offsets", &row_offsets));
-    const size_t places = owners.empty() ? 0 : features_.size();
-    OP_REQUIRES(ctx, owners.size() == places && row_offsets.size() == places,
-                absl::InvalidArgumentError("owners and row_offsets must be empty or one a table"));
-    for (size_t i = 0; i < places; ++i) {
-      const bool dense = owners[i] >= kAllRanks && features_.key_limit(i) > 0;
-      OP_REQUIRES(ctx, owners[i] < world_size_ && (dense || owners[i] == kByKey),
-                  absl::InvalidArgumentError(
-                      absl::StrCat("owners must be ranks, -1 or -2. Received: ", owners[i])));
-      placements_.push_back({features_.key_limit(i), owners[i], row_offsets[i]});
-    }
+    OP_REQUIRES_OK(ctx, GetPlacements(ctx, features_, world_size_, &placements_));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -323,11 +312,7 @@ class MergeGradsOp : public OpKernel {
     for (int64_t r = 0; r < world_size_; ++r) {
       int64_t words = 1;
       for (int64_t i = 0; i < n; ++i) words += segments[r][i].num_keys * dims_[i];
-      OP_REQUIRES(
-          ctx, words == grad_splits.flat<int32_t>()(r),
-          absl::InvalidArgumentError(absl::StrCat(
-              "the gradients of rank ", r, " must hold ", words,
-              " words, one row a key it asked for. Received: ", grad_splits.flat<int32_t>()(r))));
+      OP_REQUIRES_OK(ctx, CheckGradWords(r, words, grad_splits.flat<int32_t>()(r)));
       block[r] = next + 1;
       next += words;
     }

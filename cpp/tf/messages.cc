@@ -23,10 +23,18 @@ absl::Status CheckSplits(const tensorflow::Tensor& message, const tensorflow::Te
       message.NumElements(), ". Received: ", splits.NumElements(), " adding up to ", total));
 }
 
-absl::Status RaisedByRank(const std::function<void()>& fn) {
-  absl::Status status = Guard(fn);
+absl::Status RaisedByRank(const std::function<void()>& fn) { return RaisedByRank(Guard(fn)); }
+
+absl::Status RaisedByRank(const absl::Status& status) {
   if (absl::IsInternal(status)) return absl::InvalidArgumentError(status.message());
   return status;
+}
+
+absl::Status CheckGradWords(int64_t rank, int64_t required, int64_t received) {
+  if (required == received) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("the gradients of rank ", rank, " must hold ", required,
+                   " words, one row a key it asked for. Received: ", received));
 }
 
 absl::Status FirstProblem(tensorflow::OpKernelContext* ctx) {

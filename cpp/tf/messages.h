@@ -22,6 +22,10 @@ absl::Status CheckSplits(const tensorflow::Tensor& message, const tensorflow::Te
 // Runs `fn`, which reads a message that may carry a rank's failure. That failure is about the
 // rank's input, not an internal fault of this process: InvalidArgument.
 absl::Status RaisedByRank(const std::function<void()>& fn);
+absl::Status RaisedByRank(const absl::Status& status);  // of such a function
+
+// The gradients that rank r sent, `received` words, are one row a key it asked for.
+absl::Status CheckGradWords(int64_t rank, int64_t required, int64_t received);
 
 // The first text of the list input `problems` that is not empty, as a failure of this rank.
 absl::Status FirstProblem(tensorflow::OpKernelContext* ctx);

@@ -57,14 +57,15 @@ void ThrowIfFailed(const T* message, const int32_t* splits, int64_t world_size) 
   }
 }
 
-std::vector<std::vector<KeySegment>> ParseKeyMessage(const int64_t* message, const int32_t* splits,
-                                                     int64_t world_size, int64_t num_tables) {
-  ThrowIfFailed(message, splits, world_size);
-  std::vector<std::vector<KeySegment>> segments(world_size);
-  for (int64_t rank = 0; rank < world_size; ++rank) {
+std::vector<std::vector<KeySegment>> CutKeyMessage(const std::vector<const int64_t*>& heads,
+                                                   const int64_t* message, const int32_t* splits,
+                                                   int64_t num_tables) {
+  std::vector<std::vector<KeySegment>> segments(heads.size());
+  for (size_t rank = 0; rank < heads.size(); ++rank) {
     int64_t total = 0;
     const int64_t words = splits[rank];
-    for (int64_t i = 0; i < num_tables && words > num_tables; ++i) total += message[1 + i];
+    const int64_t* const counts = heads[rank] + 1;
+    for (int64_t i = 0; i < num_tables && words > num_tables; ++i) total += counts[i];
     if (words != 1 + num_tables + total) {
       throw std::invalid_argument("the key message of rank " + std::to_string(rank) +
                                   " must hold " + std::to_string(num_tables) +
@@ -73,12 +74,24 @@ std::vector<std::vector<KeySegment>> ParseKeyMessage(const int64_t* message, con
     }
     const uint64_t* keys = reinterpret_cast<const uint64_t*>(message + 1 + num_tables);
     for (int64_t i = 0; i < num_tables; ++i) {
-      segments[rank].push_back({keys, message[1 + i]});
-      keys += message[1 + i];
+      segments[rank].push_back({keys, counts[i]});
+      keys += counts[i];
     }
     message += words;
   }
   return segments;
+}
+
+std::vector<std::vector<KeySegment>> ParseKeyMessage(const int64_t* message, const int32_t* splits,
+                                                     int64_t world_size, int64_t num_tables) {
+  ThrowIfFailed(message, splits, world_size);
+  std::vector<const int64_t*> heads;
+  const int64_t* block = message;
+  for (int64_t rank = 0; rank < world_size; ++rank) {
+    heads.push_back(block);
+    block += splits[rank];
+  }
+  return CutKeyMessage(heads, message, splits, num_tables);
 }
 
 template std::vector<int64_t> FailedBlock<int64_t>(const std::string&);

@@ -1,8 +1,10 @@
 // What ranks send each other in a lookup: two kinds of message, each one block for one destination.
 //
-//     key message (int64)     [0 | num_keys of table 0 .. N-1 | keys of table 0 | keys of table 1
-//     ..] row message (float32)   [0 | rows of table 0 | rows of table 1 ..] failed, either kind
-//     [length of text | text, padded to whole words]
+//     key message (int64)   [0 | num_keys of table 0 .. N-1 | keys of table 0 | keys of table 1 ..]
+//
+//     row message (float32) [0 | rows of table 0 | rows of table 1 ..]
+//
+//     failed, either kind   [length of text | text, padded to whole words]
 //
 // The first word is why a bad batch on one rank cannot leave the others waiting: whatever happens
 // to a rank before an exchange, it takes part in it and sends the reason instead of data; every
@@ -36,6 +38,12 @@ struct KeySegment {
 // with "rank r: reason" if any rank failed, std::invalid_argument if lengths do not add up.
 std::vector<std::vector<KeySegment>> ParseKeyMessage(const int64_t* message, const int32_t* splits,
                                                      int64_t world_size, int64_t num_tables);
+
+// The same of a message that carries no failure and may lie in device memory, where only `heads`,
+// the first 1 + num_tables words of each rank's block (fewer where the block has fewer), are read.
+std::vector<std::vector<KeySegment>> CutKeyMessage(const std::vector<const int64_t*>& heads,
+                                                   const int64_t* message, const int32_t* splits,
+                                                   int64_t num_tables);
 
 // Throws std::runtime_error with "rank r: reason" for the first rank whose block says it failed.
 template <typename T>

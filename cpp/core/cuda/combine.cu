@@ -17,16 +17,25 @@ constexpr int kAhead = 4;  // rows asked for before the first is added
 
 // ---- forward ----
 
+// Rows [num, dim] one behind the other; T is float or const float.
+template <typename T>
 struct DenseRows {
-  const float* rows;  // [num_unique, dim]
+  T* rows;
   int64_t dim;
-  SOK_DEVICE const float* operator()(int32_t u) const { return rows + int64_t{u} * dim; }
+  SOK_DEVICE T* operator()(int64_t u) const { return rows + u * dim; }
+};
+
+template <typename T>
+struct ScatteredRows {
+  T* words;
+  const int64_t* offsets;  // of each row's first word
+  SOK_DEVICE T* operator()(int64_t u) const { return words + offsets[u]; }
 };
 
 struct TableRows {
   TableRef table;
   const uint32_t* row_numbers;  // [num_unique]
-  SOK_DEVICE const float* operator()(int32_t u) const { return table.Row(row_numbers[u]); }
+  SOK_DEVICE const float* operator()(int64_t u) const { return table.Row(row_numbers[u]); }
 };
 
 template <int kWidth, typename Rows>
@@ -118,10 +127,16 @@ SOK_DEVICE Piece<kWidth>* Partial(float* partials, int64_t per_row, int64_t t, i
   return reinterpret_cast<Piece<kWidth>*>(partials) + (2 * t + which) * per_row + column;
 }
 
-template <int kWidth>
+// Piece `column` of a row in `Rows`.
+template <int kWidth, typename Rows>
+SOK_DEVICE Piece<kWidth>* PieceIn(const Rows& rows, uint32_t row, int64_t column) {
+  return reinterpret_cast<Piece<kWidth>*>(rows(row)) + column;
+}
+
+template <int kWidth, typename Grads, typename Rows>
 __global__ void __launch_bounds__(kThreads)
-    SumTilesKernel(SortedPositions sorted, Shares shares, const float* grad, Pieces<kWidth> pieces,
-                   float* out, float* partials) {
+    SumTilesKernel(SortedPositions sorted, Shares shares, Grads grads, Pieces<kWidth> pieces,
+                   Rows out, float* partials) {
   const int64_t thread = GlobalThread();
   const int64_t per_row = pieces.per_row;
   const int64_t t = pieces.LongRowOf(thread);
@@ -129,10 +144,8 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t begin = t * sorted.tile;
   if (begin >= sorted.num_keys) return;
   const int64_t end = begin + sorted.tile < sorted.num_keys ? begin + sorted.tile : sorted.num_keys;
-  const Piece<kWidth>* const grads = reinterpret_cast<const Piece<kWidth>*>(grad);
-  Piece<kWidth>* const rows_out = reinterpret_cast<Piece<kWidth>*>(out) + column;
   uint32_t row = sorted.rows[begin];
-  Piece<kWidth>* target = rows_out + row * per_row;
+  Piece<kWidth>* target = PieceIn<kWidth>(out, row, column);
   if (begin > 0 && sorted.rows[begin - 1] == row) {  // it began in an earlier tile
     target = Partial<kWidth>(partials, per_row, t, 0, column);
   }
@@ -146,7 +159,7 @@ __global__ void __launch_bounds__(kThreads)
       const uint32_t k = sorted.positions[j + u];
       const int64_t sample = shares.sample == nullptr ? int64_t{k} : int64_t{shares.sample[k]};
       factors[u] = shares.factor == nullptr ? 1.0f : shares.factor[k];
-      values[u] = grads[sample * per_row + column];
+      values[u] = LoadPiece<kWidth>(grads(sample), column);
     }
 #pragma unroll
     for (int u = 0; u < kAhead; ++u) {
@@ -155,7 +168,7 @@ __global__ void __launch_bounds__(kThreads)
       if (next != row) {
         *target = sum;
         row = next;
-        target = rows_out + row * per_row;
+        target = PieceIn<kWidth>(out, row, column);
         sum = Piece<kWidth>{};
       }
       if (factors[u] == 0.0f && sorted.skips_zeros) continue;
@@ -169,9 +182,9 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // For each tile whose last row begins there and goes on: its partial sums, in order of tile.
-template <int kWidth>
+template <int kWidth, typename Rows>
 __global__ void __launch_bounds__(kThreads)
-    JoinTilesKernel(SortedPositions sorted, Pieces<kWidth> pieces, float* partials, float* out) {
+    JoinTilesKernel(SortedPositions sorted, Pieces<kWidth> pieces, float* partials, Rows out) {
   const int64_t thread = GlobalThread();
   const int64_t per_row = pieces.per_row;
   const int64_t t = pieces.LongRowOf(thread);
@@ -198,7 +211,7 @@ __global__ void __launch_bounds__(kThreads)
     const Piece<kWidth> part = *Partial<kWidth>(partials, per_row, other, 0, column);
     for (int i = 0; i < kWidth; ++i) sum.x[i] += part.x[i];
   }
-  reinterpret_cast<Piece<kWidth>*>(out)[int64_t{row} * per_row + column] = sum;
+  *PieceIn<kWidth>(out, row, column) = sum;
 }
 
 // Long enough that few partial sums are left, short enough that there are tiles for all threads.
@@ -208,44 +221,35 @@ int64_t TileOf(int64_t num_keys) {
   return tile;
 }
 
-}  // namespace
-
-void CombineRows(Stream stream, const Samples& samples, const float* rows, int64_t dim,
-                 float* out) {
-  const bool aligned = Aligned16(rows);
-  WithPieceWidth(aligned ? dim : 1, out, [&](auto width) {
-    constexpr int kWidth = decltype(width)::value;
-    const int64_t per_row = dim / kWidth;
-    Launch(CombineKernel<kWidth, DenseRows>, NumSamples(samples) * per_row, stream, samples,
-           DenseRows{rows, dim}, NumSamples(samples), Pieces<kWidth>(dim), out);
-  });
+__global__ void __launch_bounds__(kThreads) ScaleKernel(float* values, int64_t count, float scale) {
+  const int64_t i = GlobalThread();
+  if (i < count) values[i] *= scale;
 }
 
-void CombineTableRows(Stream stream, const Samples& samples, const TableRef& table,
-                      const uint32_t* row_numbers, float* out) {
-  WithPieceWidth(table.dim, out, [&](auto width) {
-    constexpr int kWidth = decltype(width)::value;
-    const int64_t per_row = table.dim / kWidth;
-    Launch(CombineKernel<kWidth, TableRows>, NumSamples(samples) * per_row, stream, samples,
-           TableRows{table, row_numbers}, NumSamples(samples), Pieces<kWidth>(table.dim), out);
-  });
+template <int kWidth, typename Rows>
+void LaunchCombine(Stream stream, const Samples& samples, const Rows& rows, int64_t dim,
+                   float* out) {
+  Launch(CombineKernel<kWidth, Rows>, NumSamples(samples) * (dim / kWidth), stream, samples, rows,
+         NumSamples(samples), Pieces<kWidth>(dim), out);
 }
 
-void CombineGradient(Stream stream, Workspace& workspace, const Samples& samples, const float* grad,
-                     int64_t num_unique, int64_t dim, float* out) {
-  const int64_t num_keys = samples.num_keys;
-  if (num_unique == 0) return;
-  Check(cudaMemsetAsync(out, 0, static_cast<size_t>(num_unique * dim) * sizeof(float), stream),
-        "cudaMemsetAsync");
-  if (num_keys == 0) return;
-  const Workspace::Scope scope(workspace, stream);
+// Positions by the row that they read, and their shares.
+struct Sorted {
+  SortedPositions positions;
   Shares shares = {nullptr, nullptr};
+  int64_t num_tiles;
+};
+
+Sorted SortPositions(Stream stream, Workspace& workspace, const Samples& samples,
+                     int64_t num_unique) {
+  const int64_t num_keys = samples.num_keys;
+  Sorted sorted;
   const bool none = samples.combiner == Combiner::kNone;
   if (!none || samples.weights != nullptr) {
     int32_t* const sample = workspace.Take<int32_t>(num_keys);
     float* const factor = workspace.Take<float>(num_keys);
     Launch(SharesKernel, NumSamples(samples), stream, samples, NumSamples(samples), sample, factor);
-    shares = {sample, factor};
+    sorted.shares = {sample, factor};
   }
   uint32_t* const rows = workspace.Take<uint32_t>(num_keys);
   uint32_t* const positions = workspace.Take<uint32_t>(num_keys);
@@ -255,18 +259,93 @@ void CombineGradient(Stream stream, Workspace& workspace, const Samples& samples
   SortPairs(stream, workspace, rows, sorted_rows, positions, sorted_positions, num_keys,
             BitsBelow(num_unique));
   const int64_t tile = TileOf(num_keys);
-  const int64_t num_tiles = (num_keys + tile - 1) / tile;
-  const SortedPositions sorted{sorted_rows, sorted_positions, num_keys, tile,
-                               samples.combiner != Combiner::kSum};
-  float* const partials = workspace.Take<float>(2 * num_tiles * dim);
-  WithPieceWidth(Aligned16(grad) ? dim : 1, out, [&](auto width) {
-    constexpr int kWidth = decltype(width)::value;
-    const Pieces<kWidth> pieces(dim);
-    const int64_t num_threads = num_tiles * pieces.per_row;
-    Launch(SumTilesKernel<kWidth>, num_threads, stream, sorted, shares, grad, pieces, out,
-           partials);
-    Launch(JoinTilesKernel<kWidth>, num_threads, stream, sorted, pieces, partials, out);
+  sorted.num_tiles = (num_keys + tile - 1) / tile;
+  sorted.positions = {sorted_rows, sorted_positions, num_keys, tile,
+                      samples.combiner != Combiner::kSum};
+  return sorted;
+}
+
+template <int kWidth, typename Grads, typename Rows>
+void LaunchGradient(Stream stream, Workspace& workspace, const Sorted& sorted, const Grads& grads,
+                    int64_t dim, const Rows& out) {
+  const Pieces<kWidth> pieces(dim);
+  const int64_t num_threads = sorted.num_tiles * pieces.per_row;
+  float* const partials = workspace.Take<float>(2 * sorted.num_tiles * dim);
+  Launch(SumTilesKernel<kWidth, Grads, Rows>, num_threads, stream, sorted.positions, sorted.shares,
+         grads, pieces, out, partials);
+  Launch(JoinTilesKernel<kWidth, Rows>, num_threads, stream, sorted.positions, pieces, partials,
+         out);
+}
+
+void Zero(Stream stream, float* values, int64_t count) {
+  Check(cudaMemsetAsync(values, 0, static_cast<size_t>(count) * sizeof(float), stream),
+        "cudaMemsetAsync");
+}
+
+}  // namespace
+
+void CombineRows(Stream stream, const Samples& samples, const float* rows, int64_t dim,
+                 float* out) {
+  WithPieceWidth(Aligned16(rows) ? dim : 1, out, [&](auto width) {
+    LaunchCombine<decltype(width)::value>(stream, samples, DenseRows<const float>{rows, dim}, dim,
+                                          out);
   });
+}
+
+void CombineTableRows(Stream stream, const Samples& samples, const TableRef& table,
+                      const uint32_t* row_numbers, float* out) {
+  WithPieceWidth(table.dim, out, [&](auto width) {
+    LaunchCombine<decltype(width)::value>(stream, samples, TableRows{table, row_numbers}, table.dim,
+                                          out);
+  });
+}
+
+void CombineScatteredRows(Stream stream, const Samples& samples, const float* words,
+                          const int64_t* offsets, int64_t dim, float* out) {
+  LaunchCombine<1>(stream, samples, ScatteredRows<const float>{words, offsets}, dim, out);
+}
+
+void CombineGradient(Stream stream, Workspace& workspace, const Samples& samples, const float* grad,
+                     int64_t num_unique, int64_t dim, float* out) {
+  if (num_unique == 0) return;
+  Zero(stream, out, num_unique * dim);
+  if (samples.num_keys == 0) return;
+  const Workspace::Scope scope(workspace, stream);
+  const Sorted sorted = SortPositions(stream, workspace, samples, num_unique);
+  WithPieceWidth(Aligned16(grad) ? dim : 1, out, [&](auto width) {
+    LaunchGradient<decltype(width)::value>(stream, workspace, sorted,
+                                           DenseRows<const float>{grad, dim}, dim,
+                                           DenseRows<float>{out, dim});
+  });
+}
+
+void CombineGradientToScattered(Stream stream, Workspace& workspace, const Samples& samples,
+                                const float* grad, int64_t num_unique, int64_t dim,
+                                const int64_t* offsets, float* words) {
+  if (num_unique == 0 || samples.num_keys == 0) return;
+  const Workspace::Scope scope(workspace, stream);
+  const Sorted sorted = SortPositions(stream, workspace, samples, num_unique);
+  LaunchGradient<1>(stream, workspace, sorted, DenseRows<const float>{grad, dim}, dim,
+                    ScatteredRows<float>{words, offsets});
+}
+
+void SumScatteredRows(Stream stream, Workspace& workspace, const int32_t* inverse, int64_t num_rows,
+                      const float* words, const int64_t* offsets, int64_t num_unique, int64_t dim,
+                      float scale, float* out) {
+  if (num_unique == 0) return;
+  Zero(stream, out, num_unique * dim);
+  if (num_rows == 0) return;
+  const Workspace::Scope scope(workspace, stream);
+  Samples samples;
+  samples.inverse = inverse;
+  samples.num_keys = num_rows;
+  samples.combiner = Combiner::kNone;
+  const Sorted sorted = SortPositions(stream, workspace, samples, num_unique);
+  LaunchGradient<1>(stream, workspace, sorted, ScatteredRows<const float>{words, offsets}, dim,
+                    DenseRows<float>{out, dim});
+  if (scale != 1.0f) {
+    Launch(ScaleKernel, num_unique * dim, stream, out, num_unique * dim, scale);
+  }
 }
 
 }  // namespace cuda

@@ -14,6 +14,9 @@
 //     sorted    0 0 1 1 | 1 1 1 1 | 1 2 3 3 |        tiles of 4
 //     row       0: within    1: tail of tile 0, all of tile 1, head of tile 2    2, 3: within
 //
+// Rows may lie scattered in a message of several ranks (segments.h); they are read and written
+// there, by word, in the order of the others.
+//
 // All async. `inverse` and `row_splits` are not checked.
 #ifndef SOK_CORE_CUDA_COMBINE_H_
 #define SOK_CORE_CUDA_COMBINE_H_
@@ -37,10 +40,29 @@ void CombineTableRows(Stream stream, const Samples& samples, const TableRef& tab
                       const uint32_t* row_numbers,  // [num_unique]
                       float* out);
 
+// The same from rows of which row u begins at words[offsets[u]].
+void CombineScatteredRows(Stream stream, const Samples& samples, const float* words,
+                          const int64_t* offsets,  // [num_unique]
+                          int64_t dim, float* out);
+
 // out[u] = sum over positions k with inverse[k] == u of k's share of its sample's gradient.
 // `grad` [batch, dim] or [num_keys, dim]; `out` [num_unique, dim] is overwritten.
 void CombineGradient(Stream stream, Workspace& workspace, const Samples& samples, const float* grad,
                      int64_t num_unique, int64_t dim, float* out);
+
+// The same into rows that begin at words[offsets[u]]. Only rows that some position reads are
+// written.
+void CombineGradientToScattered(Stream stream, Workspace& workspace, const Samples& samples,
+                                const float* grad, int64_t num_unique, int64_t dim,
+                                const int64_t* offsets, float* words);
+
+// out[u] = scale * sum of the rows at words[offsets[k]] with inverse[k] == u. `out`
+// [num_unique, dim] is overwritten.
+void SumScatteredRows(Stream stream, Workspace& workspace,
+                      const int32_t* inverse,  // [num_rows]
+                      int64_t num_rows, const float* words,
+                      const int64_t* offsets,  // [num_rows]
+                      int64_t num_unique, int64_t dim, float scale, float* out);
 
 }  // namespace cuda
 }  // namespace sok

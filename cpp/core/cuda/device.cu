@@ -82,6 +82,10 @@ void CopyOnDevice(Stream stream, void* to, const void* from, size_t bytes) {
   Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), "cudaMemcpyAsync");
 }
 
+void ZeroOnDevice(Stream stream, void* to, size_t bytes) {
+  if (bytes > 0) Check(cudaMemsetAsync(to, 0, bytes, stream), "cudaMemsetAsync");
+}
+
 void OrderAfter(Stream later, Stream earlier) {
   if (later == earlier) return;
   cudaEvent_t event;

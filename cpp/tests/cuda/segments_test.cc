@@ -1,0 +1,182 @@
+// Segments of messages under the emulator: moves, offsets, heads, places of rows, and combining
+// rows that lie scattered in a message.
+#include "cpp/core/cuda/segments.h"
+
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "cpp/core/cpu/combine.h"
+#include "cpp/core/cpu/place.h"
+#include "cpp/core/cuda/combine.h"
+#include "cpp/core/cuda/place.h"
+#include "cpp/tests/check.h"
+#include "cpp/tests/emulator/cuda_runtime.h"
+
+namespace sok {
+namespace {
+
+constexpr cuda::Stream kStream = nullptr;
+
+template <typename T>
+void MovesAreCopies(const std::vector<int64_t>& counts) {
+  cuda::Workspace workspace;
+  int64_t total = 0;
+  for (int64_t count : counts) total += count + 3;
+  std::vector<T> from(total), to(total, T{0}), expected(total, T{0});
+  for (int64_t i = 0; i < total; ++i) from[i] = static_cast<T>(i + 1);
+  std::vector<cuda::Move<T>> moves;
+  int64_t source = 0, target = total;
+  for (int64_t count : counts) {  // to the other end, with gaps
+    target -= count + 3;
+    moves.push_back({from.data() + source, to.data() + target, count});
+    std::copy_n(from.begin() + source, count, expected.begin() + target);
+    source += count;
+  }
+  cuda::MoveSegments(kStream, workspace, moves);
+  CHECK(to == expected);
+}
+
+void RowsBeginWhereTheirSegmentsSay() {
+  cuda::Workspace workspace;
+  const std::vector<cuda::RowSegment> segments = {{0, 99, 1},   {300, 1, 4}, {0, 5, 5},
+                                                  {2, 5000, 3}, {1, 7, 9},   {0, 1, 1}};
+  std::vector<int64_t> offsets(304, -1);
+  cuda::RowOffsets(kStream, workspace, segments, offsets.data());
+  for (int64_t i = 0; i < 300; ++i) CHECK_EQ(offsets[i], 1 + 4 * i);
+  CHECK_EQ(offsets[300], 5000);
+  CHECK_EQ(offsets[301], 5003);
+  CHECK_EQ(offsets[302], 7);
+  CHECK_EQ(offsets[303], -1);
+  cuda::RowOffsets(kStream, workspace, {}, nullptr);
+}
+
+void HeadsOfShortBlocksAreFilledUp() {
+  cuda::Workspace workspace;
+  const std::vector<int64_t> message = {1, 2, 3, 4, 5, 6, 7};
+  const std::vector<int32_t> lengths = {4, 0, 1, 2};
+  const auto heads = cuda::Heads(kStream, workspace, message.data(), lengths.data(), 4, 3);
+  const std::vector<int64_t> expected = {1, 2, 3, 0, 0, 0, 5, 0, 0, 6, 7, 0};
+  CHECK(heads == expected);
+}
+
+void PlacesAreThoseOfTheCpu() {
+  InlineExecutor ex;
+  const std::vector<int64_t> ids = {0, 1, 5, 9, 9, 4, 6, 7};
+  for (int64_t owner : {kAllRanks, int64_t{2}}) {
+    const RowPlacement placement = {10, owner, 20};
+    std::vector<uint64_t> expected(ids.size()), keys(ids.size());
+    PlaceRows(ex, placement, 3, ids.data(), ids.size(), expected.data());
+    cuda::PlaceRows(kStream, placement, 3, ids.data(), ids.size(), keys.data());
+    CHECK(keys == expected);
+  }
+}
+
+// Rows in a message of two ranks behind their status words; what other rows hold must stay.
+struct Message {
+  std::vector<float> words;
+  std::vector<int64_t> offsets;
+};
+
+Message Scatter(const std::vector<float>& rows, int64_t num_rows, int64_t dim) {
+  Message message;
+  message.words.assign(2 * (num_rows + 1) * dim + 2, 1e30f);
+  for (int64_t u = 0; u < num_rows; ++u) {
+    message.offsets.push_back(1 + u * dim + (u < num_rows / 2 ? 0 : (num_rows + 1) * dim + 1));
+    std::copy_n(rows.begin() + u * dim, dim, message.words.begin() + message.offsets[u]);
+  }
+  return message;
+}
+
+void ScatteredRowsAreCombinedAsDenseOnes(Combiner combiner, bool weighted, int64_t dim) {
+  const int64_t num_keys = 90, num_unique = 23;
+  std::mt19937 random(static_cast<unsigned>(dim));
+  std::normal_distribution<float> normal;
+  std::vector<int32_t> inverse(num_keys);
+  for (int64_t k = 0; k < num_keys; ++k) {
+    inverse[k] = static_cast<int32_t>(k < num_unique ? k : random() % num_unique);
+  }
+  std::vector<float> weights(num_keys), rows(num_unique * dim);
+  for (float& w : weights) w = normal(random);
+  for (float& x : rows) x = normal(random);
+  const std::vector<int64_t> row_splits = {0, 4, 4, 30, 89, 90};
+  Samples samples;
+  samples.inverse = inverse.data();
+  samples.num_keys = num_keys;
+  samples.combiner = combiner;
+  samples.weights = weighted ? weights.data() : nullptr;
+  if (combiner != Combiner::kNone) {
+    samples.row_splits = row_splits.data();
+    samples.batch = static_cast<int64_t>(row_splits.size()) - 1;
+  }
+  const int64_t num_samples = combiner == Combiner::kNone ? num_keys : samples.batch;
+
+  InlineExecutor ex;
+  std::vector<const float*> pointers;
+  for (int64_t u = 0; u < num_unique; ++u) pointers.push_back(&rows[u * dim]);
+  std::vector<float> expected(num_samples * dim), out(num_samples * dim, -1.0f);
+  CombineRows(ex, samples, pointers.data(), num_unique, dim, expected.data());
+  const Message message = Scatter(rows, num_unique, dim);
+  cuda::CombineScatteredRows(kStream, samples, message.words.data(), message.offsets.data(), dim,
+                             out.data());
+  CHECK(std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)) == 0);
+
+  // Back: the same bits as in dense rows, and nothing else written.
+  cuda::Workspace workspace;
+  std::vector<float> grad(num_samples * dim), dense(num_unique * dim);
+  for (float& x : grad) x = normal(random);
+  cuda::CombineGradient(kStream, workspace, samples, grad.data(), num_unique, dim, dense.data());
+  Message written = Scatter(rows, num_unique, dim);
+  cuda::CombineGradientToScattered(kStream, workspace, samples, grad.data(), num_unique, dim,
+                                   written.offsets.data(), written.words.data());
+  CHECK(written.words == Scatter(dense, num_unique, dim).words);
+}
+
+void ScatteredRowsAreSummed(int64_t num_rows, float scale, int64_t dim) {
+  const int64_t num_unique = 7;
+  std::mt19937 random(static_cast<unsigned>(num_rows));
+  std::vector<float> rows(num_rows * dim);
+  std::vector<int32_t> inverse(num_rows);
+  std::vector<double> expected(num_unique * dim, 0.0);
+  for (int64_t k = 0; k < num_rows; ++k) {
+    inverse[k] = static_cast<int32_t>(random() % (num_unique - 1));  // the last gets none
+    for (int64_t d = 0; d < dim; ++d) {
+      rows[k * dim + d] = static_cast<float>(static_cast<int>(random() % 100) - 50);
+      expected[inverse[k] * dim + d] += rows[k * dim + d] * scale;
+    }
+  }
+  cuda::Workspace workspace;
+  const Message message = Scatter(rows, num_rows, dim);
+  std::vector<float> out(num_unique * dim, -1.0f);
+  cuda::SumScatteredRows(kStream, workspace, inverse.data(), num_rows, message.words.data(),
+                         message.offsets.data(), num_unique, dim, scale, out.data());
+  for (int64_t i = 0; i < num_unique * dim; ++i) {
+    CHECK_EQ(out[i], static_cast<float>(expected[i]));  // whole numbers: exact
+  }
+}
+
+}  // namespace
+}  // namespace sok
+
+int main() {
+  sok::MovesAreCopies<uint64_t>({});
+  sok::MovesAreCopies<uint64_t>({0, 0});
+  sok::MovesAreCopies<uint64_t>({1, 0, 2048, 0, 0, 1, 1, 5000, 3, 0});
+  sok::MovesAreCopies<float>({700, 1, 2, 3, 600});
+  sok::MovesAreCopies<int64_t>({2049});
+  sok::RowsBeginWhereTheirSegmentsSay();
+  sok::HeadsOfShortBlocksAreFilledUp();
+  sok::PlacesAreThoseOfTheCpu();
+  using sok::Combiner;
+  for (Combiner combiner : {Combiner::kNone, Combiner::kSum, Combiner::kMean, Combiner::kSqrtn}) {
+    for (bool weighted : {false, true}) {
+      for (int64_t dim : {1, 3, 8}) {
+        sok::ScatteredRowsAreCombinedAsDenseOnes(combiner, weighted, dim);
+      }
+    }
+  }
+  sok::ScatteredRowsAreSummed(0, 1.0f, 4);
+  sok::ScatteredRowsAreSummed(20, 1.0f, 4);
+  sok::ScatteredRowsAreSummed(500, 0.5f, 3);
+  CHECK_EQ(emulator::bytes_allocated, 0);
+}

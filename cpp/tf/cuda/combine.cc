@@ -1,0 +1,118 @@
+// SokCombine and SokCombineGrad on the device: rows that came back from their owners, read where
+// they lie in the message, and gradients written where they belong in theirs.
+#include "cpp/core/cuda/combine.h"
+
+#include "cpp/tf/cuda/device_messages.h"
+#include "cpp/tf/row_layout.h"
+
+namespace sok {
+
+using tensorflow::OpInputList;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::OpOutputList;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+namespace {
+
+// The word at which each unique row of each table begins; tables one behind the other.
+std::vector<const int64_t*> RowStarts(cuda::Stream stream, cuda::Workspace& workspace,
+                                      const RowLayout& layout, const FeatureAttrs& features) {
+  std::vector<cuda::RowSegment> segments;
+  std::vector<int64_t> first = {0};
+  for (int i = 0; i < features.size(); ++i) {
+    first.push_back(first.back() + layout.num_unique(i));
+    for (int64_t r = 0; r < layout.world_size(); ++r) {
+      segments.push_back({layout.count(r, i), layout.start(r, i), features.dim(i)});
+    }
+  }
+  int64_t* const offsets = workspace.Take<int64_t>(first.back());
+  cuda::RowOffsets(stream, workspace, segments, offsets);
+  std::vector<const int64_t*> of_table;
+  for (int i = 0; i < features.size(); ++i) of_table.push_back(offsets + first[i]);
+  return of_table;
+}
+
+}  // namespace
+
+class DeviceCombineOp : public OpKernel {
+ public:
+  explicit DeviceCombineOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, features_.Init(ctx));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor &message = ctx->input(0), &splits = ctx->input(1), &counts = ctx->input(2);
+    OpInputList inverse, row_splits, weights;
+    OP_REQUIRES_OK(ctx, ctx->input_list("inverse", &inverse));
+    OP_REQUIRES_OK(ctx, ctx->input_list("row_splits", &row_splits));
+    OP_REQUIRES_OK(ctx, ctx->input_list("weights", &weights));
+    OpOutputList embeddings;
+    OP_REQUIRES_OK(ctx, ctx->output_list("embeddings", &embeddings));
+    const RowLayout layout(counts, features_);
+    OP_REQUIRES_OK(ctx, CheckSplits(message, splits, layout.world_size()));
+    const absl::Status status = WithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
+      CheckedHeads<float>(stream, ws, message, splits, layout.world_size(), 1);
+    });
+    // What an owner reports is a table that cannot take the batch's new keys.
+    OP_REQUIRES(ctx, status.ok(), absl::ResourceExhaustedError(status.message()));
+    OP_REQUIRES_OK(ctx, layout.Check(message));
+    OP_REQUIRES_OK(
+        ctx, TryWithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
+          const auto starts = RowStarts(stream, ws, layout, features_);
+          for (int i = 0; i < features_.size(); ++i) {
+            const Samples samples = features_.MakeSamples(i, inverse[i], row_splits[i], weights[i]);
+            Tensor* out;
+            TF_RETURN_IF_ERROR(embeddings.allocate(i, features_.OutputShape(i, samples), &out));
+            cuda::CombineScatteredRows(stream, samples, message.flat<float>().data(), starts[i],
+                                       features_.dim(i), out->flat<float>().data());
+          }
+          return absl::OkStatus();
+        }));
+  }
+
+ private:
+  FeatureAttrs features_;
+};
+SOK_REGISTER_DEVICE_KERNEL(Name("SokCombine").HostMemory("splits").HostMemory("counts"),
+                           DeviceCombineOp);
+
+class DeviceCombineGradOp : public OpKernel {
+ public:
+  explicit DeviceCombineGradOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, features_.Init(ctx));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    OpInputList grads, inverse, row_splits, weights;
+    OP_REQUIRES_OK(ctx, ctx->input_list("grads", &grads));
+    OP_REQUIRES_OK(ctx, ctx->input_list("inverse", &inverse));
+    OP_REQUIRES_OK(ctx, ctx->input_list("row_splits", &row_splits));
+    OP_REQUIRES_OK(ctx, ctx->input_list("weights", &weights));
+    const RowLayout layout(ctx->input(features_.size()), features_);
+    Tensor* message;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({layout.num_words()}), &message));
+    float* const words = message->flat<float>().data();
+    OP_REQUIRES_OK(ctx, TryWithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
+                     cuda::ZeroOnDevice(stream, words, message->TotalBytes());
+                     const auto starts = RowStarts(stream, ws, layout, features_);
+                     for (int i = 0; i < features_.size(); ++i) {
+                       const Samples samples =
+                           features_.MakeSamples(i, inverse[i], row_splits[i], weights[i]);
+                       TF_RETURN_IF_ERROR(features_.CheckGradient(i, samples, grads[i]));
+                       cuda::CombineGradientToScattered(
+                           stream, ws, samples, grads[i].flat<float>().data(), layout.num_unique(i),
+                           features_.dim(i), starts[i], words);
+                     }
+                     return absl::OkStatus();
+                   }));
+  }
+
+ private:
+  FeatureAttrs features_;
+};
+SOK_REGISTER_DEVICE_KERNEL(Name("SokCombineGrad").HostMemory("counts"), DeviceCombineGradOp);
+
+}  // namespace sok

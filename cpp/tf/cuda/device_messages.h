@@ -1,0 +1,73 @@
+// Messages of an exchange in device memory. Their layout and their failures are those of
+// cpu/message.h; lengths (splits) are in host memory, where Horovod wants them.
+#ifndef SOK_TF_CUDA_DEVICE_MESSAGES_H_
+#define SOK_TF_CUDA_DEVICE_MESSAGES_H_
+
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cpp/core/cuda/segments.h"
+#include "cpp/tf/cuda/kernel.h"
+#include "cpp/tf/messages.h"
+
+namespace sok {
+
+// WithWorkspace for what may also fail in TF's way.
+absl::Status TryWithWorkspace(
+    tensorflow::OpKernelContext* ctx,
+    const std::function<absl::Status(cuda::Workspace&, cuda::Stream)>& fn);
+
+// The first `num_words` >= 1 words of each rank's block, on the host, filled up with zeros. Throws
+// what ThrowIfFailed does where one says that its rank failed. Waits, once unless one did.
+template <typename T>
+std::vector<T> CheckedHeads(cuda::Stream stream, cuda::Workspace& workspace,
+                            const tensorflow::Tensor& message, const tensorflow::Tensor& splits,
+                            int64_t world_size, int64_t num_words) {
+  const T* const words = message.flat<T>().data();
+  const int32_t* const lengths = splits.flat<int32_t>().data();
+  std::vector<T> heads = cuda::Heads(stream, workspace, words, lengths, world_size, num_words);
+  bool all_good = true;
+  for (int64_t r = 0; r < world_size; ++r) {
+    const T none = 0;  // compared by its bits, which are those of a length
+    const T& status = heads[r * num_words];
+    all_good &= lengths[r] > 0 && std::memcmp(&status, &none, sizeof(T)) == 0;
+  }
+  if (!all_good) {
+    std::vector<T> whole(message.NumElements());
+    cuda::CopyToHost(stream, whole.data(), words, whole.size() * sizeof(T));
+    ThrowIfFailed(whole.data(), lengths, world_size);
+  }
+  return heads;
+}
+
+// A received key message cut into [world_size][num_tables] segments of device memory. Throws what
+// ParseKeyMessage does. Waits.
+std::vector<std::vector<KeySegment>> ParseDeviceKeyMessage(cuda::Stream stream,
+                                                           cuda::Workspace& workspace,
+                                                           const tensorflow::Tensor& message,
+                                                           const tensorflow::Tensor& splits,
+                                                           int64_t world_size, int64_t num_tables);
+
+// FailAll (messages.h) where the message is in device memory.
+template <typename T>
+absl::Status FailAllOnDevice(tensorflow::OpKernelContext* ctx, const absl::Status& status,
+                             int64_t world_size) {
+  const std::vector<T> block = FailedBlock<T>(std::string(status.message()));
+  std::vector<T> blocks;
+  for (int64_t r = 0; r < world_size; ++r) blocks.insert(blocks.end(), block.begin(), block.end());
+  tensorflow::Tensor *message, *splits;
+  const int64_t num_words = blocks.size();
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, tensorflow::TensorShape({num_words}), &message));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(1, tensorflow::TensorShape({world_size}), &splits));
+  for (int64_t r = 0; r < world_size; ++r) splits->flat<int32_t>()(r) = block.size();
+  return Guard([&] {
+    cuda::CopyToDevice(StreamOf(ctx), message->flat<T>().data(), blocks.data(),
+                       num_words * sizeof(T));
+  });
+}
+
+}  // namespace sok
+
+#endif  // SOK_TF_CUDA_DEVICE_MESSAGES_H_

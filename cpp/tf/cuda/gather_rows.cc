@@ -1,0 +1,227 @@
+// SokGatherRows and SokMergeGrads on the device: what an owner does for all ranks.
+//
+// Keys of all ranks that are one table's are found together; rows go straight from the table to
+// their places in the message, and gradients are summed straight from theirs. The host reads the
+// messages' heads, in one copy.
+#include "absl/strings/str_cat.h"
+#include "cpp/core/cuda/combine.h"
+#include "cpp/core/cuda/unique.h"
+#include "cpp/tf/cuda/device_messages.h"
+
+namespace sok {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+using Segments = std::vector<std::vector<KeySegment>>;  // [world_size][num_tables]
+
+namespace {
+
+int64_t NumKeys(const Segments& segments, int64_t table) {
+  int64_t num_keys = 0;
+  for (const auto& of_rank : segments) num_keys += of_rank[table].num_keys;
+  return num_keys;
+}
+
+// Appends the moves that bring a table's keys of all ranks together, in rank order.
+void CollectKeys(const Segments& segments, int64_t table, uint64_t* to,
+                 std::vector<cuda::Move<uint64_t>>* moves) {
+  for (const auto& of_rank : segments) {
+    moves->push_back({of_rank[table].keys, to, of_rank[table].num_keys});
+    to += of_rank[table].num_keys;
+  }
+}
+
+// Where each rank's rows of each table begin in the message that answers the keys; checked against
+// 2^31 words a rank. words [world_size].
+absl::Status PlaceRowBlocks(const Segments& segments, const std::vector<int64_t>& dims,
+                            std::vector<std::vector<int64_t>>* starts,
+                            std::vector<int64_t>* words) {
+  int64_t at = 0;
+  for (const auto& of_rank : segments) {
+    const int64_t begin = at++;  // status word
+    starts->emplace_back();
+    for (size_t i = 0; i < dims.size(); ++i) {
+      starts->back().push_back(at);
+      at += of_rank[i].num_keys * dims[i];
+    }
+    words->push_back(at - begin);
+    TF_RETURN_IF_ERROR(SplitsFit(at - begin));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+class DeviceGatherRowsOp : public OpKernel {
+ public:
+  explicit DeviceGatherRowsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("insert", &insert_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    std::vector<DeviceTablePtr> tables;
+    OP_REQUIRES_OK(ctx, LookupTables(ctx, "handles", &tables));
+    const int64_t n = tables.size();
+    const Tensor& message = ctx->input(n);
+    const Tensor& splits = ctx->input(n + 1);
+    OP_REQUIRES_OK(ctx, CheckSplits(message, splits, world_size_));
+    Segments segments;
+    absl::Status parsed = WithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
+      segments = ParseDeviceKeyMessage(stream, ws, message, splits, world_size_, n);
+    });
+    // A rank's failure reached every rank in this message: all raise it here.
+    OP_REQUIRES_OK(ctx, RaisedByRank(parsed));
+    absl::Status status = Write(ctx, tables, segments);
+    if (!status.ok()) OP_REQUIRES_OK(ctx, FailAllOnDevice<float>(ctx, status, world_size_));
+  }
+
+ private:
+  absl::Status Write(OpKernelContext* ctx, const std::vector<DeviceTablePtr>& tables,
+                     const Segments& segments) const {
+    std::vector<int64_t> dims, words;
+    for (const DeviceTablePtr& table : tables) dims.push_back(table->options().dim);
+    std::vector<std::vector<int64_t>> starts;
+    TF_RETURN_IF_ERROR(PlaceRowBlocks(segments, dims, &starts, &words));
+    int64_t total = 0;
+    for (int64_t r = 0; r < world_size_; ++r) total += words[r];
+    // Filled in a temporary: should a table turn out full, the output is a failed message instead.
+    Tensor rows, splits;
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_FLOAT, TensorShape({total}), &rows));
+    tensorflow::AllocatorAttributes on_host;
+    on_host.set_on_host(true);
+    TF_RETURN_IF_ERROR(
+        ctx->allocate_temp(tensorflow::DT_INT32, TensorShape({world_size_}), &splits, on_host));
+    float* const out = rows.flat<float>().data();
+    TF_RETURN_IF_ERROR(Guard([&] {
+      for (int64_t r = 0; r < world_size_; ++r) {
+        cuda::ZeroOnDevice(StreamOf(ctx), out + starts[r][0] - 1, sizeof(float));
+      }
+    }));
+    for (int64_t r = 0; r < world_size_; ++r) splits.flat<int32_t>()(r) = words[r];
+    for (size_t i = 0; i < tables.size(); ++i) {
+      TF_RETURN_IF_ERROR(
+          WithTable(ctx, *tables[i], [&](cuda::CudaTable& table, cuda::Stream stream) {
+            GatherTable(table, stream, segments, starts, i, out);
+          }));
+    }
+    ctx->set_output(0, rows);
+    ctx->set_output(1, splits);
+    return absl::OkStatus();
+  }
+
+  void GatherTable(cuda::CudaTable& table, cuda::Stream stream, const Segments& segments,
+                   const std::vector<std::vector<int64_t>>& starts, int64_t i, float* out) const {
+    if (!insert_) {
+      for (int64_t r = 0; r < world_size_; ++r) {
+        const KeySegment& segment = segments[r][i];
+        table.Find(stream, segment.keys, segment.num_keys, out + starts[r][i], nullptr);
+      }
+      return;
+    }
+    const int64_t num_keys = NumKeys(segments, i);
+    cuda::Workspace& workspace = table.workspace();
+    const cuda::Workspace::Scope scope(workspace, stream);
+    uint64_t* const keys = workspace.Take<uint64_t>(num_keys);
+    uint32_t* const row_numbers = workspace.Take<uint32_t>(num_keys);
+    std::vector<cuda::Move<uint64_t>> moves;
+    CollectKeys(segments, i, keys, &moves);
+    cuda::MoveSegments(stream, workspace, moves);
+    table.FindOrInsertRows(stream, keys, num_keys, row_numbers, nullptr);
+    int64_t at = 0;
+    for (int64_t r = 0; r < world_size_; ++r) {
+      const int64_t count = segments[r][i].num_keys;
+      table.GatherRows(stream, row_numbers + at, count, out + starts[r][i]);
+      at += count;
+    }
+  }
+
+  int64_t world_size_;
+  bool insert_;
+};
+SOK_REGISTER_DEVICE_KERNEL(
+    Name("SokGatherRows").HostMemory("handles").HostMemory("splits").HostMemory("row_splits"),
+    DeviceGatherRowsOp);
+
+class DeviceMergeGradsOp : public OpKernel {
+ public:
+  explicit DeviceMergeGradsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("scale", &scale_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor &grads = ctx->input(0), &grad_splits = ctx->input(1);
+    const Tensor &message = ctx->input(2), &splits = ctx->input(3);
+    OP_REQUIRES_OK(ctx, CheckSplits(message, splits, world_size_));
+    OP_REQUIRES_OK(ctx, CheckSplits(grads, grad_splits, world_size_));
+    OP_REQUIRES_OK(ctx, TryWithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
+                     return Merge(ctx, ws, stream, grads, grad_splits, message, splits);
+                   }));
+  }
+
+ private:
+  absl::Status Merge(OpKernelContext* ctx, cuda::Workspace& workspace, cuda::Stream stream,
+                     const Tensor& grads, const Tensor& grad_splits, const Tensor& message,
+                     const Tensor& splits) const {
+    const int64_t n = dims_.size();
+    const Segments segments =
+        ParseDeviceKeyMessage(stream, workspace, message, splits, world_size_, n);
+    std::vector<std::vector<int64_t>> starts;
+    std::vector<int64_t> words;
+    TF_RETURN_IF_ERROR(PlaceRowBlocks(segments, dims_, &starts, &words));
+    for (int64_t r = 0; r < world_size_; ++r) {
+      TF_RETURN_IF_ERROR(CheckGradWords(r, words[r], grad_splits.flat<int32_t>()(r)));
+    }
+    // All tables' keys and rows, one table behind the other, in rank order.
+    std::vector<int64_t> first(n + 1, 0);
+    for (int64_t i = 0; i < n; ++i) first[i + 1] = first[i] + NumKeys(segments, i);
+    uint64_t* const keys = workspace.Take<uint64_t>(first[n]);
+    int32_t* const inverse = workspace.Take<int32_t>(first[n]);
+    int64_t* const offsets = workspace.Take<int64_t>(first[n]);
+    uint32_t* const num_unique = workspace.Take<uint32_t>(n);
+    std::vector<cuda::Move<uint64_t>> moves;
+    std::vector<cuda::RowSegment> rows;
+    for (int64_t i = 0; i < n; ++i) {
+      CollectKeys(segments, i, keys + first[i], &moves);
+      for (int64_t r = 0; r < world_size_; ++r) {
+        rows.push_back({segments[r][i].num_keys, starts[r][i], dims_[i]});
+      }
+    }
+    cuda::MoveSegments(stream, workspace, moves);
+    cuda::RowOffsets(stream, workspace, rows, offsets);
+    std::vector<Tensor> unique(n);
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t num_keys = first[i + 1] - first[i];
+      TF_RETURN_IF_ERROR(
+          ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({num_keys}), &unique[i]));
+      cuda::Unique(stream, workspace, keys + first[i], num_keys, Keys(&unique[i]),
+                   inverse + first[i], num_unique + i);
+    }
+    std::vector<uint32_t> host_num_unique(n);
+    cuda::CopyToHost(stream, host_num_unique.data(), num_unique, n * sizeof(uint32_t));
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t count = host_num_unique[i];
+      Tensor* merged;
+      TF_RETURN_IF_ERROR(ctx->allocate_output(n + i, TensorShape({count, dims_[i]}), &merged));
+      cuda::SumScatteredRows(stream, workspace, inverse + first[i], first[i + 1] - first[i],
+                             grads.flat<float>().data(), offsets + first[i], count, dims_[i],
+                             scale_, merged->flat<float>().data());
+      ctx->set_output(i, unique[i].Slice(0, count));
+    }
+    return absl::OkStatus();
+  }
+
+  int64_t world_size_;
+  std::vector<int64_t> dims_;
+  float scale_;
+};
+SOK_REGISTER_DEVICE_KERNEL(Name("SokMergeGrads").HostMemory("grad_splits").HostMemory("splits"),
+                           DeviceMergeGradsOp);
+
+}  // namespace sok

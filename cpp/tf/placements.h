@@ -1,0 +1,19 @@
+// Where the rows of dense tables are: attributes `owners` and `row_offsets` of SokRoute.
+#ifndef SOK_TF_PLACEMENTS_H_
+#define SOK_TF_PLACEMENTS_H_
+
+#include <vector>
+
+#include "cpp/core/place.h"
+#include "cpp/tf/samples.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace sok {
+
+// One a feature, or none where the op has no owners: keys go to key % world_size as they are.
+absl::Status GetPlacements(tensorflow::OpKernelConstruction* ctx, const FeatureAttrs& features,
+                           int64_t world_size, std::vector<RowPlacement>* placements);
+
+}  // namespace sok
+
+#endif  // SOK_TF_PLACEMENTS_H_
