@@ -45,8 +45,8 @@ absl::Status FeatureAttrs::Init(tensorflow::OpKernelConstruction* ctx) {
   return absl::OkStatus();
 }
 
-absl::Status FeatureAttrs::Check(Executor& ex, int i, const Tensor& keys, const Tensor& row_splits,
-                                 const Tensor& weights) const {
+absl::Status FeatureAttrs::CheckShapes(int i, const Tensor& keys, const Tensor& row_splits,
+                                       const Tensor& weights) const {
   const bool has_samples = combiners_[i] != Combiner::kNone;
   if (has_samples && row_splits.NumElements() < 1) {
     return absl::InvalidArgumentError(
@@ -57,6 +57,13 @@ absl::Status FeatureAttrs::Check(Executor& ex, int i, const Tensor& keys, const 
         absl::StrCat("weights must be one a key: ", keys.NumElements(),
                      ". Received: ", weights.NumElements(), " (table '", table_names_[i], "')"));
   }
+  return absl::OkStatus();
+}
+
+absl::Status FeatureAttrs::Check(Executor& ex, int i, const Tensor& keys, const Tensor& row_splits,
+                                 const Tensor& weights) const {
+  TF_RETURN_IF_ERROR(CheckShapes(i, keys, row_splits, weights));
+  const bool has_samples = combiners_[i] != Combiner::kNone;
   return Guard([&] {
     CheckBatch(ex, table_names_[i], limits_[i], Keys(keys), keys.NumElements(),
                has_samples ? row_splits.flat<int64_t>().data() : nullptr,

@@ -23,8 +23,13 @@ class FeatureAttrs {
   int64_t dim(int i) const { return dims_[i]; }
   const std::string& table_name(int i) const { return table_names_[i]; }
   int64_t key_limit(int i) const { return limits_[i].key_limit; }
+  const BatchLimits& limits(int i) const { return limits_[i]; }
 
-  // Shapes agree and the batch keeps its limits.
+  // Shapes agree.
+  absl::Status CheckShapes(int i, const tensorflow::Tensor& keys,
+                           const tensorflow::Tensor& row_splits,
+                           const tensorflow::Tensor& weights) const;
+  // And the batch, in host memory, keeps its limits.
   absl::Status Check(Executor& ex, int i, const tensorflow::Tensor& keys,
                      const tensorflow::Tensor& row_splits, const tensorflow::Tensor& weights) const;
   Samples MakeSamples(int i, const tensorflow::Tensor& inverse,

@@ -82,6 +82,10 @@ void CopyOnDevice(Stream stream, void* to, const void* from, size_t bytes) {
   Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), "cudaMemcpyAsync");
 }
 
+void FillWithZeros(Stream stream, void* to, size_t bytes) {
+  if (bytes > 0) Check(cudaMemsetAsync(to, 0, bytes, stream), "cudaMemsetAsync");
+}
+
 void OrderAfter(Stream later, Stream earlier) {
   if (later == earlier) return;
   cudaEvent_t event;
@@ -108,9 +112,7 @@ void Buffer::Free() noexcept {
   bytes_ = 0;
 }
 
-void Buffer::Zero() {
-  if (bytes_ > 0) Check(cudaMemsetAsync(data_, 0, bytes_, stream_), "cudaMemsetAsync");
-}
+void Buffer::Zero() { FillWithZeros(stream_, data_, bytes_); }
 
 void Workspace::Reset(Stream stream) {
   used_ = 0;
