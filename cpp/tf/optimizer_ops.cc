@@ -1,4 +1,6 @@
-// One optimizer step on the rows of a batch.
+// One optimizer step on the rows of a batch, of as many tables as take it alike.
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "cpp/core/cpu/apply.h"
 #include "cpp/core/optimizer.h"
@@ -8,19 +10,21 @@
 
 namespace sok {
 
+using tensorflow::OpInputList;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
+using tensorflow::TensorShape;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
 REGISTER_OP("SokApplyGradients")
-    .Input("handle: resource")
-    .Input("keys: int64")
-    .Input("grads: float")
+    .Input("handles: N * resource")
+    .Input("keys: N * int64")
+    .Input("grads: N * float")
     .Input("learning_rate: float")
     .Input("step: int64")
+    .Attr("N: int >= 1")
     .Attr("rule: string")
     .Attr("momentum: float = 0.0")
     .Attr("nesterov: bool = false")
@@ -41,15 +45,21 @@ REGISTER_OP("SokApplyGradients")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle unused;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 2, &unused));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 0, &unused));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(4), 0, &unused));
+      int n;
+      TF_RETURN_IF_ERROR(c->GetAttr("N", &n));
+      for (int i = 0; i < n; ++i) {
+        TF_RETURN_IF_ERROR(c->WithRank(c->input(n + i), 1, &unused));
+        TF_RETURN_IF_ERROR(c->WithRank(c->input(2 * n + i), 2, &unused));
+      }
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(3 * n), 0, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(3 * n + 1), 0, &unused));
       return absl::OkStatus();
     })
     .Doc(
-        "Updates the rows of keys [num_keys] by grads [num_keys, dim]; equal keys are summed. "
-        "`step` counts from 1.");
+        "The same step on N different tables: updates a table's rows of keys [num_keys] by grads "
+        "[num_keys, dim]; equal keys are summed. `step` counts from 1. Where it fails, no table "
+        "has "
+        "made the step.");
 
 class ApplyGradientsOp : public OpKernel {
  public:
@@ -79,22 +89,27 @@ class ApplyGradientsOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    TablePtr table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
-    const Tensor &keys = ctx->input(1), &grads = ctx->input(2);
-    const int64_t n = keys.NumElements();
-    OP_REQUIRES(
-        ctx,
-        grads.dims() == 2 && grads.dim_size(0) == n && grads.dim_size(1) == table->table().dim(),
-        absl::InvalidArgumentError(absl::StrCat("gradients must have the shape [num_keys, dim] = [",
-                                                n, ", ", table->table().dim(),
-                                                "]. Received: ", grads.shape().DebugString(),
-                                                " (table '", table->table().options().name, "')")));
+    std::vector<TablePtr> tables;
+    OP_REQUIRES_OK(ctx, LookupTables(ctx, "handles", &tables));
+    OpInputList keys, grads;
+    OP_REQUIRES_OK(ctx, ctx->input_list("keys", &keys));
+    OP_REQUIRES_OK(ctx, ctx->input_list("grads", &grads));
+    const int n = keys.size();
+    std::vector<TableGradients> batches(n);
+    for (int i = 0; i < n; ++i) {
+      CpuTable& table = tables[i]->table();
+      const int64_t num_keys = keys[i].NumElements();
+      OP_REQUIRES(ctx, grads[i].shape() == TensorShape({num_keys, table.dim()}),
+                  absl::InvalidArgumentError(absl::StrCat(
+                      "gradients must have the shape [num_keys, dim] = [", num_keys, ", ",
+                      table.dim(), "]. Received: ", grads[i].shape().DebugString(), " (table '",
+                      table.options().name, "')")));
+      batches[i] = {&table, Keys(keys[i]), grads[i].flat<float>().data(), num_keys};
+    }
     TfExecutor ex(ctx);
     OP_REQUIRES_OK(ctx, Guard([&] {
-                     ApplyGradients(ex, table->table(), options_, ctx->input(3).scalar<float>()(),
-                                    ctx->input(4).scalar<int64_t>()(), Keys(keys),
-                                    grads.flat<float>().data(), n);
+                     ApplyGradients(ex, batches, options_, ctx->input(3 * n).scalar<float>()(),
+                                    ctx->input(3 * n + 1).scalar<int64_t>()());
                    }));
   }
 
