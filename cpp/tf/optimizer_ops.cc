@@ -1,10 +1,10 @@
 // One optimizer step on the rows of a batch, of as many tables as take it alike.
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "cpp/core/cpu/apply.h"
 #include "cpp/core/optimizer.h"
 #include "cpp/tf/common.h"
+#include "cpp/tf/optimizer_attrs.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -14,7 +14,6 @@ using tensorflow::OpInputList;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
-using tensorflow::TensorShape;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
@@ -64,28 +63,7 @@ REGISTER_OP("SokApplyGradients")
 class ApplyGradientsOp : public OpKernel {
  public:
   explicit ApplyGradientsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    std::string rule;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("rule", &rule));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("momentum", &options_.momentum));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("nesterov", &options_.nesterov));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("lazy", &options_.lazy));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("momentum_before_rate", &options_.momentum_before_rate));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("beta_1", &options_.beta_1));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("beta_2", &options_.beta_2));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("epsilon", &options_.epsilon));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("amsgrad", &options_.amsgrad));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("initial_accumulator", &options_.initial_accumulator));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("l1", &options_.l1));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("l2", &options_.l2));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("l2_shrinkage", &options_.l2_shrinkage));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("learning_rate_power", &options_.learning_rate_power));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("beta", &options_.beta));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("weight_decay", &options_.weight_decay));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("clip_value", &options_.clip_value));
-    OP_REQUIRES_OK(ctx, Guard([&] {
-                     options_.kind = ParseOptimizerKind(rule);
-                     options_.Validate();
-                   }));
+    OP_REQUIRES_OK(ctx, ReadOptimizer(ctx, &options_));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -98,13 +76,8 @@ class ApplyGradientsOp : public OpKernel {
     std::vector<TableGradients> batches(n);
     for (int i = 0; i < n; ++i) {
       CpuTable& table = tables[i]->table();
-      const int64_t num_keys = keys[i].NumElements();
-      OP_REQUIRES(ctx, grads[i].shape() == TensorShape({num_keys, table.dim()}),
-                  absl::InvalidArgumentError(absl::StrCat(
-                      "gradients must have the shape [num_keys, dim] = [", num_keys, ", ",
-                      table.dim(), "]. Received: ", grads[i].shape().DebugString(), " (table '",
-                      table.options().name, "')")));
-      batches[i] = {&table, Keys(keys[i]), grads[i].flat<float>().data(), num_keys};
+      OP_REQUIRES_OK(ctx, CheckRowsShape("gradients", keys[i], grads[i], table.options()));
+      batches[i] = {&table, Keys(keys[i]), grads[i].flat<float>().data(), keys[i].NumElements()};
     }
     TfExecutor ex(ctx);
     OP_REQUIRES_OK(ctx, Guard([&] {

@@ -68,8 +68,7 @@ absl::Status WriteSnapshot(OpKernelContext* ctx, const TableSnapshot& snapshot, 
   TF_RETURN_IF_ERROR(ctx->allocate_output(4, TensorShape({num_slots}), &widths));
   std::copy(snapshot.keys.begin(), snapshot.keys.end(), Keys(keys));
   std::copy(snapshot.rows.begin(), snapshot.rows.end(), rows->flat<float>().data());
-  std::copy(snapshot.slot_rows.begin(), snapshot.slot_rows.end(),
-            slot_rows->flat<float>().data());
+  std::copy(snapshot.slot_rows.begin(), snapshot.slot_rows.end(), slot_rows->flat<float>().data());
   for (int64_t i = 0; i < num_slots; ++i) {
     names->flat<tensorflow::tstring>()(i) = snapshot.slot_names[i];
     widths->flat<int64_t>()(i) = snapshot.slot_widths[i];
@@ -83,9 +82,9 @@ absl::Status ReadSnapshot(OpKernelContext* ctx, const TableOptions& options, boo
   const Tensor &names = ctx->input(4), &widths = ctx->input(5);
   const int64_t n = keys.NumElements();
   if (names.NumElements() != widths.NumElements()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("slot_names and slot_widths must be of one length. Received: ",
-                     names.NumElements(), " and ", widths.NumElements()));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "slot_names and slot_widths must be of one length. Received: ", names.NumElements(),
+        " and ", widths.NumElements()));
   }
   if (replace && options.max_capacity > 0 && n > options.max_capacity) {
     return absl::ResourceExhaustedError(

@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kThreads)
     const bool may_be_unknown = column < kInitialColumn;
     if (may_be_unknown) column = KeptUnlessUnknown(column);
     const float kept = column >= 0 ? old_row[column] : 0.0f;
-    const bool start = column < 0 || (may_be_unknown && isnan(kept));
+    const bool start = column < 0 || (may_be_unknown && kept != kept);
     new_row[d] = start ? to.slot_initial[d - to.dim] : kept;
   }
 }

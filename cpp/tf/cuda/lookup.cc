@@ -49,20 +49,19 @@ class DeviceLookupOp : public OpKernel {
       OP_REQUIRES_OK(ctx, features_.CheckShapes(i, keys[i], row_splits[i], weights[i]));
       Tensor* unused;
       OP_REQUIRES_OK(ctx, inverse.allocate(i, keys[i].shape(), &unused));
-      OP_REQUIRES_OK(
-          ctx, ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({keys[i].NumElements()}),
-                                  &uniques[i]));
+      OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_INT64,
+                                             TensorShape({keys[i].NumElements()}), &uniques[i]));
     }
     std::vector<uint32_t> num_unique(n);
-    OP_REQUIRES_OK(
-        ctx, WithWorkspace(ctx, [&](cuda::Workspace& workspace, cuda::Stream stream) {
-          uint32_t* const counts = workspace.Take<uint32_t>(n);
-          for (int i = 0; i < n; ++i) {
-            cuda::Unique(stream, workspace, Keys(keys[i]), keys[i].NumElements(), Keys(&uniques[i]),
-                         inverse[i]->flat<int32_t>().data(), counts + i);
-          }
-          cuda::CopyToHost(stream, num_unique.data(), counts, n * sizeof(uint32_t));
-        }));
+    OP_REQUIRES_OK(ctx, WithWorkspace(ctx, [&](cuda::Workspace& workspace, cuda::Stream stream) {
+                     uint32_t* const counts = workspace.Take<uint32_t>(n);
+                     for (int i = 0; i < n; ++i) {
+                       cuda::Unique(stream, workspace, Keys(keys[i]), keys[i].NumElements(),
+                                    Keys(&uniques[i]), inverse[i]->flat<int32_t>().data(),
+                                    counts + i);
+                     }
+                     cuda::CopyToHost(stream, num_unique.data(), counts, n * sizeof(uint32_t));
+                   }));
     for (int i = 0; i < n; ++i) {
       unique_keys.set(i, uniques[i].Slice(0, num_unique[i]));
       Tensor* out;

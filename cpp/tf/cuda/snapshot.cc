@@ -36,10 +36,9 @@ std::vector<SlotSpec> MergedSlots(const cuda::CudaTable& table, const TableSnaps
     if (present.offset < 0) {
       specs.push_back({name, width, std::numeric_limits<float>::quiet_NaN(), true});
     } else if (present.width != width) {
-      throw std::invalid_argument("Import: slot variable '" + name + "' must have width " +
-                                  std::to_string(present.width) +
-                                  ". Received: " + std::to_string(width) + " (table '" +
-                                  table.options().name + "')");
+      throw std::invalid_argument(
+          "Import: slot variable '" + name + "' must have width " + std::to_string(present.width) +
+          ". Received: " + std::to_string(width) + " (table '" + table.options().name + "')");
     }
   }
   return specs;
