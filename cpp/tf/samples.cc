@@ -47,8 +47,7 @@ absl::Status FeatureAttrs::Init(tensorflow::OpKernelConstruction* ctx) {
 
 absl::Status FeatureAttrs::CheckShapes(int i, const Tensor& keys, const Tensor& row_splits,
                                        const Tensor& weights) const {
-  const bool has_samples = combiners_[i] != Combiner::kNone;
-  if (has_samples && row_splits.NumElements() < 1) {
+  if (has_samples(i) && row_splits.NumElements() < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("row_splits must hold at least one element (table '", table_names_[i], "')"));
   }
@@ -63,10 +62,9 @@ absl::Status FeatureAttrs::CheckShapes(int i, const Tensor& keys, const Tensor& 
 absl::Status FeatureAttrs::Check(Executor& ex, int i, const Tensor& keys, const Tensor& row_splits,
                                  const Tensor& weights) const {
   TF_RETURN_IF_ERROR(CheckShapes(i, keys, row_splits, weights));
-  const bool has_samples = combiners_[i] != Combiner::kNone;
   return Guard([&] {
     CheckBatch(ex, table_names_[i], limits_[i], Keys(keys), keys.NumElements(),
-               has_samples ? row_splits.flat<int64_t>().data() : nullptr,
+               has_samples(i) ? row_splits.flat<int64_t>().data() : nullptr,
                row_splits.NumElements() - 1);
   });
 }

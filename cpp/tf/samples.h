@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cpp/core/batch.h"
 #include "cpp/core/cpu/combine.h"
 #include "cpp/core/cpu/lookup.h"
 #include "cpp/core/parallel.h"
@@ -24,12 +25,13 @@ class FeatureAttrs {
   const std::string& table_name(int i) const { return table_names_[i]; }
   int64_t key_limit(int i) const { return limits_[i].key_limit; }
   const BatchLimits& limits(int i) const { return limits_[i]; }
+  bool has_samples(int i) const { return combiners_[i] != Combiner::kNone; }
 
-  // Shapes agree.
+  // Shapes agree. Reads nothing of the tensors, which may be in device memory.
   absl::Status CheckShapes(int i, const tensorflow::Tensor& keys,
                            const tensorflow::Tensor& row_splits,
                            const tensorflow::Tensor& weights) const;
-  // And the batch, in host memory, keeps its limits.
+  // Shapes agree and the batch, in host memory, keeps its limits.
   absl::Status Check(Executor& ex, int i, const tensorflow::Tensor& keys,
                      const tensorflow::Tensor& row_splits, const tensorflow::Tensor& weights) const;
   Samples MakeSamples(int i, const tensorflow::Tensor& inverse,

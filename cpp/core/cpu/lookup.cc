@@ -81,55 +81,27 @@ void LookupCombine(Executor& ex, CpuTable& table, const uint64_t* unique_keys, i
 
 void CheckBatch(Executor& ex, const std::string& table, const BatchLimits& limits,
                 const uint64_t* keys, int64_t num_keys, const int64_t* row_splits, int64_t batch) {
-  const std::string suffix = " (table '" + table + "')";
-  const int64_t count = row_splits == nullptr ? num_keys : batch;
-  if (limits.multiple > 1 && count % limits.multiple != 0) {
-    throw std::invalid_argument(std::string("the number of ") +
-                                (row_splits == nullptr ? "keys" : "rows") +
-                                " must be a multiple of " + std::to_string(limits.multiple) +
-                                ". Received: " + std::to_string(count) + suffix);
-  }
-  if (row_splits != nullptr && (row_splits[0] != 0 || row_splits[batch] != num_keys)) {
-    throw std::invalid_argument(
-        "row_splits must lead from 0 to num_keys = " + std::to_string(num_keys) + ". Received: " +
-        std::to_string(row_splits[0]) + " to " + std::to_string(row_splits[batch]) + suffix);
-  }
-  if (row_splits != nullptr) {
+  const bool has_samples = row_splits != nullptr;
+  CheckMultiple(table, limits, has_samples, has_samples ? batch : num_keys);
+  if (has_samples) {
+    CheckEnds(table, row_splits[0], row_splits[batch], num_keys);
     for (int64_t b = 0; b < batch; ++b) {
-      const int64_t hotness = row_splits[b + 1] - row_splits[b];
-      if (hotness < 0) {
-        throw std::invalid_argument(
-            "row_splits must not decrease. Received: " + std::to_string(row_splits[b]) +
-            " before " + std::to_string(row_splits[b + 1]) + " at sample " + std::to_string(b) +
-            suffix);
-      }
-      if (limits.max_hotness > 0 && hotness > limits.max_hotness) {
-        throw std::invalid_argument("a sample may hold at most " +
-                                    std::to_string(limits.max_hotness) +
-                                    " keys. Received: " + std::to_string(hotness) +
-                                    " keys in row " + std::to_string(b) + suffix);
-      }
+      if (SampleIsLegal(limits, row_splits[b], row_splits[b + 1])) continue;
+      RefuseSample(table, limits, b, row_splits[b], row_splits[b + 1]);
     }
   }
-  if (limits.key_limit > 0) {
-    const uint64_t limit = static_cast<uint64_t>(limits.key_limit);
-    std::atomic<int64_t> first{num_keys};
-    ex.ParallelFor(num_keys, 16384, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        if (keys[i] < limit) continue;
-        int64_t seen = first.load();
-        while (i < seen && !first.compare_exchange_weak(seen, i)) {
-        }
-        return;
+  if (limits.key_limit <= 0) return;
+  std::atomic<int64_t> first{num_keys};
+  ex.ParallelFor(num_keys, 16384, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      if (KeyIsLegal(limits, keys[i])) continue;
+      int64_t seen = first.load();
+      while (i < seen && !first.compare_exchange_weak(seen, i)) {
       }
-    });
-    if (first < num_keys) {
-      throw std::invalid_argument("without a hash table a key is a row index and must lie in [0, " +
-                                  std::to_string(limits.key_limit) + "). Received: key " +
-                                  std::to_string(static_cast<int64_t>(keys[first])) +
-                                  " at position " + std::to_string(first.load()) + suffix);
+      return;
     }
-  }
+  });
+  if (first < num_keys) RefuseKey(table, limits, keys[first], first);
 }
 
 }  // namespace sok

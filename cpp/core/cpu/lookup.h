@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <string>
 
+#include "cpp/core/batch.h"
 #include "cpp/core/cpu/combine.h"
 #include "cpp/core/cpu/table.h"
 #include "cpp/core/parallel.h"
@@ -26,13 +27,6 @@ namespace sok {
 void LookupCombine(Executor& ex, CpuTable& table, const uint64_t* unique_keys,  // [num_unique]
                    int64_t num_unique, bool insert, const Samples& samples,
                    float* out);  // [batch, dim], or [num_keys, dim] where the combiner is kNone
-
-// What a batch must satisfy before anything of it is used.
-struct BatchLimits {
-  int64_t max_hotness = 0;  // most keys in a sample; 0: no bound
-  int64_t key_limit = 0;    // keys must lie in [0, key_limit); 0: every key is legal
-  int64_t multiple = 1;     // of samples, or of keys where there are no samples
-};
 
 // Throws std::invalid_argument naming the table, the first offender and what was required.
 // `row_splits` may be null (no samples): [batch + 1] otherwise, and must lead from 0 to num_keys.

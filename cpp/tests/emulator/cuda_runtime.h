@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 
 #include "cpp/tests/emulator/fibers.h"
 
@@ -51,6 +52,7 @@ inline constexpr unsigned cudaEventDisableTiming = 2;
 inline const cudaStream_t cudaStreamLegacy = reinterpret_cast<cudaStream_t>(0x1);
 
 namespace emulator {
+inline std::mutex one_kernel;        // at a time, because TensorFlow runs ops on several threads
 inline int64_t bytes_allocated = 0;  // for tests: what is not freed in the end
 inline int64_t num_allocations = 0;  // for tests: a warm step makes none
 inline int64_t num_host_waits = 0;   // for tests: a warm step makes none
@@ -138,6 +140,7 @@ inline cudaError_t cudaEventSynchronize(cudaEvent_t) {
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
+  const std::lock_guard<std::mutex> lock(emulator::one_kernel);
   gridDim = config->gridDim;
   blockDim = config->blockDim;
   const std::function<void()> body = [&] { kernel(Parameters(arguments)...); };

@@ -1,0 +1,29 @@
+// A feature's part of a batch, for the checks of core/cuda.
+#ifndef SOK_TF_CUDA_BATCH_H_
+#define SOK_TF_CUDA_BATCH_H_
+
+#include "cpp/core/cuda/check.h"
+#include "cpp/tf/common.h"
+#include "cpp/tf/samples.h"
+
+namespace sok {
+
+// After FeatureAttrs::CheckShapes. The tensors must outlive what is returned.
+inline cuda::BatchInput BatchInputOf(const FeatureAttrs& features, int i,
+                                     const tensorflow::Tensor& keys,
+                                     const tensorflow::Tensor& row_splits) {
+  cuda::BatchInput input;
+  input.table = features.table_name(i);
+  input.limits = features.limits(i);
+  input.keys = Keys(keys);
+  input.num_keys = keys.NumElements();
+  if (features.has_samples(i)) {
+    input.row_splits = row_splits.flat<int64_t>().data();
+    input.batch = row_splits.NumElements() - 1;
+  }
+  return input;
+}
+
+}  // namespace sok
+
+#endif  // SOK_TF_CUDA_BATCH_H_
