@@ -1,8 +1,11 @@
 #include "cpp/core/cpu/apply.h"
 
+#include <algorithm>
 #include <cmath>
+#include <memory>
 #include <random>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "cpp/core/adam_replay.h"
@@ -178,6 +181,96 @@ void TestErrorLeavesTheTableUsable() {
   ApplyGradients(pool, table, options, 0.1f, 2, keys, grads, 2);
 }
 
+// Tables of one step: many small ones, which threads share out.
+struct Tables {
+  std::vector<std::unique_ptr<CpuTable>> tables;
+  std::vector<Step> batches;
+
+  Tables(int n, int64_t max_capacity_of_third) {
+    for (int i = 0; i < n; ++i) {
+      TableOptions options = Options(2 + i % 3);
+      options.name = "table" + std::to_string(i);
+      if (i == 3) options.max_capacity = max_capacity_of_third;
+      tables.push_back(std::make_unique<CpuTable>(options));
+      batches.push_back(RandomSteps(1, 400 + i, options.dim)[0]);
+    }
+  }
+  std::vector<TableGradients> Gradients() const {
+    std::vector<TableGradients> result;
+    for (size_t i = 0; i < tables.size(); ++i) {
+      result.push_back({tables[i].get(), batches[i].keys.data(), batches[i].grads.data(),
+                        static_cast<int64_t>(batches[i].keys.size())});
+    }
+    return result;
+  }
+};
+
+// A step of many tables is the step of each.
+void TestGroupIsEachTableAlone() {
+  for (OptimizerKind kind : kKinds) {
+    OptimizerOptions options;
+    options.kind = kind;
+    options.momentum = 0.9f;
+    options.weight_decay = 0.1f;
+    for (int num_threads : {1, 3}) {
+      ThreadPool pool(num_threads);
+      InlineExecutor ex;
+      Tables group(20, 0), alone(20, 0);
+      for (int64_t step = 1; step <= 3; ++step) {
+        ApplyGradients(pool, group.Gradients(), options, 0.1f, step);
+        for (const TableGradients& one : alone.Gradients()) {
+          ApplyGradients(ex, *one.table, options, 0.1f, step, one.keys, one.grads, one.num_keys);
+        }
+      }
+      for (size_t i = 0; i < group.tables.size(); ++i) {
+        const TableSnapshot a = group.tables[i]->Export(ex, true);
+        const TableSnapshot b = alone.tables[i]->Export(ex, true);
+        CHECK(a.keys == b.keys && a.rows == b.rows && a.slot_rows == b.slot_rows);
+      }
+    }
+  }
+}
+
+// Where one table cannot make the step, none does.
+void TestGroupIsAllOrNothing() {
+  OptimizerOptions options;
+  options.kind = OptimizerKind::kAdam;
+  ThreadPool pool(3);
+  InlineExecutor ex;
+  Tables group(20, 5), other(20, 0);
+  CHECK_THROWS(ApplyGradients(pool, group.Gradients(), options, 0.1f, 1), std::length_error,
+               "table 'table3'");
+  CHECK_EQ(group.tables[3]->size(), 0);
+  // Every other table has its keys, with the rows that a lookup would have given them.
+  for (size_t i = 0; i < group.tables.size(); ++i) {
+    if (i == 3) continue;
+    const Step& batch = group.batches[i];
+    const int64_t n = batch.keys.size(), dim = group.tables[i]->dim();
+    std::vector<float> rows(n * dim), initial(n * dim);
+    std::vector<uint8_t> found(n);
+    group.tables[i]->Find(ex, batch.keys.data(), n, rows.data(), found.data());
+    other.tables[i]->Find(ex, batch.keys.data(), n, initial.data(), nullptr);
+    CHECK(rows == initial);
+    CHECK(std::count(found.begin(), found.end(), 1) == n);
+  }
+
+  // Another optimizer on one table, far back: no table changes.
+  OptimizerOptions sgd;
+  const uint64_t key = 1;
+  const float grad[] = {1, 1, 1, 1};
+  ApplyGradients(ex, *other.tables[17], sgd, 0.1f, 1, &key, grad, 1);
+  CHECK_THROWS(ApplyGradients(pool, other.Gradients(), options, 0.1f, 1), std::invalid_argument,
+               "Table 'table17' has sgd(");
+  for (size_t i = 0; i < other.tables.size(); ++i) {
+    CHECK_EQ(other.tables[i]->size(), i == 17 ? 1 : 0);
+    CHECK(other.tables[i]->slots().empty());
+  }
+
+  std::vector<TableGradients> twice = other.Gradients();
+  twice.push_back(twice[2]);
+  CHECK_THROWS(ApplyGradients(pool, twice, options, 0.1f, 1), std::invalid_argument, "'table2'");
+}
+
 }  // namespace
 }  // namespace sok
 
@@ -187,5 +280,7 @@ int main() {
   sok::TestHistory();
   sok::TestThreadCountDoesNotShow();
   sok::TestErrorLeavesTheTableUsable();
+  sok::TestGroupIsEachTableAlone();
+  sok::TestGroupIsAllOrNothing();
   return 0;
 }

@@ -102,6 +102,15 @@ absl::Status Guard(const std::function<void()>& fn) {
   }
 }
 
+absl::Status CheckRowsShape(const char* what, const tensorflow::Tensor& keys,
+                            const tensorflow::Tensor& rows, const TableOptions& options) {
+  const tensorflow::TensorShape required({keys.NumElements(), options.dim});
+  if (rows.shape() == required) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, " must have the shape [num_keys, dim] = ", required.DebugString(),
+                   ". Received: ", rows.shape().DebugString(), " (table '", options.name, "')"));
+}
+
 namespace {
 std::mutex seed_mutex;
 bool seed_set = false;

@@ -75,6 +75,10 @@ inline uint64_t* Keys(tensorflow::Tensor* keys) {
   return reinterpret_cast<uint64_t*>(keys->flat<int64_t>().data());
 }
 
+// `rows`, which an error calls `what`, must have the shape [num_keys, dim] of a table's rows.
+absl::Status CheckRowsShape(const char* what, const tensorflow::Tensor& keys,
+                            const tensorflow::Tensor& rows, const TableOptions& options);
+
 // The seed that tables created from now on draw their initial rows from. Set by `SokSetSeed`.
 void SetProcessSeed(uint64_t seed);
 absl::Status ProcessSeed(uint64_t* seed);

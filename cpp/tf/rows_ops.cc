@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cpp/tf/common.h"
+#include "cpp/tf/snapshots.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -37,13 +38,7 @@ class TableAssignOp : public OpKernel {
     OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
     const Tensor& keys = ctx->input(1);
     const Tensor& rows = ctx->input(2);
-    OP_REQUIRES(ctx,
-                rows.dims() == 2 && rows.dim_size(0) == keys.NumElements() &&
-                    rows.dim_size(1) == table->table().dim(),
-                absl::InvalidArgumentError(absl::StrCat(
-                    "rows must have the shape [num_keys, dim] = [", keys.NumElements(), ", ",
-                    table->table().dim(), "]. Received: ", rows.shape().DebugString(), " (table '",
-                    table->table().options().name, "')")));
+    OP_REQUIRES_OK(ctx, CheckRowsShape("rows", keys, rows, table->table().options()));
     TfExecutor ex(ctx);
     OP_REQUIRES_OK(ctx, Guard([&] {
                      table->table().Assign(ex, Keys(keys), keys.NumElements(),
@@ -131,48 +126,10 @@ class TableExportOp : public OpKernel {
     TfExecutor ex(ctx);
     TableSnapshot snapshot;
     OP_REQUIRES_OK(ctx, Guard([&] { snapshot = table->table().Export(ex, with_slots_, evict_); }));
-    const int64_t n = snapshot.keys.size();
-    int64_t slot_width = 0;
-    for (int64_t width : snapshot.slot_widths) slot_width += width;
-    const int64_t num_slots = snapshot.slot_names.size();
-    Tensor *keys, *rows, *slot_rows, *names, *widths;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({n}), &keys));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, TensorShape({n, table->table().dim()}), &rows));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(2, TensorShape({n, slot_width}), &slot_rows));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(3, TensorShape({num_slots}), &names));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(4, TensorShape({num_slots}), &widths));
-    std::copy(snapshot.keys.begin(), snapshot.keys.end(), Keys(keys));
-    std::copy(snapshot.rows.begin(), snapshot.rows.end(), rows->flat<float>().data());
-    std::copy(snapshot.slot_rows.begin(), snapshot.slot_rows.end(),
-              slot_rows->flat<float>().data());
-    for (int64_t i = 0; i < num_slots; ++i) {
-      names->flat<tensorflow::tstring>()(i) = snapshot.slot_names[i];
-      widths->flat<int64_t>()(i) = snapshot.slot_widths[i];
-    }
-    OP_REQUIRES_OK(ctx, WritePolicy(ctx, snapshot.policy));
+    OP_REQUIRES_OK(ctx, WriteSnapshot(ctx, snapshot, table->table().dim()));
   }
 
  private:
-  absl::Status WritePolicy(OpKernelContext* ctx, const RecordSnapshot& policy) const {
-    const int64_t num_records = policy.records.size() / 3, num_waiting = policy.waiting.size();
-    const int64_t num_counters = policy.counters.size();
-    Tensor *records, *waiting, *counters, *step;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(5, TensorShape({num_records, 3}), &records));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(6, TensorShape({num_waiting, 3}), &waiting));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(7, TensorShape({num_counters}), &counters));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(8, TensorShape({}), &step));
-    std::copy(policy.records.begin(), policy.records.end(), records->flat<int64_t>().data());
-    int64_t* out = waiting->flat<int64_t>().data();
-    for (const WaitingKey& key : policy.waiting) {
-      *out++ = static_cast<int64_t>(key.key);
-      *out++ = key.count;
-      *out++ = key.last_step;
-    }
-    std::copy(policy.counters.begin(), policy.counters.end(), counters->flat<int64_t>().data());
-    step->scalar<int64_t>()() = policy.step;
-    return absl::OkStatus();
-  }
-
   bool with_slots_, evict_;
 };
 REGISTER_KERNEL_BUILDER(Name("SokTableExport").Device(tensorflow::DEVICE_CPU), TableExportOp);
@@ -202,63 +159,13 @@ class TableImportOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     TablePtr table;
     OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
-    const Tensor &keys = ctx->input(1), &rows = ctx->input(2), &slot_rows = ctx->input(3);
-    const int64_t n = keys.NumElements();
-    OP_REQUIRES(ctx, ctx->input(4).NumElements() == ctx->input(5).NumElements(),
-                absl::InvalidArgumentError(absl::StrCat(
-                    "slot_names and slot_widths must be of one length. Received: ",
-                    ctx->input(4).NumElements(), " and ", ctx->input(5).NumElements())));
-    const TableOptions& options = table->table().options();
-    OP_REQUIRES(ctx, !replace_ || options.max_capacity == 0 || n <= options.max_capacity,
-                absl::ResourceExhaustedError(absl::StrCat(
-                    "table '", options.name, "' holds at most ", options.max_capacity,
-                    " keys on this rank. Received: ", n, " keys to replace its content with")));
     TableSnapshot snapshot;
-    int64_t slot_width = 0;
-    for (int64_t i = 0; i < ctx->input(4).NumElements(); ++i) {
-      snapshot.slot_names.push_back(ctx->input(4).flat<tensorflow::tstring>()(i));
-      snapshot.slot_widths.push_back(ctx->input(5).flat<int64_t>()(i));
-      slot_width += snapshot.slot_widths.back();
-    }
-    // Checked before the table is cleared: a bad import must not cost what is there.
-    OP_REQUIRES(
-        ctx,
-        rows.NumElements() == n * table->table().dim() && slot_rows.NumElements() == n * slot_width,
-        absl::InvalidArgumentError(absl::StrCat(
-            "rows must hold ", n, " x ", table->table().dim(), " and slot_rows ", n, " x ",
-            slot_width, " floats. Received: ", rows.shape().DebugString(), " and ",
-            slot_rows.shape().DebugString(), " (table '", table->table().options().name, "')")));
-    snapshot.keys.assign(Keys(keys), Keys(keys) + n);
-    snapshot.rows.assign(rows.flat<float>().data(), rows.flat<float>().data() + rows.NumElements());
-    snapshot.slot_rows.assign(slot_rows.flat<float>().data(),
-                              slot_rows.flat<float>().data() + slot_rows.NumElements());
-    OP_REQUIRES_OK(ctx, ReadPolicy(ctx, &snapshot.policy));
+    OP_REQUIRES_OK(ctx, ReadSnapshot(ctx, table->table().options(), replace_, &snapshot));
     TfExecutor ex(ctx);
     OP_REQUIRES_OK(ctx, Guard([&] { table->table().Import(ex, snapshot, replace_); }));
   }
 
  private:
-  absl::Status ReadPolicy(OpKernelContext* ctx, RecordSnapshot* policy) const {
-    const Tensor &records = ctx->input(6), &waiting = ctx->input(7), &counters = ctx->input(8);
-    if (waiting.NumElements() % 3 != 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "waiting must have shape [num_waiting, 3]. Received: ", waiting.shape().DebugString()));
-    }
-    const auto values = [](const Tensor& tensor) { return tensor.flat<int64_t>().data(); };
-    if (!tensorflow::TensorShapeUtils::IsScalar(ctx->input(9).shape())) {
-      return absl::InvalidArgumentError(absl::StrCat("step must be a scalar. Received: shape ",
-                                                     ctx->input(9).shape().DebugString()));
-    }
-    policy->records.assign(values(records), values(records) + records.NumElements());
-    policy->counters.assign(values(counters), values(counters) + counters.NumElements());
-    for (int64_t i = 0; i < waiting.NumElements(); i += 3) {
-      const int64_t* const key = values(waiting) + i;
-      policy->waiting.push_back({static_cast<uint64_t>(key[0]), key[1], key[2]});
-    }
-    policy->step = ctx->input(9).scalar<int64_t>()();
-    return absl::OkStatus();
-  }
-
   bool replace_;
 };
 REGISTER_KERNEL_BUILDER(Name("SokTableImport").Device(tensorflow::DEVICE_CPU), TableImportOp);

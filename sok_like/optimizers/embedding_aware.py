@@ -8,6 +8,7 @@ the three families: Keras 3, tf_keras, tf.compat.v1.train.
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Iterable
 from typing import Any
@@ -80,16 +81,22 @@ class _EmbeddingAware:
         return others
 
     def _sok_update(self, pairs, learning_rate, step):
-        """Fused updates of (gradient, EmbeddingVariable) pairs; returns their ops in a graph."""
-        updates = []
+        """Fused updates of (gradient, EmbeddingVariable) pairs; returns their ops in a graph.
+
+        One op for all tables of one rule and device: it shares them out over threads.
+        """
+        decaying = self.embedding_rule
+        plain = decaying.replace(weight_decay=0.0)
+        steps: dict[int, int] = collections.Counter()  # a variable given twice takes two
+        calls: dict[Any, list] = {}
         for gradient, variable in pairs:
             if gradient is None:
                 continue
-            rule = self.embedding_rule
-            if not _decays(self, variable):
-                rule = rule.replace(weight_decay=0.0)
-            updates.append(rule.apply(variable, gradient, learning_rate, step))
-        return updates
+            rule = decaying if _decays(self, variable) else plain
+            call = (rule, variable.device, steps[id(variable)])
+            calls.setdefault(call, []).append((gradient, variable))
+            steps[id(variable)] += 1
+        return [rule.apply(tables, learning_rate, step) for (rule, *_), tables in calls.items()]
 
     def _sok_averaged(self, pairs):
         """Ordinary pairs with gradients averaged over ranks."""

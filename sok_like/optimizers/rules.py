@@ -15,6 +15,7 @@ not in the batch stay; Keras 3's dense formula would set every row to zero at th
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -36,30 +37,31 @@ class OptimizerRule:
 
     def apply(
         self,
-        variable: EmbeddingVariable,
-        gradient: tf.IndexedSlices,
+        pairs: Sequence[tuple[tf.IndexedSlices, EmbeddingVariable]],
         learning_rate: Any,
         step: Any,
     ) -> Any:
-        """One update of the rows in `gradient`.
+        """One update of the rows in the gradients of one or more tables, all or none.
 
         Args:
-            gradient: Values `[num_keys, embedding_dim]`, indices int64 keys; equal keys are summed.
+            pairs: (gradient, variable), each variable once. Values of a gradient are
+                `[num_keys, embedding_dim]`, indices int64 keys; equal keys are summed.
             learning_rate: Scalar.
             step: Scalar, counting from 1.
 
         Returns:
             Nothing when eager; the op in a graph.
         """
-        if not isinstance(gradient, tf.IndexedSlices):
-            raise TypeError(
-                "The gradient of an EmbeddingVariable must be tf.IndexedSlices of keys. "
-                f"Received: {gradient!r} (table '{variable.table_name}')"
-            )
+        for gradient, variable in pairs:
+            if not isinstance(gradient, tf.IndexedSlices):
+                raise TypeError(
+                    "The gradient of an EmbeddingVariable must be tf.IndexedSlices of keys. "
+                    f"Received: {gradient!r} (table '{variable.table_name}')"
+                )
         return native.ops().sok_apply_gradients(
-            handle=variable.handle,
-            keys=tf.cast(gradient.indices, tf.int64),
-            grads=tf.cast(gradient.values, tf.float32),
+            handles=[variable.handle for _, variable in pairs],
+            keys=[tf.cast(gradient.indices, tf.int64) for gradient, _ in pairs],
+            grads=[tf.cast(gradient.values, tf.float32) for gradient, _ in pairs],
             learning_rate=tf.cast(learning_rate, tf.float32),
             step=tf.cast(step, tf.int64),
             rule=self.rule,

@@ -181,3 +181,64 @@ def test_ordinary_rows_that_are_used_twice(sok, name):
 def gradient_of(rows):
     """The gradient of the loss above, `d (x0^2 + 10 x2^2)`."""
     return rows * [[2.0], [0.0], [20.0]]
+
+
+def tables_and_gradients(sok, num_tables):
+    tables = [
+        sok.EmbeddingVariable(1, name=f"t{i}", initializer="zeros") for i in range(num_tables)
+    ]
+    gradients = [
+        tf.IndexedSlices(tf.constant([[1.0], [2.0]]) * (i + 1), tf.constant([7, 7 + i], tf.int64))
+        for i in range(num_tables)
+    ]
+    return tables, gradients
+
+
+@pytest.mark.parametrize("make", [lambda: keras.SGD(0.5), lambda: v1.GradientDescentOptimizer(0.5)])
+def test_one_op_updates_all_tables(sok, make):
+    tables, gradients = tables_and_gradients(sok, 3)
+    optimizer = sok.OptimizerWrapper(make())
+
+    @tf.function
+    def step():
+        optimizer.apply_gradients(zip([gradients[0], None, gradients[2]], tables, strict=True))
+
+    step()
+    updates = [op for op in step.get_concrete_function().graph.get_operations()]
+    assert [op.type for op in updates].count("SokApplyGradients") == 1
+    assert tables[0].numpy().tolist() == [[-1.5]]  # equal keys add up
+    assert tables[1].numpy().tolist() == []  # had no gradient
+    assert tables[2].numpy().tolist() == [[-1.5], [-3.0]]
+
+
+def test_tables_left_out_of_weight_decay_are_updated_apart(sok):
+    tables, gradients = tables_and_gradients(sok, 3)
+    for table in tables:
+        sok.assign(table, [7], [[1.0]])
+    optimizer = keras.SGD(0.5, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_names=["t1"])
+    gradients = [tf.IndexedSlices([[0.0]], tf.constant([7], tf.int64))] * 3
+    sok.OptimizerWrapper(optimizer).apply_gradients(zip(gradients, tables, strict=True))
+    assert [float(table.numpy()[0, 0]) for table in tables] == [0.75, 1.0, 0.75]
+
+
+def test_variable_given_twice_takes_two_steps(sok):
+    tables, gradients = tables_and_gradients(sok, 2)
+    pairs = [(gradients[0], tables[0]), (gradients[1], tables[1]), (gradients[0], tables[0])]
+    sok.OptimizerWrapper(v1.AdagradOptimizer(1.0, initial_accumulator_value=1.0)).apply_gradients(
+        pairs
+    )
+    np.testing.assert_allclose(tables[0].numpy(), [[-3 / 10**0.5 - 3 / 19**0.5]], rtol=1e-6)
+
+
+def test_table_that_cannot_take_the_step_leaves_the_others_alone(sok):
+    full = sok.EmbeddingVariable(1, name="full", capacity=1)
+    tables, gradients = tables_and_gradients(sok, 3)
+    tables[1] = full
+    before = [table.numpy().tolist() for table in tables]
+    optimizer = sok.OptimizerWrapper(keras.SGD(0.5))
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="max_capacity=1.*table 'full'"):
+        optimizer.apply_gradients(zip(gradients, tables, strict=True))
+    assert full.numpy().tolist() == before[1] == []
+    assert tables[0].numpy().tolist() == [[0.0]]  # the key is there, its row as a lookup makes it
+    assert tables[2].numpy().tolist() == [[0.0], [0.0]]

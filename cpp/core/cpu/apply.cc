@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cpp/core/cpu/combine.h"
+#include "cpp/core/cpu/group.h"
 #include "cpp/core/cpu/optimizer_state.h"
 #include "cpp/core/cpu/route.h"
 #include "cpp/core/cpu/row_ops.h"
@@ -101,16 +102,18 @@ void RunRule(Executor& ex, const Batch& batch, float learning_rate, int64_t step
            [&](const auto& rule) { UpdateRows(ex, batch, rule); });
 }
 
-// The table's optimizer, attached if it has none yet. Needs the exclusive lock.
-OptimizerState& Attach(Executor& ex, CpuTable& table, const OptimizerOptions& options) {
+// The table's optimizer, or null where it has none yet and can take this one; throws otherwise.
+// Needs a lock.
+OptimizerState* Attached(const CpuTable& table, const OptimizerOptions& options) {
   if (table.catch_up() != nullptr) {
     auto* state = dynamic_cast<OptimizerState*>(table.catch_up().get());
-    if (state != nullptr && state->options() == options) return *state;
+    if (state != nullptr && state->options() == options) return state;
     throw std::invalid_argument(
         "A table keeps the optimizer of its first step. Table '" + table.options().name + "' has " +
         (state != nullptr ? state->options().ToString() : std::string("another")) +
         ". Received: " + options.ToString());
   }
+  if (table.slots().empty()) return nullptr;
   const std::vector<SlotSpec> slots = OptimizerSlots(options, table.dim());
   for (const SlotSpec& present : table.slots()) {
     for (const SlotSpec& wanted : slots) {
@@ -121,6 +124,14 @@ OptimizerState& Attach(Executor& ex, CpuTable& table, const OptimizerOptions& op
                                   "' holds one of " + std::to_string(present.width));
     }
   }
+  return nullptr;
+}
+
+// The table's optimizer, attached if it has none yet. Needs the exclusive lock.
+OptimizerState& Attach(Executor& ex, CpuTable& table, const OptimizerOptions& options) {
+  OptimizerState* const present = Attached(table, options);
+  if (present != nullptr) return *present;
+  const std::vector<SlotSpec> slots = OptimizerSlots(options, table.dim());
   auto state = std::make_shared<OptimizerState>(options, table.dim());
   table.ConfigureSlots(ex, slots);
   int64_t offset = table.dim();
@@ -167,19 +178,80 @@ class PresentGradients {
     keys_ = kept_keys_.get();
     grads_ = kept_grads_.get();
     std::sort(dropped.begin(), dropped.end());
-    table.CountDroppedGradients(std::unique(dropped.begin(), dropped.end()) - dropped.begin());
+    num_dropped_ = std::unique(dropped.begin(), dropped.end()) - dropped.begin();
   }
 
   const uint64_t* keys() const { return keys_; }
   const float* grads() const { return grads_; }
   int64_t num_keys() const { return num_keys_; }
+  int64_t num_dropped() const { return num_dropped_; }
 
  private:
   const uint64_t* keys_ = nullptr;
   const float* grads_ = nullptr;
   int64_t num_keys_ = 0;
+  int64_t num_dropped_ = 0;
   Scratch<uint64_t> kept_keys_;
   Scratch<float> kept_grads_;
+};
+
+// One table's part in a step. Needs the exclusive lock while it lives.
+class TableStep {
+ public:
+  // All that can fail; nothing is updated yet.
+  void Prepare(Executor& ex, const TableGradients& batch, const OptimizerOptions& options,
+               bool keys_are_unique) {
+    table_ = batch.table;
+    state_ = &Attach(ex, *table_, options);
+    const int64_t dim = table_->dim();
+    const uint64_t* keys = batch.keys;
+    grads_ = batch.grads;
+    num_rows_ = batch.num_keys;
+    row_numbers_ = Scratch<uint32_t>(num_rows_);
+    if (table_->keeps_records()) {
+      present_.Take(ex, *table_, keys, grads_, num_rows_, row_numbers_.get());
+      keys = present_.keys();
+      grads_ = present_.grads();
+      num_rows_ = present_.num_keys();
+    } else {
+      table_->FindOrInsertRows(ex, keys, num_rows_, row_numbers_.get(), nullptr);
+    }
+    if (!keys_are_unique && state_->HasDuplicates(row_numbers_.get(), num_rows_)) {
+      const Scratch<uint64_t> merged_keys(num_rows_);
+      merged_grads_ = Scratch<float>(num_rows_ * dim);
+      num_rows_ =
+          MergeGradients(ex, keys, grads_, num_rows_, dim, merged_keys.get(), merged_grads_.get());
+      grads_ = merged_grads_.get();
+      table_->FindRows(ex, merged_keys.get(), num_rows_, row_numbers_.get());
+    }
+    // Rows that say they are one step ahead of the history must not come to be.
+    if (state_->owes()) state_->history().Reserve();
+  }
+
+  void Run(Executor& ex, float learning_rate, int64_t step) {
+    const OptimizerOptions& options = state_->options();
+    const float no_clip = std::numeric_limits<float>::infinity();
+    const Batch batch{*table_,
+                      *state_,
+                      row_numbers_.get(),
+                      grads_,
+                      num_rows_,
+                      table_->dim(),
+                      static_cast<float>(1.0 - AsWritten(options.weight_decay) * learning_rate),
+                      options.clip_value > 0.0f ? options.clip_value : no_clip};
+    RunRule(ex, batch, learning_rate, step);
+    if (state_->owes()) state_->history().Append(learning_rate, step);
+    if (table_->keeps_records()) table_->CountDroppedGradients(present_.num_dropped());
+  }
+
+ private:
+  CpuTable* table_ = nullptr;
+  OptimizerState* state_ = nullptr;
+  Scratch<uint32_t> row_numbers_;  // [num_rows_], each once
+  const float* grads_ = nullptr;   // [num_rows_, dim]: the caller's, or one of the two below
+  int64_t num_rows_ = 0;
+  PresentGradients present_;
+  Scratch<float> merged_grads_;
 };
 
 }  // namespace
@@ -197,47 +269,36 @@ int64_t MergeGradients(Executor& ex, const uint64_t* keys, const float* grads, i
   return route.num_unique();
 }
 
+void ApplyGradients(Executor& ex, const std::vector<TableGradients>& batches,
+                    const OptimizerOptions& options, float learning_rate, int64_t step,
+                    bool keys_are_unique) {
+  CheckStep(options, learning_rate, step);
+  std::vector<CpuTable*> tables;
+  std::vector<int64_t> num_keys;
+  for (const TableGradients& batch : batches) {
+    tables.push_back(batch.table);
+    num_keys.push_back(batch.num_keys);
+  }
+  const TableGroup group(tables);
+  if (const CpuTable* const twice = group.repeated()) {
+    throw std::invalid_argument("A step must take each table once. Received: table '" +
+                                twice->options().name + "' twice");
+  }
+  const TableGroup::Lock lock(group, /*exclusive=*/true);
+  for (const CpuTable* table : tables) Attached(*table, options);
+  std::vector<TableStep> steps(batches.size());
+  ForEachOf(ex, num_keys, [&](Executor& inner, int64_t i) {
+    steps[i].Prepare(inner, batches[i], options, keys_are_unique);
+  });
+  ForEachOf(ex, num_keys,
+            [&](Executor& inner, int64_t i) { steps[i].Run(inner, learning_rate, step); });
+}
+
 void ApplyGradients(Executor& ex, CpuTable& table, const OptimizerOptions& options,
                     float learning_rate, int64_t step, const uint64_t* keys, const float* grads,
                     int64_t num_keys, bool keys_are_unique) {
-  CheckStep(options, learning_rate, step);
-  const std::unique_lock<std::shared_mutex> lock(table.mutex());
-  OptimizerState& state = Attach(ex, table, options);
-  const int64_t dim = table.dim();
-
-  Scratch<uint32_t> row_numbers(num_keys);
-  PresentGradients present;
-  if (table.keeps_records()) {
-    present.Take(ex, table, keys, grads, num_keys, row_numbers.get());
-    keys = present.keys();
-    grads = present.grads();
-    num_keys = present.num_keys();
-  } else {
-    table.FindOrInsertRows(ex, keys, num_keys, row_numbers.get(), nullptr);
-  }
-  Scratch<float> merged_grads;
-  if (!keys_are_unique && state.HasDuplicates(row_numbers.get(), num_keys)) {
-    const Scratch<uint64_t> merged_keys(num_keys);
-    merged_grads = Scratch<float>(num_keys * dim);
-    num_keys =
-        MergeGradients(ex, keys, grads, num_keys, dim, merged_keys.get(), merged_grads.get());
-    grads = merged_grads.get();
-    table.FindRows(ex, merged_keys.get(), num_keys, row_numbers.get());
-  }
-
-  const float no_clip = std::numeric_limits<float>::infinity();
-  const Batch batch{table,
-                    state,
-                    row_numbers.get(),
-                    grads,
-                    num_keys,
-                    dim,
-                    static_cast<float>(1.0 - AsWritten(options.weight_decay) * learning_rate),
-                    options.clip_value > 0.0f ? options.clip_value : no_clip};
-  // Rows that say they are one step ahead of the history must not come to be.
-  if (state.owes()) state.history().Reserve();
-  RunRule(ex, batch, learning_rate, step);
-  if (state.owes()) state.history().Append(learning_rate, step);
+  ApplyGradients(ex, {{&table, keys, grads, num_keys}}, options, learning_rate, step,
+                 keys_are_unique);
 }
 
 }  // namespace sok

@@ -6,6 +6,9 @@
 // ranges of the batch; each row and its slot rows are prefetched, whole, some rows before their
 // turn. What a row missed since its last step is replayed first (adam_replay.h).
 //
+// Several tables take one step together (group.h), in two rounds: the first finds rows and does
+// all that can fail, the second updates. So all tables make the step or none does.
+//
 // Invariant: a row occurs once. Equal keys are found by marking row numbers in a bitmap (cheaper
 // than sorting keys, and most callers send unique ones) and are merged in order of position, so
 // the result does not depend on the number of threads.
@@ -13,6 +16,7 @@
 #define SOK_CORE_CPU_APPLY_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "cpp/core/cpu/table.h"
 #include "cpp/core/optimizer.h"
@@ -32,6 +36,21 @@ void ApplyGradients(Executor& ex, CpuTable& table, const OptimizerOptions& optio
                     float learning_rate, int64_t step, const uint64_t* keys,  // [num_keys]
                     const float* grads,                                       // [num_keys, dim]
                     int64_t num_keys, bool keys_are_unique = false);
+
+// One table's batch in a step of several.
+struct TableGradients {
+  CpuTable* table = nullptr;
+  const uint64_t* keys = nullptr;  // [num_keys]
+  const float* grads = nullptr;    // [num_keys, dim]
+  int64_t num_keys = 0;
+};
+
+// The same step on several tables, each named once (std::invalid_argument otherwise). Where it
+// throws, no table has made the step; keys that a table lacked may have been inserted, with their
+// initial rows.
+void ApplyGradients(Executor& ex, const std::vector<TableGradients>& batches,
+                    const OptimizerOptions& options, float learning_rate, int64_t step,
+                    bool keys_are_unique = false);
 
 // Sums the gradients of equal keys in order of position. Returns the number of unique keys.
 // unique_keys [num_keys] and unique_grads [num_keys, dim] are filled up to that number.

@@ -188,32 +188,53 @@ void ApplyGradientsToRows(Stream stream, CudaTable& table, const OptimizerOption
   if (history.owes()) table.AppendStep(stream, learning_rate, step);
 }
 
-void ApplyGradients(Stream stream, CudaTable& table, const OptimizerOptions& options,
-                    float learning_rate, int64_t step, const uint64_t* keys, const float* grads,
-                    int64_t num_keys, bool keys_are_unique) {
+TableStep::TableStep(Stream stream, CudaTable& table, const OptimizerOptions& options,
+                     float learning_rate, int64_t step, const uint64_t* keys, const float* grads,
+                     int64_t num_keys, bool keys_are_unique)
+    : stream_(stream),
+      table_(&table),
+      options_(options),
+      learning_rate_(learning_rate),
+      step_(step),
+      grads_(grads),
+      num_keys_(num_keys) {
   CheckStep(options, learning_rate, step);
   table.Attach(stream, options);  // slots first, so that new rows have them
   Workspace& workspace = table.workspace();
-  const Workspace::Scope scope(workspace, stream);
-  uint32_t* const row_numbers = workspace.Take<uint32_t>(num_keys);
+  scope_ = std::make_unique<Workspace::Scope>(workspace, stream);
+  row_numbers_ = workspace.Take<uint32_t>(num_keys);
   if (keys_are_unique) {
-    table.FindOrInsertRows(stream, keys, num_keys, row_numbers, nullptr);
-    return ApplyGradientsToRows(stream, table, options, learning_rate, step, row_numbers, grads,
-                                num_keys);
+    table.FindOrInsertRows(stream, keys, num_keys, row_numbers_, nullptr);
+    return;
   }
   uint64_t* const unique = workspace.Take<uint64_t>(num_keys);
-  int32_t* const inverse = workspace.Take<int32_t>(num_keys);
-  uint32_t* const num_unique = workspace.Take<uint32_t>(1);
-  float* const sums = workspace.Take<float>(num_keys * table.dim());
-  Unique(stream, workspace, keys, num_keys, unique, inverse, num_unique);
-  table.FindOrInsertRows(stream, unique, num_keys, row_numbers, nullptr, num_unique);
-  Samples samples;
-  samples.inverse = inverse;
-  samples.num_keys = num_keys;
-  samples.combiner = Combiner::kNone;
-  CombineGradient(stream, workspace, samples, grads, num_keys, table.dim(), sums);
-  ApplyGradientsToRows(stream, table, options, learning_rate, step, row_numbers, sums, num_keys,
-                       num_unique);
+  inverse_ = workspace.Take<int32_t>(num_keys);
+  num_unique_ = workspace.Take<uint32_t>(1);
+  Unique(stream, workspace, keys, num_keys, unique, inverse_, num_unique_);
+  table.FindOrInsertRows(stream, unique, num_keys, row_numbers_, nullptr, num_unique_);
+}
+
+void TableStep::Run() {
+  const float* grads = grads_;
+  if (inverse_ != nullptr) {
+    Workspace& workspace = table_->workspace();
+    float* const sums = workspace.Take<float>(num_keys_ * table_->dim());
+    Samples samples;
+    samples.inverse = inverse_;
+    samples.num_keys = num_keys_;
+    samples.combiner = Combiner::kNone;
+    CombineGradient(stream_, workspace, samples, grads_, num_keys_, table_->dim(), sums);
+    grads = sums;
+  }
+  ApplyGradientsToRows(stream_, *table_, options_, learning_rate_, step_, row_numbers_, grads,
+                       num_keys_, num_unique_);
+}
+
+void ApplyGradients(Stream stream, CudaTable& table, const OptimizerOptions& options,
+                    float learning_rate, int64_t step, const uint64_t* keys, const float* grads,
+                    int64_t num_keys, bool keys_are_unique) {
+  TableStep(stream, table, options, learning_rate, step, keys, grads, num_keys, keys_are_unique)
+      .Run();
 }
 
 }  // namespace cuda

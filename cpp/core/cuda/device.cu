@@ -82,7 +82,7 @@ void CopyOnDevice(Stream stream, void* to, const void* from, size_t bytes) {
   Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), "cudaMemcpyAsync");
 }
 
-void ZeroOnDevice(Stream stream, void* to, size_t bytes) {
+void FillWithZeros(Stream stream, void* to, size_t bytes) {
   if (bytes > 0) Check(cudaMemsetAsync(to, 0, bytes, stream), "cudaMemsetAsync");
 }
 
@@ -112,9 +112,7 @@ void Buffer::Free() noexcept {
   bytes_ = 0;
 }
 
-void Buffer::Zero() {
-  if (bytes_ > 0) Check(cudaMemsetAsync(data_, 0, bytes_, stream_), "cudaMemsetAsync");
-}
+void Buffer::Zero() { FillWithZeros(stream_, data_, bytes_); }
 
 void Workspace::Reset(Stream stream) {
   used_ = 0;

@@ -44,7 +44,7 @@ void CopyToDevice(Stream stream, void* to, const void* from,
                   size_t bytes);                                           // `from`: may be reused
 void CopyToHost(Stream stream, void* to, const void* from, size_t bytes);  // waits
 void CopyOnDevice(Stream stream, void* to, const void* from, size_t bytes);  // async
-void ZeroOnDevice(Stream stream, void* to, size_t bytes);                    // async
+void FillWithZeros(Stream stream, void* to, size_t bytes);                   // async
 void OrderAfter(Stream later, Stream earlier);  // what follows on `later` waits for `earlier`
 
 // A piece of device memory, given back in the order of the stream it was allocated on.

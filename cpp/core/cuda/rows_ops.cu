@@ -111,8 +111,12 @@ __global__ void __launch_bounds__(kThreads)
   const float* const old_row = from.Row(static_cast<uint32_t>(i));
   float* const new_row = to.Row(static_cast<uint32_t>(i));
   for (int64_t d = GlobalThread() % kWarp; d < to.row_floats; d += kWarp) {
-    const int32_t column = from_column[d];
-    new_row[d] = column >= 0 ? old_row[column] : to.slot_initial[d - to.dim];
+    int32_t column = from_column[d];
+    const bool may_be_unknown = column < kInitialColumn;
+    if (may_be_unknown) column = KeptUnlessUnknown(column);
+    const float kept = column >= 0 ? old_row[column] : 0.0f;
+    const bool start = column < 0 || (may_be_unknown && kept != kept);
+    new_row[d] = start ? to.slot_initial[d - to.dim] : kept;
   }
 }
 

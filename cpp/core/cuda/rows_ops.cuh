@@ -33,7 +33,12 @@ void CopyWholeRows(Stream stream, const TableRef& table, const uint32_t* row_num
                    int64_t num_rows, float* rows);
 
 // Copies rows 0 .. num_rows - 1 to another arena. from_column[c] is where column c of a new row
-// comes from in the old one, or -1 for slot_initial.
+// comes from in the old one, or kInitialColumn for slot_initial, or KeptUnlessUnknown(column) for
+// the old one's unless that is NaN: a slot of a row that waits for its initial value.
+inline constexpr int32_t kInitialColumn = -1;
+SOK_HD constexpr int32_t KeptUnlessUnknown(int32_t column) {
+  return -2 - column;
+}  // its own inverse
 void MoveRows(Stream stream, const TableRef& from, const TableRef& to, const int32_t* from_column,
               Count num_rows);
 

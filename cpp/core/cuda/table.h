@@ -101,7 +101,8 @@ class CudaTable {
 
   // Lays rows out for these slots; slots of equal name and width are kept, others get their initial
   // value. Async, but both layouts exist for a moment. Slots that move are caught up first, and the
-  // optimizer must be attached again.
+  // optimizer must be attached again. The initial value of a slot may be NaN, not known yet: when
+  // another is known, the rows that hold NaN get it.
   void ConfigureSlots(Stream stream, const std::vector<SlotSpec>& specs);
   std::vector<SlotSpec> slots() const;
   int64_t row_floats() const;

@@ -2,6 +2,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 #include <string>
 
@@ -213,12 +214,19 @@ void CudaTable::ConfigureSlots(Stream stream, const std::vector<SlotSpec>& specs
     }
     int64_t offset = dim();
     int64_t kept = -1;
+    bool unknown = false;
     for (const SlotSpec& present : impl.slots) {
-      if (present.name == spec.name && present.width == spec.width) kept = offset;
+      if (present.name == spec.name && present.width == spec.width) {
+        kept = offset;
+        unknown = std::isnan(present.initial);
+      }
       offset += present.width;
     }
     for (int64_t i = 0; i < spec.width; ++i) {
-      from_column.push_back(kept < 0 ? -1 : static_cast<int32_t>(kept + i));
+      const int32_t column = static_cast<int32_t>(kept + i);
+      from_column.push_back(kept < 0  ? kInitialColumn
+                            : unknown ? KeptUnlessUnknown(column)
+                                      : column);
       initial.push_back(spec.initial);
     }
   }

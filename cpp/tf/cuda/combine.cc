@@ -96,7 +96,7 @@ class DeviceCombineGradOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({layout.num_words()}), &message));
     float* const words = message->flat<float>().data();
     OP_REQUIRES_OK(ctx, TryWithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
-                     cuda::ZeroOnDevice(stream, words, message->TotalBytes());
+                     cuda::FillWithZeros(stream, words, message->TotalBytes());
                      const auto starts = RowStarts(stream, ws, layout, features_);
                      for (int i = 0; i < features_.size(); ++i) {
                        const Samples samples =

@@ -99,7 +99,7 @@ class DeviceGatherRowsOp : public OpKernel {
     float* const out = rows.flat<float>().data();
     TF_RETURN_IF_ERROR(Guard([&] {
       for (int64_t r = 0; r < world_size_; ++r) {
-        cuda::ZeroOnDevice(StreamOf(ctx), out + starts[r][0] - 1, sizeof(float));
+        cuda::FillWithZeros(StreamOf(ctx), out + starts[r][0] - 1, sizeof(float));
       }
     }));
     for (int64_t r = 0; r < world_size_; ++r) splits.flat<int32_t>()(r) = words[r];

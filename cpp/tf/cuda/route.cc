@@ -56,7 +56,7 @@ class DeviceRouteOp : public OpKernel {
     in.counts->flat<int64_t>().setZero();
     for (Tensor* inv : in.inverse) {
       OP_REQUIRES_OK(
-          ctx, Guard([&] { cuda::ZeroOnDevice(StreamOf(ctx), inv->data(), inv->TotalBytes()); }));
+          ctx, Guard([&] { cuda::FillWithZeros(StreamOf(ctx), inv->data(), inv->TotalBytes()); }));
     }
     OP_REQUIRES_OK(ctx, FailAllOnDevice<int64_t>(ctx, status, world_size_));
   }

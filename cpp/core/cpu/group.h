@@ -1,0 +1,68 @@
+// Group: several tables in one call, on several threads.
+//
+//     named       B A C A            as the call names them; a table may come twice
+//     locked      A B C              each once, in order of address
+//     worked on   B(0) A(1,3) C(2)   each by one thread: side by side where there are many of about
+//                                    one size, else one after the other with all threads inside
+//
+// Side by side, threads meet once a call and not once a pass and table; that is what many small
+// tables need.
+//
+// Invariant: the threads that share out a call's work take no lock. The calling thread takes those
+// of all tables before. So no thread of a pool waits for a lock whose holder waits for that pool;
+// and as locks are taken in one order, two calls on the same tables cannot wait for each other.
+//
+// How work is shared out shows in no result: every table is worked on, also where another fails,
+// and the error is that of the first.
+#ifndef SOK_CORE_CPU_GROUP_H_
+#define SOK_CORE_CPU_GROUP_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "cpp/core/cpu/table.h"
+#include "cpp/core/parallel.h"
+
+namespace sok {
+
+// Calls fn(executor, i) for every i, side by side or in turn by the keys of each. If calls throw,
+// the exception of the lowest i is rethrown once all have ended.
+void ForEachOf(Executor& ex, const std::vector<int64_t>& num_keys,
+               const std::function<void(Executor&, int64_t)>& fn);
+
+class TableGroup {
+ public:
+  explicit TableGroup(const std::vector<CpuTable*>& tables);  // [num_members], may repeat
+
+  // A table that is named more than once, or null.
+  const CpuTable* repeated() const { return repeated_; }
+
+  // Calls fn(executor, members, count) for every table, with its members in order: positions in
+  // `tables`. num_keys: [num_members].
+  void ForEach(Executor& ex, const std::vector<int64_t>& num_keys,
+               const std::function<void(Executor&, const int64_t*, int64_t)>& fn) const;
+
+  // Holds the locks of all tables while it lives.
+  class Lock {
+   public:
+    Lock(const TableGroup& group, bool exclusive);
+    ~Lock();
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+
+   private:
+    const std::vector<CpuTable*>& tables_;
+    const bool exclusive_;
+  };
+
+ private:
+  std::vector<CpuTable*> by_address_;  // each table once
+  const CpuTable* repeated_ = nullptr;
+  std::vector<int64_t> order_;    // [num_members] members, those of one table together
+  std::vector<int64_t> offsets_;  // [num_tables + 1] into order_; tables by first member
+};
+
+}  // namespace sok
+
+#endif  // SOK_CORE_CPU_GROUP_H_
