@@ -6,7 +6,7 @@
                   back:  merge by owner <=gradients= segment sum by key
 
 Two collectives forward and one back for the whole group, whatever the number of tables. All tables
-of a group are looked up together; groups are independent of each other.
+of a group are looked up together, if they are on one device; groups are independent of each other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from sok_like import comm, native, ops
+from sok_like import comm, devices, native, ops
 from sok_like.variable import EmbeddingVariable
 
 COMBINERS = ("sum", "mean", "sqrtn", "none")
@@ -80,7 +80,8 @@ def lookup(
         gradient_scale: The gradient of a row is the sum over the ranks that used it ("sum", right
             where the loss was divided by the global batch) or that sum divided by the number of
             ranks ("mean", right where each rank's loss is a mean over its own batch).
-        name: Names the group's collectives: the same on all ranks.
+        name: Names the group's collectives: the same on all ranks. Tables on several devices are
+            looked up in parts, a device after the other, each with collectives of its own.
 
     Returns:
         A float32 tensor a feature, in order: `[batch, embedding_dim]`, or
@@ -94,6 +95,27 @@ def lookup(
     if not features:
         return []
     check_gradient_scale(gradient_scale)
+    outputs: list[tf.Tensor] = [None] * len(features)
+    earlier: list[tf.Tensor] = []
+    for device, positions in devices.parts([f.variable.device for f in features]):
+        # One part after the other: where one fails it does so on all ranks, and no rank waits in
+        # the collectives of the next.
+        with tf.control_dependencies(earlier):
+            found = _lookup_on(
+                device,
+                [features[i] for i in positions],
+                training,
+                gradient_scale,
+                f"{name}_part{positions[0]}" if earlier else name,
+            )
+        earlier = found
+        for i, rows in zip(positions, found, strict=True):
+            outputs[i] = rows
+    return outputs
+
+
+def _lookup_on(device, features, training, gradient_scale, name):
+    """`lookup` of features of which all tables are on one device."""
     communicator = comm.current()
     attributes = ops.FeatureAttributes(
         table_names=[f.variable.table_name for f in features],
@@ -111,53 +133,58 @@ def lookup(
     weights = [_or_empty(f.weights, tf.float32) for f in features]
     with tf.name_scope(name):
         if communicator.world_size == 1:
-            return ops.lookup(
-                handles, keys, row_splits, weights, attributes, insert=training, name="lookup"
-            )
+            with devices.beside(device):  # for the sake of its gradient
+                return ops.lookup(
+                    handles, keys, row_splits, weights, attributes, insert=training, name="lookup"
+                )
         scale = 1.0 if gradient_scale == "sum" else 1.0 / communicator.world_size
         return _exchange(
-            communicator, handles, keys, row_splits, weights, attributes, training, scale, name
+            *(communicator, device, handles, keys, row_splits, weights, attributes),
+            *(training, scale, name),
         )
 
 
 def _exchange(
-    communicator, handles, keys, row_splits, weights, attributes, training, gradient_scale, name
+    communicator, device, handles, keys, row_splits, weights, attributes, training, scale, name
 ):
     world_size = communicator.world_size
-    routed = native.ops().sok_route(
-        keys=keys,
-        row_splits=row_splits,
-        weights=weights,
-        problems=[],
-        world_size=world_size,
-        name="route",
-        **attributes._asdict(),
-    )
-    message, splits = communicator.all_to_all(routed.message, routed.splits, f"{name}_keys")
-    rows, sent = ops.gather_rows(
-        handles,
-        message,
-        splits,
-        attributes.dims,
-        world_size=world_size,
-        insert=training,
-        gradient_scale=gradient_scale,
-        name="gather_rows",
-    )
-    rows, received = communicator.all_to_all(rows, sent, f"{name}_rows")
-    return list(
-        native.ops().sok_combine(
-            rows=rows,
-            splits=received,
-            counts=routed.counts,
-            inverse=routed.inverse,
+    with devices.beside(device):
+        routed = native.ops().sok_route(
+            keys=keys,
             row_splits=row_splits,
             weights=weights,
-            dims=attributes.dims,
-            combiners=attributes.combiners,
-            name="combine",
+            problems=[],
+            world_size=world_size,
+            name="route",
+            **attributes._asdict(),
         )
-    )
+    message, splits = communicator.all_to_all(routed.message, routed.splits, f"{name}_keys")
+    with devices.beside(device):  # for the sake of its gradient
+        rows, sent = ops.gather_rows(
+            handles,
+            message,
+            splits,
+            attributes.dims,
+            world_size=world_size,
+            insert=training,
+            gradient_scale=scale,
+            name="gather_rows",
+        )
+    rows, received = communicator.all_to_all(rows, sent, f"{name}_rows")
+    with devices.beside(device):
+        return list(
+            native.ops().sok_combine(
+                rows=rows,
+                splits=received,
+                counts=routed.counts,
+                inverse=routed.inverse,
+                row_splits=row_splits,
+                weights=weights,
+                dims=attributes.dims,
+                combiners=attributes.combiners,
+                name="combine",
+            )
+        )
 
 
 def _or_empty(tensor, dtype):

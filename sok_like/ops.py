@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from sok_like import native
+from sok_like import devices, native
 
 # First axis of a table without bound, as Keras wants one that is known. It counts nothing.
 UNBOUNDED = 2**31 - 1
@@ -78,15 +78,16 @@ def _lookup_grad(op, *grads):
     if not used:
         return result
     unique_keys = [outputs[n + i] for i in used]
-    row_grads = native.ops().sok_lookup_grad(
-        grads=[tf.convert_to_tensor(grads[i]) for i in used],
-        unique_keys=unique_keys,
-        inverse=[outputs[2 * n + i] for i in used],
-        row_splits=[inputs[2 * n + i] for i in used],
-        weights=[inputs[3 * n + i] for i in used],
-        dims=[dims[i] for i in used],
-        combiners=[combiners[i] for i in used],
-    )
+    with devices.beside(outputs[0].device):
+        row_grads = native.ops().sok_lookup_grad(
+            grads=[tf.convert_to_tensor(grads[i]) for i in used],
+            unique_keys=unique_keys,
+            inverse=[outputs[2 * n + i] for i in used],
+            row_splits=[inputs[2 * n + i] for i in used],
+            weights=[inputs[3 * n + i] for i in used],
+            dims=[dims[i] for i in used],
+            combiners=[combiners[i] for i in used],
+        )
     for i, row_grad, keys in zip(used, row_grads, unique_keys, strict=True):
         result[i] = _slices(row_grad, keys, dims[i])
     return result
@@ -136,16 +137,17 @@ def _gather_rows_grad(op, grad, _):
     message, splits = op.inputs[n], op.inputs[n + 1]
     if grad is None:
         return [None] * len(op.inputs)
-    merged = native.ops().sok_merge_grads(
-        grads=grad,
-        grad_splits=op.outputs[1],  # gradients come back in the places of the rows sent
-        message=message,
-        splits=splits,
-        N=n,
-        world_size=op.get_attr("world_size"),
-        dims=dims,
-        scale=op.get_attr("gradient_scale"),
-    )
+    with devices.beside(op.outputs[0].device):
+        merged = native.ops().sok_merge_grads(
+            grads=grad,
+            grad_splits=op.outputs[1],  # gradients come back in the places of the rows sent
+            message=message,
+            splits=splits,
+            N=n,
+            world_size=op.get_attr("world_size"),
+            dims=dims,
+            scale=op.get_attr("gradient_scale"),
+        )
     slices = [
         _slices(row_grads, keys, dim)
         for row_grads, keys, dim in zip(merged.row_grads, merged.unique_keys, dims, strict=True)
@@ -207,13 +209,14 @@ def _combine_grad(op, *grads):
         tf.zeros_like(output) if grad is None else tf.convert_to_tensor(grad)
         for grad, output in zip(grads, op.outputs, strict=True)
     ]
-    row_grads = native.ops().sok_combine_grad(
-        grads=grads,
-        counts=inputs[2],
-        inverse=inverse,
-        row_splits=row_splits,
-        weights=weights,
-        dims=op.get_attr("dims"),
-        combiners=op.get_attr("combiners"),
-    )
+    with devices.beside(op.outputs[0].device):
+        row_grads = native.ops().sok_combine_grad(
+            grads=grads,
+            counts=inputs[2],
+            inverse=inverse,
+            row_splits=row_splits,
+            weights=weights,
+            dims=op.get_attr("dims"),
+            combiners=op.get_attr("combiners"),
+        )
     return [row_grads] + [None] * (len(inputs) - 1)

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorflow.python.framework import cpp_shape_inference_pb2
 from tensorflow.python.ops import handle_data_util, resource_variable_ops
 
-from sok_like import comm, native, ops
+from sok_like import comm, devices, native, ops
 from sok_like.initializers import row_initializer
 from sok_like.key_records import KeyRecords
 from sok_like.keys import DTYPES, as_keys
@@ -69,6 +69,10 @@ class EmbeddingVariable(KeyRecords, Snapshots, resource_variable_ops.BaseResourc
         ev_option: sok.EmbeddingVariableOption: which keys get a row and which lose it. Its
             initializer, if it has one, takes the place of `initializer`.
 
+    The shard is on the device that TensorFlow gives its variables: on a GPU where the op library
+    was built with CUDA and the process sees one. `with tf.device("/CPU:0"):` keeps it in host
+    memory, where tables without a hash table and those with policies are anyway.
+
     Raises:
         ValueError: an argument out of its range.
         RuntimeError: `sok.Init` has not been called.
@@ -117,7 +121,8 @@ class EmbeddingVariable(KeyRecords, Snapshots, resource_variable_ops.BaseResourc
         shape = tf.TensorShape([capacity or ops.UNBOUNDED, embedding_dim])
         with tf.init_scope():
             in_graph_mode = not tf.executing_eagerly()
-            with tf.name_scope(name) as scope:
+            in_place = devices.of_new_table(host_only=not use_hashtable or option.keeps_records)
+            with in_place, tf.name_scope(name) as scope:
                 # In a graph two variables of one name are told apart by their scope, as TF does.
                 unique = scope.rstrip("/") if in_graph_mode else f"{name}_{next(_unique_ids)}"
                 handle = native.ops().sok_table_handle(
@@ -329,7 +334,8 @@ class EmbeddingVariable(KeyRecords, Snapshots, resource_variable_ops.BaseResourc
         return self.load_snapshot(**restored_tensors)
 
     def __deepcopy__(self, memo):
-        copied = EmbeddingVariable(**self._options)
+        with devices.beside(self.device):
+            copied = EmbeddingVariable(**self._options)
         copied.load_snapshot(*self.snapshot())
         memo[id(self)] = copied
         return copied

@@ -14,6 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # and not written yet is no fault; one that exists and is not listed is.
 PYTHON_LAYERS = [
     {"native", "policies"},
+    {"devices"},
     {"ops", "comm", "planner", "initializers", "dump_file", "keys"},
     {"key_records", "snapshots"},
     {"variable", "core"},

@@ -1,0 +1,142 @@
+"""Tables in device memory on ranks: checks of other modules over emulated devices, and some more.
+
+Not among those of `tests.checks.run`: a process has one op library, and here it is the emulated.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from tests import checks
+from tests.checks import failures, groups, parity
+
+OF_GROUPS = ("train_adagrad", "gradient_scales", "sequences")
+OF_FAILURES = ("too_many_keys", "rows_not_multiple_of_slots", "table_full")
+STEPS = 3  # of the trainings on two devices
+
+
+def run(world_size):
+    """Every check for `world_size` ranks; a dictionary of results by name, or checks.Raised."""
+    import sok_like as sok
+
+    # Two devices, so that tables can lie on several; before TensorFlow looks for itself.
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    two = [tf.config.LogicalDeviceConfiguration()] * 2
+    tf.config.set_logical_device_configuration(cpu, two)
+    sok.Init(global_batch_size=12, seed=parity.SEED)
+    wanted = {
+        **{f"groups.{name}": groups.checks(world_size)[name] for name in OF_GROUPS},
+        **{f"failures.{name}": failures.checks(world_size)[name] for name in OF_FAILURES},
+        "bad_row_splits": bad_row_splits,
+        "two_devices": two_devices,
+        "kernels": kernels,
+    }
+    results = {}
+    for name, check in wanted.items():
+        try:
+            results[name] = check()
+        except Exception as error:
+            results[name] = checks.Raised(error)
+    return results
+
+
+def _group(variables, keys, row_splits, weights):
+    from sok_like.lookup import Feature
+
+    a, b, c = variables
+    return [
+        Feature(a, keys, "sum", row_splits),
+        Feature(b, keys, "mean", row_splits, weights),
+        Feature(c, keys + 1, "sqrtn", row_splits, max_hotness=4),
+        Feature(a, keys * 3),
+    ]
+
+
+def bad_row_splits():
+    """One rank's are wrong in the second table, in several ways: what each rank is told."""
+    import sok_like as sok
+    from sok_like import comm
+    from sok_like.lookup import Feature, lookup
+
+    last = comm.current().rank == comm.current().world_size - 1
+    a, b = (sok.EmbeddingVariable(2 + i, name=f"split{i}") for i in range(2))
+    keys = tf.range(4, dtype=tf.int64)
+    good = tf.constant([0, 2, 4], tf.int64)
+    told = {}
+    for name, bad in {
+        "decrease": [0, 5, 4],
+        "end": [0, 3, 3],
+        "begin": [1, 3, 4],
+        "none": [],
+    }.items():
+        splits = tf.constant(bad, tf.int64) if last else good
+        features = [Feature(a, keys, "sum", good), Feature(b, keys, "mean", splits)]
+        try:
+            lookup(features, training=True, name="bad_splits")
+            told[name] = None
+        except tf.errors.InvalidArgumentError as error:
+            told[name] = error.message
+    sizes = int(a.size()), int(b.size())
+    features = [Feature(a, keys, "sum", good), Feature(b, keys, "mean", good)]
+    found = lookup(features, training=True, name="bad_splits")
+    return told, sizes, [rows.shape.as_list() for rows in found]
+
+
+def two_devices():
+    """The same group trained with its tables on one device and on two, eagerly and in a graph."""
+    import sok_like as sok
+    from sok_like import comm
+    from sok_like.lookup import lookup
+
+    rank = comm.current().rank
+
+    def batch(step):
+        rng = np.random.default_rng([step, rank])
+        lengths = rng.integers(0, 5, 0 if (step + rank) % 3 == 2 else 6)
+        keys = rng.integers(-20, 20, lengths.sum())
+        weights = rng.random(len(keys)).astype(np.float32)
+        return keys, np.concatenate([[0], np.cumsum(lengths)]), weights
+
+    def train(devices, graph):
+        variables = []
+        for i, (device, dim) in enumerate(zip(devices, (4, 3, 2), strict=True)):
+            with tf.device(device):
+                variables.append(sok.EmbeddingVariable(dim, name=f"table{i}"))
+        optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adagrad(0.1))
+        optimizer.build(variables)
+
+        def step(keys, row_splits, weights):
+            with tf.GradientTape() as tape:
+                features = _group(variables, keys, row_splits, weights)
+                found = lookup(features, training=True, name="mixed")
+                loss = tf.add_n([tf.reduce_sum((rows - 0.5) ** 2) for rows in found])
+            gradients = tape.gradient(loss, variables)
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            return found
+
+        spec = [tf.TensorSpec([None], dtype) for dtype in (tf.int64, tf.int64, tf.float32)]
+        call = tf.function(step, input_signature=spec) if graph else step
+        arrays = [map(tf.constant, batch(i)) for i in range(STEPS)]
+        found = [[rows.numpy() for rows in call(*a)] for a in arrays]
+        rows = [[t.numpy() for t in sok.export(v)] for v in variables]
+        return {"found": found, "rows": rows, "devices": [v.device for v in variables]}
+
+    mixed = ["/CPU:1", "/CPU:0", "/CPU:1"]
+    return {
+        "one": train(["/CPU:0"] * 3, True),
+        "two_eager": train(mixed, False),
+        "two_graph": train(mixed, True),
+    }
+
+
+def kernels():
+    """Of each op with a device kernel: what that takes and gives in host memory, and its types."""
+    from tensorflow.python.framework import kernels as registry
+    from tensorflow.python.framework import op_def_registry
+
+    found = {}
+    for kernel in registry.get_all_registered_kernels().kernel:
+        if kernel.op.startswith("Sok") and kernel.priority > 0:
+            op = op_def_registry.get(kernel.op)
+            kinds = {arg.name: arg.type for arg in [*op.input_arg, *op.output_arg]}
+            found[kernel.op] = (sorted(kernel.host_memory_arg), kinds)
+    return found

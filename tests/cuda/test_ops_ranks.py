@@ -1,0 +1,141 @@
+"""TensorFlow's ops over tables in device memory, on 1, 2 and 3 ranks, under the emulator.
+
+The tests of group lookups are those of tests/group_embedding, against dense tables of stock
+TensorFlow; here every table of theirs is in emulated device memory.
+"""
+
+import functools
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import emulated
+from tests.group_embedding import test_ranks as of_groups
+from tests.ranks import run_ranks
+from tests.test_failures import FAULTS
+
+pytestmark = [
+    pytest.mark.ranks,
+    pytest.mark.skipif(
+        not emulated.LIBRARY.exists(), reason="the emulator comes with the C++ tests"
+    ),
+]
+each_world = pytest.mark.parametrize("world_size", [1, 2, 3])
+
+
+@functools.cache
+def _results(world_size):
+    quick = {"HOROVOD_CYCLE_TIME": "0.2", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    return run_ranks(
+        "tests.checks.device_tables:run",
+        world_size,
+        args={"world_size": world_size},
+        env={**quick, "SOK_TEST_OPS": "emulated"},
+        timeout=300,
+    )
+
+
+@pytest.fixture
+def rank_results():
+    def results(world_size, check):
+        found = [result[check] for result in _results(world_size)]
+        for rank, result in enumerate(found):
+            assert type(result).__name__ != "Raised", f"rank {rank}: {result!r}"
+        return found
+
+    return results
+
+
+# ---- values: the tests of group lookups, with this module's `rank_results` ----
+
+outcome = of_groups.outcome
+each_optimizer = pytest.mark.parametrize("optimizer", ["adagrad"])
+test_sequences = of_groups.test_sequences
+test_gradient_scales = of_groups.test_gradient_scales
+
+
+@each_world
+@each_optimizer
+def test_vectors_of_every_step(outcome, world_size):
+    of_groups.test_vectors_of_every_step(outcome, world_size)
+
+
+@each_world
+@each_optimizer
+def test_rows_after_training(outcome):
+    of_groups.test_rows_after_training(outcome)
+
+
+@each_world
+def test_tables_on_two_devices_are_trained_as_on_one(rank_results, world_size):
+    for result in rank_results(world_size, "two_devices"):
+        one = result["one"]
+        assert {device[-5:] for device in one["devices"]} == {"CPU:0"}
+        for way in ("two_eager", "two_graph"):
+            two = result[way]
+            assert [device[-1] for device in two["devices"]] == ["1", "0", "1"]
+            for step, right in zip(two["found"], one["found"], strict=True):
+                for rows, expected in zip(step, right, strict=True):
+                    np.testing.assert_array_equal(rows, expected)
+            for (keys, rows), (right_keys, right) in zip(two["rows"], one["rows"], strict=True):
+                np.testing.assert_array_equal(keys, right_keys)
+                np.testing.assert_array_equal(rows, right)
+        # A lookup on ranks moved something, and not on every rank at each step.
+        assert sum(len(keys) for keys, _ in one["rows"]) > 0
+
+
+# ---- faults ----
+
+
+@each_world
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("fault", ["too_many_keys", "rows_not_multiple_of_slots", "table_full"])
+def test_every_rank_gets_the_message(rank_results, fault, mode, world_size):
+    kind, message = FAULTS[fault]
+    for result in rank_results(world_size, f"failures.{fault}"):
+        assert result[mode]["kind"] == kind
+        assert re.search(message, result[mode]["message"], re.S)
+        assert (result["afterwards"] > 0).all()
+
+
+@each_world
+def test_bad_row_splits_are_told_to_all_ranks(rank_results, world_size):
+    texts = {
+        "decrease": "row_splits must not decrease. Received: 5 before 4 at sample 1 (table 'split1')",
+        "end": "row_splits must lead from 0 to num_keys = 4. Received: 0 to 3 (table 'split1')",
+        "begin": "row_splits must lead from 0 to num_keys = 4. Received: 1 to 4 (table 'split1')",
+        "none": "row_splits must hold at least one element (table 'split1')",
+    }
+    for told, sizes, shapes in rank_results(world_size, "bad_row_splits"):
+        for name, text in texts.items():
+            assert text in told[name]
+            if world_size > 1:
+                assert f"rank {world_size - 1}: " in told[name]
+        assert sizes == (0, 0)  # nothing of a bad batch is in any table
+        assert shapes == [[2, 2], [2, 3]]
+
+
+# ---- what the emulator cannot see: where arguments are ----
+
+
+def test_handles_texts_and_lengths_are_in_host_memory(rank_results):
+    (kernels,) = rank_results(1, "kernels")
+    assert {
+        *("SokRoute", "SokGatherRows", "SokMergeGrads", "SokCombine", "SokCombineGrad"),
+        *("SokLookup", "SokLookupGrad", "SokApplyGradients", "SokTableHandle"),
+    } <= set(kernels)
+    for op, (in_host_memory, kinds) in kernels.items():
+        for name, kind in kinds.items():
+            if kind in (tf.resource.as_datatype_enum, tf.string.as_datatype_enum):
+                assert name in in_host_memory, (op, name)
+    # What Horovod reads and writes there.
+    for op, names in {
+        "SokRoute": ["counts", "problems", "splits"],
+        "SokGatherRows": ["handles", "row_splits", "splits"],
+        "SokMergeGrads": ["grad_splits", "splits"],
+        "SokCombine": ["counts", "splits"],
+        "SokCombineGrad": ["counts"],
+    }.items():
+        assert kernels[op][0] == names
