@@ -4,6 +4,7 @@
 #include "cpp/core/cuda/apply.h"
 
 #include <algorithm>
+#include <exception>
 #include <mutex>
 #include <stdexcept>
 #include <vector>
@@ -56,11 +57,19 @@ class DeviceApplyGradientsOp : public OpKernel {
     OP_REQUIRES_OK(ctx, Guard([&] {
                      const auto locks = LockAll(tables);
                      std::vector<cuda::TableStep> steps;
+                     // Every table is asked, so that what they hold afterwards does not depend on
+                     // the order they come in.
+                     std::exception_ptr first_error;
                      for (int i = 0; i < n; ++i) {
-                       steps.emplace_back(StreamOf(ctx), tables[i]->table(), options_,
-                                          learning_rate, step, Keys(keys[i]),
-                                          grads[i].flat<float>().data(), keys[i].NumElements());
+                       try {
+                         steps.emplace_back(StreamOf(ctx), tables[i]->table(), options_,
+                                            learning_rate, step, Keys(keys[i]),
+                                            grads[i].flat<float>().data(), keys[i].NumElements());
+                       } catch (...) {
+                         if (!first_error) first_error = std::current_exception();
+                       }
                      }
+                     if (first_error) std::rethrow_exception(first_error);
                      for (cuda::TableStep& table_step : steps) table_step.Run();
                    }));
   }

@@ -8,8 +8,10 @@
 // whether a batch is bad, so nothing of a bad batch has gone into any table.
 #include <vector>
 
+#include "cpp/core/cuda/check.h"
 #include "cpp/core/cuda/combine.h"
 #include "cpp/core/cuda/unique.h"
+#include "cpp/tf/cuda/batch.h"
 #include "cpp/tf/cuda/kernel.h"
 #include "cpp/tf/samples.h"
 
@@ -24,6 +26,12 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
 namespace {
+
+// What the host learns of a table's batch.
+struct Learnt {
+  cuda::BatchFinding finding;
+  uint32_t num_unique;
+};
 
 class DeviceLookupOp : public OpKernel {
  public:
@@ -52,24 +60,31 @@ class DeviceLookupOp : public OpKernel {
       OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_INT64,
                                              TensorShape({keys[i].NumElements()}), &uniques[i]));
     }
-    std::vector<uint32_t> num_unique(n);
+    std::vector<Learnt> learnt(n);
     OP_REQUIRES_OK(ctx, WithWorkspace(ctx, [&](cuda::Workspace& workspace, cuda::Stream stream) {
-                     uint32_t* const counts = workspace.Take<uint32_t>(n);
+                     Learnt* const on_device = workspace.Take<Learnt>(n);
+                     std::vector<cuda::BatchInput> inputs(n);
                      for (int i = 0; i < n; ++i) {
-                       cuda::Unique(stream, workspace, Keys(keys[i]), keys[i].NumElements(),
+                       inputs[i] = BatchInputOf(features_, i, keys[i], row_splits[i]);
+                       cuda::CheckBatch(stream, inputs[i], &on_device[i].finding);
+                       cuda::Unique(stream, workspace, inputs[i].keys, inputs[i].num_keys,
                                     Keys(&uniques[i]), inverse[i]->flat<int32_t>().data(),
-                                    counts + i);
+                                    &on_device[i].num_unique);
                      }
-                     cuda::CopyToHost(stream, num_unique.data(), counts, n * sizeof(uint32_t));
+                     cuda::CopyToHost(stream, learnt.data(), on_device, n * sizeof(Learnt));
+                     for (int i = 0; i < n; ++i) {
+                       cuda::RefuseFound(stream, inputs[i], learnt[i].finding);
+                     }
                    }));
     for (int i = 0; i < n; ++i) {
-      unique_keys.set(i, uniques[i].Slice(0, num_unique[i]));
+      const int64_t num_unique = learnt[i].num_unique;
+      unique_keys.set(i, uniques[i].Slice(0, num_unique));
       Tensor* out;
       const Samples samples = features_.MakeSamples(i, *inverse[i], row_splits[i], weights[i]);
       OP_REQUIRES_OK(ctx, embeddings.allocate(i, features_.OutputShape(i, samples), &out));
       OP_REQUIRES_OK(ctx,
                      WithTable(ctx, *tables[i], [&](cuda::CudaTable& table, cuda::Stream stream) {
-                       Combine(table, stream, Keys(uniques[i]), num_unique[i], samples,
+                       Combine(table, stream, Keys(uniques[i]), num_unique, samples,
                                out->flat<float>().data());
                      }));
     }
