@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds the core and `_core` with the CUDA backend in build-cuda/, where nvcc is. Touches
-# nothing that is installed; `tools/build_cuda.sh --install` puts `_core` into sok_like/.
+# Builds the core, `_core` and, where .venv has TensorFlow, the op library with the CUDA backend in
+# build-cuda/, where nvcc is. Touches nothing that is installed; `tools/build_cuda.sh --install` puts
+# the libraries into sok_like/.
 # REPORT=1 prints registers, stack and spills of each kernel and fails if one spills.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -10,10 +11,14 @@ if ! command -v nvcc >/dev/null; then
   echo "The CUDA backend needs nvcc: install the CUDA toolkit 12 or newer and put its bin folder on PATH." >&2
   exit 1
 fi
-echo "Building with CUDA in build-cuda"
-# The op library has no kernels for devices yet.
-cmake -S . -B build-cuda -G Ninja -DSOK_WITH_CUDA=ON -DSOK_WITH_TF=OFF -DSOK_CUDA_REPORT="${REPORT:-OFF}" \
-  -DPython_EXECUTABLE="$PWD/.venv/bin/python" >/dev/null
+# The core and `_core` need no TensorFlow.
+with_tf=OFF
+if .venv/bin/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("tensorflow") is None)'; then
+  with_tf=ON
+fi
+echo "Building with CUDA in build-cuda (op library: $with_tf)"
+cmake -S . -B build-cuda -G Ninja -DSOK_WITH_CUDA=ON -DSOK_WITH_TF=$with_tf \
+  -DSOK_CUDA_REPORT="${REPORT:-OFF}" -DPython_EXECUTABLE="$PWD/.venv/bin/python" >/dev/null
 if [ -n "${REPORT:-}" ]; then
   touch cpp/core/cuda/*.cu
   # Ninja prints what nvcc said when a file is done.
