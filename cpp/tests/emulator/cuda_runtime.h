@@ -54,6 +54,7 @@ namespace emulator {
 inline int64_t bytes_allocated = 0;  // for tests: what is not freed in the end
 inline int64_t num_allocations = 0;  // for tests: a warm step makes none
 inline int64_t num_host_waits = 0;   // for tests: a warm step makes none
+inline int current_device = 0;
 }  // namespace emulator
 
 inline const char* cudaGetErrorString(cudaError_t error) {
@@ -65,9 +66,18 @@ inline cudaError_t cudaGetDeviceCount(int* count) {
   return cudaSuccess;
 }
 inline cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
+  *device = emulator::current_device;
   return cudaSuccess;
 }
+inline cudaError_t cudaSetDevice(int device) {
+  emulator::current_device = device;
+  return cudaSuccess;
+}
+inline cudaError_t cudaDeviceSynchronize() {
+  ++emulator::num_host_waits;
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t) { return cudaSuccess; }
 inline cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps*) {
   *pool = nullptr;
   return cudaSuccess;
@@ -77,10 +87,11 @@ inline cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*
 }
 inline cudaError_t cudaMallocFromPoolAsync(void** pointer, size_t bytes, cudaMemPool_t,
                                            cudaStream_t) {
-  // Its size in front, and rubbish in it.
+  // Its size and device in front, and rubbish in it.
   char* const block = static_cast<char*>(std::aligned_alloc(256, (bytes + 511) / 256 * 256));
   if (block == nullptr) return cudaErrorMemoryAllocation;
   std::memcpy(block, &bytes, sizeof(bytes));
+  std::memcpy(block + sizeof(bytes), &emulator::current_device, sizeof(int));
   std::memset(block + 256, 0xA5, bytes);
   *pointer = block + 256;
   emulator::bytes_allocated += static_cast<int64_t>(bytes);
@@ -92,6 +103,13 @@ inline cudaError_t cudaFreeAsync(void* pointer, cudaStream_t) {
   char* const block = static_cast<char*>(pointer) - 256;
   size_t bytes;
   std::memcpy(&bytes, block, sizeof(bytes));
+  int device;
+  std::memcpy(&device, block + sizeof(bytes), sizeof(device));
+  if (device != emulator::current_device) {
+    std::fprintf(stderr, "emulator: memory of device %d is freed with %d current\n", device,
+                 emulator::current_device);
+    std::abort();
+  }
   emulator::bytes_allocated -= static_cast<int64_t>(bytes);
   std::memset(pointer, 0x5A, bytes);
   std::free(block);
