@@ -34,6 +34,7 @@ struct CudaTable::Impl {
 
   // ---- what the host knows of the counters ----
   void StartCopy();
+  void CopyIsUnderWay();  // work that writes host_counters was put on the stream
   bool CopyHasArrived();
   void WaitForCopy();
   void LearnCounters();  // exactly; waits
