@@ -211,7 +211,7 @@ void ApplyGradients(Stream stream, CudaTable& table, const OptimizerOptions& opt
   samples.inverse = inverse;
   samples.num_keys = num_keys;
   samples.combiner = Combiner::kNone;
-  CombineGradient(stream, workspace, samples, grads, num_keys, table.dim(), sums);
+  CombineGradient(stream, workspace, samples, grads, num_keys, table.dim(), sums, true);
   ApplyGradientsToRows(stream, table, options, learning_rate, step, row_numbers, sums, num_keys,
                        num_unique);
 }

@@ -13,7 +13,8 @@ namespace sok {
 namespace cuda {
 namespace {
 
-constexpr int kAhead = 4;  // rows asked for before the first is added
+constexpr int kAhead = 4;      // rows asked for before the first is added
+constexpr int kTileAhead = 8;  // the same in a tile, which has fewer threads to hide the way there
 
 // ---- forward ----
 
@@ -137,11 +138,11 @@ __global__ void __launch_bounds__(kThreads)
     target = Partial<kWidth>(partials, per_row, t, 0, column);
   }
   Piece<kWidth> sum = {};
-  for (int64_t j = begin; j < end; j += kAhead) {
-    Piece<kWidth> values[kAhead];
-    float factors[kAhead];
+  for (int64_t j = begin; j < end; j += kTileAhead) {
+    Piece<kWidth> values[kTileAhead];
+    float factors[kTileAhead];
 #pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
+    for (int u = 0; u < kTileAhead; ++u) {
       if (j + u >= end) continue;
       const uint32_t k = sorted.positions[j + u];
       const int64_t sample = shares.sample == nullptr ? int64_t{k} : int64_t{shares.sample[k]};
@@ -149,7 +150,7 @@ __global__ void __launch_bounds__(kThreads)
       values[u] = grads[sample * per_row + column];
     }
 #pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
+    for (int u = 0; u < kTileAhead; ++u) {
       if (j + u >= end) continue;
       const uint32_t next = sorted.rows[j + u];
       if (next != row) {
@@ -193,7 +194,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   const int64_t last_tile = (low - 1) / sorted.tile;
   Piece<kWidth> sum = *Partial<kWidth>(partials, per_row, t, 1, column);
-#pragma unroll 4
+#pragma unroll 8
   for (int64_t other = t + 1; other <= last_tile; ++other) {
     const Piece<kWidth> part = *Partial<kWidth>(partials, per_row, other, 0, column);
     for (int i = 0; i < kWidth; ++i) sum.x[i] += part.x[i];
@@ -201,10 +202,12 @@ __global__ void __launch_bounds__(kThreads)
   reinterpret_cast<Piece<kWidth>*>(out)[int64_t{row} * per_row + column] = sum;
 }
 
-// Long enough that few partial sums are left, short enough that there are tiles for all threads.
-int64_t TileOf(int64_t num_keys) {
+// Long enough that few partial sums are left, short enough that there are tiles for all threads of
+// a device: a thread takes 16 bytes of a tile's rows. By the shape of the batch alone.
+int64_t TileOf(int64_t num_keys, int64_t dim) {
+  const int64_t pieces = (dim + 3) / 4;
   int64_t tile = 32;
-  while (tile < 256 && num_keys / tile > 8192) tile *= 2;
+  while (tile < 256 && num_keys / tile * pieces > int64_t{1} << 17) tile *= 2;
   return tile;
 }
 
@@ -232,11 +235,13 @@ void CombineTableRows(Stream stream, const Samples& samples, const TableRef& tab
 }
 
 void CombineGradient(Stream stream, Workspace& workspace, const Samples& samples, const float* grad,
-                     int64_t num_unique, int64_t dim, float* out) {
+                     int64_t num_unique, int64_t dim, float* out, bool all_occur) {
   const int64_t num_keys = samples.num_keys;
   if (num_unique == 0) return;
-  Check(cudaMemsetAsync(out, 0, static_cast<size_t>(num_unique * dim) * sizeof(float), stream),
-        "cudaMemsetAsync");
+  if (!all_occur) {
+    Check(cudaMemsetAsync(out, 0, static_cast<size_t>(num_unique * dim) * sizeof(float), stream),
+          "cudaMemsetAsync");
+  }
   if (num_keys == 0) return;
   const Workspace::Scope scope(workspace, stream);
   Shares shares = {nullptr, nullptr};
@@ -254,7 +259,7 @@ void CombineGradient(Stream stream, Workspace& workspace, const Samples& samples
   Launch(NumberKernel, num_keys, stream, samples.inverse, num_keys, rows, positions);
   SortPairs(stream, workspace, rows, sorted_rows, positions, sorted_positions, num_keys,
             BitsBelow(num_unique));
-  const int64_t tile = TileOf(num_keys);
+  const int64_t tile = TileOf(num_keys, dim);
   const int64_t num_tiles = (num_keys + tile - 1) / tile;
   const SortedPositions sorted{sorted_rows, sorted_positions, num_keys, tile,
                                samples.combiner != Combiner::kSum};
