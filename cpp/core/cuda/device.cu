@@ -104,6 +104,42 @@ void OrderAfter(Stream later, Stream earlier) {
   Check(error, "cudaStreamWaitEvent");
 }
 
+DeviceInfo CurrentDeviceInfo() {
+  cudaDeviceProp properties;
+  Check(cudaGetDeviceProperties(&properties, CurrentDevice()), "cudaGetDeviceProperties");
+  DeviceInfo info;
+  size_t free_bytes = 0, bytes = 0;
+  Check(cudaMemGetInfo(&free_bytes, &bytes), "cudaMemGetInfo");
+  Check(cudaDriverGetVersion(&info.driver), "cudaDriverGetVersion");
+  Check(cudaRuntimeGetVersion(&info.runtime), "cudaRuntimeGetVersion");
+  info.name = properties.name;
+  info.bytes = static_cast<int64_t>(bytes);
+  info.free_bytes = static_cast<int64_t>(free_bytes);
+  info.l2_bytes = properties.l2CacheSize;
+  info.num_multiprocessors = properties.multiProcessorCount;
+  return info;
+}
+
+TimedEvent::TimedEvent() {
+  Check(cudaEventCreateWithFlags(&event_, cudaEventDefault), "cudaEventCreate");
+}
+
+TimedEvent::~TimedEvent() {
+  cudaEventDestroy(event_);
+  cudaGetLastError();
+}
+
+void TimedEvent::Record(Stream stream) {
+  Check(cudaEventRecord(event_, stream), "cudaEventRecord");
+}
+
+double TimedEvent::SecondsSince(const TimedEvent& earlier) const {
+  Check(cudaEventSynchronize(event_), "cudaEventSynchronize");
+  float milliseconds = 0.0f;
+  Check(cudaEventElapsedTime(&milliseconds, earlier.event_, event_), "cudaEventElapsedTime");
+  return milliseconds / 1e3;
+}
+
 Buffer::Buffer(size_t bytes, Stream stream)
     : bytes_(bytes), stream_(stream), device_(CurrentDevice()) {
   if (bytes == 0) return;

@@ -53,6 +53,30 @@ void CopyToHost(Stream stream, void* to, const void* from, size_t bytes);    // 
 void CopyOnDevice(Stream stream, void* to, const void* from, size_t bytes);  // async
 void OrderAfter(Stream later, Stream earlier);  // what follows on `later` waits for `earlier`
 
+// What figures have to be told of the current device.
+struct DeviceInfo {
+  std::string name;
+  int64_t bytes = 0, free_bytes = 0, l2_bytes = 0;
+  int num_multiprocessors = 0;
+  int driver = 0, runtime = 0;  // CUDA's versions, 1000 * major + 10 * minor
+};
+DeviceInfo CurrentDeviceInfo();
+
+// A point of a stream's work, with the time at which the device comes to it.
+class TimedEvent {
+ public:
+  TimedEvent();
+  ~TimedEvent();
+  TimedEvent(const TimedEvent&) = delete;
+  TimedEvent& operator=(const TimedEvent&) = delete;
+
+  void Record(Stream stream);
+  double SecondsSince(const TimedEvent& earlier) const;  // waits for both
+
+ private:
+  Event event_ = nullptr;
+};
+
 // A piece of device memory, given back in the order of the stream it was allocated on.
 class Buffer {
  public:
@@ -77,6 +101,7 @@ class Buffer {
     return static_cast<T*>(data_);
   }
   size_t bytes() const { return bytes_; }
+  int device() const { return device_; }
 
  private:
   void Free() noexcept;

@@ -47,7 +47,11 @@ struct cudaLaunchConfig_t {
   size_t dynamicSmemBytes = 0;
   cudaStream_t stream = nullptr;
 };
-inline constexpr unsigned cudaEventDisableTiming = 2;
+inline constexpr unsigned cudaEventDefault = 0, cudaEventDisableTiming = 2;
+struct cudaDeviceProp {
+  char name[256];
+  int l2CacheSize, multiProcessorCount;
+};
 inline const cudaStream_t cudaStreamLegacy = reinterpret_cast<cudaStream_t>(0x1);
 
 namespace emulator {
@@ -73,6 +77,16 @@ inline cudaError_t cudaSetDevice(int device) {
   emulator::current_device = device;
   return cudaSuccess;
 }
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  *properties = {"emulator", 1 << 20, 1};
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* bytes) {
+  *free_bytes = *bytes = size_t{1} << 32;
+  return cudaSuccess;
+}
+inline cudaError_t cudaDriverGetVersion(int* version) { return *version = 0, cudaSuccess; }
+inline cudaError_t cudaRuntimeGetVersion(int* version) { return *version = 0, cudaSuccess; }
 inline cudaError_t cudaDeviceSynchronize() {
   ++emulator::num_host_waits;
   return cudaSuccess;
@@ -150,6 +164,10 @@ inline cudaError_t cudaEventQuery(cudaEvent_t) {
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t) {
   ++emulator::num_host_waits;
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t, cudaEvent_t) {
+  *milliseconds = 1.0f;  // always: nothing is to depend on it
   return cudaSuccess;
 }
 
