@@ -307,8 +307,8 @@ def _philox(counter: Sequence[int], key: Sequence[int]) -> list[int]:
 # ---- tables in device memory; docs/cuda.md ----
 #
 # Device arrays are objects with `__dlpack__` or `__cuda_array_interface__`: CuPy, PyTorch, JAX and
-# Numba arrays, and CudaArray, on the current device, contiguous in row-major order; ValueError names
-# an argument that is not. `stream` is the address of a CUDA stream, 0 for the default one. Calls
+# Numba arrays, and CudaArray, on the current device, contiguous in row-major order; ValueError
+# names an argument that is not. `stream` is the address of a CUDA stream, 0 for the default one. Calls
 # return before the device has done the work, unless they return something of the host. In a build
 # without CUDA all of them but `cuda_device_count` raise RuntimeError.
 

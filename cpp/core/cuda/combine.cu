@@ -96,12 +96,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    NumberKernel(const int32_t* inverse, int64_t num_keys, uint32_t* rows, uint32_t* positions) {
+__global__ void __launch_bounds__(kThreads) NumberKernel(int64_t num_keys, uint32_t* positions) {
   const int64_t i = GlobalThread();
-  if (i >= num_keys) return;
-  rows[i] = static_cast<uint32_t>(inverse[i]);
-  positions[i] = static_cast<uint32_t>(i);
+  if (i < num_keys) positions[i] = static_cast<uint32_t>(i);
 }
 
 struct SortedPositions {
@@ -252,11 +249,11 @@ void CombineGradient(Stream stream, Workspace& workspace, const Samples& samples
     Launch(SharesKernel, NumSamples(samples), stream, samples, NumSamples(samples), sample, factor);
     shares = {sample, factor};
   }
-  uint32_t* const rows = workspace.Take<uint32_t>(num_keys);
+  const auto* const rows = reinterpret_cast<const uint32_t*>(samples.inverse);  // none is negative
   uint32_t* const positions = workspace.Take<uint32_t>(num_keys);
   uint32_t* const sorted_rows = workspace.Take<uint32_t>(num_keys);
   uint32_t* const sorted_positions = workspace.Take<uint32_t>(num_keys);
-  Launch(NumberKernel, num_keys, stream, samples.inverse, num_keys, rows, positions);
+  Launch(NumberKernel, num_keys, stream, num_keys, positions);
   SortPairs(stream, workspace, rows, sorted_rows, positions, sorted_positions, num_keys,
             BitsBelow(num_unique));
   const int64_t tile = TileOf(num_keys, dim);
