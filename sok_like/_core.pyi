@@ -308,9 +308,9 @@ def _philox(counter: Sequence[int], key: Sequence[int]) -> list[int]:
 #
 # Device arrays are objects with `__dlpack__` or `__cuda_array_interface__`: CuPy, PyTorch, JAX and
 # Numba arrays, and CudaArray, on the current device, contiguous in row-major order; ValueError
-# names an argument that is not. `stream` is the address of a CUDA stream, 0 for the default one. Calls
-# return before the device has done the work, unless they return something of the host. In a build
-# without CUDA all of them but `cuda_device_count` raise RuntimeError.
+# names an argument that is not. `stream` is the address of a CUDA stream, 0 for the default one.
+# Calls return before the device has done the work, unless they return something of the host. In a
+# build without CUDA all of them but `cuda_device_count` raise RuntimeError.
 
 def cuda_device_count() -> int:
     """Devices that can be used; 0 without a driver, and in a build without CUDA."""
