@@ -9,7 +9,7 @@ device; neither TensorFlow nor CuPy. Times are between two events of the device 
 calls, the median of several bursts after one to warm up; "host" behind a figure says that the host
 took as long to hand the calls over, so that the device waited. Batches are distinct and their rows
 several times the size of the device's cache. Bandwidth is that of a device-to-device copy, reads
-and writes counted, measured in the same run. The share of it counts the bytes that a call must move:
+and writes counted, measured in the same run. Its share counts the bytes that a call must move:
 
     find, find_or_insert    key, 16 digests, key and row number of the slot, row in and out
     assign                  the same: a present key, its row read from the batch and written
@@ -272,6 +272,10 @@ class Bench:
             return
         if self.core.__name__ == "_cuda_emulated" or not torch.cuda.is_available():
             return
+        self._torch_lookups(torch, dim)
+        torch.cuda.empty_cache()
+
+    def _torch_lookups(self, torch: Any, dim: int) -> None:
         sizes = self.sizes
         table = torch.rand((2**sizes.log2_slots // 2, dim), device="cuda")
         indices = torch.randint(0, len(table), (sizes.num_batches, sizes.batch), device="cuda")
@@ -301,8 +305,6 @@ class Bench:
             median = statistics.median_low([timing.device for timing in times[1:]])
             timing = next(timing for timing in times if timing.device == median)
             self.report(f"{name:19} dim {dim:3} on indices", sizes.batch, 8 + 8 * dim, timing)
-        del table, indices, batches, calls
-        torch.cuda.empty_cache()
 
 
 def run(core: Any, sizes: Sizes) -> list[dict[str, Any]]:
