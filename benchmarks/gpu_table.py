@@ -2,16 +2,24 @@
 
     python -m benchmarks.gpu_table                  # 2**27 slots, 1M keys a call
     python -m benchmarks.gpu_table --log2-slots 24 --dims 32
+    python -m benchmarks.gpu_table --quick          # seconds: that it runs, not how fast
 
 Needs `sok_like._core` built with CUDA (`make cuda`, `tools/build_cuda.sh --install`), NumPy and a
-device; neither TensorFlow nor CuPy. Bandwidth is that of a device-to-device copy, reads and writes
-counted, measured in the same run. The share of it counts the bytes that a call must move:
+device; neither TensorFlow nor CuPy. Times are between two events of the device around a burst of
+calls, the median of several bursts after one to warm up; "host" behind a figure says that the host
+took as long to hand the calls over, so that the device waited. Batches are distinct and their rows
+several times the size of the device's cache. Bandwidth is that of a device-to-device copy, reads
+and writes counted, measured in the same run. Its share counts the bytes that a call must move:
 
     find, find_or_insert    key, 16 digests, key and row number of the slot, row in and out
+    assign                  the same: a present key, its row read from the batch and written
+    insert                  key, digests and slot in and out, new row out
     update                  row number, gradient, row and slot rows in and out
-    step                    lookup and update of all keys, each counted as above
+    step                    each key; its row out and its gradient in; each unique key's slot, row
+                            and slot rows in, and the rows out again
 
-Where PyTorch sees the device, its `embedding` on indices (no hash table) is timed beside `find`.
+Where PyTorch sees the device, its `embedding` and `embedding_bag` on indices (no hash table) are
+timed beside `find`.
 """
 
 from __future__ import annotations
@@ -19,14 +27,17 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 PROBE_BYTES = 8 + 16 + 8 + 4 + 1  # key, digests, slot, flag
+FACTOR = 2654435761  # key i of a table is i * FACTOR
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +52,34 @@ class Sizes:
     step_batch: int = 65536
     step_features: int = 26
     step_vocabulary: int = 100_000
+    num_batches: int = 8  # distinct ones
     calls: int = 20
     repeats: int = 5
     copy_floats: int = 1 << 28
+
+
+QUICK = Sizes(
+    log2_slots=12,
+    batch=128,
+    dims=(4,),
+    loads=(0.5, 0.95),
+    update_keys=512,
+    step_batch=16,
+    step_features=3,
+    step_vocabulary=50,
+    num_batches=2,
+    calls=2,
+    repeats=1,
+    copy_floats=1000,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Seconds of one call: on the device, and for the host to hand it over."""
+
+    device: float
+    host: float
 
 
 class Bench:
@@ -53,27 +89,46 @@ class Bench:
         self.core = core
         self.sizes = sizes
         self.rng = np.random.default_rng(0)
+        self.figures: list[dict[str, Any]] = []
+        info = core.cuda_device_info()
+        print(
+            f"{info['name']}, {info['num_multiprocessors']} multiprocessors, "
+            f"{info['l2_bytes'] >> 20} MiB of L2, {info['free_bytes'] >> 30} of "
+            f"{info['bytes'] >> 30} GiB free, driver {info['driver']}, runtime {info['runtime']}, "
+            f"{time.strftime('%Y-%m-%d')}"
+        )
         self.bandwidth = self._bandwidth()
         print(f"copy bandwidth {self.bandwidth / 1e9:.0f} GB/s (reads and writes)")
 
-    def seconds(self, call: Any, calls: int | None = None) -> float:
-        """Median over repeats of the time of one call, in a burst of `calls`."""
-        calls = self.sizes.calls if calls is None else calls
-        times = []
-        for _ in range(self.sizes.repeats + 1):
-            self.core.cuda_synchronize()
-            start = time.perf_counter()
-            for _ in range(calls):
-                call()
-            self.core.cuda_synchronize()
-            times.append((time.perf_counter() - start) / calls)
-        return statistics.median(times[1:])  # the first one warms up
+    def burst(self, call: Callable[[], Any], calls: int) -> Timing:
+        """Time of one call in a burst of `calls`."""
+        start, end = self.core.CudaEvent(), self.core.CudaEvent()
+        self.core.cuda_synchronize()
+        begin = time.perf_counter()
+        start.record()
+        for _ in range(calls):
+            call()
+        end.record()
+        host = time.perf_counter() - begin
+        return Timing(end.seconds_since(start) / calls, host / calls)
 
-    def report(self, name: str, keys: int, bytes_per_key: float, seconds: float) -> None:
+    def time(self, call: Callable[[], Any]) -> Timing:
+        """Median over repeats, after one burst that warms up."""
+        bursts = [self.burst(call, self.sizes.calls) for _ in range(self.sizes.repeats + 1)][1:]
+        return sorted(bursts, key=lambda timing: timing.device)[len(bursts) // 2]
+
+    def report(self, name: str, keys: int, bytes_per_key: float, timing: Timing) -> None:
+        seconds = timing.device
+        rate = keys / seconds / 1e9
         share = keys * bytes_per_key / seconds / self.bandwidth
+        late = "  host" if timing.host > 0.9 * seconds else ""
         print(
-            f"{name:44} {keys / seconds / 1e9:7.3f} billion keys/s "
-            f"{seconds * 1e3:8.3f} ms {share:6.1%} of bandwidth"
+            f"{name:44} {rate:7.3f} billion keys/s {seconds * 1e3:8.3f} ms "
+            f"{share:6.1%} of bandwidth{late}",
+            flush=True,
+        )
+        self.figures.append(
+            {"name": name, "billion_keys_per_s": rate, "seconds": seconds, "share": share}
         )
 
     def up(self, values: np.ndarray) -> Any:
@@ -82,129 +137,182 @@ class Bench:
     def _bandwidth(self) -> float:
         source = self.up(np.ones(self.sizes.copy_floats, np.float32))
         target = self.up(np.zeros(self.sizes.copy_floats, np.float32))
-        seconds = self.seconds(lambda: self.core.cuda_copy(target, source))
-        return 2 * 4 * self.sizes.copy_floats / seconds
+        timing = self.time(lambda: self.core.cuda_copy(target, source))
+        return 2 * 4 * self.sizes.copy_floats / timing.device
 
-    def batches(self, num_keys: int, count: int = 8) -> list[Any]:
-        """Random present keys: key i of the table is i * 2654435761."""
-        shape = (count, self.sizes.batch)
-        keys = self.rng.integers(0, num_keys, shape, dtype=np.int64) * 2654435761
+    def batches(self, num_keys: int) -> list[Any]:
+        """Random present keys."""
+        shape = (self.sizes.num_batches, self.sizes.batch)
+        keys = self.rng.integers(0, num_keys, shape, dtype=np.int64) * FACTOR
         return [self.up(part) for part in keys]
+
+    def parts(self, num_keys: int) -> list[range]:
+        """Numbers of all keys, in batches."""
+        starts = range(0, num_keys, self.sizes.batch)
+        return [range(b, min(b + self.sizes.batch, num_keys)) for b in starts]
+
+    def upload(self, part: range) -> Any:
+        return self.up(np.arange(part.start, part.stop) * FACTOR)
 
     def lookups(self, dim: int, load: float) -> None:
         sizes, core = self.sizes, self.core
-        num_keys = int(load * 2**sizes.log2_slots)
-        table = core.CudaTable("gpu", dim, initial_capacity=num_keys, max_load_factor=0.96)
-        fill = range(0, num_keys, sizes.batch)
-        new = [np.arange(b, min(b + sizes.batch, num_keys)) * 2654435761 for b in fill]
-        for part in new[:-4]:
-            table.row_numbers(self.up(part), insert=True)
-        # The last ones are timed: new keys into a table of this load.
-        arrays = [self.up(part) for part in new[-4:]]
-        core.cuda_synchronize()
-        start = time.perf_counter()
-        for array in arrays:
-            table.row_numbers(array, insert=True)
-        core.cuda_synchronize()
-        seconds = time.perf_counter() - start
-        label = f"dim {dim:3} load {table.stats()['load_factor']:.2f}"
-        self.report(
-            f"insert              {label}",
-            sum(map(len, arrays)),
-            PROBE_BYTES + 12 + 4 * dim,
-            seconds,
-        )
+        # Batches of present keys are booked as if they were new until the device has said that they
+        # were not. With room for a few, no call makes the table grow, which would halve the load.
+        spare = 3 * sizes.batch
+        num_keys = min(int(load * 2**sizes.log2_slots), int(0.97 * 2**sizes.log2_slots) - spare - 1)
+        table = core.CudaTable("gpu", dim, initial_capacity=num_keys + spare, max_load_factor=0.97)
+        parts = self.parts(num_keys)
+        # The last ones are timed: new keys into a table of nearly this load.
+        num_timed = min(len(parts) // 2, 8)
+        for part in parts[:-num_timed]:
+            table.row_numbers(self.upload(part), insert=True)
+        arrays = [self.upload(part) for part in parts[-num_timed:]]
+        numbers = self.up(np.zeros(sizes.batch, np.uint32))
+        fresh = iter(arrays)
+
+        def insert() -> None:
+            keys = next(fresh)
+            table.row_numbers(keys, insert=True, out=numbers if len(keys) == sizes.batch else None)
+
+        timing = self.burst(insert, num_timed)
+        before = table.stats()
+        label = f"dim {dim:3} load {before['load_factor']:.2f}"
+        mean = sum(map(len, arrays)) // num_timed
+        self.report(f"insert              {label}", mean, 2 * PROBE_BYTES + 4 * dim, timing)
         batches = itertools.cycle(self.batches(num_keys))
         rows = self.up(np.zeros((sizes.batch, dim), np.float32))
         flags = self.up(np.zeros(sizes.batch, np.uint8))
         row_bytes = PROBE_BYTES + 2 * 4 * dim
-        seconds = self.seconds(lambda: table.find(next(batches), rows=rows, found=flags))
-        self.report(f"find                {label}", sizes.batch, row_bytes, seconds)
-        seconds = self.seconds(
-            lambda: table.find_or_insert(next(batches), rows=rows, inserted=flags)
-        )
-        self.report(f"find_or_insert      {label}", sizes.batch, row_bytes, seconds)
+        calls = {
+            "find": lambda: table.find(next(batches), rows=rows, found=flags),
+            "find_or_insert": lambda: table.find_or_insert(
+                next(batches), rows=rows, inserted=flags
+            ),
+            "assign": lambda: table.assign(next(batches), rows),
+        }
+        for name, call in calls.items():
+            self.report(f"{name:19} {label}", sizes.batch, row_bytes, self.time(call))
+        after = table.stats()
+        if (after["size"], after["num_buckets"]) != (num_keys, before["num_buckets"]):
+            raise AssertionError(f"the table has changed meanwhile: {before}, {after}")
 
     def updates(self, dim: int, rule: str, num_slots: int) -> None:
         sizes, core = self.sizes, self.core
         table = core.CudaTable("gpu", dim, initial_capacity=sizes.update_keys)
-        for begin in range(0, sizes.update_keys, sizes.batch):
-            end = min(begin + sizes.batch, sizes.update_keys)
-            table.row_numbers(self.up(np.arange(begin, end) * 2654435761), insert=True)
-        count = min(sizes.batch, sizes.update_keys)
-        keys = self.rng.permutation(sizes.update_keys)[:count].astype(np.int64) * 2654435761
-        numbers = table.row_numbers(self.up(keys))
+        for part in self.parts(sizes.update_keys):
+            table.row_numbers(self.upload(part), insert=True)
+        # Distinct batches, none with a key twice.
+        count = min(sizes.batch, sizes.update_keys // sizes.num_batches)
+        keys = self.rng.permutation(sizes.update_keys)[: count * sizes.num_batches] * FACTOR
+        numbers = itertools.cycle(
+            [table.row_numbers(self.up(part)) for part in keys.reshape(-1, count)]
+        )
         grads = self.up(np.full((count, dim), 0.01, np.float32))
         steps = itertools.count(1)
-        seconds = self.seconds(
+        timing = self.time(
             lambda: core.cuda_apply_gradients_to_rows(
-                table, rule, 0.01, next(steps), numbers, grads
+                table, rule, 0.01, next(steps), next(numbers), grads
             )
         )
         moved = 4 + 4 * dim + 2 * 4 * dim * (1 + num_slots)
-        self.report(f"update {rule:12} dim {dim:3}", count, moved, seconds)
+        self.report(f"update {rule:12} dim {dim:3}", count, moved, timing)
 
-    def step(self) -> None:
-        """26 features of 100k keys each, drawn by Zipf's law; one table; Adagrad."""
+    def steps(self) -> None:
+        """26 features of 100k keys each, drawn by Zipf's law, as one table; Adagrad."""
         sizes, core, dim = self.sizes, self.core, 16
-        shape = (4, sizes.step_batch, sizes.step_features)
+        shape = (sizes.num_batches, sizes.step_batch, sizes.step_features)
         weights = 1 / np.arange(1, sizes.step_vocabulary + 1) ** 1.05
         ranks = np.searchsorted(np.cumsum(weights) / weights.sum(), self.rng.random(shape))
         keys = ranks.astype(np.int64) * sizes.step_features + np.arange(sizes.step_features)
+        keys *= FACTOR
         batches = itertools.cycle([self.up(part.reshape(-1)) for part in keys])
         count = sizes.step_batch * sizes.step_features
-        table = core.CudaTable(
-            "gpu", dim, initial_capacity=sizes.step_features * sizes.step_vocabulary
-        )
         rows = self.up(np.zeros((count, dim), np.float32))
         grads = self.up(np.full((count, dim), 0.01, np.float32))
         flags = self.up(np.zeros(count, np.uint8))
-        steps = itertools.count(1)
+        num_steps = itertools.count(1)
+        unique = np.mean([np.unique(part).size for part in keys]) / count
+        moved = 8 + 2 * 4 * dim + unique * (PROBE_BYTES + 4 * dim * (1 + 2 * 2))
 
-        def run() -> None:
+        def table_of_all() -> Any:
+            table = core.CudaTable(
+                "gpu", dim, initial_capacity=sizes.step_features * sizes.step_vocabulary + 2 * count
+            )
+            table.row_numbers(self.up(np.unique(keys)), insert=True)
+            return table
+
+        table = table_of_all()
+
+        def by_key() -> None:
+            """The optimizer is given keys, and finds out by itself which are equal."""
             batch = next(batches)
             table.find_or_insert(batch, rows=rows, inserted=flags)
-            core.cuda_apply_gradients(table, "adagrad", 0.01, next(steps), batch, grads)
+            core.cuda_apply_gradients(table, "adagrad", 0.01, next(num_steps), batch, grads)
 
-        seconds = self.seconds(run)
-        unique = np.mean([np.unique(part).size for part in keys]) / count
-        lookup = PROBE_BYTES + 2 * 4 * dim
-        update = 4 * dim + unique * (4 + 2 * 4 * dim * 2)  # every gradient, every unique row
-        self.report(f"step adagrad dim {dim}", count, lookup + update, seconds)
+        self.report(f"step adagrad dim {dim} by key", count, moved, self.time(by_key))
+        table = table_of_all()
+
+        def by_row() -> None:
+            """Keys are made unique once; the host waits for their number."""
+            distinct, inverse, _ = core.cuda_unique_with_inverse(next(batches))
+            numbers = table.row_numbers(distinct, insert=True)
+            core.cuda_combine_of_table(table, numbers, inverse, None, "none")
+            sums = core.cuda_combine_gradient(grads, inverse, None, len(distinct), "none")
+            core.cuda_apply_gradients_to_rows(
+                table, "adagrad", 0.01, next(num_steps), numbers, sums
+            )
+
+        self.report(f"step adagrad dim {dim} by row", count, moved, self.time(by_row))
 
     def torch_embedding(self, dim: int) -> None:
-        """PyTorch's gather on indices, where it is installed and sees the device."""
+        """PyTorch's gathers on indices, where it is installed and sees the device."""
         try:
             import torch
         except ImportError:
             return
         if self.core.__name__ == "_cuda_emulated" or not torch.cuda.is_available():
             return
-        table = torch.zeros((2**self.sizes.log2_slots // 2, dim), device="cuda")
-        indices = torch.randint(0, len(table), (8, self.sizes.batch), device="cuda")
+        self._torch_lookups(torch, dim)
+        torch.cuda.empty_cache()
+
+    def _torch_lookups(self, torch: Any, dim: int) -> None:
+        sizes = self.sizes
+        table = torch.rand((2**sizes.log2_slots // 2, dim), device="cuda")
+        indices = torch.randint(0, len(table), (sizes.num_batches, sizes.batch), device="cuda")
         batches = itertools.cycle(indices)
-        call = torch.nn.functional.embedding
-        torch.cuda.synchronize()
-        times = []
-        for _ in range(self.sizes.repeats + 1):
-            start = time.perf_counter()
-            for _ in range(self.sizes.calls):
-                call(next(batches), table)
-            torch.cuda.synchronize()
-            times.append((time.perf_counter() - start) / self.sizes.calls)
-        self.report(
-            f"torch embedding     dim {dim:3} on indices",
-            self.sizes.batch,
-            8 + 2 * 4 * dim,
-            statistics.median(times[1:]),
-        )
+        offsets = torch.arange(sizes.batch, device="cuda")
+        functional = torch.nn.functional
+        calls = {
+            "torch embedding": lambda: functional.embedding(next(batches), table),
+            "torch embedding_bag": lambda: functional.embedding_bag(
+                next(batches), table, offsets, mode="sum"
+            ),
+        }
+        for name, call in calls.items():
+            times = []
+            for _ in range(sizes.repeats + 1):
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                begin = time.perf_counter()
+                start.record()
+                for _ in range(sizes.calls):
+                    call()
+                end.record()
+                host = time.perf_counter() - begin
+                torch.cuda.synchronize()
+                times.append(
+                    Timing(start.elapsed_time(end) / 1e3 / sizes.calls, host / sizes.calls)
+                )
+            median = statistics.median_low([timing.device for timing in times[1:]])
+            timing = next(timing for timing in times if timing.device == median)
+            self.report(f"{name:19} dim {dim:3} on indices", sizes.batch, 8 + 8 * dim, timing)
 
 
-def run(core: Any, sizes: Sizes) -> None:
-    """Measures everything that fits into device memory; says what did not."""
+def run(core: Any, sizes: Sizes) -> list[dict[str, Any]]:
+    """Measures everything that fits into device memory; says what did not. Returns the figures."""
     bench = Bench(core, sizes)
-    tasks: list[tuple[str, Any]] = []
-    for dim in sizes.dims:
+    tasks: list[tuple[str, Any]] = [("step", bench.steps)]
+    # The width of the published figures first, should the time be up.
+    for dim in sorted(sizes.dims, key=lambda dim: dim != 32):
         for load in sizes.loads:
             tasks.append((f"dim {dim} load {load}", lambda d=dim, x=load: bench.lookups(d, x)))
         tasks.append((f"torch dim {dim}", lambda d=dim: bench.torch_embedding(d)))
@@ -212,19 +320,22 @@ def run(core: Any, sizes: Sizes) -> None:
             tasks.append(
                 (f"{rule} dim {dim}", lambda d=dim, r=rule, n=num_slots: bench.updates(d, r, n))
             )
-    tasks.append(("step", bench.step))
     for name, task in tasks:
         try:
             task()
         except core.CudaError as error:
             print(f"{name}: skipped ({error})")
+        core.cuda_release_memory()  # to PyTorch, and whole to the next table
+    return bench.figures
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: only that it runs")
     parser.add_argument("--log2-slots", type=int, default=Sizes.log2_slots)
     parser.add_argument("--dims", type=int, nargs="+", default=Sizes.dims)
     parser.add_argument("--loads", type=float, nargs="+", default=Sizes.loads)
+    parser.add_argument("--json", help="file to write the figures to as well")
     arguments = parser.parse_args()
     from sok_like import _core
 
@@ -233,14 +344,13 @@ def main() -> int:
             "No CUDA device, or `_core` was built without CUDA (`make cuda`): nothing to measure."
         )
         return 0
-    run(
-        _core,
-        Sizes(
-            log2_slots=arguments.log2_slots,
-            dims=tuple(arguments.dims),
-            loads=tuple(arguments.loads),
-        ),
+    sizes = Sizes(
+        log2_slots=arguments.log2_slots, dims=tuple(arguments.dims), loads=tuple(arguments.loads)
     )
+    figures = run(_core, QUICK if arguments.quick else sizes)
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump(figures, file, indent=1)
     return 0
 
 

@@ -306,13 +306,31 @@ def _philox(counter: Sequence[int], key: Sequence[int]) -> list[int]:
 
 # ---- tables in device memory; docs/cuda.md ----
 #
-# Device arrays are objects with `__cuda_array_interface__`: CuPy, PyTorch and Numba arrays, and
-# CudaArray. `stream` is the address of a CUDA stream, 0 for the default one. Calls return before
-# the device has done the work, unless they return something of the host. In a build without CUDA
-# all of them but `cuda_device_count` raise RuntimeError.
+# Device arrays are objects with `__dlpack__` or `__cuda_array_interface__`: CuPy, PyTorch, JAX and
+# Numba arrays, and CudaArray, on the current device, contiguous in row-major order; ValueError
+# names an argument that is not. `stream` is the address of a CUDA stream, 0 for the default one.
+# Calls return before the device has done the work, unless they return something of the host. In a
+# build without CUDA all of them but `cuda_device_count` raise RuntimeError.
 
 def cuda_device_count() -> int:
     """Devices that can be used; 0 without a driver, and in a build without CUDA."""
+
+def cuda_device_info() -> dict[str, Any]:
+    """The current device: `name`; `bytes`, `free_bytes`, `l2_bytes`; `num_multiprocessors`;
+    `driver` and `runtime`, CUDA's versions as 1000 * major + 10 * minor."""
+
+def cuda_release_memory() -> None:
+    """Gives device memory that is kept for later use back to other libraries. Waits for the
+    device."""
+
+class CudaEvent:
+    """A point of a stream's work, for timing."""
+
+    def __init__(self) -> None: ...
+    def record(self, *, stream: int = 0) -> None:
+        """Puts the event behind all work on the stream so far."""
+    def seconds_since(self, earlier: CudaEvent) -> float:
+        """Time on the device from `earlier` to here. Waits for both."""
 
 def cuda_synchronize(*, stream: int = 0) -> None:
     """Waits for all work on the stream."""
@@ -324,11 +342,38 @@ class CudaError(RuntimeError):
     """A CUDA call failed, device memory ran out, or there is no device."""
 
 class CudaArray:
-    """A copy of a NumPy array in device memory, or the result of a call."""
+    """A copy of a NumPy array in device memory, or the result of a call.
+
+    Its memory is given back in the order of the stream that it was made on, which must outlive it;
+    who shares it and works on another stream orders that before the last reference goes.
+    """
 
     def __init__(self, array: NDArray[Any], *, stream: int = 0) -> None: ...
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A capsule that shares the memory, for `from_dlpack` of CuPy, PyTorch or JAX.
+
+        Args:
+            stream: The consumer's: None or 1 for the default stream, 2 for the thread's own, -1
+                for no ordering, or an address. What follows there comes after work on this array.
+            max_version: Ignored: the capsule is of the form that every consumer reads.
+            dl_device: None, or this array's own device.
+            copy: None or False.
+
+        Raises:
+            ValueError: `stream` is 0 or less than -1.
+            BufferError: `dl_device` is another device, or `copy` is True.
+        """
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """`(2, number of the device)`: 2 is CUDA."""
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property

@@ -3,9 +3,12 @@
 # build-cuda/, where nvcc is. Touches nothing that is installed; `tools/build_cuda.sh --install` puts
 # the libraries into sok_like/.
 # REPORT=1 prints registers, stack and spills of each kernel and fails if one spills.
+# PYTHON=... is the Python to build for, .venv's where there is one; ARCHITECTURES=90-real compiles
+# for one kind of device only.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PWD/.venv/bin:$PATH
+PYTHON=${PYTHON:-$(command -v python || command -v python3)}
 
 if ! command -v nvcc >/dev/null; then
   echo "The CUDA backend needs nvcc: install the CUDA toolkit 12 or newer and put its bin folder on PATH." >&2
@@ -13,18 +16,23 @@ if ! command -v nvcc >/dev/null; then
 fi
 # The core and `_core` need no TensorFlow.
 with_tf=OFF
-if .venv/bin/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("tensorflow") is None)'; then
+if "$PYTHON" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("tensorflow") is None)'; then
   with_tf=ON
 fi
 echo "Building with CUDA in build-cuda (op library: $with_tf)"
-cmake -S . -B build-cuda -G Ninja -DSOK_WITH_CUDA=ON -DSOK_WITH_TF=$with_tf \
-  -DSOK_CUDA_REPORT="${REPORT:-OFF}" -DPython_EXECUTABLE="$PWD/.venv/bin/python" >/dev/null
+generator=()
+if command -v ninja >/dev/null; then
+  generator=(-G Ninja)
+fi
+cmake -S . -B build-cuda "${generator[@]}" -DSOK_WITH_CUDA=ON -DSOK_WITH_TF=$with_tf \
+  -DSOK_CUDA_REPORT="${REPORT:-OFF}" -DSOK_CUDA_ARCHITECTURES="${ARCHITECTURES:-80-real;90}" \
+  -DPython_EXECUTABLE="$PYTHON" >/dev/null
 if [ -n "${REPORT:-}" ]; then
   touch cpp/core/cuda/*.cu
   # Ninja prints what nvcc said when a file is done.
   cmake --build build-cuda --target sok_cuda | tools/kernel_report.py
 fi
-cmake --build build-cuda -- --quiet
+cmake --build build-cuda --parallel "$(nproc)" -- --quiet
 if [ "${1:-}" = --install ]; then
   cmake --install build-cuda --prefix . >/dev/null
 fi

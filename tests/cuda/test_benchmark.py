@@ -1,28 +1,25 @@
-"""The benchmark of the device tables runs; its figures are not looked at."""
+"""The benchmark of the device tables runs, with its small sizes; its figures are not looked at."""
 
 from benchmarks import gpu_table
 
 
 def test_every_figure_is_printed(cuda, capsys):
-    sizes = gpu_table.Sizes(
-        log2_slots=12,
-        batch=256,
-        dims=(4,),
-        loads=(0.5, 0.95),
-        update_keys=512,
-        step_batch=16,
-        step_features=3,
-        step_vocabulary=50,
-        calls=2,
-        repeats=1,
-        copy_floats=1000,
-    )
-    gpu_table.run(cuda, sizes)
+    figures = gpu_table.run(cuda, gpu_table.QUICK)
     lines = capsys.readouterr().out.splitlines()
     assert not [line for line in lines if "skipped" in line]
-    wanted = ["copy", *["insert", "find", "find_or_insert"] * 2]
-    wanted += ["update adagrad", "update lazy_adam", "update adam", "step adagrad"]
-    lines = [line for line in lines if not line.startswith("torch")]
+    wanted = ["step adagrad dim 16 by key", "step adagrad dim 16 by row"]
+    wanted += ["insert", "find", "find_or_insert", "assign"] * 2
+    wanted += ["update adagrad", "update lazy_adam", "update adam"]
+    lines = [line for line in lines[2:] if not line.startswith("torch")]
     assert len(lines) == len(wanted)
     for line, start in zip(lines, wanted, strict=True):
         assert line.startswith(start) and "nan" not in line
+    names = [figure["name"] for figure in figures if not figure["name"].startswith("torch")]
+    assert [name.split()[0] for name in names] == [name.split()[0] for name in wanted]
+
+
+def test_loads_are_those_asked_for(cuda):
+    figures = gpu_table.run(cuda, gpu_table.QUICK)
+    loads = {float(f["name"].split()[-1]) for f in figures if f["name"].startswith("find ")}
+    # 3 batches of 128 keys stay free of 4096 slots.
+    assert loads == {0.5, 0.88}

@@ -223,7 +223,8 @@ void TableStep::Run() {
     samples.inverse = inverse_;
     samples.num_keys = num_keys_;
     samples.combiner = Combiner::kNone;
-    CombineGradient(stream_, workspace, samples, grads_, num_keys_, table_->dim(), sums);
+    CombineGradient(stream_, workspace, samples, grads_, num_keys_, table_->dim(), sums,
+                    /*all_occur=*/true);
     grads = sums;
   }
   ApplyGradientsToRows(stream_, *table_, options_, learning_rate_, step_, row_numbers_, grads,

@@ -13,7 +13,8 @@ namespace sok {
 namespace cuda {
 namespace {
 
-constexpr int kAhead = 4;  // rows asked for before the first is added
+constexpr int kAhead = 4;      // rows asked for before the first is added
+constexpr int kTileAhead = 8;  // the same in a tile, which has fewer threads to hide the way there
 
 // ---- forward ----
 
@@ -104,12 +105,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    NumberKernel(const int32_t* inverse, int64_t num_keys, uint32_t* rows, uint32_t* positions) {
+__global__ void __launch_bounds__(kThreads) NumberKernel(int64_t num_keys, uint32_t* positions) {
   const int64_t i = GlobalThread();
-  if (i >= num_keys) return;
-  rows[i] = static_cast<uint32_t>(inverse[i]);
-  positions[i] = static_cast<uint32_t>(i);
+  if (i < num_keys) positions[i] = static_cast<uint32_t>(i);
 }
 
 struct SortedPositions {
@@ -150,11 +148,11 @@ __global__ void __launch_bounds__(kThreads)
     target = Partial<kWidth>(partials, per_row, t, 0, column);
   }
   Piece<kWidth> sum = {};
-  for (int64_t j = begin; j < end; j += kAhead) {
-    Piece<kWidth> values[kAhead];
-    float factors[kAhead];
+  for (int64_t j = begin; j < end; j += kTileAhead) {
+    Piece<kWidth> values[kTileAhead];
+    float factors[kTileAhead];
 #pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
+    for (int u = 0; u < kTileAhead; ++u) {
       if (j + u >= end) continue;
       const uint32_t k = sorted.positions[j + u];
       const int64_t sample = shares.sample == nullptr ? int64_t{k} : int64_t{shares.sample[k]};
@@ -162,7 +160,7 @@ __global__ void __launch_bounds__(kThreads)
       values[u] = LoadPiece<kWidth>(grads(sample), column);
     }
 #pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
+    for (int u = 0; u < kTileAhead; ++u) {
       if (j + u >= end) continue;
       const uint32_t next = sorted.rows[j + u];
       if (next != row) {
@@ -206,7 +204,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   const int64_t last_tile = (low - 1) / sorted.tile;
   Piece<kWidth> sum = *Partial<kWidth>(partials, per_row, t, 1, column);
-#pragma unroll 4
+#pragma unroll 8
   for (int64_t other = t + 1; other <= last_tile; ++other) {
     const Piece<kWidth> part = *Partial<kWidth>(partials, per_row, other, 0, column);
     for (int i = 0; i < kWidth; ++i) sum.x[i] += part.x[i];
@@ -214,10 +212,12 @@ __global__ void __launch_bounds__(kThreads)
   *PieceIn<kWidth>(out, row, column) = sum;
 }
 
-// Long enough that few partial sums are left, short enough that there are tiles for all threads.
-int64_t TileOf(int64_t num_keys) {
+// Long enough that few partial sums are left, short enough that there are tiles for all threads of
+// a device: a thread takes 16 bytes of a tile's rows. By the shape of the batch alone.
+int64_t TileOf(int64_t num_keys, int64_t dim) {
+  const int64_t pieces = (dim + 3) / 4;
   int64_t tile = 32;
-  while (tile < 256 && num_keys / tile > 8192) tile *= 2;
+  while (tile < 256 && num_keys / tile * pieces > int64_t{1} << 17) tile *= 2;
   return tile;
 }
 
@@ -241,7 +241,7 @@ struct Sorted {
 };
 
 Sorted SortPositions(Stream stream, Workspace& workspace, const Samples& samples,
-                     int64_t num_unique) {
+                     int64_t num_unique, int64_t dim) {
   const int64_t num_keys = samples.num_keys;
   Sorted sorted;
   const bool none = samples.combiner == Combiner::kNone;
@@ -251,14 +251,14 @@ Sorted SortPositions(Stream stream, Workspace& workspace, const Samples& samples
     Launch(SharesKernel, NumSamples(samples), stream, samples, NumSamples(samples), sample, factor);
     sorted.shares = {sample, factor};
   }
-  uint32_t* const rows = workspace.Take<uint32_t>(num_keys);
+  const auto* const rows = reinterpret_cast<const uint32_t*>(samples.inverse);  // none is negative
   uint32_t* const positions = workspace.Take<uint32_t>(num_keys);
   uint32_t* const sorted_rows = workspace.Take<uint32_t>(num_keys);
   uint32_t* const sorted_positions = workspace.Take<uint32_t>(num_keys);
-  Launch(NumberKernel, num_keys, stream, samples.inverse, num_keys, rows, positions);
+  Launch(NumberKernel, num_keys, stream, num_keys, positions);
   SortPairs(stream, workspace, rows, sorted_rows, positions, sorted_positions, num_keys,
             BitsBelow(num_unique));
-  const int64_t tile = TileOf(num_keys);
+  const int64_t tile = TileOf(num_keys, dim);
   sorted.num_tiles = (num_keys + tile - 1) / tile;
   sorted.positions = {sorted_rows, sorted_positions, num_keys, tile,
                       samples.combiner != Combiner::kSum};
@@ -306,12 +306,12 @@ void CombineScatteredRows(Stream stream, const Samples& samples, const float* wo
 }
 
 void CombineGradient(Stream stream, Workspace& workspace, const Samples& samples, const float* grad,
-                     int64_t num_unique, int64_t dim, float* out) {
+                     int64_t num_unique, int64_t dim, float* out, bool all_occur) {
   if (num_unique == 0) return;
-  Zero(stream, out, num_unique * dim);
+  if (!all_occur) Zero(stream, out, num_unique * dim);
   if (samples.num_keys == 0) return;
   const Workspace::Scope scope(workspace, stream);
-  const Sorted sorted = SortPositions(stream, workspace, samples, num_unique);
+  const Sorted sorted = SortPositions(stream, workspace, samples, num_unique, dim);
   WithPieceWidth(Aligned16(grad) ? dim : 1, out, [&](auto width) {
     LaunchGradient<decltype(width)::value>(stream, workspace, sorted,
                                            DenseRows<const float>{grad, dim}, dim,
@@ -324,7 +324,7 @@ void CombineGradientToScattered(Stream stream, Workspace& workspace, const Sampl
                                 const int64_t* offsets, float* words) {
   if (num_unique == 0 || samples.num_keys == 0) return;
   const Workspace::Scope scope(workspace, stream);
-  const Sorted sorted = SortPositions(stream, workspace, samples, num_unique);
+  const Sorted sorted = SortPositions(stream, workspace, samples, num_unique, dim);
   LaunchGradient<1>(stream, workspace, sorted, DenseRows<const float>{grad, dim}, dim,
                     ScatteredRows<float>{words, offsets});
 }
@@ -340,7 +340,7 @@ void SumScatteredRows(Stream stream, Workspace& workspace, const int32_t* invers
   samples.inverse = inverse;
   samples.num_keys = num_rows;
   samples.combiner = Combiner::kNone;
-  const Sorted sorted = SortPositions(stream, workspace, samples, num_unique);
+  const Sorted sorted = SortPositions(stream, workspace, samples, num_unique, dim);
   LaunchGradient<1>(stream, workspace, sorted, ScatteredRows<const float>{words, offsets}, dim,
                     DenseRows<float>{out, dim});
   if (scale != 1.0f) {

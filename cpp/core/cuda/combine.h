@@ -4,7 +4,7 @@
 // sum runs in order of position, as on the CPU, with its bits.
 //
 // Backward: positions are sorted by the row they read (stable, so each row's positions stay in
-// order) and cut into tiles of kTile; a thread takes one piece of all rows of a tile. What lies
+// order) and cut into tiles; a thread takes one piece of all rows of a tile. What lies
 // within a tile is summed in order of position, with the CPU's bits; a row that goes on over tiles
 // leaves a partial sum in each, and these are added in order of tile. So a key that makes up half
 // of the batch takes a few hundred additions in a row, not half a million, and still:
@@ -46,9 +46,11 @@ void CombineScatteredRows(Stream stream, const Samples& samples, const float* wo
                           int64_t dim, float* out);
 
 // out[u] = sum over positions k with inverse[k] == u of k's share of its sample's gradient.
-// `grad` [batch, dim] or [num_keys, dim]; `out` [num_unique, dim] is overwritten.
+// `grad` [batch, dim] or [num_keys, dim]; `out` [num_unique, dim] is overwritten: rows that occur
+// in `inverse` with their sums, the others with zeros, or not at all where `all_occur` says that
+// the caller needs no others.
 void CombineGradient(Stream stream, Workspace& workspace, const Samples& samples, const float* grad,
-                     int64_t num_unique, int64_t dim, float* out);
+                     int64_t num_unique, int64_t dim, float* out, bool all_occur = false);
 
 // The same into rows that begin at words[offsets[u]]. Only rows that some position reads are
 // written.

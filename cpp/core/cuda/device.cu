@@ -20,8 +20,7 @@ size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kA
 cudaMemPool_t Pool() {
   static std::mutex mutex;
   static std::map<int, cudaMemPool_t>* const pools = new std::map<int, cudaMemPool_t>;
-  int device = 0;
-  Check(cudaGetDevice(&device), "cudaGetDevice");
+  const int device = CurrentDevice();
   const std::lock_guard<std::mutex> lock(mutex);
   const auto present = pools->find(device);
   if (present != pools->end()) return present->second;
@@ -67,10 +66,23 @@ void RequireDevice() {
 
 void Synchronize(Stream stream) { Check(cudaStreamSynchronize(stream), "cudaStreamSynchronize"); }
 
+int CurrentDevice() {
+  int device = 0;
+  Check(cudaGetDevice(&device), "cudaGetDevice");
+  return device;
+}
+
+void ReleaseMemory() {
+  Check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  Check(cudaMemPoolTrimTo(Pool(), 0), "cudaMemPoolTrimTo");
+}
+
 void CopyToDevice(Stream stream, void* to, const void* from, size_t bytes) {
   if (bytes == 0) return;
-  // From memory that is not pinned CUDA takes a copy before it returns.
   Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
+  // CUDA takes a copy of pageable memory before it returns, but not of memory that is pinned, nor
+  // for sure where the device can read the host's pages.
+  Synchronize(stream);
 }
 
 void CopyToHost(Stream stream, void* to, const void* from, size_t bytes) {
@@ -96,9 +108,52 @@ void OrderAfter(Stream later, Stream earlier) {
   Check(error, "cudaStreamWaitEvent");
 }
 
-Buffer::Buffer(size_t bytes, Stream stream) : bytes_(bytes), stream_(stream) {
+DeviceInfo CurrentDeviceInfo() {
+  cudaDeviceProp properties;
+  Check(cudaGetDeviceProperties(&properties, CurrentDevice()), "cudaGetDeviceProperties");
+  DeviceInfo info;
+  size_t free_bytes = 0, bytes = 0;
+  Check(cudaMemGetInfo(&free_bytes, &bytes), "cudaMemGetInfo");
+  Check(cudaDriverGetVersion(&info.driver), "cudaDriverGetVersion");
+  Check(cudaRuntimeGetVersion(&info.runtime), "cudaRuntimeGetVersion");
+  info.name = properties.name;
+  info.bytes = static_cast<int64_t>(bytes);
+  info.free_bytes = static_cast<int64_t>(free_bytes);
+  info.l2_bytes = properties.l2CacheSize;
+  info.num_multiprocessors = properties.multiProcessorCount;
+  return info;
+}
+
+TimedEvent::TimedEvent() {
+  Check(cudaEventCreateWithFlags(&event_, cudaEventDefault), "cudaEventCreate");
+}
+
+TimedEvent::~TimedEvent() {
+  cudaEventDestroy(event_);
+  cudaGetLastError();
+}
+
+void TimedEvent::Record(Stream stream) {
+  Check(cudaEventRecord(event_, stream), "cudaEventRecord");
+}
+
+double TimedEvent::SecondsSince(const TimedEvent& earlier) const {
+  Check(cudaEventSynchronize(event_), "cudaEventSynchronize");
+  float milliseconds = 0.0f;
+  Check(cudaEventElapsedTime(&milliseconds, earlier.event_, event_), "cudaEventElapsedTime");
+  return milliseconds / 1e3;
+}
+
+Buffer::Buffer(size_t bytes, Stream stream)
+    : bytes_(bytes), stream_(stream), device_(CurrentDevice()) {
   if (bytes == 0) return;
-  const cudaError_t error = cudaMallocFromPoolAsync(&data_, bytes, Pool(), stream);
+  cudaError_t error = cudaMallocFromPoolAsync(&data_, bytes, Pool(), stream);
+  if (error == cudaErrorMemoryAllocation) {
+    // What the pool keeps may be in pieces that are too small, or freed on a stream that is behind.
+    cudaGetLastError();
+    ReleaseMemory();
+    error = cudaMallocFromPoolAsync(&data_, bytes, Pool(), stream);
+  }
   if (error == cudaErrorMemoryAllocation) {
     cudaGetLastError();
     throw CudaError("Device memory ran out: " + std::to_string(bytes) + " bytes were asked for");
@@ -107,7 +162,15 @@ Buffer::Buffer(size_t bytes, Stream stream) : bytes_(bytes), stream_(stream) {
 }
 
 void Buffer::Free() noexcept {
-  if (data_ != nullptr) cudaFreeAsync(data_, stream_);  // fails only when the process is ending
+  if (data_ != nullptr) {
+    // The stream 0 is another one on each device.
+    int current = device_;
+    cudaGetDevice(&current);
+    if (current != device_) cudaSetDevice(device_);
+    cudaFreeAsync(data_, stream_);  // fails only when the process is ending
+    if (current != device_) cudaSetDevice(current);
+    cudaGetLastError();  // nobody else is to be told of it
+  }
   data_ = nullptr;
   bytes_ = 0;
 }
@@ -118,9 +181,11 @@ void Workspace::Reset(Stream stream) {
   used_ = 0;
   const size_t needed = total_;
   total_ = 0;
-  if (blocks_.size() <= 1 && stream == stream_) return;
+  const int device = CurrentDevice();
+  if (blocks_.size() <= 1 && stream == stream_ && device == device_) return;
   blocks_.clear();
   stream_ = stream;
+  device_ = device;
   if (needed > 0) blocks_.emplace_back(needed, stream);
 }
 

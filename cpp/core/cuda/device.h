@@ -5,8 +5,11 @@
 // warm step allocates nothing at all: its scratch is that of a Workspace, which has grown to the
 // size of the largest call.
 //
-// Streams are explicit everywhere; null is CUDA's default stream. A stream must outlive the last
-// call on it.
+// Streams are explicit everywhere; null is the default stream of the current device. A stream must
+// outlive what was last used on it: memory is given back in its order.
+//
+// Devices are the caller's choice (cudaSetDevice). Memory stays with the device that was current
+// when it was taken.
 //
 // Compiled by host compilers too: includes nothing of CUDA.
 #ifndef SOK_CORE_CUDA_DEVICE_H_
@@ -38,14 +41,42 @@ void Check(int code, const char* what);
 
 int DeviceCount();     // 0 where there is no device or no driver
 void RequireDevice();  // throws CudaError that says what is missing
+int CurrentDevice();
+// Gives what the pool of the current device keeps but does not use back to the device, for other
+// programs and libraries. Waits for the device.
+void ReleaseMemory();
 
 void Synchronize(Stream stream);  // waits for all work on the stream
 void CopyToDevice(Stream stream, void* to, const void* from,
-                  size_t bytes);                                           // `from`: may be reused
-void CopyToHost(Stream stream, void* to, const void* from, size_t bytes);  // waits
+                  size_t bytes);                                             // waits
+void CopyToHost(Stream stream, void* to, const void* from, size_t bytes);    // waits
 void CopyOnDevice(Stream stream, void* to, const void* from, size_t bytes);  // async
 void FillWithZeros(Stream stream, void* to, size_t bytes);                   // async
 void OrderAfter(Stream later, Stream earlier);  // what follows on `later` waits for `earlier`
+
+// What figures have to be told of the current device.
+struct DeviceInfo {
+  std::string name;
+  int64_t bytes = 0, free_bytes = 0, l2_bytes = 0;
+  int num_multiprocessors = 0;
+  int driver = 0, runtime = 0;  // CUDA's versions, 1000 * major + 10 * minor
+};
+DeviceInfo CurrentDeviceInfo();
+
+// A point of a stream's work, with the time at which the device comes to it.
+class TimedEvent {
+ public:
+  TimedEvent();
+  ~TimedEvent();
+  TimedEvent(const TimedEvent&) = delete;
+  TimedEvent& operator=(const TimedEvent&) = delete;
+
+  void Record(Stream stream);
+  double SecondsSince(const TimedEvent& earlier) const;  // waits for both
+
+ private:
+  Event event_ = nullptr;
+};
 
 // A piece of device memory, given back in the order of the stream it was allocated on.
 class Buffer {
@@ -71,6 +102,7 @@ class Buffer {
     return static_cast<T*>(data_);
   }
   size_t bytes() const { return bytes_; }
+  int device() const { return device_; }
 
  private:
   void Free() noexcept;
@@ -78,11 +110,13 @@ class Buffer {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
     std::swap(stream_, other.stream_);
+    std::swap(device_, other.device_);
   }
 
   void* data_ = nullptr;
   size_t bytes_ = 0;
   Stream stream_ = nullptr;
+  int device_ = 0;
 };
 
 // Scratch of one call after another on one stream: each call takes pieces, a Scope gives them all
@@ -117,6 +151,7 @@ class Workspace {
   size_t used_ = 0;   // of the last block
   size_t total_ = 0;  // taken since Reset
   Stream stream_ = nullptr;
+  int device_ = 0;
   int depth_ = 0;
 };
 

@@ -63,16 +63,19 @@ __global__ void __launch_bounds__(kThreads)
   WriteNewRows(warp, table, key, new_row);
 }
 
-// Books the tickets of a batch: free row numbers were taken first.
-__global__ void BookTicketsKernel(Counters* counters) {
+// Books the tickets of a batch: free row numbers were taken first. Writes to the host by itself: a
+// copy of so few bytes would hold the stream up for longer than this kernel takes.
+__global__ void BookTicketsKernel(Counters* counters, Counters* host_counters) {
   if (threadIdx.x != 0) return;
-  const uint32_t tickets = counters->tickets;
-  const uint32_t from_free = tickets < counters->num_free ? tickets : counters->num_free;
-  counters->num_free -= from_free;
-  counters->next_row += tickets - from_free;
-  counters->used += tickets;
-  counters->size += tickets;
-  counters->tickets = 0;
+  Counters now = *counters;
+  const uint32_t from_free = now.tickets < now.num_free ? now.tickets : now.num_free;
+  now.num_free -= from_free;
+  now.next_row += now.tickets - from_free;
+  now.used += now.tickets;
+  now.size += now.tickets;
+  now.tickets = 0;
+  *counters = now;
+  if (host_counters != nullptr) *host_counters = now;
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -142,9 +145,9 @@ void FindKeys(Stream stream, const TableRef& table, const uint64_t* keys, Count 
 }
 
 void InsertKeys(Stream stream, const TableRef& table, const uint64_t* keys, Count num_keys,
-                uint32_t* rows, uint8_t* inserted) {
+                uint32_t* rows, uint8_t* inserted, Counters* host_counters) {
   Launch(InsertKeysKernel, num_keys.most, stream, table, keys, num_keys, rows, inserted);
-  Launch(BookTicketsKernel, 1, stream, table.counters);
+  Launch(BookTicketsKernel, 1, stream, table.counters, host_counters);
 }
 
 void EraseKeys(Stream stream, const TableRef& table, const uint64_t* keys, int64_t num_keys) {

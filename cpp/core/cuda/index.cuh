@@ -15,9 +15,10 @@ void FindKeys(Stream stream, const TableRef& table, const uint64_t* keys, Count 
               uint32_t* rows);
 
 // Inserts missing keys, with initial rows and slot rows, and brings the counters up to date.
-// The caller has made room in index and arena. `inserted` may be null.
+// The caller has made room in index and arena. `inserted` may be null. The counters as they are
+// then are also written to `host_counters`, pinned host memory, unless it is null.
 void InsertKeys(Stream stream, const TableRef& table, const uint64_t* keys, Count num_keys,
-                uint32_t* rows, uint8_t* inserted);
+                uint32_t* rows, uint8_t* inserted, Counters* host_counters = nullptr);
 
 // Puts the row numbers of erased keys on the free stack, which has room for all row numbers.
 void EraseKeys(Stream stream, const TableRef& table, const uint64_t* keys, int64_t num_keys);

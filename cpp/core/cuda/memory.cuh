@@ -12,34 +12,63 @@
 namespace sok {
 namespace cuda {
 
-// For kernels beside which nothing writes to the index: plain loads, the digests in one of 16
-// bytes. The key and the row number of a slot are asked for together.
+// For kernels beside which nothing writes to the index: read-only loads, the digests in one of 16
+// bytes. The row number of a slot is asked for together with its key, before it is known whether it
+// is wanted: the compiler, left to itself, puts its load behind the comparison, a trip to memory
+// later.
 struct ReadOnlyMemory {
   SOK_DEVICE DigestWords Digests(const Bucket* bucket) const {
     const ulonglong2 words = *reinterpret_cast<const ulonglong2*>(bucket->digests);
     return {words.x, words.y};
   }
-  SOK_DEVICE uint32_t Row(const Bucket* bucket, int slot) const { return bucket->rows[slot]; }
+  SOK_DEVICE uint32_t Row(const Bucket* bucket, int slot) const {
+#ifdef __CUDA_ARCH__
+    uint32_t row;
+    asm volatile("ld.global.nc.u32 %0, [%1];"
+                 : "=r"(row)
+                 : "l"(__cvta_generic_to_global(&bucket->rows[slot])));
+    return row;
+#else
+    return bucket->rows[slot];
+#endif
+  }
   SOK_DEVICE uint64_t Key(const Bucket* bucket, int slot) const { return bucket->keys[slot]; }
 };
 
-// For kernels whose threads insert or erase. Digests come from the L2 cache, where the swaps
-// happen: a line kept in L1 might be looked at for ever.
+// For kernels whose threads insert or erase. All words are read where the swaps happen, in the L2
+// cache: a line kept in L1 might be looked at for ever. An acquiring load is not used but where it
+// must be, since the hardware throws away all of L1 after each (CCTL.IVALL).
 struct ContendedMemory {
   template <typename T>
   using Atomic = ::cuda::atomic_ref<T, ::cuda::thread_scope_device>;
 
   SOK_DEVICE DigestWords Digests(const Bucket* bucket) const {
-    const ulonglong2 words = __ldcg(reinterpret_cast<const ulonglong2*>(bucket->digests));
-    return {words.x, words.y};
+    DigestWords words;
+#ifdef __CUDA_ARCH__
+    // Relaxed reads of two words in one access, which atomic_ref has none for. A cached load
+    // (`__ldcg`) would be a hint only, which the compiler may keep in a register over a loop.
+    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(words.low), "=l"(words.high)
+                 : "l"(__cvta_generic_to_global(bucket->digests))
+                 : "memory");
+#else
+    uint64_t* const halves = reinterpret_cast<uint64_t*>(const_cast<uint32_t*>(bucket->digests));
+    words.low = Atomic<uint64_t>(halves[0]).load(::cuda::memory_order_relaxed);
+    words.high = Atomic<uint64_t>(halves[1]).load(::cuda::memory_order_relaxed);
+#endif
+    return words;
   }
   SOK_DEVICE uint32_t Row(const Bucket* bucket, int slot) const {
     return Atomic<uint32_t>(const_cast<Bucket*>(bucket)->rows[slot])
-        .load(::cuda::memory_order_acquire);
+        .load(::cuda::memory_order_relaxed);
   }
   SOK_DEVICE uint64_t Key(const Bucket* bucket, int slot) const {
     return Atomic<uint64_t>(const_cast<Bucket*>(bucket)->keys[slot])
         .load(::cuda::memory_order_relaxed);
+  }
+  SOK_DEVICE uint64_t PublishedKey(const Bucket* bucket, int slot) const {
+    Atomic<uint32_t>(const_cast<Bucket*>(bucket)->rows[slot]).load(::cuda::memory_order_acquire);
+    return Key(bucket, slot);
   }
   SOK_DEVICE bool Claim(Bucket* bucket, int word, uint32_t expected, uint32_t desired) const {
     return Atomic<uint32_t>(bucket->digests[word])

@@ -17,6 +17,11 @@
 // found the key. The argument looks at one word at a time: it needs neither the 16 digests read as
 // one nor reads that are up to date, since the swap fails on a word that has changed.
 //
+// What may be read in which order. The two words of a slot change once while a batch is inserted,
+// the key word from 0 to the key, the row word from 0 to the row number plus one. So each is final
+// as soon as it is not 0, both are asked for at once, and only a key word that still reads 0 beside
+// a row may be older than it: then the row is read again with acquire order, and the key behind it.
+//
 // Progress: a thread waits only for one that is between its claim and its publication, and nothing
 // there waits for another.
 //
@@ -24,8 +29,9 @@
 // with several threads, or with a second thread acted out between any two steps.
 //
 //     DigestWords Digests(const Bucket*)                     relaxed, never from a stale cache
-//     uint32_t Row(const Bucket*, int slot)                  acquire
-//     uint64_t Key(const Bucket*, int slot)                  after Row
+//     uint32_t Row(const Bucket*, int slot)                  relaxed
+//     uint64_t Key(const Bucket*, int slot)                  relaxed
+//     uint64_t PublishedKey(const Bucket*, int slot)         the key of a slot whose row was seen
 //     bool Claim(Bucket*, int word, uint32_t expected, uint32_t desired)      compare-and-swap
 //     void Publish(Bucket*, int slot, uint64_t key, uint32_t row)             release
 //     uint32_t TakeRow(Bucket*, int slot)                    swaps the row word with 0
@@ -77,9 +83,13 @@ SOK_HD inline uint32_t FindOrInsertRow(const Memory& memory, const IndexRef& ind
     for (uint32_t match = MatchDigests(digests, digest); match != 0; match &= match - 1) {
       const int slot = SOK_CTZ(match);
       const uint32_t row = memory.Row(bucket, slot);
+      uint64_t key_there = memory.Key(bucket, slot);
       if (row == 0) {
         unpublished = true;
-      } else if (memory.Key(bucket, slot) == key) {
+        continue;
+      }
+      if (key_there == 0) key_there = memory.PublishedKey(bucket, slot);
+      if (key_there == key) {
         found = row;
         break;
       }

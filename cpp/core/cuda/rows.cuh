@@ -172,26 +172,47 @@ SOK_DEVICE Piece<kWidth> InitialPiece(const TableRef& table, uint64_t key, uint3
   return out;
 }
 
-// Writes whole new rows: initial embedding, initial slot rows. `row`: this lane's, null for none.
+// Writes piece `quad` of a new row: initial embedding, initial slot rows, zeros behind them.
+SOK_DEVICE void WriteNewQuad(const TableRef& table, uint64_t key, uint32_t quad, float* row) {
+  Piece<4> values = {};
+  if (int64_t{4} * quad < table.dim) values = InitialPiece<4>(table, key, quad);
+  for (int i = 0; i < 4; ++i) {
+    const int64_t column = int64_t{4} * quad + i;
+    if (column >= table.dim) {
+      values.x[i] = column < table.row_floats ? table.slot_initial[column - table.dim] : 0.0f;
+    }
+  }
+  reinterpret_cast<Piece<4>*>(row)[quad] = values;
+}
+
+// Writes the warp's new rows. `row`: this lane's, null for none. Where many lanes have one, the
+// pieces of all 32 rows are numbered through, as in copying; where few have, row after row takes
+// fewer turns.
 SOK_DEVICE void WriteNewRows(const Warp& warp, const TableRef& table, uint64_t key, float* row) {
-  const int64_t num_quads = (table.row_floats + 3) / 4;
-  for (uint32_t pending = warp.ballot(row != nullptr); pending != 0; pending &= pending - 1) {
-    const uint32_t lane = SOK_CTZ(pending);
+  uint32_t pending = warp.ballot(row != nullptr);
+  if (pending == 0) return;
+  const uint32_t num_quads = static_cast<uint32_t>((table.row_floats + 3) / 4);
+  const uint32_t turns_one_by_one = SOK_POPC(pending) * ((num_quads + kWarp - 1) / kWarp);
+  const bool together = num_quads < turns_one_by_one;
+  const uint32_t num_turns = together ? num_quads : turns_one_by_one;
+  uint32_t first = 0;  // piece of lane 0: of all rows together, or of the one row
+  for (uint32_t turn = 0; turn < num_turns; ++turn) {
+    uint32_t quad = first + warp.thread_rank();
+    uint32_t lane;
+    first += kWarp;
+    if (together) {
+      lane = quad / num_quads;
+      quad -= lane * num_quads;
+    } else {
+      lane = SOK_CTZ(pending);
+      if (first >= num_quads) {
+        first = 0;
+        pending &= pending - 1;
+      }
+    }
     const uint64_t new_key = warp.shfl(key, lane);
     float* const new_row = ShuffleRow(warp, row, lane);
-    for (int64_t quad = warp.thread_rank(); quad < num_quads; quad += kWarp) {
-      Piece<4> values = {};
-      if (4 * quad < table.dim) {
-        values = InitialPiece<4>(table, new_key, static_cast<uint32_t>(quad));
-      }
-      for (int i = 0; i < 4; ++i) {
-        const int64_t column = 4 * quad + i;
-        if (column >= table.dim) {
-          values.x[i] = column < table.row_floats ? table.slot_initial[column - table.dim] : 0.0f;
-        }
-      }
-      reinterpret_cast<Piece<4>*>(new_row)[quad] = values;
-    }
+    if (new_row != nullptr && quad < num_quads) WriteNewQuad(table, new_key, quad, new_row);
   }
 }
 

@@ -32,6 +32,10 @@ void CudaTable::Impl::StartCopy() {
   Check(cudaMemcpyAsync(host_counters, counters.data(), sizeof(Counters), cudaMemcpyDeviceToHost,
                         stream),
         "cudaMemcpyAsync");
+  CopyIsUnderWay();
+}
+
+void CudaTable::Impl::CopyIsUnderWay() {
   Check(cudaEventRecord(copy_event, stream), "cudaEventRecord");
   for (SizeBound* bound : {&used, &rows, &size}) bound->CopyStarted();
 }
@@ -180,8 +184,10 @@ void CudaTable::FindOrInsertRows(Stream stream, const uint64_t* keys, int64_t nu
   Impl& impl = *impl_;
   impl.Use(stream);
   impl.MakeRoom(keys, num_keys, num_actual);
-  InsertKeys(stream, impl.Ref(), keys, Count(num_keys, num_actual), row_numbers, inserted);
-  if (!impl.size.copy_under_way()) impl.StartCopy();
+  const bool copy = !impl.size.copy_under_way();  // else that one still writes to host_counters
+  InsertKeys(stream, impl.Ref(), keys, Count(num_keys, num_actual), row_numbers, inserted,
+             copy ? impl.host_counters : nullptr);
+  if (copy) impl.CopyIsUnderWay();
 }
 
 void CudaTable::FindOrInsert(Stream stream, const uint64_t* keys, int64_t num_keys, float* rows,

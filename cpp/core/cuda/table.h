@@ -16,9 +16,10 @@
 // * Erased slots are used again after the next rehash, row numbers at once.
 //
 // Every call takes the stream it works on. A call on another stream than the last is put behind it
-// on the device; what the caller's own arrays need is up to the caller. "Async": does not wait for
-// the device in a warm step. Pointers are to device memory unless the name says host. One host
-// thread at a time.
+// on the device; what the caller's own arrays need is up to the caller. The device that is current
+// when the table is made must be current at each call, or CudaError is thrown. "Async": does not
+// wait for the device in a warm step. Pointers are to device memory unless the name says host. One
+// host thread at a time.
 //
 // Not here: tables without a hashtable, and Adam with a beta_2 so low that its missed steps have to
 // be walked one by one (adam_replay.h: kAdamSteps). Both throw std::invalid_argument.
@@ -100,7 +101,7 @@ class CudaTable {
   void Import(Stream stream, const uint64_t* host_keys, int64_t num_keys, const float* host_rows);
 
   // Lays rows out for these slots; slots of equal name and width are kept, others get their initial
-  // value. Async, but both layouts exist for a moment. Slots that move are caught up first, and the
+  // value. Waits; both layouts exist for a moment. Slots that move are caught up first, and the
   // optimizer must be attached again. The initial value of a slot may be NaN, not known yet: when
   // another is known, the rows that hold NaN get it.
   void ConfigureSlots(Stream stream, const std::vector<SlotSpec>& specs);

@@ -28,11 +28,13 @@ struct CudaTable::Impl {
   Impl(const TableOptions& table_options, double load_factor, Stream first_stream);
   ~Impl();
 
-  // Puts `next` behind the stream of the last call.
+  // Puts `next` behind the stream of the last call. Throws CudaError unless the table's device is
+  // the current one.
   void Use(Stream next);
 
   // ---- what the host knows of the counters ----
   void StartCopy();
+  void CopyIsUnderWay();  // work that writes host_counters was put on the stream
   bool CopyHasArrived();
   void WaitForCopy();
   void LearnCounters();  // exactly; waits
@@ -56,6 +58,7 @@ struct CudaTable::Impl {
 
   const TableOptions options;
   const double max_load_factor;
+  const int device;
   Initializer initializer;  // default rows in device memory
   Stream stream;
   Workspace workspace;

@@ -78,6 +78,7 @@ void DeviceArena::Reserve(Stream stream, int64_t wanted_chunks, int64_t chunk_ro
 CudaTable::Impl::Impl(const TableOptions& table_options, double load_factor, Stream first_stream)
     : options(Validated(table_options, load_factor)),
       max_load_factor(load_factor),
+      device(CurrentDevice()),
       initializer(MakeInitializer(options.initializer, options.seed,
                                   HashName(options.name.data(), options.name.size()), options.dim)),
       stream(first_stream) {
@@ -105,9 +106,15 @@ CudaTable::Impl::~Impl() {
   cudaEventSynchronize(copy_event);  // a copy into the pinned memory may be under way
   cudaEventDestroy(copy_event);
   cudaFreeHost(host_counters);
+  cudaGetLastError();  // they fail when the process is ending: nobody else is to be told of it
 }
 
 void CudaTable::Impl::Use(Stream next) {
+  const int current = CurrentDevice();
+  if (current != device) {
+    throw CudaError("A table must be used with its device current: " + std::to_string(device) +
+                    ". Received: " + std::to_string(current) + " (table '" + options.name + "')");
+  }
   if (next == stream) return;
   OrderAfter(next, stream);
   stream = next;

@@ -105,6 +105,13 @@ __global__ void __launch_bounds__(kThreads)
   if (i < num_keys) inverse[i] = static_cast<int32_t>(place_of[inverse[i]]);
 }
 
+__global__ void OneOwnerKernel(const uint32_t* num_unique, int64_t* offsets) {
+  if (threadIdx.x == 0) {
+    offsets[0] = 0;
+    offsets[1] = *num_unique;
+  }
+}
+
 // Lets equal keys meet.
 Places Meet(Stream stream, Workspace& workspace, const uint64_t* keys, int64_t num_keys,
             Occurrence occurrence) {
@@ -147,8 +154,13 @@ void UniqueByOwner(Stream stream, Workspace& workspace, const uint64_t* keys, in
                                 std::to_string(world_size));
   }
   const Workspace::Scope scope(workspace, stream);
-  uint64_t* const in_order = workspace.Take<uint64_t>(num_keys);
   uint32_t* const num_unique = workspace.Take<uint32_t>(1);
+  if (world_size == 1) {  // in order as they are
+    Unique(stream, workspace, keys, num_keys, unique, inverse, num_unique);
+    Launch(OneOwnerKernel, 1, stream, num_unique, owner_offsets);
+    return;
+  }
+  uint64_t* const in_order = workspace.Take<uint64_t>(num_keys);
   Unique(stream, workspace, keys, num_keys, in_order, inverse, num_unique);
   const Count count(num_keys, num_unique);
   uint32_t* const owners = workspace.Take<uint32_t>(num_keys);

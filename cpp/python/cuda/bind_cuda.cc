@@ -43,6 +43,7 @@ std::unique_ptr<CudaTable> MakeCudaTable(const std::string& name, int64_t dim,
 // An output: what the caller gave, checked, or a new array.
 struct Output {
   py::object object;
+  std::optional<DeviceView> view;  // of what the caller gave
   void* data = nullptr;
 
   Output(const py::object& given, const char* argument, const char* type,
@@ -55,7 +56,8 @@ struct Output {
       // A flag may be written to booleans or to bytes.
       std::vector<const char*> types = {type};
       if (std::string(type) == "|b1") types.push_back("|u1");
-      data = DeviceView(given, argument, types, shape, stream).as<void>();
+      view.emplace(given, argument, types, shape, stream);
+      data = view->as<void>();
       object = given;
     }
   }
@@ -264,25 +266,7 @@ void BindCudaTable(py::module_& m) {
 
 void BindCuda(py::module_& m) {
   py::register_exception<cuda::CudaError>(m, "CudaError", PyExc_RuntimeError);
-  m.def("cuda_device_count", &cuda::DeviceCount, "0 where there is no device or no driver.");
-  m.def(
-      "cuda_synchronize",
-      [](uint64_t stream) {
-        const py::gil_scoped_release release;
-        cuda::Synchronize(StreamOf(stream));
-      },
-      py::kw_only(), py::arg("stream") = 0, "Waits for all work on the stream.");
-  m.def(
-      "cuda_copy",
-      [](const py::object& to, const py::object& from, uint64_t address) {
-        const Stream stream = StreamOf(address);
-        const DeviceView source(from, "from", {"<f4"}, {-1}, stream);
-        const DeviceView target(to, "to", {"<f4"}, {source.length()}, stream);
-        cuda::CopyOnDevice(stream, target.as<void>(), source.as<void>(),
-                           static_cast<size_t>(source.length()) * sizeof(float));
-      },
-      py::arg("to"), py::arg("from_"), py::kw_only(), py::arg("stream") = 0,
-      "Copies floats on the device: what its memory bandwidth is measured with.");
+  BindDevice(m);
   BindDeviceArray(m);
   BindCudaTable(m);
   BindCudaOps(m);

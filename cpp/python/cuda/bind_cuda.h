@@ -1,4 +1,4 @@
-// Shared by the two files of bindings of the device tables.
+// Shared by the files of bindings of the device tables.
 #ifndef SOK_PYTHON_CUDA_BIND_CUDA_H_
 #define SOK_PYTHON_CUDA_BIND_CUDA_H_
 
@@ -19,6 +19,7 @@ inline DeviceView DeviceKeys(const cuda::CudaTable& table, const pybind11::objec
   return DeviceView(keys, "keys", {KeyTypeString(table)}, {-1}, stream);
 }
 
+void BindDevice(pybind11::module_& m);
 void BindCudaTable(pybind11::module_& m);
 void BindCudaOps(pybind11::module_& m);
 

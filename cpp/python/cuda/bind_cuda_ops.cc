@@ -45,8 +45,8 @@ py::tuple UniqueWithInverse(const py::object& keys, int64_t world_size, uint64_t
   const Stream stream = StreamOf(stream_address);
   const DeviceView key_view(keys, "keys", {"<i8", "<u8"}, {-1}, stream);
   const int64_t num_keys = key_view.length();
-  const std::string type = keys.attr("__cuda_array_interface__")["typestr"].cast<std::string>();
-  auto unique = std::make_unique<CudaArray>(std::vector<int64_t>{num_keys}, type, stream);
+  auto unique =
+      std::make_unique<CudaArray>(std::vector<int64_t>{num_keys}, key_view.type(), stream);
   auto inverse = std::make_unique<CudaArray>(std::vector<int64_t>{num_keys}, "<i4", stream);
   auto offsets = std::make_unique<CudaArray>(
       std::vector<int64_t>{world_size < 0 ? 1 : world_size + 1}, "<i8", stream);
@@ -59,28 +59,34 @@ py::tuple UniqueWithInverse(const py::object& keys, int64_t world_size, uint64_t
 }
 
 // The arguments of a combine call. Values on the device are not checked.
+const std::vector<int64_t> kAnyLength = {-1};
+
 struct SampleViews {
   Samples samples;
+  std::vector<DeviceView> views;  // what `samples` points to
 
   SampleViews(const py::object& inverse, const py::object& row_splits, const std::string& combiner,
               const py::object& weights, Stream stream) {
     samples.combiner = ParseCombiner(combiner);
-    const DeviceView inverse_view(inverse, "inverse", {"<i4"}, {-1}, stream);
-    samples.inverse = inverse_view.as<int32_t>();
-    samples.num_keys = inverse_view.length();
+    views.emplace_back(inverse, "inverse", std::vector<const char*>{"<i4"}, kAnyLength, stream);
+    samples.inverse = views.back().as<int32_t>();
+    samples.num_keys = views.back().length();
     if ((samples.combiner == Combiner::kNone) != row_splits.is_none()) {
       throw py::value_error("`row_splits` must be given unless the combiner is 'none'. Received: " +
                             combiner);
     }
     if (!row_splits.is_none()) {
-      const DeviceView splits(row_splits, "row_splits", {"<i8"}, {-1}, stream);
+      views.emplace_back(row_splits, "row_splits", std::vector<const char*>{"<i8"}, kAnyLength,
+                         stream);
+      const DeviceView& splits = views.back();
       if (splits.length() < 1) throw py::value_error("`row_splits` must have shape [batch + 1]");
       samples.row_splits = splits.as<int64_t>();
       samples.batch = splits.length() - 1;
     }
     if (!weights.is_none()) {
-      samples.weights =
-          DeviceView(weights, "weights", {"<f4"}, {samples.num_keys}, stream).as<float>();
+      views.emplace_back(weights, "weights", std::vector<const char*>{"<f4"},
+                         std::vector<int64_t>{samples.num_keys}, stream);
+      samples.weights = views.back().as<float>();
     }
   }
   int64_t num_samples() const {

@@ -1,16 +1,21 @@
-// Arrays in device memory, in and out of Python by `__cuda_array_interface__` (version 3): CuPy,
-// PyTorch and Numba arrays come in, and what goes out is a `CudaArray`, which they all take without
-// a copy. Nothing here needs any of them.
+// Arrays in device memory, in and out of Python by DLPack (dlpack.h) or `__cuda_array_interface__`
+// (version 3): CuPy, PyTorch, JAX and Numba arrays come in, and what goes out is a `CudaArray`,
+// which they all take without a copy. Nothing here needs any of them. An array that has both comes
+// in by DLPack, where its library itself puts its work before ours; PyTorch's interface names no
+// stream.
 #ifndef SOK_PYTHON_CUDA_DEVICE_ARRAY_H_
 #define SOK_PYTHON_CUDA_DEVICE_ARRAY_H_
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "cpp/core/cuda/device.h"
 #include "cpp/python/bind.h"
+#include "cpp/python/cuda/dlpack.h"
 
 namespace sok {
 
@@ -27,23 +32,30 @@ class CudaArray {
 
   template <typename T>
   T* as() const {
-    return buffer_.as<T>();
+    return buffer_->as<T>();
   }
   const std::vector<int64_t>& shape() const { return shape_; }
   const std::string& type() const { return type_; }
   int64_t size() const;
   void Shorten(int64_t rows) { shape_[0] = rows; }
+  cuda::Stream stream() const { return stream_; }
   pybind11::dict Interface() const;
+  // As the array API has it. `stream`: the consumer's; work on this array so far comes before what
+  // follows there. -1 for none of that. Throws BufferError for what cannot be had without a copy.
+  pybind11::capsule Dlpack(std::optional<int64_t> stream,
+                           const std::optional<std::pair<int32_t, int32_t>>& device,
+                           std::optional<bool> copy) const;
+  std::pair<int32_t, int32_t> DlpackDevice() const { return {dlpack::kCuda, buffer_->device()}; }
   pybind11::array Get() const;  // a copy in host memory; waits
 
  private:
   std::vector<int64_t> shape_;
   std::string type_;  // as in NumPy's interface: "<f4", "<i8", "|b1", ...
   cuda::Stream stream_;
-  cuda::Buffer buffer_;
+  std::shared_ptr<cuda::Buffer> buffer_;  // with those who took it by DLPack
 };
 
-// An array that came in. Valid while the Python object lives.
+// An array that came in. Valid while this and the Python object live.
 class DeviceView {
  public:
   // Throws ValueError naming `argument` unless `object` is a contiguous device array of one of
@@ -54,13 +66,13 @@ class DeviceView {
 
   template <typename T>
   T* as() const {
-    return reinterpret_cast<T*>(address_);
+    return reinterpret_cast<T*>(array_.address);
   }
-  int64_t length(int axis = 0) const { return shape_[axis]; }
+  int64_t length(int axis = 0) const { return array_.shape[axis]; }
+  const std::string& type() const { return array_.type; }
 
  private:
-  uint64_t address_ = 0;
-  std::vector<int64_t> shape_;
+  dlpack::Incoming array_;
 };
 
 // Registers `CudaArray`.

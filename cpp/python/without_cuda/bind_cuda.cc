@@ -18,9 +18,10 @@ void BindCuda(py::module_& m) {
   m.def("cuda_device_count", [] { return 0; });
   m.attr("CudaError") = py::module_::import("builtins").attr("RuntimeError");
   for (const char* name :
-       {"CudaTable", "CudaArray", "cuda_synchronize", "cuda_copy", "cuda_apply_gradients",
-        "cuda_apply_gradients_to_rows", "cuda_unique_with_inverse", "cuda_combine",
-        "cuda_combine_of_table", "cuda_combine_gradient"}) {
+       {"CudaTable", "CudaArray", "CudaEvent", "cuda_device_info", "cuda_synchronize",
+        "cuda_release_memory", "cuda_copy", "cuda_apply_gradients", "cuda_apply_gradients_to_rows",
+        "cuda_unique_with_inverse", "cuda_combine", "cuda_combine_of_table",
+        "cuda_combine_gradient"}) {
     m.def(name, &Refuse);
   }
 }

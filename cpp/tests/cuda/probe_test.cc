@@ -2,6 +2,7 @@
 // any two steps, and with real threads.
 #include "cpp/core/cuda/probe.h"
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <random>
@@ -19,6 +20,7 @@ namespace {
 // `step` runs before every access: a test acts a second thread out there.
 struct HostMemory {
   std::function<void(const char*)>* step = nullptr;
+  bool late_keys = false;  // a key without its order behind the row reads as it was before: 0
 
   void Step(const char* what) const {
     if (step != nullptr && *step) (*step)(what);
@@ -34,9 +36,14 @@ struct HostMemory {
   }
   uint32_t Row(const Bucket* bucket, int slot) const {
     Step("row");
-    return __atomic_load_n(&bucket->rows[slot], __ATOMIC_ACQUIRE);
+    return __atomic_load_n(&bucket->rows[slot], __ATOMIC_RELAXED);
   }
   uint64_t Key(const Bucket* bucket, int slot) const {
+    const uint64_t key = __atomic_load_n(&bucket->keys[slot], __ATOMIC_RELAXED);
+    return late_keys ? 0 : key;
+  }
+  uint64_t PublishedKey(const Bucket* bucket, int slot) const {
+    CHECK(__atomic_load_n(&bucket->rows[slot], __ATOMIC_ACQUIRE) != 0);
     return __atomic_load_n(&bucket->keys[slot], __ATOMIC_RELAXED);
   }
   bool Claim(Bucket* bucket, int word, uint32_t expected, uint32_t desired) const {
@@ -130,6 +137,33 @@ void EveryKeyIsLegal() {
     CHECK_EQ(table.Insert(HostMemory(), key, &is_new), expected[key]);
     CHECK(!is_new);
     CHECK_EQ(table.Find(key), expected[key]);
+  }
+}
+
+// Another thread's row number may be seen before its key is.
+void AKeyThatIsSeenLateIsReadAgain() {
+  HostMemory late;
+  late.late_keys = true;
+  for (const uint64_t other : {uint64_t{0}, CollidingKeys(2)[1]}) {
+    // Keys of one home and digest as `other`, and `other` itself.
+    Table table(4);
+    const uint64_t hash = HashKey(other);
+    std::vector<uint64_t> keys = {other};
+    for (uint64_t key = 1; keys.size() < 30; ++key) {
+      const uint64_t h = HashKey(key);
+      if (key != other && HashDigest(h) == HashDigest(hash) &&
+          (HashBucket(h) & 3) == (HashBucket(hash) & 3)) {
+        keys.push_back(key);
+      }
+    }
+    std::reverse(keys.begin(), keys.end());
+    for (int round = 0; round < 2; ++round) {
+      for (size_t i = 0; i < keys.size(); ++i) {
+        bool is_new;
+        CHECK_EQ(table.Insert(late, keys[i], &is_new), static_cast<uint32_t>(i));
+        CHECK_EQ(is_new, round == 0);
+      }
+    }
   }
 }
 
@@ -280,6 +314,7 @@ int main() {
   using namespace sok::cuda;
   DigestsMatchByteByByte();
   EveryKeyIsLegal();
+  AKeyThatIsSeenLateIsReadAgain();
   ErasedSlotsDoNotStopAProbe();
   AnotherThreadInBetween();
   OnlyTheSameDigestWaits();

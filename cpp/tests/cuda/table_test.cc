@@ -226,6 +226,31 @@ void AWarmStepNeitherAllocatesNorWaits() {
   CHECK_EQ(emulator::num_host_waits, waits);
 }
 
+void StaysOnItsDevice() {
+  const int64_t before = emulator::bytes_allocated;
+  {
+    cuda::CudaTable table(Options(8));
+    FindOrInsert(table, {1, 2, 3});
+    cudaSetDevice(1);
+    CHECK_THROWS(FindOrInsert(table, {4}), cuda::CudaError, "its device current: 0. Received: 1");
+    cuda::CudaTable other(Options(8));  // on device 1
+    FindOrInsert(other, {1});
+    cudaSetDevice(0);
+    CHECK_THROWS(FindOrInsert(other, {4}), cuda::CudaError, "1. Received: 0");
+    FindOrInsert(table, {4});
+    CHECK_EQ(table.Size(kStream), 4);
+    cuda::Workspace workspace;
+    for (int device = 0; device < 2; ++device) {
+      cudaSetDevice(device);
+      const cuda::Workspace::Scope scope(workspace, kStream);
+      workspace.Take<char>(100);
+    }
+    cudaSetDevice(0);
+  }  // the emulator checks that each piece is freed on its own device
+  CHECK_EQ(emulator::current_device, 0);
+  CHECK_EQ(emulator::bytes_allocated, before);
+}
+
 void RefusesWhatItCannotDo() {
   TableOptions options = Options(4);
   options.use_hashtable = false;
@@ -253,6 +278,7 @@ int main() {
   sok::GrowthKeepsEveryRow(0.95);
   sok::MaxCapacityIsAllOrNothing();
   sok::AWarmStepNeitherAllocatesNorWaits();
+  sok::StaysOnItsDevice();
   sok::RefusesWhatItCannotDo();
   CHECK_EQ(emulator::bytes_allocated, 0);
 }

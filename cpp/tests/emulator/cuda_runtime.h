@@ -48,7 +48,11 @@ struct cudaLaunchConfig_t {
   size_t dynamicSmemBytes = 0;
   cudaStream_t stream = nullptr;
 };
-inline constexpr unsigned cudaEventDisableTiming = 2;
+inline constexpr unsigned cudaEventDefault = 0, cudaEventDisableTiming = 2;
+struct cudaDeviceProp {
+  char name[256];
+  int l2CacheSize, multiProcessorCount;
+};
 inline const cudaStream_t cudaStreamLegacy = reinterpret_cast<cudaStream_t>(0x1);
 
 namespace emulator {
@@ -56,6 +60,7 @@ inline std::mutex one_kernel;        // at a time, because TensorFlow runs ops o
 inline int64_t bytes_allocated = 0;  // for tests: what is not freed in the end
 inline int64_t num_allocations = 0;  // for tests: a warm step makes none
 inline int64_t num_host_waits = 0;   // for tests: a warm step makes none
+inline int current_device = 0;
 }  // namespace emulator
 
 inline const char* cudaGetErrorString(cudaError_t error) {
@@ -67,9 +72,28 @@ inline cudaError_t cudaGetDeviceCount(int* count) {
   return cudaSuccess;
 }
 inline cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
+  *device = emulator::current_device;
   return cudaSuccess;
 }
+inline cudaError_t cudaSetDevice(int device) {
+  emulator::current_device = device;
+  return cudaSuccess;
+}
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  *properties = {"emulator", 1 << 20, 1};
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* bytes) {
+  *free_bytes = *bytes = size_t{1} << 32;
+  return cudaSuccess;
+}
+inline cudaError_t cudaDriverGetVersion(int* version) { return *version = 0, cudaSuccess; }
+inline cudaError_t cudaRuntimeGetVersion(int* version) { return *version = 0, cudaSuccess; }
+inline cudaError_t cudaDeviceSynchronize() {
+  ++emulator::num_host_waits;
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t) { return cudaSuccess; }
 inline cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps*) {
   *pool = nullptr;
   return cudaSuccess;
@@ -79,10 +103,11 @@ inline cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*
 }
 inline cudaError_t cudaMallocFromPoolAsync(void** pointer, size_t bytes, cudaMemPool_t,
                                            cudaStream_t) {
-  // Its size in front, and rubbish in it.
+  // Its size and device in front, and rubbish in it.
   char* const block = static_cast<char*>(std::aligned_alloc(256, (bytes + 511) / 256 * 256));
   if (block == nullptr) return cudaErrorMemoryAllocation;
   std::memcpy(block, &bytes, sizeof(bytes));
+  std::memcpy(block + sizeof(bytes), &emulator::current_device, sizeof(int));
   std::memset(block + 256, 0xA5, bytes);
   *pointer = block + 256;
   emulator::bytes_allocated += static_cast<int64_t>(bytes);
@@ -94,6 +119,13 @@ inline cudaError_t cudaFreeAsync(void* pointer, cudaStream_t) {
   char* const block = static_cast<char*>(pointer) - 256;
   size_t bytes;
   std::memcpy(&bytes, block, sizeof(bytes));
+  int device;
+  std::memcpy(&device, block + sizeof(bytes), sizeof(device));
+  if (device != emulator::current_device) {
+    std::fprintf(stderr, "emulator: memory of device %d is freed with %d current\n", device,
+                 emulator::current_device);
+    std::abort();
+  }
   emulator::bytes_allocated -= static_cast<int64_t>(bytes);
   std::memset(pointer, 0x5A, bytes);
   std::free(block);
@@ -134,6 +166,10 @@ inline cudaError_t cudaEventQuery(cudaEvent_t) {
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t) {
   ++emulator::num_host_waits;
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t, cudaEvent_t) {
+  *milliseconds = 1.0f;  // always: nothing is to depend on it
   return cudaSuccess;
 }
 
