@@ -390,6 +390,8 @@ class CudaTable:
             `Table`; initial rows have the same bits.
         key_dtype: `"int64"` or `"uint64"`, also the type of the key arrays.
         max_load_factor: Share of the index that may be in use before it grows, in (0, 0.97].
+        policy: As of `Table`; the calls from `observe` on do what they do there. With one, every
+            call that may insert waits for the device once.
 
     Raises:
         ValueError: An argument is out of its range; the message names it.
@@ -410,6 +412,7 @@ class CudaTable:
         initial_capacity: int = 0,
         max_capacity: int = 0,
         max_load_factor: float = 0.875,
+        policy: Mapping[str, bool | int | float | str] = ...,
         stream: int = 0,
     ) -> None: ...
     @property
@@ -436,6 +439,7 @@ class CudaTable:
         self, keys: Any, *, rows: Any = None, inserted: Any = None, stream: int = 0
     ) -> tuple[Any, Any]:
         """Reads rows, inserting missing keys; the flag is true at one position of each new key.
+        With policies a training lookup, of which some keys may get no row.
 
         Raises:
             ValueError: `max_capacity` would be exceeded; nothing was inserted.
@@ -467,6 +471,24 @@ class CudaTable:
         """As `Table.import_`, from NumPy arrays; keys must not repeat. Waits."""
     def stats(self, *, stream: int = 0) -> dict[str, int | float]:
         """Size, load factor and bytes. Waits."""
+    @property
+    def keeps_records(self) -> bool:
+        """Whether the table has policies."""
+    def observe(self, keys: Any, *, stream: int = 0) -> None:
+        """As `Table.observe`. Waits."""
+    def evict(self, *, stream: int = 0) -> int:
+        """As `Table.evict`. Waits."""
+    def pop_evicted(self) -> dict[str, Any]:
+        """As `Table.pop_evicted`: evicted rows wait in host memory."""
+    def statistics(self, *, stream: int = 0) -> dict[str, int]:
+        """As `Table.statistics`. Waits."""
+    def key_statistics(
+        self, keys: Any, *, stream: int = 0
+    ) -> tuple[CudaArray, CudaArray, CudaArray]:
+        """As `Table.key_statistics`, in device memory."""
+    def assign_scores(self, keys: Any, scores: Any, *, stream: int = 0) -> int:
+        """As `Table.assign_scores`; of equal keys the last wins. Waits."""
+    def set_step(self, step: int) -> None: ...
 
 def cuda_apply_gradients(
     table: CudaTable,

@@ -1,5 +1,5 @@
 // Policies: which keys get a row (admission) and which lose it (eviction). Decisions only; what
-// they decide on is kept in core/cpu/records.h.
+// they decide on is kept in core/cpu/records.h and core/cuda/records.h.
 //
 //     missing key, training -> seen filter_freq times? -- no --> waits; reads `no_permission`
 //                                      | yes
@@ -19,6 +19,8 @@
 
 #include <cstdint>
 #include <string>
+
+#include "cpp/core/platform.h"
 
 namespace sok {
 
@@ -64,9 +66,20 @@ inline constexpr int64_t kMaxBloomHashes = 64;
 BloomSize SizeOfBloomFilter(int64_t max_keys, double probability);
 
 // A key last seen in `last_step` has outlived its time at `step`.
-inline bool IsOutlived(int64_t step, int64_t last_step, int64_t steps_to_live) {
+SOK_HD inline bool IsOutlived(int64_t step, int64_t last_step, int64_t steps_to_live) {
   return steps_to_live > 0 && step - last_step > steps_to_live;
 }
+
+// ---- what a table says when a call does not fit its policy: std::invalid_argument, and
+// std::length_error from the last ----
+void RequireRecords(bool keeps_records, const std::string& table);
+void RequireCustomScore(ScoreKind score, const std::string& table);
+void CheckTableStep(int64_t step, const std::string& table);
+// `records`: values of a snapshot, 3 a key, or none.
+void CheckSnapshotRecords(int64_t num_values, int64_t num_keys, const std::string& table);
+// New keys and those beside them that are there must find room together.
+void CheckBatchFits(int64_t num_new, int64_t num_kept, int64_t max_capacity,
+                    const std::string& table);
 
 // sum(row^2) / 2, summed in double from the first column on.
 double HalfSumOfSquares(const float* row, int64_t dim);  // [dim]

@@ -33,6 +33,9 @@ void BindOptimizer(pybind11::module_& m);
 void BindPolicies(pybind11::class_<CpuTable, std::shared_ptr<CpuTable>>& table);
 // Fields of PolicyOptions by name. Throws ValueError naming an unknown one.
 PolicyOptions ParsePolicy(const pybind11::dict& fields);
+// What `pop_evicted` and `statistics` return, for tables on any device.
+pybind11::dict EvictedToDict(const EvictedRows& popped, const TableOptions& options);
+pybind11::dict StatisticsToDict(const PolicyStatistics& statistics);
 
 using FloatArray = pybind11::array_t<float, pybind11::array::c_style>;
 using BoolArray = pybind11::array_t<bool, pybind11::array::c_style>;

@@ -41,17 +41,7 @@ py::dict PopEvicted(CpuTable& table) {
     const py::gil_scoped_release release;
     popped = table.PopEvicted();
   }
-  const int64_t n = static_cast<int64_t>(popped.keys.size());
-  int64_t slot_width = 0;
-  for (int64_t width : popped.slot_widths) slot_width += width;
-  py::dict out;
-  out["keys"] = KeysToNumpy(popped.keys.data(), n, table.options().key_type);
-  out["rows"] = Floats(popped.rows, n, table.dim());
-  out["slot_rows"] = Floats(popped.slot_rows, n, slot_width);
-  out["slot_names"] = popped.slot_names;
-  out["frequencies"] = Longs(popped.frequencies);
-  out["last_steps"] = Longs(popped.last_steps);
-  return out;
+  return EvictedToDict(popped, table.options());
 }
 
 py::dict Statistics(const CpuTable& table) {
@@ -60,22 +50,7 @@ py::dict Statistics(const CpuTable& table) {
     const py::gil_scoped_release release;
     s = table.Statistics();
   }
-  py::dict out;
-  out["size"] = s.size;
-  out["seen"] = s.seen;
-  out["found"] = s.found;
-  out["admitted"] = s.admitted;
-  out["refused"] = s.refused;
-  out["written"] = s.written;
-  out["erased"] = s.erased;
-  out["evicted"] = s.evicted;
-  out["popped"] = s.popped;
-  out["buffered"] = s.buffered;
-  out["dropped"] = s.dropped;
-  out["waiting"] = s.waiting;
-  out["dropped_gradients"] = s.dropped_gradients;
-  out["step"] = s.step;
-  return out;
+  return StatisticsToDict(s);
 }
 
 py::tuple KeyStatistics(const CpuTable& table, const py::object& key_object) {
@@ -103,6 +78,39 @@ int64_t AssignScores(CpuTable& table, const py::object& key_object, const LongAr
 }
 
 }  // namespace
+
+py::dict EvictedToDict(const EvictedRows& popped, const TableOptions& options) {
+  const int64_t n = static_cast<int64_t>(popped.keys.size());
+  int64_t slot_width = 0;
+  for (int64_t width : popped.slot_widths) slot_width += width;
+  py::dict out;
+  out["keys"] = KeysToNumpy(popped.keys.data(), n, options.key_type);
+  out["rows"] = Floats(popped.rows, n, options.dim);
+  out["slot_rows"] = Floats(popped.slot_rows, n, slot_width);
+  out["slot_names"] = popped.slot_names;
+  out["frequencies"] = Longs(popped.frequencies);
+  out["last_steps"] = Longs(popped.last_steps);
+  return out;
+}
+
+py::dict StatisticsToDict(const PolicyStatistics& s) {
+  py::dict out;
+  out["size"] = s.size;
+  out["seen"] = s.seen;
+  out["found"] = s.found;
+  out["admitted"] = s.admitted;
+  out["refused"] = s.refused;
+  out["written"] = s.written;
+  out["erased"] = s.erased;
+  out["evicted"] = s.evicted;
+  out["popped"] = s.popped;
+  out["buffered"] = s.buffered;
+  out["dropped"] = s.dropped;
+  out["waiting"] = s.waiting;
+  out["dropped_gradients"] = s.dropped_gradients;
+  out["step"] = s.step;
+  return out;
+}
 
 PolicyOptions ParsePolicy(const py::dict& fields) {
   PolicyOptions policy;

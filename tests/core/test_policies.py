@@ -48,9 +48,9 @@ def make(capacity=0, policy=None, dim=DIM, initial=INITIAL, **kwargs):
 class Runner:
     """One table and its model, taken through the same random calls."""
 
-    def __init__(self, name):
+    def __init__(self, name, make_table=make):
         capacity, policy = POLICIES[name]
-        self.table, self.model = make(capacity, policy), Model(INITIAL, capacity, policy)
+        self.table, self.model = make_table(capacity, policy), Model(INITIAL, capacity, policy)
         self.rng = np.random.default_rng(len(name))
         # Some keys are common, some rare.
         self.weights = 1.0 / np.arange(1, len(KEYS) + 1)
@@ -118,7 +118,7 @@ class Runner:
         if expected:
             assert (popped["rows"] == np.array([row for _, row, *_ in expected])).all()
 
-    def run(self, steps):
+    def run(self, steps, compare_every=500):
         calls = [
             *[(self.find, 0.04), (self.assign, 0.02), (self.erase, 0.01), (self.evict, 0.01)],
             *[(self.scores, 0.05), (self.set_step, 0.003), (self.pop, 0.004)],
@@ -127,7 +127,7 @@ class Runner:
         order = self.rng.choice(len(calls), steps, p=[p for _, p in calls])
         for number, call in enumerate(order.tolist()):
             calls[call][0]()
-            if number % 500 == 0:
+            if number % compare_every == 0:
                 self.compare()
         self.compare()
 

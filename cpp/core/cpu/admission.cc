@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <limits>
-#include <stdexcept>
-#include <string>
 
+#include "cpp/core/bloom.h"
 #include "cpp/core/cpu/index.h"
 #include "cpp/core/hash.h"
 
@@ -139,12 +137,9 @@ class ExactFilter final : public AdmissionFilter {
 template <typename Counter>
 class BloomFilter final : public AdmissionFilter {
  public:
-  explicit BloomFilter(const PolicyOptions& options) {
-    const BloomSize size = SizeOfBloomFilter(options.bloom_max_keys, options.bloom_probability);
-    num_hashes_ = static_cast<int>(size.num_hashes);
-    shard_counters_ = (size.num_counters + kNumShards - 1) / kNumShards;
-    counters_.resize(static_cast<size_t>(shard_counters_ * kNumShards));
-  }
+  explicit BloomFilter(const PolicyOptions& options)
+      : shape_(ShapeOfBloomFilter(options)),
+        counters_(static_cast<size_t>(shape_.num_counters())) {}
 
   int64_t CountWith(uint64_t hash, uint64_t key, int64_t) const override {
     const int64_t count = Find(hash, key).count;
@@ -188,11 +183,7 @@ class BloomFilter final : public AdmissionFilter {
   }
 
   void CheckCounters(const std::vector<int64_t>& counters) const override {
-    if (!counters.empty() && counters.size() != counters_.size()) {
-      throw std::invalid_argument("A Bloom filter must be restored by one of its size, " +
-                                  std::to_string(counters_.size()) +
-                                  " counters. Received: " + std::to_string(counters.size()));
-    }
+    CheckBloomCounters(shape_, counters);
   }
 
   void Import(const std::vector<WaitingKey>& keys, const std::vector<int64_t>& counters) override {
@@ -214,23 +205,17 @@ class BloomFilter final : public AdmissionFilter {
     return static_cast<int64_t>(std::min<uint64_t>(counter, kMost));
   }
 
-  // Different places of a key's counters, in its shard's part. Double hashing: A. Kirsch and
-  // M. Mitzenmacher, "Less hashing, same performance", 2006.
+  // Different places of a key's counters.
   int Places(uint64_t hash, int64_t* places) const {
-    const uint64_t first = HashKey(hash ^ 0x9E3779B97F4A7C15ull);
-    const uint64_t stride = HashKey(hash + 0xD1B54A32D192ED03ull) | 1;
-    const uint64_t size = static_cast<uint64_t>(shard_counters_);
-    for (int i = 0; i < num_hashes_; ++i) {
-      places[i] = static_cast<int64_t>(HashShard(hash) * size + (first + i * stride) % size);
-    }
+    const BloomPlaces all(shape_, hash);
+    for (int i = 0; i < shape_.num_hashes; ++i) places[i] = all[i];
     // Equal ones would count a key twice.
-    std::sort(places, places + num_hashes_);
-    return static_cast<int>(std::unique(places, places + num_hashes_) - places);
+    std::sort(places, places + shape_.num_hashes);
+    return static_cast<int>(std::unique(places, places + shape_.num_hashes) - places);
   }
 
-  int num_hashes_ = 1;
-  int64_t shard_counters_ = 1;
-  std::vector<Counter> counters_;  // [kNumShards, shard_counters_]
+  const BloomShape shape_;
+  std::vector<Counter> counters_;  // [kNumShards, shard_counters]
 };
 
 }  // namespace

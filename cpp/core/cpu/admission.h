@@ -19,7 +19,7 @@
 #include <memory>
 #include <vector>
 
-#include "cpp/core/cpu/key_records.h"
+#include "cpp/core/key_records.h"
 #include "cpp/core/policy.h"
 
 namespace sok {

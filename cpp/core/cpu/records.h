@@ -17,14 +17,13 @@
 #define SOK_CORE_CPU_RECORDS_H_
 
 #include <cstdint>
-#include <deque>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "cpp/core/cpu/admission.h"
 #include "cpp/core/cpu/eviction_queue.h"
-#include "cpp/core/cpu/key_records.h"
+#include "cpp/core/evicted_buffer.h"
+#include "cpp/core/key_records.h"
 #include "cpp/core/policy.h"
 
 namespace sok {
@@ -74,12 +73,6 @@ struct TableRecords {
   }
   void Clear();
 
-  struct EvictedRow {
-    KeyRecord record;
-    std::vector<float> row;       // [dim]
-    std::vector<float> slot_row;  // [sum of saved slot widths]
-  };
-
   const PolicyOptions options;
   int64_t step = 0;
   PolicyStatistics statistics;  // of counts; size, buffered, waiting and step are filled in later
@@ -87,9 +80,7 @@ struct TableRecords {
   std::vector<int64_t> scores;     // parallel to it, or empty
   std::unique_ptr<AdmissionFilter> filter;
   EvictionQueue queue;
-  std::deque<EvictedRow> buffer;
-  std::vector<std::string> buffer_slot_names;  // of the buffered slot rows
-  std::vector<int64_t> buffer_slot_widths;
+  EvictedBuffer buffer;
 };
 
 }  // namespace sok

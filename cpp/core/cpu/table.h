@@ -35,7 +35,7 @@
 #include <string>
 #include <vector>
 
-#include "cpp/core/cpu/key_records.h"
+#include "cpp/core/key_records.h"
 #include "cpp/core/parallel.h"
 #include "cpp/core/slots.h"
 #include "cpp/core/table_options.h"

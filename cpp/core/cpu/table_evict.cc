@@ -7,7 +7,6 @@
 // initial row and initial slot rows, as everywhere.
 #include <algorithm>
 #include <mutex>
-#include <stdexcept>
 
 #include "cpp/core/cpu/records.h"
 #include "cpp/core/cpu/table_impl.h"
@@ -25,12 +24,7 @@ void CpuTable::Impl::MakeRoomByScore(int64_t num_new, const uint32_t* rows, int6
     is_kept[rows[i]] = true;
     ++num_kept;
   }
-  if (num_kept + num_new > options.max_capacity) {
-    throw std::length_error(
-        "A batch must not need more than max_capacity=" + std::to_string(options.max_capacity) +
-        " rows. Received: " + std::to_string(num_new) + " new keys beside " +
-        std::to_string(num_kept) + " that are there (table '" + options.name + "')");
-  }
+  CheckBatchFits(num_new, num_kept, options.max_capacity, options.name);
   if (!rec.queue.is_built() || rec.queue.IsStale(size)) {
     std::vector<EvictionQueue::Entry> entries;
     entries.reserve(static_cast<size_t>(size + num_new));
@@ -56,14 +50,8 @@ void CpuTable::Impl::EvictRows(const std::vector<EvictionQueue::Entry>& entries)
   const int64_t count = static_cast<int64_t>(entries.size());
   free_rows.reserve(free_rows.size() + entries.size());
   const int64_t keep = std::min(rec.options.evicted_buffer, count);
-  BufferSlots();
-  std::deque<TableRecords::EvictedRow> evicted;
-  for (int64_t i = count - keep; i < count; ++i) {
-    evicted.push_back({rec.records[entries[i].row], std::vector<float>(options.dim), {}});
-    int64_t width = 0;
-    for (int64_t w : rec.buffer_slot_widths) width += w;
-    evicted.back().slot_row.resize(static_cast<size_t>(width));
-  }
+  rec.buffer.SetSlots(slots);
+  std::deque<EvictedRow> evicted = rec.buffer.MakeRows(keep, options.dim);
   // From here on nothing fails.
   ++version;
   const bool pending = Pending();
@@ -72,9 +60,10 @@ void CpuTable::Impl::EvictRows(const std::vector<EvictionQueue::Entry>& entries)
     if (i >= count - keep) {
       float* const row = arena->Row(entry.row);
       if (pending) catch_up->Apply(row);  // what is handed back owes nothing
-      TableRecords::EvictedRow& to = evicted[i - (count - keep)];
+      EvictedRow& to = evicted[i - (count - keep)];
+      to.record = rec.records[entry.row];
       std::copy_n(row, options.dim, to.row.data());
-      CopySavedSlots(row, to.slot_row.data());
+      CopySavedSlots(slots, row + options.dim, to.slot_row.data());
     }
     const uint64_t hash = HashKey(entry.key);
     shards[HashShard(hash)].Erase(hash, entry.key);
@@ -84,53 +73,7 @@ void CpuTable::Impl::EvictRows(const std::vector<EvictionQueue::Entry>& entries)
   size -= count;
   rec.statistics.evicted += count;
   rec.statistics.dropped += count - keep;
-  while (static_cast<int64_t>(rec.buffer.size()) + keep > rec.options.evicted_buffer) {
-    rec.buffer.pop_front();
-    ++rec.statistics.dropped;
-  }
-  for (TableRecords::EvictedRow& row : evicted) rec.buffer.push_back(std::move(row));
-}
-
-void CpuTable::Impl::CopySavedSlots(const float* row, float* slot_row) const {
-  int64_t offset = options.dim;
-  for (const SlotSpec& spec : slots) {
-    if (spec.saved) slot_row = std::copy_n(row + offset, spec.width, slot_row);
-    offset += spec.width;
-  }
-}
-
-// Brings the buffered rows to the slots of the day: slots of equal name and width stay.
-void CpuTable::Impl::BufferSlots() {
-  TableRecords& rec = *records;
-  std::vector<std::string> names;
-  std::vector<int64_t> widths;
-  std::vector<float> initial;
-  for (const SlotSpec& spec : slots) {
-    if (!spec.saved) continue;
-    names.push_back(spec.name);
-    widths.push_back(spec.width);
-    initial.insert(initial.end(), static_cast<size_t>(spec.width), spec.initial);
-  }
-  if (names == rec.buffer_slot_names && widths == rec.buffer_slot_widths) return;
-  std::vector<std::vector<float>> slot_rows;
-  for (const TableRecords::EvictedRow& row : rec.buffer) {
-    std::vector<float> slot_row = initial;
-    int64_t from = 0;
-    for (size_t old = 0; old < rec.buffer_slot_names.size(); ++old) {
-      int64_t to = 0;
-      for (size_t s = 0; s < names.size(); ++s) {
-        if (names[s] == rec.buffer_slot_names[old] && widths[s] == rec.buffer_slot_widths[old]) {
-          std::copy_n(row.slot_row.begin() + from, widths[s], slot_row.begin() + to);
-        }
-        to += widths[s];
-      }
-      from += rec.buffer_slot_widths[old];
-    }
-    slot_rows.push_back(std::move(slot_row));
-  }
-  for (size_t i = 0; i < slot_rows.size(); ++i) rec.buffer[i].slot_row = std::move(slot_rows[i]);
-  rec.buffer_slot_names = std::move(names);
-  rec.buffer_slot_widths = std::move(widths);
+  rec.statistics.dropped += rec.buffer.Append(std::move(evicted), rec.options.evicted_buffer);
 }
 
 int64_t CpuTable::Evict(Executor& ex) {
@@ -170,20 +113,9 @@ int64_t CpuTable::Impl::Evict(Executor& ex) {
 EvictedRows CpuTable::PopEvicted() {
   const std::unique_lock<std::shared_mutex> lock(impl_->mutex);
   TableRecords& rec = impl_->Records();
-  impl_->BufferSlots();
-  EvictedRows popped;
-  popped.slot_names = rec.buffer_slot_names;
-  popped.slot_widths = rec.buffer_slot_widths;
-  for (const TableRecords::EvictedRow& row : rec.buffer) {
-    popped.keys.push_back(row.record.key);
-    popped.frequencies.push_back(row.record.frequency);
-    popped.last_steps.push_back(row.record.last_step);
-    popped.rows.insert(popped.rows.end(), row.row.begin(), row.row.end());
-    popped.slot_rows.insert(popped.slot_rows.end(), row.slot_row.begin(), row.slot_row.end());
-  }
-  rec.statistics.popped += static_cast<int64_t>(rec.buffer.size());
-  rec.buffer.clear();
-  return popped;
+  rec.buffer.SetSlots(impl_->slots);
+  rec.statistics.popped += rec.buffer.size();
+  return rec.buffer.Pop();
 }
 
 }  // namespace sok

@@ -89,8 +89,6 @@ struct CpuTable::Impl {
   // Evicts so many keys of least score that `num_new` find room; those in `rows` stay.
   void MakeRoomByScore(int64_t num_new, const uint32_t* rows, int64_t num_rows);
   void EvictRows(const std::vector<EvictionQueue::Entry>& entries);
-  void BufferSlots();
-  void CopySavedSlots(const float* row, float* slot_row) const;
   // Around the insertion of keys that are written and not looked up. `rows` as FindRows left it.
   void PrepareToWrite(const uint64_t* keys, const uint32_t* rows, int64_t num_keys);
   void RecordWritten(const uint64_t* keys, const uint32_t* rows, const ShardGroups& misses);

@@ -7,7 +7,6 @@
 // are sorted, row numbers do not depend on the order of the keys.
 #include <algorithm>
 #include <mutex>
-#include <stdexcept>
 
 #include "cpp/core/cpu/records.h"
 #include "cpp/core/cpu/scratch.h"
@@ -22,10 +21,8 @@ using ExclusiveLock = std::unique_lock<std::shared_mutex>;
 }  // namespace
 
 TableRecords& CpuTable::Impl::Records() const {
-  if (records != nullptr) return *records;
-  throw std::invalid_argument("This needs a table with an admission or eviction policy, or with " +
-                              std::string("records kept. Received: table '") + options.name +
-                              "' without");
+  RequireRecords(records != nullptr, options.name);
+  return *records;
 }
 
 void CpuTable::Impl::Observe(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* rows) {
@@ -194,11 +191,8 @@ RecordSnapshot CpuTable::Impl::ExportRecords(const std::vector<Entry>& entries) 
 
 void CpuTable::Impl::CheckRecords(const TableSnapshot& snapshot) const {
   const RecordSnapshot& policy = snapshot.policy;
-  if (!policy.records.empty() && policy.records.size() != 3 * snapshot.keys.size()) {
-    throw std::invalid_argument(
-        "Import: `records` must hold 3 values a key, " + std::to_string(3 * snapshot.keys.size()) +
-        ". Received: " + std::to_string(policy.records.size()) + " (table '" + options.name + "')");
-  }
+  CheckSnapshotRecords(static_cast<int64_t>(policy.records.size()),
+                       static_cast<int64_t>(snapshot.keys.size()), options.name);
   if (records->filter != nullptr) records->filter->CheckCounters(policy.counters);
 }
 
@@ -256,7 +250,7 @@ PolicyStatistics CpuTable::Statistics() const {
   PolicyStatistics statistics = rec.statistics;
   statistics.size = impl_->size;
   statistics.seen = statistics.found + statistics.admitted + statistics.refused;
-  statistics.buffered = static_cast<int64_t>(rec.buffer.size());
+  statistics.buffered = rec.buffer.size();
   statistics.waiting = rec.filter == nullptr ? 0 : rec.filter->num_waiting();
   statistics.step = rec.step;
   return statistics;
@@ -284,11 +278,7 @@ void CpuTable::KeyStatistics(const uint64_t* keys, int64_t num_keys, uint8_t* pr
 int64_t CpuTable::AssignScores(const uint64_t* keys, int64_t num_keys, const int64_t* scores) {
   const ExclusiveLock lock(impl_->mutex);
   TableRecords& rec = impl_->Records();
-  if (!rec.has_scores()) {
-    throw std::invalid_argument("Scores can be assigned where eviction is by custom score. " +
-                                std::string("Received: table '") + impl_->options.name +
-                                "' with another policy");
-  }
+  RequireCustomScore(rec.options.score, impl_->options.name);
   const Scratch<uint32_t> rows(num_keys);
   impl_->FindRange(keys, num_keys, rows.get());
   if (rec.queue.is_built()) rec.queue.Reserve(num_keys);
@@ -306,10 +296,7 @@ int64_t CpuTable::AssignScores(const uint64_t* keys, int64_t num_keys, const int
 void CpuTable::SetStep(int64_t step) {
   const ExclusiveLock lock(impl_->mutex);
   TableRecords& rec = impl_->Records();
-  if (step < 0 || step > (int64_t{1} << 62)) {
-    throw std::invalid_argument("`step` must be in [0, 2^62]. Received: " + std::to_string(step) +
-                                " (table '" + impl_->options.name + "')");
-  }
+  CheckTableStep(step, impl_->options.name);
   rec.step = step;
 }
 
@@ -324,7 +311,7 @@ void TableRecords::Clear() {
   std::vector<int64_t>().swap(scores);
   if (filter != nullptr) filter->Clear();
   queue.Clear();
-  buffer.clear();
+  buffer.Clear();
 }
 
 }  // namespace sok

@@ -7,6 +7,7 @@
 #include "cpp/core/cuda/apply.h"
 #include "cpp/core/cuda/combine.h"
 #include "cpp/core/cuda/history.h"
+#include "cpp/core/cuda/index.cuh"
 #include "cpp/core/cuda/launch.cuh"
 #include "cpp/core/cuda/rows.cuh"
 #include "cpp/core/cuda/unique.h"
@@ -72,7 +73,7 @@ __global__ void __launch_bounds__(kThreads)
   if (first >= count) return;  // the whole warp
   float* row = nullptr;
   Debt debt;
-  if (i < count) {
+  if (i < count && batch.row_numbers[i] != kNoRow) {
     row = table.Row(batch.row_numbers[i]);
     if (owes) debt = DebtOf(table.history, LastStep(table, row));
   }
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(kThreads)
     float* const target = ShuffleRow(warp, row, lane);
     Debt target_debt;
     if (owes) target_debt = ShuffleDebt(warp, debt, lane);
-    if (piece >= num_pieces) continue;
+    if (piece >= num_pieces || target == nullptr) continue;
     const uint32_t column = piece - lane * pieces.per_row;
     const Piece<kWidth> grad = grads[piece];
     Piece<kWidth> x[kSlots + 1];
@@ -121,7 +122,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto lanes = cg::tiled_partition<kRowLanes>(cg::this_thread_block());
   const TableRef& table = batch.table;
   const int64_t i = GlobalThread() / kRowLanes;
-  if (i >= batch.num_rows.Get()) return;  // all eight
+  if (i >= batch.num_rows.Get() || batch.row_numbers[i] == kNoRow) return;  // all eight
   float* const row = table.Row(batch.row_numbers[i]);
   const float* const grad = batch.grads + i * table.dim;
   const bool owes = table.history.kind != ReplayKind::kNothing;
@@ -169,6 +170,18 @@ struct RunRule {
   }
 };
 
+// A table with policies gives rows at lookups only: a key that waits, or was evicted since it was
+// looked up, has none to update.
+void FindRowsToUpdate(Stream stream, CudaTable& table, const uint64_t* unique, Count num_unique,
+                      uint32_t* row_numbers) {
+  if (table.keeps_records()) {
+    FindKeys(stream, table.Ref(), unique, num_unique, row_numbers);
+  } else {
+    table.FindOrInsertRows(stream, unique, num_unique.most, row_numbers, nullptr,
+                           num_unique.actual);
+  }
+}
+
 }  // namespace
 
 void ApplyGradientsToRows(Stream stream, CudaTable& table, const OptimizerOptions& options,
@@ -177,6 +190,9 @@ void ApplyGradientsToRows(Stream stream, CudaTable& table, const OptimizerOption
   CheckStep(options, learning_rate, step);
   const History& history = table.Attach(stream, options);
   table.MakeRoomForStep(stream);
+  if (table.keeps_records()) {
+    table.CountDroppedGradients(stream, row_numbers, num_rows, num_actual);
+  }
   const float no_clip = std::numeric_limits<float>::infinity();
   const Batch batch{table.Ref(),
                     row_numbers,
@@ -204,14 +220,14 @@ TableStep::TableStep(Stream stream, CudaTable& table, const OptimizerOptions& op
   scope_ = std::make_unique<Workspace::Scope>(workspace, stream);
   row_numbers_ = workspace.Take<uint32_t>(num_keys);
   if (keys_are_unique) {
-    table.FindOrInsertRows(stream, keys, num_keys, row_numbers_, nullptr);
+    FindRowsToUpdate(stream, table, keys, num_keys, row_numbers_);
     return;
   }
   uint64_t* const unique = workspace.Take<uint64_t>(num_keys);
   inverse_ = workspace.Take<int32_t>(num_keys);
   num_unique_ = workspace.Take<uint32_t>(1);
   Unique(stream, workspace, keys, num_keys, unique, inverse_, num_unique_);
-  table.FindOrInsertRows(stream, unique, num_keys, row_numbers_, nullptr, num_unique_);
+  FindRowsToUpdate(stream, table, unique, Count(num_keys, num_unique_), row_numbers_);
 }
 
 void TableStep::Run() {

@@ -6,6 +6,8 @@
 // The update is one kernel: a row with its slot rows is read once, brought up from the steps it
 // missed, changed by the same rule structs as on the CPU (optimizer.h), and written once.
 //
+// In a table with policies, gradients of keys without a row are dropped and counted.
+//
 // Invariant: a row occurs once in an update, and equal keys are summed in an order that depends on
 // the batch alone (combine.h).
 //
@@ -52,7 +54,8 @@ class TableStep {
   uint32_t* num_unique_ = nullptr;           // a device scalar; null: num_keys
 };
 
-// For a caller that kept the row numbers of its lookup. Row numbers must not repeat.
+// For a caller that kept the row numbers of its lookup. Row numbers must not repeat, but for kNoRow
+// in a table with policies.
 // `num_actual`: in device memory, the number of rows if it is less than num_rows; may be null.
 void ApplyGradientsToRows(Stream stream, CudaTable& table, const OptimizerOptions& options,
                           float learning_rate, int64_t step,

@@ -4,22 +4,13 @@
 #include "cpp/core/cuda/memory.cuh"
 #include "cpp/core/cuda/probe.h"
 #include "cpp/core/cuda/rows.cuh"
+#include "cpp/core/cuda/ticket.cuh"
 
 namespace sok {
 namespace cuda {
 namespace {
 
 namespace cg = cooperative_groups;
-
-// Adds 1 to *counter for each thread that calls this together; every thread gets its own value.
-SOK_DEVICE uint32_t TakeTicket(uint32_t* counter) {
-  const cg::coalesced_group together = cg::coalesced_threads();
-  uint32_t first = 0;
-  if (together.thread_rank() == 0) {
-    first = atomicAdd(counter, static_cast<uint32_t>(together.size()));
-  }
-  return together.shfl(first, 0) + static_cast<uint32_t>(together.thread_rank());
-}
 
 // Row number of a new key. The stack and next_row stand still while a batch is inserted; the
 // tickets are booked behind it.

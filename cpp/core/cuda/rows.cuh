@@ -217,7 +217,7 @@ SOK_DEVICE void WriteNewRows(const Warp& warp, const TableRef& table, uint64_t k
 }
 
 // Copies the rows of the warp's lanes to rows first, first + 1, ... of `out` [count, dim]. A lane
-// without a row (null) reads the initial row of its key.
+// without a row (null) reads the initial row of its key, or `no_permission`.
 template <int kWidth, bool kOwes>
 SOK_DEVICE void CopyRowsOut(const Warp& warp, const TableRef& table, const Pieces<kWidth>& pieces,
                             int64_t first, int64_t count, uint64_t key, const float* row,
@@ -262,9 +262,14 @@ SOK_DEVICE void CopyRowsOut(const Warp& warp, const TableRef& table, const Piece
     const float* const from = ShuffleRow(warp, row, lane);
     const uint64_t from_key = warp.shfl(key, lane);
     if (piece >= num_pieces || from != nullptr) continue;
-    Piece<kWidth> value = InitialPiece<kWidth>(table, from_key, piece - lane * pieces.per_row);
-    if constexpr (kOwes) {
-      for (int i = 0; i < kWidth; ++i) value.x[i] *= table.history.initial_decay;
+    Piece<kWidth> value;
+    if (table.filters) {
+      for (int i = 0; i < kWidth; ++i) value.x[i] = table.no_permission;
+    } else {
+      value = InitialPiece<kWidth>(table, from_key, piece - lane * pieces.per_row);
+      if constexpr (kOwes) {
+        for (int i = 0; i < kWidth; ++i) value.x[i] *= table.history.initial_decay;
+      }
     }
     dense[piece] = value;
   }

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t count = num_rows.Get();
   if (first >= count) return;
   const float* row = nullptr;
-  if (i < count) row = table.Row(row_numbers[i]);
+  if (i < count && row_numbers[i] != kNoRow) row = table.Row(row_numbers[i]);
   CopyRowsOut<kWidth, kOwes>(warp, table, pieces, first, count, 0, row, rows);
 }
 

@@ -10,11 +10,12 @@
 namespace sok {
 namespace cuda {
 
-// Probes and copies in one kernel; missing keys read their initial row. `found` may be null.
+// Probes and copies in one kernel; missing keys read their initial row, or `no_permission`. `found`
+// may be null.
 void FindAndCopy(Stream stream, const TableRef& table, const uint64_t* keys, int64_t num_keys,
                  float* rows, uint8_t* found);
 
-// rows[i] = row of row_numbers[i] as it reads now; none of them is kNoRow.
+// rows[i] = row of row_numbers[i] as it reads now; kNoRow only where the table filters keys.
 void CopyRows(Stream stream, const TableRef& table, const uint32_t* row_numbers, Count num_rows,
               float* rows);
 

@@ -18,13 +18,13 @@ namespace {
 constexpr int64_t kMaxRows = 0xFFFFFFFE;  // a row number plus one must not be kNoRow's
 constexpr int64_t kMaxBatch = int64_t{1} << 30;
 
+}  // namespace
+
 void CheckBatch(int64_t num_keys, const TableOptions& options) {
   if (num_keys >= 0 && num_keys < kMaxBatch) return;
   throw std::invalid_argument("A batch must have between 0 and 2^30 - 1 keys. Received: " +
                               std::to_string(num_keys) + " (table '" + options.name + "')");
 }
-
-}  // namespace
 
 // ---- what the host knows of the counters ----
 
@@ -183,6 +183,19 @@ void CudaTable::FindOrInsertRows(Stream stream, const uint64_t* keys, int64_t nu
   if (num_keys == 0) return;
   Impl& impl = *impl_;
   impl.Use(stream);
+  if (impl.records != nullptr) {
+    if (num_actual != nullptr) {
+      uint32_t actual = 0;
+      CopyToHost(stream, &actual, num_actual, sizeof(actual));
+      num_keys = std::min<int64_t>(num_keys, actual);
+    }
+    const Workspace::Scope scope(impl.workspace, stream);
+    const uint8_t* const first = impl.FirstPositions(keys, num_keys, inserted != nullptr);
+    const KeyBatch batch = impl.InsertWritten(keys, num_keys);
+    FindKeys(stream, impl.Ref(), keys, num_keys, row_numbers);
+    if (inserted != nullptr) FlagInserted(stream, batch, row_numbers, first, inserted);
+    return;
+  }
   impl.MakeRoom(keys, num_keys, num_actual);
   const bool copy = !impl.size.copy_under_way();  // else that one still writes to host_counters
   InsertKeys(stream, impl.Ref(), keys, Count(num_keys, num_actual), row_numbers, inserted,
@@ -195,6 +208,14 @@ void CudaTable::FindOrInsert(Stream stream, const uint64_t* keys, int64_t num_ke
   impl_->Use(stream);
   const Workspace::Scope scope(impl_->workspace, stream);
   uint32_t* const row_numbers = impl_->workspace.Take<uint32_t>(num_keys);
+  if (impl_->records != nullptr) {
+    CheckBatch(num_keys, impl_->options);
+    const uint8_t* const first = impl_->FirstPositions(keys, num_keys, inserted != nullptr);
+    const KeyBatch batch = impl_->Observe(keys, num_keys);
+    FindKeys(stream, impl_->Ref(), keys, num_keys, row_numbers);
+    if (inserted != nullptr) FlagInserted(stream, batch, row_numbers, first, inserted);
+    return FindAndCopy(stream, impl_->Ref(), keys, num_keys, rows, nullptr);
+  }
   FindOrInsertRows(stream, keys, num_keys, row_numbers, inserted);
   GatherRows(stream, row_numbers, num_keys, rows);
 }
@@ -220,25 +241,40 @@ void CudaTable::Assign(Stream stream, const uint64_t* keys, int64_t num_keys, co
   WriteRows(stream, impl.Ref(), row_numbers, last, num_keys, dim(), rows);
 }
 
+void CudaTable::Impl::ReserveFreeRows() {
+  // Each row number that was ever given out may come back.
+  const int64_t most_rows = std::min(rows.bound(), arena.num_chunks * chunk_rows());
+  const size_t bytes = static_cast<size_t>(most_rows) * sizeof(uint32_t);
+  if (bytes <= free_rows.bytes()) return;
+  Buffer larger(bytes + bytes / 4, stream);
+  if (free_rows.bytes() > 0) {
+    CopyOnDevice(stream, larger.data(), free_rows.data(), free_rows.bytes());
+  }
+  free_rows = std::move(larger);
+}
+
 int64_t CudaTable::Erase(Stream stream, const uint64_t* keys, int64_t num_keys) {
   CheckBatch(num_keys, impl_->options);
   if (num_keys == 0) return 0;
   Impl& impl = *impl_;
   impl.Use(stream);
   impl.LearnCounters();
-  // Each row number that was ever given out may come back.
-  const size_t bytes = static_cast<size_t>(impl.rows.known()) * sizeof(uint32_t);
-  if (bytes > impl.free_rows.bytes()) {
-    Buffer larger(bytes + bytes / 4, stream);
-    if (impl.free_rows.bytes() > 0) {
-      CopyOnDevice(stream, larger.data(), impl.free_rows.data(), impl.free_rows.bytes());
-    }
-    impl.free_rows = std::move(larger);
+  impl.ReserveFreeRows();
+  const Workspace::Scope scope(impl.workspace, stream);
+  uint32_t* row_numbers = nullptr;
+  if (impl.records != nullptr) {
+    row_numbers = impl.workspace.Take<uint32_t>(num_keys);
+    FindKeys(stream, impl.Ref(), keys, num_keys, row_numbers);
   }
   EraseKeys(stream, impl.Ref(), keys, num_keys);
   impl.StartCopy();
   impl.WaitForCopy();
-  return impl.host_counters->erased;
+  const int64_t num_erased = impl.host_counters->erased;
+  if (impl.records != nullptr) {
+    RemoveRecords(stream, impl.records->data(), row_numbers, num_keys);
+    impl.records->statistics.erased += num_erased;
+  }
+  return num_erased;
 }
 
 void CudaTable::Reserve(Stream stream, int64_t num_keys) {

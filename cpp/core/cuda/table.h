@@ -21,6 +21,11 @@
 // wait for the device in a warm step. Pointers are to device memory unless the name says host. One
 // host thread at a time.
 //
+// With policies (core/policy.h) the table keeps a record a key (records.h). Then a training lookup
+// goes through Observe, which decides which keys get a row and which make room for them;
+// FindOrInsert does so by itself, and every call that may insert waits for the device, once. A
+// table without policies has none of this and pays nothing for it.
+//
 // Not here: tables without a hashtable, and Adam with a beta_2 so low that its missed steps have to
 // be walked one by one (adam_replay.h: kAdamSteps). Both throw std::invalid_argument.
 #ifndef SOK_CORE_CUDA_TABLE_H_
@@ -32,6 +37,7 @@
 
 #include "cpp/core/cuda/device.h"
 #include "cpp/core/cuda/table_ref.h"
+#include "cpp/core/key_records.h"
 #include "cpp/core/optimizer.h"
 #include "cpp/core/slots.h"
 #include "cpp/core/table_options.h"
@@ -66,7 +72,8 @@ class CudaTable {
   int64_t dim() const;
   Stream stream() const;  // of the last call
 
-  // Async. Reads rows; a missing key reads its initial row and is not inserted.
+  // Async. Reads rows; a missing key reads its initial row, or `no_permission` where a filter
+  // admits keys, and is not inserted.
   void Find(Stream stream, const uint64_t* keys, int64_t num_keys,  // [num_keys]
             float* rows,                                            // [num_keys, dim]
             uint8_t* found);                                        // [num_keys] or null
@@ -82,7 +89,8 @@ class CudaTable {
   // Async. Both of the above: FindOrInsertRows, then the rows.
   void FindOrInsert(Stream stream, const uint64_t* keys, int64_t num_keys, float* rows,
                     uint8_t* inserted);
-  // Async. Rows by number, none of them kNoRow; a row number stays valid until its key is erased.
+  // Async. Rows by number, none of them kNoRow (which reads `no_permission` where a filter admits
+  // keys); a row number stays valid until its key is erased or evicted.
   void GatherRows(Stream stream, const uint32_t* row_numbers, int64_t num_rows, float* rows,
                   const uint32_t* num_actual = nullptr);
   // Async. Writes rows, inserting missing keys; of equal keys the last wins. Slot rows stay.
@@ -99,6 +107,34 @@ class CudaTable {
   void Export(Stream stream, std::vector<uint64_t>* host_keys, std::vector<float>* host_rows);
   // Waits. The reverse: inserts or overwrites whole rows. Keys must not repeat.
   void Import(Stream stream, const uint64_t* host_keys, int64_t num_keys, const float* host_rows);
+  // The same with what policies know, which is empty without them. The form is the CPU's: what one
+  // exported the other imports. `evict`: calls Evict first, where there is a policy for it.
+  void Export(Stream stream, std::vector<uint64_t>* host_keys, std::vector<float>* host_rows,
+              RecordSnapshot* policy, bool evict = false);
+  // `replace`: clears the table first, once the snapshot has been checked.
+  void Import(Stream stream, const uint64_t* host_keys, int64_t num_keys, const float* host_rows,
+              const RecordSnapshot& policy, bool replace = false);
+
+  // ---- admission and eviction, of a table that keeps records; std::invalid_argument from one that
+  // keeps none ----
+  bool keeps_records() const;
+  bool filters() const;  // keys without a row read `no_permission`
+  // Waits. A training lookup of all these keys, which may repeat: counts each once, inserts those
+  // that are admitted, evicts by score where there is no room. The step advances by one. All or
+  // nothing: throws std::length_error where the keys of the call alone are too many, or the table
+  // is full.
+  void Observe(Stream stream, const uint64_t* keys, int64_t num_keys);
+  // Waits. Removes keys that have outlived their steps or fallen below the threshold; how many.
+  int64_t Evict(Stream stream);
+  EvictedRows PopEvicted();                    // from host memory
+  PolicyStatistics Statistics(Stream stream);  // waits
+  // Async. All [num_keys]. A key never seen: 0 and -1.
+  void KeyStatistics(Stream stream, const uint64_t* keys, int64_t num_keys, uint8_t* present,
+                     int64_t* frequencies, int64_t* last_steps);
+  // Waits. Missing keys are passed over; returns how many were there. Of equal keys the last wins.
+  int64_t AssignScores(Stream stream, const uint64_t* keys, int64_t num_keys,
+                       const int64_t* scores);
+  void SetStep(int64_t step);  // the next training lookup is step + 1
 
   // Lays rows out for these slots; slots of equal name and width are kept, others get their initial
   // value. Waits; both layouts exist for a moment. Slots that move are caught up first, and the
@@ -115,6 +151,9 @@ class CudaTable {
   // Async. Brings all rows up when the history has no room for another step.
   void MakeRoomForStep(Stream stream);
   void AppendStep(Stream stream, float learning_rate, int64_t step);
+  // Async. Positions with kNoRow are keys whose gradient finds no row.
+  void CountDroppedGradients(Stream stream, const uint32_t* row_numbers, int64_t num_rows,
+                             const uint32_t* num_actual);
   TableRef Ref() const;
   Workspace& workspace();
 

@@ -1,4 +1,5 @@
-// Inside of CudaTable, shared by table.cu (keys) and table_state.cu (memory, slots, export).
+// Inside of CudaTable, shared by table.cu (keys), table_state.cu (memory, slots, export),
+// table_policy.cu (admission) and table_evict.cu.
 #ifndef SOK_CORE_CUDA_TABLE_IMPL_H_
 #define SOK_CORE_CUDA_TABLE_IMPL_H_
 
@@ -6,6 +7,8 @@
 #include <vector>
 
 #include "cpp/core/cuda/history.h"
+#include "cpp/core/cuda/record_ops.cuh"
+#include "cpp/core/cuda/records.h"
 #include "cpp/core/cuda/size_bound.h"
 #include "cpp/core/cuda/table.h"
 
@@ -23,6 +26,9 @@ struct DeviceArena {
   // Async. Chunks stay where they are; only the array of addresses may be copied to a larger one.
   void Reserve(Stream stream, int64_t wanted_chunks, int64_t chunk_rows);
 };
+
+// Throws std::invalid_argument unless a batch may have so many keys.
+void CheckBatch(int64_t num_keys, const TableOptions& options);
 
 struct CudaTable::Impl {
   Impl(const TableOptions& table_options, double load_factor, Stream first_stream);
@@ -52,6 +58,34 @@ struct CudaTable::Impl {
   int64_t CountNew(const uint64_t* keys, int64_t num_keys);
   void GrowFor(int64_t num_keys);
   void ResizeIndex(int64_t new_num_buckets);
+  void ReserveFreeRows();  // for every row number that was given out; async
+
+  // ---- admission and eviction; all but Records need `records` ----
+  DeviceRecords& Records() const;  // throws std::invalid_argument where there are none
+  // What a call at `step` finds. Waits, and changes nothing.
+  KeyBatch SortOut(const uint64_t* keys, int64_t num_keys, int64_t step, const FilterRef& filter);
+  // A training lookup.
+  KeyBatch Observe(const uint64_t* keys, int64_t num_keys);
+  // Keys that are written and not looked up.
+  KeyBatch InsertWritten(const uint64_t* keys, int64_t num_keys);
+  // 1 at the first position of each key, in the workspace; null where nobody asks.
+  const uint8_t* FirstPositions(const uint64_t* keys, int64_t num_keys, bool asked);
+  // Room for the keys that are admitted, evicting others where there is a score. All or nothing:
+  // throws std::length_error, or CudaError when memory runs out.
+  void MakeRoomFor(const KeyBatch& batch);
+  void MakeRoomInFilter(const KeyBatch& batch);
+  void InsertAdmitted(const KeyBatch& batch, const int64_t* frequencies, int64_t step);
+  void ForgetWaiting(const uint64_t* keys, int64_t num_keys);
+  void EvictLowest(const KeyBatch& batch, int64_t count);
+  // Rows in the order in which they go.
+  void EvictRows(const uint32_t* rows, int64_t count);
+  int64_t Evict();
+  void ExpireWaiting();
+  // Of the keys in rows [num_keys], in this order.
+  void ExportRecords(const uint32_t* rows, int64_t num_keys, RecordSnapshot* snapshot);
+  void CheckRecords(const RecordSnapshot& snapshot, int64_t num_keys) const;
+  void ImportRecords(const RecordSnapshot& snapshot, const uint64_t* keys, const uint32_t* rows,
+                     int64_t num_keys);
 
   void CatchUpAll();
   TableRef Ref() const;
@@ -79,6 +113,7 @@ struct CudaTable::Impl {
   std::vector<float> slot_initial;
   Buffer device_slot_initial;
   std::unique_ptr<History> history;
+  std::unique_ptr<DeviceRecords> records;  // null without policies
 };
 
 }  // namespace cuda

@@ -59,6 +59,8 @@ struct TableRef {
   Initializer initializer;
   float initial_scale = 1.0f;  // weight decay of steps that the history has forgotten
   HistoryRef history;
+  bool filters = false;  // keys without a row read `no_permission`
+  float no_permission = 0.0f;
   Counters* counters = nullptr;
   uint32_t* free_rows = nullptr;  // [num_free] as a stack
 

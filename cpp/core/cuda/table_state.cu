@@ -100,6 +100,7 @@ CudaTable::Impl::Impl(const TableOptions& table_options, double load_factor, Str
   const cudaError_t error = cudaEventCreateWithFlags(&copy_event, cudaEventDisableTiming);
   if (error != cudaSuccess) cudaFreeHost(pinned);
   Check(error, "cudaEventCreate");
+  if (options.policy.keeps_records()) records = std::make_unique<DeviceRecords>(options, stream);
 }
 
 CudaTable::Impl::~Impl() {
@@ -124,6 +125,8 @@ void CudaTable::Impl::Use(Stream next) {
   }
   for (Buffer& slab : arena.slabs) slab.MoveTo(next);
   if (history != nullptr) history->MoveTo(next);
+  if (records != nullptr) records->MoveTo(next);
+  if (records != nullptr && records->waiting != nullptr) records->waiting->impl_->Use(next);
 }
 
 TableRef CudaTable::Impl::Ref() const {
@@ -142,6 +145,8 @@ TableRef CudaTable::Impl::Ref() const {
     ref.initial_scale = history->initial_scale();
     ref.history = history->Ref();
   }
+  ref.filters = options.policy.filters();
+  ref.no_permission = options.policy.no_permission;
   ref.counters = counters.as<Counters>();
   ref.free_rows = free_rows.as<uint32_t>();
   return ref;
@@ -176,6 +181,7 @@ void CudaTable::Clear(Stream stream) {
   impl.arena.stride = stride;
   impl.free_rows = Buffer();
   if (impl.history != nullptr) impl.history->Forget(stream);  // no row owes anything any more
+  if (impl.records != nullptr) impl.records->Clear(stream);
 }
 
 DeviceTableStats CudaTable::Stats(Stream stream) {
@@ -191,7 +197,8 @@ DeviceTableStats CudaTable::Stats(Stream stream) {
   stats.index_bytes = static_cast<int64_t>(impl.buckets.bytes());
   stats.arena_bytes = impl.arena.bytes();
   stats.bytes = stats.index_bytes + stats.arena_bytes +
-                static_cast<int64_t>(impl.free_rows.bytes() + impl.default_rows.bytes());
+                static_cast<int64_t>(impl.free_rows.bytes() + impl.default_rows.bytes()) +
+                (impl.records == nullptr ? 0 : impl.records->bytes(stream));
   return stats;
 }
 
@@ -295,13 +302,21 @@ void CudaTable::AppendStep(Stream stream, float learning_rate, int64_t step) {
 
 void CudaTable::Export(Stream stream, std::vector<uint64_t>* host_keys,
                        std::vector<float>* host_rows) {
+  Export(stream, host_keys, host_rows, nullptr);
+}
+
+void CudaTable::Export(Stream stream, std::vector<uint64_t>* host_keys,
+                       std::vector<float>* host_rows, RecordSnapshot* policy, bool evict) {
   Impl& impl = *impl_;
+  impl.Use(stream);
+  if (evict && impl.options.policy.evicts_on_call()) impl.Evict();
+  if (policy != nullptr) *policy = RecordSnapshot();
   const int64_t num_keys = Size(stream);
   impl.CatchUpAll();
   const int64_t width = row_floats();
   host_keys->resize(static_cast<size_t>(num_keys));
   host_rows->resize(static_cast<size_t>(num_keys * width));
-  if (num_keys == 0) return;
+  if (num_keys == 0 && (policy == nullptr || impl.records == nullptr)) return;
   // Buffers of their own: this much scratch should not stay with the table.
   const size_t key_bytes = static_cast<size_t>(num_keys) * sizeof(uint64_t);
   const Buffer keys(key_bytes, stream), sorted_keys(key_bytes, stream);
@@ -314,6 +329,9 @@ void CudaTable::Export(Stream stream, std::vector<uint64_t>* host_keys,
   SortPairs(stream, impl.workspace, keys.as<uint64_t>(), sorted_keys.as<uint64_t>(),
             rows.as<uint32_t>(), sorted_rows.as<uint32_t>(), num_keys, 64);
   CopyToHost(stream, host_keys->data(), sorted_keys.data(), key_bytes);
+  if (policy != nullptr && impl.records != nullptr) {
+    impl.ExportRecords(sorted_rows.as<uint32_t>(), num_keys, policy);
+  }
   const int64_t piece_rows = std::max<int64_t>(1, kPieceFloats / width);
   const Buffer piece(static_cast<size_t>(std::min(piece_rows, num_keys) * width) * sizeof(float),
                      stream);
@@ -327,8 +345,15 @@ void CudaTable::Export(Stream stream, std::vector<uint64_t>* host_keys,
 
 void CudaTable::Import(Stream stream, const uint64_t* host_keys, int64_t num_keys,
                        const float* host_rows) {
+  Import(stream, host_keys, num_keys, host_rows, RecordSnapshot());
+}
+
+void CudaTable::Import(Stream stream, const uint64_t* host_keys, int64_t num_keys,
+                       const float* host_rows, const RecordSnapshot& policy, bool replace) {
   Impl& impl = *impl_;
   impl.Use(stream);
+  if (impl.records != nullptr) impl.CheckRecords(policy, num_keys);
+  if (replace) Clear(stream);
   impl.CatchUpAll();
   Buffer keys(static_cast<size_t>(num_keys) * sizeof(uint64_t), stream);
   Buffer row_numbers(static_cast<size_t>(num_keys) * sizeof(uint32_t), stream);
@@ -345,6 +370,9 @@ void CudaTable::Import(Stream stream, const uint64_t* host_keys, int64_t num_key
                  static_cast<size_t>(n * width) * sizeof(float));
     WriteRows(stream, impl.Ref(), row_numbers.as<uint32_t>() + first, nullptr, n, width,
               piece.as<float>());
+  }
+  if (impl.records != nullptr) {
+    impl.ImportRecords(policy, keys.as<uint64_t>(), row_numbers.as<uint32_t>(), num_keys);
   }
   Synchronize(stream);
 }

@@ -23,7 +23,8 @@ std::unique_ptr<CudaTable> MakeCudaTable(const std::string& name, int64_t dim,
                                          const std::string& initializer, float a, float b,
                                          const py::object& default_rows, uint64_t seed,
                                          int64_t initial_capacity, int64_t max_capacity,
-                                         double max_load_factor, uint64_t stream) {
+                                         double max_load_factor, const py::dict& policy,
+                                         uint64_t stream) {
   TableOptions options;
   options.name = name;
   options.dim = dim;
@@ -32,6 +33,7 @@ std::unique_ptr<CudaTable> MakeCudaTable(const std::string& name, int64_t dim,
   options.seed = seed;
   options.initial_capacity = initial_capacity;
   options.max_capacity = max_capacity;
+  options.policy = ParsePolicy(policy);
   if (options.key_type != KeyType::kInt64 && options.key_type != KeyType::kUint64) {
     throw py::value_error(
         "`key_dtype` must be int64 or uint64 for a table in device memory. Received: " + key_dtype +
@@ -221,12 +223,14 @@ py::dict Stats(CudaTable& table, uint64_t stream) {
 
 void BindCudaTable(py::module_& m) {
   const auto stream = [] { return py::arg("stream") = 0; };
-  py::class_<CudaTable>(m, "CudaTable", "One rank's shard of a table, in device memory.")
+  py::class_<CudaTable> table(m, "CudaTable", "One rank's shard of a table, in device memory.");
+  BindCudaPolicies(table);
+  table
       .def(py::init(&MakeCudaTable), py::arg("name"), py::arg("dim"), py::kw_only(),
            py::arg("key_dtype") = "int64", py::arg("initializer") = "uniform",
            py::arg("a") = -0.05f, py::arg("b") = 0.05f, py::arg("default_rows") = py::none(),
            py::arg("seed") = 0, py::arg("initial_capacity") = 0, py::arg("max_capacity") = 0,
-           py::arg("max_load_factor") = 0.875, stream())
+           py::arg("max_load_factor") = 0.875, py::arg("policy") = py::dict(), stream())
       .def("find", &Find, py::arg("keys"), py::kw_only(), py::arg("rows") = py::none(),
            py::arg("found") = py::none(), stream())
       .def("find_or_insert", &FindOrInsert, py::arg("keys"), py::kw_only(),

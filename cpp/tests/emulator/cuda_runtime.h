@@ -61,6 +61,7 @@ inline int64_t bytes_allocated = 0;  // for tests: what is not freed in the end
 inline int64_t num_allocations = 0;  // for tests: a warm step makes none
 inline int64_t num_host_waits = 0;   // for tests: a warm step makes none
 inline int current_device = 0;
+inline int64_t allocations_left = INT64_MAX;  // for tests: memory runs out after so many
 }  // namespace emulator
 
 inline const char* cudaGetErrorString(cudaError_t error) {
@@ -103,6 +104,7 @@ inline cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*
 }
 inline cudaError_t cudaMallocFromPoolAsync(void** pointer, size_t bytes, cudaMemPool_t,
                                            cudaStream_t) {
+  if (emulator::allocations_left-- <= 0) return cudaErrorMemoryAllocation;
   // Its size and device in front, and rubbish in it.
   char* const block = static_cast<char*>(std::aligned_alloc(256, (bytes + 511) / 256 * 256));
   if (block == nullptr) return cudaErrorMemoryAllocation;

@@ -1,6 +1,6 @@
-// What goes in and out of a table with policies: plain data, shared by the table and its edges.
-#ifndef SOK_CORE_CPU_KEY_RECORDS_H_
-#define SOK_CORE_CPU_KEY_RECORDS_H_
+// What goes in and out of a table with policies: plain data, the same on every device.
+#ifndef SOK_CORE_KEY_RECORDS_H_
+#define SOK_CORE_KEY_RECORDS_H_
 
 #include <cstdint>
 #include <string>
@@ -60,4 +60,4 @@ struct RecordSnapshot {
 
 }  // namespace sok
 
-#endif  // SOK_CORE_CPU_KEY_RECORDS_H_
+#endif  // SOK_CORE_KEY_RECORDS_H_

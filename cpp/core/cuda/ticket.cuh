@@ -1,0 +1,28 @@
+// Tickets: places 0, 1, 2, ... for the threads that ask, in whatever order they come.
+#ifndef SOK_CORE_CUDA_TICKET_CUH_
+#define SOK_CORE_CUDA_TICKET_CUH_
+
+#include <cooperative_groups.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "cpp/core/cuda/launch.cuh"
+
+namespace sok {
+namespace cuda {
+
+// Adds 1 to *counter for each thread that calls this together; every thread gets its own value.
+SOK_DEVICE uint32_t TakeTicket(uint32_t* counter) {
+  const cooperative_groups::coalesced_group together = cooperative_groups::coalesced_threads();
+  uint32_t first = 0;
+  if (together.thread_rank() == 0) {
+    first = atomicAdd(counter, static_cast<uint32_t>(together.size()));
+  }
+  return together.shfl(first, 0) + static_cast<uint32_t>(together.thread_rank());
+}
+
+}  // namespace cuda
+}  // namespace sok
+
+#endif  // SOK_CORE_CUDA_TICKET_CUH_

@@ -1,0 +1,52 @@
+// EvictedBuffer: the last evicted rows, in host memory, until somebody takes them.
+//
+//     oldest | record | row, dim | saved slot rows | ... newest        slot rows as `names`,
+//     `widths`
+//
+// Invariant: all slot rows have the same slots. When the optimizer brought others, the rows that
+// wait are brought to them: slots of equal name and width stay, others get their initial value.
+#ifndef SOK_CORE_EVICTED_BUFFER_H_
+#define SOK_CORE_EVICTED_BUFFER_H_
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "cpp/core/key_records.h"
+#include "cpp/core/slots.h"
+
+namespace sok {
+
+struct EvictedRow {
+  KeyRecord record;
+  std::vector<float> row;       // [dim]
+  std::vector<float> slot_row;  // [sum of saved slot widths]
+};
+
+class EvictedBuffer {
+ public:
+  int64_t size() const { return static_cast<int64_t>(rows_.size()); }
+
+  // Brings the rows to the slots of the day. Throws std::bad_alloc before anything changed.
+  void SetSlots(const std::vector<SlotSpec>& slots);
+  // Rows of `count` evictions to come, to be filled and appended.
+  std::deque<EvictedRow> MakeRows(int64_t count, int64_t dim) const;
+  // Keeps the last `most`; returns how many were dropped for them.
+  int64_t Append(std::deque<EvictedRow> rows, int64_t most);
+  // All of them, oldest first.
+  EvictedRows Pop();
+  void Clear() { rows_.clear(); }
+
+ private:
+  std::deque<EvictedRow> rows_;
+  std::vector<std::string> names_;
+  std::vector<int64_t> widths_;
+};
+
+// Copies the saved ones of a row's slot rows, which lie side by side, to `saved`.
+void CopySavedSlots(const std::vector<SlotSpec>& slots, const float* slot_rows, float* saved);
+
+}  // namespace sok
+
+#endif  // SOK_CORE_EVICTED_BUFFER_H_

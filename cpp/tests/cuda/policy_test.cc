@@ -1,0 +1,447 @@
+// Policies of CudaTable under the emulator, beside the CPU's table: after the same calls both know
+// the same, and what one exports the other imports. Long random runs against a model in dicts are
+// in tests/cuda/test_policies.py.
+#include "cpp/core/policy.h"
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cpp/core/cpu/apply.h"
+#include "cpp/core/cpu/table.h"
+#include "cpp/core/cuda/apply.h"
+#include "cpp/core/cuda/lowest.cuh"
+#include "cpp/core/cuda/table.h"
+#include "cpp/tests/check.h"
+#include "cpp/tests/emulator/cuda_runtime.h"
+
+namespace sok {
+namespace {
+
+using Keys = std::vector<uint64_t>;
+using Rows = std::vector<float>;
+constexpr cuda::Stream kStream = nullptr;
+constexpr int64_t kDim = 3;
+
+TableOptions Options(const PolicyOptions& policy, int64_t max_capacity = 0) {
+  TableOptions options;
+  options.name = "t";
+  options.dim = kDim;
+  options.seed = 5;
+  options.initializer.a = -1.0f;
+  options.initializer.b = 1.0f;
+  options.max_capacity = max_capacity;
+  options.policy = policy;
+  return options;
+}
+
+PolicyOptions Scored(ScoreKind score, int64_t evicted_buffer = 0) {
+  PolicyOptions policy;
+  policy.score = score;
+  policy.evicted_buffer = evicted_buffer;
+  return policy;
+}
+
+PolicyOptions Filtered(int64_t freq, int64_t bloom_max_keys = 0, int64_t bits = 64) {
+  PolicyOptions policy;
+  policy.filter_freq = freq;
+  policy.no_permission = -2.5f;
+  policy.bloom_max_keys = bloom_max_keys;
+  policy.bloom_probability = 0.2;
+  policy.bloom_counter_bits = bits;
+  return policy;
+}
+
+// ---- the lowest ----
+
+void LowestAgainstSorting() {
+  std::mt19937_64 random(3);
+  cuda::Workspace workspace;
+  for (int round = 0; round < 60; ++round) {
+    const int64_t num_rows = 1 + static_cast<int64_t>(random() % 700);
+    const ScoreKind kind = round % 3 == 0   ? ScoreKind::kLru
+                           : round % 3 == 1 ? ScoreKind::kLfu
+                                            : ScoreKind::kCustom;
+    std::vector<cuda::DeviceRecord> records(num_rows);
+    std::vector<uint32_t> kept(num_rows / 32 + 1);
+    using Candidate = std::pair<std::pair<int64_t, uint64_t>, uint32_t>;
+    std::vector<Candidate> expected;
+    for (int64_t i = 0; i < num_rows; ++i) {
+      cuda::DeviceRecord& record = records[i];
+      // Mostly ties, or scores of all magnitudes and signs.
+      const int shift = static_cast<int>(random() % 63);
+      const int64_t wide = static_cast<int64_t>(random()) >> shift;
+      record.key = round % 2 == 0 ? static_cast<uint64_t>(i) : random();
+      record.last_step = round % 4 < 2 ? static_cast<int64_t>(random() % 3) : wide & INT64_MAX;
+      record.frequency = round % 4 < 2 ? 1 : wide & INT64_MAX;
+      record.score = round % 4 < 2 ? -static_cast<int64_t>(random() % 3) : wide;
+      if (i % 7 == 3) record.last_step = -1;
+      if (random() % 5 == 0) kept[i / 32] |= 1u << (i % 32);
+      if (record.last_step < 0 || (kept[i / 32] >> (i % 32) & 1) != 0) continue;
+      const int64_t score = kind == ScoreKind::kLru   ? record.last_step
+                            : kind == ScoreKind::kLfu ? record.frequency
+                                                      : record.score;
+      expected.push_back({{score, record.key}, static_cast<uint32_t>(i)});
+    }
+    if (expected.empty()) continue;
+    std::sort(expected.begin(), expected.end());
+    const int64_t count = round % 5 == 0 ? static_cast<int64_t>(expected.size())
+                                         : 1 + static_cast<int64_t>(random() % expected.size());
+    for (const bool in_order : {true, false}) {
+      std::vector<uint32_t> rows(count + 1, 12345);
+      cuda::SelectLowest(kStream, workspace, records.data(), kind, num_rows, kept.data(), count,
+                         in_order, rows.data());
+      CHECK_EQ(rows[count], 12345u);
+      rows.pop_back();
+      std::vector<uint32_t> wanted;
+      for (int64_t i = 0; i < count; ++i) wanted.push_back(expected[i].second);
+      if (!in_order) {
+        std::sort(rows.begin(), rows.end());
+        std::sort(wanted.begin(), wanted.end());
+      }
+      CHECK(rows == wanted);
+    }
+  }
+}
+
+// ---- beside the CPU's table ----
+
+TableSnapshot DeviceSnapshot(cuda::CudaTable& table) {
+  TableSnapshot snapshot;
+  table.Export(kStream, &snapshot.keys, &snapshot.rows, &snapshot.policy);
+  return snapshot;
+}
+
+bool Same(const std::vector<WaitingKey>& a, const std::vector<WaitingKey>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const WaitingKey& x, const WaitingKey& y) {
+                      return x.key == y.key && x.count == y.count && x.last_step == y.last_step;
+                    });
+}
+
+void CheckSame(const TableSnapshot& a, const TableSnapshot& b) {
+  CHECK(a.keys == b.keys);
+  CHECK(a.rows == b.rows);
+  CHECK(a.policy.records == b.policy.records);
+  CHECK(Same(a.policy.waiting, b.policy.waiting));
+  CHECK(a.policy.counters == b.policy.counters);
+  CHECK_EQ(a.policy.step, b.policy.step);
+}
+
+void CheckSame(const PolicyStatistics& a, const PolicyStatistics& b) {
+  CHECK_EQ(a.size, b.size);
+  CHECK_EQ(a.seen, b.seen);
+  CHECK_EQ(a.found, b.found);
+  CHECK_EQ(a.admitted, b.admitted);
+  CHECK_EQ(a.refused, b.refused);
+  CHECK_EQ(a.written, b.written);
+  CHECK_EQ(a.erased, b.erased);
+  CHECK_EQ(a.evicted, b.evicted);
+  CHECK_EQ(a.popped, b.popped);
+  CHECK_EQ(a.buffered, b.buffered);
+  CHECK_EQ(a.dropped, b.dropped);
+  CHECK_EQ(a.waiting, b.waiting);
+  CHECK_EQ(a.dropped_gradients, b.dropped_gradients);
+  CHECK_EQ(a.step, b.step);
+  CHECK_EQ(a.seen, a.found + a.admitted + a.refused);
+  CHECK_EQ(a.size, a.admitted + a.written - a.evicted - a.erased);
+  CHECK_EQ(a.evicted, a.popped + a.buffered + a.dropped);
+}
+
+// The message of what `call` throws, or nothing.
+template <typename F>
+std::string Message(F&& call) {
+  try {
+    call();
+  } catch (const std::length_error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+struct Twins {
+  explicit Twins(const TableOptions& options) : cpu(options), device(options) {}
+
+  // Both succeed, or both say the same.
+  void Observe(const Keys& keys) {
+    const int64_t n = static_cast<int64_t>(keys.size());
+    const std::string message = Message([&] { cpu.Observe(ex, keys.data(), n); });
+    CHECK(Message([&] { device.Observe(kStream, keys.data(), n); }) == message);
+    num_failures += message.empty() ? 0 : 1;
+  }
+  void Compare() {
+    CheckSame(cpu.Export(ex, false), DeviceSnapshot(device));
+    CheckSame(cpu.Statistics(), device.Statistics(kStream));
+  }
+
+  InlineExecutor ex;
+  CpuTable cpu;
+  cuda::CudaTable device;
+  int num_failures = 0;
+};
+
+void AgreesWithTheCpu(const PolicyOptions& policy, int64_t max_capacity) {
+  Twins twins(Options(policy, max_capacity));
+  std::mt19937_64 random(max_capacity + policy.filter_freq);
+  for (int call = 0; call < 120; ++call) {
+    Keys keys(random() % 60);
+    // Many of few keys, and a few of many.
+    for (uint64_t& key : keys) key = (random() % 4 == 0 ? random() % 900 : random() % 40) - 3;
+    const int64_t n = static_cast<int64_t>(keys.size());
+    switch (random() % 8) {
+      case 0: {
+        Rows rows(n * kDim);
+        for (float& x : rows) x = static_cast<float>(random() % 1000) / 500.0f - 1.0f;
+        const auto on_cpu = [&] { twins.cpu.Assign(twins.ex, keys.data(), n, rows.data()); };
+        const auto on_device = [&] { twins.device.Assign(kStream, keys.data(), n, rows.data()); };
+        CHECK(Message(on_cpu) == Message(on_device));
+        break;
+      }
+      case 1:
+        keys.resize(n / 6);
+        CHECK_EQ(twins.cpu.Erase(twins.ex, keys.data(), n / 6),
+                 twins.device.Erase(kStream, keys.data(), n / 6));
+        break;
+      case 2:
+        CHECK_EQ(twins.cpu.Evict(twins.ex), twins.device.Evict(kStream));
+        break;
+      case 3: {
+        std::vector<int64_t> scores(n);
+        for (int64_t& score : scores) score = static_cast<int64_t>(random() % 9) - 4;
+        if (policy.score != ScoreKind::kCustom) break;
+        CHECK_EQ(twins.cpu.AssignScores(keys.data(), n, scores.data()),
+                 twins.device.AssignScores(kStream, keys.data(), n, scores.data()));
+        break;
+      }
+      default:
+        twins.Observe(keys);
+    }
+    if (call % 10 == 9) twins.Compare();
+    if (call % 40 == 39) {
+      const EvictedRows expected = twins.cpu.PopEvicted(), popped = twins.device.PopEvicted();
+      CHECK(popped.keys == expected.keys && popped.rows == expected.rows);
+      CHECK(popped.frequencies == expected.frequencies && popped.last_steps == expected.last_steps);
+    }
+  }
+  // What keys read, with a row and without.
+  Keys keys;
+  for (uint64_t key = 0; key < 900; ++key) keys.push_back(key);
+  Rows expected(keys.size() * kDim), rows(expected);
+  std::vector<uint8_t> found(keys.size());
+  twins.cpu.Find(twins.ex, keys.data(), keys.size(), expected.data(), nullptr);
+  twins.device.Find(kStream, keys.data(), keys.size(), rows.data(), found.data());
+  CHECK(rows == expected);
+  CHECK(std::count(found.begin(), found.end(), 1) < 900);
+  if (policy.filters()) {  // by number, too
+    std::vector<uint32_t> numbers(keys.size());
+    twins.device.FindRows(kStream, keys.data(), keys.size(), numbers.data());
+    twins.device.GatherRows(kStream, numbers.data(), keys.size(), rows.data());
+    CHECK(rows == expected);
+  }
+  CHECK_EQ(twins.num_failures > 0, max_capacity == 20);
+}
+
+// CPU -> device -> CPU, and the other way round; then both go on in the same way.
+void SnapshotsCrossOver(const PolicyOptions& policy, int64_t max_capacity) {
+  Twins twins(Options(policy, max_capacity));
+  std::mt19937_64 random(11);
+  const auto observe = [&](int steps) {
+    for (int step = 0; step < steps; ++step) {
+      Keys keys(40);
+      for (uint64_t& key : keys) key = random() % 300;
+      twins.Observe(keys);
+    }
+  };
+  observe(30);
+  const TableSnapshot from_cpu = twins.cpu.Export(twins.ex, false);
+  const TableSnapshot from_device = DeviceSnapshot(twins.device);
+  CheckSame(from_cpu, from_device);
+  twins.device.Import(kStream, from_cpu.keys.data(), from_cpu.keys.size(), from_cpu.rows.data(),
+                      from_cpu.policy, /*replace=*/true);
+  CheckSame(DeviceSnapshot(twins.device), from_cpu);
+  twins.cpu.Import(twins.ex, DeviceSnapshot(twins.device), /*replace=*/true);
+  twins.Compare();
+  CHECK_EQ(twins.cpu.Statistics().written, twins.cpu.Statistics().size);
+  observe(30);
+  twins.Compare();
+  // Keys of an exact filter into a Bloom filter of any width, and dumps of no policy into either.
+  RecordSnapshot keys_only;
+  for (uint64_t key = 1000; key < 1020; ++key) {
+    keys_only.waiting.push_back({key, static_cast<int64_t>(key - 999) * 20, 3});
+  }
+  twins.device.Import(kStream, nullptr, 0, nullptr, keys_only);
+  TableSnapshot snapshot;
+  snapshot.policy = keys_only;
+  twins.cpu.Import(twins.ex, snapshot);
+  twins.Compare();
+  RecordSnapshot wrong;
+  wrong.records = {1, 2, 3};
+  CHECK_THROWS(twins.device.Import(kStream, nullptr, 0, nullptr, wrong, true),
+               std::invalid_argument, "`records` must hold 3 values a key, 0. Received: 3");
+  wrong.records.clear();
+  wrong.counters = {1, 2, 3};
+  if (policy.bloom_max_keys > 0) {
+    CHECK_THROWS(twins.device.Import(kStream, nullptr, 0, nullptr, wrong, true),
+                 std::invalid_argument, "must be restored by one of its size");
+  }
+  twins.Compare();  // `replace` did not come to pass
+}
+
+// ---- optimizers ----
+
+void UpdatesOfEvictingTables(const OptimizerOptions& optimizer) {
+  PolicyOptions policy = Scored(ScoreKind::kLru, 100);
+  policy.filter_freq = 2;
+  Twins twins(Options(policy, 24));
+  std::mt19937_64 random(2);
+  for (int step = 1; step <= 40; ++step) {
+    Keys keys(12);
+    for (uint64_t& key : keys) key = random() % 50;
+    twins.Observe(keys);
+    Rows grads(keys.size() * kDim);
+    for (float& x : grads) x = static_cast<float>(random() % 1000) / 500.0f - 1.0f;
+    ApplyGradients(twins.ex, twins.cpu, optimizer, 0.1f, step, keys.data(), grads.data(),
+                   keys.size());
+    cuda::ApplyGradients(kStream, twins.device, optimizer, 0.1f, step, keys.data(), grads.data(),
+                         keys.size());
+    CheckSame(twins.cpu.Statistics(), twins.device.Statistics(kStream));
+  }
+  const EvictedRows expected = twins.cpu.PopEvicted(), popped = twins.device.PopEvicted();
+  CHECK(popped.keys.size() > 30 && popped.keys == expected.keys);
+  CHECK(popped.slot_names == expected.slot_names && popped.slot_widths == expected.slot_widths);
+  const auto close = [](const Rows& a, const Rows& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](float x, float y) {
+      return std::abs(x - y) <= 2e-6f * (1.0f + std::abs(y));
+    });
+  };
+  CHECK(close(popped.rows, expected.rows) && close(popped.slot_rows, expected.slot_rows));
+  CHECK(twins.cpu.Statistics().dropped_gradients > 20);
+  CHECK(twins.cpu.Export(twins.ex, false).policy.records ==
+        DeviceSnapshot(twins.device).policy.records);
+}
+
+// ---- all or nothing, and what it costs ----
+
+// Wherever memory runs out, a lookup that failed was not seen.
+void WithoutMemoryNothingHappens(const PolicyOptions& policy, int64_t max_capacity) {
+  Keys first, second;
+  for (uint64_t key = 0; key < 40; ++key) first.push_back(key);
+  for (uint64_t key = 30; key < 2030; ++key) second.push_back(key % (max_capacity + 20) + 30);
+  Twins twins(Options(policy, max_capacity));
+  int num_failures = 0;
+  for (int64_t left = 0;; ++left) {
+    CHECK(left < 100);
+    cuda::CudaTable table(Options(policy, max_capacity));
+    for (int i = 0; i < 2; ++i) table.Observe(kStream, first.data(), first.size());
+    const TableSnapshot before = DeviceSnapshot(table);
+    const PolicyStatistics statistics = table.Statistics(kStream);
+    emulator::allocations_left = left;
+    bool failed = false;
+    try {
+      table.Observe(kStream, second.data(), max_capacity);
+    } catch (const cuda::CudaError&) {
+      failed = true;
+    }
+    emulator::allocations_left = INT64_MAX;
+    if (failed) {
+      ++num_failures;
+      CheckSame(DeviceSnapshot(table), before);
+      CheckSame(table.Statistics(kStream), statistics);
+      table.Observe(kStream, second.data(), max_capacity);
+    }
+    if (left == 0) {
+      for (int i = 0; i < 2; ++i) twins.cpu.Observe(twins.ex, first.data(), first.size());
+      twins.cpu.Observe(twins.ex, second.data(), max_capacity);
+    }
+    CheckSame(twins.cpu.Export(twins.ex, false), DeviceSnapshot(table));
+    if (!failed) break;
+  }
+  CHECK(num_failures > 0);
+}
+
+void AWarmLookupWaitsOnce() {
+  cuda::CudaTable table(Options(Filtered(2)));
+  Keys keys;
+  for (uint64_t key = 0; key < 300; ++key) keys.push_back(key * 31);
+  for (int i = 0; i < 20; ++i) table.Observe(kStream, keys.data(), keys.size());
+  const int64_t allocations = emulator::num_allocations, waits = emulator::num_host_waits;
+  for (int i = 0; i < 10; ++i) table.Observe(kStream, keys.data(), keys.size());
+  CHECK_EQ(emulator::num_allocations, allocations);
+  CHECK_EQ(emulator::num_host_waits, waits + 10);
+}
+
+void Errors() {
+  cuda::CudaTable plain(Options(PolicyOptions()));
+  CHECK(!plain.keeps_records() && !plain.filters());
+  const char* const needs = "needs a table with an admission or eviction policy";
+  CHECK_THROWS(plain.Observe(kStream, nullptr, 0), std::invalid_argument, needs);
+  CHECK_THROWS(plain.Evict(kStream), std::invalid_argument, needs);
+  CHECK_THROWS(plain.PopEvicted(), std::invalid_argument, needs);
+  CHECK_THROWS(plain.Statistics(kStream), std::invalid_argument, needs);
+  CHECK_THROWS(plain.SetStep(1), std::invalid_argument, needs);
+  cuda::CudaTable table(Options(Filtered(2)));
+  CHECK(table.keeps_records() && table.filters());
+  CHECK_THROWS(table.SetStep(-1), std::invalid_argument, "`step` must be in [0, 2^62]");
+  CHECK_THROWS(table.AssignScores(kStream, nullptr, 0, nullptr), std::invalid_argument,
+               "by custom score");
+  CHECK_THROWS(cuda::CudaTable unbounded(Options(Scored(ScoreKind::kLru))), std::invalid_argument,
+               "positive `max_capacity`");
+}
+
+void ClearedTablesAreAsNew(const PolicyOptions& policy) {
+  Twins twins(Options(policy, 20));
+  for (uint64_t step = 0; step < 6; ++step) twins.Observe({step, step + 1, step + 50, 7});
+  twins.cpu.Clear();
+  twins.device.Clear(kStream);
+  twins.Compare();
+  for (uint64_t step = 0; step < 30; ++step) twins.Observe({step, step + 1, step + 50, 7});
+  twins.Compare();
+}
+
+}  // namespace
+}  // namespace sok
+
+int main() {
+  using sok::PolicyOptions;
+  using sok::ScoreKind;
+  sok::LowestAgainstSorting();
+  PolicyOptions recorded, steps, weight, all, bloom_lfu;
+  recorded.record = true;
+  steps.steps_to_live = 6;
+  steps.evicted_buffer = 30;
+  weight.l2_threshold = 0.4f;
+  weight.evicted_buffer = 30;
+  all = sok::Scored(ScoreKind::kLfu, 17);
+  all.filter_freq = 2;
+  all.steps_to_live = 9;
+  all.l2_threshold = 0.1f;
+  bloom_lfu = sok::Filtered(2, 30, 16);
+  bloom_lfu.score = ScoreKind::kLfu;
+  for (const PolicyOptions& policy :
+       {recorded, steps, weight, sok::Filtered(3), sok::Filtered(3, 100, 8),
+        sok::Filtered(3, 100, 16), sok::Filtered(3, 100, 32), sok::Filtered(3, 100, 64)}) {
+    sok::AgreesWithTheCpu(policy, 0);
+    sok::SnapshotsCrossOver(policy, 0);
+    sok::ClearedTablesAreAsNew(policy);
+  }
+  for (const PolicyOptions& policy : {sok::Scored(ScoreKind::kLru), sok::Scored(ScoreKind::kLfu, 5),
+                                      sok::Scored(ScoreKind::kCustom, 1000), all, bloom_lfu}) {
+    sok::AgreesWithTheCpu(policy, 60);
+    sok::AgreesWithTheCpu(policy, 20);
+    sok::SnapshotsCrossOver(policy, 60);
+    sok::ClearedTablesAreAsNew(policy);
+    sok::WithoutMemoryNothingHappens(policy, 1500);
+  }
+  sok::AgreesWithTheCpu(sok::Filtered(2), 20);  // full without a score
+  for (const sok::OptimizerKind kind : {sok::OptimizerKind::kAdam, sok::OptimizerKind::kAdagrad,
+                                        sok::OptimizerKind::kRowWiseAdagrad}) {
+    sok::OptimizerOptions optimizer;
+    optimizer.kind = kind;
+    sok::UpdatesOfEvictingTables(optimizer);
+  }
+  sok::AWarmLookupWaitsOnce();
+  sok::Errors();
+  CHECK_EQ(emulator::bytes_allocated, 0);
+}
