@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests import checks
-from tests.checks import failures, groups, parity
+from tests.checks import failures, groups, hashed, parity
 
 OF_GROUPS = ("train_adagrad", "gradient_scales", "sequences")
 OF_FAILURES = ("too_many_keys", "rows_not_multiple_of_slots", "table_full")
@@ -30,6 +30,8 @@ def run(world_size):
         "two_devices": two_devices,
         "kernels": kernels,
     }
+    if world_size == 2:  # hash tables beside dense ones, of which SokRoute places the rows
+        wanted["hashed.train_adam"] = lambda: hashed.train("adam")
     results = {}
     for name, check in wanted.items():
         try:

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tests import emulated
+from tests.dist_model_parallel import test_hash_embedding as of_hash_tables
 from tests.group_embedding import test_ranks as of_groups
 from tests.ranks import run_ranks
 from tests.test_failures import FAULTS
@@ -66,6 +67,11 @@ def test_vectors_of_every_step(outcome, world_size):
 @each_optimizer
 def test_rows_after_training(outcome):
     of_groups.test_rows_after_training(outcome)
+
+
+def test_hash_tables_beside_dense_ones(rank_results):
+    of_hash_tables.test_training_of_all_kinds_of_tables(rank_results, 2, "adam")
+    of_hash_tables.test_training_goes_on_from_weights_and_state(rank_results, 2, "adam")
 
 
 @each_world
