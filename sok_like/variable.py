@@ -71,7 +71,7 @@ class EmbeddingVariable(KeyRecords, Snapshots, resource_variable_ops.BaseResourc
 
     The shard is on the device that TensorFlow gives its variables: on a GPU where the op library
     was built with CUDA and the process sees one. `with tf.device("/CPU:0"):` keeps it in host
-    memory, where tables without a hash table and those with policies are anyway.
+    memory, where tables without a hash table are anyway.
 
     Raises:
         ValueError: an argument out of its range.
@@ -121,7 +121,7 @@ class EmbeddingVariable(KeyRecords, Snapshots, resource_variable_ops.BaseResourc
         shape = tf.TensorShape([capacity or ops.UNBOUNDED, embedding_dim])
         with tf.init_scope():
             in_graph_mode = not tf.executing_eagerly()
-            in_place = devices.of_new_table(host_only=not use_hashtable or option.keeps_records)
+            in_place = devices.of_new_table(host_only=not use_hashtable)
             with in_place, tf.name_scope(name) as scope:
                 # In a graph two variables of one name are told apart by their scope, as TF does.
                 unique = scope.rstrip("/") if in_graph_mode else f"{name}_{next(_unique_ids)}"

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cpp/tf/common.h"
+#include "cpp/tf/policy_outputs.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -67,27 +68,7 @@ class TablePopEvictedOp : public OpKernel {
     OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
     EvictedRows popped;
     OP_REQUIRES_OK(ctx, Guard([&] { popped = table->table().PopEvicted(); }));
-    const int64_t n = popped.keys.size(), num_slots = popped.slot_names.size();
-    int64_t slot_width = 0;
-    for (int64_t width : popped.slot_widths) slot_width += width;
-    Tensor *keys, *rows, *slot_rows, *names, *widths, *frequencies, *last_steps;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({n}), &keys));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, TensorShape({n, table->table().dim()}), &rows));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(2, TensorShape({n, slot_width}), &slot_rows));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(3, TensorShape({num_slots}), &names));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(4, TensorShape({num_slots}), &widths));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(5, TensorShape({n}), &frequencies));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(6, TensorShape({n}), &last_steps));
-    std::copy(popped.keys.begin(), popped.keys.end(), Keys(keys));
-    std::copy(popped.rows.begin(), popped.rows.end(), rows->flat<float>().data());
-    std::copy(popped.slot_rows.begin(), popped.slot_rows.end(), slot_rows->flat<float>().data());
-    std::copy(popped.slot_names.begin(), popped.slot_names.end(),
-              names->flat<tensorflow::tstring>().data());
-    std::copy(popped.slot_widths.begin(), popped.slot_widths.end(), widths->flat<int64_t>().data());
-    std::copy(popped.frequencies.begin(), popped.frequencies.end(),
-              frequencies->flat<int64_t>().data());
-    std::copy(popped.last_steps.begin(), popped.last_steps.end(),
-              last_steps->flat<int64_t>().data());
+    OP_REQUIRES_OK(ctx, WriteEvictedRows(ctx, popped, table->table().dim()));
   }
 };
 REGISTER_KERNEL_BUILDER(Name("SokTablePopEvicted").Device(tensorflow::DEVICE_CPU),
@@ -113,13 +94,7 @@ class TableStatisticsOp : public OpKernel {
     OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
     PolicyStatistics s;
     OP_REQUIRES_OK(ctx, Guard([&] { s = table->table().Statistics(); }));
-    const std::vector<int64_t> values = {
-        s.size,    s.seen,   s.found,    s.admitted, s.refused, s.written,           s.erased,
-        s.evicted, s.popped, s.buffered, s.dropped,  s.waiting, s.dropped_gradients, s.step};
-    Tensor* statistics;
-    OP_REQUIRES_OK(ctx,
-                   ctx->allocate_output(0, TensorShape({int64_t(values.size())}), &statistics));
-    std::copy(values.begin(), values.end(), statistics->flat<int64_t>().data());
+    OP_REQUIRES_OK(ctx, WriteStatistics(ctx, s));
   }
 };
 REGISTER_KERNEL_BUILDER(Name("SokTableStatistics").Device(tensorflow::DEVICE_CPU),

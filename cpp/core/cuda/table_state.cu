@@ -27,11 +27,6 @@ const TableOptions& Validated(const TableOptions& options, double max_load_facto
         "A table in device memory needs a hashtable. Received: use_hashtable=false (table '" +
         options.name + "')");
   }
-  if (options.policy.keeps_records()) {
-    throw std::invalid_argument(
-        "A table in device memory has no policies and keeps no records. Received: table '" +
-        options.name + "' with some");
-  }
   if (options.dim > kMaxDim) {
     throw std::invalid_argument("`dim` must be at most 2^20 in device memory. Received: " +
                                 std::to_string(options.dim) + " (table '" + options.name + "')");

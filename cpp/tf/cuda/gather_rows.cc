@@ -7,6 +7,7 @@
 #include "cpp/core/cuda/combine.h"
 #include "cpp/core/cuda/unique.h"
 #include "cpp/tf/cuda/device_messages.h"
+#include "cpp/tf/cuda/observed.h"
 
 namespace sok {
 
@@ -103,6 +104,15 @@ class DeviceGatherRowsOp : public OpKernel {
       }
     }));
     for (int64_t r = 0; r < world_size_; ++r) splits.flat<int32_t>()(r) = words[r];
+    if (insert_) {
+      ObservedDeviceKeys observed(tables);
+      for (const auto& of_rank : segments) {
+        for (size_t i = 0; i < tables.size(); ++i) {
+          observed.Add(i, of_rank[i].keys, of_rank[i].num_keys);
+        }
+      }
+      TF_RETURN_IF_ERROR(observed.Observe(ctx));
+    }
     for (size_t i = 0; i < tables.size(); ++i) {
       TF_RETURN_IF_ERROR(
           WithTable(ctx, *tables[i], [&](cuda::CudaTable& table, cuda::Stream stream) {
@@ -116,7 +126,7 @@ class DeviceGatherRowsOp : public OpKernel {
 
   void GatherTable(cuda::CudaTable& table, cuda::Stream stream, const Segments& segments,
                    const std::vector<std::vector<int64_t>>& starts, int64_t i, float* out) const {
-    if (!insert_) {
+    if (!insert_ || table.keeps_records()) {  // what is to be inserted has been
       for (int64_t r = 0; r < world_size_; ++r) {
         const KeySegment& segment = segments[r][i];
         table.Find(stream, segment.keys, segment.num_keys, out + starts[r][i], nullptr);

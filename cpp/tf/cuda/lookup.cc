@@ -13,6 +13,7 @@
 #include "cpp/core/cuda/unique.h"
 #include "cpp/tf/cuda/batch.h"
 #include "cpp/tf/cuda/kernel.h"
+#include "cpp/tf/cuda/observed.h"
 #include "cpp/tf/samples.h"
 
 namespace sok {
@@ -76,6 +77,11 @@ class DeviceLookupOp : public OpKernel {
                        cuda::RefuseFound(stream, inputs[i], learnt[i].finding);
                      }
                    }));
+    if (insert_) {
+      ObservedDeviceKeys observed(tables);
+      for (int i = 0; i < n; ++i) observed.Add(i, Keys(uniques[i]), learnt[i].num_unique);
+      OP_REQUIRES_OK(ctx, observed.Observe(ctx));
+    }
     for (int i = 0; i < n; ++i) {
       const int64_t num_unique = learnt[i].num_unique;
       unique_keys.set(i, uniques[i].Slice(0, num_unique));
@@ -95,7 +101,7 @@ class DeviceLookupOp : public OpKernel {
                int64_t num_unique, const Samples& samples, float* out) const {
     cuda::Workspace& workspace = table.workspace();
     const cuda::Workspace::Scope scope(workspace, stream);
-    if (insert_) {
+    if (insert_ && !table.keeps_records()) {
       uint32_t* const row_numbers = workspace.Take<uint32_t>(num_unique);
       table.FindOrInsertRows(stream, unique_keys, num_unique, row_numbers, nullptr);
       const cuda::TableRef ref = table.Ref();

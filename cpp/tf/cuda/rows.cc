@@ -90,19 +90,20 @@ class DeviceTableExportOp : public OpKernel {
  public:
   explicit DeviceTableExportOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("with_slots", &with_slots_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("evict", &evict_));
   }
   void Compute(OpKernelContext* ctx) override {
     DeviceTablePtr table;
     OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
     TableSnapshot snapshot;
     OP_REQUIRES_OK(ctx, WithTable(ctx, *table, [&](cuda::CudaTable& t, cuda::Stream stream) {
-                     snapshot = ExportSnapshot(t, stream, with_slots_);
+                     snapshot = ExportSnapshot(t, stream, with_slots_, evict_);
                    }));
     OP_REQUIRES_OK(ctx, WriteSnapshot(ctx, snapshot, table->options().dim));
   }
 
  private:
-  bool with_slots_;
+  bool with_slots_, evict_;
 };
 
 class DeviceTableImportOp : public OpKernel {

@@ -46,10 +46,11 @@ std::vector<SlotSpec> MergedSlots(const cuda::CudaTable& table, const TableSnaps
 
 }  // namespace
 
-TableSnapshot ExportSnapshot(cuda::CudaTable& table, cuda::Stream stream, bool with_slots) {
+TableSnapshot ExportSnapshot(cuda::CudaTable& table, cuda::Stream stream, bool with_slots,
+                             bool evict) {
   TableSnapshot snapshot;
   std::vector<float> whole_rows;
-  table.Export(stream, &snapshot.keys, &whole_rows);
+  table.Export(stream, &snapshot.keys, &whole_rows, &snapshot.policy, evict);
   const int64_t dim = table.dim(), width = table.row_floats();
   const std::vector<SlotSpec> slots = table.slots();
   std::vector<Place> places;
@@ -73,8 +74,14 @@ TableSnapshot ExportSnapshot(cuda::CudaTable& table, cuda::Stream stream, bool w
 
 void ImportSnapshot(cuda::CudaTable& table, cuda::Stream stream, const TableSnapshot& snapshot,
                     bool replace) {
+  const size_t num_records = snapshot.policy.records.size();
+  if (num_records != 0 && num_records != 3 * snapshot.keys.size()) {
+    throw std::invalid_argument("Import: `records` must hold " +
+                                std::to_string(3 * snapshot.keys.size()) +
+                                " values. Received: " + std::to_string(num_records) + " (table '" +
+                                table.options().name + "')");
+  }
   const std::vector<SlotSpec> specs = MergedSlots(table, snapshot);
-  if (replace) table.Clear(stream);
   table.ConfigureSlots(stream, specs);
   const int64_t dim = table.dim(), width = table.row_floats();
   std::vector<float> new_row(dim);  // the table's own initial values behind each row
@@ -84,6 +91,9 @@ void ImportSnapshot(cuda::CudaTable& table, cuda::Stream stream, const TableSnap
     places.push_back(PlaceOf(specs, dim, name));
   }
   // Of equal keys the last wins, in the place of the first.
+  RecordSnapshot policy = snapshot.policy;
+  policy.records.clear();
+  const bool has_records = !snapshot.policy.records.empty();
   std::vector<uint64_t> keys;
   std::vector<float> whole_rows;
   std::unordered_map<uint64_t, size_t> seen(snapshot.keys.size());
@@ -98,10 +108,16 @@ void ImportSnapshot(cuda::CudaTable& table, cuda::Stream stream, const TableSnap
     if (is_new) {
       keys.push_back(snapshot.keys[i]);
       whole_rows.resize(keys.size() * width);
+      if (has_records) policy.records.resize(keys.size() * 3);
     }
     std::copy_n(new_row.data(), width, whole_rows.data() + entry->second * width);
+    if (has_records) {
+      std::copy_n(snapshot.policy.records.data() + i * 3, 3,
+                  policy.records.data() + entry->second * 3);
+    }
   }
-  table.Import(stream, keys.data(), static_cast<int64_t>(keys.size()), whole_rows.data());
+  table.Import(stream, keys.data(), static_cast<int64_t>(keys.size()), whole_rows.data(), policy,
+               replace);
 }
 
 }  // namespace sok

@@ -11,7 +11,8 @@
 namespace sok {
 
 // As CpuTable::Export. Waits.
-TableSnapshot ExportSnapshot(cuda::CudaTable& table, cuda::Stream stream, bool with_slots);
+TableSnapshot ExportSnapshot(cuda::CudaTable& table, cuda::Stream stream, bool with_slots,
+                             bool evict);
 
 // As CpuTable::Import. Waits.
 void ImportSnapshot(cuda::CudaTable& table, cuda::Stream stream, const TableSnapshot& snapshot,

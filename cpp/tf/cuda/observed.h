@@ -1,0 +1,62 @@
+// Keys of a training lookup that go to device tables with policies. As on the host, a table that
+// several features (or ranks) name is one table and gets all its keys in one call.
+#ifndef SOK_TF_CUDA_OBSERVED_H_
+#define SOK_TF_CUDA_OBSERVED_H_
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "cpp/core/cuda/segments.h"
+#include "cpp/tf/cuda/kernel.h"
+
+namespace sok {
+
+class ObservedDeviceKeys {
+ public:
+  explicit ObservedDeviceKeys(const std::vector<DeviceTablePtr>& tables) : tables_(tables) {}
+
+  // `keys` are in device memory, and must be there until Observe returns.
+  void Add(int64_t feature, const uint64_t* keys, int64_t num_keys) {
+    DeviceTableResource* const table = tables_[feature].get();
+    if (!table->options().policy.keeps_records()) return;
+    auto it = std::find_if(batches_.begin(), batches_.end(),
+                           [table](const Batch& batch) { return batch.table == table; });
+    if (it == batches_.end()) it = batches_.insert(it, Batch{table, {}, 0});
+    it->segments.push_back({keys, nullptr, num_keys});
+    it->num_keys += num_keys;
+  }
+
+  // What CudaTable::Observe throws, as a Status.
+  absl::Status Observe(tensorflow::OpKernelContext* ctx) {
+    for (Batch& batch : batches_) {
+      TF_RETURN_IF_ERROR(
+          WithTable(ctx, *batch.table, [&](cuda::CudaTable& table, cuda::Stream stream) {
+            cuda::Workspace& workspace = table.workspace();
+            const cuda::Workspace::Scope scope(workspace, stream);
+            uint64_t* const keys = workspace.Take<uint64_t>(batch.num_keys);
+            uint64_t* to = keys;
+            for (cuda::Move<uint64_t>& segment : batch.segments) {
+              segment.to = to;
+              to += segment.count;
+            }
+            cuda::MoveSegments(stream, workspace, batch.segments);
+            table.Observe(stream, keys, batch.num_keys);
+          }));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  struct Batch {
+    DeviceTableResource* table;
+    std::vector<cuda::Move<uint64_t>> segments;
+    int64_t num_keys;
+  };
+  const std::vector<DeviceTablePtr>& tables_;
+  std::vector<Batch> batches_;
+};
+
+}  // namespace sok
+
+#endif  // SOK_TF_CUDA_OBSERVED_H_
