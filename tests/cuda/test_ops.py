@@ -35,8 +35,10 @@ SUITES = {
 
 @pytest.mark.parametrize("files", SUITES)
 def test_suite(files):
-    absent = [f"not {words}" if " " not in words else f"not ({words.replace(' ', ' and ')})"
-              for words in MISSING]
+    absent = [
+        f"not {words}" if " " not in words else f"not ({words.replace(' ', ' and ')})"
+        for words in MISSING
+    ]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files.split()]
     done = subprocess.run(
         [*command, "-m", "not ranks", "-k", " and ".join(absent)],
