@@ -181,50 +181,59 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   for (unsigned first = 0; first < gridDim.x; first += together) {
     emulator::Scheduler::Get().Run(first, std::min(together, gridDim.x - first), blockDim.x, body);
   }
+  emulator::WeakMemory::Get().EndOfKernel();
   return cudaSuccess;
 }
 
-template <typename T>
-T __ldcg(const T* pointer) {
-  emulator::Scheduler::Get().MaybeYield();
-  return *pointer;
-}
+// Another thread may go on before each access.
+namespace emulator {
 
 template <typename T>
+T AtomicLoad(const T* pointer, bool acquire) {
+  Scheduler::Get().MaybeYield();
+  return WeakMemory::Get().Load(pointer, acquire, Scheduler::Get().CurrentView());
+}
+template <typename T>
+void AtomicStore(T* pointer, T value, bool release) {
+  Scheduler::Get().MaybeYield();
+  WeakMemory::Get().Store(pointer, value, release, Scheduler::Get().CurrentView());
+}
+template <typename T, typename F>
+T AtomicUpdate(T* pointer, const F& f) {
+  Scheduler::Get().MaybeYield();
+  return WeakMemory::Get().Update(pointer, f, Scheduler::Get().CurrentView());
+}
+
+}  // namespace emulator
+
+template <typename T>
+T __ldcg(const T* pointer) {
+  return emulator::AtomicLoad(pointer, false);
+}
+template <typename T>
 T atomicAdd(T* pointer, T value) {
-  emulator::Scheduler::Get().MaybeYield();
-  const T before = *pointer;
-  *pointer += value;
-  return before;
+  return emulator::AtomicUpdate(pointer, [=](T before) { return before + value; });
 }
 template <typename T>
 T atomicMin(T* pointer, T value) {
-  emulator::Scheduler::Get().MaybeYield();
-  const T before = *pointer;
-  *pointer = std::min(before, value);
-  return before;
+  return emulator::AtomicUpdate(pointer, [=](T before) { return std::min(before, value); });
 }
 template <typename T>
 T atomicCAS(T* pointer, T expected, T desired) {
-  emulator::Scheduler::Get().MaybeYield();
-  const T before = *pointer;
-  if (before == expected) *pointer = desired;
-  return before;
+  return emulator::AtomicUpdate(pointer,
+                                [=](T before) { return before == expected ? desired : before; });
 }
 template <typename T>
 T atomicExch(T* pointer, T value) {
-  emulator::Scheduler::Get().MaybeYield();
-  return std::exchange(*pointer, value);
+  return emulator::AtomicUpdate(pointer, [=](T) { return value; });
 }
 template <typename T>
 T atomicOr(T* pointer, T value) {
-  emulator::Scheduler::Get().MaybeYield();
-  return std::exchange(*pointer, *pointer | value);
+  return emulator::AtomicUpdate(pointer, [=](T before) { return before | value; });
 }
 template <typename T>
 T atomicAnd(T* pointer, T value) {
-  emulator::Scheduler::Get().MaybeYield();
-  return std::exchange(*pointer, *pointer & value);
+  return emulator::AtomicUpdate(pointer, [=](T before) { return before & value; });
 }
 
 #endif  // SOK_TESTS_EMULATOR_CUDA_RUNTIME_H_

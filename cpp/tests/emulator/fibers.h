@@ -6,7 +6,8 @@
 // The fibers of a few blocks run together.
 //
 // What it finds: wrong indices, races between atomic steps, collectives that not all lanes reach
-// (the run ends with a message). What it cannot find: missing fences and hardware's own behaviour.
+// (the run ends with a message), and reads that need an order they do not ask for (weak_memory.h).
+// What it cannot find: hardware's own behaviour.
 // A fiber is started once and serves one thread after another. Switching is by _longjmp, which
 // unlike swapcontext makes no system call.
 //
@@ -27,6 +28,8 @@
 #include <utility>
 #include <vector>
 
+#include "cpp/tests/emulator/weak_memory.h"
+
 struct uint3 {
   unsigned x, y, z;
 };
@@ -39,7 +42,6 @@ inline dim3 blockDim, gridDim;
 
 namespace emulator {
 
-inline std::minstd_rand random_bits(1);
 inline constexpr size_t kStackBytes = size_t{128} << 10;
 inline constexpr int64_t kMaxIdleSwitches = 20'000'000;
 
@@ -55,6 +57,7 @@ struct Fiber {
   jmp_buf place;  // where it goes on
   std::unique_ptr<char[]> stack;
   uint3 thread, block;
+  View view;
   bool done = false;
 };
 
@@ -76,6 +79,7 @@ class Scheduler {
     for (size_t i = 0; i < total; ++i) {
       Fiber& fiber = *fibers_[i];
       fiber.done = false;
+      fiber.view.Clear();
       fiber.thread = {static_cast<unsigned>(i % num_threads), 0, 0};
       fiber.block = {static_cast<unsigned>(first_block + i / num_threads), 0, 0};
       running.push_back(&fiber);
@@ -96,7 +100,11 @@ class Scheduler {
         std::abort();
       }
     }
+    current_ = nullptr;
   }
+
+  // Of the running thread.
+  View& CurrentView() { return current_->view; }
 
   void Yield() {
     if (_setjmp(current_->place) == 0) _longjmp(main_, 1);
