@@ -58,6 +58,7 @@ namespace emulator {
 inline int64_t bytes_allocated = 0;  // for tests: what is not freed in the end
 inline int64_t num_allocations = 0;  // for tests: a warm step makes none
 inline int64_t num_host_waits = 0;   // for tests: a warm step makes none
+inline int64_t num_launches = 0;     // kernels, fills and copies, those of CUB included
 inline int current_device = 0;
 }  // namespace emulator
 
@@ -139,10 +140,12 @@ inline cudaError_t cudaFreeHost(void* pointer) {
 }
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
                                    cudaStream_t) {
+  ++emulator::num_launches;
   if (bytes > 0) std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
 inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
+  ++emulator::num_launches;
   if (bytes > 0) std::memset(to, value, bytes);
   return cudaSuccess;
 }
@@ -174,6 +177,7 @@ inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t, cudaEv
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
+  ++emulator::num_launches;
   gridDim = config->gridDim;
   blockDim = config->blockDim;
   const std::function<void()> body = [&] { kernel(Parameters(arguments)...); };
