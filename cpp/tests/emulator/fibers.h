@@ -53,6 +53,13 @@ struct Tile {
   uint64_t results[32];
 };
 
+// What threads of a warp that run together exchange.
+struct Gathering {
+  unsigned size = 1;
+  bool closed = false;
+  std::vector<uint64_t> words;
+};
+
 struct Fiber {
   jmp_buf place;  // where it goes on
   std::unique_ptr<char[]> stack;
@@ -73,6 +80,7 @@ class Scheduler {
            const std::function<void()>& body) {
     body_ = &body;
     tiles_.clear();
+    gatherings_.clear();
     const size_t total = size_t{num_blocks} * num_threads;
     while (fibers_.size() < total) fibers_.push_back(std::make_unique<Fiber>());
     std::vector<Fiber*> running;
@@ -101,6 +109,10 @@ class Scheduler {
       }
     }
     current_ = nullptr;
+  }
+
+  std::shared_ptr<Gathering>& GatheringOfWarp() {
+    return gatherings_[{blockIdx.x, threadIdx.x / 32}];
   }
 
   // Of the running thread.
@@ -155,6 +167,7 @@ class Scheduler {
   const std::function<void()>* body_ = nullptr;
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::map<std::pair<unsigned, unsigned>, Tile> tiles_;
+  std::map<std::pair<unsigned, unsigned>, std::shared_ptr<Gathering>> gatherings_;
   Fiber* current_ = nullptr;
   jmp_buf main_;
   int64_t idle_switches_ = 0;
