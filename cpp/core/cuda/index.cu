@@ -118,6 +118,25 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
+    ProbeLengthsKernel(IndexRef index, ProbeLengths* lengths) {
+  const int64_t i = GlobalThread();
+  const uint64_t b = static_cast<uint64_t>(i) / kBucketSlots;
+  if (b > index.mask) return;
+  const Bucket& bucket = index.buckets[b];
+  const int slot = static_cast<int>(i % kBucketSlots);
+  if (!IsPresent(bucket, slot)) return;
+  unsigned long long length = 1;  // NOLINT
+  uint64_t step = 0;
+  const Bucket* visited = index.Home(HashKey(bucket.keys[slot]));
+  while (visited != &bucket) {
+    visited = index.Next(visited, &step);
+    ++length;
+  }
+  atomicAdd(&lengths->total, length);
+  atomicMax(&lengths->most, length);
+}
+
+__global__ void __launch_bounds__(kThreads)
     CountMissingKernel(const uint32_t* rows, const uint8_t* first, int64_t num_keys,
                        uint32_t* count) {
   const int64_t i = GlobalThread();
@@ -155,6 +174,10 @@ void Rehash(Stream stream, const IndexRef& from, const IndexRef& to, Counters* c
 void ListKeys(Stream stream, const IndexRef& index, uint64_t* keys, uint32_t* rows,
               uint32_t* cursor) {
   Launch(ListKeysKernel, NumSlots(index), stream, index, keys, rows, cursor);
+}
+
+void AddProbeLengths(Stream stream, const IndexRef& index, ProbeLengths* lengths) {
+  Launch(ProbeLengthsKernel, NumSlots(index), stream, index, lengths);
 }
 
 void CountMissing(Stream stream, const uint32_t* rows, const uint8_t* first, int64_t num_keys,

@@ -30,6 +30,14 @@ void Rehash(Stream stream, const IndexRef& from, const IndexRef& to, Counters* c
 void ListKeys(Stream stream, const IndexRef& index, uint64_t* keys, uint32_t* rows,
               uint32_t* cursor);
 
+// Buckets visited to find a key that is there: the sum over all keys, and the most for one.
+struct ProbeLengths {
+  unsigned long long total;  // NOLINT: what CUDA's atomics take
+  unsigned long long most;   // NOLINT
+};
+// Adds to *lengths, in device memory.
+void AddProbeLengths(Stream stream, const IndexRef& index, ProbeLengths* lengths);
+
 // Counts the positions with kNoRow whose key occurs at no earlier position: `first[i]` says so.
 void CountMissing(Stream stream, const uint32_t* rows, const uint8_t* first, int64_t num_keys,
                   uint32_t* count);

@@ -57,7 +57,8 @@ template <typename Memory>
 SOK_HD inline uint32_t FindRow(const Memory& memory, const IndexRef& index, uint64_t hash,
                                uint64_t key) {
   const uint8_t digest = HashDigest(hash);
-  for (Bucket* bucket = index.Home(hash);; bucket = index.Next(bucket)) {
+  uint64_t step = 0;
+  for (Bucket* bucket = index.Home(hash);; bucket = index.Next(bucket, &step)) {
     const DigestWords digests = memory.Digests(bucket);
     for (uint32_t match = MatchDigests(digests, digest); match != 0; match &= match - 1) {
       const int slot = SOK_CTZ(match);
@@ -75,6 +76,7 @@ SOK_HD inline uint32_t FindOrInsertRow(const Memory& memory, const IndexRef& ind
                                        uint64_t key, const NewRow& new_row, bool* is_new) {
   const uint8_t digest = HashDigest(hash);
   Bucket* bucket = index.Home(hash);
+  uint64_t step = 0;
   uint32_t found = 0;  // row number + 1
   *is_new = false;
   while (found == 0) {
@@ -97,7 +99,7 @@ SOK_HD inline uint32_t FindOrInsertRow(const Memory& memory, const IndexRef& ind
     if (found != 0 || unpublished) continue;  // found, or look at this bucket again
     const uint32_t empty = MatchDigests(digests, kEmptyDigest);
     if (empty == 0) {
-      bucket = index.Next(bucket);
+      bucket = index.Next(bucket, &step);
       continue;
     }
     const int slot = SOK_CTZ(empty);
@@ -121,11 +123,12 @@ SOK_HD inline void InsertUniqueRow(const Memory& memory, const IndexRef& index, 
                                    uint64_t key, uint32_t row) {
   const uint8_t digest = HashDigest(hash);
   Bucket* bucket = index.Home(hash);
+  uint64_t step = 0;
   for (;;) {
     const DigestWords digests = memory.Digests(bucket);
     const uint32_t empty = MatchDigests(digests, kEmptyDigest);
     if (empty == 0) {
-      bucket = index.Next(bucket);
+      bucket = index.Next(bucket, &step);
       continue;
     }
     const int slot = SOK_CTZ(empty);
@@ -144,7 +147,8 @@ template <typename Memory>
 SOK_HD inline uint32_t EraseRow(const Memory& memory, const IndexRef& index, uint64_t hash,
                                 uint64_t key) {
   const uint8_t digest = HashDigest(hash);
-  for (Bucket* bucket = index.Home(hash);; bucket = index.Next(bucket)) {
+  uint64_t step = 0;
+  for (Bucket* bucket = index.Home(hash);; bucket = index.Next(bucket, &step)) {
     const DigestWords digests = memory.Digests(bucket);
     for (uint32_t match = MatchDigests(digests, digest); match != 0; match &= match - 1) {
       const int slot = SOK_CTZ(match);

@@ -53,6 +53,8 @@ struct DeviceTableStats {
   int64_t max_capacity = 0;  // 0: unbounded
   int64_t num_buckets = 0;
   double load_factor = 0.0;  // slots in use, erased ones included / slots allocated
+  double mean_probe_length = 0.0;  // buckets visited to find a present key
+  int64_t max_probe_length = 0;
   int64_t index_bytes = 0;
   int64_t arena_bytes = 0;
   int64_t bytes = 0;

@@ -189,6 +189,16 @@ DeviceTableStats CudaTable::Stats(Stream stream) {
   stats.max_capacity = impl.options.max_capacity;
   stats.num_buckets = impl.num_buckets;
   stats.load_factor = static_cast<double>(impl.used.known()) / (impl.num_buckets * kBucketSlots);
+  if (stats.size > 0) {
+    const Workspace::Scope scope(impl.workspace, stream);
+    ProbeLengths* const lengths = impl.workspace.Take<ProbeLengths>(1);
+    FillWithZeros(stream, lengths, sizeof(ProbeLengths));
+    AddProbeLengths(stream, impl.Ref().index, lengths);
+    ProbeLengths found;
+    CopyToHost(stream, &found, lengths, sizeof(found));
+    stats.mean_probe_length = static_cast<double>(found.total) / stats.size;
+    stats.max_probe_length = static_cast<int64_t>(found.most);
+  }
   stats.index_bytes = static_cast<int64_t>(impl.buckets.bytes());
   stats.arena_bytes = impl.arena.bytes();
   stats.bytes = stats.index_bytes + stats.arena_bytes +

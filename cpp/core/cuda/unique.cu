@@ -140,7 +140,9 @@ void Unique(Stream stream, Workspace& workspace, const uint64_t* keys, int64_t n
   const Workspace::Scope scope(workspace, stream);
   const Places places = Meet(stream, workspace, keys, num_keys, Occurrence::kFirst);
   uint32_t* const ranks = workspace.Take<uint32_t>(num_keys);
-  Check(cudaMemsetAsync(num_unique, 0, sizeof(uint32_t), stream), "cudaMemsetAsync");
+  if (num_keys == 0) {  // else the last key writes it
+    Check(cudaMemsetAsync(num_unique, 0, sizeof(uint32_t), stream), "cudaMemsetAsync");
+  }
   Launch(FlagKernel<uint32_t>, num_keys, stream, places, num_keys, ranks);
   ExclusiveSum(stream, workspace, ranks, num_keys);
   Launch(WriteUniqueKernel, num_keys, stream, keys, num_keys, places, ranks, unique, inverse,

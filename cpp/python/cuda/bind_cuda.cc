@@ -213,6 +213,8 @@ py::dict Stats(CudaTable& table, uint64_t stream) {
   out["max_capacity"] = stats.max_capacity;
   out["num_buckets"] = stats.num_buckets;
   out["load_factor"] = stats.load_factor;
+  out["mean_probe_length"] = stats.mean_probe_length;
+  out["max_probe_length"] = stats.max_probe_length;
   out["index_bytes"] = stats.index_bytes;
   out["arena_bytes"] = stats.arena_bytes;
   out["bytes"] = stats.bytes;

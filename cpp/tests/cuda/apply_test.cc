@@ -154,6 +154,35 @@ void AFullHistoryIsSweptAndForgotten() {
   }
 }
 
+// A whole step: lookup, gradient by key, update.
+void AWarmStepHasFewLaunches() {
+  TableOptions options;
+  options.name = "t";
+  options.dim = 8;
+  options.initial_capacity = 10000;
+  OptimizerOptions optimizer;
+  optimizer.kind = OptimizerKind::kAdagrad;
+  cuda::CudaTable table(options);
+  std::vector<uint64_t> keys(500);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = i % 200 * 31;
+  std::vector<float> rows(keys.size() * 8), grads(keys.size() * 8, 0.5f);
+  const auto step = [&](int n) {
+    const int64_t before = emulator::num_launches;
+    table.FindOrInsert(kStream, keys.data(), keys.size(), rows.data(), nullptr);
+    const int64_t lookup = emulator::num_launches - before;
+    cuda::ApplyGradients(kStream, table, optimizer, 0.1f, n, keys.data(), grads.data(),
+                         keys.size());
+    CHECK_EQ(lookup, 3);                                     // insert, count, copy
+    CHECK_EQ(emulator::num_launches - before - lookup, 16);  // 4 of them CUB's sort, 2 its scan
+  };
+  cuda::ApplyGradients(kStream, table, optimizer, 0.1f, 1, keys.data(), grads.data(), keys.size());
+  for (int n = 2; n <= 3; ++n) step(n);
+  const int64_t allocations = emulator::num_allocations, waits = emulator::num_host_waits;
+  for (int n = 4; n <= 10; ++n) step(n);
+  CHECK_EQ(emulator::num_allocations, allocations);
+  CHECK_EQ(emulator::num_host_waits, waits);
+}
+
 void AnotherOptimizerIsRefused() {
   TableOptions table_options;
   table_options.name = "t";
@@ -180,6 +209,7 @@ void AnotherOptimizerIsRefused() {
 int main() {
   sok::AllRules();
   sok::AFullHistoryIsSweptAndForgotten();
+  sok::AWarmStepHasFewLaunches();
   sok::AnotherOptimizerIsRefused();
   CHECK_EQ(emulator::bytes_allocated, 0);
 }

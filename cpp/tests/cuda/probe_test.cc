@@ -123,6 +123,21 @@ void DigestsMatchByteByByte() {
   }
 }
 
+void AProbeComesToEveryBucket() {
+  for (const uint64_t num_buckets : {1, 2, 64, 1024}) {
+    std::vector<Bucket> buckets(num_buckets);
+    const IndexRef index{buckets.data(), num_buckets - 1};
+    std::set<Bucket*> visited;
+    Bucket* bucket = index.Home(HashKey(7));
+    uint64_t step = 0;
+    for (uint64_t i = 0; i < num_buckets; ++i) {
+      visited.insert(bucket);
+      bucket = index.Next(bucket, &step);
+    }
+    CHECK_EQ(visited.size(), num_buckets);
+  }
+}
+
 void EveryKeyIsLegal() {
   Table table(4);
   std::map<uint64_t, uint32_t> expected;
@@ -313,6 +328,7 @@ void TheBoundNeverFallsShort() {
 int main() {
   using namespace sok::cuda;
   DigestsMatchByteByByte();
+  AProbeComesToEveryBucket();
   EveryKeyIsLegal();
   AKeyThatIsSeenLateIsReadAgain();
   ErasedSlotsDoNotStopAProbe();

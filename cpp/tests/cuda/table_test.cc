@@ -183,6 +183,7 @@ void GrowthKeepsEveryRow(double max_load_factor) {
   const cuda::DeviceTableStats stats = table.Stats(kStream);
   CHECK_EQ(stats.size, 6000);
   CHECK(stats.load_factor <= max_load_factor && stats.load_factor > max_load_factor * 0.4);
+  CHECK(stats.mean_probe_length >= 1.0 && stats.mean_probe_length <= stats.max_probe_length);
 }
 
 void MaxCapacityIsAllOrNothing() {

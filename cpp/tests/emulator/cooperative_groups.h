@@ -38,14 +38,43 @@ thread_block_tile<kSize> tiled_partition(const thread_block&) {
   return {};
 }
 
-// Any threads that run together make such a group; here each runs alone.
-struct coalesced_group {
-  static unsigned thread_rank() { return 0; }
-  static unsigned size() { return 1; }
+// Threads of one warp that happen to run together: those that come while the first one waits for a
+// moment, in the order in which they come.
+class coalesced_group {
+ public:
+  coalesced_group() {
+    auto& scheduler = emulator::Scheduler::Get();
+    std::shared_ptr<emulator::Gathering>& open = scheduler.GatheringOfWarp();
+    if (open == nullptr || open->closed) {
+      gathering_ = open = std::make_shared<emulator::Gathering>();
+      for (auto turns = emulator::random_bits() % 40; turns > 0; --turns) scheduler.Yield();
+      gathering_->closed = true;
+    } else {
+      gathering_ = open;
+      rank_ = gathering_->size++;
+      while (!gathering_->closed) scheduler.Yield();
+    }
+  }
+  unsigned thread_rank() const { return rank_; }
+  unsigned size() const { return gathering_->size; }
+  // From rank 0, which is all that the backend needs.
   template <typename T>
-  T shfl(T value, unsigned) const {
+  T shfl(T value, unsigned rank) const {
+    static_assert(sizeof(T) <= 8, "one word");
+    if (rank != 0) std::abort();
+    uint64_t word = 0;
+    std::memcpy(&word, &value, sizeof(T));
+    std::vector<uint64_t>& words = gathering_->words;
+    if (rank_ == 0) words.push_back(word);
+    while (words.size() <= turn_) emulator::Scheduler::Get().Yield();
+    std::memcpy(&value, &words[turn_++], sizeof(T));
     return value;
   }
+
+ private:
+  std::shared_ptr<emulator::Gathering> gathering_;
+  unsigned rank_ = 0;
+  mutable size_t turn_ = 0;
 };
 inline coalesced_group coalesced_threads() { return {}; }
 

@@ -60,6 +60,7 @@ inline std::mutex one_kernel;        // at a time, because TensorFlow runs ops o
 inline int64_t bytes_allocated = 0;  // for tests: what is not freed in the end
 inline int64_t num_allocations = 0;  // for tests: a warm step makes none
 inline int64_t num_host_waits = 0;   // for tests: a warm step makes none
+inline int64_t num_launches = 0;     // kernels, fills and copies, those of CUB included
 inline int current_device = 0;
 inline int64_t allocations_left = INT64_MAX;  // for tests: memory runs out after so many
 }  // namespace emulator
@@ -143,10 +144,12 @@ inline cudaError_t cudaFreeHost(void* pointer) {
 }
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
                                    cudaStream_t) {
+  ++emulator::num_launches;
   if (bytes > 0) std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
 inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
+  ++emulator::num_launches;
   if (bytes > 0) std::memset(to, value, bytes);
   return cudaSuccess;
 }
@@ -179,6 +182,7 @@ template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
   const std::lock_guard<std::mutex> lock(emulator::one_kernel);
+  ++emulator::num_launches;
   gridDim = config->gridDim;
   blockDim = config->blockDim;
   const std::function<void()> body = [&] { kernel(Parameters(arguments)...); };
@@ -186,50 +190,63 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   for (unsigned first = 0; first < gridDim.x; first += together) {
     emulator::Scheduler::Get().Run(first, std::min(together, gridDim.x - first), blockDim.x, body);
   }
+  emulator::WeakMemory::Get().EndOfKernel();
   return cudaSuccess;
 }
 
-template <typename T>
-T __ldcg(const T* pointer) {
-  emulator::Scheduler::Get().MaybeYield();
-  return *pointer;
-}
+// Another thread may go on before each access.
+namespace emulator {
 
 template <typename T>
+T AtomicLoad(const T* pointer, bool acquire) {
+  Scheduler::Get().MaybeYield();
+  return WeakMemory::Get().Load(pointer, acquire, Scheduler::Get().CurrentView());
+}
+template <typename T>
+void AtomicStore(T* pointer, T value, bool release) {
+  Scheduler::Get().MaybeYield();
+  WeakMemory::Get().Store(pointer, value, release, Scheduler::Get().CurrentView());
+}
+template <typename T, typename F>
+T AtomicUpdate(T* pointer, const F& f) {
+  Scheduler::Get().MaybeYield();
+  return WeakMemory::Get().Update(pointer, f, Scheduler::Get().CurrentView());
+}
+
+}  // namespace emulator
+
+template <typename T>
+T __ldcg(const T* pointer) {
+  return emulator::AtomicLoad(pointer, false);
+}
+template <typename T>
 T atomicAdd(T* pointer, T value) {
-  emulator::Scheduler::Get().MaybeYield();
-  const T before = *pointer;
-  *pointer += value;
-  return before;
+  return emulator::AtomicUpdate(pointer, [=](T before) { return before + value; });
 }
 template <typename T>
 T atomicMin(T* pointer, T value) {
-  emulator::Scheduler::Get().MaybeYield();
-  const T before = *pointer;
-  *pointer = std::min(before, value);
-  return before;
+  return emulator::AtomicUpdate(pointer, [=](T before) { return std::min(before, value); });
+}
+template <typename T>
+T atomicMax(T* pointer, T value) {
+  return emulator::AtomicUpdate(pointer, [=](T before) { return std::max(before, value); });
 }
 template <typename T>
 T atomicCAS(T* pointer, T expected, T desired) {
-  emulator::Scheduler::Get().MaybeYield();
-  const T before = *pointer;
-  if (before == expected) *pointer = desired;
-  return before;
+  return emulator::AtomicUpdate(pointer,
+                                [=](T before) { return before == expected ? desired : before; });
 }
 template <typename T>
 T atomicExch(T* pointer, T value) {
-  emulator::Scheduler::Get().MaybeYield();
-  return std::exchange(*pointer, value);
+  return emulator::AtomicUpdate(pointer, [=](T) { return value; });
 }
 template <typename T>
 T atomicOr(T* pointer, T value) {
-  emulator::Scheduler::Get().MaybeYield();
-  return std::exchange(*pointer, *pointer | value);
+  return emulator::AtomicUpdate(pointer, [=](T before) { return before | value; });
 }
 template <typename T>
 T atomicAnd(T* pointer, T value) {
-  emulator::Scheduler::Get().MaybeYield();
-  return std::exchange(*pointer, *pointer & value);
+  return emulator::AtomicUpdate(pointer, [=](T before) { return before & value; });
 }
 
 #endif  // SOK_TESTS_EMULATOR_CUDA_RUNTIME_H_

@@ -6,7 +6,8 @@
 // The fibers of a few blocks run together.
 //
 // What it finds: wrong indices, races between atomic steps, collectives that not all lanes reach
-// (the run ends with a message). What it cannot find: missing fences and hardware's own behaviour.
+// (the run ends with a message), and reads that need an order they do not ask for (weak_memory.h).
+// What it cannot find: hardware's own behaviour.
 // A fiber is started once and serves one thread after another. Switching is by _longjmp, which
 // unlike swapcontext makes no system call.
 //
@@ -27,6 +28,8 @@
 #include <utility>
 #include <vector>
 
+#include "cpp/tests/emulator/weak_memory.h"
+
 struct uint3 {
   unsigned x, y, z;
 };
@@ -39,7 +42,6 @@ inline dim3 blockDim, gridDim;
 
 namespace emulator {
 
-inline std::minstd_rand random_bits(1);
 inline constexpr size_t kStackBytes = size_t{128} << 10;
 inline constexpr int64_t kMaxIdleSwitches = 20'000'000;
 
@@ -51,10 +53,18 @@ struct Tile {
   uint64_t results[32];
 };
 
+// What threads of a warp that run together exchange.
+struct Gathering {
+  unsigned size = 1;
+  bool closed = false;
+  std::vector<uint64_t> words;
+};
+
 struct Fiber {
   jmp_buf place;  // where it goes on
   std::unique_ptr<char[]> stack;
   uint3 thread, block;
+  View view;
   bool done = false;
 };
 
@@ -70,12 +80,14 @@ class Scheduler {
            const std::function<void()>& body) {
     body_ = &body;
     tiles_.clear();
+    gatherings_.clear();
     const size_t total = size_t{num_blocks} * num_threads;
     while (fibers_.size() < total) fibers_.push_back(std::make_unique<Fiber>());
     std::vector<Fiber*> running;
     for (size_t i = 0; i < total; ++i) {
       Fiber& fiber = *fibers_[i];
       fiber.done = false;
+      fiber.view.Clear();
       fiber.thread = {static_cast<unsigned>(i % num_threads), 0, 0};
       fiber.block = {static_cast<unsigned>(first_block + i / num_threads), 0, 0};
       running.push_back(&fiber);
@@ -96,7 +108,15 @@ class Scheduler {
         std::abort();
       }
     }
+    current_ = nullptr;
   }
+
+  std::shared_ptr<Gathering>& GatheringOfWarp() {
+    return gatherings_[{blockIdx.x, threadIdx.x / 32}];
+  }
+
+  // Of the running thread.
+  View& CurrentView() { return current_->view; }
 
   void Yield() {
     if (_setjmp(current_->place) == 0) _longjmp(main_, 1);
@@ -147,6 +167,7 @@ class Scheduler {
   const std::function<void()>* body_ = nullptr;
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::map<std::pair<unsigned, unsigned>, Tile> tiles_;
+  std::map<std::pair<unsigned, unsigned>, std::shared_ptr<Gathering>> gatherings_;
   Fiber* current_ = nullptr;
   jmp_buf main_;
   int64_t idle_switches_ = 0;

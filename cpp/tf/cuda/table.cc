@@ -41,14 +41,13 @@ class DeviceTableStatsOp : public OpKernel {
     OP_REQUIRES_OK(ctx, WithTable(ctx, *table, [&](cuda::CudaTable& t, cuda::Stream stream) {
                      s = t.Stats(stream);
                    }));
-    // Probe lengths are counted on the host only.
     const std::vector<double> values = {double(s.size),
                                         double(s.capacity),
                                         double(s.max_capacity),
                                         double(s.num_buckets),
                                         s.load_factor,
-                                        0.0,
-                                        0.0,
+                                        s.mean_probe_length,
+                                        double(s.max_probe_length),
                                         double(s.index_bytes),
                                         double(s.arena_bytes),
                                         double(s.bytes)};

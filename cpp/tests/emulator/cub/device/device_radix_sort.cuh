@@ -17,6 +17,7 @@ struct DeviceRadixSort {
       bytes = 1;
       return cudaSuccess;
     }
+    emulator::num_launches += 2 + (end_bit - begin_bit + 7) / 8;  // of a large batch
     const auto digit = [=](Key key) {
       const uint64_t up_to_end = end_bit >= 64 ? ~uint64_t{0} : (uint64_t{1} << end_bit) - 1;
       return (static_cast<uint64_t>(key) & up_to_end) >> begin_bit;

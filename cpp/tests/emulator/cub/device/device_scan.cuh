@@ -14,6 +14,7 @@ struct DeviceScan {
       bytes = 1;
       return cudaSuccess;
     }
+    emulator::num_launches += 2;
     auto sum = *out;
     sum = 0;
     for (int i = 0; i < n; ++i) {
