@@ -1,6 +1,8 @@
 #include <cooperative_groups.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "cpp/core/cuda/lowest.cuh"
 #include "cpp/core/cuda/primitives.h"
 #include "cpp/core/cuda/ticket.cuh"
