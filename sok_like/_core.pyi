@@ -55,9 +55,9 @@ class Table:
             `key % world_size == rank`. All their rows exist from the start.
         policy: Which keys get a row and which lose it, by name: `filter_freq`, `bloom_max_keys`,
             `bloom_probability`, `bloom_counter_bits`, `no_permission`, `steps_to_live`,
-            `l2_threshold`, `score` ("", "lru", "lfu", "custom"), `evicted_buffer`, `record`; see
-            PolicyOptions in cpp/core/policy.h. Then `find_or_insert` is a training lookup, and the
-            calls from `observe` on work.
+            `l2_threshold`, `score` ("", "lru", "lfu", "custom"), `evicted_buffer`, `record`
+            (cpp/core/policy.h). Then `find_or_insert` is a training lookup, and the calls from
+            `observe` on work.
 
     Raises:
         ValueError: An argument is out of its range; the message names it.
@@ -131,18 +131,14 @@ class Table:
     def export(
         self, with_slots: bool = True
     ) -> tuple[NDArray[Any], NDArray[np.float32], dict[str, NDArray[np.float32]]]:
-        """Copies out keys, ascending as unsigned; rows; and saved slot variables by name.
-
-        Returns:
-            Keys `[size]`, rows `[size, dim]`, and slot rows `[size, width]` by name.
-        """
+        """Copies out keys `[size]`, ascending as unsigned, rows `[size, dim]`, and saved slot rows
+        `[size, width]` by name."""
     def import_(
         self, keys: ArrayLike, rows: ArrayLike, slots: Mapping[str, ArrayLike] | None = None
     ) -> None:
         """Inserts or overwrites keys with rows `[num_keys, dim]` and slots `[num_keys, width]`.
 
-        Slot variables that `slots` lacks get their initial value; those that the table lacks are
-        added.
+        Slots that `slots` lacks get their initial value; those that the table lacks are added.
         """
     def initial_rows(self, keys: ArrayLike) -> NDArray[np.float32]:
         """The rows `[num_keys, dim]` that missing keys read."""
@@ -390,8 +386,7 @@ class CudaTable:
             `Table`; initial rows have the same bits.
         key_dtype: `"int64"` or `"uint64"`, also the type of the key arrays.
         max_load_factor: Share of the index that may be in use before it grows, in (0, 0.97].
-        policy: As of `Table`; the calls from `observe` on do what they do there. With one, every
-            call that may insert waits for the device once.
+        policy: As of `Table`. With one, calls that may insert wait for the device once.
 
     Raises:
         ValueError: An argument is out of its range; the message names it.
@@ -421,13 +416,12 @@ class CudaTable:
     def dim(self) -> int: ...
     @property
     def key_dtype(self) -> str: ...
+    # As of `Table`, and wait.
     @property
-    def size(self) -> int:
-        """Keys present. Waits."""
+    def size(self) -> int: ...
     def __len__(self) -> int: ...
     @property
-    def capacity(self) -> int:
-        """Keys that fit before the index grows. Waits."""
+    def capacity(self) -> int: ...
     @property
     def slots(self) -> list[SlotSpec]: ...
     def configure_slots(self, specs: Sequence[SlotSpec], *, stream: int = 0) -> None: ...
@@ -439,7 +433,6 @@ class CudaTable:
         self, keys: Any, *, rows: Any = None, inserted: Any = None, stream: int = 0
     ) -> tuple[Any, Any]:
         """Reads rows, inserting missing keys; the flag is true at one position of each new key.
-        With policies a training lookup, of which some keys may get no row.
 
         Raises:
             ValueError: `max_capacity` would be exceeded; nothing was inserted.
@@ -471,23 +464,15 @@ class CudaTable:
         """As `Table.import_`, from NumPy arrays; keys must not repeat. Waits."""
     def stats(self, *, stream: int = 0) -> dict[str, int | float]:
         """Size, load factor and bytes. Waits."""
+    # As of `Table`. Device arrays in and out; evicted rows wait in host memory.
     @property
-    def keeps_records(self) -> bool:
-        """Whether the table has policies."""
-    def observe(self, keys: Any, *, stream: int = 0) -> None:
-        """As `Table.observe`. Waits."""
-    def evict(self, *, stream: int = 0) -> int:
-        """As `Table.evict`. Waits."""
-    def pop_evicted(self) -> dict[str, Any]:
-        """As `Table.pop_evicted`: evicted rows wait in host memory."""
-    def statistics(self, *, stream: int = 0) -> dict[str, int]:
-        """As `Table.statistics`. Waits."""
-    def key_statistics(
-        self, keys: Any, *, stream: int = 0
-    ) -> tuple[CudaArray, CudaArray, CudaArray]:
-        """As `Table.key_statistics`, in device memory."""
-    def assign_scores(self, keys: Any, scores: Any, *, stream: int = 0) -> int:
-        """As `Table.assign_scores`; of equal keys the last wins. Waits."""
+    def keeps_records(self) -> bool: ...
+    def observe(self, keys: Any, *, stream: int = 0) -> None: ...
+    def evict(self, *, stream: int = 0) -> int: ...
+    def pop_evicted(self) -> dict[str, Any]: ...
+    def statistics(self, *, stream: int = 0) -> dict[str, int]: ...
+    def key_statistics(self, keys: Any, *, stream: int = 0) -> tuple[CudaArray, ...]: ...
+    def assign_scores(self, keys: Any, scores: Any, *, stream: int = 0) -> int: ...
     def set_step(self, step: int) -> None: ...
 
 def cuda_apply_gradients(

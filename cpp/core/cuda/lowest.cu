@@ -1,6 +1,8 @@
 #include <cooperative_groups.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "cpp/core/cuda/lowest.cuh"
 #include "cpp/core/cuda/primitives.h"
 #include "cpp/core/cuda/ticket.cuh"
@@ -16,23 +18,47 @@ constexpr int kDigits = 256;
 constexpr int kCopies = 32;
 constexpr int kLaneDigits = kDigits / kWarp;
 constexpr int64_t kSurveyThreads = 1 << 15;  // enough to keep the memory busy; each ends in atomics
+constexpr int64_t kFewRows = 1 << 14;        // that may be listed however few are wanted
 
 struct Candidates {
   const DeviceRecord* records;
   const uint32_t* kept;
   ScoreKind kind;
-  Count num_rows;
+  const uint32_t* list;  // rows, or null for all of them
+  Count num_rows;        // of the list, or of the table
 
-  // Null where row i holds no key or stays.
+  SOK_DEVICE uint32_t Row(int64_t i) const {
+    return list == nullptr ? static_cast<uint32_t>(i) : list[i];
+  }
+  // Null where the row holds no key or stays.
   SOK_DEVICE const DeviceRecord* Get(int64_t i) const {
+    if (list != nullptr) return records + list[i];
     if (records[i].last_step < 0 || (kept[i / 32] >> (i % 32) & 1) != 0) return nullptr;
     return records + i;
   }
 };
 
-// Bits that are set in all candidates, and in any.
+// Bits that are set in all candidates, and in any; how many lie up to the hint.
 struct Survey {
   Word score_and, key_and, score_or, key_or;
+  uint32_t num_listed;
+};
+
+// Score and key as one number, to be added to.
+struct Ceiling {
+  uint64_t score, key;
+
+  SOK_DEVICE void Add(int bits) {
+    const uint64_t before = bits < 64 ? key : score;
+    uint64_t& part = bits < 64 ? key : score;
+    part += uint64_t{1} << (bits % 64);
+    if (part >= before) return;
+    if (bits < 64 && ++score != 0) return;
+    score = key = ~uint64_t{0};
+  }
+  SOK_DEVICE bool IsBelow(uint64_t other_score, uint64_t other_key) const {
+    return score != other_score ? score < other_score : key < other_key;
+  }
 };
 
 // The digits chosen so far: rows with (score & score_mask, key & key_mask) below are taken, those
@@ -43,7 +69,22 @@ struct Choice {
   uint32_t done;
 };
 
-__global__ void __launch_bounds__(kThreads) SurveyKernel(Candidates candidates, Survey* survey) {
+__global__ void StartKernel(uint32_t count, Survey* survey, Choice* choice, uint32_t* num_taken) {
+  if (GlobalThread() != 0) return;
+  *survey = {~0ull, ~0ull, 0, 0, 0};
+  *choice = {0, 0, 0, 0, count, 0};
+  *num_taken = 0;
+}
+
+// Null `end`: nothing is listed. `listed` [limit]
+__global__ void __launch_bounds__(kThreads)
+    SurveyKernel(Candidates candidates, Survey* survey, const uint64_t* end, int slack_bits,
+                 uint32_t* listed, uint32_t limit) {
+  Ceiling ceiling = {0, 0};
+  if (end != nullptr) {
+    ceiling = {end[0], end[1]};
+    ceiling.Add(slack_bits);
+  }
   Word score_and = ~0ull, key_and = ~0ull, score_or = 0, key_or = 0;
   bool any = false;
   const int64_t num_threads = static_cast<int64_t>(gridDim.x) * kThreads;
@@ -57,6 +98,9 @@ __global__ void __launch_bounds__(kThreads) SurveyKernel(Candidates candidates, 
     score_or |= score;
     key_and &= record->key;
     key_or |= record->key;
+    if (end == nullptr || ceiling.IsBelow(score, record->key)) continue;
+    const uint32_t place = TakeTicket(&survey->num_listed);
+    if (place < limit) listed[place] = static_cast<uint32_t>(i);
   }
   if (!any) return;
   atomicAnd(&survey->score_and, score_and);
@@ -126,7 +170,14 @@ __global__ void __launch_bounds__(kThreads)
   const uint64_t score = OrderedScore(*record, candidates.kind) & choice->score_mask;
   if (score > choice->score) return;
   if (score == choice->score && (record->key & choice->key_mask) > choice->key) return;
-  rows[TakeTicket(num_taken)] = static_cast<uint32_t>(i);
+  rows[TakeTicket(num_taken)] = candidates.Row(i);
+}
+
+// Digits without a round are the same in all candidates, or did not matter.
+__global__ void EndKernel(const Survey* survey, const Choice* choice, uint64_t* end) {
+  if (GlobalThread() != 0) return;
+  end[0] = choice->score | (survey->score_or & ~choice->score_mask);
+  end[1] = choice->key | (survey->key_or & ~choice->key_mask);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -154,33 +205,49 @@ void SortRows(Stream stream, Workspace& workspace, const DeviceRecord* records, 
 
 void SelectLowest(Stream stream, Workspace& workspace, const DeviceRecord* records, ScoreKind kind,
                   Count num_rows, const uint32_t* kept, int64_t count, bool in_order,
-                  uint32_t* rows) {
+                  LowestHint* hint, uint32_t* rows) {
   const Workspace::Scope scope(workspace, stream);
-  const Candidates candidates{records, kept, kind, num_rows};
+  Candidates candidates{records, kept, kind, nullptr, num_rows};
   Survey* const survey = workspace.Take<Survey>(1);
   Choice* const choice = workspace.Take<Choice>(1);
   uint32_t* const counters = workspace.Take<uint32_t>(kCopies * kDigits);
   uint32_t* const num_taken = workspace.Take<uint32_t>(1);
+  const int64_t limit =
+      hint == nullptr ? 0 : std::min(num_rows.most, std::max(kFewRows, 16 * count));
+  uint32_t* const listed = workspace.Take<uint32_t>(limit);
+  uint64_t* const end = hint == nullptr ? nullptr : hint->end.as<uint64_t>();
   Check(cudaMemsetAsync(counters, 0, kCopies * kDigits * sizeof(uint32_t), stream),
         "cudaMemsetAsync");
-  Check(cudaMemsetAsync(num_taken, 0, sizeof(uint32_t), stream), "cudaMemsetAsync");
-  const Survey nothing{~0ull, ~0ull, 0, 0};
-  CopyToDevice(stream, survey, &nothing, sizeof(nothing));
-  const Choice all{0, 0, 0, 0, static_cast<uint32_t>(count), 0};
-  CopyToDevice(stream, choice, &all, sizeof(all));
-  Launch(SurveyKernel, num_rows.most < kSurveyThreads ? num_rows.most : kSurveyThreads, stream,
-         candidates, survey);
+  Launch(StartKernel, 1, stream, static_cast<uint32_t>(count), survey, choice, num_taken);
+  Launch(SurveyKernel, std::min(num_rows.most, kSurveyThreads), stream, candidates, survey, end,
+         hint == nullptr ? 0 : hint->slack_bits, listed, static_cast<uint32_t>(limit));
   Survey bits;
   CopyToHost(stream, &bits, survey, sizeof(bits));
+  if (hint != nullptr) {
+    const int64_t num_listed = bits.num_listed;
+    hint->was_used = num_listed >= count && num_listed <= limit;
+    if (hint->was_used) {
+      candidates.list = listed;
+      candidates.num_rows = num_listed;
+    }
+    // In large steps where the list was of no use, in small ones where it might be shorter.
+    const int change = num_listed < count       ? 4
+                       : num_listed > limit     ? -8
+                       : num_listed > 4 * count ? -1
+                                                : 0;
+    hint->slack_bits = std::clamp(hint->slack_bits + change, 0, 127);
+  }
   for (const bool of_key : {false, true}) {
     const uint64_t varying = of_key ? bits.key_and ^ bits.key_or : bits.score_and ^ bits.score_or;
     for (int shift = 56; shift >= 0; shift -= 8) {
       if ((varying >> shift & 0xFF) == 0) continue;
-      Launch(CountDigitsKernel, num_rows.most, stream, candidates, choice, of_key, shift, counters);
+      Launch(CountDigitsKernel, candidates.num_rows.most, stream, candidates, choice, of_key, shift,
+             counters);
       Launch(ChooseDigitKernel, kWarp, stream, choice, of_key, shift, counters);
     }
   }
-  Launch(TakeKernel, num_rows.most, stream, candidates, choice, rows, num_taken);
+  Launch(TakeKernel, candidates.num_rows.most, stream, candidates, choice, rows, num_taken);
+  if (hint != nullptr) Launch(EndKernel, 1, stream, survey, choice, end);
   if (in_order) SortRows(stream, workspace, records, kind, count, rows);
 }
 

@@ -38,7 +38,15 @@ void WithCounter(int64_t bits, F&& f) {
 
 }  // namespace
 
-DeviceRecords::DeviceRecords(const TableOptions& table, Stream stream) : options(table.policy) {
+LowestHint::LowestHint(Stream stream) : end(2 * sizeof(uint64_t), stream) { end.Zero(); }
+
+void LowestHint::Forget() {
+  end.Zero();
+  slack_bits = 64;
+}
+
+DeviceRecords::DeviceRecords(const TableOptions& table, Stream stream)
+    : options(table.policy), hint(stream) {
   dropped_gradients = Buffer(sizeof(unsigned long long), stream);
   dropped_gradients.Zero();
   if (is_bloom()) {
@@ -53,7 +61,7 @@ DeviceRecords::DeviceRecords(const TableOptions& table, Stream stream) : options
 }
 
 void DeviceRecords::MoveTo(Stream stream) {
-  for (Buffer* moved : {&records, &counters, &dropped_gradients}) moved->MoveTo(stream);
+  for (Buffer* moved : {&records, &counters, &dropped_gradients, &hint.end}) moved->MoveTo(stream);
 }
 
 int64_t DeviceRecords::bytes(Stream stream) const {
@@ -78,6 +86,7 @@ void DeviceRecords::Clear(Stream stream) {
   records = Buffer();
   counters.Zero();
   dropped_gradients.Zero();
+  hint.Forget();
   if (waiting != nullptr) waiting->Clear(stream);
   buffer.Clear();
 }

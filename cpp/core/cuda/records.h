@@ -54,6 +54,17 @@ SOK_HD inline uint64_t OrderedScore(const DeviceRecord& record, ScoreKind kind) 
   return static_cast<uint64_t>(score) ^ (uint64_t{1} << 63);
 }
 
+// Where a selection of the lowest rows ended, for the next one: see lowest.cuh.
+struct LowestHint {
+  explicit LowestHint(Stream stream);
+
+  void Forget();  // async
+
+  Buffer end;           // uint64 [2]: score and key up to which rows were taken
+  int slack_bits = 64;  // the next ones are looked for up to 2^slack_bits beyond it
+  bool was_used = false;
+};
+
 // The row of a waiting key.
 struct alignas(16) WaitingRow {
   int64_t count;
@@ -101,7 +112,8 @@ struct DeviceRecords {
   std::unique_ptr<CudaTable> waiting;  // exact filter, or null
   BloomShape bloom;
   Buffer counters;           // of a Bloom filter
-  Buffer dropped_gradients;  // uint32: keys of updates that had no row
+  Buffer dropped_gradients;  // uint64: keys of updates that had no row
+  LowestHint hint;
   EvictedBuffer buffer;
 };
 

@@ -38,7 +38,7 @@ void CudaTable::Impl::EvictLowest(const KeyBatch& batch, int64_t count) {
         "cudaMemsetAsync");
   MarkRows(stream, batch.sorted.rows, batch.distinct(), kept);
   SelectLowest(stream, workspace, rec.data(), rec.options.score, rows.known(), kept, count,
-               rec.options.evicted_buffer > 0, lowest);
+               rec.options.evicted_buffer > 0, &rec.hint, lowest);
   EvictRows(lowest, count);
 }
 
