@@ -1,10 +1,13 @@
 #include "cpp/tf/samples.h"
 
+#include <stdexcept>
+
 #include "absl/strings/str_cat.h"
 #include "cpp/tf/common.h"
 
 namespace sok {
 
+using tensorflow::OpInputList;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::shape_inference::DimensionHandle;
@@ -45,23 +48,28 @@ absl::Status FeatureAttrs::Init(tensorflow::OpKernelConstruction* ctx) {
   return absl::OkStatus();
 }
 
-absl::Status FeatureAttrs::Check(Executor& ex, int i, const Tensor& keys, const Tensor& row_splits,
-                                 const Tensor& weights) const {
+absl::Status FeatureAttrs::Check(Executor& ex, const OpInputList& keys,
+                                 const OpInputList& row_splits, const OpInputList& weights) const {
+  return Guard([&] {
+    for (int i = 0; i < size(); ++i) CheckOne(ex, i, keys[i], row_splits[i], weights[i]);
+  });
+}
+
+void FeatureAttrs::CheckOne(Executor& ex, int64_t i, const Tensor& keys, const Tensor& row_splits,
+                            const Tensor& weights) const {
   const bool has_samples = combiners_[i] != Combiner::kNone;
   if (has_samples && row_splits.NumElements() < 1) {
-    return absl::InvalidArgumentError(
+    throw std::invalid_argument(
         absl::StrCat("row_splits must hold at least one element (table '", table_names_[i], "')"));
   }
   if (weights.NumElements() != 0 && weights.NumElements() != keys.NumElements()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("weights must be one a key: ", keys.NumElements(),
-                     ". Received: ", weights.NumElements(), " (table '", table_names_[i], "')"));
+    throw std::invalid_argument(absl::StrCat("weights must be one a key: ", keys.NumElements(),
+                                             ". Received: ", weights.NumElements(), " (table '",
+                                             table_names_[i], "')"));
   }
-  return Guard([&] {
-    CheckBatch(ex, table_names_[i], limits_[i], Keys(keys), keys.NumElements(),
-               has_samples ? row_splits.flat<int64_t>().data() : nullptr,
-               row_splits.NumElements() - 1);
-  });
+  CheckBatch(ex, table_names_[i], limits_[i], Keys(keys), keys.NumElements(),
+             has_samples ? row_splits.flat<int64_t>().data() : nullptr,
+             row_splits.NumElements() - 1);
 }
 
 Samples FeatureAttrs::MakeSamples(int i, const Tensor& inverse, const Tensor& row_splits,

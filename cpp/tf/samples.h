@@ -24,9 +24,10 @@ class FeatureAttrs {
   const std::string& table_name(int i) const { return table_names_[i]; }
   int64_t key_limit(int i) const { return limits_[i].key_limit; }
 
-  // Shapes agree and the batch keeps its limits.
-  absl::Status Check(Executor& ex, int i, const tensorflow::Tensor& keys,
-                     const tensorflow::Tensor& row_splits, const tensorflow::Tensor& weights) const;
+  // Of all tables: shapes agree and the batch keeps its limits.
+  absl::Status Check(Executor& ex, const tensorflow::OpInputList& keys,
+                     const tensorflow::OpInputList& row_splits,
+                     const tensorflow::OpInputList& weights) const;
   Samples MakeSamples(int i, const tensorflow::Tensor& inverse,
                       const tensorflow::Tensor& row_splits,
                       const tensorflow::Tensor& weights) const;
@@ -35,6 +36,9 @@ class FeatureAttrs {
   absl::Status CheckGradient(int i, const Samples& samples, const tensorflow::Tensor& grad) const;
 
  private:
+  void CheckOne(Executor& ex, int64_t i, const tensorflow::Tensor& keys,
+                const tensorflow::Tensor& row_splits, const tensorflow::Tensor& weights) const;
+
   std::vector<int64_t> dims_;
   std::vector<Combiner> combiners_;
   std::vector<std::string> table_names_;

@@ -1,11 +1,12 @@
 #include "cpp/core/cpu/lookup.h"
 
+#include <algorithm>
 #include <atomic>
-#include <mutex>
-#include <shared_mutex>
 #include <stdexcept>
 #include <vector>
 
+#include "cpp/core/cpu/group.h"
+#include "cpp/core/cpu/route.h"
 #include "cpp/core/cpu/scratch.h"
 
 namespace sok {
@@ -13,31 +14,28 @@ namespace {
 
 constexpr int64_t kGrain = 1024;  // keys worth handing to another thread
 
-void CombineInserted(Executor& ex, CpuTable& table, const uint64_t* unique_keys, int64_t num_unique,
-                     const Samples& samples, float* out) {
+// Needs the exclusive lock.
+void CombineInserted(Executor& ex, CpuTable& table, const FeatureLookup& feature) {
+  const int64_t num_unique = feature.num_unique;
   const Scratch<uint32_t> numbers(num_unique);
   const Scratch<const float*> rows(num_unique);
-  std::unique_lock<std::shared_mutex> lock(table.mutex());
-  table.FindOrInsertRows(ex, unique_keys, num_unique, numbers.get(), nullptr);
+  table.FindOrInsertRows(ex, feature.unique_keys, num_unique, numbers.get(), nullptr);
+  table.RememberRows(feature.unique_keys, num_unique, numbers.get());
   const RowCatchUp* catch_up = table.catch_up().get();
   const bool pending = catch_up != nullptr && catch_up->pending();
   ex.ParallelFor(num_unique, kGrain, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      float* row = table.Row(numbers[i]);
-      if (pending) catch_up->Apply(row);
-      rows[i] = row;
-    }
+    table.Rows(numbers.get() + begin, end - begin, rows.get() + begin);
+    for (int64_t i = begin; pending && i < end; ++i) catch_up->Apply(table.Row(numbers[i]));
   });
-  CombineRows(ex, samples, rows.get(), num_unique, table.dim(), out);
+  CombineRows(ex, feature.samples, rows.get(), num_unique, table.dim(), feature.out);
 }
 
-void CombineFound(Executor& ex, const CpuTable& table, const uint64_t* unique_keys,
-                  int64_t num_unique, const Samples& samples, float* out) {
-  const int64_t dim = table.dim();
+// Needs a lock.
+void CombineFound(Executor& ex, const CpuTable& table, const FeatureLookup& feature) {
+  const int64_t num_unique = feature.num_unique, dim = table.dim();
   const Scratch<uint32_t> numbers(num_unique);
   const Scratch<const float*> rows(num_unique);
-  std::shared_lock<std::shared_mutex> lock(table.mutex());
-  table.FindRows(ex, unique_keys, num_unique, numbers.get());
+  table.FindRows(ex, feature.unique_keys, num_unique, numbers.get());
   const RowCatchUp* catch_up = table.catch_up().get();
   const bool pending = catch_up != nullptr && catch_up->pending();
   std::vector<int64_t> made_up;  // unique keys whose row is not readable in place
@@ -54,63 +52,145 @@ void CombineFound(Executor& ex, const CpuTable& table, const uint64_t* unique_ke
       const int64_t i = made_up[k];
       float* row = scratch.get() + k * dim;
       if (numbers[i] == kNoRow) {
-        table.MissingRow(unique_keys[i], row);
+        table.MissingRow(feature.unique_keys[i], row);
       } else {
         catch_up->Read(table.Row(numbers[i]), row);
       }
       rows[i] = row;
     }
   });
-  CombineRows(ex, samples, rows.get(), num_unique, dim, out);
+  CombineRows(ex, feature.samples, rows.get(), num_unique, dim, feature.out);
+}
+
+template <typename Suffix>
+void CheckSplits(const BatchLimits& limits, const int64_t* row_splits, int64_t batch,
+                 int64_t num_keys, const Suffix& suffix) {
+  if (row_splits[0] != 0 || row_splits[batch] != num_keys) {
+    throw std::invalid_argument(
+        "row_splits must lead from 0 to num_keys = " + std::to_string(num_keys) + ". Received: " +
+        std::to_string(row_splits[0]) + " to " + std::to_string(row_splits[batch]) + suffix());
+  }
+  // Mostly all is well, and a loop without branches says so.
+  const int64_t most_keys = limits.max_hotness > 0 ? limits.max_hotness : num_keys;
+  bool is_wrong = false;
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t hotness = row_splits[b + 1] - row_splits[b];
+    is_wrong |= (hotness < 0) | (hotness > most_keys);
+  }
+  for (int64_t b = 0; is_wrong && b < batch; ++b) {
+    const int64_t hotness = row_splits[b + 1] - row_splits[b];
+    if (hotness < 0) {
+      throw std::invalid_argument(
+          "row_splits must not decrease. Received: " + std::to_string(row_splits[b]) + " before " +
+          std::to_string(row_splits[b + 1]) + " at sample " + std::to_string(b) + suffix());
+    }
+    if (limits.max_hotness > 0 && hotness > limits.max_hotness) {
+      throw std::invalid_argument("a sample may hold at most " +
+                                  std::to_string(limits.max_hotness) +
+                                  " keys. Received: " + std::to_string(hotness) + " keys in row " +
+                                  std::to_string(b) + suffix());
+    }
+  }
+}
+
+// A training lookup of a table with policies. Needs the exclusive lock.
+void Observe(Executor& ex, CpuTable& table, const std::vector<uint64_t>& keys) {
+  const Scratch<uint32_t> row_numbers(keys.size());
+  table.ObserveRows(ex, keys.data(), keys.size(), row_numbers.get());
+}
+
+// All features of one table, whose lock is held: the exclusive one to insert.
+void LookupTable(Executor& ex, std::vector<FeatureLookup>& features, const int64_t* members,
+                 int64_t num_members, bool insert) {
+  CpuTable& table = *features[members[0]].table;
+  for (int64_t m = 0; m < num_members; ++m) {
+    FeatureLookup& feature = features[members[m]];
+    feature.num_unique = UniqueKeys(ex, feature.keys, feature.samples.num_keys, feature.unique_keys,
+                                    feature.inverse);
+    feature.samples.inverse = feature.inverse;
+  }
+  if (insert && table.keeps_records()) {
+    std::vector<uint64_t> keys;
+    for (int64_t m = 0; m < num_members; ++m) {
+      const FeatureLookup& feature = features[members[m]];
+      keys.insert(keys.end(), feature.unique_keys, feature.unique_keys + feature.num_unique);
+    }
+    Observe(ex, table, keys);
+    insert = false;  // what is to be inserted has been
+  }
+  for (int64_t m = 0; m < num_members; ++m) {
+    const FeatureLookup& feature = features[members[m]];
+    if (insert) {
+      CombineInserted(ex, table, feature);
+    } else {
+      CombineFound(ex, table, feature);
+    }
+  }
 }
 
 }  // namespace
 
-void LookupCombine(Executor& ex, CpuTable& table, const uint64_t* unique_keys, int64_t num_unique,
-                   bool insert, const Samples& samples, float* out) {
-  if (insert && table.keeps_records()) {
-    table.Observe(ex, unique_keys, num_unique);
-    insert = false;  // what is to be inserted has been
+void LookupGroup(Executor& ex, std::vector<FeatureLookup>* features, bool insert) {
+  std::vector<CpuTable*> tables;
+  std::vector<int64_t> num_keys;
+  tables.reserve(features->size());
+  num_keys.reserve(features->size());
+  for (const FeatureLookup& feature : *features) {
+    tables.push_back(feature.table);
+    num_keys.push_back(feature.samples.num_keys);
   }
-  if (insert) {
-    CombineInserted(ex, table, unique_keys, num_unique, samples, out);
-  } else {
-    CombineFound(ex, table, unique_keys, num_unique, samples, out);
+  const TableGroup group(tables);
+  const TableGroup::Lock lock(group, /*exclusive=*/insert);
+  group.ForEach(ex, num_keys, [&](Executor& inner, const int64_t* members, int64_t num_members) {
+    LookupTable(inner, *features, members, num_members, insert);
+  });
+}
+
+void ReadGroup(Executor& ex, const std::vector<RowRequest>& requests, bool insert) {
+  std::vector<CpuTable*> tables;
+  std::vector<int64_t> num_keys;
+  tables.reserve(requests.size());
+  num_keys.reserve(requests.size());
+  for (const RowRequest& request : requests) {
+    tables.push_back(request.table);
+    num_keys.push_back(request.num_keys);
   }
+  const TableGroup group(tables);
+  const TableGroup::Lock lock(group, /*exclusive=*/insert);
+  group.ForEach(ex, num_keys, [&](Executor& inner, const int64_t* members, int64_t num_members) {
+    CpuTable& table = *requests[members[0]].table;
+    bool insert_missing = insert;
+    if (insert && table.keeps_records()) {
+      std::vector<uint64_t> keys;
+      for (int64_t m = 0; m < num_members; ++m) {
+        const RowRequest& request = requests[members[m]];
+        keys.insert(keys.end(), request.keys, request.keys + request.num_keys);
+      }
+      Observe(inner, table, keys);
+      insert_missing = false;
+    }
+    for (int64_t m = 0; m < num_members; ++m) {
+      const RowRequest& request = requests[members[m]];
+      if (insert_missing) {
+        table.ReadOrInsert(inner, request.keys, request.num_keys, request.rows);
+      } else {
+        table.Read(inner, request.keys, request.num_keys, request.rows, nullptr);
+      }
+    }
+  });
 }
 
 void CheckBatch(Executor& ex, const std::string& table, const BatchLimits& limits,
                 const uint64_t* keys, int64_t num_keys, const int64_t* row_splits, int64_t batch) {
-  const std::string suffix = " (table '" + table + "')";
+  const auto suffix = [&table] { return " (table '" + table + "')"; };
   const int64_t count = row_splits == nullptr ? num_keys : batch;
   if (limits.multiple > 1 && count % limits.multiple != 0) {
     throw std::invalid_argument(std::string("the number of ") +
                                 (row_splits == nullptr ? "keys" : "rows") +
                                 " must be a multiple of " + std::to_string(limits.multiple) +
-                                ". Received: " + std::to_string(count) + suffix);
+                                ". Received: " + std::to_string(count) + suffix());
   }
-  if (row_splits != nullptr && (row_splits[0] != 0 || row_splits[batch] != num_keys)) {
-    throw std::invalid_argument(
-        "row_splits must lead from 0 to num_keys = " + std::to_string(num_keys) + ". Received: " +
-        std::to_string(row_splits[0]) + " to " + std::to_string(row_splits[batch]) + suffix);
-  }
-  if (row_splits != nullptr) {
-    for (int64_t b = 0; b < batch; ++b) {
-      const int64_t hotness = row_splits[b + 1] - row_splits[b];
-      if (hotness < 0) {
-        throw std::invalid_argument(
-            "row_splits must not decrease. Received: " + std::to_string(row_splits[b]) +
-            " before " + std::to_string(row_splits[b + 1]) + " at sample " + std::to_string(b) +
-            suffix);
-      }
-      if (limits.max_hotness > 0 && hotness > limits.max_hotness) {
-        throw std::invalid_argument("a sample may hold at most " +
-                                    std::to_string(limits.max_hotness) +
-                                    " keys. Received: " + std::to_string(hotness) +
-                                    " keys in row " + std::to_string(b) + suffix);
-      }
-    }
-  }
+  if (row_splits != nullptr) CheckSplits(limits, row_splits, batch, num_keys, suffix);
   if (limits.key_limit > 0) {
     const uint64_t limit = static_cast<uint64_t>(limits.key_limit);
     std::atomic<int64_t> first{num_keys};
@@ -127,7 +207,7 @@ void CheckBatch(Executor& ex, const std::string& table, const BatchLimits& limit
       throw std::invalid_argument("without a hash table a key is a row index and must lie in [0, " +
                                   std::to_string(limits.key_limit) + "). Received: key " +
                                   std::to_string(static_cast<int64_t>(keys[first])) +
-                                  " at position " + std::to_string(first.load()) + suffix);
+                                  " at position " + std::to_string(first.load()) + suffix());
     }
   }
 }
