@@ -276,10 +276,38 @@ void SmallTablesStaySmall() {
   CHECK(table.Stats().bytes < 16 << 10);
 }
 
+// Row numbers are recalled for the very keys remembered, and only while they are right.
+void RecallsRowsUntilTheyMayChange() {
+  InlineExecutor ex;
+  const uint64_t keys[] = {5, 6, 7};
+  uint32_t rows[3], recalled[3];
+  std::vector<float> row(4);
+  for (int change = 0; change < 5; ++change) {
+    CpuTable table(Options(4));
+    CHECK(!table.RecallRows(keys, 0, recalled));
+    table.FindOrInsertRows(ex, keys, 3, rows, nullptr);
+    CHECK(!table.RecallRows(keys, 3, recalled));  // not asked to remember
+    table.RememberRows(keys, 3, rows);
+    CHECK(table.RecallRows(keys, 3, recalled));
+    CHECK(std::equal(rows, rows + 3, recalled));
+    const uint64_t others[] = {5, 7, 6};
+    CHECK(!table.RecallRows(others, 3, recalled));
+    CHECK(!table.RecallRows(keys, 2, recalled));
+    const uint64_t other = 99;
+    if (change == 0) table.Erase(ex, keys, 1);
+    if (change == 1) table.Clear();
+    if (change == 2) table.FindOrInsert(ex, &other, 1, row.data(), nullptr);
+    if (change == 3) table.Import(ex, TableSnapshot(), /*replace=*/true);
+    if (change == 4) table.Assign(ex, keys, 1, row.data());  // of a key that is there
+    CHECK_EQ(table.RecallRows(keys, 3, recalled), change == 4);
+  }
+}
+
 }  // namespace
 }  // namespace sok
 
 int main() {
+  sok::RecallsRowsUntilTheyMayChange();
   sok::SeveralThreadsAtOnce();
   sok::ThreadCountDoesNotShow();
   sok::RowNumbersAreDense();

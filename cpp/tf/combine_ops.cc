@@ -1,9 +1,12 @@
 // The last stage of a lookup of N processes: rows that came back from their owners, combined.
-#include <cstring>
+#include <algorithm>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "cpp/core/cpu/combine.h"
+#include "cpp/core/cpu/group.h"
 #include "cpp/core/cpu/message.h"
+#include "cpp/core/cpu/scratch.h"
 #include "cpp/tf/common.h"
 #include "cpp/tf/row_layout.h"
 #include "cpp/tf/samples.h"
@@ -57,25 +60,31 @@ class CombineOp : public OpKernel {
     OP_REQUIRES(ctx, status.ok(), absl::ResourceExhaustedError(status.message()));
     const RowLayout layout(counts, features_);
     OP_REQUIRES_OK(ctx, layout.Check(message));
-    TfExecutor ex(ctx);
-    for (int i = 0; i < features_.size(); ++i) {
-      const int64_t dim = features_.dim(i);
-      std::vector<const float*> rows;
-      rows.reserve(layout.num_unique(i));
-      for (int64_t r = 0; r < world_size; ++r) {
-        const float* row = message.flat<float>().data() + layout.start(r, i);
-        for (int64_t k = 0; k < layout.count(r, i); ++k, row += dim) {
-          rows.push_back(row);
-        }
-      }
-      const Samples samples = features_.MakeSamples(i, inverse[i], row_splits[i], weights[i]);
+    const int n = features_.size();
+    std::vector<Samples> samples(n);
+    std::vector<int64_t> num_keys(n);
+    std::vector<float*> outs(n);
+    for (int i = 0; i < n; ++i) {
+      samples[i] = features_.MakeSamples(i, inverse[i], row_splits[i], weights[i]);
+      num_keys[i] = samples[i].num_keys;
       Tensor* out;
-      OP_REQUIRES_OK(ctx, embeddings.allocate(i, features_.OutputShape(i, samples), &out));
-      OP_REQUIRES_OK(ctx, Guard([&] {
-                       CombineRows(ex, samples, rows.data(), rows.size(), dim,
-                                   out->flat<float>().data());
-                     }));
+      OP_REQUIRES_OK(ctx, embeddings.allocate(i, features_.OutputShape(i, samples[i]), &out));
+      outs[i] = out->flat<float>().data();
     }
+    TfExecutor ex(ctx);
+    OP_REQUIRES_OK(ctx, Guard([&] {
+                     ForEachOf(ex, num_keys, [&](Executor& inner, int64_t i) {
+                       const int64_t dim = features_.dim(i), num_unique = layout.num_unique(i);
+                       const Scratch<const float*> rows(num_unique);
+                       int64_t k = 0;
+                       for (int64_t r = 0; r < world_size; ++r) {
+                         const float* row = message.flat<float>().data() + layout.start(r, i);
+                         const int64_t end = k + layout.count(r, i);
+                         for (; k < end; ++k, row += dim) rows[k] = row;
+                       }
+                       CombineRows(inner, samples[i], rows.get(), num_unique, dim, outs[i]);
+                     });
+                   }));
   }
 
  private:
@@ -118,24 +127,29 @@ class CombineGradOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({layout.num_words()}), &message));
     float* out = message->flat<float>().data();
     for (int64_t r = 0; r < world_size; ++r) out[layout.start(r, 0) - 1] = 0.0f;
-    TfExecutor ex(ctx);
-    std::vector<float> by_key;
-    for (int i = 0; i < features_.size(); ++i) {
-      const int64_t dim = features_.dim(i), num_unique = layout.num_unique(i);
-      const Samples samples = features_.MakeSamples(i, inverse[i], row_splits[i], weights[i]);
-      OP_REQUIRES_OK(ctx, features_.CheckGradient(i, samples, grads[i]));
-      by_key.resize(num_unique * dim);
-      OP_REQUIRES_OK(ctx, Guard([&] {
-                       CombineGradient(ex, samples, grads[i].flat<float>().data(), num_unique, dim,
-                                       by_key.data());
-                     }));
-      const float* from = by_key.data();
-      for (int64_t r = 0; r < world_size; ++r) {
-        const int64_t words = layout.count(r, i) * dim;
-        std::memcpy(out + layout.start(r, i), from, words * sizeof(float));
-        from += words;
-      }
+    const int n = features_.size();
+    std::vector<Samples> samples(n);
+    std::vector<int64_t> num_keys(n);
+    for (int i = 0; i < n; ++i) {
+      samples[i] = features_.MakeSamples(i, inverse[i], row_splits[i], weights[i]);
+      OP_REQUIRES_OK(ctx, features_.CheckGradient(i, samples[i], grads[i]));
+      num_keys[i] = samples[i].num_keys;
     }
+    TfExecutor ex(ctx);
+    OP_REQUIRES_OK(ctx, Guard([&] {
+                     ForEachOf(ex, num_keys, [&](Executor& inner, int64_t i) {
+                       const int64_t dim = features_.dim(i), num_unique = layout.num_unique(i);
+                       const Scratch<float> by_key(num_unique * dim);
+                       CombineGradient(inner, samples[i], grads[i].flat<float>().data(), num_unique,
+                                       dim, by_key.get());
+                       const float* from = by_key.get();
+                       for (int64_t r = 0; r < world_size; ++r) {
+                         const int64_t words = layout.count(r, i) * dim;
+                         std::copy_n(from, words, out + layout.start(r, i));
+                         from += words;
+                       }
+                     });
+                   }));
   }
 
  private:

@@ -36,19 +36,6 @@ absl::Status LookupTables(OpKernelContext* ctx, const char* name, std::vector<Ta
   return absl::OkStatus();
 }
 
-void ObservedKeys::Add(int64_t feature, const uint64_t* keys, int64_t num_keys) {
-  CpuTable* const table = &tables_[feature]->table();
-  if (!table->keeps_records()) return;
-  auto it = std::find_if(keys_.begin(), keys_.end(),
-                         [table](const auto& item) { return item.first == table; });
-  if (it == keys_.end()) it = keys_.insert(it, {table, {}});
-  it->second.insert(it->second.end(), keys, keys + num_keys);
-}
-
-void ObservedKeys::Observe(Executor& ex) const {
-  for (const auto& [table, keys] : keys_) table->Observe(ex, keys.data(), keys.size());
-}
-
 TfExecutor::TfExecutor(OpKernelContext* ctx)
     : pool_(ctx->device()->tensorflow_cpu_worker_threads()->workers) {}
 

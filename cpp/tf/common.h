@@ -6,7 +6,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "cpp/core/cpu/table.h"
@@ -36,20 +35,6 @@ absl::Status LookupTable(tensorflow::OpKernelContext* ctx, int index, TablePtr* 
 // The tables behind the list input `name`.
 absl::Status LookupTables(tensorflow::OpKernelContext* ctx, const char* name,
                           std::vector<TablePtr>* tables);
-
-// Keys of a training lookup that go to tables with policies. A table that several features (or
-// ranks) name is one table and gets all its keys in one call: they are one lookup.
-class ObservedKeys {
- public:
-  explicit ObservedKeys(const std::vector<TablePtr>& tables) : tables_(tables) {}
-  void Add(int64_t feature, const uint64_t* keys, int64_t num_keys);
-  // Throws what CpuTable::Observe does.
-  void Observe(Executor& ex) const;
-
- private:
-  const std::vector<TablePtr>& tables_;
-  std::vector<std::pair<CpuTable*, std::vector<uint64_t>>> keys_;
-};
 
 // TF's intra-op pool. The calling thread takes part, so a pool that is busy only slows a call down.
 class TfExecutor final : public Executor {

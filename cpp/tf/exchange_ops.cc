@@ -11,8 +11,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "cpp/core/cpu/apply.h"
+#include "cpp/core/cpu/group.h"
+#include "cpp/core/cpu/lookup.h"
 #include "cpp/core/cpu/place.h"
 #include "cpp/core/cpu/route.h"
+#include "cpp/core/cpu/scratch.h"
 #include "cpp/tf/messages.h"
 #include "cpp/tf/placements.h"
 #include "cpp/tf/samples.h"
@@ -93,23 +96,25 @@ class RouteOp : public OpKernel {
       OP_REQUIRES_OK(ctx, inverse.allocate(i, keys[i].shape(), &inverses[i]));
     }
     TfExecutor ex(ctx);
+    std::vector<int64_t> num_keys(n);
+    for (int64_t i = 0; i < n; ++i) num_keys[i] = keys[i].NumElements();
     std::vector<std::unique_ptr<Route>> routes(n);
-    std::vector<uint64_t> placed;
     absl::Status status = FirstProblem(ctx);
-    for (int64_t i = 0; i < n && status.ok(); ++i) {
-      status = features_.Check(ex, i, keys[i], row_splits[i], weights[i]);
-      if (!status.ok()) break;
-      const int64_t num_keys = keys[i].NumElements();
-      const uint64_t* routed = Keys(keys[i]);
-      if (!placements_.empty() && placements_[i].owner != kByKey) {
-        placed.resize(num_keys);
-        PlaceRows(ex, placements_[i], world_size_, keys[i].flat<int64_t>().data(), num_keys,
-                  placed.data());
-        routed = placed.data();
-      }
+    if (status.ok()) status = features_.Check(ex, keys, row_splits, weights);
+    if (status.ok()) {
       status = Guard([&] {
-        routes[i] = std::make_unique<Route>(ex, routed, num_keys, world_size_,
-                                            inverses[i]->flat<int32_t>().data());
+        ForEachOf(ex, num_keys, [&](Executor& inner, int64_t i) {
+          const uint64_t* routed = Keys(keys[i]);
+          Scratch<uint64_t> placed;
+          if (!placements_.empty() && placements_[i].owner != kByKey) {
+            placed = Scratch<uint64_t>(num_keys[i]);
+            PlaceRows(inner, placements_[i], world_size_, keys[i].flat<int64_t>().data(),
+                      num_keys[i], placed.get());
+            routed = placed.get();
+          }
+          routes[i] = std::make_unique<Route>(inner, routed, num_keys[i], world_size_,
+                                              inverses[i]->flat<int32_t>().data());
+        });
       });
     }
     if (status.ok()) status = Write(ctx, ex, routes, counts);
@@ -228,30 +233,19 @@ class GatherRowsOp : public OpKernel {
         ctx->allocate_temp(tensorflow::DT_INT32, TensorShape({world_size_}), &splits));
     TfExecutor ex(ctx);
     TF_RETURN_IF_ERROR(Guard([&] {
-      if (insert_) {
-        ObservedKeys observed(tables);
-        for (int64_t r = 0; r < world_size_; ++r) {
-          for (int64_t i = 0; i < n; ++i) {
-            observed.Add(i, segments[r][i].keys, segments[r][i].num_keys);
-          }
-        }
-        observed.Observe(ex);
-      }
+      std::vector<RowRequest> requests;
+      requests.reserve(world_size_ * n);
       float* out = rows.flat<float>().data();
       for (int64_t r = 0; r < world_size_; ++r) {
         *out++ = 0.0f;
         splits.flat<int32_t>()(r) = words[r];
         for (int64_t i = 0; i < n; ++i) {
-          CpuTable& table = tables[i]->table();
           const KeySegment& segment = segments[r][i];
-          if (insert_ && !table.keeps_records()) {
-            table.FindOrInsert(ex, segment.keys, segment.num_keys, out, nullptr);
-          } else {
-            table.Find(ex, segment.keys, segment.num_keys, out, nullptr);
-          }
-          out += segment.num_keys * table.dim();
+          requests.push_back({&tables[i]->table(), segment.keys, segment.num_keys, out});
+          out += segment.num_keys * tables[i]->table().dim();
         }
       }
+      ReadGroup(ex, requests, insert_);
     }));
     ctx->set_output(0, rows);
     ctx->set_output(1, splits);
@@ -307,55 +301,62 @@ class MergeGradsOp : public OpKernel {
                      segments = ParseKeyMessage(message.flat<int64_t>().data(),
                                                 splits.flat<int32_t>().data(), world_size_, n);
                    }));
-    std::vector<const float*> block(world_size_);
+    std::vector<int64_t> num_keys(n);
+    std::vector<std::vector<const float*>> blocks(world_size_);  // of a rank, for each table
     const float* next = grads.flat<float>().data();
     for (int64_t r = 0; r < world_size_; ++r) {
-      int64_t words = 1;
-      for (int64_t i = 0; i < n; ++i) words += segments[r][i].num_keys * dims_[i];
-      OP_REQUIRES_OK(ctx, CheckGradWords(r, words, grad_splits.flat<int32_t>()(r)));
-      block[r] = next + 1;
-      next += words;
+      const float* const begin = next++;
+      for (int64_t i = 0; i < n; ++i) {
+        blocks[r].push_back(next);
+        num_keys[i] += segments[r][i].num_keys;
+        next += segments[r][i].num_keys * dims_[i];
+      }
+      OP_REQUIRES_OK(ctx, CheckGradWords(r, next - begin, grad_splits.flat<int32_t>()(r)));
+    }
+    std::vector<Tensor> unique(n), merged(n);
+    for (int64_t i = 0; i < n; ++i) {
+      const TensorShape rows({num_keys[i], dims_[i]});
+      OP_REQUIRES_OK(
+          ctx, ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({num_keys[i]}), &unique[i]));
+      OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_FLOAT, rows, &merged[i]));
     }
     TfExecutor ex(ctx);
+    std::vector<int64_t> num_unique(n);
+    OP_REQUIRES_OK(ctx, Guard([&] {
+                     ForEachOf(ex, num_keys, [&](Executor& inner, int64_t i) {
+                       num_unique[i] = MergeTable(inner, i, num_keys[i], segments, blocks,
+                                                  &unique[i], &merged[i]);
+                     });
+                   }));
     for (int64_t i = 0; i < n; ++i) {
-      OP_REQUIRES_OK(ctx, MergeTable(ctx, ex, i, segments, &block));
+      ctx->set_output(i, unique[i].Slice(0, num_unique[i]));
+      ctx->set_output(n + i, merged[i].Slice(0, num_unique[i]));
     }
   }
 
  private:
-  // Advances each rank's block past table `i`.
-  absl::Status MergeTable(OpKernelContext* ctx, Executor& ex, int64_t i,
-                          const std::vector<std::vector<KeySegment>>& segments,
-                          std::vector<const float*>* block) const {
+  // Returns the number of unique keys.
+  int64_t MergeTable(Executor& ex, int64_t i, int64_t num_keys,
+                     const std::vector<std::vector<KeySegment>>& segments,
+                     const std::vector<std::vector<const float*>>& blocks, Tensor* unique,
+                     Tensor* merged) const {
     const int64_t dim = dims_[i];
-    int64_t num_keys = 0;
-    for (int64_t r = 0; r < world_size_; ++r) num_keys += segments[r][i].num_keys;
-    std::vector<uint64_t> keys(num_keys);
-    std::vector<float> grads(num_keys * dim);
+    const Scratch<uint64_t> keys(num_keys);
+    const Scratch<float> grads(num_keys * dim);
     int64_t at = 0;
     for (int64_t r = 0; r < world_size_; ++r) {
       const KeySegment& segment = segments[r][i];
-      std::memcpy(keys.data() + at, segment.keys, segment.num_keys * 8);
-      std::memcpy(grads.data() + at * dim, (*block)[r], segment.num_keys * dim * 4);
-      (*block)[r] += segment.num_keys * dim;
+      std::copy_n(segment.keys, segment.num_keys, keys.get() + at);
+      std::copy_n(blocks[r][i], segment.num_keys * dim, grads.get() + at * dim);
       at += segment.num_keys;
     }
-    Tensor unique, merged;
-    TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({num_keys}), &unique));
-    TF_RETURN_IF_ERROR(
-        ctx->allocate_temp(tensorflow::DT_FLOAT, TensorShape({num_keys, dim}), &merged));
-    int64_t num_unique = 0;
-    TF_RETURN_IF_ERROR(Guard([&] {
-      num_unique = MergeGradients(ex, keys.data(), grads.data(), num_keys, dim, Keys(&unique),
-                                  merged.flat<float>().data());
-    }));
+    float* const sums = merged->flat<float>().data();
+    const int64_t num_unique =
+        MergeGradients(ex, keys.get(), grads.get(), num_keys, dim, Keys(unique), sums);
     if (scale_ != 1.0f) {
-      float* values = merged.flat<float>().data();
-      for (int64_t k = 0; k < num_unique * dim; ++k) values[k] *= scale_;
+      for (int64_t k = 0; k < num_unique * dim; ++k) sums[k] *= scale_;
     }
-    ctx->set_output(i, unique.Slice(0, num_unique));
-    ctx->set_output(dims_.size() + i, merged.Slice(0, num_unique));
-    return absl::OkStatus();
+    return num_unique;
   }
 
   int64_t world_size_;

@@ -1,11 +1,8 @@
 // The lookup of one process: all tables of a group in one op, no exchange, and its gradient.
-#include <algorithm>
-#include <functional>
-#include <memory>
 #include <vector>
 
+#include "cpp/core/cpu/group.h"
 #include "cpp/core/cpu/lookup.h"
-#include "cpp/core/cpu/route.h"
 #include "cpp/tf/common.h"
 #include "cpp/tf/samples.h"
 #include "tensorflow/core/framework/op.h"
@@ -21,31 +18,6 @@ using tensorflow::OpOutputList;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::shape_inference::InferenceContext;
-
-namespace {
-
-// Calls fn(executor, table) for every table: tables side by side where there are many of about one
-// size, so that threads meet once and not once a pass and table; otherwise threads within a table.
-// `fn` must take no lock: a thread of TF's pool that waits for one could be what its holder needs.
-void ForEachTable(Executor& ex, const std::vector<int64_t>& num_keys,
-                  const std::function<void(Executor&, int)>& fn) {
-  const int64_t n = static_cast<int64_t>(num_keys.size());
-  int64_t total = 0, largest = 0;
-  for (int64_t count : num_keys) {
-    total += count;
-    largest = std::max(largest, count);
-  }
-  if (n < 4 * ex.num_threads() || largest * ex.num_threads() > total) {
-    for (int i = 0; i < n; ++i) fn(ex, i);
-    return;
-  }
-  ex.ParallelFor(n, 1, [&](int64_t begin, int64_t end) {
-    InlineExecutor inline_executor;
-    for (int64_t i = begin; i < end; ++i) fn(inline_executor, static_cast<int>(i));
-  });
-}
-
-}  // namespace
 
 REGISTER_OP("SokLookup")
     .Input("handles: N * resource")
@@ -100,45 +72,37 @@ class LookupOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->output_list("unique_keys", &unique_keys));
     OP_REQUIRES_OK(ctx, ctx->output_list("inverse", &inverse));
     TfExecutor ex(ctx);
+    const int n = keys.size();
     // Every table's batch is checked before the first table changes.
-    for (int i = 0; i < keys.size(); ++i) {
-      OP_REQUIRES_OK(ctx, features_.Check(ex, i, keys[i], row_splits[i], weights[i]));
+    OP_REQUIRES_OK(ctx, features_.Check(ex, keys, row_splits, weights));
+    // What only the gradient reads is one block for all tables, each of whose parts is aligned.
+    constexpr int64_t kAlignment = EIGEN_MAX_ALIGN_BYTES / sizeof(int32_t);
+    std::vector<int64_t> places(n + 1);
+    for (int i = 0; i < n; ++i) {
+      const int64_t blocks = (keys[i].NumElements() + kAlignment - 1) / kAlignment;
+      places[i + 1] = places[i] + blocks * kAlignment;
     }
-    std::vector<std::unique_ptr<Route>> routes(keys.size());
-    std::vector<int64_t> num_keys(keys.size());
-    std::vector<int32_t*> inverses(keys.size());
-    for (int i = 0; i < keys.size(); ++i) {
-      Tensor* inv;
-      OP_REQUIRES_OK(ctx, inverse.allocate(i, keys[i].shape(), &inv));
-      num_keys[i] = keys[i].NumElements();
-      inverses[i] = inv->flat<int32_t>().data();
-    }
-    OP_REQUIRES_OK(ctx, Guard([&] {
-                     ForEachTable(ex, num_keys, [&](Executor& table_ex, int i) {
-                       routes[i] = std::make_unique<Route>(table_ex, Keys(keys[i]), num_keys[i],
-                                                           /*world_size=*/1, inverses[i]);
-                     });
-                   }));
-    std::vector<Tensor*> uniques(keys.size());
-    ObservedKeys observed(tables);
-    for (int i = 0; i < keys.size(); ++i) {
-      const int64_t num_unique = routes[i]->num_unique();
-      OP_REQUIRES_OK(ctx, unique_keys.allocate(i, TensorShape({num_unique}), &uniques[i]));
-      routes[i]->WriteUnique(ex, Keys(uniques[i]));
-      if (insert_) observed.Add(i, Keys(uniques[i]), num_unique);
-    }
-    OP_REQUIRES_OK(ctx, Guard([&] { observed.Observe(ex); }));
-    for (int i = 0; i < keys.size(); ++i) {
+    Tensor all_unique, all_inverse;
+    const TensorShape block({places[n]});
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_INT64, block, &all_unique));
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_INT32, block, &all_inverse));
+    std::vector<FeatureLookup> lookups(n);
+    for (int i = 0; i < n; ++i) {
+      FeatureLookup& lookup = lookups[i];
+      const Tensor inv = all_inverse.Slice(places[i], places[i] + keys[i].NumElements());
+      lookup.samples = features_.MakeSamples(i, inv, row_splits[i], weights[i]);
       Tensor* out;
-      const Samples samples = features_.MakeSamples(i, *inverse[i], row_splits[i], weights[i]);
-      OP_REQUIRES_OK(ctx, embeddings.allocate(i, features_.OutputShape(i, samples), &out));
-      OP_REQUIRES_OK(ctx, Guard([&] {
-                       CpuTable& table = tables[i]->table();
-                       const bool insert = insert_ && !table.keeps_records();
-                       LookupCombine(ex, table, Keys(uniques[i]), routes[i]->num_unique(), insert,
-                                     samples, out->flat<float>().data());
-                     }));
-      routes[i].reset();
+      OP_REQUIRES_OK(ctx, embeddings.allocate(i, features_.OutputShape(i, lookup.samples), &out));
+      lookup.table = &tables[i]->table();
+      lookup.keys = Keys(keys[i]);
+      lookup.inverse = all_inverse.flat<int32_t>().data() + places[i];
+      lookup.unique_keys = Keys(&all_unique) + places[i];
+      lookup.out = out->flat<float>().data();
+      inverse.set(i, inv);
+    }
+    OP_REQUIRES_OK(ctx, Guard([&] { LookupGroup(ex, &lookups, insert_); }));
+    for (int i = 0; i < n; ++i) {
+      unique_keys.set(i, all_unique.Slice(places[i], places[i] + lookups[i].num_unique));
     }
   }
 
@@ -199,7 +163,7 @@ class LookupGradOp : public OpKernel {
       outs[i] = out->flat<float>().data();
     }
     OP_REQUIRES_OK(ctx, Guard([&] {
-                     ForEachTable(ex, num_keys, [&](Executor& table_ex, int i) {
+                     ForEachOf(ex, num_keys, [&](Executor& table_ex, int64_t i) {
                        CombineGradient(table_ex, samples[i], grads[i].flat<float>().data(),
                                        unique_keys[i].NumElements(), features_.dim(i), outs[i]);
                      });

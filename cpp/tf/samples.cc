@@ -1,10 +1,13 @@
 #include "cpp/tf/samples.h"
 
+#include <stdexcept>
+
 #include "absl/strings/str_cat.h"
 #include "cpp/tf/common.h"
 
 namespace sok {
 
+using tensorflow::OpInputList;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::shape_inference::DimensionHandle;
@@ -45,28 +48,36 @@ absl::Status FeatureAttrs::Init(tensorflow::OpKernelConstruction* ctx) {
   return absl::OkStatus();
 }
 
-absl::Status FeatureAttrs::CheckShapes(int i, const Tensor& keys, const Tensor& row_splits,
-                                       const Tensor& weights) const {
+absl::Status FeatureAttrs::CheckShapes(const OpInputList& keys, const OpInputList& row_splits,
+                                       const OpInputList& weights) const {
+  return Guard([&] {
+    for (int i = 0; i < size(); ++i) CheckShape(i, keys[i], row_splits[i], weights[i]);
+  });
+}
+
+absl::Status FeatureAttrs::Check(Executor& ex, const OpInputList& keys,
+                                 const OpInputList& row_splits, const OpInputList& weights) const {
+  return Guard([&] {
+    for (int i = 0; i < size(); ++i) {
+      CheckShape(i, keys[i], row_splits[i], weights[i]);
+      CheckBatch(ex, table_names_[i], limits_[i], Keys(keys[i]), keys[i].NumElements(),
+                 has_samples(i) ? row_splits[i].flat<int64_t>().data() : nullptr,
+                 row_splits[i].NumElements() - 1);
+    }
+  });
+}
+
+void FeatureAttrs::CheckShape(int i, const Tensor& keys, const Tensor& row_splits,
+                              const Tensor& weights) const {
   if (has_samples(i) && row_splits.NumElements() < 1) {
-    return absl::InvalidArgumentError(
+    throw std::invalid_argument(
         absl::StrCat("row_splits must hold at least one element (table '", table_names_[i], "')"));
   }
   if (weights.NumElements() != 0 && weights.NumElements() != keys.NumElements()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("weights must be one a key: ", keys.NumElements(),
-                     ". Received: ", weights.NumElements(), " (table '", table_names_[i], "')"));
+    throw std::invalid_argument(absl::StrCat("weights must be one a key: ", keys.NumElements(),
+                                             ". Received: ", weights.NumElements(), " (table '",
+                                             table_names_[i], "')"));
   }
-  return absl::OkStatus();
-}
-
-absl::Status FeatureAttrs::Check(Executor& ex, int i, const Tensor& keys, const Tensor& row_splits,
-                                 const Tensor& weights) const {
-  TF_RETURN_IF_ERROR(CheckShapes(i, keys, row_splits, weights));
-  return Guard([&] {
-    CheckBatch(ex, table_names_[i], limits_[i], Keys(keys), keys.NumElements(),
-               has_samples(i) ? row_splits.flat<int64_t>().data() : nullptr,
-               row_splits.NumElements() - 1);
-  });
 }
 
 Samples FeatureAttrs::MakeSamples(int i, const Tensor& inverse, const Tensor& row_splits,

@@ -27,13 +27,14 @@ class FeatureAttrs {
   const BatchLimits& limits(int i) const { return limits_[i]; }
   bool has_samples(int i) const { return combiners_[i] != Combiner::kNone; }
 
-  // Shapes agree. Reads nothing of the tensors, which may be in device memory.
-  absl::Status CheckShapes(int i, const tensorflow::Tensor& keys,
-                           const tensorflow::Tensor& row_splits,
-                           const tensorflow::Tensor& weights) const;
-  // Shapes agree and the batch, in host memory, keeps its limits.
-  absl::Status Check(Executor& ex, int i, const tensorflow::Tensor& keys,
-                     const tensorflow::Tensor& row_splits, const tensorflow::Tensor& weights) const;
+  // Of all tables: shapes agree. Reads nothing of the tensors, which may be in device memory.
+  absl::Status CheckShapes(const tensorflow::OpInputList& keys,
+                           const tensorflow::OpInputList& row_splits,
+                           const tensorflow::OpInputList& weights) const;
+  // Of all tables: shapes agree and the batch, in host memory, keeps its limits.
+  absl::Status Check(Executor& ex, const tensorflow::OpInputList& keys,
+                     const tensorflow::OpInputList& row_splits,
+                     const tensorflow::OpInputList& weights) const;
   Samples MakeSamples(int i, const tensorflow::Tensor& inverse,
                       const tensorflow::Tensor& row_splits,
                       const tensorflow::Tensor& weights) const;
@@ -42,6 +43,9 @@ class FeatureAttrs {
   absl::Status CheckGradient(int i, const Samples& samples, const tensorflow::Tensor& grad) const;
 
  private:
+  void CheckShape(int i, const tensorflow::Tensor& keys, const tensorflow::Tensor& row_splits,
+                  const tensorflow::Tensor& weights) const;
+
   std::vector<int64_t> dims_;
   std::vector<Combiner> combiners_;
   std::vector<std::string> table_names_;

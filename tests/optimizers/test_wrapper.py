@@ -235,10 +235,7 @@ def test_table_that_cannot_take_the_step_leaves_the_others_alone(sok):
     full = sok.EmbeddingVariable(1, name="full", capacity=1)
     tables, gradients = tables_and_gradients(sok, 3)
     tables[1] = full
-    before = [table.numpy().tolist() for table in tables]
     optimizer = sok.OptimizerWrapper(keras.SGD(0.5))
     with pytest.raises(tf.errors.ResourceExhaustedError, match="max_capacity=1.*table 'full'"):
         optimizer.apply_gradients(zip(gradients, tables, strict=True))
-    assert full.numpy().tolist() == before[1] == []
-    assert tables[0].numpy().tolist() == [[0.0]]  # the key is there, its row as a lookup makes it
-    assert tables[2].numpy().tolist() == [[0.0], [0.0]]
+    assert [int(table.size()) for table in tables] == [0, 0, 0]

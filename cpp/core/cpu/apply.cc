@@ -6,6 +6,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <typeinfo>
 #include <vector>
 
 #include "cpp/core/cpu/combine.h"
@@ -97,16 +98,13 @@ void UpdateRows(Executor& ex, const Batch& batch, const Rule& rule) {
   });
 }
 
-void RunRule(Executor& ex, const Batch& batch, float learning_rate, int64_t step) {
-  WithRule(batch.state.options(), learning_rate, step,
-           [&](const auto& rule) { UpdateRows(ex, batch, rule); });
-}
-
 // The table's optimizer, or null where it has none yet and can take this one; throws otherwise.
 // Needs a lock.
 OptimizerState* Attached(const CpuTable& table, const OptimizerOptions& options) {
-  if (table.catch_up() != nullptr) {
-    auto* state = dynamic_cast<OptimizerState*>(table.catch_up().get());
+  if (RowCatchUp* const catch_up = table.catch_up().get()) {
+    // The class has no subclasses, and this is done for every table of every step.
+    const bool is_state = typeid(*catch_up) == typeid(OptimizerState);
+    auto* const state = is_state ? static_cast<OptimizerState*>(catch_up) : nullptr;
     if (state != nullptr && state->options() == options) return state;
     throw std::invalid_argument(
         "A table keeps the optimizer of its first step. Table '" + table.options().name + "' has " +
@@ -127,10 +125,8 @@ OptimizerState* Attached(const CpuTable& table, const OptimizerOptions& options)
   return nullptr;
 }
 
-// The table's optimizer, attached if it has none yet. Needs the exclusive lock.
-OptimizerState& Attach(Executor& ex, CpuTable& table, const OptimizerOptions& options) {
-  OptimizerState* const present = Attached(table, options);
-  if (present != nullptr) return *present;
+// Attaches the optimizer to a table that can take it. Needs the exclusive lock.
+OptimizerState* Attach(Executor& ex, CpuTable& table, const OptimizerOptions& options) {
   const std::vector<SlotSpec> slots = OptimizerSlots(options, table.dim());
   auto state = std::make_shared<OptimizerState>(options, table.dim());
   table.ConfigureSlots(ex, slots);
@@ -142,7 +138,7 @@ OptimizerState& Attach(Executor& ex, CpuTable& table, const OptimizerOptions& op
     }
     offset += slot.width;
   }
-  OptimizerState& attached = *state;
+  OptimizerState* const attached = state.get();
   table.AttachCatchUp(std::move(state));
   return attached;
 }
@@ -198,23 +194,38 @@ class PresentGradients {
 // One table's part in a step. Needs the exclusive lock while it lives.
 class TableStep {
  public:
-  // All that can fail; nothing is updated yet.
-  void Prepare(Executor& ex, const TableGradients& batch, const OptimizerOptions& options,
-               bool keys_are_unique) {
-    table_ = batch.table;
-    state_ = &Attach(ex, *table_, options);
-    const int64_t dim = table_->dim();
-    const uint64_t* keys = batch.keys;
-    grads_ = batch.grads;
-    num_rows_ = batch.num_keys;
+  // Throws where the table has, or cannot take, this optimizer; changes nothing.
+  void Begin(const TableGradients& batch, const OptimizerOptions& options) {
+    batch_ = &batch;
+    state_ = Attached(*batch.table, options);
+  }
+
+  // Whether Prepare can fail for another reason than a lack of memory.
+  bool may_fail() const {
+    const TableOptions& options = batch_->table->options();
+    const int64_t most = options.max_capacity > 0 ? options.max_capacity : int64_t{kNoRow};
+    return !options.use_hashtable || batch_->table->size() + batch_->num_keys > most;
+  }
+
+  // Finds the rows and does all that can fail, once; updates nothing.
+  void Prepare(Executor& ex, const OptimizerOptions& options, bool keys_are_unique) {
+    if (is_prepared_) return;
+    CpuTable& table = *batch_->table;
+    if (state_ == nullptr) state_ = Attach(ex, table, options);
+    const int64_t dim = table.dim();
+    const uint64_t* keys = batch_->keys;
+    grads_ = batch_->grads;
+    num_rows_ = batch_->num_keys;
     row_numbers_ = Scratch<uint32_t>(num_rows_);
-    if (table_->keeps_records()) {
-      present_.Take(ex, *table_, keys, grads_, num_rows_, row_numbers_.get());
+    if (table.keeps_records()) {
+      present_.Take(ex, table, keys, grads_, num_rows_, row_numbers_.get());
       keys = present_.keys();
       grads_ = present_.grads();
       num_rows_ = present_.num_keys();
+    } else if (table.RecallRows(keys, num_rows_, row_numbers_.get())) {
+      keys_are_unique = true;
     } else {
-      table_->FindOrInsertRows(ex, keys, num_rows_, row_numbers_.get(), nullptr);
+      table.FindOrInsertRows(ex, keys, num_rows_, row_numbers_.get(), nullptr);
     }
     if (!keys_are_unique && state_->HasDuplicates(row_numbers_.get(), num_rows_)) {
       const Scratch<uint64_t> merged_keys(num_rows_);
@@ -222,31 +233,35 @@ class TableStep {
       num_rows_ =
           MergeGradients(ex, keys, grads_, num_rows_, dim, merged_keys.get(), merged_grads_.get());
       grads_ = merged_grads_.get();
-      table_->FindRows(ex, merged_keys.get(), num_rows_, row_numbers_.get());
+      table.FindRows(ex, merged_keys.get(), num_rows_, row_numbers_.get());
     }
     // Rows that say they are one step ahead of the history must not come to be.
     if (state_->owes()) state_->history().Reserve();
+    is_prepared_ = true;
   }
 
-  void Run(Executor& ex, float learning_rate, int64_t step) {
-    const OptimizerOptions& options = state_->options();
+  template <typename Rule>
+  void Run(Executor& ex, const Rule& rule, float decay, float learning_rate, int64_t step) {
+    CpuTable& table = *batch_->table;
+    const float clip_value = state_->options().clip_value;
     const float no_clip = std::numeric_limits<float>::infinity();
-    const Batch batch{*table_,
+    const Batch batch{table,
                       *state_,
                       row_numbers_.get(),
                       grads_,
                       num_rows_,
-                      table_->dim(),
-                      static_cast<float>(1.0 - AsWritten(options.weight_decay) * learning_rate),
-                      options.clip_value > 0.0f ? options.clip_value : no_clip};
-    RunRule(ex, batch, learning_rate, step);
+                      table.dim(),
+                      decay,
+                      clip_value > 0.0f ? clip_value : no_clip};
+    UpdateRows(ex, batch, rule);
     if (state_->owes()) state_->history().Append(learning_rate, step);
-    if (table_->keeps_records()) table_->CountDroppedGradients(present_.num_dropped());
+    if (table.keeps_records()) table.CountDroppedGradients(present_.num_dropped());
   }
 
  private:
-  CpuTable* table_ = nullptr;
+  const TableGradients* batch_ = nullptr;
   OptimizerState* state_ = nullptr;
+  bool is_prepared_ = false;
   Scratch<uint32_t> row_numbers_;  // [num_rows_], each once
   const float* grads_ = nullptr;   // [num_rows_, dim]: the caller's, or one of the two below
   int64_t num_rows_ = 0;
@@ -259,14 +274,13 @@ class TableStep {
 int64_t MergeGradients(Executor& ex, const uint64_t* keys, const float* grads, int64_t num_keys,
                        int64_t dim, uint64_t* unique_keys, float* unique_grads) {
   const Scratch<int32_t> inverse(std::max<int64_t>(num_keys, 0));
-  const Route route(ex, keys, num_keys, 1, inverse.get());
-  route.WriteUnique(ex, unique_keys);
+  const int64_t num_unique = UniqueKeys(ex, keys, num_keys, unique_keys, inverse.get());
   Samples samples;
   samples.inverse = inverse.get();
   samples.num_keys = num_keys;
   samples.combiner = Combiner::kNone;
-  CombineGradient(ex, samples, grads, route.num_unique(), dim, unique_grads);
-  return route.num_unique();
+  CombineGradient(ex, samples, grads, num_unique, dim, unique_grads);
+  return num_unique;
 }
 
 void ApplyGradients(Executor& ex, const std::vector<TableGradients>& batches,
@@ -285,13 +299,24 @@ void ApplyGradients(Executor& ex, const std::vector<TableGradients>& batches,
                                 twice->options().name + "' twice");
   }
   const TableGroup::Lock lock(group, /*exclusive=*/true);
-  for (const CpuTable* table : tables) Attached(*table, options);
   std::vector<TableStep> steps(batches.size());
-  ForEachOf(ex, num_keys, [&](Executor& inner, int64_t i) {
-    steps[i].Prepare(inner, batches[i], options, keys_are_unique);
+  for (size_t i = 0; i < batches.size(); ++i) steps[i].Begin(batches[i], options);
+  std::vector<int64_t> first, keys_of_first;
+  for (size_t i = 0; i < batches.size(); ++i) {
+    if (!steps[i].may_fail()) continue;
+    first.push_back(static_cast<int64_t>(i));
+    keys_of_first.push_back(batches[i].num_keys);
+  }
+  ForEachOf(ex, keys_of_first, [&](Executor& inner, int64_t k) {
+    steps[first[k]].Prepare(inner, options, keys_are_unique);
   });
-  ForEachOf(ex, num_keys,
-            [&](Executor& inner, int64_t i) { steps[i].Run(inner, learning_rate, step); });
+  const float decay = static_cast<float>(1.0 - AsWritten(options.weight_decay) * learning_rate);
+  WithRule(options, learning_rate, step, [&](const auto& rule) {
+    ForEachOf(ex, num_keys, [&](Executor& inner, int64_t i) {
+      steps[i].Prepare(inner, options, keys_are_unique);
+      steps[i].Run(inner, rule, decay, learning_rate, step);
+    });
+  });
 }
 
 void ApplyGradients(Executor& ex, CpuTable& table, const OptimizerOptions& options,

@@ -6,8 +6,12 @@
 // ranges of the batch; each row and its slot rows are prefetched, whole, some rows before their
 // turn. What a row missed since its last step is replayed first (adam_replay.h).
 //
-// Several tables take one step together (group.h), in two rounds: the first finds rows and does
-// all that can fail, the second updates. So all tables make the step or none does.
+// Several tables take one step together (group.h). Those that might not be able to (nearly full, or
+// without a hash table) find their rows first; only then is any row updated. So all tables make the
+// step or none does, unless memory runs out.
+//
+// Mostly the keys are those of the table's last lookup, and their row numbers are still at hand
+// (CpuTable::RecallRows).
 //
 // Invariant: a row occurs once. Equal keys are found by marking row numbers in a bitmap (cheaper
 // than sorting keys, and most callers send unique ones) and are merged in order of position, so
@@ -46,8 +50,8 @@ struct TableGradients {
 };
 
 // The same step on several tables, each named once (std::invalid_argument otherwise). Where it
-// throws, no table has made the step; keys that a table lacked may have been inserted, with their
-// initial rows.
+// throws, no table has made the step; keys that a nearly full table lacked may have been inserted,
+// with their initial rows.
 void ApplyGradients(Executor& ex, const std::vector<TableGradients>& batches,
                     const OptimizerOptions& options, float learning_rate, int64_t step,
                     bool keys_are_unique = false);

@@ -132,6 +132,30 @@ void GradientRange(const Samples& samples, const PositionMap& map, const float* 
   }
 }
 
+// The same for all rows and by one thread: sample by sample, without lists of positions.
+template <int64_t kDim>
+void GradientOfSamples(const Samples& samples, const float* grad, int64_t variable_dim,
+                       int64_t num_unique, float* out) {
+  const int64_t dim = kDim > 0 ? kDim : variable_dim;
+  std::fill_n(out, num_unique * dim, 0.0f);
+  const bool none = samples.combiner == Combiner::kNone;
+  const int64_t num_samples = none ? samples.num_keys : samples.batch;
+  const int64_t last = samples.num_keys - 1;
+  for (int64_t s = 0; s < num_samples; ++s) {
+    const int64_t begin = none ? s : samples.row_splits[s];
+    const int64_t end = none ? s + 1 : samples.row_splits[s + 1];
+    const float divisor = none ? 1.0f : SampleDivisor(samples, begin, end);
+    for (int64_t k = begin; k < end; ++k) {
+      const int64_t ahead = std::min(k + kRowsAhead, last);
+      PrefetchRow<true>(out + samples.inverse[ahead] * dim, dim);
+      const float weight = samples.weights == nullptr ? 1.0f : samples.weights[k];
+      const float factor = divisor == 0.0f ? 0.0f : weight / divisor;
+      if (factor == 0.0f && samples.combiner != Combiner::kSum) continue;
+      AddScaled<kDim>(grad + s * dim, factor, dim, out + samples.inverse[k] * dim);
+    }
+  }
+}
+
 // Sum of products in eight interleaved partial sums, the same for any vector width.
 double Dot(const float* a, const float* b, int64_t dim) {
   float partial[8] = {};
@@ -161,12 +185,17 @@ void CombineRows(Executor& ex, const Samples& samples, const float* const* rows,
 
 void CombineGradient(Executor& ex, const Samples& samples, const float* grad, int64_t num_unique,
                      int64_t dim, float* out) {
-  const PositionMap map = MapPositions(ex, samples);
   // Every part walks all positions, so there are no more parts than threads to run them. A row
   // belongs to one part: how many there are does not show in the sums.
   const int64_t work_parts = 1 + samples.num_keys * dim / kGrainFloats;
   const int64_t num_parts =
       std::min<int64_t>({ex.num_threads(), work_parts, std::max<int64_t>(1, num_unique)});
+  if (num_parts == 1) {
+    return WithDim(dim, [&](auto constant) {
+      GradientOfSamples<decltype(constant)::value>(samples, grad, dim, num_unique, out);
+    });
+  }
+  const PositionMap map = MapPositions(ex, samples);
   WithDim(dim, [&](auto constant) {
     ex.ParallelFor(num_parts, 1, [&](int64_t first_part, int64_t last_part) {
       const int64_t first = num_unique * first_part / num_parts;

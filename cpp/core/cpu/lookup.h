@@ -7,12 +7,14 @@
 // place (a missing key in evaluation, a row that owes updates to a reader) are made up in scratch
 // memory and pointed at there.
 //
-// Locks: inserting and catching up write, so training takes the exclusive lock; evaluation shares.
+// All features of a group are looked up together, several tables side by side (group.h). Inserting
+// and catching up write, so training takes the exclusive locks of all tables; evaluation shares.
 #ifndef SOK_CORE_CPU_LOOKUP_H_
 #define SOK_CORE_CPU_LOOKUP_H_
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "cpp/core/batch.h"
 #include "cpp/core/cpu/combine.h"
@@ -21,12 +23,37 @@
 
 namespace sok {
 
-// `unique_keys` must not repeat. With `insert`, missing keys are inserted with their initial row
-// (all or nothing; std::length_error when the table is full); without, they read it. With policies
-// `insert` observes the keys first, and those without a row read what missing keys read.
-void LookupCombine(Executor& ex, CpuTable& table, const uint64_t* unique_keys,  // [num_unique]
-                   int64_t num_unique, bool insert, const Samples& samples,
-                   float* out);  // [batch, dim], or [num_keys, dim] where the combiner is kNone
+// Keys to look up in one table.
+struct FeatureLookup {
+  CpuTable* table = nullptr;
+  const uint64_t* keys = nullptr;  // [samples.num_keys]
+  Samples samples;                 // but its `inverse`, which is written below
+  // Written, for the gradient:
+  int32_t* inverse = nullptr;       // [num_keys]
+  uint64_t* unique_keys = nullptr;  // [num_keys], the first num_unique of them
+  int64_t num_unique = 0;
+  // Written: [batch, dim], or [num_keys, dim] where the combiner is kNone.
+  float* out = nullptr;
+};
+
+// With `insert`, missing keys are inserted with their initial row; without, they read it. With
+// policies `insert` observes a table's keys first, those of all its features in one call, and those
+// without a row read what missing keys read. A table may have several features.
+//
+// Each table is all or nothing (std::length_error when it is full). The others of the group are
+// looked up all the same; the error is that of the first, and nothing in `out` counts.
+void LookupGroup(Executor& ex, std::vector<FeatureLookup>* features, bool insert);
+
+// Keys that a rank asks a table for; they may repeat.
+struct RowRequest {
+  CpuTable* table = nullptr;
+  const uint64_t* keys = nullptr;  // [num_keys]
+  int64_t num_keys = 0;
+  float* rows = nullptr;  // [num_keys, dim], written
+};
+
+// The rows of all requests, as LookupGroup has them; those to one table are met in order.
+void ReadGroup(Executor& ex, const std::vector<RowRequest>& requests, bool insert);
 
 // Throws std::invalid_argument naming the table, the first offender and what was required.
 // `row_splits` may be null (no samples): [batch + 1] otherwise, and must lead from 0 to num_keys.

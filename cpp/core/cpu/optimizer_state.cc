@@ -23,7 +23,12 @@ __attribute__((noinline)) void ReplayBlock(const StepHistory::Factors& factors, 
 }  // namespace
 
 OptimizerState::OptimizerState(const OptimizerOptions& options, int64_t dim)
-    : options_(options), dim_(dim), history_(options), row_floats_(dim) {
+    : options_(options),
+      dim_(dim),
+      beta_1_(AsWritten(options.beta_1)),
+      beta_2_(AsWritten(options.beta_2)),
+      history_(options),
+      row_floats_(dim) {
   for (const SlotSpec& slot : OptimizerSlots(options, dim)) {
     if (slot.name == "last_step") last_step_offset_ = row_floats_;
     row_floats_ += slot.width;
@@ -90,8 +95,6 @@ void OptimizerState::ReplaySteps(const float* row, float* embedding) const {
   const uint32_t first = history_.FirstOwed(LastStep(row));
   const uint32_t now = history_.num_steps();
   const uint32_t end = std::min(now, first + history_.window());
-  const double beta_1 = AsWritten(options_.beta_1);
-  const double beta_2 = AsWritten(options_.beta_2);
   // Beyond the window only weight decay is left.
   const double rest = end < now ? history_.Since(end).row : 1.0;
   // In blocks on the stack: rows catch up where a batch is half written and nothing may throw.
@@ -105,8 +108,8 @@ void OptimizerState::ReplaySteps(const float* row, float* embedding) const {
       const double decay = history_.Decay(k);
       const double alpha = history_.Alpha(k);
       for (int64_t d = 0; d < n; ++d) {
-        m[d] *= beta_1;
-        v[d] *= beta_2;
+        m[d] *= beta_1_;
+        v[d] *= beta_2_;
         w[d] *= decay;
         if (m[d] != 0.0) w[d] -= alpha * m[d] / (std::sqrt(v[d]) + options_.epsilon);
       }

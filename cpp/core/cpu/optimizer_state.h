@@ -59,6 +59,7 @@ class OptimizerState final : public RowCatchUp {
 
   const OptimizerOptions options_;
   const int64_t dim_;
+  const double beta_1_, beta_2_;  // as written: to find that takes a microsecond
   StepHistory history_;
   int64_t row_floats_ = 0;
   int64_t last_step_offset_ = 0;

@@ -103,6 +103,12 @@ class LocalTable {
   int64_t capacity_ = 0;
 };
 
+void CheckNumKeys(int64_t num_keys) {
+  if (num_keys >= 0 && num_keys <= std::numeric_limits<int32_t>::max()) return;
+  throw std::invalid_argument("`num_keys` must be in [0, 2^31). Received: " +
+                              std::to_string(num_keys));
+}
+
 }  // namespace
 
 struct Route::Impl {
@@ -215,10 +221,7 @@ void Route::Impl::RunPartitioned(Executor& ex, const uint64_t* keys, int64_t wor
 Route::Route(Executor& ex, const uint64_t* keys, int64_t num_keys, int64_t world_size,
              int32_t* inverse)
     : impl_(new Impl) {
-  if (num_keys < 0 || num_keys > std::numeric_limits<int32_t>::max()) {
-    throw std::invalid_argument("`num_keys` must be in [0, 2^31). Received: " +
-                                std::to_string(num_keys));
-  }
+  CheckNumKeys(num_keys);
   if (world_size < 1) {
     throw std::invalid_argument("`world_size` must be at least 1. Received: " +
                                 std::to_string(world_size));
@@ -250,6 +253,15 @@ void Route::WriteUnique(Executor& ex, uint64_t* unique) const {
                                  unique + impl.unique_offsets[p]);
                    }
                  });
+}
+
+int64_t UniqueKeys(Executor& ex, const uint64_t* keys, int64_t num_keys, uint64_t* unique,
+                   int32_t* inverse) {
+  CheckNumKeys(num_keys);
+  if (num_keys <= kSerialKeys) return LocalTable().Run(keys, num_keys, unique, inverse);
+  const Route route(ex, keys, num_keys, /*world_size=*/1, inverse);
+  route.WriteUnique(ex, unique);
+  return route.num_unique();
 }
 
 }  // namespace sok

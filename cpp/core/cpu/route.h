@@ -52,6 +52,11 @@ class Route {
   std::unique_ptr<Impl> impl_;
 };
 
+// The unique keys of a batch by themselves: writes the first num_unique of unique [num_keys], in
+// the order of a Route for one owner, and inverse [num_keys]; returns num_unique.
+int64_t UniqueKeys(Executor& ex, const uint64_t* keys, int64_t num_keys, uint64_t* unique,
+                   int32_t* inverse);
+
 }  // namespace sok
 
 #endif  // SOK_CORE_CPU_ROUTE_H_

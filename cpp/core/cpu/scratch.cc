@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <new>
+#include <utility>
 #include <vector>
 
 namespace sok {
@@ -36,10 +37,52 @@ size_t RoundUp(size_t bytes) {
   return size >= 256 && size / 4 * 3 >= bytes ? size / 4 * 3 : size;
 }
 
+// Small blocks of one thread, two of each size. 64 bytes and up to kMinPooledBytes: sizes 64, 128,
+// 192, 256, 384, ...
+class SmallBlocks {
+ public:
+  ~SmallBlocks() {
+    for (auto& blocks : idle_) {
+      for (void*& block : blocks) {
+        std::free(block);
+        block = nullptr;
+      }
+    }
+    is_gone = true;
+  }
+  void* Take(size_t size) {
+    for (void*& block : idle_[Class(size)]) {
+      if (block != nullptr) return std::exchange(block, nullptr);
+    }
+    return nullptr;
+  }
+  bool Give(void* data, size_t size) {
+    for (void*& block : idle_[Class(size)]) {
+      if (block != nullptr) continue;
+      block = data;
+      return true;
+    }
+    return false;
+  }
+  static thread_local bool is_gone;  // the thread ends, and other objects of it may outlive this
+
+ private:
+  static int Class(size_t size) {
+    const int power = 63 - __builtin_clzll(size);  // 6 for 64
+    return 2 * (power - 6) + ((size & (size - 1)) != 0);
+  }
+  void* idle_[20][2] = {};  // to 48 KiB
+};
+thread_local bool SmallBlocks::is_gone = false;
+thread_local SmallBlocks small_blocks;
+
 }  // namespace
 
 void* AcquireScratch(size_t bytes) {
   const size_t size = RoundUp(bytes);
+  if (size < kMinPooledBytes && !SmallBlocks::is_gone) {
+    if (void* const data = small_blocks.Take(size)) return data;
+  }
   if (size >= kMinPooledBytes) {
     Pool& pool = ThePool();
     const std::lock_guard<std::mutex> lock(pool.mutex);
@@ -59,6 +102,7 @@ void* AcquireScratch(size_t bytes) {
 
 void ReleaseScratch(void* block, size_t bytes) noexcept {
   const size_t size = RoundUp(bytes);
+  if (size < kMinPooledBytes && !SmallBlocks::is_gone && small_blocks.Give(block, size)) return;
   if (size >= kMinPooledBytes) {
     Pool& pool = ThePool();
     const std::lock_guard<std::mutex> lock(pool.mutex);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 #include <mutex>
+#include <new>
 #include <stdexcept>
 
 #include "cpp/core/cpu/scratch.h"
@@ -186,14 +187,24 @@ int64_t CpuTable::size() const { return impl_->size; }
 std::shared_mutex& CpuTable::mutex() const { return impl_->mutex; }
 float* CpuTable::Row(uint32_t row_number) const { return impl_->arena->Row(row_number); }
 
+void CpuTable::Rows(const uint32_t* row_numbers, int64_t num_rows, const float** rows) const {
+  const Arena& arena = *impl_->arena;
+  for (int64_t i = 0; i < num_rows; ++i) rows[i] = arena.Row(row_numbers[i]);
+}
+
 void CpuTable::InitialRow(uint64_t key, float* row) const { impl_->ReadInitialRows(&key, 1, &row); }
 
 void CpuTable::MissingRow(uint64_t key, float* row) const { impl_->ReadMissingRows(&key, 1, &row); }
 
 void CpuTable::Find(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows,
                     uint8_t* found) const {
-  const bool direct = !impl_->options.use_hashtable;  // every row is there from the start
   const SharedLock lock(impl_->mutex);
+  Read(ex, keys, num_keys, rows, found);
+}
+
+void CpuTable::Read(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows,
+                    uint8_t* found) const {
+  const bool direct = !impl_->options.use_hashtable;  // every row is there from the start
   ex.ParallelFor(num_keys, kReadGrain, [&](int64_t begin, int64_t end) {
     uint32_t row_numbers[1024];
     for (int64_t b = begin; b < end; b += 1024) {
@@ -203,6 +214,22 @@ void CpuTable::Find(Executor& ex, const uint64_t* keys, int64_t num_keys, float*
       for (int64_t i = 0; i < n; ++i) found[b + i] = direct || row_numbers[i] != kNoRow;
     }
   });
+}
+
+int64_t CpuTable::Impl::ReadBatch(Executor& ex, const uint64_t* keys, int64_t num_keys,
+                                  uint32_t* row_numbers, float* rows) const {
+  std::atomic<int64_t> num_missing{0};
+  ex.ParallelFor(num_keys, kReadGrain, [&](int64_t begin, int64_t end) {
+    num_missing +=
+        ReadRange(keys + begin, end - begin, row_numbers + begin, rows + begin * options.dim);
+  });
+  return num_missing;
+}
+
+void CpuTable::Impl::InsertRead(Executor& ex, const uint64_t* keys, int64_t num_keys,
+                                uint32_t* row_numbers, uint8_t* inserted, const float* rows) {
+  ShardGroups misses;
+  InsertMissing(ex, keys, num_keys, row_numbers, inserted, &misses, Pending() ? nullptr : rows);
 }
 
 void CpuTable::FindOrInsert(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows,
@@ -216,30 +243,20 @@ void CpuTable::FindOrInsert(Executor& ex, const uint64_t* keys, int64_t num_keys
     // Most batches of a trained table have no new key: those need no more than this.
     const SharedLock lock(impl_->mutex);
     version = impl_->version;
-    std::atomic<int64_t> num_missing{0};
-    ex.ParallelFor(num_keys, kReadGrain, [&](int64_t begin, int64_t end) {
-      num_missing += impl_->ReadRange(keys + begin, end - begin, row_numbers.get() + begin,
-                                      rows + begin * dim());
-    });
-    if (num_missing == 0) return;
+    if (impl_->ReadBatch(ex, keys, num_keys, row_numbers.get(), rows) == 0) return;
   }
   const ExclusiveLock lock(impl_->mutex);
-  ShardGroups misses;
   if (impl_->version != version) {  // another thread inserted, erased or rebased meanwhile
-    FindRows(ex, keys, num_keys, row_numbers.get());
-    impl_->InsertMissing(ex, keys, num_keys, row_numbers.get(), inserted, &misses);
-    const bool pending = impl_->Pending();
-    ex.ParallelFor(num_keys, kReadGrain, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        impl_->CopyOut(row_numbers[i], pending, rows + i * dim());
-      }
-    });
-    return;
+    if (impl_->ReadBatch(ex, keys, num_keys, row_numbers.get(), rows) == 0) return;
   }
-  // What the missing keys have read already is the row that they get. A row that owes steps starts
-  // from its initial row all the same, so that it is rounded as if another call had inserted it.
-  impl_->InsertMissing(ex, keys, num_keys, row_numbers.get(), inserted, &misses,
-                       impl_->Pending() ? nullptr : rows);
+  impl_->InsertRead(ex, keys, num_keys, row_numbers.get(), inserted, rows);
+}
+
+void CpuTable::ReadOrInsert(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows) {
+  CheckBatch(num_keys, impl_->options);
+  const Scratch<uint32_t> row_numbers(num_keys);
+  if (impl_->ReadBatch(ex, keys, num_keys, row_numbers.get(), rows) == 0) return;
+  impl_->InsertRead(ex, keys, num_keys, row_numbers.get(), nullptr, rows);
 }
 
 void CpuTable::Impl::FindUnlessNew(Executor& ex, const uint64_t* keys, int64_t num_keys,
@@ -268,6 +285,28 @@ void CpuTable::FindRows(Executor& ex, const uint64_t* keys, int64_t num_keys,
   ex.ParallelFor(num_keys, kReadGrain, [&](int64_t begin, int64_t end) {
     impl_->FindRange(keys + begin, end - begin, row_numbers + begin);
   });
+}
+
+void CpuTable::RememberRows(const uint64_t* keys, int64_t num_keys,
+                            const uint32_t* row_numbers) noexcept {
+  try {
+    impl_->remembered_keys.assign(keys, keys + num_keys);
+    impl_->remembered_rows.assign(row_numbers, row_numbers + num_keys);
+    impl_->remembered_version = impl_->version;
+  } catch (const std::bad_alloc&) {
+    impl_->remembered_keys.clear();
+  }
+}
+
+bool CpuTable::RecallRows(const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers) const {
+  const std::vector<uint64_t>& remembered = impl_->remembered_keys;
+  if (remembered.empty() || impl_->remembered_version != impl_->version ||
+      num_keys != static_cast<int64_t>(remembered.size()) ||
+      std::memcmp(keys, remembered.data(), remembered.size() * sizeof(uint64_t)) != 0) {
+    return false;
+  }
+  std::copy_n(impl_->remembered_rows.data(), num_keys, row_numbers);
+  return true;
 }
 
 void CpuTable::FindOrInsertRows(Executor& ex, const uint64_t* keys, int64_t num_keys,
@@ -391,6 +430,8 @@ TableStats CpuTable::Stats() const {
   }
   stats.bytes = stats.index_bytes + stats.arena_bytes + static_cast<int64_t>(sizeof(Impl)) +
                 static_cast<int64_t>(impl.free_rows.capacity() * sizeof(uint32_t)) +
+                static_cast<int64_t>(impl.remembered_keys.capacity() * sizeof(uint64_t)) +
+                static_cast<int64_t>(impl.remembered_rows.capacity() * sizeof(uint32_t)) +
                 static_cast<int64_t>(impl.options.initializer.default_rows.size() * sizeof(float)) +
                 (impl.records != nullptr ? impl.records->bytes() : 0);
   return stats;

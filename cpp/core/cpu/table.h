@@ -146,13 +146,27 @@ class CpuTable {
 
   // ---- parts, for fused code in core/cpu: the caller holds the lock ----
   std::shared_mutex& mutex() const;
+  // As Find; needs a shared lock. As FindOrInsert, of a table without policies; needs the exclusive
+  // lock.
+  void Read(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows,
+            uint8_t* found) const;
+  void ReadOrInsert(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows);
   // kNoRow where the key is missing. Needs a shared lock.
   void FindRows(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers) const;
   // Needs the exclusive lock. `num_inserted` may be null. All or nothing as FindOrInsert.
   void FindOrInsertRows(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers,
                         int64_t* num_inserted);
+  // Keeps the row numbers of keys that do not repeat for the update that follows a lookup. Needs
+  // the exclusive lock. What the table forgets by lack of memory is only looked up again.
+  void RememberRows(const uint64_t* keys, int64_t num_keys, const uint32_t* row_numbers) noexcept;
+  // False unless these are the keys remembered last and none of them can have got another row
+  // since. Needs a lock.
+  bool RecallRows(const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers) const;
+  // Observe, and row numbers of the keys, kNoRow for those that wait. Needs the exclusive lock.
+  void ObserveRows(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers);
   // [dim | slot rows]; stays valid until the key is erased, slots are configured, or Clear.
   float* Row(uint32_t row_number) const;
+  void Rows(const uint32_t* row_numbers, int64_t num_rows, const float** rows) const;
   void InitialRow(uint64_t key, float* row) const;  // [dim], catch-up included
   void MissingRow(uint64_t key, float* row) const;  // [dim], what a key without a row reads
   void CountDroppedGradients(int64_t num_keys);     // needs the exclusive lock

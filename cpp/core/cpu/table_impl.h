@@ -52,6 +52,9 @@ struct CpuTable::Impl {
   // Find, copy out and count the missing ones, which read their initial row.
   int64_t ReadRange(const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers,
                     float* rows) const;
+  // ReadRange of a whole batch.
+  int64_t ReadBatch(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers,
+                    float* rows) const;
   void CopyOut(uint32_t row_number, bool pending, float* out) const;
   // Initial rows, less the weight decay of steps that the catch-up has forgotten.
   void InitialEmbeddings(const uint64_t* keys, int64_t num_keys, float* const* rows) const;
@@ -67,6 +70,11 @@ struct CpuTable::Impl {
   // the one given at its last position.
   int64_t InsertMissing(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* rows,
                         uint8_t* inserted, ShardGroups* misses, const float* given = nullptr);
+  // InsertMissing of keys as ReadBatch left `row_numbers` and `rows`. What the missing keys have
+  // read is the row that they get. A row that owes steps starts from its initial row all the same,
+  // so that it is rounded as if another call had inserted it.
+  void InsertRead(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers,
+                  uint8_t* inserted, const float* rows);
   // FindRows, or kNoRow for all where nearly all keys are new: inserting finds the others, and the
   // index is walked once instead of twice.
   void FindUnlessNew(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* rows) const;
@@ -125,6 +133,11 @@ struct CpuTable::Impl {
   std::atomic<int64_t> size{0};     // atomic so that size() needs no lock
   // Changes whenever a key may have got another row number, or a missing key another initial row.
   uint64_t version = 0;
+
+  // What RememberRows was given, at what version.
+  std::vector<uint64_t> remembered_keys;
+  std::vector<uint32_t> remembered_rows;
+  uint64_t remembered_version = 0;
 
   std::vector<SlotSpec> slots;
   std::vector<float> slot_initial;  // what follows the embedding in a new row

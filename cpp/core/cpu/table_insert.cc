@@ -64,9 +64,12 @@ void CpuTable::Impl::WriteGivenRow(const float* given, bool is_new, uint32_t row
 int64_t CpuTable::Impl::InsertMissing(Executor& ex, const uint64_t* keys, int64_t num_keys,
                                       uint32_t* rows, uint8_t* inserted, ShardGroups* misses,
                                       const float* given) {
+  if (std::find(rows, rows + num_keys, kNoRow) == rows + num_keys) {  // mostly
+    *misses = ShardGroups();
+    return 0;
+  }
   GroupByShard(ex, keys, num_keys, [rows](int64_t i) { return rows[i] == kNoRow; }, misses);
   const int64_t total = misses->total();
-  if (total == 0) return 0;
   if (!options.use_hashtable) return InsertDirect(ex, keys, rows, *misses);
   CheckCapacity(keys, *misses);
 
@@ -201,6 +204,8 @@ void CpuTable::Impl::Clear() {
   for (Index& shard : shards) shard.Clear();
   arena->Clear();
   std::vector<uint32_t>().swap(free_rows);
+  std::vector<uint64_t>().swap(remembered_keys);
+  std::vector<uint32_t>().swap(remembered_rows);
   next_row = 0;
   if (options.use_hashtable) {
     size = 0;

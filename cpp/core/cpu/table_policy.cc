@@ -215,10 +215,15 @@ bool CpuTable::filters() const {
 }
 
 void CpuTable::Observe(Executor& ex, const uint64_t* keys, int64_t num_keys) {
-  impl_->Records();
   const Scratch<uint32_t> rows(num_keys);
   const ExclusiveLock lock(impl_->mutex);
-  impl_->Observe(ex, keys, num_keys, rows.get());
+  ObserveRows(ex, keys, num_keys, rows.get());
+}
+
+void CpuTable::ObserveRows(Executor& ex, const uint64_t* keys, int64_t num_keys,
+                           uint32_t* row_numbers) {
+  impl_->Records();
+  impl_->Observe(ex, keys, num_keys, row_numbers);
 }
 
 void CpuTable::ObserveAndRead(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows,

@@ -53,9 +53,9 @@ class DeviceLookupOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->output_list("unique_keys", &unique_keys));
     OP_REQUIRES_OK(ctx, ctx->output_list("inverse", &inverse));
     const int n = keys.size();
+    OP_REQUIRES_OK(ctx, features_.CheckShapes(keys, row_splits, weights));
     std::vector<Tensor> uniques(n);
     for (int i = 0; i < n; ++i) {
-      OP_REQUIRES_OK(ctx, features_.CheckShapes(i, keys[i], row_splits[i], weights[i]));
       Tensor* unused;
       OP_REQUIRES_OK(ctx, inverse.allocate(i, keys[i].shape(), &unused));
       OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_INT64,

@@ -44,9 +44,7 @@ class DeviceRouteOp : public OpKernel {
       OP_REQUIRES_OK(ctx, inverse.allocate(i, in.keys[i].shape(), &in.inverse[i]));
     }
     absl::Status status = FirstProblem(ctx);
-    for (int64_t i = 0; i < n && status.ok(); ++i) {
-      status = features_.CheckShapes(i, in.keys[i], in.row_splits[i], in.weights[i]);
-    }
+    if (status.ok()) status = features_.CheckShapes(in.keys, in.row_splits, in.weights);
     if (status.ok()) {
       status = TryWithWorkspace(ctx, [&](cuda::Workspace& workspace, cuda::Stream stream) {
         return Run(ctx, workspace, stream, in);
