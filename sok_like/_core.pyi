@@ -312,21 +312,16 @@ def cuda_device_count() -> int:
     """Devices that can be used; 0 without a driver, and in a build without CUDA."""
 
 def cuda_device_info() -> dict[str, Any]:
-    """The current device: `name`; `bytes`, `free_bytes`, `l2_bytes`; `num_multiprocessors`;
-    `driver` and `runtime`, CUDA's versions as 1000 * major + 10 * minor."""
+    """Name, sizes in bytes and CUDA versions (1000 * major + 10 * minor) of the current device."""
 
 def cuda_release_memory() -> None:
-    """Gives device memory that is kept for later use back to other libraries. Waits for the
-    device."""
+    """Gives memory that is kept for later use back to other libraries. Waits for the device."""
 
 class CudaEvent:
     """A point of a stream's work, for timing."""
 
-    def __init__(self) -> None: ...
-    def record(self, *, stream: int = 0) -> None:
-        """Puts the event behind all work on the stream so far."""
-    def seconds_since(self, earlier: CudaEvent) -> float:
-        """Time on the device from `earlier` to here. Waits for both."""
+    def record(self, *, stream: int = 0) -> None: ...
+    def seconds_since(self, earlier: CudaEvent) -> float: ...  # waits for both
 
 def cuda_synchronize(*, stream: int = 0) -> None:
     """Waits for all work on the stream."""
@@ -347,29 +342,9 @@ class CudaArray:
     def __init__(self, array: NDArray[Any], *, stream: int = 0) -> None: ...
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]: ...
-    def __dlpack__(
-        self,
-        *,
-        stream: int | None = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any:
-        """A capsule that shares the memory, for `from_dlpack` of CuPy, PyTorch or JAX.
-
-        Args:
-            stream: The consumer's: None or 1 for the default stream, 2 for the thread's own, -1
-                for no ordering, or an address. What follows there comes after work on this array.
-            max_version: Ignored: the capsule is of the form that every consumer reads.
-            dl_device: None, or this array's own device.
-            copy: None or False.
-
-        Raises:
-            ValueError: `stream` is 0 or less than -1.
-            BufferError: `dl_device` is another device, or `copy` is True.
-        """
-    def __dlpack_device__(self) -> tuple[int, int]:
-        """`(2, number of the device)`: 2 is CUDA."""
+    def __dlpack__(self, *, stream: int | None = None, **others: Any) -> Any:
+        """As of the array API; BufferError for another `dl_device`, and for `copy=True`."""
+    def __dlpack_device__(self) -> tuple[int, int]: ...
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
@@ -475,30 +450,16 @@ class CudaTable:
     def assign_scores(self, keys: Any, scores: Any, *, stream: int = 0) -> int: ...
     def set_step(self, step: int) -> None: ...
 
+# fmt: off
 def cuda_apply_gradients(
-    table: CudaTable,
-    rule: str,
-    learning_rate: float,
-    step: int,
-    keys: Any,
-    grads: Any,
-    *,
-    keys_are_unique: bool = False,
-    stream: int = 0,
-    **options: float | bool,
+    table: CudaTable, rule: str, learning_rate: float, step: int, keys: Any, grads: Any, *,
+    keys_are_unique: bool = False, stream: int = 0, **options: float | bool
 ) -> None:
     """As `apply_gradients`, on device arrays."""
 
 def cuda_apply_gradients_to_rows(
-    table: CudaTable,
-    rule: str,
-    learning_rate: float,
-    step: int,
-    row_numbers: Any,
-    grads: Any,
-    *,
-    stream: int = 0,
-    **options: float | bool,
+    table: CudaTable, rule: str, learning_rate: float, step: int, row_numbers: Any,
+    grads: Any, *, stream: int = 0, **options: float | bool
 ) -> None:
     """The same by row number. Row numbers must not repeat."""
 
@@ -508,36 +469,20 @@ def cuda_unique_with_inverse(
     """As `unique_with_inverse`, in the order of first occurrence within an owner. Waits."""
 
 def cuda_combine(
-    rows: Any,
-    inverse: Any,
-    row_splits: Any,
-    combiner: str = "sum",
-    weights: Any = None,
-    *,
-    stream: int = 0,
+    rows: Any, inverse: Any, row_splits: Any, combiner: str = "sum", weights: Any = None, *,
+    stream: int = 0
 ) -> CudaArray:
     """As `combine`. The values of `inverse` (int32) and `row_splits` (int64) are not checked."""
 
 def cuda_combine_of_table(
-    table: CudaTable,
-    row_numbers: Any,
-    inverse: Any,
-    row_splits: Any,
-    combiner: str = "sum",
-    weights: Any = None,
-    *,
-    stream: int = 0,
+    table: CudaTable, row_numbers: Any, inverse: Any, row_splits: Any, combiner: str =
+    "sum", weights: Any = None, *, stream: int = 0
 ) -> CudaArray:
     """The same straight from a table: `inverse` points into `row_numbers` `[num_unique]`."""
 
 def cuda_combine_gradient(
-    grad: Any,
-    inverse: Any,
-    row_splits: Any,
-    num_unique: int,
-    combiner: str = "sum",
-    weights: Any = None,
-    *,
-    stream: int = 0,
+    grad: Any, inverse: Any, row_splits: Any, num_unique: int, combiner: str = "sum",
+    weights: Any = None, *, stream: int = 0
 ) -> CudaArray:
     """As `combine_gradient`: `[num_unique, dim]`."""
+# fmt: on
