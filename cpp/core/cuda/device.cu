@@ -101,7 +101,8 @@ Buffer::Buffer(size_t bytes, Stream stream) : bytes_(bytes), stream_(stream) {
   const cudaError_t error = cudaMallocFromPoolAsync(&data_, bytes, Pool(), stream);
   if (error == cudaErrorMemoryAllocation) {
     cudaGetLastError();
-    throw CudaError("Device memory ran out: " + std::to_string(bytes) + " bytes were asked for");
+    throw DeviceMemoryError("Device memory ran out: " + std::to_string(bytes) +
+                            " bytes were asked for");
   }
   Check(error, "cudaMallocFromPoolAsync");
 }
