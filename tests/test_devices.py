@@ -106,6 +106,38 @@ def test_a_group_with_tables_in_both_memories_is_trained(sok, gpu):
             np.testing.assert_allclose(rows, expected, rtol=1e-6)
 
 
+def test_a_session_with_tables_on_two_devices(sok):
+    """Every op that takes a handle, initializers among them, runs where the table is."""
+    keys = np.array([3, 4, 3], np.int64)
+    v1 = tf.compat.v1
+
+    def train(places):
+        with tf.Graph().as_default():
+            init = sok.Init(global_batch_size=12, seed=7)
+            tables = []
+            for name, place in zip("ab", places, strict=True):
+                with tf.device(place):
+                    tables.append(sok.EmbeddingVariable(2, name=name))
+            optimizer = sok.OptimizerWrapper(v1.train.AdagradOptimizer(0.1))
+            found = lookup([Feature(table, tf.constant(keys)) for table in tables], training=True)
+            loss = tf.add_n([tf.reduce_sum(rows**2) for rows in found])
+            step = optimizer.minimize(loss, var_list=tables)
+            reads = [[table.size(), *sok.export(table)] for table in tables]
+            config = v1.ConfigProto(device_count={"CPU": 2})
+            with v1.Session(config=config) as session:
+                session.run(init)
+                session.run(v1.global_variables_initializer())
+                for _ in range(2):
+                    session.run(step)
+                return session.run(reads)
+
+    one, two = train(["/CPU:0", "/CPU:0"]), train(["/CPU:1", "/CPU:0"])
+    for ours, right in zip(two, one, strict=True):
+        assert ours[0] == 2
+        for array, expected in zip(ours, right, strict=True):
+            np.testing.assert_array_equal(array, expected)
+
+
 ON_DEVICES = (
     *("SokRoute", "SokGatherRows", "SokMergeGrads", "SokCombine", "SokCombineGrad"),
     *("SokLookup", "SokLookupGrad", "SokApplyGradients", "SokFindRows"),

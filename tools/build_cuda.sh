@@ -2,6 +2,7 @@
 # Builds the core, `_core` and, where .venv has TensorFlow, the op library with the CUDA backend in
 # build-cuda/, where nvcc is. Touches nothing that is installed; `tools/build_cuda.sh --install` puts
 # the libraries into sok_like/.
+# WITH_TF=OFF leaves the op library out.
 # REPORT=1 prints registers, stack and spills of each kernel and fails if one spills.
 # PYTHON=... is the Python to build for, .venv's where there is one; ARCHITECTURES=90-real compiles
 # for one kind of device only.
@@ -15,9 +16,9 @@ if ! command -v nvcc >/dev/null; then
   exit 1
 fi
 # The core and `_core` need no TensorFlow.
-with_tf=OFF
-if "$PYTHON" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("tensorflow") is None)'; then
-  with_tf=ON
+with_tf=${WITH_TF:-ON}
+if ! "$PYTHON" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("tensorflow") is None)'; then
+  with_tf=OFF
 fi
 echo "Building with CUDA in build-cuda (op library: $with_tf)"
 generator=()

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "cpp/core/cuda/device.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/lib/core/threadpool.h"
 
@@ -80,6 +81,12 @@ absl::Status Guard(const std::function<void()>& fn) {
     return absl::ResourceExhaustedError(e.what());
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("out of memory while growing an embedding table");
+  } catch (const cuda::DeviceMemoryError& e) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(e.what(),
+                     ". TensorFlow takes nearly all of a device's memory for itself unless "
+                     "told to leave some to tables, before anything else: "
+                     "tf.config.experimental.set_memory_growth(gpu, True)"));
   } catch (const std::invalid_argument& e) {
     return absl::InvalidArgumentError(e.what());
   } catch (const std::out_of_range& e) {

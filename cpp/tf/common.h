@@ -48,8 +48,8 @@ class TfExecutor final : public Executor {
   tensorflow::thread::ThreadPool* pool_;
 };
 
-// Runs `fn` and turns what it throws into a Status: invalid_argument and out_of_range into
-// InvalidArgument, length_error (a full table) and bad_alloc into ResourceExhausted.
+// Runs `fn` and turns what it throws into a Status: length_error (a full table) and memory that ran
+// out into ResourceExhausted, invalid_argument and out_of_range into InvalidArgument.
 absl::Status Guard(const std::function<void()>& fn);
 
 // Keys travel as int64 in TF and as uint64 in the core: the same bits.

@@ -156,7 +156,8 @@ Buffer::Buffer(size_t bytes, Stream stream)
   }
   if (error == cudaErrorMemoryAllocation) {
     cudaGetLastError();
-    throw CudaError("Device memory ran out: " + std::to_string(bytes) + " bytes were asked for");
+    throw DeviceMemoryError("Device memory ran out: " + std::to_string(bytes) +
+                            " bytes were asked for");
   }
   Check(error, "cudaMallocFromPoolAsync");
 }

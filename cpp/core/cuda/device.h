@@ -36,6 +36,11 @@ class CudaError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+class DeviceMemoryError : public CudaError {  // it ran out
+ public:
+  using CudaError::CudaError;
+};
+
 // Throws CudaError unless `code` is cudaSuccess. `what` names the call that gave it.
 void Check(int code, const char* what);
 
@@ -82,7 +87,7 @@ class TimedEvent {
 class Buffer {
  public:
   Buffer() = default;
-  Buffer(size_t bytes, Stream stream);  // throws CudaError when memory runs out
+  Buffer(size_t bytes, Stream stream);  // throws DeviceMemoryError
   ~Buffer() { Free(); }
   Buffer(Buffer&& other) noexcept { Swap(other); }
   Buffer& operator=(Buffer&& other) noexcept {
