@@ -48,13 +48,14 @@ struct Survey {
 struct Ceiling {
   uint64_t score, key;
 
+  // Adds 2^bits; stops at the largest number.
   SOK_DEVICE void Add(int bits) {
-    const uint64_t before = bits < 64 ? key : score;
-    uint64_t& part = bits < 64 ? key : score;
-    part += uint64_t{1} << (bits % 64);
-    if (part >= before) return;
-    if (bits < 64 && ++score != 0) return;
-    score = key = ~uint64_t{0};
+    const uint64_t step = uint64_t{1} << (bits % 64);
+    const uint64_t new_key = key + (bits < 64 ? step : 0);
+    const uint64_t new_score = score + (bits < 64 ? 0 : step) + (new_key < key ? 1 : 0);
+    const bool is_over = new_score < score;
+    score = is_over ? ~uint64_t{0} : new_score;
+    key = is_over ? ~uint64_t{0} : new_key;
   }
   SOK_DEVICE bool IsBelow(uint64_t other_score, uint64_t other_key) const {
     return score != other_score ? score < other_score : key < other_key;
