@@ -16,4 +16,11 @@
 #define SOK_CTZ(x) __builtin_ctz(x)
 #endif
 
+// Number of one bits.
+#ifdef __CUDA_ARCH__
+#define SOK_POPC(x) static_cast<uint32_t>(__popc(static_cast<int>(x)))
+#else
+#define SOK_POPC(x) static_cast<uint32_t>(__builtin_popcount(x))
+#endif
+
 #endif  // SOK_CORE_PLATFORM_H_
