@@ -17,12 +17,12 @@ __global__ void __launch_bounds__(kThreads)
   const auto warp = cg::tiled_partition<kWarp>(cg::this_thread_block());
   const int64_t i = GlobalThread();
   const bool is_key = i < num_unique.Get();
-  const uint64_t key = is_key ? unique[i] : 0;
   uint32_t row = kNoRow;
   int64_t frequency = 0;
   bool counts = false;  // not yet counted in this step
   bool is_refused = false;
   if (is_key) {
+    const uint64_t key = unique[i];
     const uint64_t hash = HashKey(key);
     row = FindRow(ReadOnlyMemory(), table.index, hash, key);
     out.rows[i] = row;
@@ -42,10 +42,10 @@ __global__ void __launch_bounds__(kThreads)
   TakeTicket(warp, is_present && counts, &out.counts->found);
   TakeTicket(warp, is_refused && counts, &out.counts->counted);
   const uint32_t refused = TakeTicket(warp, is_refused, &out.counts->refused);
-  if (is_refused) out.refused[refused] = key;
+  if (is_refused) out.refused[refused] = unique[i];
   const uint32_t admitted = TakeTicket(warp, is_admitted, &out.counts->admitted);
   if (is_admitted) {
-    out.admitted[admitted] = key;
+    out.admitted[admitted] = unique[i];
     out.frequencies[admitted] = frequency;
   }
 }
