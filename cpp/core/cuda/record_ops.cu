@@ -14,28 +14,39 @@ namespace cg = cooperative_groups;
 __global__ void __launch_bounds__(kThreads)
     SortOutKernel(TableRef table, const DeviceRecord* records, FilterRef filter,
                   const uint64_t* unique, Count num_unique, int64_t step, SortedKeys out) {
+  const auto warp = cg::tiled_partition<kWarp>(cg::this_thread_block());
   const int64_t i = GlobalThread();
-  if (i >= num_unique.Get()) return;
-  const uint64_t key = unique[i];
-  const uint64_t hash = HashKey(key);
-  const uint32_t row = FindRow(ReadOnlyMemory(), table.index, hash, key);
-  out.rows[i] = row;
-  if (row != kNoRow) {
-    TakeTicket(&out.counts->present);
-    if (records[row].last_step != step) TakeTicket(&out.counts->found);
-    return;
+  const bool is_key = i < num_unique.Get();
+  uint32_t row = kNoRow;
+  int64_t frequency = 0;
+  bool counts = false;  // not yet counted in this step
+  bool is_refused = false;
+  if (is_key) {
+    const uint64_t key = unique[i];
+    const uint64_t hash = HashKey(key);
+    row = FindRow(ReadOnlyMemory(), table.index, hash, key);
+    out.rows[i] = row;
+    if (row != kNoRow) {
+      counts = records[row].last_step != step;
+    } else {
+      const WaitingRow seen = FindWaiting(filter, hash, key);
+      // A Bloom filter does not know when: it counts a key again in each lookup.
+      counts = seen.next_step != step + 1;
+      frequency = seen.count + (counts && seen.count != INT64_MAX ? 1 : 0);
+      is_refused = filter.filter_freq > 1 && frequency < filter.filter_freq;
+    }
   }
-  const WaitingRow seen = FindWaiting(filter, hash, key);
-  // A Bloom filter does not know when: it counts a key again in each lookup.
-  const bool counts = seen.next_step != step + 1;
-  const int64_t frequency = seen.count + (counts && seen.count != INT64_MAX ? 1 : 0);
-  if (filter.filter_freq > 1 && frequency < filter.filter_freq) {
-    if (counts) TakeTicket(&out.counts->counted);
-    out.refused[TakeTicket(&out.counts->refused)] = key;
-  } else {
-    const uint32_t place = TakeTicket(&out.counts->admitted);
-    out.admitted[place] = key;
-    out.frequencies[place] = frequency;
+  const bool is_present = row != kNoRow;
+  const bool is_admitted = is_key && !is_present && !is_refused;
+  TakeTicket(warp, is_present, &out.counts->present);
+  TakeTicket(warp, is_present && counts, &out.counts->found);
+  TakeTicket(warp, is_refused && counts, &out.counts->counted);
+  const uint32_t refused = TakeTicket(warp, is_refused, &out.counts->refused);
+  if (is_refused) out.refused[refused] = unique[i];
+  const uint32_t admitted = TakeTicket(warp, is_admitted, &out.counts->admitted);
+  if (is_admitted) {
+    out.admitted[admitted] = unique[i];
+    out.frequencies[admitted] = frequency;
   }
 }
 
@@ -167,15 +178,15 @@ __global__ void __launch_bounds__(kThreads)
     ListOutlivedKernel(const DeviceRecord* records, Count all_rows, int64_t step,
                        int64_t steps_to_live, bool weighs, uint32_t* outlived,
                        uint32_t* num_outlived, uint32_t* others, uint32_t* num_others) {
+  const auto warp = cg::tiled_partition<kWarp>(cg::this_thread_block());
   const int64_t i = GlobalThread();
-  if (i >= all_rows.Get()) return;
-  const int64_t last_step = records[i].last_step;
-  if (last_step < 0) return;
-  if (IsOutlived(step, last_step, steps_to_live)) {
-    outlived[TakeTicket(num_outlived)] = static_cast<uint32_t>(i);
-  } else if (weighs) {
-    others[TakeTicket(num_others)] = static_cast<uint32_t>(i);
-  }
+  const int64_t last_step = i < all_rows.Get() ? records[i].last_step : -1;
+  const bool is_outlived = last_step >= 0 && IsOutlived(step, last_step, steps_to_live);
+  const bool is_other = last_step >= 0 && !is_outlived && weighs;
+  const uint32_t outlived_place = TakeTicket(warp, is_outlived, num_outlived);
+  if (is_outlived) outlived[outlived_place] = static_cast<uint32_t>(i);
+  const uint32_t other_place = TakeTicket(warp, is_other, num_others);
+  if (is_other) others[other_place] = static_cast<uint32_t>(i);
 }
 
 // A warp for each row. The squares are added from the first column on, as on the CPU: each lane

@@ -22,6 +22,19 @@ SOK_DEVICE uint32_t TakeTicket(uint32_t* counter) {
   return together.shfl(first, 0) + static_cast<uint32_t>(together.thread_rank());
 }
 
+// The same for the lanes of a whole warp, all of which call it: for kernels with several counters,
+// whose threads must not be taken for one group. Nothing is meant by the place of a lane that takes
+// none.
+SOK_DEVICE uint32_t TakeTicket(const cooperative_groups::thread_block_tile<kWarp>& warp, bool takes,
+                               uint32_t* counter) {
+  const uint32_t takers = warp.ballot(takes);
+  if (takers == 0) return 0;
+  const uint32_t leader = SOK_CTZ(takers), lane = warp.thread_rank();
+  uint32_t first = 0;
+  if (lane == leader) first = atomicAdd(counter, SOK_POPC(takers));
+  return warp.shfl(first, leader) + SOK_POPC(takers & ((1u << lane) - 1));
+}
+
 }  // namespace cuda
 }  // namespace sok
 
