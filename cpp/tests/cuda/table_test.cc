@@ -260,9 +260,6 @@ void RefusesWhatItCannotDo() {
   CHECK_THROWS(cuda::CudaTable table(Options((1 << 20) + 1)), std::invalid_argument,
                "at most 2^20");
   CHECK_THROWS(cuda::CudaTable table(Options(4), 1.5), std::invalid_argument, "max_load_factor");
-  options = Options(4);
-  options.policy.record = true;
-  CHECK_THROWS(cuda::CudaTable table(options), std::invalid_argument, "has no policies");
   CHECK_THROWS(cuda::Buffer(size_t{1} << 60, kStream), cuda::DeviceMemoryError, "ran out");
 }
 
