@@ -34,6 +34,9 @@ def _emulated():
 @pytest.fixture(params=["emulated", pytest.param("device", marks=pytest.mark.gpu)])
 def cuda(request):
     if request.param == "emulated":
+        slow = request.node.get_closest_marker("slow") is not None
+        if slow and "slow" not in request.config.option.markexpr:
+            pytest.skip("takes minutes under the emulator: pytest -m slow")
         module = _emulated()
         if module is None:
             pytest.skip("the emulator comes with the C++ tests (SOK_WITH_TESTS=ON)")

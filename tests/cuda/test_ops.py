@@ -1,8 +1,8 @@
 """TensorFlow's ops over tables in device memory, in one process, under the emulator.
 
 The tests are those of tables in host memory, run once more in a process whose op library has the
-kernels of device tables in the place of the CPU's (tests/emulated.py). Expected values are the same:
-what the oracles of those tests say.
+kernels of device tables in the place of the CPU's (tests/emulated.py). Expected values are the
+same: what the oracles of those tests say.
 """
 
 import os

@@ -57,19 +57,23 @@ class DeviceApplyGradientsOp : public OpKernel {
     OP_REQUIRES_OK(ctx, Guard([&] {
                      const auto locks = LockAll(tables);
                      std::vector<cuda::TableStep> steps;
-                     // Every table is asked, so that what they hold afterwards does not depend on
-                     // the order they come in.
-                     std::exception_ptr first_error;
-                     for (int i = 0; i < n; ++i) {
-                       try {
-                         steps.emplace_back(StreamOf(ctx), tables[i]->table(), options_,
-                                            learning_rate, step, Keys(keys[i]),
-                                            grads[i].flat<float>().data(), keys[i].NumElements());
-                       } catch (...) {
-                         if (!first_error) first_error = std::current_exception();
+                     const auto prepare = [&](bool may_be_full) {
+                       std::exception_ptr first_error;
+                       for (int i = 0; i < n; ++i) {
+                         cuda::CudaTable& table = tables[i]->table();
+                         if ((table.options().max_capacity > 0) != may_be_full) continue;
+                         try {
+                           steps.emplace_back(StreamOf(ctx), table, options_, learning_rate, step,
+                                              Keys(keys[i]), grads[i].flat<float>().data(),
+                                              keys[i].NumElements());
+                         } catch (...) {
+                           if (!first_error) first_error = std::current_exception();
+                         }
                        }
-                     }
-                     if (first_error) std::rethrow_exception(first_error);
+                       if (first_error) std::rethrow_exception(first_error);
+                     };
+                     prepare(/*may_be_full=*/true);  // before the others take new keys
+                     prepare(/*may_be_full=*/false);
                      for (cuda::TableStep& table_step : steps) table_step.Run();
                    }));
   }
