@@ -52,7 +52,7 @@ struct DeviceTableStats {
   int64_t capacity = 0;      // keys that fit before the index grows
   int64_t max_capacity = 0;  // 0: unbounded
   int64_t num_buckets = 0;
-  double load_factor = 0.0;  // slots in use, erased ones included / slots allocated
+  double load_factor = 0.0;        // slots in use, erased ones included / slots allocated
   double mean_probe_length = 0.0;  // buckets visited to find a present key
   int64_t max_probe_length = 0;
   int64_t index_bytes = 0;
