@@ -34,7 +34,8 @@ from sok_like.planner.tables import (
 from sok_like.planner.thresholds import check_threshold
 
 
-@tf.keras.utils.register_keras_serializable(package="sok_like")
+# A package of its own, because `sok.DistributedEmbedding` has the same name.
+@tf.keras.utils.register_keras_serializable(package="sok_like.dist_model_parallel")
 class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
     """Looks several inputs up in several tables that lie on different ranks.
 
