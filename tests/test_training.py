@@ -157,9 +157,9 @@ def test_wrapped_optimizers_go_through_config(sok):
 
 @pytest.mark.skipif(not is_keras_3(), reason="Keras 3's file format")
 def test_whole_model_file(sok, tmp_path):
-    from sok_like import dist_model_parallel  # the other layer of this name is no hindrance
+    from sok_like import dist_model_parallel  # the other layer of this name, loaded after ours
 
-    assert dist_model_parallel.DistributedEmbedding is not sok.DistributedEmbedding
+    assert sok.DistributedEmbedding is not dist_model_parallel.DistributedEmbedding
     model, layer = make_model(sok)
     steps(model, 0, 4)
     model.save(tmp_path / "model.keras")
