@@ -66,6 +66,9 @@ def rank_results(sok):
         pytest.skip("some of the checks' tables are not for devices")
 
     def results(world_size, check):
+        if world_size > 3 and os.environ.get("TF_USE_LEGACY_KERAS") == "1":
+            # Minutes on 2 cores, and what 4 ranks add does not depend on the Keras.
+            pytest.skip("4 ranks are for Keras 3 alone")
         if isinstance(_results(world_size), RanksFailed):
             pytest.fail(str(_results(world_size)), pytrace=False)
         found = [result[check] for result in _results(world_size)]
