@@ -2,12 +2,16 @@
 #include <cuda_runtime.h>
 
 #include <limits>
+#include <stdexcept>
 #include <type_traits>
+#include <unordered_set>
+#include <vector>
 
 #include "cpp/core/cuda/apply.h"
 #include "cpp/core/cuda/combine.h"
 #include "cpp/core/cuda/history.h"
 #include "cpp/core/cuda/index.cuh"
+#include "cpp/core/cuda/jobs.cuh"
 #include "cpp/core/cuda/launch.cuh"
 #include "cpp/core/cuda/rows.cuh"
 #include "cpp/core/cuda/unique.h"
@@ -19,7 +23,7 @@ namespace {
 
 namespace cg = cooperative_groups;
 
-// One step on the rows of a batch.
+// One table's part of a step.
 struct Batch {
   TableRef table;
   const uint32_t* row_numbers;  // [num_rows], unique
@@ -61,124 +65,186 @@ SOK_DEVICE void CatchUpPiece(const HistoryRef& history, const Debt& debt, float 
 
 // A warp updates 32 rows together; see rows.cuh. Element-wise rules.
 template <typename Rule, int kWidth>
-__global__ void __launch_bounds__(kThreads)
-    UpdateKernel(Batch batch, Rule rule, Pieces<kWidth> pieces) {
-  constexpr int kSlots = Rule::kSlots;
-  const Warp warp = cg::tiled_partition<kWarp>(cg::this_thread_block());
-  const TableRef& table = batch.table;
-  const bool owes = table.history.kind != ReplayKind::kNothing;
-  const int64_t count = batch.num_rows.Get();
-  const int64_t i = GlobalThread();
-  const int64_t first = i - warp.thread_rank();
-  if (first >= count) return;  // the whole warp
-  float* row = nullptr;
-  Debt debt;
-  if (i < count && batch.row_numbers[i] != kNoRow) {
-    row = table.Row(batch.row_numbers[i]);
-    if (owes) debt = DebtOf(table.history, LastStep(table, row));
-  }
-  const uint32_t in_warp = count - first < kWarp ? static_cast<uint32_t>(count - first) : kWarp;
-  const uint32_t num_pieces = in_warp * pieces.per_row;
-  const Piece<kWidth>* const grads =
-      reinterpret_cast<const Piece<kWidth>*>(batch.grads) + first * int64_t{pieces.per_row};
-  for (uint32_t start = 0; start < num_pieces; start += kWarp) {
-    const uint32_t piece = start + warp.thread_rank();
-    const uint32_t lane = pieces.RowOf(piece) % kWarp;
-    float* const target = ShuffleRow(warp, row, lane);
-    Debt target_debt;
-    if (owes) target_debt = ShuffleDebt(warp, debt, lane);
-    if (piece >= num_pieces || target == nullptr) continue;
-    const uint32_t column = piece - lane * pieces.per_row;
-    const Piece<kWidth> grad = grads[piece];
-    Piece<kWidth> x[kSlots + 1];
-#pragma unroll
-    for (int s = 0; s <= kSlots; ++s) x[s] = LoadPiece<kWidth>(target + s * table.dim, column);
-    if (owes) CatchUpPiece<kSlots, kWidth>(table.history, target_debt, batch.decay, x);
-#pragma unroll
-    for (int e = 0; e < kWidth; ++e) {
-      float element[kSlots + 1];  // as a row of one float with its slots behind it
-#pragma unroll
-      for (int s = 0; s <= kSlots; ++s) element[s] = x[s].x[e];
-      rule.Update(Clip(grad.x[e], batch.clip_value), element, 1);
-#pragma unroll
-      for (int s = 0; s <= kSlots; ++s) x[s].x[e] = element[s];
+struct UpdateJob {
+  Batch batch;
+  Rule rule;
+  Pieces<kWidth> pieces;
+
+  int64_t NumThreads() const { return batch.num_rows.most; }
+  SOK_DEVICE void Run(int64_t i) const {
+    constexpr int kSlots = Rule::kSlots;
+    const Warp warp = cg::tiled_partition<kWarp>(cg::this_thread_block());
+    const TableRef& table = batch.table;
+    const bool owes = table.history.kind != ReplayKind::kNothing;
+    const int64_t count = batch.num_rows.Get();
+    const int64_t first = i - warp.thread_rank();
+    if (first >= count) return;  // the whole warp
+    float* row = nullptr;
+    Debt debt;
+    if (i < count && batch.row_numbers[i] != kNoRow) {
+      row = table.Row(batch.row_numbers[i]);
+      if (owes) debt = DebtOf(table.history, LastStep(table, row));
     }
+    const uint32_t in_warp = count - first < kWarp ? static_cast<uint32_t>(count - first) : kWarp;
+    const uint32_t num_pieces = in_warp * pieces.per_row;
+    const Piece<kWidth>* const grads =
+        reinterpret_cast<const Piece<kWidth>*>(batch.grads) + first * int64_t{pieces.per_row};
+    for (uint32_t start = 0; start < num_pieces; start += kWarp) {
+      const uint32_t piece = start + warp.thread_rank();
+      const uint32_t lane = pieces.RowOf(piece) % kWarp;
+      float* const target = ShuffleRow(warp, row, lane);
+      Debt target_debt;
+      if (owes) target_debt = ShuffleDebt(warp, debt, lane);
+      if (piece >= num_pieces || target == nullptr) continue;
+      const uint32_t column = piece - lane * pieces.per_row;
+      const Piece<kWidth> grad = grads[piece];
+      Piece<kWidth> x[kSlots + 1];
 #pragma unroll
-    for (int s = 0; s <= kSlots; ++s) {
-      reinterpret_cast<Piece<kWidth>*>(target + s * table.dim)[column] = x[s];
+      for (int s = 0; s <= kSlots; ++s) x[s] = LoadPiece<kWidth>(target + s * table.dim, column);
+      if (owes) CatchUpPiece<kSlots, kWidth>(table.history, target_debt, batch.decay, x);
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) {
+        float element[kSlots + 1];  // as a row of one float with its slots behind it
+#pragma unroll
+        for (int s = 0; s <= kSlots; ++s) element[s] = x[s].x[e];
+        rule.Update(Clip(grad.x[e], batch.clip_value), element, 1);
+#pragma unroll
+        for (int s = 0; s <= kSlots; ++s) x[s].x[e] = element[s];
+      }
+#pragma unroll
+      for (int s = 0; s <= kSlots; ++s) {
+        reinterpret_cast<Piece<kWidth>*>(target + s * table.dim)[column] = x[s];
+      }
+    }
+    if (owes && row != nullptr) {
+      *reinterpret_cast<uint32_t*>(row + table.last_step_offset) = ThisStep(table.history);
     }
   }
-  if (owes && row != nullptr) {
-    *reinterpret_cast<uint32_t*>(row + table.last_step_offset) = ThisStep(table.history);
-  }
-}
+};
 
 // Row-wise Adagrad needs the whole row first. Eight lanes share a row: lane j sums the squares of
 // elements j, j + 8, ..., which are the partial sums of the CPU, and they are added in its order.
 constexpr int kRowLanes = 8;
 
-__global__ void __launch_bounds__(kThreads)
-    UpdateRowWiseKernel(Batch batch, RowWiseAdagradRule rule) {
-  const auto lanes = cg::tiled_partition<kRowLanes>(cg::this_thread_block());
-  const TableRef& table = batch.table;
-  const int64_t i = GlobalThread() / kRowLanes;
-  if (i >= batch.num_rows.Get() || batch.row_numbers[i] == kNoRow) return;  // all eight
-  float* const row = table.Row(batch.row_numbers[i]);
-  const float* const grad = batch.grads + i * table.dim;
-  const bool owes = table.history.kind != ReplayKind::kNothing;
-  Debt debt;
-  if (owes) debt = DebtOf(table.history, LastStep(table, row));
-  float partial = 0.0f;
-  for (int64_t d = lanes.thread_rank(); d < table.dim; d += kRowLanes) {
-    const float g = Clip(grad[d], batch.clip_value);
-    partial += g * g;
-  }
-  float sum = 0.0f;
-  for (int j = 0; j < kRowLanes; ++j) sum += lanes.shfl(partial, j);
-  // Every lane works the rate out for itself on a copy of the accumulator; one stores it.
-  float accumulator[2] = {0.0f, row[table.dim]};
-  const float scaled = sum / static_cast<float>(table.dim);
-  const float rate = rule.Rate(scaled, accumulator, 1);
-  lanes.sync();  // all have read the accumulator and last_step
-  for (int64_t d = lanes.thread_rank(); d < table.dim; d += kRowLanes) {
-    float w = row[d];
-    if (owes) w = w * debt.row * batch.decay;
-    row[d] = w - rate * Clip(grad[d], batch.clip_value);
-  }
-  if (lanes.thread_rank() != 0) return;
-  row[table.dim] = accumulator[1];
-  if (owes) {
-    *reinterpret_cast<uint32_t*>(row + table.last_step_offset) = ThisStep(table.history);
-  }
-}
+struct UpdateRowWiseJob {
+  Batch batch;
+  RowWiseAdagradRule rule;
 
-// Launches the kernel of a rule.
-struct RunRule {
-  Stream stream;
-  const Batch& batch;
-
-  template <typename Rule>
-  void operator()(const Rule& rule) const {
-    WithPieceWidth(batch.table.dim, batch.grads, [&](auto width) {
-      constexpr int kWidth = decltype(width)::value;
-      Launch(UpdateKernel<Rule, kWidth>, batch.num_rows.most, stream, batch, rule,
-             Pieces<kWidth>(batch.table.dim));
-    });
-  }
-  void operator()(const RowWiseAdagradRule& rule) const {
-    Launch(UpdateRowWiseKernel, batch.num_rows.most * kRowLanes, stream, batch, rule);
+  int64_t NumThreads() const { return batch.num_rows.most * kRowLanes; }
+  SOK_DEVICE void Run(int64_t thread) const {
+    const auto lanes = cg::tiled_partition<kRowLanes>(cg::this_thread_block());
+    const TableRef& table = batch.table;
+    const int64_t i = thread / kRowLanes;
+    if (i >= batch.num_rows.Get() || batch.row_numbers[i] == kNoRow) return;  // all eight
+    float* const row = table.Row(batch.row_numbers[i]);
+    const float* const grad = batch.grads + i * table.dim;
+    const bool owes = table.history.kind != ReplayKind::kNothing;
+    Debt debt;
+    if (owes) debt = DebtOf(table.history, LastStep(table, row));
+    float partial = 0.0f;
+    for (int64_t d = lanes.thread_rank(); d < table.dim; d += kRowLanes) {
+      const float g = Clip(grad[d], batch.clip_value);
+      partial += g * g;
+    }
+    float sum = 0.0f;
+    for (int j = 0; j < kRowLanes; ++j) sum += lanes.shfl(partial, j);
+    // Every lane works the rate out for itself on a copy of the accumulator; one stores it.
+    float accumulator[2] = {0.0f, row[table.dim]};
+    const float scaled = sum / static_cast<float>(table.dim);
+    const float rate = rule.Rate(scaled, accumulator, 1);
+    lanes.sync();  // all have read the accumulator and last_step
+    for (int64_t d = lanes.thread_rank(); d < table.dim; d += kRowLanes) {
+      float w = row[d];
+      if (owes) w = w * debt.row * batch.decay;
+      row[d] = w - rate * Clip(grad[d], batch.clip_value);
+    }
+    if (lanes.thread_rank() != 0) return;
+    row[table.dim] = accumulator[1];
+    if (owes) {
+      *reinterpret_cast<uint32_t*>(row + table.last_step_offset) = ThisStep(table.history);
+    }
   }
 };
 
-// A table with policies gives rows at lookups only: a key that waits, or was evicted since it was
-// looked up, has none to update.
-void FindRowsToUpdate(Stream stream, CudaTable& table, const uint64_t* unique, Count num_unique,
-                      uint32_t* row_numbers) {
-  if (table.keeps_records()) {
-    FindKeys(stream, table.Ref(), unique, num_unique, row_numbers);
-  } else {
-    table.FindOrInsertRows(stream, unique, num_unique.most, row_numbers, nullptr,
-                           num_unique.actual);
+// Launches the jobs of a rule.
+struct RunRule {
+  Stream stream;
+  const std::vector<Batch>& batches;
+
+  template <typename Rule>
+  void operator()(const Rule& rule) const {
+    LaunchWidth<4>(rule);
+    LaunchWidth<1>(rule);
+  }
+  void operator()(const RowWiseAdagradRule& rule) const {
+    std::vector<UpdateRowWiseJob> jobs;
+    for (const Batch& batch : batches) jobs.push_back({batch, rule});
+    LaunchJobs(stream, jobs);
+  }
+  template <int kWidth, typename Rule>
+  void LaunchWidth(const Rule& rule) const {
+    std::vector<UpdateJob<Rule, kWidth>> jobs;
+    for (const Batch& batch : batches) {
+      const int64_t dim = batch.table.dim;
+      const bool wide = dim % 4 == 0 && Aligned16(batch.grads);
+      if (wide == (kWidth == 4)) jobs.push_back({batch, rule, Pieces<kWidth>(dim)});
+    }
+    LaunchJobs(stream, jobs);
+  }
+};
+
+// Rows of the step, one table's.
+struct RowGradients {
+  CudaTable* table;
+  const uint32_t* row_numbers;  // [num_rows]
+  const float* grads;           // [num_rows, dim]
+  Count num_rows;
+};
+
+void Update(Stream stream, const std::vector<RowGradients>& rows, const OptimizerOptions& options,
+            float learning_rate, int64_t step) {
+  const float no_clip = std::numeric_limits<float>::infinity();
+  std::vector<Batch> batches;
+  for (const RowGradients& of_table : rows) {
+    CudaTable& table = *of_table.table;
+    table.MakeRoomForStep(stream);
+    if (table.keeps_records()) {
+      table.CountDroppedGradients(stream, of_table.row_numbers, of_table.num_rows.most,
+                                  of_table.num_rows.actual);
+    }
+    batches.push_back({table.Ref(), of_table.row_numbers, of_table.grads, of_table.num_rows,
+                       static_cast<float>(1.0 - AsWritten(options.weight_decay) * learning_rate),
+                       options.clip_value > 0.0f ? options.clip_value : no_clip});
+  }
+  WithRule(options, learning_rate, step, RunRule{stream, batches});
+  for (const RowGradients& of_table : rows) {
+    if (of_table.table->Attach(stream, options).owes()) {
+      of_table.table->AppendStep(stream, learning_rate, step);
+    }
+  }
+}
+
+// The rows to update. A table with policies gives rows at lookups only: a key that waits, or was
+// evicted since it was looked up, has none.
+void FindRowsToUpdate(Stream stream, const std::vector<CudaTable::TableKeys>& batches) {
+  std::vector<CudaTable::TableKeys> inserting;
+  for (const CudaTable::TableKeys& batch : batches) {
+    if (batch.table->keeps_records()) {
+      FindKeys(stream, batch.table->Ref(), batch.keys, Count(batch.num_keys, batch.num_actual),
+               batch.row_numbers);
+    } else {
+      inserting.push_back(batch);
+    }
+  }
+  CudaTable::FindOrInsertRows(stream, inserting);
+}
+
+void RequireDifferentTables(const std::vector<TableGradients>& batches) {
+  std::unordered_set<CudaTable*> tables;
+  for (const TableGradients& batch : batches) {
+    if (tables.insert(batch.table).second) continue;
+    throw std::invalid_argument("A step must take each table once. Received: table '" +
+                                batch.table->options().name + "' twice");
   }
 }
 
@@ -188,70 +254,52 @@ void ApplyGradientsToRows(Stream stream, CudaTable& table, const OptimizerOption
                           float learning_rate, int64_t step, const uint32_t* row_numbers,
                           const float* grads, int64_t num_rows, const uint32_t* num_actual) {
   CheckStep(options, learning_rate, step);
-  const History& history = table.Attach(stream, options);
-  table.MakeRoomForStep(stream);
-  if (table.keeps_records()) {
-    table.CountDroppedGradients(stream, row_numbers, num_rows, num_actual);
-  }
-  const float no_clip = std::numeric_limits<float>::infinity();
-  const Batch batch{table.Ref(),
-                    row_numbers,
-                    grads,
-                    Count(num_rows, num_actual),
-                    static_cast<float>(1.0 - AsWritten(options.weight_decay) * learning_rate),
-                    options.clip_value > 0.0f ? options.clip_value : no_clip};
-  WithRule(options, learning_rate, step, RunRule{stream, batch});
-  if (history.owes()) table.AppendStep(stream, learning_rate, step);
+  table.Attach(stream, options);
+  Update(stream, {{&table, row_numbers, grads, Count(num_rows, num_actual)}}, options,
+         learning_rate, step);
 }
 
-TableStep::TableStep(Stream stream, CudaTable& table, const OptimizerOptions& options,
-                     float learning_rate, int64_t step, const uint64_t* keys, const float* grads,
-                     int64_t num_keys, bool keys_are_unique)
-    : stream_(stream),
-      table_(&table),
-      options_(options),
-      learning_rate_(learning_rate),
-      step_(step),
-      grads_(grads),
-      num_keys_(num_keys) {
+void ApplyGradients(Stream stream, const std::vector<TableGradients>& batches,
+                    const OptimizerOptions& options, float learning_rate, int64_t step,
+                    bool keys_are_unique) {
   CheckStep(options, learning_rate, step);
-  table.Attach(stream, options);  // slots first, so that new rows have them
-  Workspace& workspace = table.workspace();
-  scope_ = std::make_unique<Workspace::Scope>(workspace, stream);
-  row_numbers_ = workspace.Take<uint32_t>(num_keys);
-  if (keys_are_unique) {
-    FindRowsToUpdate(stream, table, keys, num_keys, row_numbers_);
-    return;
-  }
-  uint64_t* const unique = workspace.Take<uint64_t>(num_keys);
-  inverse_ = workspace.Take<int32_t>(num_keys);
-  num_unique_ = workspace.Take<uint32_t>(1);
-  Unique(stream, workspace, keys, num_keys, unique, inverse_, num_unique_);
-  FindRowsToUpdate(stream, table, unique, Count(num_keys, num_unique_), row_numbers_);
-}
-
-void TableStep::Run() {
-  const float* grads = grads_;
-  if (inverse_ != nullptr) {
-    Workspace& workspace = table_->workspace();
-    float* const sums = workspace.Take<float>(num_keys_ * table_->dim());
+  RequireDifferentTables(batches);
+  if (batches.empty()) return;
+  // Slots first, so that new rows have them.
+  for (const TableGradients& batch : batches) batch.table->Attach(stream, options);
+  Workspace& workspace = batches[0].table->workspace();
+  const Workspace::Scope scope(workspace, stream);
+  const int64_t num_tables = batches.size();
+  uint32_t* const num_unique = workspace.Take<uint32_t>(num_tables);
+  std::vector<UniqueBatch> uniques;
+  std::vector<CudaTable::TableKeys> keys;
+  std::vector<CombineGradientBatch> sums;
+  std::vector<RowGradients> rows;
+  for (int64_t t = 0; t < num_tables; ++t) {
+    const TableGradients& batch = batches[t];
+    const int64_t num_keys = batch.num_keys;
+    uint32_t* const row_numbers = workspace.Take<uint32_t>(num_keys);
+    if (keys_are_unique) {
+      keys.push_back({batch.table, batch.keys, num_keys, row_numbers});
+      rows.push_back({batch.table, row_numbers, batch.grads, num_keys});
+      continue;
+    }
+    uint64_t* const unique = workspace.Take<uint64_t>(num_keys);
+    int32_t* const inverse = workspace.Take<int32_t>(num_keys);
+    float* const summed = workspace.Take<float>(num_keys * batch.table->dim());
+    uniques.push_back({batch.keys, num_keys, unique, inverse, num_unique + t});
+    keys.push_back({batch.table, unique, num_keys, row_numbers, num_unique + t});
+    rows.push_back({batch.table, row_numbers, summed, Count(num_keys, num_unique + t)});
     Samples samples;
-    samples.inverse = inverse_;
-    samples.num_keys = num_keys_;
+    samples.inverse = inverse;
+    samples.num_keys = num_keys;
     samples.combiner = Combiner::kNone;
-    CombineGradient(stream_, workspace, samples, grads_, num_keys_, table_->dim(), sums,
-                    /*all_occur=*/true);
-    grads = sums;
+    sums.push_back({samples, batch.grads, num_keys, batch.table->dim(), summed});
   }
-  ApplyGradientsToRows(stream_, *table_, options_, learning_rate_, step_, row_numbers_, grads,
-                       num_keys_, num_unique_);
-}
-
-void ApplyGradients(Stream stream, CudaTable& table, const OptimizerOptions& options,
-                    float learning_rate, int64_t step, const uint64_t* keys, const float* grads,
-                    int64_t num_keys, bool keys_are_unique) {
-  TableStep(stream, table, options, learning_rate, step, keys, grads, num_keys, keys_are_unique)
-      .Run();
+  Unique(stream, workspace, uniques);
+  FindRowsToUpdate(stream, keys);  // the last that can fail
+  CombineGradient(stream, workspace, sums, /*all_occur=*/true);
+  Update(stream, rows, options, learning_rate, step);
 }
 
 }  // namespace cuda

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "cpp/core/cuda/check.h"
-#include "cpp/core/cuda/launch.cuh"
+#include "cpp/core/cuda/jobs.cuh"
 
 namespace sok {
 namespace cuda {
@@ -14,32 +14,45 @@ SOK_DEVICE void KeepLeast(uint64_t* least, int64_t i) {
 }
 
 // Thread i looks at sample i and key i; thread 0 also at the ends.
-__global__ void __launch_bounds__(kThreads)
-    CheckKernel(BatchLimits limits, const uint64_t* keys, int64_t num_keys,
-                const int64_t* row_splits, int64_t batch, BatchFinding* finding) {
-  const int64_t i = GlobalThread();
-  if (row_splits != nullptr) {
-    if (i == 0) {
-      finding->first_split = row_splits[0];
-      finding->last_split = row_splits[batch];
+struct CheckJob {
+  BatchLimits limits;
+  const uint64_t* keys;
+  int64_t num_keys;
+  const int64_t* row_splits;
+  int64_t batch;
+  BatchFinding* finding;
+
+  int64_t NumThreads() const {
+    const int64_t for_samples = row_splits == nullptr ? 0 : std::max<int64_t>(1, batch);
+    return std::max(for_samples, limits.key_limit > 0 ? num_keys : 0);
+  }
+  SOK_DEVICE void Run(int64_t i) const {
+    if (row_splits != nullptr) {
+      if (i == 0) {
+        finding->first_split = row_splits[0];
+        finding->last_split = row_splits[batch];
+      }
+      if (i < batch && !SampleIsLegal(limits, row_splits[i], row_splits[i + 1])) {
+        KeepLeast(&finding->sample, i);
+      }
     }
-    if (i < batch && !SampleIsLegal(limits, row_splits[i], row_splits[i + 1])) {
-      KeepLeast(&finding->sample, i);
+    if (limits.key_limit > 0 && i < num_keys && !KeyIsLegal(limits, keys[i])) {
+      KeepLeast(&finding->position, i);
     }
   }
-  if (limits.key_limit > 0 && i < num_keys && !KeyIsLegal(limits, keys[i])) {
-    KeepLeast(&finding->position, i);
-  }
-}
+};
 
 }  // namespace
 
-void CheckBatch(Stream stream, const BatchInput& input, BatchFinding* finding) {
-  Check(cudaMemsetAsync(finding, 0xFF, sizeof(BatchFinding), stream), "cudaMemsetAsync");
-  const int64_t for_samples = input.row_splits == nullptr ? 0 : std::max<int64_t>(1, input.batch);
-  const int64_t for_keys = input.limits.key_limit > 0 ? input.num_keys : 0;
-  Launch(CheckKernel, std::max(for_samples, for_keys), stream, input.limits, input.keys,
-         input.num_keys, input.row_splits, input.batch, finding);
+void CheckBatches(Stream stream, const std::vector<BatchInput>& inputs, BatchFinding* findings) {
+  Check(cudaMemsetAsync(findings, 0xFF, inputs.size() * sizeof(BatchFinding), stream),
+        "cudaMemsetAsync");
+  std::vector<CheckJob> jobs;
+  for (const BatchInput& input : inputs) {
+    jobs.push_back({input.limits, input.keys, input.num_keys, input.row_splits, input.batch,
+                    findings + jobs.size()});
+  }
+  LaunchJobs(stream, jobs);
 }
 
 void RefuseFound(Stream stream, const BatchInput& input, const BatchFinding& finding) {

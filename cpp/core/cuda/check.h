@@ -1,15 +1,16 @@
 // Checks of a batch on the device, as CheckBatch does them on the host (cpu/lookup.h).
 //
-//     CheckBatch  ->  BatchFinding, in device memory  =copied with other counts=>  RefuseFound
+//     CheckBatches  ->  BatchFinding, in device memory  =copied with other counts=>  RefuseFound
 //
 // The first offender is found by an atomic minimum over positions; what it looks like is fetched
-// only when there is one. So a good batch costs one kernel and 32 bytes of a copy that is made
-// anyway.
+// only when there is one. So the good batches of many tables cost one kernel, and 32 bytes each of
+// a copy that is made anyway.
 #ifndef SOK_CORE_CUDA_CHECK_H_
 #define SOK_CORE_CUDA_CHECK_H_
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "cpp/core/batch.h"
 #include "cpp/core/cuda/device.h"
@@ -33,8 +34,8 @@ struct BatchFinding {
   int64_t first_split, last_split;
 };
 
-// Async. Writes `finding`, in device memory.
-void CheckBatch(Stream stream, const BatchInput& input, BatchFinding* finding);
+// Async. Writes `findings` [number of inputs], in device memory.
+void CheckBatches(Stream stream, const std::vector<BatchInput>& inputs, BatchFinding* findings);
 
 // Throws std::invalid_argument in the words of the CPU's CheckBatch for a batch of which `finding`,
 // now on the host, says that it is bad. Waits only then.

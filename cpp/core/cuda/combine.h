@@ -17,11 +17,14 @@
 // Rows may lie scattered in a message of several ranks (segments.h); they are read and written
 // there, by word, in the order of the others.
 //
+// Batches of many tables, of whatever widths, share their launches and one sort.
+//
 // All async. `inverse` and `row_splits` are not checked.
 #ifndef SOK_CORE_CUDA_COMBINE_H_
 #define SOK_CORE_CUDA_COMBINE_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "cpp/core/combiner.h"
 #include "cpp/core/cuda/device.h"
@@ -30,41 +33,75 @@
 namespace sok {
 namespace cuda {
 
-// out[s] = combined rows[inverse[k]] of the keys k of sample s. `rows` [num_unique, dim]. The
-// pointers in `samples` are to device memory.
-void CombineRows(Stream stream, const Samples& samples, const float* rows, int64_t dim,
-                 float* out);  // [batch, dim] or [num_keys, dim]
+// ---- forward: out[s] = combined rows[inverse[k]] of the keys k of sample s ----
+// Pointers are to device memory, those in `samples` too. `out` [batch, dim] or [num_keys, dim].
 
-// The same straight from a table, by row number. Only while its rows owe nothing.
-void CombineTableRows(Stream stream, const Samples& samples, const TableRef& table,
-                      const uint32_t* row_numbers,  // [num_unique]
-                      float* out);
+struct CombineBatch {
+  Samples samples;
+  const float* rows;  // [num_unique, dim]
+  int64_t dim;
+  float* out;
+};
+void CombineRows(Stream stream, const std::vector<CombineBatch>& batches);
 
-// The same from rows of which row u begins at words[offsets[u]].
-void CombineScatteredRows(Stream stream, const Samples& samples, const float* words,
-                          const int64_t* offsets,  // [num_unique]
-                          int64_t dim, float* out);
+// Straight from a table, by row number. Only while its rows owe nothing.
+struct TableCombineBatch {
+  Samples samples;
+  TableRef table;
+  const uint32_t* row_numbers;  // [num_unique]
+  float* out;
+};
+void CombineRows(Stream stream, const std::vector<TableCombineBatch>& batches);
 
-// out[u] = sum over positions k with inverse[k] == u of k's share of its sample's gradient.
-// `grad` [batch, dim] or [num_keys, dim]; `out` [num_unique, dim] is overwritten: rows that occur
-// in `inverse` with their sums, the others with zeros, or not at all where `all_occur` says that
-// the caller needs no others.
-void CombineGradient(Stream stream, Workspace& workspace, const Samples& samples, const float* grad,
-                     int64_t num_unique, int64_t dim, float* out, bool all_occur = false);
+// From rows of which row u begins at words[offsets[u]].
+struct ScatteredCombineBatch {
+  Samples samples;
+  const float* words;
+  const int64_t* offsets;  // [num_unique]
+  int64_t dim;
+  float* out;
+};
+void CombineRows(Stream stream, const std::vector<ScatteredCombineBatch>& batches);
 
-// The same into rows that begin at words[offsets[u]]. Only rows that some position reads are
-// written.
-void CombineGradientToScattered(Stream stream, Workspace& workspace, const Samples& samples,
-                                const float* grad, int64_t num_unique, int64_t dim,
-                                const int64_t* offsets, float* words);
+// ---- backward: out[u] = sum over positions k with inverse[k] == u of k's share of its sample's
+// gradient ----
 
-// out[u] = scale * sum of the rows at words[offsets[k]] with inverse[k] == u. `out`
-// [num_unique, dim] is overwritten.
+struct CombineGradientBatch {
+  Samples samples;
+  const float* grad;  // [batch, dim] or [num_keys, dim]
+  int64_t num_unique;
+  int64_t dim;
+  float* out;  // [num_unique, dim]
+};
+// Overwrites `out`: rows that occur in `inverse` with their sums, the others with zeros, or not at
+// all where `all_occur` says that the caller needs no others.
+void CombineGradient(Stream stream, Workspace& workspace,
+                     const std::vector<CombineGradientBatch>& batches, bool all_occur = false);
+
+// Into rows that begin at words[offsets[u]]. Only rows that some position reads are written.
+struct ScatteredGradientBatch {
+  Samples samples;
+  const float* grad;  // [batch, dim] or [num_keys, dim]
+  int64_t num_unique;
+  int64_t dim;
+  const int64_t* offsets;  // [num_unique]
+  float* words;
+};
+void CombineGradient(Stream stream, Workspace& workspace,
+                     const std::vector<ScatteredGradientBatch>& batches);
+
+// out[u] = scale * sum of the rows at words[offsets[k]] with inverse[k] == u. `out` is overwritten.
+struct ScatteredSumBatch {
+  const int32_t* inverse;  // [num_rows]
+  int64_t num_rows;
+  const float* words;
+  const int64_t* offsets;  // [num_rows]
+  int64_t num_unique;
+  int64_t dim;
+  float* out;  // [num_unique, dim]
+};
 void SumScatteredRows(Stream stream, Workspace& workspace,
-                      const int32_t* inverse,  // [num_rows]
-                      int64_t num_rows, const float* words,
-                      const int64_t* offsets,  // [num_rows]
-                      int64_t num_unique, int64_t dim, float scale, float* out);
+                      const std::vector<ScatteredSumBatch>& batches, float scale);
 
 }  // namespace cuda
 }  // namespace sok

@@ -1,6 +1,7 @@
 #include <cooperative_groups.h>
 
 #include "cpp/core/cuda/index.cuh"
+#include "cpp/core/cuda/jobs.cuh"
 #include "cpp/core/cuda/memory.cuh"
 #include "cpp/core/cuda/probe.h"
 #include "cpp/core/cuda/rows.cuh"
@@ -35,39 +36,51 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // A lane inserts a key, then the warp writes the rows that are new.
-__global__ void __launch_bounds__(kThreads)
-    InsertKeysKernel(TableRef table, const uint64_t* keys, Count num_keys, uint32_t* rows,
-                     uint8_t* inserted) {
-  const Warp warp = cg::tiled_partition<kWarp>(cg::this_thread_block());
-  const int64_t i = GlobalThread();
-  uint64_t key = 0;
-  float* new_row = nullptr;
-  if (i < num_keys.Get()) {
-    key = keys[i];
-    bool is_new;
-    const uint32_t row = FindOrInsertRow(ContendedMemory(), table.index, HashKey(key), key,
-                                         NewRow{table.counters, table.free_rows}, &is_new);
-    rows[i] = row;
-    if (inserted != nullptr) inserted[i] = is_new ? 1 : 0;
-    if (is_new) new_row = table.Row(row);
+struct InsertJob {
+  TableRef table;
+  const uint64_t* keys;
+  Count num_keys;
+  uint32_t* rows;
+  uint8_t* inserted;
+
+  int64_t NumThreads() const { return num_keys.most; }
+  SOK_DEVICE void Run(int64_t i) const {
+    const Warp warp = cg::tiled_partition<kWarp>(cg::this_thread_block());
+    uint64_t key = 0;
+    float* new_row = nullptr;
+    if (i < num_keys.Get()) {
+      key = keys[i];
+      bool is_new;
+      const uint32_t row = FindOrInsertRow(ContendedMemory(), table.index, HashKey(key), key,
+                                           NewRow{table.counters, table.free_rows}, &is_new);
+      rows[i] = row;
+      if (inserted != nullptr) inserted[i] = is_new ? 1 : 0;
+      if (is_new) new_row = table.Row(row);
+    }
+    WriteNewRows(warp, table, key, new_row);
   }
-  WriteNewRows(warp, table, key, new_row);
-}
+};
 
 // Books the tickets of a batch: free row numbers were taken first. Writes to the host by itself: a
 // copy of so few bytes would hold the stream up for longer than this kernel takes.
-__global__ void BookTicketsKernel(Counters* counters, Counters* host_counters) {
-  if (threadIdx.x != 0) return;
-  Counters now = *counters;
-  const uint32_t from_free = now.tickets < now.num_free ? now.tickets : now.num_free;
-  now.num_free -= from_free;
-  now.next_row += now.tickets - from_free;
-  now.used += now.tickets;
-  now.size += now.tickets;
-  now.tickets = 0;
-  *counters = now;
-  if (host_counters != nullptr) *host_counters = now;
-}
+struct BookTicketsJob {
+  Counters* counters;
+  Counters* host_counters;
+
+  int64_t NumThreads() const { return 1; }
+  SOK_DEVICE void Run(int64_t i) const {
+    if (i != 0) return;
+    Counters now = *counters;
+    const uint32_t from_free = now.tickets < now.num_free ? now.tickets : now.num_free;
+    now.num_free -= from_free;
+    now.next_row += now.tickets - from_free;
+    now.used += now.tickets;
+    now.size += now.tickets;
+    now.tickets = 0;
+    *counters = now;
+    if (host_counters != nullptr) *host_counters = now;
+  }
+};
 
 __global__ void __launch_bounds__(kThreads)
     EraseKeysKernel(TableRef table, const uint64_t* keys, int64_t num_keys) {
@@ -154,10 +167,15 @@ void FindKeys(Stream stream, const TableRef& table, const uint64_t* keys, Count 
   Launch(FindKeysKernel, num_keys.most, stream, table, keys, num_keys, rows);
 }
 
-void InsertKeys(Stream stream, const TableRef& table, const uint64_t* keys, Count num_keys,
-                uint32_t* rows, uint8_t* inserted, Counters* host_counters) {
-  Launch(InsertKeysKernel, num_keys.most, stream, table, keys, num_keys, rows, inserted);
-  Launch(BookTicketsKernel, 1, stream, table.counters, host_counters);
+void InsertKeys(Stream stream, const std::vector<InsertBatch>& batches) {
+  std::vector<InsertJob> inserts;
+  std::vector<BookTicketsJob> bookings;
+  for (const InsertBatch& batch : batches) {
+    inserts.push_back({batch.table, batch.keys, batch.num_keys, batch.rows, batch.inserted});
+    bookings.push_back({batch.table.counters, batch.host_counters});
+  }
+  LaunchJobs(stream, inserts);
+  LaunchJobs(stream, bookings);
 }
 
 void EraseKeys(Stream stream, const TableRef& table, const uint64_t* keys, int64_t num_keys) {

@@ -3,6 +3,7 @@
 #define SOK_CORE_CUDA_INDEX_CUH_
 
 #include <cstdint>
+#include <vector>
 
 #include "cpp/core/cuda/launch.cuh"
 #include "cpp/core/cuda/table_ref.h"
@@ -17,8 +18,16 @@ void FindKeys(Stream stream, const TableRef& table, const uint64_t* keys, Count 
 // Inserts missing keys, with initial rows and slot rows, and brings the counters up to date.
 // The caller has made room in index and arena. `inserted` may be null. The counters as they are
 // then are also written to `host_counters`, pinned host memory, unless it is null.
-void InsertKeys(Stream stream, const TableRef& table, const uint64_t* keys, Count num_keys,
-                uint32_t* rows, uint8_t* inserted, Counters* host_counters = nullptr);
+struct InsertBatch {
+  TableRef table;
+  const uint64_t* keys;
+  Count num_keys;
+  uint32_t* rows;  // [num_keys]
+  uint8_t* inserted = nullptr;
+  Counters* host_counters = nullptr;
+};
+// Of different tables, in two launches for all.
+void InsertKeys(Stream stream, const std::vector<InsertBatch>& batches);
 
 // Puts the row numbers of erased keys on the free stack, which has room for all row numbers.
 void EraseKeys(Stream stream, const TableRef& table, const uint64_t* keys, int64_t num_keys);

@@ -22,7 +22,7 @@ struct Count {
   int64_t most = 0;
   const uint32_t* actual = nullptr;  // null: exactly `most`
 
-  Count(int64_t count) : most(count) {}  // NOLINT: a plain number is a count
+  Count(int64_t count = 0) : most(count) {}  // NOLINT: a plain number is a count
   Count(int64_t bound, const uint32_t* count) : most(bound), actual(count) {}
 
   SOK_HD int64_t Get() const {

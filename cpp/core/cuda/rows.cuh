@@ -45,7 +45,7 @@ struct Pieces {
   uint32_t per_row;
   int shift;  // log2(per_row), or -1
 
-  explicit Pieces(int64_t dim) : per_row(static_cast<uint32_t>(dim / kWidth)), shift(-1) {
+  explicit Pieces(int64_t dim = kWidth) : per_row(static_cast<uint32_t>(dim / kWidth)), shift(-1) {
     for (int s = 0; s < 32; ++s) {
       if (per_row == uint32_t{1} << s) shift = s;
     }

@@ -1,7 +1,8 @@
 #include <cooperative_groups.h>
 
-#include <type_traits>
+#include <vector>
 
+#include "cpp/core/cuda/jobs.cuh"
 #include "cpp/core/cuda/memory.cuh"
 #include "cpp/core/cuda/probe.h"
 #include "cpp/core/cuda/rows.cuh"
@@ -13,50 +14,67 @@ namespace {
 
 namespace cg = cooperative_groups;
 
-// Calls f(width, owes) with compile-time constants.
-template <typename F>
-void WithPieces(const TableRef& table, const void* dense, F&& f) {
-  const bool owes = table.history.kind != ReplayKind::kNothing && table.history.now > 0;
-  WithPieceWidth(table.dim, dense, [&](auto width) {
-    if (owes) {
-      f(width, std::true_type{});
-    } else {
-      f(width, std::false_type{});
+template <int kWidth, bool kOwes>
+struct FindAndCopyJob {
+  FindBatch batch;
+  Pieces<kWidth> pieces;
+
+  int64_t NumThreads() const { return batch.num_keys; }
+  SOK_DEVICE void Run(int64_t i) const {
+    const Warp warp = cg::tiled_partition<kWarp>(cg::this_thread_block());
+    const TableRef& table = batch.table;
+    const int64_t first = i - warp.thread_rank();
+    if (first >= batch.num_keys) return;  // the whole warp
+    uint64_t key = 0;
+    const float* row = nullptr;
+    if (i < batch.num_keys) {
+      key = batch.keys[i];
+      const uint32_t row_number = FindRow(ReadOnlyMemory(), table.index, HashKey(key), key);
+      if (row_number != kNoRow) row = table.Row(row_number);
+      if (batch.found != nullptr) batch.found[i] = row_number != kNoRow ? 1 : 0;
     }
-  });
-}
-
-template <int kWidth, bool kOwes>
-__global__ void __launch_bounds__(kThreads)
-    FindAndCopyKernel(TableRef table, Pieces<kWidth> pieces, const uint64_t* keys, int64_t num_keys,
-                      float* rows, uint8_t* found) {
-  const Warp warp = cg::tiled_partition<kWarp>(cg::this_thread_block());
-  const int64_t i = GlobalThread();
-  const int64_t first = i - warp.thread_rank();
-  if (first >= num_keys) return;  // the whole warp
-  uint64_t key = 0;
-  const float* row = nullptr;
-  if (i < num_keys) {
-    key = keys[i];
-    const uint32_t row_number = FindRow(ReadOnlyMemory(), table.index, HashKey(key), key);
-    if (row_number != kNoRow) row = table.Row(row_number);
-    if (found != nullptr) found[i] = row_number != kNoRow ? 1 : 0;
+    CopyRowsOut<kWidth, kOwes>(warp, table, pieces, first, batch.num_keys, key, row, batch.rows);
   }
-  CopyRowsOut<kWidth, kOwes>(warp, table, pieces, first, num_keys, key, row, rows);
-}
+};
 
 template <int kWidth, bool kOwes>
-__global__ void __launch_bounds__(kThreads)
-    CopyRowsKernel(TableRef table, Pieces<kWidth> pieces, const uint32_t* row_numbers,
-                   Count num_rows, float* rows) {
-  const Warp warp = cg::tiled_partition<kWarp>(cg::this_thread_block());
-  const int64_t i = GlobalThread();
-  const int64_t first = i - warp.thread_rank();
-  const int64_t count = num_rows.Get();
-  if (first >= count) return;
-  const float* row = nullptr;
-  if (i < count && row_numbers[i] != kNoRow) row = table.Row(row_numbers[i]);
-  CopyRowsOut<kWidth, kOwes>(warp, table, pieces, first, count, 0, row, rows);
+struct CopyRowsJob {
+  CopyBatch batch;
+  Pieces<kWidth> pieces;
+
+  int64_t NumThreads() const { return batch.num_rows.most; }
+  SOK_DEVICE void Run(int64_t i) const {
+    const Warp warp = cg::tiled_partition<kWarp>(cg::this_thread_block());
+    const TableRef& table = batch.table;
+    const int64_t first = i - warp.thread_rank();
+    const int64_t count = batch.num_rows.Get();
+    if (first >= count) return;
+    const float* row = nullptr;
+    if (i < count && batch.row_numbers[i] != kNoRow) row = table.Row(batch.row_numbers[i]);
+    CopyRowsOut<kWidth, kOwes>(warp, table, pieces, first, count, 0, row, batch.rows);
+  }
+};
+
+// A launch for the batches of each kind: pieces wide or not, rows that owe steps or do not.
+template <template <int, bool> class Job, typename Batch, int kWidth, bool kOwes>
+void LaunchKind(Stream stream, const std::vector<Batch>& batches) {
+  std::vector<Job<kWidth, kOwes>> jobs;
+  for (const Batch& batch : batches) {
+    const TableRef& table = batch.table;
+    const bool wide = table.dim % 4 == 0 && Aligned16(batch.rows);
+    const bool owes = table.history.kind != ReplayKind::kNothing && table.history.now > 0;
+    if (wide != (kWidth == 4) || owes != kOwes) continue;
+    jobs.push_back({batch, Pieces<kWidth>(table.dim)});
+  }
+  LaunchJobs(stream, jobs);
+}
+
+template <template <int, bool> class Job, typename Batch>
+void LaunchAll(Stream stream, const std::vector<Batch>& batches) {
+  LaunchKind<Job, Batch, 4, false>(stream, batches);
+  LaunchKind<Job, Batch, 4, true>(stream, batches);
+  LaunchKind<Job, Batch, 1, false>(stream, batches);
+  LaunchKind<Job, Batch, 1, true>(stream, batches);
 }
 
 // A warp for each row: these are the rare calls (assign, sweep), so simple is enough.
@@ -129,22 +147,12 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void FindAndCopy(Stream stream, const TableRef& table, const uint64_t* keys, int64_t num_keys,
-                 float* rows, uint8_t* found) {
-  WithPieces(table, rows, [&](auto width, auto owes) {
-    constexpr int kWidth = decltype(width)::value;
-    Launch(FindAndCopyKernel<kWidth, decltype(owes)::value>, num_keys, stream, table,
-           Pieces<kWidth>(table.dim), keys, num_keys, rows, found);
-  });
+void FindAndCopy(Stream stream, const std::vector<FindBatch>& batches) {
+  LaunchAll<FindAndCopyJob>(stream, batches);
 }
 
-void CopyRows(Stream stream, const TableRef& table, const uint32_t* row_numbers, Count num_rows,
-              float* rows) {
-  WithPieces(table, rows, [&](auto width, auto owes) {
-    constexpr int kWidth = decltype(width)::value;
-    Launch(CopyRowsKernel<kWidth, decltype(owes)::value>, num_rows.most, stream, table,
-           Pieces<kWidth>(table.dim), row_numbers, num_rows, rows);
-  });
+void CopyRows(Stream stream, const std::vector<CopyBatch>& batches) {
+  LaunchAll<CopyRowsJob>(stream, batches);
 }
 
 void CatchUpRows(Stream stream, const TableRef& table, const uint32_t* row_numbers,

@@ -1,8 +1,10 @@
-// Whole batches of rows in and out of a table. Everything here is async.
+// Whole batches of rows in and out of tables. Everything here is async; lists of batches of several
+// tables share their launches (jobs.cuh).
 #ifndef SOK_CORE_CUDA_ROWS_OPS_CUH_
 #define SOK_CORE_CUDA_ROWS_OPS_CUH_
 
 #include <cstdint>
+#include <vector>
 
 #include "cpp/core/cuda/launch.cuh"
 #include "cpp/core/cuda/table_ref.h"
@@ -10,14 +12,24 @@
 namespace sok {
 namespace cuda {
 
-// Probes and copies in one kernel; missing keys read their initial row, or `no_permission`. `found`
-// may be null.
-void FindAndCopy(Stream stream, const TableRef& table, const uint64_t* keys, int64_t num_keys,
-                 float* rows, uint8_t* found);
+// Probes and copies in one kernel; missing keys read their initial row, or `no_permission`.
+struct FindBatch {
+  TableRef table;
+  const uint64_t* keys;
+  int64_t num_keys;
+  float* rows;               // [num_keys, dim]
+  uint8_t* found = nullptr;  // [num_keys] or null
+};
+void FindAndCopy(Stream stream, const std::vector<FindBatch>& batches);
 
 // rows[i] = row of row_numbers[i] as it reads now; kNoRow only where the table filters keys.
-void CopyRows(Stream stream, const TableRef& table, const uint32_t* row_numbers, Count num_rows,
-              float* rows);
+struct CopyBatch {
+  TableRef table;
+  const uint32_t* row_numbers;
+  Count num_rows;
+  float* rows;  // [num_rows, dim]
+};
+void CopyRows(Stream stream, const std::vector<CopyBatch>& batches);
 
 // Brings rows up to the present: those of the positions with take[i] != 0 (null: all), whose row
 // numbers do not repeat; or, with null row_numbers, rows 0 .. num_rows - 1.

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <unordered_set>
+#include <vector>
 
 #include "cpp/core/cuda/index.cuh"
 #include "cpp/core/cuda/rows_ops.cuh"
@@ -166,7 +168,7 @@ void CudaTable::Find(Stream stream, const uint64_t* keys, int64_t num_keys, floa
                      uint8_t* found) {
   CheckBatch(num_keys, impl_->options);
   impl_->Use(stream);
-  FindAndCopy(stream, impl_->Ref(), keys, num_keys, rows, found);
+  FindAndCopy(stream, {{impl_->Ref(), keys, num_keys, rows, found}});
 }
 
 void CudaTable::FindRows(Stream stream, const uint64_t* keys, int64_t num_keys,
@@ -196,11 +198,47 @@ void CudaTable::FindOrInsertRows(Stream stream, const uint64_t* keys, int64_t nu
     if (inserted != nullptr) FlagInserted(stream, batch, row_numbers, first, inserted);
     return;
   }
-  impl.MakeRoom(keys, num_keys, num_actual);
-  const bool copy = !impl.size.copy_under_way();  // else that one still writes to host_counters
-  InsertKeys(stream, impl.Ref(), keys, Count(num_keys, num_actual), row_numbers, inserted,
-             copy ? impl.host_counters : nullptr);
-  if (copy) impl.CopyIsUnderWay();
+  const InsertBatch batch = impl.MakeInsert(keys, num_keys, row_numbers, inserted, num_actual);
+  InsertKeys(stream, {batch});
+  if (batch.host_counters != nullptr) impl.CopyIsUnderWay();
+}
+
+InsertBatch CudaTable::Impl::MakeInsert(const uint64_t* keys, int64_t num_keys,
+                                        uint32_t* row_numbers, uint8_t* inserted,
+                                        const uint32_t* num_actual) {
+  MakeRoom(keys, num_keys, num_actual);
+  const bool copy = !size.copy_under_way();  // else that one still writes to host_counters
+  return {Ref(),       keys,     Count(num_keys, num_actual),
+          row_numbers, inserted, copy ? host_counters : nullptr};
+}
+
+void CudaTable::FindOrInsertRows(Stream stream, const std::vector<TableKeys>& batches) {
+  std::vector<TableKeys> now, later = batches;
+  while (!later.empty()) {  // once more for tables that occur again: room is made for a batch
+    std::unordered_set<CudaTable*> tables;
+    std::vector<InsertBatch> inserts;
+    std::vector<Impl*> copying;
+    now.swap(later);
+    later.clear();
+    for (const TableKeys& batch : now) {
+      Impl& impl = *batch.table->impl_;
+      CheckBatch(batch.num_keys, impl.options);
+      if (batch.num_keys == 0) continue;
+      if (!tables.insert(batch.table).second) {
+        later.push_back(batch);
+      } else if (impl.records != nullptr) {
+        batch.table->FindOrInsertRows(stream, batch.keys, batch.num_keys, batch.row_numbers,
+                                      nullptr, batch.num_actual);
+      } else {
+        impl.Use(stream);
+        inserts.push_back(impl.MakeInsert(batch.keys, batch.num_keys, batch.row_numbers, nullptr,
+                                          batch.num_actual));
+        if (inserts.back().host_counters != nullptr) copying.push_back(&impl);
+      }
+    }
+    InsertKeys(stream, inserts);
+    for (Impl* impl : copying) impl->CopyIsUnderWay();
+  }
 }
 
 void CudaTable::FindOrInsert(Stream stream, const uint64_t* keys, int64_t num_keys, float* rows,
@@ -214,16 +252,37 @@ void CudaTable::FindOrInsert(Stream stream, const uint64_t* keys, int64_t num_ke
     const KeyBatch batch = impl_->Observe(keys, num_keys);
     FindKeys(stream, impl_->Ref(), keys, num_keys, row_numbers);
     if (inserted != nullptr) FlagInserted(stream, batch, row_numbers, first, inserted);
-    return FindAndCopy(stream, impl_->Ref(), keys, num_keys, rows, nullptr);
+    return FindAndCopy(stream, {{impl_->Ref(), keys, num_keys, rows}});
   }
   FindOrInsertRows(stream, keys, num_keys, row_numbers, inserted);
   GatherRows(stream, row_numbers, num_keys, rows);
 }
 
+void CudaTable::Find(Stream stream, const std::vector<TableFind>& batches) {
+  std::vector<FindBatch> finds;
+  for (const TableFind& batch : batches) {
+    Impl& impl = *batch.table->impl_;
+    CheckBatch(batch.num_keys, impl.options);
+    impl.Use(stream);
+    finds.push_back({impl.Ref(), batch.keys, batch.num_keys, batch.rows});
+  }
+  FindAndCopy(stream, finds);
+}
+
+void CudaTable::GatherRows(Stream stream, const std::vector<TableRows>& batches) {
+  std::vector<CopyBatch> copies;
+  for (const TableRows& batch : batches) {
+    Impl& impl = *batch.table->impl_;
+    impl.Use(stream);
+    copies.push_back({impl.Ref(), batch.row_numbers, batch.num_rows, batch.rows});
+  }
+  CopyRows(stream, copies);
+}
+
 void CudaTable::GatherRows(Stream stream, const uint32_t* row_numbers, int64_t num_rows,
                            float* rows, const uint32_t* num_actual) {
   impl_->Use(stream);
-  CopyRows(stream, impl_->Ref(), row_numbers, Count(num_rows, num_actual), rows);
+  CopyRows(stream, {{impl_->Ref(), row_numbers, Count(num_rows, num_actual), rows}});
 }
 
 void CudaTable::Assign(Stream stream, const uint64_t* keys, int64_t num_keys, const float* rows) {

@@ -95,6 +95,31 @@ class CudaTable {
   // keys); a row number stays valid until its key is erased or evicted.
   void GatherRows(Stream stream, const uint32_t* row_numbers, int64_t num_rows, float* rows,
                   const uint32_t* num_actual = nullptr);
+  // ---- the same for many tables, in the launches of one. A table may occur several times ----
+  struct TableFind {
+    CudaTable* table;
+    const uint64_t* keys;  // [num_keys]
+    int64_t num_keys;
+    float* rows;  // [num_keys, dim]
+  };
+  struct TableKeys {
+    CudaTable* table;
+    const uint64_t* keys;  // [num_keys]
+    int64_t num_keys;
+    uint32_t* row_numbers;                 // [num_keys]
+    const uint32_t* num_actual = nullptr;  // as above
+  };
+  struct TableRows {
+    CudaTable* table;
+    const uint32_t* row_numbers;  // [num_rows]
+    int64_t num_rows;
+    float* rows;  // [num_rows, dim]
+  };
+  static void Find(Stream stream, const std::vector<TableFind>& batches);
+  // Of the tables that keep no records and occur once, all take their keys or none does.
+  static void FindOrInsertRows(Stream stream, const std::vector<TableKeys>& batches);
+  static void GatherRows(Stream stream, const std::vector<TableRows>& batches);
+
   // Async. Writes rows, inserting missing keys; of equal keys the last wins. Slot rows stay.
   void Assign(Stream stream, const uint64_t* keys, int64_t num_keys, const float* rows);
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cpp/core/cuda/history.h"
+#include "cpp/core/cuda/index.cuh"
 #include "cpp/core/cuda/record_ops.cuh"
 #include "cpp/core/cuda/records.h"
 #include "cpp/core/cuda/size_bound.h"
@@ -56,6 +57,10 @@ struct CudaTable::Impl {
   // Makes room for a batch and books it. Throws std::length_error.
   void MakeRoom(const uint64_t* keys, int64_t num_keys, const uint32_t* num_actual);
   int64_t CountNew(const uint64_t* keys, int64_t num_keys);
+  // Makes room and says what is to be launched. Where `host_counters` is set in it, the launch is
+  // to be followed by CopyIsUnderWay.
+  InsertBatch MakeInsert(const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers,
+                         uint8_t* inserted, const uint32_t* num_actual);
   void GrowFor(int64_t num_keys);
   void ResizeIndex(int64_t new_num_buckets);
   void ReserveFreeRows();  // for every row number that was given out; async

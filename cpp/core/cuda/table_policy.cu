@@ -44,7 +44,7 @@ KeyBatch CudaTable::Impl::SortOut(const uint64_t* keys, int64_t num_keys, int64_
   batch.sorted.frequencies = workspace.Take<int64_t>(num_keys);
   batch.sorted.refused = workspace.Take<uint64_t>(num_keys);
   batch.sorted.counts = workspace.Take<BatchCounts>(1);
-  Unique(stream, workspace, keys, num_keys, batch.unique, batch.inverse, batch.num_unique);
+  Unique(stream, workspace, {{keys, num_keys, batch.unique, batch.inverse, batch.num_unique}});
   SortOutKeys(stream, Ref(), records->data(), filter, batch.unique, batch.distinct(), step,
               batch.sorted);
   CopyToHost(stream, &batch.counts, batch.sorted.counts, sizeof(BatchCounts));
@@ -71,8 +71,7 @@ KeyBatch CudaTable::Impl::Observe(const uint64_t* keys, int64_t num_keys) {
     CountInBloom(stream, rec.Filter(), batch.sorted.refused, num_refused);
   } else if (num_refused > 0) {
     Impl& waiting = *rec.waiting->impl_;
-    InsertKeys(stream, waiting.Ref(), batch.sorted.refused, num_refused, batch.waiting_rows,
-               nullptr);
+    InsertKeys(stream, {{waiting.Ref(), batch.sorted.refused, num_refused, batch.waiting_rows}});
     CountWaiting(stream, waiting.Ref(), batch.waiting_rows, num_refused, step);
     waiting.StartCopy();
   }
@@ -125,7 +124,7 @@ void CudaTable::Impl::InsertAdmitted(const KeyBatch& batch, const int64_t* frequ
                                      int64_t step) {
   const int64_t num_new = batch.counts.admitted;
   if (num_new == 0) return;
-  InsertKeys(stream, Ref(), batch.sorted.admitted, num_new, batch.new_rows, nullptr);
+  InsertKeys(stream, {{Ref(), batch.sorted.admitted, num_new, batch.new_rows}});
   AddRecords(stream, records->data(), batch.sorted.admitted, batch.new_rows, frequencies, num_new,
              step);
   StartCopy();

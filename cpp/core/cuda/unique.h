@@ -11,26 +11,43 @@
 // Invariant: unique keys are in the order of their first occurrence, whatever order the threads ran
 // in. (The CPU's order is another: by owner, then hash.) With owners: by owner, then that order.
 //
+// Batches of many tables share their launches (jobs.cuh), one scan and one sort; each has the
+// result that it would have alone.
+//
 // All async: the number of unique keys stays on the device.
 #ifndef SOK_CORE_CUDA_UNIQUE_H_
 #define SOK_CORE_CUDA_UNIQUE_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "cpp/core/cuda/device.h"
 
 namespace sok {
 namespace cuda {
 
-// Throws std::invalid_argument for 2^30 keys or more.
-void Unique(Stream stream, Workspace& workspace, const uint64_t* keys, int64_t num_keys,
-            uint64_t* unique,       // [num_keys], filled up to *num_unique
-            int32_t* inverse,       // [num_keys]
-            uint32_t* num_unique);  // a device scalar
+// One table's keys. Pointers are to device memory.
+struct UniqueBatch {
+  const uint64_t* keys;
+  int64_t num_keys;
+  uint64_t* unique;      // [num_keys], filled up to *num_unique
+  int32_t* inverse;      // [num_keys]
+  uint32_t* num_unique;  // a scalar
+};
+// Throws std::invalid_argument for 2^30 keys or more in a batch, or 2^31 in all.
+void Unique(Stream stream, Workspace& workspace, const std::vector<UniqueBatch>& batches);
 
 // Owner-major. owner_offsets [world_size + 1] into the unique keys; the last is their number.
-void UniqueByOwner(Stream stream, Workspace& workspace, const uint64_t* keys, int64_t num_keys,
-                   int64_t world_size, uint64_t* unique, int32_t* inverse, int64_t* owner_offsets);
+struct UniqueByOwnerBatch {
+  const uint64_t* keys;
+  int64_t num_keys;
+  uint64_t* unique;        // [num_keys], filled up to the last of owner_offsets
+  int32_t* inverse;        // [num_keys]
+  int64_t* owner_offsets;  // [world_size + 1]
+};
+// Throws as Unique does, and for a world_size that is not in [1, 2^24].
+void UniqueByOwner(Stream stream, Workspace& workspace,
+                   const std::vector<UniqueByOwnerBatch>& batches, int64_t world_size);
 
 // chosen[i] = 1 at the first (or last) position of each key, else 0.
 enum class Occurrence { kFirst, kLast };

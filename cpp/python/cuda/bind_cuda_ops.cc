@@ -26,8 +26,9 @@ void Apply(CudaTable& table, const std::string& rule, float learning_rate, int64
   const OptimizerOptions options = OptionsFromKeywords(rule, keywords);
   const DeviceView key_view = DeviceKeys(table, keys, stream);
   const DeviceView grad_view(grads, "grads", {"<f4"}, {key_view.length(), table.dim()}, stream);
-  cuda::ApplyGradients(stream, table, options, learning_rate, step, key_view.as<uint64_t>(),
-                       grad_view.as<float>(), key_view.length(), keys_are_unique);
+  cuda::ApplyGradients(
+      stream, {{&table, key_view.as<uint64_t>(), grad_view.as<float>(), key_view.length()}},
+      options, learning_rate, step, keys_are_unique);
 }
 
 void ApplyToRows(CudaTable& table, const std::string& rule, float learning_rate, int64_t step,
@@ -50,8 +51,10 @@ py::tuple UniqueWithInverse(const py::object& keys, int64_t world_size, uint64_t
   auto inverse = std::make_unique<CudaArray>(std::vector<int64_t>{num_keys}, "<i4", stream);
   auto offsets = std::make_unique<CudaArray>(
       std::vector<int64_t>{world_size < 0 ? 1 : world_size + 1}, "<i8", stream);
-  cuda::UniqueByOwner(stream, SharedWorkspace(), key_view.as<uint64_t>(), num_keys, world_size,
-                      unique->as<uint64_t>(), inverse->as<int32_t>(), offsets->as<int64_t>());
+  cuda::UniqueByOwner(stream, SharedWorkspace(),
+                      {{key_view.as<uint64_t>(), num_keys, unique->as<uint64_t>(),
+                        inverse->as<int32_t>(), offsets->as<int64_t>()}},
+                      world_size);
   int64_t num_unique = 0;
   cuda::CopyToHost(stream, &num_unique, offsets->as<int64_t>() + world_size, sizeof(num_unique));
   unique->Shorten(num_unique);
@@ -103,7 +106,7 @@ std::unique_ptr<CudaArray> Combine(const py::object& rows, const py::object& inv
   const int64_t dim = row_view.length(1);
   auto out =
       std::make_unique<CudaArray>(std::vector<int64_t>{views.num_samples(), dim}, "<f4", stream);
-  cuda::CombineRows(stream, views.samples, row_view.as<float>(), dim, out->as<float>());
+  cuda::CombineRows(stream, {{views.samples, row_view.as<float>(), dim, out->as<float>()}});
   return out;
 }
 
@@ -118,14 +121,14 @@ std::unique_ptr<CudaArray> CombineOfTable(CudaTable& table, const py::object& ro
                                          "<f4", stream);
   const cuda::TableRef ref = table.Ref();
   if (ref.history.now == 0) {
-    cuda::CombineTableRows(stream, views.samples, ref, numbers.as<uint32_t>(), out->as<float>());
+    cuda::CombineRows(stream, {{views.samples, ref, numbers.as<uint32_t>(), out->as<float>()}});
     return out;
   }
   // Rows that owe steps are brought up once each, on their way out.
   const cuda::Workspace::Scope scope(SharedWorkspace(), stream);
   float* const rows = SharedWorkspace().Take<float>(numbers.length() * table.dim());
   table.GatherRows(stream, numbers.as<uint32_t>(), numbers.length(), rows);
-  cuda::CombineRows(stream, views.samples, rows, table.dim(), out->as<float>());
+  cuda::CombineRows(stream, {{views.samples, rows, table.dim(), out->as<float>()}});
   return out;
 }
 
@@ -138,8 +141,9 @@ std::unique_ptr<CudaArray> CombineGradient(const py::object& grad, const py::obj
   const DeviceView grad_view(grad, "grad", {"<f4"}, {views.num_samples(), -1}, stream);
   const int64_t dim = grad_view.length(1);
   auto out = std::make_unique<CudaArray>(std::vector<int64_t>{num_unique, dim}, "<f4", stream);
-  cuda::CombineGradient(stream, SharedWorkspace(), views.samples, grad_view.as<float>(), num_unique,
-                        dim, out->as<float>());
+  cuda::CombineGradient(
+      stream, SharedWorkspace(),
+      {{views.samples, grad_view.as<float>(), num_unique, dim, out->as<float>()}});
   return out;
 }
 

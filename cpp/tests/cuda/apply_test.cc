@@ -55,8 +55,8 @@ void TakesTheStepsOfTheCpu(const Trial& trial) {
     const int64_t n = static_cast<int64_t>(keys.size());
     ApplyGradients(ex, cpu, trial.options, learning_rate, step, keys.data(), grads.data(), n,
                    trial.unique_keys);
-    cuda::ApplyGradients(kStream, device, trial.options, learning_rate, step, keys.data(),
-                         grads.data(), n, trial.unique_keys);
+    cuda::ApplyGradients(kStream, {{&device, keys.data(), grads.data(), n}}, trial.options,
+                         learning_rate, step, trial.unique_keys);
     std::vector<uint64_t> asked;
     for (uint64_t key = 0; key < 80; key += 7) asked.push_back(key);
     std::vector<float> expected(asked.size() * trial.dim), rows(expected);
@@ -146,7 +146,8 @@ void AFullHistoryIsSweptAndForgotten() {
   for (int64_t step = 1; step <= num_steps; ++step) {
     const uint64_t key = step == 1 || step == cuda::History::kMaxSteps - 50 ? idle : busy;
     ApplyGradients(ex, cpu, trial.options, 1e-3f, step, &key, grad.data(), 1, true);
-    cuda::ApplyGradients(kStream, device, trial.options, 1e-3f, step, &key, grad.data(), 1, true);
+    cuda::ApplyGradients(kStream, {{&device, &key, grad.data(), 1}}, trial.options, 1e-3f, step,
+                         true);
     if (step % 1024 != 0 && step != num_steps) continue;
     cpu.Find(ex, &idle, 1, expected.data(), nullptr);
     device.Find(kStream, &idle, 1, row.data(), nullptr);
@@ -170,12 +171,15 @@ void AWarmStepHasFewLaunches() {
     const int64_t before = emulator::num_launches;
     table.FindOrInsert(kStream, keys.data(), keys.size(), rows.data(), nullptr);
     const int64_t lookup = emulator::num_launches - before;
-    cuda::ApplyGradients(kStream, table, optimizer, 0.1f, n, keys.data(), grads.data(),
-                         keys.size());
+    cuda::ApplyGradients(kStream,
+                         {{&table, keys.data(), grads.data(), static_cast<int64_t>(keys.size())}},
+                         optimizer, 0.1f, n);
     CHECK_EQ(lookup, 3);                                     // insert, count, copy
     CHECK_EQ(emulator::num_launches - before - lookup, 16);  // 4 of them CUB's sort, 2 its scan
   };
-  cuda::ApplyGradients(kStream, table, optimizer, 0.1f, 1, keys.data(), grads.data(), keys.size());
+  cuda::ApplyGradients(kStream,
+                       {{&table, keys.data(), grads.data(), static_cast<int64_t>(keys.size())}},
+                       optimizer, 0.1f, 1);
   for (int n = 2; n <= 3; ++n) step(n);
   const int64_t allocations = emulator::num_allocations, waits = emulator::num_host_waits;
   for (int n = 4; n <= 10; ++n) step(n);
@@ -191,15 +195,15 @@ void AnotherOptimizerIsRefused() {
   const uint64_t key = 1;
   const std::vector<float> grad = {0.5f, -0.25f};
   OptimizerOptions options;
-  cuda::ApplyGradients(kStream, table, options, 0.1f, 1, &key, grad.data(), 1);
+  cuda::ApplyGradients(kStream, {{&table, &key, grad.data(), 1}}, options, 0.1f, 1);
   options.kind = OptimizerKind::kAdam;
-  CHECK_THROWS(cuda::ApplyGradients(kStream, table, options, 0.1f, 1, &key, grad.data(), 1),
+  CHECK_THROWS(cuda::ApplyGradients(kStream, {{&table, &key, grad.data(), 1}}, options, 0.1f, 1),
                std::invalid_argument, "Table 't' has sgd");
-  CHECK_THROWS(cuda::ApplyGradients(kStream, table, options, 0.1f, 0, &key, grad.data(), 1),
+  CHECK_THROWS(cuda::ApplyGradients(kStream, {{&table, &key, grad.data(), 1}}, options, 0.1f, 0),
                std::invalid_argument, "counts from 1");
   cuda::CudaTable other(table_options);
   options.beta_2 = 0.1f;
-  CHECK_THROWS(cuda::ApplyGradients(kStream, other, options, 0.1f, 1, &key, grad.data(), 1),
+  CHECK_THROWS(cuda::ApplyGradients(kStream, {{&other, &key, grad.data(), 1}}, options, 0.1f, 1),
                std::invalid_argument, "runs on the CPU only");
 }
 

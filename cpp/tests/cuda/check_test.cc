@@ -54,7 +54,7 @@ std::string OnTheDevice(const Batch& b) {
     input.batch = static_cast<int64_t>(b.row_splits.size()) - 1;
   }
   cuda::BatchFinding finding;
-  cuda::CheckBatch(kStream, input, &finding);
+  cuda::CheckBatches(kStream, {input}, &finding);
   try {
     cuda::RefuseFound(kStream, input, finding);
   } catch (const std::invalid_argument& error) {

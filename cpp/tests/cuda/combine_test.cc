@@ -34,8 +34,9 @@ void UniqueIsInOrderOfFirstOccurrence(int64_t num_keys, uint64_t num_different, 
   std::vector<uint64_t> unique(num_keys);
   std::vector<int32_t> inverse(num_keys);
   std::vector<int64_t> offsets(world + 1, -1);
-  cuda::UniqueByOwner(kStream, workspace, keys.data(), num_keys, world, unique.data(),
-                      inverse.data(), offsets.data());
+  cuda::UniqueByOwner(kStream, workspace,
+                      {{keys.data(), num_keys, unique.data(), inverse.data(), offsets.data()}},
+                      world);
   int64_t place = 0;
   for (int64_t owner = 0; owner < world; ++owner) {
     CHECK_EQ(offsets[owner], place);
@@ -104,7 +105,7 @@ void CombineHasTheBitsOfTheCpu(Combiner combiner, bool weighted, int64_t dim) {
   for (int64_t u = 0; u < num_unique; ++u) pointers.push_back(&c.rows[u * dim]);
   std::vector<float> expected(c.grad.size()), out(c.grad.size(), -1.0f);
   CombineRows(ex, c.samples, pointers.data(), num_unique, dim, expected.data());
-  cuda::CombineRows(kStream, c.samples, c.rows.data(), dim, out.data());
+  cuda::CombineRows(kStream, {{c.samples, c.rows.data(), dim, out.data()}});
   CHECK(SameBits(out, expected));
 
   TableOptions options;
@@ -117,7 +118,7 @@ void CombineHasTheBitsOfTheCpu(Combiner combiner, bool weighted, int64_t dim) {
   table.Assign(kStream, keys.data(), num_unique, c.rows.data());
   table.FindRows(kStream, keys.data(), num_unique, row_numbers.data());
   std::fill(out.begin(), out.end(), -1.0f);
-  cuda::CombineTableRows(kStream, c.samples, table.Ref(), row_numbers.data(), out.data());
+  cuda::CombineRows(kStream, {{c.samples, table.Ref(), row_numbers.data(), out.data()}});
   CHECK(SameBits(out, expected));
 }
 
@@ -129,9 +130,10 @@ void GradientIsThatOfTheCpu(Combiner combiner, bool weighted, int64_t num_keys, 
   std::vector<float> expected(num_unique * dim), out(num_unique * dim, -1.0f), again(out);
   CombineGradient(ex, c.samples, c.grad.data(), num_unique, dim, expected.data());
   cuda::Workspace workspace;
-  cuda::CombineGradient(kStream, workspace, c.samples, c.grad.data(), num_unique, dim, out.data());
-  cuda::CombineGradient(kStream, workspace, c.samples, c.grad.data(), num_unique, dim,
-                        again.data());
+  for (std::vector<float>* to : {&out, &again}) {
+    cuda::CombineGradient(kStream, workspace,
+                          {{c.samples, c.grad.data(), num_unique, dim, to->data()}});
+  }
   CHECK(SameBits(out, again));
   // A sum over several tiles is grouped otherwise than the CPU's; relative to what was added.
   std::vector<double> magnitude(num_unique, 1.0);

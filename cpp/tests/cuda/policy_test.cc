@@ -264,8 +264,9 @@ void UpdatesOfEvictingTables(const OptimizerOptions& optimizer) {
     for (float& x : grads) x = static_cast<float>(random() % 1000) / 500.0f - 1.0f;
     ApplyGradients(twins.ex, twins.cpu, optimizer, 0.1f, step, keys.data(), grads.data(),
                    keys.size());
-    cuda::ApplyGradients(kStream, twins.device, optimizer, 0.1f, step, keys.data(), grads.data(),
-                         keys.size());
+    cuda::ApplyGradients(
+        kStream, {{&twins.device, keys.data(), grads.data(), static_cast<int64_t>(keys.size())}},
+        optimizer, 0.1f, step);
     CheckSame(twins.cpu.Statistics(), twins.device.Statistics(kStream));
   }
   const EvictedRows expected = twins.cpu.PopEvicted(), popped = twins.device.PopEvicted();

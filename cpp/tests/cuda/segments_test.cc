@@ -117,18 +117,20 @@ void ScatteredRowsAreCombinedAsDenseOnes(Combiner combiner, bool weighted, int64
   std::vector<float> expected(num_samples * dim), out(num_samples * dim, -1.0f);
   CombineRows(ex, samples, pointers.data(), num_unique, dim, expected.data());
   const Message message = Scatter(rows, num_unique, dim);
-  cuda::CombineScatteredRows(kStream, samples, message.words.data(), message.offsets.data(), dim,
-                             out.data());
+  cuda::CombineRows(kStream,
+                    {{samples, message.words.data(), message.offsets.data(), dim, out.data()}});
   CHECK(std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)) == 0);
 
   // Back: the same bits as in dense rows, and nothing else written.
   cuda::Workspace workspace;
   std::vector<float> grad(num_samples * dim), dense(num_unique * dim);
   for (float& x : grad) x = normal(random);
-  cuda::CombineGradient(kStream, workspace, samples, grad.data(), num_unique, dim, dense.data());
+  cuda::CombineGradient(kStream, workspace,
+                        {{samples, grad.data(), num_unique, dim, dense.data()}});
   Message written = Scatter(rows, num_unique, dim);
-  cuda::CombineGradientToScattered(kStream, workspace, samples, grad.data(), num_unique, dim,
-                                   written.offsets.data(), written.words.data());
+  cuda::CombineGradient(
+      kStream, workspace,
+      {{samples, grad.data(), num_unique, dim, written.offsets.data(), written.words.data()}});
   CHECK(written.words == Scatter(dense, num_unique, dim).words);
 }
 
@@ -148,8 +150,10 @@ void ScatteredRowsAreSummed(int64_t num_rows, float scale, int64_t dim) {
   cuda::Workspace workspace;
   const Message message = Scatter(rows, num_rows, dim);
   std::vector<float> out(num_unique * dim, -1.0f);
-  cuda::SumScatteredRows(kStream, workspace, inverse.data(), num_rows, message.words.data(),
-                         message.offsets.data(), num_unique, dim, scale, out.data());
+  cuda::SumScatteredRows(kStream, workspace,
+                         {{inverse.data(), num_rows, message.words.data(), message.offsets.data(),
+                           num_unique, dim, out.data()}},
+                         scale);
   for (int64_t i = 0; i < num_unique * dim; ++i) {
     CHECK_EQ(out[i], static_cast<float>(expected[i]));  // whole numbers: exact
   }

@@ -62,13 +62,15 @@ class DeviceCombineOp : public OpKernel {
     OP_REQUIRES_OK(
         ctx, TryWithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
           const auto starts = RowStarts(stream, ws, layout, features_);
+          std::vector<cuda::ScatteredCombineBatch> batches;
           for (int i = 0; i < features_.size(); ++i) {
             const Samples samples = features_.MakeSamples(i, inverse[i], row_splits[i], weights[i]);
             Tensor* out;
             TF_RETURN_IF_ERROR(embeddings.allocate(i, features_.OutputShape(i, samples), &out));
-            cuda::CombineScatteredRows(stream, samples, message.flat<float>().data(), starts[i],
-                                       features_.dim(i), out->flat<float>().data());
+            batches.push_back({samples, message.flat<float>().data(), starts[i], features_.dim(i),
+                               out->flat<float>().data()});
           }
+          cuda::CombineRows(stream, batches);
           return absl::OkStatus();
         }));
   }
@@ -95,19 +97,20 @@ class DeviceCombineGradOp : public OpKernel {
     Tensor* message;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({layout.num_words()}), &message));
     float* const words = message->flat<float>().data();
-    OP_REQUIRES_OK(ctx, TryWithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
-                     cuda::FillWithZeros(stream, words, message->TotalBytes());
-                     const auto starts = RowStarts(stream, ws, layout, features_);
-                     for (int i = 0; i < features_.size(); ++i) {
-                       const Samples samples =
-                           features_.MakeSamples(i, inverse[i], row_splits[i], weights[i]);
-                       TF_RETURN_IF_ERROR(features_.CheckGradient(i, samples, grads[i]));
-                       cuda::CombineGradientToScattered(
-                           stream, ws, samples, grads[i].flat<float>().data(), layout.num_unique(i),
-                           features_.dim(i), starts[i], words);
-                     }
-                     return absl::OkStatus();
-                   }));
+    OP_REQUIRES_OK(
+        ctx, TryWithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
+          cuda::FillWithZeros(stream, words, message->TotalBytes());
+          const auto starts = RowStarts(stream, ws, layout, features_);
+          std::vector<cuda::ScatteredGradientBatch> batches;
+          for (int i = 0; i < features_.size(); ++i) {
+            const Samples samples = features_.MakeSamples(i, inverse[i], row_splits[i], weights[i]);
+            TF_RETURN_IF_ERROR(features_.CheckGradient(i, samples, grads[i]));
+            batches.push_back({samples, grads[i].flat<float>().data(), layout.num_unique(i),
+                               features_.dim(i), starts[i], words});
+          }
+          cuda::CombineGradient(stream, ws, batches);
+          return absl::OkStatus();
+        }));
   }
 
  private:

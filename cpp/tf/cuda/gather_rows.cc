@@ -17,6 +17,7 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
+using cuda::CudaTable;
 using Segments = std::vector<std::vector<KeySegment>>;  // [world_size][num_tables]
 
 namespace {
@@ -113,41 +114,47 @@ class DeviceGatherRowsOp : public OpKernel {
       }
       TF_RETURN_IF_ERROR(observed.Observe(ctx));
     }
-    for (size_t i = 0; i < tables.size(); ++i) {
-      TF_RETURN_IF_ERROR(
-          WithTable(ctx, *tables[i], [&](cuda::CudaTable& table, cuda::Stream stream) {
-            GatherTable(table, stream, segments, starts, i, out);
-          }));
-    }
+    TF_RETURN_IF_ERROR(WithTables(ctx, tables, [&](cuda::Stream stream) {
+      if (!tables.empty()) Gather(stream, tables, segments, starts, out);
+    }));
     ctx->set_output(0, rows);
     ctx->set_output(1, splits);
     return absl::OkStatus();
   }
 
-  void GatherTable(cuda::CudaTable& table, cuda::Stream stream, const Segments& segments,
-                   const std::vector<std::vector<int64_t>>& starts, int64_t i, float* out) const {
-    if (!insert_ || table.keeps_records()) {  // what is to be inserted has been
-      for (int64_t r = 0; r < world_size_; ++r) {
-        const KeySegment& segment = segments[r][i];
-        table.Find(stream, segment.keys, segment.num_keys, out + starts[r][i], nullptr);
-      }
-      return;
-    }
-    const int64_t num_keys = NumKeys(segments, i);
-    cuda::Workspace& workspace = table.workspace();
+  // Under the tables' mutexes.
+  void Gather(cuda::Stream stream, const std::vector<DeviceTablePtr>& tables,
+              const Segments& segments, const std::vector<std::vector<int64_t>>& starts,
+              float* out) const {
+    cuda::Workspace& workspace = tables[0]->table().workspace();
     const cuda::Workspace::Scope scope(workspace, stream);
-    uint64_t* const keys = workspace.Take<uint64_t>(num_keys);
-    uint32_t* const row_numbers = workspace.Take<uint32_t>(num_keys);
+    std::vector<CudaTable::TableFind> finds;
+    std::vector<CudaTable::TableKeys> inserts;
+    std::vector<CudaTable::TableRows> gathers;
     std::vector<cuda::Move<uint64_t>> moves;
-    CollectKeys(segments, i, keys, &moves);
-    cuda::MoveSegments(stream, workspace, moves);
-    table.FindOrInsertRows(stream, keys, num_keys, row_numbers, nullptr);
-    int64_t at = 0;
-    for (int64_t r = 0; r < world_size_; ++r) {
-      const int64_t count = segments[r][i].num_keys;
-      table.GatherRows(stream, row_numbers + at, count, out + starts[r][i]);
-      at += count;
+    for (size_t i = 0; i < tables.size(); ++i) {
+      CudaTable& table = tables[i]->table();
+      if (!insert_ || table.keeps_records()) {  // what is to be inserted has been
+        for (int64_t r = 0; r < world_size_; ++r) {
+          const KeySegment& segment = segments[r][i];
+          finds.push_back({&table, segment.keys, segment.num_keys, out + starts[r][i]});
+        }
+        continue;
+      }
+      const int64_t num_keys = NumKeys(segments, i);
+      uint64_t* const keys = workspace.Take<uint64_t>(num_keys);
+      uint32_t* row_numbers = workspace.Take<uint32_t>(num_keys);
+      CollectKeys(segments, i, keys, &moves);
+      inserts.push_back({&table, keys, num_keys, row_numbers});
+      for (int64_t r = 0; r < world_size_; ++r) {
+        gathers.push_back({&table, row_numbers, segments[r][i].num_keys, out + starts[r][i]});
+        row_numbers += segments[r][i].num_keys;
+      }
     }
+    cuda::MoveSegments(stream, workspace, moves);
+    CudaTable::FindOrInsertRows(stream, inserts);
+    CudaTable::Find(stream, finds);
+    CudaTable::GatherRows(stream, gathers);
   }
 
   int64_t world_size_;
@@ -206,24 +213,27 @@ class DeviceMergeGradsOp : public OpKernel {
     cuda::MoveSegments(stream, workspace, moves);
     cuda::RowOffsets(stream, workspace, rows, offsets);
     std::vector<Tensor> unique(n);
+    std::vector<cuda::UniqueBatch> batches;
     for (int64_t i = 0; i < n; ++i) {
       const int64_t num_keys = first[i + 1] - first[i];
       TF_RETURN_IF_ERROR(
           ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({num_keys}), &unique[i]));
-      cuda::Unique(stream, workspace, keys + first[i], num_keys, Keys(&unique[i]),
-                   inverse + first[i], num_unique + i);
+      batches.push_back(
+          {keys + first[i], num_keys, Keys(&unique[i]), inverse + first[i], num_unique + i});
     }
+    cuda::Unique(stream, workspace, batches);
     std::vector<uint32_t> host_num_unique(n);
     cuda::CopyToHost(stream, host_num_unique.data(), num_unique, n * sizeof(uint32_t));
+    std::vector<cuda::ScatteredSumBatch> sums;
     for (int64_t i = 0; i < n; ++i) {
       const int64_t count = host_num_unique[i];
       Tensor* merged;
       TF_RETURN_IF_ERROR(ctx->allocate_output(n + i, TensorShape({count, dims_[i]}), &merged));
-      cuda::SumScatteredRows(stream, workspace, inverse + first[i], first[i + 1] - first[i],
-                             grads.flat<float>().data(), offsets + first[i], count, dims_[i],
-                             scale_, merged->flat<float>().data());
       ctx->set_output(i, unique[i].Slice(0, count));
+      sums.push_back({inverse + first[i], first[i + 1] - first[i], grads.flat<float>().data(),
+                      offsets + first[i], count, dims_[i], merged->flat<float>().data()});
     }
+    cuda::SumScatteredRows(stream, workspace, sums, scale_);
     return absl::OkStatus();
   }
 

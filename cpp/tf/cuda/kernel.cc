@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -40,6 +41,18 @@ absl::Status WithTable(OpKernelContext* ctx, DeviceTableResource& table,
   return Guard([&] {
     const std::lock_guard<std::mutex> lock(table.mutex());
     fn(table.table(), StreamOf(ctx));
+  });
+}
+
+absl::Status WithTables(OpKernelContext* ctx, const std::vector<DeviceTablePtr>& tables,
+                        const std::function<void(cuda::Stream)>& fn) {
+  // One order keeps two such ops from waiting for each other.
+  std::set<DeviceTableResource*> order;
+  for (const DeviceTablePtr& table : tables) order.insert(table.get());
+  return Guard([&] {
+    std::vector<std::unique_lock<std::mutex>> locks;
+    for (DeviceTableResource* table : order) locks.emplace_back(table->mutex());
+    fn(StreamOf(ctx));
   });
 }
 

@@ -8,8 +8,9 @@
 // Handles are in host memory; keys, rows and gradients are where the table is.
 //
 // Invariant: a kernel holds a table's mutex from the first call on the table to the last, so that
-// row numbers stay valid between them; never two tables' at once. What it enqueues on TF's stream
-// is behind everything that was enqueued for the table before.
+// row numbers stay valid between them; those of several tables in one order, that of their
+// addresses. What it enqueues on TF's stream is behind everything that was enqueued for the table
+// before.
 //
 // Tests register these kernels in the place of the CPU's, over emulated devices in host memory.
 #ifndef SOK_TF_CUDA_KERNEL_H_
@@ -67,6 +68,11 @@ absl::Status LookupTables(tensorflow::OpKernelContext* ctx, const char* name,
 // Runs `fn(table, stream)` under the table's mutex; what it throws becomes a Status as in Guard.
 absl::Status WithTable(tensorflow::OpKernelContext* ctx, DeviceTableResource& table,
                        const std::function<void(cuda::CudaTable&, cuda::Stream)>& fn);
+
+// Runs `fn(stream)` under the mutexes of all tables, which may repeat; what it throws becomes a
+// Status as in Guard.
+absl::Status WithTables(tensorflow::OpKernelContext* ctx, const std::vector<DeviceTablePtr>& tables,
+                        const std::function<void(cuda::Stream)>& fn);
 
 // Scratch memory for kernels without a table, one for each stream, for one kernel at a time. Runs
 // `fn(workspace, stream)` inside a Scope of it.

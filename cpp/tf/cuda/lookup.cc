@@ -1,11 +1,12 @@
 // The lookup of one process in device tables, and its gradient.
 //
-//     for each table     check, unique          on the device
-//     once               how many unique keys, or what is wrong      to the host: the op waits here
-//     for each table     find or insert -> row numbers -> combine    on the device
+//     all tables     check, unique                               on the device
+//     once           how many unique keys, or what is wrong      to the host: the op waits here
+//     all tables     find or insert -> row numbers -> combine    on the device
 //
 // The host has to know the number of unique keys, for it is a shape. It learns in the same copy
 // whether a batch is bad, so nothing of a bad batch has gone into any table.
+#include <cstring>
 #include <vector>
 
 #include "cpp/core/cuda/check.h"
@@ -28,11 +29,7 @@ using tensorflow::TensorShape;
 
 namespace {
 
-// What the host learns of a table's batch.
-struct Learnt {
-  cuda::BatchFinding finding;
-  uint32_t num_unique;
-};
+using cuda::CudaTable;
 
 class DeviceLookupOp : public OpKernel {
  public:
@@ -61,60 +58,107 @@ class DeviceLookupOp : public OpKernel {
       OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_INT64,
                                              TensorShape({keys[i].NumElements()}), &uniques[i]));
     }
-    std::vector<Learnt> learnt(n);
+    std::vector<uint32_t> num_unique(n);
     OP_REQUIRES_OK(ctx, WithWorkspace(ctx, [&](cuda::Workspace& workspace, cuda::Stream stream) {
-                     Learnt* const on_device = workspace.Take<Learnt>(n);
-                     std::vector<cuda::BatchInput> inputs(n);
-                     for (int i = 0; i < n; ++i) {
-                       inputs[i] = BatchInputOf(features_, i, keys[i], row_splits[i]);
-                       cuda::CheckBatch(stream, inputs[i], &on_device[i].finding);
-                       cuda::Unique(stream, workspace, inputs[i].keys, inputs[i].num_keys,
-                                    Keys(&uniques[i]), inverse[i]->flat<int32_t>().data(),
-                                    &on_device[i].num_unique);
-                     }
-                     cuda::CopyToHost(stream, learnt.data(), on_device, n * sizeof(Learnt));
-                     for (int i = 0; i < n; ++i) {
-                       cuda::RefuseFound(stream, inputs[i], learnt[i].finding);
-                     }
+                     MakeUnique(workspace, stream, keys, row_splits, inverse, &uniques,
+                                num_unique.data());
                    }));
     if (insert_) {
       ObservedDeviceKeys observed(tables);
-      for (int i = 0; i < n; ++i) observed.Add(i, Keys(uniques[i]), learnt[i].num_unique);
+      for (int i = 0; i < n; ++i) observed.Add(i, Keys(uniques[i]), num_unique[i]);
       OP_REQUIRES_OK(ctx, observed.Observe(ctx));
     }
+    std::vector<Samples> samples;
+    std::vector<float*> out;
     for (int i = 0; i < n; ++i) {
-      const int64_t num_unique = learnt[i].num_unique;
-      unique_keys.set(i, uniques[i].Slice(0, num_unique));
-      Tensor* out;
-      const Samples samples = features_.MakeSamples(i, *inverse[i], row_splits[i], weights[i]);
-      OP_REQUIRES_OK(ctx, embeddings.allocate(i, features_.OutputShape(i, samples), &out));
+      uniques[i] = uniques[i].Slice(0, num_unique[i]);
+      unique_keys.set(i, uniques[i]);
+      samples.push_back(features_.MakeSamples(i, *inverse[i], row_splits[i], weights[i]));
+      Tensor* combined;
       OP_REQUIRES_OK(ctx,
-                     WithTable(ctx, *tables[i], [&](cuda::CudaTable& table, cuda::Stream stream) {
-                       Combine(table, stream, Keys(uniques[i]), num_unique, samples,
-                               out->flat<float>().data());
-                     }));
+                     embeddings.allocate(i, features_.OutputShape(i, samples.back()), &combined));
+      out.push_back(combined->flat<float>().data());
     }
+    OP_REQUIRES_OK(ctx, WithTables(ctx, tables, [&](cuda::Stream stream) {
+                     if (n > 0) Combine(stream, tables, uniques, samples, out);
+                   }));
   }
 
  private:
-  void Combine(cuda::CudaTable& table, cuda::Stream stream, const uint64_t* unique_keys,
-               int64_t num_unique, const Samples& samples, float* out) const {
-    cuda::Workspace& workspace = table.workspace();
-    const cuda::Workspace::Scope scope(workspace, stream);
-    if (insert_ && !table.keeps_records()) {
-      uint32_t* const row_numbers = workspace.Take<uint32_t>(num_unique);
-      table.FindOrInsertRows(stream, unique_keys, num_unique, row_numbers, nullptr);
-      const cuda::TableRef ref = table.Ref();
-      if (ref.history.now == 0) {  // rows read as they stand
-        return cuda::CombineTableRows(stream, samples, ref, row_numbers, out);
-      }
-      float* const rows = workspace.Take<float>(num_unique * table.dim());
-      table.GatherRows(stream, row_numbers, num_unique, rows);
-      return cuda::CombineRows(stream, samples, rows, table.dim(), out);
+  // Throws where a batch is bad. num_unique [n] is on the host.
+  void MakeUnique(cuda::Workspace& workspace, cuda::Stream stream, const OpInputList& keys,
+                  const OpInputList& row_splits, OpOutputList& inverse,
+                  std::vector<Tensor>* uniques, uint32_t* num_unique) const {
+    const size_t n = keys.size();
+    // What the host learns, in one piece for one copy: [n] findings, then [n] numbers.
+    auto* const findings = static_cast<cuda::BatchFinding*>(
+        static_cast<void*>(workspace.Take<char>(n * (sizeof(cuda::BatchFinding) + 4))));
+    auto* const numbers = reinterpret_cast<uint32_t*>(findings + n);
+    std::vector<cuda::BatchInput> inputs;
+    std::vector<cuda::UniqueBatch> batches;
+    for (size_t i = 0; i < n; ++i) {
+      inputs.push_back(BatchInputOf(features_, i, keys[i], row_splits[i]));
+      batches.push_back({inputs[i].keys, inputs[i].num_keys, Keys(&(*uniques)[i]),
+                         inverse[i]->flat<int32_t>().data(), numbers + i});
     }
-    float* const rows = workspace.Take<float>(num_unique * table.dim());
-    table.Find(stream, unique_keys, num_unique, rows, nullptr);
-    cuda::CombineRows(stream, samples, rows, table.dim(), out);
+    cuda::CheckBatches(stream, inputs, findings);
+    cuda::Unique(stream, workspace, batches);
+    std::vector<char> learned(n * (sizeof(cuda::BatchFinding) + 4));
+    cuda::CopyToHost(stream, learned.data(), findings, learned.size());
+    for (size_t i = 0; i < n; ++i) {
+      cuda::BatchFinding finding;
+      std::memcpy(&finding, learned.data() + i * sizeof(finding), sizeof(finding));
+      cuda::RefuseFound(stream, inputs[i], finding);
+    }
+    std::memcpy(num_unique, learned.data() + n * sizeof(cuda::BatchFinding), n * 4);
+  }
+
+  // Under the tables' mutexes.
+  void Combine(cuda::Stream stream, const std::vector<DeviceTablePtr>& tables,
+               const std::vector<Tensor>& uniques, const std::vector<Samples>& samples,
+               const std::vector<float*>& out) const {
+    cuda::Workspace& workspace = tables[0]->table().workspace();
+    const cuda::Workspace::Scope scope(workspace, stream);
+    std::vector<CudaTable::TableFind> finds;
+    std::vector<CudaTable::TableKeys> inserts;
+    std::vector<CudaTable::TableRows> gathers;
+    std::vector<cuda::TableCombineBatch> of_tables;
+    std::vector<cuda::CombineBatch> of_rows;
+    const auto take_rows = [&](size_t i) {
+      const int64_t dim = features_.dim(i);
+      float* const rows = workspace.Take<float>(uniques[i].NumElements() * dim);
+      of_rows.push_back({samples[i], rows, dim, out[i]});
+      return rows;
+    };
+    const auto inserts_keys = [&](size_t i) {
+      return insert_ && !tables[i]->table().keeps_records();
+    };
+    for (size_t i = 0; i < tables.size(); ++i) {
+      const uint64_t* const keys = Keys(uniques[i]);
+      const int64_t num_keys = uniques[i].NumElements();
+      if (inserts_keys(i)) {
+        inserts.push_back(
+            {&tables[i]->table(), keys, num_keys, workspace.Take<uint32_t>(num_keys)});
+      } else {
+        finds.push_back({&tables[i]->table(), keys, num_keys, take_rows(i)});
+      }
+    }
+    CudaTable::FindOrInsertRows(stream, inserts);
+    auto inserted = inserts.begin();
+    for (size_t i = 0; i < tables.size(); ++i) {
+      if (!inserts_keys(i)) continue;
+      const CudaTable::TableKeys& batch = *inserted++;
+      const cuda::TableRef ref = batch.table->Ref();  // after it has grown
+      if (ref.history.now == 0) {                     // rows read as they stand
+        of_tables.push_back({samples[i], ref, batch.row_numbers, out[i]});
+      } else {
+        gathers.push_back({batch.table, batch.row_numbers, batch.num_keys, take_rows(i)});
+      }
+    }
+    CudaTable::Find(stream, finds);
+    CudaTable::GatherRows(stream, gathers);
+    cuda::CombineRows(stream, of_tables);
+    cuda::CombineRows(stream, of_rows);
   }
 
   FeatureAttrs features_;
@@ -137,18 +181,19 @@ class DeviceLookupGradOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->input_list("weights", &weights));
     OpOutputList row_grads;
     OP_REQUIRES_OK(ctx, ctx->output_list("row_grads", &row_grads));
+    std::vector<cuda::CombineGradientBatch> batches;
     for (int i = 0; i < grads.size(); ++i) {
       const Samples samples = features_.MakeSamples(i, inverse[i], row_splits[i], weights[i]);
       OP_REQUIRES_OK(ctx, features_.CheckGradient(i, samples, grads[i]));
       const int64_t num_unique = unique_keys[i].NumElements(), dim = features_.dim(i);
       Tensor* out;
       OP_REQUIRES_OK(ctx, row_grads.allocate(i, TensorShape({num_unique, dim}), &out));
-      OP_REQUIRES_OK(ctx, WithWorkspace(ctx, [&](cuda::Workspace& workspace, cuda::Stream stream) {
-                       cuda::CombineGradient(stream, workspace, samples,
-                                             grads[i].flat<float>().data(), num_unique, dim,
-                                             out->flat<float>().data());
-                     }));
+      batches.push_back(
+          {samples, grads[i].flat<float>().data(), num_unique, dim, out->flat<float>().data()});
     }
+    OP_REQUIRES_OK(ctx, WithWorkspace(ctx, [&](cuda::Workspace& workspace, cuda::Stream stream) {
+                     cuda::CombineGradient(stream, workspace, batches);
+                   }));
   }
 
  private:

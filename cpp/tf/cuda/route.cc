@@ -78,21 +78,23 @@ class DeviceRouteOp : public OpKernel {
     constexpr int64_t kWords = sizeof(cuda::BatchFinding) / sizeof(int64_t);
     int64_t* const learned = workspace.Take<int64_t>(num_offsets + n * kWords);
     auto* const findings = reinterpret_cast<cuda::BatchFinding*>(learned + num_offsets);
-    std::vector<uint64_t*> unique(n);
+    std::vector<uint64_t*> unique;
+    std::vector<cuda::UniqueByOwnerBatch> routed;
     for (int64_t i = 0; i < n; ++i) {
       const int64_t num_keys = batches[i].num_keys;
-      cuda::CheckBatch(stream, batches[i], findings + i);
-      const uint64_t* routed = batches[i].keys;
+      const uint64_t* keys = batches[i].keys;
       if (!placements_.empty() && placements_[i].owner != kByKey) {
         uint64_t* const placed = workspace.Take<uint64_t>(num_keys);
         cuda::PlaceRows(stream, placements_[i], world_size_, in.keys[i].flat<int64_t>().data(),
                         num_keys, placed);
-        routed = placed;
+        keys = placed;
       }
-      unique[i] = workspace.Take<uint64_t>(num_keys);
-      cuda::UniqueByOwner(stream, workspace, routed, num_keys, world_size_, unique[i],
-                          in.inverse[i]->flat<int32_t>().data(), learned + i * (world_size_ + 1));
+      unique.push_back(workspace.Take<uint64_t>(num_keys));
+      routed.push_back({keys, num_keys, unique[i], in.inverse[i]->flat<int32_t>().data(),
+                        learned + i * (world_size_ + 1)});
     }
+    cuda::CheckBatches(stream, batches, findings);
+    cuda::UniqueByOwner(stream, workspace, routed, world_size_);
     std::vector<int64_t> host(num_offsets + n * kWords);
     cuda::CopyToHost(stream, host.data(), learned, host.size() * sizeof(int64_t));
     for (int64_t i = 0; i < n; ++i) {
