@@ -263,6 +263,31 @@ class Bench:
             )
 
         self.report(f"step adagrad dim {dim} by row", count, moved, self.time(by_row))
+        self.grouped_step(keys, grads, moved)
+
+    def grouped_step(self, keys: np.ndarray, grads: Any, moved: float) -> None:
+        """The same with a table for each feature: `keys` [batches, examples, features]."""
+        sizes, core = self.sizes, self.core
+        features = range(sizes.step_features)
+        room = sizes.step_vocabulary + 2 * sizes.step_batch
+        dim = grads.shape[1]
+        tables = [core.CudaTable(f"gpu{f}", dim, initial_capacity=room) for f in features]
+        for f in features:
+            tables[f].row_numbers(self.up(np.unique(keys[..., f])), insert=True)
+        batches = itertools.cycle([[self.up(part[:, f]) for f in features] for part in keys])
+        rows = [self.up(np.zeros((sizes.step_batch, dim), np.float32)) for _ in features]
+        grad = self.up(np.full((sizes.step_batch, dim), 0.01, np.float32))
+        num_steps = itertools.count(1)
+
+        def step() -> None:
+            batch = next(batches)
+            core.cuda_group_lookup(tables, batch, rows)
+            core.cuda_group_apply_gradients(
+                tables, "adagrad", 0.01, next(num_steps), batch, [grad] * len(tables)
+            )
+
+        name = f"step adagrad dim {dim} of {len(tables)} tables"
+        self.report(name, keys[0].size, moved, self.time(step))
 
     def torch_embedding(self, dim: int) -> None:
         """PyTorch's gathers on indices, where it is installed and sees the device."""

@@ -485,4 +485,20 @@ def cuda_combine_gradient(
     weights: Any = None, *, stream: int = 0
 ) -> CudaArray:
     """As `combine_gradient`: `[num_unique, dim]`."""
+
+def cuda_group_lookup(
+    tables: list[CudaTable], keys: list[Any], rows: list[Any] | None = None, *, insert: bool = True,
+    stream: int = 0
+) -> list[Any]:
+    """Rows of the keys of each table, `[num_keys, dim]` each, in the launches of one table.
+
+    As `find_or_insert` (`insert=False`: as `find`) of each. Of tables without policies that occur
+    once in the list, all take their new keys or none does. `rows`: arrays to write into.
+    """
+
+def cuda_group_apply_gradients(
+    tables: list[CudaTable], rule: str, learning_rate: float, step: int, keys: list[Any],
+    grads: list[Any], *, keys_are_unique: bool = False, stream: int = 0, **options: float | bool
+) -> None:
+    """The same step on different tables, in the launches of one: all make it or none does."""
 # fmt: on

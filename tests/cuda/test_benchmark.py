@@ -8,6 +8,7 @@ def test_every_figure_is_printed(cuda, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert not [line for line in lines if "skipped" in line]
     wanted = ["step adagrad dim 16 by key", "step adagrad dim 16 by row"]
+    wanted += ["step adagrad dim 16 of 3 tables"]
     wanted += ["insert", "find", "find_or_insert", "assign"] * 2
     wanted += ["update adagrad", "update lazy_adam", "update adam"]
     lines = [line for line in lines[2:] if not line.startswith("torch")]

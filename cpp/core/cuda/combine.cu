@@ -19,6 +19,8 @@ struct TableRows {
 
 template <int kWidth, typename Rows>
 struct CombineJob {
+  static constexpr int kMinBlocks = kWidth == 4 ? 4 : 0;
+
   Samples samples;
   Rows rows;
   int64_t num_samples;

@@ -84,6 +84,8 @@ SOK_DEVICE Piece<kWidth>* PieceIn(const Rows& rows, uint32_t row, int64_t column
 // A thread takes one piece of all rows of a tile.
 template <int kWidth, typename Grads, typename Rows>
 struct SumTilesJob {
+  static constexpr int kMinBlocks = kWidth == 1 ? 4 : 0;
+
   SortedPositions sorted;
   Shares shares;
   Grads grads;

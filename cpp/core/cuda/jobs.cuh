@@ -15,12 +15,24 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "cpp/core/cuda/launch.cuh"
 
 namespace sok {
 namespace cuda {
+
+// How many blocks a multiprocessor is to hold: `kMinBlocks` of a job, for which ptxas by itself
+// would rather spill registers than hold one block less. 0: as it sees fit.
+template <typename Job, typename = void>
+struct MinBlocks {
+  static constexpr int value = 0;
+};
+template <typename Job>
+struct MinBlocks<Job, std::void_t<decltype(Job::kMinBlocks)>> {
+  static constexpr int value = Job::kMinBlocks;
+};
 
 template <typename Job>
 struct Jobs {
@@ -34,12 +46,13 @@ struct Jobs {
 };
 
 template <typename Job>
-__global__ void __launch_bounds__(kThreads) OneJobKernel(const Job job) {
+__global__ void __launch_bounds__(kThreads, MinBlocks<Job>::value) OneJobKernel(const Job job) {
   job.Run(GlobalThread());
 }
 
 template <typename Job>
-__global__ void __launch_bounds__(kThreads) JobsKernel(const __grid_constant__ Jobs<Job> jobs) {
+__global__ void __launch_bounds__(kThreads, MinBlocks<Job>::value)
+    JobsKernel(const __grid_constant__ Jobs<Job> jobs) {
   int low = 0, high = jobs.count;  // the last job that begins at or before this block
   while (high - low > 1) {
     const int middle = (low + high) / 2;

@@ -269,6 +269,27 @@ void CudaTable::Find(Stream stream, const std::vector<TableFind>& batches) {
   FindAndCopy(stream, finds);
 }
 
+void CudaTable::FindOrInsert(Stream stream, const std::vector<TableFind>& batches) {
+  if (batches.empty()) return;
+  Workspace& workspace = batches[0].table->impl_->workspace;
+  const Workspace::Scope scope(workspace, stream);
+  std::vector<TableKeys> inserts;
+  std::vector<TableRows> gathers;
+  for (const TableFind& batch : batches) {
+    const auto& [table, keys, num_keys, rows] = batch;
+    if (table->keeps_records()) {
+      table->FindOrInsert(stream, keys, num_keys, rows, nullptr);
+      continue;
+    }
+    CheckBatch(num_keys, table->options());
+    uint32_t* const row_numbers = workspace.Take<uint32_t>(num_keys);
+    inserts.push_back({table, keys, num_keys, row_numbers});
+    gathers.push_back({table, row_numbers, num_keys, rows});
+  }
+  FindOrInsertRows(stream, inserts);
+  GatherRows(stream, gathers);
+}
+
 void CudaTable::GatherRows(Stream stream, const std::vector<TableRows>& batches) {
   std::vector<CopyBatch> copies;
   for (const TableRows& batch : batches) {

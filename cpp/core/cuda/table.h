@@ -118,6 +118,7 @@ class CudaTable {
   static void Find(Stream stream, const std::vector<TableFind>& batches);
   // Of the tables that keep no records and occur once, all take their keys or none does.
   static void FindOrInsertRows(Stream stream, const std::vector<TableKeys>& batches);
+  static void FindOrInsert(Stream stream, const std::vector<TableFind>& batches);
   static void GatherRows(Stream stream, const std::vector<TableRows>& batches);
 
   // Async. Writes rows, inserting missing keys; of equal keys the last wins. Slot rows stay.

@@ -276,6 +276,7 @@ void BindCuda(py::module_& m) {
   BindDeviceArray(m);
   BindCudaTable(m);
   BindCudaOps(m);
+  BindCudaGroup(m);
 }
 
 }  // namespace sok

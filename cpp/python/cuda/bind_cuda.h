@@ -24,6 +24,7 @@ void BindCudaTable(pybind11::module_& m);
 // Part of it: what a table with admission or eviction policies can do beyond others.
 void BindCudaPolicies(pybind11::class_<cuda::CudaTable>& table);
 void BindCudaOps(pybind11::module_& m);
+void BindCudaGroup(pybind11::module_& m);
 
 }  // namespace sok
 

@@ -21,7 +21,7 @@ void BindCuda(py::module_& m) {
        {"CudaTable", "CudaArray", "CudaEvent", "cuda_device_info", "cuda_synchronize",
         "cuda_release_memory", "cuda_copy", "cuda_apply_gradients", "cuda_apply_gradients_to_rows",
         "cuda_unique_with_inverse", "cuda_combine", "cuda_combine_of_table",
-        "cuda_combine_gradient"}) {
+        "cuda_combine_gradient", "cuda_group_lookup", "cuda_group_apply_gradients"}) {
     m.def(name, &Refuse);
   }
 }
