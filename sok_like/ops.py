@@ -29,8 +29,21 @@ class FeatureAttributes(NamedTuple):
     batch_multiples: list[int]
 
 
-def _slices(grads, keys, dim):
+_UNIQUE = "_sok_keys_are_unique"  # an attribute of tensors
+
+
+def keys_are_unique(gradient: tf.IndexedSlices) -> bool:
+    """Whether the gradient is known to have each key once: it came from one lookup alone.
+
+    Gradients of several lookups are concatenated by TensorFlow, which makes another tensor of keys.
+    """
+    return getattr(gradient.indices, _UNIQUE, False)
+
+
+def _slices(grads, keys, dim, *, unique=False):
     shape = tf.constant([UNBOUNDED, dim], tf.int64)
+    if unique:
+        setattr(keys, _UNIQUE, True)
     return tf.IndexedSlices(grads, keys, shape)
 
 
@@ -89,7 +102,7 @@ def _lookup_grad(op, *grads):
             combiners=[combiners[i] for i in used],
         )
     for i, row_grad, keys in zip(used, row_grads, unique_keys, strict=True):
-        result[i] = _slices(row_grad, keys, dims[i])
+        result[i] = _slices(row_grad, keys, dims[i], unique=True)
     return result
 
 
@@ -149,7 +162,7 @@ def _gather_rows_grad(op, grad, _):
             scale=op.get_attr("gradient_scale"),
         )
     slices = [
-        _slices(row_grads, keys, dim)
+        _slices(row_grads, keys, dim, unique=True)
         for row_grads, keys, dim in zip(merged.row_grads, merged.unique_keys, dims, strict=True)
     ]
     return [*slices, None, None]

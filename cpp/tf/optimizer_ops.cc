@@ -41,6 +41,7 @@ REGISTER_OP("SokApplyGradients")
     .Attr("beta: float = 0.0")
     .Attr("weight_decay: float = 0.0")
     .Attr("clip_value: float = 0.0")
+    .Attr("keys_are_unique: bool = false")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle unused;
@@ -56,14 +57,15 @@ REGISTER_OP("SokApplyGradients")
     })
     .Doc(
         "The same step on N different tables: updates a table's rows of keys [num_keys] by grads "
-        "[num_keys, dim]; equal keys are summed. `step` counts from 1. Where it fails, no table "
-        "has "
-        "made the step.");
+        "[num_keys, dim]; equal keys are summed, where `keys_are_unique` does not say that no "
+        "table "
+        "has any. `step` counts from 1. Where it fails, no table has made the step.");
 
 class ApplyGradientsOp : public OpKernel {
  public:
   explicit ApplyGradientsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ReadOptimizer(ctx, &options_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("keys_are_unique", &keys_are_unique_));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -82,12 +84,13 @@ class ApplyGradientsOp : public OpKernel {
     TfExecutor ex(ctx);
     OP_REQUIRES_OK(ctx, Guard([&] {
                      ApplyGradients(ex, batches, options_, ctx->input(3 * n).scalar<float>()(),
-                                    ctx->input(3 * n + 1).scalar<int64_t>()());
+                                    ctx->input(3 * n + 1).scalar<int64_t>()(), keys_are_unique_);
                    }));
   }
 
  private:
   OptimizerOptions options_;
+  bool keys_are_unique_;
 };
 REGISTER_KERNEL_BUILDER(Name("SokApplyGradients").Device(tensorflow::DEVICE_CPU), ApplyGradientsOp);
 

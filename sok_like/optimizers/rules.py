@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like import native
+from sok_like import native, ops
 from sok_like.variable import EmbeddingVariable
 
 
@@ -64,6 +64,7 @@ class OptimizerRule:
             grads=[tf.cast(gradient.values, tf.float32) for gradient, _ in pairs],
             learning_rate=tf.cast(learning_rate, tf.float32),
             step=tf.cast(step, tf.int64),
+            keys_are_unique=all(ops.keys_are_unique(gradient) for gradient, _ in pairs),
             rule=self.rule,
             **dict(self.options),
         )

@@ -19,6 +19,7 @@ class DeviceApplyGradientsOp : public OpKernel {
  public:
   explicit DeviceApplyGradientsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ReadOptimizer(ctx, &options_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("keys_are_unique", &keys_are_unique_));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -39,12 +40,14 @@ class DeviceApplyGradientsOp : public OpKernel {
                        batches.push_back({&tables[i]->table(), Keys(keys[i]),
                                           grads[i].flat<float>().data(), keys[i].NumElements()});
                      }
-                     cuda::ApplyGradients(stream, batches, options_, learning_rate, step);
+                     cuda::ApplyGradients(stream, batches, options_, learning_rate, step,
+                                          keys_are_unique_);
                    }));
   }
 
  private:
   OptimizerOptions options_;
+  bool keys_are_unique_;
 };
 
 }  // namespace

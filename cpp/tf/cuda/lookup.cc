@@ -192,7 +192,8 @@ class DeviceLookupGradOp : public OpKernel {
           {samples, grads[i].flat<float>().data(), num_unique, dim, out->flat<float>().data()});
     }
     OP_REQUIRES_OK(ctx, WithWorkspace(ctx, [&](cuda::Workspace& workspace, cuda::Stream stream) {
-                     cuda::CombineGradient(stream, workspace, batches);
+                     // No unique key without a position that reads it.
+                     cuda::CombineGradient(stream, workspace, batches, /*all_occur=*/true);
                    }));
   }
 
