@@ -123,6 +123,32 @@ def test_combine_of_a_table_whose_rows_owe_steps(cuda):
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_combine_of_a_table_is_in_the_order_of_its_stream(cuda):
+    """Behind the last call on the table, and before the next one."""
+    if cuda is _core:
+        pytest.skip("needs the emulator's count of streams that wait")
+    table = cuda.CudaTable("t", 4)
+    numbers = table.row_numbers(up(cuda, [1, 2], np.int64), insert=True).get()
+    other = 16  # the address of a stream, which the emulator does not look at
+    parts = (numbers, np.arange(2, dtype=np.int32), np.array([0, 2]))
+    arrays = [cuda.CudaArray(part, stream=other) for part in parts]
+    more_keys = up(cuda, [3], np.int64)
+    before = cuda.num_stream_waits()
+    cuda.cuda_combine_of_table(table, *arrays, "sum", stream=other)
+    assert cuda.num_stream_waits() == before + 1
+    table.row_numbers(more_keys, insert=True)
+    assert cuda.num_stream_waits() == before + 2
+
+
+def test_combine_of_a_table_with_keys_that_wait(cuda):
+    table = cuda.CudaTable("t", 4, policy={"filter_freq": 3, "no_permission": -2.0})
+    table.assign(up(cuda, [5], np.int64), up(cuda, np.full((1, 4), 3.0), np.float32))
+    numbers = table.row_numbers(up(cuda, [5, 6], np.int64))
+    inverse, splits = up(cuda, [0, 1, 1], np.int32), up(cuda, [0, 1, 3], np.int64)
+    out = cuda.cuda_combine_of_table(table, numbers, inverse, splits, "sum").get()
+    np.testing.assert_array_equal(out, [[3.0] * 4, [-4.0] * 4])
+
+
 def test_another_optimizer_is_refused(cuda):
     table = cuda.CudaTable("t", 2)
     args = (up(cuda, [1], np.int64), up(cuda, [[0.5, 0.5]], np.float32))

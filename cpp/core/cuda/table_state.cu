@@ -160,6 +160,10 @@ Stream CudaTable::stream() const { return impl_->stream; }
 std::vector<SlotSpec> CudaTable::slots() const { return impl_->slots; }
 int64_t CudaTable::row_floats() const { return impl_->Ref().row_floats; }
 TableRef CudaTable::Ref() const { return impl_->Ref(); }
+TableRef CudaTable::Ref(Stream stream) {
+  impl_->Use(stream);
+  return impl_->Ref();
+}
 Workspace& CudaTable::workspace() { return impl_->workspace; }
 
 void CudaTable::Clear(Stream stream) {
