@@ -99,6 +99,48 @@ def test_rules_against_numpy(cuda, case, extras):
     np.testing.assert_allclose(rows, oracle.w, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("case", sorted(set(CASES) - {"adam_step_by_step", "adam_no_beta_2"}))
+@pytest.mark.parametrize("dim", [5, 16])
+def test_updated_rows_are_those_of_the_cpu(cuda, case, dim):
+    """In every bit while a batch is one tile of sums, closely when it is many."""
+    rule, options, _ = CASES[case]
+    arguments = {"a": -0.5, "b": 0.5, "seed": 3}
+    device, host = cuda.CudaTable("t", dim, **arguments), _core.Table("t", dim, **arguments)
+    rng = np.random.default_rng(1)
+    everything = np.arange(50)
+
+    def step(number, num_keys):
+        keys = rng.integers(0, len(everything), num_keys)
+        grads = rng.normal(size=(num_keys, dim)).astype(np.float32)
+        arrays = up(cuda, keys, np.int64), up(cuda, grads, np.float32)
+        cuda.cuda_apply_gradients(device, rule, 0.05, number, *arrays, **options)
+        _core.apply_gradients(host, rule, 0.05, number, keys, grads, **options)
+        rows = device.find(up(cuda, everything, np.int64))[0].get()
+        return rows, host.find(everything)[0]
+
+    for number in range(1, 11):
+        rows, expected = step(number, 32)
+        if case == "ftrl_all":  # its power is the device's own
+            np.testing.assert_allclose(rows, expected, rtol=1e-6, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(rows, expected)
+    rows, expected = step(11, 5000)
+    np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_long_sums_are_those_of_the_cpu(cuda):
+    """Over many tiles; the share of an element of all that was added to it decides."""
+    rng = np.random.default_rng(2)
+    inverse, dim = rng.integers(0, 7, 20_000), 8
+    grad = rng.normal(size=(len(inverse), dim)).astype(np.float32)
+    arrays = up(cuda, grad, np.float32), up(cuda, inverse, np.int32)
+    out = cuda.cuda_combine_gradient(*arrays, None, 7, "none").get()
+    expected = _core.combine_gradient(grad, inverse.astype(np.int32), None, 7, "none")
+    added = np.zeros((7, dim))
+    np.add.at(added, inverse, np.abs(grad))
+    assert (np.abs(out - expected) <= 1e-6 * added).all()
+
+
 def test_a_step_by_row_number(cuda):
     table = cuda.CudaTable("t", 4, initializer="constant", a=1.0)
     keys = up(cuda, [3, -1, 7], np.int64)
