@@ -291,6 +291,7 @@ History& CudaTable::Attach(Stream stream, const OptimizerOptions& options) {
                                 impl.options.name + "' has " + impl.history->options().ToString() +
                                 ". Received: " + options.ToString());
   }
+  CheckSlotWidths(impl.slots, options, dim(), impl.options.name);
   auto history = std::make_unique<History>(options, stream);
   ConfigureSlots(stream, OptimizerSlots(options, dim()));
   impl.history = std::move(history);

@@ -8,8 +8,9 @@
 // Handles are in host memory; keys, rows and gradients are where the table is.
 //
 // Invariant: a kernel holds a table's mutex from the first call on the table to the last, so that
-// row numbers stay valid between them; never two tables' at once. What it enqueues on TF's stream
-// is behind everything that was enqueued for the table before.
+// row numbers stay valid between them; SokApplyGradients holds those of all its tables, taken in
+// the order of their addresses, and no other kernel holds two. What it enqueues on TF's stream is
+// behind everything that was enqueued for the table before.
 //
 // Tests register these kernels in the place of the CPU's, over emulated devices in host memory.
 #ifndef SOK_TF_CUDA_KERNEL_H_
