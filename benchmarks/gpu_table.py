@@ -18,6 +18,7 @@ and writes counted, measured in the same run. Its share counts the bytes that a 
     step                    each key; its row out and its gradient in; each unique key's slot, row
                             and slot rows in, and the rows out again
 
+Lookups of tables with admission or eviction follow for one width, see `benchmarks/gpu_policies.py`.
 Where PyTorch sees the device, its `embedding` and `embedding_bag` on indices (no hash table) are
 timed beside `find`.
 """
@@ -35,6 +36,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from benchmarks import gpu_policies
 
 PROBE_BYTES = 8 + 16 + 8 + 4 + 1  # key, digests, slot, flag
 FACTOR = 2654435761  # key i of a table is i * FACTOR
@@ -152,7 +155,10 @@ class Bench:
         return [range(b, min(b + self.sizes.batch, num_keys)) for b in starts]
 
     def upload(self, part: range) -> Any:
-        return self.up(np.arange(part.start, part.stop) * FACTOR)
+        return self.up_keys(np.arange(part.start, part.stop))
+
+    def up_keys(self, numbers: np.ndarray) -> Any:
+        return self.up(numbers * FACTOR)
 
     def lookups(self, dim: int, load: float) -> None:
         sizes, core = self.sizes, self.core
@@ -337,7 +343,8 @@ def run(core: Any, sizes: Sizes) -> list[dict[str, Any]]:
     bench = Bench(core, sizes)
     tasks: list[tuple[str, Any]] = [("step", bench.steps)]
     # The width of the published figures first, should the time be up.
-    for dim in sorted(sizes.dims, key=lambda dim: dim != 32):
+    dims = sorted(sizes.dims, key=lambda dim: dim != 32)
+    for dim in dims:
         for load in sizes.loads:
             tasks.append((f"dim {dim} load {load}", lambda d=dim, x=load: bench.lookups(d, x)))
         tasks.append((f"torch dim {dim}", lambda d=dim: bench.torch_embedding(d)))
@@ -345,6 +352,8 @@ def run(core: Any, sizes: Sizes) -> list[dict[str, Any]]:
             tasks.append(
                 (f"{rule} dim {dim}", lambda d=dim, r=rule, n=num_slots: bench.updates(d, r, n))
             )
+    lookups = gpu_policies.lookups
+    tasks.append((f"policies dim {dims[0]}", lambda: lookups(bench, dims[0], PROBE_BYTES)))
     for name, task in tasks:
         try:
             task()

@@ -6,18 +6,20 @@
 #   tools/check_gpu.sh build smoke  these only; `tools/check_gpu.sh list` names them
 #
 # Wants nvcc, CMake, and a Python with NumPy, pybind11, pytest, pytest-timeout and hypothesis, .venv's
-# where there is one; TensorFlow is not needed, PyTorch and CuPy are used where they are. PYTHON=...
+# where there is one; TensorFlow is not needed: the tests of the ops, and with them the kernels of the
+# exchange between ranks, run where one sees the device. PyTorch and CuPy are used where they are. PYTHON=...
 # chooses another. A step is ended after LIMIT seconds (540), its output is in OUT/STEP.log (OUT:
 # build-cuda/check), and the last lines sum up. Exit status 1 if a step failed; but for build and
 # smoke, a failed step does not keep the next one from running.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PWD/.venv/bin:$PATH PYTHONPATH=$PWD PYTHONUNBUFFERED=1
+export SOK_TEST_GPU=required  # a test that finds no device fails
 PYTHON=${PYTHON:-$(command -v python || command -v python3)}
 export PYTHON
 OUT=${OUT:-build-cuda/check}
 LIMIT=${LIMIT:-540}
-STEPS=(info build smoke test memcheck initcheck synccheck racecheck bench slow)
+STEPS=(info build smoke test ops memcheck initcheck synccheck racecheck bench slow)
 
 # What is here, and what is missing.
 info() {
@@ -50,24 +52,26 @@ build() {
     "$PYTHON" -c 'from sok_like import _core; print(_core.cuda_device_info())'
 }
 
-require_device() {
-  "$PYTHON" -c 'import sys; from sok_like import _core; sys.exit(_core.cuda_device_count() == 0)' ||
-    { echo "No CUDA device, or _core was built without CUDA: run the step build." >&2; return 1; }
-}
+# Its error says what is missing: the build, the device, or a driver as new as the toolkit.
+require_device() { "$PYTHON" -c 'from sok_like import _core; _core.cuda_device_info()'; }
 
-# Every kernel once, in seconds: a launch that fails at all shows here.
+# The kernels of lookups and updates once, in seconds: a launch that fails at all shows here.
 smoke() {
   require_device && "$PYTHON" -m benchmarks.gpu_table --quick
 }
 
 run_tests() {
-  require_device && "$PYTHON" -m pytest -q -m "$1" tests/cuda --maxfail=20 -p no:cacheprovider
+  require_device && "$PYTHON" -m pytest -q -m "$@" --maxfail=20 -p no:cacheprovider
 }
-test_step() { run_tests "gpu and not slow"; }
-slow() { run_tests "gpu and slow"; }  # 100 million keys
+test_step() { run_tests "gpu and not slow" tests/cuda --ignore=tests/cuda/test_ops.py; }
+ops() { run_tests gpu tests/cuda/test_ops.py; }  # skipped without a TensorFlow that sees the device
+slow() { run_tests "gpu and slow" tests/cuda; }  # 100 million keys
 
-# Without drawn cases and the benchmark, which take long under it and launch no other kernels.
-sanitize() { TOOLS=$1 tools/sanitize_cuda.sh -x -k "not agrees_with_a_dict and not test_benchmark"; }
+# Without drawn cases, the benchmark, the tests of the core and TensorFlow, which take long under it.
+sanitize() {
+  local long="agrees_with_a_dict or test_benchmark or test_core or test_ops"
+  TOOLS=$1 tools/sanitize_cuda.sh -x -k "not ($long)"
+}
 memcheck() { sanitize memcheck; }
 initcheck() { sanitize initcheck; }
 synccheck() { sanitize synccheck; }

@@ -1,5 +1,7 @@
 #include "cpp/core/slots.h"
 
+#include <stdexcept>
+
 #include "cpp/core/adam_replay.h"
 
 namespace sok {
@@ -30,6 +32,19 @@ std::vector<SlotSpec> OptimizerSlots(const OptimizerOptions& options, int64_t di
   }
   if (ReplayKindOf(options) != ReplayKind::kNothing) slots.push_back({"last_step", 1, 0.0f, false});
   return slots;
+}
+
+void CheckSlotWidths(const std::vector<SlotSpec>& present, const OptimizerOptions& options,
+                     int64_t dim, const std::string& table) {
+  for (const SlotSpec& wanted : OptimizerSlots(options, dim)) {
+    for (const SlotSpec& held : present) {
+      if (held.name != wanted.name || held.width == wanted.width) continue;
+      throw std::invalid_argument("Slot variable '" + wanted.name + "' of " + options.ToString() +
+                                  " must be " + std::to_string(wanted.width) +
+                                  " floats wide. Table '" + table + "' holds one of " +
+                                  std::to_string(held.width));
+    }
+  }
 }
 
 }  // namespace sok

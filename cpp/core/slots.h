@@ -22,6 +22,11 @@ struct SlotSpec {
 // Slot variables of a rule, in the order that the rules of optimizer.h count on.
 std::vector<SlotSpec> OptimizerSlots(const OptimizerOptions& options, int64_t dim);
 
+// Throws std::invalid_argument where a table holds a slot of that name and another width, which it
+// would lose: an imported one.
+void CheckSlotWidths(const std::vector<SlotSpec>& present, const OptimizerOptions& options,
+                     int64_t dim, const std::string& table);
+
 }  // namespace sok
 
 #endif  // SOK_CORE_SLOTS_H_

@@ -5,6 +5,7 @@ which finds wrong results but says nothing about hardware. What needs hardware i
 """
 
 import importlib.util
+import os
 import pathlib
 import sys
 
@@ -42,5 +43,9 @@ def cuda(request):
             pytest.skip("the emulator comes with the C++ tests (SOK_WITH_TESTS=ON)")
         return module
     if _core.cuda_device_count() == 0:
-        pytest.skip("needs a library built with CUDA (make cuda) and a device")
+        # All skipped is no sign that anything works.
+        required = os.environ.get("SOK_TEST_GPU") == "required"
+        (pytest.fail if required else pytest.skip)(
+            "needs a library built with CUDA (make cuda) and a device"
+        )
     return _core

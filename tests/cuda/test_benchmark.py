@@ -11,6 +11,8 @@ def test_every_figure_is_printed(cuda, capsys):
     wanted += ["step adagrad dim 16 of 3 tables"]
     wanted += ["insert", "find", "find_or_insert", "assign"] * 2
     wanted += ["update adagrad", "update lazy_adam", "update adam"]
+    cases = ["no policy", "filter present", "filter waiting", "lru full"]
+    wanted += [f"lookup {case}" for case in cases]
     lines = [line for line in lines[2:] if not line.startswith("torch")]
     assert len(lines) == len(wanted)
     for line, start in zip(lines, wanted, strict=True):

@@ -1,10 +1,12 @@
-"""TensorFlow's ops over tables in device memory, in one process, under the emulator.
+"""TensorFlow's ops over tables in device memory, in one process: emulated, and on a device.
 
-The tests are those of tables in host memory, run once more in a process whose op library has the
-kernels of device tables in the place of the CPU's (tests/emulated.py). Expected values are the
-same: what the oracles of those tests say.
+The tests are those of tables in host memory, run once more. Under the emulator the process's op
+library has the kernels of device tables in the place of the CPU's (tests/emulated.py); beside a
+TensorFlow that sees a GPU, tables go there by themselves. Expected values are the same: what the
+oracles of those tests say.
 """
 
+import importlib.util
 import os
 import pathlib
 import re
@@ -16,10 +18,6 @@ import pytest
 from tests import emulated
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-pytestmark = pytest.mark.skipif(
-    not emulated.LIBRARY.exists(), reason="the emulator comes with the C++ tests"
-)
 
 # What device tables have not, by docs/cuda.md: tables without an index, and Adam with a beta_2 so
 # low that its missed steps are walked.
@@ -35,8 +33,7 @@ SUITES = {
 }
 
 
-@pytest.mark.parametrize("files", SUITES)
-def test_suite(files):
+def run_suite(files, **environment):
     absent = [
         f"not {words}" if " " not in words else f"not ({words.replace(' ', ' and ')})"
         for words in MISSING
@@ -45,7 +42,7 @@ def test_suite(files):
     done = subprocess.run(
         [*command, "-m", "not ranks", "-k", " and ".join(absent)],
         cwd=ROOT,
-        env={**os.environ, "SOK_TEST_OPS": "emulated"},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
     )
@@ -54,3 +51,22 @@ def test_suite(files):
     # As many as there are, and not skipped.
     passed = int(re.search(r"(\d+) passed", done.stdout)[1])
     assert passed >= SUITES[files], output
+
+
+@pytest.mark.skipif(not emulated.LIBRARY.exists(), reason="the emulator comes with the C++ tests")
+@pytest.mark.parametrize("files", SUITES)
+def test_suite(files):
+    run_suite(files, SOK_TEST_OPS="emulated")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("files", SUITES)
+def test_suite_on_a_device(files):
+    if importlib.util.find_spec("tensorflow") is None:
+        pytest.skip("needs TensorFlow")
+    ask = "import sys; from sok_like import devices; sys.exit(0 if devices.gpu_in_use() else 7)"
+    answer = subprocess.run([sys.executable, "-c", ask], cwd=ROOT, capture_output=True, text=True)
+    if answer.returncode == 7:
+        pytest.skip("needs a TensorFlow that sees the device, and an op library built with CUDA")
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    run_suite(files)

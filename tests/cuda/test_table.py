@@ -184,7 +184,7 @@ def test_a_build_without_cuda_has_the_names_and_says_so(cuda):
     if isinstance(_core.CudaTable, type):
         pytest.skip("this library was built with CUDA")
     names = [name for name in dir(cuda) if name.startswith(("Cuda", "cuda_"))]
-    assert len(names) == 15
+    assert len(names) == 17
     for name in set(names) - {"CudaError", "cuda_device_count"}:
         with pytest.raises(RuntimeError, match="make cuda"):
             getattr(_core, name)("t", DIM)

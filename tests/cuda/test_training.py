@@ -99,6 +99,48 @@ def test_rules_against_numpy(cuda, case, extras):
     np.testing.assert_allclose(rows, oracle.w, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("case", sorted(set(CASES) - {"adam_step_by_step", "adam_no_beta_2"}))
+@pytest.mark.parametrize("dim", [5, 16])
+def test_updated_rows_are_those_of_the_cpu(cuda, case, dim):
+    """In every bit while a batch is one tile of sums, closely when it is many."""
+    rule, options, _ = CASES[case]
+    arguments = {"a": -0.5, "b": 0.5, "seed": 3}
+    device, host = cuda.CudaTable("t", dim, **arguments), _core.Table("t", dim, **arguments)
+    rng = np.random.default_rng(1)
+    everything = np.arange(50)
+
+    def step(number, num_keys):
+        keys = rng.integers(0, len(everything), num_keys)
+        grads = rng.normal(size=(num_keys, dim)).astype(np.float32)
+        arrays = up(cuda, keys, np.int64), up(cuda, grads, np.float32)
+        cuda.cuda_apply_gradients(device, rule, 0.05, number, *arrays, **options)
+        _core.apply_gradients(host, rule, 0.05, number, keys, grads, **options)
+        rows = device.find(up(cuda, everything, np.int64))[0].get()
+        return rows, host.find(everything)[0]
+
+    for number in range(1, 11):
+        rows, expected = step(number, 32)
+        if case == "ftrl_all":  # its power is the device's own
+            np.testing.assert_allclose(rows, expected, rtol=1e-6, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(rows, expected)
+    rows, expected = step(11, 5000)
+    np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_long_sums_are_those_of_the_cpu(cuda):
+    """Over many tiles; the share of an element of all that was added to it decides."""
+    rng = np.random.default_rng(2)
+    inverse, dim = rng.integers(0, 7, 20_000), 8
+    grad = rng.normal(size=(len(inverse), dim)).astype(np.float32)
+    arrays = up(cuda, grad, np.float32), up(cuda, inverse, np.int32)
+    out = cuda.cuda_combine_gradient(*arrays, None, 7, "none").get()
+    expected = _core.combine_gradient(grad, inverse.astype(np.int32), None, 7, "none")
+    added = np.zeros((7, dim))
+    np.add.at(added, inverse, np.abs(grad))
+    assert (np.abs(out - expected) <= 1e-6 * added).all()
+
+
 def test_a_step_by_row_number(cuda):
     table = cuda.CudaTable("t", 4, initializer="constant", a=1.0)
     keys = up(cuda, [3, -1, 7], np.int64)
@@ -121,6 +163,32 @@ def test_combine_of_a_table_whose_rows_owe_steps(cuda):
     ).get()
     expected = np.stack([oracle.w[5], oracle.w[6:9].sum(0)])
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_combine_of_a_table_is_in_the_order_of_its_stream(cuda):
+    """Behind the last call on the table, and before the next one."""
+    if cuda is _core:
+        pytest.skip("needs the emulator's count of streams that wait")
+    table = cuda.CudaTable("t", 4)
+    numbers = table.row_numbers(up(cuda, [1, 2], np.int64), insert=True).get()
+    other = 16  # the address of a stream, which the emulator does not look at
+    parts = (numbers, np.arange(2, dtype=np.int32), np.array([0, 2]))
+    arrays = [cuda.CudaArray(part, stream=other) for part in parts]
+    more_keys = up(cuda, [3], np.int64)
+    before = cuda.num_stream_waits()
+    cuda.cuda_combine_of_table(table, *arrays, "sum", stream=other)
+    assert cuda.num_stream_waits() == before + 1
+    table.row_numbers(more_keys, insert=True)
+    assert cuda.num_stream_waits() == before + 2
+
+
+def test_combine_of_a_table_with_keys_that_wait(cuda):
+    table = cuda.CudaTable("t", 4, policy={"filter_freq": 3, "no_permission": -2.0})
+    table.assign(up(cuda, [5], np.int64), up(cuda, np.full((1, 4), 3.0), np.float32))
+    numbers = table.row_numbers(up(cuda, [5, 6], np.int64))
+    inverse, splits = up(cuda, [0, 1, 1], np.int32), up(cuda, [0, 1, 3], np.int64)
+    out = cuda.cuda_combine_of_table(table, numbers, inverse, splits, "sum").get()
+    np.testing.assert_array_equal(out, [[3.0] * 4, [-4.0] * 4])
 
 
 def test_another_optimizer_is_refused(cuda):

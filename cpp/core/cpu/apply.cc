@@ -111,16 +111,8 @@ OptimizerState* Attached(const CpuTable& table, const OptimizerOptions& options)
         (state != nullptr ? state->options().ToString() : std::string("another")) +
         ". Received: " + options.ToString());
   }
-  if (table.slots().empty()) return nullptr;
-  const std::vector<SlotSpec> slots = OptimizerSlots(options, table.dim());
-  for (const SlotSpec& present : table.slots()) {
-    for (const SlotSpec& wanted : slots) {
-      if (present.name != wanted.name || present.width == wanted.width) continue;
-      throw std::invalid_argument("Slot variable '" + wanted.name + "' of " + options.ToString() +
-                                  " must be " + std::to_string(wanted.width) +
-                                  " floats wide. Table '" + table.options().name +
-                                  "' holds one of " + std::to_string(present.width));
-    }
+  if (!table.slots().empty()) {
+    CheckSlotWidths(table.slots(), options, table.dim(), table.options().name);
   }
   return nullptr;
 }

@@ -230,8 +230,8 @@ void FindRowsToUpdate(Stream stream, const std::vector<CudaTable::TableKeys>& ba
   std::vector<CudaTable::TableKeys> inserting;
   for (const CudaTable::TableKeys& batch : batches) {
     if (batch.table->keeps_records()) {
-      FindKeys(stream, batch.table->Ref(), batch.keys, Count(batch.num_keys, batch.num_actual),
-               batch.row_numbers);
+      FindKeys(stream, batch.table->Ref(stream), batch.keys,
+               Count(batch.num_keys, batch.num_actual), batch.row_numbers);
     } else {
       inserting.push_back(batch);
     }

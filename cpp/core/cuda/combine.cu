@@ -1,5 +1,8 @@
 #include <cuda_runtime.h>
 
+#include <type_traits>
+#include <vector>
+
 #include "cpp/core/cuda/combine.h"
 #include "cpp/core/cuda/combine_rows.cuh"
 #include "cpp/core/cuda/jobs.cuh"
@@ -14,8 +17,19 @@ constexpr int kAhead = 4;  // rows asked for before the first is added
 struct TableRows {
   TableRef table;
   const uint32_t* row_numbers;  // [num_unique]
-  SOK_DEVICE const float* operator()(int64_t u) const { return table.Row(row_numbers[u]); }
+  SOK_DEVICE const float* operator()(int64_t u) const {
+    return row_numbers[u] == kNoRow ? nullptr : table.Row(row_numbers[u]);
+  }
 };
+
+template <int kWidth, typename Rows>
+SOK_DEVICE Piece<kWidth> PieceOf(const Rows& rows, int64_t u, int64_t column) {
+  const float* const row = rows(u);
+  if constexpr (std::is_same_v<Rows, TableRows>) {
+    if (row == nullptr) return {};
+  }
+  return LoadPiece<kWidth>(row, column);
+}
 
 template <int kWidth, typename Rows>
 struct CombineJob {
@@ -37,7 +51,7 @@ struct CombineJob {
     const int64_t end = none ? s + 1 : samples.row_splits[s + 1];
     Piece<kWidth>* const result = reinterpret_cast<Piece<kWidth>*>(out) + thread;
     if (end - begin == 1 && samples.weights == nullptr) {
-      *result = LoadPiece<kWidth>(rows(samples.inverse[begin]), column);
+      *result = PieceOf<kWidth>(rows, samples.inverse[begin], column);
       return;
     }
     Piece<kWidth> sum = {};
@@ -50,7 +64,7 @@ struct CombineJob {
       Piece<kWidth> values[kAhead];
 #pragma unroll
       for (int u = 0; u < kAhead; ++u) {
-        if (k + u < end) values[u] = LoadPiece<kWidth>(rows(samples.inverse[k + u]), column);
+        if (k + u < end) values[u] = PieceOf<kWidth>(rows, samples.inverse[k + u], column);
       }
 #pragma unroll
       for (int u = 0; u < kAhead; ++u) {

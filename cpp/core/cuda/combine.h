@@ -44,7 +44,7 @@ struct CombineBatch {
 };
 void CombineRows(Stream stream, const std::vector<CombineBatch>& batches);
 
-// Straight from a table, by row number. Only while its rows owe nothing.
+// Straight from a table, by row number; kNoRow reads zeros. Only while its rows owe nothing.
 struct TableCombineBatch {
   Samples samples;
   TableRef table;

@@ -2,6 +2,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "cpp/core/cuda/lowest.cuh"
 #include "cpp/core/cuda/primitives.h"
@@ -42,7 +43,9 @@ struct Candidates {
 struct Survey {
   Word score_and, key_and, score_or, key_or;
   uint32_t num_listed;
+  uint32_t unused;  // written too: initcheck finds bytes copied to the host that nobody wrote
 };
+static_assert(std::has_unique_object_representations_v<Survey>, "no padding");
 
 // Score and key as one number, to be added to.
 struct Ceiling {
@@ -72,7 +75,7 @@ struct Choice {
 
 __global__ void StartKernel(uint32_t count, Survey* survey, Choice* choice, uint32_t* num_taken) {
   if (GlobalThread() != 0) return;
-  *survey = {~0ull, ~0ull, 0, 0, 0};
+  *survey = {~0ull, ~0ull, 0, 0, 0, 0};
   *choice = {0, 0, 0, 0, count, 0};
   *num_taken = 0;
 }

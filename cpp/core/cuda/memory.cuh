@@ -43,20 +43,22 @@ struct ContendedMemory {
   using Atomic = ::cuda::atomic_ref<T, ::cuda::thread_scope_device>;
 
   SOK_DEVICE DigestWords Digests(const Bucket* bucket) const {
-    DigestWords words;
+    uint32_t words[kBucketSlots / 4];
 #ifdef __CUDA_ARCH__
-    // Relaxed reads of two words in one access, which atomic_ref has none for. A cached load
-    // (`__ldcg`) would be a hint only, which the compiler may keep in a register over a loop.
-    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
-                 : "=l"(words.low), "=l"(words.high)
+    // Relaxed reads of four words in one access, which atomic_ref has none for: of the words that
+    // are swapped, since PTX promises nothing of accesses of different sizes to one place. A cached
+    // load (`__ldcg`) would be a hint only, which the compiler may keep in a register over a loop.
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
                  : "l"(__cvta_generic_to_global(bucket->digests))
                  : "memory");
 #else
-    uint64_t* const halves = reinterpret_cast<uint64_t*>(const_cast<uint32_t*>(bucket->digests));
-    words.low = Atomic<uint64_t>(halves[0]).load(::cuda::memory_order_relaxed);
-    words.high = Atomic<uint64_t>(halves[1]).load(::cuda::memory_order_relaxed);
+    for (int i = 0; i < kBucketSlots / 4; ++i) {
+      words[i] = Atomic<uint32_t>(const_cast<Bucket*>(bucket)->digests[i])
+                     .load(::cuda::memory_order_relaxed);
+    }
 #endif
-    return words;
+    return {uint64_t{words[1]} << 32 | words[0], uint64_t{words[3]} << 32 | words[2]};
   }
   SOK_DEVICE uint32_t Row(const Bucket* bucket, int slot) const {
     return Atomic<uint32_t>(const_cast<Bucket*>(bucket)->rows[slot])

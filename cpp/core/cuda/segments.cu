@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstring>
 
 #include "cpp/core/cuda/launch.cuh"
 #include "cpp/core/cuda/segments.h"
@@ -8,6 +9,20 @@ namespace cuda {
 namespace {
 
 constexpr int kPerThread = 8;
+constexpr size_t kMostUploaded = size_t{1} << 16;  // bytes; a wait takes less than more launches
+
+// Words as a kernel's argument, of which CUDA takes a copy before a launch returns. A copy of
+// pageable memory would have to be waited for.
+struct ArgumentWords {
+  static constexpr size_t kMost = 448;  // 3.5 of the 4 KiB that arguments may have
+  uint64_t words[kMost];
+};
+
+__global__ void __launch_bounds__(kThreads)
+    StoreKernel(const __grid_constant__ ArgumentWords values, int64_t count, uint64_t* to) {
+  const int64_t i = GlobalThread();
+  if (i < count) to[i] = values.words[i];
+}
 
 // Segments as kernels see them: none is empty, so `begin` ascends.
 template <typename T>
@@ -62,6 +77,24 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
+void UploadWords(Stream stream, const void* words, size_t num_words, uint64_t* to) {
+  if (num_words * sizeof(uint64_t) > kMostUploaded) {
+    return CopyToDevice(stream, to, words, num_words * sizeof(uint64_t));
+  }
+  const char* from = static_cast<const char*>(words);
+  while (num_words > 0) {
+    const size_t count = std::min(num_words, ArgumentWords::kMost);
+    ArgumentWords values;
+    std::memcpy(values.words, from, count * sizeof(uint64_t));
+    std::memset(values.words + count, 0, sizeof(values) - count * sizeof(uint64_t));
+    Launch(StoreKernel, static_cast<int64_t>(count), stream, values, static_cast<int64_t>(count),
+           to);
+    from += count * sizeof(uint64_t);
+    to += count;
+    num_words -= count;
+  }
+}
+
 template <typename T>
 void MoveSegments(Stream stream, Workspace& workspace, const std::vector<Move<T>>& moves) {
   std::vector<Piece<T>> pieces;
@@ -98,8 +131,9 @@ template <typename T>
 std::vector<T> Heads(Stream stream, Workspace& workspace, const T* message, const int32_t* lengths,
                      int64_t num_blocks, int64_t num_words) {
   const Workspace::Scope scope(workspace, stream);
-  std::vector<T> heads(num_blocks * num_words, T{0});
-  T* const there = Upload(stream, workspace, heads);
+  std::vector<T> heads(num_blocks * num_words);
+  T* const there = workspace.Take<T>(num_blocks * num_words);
+  FillWithZeros(stream, there, heads.size() * sizeof(T));
   std::vector<Move<T>> moves;
   for (int64_t b = 0; b < num_blocks; ++b) {
     moves.push_back({message, there + b * num_words, std::min<int64_t>(num_words, lengths[b])});

@@ -8,11 +8,13 @@
 // however many tables and ranks there are. Rows are addressed by word, because behind a message's
 // status word nothing is aligned to 16 bytes.
 //
-// All async, with scratch from the workspace.
+// All async but Heads, with scratch from the workspace.
 #ifndef SOK_CORE_CUDA_SEGMENTS_H_
 #define SOK_CORE_CUDA_SEGMENTS_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "cpp/core/cuda/device.h"
@@ -20,11 +22,17 @@
 namespace sok {
 namespace cuda {
 
-// A copy of host values, valid as long as what was taken from the workspace.
+// Copies a few words of the host's, which may change as soon as this returns. Does not wait, but
+// for more than 64 KiB.
+void UploadWords(Stream stream, const void* words, size_t num_words, uint64_t* to);
+
+// A copy of host values, valid as long as what was taken from the workspace. As UploadWords.
 template <typename T>
 T* Upload(Stream stream, Workspace& workspace, const std::vector<T>& values) {
+  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(uint64_t) == 0, "words");
   T* const there = workspace.Take<T>(static_cast<int64_t>(values.size()));
-  CopyToDevice(stream, there, values.data(), values.size() * sizeof(T));
+  UploadWords(stream, values.data(), values.size() * (sizeof(T) / sizeof(uint64_t)),
+              reinterpret_cast<uint64_t*>(there));
   return there;
 }
 

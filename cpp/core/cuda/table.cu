@@ -50,8 +50,12 @@ void CudaTable::Impl::TakeCounters() {
 
 bool CudaTable::Impl::CopyHasArrived() {
   const cudaError_t state = cudaEventQuery(copy_event);
-  if (state != cudaErrorNotReady) Check(state, "cudaEventQuery");
-  return state == cudaSuccess;
+  if (state == cudaErrorNotReady) {
+    cudaGetLastError();  // no error, but CUB looks at the last one after its launches
+    return false;
+  }
+  Check(state, "cudaEventQuery");
+  return true;
 }
 
 void CudaTable::Impl::PollCounters() {
@@ -327,6 +331,7 @@ void CudaTable::Impl::ReserveFreeRows() {
   const size_t bytes = static_cast<size_t>(most_rows) * sizeof(uint32_t);
   if (bytes <= free_rows.bytes()) return;
   Buffer larger(bytes + bytes / 4, stream);
+  larger.Zero();  // all of it is copied when it grows again, what was never written too
   if (free_rows.bytes() > 0) {
     CopyOnDevice(stream, larger.data(), free_rows.data(), free_rows.bytes());
   }

@@ -183,6 +183,8 @@ class CudaTable {
   void CountDroppedGradients(Stream stream, const uint32_t* row_numbers, int64_t num_rows,
                              const uint32_t* num_actual);
   TableRef Ref() const;
+  // The same for kernels of the caller's on this stream, which come behind the last call.
+  TableRef Ref(Stream stream);
   Workspace& workspace();
 
  private:

@@ -160,6 +160,10 @@ Stream CudaTable::stream() const { return impl_->stream; }
 std::vector<SlotSpec> CudaTable::slots() const { return impl_->slots; }
 int64_t CudaTable::row_floats() const { return impl_->Ref().row_floats; }
 TableRef CudaTable::Ref() const { return impl_->Ref(); }
+TableRef CudaTable::Ref(Stream stream) {
+  impl_->Use(stream);
+  return impl_->Ref();
+}
 Workspace& CudaTable::workspace() { return impl_->workspace; }
 
 void CudaTable::Clear(Stream stream) {
@@ -287,6 +291,7 @@ History& CudaTable::Attach(Stream stream, const OptimizerOptions& options) {
                                 impl.options.name + "' has " + impl.history->options().ToString() +
                                 ". Received: " + options.ToString());
   }
+  CheckSlotWidths(impl.slots, options, dim(), impl.options.name);
   auto history = std::make_unique<History>(options, stream);
   ConfigureSlots(stream, OptimizerSlots(options, dim()));
   impl.history = std::move(history);
@@ -322,17 +327,18 @@ void CudaTable::Export(Stream stream, std::vector<uint64_t>* host_keys,
   host_keys->resize(static_cast<size_t>(num_keys));
   host_rows->resize(static_cast<size_t>(num_keys * width));
   if (num_keys == 0 && (policy == nullptr || impl.records == nullptr)) return;
-  // Buffers of their own: this much scratch should not stay with the table.
+  // Memory of their own, CUB's included: this much scratch should not stay with the table.
   const size_t key_bytes = static_cast<size_t>(num_keys) * sizeof(uint64_t);
   const Buffer keys(key_bytes, stream), sorted_keys(key_bytes, stream);
   const Buffer rows(key_bytes / 2, stream), sorted_rows(key_bytes / 2, stream);
-  const Workspace::Scope scope(impl.workspace, stream);
-  uint32_t* const cursor = impl.workspace.Take<uint32_t>(1);
+  Workspace scratch;
+  const Workspace::Scope scope(scratch, stream);
+  uint32_t* const cursor = scratch.Take<uint32_t>(1);
   Check(cudaMemsetAsync(cursor, 0, sizeof(uint32_t), stream), "cudaMemsetAsync");
   const TableRef ref = impl.Ref();
   ListKeys(stream, ref.index, keys.as<uint64_t>(), rows.as<uint32_t>(), cursor);
-  SortPairs(stream, impl.workspace, keys.as<uint64_t>(), sorted_keys.as<uint64_t>(),
-            rows.as<uint32_t>(), sorted_rows.as<uint32_t>(), num_keys, 64);
+  SortPairs(stream, scratch, keys.as<uint64_t>(), sorted_keys.as<uint64_t>(), rows.as<uint32_t>(),
+            sorted_rows.as<uint32_t>(), num_keys, 64);
   CopyToHost(stream, host_keys->data(), sorted_keys.data(), key_bytes);
   if (policy != nullptr && impl.records != nullptr) {
     impl.ExportRecords(sorted_rows.as<uint32_t>(), num_keys, policy);

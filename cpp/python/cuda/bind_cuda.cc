@@ -7,6 +7,8 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <limits>
 #include <memory>
 #include <optional>
 
@@ -163,16 +165,21 @@ void Import(CudaTable& table, const py::object& key_object, const py::object& ro
   std::vector<SlotSpec> specs = table.slots();
   for (const auto& [name, value] : given) {
     const std::string slot_name = py::cast<std::string>(name);
-    const bool present = std::any_of(specs.begin(), specs.end(),
-                                     [&](const SlotSpec& slot) { return slot.name == slot_name; });
-    if (!present) {
-      const py::array array = py::array::ensure(py::reinterpret_borrow<py::object>(value));
-      if (!array || array.ndim() != 2) {
-        PyErr_Clear();
-        throw py::value_error("Slot variable '" + slot_name +
-                              "' must have shape [num_keys, width]");
-      }
-      specs.push_back({slot_name, array.shape(1), 0.0f, true});
+    const py::array array = py::array::ensure(py::reinterpret_borrow<py::object>(value));
+    if (!array || array.ndim() != 2) {
+      PyErr_Clear();
+      throw py::value_error("Slot variable '" + slot_name + "' must have shape [num_keys, width]");
+    }
+    const auto present = std::find_if(specs.begin(), specs.end(),
+                                      [&](const SlotSpec& slot) { return slot.name == slot_name; });
+    if (present == specs.end()) {
+      // An initial value of NaN: not known until an optimizer says it.
+      specs.push_back({slot_name, array.shape(1), std::numeric_limits<float>::quiet_NaN(), true});
+    } else if (array.shape(1) != present->width) {
+      throw py::value_error("Import: slot variable '" + slot_name + "' must have width " +
+                            std::to_string(present->width) +
+                            ". Received: " + std::to_string(array.shape(1)) + " (table '" +
+                            table.options().name + "')");
     }
   }
   int64_t stride = table.dim();

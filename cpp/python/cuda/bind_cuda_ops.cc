@@ -119,12 +119,12 @@ std::unique_ptr<CudaArray> CombineOfTable(CudaTable& table, const py::object& ro
   const DeviceView numbers(row_numbers, "row_numbers", {"<u4"}, {-1}, stream);
   auto out = std::make_unique<CudaArray>(std::vector<int64_t>{views.num_samples(), table.dim()},
                                          "<f4", stream);
-  const cuda::TableRef ref = table.Ref();
-  if (ref.history.now == 0) {
+  const cuda::TableRef ref = table.Ref(stream);
+  if (ref.history.now == 0 && !table.keeps_records()) {
     cuda::CombineRows(stream, {{views.samples, ref, numbers.as<uint32_t>(), out->as<float>()}});
     return out;
   }
-  // Rows that owe steps are brought up once each, on their way out.
+  // Rows that owe steps are brought up once each, on their way out; keys that wait have no row.
   const cuda::Workspace::Scope scope(SharedWorkspace(), stream);
   float* const rows = SharedWorkspace().Take<float>(numbers.length() * table.dim());
   table.GatherRows(stream, numbers.as<uint32_t>(), numbers.length(), rows);

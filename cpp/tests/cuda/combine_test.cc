@@ -120,6 +120,13 @@ void CombineHasTheBitsOfTheCpu(Combiner combiner, bool weighted, int64_t dim) {
   std::fill(out.begin(), out.end(), -1.0f);
   cuda::CombineRows(kStream, {{c.samples, table.Ref(), row_numbers.data(), out.data()}});
   CHECK(SameBits(out, expected));
+
+  const std::vector<float> zeros(dim, 0.0f);
+  row_numbers[5] = kNoRow;
+  pointers[5] = zeros.data();
+  CombineRows(ex, c.samples, pointers.data(), num_unique, dim, expected.data());
+  cuda::CombineRows(kStream, {{c.samples, table.Ref(), row_numbers.data(), out.data()}});
+  CHECK(SameBits(out, expected));
 }
 
 void GradientIsThatOfTheCpu(Combiner combiner, bool weighted, int64_t num_keys, int64_t dim,

@@ -60,6 +60,30 @@ void HeadsOfShortBlocksAreFilledUp() {
   CHECK(heads == expected);
 }
 
+// A kernel takes the list of segments along; the host waits for none of it to arrive.
+void OnlyHeadsAreWaitedFor() {
+  cuda::Workspace workspace;
+  std::vector<int64_t> words(500, 7), to(500, 0), offsets(500);
+  std::vector<cuda::Move<int64_t>> moves;
+  std::vector<cuda::RowSegment> rows;
+  for (int64_t i = 0; i < 500; ++i) {
+    moves.push_back({words.data() + i, to.data() + i, 1});
+    rows.push_back({1, 3 * i, 1});
+  }
+  const std::vector<int32_t> lengths(250, 2);
+  for (bool warm : {false, true}) {
+    const int64_t waits = emulator::num_host_waits, allocations = emulator::num_allocations;
+    cuda::MoveSegments(kStream, workspace, moves);
+    cuda::RowOffsets(kStream, workspace, rows, offsets.data());
+    CHECK_EQ(emulator::num_host_waits, waits);
+    cuda::Heads(kStream, workspace, words.data(), lengths.data(), 250, 2);
+    CHECK_EQ(emulator::num_host_waits, waits + 1);
+    if (warm) CHECK_EQ(emulator::num_allocations, allocations);
+  }
+  CHECK(to == words);
+  for (int64_t i = 0; i < 500; ++i) CHECK_EQ(offsets[i], 3 * i);
+}
+
 void PlacesAreThoseOfTheCpu() {
   InlineExecutor ex;
   const std::vector<int64_t> ids = {0, 1, 5, 9, 9, 4, 6, 7};
@@ -168,8 +192,10 @@ int main() {
   sok::MovesAreCopies<uint64_t>({1, 0, 2048, 0, 0, 1, 1, 5000, 3, 0});
   sok::MovesAreCopies<float>({700, 1, 2, 3, 600});
   sok::MovesAreCopies<int64_t>({2049});
+  sok::MovesAreCopies<int64_t>(std::vector<int64_t>(3000, 1));  // a list that is copied by itself
   sok::RowsBeginWhereTheirSegmentsSay();
   sok::HeadsOfShortBlocksAreFilledUp();
+  sok::OnlyHeadsAreWaitedFor();
   sok::PlacesAreThoseOfTheCpu();
   using sok::Combiner;
   for (Combiner combiner : {Combiner::kNone, Combiner::kSum, Combiner::kMean, Combiner::kSqrtn}) {

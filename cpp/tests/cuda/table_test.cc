@@ -227,6 +227,20 @@ void AWarmStepNeitherAllocatesNorWaits() {
   CHECK_EQ(emulator::num_host_waits, waits);
 }
 
+void AnExportLeavesNoScratch() {
+  cuda::CudaTable table(Options(4));
+  Keys keys(200'000);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = i;
+  std::vector<uint32_t> numbers(keys.size());
+  table.FindOrInsertRows(kStream, keys.data(), keys.size(), numbers.data(), nullptr);
+  const int64_t before = emulator::bytes_allocated;
+  Keys exported;
+  Rows rows;
+  table.Export(kStream, &exported, &rows);
+  CHECK(exported == keys);
+  CHECK_EQ(emulator::bytes_allocated, before);
+}
+
 void StaysOnItsDevice() {
   const int64_t before = emulator::bytes_allocated;
   {
@@ -280,6 +294,7 @@ int main() {
   sok::GrowthKeepsEveryRow(0.95);
   sok::MaxCapacityIsAllOrNothing();
   sok::AWarmStepNeitherAllocatesNorWaits();
+  sok::AnExportLeavesNoScratch();
   sok::StaysOnItsDevice();
   sok::RefusesWhatItCannotDo();
   CHECK_EQ(emulator::bytes_allocated, 0);

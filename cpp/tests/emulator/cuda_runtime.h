@@ -57,11 +57,12 @@ struct cudaDeviceProp {
 inline const cudaStream_t cudaStreamLegacy = reinterpret_cast<cudaStream_t>(0x1);
 
 namespace emulator {
-inline std::mutex one_kernel;        // at a time, because TensorFlow runs ops on several threads
-inline int64_t bytes_allocated = 0;  // for tests: what is not freed in the end
-inline int64_t num_allocations = 0;  // for tests: a warm step makes none
-inline int64_t num_host_waits = 0;   // for tests: a warm step makes none
-inline int64_t num_launches = 0;     // kernels, fills and copies, those of CUB included
+inline std::mutex one_kernel;         // at a time, because TensorFlow runs ops on several threads
+inline int64_t bytes_allocated = 0;   // for tests: what is not freed in the end
+inline int64_t num_allocations = 0;   // for tests: a warm step makes none
+inline int64_t num_host_waits = 0;    // for tests: a warm step makes none
+inline int64_t num_stream_waits = 0;  // for tests: streams that were put behind another
+inline int64_t num_launches = 0;      // kernels, fills and copies, those of CUB included
 inline int current_device = 0;
 inline int64_t allocations_left = INT64_MAX;  // for tests: memory runs out after so many
 }  // namespace emulator
@@ -159,6 +160,7 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
   return cudaSuccess;
 }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0) {
+  ++emulator::num_stream_waits;
   return cudaSuccess;
 }
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {

@@ -6,4 +6,5 @@
 PYBIND11_MODULE(_cuda_emulated, m) {
   sok::BindCuda(m);
   m.def("bytes_allocated", [] { return emulator::bytes_allocated; });
+  m.def("num_stream_waits", [] { return emulator::num_stream_waits; });
 }

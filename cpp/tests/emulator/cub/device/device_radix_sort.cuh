@@ -14,7 +14,7 @@ struct DeviceRadixSort {
                                const Value* values_in, Value* values_out, int n, int begin_bit,
                                int end_bit, cudaStream_t) {
     if (scratch == nullptr) {
-      bytes = 1;
+      bytes = static_cast<size_t>(n) * (sizeof(Key) + sizeof(Value));  // as CUB, or a little more
       return cudaSuccess;
     }
     emulator::num_launches += 2 + (end_bit - begin_bit + 7) / 8;  // of a large batch

@@ -1,0 +1,113 @@
+"""`_core` with its tables, sums and steps on a device: what tests/core takes for `_core`.
+
+NumPy arrays go up and results come down, so that a test written for the CPU's table is one of the
+device's too. What devices do not have, by docs/cuda.md, skips the test that asks for it.
+"""
+
+import numpy as np
+import pytest
+
+from sok_like import _core
+
+
+class Core:
+    """What is not named here is `_core`'s."""
+
+    def __init__(self, cuda):
+        self.cuda = cuda
+
+    def __getattr__(self, name):
+        return getattr(_core, name)
+
+    def up(self, values, dtype):
+        return None if values is None else self.cuda.CudaArray(np.ascontiguousarray(values, dtype))
+
+    def Table(self, name, dim, **options):
+        return Table(self, name, dim, **options)
+
+    def apply_gradients(self, table, rule, learning_rate, step, keys, grads, **options):
+        arrays = table.up(keys), self.up(grads, np.float32)
+        with only_on_the_cpu("runs on the CPU only"):
+            self.cuda.cuda_apply_gradients(
+                table.table, rule, learning_rate, step, *arrays, **options
+            )
+
+    def combine(self, rows, inverse, row_splits, combiner="sum", weights=None):
+        arrays = self._samples(inverse, row_splits, combiner, weights)
+        return self.cuda.cuda_combine(self.up(rows, np.float32), *arrays).get()
+
+    def combine_gradient(self, grad, inverse, row_splits, num_unique, combiner="sum", weights=None):
+        inverse, row_splits, *rest = self._samples(inverse, row_splits, combiner, weights)
+        return self.cuda.cuda_combine_gradient(
+            self.up(grad, np.float32), inverse, row_splits, num_unique, *rest
+        ).get()
+
+    def _samples(self, inverse, row_splits, combiner, weights):
+        row_splits = self.up(row_splits, np.int64)
+        return self.up(inverse, np.int32), row_splits, combiner, self.up(weights, np.float32)
+
+
+class Table:
+    """`CudaTable` with the arrays of `_core.Table`; what is not named here is the CudaTable's."""
+
+    def __init__(self, core, name, dim, use_hashtable=True, **options):
+        self.core = core
+        self.key_type = np.dtype(options.get("key_dtype", "int64"))
+        if not use_hashtable or self.key_type.itemsize < 8:
+            pytest.skip("not on a device, by docs/cuda.md")
+        self.host = _core.Table(name, dim, **options)  # for initial rows alone
+        self.table = core.cuda.CudaTable(name, dim, **options)
+
+    def __getattr__(self, name):
+        return getattr(self.table, name)
+
+    def __len__(self):
+        return len(self.table)
+
+    def up(self, keys):
+        return self.core.up(keys, self.key_type)
+
+    def initial_rows(self, keys):
+        return self.host.initial_rows(keys)
+
+    def find(self, keys):
+        return tuple(array.get() for array in self.table.find(self.up(keys)))
+
+    def find_or_insert(self, keys):
+        """A new key is flagged at one of its positions on a device, at the first on the CPU."""
+        keys = np.asarray(keys, self.key_type)
+        rows, inserted = (array.get() for array in self.table.find_or_insert(self.up(keys)))
+        new = keys[inserted]
+        assert np.unique(new).size == new.size
+        first = np.zeros(keys.size, bool)
+        first[np.unique(keys, return_index=True)[1]] = True
+        return rows, first & np.isin(keys, new)
+
+    def assign(self, keys, rows):
+        self.table.assign(self.up(keys), self.core.up(rows, np.float32))
+
+    def erase(self, keys):
+        return self.table.erase(self.up(keys))
+
+    def observe(self, keys):
+        self.table.observe(self.up(keys))
+
+    def key_statistics(self, keys):
+        return tuple(array.get() for array in self.table.key_statistics(self.up(keys)))
+
+    def assign_scores(self, keys, scores):
+        return self.table.assign_scores(self.up(keys), self.core.up(scores, np.int64))
+
+
+class only_on_the_cpu:
+    """Skips the test where a ValueError says so in these words."""
+
+    def __init__(self, words):
+        self.words = words
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        if isinstance(error, ValueError) and self.words in str(error):
+            pytest.skip("not on a device, by docs/cuda.md")
