@@ -14,8 +14,6 @@ namespace sok {
 namespace cuda {
 namespace {
 
-constexpr int kTileAhead = 8;  // rows asked for before the first is added
-
 // The share that position k takes of the gradient of its sample. Null pointers: sample k, share 1.
 struct Shares {
   int32_t* sample = nullptr;  // [num_keys]
@@ -84,6 +82,8 @@ SOK_DEVICE Piece<kWidth>* PieceIn(const Rows& rows, uint32_t row, int64_t column
 // A thread takes one piece of all rows of a tile.
 template <int kWidth, typename Grads, typename Rows>
 struct SumTilesJob {
+  // Rows asked for before the first is added; threads of narrow pieces are four times as many.
+  static constexpr int kAhead = kWidth == 1 ? 4 : 8;
   static constexpr int kMinBlocks = kWidth == 1 ? 4 : 0;
 
   SortedPositions sorted;
@@ -108,11 +108,11 @@ struct SumTilesJob {
       target = Partial<kWidth>(partials, per_row, t, 0, column);
     }
     Piece<kWidth> sum = {};
-    for (int64_t j = begin; j < end; j += kTileAhead) {
-      Piece<kWidth> values[kTileAhead];
-      float factors[kTileAhead];
+    for (int64_t j = begin; j < end; j += kAhead) {
+      Piece<kWidth> values[kAhead];
+      float factors[kAhead];
 #pragma unroll
-      for (int u = 0; u < kTileAhead; ++u) {
+      for (int u = 0; u < kAhead; ++u) {
         if (j + u >= end) continue;
         const uint32_t k = sorted.positions[j + u];
         const int64_t sample = shares.sample == nullptr ? int64_t{k} : int64_t{shares.sample[k]};
@@ -120,7 +120,7 @@ struct SumTilesJob {
         values[u] = LoadPiece<kWidth>(grads(sample), column);
       }
 #pragma unroll
-      for (int u = 0; u < kTileAhead; ++u) {
+      for (int u = 0; u < kAhead; ++u) {
         if (j + u >= end) continue;
         const uint32_t next = sorted.rows[j + u];
         if (next != row) {
