@@ -21,9 +21,8 @@ pytestmark = pytest.mark.skipif(
     not emulated.LIBRARY.exists(), reason="the emulator comes with the C++ tests"
 )
 
-# What device tables have not, by docs/cuda.md: tables without an index, and Adam with a beta_2 so
-# low that its missed steps are walked.
-MISSING = ["without_hash_table", "test_config", "adam settings"]
+# What device tables have not, by docs/cuda.md: tables without an index.
+MISSING = ["without_hash_table", "test_config"]
 # And what is measured of the process, which under the emulator holds a device's memory as well.
 MISSING += ["dies_with_its_variable"]
 

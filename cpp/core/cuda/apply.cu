@@ -11,6 +11,7 @@
 #include "cpp/core/cuda/launch.cuh"
 #include "cpp/core/cuda/rows.cuh"
 #include "cpp/core/cuda/unique.h"
+#include "cpp/core/cuda/walk.cuh"
 #include "cpp/core/rules.h"
 
 namespace sok {
@@ -200,6 +201,9 @@ void ApplyGradientsToRows(Stream stream, CudaTable& table, const OptimizerOption
                     Count(num_rows, num_actual),
                     static_cast<float>(1.0 - AsWritten(options.weight_decay) * learning_rate),
                     options.clip_value > 0.0f ? options.clip_value : no_clip};
+  if (IsWalked(batch.table)) {
+    Walk(stream, batch.table, {batch.num_rows, nullptr, row_numbers}, nullptr);
+  }
   WithRule(options, learning_rate, step, RunRule{stream, batch});
   if (history.owes()) table.AppendStep(stream, learning_rate, step);
 }

@@ -6,6 +6,7 @@
 #include "cpp/core/cuda/probe.h"
 #include "cpp/core/cuda/rows.cuh"
 #include "cpp/core/cuda/rows_ops.cuh"
+#include "cpp/core/cuda/walk.cuh"
 
 namespace sok {
 namespace cuda {
@@ -136,6 +137,7 @@ void FindAndCopy(Stream stream, const TableRef& table, const uint64_t* keys, int
     Launch(FindAndCopyKernel<kWidth, decltype(owes)::value>, num_keys, stream, table,
            Pieces<kWidth>(table.dim), keys, num_keys, rows, found);
   });
+  if (IsWalked(table)) Walk(stream, table, {num_keys, keys}, rows);
 }
 
 void CopyRows(Stream stream, const TableRef& table, const uint32_t* row_numbers, Count num_rows,
@@ -145,10 +147,14 @@ void CopyRows(Stream stream, const TableRef& table, const uint32_t* row_numbers,
     Launch(CopyRowsKernel<kWidth, decltype(owes)::value>, num_rows.most, stream, table,
            Pieces<kWidth>(table.dim), row_numbers, num_rows, rows);
   });
+  if (IsWalked(table)) Walk(stream, table, {num_rows, nullptr, row_numbers}, rows);
 }
 
 void CatchUpRows(Stream stream, const TableRef& table, const uint32_t* row_numbers,
                  const uint8_t* take, Count num_rows) {
+  if (IsWalked(table)) {
+    return Walk(stream, table, {num_rows, nullptr, row_numbers, take}, nullptr);
+  }
   Launch(CatchUpKernel, num_rows.most * kWarp, stream, table, row_numbers, take, num_rows);
 }
 

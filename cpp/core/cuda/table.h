@@ -26,8 +26,7 @@
 // FindOrInsert does so by itself, and every call that may insert waits for the device, once. A
 // table without policies has none of this and pays nothing for it.
 //
-// Not here: tables without a hashtable, and Adam with a beta_2 so low that its missed steps have to
-// be walked one by one (adam_replay.h: kAdamSteps). Both throw std::invalid_argument.
+// Not here: tables without a hashtable, which throw std::invalid_argument.
 #ifndef SOK_CORE_CUDA_TABLE_H_
 #define SOK_CORE_CUDA_TABLE_H_
 
