@@ -26,7 +26,11 @@
 // FindOrInsert does so by itself, and every call that may insert waits for the device, once. A
 // table without policies has none of this and pays nothing for it.
 //
-// Not here: tables without a hashtable, which throw std::invalid_argument.
+// With use_hashtable=false there is no index: the row number is key / world_size, and memory for
+// all max_capacity rows is taken, and their initial rows written, when the table is made. Clear
+// writes them again. Every call that takes keys waits for the device once, so that it can throw
+// std::out_of_range for a key of another rank or beyond the range before anything has changed.
+// Erase throws std::invalid_argument.
 #ifndef SOK_CORE_CUDA_TABLE_H_
 #define SOK_CORE_CUDA_TABLE_H_
 

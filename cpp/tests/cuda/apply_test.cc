@@ -20,6 +20,7 @@ struct Trial {
   OptimizerOptions options;
   int64_t dim = 4;
   bool unique_keys = false;
+  bool use_hashtable = true;
   int num_steps = 40;
 };
 
@@ -34,6 +35,8 @@ void TakesTheStepsOfTheCpu(const Trial& trial) {
   table_options.dim = trial.dim;
   table_options.initializer.a = -0.5f;
   table_options.initializer.b = 0.5f;
+  table_options.use_hashtable = trial.use_hashtable;
+  table_options.max_capacity = trial.use_hashtable ? 0 : 1200;
   CpuTable cpu(table_options);
   cuda::CudaTable device(table_options);
   InlineExecutor ex;
@@ -129,6 +132,8 @@ void AllRules() {
       if (dim != 4) continue;
       trial.options.weight_decay = 0.05f;
       trial.options.clip_value = 0.5f;
+      TakesTheStepsOfTheCpu(trial);
+      trial.use_hashtable = false;
       TakesTheStepsOfTheCpu(trial);
     }
   }
