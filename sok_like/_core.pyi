@@ -359,6 +359,8 @@ class CudaTable:
     Args:
         name, dim, initializer, a, b, default_rows, seed, initial_capacity, max_capacity: As of
             `Table`; initial rows have the same bits.
+        use_hashtable, rank, world_size: As of `Table`. Without a hashtable, memory for all rows is
+            taken at once, and a call that takes keys waits for the device once.
         key_dtype: `"int64"` or `"uint64"`, also the type of the key arrays.
         max_load_factor: Share of the index that may be in use before it grows, in (0, 0.97].
         policy: As of `Table`. With one, calls that may insert wait for the device once.
@@ -381,6 +383,9 @@ class CudaTable:
         seed: int = 0,
         initial_capacity: int = 0,
         max_capacity: int = 0,
+        use_hashtable: bool = True,
+        rank: int = 0,
+        world_size: int = 1,
         max_load_factor: float = 0.875,
         policy: Mapping[str, bool | int | float | str] = ...,
         stream: int = 0,

@@ -2,8 +2,8 @@
 
 TensorFlow puts a table where it puts the op that makes it: on the GPU the process sees, where the
 op library was built with CUDA, or where a `tf.device` scope says. Every op that takes the handle
-goes there too. What this module adds: tables that device memory cannot hold are made in host
-memory, and the ops of a lookup that take no handle stay beside its tables.
+goes there too. What this module adds: the ops of a lookup that take no handle stay beside its
+tables.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import tensorflow as tf
 from tensorflow.python.framework import kernels
 
 from sok_like import native
-
-HOST = "/CPU:0"
 
 
 def gpu_in_use() -> bool:
@@ -35,13 +33,6 @@ def _library_has_gpu_kernels():
 def kernel_devices(op: str) -> set[str]:
     """Kinds of device that the loaded libraries have a kernel of `op` for: "CPU", "GPU"."""
     return {kernel.device_type for kernel in kernels.get_registered_kernels_for_op(op).kernel}
-
-
-def of_new_table(*, host_only: bool) -> Any:
-    """The scope to make a table in: the host's for one that device memory cannot hold."""
-    if host_only and gpu_in_use():
-        return tf.device(HOST)
-    return contextlib.nullcontext()
 
 
 def beside(device: str) -> Any:

@@ -121,8 +121,7 @@ class EmbeddingVariable(KeyRecords, Snapshots, resource_variable_ops.BaseResourc
         shape = tf.TensorShape([capacity or ops.UNBOUNDED, embedding_dim])
         with tf.init_scope():
             in_graph_mode = not tf.executing_eagerly()
-            in_place = devices.of_new_table(host_only=not use_hashtable)
-            with in_place, tf.name_scope(name) as scope:
+            with tf.name_scope(name) as scope:
                 # In a graph two variables of one name are told apart by their scope, as TF does.
                 unique = scope.rstrip("/") if in_graph_mode else f"{name}_{next(_unique_ids)}"
                 handle = native.ops().sok_table_handle(

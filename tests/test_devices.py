@@ -38,18 +38,20 @@ def test_no_device_is_named_where_there_is_no_choice(sok):
     assert _made_in_graph(ev_option=option) == ""
 
 
-def test_tables_that_devices_cannot_hold_are_made_on_the_host(sok, gpu):
+def test_tables_of_all_kinds_go_where_tensorflow_puts_them(sok, gpu):
     option = sok.EmbeddingVariableOption(filter_option=sok.CounterFilter(filter_freq=2))
-    assert _made_in_graph() == ""
-    assert _made_in_graph(use_hashtable=False, capacity=3) == "/device:CPU:0"
-    assert _made_in_graph(ev_option=option) == ""
+    for kwargs in ({}, {"use_hashtable": False, "capacity": 3}, {"ev_option": option}):
+        assert _made_in_graph(**kwargs) == ""
+        with tf.Graph().as_default(), tf.device("/GPU:1"):
+            assert sok.EmbeddingVariable(2, **kwargs).device == "/device:GPU:1"
 
 
 def test_a_scope_decides_where_a_table_is(sok, gpu):
     with tf.Graph().as_default():
         with tf.device("/GPU:1"):
             variable = sok.EmbeddingVariable(2)
-            on_host = sok.EmbeddingVariable(2, use_hashtable=False, capacity=3)
+            with tf.device("/CPU:0"):
+                on_host = sok.EmbeddingVariable(2)
         assert variable.device == "/device:GPU:1"
         assert on_host.device.endswith("/device:CPU:0")
 
@@ -78,12 +80,13 @@ def test_copies_are_made_beside_the_original(sok, gpu):
 
 
 def test_a_group_with_tables_in_both_memories_is_trained(sok, gpu):
-    """The one kept on the host and one that a GPU might hold; against each by itself."""
+    """One kept on the host and one that a GPU might hold; against each by itself."""
     keys, splits = tf.constant([1, 2, 1], tf.int64), tf.constant([0, 2, 3], tf.int64)
 
     def train(together):
         a = sok.EmbeddingVariable(2, name="a")
-        b = sok.EmbeddingVariable(3, name="b", use_hashtable=False, capacity=3)
+        with tf.device("/CPU:0"):
+            b = sok.EmbeddingVariable(3, name="b")
         optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.5))
         optimizer.build([a, b])
 

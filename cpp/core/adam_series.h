@@ -1,5 +1,5 @@
-// The series that brings elements of an idle row up to date: see adam_replay.h for its derivation.
-// Shared by host and device.
+// What brings elements of an idle row up to date: the series, or a walk over the missed steps where
+// the series is too long. See adam_replay.h for both. Shared by host and device.
 #ifndef SOK_CORE_ADAM_SERIES_H_
 #define SOK_CORE_ADAM_SERIES_H_
 
@@ -36,6 +36,35 @@ SOK_HD inline void ReplaySeries(float row_factor, const Term& term, int num_term
   }
   for (int64_t d = 0; d < count; ++d) sum[d] = w[d] * row_factor - m_over_d[d] * sum[d];
   for (int64_t d = 0; d < count; ++d) out[d] = sum[d];
+}
+
+// The steps first..end, one by one, on `count` <= kBlock elements; then `rest`, what the weight
+// decay of later steps, which no momentum reaches, leaves of the row. `steps` has double Alpha(k)
+// and Decay(k). In double: thousands of roundings would add up. `out` may be `w`.
+template <int kBlock, typename Steps, typename Count>
+SOK_HD inline void WalkSteps(const Steps& steps, uint32_t first, uint32_t end, double rest,
+                             double beta_1, double beta_2, float epsilon, const float* w,
+                             const float* m, const float* v, Count count, float* out) {
+  double walked_w[kBlock], walked_m[kBlock], walked_v[kBlock];
+  for (int64_t d = 0; d < count; ++d) {
+    walked_w[d] = w[d];
+    walked_m[d] = m[d];
+    walked_v[d] = v[d];
+  }
+  for (uint32_t k = first; k <= end; ++k) {
+    const double decay = steps.Decay(k);
+    const double alpha = steps.Alpha(k);
+    for (int64_t d = 0; d < count; ++d) {
+      walked_m[d] *= beta_1;
+      walked_v[d] *= beta_2;
+      walked_w[d] *= decay;
+      // A row that never had a gradient, with an epsilon of 0: 0 / 0 is to stay 0.
+      if (walked_m[d] != 0.0) {
+        walked_w[d] -= alpha * walked_m[d] / (std::sqrt(walked_v[d]) + epsilon);
+      }
+    }
+  }
+  for (int64_t d = 0; d < count; ++d) out[d] = static_cast<float>(walked_w[d] * rest);
 }
 
 }  // namespace sok

@@ -27,10 +27,7 @@ class Core:
 
     def apply_gradients(self, table, rule, learning_rate, step, keys, grads, **options):
         arrays = table.up(keys), self.up(grads, np.float32)
-        with only_on_the_cpu("runs on the CPU only"):
-            self.cuda.cuda_apply_gradients(
-                table.table, rule, learning_rate, step, *arrays, **options
-            )
+        self.cuda.cuda_apply_gradients(table.table, rule, learning_rate, step, *arrays, **options)
 
     def combine(self, rows, inverse, row_splits, combiner="sum", weights=None):
         arrays = self._samples(inverse, row_splits, combiner, weights)
@@ -50,10 +47,10 @@ class Core:
 class Table:
     """`CudaTable` with the arrays of `_core.Table`; what is not named here is the CudaTable's."""
 
-    def __init__(self, core, name, dim, use_hashtable=True, **options):
+    def __init__(self, core, name, dim, **options):
         self.core = core
         self.key_type = np.dtype(options.get("key_dtype", "int64"))
-        if not use_hashtable or self.key_type.itemsize < 8:
+        if self.key_type.itemsize < 8:
             pytest.skip("not on a device, by docs/cuda.md")
         self.host = _core.Table(name, dim, **options)  # for initial rows alone
         self.table = core.cuda.CudaTable(name, dim, **options)
@@ -97,17 +94,3 @@ class Table:
 
     def assign_scores(self, keys, scores):
         return self.table.assign_scores(self.up(keys), self.core.up(scores, np.int64))
-
-
-class only_on_the_cpu:
-    """Skips the test where a ValueError says so in these words."""
-
-    def __init__(self, words):
-        self.words = words
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, traceback):
-        if isinstance(error, ValueError) and self.words in str(error):
-            pytest.skip("not on a device, by docs/cuda.md")

@@ -12,6 +12,9 @@ import pytest
 import tensorflow as tf
 
 from tests import emulated
+from tests import test_parity as of_parity
+from tests.checks import parity
+from tests.checks.device_tables import OF_FAILURES
 from tests.dist_model_parallel import test_hash_embedding as of_hash_tables
 from tests.group_embedding import test_ranks as of_groups
 from tests.ranks import run_ranks
@@ -74,6 +77,15 @@ def test_hash_tables_beside_dense_ones(rank_results):
     of_hash_tables.test_training_goes_on_from_weights_and_state(rank_results, 2, "adam")
 
 
+@pytest.mark.parametrize("table", parity.TABLES)
+def test_tables_with_and_without_a_hashtable(rank_results, table):
+    ranks = rank_results(2, "parity.adam.sum")
+    expected = of_parity._oracle(2, "adam", "sum", of_parity._Once(ranks[0]["initial"]))
+    of_parity.test_vectors_of_every_step((ranks, expected), 2, table)
+    of_parity.test_rows_read_by_evaluation_lookups((ranks, expected), table)
+    of_parity.test_exported_keys_and_rows((ranks, expected), 2, table)
+
+
 @each_world
 def test_tables_on_two_devices_are_trained_as_on_one(rank_results, world_size):
     for result in rank_results(world_size, "two_devices"):
@@ -97,12 +109,12 @@ def test_tables_on_two_devices_are_trained_as_on_one(rank_results, world_size):
 
 @each_world
 @pytest.mark.parametrize("mode", ["eager", "graph"])
-@pytest.mark.parametrize("fault", ["too_many_keys", "rows_not_multiple_of_slots", "table_full"])
+@pytest.mark.parametrize("fault", OF_FAILURES)
 def test_every_rank_gets_the_message(rank_results, fault, mode, world_size):
     kind, message = FAULTS[fault]
     for result in rank_results(world_size, f"failures.{fault}"):
         assert result[mode]["kind"] == kind
-        assert re.search(message, result[mode]["message"], re.S)
+        assert re.search(message.format(rows=10 * world_size), result[mode]["message"], re.S)
         assert (result["afterwards"] > 0).all()
 
 

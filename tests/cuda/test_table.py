@@ -39,6 +39,45 @@ def test_initial_rows_have_the_bits_of_the_cpu(cuda, initializer, dim):
     assert len(table) == keys.size
 
 
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_without_hashtable(cuda, rank):
+    """As of `_core.Table`, in tests/core/test_table.py."""
+    options = {"use_hashtable": False, "max_capacity": 10, "rank": rank, "world_size": 3, "seed": 5}
+    table, host = cuda.CudaTable("t", DIM, **options), _core.Table("t", DIM, **options)
+    keys = np.arange(10) * 3 + rank
+    assert len(table) == 10
+    rows, found = table.find(up(cuda, keys))
+    np.testing.assert_array_equal(rows.get(), host.initial_rows(keys))
+    assert found.get().all()
+    assert not table.find_or_insert(up(cuda, keys[[5, 5, 1]]))[1].get().any()
+    assert table.row_numbers(up(cuda, keys[[5, 9]])).get().tolist() == [5, 9]
+    table.assign(up(cuda, keys[[2, 2]]), up(cuda, [[1] * DIM, [2] * DIM], np.float32))
+    host.assign(keys[[2]], [[2] * DIM])
+    # A row that was never touched has Adam's weight decay too, and its slots when it is exported.
+    grads = np.ones((1, DIM), np.float32)
+    for step in (1, 2, 3):
+        args = ("adam", 0.5, step)
+        _core.apply_gradients(host, *args, keys[[4]], grads, weight_decay=0.1)
+        on_device = up(cuda, keys[[4]]), up(cuda, grads, np.float32)
+        cuda.cuda_apply_gradients(table, *args, *on_device, weight_decay=0.1)
+    ours, theirs = table.export(), host.export()
+    np.testing.assert_array_equal(ours[0], theirs[0])
+    np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-6)
+    assert ours[2].keys() == theirs[2].keys()
+    for name, slot in ours[2].items():
+        np.testing.assert_allclose(slot, theirs[2][name], rtol=1e-6)
+    for bad in (-3 + rank, 30 + rank, (rank + 1) % 3, 2**62):
+        with pytest.raises(IndexError, match=rf"\[0, 30\).*Received: key {bad} \(table 't'\)"):
+            table.find_or_insert(up(cuda, [rank, bad]))
+    with pytest.raises(ValueError, match="use_hashtable=false"):
+        table.erase(up(cuda, keys))
+    table.clear()
+    host.clear()
+    np.testing.assert_allclose(table.find(up(cuda, keys))[0].get(), host.find(keys)[0], rtol=1e-6)
+    table.import_(*theirs)
+    np.testing.assert_array_equal(table.find(up(cuda, keys))[0].get(), theirs[1])
+
+
 ACTIONS = st.lists(
     st.tuples(
         st.sampled_from(["find", "find_or_insert", "assign", "erase"]),

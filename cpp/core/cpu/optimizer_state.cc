@@ -98,23 +98,10 @@ void OptimizerState::ReplaySteps(const float* row, float* embedding) const {
   // Beyond the window only weight decay is left.
   const double rest = end < now ? history_.Since(end).row : 1.0;
   // In blocks on the stack: rows catch up where a batch is half written and nothing may throw.
-  for (int64_t begin = 0; begin < dim_; begin += kBlock) {
-    const int64_t n = std::min(kBlock, dim_ - begin);
-    double w[kBlock], m[kBlock], v[kBlock];
-    std::copy_n(row + begin, n, w);
-    std::copy_n(row + dim_ + begin, n, m);
-    std::copy_n(row + 2 * dim_ + begin, n, v);
-    for (uint32_t k = first; k <= end; ++k) {
-      const double decay = history_.Decay(k);
-      const double alpha = history_.Alpha(k);
-      for (int64_t d = 0; d < n; ++d) {
-        m[d] *= beta_1_;
-        v[d] *= beta_2_;
-        w[d] *= decay;
-        if (m[d] != 0.0) w[d] -= alpha * m[d] / (std::sqrt(v[d]) + options_.epsilon);
-      }
-    }
-    for (int64_t d = 0; d < n; ++d) embedding[begin + d] = static_cast<float>(w[d] * rest);
+  for (int64_t d = 0; d < dim_; d += kBlock) {
+    WalkSteps<kBlock>(history_, first, end, rest, beta_1_, beta_2_, options_.epsilon, row + d,
+                      row + dim_ + d, row + 2 * dim_ + d, std::min(kBlock, dim_ - d),
+                      embedding + d);
   }
 }
 

@@ -39,6 +39,7 @@ CpuTable::Impl::Impl(const TableOptions& table_options)
     : options(Validated(table_options)),
       initializer(MakeInitializer(options.initializer, options.seed,
                                   HashName(options.name.data(), options.name.size()), options.dim)),
+      direct(DirectRowsOf(options)),
       arena(new Arena(options.dim)) {
   for (Index& shard : shards) shard.UsePool(&pool);
   if (!options.use_hashtable) {
@@ -46,23 +47,6 @@ CpuTable::Impl::Impl(const TableOptions& table_options)
     size = options.max_capacity;
   }
   if (options.policy.keeps_records()) records = std::make_unique<TableRecords>(options.policy);
-}
-
-std::string CpuTable::Impl::KeyText(uint64_t key) const {
-  const bool is_signed = options.key_type == KeyType::kInt64 || options.key_type == KeyType::kInt32;
-  return is_signed ? std::to_string(static_cast<int64_t>(key)) : std::to_string(key);
-}
-
-uint32_t CpuTable::Impl::DirectRow(uint64_t key) const {
-  const uint64_t world_size = static_cast<uint64_t>(options.world_size);
-  const uint64_t end = static_cast<uint64_t>(options.max_capacity) * world_size;
-  if (key < end && key % world_size == static_cast<uint64_t>(options.rank)) {
-    return static_cast<uint32_t>(key / world_size);
-  }
-  throw std::out_of_range("Without a hashtable, keys must be in [0, " + std::to_string(end) +
-                          ") with key % " + std::to_string(world_size) +
-                          " == " + std::to_string(options.rank) + ". Received: key " +
-                          KeyText(key) + " (table '" + options.name + "')");
 }
 
 // Three passes over a block, so that the cache misses of its keys overlap: ask for the digests,

@@ -16,6 +16,7 @@
 #include "cpp/core/cpu/records.h"
 #include "cpp/core/cpu/row_ops.h"
 #include "cpp/core/cpu/table.h"
+#include "cpp/core/direct_rows.h"
 #include "cpp/core/hash.h"
 #include "cpp/core/initializer.h"
 
@@ -113,15 +114,18 @@ struct CpuTable::Impl {
   void CatchUpAll(Executor& ex);
 
   // ---- without hashtable ----
-  uint32_t DirectRow(uint64_t key) const;  // throws std::out_of_range
+  uint32_t DirectRow(uint64_t key) const {  // throws std::out_of_range
+    if (!direct.Has(key)) RefuseDirectKey(options, key);
+    return direct.RowOf(key);
+  }
   bool IsPresent(uint32_t row) const { return (present_words()[row / 64] >> (row % 64)) & 1; }
   uint64_t* present_words() const { return static_cast<uint64_t*>(present.data()); }
 
   int64_t slot_floats() const { return static_cast<int64_t>(slot_initial.size()); }
-  std::string KeyText(uint64_t key) const;
 
   const TableOptions options;
   const Initializer initializer;  // points into options.initializer
+  const DirectRows direct;
   mutable std::shared_mutex mutex;
 
   BlockPool pool;  // before the shards that use it

@@ -74,7 +74,7 @@ std::vector<CpuTable::Impl::Entry> CpuTable::Impl::SortedEntries(Executor& ex) c
   std::vector<Entry> entries(static_cast<size_t>(size.load()));
   if (!options.use_hashtable) {
     for (int64_t row = 0; row < size; ++row) {
-      entries[row].key = static_cast<uint64_t>(row * options.world_size + options.rank);
+      entries[row].key = direct.KeyOf(static_cast<uint64_t>(row));
       entries[row].row =
           IsPresent(static_cast<uint32_t>(row)) ? static_cast<uint32_t>(row) : kNoRow;
     }
@@ -108,7 +108,7 @@ void CpuTable::Impl::CatchUpAll(Executor& ex) {
       ex.ParallelFor(num_rows, 1024, [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
           const uint32_t row = static_cast<uint32_t>(r);
-          const uint64_t key = static_cast<uint64_t>(r * options.world_size + options.rank);
+          const uint64_t key = direct.KeyOf(static_cast<uint64_t>(r));
           if (!IsPresent(row)) WriteNewRows(&key, &row, 1);
           catch_up->Apply(arena->Row(row));
         }

@@ -15,6 +15,7 @@
 #include "cpp/core/cuda/launch.cuh"
 #include "cpp/core/cuda/rows.cuh"
 #include "cpp/core/cuda/unique.h"
+#include "cpp/core/cuda/walk.cuh"
 #include "cpp/core/rules.h"
 
 namespace sok {
@@ -215,6 +216,10 @@ void Update(Stream stream, const std::vector<RowGradients>& rows, const Optimize
     batches.push_back({table.Ref(), of_table.row_numbers, of_table.grads, of_table.num_rows,
                        static_cast<float>(1.0 - AsWritten(options.weight_decay) * learning_rate),
                        options.clip_value > 0.0f ? options.clip_value : no_clip});
+  }
+  for (const Batch& batch : batches) {
+    if (!IsWalked(batch.table)) continue;
+    Walk(stream, batch.table, {batch.num_rows, nullptr, batch.row_numbers}, nullptr);
   }
   WithRule(options, learning_rate, step, RunRule{stream, batches});
   for (const RowGradients& of_table : rows) {

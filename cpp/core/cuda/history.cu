@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <stdexcept>
 
 #include "cpp/core/cuda/history.h"
 #include "cpp/core/cuda/launch.cuh"
@@ -19,17 +18,25 @@ struct StepRecord {
   float beta_2_power;
 };
 
+// What a step is walked with; null where nothing is walked.
+struct WalkRecords {
+  double* alpha = nullptr;
+  double* decay = nullptr;
+};
+
 // Adds step n to the records of the steps before it: element e is term e % num_terms of step
 // n - length + e / num_terms. Record n begins with zeros.
 __global__ void __launch_bounds__(kThreads)
     AppendKernel(StepRecord record, uint32_t length, uint32_t window, int num_terms,
                  const double* shape, double* terms, double* log_decay, float* beta_1_power,
-                 float* beta_2_power) {
+                 float* beta_2_power, WalkRecords walk) {
   const int64_t e = GlobalThread();
   if (e == 0) {
     log_decay[record.n] = record.log_decay;
     beta_1_power[record.n] = record.beta_1_power;
     beta_2_power[record.n] = record.beta_2_power;
+    if (walk.alpha != nullptr) walk.alpha[record.n] = record.alpha;
+    if (walk.decay != nullptr) walk.decay[record.n] = record.decay;
   }
   const int64_t grown = int64_t{length} * num_terms;
   const int64_t first = int64_t{record.n - length} * num_terms;
@@ -55,12 +62,11 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 History::History(const OptimizerOptions& options, Stream stream, int64_t max_steps)
-    : options_(options), max_steps_(max_steps), steps_(options) {
-  if (steps_.kind() == ReplayKind::kAdamSteps) {
-    throw std::invalid_argument(
-        "Adam with a beta_2 this low beside beta_1 runs on the CPU only. Received: " +
-        options.ToString());
-  }
+    : options_(options),
+      max_steps_(max_steps),
+      beta_1_(AsWritten(options.beta_1)),
+      beta_2_(AsWritten(options.beta_2)),
+      steps_(options) {
   if (!owes()) return;
   const std::vector<double>& shape = steps_.shape();
   shape_ = Buffer(shape.size() * sizeof(double), stream);
@@ -69,6 +75,12 @@ History::History(const OptimizerOptions& options, Stream stream, int64_t max_ste
   log_decay_ = Buffer(static_cast<size_t>(max_steps_) * sizeof(double), stream);
   beta_1_power_ = Buffer(static_cast<size_t>(max_steps_) * sizeof(float), stream);
   beta_2_power_ = Buffer(static_cast<size_t>(max_steps_) * sizeof(float), stream);
+  if (steps_.kind() == ReplayKind::kAdamSteps) {
+    alpha_ = Buffer(static_cast<size_t>(max_steps_) * sizeof(double), stream);
+    if (options_.weight_decay > 0.0f) {
+      decay_ = Buffer(static_cast<size_t>(max_steps_) * sizeof(double), stream);
+    }
+  }
   Forget(stream);
 }
 
@@ -87,6 +99,10 @@ HistoryRef History::Ref() const {
   ref.log_decay = log_decay_.as<double>();
   ref.beta_1_power = beta_1_power_.as<float>();
   ref.beta_2_power = beta_2_power_.as<float>();
+  ref.alpha = alpha_.as<double>();
+  ref.decay = decay_.as<double>();
+  ref.beta_1 = beta_1_;
+  ref.beta_2 = beta_2_;
   if (ref.decays && now_ > 0) ref.initial_decay = static_cast<float>(std::exp(steps_.log_decay()));
   return ref;
 }
@@ -107,7 +123,8 @@ void History::Append(Stream stream, float learning_rate, int64_t step) {
   const int num_terms = steps_.num_terms();
   Launch(AppendKernel, std::max<int64_t>(1, int64_t{length + 1} * num_terms), stream, record,
          length, steps_.window(), num_terms, shape_.as<double>(), terms_.as<double>(),
-         log_decay_.as<double>(), beta_1_power_.as<float>(), beta_2_power_.as<float>());
+         log_decay_.as<double>(), beta_1_power_.as<float>(), beta_2_power_.as<float>(),
+         WalkRecords{alpha_.as<double>(), decay_.as<double>()});
 }
 
 void History::Forget(Stream stream) {
@@ -121,7 +138,8 @@ void History::Forget(Stream stream) {
 }
 
 void History::MoveTo(Stream stream) {
-  for (Buffer* buffer : {&shape_, &terms_, &log_decay_, &beta_1_power_, &beta_2_power_}) {
+  for (Buffer* buffer :
+       {&shape_, &terms_, &log_decay_, &beta_1_power_, &beta_2_power_, &alpha_, &decay_}) {
     buffer->MoveTo(stream);
   }
 }

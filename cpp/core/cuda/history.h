@@ -6,6 +6,9 @@
 // with the CPU's double arithmetic. Where the CPU keeps a ring and looks older steps up in runs,
 // here all rows are brought up by one kernel when the records are full (every kMaxSteps steps) and
 // the history starts anew: a sweep over the table takes less than a thousandth of that many steps.
+//
+// Where the steps have to be walked (ReplayKind::kAdamSteps) there are no terms to grow: a record
+// is what its step is walked with.
 #ifndef SOK_CORE_CUDA_HISTORY_H_
 #define SOK_CORE_CUDA_HISTORY_H_
 
@@ -23,7 +26,7 @@ class History {
  public:
   static constexpr int64_t kMaxSteps = 4096;
 
-  // Async. Throws std::invalid_argument for ReplayKind::kAdamSteps.
+  // Async.
   History(const OptimizerOptions& options, Stream stream, int64_t max_steps = kMaxSteps);
 
   const OptimizerOptions& options() const { return options_; }
@@ -41,6 +44,7 @@ class History {
  private:
   const OptimizerOptions options_;
   const int64_t max_steps_;
+  const double beta_1_, beta_2_;  // as written: to find that takes a microsecond
   StepHistory steps_;
   uint32_t base_ = 0;
   uint32_t now_ = 0;
@@ -49,6 +53,8 @@ class History {
   Buffer log_decay_;     // [max_steps]
   Buffer beta_1_power_;  // [max_steps]
   Buffer beta_2_power_;  // [max_steps]
+  Buffer alpha_;         // [max_steps], where steps are walked
+  Buffer decay_;         // [max_steps], where they are and there is weight decay
 };
 
 }  // namespace cuda

@@ -7,6 +7,7 @@
 #include "cpp/core/cuda/probe.h"
 #include "cpp/core/cuda/rows.cuh"
 #include "cpp/core/cuda/rows_ops.cuh"
+#include "cpp/core/cuda/walk.cuh"
 
 namespace sok {
 namespace cuda {
@@ -149,14 +150,24 @@ __global__ void __launch_bounds__(kThreads)
 
 void FindAndCopy(Stream stream, const std::vector<FindBatch>& batches) {
   LaunchAll<FindAndCopyJob>(stream, batches);
+  for (const FindBatch& batch : batches) {
+    if (IsWalked(batch.table)) Walk(stream, batch.table, {batch.num_keys, batch.keys}, batch.rows);
+  }
 }
 
 void CopyRows(Stream stream, const std::vector<CopyBatch>& batches) {
   LaunchAll<CopyRowsJob>(stream, batches);
+  for (const CopyBatch& batch : batches) {
+    if (!IsWalked(batch.table)) continue;
+    Walk(stream, batch.table, {batch.num_rows, nullptr, batch.row_numbers}, batch.rows);
+  }
 }
 
 void CatchUpRows(Stream stream, const TableRef& table, const uint32_t* row_numbers,
                  const uint8_t* take, Count num_rows) {
+  if (IsWalked(table)) {
+    return Walk(stream, table, {num_rows, nullptr, row_numbers, take}, nullptr);
+  }
   Launch(CatchUpKernel, num_rows.most * kWarp, stream, table, row_numbers, take, num_rows);
 }
 

@@ -172,6 +172,7 @@ void CudaTable::Find(Stream stream, const uint64_t* keys, int64_t num_keys, floa
                      uint8_t* found) {
   CheckBatch(num_keys, impl_->options);
   impl_->Use(stream);
+  if (impl_->is_direct()) return impl_->FindDirect(keys, num_keys, rows, found);
   FindAndCopy(stream, {{impl_->Ref(), keys, num_keys, rows, found}});
 }
 
@@ -179,6 +180,7 @@ void CudaTable::FindRows(Stream stream, const uint64_t* keys, int64_t num_keys,
                          uint32_t* row_numbers) {
   CheckBatch(num_keys, impl_->options);
   impl_->Use(stream);
+  if (impl_->is_direct()) return impl_->FindDirectRows(keys, num_keys, row_numbers);
   FindKeys(stream, impl_->Ref(), keys, num_keys, row_numbers);
 }
 
@@ -189,6 +191,11 @@ void CudaTable::FindOrInsertRows(Stream stream, const uint64_t* keys, int64_t nu
   if (num_keys == 0) return;
   Impl& impl = *impl_;
   impl.Use(stream);
+  if (impl.is_direct()) {  // no key is new to it
+    impl.FindDirectRows(keys, Count(num_keys, num_actual), row_numbers);
+    if (inserted != nullptr) FillWithZeros(stream, inserted, static_cast<size_t>(num_keys));
+    return;
+  }
   if (impl.records != nullptr) {
     if (num_actual != nullptr) {
       uint32_t actual = 0;
@@ -230,7 +237,7 @@ void CudaTable::FindOrInsertRows(Stream stream, const std::vector<TableKeys>& ba
       if (batch.num_keys == 0) continue;
       if (!tables.insert(batch.table).second) {
         later.push_back(batch);
-      } else if (impl.records != nullptr) {
+      } else if (impl.records != nullptr || impl.is_direct()) {
         batch.table->FindOrInsertRows(stream, batch.keys, batch.num_keys, batch.row_numbers,
                                       nullptr, batch.num_actual);
       } else {
@@ -268,6 +275,10 @@ void CudaTable::Find(Stream stream, const std::vector<TableFind>& batches) {
     Impl& impl = *batch.table->impl_;
     CheckBatch(batch.num_keys, impl.options);
     impl.Use(stream);
+    if (impl.is_direct()) {
+      impl.FindDirect(batch.keys, batch.num_keys, batch.rows, nullptr);
+      continue;
+    }
     finds.push_back({impl.Ref(), batch.keys, batch.num_keys, batch.rows});
   }
   FindAndCopy(stream, finds);
@@ -340,6 +351,10 @@ void CudaTable::Impl::ReserveFreeRows() {
 
 int64_t CudaTable::Erase(Stream stream, const uint64_t* keys, int64_t num_keys) {
   CheckBatch(num_keys, impl_->options);
+  if (impl_->is_direct()) {
+    throw std::invalid_argument("Erase needs a table with a hashtable. Received: table '" +
+                                impl_->options.name + "' with use_hashtable=false");
+  }
   if (num_keys == 0) return 0;
   Impl& impl = *impl_;
   impl.Use(stream);
@@ -370,6 +385,7 @@ void CudaTable::Reserve(Stream stream, int64_t num_keys) {
                             ". Received: " + std::to_string(num_keys) + " (table '" +
                             impl.options.name + "')");
   }
+  if (impl.is_direct()) return;  // has room for all its keys
   impl.LearnCounters();
   const int64_t more = num_keys - impl.size.known();
   if (more > 0 && !impl.HasRoom(more)) impl.GrowFor(more);

@@ -26,8 +26,11 @@
 // FindOrInsert does so by itself, and every call that may insert waits for the device, once. A
 // table without policies has none of this and pays nothing for it.
 //
-// Not here: tables without a hashtable, and Adam with a beta_2 so low that its missed steps have to
-// be walked one by one (adam_replay.h: kAdamSteps). Both throw std::invalid_argument.
+// With use_hashtable=false there is no index: the row number is key / world_size, and memory for
+// all max_capacity rows is taken, and their initial rows written, when the table is made. Clear
+// writes them again. Every call that takes keys waits for the device once, so that it can throw
+// std::out_of_range for a key of another rank or beyond the range before anything has changed.
+// Erase throws std::invalid_argument.
 #ifndef SOK_CORE_CUDA_TABLE_H_
 #define SOK_CORE_CUDA_TABLE_H_
 
@@ -116,7 +119,8 @@ class CudaTable {
     float* rows;  // [num_rows, dim]
   };
   static void Find(Stream stream, const std::vector<TableFind>& batches);
-  // Of the tables that keep no records and occur once, all take their keys or none does.
+  // Of the tables with a hashtable that keep no records and occur once, all take their keys or none
+  // does.
   static void FindOrInsertRows(Stream stream, const std::vector<TableKeys>& batches);
   static void FindOrInsert(Stream stream, const std::vector<TableFind>& batches);
   static void GatherRows(Stream stream, const std::vector<TableRows>& batches);

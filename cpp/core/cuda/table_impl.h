@@ -1,5 +1,5 @@
 // Inside of CudaTable, shared by table.cu (keys), table_state.cu (memory, slots, export),
-// table_policy.cu (admission) and table_evict.cu.
+// table_direct.cu (without a hashtable), table_policy.cu (admission) and table_evict.cu.
 #ifndef SOK_CORE_CUDA_TABLE_IMPL_H_
 #define SOK_CORE_CUDA_TABLE_IMPL_H_
 
@@ -12,6 +12,7 @@
 #include "cpp/core/cuda/records.h"
 #include "cpp/core/cuda/size_bound.h"
 #include "cpp/core/cuda/table.h"
+#include "cpp/core/direct_rows.h"
 
 namespace sok {
 namespace cuda {
@@ -65,6 +66,15 @@ struct CudaTable::Impl {
   void ResizeIndex(int64_t new_num_buckets);
   void ReserveFreeRows();  // for every row number that was given out; async
 
+  // ---- without a hashtable ----
+  bool is_direct() const { return direct.num_rows > 0; }
+  void MakeDirectRows();
+  // Row numbers of keys. Waits; throws std::out_of_range if one is not the table's.
+  void FindDirectRows(const uint64_t* keys, Count num_keys, uint32_t* row_numbers);
+  void FindDirect(const uint64_t* keys, int64_t num_keys, float* out, uint8_t* found);
+  // All keys and their row numbers, ascending.
+  void ListDirectKeys(std::vector<uint64_t>* host_keys, uint32_t* row_numbers);
+
   // ---- admission and eviction; all but Records need `records` ----
   DeviceRecords& Records() const;  // throws std::invalid_argument where there are none
   // What a call at `step` finds. Waits, and changes nothing.
@@ -99,6 +109,7 @@ struct CudaTable::Impl {
   const double max_load_factor;
   const int device;
   Initializer initializer;  // default rows in device memory
+  const DirectRows direct;
   Stream stream;
   Workspace workspace;
 

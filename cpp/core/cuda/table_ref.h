@@ -43,7 +43,12 @@ struct HistoryRef {
   const double* log_decay = nullptr;    // [now + 1] log P(0, s)
   const float* beta_1_power = nullptr;  // [now + 1]
   const float* beta_2_power = nullptr;  // [now + 1]
-  float initial_decay = 1.0f;           // P(0, now), of a row that nobody inserted
+  // kAdamSteps: what step s is walked with, and the betas as written.
+  const double* alpha = nullptr;  // [now + 1]
+  const double* decay = nullptr;  // [now + 1]; null without weight decay
+  double beta_1 = 0.0;
+  double beta_2 = 0.0;
+  float initial_decay = 1.0f;  // P(0, now), of a row that nobody inserted
 };
 
 struct TableRef {

@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "cpp/core/cuda/direct.cuh"
 #include "cpp/core/cuda/index.cuh"
 #include "cpp/core/cuda/primitives.h"
 #include "cpp/core/cuda/rows_ops.cuh"
@@ -22,11 +23,6 @@ constexpr int64_t kPieceFloats = int64_t{1} << 24;  // moved to or from the host
 
 const TableOptions& Validated(const TableOptions& options, double max_load_factor) {
   options.Validate();
-  if (!options.use_hashtable) {
-    throw std::invalid_argument(
-        "A table in device memory needs a hashtable. Received: use_hashtable=false (table '" +
-        options.name + "')");
-  }
   if (options.dim > kMaxDim) {
     throw std::invalid_argument("`dim` must be at most 2^20 in device memory. Received: " +
                                 std::to_string(options.dim) + " (table '" + options.name + "')");
@@ -76,6 +72,7 @@ CudaTable::Impl::Impl(const TableOptions& table_options, double load_factor, Str
       device(CurrentDevice()),
       initializer(MakeInitializer(options.initializer, options.seed,
                                   HashName(options.name.data(), options.name.size()), options.dim)),
+      direct(DirectRowsOf(options)),
       stream(first_stream) {
   while ((int64_t{2} << chunk_shift) * options.dim <= kChunkFloats) ++chunk_shift;
   arena.stride = Padded(options.dim);
@@ -149,6 +146,7 @@ TableRef CudaTable::Impl::Ref() const {
 
 CudaTable::CudaTable(const TableOptions& options, double max_load_factor, Stream stream)
     : impl_(new Impl(options, max_load_factor, stream)) {
+  if (impl_->is_direct()) impl_->MakeDirectRows();
   if (options.initial_capacity > 0) Reserve(stream, options.initial_capacity);
 }
 
@@ -169,6 +167,10 @@ Workspace& CudaTable::workspace() { return impl_->workspace; }
 void CudaTable::Clear(Stream stream) {
   Impl& impl = *impl_;
   impl.Use(stream);
+  if (impl.is_direct()) {  // every key stays, with its initial row
+    if (impl.history != nullptr) impl.history->Forget(stream);
+    return WriteInitialRows(stream, impl.Ref(), impl.direct);
+  }
   impl.LearnCounters();
   impl.counters.Zero();
   impl.size.Set(0);
@@ -193,7 +195,12 @@ DeviceTableStats CudaTable::Stats(Stream stream) {
   stats.max_capacity = impl.options.max_capacity;
   stats.num_buckets = impl.num_buckets;
   stats.load_factor = static_cast<double>(impl.used.known()) / (impl.num_buckets * kBucketSlots);
-  if (stats.size > 0) {
+  stats.index_bytes = static_cast<int64_t>(impl.buckets.bytes());
+  if (impl.is_direct()) {
+    stats.capacity = stats.size;
+    stats.num_buckets = stats.index_bytes = 0;
+    stats.load_factor = 1.0;
+  } else if (stats.size > 0) {
     const Workspace::Scope scope(impl.workspace, stream);
     ProbeLengths* const lengths = impl.workspace.Take<ProbeLengths>(1);
     FillWithZeros(stream, lengths, sizeof(ProbeLengths));
@@ -203,7 +210,6 @@ DeviceTableStats CudaTable::Stats(Stream stream) {
     stats.mean_probe_length = static_cast<double>(found.total) / stats.size;
     stats.max_probe_length = static_cast<int64_t>(found.most);
   }
-  stats.index_bytes = static_cast<int64_t>(impl.buckets.bytes());
   stats.arena_bytes = impl.arena.bytes();
   stats.bytes = stats.index_bytes + stats.arena_bytes +
                 static_cast<int64_t>(impl.free_rows.bytes() + impl.default_rows.bytes()) +
@@ -336,10 +342,14 @@ void CudaTable::Export(Stream stream, std::vector<uint64_t>* host_keys,
   uint32_t* const cursor = scratch.Take<uint32_t>(1);
   Check(cudaMemsetAsync(cursor, 0, sizeof(uint32_t), stream), "cudaMemsetAsync");
   const TableRef ref = impl.Ref();
-  ListKeys(stream, ref.index, keys.as<uint64_t>(), rows.as<uint32_t>(), cursor);
-  SortPairs(stream, scratch, keys.as<uint64_t>(), sorted_keys.as<uint64_t>(), rows.as<uint32_t>(),
-            sorted_rows.as<uint32_t>(), num_keys, 64);
-  CopyToHost(stream, host_keys->data(), sorted_keys.data(), key_bytes);
+  if (impl.is_direct()) {
+    impl.ListDirectKeys(host_keys, sorted_rows.as<uint32_t>());
+  } else {
+    ListKeys(stream, ref.index, keys.as<uint64_t>(), rows.as<uint32_t>(), cursor);
+    SortPairs(stream, scratch, keys.as<uint64_t>(), sorted_keys.as<uint64_t>(), rows.as<uint32_t>(),
+              sorted_rows.as<uint32_t>(), num_keys, 64);
+    CopyToHost(stream, host_keys->data(), sorted_keys.data(), key_bytes);
+  }
   if (policy != nullptr && impl.records != nullptr) {
     impl.ExportRecords(sorted_rows.as<uint32_t>(), num_keys, policy);
   }

@@ -20,13 +20,11 @@ namespace {
 using cuda::CudaTable;
 using cuda::Stream;
 
-std::unique_ptr<CudaTable> MakeCudaTable(const std::string& name, int64_t dim,
-                                         const std::string& key_dtype,
-                                         const std::string& initializer, float a, float b,
-                                         const py::object& default_rows, uint64_t seed,
-                                         int64_t initial_capacity, int64_t max_capacity,
-                                         double max_load_factor, const py::dict& policy,
-                                         uint64_t stream) {
+std::unique_ptr<CudaTable> MakeCudaTable(
+    const std::string& name, int64_t dim, const std::string& key_dtype,
+    const std::string& initializer, float a, float b, const py::object& default_rows, uint64_t seed,
+    int64_t initial_capacity, int64_t max_capacity, bool use_hashtable, int64_t rank,
+    int64_t world_size, double max_load_factor, const py::dict& policy, uint64_t stream) {
   TableOptions options;
   options.name = name;
   options.dim = dim;
@@ -35,6 +33,9 @@ std::unique_ptr<CudaTable> MakeCudaTable(const std::string& name, int64_t dim,
   options.seed = seed;
   options.initial_capacity = initial_capacity;
   options.max_capacity = max_capacity;
+  options.use_hashtable = use_hashtable;
+  options.rank = rank;
+  options.world_size = world_size;
   options.policy = ParsePolicy(policy);
   if (options.key_type != KeyType::kInt64 && options.key_type != KeyType::kUint64) {
     throw py::value_error(
@@ -239,6 +240,7 @@ void BindCudaTable(py::module_& m) {
            py::arg("key_dtype") = "int64", py::arg("initializer") = "uniform",
            py::arg("a") = -0.05f, py::arg("b") = 0.05f, py::arg("default_rows") = py::none(),
            py::arg("seed") = 0, py::arg("initial_capacity") = 0, py::arg("max_capacity") = 0,
+           py::arg("use_hashtable") = true, py::arg("rank") = 0, py::arg("world_size") = 1,
            py::arg("max_load_factor") = 0.875, py::arg("policy") = py::dict(), stream())
       .def("find", &Find, py::arg("keys"), py::kw_only(), py::arg("rows") = py::none(),
            py::arg("found") = py::none(), stream())

@@ -266,11 +266,96 @@ void StaysOnItsDevice() {
   CHECK_EQ(emulator::bytes_allocated, before);
 }
 
-void RefusesWhatItCannotDo() {
-  TableOptions options = Options(4);
+// Rank 1 of 3 has the keys 1, 4, 7, ...; the CPU's table gets the same calls.
+void WithoutAHashtable() {
+  InlineExecutor ex;
+  TableOptions options = Options(5);
   options.use_hashtable = false;
-  options.max_capacity = 10;
-  CHECK_THROWS(cuda::CudaTable table(options), std::invalid_argument, "needs a hashtable");
+  options.max_capacity = 1000;
+  options.rank = 1;
+  options.world_size = 3;
+  options.initial_capacity = 1000;
+  CpuTable cpu(options);
+  cuda::CudaTable table(options);
+  Keys all(1000);
+  for (size_t i = 0; i < all.size(); ++i) all[i] = 3 * i + 1;
+  std::vector<uint8_t> flags;
+  CHECK_EQ(table.Size(kStream), 1000);
+  CHECK(Find(table, all, &flags) == CpuInitial(options, all));
+  CHECK(flags == std::vector<uint8_t>(1000, 1));
+  const Keys some = {2998, 1, 1, 7};
+  FindOrInsert(table, some, &flags);
+  CHECK(flags == std::vector<uint8_t>(4, 0));
+  std::vector<uint32_t> rows(4);
+  table.FindRows(kStream, some.data(), 4, rows.data());
+  CHECK(rows == std::vector<uint32_t>({999, 0, 0, 2}));
+  const uint32_t actual = 2;  // what lies behind these is not looked at
+  const Keys partly = {4, 1, 0, 2};
+  table.FindOrInsertRows(kStream, partly.data(), 4, rows.data(), nullptr, &actual);
+  CHECK_EQ(rows[0], 1u);
+  CHECK_EQ(rows[1], 0u);
+
+  Rows given(some.size() * 5);
+  for (size_t i = 0; i < given.size(); ++i) given[i] = static_cast<float>(i);
+  cpu.Assign(ex, some.data(), 4, given.data());
+  table.Assign(kStream, some.data(), 4, given.data());
+  Rows expected(all.size() * 5);
+  cpu.Find(ex, all.data(), all.size(), expected.data(), nullptr);
+  CHECK(Find(table, all) == expected);
+  Keys keys;
+  Rows exported;
+  table.Export(kStream, &keys, &exported);
+  CHECK(keys == all);
+  CHECK(exported == expected);
+
+  // A bad key leaves the table as it was.
+  for (uint64_t bad : {uint64_t{0}, uint64_t{2}, uint64_t{3001}, ~uint64_t{0}}) {
+    const Keys batch = {7, bad, 0};
+    const std::string what = bad == ~uint64_t{0} ? "-1" : std::to_string(bad);
+    const std::string words = "in [0, 3000) with key % 3 == 1. Received: key " + what + " (table";
+    CHECK_THROWS(table.Assign(kStream, batch.data(), 3, given.data()), std::out_of_range,
+                 words.c_str());
+    CHECK_THROWS(Find(table, batch), std::out_of_range, words.c_str());
+    CHECK_THROWS(FindOrInsert(table, batch), std::out_of_range, words.c_str());
+    CHECK_THROWS(table.Import(kStream, batch.data(), 3, given.data()), std::out_of_range,
+                 words.c_str());
+  }
+  CHECK_THROWS(table.Erase(kStream, all.data(), 1), std::invalid_argument, "use_hashtable=false");
+  CHECK_THROWS(table.Reserve(kStream, 1001), std::length_error, "max_capacity=1000");
+  CHECK(Find(table, all) == expected);
+
+  const cuda::DeviceTableStats stats = table.Stats(kStream);
+  CHECK_EQ(stats.size, 1000);
+  CHECK_EQ(stats.capacity, 1000);
+  CHECK_EQ(stats.num_buckets, 0);
+  CHECK_EQ(stats.index_bytes, 0);
+  table.Clear(kStream);
+  CHECK_EQ(table.Size(kStream), 1000);
+  CHECK(Find(table, all) == CpuInitial(options, all));
+  table.Import(kStream, all.data(), 1000, expected.data());
+  CHECK(Find(table, all) == expected);
+}
+
+// Lookups wait once, to know whether all keys are good; nothing is allocated.
+void AWarmLookupWithoutAHashtableWaitsOnce() {
+  TableOptions options = Options(8);
+  options.use_hashtable = false;
+  options.max_capacity = 5000;
+  cuda::CudaTable table(options);
+  Keys keys(4000);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = i % 700;
+  Rows rows(keys.size() * 8);
+  std::vector<uint8_t> found(keys.size());
+  table.FindOrInsert(kStream, keys.data(), keys.size(), rows.data(), nullptr);
+  const int64_t allocations = emulator::num_allocations, waits = emulator::num_host_waits;
+  table.FindOrInsert(kStream, keys.data(), keys.size(), rows.data(), nullptr);
+  CHECK_EQ(emulator::num_host_waits, waits + 1);
+  table.Find(kStream, keys.data(), keys.size(), rows.data(), found.data());
+  CHECK_EQ(emulator::num_host_waits, waits + 2);
+  CHECK_EQ(emulator::num_allocations, allocations);
+}
+
+void RefusesWhatItCannotDo() {
   CHECK_THROWS(cuda::CudaTable table(Options((1 << 20) + 1)), std::invalid_argument,
                "at most 2^20");
   CHECK_THROWS(cuda::CudaTable table(Options(4), 1.5), std::invalid_argument, "max_load_factor");
@@ -296,6 +381,8 @@ int main() {
   sok::AWarmStepNeitherAllocatesNorWaits();
   sok::AnExportLeavesNoScratch();
   sok::StaysOnItsDevice();
+  sok::WithoutAHashtable();
+  sok::AWarmLookupWithoutAHashtableWaitsOnce();
   sok::RefusesWhatItCannotDo();
   CHECK_EQ(emulator::bytes_allocated, 0);
 }

@@ -1,0 +1,55 @@
+// A CudaTable without a hashtable: its rows, its keys, and what waits for the device there.
+//
+// The table has all its rows from the start: `next_row` and `size` of the counters are set once, so
+// that the history, slots and snapshots treat the rows as those of any other table. Nothing grows
+// and nothing is inserted; what is left of a lookup is to refuse keys before anything changes, for
+// which the host has to look at the one number that says whether all are good.
+#include "cpp/core/cuda/direct.cuh"
+#include "cpp/core/cuda/rows_ops.cuh"
+#include "cpp/core/cuda/table_impl.h"
+
+namespace sok {
+namespace cuda {
+
+void CudaTable::Impl::MakeDirectRows() {
+  const int64_t num_rows = static_cast<int64_t>(direct.num_rows);
+  arena.Reserve(stream, (num_rows + chunk_rows() - 1) / chunk_rows(), chunk_rows());
+  Counters full = {};
+  full.next_row = static_cast<uint32_t>(num_rows);
+  full.size = static_cast<uint32_t>(num_rows);
+  CopyToDevice(stream, counters.data(), &full, sizeof(full));
+  rows.Set(num_rows);
+  size.Set(num_rows);
+  WriteInitialRows(stream, Ref(), direct);
+}
+
+void CudaTable::Impl::FindDirectRows(const uint64_t* keys, Count num_keys, uint32_t* row_numbers) {
+  if (num_keys.most == 0) return;
+  const Workspace::Scope scope(workspace, stream);
+  uint64_t* const first_refused = workspace.Take<uint64_t>(1);
+  NumberKeys(stream, direct, keys, num_keys, row_numbers, first_refused);
+  uint64_t position = kNoPosition;
+  CopyToHost(stream, &position, first_refused, sizeof(position));
+  if (position == kNoPosition) return;
+  uint64_t key = 0;
+  CopyToHost(stream, &key, keys + position, sizeof(key));
+  RefuseDirectKey(options, key);
+}
+
+void CudaTable::Impl::FindDirect(const uint64_t* keys, int64_t num_keys, float* out,
+                                 uint8_t* found) {
+  const Workspace::Scope scope(workspace, stream);
+  uint32_t* const row_numbers = workspace.Take<uint32_t>(num_keys);
+  FindDirectRows(keys, num_keys, row_numbers);
+  CopyRows(stream, {{Ref(), row_numbers, num_keys, out}});
+  if (found == nullptr || num_keys == 0) return;
+  Check(cudaMemsetAsync(found, 1, static_cast<size_t>(num_keys), stream), "cudaMemsetAsync");
+}
+
+void CudaTable::Impl::ListDirectKeys(std::vector<uint64_t>* host_keys, uint32_t* row_numbers) {
+  for (uint64_t row = 0; row < direct.num_rows; ++row) (*host_keys)[row] = direct.KeyOf(row);
+  NumberRows(stream, 0, static_cast<int64_t>(direct.num_rows), row_numbers);
+}
+
+}  // namespace cuda
+}  // namespace sok
