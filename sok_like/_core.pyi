@@ -353,6 +353,7 @@ class CudaArray:
     def get(self) -> NDArray[Any]:
         """A copy as a NumPy array. Waits for the stream."""
 
+# fmt: off
 class CudaTable:
     """One rank's shard of a table in device memory, for one host thread at a time.
 
@@ -371,24 +372,11 @@ class CudaTable:
     """
 
     def __init__(
-        self,
-        name: str,
-        dim: int,
-        *,
-        key_dtype: str = "int64",
-        initializer: str = "uniform",
-        a: float = -0.05,
-        b: float = 0.05,
-        default_rows: ArrayLike | None = None,
-        seed: int = 0,
-        initial_capacity: int = 0,
-        max_capacity: int = 0,
-        use_hashtable: bool = True,
-        rank: int = 0,
-        world_size: int = 1,
-        max_load_factor: float = 0.875,
-        policy: Mapping[str, bool | int | float | str] = ...,
-        stream: int = 0,
+        self, name: str, dim: int, *, key_dtype: str = "int64", initializer: str = "uniform",
+        a: float = -0.05, b: float = 0.05, default_rows: ArrayLike | None = None, seed: int = 0,
+        initial_capacity: int = 0, max_capacity: int = 0, use_hashtable: bool = True,
+        rank: int = 0, world_size: int = 1, max_load_factor: float = 0.875,
+        policy: Mapping[str, bool | int | float | str] = ..., stream: int = 0
     ) -> None: ...
     @property
     def name(self) -> str: ...
@@ -434,12 +422,8 @@ class CudaTable:
     ) -> tuple[NDArray[Any], NDArray[np.float32], dict[str, NDArray[np.float32]]]:
         """As `Table.export`, to NumPy arrays. Waits."""
     def import_(
-        self,
-        keys: ArrayLike,
-        rows: ArrayLike,
-        slots: Mapping[str, ArrayLike] | None = None,
-        *,
-        stream: int = 0,
+        self, keys: ArrayLike, rows: ArrayLike, slots: Mapping[str, ArrayLike] | None = None, *,
+        stream: int = 0
     ) -> None:
         """As `Table.import_`, from NumPy arrays; keys must not repeat. Waits."""
     def stats(self, *, stream: int = 0) -> dict[str, int | float]:
@@ -455,7 +439,6 @@ class CudaTable:
     def assign_scores(self, keys: Any, scores: Any, *, stream: int = 0) -> int: ...
     def set_step(self, step: int) -> None: ...
 
-# fmt: off
 def cuda_apply_gradients(
     table: CudaTable, rule: str, learning_rate: float, step: int, keys: Any, grads: Any, *,
     keys_are_unique: bool = False, stream: int = 0, **options: float | bool

@@ -222,11 +222,11 @@ void Update(Stream stream, const std::vector<RowGradients>& rows, const Optimize
     Walk(stream, batch.table, {batch.num_rows, nullptr, batch.row_numbers}, nullptr);
   }
   WithRule(options, learning_rate, step, RunRule{stream, batches});
+  std::vector<CudaTable*> owing;
   for (const RowGradients& of_table : rows) {
-    if (of_table.table->Attach(stream, options).owes()) {
-      of_table.table->AppendStep(stream, learning_rate, step);
-    }
+    if (of_table.table->Attach(stream, options).owes()) owing.push_back(of_table.table);
   }
+  CudaTable::AppendStep(stream, owing, learning_rate, step);
 }
 
 // The rows to update. A table with policies gives rows at lookups only: a key that waits, or was

@@ -2,12 +2,10 @@
 #include <cmath>
 
 #include "cpp/core/cuda/history.h"
-#include "cpp/core/cuda/launch.cuh"
+#include "cpp/core/cuda/jobs.cuh"
 
 namespace sok {
 namespace cuda {
-namespace {
-
 // The numbers of step n, which the host works out.
 struct StepRecord {
   uint32_t n;
@@ -18,35 +16,42 @@ struct StepRecord {
   float beta_2_power;
 };
 
-// What a step is walked with; null where nothing is walked.
-struct WalkRecords {
-  double* alpha = nullptr;
-  double* decay = nullptr;
-};
-
 // Adds step n to the records of the steps before it: element e is term e % num_terms of step
 // n - length + e / num_terms. Record n begins with zeros.
-__global__ void __launch_bounds__(kThreads)
-    AppendKernel(StepRecord record, uint32_t length, uint32_t window, int num_terms,
-                 const double* shape, double* terms, double* log_decay, float* beta_1_power,
-                 float* beta_2_power, WalkRecords walk) {
-  const int64_t e = GlobalThread();
-  if (e == 0) {
-    log_decay[record.n] = record.log_decay;
-    beta_1_power[record.n] = record.beta_1_power;
-    beta_2_power[record.n] = record.beta_2_power;
-    if (walk.alpha != nullptr) walk.alpha[record.n] = record.alpha;
-    if (walk.decay != nullptr) walk.decay[record.n] = record.decay;
+struct AppendJob {
+  StepRecord record;
+  uint32_t length;
+  uint32_t window;
+  int num_terms;
+  const double* shape;
+  double* terms;
+  double* log_decay;
+  float* beta_1_power;
+  float* beta_2_power;
+  double* alpha;  // what a step is walked with; null where nothing is
+  double* decay;
+
+  int64_t NumThreads() const { return std::max<int64_t>(1, int64_t{length + 1} * num_terms); }
+  SOK_DEVICE void Run(int64_t e) const {
+    if (e == 0) {
+      log_decay[record.n] = record.log_decay;
+      beta_1_power[record.n] = record.beta_1_power;
+      beta_2_power[record.n] = record.beta_2_power;
+      if (alpha != nullptr) alpha[record.n] = record.alpha;
+      if (decay != nullptr) decay[record.n] = record.decay;
+    }
+    const int64_t grown = int64_t{length} * num_terms;
+    const int64_t first = int64_t{record.n - length} * num_terms;
+    const int64_t first_shape = int64_t{window - length} * num_terms;
+    if (e < grown) {
+      terms[first + e] = terms[first + e] * record.decay + record.alpha * shape[first_shape + e];
+    } else if (e < grown + num_terms) {
+      terms[first + e] = 0.0;
+    }
   }
-  const int64_t grown = int64_t{length} * num_terms;
-  const int64_t first = int64_t{record.n - length} * num_terms;
-  const int64_t first_shape = int64_t{window - length} * num_terms;
-  if (e < grown) {
-    terms[first + e] = terms[first + e] * record.decay + record.alpha * shape[first_shape + e];
-  } else if (e < grown + num_terms) {
-    terms[first + e] = 0.0;
-  }
-}
+};
+
+namespace {
 
 __global__ void __launch_bounds__(kThreads)
     StartKernel(int num_terms, double* terms, double* log_decay, float* beta_1_power,
@@ -107,8 +112,16 @@ HistoryRef History::Ref() const {
   return ref;
 }
 
-void History::Append(Stream stream, float learning_rate, int64_t step) {
-  if (!owes()) return;
+void History::Append(Stream stream, const std::vector<History*>& histories, float learning_rate,
+                     int64_t step) {
+  std::vector<AppendJob> jobs;
+  for (History* history : histories) {
+    if (history->owes()) jobs.push_back(history->NextStep(learning_rate, step));
+  }
+  LaunchJobs(stream, jobs);
+}
+
+AppendJob History::NextStep(float learning_rate, int64_t step) {
   steps_.Append(learning_rate, step);
   ++now_;
   const StepHistory::Factors factors = steps_.Since(base_);
@@ -119,12 +132,17 @@ void History::Append(Stream stream, float learning_rate, int64_t step) {
   record.log_decay = steps_.log_decay();
   record.beta_1_power = factors.momentum;
   record.beta_2_power = factors.velocity;
-  const uint32_t length = std::min(steps_.window(), now_);
-  const int num_terms = steps_.num_terms();
-  Launch(AppendKernel, std::max<int64_t>(1, int64_t{length + 1} * num_terms), stream, record,
-         length, steps_.window(), num_terms, shape_.as<double>(), terms_.as<double>(),
-         log_decay_.as<double>(), beta_1_power_.as<float>(), beta_2_power_.as<float>(),
-         WalkRecords{alpha_.as<double>(), decay_.as<double>()});
+  return {record,
+          std::min(steps_.window(), now_),
+          steps_.window(),
+          steps_.num_terms(),
+          shape_.as<double>(),
+          terms_.as<double>(),
+          log_decay_.as<double>(),
+          beta_1_power_.as<float>(),
+          beta_2_power_.as<float>(),
+          alpha_.as<double>(),
+          decay_.as<double>()};
 }
 
 void History::Forget(Stream stream) {

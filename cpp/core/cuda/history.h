@@ -13,6 +13,7 @@
 #define SOK_CORE_CUDA_HISTORY_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "cpp/core/adam_replay.h"
 #include "cpp/core/cuda/device.h"
@@ -21,6 +22,8 @@
 
 namespace sok {
 namespace cuda {
+
+struct AppendJob;
 
 class History {
  public:
@@ -37,11 +40,15 @@ class History {
   float initial_scale() const { return static_cast<float>(steps_.initial_row_scale()); }
   HistoryRef Ref() const;
 
-  void Append(Stream stream, float learning_rate, int64_t step);  // async
+  // Async. One step of tables that make it together.
+  static void Append(Stream stream, const std::vector<History*>& histories, float learning_rate,
+                     int64_t step);
   void Forget(Stream stream);  // async; every row has been brought up
   void MoveTo(Stream stream);  // see Buffer
 
  private:
+  AppendJob NextStep(float learning_rate, int64_t step);
+
   const OptimizerOptions options_;
   const int64_t max_steps_;
   const double beta_1_, beta_2_;  // as written: to find that takes a microsecond

@@ -182,7 +182,9 @@ class CudaTable {
   History& Attach(Stream stream, const OptimizerOptions& options);
   // Async. Brings all rows up when the history has no room for another step.
   void MakeRoomForStep(Stream stream);
-  void AppendStep(Stream stream, float learning_rate, int64_t step);
+  // Async. Of tables with the same optimizer, whose rows owe steps.
+  static void AppendStep(Stream stream, const std::vector<CudaTable*>& tables, float learning_rate,
+                         int64_t step);
   // Async. Positions with kNoRow are keys whose gradient finds no row.
   void CountDroppedGradients(Stream stream, const uint32_t* row_numbers, int64_t num_rows,
                              const uint32_t* num_actual);

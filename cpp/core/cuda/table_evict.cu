@@ -21,11 +21,7 @@
 
 namespace sok {
 namespace cuda {
-namespace {
-
-constexpr int64_t kPieceFloats = int64_t{1} << 24;  // moved to the host at a time: 64 MiB
-
-}  // namespace
+namespace {}  // namespace
 
 // The counters must be known exactly.
 void CudaTable::Impl::EvictLowest(const KeyBatch& batch, int64_t count) {

@@ -1,4 +1,5 @@
-// Inside of CudaTable, shared by table.cu (keys), table_state.cu (memory, slots, export),
+// Inside of CudaTable, shared by table.cu (keys), table_many.cu (keys of many tables),
+// table_room.cu (growth), table_state.cu (memory, slots), table_snapshot.cu (export),
 // table_direct.cu (without a hashtable), table_policy.cu (admission) and table_evict.cu.
 #ifndef SOK_CORE_CUDA_TABLE_IMPL_H_
 #define SOK_CORE_CUDA_TABLE_IMPL_H_
@@ -16,6 +17,8 @@
 
 namespace sok {
 namespace cuda {
+
+inline constexpr int64_t kPieceFloats = int64_t{1} << 24;  // to or from the host at a time: 64 MiB
 
 // Chunks of rows and the device array of their addresses.
 struct DeviceArena {
