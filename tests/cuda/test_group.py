@@ -77,6 +77,8 @@ def test_what_cannot_be(cuda):
     grad = cuda.CudaArray(np.ones((3, 4), np.float32))
     with pytest.raises(ValueError, match="`keys` must have an array for each of 2 tables"):
         cuda.cuda_group_lookup([a, b], [key])
+    with pytest.raises(TypeError, match="Received: None"):
+        cuda.cuda_group_lookup([a, None], [key, key])
     with pytest.raises(ValueError, match="rows"):
         cuda.cuda_group_lookup([a, b], [key, key], [grad, grad])
     with pytest.raises(ValueError, match=r"Received: table 't0' twice"):

@@ -223,6 +223,7 @@ void Update(Stream stream, const std::vector<RowGradients>& rows, const Optimize
   }
   WithRule(options, learning_rate, step, RunRule{stream, batches});
   std::vector<CudaTable*> owing;
+  owing.reserve(rows.size());
   for (const RowGradients& of_table : rows) {
     if (of_table.table->Attach(stream, options).owes()) owing.push_back(of_table.table);
   }
@@ -270,6 +271,7 @@ void ApplyGradients(Stream stream, const std::vector<TableGradients>& batches,
   CheckStep(options, learning_rate, step);
   RequireDifferentTables(batches);
   if (batches.empty()) return;
+  for (const TableGradients& batch : batches) batch.table->CheckOptimizer(options);
   // Slots first, so that new rows have them.
   for (const TableGradients& batch : batches) batch.table->Attach(stream, options);
   Workspace& workspace = batches[0].table->workspace();

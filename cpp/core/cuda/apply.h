@@ -13,7 +13,9 @@
 //
 // Tables that take a step together share the launches of all this (jobs.cuh).
 //
-// All async: nothing waits for the device and nothing is allocated in a warm step.
+// All async: nothing waits for the device and nothing is allocated in a warm step. But tables
+// without a hashtable wait once to know that they have all keys, and FindOrInsertRows (table.h)
+// may.
 #ifndef SOK_CORE_CUDA_APPLY_H_
 #define SOK_CORE_CUDA_APPLY_H_
 

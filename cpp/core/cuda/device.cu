@@ -190,11 +190,14 @@ void Workspace::Reset(Stream stream) {
   if (needed > 0) blocks_.emplace_back(needed, stream);
 }
 
+constexpr size_t kMostAhead = size_t{256} << 20;  // bytes taken beyond what is asked for
+
 void* Workspace::TakeBytes(size_t bytes) {
   bytes = Aligned(bytes);
   if (blocks_.empty() || used_ + bytes > blocks_.back().bytes()) {
     const size_t last = blocks_.empty() ? 0 : blocks_.back().bytes();
-    blocks_.emplace_back(std::max({bytes, 2 * last, size_t{1} << 20}), stream_);
+    const size_t ahead = std::min(2 * last, kMostAhead);
+    blocks_.emplace_back(std::max({bytes, ahead, size_t{1} << 20}), stream_);
     used_ = 0;
   }
   char* const piece = blocks_.back().as<char>() + used_;

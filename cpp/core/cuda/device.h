@@ -132,7 +132,8 @@ class Workspace {
   class Scope {
    public:
     Scope(Workspace& workspace, Stream stream) : workspace_(workspace) {
-      if (workspace_.depth_++ == 0) workspace_.Reset(stream);
+      if (workspace_.depth_ == 0) workspace_.Reset(stream);  // may throw
+      ++workspace_.depth_;
     }
     ~Scope() { --workspace_.depth_; }
     Scope(const Scope&) = delete;

@@ -1,6 +1,7 @@
 #include <cooperative_groups.h>
 
 #include "cpp/core/cuda/direct.cuh"
+#include "cpp/core/cuda/jobs.cuh"
 #include "cpp/core/cuda/rows.cuh"
 
 namespace sok {
@@ -9,19 +10,22 @@ namespace {
 
 namespace cg = cooperative_groups;
 
-__global__ void __launch_bounds__(kThreads)
-    NumberKeysKernel(DirectRows direct, const uint64_t* keys, Count num_keys, uint32_t* rows,
-                     uint64_t* first_refused) {
-  const int64_t i = GlobalThread();
-  if (i >= num_keys.Get()) return;
-  const uint64_t key = keys[i];
-  const bool has = direct.Has(key);
-  rows[i] = has ? direct.RowOf(key) : kNoRow;
-  if (!has) {
-    atomicMin(reinterpret_cast<unsigned long long*>(first_refused),  // NOLINT: what CUDA takes
-              static_cast<unsigned long long>(i));                   // NOLINT
+struct NumberKeysJob {
+  NumberBatch batch;
+  uint64_t* first_refused;
+
+  int64_t NumThreads() const { return batch.num_keys.most; }
+  SOK_DEVICE void Run(int64_t i) const {
+    if (i >= batch.num_keys.Get()) return;
+    const uint64_t key = batch.keys[i];
+    const bool has = batch.direct.Has(key);
+    batch.rows[i] = has ? batch.direct.RowOf(key) : kNoRow;
+    if (!has) {
+      atomicMin(reinterpret_cast<unsigned long long*>(first_refused),  // NOLINT: what CUDA takes
+                static_cast<unsigned long long>(i));                   // NOLINT
+    }
   }
-}
+};
 
 __global__ void __launch_bounds__(kThreads)
     WriteInitialRowsKernel(TableRef table, DirectRows direct) {
@@ -39,10 +43,12 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void NumberKeys(Stream stream, const DirectRows& direct, const uint64_t* keys, Count num_keys,
-                uint32_t* rows, uint64_t* first_refused) {
-  Check(cudaMemsetAsync(first_refused, 0xFF, sizeof(uint64_t), stream), "cudaMemsetAsync");
-  Launch(NumberKeysKernel, num_keys.most, stream, direct, keys, num_keys, rows, first_refused);
+void NumberKeys(Stream stream, const std::vector<NumberBatch>& batches, uint64_t* first_refused) {
+  Check(cudaMemsetAsync(first_refused, 0xFF, batches.size() * sizeof(uint64_t), stream),
+        "cudaMemsetAsync");
+  std::vector<NumberKeysJob> jobs;
+  for (const NumberBatch& batch : batches) jobs.push_back({batch, first_refused + jobs.size()});
+  LaunchJobs(stream, jobs);
 }
 
 void WriteInitialRows(Stream stream, const TableRef& table, const DirectRows& direct) {

@@ -5,6 +5,7 @@
 #define SOK_CORE_CUDA_DIRECT_CUH_
 
 #include <cstdint>
+#include <vector>
 
 #include "cpp/core/cuda/launch.cuh"
 #include "cpp/core/cuda/table_ref.h"
@@ -15,10 +16,15 @@ namespace cuda {
 
 inline constexpr uint64_t kNoPosition = ~uint64_t{0};
 
-// Async. rows[i] = row number of keys[i]. *first_refused, in device memory: the first position
-// whose key the table does not have and whose row number is kNoRow, or kNoPosition.
-void NumberKeys(Stream stream, const DirectRows& direct, const uint64_t* keys, Count num_keys,
-                uint32_t* rows, uint64_t* first_refused);
+// Async. rows[i] = row number of keys[i]. first_refused [number of batches], in device memory: the
+// first position whose key the table does not have and whose row number is kNoRow, or kNoPosition.
+struct NumberBatch {
+  DirectRows direct;
+  const uint64_t* keys;
+  Count num_keys;
+  uint32_t* rows;
+};
+void NumberKeys(Stream stream, const std::vector<NumberBatch>& batches, uint64_t* first_refused);
 
 // Async. Gives all rows their initial embedding and slot rows.
 void WriteInitialRows(Stream stream, const TableRef& table, const DirectRows& direct);

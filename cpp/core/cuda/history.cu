@@ -115,6 +115,7 @@ HistoryRef History::Ref() const {
 void History::Append(Stream stream, const std::vector<History*>& histories, float learning_rate,
                      int64_t step) {
   std::vector<AppendJob> jobs;
+  jobs.reserve(histories.size());  // nothing fails from here on
   for (History* history : histories) {
     if (history->owes()) jobs.push_back(history->NextStep(learning_rate, step));
   }

@@ -8,7 +8,7 @@
 // the history starts anew: a sweep over the table takes less than a thousandth of that many steps.
 //
 // Where the steps have to be walked (ReplayKind::kAdamSteps) there are no terms to grow: a record
-// is what its step is walked with.
+// is what its step is walked with, and the sweep walks up to kMaxSteps of them for each element.
 #ifndef SOK_CORE_CUDA_HISTORY_H_
 #define SOK_CORE_CUDA_HISTORY_H_
 
@@ -40,6 +40,7 @@ class History {
   float initial_scale() const { return static_cast<float>(steps_.initial_row_scale()); }
   HistoryRef Ref() const;
 
+  void Reserve() { steps_.Reserve(); }  // for one step, on the host
   // Async. One step of tables that make it together.
   static void Append(Stream stream, const std::vector<History*>& histories, float learning_rate,
                      int64_t step);

@@ -69,6 +69,7 @@ __global__ void __launch_bounds__(kThreads, MinBlocks<Job>::value)
 // Runs all jobs, in as few launches as hold them. Does not synchronise.
 template <typename Job>
 void LaunchJobs(Stream stream, const std::vector<Job>& jobs) {
+  static_assert(sizeof(Jobs<Job>) <= 4096 && std::is_trivially_copyable_v<Job>);
   Jobs<Job> together;
   together.count = 0;
   int64_t num_blocks = 0;

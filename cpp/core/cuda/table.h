@@ -177,10 +177,12 @@ class CudaTable {
   int64_t row_floats() const;
 
   // ---- for fused code in core/cuda ----
-  // The optimizer of the table, attached (with its slots) if it has none yet. Throws
-  // std::invalid_argument if it has another.
+  // Throws std::invalid_argument if the table has another optimizer, or slots of other widths.
+  void CheckOptimizer(const OptimizerOptions& options) const;
+  // The optimizer of the table, attached (with its slots) if it has none yet. Throws as above.
   History& Attach(Stream stream, const OptimizerOptions& options);
-  // Async. Brings all rows up when the history has no room for another step.
+  // Async. Brings all rows up when the history has no room for another step, and takes the host
+  // memory of one, so that AppendStep does not fail.
   void MakeRoomForStep(Stream stream);
   // Async. Of tables with the same optimizer, whose rows owe steps.
   static void AppendStep(Stream stream, const std::vector<CudaTable*>& tables, float learning_rate,

@@ -24,16 +24,28 @@ void CudaTable::Impl::MakeDirectRows() {
 }
 
 void CudaTable::Impl::FindDirectRows(const uint64_t* keys, Count num_keys, uint32_t* row_numbers) {
-  if (num_keys.most == 0) return;
+  FindDirectRows(stream, {{this, keys, num_keys, row_numbers}});
+}
+
+void CudaTable::Impl::FindDirectRows(Stream stream, const std::vector<DirectBatch>& batches) {
+  if (batches.empty()) return;
+  const size_t n = batches.size();
+  Workspace& workspace = batches[0].table->workspace;
   const Workspace::Scope scope(workspace, stream);
-  uint64_t* const first_refused = workspace.Take<uint64_t>(1);
-  NumberKeys(stream, direct, keys, num_keys, row_numbers, first_refused);
-  uint64_t position = kNoPosition;
-  CopyToHost(stream, &position, first_refused, sizeof(position));
-  if (position == kNoPosition) return;
-  uint64_t key = 0;
-  CopyToHost(stream, &key, keys + position, sizeof(key));
-  RefuseDirectKey(options, key);
+  uint64_t* const first_refused = workspace.Take<uint64_t>(n);
+  std::vector<NumberBatch> numbers;
+  for (const auto& [table, keys, num_keys, row_numbers] : batches) {
+    numbers.push_back({table->direct, keys, num_keys, row_numbers});
+  }
+  NumberKeys(stream, numbers, first_refused);
+  std::vector<uint64_t> positions(n);
+  CopyToHost(stream, positions.data(), first_refused, n * sizeof(uint64_t));
+  for (size_t b = 0; b < n; ++b) {
+    if (positions[b] == kNoPosition) continue;
+    uint64_t key = 0;
+    CopyToHost(stream, &key, batches[b].keys + positions[b], sizeof(key));
+    RefuseDirectKey(batches[b].table->options, key);
+  }
 }
 
 void CudaTable::Impl::FindDirect(const uint64_t* keys, int64_t num_keys, float* out,

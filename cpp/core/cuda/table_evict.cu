@@ -21,7 +21,6 @@
 
 namespace sok {
 namespace cuda {
-namespace {}  // namespace
 
 // The counters must be known exactly.
 void CudaTable::Impl::EvictLowest(const KeyBatch& batch, int64_t count) {

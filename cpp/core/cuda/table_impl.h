@@ -74,6 +74,14 @@ struct CudaTable::Impl {
   void MakeDirectRows();
   // Row numbers of keys. Waits; throws std::out_of_range if one is not the table's.
   void FindDirectRows(const uint64_t* keys, Count num_keys, uint32_t* row_numbers);
+  // Of many tables; waits once.
+  struct DirectBatch {
+    Impl* table;
+    const uint64_t* keys;
+    Count num_keys;
+    uint32_t* row_numbers;
+  };
+  static void FindDirectRows(Stream stream, const std::vector<DirectBatch>& batches);
   void FindDirect(const uint64_t* keys, int64_t num_keys, float* out, uint8_t* found);
   // All keys and their row numbers, ascending.
   void ListDirectKeys(std::vector<uint64_t>* host_keys, uint32_t* row_numbers);

@@ -1,5 +1,5 @@
-// Calls on many CudaTables at once, in the launches of one (jobs.cuh). Tables with policies and
-// those without a hashtable wait for the device anyway, and are called one by one.
+// Calls on many CudaTables at once, in the launches of one (jobs.cuh). Tables with policies wait
+// for the device anyway, and are called one by one; those without a hashtable wait once for all.
 #include <unordered_set>
 #include <vector>
 
@@ -12,22 +12,45 @@ namespace sok {
 namespace cuda {
 
 void CudaTable::Find(Stream stream, const std::vector<TableFind>& batches) {
+  if (batches.empty()) return;
+  Workspace& workspace = batches[0].table->impl_->workspace;
+  const Workspace::Scope scope(workspace, stream);
   std::vector<FindBatch> finds;
+  std::vector<Impl::DirectBatch> direct;
+  std::vector<TableRows> gathers;
   for (const TableFind& batch : batches) {
     Impl& impl = *batch.table->impl_;
     CheckBatch(batch.num_keys, impl.options);
     impl.Use(stream);
     if (impl.is_direct()) {
-      impl.FindDirect(batch.keys, batch.num_keys, batch.rows, nullptr);
-      continue;
+      uint32_t* const row_numbers = workspace.Take<uint32_t>(batch.num_keys);
+      direct.push_back({&impl, batch.keys, batch.num_keys, row_numbers});
+      gathers.push_back({batch.table, row_numbers, batch.num_keys, batch.rows});
+    } else {
+      finds.push_back({impl.Ref(), batch.keys, batch.num_keys, batch.rows});
     }
-    finds.push_back({impl.Ref(), batch.keys, batch.num_keys, batch.rows});
   }
+  Impl::FindDirectRows(stream, direct);
+  GatherRows(stream, gathers);
   FindAndCopy(stream, finds);
 }
 
 void CudaTable::FindOrInsertRows(Stream stream, const std::vector<TableKeys>& batches) {
-  std::vector<TableKeys> now, later = batches;
+  std::vector<Impl::DirectBatch> direct;
+  std::vector<TableKeys> now, later;
+  for (const TableKeys& batch : batches) {
+    Impl& impl = *batch.table->impl_;
+    CheckBatch(batch.num_keys, impl.options);
+    if (batch.num_keys == 0) continue;
+    impl.Use(stream);
+    if (impl.is_direct()) {
+      direct.push_back(
+          {&impl, batch.keys, Count(batch.num_keys, batch.num_actual), batch.row_numbers});
+    } else {
+      later.push_back(batch);
+    }
+  }
+  Impl::FindDirectRows(stream, direct);  // refuses keys before any table takes some
   while (!later.empty()) {  // once more for tables that occur again: room is made for a batch
     std::unordered_set<CudaTable*> tables;
     std::vector<InsertBatch> inserts;
@@ -36,15 +59,12 @@ void CudaTable::FindOrInsertRows(Stream stream, const std::vector<TableKeys>& ba
     later.clear();
     for (const TableKeys& batch : now) {
       Impl& impl = *batch.table->impl_;
-      CheckBatch(batch.num_keys, impl.options);
-      if (batch.num_keys == 0) continue;
       if (!tables.insert(batch.table).second) {
         later.push_back(batch);
-      } else if (impl.records != nullptr || impl.is_direct()) {
+      } else if (impl.records != nullptr) {
         batch.table->FindOrInsertRows(stream, batch.keys, batch.num_keys, batch.row_numbers,
                                       nullptr, batch.num_actual);
       } else {
-        impl.Use(stream);
         inserts.push_back(impl.MakeInsert(batch.keys, batch.num_keys, batch.row_numbers, nullptr,
                                           batch.num_actual));
         if (inserts.back().host_counters != nullptr) copying.push_back(&impl);

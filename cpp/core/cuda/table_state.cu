@@ -286,16 +286,22 @@ void CudaTable::ConfigureSlots(Stream stream, const std::vector<SlotSpec>& specs
   impl.device_slot_initial = std::move(device_initial);
 }
 
+void CudaTable::CheckOptimizer(const OptimizerOptions& options) const {
+  const Impl& impl = *impl_;
+  if (impl.history == nullptr) {
+    return CheckSlotWidths(impl.slots, options, dim(), impl.options.name);
+  }
+  if (impl.history->options() == options) return;
+  throw std::invalid_argument("A table keeps the optimizer of its first step. Table '" +
+                              impl.options.name + "' has " + impl.history->options().ToString() +
+                              ". Received: " + options.ToString());
+}
+
 History& CudaTable::Attach(Stream stream, const OptimizerOptions& options) {
   Impl& impl = *impl_;
   impl.Use(stream);
-  if (impl.history != nullptr) {
-    if (impl.history->options() == options) return *impl.history;
-    throw std::invalid_argument("A table keeps the optimizer of its first step. Table '" +
-                                impl.options.name + "' has " + impl.history->options().ToString() +
-                                ". Received: " + options.ToString());
-  }
-  CheckSlotWidths(impl.slots, options, dim(), impl.options.name);
+  CheckOptimizer(options);
+  if (impl.history != nullptr) return *impl.history;
   auto history = std::make_unique<History>(options, stream);
   ConfigureSlots(stream, OptimizerSlots(options, dim()));
   impl.history = std::move(history);
@@ -304,7 +310,9 @@ History& CudaTable::Attach(Stream stream, const OptimizerOptions& options) {
 
 void CudaTable::MakeRoomForStep(Stream stream) {
   impl_->Use(stream);
-  if (impl_->history != nullptr && impl_->history->full()) impl_->CatchUpAll();
+  if (impl_->history == nullptr) return;
+  if (impl_->history->full()) impl_->CatchUpAll();
+  impl_->history->Reserve();
 }
 
 void CudaTable::AppendStep(Stream stream, const std::vector<CudaTable*>& tables,

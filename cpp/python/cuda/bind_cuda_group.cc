@@ -14,6 +14,9 @@ using cuda::Stream;
 using Tables = std::vector<CudaTable*>;
 
 void CheckLength(const Tables& tables, const char* argument, const py::list& list) {
+  for (const CudaTable* table : tables) {
+    if (table == nullptr) throw py::type_error("`tables` must be tables. Received: None");
+  }
   if (list.size() == tables.size()) return;
   throw py::value_error("`" + std::string(argument) + "` must have an array for each of " +
                         std::to_string(tables.size()) +

@@ -275,6 +275,97 @@ void AFullTableKeepsAllFromTakingKeys() {
                std::invalid_argument, "table 't0' twice");
 }
 
+// Plain tables, one with policies and one without a hashtable, which refuses a key: first or last
+// in the list, no other table has changed. Then a step that all of them make, and the CPU's with
+// them.
+void MixedTables(bool direct_first, const OptimizerOptions& optimizer) {
+  std::vector<TableOptions> options;
+  for (int t = 0; t < 4; ++t) {
+    options.push_back(OptionsOf(t));
+    options[t].dim = 4;
+  }
+  options[1].policy.filter_freq = 2;
+  options[direct_first ? 0 : 3].use_hashtable = false;
+  options[direct_first ? 0 : 3].max_capacity = 40;
+  std::vector<std::unique_ptr<CpuTable>> cpu;
+  std::vector<std::unique_ptr<CudaTable>> device;
+  for (const TableOptions& of_table : options) {
+    cpu.push_back(std::make_unique<CpuTable>(of_table));
+    device.push_back(std::make_unique<CudaTable>(of_table));
+  }
+  InlineExecutor ex;
+  const Keys bad = {1, 2, 40, 2}, good = {1, 2, 39, 2}, later = {2, 7};
+  const Rows grads(good.size() * 4, 0.5f);
+  const auto step = [&](const Keys& keys, int64_t number) {
+    std::vector<cuda::TableGradients> batches;
+    for (const auto& table : device) {
+      batches.push_back({table.get(), keys.data(), grads.data(), Length(keys)});
+    }
+    cuda::ApplyGradients(kStream, batches, optimizer, 0.1f, number);
+  };
+  std::vector<int64_t> sizes;
+  for (const auto& table : device) sizes.push_back(table->Size(kStream));
+  CHECK_THROWS(step(bad, 1), std::out_of_range, direct_first ? "'t0'" : "'t3'");
+  for (size_t t = 0; t < device.size(); ++t) CHECK_EQ(device[t]->Size(kStream), sizes[t]);
+  const Keys* const steps[] = {&good, &later, &later, &good};
+  for (int64_t number = 1; number <= 4; ++number) {
+    const Keys& keys = *steps[number - 1];
+    std::vector<Rows> rows(4, Rows(keys.size() * 4));
+    std::vector<CudaTable::TableFind> lookups;
+    std::vector<TableGradients> on_cpu;
+    for (int t = 0; t < 4; ++t) {
+      lookups.push_back({device[t].get(), keys.data(), Length(keys), rows[t].data()});
+      on_cpu.push_back({cpu[t].get(), keys.data(), grads.data(), Length(keys)});
+    }
+    CudaTable::FindOrInsert(kStream, lookups);
+    for (int t = 0; t < 4; ++t) {
+      Rows expected(rows[t].size());
+      cpu[t]->FindOrInsert(ex, keys.data(), Length(keys), expected.data(), nullptr);
+      CHECK(SameBits(rows[t], expected));
+    }
+    step(keys, number);
+    ApplyGradients(ex, on_cpu, optimizer, 0.1f, number);
+    CudaTable::Find(kStream, lookups);
+    for (int t = 0; t < 4; ++t) {
+      Rows expected(rows[t].size());
+      cpu[t]->Find(ex, keys.data(), Length(keys), expected.data(), nullptr);
+      CHECK(SameBits(rows[t], expected));
+    }
+  }
+}
+
+void ARefusedOptimizerIsAttachedToNone() {
+  Twins twins(2);
+  const Keys keys = {1};
+  const Rows grads(12, 1.0f);
+  OptimizerOptions sgd, adagrad;
+  adagrad.kind = OptimizerKind::kAdagrad;
+  const auto batch_of = [&](int t) {
+    return cuda::TableGradients{twins.device[t].get(), keys.data(), grads.data(), 1};
+  };
+  cuda::ApplyGradients(kStream, {batch_of(1)}, sgd, 0.1f, 1);
+  CHECK_THROWS(cuda::ApplyGradients(kStream, {batch_of(0), batch_of(1)}, adagrad, 0.1f, 1),
+               std::invalid_argument, "Table 't1' has sgd");
+  CHECK(twins.device[0]->slots().empty());
+  cuda::ApplyGradients(kStream, {batch_of(0), batch_of(1)}, sgd, 0.1f, 2);
+}
+
+void ScratchRecoversFromALackOfMemory() {
+  cuda::Workspace workspace;
+  const auto call = [&] {
+    const cuda::Workspace::Scope scope(workspace, kStream);
+    for (int i = 0; i < 3; ++i) workspace.Take<char>(3 << 20);
+  };
+  call();  // several blocks, which the next call wants as one
+  emulator::allocations_left = 0;
+  CHECK_THROWS(call(), cuda::DeviceMemoryError, "");
+  emulator::allocations_left = INT64_MAX;
+  for (int i = 0; i < 3; ++i) call();
+  const int64_t allocations = emulator::num_allocations;
+  call();
+  CHECK_EQ(emulator::num_allocations, allocations);
+}
+
 // Launches of one warm step, lookup included.
 int64_t LaunchesOfAStep(int num_tables, OptimizerKind kind, bool unique_keys) {
   OptimizerOptions optimizer;
@@ -338,6 +429,17 @@ int main() {
     sok::StepsOfEachTable(optimizer, false);
     sok::StepsOfEachTable(optimizer, true);
   }
+  for (const bool direct_first : {false, true}) {
+    optimizer.kind = OptimizerKind::kSgd;
+    sok::MixedTables(direct_first, optimizer);
+    optimizer.kind = OptimizerKind::kAdam;
+    sok::MixedTables(direct_first, optimizer);
+    sok::OptimizerOptions walked = optimizer;
+    walked.beta_2 = 0.1f;
+    sok::MixedTables(direct_first, walked);
+  }
+  sok::ARefusedOptimizerIsAttachedToNone();
+  sok::ScratchRecoversFromALackOfMemory();
   sok::LookupsOfEachTable();
   sok::AFullTableKeepsAllFromTakingKeys();
   sok::LaunchesAreThoseOfOneTable(OptimizerKind::kAdagrad, false, 18);
