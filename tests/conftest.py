@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from tests import emulated
-from tests.ranks import RanksFailed, run_ranks
+from tests.ranks import RanksFailed, run_ranks, skip_many_ranks
 
 # Before anything imports TensorFlow, which reads it once.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -74,9 +74,7 @@ def rank_results(sok):
         pytest.skip("some of the checks' tables are not for devices")
 
     def results(world_size, check):
-        if world_size > 3 and os.environ.get("TF_USE_LEGACY_KERAS") == "1":
-            # Minutes on 2 cores, and what 4 ranks add does not depend on the Keras.
-            pytest.skip("4 ranks are for Keras 3 alone")
+        skip_many_ranks(world_size)
         if isinstance(_results(world_size), RanksFailed):
             pytest.fail(str(_results(world_size)), pytrace=False)
         found = [result[check] for result in _results(world_size)]

@@ -19,12 +19,20 @@ import subprocess
 import sys
 import tempfile
 
+import pytest
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _TAIL = 3000  # characters of a rank's output shown when a run fails
 
 
 class RanksFailed(AssertionError):
     """A rank raised, died or did not end in time; the message holds every rank's last output."""
+
+
+def skip_many_ranks(world_size):
+    """3 ranks and more take minutes on 2 cores, and what they add does not depend on the Keras."""
+    if world_size > 2 and os.environ.get("TF_USE_LEGACY_KERAS") == "1":
+        pytest.skip("3 ranks and more are for Keras 3 alone")
 
 
 def run_ranks(target, num_ranks, *, launcher="mpirun", args=None, env=None, timeout=120):
