@@ -28,6 +28,7 @@ constexpr int kTables = 70;  // more than one launch holds of any job
 int64_t Length(const Keys& keys) { return static_cast<int64_t>(keys.size()); }
 
 bool SameBits(const Rows& a, const Rows& b) {
+  if (a.empty()) return b.empty();
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
