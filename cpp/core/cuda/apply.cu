@@ -304,8 +304,8 @@ void ApplyGradients(Stream stream, const std::vector<TableGradients>& batches,
     sums.push_back({samples, batch.grads, num_keys, batch.table->dim(), summed});
   }
   Unique(stream, workspace, uniques);
-  FindRowsToUpdate(stream, keys);  // the last that can fail
-  CombineGradient(stream, workspace, sums, /*all_occur=*/true);
+  FindRowsToUpdate(stream, keys);
+  CombineGradient(stream, workspace, sums, /*all_occur=*/true);  // the last to take scratch
   Update(stream, rows, options, learning_rate, step);
 }
 

@@ -26,7 +26,7 @@ struct ScatteredRows {
   SOK_DEVICE T* operator()(int64_t u) const { return words + offsets[u]; }
 };
 
-inline int64_t NumSamples(const Samples& samples) {
+SOK_HD inline int64_t NumSamples(const Samples& samples) {
   return samples.combiner == Combiner::kNone ? samples.num_keys : samples.batch;
 }
 

@@ -15,8 +15,8 @@ struct SharesJob {
 
   int64_t NumThreads() const { return NumSamples(samples); }
   SOK_DEVICE void Run(int64_t s) const {
+    if (s >= NumSamples(samples)) return;
     const bool none = samples.combiner == Combiner::kNone;
-    if (s >= (none ? samples.num_keys : samples.batch)) return;
     const int64_t begin = none ? s : samples.row_splits[s];
     const int64_t end = none ? s + 1 : samples.row_splits[s + 1];
     const float divisor = none ? 1.0f : SampleDivisor(samples, begin, end);
