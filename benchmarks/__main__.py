@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
 
     import sok_like as sok
     from benchmarks import harness
-    from sok_like import comm
+    from sok_like.runtime import comm
 
     sok.Init(global_batch_size=8192)
     if comm.current().rank > 0:

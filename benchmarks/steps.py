@@ -12,7 +12,7 @@ import tensorflow as tf
 import sok_like as sok
 from benchmarks import workloads
 from benchmarks.harness import Contender, Match
-from sok_like import lookup as group_lookup
+from sok_like.lookup import hash_lookup as group_lookup
 
 RATE = 0.01
 OURS, GROUP = "ours", "ours, 26 tables"
@@ -141,7 +141,7 @@ def _w1_group(rule, data, keys):
         # A model has its features in separate tensors.
         columns = tf.unstack(tf.transpose(keys))
         group = [
-            group_lookup.Feature(table, column)
+            group_lookup.HashFeature(table, column)
             for table, column in zip(tables, columns, strict=True)
         ]
         return group_lookup.lookup(group, training=True)
@@ -220,7 +220,7 @@ def _w2_group(rule, data, everything):
 
     def forward(keys, row_splits):
         group = [
-            group_lookup.Feature(table, k, "sum", s)
+            group_lookup.HashFeature(table, k, "sum", s)
             for table, k, s in zip(tables, keys, row_splits, strict=True)
         ]
         return group_lookup.lookup(group, training=True)
@@ -249,6 +249,6 @@ def _w2_dense(rule, data, hashed_keys):
 def insert(table, keys):
     for start in range(0, len(keys), 1 << 18):
         group_lookup.lookup(
-            [group_lookup.Feature(table, tf.constant(keys[start : start + (1 << 18)]))],
+            [group_lookup.HashFeature(table, tf.constant(keys[start : start + (1 << 18)]))],
             training=True,
         )

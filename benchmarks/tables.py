@@ -9,7 +9,7 @@ import sok_like as sok
 from benchmarks import workloads
 from benchmarks.harness import Contender, Match
 from benchmarks.steps import DELETED_KEY, EMPTY_KEY
-from sok_like import lookup as group_lookup
+from sok_like.lookup import hash_lookup as group_lookup
 
 PEER = "TF DenseHashTable"
 ASSIGN, LOOKUP = "ours, assign", "ours, lookup"
@@ -74,7 +74,7 @@ def w3(quick: bool) -> tuple[dict[str, Contender], list[Match]]:
         sok.assign(table, keys, rows)
 
     def look(table, keys):
-        return group_lookup.lookup([group_lookup.Feature(table, keys)], training=True)
+        return group_lookup.lookup([group_lookup.HashFeature(table, keys)], training=True)
 
     def ours():
         return sok.EmbeddingVariable(data.dim, name="w3")
@@ -106,13 +106,13 @@ def w4(quick: bool) -> tuple[dict[str, Contender], list[Match]]:
     peer = _dense_hash_table(len(data.keys), data.dim)
     for start in range(0, len(data.keys), data.batch):
         part = tf.constant(data.keys[start : start + data.batch])
-        group_lookup.lookup([group_lookup.Feature(table, part)], training=True)
+        group_lookup.lookup([group_lookup.HashFeature(table, part)], training=True)
         peer.insert(part, tf.zeros([len(part), data.dim]))
     array = tf.Variable(tf.zeros([len(data.keys), data.dim]))
 
     find = tf.function(lambda keys: table.find(keys))
     look = tf.function(
-        lambda keys: group_lookup.lookup([group_lookup.Feature(table, keys)], training=False)
+        lambda keys: group_lookup.lookup([group_lookup.HashFeature(table, keys)], training=False)
     )
     theirs = tf.function(lambda keys: peer.lookup(keys))
     gather = tf.function(lambda positions: tf.gather(array, positions))

@@ -18,10 +18,8 @@ if TYPE_CHECKING:
     from sok_like import feature_column as feature_column
     from sok_like import optimizers as optimizers
     from sok_like import tf as tf
-    from sok_like.checkpoint import Saver as Saver
     from sok_like.core.initialize import Init as Init
     from sok_like.dist_model_parallel.embedding import Embedding as Embedding
-    from sok_like.dist_model_parallel.embedding_lookup import embedding_lookup as embedding_lookup
     from sok_like.dist_model_parallel.hash_embedding import HashEmbedding as HashEmbedding
     from sok_like.embeddings.all2all_dense_embedding import (
         All2AllDenseEmbedding as All2AllDenseEmbedding,
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
     from sok_like.group_embedding.strategy import (
         enable_distributed_strategy as enable_distributed_strategy,
     )
+    from sok_like.lookup.dense_lookup import embedding_lookup as embedding_lookup
     from sok_like.optimizers.scope import OptimizerScope as OptimizerScope
     from sok_like.optimizers.utils import (
         filter_variables as filter_variables,
@@ -50,41 +49,42 @@ if TYPE_CHECKING:
         split_embedding_variable_from_others as split_embedding_variable_from_others,
     )
     from sok_like.optimizers.wrapper import OptimizerWrapper as OptimizerWrapper
-    from sok_like.policies import CBFFilter as CBFFilter
-    from sok_like.policies import CounterFilter as CounterFilter
-    from sok_like.policies import EmbeddingVariableOption as EmbeddingVariableOption
-    from sok_like.policies import GlobalStepEvict as GlobalStepEvict
-    from sok_like.policies import InitializerOption as InitializerOption
-    from sok_like.policies import L2WeightEvict as L2WeightEvict
-    from sok_like.policies import ScoreEvict as ScoreEvict
-    from sok_like.policies import StorageOption as StorageOption
-    from sok_like.rows import assign as assign
-    from sok_like.rows import export as export
-    from sok_like.variable import EmbeddingVariable as EmbeddingVariable
+    from sok_like.table.export_assign import assign as assign
+    from sok_like.table.export_assign import export as export
+    from sok_like.table.policies import CBFFilter as CBFFilter
+    from sok_like.table.policies import CounterFilter as CounterFilter
+    from sok_like.table.policies import EmbeddingVariableOption as EmbeddingVariableOption
+    from sok_like.table.policies import GlobalStepEvict as GlobalStepEvict
+    from sok_like.table.policies import InitializerOption as InitializerOption
+    from sok_like.table.policies import L2WeightEvict as L2WeightEvict
+    from sok_like.table.policies import ScoreEvict as ScoreEvict
+    from sok_like.table.policies import StorageOption as StorageOption
+    from sok_like.table.saver import Saver as Saver
+    from sok_like.table.variable import EmbeddingVariable as EmbeddingVariable
 
 # Public name: where it lives.
 _PUBLIC = {
     "All2AllDenseEmbedding": "sok_like.embeddings.all2all_dense_embedding",
-    "CBFFilter": "sok_like.policies",
-    "CounterFilter": "sok_like.policies",
+    "CBFFilter": "sok_like.table.policies",
+    "CounterFilter": "sok_like.table.policies",
     "DistributedEmbedding": "sok_like.embeddings.distributed_embedding",
     "Embedding": "sok_like.dist_model_parallel.embedding",
-    "EmbeddingVariable": "sok_like.variable",
-    "EmbeddingVariableOption": "sok_like.policies",
-    "GlobalStepEvict": "sok_like.policies",
+    "EmbeddingVariable": "sok_like.table.variable",
+    "EmbeddingVariableOption": "sok_like.table.policies",
+    "GlobalStepEvict": "sok_like.table.policies",
     "HashEmbedding": "sok_like.dist_model_parallel.hash_embedding",
     "Init": "sok_like.core.initialize",
-    "InitializerOption": "sok_like.policies",
-    "L2WeightEvict": "sok_like.policies",
+    "InitializerOption": "sok_like.table.policies",
+    "L2WeightEvict": "sok_like.table.policies",
     "OptimizerScope": "sok_like.optimizers.scope",
     "OptimizerWrapper": "sok_like.optimizers.wrapper",
-    "Saver": "sok_like.checkpoint",
-    "ScoreEvict": "sok_like.policies",
-    "StorageOption": "sok_like.policies",
-    "assign": "sok_like.rows",
-    "embedding_lookup": "sok_like.dist_model_parallel.embedding_lookup",
+    "Saver": "sok_like.table.saver",
+    "ScoreEvict": "sok_like.table.policies",
+    "StorageOption": "sok_like.table.policies",
+    "assign": "sok_like.table.export_assign",
+    "embedding_lookup": "sok_like.lookup.dense_lookup",
     "enable_distributed_strategy": "sok_like.group_embedding.strategy",
-    "export": "sok_like.rows",
+    "export": "sok_like.table.export_assign",
     "filter_variables": "sok_like.optimizers.utils",
     "get_embedding": "sok_like.embeddings.get_embedding",
     "get_embedding_variable": "sok_like.group_embedding.get_embedding_variable",

@@ -26,7 +26,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.feature_column import feature_column as old
 
-from sok_like import feature_column, policies
+from sok_like import feature_column
 from sok_like.feature_column.categorical import table_column
 from sok_like.feature_column.columns import GroupEmbeddingColumn
 from sok_like.feature_column.scope import current_group
@@ -37,7 +37,8 @@ from sok_like.group_embedding.lookup_sparse import (
 )
 from sok_like.group_embedding.strategy import enable_distributed_strategy
 from sok_like.optimizers.wrapper import OptimizerWrapper
-from sok_like.variable import is_embedding_variable
+from sok_like.table import policies
+from sok_like.table.variable import is_embedding_variable
 
 __all__ = ["install", "uninstall"]
 

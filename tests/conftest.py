@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(items):
 def sok():
     """The package, initialised afresh for one process."""
     import sok_like
-    from sok_like.core import initialize
+    from sok_like.runtime import initialize
 
     initialize.reset()
     sok_like.Init(global_batch_size=12, seed=7)

@@ -20,7 +20,7 @@ def install() -> None:
     """Loads the library in the place of `_ops.so`, before anything has loaded that."""
     import tensorflow as tf
 
-    from sok_like import native
+    from sok_like.runtime import native
 
     assert "_ops" not in native._loaded, "the op library has been loaded already"
     native._loaded["_ops"] = tf.load_op_library(str(LIBRARY))

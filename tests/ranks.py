@@ -3,7 +3,7 @@
 Starting TensorFlow costs seconds a rank, so one launch should do many checks: the function may
 return a dictionary with a result per check.
 
-    results = run_ranks("tests.test_comm:collectives", 2, args={"num_keys": 8})
+    results = run_ranks("tests.runtime.test_comm:collectives", 2, args={"num_keys": 8})
     results[1]["sum"]  # what rank 1 returned
 
 The function runs in `tests/rank_main.py`, after nothing but the standard library was imported.

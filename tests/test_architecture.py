@@ -10,23 +10,30 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# Modules of sok_like, bottom to top: each may import lower rows and itself. A module that is listed
-# and not written yet is no fault; one that exists and is not listed is.
-PYTHON_LAYERS = [
-    {"native", "policies"},
-    {"devices"},
-    {"ops", "comm", "planner", "initializers", "dump_file", "keys"},
-    {"key_records", "snapshots"},
-    {"variable", "core"},
-    {"lookup", "keras_variable", "rows"},
-    {
-        *("layers", "embeddings", "group_embedding", "dist_model_parallel", "distribution"),
-        *("checkpoint", "serving", "optimizers", "tf", "deeprec", "feature_column"),
-    },
-]
-# In the top row a front door may use what stands beside it, as a layer its optimizer scope.
-TOP = len(PYTHON_LAYERS) - 1
-STANDARD_LIBRARY_ONLY = {"planner", "policies"}
+# Floors of sok_like, bottom to top: a package may import those on lower floors and itself.
+FLOORS = [{"runtime"}, {"table", "planner"}, {"lookup"}]
+# The front doors stand above all floors. A door knows no other door, with these exceptions:
+DOORS: dict[str, set[str]] = {
+    "core": set(),
+    "embeddings": set(),
+    "optimizers": set(),
+    "dist_model_parallel": set(),
+    "group_embedding": set(),
+    # SOK's path of the optimizers' names.
+    "tf": {"optimizers"},
+    # A column looks its group up as one group of tables, and its layer is a table's layer.
+    "feature_column": {"group_embedding", "embeddings"},
+    # Its rules say what each layer of the other doors does under a mesh.
+    "distribution": {"embeddings", "dist_model_parallel", "optimizers"},
+    # DeepRec's names of what the other doors have.
+    "deeprec": {"feature_column", "group_embedding", "optimizers"},
+}
+# `runtime.checks` is the one module below `planner`.
+STANDARD_LIBRARY_ONLY = (
+    "sok_like/planner/",
+    "sok_like/runtime/checks.py",
+    "sok_like/table/policies.py",
+)
 ABOVE_THE_PACKAGE = {"examples", "benchmarks", "tests"}
 
 # Folder of a C++ file -> folders it may include. cpu and cuda are two backends that do not know
@@ -75,22 +82,27 @@ def imported_names(name, source):
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
             base = [*base, *([node.module] if node.module else [])]
-            # `from sok_like import ops` names a module, `from sok_like.ops import f` a member.
+            # `from sok_like import table` names a package, `from ...ops import f` a member.
             yield from (".".join([*base, alias.name]) for alias in node.names)
 
 
-def row_of(module):
-    return next((row for row, modules in enumerate(PYTHON_LAYERS) if module in modules), None)
+def may_import(package, target):
+    """Whether a module of `sok_like.<package>` may import `sok_like.<target>`."""
+    floor = {name: row for row, names in enumerate(FLOORS) for name in names}
+    if target == package:
+        return True
+    if target in floor:
+        return floor[target] < floor.get(package, len(FLOORS))
+    return target in DOORS.get(package, set())
 
 
 def python_faults(name, source):
     """Returns a sentence for each import of a file of sok_like that points upward."""
-    module = pathlib.PurePath(name).with_suffix("").parts[1]
-    if module == "__init__":  # lists public names, so it stands above all modules
+    package = pathlib.PurePath(name).with_suffix("").parts[1]
+    if package == "__init__":  # lists public names, so it stands above all packages
         return []
-    row = row_of(module)
-    if row is None:
-        return [f"{name}: place '{module}' in PYTHON_LAYERS of tests/test_architecture.py"]
+    if package not in {*set().union(*FLOORS), *DOORS}:
+        return [f"{name}: place '{package}' in FLOORS or DOORS of tests/test_architecture.py"]
     faults = []
     for imported in imported_names(name, source):
         top, _, rest = imported.partition(".")
@@ -98,14 +110,14 @@ def python_faults(name, source):
         if top in ABOVE_THE_PACKAGE:
             faults.append(f"{name} imports {imported}, which stands above the package")
         elif top != "sok_like":
-            if module in STANDARD_LIBRARY_ONLY and top not in sys.stdlib_module_names:
+            if name.startswith(STANDARD_LIBRARY_ONLY) and top not in sys.stdlib_module_names:
                 faults.append(f"{name} imports {imported}: only the standard library is allowed")
         elif target == "_core":
             faults.append(f"{name} imports {imported}: native.core() loads it")
-        elif row_of(target) is None:
-            faults.append(f"{name} imports {imported}, which is no module of PYTHON_LAYERS")
-        elif target != module and row_of(target) >= row and row < TOP:
+        elif not may_import(package, target):
             faults.append(f"{name} imports {imported}, which does not stand below it")
+        elif package == "planner" and target == "runtime" and ".checks" not in imported:
+            faults.append(f"{name} imports {imported}: only the standard library is allowed")
     return faults
 
 
@@ -143,19 +155,38 @@ def test_cpp_includes_point_down():
     assert [fault for name in files for fault in cpp_faults(name, (ROOT / name).read_text())] == []
 
 
+def test_the_document_names_the_packages_that_exist():
+    document = (ROOT / "docs" / "architecture.md").read_text()
+    picture = document.partition("```text")[2].partition("```")[0].partition("cpp/tf/")[0]
+    named = set(re.findall(r"^    (\w+)(?=[/ ])", picture, re.M))
+    exist = {
+        pathlib.PurePath(name).parts[1] for name in tracked_files() if name.startswith("sok_like/")
+    }
+    exist = {name.removesuffix(".py") for name in exist if not name.startswith("_")}
+    assert named == exist
+
+
 @pytest.mark.parametrize(
     "name, source, fault",
     [
-        ("sok_like/ops.py", "from sok_like import native\nimport tensorflow", None),
-        ("sok_like/ops.py", "from sok_like import lookup", "not stand below"),
-        ("sok_like/ops.py", "from . import comm", "not stand below"),
-        ("sok_like/ops.py", "def f():\n  from .variable import V", "not stand below"),
-        ("sok_like/layers/a.py", "from ..optimizers import Adam\nfrom . import b", None),
-        ("sok_like/lookup.py", "from sok_like.layers.a import A", "not stand below"),
-        ("sok_like/lookup.py", "import sok_like", "no module of"),
-        ("sok_like/lookup.py", "from sok_like import _core", "native.core"),
-        ("sok_like/planner.py", "import numpy", "standard library"),
-        ("sok_like/variable.py", "import benchmarks.x", "above the package"),
+        ("sok_like/runtime/ops.py", "from sok_like.runtime import native\nimport tensorflow", None),
+        ("sok_like/runtime/ops.py", "from sok_like import lookup", "not stand below"),
+        ("sok_like/runtime/ops.py", "from ..table import keys", "not stand below"),
+        ("sok_like/runtime/ops.py", "def f():\n  from ..table.keys import V", "not stand below"),
+        ("sok_like/embeddings/a.py", "from ..lookup import exchange\nfrom . import b", None),
+        ("sok_like/embeddings/a.py", "from sok_like.optimizers.adam import A", "not stand below"),
+        ("sok_like/feature_column/a.py", "from sok_like.group_embedding.b import f", None),
+        (
+            "sok_like/lookup/hash_lookup.py",
+            "from sok_like.embeddings.a import A",
+            "not stand below",
+        ),
+        ("sok_like/lookup/hash_lookup.py", "import sok_like", "not stand below"),
+        ("sok_like/lookup/hash_lookup.py", "from sok_like import _core", "native.core"),
+        ("sok_like/planner/a.py", "import numpy", "standard library"),
+        ("sok_like/planner/a.py", "from sok_like.runtime.checks import as_integer", None),
+        ("sok_like/planner/a.py", "from sok_like.runtime.comm import current", "standard library"),
+        ("sok_like/table/variable.py", "import benchmarks.x", "above the package"),
         ("sok_like/surprise.py", "", "place 'surprise'"),
         ("cpp/core/cpu/a.h", '#include "cpp/core/parallel.h"\n#include <vector>', None),
         ("cpp/core/cpu/a.h", '#include "cpp/core/cuda/a.h"', "not stand below"),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         DistributedOptimizer as DistributedOptimizer,
     )
     from sok_like.dist_model_parallel.layer import DistributedEmbedding as DistributedEmbedding
-    from sok_like.dist_model_parallel.local import is_local as is_local
+    from sok_like.lookup.local_variables import is_local as is_local
     from sok_like.planner import DistEmbeddingStrategy as DistEmbeddingStrategy
 
 # Public name: where it lives.
@@ -39,7 +39,7 @@ _PUBLIC = {
     "DistributedOptimizer": "sok_like.dist_model_parallel.gradients",
     "Embedding": "sok_like.dist_model_parallel.embedding",
     "broadcast_variables": "sok_like.dist_model_parallel.broadcast",
-    "is_local": "sok_like.dist_model_parallel.local",
+    "is_local": "sok_like.lookup.local_variables",
 }
 
 __all__ = list(_PUBLIC)

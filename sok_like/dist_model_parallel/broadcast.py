@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like import comm
-from sok_like.core.initialize import ensure_initialized
-from sok_like.dist_model_parallel.embedding_lookup import as_tf_table
-from sok_like.dist_model_parallel.local import is_local, unique_in_graph
+from sok_like.lookup.dense_lookup import as_tf_table
+from sok_like.lookup.local_variables import is_local, unique_in_graph
+from sok_like.runtime import comm
+from sok_like.runtime.initialize import ensure_initialized
 
 
 def broadcast_variables(model_vars: Iterable[Any], root_rank: int = 0) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.planner.tables import as_integer
+from sok_like.runtime.checks import as_integer
 
 
 @tf.keras.utils.register_keras_serializable(package="sok_like")

@@ -6,14 +6,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.dist_model_parallel.embedding_lookup import (
+from sok_like.lookup.dense_lookup import (
+    DENSE_COMBINERS,
     as_tf_table,
-    check_combiner,
-    check_dim,
     check_ids,
     lookup_rows,
 )
-from sok_like.keras_variable import is_keras_3
+from sok_like.runtime.checks import check_combiner, check_integer
+from sok_like.table.keras_variable import is_keras_3
 
 
 @tf.keras.utils.register_keras_serializable(package="sok_like")
@@ -71,12 +71,12 @@ class Embedding(tf.keras.layers.Layer):
         # Nothing here is a float before it is looked up, and a table is never cast as a whole.
         kwargs.setdefault("autocast", False)
         super().__init__(activity_regularizer=_regularizer(activity_regularizer), **kwargs)
-        self.input_dim = check_dim("input_dim", input_dim)
-        self.output_dim = check_dim("output_dim", output_dim)
+        self.input_dim = check_integer("input_dim", input_dim)
+        self.output_dim = check_integer("output_dim", output_dim)
         self.embeddings_initializer = tf.keras.initializers.get(embeddings_initializer)
         self.embeddings_regularizer = _regularizer(embeddings_regularizer)
         self.embeddings_constraint = tf.keras.constraints.get(embeddings_constraint)
-        self.combiner = check_combiner(combiner)
+        self.combiner = check_combiner(combiner, DENSE_COMBINERS)
         self.use_custom_kernel = bool(use_custom_kernel)
         # The number of distinct ids is known only when they are seen, which XLA cannot compile.
         self.supports_jit = False

@@ -11,9 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like import comm
-from sok_like.core.initialize import ensure_initialized
-from sok_like.dist_model_parallel.local import is_local, mark_local, unique_in_graph
+from sok_like.lookup.local_variables import is_local, mark_local, unique_in_graph
+from sok_like.runtime import comm
+from sok_like.runtime.initialize import ensure_initialized
 
 # What Horovod's wrappers take: arguments without effect here, and those that must keep the meaning
 # of an average over all ranks, since another would give replicated and local variables gradients of

@@ -6,17 +6,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like import comm
-from sok_like.core.initialize import ensure_initialized
-from sok_like.dist_model_parallel.embedding_lookup import check_dim, check_ids
-from sok_like.dist_model_parallel.local import mark_local
-from sok_like.dist_model_parallel.parts import FlatIds
-from sok_like.embeddings.base import TableLayer
-from sok_like.keras_variable import as_weight
-from sok_like.lookup import Feature, lookup
-from sok_like.variable import EmbeddingVariable
+from sok_like.lookup.dense_lookup import check_ids
+from sok_like.lookup.flat_ids import FlatIds
+from sok_like.lookup.hash_lookup import HashFeature, lookup
+from sok_like.lookup.local_variables import mark_local
+from sok_like.lookup.table_layer import TableLayer
+from sok_like.runtime import comm
+from sok_like.runtime.checks import COMBINERS, check_combiner, check_integer
+from sok_like.runtime.initialize import ensure_initialized
+from sok_like.table.keras_variable import as_weight
+from sok_like.table.variable import EmbeddingVariable
 
-COMBINERS = (None, "sum", "mean", "sqrtn")
+HASH_COMBINERS = (None, *COMBINERS)
 
 
 @tf.keras.utils.register_keras_serializable(package="sok_like")
@@ -31,7 +32,7 @@ class HashEmbedding(TableLayer):
         output_dim: Row width.
         combiner: "sum", "mean", "sqrtn", or None: how the rows of the last axis become one.
         embeddings_initializer: Keras initializer or its name; a row is a function of (seed, name,
-            key, column), see `sok_like.initializers`.
+            key, column), see `sok_like.table.initializers`.
         capacity: Most keys a rank may hold; None grows without bound.
         initial_capacity: Keys a rank makes room for at once.
         key_dtype: int64, int32, uint64 or uint32: of the keys that weights are given out with.
@@ -69,10 +70,10 @@ class HashEmbedding(TableLayer):
         # Nothing here is a float before it is looked up.
         kwargs.setdefault("autocast", False)
         super().__init__(**kwargs)
-        self.output_dim = check_dim("output_dim", output_dim)
-        self.combiner = check_hash_combiner(combiner)
+        self.output_dim = check_integer("output_dim", output_dim)
+        self.combiner = check_combiner(combiner, HASH_COMBINERS)
         self.embeddings_initializer = tf.keras.initializers.get(embeddings_initializer)
-        self.capacity = None if capacity is None else check_dim("capacity", capacity)
+        self.capacity = None if capacity is None else check_integer("capacity", capacity)
         self.initial_capacity = initial_capacity
         self.key_dtype = tf.as_dtype(key_dtype)
         # XLA cannot compile the table's ops; Keras 3 asks before it tries.
@@ -103,7 +104,7 @@ class HashEmbedding(TableLayer):
             inputs = tf.convert_to_tensor(inputs)
         check_ids(inputs, self.combiner, self.name)
         flat = FlatIds(inputs, self.combiner, hashed=True)
-        feature = Feature(self.table, flat.ids, self.combiner or "none", flat.row_splits)
+        feature = HashFeature(self.table, flat.ids, self.combiner or "none", flat.row_splits)
 
         def rows(training):
             (found,) = lookup([feature], training=training, gradient_scale="mean", name=self.name)
@@ -140,10 +141,3 @@ class HashEmbedding(TableLayer):
     def from_config(cls, config):
         """A layer from its own configuration."""
         return super().from_config({k: v for k, v in config.items() if k != "hash_table"})
-
-
-def check_hash_combiner(combiner: Any) -> str | None:
-    """`combiner` itself; ValueError unless a hash table has it."""
-    if combiner is None or (isinstance(combiner, str) and combiner in COMBINERS):
-        return combiner
-    raise ValueError(f"`combiner` must be one of {COMBINERS}. Received: combiner={combiner!r}")

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like import comm
-from sok_like.dist_model_parallel.agreement import send
-from sok_like.rows import assign
-from sok_like.variable import EmbeddingVariable
+from sok_like.runtime import comm
+from sok_like.runtime.agreement import send
+from sok_like.table.export_assign import assign
+from sok_like.table.variable import EmbeddingVariable
 
 # Bytes of one table that a rank sends at a time.
 CHUNK_BYTES = 64 * 2**20

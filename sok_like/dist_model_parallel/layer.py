@@ -9,20 +9,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like import comm
-from sok_like.core.initialize import ensure_initialized
-from sok_like.dist_model_parallel import exchange, mp_input
-from sok_like.dist_model_parallel.embedding_lookup import (
-    as_tf_table,
-    check_combiner,
-    check_ids,
-)
-from sok_like.dist_model_parallel.hash_embedding import check_hash_combiner
-from sok_like.dist_model_parallel.local import mark_local, unique_in_graph
-from sok_like.dist_model_parallel.local_layers import build_layer, table_of
-from sok_like.dist_model_parallel.parts import FlatIds, Part
+from sok_like.dist_model_parallel import mp_input
+from sok_like.dist_model_parallel.hash_embedding import HASH_COMBINERS
+from sok_like.dist_model_parallel.local_layers import build_layer, layer_table
 from sok_like.dist_model_parallel.whole_tables import WholeTables
-from sok_like.embeddings.base import by_training
+from sok_like.lookup import exchange
+from sok_like.lookup.dense_lookup import DENSE_COMBINERS, as_tf_table, check_ids
+from sok_like.lookup.flat_ids import FlatIds, Part
+from sok_like.lookup.local_variables import mark_local, unique_in_graph
+from sok_like.lookup.training_flag import by_training
 from sok_like.planner import DistEmbeddingStrategy
 from sok_like.planner.tables import (
     COLUMN_WISE,
@@ -32,6 +27,9 @@ from sok_like.planner.tables import (
     list_embeddings,
 )
 from sok_like.planner.thresholds import check_threshold
+from sok_like.runtime import comm
+from sok_like.runtime.checks import check_combiner
+from sok_like.runtime.initialize import ensure_initialized
 
 
 # A package of its own, because `sok.DistributedEmbedding` has the same name.
@@ -129,9 +127,10 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
             self.strategy.deal_hash_inputs()
         object.__setattr__(self, "_parts", self._find_parts())
         tables = self.strategy.plan.tables
-        checks = [check_hash_combiner if table.hashed else check_combiner for table in tables]
+        legal = [HASH_COMBINERS if table.hashed else DENSE_COMBINERS for table in tables]
         self._combiners = [
-            check(table.config.get("combiner")) for check, table in zip(checks, tables, strict=True)
+            check_combiner(table.config.get("combiner"), each)
+            for each, table in zip(legal, tables, strict=True)
         ]
         self._names = [str(t.config.get("name") or f"table_{t.table_id}") for t in tables]
         self.dp_layers: list[Any] = []
@@ -221,7 +220,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
 
     def tables_here(self) -> dict[tuple[int, int], Any]:
         """This rank's variables, by kind of part and position within that kind."""
-        return {place: table_of(layer) for place, layer in self._layers_here().items()}
+        return {place: layer_table(layer) for place, layer in self._layers_here().items()}
 
     # Lookup.
 
@@ -235,7 +234,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
     def _outputs(self, inputs, training):
         tables = self.tables_here()
         if not self.dp_input and self.world_size > 1:
-            outputs = mp_input.lookup(self, inputs, tables, training)
+            outputs = mp_input.mp_input_lookup(self, inputs, tables, training)
         elif not self.dp_input:
             # One rank alone: its inputs come table after table, and go out in input order.
             order = self.strategy.input_ids_list[0]
@@ -271,8 +270,8 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
     def _lookup(self, inputs, tables, training):
         plan = self.strategy.plan
         flat = [self.flatten(i, ids) for i, ids in enumerate(inputs)]
-        here: list[exchange.Feature] = []
-        travelling: list[exchange.Feature] = []
+        here: list[exchange.PartFeature] = []
+        travelling: list[exchange.PartFeature] = []
         kinds = []
         for table_id, samples in zip(plan.input_table_map, flat, strict=True):
             kinds.append(self.world_size == 1 or plan.kinds[table_id] == DATA_PARALLEL)
@@ -286,7 +285,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
             name, communicator = unique_in_graph(self.name), comm.current()
             if travelling:
                 found = iter(
-                    exchange.lookup(
+                    exchange.exchange_lookup(
                         travelling,
                         self.anchor(),
                         communicator,
@@ -307,9 +306,11 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
             outputs.append(samples.restore(rows[0] if len(rows) == 1 else tf.concat(rows, -1)))
         return outputs
 
-    def feature(self, table_id: int, part: Part, samples: FlatIds, tables: Any) -> exchange.Feature:
+    def feature(
+        self, table_id: int, part: Part, samples: FlatIds, tables: Any
+    ) -> exchange.PartFeature:
         """Samples to look up in a part of a table."""
-        return exchange.Feature(
+        return exchange.PartFeature(
             ids=samples.ids,
             row_splits=samples.row_splits,
             combiner=self._combiners[table_id] or "none",

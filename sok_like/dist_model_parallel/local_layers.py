@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from sok_like.dist_model_parallel.concat_initializer import ConcatInitializer, varied
 from sok_like.dist_model_parallel.embedding import Embedding
-from sok_like.dist_model_parallel.embedding_lookup import as_tf_table
 from sok_like.dist_model_parallel.hash_embedding import HashEmbedding
-from sok_like.variable import unwrap
+from sok_like.lookup.dense_lookup import as_tf_table
+from sok_like.table.variable import unwrap
 
 
 def build_layer(config: dict[str, Any], sizes: Sequence[int] = (), vary: int = 0) -> Any:
@@ -44,7 +44,7 @@ def build_layer(config: dict[str, Any], sizes: Sequence[int] = (), vary: int = 0
     return layer
 
 
-def table_of(layer: Any) -> Any:
+def layer_table(layer: Any) -> Any:
     """The TensorFlow variable of an embedding layer, an EmbeddingVariable for a hash table."""
     return as_tf_table(unwrap(_weight_of(layer)))
 

@@ -21,10 +21,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like import comm
-from sok_like.dist_model_parallel import exchange
-from sok_like.dist_model_parallel.local import unique_in_graph
-from sok_like.dist_model_parallel.parts import FlatIds
+from sok_like.lookup import exchange
+from sok_like.lookup.flat_ids import FlatIds
+from sok_like.lookup.local_variables import unique_in_graph
+from sok_like.runtime import comm
 
 _BAD_ID, _BAD_BATCH = 1, 2
 _PER_INPUT = 2  # words of a header: local batch, hotness
@@ -41,7 +41,7 @@ def output_shapes(layer: Any) -> list[tuple[int | None, ...]]:
     return shapes
 
 
-def lookup(
+def mp_input_lookup(
     layer: Any, inputs: list[Any], tables: dict[tuple[int, int], Any], training: bool
 ) -> list[tf.Tensor]:
     """Outputs for this rank's samples, in input order.
@@ -102,7 +102,7 @@ def _lookup_hashed(layer, samples, tables, training, name):
     for i in inputs:
         nothing = FlatIds(tf.zeros([0, 1], tf.int64), layer.combiner_of(table_of[i]), hashed=True)
         features.append(_feature(layer, i, samples.get(i, nothing), tables))
-    rows = exchange.lookup(
+    rows = exchange.exchange_lookup(
         features,
         layer.anchor(),
         comm.current(),

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like import comm
 from sok_like.dist_model_parallel import hash_weights, weights
-from sok_like.dist_model_parallel.agreement import all_or_none, gather_text, in_turn
-from sok_like.dist_model_parallel.embedding_lookup import as_tf_table
-from sok_like.planner.tables import Plan, as_integer
+from sok_like.lookup.dense_lookup import as_tf_table
+from sok_like.planner.tables import Plan
+from sok_like.runtime import comm
+from sok_like.runtime.agreement import all_or_none, gather_text, in_turn
+from sok_like.runtime.checks import as_integer
 
 # By table: the Keras variable that holds this rank's shard, and the first row of the shard in it.
 Weights = Mapping[int, tuple[Any, int]]

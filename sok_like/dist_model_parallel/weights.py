@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like import comm
 from sok_like.dist_model_parallel import hash_weights
-from sok_like.dist_model_parallel.agreement import all_or_none, in_turn, send
 from sok_like.dist_model_parallel.hash_weights import CHUNK_BYTES
-from sok_like.planner.tables import DATA_PARALLEL, HASHED, Plan, TableConfig, as_integer
+from sok_like.planner.tables import DATA_PARALLEL, HASHED, Plan, TableConfig
+from sok_like.runtime import comm
+from sok_like.runtime.agreement import all_or_none, in_turn, send
+from sok_like.runtime.checks import as_integer
 
 # By table: the variable that holds this rank's shard, and the first row of the shard in it.
 Shards = Mapping[int, tuple[Any, int]]

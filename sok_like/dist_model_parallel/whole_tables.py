@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from sok_like.dist_model_parallel import optimizer_state
-from sok_like.dist_model_parallel.embedding_lookup import as_tf_table
-from sok_like.dist_model_parallel.local_layers import table_of
+from sok_like.dist_model_parallel.local_layers import layer_table
 from sok_like.dist_model_parallel.weights import get_tables, set_tables
+from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.planner.tables import HASHED
 
 
@@ -104,7 +104,7 @@ class WholeTables:
             for part in parts:
                 layer = layers.get((part.kind, part.position))
                 if self._is_mine(part) and layer is not None:
-                    weight = table_of(layer) if part.kind == HASHED else layer.weights[0]
+                    weight = layer_table(layer) if part.kind == HASHED else layer.weights[0]
                     places[table_id] = weight, part.row_offset
         return places
 

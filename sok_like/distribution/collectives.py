@@ -23,9 +23,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.comm import Communicator
-from sok_like.dist_model_parallel.local import unique_in_graph
 from sok_like.distribution.placement import part
+from sok_like.lookup.local_variables import unique_in_graph
+from sok_like.runtime.comm import Communicator
 
 
 def gather(

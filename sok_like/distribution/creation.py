@@ -25,8 +25,8 @@ from sok_like.distribution.sharded_variable import (
     tf_class,
     works_on_shards,
 )
-from sok_like.keras_variable import is_keras_3
-from sok_like.variable import is_embedding_variable
+from sok_like.table.keras_variable import is_keras_3
+from sok_like.table.variable import is_embedding_variable
 
 _next_slot = threading.local()
 

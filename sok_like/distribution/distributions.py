@@ -20,17 +20,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sok_like import comm
-from sok_like.core.initialize import ensure_initialized
 from sok_like.distribution.creation import creator
+from sok_like.distribution.format_layouts import format_layouts
 from sok_like.distribution.mesh import DeviceMesh, RankMesh, TensorLayout, list_devices, rank_mesh
 from sok_like.distribution.model import bind, hooks
 from sok_like.distribution.optimizer import distributed_optimizer
 from sok_like.distribution.placement import Placement
 from sok_like.distribution.random_state import agree_on_random_state
 from sok_like.distribution.sharded_variable import path_of
-from sok_like.distribution.table import table_of
-from sok_like.variable import is_embedding_variable
+from sok_like.runtime import comm
+from sok_like.runtime.initialize import ensure_initialized
+from sok_like.table.variable import is_embedding_variable
 
 
 class _Distribution:
@@ -125,7 +125,7 @@ class _Distribution:
 
     def summary(self, model: Any) -> str:
         """A table of a built model's variables; see `summary`."""
-        return table_of(model, self)
+        return format_layouts(model, self)
 
     def optimizer(self, optimizer: Any) -> Any:
         """The optimizer for a training loop of one's own; `compile` does this by itself."""
@@ -231,7 +231,7 @@ def summary(model: Any) -> str:
             "`model` must be under a distribution. Received: "
             f"model '{model.name}', made, compiled and called without one"
         )
-    return table_of(model, of_model)
+    return format_layouts(model, of_model)
 
 
 def initialize(

@@ -16,10 +16,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.dist_model_parallel.embedding_lookup import as_row_numbers, require_in_range
-from sok_like.dist_model_parallel.local import unique_in_graph
 from sok_like.distribution.collectives import gather
 from sok_like.distribution.sharded_variable import local_rows, shard_of
+from sok_like.lookup.dense_lookup import as_row_numbers, require_in_range
+from sok_like.lookup.local_variables import unique_in_graph
 
 
 def has_rule(table: Any) -> bool:

@@ -18,8 +18,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from sok_like import comm
-from sok_like.core.initialize import ensure_initialized
+from sok_like.runtime import comm
+from sok_like.runtime.initialize import ensure_initialized
 
 TensorLayout = keras.distribution.TensorLayout
 

@@ -22,11 +22,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like import comm
 from sok_like.distribution.collectives import gather, samples_split, split_batch
 from sok_like.distribution.creation import cut_existing
 from sok_like.distribution.optimizer import distributed_optimizer
 from sok_like.distribution.rules import install
+from sok_like.runtime import comm
 
 _state = threading.local()
 

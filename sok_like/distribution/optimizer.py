@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.dist_model_parallel.gradients import slot_reference
-from sok_like.dist_model_parallel.local import is_local, unique_in_graph
 from sok_like.distribution.creation import slots_like
 from sok_like.distribution.sharded_variable import on_shards, path_of, shard_of
+from sok_like.lookup.local_variables import is_local, unique_in_graph
 from sok_like.optimizers.embedding_aware import embedding_aware
 
 # Each element of a variable is updated by itself, so a shard is as good as the whole.

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from sok_like import comm
+from sok_like.runtime import comm
 
 
 def agree_on_random_state() -> None:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from sok_like.dist_model_parallel.embedding import Embedding
-from sok_like.dist_model_parallel.embedding_lookup import lookup_rows
 from sok_like.distribution import lookup_rule
 from sok_like.distribution.collectives import gather, samples_are_split, split_batch
 from sok_like.distribution.products import (
@@ -28,6 +27,7 @@ from sok_like.distribution.products import (
 from sok_like.distribution.sharded_variable import held_whole
 from sok_like.embeddings.all2all_dense_embedding import All2AllDenseEmbedding
 from sok_like.embeddings.distributed_embedding import DistributedEmbedding
+from sok_like.lookup.dense_lookup import lookup_rows
 
 
 class Rule(NamedTuple):

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like.dist_model_parallel.embedding_lookup import as_tf_table
 from sok_like.distribution.collectives import gather
 from sok_like.distribution.mesh import RankMesh
 from sok_like.distribution.placement import Placement
+from sok_like.lookup.dense_lookup import as_tf_table
 
 _mode = threading.local()
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.embeddings.base import EmbeddingLayer, check_positive
-from sok_like.keys import as_keys
-from sok_like.lookup import Feature, lookup
+from sok_like.embeddings.base import EmbeddingLayer
+from sok_like.lookup.hash_lookup import HashFeature, lookup
+from sok_like.runtime.checks import check_integer
+from sok_like.table.keys import as_keys
 
 
 @tf.keras.utils.register_keras_serializable("sok_like")
@@ -58,7 +59,7 @@ class All2AllDenseEmbedding(EmbeddingLayer):
             use_hashtable=use_hashtable,
             **kwargs,
         )
-        check_positive("nnz_per_slot", nnz_per_slot)
+        nnz_per_slot = check_integer("nnz_per_slot", nnz_per_slot)
         self.nnz_per_slot = nnz_per_slot
         self.dynamic_input = dynamic_input
 
@@ -66,7 +67,7 @@ class All2AllDenseEmbedding(EmbeddingLayer):
         self._check(inputs)
         keys = as_keys(tf.reshape(inputs, [-1]))
         keys_per_sample = 1 if self.dynamic_input else self.slot_num * self.nnz_per_slot
-        feature = Feature(self.table, keys, batch_multiple=keys_per_sample)
+        feature = HashFeature(self.table, keys, batch_multiple=keys_per_sample)
         shape = [-1, self.slot_num, self.nnz_per_slot, self.embedding_vec_size]
 
         def rows(training):

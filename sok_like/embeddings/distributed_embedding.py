@@ -6,9 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.embeddings.base import EmbeddingLayer, check_positive
-from sok_like.keys import as_keys
-from sok_like.lookup import Feature, check_combiner, lookup
+from sok_like.embeddings.base import EmbeddingLayer
+from sok_like.lookup.hash_lookup import HashFeature, lookup
+from sok_like.runtime.checks import check_combiner, check_integer
+from sok_like.table.keys import as_keys
 
 
 @tf.keras.utils.register_keras_serializable("sok_like")
@@ -55,12 +56,8 @@ class DistributedEmbedding(EmbeddingLayer):
         use_hashtable: bool = True,
         **kwargs: Any,
     ):
-        combiner = check_combiner(combiner)
-        if combiner == "none":
-            raise ValueError(
-                "`combiner` must be 'sum', 'mean' or 'sqrtn'; sok.All2AllDenseEmbedding does not "
-                "combine. Received: combiner='none'"
-            )
+        # SOK's documents write "Mean" and "Sum".
+        combiner = check_combiner(combiner.lower() if isinstance(combiner, str) else combiner)
         super().__init__(
             max_vocabulary_size_per_gpu=max_vocabulary_size_per_gpu,
             embedding_vec_size=embedding_vec_size,
@@ -68,8 +65,8 @@ class DistributedEmbedding(EmbeddingLayer):
             use_hashtable=use_hashtable,
             **kwargs,
         )
-        check_positive("max_nnz", max_nnz)
-        check_positive("max_feature_num", max_feature_num)
+        max_nnz = check_integer("max_nnz", max_nnz)
+        max_feature_num = check_integer("max_feature_num", max_feature_num)
         if max_feature_num > slot_num * max_nnz:
             raise ValueError(
                 "`max_feature_num` must lie in [1, slot_num * max_nnz] = "
@@ -81,7 +78,7 @@ class DistributedEmbedding(EmbeddingLayer):
 
     def call(self, inputs, training=True):
         keys, row_splits = self._samples(inputs)
-        feature = Feature(
+        feature = HashFeature(
             self.table,
             as_keys(keys),
             # One key a field: the row itself, whatever the combiner.

@@ -17,8 +17,9 @@ import tensorflow as tf
 from tensorflow.python.feature_column import feature_column as old
 from tensorflow.python.feature_column import feature_column_v2 as fc
 
-from sok_like.keys import DTYPES, as_keys
-from sok_like.policies import EmbeddingVariableOption, GlobalStepEvict
+from sok_like.runtime.checks import as_integer
+from sok_like.table.keys import DTYPES, as_keys
+from sok_like.table.policies import EmbeddingVariableOption, GlobalStepEvict
 
 
 def string_keys(strings: tf.Tensor) -> tf.Tensor:
@@ -147,8 +148,7 @@ def categorical_column_with_embedding(
             "`ev_option` must be None or a sok.EmbeddingVariableOption. "
             f"Received: {ev_option!r} (column '{key}')"
         )
-    is_int = isinstance(partition_num, int) and not isinstance(partition_num, bool)
-    if partition_num is not None and (not is_int or partition_num < 1):
+    if partition_num is not None and (as_integer(partition_num) or 0) < 1:
         raise ValueError(
             "`partition_num` must be None or a positive integer. "
             f"Received: partition_num={partition_num!r} (column '{key}')"

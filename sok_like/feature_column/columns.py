@@ -22,6 +22,7 @@ from sok_like.feature_column.categorical import EmbeddingCategoricalColumn, tabl
 from sok_like.feature_column.scope import current_group
 from sok_like.feature_column.tables import graph_weights, initializer_of
 from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
+from sok_like.runtime.checks import as_integer
 
 _MORE_FIELDS = ("group", "shared_name")
 
@@ -218,7 +219,7 @@ def _make(categorical_columns, shared_name, dimension, combiner, initializer, *r
                 f"ckpt_to_load_from={ckpt_to_load_from!r}"
             )
     name = categorical_columns[0].name
-    if isinstance(dimension, bool) or not isinstance(dimension, int) or dimension < 1:
+    if (as_integer(dimension) or 0) < 1:
         raise ValueError(
             f"`dimension` must be a positive integer. Received: {dimension!r} (column '{name}')"
         )

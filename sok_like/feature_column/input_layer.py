@@ -41,7 +41,7 @@ def input_layer(
         cols_to_vars: Is filled with a list of variables a column.
         cols_to_output_tensors: Is filled with `[batch, width]` a column.
         training: False reads initial rows of unseen keys and inserts none.
-        gradient_scale: "sum" or "mean" over ranks, see `sok_like.lookup`.
+        gradient_scale: "sum" or "mean" over ranks, see `sok_like.lookup.hash_lookup`.
 
     Returns:
         float32 `[batch, sum of widths]`: the columns sorted by name.

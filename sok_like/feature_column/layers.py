@@ -13,8 +13,7 @@ import tensorflow as tf
 from tensorflow.python.feature_column import feature_column_v2 as fc
 from tensorflow.python.feature_column import serialization
 
-from sok_like.dist_model_parallel.embedding_lookup import as_tf_table
-from sok_like.embeddings.base import EmbeddingLayer, by_training
+from sok_like.embeddings.base import EmbeddingLayer
 from sok_like.feature_column.categorical import EmbeddingCategoricalColumn
 from sok_like.feature_column.columns import GroupEmbeddingColumn, is_fused
 from sok_like.feature_column.lookup import (
@@ -25,9 +24,11 @@ from sok_like.feature_column.lookup import (
     sequences,
 )
 from sok_like.feature_column.tables import WEIGHTS, table_options
-from sok_like.keras_variable import as_weight
-from sok_like.lookup import check_gradient_scale
-from sok_like.variable import EmbeddingVariable
+from sok_like.lookup.dense_lookup import as_tf_table
+from sok_like.lookup.hash_lookup import check_gradient_scale
+from sok_like.lookup.training_flag import by_training
+from sok_like.table.keras_variable import as_weight
+from sok_like.table.variable import EmbeddingVariable
 
 _CLASSES = {cls.__name__: cls for cls in (EmbeddingCategoricalColumn, GroupEmbeddingColumn)}
 
@@ -181,7 +182,7 @@ class DenseFeatures(_ColumnsLayer):
 
     Args:
         feature_columns: Dense columns of this package and of TensorFlow.
-        gradient_scale: "sum" or "mean" over ranks, see `sok_like.lookup`.
+        gradient_scale: "sum" or "mean" over ranks, see `sok_like.lookup.hash_lookup`.
         **kwargs: Keras' own: `name`, `dtype`, `trainable`. The name is part of the tables' names,
             and so of what initial rows are drawn from.
 

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.group_embedding.get_embedding_variable import get_embedding_variable
-from sok_like.variable import EmbeddingVariable
+from sok_like.table.variable import EmbeddingVariable
 
 v1 = tf.compat.v1
 WEIGHTS = "embedding_weights"  # what TensorFlow calls a column's variable

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.python.ops.variables import PartitionedVariable
 
-from sok_like.dist_model_parallel.embedding_lookup import as_tf_table
-from sok_like.lookup import check_gradient_scale
-from sok_like.variable import EmbeddingVariable, unwrap
-
-COMBINERS = ("mean", "sum", "sqrtn")
+from sok_like.lookup.dense_lookup import as_tf_table
+from sok_like.lookup.hash_lookup import check_gradient_scale
+from sok_like.runtime.checks import COMBINERS
+from sok_like.table.variable import EmbeddingVariable, unwrap
 
 
 class Ids(NamedTuple):

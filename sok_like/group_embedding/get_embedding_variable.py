@@ -12,10 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like import comm
-from sok_like.core.initialize import ensure_initialized
-from sok_like.policies import EmbeddingVariableOption, InitializerOption
-from sok_like.variable import EmbeddingVariable
+from sok_like.runtime import comm
+from sok_like.runtime.initialize import ensure_initialized
+from sok_like.table.policies import EmbeddingVariableOption, InitializerOption
+from sok_like.table.variable import EmbeddingVariable
 
 _DEFAULT_INITIALIZER = "random_uniform"
 

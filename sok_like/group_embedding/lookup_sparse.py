@@ -4,7 +4,7 @@
                 |        |       |     |
                 |   gather and   |     |          tf.Variable: in every process, on its own
                 |   combine      |     |
-                +--------|-------+-----+--> sok_like.lookup.lookup: two collectives forward and
+                +--------|-------+-----+--> sok_like.lookup: two collectives forward and
                 |        |       |     |    one back, or one fused op where there is one process
     outputs [ [B, D] , [B, D], [B, D], [B, D] ]
 
@@ -18,12 +18,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.dist_model_parallel.embedding_lookup import lookup_rows
 from sok_like.group_embedding import arguments
 from sok_like.group_embedding.arguments import Ids, table_name
-from sok_like.keys import as_keys
-from sok_like.lookup import Feature, lookup
-from sok_like.variable import EmbeddingVariable
+from sok_like.lookup.dense_lookup import lookup_rows
+from sok_like.lookup.hash_lookup import HashFeature, lookup
+from sok_like.table.keys import as_keys
+from sok_like.table.variable import EmbeddingVariable
 
 
 def group_embedding_lookup_sparse(
@@ -170,7 +170,7 @@ def group_embedding_lookup(
 def _combined_feature(table, ids: Ids, combiner):
     if not isinstance(table, EmbeddingVariable):
         return None
-    return Feature(
+    return HashFeature(
         table, as_keys(ids.ragged.values), combiner, ids.ragged.row_splits, weights=ids.weights
     )
 
@@ -178,7 +178,7 @@ def _combined_feature(table, ids: Ids, combiner):
 def _row_feature(table, ids):
     if not isinstance(table, EmbeddingVariable):
         return None
-    return Feature(table, tf.reshape(as_keys(ids), [-1]))
+    return HashFeature(table, tf.reshape(as_keys(ids), [-1]))
 
 
 def _lookup_group(features, training, gradient_scale, name):

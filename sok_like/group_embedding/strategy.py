@@ -9,8 +9,8 @@ processes; there a checkpoint changes shape when a feature is added, here it doe
 
 from __future__ import annotations
 
-from sok_like import comm
-from sok_like.core.initialize import ensure_initialized
+from sok_like.runtime import comm
+from sok_like.runtime.initialize import ensure_initialized
 
 STRATEGIES = ("collective", "localized", None)
 

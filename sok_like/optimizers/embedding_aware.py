@@ -15,10 +15,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like import comm
-from sok_like.dist_model_parallel.local import is_local
+from sok_like.lookup.local_variables import is_local
 from sok_like.optimizers.rules import OptimizerRule, rule_of
-from sok_like.variable import is_embedding_variable, unwrap
+from sok_like.runtime import comm
+from sok_like.table.variable import is_embedding_variable, unwrap
 
 
 def split(pairs: Iterable[tuple[Any, Any]]) -> tuple[list, list]:

@@ -12,9 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like import comm
 from sok_like.optimizers.embedding_aware import unscaled
-from sok_like.variable import is_embedding_variable, unwrap
+from sok_like.runtime import comm
+from sok_like.table.variable import is_embedding_variable, unwrap
 
 
 class LossScaling:

@@ -20,8 +20,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like import native, ops
-from sok_like.variable import EmbeddingVariable
+from sok_like.runtime import native, ops
+from sok_like.table.variable import EmbeddingVariable
 
 
 @dataclasses.dataclass(frozen=True)

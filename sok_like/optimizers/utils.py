@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sok_like.variable import is_embedding_variable
+from sok_like.table.variable import is_embedding_variable
 
 
 def split_embedding_variable_from_others(

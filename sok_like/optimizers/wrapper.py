@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from sok_like.keras_variable import is_keras_3
 from sok_like.optimizers.embedding_aware import embedding_aware
 from sok_like.optimizers.loss_scale import LossScaling
 from sok_like.optimizers.rules import rule_of
+from sok_like.table.keras_variable import is_keras_3
 
 
 def OptimizerWrapper(

@@ -26,8 +26,8 @@ from sok_like.planner.tables import (
     KINDS,
     Plan,
     Shard,
-    as_integer,
 )
+from sok_like.runtime.checks import as_integer
 
 _HEADINGS = ("rank", "table", "kind", "rows", "columns", "bytes", "keys/step", "bytes/step")
 

@@ -25,10 +25,10 @@ from sok_like.planner.tables import (
     Plan,
     Shard,
     TableConfig,
-    as_integer,
     is_hashed,
     read_tables,
 )
+from sok_like.runtime.checks import as_integer
 
 Config = dict[str, Any]
 

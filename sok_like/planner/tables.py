@@ -15,9 +15,10 @@ keys with `key % world_size == rank`.
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from sok_like.runtime.checks import as_integer
 
 # How the rows of a table may be laid over ranks, in the order of the groups.
 DATA_PARALLEL, COLUMN_WISE, ROW_WISE, HASHED = range(4)
@@ -161,13 +162,3 @@ def list_embeddings(embeddings: Any) -> list[Any]:
 def is_hashed(config: Mapping[str, Any]) -> bool:
     """Whether a configuration is that of a hash table."""
     return bool(config.get("hash_table", False))
-
-
-def as_integer(value: Any) -> int | None:
-    """`value` as an int, or None if it is not an integer (Python's or NumPy's; bool is none)."""
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None

@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, ROW_WISE, as_integer
+from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, ROW_WISE
+from sok_like.runtime.checks import as_integer
 
 
 def check_threshold(argument: str, value: Any, minimum: int) -> int | None:

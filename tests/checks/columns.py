@@ -66,7 +66,7 @@ def loss_of(output, targets):
 def train():
     """What every step found, and the rows after all."""
     import sok_like as sok
-    from sok_like import comm
+    from sok_like.runtime import comm
 
     fc = sok.feature_column
     rank, world_size = comm.current().rank, comm.current().world_size

@@ -43,22 +43,22 @@ def run(world_size):
 
 
 def _group(variables, keys, row_splits, weights):
-    from sok_like.lookup import Feature
+    from sok_like.lookup.hash_lookup import HashFeature
 
     a, b, c = variables
     return [
-        Feature(a, keys, "sum", row_splits),
-        Feature(b, keys, "mean", row_splits, weights),
-        Feature(c, keys + 1, "sqrtn", row_splits, max_hotness=4),
-        Feature(a, keys * 3),
+        HashFeature(a, keys, "sum", row_splits),
+        HashFeature(b, keys, "mean", row_splits, weights),
+        HashFeature(c, keys + 1, "sqrtn", row_splits, max_hotness=4),
+        HashFeature(a, keys * 3),
     ]
 
 
 def bad_row_splits():
     """One rank's are wrong in the second table, in several ways: what each rank is told."""
     import sok_like as sok
-    from sok_like import comm
-    from sok_like.lookup import Feature, lookup
+    from sok_like.lookup.hash_lookup import HashFeature, lookup
+    from sok_like.runtime import comm
 
     last = comm.current().rank == comm.current().world_size - 1
     a, b = (sok.EmbeddingVariable(2 + i, name=f"split{i}") for i in range(2))
@@ -72,14 +72,14 @@ def bad_row_splits():
         "none": [],
     }.items():
         splits = tf.constant(bad, tf.int64) if last else good
-        features = [Feature(a, keys, "sum", good), Feature(b, keys, "mean", splits)]
+        features = [HashFeature(a, keys, "sum", good), HashFeature(b, keys, "mean", splits)]
         try:
             lookup(features, training=True, name="bad_splits")
             told[name] = None
         except tf.errors.InvalidArgumentError as error:
             told[name] = error.message
     sizes = int(a.size()), int(b.size())
-    features = [Feature(a, keys, "sum", good), Feature(b, keys, "mean", good)]
+    features = [HashFeature(a, keys, "sum", good), HashFeature(b, keys, "mean", good)]
     found = lookup(features, training=True, name="bad_splits")
     return told, sizes, [rows.shape.as_list() for rows in found]
 
@@ -87,8 +87,8 @@ def bad_row_splits():
 def two_devices():
     """The same group trained with its tables on one device and on two, eagerly and in a graph."""
     import sok_like as sok
-    from sok_like import comm
-    from sok_like.lookup import lookup
+    from sok_like.lookup.hash_lookup import lookup
+    from sok_like.runtime import comm
 
     rank = comm.current().rank
 

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.distribution.sharded_variable import path_of, shard_of
-from sok_like.variable import is_embedding_variable
+from sok_like.table.variable import is_embedding_variable
 
 SAMPLES, BATCH, EPOCHS = 44, 12, 5  # 4 steps an epoch, the last of 8 samples
 ROWS, DIM, HASH_KEYS = 10, 3, 18

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.distribution.sharded_variable import path_of, shard_of
-from sok_like.keras_variable import is_keras_3
+from sok_like.table.keras_variable import is_keras_3
 
 UNITS = 5
 
@@ -175,7 +175,7 @@ def _names():
 
 def _shared_folder():
     """A folder that rank 0 makes for all."""
-    from sok_like import comm
+    from sok_like.runtime import comm
 
     name = tempfile.mkdtemp() if comm.current().rank == 0 else ""
     sent = comm.current().all_gather(tf.constant(np.frombuffer(name.encode(), np.uint8)), "folder")

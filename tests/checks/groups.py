@@ -103,7 +103,7 @@ def make_tables():
 def train(optimizer_name):
     """Trains on this rank's samples; what every step found, and the rows before and after."""
     import sok_like as sok
-    from sok_like import comm
+    from sok_like.runtime import comm
 
     rank, world_size = comm.current().rank, comm.current().world_size
     tables = make_tables()
@@ -222,8 +222,7 @@ def gradient_scales():
 def strategy():
     """What the switch does in a fresh program: world sizes, and errors of what it refuses."""
     import sok_like as sok
-    from sok_like import comm
-    from sok_like.core import initialize
+    from sok_like.runtime import comm, initialize
 
     def outcome(choice):
         initialize.reset()

@@ -151,7 +151,7 @@ def layer_input(name, keys, lengths):
 def train(optimizer_name, scale):
     """Trains all tables on this rank's samples; vectors, rows and ordinary weights it ends with."""
     import sok_like as sok
-    from sok_like import comm
+    from sok_like.runtime import comm
 
     rank, world_size = comm.current().rank, comm.current().world_size
     layers = {name: make_layer(name, world_size, scale) for name in TABLES}

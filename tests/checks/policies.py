@@ -40,7 +40,7 @@ def option():
 def train():
     """Trains on this rank's samples; counts over ranks a step, and what this rank holds after."""
     import sok_like as sok
-    from sok_like import comm
+    from sok_like.runtime import comm
 
     rank, world_size = comm.current().rank, comm.current().world_size
     table = sok.get_embedding_variable("policies", 3, ev_option=option())
@@ -75,7 +75,8 @@ def train():
 def restore():
     """What ranks know after restoring a dump of one rank, written here by hand."""
     import sok_like as sok
-    from sok_like import comm, dump_file
+    from sok_like.runtime import comm
+    from sok_like.table import dump_file
 
     folder = _shared_folder()
     if comm.current().rank == 0:
@@ -116,7 +117,7 @@ def _known(table):
 
 
 def _shared_folder():
-    from sok_like import comm
+    from sok_like.runtime import comm
 
     folder = tempfile.mkdtemp(prefix="sok_policies_")
     name = tf.constant(list(folder.encode()), tf.uint8)  # of one length on all ranks

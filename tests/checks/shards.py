@@ -29,7 +29,7 @@ def checks(world_size):
 
 
 def _rank_and_size():
-    from sok_like import comm
+    from sok_like.runtime import comm
 
     return comm.current().rank, comm.current().world_size
 
@@ -69,7 +69,7 @@ def assign_export(dtype):
 
 
 def collectives():
-    from sok_like import comm
+    from sok_like.runtime import comm
 
     communicator = comm.current()
     rank, world_size = communicator.rank, communicator.world_size
@@ -115,7 +115,7 @@ def train_again():
 def seeds():
     """Initial rows after an Init with a seed of each rank's own, and two Inits without a seed."""
     import sok_like as sok
-    from sok_like.core import initialize
+    from sok_like.runtime import initialize
     from tests.checks.parity import SEED
 
     rank, _ = _rank_and_size()
@@ -153,12 +153,12 @@ def tables_of_one_name():
 def collectives_of_a_step():
     """Exchanges in the graph of a lookup in three tables, and with its gradient."""
     import sok_like as sok
-    from sok_like.lookup import Feature, lookup
+    from sok_like.lookup.hash_lookup import HashFeature, lookup
 
     tables = [sok.EmbeddingVariable(dim, name=f"group{dim}") for dim in (2, 3, 5)]
 
     def forward(keys):
-        return lookup([Feature(t, keys) for t in tables], training=True, name="group")
+        return lookup([HashFeature(t, keys) for t in tables], training=True, name="group")
 
     def step(keys):
         with tf.GradientTape() as tape:

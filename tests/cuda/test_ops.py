@@ -23,10 +23,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 ABSENT = ["dies_with_its_variable"]
 
 SUITES = {
-    "tests/test_variable.py tests/test_session.py tests/test_checkpoint.py": 40,
+    "tests/table/test_variable.py tests/test_session.py tests/table/test_saver.py": 40,
     "tests/test_training.py tests/embeddings": 120,
     "tests/optimizers": 90,
-    "tests/test_policies.py tests/group_embedding/test_lookup_sparse.py": 40,
+    "tests/table/test_policies.py tests/group_embedding/test_lookup_sparse.py": 40,
 }
 
 

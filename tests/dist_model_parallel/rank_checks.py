@@ -10,8 +10,8 @@ import tensorflow as tf
 
 import sok_like as sok
 import sok_like.dist_model_parallel as dmp
-from sok_like import comm
-from sok_like.core.initialize import ensure_initialized
+from sok_like.runtime import comm
+from sok_like.runtime.initialize import ensure_initialized
 from tests.dist_model_parallel import cases
 from tests.dist_model_parallel.user_guide import user_guide
 

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 import sok_like.dist_model_parallel as dmp
-from sok_like import comm
-from sok_like.dist_model_parallel.local import mark_local, unique_in_graph
+from sok_like.lookup.local_variables import mark_local, unique_in_graph
+from sok_like.runtime import comm
 
 pytestmark = pytest.mark.keras
 

@@ -6,8 +6,7 @@ import tensorflow as tf
 
 import sok_like
 import sok_like.dist_model_parallel as dmp
-from sok_like import comm
-from sok_like.core import initialize
+from sok_like.runtime import comm, initialize
 
 pytestmark = pytest.mark.keras
 

@@ -5,7 +5,7 @@ import pytest
 
 from sok_like import distribution as dist
 from sok_like.distribution.placement import Placement, part
-from sok_like.keras_variable import is_keras_3
+from sok_like.table.keras_variable import is_keras_3
 
 pytestmark = pytest.mark.keras
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like import comm
-from sok_like.core import initialize
+from sok_like.runtime import comm, initialize
 
 v1 = tf.compat.v1
 

@@ -12,8 +12,8 @@ def train_all_kinds():
     import tensorflow as tf
 
     import sok_like as sok
-    from sok_like import comm
     from sok_like import dist_model_parallel as dmp
+    from sok_like.runtime import comm
 
     sok.Init(global_batch_size=4, seed=5)
     rank, world_size = comm.current().rank, comm.current().world_size

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 import sok_like as sok
-from sok_like import comm
-from sok_like.keras_variable import is_keras_3
+from sok_like.runtime import comm
+from sok_like.table.keras_variable import is_keras_3
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.keras

@@ -1,0 +1,282 @@
+"""Rows of a dense table, and their combination within a sample.
+
+    ids, flat --unique--> distinct ids --gather--> distinct rows --by inverse--> rows of the ids
+                                                                 \\--or combined by sample
+
+A table here is an ordinary `tf.Variable` or tensor `[input_dim, output_dim]`, its keys are row
+numbers, and all is done with TensorFlow's own ops. Each distinct row is read once; going back, its
+gradients are summed before they reach the table, so the table's gradient is an IndexedSlices
+without repeated indices.
+
+Arithmetic is done in the table's dtype. Ids outside the table are an error on every device; left to
+itself, TensorFlow's gather returns zeros for them on a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from sok_like.runtime.checks import check_combiner
+
+DENSE_COMBINERS = (None, "sum", "mean")
+
+
+class Samples(NamedTuple):
+    """Ids of samples, flat.
+
+    Attributes:
+        ids: int32 or int64 `[num_keys]`.
+        sample: int64 `[num_keys]`, ascending: the sample of each id.
+        batch: int64 scalar: the number of samples.
+        weights: `[num_keys]` floats, or None.
+    """
+
+    ids: tf.Tensor
+    sample: tf.Tensor
+    batch: tf.Tensor
+    weights: tf.Tensor | None
+
+
+def embedding_lookup(param: Any, ids: Any, combiner: str | None = None, *, weights: Any = None):
+    """Looks ids up in a dense table.
+
+    Args:
+        param: The table: a float tensor or variable `[input_dim, output_dim]`.
+        ids: Integers in `[0, input_dim)`: a dense tensor `[batch, hotness]`, a `tf.RaggedTensor`
+            `[batch, None]`, or a `tf.SparseTensor` `[batch, max_hotness]` in canonical order.
+        combiner: How the rows of a sample become one: "sum", "mean", or None to keep them all.
+        weights: Floats of the shape and kind of `ids`: each row counts this often, and a mean is
+            divided by their sum. None for ones. They have a gradient too.
+
+    Returns:
+        `[batch, output_dim]` with a combiner; a sample without ids gives zeros, and so does a mean
+        whose weights add up to 0. Without one `[batch, hotness, output_dim]`, or a
+        `tf.RaggedTensor` `[batch, None, output_dim]` for ragged and sparse ids.
+
+    Raises:
+        TypeError: `param` is no tensor, or the ids are no integers.
+        ValueError: `ids` is not 2-D, `weights` do not fit them, or no such combiner.
+        tf.errors.InvalidArgumentError: an id outside `[0, input_dim)`; it names the id.
+    """
+    if not tf.is_tensor(param) or isinstance(param, (tf.RaggedTensor, tf.SparseTensor)):
+        raise TypeError(f"`param` must be a dense tensor or a variable. Received: {param!r}")
+    if not tf.is_tensor(ids):
+        ids = tf.convert_to_tensor(ids)
+    if ids.shape.rank != 2:
+        raise ValueError(f"`ids` must be 2-D. Received: ids of shape {ids.shape}")
+    name = getattr(param, "name", "param") if isinstance(param, tf.Variable) else "param"
+    return lookup_rows(
+        as_tf_table(param), ids, check_combiner(combiner, DENSE_COMBINERS), weights, name
+    )
+
+
+def lookup_rows(table, ids, combiner: str | None, weights, table_name: str):
+    """`embedding_lookup` with dense ids of any rank, of which the last axis is combined.
+
+    Args:
+        table: A tensor or a `tf.Variable`.
+        ids, combiner, weights: As there.
+        table_name: What errors call the table.
+    """
+    check_ids(ids, combiner, table_name)
+    if combiner is None:
+        if weights is not None:
+            raise ValueError(f"`weights` need a combiner. Received: combiner=None ({table_name})")
+        if isinstance(ids, tf.SparseTensor):
+            ids = tf.RaggedTensor.from_value_rowids(
+                ids.values, ids.indices[:, 0], ids.dense_shape[0], validate=False
+            )
+        if isinstance(ids, tf.RaggedTensor):
+            rows = _rows_of(table, as_row_numbers(ids.flat_values), table_name)
+            return ids.with_flat_values(rows)
+        rows = _rows_of(table, tf.reshape(as_row_numbers(ids), [-1]), table_name)
+        dim = table.shape[-1]
+        rows = tf.reshape(rows, tf.concat([tf.shape(ids), [dim]], 0))
+        return tf.ensure_shape(rows, ids.shape.concatenate([dim]))
+    rows = _combine(table, flatten(ids, weights), combiner, table_name)
+    if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
+        batch = tf.TensorShape([ids.shape[0]])
+    else:
+        rows = tf.reshape(rows, tf.concat([tf.shape(ids)[:-1], [table.shape[-1]]], 0))
+        batch = ids.shape[:-1]
+    return tf.ensure_shape(rows, batch.concatenate([table.shape[-1]]))
+
+
+def _rows_of(table, ids, table_name):
+    """The row of each id. `[num_keys, output_dim]`"""
+    unique, inverse = tf.unique(require_in_range(ids, _num_rows(table), table_name))
+    return tf.gather(tf.gather(table, unique), inverse)
+
+
+def _combine(table, samples: Samples, combiner, table_name):
+    """One row per sample. `[batch, output_dim]`"""
+    unique, inverse = tf.unique(require_in_range(samples.ids, _num_rows(table), table_name))
+    rows = tf.gather(table, unique)
+    if samples.weights is None:
+        segment = tf.sparse.segment_sum if combiner == "sum" else tf.sparse.segment_mean
+        return segment(rows, inverse, samples.sample, num_segments=samples.batch)
+    weights = tf.cast(samples.weights, rows.dtype)
+    combined = tf.math.unsorted_segment_sum(
+        tf.gather(rows, inverse) * weights[:, tf.newaxis], samples.sample, samples.batch
+    )
+    if combiner == "mean":
+        total = tf.math.unsorted_segment_sum(weights, samples.sample, samples.batch)
+        combined = tf.math.divide_no_nan(combined, total[:, tf.newaxis])
+    return combined
+
+
+def _num_rows(table):
+    return tf.shape(table, tf.int64)[0]
+
+
+def _range_check(ids, num_rows, table_name):
+    """Whether all ids are in range, one that is not, and the rule."""
+    # Without ids these are the dtype's largest and smallest value, which pass.
+    least = tf.cast(tf.reduce_min(ids), tf.int64)
+    largest = tf.cast(tf.reduce_max(ids), tf.int64)
+    in_range = (least >= 0) & (largest < num_rows)
+    wrong = tf.where(least < 0, least, largest)
+    return in_range, wrong, f"Ids of table '{table_name}' must be in [0, input_dim)."
+
+
+def range_problem(ids, num_rows, table_name):
+    """What is wrong with the ids as a text, empty if all are in range."""
+    in_range, wrong, rule = _range_check(ids, num_rows, table_name)
+    text = tf.strings.join(
+        [f"{rule} Received: id ", tf.strings.as_string(wrong), f" with input_dim {num_rows}"]
+    )
+    return tf.where(in_range, "", text)
+
+
+def require_in_range(ids, num_rows, table_name):
+    """The ids; InvalidArgumentError unless all are row numbers of a table of so many rows."""
+    num_rows = tf.cast(num_rows, tf.int64)
+    in_range, wrong, rule = _range_check(ids, num_rows, table_name)
+    if tf.executing_eagerly():
+        if not in_range:
+            raise tf.errors.InvalidArgumentError(
+                None, None, f"{rule} Received: id {wrong} with input_dim {num_rows}"
+            )
+        return ids
+    check = tf.debugging.Assert(
+        in_range, [f"{rule} Received: id", wrong, "with input_dim", num_rows]
+    )
+    with tf.control_dependencies([check]):
+        return tf.identity(ids)
+
+
+def flatten(ids, weights=None) -> Samples:
+    """Ids of any kind as samples.
+
+    Raises:
+        ValueError: `weights` are of another kind or static shape than the ids.
+        tf.errors.InvalidArgumentError: they are of another shape, or of other row lengths.
+    """
+    _check_weights(ids, weights)
+    if isinstance(ids, tf.RaggedTensor):
+        return Samples(
+            as_row_numbers(ids.flat_values),
+            tf.cast(ids.value_rowids(), tf.int64),
+            tf.cast(ids.nrows(), tf.int64),
+            None if weights is None else _aligned(weights.flat_values, _same_splits(ids, weights)),
+        )
+    if isinstance(ids, tf.SparseTensor):
+        same = [] if weights is None else [_equal(ids.indices, weights.indices)]
+        return Samples(
+            as_row_numbers(ids.values),
+            ids.indices[:, 0],
+            ids.dense_shape[0],
+            None if weights is None else _aligned(weights.values, same),
+        )
+    shape = tf.shape(ids, tf.int64)
+    hotness, batch = shape[-1], tf.reduce_prod(shape[:-1])
+    if weights is not None:
+        same = [] if weights.shape == ids.shape else [_equal(shape, tf.shape(weights, tf.int64))]
+        weights = tf.reshape(_aligned(weights, same), [-1])
+    return Samples(
+        tf.reshape(as_row_numbers(ids), [-1]),
+        tf.reshape(tf.repeat(tf.range(batch)[:, tf.newaxis], hotness, axis=1), [-1]),
+        batch,
+        weights,
+    )
+
+
+def _same_splits(ids, weights):
+    splits = tf.cast(ids.row_splits, tf.int64), tf.cast(weights.row_splits, tf.int64)
+    return [] if ids.row_splits is weights.row_splits else [_equal(*splits)]
+
+
+def _equal(left, right):
+    return tf.assert_equal(left, right, "`weights` must have a weight for each id, no less or more")
+
+
+def _aligned(weights, checks):
+    with tf.control_dependencies([check for check in checks if check is not None]):
+        return tf.identity(weights)
+
+
+def _check_weights(ids, weights):
+    if weights is None:
+        return
+    kinds = (tf.RaggedTensor, tf.SparseTensor)
+    same_kind = all(isinstance(ids, kind) == isinstance(weights, kind) for kind in kinds)
+    if not same_kind or not ids.shape.is_compatible_with(weights.shape):
+        raise ValueError(
+            f"`weights` must be of the kind and shape of `ids`. Received: ids={ids!r}, "
+            f"weights={weights!r}"
+        )
+    if not weights.dtype.is_floating:
+        raise TypeError(f"`weights` must be floats. Received: {weights.dtype.name}")
+
+
+def check_ids(ids, combiner: str | None, table_name: str) -> None:
+    """Raises unless the ids are of a kind that can be looked up.
+
+    Raises:
+        TypeError: no integers.
+        ValueError: not a 2-D RaggedTensor or SparseTensor, or a 1-D tensor with a combiner.
+    """
+    if not ids.dtype.is_integer:
+        raise TypeError(
+            f"Ids of table '{table_name}' must be integers, since floats do not hold all of them "
+            "(float32 none of the odd ones above 2**24). Where Keras makes the input, give it one: "
+            f"`Input(shape, dtype='int64')`. Received: {ids.dtype.name}"
+        )
+    rank = ids.shape.rank
+    if isinstance(ids, tf.RaggedTensor):
+        if rank != 2 or ids.ragged_rank != 1:
+            raise ValueError(
+                "A RaggedTensor of ids must be 2-D, [batch, None]; nested ones are not supported. "
+                f"Received: shape {ids.shape} (table '{table_name}')"
+            )
+    elif isinstance(ids, tf.SparseTensor):
+        if rank not in (None, 2):
+            raise ValueError(
+                "A SparseTensor of ids must be 2-D, [batch, max_hotness]. "
+                f"Received: shape {ids.shape} (table '{table_name}')"
+            )
+    elif combiner is not None and rank is not None and rank < 2:
+        raise ValueError(
+            "1-D ids with a combiner are ambiguous: one sample, or one id each? Use "
+            f"[1, hotness] or [batch, 1]. Received: shape {ids.shape} (table '{table_name}')"
+        )
+
+
+def as_row_numbers(ids):
+    """Integers as int32 or int64, so that none becomes the number of another row.
+
+    uint64 above the range of int64 becomes negative and so stays out of every table.
+    """
+    if ids.dtype in (tf.int32, tf.int64):
+        return ids
+    return tf.cast(ids, tf.int32 if ids.dtype.size < 4 else tf.int64)
+
+
+def as_tf_table(param):
+    """The tensor or `tf.Variable` inside a variable of Keras 3; others as they are."""
+    if isinstance(param, (tf.Tensor, tf.Variable)):
+        return param
+    value = getattr(param, "value", None)
+    return param if value is None or callable(value) else value

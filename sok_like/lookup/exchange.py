@@ -1,0 +1,258 @@
+"""Lookup in dense and hash tables, on several ranks or on this one, from data-parallel ids.
+
+    ids -> SokRoute =keys=> SokUnpackKeys -> gather -> SokPackRows =rows=> SokCombine -> embeddings
+           back:            the variables' gradients <- SokUnpackRows <=gradients=
+
+A feature is an input together with one part of its table: all its rows on one rank (a slice of
+columns), some of its rows on each, or a hash table, whose rows are found by key where a dense
+table's are gathered. All features of a layer travel together: two collectives forward, one back.
+Each rank asks for its distinct ids only.
+
+What goes wrong on a rank before an exchange travels with it as a text, and is raised behind it on
+every rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.lookup import hash_lookup as hash_lookup
+from sok_like.lookup.dense_lookup import range_problem, require_in_range
+from sok_like.runtime import native
+from sok_like.runtime import ops as wrapped_ops
+from sok_like.runtime.comm import Communicator
+
+# In place of an owner, as the ops read them: rows over all ranks, and keys of a hash table.
+ALL_RANKS, BY_KEY = -1, -2
+
+
+@dataclasses.dataclass(frozen=True)
+class PartFeature:
+    """Ids to look up in one part of a table.
+
+    Attributes:
+        ids: int64 `[num_keys]`, flat.
+        row_splits: int64 `[batch + 1]`, the samples' first ids; `[0]` of any dtype int64 where
+            `combiner` is "none".
+        combiner: "sum", "mean", or "none" for one row an id; of a hash table "sqrtn", too.
+        table_name: What errors call the table.
+        num_rows: Rows of the whole table; 0 for a hash table, of which any id is a key.
+        dim: Columns of this part.
+        owner: The rank that holds it, `ALL_RANKS` where its rows lie on all of them, or `BY_KEY`.
+        row_offset: Its first row in the owner's variable.
+        variable: This rank's rows, an EmbeddingVariable for a hash table; None if it has none.
+    """
+
+    ids: tf.Tensor
+    row_splits: tf.Tensor
+    combiner: str
+    table_name: str
+    num_rows: int
+    dim: int
+    owner: int
+    row_offset: int
+    variable: Any  # tf.Variable, EmbeddingVariable or None
+
+
+def exchange_lookup(
+    features: Sequence[PartFeature],
+    anchor: tf.Variable | None,
+    communicator: Communicator,
+    name: str,
+    *,
+    training: bool = True,
+    problems: Sequence[tf.Tensor] = (),
+    gradient_scale: float | None = None,
+) -> list[tf.Tensor]:
+    """Looks features up wherever their rows are.
+
+    Args:
+        features: The same on all ranks, apart from the ids and the variables.
+        anchor: `[0, 1]`, on a rank without a trainable variable of its own: what makes its tape
+            record the exchange, so that the rank takes part in it backwards.
+        name: Names the collectives: the same on all ranks, and no other's at the same time.
+        training: Whether hash tables insert missing keys, or just read their initial rows.
+        problems: Texts, empty but for what already went wrong on this rank.
+        gradient_scale: What gradients are multiplied with; None divides them by the number of
+            ranks.
+
+    Returns:
+        A float32 tensor a feature: `[batch, dim]`, or `[num_keys, dim]` where the combiner is
+        "none". The gradient of a row is the sum over the ranks that used it divided by the number
+        of ranks: the scale that averaged gradients of replicated variables have.
+
+    Raises:
+        tf.errors.InvalidArgumentError: an id outside its table, a hash table that is full, or one
+            of `problems`; on every rank, naming the rank it happened on.
+    """
+    ops, world_size = native.ops(), communicator.world_size
+    dims = [f.dim for f in features]
+    combiners = [f.combiner for f in features]
+    row_splits = [f.row_splits for f in features]
+    owners = [f.owner for f in features]
+    no_weights = [tf.zeros([0])] * len(features)
+    scale = 1.0 / world_size if gradient_scale is None else gradient_scale
+    with tf.name_scope("exchange"):
+        routed = ops.sok_route(
+            keys=[f.ids for f in features],
+            row_splits=row_splits,
+            weights=no_weights,
+            problems=list(problems),
+            world_size=world_size,
+            table_names=[f.table_name for f in features],
+            dims=dims,
+            combiners=combiners,
+            max_hotness=[0] * len(features),
+            key_limits=[f.num_rows for f in features],
+            batch_multiples=[1] * len(features),
+            owners=owners,
+            row_offsets=[f.row_offset for f in features],
+        )
+        message, splits = communicator.all_to_all(routed.message, routed.splits, f"{name}_keys")
+        local_rows = ops.sok_unpack_keys(
+            message=message,
+            splits=splits,
+            N=len(features),
+            world_size=world_size,
+            owners=owners,
+        )
+        to_send, full_tables = _rows_to_send(features, local_rows, anchor, training)
+        rows, sent = ops.sok_pack_rows(
+            rows=to_send,
+            message=message,
+            splits=splits,
+            problems=full_tables,
+            world_size=world_size,
+            dims=dims,
+            gradient_scale=scale,
+        )
+        rows, received = communicator.all_to_all(rows, sent, f"{name}_rows")
+        return list(
+            ops.sok_combine(
+                rows=rows,
+                splits=received,
+                counts=routed.counts,
+                inverse=routed.inverse,
+                row_splits=row_splits,
+                weights=no_weights,
+                dims=dims,
+                combiners=combiners,
+            )
+        )
+
+
+def lookup_here(
+    features: Sequence[PartFeature], training: bool = True, name: str = "lookup"
+) -> list[tf.Tensor]:
+    """`lookup` in tables that are whole on this rank: no exchange, and in the tables' dtypes."""
+    outputs: list[Any] = [None] * len(features)
+    hashed = [i for i, f in enumerate(features) if f.owner == BY_KEY]
+    found = hash_lookup.lookup(
+        [
+            hash_lookup.HashFeature(f.variable, f.ids, f.combiner, f.row_splits)
+            for f in (features[i] for i in hashed)
+        ],
+        training=training,
+        name=name,
+    )
+    for i, rows in zip(hashed, found, strict=True):
+        outputs[i] = rows
+    dense = [i for i, f in enumerate(features) if f.owner != BY_KEY]
+    for i, rows in zip(dense, _lookup_dense([features[i] for i in dense]), strict=True):
+        outputs[i] = rows
+    return outputs
+
+
+def _lookup_dense(features):
+    wanted = [require_in_range(f.ids, f.num_rows, f.table_name) + f.row_offset for f in features]
+    outputs = []
+    places, _ = _gather(features, wanted)
+    for feature, (found, inverse) in zip(features, places, strict=True):
+        if feature.combiner == "none":
+            outputs.append(tf.gather(found, inverse))
+            continue
+        segment = tf.sparse.segment_sum if feature.combiner == "sum" else tf.sparse.segment_mean
+        sample = tf.ragged.row_splits_to_segment_ids(feature.row_splits)
+        batch = tf.size(feature.row_splits, tf.int64) - 1
+        outputs.append(segment(found, inverse, sample, num_segments=batch))
+    return outputs
+
+
+def in_range(features: Sequence[PartFeature]) -> tuple[list[PartFeature], list[tf.Tensor]]:
+    """Features of which all ids are in their tables, and why those given are not.
+
+    For tables that are whole here while other ranks wait: the lookup must not fail on its own.
+
+    Returns:
+        The features, with row 0 in place of a wrong id; a text for each, empty if none is wrong.
+    """
+    fine, problems = [], []
+    for feature in features:
+        inside = (feature.ids >= 0) & (feature.ids < feature.num_rows)
+        ids = tf.where(inside, feature.ids, tf.zeros_like(feature.ids))
+        fine.append(dataclasses.replace(feature, ids=ids))
+        problems.append(range_problem(feature.ids, feature.num_rows, feature.table_name))
+    return fine, problems
+
+
+def raise_on_all(problems: Sequence[tf.Tensor], communicator: Communicator, name: str) -> list[Any]:
+    """Raises on all ranks, or in a graph returns what raises, the first rank's first problem."""
+    text = tf.constant("")
+    for problem in reversed(problems):
+        text = tf.where(tf.strings.length(problem) > 0, problem, text)
+    words = tf.strings.join([f"rank {communicator.rank}: ", text])
+    mine = tf.io.decode_raw(tf.where(tf.strings.length(text) > 0, words + "; ", ""), tf.uint8)
+    told = communicator.all_gather(tf.reshape(mine, [-1]), f"{name}_problems")
+    if tf.executing_eagerly():
+        if tf.size(told) > 0:
+            message = told.numpy().tobytes().decode(errors="replace").rstrip("; ")
+            raise tf.errors.InvalidArgumentError(None, None, message)
+        return []
+    letters = tf.strings.unicode_encode(tf.cast(told, tf.int32), "UTF-8")
+    return [tf.debugging.Assert(tf.equal(tf.size(told), 0), [letters])]
+
+
+def _rows_to_send(features, local_rows, anchor, training):
+    """The rows of each feature, float32 `[num_keys, dim]`; why hash tables have none."""
+    places, problems = _gather(features, local_rows, training)
+    rows = [
+        tf.zeros([0, feature.dim]) if place is None else tf.cast(tf.gather(*place), tf.float32)
+        for feature, place in zip(features, places, strict=True)
+    ]
+    if anchor is not None:
+        nothing = tf.reshape(tf.gather(anchor, tf.zeros([0], tf.int64)), [0, features[0].dim])
+        rows[0] = tf.concat([rows[0], tf.cast(nothing, tf.float32)], 0)
+    return rows, problems
+
+
+def _gather(features, local_rows, training=False):
+    """By feature: distinct rows of its variable, and where in them its rows are; or None.
+
+    One gather a variable, and of distinct rows, so that the variable's gradient has no index twice:
+    Keras 3 squares the values of sparse gradients as they come. Second, a text for each hash table,
+    empty unless it could not take its keys.
+    """
+    sharing: dict[int, list[int]] = {}
+    places: list[Any] = [None] * len(features)
+    problems = []
+    for i, feature in enumerate(features):
+        if feature.variable is not None:
+            sharing.setdefault(id(feature.variable), []).append(i)
+    for group in sharing.values():
+        first = features[group[0]]
+        unique, inverse = tf.unique(tf.concat([local_rows[i] for i in group], 0))
+        if first.owner == BY_KEY:
+            first.variable.record_access()
+            handle = first.variable.handle
+            found, problem = wrapped_ops.find_rows(handle, unique, first.dim, insert=training)
+            problems.append(problem)
+        else:
+            found = tf.gather(first.variable, unique)
+        sizes = [tf.size(local_rows[i]) for i in group]
+        for i, part in zip(group, tf.split(inverse, sizes), strict=True):
+            places[i] = found, part
+    return places, problems

@@ -1,0 +1,70 @@
+"""What a lookup is made of: the parts of a table, and an input as flat ids of samples."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from sok_like.lookup.dense_lookup import as_row_numbers
+from sok_like.table.keys import as_keys
+
+
+class Part(NamedTuple):
+    """Some columns of a table, or all of them with its rows over all ranks.
+
+    Attributes:
+        owner: The rank that holds it, `exchange.ALL_RANKS`, or `exchange.BY_KEY` of a hash table.
+        dim: Its columns.
+        row_offset: Its first row in the owner's variable.
+        kind: Of the table; see `planner.tables`.
+        position: Of the variable among the owner's of that kind.
+    """
+
+    owner: int
+    dim: int
+    row_offset: int
+    kind: int
+    position: int
+
+
+class FlatIds:
+    """An input of any kind as flat ids, and the way back from rows to its output.
+
+    Attributes:
+        ids: int64 `[num_keys]`.
+        row_splits: int64 `[batch + 1]`; `[0]` without a combiner.
+    """
+
+    def __init__(self, ids: Any, combiner: str | None, hashed: bool = False):
+        if isinstance(ids, tf.SparseTensor):
+            ids = as_ragged(ids)
+        self._source, self._combiner = ids, combiner
+        ragged = isinstance(ids, tf.RaggedTensor)
+        values = ids.flat_values if ragged else tf.reshape(ids, [-1])
+        self.ids = as_keys(values) if hashed else tf.cast(as_row_numbers(values), tf.int64)
+        if combiner is None:
+            self.row_splits = tf.zeros([0], tf.int64)
+        elif ragged:
+            self.row_splits = tf.cast(ids.row_splits, tf.int64)
+        else:
+            shape = tf.shape(ids, tf.int64)
+            self.row_splits = tf.range(tf.reduce_prod(shape[:-1]) + 1) * shape[-1]
+
+    def restore(self, rows: tf.Tensor) -> Any:
+        """Rows `[num_keys, dim]`, or combined ones `[batch, dim]`, in the shape of the output."""
+        ids, dim = self._source, rows.shape[-1]
+        if isinstance(ids, tf.RaggedTensor):
+            return ids.with_flat_values(rows) if self._combiner is None else rows
+        kept, static = tf.shape(ids), ids.shape
+        if self._combiner is not None:
+            kept, static = kept[:-1], static[:-1]
+        rows = tf.reshape(rows, tf.concat([kept, [dim]], 0))
+        return tf.ensure_shape(rows, static.concatenate([dim]))
+
+
+def as_ragged(ids: tf.SparseTensor) -> tf.RaggedTensor:
+    """Sparse ids in canonical order as ragged ones: `[batch, None]`."""
+    return tf.RaggedTensor.from_value_rowids(
+        ids.values, ids.indices[:, 0], ids.dense_shape[0], validate=False
+    )

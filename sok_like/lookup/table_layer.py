@@ -1,0 +1,65 @@
+"""What layers over one hash table share: the table, compute dtype, the weights file of Keras 3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like.lookup.training_flag import by_training
+from sok_like.runtime import comm
+from sok_like.table.snapshots import TableSnapshot
+from sok_like.table.variable import EmbeddingVariable
+
+
+class TableLayer(tf.keras.layers.Layer):
+    """A layer over one table, which a subclass puts into `_weight`."""
+
+    _weight: Any  # no value here: tf_keras tracks no attribute that the class has
+
+    @property
+    def embedding_variable(self) -> Any:
+        """The layer's EmbeddingVariable, as it appears among its `trainable_variables`."""
+        return self._weight
+
+    @property
+    def table(self) -> EmbeddingVariable:
+        """The layer's EmbeddingVariable itself, under either Keras."""
+        return getattr(self._weight, "_embedding_variable", self._weight)
+
+    def run(self, training: Any, lookup: Any) -> Any:
+        """`lookup(training)` with a Python bool, in the layer's compute dtype."""
+        return tf.cast(by_training(training, lookup), self.compute_dtype)
+
+    def save_own_variables(self, store):
+        """Keras 3: keys, rows and slot rows into the weights file."""
+        self._require_whole_table("saved in")
+        for field, value in zip(self._snapshot_fields, self.table.snapshot(), strict=True):
+            # The file holds numbers only: names go in as their bytes.
+            names = field == "slot_names"
+            store[field] = _bytes_of_names(value.numpy()) if names else value.numpy()
+
+    def load_own_variables(self, store):
+        """Keras 3: the inverse of `save_own_variables`; other keys are removed."""
+        self._require_whole_table("loaded from")
+        fields = {field: np.asarray(store[field]) for field in self._snapshot_fields}
+        fields["slot_names"] = _names_of_bytes(fields["slot_names"])
+        self.table.load_snapshot(**fields)
+
+    _snapshot_fields = TableSnapshot._fields
+
+    def _require_whole_table(self, verb):
+        if comm.current().world_size > 1:
+            raise NotImplementedError(
+                f"Table '{self.table.table_name}' is spread over {comm.current().world_size} ranks "
+                f"and cannot be {verb} one process's weights file; use sok.Saver, which gathers it."
+            )
+
+
+def _bytes_of_names(names):
+    return np.frombuffer(b"\n".join(names), np.uint8)
+
+
+def _names_of_bytes(array):
+    return np.asarray(array.tobytes().split(b"\n") if len(array) else [], dtype=object)

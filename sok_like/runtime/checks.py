@@ -1,0 +1,35 @@
+"""Checks of arguments that more than one package makes. Standard library only."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+COMBINERS = ("sum", "mean", "sqrtn")
+
+
+def as_integer(value: Any) -> int | None:
+    """`value` as an int; None unless it is an integer of Python or NumPy (a bool is not)."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def check_integer(argument: str, value: Any, minimum: int = 1) -> int:
+    """`value` as an int; ValueError unless it is an integer >= `minimum`, which is 0 or 1."""
+    integer = as_integer(value)
+    if integer is None or integer < minimum:
+        required = "a positive integer" if minimum == 1 else f"an integer >= {minimum}"
+        raise ValueError(f"`{argument}` must be {required}. Received: {argument}={value!r}")
+    return integer
+
+
+def check_combiner(combiner: Any, legal: Sequence[str | None] = COMBINERS) -> Any:
+    """`combiner` itself; ValueError unless it is one of `legal`."""
+    if any(combiner is choice or combiner == choice for choice in legal):
+        return combiner
+    raise ValueError(f"`combiner` must be one of {tuple(legal)}. Received: combiner={combiner!r}")

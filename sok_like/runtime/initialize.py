@@ -1,0 +1,132 @@
+"""`sok.Init`: once per process, before anything else."""
+
+import secrets
+
+import tensorflow as tf
+
+from sok_like.runtime import comm, native
+from sok_like.runtime.checks import as_integer
+
+_arguments: dict | None = None
+_INT32_MAX = 2**31 - 1
+
+
+def Init(*, global_batch_size: int, seed: int | None = None):
+    """Initializes the package in this process.
+
+    With one process nothing else is needed. With several (`mpirun -np 2 ...`), Horovod carries
+    what they exchange; it is initialised here unless the program has done so.
+
+    Args:
+        global_batch_size: Samples of a training step, summed over all ranks. Checked, and used for
+            nothing else: a smaller last batch or a different batch on each rank just works.
+        seed: What initial rows are drawn from. Rank 0's counts on every rank; when ranks
+            disagree, a warning says so. None: a random seed, drawn on rank 0.
+
+    Returns:
+        `'OK'` as a string tensor. In a `tf.compat.v1` graph, an op to be run before any other:
+        `sess.run(sok_init)`.
+
+    Raises:
+        TypeError: `global_batch_size` is missing or not an integer.
+        ValueError: `global_batch_size` is smaller than the number of ranks or no multiple of it.
+        RuntimeError: called before with other arguments (the same arguments again do nothing), or
+            within a `tf.distribute` strategy of several replicas.
+    """
+    global _arguments
+    if as_integer(global_batch_size) is None:
+        raise TypeError(
+            "`global_batch_size` must be an integer. "
+            f"Received: global_batch_size={global_batch_size!r}"
+        )
+    if seed is not None and as_integer(seed) is None:
+        raise TypeError(f"`seed` must be an integer or None. Received: seed={seed!r}")
+    arguments = {"global_batch_size": global_batch_size, "seed": seed}
+    if _arguments is not None and _arguments != arguments:
+        raise RuntimeError(
+            f"sok.Init has been called before, with {_format(_arguments)}; it can be repeated only "
+            f"with the same arguments. Received: {_format(arguments)}"
+        )
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if replicas > 1:
+        raise RuntimeError(
+            "sok_like works with one process a device, launched by mpirun or horovodrun, and not "
+            f"within a tf.distribute strategy. Received: a strategy of {replicas} replicas"
+        )
+    communicator = comm.current() if comm.is_initialized() else comm.choose()
+    _check_batch(global_batch_size, communicator.world_size)
+    again = _arguments is not None
+    comm.set_current(communicator)
+    _arguments = arguments
+    if again and tf.executing_eagerly():
+        return tf.constant("OK")
+    return _agree_on_seed(communicator, seed)
+
+
+def ensure_initialized(seed: int | None = None, groups_later: bool = False) -> None:
+    """What a front door does in place of `Init`: at once, also where a graph is being built."""
+    if comm.is_initialized():
+        return
+    comm.set_current(comm.choose(groups_later))
+    if tf.executing_eagerly():
+        _agree_on_seed(comm.current(), seed)
+        return
+    # In a session of its own, which leaves devices other than the CPU to the program's.
+    config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+    with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
+        session.run(_agree_on_seed(comm.current(), seed))
+
+
+def reset() -> None:
+    """Forgets `Init`, for tests. Tables that exist keep their seed."""
+    global _arguments
+    _arguments = None
+    comm.set_current(None)
+
+
+def _check_batch(global_batch_size, world_size):
+    if global_batch_size < world_size:
+        raise ValueError(
+            "`global_batch_size` is too small: it must be at least the number of ranks, "
+            f"{world_size}. Received: global_batch_size={global_batch_size}"
+        )
+    if global_batch_size % world_size != 0:
+        raise ValueError(
+            "`global_batch_size` is not divisible by the number of ranks, "
+            f"{world_size}. Received: global_batch_size={global_batch_size}"
+        )
+
+
+def _agree_on_seed(communicator, seed):
+    """Broadcasts rank 0's seed and hands it to the op library; returns `'OK'` after that."""
+    ops = native.ops()
+    mine = secrets.randbelow(_INT32_MAX) if seed is None else seed % 2**63
+    mine = tf.constant(mine, tf.int64, name="sok_seed")
+    if communicator.world_size > 1:
+        agreed = communicator.broadcast(mine, 0, "sok_init_seed")
+        if seed is not None:
+            warn = tf.cond(
+                tf.equal(mine, agreed),
+                tf.no_op,
+                lambda: tf.print(
+                    "sok.Init: `seed` must be the same on all ranks. Received:",
+                    mine,
+                    "on rank",
+                    communicator.rank,
+                    "and",
+                    agreed,
+                    "on rank 0; rank 0's is used.",
+                ),
+            )
+        else:
+            warn = None
+    else:
+        agreed, warn = mine, None
+    set_seed = ops.sok_set_seed(seed=agreed)
+    dependencies = [op for op in (set_seed, warn) if isinstance(op, tf.Operation)]
+    with tf.control_dependencies(dependencies):
+        return tf.identity(tf.constant("OK"), name="sok_init")
+
+
+def _format(arguments):
+    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())

@@ -1,0 +1,103 @@
+"""Finds and loads the two shared libraries, at first use and never at import of the package.
+
+`ops()` is the TensorFlow op library, `core()` the NumPy module. Before a library is loaded, the
+text that `cpp/build_info.cc` left in its bytes is compared with the running TensorFlow and
+processor: loading the wrong one would end in a missing symbol or an illegal instruction.
+"""
+
+import importlib
+import mmap
+import pathlib
+import platform
+import re
+import sysconfig
+import threading
+from types import ModuleType
+
+_REMEDY = "Rebuild it with `make venv`, or with `pip install --no-build-isolation .`"
+_BUILD_INFO = re.compile(rb"sok_build_info\{tensorflow=([^;}]*);cpu=([^}]*)\}")
+
+_folder = pathlib.Path(__file__).resolve().parent.parent
+_loaded: dict[str, ModuleType] = {}
+# Re-entrant: importing TensorFlow under the lock may run code that asks for a library.
+_lock = threading.RLock()
+
+
+def ops() -> ModuleType:
+    """Returns the TensorFlow op library's Python module, loading it at the first call.
+
+    Raises:
+        ImportError: the library is missing, or was built for another TensorFlow or processor.
+    """
+    return _load_once("_ops", _load_ops)
+
+
+def core() -> ModuleType:
+    """Returns `sok_like._core`, the tables on NumPy arrays, loading it at the first call.
+
+    Raises:
+        ImportError: the module is missing, or was built for another Python or processor.
+    """
+    return _load_once("_core", _load_core)
+
+
+def _load_once(name, load):
+    # The unlocked read is safe: an entry is stored only when complete, and never replaced.
+    if name not in _loaded:
+        with _lock:
+            if name not in _loaded:
+                _loaded[name] = load()
+    return _loaded[name]
+
+
+def _load_ops():
+    import tensorflow as tf
+
+    path = _folder / "_ops.so"
+    built_for, instructions = _read_build_info(path)
+    running = tf.version.VERSION.replace("-", "")  # "2.18.0-rc1" is "2.18.0rc1" to pip
+    if built_for != running:
+        raise ImportError(
+            f"The op library must be built for the running TensorFlow, {running}. "
+            f"Received: {path}, built for TensorFlow {built_for}. {_REMEDY}."
+        )
+    _check_instructions(path, instructions)
+    try:
+        return tf.load_op_library(str(path))
+    except tf.errors.OpError as error:
+        raise ImportError(f"{path} could not be loaded: {error.message}. {_REMEDY}.") from error
+
+
+def _load_core():
+    path = _folder / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
+    _, instructions = _read_build_info(path)
+    _check_instructions(path, instructions)
+    return importlib.import_module("sok_like._core")
+
+
+def _read_build_info(path):
+    """Returns (TensorFlow version, instruction names) of the library file `path`."""
+    if not path.exists():
+        raise ImportError(f"A compiled library is required at {path}, and is not there. {_REMEDY}.")
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as bytes_:
+        match = _BUILD_INFO.search(bytes_)
+        if match is None:
+            raise ImportError(f"{path} does not say what it was built for. {_REMEDY}.")
+        return match[1].decode(), match[2].decode().split()
+
+
+def _check_instructions(path, required):
+    missing = sorted(set(required) - _processor_flags()) if required else []
+    if missing:
+        raise ImportError(
+            f"{path} was compiled for a processor with {', '.join(missing)}, which this "
+            f"{platform.machine()} processor lacks. Rebuild it here with "
+            "`CMAKE_ARGS=-DSOK_MARCH=native pip install --no-build-isolation .`."
+        )
+
+
+def _processor_flags():
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            return set(line.split(":", 1)[1].split())
+    return set()

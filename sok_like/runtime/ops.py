@@ -1,0 +1,235 @@
+"""The op library's differentiable ops, each with its gradient behind it.
+
+Wrappers only where arguments need arranging; the other ops (`sok_table_size`, ...) are used as the
+library gives them. A gradient for a table handle is `tf.IndexedSlices(gradients, keys)`: its
+indices are keys, not positions, and may be any 64-bit number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from sok_like.runtime import devices, native
+
+# First axis of a table without bound, as Keras wants one that is known. It counts nothing.
+UNBOUNDED = 2**31 - 1
+
+
+class FeatureAttributes(NamedTuple):
+    """One item a table: what of a lookup is known when the graph is built."""
+
+    table_names: list[str]
+    dims: list[int]
+    combiners: list[str]
+    max_hotness: list[int]
+    key_limits: list[int]
+    batch_multiples: list[int]
+
+
+_UNIQUE = "_sok_keys_are_unique"  # an attribute of tensors
+
+
+def keys_are_unique(gradient: tf.IndexedSlices) -> bool:
+    """Whether the gradient is known to have each key once: it came from one lookup alone.
+
+    Gradients of several lookups are concatenated by TensorFlow, which makes another tensor of keys.
+    """
+    return getattr(gradient.indices, _UNIQUE, False)
+
+
+def _slices(grads, keys, dim, *, unique=False):
+    shape = tf.constant([UNBOUNDED, dim], tf.int64)
+    if unique:
+        setattr(keys, _UNIQUE, True)
+    return tf.IndexedSlices(grads, keys, shape)
+
+
+def lookup_on_one_rank(
+    handles: Sequence[tf.Tensor],
+    keys: Sequence[tf.Tensor],
+    row_splits: Sequence[tf.Tensor],
+    weights: Sequence[tf.Tensor],
+    attributes: FeatureAttributes,
+    *,
+    insert: bool,
+    name: str,
+) -> list[tf.Tensor]:
+    """The whole lookup where there is one rank.
+
+    Args:
+        handles: One resource a table.
+        keys: int64 `[num_keys]` a table.
+        row_splits: int64 `[batch + 1]` a table, anything where its combiner is "none".
+        weights: float32 `[num_keys]` a table, or empty.
+        insert: Whether missing keys are inserted, or just read their initial row.
+
+    Returns:
+        `[batch, dim]` a table, `[num_keys, dim]` where its combiner is "none".
+    """
+    outputs = native.ops().sok_lookup(
+        handles=handles,
+        keys=keys,
+        row_splits=row_splits,
+        weights=weights,
+        insert=insert,
+        name=name,
+        **attributes._asdict(),
+    )
+    return list(outputs.embeddings)
+
+
+@tf.RegisterGradient("SokLookup")
+def _lookup_grad(op, *grads):
+    n = op.get_attr("N")
+    dims, combiners = op.get_attr("dims"), op.get_attr("combiners")
+    inputs, outputs = list(op.inputs), list(op.outputs)
+    used = [i for i in range(n) if grads[i] is not None]
+    result = [None] * len(inputs)
+    if not used:
+        return result
+    unique_keys = [outputs[n + i] for i in used]
+    with devices.device_scope(outputs[0].device):
+        row_grads = native.ops().sok_lookup_grad(
+            grads=[tf.convert_to_tensor(grads[i]) for i in used],
+            unique_keys=unique_keys,
+            inverse=[outputs[2 * n + i] for i in used],
+            row_splits=[inputs[2 * n + i] for i in used],
+            weights=[inputs[3 * n + i] for i in used],
+            dims=[dims[i] for i in used],
+            combiners=[combiners[i] for i in used],
+        )
+    for i, row_grad, keys in zip(used, row_grads, unique_keys, strict=True):
+        result[i] = _slices(row_grad, keys, dims[i], unique=True)
+    return result
+
+
+tf.no_gradient("SokRoute")
+
+
+def gather_rows(
+    handles: Sequence[tf.Tensor],
+    message: tf.Tensor,
+    splits: tf.Tensor,
+    dims: list[int],
+    *,
+    world_size: int,
+    insert: bool,
+    gradient_scale: float,
+    name: str,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Rows of the keys all ranks asked this one for.
+
+    Args:
+        handles: One resource a table.
+        message: int64, the key messages received.
+        splits: int32 `[world_size]`, their lengths.
+        gradient_scale: What the gradients that come back are multiplied with.
+
+    Returns:
+        float32, the row messages to send back, and int32 `[world_size]`, their lengths.
+    """
+    return native.ops().sok_gather_rows(
+        handles=handles,
+        message=message,
+        splits=splits,
+        world_size=world_size,
+        dims=dims,
+        insert=insert,
+        gradient_scale=gradient_scale,
+        name=name,
+    )
+
+
+@tf.RegisterGradient("SokGatherRows")
+def _gather_rows_grad(op, grad, _):
+    n = op.get_attr("N")
+    dims = op.get_attr("dims")
+    message, splits = op.inputs[n], op.inputs[n + 1]
+    if grad is None:
+        return [None] * len(op.inputs)
+    with devices.device_scope(op.outputs[0].device):
+        merged = native.ops().sok_merge_grads(
+            grads=grad,
+            grad_splits=op.outputs[1],  # gradients come back in the places of the rows sent
+            message=message,
+            splits=splits,
+            N=n,
+            world_size=op.get_attr("world_size"),
+            dims=dims,
+            scale=op.get_attr("gradient_scale"),
+        )
+    slices = [
+        _slices(row_grads, keys, dim, unique=True)
+        for row_grads, keys, dim in zip(merged.row_grads, merged.unique_keys, dims, strict=True)
+    ]
+    return [*slices, None, None]
+
+
+def find_rows(handle: tf.Tensor, keys: tf.Tensor, dim: int, *, insert: bool):
+    """Rows of keys in this rank's shard, for other ranks to use.
+
+    Args:
+        handle: The table.
+        keys: int64 `[num_keys]`, each once.
+        dim: Row width.
+        insert: Whether missing keys are inserted, or just read their initial row.
+
+    Returns:
+        float32 `[num_keys, dim]`, and a string: empty, or why the table could not take the keys.
+        The other ranks wait for the rows, so that is for the row message to tell.
+    """
+    return native.ops().sok_find_rows(handle=handle, keys=keys, dim=dim, insert=insert)
+
+
+@tf.RegisterGradient("SokFindRows")
+def _find_rows_grad(op, grad, _):
+    if grad is None:
+        return [None, None]
+    return [_slices(tf.convert_to_tensor(grad), op.inputs[1], op.get_attr("dim")), None]
+
+
+tf.no_gradient("SokUnpackKeys")
+
+
+@tf.RegisterGradient("SokPackRows")
+def _pack_rows_grad(op, grad, _):
+    n = op.get_attr("N")
+    if grad is None:
+        return [None] * len(op.inputs)
+    rows = native.ops().sok_unpack_rows(
+        row_message=grad,
+        row_splits=op.outputs[1],  # gradients come back in the places of the rows sent
+        message=op.inputs[n],
+        splits=op.inputs[n + 1],
+        N=n,
+        world_size=op.get_attr("world_size"),
+        dims=op.get_attr("dims"),
+        scale=op.get_attr("gradient_scale"),
+    )
+    return [*rows] + [None] * (len(op.inputs) - n)
+
+
+@tf.RegisterGradient("SokCombine")
+def _combine_grad(op, *grads):
+    n = op.get_attr("N")
+    inputs = list(op.inputs)
+    inverse, row_splits, weights = (inputs[3 + k * n : 3 + (k + 1) * n] for k in range(3))
+    # Every table sends its part of the message back, be it zeros: the others wait for it.
+    grads = [
+        tf.zeros_like(output) if grad is None else tf.convert_to_tensor(grad)
+        for grad, output in zip(grads, op.outputs, strict=True)
+    ]
+    with devices.device_scope(op.outputs[0].device):
+        row_grads = native.ops().sok_combine_grad(
+            grads=grads,
+            counts=inputs[2],
+            inverse=inverse,
+            row_splits=row_splits,
+            weights=weights,
+            dims=op.get_attr("dims"),
+            combiners=op.get_attr("combiners"),
+        )
+    return [row_grads] + [None] * (len(inputs) - 1)

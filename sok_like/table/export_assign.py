@@ -1,0 +1,66 @@
+"""Whole shards as tensors: `sok.export` and `sok.assign`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.runtime import comm, native
+from sok_like.table.keys import as_keys, owner
+from sok_like.table.variable import is_embedding_variable, unwrap
+
+
+def _checked(variable):
+    if not is_embedding_variable(variable):
+        raise TypeError(f"`variable` must be an EmbeddingVariable. Received: {variable!r}")
+    return unwrap(variable)
+
+
+def export(variable: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """All keys and rows of this rank's shard, at one instant, on the CPU.
+
+    Args:
+        variable: EmbeddingVariable.
+
+    Returns:
+        Keys `[size]` in the variable's key dtype, ascending as unsigned numbers, and rows
+        float32 `[size, embedding_dim]`.
+
+    Raises:
+        TypeError: `variable` is no EmbeddingVariable.
+    """
+    variable = _checked(variable)
+    snapshot = variable.snapshot(with_slots=False)
+    if variable.key_dtype == tf.uint64:
+        return tf.bitcast(snapshot.keys, tf.uint64), snapshot.rows
+    return tf.cast(snapshot.keys, variable.key_dtype), snapshot.rows
+
+
+def assign(variable: Any, keys: Any, rows: Any) -> Any:
+    """Writes rows by key, inserting missing keys; of equal keys the last wins.
+
+    Every rank may pass any keys: each takes those it owns and leaves the rest, so the same full
+    list can be given on all ranks. Slot rows of present keys stay as they are.
+
+    Args:
+        variable: EmbeddingVariable.
+        keys: `[num_keys]`, integers.
+        rows: float32 `[num_keys, embedding_dim]`.
+
+    Returns:
+        Nothing when eager; the op in a graph.
+
+    Raises:
+        TypeError: `variable` is no EmbeddingVariable, or keys are no integers.
+        tf.errors.InvalidArgumentError: shapes do not fit.
+        tf.errors.ResourceExhaustedError: the table cannot take all new keys; none was written.
+    """
+    variable = _checked(variable)
+    keys = tf.reshape(as_keys(keys), [-1])
+    rows = tf.cast(tf.convert_to_tensor(rows), tf.float32)
+    communicator = comm.current()
+    if communicator.world_size > 1:
+        mine = tf.equal(owner(keys, communicator.world_size), communicator.rank)
+        keys, rows = tf.boolean_mask(keys, mine), tf.boolean_mask(rows, mine)
+    return native.ops().sok_table_assign(handle=variable.handle, keys=keys, rows=rows)

@@ -1,0 +1,151 @@
+"""Keras initializers as what the core draws initial rows from.
+
+A hash table has no shape to fill: its rows come into being one by one. So an initializer becomes a
+distribution that each element is drawn from by itself, as a pure function of (seed, table, key,
+column). Initializers that are one (constants, uniform, normal, truncated normal, and Keras'
+variance-scaling family) are taken over exactly; any other is asked once for a matrix of
+4096 rows (or as many as `InitializerOption.default_value_dim` says), and key k starts from row k
+mod 4096.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like.table.policies import DEFAULT_VALUE_DIM
+
+# Where initializers of the names below come from; those of tf.compat.v1 are in init_ops.
+_KNOWN_MODULES = ("keras.", "tf_keras.", "tensorflow.python.ops.init_ops")
+
+# A normal distribution cut at two standard deviations has this standard deviation; Keras divides by
+# it so that the cut one has the variance asked for (keras.initializers.VarianceScaling).
+_TRUNCATED_STDDEV = 0.87962566103423978
+
+
+class RowInitializer(NamedTuple):
+    """Arguments of the table op: a distribution and its two parameters, or default rows."""
+
+    kind: str  # "constant", "uniform", "normal", "truncated_normal", "default_rows"
+    a: float = 0.0
+    b: float = 0.0
+    seed: int = 0  # tells initializers of the same kind apart
+    default_rows: tuple[float, ...] = ()  # [num_default_rows * dim]
+
+
+def row_initializer(
+    initializer: Any,
+    dim: int,
+    num_rows: int | None,
+    num_default_rows: int = DEFAULT_VALUE_DIM,
+) -> RowInitializer:
+    """Translates a Keras initializer.
+
+    Args:
+        initializer: A name, an instance or class of `tf.keras.initializers` or of
+            `tf.compat.v1`, or a callable `(shape, dtype) -> tensor`. A callable of one's own must
+            return the same on all ranks.
+        dim: Row width, the fan-out of the variance-scaling family.
+        num_rows: Rows of the whole table, the family's fan-in; None (a table without bound) takes
+            `dim` in its place.
+        num_default_rows: Rows of the matrix that an initializer which is not element by element is
+            asked for. Another number than 4096 makes that matrix of any initializer.
+
+    Raises:
+        ValueError: Keras does not know the name.
+    """
+    instance = tf.keras.initializers.get(initializer)
+    if isinstance(instance, type):
+        instance = instance()
+    config = instance.get_config() if hasattr(instance, "get_config") else {}
+    seed = config.get("seed")
+    seed = seed if isinstance(seed, int) else 0
+    translate = _TRANSLATIONS.get(type(instance).__name__)
+    if translate is None and isinstance(instance, tf.keras.initializers.VarianceScaling):
+        translate = _variance_scaling
+    element_wise = num_default_rows == DEFAULT_VALUE_DIM
+    known = type(instance).__module__.startswith(_KNOWN_MODULES)
+    if translate is not None and element_wise and known:
+        return translate(config, dim, num_rows)._replace(seed=seed)
+    return RowInitializer(
+        "default_rows", default_rows=_default_rows(instance, config, num_default_rows, dim)
+    )
+
+
+def _variance_scaling(config, dim, num_rows):
+    config = {"scale": 1.0, "mode": "fan_in", "distribution": "truncated_normal", **config}
+    fan_in, fan_out = float(num_rows or dim), float(dim)
+    fans = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}
+    variance = config["scale"] / max(1.0, fans[config["mode"]])
+    if config["distribution"] == "uniform":
+        limit = math.sqrt(3 * variance)
+        return RowInitializer("uniform", -limit, limit)
+    if config["distribution"] == "untruncated_normal":
+        return RowInitializer("normal", 0.0, math.sqrt(variance))
+    return RowInitializer("truncated_normal", 0.0, math.sqrt(variance) / _TRUNCATED_STDDEV)
+
+
+def _scaled(scale: float, mode: str, distribution: str) -> Callable:
+    # The named members of the family keep these three out of their config.
+    return lambda config, dim, num_rows: _variance_scaling(
+        {"scale": scale, "mode": mode, "distribution": distribution}, dim, num_rows
+    )
+
+
+_TRANSLATIONS: dict[str, Callable] = {
+    "Zeros": lambda config, dim, num_rows: RowInitializer("constant", 0.0),
+    "Ones": lambda config, dim, num_rows: RowInitializer("constant", 1.0),
+    "Constant": lambda config, dim, num_rows: _constant(config["value"], dim),
+    "RandomUniform": lambda config, dim, num_rows: RowInitializer(
+        "uniform",
+        float(config["minval"]),
+        1.0 if config["maxval"] is None else float(config["maxval"]),  # None: TF1's default
+    ),
+    "RandomNormal": lambda config, dim, num_rows: RowInitializer(
+        "normal", float(config["mean"]), float(config["stddev"])
+    ),
+    "TruncatedNormal": lambda config, dim, num_rows: RowInitializer(
+        "truncated_normal", float(config["mean"]), float(config["stddev"])
+    ),
+    "VarianceScaling": _variance_scaling,
+    "GlorotUniform": _scaled(1.0, "fan_avg", "uniform"),
+    "GlorotNormal": _scaled(1.0, "fan_avg", "truncated_normal"),
+    "HeUniform": _scaled(2.0, "fan_in", "uniform"),
+    "HeNormal": _scaled(2.0, "fan_in", "truncated_normal"),
+    "LecunUniform": _scaled(1.0, "fan_in", "uniform"),
+    "LecunNormal": _scaled(1.0, "fan_in", "truncated_normal"),
+}
+
+
+def _constant(value, dim):
+    value = np.asarray(value, np.float32)
+    if value.size == 1:
+        return RowInitializer("constant", float(value.reshape(())))
+    # A constant row: the same for every key.
+    row = np.broadcast_to(value, [dim])
+    return RowInitializer("default_rows", default_rows=tuple(row.tolist()))
+
+
+def _default_rows(instance, config, num_rows, dim):
+    if config.get("seed", 0) is None:
+        # Keras would draw a seed of its own in each process; ranks must agree.
+        name = f"{type(instance).__module__}.{type(instance).__qualname__}"
+        instance = type(instance).from_config({**config, "seed": zlib.crc32(name.encode())})
+    shape = (num_rows, dim)
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        with tf.init_scope():
+            rows = np.asarray(instance(shape, dtype="float32"))
+    else:
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            rows = session.run(tf.convert_to_tensor(instance(shape, dtype="float32")))
+    if rows.shape != shape:
+        raise ValueError(
+            f"An initializer must return the shape it is asked for, {shape}. "
+            f"Received: {rows.shape} from {instance!r}"
+        )
+    return tuple(np.asarray(rows, np.float32).ravel().tolist())

@@ -1,0 +1,410 @@
+"""EmbeddingVariable: this rank's shard of a table, as TensorFlow sees it.
+
+To TensorFlow it is a resource variable whose handle belongs to a table instead of a tensor: tapes
+watch it, graphs capture it, `tf.train.Checkpoint` tracks it, and its gradient is
+`tf.IndexedSlices(gradients, keys)`. It has no dense value to be read or assigned; rows are reached
+by key, through the layers, `sok.export` and `sok.assign`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from tensorflow.python.framework import cpp_shape_inference_pb2
+from tensorflow.python.ops import handle_data_util, resource_variable_ops
+
+from sok_like.runtime import comm, devices, native, ops
+from sok_like.runtime.checks import as_integer
+from sok_like.table.initializers import row_initializer
+from sok_like.table.keys import DTYPES, as_keys
+from sok_like.table.policies import EmbeddingVariableOption, InitializerOption
+from sok_like.table.policy_methods import PolicyMethods
+from sok_like.table.snapshots import Snapshots
+
+_OPTIMIZER_ADVICE = (
+    "A stock optimizer cannot update EmbeddingVariable '{name}': its rows are found by key and "
+    "live in a hash table. Wrap the optimizer, `sok.OptimizerWrapper(optimizer)`, or use "
+    "`sok.tf.keras.optimizers.Adam`."
+)
+
+_unique_ids = itertools.count()
+
+
+class MemoryStats(NamedTuple):
+    """What a shard holds, in keys and bytes."""
+
+    size: int
+    capacity: int  # keys that fit before the index grows
+    max_capacity: int  # 0: no bound
+    num_buckets: int
+    load_factor: float
+    mean_probe_length: float  # buckets visited to find a key
+    max_probe_length: int
+    index_bytes: int
+    arena_bytes: int  # rows and slot rows
+    bytes: int
+
+
+class EmbeddingVariable(PolicyMethods, Snapshots, resource_variable_ops.BaseResourceVariable):
+    """One rank's shard of a table: a hash table from 64-bit keys to rows of floats.
+
+    Key k belongs to rank `uint64(k) % world_size`. A row that is not there yet is
+    created from (seed, table name, key, column) alone, so it has the same bits whenever, wherever
+    and on however many ranks the key arrives.
+
+    Args:
+        embedding_dim: Row width, at least 1.
+        name: Name of the table, the same on all ranks; part of what initial rows are drawn from.
+        key_dtype: int64, int32, uint64 or uint32.
+        initializer: Keras initializer or its name; see `sok_like.table.initializers`.
+        capacity: Most keys a rank may hold; None grows without bound. A key too many is a
+            `tf.errors.ResourceExhaustedError` and changes nothing.
+        use_hashtable: False: no index; key k is row `k // world_size`, and keys must lie in
+            `[0, capacity * world_size)`.
+        initial_capacity: Keys to make room for at once.
+        trainable: Whether tapes watch the variable by themselves.
+        ev_option: sok.EmbeddingVariableOption: which keys get a row and which lose it. Its
+            initializer, if it has one, takes the place of `initializer`.
+
+    The shard is on the device that TensorFlow gives its variables: on a GPU where the op library
+    was built with CUDA and the process sees one. `with tf.device("/CPU:0"):` keeps it in host
+    memory, where tables without a hash table are anyway.
+
+    Raises:
+        ValueError: an argument out of its range.
+        RuntimeError: `sok.Init` has not been called.
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        *,
+        name: str = "embedding",
+        key_dtype: Any = tf.int64,
+        initializer: Any = "random_uniform",
+        capacity: int | None = None,
+        use_hashtable: bool = True,
+        initial_capacity: int = 0,
+        trainable: bool = True,
+        ev_option: EmbeddingVariableOption | None = None,
+    ):
+        communicator = comm.current()
+        key_dtype = tf.as_dtype(key_dtype)
+        _check_arguments(name, embedding_dim, key_dtype, capacity, use_hashtable, initial_capacity)
+        self._options = {
+            "embedding_dim": embedding_dim,
+            "name": name,
+            "key_dtype": key_dtype.name,
+            "initializer": initializer,
+            "capacity": capacity,
+            "use_hashtable": use_hashtable,
+            "initial_capacity": initial_capacity,
+            "trainable": trainable,
+            "ev_option": ev_option,
+        }
+        self._world_size = communicator.world_size
+        self._trained_by_sok = False
+        option = ev_option or EmbeddingVariableOption()
+        capacity = option.capacity(capacity, name)
+        self.keeps_records = option.keeps_records
+        num_rows = capacity * communicator.world_size if capacity else None
+        init = option.init_option or InitializerOption()
+        rows = row_initializer(
+            initializer if init.initializer is None else init.initializer,
+            embedding_dim,
+            num_rows,
+            init.default_value_dim,
+        )
+        shape = tf.TensorShape([capacity or ops.UNBOUNDED, embedding_dim])
+        with tf.init_scope():
+            in_graph_mode = not tf.executing_eagerly()
+            with tf.name_scope(name) as scope:
+                # In a graph two variables of one name are told apart by their scope, as TF does.
+                unique = scope.rstrip("/") if in_graph_mode else f"{name}_{next(_unique_ids)}"
+                handle = native.ops().sok_table_handle(
+                    shared_name=unique,
+                    table_name=name,
+                    dim=embedding_dim,
+                    shape=shape,
+                    key_type=key_dtype.name,
+                    initial_capacity=initial_capacity,
+                    max_capacity=capacity or 0,
+                    use_hashtable=use_hashtable,
+                    rank=communicator.rank,
+                    world_size=communicator.world_size,
+                    initializer=rows.kind,
+                    initializer_a=rows.a,
+                    initializer_b=rows.b,
+                    initializer_seed=rows.seed,
+                    default_rows=rows.default_rows,
+                    name="handle",
+                    **option.attributes(),
+                )
+                _set_handle_data(handle, shape)
+                initializer_op = is_initialized = None
+                if in_graph_mode:
+                    initializer_op = native.ops().sok_table_clear(handle=handle, name="initializer")
+                    is_initialized = tf.constant(True, name="is_initialized")
+        super().__init__(
+            trainable=trainable,
+            shape=shape,
+            dtype=tf.float32,
+            handle=handle,
+            name=name,
+            handle_name=unique if in_graph_mode else name,
+            unique_id=unique,
+            initializer_op=initializer_op,
+            is_initialized_op=is_initialized,
+            in_graph_mode=in_graph_mode,
+        )
+        if in_graph_mode:
+            collections = [tf.compat.v1.GraphKeys.GLOBAL_VARIABLES]
+            if trainable:
+                collections.append(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
+            tf.compat.v1.add_to_collections(collections, self)
+        else:
+            # The table dies with its last reader, not with the process.
+            self._handle_deleter = resource_variable_ops.EagerResourceDeleter(
+                handle=handle, handle_device=handle.device
+            )
+
+    # ---- what it is ----
+
+    @property
+    def table_name(self) -> str:
+        """The name initial rows are drawn from; `.name` is what TensorFlow made of it."""
+        return self._options["name"]
+
+    @property
+    def dim(self) -> int:
+        """Floats in a row."""
+        return self._options["embedding_dim"]
+
+    @property
+    def key_dtype(self) -> tf.DType:
+        """dtype that `export` returns keys in."""
+        return tf.as_dtype(self._options["key_dtype"])
+
+    @property
+    def key_limit(self) -> int:
+        """Keys must lie in `[0, key_limit)`; 0 where every key is legal."""
+        if self._options["use_hashtable"]:
+            return 0
+        return self._options["capacity"] * self._world_size
+
+    @property
+    def options(self) -> dict:
+        """The constructor's arguments as they were given."""
+        return dict(self._options)
+
+    def get_config(self) -> dict:
+        """The constructor's arguments."""
+        config = self.options
+        if not isinstance(config["initializer"], str):
+            config["initializer"] = tf.keras.initializers.serialize(
+                tf.keras.initializers.get(config["initializer"])
+            )
+        return config
+
+    def __repr__(self):
+        return (
+            f"<sok.EmbeddingVariable '{self.name}' dim={self.dim} key_dtype={self.key_dtype.name}>"
+        )
+
+    # ---- what it holds ----
+
+    def size(self) -> tf.Tensor:
+        """Keys this rank holds, int64 scalar."""
+        return native.ops().sok_table_size(handle=self.handle)
+
+    def bytes(self) -> tf.Tensor:
+        """Memory this rank's shard holds, index, rows and slot rows, int64 scalar."""
+        stats = native.ops().sok_table_stats(handle=self.handle)
+        return tf.cast(stats[MemoryStats._fields.index("bytes")], tf.int64)
+
+    def stats(self) -> MemoryStats:
+        """Keys, capacity, load and bytes of this rank's shard. Eager only."""
+        values = native.ops().sok_table_stats(handle=self.handle).numpy()
+        fractions = ("load_factor", "mean_probe_length")
+        return MemoryStats(
+            *(
+                v if f in fractions else int(v)
+                for f, v in zip(MemoryStats._fields, values.tolist(), strict=True)
+            )
+        )
+
+    def find(self, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Rows of keys in this rank's shard, without inserting.
+
+        Args:
+            keys: `[num_keys]`, integers.
+
+        Returns:
+            float32 `[num_keys, embedding_dim]` and bool `[num_keys]`: whether the key was there.
+            A key that was not reads its initial row.
+        """
+        return native.ops().sok_table_find(handle=self.handle, keys=_int64(keys))
+
+    def erase(self, keys: Any) -> tf.Tensor:
+        """Removes keys `[num_keys]` from this rank's shard; returns how many were there."""
+        return native.ops().sok_table_erase(handle=self.handle, keys=_int64(keys))
+
+    def clear(self) -> Any:
+        """Removes every key of this rank's shard; in a graph returns the op that does."""
+        return native.ops().sok_table_clear(handle=self.handle)
+
+    # ---- what TensorFlow asks of a variable ----
+
+    def record_access(self) -> None:
+        """Tells tapes and graphs that the variable is about to be read."""
+        resource_variable_ops.variable_accessed(self)
+
+    def _read_variable_op(self, no_copy=False):
+        """Rows by ascending key, `[size, embedding_dim]`."""
+        return self.snapshot(with_slots=False).rows
+
+    def value(self):
+        return self._read_variable_op()
+
+    def read_value(self):
+        return self._read_variable_op()
+
+    def numpy(self):
+        return self._read_variable_op().numpy()
+
+    def _dense_tensor_conversion(self, dtype=None, name=None, as_ref=False):
+        return self._read_variable_op()
+
+    def _refuse(self, *args, **kwargs):
+        raise NotImplementedError(_OPTIMIZER_ADVICE.format(name=self.table_name))
+
+    assign = assign_add = assign_sub = _refuse
+    scatter_add = scatter_sub = scatter_update = scatter_min = scatter_max = _refuse
+    scatter_mul = scatter_div = scatter_nd_add = scatter_nd_sub = scatter_nd_update = _refuse
+    batch_scatter_update = count_up_to = _refuse
+
+    def sparse_read(self, indices, name=None):
+        raise NotImplementedError(
+            f"tf.gather cannot read EmbeddingVariable '{self.table_name}'; look keys up with a "
+            "layer (sok.DistributedEmbedding, sok.All2AllDenseEmbedding), or read this rank's "
+            "shard with its method find(keys)."
+        )
+
+    gather_nd = sparse_read
+
+    @property
+    def _distributed_container(self):
+        # Optimizers ask for this first, to name the state they are about to allocate: for a stock
+        # one that would be a dense tensor of 2**31 rows. Nothing else asks.
+        self._refuse_stock_optimizer()
+        raise AttributeError("_distributed_container")
+
+    @property
+    def constraint(self):
+        # Optimizers of v1 without slots ask for nothing but this before they update.
+        self._refuse_stock_optimizer()
+        return None
+
+    def _refuse_stock_optimizer(self):
+        if not self._trained_by_sok:
+            raise NotImplementedError(_OPTIMIZER_ADVICE.format(name=self.table_name))
+
+    def _ref(self):
+        # v1 optimizers differentiate with respect to this.
+        return self.handle
+
+    @contextlib.contextmanager
+    def asked_by_known_optimizer(self):
+        """Within it, an optimizer that knows embedding variables may ask as stock ones do."""
+        before, self._trained_by_sok = self._trained_by_sok, True
+        try:
+            yield
+        finally:
+            self._trained_by_sok = before
+
+    def _serialize_to_tensors(self):
+        snapshot = self.snapshot(evict=True)
+        return {field: getattr(snapshot, field) for field in snapshot._fields}
+
+    def _restore_from_tensors(self, restored_tensors):
+        return self.load_snapshot(**restored_tensors)
+
+    def __deepcopy__(self, memo):
+        with devices.device_scope(self.device):
+            copied = EmbeddingVariable(**self._options)
+        copied.load_snapshot(*self.snapshot())
+        memo[id(self)] = copied
+        return copied
+
+    def __reduce__(self):
+        state = [tensor.numpy() for tensor in self.snapshot()]
+        return _rebuild, (self.get_config(), state)
+
+
+def _rebuild(config, state):
+    variable = EmbeddingVariable(**config)
+    variable.load_snapshot(*state)
+    return variable
+
+
+def _set_handle_data(handle, shape):
+    data = cpp_shape_inference_pb2.CppShapeInferenceResult.HandleData()
+    data.is_set = True
+    data.shape_and_type.append(
+        cpp_shape_inference_pb2.CppShapeInferenceResult.HandleShapeAndType(
+            shape=shape.as_proto(), dtype=tf.float32.as_datatype_enum
+        )
+    )
+    handle_data_util.set_handle_data(handle, data)
+
+
+def _check_arguments(name, dim, key_dtype, capacity, use_hashtable, initial_capacity):
+    def check(argument, ok, required, received):
+        if not ok:
+            raise ValueError(
+                f"`{argument}` must be {required}. Received: {argument}={received!r} "
+                f"(table '{name}')"
+            )
+
+    check("name", isinstance(name, str) and bool(name), "a string that is not empty", name)
+    check("embedding_dim", (as_integer(dim) or 0) >= 1, "a positive integer", dim)
+    check("key_dtype", key_dtype in DTYPES, "int64, int32, uint64 or uint32", key_dtype.name)
+    check(
+        "capacity",
+        capacity is None or 1 <= (as_integer(capacity) or 0) < 2**32 - 1,
+        "None or an integer in [1, 2**32 - 1)",
+        capacity,
+    )
+    check(
+        "capacity",
+        use_hashtable or capacity is not None,
+        "given where use_hashtable is False",
+        capacity,
+    )
+    check(
+        "initial_capacity",
+        as_integer(initial_capacity) is not None and initial_capacity >= 0,
+        "an integer >= 0",
+        initial_capacity,
+    )
+
+
+def _int64(keys):
+    return tf.reshape(as_keys(keys), [-1])
+
+
+# ---- telling embedding variables from others ----
+
+
+def unwrap(variable: Any) -> Any:
+    """The EmbeddingVariable inside a Keras 3 variable; anything else as it is."""
+    inner = getattr(variable, "_embedding_variable", None)
+    return variable if inner is None else inner
+
+
+def is_embedding_variable(variable: Any) -> bool:
+    """True for an EmbeddingVariable, also one that Keras 3 has wrapped."""
+    return isinstance(unwrap(variable), EmbeddingVariable)

@@ -1,0 +1,145 @@
+"""Communicators: their collectives, alone and over Horovod, and which one a process gets."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from sok_like.runtime import comm
+
+each_world = pytest.mark.parametrize(
+    "world_size", [1, *(pytest.param(n, marks=pytest.mark.ranks) for n in (2, 3))]
+)
+
+
+@pytest.fixture
+def ranks(world_size, rank_results):
+    return rank_results(world_size, "shards.collectives")
+
+
+@each_world
+def test_all_to_all_sends_the_next_items_to_each_rank(ranks, world_size):
+    for rank, result in enumerate(ranks):
+        expected = []
+        for sender in range(world_size):
+            start = sum(other + sender for other in range(rank))
+            expected.extend(100 * sender + start + np.arange(rank + sender))
+        assert result["received"].tolist() == expected
+        assert result["lengths"].tolist() == [rank + sender for sender in range(world_size)]
+
+
+@each_world
+def test_all_to_all_sends_gradients_back(ranks, world_size):
+    for rank, result in enumerate(ranks):
+        expected = [r + 1.0 for r in range(world_size) for _ in range(r + rank)]
+        assert result["gradient"].tolist() == expected
+
+
+@each_world
+def test_average(ranks, world_size):
+    mean = sum(range(1, world_size + 1)) / world_size
+    for result in ranks:
+        np.testing.assert_allclose(result["dense"], [mean, 2 * mean])
+        assert result["none"] is None
+        values, indices = result["sparse"]
+        dense = np.zeros([world_size, 2])
+        np.add.at(dense, indices, values)
+        right = np.arange(1, world_size + 1)[:, None] / world_size
+        np.testing.assert_allclose(dense, np.tile(right, [1, 2]))
+
+
+@each_world
+def test_broadcast_gather_and_barrier(ranks, world_size):
+    gathered = [rank for rank in range(world_size) for _ in range(rank + 1)]
+    for result in ranks:
+        assert result["root"].tolist() == [10 * (world_size - 1)]
+        assert result["gathered"].tolist() == gathered
+        assert result["barrier"] is None
+
+
+@each_world
+def test_sums_and_their_parts(ranks, world_size):
+    total = sum(range(1, world_size + 1))
+    for result, part in zip(ranks, np.array_split(np.arange(5.0), world_size), strict=True):
+        assert result["sum"].tolist() == [total] * 2
+        assert result["scattered"].tolist() == (part * total).tolist()
+
+
+@each_world
+def test_groups_count_their_own_ranks(ranks, world_size):
+    assert ranks[0]["group"] == (0, 1, 0)
+    for rank, result in enumerate(ranks[1:], 1):
+        assert result["group"] == (rank - 1, world_size - 1, sum(range(1, world_size)))
+    assert all(result["everyone"] for result in ranks)
+
+
+def test_both_are_communicators():
+    assert isinstance(comm.SingleProcess(), comm.Communicator)
+    for name in (
+        "all_to_all",
+        "average",
+        "broadcast",
+        "all_gather",
+        "sum",
+        "reduce_scatter",
+        "subset",
+        "barrier",
+    ):
+        assert callable(getattr(comm.HorovodCommunicator, name))
+
+
+@pytest.mark.parametrize(
+    "variables, world_size",
+    [
+        ({}, 1),
+        ({"HOROVOD_SIZE": "3"}, 3),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, 2),
+        ({"PMI_SIZE": "4"}, 4),
+        ({"PMI_SIZE": "many"}, 1),
+    ],
+)
+def test_world_size_of_the_launcher(monkeypatch, variables, world_size):
+    for name in comm._WORLD_SIZE_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delitem(sys.modules, "horovod.tensorflow", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert comm.launched_world_size() == world_size
+    if world_size == 1:
+        assert isinstance(comm.choose(), comm.SingleProcess)
+
+
+def test_several_processes_without_horovod_say_what_to_install(monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
+    with pytest.raises(ImportError, match="launched with 2 processes.*Horovod.*make venv"):
+        comm.choose()
+
+
+def test_one_process_needs_no_horovod():
+    program = (
+        "import sys; sys.modules['horovod'] = None\n"
+        "import sok_like as sok, tensorflow as tf\n"
+        "sok.Init(global_batch_size=1)\n"
+        "layer = sok.All2AllDenseEmbedding(None, 2, 1, 1)\n"
+        "print(layer(tf.constant([[[5]]], tf.int64)).shape)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "(1, 1, 1, 2)", done.stderr
+
+
+def test_nothing_before_init(sok):
+    comm.set_current(None)
+    with pytest.raises(RuntimeError, match=r"sok.Init must be called before.*global_batch_size"):
+        comm.current()
+    with pytest.raises(RuntimeError, match=r"sok.Init must be called before"):
+        sok.EmbeddingVariable(4)
+    with pytest.raises(RuntimeError, match=r"sok.Init must be called before"):
+        sok.DistributedEmbedding("sum", 10, 4, 1, 1)
+
+
+@pytest.mark.ranks
+def test_a_group_takes_two_collectives_forward_and_one_back(rank_results):
+    for counts in rank_results(2, "shards.collectives_of_a_step"):
+        assert counts == {"forward": 2, "step": 3}

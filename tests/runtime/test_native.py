@@ -1,0 +1,109 @@
+"""Loading of the two shared libraries: what loads, what is refused, and with which words."""
+
+import re
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from sok_like.runtime import native
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty package folder, with nothing loaded; the real folder's state returns afterwards."""
+    monkeypatch.setattr(native, "_folder", tmp_path)
+    monkeypatch.setattr(native, "_loaded", {})
+    return tmp_path
+
+
+def write_library(folder, name, tensorflow, cpu):
+    text = f"\x7fELF...sok_build_info{{tensorflow={tensorflow};cpu={cpu}}}..."
+    (folder / name).write_bytes(text.encode())
+
+
+def test_op_library_loads_once():
+    assert native.ops() is native.ops()
+
+
+def test_core_loads_once():
+    assert native.core() is native.core()
+    assert native.core().__name__ == "sok_like._core"
+
+
+def test_import_of_native_loads_nothing():
+    program = (
+        "import sys, sok_like.runtime.native\n"
+        "print(sorted({'tensorflow', 'horovod', 'sok_like._core'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.parametrize("load, name", [(native.ops, "_ops.so"), (native.core, "_core")])
+def test_missing_library_says_how_to_build(folder, load, name):
+    with pytest.raises(ImportError, match=f"{re.escape(str(folder / name))}.*not there.*make venv"):
+        load()
+
+
+def test_library_of_another_tensorflow_is_refused(folder):
+    import tensorflow as tf
+
+    write_library(folder, "_ops.so", "2.17.0", " avx")
+    with pytest.raises(
+        ImportError, match=f"{tf.version.VERSION}.*built for TensorFlow 2.17.0.*pip"
+    ):
+        native.ops()
+
+
+def test_library_for_another_processor_is_refused(folder):
+    import tensorflow as tf
+
+    write_library(folder, "_ops.so", tf.version.VERSION, " avx9000 fma9")
+    with pytest.raises(ImportError, match=r"with avx9000, fma9, which .* lacks.*SOK_MARCH=native"):
+        native.ops()
+
+
+def test_library_without_build_info_is_refused(folder):
+    (folder / "_ops.so").write_bytes(b"\x7fELF and nothing more")
+    with pytest.raises(ImportError, match="does not say what it was built for"):
+        native.ops()
+
+
+def test_damaged_library_is_an_import_error(folder):
+    import tensorflow as tf
+
+    write_library(folder, "_ops.so", tf.version.VERSION, "")
+    with pytest.raises(ImportError, match=r"could not be loaded.*make venv"):
+        native.ops()
+
+
+def test_failure_is_not_remembered(folder, monkeypatch):
+    real = native.pathlib.Path(native.__file__).parent.parent / "_ops.so"
+    with pytest.raises(ImportError):
+        native.ops()
+    # A link, not a copy: the loader knows the file again, and kernels register only once.
+    (folder / "_ops.so").symlink_to(real)
+    assert native.ops() is not None
+
+
+def test_threads_load_once(monkeypatch):
+    monkeypatch.setattr(native, "_loaded", {})
+    loads = []
+    start = threading.Barrier(4)
+
+    def load():
+        loads.append(1)
+        return native
+
+    def use():
+        start.wait()
+        native._load_once("thing", load)
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(loads) == 1

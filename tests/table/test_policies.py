@@ -1,0 +1,313 @@
+"""Policies as TensorFlow runs them: eagerly, in a tf.function, in a v1 session; and in files."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.core.policy_model import Model
+
+pytestmark = pytest.mark.keras
+v1 = tf.compat.v1
+RATE, STEPS = 0.5, 25
+NO_PERMISSION = -3.0
+KEYS = np.array([-1, 2**63 - 1, *range(8)], np.int64)
+
+
+def option(sok):
+    return sok.EmbeddingVariableOption(
+        filter_option=sok.CounterFilter(2),
+        evict_option=[sok.GlobalStepEvict(3), sok.L2WeightEvict(0.1), sok.ScoreEvict("lfu", 6)],
+        init_option=sok.InitializerOption("ones", default_value_no_permission=NO_PERMISSION),
+        evicted_buffer_size=5,
+    )
+
+
+POLICY = {
+    "filter_freq": 2,
+    "no_permission": NO_PERMISSION,
+    "steps_to_live": 3,
+    "l2_threshold": 0.1,
+    "score": "lfu",
+    "evicted_buffer": 5,
+}
+
+
+def batches():
+    """int64 `[4, 2]` a step: keys of two features of one table."""
+    rng = np.random.default_rng(3)
+    return [
+        rng.choice(KEYS, [4, 2], p=np.array([5, 5, 4, 3, 2, 2, 2, 2, 1, 1]) / 27)
+        for _ in range(STEPS)
+    ]
+
+
+class Run:
+    """What a training finds: rows read a step, keys evicted at every fifth, and the end."""
+
+    def __init__(self):
+        self.rows, self.evicted = [], []
+
+
+def expected():
+    run, model = Run(), Model(np.ones([1, 2], np.float32), 6, POLICY)
+    run.dropped_gradients = 0
+    for step, batch in enumerate(batches()):
+        run.rows.append(model.lookup(batch.ravel().tolist()).reshape(4, 2, 2))
+        keys, counts = np.unique(batch, return_counts=True)
+        for key, count in zip(keys.tolist(), counts, strict=True):
+            if key in model.rows:  # the loss is the sum of all rows
+                model.rows[key] = model.rows[key] - np.float32(RATE * count)
+            else:
+                run.dropped_gradients += 1
+        if step % 5 == 4:
+            run.evicted.append(model.evict())
+    run.model = model
+    return run
+
+
+def feature_rows(sok, table, keys, training=True):
+    return sok.group_embedding_lookup([table, table], [keys[:, 0], keys[:, 1]], training=training)
+
+
+def run_eager(sok, as_function):
+    run = Run()
+    run.table = table = sok.get_embedding_variable("users", 2, ev_option=option(sok))
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE))
+    optimizer.build([table])
+
+    def step(keys):
+        with tf.GradientTape() as tape:
+            rows = tf.stack(feature_rows(sok, table, keys), axis=1)
+            loss = tf.reduce_sum(rows)
+        optimizer.apply_gradients(zip(tape.gradient(loss, [table]), [table], strict=True))
+        return rows
+
+    run_step = tf.function(step) if as_function else step
+    evict = tf.function(table.evict) if as_function else table.evict
+    for number, batch in enumerate(batches()):
+        run.rows.append(run_step(tf.constant(batch)).numpy())
+        if number % 5 == 4:
+            run.evicted.append(int(evict()))
+    run.statistics = table.statistics()
+    run.keys = table.key_statistics(KEYS)
+    run.popped = table.pop_evicted()
+    return run
+
+
+def run_session(sok):
+    from sok_like.runtime import initialize
+
+    initialize.reset()
+    run = Run()
+    with tf.Graph().as_default():
+        init = sok.Init(global_batch_size=4, seed=2)
+        table = sok.get_embedding_variable("users", 2, ev_option=option(sok))
+        keys = v1.placeholder(tf.int64, [None, 2])
+        rows = tf.stack(feature_rows(sok, table, keys), axis=1)
+        optimizer = sok.OptimizerWrapper(v1.train.GradientDescentOptimizer(RATE))
+        train = optimizer.minimize(tf.reduce_sum(rows), var_list=[table])
+        found, evict = table.key_statistics(KEYS), table.evict()
+        statistics, popped = table.statistics(), table.pop_evicted()
+        with v1.Session() as session:
+            session.run(init)
+            session.run(v1.global_variables_initializer())
+            for number, batch in enumerate(batches()):
+                run.rows.append(session.run([rows, train], {keys: batch})[0])
+                if number % 5 == 4:
+                    run.evicted.append(session.run(evict))
+            run.statistics = session.run(statistics)
+            run.keys = session.run(found)
+            run.popped = session.run(popped)
+    return run
+
+
+@pytest.mark.parametrize("mode", ["eager", "function", "session"])
+def test_training_against_the_model(sok, mode):
+    run = run_session(sok) if mode == "session" else run_eager(sok, mode == "function")
+    wanted = expected()
+    model = wanted.model
+    np.testing.assert_array_equal(run.rows, wanted.rows)
+    assert run.evicted == wanted.evicted and sum(run.evicted) > 0
+    for name, count in model.counts.items():
+        assert getattr(run.statistics, name) == count, name
+    assert run.statistics.dropped_gradients == wanted.dropped_gradients > 0
+    assert run.statistics.step == STEPS and run.statistics.size == len(model.rows)
+    found = zip(*(np.asarray(field).tolist() for field in run.keys), strict=True)
+    assert list(found) == [model.seen(key) for key in KEYS.tolist()]
+    assert np.asarray(run.popped.keys).tolist() == [key for key, *_ in model.buffer]
+    np.testing.assert_array_equal(run.popped.rows, [row for _, row, *_ in model.buffer])
+
+
+def test_evaluation_counts_nothing(sok):
+    table = sok.get_embedding_variable("users", 2, ev_option=option(sok))
+    rows = feature_rows(sok, table, tf.constant([[1, 2]], tf.int64), training=False)
+    assert (np.array(rows) == NO_PERMISSION).all()
+    assert table.statistics() == (0,) * 14
+    assert (table.find([1])[0].numpy() == NO_PERMISSION).all()
+
+
+def test_a_batch_that_does_not_fit_changes_nothing(sok):
+    table = sok.get_embedding_variable(
+        "users", 2, ev_option=sok.EmbeddingVariableOption(evict_option=sok.ScoreEvict("lru", 3))
+    )
+    sok.group_embedding_lookup([table], [[1, 2, 3]])
+    before, rows = table.statistics(), sok.export(table)[1].numpy()
+    with pytest.raises(tf.errors.ResourceExhaustedError, match=r"max_capacity=3[\s\S]*users"):
+        sok.group_embedding_lookup([table], [[1, 4, 5, 6]])
+    assert table.statistics() == before
+    assert (sok.export(table)[1].numpy() == rows).all()
+    sok.group_embedding_lookup([table], [[1, 4, 5]])
+    assert sok.export(table)[0].numpy().tolist() == [1, 4, 5]
+
+
+def test_custom_scores(sok):
+    custom = sok.EmbeddingVariableOption(evict_option=sok.ScoreEvict("custom"))
+    table = sok.get_embedding_variable("users", 2, ev_option=custom, capacity=3)
+    sok.group_embedding_lookup([table], [[1, 2, 3]])
+    assert int(table.assign_scores([1, 2, 3, 9], [5, -1, 2, 7])) == 3
+    sok.group_embedding_lookup([table], [[4]])
+    assert sok.export(table)[0].numpy().tolist() == [1, 3, 4]  # 4 has score 0
+    sok.group_embedding_lookup([table], [[5]])
+    assert sok.export(table)[0].numpy().tolist() == [1, 3, 5]
+    with pytest.raises(ValueError, match="`scores` must be one a key"):
+        table.assign_scores([1, 2], [3])
+    with pytest.raises(TypeError, match="`scores` must be integers"):
+        table.assign_scores([1], [0.5])
+
+
+def test_several_lookups_of_one_step(sok):
+    table = sok.get_embedding_variable(
+        "users", 2, ev_option=sok.EmbeddingVariableOption(record_statistics=True)
+    )
+    for _ in range(2):
+        table.set_step(41)
+        sok.group_embedding_lookup([table], [[7]])
+    sok.group_embedding_lookup([table], [[7, 8]])
+    found = table.key_statistics([7, 8, 9])
+    assert found.frequencies.numpy().tolist() == [2, 1, 0]
+    assert found.last_steps.numpy().tolist() == [43, 43, -1]
+    assert int(table.total_count()) == 2
+    with pytest.raises(tf.errors.InvalidArgumentError, match="step"):
+        table.set_step(-1)
+
+
+def test_plain_tables_keep_no_records(sok):
+    table = sok.get_embedding_variable("users", 2, ev_option=sok.EmbeddingVariableOption())
+    assert not table.keeps_records and len(table.snapshot()) == 5
+    for method in ("statistics", "evict", "pop_evicted"):
+        with pytest.raises(ValueError, match=f"`{method}` needs a table with policies.*users"):
+            getattr(table, method)()
+    assert int(table.total_count(all_ranks=True)) == 0
+
+
+def test_capacity_of_the_score(sok):
+    def get(capacity, own):
+        scored = sok.EmbeddingVariableOption(evict_option=sok.ScoreEvict("lru", own))
+        return sok.EmbeddingVariable(2, name="users", capacity=capacity, ev_option=scored)
+
+    assert get(None, 5).stats().max_capacity == get(5, None).stats().max_capacity == 5
+    assert get(5, 5).stats().max_capacity == 5
+    with pytest.raises(ValueError, match="ScoreEvict needs a capacity"):
+        get(None, None)
+    with pytest.raises(ValueError, match="`capacity` must be that of ScoreEvict, 6"):
+        get(5, 6)
+
+
+def bloom(sok, counter_type="uint8"):
+    return sok.EmbeddingVariableOption(
+        filter_option=sok.CBFFilter(3, 100, 1e-5, counter_type),
+        evict_option=[sok.GlobalStepEvict(100), sok.ScoreEvict("custom", 50)],
+    )
+
+
+def known(table):
+    return [field.numpy().tolist() for field in table.key_statistics(np.arange(8))]
+
+
+def train_a_little(sok, table):
+    for keys in ([1, 2, 3], [1, 2], [1, 5], [2]):
+        sok.group_embedding_lookup([table], [keys])
+    if table.options["ev_option"].evictions:
+        table.assign_scores([1], [12])
+
+
+@pytest.mark.parametrize("kind", ["exact", "bloom"])
+@pytest.mark.parametrize("way", ["dump", "checkpoint", "pickle", "deepcopy"])
+def test_what_is_known_of_keys_survives(sok, tmp_path, kind, way):
+    ev_option = bloom(sok)
+    if kind == "exact":
+        ev_option = sok.EmbeddingVariableOption(filter_option=sok.CounterFilter(3))
+    table = sok.EmbeddingVariable(2, name="users", ev_option=ev_option)
+    train_a_little(sok, table)
+    at_dump = known(table)
+    assert at_dump[0] == [False, True, True, False, False, False, False, False]
+    assert at_dump[1] == [0, 3, 3, 1, 0, 1, 0, 0]
+    again = sok.EmbeddingVariable(2, name="users", ev_option=ev_option)
+    train_a_little(sok, again)
+    sok.group_embedding_lookup([again], [[3, 4, 5, 6]])
+    if way == "dump":
+        sok.Saver().dump_to_file(table, tmp_path)
+        sok.Saver().restore_from_file(again, tmp_path)
+    elif way == "checkpoint":
+        path = tf.train.Checkpoint(table=table).save(str(tmp_path / "ckpt"))
+        tf.train.Checkpoint(table=again).restore(path)
+    elif way == "pickle":
+        again = pickle.loads(pickle.dumps(table))
+    else:
+        again = copy.deepcopy(table)
+    assert known(again) == at_dump
+    for snapshot in zip(again.snapshot(), table.snapshot(), strict=True):
+        np.testing.assert_array_equal(*(np.asarray(tensor) for tensor in snapshot))
+    assert again.statistics().step == 4 and again.statistics().written == 2
+    for each in (table, again):  # and goes on alike
+        sok.group_embedding_lookup([each], [[3, 5, 6]])
+        sok.group_embedding_lookup([each], [[3]])
+    assert known(again) == known(table)
+    assert known(again)[0][3]
+
+
+def test_older_and_plain_dumps(sok, tmp_path):
+    plain = sok.EmbeddingVariable(2, name="users")
+    sok.group_embedding_lookup([plain], [[1, 2]])
+    sok.Saver().dump_to_file(plain, tmp_path / "plain")
+    with np.load(next((tmp_path / "plain").glob("*.npz"))) as arrays:
+        assert set(arrays) == {"keys", "rows", "slot_rows", "slot_names", "slot_widths"}
+    counting = sok.EmbeddingVariableOption(filter_option=sok.CounterFilter(2))
+    table = sok.EmbeddingVariable(2, name="users", ev_option=counting)
+    sok.group_embedding_lookup([table], [[3]])
+    sok.Saver().restore_from_file(table, tmp_path / "plain")
+    found = table.key_statistics([1, 2, 3])
+    assert found.present.numpy().tolist() == [True, True, False]
+    assert found.frequencies.numpy().tolist() == [0, 0, 0]
+    assert (table.find([1, 2])[0].numpy() == plain.find([1, 2])[0].numpy()).all()
+    sok.Saver().dump_to_file(table, tmp_path / "policies")
+    sok.Saver().restore_from_file(plain, tmp_path / "policies")
+    assert int(plain.size()) == 2
+
+
+def test_a_dump_evicts_and_a_copy_does_not(sok, tmp_path):
+    stale = sok.EmbeddingVariableOption(evict_option=sok.GlobalStepEvict(1))
+    table = sok.EmbeddingVariable(2, name="users", ev_option=stale)
+    for keys in ([1], [2], [3]):
+        sok.group_embedding_lookup([table], [keys])
+    copy.deepcopy(table)
+    assert table.statistics().evicted == 0
+    sok.Saver().dump_to_file(table, tmp_path)
+    assert table.statistics().evicted == 1
+    assert sok.export(table)[0].numpy().tolist() == [2, 3]
+
+
+def test_a_filter_of_another_size_is_refused(sok, tmp_path):
+    small = sok.EmbeddingVariableOption(filter_option=sok.CBFFilter(3, 10, 0.1))
+    table = sok.EmbeddingVariable(2, name="users", ev_option=small)
+    sok.group_embedding_lookup([table], [[1]])
+    sok.Saver().dump_to_file(table, tmp_path)
+    other = sok.EmbeddingVariable(2, name="users", ev_option=bloom(sok))
+    train_a_little(sok, other)
+    before = known(other)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Bloom filter must be restored"):
+        sok.Saver().restore_from_file(other, tmp_path)
+    assert known(other) == before
