@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.lookup.local_variables import is_local
+from sok_like.optimizers import graph_step
 from sok_like.optimizers.rules import OptimizerRule, rule_of
 from sok_like.runtime import comm
 from sok_like.table.variable import is_embedding_variable, unwrap
@@ -141,6 +142,11 @@ class _Keras3(_EmbeddingAware):
         self.__dict__["_sok_trainable"] = list(variables)
         super().build(self._sok_take(variables))
 
+    def apply_gradients(self, grads_and_vars):
+        if not graph_step.builds_v1_graph():
+            return super().apply_gradients(grads_and_vars)
+        return self.apply(*zip(*grads_and_vars, strict=True))
+
     def apply(self, grads, trainable_variables=None):
         grads = list(grads)
         if trainable_variables is None:
@@ -152,6 +158,8 @@ class _Keras3(_EmbeddingAware):
             self.build(trainable_variables)
         for variable in self._sok_take(trainable_variables):
             self._check_variables_are_known([variable])
+        if graph_step.builds_v1_graph():
+            return graph_step.as_op(lambda: self.apply(grads, trainable_variables), self.name)
         embedding, other = split(zip(grads, trainable_variables, strict=True))
         if self.loss_scale_factor is not None:
             embedding = [(unscaled(g, self.loss_scale_factor), v) for g, v in embedding]
@@ -187,6 +195,12 @@ class _TfKeras(_EmbeddingAware):
         pairs = list(grads_and_vars)
         with tf.init_scope():
             self.build([v for _, v in pairs])
+        if graph_step.builds_v1_graph():
+            # Without `name`: Keras takes it for new variables, and they exist.
+            again = functools.partial(
+                self.apply_gradients, pairs, experimental_aggregate_gradients=aggregate, **kwargs
+            )
+            return graph_step.as_op(again, name or self.name)
         embedding, other = split(pairs)
         self._sok_update(embedding, self._sok_learning_rate(), self.iterations + 1)
         other = self._sok_averaged(other) if aggregate else other
@@ -194,6 +208,14 @@ class _TfKeras(_EmbeddingAware):
         if not other:
             return self.iterations.assign_add(1)
         return super().apply_gradients(other, name, skip_gradients_aggregation, **kwargs)
+
+    def minimize(self, loss, var_list, tape=None):
+        if not graph_step.builds_v1_graph() or tape is not None:
+            return super().minimize(loss, var_list, tape)
+        loss = loss() if callable(loss) else loss
+        variables = list(var_list() if callable(var_list) else var_list)
+        gradients = tf.gradients(loss, [unwrap(variable) for variable in variables])
+        return self.apply_gradients(zip(gradients, variables, strict=True))
 
     def _sok_learning_rate(self):
         rate = self._learning_rate

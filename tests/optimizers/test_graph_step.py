@@ -1,0 +1,164 @@
+"""Keras' optimizers in a v1 graph: the returned op takes the whole step, as SOK 1.x's did."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_like.table.keras_variable import is_keras_3
+
+pytestmark = pytest.mark.keras
+v1 = tf.compat.v1
+keras = tf.keras.optimizers
+KEYS = np.array([[1, 2**50], [3, 1], [-5, 7], [7, 7]], np.int64)
+TARGETS = np.array([0.3, -0.2, 0.5, 0.1], np.float32)
+UNIQUE = np.unique(KEYS)
+STEPS = 6
+
+
+@pytest.fixture
+def graph(sok):
+    """A graph to build in; `sok.Init` has to be called in it again, as in a script of its own."""
+    from sok_like.runtime import initialize
+
+    initialize.reset()
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+# Makes the optimizer under test; makes the stock one that it must equal on a dense variable.
+OPTIMIZERS = {
+    "Adam": (lambda sok: sok.tf.keras.optimizers.Adam(0.02), lambda: keras.Adam(0.02)),
+    "sgd": (lambda sok: sok.OptimizerWrapper(keras.SGD(0.05)), lambda: keras.SGD(0.05)),
+    "momentum": (
+        lambda sok: sok.OptimizerWrapper(keras.SGD(0.05, momentum=0.9)),
+        lambda: keras.SGD(0.05, momentum=0.9),
+    ),
+    "adagrad": (lambda sok: sok.OptimizerWrapper(keras.Adagrad(0.2)), lambda: keras.Adagrad(0.2)),
+    "adam": (lambda sok: sok.OptimizerWrapper(keras.Adam(0.02)), lambda: keras.Adam(0.02)),
+    "schedule": (
+        lambda sok: sok.OptimizerWrapper(keras.Adam(decaying())),
+        lambda: keras.Adam(decaying()),
+    ),
+}
+
+
+def decaying():
+    return keras.schedules.ExponentialDecay(0.05, 2, 0.5)
+
+
+def batch(step):
+    order = np.random.default_rng(step).permutation(4)[: 4 if step % 3 else 2]
+    return KEYS[order], TARGETS[order]
+
+
+def build(sok):
+    """Placeholders, the loss, the layer and an ordinary weight."""
+    layer = sok.DistributedEmbedding("sum", None, 3, slot_num=2, max_nnz=1, name="fields")
+    keys = v1.placeholder(tf.int64, [None, 2])
+    targets = v1.placeholder(tf.float32, [None])
+    weight = v1.get_variable("weight", [6], initializer=v1.ones_initializer())
+    output = tf.linalg.matvec(tf.reshape(layer(keys, training=True), [-1, 6]), weight)
+    loss = tf.reduce_mean((output - targets) ** 2)
+    return keys, targets, loss, layer, weight
+
+
+def train(init, keys, targets, op, layer, weight, steps=STEPS):
+    """Rows of all keys before and after, and the weight after `steps` runs of `op`."""
+    read = layer.table.find(tf.constant(UNIQUE))[0]
+    with v1.Session() as session:
+        session.run(init)
+        session.run(v1.global_variables_initializer())
+        initial = session.run(read)
+        for step in range(steps):
+            batch_keys, batch_targets = batch(step)
+            session.run(op, {keys: batch_keys, targets: batch_targets})
+        return initial, session.run(read), session.run(weight)
+
+
+def stock(make, initial, train_weight=True, steps=STEPS):
+    """The same with a dense table, dense gradients and the stock optimizer, eagerly."""
+    table, weight = tf.Variable(initial), tf.Variable(tf.ones([6]))
+    optimizer = make()
+    for step in range(steps):
+        batch_keys, batch_targets = batch(step)
+        numbers = np.searchsorted(UNIQUE, batch_keys)
+        with tf.GradientTape() as tape:
+            rows = tf.reshape(tf.gather(table, numbers), [-1, 6])
+            loss = tf.reduce_mean((tf.linalg.matvec(rows, weight) - batch_targets) ** 2)
+        pairs = zip(tape.gradient(loss, [table, weight]), [table, weight], strict=True)
+        pairs = [(tf.convert_to_tensor(gradient), variable) for gradient, variable in pairs]
+        optimizer.apply_gradients(pairs if train_weight else pairs[:1])
+    return table.numpy(), weight.numpy()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_session_trains_tables_and_weights(sok, graph, name):
+    if name == "schedule" and not is_keras_3():
+        pytest.skip("tf_keras itself reads a variable of its own before it is initialized")
+    make, make_stock = OPTIMIZERS[name]
+    init = sok.Init(global_batch_size=4, seed=2)
+    keys, targets, loss, layer, weight = build(sok)
+    variables = [*layer.trainable_variables, weight]
+    gradients = tf.gradients(loss, [layer.table, weight])
+    optimizer = make(sok)
+    op = optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    initial, rows, trained = train(init, keys, targets, op, layer, weight)
+    expected, expected_weight = eagerly(lambda: stock(make_stock, initial))
+    np.testing.assert_allclose(rows, expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(trained, expected_weight, rtol=0, atol=1e-5)
+    assert np.abs(rows - initial).max() > 0.01
+
+
+def eagerly(function):
+    """`function()` outside the graph that the fixture is building."""
+    import threading
+
+    results = []
+    thread = threading.Thread(target=lambda: results.append(function()))  # its own eager context
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def test_adam_of_tables_alone(sok, graph):
+    init = sok.Init(global_batch_size=4, seed=2)
+    keys, targets, loss, layer, weight = build(sok)
+    gradients = tf.gradients(loss, [layer.table])
+    op = sok.optimizers.Adam(0.02).apply_gradients(
+        zip(gradients, layer.trainable_variables, strict=True)
+    )
+    initial, rows, _ = train(init, keys, targets, op, layer, weight)
+    expected, _ = eagerly(lambda: stock(lambda: keras.Adam(0.02), initial, train_weight=False))
+    np.testing.assert_allclose(rows, expected, rtol=0, atol=1e-5)
+    assert np.abs(rows - initial).max() > 0.01
+
+
+def test_lazy_adam_moves_the_rows_of_the_batch_alone(sok, graph):
+    init = sok.Init(global_batch_size=4, seed=2)
+    keys, targets, loss, layer, _ = build(sok)
+    gradients = tf.gradients(loss, [layer.table])
+    op = sok.optimizers.LazyAdam(0.1).apply_gradients(
+        zip(gradients, layer.trainable_variables, strict=True)
+    )
+    read = layer.table.find(tf.constant([1, 3], tf.int64))[0]
+    with v1.Session() as session:
+        session.run(init)
+        session.run(v1.global_variables_initializer())
+        session.run(op, {keys: [[1, 3]], targets: [1.0]})
+        before = session.run(read)
+        session.run(op, {keys: [[1, 1]], targets: [1.0]})
+        after = session.run(read)
+    assert (before[0] != after[0]).all()
+    assert (before[1] == after[1]).all()
+
+
+@pytest.mark.skipif(is_keras_3(), reason="Keras 3 has no `minimize`")
+def test_minimize_of_a_tensor(sok, graph):
+    init = sok.Init(global_batch_size=4, seed=2)
+    keys, targets, loss, layer, weight = build(sok)
+    optimizer = sok.OptimizerWrapper(keras.Adam(0.02))
+    op = optimizer.minimize(loss, [*layer.trainable_variables, weight])
+    initial, rows, trained = train(init, keys, targets, op, layer, weight)
+    expected, expected_weight = eagerly(lambda: stock(lambda: keras.Adam(0.02), initial))
+    np.testing.assert_allclose(rows, expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(trained, expected_weight, rtol=0, atol=1e-5)
