@@ -27,6 +27,12 @@ def may_have_device(folder=pathlib.Path("/dev")):
 
 
 def pytest_collection_modifyitems(items):
+    # A worker per core: a file stays together for what its tests share, and so do all that share
+    # the launches of `rank_results`.
+    for item in items:
+        shares_launch = "rank_results" in getattr(item, "fixturenames", ())
+        name = "rank_results" if shares_launch else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(name))
     # Where a device is required (tools/check_gpu.sh), a test that finds none fails.
     if may_have_device() or os.environ.get("SOK_TEST_GPU") == "required":
         return

@@ -22,6 +22,8 @@ import tempfile
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Seconds. Nothing takes so long that does not hang, on a machine ten times slower either.
+HANG_LIMIT = 1200
 _TAIL = 3000  # characters of a rank's output shown when a run fails
 
 
@@ -35,7 +37,7 @@ def skip_many_ranks(world_size):
         pytest.skip("3 ranks and more are for Keras 3 alone")
 
 
-def run_ranks(target, num_ranks, *, launcher="mpirun", args=None, env=None, timeout=120):
+def run_ranks(target, num_ranks, *, launcher="mpirun", args=None, env=None, timeout=HANG_LIMIT):
     """Runs `target` on `num_ranks` processes of this host; returns a list, a result per rank.
 
     Args:
@@ -77,13 +79,21 @@ def run_ranks(target, num_ranks, *, launcher="mpirun", args=None, env=None, time
         silent = [r for r in range(num_ranks) if not (folder / f"rank{r}.pickle").exists()]
         if late or process.returncode != 0 or silent:
             what = f"ended with {process.returncode}, without a result of ranks {silent}"
-            what = f"ran longer than {timeout} s" if late else what
+            what = f"ran longer than {timeout} s: {slow_machine()}" if late else what
             raise RanksFailed(
                 f"{target} on {num_ranks} ranks ({launcher}) {what}.\n"
                 + _outputs(folder, num_ranks)
                 + f"--- {launcher}\n{launcher_output[-_TAIL:]}"
             )
         return [_result(folder, rank) for rank in range(num_ranks)]
+
+
+def slow_machine():
+    """The question to ask where a time limit was passed, with the load that answers it."""
+    load = os.getloadavg()[0]
+    return (
+        f"does it hang, or is the machine slow (load average {load:.1f}, {os.cpu_count()} cores)?"
+    )
 
 
 def _launch_line(launcher, num_ranks):

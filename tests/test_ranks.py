@@ -25,7 +25,7 @@ def fail_on_rank(rank):
     me = int(os.environ["OMPI_COMM_WORLD_RANK"])
     if me == rank:
         raise ValueError(f"rank {me} cannot go on")
-    time.sleep(60)  # must be ended by the failure of the other
+    time.sleep(1000)  # must be ended by the failure of the other
 
 
 def leave_without_result():
@@ -49,7 +49,7 @@ def test_failing_rank_stops_all_with_its_message():
     start = time.monotonic()
     with pytest.raises(RanksFailed, match="ValueError: rank 1 cannot go on"):
         run_ranks("tests.test_ranks:fail_on_rank", 2, args={"rank": 1})
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 500
 
 
 def test_rank_that_leaves_without_a_result_fails():
@@ -58,7 +58,9 @@ def test_rank_that_leaves_without_a_result_fails():
 
 
 def test_time_limit_ends_every_process(tmp_path):
-    with pytest.raises(RanksFailed, match=r"longer than 4 s(.|\n)*rank 1 sleeps"):
+    with pytest.raises(
+        RanksFailed, match=r"longer than 4 s(.|\n)*load average(.|\n)*rank 1 sleeps"
+    ):
         run_ranks(
             "tests.test_ranks:sleep_and_tell",
             2,

@@ -12,8 +12,8 @@ fi
 
 echo "Tests marked keras, under TF_USE_LEGACY_KERAS=1"
 status=0
-TF_USE_LEGACY_KERAS=1 python -m pytest -m keras "$@" || status=$?
+TF_USE_LEGACY_KERAS=1 python -m pytest -m keras -n auto --dist loadgroup "$@" || status=$?
 [ "$status" -eq 0 ] || [ "$status" -eq 5 ] || exit "$status"  # 5: no test is marked
 
 echo "All tests, under Keras 3"
-TF_USE_LEGACY_KERAS=0 python -m pytest "$@"
+TF_USE_LEGACY_KERAS=0 python -m pytest -n auto --dist loadgroup "$@"

@@ -56,8 +56,14 @@ class DistributedEmbedding(EmbeddingLayer):
         use_hashtable: bool = True,
         **kwargs: Any,
     ):
-        # SOK's documents write "Mean" and "Sum".
-        combiner = check_combiner(combiner.lower() if isinstance(combiner, str) else combiner)
+        if isinstance(combiner, str):
+            combiner = combiner.lower()  # SOK's documents write "Mean" and "Sum"
+        if combiner == "none":
+            raise ValueError(
+                "`combiner` must be 'sum', 'mean' or 'sqrtn'; sok.All2AllDenseEmbedding does not "
+                "combine. Received: combiner='none'"
+            )
+        check_combiner(combiner)
         super().__init__(
             max_vocabulary_size_per_gpu=max_vocabulary_size_per_gpu,
             embedding_vec_size=embedding_vec_size,

@@ -37,7 +37,6 @@ def _results(world_size):
         world_size,
         args={"world_size": world_size},
         env={**quick, "SOK_TEST_OPS": "emulated"},
-        timeout=300,
     )
 
 

@@ -62,7 +62,7 @@ def test_block_runs_alone(block, num_ranks, tmp_path):
     if num_ranks == 1:
         _run(script)
     else:
-        run_ranks(script, num_ranks, env={"TMPDIR": tmp_path}, timeout=300)
+        run_ranks(script, num_ranks, env={"TMPDIR": tmp_path})
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

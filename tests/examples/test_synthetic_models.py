@@ -169,7 +169,7 @@ def _two_ranks():
     arguments = f"{options} --optimizer adagrad --learning_rate 0.2".split()
     quick = {"HOROVOD_CYCLE_TIME": "0.2", "OMPI_MCA_mpi_yield_when_idle": "1"}
     target, args = "tests.examples.synthetic_checks:run", {"arguments": arguments}
-    return run_ranks(target, 2, args=args, env=quick, timeout=300)
+    return run_ranks(target, 2, args=args, env=quick)
 
 
 @pytest.mark.ranks

@@ -136,7 +136,7 @@ def uneven_batch():
 @pytest.mark.ranks
 def test_real_ranks_check_the_batch():
     with pytest.raises(RanksFailed, match="not divisible by the number of ranks, 2"):
-        run_ranks("tests.runtime.test_initialize:uneven_batch", 2, timeout=60)
+        run_ranks("tests.runtime.test_initialize:uneven_batch", 2)
 
 
 def test_in_a_graph_the_op_comes_first(fresh):
