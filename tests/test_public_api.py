@@ -73,8 +73,8 @@ CALLABLES = {
     "embedding_lookup": "param, ids, combiner=None, *, weights=None",
     "enable_distributed_strategy": "strategy='collective'",
     "export": "variable",
-    "feature_column.DenseFeatures": "feature_columns, *, gradient_scale='sum', **kwargs",
-    "feature_column.SequenceFeatures": "feature_columns, *, gradient_scale='sum', **kwargs",
+    "feature_column.DenseFeatures": "feature_columns, *, gradient_scale='auto', **kwargs",
+    "feature_column.SequenceFeatures": "feature_columns, *, gradient_scale='auto', **kwargs",
     "feature_column.categorical_column_with_embedding": EV_COLUMN,
     "feature_column.embedding_column": "categorical_column, dimension, combiner='mean', "
     "initializer=None, ckpt_to_load_from=None, tensor_name_in_ckpt=None, max_norm=None, "
@@ -82,10 +82,10 @@ CALLABLES = {
     "feature_column.group_embedding_column_scope": "name=None",
     "feature_column.input_layer": "features, feature_columns, weight_collections=None, "
     "trainable=True, cols_to_vars=None, cols_to_output_tensors=None, *, training=True, "
-    "gradient_scale='sum'",
+    "gradient_scale='auto'",
     "feature_column.sequence_categorical_column_with_embedding": EV_COLUMN,
     "feature_column.sequence_input_layer": "features, feature_columns, weight_collections=None, "
-    "trainable=True, *, training=True, gradient_scale='sum'",
+    "trainable=True, *, training=True, gradient_scale='auto'",
     "feature_column.shared_embedding_columns": "categorical_columns, dimension, combiner='mean', "
     "initializer=None, shared_embedding_collection_name=None, ckpt_to_load_from=None, "
     "tensor_name_in_ckpt=None, max_norm=None, trainable=True, use_safe_embedding_lookup=True",
@@ -101,10 +101,10 @@ CALLABLES = {
     "partitioner=None, validate_shape=True, custom_getter=None, constraint=None, "
     "init_data_source=None, ev_option=None, *, capacity=None",
     "group_embedding_lookup": "params, ids, partition_strategy='mod', name=None, *, "
-    "training=True, gradient_scale='sum'",
+    "training=True, gradient_scale='auto'",
     "group_embedding_lookup_sparse": "params, sp_ids, combiners, partition_strategy='mod', "
     "sp_weights=None, name=None, *, is_sequence=False, params_num_per_group=sys.maxsize, "
-    "training=True, gradient_scale='sum'".replace("sys.maxsize", str(sys.maxsize)),
+    "training=True, gradient_scale='auto'".replace("sys.maxsize", str(sys.maxsize)),
     "split_embedding_variable_from_others": "variables",
     "optimizers.Adam": "learning_rate=0.001, beta_1=0.9, beta_2=0.999, epsilon=1e-07, "
     "name='Plugin_Adam', **kwargs",

@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.lookup.hash_lookup import check_gradient_scale
 from sok_like.lookup.table_layer import TableLayer
 from sok_like.runtime.checks import check_integer
+from sok_like.runtime.gradient_scale import check as check_gradient_scale
 from sok_like.table.keras_variable import as_weight
 from sok_like.table.variable import EmbeddingVariable
 
@@ -23,7 +23,8 @@ class EmbeddingLayer(TableLayer):
         use_hashtable: False: keys are row indices in `[0, max_vocabulary_size_per_gpu * ranks)`.
         key_dtype: int64, int32, uint64 or uint32.
         embedding_initializer: Keras initializer or its name; uniform in [-0.05, 0.05] by default.
-        gradient_scale: "sum" over ranks, or "mean": see `sok_like.lookup.hash_lookup.lookup`.
+        gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
+            `sok_like.lookup.hash_lookup.lookup`.
         **kwargs: Keras' own: `name`, `dtype`, `trainable`.
     """
 
@@ -36,7 +37,7 @@ class EmbeddingLayer(TableLayer):
         use_hashtable: bool = True,
         key_dtype: Any = tf.int64,
         embedding_initializer: Any = None,
-        gradient_scale: str = "sum",
+        gradient_scale: str = "auto",
         **kwargs: Any,
     ):
         super().__init__(**kwargs)

@@ -28,7 +28,7 @@ def input_layer(
     cols_to_output_tensors: dict | None = None,
     *,
     training: bool = True,
-    gradient_scale: str = "sum",
+    gradient_scale: str = "auto",
 ) -> tf.Tensor:
     """`tf.compat.v1.feature_column.input_layer`, with one fused lookup for each group of columns.
 
@@ -41,7 +41,8 @@ def input_layer(
         cols_to_vars: Is filled with a list of variables a column.
         cols_to_output_tensors: Is filled with `[batch, width]` a column.
         training: False reads initial rows of unseen keys and inserts none.
-        gradient_scale: "sum" or "mean" over ranks, see `sok_like.lookup.hash_lookup`.
+        gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
+            `sok_like.lookup.hash_lookup.lookup`.
 
     Returns:
         float32 `[batch, sum of widths]`: the columns sorted by name.
@@ -86,7 +87,7 @@ def sequence_input_layer(
     trainable: bool = True,
     *,
     training: bool = True,
-    gradient_scale: str = "sum",
+    gradient_scale: str = "auto",
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Rows of sequence columns in their places, nothing combined; a fused lookup a group.
 

@@ -25,8 +25,8 @@ from sok_like.feature_column.lookup import (
 )
 from sok_like.feature_column.tables import WEIGHTS, table_options
 from sok_like.lookup.dense_lookup import as_tf_table
-from sok_like.lookup.hash_lookup import check_gradient_scale
 from sok_like.lookup.training_flag import by_training
+from sok_like.runtime.gradient_scale import check as check_gradient_scale
 from sok_like.table.keras_variable import as_weight
 from sok_like.table.variable import EmbeddingVariable
 
@@ -105,7 +105,7 @@ class _ColumnsLayer(tf.keras.layers.Layer):
 
     _sequence = False
 
-    def __init__(self, feature_columns: Any, *, gradient_scale: str = "sum", **kwargs: Any):
+    def __init__(self, feature_columns: Any, *, gradient_scale: str = "auto", **kwargs: Any):
         super().__init__(autocast=False, **kwargs)  # weights of keys stay what they are
         self.gradient_scale = check_gradient_scale(gradient_scale)
         self.supports_jit = False  # XLA cannot compile the tables' ops
@@ -182,7 +182,8 @@ class DenseFeatures(_ColumnsLayer):
 
     Args:
         feature_columns: Dense columns of this package and of TensorFlow.
-        gradient_scale: "sum" or "mean" over ranks, see `sok_like.lookup.hash_lookup`.
+        gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
+            `sok_like.lookup.hash_lookup.lookup`.
         **kwargs: Keras' own: `name`, `dtype`, `trainable`. The name is part of the tables' names,
             and so of what initial rows are drawn from.
 

@@ -13,8 +13,8 @@ import tensorflow as tf
 from tensorflow.python.ops.variables import PartitionedVariable
 
 from sok_like.lookup.dense_lookup import as_tf_table
-from sok_like.lookup.hash_lookup import check_gradient_scale
 from sok_like.runtime.checks import COMBINERS
+from sok_like.runtime.gradient_scale import check as check_gradient_scale
 from sok_like.table.variable import EmbeddingVariable, unwrap
 
 

@@ -37,7 +37,7 @@ def group_embedding_lookup_sparse(
     is_sequence: bool = False,
     params_num_per_group: int = sys.maxsize,
     training: bool = True,
-    gradient_scale: str = "sum",
+    gradient_scale: str = "auto",
 ) -> list[tf.Tensor]:
     """`tf.nn.embedding_lookup_sparse` of many tables at once.
 
@@ -58,8 +58,8 @@ def group_embedding_lookup_sparse(
         params_num_per_group: A positive integer. DeepRec's number of tables in one op; the op here
             works on its tables side by side, whatever the number.
         training: False reads initial rows of missing keys without inserting them.
-        gradient_scale: "sum" or "mean" over ranks of a row's gradients, see `sok_like.lookup`. Of
-            EmbeddingVariables only.
+        gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
+            `sok_like.lookup.hash_lookup.lookup`. Of EmbeddingVariables only.
 
     Returns:
         A list of `[batch, embedding_dim]` in the order of `params`; an empty sample, and one whose
@@ -118,7 +118,7 @@ def group_embedding_lookup(
     name: str | None = None,
     *,
     training: bool = True,
-    gradient_scale: str = "sum",
+    gradient_scale: str = "auto",
 ) -> list[tf.Tensor]:
     """`tf.nn.embedding_lookup` of many tables at once: a row for each id.
 

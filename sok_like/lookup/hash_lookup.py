@@ -18,9 +18,8 @@ import tensorflow as tf
 
 from sok_like.runtime import comm, devices, native, ops
 from sok_like.runtime.checks import COMBINERS, check_combiner
+from sok_like.runtime.gradient_scale import check as check_gradient_scale
 from sok_like.table.variable import EmbeddingVariable
-
-GRADIENT_SCALES = ("sum", "mean")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,21 +46,11 @@ class HashFeature:
     batch_multiple: int = 1
 
 
-def check_gradient_scale(gradient_scale: str) -> str:
-    """`gradient_scale` itself; ValueError unless it is "sum" or "mean"."""
-    if gradient_scale in GRADIENT_SCALES:
-        return gradient_scale
-    raise ValueError(
-        f"`gradient_scale` must be one of {GRADIENT_SCALES}. "
-        f"Received: gradient_scale={gradient_scale!r}"
-    )
-
-
 def lookup(
     features: Sequence[HashFeature],
     *,
     training: bool,
-    gradient_scale: str = "sum",
+    gradient_scale: str = "auto",
     name: str = "lookup",
 ) -> list[tf.Tensor]:
     """Looks up a group of features in one go.
@@ -72,7 +61,8 @@ def lookup(
             inserts nothing.
         gradient_scale: The gradient of a row is the sum over the ranks that used it ("sum", right
             where the loss was divided by the global batch) or that sum divided by the number of
-            ranks ("mean", right where each rank's loss is a mean over its own batch).
+            ranks ("mean", right where each rank's loss is a mean over its own batch). "auto" is
+            "mean" within Keras' `fit`; elsewhere it is "sum", with a warning on several ranks.
         name: Names the group's collectives: the same on all ranks. Tables on several devices are
             looked up in parts, a device after the other, each with collectives of its own.
 
@@ -130,10 +120,9 @@ def _lookup_on(device, features, training, gradient_scale, name):
                 return ops.lookup_on_one_rank(
                     handles, keys, row_splits, weights, attributes, insert=training, name="lookup"
                 )
-        scale = 1.0 if gradient_scale == "sum" else 1.0 / communicator.world_size
         return _exchange(
             *(communicator, device, handles, keys, row_splits, weights, attributes),
-            *(training, scale, name),
+            *(training, gradient_scale, name),
         )
 
 
@@ -160,7 +149,7 @@ def _exchange(
             attributes.dims,
             world_size=world_size,
             insert=training,
-            gradient_scale=scale,
+            scale=scale,
             name="gather_rows",
         )
     rows, received = communicator.all_to_all(rows, sent, f"{name}_rows")

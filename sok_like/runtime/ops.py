@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from sok_like.runtime import devices, native
+from sok_like.runtime import devices, gradient_scale, native
 
 # First axis of a table without bound, as Keras wants one that is known. It counts nothing.
 UNBOUNDED = 2**31 - 1
@@ -117,7 +117,7 @@ def gather_rows(
     *,
     world_size: int,
     insert: bool,
-    gradient_scale: float,
+    scale: str,
     name: str,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Rows of the keys all ranks asked this one for.
@@ -126,7 +126,7 @@ def gather_rows(
         handles: One resource a table.
         message: int64, the key messages received.
         splits: int32 `[world_size]`, their lengths.
-        gradient_scale: What the gradients that come back are multiplied with.
+        scale: "auto", "sum" or "mean", of the gradients that come back.
 
     Returns:
         float32, the row messages to send back, and int32 `[world_size]`, their lengths.
@@ -138,7 +138,7 @@ def gather_rows(
         world_size=world_size,
         dims=dims,
         insert=insert,
-        gradient_scale=gradient_scale,
+        gradient_scale=gradient_scale.attribute(scale, world_size),
         name=name,
     )
 
@@ -159,7 +159,7 @@ def _gather_rows_grad(op, grad, _):
             N=n,
             world_size=op.get_attr("world_size"),
             dims=dims,
-            scale=op.get_attr("gradient_scale"),
+            scale=gradient_scale.factor(op.get_attr("gradient_scale"), op.get_attr("world_size")),
         )
     slices = [
         _slices(row_grads, keys, dim, unique=True)

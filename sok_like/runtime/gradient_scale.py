@@ -1,0 +1,70 @@
+"""What a row's gradient, summed over ranks, is multiplied with.
+
+A program's loss is either a mean over the rank's own batch ("mean": divide by the number of ranks)
+or was divided by the batch of all ranks ("sum": leave it). Keras' `fit` does the former; of a loop
+of the program's own nothing is known. "auto" tells them apart when a gradient is taken.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+GRADIENT_SCALES = ("auto", "sum", "mean")
+
+# The attribute `gradient_scale` of an op that was made with "auto"; no true scale is 0.
+_AUTO = 0.0
+# Functions of Keras' trainers that take one training step, also where `train_step` is the user's.
+_TRAINERS = {
+    "keras.src.backend.tensorflow.trainer": {"one_step_on_data", "train_step"},
+    "tf_keras.src.engine.training": {"run_step", "train_step"},
+}
+_warned = False
+
+
+def check(gradient_scale: str) -> str:
+    """`gradient_scale` itself; ValueError unless it is "auto", "sum" or "mean"."""
+    if isinstance(gradient_scale, str) and gradient_scale in GRADIENT_SCALES:
+        return gradient_scale
+    raise ValueError(
+        f"`gradient_scale` must be one of {GRADIENT_SCALES}. "
+        f"Received: gradient_scale={gradient_scale!r}"
+    )
+
+
+def attribute(gradient_scale: str, world_size: int) -> float:
+    """`gradient_scale` as the attribute of an op."""
+    return {"auto": _AUTO, "sum": 1.0, "mean": 1.0 / world_size}[gradient_scale]
+
+
+def factor(attribute: float, world_size: int) -> float:
+    """The number to multiply with. To be called where the gradient is taken: "auto" looks there."""
+    if attribute != _AUTO:
+        return attribute
+    if within_fit():
+        return 1.0 / world_size
+    _warn_once(world_size)
+    return 1.0
+
+
+def within_fit() -> bool:
+    """Whether Keras' trainer is taking a training step, or building it, further up the stack."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        functions = _TRAINERS.get(frame.f_globals.get("__name__", ""))
+        if functions is not None and frame.f_code.co_name in functions:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def _warn_once(world_size):
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            f"`gradient_scale` should be given on {world_size} ranks outside Keras' `fit`: 'mean' "
+            "where the loss is a mean over the rank's own batch, 'sum' where it was divided by the "
+            "batch of all ranks. Received: gradient_scale='auto', taken as 'sum'.",
+            stacklevel=2,
+        )

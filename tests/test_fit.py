@@ -1,0 +1,57 @@
+"""Keras' `fit` on 1 and 2 ranks against the same steps in NumPy, on the batch of all ranks."""
+
+import numpy as np
+import pytest
+
+from tests.checks import fit
+
+pytestmark = pytest.mark.keras
+each_world = pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.ranks)])
+
+
+def trained():
+    """Rows by key after plain gradient descent on the mean squared error."""
+    rows = dict.fromkeys(fit.KEYS.tolist(), 0.0)
+    keys, targets = fit.samples()
+    for step_keys, step_targets in zip(
+        np.split(keys, fit.STEPS), np.split(targets, fit.STEPS), strict=True
+    ):
+        outputs = np.array([sum(rows[key] for key in sample) for sample in step_keys.tolist()])
+        slopes = 2 * (outputs - step_targets) / fit.BATCH
+        for sample, slope in zip(step_keys.tolist(), slopes, strict=True):
+            for key in sample:
+                rows[key] -= fit.RATE * slope
+    return rows
+
+
+def check(parts):
+    """The ranks' rows together are the rows trained in NumPy."""
+    found = {key: row for part in parts for key, row in part.items()}
+    expected = trained()
+    assert set(found) == set(expected)
+    for key, row in expected.items():
+        assert found[key] == pytest.approx(row, abs=1e-5), key
+
+
+@each_world
+@pytest.mark.parametrize("door", fit.DOORS)
+def test_the_default_gradient_scale_is_right_under_fit(rank_results, door, world_size):
+    ranks = rank_results(world_size, f"fit.fit_{door}")
+    check([rank["rows"] for rank in ranks])
+    assert [rank["told"] for rank in ranks] == [[]] * world_size
+
+
+@each_world
+def test_the_default_gradient_scale_is_right_in_a_train_step(rank_results, world_size):
+    for graph_or_eager in zip(*rank_results(world_size, "fit.own_train_step"), strict=True):
+        check(graph_or_eager)
+
+
+@each_world
+def test_a_loop_that_says_no_gradient_scale_sums_and_warns_once(rank_results, world_size):
+    ranks = rank_results(world_size, "fit.own_loop")
+    for scale in ("auto", "sum", "mean"):
+        check([rank[scale] for rank in ranks])
+    for rank in ranks:
+        assert len(rank["told"]) == (world_size > 1), rank["told"]
+        assert all("'mean'" in text and "'sum'" in text for text in rank["told"])
