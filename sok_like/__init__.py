@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from sok_like import dist_model_parallel as dist_model_parallel
     from sok_like import distribution as distribution
     from sok_like import feature_column as feature_column
+    from sok_like import kit_lib as kit_lib
     from sok_like import optimizers as optimizers
+    from sok_like import saver as saver
     from sok_like import tf as tf
+    from sok_like import tf_distributed_embedding as tf_distributed_embedding
     from sok_like.core.initialize import Init as Init
     from sok_like.dist_model_parallel.embedding import Embedding as Embedding
     from sok_like.dist_model_parallel.hash_embedding import HashEmbedding as HashEmbedding
@@ -99,8 +102,11 @@ _MODULES = (
     "distribution",
     "embeddings",
     "feature_column",
+    "kit_lib",
     "optimizers",
+    "saver",
     "tf",
+    "tf_distributed_embedding",
 )
 
 __all__ = [*_PUBLIC, *_MODULES]

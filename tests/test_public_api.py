@@ -13,12 +13,14 @@ import sok_like as sok
 FIELDS = "max_vocabulary_size_per_gpu, embedding_vec_size, slot_num, "
 EV_COLUMN = "key, dtype=tf.string, partition_num=None, ev_option=None"
 CALLABLES = {
-    "Init": "*, global_batch_size, seed=None",
+    "Init": "*, global_batch_size, seed=None, **kwargs",
     "DistributedEmbedding": "combiner, "
     + FIELDS
-    + "max_nnz, max_feature_num=1, use_hashtable=True, **kwargs",
+    + "max_nnz, max_feature_num=1, use_hashtable=True, key_dtype=None, "
+    + "embedding_initializer=None, **kwargs",
     "All2AllDenseEmbedding": FIELDS
-    + "nnz_per_slot, dynamic_input=False, use_hashtable=True, **kwargs",
+    + "nnz_per_slot, dynamic_input=False, use_hashtable=True, key_dtype=None, "
+    + "embedding_initializer=None, **kwargs",
     "Embedding": "input_dim, output_dim, embeddings_initializer='uniform', "
     "embeddings_regularizer=None, activity_regularizer=None, embeddings_constraint=None, "
     "combiner=None, use_custom_kernel=True, **kwargs",
@@ -113,7 +115,14 @@ CALLABLES = {
 }
 # Where SOK 1.x has them, below sok_like.
 REFERENCE = {
+    "core.context_scope.OptimizerScope": "OptimizerScope",
     "core.initialize.Init": "Init",
+    "embeddings.get_embedding_op.get_embedding": "get_embedding",
+    "optimizers.adam.Adam": "optimizers.Adam",
+    "saver.Saver.Saver": "Saver",
+    "tf_distributed_embedding.TFDistributedEmbedding": (
+        "embeddings.tf_distributed_embedding.TFDistributedEmbedding"
+    ),
     "embeddings.distributed_embedding.DistributedEmbedding": "DistributedEmbedding",
     "embeddings.all2all_dense_embedding.All2AllDenseEmbedding": "All2AllDenseEmbedding",
     "tf.keras.optimizers.adam.Adam": "tf.keras.optimizers.Adam",
@@ -124,7 +133,7 @@ REFERENCE = {
 }
 MODULES = {
     *("core", "deeprec", "dist_model_parallel", "distribution", "embeddings", "feature_column"),
-    *("optimizers", "tf"),
+    *("kit_lib", "optimizers", "saver", "tf", "tf_distributed_embedding"),
 }
 CLASSES_ONLY = {"Saver"}
 

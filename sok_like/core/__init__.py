@@ -1,1 +1,1 @@
-"""Holds `initialize`, at the path SOK 1.x published it."""
+"""Holds `initialize` and `context_scope`, at the paths SOK 1.x published them."""

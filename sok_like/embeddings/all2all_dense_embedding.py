@@ -24,8 +24,10 @@ class All2AllDenseEmbedding(EmbeddingLayer):
         dynamic_input: True takes a flat list of keys of any length instead, which may differ from
             rank to rank: the output of `tf.unique`, say.
         use_hashtable: False: keys are row indices in `[0, max_vocabulary_size_per_gpu * ranks)`.
-        **kwargs: `key_dtype`, `embedding_initializer`, `gradient_scale` (see `EmbeddingLayer`) and
-            Keras' own `name`, `dtype`, `trainable`.
+        key_dtype: int64, int32, uint64 or uint32; None stands for int64.
+        embedding_initializer: Keras initializer or its name; uniform in [-0.05, 0.05] by default.
+        **kwargs: `gradient_scale` (see `EmbeddingLayer`) and Keras' own `name`, `dtype`,
+            `trainable`.
 
     Input shape:
         Integers `[batch, slot_num, nnz_per_slot]`, or any shape of that many keys a sample
@@ -50,6 +52,8 @@ class All2AllDenseEmbedding(EmbeddingLayer):
         nnz_per_slot: int,
         dynamic_input: bool = False,
         use_hashtable: bool = True,
+        key_dtype: Any = None,
+        embedding_initializer: Any = None,
         **kwargs: Any,
     ):
         super().__init__(
@@ -57,11 +61,13 @@ class All2AllDenseEmbedding(EmbeddingLayer):
             embedding_vec_size=embedding_vec_size,
             slot_num=slot_num,
             use_hashtable=use_hashtable,
+            key_dtype=key_dtype,
+            embedding_initializer=embedding_initializer,
             **kwargs,
         )
         nnz_per_slot = check_integer("nnz_per_slot", nnz_per_slot)
         self.nnz_per_slot = nnz_per_slot
-        self.dynamic_input = dynamic_input
+        self.dynamic_input = bool(dynamic_input)
 
     def call(self, inputs, training=True):
         self._check(inputs)

@@ -21,7 +21,7 @@ class EmbeddingLayer(TableLayer):
         embedding_vec_size: Row width.
         slot_num: Feature fields of a sample; all share the table, so keys tell them apart.
         use_hashtable: False: keys are row indices in `[0, max_vocabulary_size_per_gpu * ranks)`.
-        key_dtype: int64, int32, uint64 or uint32.
+        key_dtype: int64, int32, uint64 or uint32; None stands for int64.
         embedding_initializer: Keras initializer or its name; uniform in [-0.05, 0.05] by default.
         gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
             `sok_like.lookup.hash_lookup.lookup`.
@@ -35,7 +35,7 @@ class EmbeddingLayer(TableLayer):
         embedding_vec_size: int,
         slot_num: int,
         use_hashtable: bool = True,
-        key_dtype: Any = tf.int64,
+        key_dtype: Any = None,
         embedding_initializer: Any = None,
         gradient_scale: str = "auto",
         **kwargs: Any,
@@ -50,8 +50,8 @@ class EmbeddingLayer(TableLayer):
         self.max_vocabulary_size_per_gpu = max_vocabulary_size_per_gpu
         self.embedding_vec_size = embedding_vec_size
         self.slot_num = slot_num
-        self.use_hashtable = use_hashtable
-        self.key_dtype = tf.as_dtype(key_dtype)
+        self.use_hashtable = bool(use_hashtable)
+        self.key_dtype = tf.as_dtype(tf.int64 if key_dtype is None else key_dtype)
         self.embedding_initializer = tf.keras.initializers.get(
             "random_uniform" if embedding_initializer is None else embedding_initializer
         )
@@ -65,7 +65,7 @@ class EmbeddingLayer(TableLayer):
                 key_dtype=self.key_dtype,
                 initializer=self.embedding_initializer,
                 capacity=max_vocabulary_size_per_gpu,
-                use_hashtable=use_hashtable,
+                use_hashtable=self.use_hashtable,
                 trainable=self.trainable,
             )
         )

@@ -26,8 +26,10 @@ class DistributedEmbedding(EmbeddingLayer):
         max_feature_num: Most valid keys in a sample. Memory here is sized by what arrives, so it is
             only checked; 1, the default, stands for `slot_num * max_nnz`.
         use_hashtable: False: keys are row indices in `[0, max_vocabulary_size_per_gpu * ranks)`.
-        **kwargs: `key_dtype`, `embedding_initializer`, `gradient_scale` (see `EmbeddingLayer`) and
-            Keras' own `name`, `dtype`, `trainable`.
+        key_dtype: int64, int32, uint64 or uint32; None stands for int64.
+        embedding_initializer: Keras initializer or its name; uniform in [-0.05, 0.05] by default.
+        **kwargs: `gradient_scale` (see `EmbeddingLayer`) and Keras' own `name`, `dtype`,
+            `trainable`.
 
     Input shape: integers, one of
         `tf.SparseTensor` of dense shape `[batch * slot_num, max_nnz]`, row `sample * slot_num +
@@ -54,6 +56,8 @@ class DistributedEmbedding(EmbeddingLayer):
         max_nnz: int,
         max_feature_num: int = 1,
         use_hashtable: bool = True,
+        key_dtype: Any = None,
+        embedding_initializer: Any = None,
         **kwargs: Any,
     ):
         if isinstance(combiner, str):
@@ -69,14 +73,16 @@ class DistributedEmbedding(EmbeddingLayer):
             embedding_vec_size=embedding_vec_size,
             slot_num=slot_num,
             use_hashtable=use_hashtable,
+            key_dtype=key_dtype,
+            embedding_initializer=embedding_initializer,
             **kwargs,
         )
         max_nnz = check_integer("max_nnz", max_nnz)
         max_feature_num = check_integer("max_feature_num", max_feature_num)
-        if max_feature_num > slot_num * max_nnz:
+        if max_feature_num > self.slot_num * max_nnz:
             raise ValueError(
                 "`max_feature_num` must lie in [1, slot_num * max_nnz] = "
-                f"[1, {slot_num * max_nnz}]. Received: max_feature_num={max_feature_num}"
+                f"[1, {self.slot_num * max_nnz}]. Received: max_feature_num={max_feature_num}"
             )
         self.combiner = combiner
         self.max_nnz = max_nnz

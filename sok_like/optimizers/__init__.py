@@ -1,6 +1,6 @@
 """Optimizers that know embedding variables: fused updates of the rows of a batch."""
 
-from sok_like.optimizers.adam import EmbeddingAdam as Adam
+from sok_like.optimizers.adam import Adam as Adam
 from sok_like.optimizers.lazy_adam import LazyAdam as LazyAdam
 from sok_like.optimizers.scope import OptimizerScope as OptimizerScope
 from sok_like.optimizers.wrapper import OptimizerWrapper as OptimizerWrapper

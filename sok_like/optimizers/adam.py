@@ -1,27 +1,14 @@
-"""Adam for embedding and ordinary variables, with Keras' arguments."""
+"""`sok.optimizers.Adam`, for embedding variables alone."""
 
 from __future__ import annotations
 
 import tensorflow as tf
 
-from sok_like.optimizers.embedding_aware import embedding_aware
+from sok_like.optimizers import keras_adam
 
 
-@tf.keras.utils.register_keras_serializable("sok_like")
-class Adam(embedding_aware(tf.keras.optimizers.Adam)):  # type: ignore[misc]
-    """`tf.keras.optimizers.Adam` that also trains embedding variables.
-
-    The meaning is Adam's on a dense variable: the moments of every row decay at every step, whether
-    the row is in the batch or not. The cost is that of the rows in the batch: a row catches up when
-    it is next read or updated. Gradients of equal keys are summed. Arguments are those of
-    `tf.keras.optimizers.Adam` (learning_rate 0.001, beta_1 0.9, beta_2 0.999, epsilon 1e-7).
-
-    Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015.
-    """
-
-
-@tf.keras.utils.register_keras_serializable("sok_like")
-class EmbeddingAdam(Adam):
+@tf.keras.utils.register_keras_serializable("sok_like", name="EmbeddingAdam")
+class Adam(keras_adam.Adam):
     """Adam for embedding variables alone; ValueError for any other.
 
     For programs that split a model's variables and give each kind an optimizer of its own.

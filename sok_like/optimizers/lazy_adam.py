@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from sok_like.optimizers.adam import Adam
 from sok_like.optimizers.embedding_aware import embedding_aware
+from sok_like.optimizers.keras_adam import Adam
 
 
 @tf.keras.utils.register_keras_serializable("sok_like")

@@ -10,7 +10,7 @@ from sok_like.table.variable import is_embedding_variable
 
 def split_embedding_variable_from_others(
     variables: Sequence[Any],
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+) -> tuple[list[Any], list[Any]]:
     """Splits a model's variables into those of embedding tables and the others.
 
     Gradients of embedding variables are complete on the rank that owns the rows; those of other
@@ -20,7 +20,7 @@ def split_embedding_variable_from_others(
         variables: List or tuple of trainable variables.
 
     Returns:
-        `(embedding_variables, other_variables)`, tuples in the order given.
+        `(embedding_variables, other_variables)`, lists in the order given.
 
     Raises:
         ValueError: `variables` is neither a list nor a tuple.
@@ -29,12 +29,11 @@ def split_embedding_variable_from_others(
         raise ValueError(
             f"`variables` must be a list or a tuple of trainable variables. Received: {variables!r}"
         )
-    embedding = tuple(v for v in variables if is_embedding_variable(v))
-    other = tuple(v for v in variables if not is_embedding_variable(v))
+    embedding = [v for v in variables if is_embedding_variable(v)]
+    other = [v for v in variables if not is_embedding_variable(v)]
     return embedding, other
 
 
 def filter_variables(variables: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """SOK 2.x's name for the same split, in lists: `(sok_variables, other_variables)`."""
-    embedding, other = split_embedding_variable_from_others(list(variables))
-    return list(embedding), list(other)
+    return split_embedding_variable_from_others(list(variables))

@@ -1,6 +1,8 @@
 """`sok.Init`: once per process, before anything else."""
 
 import secrets
+import warnings
+from typing import Any
 
 import tensorflow as tf
 
@@ -11,7 +13,7 @@ _arguments: dict | None = None
 _INT32_MAX = 2**31 - 1
 
 
-def Init(*, global_batch_size: int, seed: int | None = None):
+def Init(*, global_batch_size: int, seed: int | None = None, **kwargs: Any):
     """Initializes the package in this process.
 
     With one process nothing else is needed. With several (`mpirun -np 2 ...`), Horovod carries
@@ -22,6 +24,7 @@ def Init(*, global_batch_size: int, seed: int | None = None):
             nothing else: a smaller last batch or a different batch on each rank just works.
         seed: What initial rows are drawn from. Rank 0's counts on every rank; when ranks
             disagree, a warning says so. None: a random seed, drawn on rank 0.
+        **kwargs: Ignored, with a warning that names them, as programs may hand on what they got.
 
     Returns:
         `'OK'` as a string tensor. In a `tf.compat.v1` graph, an op to be run before any other:
@@ -34,6 +37,12 @@ def Init(*, global_batch_size: int, seed: int | None = None):
             within a `tf.distribute` strategy of several replicas.
     """
     global _arguments
+    if kwargs:
+        warnings.warn(
+            "sok.Init knows `global_batch_size` and `seed`, and ignores other arguments. "
+            f"Received: {_format(kwargs)}",
+            stacklevel=2,
+        )
     if as_integer(global_batch_size) is None:
         raise TypeError(
             "`global_batch_size` must be an integer. "
@@ -41,18 +50,13 @@ def Init(*, global_batch_size: int, seed: int | None = None):
         )
     if seed is not None and as_integer(seed) is None:
         raise TypeError(f"`seed` must be an integer or None. Received: seed={seed!r}")
-    arguments = {"global_batch_size": global_batch_size, "seed": seed}
+    arguments = {"global_batch_size": as_integer(global_batch_size), "seed": as_integer(seed)}
     if _arguments is not None and _arguments != arguments:
         raise RuntimeError(
             f"sok.Init has been called before, with {_format(_arguments)}; it can be repeated only "
             f"with the same arguments. Received: {_format(arguments)}"
         )
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    if replicas > 1:
-        raise RuntimeError(
-            "sok_like works with one process a device, launched by mpirun or horovodrun, and not "
-            f"within a tf.distribute strategy. Received: a strategy of {replicas} replicas"
-        )
+    check_replicas()
     communicator = comm.current() if comm.is_initialized() else comm.choose()
     _check_batch(global_batch_size, communicator.world_size)
     again = _arguments is not None
@@ -61,6 +65,17 @@ def Init(*, global_batch_size: int, seed: int | None = None):
     if again and tf.executing_eagerly():
         return tf.constant("OK")
     return _agree_on_seed(communicator, seed)
+
+
+def check_replicas() -> None:
+    """RuntimeError within a `tf.distribute` strategy of more than one replica."""
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if replicas > 1:
+        raise RuntimeError(
+            "A process of sok_like is one replica: start one process for each device, by mpirun or "
+            "horovodrun, and leave the tf.distribute strategy out. "
+            f"Received: a strategy of {replicas} replicas"
+        )
 
 
 def ensure_initialized(seed: int | None = None, groups_later: bool = False) -> None:
@@ -100,7 +115,7 @@ def _check_batch(global_batch_size, world_size):
 def _agree_on_seed(communicator, seed):
     """Broadcasts rank 0's seed and hands it to the op library; returns `'OK'` after that."""
     ops = native.ops()
-    mine = secrets.randbelow(_INT32_MAX) if seed is None else seed % 2**63
+    mine = secrets.randbelow(_INT32_MAX) if seed is None else int(seed) % 2**63
     mine = tf.constant(mine, tf.int64, name="sok_seed")
     if communicator.world_size > 1:
         agreed = communicator.broadcast(mine, 0, "sok_init_seed")

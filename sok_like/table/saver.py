@@ -129,7 +129,7 @@ class Saver:
                 The same on all ranks; each takes the keys it owns.
 
         Returns:
-            Nothing when eager; the op in a graph.
+            `'OK'`.
 
         Raises:
             TypeError: `embedding_variable` is none.
@@ -138,7 +138,8 @@ class Saver:
         tensors = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
         rows = tf.concat([tf.cast(tensor, tf.float32) for tensor in tensors], axis=0)
         keys = tf.range(tf.shape(rows, tf.int64)[0], dtype=tf.int64)
-        return assign(_checked(embedding_variable), keys, rows)
+        with _after([assign(_checked(embedding_variable), keys, rows)]):
+            return tf.constant("OK")
 
 
 def _checked(variable):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -18,11 +19,13 @@ from tensorflow.python.ops import handle_data_util, resource_variable_ops
 
 from sok_like.runtime import comm, devices, native, ops
 from sok_like.runtime.checks import as_integer
+from sok_like.runtime.initialize import check_replicas
 from sok_like.table.initializers import row_initializer
 from sok_like.table.keys import DTYPES, as_keys
 from sok_like.table.policies import EmbeddingVariableOption, InitializerOption
 from sok_like.table.policy_methods import PolicyMethods
 from sok_like.table.snapshots import Snapshots
+from sok_like.table.sok1_names import Sok1Names
 
 _OPTIMIZER_ADVICE = (
     "A stock optimizer cannot update EmbeddingVariable '{name}': its rows are found by key and "
@@ -48,7 +51,9 @@ class MemoryStats(NamedTuple):
     bytes: int
 
 
-class EmbeddingVariable(PolicyMethods, Snapshots, resource_variable_ops.BaseResourceVariable):
+class EmbeddingVariable(
+    PolicyMethods, Snapshots, Sok1Names, resource_variable_ops.BaseResourceVariable
+):
     """One rank's shard of a table: a hash table from 64-bit keys to rows of floats.
 
     Key k belongs to rank `uint64(k) % world_size`. A row that is not there yet is
@@ -75,7 +80,8 @@ class EmbeddingVariable(PolicyMethods, Snapshots, resource_variable_ops.BaseReso
 
     Raises:
         ValueError: an argument out of its range.
-        RuntimeError: `sok.Init` has not been called.
+        RuntimeError: `sok.Init` has not been called; within a `tf.distribute` strategy of several
+            replicas.
     """
 
     def __init__(
@@ -91,9 +97,15 @@ class EmbeddingVariable(PolicyMethods, Snapshots, resource_variable_ops.BaseReso
         trainable: bool = True,
         ev_option: EmbeddingVariableOption | None = None,
     ):
+        check_replicas()
         communicator = comm.current()
         key_dtype = tf.as_dtype(key_dtype)
         _check_arguments(name, embedding_dim, key_dtype, capacity, use_hashtable, initial_capacity)
+        # NumPy's integers are fine with Python and unknown to TensorFlow's attributes and to JSON.
+        embedding_dim = operator.index(embedding_dim)
+        capacity = as_integer(capacity)
+        initial_capacity = operator.index(initial_capacity)
+        use_hashtable = bool(use_hashtable)
         self._options = {
             "embedding_dim": embedding_dim,
             "name": name,

@@ -37,6 +37,12 @@ def test_global_batch_size_is_required_by_name(fresh):
         fresh.Init(8)
 
 
+def test_other_arguments_are_ignored_with_a_warning(fresh):
+    with pytest.warns(UserWarning, match="ignores other arguments.*Received: nccl='x', sed=1"):
+        fresh.Init(global_batch_size=np.int64(8), seed=np.int32(5), nccl="x", sed=1)
+    fresh.Init(global_batch_size=8, seed=5)  # the same arguments
+
+
 @pytest.mark.parametrize("value", [8.0, "8", None, True])
 def test_global_batch_size_must_be_an_integer(fresh, value):
     with pytest.raises(
@@ -190,9 +196,12 @@ def test_a_strategy_of_several_replicas_is_refused(fresh):
     try:
         with strategy.scope(), pytest.raises(RuntimeError, match="strategy of 2 replicas"):
             fresh.Init(global_batch_size=8)
+        assert not comm.is_initialized()
+        fresh.Init(global_batch_size=8)
+        with strategy.scope(), pytest.raises(RuntimeError, match="strategy of 2 replicas"):
+            fresh.EmbeddingVariable(4)
     finally:
         type(strategy.extended)._num_replicas_in_sync = before
-    assert not comm.is_initialized()
 
 
 @pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PMI_SIZE"])

@@ -1,0 +1,5 @@
+"""`sok_like.embeddings.get_embedding_op.get_embedding`, SOK's own path of `sok.get_embedding`."""
+
+from sok_like.embeddings.get_embedding import get_embedding as get_embedding
+
+__all__ = ["get_embedding"]

@@ -1,0 +1,97 @@
+"""`TFDistributedEmbedding`: SOK 1.x's layer over an ordinary variable, for one replica."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.runtime.checks import check_integer
+from sok_like.runtime.initialize import check_replicas
+
+
+@tf.keras.utils.register_keras_serializable("sok_like")
+class TFDistributedEmbedding(tf.keras.layers.Layer):
+    """`tf.nn.embedding_lookup` on an ordinary variable, which every rank holds whole.
+
+    SOK 1.x split its lookups over the replicas of a `tf.distribute` strategy. Here a process is one
+    replica, so the layer does the same without a strategy. Over ranks the variable is like any
+    other dense one: its gradient is averaged, and it starts from rank 0's values when the program
+    broadcasts it.
+
+    Args:
+        vocabulary_size: Rows of the table; keys lie in `[0, vocabulary_size)`.
+        embedding_vec_size: Row width.
+        initializer: Name of a Keras initializer, an initializer, or the first rows themselves, an
+            array or tensor `[vocabulary_size, embedding_vec_size]`.
+        comm_options: Ignored: there is nothing to exchange.
+        **kwargs: Keras' own: `name`, `dtype`, `trainable`.
+
+    Input shape:
+        Integers of any shape.
+
+    Output shape:
+        The input's, with `embedding_vec_size` behind it; in the layer's compute dtype.
+
+    Raises:
+        ValueError: an argument out of its range, first rows of another shape.
+        RuntimeError: within a `tf.distribute` strategy of several replicas.
+        tf.errors.InvalidArgumentError: a key out of range.
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        embedding_vec_size: int,
+        initializer: Any = "GlorotNormal",
+        comm_options: Any = None,
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        check_replicas()
+        self._vocabulary_size = check_integer("vocabulary_size", vocabulary_size)
+        self._embedding_vec_size = check_integer("embedding_vec_size", embedding_vec_size)
+        shape = (self._vocabulary_size, self._embedding_vec_size)
+        if hasattr(initializer, "shape"):
+            first = self._first_rows(initializer, shape)
+            # What a copy of the layer starts from: its rows come from a file of weights.
+            initializer = "GlorotNormal"
+        else:
+            first = tf.keras.initializers.get(initializer)
+        self._initializer = tf.keras.initializers.get(initializer)
+        self._embedding_weights = self.add_weight(
+            name="EmbeddingWeights", shape=shape, initializer=first, dtype="float32"
+        )
+        self.built = True
+
+    def _first_rows(self, rows, shape):
+        if tuple(rows.shape) != shape:
+            raise ValueError(
+                "`initializer` must have the shape [vocabulary_size, embedding_vec_size] = "
+                f"{list(shape)}. Received: an array of shape {list(rows.shape)} "
+                f"(layer '{self.name}')"
+            )
+        return lambda shape, dtype=None, **unused: tf.cast(rows, dtype)
+
+    def build(self, input_shape=None):
+        self.built = True
+
+    @property
+    def embedding_weights(self) -> Any:
+        """The variable, `[vocabulary_size, embedding_vec_size]`."""
+        return self._embedding_weights
+
+    def call(self, inputs):
+        rows = tf.nn.embedding_lookup(tf.convert_to_tensor(self._embedding_weights), inputs)
+        return tf.cast(rows, self.compute_dtype)
+
+    def compute_output_shape(self, input_shape):
+        return (*input_shape, self._embedding_vec_size)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "vocabulary_size": self._vocabulary_size,
+            "embedding_vec_size": self._embedding_vec_size,
+            "initializer": tf.keras.initializers.serialize(self._initializer),
+        }

@@ -1,0 +1,7 @@
+"""`TFDistributedEmbedding`, beside its path in SOK 1.x, which is in `embeddings`."""
+
+from sok_like.embeddings.tf_distributed_embedding import (
+    TFDistributedEmbedding as TFDistributedEmbedding,
+)
+
+__all__ = ["TFDistributedEmbedding"]
