@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sok_like.group_embedding.get_embedding_variable import (
         get_embedding_variable as get_embedding_variable,
     )
+    from sok_like.group_embedding.layer import GroupEmbedding as GroupEmbedding
     from sok_like.group_embedding.lookup_sparse import (
         group_embedding_lookup as group_embedding_lookup,
     )
@@ -75,6 +76,7 @@ _PUBLIC = {
     "EmbeddingVariable": "sok_like.table.variable",
     "EmbeddingVariableOption": "sok_like.table.policies",
     "GlobalStepEvict": "sok_like.table.policies",
+    "GroupEmbedding": "sok_like.group_embedding.layer",
     "HashEmbedding": "sok_like.dist_model_parallel.hash_embedding",
     "Init": "sok_like.core.initialize",
     "InitializerOption": "sok_like.table.policies",

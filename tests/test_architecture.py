@@ -25,8 +25,8 @@ DOORS: dict[str, set[str]] = {
     "group_embedding": set(),
     # SOK's path of the optimizers' names.
     "tf": {"optimizers"},
-    # A column looks its group up as one group of tables, and its layer is a table's layer.
-    "feature_column": {"group_embedding", "embeddings"},
+    # A column looks its group up as one group of tables.
+    "feature_column": {"group_embedding"},
     # Its rules say what each layer of the other doors does under a mesh.
     "distribution": {"embeddings", "dist_model_parallel", "optimizers"},
     # DeepRec's names of what the other doors have.

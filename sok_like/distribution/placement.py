@@ -112,8 +112,3 @@ class Placement:
     def take(self, whole: Any) -> Any:
         """This rank's part of an array or tensor of the global shape."""
         return whole[tuple(self.slices)] if self.cuts else whole
-
-    def cut_along(self, dim: int) -> Cut | None:
-        """The cut of a dimension, counted from the end if negative; None if it is whole."""
-        dim %= len(self.axes)
-        return next((cut for cut in self.cuts if cut.dim == dim), None)

@@ -1,11 +1,8 @@
 """Categorical columns whose ids are keys of a hash table: no vocabulary, no number of buckets.
 
-    feature          key
-    integers         the integer itself, uint64 by its bits
-    strings          the 64-bit FarmHash fingerprint of its bytes, the same in every process
-
-Two strings with one fingerprint share a row. Among n strings the chance that any two do is about
-n**2 / 2**65: 3e-8 for a million, 3 % for a billion.
+feature          key
+integers         the integer itself, uint64 by its bits
+strings          `sok_like.table.keys.string_keys`, the same in every process
 """
 
 from __future__ import annotations
@@ -18,15 +15,8 @@ from tensorflow.python.feature_column import feature_column as old
 from tensorflow.python.feature_column import feature_column_v2 as fc
 
 from sok_like.runtime.checks import as_integer
-from sok_like.table.keys import DTYPES, as_keys
+from sok_like.table.keys import DTYPES, as_keys, string_keys
 from sok_like.table.policies import EmbeddingVariableOption, GlobalStepEvict
-
-
-def string_keys(strings: tf.Tensor) -> tf.Tensor:
-    """int64 keys of strings `[num_keys]`: FarmHash's Fingerprint64 of each."""
-    data = tf.reshape(strings, [-1])
-    bytes_ = tf.raw_ops.Fingerprint(data=data, method="farmhash64")  # [num_keys, 8]
-    return tf.bitcast(bytes_, tf.int64)
 
 
 class EmbeddingCategoricalColumn(

@@ -13,7 +13,6 @@ import tensorflow as tf
 from tensorflow.python.feature_column import feature_column_v2 as fc
 from tensorflow.python.feature_column import serialization
 
-from sok_like.embeddings.base import EmbeddingLayer
 from sok_like.feature_column.categorical import EmbeddingCategoricalColumn
 from sok_like.feature_column.columns import GroupEmbeddingColumn, is_fused
 from sok_like.feature_column.lookup import (
@@ -25,22 +24,12 @@ from sok_like.feature_column.lookup import (
 )
 from sok_like.feature_column.tables import WEIGHTS, table_options
 from sok_like.lookup.dense_lookup import as_tf_table
+from sok_like.lookup.held_table import HeldTable
 from sok_like.lookup.training_flag import by_training
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
-from sok_like.table.keras_variable import as_weight
 from sok_like.table.variable import EmbeddingVariable
 
 _CLASSES = {cls.__name__: cls for cls in (EmbeddingCategoricalColumn, GroupEmbeddingColumn)}
-
-
-class _Table(EmbeddingLayer):
-    """A table as a layer, which Keras saves and loads with the layer around it."""
-
-    def __init__(self, variable, name):
-        # An EmbeddingLayer makes a table of its own; this one is given.
-        tf.keras.layers.Layer.__init__(self, name=name)
-        self._weight = as_weight(variable)
-        self.built = True
 
 
 class _State(fc.StateManager):
@@ -121,9 +110,7 @@ class _ColumnsLayer(tf.keras.layers.Layer):
                 trainable=column.trainable and self.trainable,
                 **table_options(column),
             )
-            table_layer = _Table(variable, f"{self.name}_{key}".replace("/", "_"))
-            # tf.train.Checkpoint follows a layer's attributes under Keras 3, not its containers.
-            setattr(self, f"_table_{len(tables)}", table_layer)
+            setattr(self, f"_table_{len(tables)}", HeldTable(variable, f"{self.name}_{key}"))
             tables[key] = variable
         self._columns.tables = tables
         for column in self._columns.stock:

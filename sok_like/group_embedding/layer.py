@@ -1,0 +1,284 @@
+"""`sok.GroupEmbedding`: the features of a model as one Keras layer, looked up in one go.
+
+{"user": [batch], "film": [batch], "genres": [batch, None]}     integers or strings
+     |               |                |
+  table user      table film      table genres                  one lookup of the group
+     |               |                |
+{"user": [batch, 16], "film": [batch, 16], "genres": [batch, 8]}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
+from sok_like.lookup.held_table import HeldTable
+from sok_like.lookup.training_flag import by_training
+from sok_like.runtime.checks import as_integer, check_combiner
+from sok_like.runtime.gradient_scale import check as check_gradient_scale
+from sok_like.table import policy_config
+from sok_like.table.keys import as_keys, string_keys
+from sok_like.table.variable import EmbeddingVariable
+
+
+@tf.keras.utils.register_keras_serializable("sok_like")
+class GroupEmbedding(tf.keras.layers.Layer):
+    """Embeddings of several features, each in a hash table, with one exchange for all of them.
+
+    Args:
+        embedding_dims: Row width of each feature: a dictionary by feature name, or a list.
+        tables: Name of each feature's table, a dictionary or a list like `embedding_dims`; features
+            that name the same table share its rows. A feature left out, and every one for None,
+            has a table of its own.
+        combiners: "sum", "mean" or "sqrtn" of a sample's rows: one for all features, or a
+            dictionary or a list like `embedding_dims` (left out of a dictionary: "mean").
+        table_options: Dictionary from a table's name to keyword arguments of its
+            sok.EmbeddingVariable: `initializer`, `capacity`, `ev_option`, ...
+        pad_key: What fills up a dense feature and is not a key: an integer, or a string for
+            features of strings. None: every value is a key.
+        gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
+            `sok_like.lookup.hash_lookup.lookup`.
+        **kwargs: Keras' own: `name`, `dtype`, `trainable`. The name is part of the tables' names,
+            and so of what initial rows are drawn from.
+
+    Input shape:
+        A dictionary (others of its entries are not looked at) or a list of features, of integers or
+        strings, each dense `[batch]` or `[batch, hotness]`, a RaggedTensor `[batch, None]`, or a
+        SparseTensor `[batch, max_hotness]`. The key of a string is its 64-bit fingerprint.
+
+    Output shape:
+        A dictionary or a list like `embedding_dims`: `[batch, embedding_dim]` per feature, in the
+        layer's compute dtype. A sample without keys gives zeros.
+
+    Raises:
+        ValueError: an argument that is none of these, features that share a table and not its
+            width, or an input that lacks a feature.
+        TypeError: a feature that holds neither integers nor strings.
+        RuntimeError: `sok.Init` has not been called.
+    """
+
+    def __init__(
+        self,
+        embedding_dims: Mapping[str, int] | Sequence[int],
+        *,
+        tables: Mapping[str, str] | Sequence[str] | None = None,
+        combiners: str | Mapping[str, str] | Sequence[str] = "mean",
+        table_options: Mapping[str, Mapping[str, Any]] | None = None,
+        pad_key: int | str | None = None,
+        gradient_scale: str = "auto",
+        **kwargs: Any,
+    ):
+        super().__init__(autocast=False, **kwargs)
+        self.supports_jit = False  # XLA cannot compile the tables' ops
+        self.gradient_scale = check_gradient_scale(gradient_scale)
+        self.pad_key = pad_key
+        self._is_dict = isinstance(embedding_dims, Mapping)
+        dims = _by_feature("embedding_dims", embedding_dims, None, None)
+        own = {name: name if self._is_dict else f"table_{name}" for name in dims}
+        self._dims = {name: _check_dim(name, dim) for name, dim in dims.items()}
+        self._table_names = _by_feature("tables", tables, dims, own)
+        if isinstance(combiners, str):
+            combiners = dict.fromkeys(dims, combiners) if self._is_dict else [combiners] * len(dims)
+        self._combiners = {
+            name: check_combiner(combiner)
+            for name, combiner in _by_feature(
+                "combiners", combiners, dims, dict.fromkeys(dims, "mean")
+            ).items()
+        }
+        self._table_options = {
+            name: {key: _option(key, value) for key, value in options.items()}
+            for name, options in (table_options or {}).items()
+        }
+        self._tables = _Tables(self._make_tables())
+        self.built = True
+
+    def _make_tables(self):
+        unknown = sorted(set(self._table_options) - set(self._table_names.values()))
+        if unknown:
+            raise ValueError(
+                "`table_options` must name tables of the features, "
+                f"{sorted(set(self._table_names.values()))}. Received: {unknown} "
+                f"(layer '{self.name}')"
+            )
+        made: dict[str, EmbeddingVariable] = {}
+        for feature, name in self._table_names.items():
+            if name not in made:
+                made[name] = EmbeddingVariable(
+                    self._dims[feature],
+                    **{"trainable": self.trainable, **self._table_options.get(name, {})},
+                    name=f"{self.name}/{name}",
+                )
+                setattr(self, f"_table_{len(made)}", HeldTable(made[name], f"{self.name}_{name}"))
+            elif made[name].dim != self._dims[feature]:
+                raise ValueError(
+                    f"Features of table '{name}' must have rows of one width, {made[name].dim}. "
+                    f"Received: embedding_dims[{feature!r}]={self._dims[feature]} "
+                    f"(layer '{self.name}')"
+                )
+        return made
+
+    @property
+    def tables(self) -> dict[str, EmbeddingVariable]:
+        """The tables by name."""
+        return dict(self._tables.by_name)
+
+    def build(self, input_shape=None):
+        # The tables need no shape; Keras only wants to be told.
+        self.built = True
+
+    def call(self, inputs, training=True):
+        features = self._features(inputs)
+        ids = [self._ids(name, value) for name, value in features.items()]
+
+        def rows(training):
+            found = group_embedding_lookup_sparse(
+                [self._tables.by_name[self._table_names[name]] for name in features],
+                ids,
+                list(self._combiners.values()),
+                name=self.name,
+                training=training,
+                gradient_scale=self.gradient_scale,
+            )
+            return [tf.cast(tensor, self.compute_dtype) for tensor in found]
+
+        return self._structure(by_training(training, rows))
+
+    def _features(self, inputs):
+        """The layer's features by name, out of a dictionary or a list."""
+        if self._is_dict != isinstance(inputs, Mapping) or not (
+            self._is_dict or isinstance(inputs, (list, tuple))
+        ):
+            kind = "a dictionary" if self._is_dict else "a list"
+            raise ValueError(
+                f"The input must be {kind} of features, as `embedding_dims` is. "
+                f"Received: {inputs!r} (layer '{self.name}')"
+            )
+        given = dict(inputs) if self._is_dict else dict(enumerate(inputs))
+        missing = [name for name in self._dims if name not in given]
+        if missing or (not self._is_dict and len(given) != len(self._dims)):
+            raise ValueError(
+                f"The input must hold the features {list(self._dims)}. "
+                f"Received: {list(given)} (layer '{self.name}')"
+            )
+        return {name: given[name] for name in self._dims}
+
+    def _ids(self, name, values):
+        """Keys of a feature: a RaggedTensor or SparseTensor of int64."""
+        where = f"(feature {name!r} of layer '{self.name}')"
+        if isinstance(values, (tf.RaggedTensor, tf.SparseTensor)):
+            return values.with_values(_keys(values.values, where))
+        values = tf.convert_to_tensor(values)
+        if values.shape.rank not in (1, 2):
+            raise ValueError(
+                "A dense feature must be of shape [batch] or [batch, hotness]. "
+                f"Received: shape {values.shape} {where}"
+            )
+        keys = _keys(values, where)
+        of_pad_kind = isinstance(self.pad_key, str) == (values.dtype == tf.string)
+        if self.pad_key is not None and not of_pad_kind and values.shape.rank == 2:
+            raise ValueError(
+                "`pad_key` must be of the kind of every feature [batch, hotness], or the feature a "
+                f"RaggedTensor. Received: pad_key={self.pad_key!r}, {values.dtype.name} {where}"
+            )
+        if values.shape.rank == 1:
+            keys, values = keys[:, tf.newaxis], values[:, tf.newaxis]
+        if self.pad_key is not None and of_pad_kind:
+            return tf.ragged.boolean_mask(keys, values != tf.constant(self.pad_key, values.dtype))
+        return tf.RaggedTensor.from_tensor(keys, row_splits_dtype=tf.int64)
+
+    def _structure(self, values):
+        return dict(zip(self._dims, values, strict=True)) if self._is_dict else list(values)
+
+    def compute_output_shape(self, input_shape):
+        shapes = self._features(input_shape)
+        return self._structure([(shape[0], self._dims[n]) for n, shape in shapes.items()])
+
+    def compute_output_spec(self, inputs, training=True):
+        import keras
+
+        return self._structure(
+            [
+                keras.KerasTensor((value.shape[0], self._dims[name]), dtype=self.compute_dtype)
+                for name, value in self._features(inputs).items()
+            ]
+        )
+
+    def get_config(self):
+        options = {
+            name: {key: _option_config(key, value) for key, value in given.items()}
+            for name, given in self._table_options.items()
+        }
+        return {
+            **super().get_config(),
+            "embedding_dims": self._structure(self._dims.values()),
+            "tables": self._structure(self._table_names.values()),
+            "combiners": self._structure(self._combiners.values()),
+            "table_options": options,
+            "pad_key": self.pad_key,
+            "gradient_scale": self.gradient_scale,
+        }
+
+
+class _Tables:
+    """Tables by name. Keras must not look into it: `HeldTable`s stand for them."""
+
+    def __init__(self, by_name):
+        self.by_name = by_name
+
+
+def _by_feature(argument, values, features, default):
+    """A dictionary by feature: names of a dictionary, positions of a list."""
+    if values is None and features is not None:
+        return default
+    if isinstance(values, str) or not hasattr(values, "__len__") or not len(values):
+        raise ValueError(
+            f"`{argument}` must be a dictionary or a list with an entry for each feature. "
+            f"Received: {argument}={values!r}"
+        )
+    given = dict(values) if isinstance(values, Mapping) else dict(enumerate(values))
+    if features is None:
+        return given
+    unknown = [name for name in given if name not in features]
+    if unknown or (not isinstance(values, Mapping) and len(given) != len(features)):
+        raise ValueError(
+            f"`{argument}` must have an entry for each feature of {list(features)}. "
+            f"Received: {argument}={values!r}"
+        )
+    return {name: given.get(name, default[name]) for name in features}
+
+
+def _check_dim(feature, dim):
+    integer = as_integer(dim)
+    if integer is None or integer < 1:
+        raise ValueError(
+            "`embedding_dims` must hold positive integers. "
+            f"Received: embedding_dims[{feature!r}]={dim!r}"
+        )
+    return integer
+
+
+def _keys(values, where):
+    if values.dtype == tf.string:
+        return string_keys(values)
+    if not values.dtype.is_integer:
+        raise TypeError(
+            "A feature must hold integers or strings. Give `tf.keras.Input` the dtype 'int64' or "
+            f"'string', or put `tf.keras.layers.Discretization` before it. "
+            f"Received: {values.dtype.name} {where}"
+        )
+    return as_keys(values)
+
+
+def _option(name, value):
+    if name == "initializer":
+        return tf.keras.initializers.get(value)
+    return policy_config.from_config(value)
+
+
+def _option_config(name, value):
+    if name == "initializer":
+        return tf.keras.initializers.serialize(value)
+    return tf.as_dtype(value).name if name == "key_dtype" else policy_config.to_config(value)

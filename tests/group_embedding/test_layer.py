@@ -1,0 +1,196 @@
+"""`sok.GroupEmbedding`: kinds of features, shared tables, configuration, and training in `fit`."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+pytestmark = pytest.mark.keras
+
+
+def row(layer, table, key):
+    """The row of an integer or a string, read from the table itself."""
+    if isinstance(key, str):
+        fingerprint = tf.raw_ops.Fingerprint(data=[key], method="farmhash64")
+        key = int(tf.bitcast(fingerprint, tf.int64)[0])
+    return layer.tables[table].find([key])[0][0].numpy()
+
+
+def test_every_kind_of_feature(sok):
+    layer = sok.GroupEmbedding(
+        {"user": 4, "pair": 4, "tags": 2, "seen": 4},
+        tables={"pair": "user"},
+        combiners={"pair": "sum", "tags": "mean", "seen": "sqrtn"},
+    )
+    assert sorted(layer.tables) == ["seen", "tags", "user"]
+    found = layer(
+        {
+            "user": tf.constant([7, -1], tf.int64),
+            "pair": tf.constant([[7, 8], [9, 9]], tf.int32),
+            "tags": tf.ragged.constant([["a", "b", "a"], []]),
+            "seen": tf.SparseTensor(
+                [[0, 0], [0, 1], [1, 0]], tf.constant([1, 2, 3], tf.int64), [2, 2]
+            ),
+            "not asked for": tf.constant([1.0]),
+        }
+    )
+    a, b = row(layer, "tags", "a"), row(layer, "tags", "b")
+    expected = {
+        "user": [row(layer, "user", 7), row(layer, "user", -1)],
+        "pair": [
+            row(layer, "user", 7) + row(layer, "user", 8),
+            row(layer, "user", 9) + row(layer, "user", 9),
+        ],
+        "tags": [(a + b + a) / 3, np.zeros(2)],
+        "seen": [
+            (row(layer, "seen", 1) + row(layer, "seen", 2)) / np.sqrt(2),
+            row(layer, "seen", 3),
+        ],
+    }
+    assert list(found) == ["user", "pair", "tags", "seen"]
+    for name, rows in expected.items():
+        np.testing.assert_allclose(found[name], rows, rtol=1e-6)
+    assert int(layer.tables["user"].size()) == 4
+
+
+def test_lists_and_padding(sok):
+    layer = sok.GroupEmbedding([2, 2], tables=["shared", "shared"], combiners="sum", pad_key=0)
+    first, second = layer([tf.constant([[3, 0, 4], [0, 0, 0]]), tf.constant([3, 0])])
+    np.testing.assert_allclose(first[0], row(layer, "shared", 3) + row(layer, "shared", 4))
+    np.testing.assert_array_equal(first[1], [0, 0])
+    np.testing.assert_allclose(second, [row(layer, "shared", 3), [0, 0]])
+    assert sorted(sok.export(layer.tables["shared"])[0].numpy()) == [3, 4]
+    words = sok.GroupEmbedding({"tags": 2}, combiners="sum", pad_key="")
+    found = words({"tags": tf.constant([["x", ""]])})["tags"]
+    np.testing.assert_allclose(found[0], row(words, "tags", "x"))
+    assert int(words.tables["tags"].size()) == 1
+
+
+def test_evaluation_inserts_nothing(sok):
+    layer = sok.GroupEmbedding({"user": 3})
+    layer({"user": tf.constant([5])}, training=False)
+    assert int(layer.tables["user"].size()) == 0
+
+
+@pytest.mark.parametrize(
+    "arguments, error, words",
+    [
+        ({"embedding_dims": {}}, ValueError, "embedding_dims"),
+        ({"embedding_dims": 16}, ValueError, "embedding_dims"),
+        ({"embedding_dims": {"a": 0}}, ValueError, "positive integers"),
+        ({"embedding_dims": {"a": 2, "b": 3}, "tables": {"b": "a"}}, ValueError, "one width, 2"),
+        ({"embedding_dims": {"a": 2}, "tables": {"c": "a"}}, ValueError, "tables"),
+        ({"embedding_dims": [2, 2], "tables": ["a"]}, ValueError, "tables"),
+        ({"embedding_dims": {"a": 2}, "combiners": "max"}, ValueError, "combiner"),
+        ({"embedding_dims": {"a": 2}, "combiners": {"b": "sum"}}, ValueError, "combiners"),
+        ({"embedding_dims": {"a": 2}, "table_options": {"b": {}}}, ValueError, "table_options"),
+        ({"embedding_dims": {"a": 2}, "gradient_scale": "average"}, ValueError, "gradient_scale"),
+    ],
+)
+def test_wrong_arguments(sok, arguments, error, words):
+    with pytest.raises(error, match=words):
+        sok.GroupEmbedding(**arguments)
+
+
+@pytest.mark.parametrize(
+    "inputs, words",
+    [
+        ({"usr": tf.constant([1])}, "must hold the features"),
+        ([tf.constant([1])], "must be a dictionary"),
+        ({"user": tf.constant([1.0])}, "integers or strings.*float32.*'user'"),
+        ({"user": tf.constant([[[1]]])}, "hotness.*'user'"),
+        ({"user": tf.constant([["a"]])}, "pad_key.*'user'"),
+    ],
+)
+def test_wrong_inputs(sok, inputs, words):
+    layer = sok.GroupEmbedding({"user": 2}, pad_key=0)
+    with pytest.raises((ValueError, TypeError), match=f"(?s){words}"):
+        layer(inputs)
+
+
+def test_configuration_makes_the_same_layer(sok):
+    layer = sok.GroupEmbedding(
+        {"user": 4, "film": 4, "seen": 4},
+        tables={"seen": "film"},
+        combiners={"seen": "sum"},
+        table_options={
+            "user": {"initializer": tf.keras.initializers.Constant(0.5), "capacity": 10},
+            "film": {
+                "ev_option": sok.EmbeddingVariableOption(
+                    filter_option=sok.CounterFilter(2),
+                    evict_option=[sok.GlobalStepEvict(5), sok.L2WeightEvict(0.1)],
+                    init_option=sok.InitializerOption(tf.keras.initializers.Constant(2.0)),
+                )
+            },
+        },
+        pad_key=-1,
+        name="features",
+    )
+    config = json.loads(json.dumps(layer.get_config()))
+    again = sok.GroupEmbedding.from_config(config)
+    assert json.loads(json.dumps(again.get_config())) == config
+    user, film = again.tables["user"], again.tables["film"]
+    assert user.options["capacity"] == 10
+    assert film.options["ev_option"].filter_option == sok.CounterFilter(2)
+    assert film.options["ev_option"].evictions == (sok.GlobalStepEvict(5), sok.L2WeightEvict(0.1))
+    np.testing.assert_array_equal(user.find([1])[0], [[0.5] * 4])
+
+
+def make_model(sok, embedding):
+    user = tf.keras.Input([], dtype="int64", name="user")
+    tags = tf.keras.Input([2], dtype="string", name="tags")
+    vectors = embedding({"user": user, "tags": tags})
+    both = tf.keras.layers.Concatenate()([vectors["user"], vectors["tags"]])
+    score = tf.keras.layers.Dense(1, kernel_initializer="ones", name="score")(both)
+    return tf.keras.Model({"user": user, "tags": tags}, score)
+
+
+def test_fit_follows_stock_embeddings(sok):
+    """20 steps of SGD beside `tf.keras.layers.Embedding` over the same initial rows."""
+    users, tags = np.arange(6), np.array(["a", "b", "c", "d"])
+    random = np.random.default_rng(0)
+    user, tag = random.integers(0, 6, 64), random.integers(0, 4, [64, 2])
+    labels = random.normal(size=[64, 1]).astype("float32")
+    layer = sok.GroupEmbedding({"user": 3, "tags": 3}, combiners="mean", name="features")
+    before_users = np.stack([row(layer, "user", int(u)) for u in users])
+    before_tags = np.stack([row(layer, "tags", str(t)) for t in tags])
+    model = make_model(sok, layer)
+    model.compile(sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.1)), "mse")
+    data = {"user": tf.constant(user), "tags": tf.constant(tags[tag])}
+    model.fit(data, labels, batch_size=16, epochs=5, shuffle=False, verbose=0)
+
+    kernel, bias = tf.Variable(tf.ones([6, 1])), tf.Variable(tf.zeros([1]))
+    table_u, table_t = tf.Variable(before_users), tf.Variable(before_tags)
+    for start in [*range(0, 64, 16)] * 5:
+        part = slice(start, start + 16)
+        with tf.GradientTape() as tape:
+            t = tf.reduce_mean(tf.gather(table_t, tag[part]), axis=1)
+            x = tf.concat([tf.gather(table_u, user[part]), t], 1)
+            loss = tf.reduce_mean((x @ kernel + bias - labels[part]) ** 2)
+        variables = [kernel, bias, table_u, table_t]
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            variable.assign_sub(0.1 * tf.convert_to_tensor(gradient))
+    for u in users:
+        np.testing.assert_allclose(row(layer, "user", int(u)), table_u[u], atol=1e-5)
+    for i, t in enumerate(tags):
+        np.testing.assert_allclose(row(layer, "tags", str(t)), table_t[i], atol=1e-5)
+    np.testing.assert_allclose(model.get_layer("score").weights[0], kernel, atol=1e-5)
+
+
+def test_weights_are_saved_and_loaded(sok, tmp_path):
+    model = make_model(sok, sok.GroupEmbedding({"user": 3, "tags": 3}, name="features"))
+    model.compile(sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1)), "mse")
+    data = {"user": tf.range(8), "tags": tf.constant([["a", "b"]] * 8)}
+    model.fit(data, tf.ones([8, 1]), epochs=2, verbose=0)
+    path = str(tmp_path / "m.keras")
+    expected = model.predict(data, verbose=0)
+    checkpoint = tf.train.Checkpoint(model).save(str(tmp_path / "c"))
+    again = make_model(sok, sok.GroupEmbedding({"user": 3, "tags": 3}, name="features"))
+    tf.train.Checkpoint(again).restore(checkpoint)
+    np.testing.assert_array_equal(again.predict(data, verbose=0), expected)
+    if hasattr(tf.keras, "__internal__"):
+        return  # tf_keras saves a layer's weights as arrays, which a table is not
+    model.save(path)
+    loaded = tf.keras.models.load_model(path)
+    np.testing.assert_array_equal(loaded.predict(data, verbose=0), expected)
