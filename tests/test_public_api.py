@@ -24,6 +24,8 @@ CALLABLES = {
     "Embedding": "input_dim, output_dim, embeddings_initializer='uniform', "
     "embeddings_regularizer=None, activity_regularizer=None, embeddings_constraint=None, "
     "combiner=None, use_custom_kernel=True, **kwargs",
+    "GroupEmbedding": "embedding_dims, *, tables=None, combiners='mean', table_options=None, "
+    "pad_key=None, gradient_scale='auto', **kwargs",
     "HashEmbedding": "output_dim, combiner=None, embeddings_initializer='uniform', capacity=None, "
     "initial_capacity=0, key_dtype=tf.int64, **kwargs",
     "EmbeddingVariable": "embedding_dim, *, name='embedding', key_dtype=tf.int64, "
