@@ -36,9 +36,8 @@ from sok_like.group_embedding.lookup_sparse import (
     group_embedding_lookup_sparse,
 )
 from sok_like.group_embedding.strategy import enable_distributed_strategy
-from sok_like.optimizers.wrapper import OptimizerWrapper
+from sok_like.optimizers.scope import train_tables
 from sok_like.table import policies
-from sok_like.table.variable import is_embedding_variable
 
 __all__ = ["install", "uninstall"]
 
@@ -95,7 +94,7 @@ def _wrapped() -> list[tuple[Any, str, Callable]]:
         (v1.feature_column, "embedding_column", _embedding_column),
         (v1.feature_column, "shared_embedding_columns", _shared_embedding_columns),
         (v1.feature_column, "input_layer", _input_layer),
-        (v1.train.Optimizer, "apply_gradients", _apply_gradients),
+        (v1.train.Optimizer, "apply_gradients", train_tables),
     ]
 
 
@@ -173,14 +172,3 @@ def _input_layer(stock):
         return look_up(features, feature_columns, *args, **kwargs)
 
     return input_layer
-
-
-def _apply_gradients(stock):
-    def apply_gradients(self, grads_and_vars, *args, **kwargs):
-        pairs = list(grads_and_vars)
-        # The wrapper's own class takes the tables out and comes here with the others.
-        if any(is_embedding_variable(variable) for _, variable in pairs):
-            return OptimizerWrapper(self).apply_gradients(pairs, *args, **kwargs)
-        return stock(self, pairs, *args, **kwargs)
-
-    return apply_gradients

@@ -3,7 +3,7 @@
 `embedding_aware(cls)` is a subclass of a stock optimizer class. It takes the embedding variables
 out of what the stock class is given, updates them by the core's fused rule, and leaves everything
 else to the stock class, after averaging the ordinary gradients over ranks. One mixin for each of
-the three families: Keras 3, tf_keras, tf.compat.v1.train.
+the families: Keras 3, tf_keras, its legacy optimizers, tf.compat.v1.train.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def split(pairs: Iterable[tuple[Any, Any]]) -> tuple[list, list]:
     return embedding, other
 
 
-class _EmbeddingAware:
+class EmbeddingAware:
     """What the families share. The state is in `_sok_*` attributes."""
 
     _sok_lazy = False
@@ -43,12 +43,30 @@ class _EmbeddingAware:
     @property
     def embedding_rule(self) -> OptimizerRule:
         """The core's rule for the optimizer's present settings."""
-        rule = rule_of(self)
+        rule = self._sok_rule()
         if not self._sok_lazy:
             return rule
         if rule.rule == "adam":
             return rule.replace("lazy_adam")
         return rule.replace(lazy=True) if rule.rule == "momentum" else rule
+
+    def _sok_rule(self):
+        return rule_of(self)
+
+    @property
+    def initializer(self) -> tf.Operation | None:
+        """In a `tf.compat.v1` graph the op that initializes the optimizer's own variables.
+
+        State that belongs to rows is with the table, and starts with its row.
+        """
+        variables: Any = getattr(self, "variables")  # noqa: B009 (of the stock class)
+        variables = variables() if callable(variables) else variables
+        values = [getattr(variable, "value", variable) for variable in variables]
+        values = [
+            value if isinstance(value, tf.Variable) else variable
+            for value, variable in zip(values, variables, strict=True)
+        ]
+        return tf.group(*[value.initializer for value in values if value.initializer is not None])
 
     def get_config(self):
         config = super().get_config()
@@ -122,7 +140,7 @@ def _decays(optimizer, variable):
         return optimizer._use_weight_decay(variable)
 
 
-class _Keras3(_EmbeddingAware):
+class _Keras3(EmbeddingAware):
     def __setattr__(self, name, value):
         # Keras' LossScaleOptimizer takes an optimizer over by switching its own scaling off. The
         # stock one cannot look into a gradient by key; say so here, in `compile`, not in step one.
@@ -140,12 +158,20 @@ class _Keras3(_EmbeddingAware):
     def build(self, variables):
         # Past Keras' __setattr__, which would make them the optimizer's own, to save and to load.
         self.__dict__["_sok_trainable"] = list(variables)
-        super().build(self._sok_take(variables))
+        others = self._sok_take(variables)
+        if others:  # Keras builds once, and may meet ordinary variables in a later call
+            super().build(others)
 
-    def apply_gradients(self, grads_and_vars):
-        if not graph_step.builds_v1_graph():
-            return super().apply_gradients(grads_and_vars)
-        return self.apply(*zip(*grads_and_vars, strict=True))
+    def apply_gradients(self, grads_and_vars, name=None, *, experimental_aggregate_gradients=True):
+        # The last two are arguments of Keras 2.
+        pairs, average = list(grads_and_vars), self._sok_average
+        self.__dict__["_sok_average"] = average and experimental_aggregate_gradients
+        try:
+            if graph_step.builds_v1_graph():
+                return self.apply(*zip(*pairs, strict=True))
+            return super().apply_gradients(pairs)
+        finally:
+            self.__dict__["_sok_average"] = average
 
     def apply(self, grads, trainable_variables=None):
         grads = list(grads)
@@ -183,9 +209,11 @@ def unscaled(gradient: tf.IndexedSlices | None, scale: Any) -> tf.IndexedSlices 
     return tf.IndexedSlices(gradient.values / scale, gradient.indices, gradient.dense_shape)
 
 
-class _TfKeras(_EmbeddingAware):
+class _TfKeras(EmbeddingAware):
     def build(self, var_list):
-        super().build(self._sok_take(var_list))
+        others = self._sok_take(var_list)
+        if others:  # Keras builds once, and may meet ordinary variables in a later call
+            super().build(others)
 
     def apply_gradients(
         self, grads_and_vars, name=None, skip_gradients_aggregation=False, **kwargs
@@ -224,7 +252,7 @@ class _TfKeras(_EmbeddingAware):
         return rate
 
 
-class _V1(_EmbeddingAware):
+class _V1(EmbeddingAware):
     def compute_gradients(self, loss, var_list=None, *args, **kwargs):
         # A layer's variables under Keras 3 are wrapped, and v1 knows its own kinds only.
         if var_list is not None:
@@ -263,14 +291,20 @@ class _V1(_EmbeddingAware):
         return counters[key]
 
 
+def knows_tables(optimizer: Any) -> bool:
+    """Whether an optimizer takes embedding variables by itself."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return isinstance(optimizer if inner is None else inner, EmbeddingAware)
+
+
 @functools.cache
 def embedding_aware(cls: type) -> type:
     """A subclass of the stock optimizer class `cls` that also trains embedding variables.
 
     Raises:
-        TypeError: `cls` belongs to none of the three families.
+        TypeError: `cls` belongs to none of the four families.
     """
-    if issubclass(cls, _EmbeddingAware):
+    if issubclass(cls, EmbeddingAware):
         return cls
     if issubclass(cls, tf.compat.v1.train.Optimizer):
         family: type = _V1
@@ -278,10 +312,12 @@ def embedding_aware(cls: type) -> type:
         family = _Keras3
     elif any(base.__module__ == "tf_keras.src.optimizers.optimizer" for base in cls.__mro__):
         family = _TfKeras
+    elif any(base.__name__ == "OptimizerV2" for base in cls.__mro__):
+        from sok_like.optimizers.legacy_keras import LegacyKeras as family
     else:
         raise TypeError(
-            "An optimizer of Keras 3, tf_keras (not its legacy ones) or tf.compat.v1.train is "
-            f"required. Received: {cls.__module__}.{cls.__qualname__}"
+            "An optimizer of Keras 3, tf_keras or tf.compat.v1.train is required. "
+            f"Received: {cls.__module__}.{cls.__qualname__}"
         )
     aware = type(f"EmbeddingAware{cls.__name__}", (family, cls), {"__module__": __name__})
     if family is not _V1:  # clones and saved models look the class up by name

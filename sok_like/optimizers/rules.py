@@ -79,7 +79,7 @@ def rule_of(optimizer: Any) -> OptimizerRule:
     """
     for cls in type(optimizer).__mro__:
         if cls.__module__.split(".")[0] in ("keras", "tf_keras") and cls.__name__ in _KERAS:
-            _check_keras_settings(optimizer)
+            check_keras_settings(optimizer)
             return _KERAS[cls.__name__](optimizer).replace(
                 weight_decay=optimizer.weight_decay or 0.0,
                 clip_value=optimizer.clipvalue or 0.0,
@@ -92,7 +92,8 @@ def rule_of(optimizer: Any) -> OptimizerRule:
     )
 
 
-def _check_keras_settings(optimizer):
+def check_keras_settings(optimizer: Any) -> None:
+    """ValueError for a setting that a row cannot honour by itself."""
     refused = {
         "clipnorm": "the norm of a gradient that is spread over ranks",
         "global_clipnorm": "a norm over the whole model",
@@ -100,11 +101,12 @@ def _check_keras_settings(optimizer):
         "gradient_accumulation_steps": "gradients of several steps held back",
         "adaptive_epsilon": "an epsilon of its own for every step",
     }
+    name = getattr(optimizer, "_name", None) or optimizer.name
     for setting, why in refused.items():
         if getattr(optimizer, setting, None):
             raise ValueError(
                 f"An embedding variable cannot honour `{setting}`, {why}. "
-                f"Received: {setting}={getattr(optimizer, setting)!r} on {optimizer.name}; leave "
+                f"Received: {setting}={getattr(optimizer, setting)!r} on {name}; leave "
                 "it out, or train embedding variables with an optimizer of their own "
                 "(sok.split_embedding_variable_from_others)."
             )

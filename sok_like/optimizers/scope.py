@@ -1,21 +1,90 @@
-"""`sok.OptimizerScope`: kept for programs that were written with it."""
+"""`sok.OptimizerScope`: within it stock optimizers train embedding variables."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import tensorflow as tf
 
-@contextlib.contextmanager
-def OptimizerScope(trainable_variables: Sequence[Any]) -> Iterator[None]:
-    """Does nothing: an optimizer of this package finds embedding variables by itself.
+from sok_like.optimizers.embedding_aware import knows_tables
+from sok_like.optimizers.wrapper import OptimizerWrapper
+from sok_like.table.keras_variable import is_keras_3
+from sok_like.table.variable import is_embedding_variable
 
-    SOK 1.x needed the scope around `apply_gradients` of a stock optimizer. Here a stock optimizer
-    raises, inside the scope as outside, and names `sok.OptimizerWrapper`.
+_lock = threading.Lock()
+_open_scopes = 0
+# Class and what stood in its own dictionary: what the last scope puts back.
+_replaced: list[tuple[type, Any]] = []
+
+
+class OptimizerScope:
+    """Within the scope a stock optimizer's `apply_gradients` takes embedding variables.
+
+    Given some, it does what that of `sok.OptimizerWrapper(optimizer)` does; given none, what it
+    always does. Outside, a stock optimizer raises and names the wrapper.
+
+        with sok.OptimizerScope(embedding_variables):
+            optimizer.apply_gradients(zip(gradients, embedding_variables))
 
     Args:
-        trainable_variables: Ignored.
+        trainable_variables: List or tuple of variables, for SOK 1.x's sake: the scope holds for
+            every embedding variable.
+
+    Raises:
+        RuntimeError: `trainable_variables` is neither a list nor a tuple.
     """
-    del trainable_variables
-    yield
+
+    def __init__(self, trainable_variables: Sequence[Any]):
+        if not isinstance(trainable_variables, (list, tuple)):
+            raise RuntimeError(
+                "`trainable_variables` must be a list or a tuple of variables. "
+                f"Received: trainable_variables={trainable_variables!r}"
+            )
+
+    def __enter__(self) -> OptimizerScope:
+        global _open_scopes
+        with _lock:
+            _open_scopes += 1
+            if _open_scopes == 1:
+                for cls in _stock_classes():
+                    _replaced.append((cls, cls.__dict__.get("apply_gradients")))
+                    cls.apply_gradients = train_tables(cls.apply_gradients)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        global _open_scopes
+        with _lock:
+            _open_scopes -= 1
+            while _open_scopes == 0 and _replaced:
+                cls, before = _replaced.pop()
+                if before is None:  # it was inherited
+                    del cls.apply_gradients  # type: ignore[attr-defined]
+                else:
+                    cls.apply_gradients = before  # type: ignore[attr-defined]
+
+
+def train_tables(stock: Callable) -> Callable:
+    """A stock optimizer's `apply_gradients` that takes embedding variables, too."""
+
+    @functools.wraps(stock)
+    def apply_gradients(self, grads_and_vars, *args, **kwargs):
+        pairs = list(grads_and_vars)
+        # An aware class takes the tables out by itself, and comes here with the others.
+        if not knows_tables(self) and any(is_embedding_variable(v) for _, v in pairs):
+            return OptimizerWrapper(self).apply_gradients(pairs, *args, **kwargs)
+        return stock(self, pairs, *args, **kwargs)
+
+    return apply_gradients
+
+
+def _stock_classes():
+    classes = [tf.compat.v1.train.Optimizer, tf.keras.optimizers.Optimizer]
+    if is_keras_3():
+        return classes
+    from tf_keras.src.mixed_precision.loss_scale_optimizer import LossScaleOptimizerV3
+
+    # The last one asks all variables before it asks its inner optimizer.
+    return [*classes, tf.keras.optimizers.legacy.Optimizer, LossScaleOptimizerV3]

@@ -7,7 +7,6 @@ from typing import Any
 
 from sok_like.optimizers.embedding_aware import embedding_aware
 from sok_like.optimizers.loss_scale import LossScaling
-from sok_like.optimizers.rules import rule_of
 from sok_like.table.keras_variable import is_keras_3
 
 
@@ -40,7 +39,7 @@ def OptimizerWrapper(
     if inner is not None:  # Keras' LossScaleOptimizer
         return _loss_scaling(optimizer, inner, lazy, average_dense_gradients)
     cls = embedding_aware(type(optimizer))  # type: ignore[arg-type]
-    rule_of(optimizer)  # a setting that cannot be honoured is refused now, not in the first step
+    cls._sok_rule(optimizer)  # type: ignore[attr-defined]
     view = _view(cls, optimizer)
     view.__dict__["_sok_lazy"] = lazy
     view.__dict__["_sok_average"] = average_dense_gradients

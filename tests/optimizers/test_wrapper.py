@@ -72,17 +72,6 @@ def test_stock_optimizer_after_a_wrapped_one_still_does_no_harm(sok, layer, name
     assert (layer.table.numpy() == before).all()
 
 
-def test_optimizer_scope_does_nothing(sok, layer):
-    gradients, variables = loss_and_gradients(layer, tf.Variable([1.0, 2.0]))
-    with sok.OptimizerScope(variables):
-        sok.OptimizerWrapper(keras.SGD(0.1)).apply_gradients(zip(gradients, variables, strict=True))
-    with (
-        sok.OptimizerScope(variables),
-        pytest.raises(NotImplementedError, match="OptimizerWrapper"),
-    ):
-        keras.SGD(0.1).apply_gradients(zip(gradients, variables, strict=True))
-
-
 def test_wrapper_and_wrapped_share_their_state(sok, layer):
     stock = keras.SGD(0.5)
     wrapped = sok.OptimizerWrapper(stock)

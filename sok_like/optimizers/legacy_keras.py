@@ -1,0 +1,105 @@
+"""tf_keras' legacy optimizers, which are those of `tf.compat.v1.keras`, with embedding variables.
+
+Taken over are SGD, with or without momentum, and Adam. Of Adagrad, RMSprop and others no rule of
+the core has the exact meaning.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.optimizers.embedding_aware import EmbeddingAware, split
+from sok_like.optimizers.rules import OptimizerRule, check_keras_settings
+
+
+class LegacyKeras(EmbeddingAware):
+    """Mixin over a subclass of `tf.keras.optimizers.legacy.Optimizer`."""
+
+    def _sok_rule(self):
+        return legacy_rule(self)
+
+    def apply_gradients(self, grads_and_vars, name=None, experimental_aggregate_gradients=True):
+        pairs = list(grads_and_vars)
+        others = self._sok_take([variable for _, variable in pairs])
+        embedding, other = split(pairs)
+        if not any(gradient is not None for gradient, _ in pairs):
+            return super().apply_gradients(pairs, name)  # raises Keras' own sentence
+        self._sok_rule()  # now, as Keras makes variables of its numbers
+        with tf.init_scope():
+            self._create_all_weights(others)
+        step = self.iterations.read_value() + 1
+        updates = self._sok_update(embedding, self._decayed_lr(tf.float32), step)
+        if experimental_aggregate_gradients:
+            other = self._sok_averaged(other)
+        other = [(gradient, variable) for gradient, variable in other if gradient is not None]
+        updates = [op for op in updates if op is not None]
+        with tf.control_dependencies([*updates, step] if not tf.executing_eagerly() else []):
+            if not other:
+                return tf.group(self.iterations.assign_add(1), name=name)
+            return super().apply_gradients(other, name)
+
+
+def legacy_rule(optimizer: Any) -> OptimizerRule:
+    """The core's rule of a legacy optimizer.
+
+    Raises:
+        ValueError: another optimizer than SGD and Adam, a setting that a row cannot honour, or in a
+            `tf.compat.v1` graph one that had taken steps before it met embedding variables.
+    """
+    check_keras_settings(optimizer)
+    kind = next(
+        (
+            cls.__name__
+            for cls in type(optimizer).__mro__
+            if cls.__module__.startswith("tf_keras.src.optimizers.legacy.")
+        ),
+        None,
+    )
+    if kind == "SGD":
+        momentum = _number(optimizer, "momentum")
+        options: dict[str, Any] = {"momentum": momentum, "nesterov": bool(optimizer.nesterov)}
+        # The sparse kernel leaves other rows alone.
+        rule = ("momentum", {**options, "lazy": True}) if momentum else ("sgd", {})
+    elif kind == "Adam":
+        rule = (
+            "adam",
+            {
+                "beta_1": _number(optimizer, "beta_1"),
+                "beta_2": _number(optimizer, "beta_2"),
+                "epsilon": float(optimizer.epsilon),
+                "amsgrad": bool(optimizer.amsgrad),
+            },
+        )
+    else:
+        raise ValueError(
+            "Of tf_keras' legacy optimizers, which tf.compat.v1.keras has, embedding variables can "
+            "follow SGD and Adam; of tf.compat.v1.train's also Adagrad and Ftrl. "
+            f"Received: {type(optimizer).__module__}.{type(optimizer).__qualname__}"
+        )
+    clip = {"clip_value": optimizer.clipvalue or 0.0}
+    return OptimizerRule(rule[0], tuple({**rule[1], **clip}.items()))
+
+
+def _number(optimizer, hyper):
+    """A number that Keras keeps as it was given, and from the first step on as a variable."""
+    value = optimizer._hyper[hyper]
+    numbers = optimizer.__dict__.setdefault("_sok_numbers", {})
+    if isinstance(value, tf.Variable):
+        with tf.init_scope():
+            if tf.executing_eagerly():
+                return float(value.numpy())
+        if hyper not in numbers:
+            raise ValueError(
+                "A legacy optimizer of Keras must be wrapped, or meet embedding variables, before "
+                f"its first step in a graph. Received: {optimizer._name} after one"
+            )
+        return numbers[hyper]
+    value = value() if callable(value) else value
+    if tf.is_tensor(value):
+        raise ValueError(
+            f"`{hyper}` must be a number, fixed for the whole training. Received: {value!r}"
+        )
+    numbers[hyper] = float(value)
+    return numbers[hyper]

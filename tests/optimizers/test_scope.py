@@ -1,0 +1,214 @@
+"""`sok.OptimizerScope`: stock optimizers train tables within it, as they train dense variables."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_like.table.keras_variable import is_keras_3
+
+pytestmark = pytest.mark.keras
+
+STEPS = ([3, 1, 3], [2], [1, 2, 4])
+ROWS = np.linspace(-1, 1, 20).astype(np.float32).reshape(5, 4)
+legacy = pytest.mark.skipif(is_keras_3(), reason="an optimizer of tf_keras")
+
+
+def keras(name, **arguments):
+    return lambda: getattr(tf.keras.optimizers, name)(0.1, **arguments)
+
+
+def compat(name, **arguments):  # under tf_keras its legacy optimizers
+    return lambda: getattr(tf.compat.v1.keras.optimizers, name)(0.1, **arguments)
+
+
+def v1(name, *arguments):
+    return lambda: getattr(tf.compat.v1.train, name)(0.1, *arguments)
+
+
+OPTIMIZERS = {
+    "keras sgd": keras("SGD"),
+    "keras adam": keras("Adam"),
+    "compat sgd": compat("SGD"),
+    "compat momentum": pytest.param(compat("SGD", momentum=0.9), marks=legacy),
+    "compat nesterov": pytest.param(compat("SGD", momentum=0.9, nesterov=True), marks=legacy),
+    "compat adam": compat("Adam", beta_1=0.8, clipvalue=1.5),
+    "compat amsgrad": pytest.param(compat("Adam", amsgrad=True), marks=legacy),
+    "v1 adam": v1("AdamOptimizer"),
+    "v1 momentum": v1("MomentumOptimizer", 0.9),
+}
+PARAMETERS = [
+    pytest.param(*p.values, id=name, marks=p.marks) if hasattr(p, "values") else
+    pytest.param(p, id=name) for name, p in OPTIMIZERS.items()
+]  # fmt: skip
+
+
+def dense_oracle(optimizer):
+    """The same steps of the stock optimizer on an ordinary variable."""
+    rows = tf.Variable(ROWS)
+    for keys in STEPS:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(rows, keys) ** 2)
+        # Keras 3 would square the parts of a row's gradient one by one.
+        gradient = tf.convert_to_tensor(tape.gradient(loss, rows))
+        keys = np.unique(keys)
+        gradient = tf.IndexedSlices(tf.gather(gradient, keys), tf.constant(keys), [5, 4])
+        optimizer.apply_gradients([(gradient, rows)])
+    return rows.numpy()
+
+
+def a_table(sok):
+    layer = sok.All2AllDenseEmbedding(None, 4, 1, 1, dynamic_input=True)
+    return layer, sok.assign(layer.embedding_variable, np.arange(5), ROWS)
+
+
+@pytest.mark.parametrize("make", PARAMETERS)
+def test_a_stock_optimizer_moves_rows_as_it_moves_a_dense_variable(sok, make):
+    layer, _ = a_table(sok)
+    optimizer = make()
+
+    @tf.function(reduce_retracing=True)
+    def step(keys):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(keys) ** 2)
+        gradients = tape.gradient(loss, layer.trainable_variables)
+        with sok.OptimizerScope(layer.trainable_variables):
+            optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
+
+    for keys in STEPS:
+        step(tf.constant(keys, tf.int64))
+    rows, _ = layer.table.find(np.arange(5))
+    np.testing.assert_allclose(rows, dense_oracle(make()), rtol=1e-4, atol=5e-6)
+
+
+@pytest.mark.parametrize("make", PARAMETERS)
+def test_in_a_v1_graph_with_ordinary_variables(sok, make):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        layer, assigned = a_table(sok)
+        kernel = tf.Variable(np.ones([4, 1], np.float32), name="kernel")
+        keys = tf.compat.v1.placeholder(tf.int64, [None])
+        loss = tf.reduce_sum(layer(keys) ** 2) + tf.reduce_sum(kernel**2)
+        variables = [layer.table, kernel]
+        gradients = tf.gradients(loss, variables)
+        optimizer = make()
+        with sok.OptimizerScope(variables):
+            train = optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(assigned)
+        for step in STEPS:
+            session.run(train, {keys: step})
+        rows = session.run(layer.table.find(np.arange(5))[0])
+        kernel = session.run(kernel)
+    np.testing.assert_allclose(rows, dense_oracle(make()), rtol=1e-4, atol=5e-6)
+    expected, optimizer = tf.Variable(np.ones([4, 1], np.float32)), make()
+    for _ in STEPS:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(expected**2)
+        optimizer.apply_gradients([(tape.gradient(loss, expected), expected)])
+    np.testing.assert_allclose(kernel, expected, rtol=1e-5)
+
+
+def test_outside_the_scope_a_stock_optimizer_is_as_it_was(sok):
+    layer, _ = a_table(sok)
+    classes = [tf.keras.optimizers.Optimizer, tf.compat.v1.train.Optimizer]
+    before = [cls.__dict__.get("apply_gradients") for cls in classes]
+    variables = layer.trainable_variables
+    gradient = tf.IndexedSlices(tf.ones([1, 4]), tf.constant([3], tf.int64))
+    with sok.OptimizerScope(variables), pytest.raises(KeyError), sok.OptimizerScope(variables):
+        raise KeyError
+    assert [cls.__dict__.get("apply_gradients") for cls in classes] == before
+    with pytest.raises(NotImplementedError, match="sok.OptimizerWrapper"):
+        tf.keras.optimizers.SGD(0.1).apply_gradients([(gradient, variables[0])])
+
+
+def test_one_optimizer_for_tables_first_and_ordinary_variables_then(sok):
+    """What SOK 1.x's example of mixed precision does."""
+    layer, _ = a_table(sok)
+    kernel = tf.keras.layers.Dense(1, kernel_initializer="ones", use_bias=False)
+    kernel.build([None, 4])
+    optimizer = tf.keras.optimizers.Adam(0.1)
+    others = kernel.trainable_variables
+    gradient = tf.IndexedSlices(tf.ones([1, 4]), tf.constant([3], tf.int64))
+    for _ in range(2):
+        with sok.OptimizerScope(layer.trainable_variables):
+            optimizer.apply_gradients(
+                [(gradient, layer.embedding_variable)], experimental_aggregate_gradients=False
+            )
+        optimizer.apply_gradients([(tf.ones([4, 1]), others[0])])
+    assert int(np.asarray(optimizer.iterations)) == 4  # as Keras counts: one for each call
+    # Adam of a gradient that is always 1, as numbers: steps 2 and 4 are the kernel's.
+    weight = m = v = 0.0
+    for step in (2, 4):
+        m, v = 0.9 * m + 0.1, 0.999 * v + 0.001
+        weight -= 0.1 * m / (1 - 0.9**step) / (np.sqrt(v / (1 - 0.999**step)) + 1e-7)
+    np.testing.assert_allclose(np.asarray(others[0]), np.full([4, 1], 1 + weight), rtol=1e-4)
+
+
+@pytest.mark.parametrize("received", [None, iter([]), "v"])
+def test_the_scope_wants_a_list_or_a_tuple(sok, received):
+    with pytest.raises(RuntimeError, match="`trainable_variables` must be a list or a tuple.*Rec"):
+        sok.OptimizerScope(received)
+
+
+@legacy
+@pytest.mark.parametrize(
+    "make", [keras("SGD"), compat("SGD"), lambda: sok_adam()], ids=["keras", "legacy", "ours"]
+)
+def test_a_fixed_loss_scale_in_a_v1_graph(sok, make):
+    """SOK 1.x's `sok.tf.keras.mixed_precision.LossScaleOptimizer(optimizer, 1024)`."""
+    results = []
+    for scale in (1024, None):
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            layer, assigned = a_table(sok)
+            optimizer = make()
+            if scale:
+                optimizer = sok.tf.keras.mixed_precision.LossScaleOptimizer(optimizer, scale)
+            loss = tf.reduce_sum(layer(tf.constant([3, 1], tf.int64)) ** 2)
+            scaled = optimizer.get_scaled_loss(loss) if scale else loss
+            gradients = tf.gradients(scaled, [layer.table])
+            if scale:
+                assert scaled is not loss
+                gradients = optimizer.get_unscaled_gradients(gradients)
+            with sok.OptimizerScope([layer.table]):
+                train = optimizer.apply_gradients(zip(gradients, [layer.table], strict=True))
+            session.run(tf.compat.v1.global_variables_initializer())
+            if hasattr(optimizer, "initializer"):
+                session.run(optimizer.initializer)
+            session.run(assigned)
+            for _ in range(3):
+                session.run(train)
+            results.append(session.run(layer.table.find(np.arange(5))[0]))
+    assert np.abs(results[0] - ROWS).max() > 0.1
+    np.testing.assert_allclose(*results, rtol=1e-5)
+
+
+def sok_adam():
+    import sok_like
+
+    return sok_like.optimizers.Adam(0.1)
+
+
+def test_a_fixed_loss_scale_is_for_tf_keras(sok):
+    optimizer = tf.keras.optimizers.SGD(0.1)
+    scaling = sok.tf.keras.mixed_precision.LossScaleOptimizer
+    if is_keras_3():
+        with pytest.raises(NotImplementedError, match="TF_USE_LEGACY_KERAS=1"):
+            scaling(optimizer, 1024)
+        return
+    assert float(scaling(optimizer, np.int64(1024)).loss_scale) == 1024
+    assert scaling(tf.keras.optimizers.SGD(0.1)).dynamic
+    for scale in ("fixed", 0.5):
+        with pytest.raises(ValueError, match="`loss_scale` must be .*Received: loss_scale="):
+            scaling(optimizer, scale)
+
+
+@legacy
+@pytest.mark.parametrize("name", ["Adagrad", "RMSprop", "Ftrl"])
+def test_a_legacy_optimizer_without_a_rule(sok, name):
+    with pytest.raises(ValueError, match=f"follow SGD and Adam.*Received: .*{name}"):
+        sok.OptimizerWrapper(getattr(tf.compat.v1.keras.optimizers, name)(0.1))
+
+
+@legacy
+def test_a_legacy_optimizer_refuses_what_a_row_cannot_honour(sok):
+    with pytest.raises(ValueError, match="cannot honour `clipnorm`.*on SGD"):
+        sok.OptimizerWrapper(tf.compat.v1.keras.optimizers.SGD(0.1, clipnorm=1.0))
