@@ -1,6 +1,6 @@
 """Training lookups of device tables with admission or eviction, beside a table without policies.
 
-Part of `benchmarks/gpu_table.py`, whose `Bench` measures. A case is `find_or_insert` of one batch:
+Run by `benchmarks/gpu_table.py`. A case is `find_or_insert` of one batch:
 
     no policy         all keys present; asynchronous
     filter present    all keys present, in a table with `filter_freq`: each has a record to count in
@@ -17,12 +17,11 @@ records is not among them.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from benchmarks.gpu_table import Bench, Timing
+from benchmarks.gpu_bench import Bench, Timing
 
 RECORD = 32  # bytes of a record
 COUNT = 16  # bytes of a waiting key's row

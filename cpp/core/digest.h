@@ -12,6 +12,7 @@
 namespace sok {
 
 inline constexpr int kBucketSlots = 16;
+inline constexpr uint32_t kNoRow = 0xFFFFFFFFu;  // in place of a missing key's row number
 
 // Bit i is set where byte i of `bytes` (0 is the lowest) equals `digest`.
 SOK_HD inline uint32_t MatchEight(uint64_t bytes, uint8_t digest) {

@@ -29,16 +29,10 @@ void BindCuda(pybind11::module_& m);
 void BindRoute(pybind11::module_& m);
 void BindOptimizer(pybind11::module_& m);
 
-// Part of BindTable: what a table with admission or eviction policies can do beyond others.
-void BindPolicies(pybind11::class_<CpuTable, std::shared_ptr<CpuTable>>& table);
 // Fields of PolicyOptions by name. Throws ValueError naming an unknown one.
 PolicyOptions ParsePolicy(const pybind11::dict& fields);
-// What `pop_evicted` and `statistics` return, for tables on any device.
-pybind11::dict EvictedToDict(const EvictedRows& popped, const TableOptions& options);
-pybind11::dict StatisticsToDict(const PolicyStatistics& statistics);
 
 using FloatArray = pybind11::array_t<float, pybind11::array::c_style>;
-using BoolArray = pybind11::array_t<bool, pybind11::array::c_style>;
 
 // The pool that all calls of the module run on; `set_num_threads(n)` replaces it. A call holds it
 // by the pointer it got, so replacing it under a running call is safe.

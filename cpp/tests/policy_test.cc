@@ -31,7 +31,7 @@ TableOptions Options(const PolicyOptions& policy, int64_t max_capacity) {
 
 void Observe(CpuTable& table, const Keys& keys) {
   InlineExecutor ex;
-  table.Observe(ex, keys.data(), static_cast<int64_t>(keys.size()));
+  table.RecordTrainingLookup(ex, keys.data(), static_cast<int64_t>(keys.size()));
 }
 
 Keys Present(CpuTable& table) {
@@ -159,7 +159,7 @@ void SnapshotsHoldWhatIsKnown() {
   Observe(table, {1, 2});
   const Keys keys = {1};
   const int64_t scores[] = {-7};
-  CHECK_EQ(table.AssignScores(keys.data(), 1, scores), 1);
+  CHECK_EQ(table.AssignScores(ex, keys.data(), 1, scores), 1);
   const TableSnapshot snapshot = table.Export(ex, true);
   CHECK((snapshot.policy.records == std::vector<int64_t>{2, 2, -7, 2, 2, 0}));
   CHECK_EQ(snapshot.policy.waiting.size(), 1u);
@@ -171,7 +171,7 @@ void SnapshotsHoldWhatIsKnown() {
   other.Import(ex, snapshot, /*replace=*/true);
   CHECK((Present(other) == Keys{1, 2}));
   CHECK(other.Export(ex, true).policy.records == snapshot.policy.records);
-  CHECK_EQ(other.Statistics().written, 2);
+  CHECK_EQ(other.Statistics(ex).written, 2);
   Observe(other, {3});
   CHECK((Present(other) == Keys{1, 2, 3}));  // seen before the snapshot, and now
   TableSnapshot bad = snapshot;
@@ -199,7 +199,7 @@ void WritingEvicts() {
   const std::vector<float> rows(4, 0.5f);
   table.Assign(ex, keys.data(), 2, rows.data());
   CHECK((Present(table) == Keys{2, 3, 9}));  // 1 and 3 are of one step; 1 is the lower
-  CHECK_EQ(table.Statistics().written, 1);
+  CHECK_EQ(table.Statistics(ex).written, 1);
   const Keys too_many = {20, 21, 22, 23};
   const std::vector<float> more(8, 0.5f);
   CHECK_THROWS(table.Assign(ex, too_many.data(), 4, more.data()), std::length_error, "'t'");
@@ -228,8 +228,8 @@ void SeveralThreadsAtOnce() {
         std::vector<int64_t> frequencies(keys.size()), steps(keys.size());
         if (t < 2) table.FindOrInsert(pool, keys.data(), n, rows.data(), flags.data());
         if (t == 2)
-          table.KeyStatistics(keys.data(), n, flags.data(), frequencies.data(), steps.data());
-        if (t == 2) table.Statistics();
+          table.KeyStatistics(pool, keys.data(), n, flags.data(), frequencies.data(), steps.data());
+        if (t == 2) table.Statistics(pool);
         if (t == 3) table.Find(pool, keys.data(), n, rows.data(), flags.data());
         if (t == 3 && round % 4 == 0) table.Erase(pool, keys.data(), n / 8);
         if (t == 3 && round % 4 == 1) table.Evict(pool);
@@ -238,7 +238,7 @@ void SeveralThreadsAtOnce() {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  const PolicyStatistics s = table.Statistics();
+  const PolicyStatistics s = table.Statistics(ex);
   CHECK_EQ(s.step, 80);
   CHECK_EQ(s.size, table.size());
   CHECK_EQ(s.size, static_cast<int64_t>(Present(table).size()));

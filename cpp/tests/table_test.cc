@@ -46,7 +46,7 @@ void SeveralThreadsAtOnce() {
         if (t == 0) table.Find(pool, keys.data(), n, rows.data(), flags.data());
         if (t == 1 || t == 2) table.FindOrInsert(pool, keys.data(), n, rows.data(), flags.data());
         if (t == 3) table.Erase(pool, keys.data(), n / 4);
-        if (t == 3 && round % 10 == 0) table.Stats();
+        if (t == 3 && round % 10 == 0) table.Stats(pool);
         if (t == 3) continue;
         // Nobody writes rows, so all of them are initial, found or not.
         float expected[4];
@@ -267,13 +267,13 @@ void ImportKeepsSlotsUntilAnOptimizerAttaches() {
 void SmallTablesStaySmall() {
   ThreadPool pool(2);
   CpuTable table(Options(16));
-  CHECK(table.Stats().bytes < 16 << 10);
+  CHECK(table.Stats(pool).bytes < 16 << 10);
   const std::vector<uint64_t> keys = RandomKeys(100, ~0ull, 5);
   std::vector<float> rows(1600);
   table.FindOrInsert(pool, keys.data(), 100, rows.data(), nullptr);
-  CHECK(table.Stats().bytes < 40 << 10);
-  table.Clear();
-  CHECK(table.Stats().bytes < 16 << 10);
+  CHECK(table.Stats(pool).bytes < 40 << 10);
+  table.Clear(ex);
+  CHECK(table.Stats(pool).bytes < 16 << 10);
 }
 
 // Row numbers are recalled for the very keys remembered, and only while they are right.
@@ -295,7 +295,7 @@ void RecallsRowsUntilTheyMayChange() {
     CHECK(!table.RecallRows(keys, 2, recalled));
     const uint64_t other = 99;
     if (change == 0) table.Erase(ex, keys, 1);
-    if (change == 1) table.Clear();
+    if (change == 1) table.Clear(ex);
     if (change == 2) table.FindOrInsert(ex, &other, 1, row.data(), nullptr);
     if (change == 3) table.Import(ex, TableSnapshot(), /*replace=*/true);
     if (change == 4) table.Assign(ex, keys, 1, row.data());  // of a key that is there

@@ -9,7 +9,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cpp/core/cuda/device.h"
-#include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/lib/core/threadpool.h"
 
 namespace sok {
@@ -17,24 +16,23 @@ namespace sok {
 using tensorflow::OpKernelContext;
 
 std::string TableResource::DebugString() const {
-  const TableOptions& options = table_.options();
-  return absl::StrCat("EmbeddingVariable '", options.name, "', dim ", options.dim, ", ",
-                      table_.size(), " keys");
+  return absl::StrCat("EmbeddingVariable '", options().name, "', dim ", options().dim);
 }
 
-absl::Status LookupTable(OpKernelContext* ctx, int index, TablePtr* table) {
-  return tensorflow::LookupResource(ctx, tensorflow::HandleFromInput(ctx, index), table);
+absl::Status HostTableResource::Run(OpKernelContext* ctx,
+                                    const std::function<void(CallContext)>& fn) {
+  TfExecutor ex(ctx);
+  return Guard([&] { fn(ex); });
 }
 
-absl::Status LookupTables(OpKernelContext* ctx, const char* name, std::vector<TablePtr>* tables) {
-  tensorflow::OpInputList handles;
-  TF_RETURN_IF_ERROR(ctx->input_list(name, &handles));
-  tables->resize(handles.size());
-  for (int i = 0; i < handles.size(); ++i) {
-    const auto& handle = handles[i].scalar<tensorflow::ResourceHandle>()();
-    TF_RETURN_IF_ERROR(tensorflow::LookupResource(ctx, handle, &(*tables)[i]));
-  }
-  return absl::OkStatus();
+absl::Status LookupTable(OpKernelContext* ctx, TablePtr* table) {
+  return tensorflow::LookupResource(ctx, tensorflow::HandleFromInput(ctx, 0), table);
+}
+
+absl::Status WithTable(OpKernelContext* ctx, const std::function<void(Table&, CallContext)>& fn) {
+  TablePtr table;
+  TF_RETURN_IF_ERROR(LookupTable(ctx, &table));
+  return table->Run(ctx, [&](CallContext context) { fn(table->table(), context); });
 }
 
 TfExecutor::TfExecutor(OpKernelContext* ctx)

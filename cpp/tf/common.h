@@ -11,30 +11,66 @@
 #include "cpp/core/cpu/table.h"
 #include "cpp/core/parallel.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/resource_base.h"
+#include "tensorflow/core/framework/resource_mgr.h"
 
 namespace sok {
 
-class TableResource final : public tensorflow::ResourceBase {
+// A table as a TF resource, whichever memory it is in.
+class TableResource : public tensorflow::ResourceBase {
  public:
-  explicit TableResource(const TableOptions& options) : table_(options) {}
-  static TableResource* Create(tensorflow::OpKernelContext*, const TableOptions& options) {
-    return new TableResource(options);
-  }
-  CpuTable& table() { return table_; }
+  virtual Table& table() const = 0;
+  // Calls `fn` with what this op gives its table to run on: TF's threads, or its stream. What `fn`
+  // throws becomes a Status as in Guard.
+  virtual absl::Status Run(tensorflow::OpKernelContext* ctx,
+                           const std::function<void(CallContext)>& fn) = 0;
+  const TableOptions& options() const { return table().options(); }
   std::string DebugString() const override;
+};
+
+class HostTableResource final : public TableResource {
+ public:
+  HostTableResource(tensorflow::OpKernelContext*, const TableOptions& options) : table_(options) {}
+  CpuTable& table() const override { return table_; }
+  absl::Status Run(tensorflow::OpKernelContext* ctx,
+                   const std::function<void(CallContext)>& fn) override;
 
  private:
-  CpuTable table_;
+  mutable CpuTable table_;
 };
 
 using TablePtr = tensorflow::core::RefCountPtr<TableResource>;
+using HostTablePtr = tensorflow::core::RefCountPtr<HostTableResource>;
 
-// The table behind input `index` of the op.
-absl::Status LookupTable(tensorflow::OpKernelContext* ctx, int index, TablePtr* table);
-// The tables behind the list input `name`.
+// The table behind the op's first input.
+absl::Status LookupTable(tensorflow::OpKernelContext* ctx, TablePtr* table);
+// Runs `fn` on it.
+absl::Status WithTable(tensorflow::OpKernelContext* ctx,
+                       const std::function<void(Table&, CallContext)>& fn);
+// The tables behind the list input `name`, which are of one memory: HostTablePtr and the like.
+template <typename Resource>
 absl::Status LookupTables(tensorflow::OpKernelContext* ctx, const char* name,
-                          std::vector<TablePtr>* tables);
+                          std::vector<tensorflow::core::RefCountPtr<Resource>>* tables) {
+  tensorflow::OpInputList handles;
+  TF_RETURN_IF_ERROR(ctx->input_list(name, &handles));
+  for (int i = 0; i < handles.size(); ++i) {
+    TablePtr any;
+    TF_RETURN_IF_ERROR(
+        tensorflow::LookupResource(ctx, handles[i].scalar<tensorflow::ResourceHandle>()(), &any));
+    Resource* const table = dynamic_cast<Resource*>(any.get());
+    if (table == nullptr) {
+      return absl::InvalidArgumentError(
+          "the tables of an op must be on the op's device. Received: " + any->DebugString());
+    }
+    any.release();  // the reference goes on to `tables`
+    tables->emplace_back(table);
+  }
+  return absl::OkStatus();
+}
+
+// A kernel for tables of any memory. Its outputs are where the table is, but for HostMemory.
+#define SOK_REGISTER_TABLE_KERNEL(builder, Class)                         \
+  REGISTER_KERNEL_BUILDER(builder.Device(tensorflow::DEVICE_CPU), Class); \
+  REGISTER_KERNEL_BUILDER(builder.Device(tensorflow::DEVICE_GPU), Class)
 
 // TF's intra-op pool. The calling thread takes part, so a pool that is busy only slows a call down.
 class TfExecutor final : public Executor {

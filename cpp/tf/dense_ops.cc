@@ -131,35 +131,36 @@ class FindRowsOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     TablePtr table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
-    OP_REQUIRES(ctx, table->table().dim() == dim_,
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, &table));
+    OP_REQUIRES(ctx, table->options().dim == dim_,
                 absl::InvalidArgumentError(absl::StrCat(
-                    "dim must be the table's, ", table->table().dim(), ". Received: ", dim_)));
+                    "dim must be the table's, ", table->options().dim, ". Received: ", dim_)));
     const Tensor& keys = ctx->input(1);
-    const int64_t num_keys = keys.NumElements();
+    const int64_t n = keys.NumElements();
     Tensor *rows, *problem;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({num_keys, dim_}), &rows));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({n, dim_}), &rows));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, TensorShape({}), &problem));
-    TfExecutor ex(ctx);
-    float* out = rows->flat<float>().data();
-    const absl::Status status = Guard([&] {
+    float* const out = rows->flat<float>().data();
+    const absl::Status status = table->Run(ctx, [&](CallContext context) {
       if (insert_) {
-        table->table().FindOrInsert(ex, Keys(keys), num_keys, out, nullptr);
+        table->table().FindOrInsert(context, Keys(keys), n, out, nullptr);
       } else {
-        table->table().Find(ex, Keys(keys), num_keys, out, nullptr);
+        table->table().Find(context, Keys(keys), n, out, nullptr);
       }
     });
-    if (!status.ok()) {
-      rows->flat<float>().setZero();
-      problem->scalar<tensorflow::tstring>()() = std::string(status.message());
-    }
+    if (status.ok()) return;
+    problem->scalar<tensorflow::tstring>()() = std::string(status.message());
+    OP_REQUIRES_OK(ctx, table->Run(ctx, [&](CallContext context) {
+      table->table().WriteZeros(context, out, n);
+    }));
   }
 
  private:
   int64_t dim_;
   bool insert_;
 };
-REGISTER_KERNEL_BUILDER(Name("SokFindRows").Device(tensorflow::DEVICE_CPU), FindRowsOp);
+SOK_REGISTER_TABLE_KERNEL(Name("SokFindRows").HostMemory("handle").HostMemory("problem"),
+                          FindRowsOp);
 
 REGISTER_OP("SokPackRows")
     .Input("rows: N * float")

@@ -197,7 +197,7 @@ class GatherRowsOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    std::vector<TablePtr> tables;
+    std::vector<HostTablePtr> tables;
     OP_REQUIRES_OK(ctx, LookupTables(ctx, "handles", &tables));
     const int64_t n = tables.size();
     const Tensor& message = ctx->input(n);
@@ -214,7 +214,7 @@ class GatherRowsOp : public OpKernel {
   }
 
  private:
-  absl::Status Write(OpKernelContext* ctx, const std::vector<TablePtr>& tables,
+  absl::Status Write(OpKernelContext* ctx, const std::vector<HostTablePtr>& tables,
                      const std::vector<std::vector<KeySegment>>& segments) const {
     const int64_t n = tables.size();
     std::vector<int64_t> words(world_size_, 1);

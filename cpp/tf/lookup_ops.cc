@@ -61,7 +61,7 @@ class LookupOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    std::vector<TablePtr> tables;
+    std::vector<HostTablePtr> tables;
     OP_REQUIRES_OK(ctx, LookupTables(ctx, "handles", &tables));
     OpInputList keys, row_splits, weights;
     OP_REQUIRES_OK(ctx, ctx->input_list("keys", &keys));

@@ -69,7 +69,7 @@ class ApplyGradientsOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    std::vector<TablePtr> tables;
+    std::vector<HostTablePtr> tables;
     OP_REQUIRES_OK(ctx, LookupTables(ctx, "handles", &tables));
     OpInputList keys, grads;
     OP_REQUIRES_OK(ctx, ctx->input_list("keys", &keys));

@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "cpp/tf/common.h"
-#include "cpp/tf/policy_outputs.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -29,15 +28,15 @@ class TableEvictOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* ctx) override {
-    TablePtr table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
-    TfExecutor ex(ctx);
     Tensor* evicted;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &evicted));
-    OP_REQUIRES_OK(ctx, Guard([&] { evicted->scalar<int64_t>()() = table->table().Evict(ex); }));
+    OP_REQUIRES_OK(ctx, WithTable(ctx, [&](Table& table, CallContext context) {
+                     evicted->scalar<int64_t>()() = table.Evict(context);
+                   }));
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SokTableEvict").Device(tensorflow::DEVICE_CPU), TableEvictOp);
+SOK_REGISTER_TABLE_KERNEL(Name("SokTableEvict").HostMemory("handle").HostMemory("num_evicted"),
+                          TableEvictOp);
 
 REGISTER_OP("SokTablePopEvicted")
     .Input("handle: resource")
@@ -64,15 +63,51 @@ class TablePopEvictedOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* ctx) override {
-    TablePtr table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
     EvictedRows popped;
-    OP_REQUIRES_OK(ctx, Guard([&] { popped = table->table().PopEvicted(); }));
-    OP_REQUIRES_OK(ctx, WriteEvictedRows(ctx, popped, table->table().dim()));
+    int64_t dim = 0;
+    OP_REQUIRES_OK(ctx, WithTable(ctx, [&](Table& table, CallContext) {
+                     popped = table.PopEvicted();
+                     dim = table.dim();
+                   }));
+    OP_REQUIRES_OK(ctx, Write(ctx, popped, dim));
+  }
+
+ private:
+  static absl::Status Write(OpKernelContext* ctx, const EvictedRows& popped, int64_t dim) {
+    const int64_t n = popped.keys.size(), num_slots = popped.slot_names.size();
+    int64_t slot_width = 0;
+    for (int64_t width : popped.slot_widths) slot_width += width;
+    Tensor *keys, *rows, *slot_rows, *names, *widths, *frequencies, *last_steps;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({n}), &keys));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({n, dim}), &rows));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({n, slot_width}), &slot_rows));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(3, TensorShape({num_slots}), &names));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(4, TensorShape({num_slots}), &widths));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(5, TensorShape({n}), &frequencies));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(6, TensorShape({n}), &last_steps));
+    std::copy(popped.keys.begin(), popped.keys.end(), Keys(keys));
+    std::copy(popped.rows.begin(), popped.rows.end(), rows->flat<float>().data());
+    std::copy(popped.slot_rows.begin(), popped.slot_rows.end(), slot_rows->flat<float>().data());
+    std::copy(popped.slot_names.begin(), popped.slot_names.end(),
+              names->flat<tensorflow::tstring>().data());
+    std::copy(popped.slot_widths.begin(), popped.slot_widths.end(), widths->flat<int64_t>().data());
+    std::copy(popped.frequencies.begin(), popped.frequencies.end(),
+              frequencies->flat<int64_t>().data());
+    std::copy(popped.last_steps.begin(), popped.last_steps.end(),
+              last_steps->flat<int64_t>().data());
+    return absl::OkStatus();
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SokTablePopEvicted").Device(tensorflow::DEVICE_CPU),
-                        TablePopEvictedOp);
+SOK_REGISTER_TABLE_KERNEL(Name("SokTablePopEvicted")
+                              .HostMemory("handle")
+                              .HostMemory("keys")
+                              .HostMemory("rows")
+                              .HostMemory("slot_rows")
+                              .HostMemory("slot_names")
+                              .HostMemory("slot_widths")
+                              .HostMemory("frequencies")
+                              .HostMemory("last_steps"),
+                          TablePopEvictedOp);
 
 REGISTER_OP("SokTableStatistics")
     .Input("handle: resource")
@@ -90,15 +125,21 @@ class TableStatisticsOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* ctx) override {
-    TablePtr table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
     PolicyStatistics s;
-    OP_REQUIRES_OK(ctx, Guard([&] { s = table->table().Statistics(); }));
-    OP_REQUIRES_OK(ctx, WriteStatistics(ctx, s));
+    OP_REQUIRES_OK(ctx, WithTable(ctx, [&](Table& table, CallContext context) {
+                     s = table.Statistics(context);
+                   }));
+    const std::vector<int64_t> values = {
+        s.size,    s.seen,   s.found,    s.admitted, s.refused, s.written,           s.erased,
+        s.evicted, s.popped, s.buffered, s.dropped,  s.waiting, s.dropped_gradients, s.step};
+    Tensor* statistics;
+    OP_REQUIRES_OK(ctx,
+                   ctx->allocate_output(0, TensorShape({int64_t(values.size())}), &statistics));
+    std::copy(values.begin(), values.end(), statistics->flat<int64_t>().data());
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SokTableStatistics").Device(tensorflow::DEVICE_CPU),
-                        TableStatisticsOp);
+SOK_REGISTER_TABLE_KERNEL(Name("SokTableStatistics").HostMemory("handle").HostMemory("statistics"),
+                          TableStatisticsOp);
 
 REGISTER_OP("SokTableKeyStatistics")
     .Input("handle: resource")
@@ -121,23 +162,20 @@ class TableKeyStatisticsOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* ctx) override {
-    TablePtr table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
     const Tensor& keys = ctx->input(1);
     Tensor *present, *frequencies, *last_steps;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, keys.shape(), &present));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, keys.shape(), &frequencies));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(2, keys.shape(), &last_steps));
-    OP_REQUIRES_OK(ctx, Guard([&] {
-                     table->table().KeyStatistics(
-                         Keys(keys), keys.NumElements(),
-                         reinterpret_cast<uint8_t*>(present->flat<bool>().data()),
-                         frequencies->flat<int64_t>().data(), last_steps->flat<int64_t>().data());
+    OP_REQUIRES_OK(ctx, WithTable(ctx, [&](Table& table, CallContext context) {
+                     table.KeyStatistics(context, Keys(keys), keys.NumElements(),
+                                         reinterpret_cast<uint8_t*>(present->flat<bool>().data()),
+                                         frequencies->flat<int64_t>().data(),
+                                         last_steps->flat<int64_t>().data());
                    }));
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SokTableKeyStatistics").Device(tensorflow::DEVICE_CPU),
-                        TableKeyStatisticsOp);
+SOK_REGISTER_TABLE_KERNEL(Name("SokTableKeyStatistics").HostMemory("handle"), TableKeyStatisticsOp);
 
 REGISTER_OP("SokTableAssignScores")
     .Input("handle: resource")
@@ -159,21 +197,20 @@ class TableAssignScoresOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* ctx) override {
-    TablePtr table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
     const Tensor &keys = ctx->input(1), &scores = ctx->input(2);
     OP_REQUIRES(ctx, keys.NumElements() == scores.NumElements(),
                 absl::InvalidArgumentError("scores must be one a key"));
     Tensor* assigned;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &assigned));
-    OP_REQUIRES_OK(ctx, Guard([&] {
-                     assigned->scalar<int64_t>()() = table->table().AssignScores(
-                         Keys(keys), keys.NumElements(), scores.flat<int64_t>().data());
+    OP_REQUIRES_OK(ctx, WithTable(ctx, [&](Table& table, CallContext context) {
+                     assigned->scalar<int64_t>()() = table.AssignScores(
+                         context, Keys(keys), keys.NumElements(), scores.flat<int64_t>().data());
                    }));
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SokTableAssignScores").Device(tensorflow::DEVICE_CPU),
-                        TableAssignScoresOp);
+SOK_REGISTER_TABLE_KERNEL(
+    Name("SokTableAssignScores").HostMemory("handle").HostMemory("num_assigned"),
+    TableAssignScoresOp);
 
 REGISTER_OP("SokTableSetStep")
     .Input("handle: resource")
@@ -189,13 +226,14 @@ class TableSetStepOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* ctx) override {
-    TablePtr table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
     OP_REQUIRES(ctx, tensorflow::TensorShapeUtils::IsScalar(ctx->input(1).shape()),
                 absl::InvalidArgumentError("step must be a scalar"));
-    OP_REQUIRES_OK(ctx, Guard([&] { table->table().SetStep(ctx->input(1).scalar<int64_t>()()); }));
+    OP_REQUIRES_OK(ctx, WithTable(ctx, [&](Table& table, CallContext) {
+                     table.SetStep(ctx->input(1).scalar<int64_t>()());
+                   }));
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SokTableSetStep").Device(tensorflow::DEVICE_CPU), TableSetStepOp);
+SOK_REGISTER_TABLE_KERNEL(Name("SokTableSetStep").HostMemory("handle").HostMemory("step"),
+                          TableSetStepOp);
 
 }  // namespace sok

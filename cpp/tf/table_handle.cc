@@ -52,7 +52,7 @@ REGISTER_OP("SokTableHandle")
     .Doc("This rank's shard of a table, created when first run. `shape` is what Python shows.");
 
 REGISTER_KERNEL_BUILDER(Name("SokTableHandle").Device(tensorflow::DEVICE_CPU),
-                        TableHandleOp<TableResource>);
+                        TableHandleOp<HostTableResource>);
 
 absl::Status TableAttrs::Init(tensorflow::OpKernelConstruction* ctx) {
   std::string key_type, initializer;

@@ -8,7 +8,6 @@
 #include "cpp/core/table_options.h"
 #include "cpp/tf/common.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/resource_mgr.h"
 
 namespace sok {
 
@@ -27,7 +26,7 @@ class TableAttrs {
   uint64_t initializer_seed_ = 0;
 };
 
-// `Resource::Create(ctx, options)` makes the table; what it throws fails the op.
+// `Resource(ctx, options)` makes the table, in its memory; what it throws fails the op.
 template <typename Resource>
 class TableHandleOp : public tensorflow::OpKernel {
  public:
@@ -36,17 +35,18 @@ class TableHandleOp : public tensorflow::OpKernel {
   }
 
   void Compute(tensorflow::OpKernelContext* ctx) override {
-    auto creator = [&](Resource** resource) {
+    auto creator = [&](TableResource** resource) {
       TableOptions options;
       TF_RETURN_IF_ERROR(attrs_.Options(&options));
-      return Guard([&] { *resource = Resource::Create(ctx, options); });
+      return Guard([&] { *resource = new Resource(ctx, options); });
     };
     const std::string& container = attrs_.container();
-    const tensorflow::ResourceHandle handle = tensorflow::MakeResourceHandle<Resource>(
+    const tensorflow::ResourceHandle handle = tensorflow::MakeResourceHandle<TableResource>(
         ctx, container.empty() ? ctx->resource_manager()->default_container() : container,
         attrs_.shared_name());
-    tensorflow::core::RefCountPtr<Resource> table;
-    OP_REQUIRES_OK(ctx, tensorflow::LookupOrCreateResource<Resource>(ctx, handle, &table, creator));
+    TablePtr table;
+    OP_REQUIRES_OK(ctx,
+                   tensorflow::LookupOrCreateResource<TableResource>(ctx, handle, &table, creator));
     tensorflow::Tensor* output;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, tensorflow::TensorShape({}), &output));
     output->scalar<tensorflow::ResourceHandle>()() = handle;

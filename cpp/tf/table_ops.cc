@@ -41,14 +41,15 @@ class TableSizeOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* ctx) override {
-    TablePtr table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
     Tensor* size;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &size));
-    size->scalar<int64_t>()() = table->table().size();
+    OP_REQUIRES_OK(ctx, WithTable(ctx, [&](Table& table, CallContext context) {
+                     size->scalar<int64_t>()() = table.Size(context);
+                   }));
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SokTableSize").Device(tensorflow::DEVICE_CPU), TableSizeOp);
+SOK_REGISTER_TABLE_KERNEL(Name("SokTableSize").HostMemory("handle").HostMemory("size"),
+                          TableSizeOp);
 
 REGISTER_OP("SokTableStats")
     .Input("handle: resource")
@@ -65,9 +66,9 @@ class TableStatsOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* ctx) override {
-    TablePtr table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
-    const TableStats s = table->table().Stats();
+    MemoryStats s;
+    OP_REQUIRES_OK(
+        ctx, WithTable(ctx, [&](Table& table, CallContext context) { s = table.Stats(context); }));
     const std::vector<double> values = {double(s.size),
                                         double(s.capacity),
                                         double(s.max_capacity),
@@ -83,7 +84,8 @@ class TableStatsOp : public OpKernel {
     std::copy(values.begin(), values.end(), stats->flat<double>().data());
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SokTableStats").Device(tensorflow::DEVICE_CPU), TableStatsOp);
+SOK_REGISTER_TABLE_KERNEL(Name("SokTableStats").HostMemory("handle").HostMemory("stats"),
+                          TableStatsOp);
 
 REGISTER_OP("SokTableClear")
     .Input("handle: resource")
@@ -94,12 +96,11 @@ class TableClearOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* ctx) override {
-    TablePtr table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
-    OP_REQUIRES_OK(ctx, Guard([&] { table->table().Clear(); }));
+    OP_REQUIRES_OK(ctx,
+                   WithTable(ctx, [](Table& table, CallContext context) { table.Clear(context); }));
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SokTableClear").Device(tensorflow::DEVICE_CPU), TableClearOp);
+SOK_REGISTER_TABLE_KERNEL(Name("SokTableClear").HostMemory("handle"), TableClearOp);
 
 REGISTER_OP("SokTableErase")
     .Input("handle: resource")
@@ -112,18 +113,16 @@ class TableEraseOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* ctx) override {
-    TablePtr table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
-    TfExecutor ex(ctx);
     const Tensor& keys = ctx->input(1);
     Tensor* erased;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &erased));
-    OP_REQUIRES_OK(ctx, Guard([&] {
+    OP_REQUIRES_OK(ctx, WithTable(ctx, [&](Table& table, CallContext context) {
                      erased->scalar<int64_t>()() =
-                         table->table().Erase(ex, Keys(keys), keys.NumElements());
+                         table.Erase(context, Keys(keys), keys.NumElements());
                    }));
   }
 };
-REGISTER_KERNEL_BUILDER(Name("SokTableErase").Device(tensorflow::DEVICE_CPU), TableEraseOp);
+SOK_REGISTER_TABLE_KERNEL(Name("SokTableErase").HostMemory("handle").HostMemory("num_erased"),
+                          TableEraseOp);
 
 }  // namespace sok

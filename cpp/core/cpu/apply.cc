@@ -121,7 +121,7 @@ OptimizerState* Attached(const CpuTable& table, const OptimizerOptions& options)
 OptimizerState* Attach(Executor& ex, CpuTable& table, const OptimizerOptions& options) {
   const std::vector<SlotSpec> slots = OptimizerSlots(options, table.dim());
   auto state = std::make_shared<OptimizerState>(options, table.dim());
-  table.ConfigureSlots(ex, slots);
+  table.LayOutSlots(ex, slots);
   int64_t offset = table.dim();
   for (const SlotSpec& slot : slots) {
     if (table.SlotOffset(slot.name) != offset) {

@@ -79,9 +79,9 @@ void CheckSplits(const std::string& table, const BatchLimits& limits, const int6
 }
 
 // A training lookup of a table with policies. Needs the exclusive lock.
-void Observe(Executor& ex, CpuTable& table, const std::vector<uint64_t>& keys) {
+void RecordLookup(Executor& ex, CpuTable& table, const std::vector<uint64_t>& keys) {
   const Scratch<uint32_t> row_numbers(keys.size());
-  table.ObserveRows(ex, keys.data(), keys.size(), row_numbers.get());
+  table.RecordTrainingRows(ex, keys.data(), keys.size(), row_numbers.get());
 }
 
 // All features of one table, whose lock is held: the exclusive one to insert.
@@ -100,7 +100,7 @@ void LookupTable(Executor& ex, std::vector<FeatureLookup>& features, const int64
       const FeatureLookup& feature = features[members[m]];
       keys.insert(keys.end(), feature.unique_keys, feature.unique_keys + feature.num_unique);
     }
-    Observe(ex, table, keys);
+    RecordLookup(ex, table, keys);
     insert = false;  // what is to be inserted has been
   }
   for (int64_t m = 0; m < num_members; ++m) {
@@ -151,7 +151,7 @@ void ReadGroup(Executor& ex, const std::vector<RowRequest>& requests, bool inser
         const RowRequest& request = requests[members[m]];
         keys.insert(keys.end(), request.keys, request.keys + request.num_keys);
       }
-      Observe(inner, table, keys);
+      RecordLookup(inner, table, keys);
       insert_missing = false;
     }
     for (int64_t m = 0; m < num_members; ++m) {

@@ -166,8 +166,8 @@ CpuTable::CpuTable(const TableOptions& options) : impl_(new Impl(options)) {
 CpuTable::~CpuTable() = default;
 
 const TableOptions& CpuTable::options() const { return impl_->options; }
-int64_t CpuTable::dim() const { return impl_->options.dim; }
 int64_t CpuTable::size() const { return impl_->size; }
+int64_t CpuTable::Size(CallContext) const { return impl_->size; }
 std::shared_mutex& CpuTable::mutex() const { return impl_->mutex; }
 float* CpuTable::Row(uint32_t row_number) const { return impl_->arena->Row(row_number); }
 
@@ -180,10 +180,14 @@ void CpuTable::InitialRow(uint64_t key, float* row) const { impl_->ReadInitialRo
 
 void CpuTable::MissingRow(uint64_t key, float* row) const { impl_->ReadMissingRows(&key, 1, &row); }
 
-void CpuTable::Find(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows,
+void CpuTable::Find(CallContext context, const uint64_t* keys, int64_t num_keys, float* rows,
                     uint8_t* found) const {
   const SharedLock lock(impl_->mutex);
-  Read(ex, keys, num_keys, rows, found);
+  Read(context.threads(), keys, num_keys, rows, found);
+}
+
+void CpuTable::WriteZeros(CallContext, float* rows, int64_t num_rows) const {
+  std::fill_n(rows, num_rows * dim(), 0.0f);
 }
 
 void CpuTable::Read(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows,
@@ -216,12 +220,13 @@ void CpuTable::Impl::InsertRead(Executor& ex, const uint64_t* keys, int64_t num_
   InsertMissing(ex, keys, num_keys, row_numbers, inserted, &misses, Pending() ? nullptr : rows);
 }
 
-void CpuTable::FindOrInsert(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows,
-                            uint8_t* inserted) {
+void CpuTable::FindOrInsert(CallContext context, const uint64_t* keys, int64_t num_keys,
+                            float* rows, uint8_t* inserted) {
+  Executor& ex = context.threads();
   CheckBatch(num_keys, impl_->options);
   const Scratch<uint32_t> row_numbers(num_keys);
   if (inserted != nullptr) std::fill_n(inserted, num_keys, 0);
-  if (impl_->records != nullptr) return ObserveAndRead(ex, keys, num_keys, rows, inserted);
+  if (impl_->records != nullptr) return RecordAndRead(ex, keys, num_keys, rows, inserted);
   uint64_t version;
   {
     // Most batches of a trained table have no new key: those need no more than this.
@@ -304,7 +309,9 @@ void CpuTable::FindOrInsertRows(Executor& ex, const uint64_t* keys, int64_t num_
   if (num_inserted != nullptr) *num_inserted = n;
 }
 
-void CpuTable::Assign(Executor& ex, const uint64_t* keys, int64_t num_keys, const float* rows) {
+void CpuTable::Assign(CallContext context, const uint64_t* keys, int64_t num_keys,
+                      const float* rows) {
+  Executor& ex = context.threads();
   CheckBatch(num_keys, impl_->options);
   const Scratch<uint32_t> row_numbers(num_keys);
   const ExclusiveLock lock(impl_->mutex);
@@ -335,12 +342,10 @@ void CpuTable::Assign(Executor& ex, const uint64_t* keys, int64_t num_keys, cons
   });
 }
 
-int64_t CpuTable::Erase(Executor& ex, const uint64_t* keys, int64_t num_keys) {
+int64_t CpuTable::Erase(CallContext context, const uint64_t* keys, int64_t num_keys) {
   CheckBatch(num_keys, impl_->options);
-  if (!impl_->options.use_hashtable) {
-    throw std::invalid_argument("Erase needs a table with a hashtable. Received: table '" +
-                                impl_->options.name + "' with use_hashtable=false");
-  }
+  RequireHashtable(impl_->options);
+  Executor& ex = context.threads();
   const ExclusiveLock lock(impl_->mutex);
   ShardGroups groups;
   GroupByShard(ex, keys, num_keys, [](int64_t) { return true; }, &groups);
@@ -368,12 +373,12 @@ int64_t CpuTable::Erase(Executor& ex, const uint64_t* keys, int64_t num_keys) {
   return num_erased;
 }
 
-void CpuTable::Clear() {
+void CpuTable::Clear(CallContext) {
   const ExclusiveLock lock(impl_->mutex);
   impl_->Clear();
 }
 
-void CpuTable::Reserve(Executor& ex, int64_t num_keys) {
+void CpuTable::Reserve(CallContext context, int64_t num_keys) {
   const ExclusiveLock lock(impl_->mutex);
   const int64_t max_capacity = impl_->options.max_capacity;
   if (max_capacity > 0 && num_keys > max_capacity) {
@@ -381,13 +386,13 @@ void CpuTable::Reserve(Executor& ex, int64_t num_keys) {
                             ". Received: " + std::to_string(num_keys) + " (table '" +
                             impl_->options.name + "')");
   }
-  if (impl_->options.use_hashtable) impl_->ReserveIndex(ex, num_keys);
+  if (impl_->options.use_hashtable) impl_->ReserveIndex(context.threads(), num_keys);
 }
 
-TableStats CpuTable::Stats() const {
+MemoryStats CpuTable::Stats(CallContext) const {
   const SharedLock lock(impl_->mutex);
   const Impl& impl = *impl_;
-  TableStats stats;
+  MemoryStats stats;
   stats.size = impl.size;
   stats.max_capacity = impl.options.max_capacity;
   int64_t total_probes = 0;

@@ -76,9 +76,9 @@ void CpuTable::Impl::EvictRows(const std::vector<EvictionQueue::Entry>& entries)
   rec.statistics.dropped += rec.buffer.Append(std::move(evicted), rec.options.evicted_buffer);
 }
 
-int64_t CpuTable::Evict(Executor& ex) {
+int64_t CpuTable::Evict(CallContext context) {
   const std::unique_lock<std::shared_mutex> lock(impl_->mutex);
-  return impl_->Evict(ex);
+  return impl_->Evict(context.threads());
 }
 
 int64_t CpuTable::Impl::Evict(Executor& ex) {

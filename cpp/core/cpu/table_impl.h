@@ -33,7 +33,7 @@ struct ShardGroups {
 };
 
 // Keys of a training lookup, sorted out by index shard.
-struct ObservedBatch {
+struct LookupBatch {
   int64_t step = 0;
   const uint64_t* keys = nullptr;  // [num_keys], as they came
   ShardGroups present, missing;
@@ -91,9 +91,9 @@ struct CpuTable::Impl {
   TableRecords& Records() const;  // throws std::invalid_argument where there are none
   // A training lookup of keys, which may repeat. `rows` gets row numbers, kNoRow for keys that
   // wait.
-  void Observe(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* rows);
-  void SortOutMissing(Executor& ex, ObservedBatch* batch);
-  void CountObserved(Executor& ex, const ObservedBatch& batch, uint32_t* rows);
+  void RecordTrainingLookup(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* rows);
+  void SortOutMissing(Executor& ex, LookupBatch* batch);
+  void CountLookup(Executor& ex, const LookupBatch& batch, uint32_t* rows);
   int64_t Evict(Executor& ex);
   // Evicts so many keys of least score that `num_new` find room; those in `rows` stay.
   void MakeRoomByScore(int64_t num_new, const uint32_t* rows, int64_t num_rows);
@@ -109,7 +109,6 @@ struct CpuTable::Impl {
   };
   std::vector<Entry> SortedEntries(Executor& ex) const;
   RecordSnapshot ExportRecords(const std::vector<Entry>& entries) const;
-  void CheckRecords(const TableSnapshot& snapshot) const;  // throws std::invalid_argument
   void ImportRecords(const TableSnapshot& snapshot, const uint32_t* rows);
   void CatchUpAll(Executor& ex);
 

@@ -1,6 +1,6 @@
 // Admission and eviction: the calls of CpuTable that read and write its records.
 //
-//     Observe   find -> missing, unique, by shard -> filter -> room, evicting -> insert -> count
+//     lookup    find -> missing, unique, by shard -> filter -> room, evicting -> insert -> count
 //
 // Everything that can throw happens before the first count: a lookup that failed was not seen. All
 // work is by index shard, so records do not depend on the number of threads; and as missing keys
@@ -25,9 +25,10 @@ TableRecords& CpuTable::Impl::Records() const {
   return *records;
 }
 
-void CpuTable::Impl::Observe(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* rows) {
+void CpuTable::Impl::RecordTrainingLookup(Executor& ex, const uint64_t* keys, int64_t num_keys,
+                                          uint32_t* rows) {
   TableRecords& rec = *records;
-  ObservedBatch batch;
+  LookupBatch batch;
   batch.step = rec.step + 1;
   batch.keys = keys;
   ex.ParallelFor(num_keys, 2048, [&](int64_t begin, int64_t end) {
@@ -63,10 +64,10 @@ void CpuTable::Impl::Observe(Executor& ex, const uint64_t* keys, int64_t num_key
     rec.Add(new_rows[i], new_keys[i], new_counts[i], batch.step);
     rec.Enter(new_rows[i]);
   }
-  CountObserved(ex, batch, rows);
+  CountLookup(ex, batch, rows);
 }
 
-void CpuTable::Impl::SortOutMissing(Executor& ex, ObservedBatch* batch) {
+void CpuTable::Impl::SortOutMissing(Executor& ex, LookupBatch* batch) {
   AdmissionFilter* const filter = records->filter.get();
   const ShardGroups& missing = batch->missing;
   batch->unique.resize(missing.positions.size());
@@ -102,7 +103,7 @@ void CpuTable::Impl::SortOutMissing(Executor& ex, ObservedBatch* batch) {
   });
 }
 
-void CpuTable::Impl::CountObserved(Executor& ex, const ObservedBatch& batch, uint32_t* rows) {
+void CpuTable::Impl::CountLookup(Executor& ex, const LookupBatch& batch, uint32_t* rows) {
   TableRecords& rec = *records;
   AdmissionFilter* const filter = rec.filter.get();
   const ShardGroups &present = batch.present, &missing = batch.missing;
@@ -189,13 +190,6 @@ RecordSnapshot CpuTable::Impl::ExportRecords(const std::vector<Entry>& entries) 
   return snapshot;
 }
 
-void CpuTable::Impl::CheckRecords(const TableSnapshot& snapshot) const {
-  const RecordSnapshot& policy = snapshot.policy;
-  CheckSnapshotRecords(static_cast<int64_t>(policy.records.size()),
-                       static_cast<int64_t>(snapshot.keys.size()), options.name);
-  if (records->filter != nullptr) records->filter->CheckCounters(policy.counters);
-}
-
 void CpuTable::Impl::ImportRecords(const TableSnapshot& snapshot, const uint32_t* rows) {
   TableRecords& rec = *records;
   const RecordSnapshot& policy = snapshot.policy;
@@ -208,26 +202,20 @@ void CpuTable::Impl::ImportRecords(const TableSnapshot& snapshot, const uint32_t
   rec.queue.Clear();  // scores may have fallen
 }
 
-bool CpuTable::keeps_records() const { return impl_->records != nullptr; }
-
-bool CpuTable::filters() const {
-  return impl_->records != nullptr && impl_->records->filter != nullptr;
-}
-
-void CpuTable::Observe(Executor& ex, const uint64_t* keys, int64_t num_keys) {
+void CpuTable::RecordTrainingLookup(CallContext context, const uint64_t* keys, int64_t num_keys) {
   const Scratch<uint32_t> rows(num_keys);
   const ExclusiveLock lock(impl_->mutex);
-  ObserveRows(ex, keys, num_keys, rows.get());
+  RecordTrainingRows(context.threads(), keys, num_keys, rows.get());
 }
 
-void CpuTable::ObserveRows(Executor& ex, const uint64_t* keys, int64_t num_keys,
-                           uint32_t* row_numbers) {
+void CpuTable::RecordTrainingRows(Executor& ex, const uint64_t* keys, int64_t num_keys,
+                                  uint32_t* row_numbers) {
   impl_->Records();
-  impl_->Observe(ex, keys, num_keys, row_numbers);
+  impl_->RecordTrainingLookup(ex, keys, num_keys, row_numbers);
 }
 
-void CpuTable::ObserveAndRead(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows,
-                              uint8_t* inserted) {
+void CpuTable::RecordAndRead(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows,
+                             uint8_t* inserted) {
   const Scratch<uint32_t> row_numbers(num_keys);
   std::vector<int64_t> missing;
   const ExclusiveLock lock(impl_->mutex);
@@ -237,7 +225,7 @@ void CpuTable::ObserveAndRead(Executor& ex, const uint64_t* keys, int64_t num_ke
       if (row_numbers[i] == kNoRow) missing.push_back(i);
     }
   }
-  impl_->Observe(ex, keys, num_keys, row_numbers.get());
+  impl_->RecordTrainingLookup(ex, keys, num_keys, row_numbers.get());
   std::vector<bool> is_marked(missing.empty() ? 0 : static_cast<size_t>(impl_->next_row));
   for (int64_t i : missing) {
     if (row_numbers[i] == kNoRow) continue;
@@ -249,7 +237,7 @@ void CpuTable::ObserveAndRead(Executor& ex, const uint64_t* keys, int64_t num_ke
   });
 }
 
-PolicyStatistics CpuTable::Statistics() const {
+PolicyStatistics CpuTable::Statistics(CallContext) const {
   const SharedLock lock(impl_->mutex);
   const TableRecords& rec = impl_->Records();
   PolicyStatistics statistics = rec.statistics;
@@ -261,7 +249,7 @@ PolicyStatistics CpuTable::Statistics() const {
   return statistics;
 }
 
-void CpuTable::KeyStatistics(const uint64_t* keys, int64_t num_keys, uint8_t* present,
+void CpuTable::KeyStatistics(CallContext, const uint64_t* keys, int64_t num_keys, uint8_t* present,
                              int64_t* frequencies, int64_t* last_steps) const {
   const SharedLock lock(impl_->mutex);
   const TableRecords& rec = impl_->Records();
@@ -280,7 +268,8 @@ void CpuTable::KeyStatistics(const uint64_t* keys, int64_t num_keys, uint8_t* pr
   }
 }
 
-int64_t CpuTable::AssignScores(const uint64_t* keys, int64_t num_keys, const int64_t* scores) {
+int64_t CpuTable::AssignScores(CallContext, const uint64_t* keys, int64_t num_keys,
+                               const int64_t* scores) {
   const ExclusiveLock lock(impl_->mutex);
   TableRecords& rec = impl_->Records();
   RequireCustomScore(rec.options.score, impl_->options.name);

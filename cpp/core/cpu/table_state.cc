@@ -2,9 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <limits>
 #include <mutex>
-#include <set>
 #include <stdexcept>
 #include <string>
 
@@ -12,40 +10,6 @@
 
 namespace sok {
 namespace {
-
-bool SameSpec(const SlotSpec& a, const SlotSpec& b) {
-  return a.name == b.name && a.width == b.width && a.initial == b.initial && a.saved == b.saved;
-}
-
-void ValidateSlots(const std::vector<SlotSpec>& specs, const std::string& table) {
-  for (size_t i = 0; i < specs.size(); ++i) {
-    if (specs[i].width < 1) {
-      throw std::invalid_argument("The width of slot variable '" + specs[i].name +
-                                  "' must be positive. Received: " +
-                                  std::to_string(specs[i].width) + " (table '" + table + "')");
-    }
-    for (size_t j = 0; j < i; ++j) {
-      if (specs[i].name == specs[j].name) {
-        throw std::invalid_argument("Slot variables must have different names. Received: '" +
-                                    specs[i].name + "' twice (table '" + table + "')");
-      }
-    }
-  }
-}
-
-// Of an imported slot variable until an optimizer says what new rows start with. Rows that come in
-// between hold it, and get the optimizer's value when that is known.
-constexpr float kUnknownInitial = std::numeric_limits<float>::quiet_NaN();
-
-// The offset of the slot of that name and width in floats from the row, or -1.
-int64_t OffsetOf(const std::vector<SlotSpec>& specs, int64_t dim, const SlotSpec& wanted) {
-  int64_t offset = dim;
-  for (const SlotSpec& spec : specs) {
-    if (spec.name == wanted.name) return spec.width == wanted.width ? offset : -1;
-    offset += spec.width;
-  }
-  return -1;
-}
 
 // Sorts by key, a byte at a time from the lowest; bytes that all keys share are skipped.
 template <typename Entry>
@@ -59,13 +23,6 @@ void SortByKey(std::vector<Entry>* entries) {
     for (const Entry& entry : *entries) other[places[entry.key >> shift & 255]++] = entry;
     entries->swap(other);
   }
-}
-
-void CheckLength(size_t received, size_t required, const char* what, const std::string& table) {
-  if (received == required) return;
-  throw std::invalid_argument(
-      std::string("Import: `") + what + "` must hold " + std::to_string(required) +
-      " values. Received: " + std::to_string(received) + " (table '" + table + "')");
 }
 
 }  // namespace
@@ -123,11 +80,8 @@ void CpuTable::Impl::CatchUpAll(Executor& ex) {
 const std::vector<SlotSpec>& CpuTable::slots() const { return impl_->slots; }
 
 int64_t CpuTable::SlotOffset(const std::string& name) const {
-  int64_t offset = dim();
-  for (const SlotSpec& spec : impl_->slots) {
-    if (spec.name == name) return offset;
-    offset += spec.width;
-  }
+  const int64_t offset = OffsetOfSlot(impl_->slots, dim(), name);
+  if (offset >= 0) return offset;
   throw std::out_of_range("Table '" + options().name + "' has no slot variable '" + name + "'");
 }
 
@@ -138,12 +92,20 @@ void CpuTable::AttachCatchUp(std::shared_ptr<RowCatchUp> catch_up) {
 
 const std::shared_ptr<RowCatchUp>& CpuTable::catch_up() const { return impl_->catch_up; }
 
-void CpuTable::ConfigureSlots(Executor& ex, const std::vector<SlotSpec>& specs) {
+std::vector<SlotSpec> CpuTable::Slots() const {
+  const std::shared_lock<std::shared_mutex> lock(impl_->mutex);
+  return impl_->slots;
+}
+
+void CpuTable::ConfigureSlots(CallContext context, const std::vector<SlotSpec>& specs) {
+  const std::unique_lock<std::shared_mutex> lock(impl_->mutex);
+  LayOutSlots(context.threads(), specs);
+}
+
+void CpuTable::LayOutSlots(Executor& ex, const std::vector<SlotSpec>& specs) {
   Impl& impl = *impl_;
-  if (std::equal(specs.begin(), specs.end(), impl.slots.begin(), impl.slots.end(), SameSpec)) {
-    return;
-  }
-  ValidateSlots(specs, impl.options.name);
+  if (SameSlots(specs, impl.slots)) return;
+  CheckSlots(specs, impl.options.name);
   std::vector<float> slot_initial;
   for (const SlotSpec& spec : specs)
     slot_initial.insert(slot_initial.end(), spec.width, spec.initial);
@@ -153,7 +115,7 @@ void CpuTable::ConfigureSlots(Executor& ex, const std::vector<SlotSpec>& specs) 
   // A catch-up knows the old offsets: rows must not owe anything once one of them changes.
   bool offsets_stay = true;
   for (const SlotSpec& spec : impl.slots) {
-    offsets_stay &= OffsetOf(specs, dim(), spec) == SlotOffset(spec.name);
+    offsets_stay &= OffsetOfSlot(specs, dim(), spec.name, spec.width) == SlotOffset(spec.name);
   }
   if (!offsets_stay) impl.CatchUpAll(ex);
 
@@ -167,10 +129,7 @@ void CpuTable::ConfigureSlots(Executor& ex, const std::vector<SlotSpec>& specs) 
        first += std::min(old.chunk_rows(), arena->chunk_rows())) {
     if (old.HasRow(static_cast<uint32_t>(first))) arena->ReserveRow(static_cast<uint32_t>(first));
   }
-  std::set<std::string> unknown;  // slot variables of which new rows waited for their initial value
-  for (const SlotSpec& spec : impl.slots) {
-    if (std::isnan(spec.initial)) unknown.insert(spec.name);
-  }
+  const std::vector<KeptSlot> kept = KeptSlots(impl.slots, specs, dim());
   int64_t first = 0;  // row of the chunk being moved
   const std::function<void(int64_t, int64_t)> move_rows = [&](int64_t begin, int64_t end) {
     for (int64_t r = first + begin; r < first + end; ++r) {
@@ -178,16 +137,13 @@ void CpuTable::ConfigureSlots(Executor& ex, const std::vector<SlotSpec>& specs) 
       float* const to = arena->Row(static_cast<uint32_t>(r));
       std::copy_n(from, dim(), to);
       std::copy(slot_initial.begin(), slot_initial.end(), to + dim());
-      int64_t offset = dim();
-      for (const SlotSpec& spec : specs) {
-        const int64_t kept = OffsetOf(impl.slots, dim(), spec);
-        for (int64_t k = 0; kept >= 0 && k < spec.width; ++k) {
-          // A row that came after an import, before the optimizer: see kUnknownInitial.
-          if (unknown.count(spec.name) == 0 || !std::isnan(from[kept + k])) {
-            to[offset + k] = from[kept + k];
-          }
+      float* slot = to + dim();
+      for (size_t s = 0; s < specs.size(); slot += specs[s++].width) {
+        if (kept[s].offset < 0) continue;
+        const float* const old_slot = from + kept[s].offset;
+        for (int64_t k = 0; k < specs[s].width; ++k) {
+          if (!kept[s].may_be_unknown || !std::isnan(old_slot[k])) slot[k] = old_slot[k];
         }
-        offset += spec.width;
       }
     }
   };
@@ -203,22 +159,14 @@ void CpuTable::ConfigureSlots(Executor& ex, const std::vector<SlotSpec>& specs) 
   if (!offsets_stay) impl.catch_up = nullptr;
 }
 
-TableSnapshot CpuTable::Export(Executor& ex, bool with_slots, bool evict) {
+TableSnapshot CpuTable::Export(CallContext context, bool with_slots, bool evict) {
+  Executor& ex = context.threads();
   const std::unique_lock<std::shared_mutex> lock(impl_->mutex);
   Impl& impl = *impl_;
   if (evict && impl.options.policy.evicts_on_call()) impl.Evict(ex);
   TableSnapshot snapshot;
-  std::vector<int64_t> offsets;  // of the saved slots
-  int64_t width = 0;
-  if (with_slots) {
-    for (const SlotSpec& spec : impl.slots) {
-      if (!spec.saved) continue;
-      snapshot.slot_names.push_back(spec.name);
-      snapshot.slot_widths.push_back(spec.width);
-      offsets.push_back(SlotOffset(spec.name));
-      width += spec.width;
-    }
-  }
+  if (with_slots) NameSavedSlots(impl.slots, &snapshot);
+  const int64_t width = snapshot.slot_width();
   impl.CatchUpAll(ex);
   const std::vector<Impl::Entry> entries = impl.SortedEntries(ex);
   const int64_t num_keys = static_cast<int64_t>(entries.size());
@@ -239,9 +187,8 @@ TableSnapshot CpuTable::Export(Executor& ex, bool with_slots, bool evict) {
       }
       snapshot.keys[i] = key;
       std::copy_n(row, dim(), snapshot.rows.data() + i * dim());
-      float* slot_row = snapshot.slot_rows.data() + i * width;
-      for (size_t s = 0; s < offsets.size(); ++s) {
-        slot_row = std::copy_n(row + offsets[s], snapshot.slot_widths[s], slot_row);
+      if (width > 0) {
+        CopySavedSlots(impl.slots, row + dim(), snapshot.slot_rows.data() + i * width);
       }
     }
   });
@@ -249,42 +196,24 @@ TableSnapshot CpuTable::Export(Executor& ex, bool with_slots, bool evict) {
   return snapshot;
 }
 
-void CpuTable::Import(Executor& ex, const TableSnapshot& snapshot, bool replace) {
+void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool replace) {
+  Executor& ex = context.threads();
   Impl& impl = *impl_;
-  const std::string& table = impl.options.name;
+  CheckSnapshot(snapshot, impl.options);
   const size_t num_keys = snapshot.keys.size();
-  CheckLength(snapshot.rows.size(), num_keys * dim(), "rows", table);
-  CheckLength(snapshot.slot_widths.size(), snapshot.slot_names.size(), "slot_widths", table);
-  std::vector<SlotSpec> imported;
-  int64_t width = 0;
-  for (size_t s = 0; s < snapshot.slot_names.size(); ++s) {
-    imported.push_back({snapshot.slot_names[s], snapshot.slot_widths[s], kUnknownInitial, true});
-    width += snapshot.slot_widths[s];
-  }
-  ValidateSlots(imported, table);
-  CheckLength(snapshot.slot_rows.size(), num_keys * width, "slot_rows", table);
-
+  const int64_t width = snapshot.slot_width();
   const std::unique_lock<std::shared_mutex> lock(impl.mutex);
-  if (impl.records != nullptr) impl.CheckRecords(snapshot);
-  std::vector<SlotSpec> specs = impl.slots;
-  for (const SlotSpec& spec : imported) {
-    const auto same = std::find_if(specs.begin(), specs.end(),
-                                   [&spec](const SlotSpec& s) { return s.name == spec.name; });
-    if (same == specs.end()) {
-      specs.push_back(spec);
-    } else if (same->width != spec.width) {
-      throw std::invalid_argument("Import: slot variable '" + spec.name + "' must have width " +
-                                  std::to_string(same->width) + ". Received: " +
-                                  std::to_string(spec.width) + " (table '" + table + "')");
-    }
+  if (impl.records != nullptr && impl.records->filter != nullptr) {
+    impl.records->filter->CheckCounters(snapshot.policy.counters);
   }
+  const std::vector<SlotSpec> specs = SlotsWithThoseOf(snapshot, impl.slots, impl.options);
   if (replace) impl.Clear();
   // Unsaved slots of imported rows get their initial value, which means "up to date" only once
   // the history is forgotten.
   impl.CatchUpAll(ex);
-  ConfigureSlots(ex, specs);
+  LayOutSlots(ex, specs);
   std::vector<int64_t> offsets;
-  for (const SlotSpec& spec : imported) offsets.push_back(SlotOffset(spec.name));
+  for (const std::string& name : snapshot.slot_names) offsets.push_back(SlotOffset(name));
   std::vector<uint32_t> row_numbers(num_keys);
   ShardGroups groups;  // by shard, as Assign: of equal keys the last wins
   GroupByShard(
@@ -298,8 +227,8 @@ void CpuTable::Import(Executor& ex, const TableSnapshot& snapshot, bool replace)
       std::copy(impl.slot_initial.begin(), impl.slot_initial.end(), row + dim());
       const float* slot_row = snapshot.slot_rows.data() + position * width;
       for (size_t s = 0; s < offsets.size(); ++s) {
-        std::copy_n(slot_row, imported[s].width, row + offsets[s]);
-        slot_row += imported[s].width;
+        std::copy_n(slot_row, snapshot.slot_widths[s], row + offsets[s]);
+        slot_row += snapshot.slot_widths[s];
       }
     }
   };

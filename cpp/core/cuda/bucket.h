@@ -20,8 +20,6 @@
 namespace sok {
 namespace cuda {
 
-inline constexpr uint32_t kNoRow = 0xFFFFFFFFu;
-
 struct alignas(16) Bucket {
   uint32_t digests[kBucketSlots / 4];  // slot s is byte s % 4 of word s / 4
   uint64_t keys[kBucketSlots];

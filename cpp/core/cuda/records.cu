@@ -135,15 +135,13 @@ void DeviceRecords::ImportCounters(Stream stream, const std::vector<int64_t>& im
 
 std::vector<WaitingKey> DeviceRecords::ExportWaiting(Stream stream) const {
   if (waiting == nullptr) return {};
-  std::vector<uint64_t> keys;
-  std::vector<float> rows;
-  waiting->Export(stream, &keys, &rows);
+  const TableSnapshot all = waiting->Export(stream, /*with_slots=*/false);
   std::vector<WaitingKey> exported;
-  exported.reserve(keys.size());
-  for (size_t i = 0; i < keys.size(); ++i) {
+  exported.reserve(all.keys.size());
+  for (size_t i = 0; i < all.keys.size(); ++i) {
     WaitingRow row;
-    std::memcpy(&row, rows.data() + i * kWaitingFloats, sizeof(row));
-    exported.push_back({keys[i], row.count, row.next_step - 1});
+    std::memcpy(&row, all.rows.data() + i * kWaitingFloats, sizeof(row));
+    exported.push_back({all.keys[i], row.count, row.next_step - 1});
   }
   return exported;
 }

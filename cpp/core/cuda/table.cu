@@ -20,12 +20,17 @@ void CheckBatch(int64_t num_keys, const TableOptions& options) {
                               std::to_string(num_keys) + " (table '" + options.name + "')");
 }
 
-void CudaTable::Find(Stream stream, const uint64_t* keys, int64_t num_keys, float* rows,
-                     uint8_t* found) {
+void CudaTable::Find(CallContext context, const uint64_t* keys, int64_t num_keys, float* rows,
+                     uint8_t* found) const {
   CheckBatch(num_keys, impl_->options);
-  impl_->Use(stream);
+  const Stream stream = context.stream();
+  const auto lock = impl_->Enter(stream);
   if (impl_->is_direct()) return impl_->FindDirect(keys, num_keys, rows, found);
   FindAndCopy(stream, {{impl_->Ref(), keys, num_keys, rows, found}});
+}
+
+void CudaTable::WriteZeros(CallContext context, float* rows, int64_t num_rows) const {
+  FillWithZeros(context.stream(), rows, static_cast<size_t>(num_rows * dim()) * sizeof(float));
 }
 
 void CudaTable::FindRows(Stream stream, const uint64_t* keys, int64_t num_keys,
@@ -66,15 +71,16 @@ void CudaTable::FindOrInsertRows(Stream stream, const uint64_t* keys, int64_t nu
   if (batch.host_counters != nullptr) impl.CopyIsUnderWay();
 }
 
-void CudaTable::FindOrInsert(Stream stream, const uint64_t* keys, int64_t num_keys, float* rows,
-                             uint8_t* inserted) {
-  impl_->Use(stream);
+void CudaTable::FindOrInsert(CallContext context, const uint64_t* keys, int64_t num_keys,
+                             float* rows, uint8_t* inserted) {
+  const Stream stream = context.stream();
+  const auto lock = impl_->Enter(stream);
   const Workspace::Scope scope(impl_->workspace, stream);
   uint32_t* const row_numbers = impl_->workspace.Take<uint32_t>(num_keys);
   if (impl_->records != nullptr) {
     CheckBatch(num_keys, impl_->options);
     const uint8_t* const first = impl_->FirstPositions(keys, num_keys, inserted != nullptr);
-    const KeyBatch batch = impl_->Observe(keys, num_keys);
+    const KeyBatch batch = impl_->RecordTrainingLookup(keys, num_keys);
     FindKeys(stream, impl_->Ref(), keys, num_keys, row_numbers);
     if (inserted != nullptr) FlagInserted(stream, batch, row_numbers, first, inserted);
     return FindAndCopy(stream, {{impl_->Ref(), keys, num_keys, rows}});
@@ -89,9 +95,11 @@ void CudaTable::GatherRows(Stream stream, const uint32_t* row_numbers, int64_t n
   CopyRows(stream, {{impl_->Ref(), row_numbers, Count(num_rows, num_actual), rows}});
 }
 
-void CudaTable::Assign(Stream stream, const uint64_t* keys, int64_t num_keys, const float* rows) {
+void CudaTable::Assign(CallContext context, const uint64_t* keys, int64_t num_keys,
+                       const float* rows) {
   Impl& impl = *impl_;
-  impl.Use(stream);
+  const Stream stream = context.stream();
+  const auto lock = impl.Enter(stream);
   const Workspace::Scope scope(impl.workspace, stream);
   uint32_t* const row_numbers = impl.workspace.Take<uint32_t>(num_keys);
   uint8_t* const last = impl.workspace.Take<uint8_t>(num_keys);
@@ -104,15 +112,13 @@ void CudaTable::Assign(Stream stream, const uint64_t* keys, int64_t num_keys, co
   WriteRows(stream, impl.Ref(), row_numbers, last, num_keys, dim(), rows);
 }
 
-int64_t CudaTable::Erase(Stream stream, const uint64_t* keys, int64_t num_keys) {
+int64_t CudaTable::Erase(CallContext context, const uint64_t* keys, int64_t num_keys) {
   CheckBatch(num_keys, impl_->options);
-  if (impl_->is_direct()) {
-    throw std::invalid_argument("Erase needs a table with a hashtable. Received: table '" +
-                                impl_->options.name + "' with use_hashtable=false");
-  }
+  RequireHashtable(impl_->options);
   if (num_keys == 0) return 0;
   Impl& impl = *impl_;
-  impl.Use(stream);
+  const Stream stream = context.stream();
+  const auto lock = impl.Enter(stream);
   impl.LearnCounters();
   impl.ReserveFreeRows();
   const Workspace::Scope scope(impl.workspace, stream);

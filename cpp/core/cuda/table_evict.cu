@@ -134,13 +134,14 @@ void CudaTable::Impl::ExpireWaiting() {
   waiting.Erase(stream, outlived, num_outlived);
 }
 
-int64_t CudaTable::Evict(Stream stream) {
+int64_t CudaTable::Evict(CallContext context) {
   impl_->Records();
-  impl_->Use(stream);
+  const auto lock = impl_->Enter(context.stream());
   return impl_->Evict();
 }
 
 EvictedRows CudaTable::PopEvicted() {
+  const std::lock_guard<std::recursive_mutex> lock(impl_->mutex);
   DeviceRecords& rec = impl_->Records();
   rec.buffer.SetSlots(impl_->slots);
   rec.statistics.popped += rec.buffer.size();

@@ -5,6 +5,7 @@
 #define SOK_CORE_CUDA_TABLE_IMPL_H_
 
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "cpp/core/cuda/history.h"
@@ -42,6 +43,8 @@ struct CudaTable::Impl {
   // Puts `next` behind the stream of the last call. Throws CudaError unless the table's device is
   // the current one.
   void Use(Stream next);
+  // The same, locked.
+  [[nodiscard]] std::unique_lock<std::recursive_mutex> Enter(Stream next);
 
   // ---- what the host knows of the counters ----
   void StartCopy();
@@ -91,7 +94,7 @@ struct CudaTable::Impl {
   // What a call at `step` finds. Waits, and changes nothing.
   KeyBatch SortOut(const uint64_t* keys, int64_t num_keys, int64_t step, const FilterRef& filter);
   // A training lookup.
-  KeyBatch Observe(const uint64_t* keys, int64_t num_keys);
+  KeyBatch RecordTrainingLookup(const uint64_t* keys, int64_t num_keys);
   // Keys that are written and not looked up.
   KeyBatch InsertWritten(const uint64_t* keys, int64_t num_keys);
   // 1 at the first position of each key, in the workspace; null where nobody asks.
@@ -109,7 +112,6 @@ struct CudaTable::Impl {
   void ExpireWaiting();
   // Of the keys in rows [num_keys], in this order.
   void ExportRecords(const uint32_t* rows, int64_t num_keys, RecordSnapshot* snapshot);
-  void CheckRecords(const RecordSnapshot& snapshot, int64_t num_keys) const;
   void ImportRecords(const RecordSnapshot& snapshot, const uint64_t* keys, const uint32_t* rows,
                      int64_t num_keys);
 
@@ -119,6 +121,7 @@ struct CudaTable::Impl {
   const TableOptions options;
   const double max_load_factor;
   const int device;
+  std::recursive_mutex mutex;
   Initializer initializer;  // default rows in device memory
   const DirectRows direct;
   Stream stream;

@@ -51,7 +51,7 @@ KeyBatch CudaTable::Impl::SortOut(const uint64_t* keys, int64_t num_keys, int64_
   return batch;
 }
 
-KeyBatch CudaTable::Impl::Observe(const uint64_t* keys, int64_t num_keys) {
+KeyBatch CudaTable::Impl::RecordTrainingLookup(const uint64_t* keys, int64_t num_keys) {
   DeviceRecords& rec = *records;
   const int64_t step = rec.step + 1;
   const KeyBatch batch = SortOut(keys, num_keys, step, rec.Filter());
@@ -163,11 +163,6 @@ void CudaTable::Impl::ExportRecords(const uint32_t* rows, int64_t num_keys,
   snapshot->step = records->step;
 }
 
-void CudaTable::Impl::CheckRecords(const RecordSnapshot& snapshot, int64_t num_keys) const {
-  CheckSnapshotRecords(static_cast<int64_t>(snapshot.records.size()), num_keys, options.name);
-  if (records->is_bloom()) CheckBloomCounters(records->bloom, snapshot.counters);
-}
-
 void CudaTable::Impl::ImportRecords(const RecordSnapshot& snapshot, const uint64_t* keys,
                                     const uint32_t* rows, int64_t num_keys) {
   DeviceRecords& rec = *records;
@@ -190,21 +185,19 @@ void CudaTable::Impl::ImportRecords(const RecordSnapshot& snapshot, const uint64
 
 // ---- calls ----
 
-bool CudaTable::keeps_records() const { return impl_->records != nullptr; }
-
-bool CudaTable::filters() const { return impl_->options.policy.filters(); }
-
-void CudaTable::Observe(Stream stream, const uint64_t* keys, int64_t num_keys) {
+void CudaTable::RecordTrainingLookup(CallContext context, const uint64_t* keys, int64_t num_keys) {
   Impl& impl = *impl_;
   impl.Records();
   CheckBatch(num_keys, impl.options);
-  impl.Use(stream);
-  const Workspace::Scope scope(impl.workspace, stream);
-  impl.Observe(keys, num_keys);
+  const auto lock = impl.Enter(context.stream());
+  const Workspace::Scope scope(impl.workspace, impl.stream);
+  impl.RecordTrainingLookup(keys, num_keys);
 }
 
-PolicyStatistics CudaTable::Statistics(Stream stream) {
+PolicyStatistics CudaTable::Statistics(CallContext context) const {
   const DeviceRecords& rec = impl_->Records();
+  const Stream stream = context.stream();
+  const auto lock = impl_->Enter(stream);
   PolicyStatistics statistics = rec.statistics;
   statistics.size = Size(stream);
   statistics.seen = statistics.found + statistics.admitted + statistics.refused;
@@ -217,21 +210,22 @@ PolicyStatistics CudaTable::Statistics(Stream stream) {
   return statistics;
 }
 
-void CudaTable::KeyStatistics(Stream stream, const uint64_t* keys, int64_t num_keys,
-                              uint8_t* present, int64_t* frequencies, int64_t* last_steps) {
+void CudaTable::KeyStatistics(CallContext context, const uint64_t* keys, int64_t num_keys,
+                              uint8_t* present, int64_t* frequencies, int64_t* last_steps) const {
   const DeviceRecords& rec = impl_->Records();
   CheckBatch(num_keys, impl_->options);
-  impl_->Use(stream);
-  ReadSeen(stream, impl_->Ref(), rec.data(), rec.Filter(), keys, num_keys, present, frequencies,
-           last_steps);
+  const auto lock = impl_->Enter(context.stream());
+  ReadSeen(impl_->stream, impl_->Ref(), rec.data(), rec.Filter(), keys, num_keys, present,
+           frequencies, last_steps);
 }
 
-int64_t CudaTable::AssignScores(Stream stream, const uint64_t* keys, int64_t num_keys,
+int64_t CudaTable::AssignScores(CallContext context, const uint64_t* keys, int64_t num_keys,
                                 const int64_t* scores) {
   Impl& impl = *impl_;
   RequireCustomScore(impl.Records().options.score, impl.options.name);
   CheckBatch(num_keys, impl.options);
-  impl.Use(stream);
+  const Stream stream = context.stream();
+  const auto lock = impl.Enter(stream);
   const Workspace::Scope scope(impl.workspace, stream);
   uint32_t* const rows = impl.workspace.Take<uint32_t>(num_keys);
   uint8_t* const last = impl.workspace.Take<uint8_t>(num_keys);
@@ -248,6 +242,7 @@ int64_t CudaTable::AssignScores(Stream stream, const uint64_t* keys, int64_t num
 void CudaTable::SetStep(int64_t step) {
   DeviceRecords& rec = impl_->Records();
   CheckTableStep(step, impl_->options.name);
+  const std::lock_guard<std::recursive_mutex> lock(impl_->mutex);
   rec.step = step;
 }
 

@@ -178,9 +178,9 @@ void CudaTable::Impl::ReserveFreeRows() {
   free_rows = std::move(larger);
 }
 
-void CudaTable::Reserve(Stream stream, int64_t num_keys) {
+void CudaTable::Reserve(CallContext context, int64_t num_keys) {
   Impl& impl = *impl_;
-  impl.Use(stream);
+  const auto lock = impl.Enter(context.stream());
   if (num_keys > impl.most()) {
     throw std::length_error("Reserve must not exceed max_capacity=" + std::to_string(impl.most()) +
                             ". Received: " + std::to_string(num_keys) + " (table '" +
@@ -192,8 +192,8 @@ void CudaTable::Reserve(Stream stream, int64_t num_keys) {
   if (more > 0 && !impl.HasRoom(more)) impl.GrowFor(more);
 }
 
-int64_t CudaTable::Size(Stream stream) {
-  impl_->Use(stream);
+int64_t CudaTable::Size(CallContext context) const {
+  const auto lock = impl_->Enter(context.stream());
   impl_->LearnCounters();
   return impl_->size.known();
 }

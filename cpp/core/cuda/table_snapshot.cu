@@ -2,8 +2,8 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <stdexcept>
 #include <string>
+#include <unordered_map>
 
 #include "cpp/core/cuda/direct.cuh"
 #include "cpp/core/cuda/index.cuh"
@@ -15,23 +15,20 @@
 namespace sok {
 namespace cuda {
 
-void CudaTable::Export(Stream stream, std::vector<uint64_t>* host_keys,
-                       std::vector<float>* host_rows) {
-  Export(stream, host_keys, host_rows, nullptr);
-}
-
-void CudaTable::Export(Stream stream, std::vector<uint64_t>* host_keys,
-                       std::vector<float>* host_rows, RecordSnapshot* policy, bool evict) {
+TableSnapshot CudaTable::Export(CallContext context, bool with_slots, bool evict) {
   Impl& impl = *impl_;
-  impl.Use(stream);
+  const Stream stream = context.stream();
+  const auto lock = impl.Enter(stream);
   if (evict && impl.options.policy.evicts_on_call()) impl.Evict();
-  if (policy != nullptr) *policy = RecordSnapshot();
   const int64_t num_keys = Size(stream);
   impl.CatchUpAll();
-  const int64_t width = row_floats();
-  host_keys->resize(static_cast<size_t>(num_keys));
-  host_rows->resize(static_cast<size_t>(num_keys * width));
-  if (num_keys == 0 && (policy == nullptr || impl.records == nullptr)) return;
+  TableSnapshot snapshot;
+  if (with_slots) NameSavedSlots(impl.slots, &snapshot);
+  const int64_t slot_width = snapshot.slot_width(), width = row_floats();
+  snapshot.keys.resize(static_cast<size_t>(num_keys));
+  snapshot.rows.resize(static_cast<size_t>(num_keys * dim()));
+  snapshot.slot_rows.resize(static_cast<size_t>(num_keys * slot_width));
+  if (num_keys == 0 && impl.records == nullptr) return snapshot;
   // Memory of their own, CUB's included: this much scratch should not stay with the table.
   const size_t key_bytes = static_cast<size_t>(num_keys) * sizeof(uint64_t);
   const Buffer keys(key_bytes, stream), sorted_keys(key_bytes, stream);
@@ -42,51 +39,103 @@ void CudaTable::Export(Stream stream, std::vector<uint64_t>* host_keys,
   Check(cudaMemsetAsync(cursor, 0, sizeof(uint32_t), stream), "cudaMemsetAsync");
   const TableRef ref = impl.Ref();
   if (impl.is_direct()) {
-    impl.ListDirectKeys(host_keys, sorted_rows.as<uint32_t>());
+    impl.ListDirectKeys(&snapshot.keys, sorted_rows.as<uint32_t>());
   } else {
     ListKeys(stream, ref.index, keys.as<uint64_t>(), rows.as<uint32_t>(), cursor);
     SortPairs(stream, scratch, keys.as<uint64_t>(), sorted_keys.as<uint64_t>(), rows.as<uint32_t>(),
               sorted_rows.as<uint32_t>(), num_keys, 64);
-    CopyToHost(stream, host_keys->data(), sorted_keys.data(), key_bytes);
+    CopyToHost(stream, snapshot.keys.data(), sorted_keys.data(), key_bytes);
   }
-  if (policy != nullptr && impl.records != nullptr) {
-    impl.ExportRecords(sorted_rows.as<uint32_t>(), num_keys, policy);
+  if (impl.records != nullptr) {
+    impl.ExportRecords(sorted_rows.as<uint32_t>(), num_keys, &snapshot.policy);
   }
-  const int64_t piece_rows = std::max<int64_t>(1, kPieceFloats / width);
-  const Buffer piece(static_cast<size_t>(std::min(piece_rows, num_keys) * width) * sizeof(float),
-                     stream);
+  const int64_t piece_rows = std::min(num_keys, std::max<int64_t>(1, kPieceFloats / width));
+  std::vector<float> whole_rows(static_cast<size_t>(piece_rows * width));
+  const Buffer piece(whole_rows.size() * sizeof(float), stream);
   for (int64_t first = 0; first < num_keys; first += piece_rows) {
     const int64_t n = std::min(piece_rows, num_keys - first);
     CopyWholeRows(stream, ref, sorted_rows.as<uint32_t>() + first, n, piece.as<float>());
-    CopyToHost(stream, host_rows->data() + first * width, piece.data(),
+    CopyToHost(stream, whole_rows.data(), piece.data(),
                static_cast<size_t>(n * width) * sizeof(float));
+    for (int64_t i = 0; i < n; ++i) {
+      const float* const row = whole_rows.data() + i * width;
+      std::copy_n(row, dim(), snapshot.rows.data() + (first + i) * dim());
+      if (slot_width == 0) continue;
+      CopySavedSlots(impl.slots, row + dim(), snapshot.slot_rows.data() + (first + i) * slot_width);
+    }
   }
+  return snapshot;
 }
 
-void CudaTable::Import(Stream stream, const uint64_t* host_keys, int64_t num_keys,
-                       const float* host_rows) {
-  Import(stream, host_keys, num_keys, host_rows, RecordSnapshot());
+namespace {
+
+// The positions in a snapshot that count: of equal keys the last, in the place of the first.
+std::vector<int64_t> LastPositions(const std::vector<uint64_t>& keys) {
+  std::vector<int64_t> positions;
+  std::unordered_map<uint64_t, size_t> places(keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const auto [entry, is_new] = places.emplace(keys[i], positions.size());
+    if (is_new) positions.push_back(0);
+    positions[entry->second] = static_cast<int64_t>(i);
+  }
+  return positions;
 }
 
-void CudaTable::Import(Stream stream, const uint64_t* host_keys, int64_t num_keys,
-                       const float* host_rows, const RecordSnapshot& policy, bool replace) {
+}  // namespace
+
+void CudaTable::Import(CallContext context, const TableSnapshot& snapshot, bool replace) {
   Impl& impl = *impl_;
-  impl.Use(stream);
-  if (impl.records != nullptr) impl.CheckRecords(policy, num_keys);
+  const Stream stream = context.stream();
+  CheckSnapshot(snapshot, impl.options);
+  CheckBatch(static_cast<int64_t>(snapshot.keys.size()), impl.options);
+  const auto lock = impl.Enter(stream);
+  if (impl.records != nullptr && impl.records->is_bloom()) {
+    CheckBloomCounters(impl.records->bloom, snapshot.policy.counters);
+  }
+  const std::vector<SlotSpec> specs = SlotsWithThoseOf(snapshot, impl.slots, impl.options);
   if (replace) Clear(stream);
   impl.CatchUpAll();
+  ConfigureSlots(stream, specs);
+
+  const std::vector<int64_t> positions = LastPositions(snapshot.keys);
+  const int64_t num_keys = static_cast<int64_t>(positions.size());
+  std::vector<uint64_t> host_keys;
+  RecordSnapshot policy = snapshot.policy;
+  policy.records.clear();
+  for (int64_t position : positions) {
+    host_keys.push_back(snapshot.keys[position]);
+    if (snapshot.policy.records.empty()) continue;
+    const auto record = snapshot.policy.records.begin() + 3 * position;
+    policy.records.insert(policy.records.end(), record, record + 3);
+  }
   Buffer keys(static_cast<size_t>(num_keys) * sizeof(uint64_t), stream);
   Buffer row_numbers(static_cast<size_t>(num_keys) * sizeof(uint32_t), stream);
-  CopyToDevice(stream, keys.data(), host_keys, keys.bytes());
+  CopyToDevice(stream, keys.data(), host_keys.data(), keys.bytes());
   // In one piece, so that all of it fits or nothing is changed.
   FindOrInsertRows(stream, keys.as<uint64_t>(), num_keys, row_numbers.as<uint32_t>(), nullptr);
-  const int64_t width = row_floats();
-  const int64_t piece_rows = std::max<int64_t>(1, kPieceFloats / width);
-  const Buffer piece(static_cast<size_t>(std::min(piece_rows, num_keys) * width) * sizeof(float),
-                     stream);
+
+  // Whole rows: what the snapshot lacks has the table's own initial values.
+  const int64_t width = row_floats(), slot_width = snapshot.slot_width();
+  std::vector<int64_t> offsets;
+  for (const std::string& name : snapshot.slot_names) {
+    offsets.push_back(OffsetOfSlot(specs, dim(), name));
+  }
+  const int64_t piece_rows = std::min(num_keys, std::max<int64_t>(1, kPieceFloats / width));
+  std::vector<float> whole_rows(static_cast<size_t>(piece_rows * width));
+  const Buffer piece(whole_rows.size() * sizeof(float), stream);
   for (int64_t first = 0; first < num_keys; first += piece_rows) {
     const int64_t n = std::min(piece_rows, num_keys - first);
-    CopyToDevice(stream, piece.data(), host_rows + first * width,
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t position = positions[first + i];
+      float* const row = whole_rows.data() + i * width;
+      std::copy_n(snapshot.rows.data() + position * dim(), dim(), row);
+      std::copy(impl.slot_initial.begin(), impl.slot_initial.end(), row + dim());
+      const float* slot_row = snapshot.slot_rows.data() + position * slot_width;
+      for (size_t s = 0; s < offsets.size(); slot_row += snapshot.slot_widths[s++]) {
+        std::copy_n(slot_row, snapshot.slot_widths[s], row + offsets[s]);
+      }
+    }
+    CopyToDevice(stream, piece.data(), whole_rows.data(),
                  static_cast<size_t>(n * width) * sizeof(float));
     WriteRows(stream, impl.Ref(), row_numbers.as<uint32_t>() + first, nullptr, n, width,
               piece.as<float>());

@@ -2,7 +2,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <cmath>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -119,6 +119,12 @@ void CudaTable::Impl::Use(Stream next) {
   if (records != nullptr && records->waiting != nullptr) records->waiting->impl_->Use(next);
 }
 
+std::unique_lock<std::recursive_mutex> CudaTable::Impl::Enter(Stream next) {
+  std::unique_lock<std::recursive_mutex> lock(mutex);
+  Use(next);
+  return lock;
+}
+
 TableRef CudaTable::Impl::Ref() const {
   TableRef ref;
   ref.index = {buckets.as<Bucket>(), static_cast<uint64_t>(num_buckets) - 1};
@@ -151,9 +157,12 @@ CudaTable::CudaTable(const TableOptions& options, double max_load_factor, Stream
 CudaTable::~CudaTable() = default;
 
 const TableOptions& CudaTable::options() const { return impl_->options; }
-int64_t CudaTable::dim() const { return impl_->options.dim; }
+std::recursive_mutex& CudaTable::mutex() const { return impl_->mutex; }
 Stream CudaTable::stream() const { return impl_->stream; }
-std::vector<SlotSpec> CudaTable::slots() const { return impl_->slots; }
+std::vector<SlotSpec> CudaTable::Slots() const {
+  const std::lock_guard<std::recursive_mutex> lock(impl_->mutex);
+  return impl_->slots;
+}
 int64_t CudaTable::row_floats() const { return impl_->Ref().row_floats; }
 TableRef CudaTable::Ref() const { return impl_->Ref(); }
 TableRef CudaTable::Ref(Stream stream) {
@@ -162,9 +171,10 @@ TableRef CudaTable::Ref(Stream stream) {
 }
 Workspace& CudaTable::workspace() { return impl_->workspace; }
 
-void CudaTable::Clear(Stream stream) {
+void CudaTable::Clear(CallContext context) {
   Impl& impl = *impl_;
-  impl.Use(stream);
+  const Stream stream = context.stream();
+  const auto lock = impl.Enter(stream);
   if (impl.is_direct()) {  // every key stays, with its initial row
     if (impl.history != nullptr) impl.history->Forget(stream);
     return WriteInitialRows(stream, impl.Ref(), impl.direct);
@@ -183,11 +193,12 @@ void CudaTable::Clear(Stream stream) {
   if (impl.records != nullptr) impl.records->Clear(stream);
 }
 
-DeviceTableStats CudaTable::Stats(Stream stream) {
+MemoryStats CudaTable::Stats(CallContext context) const {
   Impl& impl = *impl_;
-  impl.Use(stream);
+  const Stream stream = context.stream();
+  const auto lock = impl.Enter(stream);
   impl.LearnCounters();
-  DeviceTableStats stats;
+  MemoryStats stats;
   stats.size = impl.size.known();
   stats.capacity = impl.MaxUsed(impl.num_buckets);
   stats.max_capacity = impl.options.max_capacity;
@@ -226,41 +237,26 @@ void CudaTable::Impl::CatchUpAll() {
   history->Forget(stream);
 }
 
-void CudaTable::ConfigureSlots(Stream stream, const std::vector<SlotSpec>& specs) {
+void CudaTable::ConfigureSlots(CallContext context, const std::vector<SlotSpec>& specs) {
   Impl& impl = *impl_;
-  impl.Use(stream);
-  const auto same = [](const SlotSpec& a, const SlotSpec& b) {
-    return a.name == b.name && a.width == b.width && a.initial == b.initial && a.saved == b.saved;
-  };
-  if (std::equal(specs.begin(), specs.end(), impl.slots.begin(), impl.slots.end(), same)) return;
+  const Stream stream = context.stream();
+  const auto lock = impl.Enter(stream);
+  if (SameSlots(specs, impl.slots)) return;
+  CheckSlots(specs, impl.options.name);
 
   // Where each column of the new layout comes from in the old one.
-  std::vector<int32_t> from_column;
+  std::vector<int32_t> from_column(static_cast<size_t>(dim()));
+  std::iota(from_column.begin(), from_column.end(), 0);
   std::vector<float> initial;
-  for (int64_t d = 0; d < dim(); ++d) from_column.push_back(static_cast<int32_t>(d));
-  for (const SlotSpec& spec : specs) {
-    if (spec.width < 1) {
-      throw std::invalid_argument("The width of slot variable '" + spec.name +
-                                  "' must be positive. Received: " + std::to_string(spec.width) +
-                                  " (table '" + impl.options.name + "')");
+  const std::vector<KeptSlot> kept = KeptSlots(impl.slots, specs, dim());
+  for (size_t s = 0; s < specs.size(); ++s) {
+    for (int64_t i = 0; i < specs[s].width; ++i) {
+      const int32_t column = static_cast<int32_t>(kept[s].offset + i);
+      from_column.push_back(kept[s].offset < 0       ? kInitialColumn
+                            : kept[s].may_be_unknown ? KeptUnlessUnknown(column)
+                                                     : column);
     }
-    int64_t offset = dim();
-    int64_t kept = -1;
-    bool unknown = false;
-    for (const SlotSpec& present : impl.slots) {
-      if (present.name == spec.name && present.width == spec.width) {
-        kept = offset;
-        unknown = std::isnan(present.initial);
-      }
-      offset += present.width;
-    }
-    for (int64_t i = 0; i < spec.width; ++i) {
-      const int32_t column = static_cast<int32_t>(kept + i);
-      from_column.push_back(kept < 0  ? kInitialColumn
-                            : unknown ? KeptUnlessUnknown(column)
-                                      : column);
-      initial.push_back(spec.initial);
-    }
+    initial.insert(initial.end(), specs[s].width, specs[s].initial);
   }
   impl.CatchUpAll();
   impl.history = nullptr;

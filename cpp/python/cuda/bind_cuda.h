@@ -21,8 +21,6 @@ inline DeviceView DeviceKeys(const cuda::CudaTable& table, const pybind11::objec
 
 void BindDevice(pybind11::module_& m);
 void BindCudaTable(pybind11::module_& m);
-// Part of it: what a table with admission or eviction policies can do beyond others.
-void BindCudaPolicies(pybind11::class_<cuda::CudaTable>& table);
 void BindCudaOps(pybind11::module_& m);
 void BindCudaGroup(pybind11::module_& m);
 

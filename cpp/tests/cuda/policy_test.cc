@@ -55,11 +55,7 @@ PolicyOptions Filtered(int64_t freq, int64_t bloom_max_keys = 0, int64_t bits = 
 
 // ---- beside the CPU's table ----
 
-TableSnapshot DeviceSnapshot(cuda::CudaTable& table) {
-  TableSnapshot snapshot;
-  table.Export(kStream, &snapshot.keys, &snapshot.rows, &snapshot.policy);
-  return snapshot;
-}
+TableSnapshot DeviceSnapshot(cuda::CudaTable& table) { return table.Export(kStream, false); }
 
 bool Same(const std::vector<WaitingKey>& a, const std::vector<WaitingKey>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(),
@@ -114,13 +110,13 @@ struct Twins {
   // Both succeed, or both say the same.
   void Observe(const Keys& keys) {
     const int64_t n = static_cast<int64_t>(keys.size());
-    const std::string message = Message([&] { cpu.Observe(ex, keys.data(), n); });
-    CHECK(Message([&] { device.Observe(kStream, keys.data(), n); }) == message);
+    const std::string message = Message([&] { cpu.RecordTrainingLookup(ex, keys.data(), n); });
+    CHECK(Message([&] { device.RecordTrainingLookup(kStream, keys.data(), n); }) == message);
     num_failures += message.empty() ? 0 : 1;
   }
   void Compare() {
     CheckSame(cpu.Export(ex, false), DeviceSnapshot(device));
-    CheckSame(cpu.Statistics(), device.Statistics(kStream));
+    CheckSame(cpu.Statistics(ex), device.Statistics(kStream));
   }
 
   InlineExecutor ex;
@@ -138,7 +134,7 @@ void AgreesWithTheCpu(const PolicyOptions& policy, int64_t max_capacity) {
     for (uint64_t& key : keys) key = (random() % 4 == 0 ? random() % 900 : random() % 40) - 3;
     const int64_t n = static_cast<int64_t>(keys.size());
     if (random() % 12 == 0) {  // what was counted in a step is not counted in it again
-      const int64_t step = std::max<int64_t>(0, twins.cpu.Statistics().step - 2 + random() % 4);
+      const int64_t step = std::max<int64_t>(0, twins.cpu.Statistics(twins.ex).step - 2 + random() % 4);
       twins.cpu.SetStep(step);
       twins.device.SetStep(step);
     }
@@ -163,7 +159,7 @@ void AgreesWithTheCpu(const PolicyOptions& policy, int64_t max_capacity) {
         std::vector<int64_t> scores(n);
         for (int64_t& score : scores) score = static_cast<int64_t>(random() % 9) - 4;
         if (policy.score != ScoreKind::kCustom) break;
-        CHECK_EQ(twins.cpu.AssignScores(keys.data(), n, scores.data()),
+        CHECK_EQ(twins.cpu.AssignScores(twins.ex, keys.data(), n, scores.data()),
                  twins.device.AssignScores(kStream, keys.data(), n, scores.data()));
         break;
       }
@@ -212,38 +208,35 @@ void SnapshotsCrossOver(const PolicyOptions& policy, int64_t max_capacity) {
     std::vector<int64_t> scores;
     for (uint64_t key = 0; key < 300; ++key) keys.push_back(key);
     for (uint64_t key = 0; key < 300; ++key) scores.push_back(static_cast<int64_t>(key % 7) - 3);
-    twins.cpu.AssignScores(keys.data(), 300, scores.data());
+    twins.cpu.AssignScores(twins.ex, keys.data(), 300, scores.data());
     twins.device.AssignScores(kStream, keys.data(), 300, scores.data());
   }
   const TableSnapshot from_cpu = twins.cpu.Export(twins.ex, false);
   const TableSnapshot from_device = DeviceSnapshot(twins.device);
   CheckSame(from_cpu, from_device);
-  twins.device.Import(kStream, from_cpu.keys.data(), from_cpu.keys.size(), from_cpu.rows.data(),
-                      from_cpu.policy, /*replace=*/true);
+  twins.device.Import(kStream, from_cpu, /*replace=*/true);
   CheckSame(DeviceSnapshot(twins.device), from_cpu);
   twins.cpu.Import(twins.ex, DeviceSnapshot(twins.device), /*replace=*/true);
   twins.Compare();
-  CHECK_EQ(twins.cpu.Statistics().written, twins.cpu.Statistics().size);
+  CHECK_EQ(twins.cpu.Statistics(twins.ex).written, twins.cpu.Statistics(twins.ex).size);
   observe(30);
   twins.Compare();
   // Keys of an exact filter into a Bloom filter of any width, and dumps of no policy into either.
-  RecordSnapshot keys_only;
+  TableSnapshot keys_only;
   for (uint64_t key = 1000; key < 1020; ++key) {
-    keys_only.waiting.push_back({key, static_cast<int64_t>(key - 999) * 20, 3});
+    keys_only.policy.waiting.push_back({key, static_cast<int64_t>(key - 999) * 20, 3});
   }
-  twins.device.Import(kStream, nullptr, 0, nullptr, keys_only);
-  TableSnapshot snapshot;
-  snapshot.policy = keys_only;
-  twins.cpu.Import(twins.ex, snapshot);
+  twins.device.Import(kStream, keys_only);
+  twins.cpu.Import(twins.ex, keys_only);
   twins.Compare();
-  RecordSnapshot wrong;
-  wrong.records = {1, 2, 3};
-  CHECK_THROWS(twins.device.Import(kStream, nullptr, 0, nullptr, wrong, true),
+  TableSnapshot wrong;
+  wrong.policy.records = {1, 2, 3};
+  CHECK_THROWS(twins.device.Import(kStream, wrong, true),
                std::invalid_argument, "`records` must hold 3 values a key, 0. Received: 3");
-  wrong.records.clear();
-  wrong.counters = {1, 2, 3};
+  wrong.policy.records.clear();
+  wrong.policy.counters = {1, 2, 3};
   if (policy.bloom_max_keys > 0) {
-    CHECK_THROWS(twins.device.Import(kStream, nullptr, 0, nullptr, wrong, true),
+    CHECK_THROWS(twins.device.Import(kStream, wrong, true),
                  std::invalid_argument, "must be restored by one of its size");
   }
   twins.Compare();  // `replace` did not come to pass
@@ -267,7 +260,7 @@ void UpdatesOfEvictingTables(const OptimizerOptions& optimizer) {
     cuda::ApplyGradients(
         kStream, {{&twins.device, keys.data(), grads.data(), static_cast<int64_t>(keys.size())}},
         optimizer, 0.1f, step);
-    CheckSame(twins.cpu.Statistics(), twins.device.Statistics(kStream));
+    CheckSame(twins.cpu.Statistics(twins.ex), twins.device.Statistics(kStream));
   }
   const EvictedRows expected = twins.cpu.PopEvicted(), popped = twins.device.PopEvicted();
   CHECK(popped.keys.size() > 30 && popped.keys == expected.keys);
@@ -278,7 +271,7 @@ void UpdatesOfEvictingTables(const OptimizerOptions& optimizer) {
     });
   };
   CHECK(close(popped.rows, expected.rows) && close(popped.slot_rows, expected.slot_rows));
-  CHECK(twins.cpu.Statistics().dropped_gradients > 20);
+  CHECK(twins.cpu.Statistics(twins.ex).dropped_gradients > 20);
   CHECK(twins.cpu.Export(twins.ex, false).policy.records ==
         DeviceSnapshot(twins.device).policy.records);
 }
@@ -300,20 +293,20 @@ void WithoutMemoryNothingHappens(PolicyOptions policy) {
   for (uint64_t key = 100; key < (filters ? 3000u : 1600u); ++key) lookups[3].push_back(key);
   CpuTable expected(Options(policy, max_capacity));
   InlineExecutor ex;
-  for (const Keys& keys : lookups) expected.Observe(ex, keys.data(), keys.size());
-  CHECK(expected.Statistics().evicted > 0);
+  for (const Keys& keys : lookups) expected.RecordTrainingLookup(ex, keys.data(), keys.size());
+  CHECK(expected.Statistics(ex).evicted > 0);
   int num_failures = 0;
   bool failed = true;
   for (int64_t left = 0; failed; ++left) {
     cuda::CudaTable table(Options(policy, max_capacity));
-    for (int i = 0; i < 3; ++i) table.Observe(kStream, lookups[i].data(), lookups[i].size());
+    for (int i = 0; i < 3; ++i) table.RecordTrainingLookup(kStream, lookups[i].data(), lookups[i].size());
     const TableSnapshot before = DeviceSnapshot(table);
     const PolicyStatistics statistics = table.Statistics(kStream);
     const Keys& last = lookups[3];
     emulator::allocations_left = left;
     failed = false;
     try {
-      table.Observe(kStream, last.data(), last.size());
+      table.RecordTrainingLookup(kStream, last.data(), last.size());
     } catch (const cuda::CudaError&) {
       failed = true;
     }
@@ -322,10 +315,10 @@ void WithoutMemoryNothingHappens(PolicyOptions policy) {
       ++num_failures;
       CheckSame(DeviceSnapshot(table), before);
       CheckSame(table.Statistics(kStream), statistics);
-      table.Observe(kStream, last.data(), last.size());
+      table.RecordTrainingLookup(kStream, last.data(), last.size());
     }
     CheckSame(DeviceSnapshot(table), expected.Export(ex, false));
-    CheckSame(table.Statistics(kStream), expected.Statistics());
+    CheckSame(table.Statistics(kStream), expected.Statistics(ex));
   }
   CHECK(num_failures > 0);
 }
@@ -334,9 +327,9 @@ void AWarmLookupWaitsOnce() {
   cuda::CudaTable table(Options(Filtered(2)));
   Keys keys;
   for (uint64_t key = 0; key < 300; ++key) keys.push_back(key * 31);
-  for (int i = 0; i < 20; ++i) table.Observe(kStream, keys.data(), keys.size());
+  for (int i = 0; i < 20; ++i) table.RecordTrainingLookup(kStream, keys.data(), keys.size());
   const int64_t allocations = emulator::num_allocations, waits = emulator::num_host_waits;
-  for (int i = 0; i < 10; ++i) table.Observe(kStream, keys.data(), keys.size());
+  for (int i = 0; i < 10; ++i) table.RecordTrainingLookup(kStream, keys.data(), keys.size());
   CHECK_EQ(emulator::num_allocations, allocations);
   CHECK_EQ(emulator::num_host_waits, waits + 10);
 }
@@ -345,7 +338,7 @@ void Errors() {
   cuda::CudaTable plain(Options(PolicyOptions()));
   CHECK(!plain.keeps_records() && !plain.filters());
   const char* const needs = "needs a table with an admission or eviction policy";
-  CHECK_THROWS(plain.Observe(kStream, nullptr, 0), std::invalid_argument, needs);
+  CHECK_THROWS(plain.RecordTrainingLookup(kStream, nullptr, 0), std::invalid_argument, needs);
   CHECK_THROWS(plain.Evict(kStream), std::invalid_argument, needs);
   CHECK_THROWS(plain.PopEvicted(), std::invalid_argument, needs);
   CHECK_THROWS(plain.Statistics(kStream), std::invalid_argument, needs);
@@ -362,7 +355,7 @@ void Errors() {
 void ClearedTablesAreAsNew(const PolicyOptions& policy) {
   Twins twins(Options(policy, 20));
   for (uint64_t step = 0; step < 6; ++step) twins.Observe({step, step + 1, step + 50, 7});
-  twins.cpu.Clear();
+  twins.cpu.Clear(twins.ex);
   twins.device.Clear(kStream);
   twins.Compare();
   for (uint64_t step = 0; step < 30; ++step) twins.Observe({step, step + 1, step + 50, 7});

@@ -142,25 +142,22 @@ void AgreesWithAMap(int64_t dim, bool with_slots) {
     }
     CHECK_EQ(table.Size(kStream), static_cast<int64_t>(expected.size()));
   }
-  Keys exported;
-  Rows rows;
-  table.Export(kStream, &exported, &rows);
-  CHECK_EQ(exported.size(), expected.size());
-  const int64_t width = dim + (with_slots ? 3 : 0);
+  const TableSnapshot exported = table.Export(kStream, true);
+  CHECK_EQ(exported.keys.size(), expected.size());
+  CHECK_EQ(exported.slot_rows.size(), with_slots ? 3 * expected.size() : 0);
   size_t i = 0;
   for (const auto& [key, value] : expected) {
-    CHECK_EQ(exported[i], key);
-    CHECK_EQ(rows[i * width + dim - 1], value);
-    if (with_slots) CHECK_EQ(rows[i * width + dim + 2], 1.5f);
+    CHECK_EQ(exported.keys[i], key);
+    CHECK_EQ(exported.rows[i * dim + dim - 1], value);
+    if (with_slots) CHECK_EQ(exported.slot_rows[i * 3 + 2], 1.5f);
     ++i;
   }
   cuda::CudaTable other(options);
   if (with_slots) other.ConfigureSlots(kStream, {{"m", 3, 0.0f, true}});
-  other.Import(kStream, exported.data(), exported.size(), rows.data());
-  Keys keys_again;
-  Rows rows_again;
-  other.Export(kStream, &keys_again, &rows_again);
-  CHECK(keys_again == exported && rows_again == rows);
+  other.Import(kStream, exported);
+  const TableSnapshot again = other.Export(kStream, true);
+  CHECK(again.keys == exported.keys && again.rows == exported.rows);
+  CHECK(again.slot_rows == exported.slot_rows);
   table.Clear(kStream);
   CHECK_EQ(table.Size(kStream), 0);
   CHECK(FindOrInsert(table, {1, 2, 3}) == Rows(3 * dim, 0.25f));
@@ -180,7 +177,7 @@ void GrowthKeepsEveryRow(double max_load_factor) {
   }
   const Rows rows = Find(table, keys);
   for (size_t i = 0; i < rows.size(); ++i) CHECK_EQ(rows[i], static_cast<float>(i));
-  const cuda::DeviceTableStats stats = table.Stats(kStream);
+  const MemoryStats stats = table.Stats(kStream);
   CHECK_EQ(stats.size, 6000);
   CHECK(stats.load_factor <= max_load_factor && stats.load_factor > max_load_factor * 0.4);
   CHECK(stats.mean_probe_length >= 1.0 && stats.mean_probe_length <= stats.max_probe_length);
@@ -234,10 +231,7 @@ void AnExportLeavesNoScratch() {
   std::vector<uint32_t> numbers(keys.size());
   table.FindOrInsertRows(kStream, keys.data(), keys.size(), numbers.data(), nullptr);
   const int64_t before = emulator::bytes_allocated;
-  Keys exported;
-  Rows rows;
-  table.Export(kStream, &exported, &rows);
-  CHECK(exported == keys);
+  CHECK(table.Export(kStream, true).keys == keys);
   CHECK_EQ(emulator::bytes_allocated, before);
 }
 
@@ -302,11 +296,9 @@ void WithoutAHashtable() {
   Rows expected(all.size() * 5);
   cpu.Find(ex, all.data(), all.size(), expected.data(), nullptr);
   CHECK(Find(table, all) == expected);
-  Keys keys;
-  Rows exported;
-  table.Export(kStream, &keys, &exported);
-  CHECK(keys == all);
-  CHECK(exported == expected);
+  const TableSnapshot exported = table.Export(kStream, true);
+  CHECK(exported.keys == all);
+  CHECK(exported.rows == expected);
 
   // A bad key leaves the table as it was.
   for (uint64_t bad : {uint64_t{0}, uint64_t{2}, uint64_t{3001}, ~uint64_t{0}}) {
@@ -317,14 +309,16 @@ void WithoutAHashtable() {
                  words.c_str());
     CHECK_THROWS(Find(table, batch), std::out_of_range, words.c_str());
     CHECK_THROWS(FindOrInsert(table, batch), std::out_of_range, words.c_str());
-    CHECK_THROWS(table.Import(kStream, batch.data(), 3, given.data()), std::out_of_range,
-                 words.c_str());
+    TableSnapshot snapshot;
+    snapshot.keys = batch;
+    snapshot.rows.assign(given.begin(), given.begin() + 15);
+    CHECK_THROWS(table.Import(kStream, snapshot), std::out_of_range, words.c_str());
   }
   CHECK_THROWS(table.Erase(kStream, all.data(), 1), std::invalid_argument, "use_hashtable=false");
   CHECK_THROWS(table.Reserve(kStream, 1001), std::length_error, "max_capacity=1000");
   CHECK(Find(table, all) == expected);
 
-  const cuda::DeviceTableStats stats = table.Stats(kStream);
+  const MemoryStats stats = table.Stats(kStream);
   CHECK_EQ(stats.size, 1000);
   CHECK_EQ(stats.capacity, 1000);
   CHECK_EQ(stats.num_buckets, 0);
@@ -332,7 +326,7 @@ void WithoutAHashtable() {
   table.Clear(kStream);
   CHECK_EQ(table.Size(kStream), 1000);
   CHECK(Find(table, all) == CpuInitial(options, all));
-  table.Import(kStream, all.data(), 1000, expected.data());
+  table.Import(kStream, exported);
   CHECK(Find(table, all) == expected);
 }
 

@@ -5,7 +5,8 @@
 //                      the device tables' kernel                    cpp/tf/cuda/lookup.cc    GPU
 //
 // An op is one, whichever table its handle names: TensorFlow places it where the table was made.
-// Handles are in host memory; keys, rows and gradients are where the table is.
+// Handles are in host memory; keys, rows and gradients are where the table is. (The ops on tables as
+// a whole have one kernel for both: SOK_REGISTER_TABLE_KERNEL.)
 //
 // Invariant: a kernel holds a table's mutex from the first call on the table to the last, so that
 // row numbers stay valid between them; those of several tables in one order, that of their
@@ -16,17 +17,13 @@
 #ifndef SOK_TF_CUDA_KERNEL_H_
 #define SOK_TF_CUDA_KERNEL_H_
 
-#include <cstdint>
 #include <functional>
-#include <mutex>
-#include <string>
 #include <vector>
 
 #include "cpp/core/cuda/device.h"
 #include "cpp/core/cuda/table.h"
 #include "cpp/tf/common.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/resource_base.h"
 
 #ifndef SOK_TF_DEVICE
 #define SOK_TF_DEVICE tensorflow::DEVICE_GPU
@@ -41,33 +38,18 @@ namespace sok {
 // The stream that TF runs this op's work on.
 cuda::Stream StreamOf(tensorflow::OpKernelContext* ctx);
 
-class DeviceTableResource final : public tensorflow::ResourceBase {
+class DeviceTableResource final : public TableResource {
  public:
-  DeviceTableResource(const TableOptions& options, cuda::Stream stream);
-  static DeviceTableResource* Create(tensorflow::OpKernelContext* ctx,
-                                     const TableOptions& options) {
-    return new DeviceTableResource(options, StreamOf(ctx));
-  }
-  std::mutex& mutex() { return mutex_; }
-  cuda::CudaTable& table() { return table_; }  // to be used under the mutex
-  const TableOptions& options() const { return table_.options(); }
-  std::string DebugString() const override;
+  DeviceTableResource(tensorflow::OpKernelContext* ctx, const TableOptions& options);
+  cuda::CudaTable& table() const override { return table_; }
+  absl::Status Run(tensorflow::OpKernelContext* ctx,
+                   const std::function<void(CallContext)>& fn) override;
 
  private:
-  std::mutex mutex_;
-  cuda::CudaTable table_;
+  mutable cuda::CudaTable table_;
 };
 
 using DeviceTablePtr = tensorflow::core::RefCountPtr<DeviceTableResource>;
-
-// The table behind input `index` of the op, and the tables behind the list input `name`.
-absl::Status LookupTable(tensorflow::OpKernelContext* ctx, int index, DeviceTablePtr* table);
-absl::Status LookupTables(tensorflow::OpKernelContext* ctx, const char* name,
-                          std::vector<DeviceTablePtr>* tables);
-
-// Runs `fn(table, stream)` under the table's mutex; what it throws becomes a Status as in Guard.
-absl::Status WithTable(tensorflow::OpKernelContext* ctx, DeviceTableResource& table,
-                       const std::function<void(cuda::CudaTable&, cuda::Stream)>& fn);
 
 // Runs `fn(stream)` under the mutexes of all tables, which may repeat; what it throws becomes a
 // Status as in Guard.

@@ -27,22 +27,24 @@ class ObservedDeviceKeys {
     it->num_keys += num_keys;
   }
 
-  // What CudaTable::Observe throws, as a Status.
+  // What RecordTrainingLookup throws, as a Status.
   absl::Status Observe(tensorflow::OpKernelContext* ctx) {
     for (Batch& batch : batches_) {
-      TF_RETURN_IF_ERROR(
-          WithTable(ctx, *batch.table, [&](cuda::CudaTable& table, cuda::Stream stream) {
-            cuda::Workspace& workspace = table.workspace();
-            const cuda::Workspace::Scope scope(workspace, stream);
-            uint64_t* const keys = workspace.Take<uint64_t>(batch.num_keys);
-            uint64_t* to = keys;
-            for (cuda::Move<uint64_t>& segment : batch.segments) {
-              segment.to = to;
-              to += segment.count;
-            }
-            cuda::MoveSegments(stream, workspace, batch.segments);
-            table.Observe(stream, keys, batch.num_keys);
-          }));
+      TF_RETURN_IF_ERROR(Guard([&] {
+        cuda::CudaTable& table = batch.table->table();
+        const std::lock_guard<std::recursive_mutex> lock(table.mutex());
+        const cuda::Stream stream = StreamOf(ctx);
+        cuda::Workspace& workspace = table.workspace();
+        const cuda::Workspace::Scope scope(workspace, stream);
+        uint64_t* const keys = workspace.Take<uint64_t>(batch.num_keys);
+        uint64_t* to = keys;
+        for (cuda::Move<uint64_t>& segment : batch.segments) {
+          segment.to = to;
+          to += segment.count;
+        }
+        cuda::MoveSegments(stream, workspace, batch.segments);
+        table.RecordTrainingLookup(stream, keys, batch.num_keys);
+      }));
     }
     return absl::OkStatus();
   }

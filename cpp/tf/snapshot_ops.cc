@@ -1,14 +1,32 @@
-#include "cpp/tf/snapshots.h"
-
+// A table's snapshot, out of it and into it. Both are in host memory, wherever the table is.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "cpp/tf/common.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
 
 namespace sok {
 
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
+using tensorflow::shape_inference::InferenceContext;
+
+#define SOK_SNAPSHOT_IN_HOST_MEMORY(builder) \
+  builder.HostMemory("handle")               \
+      .HostMemory("keys")                    \
+      .HostMemory("rows")                    \
+      .HostMemory("slot_rows")               \
+      .HostMemory("slot_names")              \
+      .HostMemory("slot_widths")             \
+      .HostMemory("records")                 \
+      .HostMemory("waiting")                 \
+      .HostMemory("counters")                \
+      .HostMemory("step")
 
 namespace {
 
@@ -53,12 +71,10 @@ absl::Status ReadPolicy(OpKernelContext* ctx, RecordSnapshot* policy) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
+// Outputs 0 to 8 of SokTableExport, of a table of width `dim`.
 absl::Status WriteSnapshot(OpKernelContext* ctx, const TableSnapshot& snapshot, int64_t dim) {
   const int64_t n = snapshot.keys.size();
-  int64_t slot_width = 0;
-  for (int64_t width : snapshot.slot_widths) slot_width += width;
+  const int64_t slot_width = snapshot.slot_width();
   const int64_t num_slots = snapshot.slot_names.size();
   Tensor *keys, *rows, *slot_rows, *names, *widths;
   TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({n}), &keys));
@@ -76,6 +92,9 @@ absl::Status WriteSnapshot(OpKernelContext* ctx, const TableSnapshot& snapshot, 
   return WritePolicy(ctx, snapshot.policy);
 }
 
+// Inputs 1 to 9 of SokTableImport. Fails on what does not fit a table of these options, also on
+// more keys than it may hold if they are to `replace` its content: a bad import must not cost what
+// is there.
 absl::Status ReadSnapshot(OpKernelContext* ctx, const TableOptions& options, bool replace,
                           TableSnapshot* snapshot) {
   const Tensor &keys = ctx->input(1), &rows = ctx->input(2), &slot_rows = ctx->input(3);
@@ -91,12 +110,11 @@ absl::Status ReadSnapshot(OpKernelContext* ctx, const TableOptions& options, boo
         absl::StrCat("table '", options.name, "' holds at most ", options.max_capacity,
                      " keys on this rank. Received: ", n, " keys to replace its content with"));
   }
-  int64_t slot_width = 0;
   for (int64_t i = 0; i < names.NumElements(); ++i) {
     snapshot->slot_names.push_back(names.flat<tensorflow::tstring>()(i));
     snapshot->slot_widths.push_back(widths.flat<int64_t>()(i));
-    slot_width += snapshot->slot_widths.back();
   }
+  const int64_t slot_width = snapshot->slot_width();
   if (rows.NumElements() != n * options.dim || slot_rows.NumElements() != n * slot_width) {
     return absl::InvalidArgumentError(
         absl::StrCat("rows must hold ", n, " x ", options.dim, " and slot_rows ", n, " x ",
@@ -109,5 +127,97 @@ absl::Status ReadSnapshot(OpKernelContext* ctx, const TableOptions& options, boo
   snapshot->slot_rows.assign(floats(slot_rows), floats(slot_rows) + slot_rows.NumElements());
   return ReadPolicy(ctx, &snapshot->policy);
 }
+
+}  // namespace
+
+REGISTER_OP("SokTableExport")
+    .Input("handle: resource")
+    .Output("keys: int64")
+    .Output("rows: float")
+    .Output("slot_rows: float")
+    .Output("slot_names: string")
+    .Output("slot_widths: int64")
+    .Output("records: int64")
+    .Output("waiting: int64")
+    .Output("counters: int64")
+    .Output("step: int64")
+    .Attr("with_slots: bool = true")
+    .Attr("evict: bool = false")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(1, c->Matrix(InferenceContext::kUnknownDim, InferenceContext::kUnknownDim));
+      c->set_output(2, c->Matrix(InferenceContext::kUnknownDim, InferenceContext::kUnknownDim));
+      c->set_output(3, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(4, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(5, c->Matrix(InferenceContext::kUnknownDim, 3));
+      c->set_output(6, c->Matrix(InferenceContext::kUnknownDim, 3));
+      c->set_output(7, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(8, c->Scalar());
+      return absl::OkStatus();
+    })
+    .SetIsStateful()
+    .Doc(
+        "Keys, rows and slot rows of one instant, keys ascending as unsigned numbers. Of a table "
+        "with policies also records [size, 3] (frequency, last step, score), waiting keys "
+        "[num_waiting, 3] (key, count, last step), a Bloom filter's counters and the step; "
+        "`evict` removes first what its policies remove when called.");
+
+class TableExportOp : public OpKernel {
+ public:
+  explicit TableExportOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("with_slots", &with_slots_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("evict", &evict_));
+  }
+  void Compute(OpKernelContext* ctx) override {
+    TablePtr table;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, &table));
+    TableSnapshot snapshot;
+    OP_REQUIRES_OK(ctx, table->Run(ctx, [&](CallContext context) {
+      snapshot = table->table().Export(context, with_slots_, evict_);
+    }));
+    OP_REQUIRES_OK(ctx, WriteSnapshot(ctx, snapshot, table->options().dim));
+  }
+
+ private:
+  bool with_slots_, evict_;
+};
+SOK_REGISTER_TABLE_KERNEL(SOK_SNAPSHOT_IN_HOST_MEMORY(Name("SokTableExport")), TableExportOp);
+
+REGISTER_OP("SokTableImport")
+    .Input("handle: resource")
+    .Input("keys: int64")
+    .Input("rows: float")
+    .Input("slot_rows: float")
+    .Input("slot_names: string")
+    .Input("slot_widths: int64")
+    .Input("records: int64")
+    .Input("waiting: int64")
+    .Input("counters: int64")
+    .Input("step: int64")
+    .Attr("replace: bool = false")
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(
+        "Inserts or overwrites keys with rows and slot rows; `replace` removes all others first. "
+        "Records, waiting keys and counters may be empty, and the step -1: not known.");
+
+class TableImportOp : public OpKernel {
+ public:
+  explicit TableImportOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("replace", &replace_));
+  }
+  void Compute(OpKernelContext* ctx) override {
+    TablePtr table;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, &table));
+    TableSnapshot snapshot;
+    OP_REQUIRES_OK(ctx, ReadSnapshot(ctx, table->options(), replace_, &snapshot));
+    OP_REQUIRES_OK(ctx, table->Run(ctx, [&](CallContext context) {
+      table->table().Import(context, snapshot, replace_);
+    }));
+  }
+
+ private:
+  bool replace_;
+};
+SOK_REGISTER_TABLE_KERNEL(SOK_SNAPSHOT_IN_HOST_MEMORY(Name("SokTableImport")), TableImportOp);
 
 }  // namespace sok

@@ -1,0 +1,129 @@
+#include "cpp/core/table.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <stdexcept>
+
+namespace sok {
+namespace {
+
+void CheckLength(size_t received, size_t required, const char* what, const std::string& table) {
+  if (received == required) return;
+  throw std::invalid_argument(
+      std::string("Import: `") + what + "` must hold " + std::to_string(required) +
+      " values. Received: " + std::to_string(received) + " (table '" + table + "')");
+}
+
+}  // namespace
+
+Executor& CallContext::threads() const {
+  if (threads_ != nullptr) return *threads_;
+  throw std::logic_error("A table in host memory was called on a stream of a device");
+}
+
+CUstream_st* CallContext::stream() const {
+  if (threads_ == nullptr) return stream_;
+  throw std::logic_error("A table in device memory was called on threads of the host");
+}
+
+int64_t TableSnapshot::slot_width() const {
+  return std::accumulate(slot_widths.begin(), slot_widths.end(), int64_t{0});
+}
+
+void RequireHashtable(const TableOptions& options) {
+  if (options.use_hashtable) return;
+  throw std::invalid_argument("Erase needs a table with a hashtable. Received: table '" +
+                              options.name + "' with use_hashtable=false");
+}
+
+void CheckSnapshot(const TableSnapshot& snapshot, const TableOptions& options) {
+  const size_t num_keys = snapshot.keys.size();
+  CheckLength(snapshot.rows.size(), num_keys * options.dim, "rows", options.name);
+  CheckLength(snapshot.slot_widths.size(), snapshot.slot_names.size(), "slot_widths", options.name);
+  CheckLength(snapshot.slot_rows.size(), num_keys * snapshot.slot_width(), "slot_rows",
+              options.name);
+  CheckSnapshotRecords(static_cast<int64_t>(snapshot.policy.records.size()),
+                       static_cast<int64_t>(num_keys), options.name);
+}
+
+void CheckSlots(const std::vector<SlotSpec>& slots, const std::string& table) {
+  for (size_t i = 0; i < slots.size(); ++i) {
+    if (slots[i].width < 1) {
+      throw std::invalid_argument("The width of slot variable '" + slots[i].name +
+                                  "' must be positive. Received: " +
+                                  std::to_string(slots[i].width) + " (table '" + table + "')");
+    }
+    for (size_t j = 0; j < i; ++j) {
+      if (slots[i].name == slots[j].name) {
+        throw std::invalid_argument("Slot variables must have different names. Received: '" +
+                                    slots[i].name + "' twice (table '" + table + "')");
+      }
+    }
+  }
+}
+
+bool SameSlots(const std::vector<SlotSpec>& a, const std::vector<SlotSpec>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const SlotSpec& x, const SlotSpec& y) {
+                      return x.name == y.name && x.width == y.width && x.initial == y.initial &&
+                             x.saved == y.saved;
+                    });
+}
+
+int64_t OffsetOfSlot(const std::vector<SlotSpec>& slots, int64_t dim, const std::string& name,
+                     int64_t width) {
+  int64_t offset = dim;
+  for (const SlotSpec& slot : slots) {
+    if (slot.name == name) return width < 0 || slot.width == width ? offset : -1;
+    offset += slot.width;
+  }
+  return -1;
+}
+
+std::vector<KeptSlot> KeptSlots(const std::vector<SlotSpec>& old_slots,
+                                const std::vector<SlotSpec>& new_slots, int64_t dim) {
+  std::vector<KeptSlot> kept;
+  for (const SlotSpec& slot : new_slots) {
+    const bool may_be_unknown = std::any_of(
+        old_slots.begin(), old_slots.end(),
+        [&slot](const SlotSpec& old) { return old.name == slot.name && std::isnan(old.initial); });
+    kept.push_back({OffsetOfSlot(old_slots, dim, slot.name, slot.width), may_be_unknown});
+  }
+  return kept;
+}
+
+std::vector<SlotSpec> SlotsWithThoseOf(const TableSnapshot& snapshot,
+                                       const std::vector<SlotSpec>& slots,
+                                       const TableOptions& options) {
+  std::vector<SlotSpec> merged = slots, imported;
+  for (size_t s = 0; s < snapshot.slot_names.size(); ++s) {
+    imported.push_back({snapshot.slot_names[s], snapshot.slot_widths[s],
+                        std::numeric_limits<float>::quiet_NaN(), true});
+  }
+  CheckSlots(imported, options.name);
+  for (const SlotSpec& slot : imported) {
+    const auto present = std::find_if(slots.begin(), slots.end(), [&slot](const SlotSpec& other) {
+      return other.name == slot.name;
+    });
+    if (present == slots.end()) {
+      merged.push_back(slot);
+    } else if (present->width != slot.width) {
+      throw std::invalid_argument("Import: slot variable '" + slot.name + "' must have width " +
+                                  std::to_string(present->width) + ". Received: " +
+                                  std::to_string(slot.width) + " (table '" + options.name + "')");
+    }
+  }
+  return merged;
+}
+
+void NameSavedSlots(const std::vector<SlotSpec>& slots, TableSnapshot* snapshot) {
+  for (const SlotSpec& slot : slots) {
+    if (!slot.saved) continue;
+    snapshot->slot_names.push_back(slot.name);
+    snapshot->slot_widths.push_back(slot.width);
+  }
+}
+
+}  // namespace sok

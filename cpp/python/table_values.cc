@@ -1,0 +1,144 @@
+// What goes in and out of a table's calls beside arrays in its memory: snapshots, counts, policies.
+#include "cpp/python/table_calls.h"
+
+namespace py = pybind11;
+
+namespace sok {
+namespace {
+
+template <typename T>
+py::array_t<T> ToNumpy(const std::vector<T>& values, const std::vector<py::ssize_t>& shape) {
+  py::array_t<T> array(shape);
+  std::copy(values.begin(), values.end(), array.mutable_data());
+  return array;
+}
+
+}  // namespace
+
+py::tuple SnapshotToTuple(const TableSnapshot& snapshot, const TableOptions& options) {
+  const int64_t num_keys = static_cast<int64_t>(snapshot.keys.size());
+  const int64_t slot_width = snapshot.slot_width();
+  py::dict slots;
+  int64_t offset = 0;
+  for (size_t s = 0; s < snapshot.slot_names.size(); ++s) {
+    const int64_t width = snapshot.slot_widths[s];
+    FloatArray slot = NewFloats({num_keys, width});
+    for (int64_t i = 0; i < num_keys; ++i) {
+      std::copy_n(snapshot.slot_rows.data() + i * slot_width + offset, width,
+                  slot.mutable_data() + i * width);
+    }
+    slots[py::str(snapshot.slot_names[s])] = slot;
+    offset += width;
+  }
+  return py::make_tuple(KeysToNumpy(snapshot.keys.data(), num_keys, options.key_type),
+                        ToNumpy(snapshot.rows, {num_keys, options.dim}), slots);
+}
+
+TableSnapshot SnapshotFrom(const py::object& key_object, const py::object& row_object,
+                           const std::optional<py::dict>& slots, const TableOptions& options) {
+  const KeyArray keys(key_object, options.key_type);
+  const FloatArray rows = FloatsOfShape(row_object, {keys.size(), options.dim}, "rows");
+  TableSnapshot snapshot;
+  snapshot.keys.assign(keys.data(), keys.data() + keys.size());
+  snapshot.rows.assign(rows.data(), rows.data() + rows.size());
+  std::vector<FloatArray> arrays;
+  for (const auto& [name, value] : slots.value_or(py::dict())) {
+    const std::string slot_name = py::cast<std::string>(name);
+    const py::array any = py::array::ensure(py::reinterpret_borrow<py::object>(value));
+    if (!any || any.ndim() != 2) {
+      PyErr_Clear();
+      throw py::value_error("Slot variable '" + slot_name + "' must have shape [num_keys, width]");
+    }
+    arrays.push_back(FloatsOfShape(any, {keys.size(), any.shape(1)}, slot_name.c_str()));
+    snapshot.slot_names.push_back(slot_name);
+    snapshot.slot_widths.push_back(any.shape(1));
+  }
+  for (int64_t i = 0; i < keys.size(); ++i) {
+    for (const FloatArray& array : arrays) {
+      const float* const row = array.data() + i * array.shape(1);
+      snapshot.slot_rows.insert(snapshot.slot_rows.end(), row, row + array.shape(1));
+    }
+  }
+  return snapshot;
+}
+
+py::dict MemoryStatsToDict(const MemoryStats& stats) {
+  py::dict out;
+  out["size"] = stats.size;
+  out["capacity"] = stats.capacity;
+  out["max_capacity"] = stats.max_capacity;
+  out["num_buckets"] = stats.num_buckets;
+  out["load_factor"] = stats.load_factor;
+  out["mean_probe_length"] = stats.mean_probe_length;
+  out["max_probe_length"] = stats.max_probe_length;
+  out["index_bytes"] = stats.index_bytes;
+  out["arena_bytes"] = stats.arena_bytes;
+  out["bytes"] = stats.bytes;
+  return out;
+}
+
+py::dict EvictedToDict(const EvictedRows& popped, const TableOptions& options) {
+  const int64_t n = static_cast<int64_t>(popped.keys.size());
+  int64_t slot_width = 0;
+  for (int64_t width : popped.slot_widths) slot_width += width;
+  py::dict out;
+  out["keys"] = KeysToNumpy(popped.keys.data(), n, options.key_type);
+  out["rows"] = ToNumpy(popped.rows, {n, options.dim});
+  out["slot_rows"] = ToNumpy(popped.slot_rows, {n, slot_width});
+  out["slot_names"] = popped.slot_names;
+  out["frequencies"] = ToNumpy(popped.frequencies, {n});
+  out["last_steps"] = ToNumpy(popped.last_steps, {n});
+  return out;
+}
+
+py::dict StatisticsToDict(const PolicyStatistics& s) {
+  py::dict out;
+  out["size"] = s.size;
+  out["seen"] = s.seen;
+  out["found"] = s.found;
+  out["admitted"] = s.admitted;
+  out["refused"] = s.refused;
+  out["written"] = s.written;
+  out["erased"] = s.erased;
+  out["evicted"] = s.evicted;
+  out["popped"] = s.popped;
+  out["buffered"] = s.buffered;
+  out["dropped"] = s.dropped;
+  out["waiting"] = s.waiting;
+  out["dropped_gradients"] = s.dropped_gradients;
+  out["step"] = s.step;
+  return out;
+}
+
+PolicyOptions ParsePolicy(const py::dict& fields) {
+  PolicyOptions policy;
+  for (const auto& [key, value] : fields) {
+    const std::string name = py::cast<std::string>(key);
+    if (name == "record") {
+      policy.record = py::cast<bool>(value);
+    } else if (name == "filter_freq") {
+      policy.filter_freq = py::cast<int64_t>(value);
+    } else if (name == "bloom_max_keys") {
+      policy.bloom_max_keys = py::cast<int64_t>(value);
+    } else if (name == "bloom_probability") {
+      policy.bloom_probability = py::cast<double>(value);
+    } else if (name == "bloom_counter_bits") {
+      policy.bloom_counter_bits = py::cast<int64_t>(value);
+    } else if (name == "no_permission") {
+      policy.no_permission = py::cast<float>(value);
+    } else if (name == "steps_to_live") {
+      policy.steps_to_live = py::cast<int64_t>(value);
+    } else if (name == "l2_threshold") {
+      policy.l2_threshold = py::cast<float>(value);
+    } else if (name == "score") {
+      policy.score = ParseScoreKind(py::cast<std::string>(value));
+    } else if (name == "evicted_buffer") {
+      policy.evicted_buffer = py::cast<int64_t>(value);
+    } else {
+      throw py::value_error("`policy` has no field '" + name + "'");
+    }
+  }
+  return policy;
+}
+
+}  // namespace sok
