@@ -5,8 +5,8 @@
     python -m benchmarks.gpu_table --quick          # seconds: that it runs, not how fast
 
 Needs `sok_like._core` built with CUDA (`make cuda`, `tools/build_cuda.sh --install`), NumPy and a
-device; neither TensorFlow nor CuPy. `benchmarks/gpu_bench.py` says how calls are timed. The share of
-the copy bandwidth counts the bytes that a call must move:
+device; neither TensorFlow nor CuPy. `benchmarks/gpu_bench.py` says how calls are timed. The share
+of the copy bandwidth counts the bytes that a call must move:
 
     find, find_or_insert    key, 16 digests, key and row number of the slot, row in and out
     assign                  the same: a present key, its row read from the batch and written

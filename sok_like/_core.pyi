@@ -425,7 +425,7 @@ class CudaTable:
         self, keys: ArrayLike, rows: ArrayLike, slots: Mapping[str, ArrayLike] | None = None, *,
         stream: int = 0
     ) -> None:
-        """As `Table.import_`, from NumPy arrays; keys must not repeat. Waits."""
+        """As `Table.import_`, from NumPy arrays. Waits."""
     def stats(self, *, stream: int = 0) -> dict[str, int | float]:
         """Size, load factor and bytes. Waits."""
     # As of `Table`. Device arrays in and out; evicted rows wait in host memory.

@@ -69,11 +69,4 @@ EvictedRows EvictedBuffer::Pop() {
   return popped;
 }
 
-void CopySavedSlots(const std::vector<SlotSpec>& slots, const float* slot_rows, float* saved) {
-  for (const SlotSpec& spec : slots) {
-    if (spec.saved) saved = std::copy_n(slot_rows, spec.width, saved);
-    slot_rows += spec.width;
-  }
-}
-
 }  // namespace sok

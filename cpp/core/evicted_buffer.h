@@ -44,9 +44,6 @@ class EvictedBuffer {
   std::vector<int64_t> widths_;
 };
 
-// Copies the saved ones of a row's slot rows, which lie side by side, to `saved`.
-void CopySavedSlots(const std::vector<SlotSpec>& slots, const float* slot_rows, float* saved);
-
 }  // namespace sok
 
 #endif  // SOK_CORE_EVICTED_BUFFER_H_

@@ -1,7 +1,6 @@
 #include "cpp/core/table.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <numeric>
 #include <stdexcept>
@@ -46,52 +45,6 @@ void CheckSnapshot(const TableSnapshot& snapshot, const TableOptions& options) {
               options.name);
   CheckSnapshotRecords(static_cast<int64_t>(snapshot.policy.records.size()),
                        static_cast<int64_t>(num_keys), options.name);
-}
-
-void CheckSlots(const std::vector<SlotSpec>& slots, const std::string& table) {
-  for (size_t i = 0; i < slots.size(); ++i) {
-    if (slots[i].width < 1) {
-      throw std::invalid_argument("The width of slot variable '" + slots[i].name +
-                                  "' must be positive. Received: " +
-                                  std::to_string(slots[i].width) + " (table '" + table + "')");
-    }
-    for (size_t j = 0; j < i; ++j) {
-      if (slots[i].name == slots[j].name) {
-        throw std::invalid_argument("Slot variables must have different names. Received: '" +
-                                    slots[i].name + "' twice (table '" + table + "')");
-      }
-    }
-  }
-}
-
-bool SameSlots(const std::vector<SlotSpec>& a, const std::vector<SlotSpec>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](const SlotSpec& x, const SlotSpec& y) {
-                      return x.name == y.name && x.width == y.width && x.initial == y.initial &&
-                             x.saved == y.saved;
-                    });
-}
-
-int64_t OffsetOfSlot(const std::vector<SlotSpec>& slots, int64_t dim, const std::string& name,
-                     int64_t width) {
-  int64_t offset = dim;
-  for (const SlotSpec& slot : slots) {
-    if (slot.name == name) return width < 0 || slot.width == width ? offset : -1;
-    offset += slot.width;
-  }
-  return -1;
-}
-
-std::vector<KeptSlot> KeptSlots(const std::vector<SlotSpec>& old_slots,
-                                const std::vector<SlotSpec>& new_slots, int64_t dim) {
-  std::vector<KeptSlot> kept;
-  for (const SlotSpec& slot : new_slots) {
-    const bool may_be_unknown = std::any_of(
-        old_slots.begin(), old_slots.end(),
-        [&slot](const SlotSpec& old) { return old.name == slot.name && std::isnan(old.initial); });
-    kept.push_back({OffsetOfSlot(old_slots, dim, slot.name, slot.width), may_be_unknown});
-  }
-  return kept;
 }
 
 std::vector<SlotSpec> SlotsWithThoseOf(const TableSnapshot& snapshot,

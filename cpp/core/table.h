@@ -135,20 +135,6 @@ class Table {
 void RequireHashtable(const TableOptions& options);  // of Erase
 // The parts of a snapshot are of one size, and its rows of the table's.
 void CheckSnapshot(const TableSnapshot& snapshot, const TableOptions& options);
-// Slots of different names, each of them at least one float wide.
-void CheckSlots(const std::vector<SlotSpec>& slots, const std::string& table);
-bool SameSlots(const std::vector<SlotSpec>& a, const std::vector<SlotSpec>& b);
-// The floats from a row to its slot of that name, and of that width if one is given; -1 where there
-// is none.
-int64_t OffsetOfSlot(const std::vector<SlotSpec>& slots, int64_t dim, const std::string& name,
-                     int64_t width = -1);
-// Where each slot of a new layout comes from in the old one.
-struct KeptSlot {
-  int64_t offset;       // floats from the old row; -1: the slot starts from its initial value
-  bool may_be_unknown;  // so do elements that are NaN: an import left them to the optimizer
-};
-std::vector<KeptSlot> KeptSlots(const std::vector<SlotSpec>& old_slots,
-                                const std::vector<SlotSpec>& new_slots, int64_t dim);
 // A table's slots and behind them those of a snapshot that it lacks. Of these the initial value is
 // NaN, not known, until an optimizer says it. Throws where widths differ.
 std::vector<SlotSpec> SlotsWithThoseOf(const TableSnapshot& snapshot,

@@ -1,5 +1,5 @@
-// The calls of core/table.h as methods of a Python class, for tables of any memory: `_core.Table` on
-// NumPy arrays, `_core.CudaTable` on device arrays.
+// The calls of core/table.h as methods of a Python class, for tables of any memory: `_core.Table`
+// on NumPy arrays, `_core.CudaTable` on device arrays.
 //
 // `Memory` says what is different there:
 //
@@ -8,7 +8,8 @@
 //                          is nothing, or the address of a stream. Converts to CallContext
 //     Call LastCall(table) for properties, which have no such argument
 //     Keys, Input<T>       arrays in the table's memory that come in: data(), size()
-//     Output<T>            an array that goes out, which the caller may have given: data(), object()
+//     Output<T>            an array that goes out, which the caller may have given: data(),
+//                          object()
 //
 // Snapshots, evicted rows and counts are in host memory, and NumPy's, for all of them. The
 // interpreter's lock is released around every call: tables lock themselves.
@@ -170,7 +171,8 @@ struct TableCalls {
     const Call call(stream...);
     const Keys keys(table, key_object, call);
     const Input<int64_t> values(scores, "scores", {keys.size()}, call);
-    return Released([&] { return table.AssignScores(call, keys.data(), keys.size(), values.data()); });
+    return Released(
+        [&] { return table.AssignScores(call, keys.data(), keys.size(), values.data()); });
   }
 
   static void SetStep(Table& table, int64_t step) {

@@ -87,7 +87,7 @@ void Run() {
   table.Erase(pool, more.data(), 4);
   CHECK(FailEveryAllocation(&table, &pool, [&] {
           const std::unique_lock<std::shared_mutex> lock(table.mutex());
-          table.ConfigureSlots(pool, {{"m", kDim, 0.5f, true}});
+          table.LayOutSlots(pool, {{"m", kDim, 0.5f, true}});
         }) > 2);
   CHECK_EQ(table.Export(pool, true).slot_rows.size(), rows.size() / 2);
   CHECK(FailEveryAllocation(&table, &pool, [&] { table.Erase(pool, keys.data(), 1000); }) > 2);
@@ -139,7 +139,7 @@ void AssignToRowsThatOweSteps() {
     const auto state = std::make_shared<OptimizerState>(adam, kDim);
     {
       const std::unique_lock<std::shared_mutex> lock(table.mutex());
-      table.ConfigureSlots(pool, OptimizerSlots(adam, kDim));
+      table.LayOutSlots(pool, OptimizerSlots(adam, kDim));
       table.AttachCatchUp(state);
     }
     table.FindOrInsert(pool, keys.data(), 100, before.data(), nullptr);

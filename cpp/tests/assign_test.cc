@@ -223,7 +223,7 @@ void NewRowsGetInitialSlots() {
   Batch(keys).Assign(pool, &table, &expected);
   {
     const std::unique_lock<std::shared_mutex> lock(table.mutex());
-    table.ConfigureSlots(pool, {{"a", 1, 0.5f, true}});
+    table.LayOutSlots(pool, {{"a", 1, 0.5f, true}});
     std::vector<uint32_t> numbers(keys.size());
     table.FindRows(pool, keys.data(), 4096, numbers.data());
     for (uint32_t number : numbers) table.Row(number)[kDim] = 9.0f;
@@ -288,7 +288,7 @@ void AssignUnderPendingSteps(double beta_2, bool use_hashtable) {
   const auto state = std::make_shared<OptimizerState>(options, kDim);
   {
     const std::unique_lock<std::shared_mutex> lock(table.mutex());
-    table.ConfigureSlots(pool, OptimizerSlots(options, kDim));
+    table.LayOutSlots(pool, OptimizerSlots(options, kDim));
     table.AttachCatchUp(state);
   }
   Expected expected;
@@ -338,7 +338,7 @@ void FindOrInsertKeepsWhatItReturned(bool pending) {
   const auto state = std::make_shared<OptimizerState>(options, kDim);
   {
     const std::unique_lock<std::shared_mutex> lock(table.mutex());
-    table.ConfigureSlots(pool, {{"momentum", kDim, 0.0f, true}, {"last_step", 1, 0.0f, false}});
+    table.LayOutSlots(pool, {{"momentum", kDim, 0.0f, true}, {"last_step", 1, 0.0f, false}});
     table.AttachCatchUp(state);
     if (pending) {
       state->history().Reserve();

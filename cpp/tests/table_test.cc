@@ -146,7 +146,7 @@ void SlotsAreLaidBehindTheRow() {
   std::vector<std::vector<float>> expected(n);
   const std::unique_lock<std::shared_mutex> lock(table.mutex());
   table.FindOrInsertRows(pool, keys.data(), n, rows.data(), nullptr);
-  table.ConfigureSlots(pool, {{"m", 3, 0.5f, true}, {"last_step", 1, -1.0f, false}});
+  table.LayOutSlots(pool, {{"m", 3, 0.5f, true}, {"last_step", 1, -1.0f, false}});
   CHECK_EQ(table.SlotOffset("m"), 3);
   CHECK_EQ(table.SlotOffset("last_step"), 6);
   CHECK_THROWS(table.SlotOffset("v"), std::out_of_range, "'v'");
@@ -157,10 +157,10 @@ void SlotsAreLaidBehindTheRow() {
     for (int c = 0; c < 7; ++c) row[c] = static_cast<float>(rows[i] * 8 + c);
   }
   float* const before = table.Row(rows[0]);
-  table.ConfigureSlots(pool, {{"m", 3, 0.5f, true}, {"last_step", 1, -1.0f, false}});
+  table.LayOutSlots(pool, {{"m", 3, 0.5f, true}, {"last_step", 1, -1.0f, false}});
   CHECK(before == table.Row(rows[0]));
   // Another order, a new slot, one of another width: m is kept, the others start anew.
-  table.ConfigureSlots(pool, {{"v", 10, 2.0f, true}, {"m", 3, 0.5f, true}, {"last_step", 2, 9.0f}});
+  table.LayOutSlots(pool, {{"v", 10, 2.0f, true}, {"m", 3, 0.5f, true}, {"last_step", 2, 9.0f}});
   for (int64_t i = 0; i < n; ++i) {
     const float* const row = table.Row(rows[i]);
     for (int c = 0; c < 3; ++c) {
@@ -169,8 +169,8 @@ void SlotsAreLaidBehindTheRow() {
     }
     CHECK_EQ(row[3] + row[12] + row[16] + row[17], 22.0f);
   }
-  CHECK_THROWS(table.ConfigureSlots(pool, {{"a", 1}, {"a", 1}}), std::invalid_argument, "twice");
-  CHECK_THROWS(table.ConfigureSlots(pool, {{"a", 0}}), std::invalid_argument, "positive");
+  CHECK_THROWS(table.LayOutSlots(pool, {{"a", 1}, {"a", 1}}), std::invalid_argument, "twice");
+  CHECK_THROWS(table.LayOutSlots(pool, {{"a", 0}}), std::invalid_argument, "positive");
 }
 
 // A rule of which every row grows by 1 a step; slot 0 holds the step it was last brought up to.
@@ -207,7 +207,7 @@ void RowsCatchUpWhenRead(bool use_hashtable) {
   auto catch_up = std::make_shared<AddOnePerStep>(2);
   {
     const std::unique_lock<std::shared_mutex> lock(table.mutex());
-    table.ConfigureSlots(pool, {{"last_step", 1, 0.0f, false}});
+    table.LayOutSlots(pool, {{"last_step", 1, 0.0f, false}});
     table.AttachCatchUp(catch_up);
   }
   const std::vector<uint64_t> keys = {1, 2, 5};
@@ -251,7 +251,7 @@ void ImportKeepsSlotsUntilAnOptimizerAttaches() {
   table.Import(pool, snapshot);
   {
     const std::unique_lock<std::shared_mutex> lock(table.mutex());
-    table.ConfigureSlots(pool, {{"momentum", 2, 0.0f, true}, {"step", 1, 3.0f, true}});
+    table.LayOutSlots(pool, {{"momentum", 2, 0.0f, true}, {"step", 1, 3.0f, true}});
   }
   TableSnapshot back = table.Export(pool, true);
   CHECK(back.keys == snapshot.keys);
@@ -272,7 +272,7 @@ void SmallTablesStaySmall() {
   std::vector<float> rows(1600);
   table.FindOrInsert(pool, keys.data(), 100, rows.data(), nullptr);
   CHECK(table.Stats(pool).bytes < 40 << 10);
-  table.Clear(ex);
+  table.Clear(pool);
   CHECK(table.Stats(pool).bytes < 16 << 10);
 }
 

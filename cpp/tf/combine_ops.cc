@@ -10,19 +10,8 @@
 #include "cpp/tf/common.h"
 #include "cpp/tf/row_layout.h"
 #include "cpp/tf/samples.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace sok {
-
-using tensorflow::OpInputList;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::OpOutputList;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::shape_inference::InferenceContext;
 
 REGISTER_OP("SokCombine")
     .Input("rows: float")

@@ -13,8 +13,6 @@
 
 namespace sok {
 
-using tensorflow::OpKernelContext;
-
 std::string TableResource::DebugString() const {
   return absl::StrCat("EmbeddingVariable '", options().name, "', dim ", options().dim);
 }
@@ -94,9 +92,9 @@ absl::Status Guard(const std::function<void()>& fn) {
   }
 }
 
-absl::Status CheckRowsShape(const char* what, const tensorflow::Tensor& keys,
-                            const tensorflow::Tensor& rows, const TableOptions& options) {
-  const tensorflow::TensorShape required({keys.NumElements(), options.dim});
+absl::Status CheckRowsShape(const char* what, const Tensor& keys, const Tensor& rows,
+                            const TableOptions& options) {
+  const TensorShape required({keys.NumElements(), options.dim});
   if (rows.shape() == required) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(what, " must have the shape [num_keys, dim] = ", required.DebugString(),

@@ -10,10 +10,25 @@
 
 #include "cpp/core/cpu/table.h"
 #include "cpp/core/parallel.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/shape_inference.h"
 
 namespace sok {
+
+// Of TensorFlow's names, those that every kernel uses.
+using tensorflow::OpInputList;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::OpOutputList;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ScalarShape;
+using tensorflow::shape_inference::ShapeHandle;
 
 // A table as a TF resource, whichever memory it is in.
 class TableResource : public tensorflow::ResourceBase {
@@ -21,18 +36,16 @@ class TableResource : public tensorflow::ResourceBase {
   virtual Table& table() const = 0;
   // Calls `fn` with what this op gives its table to run on: TF's threads, or its stream. What `fn`
   // throws becomes a Status as in Guard.
-  virtual absl::Status Run(tensorflow::OpKernelContext* ctx,
-                           const std::function<void(CallContext)>& fn) = 0;
+  virtual absl::Status Run(OpKernelContext* ctx, const std::function<void(CallContext)>& fn) = 0;
   const TableOptions& options() const { return table().options(); }
   std::string DebugString() const override;
 };
 
 class HostTableResource final : public TableResource {
  public:
-  HostTableResource(tensorflow::OpKernelContext*, const TableOptions& options) : table_(options) {}
+  HostTableResource(OpKernelContext*, const TableOptions& options) : table_(options) {}
   CpuTable& table() const override { return table_; }
-  absl::Status Run(tensorflow::OpKernelContext* ctx,
-                   const std::function<void(CallContext)>& fn) override;
+  absl::Status Run(OpKernelContext* ctx, const std::function<void(CallContext)>& fn) override;
 
  private:
   mutable CpuTable table_;
@@ -42,15 +55,14 @@ using TablePtr = tensorflow::core::RefCountPtr<TableResource>;
 using HostTablePtr = tensorflow::core::RefCountPtr<HostTableResource>;
 
 // The table behind the op's first input.
-absl::Status LookupTable(tensorflow::OpKernelContext* ctx, TablePtr* table);
+absl::Status LookupTable(OpKernelContext* ctx, TablePtr* table);
 // Runs `fn` on it.
-absl::Status WithTable(tensorflow::OpKernelContext* ctx,
-                       const std::function<void(Table&, CallContext)>& fn);
+absl::Status WithTable(OpKernelContext* ctx, const std::function<void(Table&, CallContext)>& fn);
 // The tables behind the list input `name`, which are of one memory: HostTablePtr and the like.
 template <typename Resource>
-absl::Status LookupTables(tensorflow::OpKernelContext* ctx, const char* name,
+absl::Status LookupTables(OpKernelContext* ctx, const char* name,
                           std::vector<tensorflow::core::RefCountPtr<Resource>>* tables) {
-  tensorflow::OpInputList handles;
+  OpInputList handles;
   TF_RETURN_IF_ERROR(ctx->input_list(name, &handles));
   for (int i = 0; i < handles.size(); ++i) {
     TablePtr any;
@@ -75,7 +87,7 @@ absl::Status LookupTables(tensorflow::OpKernelContext* ctx, const char* name,
 // TF's intra-op pool. The calling thread takes part, so a pool that is busy only slows a call down.
 class TfExecutor final : public Executor {
  public:
-  explicit TfExecutor(tensorflow::OpKernelContext* ctx);
+  explicit TfExecutor(OpKernelContext* ctx);
   int num_threads() const override;
   void ParallelFor(int64_t n, int64_t grain,
                    const std::function<void(int64_t, int64_t)>& fn) override;
@@ -89,16 +101,16 @@ class TfExecutor final : public Executor {
 absl::Status Guard(const std::function<void()>& fn);
 
 // Keys travel as int64 in TF and as uint64 in the core: the same bits.
-inline const uint64_t* Keys(const tensorflow::Tensor& keys) {
+inline const uint64_t* Keys(const Tensor& keys) {
   return reinterpret_cast<const uint64_t*>(keys.flat<int64_t>().data());
 }
-inline uint64_t* Keys(tensorflow::Tensor* keys) {
+inline uint64_t* Keys(Tensor* keys) {
   return reinterpret_cast<uint64_t*>(keys->flat<int64_t>().data());
 }
 
 // `rows`, which an error calls `what`, must have the shape [num_keys, dim] of a table's rows.
-absl::Status CheckRowsShape(const char* what, const tensorflow::Tensor& keys,
-                            const tensorflow::Tensor& rows, const TableOptions& options);
+absl::Status CheckRowsShape(const char* what, const Tensor& keys, const Tensor& rows,
+                            const TableOptions& options);
 
 // The seed that tables created from now on draw their initial rows from. Set by `SokSetSeed`.
 void SetProcessSeed(uint64_t seed);

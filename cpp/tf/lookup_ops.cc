@@ -5,19 +5,8 @@
 #include "cpp/core/cpu/lookup.h"
 #include "cpp/tf/common.h"
 #include "cpp/tf/samples.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace sok {
-
-using tensorflow::OpInputList;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::OpOutputList;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::shape_inference::InferenceContext;
 
 REGISTER_OP("SokLookup")
     .Input("handles: N * resource")
@@ -35,11 +24,10 @@ REGISTER_OP("SokLookup")
     .Attr("key_limits: list(int)")
     .Attr("batch_multiples: list(int)")
     .Attr("insert: bool")
-    .Attr("gradient_scale: float = 1.0")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(SetEmbeddingShapes(c, /*keys=*/"keys", /*row_splits=*/"row_splits"));
-      std::vector<tensorflow::shape_inference::ShapeHandle> keys;
+      std::vector<ShapeHandle> keys;
       TF_RETURN_IF_ERROR(c->input("keys", &keys));
       const int n = keys.size();
       for (int i = 0; i < n; ++i) {
@@ -125,7 +113,7 @@ REGISTER_OP("SokLookupGrad")
     .SetShapeFn([](InferenceContext* c) {
       std::vector<int64_t> dims;
       TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
-      std::vector<tensorflow::shape_inference::ShapeHandle> unique;
+      std::vector<ShapeHandle> unique;
       TF_RETURN_IF_ERROR(c->input("unique_keys", &unique));
       for (size_t i = 0; i < dims.size(); ++i) {
         c->set_output(i, c->Matrix(c->Dim(unique[i], 0), dims[i]));

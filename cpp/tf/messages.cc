@@ -13,8 +13,7 @@ absl::Status SplitsFit(int64_t words) {
                    "; use a smaller batch"));
 }
 
-absl::Status CheckSplits(const tensorflow::Tensor& message, const tensorflow::Tensor& splits,
-                         int64_t world_size) {
+absl::Status CheckSplits(const Tensor& message, const Tensor& splits, int64_t world_size) {
   int64_t total = 0;
   for (int64_t r = 0; r < splits.NumElements(); ++r) total += splits.flat<int32_t>()(r);
   if (splits.NumElements() == world_size && total == message.NumElements()) return absl::OkStatus();
@@ -37,10 +36,10 @@ absl::Status CheckGradWords(int64_t rank, int64_t required, int64_t received) {
                    " words, one row a key it asked for. Received: ", received));
 }
 
-absl::Status FirstProblem(tensorflow::OpKernelContext* ctx) {
-  tensorflow::OpInputList problems;
+absl::Status FirstProblem(OpKernelContext* ctx) {
+  OpInputList problems;
   TF_RETURN_IF_ERROR(ctx->input_list("problems", &problems));
-  for (const tensorflow::Tensor& problem : problems) {
+  for (const Tensor& problem : problems) {
     const tensorflow::tstring& text = problem.scalar<tensorflow::tstring>()();
     if (!text.empty()) return absl::InvalidArgumentError(std::string(text));
   }

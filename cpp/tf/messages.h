@@ -8,7 +8,6 @@
 
 #include "cpp/core/cpu/message.h"
 #include "cpp/tf/common.h"
-#include "tensorflow/core/framework/op_kernel.h"
 
 namespace sok {
 
@@ -16,8 +15,7 @@ namespace sok {
 absl::Status SplitsFit(int64_t words);
 
 // `splits` holds `world_size` lengths that add up to the message's.
-absl::Status CheckSplits(const tensorflow::Tensor& message, const tensorflow::Tensor& splits,
-                         int64_t world_size);
+absl::Status CheckSplits(const Tensor& message, const Tensor& splits, int64_t world_size);
 
 // Runs `fn`, which reads a message that may carry a rank's failure. That failure is about the
 // rank's input, not an internal fault of this process: InvalidArgument.
@@ -28,17 +26,16 @@ absl::Status RaisedByRank(const absl::Status& status);  // of such a function
 absl::Status CheckGradWords(int64_t rank, int64_t required, int64_t received);
 
 // The first text of the list input `problems` that is not empty, as a failure of this rank.
-absl::Status FirstProblem(tensorflow::OpKernelContext* ctx);
+absl::Status FirstProblem(OpKernelContext* ctx);
 
 // Sets outputs 0 and 1, a message and its splits, to the same failed block for every rank.
 template <typename T>
-absl::Status FailAll(tensorflow::OpKernelContext* ctx, const absl::Status& status,
-                     int64_t world_size) {
+absl::Status FailAll(OpKernelContext* ctx, const absl::Status& status, int64_t world_size) {
   const std::vector<T> block = FailedBlock<T>(std::string(status.message()));
-  tensorflow::Tensor *message, *splits;
+  Tensor *message, *splits;
   TF_RETURN_IF_ERROR(ctx->allocate_output(
-      0, tensorflow::TensorShape({world_size * static_cast<int64_t>(block.size())}), &message));
-  TF_RETURN_IF_ERROR(ctx->allocate_output(1, tensorflow::TensorShape({world_size}), &splits));
+      0, TensorShape({world_size * static_cast<int64_t>(block.size())}), &message));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({world_size}), &splits));
   for (int64_t r = 0; r < world_size; ++r) {
     std::copy(block.begin(), block.end(), message->flat<T>().data() + r * block.size());
     splits->flat<int32_t>()(r) = block.size();

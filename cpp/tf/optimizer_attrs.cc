@@ -4,7 +4,7 @@
 
 namespace sok {
 
-absl::Status ReadOptimizer(tensorflow::OpKernelConstruction* ctx, OptimizerOptions* options) {
+absl::Status ReadOptimizer(OpKernelConstruction* ctx, OptimizerOptions* options) {
   std::string rule;
   TF_RETURN_IF_ERROR(ctx->GetAttr("rule", &rule));
   TF_RETURN_IF_ERROR(ctx->GetAttr("momentum", &options->momentum));

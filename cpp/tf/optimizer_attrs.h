@@ -4,11 +4,10 @@
 
 #include "cpp/core/optimizer.h"
 #include "cpp/tf/common.h"
-#include "tensorflow/core/framework/op_kernel.h"
 
 namespace sok {
 
-absl::Status ReadOptimizer(tensorflow::OpKernelConstruction* ctx, OptimizerOptions* options);
+absl::Status ReadOptimizer(OpKernelConstruction* ctx, OptimizerOptions* options);
 
 }  // namespace sok
 

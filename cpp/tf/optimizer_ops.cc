@@ -5,17 +5,8 @@
 #include "cpp/core/optimizer.h"
 #include "cpp/tf/common.h"
 #include "cpp/tf/optimizer_attrs.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace sok {
-
-using tensorflow::OpInputList;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
 
 REGISTER_OP("SokApplyGradients")
     .Input("handles: N * resource")

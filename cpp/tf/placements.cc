@@ -4,7 +4,7 @@
 
 namespace sok {
 
-absl::Status GetPlacements(tensorflow::OpKernelConstruction* ctx, const FeatureAttrs& features,
+absl::Status GetPlacements(OpKernelConstruction* ctx, const FeatureAttrs& features,
                            int64_t world_size, std::vector<RowPlacement>* placements) {
   std::vector<int64_t> owners, row_offsets;
   TF_RETURN_IF_ERROR(ctx->GetAttr("owners", &owners));

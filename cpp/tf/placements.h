@@ -6,12 +6,11 @@
 
 #include "cpp/core/place.h"
 #include "cpp/tf/samples.h"
-#include "tensorflow/core/framework/op_kernel.h"
 
 namespace sok {
 
 // One a feature, or none where the op has no owners: keys go to key % world_size as they are.
-absl::Status GetPlacements(tensorflow::OpKernelConstruction* ctx, const FeatureAttrs& features,
+absl::Status GetPlacements(OpKernelConstruction* ctx, const FeatureAttrs& features,
                            int64_t world_size, std::vector<RowPlacement>* placements);
 
 }  // namespace sok

@@ -2,20 +2,8 @@
 #include <algorithm>
 
 #include "cpp/tf/common.h"
-#include "tensorflow/core/framework/common_shape_fns.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace sok {
-
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ScalarShape;
-using tensorflow::shape_inference::ShapeHandle;
 
 REGISTER_OP("SokTableEvict")
     .Input("handle: resource")

@@ -4,7 +4,7 @@
 
 namespace sok {
 
-RowLayout::RowLayout(const tensorflow::Tensor& counts, const FeatureAttrs& features) {
+RowLayout::RowLayout(const Tensor& counts, const FeatureAttrs& features) {
   auto count = counts.matrix<int64_t>();
   for (int64_t r = 0; r < counts.dim_size(0); ++r) {
     ++num_words_;  // status word
@@ -24,7 +24,7 @@ int64_t RowLayout::num_unique(int i) const {
   return num_unique;
 }
 
-absl::Status RowLayout::Check(const tensorflow::Tensor& message) const {
+absl::Status RowLayout::Check(const Tensor& message) const {
   if (num_words_ == message.NumElements()) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("the row message must hold ", num_words_,

@@ -8,13 +8,12 @@
 #include <vector>
 
 #include "cpp/tf/samples.h"
-#include "tensorflow/core/framework/op_kernel.h"
 
 namespace sok {
 
 class RowLayout {
  public:
-  RowLayout(const tensorflow::Tensor& counts, const FeatureAttrs& features);
+  RowLayout(const Tensor& counts, const FeatureAttrs& features);
 
   int64_t world_size() const { return static_cast<int64_t>(starts_.size()); }
   int64_t num_words() const { return num_words_; }  // of the whole message
@@ -23,7 +22,7 @@ class RowLayout {
   int64_t count(int64_t r, int i) const { return counts_[r][i]; }
   int64_t num_unique(int i) const;  // of all ranks
   // The message has that many words.
-  absl::Status Check(const tensorflow::Tensor& message) const;
+  absl::Status Check(const Tensor& message) const;
 
  private:
   std::vector<std::vector<int64_t>> starts_, counts_;  // [world_size][num_tables]

@@ -7,14 +7,9 @@
 
 namespace sok {
 
-using tensorflow::OpInputList;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
 using tensorflow::shape_inference::DimensionHandle;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
 
-absl::Status FeatureAttrs::Init(tensorflow::OpKernelConstruction* ctx) {
+absl::Status FeatureAttrs::Init(OpKernelConstruction* ctx) {
   std::vector<std::string> combiners;
   TF_RETURN_IF_ERROR(ctx->GetAttr("dims", &dims_));
   TF_RETURN_IF_ERROR(ctx->GetAttr("combiners", &combiners));

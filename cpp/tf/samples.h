@@ -9,8 +9,7 @@
 #include "cpp/core/cpu/combine.h"
 #include "cpp/core/cpu/lookup.h"
 #include "cpp/core/parallel.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/shape_inference.h"
+#include "cpp/tf/common.h"
 
 namespace sok {
 
@@ -18,7 +17,7 @@ namespace sok {
 // `key_limits` and `batch_multiples`.
 class FeatureAttrs {
  public:
-  absl::Status Init(tensorflow::OpKernelConstruction* ctx);
+  absl::Status Init(OpKernelConstruction* ctx);
 
   int size() const { return static_cast<int>(dims_.size()); }
   int64_t dim(int i) const { return dims_[i]; }
@@ -28,23 +27,19 @@ class FeatureAttrs {
   bool has_samples(int i) const { return combiners_[i] != Combiner::kNone; }
 
   // Of all tables: shapes agree. Reads nothing of the tensors, which may be in device memory.
-  absl::Status CheckShapes(const tensorflow::OpInputList& keys,
-                           const tensorflow::OpInputList& row_splits,
-                           const tensorflow::OpInputList& weights) const;
+  absl::Status CheckShapes(const OpInputList& keys, const OpInputList& row_splits,
+                           const OpInputList& weights) const;
   // Of all tables: shapes agree and the batch, in host memory, keeps its limits.
-  absl::Status Check(Executor& ex, const tensorflow::OpInputList& keys,
-                     const tensorflow::OpInputList& row_splits,
-                     const tensorflow::OpInputList& weights) const;
-  Samples MakeSamples(int i, const tensorflow::Tensor& inverse,
-                      const tensorflow::Tensor& row_splits,
-                      const tensorflow::Tensor& weights) const;
+  absl::Status Check(Executor& ex, const OpInputList& keys, const OpInputList& row_splits,
+                     const OpInputList& weights) const;
+  Samples MakeSamples(int i, const Tensor& inverse, const Tensor& row_splits,
+                      const Tensor& weights) const;
   // [batch, dim], or [num_keys, dim] where the combiner is "none".
-  tensorflow::TensorShape OutputShape(int i, const Samples& samples) const;
-  absl::Status CheckGradient(int i, const Samples& samples, const tensorflow::Tensor& grad) const;
+  TensorShape OutputShape(int i, const Samples& samples) const;
+  absl::Status CheckGradient(int i, const Samples& samples, const Tensor& grad) const;
 
  private:
-  void CheckShape(int i, const tensorflow::Tensor& keys, const tensorflow::Tensor& row_splits,
-                  const tensorflow::Tensor& weights) const;
+  void CheckShape(int i, const Tensor& keys, const Tensor& row_splits, const Tensor& weights) const;
 
   std::vector<int64_t> dims_;
   std::vector<Combiner> combiners_;

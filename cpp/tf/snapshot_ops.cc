@@ -3,18 +3,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "cpp/tf/common.h"
-#include "tensorflow/core/framework/common_shape_fns.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace sok {
-
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::shape_inference::InferenceContext;
 
 #define SOK_SNAPSHOT_IN_HOST_MEMORY(builder) \
   builder.HostMemory("handle")               \

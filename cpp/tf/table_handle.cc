@@ -1,14 +1,8 @@
 #include "cpp/tf/table_handle.h"
 
-#include "tensorflow/core/framework/common_shape_fns.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
-
 namespace sok {
 
-using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeAndType;
-using tensorflow::shape_inference::ShapeHandle;
 
 REGISTER_OP("SokTableHandle")
     .Output("handle: resource")
@@ -54,7 +48,7 @@ REGISTER_OP("SokTableHandle")
 REGISTER_KERNEL_BUILDER(Name("SokTableHandle").Device(tensorflow::DEVICE_CPU),
                         TableHandleOp<HostTableResource>);
 
-absl::Status TableAttrs::Init(tensorflow::OpKernelConstruction* ctx) {
+absl::Status TableAttrs::Init(OpKernelConstruction* ctx) {
   std::string key_type, initializer;
   int64_t initializer_seed;
   TF_RETURN_IF_ERROR(ctx->GetAttr("container", &container_));

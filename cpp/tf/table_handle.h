@@ -7,13 +7,12 @@
 
 #include "cpp/core/table_options.h"
 #include "cpp/tf/common.h"
-#include "tensorflow/core/framework/op_kernel.h"
 
 namespace sok {
 
 class TableAttrs {
  public:
-  absl::Status Init(tensorflow::OpKernelConstruction* ctx);
+  absl::Status Init(OpKernelConstruction* ctx);
   // With the seed that sok.Init has set; an error before it has.
   absl::Status Options(TableOptions* options) const;
 
@@ -28,13 +27,13 @@ class TableAttrs {
 
 // `Resource(ctx, options)` makes the table, in its memory; what it throws fails the op.
 template <typename Resource>
-class TableHandleOp : public tensorflow::OpKernel {
+class TableHandleOp : public OpKernel {
  public:
-  explicit TableHandleOp(tensorflow::OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit TableHandleOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, attrs_.Init(ctx));
   }
 
-  void Compute(tensorflow::OpKernelContext* ctx) override {
+  void Compute(OpKernelContext* ctx) override {
     auto creator = [&](TableResource** resource) {
       TableOptions options;
       TF_RETURN_IF_ERROR(attrs_.Options(&options));
@@ -47,8 +46,8 @@ class TableHandleOp : public tensorflow::OpKernel {
     TablePtr table;
     OP_REQUIRES_OK(ctx,
                    tensorflow::LookupOrCreateResource<TableResource>(ctx, handle, &table, creator));
-    tensorflow::Tensor* output;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, tensorflow::TensorShape({}), &output));
+    Tensor* output;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &output));
     output->scalar<tensorflow::ResourceHandle>()() = handle;
   }
 

@@ -21,9 +21,9 @@
 // wait for the device in a warm step. Pointers are to device memory unless the name says host.
 //
 // With policies (core/policy.h) the table keeps a record a key (records.h). Then a training lookup
-// goes through RecordTrainingLookup, which decides which keys get a row and which make room for them;
-// FindOrInsert does so by itself, and every call that may insert waits for the device, once. A
-// table without policies has none of this and pays nothing for it.
+// goes through RecordTrainingLookup, which decides which keys get a row and which make room for
+// them; FindOrInsert does so by itself, and every call that may insert waits for the device, once.
+// A table without policies has none of this and pays nothing for it.
 //
 // With use_hashtable=false there is no index: the row number is key / world_size, and memory for
 // all max_capacity rows is taken, and their initial rows written, when the table is made. Clear
@@ -58,8 +58,8 @@ class CudaTable final : public Table {
   CudaTable(const CudaTable&) = delete;
   CudaTable& operator=(const CudaTable&) = delete;
 
-  // ---- whole calls (core/table.h), on the context's stream: each takes the lock. Those that return
-  // something of the host wait, Find, FindOrInsert, Assign and KeyStatistics are async ----
+  // ---- whole calls (core/table.h), on the context's stream: each takes the lock. Find,
+  // FindOrInsert, Assign and KeyStatistics are async; the others wait ----
   const TableOptions& options() const override;
   void Find(CallContext context, const uint64_t* keys, int64_t num_keys, float* rows,
             uint8_t* found) const override;
@@ -69,19 +69,17 @@ class CudaTable final : public Table {
   void Assign(CallContext context, const uint64_t* keys, int64_t num_keys,
               const float* rows) override;
   int64_t Erase(CallContext context, const uint64_t* keys, int64_t num_keys) override;
-  void Clear(CallContext context) override;                      // waits
-  void Reserve(CallContext context, int64_t num_keys) override;  // waits
+  void Clear(CallContext context) override;
+  void Reserve(CallContext context, int64_t num_keys) override;
   int64_t Size(CallContext context) const override;
   MemoryStats Stats(CallContext context) const override;
   TableSnapshot Export(CallContext context, bool with_slots, bool evict = false) override;
-  void Import(CallContext context, const TableSnapshot& snapshot,
-              bool replace = false) override;  // waits
-  // Waits; both layouts exist for a moment. Slots that move are caught up first, and the optimizer
+  void Import(CallContext context, const TableSnapshot& snapshot, bool replace = false) override;
+  // Both layouts exist for a moment. Slots that move are caught up first, and the optimizer
   // must be attached again.
   void ConfigureSlots(CallContext context, const std::vector<SlotSpec>& specs) override;
   std::vector<SlotSpec> Slots() const override;
-  void RecordTrainingLookup(CallContext context, const uint64_t* keys,
-                            int64_t num_keys) override;  // waits
+  void RecordTrainingLookup(CallContext context, const uint64_t* keys, int64_t num_keys) override;
   int64_t Evict(CallContext context) override;
   EvictedRows PopEvicted() override;  // from host memory
   PolicyStatistics Statistics(CallContext context) const override;

@@ -122,7 +122,7 @@ void CombineHasTheBitsOfTheCpu(Combiner combiner, bool weighted, int64_t dim) {
   CHECK(SameBits(out, expected));
 
   const std::vector<float> zeros(dim, 0.0f);
-  row_numbers[5] = cuda::kNoRow;
+  row_numbers[5] = kNoRow;
   pointers[5] = zeros.data();
   CombineRows(ex, c.samples, pointers.data(), num_unique, dim, expected.data());
   cuda::CombineRows(kStream, {{c.samples, table.Ref(), row_numbers.data(), out.data()}});

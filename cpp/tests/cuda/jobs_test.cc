@@ -347,7 +347,7 @@ void ARefusedOptimizerIsAttachedToNone() {
   cuda::ApplyGradients(kStream, {batch_of(1)}, sgd, 0.1f, 1);
   CHECK_THROWS(cuda::ApplyGradients(kStream, {batch_of(0), batch_of(1)}, adagrad, 0.1f, 1),
                std::invalid_argument, "Table 't1' has sgd");
-  CHECK(twins.device[0]->slots().empty());
+  CHECK(twins.device[0]->Slots().empty());
   cuda::ApplyGradients(kStream, {batch_of(0), batch_of(1)}, sgd, 0.1f, 2);
 }
 

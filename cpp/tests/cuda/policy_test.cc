@@ -134,7 +134,8 @@ void AgreesWithTheCpu(const PolicyOptions& policy, int64_t max_capacity) {
     for (uint64_t& key : keys) key = (random() % 4 == 0 ? random() % 900 : random() % 40) - 3;
     const int64_t n = static_cast<int64_t>(keys.size());
     if (random() % 12 == 0) {  // what was counted in a step is not counted in it again
-      const int64_t step = std::max<int64_t>(0, twins.cpu.Statistics(twins.ex).step - 2 + random() % 4);
+      const int64_t step =
+          std::max<int64_t>(0, twins.cpu.Statistics(twins.ex).step - 2 + random() % 4);
       twins.cpu.SetStep(step);
       twins.device.SetStep(step);
     }
@@ -231,13 +232,13 @@ void SnapshotsCrossOver(const PolicyOptions& policy, int64_t max_capacity) {
   twins.Compare();
   TableSnapshot wrong;
   wrong.policy.records = {1, 2, 3};
-  CHECK_THROWS(twins.device.Import(kStream, wrong, true),
-               std::invalid_argument, "`records` must hold 3 values a key, 0. Received: 3");
+  CHECK_THROWS(twins.device.Import(kStream, wrong, true), std::invalid_argument,
+               "`records` must hold 3 values a key, 0. Received: 3");
   wrong.policy.records.clear();
   wrong.policy.counters = {1, 2, 3};
   if (policy.bloom_max_keys > 0) {
-    CHECK_THROWS(twins.device.Import(kStream, wrong, true),
-                 std::invalid_argument, "must be restored by one of its size");
+    CHECK_THROWS(twins.device.Import(kStream, wrong, true), std::invalid_argument,
+                 "must be restored by one of its size");
   }
   twins.Compare();  // `replace` did not come to pass
 }
@@ -299,7 +300,8 @@ void WithoutMemoryNothingHappens(PolicyOptions policy) {
   bool failed = true;
   for (int64_t left = 0; failed; ++left) {
     cuda::CudaTable table(Options(policy, max_capacity));
-    for (int i = 0; i < 3; ++i) table.RecordTrainingLookup(kStream, lookups[i].data(), lookups[i].size());
+    for (int i = 0; i < 3; ++i)
+      table.RecordTrainingLookup(kStream, lookups[i].data(), lookups[i].size());
     const TableSnapshot before = DeviceSnapshot(table);
     const PolicyStatistics statistics = table.Statistics(kStream);
     const Keys& last = lookups[3];

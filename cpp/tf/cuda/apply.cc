@@ -8,11 +8,6 @@
 
 namespace sok {
 
-using tensorflow::OpInputList;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-
 namespace {
 
 class DeviceApplyGradientsOp : public OpKernel {

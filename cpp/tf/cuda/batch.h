@@ -9,9 +9,8 @@
 namespace sok {
 
 // After FeatureAttrs::CheckShapes. The tensors must outlive what is returned.
-inline cuda::BatchInput BatchInputOf(const FeatureAttrs& features, int i,
-                                     const tensorflow::Tensor& keys,
-                                     const tensorflow::Tensor& row_splits) {
+inline cuda::BatchInput BatchInputOf(const FeatureAttrs& features, int i, const Tensor& keys,
+                                     const Tensor& row_splits) {
   cuda::BatchInput input;
   input.table = features.table_name(i);
   input.limits = features.limits(i);

@@ -7,14 +7,6 @@
 
 namespace sok {
 
-using tensorflow::OpInputList;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::OpOutputList;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-
 namespace {
 
 // The word at which each unique row of each table begins; tables one behind the other.

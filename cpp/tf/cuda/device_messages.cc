@@ -3,8 +3,7 @@
 namespace sok {
 
 absl::Status TryWithWorkspace(
-    tensorflow::OpKernelContext* ctx,
-    const std::function<absl::Status(cuda::Workspace&, cuda::Stream)>& fn) {
+    OpKernelContext* ctx, const std::function<absl::Status(cuda::Workspace&, cuda::Stream)>& fn) {
   absl::Status status;
   TF_RETURN_IF_ERROR(WithWorkspace(ctx, [&](cuda::Workspace& workspace, cuda::Stream stream) {
     status = fn(workspace, stream);
@@ -14,9 +13,9 @@ absl::Status TryWithWorkspace(
 
 std::vector<std::vector<KeySegment>> ParseDeviceKeyMessage(cuda::Stream stream,
                                                            cuda::Workspace& workspace,
-                                                           const tensorflow::Tensor& message,
-                                                           const tensorflow::Tensor& splits,
-                                                           int64_t world_size, int64_t num_tables) {
+                                                           const Tensor& message,
+                                                           const Tensor& splits, int64_t world_size,
+                                                           int64_t num_tables) {
   const int64_t num_words = 1 + num_tables;
   const std::vector<int64_t> words =
       CheckedHeads<int64_t>(stream, workspace, message, splits, world_size, num_words);

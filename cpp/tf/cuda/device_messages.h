@@ -16,15 +16,13 @@ namespace sok {
 
 // WithWorkspace for what may also fail in TF's way.
 absl::Status TryWithWorkspace(
-    tensorflow::OpKernelContext* ctx,
-    const std::function<absl::Status(cuda::Workspace&, cuda::Stream)>& fn);
+    OpKernelContext* ctx, const std::function<absl::Status(cuda::Workspace&, cuda::Stream)>& fn);
 
 // The first `num_words` >= 1 words of each rank's block, on the host, filled up with zeros. Throws
 // what ThrowIfFailed does where one says that its rank failed. Waits, once unless one did.
 template <typename T>
-std::vector<T> CheckedHeads(cuda::Stream stream, cuda::Workspace& workspace,
-                            const tensorflow::Tensor& message, const tensorflow::Tensor& splits,
-                            int64_t world_size, int64_t num_words) {
+std::vector<T> CheckedHeads(cuda::Stream stream, cuda::Workspace& workspace, const Tensor& message,
+                            const Tensor& splits, int64_t world_size, int64_t num_words) {
   const T* const words = message.flat<T>().data();
   const int32_t* const lengths = splits.flat<int32_t>().data();
   std::vector<T> heads = cuda::Heads(stream, workspace, words, lengths, world_size, num_words);
@@ -46,21 +44,20 @@ std::vector<T> CheckedHeads(cuda::Stream stream, cuda::Workspace& workspace,
 // ParseKeyMessage does. Waits.
 std::vector<std::vector<KeySegment>> ParseDeviceKeyMessage(cuda::Stream stream,
                                                            cuda::Workspace& workspace,
-                                                           const tensorflow::Tensor& message,
-                                                           const tensorflow::Tensor& splits,
-                                                           int64_t world_size, int64_t num_tables);
+                                                           const Tensor& message,
+                                                           const Tensor& splits, int64_t world_size,
+                                                           int64_t num_tables);
 
 // FailAll (messages.h) where the message is in device memory.
 template <typename T>
-absl::Status FailAllOnDevice(tensorflow::OpKernelContext* ctx, const absl::Status& status,
-                             int64_t world_size) {
+absl::Status FailAllOnDevice(OpKernelContext* ctx, const absl::Status& status, int64_t world_size) {
   const std::vector<T> block = FailedBlock<T>(std::string(status.message()));
   std::vector<T> blocks;
   for (int64_t r = 0; r < world_size; ++r) blocks.insert(blocks.end(), block.begin(), block.end());
-  tensorflow::Tensor *message, *splits;
+  Tensor *message, *splits;
   const int64_t num_words = blocks.size();
-  TF_RETURN_IF_ERROR(ctx->allocate_output(0, tensorflow::TensorShape({num_words}), &message));
-  TF_RETURN_IF_ERROR(ctx->allocate_output(1, tensorflow::TensorShape({world_size}), &splits));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({num_words}), &message));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({world_size}), &splits));
   for (int64_t r = 0; r < world_size; ++r) splits->flat<int32_t>()(r) = block.size();
   return Guard([&] {
     cuda::CopyToDevice(StreamOf(ctx), message->flat<T>().data(), blocks.data(),

@@ -11,12 +11,6 @@
 
 namespace sok {
 
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-
 using cuda::CudaTable;
 using Segments = std::vector<std::vector<KeySegment>>;  // [world_size][num_tables]
 

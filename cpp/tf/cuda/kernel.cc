@@ -9,8 +9,6 @@
 
 namespace sok {
 
-using tensorflow::OpKernelContext;
-
 SOK_REGISTER_DEVICE_KERNEL(Name("SokTableHandle").HostMemory("handle"),
                            TableHandleOp<DeviceTableResource>);
 

@@ -5,8 +5,8 @@
 //                      the device tables' kernel                    cpp/tf/cuda/lookup.cc    GPU
 //
 // An op is one, whichever table its handle names: TensorFlow places it where the table was made.
-// Handles are in host memory; keys, rows and gradients are where the table is. (The ops on tables as
-// a whole have one kernel for both: SOK_REGISTER_TABLE_KERNEL.)
+// Handles are in host memory; keys, rows and gradients are where the table is. Ops on one table
+// have one kernel for both: SOK_REGISTER_TABLE_KERNEL.
 //
 // Invariant: a kernel holds a table's mutex from the first call on the table to the last, so that
 // row numbers stay valid between them; those of several tables in one order, that of their
@@ -23,7 +23,6 @@
 #include "cpp/core/cuda/device.h"
 #include "cpp/core/cuda/table.h"
 #include "cpp/tf/common.h"
-#include "tensorflow/core/framework/op_kernel.h"
 
 #ifndef SOK_TF_DEVICE
 #define SOK_TF_DEVICE tensorflow::DEVICE_GPU
@@ -36,14 +35,13 @@
 namespace sok {
 
 // The stream that TF runs this op's work on.
-cuda::Stream StreamOf(tensorflow::OpKernelContext* ctx);
+cuda::Stream StreamOf(OpKernelContext* ctx);
 
 class DeviceTableResource final : public TableResource {
  public:
-  DeviceTableResource(tensorflow::OpKernelContext* ctx, const TableOptions& options);
+  DeviceTableResource(OpKernelContext* ctx, const TableOptions& options);
   cuda::CudaTable& table() const override { return table_; }
-  absl::Status Run(tensorflow::OpKernelContext* ctx,
-                   const std::function<void(CallContext)>& fn) override;
+  absl::Status Run(OpKernelContext* ctx, const std::function<void(CallContext)>& fn) override;
 
  private:
   mutable cuda::CudaTable table_;
@@ -53,12 +51,12 @@ using DeviceTablePtr = tensorflow::core::RefCountPtr<DeviceTableResource>;
 
 // Runs `fn(stream)` under the mutexes of all tables, which may repeat; what it throws becomes a
 // Status as in Guard.
-absl::Status WithTables(tensorflow::OpKernelContext* ctx, const std::vector<DeviceTablePtr>& tables,
+absl::Status WithTables(OpKernelContext* ctx, const std::vector<DeviceTablePtr>& tables,
                         const std::function<void(cuda::Stream)>& fn);
 
 // Scratch memory for kernels without a table, one for each stream, for one kernel at a time. Runs
 // `fn(workspace, stream)` inside a Scope of it.
-absl::Status WithWorkspace(tensorflow::OpKernelContext* ctx,
+absl::Status WithWorkspace(OpKernelContext* ctx,
                            const std::function<void(cuda::Workspace&, cuda::Stream)>& fn);
 
 }  // namespace sok

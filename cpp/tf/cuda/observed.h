@@ -28,7 +28,7 @@ class ObservedDeviceKeys {
   }
 
   // What RecordTrainingLookup throws, as a Status.
-  absl::Status Observe(tensorflow::OpKernelContext* ctx) {
+  absl::Status Observe(OpKernelContext* ctx) {
     for (Batch& batch : batches_) {
       TF_RETURN_IF_ERROR(Guard([&] {
         cuda::CudaTable& table = batch.table->table();

@@ -14,14 +14,6 @@
 
 namespace sok {
 
-using tensorflow::OpInputList;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::OpOutputList;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-
 class DeviceRouteOp : public OpKernel {
  public:
   explicit DeviceRouteOp(OpKernelConstruction* ctx) : OpKernel(ctx) {

@@ -6,7 +6,7 @@
 
 namespace sok {
 
-cuda::Stream StreamOf(tensorflow::OpKernelContext* ctx) {
+cuda::Stream StreamOf(OpKernelContext* ctx) {
   // TF gives its CUstream, which is the runtime's cudaStream_t; so no header of CUDA is needed
   // here.
   return static_cast<cuda::Stream>(

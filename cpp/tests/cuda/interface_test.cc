@@ -1,0 +1,166 @@
+// The calls of core/table.h on a table in host memory and on one in (emulated) device memory: the
+// checks are written once, and both must pass them.
+#include <cmath>
+#include <stdexcept>
+#include <vector>
+
+#include "cpp/core/cpu/table.h"
+#include "cpp/core/cuda/table.h"
+#include "cpp/tests/check.h"
+
+namespace sok {
+namespace {
+
+constexpr int64_t kDim = 2;
+
+TableOptions Options(bool with_policy) {
+  TableOptions options;
+  options.name = "t";
+  options.dim = kDim;
+  options.initializer.kind = InitializerKind::kConstant;
+  options.initializer.a = 0.5f;
+  options.policy.record = with_policy;
+  return options;
+}
+
+// Keys and rows of one call. The emulated device reads host memory.
+struct Rows {
+  std::vector<uint64_t> keys;
+  std::vector<float> rows;
+  std::vector<uint8_t> flags;
+
+  int64_t size() const { return static_cast<int64_t>(keys.size()); }
+};
+
+Rows Find(Table& table, CallContext context, const std::vector<uint64_t>& keys, bool insert) {
+  Rows out{keys, std::vector<float>(keys.size() * kDim), std::vector<uint8_t>(keys.size())};
+  if (insert) {
+    table.FindOrInsert(context, keys.data(), out.size(), out.rows.data(), out.flags.data());
+  } else {
+    table.Find(context, keys.data(), out.size(), out.rows.data(), out.flags.data());
+  }
+  return out;
+}
+
+void RowsInAndOut(Table& table, CallContext context) {
+  CHECK_EQ(table.dim(), kDim);
+  Rows read = Find(table, context, {7, 7, 9}, /*insert=*/false);
+  CHECK(read.rows == std::vector<float>(6, 0.5f));
+  CHECK(read.flags == std::vector<uint8_t>(3, 0));
+  CHECK_EQ(table.Size(context), 0);
+  const std::vector<uint64_t> keys = {9, 7, 9};
+  const std::vector<float> values = {1, 2, 3, 4, 5, 6};
+  table.Assign(context, keys.data(), 3, values.data());
+  read = Find(table, context, {7, 8, 9}, /*insert=*/true);
+  CHECK(read.rows == std::vector<float>({3, 4, 0.5f, 0.5f, 5, 6}));  // of equal keys the last wins
+  CHECK(read.flags == std::vector<uint8_t>({0, 1, 0}));
+  const std::vector<uint64_t> gone = {8, 8, 1};
+  CHECK_EQ(table.Erase(context, gone.data(), 3), 1);
+  CHECK_EQ(table.Size(context), 2);
+  CHECK_EQ(table.Stats(context).size, 2);
+  std::vector<float> zeros(4, 1.0f);
+  table.WriteZeros(context, zeros.data(), 2);
+  CHECK(zeros == std::vector<float>(4, 0.0f));
+}
+
+void SlotsAndSnapshots(Table& table, CallContext context) {
+  table.Clear(context);
+  table.ConfigureSlots(context, {{"m", 1, 0.25f, true}, {"step", 1, 0.0f, false}});
+  Find(table, context, {3, 1}, /*insert=*/true);
+  TableSnapshot snapshot = table.Export(context, /*with_slots=*/true);
+  CHECK(snapshot.keys == std::vector<uint64_t>({1, 3}));
+  CHECK(snapshot.rows == std::vector<float>(4, 0.5f));
+  CHECK(snapshot.slot_names == std::vector<std::string>({"m"}));
+  CHECK(snapshot.slot_rows == std::vector<float>(2, 0.25f));
+  CHECK(table.Export(context, /*with_slots=*/false).slot_names.empty());
+
+  // A slot the table lacks is kept; of equal keys the last wins; others stay unless replaced.
+  snapshot.keys = {5, 1, 5};
+  snapshot.rows = {1, 1, 2, 2, 3, 3};
+  snapshot.slot_names = {"v", "m"};
+  snapshot.slot_widths = {2, 1};
+  snapshot.slot_rows = {10, 11, 12, 20, 21, 22, 30, 31, 32};
+  snapshot.policy = RecordSnapshot();
+  table.Import(context, snapshot);
+  const TableSnapshot merged = table.Export(context, true);
+  CHECK(merged.keys == std::vector<uint64_t>({1, 3, 5}));
+  CHECK(merged.rows == std::vector<float>({2, 2, 0.5f, 0.5f, 3, 3}));
+  CHECK(merged.slot_names == std::vector<std::string>({"m", "v"}));
+  CHECK_EQ(merged.slot_rows[0], 22.0f);    // m of key 1
+  CHECK_EQ(merged.slot_rows[1], 20.0f);    // v of key 1
+  CHECK(std::isnan(merged.slot_rows[4]));  // v of key 3: not known until an optimizer says it
+  CHECK_EQ(merged.slot_rows[6], 32.0f);
+  CHECK_EQ(merged.slot_rows[8], 31.0f);
+  CHECK_EQ(static_cast<int>(table.Slots().size()), 3);
+  table.Import(context, snapshot, /*replace=*/true);
+  CHECK_EQ(table.Size(context), 2);
+
+  // Refused before anything changes.
+  TableSnapshot bad = snapshot;
+  bad.rows.pop_back();
+  CHECK_THROWS(table.Import(context, bad, true), std::invalid_argument, "`rows` must hold 6");
+  bad = snapshot;
+  bad.policy.records = {1, 2};
+  CHECK_THROWS(table.Import(context, bad, true), std::invalid_argument, "3 values a key, 9");
+  bad = snapshot;
+  bad.slot_widths = {1, 2};
+  CHECK_THROWS(table.Import(context, bad, true), std::invalid_argument, "must have width");
+  bad.slot_names = {"v", "v"};
+  CHECK_THROWS(table.Import(context, bad, true), std::invalid_argument, "different names");
+  CHECK_THROWS(table.ConfigureSlots(context, {{"m", 0, 0.0f, true}}), std::invalid_argument,
+               "must be positive");
+  CHECK_THROWS(table.ConfigureSlots(context, {{"m", 1, 0.0f, true}, {"m", 1, 0.0f, true}}),
+               std::invalid_argument, "different names");
+  CHECK_EQ(table.Size(context), 2);
+}
+
+void Records(Table& table, CallContext context) {
+  if (!table.keeps_records()) {
+    CHECK_THROWS(table.Statistics(context), std::invalid_argument, "needs a table with");
+    CHECK_THROWS(table.PopEvicted(), std::invalid_argument, "needs a table with");
+    return;
+  }
+  table.Clear(context);
+  const std::vector<uint64_t> keys = {4, 4, 6};
+  table.RecordTrainingLookup(context, keys.data(), 3);
+  table.SetStep(9);
+  table.RecordTrainingLookup(context, keys.data(), 1);
+  CHECK_EQ(table.Statistics(context).seen, 3);
+  uint8_t present[3];
+  int64_t frequencies[3], last_steps[3];
+  table.KeyStatistics(context, keys.data(), 3, present, frequencies, last_steps);
+  CHECK_EQ(frequencies[0], 2);
+  CHECK_EQ(last_steps[0], 10);
+  CHECK_EQ(last_steps[2], 1);
+  CHECK_EQ(table.Evict(context), 0);
+}
+
+void AllCalls(Table& table, CallContext context) {
+  RowsInAndOut(table, context);
+  SlotsAndSnapshots(table, context);
+  Records(table, context);
+}
+
+void TheWrongContextIsRefused() {
+  InlineExecutor threads;
+  CpuTable host(Options(false));
+  cuda::CudaTable device(Options(false));
+  CHECK_THROWS(host.Find(CallContext(nullptr), nullptr, 0, nullptr, nullptr), std::logic_error,
+               "stream");
+  CHECK_THROWS(device.Find(threads, nullptr, 0, nullptr, nullptr), std::logic_error, "threads");
+}
+
+}  // namespace
+}  // namespace sok
+
+int main() {
+  sok::InlineExecutor threads;
+  for (const bool with_policy : {false, true}) {
+    sok::CpuTable host(sok::Options(with_policy));
+    sok::AllCalls(host, threads);
+    sok::cuda::CudaTable device(sok::Options(with_policy));
+    sok::AllCalls(device, nullptr);
+  }
+  sok::TheWrongContextIsRefused();
+  return 0;
+}
