@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from sok_like.group_embedding.strategy import (
         enable_distributed_strategy as enable_distributed_strategy,
     )
+    from sok_like.lookup.by_key import EmbeddingVariable as EmbeddingVariable
     from sok_like.lookup.dense_lookup import embedding_lookup as embedding_lookup
     from sok_like.optimizers.scope import OptimizerScope as OptimizerScope
     from sok_like.optimizers.utils import (
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
     from sok_like.table.policies import ScoreEvict as ScoreEvict
     from sok_like.table.policies import StorageOption as StorageOption
     from sok_like.table.saver import Saver as Saver
-    from sok_like.table.variable import EmbeddingVariable as EmbeddingVariable
 
 # Public name: where it lives.
 _PUBLIC = {
@@ -73,7 +73,7 @@ _PUBLIC = {
     "CounterFilter": "sok_like.table.policies",
     "DistributedEmbedding": "sok_like.embeddings.distributed_embedding",
     "Embedding": "sok_like.dist_model_parallel.embedding",
-    "EmbeddingVariable": "sok_like.table.variable",
+    "EmbeddingVariable": "sok_like.lookup.by_key",
     "EmbeddingVariableOption": "sok_like.table.policies",
     "GlobalStepEvict": "sok_like.table.policies",
     "GroupEmbedding": "sok_like.group_embedding.layer",

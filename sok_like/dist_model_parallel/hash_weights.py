@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import send
-from sok_like.table.export_assign import assign
 from sok_like.table.variable import EmbeddingVariable
+from sok_like.table.weights import owned
 
 # Bytes of one table that a rank sends at a time.
 CHUNK_BYTES = 64 * 2**20
@@ -102,13 +102,6 @@ def check_real(what: str, array: np.ndarray) -> None:
         raise ValueError(f"`{what}` must hold real numbers. Received: {array.dtype}")
 
 
-def owned(keys: np.ndarray) -> np.ndarray:
-    """Positions of the keys that this rank owns."""
-    communicator = comm.current()
-    owners = keys.view(np.uint64) % np.uint64(communicator.world_size)
-    return np.flatnonzero(owners == communicator.rank)
-
-
 def check_capacity(what: str, variable: EmbeddingVariable, keys: np.ndarray) -> None:
     """ValueError if this rank cannot hold its keys."""
     capacity, num_keys = variable.get_config()["capacity"], len(owned(keys))
@@ -117,14 +110,3 @@ def check_capacity(what: str, variable: EmbeddingVariable, keys: np.ndarray) -> 
             f"`{what}` must hold at most capacity={capacity} keys for a rank (table "
             f"'{variable.table_name}'). Received: {num_keys}"
         )
-
-
-def set_hash_table(variable: EmbeddingVariable, keys, rows, chunk: int) -> None:
-    """Makes the table hold these keys and no others; slot rows of keys that stay are kept."""
-    mine = owned(keys)
-    present = variable.snapshot(with_slots=False).keys.numpy()
-    variable.erase(np.setdiff1d(present, keys[mine]))
-    step = max(1, chunk // variable.dim)
-    for start in range(0, len(mine), step):
-        at = mine[start : start + step]
-        assign(variable, keys[at], np.asarray(rows[at], np.float32))

@@ -22,6 +22,7 @@ from sok_like.planner.tables import Plan
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import all_or_none, gather_text, in_turn
 from sok_like.runtime.checks import as_integer
+from sok_like.table.weights import owned
 
 # By table: the Keras variable that holds this rank's shard, and the first row of the shard in it.
 Weights = Mapping[int, tuple[Any, int]]
@@ -181,7 +182,7 @@ def _open_hash_slots(what, slots, variable):
         label = f'{what}["{name}"]'
         shape = hash_weights.as_array(label, pair[1]).shape if len(pair) == 2 else (0,)
         keys, rows = hash_weights.open_pair(label, pair, shape[-1])
-        mine = hash_weights.owned(keys)
+        mine = owned(keys)
         if not np.array_equal(np.sort(keys[mine]), present):
             raise ValueError(
                 f"`{what}[\"{name}\"]` must have the keys of table '{variable.table_name}': set "

@@ -21,6 +21,7 @@ from sok_like.planner.tables import DATA_PARALLEL, HASHED, Plan, TableConfig
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import all_or_none, in_turn, send
 from sok_like.runtime.checks import as_integer
+from sok_like.table.weights import replace_rows
 
 # By table: the variable that holds this rank's shard, and the first row of the shard in it.
 Shards = Mapping[int, tuple[Any, int]]
@@ -110,7 +111,7 @@ def check_chunk(chunk: Any) -> None:
 def _copy(plan, here, sources, chunk):
     for table_id, (variable, first_row) in here.items():
         if plan.kinds[table_id] == HASHED:
-            hash_weights.set_hash_table(variable, *sources[table_id], chunk)
+            replace_rows(variable, *sources[table_id], chunk)
         else:
             copy_shard(plan, table_id, variable, first_row, sources[table_id], chunk)
 

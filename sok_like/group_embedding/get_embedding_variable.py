@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_like.lookup import by_key as by_key  # so that its tables can be looked up by key
 from sok_like.runtime import comm
 from sok_like.runtime.initialize import ensure_initialized
 from sok_like.table.policies import EmbeddingVariableOption, InitializerOption

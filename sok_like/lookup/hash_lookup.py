@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from sok_like.lookup.keras_call import check_listed
 from sok_like.runtime import comm, devices, native, ops
 from sok_like.runtime.checks import COMBINERS, check_combiner
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
@@ -74,10 +75,13 @@ def lookup(
         tf.errors.InvalidArgumentError: a sample longer than `max_hotness`; without a hash table, a
             key out of range. On every rank, naming the rank it happened on.
         tf.errors.ResourceExhaustedError: a table is full. On every rank.
+        RuntimeError: within a Keras layer none of whose variables is the table.
     """
     if not features:
         return []
     check_gradient_scale(gradient_scale)
+    for feature in features:
+        check_listed(feature.variable)
     outputs: list[tf.Tensor] = [None] * len(features)
     earlier: list[tf.Tensor] = []
     for device, positions in devices.group_by_device([f.variable.device for f in features]):

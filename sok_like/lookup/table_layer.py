@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok_like.lookup import by_key as by_key  # so that its tables can be looked up by key
 from sok_like.lookup.training_flag import by_training
 from sok_like.runtime import comm
 from sok_like.table.snapshots import TableSnapshot

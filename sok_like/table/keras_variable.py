@@ -7,12 +7,15 @@ EmbeddingVariable goes inside one, which passes on the handle that tapes and gra
 from __future__ import annotations
 
 import functools
+import weakref
 
 import tensorflow as tf
+from tensorflow.core.function.trace_type import default_types
 
 from sok_like.table.variable import EmbeddingVariable
 
 
+@functools.cache
 def is_keras_3() -> bool:
     """Whether `tf.keras` is Keras 3; False under `TF_USE_LEGACY_KERAS=1`, where it is tf_keras."""
     return not hasattr(tf.keras, "__internal__")
@@ -20,7 +23,15 @@ def is_keras_3() -> bool:
 
 def as_weight(variable: EmbeddingVariable):
     """What a layer of the running Keras should hold to have `variable` among its weights."""
-    return _wrapper_class()(variable) if is_keras_3() else variable
+    if not is_keras_3():
+        return variable
+    held = getattr(variable, "_keras_variable", None)
+    held = None if held is None else held()
+    if held is None:
+        held = _wrapper_class()(variable)
+        # Weakly, as it holds this one: layers that share a table list one variable.
+        variable._keras_variable = weakref.ref(held)
+    return held
 
 
 @functools.cache
@@ -34,7 +45,7 @@ def _wrapper_class():
             self._embedding_variable = variable
             super().__init__(
                 initializer=lambda *args, **kwargs: None,  # never called: see _initialize
-                shape=tuple(variable.shape),
+                shape=(0, variable.dim),
                 dtype="float32",
                 trainable=variable.trainable,
                 autocast=False,
@@ -47,8 +58,39 @@ def _wrapper_class():
         def _deferred_initialize(self):
             self._value = self._embedding_variable
 
-        def assign(self, *args, **kwargs):
-            return self._embedding_variable.assign(*args, **kwargs)
+        @property
+        def shape(self):
+            return self._embedding_variable.shape
+
+        def assign(self, value):
+            self._embedding_variable.assign(value)
+            return value
+
+        def assign_add(self, value):
+            return self._embedding_variable.assign_add(value)
+
+        def assign_sub(self, value):
+            return self._embedding_variable.assign_sub(value)
+
+        def __array__(self, dtype=None, copy=None):
+            return self._embedding_variable.__array__()
+
+        def __tf_tracing_type__(self, context):
+            # An argument of a tf.function is this variable, not the array it cannot become.
+            return default_types.Weakref(weakref.ref(self))
+
+        def __iter__(self):
+            # Without this, Python would ask for rows 0, 1, 2, ... without end.
+            return iter(self._embedding_variable)
+
+        def __eq__(self, other):
+            return self is other
+
+        def __ne__(self, other):
+            return self is not other
+
+        def __hash__(self):
+            return id(self)
 
         def __getattr__(self, name):
             # What a table has and a Keras variable has not: size, stats, find, export's keys, ...

@@ -8,7 +8,6 @@ by key, through the layers, `sok.export` and `sok.assign`.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import operator
 from typing import Any, NamedTuple
@@ -20,18 +19,14 @@ from tensorflow.python.ops import handle_data_util, resource_variable_ops
 from sok_like.runtime import comm, devices, native, ops
 from sok_like.runtime.checks import as_integer
 from sok_like.runtime.initialize import check_replicas
+from sok_like.table.as_variable import AsVariable
 from sok_like.table.initializers import row_initializer
 from sok_like.table.keys import DTYPES, as_keys
 from sok_like.table.policies import EmbeddingVariableOption, InitializerOption
 from sok_like.table.policy_methods import PolicyMethods
 from sok_like.table.snapshots import Snapshots
 from sok_like.table.sok1_names import Sok1Names
-
-_OPTIMIZER_ADVICE = (
-    "A stock optimizer cannot update EmbeddingVariable '{name}': its rows are found by key and "
-    "live in a hash table. Wrap the optimizer, `sok.OptimizerWrapper(optimizer)`, or use "
-    "`sok.tf.keras.optimizers.Adam`."
-)
+from sok_like.table.weights import TableWeights, get_weights, set_weights, weights_of
 
 _unique_ids = itertools.count()
 
@@ -52,7 +47,7 @@ class MemoryStats(NamedTuple):
 
 
 class EmbeddingVariable(
-    PolicyMethods, Snapshots, Sok1Names, resource_variable_ops.BaseResourceVariable
+    AsVariable, PolicyMethods, Snapshots, Sok1Names, resource_variable_ops.BaseResourceVariable
 ):
     """One rank's shard of a table: a hash table from 64-bit keys to rows of floats.
 
@@ -118,7 +113,6 @@ class EmbeddingVariable(
             "ev_option": ev_option,
         }
         self._world_size = communicator.world_size
-        self._trained_by_sok = False
         option = ev_option or EmbeddingVariableOption()
         capacity = option.capacity(capacity, name)
         self.keeps_records = option.keeps_records
@@ -226,6 +220,16 @@ class EmbeddingVariable(
             f"<sok.EmbeddingVariable '{self.name}' dim={self.dim} key_dtype={self.key_dtype.name}>"
         )
 
+    def as_weight(self) -> Any:
+        """This table as a weight of a layer: `self.table = variable.as_weight()`.
+
+        Keras 3 tracks only variables of its own, so there it is one that holds this table, the same
+        one each time. tf_keras and tf.Module track an EmbeddingVariable as it is.
+        """
+        from sok_like.table.keras_variable import as_weight
+
+        return as_weight(self)
+
     # ---- what it holds ----
 
     def size(self) -> tf.Tensor:
@@ -272,70 +276,44 @@ class EmbeddingVariable(
 
     def record_access(self) -> None:
         """Tells tapes and graphs that the variable is about to be read."""
-        resource_variable_ops.variable_accessed(self)
+        # A strategy of one replica asks for the variable's container first, as stock optimizers do.
+        with self.asked_by_known_optimizer():
+            resource_variable_ops.variable_accessed(self)
 
-    def _read_variable_op(self, no_copy=False):
-        """Rows by ascending key, `[size, embedding_dim]`."""
-        return self.snapshot(with_slots=False).rows
+    @property
+    def shape(self) -> tf.TensorShape:
+        """`[keys this rank holds, embedding_dim]`: what Keras' `summary` counts.
 
-    def value(self):
-        return self._read_variable_op()
+        In a graph, where the number of keys may change, `[None, embedding_dim]`.
+        """
+        if not tf.executing_eagerly():
+            return self.get_shape()
+        return tf.TensorShape([int(self.size()), self.dim])
 
-    def read_value(self):
-        return self._read_variable_op()
+    def get_shape(self) -> tf.TensorShape:
+        """`[None, embedding_dim]`: to TensorFlow's ops the number of rows is not known."""
+        return tf.TensorShape([None, self.dim])
 
-    def numpy(self):
-        return self._read_variable_op().numpy()
+    def numpy(self) -> TableWeights:
+        """Keys and rows of this rank, by which Keras gets weights. It is not an array."""
+        return get_weights(self)
 
-    def _dense_tensor_conversion(self, dtype=None, name=None, as_ref=False):
-        return self._read_variable_op()
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Sets what `numpy()` returned, as Keras' `set_weights` does; takes nothing else."""
+        weights = weights_of(value)
+        if weights is None:
+            raise self._by_position("assign")
+        set_weights(self, weights)
 
-    def _refuse(self, *args, **kwargs):
-        raise NotImplementedError(_OPTIMIZER_ADVICE.format(name=self.table_name))
-
-    assign = assign_add = assign_sub = _refuse
-    scatter_add = scatter_sub = scatter_update = scatter_min = scatter_max = _refuse
-    scatter_mul = scatter_div = scatter_nd_add = scatter_nd_sub = scatter_nd_update = _refuse
-    batch_scatter_update = count_up_to = _refuse
-
-    def sparse_read(self, indices, name=None):
-        raise NotImplementedError(
-            f"tf.gather cannot read EmbeddingVariable '{self.table_name}'; look keys up with a "
-            "layer (sok.DistributedEmbedding, sok.All2AllDenseEmbedding), or read this rank's "
-            "shard with its method find(keys)."
+    def __tf_tracing_type__(self, signature_context):
+        # As of any variable, but that a function is not traced anew when the table has grown.
+        traced = super().__tf_tracing_type__(signature_context)
+        return type(traced)(
+            shape=self.get_shape(),
+            dtype=self.dtype,
+            trainable=self.trainable,
+            alias_id=traced.alias_id,
         )
-
-    gather_nd = sparse_read
-
-    @property
-    def _distributed_container(self):
-        # Optimizers ask for this first, to name the state they are about to allocate: for a stock
-        # one that would be a dense tensor of 2**31 rows. Nothing else asks.
-        self._refuse_stock_optimizer()
-        raise AttributeError("_distributed_container")
-
-    @property
-    def constraint(self):
-        # Optimizers of v1 without slots ask for nothing but this before they update.
-        self._refuse_stock_optimizer()
-        return None
-
-    def _refuse_stock_optimizer(self):
-        if not self._trained_by_sok:
-            raise NotImplementedError(_OPTIMIZER_ADVICE.format(name=self.table_name))
-
-    def _ref(self):
-        # v1 optimizers differentiate with respect to this.
-        return self.handle
-
-    @contextlib.contextmanager
-    def asked_by_known_optimizer(self):
-        """Within it, an optimizer that knows embedding variables may ask as stock ones do."""
-        before, self._trained_by_sok = self._trained_by_sok, True
-        try:
-            yield
-        finally:
-            self._trained_by_sok = before
 
     def _serialize_to_tensors(self):
         snapshot = self.snapshot(evict=True)

@@ -1,0 +1,157 @@
+"""TensorFlow's own lookups of an EmbeddingVariable: by key, with gradients, over ranks.
+
+    tf.gather, tf.nn.embedding_lookup     ask the variable for rows: `sparse_read`
+    tf.nn.embedding_lookup_sparse,        come here at once, by TensorFlow's dispatch on types
+    tf.nn.safe_embedding_lookup_sparse
+
+Here rows are looked up, and TensorFlow's own function combines them: every argument (weights,
+`max_norm`, `default_id`, ...) means what it means for a dense variable.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.lookup.flat_ids import FlatIds
+from sok_like.lookup.hash_lookup import HashFeature, lookup
+from sok_like.lookup.keras_call import training_of_call
+from sok_like.lookup.training_flag import by_training
+from sok_like.table import as_variable
+from sok_like.table.keys import as_keys
+from sok_like.table.variable import EmbeddingVariable as EmbeddingVariable
+from sok_like.table.variable import is_embedding_variable, unwrap
+
+
+def rows_by_key(variable: EmbeddingVariable, keys: Any, name: str | None = None) -> Any:
+    """Rows of keys over all ranks.
+
+    Unseen keys are inserted, but for a Keras call with `training=False`, which reads their initial
+    rows.
+
+    Args:
+        keys: Integers of any shape, or a RaggedTensor of them.
+        name: Names the collectives: the same on all ranks. None takes the table's name.
+
+    Returns:
+        float32, the shape of the keys with `[embedding_dim]` behind it.
+    """
+    keys = keys if tf.is_tensor(keys) else tf.convert_to_tensor(keys)
+    flat = FlatIds(keys, None, hashed=True)
+    name = name or re.sub(r"[^A-Za-z0-9_.]", "_", f"rows_of_{variable.table_name}")
+
+    def rows(training):
+        (found,) = lookup([HashFeature(variable, flat.ids)], training=training, name=name)
+        return found
+
+    return flat.restore(by_training(training_of_call(), rows))
+
+
+as_variable.look_up = rows_by_key
+
+
+class _UnwrapOnTypeError(tf.__internal__.dispatch.OpDispatcher):
+    """`tf.nn.embedding_lookup` of a table that Keras 3 has wrapped, which TF takes for a tensor.
+
+    TensorFlow asks when that has raised a TypeError, as the conversion to a tensor does.
+    """
+
+    def __init__(self, function):
+        self._function, self._signature = function, inspect.signature(function)
+        self.register(function)
+
+    def handle(self, args, kwargs):
+        try:
+            arguments = self._signature.bind(*args, **kwargs).arguments
+        except TypeError:  # the caller's mistake, of which TensorFlow tells
+            return self.NOT_SUPPORTED
+        params = arguments.get("params")
+        table = _only_table(params)
+        if table is None or params is table:
+            return self.NOT_SUPPORTED  # what failed was something else
+        return self._function(**{**arguments, "params": table})
+
+
+def _only_table(params):
+    """The EmbeddingVariable that `params` is, or the only one in a list; else None."""
+    if isinstance(params, (list, tuple)) and len(params) == 1:
+        params = params[0]
+    return unwrap(params) if is_embedding_variable(params) else None
+
+
+class _IsTable(type):
+    def __instancecheck__(cls, instance):
+        return is_embedding_variable(instance)
+
+
+class _Table(metaclass=_IsTable):
+    """The type of EmbeddingVariables, as they are and as Keras 3 wraps them."""
+
+
+def _dispatch(function, table, ids, kinds, by_key):
+    """Has TensorFlow call `by_key(table, arguments)` in place of a function of sparse ids.
+
+    Args:
+        table, ids: Names of the function's arguments.
+        kinds: Types of ids. TensorFlow has targets of its own for ragged ids of functions of v1,
+            and does not take a second one.
+        by_key: Returns arguments for `function`, without the table.
+    """
+    signature = inspect.signature(function)
+    tables = typing.Union[_Table, list[_Table]]  # noqa: UP007  TensorFlow reads no other form
+
+    @tf.experimental.dispatch_for_api(function, {table: tables, ids: kinds})
+    def dispatched(*args, **kwargs):
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        only = _only_table(bound.arguments[table])
+        if only is None:  # several, which no rule divides keys among
+            return NotImplemented
+        return function(**{**bound.arguments, **by_key(only, bound.arguments)})
+
+
+def _sparse(table, arguments):
+    ids = arguments["sp_ids"]
+    rows = rows_by_key(table, _values(ids))
+    return {"params": rows, "sp_ids": _with_values(ids, tf.range(tf.shape(rows, tf.int64)[0]))}
+
+
+def _safe(table, arguments):
+    """Without the keys that are left out. Row 0 is that of `default_id`, or zeros."""
+    ids, weights = arguments["sparse_ids"], arguments["sparse_weights"]
+    keys, default = as_keys(_values(ids)), arguments["default_id"]
+    kept = keys >= 0
+    if weights is not None and arguments["combiner"] != "sum":
+        kept &= _values(weights) > 0
+    keys = tf.boolean_mask(keys, kept)
+    if default is None:
+        rows = tf.concat([tf.zeros([1, table.dim]), rows_by_key(table, keys)], 0)
+    else:
+        rows = rows_by_key(table, tf.concat([tf.reshape(as_keys(default), [1]), keys], 0))
+    positions = tf.where(kept, tf.cumsum(tf.cast(kept, tf.int64)), -1)
+    return {
+        "embedding_weights": rows,
+        "sparse_ids": _with_values(ids, positions),
+        "default_id": None if default is None else 0,
+    }
+
+
+def _values(ids):
+    return ids.flat_values if isinstance(ids, tf.RaggedTensor) else ids.values
+
+
+def _with_values(ids, values):
+    if isinstance(ids, tf.RaggedTensor):
+        return ids.with_flat_values(values)
+    return tf.SparseTensor(ids.indices, values, ids.dense_shape)
+
+
+_EITHER = typing.Union[tf.SparseTensor, tf.RaggedTensor]  # noqa: UP007
+for _nn, _kinds in ((tf.nn, _EITHER), (tf.compat.v1.nn, tf.SparseTensor)):
+    _UnwrapOnTypeError(_nn.embedding_lookup)
+    _dispatch(_nn.embedding_lookup_sparse, "params", "sp_ids", _kinds, _sparse)
+    _dispatch(_nn.safe_embedding_lookup_sparse, "embedding_weights", "sparse_ids", _kinds, _safe)

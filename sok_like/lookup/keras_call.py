@@ -1,0 +1,106 @@
+"""Which Keras layer is being called, under either Keras: who must list a table that is looked up.
+
+A variable that no layer lists is looked up and never trained, so such a lookup raises. Both Kerases
+keep the call in progress in a thread-local record; neither has a public name for it.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.table.keras_variable import is_keras_3
+from sok_like.table.variable import EmbeddingVariable, unwrap
+
+_NOT_LISTED = (
+    "EmbeddingVariable '{name}' is looked up in layer '{layer}', which does not list it among its "
+    "variables: `fit` would never train it. {hold}; a Lambda can hold none. Layers such as "
+    "sok.HashEmbedding make and hold a table themselves. A table that is not to be trained takes "
+    "`trainable=False`."
+)
+_HOLD = {
+    True: "A layer holds a table by `self.table = variable.as_weight()`",
+    False: "A layer holds a table by `self.table = variable`",
+}
+
+# Layer -> the tables it is known to list.
+_listed: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def training_of_call() -> bool | Any:
+    """`training` of the Keras call in progress; True outside of one, and where it says nothing."""
+    if is_keras_3():
+        call = _keras_3_call()
+        training = None if call is None else call.get_value("training")
+    else:
+        training = _tf_keras_call().training
+    return True if training is None else training
+
+
+def check_listed(variable: EmbeddingVariable) -> None:
+    """Raises unless the layers of the Keras call in progress list a table that is to be trained.
+
+    Raises:
+        RuntimeError: no layer lists it.
+    """
+    if not variable.trainable:
+        return
+    outermost = None
+    for layer in _layers_of_call():
+        if _lists(layer, variable):
+            return
+        outermost = layer
+    if outermost is not None:
+        name, hold = variable.table_name, _HOLD[is_keras_3()]
+        raise RuntimeError(_NOT_LISTED.format(name=name, layer=outermost.name, hold=hold))
+
+
+def _layers_of_call():
+    """The layers of the call in progress, one after the other until the outermost."""
+    if is_keras_3():
+        call = _keras_3_call()
+        if call is not None:
+            yield call.entry_layer
+        return
+    call = _tf_keras_call()
+    if call.in_call and call.layer is not None:
+        yield call.layer
+        yield from _layers_on_stack()
+
+
+def _layers_on_stack():
+    """tf_keras keeps the innermost layer only; the others are where they were called."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "__call__":
+            layer = frame.f_locals.get("self")
+            if isinstance(layer, tf.keras.layers.Layer):
+                yield layer
+        frame = frame.f_back
+
+
+def _lists(layer, variable):
+    known = _listed.setdefault(layer, weakref.WeakSet())
+    if variable not in known:
+        if not any(unwrap(weight) is variable for weight in layer.variables):
+            return False
+        known.add(variable)
+    return True
+
+
+def _keras_3_call():
+    keras = sys.modules.get("keras")
+    if keras is None:
+        return None
+    from keras.src.backend.common import global_state
+
+    return global_state.get_global_attribute("current_call_ctx")
+
+
+def _tf_keras_call():
+    from tf_keras.src.engine import base_layer_utils
+
+    return base_layer_utils.call_context()

@@ -1,0 +1,185 @@
+"""What TensorFlow asks of a variable, and what a table answers.
+
+TensorFlow's own lookups read rows with `sparse_read`, which finds them by key. A table has no dense
+value: every read of one raises `NoDenseValue` and names the way to do it. It is a TypeError because
+TensorFlow's dispatch, on a TypeError, asks `sok_like.lookup.by_key` how to do the same by key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like.runtime.initialize import check_replicas
+
+_STOCK_OPTIMIZER = (
+    "A stock optimizer cannot update EmbeddingVariable '{name}': its rows are found by key and "
+    "live in a hash table. Wrap the optimizer, `sok.OptimizerWrapper(optimizer)`, or use "
+    "`sok.tf.keras.optimizers.Adam`."
+)
+_ASSIGNMENT = (
+    "EmbeddingVariable '{name}' cannot be assigned by position: its rows are found by key. "
+    "`sok.assign(variable, keys, rows)` writes rows; to train them, wrap the optimizer, "
+    "`sok.OptimizerWrapper(optimizer)`. Received: variable.{method}(...)"
+)
+_NO_DENSE_VALUE = (
+    "EmbeddingVariable '{name}' has no dense value: its rows are found by key, not by position. "
+    "`tf.nn.embedding_lookup(variable, keys)`, `tf.gather(variable, keys)` and `variable[key]` "
+    "read rows, and have gradients; `sok.export(variable)` returns the keys and rows of this rank. "
+    "Received: {what}"
+)
+
+
+# (variable, keys, name) -> rows; `sok_like.lookup.by_key`, which stands above, puts it here.
+look_up: Callable[[Any, Any, Any], Any] | None = None
+
+
+_NO_SAVED_MODEL = (
+    "EmbeddingVariable '{name}' cannot be part of a SavedModel, which could never be loaded: it "
+    "holds no rows of a table. `sok.Saver().dump_to_file(variable, folder)` and "
+    "tf.train.Checkpoint keep them, and so does Keras 3's `model.save('model.keras')` on one rank. "
+    "Received: an export to a SavedModel (model.export, tf.saved_model.save, save_format='tf')"
+)
+
+
+class AsVariable:
+    """Methods of an EmbeddingVariable that TensorFlow calls on any variable."""
+
+    _trained_by_sok = False
+    handle: Any
+    table_name: str
+
+    # ---- rows by key ----
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> Any:
+        """Rows of keys over all ranks, with a gradient: what `tf.gather(variable, keys)` calls.
+
+        Args:
+            indices: Keys, integers of any shape.
+            name: Names the lookup's collectives: the same on all ranks.
+
+        Returns:
+            float32, the shape of the keys with `[embedding_dim]` behind it.
+        """
+        assert look_up is not None, "sok.Init and sok.EmbeddingVariable load it"
+        return look_up(self, indices, name)
+
+    def gather_nd(self, indices: Any, name: str | None = None) -> Any:
+        """Rows of keys `[..., 1]`; more indices than the key would name elements of a row."""
+        indices = tf.convert_to_tensor(indices)
+        if indices.shape.rank is None or indices.shape[-1] != 1:
+            raise self._no_dense_value(f"gather_nd with indices of shape {indices.shape}")
+        return self.sparse_read(tf.squeeze(indices, -1), name)
+
+    def __getitem__(self, key):
+        number = tf.is_tensor(key) and key.dtype.is_integer and key.shape.rank == 0
+        if not number and (isinstance(key, bool) or not isinstance(key, (int, np.integer))):
+            raise self._no_dense_value(f"variable[{key!r}]; one integer key is required")
+        return self.sparse_read(key)
+
+    # ---- no dense value ----
+
+    def _no_dense_value(self, what):
+        return TypeError(_NO_DENSE_VALUE.format(name=self.table_name, what=what))
+
+    def _read_variable_op(self, no_copy=False):
+        raise self._no_dense_value("a read of the whole variable")
+
+    def value(self):
+        raise self._no_dense_value("variable.value()")
+
+    def read_value(self):
+        raise self._no_dense_value("variable.read_value()")
+
+    def read_value_no_copy(self):
+        # TensorFlow's lookups go on with this, and ask it for rows or convert it, which raises.
+        return self
+
+    def initialized_value(self):
+        raise self._no_dense_value("variable.initialized_value()")
+
+    def _dense_tensor_conversion(self, dtype=None, name=None, as_ref=False):
+        raise self._no_dense_value("a conversion to a tensor")
+
+    def __array__(self, *args, **kwargs):
+        raise self._no_dense_value("a conversion to a NumPy array")
+
+    def __iter__(self):
+        raise self._no_dense_value("an iteration")
+
+    def __bool__(self):
+        raise self._no_dense_value("the truth value of a variable")
+
+    def is_initialized(self, name: str | None = None) -> tf.Tensor:
+        """True: a table is ready from its creation on, in a graph once its initializer ran."""
+        return tf.constant(True, name=name)
+
+    # Comparing elements is a read as well; a variable in a list is looked for by identity.
+
+    def __eq__(self, other):
+        return self is other
+
+    def __ne__(self, other):
+        return self is not other
+
+    def __hash__(self):
+        return id(self)
+
+    def _export_to_saved_model_graph(self, *args, **kwargs):
+        raise NotImplementedError(_NO_SAVED_MODEL.format(name=self.table_name))
+
+    # ---- optimizers and assignments ----
+
+    def _by_position(self, method):
+        return NotImplementedError(_ASSIGNMENT.format(name=self.table_name, method=method))
+
+    @property
+    def _distributed_container(self):
+        # Optimizers ask for this first, to name the state they are about to allocate: for a stock
+        # one that would be dense. tf.distribute asks too, before it updates a variable.
+        check_replicas()
+        self._refuse_stock_optimizer()
+        raise AttributeError("_distributed_container")
+
+    @property
+    def constraint(self):
+        # Optimizers of v1 without slots ask for nothing but this before they update.
+        self._refuse_stock_optimizer()
+        return None
+
+    def _refuse_stock_optimizer(self):
+        if not self._trained_by_sok:
+            raise NotImplementedError(_STOCK_OPTIMIZER.format(name=self.table_name))
+
+    def _ref(self):
+        # v1 optimizers differentiate with respect to this.
+        return self.handle
+
+    @contextlib.contextmanager
+    def asked_by_known_optimizer(self):
+        """Within it, an optimizer that knows embedding variables may ask as stock ones do."""
+        before, self._trained_by_sok = self._trained_by_sok, True
+        try:
+            yield
+        finally:
+            self._trained_by_sok = before
+
+
+def _refused(method):
+    def refuse(self, *args, **kwargs):
+        raise self._by_position(method)
+
+    refuse.__name__ = method
+    return refuse
+
+
+for _method in (
+    *("assign_add", "assign_sub", "scatter_add", "scatter_sub", "scatter_update"),
+    *("scatter_min", "scatter_max", "scatter_mul", "scatter_div", "scatter_nd_add"),
+    *("scatter_nd_sub", "scatter_nd_update", "batch_scatter_update", "count_up_to"),
+):
+    setattr(AsVariable, _method, _refused(_method))

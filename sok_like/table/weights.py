@@ -1,0 +1,141 @@
+"""A shard's keys and rows as one value: what `get_weights` returns and `set_weights` takes.
+
+Keras gets and sets weights as arrays by position. Rows without their keys would be of no use, so a
+table's value is a `TableWeights`: it holds both and refuses to be an array.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like.runtime import comm, native
+
+
+class _AnyRows(tf.TensorShape):
+    """`[None, embedding_dim]`, equal to a shape of any number of rows."""
+
+    def __eq__(self, other):
+        try:
+            return self.is_compatible_with(other)
+        except (TypeError, ValueError):
+            return NotImplemented
+
+    def __ne__(self, other):
+        equal = self.__eq__(other)
+        return equal if equal is NotImplemented else not equal
+
+    __hash__ = tf.TensorShape.__hash__
+
+
+class _Carrier(np.ndarray):
+    """An array that remembers what it was made of, also below a view of it."""
+
+    table_weights: Any = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TableWeights:
+    """Keys and rows of one rank's shard, at one instant.
+
+    Attributes:
+        name: Name of the table.
+        keys: `[num_keys]`, in the table's key dtype, ascending as unsigned numbers.
+        rows: float32 `[num_keys, embedding_dim]`.
+    """
+
+    name: str
+    keys: np.ndarray
+    rows: np.ndarray
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """`[None, embedding_dim]`: any number of rows fits a table."""
+        return _AnyRows([None, self.rows.shape[1]])
+
+    @property
+    def dtype(self) -> Any:
+        """float32, of the rows."""
+        return self.rows.dtype
+
+    def __repr__(self):
+        return f"TableWeights('{self.name}', {len(self.keys)} keys, dim={self.rows.shape[1]})"
+
+    def __array__(self, dtype=None, copy=None):
+        # tf_keras' `set_weights` asks for an array of the variable's dtype, and assigns that.
+        if dtype != np.float32:
+            raise TypeError(
+                f"The weights of table '{self.name}' are keys and rows, not one array: use their "
+                "attributes `keys` and `rows`. Received: a conversion to an array"
+            )
+        carrier = np.array(self.rows).view(_Carrier).copy()
+        carrier.table_weights = self
+        return carrier
+
+
+def weights_of(value: Any) -> TableWeights | None:
+    """`value` if it is a TableWeights, or the one an array was made of; else None."""
+    if isinstance(value, TableWeights):
+        return value
+    return getattr(getattr(value, "base", None), "table_weights", None)
+
+
+def owned(keys: np.ndarray) -> np.ndarray:
+    """Positions of the keys that this rank owns; `keys` int64."""
+    communicator = comm.current()
+    owners = keys.view(np.uint64) % np.uint64(communicator.world_size)
+    return np.flatnonzero(owners == communicator.rank)
+
+
+def get_weights(variable: Any) -> TableWeights:
+    """This rank's keys and rows. Eager only."""
+    snapshot = variable.snapshot(with_slots=False)
+    keys, dtype = snapshot.keys.numpy(), variable.key_dtype.as_numpy_dtype
+    keys = keys.view(np.uint64) if dtype == np.uint64 else keys.astype(dtype)
+    return TableWeights(variable.table_name, keys, snapshot.rows.numpy())
+
+
+def set_weights(variable: Any, weights: TableWeights) -> None:
+    """Makes this rank's shard hold these keys and no others. Eager only.
+
+    Raises:
+        ValueError: rows of another width, or keys that another rank owns.
+    """
+    keys, name = weights.keys, variable.table_name
+    keys = keys.view(np.int64) if keys.dtype == np.uint64 else keys.astype(np.int64)
+    if weights.rows.shape != (len(keys), variable.dim):
+        raise ValueError(
+            f"The weights of table '{name}' must be rows of {variable.dim} floats. "
+            f"Received: {weights!r}"
+        )
+    if len(owned(keys)) != len(keys):
+        raise ValueError(
+            f"The weights of table '{name}' must be those of rank {comm.current().rank}: every "
+            f"rank sets what it got itself, at the same number of ranks. Received: {weights!r}"
+        )
+    replace_rows(variable, keys, weights.rows)
+
+
+def replace_rows(variable: Any, keys: np.ndarray, rows: Any, chunk: int = 2**24) -> None:
+    """Makes this rank hold those of the keys that it owns and no others.
+
+    Slot rows of keys that stay are kept.
+
+    Args:
+        keys: int64 `[n]`, each once.
+        rows: `[n, embedding_dim]`, perhaps mapped from a file.
+        chunk: Most elements of `rows` to read at a time.
+    """
+    mine = owned(keys)
+    present = variable.snapshot(with_slots=False).keys.numpy()
+    gone = np.setdiff1d(present, keys[mine])
+    if len(gone):  # a table without an index has all its keys always
+        variable.erase(gone)
+    step = max(1, chunk // variable.dim)
+    for start in range(0, len(mine), step):
+        at = mine[start : start + step]
+        part = np.asarray(rows[at], np.float32)
+        native.ops().sok_table_assign(handle=variable.handle, keys=keys[at], rows=part)
