@@ -5,11 +5,15 @@
     sok.Init(global_batch_size=8192)
     layer = sok.DistributedEmbedding("sum", 1_000_000, 16, slot_num=26, max_nnz=1)
 
-Importing the package does no work: a name is loaded, and TensorFlow with it, when first used.
+Importing the package loads nothing else: a name is loaded, and TensorFlow with it, when it is first
+used, or when a model that Keras loads from a file names it.
 """
 
+import functools
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from sok_like.runtime.keras_names import announce
 
 if TYPE_CHECKING:
     from sok_like import deeprec as deeprec
@@ -110,6 +114,36 @@ _MODULES = (
     "tf",
     "tf_distributed_embedding",
 )
+
+# Class, as Keras' files name it: where it lives.
+_IN_FILES = {
+    "sok_like>Adam": "sok_like.optimizers.keras_adam",
+    "sok_like>All2AllDenseEmbedding": "sok_like.embeddings.all2all_dense_embedding",
+    "sok_like>ConcatInitializer": "sok_like.dist_model_parallel.concat_initializer",
+    "sok_like>DenseFeatures": "sok_like.feature_column.layers",
+    "sok_like>DistributedEmbedding": "sok_like.embeddings.distributed_embedding",
+    "sok_like>Embedding": "sok_like.dist_model_parallel.embedding",
+    "sok_like>EmbeddingAdam": "sok_like.optimizers.adam",
+    "sok_like>GroupEmbedding": "sok_like.group_embedding.layer",
+    "sok_like>HashEmbedding": "sok_like.dist_model_parallel.hash_embedding",
+    "sok_like>LazyAdam": "sok_like.optimizers.lazy_adam",
+    "sok_like>SequenceFeatures": "sok_like.feature_column.layers",
+    "sok_like>TFDistributedEmbedding": "sok_like.embeddings.tf_distributed_embedding",
+    "sok_like.dist_model_parallel>DistributedEmbedding": "sok_like.dist_model_parallel.layer",
+    **{
+        f"sok_like>EmbeddingAware{name}": "sok_like.optimizers.embedding_aware"
+        for name in ("SGD", "Adagrad", "Adam", "AdamW", "Ftrl")
+    },
+}
+
+
+def _class_in_file(name: str) -> Any:
+    """The class of a registered name."""
+    attribute = {"EmbeddingAdam": "Adam"}.get(name.split(">")[1], name.split(">")[1])
+    return getattr(importlib.import_module(_IN_FILES[name]), attribute)
+
+
+announce({name: functools.partial(_class_in_file, name) for name in _IN_FILES})
 
 __all__ = [*_PUBLIC, *_MODULES]
 __version__ = "0.1.0"

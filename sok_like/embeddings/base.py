@@ -9,6 +9,7 @@ import tensorflow as tf
 from sok_like.lookup.table_layer import TableLayer
 from sok_like.runtime.checks import check_integer
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
+from sok_like.runtime.initialize import ensure_initialized
 from sok_like.table.keras_variable import as_weight
 from sok_like.table.variable import EmbeddingVariable
 
@@ -86,3 +87,9 @@ class EmbeddingLayer(TableLayer):
             "embedding_initializer": tf.keras.initializers.serialize(self.embedding_initializer),
             "gradient_scale": self.gradient_scale,
         }
+
+    @classmethod
+    def from_config(cls, config):
+        """A layer from its own configuration; a program that loads a model needs no `sok.Init`."""
+        ensure_initialized()
+        return super().from_config(config)

@@ -323,3 +323,10 @@ def embedding_aware(cls: type) -> type:
     if family is not _V1:  # clones and saved models look the class up by name
         tf.keras.utils.register_keras_serializable("sok_like")(aware)
     return aware
+
+
+def __getattr__(name: str) -> type:
+    """The subclass of a Keras optimizer by its name, `EmbeddingAwareAdam`, as files have it."""
+    if name.startswith("EmbeddingAware") and hasattr(tf.keras.optimizers, name[14:]):
+        return embedding_aware(getattr(tf.keras.optimizers, name[14:]))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

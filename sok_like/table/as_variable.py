@@ -51,7 +51,11 @@ class AsVariable:
 
     _trained_by_sok = False
     handle: Any
-    table_name: str
+
+    @property
+    def table_name(self) -> str:
+        """What errors call the table."""
+        raise NotImplementedError
 
     # ---- rows by key ----
 

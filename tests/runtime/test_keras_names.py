@@ -1,0 +1,90 @@
+"""Models in files of Keras, loaded by a program that has only imported the package."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+pytestmark = pytest.mark.keras
+
+KERAS_3 = not hasattr(tf.keras, "__internal__")
+X = np.arange(8).reshape(4, 2)
+
+LOAD = """
+import sys
+{first}
+import sok_like
+{then}
+import numpy as np
+import tensorflow as tf
+model = tf.keras.models.load_model({path!r})
+rows = model.predict(np.arange(8).reshape(4, 2), verbose=0)
+history = model.fit(np.arange(8).reshape(4, 2), np.ones([4, 1]), verbose=0)
+print(rows.ravel().tolist())
+"""
+
+
+def save(sok, path):
+    keys = tf.keras.Input([2], dtype="int64")
+    combined = sok.DistributedEmbedding("sum", None, 3, slot_num=2, max_nnz=1, name="combined")
+    hashed = sok.HashEmbedding(3, name="hashed")
+    both = tf.keras.layers.Concatenate()([combined(keys), hashed(keys)])
+    output = tf.keras.layers.Dense(1)(tf.keras.layers.Flatten()(both))
+    model = tf.keras.Model(keys, output)
+    model.compile(sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1)), "mse", jit_compile=False)
+    model.fit(X, np.ones([4, 1]), verbose=0)
+    model.save(path)
+    return model.predict(X, verbose=0).ravel()
+
+
+def test_a_model_is_loaded_after_an_import_alone(sok, tmp_path):
+    path = str(tmp_path / "model.keras")
+    expected = save(sok, path)
+    orders = [("", "import keras"), ("import keras", "")] if KERAS_3 else [("", "")]
+    for first, then in orders:
+        program = LOAD.format(first=first, then=then, path=path)
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        found = eval(done.stdout.splitlines()[-1])
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.skipif(not KERAS_3, reason="tf_keras imports classes by the names of their modules")
+def test_every_class_that_registers_itself_is_announced(sok):
+    import keras
+
+    for name in sok._IN_FILES:
+        loaded = sok._class_in_file(name)
+        assert keras.saving.get_registered_name(loaded) == name
+    for module in sok._MODULES:
+        getattr(sok, module)
+    for name in sok._PUBLIC:
+        getattr(sok, name)
+    registered = {n for n in keras.saving.get_custom_objects() if n.startswith("sok_like")}
+    assert registered == set(sok._IN_FILES)
+
+
+def test_the_hook_goes_when_it_has_done_its_work():
+    program = (
+        "import sys, sok_like\n"
+        "before = [f for f in sys.meta_path if 'sok_like' in type(f).__module__]\n"
+        "import keras\n"
+        "after = [f for f in sys.meta_path if 'sok_like' in type(f).__module__]\n"
+        "print(len(before), len(after), 'sok_like.table.variable' in sys.modules)"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stdout.split() == ["1", "0", "False"], done.stderr
