@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sok_like.runtime.keras_names import announce
 
 if TYPE_CHECKING:
+    from sok_like import callbacks as callbacks
     from sok_like import deeprec as deeprec
     from sok_like import dist_model_parallel as dist_model_parallel
     from sok_like import distribution as distribution
@@ -102,6 +103,7 @@ _PUBLIC = {
     "split_embedding_variable_from_others": "sok_like.optimizers.utils",
 }
 _MODULES = (
+    "callbacks",
     "core",
     "deeprec",
     "dist_model_parallel",

@@ -8,8 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.lookup.dense_lookup import as_tf_table
-from sok_like.lookup.local_variables import is_local, unique_in_graph
+from sok_like.lookup import replicas
 from sok_like.runtime import comm
 from sok_like.runtime.initialize import ensure_initialized
 
@@ -34,13 +33,7 @@ def broadcast_variables(model_vars: Iterable[Any], root_rank: int = 0) -> None:
             f"`root_rank` must be in [0, {communicator.world_size}). "
             f"Received: root_rank={root_rank}"
         )
-    if communicator.world_size == 1:
-        return
-    name = unique_in_graph("dmp_broadcast")
-    shared = [variable for variable in model_vars if not is_local(variable)]
-    for i, variable in enumerate(shared):
-        value = tf.convert_to_tensor(as_tf_table(variable))
-        variable.assign(communicator.broadcast(value, root_rank, f"{name}_{i}"))
+    replicas.broadcast(model_vars, root_rank, "dmp_broadcast")
 
 
 @functools.cache
@@ -57,12 +50,7 @@ def _callback_class():
             # Not earlier: only now are all variables there.
             if self.broadcast_done:
                 return
-            variables = list(self.model.variables)
-            optimizer = self.model.optimizer
-            known = {id(variable) for variable in variables}
-            own = optimizer.variables
-            own = own() if callable(own) else own
-            variables += [variable for variable in own if id(variable) not in known]
+            variables = replicas.with_optimizer(self.model.variables, self.model.optimizer)
             broadcast_variables(variables, self.root_rank)
             self.broadcast_done = True
 

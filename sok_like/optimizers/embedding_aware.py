@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.lookup.local_variables import is_local
-from sok_like.optimizers import graph_step
+from sok_like.optimizers import graph_step, same_on_ranks
 from sok_like.optimizers.rules import OptimizerRule, rule_of
 from sok_like.runtime import comm
 from sok_like.table.variable import is_embedding_variable, unwrap
@@ -117,20 +117,30 @@ class EmbeddingAware:
             steps[id(variable)] += 1
         return [rule.apply(tables, learning_rate, step) for (rule, *_), tables in calls.items()]
 
-    def _sok_averaged(self, pairs):
-        """Ordinary pairs with gradients averaged over ranks."""
+    def _sok_averaged(self, pairs, learning_rate, step):
+        """Ordinary pairs with gradients averaged over ranks; raises where the ranks drift apart."""
         # A dmp.DistributedOptimizer around this has done it.
         average = self._sok_average and not getattr(self, "dmp_averages", False)
-        if not average or not comm.is_initialized() or comm.current().world_size == 1:
+        pairs = [(g, v) for g, v in pairs if g is not None]
+        if not pairs or not average or not comm.is_initialized():
+            return pairs
+        communicator = comm.current()
+        rank, world_size = communicator.rank, communicator.world_size
+        if world_size == 1:
             return pairs
         # Shards of dense tables (dist_model_parallel) are one rank's own, as tables are.
         local = [is_local(variable) for _, variable in pairs]
         shared = [None if own else g for (g, _), own in zip(pairs, local, strict=True)]
-        averaged = comm.current().average(shared, "sok_gradients")
-        return [
-            (g if own else mean, v)
-            for (g, v), own, mean in zip(pairs, local, averaged, strict=True)
-        ]
+        variables = [v for (_, v), own in zip(pairs, local, strict=True) if not own]
+        if not variables:
+            return pairs
+        mine = same_on_ranks.statement(learning_rate, step, variables, rank, world_size)
+        *averaged, statements = communicator.average([*shared, mine], "sok_gradients")
+        with tf.control_dependencies(same_on_ranks.check(statements * world_size, variables)):
+            return [
+                (g if own else tf.nest.map_structure(tf.identity, mean, expand_composites=True), v)
+                for (g, v), own, mean in zip(pairs, local, averaged, strict=True)
+            ]
 
 
 def _decays(optimizer, variable):
@@ -189,9 +199,10 @@ class _Keras3(EmbeddingAware):
         embedding, other = split(zip(grads, trainable_variables, strict=True))
         if self.loss_scale_factor is not None:
             embedding = [(unscaled(g, self.loss_scale_factor), v) for g, v in embedding]
-        self._sok_update(embedding, self.learning_rate, self._iterations + 1)
+        rate, step = self.learning_rate, self._iterations + 1
+        self._sok_update(embedding, rate, step)
         # Keras 3, unlike the others, would square the parts of a row's gradient one by one.
-        other = [(_summed(g), v) for g, v in self._sok_averaged(other) if g is not None]
+        other = [(_summed(g), v) for g, v in self._sok_averaged(other, rate, step)]
         if other:
             super().apply(*zip(*other, strict=True))
         else:
@@ -230,8 +241,10 @@ class _TfKeras(EmbeddingAware):
             )
             return graph_step.as_op(again, name or self.name)
         embedding, other = split(pairs)
-        self._sok_update(embedding, self._sok_learning_rate(), self.iterations + 1)
-        other = self._sok_averaged(other) if aggregate else other
+        rate, step = self._sok_learning_rate(), self.iterations + 1
+        self._sok_update(embedding, rate, step)
+        if aggregate:
+            other = self._sok_averaged(other, rate, step)
         other = [(g, v) for g, v in other if g is not None]
         if not other:
             return self.iterations.assign_add(1)
@@ -271,7 +284,7 @@ class _V1(EmbeddingAware):
         step = counter.read_value() + 1
         updates = self._sok_update(embedding, rate, step)
         if any(g is not None for g, _ in other):
-            updates.append(super().apply_gradients(self._sok_averaged(other), None))
+            updates.append(super().apply_gradients(self._sok_averaged(other, rate, step), None))
         updates = [op for op in updates if op is not None]
         with tf.control_dependencies([*updates, step] if not tf.executing_eagerly() else []):
             updates = [counter.assign_add(1)]

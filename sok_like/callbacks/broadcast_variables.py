@@ -1,0 +1,50 @@
+"""`sok.callbacks.BroadcastVariables`: ordinary variables that start alike on all ranks."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from sok_like.lookup import replicas
+from sok_like.lookup.local_variables import is_local
+from sok_like.runtime import comm
+
+
+class BroadcastVariables(tf.keras.callbacks.Callback):
+    """Gives all ranks the weights that one of them has, once, at the first step of `fit`.
+
+    Before the step where the model is built; after it where the first call builds the model (a
+    subclassed model under tf_keras), and then the optimizer's variables too. Tables, and shards
+    that belong to one rank, are left alone.
+
+    Args:
+        root_rank: The rank whose values count.
+
+    Raises:
+        ValueError: there is no such rank, or the ranks' models differ.
+    """
+
+    def __init__(self, root_rank: int = 0):
+        super().__init__()
+        world_size = comm.current().world_size
+        if not isinstance(root_rank, int) or not 0 <= root_rank < world_size:
+            raise ValueError(
+                f"`root_rank` must be an integer in [0, {world_size}). "
+                f"Received: root_rank={root_rank!r}"
+            )
+        self.root_rank = root_rank
+        self._done = False
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if not self._done and self.model.built:
+            self._broadcast(self.model.weights)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if not self._done:
+            self._broadcast(replicas.with_optimizer(self.model.weights, self.model.optimizer))
+
+    def _broadcast(self, variables):
+        self._done = True
+        variables = [variable for variable in variables if not is_local(variable)]
+        if comm.current().world_size > 1:
+            replicas.check_same_shapes(variables, "sok_broadcast_shapes")
+            replicas.broadcast(variables, self.root_rank, "sok_broadcast")

@@ -1,0 +1,72 @@
+"""Variables that every rank holds: given to all ranks by one, or compared."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.lookup.dense_lookup import as_tf_table
+from sok_like.lookup.local_variables import is_local, unique_in_graph
+from sok_like.runtime import comm
+
+
+def with_optimizer(variables: Iterable[Any], optimizer: Any) -> list[Any]:
+    """A model's variables and those of its optimizer, each once."""
+    variables = list(variables)
+    known = {id(variable) for variable in variables}
+    own = optimizer.variables
+    own = own() if callable(own) else own
+    return variables + [variable for variable in own if id(variable) not in known]
+
+
+def broadcast(variables: Iterable[Any], root_rank: int, name: str) -> None:
+    """Gives variables of all ranks the values of one; those local to a rank are left alone.
+
+    Args:
+        variables: Variables of TensorFlow or Keras, the same on all ranks, in this order.
+        root_rank: The rank whose values count.
+        name: Names the collectives: the same on all ranks.
+    """
+    communicator = comm.current()
+    if communicator.world_size == 1:
+        return
+    name = unique_in_graph(name)
+    shared = [variable for variable in variables if not is_local(variable)]
+    for i, variable in enumerate(shared):
+        value = tf.convert_to_tensor(as_tf_table(variable))
+        variable.assign(communicator.broadcast(value, root_rank, f"{name}_{i}"))
+
+
+def check_same_shapes(variables: Sequence[Any], name: str) -> None:
+    """ValueError on all ranks unless they list variables of the same shapes and dtypes. Eager.
+
+    Args:
+        variables: This rank's list, of any length.
+        name: Names the collective: the same on all ranks.
+    """
+    communicator = comm.current()
+    texts = [f"{v.dtype} {tuple(v.shape)}" for v in variables]
+    mine = tf.constant([len(texts), *(zlib.crc32(text.encode()) for text in texts)], tf.int64)
+    gathered = communicator.all_gather(mine, name).numpy().tolist()
+    lists = []
+    while gathered:
+        length = gathered[0]
+        lists.append(gathered[1 : length + 1])
+        gathered = gathered[length + 1 :]
+    if all(other == lists[0] for other in lists):
+        return
+    differing = (i for i, codes in enumerate(zip(*lists, strict=False)) if len(set(codes)) > 1)
+    first = next(differing, min(map(len, lists)))
+    here = f"'{_name(variables[first])}', {texts[first]}" if first < len(texts) else "no such one"
+    raise ValueError(
+        "The ranks must have the same variables in the same order. Received: "
+        f"{[len(other) for other in lists]} variables, by rank; the first that differs is number "
+        f"{first}, on rank {communicator.rank} {here}"
+    )
+
+
+def _name(variable):
+    return getattr(variable, "path", variable.name)

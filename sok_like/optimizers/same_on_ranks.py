@@ -1,0 +1,96 @@
+"""What an optimizer needs to be the same on all ranks, compared as the ranks train.
+
+Each rank states its learning rate, its step and, once, two sums of every ordinary variable. The
+statements travel with the averaged gradients, so they cost no collective of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.lookup.dense_lookup import as_tf_table
+
+# Variables are compared at the second step: programs often broadcast them after the first.
+COMPARED_AT = 2
+# Relative, of rates and variables: hosts with other processors may differ in the last bits.
+_TOLERANCE = 1e-5
+
+
+def statement(rate: Any, step: Any, variables: Sequence[Any], rank: int, world_size: int) -> Any:
+    """This rank's statement in its row of a table of zeros.
+
+    Args:
+        rate: Scalar, the learning rate.
+        step: Scalar, counting from 1.
+        variables: Ordinary variables before the update, the same on all ranks.
+
+    Returns:
+        float32 `[world_size, 2 + 2 * len(variables)]`. The sum over ranks holds all statements.
+    """
+    step = tf.cast(step, tf.int64)
+    sums = _if(
+        tf.equal(step, COMPARED_AT),
+        lambda: tf.concat([_sums(variable) for variable in variables], 0),
+        lambda: tf.zeros([2 * len(variables)]),
+    )
+    rate, step = tf.cast(rate, tf.float32), tf.cast(step % 2**24, tf.float32)
+    mine = tf.concat([tf.reshape(rate, [1]), tf.reshape(step, [1]), sums], 0)
+    is_mine = tf.equal(tf.range(world_size), rank)
+    return tf.where(is_mine[:, tf.newaxis], mine[tf.newaxis], 0.0)
+
+
+def check(statements: Any, variables: Sequence[Any]) -> list:
+    """Assertions on all ranks' statements `[world_size, ...]`; those of a graph are its ops."""
+    statements.set_shape([None, 2 + 2 * len(variables)])
+    rates, steps = statements[:, 0], statements[:, 1]
+    sums = tf.reshape(statements[:, 2:], [-1, len(variables), 2])
+    checks = [
+        tf.debugging.Assert(
+            tf.logical_not(_differ(rates, rates)),
+            ["The learning rate must be the same on all ranks. Received, by rank:", rates],
+        ),
+        tf.debugging.Assert(
+            tf.logical_not(_differ(steps, steps, 0.0)),
+            ["The optimizer's step must be the same on all ranks. Received, by rank:", steps],
+        ),
+    ]
+    if variables:
+        differ = tf.reduce_any(_differ(sums, sums[..., 1:]), -1)
+        first = tf.argmax(differ)
+        names = tf.constant([getattr(v, "path", v.name) for v in variables])
+        checks.append(
+            tf.debugging.Assert(
+                tf.logical_not(tf.reduce_any(differ)),
+                [
+                    "An ordinary variable must start alike on all ranks: set one seed, or pass "
+                    "sok.callbacks.BroadcastVariables() to `fit`. Received: variable",
+                    tf.gather(names, first),
+                    "with sums of its absolute values, by rank:",
+                    sums[:, first, 1],
+                ],
+            )
+        )
+    return [op for op in checks if op is not None]
+
+
+def _sums(variable):
+    """A sum with different weights, which tells orders apart, and the sum of absolute values."""
+    values = tf.reshape(tf.cast(as_tf_table(variable), tf.float64), [-1])
+    weights = tf.cos(tf.range(1, tf.size(values) + 1, dtype=tf.float64))
+    sums = [tf.reduce_sum(values * weights), tf.reduce_sum(tf.abs(values))]
+    return tf.cast(tf.stack(sums), tf.float32)
+
+
+def _differ(values, sizes, tolerance=_TOLERANCE):
+    """Whether values differ over the first axis by more than rounding; not if one is NaN."""
+    spread = tf.reduce_max(values, 0) - tf.reduce_min(values, 0)
+    return spread > tolerance * tf.reduce_max(tf.abs(sizes), 0)
+
+
+def _if(condition, this, that):
+    if tf.executing_eagerly():
+        return this() if condition else that()
+    return tf.cond(condition, this, that)

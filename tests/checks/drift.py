@@ -1,0 +1,214 @@
+"""Ranks that would drift apart under `fit`: callbacks that hold them together, and errors."""
+
+import numpy as np
+import tensorflow as tf
+
+SCORES = {0: [1.0, 0.5, 0.2, 0.1], 1: [1.0, 2.0, 3.0, 4.0]}  # rank: a metric, by epoch
+RATE = 0.1
+
+
+def checks(world_size):
+    every = {
+        "metric_average": metric_average,
+        "order_of_callbacks": order_of_callbacks,
+        "broadcast_built": lambda: broadcast(make_model),
+        "broadcast_unbuilt": lambda: broadcast(Unbuilt),
+        "no_such_root": no_such_root,
+        "same_start": lambda: start(seed=1),
+    }
+    if world_size > 1:
+        every["other_metrics"] = other_metrics
+        every["other_models"] = other_models
+        every["other_start"] = lambda: start(seed=rank())
+        every["other_rates"] = other_rates
+        every["other_rates_in_session"] = other_rates_in_session
+    return every
+
+
+def rank():
+    from sok_like.runtime import comm
+
+    return comm.current().rank
+
+
+def raised(function):
+    """The class and text of what `function` raises; None."""
+    try:
+        function()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+def make_model():
+    import sok_like as sok
+
+    keys = tf.keras.Input([2], dtype="int64")
+    rows = sok.DistributedEmbedding("sum", None, 2, slot_num=2, max_nnz=1)(keys)
+    output = tf.keras.layers.Dense(1, name="head")(tf.keras.layers.Flatten()(rows))
+    return tf.keras.Model(keys, output)
+
+
+class Unbuilt(tf.keras.Model):
+    """Has no weights of its own before its first call."""
+
+    def __init__(self):
+        import sok_like as sok
+
+        super().__init__()
+        self.rows = sok.DistributedEmbedding("sum", None, 2, slot_num=2, max_nnz=1)
+        self.head = tf.keras.layers.Dense(1, name="head")
+
+    def call(self, keys):
+        return self.head(tf.reshape(self.rows(keys), [-1, 4]))
+
+
+def fit(model, callbacks, epochs=1, steps=3):
+    """`fit` on keys of all ranks; the optimizer, wrapped."""
+    import sok_like as sok
+
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE))
+    model.compile(optimizer, "mse")
+    rng = np.random.default_rng(rank())
+    keys = rng.integers(0, 9, [4 * steps, 2])
+    targets = rng.normal(size=[4 * steps, 1]).astype(np.float32)
+    model.fit(keys, targets, batch_size=4, epochs=epochs, callbacks=callbacks, verbose=0)
+    return optimizer
+
+
+class Scores(tf.keras.callbacks.Callback):
+    """Reports the rank's score as a metric of each epoch, and keeps its loss."""
+
+    def __init__(self, **more):
+        super().__init__()
+        self.losses, self.more = [], more
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["score"] = SCORES[min(rank(), 1)][epoch]
+        logs.update(self.more)
+        self.losses.append(float(logs["loss"]))
+
+
+class Seen(tf.keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.logs = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.logs.append((logs["score"], logs["loss"]))
+
+
+def metric_average():
+    """Own losses, averages that later callbacks see, and what two of Keras' did."""
+    import sok_like as sok
+
+    tf.keras.utils.set_random_seed(1)
+    own, seen = Scores(), Seen()
+    callbacks = [own, sok.callbacks.MetricAverage(), seen]
+    callbacks += [tf.keras.callbacks.ReduceLROnPlateau("score", patience=1, factor=0.5, mode="min")]
+    callbacks += [tf.keras.callbacks.EarlyStopping("score", patience=2, mode="min")]
+    optimizer = fit(make_model(), callbacks, epochs=4)
+    rate = float(np.asarray(optimizer.learning_rate))
+    return {"losses": own.losses, "seen": seen.logs, "rate": rate}
+
+
+def order_of_callbacks():
+    import sok_like as sok
+
+    stopping = tf.keras.callbacks.EarlyStopping("loss")
+    return raised(lambda: fit(make_model(), [stopping, sok.callbacks.MetricAverage()]))
+
+
+def other_metrics():
+    import sok_like as sok
+
+    more = {"another": 1.0} if rank() else {}
+    return raised(lambda: fit(make_model(), [Scores(**more), sok.callbacks.MetricAverage()]))
+
+
+class Head(tf.keras.callbacks.Callback):
+    """The weights of the layer "head" as steps begin, and after the last."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernels = []
+
+    def read(self):
+        if self.model.built:
+            head = next(layer for layer in self.model.layers if layer.name == "head")
+            self.kernels.append(head.get_weights()[0][:, 0].tolist())
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.read()
+
+    def on_train_end(self, logs=None):
+        self.read()
+
+
+def broadcast(make):
+    """Weights as made, and step by step, where every rank has another seed."""
+    import sok_like as sok
+
+    tf.keras.utils.set_random_seed(10 + rank())
+    model, before, after = make(), Head(), Head()
+    fit(model, [before, sok.callbacks.BroadcastVariables(), after])
+    return {"before": before.kernels, "after": after.kernels}
+
+
+def no_such_root():
+    import sok_like as sok
+
+    return [raised(lambda r=r: sok.callbacks.BroadcastVariables(r)) for r in (-1, 99, None)]
+
+
+def other_models():
+    import sok_like as sok
+
+    units = [1, 2][rank() % 2]
+    keys = tf.keras.Input([2])
+    model = tf.keras.Model(keys, tf.keras.layers.Dense(units, name="head")(keys))
+    return raised(lambda: fit(model, [sok.callbacks.BroadcastVariables()]))
+
+
+def start(seed):
+    """What three steps raise that nothing made to start alike."""
+    tf.keras.utils.set_random_seed(20 + seed)
+    return raised(lambda: fit(make_model(), []))
+
+
+def other_rates():
+    """What each step raises when rank 1 changes its rate before the third; eager and compiled."""
+    import sok_like as sok
+
+    found = {}
+    for name in ("eager", "graph"):
+        optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE))
+        weight = tf.Variable([1.0, 2.0])
+
+        def step(optimizer=optimizer, weight=weight):
+            optimizer.apply_gradients([(tf.ones([2]), weight)])
+
+        if name == "graph":
+            optimizer.build([weight])
+            step = tf.function(step)
+        found[name] = []
+        for number in range(3):
+            if number == 2 and rank() == 1:
+                optimizer.learning_rate.assign(RATE / 2)
+            found[name].append(raised(step))
+        found[f"{name}_weight"] = weight.numpy().tolist()
+    return found
+
+
+def other_rates_in_session():
+    import sok_like as sok
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        weight = v1.get_variable("weight", initializer=[1.0])
+        rate = v1.placeholder(tf.float32, [])
+        optimizer = sok.OptimizerWrapper(v1.train.GradientDescentOptimizer(rate))
+        train = optimizer.minimize(tf.reduce_sum(weight))
+        session.run(v1.global_variables_initializer())
+        rates = [RATE, RATE, RATE / (1 + rank())]
+        return [raised(lambda r=r: session.run(train, {rate: r})) for r in rates]
