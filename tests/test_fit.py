@@ -55,3 +55,19 @@ def test_a_loop_that_says_no_gradient_scale_sums_and_warns_once(rank_results, wo
     for rank in ranks:
         assert len(rank["told"]) == (world_size > 1), rank["told"]
         assert all("'mean'" in text and "'sum'" in text for text in rank["told"])
+
+
+@each_world
+def test_padding(rank_results, world_size):
+    ranks = rank_results(world_size, "fit.padding")
+    first = {name: found["output"] for name, found in ranks[0].items()}
+    assert first["sum"] == [[[1], [0]], [[2], [1]]]
+    assert first["mean"] == [[[1], [0]], [[1], [1]]]
+    assert first["none"] == [[[[1], [0]], [[0], [0]]], [[[1], [1]], [[0], [1]]]]
+    for rank in ranks[1:]:
+        assert [np.sum(np.abs(rank[name]["output"])) for name in rank] == [0, 0, 0]
+    # Key 1 is used three times, key 5 once; in a mean of two keys each counts half.
+    expected = {"sum": {1: -2.0, 5: 0.0}, "mean": {1: -1.5, 5: 0.5}, "none": {1: -2.0, 5: 0.0}}
+    for name, rows in expected.items():
+        trained = {key: row for rank in ranks for key, row in rank[name]["rows"].items()}
+        assert trained == rows

@@ -26,6 +26,8 @@ class All2AllDenseEmbedding(EmbeddingLayer):
         use_hashtable: False: keys are row indices in `[0, max_vocabulary_size_per_gpu * ranks)`.
         key_dtype: int64, int32, uint64 or uint32; None stands for int64.
         embedding_initializer: Keras initializer or its name; uniform in [-0.05, 0.05] by default.
+        pad_key: Keys of this value are padding: their rows are zeros, not inserted, not trained.
+            None, the default: there is none, and -1 is a key that gets a row and trains it.
         **kwargs: `gradient_scale` (see `EmbeddingLayer`) and Keras' own `name`, `dtype`,
             `trainable`.
 
@@ -73,7 +75,15 @@ class All2AllDenseEmbedding(EmbeddingLayer):
         self._check(inputs)
         keys = as_keys(tf.reshape(inputs, [-1]))
         keys_per_sample = 1 if self.dynamic_input else self.slot_num * self.nnz_per_slot
-        feature = HashFeature(self.table, keys, batch_multiple=keys_per_sample)
+        keys, row_splits = self.without_padding(keys, None)
+        feature = HashFeature(
+            self.table,
+            keys,
+            # Each place is a sample of one key, or of none where padding is.
+            combiner="none" if row_splits is None else "sum",
+            row_splits=row_splits,
+            batch_multiple=keys_per_sample,
+        )
         shape = [-1, self.slot_num, self.nnz_per_slot, self.embedding_vec_size]
 
         def rows(training):

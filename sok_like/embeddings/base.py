@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.lookup.table_layer import TableLayer
-from sok_like.runtime.checks import check_integer
+from sok_like.runtime.checks import as_integer, check_integer
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
 from sok_like.runtime.initialize import ensure_initialized
 from sok_like.table.keras_variable import as_weight
@@ -26,6 +26,8 @@ class EmbeddingLayer(TableLayer):
         embedding_initializer: Keras initializer or its name; uniform in [-0.05, 0.05] by default.
         gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
             `sok_like.lookup.hash_lookup.lookup`.
+        pad_key: Keys of this value are padding: they contribute nothing, are not inserted and train
+            nothing. None: there is no padding, and -1 is a key like any other.
         **kwargs: Keras' own: `name`, `dtype`, `trainable`.
     """
 
@@ -39,6 +41,7 @@ class EmbeddingLayer(TableLayer):
         key_dtype: Any = None,
         embedding_initializer: Any = None,
         gradient_scale: str = "auto",
+        pad_key: int | None = None,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -57,6 +60,7 @@ class EmbeddingLayer(TableLayer):
             "random_uniform" if embedding_initializer is None else embedding_initializer
         )
         self.gradient_scale = check_gradient_scale(gradient_scale)
+        self.pad_key = None if pad_key is None else _check_pad_key(pad_key)
         # XLA cannot compile the table's ops; Keras 3 asks before it tries.
         self.supports_jit = False
         self._weight = as_weight(
@@ -86,6 +90,7 @@ class EmbeddingLayer(TableLayer):
             "key_dtype": self.key_dtype.name,
             "embedding_initializer": tf.keras.initializers.serialize(self.embedding_initializer),
             "gradient_scale": self.gradient_scale,
+            "pad_key": self.pad_key,
         }
 
     @classmethod
@@ -93,3 +98,22 @@ class EmbeddingLayer(TableLayer):
         """A layer from its own configuration; a program that loads a model needs no `sok.Init`."""
         ensure_initialized()
         return super().from_config(config)
+
+    def without_padding(self, keys: tf.Tensor, row_splits: tf.Tensor | None):
+        """Keys int64 `[num_keys]` and row splits, None for one key a row, less those of padding."""
+        if self.pad_key is None:
+            return keys, row_splits
+        pad = (self.pad_key + 2**63) % 2**64 - 2**63  # by its bits, as `as_keys` has uint64
+        valid = tf.not_equal(keys, tf.constant(pad, tf.int64))
+        before = tf.concat([[0], tf.cumsum(tf.cast(valid, tf.int64))], 0)
+        splits = before if row_splits is None else tf.gather(before, row_splits)
+        return tf.boolean_mask(keys, valid), splits
+
+
+def _check_pad_key(pad_key):
+    integer = as_integer(pad_key)
+    if integer is None or not -(2**63) <= integer < 2**64:
+        raise ValueError(
+            f"`pad_key` must be None or an integer of 64 bits. Received: pad_key={pad_key!r}"
+        )
+    return integer

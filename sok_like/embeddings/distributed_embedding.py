@@ -28,6 +28,8 @@ class DistributedEmbedding(EmbeddingLayer):
         use_hashtable: False: keys are row indices in `[0, max_vocabulary_size_per_gpu * ranks)`.
         key_dtype: int64, int32, uint64 or uint32; None stands for int64.
         embedding_initializer: Keras initializer or its name; uniform in [-0.05, 0.05] by default.
+        pad_key: Keys of this value are padding: not in the sum or mean, not inserted, not trained.
+            None, the default: there is none, and -1 is a key that gets a row and trains it.
         **kwargs: `gradient_scale` (see `EmbeddingLayer`) and Keras' own `name`, `dtype`,
             `trainable`.
 
@@ -90,9 +92,10 @@ class DistributedEmbedding(EmbeddingLayer):
 
     def call(self, inputs, training=True):
         keys, row_splits = self._samples(inputs)
+        keys, row_splits = self.without_padding(as_keys(keys), row_splits)
         feature = HashFeature(
             self.table,
-            as_keys(keys),
+            keys,
             # One key a field: the row itself, whatever the combiner.
             combiner="none" if row_splits is None else self.combiner,
             row_splits=row_splits,
@@ -134,7 +137,8 @@ class DistributedEmbedding(EmbeddingLayer):
             raise self._bad_input(inputs)
         flat = tf.reshape(inputs, [-1])
         hotness = 1 if inputs.shape.rank == 2 else inputs.shape[2]
-        if hotness is not None and hotness > self.max_nnz:
+        # With padding, only the op knows how many keys are valid.
+        if hotness is not None and hotness > self.max_nnz and self.pad_key is None:
             raise ValueError(
                 f"A field may hold at most max_nnz={self.max_nnz} keys. "
                 f"Received: {hotness} in an input of shape {inputs.shape} (layer '{self.name}')"

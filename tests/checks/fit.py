@@ -11,7 +11,12 @@ KEYS = np.array([-7, 0, 3, 2**40])
 
 def checks(world_size):
     found = {f"fit_{door}": lambda door=door: fit(door) for door in DOORS}
-    return {**found, "own_train_step": own_train_step, "own_loop": own_loop}
+    return {
+        **found,
+        "own_train_step": own_train_step,
+        "own_loop": own_loop,
+        "padding": padding,
+    }
 
 
 def samples():
@@ -202,4 +207,33 @@ def own_loop():
                 step(*map(tf.constant, part))
         found["told"] += [str(w.message) for w in caught if "gradient_scale" in str(w.message)]
         found[scale] = rows_of(layer.table)
+    return found
+
+
+def padding():
+    """Outputs before and this rank's rows after a step, of both layers, where -1 is padding.
+
+    Rank 0 has key 1 and padding, rank 1 has padding alone, and so on.
+    """
+    import sok_like as sok
+    from sok_like.runtime import comm
+
+    keys = tf.constant([[[1, -1], [-1, -1]], [[1, 5], [-1, 1]]], tf.int64)
+    if comm.current().rank % 2:
+        keys = tf.fill([1, 2, 2], tf.constant(-1, tf.int64))
+    options = {"embedding_initializer": "ones", "pad_key": -1, "gradient_scale": "sum"}
+    layers = {
+        "sum": sok.DistributedEmbedding("sum", None, 1, 2, 2, name="padded_sum", **options),
+        "mean": sok.DistributedEmbedding("mean", None, 1, 2, 2, name="padded_mean", **options),
+        "none": sok.All2AllDenseEmbedding(None, 1, 2, 2, name="padded_none", **options),
+    }
+    found = {}
+    for name, layer in layers.items():
+        with tf.GradientTape() as tape:
+            output = layer(keys)
+            loss = tf.reduce_sum(output)
+        gradients = tape.gradient(loss, layer.trainable_variables)
+        optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(1.0))
+        optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
+        found[name] = {"output": output.numpy().tolist(), "rows": rows_of(layer.table)}
     return found

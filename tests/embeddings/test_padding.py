@@ -1,0 +1,94 @@
+"""`pad_key` of both layers: forms of input, dtypes, configuration, refusals."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+pytestmark = pytest.mark.keras
+KEYS = [[[3, 9, 9, 4], [9, 9, 9, 9]], [[5, 9, 9, 9], [3, 3, 4, 9]]]  # 9 is padding
+VALID = [[[3, 4], []], [[5], [3, 3, 4]]]
+
+
+def make(sok, pad_key, combiner="mean", **options):
+    layer = sok.DistributedEmbedding(combiner, None, 1, 2, 3, pad_key=pad_key, **options)
+    sok.assign(layer.table, [3, 4, 5, 9], [[3.0], [4.0], [5.0], [1000.0]])
+    return layer
+
+
+def expected(combiner):
+    divisor = {"sum": lambda n: 1, "mean": lambda n: n, "sqrtn": np.sqrt}[combiner]
+    return [[[sum(s) / divisor(max(len(s), 1))] for s in sample] for sample in VALID]
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("dtype", [tf.int64, tf.int32, tf.uint64])
+def test_dense_input_longer_than_max_nnz(sok, combiner, dtype):
+    layer = make(sok, 9, combiner)
+    keys = tf.constant(KEYS, dtype)
+    for call in (layer, tf.function(layer)):
+        np.testing.assert_allclose(call(keys), expected(combiner), rtol=1e-6)
+
+
+def test_ragged_and_sparse_inputs_have_no_padding_either(sok):
+    layer = make(sok, 9, "sum")
+    flat = tf.RaggedTensor.from_tensor(tf.reshape(tf.constant(KEYS, tf.int64), [4, 4]))
+    for keys in (flat, flat.to_sparse()):
+        np.testing.assert_allclose(layer(keys), expected("sum"), rtol=1e-6)
+
+
+def test_one_key_a_field(sok):
+    layer = make(sok, 9)
+    assert layer(tf.constant([[3, 9], [9, 5]], tf.int64)).numpy().tolist() == [
+        [[3], [0]],
+        [[0], [5]],
+    ]
+
+
+def test_too_many_valid_keys_are_still_refused(sok):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="at most 3"):
+        make(sok, 9)(tf.constant([[[3, 4, 5, 3, 9], [9, 9, 9, 9, 9]]], tf.int64))
+
+
+def test_padding_needs_no_row_without_a_hash_table(sok):
+    layer = sok.DistributedEmbedding(
+        "sum", 4, 1, 1, 2, use_hashtable=False, embedding_initializer="ones", pad_key=-1
+    )
+    assert layer(tf.constant([[[3, -1]], [[-1, -1]]])).numpy().tolist() == [[[1]], [[0]]]
+
+
+def test_a_key_of_64_bits_may_be_padding(sok):
+    layer = make(sok, 2**64 - 1, "sum")
+    keys = tf.constant([[[3, 2**64 - 1], [4, 5]]], tf.uint64)
+    assert layer(keys).numpy().tolist() == [[[3], [9]]]
+    assert layer(tf.constant([[[3, -1], [4, 5]]], tf.int64)).numpy().tolist() == [[[3], [9]]]
+
+
+def test_without_it_minus_one_is_a_key(sok):
+    layer = sok.DistributedEmbedding("sum", None, 1, 1, 2, embedding_initializer="ones")
+    assert layer(tf.constant([[[3, -1]]])).numpy().tolist() == [[[2]]]
+    assert int(layer.table.size()) == 2
+
+
+def test_all_to_all_of_a_flat_list(sok):
+    layer = sok.All2AllDenseEmbedding(
+        None, 2, 1, 1, dynamic_input=True, embedding_initializer="ones", pad_key=0
+    )
+    for call in (layer, tf.function(layer)):
+        rows = call(tf.constant([0, 7, 0, 7, 8], tf.int64))
+        assert rows.numpy().tolist() == [[0, 0], [1, 1], [0, 0], [1, 1], [1, 1]]
+    assert int(layer.table.size()) == 2
+
+
+def test_the_configuration_has_it(sok):
+    layer = make(sok, 9, "sum")
+    again = type(layer).from_config({**layer.get_config(), "name": "again"})
+    assert again.pad_key == 9
+    assert int(again.table.size()) == 0
+    again(tf.constant([[9, 9]], tf.int64))
+    assert int(again.table.size()) == 0
+
+
+@pytest.mark.parametrize("pad_key", ["0", 1.5, True, 2**64, -(2**63) - 1])
+def test_refused(sok, pad_key):
+    with pytest.raises(ValueError, match="`pad_key` must be None or an integer.*pad_key="):
+        make(sok, pad_key)
