@@ -78,5 +78,5 @@ def _callbacks_before(callback):
         if isinstance(caller, tf.keras.callbacks.CallbackList):
             callbacks = list(caller.callbacks)
             return callbacks[: callbacks.index(callback)] if callback in callbacks else []
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return []
