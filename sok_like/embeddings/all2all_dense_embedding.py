@@ -9,7 +9,7 @@ import tensorflow as tf
 from sok_like.embeddings.base import EmbeddingLayer
 from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.runtime.checks import check_integer
-from sok_like.table.keys import as_keys
+from sok_like.table.keys import as_keys, check_dtype
 
 
 @tf.keras.utils.register_keras_serializable("sok_like")
@@ -99,11 +99,16 @@ class All2AllDenseEmbedding(EmbeddingLayer):
 
     def _check(self, inputs):
         if not tf.is_tensor(inputs) or isinstance(inputs, (tf.SparseTensor, tf.RaggedTensor)):
-            raise TypeError(
-                "The input must be a dense tensor of integers. "
-                f"Received: {inputs!r} (layer '{self.name}')"
-            )
-        shape = inputs.shape
+            raise self._bad_input(inputs)
+        self._check_shape(inputs.shape)
+
+    def _bad_input(self, inputs):
+        return TypeError(
+            "The input must be a dense tensor of integers. "
+            f"Received: {inputs!r} (layer '{self.name}')"
+        )
+
+    def _check_shape(self, shape):
         if self.dynamic_input:
             if shape.rank not in (None, 1):
                 raise ValueError(
@@ -131,6 +136,11 @@ class All2AllDenseEmbedding(EmbeddingLayer):
     def compute_output_spec(self, inputs, training=True):
         import keras
 
+        # As a model is built, not in its first step. `call` is not traced then.
+        if not isinstance(inputs, keras.KerasTensor):
+            raise self._bad_input(inputs)
+        check_dtype(inputs.dtype)
+        self._check_shape(tf.TensorShape(inputs.shape))
         return keras.KerasTensor(self.compute_output_shape(inputs.shape), dtype=self.compute_dtype)
 
     def get_config(self):

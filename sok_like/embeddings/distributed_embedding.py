@@ -9,7 +9,7 @@ import tensorflow as tf
 from sok_like.embeddings.base import EmbeddingLayer
 from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.runtime.checks import check_combiner, check_integer
-from sok_like.table.keys import as_keys
+from sok_like.table.keys import as_keys, check_dtype
 
 
 @tf.keras.utils.register_keras_serializable("sok_like")
@@ -133,21 +133,26 @@ class DistributedEmbedding(EmbeddingLayer):
             return inputs.values, tf.cast(inputs.row_splits, tf.int64)
         if not tf.is_tensor(inputs) or inputs.shape.rank not in (2, 3):
             raise self._bad_input(inputs)
-        if inputs.shape[1] not in (None, self.slot_num):
-            raise self._bad_input(inputs)
         flat = tf.reshape(inputs, [-1])
-        hotness = 1 if inputs.shape.rank == 2 else inputs.shape[2]
+        if self._dense_hotness(inputs) == 1:
+            return flat, None
+        hotness = tf.shape(inputs, tf.int64)[2]
+        rows = tf.shape(inputs, tf.int64)[0] * tf.shape(inputs, tf.int64)[1]
+        return flat, tf.range(rows + 1) * hotness
+
+    def _dense_hotness(self, inputs):
+        """Keys in a field, None where unknown; raises where the static shape is wrong."""
+        shape = tuple(inputs.shape)
+        if len(shape) not in (2, 3) or shape[1] not in (None, self.slot_num):
+            raise self._bad_input(inputs)
+        hotness = 1 if len(shape) == 2 else shape[2]
         # With padding, only the op knows how many keys are valid.
         if hotness is not None and hotness > self.max_nnz and self.pad_key is None:
             raise ValueError(
                 f"A field may hold at most max_nnz={self.max_nnz} keys. "
                 f"Received: {hotness} in an input of shape {inputs.shape} (layer '{self.name}')"
             )
-        if hotness == 1:
-            return flat, None
-        hotness = tf.shape(inputs, tf.int64)[2]
-        rows = tf.shape(inputs, tf.int64)[0] * tf.shape(inputs, tf.int64)[1]
-        return flat, tf.range(rows + 1) * hotness
+        return hotness
 
     def _bad_input(self, inputs):
         return TypeError(
@@ -169,6 +174,12 @@ class DistributedEmbedding(EmbeddingLayer):
     def compute_output_spec(self, inputs, training=True):
         import keras
 
+        # As a model is built, not in its first step. `call` is not traced then.
+        if not isinstance(inputs, keras.KerasTensor):
+            raise self._bad_input(inputs)
+        check_dtype(inputs.dtype)
+        if not (getattr(inputs, "sparse", False) or getattr(inputs, "ragged", False)):
+            self._dense_hotness(inputs)
         return keras.KerasTensor(self.compute_output_shape(inputs.shape), dtype=self.compute_dtype)
 
     def get_config(self):

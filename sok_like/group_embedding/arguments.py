@@ -15,6 +15,7 @@ from tensorflow.python.ops.variables import PartitionedVariable
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.runtime.checks import COMBINERS
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
+from sok_like.table.keys import dtype_hint
 from sok_like.table.variable import EmbeddingVariable, unwrap
 
 
@@ -169,7 +170,8 @@ def check_integers(argument: str, ids: Any, name: str) -> None:
     """TypeError unless ids are integers."""
     if not ids.dtype.is_integer:
         raise TypeError(
-            f"`{argument}` must be integers. Received: {ids.dtype.name} (table '{name}')"
+            f"`{argument}` must be integers. Received: {ids.dtype.name} (table '{name}'). "
+            f"{dtype_hint(ids.dtype)}"
         )
 
 

@@ -29,6 +29,19 @@ class TableLayer(tf.keras.layers.Layer):
         """The layer's EmbeddingVariable itself, under either Keras."""
         return getattr(self._weight, "_embedding_variable", self._weight)
 
+    @classmethod
+    def from_config(cls, config):
+        try:
+            return super().from_config(config)
+        except TypeError as error:
+            # Keras prints the whole configuration first, again at each level of a model, and the
+            # cause last. It passes a ValueError on as it is.
+            cause = error.__context__ or error
+            raise ValueError(
+                f"{cls.__name__} '{config.get('name')}' cannot be made from its configuration: "
+                f"{cause}"
+            ) from cause
+
     def run(self, training: Any, lookup: Any) -> Any:
         """`lookup(training)` with a Python bool, in the layer's compute dtype."""
         return tf.cast(by_training(training, lookup), self.compute_dtype)

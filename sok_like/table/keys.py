@@ -20,12 +20,29 @@ def as_keys(keys: Any) -> tf.Tensor:
         return keys
     if keys.dtype == tf.uint64:
         return tf.bitcast(keys, tf.int64)
-    if keys.dtype.is_integer:
-        return tf.cast(keys, tf.int64)
-    raise TypeError(
-        f"Keys must be of an integer dtype. Received: {keys.dtype.name}. (A Keras model casts its "
-        "inputs to float32, which cannot hold large keys, unless it starts with "
-        "`tf.keras.Input(shape, dtype='int64')`.)"
+    check_dtype(keys.dtype)
+    return tf.cast(keys, tf.int64)
+
+
+def check_dtype(dtype: Any) -> None:
+    """TypeError, with what to do about it, unless keys may have this dtype."""
+    dtype = tf.as_dtype(dtype)
+    if not dtype.is_integer:
+        raise TypeError(
+            f"Keys must be of an integer dtype. Received: {dtype.name}. {dtype_hint(dtype)}"
+        )
+
+
+def dtype_hint(dtype: tf.DType) -> str:
+    """How to make keys of values of a dtype that no keys have."""
+    if dtype == tf.string:
+        return (
+            "(`tf.keras.layers.Hashing(num_bins)` turns strings into keys; a large num_bins, say "
+            "2**62, lets hardly any two of them share one.)"
+        )
+    return (
+        "(A Keras model casts its inputs to float32, which cannot hold large keys, unless it "
+        "starts with `tf.keras.Input(shape, dtype='int64')`.)"
     )
 
 
