@@ -53,6 +53,8 @@ CALLABLES = {
     "data_parallel_threshold=None",
     "deeprec.install": "",
     "deeprec.uninstall": "",
+    "callbacks.BroadcastVariables": "root_rank=0",
+    "callbacks.MetricAverage": "",
     "dist_model_parallel.DistributedEmbedding": "embeddings, strategy='basic', "
     "column_slice_threshold=None, row_slice_threshold=None, dp_input=True, input_table_map=None, "
     "data_parallel_threshold=None, **kwargs",
