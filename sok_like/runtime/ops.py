@@ -14,9 +14,6 @@ import tensorflow as tf
 
 from sok_like.runtime import devices, gradient_scale, native
 
-# First axis of a table without bound, as Keras wants one that is known. It counts nothing.
-UNBOUNDED = 2**31 - 1
-
 
 class FeatureAttributes(NamedTuple):
     """One item a table: what of a lookup is known when the graph is built."""
@@ -40,11 +37,12 @@ def keys_are_unique(gradient: tf.IndexedSlices) -> bool:
     return getattr(gradient.indices, _UNIQUE, False)
 
 
-def _slices(grads, keys, dim, *, unique=False):
-    shape = tf.constant([UNBOUNDED, dim], tf.int64)
+def _slices(grads, keys, *, unique=False):
     if unique:
         setattr(keys, _UNIQUE, True)
-    return tf.IndexedSlices(grads, keys, shape)
+    # Without a dense shape, so that what would make the gradient dense (a sum with a dense one, a
+    # loop in a graph) raises: keys are no positions, and it would fill the memory with zeros.
+    return tf.IndexedSlices(grads, keys)
 
 
 def lookup_on_one_rank(
@@ -102,7 +100,7 @@ def _lookup_grad(op, *grads):
             combiners=[combiners[i] for i in used],
         )
     for i, row_grad, keys in zip(used, row_grads, unique_keys, strict=True):
-        result[i] = _slices(row_grad, keys, dims[i], unique=True)
+        result[i] = _slices(row_grad, keys, unique=True)
     return result
 
 
@@ -162,8 +160,8 @@ def _gather_rows_grad(op, grad, _):
             scale=gradient_scale.factor(op.get_attr("gradient_scale"), op.get_attr("world_size")),
         )
     slices = [
-        _slices(row_grads, keys, dim, unique=True)
-        for row_grads, keys, dim in zip(merged.row_grads, merged.unique_keys, dims, strict=True)
+        _slices(row_grads, keys, unique=True)
+        for row_grads, keys in zip(merged.row_grads, merged.unique_keys, strict=True)
     ]
     return [*slices, None, None]
 
@@ -188,7 +186,7 @@ def find_rows(handle: tf.Tensor, keys: tf.Tensor, dim: int, *, insert: bool):
 def _find_rows_grad(op, grad, _):
     if grad is None:
         return [None, None]
-    return [_slices(tf.convert_to_tensor(grad), op.inputs[1], op.get_attr("dim")), None]
+    return [_slices(tf.convert_to_tensor(grad), op.inputs[1]), None]
 
 
 tf.no_gradient("SokUnpackKeys")

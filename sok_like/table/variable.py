@@ -16,7 +16,7 @@ import tensorflow as tf
 from tensorflow.python.framework import cpp_shape_inference_pb2
 from tensorflow.python.ops import handle_data_util, resource_variable_ops
 
-from sok_like.runtime import comm, devices, native, ops
+from sok_like.runtime import comm, devices, native
 from sok_like.runtime.checks import as_integer
 from sok_like.runtime.initialize import check_replicas
 from sok_like.table.as_variable import AsVariable
@@ -124,7 +124,7 @@ class EmbeddingVariable(
             num_rows,
             init.default_value_dim,
         )
-        shape = tf.TensorShape([capacity or ops.UNBOUNDED, embedding_dim])
+        shape = tf.TensorShape([capacity, embedding_dim])
         with tf.init_scope():
             in_graph_mode = not tf.executing_eagerly()
             with tf.name_scope(name) as scope:

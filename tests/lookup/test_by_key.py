@@ -277,3 +277,26 @@ def test_a_variable_equals_itself_only(sok, table):
     other = sok.EmbeddingVariable(3, name="users")
     assert table == table and table != other
     assert table in [other, table] and {table: 1}[table] == 1
+
+
+# ---- gradients that TensorFlow would make dense ----
+
+
+def test_a_gradient_is_never_made_dense(table):
+    """Its indices are keys: a dense tensor of all keys below the largest would fill the memory."""
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.gather(table, [3, 4]))
+    gradient = tape.gradient(loss, table)
+    with pytest.raises(ValueError, match="dense_shape"):
+        tf.convert_to_tensor(gradient)
+
+    @tf.function
+    def loop():
+        with tf.GradientTape() as tape:
+            total = tf.constant(0.0)
+            for key in tf.range(2):
+                total += tf.reduce_sum(tf.gather(table, [key]))
+        return tape.gradient(total, table)
+
+    with pytest.raises(TypeError):
+        loop()
