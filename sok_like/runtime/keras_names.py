@@ -1,10 +1,10 @@
-"""Names of this package's classes in Keras' files, known to Keras 3 before the classes are loaded.
+"""Names of this package's classes in Keras' files, known to Keras before the classes are loaded.
 
-Keras 3 makes an object of a file only if its class was registered, and a class registers itself
-when its module is imported, which imports TensorFlow. So Keras' registry first gets stand-ins that
-import the class when a file asks for it. Where Keras is not imported yet, an import hook waits for
-the registry's module; it looks at names of modules only, and goes when it has done its work.
-(tf_keras imports a class of a file by the name of its module, and needs none of this.)
+Keras makes an object of a file only if its class was registered, and a class registers itself when
+its module is imported, which imports TensorFlow. So the registry of each Keras first gets stand-ins
+that import the class when a file asks for it. Where a Keras is not imported yet, an import hook
+waits for the registry's module; it looks at names of modules only, and goes when it has done its
+work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-_REGISTRY = "keras.src.saving.object_registration"
+# Of Keras 3 and of tf_keras.
+REGISTRIES = ("keras.src.saving.object_registration", "tf_keras.src.saving.object_registration")
 
 
 class _StandIn:
@@ -31,15 +32,16 @@ class _StandIn:
 
 
 def announce(classes: Mapping[str, Callable[[], Any]]) -> None:
-    """Registers stand-ins with Keras 3, now or when Keras is imported.
+    """Registers stand-ins with both Kerases, now or when one is imported.
 
     Args:
         classes: Registered name ("package>Class") to a function that imports the class.
     """
-    if _REGISTRY in sys.modules:
-        _register(sys.modules[_REGISTRY], classes)
-    else:
-        sys.meta_path.insert(0, _Hook(classes))
+    for registry in REGISTRIES:
+        if registry in sys.modules:
+            _register(sys.modules[registry], classes)
+        else:
+            sys.meta_path.insert(0, _Hook(registry, classes))
 
 
 def _register(registry, classes):
@@ -49,13 +51,13 @@ def _register(registry, classes):
 
 
 class _Hook(importlib.abc.MetaPathFinder):
-    """Finds the registry's module as it would be found without it, and registers once it is run."""
+    """Finds a registry's module as it would be found without it, and registers once it is run."""
 
-    def __init__(self, classes):
-        self._classes = classes
+    def __init__(self, registry, classes):
+        self._registry, self._classes = registry, classes
 
     def find_spec(self, fullname, path=None, target=None):
-        if fullname != _REGISTRY:
+        if fullname != self._registry:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)

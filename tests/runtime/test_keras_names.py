@@ -57,26 +57,24 @@ def test_a_model_is_loaded_after_an_import_alone(sok, tmp_path):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-@pytest.mark.skipif(not KERAS_3, reason="tf_keras imports classes by the names of their modules")
 def test_every_class_that_registers_itself_is_announced(sok):
-    import keras
-
     for name in sok._IN_FILES:
         loaded = sok._class_in_file(name)
-        assert keras.saving.get_registered_name(loaded) == name
+        assert tf.keras.utils.get_registered_name(loaded) == name
     for module in sok._MODULES:
         getattr(sok, module)
     for name in sok._PUBLIC:
         getattr(sok, name)
-    registered = {n for n in keras.saving.get_custom_objects() if n.startswith("sok_like")}
-    assert registered == set(sok._IN_FILES)
+    aware = "sok_like>EmbeddingAware"  # of any optimizer that a test has wrapped
+    registered = {n for n in tf.keras.utils.get_custom_objects() if n.startswith("sok_like")}
+    assert {n for n in registered ^ set(sok._IN_FILES) if not n.startswith(aware)} == set()
 
 
 def test_the_hook_goes_when_it_has_done_its_work():
     program = (
         "import sys, sok_like\n"
         "before = [f for f in sys.meta_path if 'sok_like' in type(f).__module__]\n"
-        "import keras\n"
+        "import keras, tf_keras\n"
         "after = [f for f in sys.meta_path if 'sok_like' in type(f).__module__]\n"
         "print(len(before), len(after), 'sok_like.table.variable' in sys.modules)"
     )
@@ -87,4 +85,4 @@ def test_the_hook_goes_when_it_has_done_its_work():
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    assert done.stdout.split() == ["1", "0", "False"], done.stderr
+    assert done.stdout.split() == ["2", "0", "False"], done.stderr
