@@ -14,6 +14,12 @@ import tensorflow as tf
 
 from sok_like.runtime import comm, native
 
+_NO_ARRAY = (
+    "The weights of table '{name}' are keys and rows, not one array: use their attributes `keys` "
+    "and `rows`. `sok.Saver().dump_to_file(variable, folder)` and tf.train.Checkpoint keep a "
+    "table. Received: {what}"
+)
+
 
 class _AnyRows(tf.TensorShape):
     """`[None, embedding_dim]`, equal to a shape of any number of rows."""
@@ -58,8 +64,8 @@ class TableWeights:
 
     @property
     def dtype(self) -> Any:
-        """float32, of the rows."""
-        return self.rows.dtype
+        """There is none; tf_keras asks for it to write an array into a file."""
+        raise AttributeError(_NO_ARRAY.format(name=self.name, what="a write to an .h5 file"))
 
     def __repr__(self):
         return f"TableWeights('{self.name}', {len(self.keys)} keys, dim={self.rows.shape[1]})"
@@ -67,10 +73,7 @@ class TableWeights:
     def __array__(self, dtype=None, copy=None):
         # tf_keras' `set_weights` asks for an array of the variable's dtype, and assigns that.
         if dtype != np.float32:
-            raise TypeError(
-                f"The weights of table '{self.name}' are keys and rows, not one array: use their "
-                "attributes `keys` and `rows`. Received: a conversion to an array"
-            )
+            raise TypeError(_NO_ARRAY.format(name=self.name, what="a conversion to an array"))
         carrier = np.array(self.rows).view(_Carrier).copy()
         carrier.table_weights = self
         return carrier

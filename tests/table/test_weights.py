@@ -104,6 +104,13 @@ def test_weights_are_no_array(model):
         weights * 0.5
 
 
+@pytest.mark.skipif(KERAS_3, reason="of tf_keras; Keras 3's files have keys")
+def test_files_of_arrays_are_refused(model, tmp_path):
+    for write in (model.save_weights, model.save):
+        with pytest.raises(AttributeError, match="'rows' are keys and rows.*an .h5 file"):
+            write(tmp_path / "model.h5")
+
+
 def test_what_cannot_be_set_raises(sok, model):
     weights = model.get_weights()
     with pytest.raises((ValueError, NotImplementedError)):
