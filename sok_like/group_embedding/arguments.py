@@ -103,7 +103,8 @@ def combiners(given: Sequence[str] | str | None, num_tables: int) -> list[str]:
     for combiner in given:
         if combiner not in COMBINERS:
             raise ValueError(
-                f"`combiners` must be of {COMBINERS}. Received: {combiner!r} in {given!r}"
+                f"Each of `combiners` must be one of {COMBINERS}. "
+                f"Received: {combiner!r} in {given!r}"
             )
     return given
 

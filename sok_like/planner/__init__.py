@@ -1,7 +1,7 @@
-"""Decisions about where the rows and columns of embedding tables live, and nothing else.
+"""Decides which rank owns which rows and columns of the embedding tables.
 
-Standard library only: a plan can be made, printed and tested on a machine without TensorFlow, for
-any number of ranks, in one process. Whoever carries it out stands above.
+It uses the standard library only: one process without TensorFlow can make, print and test a plan
+for any number of ranks. The packages above carry the plan out.
 """
 
 from sok_like.planner.placement import STRATEGIES as STRATEGIES

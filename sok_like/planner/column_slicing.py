@@ -1,8 +1,8 @@
-"""How many slices a column-wise table is cut into along its width.
+"""Decides how many slices of columns a column-wise table has.
 
-A table with more elements than the threshold is cut into the smallest power of two of slices that
-makes a slice, `size / slices`, no larger than it; but into no more slices than there are ranks or
-columns. The first `output_dim % slices` of them are one column wider.
+The number of slices is the smallest power of two for which a slice, `size / slices`, is no larger
+than the threshold, but at most the number of ranks and of columns. The first `output_dim % slices`
+slices are one column wider.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sok_like.planner.tables import TableConfig
 
 
 def num_slices(table: TableConfig, threshold: int | None, world_size: int) -> int:
-    """Number of slices of a table; None cuts nothing."""
+    """Number of slices of a table; 1 if `threshold` is None."""
     if threshold is None or table.size <= threshold:
         return 1
     # ceil(size / threshold), rounded up to a power of two, without a loop that could fail to end.
@@ -28,12 +28,12 @@ def slice_widths(output_dim: int, slices: int) -> list[int]:
 
 
 def automatic_threshold(tables: Sequence[TableConfig], world_size: int) -> int | None:
-    """The threshold that gives every rank a slice, as far as the tables' widths allow; or None.
+    """The threshold that gives every rank a slice, as far as the tables' columns allow; or None.
 
-    With as many tables as ranks nothing is cut. Else the largest piece is halved until there are as
-    many pieces as ranks, and the threshold is one less than the last piece that was halved. That
-    ignores widths, so while ranks are left over, the table with the largest slice of those that can
-    still be cut is cut once more. Tables narrower than that leave ranks idle.
+    With at least as many tables as ranks no table is sliced. Otherwise the largest slice is halved
+    until there are as many slices as ranks; the threshold is one less than the last slice that was
+    halved. That ignores the number of columns. So while ranks have no slice, the table with the
+    largest slice that can still be halved is halved again. If no table can be, ranks stay idle.
     """
     if not tables or len(tables) >= world_size:
         return None
@@ -42,8 +42,8 @@ def automatic_threshold(tables: Sequence[TableConfig], world_size: int) -> int |
         counts = [num_slices(table, threshold, world_size) for table in tables]
         if sum(counts) >= world_size:
             return threshold
-        # Below its limit a count is that power of two, so the next threshold doubles it. It falls
-        # with each turn and stays >= 1, as a table has more elements than slices.
+        # A count below its limit is a power of two, and the next threshold doubles it. The
+        # threshold falls in each iteration and stays >= 1: a table has more elements than slices.
         smaller = [
             (table.size - 1) // count
             for table, count in zip(tables, counts, strict=True)

@@ -1,13 +1,12 @@
-"""Joining the tables of a rank along their rows, so that one gather serves several.
+"""Joins the tables of a rank along their rows, so that one gather serves several.
 
     table a [3, 8]   rows 0..2 of the joined table      row offset 0
     table b [5, 8]   rows 3..7                          row offset 3     key of b + 3
 
-Only tables that would behave the same apart from their rows are joined: same class and same
-settings throughout, whatever they are called, save the number of rows, the name and the
-initializer, which is kept for each. A table under a constraint stays alone, since a constraint may
-look at whole columns (as MaxNorm does by default); so does one under a regularizer that is not a
-sum over elements.
+Tables are joined if they have the same class and the same settings, apart from the number of rows,
+the name and the initializer; each keeps its own initializer. A table with a constraint is never
+joined, because a constraint may read whole columns (as MaxNorm does by default); nor is one with a
+regularizer that is not a sum over elements.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ def may_join(config: Mapping[str, Any]) -> bool:
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What must agree between joined tables; a setting of None counts as absent."""
+    """The settings that must agree between joined tables; None counts as absent."""
     return {key: value for key, value in config.items() if key not in _OWN and value is not None}
 
 
 def group_tables(configs: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """Positions of the tables that go together; a group stands where its first table stood."""
+    """Positions of the tables to join; groups are in the order of their first tables."""
     groups: list[list[int]] = []
     group_settings: list[dict[str, Any] | None] = []
     for i, config in enumerate(configs):
@@ -50,10 +49,10 @@ def group_tables(configs: Sequence[Mapping[str, Any]]) -> list[list[int]]:
 
 
 def join(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The configuration of several tables as one.
+    """The configuration of several tables joined into one, as a new dictionary.
 
-    A new dictionary. Of more than one table, `embeddings_initializer` is the list of theirs, each
-    for the rows between two `row_offsets`; a single table keeps its own.
+    If there are several, `embeddings_initializer` is the list of their initializers, each for the
+    rows between two `row_offsets`.
     """
     joined = dict(configs[0])
     joined["input_dim"] = sum(config["input_dim"] for config in configs)
@@ -64,8 +63,32 @@ def join(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return joined
 
 
+def join_tables(
+    configs: Sequence[Mapping[str, Any]],
+) -> tuple[list[dict[str, Any]], list[list[int]], list[list[int]]]:
+    """Joins a rank's tables where their settings agree.
+
+    Returns:
+        Configurations of the layers; the positions of each layer's tables; their row offsets.
+    """
+    groups = group_tables(configs)
+    members = [[configs[i] for i in group] for group in groups]
+    return [join(tables) for tables in members], groups, [row_offsets(t) for t in members]
+
+
+def locate(
+    groups: Sequence[Sequence[int]], offsets: Sequence[Sequence[int]]
+) -> dict[int, tuple[int, int]]:
+    """The layer and the row offset of each table, from two results of `join_tables`."""
+    return {
+        table: (layer, offsets[layer][i])
+        for layer, group in enumerate(groups)
+        for i, table in enumerate(group)
+    }
+
+
 def row_offsets(configs: Sequence[Mapping[str, Any]]) -> list[int]:
-    """First row of each table in the joined one, and the number of rows at the end."""
+    """First row of each table in the joined one, then the total number of rows."""
     offsets = [0]
     for config in configs:
         offsets.append(offsets[-1] + config["input_dim"])

@@ -1,12 +1,13 @@
-"""Which rank gets which slice.
+"""Decides which rank gets which slice.
 
-    basic              slice i to rank i % world_size: as many slices on each rank
-    memory_balanced    largest first, ranks forth and back: as many slices, and balanced sizes
-    memory_optimized   largest first, each to the rank with the least so far: best balance, but
-                       ranks may differ in their number of slices
+    basic              slice i to rank i % world_size: equal numbers of slices
+    memory_balanced    largest first, ranks in order and then in reverse: equal numbers of slices
+                       and balanced sizes
+    memory_optimized   largest first, each to the rank with the fewest elements so far: best
+                       balance, but ranks may have different numbers of slices
 
-All are pure functions of the slices: no sets, no hashes, no clocks, so that every rank finds the
-same. Slices of equal size are ordered by table, the later table first.
+All are pure functions of the slices, without sets, hashes or clocks, so every rank computes the
+same result. Slices of equal size are ordered by table, the later table first.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def check_strategy(strategy: object) -> str:
 def place(
     strategy: str, world_size: int, tables: Sequence[int], sizes: Sequence[int]
 ) -> list[list[int]]:
-    """Gives every slice to a rank.
+    """Assigns every slice to a rank.
 
     Args:
         strategy: One of `STRATEGIES`.

@@ -1,17 +1,17 @@
-"""A plan as a text: what each rank holds, and what a training step sends between ranks.
+"""Prints a plan: what each rank holds, and what a training step sends between ranks.
 
-What is counted, per rank and step (`B` samples a rank, hotness `h`, `N` ranks):
+Counted per rank and step (`B` samples per rank, hotness `h`, `N` ranks):
 
-    column-wise    a rank receives the keys of all other ranks, (N - 1) * B * h an input, and sends
-                   back their rows: one a sample if the table has a combiner, else one a key
-    row-wise       keys are spread evenly over rows: the shard's share of all keys of other ranks,
-                   and a row for each
-    hash table     as row-wise, the shard's share of all keys being one of N
+    column-wise    a rank receives the keys of all other ranks, (N - 1) * B * h per input, and
+                   sends back their rows: one per sample with a combiner, otherwise one per key
+    row-wise       keys are assumed to be uniform over rows: the rank receives the shard's share of
+                   all keys of other ranks and sends one row for each
+    hash table     as row-wise; the shard's share of all keys is 1 / N
     data-parallel  no keys; the gradients of the rank's B * h rows, with their keys, to N - 1 ranks
 
-Gradients return the way rows came. These are upper bounds: repeated keys of a rank are sent once
-where a table is laid row-wise. In place of a hash table's rows stands which keys it takes, and its
-bytes are those of a full one; without a capacity it grows, and counts for nothing.
+Gradients travel back like the rows. These are upper bounds: in row-wise tables a rank sends
+repeated keys only once. For a hash table the report shows its keys in place of its rows, and the
+bytes of a full table; without a capacity it shows "grows" and counts no bytes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HEADINGS = ("rank", "table", "kind", "rows", "columns", "bytes", "keys/step", "
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """What a shard moves between its rank and the others in a training step."""
+    """What a training step sends between a shard's rank and the others."""
 
     num_keys: int
     num_bytes: int
@@ -87,17 +87,17 @@ def format_report(
     """The report.
 
     Args:
-        plan: What to report on.
-        local_batch: Samples of a rank and step.
-        hotness: Keys a sample holds: one number for all inputs, or one for each.
-        slots_per_row: Optimizer slot variables as wide as the row itself: 0 for SGD, 1 for
-            Adagrad, 2 for Adam.
-        element_bytes: Bytes of an element of a row.
-        key_bytes: Bytes of a key.
+        plan: The plan.
+        local_batch: Samples per rank and step.
+        hotness: Keys per sample: one number for all inputs, or one per input.
+        slots_per_row: Number of slot variables of the size of the row: 0 for SGD, 1 for Adagrad,
+            2 for Adam.
+        element_bytes: Bytes per element of a row.
+        key_bytes: Bytes per key.
 
     Returns:
-        A line a shard and a line a rank, numbers right-aligned; then the largest rank against the
-        mean, as memory is what the largest needs.
+        One line per shard and one per rank, numbers right-aligned; then the bytes of the largest
+        rank, and their ratio to the mean.
     """
     num_inputs = len(plan.input_table_map)
     keys_per_sample = list(hotness) if isinstance(hotness, Sequence) else [hotness] * num_inputs

@@ -1,13 +1,13 @@
-"""`DistEmbeddingStrategy`: from a list of embeddings to the place of every row and column.
+"""`DistEmbeddingStrategy` gives every row and column of a list of embeddings to a rank.
 
     tables --thresholds--> data-parallel | column-wise | row-wise | hash table
-    column-wise: cut into slices -> placed on ranks -> slices that meet are merged -> tables joined
+    column-wise: slice -> place on ranks -> merge slices of a table on one rank -> join tables
 
-The result does not depend on the rank that asks: one object holds the plan of all ranks.
+The result is the same on every rank: one object holds the plan of all ranks.
 
-Its attributes carry the names by which DMP's users know them. Lists that run over column-wise or
-row-wise tables or inputs hold positions within that group: `table_groups[1][k]` is the id of the
-k-th column-wise table, `input_groups[1][k]` the k-th input that goes to one.
+Its attributes have the names that DMP's users know. Lists over column-wise or row-wise tables or
+inputs hold positions within that group: `table_groups[1][k]` is the id of the k-th column-wise
+table, `input_groups[1][k]` the k-th input of such a table.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sok_like.planner import column_slicing, concat, placement, thresholds
+from sok_like.planner.compatibility import CompatibilityLists, out_ranges
 from sok_like.planner.report import format_report
 from sok_like.planner.tables import (
     COLUMN_WISE,
@@ -33,56 +34,52 @@ from sok_like.runtime.checks import as_integer
 Config = dict[str, Any]
 
 
-class DistEmbeddingStrategy:
+class DistEmbeddingStrategy(CompatibilityLists):
     """Places embedding tables on ranks.
 
     Args:
-        embeddings: Objects with `get_config()`, or plain dictionaries, holding `input_dim` and
-            `output_dim`; of a hash table, `hash_table=True` and `output_dim`. Neither they nor
-            their configurations are changed.
+        embeddings: Objects with `get_config()`, or plain dictionaries, with `input_dim` and
+            `output_dim`; for a hash table, `hash_table=True` and `output_dim`. They and their
+            configurations stay unchanged.
         world_size: Number of ranks.
         strategy: "basic", "memory_balanced" or "memory_optimized"; see `placement`.
         input_table_map: The table of each input; None: input i belongs to table i. A table may
             have several inputs, or none.
-        column_slice_threshold: Column-wise tables of more elements are cut along their width; see
-            `column_slicing`. None cuts only where there are fewer column-wise tables than ranks,
-            and no more than needed.
-        row_slice_threshold: Tables of at least as many elements are laid row-wise over all ranks.
-        data_parallel_threshold: Tables of at most as many elements are replicated, even those that
-            are large enough for `row_slice_threshold`; 0 replicates none.
+        column_slice_threshold: Column-wise tables with more elements are sliced by columns; see
+            `column_slicing`. None slices only if there are fewer column-wise tables than ranks,
+            and only as much as needed.
+        row_slice_threshold: Tables with at least as many elements are row-wise over all ranks.
+        data_parallel_threshold: Tables with at most as many elements are replicated, even those
+            large enough for `row_slice_threshold`; 0 replicates no table.
 
-    Ranks without a shard are legal where the tables cannot be cut further.
+    Ranks without a shard are legal if the tables cannot be sliced further.
 
     Attributes:
         plan: All shards, as a `Plan`.
         strategy: The strategy used; "basic" on one rank.
         global_configs: Each table's configuration, with its class under `"layer_type"`.
-        table_groups: Ids of the data-parallel, column-wise and row-wise tables; where there are
-            hash tables, a fourth list holds theirs.
+        table_groups: Ids of the data-parallel, column-wise and row-wise tables; if there are hash
+            tables, a fourth list has theirs.
         input_groups: Inputs of each group.
         map_groups: For each of them, its table's position in the group.
-        rev_group_ids: Where input i is in `input_groups` laid end to end.
+        rev_group_ids: Position of input i in the concatenated `input_groups`.
         dp_configs: Configurations of the replicated tables.
         hash_configs: Configurations of the hash tables, of which each rank holds the keys with
             `key % world_size == rank`.
         table_ids: Per rank, the column-wise tables it holds, in its own order.
         input_ids_list: Per rank, the inputs of those tables, table after table.
         local_configs: Per rank, configurations of its layers: merged, joined, named.
-        local_group_list: Per rank and layer, the positions in `table_ids[rank]` joined in it.
-        local_weight_offsets: Per rank and layer, first row of each of them, and the row count.
-        local_maps: Per rank, the layer of each of its inputs.
-        local_input_offsets: Per rank, what to add to the keys of each of its inputs.
-        widths_list_flat: Row widths of the ranks' inputs, all ranks end to end: what arrives.
-        rev_tp_ids: Positions that bring those into input order, slices in column order.
-        sliced_out_ranges: In that order, `[i, i + n]` where the n slices of input i stand once all
-            inputs before it are whole.
-        row_sliced_configs: Per rank, configurations of the row-wise shards; `input_dim` is 0 where
-            a table has fewer rows than ranks.
-        row_inputs_offsets: Per rank, first row of the shard that each row-wise input looks up.
+        local_group_list: Per rank and layer, positions in `table_ids[rank]` of the joined tables.
+        local_weight_offsets: Per rank and layer, the first row of each of them, then the number of
+            rows.
+        row_sliced_configs: Per rank, configurations of the row-wise shards; `input_dim` is 0 for
+            an empty shard of a table with fewer rows than ranks.
+
+    `CompatibilityLists` has the others.
 
     Raises:
-        ValueError: an argument out of range, or a `column_slice_threshold` that leaves a rank with
-            nothing though a smaller one would not.
+        ValueError: an argument is out of range, or `column_slice_threshold` leaves a rank without a
+            table although a smaller one would not.
     """
 
     def __init__(
@@ -119,12 +116,13 @@ class DistEmbeddingStrategy:
         self.dp_configs = [dict(self.global_configs[i]) for i in self.table_groups[DATA_PARALLEL]]
         self.hash_configs = [dict(table.config) for table in self._tables if table.hashed]
         self._place_columns()
+        self._fill_compatibility_lists()
         self.row_sliced_configs, self.row_inputs_offsets = self.create_row_sliced_configs(
             [self.global_configs[i] for i in self.table_groups[ROW_WISE]], ranks
         )
         self.plan = self._make_plan()
 
-    # Which group a table and an input belong to.
+    # Groups of tables and inputs.
 
     def init_table_groups(
         self,
@@ -132,7 +130,7 @@ class DistEmbeddingStrategy:
         row_slice_threshold: int | None,
         data_parallel_threshold: int | None,
     ) -> list[list[int]]:
-        """Ids of the data-parallel, column-wise and row-wise tables, and of hash tables if any."""
+        """Ids of the data-parallel, column-wise, row-wise and, if there are any, hash tables."""
         groups: list[list[int]] = [[], [], []]
         if any(is_hashed(config) for config in table_configs):
             groups.append([])
@@ -157,7 +155,7 @@ class DistEmbeddingStrategy:
     def maybe_slice_table_column(
         self, orig_config: Mapping[str, Any], column_slice_threshold: int | None, world_size: int
     ) -> list[Config]:
-        """Configurations of a table's slices, in column order; one if it is not cut."""
+        """Configurations of a table's slices, in column order; one if it is not sliced."""
         (table,) = read_tables([orig_config])
         slices = column_slicing.num_slices(table, column_slice_threshold, world_size)
         widths = column_slicing.slice_widths(table.output_dim, slices)
@@ -179,7 +177,7 @@ class DistEmbeddingStrategy:
             self.maybe_slice_table_column(config, column_slice_threshold, world_size)
             for config in global_col_configs
         ]
-        return sliced, _out_ranges([len(slices) for slices in sliced], input_table_map)
+        return sliced, out_ranges([len(slices) for slices in sliced], input_table_map)
 
     def apply_strategy(
         self, strategy: str, world_size: int, sliced_configs: Sequence[Sequence[Config]]
@@ -193,49 +191,20 @@ class DistEmbeddingStrategy:
         ranks = placement.place(strategy, world_size, [t for t, _ in slices], sizes)
         return [[slices[i] for i in rank] for rank in ranks]
 
-    apply_stragety = apply_strategy  # DMP's own spelling, which its users' code has
+    apply_stragety = apply_strategy  # DMP's own spelling, used by its users' programs
 
     def _merge_slices(
         self, rank_slices: Sequence[tuple[int, int]], sliced_configs: Sequence[Sequence[Config]]
     ) -> tuple[list[int], list[Config]]:
-        """A rank's tables, each once, in order of first appearance, as wide as its slices."""
+        """A rank's tables, each once, in order of first appearance, with all their columns."""
         merged: dict[int, Config] = {}
-        for table, piece in rank_slices:
-            config = sliced_configs[table][piece]
+        for table, position in rank_slices:
+            config = sliced_configs[table][position]
             if table in merged:
                 merged[table]["output_dim"] += config["output_dim"]
             else:
                 merged[table] = dict(config)
         return list(merged), list(merged.values())
-
-    def _create_concat(
-        self, table_configs: Sequence[Config], input_maps: Sequence[int]
-    ) -> tuple[list[Config], list[int], list[int], list[list[int]], list[list[int]]]:
-        """Joins a rank's tables where they agree.
-
-        Args:
-            table_configs: The rank's tables.
-            input_maps: The table of each of its inputs.
-
-        Returns:
-            Configurations of the rank's layers; the layer and the row offset of each input; the
-            tables and the row offsets of each layer.
-        """
-        groups = concat.group_tables(table_configs)
-        members = [[table_configs[i] for i in group] for group in groups]
-        offsets = [concat.row_offsets(configs) for configs in members]
-        place = {
-            table: (layer, offsets[layer][i])
-            for layer, group in enumerate(groups)
-            for i, table in enumerate(group)
-        }
-        return (
-            [concat.join(configs) for configs in members],
-            [place[table][0] for table in input_maps],
-            [place[table][1] for table in input_maps],
-            groups,
-            offsets,
-        )
 
     def _place_columns(self) -> None:
         configs = [self.global_configs[i] for i in self.table_groups[COLUMN_WISE]]
@@ -244,7 +213,7 @@ class DistEmbeddingStrategy:
             configs, self.world_size, self.column_slice_threshold, input_map
         )
         ranks = self.apply_strategy(self.strategy, self.world_size, sliced)
-        self._check_no_rank_is_left_out(ranks, sliced, configs)
+        self._check_no_rank_is_idle(ranks, sliced, configs)
 
         inputs_of: list[list[int]] = [[] for _ in configs]
         for i, table in enumerate(input_map):
@@ -252,48 +221,32 @@ class DistEmbeddingStrategy:
         self.table_ids: list[list[int]] = []
         self.input_ids_list: list[list[int]] = []
         self.local_configs: list[list[Config]] = []
-        self.local_maps: list[list[int]] = []
-        self.local_input_offsets: list[list[int]] = []
         self.local_group_list: list[list[list[int]]] = []
         self.local_weight_offsets: list[list[list[int]]] = []
-        self.widths_list_flat: list[int] = []
-        # Columns are dealt out in rank order, so that what a rank holds of a table is contiguous
-        # even where slices that met there were not neighbours. All slices are new and alike, so
-        # this is a choice of names.
+        # Columns are numbered in rank order, so a rank's columns of a table are contiguous even if
+        # its slices were not neighbours. The slices have no content yet, so any numbering will do.
         self._column_ranges: list[dict[int, tuple[int, int]]] = []
-        dealt = [0] * len(configs)
+        assigned = [0] * len(configs)
         for slices in ranks:
             tables, merged = self._merge_slices(slices, sliced)
             column_ranges = {}
             for table, config in zip(tables, merged, strict=True):
-                start = dealt[table]
-                stop = dealt[table] = start + config["output_dim"]
+                start = assigned[table]
+                stop = assigned[table] = start + config["output_dim"]
                 column_ranges[table] = (start, stop)
                 if config["output_dim"] < configs[table]["output_dim"] and "name" in config:
                     config["name"] = f"{config['name']}_columns_{start}_{stop}"
-            inputs = [(k, i) for k, table in enumerate(tables) for i in inputs_of[table]]
-            layers, maps, offsets, groups, weight_offsets = self._create_concat(
-                merged, [k for k, _ in inputs]
-            )
+            layers, groups, offsets = concat.join_tables(merged)
             self._column_ranges.append(column_ranges)
             self.table_ids.append(tables)
-            self.input_ids_list.append([i for _, i in inputs])
+            self.input_ids_list.append([i for table in tables for i in inputs_of[table]])
             self.local_configs.append(layers)
-            self.local_maps.append(maps)
-            self.local_input_offsets.append(offsets)
             self.local_group_list.append(groups)
-            self.local_weight_offsets.append(weight_offsets)
-            self.widths_list_flat += [merged[k]["output_dim"] for k, _ in inputs]
-        self.rev_tp_ids = thresholds.inverse([i for ids in self.input_ids_list for i in ids])
-        holders = [0] * len(configs)
-        for tables in self.table_ids:
-            for table in tables:
-                holders[table] += 1
-        self.sliced_out_ranges = _out_ranges(holders, input_map)
+            self.local_weight_offsets.append(offsets)
 
-    def _check_no_rank_is_left_out(self, ranks, sliced, configs) -> None:
-        # Replicated and row-wise tables give every rank something to do; without a threshold of
-        # the user's the tables were cut as far as it helped.
+    def _check_no_rank_is_idle(self, ranks, sliced, configs) -> None:
+        # Replicated and row-wise tables give every rank work. Without a threshold from the user
+        # the tables were sliced as far as it helped.
         if self.column_slice_threshold is None or all(ranks) or len(configs) < len(self._tables):
             return
         if any(
@@ -311,11 +264,11 @@ class DistEmbeddingStrategy:
     # Hash tables.
 
     def deal_hash_inputs(self) -> None:
-        """Gives each input of a hash table to a rank: where inputs are model-parallel.
+        """Gives each input of a hash table to a rank, for model-parallel inputs.
 
-        Then `input_ids_list` holds numbers of inputs, those of hash tables behind the others of
-        their rank, with which the lists beside it (`local_maps`, ...) still begin. An input goes to
-        the rank with the fewest so far.
+        `input_ids_list` then holds numbers of inputs, those of hash tables after the others of
+        their rank. The parallel lists (`local_maps`, ...) have items for those others only. An
+        input goes to the rank with the fewest inputs so far.
         """
         if not self.hash_configs:
             return
@@ -342,7 +295,7 @@ class DistEmbeddingStrategy:
             offsets.append([ranges[table][0] for table in self.map_groups[ROW_WISE]])
         return configs, offsets
 
-    # The whole.
+    # The plan and its report.
 
     def _make_plan(self) -> Plan:
         kinds = [COLUMN_WISE] * len(self._tables)
@@ -379,7 +332,7 @@ class DistEmbeddingStrategy:
         element_bytes: int = 4,
         key_bytes: int = 8,
     ) -> str:
-        """A table of who holds what and what a training step moves; see `report.format_report`."""
+        """What each rank holds and what a training step sends; see `report.format_report`."""
         return format_report(
             self.plan,
             local_batch=local_batch,
@@ -391,15 +344,10 @@ class DistEmbeddingStrategy:
 
 
 def row_range(num_rows: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Rows `[start, stop)` of a row-wise table on a rank; the first ranks take one row more."""
+    """Rows `[start, stop)` of a row-wise table on a rank; the first ranks have one row more."""
     rows, longer = divmod(num_rows, world_size)
     start = rank * rows + min(rank, longer)
     return start, start + rows + (rank < longer)
-
-
-def _out_ranges(num_parts: Sequence[int], input_map: Sequence[int]) -> list[list[int]]:
-    """`[i, i + parts]` of each input whose table is in more than one part."""
-    return [[i, i + num_parts[t]] for i, t in enumerate(input_map) if num_parts[t] > 1]
 
 
 __all__ = ["DistEmbeddingStrategy", "TableConfig", "row_range"]

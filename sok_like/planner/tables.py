@@ -1,4 +1,4 @@
-"""The nouns of a plan: a table, a shard of one, and the plan that lists all shards.
+"""The data classes of a plan: a table, a shard of a table, and the plan that lists all shards.
 
     table [input_dim, output_dim]           columns
                                     0 . . . 3 . . . 6 . . 8
@@ -7,9 +7,9 @@
                                     |       |       |     |   in the order of the ranks
                         input_dim   +-------+-------+-----+
 
-Invariant: the shards of a table that is not replicated cover each of its elements exactly once; of
-a replicated one every rank holds all. A hash table has no rows yet: each rank's shard is for the
-keys with `key % world_size == rank`.
+Invariant: every rank holds all of a replicated table; the shards of any other table cover each
+element exactly once. A hash table has no rows yet: each rank's shard is for the keys with
+`key % world_size == rank`.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from typing import Any
 
 from sok_like.runtime.checks import as_integer
 
-# How the rows of a table may be laid over ranks, in the order of the groups.
+# How a table may be sharded, in the order of the groups.
 DATA_PARALLEL, COLUMN_WISE, ROW_WISE, HASHED = range(4)
 KINDS = ("data-parallel", "column-wise", "row-wise", "hash table")
 
 
 @dataclasses.dataclass(frozen=True)
 class TableConfig:
-    """What the planner has to know of an embedding.
+    """What the planner needs to know of an embedding.
 
     Attributes:
-        table_id: Its place in the user's list.
-        input_dim: Number of rows; 0 for a hash table, whose rows come into being with their keys.
-        output_dim: Row width.
-        config: The embedding's own configuration, and its class under `"layer_type"` (None where
-            the configuration came as a plain dictionary without it).
+        table_id: Its position in the user's list.
+        input_dim: Number of rows; 0 for a hash table, which gets rows with its keys.
+        output_dim: Number of columns.
+        config: The embedding's own configuration, with its class under `"layer_type"` (None if the
+            user gave a plain dictionary without it).
     """
 
     table_id: int
@@ -89,9 +89,9 @@ class Plan:
     Attributes:
         world_size: Number of ranks.
         tables: The tables, by id.
-        kinds: A table's kind (`DATA_PARALLEL`, `COLUMN_WISE`, `ROW_WISE` or `HASHED`), by id.
+        kinds: Each table's kind (`DATA_PARALLEL`, `COLUMN_WISE`, `ROW_WISE` or `HASHED`), by id.
         shards: Ordered by table, then rank. A row-wise table with fewer rows than ranks has empty
-            shards; a column-wise one has none on the ranks that hold nothing of it.
+            shards; a column-wise table has no shard on a rank that holds none of its columns.
         input_table_map: The table of each input.
     """
 
@@ -116,20 +116,20 @@ class Plan:
 
 
 def read_tables(embeddings: Sequence[Any]) -> list[TableConfig]:
-    """The tables behind embeddings: objects with `get_config()`, or plain dictionaries.
+    """The tables of embeddings, which are objects with `get_config()` or plain dictionaries.
 
-    One with `"hash_table": True` in its configuration is a hash table and needs no `input_dim`.
+    A configuration with `"hash_table": True` is a hash table and needs no `input_dim`.
 
     Raises:
-        ValueError: there is none, or one without a positive integer `input_dim` or `output_dim`.
-        TypeError: no list, or in it neither an embedding nor a dictionary.
+        ValueError: the list is empty, or an `input_dim` or `output_dim` is not a positive integer.
+        TypeError: `embeddings` is not a list, or an item is neither an embedding nor a dictionary.
     """
     embeddings = list_embeddings(embeddings)
     if not embeddings:
         raise ValueError("`embeddings` must hold at least one embedding. Received: an empty list")
     tables = []
     for table_id, embedding in enumerate(embeddings):
-        # A copy, since Keras layers are free to return a dictionary of their own.
+        # A copy: a Keras layer may return the dictionary that it keeps.
         if isinstance(embedding, Mapping):
             config = {"layer_type": None, **embedding}
         elif callable(getattr(embedding, "get_config", None)):
@@ -153,12 +153,12 @@ def read_tables(embeddings: Sequence[Any]) -> list[TableConfig]:
 
 
 def list_embeddings(embeddings: Any) -> list[Any]:
-    """The embeddings as a list, whatever they came in; TypeError if they came alone."""
+    """The embeddings of any iterable as a list; TypeError for a single embedding."""
     if isinstance(embeddings, Mapping) or not isinstance(embeddings, Iterable):
         raise TypeError(f"`embeddings` must be a list of embeddings. Received: {embeddings!r}")
     return list(embeddings)
 
 
 def is_hashed(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration is that of a hash table."""
+    """Whether a configuration describes a hash table."""
     return bool(config.get("hash_table", False))

@@ -1,4 +1,4 @@
-"""Which tables are replicated, which are laid column-wise and which row-wise, by their size.
+"""Decides by size which tables are replicated, column-wise or row-wise.
 
 Sizes are numbers of elements, `input_dim * output_dim`, not bytes:
 
@@ -6,8 +6,8 @@ Sizes are numbers of elements, `input_dim * output_dim`, not bytes:
     size >= row_slice_threshold        row-wise over all ranks
     otherwise                          column-wise
 
-Where the two thresholds overlap, a table both small enough and large enough is replicated. One rank
-has nothing to share out: there all tables are column-wise, which is to say whole.
+If the two thresholds overlap, a table within both is replicated. On one rank all tables are
+column-wise, which means whole.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def check_threshold(argument: str, value: Any, minimum: int) -> int | None:
     integer = as_integer(value)
     if integer is None or integer < minimum:
         raise ValueError(
-            f"`{argument}` is a number of elements: None or an integer >= {minimum}. "
+            f"`{argument}` must be None or a number of elements, an integer >= {minimum}. "
             f"Received: {argument}={value!r}"
         )
     return integer
@@ -44,17 +44,17 @@ def kind_of(size: int, row_slice_threshold: int | None, data_parallel_threshold:
 def check_input_table_map(input_table_map: Any, num_tables: int) -> list[int]:
     """The table of each input; None maps input i to table i.
 
-    A table without inputs is legal: it has its place and its weights, and no output.
+    A table without inputs is legal: it has weights and no output.
 
     Raises:
-        TypeError: no list.
-        ValueError: an entry that is no table's place in the list.
+        TypeError: `input_table_map` is not a list.
+        ValueError: an entry is not the position of a table.
     """
     if input_table_map is None:
         return list(range(num_tables))
     if not isinstance(input_table_map, Iterable):
         raise TypeError(
-            "`input_table_map` must be None or a list of integers, a table an input. "
+            "`input_table_map` must be None or a list of integers, one table per input. "
             f"Received: input_table_map={input_table_map!r}"
         )
     tables = []
@@ -73,11 +73,11 @@ def check_input_table_map(input_table_map: Any, num_tables: int) -> list[int]:
 def group_inputs(
     table_groups: Sequence[Sequence[int]], input_table_map: Sequence[int]
 ) -> tuple[list[list[int]], list[list[int]], list[int]]:
-    """Inputs by the group of their table.
+    """Groups the inputs by the group of their table.
 
     Returns:
-        The inputs of each group, in order; for each of them its table's place in the group; and
-        where each input is in the three lists laid end to end, which undoes the grouping.
+        The inputs of each group, in order; for each of them its table's position in the group; and
+        the position of each input in the concatenated groups, which undoes the grouping.
     """
     place = {
         table: (group, i)

@@ -10,7 +10,7 @@ import sok_like.dist_model_parallel as dmp
 
 pytestmark = pytest.mark.keras
 
-THRESHOLD = "is a number of elements: None or an integer >= "
+THRESHOLD = "must be None or a number of elements, an integer >= "
 WRONG_MAP = "Wrong input initializing input/map groups: `input_table_map` must hold integers in "
 
 

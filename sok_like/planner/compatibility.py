@@ -1,0 +1,78 @@
+"""Parallel lists that DMP's strategy publishes and only its users' programs read.
+
+This package reads `Plan` instead. All of these lists follow from the strategy's other attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sok_like.planner import concat, thresholds
+from sok_like.planner.tables import COLUMN_WISE
+
+Config = dict[str, Any]
+
+
+class CompatibilityLists:
+    """The part of `DistEmbeddingStrategy` that only compatibility needs.
+
+    Attributes:
+        local_maps: Per rank, the layer of each of its inputs.
+        local_input_offsets: Per rank, what to add to the keys of each of its inputs.
+        widths_list_flat: Columns of the output of each input of each rank, in rank order: the
+            widths of what an exchange receives.
+        rev_tp_ids: Positions that bring those outputs into input order, slices in column order.
+        sliced_out_ranges: In that order, `[i, i + n]` if input i has n slices and all inputs before
+            it are already concatenated.
+        row_inputs_offsets: Per rank, first row of the shard that each row-wise input looks up.
+    """
+
+    map_groups: list[list[int]]
+    table_ids: list[list[int]]
+    input_ids_list: list[list[int]]
+    local_configs: list[list[Config]]
+    local_group_list: list[list[list[int]]]
+    local_weight_offsets: list[list[list[int]]]
+    row_inputs_offsets: list[list[int]]
+
+    def _fill_compatibility_lists(self) -> None:
+        """Sets the lists of the column-wise tables, once these are placed."""
+        input_map = self.map_groups[COLUMN_WISE]
+        self.local_maps: list[list[int]] = []
+        self.local_input_offsets: list[list[int]] = []
+        self.widths_list_flat: list[int] = []
+        for rank, tables in enumerate(self.table_ids):
+            places = concat.locate(self.local_group_list[rank], self.local_weight_offsets[rank])
+            found = [places[tables.index(input_map[i])] for i in self.input_ids_list[rank]]
+            layers = self.local_configs[rank]
+            self.local_maps.append([layer for layer, _ in found])
+            self.local_input_offsets.append([offset for _, offset in found])
+            self.widths_list_flat += [layers[layer]["output_dim"] for layer, _ in found]
+        self.rev_tp_ids = thresholds.inverse([i for ids in self.input_ids_list for i in ids])
+        held = [table for tables in self.table_ids for table in tables]
+        num_slices = [held.count(table) for table in range(len(set(held)))]
+        self.sliced_out_ranges = out_ranges(num_slices, input_map)
+
+    def _create_concat(
+        self, table_configs: Sequence[Config], input_maps: Sequence[int]
+    ) -> tuple[list[Config], list[int], list[int], list[list[int]], list[list[int]]]:
+        """Joins a rank's tables where their settings agree.
+
+        Args:
+            table_configs: The rank's tables.
+            input_maps: The table of each of its inputs.
+
+        Returns:
+            Configurations of the rank's layers; the layer and the row offset of each input; the
+            tables and the row offsets of each layer.
+        """
+        layers, groups, offsets = concat.join_tables(table_configs)
+        places = concat.locate(groups, offsets)
+        found = [places[table] for table in input_maps]
+        return layers, [layer for layer, _ in found], [row for _, row in found], groups, offsets
+
+
+def out_ranges(num_slices: Sequence[int], input_map: Sequence[int]) -> list[list[int]]:
+    """`[i, i + n]` of each input i whose table has n > 1 slices."""
+    return [[i, i + num_slices[t]] for i, t in enumerate(input_map) if num_slices[t] > 1]
