@@ -1,4 +1,4 @@
-"""`sok.deeprec.install()`: DeepRec's names, where DeepRec's scripts look for them.
+"""`sok.deeprec.install()` puts DeepRec's names where DeepRec's scripts look for them.
 
     import sok_like as sok
     import tensorflow.compat.v1 as tf
@@ -6,15 +6,15 @@
     sok.deeprec.install()
     tf.config.experimental.enable_distributed_strategy(strategy="collective")
 
-Most of them are names that TensorFlow does not have, and are added. Four exist and are wrapped:
+Most names do not exist in TensorFlow and are added. Four exist and are wrapped:
 
     feature_column.embedding_column           in a group_embedding_column_scope, or over a column
-    feature_column.shared_embedding_columns   with keys: as `sok.feature_column` has it
-    feature_column.input_layer                given such a column: as `sok.feature_column` has it
-    train.Optimizer.apply_gradients           given tables: as `sok.OptimizerWrapper` does it
+    feature_column.shared_embedding_columns   with keys: the function of `sok.feature_column`
+    feature_column.input_layer                with such a column: the same
+    train.Optimizer.apply_gradients           with tables: `sok.OptimizerWrapper`
 
-and otherwise do what they did. Nothing of TensorFlow is touched unless this is called, and
-`uninstall()` takes it all back.
+In all other cases they work as before. TensorFlow is changed only by this call, and `uninstall()`
+restores it.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from sok_like.table import policies
 
 __all__ = ["install", "uninstall"]
 
-# Module, name and wrapped function of what was there: what `uninstall` puts back.
+# Module, name, original and wrapper: `uninstall` restores the original.
 _replaced: list[tuple[Any, str, Any, Any]] = []
 
 
 def _added() -> list[tuple[Any, str, Any]]:
-    """Module of TensorFlow, a name that it does not have, and what is put there."""
+    """TensorFlow's module, the name that is added to it, and the value."""
     names = [
         ("", "get_embedding_variable", get_embedding_variable),
         *(
@@ -74,7 +74,7 @@ def _added() -> list[tuple[Any, str, Any]]:
         ("nn", "group_embedding_lookup", group_embedding_lookup),
         ("nn", "group_embedding_lookup_sparse", group_embedding_lookup_sparse),
     ]
-    # Two trees of modules, with nothing shared.
+    # The two trees of modules share no module.
     return [
         (_module(root, path), name, value)
         for root in (tf, tf.compat.v1)
@@ -87,7 +87,7 @@ def _module(root, path):
 
 
 def _wrapped() -> list[tuple[Any, str, Callable]]:
-    """Module or class of TensorFlow, a name that it has, and what makes a wrapper of it."""
+    """TensorFlow's module or class, an existing name, and the function that wraps it."""
     v1 = tf.compat.v1
     return [
         (tf.feature_column, "embedding_column", _embedding_column),
@@ -99,25 +99,25 @@ def _wrapped() -> list[tuple[Any, str, Callable]]:
 
 
 def install() -> None:
-    """Puts DeepRec's names into `tf` and `tf.compat.v1`; again does nothing.
+    """Puts DeepRec's names into `tf` and `tf.compat.v1`; a second call does nothing.
 
     Added: `get_embedding_variable` and the option classes (`EmbeddingVariableOption`,
     `CounterFilter`, ...), `config.experimental.enable_distributed_strategy`,
     `nn.group_embedding_lookup_sparse`, `nn.group_embedding_lookup`, and in `feature_column`
     `group_embedding_column_scope`, `categorical_column_with_embedding`,
-    `sequence_categorical_column_with_embedding` and `sparse_column_with_embedding`, all as this
-    package has them. Wrapped, see above: `feature_column.embedding_column`, and of `tf.compat.v1`
-    also `feature_column.shared_embedding_columns`, `feature_column.input_layer` and
+    `sequence_categorical_column_with_embedding` and `sparse_column_with_embedding`, all from this
+    package. Wrapped, see above: `feature_column.embedding_column`, and in `tf.compat.v1` also
+    `feature_column.shared_embedding_columns`, `feature_column.input_layer` and
     `train.Optimizer.apply_gradients`.
 
     Raises:
-        RuntimeError: something else has one of the names to be added. Then nothing is changed.
+        RuntimeError: one of the names to be added is in use. Then nothing is changed.
     """
     places = _added()
     for module, name, value in places:
         if getattr(module, name, value) is not value:
             raise RuntimeError(
-                f"sok.deeprec.install() must find no '{name}' in {module.__name__}. "
+                f"sok.deeprec.install() requires that {module.__name__} does not have '{name}'. "
                 f"Received: {getattr(module, name)!r}"
             )
     for module, name, value in places:
@@ -132,7 +132,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Takes away what `install` put there; other things of the same names stay."""
+    """Removes what `install` added; other values of the same names stay."""
     for module, name, value in _added():
         if getattr(module, name, None) is value:
             delattr(module, name)
@@ -142,7 +142,7 @@ def uninstall() -> None:
     _replaced.clear()
 
 
-# ---- wrappers: what TensorFlow has, but for groups and tables ----
+# ---- wrappers of TensorFlow's functions, for groups and tables ----
 
 
 def _embedding_column(stock):

@@ -82,7 +82,7 @@ def test_installs_and_takes_back(sok, deeprec):
 def test_a_name_that_is_taken(deeprec, monkeypatch, root, path, name):
     module = module_of(root, path)
     monkeypatch.setattr(module, name, len, raising=False)
-    with pytest.raises(RuntimeError, match=f"must find no '{name}' in .*{path}"):
+    with pytest.raises(RuntimeError, match=f"requires that .*{path} does not have '{name}'"):
         deeprec.install()
     assert [value for value in held(ADDED) if value is not None] == [len]
     assert held(WRAPPED) == STOCK

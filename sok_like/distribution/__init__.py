@@ -1,4 +1,4 @@
-"""Keras' distributions on the TensorFlow backend, in which variables are really sharded.
+"""Keras' distributions on the TensorFlow backend, with variables that really are sharded.
 
     from sok_like.distribution import DeviceMesh, LayoutMap, ModelParallel, set_distribution
 

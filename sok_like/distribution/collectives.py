@@ -1,17 +1,19 @@
 """Collectives along a mesh axis with the gradients that sharded layers need.
 
-Between layers every rank of a line along a model axis holds the same activations, and going back
-the same gradients of them, whole. What follows from that:
+A line is the ranks that differ only in their index along one mesh axis. Between layers every rank
+of a line along a model axis has the same whole activations, and backward the same whole gradients
+of them. Therefore:
 
     forward             backward
-    gather, of parts    take the own part: all ranks have the whole gradient
+    gather the parts    take the own part: all ranks have the whole gradient
     take the own part   gather
     sum                 nothing: all ranks have the gradient
     nothing (`shared`)  sum: each rank used the activation for its own part of the result
 
-Along the batch axis ranks hold different samples. There a gather of parts of a *variable* sums its
-gradient (`reduce_scatter`), and one of *outputs*, which all ranks then put into the same loss,
-takes the own part times the number of ranks, because gradients are averaged along that axis later.
+Along the batch axis ranks have different samples. There the gradient of gathering a *variable* is
+summed (`reduce_scatter`). The gradient of gathering *outputs*, which all ranks put into the same
+loss, is the own part times the number of ranks, because gradients are later averaged along that
+axis.
 """
 
 from __future__ import annotations
@@ -38,13 +40,13 @@ def gather(
     gradient: str = "own part",
     scale: float = 1.0,
 ) -> tf.Tensor:
-    """The parts of the ranks of a line, joined along `dim`.
+    """Concatenates the parts of the ranks of a line along `dim`.
 
     Args:
-        tensor: This rank's part, as `placement.part` cuts the whole along `dim`.
-        length: Of the whole along `dim`, where it is known beforehand.
+        tensor: This rank's part of the whole along `dim`, divided as by `placement.part`.
+        length: Length of the whole along `dim`, if known statically.
         gradient: "own part" of it, or of the "mean" or "sum" of the ranks' gradients.
-        scale: What the own part of the gradient is multiplied by.
+        scale: Factor of the own part of the gradient.
     """
     if line.world_size == 1:
         return tensor
@@ -55,7 +57,7 @@ def gather(
         whole = _along_front(tensor, dim, lambda front: line.all_gather(front, name))
 
         def back(grad):
-            grad = tf.convert_to_tensor(grad)  # of a table that was looked up, it is sparse
+            grad = tf.convert_to_tensor(grad)  # it is sparse if the tensor was a table
             if gradient != "own part":
                 parts = line.world_size if gradient == "mean" else 1
                 grad = grad / tf.cast(parts, grad.dtype)
@@ -71,7 +73,7 @@ def gather(
 
 
 def own_part(tensor: tf.Tensor, dim: int, line: Communicator, name: str) -> tf.Tensor:
-    """This rank's part along `dim` of what all ranks of the line hold whole."""
+    """This rank's part along `dim` of a tensor that all ranks of the line have whole."""
     if line.world_size == 1:
         return tensor
     name = unique_in_graph(name)
@@ -100,7 +102,7 @@ def summed(tensor: tf.Tensor, line: Communicator, name: str) -> tf.Tensor:
 
 
 def shared(tensor: tf.Tensor, line: Communicator, name: str) -> tf.Tensor:
-    """The tensor, used by each rank of the line for a part of the result."""
+    """The tensor itself, which each rank of the line uses for its own part of the result."""
     if line.world_size == 1 or not tensor.dtype.is_floating:
         return tensor
     name = unique_in_graph(name)
@@ -113,7 +115,7 @@ def shared(tensor: tf.Tensor, line: Communicator, name: str) -> tf.Tensor:
 
 
 def _along_front(tensor, dim, gather_front):
-    """Horovod gathers along the first axis: another one is brought there and back."""
+    """Gathers along `dim`: Horovod gathers along the first axis, so `dim` is moved there."""
     rank = tensor.shape.rank
     dim %= rank
     if dim == 0:
@@ -136,7 +138,7 @@ _state = threading.local()
 
 @contextlib.contextmanager
 def samples_split() -> Iterator[None]:
-    """Within it, what a model computes with are this rank's samples of a batch."""
+    """A context in which a model computes on this rank's samples of a batch."""
     _state.split = True
     try:
         yield
@@ -145,12 +147,12 @@ def samples_split() -> Iterator[None]:
 
 
 def samples_are_split() -> bool:
-    """Whether `samples_split` is in force."""
+    """Whether `samples_split` is active."""
     return getattr(_state, "split", False)
 
 
 def split_batch(tensor: Any, parts: int, index: int) -> Any:
-    """The samples of part `index`: of dense, ragged and sparse tensors alike."""
+    """The samples of part `index` of a dense, ragged or sparse tensor."""
     if isinstance(tensor, tf.SparseTensor):
         start, stop = part(tensor.dense_shape[0], parts, index)
         start_all = tf.concat([[start], tf.zeros_like(tensor.dense_shape[1:])], 0)

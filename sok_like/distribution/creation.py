@@ -1,9 +1,9 @@
-"""Variables become shards while they are made.
+"""Shards variables when they are created.
 
-TensorFlow asks the variable creators in force for each variable. Ours finds the path of the
-variable, under Keras 3 from the Keras variable behind the request, and if the layout map has a
-layout for it, hands on a request for this rank's part only. The initial value is computed whole,
-since that is what the unsharded model has, cut and dropped: one variable at a time.
+TensorFlow calls the active variable creators for each new variable. Ours finds the path of the
+variable (under Keras 3 from the Keras variable behind the request). If the layout map has a layout
+for it, only this rank's shard is created. The initial value is computed whole, as in the unsharded
+model, then sharded and freed, one variable at a time.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def creator(distribution: Any) -> Any:
 
 @contextlib.contextmanager
 def slots_like(reference: Any) -> Iterator[None]:
-    """Within it and `on_shards`, variables that an optimizer makes lie as `reference` does."""
+    """A context in which slot variables, created `on_shards`, are sharded like `reference`."""
     _next_slot.shard = shard_of(reference)
     try:
         yield
@@ -76,9 +76,9 @@ def slots_like(reference: Any) -> Iterator[None]:
 
 
 def cut_existing(variable: Any, distribution: Any) -> None:
-    """Makes a shard of a Keras variable that was made without the distribution."""
+    """Shards a Keras variable that was created before the distribution was set."""
     if not isinstance(variable, keras.Variable) or variable._value is None:
-        return  # under tf_keras layers hold the variables themselves, which cannot be exchanged
+        return  # tf_keras layers hold the TensorFlow variables themselves, which cannot be replaced
     if shard_of(variable) is None and not is_embedding_variable(variable):
         shard = _shard_by_path(variable.path, variable.shape, distribution)
         if shard is not None:
@@ -91,13 +91,13 @@ def cut_existing(variable: Any, distribution: Any) -> None:
 
 
 def make_sharded(variable: Any, shard: Shard) -> None:
-    """Turns a variable that holds a shard, or will, into one that knows it."""
+    """Turns a variable that has, or will have, a shard's value into a sharded variable."""
     variable.__class__ = keras_3_class() if is_keras_3() else tf_class(type(variable))  # type: ignore[arg-type]
     variable._sok_shard = shard
 
 
 def _keras_variable(initial_value):
-    """The Keras variable that asks for a value: its initializer is a closure over itself."""
+    """The Keras variable that requests a value: its initializer is a closure over it."""
     for cell in getattr(initial_value, "__closure__", None) or ():
         if isinstance(cell.cell_contents, keras.Variable):
             return cell.cell_contents
@@ -105,7 +105,7 @@ def _keras_variable(initial_value):
 
 
 def _tf_path(kwargs):
-    """The name, without a colon, that a `tf.Variable` is about to get."""
+    """The name, without a colon, that a `tf.Variable` will get."""
     scope, name = tf.get_current_name_scope(), kwargs.get("name") or ""
     return f"{scope}/{name}" if scope else name
 
@@ -138,7 +138,7 @@ def _shard_by_path(path, shape, distribution):
 
 
 def _is_of_a_layer():
-    """Whether no optimizer, metric or seed generator of Keras 3 is making the variable.
+    """False if an optimizer, metric or seed generator of Keras 3 is creating the variable.
 
     An optimizer's variables have paths that contain those of the model's.
     """

@@ -5,9 +5,9 @@
     layout_map["dense.*kernel"] = (None, "model")
     set_distribution(ModelParallel(mesh, layout_map))
 
-While a distribution is set, a variable creator cuts the variables that the map names
-(`creation.py`), and models are bound when they are compiled or called (`model.py`). Both last for
-the variables and models so met; the hooks themselves go when the distribution does.
+While a distribution is set, a variable creator shards the variables that the map names
+(`creation.py`), and models are bound when they are compiled or called (`model.py`). When the
+distribution is unset, these hooks are removed; the variables and models they met stay as they are.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sok_like.table.variable import is_embedding_variable
 
 
 class _Distribution:
-    """What `ModelParallel` and `DataParallel` share. The state is in `_*` attributes of Keras."""
+    """Base of `ModelParallel` and `DataParallel`. The state is in Keras' own `_*` attributes."""
 
     _layout_map: Any = None
     device_mesh: Any  # of Keras' class
@@ -70,7 +70,7 @@ class _Distribution:
         return self._mesh.index[self.batch_dim_name]
 
     def axes_of(self, path: str) -> tuple | None:
-        """A mesh axis or None for each dimension of the variable; None if no key matches `path`."""
+        """One mesh axis or None per dimension of the variable; None if no key matches `path`."""
         layout = None if self._layout_map is None else self._layout_map[path]
         if layout is None:
             return None
@@ -78,15 +78,15 @@ class _Distribution:
         return tuple(layout.axes)
 
     def check_patterns(self, model: Any) -> None:
-        """Warns, once, of keys of the layout map that have matched no variable so far."""
+        """Warns once per key of the layout map that has matched no variable so far."""
         if self._layout_map is None or "_sok_checked" in vars(model) or not model.variables:
             return
-        object.__setattr__(model, "_sok_checked", True)  # past Keras', which tracks
+        object.__setattr__(model, "_sok_checked", True)  # not by Keras', which tracks attributes
         for variable in model.variables:
             axes = self.axes_of(path_of(variable))
             if axes is not None and is_embedding_variable(variable) and axes[1:] != (None,):
                 raise ValueError(
-                    "A hash table lies by key over all ranks, so its layout must shard rows, "
+                    "A hash table is sharded by key over all ranks, so its layout must shard rows, "
                     f"(axis, None). Received: layout {axes} for '{path_of(variable)}' of shape "
                     f"{tuple(variable.shape)}"
                 )
@@ -110,12 +110,12 @@ class _Distribution:
         return None
 
     def distribute_dataset(self, dataset: Any) -> Any:
-        """The dataset itself: a model takes its own samples out of whole batches."""
+        """The dataset itself: the model takes this rank's samples out of whole batches."""
         return dataset
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Makes this the distribution, and the former one again at the end."""
+        """Sets this distribution, and restores the former one at the end."""
         before = distribution()
         set_distribution(self)
         try:
@@ -128,7 +128,7 @@ class _Distribution:
         return format_layouts(model, self)
 
     def optimizer(self, optimizer: Any) -> Any:
-        """The optimizer for a training loop of one's own; `compile` does this by itself."""
+        """Wraps an optimizer for a custom training loop; `compile` does this by itself."""
         return distributed_optimizer(optimizer, self)
 
     def prepare(self, model: Any) -> None:
@@ -137,20 +137,20 @@ class _Distribution:
 
 
 class ModelParallel(_Distribution, keras.distribution.ModelParallel):
-    """Shards the variables that a layout map names, and the batches.
+    """Shards the batches, and the variables that a layout map names.
 
     Args:
-        device_mesh: `DeviceMesh`, Keras' or ours, with the device of every rank; by default that
-            of the layout map.
-        layout_map: `LayoutMap`: from variable paths to layouts. What it does not name is
+        device_mesh: `DeviceMesh`, Keras' or ours, with the device of every rank; by default the
+            mesh of the layout map.
+        layout_map: `LayoutMap` from variable paths to layouts. Variables that it does not name are
             replicated.
-        batch_dim_name: The mesh axis that batches are split along; the first by default.
-        auto_shard_dataset: False: every rank is given its own samples rather than whole batches;
-            losses, metrics and predictions are then of these.
+        batch_dim_name: The mesh axis along which batches are split; the first by default.
+        auto_shard_dataset: False: every rank reads its own samples instead of whole batches;
+            losses, metrics and predictions are then those of its own samples.
 
     Raises:
-        ValueError: no layout map, another mesh than the layout map's, a mesh that does not fit the
-            ranks, or no such axis.
+        ValueError: `layout_map` is not a LayoutMap, its mesh is another one, the mesh does not
+            match the ranks, or it has no such axis.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class ModelParallel(_Distribution, keras.distribution.ModelParallel):
             )
         if of_map is not None and _facts(of_map) != _facts(device_mesh):
             raise ValueError(
-                "`device_mesh` must be that of the LayoutMap. Received: "
+                "`device_mesh` must be the mesh of the LayoutMap. Received: "
                 f"device_mesh={device_mesh!r} and a LayoutMap of {of_map!r}"
             )
         self._place(device_mesh, batch_dim_name, auto_shard_dataset)
@@ -188,12 +188,12 @@ class DataParallel(_Distribution, keras.distribution.DataParallel):
     """Splits the batches over all ranks; every rank holds all variables.
 
     Args:
-        device_mesh: `DeviceMesh` of one axis; of several, the first is used for batches.
-        devices: In place of a mesh: the devices of a mesh of one axis, "batch".
-        auto_shard_dataset: As that of `ModelParallel`.
+        device_mesh: `DeviceMesh`; batches are split along its first axis.
+        devices: Instead of a mesh: the devices of a mesh with the one axis "batch".
+        auto_shard_dataset: As in `ModelParallel`.
 
     Raises:
-        ValueError: a mesh that does not fit the ranks.
+        ValueError: the mesh does not match the ranks.
     """
 
     def __init__(
@@ -214,16 +214,16 @@ _distribution: Any = None
 
 
 def summary(model: Any) -> str:
-    """A table of a model's variables: where each lies and what a training step exchanges.
+    """A table of a model's variables: where each is and what a training step exchanges.
 
     Args:
-        model: Built, and compiled or called under a distribution.
+        model: A built model that was compiled or called under a distribution.
 
     Returns:
         Lines of text: path, global shape, layout, local shape, bytes on this rank, collectives.
 
     Raises:
-        ValueError: the model is not built, or under no distribution.
+        ValueError: the model is not built, or not under a distribution.
     """
     of_model = vars(model).get("_sok_distribution", _distribution)
     if of_model is None:
@@ -239,10 +239,10 @@ def initialize(
     num_processes: int | None = None,
     process_id: int | None = None,
 ) -> None:
-    """Starts what ranks talk by; needed only before `sok.Init` where the mesh has two axes.
+    """Starts Horovod; needed only before `sok.Init`, and only if the mesh has two axes.
 
-    The launcher (mpirun, horovodrun) has made the processes and connected them, so the arguments
-    of Keras' function are only checked.
+    The launcher (mpirun, horovodrun) has started and connected the processes, so the arguments of
+    Keras' function are only checked.
 
     Args:
         job_addresses: Not used.
@@ -250,7 +250,7 @@ def initialize(
         process_id: This rank, or None.
 
     Raises:
-        ValueError: the job has another number of ranks, or this is another one.
+        ValueError: the job has another number of ranks, or this process is another rank.
     """
     ensure_initialized(groups_later=True)
     communicator = comm.current()
@@ -260,16 +260,15 @@ def initialize(
     ):
         if given is not None and given != real:
             raise ValueError(
-                f"`{name}` must be that of the job as it was launched, {real}. "
-                f"Received: {name}={given!r}"
+                f"`{name}` must be that of the launched job, {real}. Received: {name}={given!r}"
             )
 
 
 def distribute_tensor(tensor: Any, layout: Any) -> Any:
-    """This rank's part of a tensor that all ranks hold whole.
+    """This rank's shard of a tensor that all ranks have whole.
 
     Args:
-        tensor: A tensor or array; a symbolic one of Keras is returned as it is.
+        tensor: A tensor or array; a symbolic Keras tensor is returned unchanged.
         layout: `TensorLayout` with a mesh.
 
     Raises:
@@ -285,14 +284,14 @@ def distribute_tensor(tensor: Any, layout: Any) -> Any:
 
 
 def distribution() -> Any:
-    """The distribution that is set; None if none is."""
+    """The current distribution, or None."""
     return _distribution
 
 
 def set_distribution(value: Any) -> None:
-    """Makes a distribution the current one; None for none.
+    """Makes a distribution the current one; None unsets it.
 
-    Every rank must call it. Rank 0's random state becomes everyone's, so that initial values and
+    Every rank must call it. All ranks get the random state of rank 0, so that initial values and
     the order of samples agree without a seed.
 
     Args:

@@ -1,4 +1,4 @@
-"""What lies where and what travels: a table of a model's variables."""
+"""Prints a model's variables: where each is and what a training step exchanges for it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ HEADER = ("path", "global shape", "layout", "local shape", "bytes here", "collec
 
 
 def format_layouts(model: Any, distribution: Any) -> str:
-    """A line a variable: path, shapes, layout, bytes on this rank, collectives of a training step.
+    """One line per variable: path, shapes, layout, bytes on this rank, collectives of a step.
 
     Args:
-        model: Built.
-        distribution: The one it is under.
+        model: A built model.
+        distribution: The model's distribution.
 
     Returns:
-        Lines of text, without a collective: any rank may ask for it alone. Activations' collectives
-        stand beside the kernel or table they belong to. The last lines sum up the bytes of
-        variables and, once it has them, of the optimizer's.
+        Lines of text. One rank may call this alone: it uses no collective. The collectives of
+        activations are listed with the kernel or table they belong to. The last lines sum up the
+        bytes of the variables and, if it has any, of the optimizer's variables.
 
     Raises:
         ValueError: the model is not built.
@@ -64,7 +64,7 @@ def _row(variable, layer, distribution):
     if shard is None:
         shape = tuple(variable.shape)
         layout: tuple = (None,) * len(shape)
-        # A layer with a rule and no sharded variable: what travels is said at the first of its own.
+        # A rule without a sharded variable: its collectives are listed at the layer's first one.
         first = rule is not None and rule.variable is None and _own_variables(layer)[0] is variable
         local, travels = shape, [rule.collectives] if first else []
     else:

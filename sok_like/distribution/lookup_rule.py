@@ -1,13 +1,13 @@
-"""Embeddings on a shard of the table: ids and rows travel, never the table.
+"""Embedding lookup in a sharded table: ranks exchange rows, never the table.
 
-Every rank of a line along a model axis has the same ids, so which rows are wanted of whom is known
-everywhere and one collective is enough:
+Every rank of a line along a model axis has the same ids, so each rank knows which rows are needed
+from which owner, and one collective is enough:
 
-    ('model', None)   distinct ids, by owner -> own rows of them -> gathered -> rows of the ids
-    (None, 'model')   own columns of the rows of the distinct ids -> gathered
+    ('model', None)   unique ids, by owner -> own rows of them -> gathered -> rows of the ids
+    (None, 'model')   own columns of the rows of the unique ids -> gathered
 
-Going back each rank takes the gradients of its own rows or columns out of the whole, without any
-collective.
+Backward, each rank takes the gradients of its own rows or columns out of the whole gradient,
+without a collective.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from sok_like.lookup.local_variables import unique_in_graph
 
 
 def has_rule(table: Any) -> bool:
-    """Whether the table is cut once, and not along the axis whose ranks hold different ids."""
+    """Whether one dimension of the table is sharded, and not along the batch axis."""
     shard = shard_of(table)
     return shard is not None and len(shard.placement.cuts) == 1 and not shard.over_batch
 
 
-def distinct_rows(table: Any, ids: tf.Tensor, table_name: str) -> tuple[tf.Tensor, tf.Tensor]:
-    """The rows of the distinct ids, whole on every rank, and where in them each id's is.
+def unique_rows(table: Any, ids: tf.Tensor, table_name: str) -> tuple[tf.Tensor, tf.Tensor]:
+    """The rows of the unique ids, whole on every rank, and the position of each id's row.
 
     Args:
         table: A sharded variable with a rule, `[input_dim, output_dim]`.
         ids: Integers `[num_keys]`.
-        table_name: What errors call it.
+        table_name: The table's name in errors.
 
     Returns:
         `[num_unique, output_dim]` in the table's dtype, and `[num_keys]`.
 
     Raises:
-        tf.errors.InvalidArgumentError: an id outside the table.
+        tf.errors.InvalidArgumentError: an id is outside the table.
     """
     shard: Any = shard_of(table)
     cut = shard.placement.cuts[0]
@@ -59,21 +59,21 @@ def _rows(table, shard, unique):
     line = shard.mesh.along(cut.axis)
     name = unique_in_graph(f"{shard.placement.path}_rows")
     owner = _owner(tf.cast(unique, tf.int64), cut.length, cut.parts)
-    by_owner = tf.argsort(owner, stable=True)  # the order in which the ranks' rows come
-    place = tf.math.invert_permutation(by_owner)
+    by_owner = tf.argsort(owner, stable=True)  # the order in which the ranks' rows arrive
+    position = tf.math.invert_permutation(by_owner)
     mine = tf.boolean_mask(by_owner, tf.gather(owner, by_owner) == cut.index)
     start, _ = cut.bounds()
 
     @tf.custom_gradient
     def exchange(rows):
-        gathered = tf.gather(line.all_gather(rows, name), place)
+        gathered = tf.gather(line.all_gather(rows, name), position)
         return gathered, lambda grad: tf.gather(grad, mine)
 
     return exchange(local_rows(table, tf.gather(unique, mine) - start))
 
 
 def _owner(ids, length, parts):
-    """The part that each id is in: those before `edge` are in parts that are one longer."""
+    """The part that holds each id: parts before row `edge` have one row more."""
     size, longer = divmod(length, parts)
     edge = longer * (size + 1)
     return tf.where(ids < edge, ids // (size + 1), longer + (ids - edge) // max(size, 1))

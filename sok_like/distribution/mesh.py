@@ -1,4 +1,4 @@
-"""Ranks as a mesh: Keras' `DeviceMesh`, `TensorLayout` and `LayoutMap`, with ranks for devices.
+"""Ranks as a mesh: Keras' `DeviceMesh`, `TensorLayout` and `LayoutMap`, with ranks as devices.
 
     devices  [[0 1 2 3]      rank 6: index 1 of 2 along 'batch', index 2 of 4 along 'model';
               [4 5 6 7]]     its line along 'model' is 4 5 6 7, along 'batch' 2 6
@@ -25,13 +25,13 @@ TensorLayout = keras.distribution.TensorLayout
 
 
 def list_devices(device_type: str | None = None) -> list[str]:
-    """The devices of the job, one a rank: `["cpu:0", "cpu:1", ...]`, or `gpu` with GPUs.
+    """The devices of the job, one per rank: `["cpu:0", "cpu:1", ...]`, or "gpu:..." with GPUs.
 
     Args:
-        device_type: "cpu" or "gpu", or None for what the ranks have.
+        device_type: "cpu" or "gpu"; None: the type that this rank has.
 
     Raises:
-        ValueError: no such type.
+        ValueError: `device_type` is another value.
     """
     if device_type is None:
         device_type = "gpu" if tf.config.list_physical_devices("GPU") else "cpu"
@@ -47,8 +47,8 @@ class DeviceMesh(keras.distribution.DeviceMesh):
 
     Args:
         shape: Ranks along each axis.
-        axis_names: A name for each axis.
-        devices: What `list_devices()` gives, in its order; None for just that.
+        axis_names: One name per axis.
+        devices: The result of `list_devices()`, in its order, which is also the default.
 
     Raises:
         ValueError: `shape` and `axis_names` are empty or differ in length, or the product of
@@ -64,17 +64,17 @@ class DeviceMesh(keras.distribution.DeviceMesh):
 class LayoutMap(keras.distribution.LayoutMap):
     """Keras' LayoutMap, in which a pattern may match anywhere in a path.
 
-    A path is looked up as it is; then every key is a regular expression for `re.search`, as in
-    the published API. (Keras' own class has since come to ask for `re.fullmatch`, and keeps that
-    meaning when it is given to `ModelParallel`.)
+    A key equal to the path has priority; otherwise every key is a regular expression for
+    `re.search`, as in the published API. (Keras' own class now uses `re.fullmatch`, and keeps that
+    meaning when it is passed to `ModelParallel`.)
     """
 
     def __setitem__(self, key: str, layout: Any) -> None:
-        """Gives the variables that `key` matches a layout.
+        """Sets the layout of the variables that match `key`.
 
         Raises:
-            ValueError: the key is there already, the layout is no tuple or TensorLayout, or it
-                names an axis that the mesh has not.
+            ValueError: the key exists already, the layout is not a tuple or TensorLayout, or it
+                names an axis that the mesh does not have.
         """
         axes = layout if isinstance(layout, tuple) else getattr(layout, "axes", ())
         for axis in axes:
@@ -90,32 +90,32 @@ class LayoutMap(keras.distribution.LayoutMap):
         """The layout of the variable with the path `key`, or None.
 
         Raises:
-            ValueError: several keys match it.
+            ValueError: several keys match the path.
         """
         if key in list(self):
             return super().__getitem__(key)
         matching = [pattern for pattern in self if re.search(pattern, key)]
         if len(matching) > 1:
             raise ValueError(
-                f"Path '{key}' must match one key of the LayoutMap at most. "
+                f"Path '{key}' must match at most one key of the LayoutMap. "
                 f"Received: {len(matching)} keys that match it, {matching}"
             )
         return super().__getitem__(matching[0]) if matching else None  # by the exact match
 
 
 class RankMesh:
-    """This rank's place in a DeviceMesh, and the communicators along its axes.
+    """This rank's position in a DeviceMesh, and the communicators along its axes.
 
     Args:
-        device_mesh: A DeviceMesh, Keras' or ours. Every rank must make it.
+        device_mesh: A DeviceMesh, Keras' or ours. Every rank must create this object.
 
     Attributes:
         shape: Ranks along each axis, by name.
         index: This rank's index along each axis, by name.
 
     Raises:
-        ValueError: not every rank has its device in the mesh, at its place.
-        RuntimeError: it needs groups of ranks that Horovod was not initialised for.
+        ValueError: the devices of the mesh are not those of all ranks, in order.
+        RuntimeError: the mesh needs groups of ranks, for which Horovod was not initialised.
     """
 
     def __init__(self, device_mesh: Any):
@@ -124,7 +124,7 @@ class RankMesh:
         world_size = comm.launched_world_size()
         if ranks != list(range(world_size)):
             raise ValueError(
-                "A mesh must have the device of every rank of the job, in the order of "
+                "A mesh must contain the device of every rank of the job, in the order of "
                 f"list_devices(). Received: a mesh of shape {tuple(sizes)} with axes "
                 f"{tuple(names)} over {math.prod(sizes)} devices, of ranks {ranks}, in a job of "
                 f"{world_size} rank(s)"
@@ -148,11 +148,11 @@ class RankMesh:
 
 @functools.cache
 def rank_mesh(device_mesh: Any) -> RankMesh:
-    """The RankMesh of a DeviceMesh; one a mesh."""
+    """The one RankMesh of a DeviceMesh."""
     return RankMesh(device_mesh)
 
 
 def _rank_of(device):
-    """3 from 3, "cpu:3" or "/device:GPU:3"; else the device itself, which is no rank."""
+    """3 from 3, "cpu:3" or "/device:GPU:3"; otherwise the device itself, which is not a rank."""
     number = str(device).rsplit(":", 1)[-1]
     return int(number) if number.isdigit() else device

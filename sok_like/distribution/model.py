@@ -2,10 +2,10 @@
 
     batch [n, ...]  --own samples-->  [n/b, ...] --the model-->  [n/b, ...] --gathered-->  [n, ...]
 
-Every rank is given the same batches, computes the samples of its index along the batch axis, and
-gets the outputs of all. What Keras does around the model (losses, metrics, sample weights, batches
-of another size, `predict`) is then the same computation on every rank as without a distribution,
-and right without knowing of ranks.
+Every rank gets the same batches, computes the samples of its index along the batch axis, and
+receives the outputs for all samples. So what Keras does around the model (losses, metrics, sample
+weights, batches of another size, `predict`) is the same computation as in one process, on every
+rank.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _state = threading.local()
 
 @contextlib.contextmanager
 def _inside() -> Iterator[None]:
-    """Within a model's call: models within it get samples that are split already."""
+    """Marks a model's call: the models inside it get batches that are already split."""
     _state.inside = True
     try:
         yield
@@ -42,7 +42,7 @@ def _inside() -> Iterator[None]:
 
 
 def bind(model: Any, distribution: Any) -> None:
-    """Puts a model under a distribution, for good."""
+    """Puts a model under a distribution permanently."""
     if "_sok_distribution" in vars(model):
         return
     for variable in model.variables if model.built else ():
@@ -50,17 +50,17 @@ def bind(model: Any, distribution: Any) -> None:
     own = {name: getattr(model, name) for name in ("call", "save_weights", "save")}
     replaced = {
         "_sok_distribution": distribution,
-        "supports_jit": False,  # XLA knows no collective of Horovod
+        "supports_jit": False,  # XLA cannot compile Horovod's collectives
         "call": _splitting(model, own["call"], distribution),
         "save_weights": _on_rank_0(own["save_weights"]),
         "save": _on_rank_0(own["save"]),
     }
-    for name, value in replaced.items():  # past Keras' __setattr__, which tracks
+    for name, value in replaced.items():  # not by Keras' __setattr__, which tracks attributes
         object.__setattr__(model, name, value)
 
 
 def hooks(distribution: Any) -> contextlib.AbstractContextManager:
-    """Within it, models are bound when they are compiled or called for the first time."""
+    """A context in which models are bound when they are compiled or first called."""
     cls = tf.keras.Model
 
     def compile(model, *args, **kwargs):
@@ -81,21 +81,21 @@ def hooks(distribution: Any) -> contextlib.AbstractContextManager:
 
 
 def _adopt_optimizer(model, distribution):
-    """The optimizer of a model that was compiled before the distribution was set."""
+    """Replaces the optimizer of a model that was compiled before the distribution was set."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return
     if getattr(optimizer, "built", getattr(optimizer, "_built", False)):
         raise ValueError(
-            f"Model '{model.name}' must be compiled under the distribution that it is trained "
-            "under. Received: an optimizer that has been in use without one"
+            f"Model '{model.name}' must be compiled under the distribution in which it trains. "
+            "Received: an optimizer that was used without a distribution"
         )
     model.optimizer = distributed_optimizer(optimizer, distribution)
 
 
 @contextlib.contextmanager
 def _attributes(cls, values):
-    """The attributes of a class, replaced and given back."""
+    """Replaces attributes of a class, and restores them at the end."""
     before = {name: vars(cls).get(name) for name in values}
     for name, value in values.items():
         setattr(cls, name, value)
@@ -124,14 +124,14 @@ def _splitting(model, own_call, distribution) -> Callable:
             args, kwargs = tf.nest.map_structure(lambda t: _own_samples(t, line), (args, kwargs))
         with _inside(), samples_split() if split else contextlib.nullcontext():
             outputs = own_call(*args, **kwargs)
-        distribution.check_patterns(model)  # now its variables are there, whatever the model
+        distribution.check_patterns(model)  # any model has its variables now
         return _of_all(outputs, batch, model, line) if split else outputs
 
     return tf.autograph.experimental.do_not_convert(call)
 
 
 def _batch_of(args, kwargs):
-    """The number of samples, a scalar tensor; of inputs of any kind."""
+    """The number of samples in inputs of any kind, a scalar tensor."""
     for value in tf.nest.flatten((args, kwargs)):
         if isinstance(value, tf.SparseTensor):
             return value.dense_shape[0]
@@ -143,7 +143,7 @@ def _batch_of(args, kwargs):
 
 
 def _of_all(outputs, batch, model, line):
-    """Outputs of own samples, any structure of tensors, to those of all."""
+    """Gathers the outputs of this rank's samples, any structure of tensors, from all ranks."""
     names = itertools.count()
 
     def gathered(tensor):
@@ -156,8 +156,8 @@ def _of_all(outputs, batch, model, line):
         same = tf.debugging.assert_equal(
             tf.shape(whole, tf.int64)[0],
             batch,
-            f"Every rank must be given the same batches, and model '{model.name}' must have a row "
-            "of outputs a sample. Received: rows of outputs over all ranks, and samples here:",
+            f"Every rank must get the same batches, and model '{model.name}' must output one row "
+            "per sample. Received: output rows over all ranks, and samples on this rank:",
         )
         with tf.control_dependencies([] if same is None else [same]):
             return tf.identity(whole)
@@ -177,7 +177,7 @@ def _symbolic(args, kwargs):
 
 
 def _on_rank_0(save) -> Callable:
-    """`save`, which writes on rank 0 alone; the others take part in gathering what it writes."""
+    """Wraps `save`: only rank 0 writes; the other ranks help to gather the values."""
 
     @functools.wraps(save)
     def run(filepath, *args, **kwargs):
@@ -187,12 +187,12 @@ def _on_rank_0(save) -> Callable:
         if communicator.rank == 0:
             save(filepath, *args, **kwargs)
         else:
-            # In the same order, so by the same code: into a file that is thrown away.
-            aside = tempfile.mkdtemp(prefix="sok_save_")
+            # The same code, so that collectives have the same order; the file is discarded.
+            folder = tempfile.mkdtemp(prefix="sok_save_")
             try:
-                save(os.path.join(aside, os.path.basename(str(filepath))), *args, **kwargs)
+                save(os.path.join(folder, os.path.basename(str(filepath))), *args, **kwargs)
             finally:
-                shutil.rmtree(aside, ignore_errors=True)
-        communicator.barrier()  # the file is there for all
+                shutil.rmtree(folder, ignore_errors=True)
+        communicator.barrier()  # now the file exists for every rank
 
     return run

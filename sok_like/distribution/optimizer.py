@@ -1,4 +1,4 @@
-"""Stock optimizers on shards: gradients averaged along the batch axis, slots of shards local."""
+"""Stock optimizers on shards: gradients averaged along the batch axis, local slot variables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sok_like.distribution.sharded_variable import on_shards, path_of, shard_of
 from sok_like.lookup.local_variables import is_local, unique_in_graph
 from sok_like.optimizers.embedding_aware import embedding_aware
 
-# Each element of a variable is updated by itself, so a shard is as good as the whole.
+# These update each element of a variable independently, so they can work on a shard.
 _STOCK = ("keras.src", "tf_keras.src")
 _ELEMENTWISE = (
     *("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion"),
@@ -32,7 +32,7 @@ class _OnShards:
             if sharded and getattr(self, option, None) is not None:
                 raise ValueError(
                     f"`{option}` needs the norm of whole gradients, which no rank has; use "
-                    f"`clipvalue`. Received: {option}={getattr(self, option)!r} with sharded "
+                    f"`clipvalue`. Received: {option}={getattr(self, option)!r} with the sharded "
                     f"variables {sharded}"
                 )
         for variable in shards:
@@ -70,8 +70,8 @@ class _OnShards:
         line = distribution.mesh.along(distribution.batch_dim_name)
         if line.world_size == 1:
             return pairs
-        # The gradients of local ones are complete: a shard over the batch axis is averaged where
-        # it is gathered, and tables are on all ranks.
+        # Gradients of local variables are complete: reading a shard along the batch axis averages
+        # them, and hash tables are sharded over all ranks.
         own = [is_local(v) and (shard_of(v) is None or shard_of(v).over_batch) for _, v in pairs]
         mine = [None if o else g for (g, _), o in zip(pairs, own, strict=True)]
         means = line.average(mine, unique_in_graph("sok_distribution_gradients"))
@@ -82,38 +82,38 @@ class _OnShards:
 def _class_on_shards(cls):
     aware = embedding_aware(cls)
     stock = next(base for base in aware.__mro__ if base.__module__.startswith(_STOCK))
-    # Files and `get_config` are those of the stock optimizer.
+    # The stock name, so that files and `get_config` are those of the stock optimizer.
     return type(stock.__name__, (_OnShards, aware), {"__module__": stock.__module__})
 
 
 def distributed_optimizer(optimizer: Any, distribution: Any) -> Any:
-    """A view of a stock optimizer that trains what `distribution` shards; they share all state.
+    """A view of a stock optimizer that trains sharded variables; both share all state.
 
     Args:
-        optimizer: Of Keras: one that updates each element by itself (SGD, RMSprop, Adam, AdamW,
-            Adadelta, Adagrad, Adamax, Nadam, Ftrl, Lion).
+        optimizer: A Keras optimizer that updates each element independently (SGD, RMSprop, Adam,
+            AdamW, Adadelta, Adagrad, Adamax, Nadam, Ftrl, Lion).
         distribution: A `ModelParallel` or `DataParallel`.
 
     Raises:
-        TypeError: no optimizer of Keras.
-        ValueError: one that needs whole variables, or a loss scale.
+        TypeError: `optimizer` is not a Keras optimizer.
+        ValueError: the optimizer needs whole variables, or scales the loss.
     """
     if isinstance(optimizer, _OnShards):
         return optimizer
     if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
         raise TypeError(
-            f"An optimizer of Keras is required. Received: {optimizer!r} of type {type(optimizer)}"
+            f"A Keras optimizer is required. Received: {optimizer!r} of type {type(optimizer)}"
         )
     cls = type(optimizer)
     names = {base.__name__ for base in cls.__mro__}
     if not names & set(_ELEMENTWISE):
         raise ValueError(
-            "Under a distribution the optimizer must update each element of a variable by itself "
-            f"({', '.join(_ELEMENTWISE)}). Received: {cls.__name__}, which needs whole variables, "
-            "or scales the loss (choose mixed_bfloat16 in place of mixed_float16)"
+            "Under a distribution the optimizer must update each element of a variable "
+            f"independently ({', '.join(_ELEMENTWISE)}). Received: {cls.__name__}, which needs "
+            "whole variables or scales the loss (use mixed_bfloat16 instead of mixed_float16)"
         )
     view = object.__new__(_class_on_shards(cls))  # type: ignore[arg-type]
-    # Past the optimizers' own __setattr__, which would track the dictionary as a thing to save.
+    # Not by the optimizer's __setattr__, which would track the dictionary as state to save.
     object.__setattr__(view, "__dict__", optimizer.__dict__)
     view.__dict__["_sok_distribution"] = distribution
     return view

@@ -1,11 +1,11 @@
-"""Which part of a variable a rank holds: a pure function of its shape, its layout and the mesh.
+"""Which shard of a variable a rank holds, from the variable's shape, its layout and the mesh.
 
     shape (10, 4), layout ('model', None), 'model' of 4 ranks
 
     index 0: rows 0 1 2    1: rows 3 4 5    2: rows 6 7    3: rows 8 9
 
-A dimension that its axis does not divide is cut unevenly: the first ranks hold one more. One that
-is shorter than its axis leaves the last ranks with none.
+If its axis does not divide a dimension, the first ranks hold one more. If the dimension is shorter
+than its axis, the last ranks hold none.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """A dimension spread over a mesh axis.
+    """A dimension sharded along a mesh axis.
 
     Attributes:
         dim: The dimension.
         axis: The mesh axis.
-        length: Of the whole dimension.
-        parts: Ranks along the axis.
-        index: This rank's.
+        length: Length of the whole dimension.
+        parts: Number of ranks along the axis.
+        index: This rank's index along the axis.
     """
 
     dim: int
@@ -39,7 +39,7 @@ class Cut:
 
 
 def part(length: Any, parts: int, index: int) -> tuple[Any, Any]:
-    """Start and stop of part `index` of `parts`; the first `length % parts` are one longer.
+    """Start and stop of part `index` of `parts`; the first `length % parts` have one more.
 
     `length` may be a tensor.
     """
@@ -55,21 +55,21 @@ def part(length: Any, parts: int, index: int) -> tuple[Any, Any]:
 
 
 class Placement:
-    """Where a variable lies: replicated but along its cuts.
+    """How a variable is sharded over a mesh, and which shard this rank has.
 
     Args:
-        path: Of the variable, for errors.
-        global_shape: Of the whole variable.
-        axes: A mesh axis or None for each dimension.
-        sizes, indices: Of the mesh and of this rank in it, by axis.
+        path: Path of the variable, for errors.
+        global_shape: Shape of the whole variable.
+        axes: One mesh axis or None per dimension.
+        sizes, indices: Length of each mesh axis, and this rank's index along it, by axis name.
 
     Attributes:
-        cuts: A `Cut` for each dimension that is spread over more than one rank.
-        local_shape: Of this rank's shard.
+        cuts: A `Cut` for each dimension that is sharded over more than one rank.
+        local_shape: Shape of this rank's shard.
 
     Raises:
-        ValueError: `axes` has not an item a dimension, names an axis twice, or one that is not in
-            the mesh.
+        ValueError: `axes` does not have one item per dimension, names an axis twice, or names one
+            that the mesh does not have.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Placement:
             wrong = f"must name an axis once; it names '{max(named, key=named.count)}' twice"
         elif not set(named) <= set(sizes):
             unknown = next(axis for axis in named if axis not in sizes)
-            wrong = f"must name axes of the mesh, {tuple(sizes)}; '{unknown}' is none"
+            wrong = f"must name axes of the mesh, {tuple(sizes)}; '{unknown}' is not one of them"
         if wrong:
             raise ValueError(
                 f"The layout of a variable {wrong}. Received: layout {self.axes} for '{path}' of "
@@ -110,5 +110,5 @@ class Placement:
         )
 
     def take(self, whole: Any) -> Any:
-        """This rank's part of an array or tensor of the global shape."""
+        """This rank's shard of an array or tensor of the global shape."""
         return whole[tuple(self.slices)] if self.cuts else whole

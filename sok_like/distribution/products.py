@@ -1,15 +1,16 @@
 """Dense, EinsumDense and convolutions on a shard of the kernel.
 
-A kernel dimension has a letter in the layer's equation, `...i,io->...o` for Dense. If the output
-has it, each rank computes its part of the output from the whole input (column-parallel), and the
-parts are gathered. If the input has it, each rank computes a term of the output from its part of
-the input (row-parallel), and the terms are summed. A letter that both have does either half:
+Each kernel dimension has a letter in the layer's equation, `...i,io->...o` for Dense. If the
+sharded dimension's letter is in the output, each rank computes its part of the output from the
+whole input (column-parallel), and the parts are gathered. If it is in the input, each rank computes
+a term of the output from its part of the input (row-parallel), and the terms are summed. If it is
+in both, the input is split and the output gathered:
 
     kernel (None, 'model')               kernel ('model', None)
     x [b, i] --shared--> x . k_r         x [b, i] --own part--> x_r . k_r
     y_r [b, o/n] --gather--> y [b, o]    y_r [b, o] --summed--> y [b, o]
 
-A convolution has two dimensions of this kind, the channels of its input and of its output.
+A convolution has two such dimensions, the channels of its input and of its output.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from sok_like.distribution.sharded_variable import shard_of
 
 
 class CutProduct(NamedTuple):
-    """How a product of an input and a kernel is done on one cut of the kernel.
+    """How a product of an input and a kernel is computed if one kernel dimension is sharded.
 
     Attributes:
-        input_dim: Of the input, the dimension that is cut with the kernel's, counted from the end
-            if it is after an ellipsis; or None.
-        output_dim: Likewise of the output; or None.
+        input_dim: The dimension of the input that is split like the kernel's, or None; counted
+            from the end if it is after an ellipsis.
+        output_dim: The same for the output.
     """
 
     input_dim: int | None
@@ -41,14 +42,14 @@ class CutProduct(NamedTuple):
 
     @property
     def collectives(self) -> str:
-        """What a training step exchanges, for `summary`."""
+        """The collectives of a training step, for `summary`."""
         forward = "all_gather" if self.output_dim is not None else "all_reduce"
         back = "all_gather" if self.input_dim is not None else "all_reduce"
         return f"{forward} of outputs, {back} of input gradients"
 
 
 def only_cut(kernel: Any) -> Any:
-    """The `Cut` of a variable that has one, not along the axis of different samples; or None."""
+    """The `Cut` of a variable with exactly one, unless it is along the batch axis; else None."""
     shard = shard_of(kernel)
     if shard is None or len(shard.placement.cuts) != 1 or shard.over_batch:
         return None
@@ -56,7 +57,7 @@ def only_cut(kernel: Any) -> Any:
 
 
 def einsum_product(equation: str, kernel: Any) -> CutProduct | None:
-    """The rule for a sharded kernel; None if there is none and it must be gathered."""
+    """The rule for a sharded kernel; None if there is no rule and it must be gathered."""
     cut = only_cut(kernel)
     match = re.fullmatch(r"([\w.]+),(\w+)->([\w.]+)", equation.replace(" ", ""))
     if cut is None or match is None:
@@ -77,11 +78,11 @@ def run_product(
     """A layer's output before the activation, whole on every rank.
 
     Args:
-        product: What is cut.
-        inputs: Whole.
+        product: Which dimensions are sharded.
+        inputs: The whole inputs.
         kernel, bias: Variables; the bias may be None, whole, or sharded.
-        compute: From inputs and this rank's kernel to outputs, all but the bias.
-        as_addend: From a bias to what is added to outputs.
+        compute: Computes outputs, without the bias, from inputs and this rank's kernel.
+        as_addend: Shapes a bias so that it can be added to outputs.
     """
     shard: Any = shard_of(kernel)
     cut = only_cut(kernel)
@@ -101,7 +102,7 @@ def run_product(
 
 
 def rides_along(product: CutProduct, kernel: Any, bias: Any) -> Any:
-    """The bias if it is a vector cut as the output is, so that it needs no collective; or None."""
+    """The bias if it is a vector sharded like the output and needs no collective; else None."""
     if bias is None or product.output_dim is None or len(bias.shape) != 1:
         return None
     return bias if only_cut(bias) == dataclasses.replace(only_cut(kernel), dim=0) else None
@@ -128,7 +129,7 @@ def without_ellipsis(equation: str, input_rank: int) -> str:
 
 
 def _dim(term, letter):
-    """Position of a letter, negative where an ellipsis stands before it."""
+    """Position of a letter, counted from the end if an ellipsis is before it."""
     position = term.replace("...", ".").find(letter)
     if position < 0:
         return None

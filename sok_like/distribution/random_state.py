@@ -1,7 +1,7 @@
-"""One random state on all ranks, so that replicated values and orders of samples agree.
+"""One random state on all ranks, so that replicated values and the order of samples agree.
 
 Keras draws the seeds of initializers from Python's generator and shuffles by TensorFlow's; programs
-make data by NumPy's. Where ranks have set the same seeds nothing changes.
+make data by NumPy's. Nothing changes if the ranks have set the same seeds.
 """
 
 from __future__ import annotations
@@ -31,5 +31,5 @@ def agree_on_random_state() -> None:
     python_state, numpy_state, seed = pickle.loads(agreed)
     random.setstate(python_state)
     np.random.set_state(numpy_state)
-    if context.global_seed() != seed:  # setting it begins its sequence anew
+    if context.global_seed() != seed:  # setting it would restart its sequence
         tf.random.set_seed(seed)

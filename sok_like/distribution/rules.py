@@ -1,8 +1,8 @@
-"""What a layer does with shards of its variables, by its class.
+"""How each layer class computes on shards of its variables.
 
-A layer without a rule, or with its variables cut otherwise than its rule can use, runs its own
-`call` and so reads whole variables. The rule is looked for at each call, so it does not matter in
-which order a layer and its variables are made.
+A layer without a rule, or whose variables are sharded in a way that its rule cannot use, runs its
+own `call`, which reads whole variables. The rule is chosen at each call, so a layer and its
+variables may be made in any order.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Rule(NamedTuple):
     """A layer's call on shards.
 
     Attributes:
-        run: Takes what the layer's `call` takes.
-        collectives: What a training step exchanges for it, for `summary`.
-        variable: The sharded one whose collectives these are.
-        rides_along: A sharded bias that needs none of its own, or None.
+        run: Takes the arguments of the layer's `call`.
+        collectives: The collectives of a training step, for `summary`.
+        variable: The sharded variable to which these collectives belong.
+        rides_along: A sharded bias that needs no collective of its own, or None.
     """
 
     run: Callable
@@ -47,7 +47,7 @@ class Rule(NamedTuple):
 
 
 def rule_of(layer: Any) -> Rule | None:
-    """The rule for a built layer as its variables lie now; None if it reads whole variables."""
+    """The rule for a built layer with its present variables; None if it reads whole variables."""
     find = _RULES.get(type(layer))
     plain = not getattr(layer, "lora_enabled", False) and not getattr(
         layer, "quantization_mode", None
@@ -56,7 +56,7 @@ def rule_of(layer: Any) -> Rule | None:
 
 
 def install(layer: Any, distribution: Any) -> None:
-    """Lets a layer's `call` follow its rule, from now on."""
+    """Makes a layer's `call` follow its rule from now on."""
     loops = isinstance(layer, tf.keras.layers.RNN)
     if "call" in vars(layer) or not (loops or type(layer) in _RULES):
         return
@@ -74,12 +74,12 @@ def install(layer: Any, distribution: Any) -> None:
             return own_call(inputs, *args, **kwargs)
         return rule.run(inputs, *args, **kwargs)
 
-    # Past Keras' __setattr__, which tracks what a layer holds.
+    # Not by Keras' __setattr__, which tracks attributes.
     object.__setattr__(layer, "_sok_distribution", distribution)
     object.__setattr__(
         layer, "call", tf.autograph.experimental.do_not_convert(loop if loops else call)
     )
-    object.__setattr__(layer, "supports_jit", False)  # XLA knows no collective of Horovod
+    object.__setattr__(layer, "supports_jit", False)  # XLA cannot compile Horovod's collectives
 
 
 def _takes_sparse(layer):
@@ -87,7 +87,7 @@ def _takes_sparse(layer):
 
 
 def _kernel(layer):
-    """The variable itself: Keras 3 has a property in front of it."""
+    """The kernel variable itself, not Keras 3's property."""
     return vars(layer).get("_kernel", getattr(layer, "kernel", None))
 
 
@@ -116,7 +116,7 @@ def _einsum(layer, equation):
 def _convolution(layer):
     kernel = _kernel(layer)
     cut = only_cut(kernel)
-    # TensorFlow convolves no empty shard, and tf_keras pads causal inputs in `call`.
+    # TensorFlow cannot convolve an empty shard, and tf_keras pads causal inputs in `call`.
     if cut is None or cut.length < cut.parts or layer.groups > 1 or layer.padding == "causal":
         return None
     of_input, of_output = len(kernel.shape) - 2, len(kernel.shape) - 1
@@ -144,8 +144,10 @@ def _keras_embedding(layer):
     def run(inputs):
         ids = tf.convert_to_tensor(inputs)
         ids = ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int32)
-        ids = tf.where(ids < 0, ids + layer.input_dim, ids)  # Keras counts those from the end
-        rows, inverse = lookup_rule.distinct_rows(table, tf.reshape(ids, [-1]), layer.name)
+        ids = tf.where(
+            ids < 0, ids + layer.input_dim, ids
+        )  # Keras counts negative ids from the end
+        rows, inverse = lookup_rule.unique_rows(table, tf.reshape(ids, [-1]), layer.name)
         found = tf.gather(rows, tf.reshape(inverse, tf.shape(ids)))
         return tf.cast(tf.ensure_shape(found, [*ids.shape, layer.output_dim]), layer.compute_dtype)
 
@@ -159,9 +161,9 @@ def _sok_embedding(layer):
 
     def run(inputs, weights=None):
         ids = inputs if tf.is_tensor(inputs) else tf.convert_to_tensor(inputs)
-        rows, inverse = lookup_rule.distinct_rows(table, _flat(ids), layer.name)
-        # The distinct rows are a table, in which the ids have other numbers. Their width is known
-        # for sure only here: a graph may lose it on the way.
+        rows, inverse = lookup_rule.unique_rows(table, _flat(ids), layer.name)
+        # The unique rows are a table in which the ids have other numbers. A graph may lose their
+        # static width, so it is set here.
         rows = tf.ensure_shape(rows, [None, layer.output_dim])
         found = lookup_rows(rows, _with_flat(ids, inverse), layer.combiner, weights, layer.name)
         return tf.cast(found, layer.compute_dtype)
@@ -180,7 +182,7 @@ def _batch_normalization(layer):
     def run(inputs, training=None, mask=None):
         if not training or mask is not None or not samples_are_split():
             return own_call(layer, inputs, training=training, mask=mask)
-        # A rank's samples have a part in the outputs, and so in the gradients, of all.
+        # A rank's samples affect the outputs, and so the gradients, of all samples.
         whole = gather(inputs, 0, line, f"{layer.name}_samples", gradient="sum")
         outputs = own_call(layer, whole, training=training)
         return split_batch(outputs, line.world_size, line.rank)
@@ -189,7 +191,7 @@ def _batch_normalization(layer):
 
 
 def _hash_table(layer):
-    """Samples are dealt out along the model axes too, so that each key is asked for once."""
+    """Splits the samples along the model axes too, so that each key is looked up once."""
     current = layer._sok_distribution
     lines = [current.mesh.along(a) for a in current.mesh.shape if a != current.batch_dim_name]
     own_call = type(layer).call
@@ -197,7 +199,7 @@ def _hash_table(layer):
     def run(inputs, training=True):
         for line in lines:
             inputs = split_batch(inputs, line.world_size, line.rank)
-        # The loss is a mean over the ranks along the batch axis, and each key counts once.
+        # The loss is a mean over the ranks along the batch axis; each key counts once.
         before = layer.gradient_scale
         object.__setattr__(layer, "gradient_scale", "mean")
         try:

@@ -1,10 +1,9 @@
 """A variable of which this rank stores a shard, for Keras 3 and for tf_keras.
 
-Everywhere it passes for the whole variable: its `shape` is the whole one's, reading it gathers
-(a collective of the ranks along its axes), and a value assigned to it is cut. So a layer, a
-regularizer or a file that knows nothing of shards is right, if not fast. Layers with a rule
-(`rules.py`) read `local` instead, and optimizers work `on_shards`, where the variable passes for
-its shard.
+It behaves like the whole variable: its `shape` is that of the whole, reading it gathers (a
+collective of the ranks along its axes), and assigning keeps this rank's shard. So code that does
+not know of shards is right, if not fast. Layers with a rule (`rules.py`) read `local` instead.
+Optimizers work inside `on_shards`, where the variable behaves like its shard.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _mode = threading.local()
 
 @contextlib.contextmanager
 def on_shards() -> Iterator[None]:
-    """Within it, sharded variables pass for their shards: for optimizers."""
+    """A context in which sharded variables behave like their shards, for optimizers."""
     before = getattr(_mode, "on_shards", False)
     _mode.on_shards = True
     try:
@@ -38,15 +37,15 @@ def on_shards() -> Iterator[None]:
 
 
 def works_on_shards() -> bool:
-    """Whether `on_shards` is in force."""
+    """Whether `on_shards` is active."""
     return getattr(_mode, "on_shards", False)
 
 
 class Shard:
-    """What a sharded variable knows of its place.
+    """How a variable is sharded.
 
     Attributes:
-        placement: Which part is here.
+        placement: Which shard is on this rank.
         mesh: The ranks.
         batch_axis: The mesh axis whose ranks hold different samples.
     """
@@ -56,11 +55,11 @@ class Shard:
 
     @property
     def over_batch(self) -> bool:
-        """Whether it is spread over the batch axis, so that its gradient is reduced by reading."""
+        """Whether it is sharded along the batch axis, so that reading it reduces its gradient."""
         return any(cut.axis == self.batch_axis for cut in self.placement.cuts)
 
     def whole(self, local: tf.Tensor) -> tf.Tensor:
-        """The whole value, from every rank's; its gradient goes back to the shards."""
+        """Gathers the whole value from the ranks; its gradient goes back to the shards."""
         for cut in self.placement.cuts:
             local = gather(
                 local,
@@ -74,16 +73,16 @@ class Shard:
 
 
 def shard_of(variable: Any) -> Shard | None:
-    """The Shard of a sharded variable; None of any other."""
+    """The Shard of a sharded variable; None for any other variable."""
     return getattr(variable, "_sok_shard", None)
 
 
 @contextlib.contextmanager
 def held_whole(variables: Iterable[Any]) -> Iterator[None]:
-    """Within it, reading these variables gives what was gathered at its beginning.
+    """A context that gathers these variables once; reading them inside it returns that value.
 
-    For bodies of loops: rounds of one loop may run at the same time, and so would collectives of
-    one name.
+    For loop bodies: iterations of a loop may run at the same time, and so would collectives of the
+    same name.
     """
     held = [variable for variable in variables if shard_of(variable) is not None]
     for variable in held:
@@ -108,15 +107,15 @@ def local_rows(table: Any, positions: tf.Tensor) -> tf.Tensor:
 
 
 class _Sharded:
-    """What sharded variables of both Keras have."""
+    """The common part of sharded variables of Keras 3 and tf_keras."""
 
     _sok_shard: Shard
     _sok_held: tf.Tensor | None = None
-    de_local = True  # no one averages or broadcasts it
+    de_local = True  # so it is neither averaged nor broadcast
 
     @property
     def layout(self) -> tuple:
-        """A mesh axis or None for each dimension."""
+        """One mesh axis or None per dimension."""
         return self._sok_shard.placement.axes
 
     @property
@@ -131,7 +130,7 @@ class _Sharded:
 
     @property
     def local(self) -> tf.Tensor:
-        """This rank's shard, in the compute dtype where Keras casts variables."""
+        """This rank's shard, in the compute dtype if Keras casts variables."""
         with on_shards():
             return tf.convert_to_tensor(self)
 
@@ -139,7 +138,7 @@ class _Sharded:
     def shape(self):
         return tf.TensorShape(self.local_shape if works_on_shards() else self.global_shape)
 
-    def __repr__(self):  # the stock ones read the value, and a print on one rank would wait for all
+    def __repr__(self):  # stock ones read the value: a print on one rank would wait for the others
         return (
             f"<sharded variable path={path_of(self)}, shape={self.global_shape}, "
             f"dtype={self.dtype}, layout={self.layout}, local shape={self.local_shape}>"
@@ -150,11 +149,11 @@ class _Sharded:
 
 @functools.cache
 def keras_3_class() -> type:
-    """The class for Keras 3, whose variables have a `tf.Variable` inside."""
+    """The class for Keras 3, whose variables contain a `tf.Variable`."""
     import keras
 
     class VariableShard(_Sharded, keras.Variable):
-        """A variable spread over ranks; made from an ordinary one by the creation hook."""
+        """A variable sharded over ranks; the variable creator makes it from an ordinary one."""
 
         @property
         def value(self):
@@ -185,13 +184,13 @@ def keras_3_class() -> type:
 
 @functools.cache
 def tf_class(cls: type) -> type:
-    """The class for tf_keras, whose variables are those of TensorFlow, of class `cls`.
+    """The class for tf_keras, whose variables are TensorFlow's, of class `cls`.
 
     It cannot be called ShardedVariable: tf_keras takes classes of that name for TensorFlow's.
     """
 
     class VariableShard(_Sharded, cls):
-        """A variable spread over ranks; made from an ordinary one by the creation hook."""
+        """A variable sharded over ranks; the variable creator makes it from an ordinary one."""
 
         def _read_variable_op(self, *args, **kwargs):
             if self._sok_held is not None and not works_on_shards():
@@ -204,17 +203,17 @@ def tf_class(cls: type) -> type:
                 return super().sparse_read(indices, name)
             return tf.gather(self.read_value(), indices)
 
-        def _cut(self, value):
+        def _own(self, value):
             value = tf.convert_to_tensor(value, self.dtype)
             return value if works_on_shards() else self._sok_shard.placement.take(value)
 
         def assign(self, value, *args, **kwargs):
-            return super().assign(self._cut(value), *args, **kwargs)
+            return super().assign(self._own(value), *args, **kwargs)
 
         def assign_add(self, delta, *args, **kwargs):
-            return super().assign_add(self._cut(delta), *args, **kwargs)
+            return super().assign_add(self._own(delta), *args, **kwargs)
 
         def assign_sub(self, delta, *args, **kwargs):
-            return super().assign_sub(self._cut(delta), *args, **kwargs)
+            return super().assign_sub(self._own(delta), *args, **kwargs)
 
     return VariableShard

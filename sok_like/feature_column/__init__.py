@@ -1,8 +1,8 @@
-"""Feature columns in groups, each group looked up in one fused call.
+"""Feature columns in groups; each group is looked up in one fused call.
 
     from sok_like import feature_column as fc
 
-Names and arguments of `tf.feature_column` and of DeepRec's additions to it.
+Names and arguments are those of `tf.feature_column` and of DeepRec's additions to it.
 """
 
 from sok_like.feature_column.categorical import (

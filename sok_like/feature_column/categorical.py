@@ -28,7 +28,7 @@ class EmbeddingCategoricalColumn(
 ):
     """See `categorical_column_with_embedding`."""
 
-    def __hash__(self):  # options may have none
+    def __hash__(self):  # options may not be hashable
         return hash((self.key, self.dtype))
 
     @property
@@ -54,9 +54,9 @@ class EmbeddingCategoricalColumn(
     @property
     def num_buckets(self):
         raise ValueError(
-            f"Column '{self.key}' has keys of a hash table and no number of buckets. It goes into "
+            f"Column '{self.key}' has keys of a hash table and no number of buckets. Pass it to "
             "`sok.feature_column.embedding_column` or `shared_embedding_columns`, or, after "
-            "`sok.deeprec.install()`, into TensorFlow's names for them."
+            "`sok.deeprec.install()`, to TensorFlow's functions of these names."
         )
 
     _num_buckets = num_buckets
@@ -70,13 +70,13 @@ class EmbeddingCategoricalColumn(
         """int64 keys of flat values `[num_keys]`.
 
         Raises:
-            ValueError: strings where the column has integers, or the other way round.
+            ValueError: `values` are strings and the column has integers, or the reverse.
         """
         is_string = values.dtype == tf.string
         if is_string != (self.dtype == tf.string) or not (is_string or values.dtype.is_integer):
             raise ValueError(
-                f"Feature '{self.key}' must be of the kind of its column's dtype, "
-                f"{self.dtype.name}. Received: {values.dtype.name}"
+                f"Feature '{self.key}' must match the dtype of its column, {self.dtype.name}. "
+                f"Received: {values.dtype.name}"
             )
         return string_keys(values) if is_string else as_keys(values)
 
@@ -111,23 +111,23 @@ def categorical_column_with_embedding(
 ) -> EmbeddingCategoricalColumn:
     """A categorical column backed by an EmbeddingVariable: any string, or any 64-bit integer.
 
-    A dense feature's '' and -1 stand for nothing, as in stock columns; SparseTensors and
-    RaggedTensors are taken as they are.
+    In dense features '' and -1 are padding, as in stock columns; in SparseTensors and RaggedTensors
+    they are keys.
 
     Args:
         key: Name of the feature and of the column.
         dtype: tf.string, or int64, int32, uint64 or uint32.
-        partition_num: DeepRec's number of parts. None or a positive integer; keys are spread over
-            ranks whatever it is.
-        ev_option: `sok.EmbeddingVariableOption` of the table.
+        partition_num: DeepRec's number of partitions: None or a positive integer, without effect.
+            A table is always sharded over all ranks.
+        ev_option: None or the `sok.EmbeddingVariableOption` of the table.
 
     Raises:
-        ValueError: an argument that is none of these.
-        TypeError: `ev_option` is none.
+        ValueError: an argument has another value.
+        TypeError: `ev_option` is not an EmbeddingVariableOption.
     """
     dtype = tf.as_dtype(dtype)
     if not isinstance(key, str) or not key:
-        raise ValueError(f"`key` must be a string that is not empty. Received: key={key!r}")
+        raise ValueError(f"`key` must be a non-empty string. Received: key={key!r}")
     if dtype != tf.string and dtype not in DTYPES:
         raise ValueError(
             "`dtype` must be string, int64, int32, uint64 or uint32. "
@@ -159,24 +159,25 @@ def sparse_column_with_embedding(
 
     Args:
         column_name, dtype, partition_num: Its `key`, `dtype` and `partition_num`.
-        steps_to_live: Stands for an option with `GlobalStepEvict(steps_to_live)`; None or 0: none.
+        steps_to_live: The same as an option with `GlobalStepEvict(steps_to_live)`; None or 0:
+            without eviction.
         init_data_source: None.
-        ht_partition_num: DeepRec's parts of its hash table; without effect.
+        ht_partition_num: DeepRec's number of hash table partitions; without effect.
         evconfig: Its `ev_option`, instead of `steps_to_live`.
 
     Raises:
-        ValueError: an argument that is none of these.
-        TypeError: `evconfig` is no sok.EmbeddingVariableOption.
+        ValueError: an argument has another value.
+        TypeError: `evconfig` is not a sok.EmbeddingVariableOption.
     """
     if init_data_source is not None:
         raise ValueError(
-            "`init_data_source` must be None: rows are brought in by sok.assign or sok.Saver. "
+            "`init_data_source` must be None: use sok.assign or sok.Saver to load rows. "
             f"Received: init_data_source={init_data_source!r} (column '{column_name}')"
         )
     if steps_to_live:
         if evconfig is not None:
             raise ValueError(
-                "`steps_to_live` must be None where `evconfig` is given; it has an `evict_option`. "
+                "`steps_to_live` must be None if `evconfig` is given; use its `evict_option`. "
                 f"Received: steps_to_live={steps_to_live!r} (column '{column_name}')"
             )
         evconfig = EmbeddingVariableOption(evict_option=GlobalStepEvict(steps_to_live))
@@ -186,7 +187,7 @@ def sparse_column_with_embedding(
 def sequence_categorical_column_with_embedding(
     key: str, dtype: Any = tf.string, partition_num: int | None = None, ev_option: Any = None
 ) -> fc.SequenceCategoricalColumn:
-    """`categorical_column_with_embedding` for `sequence_input_layer`: rows stay in their places."""
+    """`categorical_column_with_embedding` for `sequence_input_layer`: one row per position."""
     column = categorical_column_with_embedding(key, dtype, partition_num, ev_option)
     return fc.SequenceCategoricalColumn(column)
 
@@ -194,16 +195,16 @@ def sequence_categorical_column_with_embedding(
 def weighted_categorical_column(
     categorical_column: Any, weight_feature_key: str, dtype: Any = tf.float32
 ) -> fc.WeightedCategoricalColumn:
-    """`tf.feature_column.weighted_categorical_column`, of columns of this package and of stock.
+    """`tf.feature_column.weighted_categorical_column`, also for columns of this package.
 
     Args:
-        categorical_column: Whose ids are weighted.
-        weight_feature_key: Name of the feature with a weight for each id, of the same kind and
-            shape. A mean leaves out ids whose weight is not positive, as does sqrtn.
-        dtype: Of the weights: integers or floats.
+        categorical_column: The column whose ids are weighted.
+        weight_feature_key: Name of the feature with one weight per id, of the same kind and shape.
+            "mean" and "sqrtn" skip ids whose weight is not positive.
+        dtype: Integer or floating dtype of the weights.
 
     Raises:
-        ValueError: `dtype` is neither.
+        ValueError: `dtype` is neither an integer nor a floating dtype.
     """
     return tf.feature_column.weighted_categorical_column(
         categorical_column, weight_feature_key, tf.as_dtype(dtype)
@@ -211,7 +212,7 @@ def weighted_categorical_column(
 
 
 def table_column(categorical: Any) -> EmbeddingCategoricalColumn | None:
-    """The column with keys inside weighted and sequence columns; None where there is none."""
+    """The column with keys inside weighted and sequence columns, or None."""
     while isinstance(categorical, (fc.WeightedCategoricalColumn, fc.SequenceCategoricalColumn)):
         categorical = categorical.categorical_column
     return categorical if isinstance(categorical, EmbeddingCategoricalColumn) else None

@@ -1,11 +1,11 @@
 """`embedding_column` and `shared_embedding_columns`: stock columns that know their group and table.
 
-    categorical column                        table, where its rows lie
-    of this package, any key                  EmbeddingVariable, over all ranks
+    categorical column                        table
+    of this package, any key                  EmbeddingVariable, sharded over all ranks
     stock, ids in [0, num_buckets)            tf.Variable [num_buckets, dimension], on each rank
 
-The column made is a stock EmbeddingColumn with two words more, so that whatever takes stock columns
-takes it: there it is looked up by itself.
+The column is a stock EmbeddingColumn with two more attributes, so it also works wherever stock
+columns do, where it is looked up by itself.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class GroupEmbeddingColumn(fc.EmbeddingColumn):
     """See `embedding_column`.
 
     Attributes:
-        group: Name of the group, None outside of a scope.
-        shared_name: Name of the table that it shares with others; None for one of its own.
+        group: Name of the group; None outside of a scope.
+        shared_name: Name of the table that it shares with other columns, or None.
     """
 
     group: str | None
@@ -54,11 +54,11 @@ class GroupEmbeddingColumn(fc.EmbeddingColumn):
 
     @property
     def keys_column(self) -> EmbeddingCategoricalColumn | None:
-        """The categorical column with keys of a hash table; None where ids are row numbers."""
+        """The categorical column with keys of a hash table; None if ids are row numbers."""
         return table_column(self.categorical_column)
 
     def _old_get_dense_tensor_internal(self, sparse_tensors, weight_collections, trainable):
-        # What tf.compat.v1's input_layer calls.
+        # tf.compat.v1's input_layer calls this.
         table = graph_weights(self, weight_collections, trainable)
         if self.keys_column is None:
             return self._get_dense_tensor_internal_helper(sparse_tensors, table)
@@ -72,7 +72,7 @@ class GroupEmbeddingColumn(fc.EmbeddingColumn):
         if self.keys_column is not None:
             raise NotImplementedError(
                 f"Column '{self.name}' has a hash table, which only layers of this package can "
-                "hold: use `sok.feature_column.DenseFeatures` in place of Keras'."
+                "hold: use `sok.feature_column.DenseFeatures` instead of Keras'."
             )
         super().create_state(state_manager)
 
@@ -89,7 +89,7 @@ class GroupEmbeddingColumn(fc.EmbeddingColumn):
 
 
 def is_fused(column: Any) -> bool:
-    """Whether a layer of this package looks a column up in a group, and not the stock way."""
+    """Whether this package, not TensorFlow, looks the column up."""
     if not isinstance(column, GroupEmbeddingColumn):
         return False
     if column.keys_column is not None:
@@ -109,23 +109,23 @@ def embedding_column(
     trainable: bool = True,
     use_safe_embedding_lookup: bool = True,
 ) -> GroupEmbeddingColumn:
-    """`tf.feature_column.embedding_column`, in the group of the scope it is called in.
+    """`tf.feature_column.embedding_column`, in the group of the current scope.
 
     Args:
-        categorical_column: A column of this package, or any stock one. A stock one's table is a
-            `tf.Variable`, as TensorFlow makes it.
-        dimension: Row width.
+        categorical_column: A column of this package, or any stock column, whose table is then a
+            `tf.Variable`, as in TensorFlow.
+        dimension: Length of a row.
         combiner: "mean", "sum" or "sqrtn".
-        initializer: Callable; a normal distribution of standard deviation `1 / sqrt(dimension)`,
-            truncated, where it is None.
+        initializer: Callable; None is a truncated normal distribution with standard deviation
+            `1 / sqrt(dimension)`.
         ckpt_to_load_from, tensor_name_in_ckpt: As in TensorFlow; not with a hash table.
-        max_norm: As in TensorFlow; not with a hash table. With it, or with a checkpoint, the column
-            is looked up by itself, the stock way.
+        max_norm: As in TensorFlow; not with a hash table. With it, or with a checkpoint, TensorFlow
+            looks the column up by itself.
         trainable: Whether the table is a trainable variable.
         use_safe_embedding_lookup: False keeps negative ids of stock columns, and weights <= 0.
 
     Raises:
-        ValueError: an argument that is none of these.
+        ValueError: an argument has another value.
     """
     return _make(
         [categorical_column],
@@ -155,23 +155,23 @@ def shared_embedding_columns(
 ) -> list[GroupEmbeddingColumn]:
     """`tf.compat.v1.feature_column.shared_embedding_columns`: one table for several features.
 
-    Columns of this name share their table within a graph, or within a Keras layer.
+    Columns of this name share their table in a graph, or in a Keras layer.
 
     Args:
-        categorical_columns: All with keys of one dtype, or all stock, with the same number of
+        categorical_columns: All with keys of one dtype, or all stock with the same number of
             buckets.
         shared_embedding_collection_name: Name of the table; by default made of the columns' names.
         dimension, combiner, initializer, ckpt_to_load_from, tensor_name_in_ckpt, max_norm,
             trainable, use_safe_embedding_lookup: As in `embedding_column`.
 
     Returns:
-        A column for each categorical column, in order.
+        One column per categorical column, in order.
 
     Raises:
-        ValueError: an argument that is none of these.
+        ValueError: an argument has another value.
     """
     if not categorical_columns:
-        raise ValueError("`categorical_columns` must hold at least one column. Received: none")
+        raise ValueError("`categorical_columns` must hold at least one column. Received: 0")
     kinds = {_table_kind(column) for column in categorical_columns}
     if len(kinds) > 1:
         raise ValueError(
@@ -214,7 +214,7 @@ def _make(categorical_columns, shared_name, dimension, combiner, initializer, *r
         if max_norm is not None or ckpt_to_load_from is not None:
             raise ValueError(
                 f"`max_norm` and `ckpt_to_load_from` must be None for column '{column.name}': rows "
-                "of a hash table are combined where they lie, and restored by sok.Saver or "
+                "of a hash table are combined inside the op, and restored by sok.Saver or "
                 f"tf.train.Checkpoint. Received: max_norm={max_norm!r}, "
                 f"ckpt_to_load_from={ckpt_to_load_from!r}"
             )

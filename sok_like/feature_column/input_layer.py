@@ -1,8 +1,8 @@
-"""`input_layer` and `sequence_input_layer`: the functions of TF1, with groups looked up at once.
+"""`input_layer` and `sequence_input_layer`: TF1's functions, with one fused lookup per group.
 
 Names of scopes and variables are those of `tf.compat.v1.feature_column.input_layer`, so that its
-checkpoints of ordinary variables fit. Outside of a graph nothing would own the tables from one
-call to the next; there the layer `DenseFeatures` does.
+checkpoints of ordinary variables can be restored. Outside of a graph nothing would own the tables
+between calls; use the layer `DenseFeatures` there.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ def input_layer(
     training: bool = True,
     gradient_scale: str = "auto",
 ) -> tf.Tensor:
-    """`tf.compat.v1.feature_column.input_layer`, with one fused lookup for each group of columns.
+    """`tf.compat.v1.feature_column.input_layer`, with one fused lookup per group of columns.
 
     Args:
-        features: Feature by name: dense `[batch]` or `[batch, hotness]`, a SparseTensor, or a
-            RaggedTensor, which columns with keys take as it is and others as a SparseTensor.
+        features: Features by name: dense `[batch]` or `[batch, hotness]`, a SparseTensor or a
+            RaggedTensor. Columns with keys read RaggedTensors directly, others as SparseTensors.
         feature_columns: Dense columns of this package and of TensorFlow.
-        weight_collections: Names of collections that variables are added to.
+        weight_collections: Names of collections to which variables are added.
         trainable: Whether variables are trainable.
-        cols_to_vars: Is filled with a list of variables a column.
-        cols_to_output_tensors: Is filled with `[batch, width]` a column.
-        training: False reads initial rows of unseen keys and inserts none.
+        cols_to_vars: A dictionary that receives one list of variables per column.
+        cols_to_output_tensors: A dictionary that receives one `[batch, dimension]` per column.
+        training: False reads initial rows of unseen keys and inserts no keys.
         gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
             `sok_like.lookup.hash_lookup.lookup`.
 
     Returns:
-        float32 `[batch, sum of widths]`: the columns sorted by name.
+        float32 `[batch, sum of dimensions]`: the columns sorted by name.
 
     Raises:
-        RuntimeError: executing eagerly or within a tf.function.
-        ValueError: columns that are none of these, or a variable scope that forbids a variable.
+        RuntimeError: called eagerly or in a tf.function.
+        ValueError: a column is not dense, or the variable scope forbids a variable.
     """
     columns = check_columns(feature_columns, in_graph=True)
     _require_graph("input_layer", "DenseFeatures")
@@ -89,20 +89,20 @@ def sequence_input_layer(
     training: bool = True,
     gradient_scale: str = "auto",
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Rows of sequence columns in their places, nothing combined; a fused lookup a group.
+    """Rows of sequence columns, one per position, with one fused lookup per group.
 
     Args:
         feature_columns: Embedding columns of this package over sequence categorical columns.
         features, weight_collections, trainable, training, gradient_scale: As in `input_layer`.
 
     Returns:
-        float32 `[batch, T, sum of dimensions]`, the columns sorted by name and zeros where a
-        sequence has ended, and its length, int64 `[batch]`.
+        float32 `[batch, T, sum of dimensions]`, the columns sorted by name, padded with zeros; and
+        the sequence lengths, int64 `[batch]`.
 
     Raises:
-        RuntimeError: executing eagerly or within a tf.function.
-        ValueError: columns that are none of these.
-        tf.errors.InvalidArgumentError: features of different lengths.
+        RuntimeError: called eagerly or in a tf.function.
+        ValueError: a column is not an embedding column over sequences.
+        tf.errors.InvalidArgumentError: features have different lengths.
     """
     columns = check_columns(feature_columns, in_graph=True, sequence=True)
     _require_graph("sequence_input_layer", "SequenceFeatures")
@@ -130,7 +130,7 @@ def _collections(weight_collections):
 
 
 def _require_graph(function, layer):
-    # Within a tf.function of a TF2 program a call would make its tables anew with every trace.
+    # In a tf.function of a TF2 program every trace would make new tables.
     if v1.executing_eagerly_outside_functions():
         raise RuntimeError(
             f"sok.feature_column.{function} must be called in a tf.compat.v1 graph; eagerly and in "

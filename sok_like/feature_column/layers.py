@@ -1,7 +1,7 @@
 """`DenseFeatures` and `SequenceFeatures`: layers that own the tables of feature columns.
 
-For eager programs, tf.functions and Keras models, under Keras 3 as well, where Keras' own are gone:
-made once, called many times, with the columns' tables among their weights.
+They are for eager programs, tf.functions and Keras models, and replace Keras' own, which Keras 3
+no longer has. Make a layer once and call it many times; its weights include the columns' tables.
 """
 
 from __future__ import annotations
@@ -85,17 +85,17 @@ class _Columns:
         self.tables: dict[str, EmbeddingVariable] = {}
 
     def table_keys(self):
-        """Name of a table: a column it is for; shared ones once."""
+        """From each table's name to one of its columns."""
         return {column.shared_name or column.name: column for column in reversed(self.fused)}
 
 
 class _ColumnsLayer(tf.keras.layers.Layer):
-    """What the two layers share."""
+    """Base of the two layers."""
 
     _sequence = False
 
     def __init__(self, feature_columns: Any, *, gradient_scale: str = "auto", **kwargs: Any):
-        super().__init__(autocast=False, **kwargs)  # weights of keys stay what they are
+        super().__init__(autocast=False, **kwargs)  # or Keras would cast the weights of keys
         self.gradient_scale = check_gradient_scale(gradient_scale)
         self.supports_jit = False  # XLA cannot compile the tables' ops
         self._columns = _Columns(feature_columns, self._sequence)
@@ -119,14 +119,14 @@ class _ColumnsLayer(tf.keras.layers.Layer):
 
     @property
     def tables(self) -> dict[str, EmbeddingVariable]:
-        """The hash tables, by the name of their column or that which columns share."""
+        """The hash tables, by the name of their column or their shared name."""
         return dict(self._columns.tables)
 
     def build(self, input_shape=None):
         self.built = True
 
     def _tables(self):
-        """Table of each fused column."""
+        """The table of each fused column."""
         firsts = self._columns.table_keys()
         found = {}
         for column in self._columns.fused:
@@ -165,24 +165,24 @@ class _ColumnsLayer(tf.keras.layers.Layer):
 
 @tf.keras.utils.register_keras_serializable("sok_like")
 class DenseFeatures(_ColumnsLayer):
-    """Dense feature columns as one layer, each group of them looked up in one fused call.
+    """Dense feature columns as one layer; each group is looked up in one fused call.
 
     Args:
         feature_columns: Dense columns of this package and of TensorFlow.
         gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
             `sok_like.lookup.hash_lookup.lookup`.
         **kwargs: Keras' own: `name`, `dtype`, `trainable`. The name is part of the tables' names,
-            and so of what initial rows are drawn from.
+            on which initial rows depend.
 
     Input shape:
-        A dictionary of features by name: `[batch]`, `[batch, hotness]`, a SparseTensor, or a
-        RaggedTensor, which columns with keys take as it is and others as a SparseTensor.
+        A dictionary of features by name: `[batch]`, `[batch, hotness]`, a SparseTensor or a
+        RaggedTensor. Columns with keys read RaggedTensors directly, others as SparseTensors.
 
     Output shape:
-        `[batch, sum of widths]` in the layer's compute dtype: the columns sorted by name.
+        `[batch, sum of dimensions]` in the layer's compute dtype: the columns sorted by name.
 
     Raises:
-        ValueError: columns that are none of these, or an input that is no dictionary.
+        ValueError: a column is not dense, or the input is not a dictionary.
         RuntimeError: `sok.Init` has not been called.
     """
 
@@ -214,23 +214,24 @@ class DenseFeatures(_ColumnsLayer):
 
 @tf.keras.utils.register_keras_serializable("sok_like")
 class SequenceFeatures(_ColumnsLayer):
-    """Embedding columns over sequences: rows in their places, nothing combined.
+    """Embedding columns over sequences: one row per position, without a combiner.
 
     Args:
         feature_columns: Embedding columns of this package over sequence categorical columns.
         gradient_scale, **kwargs: As in `DenseFeatures`.
 
     Input shape:
-        As of `DenseFeatures`.
+        As in `DenseFeatures`.
 
     Output shape:
-        `[batch, T, sum of dimensions]` in the layer's compute dtype, the columns sorted by name and
-        zeros where a sequence has ended; and its length, int64 `[batch]`.
+        `[batch, T, sum of dimensions]` in the layer's compute dtype, the columns sorted by name,
+        padded with zeros; and the sequence lengths, int64 `[batch]`.
 
     Raises:
-        ValueError: columns that are none of these, or an input that is no dictionary.
+        ValueError: a column is not an embedding column over sequences, or the input is not a
+            dictionary.
         RuntimeError: `sok.Init` has not been called.
-        tf.errors.InvalidArgumentError: features of different lengths.
+        tf.errors.InvalidArgumentError: features have different lengths.
     """
 
     _sequence = True

@@ -1,8 +1,8 @@
-"""Columns with features to embeddings: one fused lookup for each group.
+"""Looks up columns, with one fused lookup per group.
 
 columns   a: user   b: ads   c: user   d: -            groups by name
               |        |        |        |
-          ids and weights of each, as its categorical column has them
+          ids and weights of each, from its categorical column
               |        |        |        |
 lookups     [a, c]    [b]               [d]            group_embedding_lookup_sparse, one each
 """
@@ -22,10 +22,10 @@ from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
 
 
 class _Ragged:
-    """What the two kinds of inputs share: RaggedTensors, which stock columns do not know."""
+    """Adds RaggedTensors, which stock columns do not support, to both kinds of inputs."""
 
     def ragged(self, key):
-        """The feature where it is a RaggedTensor; None where it is not."""
+        """The feature if it is a RaggedTensor; None otherwise."""
         raw = self._features.get(key)
         return raw if isinstance(raw, tf.RaggedTensor) else None
 
@@ -35,7 +35,7 @@ class _Ragged:
 
 
 class GraphInputs(_Ragged, old._LazyBuilder):
-    """Features of a graph, and columns' transformations of them, each made once."""
+    """Features in a graph, and the columns' transformations of them, each made once."""
 
     def sparse_tensors(self, categorical):
         """(ids, weights or None) of a categorical column, SparseTensors."""
@@ -43,7 +43,7 @@ class GraphInputs(_Ragged, old._LazyBuilder):
 
 
 class LayerInputs(_Ragged, fc.FeatureTransformationCache):
-    """The same of a call of a layer, whose `state` holds its variables."""
+    """The same for one call of a layer; `state` holds the layer's variables."""
 
     def __init__(self, features, state):
         super().__init__(features)
@@ -55,14 +55,15 @@ class LayerInputs(_Ragged, fc.FeatureTransformationCache):
 
 
 def check_columns(feature_columns: Any, *, in_graph: bool, sequence: bool = False) -> list:
-    """The columns sorted by name, as they are concatenated.
+    """The columns sorted by name, the order in which they are concatenated.
 
     Args:
-        in_graph: Whether columns of TF1's kind will do, and not those of TF2's.
+        in_graph: True requires columns of TF1's kind, False those of TF2's.
+        sequence: Whether all columns must be over sequences; otherwise none may be.
 
     Raises:
-        ValueError: no columns, two of one name, one that is not dense, or, unless `sequence`, one
-            of sequences; with `sequence` one that has none.
+        ValueError: there are no columns, two have one name, one is not dense, or one does not fit
+            `sequence`.
     """
     kind = old if in_graph else fc
     columns = kind._normalize_feature_columns(feature_columns)
@@ -74,7 +75,7 @@ def check_columns(feature_columns: Any, *, in_graph: bool, sequence: bool = Fals
             )
         if not isinstance(column, old._DenseColumn if in_graph else fc.DenseColumn):
             raise ValueError(
-                "Dense columns are required; a categorical one goes into an embedding_column or "
+                "Dense columns are required; wrap a categorical column in an embedding_column or "
                 f"an indicator_column. Received: {column!r}"
             )
         is_sequence = isinstance(
@@ -83,7 +84,7 @@ def check_columns(feature_columns: Any, *, in_graph: bool, sequence: bool = Fals
         if is_sequence != sequence:
             wanted = "must have a sequence categorical column here"
             if not sequence:
-                wanted = "is of sequences, which sequence_input_layer takes"
+                wanted = "must not be over sequences here; sequence_input_layer takes it"
             raise ValueError(f"Column '{column.name}' {wanted}. Received: {column!r}")
     return sorted(columns, key=lambda column: column.name)
 
@@ -97,19 +98,19 @@ def embeddings(
     gradient_scale: str,
     is_sequence: bool = False,
 ) -> dict[GroupEmbeddingColumn, tf.Tensor]:
-    """Looks columns up, those of a group together.
+    """Looks up columns, those of a group together.
 
     Args:
-        columns: What to look up.
-        tables: Their tables.
+        columns: The columns to look up.
+        tables: The table of each column.
         inputs: `GraphInputs` or `LayerInputs`.
 
     Returns:
-        `[batch, dimension]` a column, `[batch, T, dimension]` with `is_sequence`.
+        Per column `[batch, dimension]`, or `[batch, T, dimension]` with `is_sequence`.
     """
     groups: dict[Any, list[GroupEmbeddingColumn]] = {}
     for column in columns:
-        groups.setdefault(column.group or column, []).append(column)  # by itself without a group
+        groups.setdefault(column.group or column, []).append(column)  # alone if it has no group
     found: dict[GroupEmbeddingColumn, tf.Tensor] = {}
     for group, members in groups.items():
         name = group if isinstance(group, str) else group.name
@@ -130,7 +131,7 @@ def embeddings(
 
 
 def _ids_and_weights(column, inputs):
-    """RaggedTensors or SparseTensors, weights or None; without what stock lookups leave out."""
+    """Ids and weights (or None), ragged or sparse, without those that stock lookups skip."""
     ids, weights = _raw_ids_and_weights(column, inputs)
     if not column.use_safe_embedding_lookup:
         return ids, weights
@@ -158,13 +159,13 @@ def _raw_ids_and_weights(column, inputs):
         weights = None if weight_key is None else inputs.ragged(weight_key)
         if weight_key is not None and weights is None:
             raise ValueError(
-                f"Feature '{weight_key}' must be a RaggedTensor, as '{keys.key}' is. "
+                f"Feature '{weight_key}' must be a RaggedTensor, like '{keys.key}'. "
                 f"Received: another kind (column '{column.name}')"
             )
         return ids, weights
     outer = column.categorical_column
     if isinstance(outer, fc.SequenceCategoricalColumn):
-        outer = outer.categorical_column  # which would give [batch, T, 1]
+        outer = outer.categorical_column  # the sequence column itself would give [batch, T, 1]
     return inputs.sparse_tensors(outer)
 
 
@@ -182,10 +183,10 @@ def sequences(
     training: bool,
     gradient_scale: str,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """`[batch, T, sum of dimensions]` of columns in order, and lengths int64 `[batch]`.
+    """`[batch, T, sum of dimensions]` of the columns in order, and lengths int64 `[batch]`.
 
     Raises:
-        tf.errors.InvalidArgumentError: features of different lengths.
+        tf.errors.InvalidArgumentError: features have different lengths.
     """
     found = embeddings(
         columns,
@@ -200,7 +201,7 @@ def sequences(
         tf.debugging.assert_equal(
             length,
             lengths[0],
-            f"Features must be of one length. Received: different ones in columns "
+            f"Features must have the same lengths. Received: different lengths in columns "
             f"'{columns[0].name}' and '{column.name}'",
         )
         for column, length in zip(columns[1:], lengths[1:], strict=True)
@@ -210,7 +211,7 @@ def sequences(
 
 
 def _lengths(ids):
-    """Places of each sample up to its last id."""
+    """Number of positions of each sample up to its last id."""
     if isinstance(ids, tf.RaggedTensor):
         return tf.cast(ids.row_lengths(), tf.int64)
     ends = tf.math.unsorted_segment_max(

@@ -1,14 +1,14 @@
-"""`group_embedding_column_scope`: which group an embedding column belongs to.
+"""`group_embedding_column_scope` sets the group of embedding columns.
 
     with group_embedding_column_scope("user"):
         age = embedding_column(...)         group "user"
         with group_embedding_column_scope("ads"):
             ad = embedding_column(...)      group "ads": the innermost scope counts
     with group_embedding_column_scope("user"):
-        city = embedding_column(...)        group "user" again: entering it once more appends
+        city = embedding_column(...)        group "user" again
 
-A group is a name on its columns and nothing more: there is no list of members to keep, and a layer
-looks up together those columns of a name that it is given.
+A group is only a name that its columns store, without a list of members. A layer looks up together
+the columns with the same name that are passed to it.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ _unnamed = itertools.count()
 
 @contextlib.contextmanager
 def group_embedding_column_scope(name: str | None = None) -> Iterator[str]:
-    """Embedding columns that are made within it are looked up together.
+    """Embedding columns that are made inside this scope are looked up together.
 
     Args:
-        name: The group. Entering a name again adds to its group; within another scope the inner
-            one counts. None is a new group each time.
+        name: The group. Entering a name again adds to its group. In nested scopes the innermost
+            counts. None is a new group each time.
 
     Yields:
         The group's name.
 
     Raises:
-        ValueError: `name` is no string, or empty.
+        ValueError: `name` is not a string, or is empty.
     """
     if name is None:
         name = f"group_embedding_{next(_unnamed)}"
     if not isinstance(name, str) or not name:
-        raise ValueError(f"`name` must be None or a string that is not empty. Received: {name!r}")
+        raise ValueError(f"`name` must be None or a non-empty string. Received: name={name!r}")
     stack = _stack()
     stack.append(name)
     try:
@@ -49,7 +49,7 @@ def group_embedding_column_scope(name: str | None = None) -> Iterator[str]:
 
 
 def current_group() -> str | None:
-    """The innermost scope's group; None outside of all."""
+    """The innermost scope's group; None outside any scope."""
     stack = _stack()
     return stack[-1] if stack else None
 

@@ -1,4 +1,4 @@
-"""Tables of embedding columns: found or made in a graph's present variable scope."""
+"""Tables of embedding columns: found or made in the graph's current variable scope."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from sok_like.group_embedding.get_embedding_variable import get_embedding_variab
 from sok_like.table.variable import EmbeddingVariable
 
 v1 = tf.compat.v1
-WEIGHTS = "embedding_weights"  # what TensorFlow calls a column's variable
+WEIGHTS = "embedding_weights"  # TensorFlow's name of a column's variable
 
 
 def graph_weights(column: Any, weight_collections: list | None, trainable: bool) -> Any:
-    """The table of an embedding column in the present variable scope, made where there is none.
+    """The table of an embedding column in the current variable scope; it is made if missing.
 
-    A shared one is found by its name anywhere in the graph, as TensorFlow's are.
+    A shared table is found by its name anywhere in the graph, as in TensorFlow.
 
     Raises:
-        ValueError: what the variable scope's `reuse` forbids, or a name shared by other tables.
+        ValueError: the variable scope's `reuse` forbids it, or a table of another shape has the
+            shared name.
     """
     collections = list(weight_collections or [])
     if v1.GraphKeys.GLOBAL_VARIABLES not in collections:
@@ -45,7 +46,7 @@ def graph_weights(column: Any, weight_collections: list | None, trainable: bool)
 
 
 def _graph_table(column, collections, trainable):
-    with v1.name_scope(None):  # the variable scope is in the name already
+    with v1.name_scope(None):  # the name already contains the variable scope
         table = get_embedding_variable(WEIGHTS, trainable=trainable, **table_options(column))
     for collection in collections:
         if not any(held is table for held in v1.get_collection(collection)):
@@ -54,7 +55,7 @@ def _graph_table(column, collections, trainable):
 
 
 def table_options(column: Any) -> dict:
-    """What an EmbeddingVariable for a column with keys is made with, but for its name."""
+    """The arguments of the EmbeddingVariable of a column with keys, except its name."""
     keys = column.keys_column
     in_option = initializer_of(keys.ev_option) is not None
     return {
@@ -66,7 +67,7 @@ def table_options(column: Any) -> dict:
 
 
 def initializer_of(ev_option: Any) -> Any:
-    """The initializer of an EmbeddingVariableOption; None where it has none."""
+    """The initializer of an EmbeddingVariableOption, or None."""
     init_option = getattr(ev_option, "init_option", None)
     return None if init_option is None else init_option.initializer
 

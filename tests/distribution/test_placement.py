@@ -71,7 +71,7 @@ def test_arguments_of_model_parallel(sok):
     assert by_name.device_mesh is mesh and by_name.batch_dim_name == "batch"
     with pytest.raises(ValueError, match="`layout_map` must be a LayoutMap"):
         dist.ModelParallel(mesh)
-    with pytest.raises(ValueError, match="must be that of the LayoutMap"):
+    with pytest.raises(ValueError, match="must be the mesh of the LayoutMap"):
         dist.ModelParallel(dist.DeviceMesh((1,), ("batch",)), layout_map)
     with pytest.raises(ValueError, match="'rows'"):
         dist.ModelParallel(mesh, layout_map, "rows")
@@ -111,7 +111,7 @@ def test_devices_and_tensors_of_one_rank(sok):
 def test_optimizer_that_needs_whole_variables_is_refused(sok):
     import keras
 
-    with pytest.raises(TypeError, match="optimizer of Keras is required"):
+    with pytest.raises(TypeError, match="Keras optimizer is required"):
         dist.DataParallel().optimizer("adam")
     if is_keras_3():
         with pytest.raises(ValueError, match="Received: Lamb"):

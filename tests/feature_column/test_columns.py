@@ -152,7 +152,7 @@ def identity(name, buckets):
         ),
         (lambda: embed(identity("i", 3), ckpt_to_load_from="c"), "must be given together"),
         (lambda: embed(tf.feature_column.numeric_column("n")), "A categorical column is required"),
-        (lambda: keys_with(key=""), "`key` must be a string that is not empty"),
+        (lambda: keys_with(key=""), "`key` must be a non-empty string"),
         (lambda: keys_with(dtype=tf.float32), "`dtype` must be string, int64.*float32"),
         (lambda: keys_with(partition_num=0), "`partition_num` must be None or a positive"),
         (lambda: share(), "at least one column"),
@@ -167,7 +167,7 @@ def identity(name, buckets):
             lambda: fc.sparse_column_with_embedding(
                 "k", steps_to_live=3, evconfig=sok.EmbeddingVariableOption()
             ),
-            "`steps_to_live` must be None where `evconfig` is given",
+            "`steps_to_live` must be None if `evconfig` is given",
         ),
     ],
 )

@@ -257,7 +257,7 @@ def test_sequences(sok, fc, graph):
     ragged = {"a": ids, "b": tf.ragged.constant([[3, 1], [2], [2, 2]], dtype=tf.int64)}
     with (
         v1.variable_scope("other"),
-        pytest.raises(tf.errors.InvalidArgumentError, match="of one length"),
+        pytest.raises(tf.errors.InvalidArgumentError, match="must have the same lengths"),
     ):
         run(fc.sequence_input_layer(ragged, columns))
 
@@ -271,14 +271,14 @@ def test_refused(fc, graph):
         fc.input_layer(IDS, [column, fc.embedding_column(keys, 3)])
     with pytest.raises(ValueError, match="Feature missing is not in features"):
         fc.input_layer(IDS, columns_of(fc, "missing"))
-    with pytest.raises(ValueError, match="of the kind of its column's dtype, int64.*string"):
+    with pytest.raises(ValueError, match="must match the dtype of its column, int64.*string"):
         fc.input_layer({"a": np.array([["x"]])}, [column])
     with pytest.raises(ValueError, match="has keys of a hash table and no number of buckets"):
         stock.input_layer(IDS, [tf.feature_column.indicator_column(keys)])
     with pytest.raises(ValueError, match="has keys of a hash table and no number of buckets"):
         stock.input_layer(IDS, [tf.feature_column.embedding_column(keys, 2)])
     sequence = fc.sequence_categorical_column_with_embedding("a", tf.int64)
-    with pytest.raises(ValueError, match="'a_embedding' is of sequences"):
+    with pytest.raises(ValueError, match="'a_embedding' must not be over sequences"):
         fc.input_layer(IDS, [fc.embedding_column(sequence, 2)])
     with pytest.raises(ValueError, match="must have a sequence categorical column"):
         fc.sequence_input_layer(IDS, [column])
@@ -287,7 +287,7 @@ def test_refused(fc, graph):
         fc.sequence_input_layer(IDS, [tf.feature_column.embedding_column(stock_sequence, 2)])
     weighted = fc.weighted_categorical_column(keys, "w")
     ragged = tf.ragged.constant([[1]], dtype=tf.int64)
-    with pytest.raises(ValueError, match="'w' must be a RaggedTensor, as 'a' is"):
+    with pytest.raises(ValueError, match="'w' must be a RaggedTensor, like 'a'"):
         fc.input_layer({"a": ragged, "w": [[1.0]]}, [fc.embedding_column(weighted, 2)])
 
 

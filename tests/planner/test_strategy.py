@@ -191,7 +191,10 @@ def test_report_of_an_idle_rank():
         ({"strategy": None}, "Unsupported shard strategy.*Received: strategy=None"),
         ({"world_size": 0}, "`world_size` must be a positive integer. Received: world_size=0"),
         *[
-            ({name: value}, f"`{name}` is .* an integer >= {least}. Received: {name}={value!r}")
+            (
+                {name: value},
+                f"`{name}` must be .* an integer >= {least}. Received: {name}={value!r}",
+            )
             for name, least, values in [
                 ("column_slice_threshold", 1, [0, -5, 2e7, "9", True]),
                 ("row_slice_threshold", 0, [-1, 1.5]),
