@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 def set_num_threads(num_threads: int) -> None:
-    """Sets the number of threads that later calls run on, the caller included."""
+    """Sets the number of threads of later calls, including the calling thread."""
 
 def num_threads() -> int: ...
 
@@ -41,26 +41,26 @@ class Table:
     """One rank's shard of a table. Safe to use from several threads.
 
     Args:
-        name: Enters the random streams of initial rows.
+        name: Initial rows depend on it.
         dim: Floats in a row's embedding, positive.
         key_dtype: `"int64"`, `"int32"`, `"uint64"` or `"uint32"`.
         initializer: `"uniform"` over [a, b), `"normal"` and `"truncated_normal"` with mean `a` and
             standard deviation `b`, `"constant"` a, or `"default_rows"`.
-        default_rows: `[num_default_rows, dim]`; the initial row of a key is the one at the key, as
-            unsigned, modulo their number.
-        seed: An initial row depends on `seed`, `name`, key and column alone.
-        initial_capacity: Keys to make room for at once.
-        max_capacity: Most keys the table may hold; 0 for no bound.
+        default_rows: `[num_default_rows, dim]`; key k starts from row
+            `uint64(k) % num_default_rows`.
+        seed: An initial row depends only on `seed`, `name`, key and column.
+        initial_capacity: Number of keys for which memory is allocated at first.
+        max_capacity: Maximum number of keys; 0 for no limit.
         use_hashtable: False for keys in `[0, max_capacity * world_size)` with
             `key % world_size == rank`. All their rows exist from the start.
         policy: Which keys get a row and which lose it, by name: `filter_freq`, `bloom_max_keys`,
             `bloom_probability`, `bloom_counter_bits`, `no_permission`, `steps_to_live`,
             `l2_threshold`, `score` ("", "lru", "lfu", "custom"), `evicted_buffer`, `record`
-            (cpp/core/policy.h). Then `find_or_insert` is a training lookup, and the calls from
-            `observe` on work.
+            (cpp/core/policy.h). With a policy `find_or_insert` is a training lookup, and the
+            methods from `observe` on may be called.
 
     Raises:
-        ValueError: An argument is out of its range; the message names it.
+        ValueError: An argument is out of range; the message names it.
     """
 
     def __init__(
@@ -89,20 +89,20 @@ class Table:
     def key_dtype(self) -> str: ...
     @property
     def size(self) -> int:
-        """Keys present."""
+        """Number of keys present."""
     def __len__(self) -> int: ...
     @property
     def capacity(self) -> int:
-        """Keys that fit before the index grows."""
+        """Number of keys that fit before the index grows."""
     @property
     def slots(self) -> list[SlotSpec]: ...
     def configure_slots(self, specs: Sequence[SlotSpec]) -> None:
-        """Lays slot variables behind the rows, keeping those of equal name and width."""
+        """Sets the slot variables behind the rows, keeping those of equal name and width."""
     def find(self, keys: ArrayLike) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Reads rows; a missing key reads its initial row and is not inserted.
 
         Args:
-            keys: `[num_keys]`, may repeat.
+            keys: `[num_keys]`; keys may repeat.
 
         Returns:
             Rows `[num_keys, dim]`, and whether each key was present `[num_keys]`.
@@ -112,7 +112,7 @@ class Table:
             IndexError: Without hashtable, a key is outside the range of this rank.
         """
     def find_or_insert(self, keys: ArrayLike) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Reads rows, inserting missing keys with their initial row.
+        """Reads rows, inserting missing keys with their initial rows.
 
         Returns:
             Rows `[num_keys, dim]`, and a flag that is true at the first position of each new key.
@@ -127,18 +127,19 @@ class Table:
     def clear(self) -> None:
         """Removes all keys and frees their memory."""
     def reserve(self, num_keys: int) -> None:
-        """Makes room in the index for `num_keys` keys in all."""
+        """Makes room in the index for `num_keys` keys in total."""
     def export(
         self, with_slots: bool = True
     ) -> tuple[NDArray[Any], NDArray[np.float32], dict[str, NDArray[np.float32]]]:
-        """Copies out keys `[size]`, ascending as unsigned, rows `[size, dim]`, and saved slot rows
+        """Copies of keys `[size]`, ascending as unsigned, rows `[size, dim]`, and saved slot rows
         `[size, width]` by name."""
     def import_(
         self, keys: ArrayLike, rows: ArrayLike, slots: Mapping[str, ArrayLike] | None = None
     ) -> None:
-        """Inserts or overwrites keys with rows `[num_keys, dim]` and slots `[num_keys, width]`.
+        """Inserts or overwrites keys with rows `[num_keys, dim]` and slot rows `[num_keys, width]`.
 
-        Slots that `slots` lacks get their initial value; those that the table lacks are added.
+        Slot variables missing in `slots` get their initial value; those missing in the table are
+        added.
         """
     def initial_rows(self, keys: ArrayLike) -> NDArray[np.float32]:
         """The rows `[num_keys, dim]` that missing keys read."""
@@ -154,7 +155,7 @@ class Table:
             ValueError: The keys alone need more than `max_capacity` rows; nothing was counted.
         """
     def evict(self) -> int:
-        """Removes keys that have outlived their steps or are below the threshold; how many."""
+        """Removes keys by `steps_to_live` and `l2_threshold`; returns how many."""
     def pop_evicted(self) -> dict[str, Any]:
         """Buffered evicted rows, oldest first: `keys`, `rows`, `slot_rows`, `slot_names`,
         `frequencies`, `last_steps`."""
@@ -163,24 +164,24 @@ class Table:
     def key_statistics(
         self, keys: ArrayLike
     ) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
-        """Of keys `[num_keys]`: whether they have a row, their frequency, their last step or -1."""
+        """Whether each key `[num_keys]` has a row, its frequency, and its last step or -1."""
     def assign_scores(self, keys: ArrayLike, scores: ArrayLike) -> int:
-        """Custom scores `[num_keys]`, integers; returns how many keys were there."""
+        """Sets custom scores `[num_keys]`, integers; returns how many keys were present."""
     def set_step(self, step: int) -> None:
-        """Sets the step; the next training lookup is one beyond it."""
+        """Sets the step; the next training lookup is `step + 1`."""
 
 def unique_with_inverse(
     keys: ArrayLike, world_size: int = 1
 ) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[np.int64]]:
     """Deduplicates keys and groups them by owner, `uint64(key) % world_size`.
 
-    The order within an owner is a function of the keys alone, whatever the number of threads.
+    The order within an owner depends only on the keys, not on the number of threads.
 
     Args:
         keys: `[num_keys]`; unsigned arrays are uint64 keys, all others int64.
 
     Returns:
-        Unique keys `[num_unique]`, owner after owner; inverse `[num_keys]` with
+        Unique keys `[num_unique]`, grouped by owner; inverse `[num_keys]` with
         `unique[inverse] == keys`; owner offsets `[world_size + 1]` into the unique keys.
 
     Raises:
@@ -197,13 +198,13 @@ def combine(
     """Reduces the rows of each sample to one.
 
     With weights w and rows v of a sample: `"sum"` is sum(w v), `"mean"` sum(w v) / sum(w),
-    `"sqrtn"` sum(w v) / sqrt(sum(w^2)); a sample that is empty, or whose divisor is 0, is zeros.
-    `"none"` has no samples: each key's row times its weight.
+    `"sqrtn"` sum(w v) / sqrt(sum(w^2)). A sample that is empty, or whose divisor is 0, gives zeros.
+    `"none"` returns each key's row times its weight.
 
     Args:
         rows: Unique rows `[num_unique, dim]`.
         inverse: `[num_keys]`, the row of each key.
-        row_splits: `[batch + 1]`, where the keys of each sample begin; `None` with `"none"`.
+        row_splits: `[batch + 1]`, offsets of the samples' keys; `None` with `"none"`.
         weights: `[num_keys]`; `None` for all ones.
 
     Returns:
@@ -221,7 +222,7 @@ def combine_gradient(
     combiner: str = "sum",
     weights: ArrayLike | None = None,
 ) -> NDArray[np.float32]:
-    """Gradient of `combine` by unique row, `[num_unique, dim]`, summed in order of position.
+    """Gradient of `combine` for the unique rows, `[num_unique, dim]`, summed in order of position.
 
     Args:
         grad: `[batch, dim]`, or `[num_keys, dim]` with `"none"`.
@@ -235,7 +236,7 @@ def weight_gradient(
     combiner: str = "sum",
     weights: ArrayLike | None = None,
 ) -> NDArray[np.float32]:
-    """Gradient of `combine` by weight, `[num_keys]`."""
+    """Gradient of `combine` for the weights, `[num_keys]`."""
 
 def merge_gradients(keys: ArrayLike, grads: ArrayLike) -> tuple[NDArray[Any], NDArray[np.float32]]:
     """Sums the gradients `[num_keys, dim]` of equal keys, in order of position.
@@ -272,26 +273,26 @@ def apply_gradients(
 ) -> None:
     """One optimizer step on the rows of a batch; missing keys are inserted.
 
-    The first call gives the table its slot variables. An empty batch is a step too: with
-    `"adam"`, momentum that is not lazy, and weight decay, every row of the table changes.
+    The first call adds the rule's slot variables to the table. An empty batch is also a step: with
+    `"adam"`, momentum that is not lazy, or weight decay it changes every row of the table.
 
     Args:
         rule: `"sgd"`, `"momentum"`, `"adagrad"`, `"rowwise_adagrad"`, `"adam"`, `"lazy_adam"` or
-            `"ftrl"`. Options that it does not know are ignored.
+            `"ftrl"`. Options of other rules are ignored.
         step: Counts from 1 (Adam's bias correction).
         keys: `[num_keys]`; gradients of equal keys are summed first.
         grads: `[num_keys, dim]`.
-        keys_are_unique: The search for equal keys is left out.
+        keys_are_unique: True skips the search for equal keys.
         momentum_before_rate: TF1's momentum, `a = momentum a + g; w -= lr a`, instead of Keras'
             `v = momentum v - lr g; w += v`.
         weight_decay: Decoupled as in Keras, `row *= 1 - weight_decay * learning_rate` before the
             update, for every row at every step.
-        clip_value: Bound on each element of the summed gradient; 0 for none.
+        clip_value: Maximum absolute value of each element of the summed gradient; 0: no limit.
 
     Raises:
         ValueError: An option is out of range; the table has another rule or other options; or
-            `max_capacity` would be exceeded, and then no step was made.
-        TypeError: There is no such option.
+            `max_capacity` would be exceeded, and then the table is unchanged.
+        TypeError: An option does not exist.
     """
 
 def _hash_pieces(key: int) -> tuple[int, int, int]:
@@ -305,20 +306,20 @@ def _philox(counter: Sequence[int], key: Sequence[int]) -> list[int]:
 # Device arrays are objects with `__dlpack__` or `__cuda_array_interface__`: CuPy, PyTorch, JAX and
 # Numba arrays, and CudaArray, on the current device, contiguous in row-major order; ValueError
 # names an argument that is not. `stream` is the address of a CUDA stream, 0 for the default one.
-# Calls return before the device has done the work, unless they return something of the host. In a
-# build without CUDA all of them but `cuda_device_count` raise RuntimeError.
+# Calls return before the device has finished, unless they return a value in host memory. In a build
+# without CUDA all of them except `cuda_device_count` raise RuntimeError.
 
 def cuda_device_count() -> int:
-    """Devices that can be used; 0 without a driver, and in a build without CUDA."""
+    """Number of usable devices; 0 without a driver, and in a build without CUDA."""
 
 def cuda_device_info() -> dict[str, Any]:
     """Name, sizes in bytes and CUDA versions (1000 * major + 10 * minor) of the current device."""
 
 def cuda_release_memory() -> None:
-    """Gives memory that is kept for later use back to other libraries. Waits for the device."""
+    """Frees memory that is kept for later use. Waits for the device."""
 
 class CudaEvent:
-    """A point of a stream's work, for timing."""
+    """A point in a stream, for timing."""
 
     def record(self, *, stream: int = 0) -> None: ...
     def seconds_since(self, earlier: CudaEvent) -> float: ...  # waits for both
@@ -335,15 +336,15 @@ class CudaError(RuntimeError):
 class CudaArray:
     """A copy of a NumPy array in device memory, or the result of a call.
 
-    Its memory is given back in the order of the stream that it was made on, which must outlive it;
-    who shares it and works on another stream orders that before the last reference goes.
+    Its memory is freed in the order of the stream that made it; the stream must outlive it. Work on
+    another stream must be ordered before the last reference to the array is deleted.
     """
 
     def __init__(self, array: NDArray[Any], *, stream: int = 0) -> None: ...
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]: ...
     def __dlpack__(self, *, stream: int | None = None, **others: Any) -> Any:
-        """As of the array API; BufferError for another `dl_device`, and for `copy=True`."""
+        """As in the array API; BufferError for another `dl_device`, and for `copy=True`."""
     def __dlpack_device__(self) -> tuple[int, int]: ...
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -358,16 +359,16 @@ class CudaTable:
     """One rank's shard of a table in device memory, for one host thread at a time.
 
     Args:
-        name, dim, initializer, a, b, default_rows, seed, initial_capacity, max_capacity: As of
+        name, dim, initializer, a, b, default_rows, seed, initial_capacity, max_capacity: As in
             `Table`; initial rows have the same bits.
-        use_hashtable, rank, world_size: As of `Table`. Without a hashtable, memory for all rows is
-            taken at once, and a call that takes keys waits for the device once.
-        key_dtype: `"int64"` or `"uint64"`, also the type of the key arrays.
-        max_load_factor: Share of the index that may be in use before it grows, in (0, 0.97].
-        policy: As of `Table`. With one, calls that may insert wait for the device once.
+        use_hashtable, rank, world_size: As in `Table`. Without a hashtable, memory for all rows is
+            allocated at once, and a call that takes keys waits for the device once.
+        key_dtype: `"int64"` or `"uint64"`, also the dtype of the key arrays.
+        max_load_factor: Load factor at which the index grows, in (0, 0.97].
+        policy: As in `Table`. With a policy, calls that may insert wait for the device once.
 
     Raises:
-        ValueError: An argument is out of its range; the message names it.
+        ValueError: An argument is out of range; the message names it.
         CudaError: There is no device, or too little memory.
     """
 
@@ -384,7 +385,7 @@ class CudaTable:
     def dim(self) -> int: ...
     @property
     def key_dtype(self) -> str: ...
-    # As of `Table`, and wait.
+    # As in `Table`; these wait for the device.
     @property
     def size(self) -> int: ...
     def __len__(self) -> int: ...
@@ -408,9 +409,9 @@ class CudaTable:
     def row_numbers(
         self, keys: Any, *, insert: bool = False, out: Any = None, stream: int = 0
     ) -> Any:
-        """Row numbers `[num_keys]`, uint32; 2**32 - 1 where a key is missing and not inserted."""
+        """Row numbers `[num_keys]`, uint32; 2**32 - 1 for keys missing and not inserted."""
     def gather(self, row_numbers: Any, *, rows: Any = None, stream: int = 0) -> Any:
-        """Rows by number, `[num_rows, dim]`. Every number must be one of this table's."""
+        """Rows by number, `[num_rows, dim]`. Every number must belong to this table."""
     def assign(self, keys: Any, rows: Any, *, stream: int = 0) -> None:
         """Writes rows, inserting missing keys; of equal keys the last wins."""
     def erase(self, keys: Any, *, stream: int = 0) -> int:
@@ -428,7 +429,7 @@ class CudaTable:
         """As `Table.import_`, from NumPy arrays. Waits."""
     def stats(self, *, stream: int = 0) -> dict[str, int | float]:
         """Size, load factor and bytes. Waits."""
-    # As of `Table`. Device arrays in and out; evicted rows wait in host memory.
+    # As in `Table`, with device arrays; the buffer of evicted rows is in host memory.
     @property
     def keeps_records(self) -> bool: ...
     def observe(self, keys: Any, *, stream: int = 0) -> None: ...
@@ -466,7 +467,7 @@ def cuda_combine_of_table(
     table: CudaTable, row_numbers: Any, inverse: Any, row_splits: Any, combiner: str =
     "sum", weights: Any = None, *, stream: int = 0
 ) -> CudaArray:
-    """The same straight from a table: `inverse` points into `row_numbers` `[num_unique]`."""
+    """The same directly from a table: `inverse` indexes `row_numbers` `[num_unique]`."""
 
 def cuda_combine_gradient(
     grad: Any, inverse: Any, row_splits: Any, num_unique: int, combiner: str = "sum",
@@ -478,15 +479,15 @@ def cuda_group_lookup(
     tables: list[CudaTable], keys: list[Any], rows: list[Any] | None = None, *, insert: bool = True,
     stream: int = 0
 ) -> list[Any]:
-    """Rows of the keys of each table, `[num_keys, dim]` each, in the launches of one table.
+    """Rows `[num_keys, dim]` of each table's keys, in the launches of one table.
 
-    As `find_or_insert` (`insert=False`: as `find`) of each. Of tables without policies that occur
-    once in the list, all take their new keys or none does. `rows`: arrays to write into.
+    Works like `find_or_insert` (`insert=False`: `find`) of each table. Tables without policies that
+    occur once in the list take all new keys or none. `rows`: output arrays.
     """
 
 def cuda_group_apply_gradients(
     tables: list[CudaTable], rule: str, learning_rate: float, step: int, keys: list[Any],
     grads: list[Any], *, keys_are_unique: bool = False, stream: int = 0, **options: float | bool
 ) -> None:
-    """The same step on different tables, in the launches of one: all make it or none does."""
+    """One optimizer step on several tables, in the launches of one: on all tables or on none."""
 # fmt: on

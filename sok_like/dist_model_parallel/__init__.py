@@ -1,4 +1,4 @@
-"""Ordinary Keras embeddings spread over ranks, under the names of DMP.
+"""Keras embeddings sharded over ranks, under the names of DMP.
 
     import sok_like.dist_model_parallel as dmp
 

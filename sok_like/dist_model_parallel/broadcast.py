@@ -1,4 +1,4 @@
-"""Replicated variables made equal on all ranks; local ones are left alone."""
+"""Makes replicated variables equal on all ranks; local ones stay as they are."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from sok_like.runtime.initialize import ensure_initialized
 
 
 def broadcast_variables(model_vars: Iterable[Any], root_rank: int = 0) -> None:
-    """Gives the variables of all ranks the values they have on one.
+    """Copies the values of variables from one rank to all ranks.
 
     Args:
-        model_vars: Variables of TensorFlow or Keras. Those that are local to a rank (`de_local`)
-            are skipped, as are an optimizer's slots of them if it is a `DistributedOptimizer`; the
-            others must be the same on all ranks, in this order.
-        root_rank: The rank whose values count.
+        model_vars: Variables of TensorFlow or Keras, in the same order on all ranks. Variables that
+            are local to a rank (`de_local`) are skipped, and so are their slot variables in a
+            `DistributedOptimizer`.
+        root_rank: The rank whose values are copied.
 
     Raises:
-        ValueError: there is no such rank.
+        ValueError: `root_rank` does not exist.
     """
     with tf.init_scope():
         ensure_initialized()
@@ -47,7 +47,7 @@ def _callback_class():
             self.broadcast_done = False
 
         def on_train_batch_end(self, batch, logs=None):
-            # Not earlier: only now are all variables there.
+            # Not earlier: only now all variables exist.
             if self.broadcast_done:
                 return
             variables = replicas.with_optimizer(self.model.variables, self.model.optimizer)
@@ -61,11 +61,11 @@ def BroadcastGlobalVariablesCallback(root_rank: int = 0, device: str = "") -> An
     """A callback that makes replicated variables equal after the first batch of `fit`.
 
     Args:
-        root_rank: The rank whose values count.
+        root_rank: The rank whose values are copied.
         device: Without effect.
 
     Returns:
-        A `tf.keras.callbacks.Callback`. It includes the optimizer's variables, so the optimizer
-        must be a `DistributedOptimizer`, which tells those of local variables apart.
+        A `tf.keras.callbacks.Callback`. It also copies the optimizer's variables, so the optimizer
+        must be a `DistributedOptimizer`, which marks those of local variables.
     """
     return _callback_class()(root_rank)

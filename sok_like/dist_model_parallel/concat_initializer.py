@@ -15,15 +15,15 @@ from sok_like.runtime.checks import as_integer
 class ConcatInitializer(tf.keras.initializers.Initializer):
     """Initializes the rows of each joined table as if it were alone.
 
-    An initializer may look at the shape of what it fills (Glorot's does), so it is called with the
-    shape of each table, not of the joined one.
+    An initializer may depend on the shape (Glorot's does), so it is called with the shape of each
+    table, not of the joined one.
 
     Args:
-        initializer: Keras initializer or its name, for all tables; or a list with one for each.
-        sizes: Rows of each table, in order.
+        initializer: Keras initializer or its name, for all tables; or a list with one per table.
+        sizes: Number of rows of each table, in order.
 
     Raises:
-        ValueError: the lists differ in length, or a size is no positive integer.
+        ValueError: the lists differ in length, or a size is not a positive integer.
     """
 
     def __init__(self, initializer: Any, sizes: Sequence[int]):
@@ -34,13 +34,13 @@ class ConcatInitializer(tf.keras.initializers.Initializer):
         identifiers = list(initializer) if one_each else [initializer] * len(self.sizes)
         if len(identifiers) != len(self.sizes):
             raise ValueError(
-                "`initializer` must be one initializer or one for each of `sizes`. "
+                "`initializer` must be one initializer or one per item of `sizes`. "
                 f"Received: {len(identifiers)} initializers for {len(self.sizes)} sizes"
             )
         self.initializers = [tf.keras.initializers.get(each) for each in identifiers]
 
     def __call__(self, shape, dtype=None, **kwargs):
-        """Initial rows `[sum(sizes), ...]`; ValueError for another number of rows."""
+        """Initial rows `[sum(sizes), ...]`; ValueError if `shape` has another number of rows."""
         rows, *rest = shape
         if rows != sum(self.sizes):
             raise ValueError(
@@ -58,14 +58,14 @@ class ConcatInitializer(tf.keras.initializers.Initializer):
 
 
 def varied(initializer: Any, number: int) -> Any:
-    """An initializer like the one given, drawing other numbers for each `number` above 0.
+    """A copy of a random initializer with another seed for each `number` above 0.
 
     Args:
-        initializer: What Keras takes for one.
-        number: The same for the same numbers.
+        initializer: An initializer in any form that Keras accepts.
+        number: Equal numbers give equal seeds.
 
     Returns:
-        `initializer` itself for 0, or if it draws none.
+        `initializer` itself if `number` is 0 or it draws no random numbers.
     """
     if number == 0:
         return initializer
@@ -75,6 +75,6 @@ def varied(initializer: Any, number: int) -> Any:
     seed = config.get("seed", 0)
     if "seed" not in config or not (seed is None or isinstance(seed, int)):
         return initializer
-    if seed is None:  # Keras would draw it from here: the same on all ranks after set_random_seed
+    if seed is None:  # drawn as Keras does: the same on all ranks after set_random_seed
         seed = random.randint(1, 10**9)
     return type(made).from_config({**config, "seed": (seed + number * 1_000_003) % 2**31})

@@ -18,30 +18,30 @@ from sok_like.table.keras_variable import is_keras_3
 
 @tf.keras.utils.register_keras_serializable(package="sok_like")
 class Embedding(tf.keras.layers.Layer):
-    """Turns ids into rows of a dense table, and combines those of a sample if asked to.
+    """Looks up ids in a dense table, and combines the rows of a sample if it has a combiner.
 
     Args:
         input_dim: Number of rows. Ids are in `[0, input_dim)`.
-        output_dim: Row width.
-        embeddings_initializer: Of the table; runs on the CPU, so that a table that fills a device
-            needs no second copy there while it is made.
-        embeddings_regularizer: Of the table.
-        activity_regularizer: Of the output.
-        embeddings_constraint: Of the table.
-        combiner: "sum", "mean", or None: how the rows of the last axis become one.
-        use_custom_kernel: Taken for compatibility with DMP; there is one implementation.
+        output_dim: Length of a row.
+        embeddings_initializer: Initializer of the table. It runs on the CPU, so that a table that
+            fills a device needs no second copy there.
+        embeddings_regularizer: Regularizer of the table.
+        activity_regularizer: Regularizer of the output.
+        embeddings_constraint: Constraint of the table.
+        combiner: "sum", "mean", or None: how the rows of the last axis are reduced.
+        use_custom_kernel: For compatibility with DMP, without effect.
         **kwargs: Keras' own: `name`, `dtype`, `trainable`.
 
     Call arguments:
-        inputs: Integers. A `tf.Tensor` `[..., hotness]`, with a combiner of at least two axes; a
-            `tf.RaggedTensor` `[batch, None]`; or a `tf.SparseTensor` `[batch, max_hotness]` in
-            canonical order. Any integer dtype serves.
-        weights: Floats of the kind and shape of `inputs`, or None: each row counts this often, and
-            a mean is divided by their sum. Needs a combiner.
+        inputs: Integers of any dtype. A `tf.Tensor` `[..., hotness]`, with a combiner of at least
+            two axes; a `tf.RaggedTensor` `[batch, None]`; or a `tf.SparseTensor`
+            `[batch, max_hotness]` in canonical order.
+        weights: Floats of the kind and shape of `inputs`, or None: the weight of each row; a mean
+            is divided by the sum of weights. Needs a combiner.
 
     Output shape:
-        With a combiner `[..., output_dim]`, of ragged and sparse ids `[batch, output_dim]`; zeros
-        where there are no ids. Without one `[..., hotness, output_dim]`, of ragged and sparse ids
+        With a combiner `[..., output_dim]`, for ragged and sparse ids `[batch, output_dim]`; zeros
+        where there are no ids. Without one `[..., hotness, output_dim]`, for ragged and sparse ids
         a ragged `[batch, None, output_dim]`. In the layer's compute dtype.
 
     Example:
@@ -51,9 +51,9 @@ class Embedding(tf.keras.layers.Layer):
         TensorShape([16, 64])
 
     Raises:
-        ValueError: a dimension < 1, no such combiner, 1-D ids with a combiner, nested ragged ids.
-        TypeError: ids that are no integers.
-        tf.errors.InvalidArgumentError: an id outside the table; it names both.
+        ValueError: a dimension < 1, another combiner, 1-D ids with a combiner, nested ragged ids.
+        TypeError: ids are not integers.
+        tf.errors.InvalidArgumentError: an id is outside the table; the message has both.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Embedding(tf.keras.layers.Layer):
         use_custom_kernel: bool = True,
         **kwargs: Any,
     ):
-        # Nothing here is a float before it is looked up, and a table is never cast as a whole.
+        # Keras must cast neither ids to floats nor a whole table.
         kwargs.setdefault("autocast", False)
         super().__init__(activity_regularizer=_regularizer(activity_regularizer), **kwargs)
         self.input_dim = check_integer("input_dim", input_dim)
@@ -78,7 +78,7 @@ class Embedding(tf.keras.layers.Layer):
         self.embeddings_constraint = tf.keras.constraints.get(embeddings_constraint)
         self.combiner = check_combiner(combiner, DENSE_COMBINERS)
         self.use_custom_kernel = bool(use_custom_kernel)
-        # The number of distinct ids is known only when they are seen, which XLA cannot compile.
+        # XLA cannot compile shapes that depend on values, such as the number of unique ids.
         self.supports_jit = False
 
     def build(self, input_shape=None):
@@ -138,8 +138,8 @@ class Embedding(tf.keras.layers.Layer):
     def from_config(cls, config):
         """A layer from its own configuration or that of Keras' Embedding.
 
-        `mask_zero` and `input_length`, which only Keras' has, are left out: no mask is made. So is
-        what Keras writes for other versions of itself and leaves at None.
+        `mask_zero` and `input_length`, which only Keras' layer has, are ignored: no mask is made.
+        So are settings of other Keras versions that are None.
         """
         dropped = {"mask_zero", "input_length"} | ({"batch_input_shape"} if is_keras_3() else set())
         unset = {key for key in ("quantization_config",) if config.get(key) is None}

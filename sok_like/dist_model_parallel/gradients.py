@@ -1,7 +1,7 @@
-"""Gradients of a hybrid model: those of local variables stay, all others are averaged over ranks.
+"""Gradients of a hybrid model: all are averaged over ranks, except those of local variables.
 
-Which is which is decided when a gradient is at hand, from the variable it belongs to. Nothing is
-registered beforehand, and Horovod's own wrappers and state are not touched.
+Each gradient's variable says whether it is local. Nothing is registered beforehand, and Horovod's
+own wrappers and state stay unchanged.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from sok_like.lookup.local_variables import is_local, mark_local, unique_in_grap
 from sok_like.runtime import comm
 from sok_like.runtime.initialize import ensure_initialized
 
-# What Horovod's wrappers take: arguments without effect here, and those that must keep the meaning
-# of an average over all ranks, since another would give replicated and local variables gradients of
-# different scales.
+# Arguments of Horovod's wrappers: some have no effect here; the others must mean an average over
+# all ranks, or gradients of replicated and local variables would have different scales.
 _WITHOUT_EFFECT = ("name", "device_dense", "device_sparse", "num_groups", "groups", "compression")
 _ONLY_WITH = {
     "gradient_predivide_factor": 1.0,
@@ -28,11 +27,11 @@ _ONLY_WITH = {
 
 
 def check_horovod_arguments(wrapper: str, arguments: dict[str, Any]) -> None:
-    """Refuses what would change the result.
+    """Refuses arguments that would change the result.
 
     Raises:
-        TypeError: an argument that Horovod's wrapper does not have.
-        ValueError: one with a value that is not supported.
+        TypeError: Horovod's wrapper does not have the argument.
+        ValueError: the value is not supported.
     """
     for name, value in arguments.items():
         if name in _WITHOUT_EFFECT:
@@ -59,10 +58,10 @@ def _horovod():
 
 
 def averaged(gradients: list, variables: list, sparse_as_dense: bool, name: str) -> list:
-    """The gradients, those of variables that are not local averaged over ranks; None stays None.
+    """Averages over ranks the gradients of variables that are not local; None stays None.
 
-    Sparse ones come out with each index once, whichever they are, so that a variable that was
-    looked up several times in a step is trained as a dense gradient would train it.
+    All sparse gradients are returned with each index once, so that a variable that was looked up
+    several times in a step is trained as by a dense gradient.
     """
     communicator = comm.current()
     gradients = [comm.distinct(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
@@ -96,7 +95,7 @@ class _AveragingTape:
         return getattr(self._tape, name)
 
     def gradient(self, target, sources, *args, **kwargs):
-        """What `tf.GradientTape.gradient` gives, averaged over ranks unless the source is local."""
+        """`tf.GradientTape.gradient`, averaged over ranks unless the source is local."""
         gradients = self._tape.gradient(target, sources, *args, **kwargs)
         flat = averaged(
             _flatten(gradients), _flatten(sources), self._sparse_as_dense, "dmp_gradients"
@@ -129,23 +128,22 @@ def _pack(structure, leaves):
 def DistributedGradientTape(
     gradtape: tf.GradientTape, *, sparse_as_dense: bool = False, **horovod_arguments: Any
 ) -> Any:
-    """A tape for models with replicated and local variables; in place of Horovod's.
+    """A tape for models with replicated and local variables; it replaces Horovod's.
 
     Args:
-        gradtape: The tape to ask for gradients.
+        gradtape: The tape that computes the gradients.
         sparse_as_dense: True averages sparse gradients of replicated variables as dense ones.
-        **horovod_arguments: What else Horovod's wrapper takes. Names, devices, groups and
-            compression are without effect; values that would make other than an average are
-            refused.
+        **horovod_arguments: Other arguments of Horovod's wrapper. Names, devices, groups and
+            compression have no effect; values that mean anything but an average are refused.
 
     Returns:
-        The tape, of which `gradient` averages over ranks all but the gradients of local variables
-        (`de_local`), which have that scale already. All ranks must call it with sources that agree
-        but for local ones.
+        A tape whose `gradient` averages all gradients over ranks, except those of local variables
+        (`de_local`), which have that scale already. All ranks must call it with the same sources,
+        apart from local ones.
 
     Raises:
-        TypeError: an argument that Horovod's wrapper does not have.
-        ValueError: a value that is not supported.
+        TypeError: Horovod's wrapper does not have an argument.
+        ValueError: a value is not supported.
     """
     check_horovod_arguments("DistributedGradientTape", horovod_arguments)
     with tf.init_scope():
@@ -154,13 +152,13 @@ def DistributedGradientTape(
 
 
 def slot_reference(args: tuple, kwargs: dict[str, Any]) -> Any:
-    """The variable that `add_variable_from_reference` is called for, in either Keras."""
+    """The variable for which `add_variable_from_reference` is called, in either Keras."""
     names = ("reference_variable", "model_variable")
     return args[0] if args else next(kwargs[name] for name in names if name in kwargs)
 
 
 class _Averaging:
-    """What optimizers of both Keras share."""
+    """The common part for optimizers of both Keras."""
 
     _dmp_sparse_as_dense = False
     dmp_averages = True
@@ -177,10 +175,10 @@ class _Keras3(_Averaging):
     def apply(self, grads, trainable_variables=None):
         grads = list(grads)
         variables = trainable_variables
-        if variables is None:  # those it was built with, tables among them
+        if variables is None:  # those that it was built with, including tables
             variables = getattr(self, "_sok_trainable", self._trainable_variables)
         variables = list(variables)
-        if len(variables) == len(grads):  # otherwise Keras says what is wrong
+        if len(variables) == len(grads):  # otherwise Keras raises
             grads = self._dmp_averaged(grads, variables)
         return super().apply(grads, trainable_variables)
 
@@ -215,31 +213,32 @@ def _averaging_class(cls):
 def DistributedOptimizer(
     optimizer: Any, *, sparse_as_dense: bool = False, **horovod_arguments: Any
 ) -> Any:
-    """An optimizer for models with replicated and local variables; in place of Horovod's.
+    """An optimizer for models with replicated and local variables; it replaces Horovod's.
 
-    For `model.compile` or a loop with a plain `tf.GradientTape`; not together with
-    `DistributedGradientTape`, which averages too.
+    Use it in `model.compile` or with a plain `tf.GradientTape`; not with `DistributedGradientTape`,
+    which also averages.
 
     Args:
-        optimizer: Any optimizer of Keras 3 or tf_keras, not one of its legacy ones. For hash tables
-            it must be a `sok.OptimizerWrapper`.
+        optimizer: Any optimizer of Keras 3 or tf_keras, except tf_keras' legacy ones. For hash
+            tables it must be a `sok.OptimizerWrapper`.
         sparse_as_dense: True averages sparse gradients of replicated variables as dense ones.
-        **horovod_arguments: As those of `DistributedGradientTape`.
+        **horovod_arguments: As in `DistributedGradientTape`.
 
     Returns:
-        A view of `optimizer` of a subclass of its class, which shares its state. It averages the
-        gradients of all variables but local ones over ranks before it applies them.
+        A view of `optimizer`, of a subclass of its class, that shares its state. Before it applies
+        gradients it averages them over ranks, except those of local variables.
 
     Raises:
-        TypeError: no such optimizer, or an argument that Horovod's wrapper does not have.
-        ValueError: a value that is not supported.
+        TypeError: `optimizer` is not such an optimizer, or Horovod's wrapper does not have an
+            argument.
+        ValueError: a value is not supported.
     """
     check_horovod_arguments("DistributedOptimizer", horovod_arguments)
     cls = _averaging_class(type(optimizer))  # type: ignore[arg-type]
     with tf.init_scope():
         ensure_initialized()
     view = object.__new__(cls)
-    # Past the optimizers' own __setattr__, which would track the dictionary as a thing to save.
+    # Not by the optimizer's __setattr__, which would track the dictionary as state to save.
     object.__setattr__(view, "__dict__", optimizer.__dict__)
     view.__dict__["_dmp_sparse_as_dense"] = sparse_as_dense
     return view

@@ -22,39 +22,39 @@ HASH_COMBINERS = (None, *COMBINERS)
 
 @tf.keras.utils.register_keras_serializable(package="sok_like")
 class HashEmbedding(TableLayer):
-    """Turns keys into rows of a hash table, and combines those of a sample if asked to.
+    """Looks up keys in a hash table, and combines the rows of a sample if it has a combiner.
 
-    A table of any 64-bit keys, which grows as they come; over several ranks key k lies on rank
-    `uint64(k) % world_size`. A layer by itself, or an item of the list of
-    `dmp.DistributedEmbedding`. Without `sok.Init` it initialises the package itself.
+    Keys are any 64-bit integers, and the table grows with them. On several ranks key k is on rank
+    `uint64(k) % world_size`. Use it as a layer, or in the list of `dmp.DistributedEmbedding`.
+    Without `sok.Init` it initialises the package itself.
 
     Args:
-        output_dim: Row width.
-        combiner: "sum", "mean", "sqrtn", or None: how the rows of the last axis become one.
+        output_dim: Length of a row.
+        combiner: "sum", "mean", "sqrtn", or None: how the rows of the last axis are reduced.
         embeddings_initializer: Keras initializer or its name; a row is a function of (seed, name,
             key, column), see `sok_like.table.initializers`.
-        capacity: Most keys a rank may hold; None grows without bound.
-        initial_capacity: Keys a rank makes room for at once.
-        key_dtype: int64, int32, uint64 or uint32: of the keys that weights are given out with.
-        **kwargs: Keras' own: `name`, which is the table's and must be the same on all ranks,
+        capacity: Maximum number of keys per rank; None: no limit.
+        initial_capacity: Number of keys for which each rank allocates memory at first.
+        key_dtype: int64, int32, uint64 or uint32: dtype of the keys in weights.
+        **kwargs: Keras' own: `name`, also the table's, which must be the same on all ranks,
             `dtype`, `trainable`.
 
     Call arguments:
-        inputs: Integers, as `sok.Embedding` takes them; every value is a key.
-        training: True inserts missing keys. False reads their initial row and inserts nothing.
+        inputs: Integers, as in `sok.Embedding`; every value is a key.
+        training: True inserts missing keys. False reads their initial rows and inserts no keys.
 
     Output shape:
-        That of `sok.Embedding`, in the layer's compute dtype.
+        As in `sok.Embedding`, in the layer's compute dtype.
 
-    The gradient of a row arrives at its owner, summed over ranks and divided by their number, as
-    `dmp.DistributedGradientTape` scales that of every other table. Training takes
-    `sok.OptimizerWrapper`, or a `dmp.DistributedOptimizer` around one.
+    The owner of a row gets its gradient, summed over ranks and divided by their number, the scale
+    that `dmp.DistributedGradientTape` gives every other table. Train with `sok.OptimizerWrapper`,
+    or a `dmp.DistributedOptimizer` around one.
 
     Raises:
-        ValueError: an argument out of range, 1-D ids with a combiner, nested ragged ids.
-        TypeError: ids that are no integers.
-        tf.errors.ResourceExhaustedError: on one rank, more keys than `capacity`; on several the
-            error of the rank is an InvalidArgumentError on all of them.
+        ValueError: an argument is out of range, 1-D ids with a combiner, nested ragged ids.
+        TypeError: ids are not integers.
+        tf.errors.ResourceExhaustedError: on one rank, more keys than `capacity`; on several ranks
+            an InvalidArgumentError on all of them.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class HashEmbedding(TableLayer):
         key_dtype: Any = tf.int64,
         **kwargs: Any,
     ):
-        # Nothing here is a float before it is looked up.
+        # Inputs are keys, which Keras must not cast to floats.
         kwargs.setdefault("autocast", False)
         super().__init__(**kwargs)
         self.output_dim = check_integer("output_dim", output_dim)
@@ -80,7 +80,7 @@ class HashEmbedding(TableLayer):
         self.supports_jit = False
 
     def build(self, input_shape=None):
-        """Makes the table, which depends on no input."""
+        """Makes the table, which does not depend on inputs."""
         if self.built:
             return
         with tf.init_scope():
@@ -128,7 +128,7 @@ class HashEmbedding(TableLayer):
     def get_config(self):
         return {
             **super().get_config(),
-            "hash_table": True,  # by which the planner knows it
+            "hash_table": True,  # for the planner
             "output_dim": self.output_dim,
             "combiner": self.combiner,
             "embeddings_initializer": tf.keras.initializers.serialize(self.embeddings_initializer),

@@ -1,9 +1,9 @@
-"""A hash table's rows as a pair of arrays, and back.
+"""Reads and writes a hash table as a pair of arrays, keys and rows.
 
     get    each rank's keys and rows, some at a time =keys, floats=> rank 0 (or all) sorts them
     set    each rank takes the keys it owns out of the whole: nothing is sent
 
-What is given out is sorted by key, so it does not depend on the number of ranks.
+The result is sorted by key, so it does not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from sok_like.runtime.agreement import send
 from sok_like.table.variable import EmbeddingVariable
 from sok_like.table.weights import owned
 
-# Bytes of one table that a rank sends at a time.
+# Bytes of a table that a rank sends at a time.
 CHUNK_BYTES = 64 * 2**20
 
 
 def gather_by_key(keys, rows, key_dtype, all_ranks):
-    """Keys and their rows of all ranks, sorted by key, on rank 0 or on all; None elsewhere.
+    """Gathers keys and rows of all ranks, sorted by key, on rank 0 or all ranks; None elsewhere.
 
     Args:
-        keys: int64 `[n]`, this rank's.
-        rows: float32 `[n, width]`.
-        key_dtype: NumPy dtype to give keys out in.
+        keys: int64 `[num_keys]`, this rank's.
+        rows: float32 `[num_keys, width]`.
+        key_dtype: NumPy dtype of the returned keys.
     """
     communicator = comm.current()
     if communicator.world_size > 1:
@@ -51,22 +51,22 @@ def gather_by_key(keys, rows, key_dtype, all_ranks):
 
 
 def get_hash_table(variable: EmbeddingVariable, all_ranks: bool) -> Any:
-    """The table as `(keys [n], rows [n, output_dim])`; see `gather_by_key`."""
+    """The table as `(keys [num_keys], rows [num_keys, output_dim])`; see `gather_by_key`."""
     snapshot = variable.snapshot(with_slots=False)
     dtype = variable.key_dtype.as_numpy_dtype
     return gather_by_key(snapshot.keys.numpy(), snapshot.rows.numpy(), dtype, all_ranks)
 
 
 def open_pair(what: str, pair: Any, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """This rank's keys, int64 `[n]`, and where they are in the rows; the rows, perhaps on disk.
+    """Checks and opens keys, int64 `[num_keys]`, and rows, which may stay on disk.
 
     Args:
-        what: What errors call it.
+        what: The argument's name in errors.
         pair: `(keys, rows)`, each an array or the path of an `.npy` file.
-        width: Of the rows.
+        width: Length of a row.
 
     Raises:
-        ValueError: no such pair, other shapes, or a key twice.
+        ValueError: `pair` is not such a pair, its shapes are wrong, or a key is a duplicate.
     """
     rule = f"`{what}` of a hash table must be a pair (keys [n], rows [n, {width}])"
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
@@ -79,12 +79,12 @@ def open_pair(what: str, pair: Any, width: int) -> tuple[np.ndarray, np.ndarray]
     check_real(what, rows)
     keys = keys.view(np.int64) if keys.dtype == np.uint64 else keys.astype(np.int64)
     if len(np.unique(keys)) != len(keys):
-        raise ValueError(f"{rule}, each key once. Received: a key twice")
+        raise ValueError(f"{rule}, each key once. Received: duplicate keys")
     return keys, rows
 
 
 def as_array(what: str, value: Any) -> np.ndarray:
-    """An array, or the file of one mapped into memory; ValueError if there is no such file."""
+    """An array, or an `.npy` file mapped into memory; ValueError if the file cannot be read."""
     if not isinstance(value, (str, os.PathLike)):
         return value if isinstance(value, np.ndarray) else np.asarray(value)
     try:
@@ -97,7 +97,7 @@ def as_array(what: str, value: Any) -> np.ndarray:
 
 
 def check_real(what: str, array: np.ndarray) -> None:
-    """ValueError unless its values can be those of a table."""
+    """ValueError unless `array` holds real numbers."""
     if array.dtype.kind not in "fiub" and array.dtype != tf.bfloat16.as_numpy_dtype:
         raise ValueError(f"`{what}` must hold real numbers. Received: {array.dtype}")
 
@@ -107,6 +107,6 @@ def check_capacity(what: str, variable: EmbeddingVariable, keys: np.ndarray) -> 
     capacity, num_keys = variable.get_config()["capacity"], len(owned(keys))
     if capacity is not None and num_keys > capacity:
         raise ValueError(
-            f"`{what}` must hold at most capacity={capacity} keys for a rank (table "
+            f"`{what}` must hold at most capacity={capacity} keys per rank (table "
             f"'{variable.table_name}'). Received: {num_keys}"
         )

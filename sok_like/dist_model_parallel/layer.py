@@ -1,4 +1,4 @@
-"""`dmp.DistributedEmbedding`: a list of Keras embeddings, spread over the ranks."""
+"""`dmp.DistributedEmbedding`: a list of Keras embeddings, sharded over the ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sok_like.dist_model_parallel.local_layers import build_layer, layer_table
 from sok_like.dist_model_parallel.whole_tables import WholeTables
 from sok_like.lookup import exchange
 from sok_like.lookup.dense_lookup import DENSE_COMBINERS, as_tf_table, check_ids
-from sok_like.lookup.flat_ids import FlatIds, Part
+from sok_like.lookup.flat_ids import FlatIds, LookupShard
 from sok_like.lookup.local_variables import mark_local, unique_in_graph
 from sok_like.lookup.training_flag import by_training
 from sok_like.planner import DistEmbeddingStrategy
@@ -35,50 +35,49 @@ from sok_like.runtime.initialize import ensure_initialized
 # A package of its own, because `sok.DistributedEmbedding` has the same name.
 @tf.keras.utils.register_keras_serializable(package="sok_like.dist_model_parallel")
 class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
-    """Looks several inputs up in several tables that lie on different ranks.
+    """Looks up several inputs in several tables that are sharded over ranks.
 
-    Used in place of the list of embeddings: `outputs = layer(inputs)` is what
-    `[e(i) for e, i in zip(embeddings, inputs)]` would be on one process, whatever the number of
-    ranks. Without `sok.Init` it initialises the package itself.
+    It replaces a list of embeddings: on any number of ranks, `outputs = layer(inputs)` is what
+    `[e(i) for e, i in zip(embeddings, inputs)]` would be in one process. Without `sok.Init` it
+    initialises the package itself.
 
     Args:
         embeddings: Keras `Embedding`s or `sok_like.Embedding`s, or other layers with `input_dim`,
             `output_dim` and perhaps `combiner` in their configuration and one weight, the table.
-            They serve as descriptions: tables are made anew, and of layers of other classes only
-            `build` is used, never `call`. `sok_like.HashEmbedding`s may stand among them: their
-            keys lie on rank `key % world_size`, whatever strategy and thresholds say.
+            They only describe tables: new tables are made, and of other layer classes only `build`
+            is called, never `call`. `sok_like.HashEmbedding`s may be among them: key k is on rank
+            `k % world_size`, whatever the strategy and thresholds.
         strategy: "basic", "memory_balanced" or "memory_optimized": which rank gets which table.
-        column_slice_threshold: Tables of more elements are cut into slices of columns; None cuts
-            only where there are fewer tables than ranks.
-        row_slice_threshold: Tables of at least as many elements are laid over all ranks by rows.
-        dp_input: True: each rank gives all inputs, for its own samples. False: each rank gives the
-            inputs `layer.strategy.input_ids_list[rank]`, for the samples of all ranks, as many a
-            rank; both thresholds below and above are then without effect on rows, and no table is
-            replicated. Each input of a hash table belongs to one rank, too.
+        column_slice_threshold: Tables with more elements are sliced by columns; None slices only
+            if there are fewer tables than ranks.
+        row_slice_threshold: Tables with at least as many elements are row-wise over all ranks.
+        dp_input: True: each rank passes all inputs, for its own samples. False: each rank passes
+            the inputs `layer.strategy.input_ids_list[rank]`, for the samples of all ranks, which
+            all have the same number. Then `row_slice_threshold` and `data_parallel_threshold` have
+            no effect. Each input of a hash table also belongs to one rank.
         input_table_map: The table of each input; None: input i belongs to table i.
-        data_parallel_threshold: Tables of at most as many elements are replicated on every rank.
+        data_parallel_threshold: Tables with at most as many elements are replicated on every rank.
         **kwargs: Keras' own: `name`, `dtype`, `trainable`.
 
     Call arguments:
-        inputs: A list of integer tensors, dense, ragged or sparse as `sok_like.Embedding` takes
-            them, mixed at will. The batch may differ from rank to rank, and be empty.
+        inputs: A list of integer tensors in any mixture of dense, ragged and sparse, as in
+            `sok_like.Embedding`. The batch may differ between ranks, and be empty.
         training: True inserts missing keys into hash tables. False reads their initial rows and
-            inserts nothing.
+            inserts no keys.
 
     Returns:
-        A list, an output an input, in order, of the shape that the embedding alone would give; in
-        the layer's compute dtype. The gradient of a table that is not replicated arrives at its
-        owner only, summed over ranks and divided by their number; see `DistributedGradientTape`.
+        One output per input, in input order, each with the shape that the embedding alone would
+        give, in the layer's compute dtype. Only its owner gets the gradient of a table that is not
+        replicated, summed over ranks and divided by their number; see `DistributedGradientTape`.
 
     Raises:
-        ValueError: an argument out of range, or another number of inputs than tables or
-            `input_table_map` have.
-        TypeError: inputs that are no integers.
-        tf.errors.InvalidArgumentError: an id outside its table, or a full hash table; on all ranks,
-            naming table, id and rank.
+        ValueError: an argument is out of range, or the number of inputs is wrong.
+        TypeError: an input is not of integers.
+        tf.errors.InvalidArgumentError: an id is outside its table, or a hash table is full; on all
+            ranks, with table, id and rank.
 
     Attributes:
-        strategy: The `DistEmbeddingStrategy`; `strategy.report()` says who owns what.
+        strategy: The `DistEmbeddingStrategy`; `strategy.report()` says which rank owns what.
         dp_layers, local_embedding_layers, row_layers, hash_layers: The layers that hold this rank's
             variables.
     """
@@ -104,11 +103,11 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         self.row_slice_threshold = row_slice_threshold
         self.data_parallel_threshold = data_parallel_threshold
         self._strategy_name = strategy
-        if not dp_input:  # of no effect then, but a slip all the same
+        if not dp_input:  # without effect then, but checked
             check_threshold("row_slice_threshold", row_slice_threshold, 0)
             check_threshold("data_parallel_threshold", data_parallel_threshold, 0)
         descriptions = list_embeddings(embeddings)
-        # Past Keras, which would track the layers in them as this layer's own.
+        # Not by Keras' __setattr__, which would track the embeddings as sublayers.
         object.__setattr__(self, "_descriptions", descriptions)
         object.__setattr__(
             self,
@@ -125,7 +124,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         )
         if not dp_input:
             self.strategy.deal_hash_inputs()
-        object.__setattr__(self, "_parts", self._find_parts())
+        object.__setattr__(self, "_shards", self._find_shards())
         tables = self.strategy.plan.tables
         legal = [HASH_COMBINERS if table.hashed else DENSE_COMBINERS for table in tables]
         self._combiners = [
@@ -138,34 +137,35 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         self.row_layers: list[Any] = []
         self.hash_layers: list[Any] = []
         self._anchor = None
-        # The number of distinct ids is known only when they are seen, which XLA cannot compile.
+        # XLA cannot compile shapes that depend on values, such as the number of unique ids.
         self.supports_jit = False
 
-    def _find_parts(self) -> list[list[Part]]:
-        """The parts of each table, in the order of their columns."""
+    def _find_shards(self) -> list[list[LookupShard]]:
+        """The shards of each table, in column order; of a row-wise table one item for all."""
         strategy = self.strategy
-        parts: list[list[Part]] = [[] for _ in strategy.plan.tables]
+        shards: list[list[LookupShard]] = [[] for _ in strategy.plan.tables]
         for kind, group in enumerate(strategy.table_groups):
             if kind == COLUMN_WISE:
                 continue
             owner = exchange.BY_KEY if kind == HASHED else exchange.ALL_RANKS
             for position, table_id in enumerate(group):
                 width = strategy.plan.tables[table_id].output_dim
-                parts[table_id].append(Part(owner, width, 0, kind, position))
+                shards[table_id].append(LookupShard(owner, width, 0, kind, position))
         for rank, groups in enumerate(strategy.local_group_list):
             for index, group in enumerate(groups):
                 config = strategy.local_configs[rank][index]
-                for place, k in enumerate(group):
+                for position, k in enumerate(group):
                     table_id = strategy.table_groups[COLUMN_WISE][strategy.table_ids[rank][k]]
-                    first_row = strategy.local_weight_offsets[rank][index][place]
+                    first_row = strategy.local_weight_offsets[rank][index][position]
                     width = config["output_dim"]
-                    parts[table_id].append(Part(rank, width, first_row, COLUMN_WISE, index))
-        return parts
+                    shard = LookupShard(rank, width, first_row, COLUMN_WISE, index)
+                    shards[table_id].append(shard)
+        return shards
 
     # Variables.
 
     def build(self, input_shape=None):
-        """Makes this rank's variables, which depend on no input."""
+        """Makes this rank's variables, which do not depend on inputs."""
         if self.built:
             return
         strategy = self.strategy
@@ -196,18 +196,18 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         self.built = True
 
     def _needs_anchor(self) -> bool:
-        """Whether this rank's tape would not see an exchange that others' tapes do."""
-        used = [part for table_id in set(self.strategy.plan.input_table_map)
-                for part in self._parts[table_id] if part.kind != DATA_PARALLEL]  # fmt: skip
+        """Whether this rank's tape would miss an exchange that other ranks' tapes record."""
+        used = [shard for table_id in set(self.strategy.plan.input_table_map)
+                for shard in self._shards[table_id] if shard.kind != DATA_PARALLEL]  # fmt: skip
         layers = self._layers_here()
-        mine = [layers.get((part.kind, part.position)) for part in used if self._is_mine(part)]
+        mine = [layers.get((shard.kind, shard.position)) for shard in used if self._is_mine(shard)]
         return bool(used) and not any(layer and layer.trainable_weights for layer in mine)
 
-    def _is_mine(self, part: Part) -> bool:
-        return part.owner in (self.rank, exchange.ALL_RANKS, exchange.BY_KEY)
+    def _is_mine(self, shard: LookupShard) -> bool:
+        return shard.owner in (self.rank, exchange.ALL_RANKS, exchange.BY_KEY)
 
     def _layers_here(self) -> dict[tuple[int, int], Any]:
-        """This rank's layers, by kind of part and position within that kind."""
+        """This rank's layers, by kind of table and position within that kind."""
         layers = {(DATA_PARALLEL, i): layer for i, layer in enumerate(self.dp_layers)}
         layers |= {(COLUMN_WISE, i): layer for i, layer in enumerate(self.local_embedding_layers)}
         layers |= {(HASHED, i): layer for i, layer in enumerate(self.hash_layers)}
@@ -219,7 +219,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         return layers
 
     def tables_here(self) -> dict[tuple[int, int], Any]:
-        """This rank's variables, by kind of part and position within that kind."""
+        """This rank's variables, by kind of table and position within that kind."""
         return {place: layer_table(layer) for place, layer in self._layers_here().items()}
 
     # Lookup.
@@ -236,7 +236,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         if not self.dp_input and self.world_size > 1:
             outputs = mp_input.mp_input_lookup(self, inputs, tables, training)
         elif not self.dp_input:
-            # One rank alone: its inputs come table after table, and go out in input order.
+            # On one rank inputs arrive table after table; outputs are in input order.
             order = self.strategy.input_ids_list[0]
             placed = dict(zip(order, inputs, strict=True))
             outputs = self._lookup([placed[i] for i in range(len(order))], tables, training)
@@ -251,7 +251,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
                 tensors.append(x if tf.is_tensor(x) else tf.convert_to_tensor(x))
             except (TypeError, ValueError) as error:
                 raise TypeError(
-                    "`inputs` must be a list of integer tensors, an item an input. "
+                    "`inputs` must be a list of integer tensors, one per input. "
                     f"Received: inputs[{i}]={x!r} (layer '{self.name}')"
                 ) from error
         return tensors
@@ -275,12 +275,12 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         kinds = []
         for table_id, samples in zip(plan.input_table_map, flat, strict=True):
             kinds.append(self.world_size == 1 or plan.kinds[table_id] == DATA_PARALLEL)
-            for part in self._parts[table_id]:
-                feature = self.feature(table_id, part, samples, tables)
+            for shard in self._shards[table_id]:
+                feature = self.feature(table_id, shard, samples, tables)
                 (here if kinds[-1] else travelling).append(feature)
         found = iter(())
         if self.world_size > 1:
-            # A wrong id of a replicated table stops all ranks, though it concerns this one only.
+            # A wrong id of a replicated table must raise on all ranks, not on this one only.
             here, problems = exchange.in_range(here)
             name, communicator = unique_in_graph(self.name), comm.current()
             if travelling:
@@ -302,30 +302,30 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         found_here = iter(exchange.lookup_here(here, training, self.name))
         outputs = []
         for table_id, samples, is_here in zip(plan.input_table_map, flat, kinds, strict=True):
-            rows = [next(found_here if is_here else found) for _ in self._parts[table_id]]
+            rows = [next(found_here if is_here else found) for _ in self._shards[table_id]]
             outputs.append(samples.restore(rows[0] if len(rows) == 1 else tf.concat(rows, -1)))
         return outputs
 
     def feature(
-        self, table_id: int, part: Part, samples: FlatIds, tables: Any
+        self, table_id: int, shard: LookupShard, samples: FlatIds, tables: Any
     ) -> exchange.PartFeature:
-        """Samples to look up in a part of a table."""
+        """Samples to look up in a shard of a table."""
         return exchange.PartFeature(
             ids=samples.ids,
             row_splits=samples.row_splits,
             combiner=self._combiners[table_id] or "none",
             table_name=self._names[table_id],
             num_rows=self.strategy.plan.tables[table_id].input_dim,
-            dim=part.dim,
-            owner=part.owner,
-            row_offset=part.row_offset,
-            variable=tables.get((part.kind, part.position)) if self._is_mine(part) else None,
+            dim=shard.dim,
+            owner=shard.owner,
+            row_offset=shard.row_offset,
+            variable=tables.get((shard.kind, shard.position)) if self._is_mine(shard) else None,
         )
 
-    # What the lookup of model-parallel input asks.
+    # For the lookup of model-parallel input.
 
     def anchor(self) -> Any:
-        """The variable without rows of a rank that has no other; None elsewhere."""
+        """The empty variable of a rank that has no other variable; None on other ranks."""
         return None if self._anchor is None else as_tf_table(self._anchor)
 
     def combiner_of(self, table_id: int) -> str | None:
@@ -333,20 +333,20 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         return self._combiners[table_id]
 
     def table_name(self, table_id: int) -> str:
-        """What errors call a table."""
+        """A table's name in errors."""
         return self._names[table_id]
 
-    def part_of(self, table_id: int, rank: int) -> Part:
-        """A rank's part of a column-wise table, or all of a hash table."""
+    def shard_of(self, table_id: int, rank: int) -> LookupShard:
+        """A rank's shard of a column-wise table, or of a hash table."""
         owners = (rank, exchange.BY_KEY)
-        return next(part for part in self._parts[table_id] if part.owner in owners)
+        return next(shard for shard in self._shards[table_id] if shard.owner in owners)
 
     def is_hashed(self, table_id: int) -> bool:
         """Whether a table is a hash table."""
         return self.strategy.plan.kinds[table_id] == HASHED
 
     def flatten(self, i: int, ids: Any) -> FlatIds:
-        """Input i, checked, as flat ids of samples."""
+        """Checks input i and returns its flat ids."""
         table_id = self.strategy.plan.input_table_map[i]
         check_ids(ids, self._combiners[table_id], self._names[table_id])
         return FlatIds(ids, self._combiners[table_id], self.is_hashed(table_id))

@@ -1,4 +1,4 @@
-"""The Keras layers that hold a rank's variables, from the planner's configurations."""
+"""Builds the Keras layers that hold a rank's variables, from the planner's configurations."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from sok_like.table.variable import unwrap
 
 
 def build_layer(config: dict[str, Any], sizes: Sequence[int] = (), vary: int = 0) -> Any:
-    """A layer of this configuration, with its variable.
+    """Makes a layer of this configuration, with its variable.
 
     Args:
-        config: As the planner has it.
-        sizes: Rows of the tables that were joined in it, if it holds more than one.
-        vary: Added to the seeds of its initializers, so that the shards of a table do not all start
+        config: The planner's configuration.
+        sizes: Number of rows of each joined table, if there are several.
+        vary: Changes the seeds of its initializers, so that the shards of a table do not all start
             with the same rows.
 
     Raises:
-        ValueError: a layer with another number of weights than one.
+        ValueError: the layer does not have exactly one weight.
     """
     config = dict(config)
     layer_type = config.pop("layer_type", None)
@@ -52,7 +52,7 @@ def layer_table(layer: Any) -> Any:
 def _weight_of(layer):
     if len(layer.weights) != 1:
         raise ValueError(
-            "An embedding to distribute must have one weight, its table. Received: "
+            "A distributed embedding must have one weight, its table. Received: "
             f"{len(layer.weights)} weights ({type(layer).__name__} '{layer.name}')"
         )
     return layer.weights[0]

@@ -1,18 +1,17 @@
 """Lookup of model-parallel input: each rank has the ids of its own tables, for all samples.
 
-    ids of the global batch -> lookup here -> cut by rank =header, rows=> columns side by side
+    ids of the global batch -> lookup here -> split by rank =header, rows=> concatenate columns
 
-No ids travel, but what the receiver cannot know does: how many rows each output has, and whether a
-rank could not do its part. That header is the one int64 exchange; the rows are the one of floats,
-and their gradient the one back.
+No ids are exchanged. A header, the one int64 exchange, tells the receiver how many rows each output
+has, and whether the sender failed. The rows are one exchange of floats, and so is their gradient.
 
 The keys of a hash table go to their owners first, by the exchange of data-parallel input: two more
-collectives, after the header, and one more back.
+collectives, after the header, and one more for the gradient.
 
     header (int64)   [fault, input, id | local batch, hotness of the first input | of the next ..]
 
-The outputs are 3-D, `[local_batch, hotness, dim]`, where there is no combiner, and 2-D with one:
-the kind of an input is known on the ranks that have it only, and so cannot decide an output's rank.
+Outputs are 3-D, `[local_batch, hotness, dim]`, without a combiner, and 2-D with one. They cannot
+depend on the kind of an input, which only the ranks that have it know.
 """
 
 from __future__ import annotations
@@ -48,14 +47,14 @@ def mp_input_lookup(
 
     Args:
         layer: The `DistributedEmbedding`.
-        inputs: Its inputs `strategy.input_ids_list[rank]`, for the global batch.
-        tables: Its variables, by kind and position.
+        inputs: The inputs `strategy.input_ids_list[rank]`, for the global batch.
+        tables: The layer's variables, by kind and position.
         training: Whether hash tables insert missing keys.
 
     Raises:
-        ValueError: without a combiner, an input that is not a dense 2-D tensor.
-        tf.errors.InvalidArgumentError: on all ranks, naming the rank: an id outside its table, or a
-            global batch that is not divisible by the number of ranks.
+        ValueError: an input of a table without a combiner is not a dense 2-D tensor.
+        tf.errors.InvalidArgumentError: an id is outside its table, or the global batch is not
+            divisible by the number of ranks; on all ranks, with the rank at fault.
     """
     communicator, world_size = comm.current(), layer.world_size
     name = unique_in_graph(layer.name)
@@ -64,7 +63,7 @@ def mp_input_lookup(
     for i, ids in zip(mine, inputs, strict=True):
         flat, fault, sizes = _prepare(layer, i, ids)
         samples[i] = flat
-        # The first fault is the one that is told.
+        # Only the first fault is reported.
         header[0] = tf.where(header[0][0] == 0, fault, header[0])
         header.append(sizes)
     joined = tf.concat(header, 0)
@@ -89,26 +88,26 @@ def mp_input_lookup(
 
 def _feature(layer, i, samples, tables):
     table_id = layer.strategy.plan.input_table_map[i]
-    return layer.feature(table_id, layer.part_of(table_id, layer.rank), samples, tables)
+    return layer.feature(table_id, layer.shard_of(table_id, layer.rank), samples, tables)
 
 
 def _lookup_hashed(layer, samples, tables, training, name):
-    """Rows of the inputs of hash tables, by input; empty ones of inputs that other ranks have."""
+    """Rows of all inputs of hash tables, by input; empty for inputs of other ranks."""
     table_of = layer.strategy.plan.input_table_map
     inputs = [i for i, table_id in enumerate(table_of) if layer.is_hashed(table_id)]
     if not inputs:
         return {}
     features = []
     for i in inputs:
-        nothing = FlatIds(tf.zeros([0, 1], tf.int64), layer.combiner_of(table_of[i]), hashed=True)
-        features.append(_feature(layer, i, samples.get(i, nothing), tables))
+        empty = FlatIds(tf.zeros([0, 1], tf.int64), layer.combiner_of(table_of[i]), hashed=True)
+        features.append(_feature(layer, i, samples.get(i, empty), tables))
     rows = exchange.exchange_lookup(
         features,
         layer.anchor(),
         comm.current(),
         name,
         training=training,
-        gradient_scale=1.0,  # the message of all outputs divides
+        gradient_scale=1.0,  # the message of all outputs divides the gradient
     )
     return dict(zip(inputs, rows, strict=True))
 
@@ -156,7 +155,7 @@ def _headers(layer, received):
 
 
 def _raise_faults(layer, received):
-    """Raises, or in a graph returns what raises, if any rank told of a fault."""
+    """Raises if any rank reports a fault; in a graph returns the op that raises."""
     headers = _headers(layer, received)
     faults = tf.stack([fault for fault, _ in headers])
     rank = tf.argmax(tf.cast(faults[:, 0] > 0, tf.int32))
@@ -193,9 +192,9 @@ def _divide_gradient(values, divisor):
 
 
 def _message(layer, outputs, sizes, empty):
-    """Rows for all ranks, flat, and how many floats each of them gets.
+    """Rows for all ranks, flat, and the number of floats for each rank.
 
-    What is `empty` goes in so that its gradient is asked for, in which other ranks take part.
+    It includes `empty` tensors so that their gradients, which are collectives, are computed.
     """
     world_size, blocks = layer.world_size, []
     for output, size in zip(outputs, sizes, strict=True):
@@ -205,7 +204,7 @@ def _message(layer, outputs, sizes, empty):
     anchor = layer.anchor()
     if anchor is not None:
         empty = [*empty, tf.gather(anchor, tf.zeros([0], tf.int64))]
-    blocks += [tf.reshape(tf.cast(nothing, tf.float32), [world_size, 0]) for nothing in empty]
+    blocks += [tf.reshape(tf.cast(tensor, tf.float32), [world_size, 0]) for tensor in empty]
     message = tf.concat(blocks, 1)
     words = tf.shape(message)[1]
     message = _divide_gradient(tf.reshape(message, [-1]), tf.constant(float(world_size)))
@@ -213,13 +212,13 @@ def _message(layer, outputs, sizes, empty):
 
 
 def _assemble(layer, arrived, received):
-    """The ranks' columns side by side, in input order."""
+    """Concatenates the ranks' columns of each output; outputs are in input order."""
     plan = layer.strategy.plan
     sizes, shapes, numbers = [], [], []
     for rank, (_, of_rank) in enumerate(_headers(layer, received)):
         for i, size in zip(layer.strategy.input_ids_list[rank], of_rank, strict=True):
             table_id = plan.input_table_map[i]
-            dim = layer.part_of(table_id, rank).dim
+            dim = layer.shard_of(table_id, rank).dim
             sizes.append(size[0] * size[1] * dim)
             kept = size[:1] if layer.combiner_of(table_id) else size
             shapes.append(tf.concat([kept, [dim]], 0))

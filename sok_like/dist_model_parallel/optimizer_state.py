@@ -1,10 +1,10 @@
-"""The optimizer's state of distributed tables: whole, table by table, and back.
+"""Reads and writes the optimizer's state of distributed tables, whole, table by table.
 
-A slot variable is as large as the variable it belongs to, so it is cut over ranks as the table is,
-and is collected and set as weights are. Optimizers of both Keras hold their slot variables in
-lists, one item a variable they train: an attribute such as `_momentums` is a slot variable of every
-table, and its name (without the underscores) is what the state calls it. A hash table's slot rows
-stand beside its rows and have the core's names.
+A slot variable has the shape of its variable, so it is sharded like the table, and is read and
+written like weights. Optimizers of both Keras keep their slot variables in lists, one item per
+trained variable: an attribute such as `_momentums` has a slot variable of every table, and the
+state uses its name without underscores. A hash table stores its slot rows beside its rows, under
+the core's names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Weights = Mapping[int, tuple[Any, int]]
 
 
 def slots_of(optimizer: Any, variable: Any) -> dict[str, Any]:
-    """An optimizer's slot variables of one of its variables, by name.
+    """The slot variables of one variable of an optimizer, by name.
 
     Raises:
         ValueError: the optimizer does not know the variable.
@@ -96,12 +96,12 @@ def get_state(plan: Plan, here: Weights, optimizer: Any, all_ranks: bool) -> dic
 
 def _get_hash_slots(variable, all_ranks):
     snapshot = variable.snapshot()
-    # A rank without keys knows no slot variables until its first update.
+    # A rank without keys has no slot variables until its first update.
     described = list(zip(_names(snapshot), snapshot.slot_widths.numpy().tolist(), strict=True))
     told = gather_text(json.dumps(described) + "\n", comm.current()).splitlines()
     known = max((json.loads(text) for text in told), key=len)
     keys, width = snapshot.keys.numpy(), sum(size for _, size in known)
-    # Without keys there are no rows either, whatever slot variables the other ranks know.
+    # Without keys it has no slot rows, whatever slot variables the other ranks have.
     rows = snapshot.slot_rows.numpy().reshape(len(keys), width)
     dtype = variable.key_dtype.as_numpy_dtype
     whole = hash_weights.gather_by_key(keys, rows, dtype, all_ranks)
@@ -144,7 +144,7 @@ def set_state(
 
 def _open(plan, here, names, state):
     """By table, each slot variable's array or `(keys, rows)`; ValueError unless they fit."""
-    rule = '`state` must be {"iterations": an integer, "tables": a dictionary an embedding}'
+    rule = '`state` must be {"iterations": an integer, "tables": one dictionary per embedding}'
     if not isinstance(state, Mapping) or set(state) != {"iterations", "tables"}:
         raise ValueError(f"{rule}. Received: {state!r:.80}")
     iterations, tables = as_integer(state["iterations"]), list(state["tables"])

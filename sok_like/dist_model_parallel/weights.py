@@ -1,10 +1,10 @@
-"""Whole tables from their shards and back, some rows at a time.
+"""Reads and writes whole tables from and to their shards, some rows at a time.
 
-    get    each rank gathers the chunk's rows of its shards =floats=> rank 0 (or all) puts them
-           together in an array [input_dim, output_dim]
+    get    each rank reads the chunk's rows of its shards =floats=> rank 0 (or all) puts them
+           into an array [input_dim, output_dim]
     set    each rank copies its shards' part of the chunk out of the whole: nothing is sent
 
-Files are mapped into memory, so that a rank reads what it holds and no more.
+Files are mapped into memory, so a rank reads only its own shards.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Shards = Mapping[int, tuple[Any, int]]
 
 
 def get_tables(plan: Plan, here: Shards, all_ranks: bool) -> list[Any]:
-    """All tables, whole, on rank 0 or on all ranks; an empty list elsewhere."""
+    """All whole tables on rank 0 or on all ranks; an empty list elsewhere."""
     wholes = [get_table(plan, table.table_id, here, all_ranks) for table in plan.tables]
     return wholes if all_ranks or comm.current().rank == 0 else []
 
 
 def get_table(plan: Plan, table_id: int, here: Shards, all_ranks: bool) -> Any:
-    """A table, whole, on rank 0 or on all ranks; None elsewhere."""
+    """A whole table on rank 0 or on all ranks; None elsewhere."""
     if plan.kinds[table_id] == HASHED:
         return hash_weights.get_hash_table(here[table_id][0], all_ranks)
     communicator = comm.current()
@@ -72,7 +72,7 @@ def get_table(plan: Plan, table_id: int, here: Shards, all_ranks: bool) -> Any:
 
 
 def _agree_on_dtype(variable, communicator):
-    # A rank without a shard does not know its table's dtype, and must send none of it.
+    # A rank without a shard does not know the table's dtype, but must send an empty block of it.
     mine = 0 if variable is None else variable.dtype.base_dtype.as_datatype_enum
     known = communicator.all_gather(tf.constant([mine], tf.int32), "dmp_table_dtype")
     return int(tf.reduce_max(known))
@@ -83,7 +83,7 @@ def _overlap(shard, start, stop):
 
 
 def _read(variable, start, stop):
-    """Rows `[start, stop)` as an array, without a copy of the others."""
+    """Rows `[start, stop)` as an array, without copying other rows."""
     return tf.gather(variable, tf.range(start, stop, dtype=tf.int64)).numpy()
 
 
@@ -131,7 +131,7 @@ def copy_shard(plan, table_id, variable, first_row, source, chunk):
 
 def _open(plan, here, weights):
     """The weights as arrays, in memory or mapped; ValueError unless they fit the tables."""
-    rule = f"`weights` must hold {len(plan.tables)} tables, one an embedding. Received: "
+    rule = f"`weights` must hold {len(plan.tables)} tables, one per embedding. Received: "
     if not isinstance(weights, Iterable) or isinstance(weights, (str, bytes)):
         raise ValueError(f"{rule}{weights!r}")
     weights = list(weights)

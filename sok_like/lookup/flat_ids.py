@@ -1,4 +1,4 @@
-"""What a lookup is made of: the parts of a table, and an input as flat ids of samples."""
+"""The shards of a dense lookup, and an input as flat ids of samples."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from sok_like.lookup.dense_lookup import as_row_numbers
 from sok_like.table.keys import as_keys
 
 
-class Part(NamedTuple):
-    """Some columns of a table, or all of them with its rows over all ranks.
+class LookupShard(NamedTuple):
+    """One owner's columns of a table, or all columns of a table whose rows are on all ranks.
+
+    `planner.Shard` says what a rank holds; this says where a lookup finds it.
 
     Attributes:
-        owner: The rank that holds it, `exchange.ALL_RANKS`, or `exchange.BY_KEY` of a hash table.
-        dim: Its columns.
+        owner: The rank that holds it, `exchange.ALL_RANKS`, or `exchange.BY_KEY` for a hash table.
+        dim: Number of its columns.
         row_offset: Its first row in the owner's variable.
-        kind: Of the table; see `planner.tables`.
-        position: Of the variable among the owner's of that kind.
+        kind: Kind of the table; see `planner.tables`.
+        position: Position of the variable among the owner's variables of that kind.
     """
 
     owner: int
@@ -29,7 +31,7 @@ class Part(NamedTuple):
 
 
 class FlatIds:
-    """An input of any kind as flat ids, and the way back from rows to its output.
+    """An input of any kind as flat ids; it also turns looked-up rows into the output.
 
     Attributes:
         ids: int64 `[num_keys]`.

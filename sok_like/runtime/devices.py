@@ -1,9 +1,8 @@
-"""Where a table is, in host memory or on a GPU, and what follows for the ops around it.
+"""Places the ops of a lookup on the device of its tables, in host memory or on a GPU.
 
-TensorFlow puts a table where it puts the op that makes it: on the GPU the process sees, where the
-op library was built with CUDA, or where a `tf.device` scope says. Every op that takes the handle
-goes there too. What this module adds: the ops of a lookup that take no handle stay beside its
-tables.
+TensorFlow places a table like the op that creates it: on the GPU that the process sees, if the op
+library was built with CUDA, or where a `tf.device` scope says. All ops that take the table's handle
+follow. This module places the ops of a lookup that do not take a handle.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ def _library_has_gpu_kernels():
 
 
 def kernel_devices(op: str) -> set[str]:
-    """Kinds of device that the loaded libraries have a kernel of `op` for: "CPU", "GPU"."""
+    """Device types ("CPU", "GPU") for which the loaded libraries have a kernel of `op`."""
     return {kernel.device_type for kernel in kernels.get_registered_kernels_for_op(op).kernel}
 
 
 def device_scope(device: str) -> Any:
-    """The scope of ops that work on what a table on `device` gives or takes.
+    """The device scope of ops that read or write tensors of a table on `device`.
 
-    Left to itself TensorFlow would send them to the GPU, and all they read and write with them.
-    Collectives stay outside: Horovod may have no kernel there. Nothing without a GPU, so that
-    graphs name devices only where there is a choice.
+    Without it TensorFlow would place them, and copy their tensors, to the GPU. Collectives stay
+    outside, because Horovod may have no GPU kernel. Without a GPU the scope is empty, so that
+    graphs name devices only if there is a choice.
     """
     if not device or not gpu_in_use():
         return contextlib.nullcontext()
@@ -48,7 +47,7 @@ def device_scope(device: str) -> Any:
 
 
 def group_by_device(devices: Sequence[str]) -> list[tuple[str, list[int]]]:
-    """Equal devices together, in order of first appearance, each with its positions."""
+    """The different devices, in order of first appearance, each with its positions."""
     positions: dict[str, list[int]] = {}
     for position, device in enumerate(devices):
         positions.setdefault(device, []).append(position)

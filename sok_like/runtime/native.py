@@ -1,8 +1,8 @@
 """Finds and loads the two shared libraries, at first use and never at import of the package.
 
-`ops()` is the TensorFlow op library, `core()` the NumPy module. Before a library is loaded, the
-text that `cpp/build_info.cc` left in its bytes is compared with the running TensorFlow and
-processor: loading the wrong one would end in a missing symbol or an illegal instruction.
+`ops()` is the TensorFlow op library, `core()` the NumPy module. Before loading, the build text of
+`cpp/build_info.cc` in the file is compared with the running TensorFlow and processor: the wrong
+library would fail with a missing symbol or an illegal instruction.
 """
 
 import importlib
@@ -42,7 +42,7 @@ def core() -> ModuleType:
 
 
 def _load_once(name, load):
-    # The unlocked read is safe: an entry is stored only when complete, and never replaced.
+    # Reading without the lock is safe: an entry is complete when stored, and never replaced.
     if name not in _loaded:
         with _lock:
             if name not in _loaded:
@@ -78,7 +78,7 @@ def _load_core():
 def _read_build_info(path):
     """Returns (TensorFlow version, instruction names) of the library file `path`."""
     if not path.exists():
-        raise ImportError(f"A compiled library is required at {path}, and is not there. {_REMEDY}.")
+        raise ImportError(f"A compiled library is required at {path}, but is missing. {_REMEDY}.")
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as bytes_:
         match = _BUILD_INFO.search(bytes_)
         if match is None:

@@ -1,7 +1,7 @@
-"""Which keys get a row, which lose it, and where rows start: the options of an EmbeddingVariable.
+"""Options of an EmbeddingVariable: admission, eviction and initial rows, under DeepRec's names.
 
-DeepRec's names, checked when they are made, so that a slip is found where it was written. They say
-what is wanted and do nothing; the policies themselves are the core's (`cpp/core/policy.h`).
+Options check their arguments when they are created, so an error points to the user's line. They
+only describe policies; the core implements them (`cpp/core/policy.h`).
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ def _is_number(value: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class CounterFilter:
-    """A key gets its row in the training lookup that is the `filter_freq`-th to contain it.
+    """A key gets its row in the `filter_freq`-th training lookup that contains it.
 
-    Until then it reads `InitializerOption.default_value_no_permission` and its gradient is dropped.
-    Counts are exact; a key that waits takes 40 to 70 bytes.
+    Until then it reads `InitializerOption.default_value_no_permission`, and its gradient is
+    dropped. Counts are exact; a waiting key takes 40 to 70 bytes.
 
     Args:
-        filter_freq: Lookups; 0 and 1 filter nothing.
+        filter_freq: Number of lookups; 0 and 1 admit every key.
 
     Raises:
-        ValueError: `filter_freq` is no integer >= 0.
+        ValueError: `filter_freq` is not an integer >= 0.
     """
 
     filter_freq: int = 0
@@ -56,23 +56,23 @@ class CounterFilter:
 
 @dataclasses.dataclass(frozen=True)
 class CBFFilter:
-    """`CounterFilter` with a counting Bloom filter: memory that does not grow, counts never short.
+    """`CounterFilter` with a counting Bloom filter of fixed size.
 
-    With n = `max_element_size` waiting keys the filter has m = -n ln(p) / ln(2)^2 counters, of
-    which k = m / n ln(2) belong to a key (Fan et al., Summary Cache, 2000; the sizes are those of
-    Bloom's filter). A key counts as seen as often as its least counter says: too often with
-    probability p = `false_positive_probability`, too seldom never.
+    For n = `max_element_size` waiting keys the filter has m = -n ln(p) / ln(2)^2 counters; each key
+    uses k = m / n ln(2) of them (Fan et al., Summary Cache, 2000; the sizes are those of Bloom's
+    filter). The count of a key is the minimum of its counters: too large with probability
+    p = `false_positive_probability`, never too small.
 
     Args:
-        filter_freq: Lookups; 0 and 1 filter nothing.
-        max_element_size: Keys that may wait, in the whole table; each rank has a filter of this
-            size, so that a dump can be restored on any number of ranks.
+        filter_freq: Number of lookups; 0 and 1 admit every key.
+        max_element_size: Maximum number of waiting keys in the whole table. Each rank has a filter
+            of this size, so that a dump can be restored on any number of ranks.
         false_positive_probability: In (0, 1).
-        counter_type: Width of a counter: uint8, uint16, uint32 or uint64, or a tf.DType of that
-            name. Counters stop at their largest value.
+        counter_type: uint8, uint16, uint32 or uint64, or a tf.DType of that name. Counters stop at
+            their largest value.
 
     Raises:
-        ValueError: an argument that is none of these.
+        ValueError: an argument has another value.
     """
 
     filter_freq: int = 0
@@ -88,7 +88,7 @@ class CBFFilter:
         _require(
             _is_int(self.filter_freq, 0) and self.filter_freq <= min(largest, 2**63 - 1),
             "filter_freq",
-            f"an integer in [0, {largest}], what a {name} can count to",
+            f"an integer in [0, {largest}], the range of {name}",
             self.filter_freq,
         )
         if self.filter_freq <= 1:
@@ -96,7 +96,7 @@ class CBFFilter:
         _require(
             _is_int(self.max_element_size, 1),
             "max_element_size",
-            "a positive integer (CounterFilter counts without a bound)",
+            "a positive integer (CounterFilter has no limit)",
             self.max_element_size,
         )
         p = self.false_positive_probability
@@ -108,11 +108,11 @@ class CBFFilter:
 
 @dataclasses.dataclass(frozen=True)
 class GlobalStepEvict:
-    """`evict()`, and a dump, remove keys no training lookup contained for `steps_to_live` steps.
+    """`evict()` and dumps remove keys that no training lookup contained for `steps_to_live` steps.
 
     Args:
-        steps_to_live: A key seen in step s goes once the table's step is beyond s + steps_to_live.
-            None: never.
+        steps_to_live: A key last seen in step s is removed if the table's step is greater than
+            s + steps_to_live. None: never.
 
     Raises:
         ValueError: `steps_to_live` is neither None nor a positive integer.
@@ -132,11 +132,10 @@ class GlobalStepEvict:
 
 @dataclasses.dataclass(frozen=True)
 class L2WeightEvict:
-    """`evict()`, and a dump, remove keys whose row w has sum(w^2) / 2 below a threshold.
+    """`evict()` and dumps remove keys whose row w has sum(w^2) / 2 below a threshold.
 
     Args:
-        l2_weight_threshold: A positive number; -1 evicts nothing. Half the sum of squares, as
-            `tf.nn.l2_loss` has it.
+        l2_weight_threshold: A positive number, compared with `tf.nn.l2_loss(w)`; -1: never.
 
     Raises:
         ValueError: `l2_weight_threshold` is neither -1 nor a positive number.
@@ -156,18 +155,18 @@ class L2WeightEvict:
 
 @dataclasses.dataclass(frozen=True)
 class ScoreEvict:
-    """A full table makes room for new keys by evicting those of least score.
+    """A full table evicts the keys of least score to make room for new ones.
 
-    Of equal scores the lower key goes first, as unsigned numbers. Keys of the lookup that needs the
-    room stay; if those alone are too many, it is a `tf.errors.ResourceExhaustedError`.
+    Among equal scores the lower key (as unsigned) is evicted first. Keys of the lookup itself stay;
+    if they alone exceed the capacity, it raises `tf.errors.ResourceExhaustedError`.
 
     Args:
-        score: "lru": the step of the last training lookup that contained the key. "lfu": how many
-            did. "custom": what `variable.assign_scores` said, 0 until then.
-        capacity: Most keys a rank may hold; None where the variable is given its capacity.
+        score: "lru": the step of the last training lookup that contained the key. "lfu": the number
+            of these lookups. "custom": the value from `variable.assign_scores`, 0 until then.
+        capacity: Maximum number of keys per rank; None: the variable's capacity.
 
     Raises:
-        ValueError: an argument that is none of these.
+        ValueError: an argument has another value.
     """
 
     score: str = "lru"
@@ -185,23 +184,22 @@ class ScoreEvict:
 
 EVICTIONS = (GlobalStepEvict, L2WeightEvict, ScoreEvict)
 
-# ---- the rest ----
+# ---- initial rows, storage and the whole option ----
 
 
 @dataclasses.dataclass(frozen=True)
 class InitializerOption:
-    """Where rows start.
+    """Initial rows.
 
     Args:
-        initializer: Keras initializer or its name; None leaves it to the variable's argument.
-        default_value_dim: Rows of the matrix that an initializer which is not element by element is
-            asked for; key k starts from row `uint64(k) % default_value_dim`. Another number than
-            4096 makes a matrix of that many rows of any initializer.
-        default_value_no_permission: What every element of a row reads as while a filter keeps its
-            key waiting.
+        initializer: Keras initializer or its name; None: the variable's argument.
+        default_value_dim: An initializer that is not elementwise makes a matrix of this many rows,
+            and key k starts from row `uint64(k) % default_value_dim`. A value other than 4096 does
+            the same for every initializer.
+        default_value_no_permission: The value of every element of the row that a waiting key reads.
 
     Raises:
-        ValueError: an argument out of its range.
+        ValueError: an argument is out of range.
     """
 
     initializer: Any = None
@@ -217,14 +215,14 @@ class InitializerOption:
 
 @dataclasses.dataclass(frozen=True)
 class StorageOption:
-    """Where DeepRec would put rows; here they are in the memory of the table's device.
+    """DeepRec's choice of memory; here rows are in the memory of the table's device.
 
     Args:
         storage_type: None, "DRAM" or "HBM", or an enum member of that name.
-        storage_path, storage_size, cache_strategy: None; there are no other tiers to describe.
+        storage_path, storage_size, cache_strategy: None; there are no other storage tiers.
 
     Raises:
-        ValueError: a storage type or a tier that does not exist here.
+        ValueError: the storage type or tier is not supported.
     """
 
     storage_type: Any = None
@@ -237,13 +235,13 @@ class StorageOption:
         _require(
             name is None or name in STORAGE_TYPES,
             "storage_type",
-            f"None or one of {STORAGE_TYPES}: rows live in one memory",
+            f"None or one of {STORAGE_TYPES}: all rows are in one memory",
             self.storage_type,
         )
         object.__setattr__(self, "storage_type", name)
         for argument in ("storage_path", "storage_size", "cache_strategy"):
             value = getattr(self, argument)
-            _require(value is None, argument, "None: rows live in one memory", value)
+            _require(value is None, argument, "None: all rows are in one memory", value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,20 +249,20 @@ class EmbeddingVariableOption:
     """Policies and settings of an EmbeddingVariable.
 
     Args:
-        ht_type, ht_partition_num: DeepRec's kind and parts of its hash table; without effect.
-        evict_option: GlobalStepEvict, L2WeightEvict or ScoreEvict; or a list with at most one of
+        ht_type, ht_partition_num: DeepRec's type and partitions of its hash table; without effect.
+        evict_option: GlobalStepEvict, L2WeightEvict or ScoreEvict, or a list with at most one of
             each.
-        ckpt: None: rows are read back by `sok.Saver`.
+        ckpt: None; `sok.Saver` restores rows.
         filter_option: CounterFilter or CBFFilter.
         storage_option: StorageOption.
         init_option: InitializerOption.
-        evicted_buffer_size: Evicted rows a rank keeps for `variable.pop_evicted()`. Those beyond it
-            are counted only, the oldest first.
-        record_statistics: Keep frequencies, steps and counts also where no policy needs them.
+        evicted_buffer_size: Number of evicted rows that each rank keeps for
+            `variable.pop_evicted()`; when it is full, the oldest are dropped and counted.
+        record_statistics: True keeps frequencies, steps and counts even without a policy.
 
     Raises:
-        ValueError: a number out of range, or an argument that would be ignored.
-        TypeError: an option of the wrong class.
+        ValueError: a number is out of range, or an argument would be ignored.
+        TypeError: an option has the wrong class.
     """
 
     ht_type: str = ""
@@ -285,12 +283,12 @@ class EmbeddingVariableOption:
             _check_class("evict_option", eviction, EVICTIONS)
         kinds = [type(eviction).__name__ for eviction in evictions]
         _require(
-            len(set(kinds)) == len(kinds), "evict_option", "at most one policy of a kind", kinds
+            len(set(kinds)) == len(kinds), "evict_option", "at most one policy of each kind", kinds
         )
         _check_class("filter_option", self.filter_option, (CounterFilter, CBFFilter))
         _check_class("storage_option", self.storage_option, (StorageOption,))
         _check_class("init_option", self.init_option, (InitializerOption,))
-        _require(self.ckpt is None, "ckpt", "None; sok.Saver reads tables back", self.ckpt)
+        _require(self.ckpt is None, "ckpt", "None; sok.Saver restores tables", self.ckpt)
         size = self.evicted_buffer_size
         _require(_is_int(size, 0), "evicted_buffer_size", "an integer >= 0", size)
         recorded = self.record_statistics
@@ -309,12 +307,12 @@ class EmbeddingVariableOption:
 
     @property
     def keeps_records(self) -> bool:
-        """Whether the table keeps a record a key: only where something asks for it."""
+        """Whether the table keeps one record per key: only if an option needs it."""
         return self.filter_option is not None or bool(self.evictions) or self.record_statistics
 
     def attributes(self) -> dict[str, Any]:
         """The policies as attributes of the table op."""
-        # A policy that is there and does nothing (filter_freq=1) still records.
+        # A policy without effect (filter_freq=1) still keeps records.
         found: dict[str, Any] = {"record": self.keeps_records}
         if self.filter_option is not None:
             found["filter_freq"] = self.filter_option.filter_freq
@@ -335,10 +333,10 @@ class EmbeddingVariableOption:
         return found
 
     def capacity(self, given: int | None, table: str) -> int | None:
-        """Most keys a rank may hold, said by the variable, by ScoreEvict, or by neither.
+        """Maximum number of keys per rank, from the variable or from ScoreEvict; None: no limit.
 
         Raises:
-            ValueError: they disagree, or there is eviction by score without a capacity.
+            ValueError: the two differ, or ScoreEvict is used without a capacity.
         """
         score = next((e for e in self.evictions if isinstance(e, ScoreEvict)), None)
         if score is None:

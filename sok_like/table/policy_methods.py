@@ -1,9 +1,9 @@
-"""What an EmbeddingVariable with policies can say and do beyond others.
+"""Statistics, eviction and scores of tables with policies.
 
-Such a table counts its training lookups, which are its steps, and keeps a record a key: how many
-lookups contained it, and the last one's step. A lookup is one call of a layer or group lookup with
-`training=True`, on all ranks together; a key that occurs several times in it, in several features
-or on several ranks, counts once.
+Such a table counts its training lookups, which are its steps, and keeps one record per key: the
+number of lookups that contained it, and the step of the last one. A lookup is one call of a layer
+or group lookup with `training=True`, by all ranks together. A key counts once per lookup, even if
+it occurs several times, in several features or on several ranks.
 """
 
 from __future__ import annotations
@@ -19,58 +19,58 @@ from sok_like.table.keys import as_keys
 class PolicyCounts(NamedTuple):
     """Counts since the table was made, cleared or restored; numbers eagerly, tensors in a graph.
 
-    Nothing is lost without being counted: `seen == found + admitted + refused`,
+    Every key is counted: `seen == found + admitted + refused`,
     `size == admitted + written - evicted - erased`, `evicted == popped + buffered + dropped`.
     """
 
     size: Any  # keys with a row
-    seen: Any  # keys of training lookups, each once a step
+    seen: Any  # keys of training lookups, each once per step
     found: Any  # of these: had a row
-    admitted: Any  # got one
-    refused: Any  # were kept waiting by a filter
-    written: Any  # new keys of sok.assign and of a restored dump
+    admitted: Any  # of these: got a row
+    refused: Any  # of these: must wait
+    written: Any  # new keys from sok.assign and restored dumps
     erased: Any
     evicted: Any
-    popped: Any  # evicted rows handed back by pop_evicted
-    buffered: Any  # evicted rows it would hand back now
-    dropped: Any  # evicted rows that were not kept
-    waiting: Any  # keys a CounterFilter keeps waiting; 0 for a CBFFilter
-    dropped_gradients: Any  # keys of updates that had no row
+    popped: Any  # evicted rows that pop_evicted returned
+    buffered: Any  # evicted rows that are still in the buffer
+    dropped: Any  # evicted rows that were discarded
+    waiting: Any  # keys that wait in a CounterFilter; 0 for a CBFFilter
+    dropped_gradients: Any  # gradients of keys without a row
     step: Any
 
 
 class KeyStatistics(NamedTuple):
-    """Of keys `[num_keys]`."""
+    """Statistics of keys; each tensor is `[num_keys]`."""
 
     present: tf.Tensor  # bool: has a row on this rank
     frequencies: tf.Tensor  # int64: training lookups that contained the key
-    last_steps: tf.Tensor  # int64: step of the last one; -1 where there was none or it is not known
+    last_steps: tf.Tensor  # int64: step of the last of them; -1 if there is none or it is unknown
 
 
 class EvictedRows(NamedTuple):
-    """Evicted keys, oldest first, with all that is needed to bring them back."""
+    """Evicted keys, oldest first, with everything needed to restore them."""
 
-    keys: tf.Tensor  # int64 [n]
-    rows: tf.Tensor  # float32 [n, embedding_dim]
-    slot_rows: tf.Tensor  # float32 [n, sum of slot widths]
+    keys: tf.Tensor  # int64 [num_keys]
+    rows: tf.Tensor  # float32 [num_keys, embedding_dim]
+    slot_rows: tf.Tensor  # float32 [num_keys, sum of slot widths]
     slot_names: tf.Tensor  # string [num_slots]
     slot_widths: tf.Tensor  # int64 [num_slots]
-    frequencies: tf.Tensor  # int64 [n]
-    last_steps: tf.Tensor  # int64 [n]
+    frequencies: tf.Tensor  # int64 [num_keys]
+    last_steps: tf.Tensor  # int64 [num_keys]
 
 
 class PolicyMethods:
-    """Methods of an EmbeddingVariable; those of its policies need an `ev_option` that has some."""
+    """Methods of an EmbeddingVariable; all but `total_count` need a table with policies."""
 
     handle: Any
     _options: dict
     keeps_records: bool
 
     def total_count(self, *, all_ranks: bool = False) -> tf.Tensor:
-        """Keys this rank holds, int64 scalar.
+        """Number of keys on this rank, int64 scalar.
 
         Args:
-            all_ranks: Those of the whole table instead; every rank must call.
+            all_ranks: True counts the keys of the whole table; every rank must call this.
         """
         size = native.ops().sok_table_size(handle=self.handle)
         return self._over_ranks(size[tf.newaxis], "total_count")[0] if all_ranks else size
@@ -79,7 +79,7 @@ class PolicyMethods:
         """Counts of this rank's shard.
 
         Args:
-            all_ranks: Sums over ranks instead; every rank must call.
+            all_ranks: True sums over ranks; every rank must call this.
 
         Raises:
             ValueError: the table keeps no records.
@@ -87,7 +87,7 @@ class PolicyMethods:
         self._need_records("statistics")
         counts = native.ops().sok_table_statistics(handle=self.handle)
         if all_ranks:
-            # The step is the same everywhere: no sum.
+            # The step is the same on all ranks, so it is not summed.
             counts = tf.concat([self._over_ranks(counts[:-1], "statistics"), counts[-1:]], 0)
         if tf.executing_eagerly():
             return PolicyCounts(*counts.numpy().tolist())
@@ -104,10 +104,10 @@ class PolicyMethods:
         return KeyStatistics(*native.ops().sok_table_key_statistics(handle=self.handle, keys=keys))
 
     def evict(self) -> tf.Tensor:
-        """Removes what GlobalStepEvict and L2WeightEvict remove; a dump does so by itself.
+        """Removes the keys that GlobalStepEvict and L2WeightEvict select; dumps do this too.
 
         Returns:
-            How many keys this rank removed, int64 scalar.
+            Number of keys that this rank removed, int64 scalar.
 
         Raises:
             ValueError: the table keeps no records.
@@ -116,7 +116,7 @@ class PolicyMethods:
         return native.ops().sok_table_evict(handle=self.handle)
 
     def pop_evicted(self) -> EvictedRows:
-        """Evicted rows of this rank, up to `evicted_buffer_size`, which are then forgotten.
+        """Returns this rank's evicted rows, up to `evicted_buffer_size`, and empties the buffer.
 
         Raises:
             ValueError: the table keeps no records.
@@ -128,16 +128,16 @@ class PolicyMethods:
         """Sets the scores by which `ScoreEvict("custom")` evicts; larger ones stay longer.
 
         Args:
-            keys: `[num_keys]`, integers. Those without a row on this rank are passed over, so all
-                ranks may give the same list.
+            keys: `[num_keys]`, integers. Keys without a row on this rank are ignored, so all ranks
+                may pass the same list.
             scores: `[num_keys]`, integers.
 
         Returns:
-            How many scores this rank took, int64 scalar.
+            Number of scores that this rank set, int64 scalar.
 
         Raises:
             ValueError: the table keeps no records, or keys and scores differ in number.
-            TypeError: keys or scores are no integers.
+            TypeError: keys or scores are not integers.
             tf.errors.InvalidArgumentError: the table evicts by another score.
         """
         self._need_records("assign_scores")
@@ -148,23 +148,22 @@ class PolicyMethods:
         scores = tf.reshape(tf.cast(scores, tf.int64), [-1])
         if not keys.shape.is_compatible_with(scores.shape):
             raise ValueError(
-                f"`scores` must be one a key. Received: {scores.shape[0]} scores for "
+                f"`scores` must have one item per key. Received: {scores.shape[0]} scores for "
                 f"{keys.shape[0]} keys (table '{self._options['name']}')"
             )
         return native.ops().sok_table_assign_scores(handle=self.handle, keys=keys, scores=scores)
 
     def set_step(self, step: Any) -> Any:
-        """Sets the table's step, which else counts its training lookups; the next is `step + 1`.
+        """Sets the table's step, the number of its training lookups; the next is `step + 1`.
 
-        A key that was counted in a step is not counted again in the same step. To have several
-        lookups of a training step count as one, set the step before each of them. Every rank must
-        set the same.
+        A key counts only once per step. To make several lookups of a training step count as one,
+        set the step before each of them. Every rank must set the same step.
 
         Args:
             step: Integer >= 0, a scalar.
 
         Returns:
-            Nothing when eager; the op in a graph.
+            None eagerly; the op in a graph.
 
         Raises:
             ValueError: the table keeps no records.
@@ -179,7 +178,7 @@ class PolicyMethods:
             raise ValueError(
                 f"`{method}` needs a table with policies, or "
                 "`EmbeddingVariableOption(record_statistics=True)`. "
-                f"Received: table '{self._options['name']}' without"
+                f"Received: table '{self._options['name']}' without policies"
             )
 
     def _over_ranks(self, counts, what):

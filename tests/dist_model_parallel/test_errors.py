@@ -241,7 +241,7 @@ def test_batches_of_inputs_may_differ(sok):
 
 USERS, ITEMS = np.ones([6, 3]), np.ones([5, 3])
 WEIGHTS = {
-    "too few": ([USERS], {}, ["`weights` must hold 2 tables, one an embedding", "Received: 1"]),
+    "too few": ([USERS], {}, ["`weights` must hold 2 tables, one per embedding", "Received: 1"]),
     "too many": ([USERS, ITEMS, ITEMS], {}, ["`weights` must hold 2 tables", "Received: 3"]),
     "none": (None, {}, ["`weights` must hold 2 tables", "Received: None"]),
     "a path alone": ("users.npy", {}, ["`weights` must hold 2 tables", "Received: 'users.npy'"]),

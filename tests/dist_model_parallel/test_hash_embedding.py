@@ -195,9 +195,9 @@ def test_what_goes_wrong_on_one_rank(rank_results, world_size):
                 assert number in seen[name, graph]
                 if world_size > 1:
                     assert f"rank {world_size - 1}: " in seen[name, graph]
-        assert "each key once. Received: a key twice" in seen["twice"]
+        assert "each key once. Received: duplicate keys" in seen["twice"]
         assert "Received: 2 keys and rows of shape (3, 2)" in seen["rows"]
-        assert "must hold at most capacity=4 keys for a rank" in seen["too_many"]
+        assert "must hold at most capacity=4 keys per rank" in seen["too_many"]
         assert "must be a pair (keys [n], rows [n, 2])" in seen["dense"]
         assert seen["kept"]
 
@@ -326,7 +326,7 @@ def test_configuration(sok):
 def test_weights_of_a_layer_that_was_not_called(sok):
     tables = [sok.Embedding(3, 2), sok.HashEmbedding(2, name="uncalled")]
     layer = dmp.DistributedEmbedding(tables)
-    with pytest.raises(ValueError, match="must hold 2 tables, one an embedding. Received: 1"):
+    with pytest.raises(ValueError, match="must hold 2 tables, one per embedding. Received: 1"):
         layer.set_weights([np.zeros([3, 2])])
     layer = dmp.DistributedEmbedding(tables)
     layer.set_weights([np.ones([3, 2]), ([4], [[5.0, 6.0]])])

@@ -133,8 +133,8 @@ def test_model_parallel_input_with_an_idle_rank(results, world_size):
 def test_weights_from_files_and_weights_that_do_not_fit(results, world_size):
     for seen in results("weights_from_files"):
         assert seen["whole"]
-        assert "must hold 5 tables, one an embedding. Received: 4" in seen["short"]
-        assert "must hold 5 tables, one an embedding. Received: 6" in seen["long"]
+        assert "must hold 5 tables, one per embedding. Received: 4" in seen["short"]
+        assert "must hold 5 tables, one per embedding. Received: 6" in seen["long"]
         assert "must have the shape (10, 4). Received: shape (9, 4)" in seen["shape"]
         if world_size > 1:
             assert seen["short"].startswith(f"rank {world_size - 1}: ")

@@ -53,7 +53,7 @@ def test_a_scope_is_its_threads_own():
 
 @pytest.mark.parametrize("name", ["", 3])
 def test_names_of_scopes(name):
-    with pytest.raises(ValueError, match="`name` must be None or a string"):
+    with pytest.raises(ValueError, match="`name` must be None or a non-empty string"):
         with fc.group_embedding_column_scope(name):
             pass
 

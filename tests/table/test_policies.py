@@ -172,7 +172,7 @@ def test_custom_scores(sok):
     assert sok.export(table)[0].numpy().tolist() == [1, 3, 4]  # 4 has score 0
     sok.group_embedding_lookup([table], [[5]])
     assert sok.export(table)[0].numpy().tolist() == [1, 3, 5]
-    with pytest.raises(ValueError, match="`scores` must be one a key"):
+    with pytest.raises(ValueError, match="`scores` must have one item per key"):
         table.assign_scores([1, 2], [3])
     with pytest.raises(TypeError, match="`scores` must be integers"):
         table.assign_scores([1], [0.5])
