@@ -59,6 +59,10 @@ if TYPE_CHECKING:
         split_embedding_variable_from_others as split_embedding_variable_from_others,
     )
     from sok_like.optimizers.wrapper import OptimizerWrapper as OptimizerWrapper
+    from sok_like.runtime.process import local_rank as local_rank
+    from sok_like.runtime.process import rank as rank
+    from sok_like.runtime.process import shard as shard
+    from sok_like.runtime.process import size as size
     from sok_like.table.export_assign import assign as assign
     from sok_like.table.export_assign import export as export
     from sok_like.table.policies import CBFFilter as CBFFilter
@@ -100,6 +104,10 @@ _PUBLIC = {
     "get_embedding_variable": "sok_like.group_embedding.get_embedding_variable",
     "group_embedding_lookup": "sok_like.group_embedding.lookup_sparse",
     "group_embedding_lookup_sparse": "sok_like.group_embedding.lookup_sparse",
+    "local_rank": "sok_like.runtime.process",
+    "rank": "sok_like.runtime.process",
+    "shard": "sok_like.runtime.process",
+    "size": "sok_like.runtime.process",
     "split_embedding_variable_from_others": "sok_like.optimizers.utils",
 }
 _MODULES = (
