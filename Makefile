@@ -9,13 +9,14 @@ MAKEFLAGS += --no-print-directory
 STAMPS := .venv/stamps
 NUM_RANKS ?= 2
 
-.PHONY: help venv build demo test bench bench-dmp bench-groups lint cuda asan tsan
+.PHONY: help venv build demo test test-all bench bench-dmp bench-groups lint cuda asan tsan
 .PHONY: clean distclean
 
 help:
 	@echo "make venv       environment .venv: pinned requirements, Horovod, this package"
 	@echo "make demo       train examples/flights.py on NUM_RANKS=2 ranks; draws into out/"
-	@echo "make test       all tests; ARGS=... goes to pytest"
+	@echo "make test       the tests; ARGS=... goes to pytest"
+	@echo "make test-all   the slow ones, too"
 	@echo "make bench      benchmarks, on 1 rank; ARGS=... goes to the program"
 	@echo "make bench-dmp  spread against replicated dense tables, on NUM_RANKS=2 ranks"
 	@echo "make bench-groups  many tables in one lookup, on NUM_RANKS=2 ranks"
@@ -48,6 +49,9 @@ demo: venv
 
 test: venv
 	@tools/test.sh $(ARGS)
+
+test-all: venv
+	@SLOW=1 tools/test.sh $(ARGS)
 
 bench: venv
 	@.venv/bin/python -m benchmarks $(ARGS)

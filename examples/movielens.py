@@ -103,7 +103,7 @@ def batches_of(features, stars, local_batch, seed):
 
 
 def root_mean_squared_error(model, features, stars):
-    """Of predictions kept within 1 to 5 stars. All ranks score alike: a lookup involves them all."""
+    """Of predictions kept within 1 to 5 stars. All ranks score the same, together."""
     predicted = model.predict(features, batch_size=2048, verbose=0)[:, 0]
     return float(np.sqrt(np.mean((np.clip(predicted, 1, 5) - stars) ** 2)))
 

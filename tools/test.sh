@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # C++ tests of the core, then the Python tests: those that touch Keras under tf_keras first, then
-# all of them under Keras 3. Stops at the first run that fails, so that the last line always is the
+# all of them under Keras 3. Tests marked slow run with SLOW=1 (`make test-all`). Stops at the first run that fails, so that the last line always is the
 # summary of the run that decides.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -10,10 +10,13 @@ if compgen -G 'cpp/tests/*_test.cc' >/dev/null; then
   ctest --test-dir build --output-on-failure
 fi
 
+not_slow="not slow"
+[ -z "${SLOW:-}" ] || not_slow="slow or not slow"
+
 echo "Tests marked keras, under TF_USE_LEGACY_KERAS=1"
 status=0
-TF_USE_LEGACY_KERAS=1 python -m pytest -m keras -n auto --dist loadgroup "$@" || status=$?
+TF_USE_LEGACY_KERAS=1 python -m pytest -m "keras and ($not_slow)" -n auto --dist loadgroup "$@" || status=$?
 [ "$status" -eq 0 ] || [ "$status" -eq 5 ] || exit "$status"  # 5: no test is marked
 
 echo "All tests, under Keras 3"
-TF_USE_LEGACY_KERAS=0 python -m pytest -n auto --dist loadgroup "$@"
+TF_USE_LEGACY_KERAS=0 python -m pytest -m "$not_slow" -n auto --dist loadgroup "$@"

@@ -44,9 +44,7 @@ def test_shares_are_even(shares, length, world_size, is_known):
             [(i * world_size + rank) % length for i in range(filled)] for rank in range(world_size)
         ]
     elif not is_known and world_size > 1:
-        with pytest.raises(
-            ValueError, match="must know its number of elements"
-        ):
+        with pytest.raises(ValueError, match="must know its number of elements"):
             shares(dataset, world_size, False)
 
 

@@ -1,0 +1,35 @@
+"""`examples/movielens.py` on 2 ranks, and beside stock embeddings behind a vocabulary."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.ranks import ROOT, run_ranks
+
+PROGRAM = pathlib.Path(ROOT, "examples", "movielens.py")
+
+
+def error_of(output):
+    return float(re.search(r"test RMSE +([\d.]+)", output)[1])
+
+
+@pytest.mark.ranks
+def test_two_ranks_learn_and_name_films():
+    first, second = run_ranks(PROGRAM, 2, args=["--epochs", "1"])
+    assert error_of(first) < 0.95  # always the mean of all ratings: 1.126
+    assert re.search(r"films like +Star Wars: \w+", first)
+    assert "RMSE" not in second
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_as_good_as_stock_embeddings():
+    spread = error_of(run_ranks(PROGRAM, 2)[0])
+    dense = subprocess.run(
+        [sys.executable, str(PROGRAM), "--dense"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert dense.returncode == 0, dense.stderr[-4000:]
+    assert abs(spread - error_of(dense.stdout)) < 0.005
