@@ -48,7 +48,8 @@ CALLABLES = {
     "shard": "dataset, *, drop_remainder",
     "size": "",
     "OptimizerScope": "trainable_variables",
-    "OptimizerWrapper": "optimizer, *, lazy=False, average_dense_gradients=True",
+    "OptimizerWrapper": "optimizer, *, lazy=False, average_dense_gradients=True, "
+    "skip_nonfinite_gradients=False",
     "assign": "variable, keys, rows",
     "dist_model_parallel.BroadcastGlobalVariablesCallback": "root_rank=0, device=''",
     "dist_model_parallel.ConcatInitializer": "initializer, sizes",

@@ -15,6 +15,7 @@ from sok_like.runtime import comm
 from sok_like.runtime.checks import COMBINERS, check_combiner, check_integer
 from sok_like.runtime.initialize import ensure_initialized
 from sok_like.table.keras_variable import as_weight
+from sok_like.table.keys import as_key_dtype
 from sok_like.table.variable import EmbeddingVariable
 
 HASH_COMBINERS = (None, *COMBINERS)
@@ -74,8 +75,8 @@ class HashEmbedding(TableLayer):
         self.combiner = check_combiner(combiner, HASH_COMBINERS)
         self.embeddings_initializer = tf.keras.initializers.get(embeddings_initializer)
         self.capacity = None if capacity is None else check_integer("capacity", capacity)
-        self.initial_capacity = initial_capacity
-        self.key_dtype = tf.as_dtype(key_dtype)
+        self.initial_capacity = check_integer("initial_capacity", initial_capacity, 0)
+        self.key_dtype = as_key_dtype(key_dtype, self.name)
         # XLA cannot compile the table's ops; Keras 3 asks before it tries.
         self.supports_jit = False
 

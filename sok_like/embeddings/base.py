@@ -11,6 +11,7 @@ from sok_like.runtime.checks import as_integer, check_integer
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
 from sok_like.runtime.initialize import ensure_initialized
 from sok_like.table.keras_variable import as_weight
+from sok_like.table.keys import as_key_dtype
 from sok_like.table.variable import EmbeddingVariable
 
 
@@ -55,7 +56,7 @@ class EmbeddingLayer(TableLayer):
         self.embedding_vec_size = embedding_vec_size
         self.slot_num = slot_num
         self.use_hashtable = bool(use_hashtable)
-        self.key_dtype = tf.as_dtype(tf.int64 if key_dtype is None else key_dtype)
+        self.key_dtype = as_key_dtype(tf.int64 if key_dtype is None else key_dtype, self.name)
         self.embedding_initializer = tf.keras.initializers.get(
             "random_uniform" if embedding_initializer is None else embedding_initializer
         )

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tensorflow.python.ops.variables import PartitionedVariable
 
 from sok_like.lookup.dense_lookup import as_tf_table
+from sok_like.lookup.sparse_ids import in_order, row_splits
 from sok_like.runtime.checks import COMBINERS
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
 from sok_like.table.keys import dtype_hint
@@ -151,20 +152,12 @@ def ids_of(sp_ids: Any, sp_weights: Any, name: str) -> Ids:
         same = sp_weights is None or sp_weights.row_splits is sp_ids.row_splits
         checks = [] if same else [(sp_ids.row_splits, sp_weights.row_splits)]
         return Ids(sp_ids, _aligned(sp_weights, checks, name), None)
-    ragged = tf.RaggedTensor.from_row_splits(sp_ids.values, _row_splits(sp_ids), validate=False)
     same = sp_weights is None or sp_weights.indices is sp_ids.indices
+    sp_ids = in_order(sp_ids)
+    sp_weights = None if sp_weights is None else in_order(sp_weights)
+    ragged = tf.RaggedTensor.from_row_splits(sp_ids.values, row_splits(sp_ids), validate=False)
     checks = [] if same else [(sp_ids.indices, sp_weights.indices)]
     return Ids(ragged, _aligned(sp_weights, checks, name), sp_ids)
-
-
-def _row_splits(sparse):
-    """int64 `[batch + 1]`: where each sample begins; half the ops of `from_value_rowids`."""
-    samples = tf.range(sparse.dense_shape[0] + 1)
-    return tf.raw_ops.LowerBound(
-        sorted_inputs=sparse.indices[tf.newaxis, :, 0],
-        values=samples[tf.newaxis],
-        out_type=tf.int64,
-    )[0]
 
 
 def check_integers(argument: str, ids: Any, name: str) -> None:

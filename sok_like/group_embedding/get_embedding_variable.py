@@ -15,6 +15,7 @@ import tensorflow as tf
 from sok_like.lookup import by_key as by_key  # so that its tables can be looked up by key
 from sok_like.runtime import comm
 from sok_like.runtime.initialize import ensure_initialized
+from sok_like.table.keys import as_key_dtype
 from sok_like.table.policies import EmbeddingVariableOption, InitializerOption
 from sok_like.table.variable import EmbeddingVariable
 
@@ -68,7 +69,7 @@ def get_embedding_variable(
     Raises:
         ValueError: an argument out of its range, one that would have to be ignored, or a table of
             that name with other settings.
-        TypeError: `ev_option` is none.
+        TypeError: `ev_option` is not an EmbeddingVariableOption.
     """
     scope = tf.compat.v1.get_variable_scope()
     _check(name, value_dtype, collections, ev_option)
@@ -95,7 +96,7 @@ def get_embedding_variable(
     options = {
         "embedding_dim": embedding_dim,
         "name": full_name,
-        "key_dtype": tf.as_dtype(key_dtype).name,
+        "key_dtype": as_key_dtype(key_dtype, full_name).name,
         "initializer": _first(initializer, of_option, scope.initializer, _DEFAULT_INITIALIZER),
         "capacity": capacity,
         "trainable": trainable,

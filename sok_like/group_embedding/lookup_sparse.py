@@ -22,6 +22,7 @@ from sok_like.group_embedding import arguments
 from sok_like.group_embedding.arguments import Ids, table_name
 from sok_like.lookup.dense_lookup import lookup_rows
 from sok_like.lookup.hash_lookup import HashFeature, lookup
+from sok_like.runtime.checks import check_integer
 from sok_like.table.keys import as_keys
 from sok_like.table.variable import EmbeddingVariable
 
@@ -45,7 +46,7 @@ def group_embedding_lookup_sparse(
         params: A table or a list of them; sok.EmbeddingVariables and tf.Variables (replicated, one
             row an id) may be mixed, and a table may be named several times: its gradients add up.
         sp_ids: List with an item a table: a `tf.RaggedTensor` `[batch, None]`, or a
-            `tf.SparseTensor` `[batch, max_hotness]` in canonical order; integers. The batch may
+            `tf.SparseTensor` `[batch, max_hotness]`, in any order; integers. The batch may
             differ between tables.
         combiners: List of "mean", "sum" or "sqrtn", or one for all; None is "mean", with a warning.
         partition_strategy: Nothing but "mod".
@@ -86,11 +87,7 @@ def group_embedding_lookup_sparse(
     if sp_weights is None:
         sp_weights = [None] * len(tables)
     sp_weights = arguments.one_each("sp_weights", sp_weights, len(tables))
-    if not isinstance(params_num_per_group, int) or params_num_per_group < 1:
-        raise ValueError(
-            "`params_num_per_group` must be a positive integer. "
-            f"Received: params_num_per_group={params_num_per_group!r}"
-        )
+    check_integer("params_num_per_group", params_num_per_group)
     name = name or "group_embedding_lookup_sparse"
     with tf.name_scope(name):
         ids = [

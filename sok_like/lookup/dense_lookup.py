@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from sok_like.lookup.sparse_ids import as_ragged, in_order
 from sok_like.runtime.checks import check_combiner
 
 DENSE_COMBINERS = (None, "sum", "mean")
@@ -45,7 +46,7 @@ def embedding_lookup(param: Any, ids: Any, combiner: str | None = None, *, weigh
     Args:
         param: The table: a float tensor or variable `[input_dim, output_dim]`.
         ids: Integers in `[0, input_dim)`: a dense tensor `[batch, hotness]`, a `tf.RaggedTensor`
-            `[batch, None]`, or a `tf.SparseTensor` `[batch, max_hotness]` in canonical order.
+            `[batch, None]`, or a `tf.SparseTensor` `[batch, max_hotness]` in any order.
         combiner: How the rows of a sample become one: "sum", "mean", or None to keep them all.
         weights: Floats of the shape and kind of `ids`: each row counts this often, and a mean is
             divided by their sum. None for ones. They have a gradient too.
@@ -85,9 +86,7 @@ def lookup_rows(table, ids, combiner: str | None, weights, table_name: str):
         if weights is not None:
             raise ValueError(f"`weights` need a combiner. Received: combiner=None ({table_name})")
         if isinstance(ids, tf.SparseTensor):
-            ids = tf.RaggedTensor.from_value_rowids(
-                ids.values, ids.indices[:, 0], ids.dense_shape[0], validate=False
-            )
+            ids = as_ragged(ids)
         if isinstance(ids, tf.RaggedTensor):
             rows = _rows_of(table, as_row_numbers(ids.flat_values), table_name)
             return ids.with_flat_values(rows)
@@ -183,6 +182,8 @@ def flatten(ids, weights=None) -> Samples:
             None if weights is None else _aligned(weights.flat_values, _same_splits(ids, weights)),
         )
     if isinstance(ids, tf.SparseTensor):
+        ids = in_order(ids)
+        weights = None if weights is None else in_order(weights)
         same = [] if weights is None else [_equal(ids.indices, weights.indices)]
         return Samples(
             as_row_numbers(ids.values),

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from sok_like.lookup.dense_lookup import as_row_numbers
+from sok_like.lookup.sparse_ids import as_ragged
 from sok_like.table.keys import as_keys
 
 
@@ -63,10 +64,3 @@ class FlatIds:
             kept, static = kept[:-1], static[:-1]
         rows = tf.reshape(rows, tf.concat([kept, [dim]], 0))
         return tf.ensure_shape(rows, static.concatenate([dim]))
-
-
-def as_ragged(ids: tf.SparseTensor) -> tf.RaggedTensor:
-    """Sparse ids in canonical order as ragged ones: `[batch, None]`."""
-    return tf.RaggedTensor.from_value_rowids(
-        ids.values, ids.indices[:, 0], ids.dense_shape[0], validate=False
-    )

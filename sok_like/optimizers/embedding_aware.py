@@ -18,7 +18,7 @@ import tensorflow as tf
 from sok_like.lookup.local_variables import is_local
 from sok_like.optimizers import graph_step, same_on_ranks
 from sok_like.optimizers.rules import OptimizerRule, rule_of
-from sok_like.runtime import comm
+from sok_like.runtime import comm, ops
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 
@@ -33,12 +33,16 @@ def split(pairs: Iterable[tuple[Any, Any]]) -> tuple[list, list]:
     return embedding, other
 
 
+_OPTIONS = ("lazy", "average", "skip_nonfinite")
+
+
 class EmbeddingAware:
     """What the families share. The state is in `_sok_*` attributes."""
 
     _sok_lazy = False
     _sok_average = True
     _sok_only_embeddings = False
+    _sok_skip_nonfinite = False
 
     @property
     def embedding_rule(self) -> OptimizerRule:
@@ -70,7 +74,7 @@ class EmbeddingAware:
 
     def get_config(self):
         config = super().get_config()
-        for option in ("lazy", "average"):
+        for option in _OPTIONS:
             if getattr(self, f"_sok_{option}") != getattr(type(self), f"_sok_{option}"):
                 config[f"sok_{option}"] = getattr(self, f"_sok_{option}")
         return config
@@ -78,7 +82,8 @@ class EmbeddingAware:
     @classmethod
     def from_config(cls, config, **kwargs):
         config = dict(config)
-        options = {key: config.pop(key) for key in ("sok_lazy", "sok_average") if key in config}
+        names = [f"sok_{option}" for option in _OPTIONS]
+        options = {name: config.pop(name) for name in names if name in config}
         optimizer = super().from_config(config, **kwargs)
         for key, value in options.items():
             optimizer.__dict__[f"_{key}"] = value
@@ -111,11 +116,50 @@ class EmbeddingAware:
         for gradient, variable in pairs:
             if gradient is None:
                 continue
+            if self._sok_skip_nonfinite:
+                gradient = self._sok_finite(gradient, variable)
             rule = decaying if _decays(self, variable) else plain
             call = (rule, variable.device, steps[id(variable)])
             calls.setdefault(call, []).append((gradient, variable))
             steps[id(variable)] += 1
         return [rule.apply(tables, learning_rate, step) for (rule, *_), tables in calls.items()]
+
+    def _sok_finite(self, gradient, variable):
+        """The rows of a gradient that have neither NaN nor infinity; the others are counted."""
+        gradient, finite = ops.finite_rows(gradient)
+        skipped = tf.size(finite, tf.int64) - tf.math.count_nonzero(finite)
+        counted = self._sok_counter(f"skipped_{variable.table_name}").assign_add(skipped)
+        with tf.control_dependencies([] if tf.executing_eagerly() else [counted]):
+            return ops.masked(gradient, finite)
+
+    def skipped_gradients(self, variable: Any) -> tf.Variable:
+        """Keys of this rank whose gradient for `variable` was skipped so far, int64 scalar.
+
+        Raises:
+            TypeError: `variable` is not an EmbeddingVariable.
+            ValueError: the optimizer was wrapped without `skip_nonfinite_gradients=True`.
+        """
+        if not is_embedding_variable(variable):
+            raise TypeError(f"`variable` must be an EmbeddingVariable. Received: {variable!r}")
+        if not self._sok_skip_nonfinite:
+            raise ValueError(
+                "`skipped_gradients` needs an optimizer of "
+                "`sok.OptimizerWrapper(..., skip_nonfinite_gradients=True)`. "
+                f"Received: {type(self).__name__} without"
+            )
+        return self._sok_counter(f"skipped_{unwrap(variable).table_name}")
+
+    def _sok_counter(self, name):
+        """An int64 counter: one variable per graph, as the optimizer's beta powers are."""
+        counters = self.__dict__.setdefault("_sok_counters", {})
+        with tf.init_scope():
+            graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+            if (graph, name) not in counters:
+                with tf.device("CPU:0"):
+                    counters[graph, name] = tf.Variable(
+                        0, dtype=tf.int64, trainable=False, name=f"{_name_of(self)}/{name}"
+                    )
+        return counters[graph, name]
 
     def _sok_averaged(self, pairs, learning_rate, step):
         """Ordinary pairs with gradients averaged over ranks; raises where the ranks drift apart."""
@@ -141,6 +185,11 @@ class EmbeddingAware:
                 (g if own else tf.nest.map_structure(tf.identity, mean, expand_composites=True), v)
                 for (g, v), own, mean in zip(pairs, local, averaged, strict=True)
             ]
+
+
+def _name_of(optimizer):
+    named = isinstance(optimizer, tf.compat.v1.train.Optimizer)
+    return optimizer.get_name() if named else optimizer.name
 
 
 def _decays(optimizer, variable):
@@ -280,7 +329,7 @@ class _V1(EmbeddingAware):
             return super().apply_gradients(pairs, global_step, name)  # raises TF's own sentence
         rate = getattr(self, "_lr", None)
         rate = self._call_if_callable(self._learning_rate if rate is None else rate)
-        counter = self._sok_counter()
+        counter = self._sok_counter("steps")
         step = counter.read_value() + 1
         updates = self._sok_update(embedding, rate, step)
         if any(g is not None for g, _ in other):
@@ -292,16 +341,20 @@ class _V1(EmbeddingAware):
                 updates.append(global_step.assign_add(tf.ones([], global_step.dtype)))
             return tf.group(*updates, name=name or self.get_name())
 
-    def _sok_counter(self):
-        """Steps taken, int64: one variable a graph, as the optimizer's beta powers are."""
-        counters = self.__dict__.setdefault("_sok_counters", {})
-        with tf.init_scope():
-            key = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-            if key not in counters:
-                counters[key] = tf.Variable(
-                    0, dtype=tf.int64, trainable=False, name=f"{self.get_name()}/steps"
-                )
-        return counters[key]
+
+def _checked_init(cls):
+    """The stock class's constructor, after which numbers that no rule takes are refused."""
+
+    @functools.wraps(cls.__init__)
+    def init(self, *args, **kwargs):
+        cls.__init__(self, *args, **kwargs)
+        try:
+            rule = rule_of(self)
+        except ValueError:
+            return  # a setting that tables cannot follow matters where there is a table
+        rule.check()
+
+    return init
 
 
 def knows_tables(optimizer: Any) -> bool:
@@ -332,7 +385,8 @@ def embedding_aware(cls: type) -> type:
             "An optimizer of Keras 3, tf_keras or tf.compat.v1.train is required. "
             f"Received: {cls.__module__}.{cls.__qualname__}"
         )
-    aware = type(f"EmbeddingAware{cls.__name__}", (family, cls), {"__module__": __name__})
+    members = {"__module__": __name__, "__init__": _checked_init(cls)}
+    aware = type(f"EmbeddingAware{cls.__name__}", (family, cls), members)
     if family is not _V1:  # clones and saved models look the class up by name
         tf.keras.utils.register_keras_serializable("sok_like")(aware)
     return aware

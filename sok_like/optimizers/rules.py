@@ -18,9 +18,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime import native, ops
+from sok_like.table.keys import as_keys, as_rows
 from sok_like.table.variable import EmbeddingVariable
 
 
@@ -34,6 +36,15 @@ class OptimizerRule:
     def replace(self, rule: str | None = None, **options: Any) -> OptimizerRule:
         """This rule under another name or with other options."""
         return OptimizerRule(rule or self.rule, tuple({**dict(self.options), **options}.items()))
+
+    def check(self) -> None:
+        """ValueError unless its numbers are those of a rule, as the first step would check them."""
+        core = native.core()
+        # A step without keys, of a table that nobody keeps.
+        no_keys, no_rows = np.zeros(0, np.int64), np.zeros((0, 1), np.float32)
+        core.apply_gradients(
+            core.Table("check", 1), self.rule, 1e-6, 1, no_keys, no_rows, **dict(self.options)
+        )
 
     def apply(
         self,
@@ -60,8 +71,8 @@ class OptimizerRule:
                 )
         return native.ops().sok_apply_gradients(
             handles=[variable.handle for _, variable in pairs],
-            keys=[tf.cast(gradient.indices, tf.int64) for gradient, _ in pairs],
-            grads=[tf.cast(gradient.values, tf.float32) for gradient, _ in pairs],
+            keys=[as_keys(g.indices, f"indices of '{v.table_name}'") for g, v in pairs],
+            grads=[as_rows(g.values, "values", v.table_name) for g, v in pairs],
             learning_rate=tf.cast(learning_rate, tf.float32),
             step=tf.cast(step, tf.int64),
             keys_are_unique=all(ops.keys_are_unique(gradient) for gradient, _ in pairs),

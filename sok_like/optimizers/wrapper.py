@@ -11,7 +11,11 @@ from sok_like.table.keras_variable import is_keras_3
 
 
 def OptimizerWrapper(
-    optimizer: Any, *, lazy: bool = False, average_dense_gradients: bool = True
+    optimizer: Any,
+    *,
+    lazy: bool = False,
+    average_dense_gradients: bool = True,
+    skip_nonfinite_gradients: bool = False,
 ) -> Any:
     """The same optimizer, able to train a model's embedding and ordinary variables together.
 
@@ -26,6 +30,10 @@ def OptimizerWrapper(
         lazy: Adam and momentum move only the rows of the batch, as a LazyAdam does, and not every
             row that still has momentum.
         average_dense_gradients: False where something else already averages them over ranks.
+        skip_nonfinite_gradients: Leave out the keys of a step whose gradient, summed over samples
+            and ranks, holds NaN or infinity, as if the batch had not contained them, and count
+            them: `optimizer.skipped_gradients(variable)`. Otherwise such a gradient makes the row
+            NaN for good. Rows of embedding variables only. It costs a pass over their gradients.
 
     Returns:
         A view of `optimizer` of a subclass of its class; both share all state, so that a change of
@@ -37,12 +45,14 @@ def OptimizerWrapper(
     """
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:  # Keras' LossScaleOptimizer
-        return _loss_scaling(optimizer, inner, lazy, average_dense_gradients)
+        options = (lazy, average_dense_gradients, skip_nonfinite_gradients)
+        return _loss_scaling(optimizer, inner, *options)
     cls = embedding_aware(type(optimizer))  # type: ignore[arg-type]
-    cls._sok_rule(optimizer)  # type: ignore[attr-defined]
+    cls._sok_rule(optimizer).check()  # type: ignore[attr-defined]
     view = _view(cls, optimizer)
     view.__dict__["_sok_lazy"] = lazy
     view.__dict__["_sok_average"] = average_dense_gradients
+    view.__dict__["_sok_skip_nonfinite"] = skip_nonfinite_gradients
     view.__dict__["_sok_scaling_allowed"] = False
     return view
 
@@ -60,9 +70,14 @@ def _loss_scaling_class(cls):
     return type(f"EmbeddingAware{cls.__name__}", (LossScaling, cls), {"__module__": __name__})
 
 
-def _loss_scaling(optimizer, inner, lazy, average_dense_gradients):
+def _loss_scaling(optimizer, inner, lazy, average_dense_gradients, skip_nonfinite_gradients):
     """A view of a LossScaleOptimizer around an embedding-aware view of its inner optimizer."""
-    wrapped = OptimizerWrapper(inner, lazy=lazy, average_dense_gradients=average_dense_gradients)
+    wrapped = OptimizerWrapper(
+        inner,
+        lazy=lazy,
+        average_dense_gradients=average_dense_gradients,
+        skip_nonfinite_gradients=skip_nonfinite_gradients,
+    )
     view = _view(_loss_scaling_class(type(optimizer)), optimizer) if is_keras_3() else optimizer
     setattr(view, "inner_optimizer" if is_keras_3() else "_optimizer", wrapped)
     return view

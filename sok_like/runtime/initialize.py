@@ -32,7 +32,8 @@ def Init(*, global_batch_size: int, seed: int | None = None, **kwargs: Any):
 
     Raises:
         TypeError: `global_batch_size` is missing or not an integer.
-        ValueError: `global_batch_size` is smaller than the number of ranks or no multiple of it.
+        ValueError: `global_batch_size` is smaller than the number of ranks or not a multiple of it;
+            `seed` is outside `[-2**63, 2**63)`.
         RuntimeError: called before with other arguments (the same arguments again do nothing), or
             within a `tf.distribute` strategy of several replicas.
     """
@@ -48,9 +49,8 @@ def Init(*, global_batch_size: int, seed: int | None = None, **kwargs: Any):
             "`global_batch_size` must be an integer. "
             f"Received: global_batch_size={global_batch_size!r}"
         )
-    if seed is not None and as_integer(seed) is None:
-        raise TypeError(f"`seed` must be an integer or None. Received: seed={seed!r}")
-    arguments = {"global_batch_size": as_integer(global_batch_size), "seed": as_integer(seed)}
+    seed = _checked_seed(seed)
+    arguments = {"global_batch_size": as_integer(global_batch_size), "seed": seed}
     if _arguments is not None and _arguments != arguments:
         raise RuntimeError(
             f"sok.Init has been called before, with {_format(_arguments)}; it can be repeated only "
@@ -82,6 +82,7 @@ def ensure_initialized(seed: int | None = None, groups_later: bool = False) -> N
     """What a front door does in place of `Init`: at once, also where a graph is being built."""
     if comm.is_initialized():
         return
+    seed = _checked_seed(seed)
     comm.set_current(comm.choose(groups_later))
     if tf.executing_eagerly():
         _agree_on_seed(comm.current(), seed)
@@ -97,6 +98,17 @@ def reset() -> None:
     global _arguments
     _arguments = None
     comm.set_current(None)
+
+
+def _checked_seed(seed):
+    if seed is None:
+        return None
+    integer = as_integer(seed)
+    if integer is None:
+        raise TypeError(f"`seed` must be an integer or None. Received: seed={seed!r}")
+    if not -(2**63) <= integer < 2**63:
+        raise ValueError(f"`seed` must be in [-2**63, 2**63). Received: seed={seed!r}")
+    return integer
 
 
 def _check_batch(global_batch_size, world_size):
@@ -115,7 +127,7 @@ def _check_batch(global_batch_size, world_size):
 def _agree_on_seed(communicator, seed):
     """Broadcasts rank 0's seed and hands it to the op library; returns `'OK'` after that."""
     ops = native.ops()
-    mine = secrets.randbelow(_INT32_MAX) if seed is None else int(seed) % 2**63
+    mine = secrets.randbelow(_INT32_MAX) if seed is None else seed
     mine = tf.constant(mine, tf.int64, name="sok_seed")
     if communicator.world_size > 1:
         agreed = communicator.broadcast(mine, 0, "sok_init_seed")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from sok_like.runtime import devices, gradient_scale, native
+from sok_like.runtime import comm, devices, gradient_scale, native
 
 
 class FeatureAttributes(NamedTuple):
@@ -35,6 +35,23 @@ def keys_are_unique(gradient: tf.IndexedSlices) -> bool:
     Gradients of several lookups are concatenated by TensorFlow, which makes another tensor of keys.
     """
     return getattr(gradient.indices, _UNIQUE, False)
+
+
+def finite_rows(gradient: tf.IndexedSlices) -> tuple[tf.IndexedSlices, tf.Tensor]:
+    """The gradient with each key once, and bool `[num_keys]`: whether its row is finite."""
+    if not keys_are_unique(gradient):
+        gradient = comm.distinct(gradient)
+        setattr(gradient.indices, _UNIQUE, True)
+    return gradient, tf.reduce_all(tf.math.is_finite(gradient.values), axis=1)
+
+
+def masked(gradient: tf.IndexedSlices, kept: tf.Tensor) -> tf.IndexedSlices:
+    """The rows of a gradient where `kept`, bool `[num_keys]`, is true."""
+    keys = tf.boolean_mask(gradient.indices, kept)
+    if keys_are_unique(gradient):
+        setattr(keys, _UNIQUE, True)
+    values = tf.boolean_mask(gradient.values, kept)
+    return tf.IndexedSlices(values, keys, gradient.dense_shape)
 
 
 def _slices(grads, keys, *, unique=False):

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.runtime import comm, native
-from sok_like.table.keys import as_keys, owner
+from sok_like.table.keys import as_keys, as_rows, owner
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 
@@ -52,13 +52,14 @@ def assign(variable: Any, keys: Any, rows: Any) -> Any:
         Nothing when eager; the op in a graph.
 
     Raises:
-        TypeError: `variable` is no EmbeddingVariable, or keys are no integers.
+        TypeError: `variable` is not an EmbeddingVariable, keys are not integers, or rows are not
+            real numbers.
         tf.errors.InvalidArgumentError: shapes do not fit.
         tf.errors.ResourceExhaustedError: the table cannot take all new keys; none was written.
     """
     variable = _checked(variable)
     keys = tf.reshape(as_keys(keys), [-1])
-    rows = tf.cast(tf.convert_to_tensor(rows), tf.float32)
+    rows = as_rows(rows, "rows", variable.table_name)
     communicator = comm.current()
     if communicator.world_size > 1:
         mine = tf.equal(owner(keys, communicator.world_size), communicator.rank)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from sok_like.runtime.checks import as_integer
 from sok_like.table.policies import DEFAULT_VALUE_DIM
 
 # Where initializers of the names below come from; those of tf.compat.v1 are in init_ops.
@@ -57,24 +58,44 @@ def row_initializer(
             asked for. Another number than 4096 makes that matrix of any initializer.
 
     Raises:
-        ValueError: Keras does not know the name.
+        ValueError: Keras does not know the name, or rows would not be finite real numbers.
     """
     instance = tf.keras.initializers.get(initializer)
     if isinstance(instance, type):
         instance = instance()
     config = instance.get_config() if hasattr(instance, "get_config") else {}
-    seed = config.get("seed")
-    seed = seed if isinstance(seed, int) else 0
+    seed = _seed_of(config)
     translate = _TRANSLATIONS.get(type(instance).__name__)
     if translate is None and isinstance(instance, tf.keras.initializers.VarianceScaling):
         translate = _variance_scaling
     element_wise = num_default_rows == DEFAULT_VALUE_DIM
     known = type(instance).__module__.startswith(_KNOWN_MODULES)
     if translate is not None and element_wise and known:
-        return translate(config, dim, num_rows)._replace(seed=seed)
+        rows = translate(config, dim, num_rows)._replace(seed=seed)
+        _check_finite(instance, (rows.a, rows.b, *rows.default_rows))
+        return rows
     return RowInitializer(
         "default_rows", default_rows=_default_rows(instance, config, num_default_rows, dim)
     )
+
+
+def _seed_of(config):
+    """The initializer's seed as an int64; 0 where it has none."""
+    seed = config.get("seed")
+    if isinstance(seed, dict):  # a SeedGenerator of Keras 3
+        seed = seed.get("config", {}).get("seed")
+    seed = as_integer(seed) or 0
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"The seed of an initializer must fit int64. Received: seed={seed!r}")
+    return seed
+
+
+def _check_finite(instance, numbers):
+    if not np.isfinite(np.asarray(numbers, np.float32)).all():
+        raise ValueError(
+            "`initializer` must give finite numbers that float32 can hold. "
+            f"Received: NaN or infinite ones from {instance!r}"
+        )
 
 
 def _variance_scaling(config, dim, num_rows):
@@ -148,4 +169,9 @@ def _default_rows(instance, config, num_rows, dim):
             f"An initializer must return the shape it is asked for, {shape}. "
             f"Received: {rows.shape} from {instance!r}"
         )
+    if rows.dtype.kind not in "fiu" and rows.dtype != tf.bfloat16.as_numpy_dtype:
+        raise ValueError(
+            f"An initializer must return real numbers. Received: {rows.dtype} from {instance!r}"
+        )
+    _check_finite(instance, rows)
     return tuple(np.asarray(rows, np.float32).ravel().tolist())

@@ -1,4 +1,4 @@
-"""Keys in TensorFlow: which dtypes they may have, and which rank owns one."""
+"""Keys and rows in TensorFlow: which dtypes they may have, and which rank owns a key."""
 
 from __future__ import annotations
 
@@ -9,27 +9,62 @@ import tensorflow as tf
 DTYPES = (tf.int64, tf.int32, tf.uint64, tf.uint32)
 
 
-def as_keys(keys: Any) -> tf.Tensor:
-    """Keys of any integer dtype as int64: signed ones by value, uint64 by its bits.
+def as_key_dtype(key_dtype: Any, table: str) -> tf.DType:
+    """The dtype that keys are exported in.
 
     Raises:
-        TypeError: keys are no integers.
+        ValueError: `key_dtype` is not one of `DTYPES`.
     """
-    keys = tf.convert_to_tensor(keys)
+    try:
+        dtype = tf.as_dtype(key_dtype)
+    except TypeError:
+        dtype = None
+    if key_dtype is None or dtype not in DTYPES:
+        raise ValueError(
+            "`key_dtype` must be int64, int32, uint64 or uint32. "
+            f"Received: key_dtype={key_dtype!r} (table '{table}')"
+        )
+    return dtype
+
+
+def as_keys(keys: Any, argument: str = "keys") -> tf.Tensor:
+    """Keys of any integer dtype as int64: signed ones by value, uint64 by its bits.
+
+    Args:
+        keys: A dense tensor or what can be made one. An empty list holds no keys.
+        argument: What errors call them.
+
+    Raises:
+        TypeError: keys are not a dense tensor of integers.
+    """
+    if isinstance(keys, (list, tuple)) and not keys:
+        return tf.zeros([0], tf.int64)  # TensorFlow would take it for floats
+    if keys is None or isinstance(keys, (tf.RaggedTensor, tf.SparseTensor)):
+        raise TypeError(
+            f"`{argument}` must be a dense tensor of integers. Received: {argument}={keys!r}"
+        )
+    try:
+        keys = tf.convert_to_tensor(keys)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"`{argument}` must be a dense tensor of integers, of 64 bits at most. "
+            f"Received: {argument}={keys!r}"
+        ) from error
     if keys.dtype == tf.int64:
         return keys
     if keys.dtype == tf.uint64:
         return tf.bitcast(keys, tf.int64)
-    check_dtype(keys.dtype)
+    check_dtype(keys.dtype, argument)
     return tf.cast(keys, tf.int64)
 
 
-def check_dtype(dtype: Any) -> None:
+def check_dtype(dtype: Any, argument: str = "keys") -> None:
     """TypeError, with what to do about it, unless keys may have this dtype."""
     dtype = tf.as_dtype(dtype)
     if not dtype.is_integer:
+        what = "Keys" if argument == "keys" else f"`{argument}`"
         raise TypeError(
-            f"Keys must be of an integer dtype. Received: {dtype.name}. {dtype_hint(dtype)}"
+            f"{what} must be of an integer dtype. Received: {dtype.name}. {dtype_hint(dtype)}"
         )
 
 
@@ -59,6 +94,26 @@ def string_keys(strings: Any) -> tf.Tensor:
     data = tf.reshape(strings, [-1])
     bytes_ = tf.raw_ops.Fingerprint(data=data, method="farmhash64")  # [num_keys, 8]
     return tf.reshape(tf.bitcast(bytes_, tf.int64), tf.shape(strings))
+
+
+def as_rows(rows: Any, argument: str, table: str) -> tf.Tensor:
+    """Rows, or gradients of rows, as float32.
+
+    Raises:
+        TypeError: they are not a dense tensor of real numbers; casting would drop a part of them.
+    """
+    try:
+        rows = tf.convert_to_tensor(rows)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"`{argument}` must be a dense tensor of real numbers (table '{table}'). "
+            f"Received: {argument}={rows!r}"
+        ) from error
+    if rows.dtype.is_floating or rows.dtype.is_integer:
+        return tf.cast(rows, tf.float32)
+    raise TypeError(
+        f"`{argument}` must be real numbers. Received: {rows.dtype.name} (table '{table}')"
+    )
 
 
 def owner(keys: tf.Tensor, world_size: int) -> tf.Tensor:

@@ -141,11 +141,8 @@ class PolicyMethods:
             tf.errors.InvalidArgumentError: the table evicts by another score.
         """
         self._need_records("assign_scores")
-        scores = tf.convert_to_tensor(scores)
-        if not scores.dtype.is_integer:
-            raise TypeError(f"`scores` must be integers. Received: {scores.dtype.name}")
         keys = tf.reshape(as_keys(keys), [-1])
-        scores = tf.reshape(tf.cast(scores, tf.int64), [-1])
+        scores = tf.reshape(self._as_int64("scores", scores), [-1])
         if not keys.shape.is_compatible_with(scores.shape):
             raise ValueError(
                 f"`scores` must have one item per key. Received: {scores.shape[0]} scores for "
@@ -167,11 +164,23 @@ class PolicyMethods:
 
         Raises:
             ValueError: the table keeps no records.
+            TypeError: `step` is not an integer.
             tf.errors.InvalidArgumentError: `step` is negative or beyond 2**62.
         """
         self._need_records("set_step")
-        step = tf.cast(step, tf.int64)
+        step = self._as_int64("step", step)
         return native.ops().sok_table_set_step(handle=self.handle, step=step)
+
+    def _as_int64(self, argument, value):
+        if isinstance(value, (list, tuple)) and not value:
+            return tf.zeros([0], tf.int64)
+        value = tf.convert_to_tensor(value)
+        if not value.dtype.is_integer or value.dtype == tf.uint64:  # whose upper half would wrap
+            raise TypeError(
+                f"`{argument}` must be of an integer dtype that int64 can hold. "
+                f"Received: {value.dtype.name} (table '{self._options['name']}')"
+            )
+        return tf.cast(value, tf.int64)
 
     def _need_records(self, method):
         if not self.keeps_records:

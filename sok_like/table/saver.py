@@ -19,6 +19,7 @@ import tensorflow as tf
 from sok_like.runtime import comm
 from sok_like.table import dump_file
 from sok_like.table.export_assign import assign
+from sok_like.table.keys import as_rows
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 
@@ -45,7 +46,9 @@ class Saver:
             `'OK'`.
 
         Raises:
-            TypeError: `embedding_variable` is none.
+            TypeError: `embedding_variable` is not an EmbeddingVariable, or rows are not real
+                numbers.
+            ValueError: no tensor at all.
             RuntimeError: a rank could not write; on all ranks, naming it (in a graph
                 `tf.errors.UnknownError`).
         """
@@ -86,7 +89,9 @@ class Saver:
             `'OK'`.
 
         Raises:
-            TypeError: `embedding_variable` is none.
+            TypeError: `embedding_variable` is not an EmbeddingVariable, or rows are not real
+                numbers.
+            ValueError: no tensor at all.
             RuntimeError: no dump, a damaged file, another row width; on all ranks, naming the rank
                 and the file (in a graph `tf.errors.UnknownError`). The table is as it was.
             tf.errors.ResourceExhaustedError: the table cannot hold that many keys.
@@ -132,13 +137,22 @@ class Saver:
             `'OK'`.
 
         Raises:
-            TypeError: `embedding_variable` is none.
+            TypeError: `embedding_variable` is not an EmbeddingVariable, or rows are not real
+                numbers.
+            ValueError: no tensor at all.
             tf.errors.InvalidArgumentError: rows of another width.
         """
+        variable = _checked(embedding_variable)
         tensors = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
-        rows = tf.concat([tf.cast(tensor, tf.float32) for tensor in tensors], axis=0)
+        if not tensors:
+            raise ValueError(
+                "`tensors` must hold at least one tensor. "
+                f"Received: tensors=[] (table '{variable.table_name}')"
+            )
+        parts = [as_rows(tensor, "tensors", variable.table_name) for tensor in tensors]
+        rows = tf.concat(parts, axis=0)
         keys = tf.range(tf.shape(rows, tf.int64)[0], dtype=tf.int64)
-        with _after([assign(_checked(embedding_variable), keys, rows)]):
+        with _after([assign(variable, keys, rows)]):
             return tf.constant("OK")
 
 

@@ -21,7 +21,7 @@ from sok_like.runtime.checks import as_integer
 from sok_like.runtime.initialize import check_replicas
 from sok_like.table.as_variable import AsVariable
 from sok_like.table.initializers import row_initializer
-from sok_like.table.keys import DTYPES, as_keys
+from sok_like.table.keys import as_key_dtype, as_keys
 from sok_like.table.policies import EmbeddingVariableOption, InitializerOption
 from sok_like.table.policy_methods import PolicyMethods
 from sok_like.table.snapshots import Snapshots
@@ -75,6 +75,7 @@ class EmbeddingVariable(
 
     Raises:
         ValueError: an argument out of its range.
+        TypeError: `ev_option` is not an EmbeddingVariableOption.
         RuntimeError: `sok.Init` has not been called; within a `tf.distribute` strategy of several
             replicas.
     """
@@ -94,8 +95,13 @@ class EmbeddingVariable(
     ):
         check_replicas()
         communicator = comm.current()
-        key_dtype = tf.as_dtype(key_dtype)
-        _check_arguments(name, embedding_dim, key_dtype, capacity, use_hashtable, initial_capacity)
+        _check_arguments(name, embedding_dim, capacity, use_hashtable, initial_capacity)
+        key_dtype = as_key_dtype(key_dtype, name)
+        if ev_option is not None and not isinstance(ev_option, EmbeddingVariableOption):
+            raise TypeError(
+                "`ev_option` must be None or a sok.EmbeddingVariableOption. "
+                f"Received: ev_option={ev_option!r} (table '{name}')"
+            )
         # NumPy's integers are fine with Python and unknown to TensorFlow's attributes and to JSON.
         embedding_dim = operator.index(embedding_dim)
         capacity = as_integer(capacity)
@@ -351,7 +357,7 @@ def _set_handle_data(handle, shape):
     handle_data_util.set_handle_data(handle, data)
 
 
-def _check_arguments(name, dim, key_dtype, capacity, use_hashtable, initial_capacity):
+def _check_arguments(name, dim, capacity, use_hashtable, initial_capacity):
     def check(argument, ok, required, received):
         if not ok:
             raise ValueError(
@@ -361,7 +367,6 @@ def _check_arguments(name, dim, key_dtype, capacity, use_hashtable, initial_capa
 
     check("name", isinstance(name, str) and bool(name), "a string that is not empty", name)
     check("embedding_dim", (as_integer(dim) or 0) >= 1, "a positive integer", dim)
-    check("key_dtype", key_dtype in DTYPES, "int64, int32, uint64 or uint32", key_dtype.name)
     check(
         "capacity",
         capacity is None or 1 <= (as_integer(capacity) or 0) < 2**32 - 1,
@@ -378,6 +383,12 @@ def _check_arguments(name, dim, key_dtype, capacity, use_hashtable, initial_capa
         "initial_capacity",
         as_integer(initial_capacity) is not None and initial_capacity >= 0,
         "an integer >= 0",
+        initial_capacity,
+    )
+    check(
+        "initial_capacity",
+        capacity is None or initial_capacity <= capacity,
+        f"at most `capacity`, {capacity}",
         initial_capacity,
     )
 

@@ -57,6 +57,20 @@ def test_seed_must_be_an_integer(fresh, seed):
         fresh.Init(global_batch_size=8, seed=seed)
 
 
+@pytest.mark.parametrize("seed", [-(2**63) - 1, 2**63, 2**70])
+def test_seeds_that_would_be_others(fresh, seed):
+    with pytest.raises(ValueError, match=r"`seed` must be in \[-2\*\*63, 2\*\*63\)"):
+        fresh.Init(global_batch_size=8, seed=seed)
+    with pytest.raises(ValueError, match="`seed` must be"):
+        initialize.ensure_initialized(seed)
+    assert not comm.is_initialized()
+
+
+def test_integers_of_numpy(fresh):
+    fresh.Init(global_batch_size=np.int64(8), seed=np.int32(1))
+    assert fresh.Init(global_batch_size=8, seed=1).numpy() == b"OK"
+
+
 @pytest.mark.parametrize("world_size, batch", [(1, 0), (1, -4), (4, 3)])
 def test_batch_smaller_than_the_number_of_ranks(fresh, world_size, batch):
     comm.set_current(Ranks(world_size))
@@ -106,11 +120,13 @@ def test_seed_decides_initial_rows(fresh):
     assert len(set(rows)) == 4
 
 
-def test_a_seed_beyond_64_bits_and_below_zero_works(fresh):
-    for seed in (-1, 2**80):
+def test_every_seed_is_one_of_its_own(fresh):
+    rows = []
+    for seed in (-(2**63), -1, 0, 2**63 - 1):
         initialize.reset()
         fresh.Init(global_batch_size=8, seed=seed)
-        assert np.isfinite(initial_row(fresh)).all()
+        rows.append(initial_row(fresh).tobytes())
+    assert len(set(rows)) == 4
 
 
 def test_repeating_init_keeps_a_random_seed(fresh):

@@ -1,0 +1,129 @@
+"""SparseTensors whose entries are in no order: each door sorts them by sample first."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+pytestmark = pytest.mark.keras
+
+ROWS = np.arange(12, dtype=np.float32).reshape(6, 2) ** 2
+INDICES = np.array([[2, 1], [0, 0], [2, 0], [0, 1], [3, 0]])  # sample 1 has no ids
+IDS = np.array([4, 1, 3, 5, 2], np.int64)
+WEIGHTS = np.array([0.5, 2.0, 3.0, 1.0, 4.0], np.float32)
+SHAPE = [4, 2]
+
+
+def sparse(values=IDS):
+    return tf.SparseTensor(INDICES, tf.constant(values), SHAPE)
+
+
+def samples(weights=None):
+    """Sums by sample, NumPy."""
+    sums = np.zeros([4, 2], np.float32)
+    given = np.ones(5) if weights is None else weights
+    for (sample, _), i, w in zip(INDICES, IDS, given, strict=True):
+        sums[sample] += np.float32(w) * ROWS[i]
+    return sums
+
+
+def filled(sok, name):
+    table = sok.EmbeddingVariable(2, name=name)
+    sok.assign(table, np.arange(6), ROWS)
+    return table
+
+
+def distributed_embedding(sok):
+    layer = sok.DistributedEmbedding("sum", None, 2, slot_num=1, max_nnz=2, name="distributed")
+    sok.assign(layer.table, np.arange(6), ROWS)
+    return lambda: (layer(sparse())[:, 0], samples())
+
+
+def hash_embedding(sok):
+    layer = sok.HashEmbedding(2, "sum", name="hashed")
+    layer.build()
+    sok.assign(layer.table, np.arange(6), ROWS)
+    return lambda: (layer(sparse()), samples())
+
+
+def dense_embedding(sok):
+    layer = sok.Embedding(6, 2, combiner="sum", name="dense")
+    layer.build()
+    layer.set_weights([ROWS])
+    return lambda: (layer(sparse()), samples())
+
+
+def dense_embedding_with_weights(sok):
+    layer = sok.Embedding(6, 2, combiner="sum", name="dense")
+    layer.build()
+    layer.set_weights([ROWS])
+    return lambda: (layer(sparse(), weights=sparse(WEIGHTS)), samples(WEIGHTS))
+
+
+def group_of_tables(sok):
+    table, variable = filled(sok, "group"), tf.Variable(ROWS)
+
+    def call():
+        found = sok.group_embedding_lookup_sparse(
+            [table, variable, table, variable],
+            [sparse()] * 4,
+            "sum",
+            sp_weights=[None, None, sparse(WEIGHTS), sparse(WEIGHTS)],
+        )
+        right = np.stack([samples(), samples(), samples(WEIGHTS), samples(WEIGHTS)])
+        return tf.stack(found), right
+
+    return call
+
+
+def group_of_sequences(sok):
+    table, variable = filled(sok, "sequence"), tf.Variable(ROWS)
+    right = np.zeros([4, 2, 2], np.float32)
+    right[tuple(INDICES.T)] = ROWS[IDS]
+
+    def call():
+        found = sok.group_embedding_lookup_sparse(
+            [table, variable], [sparse()] * 2, "sum", is_sequence=True
+        )
+        return tf.stack(found), np.stack([right, right])
+
+    return call
+
+
+def embedding_lookup_without_combiner(sok):
+    variable = tf.Variable(ROWS)
+    ids = IDS[[1, 3, 2, 0, 4]]  # by sample, then by column
+
+    def call():
+        found = sok.embedding_lookup(variable, sparse())
+        splits = tf.constant([0, 2, 2, 4, 5], tf.int64)
+        check = tf.debugging.assert_equal(found.row_splits, splits)
+        with tf.control_dependencies([] if check is None else [check]):
+            return tf.identity(found.flat_values), ROWS[ids]
+
+    return call
+
+
+def dmp_layer(sok):
+    import sok_like.dist_model_parallel as dmp
+
+    layer = dmp.DistributedEmbedding(
+        [sok.Embedding(6, 2, combiner="sum"), sok.HashEmbedding(2, "sum", name="dmp_hashed")]
+    )
+    layer([sparse(), sparse()])
+    layer.set_weights([ROWS, (np.arange(6), ROWS)])
+    return lambda: (tf.stack(layer([sparse(), sparse()])), np.stack([samples(), samples()]))
+
+
+DOORS = (
+    *(distributed_embedding, hash_embedding, dense_embedding, dense_embedding_with_weights),
+    *(group_of_tables, group_of_sequences, embedding_lookup_without_combiner, dmp_layer),
+)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_entries_in_any_order(sok, door):
+    call = door(sok)
+    found, right = call()
+    np.testing.assert_allclose(found, right)
+    found = tf.function(lambda: call()[0], autograph=False)()
+    np.testing.assert_allclose(found, right)

@@ -1,0 +1,191 @@
+"""Keys, rows, steps and arguments of a table that are refused, and how the refusal reads."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_like.optimizers.rules import OptimizerRule
+from sok_like.table.saver import Saver
+
+pytestmark = pytest.mark.keras
+
+FULL = {"record_statistics": True}
+
+
+@pytest.fixture
+def table(sok):
+    made = sok.EmbeddingVariable(
+        2, name="clicks", initializer="ones", ev_option=sok.EmbeddingVariableOption(**FULL)
+    )
+    sok.assign(made, [1, 2], [[1, 1], [2, 2]])
+    return made
+
+
+def unchanged(sok, table):
+    keys, rows = sok.export(table)
+    return keys.numpy().tolist() == [1, 2] and rows.numpy().tolist() == [[1, 1], [2, 2]]
+
+
+def slices(values, indices):
+    return tf.IndexedSlices(tf.constant(values), tf.constant(indices))
+
+
+@pytest.mark.parametrize("values, indices, message", [
+    ([[1.0, 1.0]], [1.5], "indices of 'clicks'.*float32"),
+    ([[1.0, 1.0]], ["1"], "indices of 'clicks'.*string"),
+    ([[1 + 2j, 1]], [1], "`values` must be real numbers.*complex128.*clicks"),
+    ([["a", "b"]], [1], "`values` must be real numbers.*string.*clicks"),
+])  # fmt: skip
+def test_gradients(sok, table, values, indices, message):
+    with pytest.raises(TypeError, match=message):
+        OptimizerRule("sgd").apply([(slices(values, indices), table)], 0.1, 1)
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.1))
+    with pytest.raises(TypeError, match=message):
+        optimizer.apply_gradients([(slices(values, indices), table)])
+    assert unchanged(sok, table)
+
+
+@pytest.mark.parametrize("rows, received", [
+    ([[1j, 1]], "complex128"),
+    ([["a", "b"]], "string"),
+    ([[True, False]], "bool"),
+    ([[1.0, 2.0], [1.0]], "dense tensor of real numbers"),
+    (None, "dense tensor of real numbers"),
+])  # fmt: skip
+def test_rows(sok, table, rows, received):
+    with pytest.raises(TypeError, match=f"(?s)`rows` must be .*{received}") as error:
+        sok.assign(table, [1], rows)
+    assert "'clicks'" in str(error.value)
+    assert unchanged(sok, table)
+
+
+@pytest.mark.parametrize("keys", [
+    None, 1.5, "1", [1.0], [True], [[1], [2, 3]], [2**64],
+    tf.ragged.constant([[1], [2, 3]]), tf.SparseTensor([[0]], [1], [1]),
+])  # fmt: skip
+def test_keys(sok, table, keys):
+    for call in (
+        lambda: sok.assign(table, keys, [[1.0, 1.0]]),
+        lambda: table.find(keys),
+        lambda: table.erase(keys),
+        lambda: table.key_statistics(keys),
+    ):
+        with pytest.raises(TypeError, match="(?s)[Kk]eys`? must be .*Received: "):
+            call()
+    assert unchanged(sok, table)
+
+
+def test_no_keys(sok, table):
+    sok.assign(table, [], tf.zeros([0, 2]))
+    rows, found = table.find([])
+    assert rows.shape == (0, 2) and found.shape == (0,)
+    assert int(table.erase(())) == 0
+    assert unchanged(sok, table)
+
+
+@pytest.mark.parametrize("tensors", [[], [[[1j, 2]]], [[["a", "b"]]]])
+def test_rows_of_a_dense_table(sok, table, tensors):
+    with pytest.raises((TypeError, ValueError), match="(?s)`tensors` must .*'clicks'"):
+        Saver().load_embedding_values(table, tensors)
+    assert unchanged(sok, table)
+
+
+@pytest.mark.parametrize("step", [1.7, tf.constant(2.0), "3", tf.constant(5, tf.uint64)])
+def test_steps(table, step):
+    with pytest.raises(TypeError, match="`step` must be of an integer dtype.*clicks"):
+        table.set_step(step)
+    assert table.statistics().step == 0
+    table.set_step(np.int64(4))
+    assert table.statistics().step == 4
+
+
+def test_scores(sok):
+    option = sok.EmbeddingVariableOption(evict_option=sok.ScoreEvict("custom", capacity=4))
+    table = sok.EmbeddingVariable(2, name="scored", ev_option=option)
+    for scores in ([1.5], tf.constant([2**63], tf.uint64)):
+        with pytest.raises(TypeError, match="`scores` must be of an integer dtype.*scored"):
+            table.assign_scores([1], scores)
+    assert int(table.assign_scores([], [])) == 0
+
+
+@pytest.mark.parametrize("initializer", [
+    tf.constant_initializer(np.nan),
+    tf.keras.initializers.Constant(float("inf")),
+    tf.keras.initializers.RandomNormal(0.0, float("nan")),
+    lambda shape, dtype=None: tf.fill(shape, np.float32("nan")),
+    lambda shape, dtype=None: tf.complex(tf.ones(shape), tf.ones(shape)),
+])  # fmt: skip
+def test_initializers(sok, initializer):
+    with pytest.raises(ValueError, match=r"(?i)`?initializer`? must (give|return) .*numbers"):
+        sok.EmbeddingVariable(2, name="clicks", initializer=initializer)
+
+
+def test_seeds_of_initializers_tell_them_apart(sok):
+    # Keras 3 takes a generator besides an integer, tf_keras an integer of NumPy.
+    other = getattr(getattr(tf.keras, "random", None), "SeedGenerator", np.int64)
+
+    def first_row(seed):
+        uniform = tf.keras.initializers.RandomUniform(seed=seed)
+        return sok.EmbeddingVariable(4, name="seeded", initializer=uniform).find([1])[0].numpy()
+
+    assert (first_row(3) == first_row(other(3))).all()
+    assert (first_row(3) != first_row(other(4))).all()
+
+
+@pytest.mark.parametrize("option", [{}, (), 0, "lru", FULL])
+def test_options_of_another_kind(sok, option):
+    for make in (
+        lambda: sok.EmbeddingVariable(2, name="clicks", ev_option=option),
+        lambda: sok.get_embedding_variable("clicks", 2, ev_option=option),
+    ):
+        with pytest.raises(TypeError, match="`ev_option` must be .*EmbeddingVariableOption"):
+            make()
+
+
+@pytest.mark.parametrize("dtype", ["foo", "float32", tf.string, None, 3.5, "int8"])
+def test_dtypes_of_keys(sok, dtype):
+    for make in (
+        lambda: sok.EmbeddingVariable(2, name="clicks", key_dtype=dtype),
+        lambda: sok.get_embedding_variable("clicks", 2, dtype),
+        lambda: sok.All2AllDenseEmbedding(None, 2, 1, 1, key_dtype=dtype, name="clicks"),
+        lambda: sok.HashEmbedding(2, key_dtype=dtype, name="clicks"),
+    ):
+        with pytest.raises(ValueError, match="`key_dtype` must be int64, .*Received: key_dtype="):
+            make()
+
+
+def test_integers_of_numpy(sok):
+    two, four = np.int64(2), np.int32(4)
+    option = sok.EmbeddingVariableOption(
+        evict_option=sok.GlobalStepEvict(four), filter_option=sok.CounterFilter(two)
+    )
+    table = sok.EmbeddingVariable(
+        two, name="small", capacity=four, initial_capacity=two, ev_option=option
+    )
+    assert table.dim == 2 and table.stats().max_capacity == 4
+    layer = sok.DistributedEmbedding("sum", four, two, slot_num=two, max_nnz=two, name="layer")
+    assert layer(tf.constant([[1, 2]])).shape == (1, 2, 2)
+    assert sok.HashEmbedding(two, capacity=four, initial_capacity=two)(tf.constant([1])).shape == (
+        (1, 2)
+    )
+    keys = [tf.RaggedTensor.from_row_lengths(tf.constant([1], tf.int64), [1])]
+    (found,) = sok.group_embedding_lookup_sparse(
+        [layer.table], keys, "sum", params_num_per_group=two
+    )
+    assert found.shape == (1, 2)
+
+
+def test_more_rows_at_first_than_ever(sok):
+    with pytest.raises(ValueError, match="`initial_capacity` must be .*`capacity`, 4.*clicks"):
+        sok.EmbeddingVariable(2, name="clicks", capacity=4, initial_capacity=5)
+
+
+@pytest.mark.parametrize("arguments, name", [
+    ((2,), "max_element_size"),
+    ((2, 5), "false_positive_probability"),
+    ((-1, 5, 0.1), "filter_freq"),
+    ((2, 5, 0.1, "int8"), "counter_type"),
+])  # fmt: skip
+def test_filters_name_the_argument(sok, arguments, name):
+    with pytest.raises(ValueError, match=f"`{name}` must be .*Received: {name}="):
+        sok.CBFFilter(*arguments)
