@@ -81,7 +81,7 @@ def lookup(
         return []
     check_gradient_scale(gradient_scale)
     for feature in features:
-        check_listed(feature.variable)
+        check_listed(feature.variable, feature.keys)
     outputs: list[tf.Tensor] = [None] * len(features)
     earlier: list[tf.Tensor] = []
     for device, positions in devices.group_by_device([f.variable.device for f in features]):

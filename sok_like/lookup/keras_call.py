@@ -40,22 +40,24 @@ def training_of_call() -> bool | Any:
     return True if training is None else training
 
 
-def check_listed(variable: EmbeddingVariable) -> None:
+def check_listed(variable: EmbeddingVariable, keys: Any) -> None:
     """Raises unless the layers of the Keras call in progress list a table that is to be trained.
+
+    Keys that are symbolic tensors of tf_keras make each op a layer of its own, which lists nothing.
 
     Raises:
         RuntimeError: no layer lists it.
     """
     if not variable.trainable:
         return
-    outermost = None
+    outermost = "an op of a functional model" if _is_symbolic(keys) else None
     for layer in _layers_of_call():
         if _lists(layer, variable):
             return
-        outermost = layer
+        outermost = layer.name
     if outermost is not None:
         name, hold = variable.table_name, _HOLD[is_keras_3()]
-        raise RuntimeError(_NOT_LISTED.format(name=name, layer=outermost.name, hold=hold))
+        raise RuntimeError(_NOT_LISTED.format(name=name, layer=outermost, hold=hold))
 
 
 def _layers_of_call():
@@ -80,6 +82,14 @@ def _layers_on_stack():
             if isinstance(layer, tf.keras.layers.Layer):
                 yield layer
         frame = frame.f_back
+
+
+def _is_symbolic(keys):
+    if is_keras_3():  # refuses them in an op of TensorFlow
+        return False
+    from tf_keras.src.engine import keras_tensor
+
+    return isinstance(keys, keras_tensor.KerasTensor)
 
 
 def _lists(layer, variable):

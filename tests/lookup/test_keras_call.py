@@ -123,6 +123,14 @@ def test_a_table_in_a_lambda_raises(sok):
         model(KEYS)
 
 
+def test_a_table_in_an_op_of_a_functional_model_raises(sok):
+    message = "cannot be used as input to a TensorFlow function" if KERAS_3 else "does not list it"
+    for held in (make_table(sok), make_table(sok).as_weight()):
+        for lookup in lookups(sok).values():
+            with pytest.raises((RuntimeError, ValueError), match=message):
+                lookup(held, tf.keras.Input([2], dtype="int64"))
+
+
 def test_a_table_that_is_not_to_be_trained_needs_no_holder(sok):
     table = make_table(sok, trainable=False)
     model = model_of(None, lambda model: table, tf.gather)
