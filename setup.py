@@ -6,8 +6,17 @@ import shlex
 import subprocess
 import sys
 
+import setuptools
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+
+# Older ones refuse pyproject.toml's license with a sentence that does not say so.
+if int(setuptools.__version__.partition(".")[0]) < 77:
+    raise SystemExit(
+        "setuptools 77 or newer is required to build sok_like. "
+        f"Received: setuptools {setuptools.__version__}. "
+        'Type: pip install "setuptools>=77,<80"'
+    )
 
 ROOT = pathlib.Path(__file__).resolve().parent
 

@@ -11,6 +11,8 @@ used, or when a model that Keras loads from a file names it.
 
 import functools
 import importlib
+import importlib.util
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from sok_like.runtime.keras_names import announce
@@ -158,14 +160,27 @@ announce({name: functools.partial(_class_in_file, name) for name in _IN_FILES})
 __all__ = [*_PUBLIC, *_MODULES]
 __version__ = "0.1.0"
 
+# Not declared, because there is one build of TensorFlow for the CPU and another for GPUs.
+_NEEDS_TENSORFLOW = (
+    "sok_like needs TensorFlow 2.18.1, and none is installed. "
+    "Type: pip install tensorflow-cpu==2.18.1"
+)
+if importlib.util.find_spec("tensorflow") is None:
+    warnings.warn(_NEEDS_TENSORFLOW, stacklevel=2)
+
 
 def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        value = getattr(importlib.import_module(_PUBLIC[name]), name)
-    elif name in _MODULES:
-        value = importlib.import_module(f"sok_like.{name}")
-    else:
-        raise AttributeError(f"module 'sok_like' has no attribute {name!r}")
+    try:
+        if name in _PUBLIC:
+            value = getattr(importlib.import_module(_PUBLIC[name]), name)
+        elif name in _MODULES:
+            value = importlib.import_module(f"sok_like.{name}")
+        else:
+            raise AttributeError(f"module 'sok_like' has no attribute {name!r}")
+    except ModuleNotFoundError as error:
+        if error.name != "tensorflow":
+            raise
+        raise ImportError(_NEEDS_TENSORFLOW) from error
     globals()[name] = value
     return value
 

@@ -20,8 +20,9 @@ def Init(*, global_batch_size: int, seed: int | None = None, **kwargs: Any):
     what they exchange; it is initialised here unless the program has done so.
 
     Args:
-        global_batch_size: Samples of a training step, summed over all ranks. Checked, and used for
-            nothing else: a smaller last batch or a different batch on each rank just works.
+        global_batch_size: Samples of a training step, summed over all ranks. At least one per rank;
+            used for nothing else: it need not be a multiple of the number of ranks, and a smaller
+            last batch or a different batch on each rank just works.
         seed: What initial rows are drawn from. Rank 0's counts on every rank; when ranks
             disagree, a warning says so. None: a random seed, drawn on rank 0.
         **kwargs: Ignored, with a warning that names them, as programs may hand on what they got.
@@ -32,8 +33,8 @@ def Init(*, global_batch_size: int, seed: int | None = None, **kwargs: Any):
 
     Raises:
         TypeError: `global_batch_size` is missing or not an integer.
-        ValueError: `global_batch_size` is smaller than the number of ranks or not a multiple of it;
-            `seed` is outside `[-2**63, 2**63)`.
+        ValueError: `global_batch_size` is smaller than the number of ranks; `seed` is outside
+            `[-2**63, 2**63)`.
         RuntimeError: called before with other arguments (the same arguments again do nothing), or
             within a `tf.distribute` strategy of several replicas.
     """
@@ -115,11 +116,6 @@ def _check_batch(global_batch_size, world_size):
     if global_batch_size < world_size:
         raise ValueError(
             "`global_batch_size` is too small: it must be at least the number of ranks, "
-            f"{world_size}. Received: global_batch_size={global_batch_size}"
-        )
-    if global_batch_size % world_size != 0:
-        raise ValueError(
-            "`global_batch_size` is not divisible by the number of ranks, "
             f"{world_size}. Received: global_batch_size={global_batch_size}"
         )
 
