@@ -9,7 +9,7 @@ MAKEFLAGS += --no-print-directory
 STAMPS := .venv/stamps
 NUM_RANKS ?= 2
 
-.PHONY: help venv build demo test test-all bench bench-dmp bench-groups lint cuda asan tsan
+.PHONY: help venv build demo test test-all bench bench-dmp bench-groups lint cuda asan tsan soak-ranks
 .PHONY: clean distclean
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make bench-groups  many tables in one lookup, on NUM_RANKS=2 ranks"
 	@echo "make lint       ruff, mypy, clang-format"
 	@echo "make cuda       build with the CUDA backend, where nvcc is"
+	@echo "make soak-ranks random programs on 2 and 3 ranks; ARGS='--steps 20000'"
 	@echo "make asan tsan  C++ tests under address and undefined, or thread sanitizer"
 	@echo "make clean      remove what was built; make distclean removes .venv as well"
 	@echo "PYTHON=..., CXX=... and SOK_CACHE=... choose the Python, the compiler, the wheel cache"
@@ -68,6 +69,9 @@ lint: $(STAMPS)/requirements
 
 cuda: $(STAMPS)/requirements
 	@tools/build_cuda.sh
+
+soak-ranks: venv
+	@.venv/bin/python -m tests.soak_ranks $(ARGS)
 
 asan: $(STAMPS)/requirements
 	@tools/test_cpp.sh build-asan address,undefined

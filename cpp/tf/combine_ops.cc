@@ -5,9 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "cpp/core/cpu/combine.h"
 #include "cpp/core/cpu/group.h"
-#include "cpp/core/cpu/message.h"
 #include "cpp/core/cpu/scratch.h"
-#include "cpp/tf/common.h"
+#include "cpp/tf/messages.h"
 #include "cpp/tf/row_layout.h"
 #include "cpp/tf/samples.h"
 
@@ -20,12 +19,16 @@ REGISTER_OP("SokCombine")
     .Input("inverse: N * int32")
     .Input("row_splits: N * int64")
     .Input("weights: N * float")
+    .Input("call: int64")
     .Output("embeddings: N * float")
     .Attr("N: int >= 1")
     .Attr("dims: list(int)")
     .Attr("combiners: list(string)")
     .SetShapeFn([](InferenceContext* c) { return SetEmbeddingShapes(c, "inverse", "row_splits"); })
-    .Doc("A received row message to embeddings [batch, dim] or [num_keys, dim] for each table.");
+    .Doc(
+        "A received row message to embeddings [batch, dim] or [num_keys, dim] for each table. call "
+        "is "
+        "what SokCheckMessage gives for the message, so that one with a failure is not read.");
 
 class CombineOp : public OpKernel {
  public:
@@ -42,11 +45,7 @@ class CombineOp : public OpKernel {
     OpOutputList embeddings;
     OP_REQUIRES_OK(ctx, ctx->output_list("embeddings", &embeddings));
     const int64_t world_size = counts.dim_size(0);
-    absl::Status status = Guard([&] {
-      ThrowIfFailed(message.flat<float>().data(), splits.flat<int32_t>().data(), world_size);
-    });
-    // What an owner reports is a table that cannot take the batch's new keys.
-    OP_REQUIRES(ctx, status.ok(), absl::ResourceExhaustedError(status.message()));
+    OP_REQUIRES_OK(ctx, CheckSplits(message, splits, world_size));
     const RowLayout layout(counts, features_);
     OP_REQUIRES_OK(ctx, layout.Check(message));
     const int n = features_.size();
@@ -87,6 +86,7 @@ REGISTER_OP("SokCombineGrad")
     .Input("inverse: N * int32")
     .Input("row_splits: N * int64")
     .Input("weights: N * float")
+    .Input("call: int64")
     .Output("row_grads: float")
     .Attr("N: int >= 1")
     .Attr("dims: list(int)")
@@ -115,7 +115,11 @@ class CombineGradOp : public OpKernel {
     Tensor* message;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({layout.num_words()}), &message));
     float* out = message->flat<float>().data();
-    for (int64_t r = 0; r < world_size; ++r) out[layout.start(r, 0) - 1] = 0.0f;
+    Call call;
+    OP_REQUIRES_OK(ctx, GetCall(ctx, &call));
+    for (int64_t r = 0; r < world_size; ++r) {
+      WriteHead(call.At(Stage::kGradients), out + layout.start(r, 0) - kHeadWords<float>);
+    }
     const int n = features_.size();
     std::vector<Samples> samples(n);
     std::vector<int64_t> num_keys(n);

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "cpp/core/cpu/message.h"
 #include "cpp/core/cuda/device.h"
 #include "tensorflow/core/lib/core/threadpool.h"
 
@@ -77,6 +78,8 @@ absl::Status Guard(const std::function<void()>& fn) {
     return absl::ResourceExhaustedError(e.what());
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("out of memory while growing an embedding table");
+  } catch (const OutOfStep& e) {
+    return absl::FailedPreconditionError(e.what());
   } catch (const cuda::DeviceMemoryError& e) {
     return absl::ResourceExhaustedError(
         absl::StrCat(e.what(),

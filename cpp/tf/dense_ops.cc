@@ -19,15 +19,6 @@ namespace {
 
 using Segments = std::vector<std::vector<KeySegment>>;
 
-absl::Status ParseKeys(const Tensor& message, const Tensor& splits, int64_t world_size,
-                       int64_t num_features, Segments* segments) {
-  TF_RETURN_IF_ERROR(CheckSplits(message, splits, world_size));
-  return RaisedByRank([&] {
-    *segments = ParseKeyMessage(message.flat<int64_t>().data(), splits.flat<int32_t>().data(),
-                                world_size, num_features);
-  });
-}
-
 int64_t NumKeys(const Segments& segments, int64_t feature) {
   int64_t num_keys = 0;
   for (const auto& of_rank : segments) num_keys += of_rank[feature].num_keys;
@@ -36,7 +27,7 @@ int64_t NumKeys(const Segments& segments, int64_t feature) {
 
 // Words of the row message that answers rank `rank`.
 int64_t NumWords(const Segments& segments, int64_t rank, const std::vector<int64_t>& dims) {
-  int64_t words = 1;
+  int64_t words = kHeadWords<float>;
   for (size_t i = 0; i < dims.size(); ++i) words += segments[rank][i].num_keys * dims[i];
   return words;
 }
@@ -189,14 +180,15 @@ class PackRowsOp : public OpKernel {
     OP_REQUIRES(ctx, rows.size() == n, absl::InvalidArgumentError("dims must be one a feature"));
     Segments segments;
     OP_REQUIRES_OK(ctx, ParseKeys(ctx->input(n), ctx->input(n + 1), world_size_, n, &segments));
+    const Call call = ReadHead(ctx->input(n).flat<int64_t>().data()).At(Stage::kRows);
     absl::Status status = FirstProblem(ctx);
-    if (status.ok()) status = Write(ctx, rows, segments);
-    if (!status.ok()) OP_REQUIRES_OK(ctx, FailAll<float>(ctx, status, world_size_));
+    if (status.ok()) status = Write(ctx, rows, segments, call);
+    if (!status.ok()) OP_REQUIRES_OK(ctx, FailAll<float>(ctx, status, call, world_size_));
   }
 
  private:
-  absl::Status Write(OpKernelContext* ctx, const OpInputList& rows,
-                     const Segments& segments) const {
+  absl::Status Write(OpKernelContext* ctx, const OpInputList& rows, const Segments& segments,
+                     const Call& call) const {
     const int64_t n = dims_.size();
     std::vector<const float*> next(n);
     for (int64_t i = 0; i < n; ++i) {
@@ -212,7 +204,7 @@ class PackRowsOp : public OpKernel {
     int64_t total = 0;
     for (int64_t r = 0; r < world_size_; ++r) {
       words[r] = NumWords(segments, r, dims_);
-      TF_RETURN_IF_ERROR(SplitsFit(words[r]));
+      TF_RETURN_IF_ERROR(BlockFits(words[r], sizeof(float), world_size_));
       total += words[r];
     }
     Tensor *message, *splits;
@@ -221,7 +213,8 @@ class PackRowsOp : public OpKernel {
     float* out = message->flat<float>().data();
     for (int64_t r = 0; r < world_size_; ++r) {
       splits->flat<int32_t>()(r) = words[r];
-      *out++ = 0.0f;
+      WriteHead(call, out);
+      out += kHeadWords<float>;
       for (int64_t i = 0; i < n; ++i) {
         const int64_t size = segments[r][i].num_keys * dims_[i];
         if (size > 0) std::memcpy(out, next[i], size * sizeof(float));
@@ -285,7 +278,7 @@ class UnpackRowsOp : public OpKernel {
                   absl::InvalidArgumentError(absl::StrCat(
                       "the rows of rank ", r, " must fill ", words,
                       " words, one row a key. Received: ", row_splits.flat<int32_t>()(r))));
-      ++in;  // status word
+      in += kHeadWords<float>;
       for (int64_t i = 0; i < n; ++i) {
         const int64_t size = segments[r][i].num_keys * dims_[i];
         for (int64_t k = 0; k < size; ++k) next[i][k] = in[k] * scale_;

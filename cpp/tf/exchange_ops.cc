@@ -57,9 +57,8 @@ REGISTER_OP("SokRoute")
         "unique keys sent; inverse [num_keys] points into a table's unique keys, owner-major. With "
         "owners, the keys are rows of dense tables of key_limits rows, and what is sent are the "
         "places of those rows: a table's owner, -1 where its rows are laid over all ranks, or -2 "
-        "for "
-        "the keys of a hash table, which stay as they are. The first of the problems that is not "
-        "empty is sent instead, as this rank's failure.");
+        "for the keys of a hash table, which stay as they are. The first of the problems that is "
+        "not empty is sent instead, as this rank's failure. SokStampCall says whose call it is.");
 
 class RouteOp : public OpKernel {
  public:
@@ -87,6 +86,7 @@ class RouteOp : public OpKernel {
     std::vector<int64_t> num_keys(n);
     for (int64_t i = 0; i < n; ++i) num_keys[i] = keys[i].NumElements();
     std::vector<std::unique_ptr<Route>> routes(n);
+    const Call call;  // SokStampCall says which
     absl::Status status = FirstProblem(ctx);
     if (status.ok()) status = features_.Check(ex, keys, row_splits, weights);
     if (status.ok()) {
@@ -105,20 +105,21 @@ class RouteOp : public OpKernel {
         });
       });
     }
-    if (status.ok()) status = Write(ctx, ex, routes, counts);
+    if (status.ok()) status = Write(ctx, ex, routes, call, counts);
     if (!status.ok()) {
       counts->flat<int64_t>().setZero();
       for (Tensor* inv : inverses) inv->flat<int32_t>().setZero();
-      OP_REQUIRES_OK(ctx, FailAll<int64_t>(ctx, status, world_size_));
+      OP_REQUIRES_OK(ctx, FailAll<int64_t>(ctx, status, call, world_size_));
     }
   }
 
  private:
   absl::Status Write(OpKernelContext* ctx, Executor& ex,
-                     const std::vector<std::unique_ptr<Route>>& routes, Tensor* counts) const {
+                     const std::vector<std::unique_ptr<Route>>& routes, const Call& call,
+                     Tensor* counts) const {
     const int64_t n = routes.size();
     auto count = counts->matrix<int64_t>();
-    std::vector<int64_t> words(world_size_, 1 + n);
+    std::vector<int64_t> words(world_size_, kHeadWords<int64_t> + n);
     std::vector<std::vector<uint64_t>> unique(n);
     for (int64_t i = 0; i < n; ++i) {
       unique[i].resize(routes[i]->num_unique());
@@ -131,7 +132,7 @@ class RouteOp : public OpKernel {
     }
     int64_t total = 0;
     for (int64_t r = 0; r < world_size_; ++r) {
-      TF_RETURN_IF_ERROR(SplitsFit(words[r]));
+      TF_RETURN_IF_ERROR(BlockFits(words[r], sizeof(int64_t), world_size_));
       total += words[r];
     }
     Tensor *message, *splits;
@@ -140,7 +141,8 @@ class RouteOp : public OpKernel {
     int64_t* out = message->flat<int64_t>().data();
     for (int64_t r = 0; r < world_size_; ++r) {
       splits->flat<int32_t>()(r) = words[r];
-      *out++ = 0;
+      WriteHead(call, out);
+      out += kHeadWords<int64_t>;
       for (int64_t i = 0; i < n; ++i) *out++ = count(r, i);
       for (int64_t i = 0; i < n; ++i) {
         std::memcpy(out, unique[i].data() + routes[i]->owner_offsets()[r], count(r, i) * 8);
@@ -190,28 +192,25 @@ class GatherRowsOp : public OpKernel {
     const int64_t n = tables.size();
     const Tensor& message = ctx->input(n);
     const Tensor& splits = ctx->input(n + 1);
-    OP_REQUIRES_OK(ctx, CheckSplits(message, splits, world_size_));
     std::vector<std::vector<KeySegment>> segments;
     // A rank's failure reached every rank in this message: all raise it here.
-    OP_REQUIRES_OK(ctx, RaisedByRank([&] {
-                     segments = ParseKeyMessage(message.flat<int64_t>().data(),
-                                                splits.flat<int32_t>().data(), world_size_, n);
-                   }));
-    absl::Status status = Write(ctx, tables, segments);
-    if (!status.ok()) OP_REQUIRES_OK(ctx, FailAll<float>(ctx, status, world_size_));
+    OP_REQUIRES_OK(ctx, ParseKeys(message, splits, world_size_, n, &segments));
+    const Call call = ReadHead(message.flat<int64_t>().data()).At(Stage::kRows);
+    absl::Status status = Write(ctx, tables, segments, call);
+    if (!status.ok()) OP_REQUIRES_OK(ctx, FailAll<float>(ctx, status, call, world_size_));
   }
 
  private:
   absl::Status Write(OpKernelContext* ctx, const std::vector<HostTablePtr>& tables,
-                     const std::vector<std::vector<KeySegment>>& segments) const {
+                     const std::vector<std::vector<KeySegment>>& segments, const Call& call) const {
     const int64_t n = tables.size();
-    std::vector<int64_t> words(world_size_, 1);
+    std::vector<int64_t> words(world_size_, kHeadWords<float>);
     int64_t total = 0;
     for (int64_t r = 0; r < world_size_; ++r) {
       for (int64_t i = 0; i < n; ++i) {
         words[r] += segments[r][i].num_keys * tables[i]->table().dim();
       }
-      TF_RETURN_IF_ERROR(SplitsFit(words[r]));
+      TF_RETURN_IF_ERROR(BlockFits(words[r], sizeof(float), world_size_));
       total += words[r];
     }
     // Filled in a temporary: should a table turn out full, the output is a failed message instead.
@@ -225,7 +224,8 @@ class GatherRowsOp : public OpKernel {
       requests.reserve(world_size_ * n);
       float* out = rows.flat<float>().data();
       for (int64_t r = 0; r < world_size_; ++r) {
-        *out++ = 0.0f;
+        WriteHead(call, out);
+        out += kHeadWords<float>;
         splits.flat<int32_t>()(r) = words[r];
         for (int64_t i = 0; i < n; ++i) {
           const KeySegment& segment = segments[r][i];
@@ -282,18 +282,15 @@ class MergeGradsOp : public OpKernel {
     const int64_t n = dims_.size();
     const Tensor &grads = ctx->input(0), &grad_splits = ctx->input(1);
     const Tensor &message = ctx->input(2), &splits = ctx->input(3);
-    OP_REQUIRES_OK(ctx, CheckSplits(message, splits, world_size_));
     OP_REQUIRES_OK(ctx, CheckSplits(grads, grad_splits, world_size_));
     std::vector<std::vector<KeySegment>> segments;
-    OP_REQUIRES_OK(ctx, Guard([&] {
-                     segments = ParseKeyMessage(message.flat<int64_t>().data(),
-                                                splits.flat<int32_t>().data(), world_size_, n);
-                   }));
+    OP_REQUIRES_OK(ctx, ParseKeys(message, splits, world_size_, n, &segments));
     std::vector<int64_t> num_keys(n);
     std::vector<std::vector<const float*>> blocks(world_size_);  // of a rank, for each table
     const float* next = grads.flat<float>().data();
     for (int64_t r = 0; r < world_size_; ++r) {
-      const float* const begin = next++;
+      const float* const begin = next;
+      next += kHeadWords<float>;
       for (int64_t i = 0; i < n; ++i) {
         blocks[r].push_back(next);
         num_keys[i] += segments[r][i].num_keys;

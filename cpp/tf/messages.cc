@@ -1,16 +1,32 @@
 #include "cpp/tf/messages.h"
 
+#include <algorithm>
+#include <cstdlib>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
 
 namespace sok {
 
-absl::Status SplitsFit(int64_t words) {
-  if (words <= std::numeric_limits<int32_t>::max()) return absl::OkStatus();
+namespace {
+
+int64_t ExchangeLimit() {
+  constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();
+  const char* const text = std::getenv("SOK_EXCHANGE_LIMIT");
+  const int64_t lowered = text == nullptr ? 0 : std::atoll(text);
+  return lowered > 0 ? std::min(lowered, kLimit) : kLimit;
+}
+
+}  // namespace
+
+absl::Status BlockFits(int64_t words, size_t word_size, int64_t world_size) {
+  static const int64_t limit = ExchangeLimit();
+  const int64_t share = limit / world_size, sent = words * (word_size / sizeof(float));
+  if (sent <= share) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("a message to one rank must stay below 2^31 words. Received: ", words,
-                   "; use a smaller batch"));
+      absl::StrCat("what a rank sends to another in one exchange must have at most ", share,
+                   " words of 4 bytes, a share of ", limit, " for each of ", world_size,
+                   " ranks. Received: ", sent, "; use a smaller batch"));
 }
 
 absl::Status CheckSplits(const Tensor& message, const Tensor& splits, int64_t world_size) {
@@ -29,6 +45,18 @@ absl::Status RaisedByRank(const absl::Status& status) {
   return status;
 }
 
+absl::Status ParseKeys(const tensorflow::Tensor& message, const tensorflow::Tensor& splits,
+                       int64_t world_size, int64_t num_tables,
+                       std::vector<std::vector<KeySegment>>* segments) {
+  TF_RETURN_IF_ERROR(CheckSplits(message, splits, world_size));
+  const int64_t* const words = message.flat<int64_t>().data();
+  const int32_t* const lengths = splits.flat<int32_t>().data();
+  const absl::Status status =
+      RaisedByRank([&] { *segments = ParseKeyMessage(words, lengths, world_size, num_tables); });
+  if (absl::IsFailedPrecondition(status)) CatchUpWith(words, lengths, world_size);
+  return status;
+}
+
 absl::Status CheckGradWords(int64_t rank, int64_t required, int64_t received) {
   if (required == received) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -36,8 +64,19 @@ absl::Status CheckGradWords(int64_t rank, int64_t required, int64_t received) {
                    " words, one row a key it asked for. Received: ", received));
 }
 
-absl::Status FirstProblem(OpKernelContext* ctx) {
-  OpInputList problems;
+absl::Status GetCall(tensorflow::OpKernelContext* ctx, Call* call) {
+  const tensorflow::Tensor* words;
+  TF_RETURN_IF_ERROR(ctx->input("call", &words));
+  if (words->NumElements() != Call::kNumWords) {
+    return absl::InvalidArgumentError(absl::StrCat("call must hold ", Call::kNumWords,
+                                                   " words. Received: ", words->NumElements()));
+  }
+  *call = ReadHead(words->flat<int64_t>().data());
+  return absl::OkStatus();
+}
+
+absl::Status FirstProblem(tensorflow::OpKernelContext* ctx) {
+  tensorflow::OpInputList problems;
   TF_RETURN_IF_ERROR(ctx->input_list("problems", &problems));
   for (const Tensor& problem : problems) {
     const tensorflow::tstring& text = problem.scalar<tensorflow::tstring>()();

@@ -7,12 +7,15 @@
 #include <vector>
 
 #include "cpp/core/cpu/message.h"
+#include "cpp/tf/calls.h"
 #include "cpp/tf/common.h"
 
 namespace sok {
 
-// Lengths travel as int32.
-absl::Status SplitsFit(int64_t words);
+// MPI counts the words of an all-to-all, those sent and those received, in int32. So each of
+// `world_size` blocks may take its share of that, whose sum neither can exceed. `words` of
+// `word_size` bytes; on the way a word has 4. SOK_EXCHANGE_LIMIT lowers the bound, for tests.
+absl::Status BlockFits(int64_t words, size_t word_size, int64_t world_size);
 
 // `splits` holds `world_size` lengths that add up to the message's.
 absl::Status CheckSplits(const Tensor& message, const Tensor& splits, int64_t world_size);
@@ -22,17 +25,47 @@ absl::Status CheckSplits(const Tensor& message, const Tensor& splits, int64_t wo
 absl::Status RaisedByRank(const std::function<void()>& fn);
 absl::Status RaisedByRank(const absl::Status& status);  // of such a function
 
+// A received key message cut into [world_size][num_tables] segments; what it carries is raised.
+absl::Status ParseKeys(const tensorflow::Tensor& message, const tensorflow::Tensor& splits,
+                       int64_t world_size, int64_t num_tables,
+                       std::vector<std::vector<KeySegment>>* segments);
+
+// Counts on from the calls that the blocks of a message are of, once they were found to differ.
+template <typename T>
+void CatchUpWith(const T* message, const int32_t* splits, int64_t world_size) {
+  for (int64_t r = 0; r < world_size; message += splits[r], ++r) {
+    if (splits[r] >= kHeadWords<T>) CatchUp(ReadHead(message));
+  }
+}
+
+// Raises the failure that a message carries, or that ranks are in different calls; after that they
+// number their calls alike. What an owner reports with its rows is a table that cannot take keys.
+template <typename T>
+absl::Status RaiseFailure(const T* message, const int32_t* splits, int64_t world_size) {
+  const absl::Status status = RaisedByRank([&] { ThrowIfFailed(message, splits, world_size); });
+  if (absl::IsFailedPrecondition(status)) {
+    CatchUpWith(message, splits, world_size);
+  } else if (!status.ok() && ReadHead(message).stage() == Stage::kRows) {
+    return absl::ResourceExhaustedError(status.message());
+  }
+  return status;
+}
+
 // The gradients that rank r sent, `received` words, are one row a key it asked for.
 absl::Status CheckGradWords(int64_t rank, int64_t required, int64_t received);
+
+// The call that the input `call` [8] holds.
+absl::Status GetCall(tensorflow::OpKernelContext* ctx, Call* call);
 
 // The first text of the list input `problems` that is not empty, as a failure of this rank.
 absl::Status FirstProblem(OpKernelContext* ctx);
 
 // Sets outputs 0 and 1, a message and its splits, to the same failed block for every rank.
 template <typename T>
-absl::Status FailAll(OpKernelContext* ctx, const absl::Status& status, int64_t world_size) {
-  const std::vector<T> block = FailedBlock<T>(std::string(status.message()));
-  Tensor *message, *splits;
+absl::Status FailAll(tensorflow::OpKernelContext* ctx, const absl::Status& status, const Call& call,
+                     int64_t world_size) {
+  const std::vector<T> block = FailedBlock<T>(std::string(status.message()), call);
+  tensorflow::Tensor *message, *splits;
   TF_RETURN_IF_ERROR(ctx->allocate_output(
       0, TensorShape({world_size * static_cast<int64_t>(block.size())}), &message));
   TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({world_size}), &splits));

@@ -1,13 +1,14 @@
 #include "cpp/tf/row_layout.h"
 
 #include "absl/strings/str_cat.h"
+#include "cpp/core/cpu/message.h"
 
 namespace sok {
 
 RowLayout::RowLayout(const Tensor& counts, const FeatureAttrs& features) {
   auto count = counts.matrix<int64_t>();
   for (int64_t r = 0; r < counts.dim_size(0); ++r) {
-    ++num_words_;  // status word
+    num_words_ += kHeadWords<float>;
     starts_.emplace_back();
     counts_.emplace_back();
     for (int i = 0; i < features.size(); ++i) {

@@ -1,7 +1,7 @@
 // Where rows are in a row message (cpu/message.h), from what was asked of each rank.
 //
 //     counts  [world_size, num_tables]: unique keys of table i sent to rank r
-//     message [0 | rows of table 0 | rows of table 1 ..] [0 | ..]      a block a rank
+//     message [head | rows of table 0 | rows of table 1 ..] [head | ..]      one block per rank
 #ifndef SOK_TF_ROW_LAYOUT_H_
 #define SOK_TF_ROW_LAYOUT_H_
 

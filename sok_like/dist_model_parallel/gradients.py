@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.lookup.local_variables import is_local, mark_local, unique_in_graph
-from sok_like.runtime import comm
+from sok_like.runtime import comm, turns
 from sok_like.runtime.initialize import ensure_initialized
 
 # Arguments of Horovod's wrappers: some have no effect here; the others must mean an average over
@@ -72,7 +72,9 @@ def averaged(gradients: list, variables: list, sparse_as_dense: bool, name: str)
     if sparse_as_dense:
         mine = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in mine]
     result = list(gradients)
-    for i, gradient in zip(shared, communicator.average(mine, unique_in_graph(name)), strict=True):
+    name = unique_in_graph(name)
+    means = turns.in_turn(lambda: communicator.average(mine, name), name)
+    for i, gradient in zip(shared, means, strict=True):
         result[i] = gradient
     return result
 

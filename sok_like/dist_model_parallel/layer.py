@@ -28,6 +28,7 @@ from sok_like.planner.tables import (
 )
 from sok_like.planner.thresholds import check_threshold
 from sok_like.runtime import comm
+from sok_like.runtime.agreement import raise_on_all
 from sok_like.runtime.checks import check_combiner
 from sok_like.runtime.initialize import ensure_initialized
 
@@ -296,7 +297,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
                 )
                 checks = []
             else:
-                checks = exchange.raise_on_all(problems, communicator, name)
+                checks = raise_on_all(problems, communicator, name)
             with tf.control_dependencies(checks):
                 here = [dataclasses.replace(f, ids=tf.identity(f.ids)) for f in here]
         found_here = iter(exchange.lookup_here(here, training, self.name))

@@ -1,14 +1,12 @@
 """Lookup of model-parallel input: each rank has the ids of its own tables, for all samples.
 
-    ids of the global batch -> lookup here -> split by rank =header, rows=> concatenate columns
+    ids of the global batch -> lookup here -> split by rank =sizes, rows=> concatenate columns
 
-No ids are exchanged. A header, the one int64 exchange, tells the receiver how many rows each output
-has, and whether the sender failed. The rows are one exchange of floats, and so is their gradient.
+No ids are exchanged. The one int64 exchange tells the receiver how many rows each output has, and
+whether the sender failed. The rows are one exchange of floats, and so is their gradient.
 
 The keys of a hash table go to their owners first, by the exchange of data-parallel input: two more
-collectives, after the header, and one more for the gradient.
-
-    header (int64)   [fault, input, id | local batch, hotness of the first input | of the next ..]
+collectives, after the sizes, and one more for the gradient.
 
 Outputs are 3-D, `[local_batch, hotness, dim]`, without a combiner, and 2-D with one. They cannot
 depend on the kind of an input, which only the ranks that have it know.
@@ -21,12 +19,13 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.lookup import exchange
+from sok_like.lookup.dense_lookup import range_problem
 from sok_like.lookup.flat_ids import FlatIds
 from sok_like.lookup.local_variables import unique_in_graph
-from sok_like.runtime import comm
+from sok_like.runtime import comm, turns
 
-_BAD_ID, _BAD_BATCH = 1, 2
-_PER_INPUT = 2  # words of a header: local batch, hotness
+_PER_INPUT = 2  # sizes: local batch, hotness
+_HEAD = 16  # floats before the rows for a rank, which say what call they are of
 
 
 def output_shapes(layer: Any) -> list[tuple[int | None, ...]]:
@@ -59,31 +58,28 @@ def mp_input_lookup(
     communicator, world_size = comm.current(), layer.world_size
     name = unique_in_graph(layer.name)
     mine = layer.strategy.input_ids_list[layer.rank]
-    samples, header = {}, [tf.zeros([3], tf.int64)]
+    samples, problems, sizes = {}, [], [tf.zeros([0], tf.int64)]
     for i, ids in zip(mine, inputs, strict=True):
-        flat, fault, sizes = _prepare(layer, i, ids)
-        samples[i] = flat
-        # Only the first fault is reported.
-        header[0] = tf.where(header[0][0] == 0, fault, header[0])
-        header.append(sizes)
-    joined = tf.concat(header, 0)
-    received, _ = communicator.all_to_all(
-        tf.tile(joined, [world_size]),
-        tf.fill([world_size], tf.size(joined)),
-        f"{name}_header",
-    )
-    lengths = [3 + _PER_INPUT * len(ids) for ids in layer.strategy.input_ids_list]
-    received = tf.ensure_shape(received, [sum(lengths)])
-    with tf.control_dependencies(_raise_faults(layer, received)):
+        samples[i], wrong, of_input = _prepare(layer, i, ids)
+        problems += wrong
+        sizes.append(of_input)
+    received, _ = turns.exchange_notes(tf.concat(sizes, 0), problems, communicator, name)
+    num_inputs = sum(len(ids) for ids in layer.strategy.input_ids_list)
+    received = tf.ensure_shape(received, [_PER_INPUT * num_inputs])
+    with tf.control_dependencies(_require_equal_batches(received)):
         received = tf.identity(received)
         found = _lookup_hashed(layer, samples, tables, training, f"{name}_hashed")
     dense = [i for i in mine if i not in found]
     features = [_feature(layer, i, samples[i], tables) for i in dense]
     found.update(zip(dense, exchange.lookup_here(features), strict=True))
     outputs = [samples[i].restore(found.pop(i)) for i in mine]
-    message, words = _message(layer, outputs, header[1:], list(found.values()))
-    arrived, _ = communicator.all_to_all(message, tf.fill([world_size], words), f"{name}_rows")
-    return _assemble(layer, arrived, received)
+    with turns.turn() as done:
+        message, words = _message(layer, outputs, sizes[1:], list(found.values()), name)
+        arrived, _, call = turns.exchange_rows(
+            message, tf.fill([world_size], words), communicator, f"{name}_rows"
+        )
+        done.append(call)
+    return _assemble(layer, arrived, received, call)
 
 
 def _feature(layer, i, samples, tables):
@@ -113,7 +109,7 @@ def _lookup_hashed(layer, samples, tables, training, name):
 
 
 def _prepare(layer, i, ids):
-    """An input as flat ids, its fault `[3]` and its sizes `[2]`."""
+    """An input as flat ids, texts of what is wrong with it, and its sizes `[2]`."""
     table_id = layer.strategy.plan.input_table_map[i]
     combiner = layer.combiner_of(table_id)
     ragged = isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
@@ -126,61 +122,36 @@ def _prepare(layer, i, ids):
     batch = ids.nrows() if isinstance(ids, tf.RaggedTensor) else tf.shape(ids, tf.int64)[0]
     batch = tf.cast(batch, tf.int64)
     hotness = tf.shape(ids, tf.int64)[1] if combiner is None else tf.ones([], tf.int64)
-    number, fault = tf.constant(i, tf.int64), tf.zeros([3], tf.int64)
-    bad_batch = tf.stack([tf.constant(_BAD_BATCH, tf.int64), number, batch])
-    fault = tf.where(batch % layer.world_size != 0, bad_batch, fault)
+    what = f"input {i} has a global batch not divisible by the number of ranks: "
+    odd = tf.strings.join([what, tf.strings.as_string(batch), " samples"])
+    problems = [tf.where(batch % layer.world_size != 0, odd, "")]
     if not layer.is_hashed(table_id):
         num_rows = layer.strategy.plan.tables[table_id].input_dim
+        problems.append(range_problem(flat.ids, num_rows, layer.table_name(table_id)))
+        # What is wrong with ids is raised before they are looked up.
         in_range = (flat.ids >= 0) & (flat.ids < num_rows)
-        outside = tf.boolean_mask(flat.ids, ~in_range)
-        wrong = tf.reduce_sum(outside[:1])
-        bad_id = tf.stack([tf.constant(_BAD_ID, tf.int64), number, wrong])
-        fault = tf.where(tf.size(outside) > 0, bad_id, fault)
-        # Faulty ids are never looked up: the header is read first.
         flat.ids = tf.where(in_range, flat.ids, tf.zeros_like(flat.ids))
-    return flat, fault, tf.stack([batch // layer.world_size, hotness])
+    return flat, problems, tf.stack([batch // layer.world_size, hotness])
 
 
-def _headers(layer, received):
-    """By rank: the fault `[3]`, and the sizes of each of its inputs `[2]`."""
-    headers, at = [], 0
-    for inputs in layer.strategy.input_ids_list:
-        fault, at = received[at : at + 3], at + 3
-        sizes = []
-        for _ in inputs:
-            sizes.append(received[at : at + _PER_INPUT])
-            at += _PER_INPUT
-        headers.append((fault, sizes))
-    return headers
+def _sizes(layer, received):
+    """By rank: the sizes of each of its inputs `[2]`."""
+    pairs = iter(tf.unstack(tf.reshape(received, [-1, _PER_INPUT])))
+    return [[next(pairs) for _ in inputs] for inputs in layer.strategy.input_ids_list]
 
 
-def _raise_faults(layer, received):
-    """Raises if any rank reports a fault; in a graph returns the op that raises."""
-    headers = _headers(layer, received)
-    faults = tf.stack([fault for fault, _ in headers])
-    rank = tf.argmax(tf.cast(faults[:, 0] > 0, tf.int32))
-    kind, i, value = tf.unstack(faults[rank])
-    names = [layer.table_name(t) for t in layer.strategy.plan.input_table_map]
-    table = tf.gather(tf.constant(names), i)
-    number = tf.strings.as_string(value)
-    what = tf.where(
-        kind == _BAD_ID,
-        tf.strings.join(["an id outside table '", table, "': id ", number]),
-        tf.strings.join(
-            ["a global batch not divisible by the number of ranks: ", number, " samples"]
-        ),
-    )
-    batches = tf.stack([sizes[0] for _, of_rank in headers for sizes in of_rank])
+def _require_equal_batches(received):
+    """Raises, or in a graph returns what raises, on all ranks alike: all know all sizes."""
+    batches = received[::_PER_INPUT]
     alike = tf.reduce_all(batches == batches[0])
-    what = tf.where(kind == 0, "inputs of different global batches", what)
-    place = [tf.strings.as_string(x) for x in (rank, i)]
-    text = tf.strings.join(["rank ", place[0], ": input ", place[1], " has ", what])
-    fine = (kind == 0) & alike
+    samples = tf.strings.reduce_join(tf.strings.as_string(batches), separator=", ")
+    rule = "all inputs must have one global batch. Received samples for each rank, input by input: "
+    text = tf.strings.join([rule, samples])
     if tf.executing_eagerly():
-        if not fine:
+        if not alike:
             raise tf.errors.InvalidArgumentError(None, None, text.numpy().decode())
         return []
-    return [tf.debugging.Assert(fine, [text])]
+    return [tf.debugging.Assert(alike, [text])]
 
 
 @tf.custom_gradient
@@ -191,12 +162,14 @@ def _divide_gradient(values, divisor):
     return tf.identity(values), back
 
 
-def _message(layer, outputs, sizes, empty):
-    """Rows for all ranks, flat, and the number of floats for each rank.
+def _message(layer, outputs, sizes, empty, name):
+    """Rows for all ranks, flat, and how many floats each of them gets.
 
     It includes `empty` tensors so that their gradients, which are collectives, are computed.
     """
-    world_size, blocks = layer.world_size, []
+    world_size = layer.world_size
+    head = turns.head_of_rows(name)
+    blocks = [tf.tile(head[None], [world_size, 1])]
     for output, size in zip(outputs, sizes, strict=True):
         words = size[0] * size[1] * output.shape[-1]
         block = tf.reshape(tf.cast(output, tf.float32), tf.stack([world_size, words]))
@@ -211,11 +184,27 @@ def _message(layer, outputs, sizes, empty):
     return message, words
 
 
-def _assemble(layer, arrived, received):
-    """Concatenates the ranks' columns of each output; outputs are in input order."""
+def _cut(arrived, sizes, heads, call):
+    """The parts of a message; back, those numbered in `heads` say what call they are of."""
+
+    @tf.custom_gradient
+    def run(arrived):
+        def back(*grads):
+            head = turns.head_of_gradients(call)
+            return tf.concat([head if i in heads else g for i, g in enumerate(grads)], 0)
+
+        return tf.split(arrived, tf.stack(sizes)), back
+
+    return run(arrived)
+
+
+def _assemble(layer, arrived, received, call):
+    """The ranks' columns side by side, in input order."""
     plan = layer.strategy.plan
-    sizes, shapes, numbers = [], [], []
-    for rank, (_, of_rank) in enumerate(_headers(layer, received)):
+    sizes, shapes, numbers, heads = [], [], [], []
+    for rank, of_rank in enumerate(_sizes(layer, received)):
+        heads.append(len(sizes))
+        sizes.append(tf.constant(_HEAD, tf.int64))
         for i, size in zip(layer.strategy.input_ids_list[rank], of_rank, strict=True):
             table_id = plan.input_table_map[i]
             dim = layer.shard_of(table_id, rank).dim
@@ -224,7 +213,8 @@ def _assemble(layer, arrived, received):
             shapes.append(tf.concat([kept, [dim]], 0))
             numbers.append(i)
     columns: dict[int, list[tf.Tensor]] = {}
-    parts = tf.split(arrived, tf.stack(sizes))
+    parts = _cut(arrived, sizes, heads, call)
+    parts = [part for place, part in enumerate(parts) if place not in heads]
     for i, part, shape in zip(numbers, parts, shapes, strict=True):
         columns.setdefault(i, []).append(tf.reshape(part, shape))
     static = output_shapes(layer)

@@ -20,6 +20,7 @@ from sok_like.distribution.collectives import gather
 from sok_like.distribution.sharded_variable import local_rows, shard_of
 from sok_like.lookup.dense_lookup import as_row_numbers, require_in_range
 from sok_like.lookup.local_variables import unique_in_graph
+from sok_like.runtime import turns
 
 
 def has_rule(table: Any) -> bool:
@@ -66,7 +67,7 @@ def _rows(table, shard, unique):
 
     @tf.custom_gradient
     def exchange(rows):
-        gathered = tf.gather(line.all_gather(rows, name), position)
+        gathered = tf.gather(turns.in_turn(lambda: line.all_gather(rows, name), name), position)
         return gathered, lambda grad: tf.gather(grad, mine)
 
     return exchange(local_rows(table, tf.gather(unique, mine) - start))

@@ -12,6 +12,7 @@ from sok_like.distribution.creation import slots_like
 from sok_like.distribution.sharded_variable import on_shards, path_of, shard_of
 from sok_like.lookup.local_variables import is_local, unique_in_graph
 from sok_like.optimizers.embedding_aware import embedding_aware
+from sok_like.runtime import turns
 
 # These update each element of a variable independently, so they can work on a shard.
 _STOCK = ("keras.src", "tf_keras.src")
@@ -74,7 +75,8 @@ class _OnShards:
         # them, and hash tables are sharded over all ranks.
         own = [is_local(v) and (shard_of(v) is None or shard_of(v).over_batch) for _, v in pairs]
         mine = [None if o else g for (g, _), o in zip(pairs, own, strict=True)]
-        means = line.average(mine, unique_in_graph("sok_distribution_gradients"))
+        name = unique_in_graph("sok_distribution_gradients")
+        means = turns.in_turn(lambda: line.average(mine, name), name)
         return [(g if o else mean, v) for (g, v), o, mean in zip(pairs, own, means, strict=True)]
 
 

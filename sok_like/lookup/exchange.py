@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from sok_like.lookup import hash_lookup as hash_lookup
 from sok_like.lookup.dense_lookup import range_problem, require_in_range
-from sok_like.runtime import native
+from sok_like.runtime import native, turns
 from sok_like.runtime import ops as wrapped_ops
 from sok_like.runtime.comm import Communicator
 
@@ -112,25 +112,27 @@ def exchange_lookup(
             owners=owners,
             row_offsets=[f.row_offset for f in features],
         )
-        message, splits = communicator.all_to_all(routed.message, routed.splits, f"{name}_keys")
-        local_rows = ops.sok_unpack_keys(
-            message=message,
-            splits=splits,
-            N=len(features),
-            world_size=world_size,
-            owners=owners,
-        )
-        to_send, full_tables = _rows_to_send(features, local_rows, anchor, training)
-        rows, sent = ops.sok_pack_rows(
-            rows=to_send,
-            message=message,
-            splits=splits,
-            problems=full_tables,
-            world_size=world_size,
-            dims=dims,
-            gradient_scale=scale,
-        )
-        rows, received = communicator.all_to_all(rows, sent, f"{name}_rows")
+        with turns.turn() as done:
+            message, splits = turns.exchange_keys(routed.message, routed.splits, communicator, name)
+            local_rows = ops.sok_unpack_keys(
+                message=message,
+                splits=splits,
+                N=len(features),
+                world_size=world_size,
+                owners=owners,
+            )
+            to_send, full_tables = _rows_to_send(features, local_rows, anchor, training)
+            rows, sent = ops.sok_pack_rows(
+                rows=to_send,
+                message=message,
+                splits=splits,
+                problems=full_tables,
+                world_size=world_size,
+                dims=dims,
+                gradient_scale=scale,
+            )
+            rows, received, call = turns.exchange_rows(rows, sent, communicator, f"{name}_rows")
+            done.append(call)
         return list(
             ops.sok_combine(
                 rows=rows,
@@ -139,6 +141,7 @@ def exchange_lookup(
                 inverse=routed.inverse,
                 row_splits=row_splits,
                 weights=no_weights,
+                call=call,
                 dims=dims,
                 combiners=combiners,
             )
@@ -197,23 +200,6 @@ def in_range(features: Sequence[PartFeature]) -> tuple[list[PartFeature], list[t
         fine.append(dataclasses.replace(feature, ids=ids))
         problems.append(range_problem(feature.ids, feature.num_rows, feature.table_name))
     return fine, problems
-
-
-def raise_on_all(problems: Sequence[tf.Tensor], communicator: Communicator, name: str) -> list[Any]:
-    """Raises on all ranks, or in a graph returns what raises, the first rank's first problem."""
-    text = tf.constant("")
-    for problem in reversed(problems):
-        text = tf.where(tf.strings.length(problem) > 0, problem, text)
-    words = tf.strings.join([f"rank {communicator.rank}: ", text])
-    mine = tf.io.decode_raw(tf.where(tf.strings.length(text) > 0, words + "; ", ""), tf.uint8)
-    told = communicator.all_gather(tf.reshape(mine, [-1]), f"{name}_problems")
-    if tf.executing_eagerly():
-        if tf.size(told) > 0:
-            message = told.numpy().tobytes().decode(errors="replace").rstrip("; ")
-            raise tf.errors.InvalidArgumentError(None, None, message)
-        return []
-    letters = tf.strings.unicode_encode(tf.cast(told, tf.int32), "UTF-8")
-    return [tf.debugging.Assert(tf.equal(tf.size(told), 0), [letters])]
 
 
 def _rows_to_send(features, local_rows, anchor, training):

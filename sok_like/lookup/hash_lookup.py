@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from sok_like.lookup.keras_call import check_listed
-from sok_like.runtime import comm, devices, native, ops
+from sok_like.runtime import comm, devices, native, ops, turns
 from sok_like.runtime.checks import COMBINERS, check_combiner
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
 from sok_like.table.variable import EmbeddingVariable
@@ -144,19 +144,21 @@ def _exchange(
             name="route",
             **attributes._asdict(),
         )
-    message, splits = communicator.all_to_all(routed.message, routed.splits, f"{name}_keys")
-    with devices.device_scope(device):  # for the sake of its gradient
-        rows, sent = ops.gather_rows(
-            handles,
-            message,
-            splits,
-            attributes.dims,
-            world_size=world_size,
-            insert=training,
-            scale=scale,
-            name="gather_rows",
-        )
-    rows, received = communicator.all_to_all(rows, sent, f"{name}_rows")
+    with turns.turn() as done:
+        message, splits = turns.exchange_keys(routed.message, routed.splits, communicator, name)
+        with devices.device_scope(device):  # for the sake of its gradient
+            rows, sent = ops.gather_rows(
+                handles,
+                message,
+                splits,
+                attributes.dims,
+                world_size=world_size,
+                insert=training,
+                scale=scale,
+                name="gather_rows",
+            )
+        rows, received, call = turns.exchange_rows(rows, sent, communicator, f"{name}_rows")
+        done.append(call)
     with devices.device_scope(device):
         return list(
             native.ops().sok_combine(
@@ -166,6 +168,7 @@ def _exchange(
                 inverse=routed.inverse,
                 row_splits=row_splits,
                 weights=weights,
+                call=call,
                 dims=attributes.dims,
                 combiners=attributes.combiners,
                 name="combine",

@@ -18,7 +18,7 @@ import tensorflow as tf
 from sok_like.lookup.local_variables import is_local
 from sok_like.optimizers import graph_step, same_on_ranks
 from sok_like.optimizers.rules import OptimizerRule, rule_of
-from sok_like.runtime import comm, ops
+from sok_like.runtime import comm, ops, turns
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 
@@ -179,7 +179,10 @@ class EmbeddingAware:
         if not variables:
             return pairs
         mine = same_on_ranks.statement(learning_rate, step, variables, rank, world_size)
-        *averaged, statements = communicator.average([*shared, mine], "sok_gradients")
+        name = "sok_gradients"
+        *averaged, statements = turns.in_turn(
+            lambda: communicator.average([*shared, mine], name), name
+        )
         with tf.control_dependencies(same_on_ranks.check(statements * world_size, variables)):
             return [
                 (g if own else tf.nest.map_structure(tf.identity, mean, expand_composites=True), v)

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.optimizers.embedding_aware import unscaled
-from sok_like.runtime import comm
+from sok_like.runtime import comm, turns
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 
@@ -33,7 +33,8 @@ class LossScaling:
         finite = tf.reduce_all(tf.stack(finite)) if finite else tf.constant(True)
         if not comm.is_initialized() or comm.current().world_size == 1:
             return finite
-        (share,) = comm.current().average([tf.cast(finite, tf.float32)], "sok_finite")
+        finite = [tf.cast(finite, tf.float32)]
+        (share,) = turns.in_turn(lambda: comm.current().average(finite, "sok_finite"), "sok_finite")
         return tf.equal(share, 1.0)
 
     def _stateful_handle_finite_grads(self, grads, trainable_variables):

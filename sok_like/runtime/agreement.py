@@ -1,13 +1,17 @@
-"""How ranks agree on what they do together, outside of training: eager only."""
+"""How ranks agree on what they do together, and raise on all what went wrong on one.
+
+`raise_on_all` works in graphs as well; the others are eager.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from sok_like.runtime import turns
 from sok_like.runtime.comm import Communicator
 
 
@@ -25,8 +29,26 @@ def send(block: np.ndarray, communicator: Communicator, all_ranks: bool) -> np.n
 
 def gather_text(text: str, communicator: Communicator) -> str:
     """The ranks' texts, one behind the other."""
-    data = tf.constant(np.frombuffer(text.encode(), np.uint8))
-    return bytes(communicator.all_gather(data, "dmp_texts").numpy()).decode()
+    letters = np.frombuffer(text.encode(), np.uint8).astype(np.int64)
+    told, _ = turns.exchange_notes(tf.constant(letters), [], communicator, "texts")
+    return told.numpy().astype(np.uint8).tobytes().decode()
+
+
+def raise_on_all(problems: Sequence[Any], communicator: Communicator, name: str) -> list[tf.Tensor]:
+    """Raises on all ranks where any has a problem: the first problem of the first such rank.
+
+    Args:
+        problems: Scalar texts, empty but for what went wrong on this rank.
+        name: What the other ranks call it, too.
+
+    Returns:
+        Tensors to depend on in a graph, where they are what raises.
+
+    Raises:
+        tf.errors.InvalidArgumentError: "rank r: problem".
+    """
+    nothing = tf.zeros([0], tf.int64)
+    return list(turns.exchange_notes(nothing, problems, communicator, name))
 
 
 def all_or_none(function: Callable[[], Any] | None, communicator: Communicator) -> None:
@@ -41,9 +63,11 @@ def all_or_none(function: Callable[[], Any] | None, communicator: Communicator) 
         if error is not None:
             raise error
         return
-    told = gather_text("" if error is None else f"rank {communicator.rank}: {error}", communicator)
-    if told:
-        raise ValueError(told) from error
+    try:
+        problem = "" if error is None else str(error) or repr(error)
+        raise_on_all([problem], communicator, "all_or_none")
+    except tf.errors.InvalidArgumentError as told:
+        raise ValueError(told.message) from error
 
 
 def in_turn(function: Callable[[], Any], communicator: Communicator, use_lock: bool) -> None:

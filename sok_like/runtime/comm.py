@@ -5,9 +5,8 @@ ranks there are, and seven collectives. One process needs none of them and gets 
 several get `HorovodCommunicator`, which adds nothing to Horovod but stable names. Tests pass their
 own.
 
-Every collective must be called by all ranks, in graphs that agree on its name. Horovod matches
-collectives by name, so their order may differ between ranks; when one stays away, Horovod's stall
-check says who waits for what.
+Every collective must be called by all ranks, in graphs that agree on its name: Horovod matches
+collectives by name. `turns` keeps them in one order and `stalls` names a rank that stays away.
 """
 
 from __future__ import annotations
@@ -26,6 +25,10 @@ _WORLD_SIZE_VARIABLES = (
     "PMI_SIZE",
     "SLURM_STEP_NUM_TASKS",
 )
+
+# The name of all-to-alls that every rank does in one order: each is met by the others' next one.
+# It is what Horovod calls those outside of graphs.
+IN_TURN = "HorovodAlltoall"
 
 
 @runtime_checkable
@@ -215,7 +218,11 @@ class HorovodCommunicator:
         @tf.custom_gradient
         def exchange(tensor):
             received, received_splits = hvd.alltoall(
-                _not_folded(tensor), splits=splits, name=name, process_set=process_set
+                _not_folded(tensor),
+                splits=splits,
+                name=name,
+                ignore_name_scope=name == IN_TURN,
+                process_set=process_set,
             )
 
             def back(grad, _):

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.runtime import comm, native
+from sok_like.runtime import comm, native, stalls
 from sok_like.runtime.checks import as_integer
 
 _arguments: dict | None = None
@@ -62,6 +62,7 @@ def Init(*, global_batch_size: int, seed: int | None = None, **kwargs: Any):
     _check_batch(global_batch_size, communicator.world_size)
     again = _arguments is not None
     comm.set_current(communicator)
+    stalls.start(communicator)
     _arguments = arguments
     if again and tf.executing_eagerly():
         return tf.constant("OK")
@@ -85,6 +86,7 @@ def ensure_initialized(seed: int | None = None, groups_later: bool = False) -> N
         return
     seed = _checked_seed(seed)
     comm.set_current(comm.choose(groups_later))
+    stalls.start(comm.current())
     if tf.executing_eagerly():
         _agree_on_seed(comm.current(), seed)
         return

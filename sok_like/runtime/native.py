@@ -32,6 +32,11 @@ def ops() -> ModuleType:
     return _load_once("_ops", _load_ops)
 
 
+def ops_path() -> pathlib.Path:
+    """Where the op library is, which `ops()` loads."""
+    return _folder / "_ops.so"
+
+
 def core() -> ModuleType:
     """Returns `sok_like._core`, the tables on NumPy arrays, loading it at the first call.
 
@@ -53,7 +58,7 @@ def _load_once(name, load):
 def _load_ops():
     import tensorflow as tf
 
-    path = _folder / "_ops.so"
+    path = ops_path()
     built_for, instructions = _read_build_info(path)
     running = tf.version.VERSION.replace("-", "")  # "2.18.0-rc1" is "2.18.0rc1" to pip
     if built_for != running:

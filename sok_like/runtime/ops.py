@@ -232,6 +232,8 @@ def _combine_grad(op, *grads):
     n = op.get_attr("N")
     inputs = list(op.inputs)
     inverse, row_splits, weights = (inputs[3 + k * n : 3 + (k + 1) * n] for k in range(3))
+    # From behind the check of the rows: where the lookup failed, no gradient travels.
+    call = inputs[3 + 3 * n]
     # Every table sends its part of the message back, be it zeros: the others wait for it.
     grads = [
         tf.zeros_like(output) if grad is None else tf.convert_to_tensor(grad)
@@ -244,6 +246,7 @@ def _combine_grad(op, *grads):
             inverse=inverse,
             row_splits=row_splits,
             weights=weights,
+            call=call,
             dims=op.get_attr("dims"),
             combiners=op.get_attr("combiners"),
         )

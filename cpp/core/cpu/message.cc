@@ -1,55 +1,129 @@
 #include "cpp/core/cpu/message.h"
 
+#include <algorithm>
 #include <cstring>
-#include <stdexcept>
 
 namespace sok {
 namespace {
 
-// The first word as an integer: an int64 is one, a float carries 32 bits of one.
-uint64_t StatusWord(const int64_t* block) { return static_cast<uint64_t>(*block); }
-uint64_t StatusWord(const float* block) {
-  uint32_t word;
-  std::memcpy(&word, block, sizeof(word));
-  return word;
+constexpr int kStageShift = 56;
+constexpr int64_t kNameWord = 3;
+constexpr size_t kNameBytes = (Call::kNumWords - kNameWord) * sizeof(int64_t);
+
+uint64_t HashOf(const std::string& text) {  // FNV-1a: the same in every process
+  uint64_t hash = 0xcbf29ce484222325ull;
+  for (const char c : text) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3ull;
+  return hash;
+}
+
+const char* NameOf(Stage stage) {
+  switch (stage) {
+    case Stage::kKeys:
+      return "keys";
+    case Stage::kRows:
+      return "rows";
+    case Stage::kGradients:
+      return "gradients";
+    default:
+      return "notes";
+  }
+}
+
+bool SameCall(const Call& a, const Call& b) {
+  return std::equal(a.words.begin() + 1, a.words.end(), b.words.begin() + 1);
 }
 
 template <typename T>
-void SetStatusWord(T* block, uint64_t value) {
-  if constexpr (sizeof(T) == 8) {
-    std::memcpy(block, &value, 8);
-  } else {
-    const uint32_t word = static_cast<uint32_t>(value);
-    std::memcpy(block, &word, 4);
+void ThrowIfOutOfStep(const T* message, const int32_t* splits, int64_t world_size) {
+  bool same = true;
+  std::string calls;
+  Call first;
+  for (int64_t rank = 0; rank < world_size; ++rank) {
+    if (splits[rank] < kHeadWords<T>) {
+      throw std::invalid_argument("a message block must hold a head of " +
+                                  std::to_string(kHeadWords<T>) +
+                                  " words. Received: " + std::to_string(splits[rank]));
+    }
+    const Call call = ReadHead(message);
+    if (rank == 0) first = call;
+    same &= SameCall(first, call);
+    calls += (rank == 0 ? "rank " : "; rank ") + std::to_string(rank) + ": " + call.ToString();
+    message += splits[rank];
+  }
+  if (!same) {
+    throw OutOfStep("all ranks must make the same lookups in the same order. Received: " + calls);
   }
 }
 
 }  // namespace
 
+Call Call::Of(const std::string& lookup, uint64_t number, Stage stage) {
+  Call call;
+  call.words[1] = static_cast<int64_t>(number);
+  call.words[2] = static_cast<int64_t>(HashOf(lookup));
+  std::memcpy(&call.words[kNameWord], lookup.data(), std::min(lookup.size(), kNameBytes));
+  return call.At(stage);
+}
+
+Call Call::At(Stage stage) const {
+  Call call = *this;
+  call.words[0] = 0;
+  call.words[1] = static_cast<int64_t>(number() | static_cast<uint64_t>(stage) << kStageShift);
+  return call;
+}
+
+Stage Call::stage() const {
+  return static_cast<Stage>(static_cast<uint64_t>(words[1]) >> kStageShift);
+}
+
+uint64_t Call::number() const {
+  return static_cast<uint64_t>(words[1]) & ((uint64_t{1} << kStageShift) - 1);
+}
+
+std::string Call::ToString() const {
+  const char* const name = reinterpret_cast<const char*>(&words[kNameWord]);
+  return std::string(NameOf(stage())) + " of call " + std::to_string(number()) + " of '" +
+         std::string(name, strnlen(name, kNameBytes)) + "'";
+}
+
 template <typename T>
-std::vector<T> FailedBlock(const std::string& reason) {
+void WriteHead(const Call& call, T* block) {
+  std::memcpy(block, call.words.data(), sizeof(call.words));
+}
+
+template <typename T>
+Call ReadHead(const T* block) {
+  Call call;
+  std::memcpy(call.words.data(), block, sizeof(call.words));
+  return call;
+}
+
+template <typename T>
+std::vector<T> FailedBlock(const std::string& reason, const Call& call) {
   const std::string text = reason.empty() ? "unknown error" : reason;
-  std::vector<T> block(1 + (text.size() + sizeof(T) - 1) / sizeof(T), T{0});
-  SetStatusWord(block.data(), text.size());
-  std::memcpy(block.data() + 1, text.data(), text.size());
+  std::vector<T> block(kHeadWords<T> + (text.size() + sizeof(T) - 1) / sizeof(T), T{0});
+  Call head = call;
+  head.words[0] = static_cast<int64_t>(text.size());
+  WriteHead(head, block.data());
+  std::memcpy(block.data() + kHeadWords<T>, text.data(), text.size());
   return block;
 }
 
 template <typename T>
 std::string FailureIn(const T* block, int64_t num_words) {
-  if (num_words < 1) throw std::invalid_argument("a message block must hold at least one word");
-  const uint64_t length = StatusWord(block);
+  const uint64_t length = num_words < kHeadWords<T> ? 0 : ReadHead(block).words[0];
   if (length == 0) return "";
-  if (length > (num_words - 1) * sizeof(T)) {
+  if (length > (num_words - kHeadWords<T>)*sizeof(T)) {
     throw std::invalid_argument("a failed message block must hold its text of " +
                                 std::to_string(length) +
                                 " bytes. Received: " + std::to_string(num_words) + " words");
   }
-  return std::string(reinterpret_cast<const char*>(block + 1), length);
+  return std::string(reinterpret_cast<const char*>(block + kHeadWords<T>), length);
 }
 
 template <typename T>
 void ThrowIfFailed(const T* message, const int32_t* splits, int64_t world_size) {
+  ThrowIfOutOfStep(message, splits, world_size);
   for (int64_t rank = 0; rank < world_size; ++rank) {
     const std::string reason = FailureIn(message, splits[rank]);
     if (!reason.empty()) throw std::runtime_error("rank " + std::to_string(rank) + ": " + reason);
@@ -63,16 +137,16 @@ std::vector<std::vector<KeySegment>> CutKeyMessage(const std::vector<const int64
   std::vector<std::vector<KeySegment>> segments(heads.size());
   for (size_t rank = 0; rank < heads.size(); ++rank) {
     int64_t total = 0;
-    const int64_t words = splits[rank];
-    const int64_t* const counts = heads[rank] + 1;
-    for (int64_t i = 0; i < num_tables && words > num_tables; ++i) total += counts[i];
-    if (words != 1 + num_tables + total) {
+    const int64_t words = splits[rank], head = kHeadWords<int64_t> + num_tables;
+    const int64_t* const counts = heads[rank] + kHeadWords<int64_t>;
+    for (int64_t i = 0; i < num_tables && words >= head; ++i) total += counts[i];
+    if (words != head + total) {
       throw std::invalid_argument("the key message of rank " + std::to_string(rank) +
                                   " must hold " + std::to_string(num_tables) +
                                   " tables. Received: " + std::to_string(words) +
                                   " words; do all ranks look up the same tables?");
     }
-    const uint64_t* keys = reinterpret_cast<const uint64_t*>(message + 1 + num_tables);
+    const uint64_t* keys = reinterpret_cast<const uint64_t*>(message + head);
     for (int64_t i = 0; i < num_tables; ++i) {
       segments[rank].push_back({keys, counts[i]});
       keys += counts[i];
@@ -94,11 +168,14 @@ std::vector<std::vector<KeySegment>> ParseKeyMessage(const int64_t* message, con
   return CutKeyMessage(heads, message, splits, num_tables);
 }
 
-template std::vector<int64_t> FailedBlock<int64_t>(const std::string&);
-template std::vector<float> FailedBlock<float>(const std::string&);
-template std::string FailureIn<int64_t>(const int64_t*, int64_t);
-template std::string FailureIn<float>(const float*, int64_t);
-template void ThrowIfFailed<int64_t>(const int64_t*, const int32_t*, int64_t);
-template void ThrowIfFailed<float>(const float*, const int32_t*, int64_t);
+#define SOK_INSTANTIATE(T)                                                 \
+  template void WriteHead<T>(const Call&, T*);                             \
+  template Call ReadHead<T>(const T*);                                     \
+  template std::vector<T> FailedBlock<T>(const std::string&, const Call&); \
+  template std::string FailureIn<T>(const T*, int64_t);                    \
+  template void ThrowIfFailed<T>(const T*, const int32_t*, int64_t)
+SOK_INSTANTIATE(int64_t);
+SOK_INSTANTIATE(float);
+#undef SOK_INSTANTIATE
 
 }  // namespace sok

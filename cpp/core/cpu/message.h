@@ -1,27 +1,65 @@
 // What ranks send each other in a lookup: two kinds of message, each one block for one destination.
 //
-//     key message (int64)   [0 | num_keys of table 0 .. N-1 | keys of table 0 | keys of table 1 ..]
+//     key message (int64)   [head | num_keys of table 0 .. N-1 | keys of table 0 | of table 1 ..]
 //
-//     row message (float32) [0 | rows of table 0 | rows of table 1 ..]
+//     row message (float32) [head | rows of table 0 | rows of table 1 ..]
 //
-//     failed, either kind   [length of text | text, padded to whole words]
+//     failed, either kind   [head | text, padded to whole words]
 //
-// The first word is why a bad batch on one rank cannot leave the others waiting: whatever happens
-// to a rank before an exchange, it takes part in it and sends the reason instead of data; every
-// rank reads the reason at the same place and raises it. Row messages of one table group have the
-// layout of the key message they answer, so neither counts nor keys travel twice.
+//     head, 64 bytes        [length of the failure's text, or 0 | stage and number of the call |
+//                            hash of the lookup's name | the name's first 40 bytes]
+//
+// The head's first word is why a bad batch on one rank cannot leave the others waiting: whatever
+// happens to a rank before an exchange, it takes part in it and sends the reason instead of data;
+// every rank reads the reason at the same place and raises it. The rest of the head is why ranks
+// that are in different calls cannot read each other's data: each rank sees all heads, and raises
+// unless they are equal. Row messages of one table group have the layout of the key message they
+// answer, so neither counts nor keys travel twice.
 #ifndef SOK_CORE_CPU_MESSAGE_H_
 #define SOK_CORE_CPU_MESSAGE_H_
 
+#include <array>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 namespace sok {
 
+// Which part of a call a message belongs to.
+enum class Stage : uint8_t { kKeys = 1, kRows = 2, kGradients = 3, kNotes = 4 };
+
+// Which call of which lookup a message belongs to: a head without a failure.
+struct Call {
+  static constexpr int64_t kNumWords = 8;
+  std::array<int64_t, kNumWords> words{};
+
+  static Call Of(const std::string& lookup, uint64_t number, Stage stage);
+  Call At(Stage stage) const;
+  Stage stage() const;
+  uint64_t number() const;
+  int64_t hash() const { return words[2]; }  // of the lookup's name
+  std::string ToString() const;              // "keys of call 3 of 'users'"
+};
+
+// Words of T (int64_t or float) that a head takes.
+template <typename T>
+constexpr int64_t kHeadWords = Call::kNumWords * sizeof(int64_t) / sizeof(T);
+
+template <typename T>
+void WriteHead(const Call& call, T* block);
+template <typename T>
+Call ReadHead(const T* block);
+
+// Ranks met in one exchange that are in different calls.
+class OutOfStep : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 // A failed block in words of T (int64_t or float). T's bits are carried as they are.
 template <typename T>
-std::vector<T> FailedBlock(const std::string& reason);
+std::vector<T> FailedBlock(const std::string& reason, const Call& call);
 
 // The reason a block carries, or "" for a block with data. Throws std::invalid_argument for a block
 // too short to be one.
@@ -40,12 +78,13 @@ std::vector<std::vector<KeySegment>> ParseKeyMessage(const int64_t* message, con
                                                      int64_t world_size, int64_t num_tables);
 
 // The same of a message that carries no failure and may lie in device memory, where only `heads`,
-// the first 1 + num_tables words of each rank's block (fewer where the block has fewer), are read.
+// the head and num_tables words of each rank's block (fewer where the block has fewer), are read.
 std::vector<std::vector<KeySegment>> CutKeyMessage(const std::vector<const int64_t*>& heads,
                                                    const int64_t* message, const int32_t* splits,
                                                    int64_t num_tables);
 
-// Throws std::runtime_error with "rank r: reason" for the first rank whose block says it failed.
+// Throws OutOfStep, naming all calls, if the ranks' heads are of different ones; std::runtime_error
+// with "rank r: reason" for the first rank whose block says it failed.
 template <typename T>
 void ThrowIfFailed(const T* message, const int32_t* splits, int64_t world_size);
 

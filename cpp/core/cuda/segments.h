@@ -1,12 +1,12 @@
 // Segments of messages on the device: words moved between arrays, and where rows begin.
 //
-//     message   [0 | 2 1 | a b | c]  [0 | 1 2 | d | e f]       a block a rank (cpu/message.h)
+//     message   [head | 2 1 | a b | c]  [head | 1 2 | d | e f]   one block per rank (cpu/message.h)
 //     moved     [a b d] [c e f]                                all keys of a table together
 //     offsets   table 0: 3, 5, 12 ..                           of rows that stay where they are
 //
 // The host knows the lengths. It hands over a list of segments, and one kernel does them all,
 // however many tables and ranks there are. Rows are addressed by word, because behind a message's
-// status word nothing is aligned to 16 bytes.
+// head nothing is aligned to 16 bytes.
 //
 // All async but Heads, with scratch from the workspace.
 #ifndef SOK_CORE_CUDA_SEGMENTS_H_

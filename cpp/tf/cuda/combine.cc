@@ -45,11 +45,6 @@ class DeviceCombineOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->output_list("embeddings", &embeddings));
     const RowLayout layout(counts, features_);
     OP_REQUIRES_OK(ctx, CheckSplits(message, splits, layout.world_size()));
-    const absl::Status status = WithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
-      CheckedHeads<float>(stream, ws, message, splits, layout.world_size(), 1);
-    });
-    // What an owner reports is a table that cannot take the batch's new keys.
-    OP_REQUIRES(ctx, status.ok(), absl::ResourceExhaustedError(status.message()));
     OP_REQUIRES_OK(ctx, layout.Check(message));
     OP_REQUIRES_OK(
         ctx, TryWithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
@@ -70,8 +65,9 @@ class DeviceCombineOp : public OpKernel {
  private:
   FeatureAttrs features_;
 };
-SOK_REGISTER_DEVICE_KERNEL(Name("SokCombine").HostMemory("splits").HostMemory("counts"),
-                           DeviceCombineOp);
+SOK_REGISTER_DEVICE_KERNEL(
+    Name("SokCombine").HostMemory("splits").HostMemory("counts").HostMemory("call"),
+    DeviceCombineOp);
 
 class DeviceCombineGradOp : public OpKernel {
  public:
@@ -89,9 +85,17 @@ class DeviceCombineGradOp : public OpKernel {
     Tensor* message;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({layout.num_words()}), &message));
     float* const words = message->flat<float>().data();
+    Call call;
+    OP_REQUIRES_OK(ctx, GetCall(ctx, &call));
+    call = call.At(Stage::kGradients);
     OP_REQUIRES_OK(
         ctx, TryWithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
           cuda::FillWithZeros(stream, words, message->TotalBytes());
+          std::vector<float*> blocks;
+          for (int64_t r = 0; r < layout.world_size(); ++r) {
+            blocks.push_back(words + layout.start(r, 0) - kHeadWords<float>);
+          }
+          WriteHeadsOnDevice(stream, ws, call, blocks);
           const auto starts = RowStarts(stream, ws, layout, features_);
           std::vector<cuda::ScatteredGradientBatch> batches;
           for (int i = 0; i < features_.size(); ++i) {
@@ -108,6 +112,7 @@ class DeviceCombineGradOp : public OpKernel {
  private:
   FeatureAttrs features_;
 };
-SOK_REGISTER_DEVICE_KERNEL(Name("SokCombineGrad").HostMemory("counts"), DeviceCombineGradOp);
+SOK_REGISTER_DEVICE_KERNEL(Name("SokCombineGrad").HostMemory("counts").HostMemory("call"),
+                           DeviceCombineGradOp);
 
 }  // namespace sok

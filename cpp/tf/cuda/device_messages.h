@@ -18,8 +18,8 @@ namespace sok {
 absl::Status TryWithWorkspace(
     OpKernelContext* ctx, const std::function<absl::Status(cuda::Workspace&, cuda::Stream)>& fn);
 
-// The first `num_words` >= 1 words of each rank's block, on the host, filled up with zeros. Throws
-// what ThrowIfFailed does where one says that its rank failed. Waits, once unless one did.
+// The first `num_words` words of each rank's block, a head and more, on the host, filled up with
+// zeros. Throws what ThrowIfFailed does. Waits, once unless that throws.
 template <typename T>
 std::vector<T> CheckedHeads(cuda::Stream stream, cuda::Workspace& workspace, const Tensor& message,
                             const Tensor& splits, int64_t world_size, int64_t num_words) {
@@ -27,10 +27,11 @@ std::vector<T> CheckedHeads(cuda::Stream stream, cuda::Workspace& workspace, con
   const int32_t* const lengths = splits.flat<int32_t>().data();
   std::vector<T> heads = cuda::Heads(stream, workspace, words, lengths, world_size, num_words);
   bool all_good = true;
-  for (int64_t r = 0; r < world_size; ++r) {
-    const T none = 0;  // compared by its bits, which are those of a length
-    const T& status = heads[r * num_words];
-    all_good &= lengths[r] > 0 && std::memcmp(&status, &none, sizeof(T)) == 0;
+  for (int64_t r = 0; r < world_size && all_good; ++r) {
+    all_good = lengths[r] >= kHeadWords<T>;
+    if (!all_good) break;
+    const Call call = ReadHead(&heads[r * num_words]);
+    all_good = call.words[0] == 0 && call.words == ReadHead(heads.data()).words;
   }
   if (!all_good) {
     std::vector<T> whole(message.NumElements());
@@ -41,17 +42,20 @@ std::vector<T> CheckedHeads(cuda::Stream stream, cuda::Workspace& workspace, con
 }
 
 // A received key message cut into [world_size][num_tables] segments of device memory. Throws what
-// ParseKeyMessage does. Waits.
-std::vector<std::vector<KeySegment>> ParseDeviceKeyMessage(cuda::Stream stream,
-                                                           cuda::Workspace& workspace,
-                                                           const Tensor& message,
-                                                           const Tensor& splits, int64_t world_size,
-                                                           int64_t num_tables);
+// ParseKeyMessage does. `call`, unless null, is the one that the message is of. Waits.
+std::vector<std::vector<KeySegment>> ParseDeviceKeyMessage(
+    cuda::Stream stream, cuda::Workspace& workspace, const tensorflow::Tensor& message,
+    const tensorflow::Tensor& splits, int64_t world_size, int64_t num_tables, Call* call = nullptr);
+
+// WriteHead where the blocks are in device memory. Does not wait.
+void WriteHeadsOnDevice(cuda::Stream stream, cuda::Workspace& workspace, const Call& call,
+                        const std::vector<float*>& blocks);
 
 // FailAll (messages.h) where the message is in device memory.
 template <typename T>
-absl::Status FailAllOnDevice(OpKernelContext* ctx, const absl::Status& status, int64_t world_size) {
-  const std::vector<T> block = FailedBlock<T>(std::string(status.message()));
+absl::Status FailAllOnDevice(tensorflow::OpKernelContext* ctx, const absl::Status& status,
+                             const Call& call, int64_t world_size) {
+  const std::vector<T> block = FailedBlock<T>(std::string(status.message()), call);
   std::vector<T> blocks;
   for (int64_t r = 0; r < world_size; ++r) blocks.insert(blocks.end(), block.begin(), block.end());
   Tensor *message, *splits;

@@ -32,20 +32,21 @@ void CollectKeys(const Segments& segments, int64_t table, uint64_t* to,
 }
 
 // Where each rank's rows of each table begin in the message that answers the keys; checked against
-// 2^31 words a rank. words [world_size].
+// what a block may hold. words [world_size].
 absl::Status PlaceRowBlocks(const Segments& segments, const std::vector<int64_t>& dims,
                             std::vector<std::vector<int64_t>>* starts,
                             std::vector<int64_t>* words) {
   int64_t at = 0;
   for (const auto& of_rank : segments) {
-    const int64_t begin = at++;  // status word
+    const int64_t begin = at;
+    at += kHeadWords<float>;
     starts->emplace_back();
     for (size_t i = 0; i < dims.size(); ++i) {
       starts->back().push_back(at);
       at += of_rank[i].num_keys * dims[i];
     }
     words->push_back(at - begin);
-    TF_RETURN_IF_ERROR(SplitsFit(at - begin));
+    TF_RETURN_IF_ERROR(BlockFits(at - begin, sizeof(float), segments.size()));
   }
   return absl::OkStatus();
 }
@@ -67,18 +68,20 @@ class DeviceGatherRowsOp : public OpKernel {
     const Tensor& splits = ctx->input(n + 1);
     OP_REQUIRES_OK(ctx, CheckSplits(message, splits, world_size_));
     Segments segments;
+    Call call;
     absl::Status parsed = WithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
-      segments = ParseDeviceKeyMessage(stream, ws, message, splits, world_size_, n);
+      segments = ParseDeviceKeyMessage(stream, ws, message, splits, world_size_, n, &call);
     });
+    call = call.At(Stage::kRows);
     // A rank's failure reached every rank in this message: all raise it here.
     OP_REQUIRES_OK(ctx, RaisedByRank(parsed));
-    absl::Status status = Write(ctx, tables, segments);
-    if (!status.ok()) OP_REQUIRES_OK(ctx, FailAllOnDevice<float>(ctx, status, world_size_));
+    absl::Status status = Write(ctx, tables, segments, call);
+    if (!status.ok()) OP_REQUIRES_OK(ctx, FailAllOnDevice<float>(ctx, status, call, world_size_));
   }
 
  private:
   absl::Status Write(OpKernelContext* ctx, const std::vector<DeviceTablePtr>& tables,
-                     const Segments& segments) const {
+                     const Segments& segments, const Call& call) const {
     std::vector<int64_t> dims, words;
     for (const DeviceTablePtr& table : tables) dims.push_back(table->options().dim);
     std::vector<std::vector<int64_t>> starts;
@@ -93,11 +96,6 @@ class DeviceGatherRowsOp : public OpKernel {
     TF_RETURN_IF_ERROR(
         ctx->allocate_temp(tensorflow::DT_INT32, TensorShape({world_size_}), &splits, on_host));
     float* const out = rows.flat<float>().data();
-    TF_RETURN_IF_ERROR(Guard([&] {
-      for (int64_t r = 0; r < world_size_; ++r) {
-        cuda::FillWithZeros(StreamOf(ctx), out + starts[r][0] - 1, sizeof(float));
-      }
-    }));
     for (int64_t r = 0; r < world_size_; ++r) splits.flat<int32_t>()(r) = words[r];
     if (insert_) {
       ObservedDeviceKeys observed(tables);
@@ -109,7 +107,7 @@ class DeviceGatherRowsOp : public OpKernel {
       TF_RETURN_IF_ERROR(observed.Observe(ctx));
     }
     TF_RETURN_IF_ERROR(WithTables(ctx, tables, [&](cuda::Stream stream) {
-      if (!tables.empty()) Gather(stream, tables, segments, starts, out);
+      if (!tables.empty()) Gather(stream, tables, segments, starts, call, out);
     }));
     ctx->set_output(0, rows);
     ctx->set_output(1, splits);
@@ -119,9 +117,12 @@ class DeviceGatherRowsOp : public OpKernel {
   // Under the tables' mutexes.
   void Gather(cuda::Stream stream, const std::vector<DeviceTablePtr>& tables,
               const Segments& segments, const std::vector<std::vector<int64_t>>& starts,
-              float* out) const {
+              const Call& call, float* out) const {
     cuda::Workspace& workspace = tables[0]->table().workspace();
     const cuda::Workspace::Scope scope(workspace, stream);
+    std::vector<float*> blocks;
+    for (const auto& of_rank : starts) blocks.push_back(out + of_rank[0] - kHeadWords<float>);
+    WriteHeadsOnDevice(stream, workspace, call, blocks);
     std::vector<CudaTable::TableFind> finds;
     std::vector<CudaTable::TableKeys> inserts;
     std::vector<CudaTable::TableRows> gathers;

@@ -48,7 +48,7 @@ class DeviceRouteOp : public OpKernel {
       OP_REQUIRES_OK(
           ctx, Guard([&] { cuda::FillWithZeros(StreamOf(ctx), inv->data(), inv->TotalBytes()); }));
     }
-    OP_REQUIRES_OK(ctx, FailAllOnDevice<int64_t>(ctx, status, world_size_));
+    OP_REQUIRES_OK(ctx, FailAllOnDevice<int64_t>(ctx, status, Call(), world_size_));
   }
 
  private:
@@ -103,17 +103,18 @@ class DeviceRouteOp : public OpKernel {
                      Tensor* counts) const {
     const int64_t n = unique.size();
     auto count = counts->matrix<int64_t>();
-    std::vector<int64_t> words(world_size_, 1 + n), heads;
+    constexpr int64_t kHead = kHeadWords<int64_t>;
+    std::vector<int64_t> words(world_size_, kHead + n), heads;
     int64_t total = 0;
     for (int64_t r = 0; r < world_size_; ++r) {
-      heads.push_back(0);
+      heads.insert(heads.end(), kHead, 0);  // SokStampCall says whose call it is
       for (int64_t i = 0; i < n; ++i) {
         const int64_t* const of_table = offsets.data() + i * (world_size_ + 1);
         count(r, i) = of_table[r + 1] - of_table[r];
         heads.push_back(count(r, i));
         words[r] += count(r, i);
       }
-      TF_RETURN_IF_ERROR(SplitsFit(words[r]));
+      TF_RETURN_IF_ERROR(BlockFits(words[r], sizeof(int64_t), world_size_));
       total += words[r];
     }
     Tensor *message, *splits;
@@ -124,8 +125,9 @@ class DeviceRouteOp : public OpKernel {
     std::vector<cuda::Move<uint64_t>> moves;
     for (int64_t r = 0; r < world_size_; ++r) {
       splits->flat<int32_t>()(r) = words[r];
-      moves.push_back({reinterpret_cast<const uint64_t*>(device_heads + r * (1 + n)), out, 1 + n});
-      out += 1 + n;
+      moves.push_back(
+          {reinterpret_cast<const uint64_t*>(device_heads + r * (kHead + n)), out, kHead + n});
+      out += kHead + n;
       for (int64_t i = 0; i < n; ++i) {
         moves.push_back({unique[i] + offsets[i * (world_size_ + 1) + r], out, count(r, i)});
         out += count(r, i);

@@ -1,0 +1,20 @@
+// The number of each call of a lookup, counted by name: what tells a call from the one before it.
+#ifndef SOK_TF_CALLS_H_
+#define SOK_TF_CALLS_H_
+
+#include <string>
+
+#include "cpp/core/cpu/message.h"
+
+namespace sok {
+
+// The next call of a lookup in this process.
+Call NextCall(const std::string& lookup, Stage stage);
+
+// Counts on from the calls that other ranks were found in, so that all ranks number the next call
+// alike after one of them missed some.
+void CatchUp(const Call& call);
+
+}  // namespace sok
+
+#endif  // SOK_TF_CALLS_H_

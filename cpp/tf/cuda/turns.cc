@@ -1,0 +1,87 @@
+// SokStampCall and SokCheckMessage where the message is in device memory.
+#include "cpp/tf/cuda/device_messages.h"
+
+namespace sok {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+class DeviceStampCallOp : public OpKernel {
+ public:
+  explicit DeviceStampCallOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("lookup", &lookup_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("stage", &stage_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor &message = ctx->input(0), &splits = ctx->input(1);
+    OP_REQUIRES_OK(ctx, CheckSplits(message, splits, splits.NumElements()));
+    const Call call = NextCall(lookup_, static_cast<Stage>(stage_));
+    ctx->set_output(0, message);  // only what says whose it is changes
+    int64_t* block = const_cast<int64_t*>(message.flat<int64_t>().data());
+    OP_REQUIRES_OK(ctx, Guard([&] {
+                     for (int64_t r = 0; r < splits.NumElements(); ++r) {
+                       // A failure, whose length is the first word, stays one.
+                       cuda::UploadWords(StreamOf(ctx), call.words.data() + 1, Call::kNumWords - 1,
+                                         reinterpret_cast<uint64_t*>(block + 1));
+                       block += splits.flat<int32_t>()(r);
+                     }
+                   }));
+  }
+
+ private:
+  std::string lookup_;
+  int64_t stage_;
+};
+SOK_REGISTER_DEVICE_KERNEL(Name("SokStampCall").HostMemory("splits"), DeviceStampCallOp);
+
+class DeviceCheckMessageOp : public OpKernel {
+ public:
+  explicit DeviceCheckMessageOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor &message = ctx->input(0), &splits = ctx->input(1);
+    OP_REQUIRES_OK(ctx, CheckSplits(message, splits, world_size_));
+    constexpr int64_t kHead = kHeadWords<float>;
+    std::vector<float> heads;
+    OP_REQUIRES_OK(ctx, WithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
+                     heads = cuda::Heads(stream, ws, message.flat<float>().data(),
+                                         splits.flat<int32_t>().data(), world_size_, kHead);
+                   }));
+    std::vector<int32_t> lengths(splits.flat<int32_t>().data(),
+                                 splits.flat<int32_t>().data() + world_size_);
+    if (AllGood(heads, lengths)) {
+      Tensor* call;
+      OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({Call::kNumWords}), &call));
+      std::memcpy(call->data(), heads.data(), call->TotalBytes());
+      return;
+    }
+    std::vector<float> whole(message.NumElements());
+    OP_REQUIRES_OK(ctx, Guard([&] {
+                     cuda::CopyToHost(StreamOf(ctx), whole.data(), message.data(),
+                                      message.TotalBytes());
+                   }));
+    OP_REQUIRES_OK(ctx, RaiseFailure(whole.data(), lengths.data(), world_size_));
+  }
+
+ private:
+  bool AllGood(const std::vector<float>& heads, const std::vector<int32_t>& lengths) const {
+    const Call first = ReadHead(heads.data());
+    for (int64_t r = 0; r < world_size_; ++r) {
+      if (lengths[r] < kHeadWords<float>) return false;
+      if (ReadHead(&heads[r * kHeadWords<float>]).words != first.words) return false;
+    }
+    return first.words[0] == 0;
+  }
+
+  int64_t world_size_;
+};
+SOK_REGISTER_DEVICE_KERNEL(Name("SokCheckMessage").HostMemory("splits").HostMemory("call"),
+                           DeviceCheckMessageOp);
+
+}  // namespace sok

@@ -1,0 +1,215 @@
+// What keeps ranks in step: whole exchanges take turns, and each message says which call it is of.
+//
+//     SokTurn -> SokStampCall =exchange=> SokCheckMessage -> .. -> SokTurn        one lookup's turn
+//
+// SokTurn computes nothing. It takes the process's token, a resource, so TensorFlow keeps the turns
+// of a function or a loop in the order of the program, and a lookup that failed on all ranks ends
+// the step before any rank has begun the next one.
+#include <algorithm>
+#include <cstring>
+
+#include "cpp/tf/messages.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace sok {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::shape_inference::InferenceContext;
+
+REGISTER_OP("SokTurn")
+    .Input("token: resource")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext*) { return absl::OkStatus(); })
+    .Doc("The begin or the end of a turn of exchanges in this process.");
+
+class TurnOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override {}
+};
+REGISTER_KERNEL_BUILDER(Name("SokTurn").Device(tensorflow::DEVICE_CPU), TurnOp);
+
+REGISTER_OP("SokStampCall")
+    .Input("message: int64")
+    .Input("splits: int32")
+    .Output("stamped: int64")
+    .Attr("lookup: string")
+    .Attr("stage: int")
+    .SetIsStateful()  // counts the calls
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(0));
+      return absl::OkStatus();
+    })
+    .Doc(
+        "The message with each block's head saying that it is of the next call of lookup. Within a "
+        "turn, so that all ranks count calls alike.");
+
+class StampCallOp : public OpKernel {
+ public:
+  explicit StampCallOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("lookup", &lookup_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("stage", &stage_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor& splits = ctx->input(1);
+    OP_REQUIRES_OK(ctx, CheckSplits(ctx->input(0), splits, splits.NumElements()));
+    Tensor* stamped;
+    int forwarded = -1;
+    OP_REQUIRES_OK(ctx, ctx->forward_input_or_allocate_output({0}, 0, ctx->input(0).shape(),
+                                                              &stamped, &forwarded));
+    int64_t* block = stamped->flat<int64_t>().data();
+    if (forwarded < 0) std::memcpy(block, ctx->input(0).data(), stamped->TotalBytes());
+    Call call = NextCall(lookup_, static_cast<Stage>(stage_));
+    for (int64_t r = 0; r < splits.NumElements(); ++r) {
+      call.words[0] = block[0];  // a failure stays one
+      WriteHead(call, block);
+      block += splits.flat<int32_t>()(r);
+    }
+  }
+
+ private:
+  std::string lookup_;
+  int64_t stage_;
+};
+REGISTER_KERNEL_BUILDER(Name("SokStampCall").Device(tensorflow::DEVICE_CPU), StampCallOp);
+
+REGISTER_OP("SokCheckMessage")
+    .Input("message: float")
+    .Input("splits: int32")
+    .Output("call: int64")
+    .Attr("world_size: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(Call::kNumWords));
+      return absl::OkStatus();
+    })
+    .Doc(
+        "The call [8] that a received message is of. Raises the failure that it carries, or that "
+        "the ranks' blocks are of different calls; on every rank, since every rank sees all.");
+
+class CheckMessageOp : public OpKernel {
+ public:
+  explicit CheckMessageOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor &message = ctx->input(0), &splits = ctx->input(1);
+    OP_REQUIRES_OK(ctx, CheckSplits(message, splits, world_size_));
+    const float* const words = message.flat<float>().data();
+    const int32_t* const lengths = splits.flat<int32_t>().data();
+    OP_REQUIRES_OK(ctx, RaiseFailure(words, lengths, world_size_));
+    Tensor* call;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({Call::kNumWords}), &call));
+    std::memcpy(call->data(), words, call->TotalBytes());
+  }
+
+ private:
+  int64_t world_size_;
+};
+REGISTER_KERNEL_BUILDER(Name("SokCheckMessage").Device(tensorflow::DEVICE_CPU), CheckMessageOp);
+
+REGISTER_OP("SokPackNote")
+    .Input("values: int64")
+    .Input("problems: M * string")
+    .Output("message: int64")
+    .Output("splits: int32")
+    .Attr("M: int >= 0")
+    .Attr("world_size: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      int world_size;
+      TF_RETURN_IF_ERROR(c->GetAttr("world_size", &world_size));
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(1, c->Vector(world_size));
+      return absl::OkStatus();
+    })
+    .Doc(
+        "The same values for every rank, as one message; or the first of the problems that is not "
+        "empty, as this rank's failure.");
+
+class PackNoteOp : public OpKernel {
+ public:
+  explicit PackNoteOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Call call;  // SokStampCall says which
+    const Tensor& values = ctx->input(0);
+    const int64_t words = kHeadWords<int64_t> + values.NumElements();
+    absl::Status status = FirstProblem(ctx);
+    if (status.ok()) status = BlockFits(words, sizeof(int64_t), world_size_);
+    if (!status.ok()) {
+      OP_REQUIRES_OK(ctx, FailAll<int64_t>(ctx, status, call, world_size_));
+      return;
+    }
+    Tensor *message, *splits;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({world_size_ * words}), &message));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, TensorShape({world_size_}), &splits));
+    int64_t* out = message->flat<int64_t>().data();
+    for (int64_t r = 0; r < world_size_; ++r, out += words) {
+      WriteHead(call, out);
+      std::copy_n(values.flat<int64_t>().data(), values.NumElements(), out + kHeadWords<int64_t>);
+      splits->flat<int32_t>()(r) = words;
+    }
+  }
+
+ private:
+  int64_t world_size_;
+};
+REGISTER_KERNEL_BUILDER(Name("SokPackNote").Device(tensorflow::DEVICE_CPU), PackNoteOp);
+
+REGISTER_OP("SokUnpackNote")
+    .Input("message: int64")
+    .Input("splits: int32")
+    .Output("values: int64")
+    .Output("lengths: int32")
+    .Attr("world_size: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int world_size;
+      TF_RETURN_IF_ERROR(c->GetAttr("world_size", &world_size));
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      c->set_output(1, c->Vector(world_size));
+      return absl::OkStatus();
+    })
+    .Doc(
+        "The values of all ranks, in rank order, and how many each sent. Raises as "
+        "SokCheckMessage.");
+
+class UnpackNoteOp : public OpKernel {
+ public:
+  explicit UnpackNoteOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor &message = ctx->input(0), &splits = ctx->input(1);
+    OP_REQUIRES_OK(ctx, CheckSplits(message, splits, world_size_));
+    const int64_t* words = message.flat<int64_t>().data();
+    OP_REQUIRES_OK(ctx, RaiseFailure(words, splits.flat<int32_t>().data(), world_size_));
+    Tensor *values, *lengths;
+    const int64_t num_values = message.NumElements() - world_size_ * kHeadWords<int64_t>;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({num_values}), &values));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, TensorShape({world_size_}), &lengths));
+    int64_t* out = values->flat<int64_t>().data();
+    for (int64_t r = 0; r < world_size_; ++r) {
+      const int64_t length = splits.flat<int32_t>()(r) - kHeadWords<int64_t>;
+      out = std::copy_n(words + kHeadWords<int64_t>, length, out);
+      words += splits.flat<int32_t>()(r);
+      lengths->flat<int32_t>()(r) = length;
+    }
+  }
+
+ private:
+  int64_t world_size_;
+};
+REGISTER_KERNEL_BUILDER(Name("SokUnpackNote").Device(tensorflow::DEVICE_CPU), UnpackNoteOp);
+
+}  // namespace sok

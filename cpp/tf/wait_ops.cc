@@ -1,0 +1,198 @@
+// What this process waits for from other ranks, so that a wait without end can be told and ended.
+//
+//     SokBeginWait -> collective -> SokEndWait
+//           \-> SokWatch             ends with the wait, or fails when waits are stopped
+//
+// The collective itself cannot be ended by us. SokWatch stands beside it and fails first, so that
+// the step's error is the reason given and not that of the transport, which is shut down next.
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "absl/status/status.h"
+#include "tensorflow/core/framework/cancellation.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace sok {
+
+using tensorflow::AsyncOpKernel;
+using tensorflow::CancellationManager;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::shape_inference::InferenceContext;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Finish = std::function<void(absl::Status)>;
+
+struct Wait {
+  std::string what;
+  Clock::time_point start = Clock::now();
+  Finish watcher;  // empty where there is none
+};
+
+class Waits {
+ public:
+  static Waits& Get() {
+    static auto* const waits = new Waits;
+    return *waits;
+  }
+
+  absl::Status Begin(const std::string& what, int64_t* id) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!stopped_.empty()) return absl::DeadlineExceededError(stopped_);
+    *id = ++last_;
+    waits_[*id].what = what;
+    return absl::OkStatus();
+  }
+
+  // Calls `watcher` at the end of the wait, at once if that is past.
+  void Watch(int64_t id, Finish watcher) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      const auto wait = waits_.find(id);
+      if (wait != waits_.end()) {
+        wait->second.watcher = std::move(watcher);
+        return;
+      }
+    }
+    watcher(absl::OkStatus());
+  }
+
+  void End(int64_t id, const absl::Status& status) {
+    Finish watcher;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      const auto wait = waits_.find(id);
+      if (wait == waits_.end()) return;
+      watcher = std::move(wait->second.watcher);
+      waits_.erase(wait);
+    }
+    if (watcher) watcher(status);
+  }
+
+  void Stop(const std::string& reason) {
+    std::map<int64_t, Wait> stopped;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      stopped.swap(waits_);
+      stopped_ = reason;
+    }
+    for (auto& [id, wait] : stopped) {
+      if (wait.watcher) wait.watcher(absl::DeadlineExceededError(reason));
+    }
+  }
+
+  // The longest one: what it is for, and its seconds; "" and 0 where there is none.
+  std::pair<std::string, double> Longest() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (waits_.empty()) return {"", 0.0};
+    const Wait& wait = waits_.begin()->second;
+    return {wait.what, std::chrono::duration<double>(Clock::now() - wait.start).count()};
+  }
+
+ private:
+  std::mutex mutex_;
+  int64_t last_ = 0;
+  std::string stopped_;            // why no wait may begin any more
+  std::map<int64_t, Wait> waits_;  // by age
+};
+
+}  // namespace
+
+REGISTER_OP("SokBeginWait")
+    .Output("id: int64")
+    .Attr("what: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc("From here on this process waits for what, from all other ranks.");
+
+class BeginWaitOp : public OpKernel {
+ public:
+  explicit BeginWaitOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("what", &what_));
+  }
+  void Compute(OpKernelContext* ctx) override {
+    Tensor* id;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &id));
+    OP_REQUIRES_OK(ctx, Waits::Get().Begin(what_, &id->scalar<int64_t>()()));
+  }
+
+ private:
+  std::string what_;
+};
+REGISTER_KERNEL_BUILDER(Name("SokBeginWait").Device(tensorflow::DEVICE_CPU), BeginWaitOp);
+
+REGISTER_OP("SokEndWait")
+    .Input("id: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext*) { return absl::OkStatus(); })
+    .Doc("The wait is over.");
+
+class EndWaitOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override {
+    Waits::Get().End(ctx->input(0).scalar<int64_t>()(), absl::OkStatus());
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("SokEndWait").Device(tensorflow::DEVICE_CPU), EndWaitOp);
+
+REGISTER_OP("SokWatch")
+    .Input("id: int64")
+    .SetShapeFn([](InferenceContext*) { return absl::OkStatus(); })
+    .Doc(
+        "Runs as long as the wait; fails where it was stopped. Not stateful, for TensorFlow would "
+        "put it in line with the ops between the wait's begin and its end.");
+
+class WatchOp : public AsyncOpKernel {
+ public:
+  using AsyncOpKernel::AsyncOpKernel;
+  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
+    const int64_t id = ctx->input(0).scalar<int64_t>()();
+    CancellationManager* const cancellation = ctx->cancellation_manager();
+    const auto token = cancellation == nullptr ? 0 : cancellation->get_cancellation_token();
+    // A step that failed elsewhere must not wait for this. From the call of Watch on, which may be
+    // the end of the step, nothing of it is touched here.
+    if (cancellation != nullptr) {
+      const absl::Status cancelled = absl::CancelledError("the step failed elsewhere");
+      const bool registered = cancellation->RegisterCallback(
+          token, [id, cancelled] { Waits::Get().End(id, cancelled); });
+      if (!registered) Waits::Get().End(id, cancelled);
+    }
+    Waits::Get().Watch(id, [ctx, done, cancellation, token](const absl::Status& status) {
+      if (cancellation != nullptr) cancellation->TryDeregisterCallback(token);
+      if (!status.ok()) ctx->SetStatus(status);
+      done();
+    });
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("SokWatch").Device(tensorflow::DEVICE_CPU), WatchOp);
+
+}  // namespace sok
+
+// For a thread of Python's, which can run no ops where the program builds a v1 graph.
+
+#define SOK_EXPORT extern "C" __attribute__((visibility("default")))
+
+// Seconds of what this process has been waiting for longest, and its name; 0 where for nothing.
+SOK_EXPORT double sok_longest_wait(char* what, int64_t size) {
+  const auto longest = sok::Waits::Get().Longest();
+  std::snprintf(what, size, "%s", longest.first.c_str());
+  return longest.second;
+}
+
+// Ends all waits of this process, and those that would begin later: they raise the reason.
+SOK_EXPORT void sok_stop_waits(const char* reason) { sok::Waits::Get().Stop(reason); }

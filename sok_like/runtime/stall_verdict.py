@@ -1,0 +1,87 @@
+"""From what each rank reports: whether ranks wait in vain, and for whom."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+_SURE = 1.5  # seconds until a report is no longer overtaken by what has happened since
+_SILENT = 5.0  # seconds without a report, from a rank that answers no more
+
+
+@dataclasses.dataclass
+class _Rank:
+    heard: float
+    what: str = ""  # it waits for, empty if for nothing
+    since: float = 0.0
+    ended: str = ""  # how
+
+
+class Judge:
+    """What rank 0 knows of all ranks.
+
+    Args:
+        world_size: Number of ranks.
+        limit: Seconds that a rank may wait.
+    """
+
+    def __init__(self, world_size: int, limit: float):
+        now = time.monotonic()
+        self._limit = limit
+        self._ranks = [_Rank(now) for _ in range(world_size)]
+
+    def hear(self, rank: int, report: dict[str, Any]) -> None:
+        """Takes a rank's report: `what` it waits for, how many `seconds`, how it has `ended`."""
+        now = time.monotonic()
+        seconds = report.get("seconds")
+        seconds = float(seconds) if isinstance(seconds, (int, float)) else 0.0
+        what, ended = str(report.get("what", "")), str(report.get("ended", ""))
+        self._ranks[rank] = _Rank(now, what, now - seconds, ended)
+
+    def lose(self, rank: int) -> None:
+        """Notes that a rank's connection has ended."""
+        known = self._ranks[rank]
+        known.what, known.ended = "", known.ended or "has ended without a word"
+
+    def all_ended(self) -> bool:
+        """Whether every rank has."""
+        return all(rank.ended for rank in self._ranks)
+
+    def verdict(self) -> str:
+        """Why those who wait need wait no longer; empty if they should."""
+        now = time.monotonic()
+        waiting = {r: now - rank.since for r, rank in enumerate(self._ranks) if rank.what}
+        if not waiting:
+            return ""
+        first = max(waiting, key=lambda r: waiting[r])
+        what = self._ranks[first].what
+        came = [r for r in waiting if self._ranks[r].what == what]
+        away = [r for r in range(len(self._ranks)) if r not in came]
+        ended = [r for r in away if self._ranks[r].ended]
+        # All wait, and not all for the same: nothing will come.
+        crossed = len(waiting) == len(self._ranks) and away
+        sure = min(waiting[r] for r in (waiting if crossed else came)) > _SURE
+        if waiting[first] < self._limit and not (sure and (ended or crossed)):
+            return ""
+        if not away:
+            return f"{_where(what)} takes longer than {self._limit:g} s, though all ranks have come"
+        reasons = "; ".join(f"rank {r} {self._doing(r, now)}" for r in away)
+        seconds = waiting[first]
+        return f"{_where(what)}: {_list(came)} came and waited for {seconds:.0f} s; {reasons}"
+
+    def _doing(self, r, now):
+        rank = self._ranks[r]
+        if rank.ended:
+            return rank.ended
+        if now - rank.heard > _SILENT:
+            return f"has not answered for {now - rank.heard:.0f} s"
+        return f"is in {_where(rank.what)}" if rank.what else "did not come: it is in no exchange"
+
+
+def _where(what):
+    return f"the exchange '{what}'"
+
+
+def _list(ranks):
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

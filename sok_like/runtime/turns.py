@@ -1,0 +1,225 @@
+"""Exchanges between ranks, one after the other, in the order of the program on every rank.
+
+    Turn -> keys =exchange=> check -> rows =exchange=> check -> Turn      a lookup forward
+    Turn -> gradients =exchange=> check -> Turn                           and back
+
+The first and the last op of a turn take a resource, the process's token. TensorFlow keeps ops on
+one resource in the order in which a function, a branch or a loop's body makes them. So a lookup
+that fails, which it does on all ranks, ends the step before any rank has begun the next lookup.
+
+Because all ranks exchange in one order, the next exchange of one rank is met by the next one of
+the others, whatever it is called. Each message says which call it is of (cpp/core/cpu/message.h):
+where ranks are in different ones, all of them raise. A `tf.compat.v1` graph runs what is fetched,
+in no order; there exchanges meet by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.runtime import native, stalls
+from sok_like.runtime.comm import IN_TURN, Communicator
+
+_token: tf.Tensor | None = None
+# As cpp/core/cpu/message.h has them: stages of a call, and the int64 words of a head.
+_KEYS, _ROWS, _NOTES = 1, 2, 4
+_HEAD = 8
+
+
+@contextlib.contextmanager
+def turn() -> Iterator[list[Any]]:
+    """The scope of exchanges that no other exchange of this process may come between.
+
+    Yields:
+        A list for the tensors whose values end the turn.
+    """
+    done: list[Any] = []
+    graph = _function_graph()
+    if graph is None:
+        yield done
+        return
+    token, ops = _token_here(), native.ops()
+    # TensorFlow orders no ops in the gradient of a function that it makes by itself.
+    earlier = getattr(graph, "_sok_turn", None)
+    with tf.control_dependencies([] if earlier is None else [earlier]):
+        begin = ops.sok_turn(token=token)
+    with tf.control_dependencies([begin]):
+        yield done
+    with tf.control_dependencies(done):
+        graph._sok_turn = ops.sok_turn(token=token)
+
+
+def in_turn(collective: Callable[[], Any], name: str) -> Any:
+    """What `collective`, called `name`, returns: tensors that ranks make together, in a turn."""
+    with turn() as done:
+        result = _waiting_for(name, [], collective)
+        done += [t for t in tf.nest.flatten(result, expand_composites=True) if t is not None]
+    return result
+
+
+def exchange_keys(
+    message: tf.Tensor, splits: tf.Tensor, communicator: Communicator, name: str
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """`exchange` of the keys with which a call of the lookup `name` begins: an int64 message."""
+    return _first_exchange(message, splits, communicator, name, "keys", _KEYS)
+
+
+def exchange_notes(
+    values: tf.Tensor, problems: Sequence[tf.Tensor], communicator: Communicator, name: str
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """What every rank tells all ranks; in a turn of its own.
+
+    Args:
+        values: int64 `[num_values]`, as many as this rank likes.
+        problems: Texts, empty but for what went wrong on this rank: raised on all ranks.
+        name: What errors call it: the same on all ranks.
+
+    Returns:
+        int64, the ranks' values in rank order, and int32 `[world_size]`, how many each has sent.
+    """
+    ops, world_size = native.ops(), communicator.world_size
+    message, splits = ops.sok_pack_note(
+        values=values, problems=list(problems), world_size=world_size
+    )
+    with turn() as done:
+        message, splits = _first_exchange(message, splits, communicator, name, "notes", _NOTES)
+        done.append(message)
+    return tuple(ops.sok_unpack_note(message=message, splits=splits, world_size=world_size))
+
+
+def head_of_rows(name: str) -> tf.Tensor:
+    """float32 `[16]`: what begins each block of a message of rows of lookup `name`; in a turn."""
+    words = native.ops().sok_stamp_call(
+        message=tf.zeros([_HEAD], tf.int64), splits=[_HEAD], lookup=name, stage=_ROWS
+    )
+    return tf.reshape(tf.bitcast(words, tf.float32), [-1])
+
+
+def head_of_gradients(call: tf.Tensor) -> tf.Tensor:
+    """float32 `[16]`, which begins each block of the gradients of rows of a call."""
+    next_stage = tf.one_hot(1, _HEAD, tf.constant(1 << 56, tf.int64), tf.constant(0, tf.int64))
+    return tf.reshape(tf.bitcast(call + next_stage, tf.float32), [-1])
+
+
+def _first_exchange(message, splits, communicator, name, what, stage):
+    stamped = native.ops().sok_stamp_call(message=message, splits=splits, lookup=name, stage=stage)
+    message, splits, _ = exchange(stamped, splits, communicator, f"{name}_{what}")
+    return message, splits
+
+
+def exchange(
+    message: tf.Tensor, splits: tf.Tensor, communicator: Communicator, name: str
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Sends each rank its block of a message; within a turn.
+
+    Args:
+        message: int64 or float32, blocks that begin with a head.
+        splits: int32 `[world_size]`, the blocks' lengths.
+        name: Of the collective, in a v1 graph.
+
+    Returns:
+        The message received, its splits, and int64 `[8]`, the call that it is of.
+
+    Raises:
+        tf.errors.InvalidArgumentError, tf.errors.ResourceExhaustedError: what a rank told.
+        tf.errors.FailedPreconditionError: the ranks are in different calls. Both on all ranks.
+    """
+    words = message.dtype.size // tf.float32.size
+    # All of one type, so that keys that meet gradients are told apart by us, by their names.
+    carried = tf.reshape(tf.bitcast(message, tf.float32), [-1]) if words > 1 else message
+    ordered = tf.executing_eagerly() or _function_graph() is not None
+    lengths = splits * words
+    with tf.name_scope(f"{name}_exchange"):
+        received, lengths = _waiting_for(
+            name,
+            [carried],
+            lambda: communicator.all_to_all(carried, lengths, IN_TURN if ordered else name),
+        )
+    call = native.ops().sok_check_message(
+        message=received, splits=lengths, world_size=communicator.world_size
+    )
+    with tf.control_dependencies([call]):
+        if words > 1:
+            received = tf.bitcast(tf.reshape(received, [-1, words]), message.dtype)
+        return tf.identity(received), lengths // words, call
+
+
+def exchange_rows(
+    rows: tf.Tensor, splits: tf.Tensor, communicator: Communicator, name: str
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """`exchange`, differentiable in `rows`: the gradient travels back in a turn of its own."""
+
+    @tf.custom_gradient
+    def run(rows):
+        received, lengths, call = exchange(rows, splits, communicator, name)
+
+        def back(grad, *_):
+            with turn() as done:
+                returned, _, returned_call = exchange(grad, lengths, communicator, f"{name}_grad")
+                done.append(returned_call)
+            return returned
+
+        return (received, lengths, call), back
+
+    return run(rows)
+
+
+def _waiting_for(what, inputs, collective):
+    """What `collective` of `inputs` returns; until it is there, this process waits for `what`."""
+    ops = native.ops()
+    with tf.control_dependencies(inputs):
+        wait = ops.sok_begin_wait(what=what)
+    try:
+        with tf.control_dependencies([wait]):
+            result = collective()
+    except tf.errors.OpError as error:
+        ops.sok_end_wait(id=wait)
+        stalls.raise_reason(error)
+        raise
+    tensors = [t for t in tf.nest.flatten(result, expand_composites=True) if t is not None]
+    with tf.control_dependencies(tensors):
+        end = ops.sok_end_wait(id=wait)
+    if tf.executing_eagerly():
+        return result
+    with tf.control_dependencies([end, ops.sok_watch(id=wait)]):
+        return tf.nest.map_structure(
+            lambda t: None if t is None else tf.identity(t), result, expand_composites=True
+        )
+
+
+def _function_graph():
+    """The graph being built of a function, a branch or a loop's body; None elsewhere."""
+    if tf.executing_eagerly():
+        return None
+    graph = tf.compat.v1.get_default_graph()
+    return graph if graph.building_function else None
+
+
+def _token_here():
+    """The token: one for a process, or one for each v1 graph."""
+    token = _outermost_token()
+    # The gradient of a loop's body takes no resource but those of the body.
+    forward = getattr(tf.compat.v1.get_default_graph(), "_forward_graph", None)
+    return token if forward is None else forward.capture(token)
+
+
+def _outermost_token():
+    global _token
+    with tf.init_scope():
+        if not tf.executing_eagerly():
+            graph = tf.compat.v1.get_default_graph()
+            if not hasattr(graph, "_sok_token"):
+                graph._sok_token = _make_token()
+            return graph._sok_token
+        if _token is None:
+            _token = _make_token()
+        return _token
+
+
+def _make_token():
+    with tf.device("CPU:0"):
+        return tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name="sok_turns")

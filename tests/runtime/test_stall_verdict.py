@@ -1,0 +1,80 @@
+"""What rank 0 makes of the ranks' reports."""
+
+import pytest
+
+from sok_like.runtime import stall_verdict
+from sok_like.runtime.stall_verdict import Judge
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    class Clock:
+        now = 1000.0
+
+    monkeypatch.setattr(stall_verdict.time, "monotonic", lambda: Clock.now)
+    return Clock
+
+
+def report(what="", seconds=0.0, ended=""):
+    return {"what": what, "seconds": seconds, "ended": ended}
+
+
+def hear(judge, *reports):
+    for rank, each in enumerate(reports):
+        judge.hear(rank, each)
+    return judge.verdict()
+
+
+def test_nobody_waits(clock):
+    assert hear(Judge(2, 10), report(), report()) == ""
+    assert hear(Judge(2, 10), report(), report(ended="has finished its steps")) == ""
+
+
+def test_a_rank_that_does_not_come_is_named_when_the_time_is_over(clock):
+    judge = Judge(3, 10)
+    assert hear(judge, report("users_keys", 9), report(), report("users_keys", 8)) == ""
+    verdict = hear(judge, report("users_keys", 11), report(), report("users_keys", 10))
+    assert verdict == (
+        "the exchange 'users_keys': ranks 0, 2 came and waited for 11 s; "
+        "rank 1 did not come: it is in no exchange"
+    )
+
+
+def test_a_rank_that_has_ended_is_waited_for_no_longer(clock):
+    judge, gone = Judge(2, 10), report(ended="has finished its steps")
+    assert hear(judge, report("users_keys", 1), gone) == ""
+    assert "rank 1 has finished its steps" in hear(judge, report("users_keys", 2), gone)
+
+
+def test_a_rank_without_a_word(clock):
+    judge = Judge(2, 10)
+    judge.hear(0, report("users_keys", 2))
+    judge.lose(1)
+    assert "rank 1 has ended without a word" in judge.verdict()
+    assert not judge.all_ended()
+
+
+def test_ranks_that_wait_for_different_things(clock):
+    judge = Judge(2, 100)
+    assert hear(judge, report("a_keys", 1), report("b_keys", 5)) == ""
+    verdict = hear(judge, report("a_keys", 2), report("b_keys", 6))
+    assert "'b_keys': rank 1 came" in verdict and "rank 0 is in the exchange 'a_keys'" in verdict
+
+
+def test_a_rank_that_answers_no_more(clock):
+    judge = Judge(2, 10)
+    judge.hear(1, report())
+    clock.now += 20
+    judge.hear(0, report("users_keys", 12))
+    assert "rank 1 has not answered for 20 s" in judge.verdict()
+
+
+def test_all_came_and_it_takes_long(clock):
+    verdict = hear(Judge(2, 10), report("users_rows", 11), report("users_rows", 11))
+    assert "all ranks have come" in verdict
+
+
+def test_all_have_ended(clock):
+    judge = Judge(2, 10)
+    hear(judge, report(ended="has finished its steps"), report(ended="has finished its steps"))
+    assert judge.all_ended() and judge.verdict() == ""

@@ -1,0 +1,72 @@
+"""A rank that others wait for in vain is named, and the others stop."""
+
+import time
+
+import pytest
+import tensorflow as tf
+
+from tests.ranks import run_ranks
+
+pytestmark = pytest.mark.ranks
+
+
+def _layer(name):
+    import sok_like as sok
+
+    sok.Init(global_batch_size=2)
+    return sok.All2AllDenseEmbedding(None, 2, 1, 1, dynamic_input=True, name=name)
+
+
+def _tried(call):
+    start = time.monotonic()
+    try:
+        call(tf.constant([1], tf.int64))
+        message = "fine"
+    except tf.errors.OpError as error:
+        message = f"{type(error).__name__}: {error.message}"
+    return message, time.monotonic() - start
+
+
+def one_step_less():
+    """Rank 1 has a batch less, then ends."""
+    from sok_like.runtime import comm
+
+    layer = _layer("early")
+    return [_tried(layer) for _ in range(2 if comm.current().rank == 1 else 3)][-1]
+
+
+def hangs():
+    """Rank 1 sleeps while rank 0 looks up in a function; then it looks up as well."""
+    from sok_like.runtime import comm
+
+    call = tf.function(_layer("hung"))
+    assert _tried(call)[0] == "fine"
+    if comm.current().rank == 1:
+        time.sleep(12)
+    return _tried(call)
+
+
+def test_a_rank_that_has_finished_is_named():
+    (message, seconds), (fine, _) = run_ranks("tests.runtime.test_stalls:one_step_less", 2)
+    assert fine == "fine"
+    assert "DeadlineExceededError" in message
+    assert "'early_keys': rank 0 came" in message and "rank 1 has finished its steps" in message
+    assert seconds < 20
+
+
+def test_a_rank_that_hangs_is_named_after_the_time_limit():
+    env = {"SOK_STALL_TIMEOUT": "3"}
+    (first, seconds), (second, _) = run_ranks("tests.runtime.test_stalls:hangs", 2, env=env)
+    for message in (first, second):
+        assert "DeadlineExceededError" in message and "'hung_keys': rank 0 came" in message
+        assert "rank 1 did not come: it is in no exchange" in message
+    assert 3 <= seconds < 12
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "inf", "nan"])
+def test_the_time_limit_must_be_seconds(monkeypatch, text):
+    from sok_like.runtime import stalls
+
+    monkeypatch.setenv("SOK_STALL_TIMEOUT", text)
+    with pytest.raises(ValueError, match=r"SOK_STALL_TIMEOUT must be seconds.*Received"):
+        stalls.timeout()

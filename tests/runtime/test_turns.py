@@ -1,0 +1,123 @@
+"""Ranks stay in step: whole lookups in one order, and no exchange with another call's data."""
+
+import numpy as np
+import pytest
+
+from tests.ranks import run_ranks
+
+pytestmark = pytest.mark.ranks
+
+each_world = pytest.mark.parametrize("world_size", [2, 3])
+
+
+@each_world
+def test_calls_in_different_order_raise_on_all_ranks(rank_results, world_size):
+    for result in rank_results(world_size, "steps.eager_order"):
+        for error in result["seen"]:
+            assert error.startswith("FailedPreconditionError")
+            assert "of 'order_a'" in error and "of 'order_b'" in error and "rank 1:" in error
+        assert result["sizes"] == {"order_a": 0, "order_b": 0}
+        assert (result["after"]["order_a"] == 1.0).all()
+        assert (result["after"]["order_b"] == 2.0).all()
+
+
+@each_world
+def test_after_an_error_ranks_are_in_the_same_step(rank_results, world_size):
+    results = rank_results(world_size, "steps.after_an_error")
+    fine = [number for number in range(12) if number % 3 != 1]
+    for rank, result in enumerate(results):
+        for number, seen in enumerate(result["seen"]):
+            if number in fine:
+                rows, other = seen
+                assert (rows == 1.0).all() and (other == 3.0).all()
+            else:
+                assert seen.startswith("InvalidArgumentError") and f"rank {number % 2}: " in seen
+        # No key of a step that failed, and each key of the others on its owner.
+        asked = [100 * r + number for r in range(world_size) for number in fine]
+        assert result["keys"] == sorted(k for k in asked if k % world_size == rank)
+
+
+@each_world
+def test_a_gradient_waits_for_its_lookup(rank_results, world_size):
+    for result in rank_results(world_size, "steps.full_table_without_value"):
+        for number, seen in enumerate(result):
+            if number % 2:
+                assert seen.startswith("ResourceExhaustedError") and "'no_value'" in seen
+            else:
+                assert (seen[1] == world_size).all()
+
+
+@each_world
+def test_lookups_in_a_loop(rank_results, world_size):
+    results = rank_results(world_size, "steps.while_loop")
+    for seen, _ in results:
+        assert seen == [(2.0, 2 * 2.0 * sum(range(6)), 2.0)] * 3
+    assert sum(size for _, size in results) == 6 * world_size
+
+
+@each_world
+def test_a_gradient_outside_of_its_function(rank_results, world_size):
+    results = rank_results(world_size, "steps.gradient_outside")
+    for i in range(3):
+        sums = {}
+        for result in results:
+            indices, values = result[i]
+            sums.update(zip(indices.tolist(), values[:, 0].tolist(), strict=True))
+        assert sums == {1: (i + 1.0) * world_size, 2: 2 * (i + 1.0) * world_size}
+
+
+@each_world
+def test_a_function_meets_an_eager_lookup(rank_results, world_size):
+    for result in rank_results(world_size, "steps.function_meets_eager"):
+        np.testing.assert_array_equal(result, np.full([2, 2], 4.0))
+
+
+@each_world
+def test_a_lookup_that_meets_something_else_names_both(rank_results, world_size):
+    for result in rank_results(world_size, "steps.notes_out_of_step"):
+        assert result.startswith("FailedPreconditionError")
+        assert "keys of call 1 of 'alone'" in result and "notes of call" in result
+        assert "'something_else'" in result
+
+
+@each_world
+def test_random_programs_give_what_a_dictionary_gives(rank_results, world_size):
+    results = rank_results(world_size, "programs.random_steps")
+    assert all(result == results[0] for result in results)
+    assert sum(results[0].values()) == 60
+    assert {"eager fine", "function fine", "loop fine"} <= set(results[0])
+    assert any("rows" in how for how in results[0]) and any("full" in how for how in results[0])
+
+
+def large_exchanges():
+    """Lookups below and above the most that an exchange may carry, which is lowered."""
+    import tensorflow as tf
+
+    import sok_like as sok
+    from sok_like.runtime import comm
+
+    sok.Init(global_batch_size=2)
+    narrow, wide = (
+        sok.All2AllDenseEmbedding(None, dim, 1, 1, dynamic_input=True, name=f"dim{dim}")
+        for dim in (1, 8)
+    )
+
+    def tried(layer, num_keys):
+        try:
+            return layer(tf.range(num_keys, dtype=tf.int64)).shape[0]
+        except tf.errors.OpError as error:
+            return f"{type(error).__name__}: {error.message}"
+
+    many = 500 if comm.current().rank == 1 else 20
+    return [tried(narrow, 60), tried(narrow, many), tried(wide, 60), tried(narrow, 60)]
+
+
+def test_an_exchange_beyond_the_transport_is_an_error_on_all_ranks():
+    # 400 words: 200 for each rank, of which a key takes 2, a row of `wide` 8, and a head 16.
+    env = {"SOK_EXCHANGE_LIMIT": "400"}
+    for fine, keys, rows, again in run_ranks(
+        "tests.runtime.test_turns:large_exchanges", 2, env=env
+    ):
+        assert fine == again == 60
+        assert "InvalidArgumentError" in keys and "rank 1: what a rank sends to another" in keys
+        assert "ResourceExhaustedError" in rows and "must have at most 200 words" in rows
