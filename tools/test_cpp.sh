@@ -19,4 +19,5 @@ cmake --build "$folder" -- --quiet
 export ASAN_OPTIONS=halt_on_error=1:allocator_may_return_null=1
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 export TSAN_OPTIONS=halt_on_error=1
-ctest --test-dir "$folder" --output-on-failure
+# The longest tests take minutes, so they run beside each other.
+ctest --test-dir "$folder" --output-on-failure --parallel "$(nproc)"

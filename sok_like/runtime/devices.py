@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,43 @@ from sok_like.runtime import native
 
 def gpu_in_use() -> bool:
     """Whether tables of this process may be on a GPU."""
+    return _tensorflow_may_use_gpu() and not _runtime_problem()
+
+
+def table_scope() -> Any:
+    """The scope that a table is made in.
+
+    The libraries have a CUDA runtime of their own, which may need a newer driver than TensorFlow's.
+    Where it can use no device, TensorFlow must not put a table there: it is made in host memory,
+    with a RuntimeWarning.
+    """
+    if not _tensorflow_may_use_gpu() or not _runtime_problem():
+        return contextlib.nullcontext()
+    warnings.warn(
+        "TensorFlow sees a GPU that the CUDA runtime of sok_like cannot use: "
+        f"{_runtime_problem()}. Tables are made in host memory. Install a newer driver, or build "
+        "with the nvcc of an older CUDA 12 (docs/install.md).",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+    return tf.device("/CPU:0")
+
+
+def _tensorflow_may_use_gpu():
     return bool(tf.config.get_visible_devices("GPU")) and _library_has_gpu_kernels()
+
+
+@functools.cache
+def _runtime_problem():
+    """Why the libraries' CUDA runtime can use no device; empty where it can."""
+    core = native.core()
+    if core.cuda_device_count() > 0:
+        return ""
+    try:
+        core.cuda_device_info()  # which says why
+    except RuntimeError as error:
+        return str(error)
+    return "it finds no device"
 
 
 @functools.cache

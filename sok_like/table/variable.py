@@ -133,7 +133,7 @@ class EmbeddingVariable(
         shape = tf.TensorShape([capacity, embedding_dim])
         with tf.init_scope():
             in_graph_mode = not tf.executing_eagerly()
-            with tf.name_scope(name) as scope:
+            with tf.name_scope(name) as scope, devices.table_scope():
                 # In a graph two variables of one name are told apart by their scope, as TF does.
                 unique = scope.rstrip("/") if in_graph_mode else f"{name}_{next(_unique_ids)}"
                 handle = native.ops().sok_table_handle(

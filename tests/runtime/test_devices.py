@@ -163,3 +163,42 @@ def test_every_op_has_a_kernel_for_each_device(sok, op):
     """
     on_gpu = devices._library_has_gpu_kernels()
     assert devices.kernel_devices(op) == ({"CPU", "GPU"} if on_gpu else {"CPU"})
+
+
+def test_a_driver_that_is_too_old_keeps_tables_in_host_memory(sok, monkeypatch):
+    """TensorFlow's CUDA works with the driver, that of this package does not."""
+
+    class Core:
+        @staticmethod
+        def cuda_device_count():
+            return 0
+
+        @staticmethod
+        def cuda_device_info():
+            raise RuntimeError("CUDA driver version is insufficient for CUDA runtime version")
+
+    monkeypatch.setattr(devices, "_tensorflow_may_use_gpu", lambda: True)
+    monkeypatch.setattr(devices.native, "core", lambda: Core)
+    devices._runtime_problem.cache_clear()
+    try:
+        with pytest.warns(RuntimeWarning, match="driver version is insufficient"):
+            assert _made_in_graph().endswith("/device:CPU:0")
+        assert not devices.gpu_in_use()
+    finally:
+        devices._runtime_problem.cache_clear()
+
+
+def test_a_driver_that_will_do_names_no_device(sok, monkeypatch):
+    class Core:
+        @staticmethod
+        def cuda_device_count():
+            return 1
+
+    monkeypatch.setattr(devices, "_tensorflow_may_use_gpu", lambda: True)
+    monkeypatch.setattr(devices.native, "core", lambda: Core)
+    devices._runtime_problem.cache_clear()
+    try:
+        assert _made_in_graph() == ""
+        assert devices.gpu_in_use()
+    finally:
+        devices._runtime_problem.cache_clear()

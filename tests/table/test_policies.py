@@ -174,7 +174,7 @@ def test_custom_scores(sok):
     assert sok.export(table)[0].numpy().tolist() == [1, 3, 5]
     with pytest.raises(ValueError, match="`scores` must have one item per key"):
         table.assign_scores([1, 2], [3])
-    with pytest.raises(TypeError, match="`scores` must be integers"):
+    with pytest.raises(TypeError, match="`scores` must be of an integer dtype"):
         table.assign_scores([1], [0.5])
 
 
