@@ -9,6 +9,7 @@ raised on all of them, before anything was replaced.
 from __future__ import annotations
 
 import os
+import pathlib
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime import comm
-from sok_like.table import dump_file
+from sok_like.table import dump_file, sok1_dump
 from sok_like.table.export_assign import assign
 from sok_like.table.keys import as_rows
 from sok_like.table.variable import is_embedding_variable, unwrap
@@ -83,7 +84,8 @@ class Saver:
 
         Args:
             embedding_variable: EmbeddingVariable of the name and row width that was dumped.
-            filepath: Folder.
+            filepath: Folder. A dump of SOK 1.x is read as well, from its folder or from the path of
+                its file of keys: see `sok_like/table/sok1_dump.py`.
 
         Returns:
             `'OK'`.
@@ -101,7 +103,7 @@ class Saver:
         dim, name = variable.dim, f"sok_restore_{variable.table_name}"
 
         def read_mine():
-            files = dump_file.read_manifest(folder, variable.table_name, dim)
+            files = _dump_of(variable, folder)
             mine = dump_file.owned_by(
                 # One file at a time: only the part that is kept stays in memory.
                 [
@@ -164,8 +166,20 @@ def _checked(variable):
     return unwrap(variable)
 
 
+def _dump_of(variable, folder):
+    """The files of the table's dump: of this package, or where there is none, of SOK 1.x."""
+    try:
+        return dump_file.read_manifest(folder, variable.table_name, variable.dim)
+    except FileNotFoundError:
+        old = sok1_dump.find(folder, variable.table_name, variable.key_dtype.as_numpy_dtype)
+        if old is None or any(pathlib.Path(folder).glob("*.json")):
+            raise
+        return [old]
+
+
 def _kept(number, num_files, file, communicator, dim):
-    shard = dump_file.read_shard(file, dim)
+    old = isinstance(file, sok1_dump.Sok1Dump)
+    shard = file.read(0, dim) if old else dump_file.read_shard(file, dim)
     if num_files == communicator.world_size and number != communicator.rank:
         # Every rank takes back its own Bloom filter, as it was.
         shard.counters = shard.counters[:0]

@@ -13,7 +13,7 @@ import traceback
 # Module of this package: the checks it offers on so many ranks.
 MODULES = (
     *("parity", "shards", "groups", "columns", "policies", "failures", "hashed"),
-    *("distribution", "distribution_use", "fit", "drift", "by_key", "steps", "programs"),
+    *("distribution", "distribution_use", "fit", "drift", "by_key", "steps", "programs", "sok1"),
 )
 
 

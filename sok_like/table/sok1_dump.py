@@ -1,0 +1,102 @@
+"""Dumps of SOK 1.x: the keys and rows of a table on all its GPUs, without optimizer state.
+
+    FOLDER/<variable>_keys.file      keys, int64 or uint32, nothing else
+    FOLDER/<variable>_values.file    rows in the same order, float32 `[num_keys, dim]`
+
+Both are little-endian and have no header, so the table that is restored says how wide keys and rows
+are; files of other widths do not fit together and are refused. SOK named its variables by itself,
+`EmbeddingVariable`, `EmbeddingVariable_1` and so on: such a name tells nothing of the table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+import re
+from typing import Any
+
+import numpy as np
+
+from sok_like.table.dump_file import Shard
+
+_KEYS, _VALUES = "_keys.file", "_values.file"
+
+
+@dataclasses.dataclass
+class Sok1Dump:
+    """A pair of files, with the methods of a dump of one shard."""
+
+    keys_file: pathlib.Path
+    table: str
+    key_dtype: np.dtype
+
+    @property
+    def files(self) -> list[pathlib.Path]:
+        """The one file that stands for both."""
+        return [self.keys_file]
+
+    @property
+    def identity(self) -> str:
+        """Equal on ranks that see the same files."""
+        sizes = [os.path.getsize(path) for path in (self.keys_file, self._values_file())]
+        return hashlib.sha256(repr((self.keys_file.name, sizes)).encode()).hexdigest()
+
+    def read(self, number: int, dim: int) -> Shard:
+        """Keys and rows; rows stay in the file until they are asked for.
+
+        Raises:
+            FileNotFoundError: the file of the rows is missing.
+            ValueError: sizes that do not fit the table, a key twice.
+        """
+        values_file = self._values_file()
+        sizes = [os.path.getsize(path) for path in (self.keys_file, values_file)]
+        num_keys, rest = divmod(sizes[0], self.key_dtype.itemsize)
+        if rest or sizes[1] != 4 * dim * num_keys:
+            raise ValueError(
+                f"Table '{self.table}' has keys of {self.key_dtype.name} and rows of {dim} floats, "
+                f"so {self.keys_file} and {values_file} must hold {self.key_dtype.itemsize} and "
+                f"{4 * dim} bytes for each key. Received: {sizes[0]} and {sizes[1]} bytes"
+            )
+        keys = np.fromfile(self.keys_file, self.key_dtype.newbyteorder("<")).astype(np.int64)
+        if len(np.unique(keys)) != num_keys:
+            raise ValueError(f"{self.keys_file} must hold each key once")
+        rows = np.zeros([0, dim], np.float32)
+        if num_keys:
+            rows = np.memmap(values_file, "<f4", "r", shape=(num_keys, dim))
+        return Shard(keys, rows, np.zeros([num_keys, 0], np.float32), [], [])
+
+    def _values_file(self):
+        name = self.keys_file.name.removesuffix(_KEYS) + _VALUES
+        path = self.keys_file.with_name(name)
+        if not path.exists():
+            raise FileNotFoundError(f"The keys {self.keys_file} need {path}, which is missing")
+        return path
+
+
+def find(filepath: str, table: str, key_dtype: Any) -> Sok1Dump | None:
+    """The dump of a table, or None where there are no files of SOK 1.x.
+
+    `filepath` is a file of keys, or a folder: then the file that has the table's name counts, or
+    the only one if SOK named it.
+
+    Raises:
+        FileNotFoundError: the folder has files of SOK 1.x, and none of them is sure to be this
+            table's.
+    """
+    path, key_dtype = pathlib.Path(filepath), np.dtype(key_dtype)
+    if path.name.endswith(_KEYS) and path.is_file():
+        return Sok1Dump(path, table, key_dtype)
+    named = path / f"{table}{_KEYS}"
+    if named.is_file():
+        return Sok1Dump(named, table, key_dtype)
+    files = sorted(path.glob(f"*{_KEYS}"))
+    if not files:
+        return None
+    if len(files) == 1 and re.fullmatch(rf"EmbeddingVariable(_\d+)?{_KEYS}", files[0].name):
+        return Sok1Dump(files[0], table, key_dtype)
+    raise FileNotFoundError(
+        f"Which dump of SOK 1.x is that of table '{table}' must be said: give the path of its file "
+        f"of keys. Received: {filepath} with {[file.name for file in files]}"
+    )

@@ -1,0 +1,64 @@
+"""What programs for SOK 1.x do on every rank; `tests/test_sok1_ranks.py` says what comes of it."""
+
+import pathlib
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+
+DUMP_KEYS = np.array([7, 2, 2**40 + 1, 12, 5])
+DUMP_ROWS = np.arange(20, dtype=np.float32).reshape(5, 4)
+ROWS = np.linspace(-1, 1, 20).astype(np.float32).reshape(5, 4)
+STEPS = [[[3, 1], [1, 4]], [[2, 2], [0, 2]]]  # keys of each rank
+WEIGHT = 0.5
+
+
+def checks(world_size):
+    return {} if world_size > 2 else {"dump": dump, "scope": scope}
+
+
+def dump():
+    """A dump of SOK 1.x, restored: what each rank then holds."""
+    import sok_like as sok
+
+    layer = sok.All2AllDenseEmbedding(None, 4, 1, 1, name="dumped")
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder)
+        (path / "dumped_keys.file").write_bytes(DUMP_KEYS.astype("<i8").tobytes())
+        (path / "dumped_values.file").write_bytes(DUMP_ROWS.astype("<f4").tobytes())
+        status = sok.Saver().restore_from_file(layer.embedding_variable, folder)
+    keys, rows = (tensor.numpy() for tensor in sok.export(layer.embedding_variable))
+    return status.numpy(), keys, rows
+
+
+def scope():
+    """Steps of stock optimizers as the tutorials take them; all rows, and the ordinary weight."""
+    import sok_like as sok
+    from sok_like.runtime import comm
+
+    rank, world_size = comm.current().rank, comm.current().world_size
+    layer = sok.All2AllDenseEmbedding(None, 4, 1, 1, dynamic_input=True, name="scoped")
+    values = [ROWS[:2], ROWS[2:]]  # a block for each GPU, say
+    status = sok.Saver().load_embedding_values(layer.embedding_variable, values)
+    weight = tf.Variable(WEIGHT)
+    table_optimizer, other_optimizer = (tf.keras.optimizers.Adam(0.1) for _ in range(2))
+
+    @tf.function
+    def step(keys):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weight * layer(keys) ** 2)
+        tables, others = sok.split_embedding_variable_from_others(
+            [*layer.trainable_variables, weight]
+        )
+        table_gradients, other_gradients = tape.gradient(loss, [tables, others])
+        with sok.OptimizerScope(tables):
+            table_optimizer.apply_gradients(
+                zip(table_gradients, tables, strict=True), experimental_aggregate_gradients=False
+            )
+        other_gradients = [comm.current().sum(g, "sok1_weight") for g in other_gradients]
+        other_optimizer.apply_gradients(zip(other_gradients, others, strict=True))
+
+    for keys in STEPS:
+        step(tf.constant(keys[rank] if world_size > 1 else [*keys[0], *keys[1]], tf.int64))
+    rows = layer(tf.range(5, dtype=tf.int64), training=False)
+    return status.numpy(), rows.numpy(), weight.numpy()
