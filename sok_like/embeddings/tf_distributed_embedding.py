@@ -83,7 +83,7 @@ class TFDistributedEmbedding(tf.keras.layers.Layer):
 
     def call(self, inputs):
         rows = tf.nn.embedding_lookup(tf.convert_to_tensor(self._embedding_weights), inputs)
-        return tf.cast(rows, self.compute_dtype)
+        return tf.cast(rows, self.compute_dtype or tf.float32)
 
     def compute_output_shape(self, input_shape):
         return (*input_shape, self._embedding_vec_size)

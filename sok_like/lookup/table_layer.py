@@ -44,7 +44,8 @@ class TableLayer(tf.keras.layers.Layer):
 
     def run(self, training: Any, lookup: Any) -> Any:
         """`lookup(training)` with a Python bool, in the layer's compute dtype."""
-        return tf.cast(by_training(training, lookup), self.compute_dtype)
+        # Keras 2 has none after `tf.disable_v2_behavior()`.
+        return tf.cast(by_training(training, lookup), self.compute_dtype or tf.float32)
 
     def save_own_variables(self, store):
         """Keras 3: keys, rows and slot rows into the weights file."""
