@@ -77,3 +77,12 @@ def test_layers_by_name_belong_to_their_graph(sok):
             values.append(session.run(rows))
     np.testing.assert_array_equal(values[0], values[1])
     assert named() is eager
+
+
+def test_modules_are_reached_through_the_package(sok):
+    assert sok.core.context_scope.OptimizerScope is sok.OptimizerScope
+    assert sok.core.initialize.Init is sok.Init
+    assert sok.saver.Saver.Saver is sok.Saver
+    for package in (sok.core, sok.saver):
+        with pytest.raises(AttributeError, match="has no attribute 'x'"):
+            package.x  # noqa: B018
