@@ -66,7 +66,8 @@ class _OnShards:
         with on_shards():
             return super()._var_key(variable)
 
-    def _sok_averaged(self, pairs):
+    def _sok_averaged(self, pairs, learning_rate, step):
+        pairs = [(g, v) for g, v in pairs if g is not None]
         distribution = self._sok_distribution
         line = distribution.mesh.along(distribution.batch_dim_name)
         if line.world_size == 1:

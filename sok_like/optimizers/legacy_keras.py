@@ -30,9 +30,10 @@ class LegacyKeras(EmbeddingAware):
         with tf.init_scope():
             self._create_all_weights(others)
         step = self.iterations.read_value() + 1
-        updates = self._sok_update(embedding, self._decayed_lr(tf.float32), step)
+        rate = self._decayed_lr(tf.float32)
+        updates = self._sok_update(embedding, rate, step)
         if experimental_aggregate_gradients:
-            other = self._sok_averaged(other)
+            other = self._sok_averaged(other, rate, step)
         other = [(gradient, variable) for gradient, variable in other if gradient is not None]
         updates = [op for op in updates if op is not None]
         with tf.control_dependencies([*updates, step] if not tf.executing_eagerly() else []):
