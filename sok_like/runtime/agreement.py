@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -67,7 +68,9 @@ def all_or_none(function: Callable[[], Any] | None, communicator: Communicator) 
         problem = "" if error is None else str(error) or repr(error)
         raise_on_all([problem], communicator, "all_or_none")
     except tf.errors.InvalidArgumentError as told:
-        raise ValueError(told.message) from error
+        # Without what TensorFlow writes around it: which op on which device.
+        text = re.sub(r"^\{\{.*?\}\} | \[Op:.*$", "", told.message, flags=re.S)
+        raise ValueError(text) from error
 
 
 def in_turn(function: Callable[[], Any], communicator: Communicator, use_lock: bool) -> None:
