@@ -18,7 +18,7 @@ help:
 	@echo "make test       the tests; ARGS=... goes to pytest"
 	@echo "make test-all   the slow ones, too"
 	@echo "make bench      benchmarks, on 1 rank; ARGS=... goes to the program"
-	@echo "make bench-dmp  spread against replicated dense tables, on NUM_RANKS=2 ranks"
+	@echo "make bench-dmp  sharded against replicated dense tables, on NUM_RANKS=2 ranks"
 	@echo "make bench-groups  many tables in one lookup, on NUM_RANKS=2 ranks"
 	@echo "make lint       ruff, mypy, clang-format"
 	@echo "make cuda       build with the CUDA backend, where nvcc is"

@@ -29,7 +29,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def suites() -> dict:
-    """Name: (what makes contenders and matches, rounds, calls a turn)."""
+    """Name: (function that makes contenders and matches, rounds, calls per turn)."""
     from benchmarks import groups, steps, tables
 
     return {
@@ -47,7 +47,7 @@ def suites() -> dict:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the suites; 1 where a target is missed on full-sized data."""
+    """Runs the suites; returns 1 if a target is missed on full-sized data."""
     args = parse(argv)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
 
     sok.Init(global_batch_size=8192)
     if comm.current().rank > 0:
-        sys.stdout = open(os.devnull, "w")  # the ranks' figures are alike
+        sys.stdout = open(os.devnull, "w")  # the figures of all ranks are similar
     machine = harness.machine(args.threads)
     print("  ".join(f"{k}: {v}" for k, v in machine.items()), flush=True)
     wanted = [part for part in args.only.lower().split(",") if part]

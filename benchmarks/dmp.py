@@ -1,4 +1,4 @@
-"""Spread tables against replicated ones: the tiny synthetic model on several ranks.
+"""Sharded tables against replicated ones: the tiny synthetic model on several ranks.
 
     tools/run_ranks.sh 2 -m benchmarks.dmp [--scale 0.05] [--only adagrad] [--json FILE]
 
@@ -73,7 +73,7 @@ class Trainer:
         return float(self._step(*self._batches[i % len(self._batches)]))
 
     def variable_bytes(self) -> int:
-        """Of the model and the optimizer, on this rank."""
+        """The variables of the model and the optimizer, on this rank."""
         import tensorflow as tf
 
         slots = self.optimizer.variables
@@ -196,7 +196,7 @@ def start(threads: int) -> Any:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the optimizers asked for and prints, on rank 0."""
+    """Runs the requested optimizers and prints, on rank 0."""
     args = parse(argv)
     hvd = start(args.threads)
     import tensorflow as tf

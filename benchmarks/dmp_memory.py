@@ -1,4 +1,4 @@
-"""Memory of a rank with spread and with replicated tables; see `benchmarks/dmp.py`.
+"""Memory of a rank with sharded and with replicated tables; see `benchmarks/dmp.py`.
 
     python -m benchmarks.dmp_memory [--ranks 2] [--scale 0.2] [--only adagrad]
 

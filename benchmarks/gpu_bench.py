@@ -1,4 +1,4 @@
-"""What the measurements of device tables share: sizes, timing of bursts, a line for each figure.
+"""Shared by the measurements of device tables: sizes, timing of bursts, one line per figure.
 
 Times are between two events of the device around a burst of calls, the median of several bursts
 after one to warm up; "host" behind a figure says that the host took as long to hand the calls over,

@@ -1,4 +1,4 @@
-"""Training lookups of device tables with admission or eviction, beside a table without policies.
+"""Training lookups of device tables with admission or eviction, and of a table without policies.
 
 Run by `benchmarks/gpu_table.py`. A case is `find_or_insert` of one batch:
 
@@ -106,7 +106,7 @@ def _lookup(bench: Bench, table: Any, dim: int, batches: Any) -> Any:
 
 
 def _num_calls(bench: Bench) -> int:
-    """How often `Bench.time` makes its call."""
+    """Number of calls that `Bench.time` makes."""
     return bench.sizes.calls * (bench.sizes.repeats + 1)
 
 

@@ -1,6 +1,6 @@
-"""Device tables: keys a second, and the share of the memory bandwidth that they use.
+"""Device tables: keys per second, and the share of the memory bandwidth that they use.
 
-    python -m benchmarks.gpu_table                  # 2**27 slots, 1M keys a call
+    python -m benchmarks.gpu_table                  # 2**27 slots, 1M keys per call
     python -m benchmarks.gpu_table --log2-slots 24 --dims 32
     python -m benchmarks.gpu_table --quick          # seconds: that it runs, not how fast
 
@@ -104,7 +104,7 @@ class TableBench(Bench):
         table = core.CudaTable("gpu", dim, initial_capacity=sizes.update_keys)
         for part in self.parts(sizes.update_keys):
             table.row_numbers(self.upload(part), insert=True)
-        # Distinct batches, none with a key twice.
+        # Distinct batches without repeated keys.
         count = min(sizes.batch, sizes.update_keys // sizes.num_batches)
         keys = self.rng.permutation(sizes.update_keys)[: count * sizes.num_batches] * FACTOR
         numbers = itertools.cycle(
@@ -147,7 +147,7 @@ class TableBench(Bench):
         table = table_of_all()
 
         def by_key() -> None:
-            """The optimizer is given keys, and finds out by itself which are equal."""
+            """The optimizer gets keys and searches for equal ones itself."""
             batch = next(batches)
             table.find_or_insert(batch, rows=rows, inserted=flags)
             core.cuda_apply_gradients(table, "adagrad", 0.01, next(num_steps), batch, grads)

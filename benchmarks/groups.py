@@ -1,6 +1,6 @@
-"""Many tables in one group lookup, beside one call a table and beside TensorFlow's own in a loop.
+"""Many tables in one group lookup, in one call per table, and in a loop of TensorFlow's own.
 
-    G26    26 tables, batch 256 over all ranks, 1 to 4 keys a sample, mean, dim 16, 10k rows each
+    G26    26 tables, batch 256 over all ranks, 1 to 4 keys per sample, mean, dim 16, 10k rows each
     G300   300 tables, the same batch
 
 A step is lookup, gradient from a given upstream gradient, Adagrad. TensorFlow's side are dense
@@ -34,7 +34,7 @@ class Tables(NamedTuple):
         positions: int64 `[num_keys]`, rows of the tables' arrays, table after table.
         row_splits: int64 `[num_tables, batch + 1]`.
         num_rows: Rows of a table.
-        dim: Row width.
+        dim: Length of a row.
     """
 
     positions: list[np.ndarray]

@@ -39,7 +39,7 @@ class Contender:
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """A ratio to report: `ours / peer`, not above `target`; None where there is no target."""
+    """A ratio to report: `ours / peer`, at most `target`, which may be None."""
 
     name: str
     ours: str
@@ -49,7 +49,7 @@ class Match:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What came of a match. Times in milliseconds, medians over rounds."""
+    """The result of a match. Times in milliseconds, medians over rounds."""
 
     name: str
     ours: str
@@ -151,7 +151,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def machine(threads: int) -> dict[str, Any]:
-    """What the figures depend on."""
+    """The machine and the versions that the figures depend on."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),

@@ -1,4 +1,4 @@
-"""1M, 10M and 100M keys in one table of row width 16: rates, bytes, peak memory.
+"""1M, 10M and 100M keys in one table of dim 16: rates, bytes, peak memory.
 
     python -m benchmarks.scale [--keys 1M,10M,100M] [--threads N] [--plot FILE] [--json FILE]
 
@@ -41,7 +41,7 @@ def needed_bytes(num_keys: int) -> int:
 
 
 def free_bytes() -> int:
-    """Memory that can be had without pushing others out."""
+    """Memory that is free without swapping."""
     with open("/proc/meminfo") as file:
         for line in file:
             if line.startswith("MemAvailable:"):
@@ -74,7 +74,7 @@ class _Peak:
 
 
 def measure(num_keys: int) -> dict[str, Any]:
-    """One size: grows a table from empty, then looks random keys up."""
+    """One size: grows a table from empty, then looks up random keys."""
     from sok_like import _core
 
     before = _resident()
@@ -120,7 +120,7 @@ def measure(num_keys: int) -> dict[str, Any]:
 def text_table(results: list[dict[str, Any]]) -> str:
     """Markdown."""
     lines = [
-        "| keys | inserts/s | lookups/s | bytes a key beside the row: mean, worst, last "
+        "| keys | inserts/s | lookups/s | bytes per key beside the row: mean, worst, last "
         "| table GiB | peak growth of the process GiB |",
         "|---|---|---|---|---|---|",
     ]
@@ -135,7 +135,7 @@ def text_table(results: list[dict[str, Any]]) -> str:
 
 
 def plot(results: list[dict[str, Any]], path: str) -> None:
-    """Bytes beside the row, and keys inserted a second, against the number of keys."""
+    """Bytes beside the row, and keys inserted per second, by number of keys."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -149,7 +149,7 @@ def plot(results: list[dict[str, Any]], path: str) -> None:
         if len(size) > 1:
             right.semilogx(size[1:], np.diff(size) / np.diff(seconds) / 1e6, label=label)
     left.axhline(32, color="grey", linestyle=":")
-    left.set(xlabel="keys", ylabel="bytes a key beside the row", ylim=(0, 60))
+    left.set(xlabel="keys", ylabel="bytes per key beside the row", ylim=(0, 60))
     right.set(xlabel="keys", ylabel="million keys inserted a second", ylim=(0, None))
     for axes in (left, right):
         axes.grid(alpha=0.3)

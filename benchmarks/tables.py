@@ -1,4 +1,4 @@
-"""W3 and W4: a table by itself, through its ops, beside TF's DenseHashTable."""
+"""W3 and W4: a table through its ops, against TF's DenseHashTable."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _dense_hash_table(num_keys, dim):
 
 
 class _Fresh:
-    """A contender that starts every call with an empty table, whose making is not timed.
+    """A contender that starts every call with an empty table; creating it is not timed.
 
     That favours the peer: it touches all of its memory when it is made, we touch ours as we grow.
     """
@@ -97,7 +97,7 @@ def w3(quick: bool) -> tuple[dict[str, Contender], list[Match]]:
 
 
 def w4(quick: bool) -> tuple[dict[str, Contender], list[Match]]:
-    """`find` returns rows and what was there; `lookup` is a layer's path in evaluation."""
+    """`find` returns rows and which keys were present; `lookup` is a layer's path in evaluation."""
     data = workloads.w3(quick)
     picks = workloads.w4(quick)
     keys = [(tf.constant(data.keys[p]),) for p in picks]

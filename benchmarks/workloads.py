@@ -1,13 +1,13 @@
 """The data of the workloads, in NumPy: the same for every contender.
 
-    W1  26 features, batch 8192, one key each, dim 16, 100k keys a feature
-    W2  4 tables, batch 4096, 1 to 20 keys a sample, sum, dim 64, 1M keys a table
+    W1  26 features, batch 8192, one key each, dim 16, 100k keys per feature
+    W2  4 tables, batch 4096, 1 to 20 keys per sample, sum, dim 64, 1M keys per table
     W3  2M new keys in batches of 65,536, dim 16
     W4  65,536 random keys of 2M that are there, dim 16
 
 Keys of W1 and W2 follow Zipf's law with exponent 1.05, cut off at the vocabulary. A dense peer is
 given positions in its array; whoever looks keys up is given 64-bit keys, the positions hashed, so
-that neighbours in the array are no neighbours as keys.
+that neighbours in the array do not have neighbouring keys.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BATCHES = 64  # distinct batches, then the first again
 
 
 class FixedBatches(NamedTuple):
-    """W1: one key a sample and feature.
+    """W1: one key per sample and feature.
 
     Attributes:
         positions: int64 `[num_batches, batch, num_features]`, rows of one array over all features.
@@ -89,11 +89,11 @@ def zipf(rng: np.random.Generator, exponent: float, num_rows: int, shape) -> np.
 
 
 def w1(quick: bool = False, batches: int = BATCHES) -> FixedBatches:
-    """Features side by side: feature f has the rows from `f * 100_000` on."""
+    """Concatenated features: feature f has the rows from `f * 100_000` on."""
     batch, features, rows = (1024, 26, 10_000) if quick else (8192, 26, 100_000)
     rng = np.random.default_rng(1)
     drawn = zipf(rng, ZIPF_EXPONENT, rows, (batches, batch, features))
-    # The most frequent rows must not lie side by side in the dense peer's array.
+    # The most frequent rows must not be neighbours in the dense peer's array.
     order = np.stack([rng.permutation(rows) for _ in range(features)])
     positions = order[np.arange(features), drawn] + rows * np.arange(features)
     return FixedBatches(positions, mixed(positions), features * rows, 16)

@@ -27,7 +27,7 @@ fc = sok.feature_column
 v1 = tf.compat.v1
 
 HIDDEN = (64, 32)
-# Names of features and columns, which become scopes: no sign that a scope cannot have.
+# Names of features and columns become scopes, so they have only characters legal in scopes.
 NAMES = ["_x_".join(cross) for cross in flights_data.FEATURES]
 
 
@@ -52,7 +52,7 @@ def make_columns(embedding_dim):
     deep = [tf.feature_column.numeric_column(name) for name in flights_data.DENSE]
     initializer = v1.random_uniform_initializer(-0.05, 0.05)
     for name, column in keys.items():
-        # Two groups, entered in turns: the name of the scope is all that decides.
+        # Two groups, entered in turn: only the name of the scope decides.
         with fc.group_embedding_column_scope("of_the_day" if "date" in name else "every_day"):
             deep.append(fc.embedding_column(column, embedding_dim, "sum", initializer))
     return wide, deep
@@ -83,7 +83,7 @@ class Network:
     def _logits(self, training):
         """Logits of the placeholders' flights, float32 `[local_batch]`."""
         features = {
-            # A key is any 64-bit number, -1 among them: as a RaggedTensor it is taken for one.
+            # Any 64-bit number is a key, also -1; in a RaggedTensor -1 is not padding.
             name: tf.RaggedTensor.from_tensor(column[:, tf.newaxis])
             for name, column in zip(NAMES, tf.unstack(self.keys, axis=1), strict=True)
         }

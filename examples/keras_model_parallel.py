@@ -86,7 +86,7 @@ def recommender():
     vectors = [
         layers.Embedding(USERS, 8, name="users")(user),
         layers.Embedding(ITEMS, 8, name="items")(item),
-        # Any 64-bit key; it grows as keys come and lies over all ranks by itself.
+        # Takes any 64-bit key, grows with the keys, and is always sharded over all ranks.
         layers.Reshape([1, 8])(
             sok.All2AllDenseEmbedding(None, 8, slot_num=1, nnz_per_slot=1, name="queries")(query)
         ),
@@ -109,8 +109,8 @@ def clicks(random, samples):
 
 
 def train(shape, make_layouts, make_model, data, epochs):
-    """The losses by epoch on a mesh of this shape, and the table of where everything lies."""
-    devices = list_devices()  # one a rank
+    """The losses by epoch on a mesh of this shape, and the table of all shards."""
+    devices = list_devices()  # one per rank
     device_mesh = DeviceMesh(shape=shape, axis_names=("batch", "model"), devices=devices)
     layout_map = make_layouts(device_mesh)
     distribution = ModelParallel(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 
-# Scaling shrinks no table below this: 10 rows is what the smallest tables have.
+# Scaling keeps at least this many rows, those of the smallest tables.
 FEWEST_ROWS = 10
 
 
@@ -25,10 +25,10 @@ class TableGroup:
     """Tables of one size.
 
     Attributes:
-        num_tables: How many.
-        hotness: Ids a sample, of each input of a table.
-        num_rows: Of each.
-        width: Of a row.
+        num_tables: Number of tables.
+        hotness: Ids per sample, for each input of a table.
+        num_rows: Rows of each table.
+        width: Length of a row.
     """
 
     num_tables: int
@@ -47,7 +47,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """One categorical input: `hotness` ids a sample of table number `table`."""
+    """One categorical input: `hotness` ids per sample of table number `table`."""
 
     table: int
     hotness: int

@@ -17,7 +17,7 @@ class Batch:
     """Samples.
 
     Attributes:
-        ids: int64 `[batch, hotness]`, an item an input.
+        ids: int64 `[batch, hotness]`, one item per input.
         numerical: float32 `[batch, num_numerical]`.
         labels: float32 `[batch, 1]`, 0 or 1.
     """
@@ -59,12 +59,12 @@ def make_batch(
 
 
 def part_of_rank(batch: Batch, rank: int, num_ranks: int, inputs: list[int] | None) -> Batch:
-    """What a rank is given of a batch.
+    """A rank's part of a batch.
 
     Args:
         batch: The whole one, of a size that `num_ranks` divides.
-        rank: Of `num_ranks`.
-        num_ranks: How many there are.
+        rank: The rank.
+        num_ranks: Number of ranks.
         inputs: None, and the rank gets all inputs of its own samples; or the numbers of the inputs
             that it gets for all samples.
     """

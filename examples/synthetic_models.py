@@ -1,10 +1,10 @@
-"""Trains a synthetic recommendation model whose tables are spread over 1 to N ranks.
+"""Trains a synthetic recommendation model whose tables are sharded over 1 to N ranks.
 
     python examples/synthetic_models.py --model tiny --scale 0.05
     mpirun -np 2 python examples/synthetic_models.py --model tiny --scale 0.05 --optimizer adagrad
 
 Six models, from tiny (55 tables, 4.2 GiB) to colossal (2,002 tables, 22 TiB); `--scale` shrinks
-their tables until they fit. Prints who holds which part of which table, then samples a second and
+their tables until they fit. Prints which rank holds what, then samples per second and
 the time of a step.
 """
 
@@ -64,10 +64,10 @@ def dense_layers(config: ModelConfig) -> list[tf.keras.layers.Layer]:
 
 
 def interact(embeddings: list, numerical, pool: int):
-    """One row a sample of its embeddings, pooled, and its numerical features.
+    """One row per sample: its pooled embeddings and its numerical features.
 
     Args:
-        embeddings: `[batch, width]`, an item an input.
+        embeddings: `[batch, width]`, one item per input.
         numerical: `[batch, num_numerical]`.
         pool: Neighbouring columns of the embeddings that are averaged.
     """
@@ -107,7 +107,7 @@ def loss_of(labels, logits):
 
 
 def make_step(model, optimizer):
-    """A training step of this rank's part of a batch; gives its loss."""
+    """A training step on this rank's part of a batch; returns its loss."""
 
     @tf.function
     def step(ids, numerical, labels):
@@ -128,7 +128,7 @@ def as_tensors(batch: synthetic_data.Batch) -> tuple:
 
 
 def available_bytes() -> int | None:
-    """Memory of this host that is free for use; None where it does not say."""
+    """Free memory of this host in bytes; None if it is unknown."""
     try:
         with open("/proc/meminfo") as file:
             kib = [line.split()[1] for line in file if line.startswith("MemAvailable:")]
@@ -138,7 +138,7 @@ def available_bytes() -> int | None:
 
 
 def check_memory(plan, rank: int, slots: int) -> None:
-    """Ends the program where this host's ranks would hold more than it has."""
+    """Ends the program if this host's ranks need more memory than it has."""
     neighbours = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") or os.environ.get(
         "HOROVOD_LOCAL_SIZE", "1"
     )
@@ -160,7 +160,7 @@ def show_progress(step: int, steps: int, loss: float, seconds: float) -> None:
 
 
 def main(argv: list[str] | None = None) -> dict[str, float]:
-    """Builds, trains, reports; gives back the figures it prints."""
+    """Builds, trains, reports; returns the figures that it prints."""
     arguments = parse_arguments(argv)
     config = MODELS[arguments.model]
     sok.Init(global_batch_size=arguments.batch_size, seed=arguments.seed)
@@ -202,7 +202,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     model(batches[0][:2])  # makes the variables
     dmp.broadcast_variables(model.variables, root_rank=0)
     optimizer = make_optimizer(arguments.learning_rate)
-    optimizer.build(model.trainable_variables)  # else the step is compiled twice
+    optimizer.build(model.trainable_variables)  # or the step would be compiled twice
     step = make_step(model, optimizer)
     losses, seconds = [], []
     total = arguments.warm_up_steps + arguments.num_steps

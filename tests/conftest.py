@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def sok():
-    """The package, initialised afresh for one process."""
+    """The package, newly initialised for one process."""
     import sok_like
     from sok_like.runtime import initialize
 

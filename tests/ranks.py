@@ -1,7 +1,7 @@
 """Runs a function or a script on several real ranks and collects what each of them found.
 
-Starting TensorFlow costs seconds a rank, so one launch should do many checks: the function may
-return a dictionary with a result per check.
+Starting TensorFlow costs seconds per rank, so one launch should do many checks: the function may
+return a dictionary with one result per check.
 
     results = run_ranks("tests.runtime.test_comm:collectives", 2, args={"num_keys": 8})
     results[1]["sum"]  # what rank 1 returned

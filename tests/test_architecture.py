@@ -1,4 +1,4 @@
-"""The order of the layers, read from imports and includes: an arrow may point down only."""
+"""The order of the packages, read from imports and includes: they may point down only."""
 
 import ast
 import pathlib

@@ -58,7 +58,7 @@ def deeprec(sok):
     sok.deeprec.uninstall()
 
 
-# ---- what is where ----
+# ---- which names are added, and where ----
 
 
 def test_installs_and_takes_back(sok, deeprec):
@@ -111,7 +111,7 @@ def test_nothing_is_installed_by_loading():
     assert done.stdout.strip() == "False True", done.stderr
 
 
-# ---- what was there does what it did ----
+# ---- TensorFlow's own functions work as before ----
 
 
 def test_wrapped_names_without_groups_are_stock(deeprec):

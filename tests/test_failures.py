@@ -1,4 +1,4 @@
-"""A fault on one rank: every rank ends with its message, and soon; nothing is lost."""
+"""A fault on one rank: every rank raises its message soon, and no key is lost."""
 
 import time
 

@@ -33,7 +33,7 @@ def outcome(world_size, optimizer, scale, rank_results):
 
 
 class _Once(dict):
-    """Initial rows, equal in every run of a case; hashable so that the oracle runs once a case."""
+    """Initial rows, equal in every run of a case; hashable, so the oracle runs once per case."""
 
     __hash__ = object.__hash__
 

@@ -1,4 +1,4 @@
-"""The benchmark of spread against replicated tables: that both sides do the same work."""
+"""The benchmark of sharded against replicated tables: both sides do the same work."""
 
 import pathlib
 import sys

@@ -1,4 +1,4 @@
-"""The benchmarks' harness and data, on clocks and numbers that are given."""
+"""The benchmarks' harness and data, with given clocks and numbers."""
 
 import json
 
@@ -11,7 +11,7 @@ from benchmarks.harness import Contender, Match
 
 
 class Clock:
-    """A clock that stands still but for what contenders add."""
+    """A clock that moves only when contenders add time."""
 
     def __init__(self):
         self.now = 0.0
@@ -164,6 +164,6 @@ def test_counts_of_keys(text, count):
 def test_scale_counts_what_lies_beside_the_rows():
     result = scale.measure(200_000)
     assert result["keys"] == 200_000 and result["inserts_per_second"] > 0
-    # 13 bytes a slot, at most 7/8 full, and at least that after a doubling.
+    # 13 bytes per slot, at most 7/8 full, and at least that after a doubling.
     assert 13 / (7 / 8) - 1 < result["bytes_beside_last"] < 13 / (7 / 16) + 2
     assert result["table_gib"] * 2**30 > 200_000 * (64 + 13)

@@ -2,7 +2,7 @@
 
 A check is a function without arguments that every rank calls; what it returns (anything pickle
 takes) is compared by the test that asks for it, `rank_results(world_size)["module.check"]`, a list
-with an item a rank. A check that raises gives a `Raised` in place of its result.
+with one item per rank. A check that raises gives a `Raised` in place of its result.
 """
 
 import importlib

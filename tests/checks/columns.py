@@ -30,7 +30,7 @@ def rows_of(name):
 
 
 def batches():
-    """Features by name and targets of the whole batch, a step each: ids padded with -1."""
+    """Features by name and targets of the whole batch, one per step: ids padded with -1."""
     rng = np.random.default_rng(9)
     for _ in range(STEPS):
         features = {}
@@ -64,7 +64,7 @@ def loss_of(output, targets):
 
 
 def train():
-    """What every step found, and the rows after all."""
+    """The outputs of every step, and the rows after the last one."""
     import sok_like as sok
     from sok_like.runtime import comm
 

@@ -1,6 +1,6 @@
-"""Tables in device memory on ranks: checks of other modules over emulated devices, and some more.
+"""Tables in device memory on ranks: checks of other modules on emulated devices, and some more.
 
-Not among those of `tests.checks.run`: a process has one op library, and here it is the emulated.
+`tests.checks.run` does not run them: a process has one op library, here the emulated one.
 """
 
 import numpy as np
@@ -55,7 +55,7 @@ def _group(variables, keys, row_splits, weights):
 
 
 def bad_row_splits():
-    """One rank's are wrong in the second table, in several ways: what each rank is told."""
+    """Several kinds of wrong input on one rank, in the second table: the error on each rank."""
     import sok_like as sok
     from sok_like.lookup.hash_lookup import HashFeature, lookup
     from sok_like.runtime import comm
@@ -132,7 +132,7 @@ def two_devices():
 
 
 def kernels():
-    """Of each op with a device kernel: what that takes and gives in host memory, and its types."""
+    """For each op with a device kernel: its arguments in host memory, and its types."""
     from tensorflow.python.framework import kernels as registry
     from tensorflow.python.framework import op_def_registry
 

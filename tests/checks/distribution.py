@@ -1,7 +1,7 @@
 """The same model trained twice: under a distribution on ranks, and by Keras alone in one process.
 
 The model has a branch with a head of its own for each kind of layer, so each is trained as if it
-were alone. The oracle has ordinary Keras layers throughout; its tables are looked up by one-hot
+were alone. The oracle has ordinary Keras layers only; its tables are looked up by one-hot
 products, since Keras 3 squares gradients of repeated ids one by one, which no dense table does.
 """
 
@@ -35,7 +35,7 @@ LAYOUTS = {
 }
 
 
-# Every mesh and, on 2 and on 4 ranks, every optimizer; not all pairs, which take their time.
+# Every mesh and, on 2 and on 4 ranks, every optimizer; all pairs would take too long.
 CHECKED = {
     1: {(1, 1): ("adam",)},
     2: {(1, 2): ("sgd", "adagrad"), (2, 1): ("adam",)},
@@ -62,7 +62,7 @@ def make_optimizer(name):
 
 
 def data():
-    """Inputs by name, and a target a head."""
+    """Inputs by name, and one target per head."""
     rng = np.random.default_rng(5)
     features = {
         "numbers": rng.normal(size=(SAMPLES, 6)).astype("f"),
@@ -142,7 +142,7 @@ def fit(model, optimizer):
 
 
 def _numbers(model):
-    """Variables but for tables and the states of random generators, whose names are numbered."""
+    """Variables except tables and the states of random generators, whose names are numbered."""
     ordinary = [v for v in model.variables if not is_embedding_variable(v)]
     return [v for v in ordinary if tf.as_dtype(v.dtype).is_floating]
 
@@ -162,7 +162,7 @@ _expected = {}
 
 
 def oracle(optimizer, start):
-    """What Keras alone makes of the same start; it is the same on every mesh."""
+    """The training by Keras alone from the same initial weights; it is the same for every mesh."""
     if optimizer not in _expected:
         model = make_model()
         for variable in _numbers(model):
@@ -173,7 +173,7 @@ def oracle(optimizer, start):
 
 
 def train_on_mesh(shape, optimizer):
-    """What the test compares, from this rank: oracle, sharded, and what lies here."""
+    """What the test compares, from this rank: oracle, sharded model, and this rank's shards."""
     import sok_like as sok
     from sok_like import distribution as dist
 

@@ -1,4 +1,4 @@
-"""How programs use a distribution, on 2 ranks: each check gives what a test compares."""
+"""How programs use a distribution, on 2 ranks: each check returns what a test compares."""
 
 import pathlib
 import tempfile
@@ -306,7 +306,7 @@ def keras_classes():
 
 
 def made_before():
-    """A model that was made before the distribution is cut when it is compiled or called."""
+    """A model that was made before the distribution is sharded when it is compiled or called."""
     oracle = train(make_model())
     model, ready = make_model(), compiled(make_model())
 

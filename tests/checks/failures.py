@@ -1,4 +1,4 @@
-"""What every rank sees when one of them meets a fault, and that all can go on afterwards."""
+"""What every rank sees when one of them fails, and that all can continue afterwards."""
 
 import time
 

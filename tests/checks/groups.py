@@ -49,7 +49,7 @@ def keys():
 
 
 def batches():
-    """A list with positions, lengths and weights for each feature, and targets, a step each."""
+    """Per step, a list with positions, lengths and weights of each feature, and targets."""
     rng = np.random.default_rng(5)
     for step in range(STEPS):
         last = NUM_KEYS - 4 + step // 10  # some keys come late, one never
@@ -101,7 +101,7 @@ def make_tables():
 
 
 def train(optimizer_name):
-    """Trains on this rank's samples; what every step found, and the rows before and after."""
+    """Trains on this rank's samples; the outputs of every step, and the rows before and after."""
     import sok_like as sok
     from sok_like.runtime import comm
 

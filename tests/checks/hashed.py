@@ -176,7 +176,7 @@ def model_parallel():
 
 
 def failures():
-    """What every rank is told when one of them has a wrong id or a full table; then all go on."""
+    """The error on every rank when one rank has a wrong id or a full table; then all continue."""
     current, seen = comm.current(), {}
     last = current.rank == current.world_size - 1
     full = dmp.DistributedEmbedding(

@@ -29,7 +29,7 @@ def train(optimizer_name, scale, world_size, initial):
     """What `parity.train` must give for `initial` rows, a dictionary of tables.
 
     Returns:
-        Vectors a step a table for the whole batch, rows a table, head weights, keys a table.
+        Per step and table the vectors of the whole batch; per table rows and keys; head weights.
     """
     rows = tf.Variable(np.concatenate([initial[name] for name in TABLES]), dtype=tf.float64)
     flat = np.concatenate([np.ravel(part) for pair in head_weights() for part in pair])
@@ -38,7 +38,7 @@ def train(optimizer_name, scale, world_size, initial):
     vectors, seen = [], np.zeros([len(TABLES), NUM_KEYS], bool)
     for step, (ids, lengths, targets) in enumerate(batches()):
         weights = sample_weights(step, len(ids), world_size, scale)
-        # A mean of each rank's own: the mean over ranks has this in front of every sample.
+        # The loss is a mean on each rank: this is each sample's factor in the mean over ranks.
         joined = weights / world_size if scale == "mean" else weights
         found, row_gradient, head_gradient = _gradients()(
             rows, heads, ids, lengths, targets, joined
@@ -58,7 +58,7 @@ def train(optimizer_name, scale, world_size, initial):
 
 
 def batch_ranks(world_size):
-    """The rank of each sample, a step each."""
+    """Per step, the rank of each sample."""
     return [ranks_of(step, len(ids), world_size) for step, (ids, *_) in enumerate(batches())]
 
 

@@ -25,7 +25,7 @@ RATE = 0.01
 
 
 def scales(world_size, optimizer="sgd"):
-    """Gradient scales that are checked on so many ranks: not all of them, they take their time."""
+    """Gradient scales that are checked on so many ranks; all of them would take too long."""
     if world_size == 2 and optimizer in ("sgd", "adam"):
         return ("sum", "mean")
     return ("mean",) if world_size == 4 else ("sum",)
@@ -77,7 +77,7 @@ def ranks_of(step, batch, world_size):
 
 
 def sample_weights(step, batch, world_size, scale):
-    """What each sample's loss is multiplied with on its rank."""
+    """The factor of each sample's loss on its rank."""
     if scale == "sum":
         return np.full(batch, 1 / batch, np.float32)
     ranks = ranks_of(step, batch, world_size)
@@ -85,7 +85,7 @@ def sample_weights(step, batch, world_size, scale):
 
 
 def head_weights():
-    """A kernel and a bias a table."""
+    """One kernel and one bias per table."""
     rng = np.random.default_rng(3)
     widths = [SLOTS * DIM * (1 if combiner else NNZ) for combiner, _ in TABLES.values()]
     return [(rng.uniform(0.1, 0.6, [w, 1]).astype(np.float32), np.zeros(1, "f")) for w in widths]
@@ -195,7 +195,7 @@ def train(optimizer_name, scale):
         return vectors
 
     def read_all():
-        """The row of every key by evaluation lookups, `[NUM_KEYS, DIM]` a table."""
+        """The row of every key by evaluation lookups, `[NUM_KEYS, DIM]` per table."""
         rows = look_up(*every_key, everything, False)
         return {
             name: v.numpy().reshape(len(v), SLOTS, -1)[:, 0, :DIM][:NUM_KEYS]
@@ -226,5 +226,5 @@ def train(optimizer_name, scale):
 
 
 def _padded(keys):
-    """`[NUM_KEYS, SLOTS, NNZ]`, each key in all places of its sample."""
+    """`[NUM_KEYS, SLOTS, NNZ]`, each key at all positions of its sample."""
     return np.tile(keys[:, None, None], [1, SLOTS, NNZ]).astype(np.int64)

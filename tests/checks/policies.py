@@ -19,7 +19,7 @@ def checks(world_size):
 
 
 def batches():
-    """int64 `[BATCH, HOTNESS]` keys a step for each of two features of one table."""
+    """int64 keys `[BATCH, HOTNESS]` per step, for each of two features of one table."""
     rng = np.random.default_rng(8)
     odds = 1 / np.arange(1, len(KEYS) + 1)
     for _ in range(STEPS):
@@ -38,7 +38,7 @@ def option():
 
 
 def train():
-    """Trains on this rank's samples; counts over ranks a step, and what this rank holds after."""
+    """Trains on this rank's samples; counts per step over ranks, and this rank's final keys."""
     import sok_like as sok
     from sok_like.runtime import comm
 
@@ -73,7 +73,7 @@ def train():
 
 
 def restore():
-    """What ranks know after restoring a dump of one rank, written here by hand."""
+    """What ranks hold after restoring a dump of one rank, written here by hand."""
     import sok_like as sok
     from sok_like.runtime import comm
     from sok_like.table import dump_file

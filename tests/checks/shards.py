@@ -1,4 +1,4 @@
-"""What lies on which rank, and with which bits: initial rows, assign and export, collectives."""
+"""Which rank holds which rows, bit for bit: initial rows, assign and export, collectives."""
 
 import numpy as np
 import tensorflow as tf

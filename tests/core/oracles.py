@@ -1,6 +1,6 @@
 """Optimizers on a dense float64 table, written from their published formulas.
 
-Every row of the vocabulary is held and visited at every step, so the dense meaning needs no
+Every row of the vocabulary is stored and visited at every step, so the dense meaning needs no
 thought here: what the fused rules do with histories and series is done by a plain loop.
 """
 

@@ -8,7 +8,7 @@ def unsigned(key):
 
 
 class Full(Exception):
-    """The batch alone needs more rows than there may be."""
+    """The batch alone needs more rows than the capacity."""
 
 
 class Model:

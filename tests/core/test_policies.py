@@ -46,7 +46,7 @@ def make(capacity=0, policy=None, dim=DIM, initial=INITIAL, **kwargs):
 
 
 class Runner:
-    """One table and its model, taken through the same random calls."""
+    """One table and its model, which get the same random calls."""
 
     def __init__(self, name, make_table=make):
         capacity, policy = POLICIES[name]
@@ -152,7 +152,7 @@ def check_counts(statistics, model):
 
 
 def add_up(statistics):
-    """Nothing is lost without being counted."""
+    """Every key is counted."""
     s = statistics
     assert s["seen"] == s["found"] + s["admitted"] + s["refused"]
     assert s["size"] == s["admitted"] + s["written"] - s["evicted"] - s["erased"]

@@ -17,7 +17,7 @@ def two_threads():
 
 
 def large_run(num_threads, shuffled):
-    """What a table knows after large lookups, which evict; keys of a lookup in some order."""
+    """The state of a table after large lookups, which evict; keys of a lookup in some order."""
     _core.set_num_threads(num_threads)
     policy = {"filter_freq": 2, "score": "lfu", "steps_to_live": 9, "evicted_buffer": 3000}
     table = make(9000, policy)

@@ -161,7 +161,7 @@ def test_keys_that_share_shard_home_bucket_and_digest():
 
 
 def test_hash_pieces_are_even_for_the_keys_of_one_rank():
-    """A rank holds keys of one remainder; none of the pieces may show it."""
+    """A rank holds keys of one remainder; no part of the hash may depend on it."""
     num_keys = 64 * 1000
     pieces = np.array([_core._hash_pieces(7 + 64 * i) for i in range(num_keys)], np.uint64)
     for values, num_values in ((pieces[:, 0], 64), (pieces[:, 1] % 64, 64), (pieces[:, 2], 256)):

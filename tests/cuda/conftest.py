@@ -43,7 +43,7 @@ def cuda(request):
             pytest.skip("the emulator comes with the C++ tests (SOK_WITH_TESTS=ON)")
         return module
     if _core.cuda_device_count() == 0:
-        # All skipped is no sign that anything works.
+        # If all tests are skipped, nothing has been shown to work.
         required = os.environ.get("SOK_TEST_GPU") == "required"
         (pytest.fail if required else pytest.skip)(
             "needs a library built with CUDA (make cuda) and a device"

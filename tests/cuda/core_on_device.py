@@ -11,7 +11,7 @@ from sok_like import _core
 
 
 class Core:
-    """What is not named here is `_core`'s."""
+    """Names that are not defined here are those of `_core`."""
 
     def __init__(self, cuda):
         self.cuda = cuda
@@ -45,7 +45,7 @@ class Core:
 
 
 class Table:
-    """`CudaTable` with the arrays of `_core.Table`; what is not named here is the CudaTable's."""
+    """`CudaTable` with the arrays of `_core.Table`; other names are those of CudaTable."""
 
     def __init__(self, core, name, dim, **options):
         self.core = core

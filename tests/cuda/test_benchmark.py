@@ -1,4 +1,4 @@
-"""The benchmark of the device tables runs, with its small sizes; its figures are not looked at."""
+"""The benchmark of the device tables runs, with its small sizes; its figures are not checked."""
 
 from benchmarks import gpu_table
 

@@ -17,7 +17,7 @@ def up(cuda, values, dtype=np.int64):
 
 
 def sizes(cuda):
-    """Keys a batch, and how often."""
+    """Keys per batch, and the number of batches."""
     return (1 << 21, 20) if cuda is _core else (700, 2)
 
 
@@ -46,7 +46,7 @@ def test_each_key_comes_in_once(cuda, num_different):
         numbers = table.row_numbers(up(cuda, keys), insert=True).get()
         distinct, inverse = np.unique(keys, return_inverse=True)
         assert table.size == len(distinct)
-        # A number for each key, and a key for each number.
+        # One number per key, and one key per number.
         number_of = np.zeros(len(distinct), np.uint32)
         number_of[inverse] = numbers
         np.testing.assert_array_equal(number_of[inverse], numbers)

@@ -34,7 +34,7 @@ def test_against_the_model_for_longer(cuda, name):
 
 
 def large_run(table):
-    """What a table knows after lookups that evict, most of whose keys are new."""
+    """The state of a table after lookups that evict and have mostly new keys."""
     rng = np.random.default_rng(2)
     for step in range(10):
         table.observe(rng.integers(0, 6_000, 900) * 0x9E3779B97F4A7C1 - 2**62)

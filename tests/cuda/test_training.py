@@ -193,7 +193,7 @@ def test_combine_of_a_table_whose_rows_owe_steps(cuda):
 
 
 def test_combine_of_a_table_is_in_the_order_of_its_stream(cuda):
-    """Behind the last call on the table, and before the next one."""
+    """Runs after the last call on the table, and before the next one."""
     if cuda is _core:
         pytest.skip("needs the emulator's count of streams that wait")
     table = cuda.CudaTable("t", 4)

@@ -30,7 +30,7 @@ OPTIMIZERS = {
 
 
 def optimizers(world_size, name):
-    """Those that case `name` is trained with on so many ranks: not all, they take their time."""
+    """Those that train case `name` on so many ranks; all of them would take too long."""
     if world_size <= 2 or (world_size == 3 and name == "mixed"):
         return list(OPTIMIZERS)
     if world_size == 3:
@@ -71,7 +71,7 @@ def table_values(case):
 
 
 def batch(case, step, rank, world_size):
-    """Ids of a rank's samples: a list an input of a list a sample. Some ranks get no samples."""
+    """Ids of a rank's samples: one list per input with one list per sample. Some ranks get none."""
     rng = np.random.default_rng([step, rank])
     size = [3, 0, 2][(step + rank) % 3] if world_size > 1 else 4
     ids = []
@@ -124,7 +124,7 @@ def flat(output):
 
 
 def make_heads(case):
-    """A small dense layer an input."""
+    """One small dense layer per input."""
     heads = []
     for i, (table, *_) in enumerate(case.inputs):
         dim = case.tables[table][1]

@@ -17,7 +17,7 @@ from tests.dist_model_parallel.user_guide import user_guide
 
 
 def make_layer(case, **kwargs):
-    # Stock embeddings where there is no combiner, so that both kinds are in one list.
+    # Stock embeddings for tables without a combiner, so that both kinds are in one list.
     embeddings = [
         tf.keras.layers.Embedding(rows, dim)
         if combiner is None
@@ -156,7 +156,7 @@ def idle_model_parallel():
 
 
 def empty_constants():
-    """A graph that knows one rank's batch to be empty, and so all it sends."""
+    """A graph in which one rank's batch, and so all it sends, is statically empty."""
     layer = dmp.DistributedEmbedding([sok.Embedding(5, 2, combiner="sum")], row_slice_threshold=1)
     layer.set_weights([np.arange(10, dtype=np.float32).reshape(5, 2)])
     ids = np.zeros([0, 1] if comm.current().rank == 0 else [2, 1], np.int64) + 3

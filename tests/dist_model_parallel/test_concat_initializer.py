@@ -10,7 +10,7 @@ pytestmark = pytest.mark.keras
 
 
 class Shape(tf.keras.initializers.Initializer):
-    """Rows that tell the shape they were asked for."""
+    """Rows whose values show the requested shape."""
 
     def __call__(self, shape, dtype=None, **kwargs):
         return tf.fill(shape, tf.cast(100 * shape[0] + shape[1], dtype))

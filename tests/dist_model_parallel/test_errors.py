@@ -59,7 +59,7 @@ CONSTRUCTION = {
         ValueError,
         ["`data_parallel_threshold`", "Received: data_parallel_threshold=0.5"],
     ),
-    "map to a table that is not there": (
+    "map to a table that does not exist": (
         {"input_table_map": [0, 2]},
         ValueError,
         [WRONG_MAP + "[0, 2)", "the number of tables", "Received: input_table_map[1]=2"],
@@ -74,7 +74,7 @@ CONSTRUCTION = {
         ValueError,
         [WRONG_MAP, "Received: input_table_map[1]=1.0"],
     ),
-    "map that is no list": (
+    "map that is not a list": (
         {"input_table_map": 1},
         TypeError,
         ["`input_table_map` must be None or a list of integers", "Received: input_table_map=1"],
@@ -84,7 +84,7 @@ CONSTRUCTION = {
         ValueError,
         ["`embeddings` must hold at least one embedding", "Received: an empty list"],
     ),
-    "embeddings that are no list": (
+    "embeddings that are not a list": (
         {"embeddings": None},
         TypeError,
         ["`embeddings` must be a list of embeddings", "Received: None"],
@@ -270,7 +270,7 @@ WEIGHTS = {
         {},
         ["`weights[1]` must hold real numbers", "Received: complex128"],
     ),
-    "a file that is not there": (
+    "a file that does not exist": (
         [USERS, "missing.npy"],
         {},
         ["`weights[1]` must be an array or the path of an .npy file", "Received: 'missing.npy'"],

@@ -1,6 +1,6 @@
 """Hash tables beside dense ones against stock layers on one process, on 1 to 3 ranks.
 
-The oracle holds a hash table as a dense one with a row for each key there is.
+The oracle holds a hash table as a dense table with one row per key.
 """
 
 import functools
@@ -28,7 +28,7 @@ each_training = pytest.mark.parametrize("world_size, optimizer", TRAININGS)
 
 
 def as_dense(pair):
-    """A hash table's weights as a row for each of KEYS."""
+    """A hash table's weights as one row per key of KEYS."""
     rows = np.ones([len(hashed.KEYS), 4], np.float32)
     for key, row in zip(*pair, strict=True):
         rows[hashed.KEYS.tolist().index(key)] = row

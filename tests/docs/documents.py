@@ -78,7 +78,7 @@ def prose(document):
 
 
 def links(document):
-    """Targets of Markdown links that are no web addresses."""
+    """Targets of Markdown links that are not web addresses."""
     targets = re.findall(r"\]\(([^)\s]+)\)", prose(document))
     return [target for target in targets if not re.match(r"\w+:", target)]
 

@@ -105,7 +105,7 @@ def test_held_out_is_a_property_of_the_row():
     assert abs(mask.mean() - 0.1) < 0.01
     shuffled = flights.sample(frac=0.3, random_state=1)
     assert (flights_data.held_out(shuffled) == mask[shuffled.index]).all()
-    # What happened after departure has no say in it.
+    # Nothing that happened after departure changes it.
     assert (flights_data.held_out(flights.assign(arr_delay=0.0)) == mask).all()
     assert not flights_data.held_out(flights, share=0.0).any()
 

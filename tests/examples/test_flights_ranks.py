@@ -1,4 +1,4 @@
-"""Dealing out test rows to ranks and putting their results back, without launching any."""
+"""Distributing test rows over ranks and collecting their results, without launching ranks."""
 
 import pathlib
 import sys

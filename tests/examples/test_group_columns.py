@@ -36,5 +36,5 @@ def test_two_ranks_train_the_same_model():
     launcher = [str(ROOT / "tools" / "run_ranks.sh"), "2", str(PROGRAM), *ARGUMENTS]
     together = run([*launcher, "--optimizer", "adagrad"])
     assert alone > 0.65
-    # The rows start alike and the batches are the same; only sums are rounded otherwise.
+    # Initial rows and batches are the same; only the rounding of sums differs.
     assert abs(alone - together) < 0.005

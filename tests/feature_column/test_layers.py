@@ -29,7 +29,7 @@ def expected():
 
 
 def dense_weight(layer):
-    """Of the column with a hash bucket, a tf.Variable."""
+    """The rows of the column with hash buckets, a tf.Variable."""
     (weight,) = (w for w in layer.weights if "hashed" in w.name)
     return weight
 

@@ -1,4 +1,4 @@
-"""What the group lookups refuse, and in which words."""
+"""What the group lookups refuse, and their error messages."""
 
 import re
 
@@ -12,7 +12,7 @@ WEIGHTS = tf.ragged.constant([[1.0], [2.0, 3.0]])
 
 @pytest.fixture
 def call(sok):
-    """The group lookup of a table and a variable, but for what a case replaces."""
+    """The group lookup of a table and a variable, with the arguments that a case replaces."""
     table, dense = sok.EmbeddingVariable(2, name="users"), tf.Variable(tf.ones([5, 2]), name="ads")
 
     def lookup(**replaced):

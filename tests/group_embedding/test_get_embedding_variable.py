@@ -1,4 +1,4 @@
-"""sok.get_embedding_variable: one table a name, in scopes and graphs, and what it refuses."""
+"""sok.get_embedding_variable: one table per name, in scopes and graphs, and what it refuses."""
 
 import numpy as np
 import pytest

@@ -327,7 +327,7 @@ def test_v1_graph_and_session(sok):
 
 
 def test_key_dtypes(sok):
-    """uint64 by its bits, int32 by value; a v1 variable that is no resource."""
+    """uint64 by its bits, int32 by value; a v1 reference variable."""
     table = make_ev(sok, "dtypes", 2)
     unsigned = tf.ragged.constant([[2**64 - 1, 2**63]], dtype=tf.uint64)
     small = tf.ragged.constant([[-1, 7]], dtype=tf.int32, row_splits_dtype=tf.int32)

@@ -1,4 +1,4 @@
-"""Groups of so many tables that threads share them out: one call a table is the oracle."""
+"""Groups of so many tables that threads divide them: one call per table is the oracle."""
 
 import threading
 

@@ -16,7 +16,7 @@ each_optimizer = pytest.mark.parametrize("optimizer", groups.OPTIMIZERS)
 
 @functools.cache
 def _oracle(optimizer, world_size, initial):
-    """Vectors a step a feature for the whole batch, and rows a table, all in float64."""
+    """Per step and feature the vectors of the whole batch; per table the rows; all in float64."""
     tables = {
         name: tf.Variable(np.frombuffer(rows, np.float32).reshape(NUM_KEYS, -1), dtype=tf.float64)
         for name, rows in initial

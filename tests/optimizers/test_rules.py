@@ -65,7 +65,7 @@ KERAS_FTRL = lambda: keras.Ftrl(  # noqa: E731
 
 
 def gradients(steps=STEPS):
-    """Positions and values of a gradient a step, positions repeated and, at times, none at all.
+    """Per step, positions and values of a gradient; positions repeat, and some steps have none.
 
     Position 0 is there at the first and the last step only, the last position never.
     """
@@ -180,7 +180,7 @@ def test_a_learning_rate_set_between_steps_counts(sok):
     np.testing.assert_allclose(variable.find(KEYS)[0], dense, rtol=0, atol=1e-5)
 
 
-# ---- settings that no row can honour by itself ----
+# ---- settings that a single row cannot follow ----
 
 
 @pytest.mark.parametrize(

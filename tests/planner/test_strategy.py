@@ -162,7 +162,7 @@ def test_report():
     report = strategy.report(local_batch=100, hotness=[3, 2, 1], slots_per_row=2)
     # t0: two slices of two columns: 10 * 2 * 4 bytes * 3. The other rank's 300 keys of 8 bytes, and
     # 100 rows of 8 bytes forth and back.
-    # t1: four rows each: half of 200 keys, 24 bytes a row forth and back.
+    # t1: four rows each: half of 200 keys, 24 bytes per row forward and back.
     # t2: no keys; 100 gradients of 12 bytes with their keys.
     expected = """\
 rank  table  kind           rows  columns  bytes  keys/step  bytes/step

@@ -1,6 +1,6 @@
 """Where tables are made, and where the ops around them go, as far as that shows without a GPU.
 
-A GPU is made up here by `gpu`: the package then decides as it would beside one, and TensorFlow,
+The fixture `gpu` simulates a GPU: the package then decides as if there were one; TensorFlow,
 which has none, puts everything on the CPU.
 """
 

@@ -1,4 +1,4 @@
-"""Loading of the two shared libraries: what loads, what is refused, and with which words."""
+"""Loading of the two shared libraries: what loads, what is refused, and the error messages."""
 
 import re
 import subprocess

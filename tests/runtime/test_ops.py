@@ -1,4 +1,4 @@
-"""What the ops say of their gradients: whether keys are known to be there once."""
+"""Whether the ops report that the keys of their gradients are unique."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def layer(sok):
 
 @pytest.fixture
 def told(monkeypatch):
-    """What each call of the optimizer's op was told."""
+    """`keys_are_unique` of each call of the optimizer's op."""
     calls = []
     real = native.ops().sok_apply_gradients
 

@@ -62,7 +62,7 @@ def test_the_later_dump_replaces_the_earlier(tmp_path):
 
 def test_a_dump_cut_short_leaves_the_earlier_one(tmp_path):
     dump(tmp_path, [shard([1])], dump_id="1")
-    # All that a second dump does before it has its manifest.
+    # Everything that a second dump does before it writes its manifest.
     dump_file.write_shard(tmp_path, dump_file.shard_name("user id/x", "2", 0, 1), shard([2]))
     (file,) = dump_file.read_manifest(tmp_path, "user id/x", 3)
     assert dump_file.read_shard(file, 3).keys.tolist() == [1]

@@ -99,7 +99,7 @@ def test_without_bound_the_fan_in_is_the_width():
     assert np.isclose(unbounded.b, bounded.b * 10)
 
 
-# ---- initializers that are no distribution of single elements ----
+# ---- initializers that do not draw element by element ----
 
 
 def ramp(shape, dtype=None):

@@ -1,4 +1,4 @@
-"""Policies as TensorFlow runs them: eagerly, in a tf.function, in a v1 session; and in files."""
+"""Policies under TensorFlow: eagerly, in a tf.function, in a v1 session; and in files."""
 
 import copy
 import pickle
@@ -36,7 +36,7 @@ POLICY = {
 
 
 def batches():
-    """int64 `[4, 2]` a step: keys of two features of one table."""
+    """int64 `[4, 2]` per step: keys of two features of one table."""
     rng = np.random.default_rng(3)
     return [
         rng.choice(KEYS, [4, 2], p=np.array([5, 5, 4, 3, 2, 2, 2, 2, 1, 1]) / 27)
@@ -45,7 +45,7 @@ def batches():
 
 
 class Run:
-    """What a training finds: rows read a step, keys evicted at every fifth, and the end."""
+    """A training's rows per step, keys evicted at every fifth step, and final state."""
 
     def __init__(self):
         self.rows, self.evicted = [], []

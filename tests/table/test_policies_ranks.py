@@ -18,7 +18,7 @@ def rows_of(results):
 
 
 def known_of(results):
-    """Each key is known where it belongs, and nowhere else."""
+    """Each key is known on its owner only."""
     known = np.stack([r["known"] for r in results])  # [ranks, keys, 3]
     owner = (policies.KEYS.view(np.uint64) % np.uint64(len(results))).astype(int)
     for rank, found in enumerate(known):

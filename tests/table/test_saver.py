@@ -1,4 +1,4 @@
-"""sok.Saver: what was dumped on N ranks is there on M, optimizer state included."""
+"""sok.Saver: a dump of N ranks is restored on M ranks, with the optimizer's state."""
 
 import json
 
