@@ -24,6 +24,8 @@ help:
 	@echo "make cuda       build with the CUDA backend, where nvcc is"
 	@echo "make soak-ranks random programs on 2 and 3 ranks; ARGS='--steps 20000'"
 	@echo "make asan tsan  C++ tests under address and undefined, or thread sanitizer"
+	@echo "make fuzz       50,000 damaged dumps: each is refused or read right; ARGS=..."
+	@echo "make crash      200 processes killed while they dump; ARGS=..."
 	@echo "make clean      remove what was built; make distclean removes .venv as well"
 	@echo "PYTHON=..., CXX=... and SOK_CACHE=... choose the Python, the compiler, the wheel cache"
 
@@ -78,6 +80,13 @@ asan: $(STAMPS)/requirements
 
 tsan: $(STAMPS)/requirements
 	@tools/test_cpp.sh build-tsan thread
+
+.PHONY: fuzz crash
+fuzz: venv
+	@.venv/bin/python -m tests.table.dump_fuzz $(ARGS)
+
+crash: venv
+	@.venv/bin/python -m tests.table.dump_crash $(ARGS)
 
 clean:
 	rm -rf build build-* dist out *.egg-info sok_like/*.so $(STAMPS)/package

@@ -71,6 +71,16 @@ std::vector<SlotSpec> SlotsWithThoseOf(const TableSnapshot& snapshot,
   return merged;
 }
 
+std::vector<SlotSpec> SlotsWithThoseOf(const std::vector<SlotSpec>& aside,
+                                       const std::vector<SlotSpec>& slots) {
+  std::vector<SlotSpec> merged = slots;
+  for (const SlotSpec& slot : aside) {
+    const auto same = [&slot](const SlotSpec& other) { return other.name == slot.name; };
+    if (std::none_of(slots.begin(), slots.end(), same)) merged.push_back(slot);
+  }
+  return merged;
+}
+
 void NameSavedSlots(const std::vector<SlotSpec>& slots, TableSnapshot* snapshot) {
   for (const SlotSpec& slot : slots) {
     if (!slot.saved) continue;

@@ -12,6 +12,7 @@
 #define SOK_CORE_TABLE_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -59,6 +60,7 @@ struct TableSnapshot {
   std::vector<std::string> slot_names;
   std::vector<int64_t> slot_widths;
   RecordSnapshot policy;
+  int64_t optimizer_step = -1;  // that the slot rows have behind them; -1: not known
 
   int64_t slot_width() const;  // sum of slot_widths
 };
@@ -101,9 +103,15 @@ class Table {
   virtual TableSnapshot Export(CallContext context, bool with_slots, bool evict = false) = 0;
   // Inserts or overwrites keys with rows and slot rows; of equal keys the last wins. Slots that the
   // snapshot lacks get their initial value; slots that this table has not (yet) are configured from
-  // the snapshot's names and widths, so that they survive until an optimizer attaches. `replace`:
-  // clears the table first, once the snapshot has been checked.
+  // the snapshot's names and widths, so that they survive until an optimizer attaches. NaN in a slot
+  // row means not known: the slot's initial value takes its place. `replace`: the snapshot becomes
+  // the table's whole content, which is made aside first, so that a failure costs nothing.
   virtual void Import(CallContext context, const TableSnapshot& snapshot, bool replace = false) = 0;
+  // An empty table of the same options and slots, for content that is to replace this one's.
+  virtual std::unique_ptr<Table> MakeAside(CallContext context) const = 0;
+  // Replaces the content by that of a table that MakeAside made, which must not be used again.
+  // Throws only where slots were configured meanwhile and memory runs out; nothing has changed then.
+  virtual void TakeContent(CallContext context, Table& aside) = 0;
 
   // Lays rows out for these slots. Configuring the same ones again is a no-op; slots of equal name
   // and width are kept, others get their initial value. The initial value of a slot may be NaN, not
@@ -140,6 +148,9 @@ void CheckSnapshot(const TableSnapshot& snapshot, const TableOptions& options);
 std::vector<SlotSpec> SlotsWithThoseOf(const TableSnapshot& snapshot,
                                        const std::vector<SlotSpec>& slots,
                                        const TableOptions& options);
+// A table's slots, and behind them those that only the content aside has.
+std::vector<SlotSpec> SlotsWithThoseOf(const std::vector<SlotSpec>& aside,
+                                       const std::vector<SlotSpec>& slots);
 // Names the saved ones of these slots in the snapshot.
 void NameSavedSlots(const std::vector<SlotSpec>& slots, TableSnapshot* snapshot);
 

@@ -3,6 +3,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "cpp/tf/common.h"
+#include "tensorflow/core/framework/variant.h"
+#include "tensorflow/core/framework/variant_tensor_data.h"
 
 namespace sok {
 
@@ -16,7 +18,8 @@ namespace sok {
       .HostMemory("records")                 \
       .HostMemory("waiting")                 \
       .HostMemory("counters")                \
-      .HostMemory("step")
+      .HostMemory("step")                    \
+      .HostMemory("optimizer_step")
 
 namespace {
 
@@ -47,9 +50,11 @@ absl::Status ReadPolicy(OpKernelContext* ctx, RecordSnapshot* policy) {
         "waiting must have shape [num_waiting, 3]. Received: ", waiting.shape().DebugString()));
   }
   const auto values = [](const Tensor& tensor) { return tensor.flat<int64_t>().data(); };
-  if (!tensorflow::TensorShapeUtils::IsScalar(ctx->input(9).shape())) {
-    return absl::InvalidArgumentError(absl::StrCat("step must be a scalar. Received: shape ",
-                                                   ctx->input(9).shape().DebugString()));
+  for (int i : {9, 10}) {
+    if (tensorflow::TensorShapeUtils::IsScalar(ctx->input(i).shape())) continue;
+    return absl::InvalidArgumentError(absl::StrCat(i == 9 ? "step" : "optimizer_step",
+                                                   " must be a scalar. Received: shape ",
+                                                   ctx->input(i).shape().DebugString()));
   }
   policy->records.assign(values(records), values(records) + records.NumElements());
   policy->counters.assign(values(counters), values(counters) + counters.NumElements());
@@ -61,7 +66,7 @@ absl::Status ReadPolicy(OpKernelContext* ctx, RecordSnapshot* policy) {
   return absl::OkStatus();
 }
 
-// Outputs 0 to 8 of SokTableExport, of a table of width `dim`.
+// Outputs 0 to 9 of SokTableExport, of a table of width `dim`.
 absl::Status WriteSnapshot(OpKernelContext* ctx, const TableSnapshot& snapshot, int64_t dim) {
   const int64_t n = snapshot.keys.size();
   const int64_t slot_width = snapshot.slot_width();
@@ -79,10 +84,13 @@ absl::Status WriteSnapshot(OpKernelContext* ctx, const TableSnapshot& snapshot, 
     names->flat<tensorflow::tstring>()(i) = snapshot.slot_names[i];
     widths->flat<int64_t>()(i) = snapshot.slot_widths[i];
   }
+  Tensor* optimizer_step;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(9, TensorShape({}), &optimizer_step));
+  optimizer_step->scalar<int64_t>()() = snapshot.optimizer_step;
   return WritePolicy(ctx, snapshot.policy);
 }
 
-// Inputs 1 to 9 of SokTableImport. Fails on what does not fit a table of these options, also on
+// Inputs 1 to 10 of SokTableImport and SokTableReadAside. Fails on what does not fit a table of these options, also on
 // more keys than it may hold if they are to `replace` its content: a bad import must not cost what
 // is there.
 absl::Status ReadSnapshot(OpKernelContext* ctx, const TableOptions& options, bool replace,
@@ -115,7 +123,9 @@ absl::Status ReadSnapshot(OpKernelContext* ctx, const TableOptions& options, boo
   snapshot->keys.assign(Keys(keys), Keys(keys) + n);
   snapshot->rows.assign(floats(rows), floats(rows) + rows.NumElements());
   snapshot->slot_rows.assign(floats(slot_rows), floats(slot_rows) + slot_rows.NumElements());
-  return ReadPolicy(ctx, &snapshot->policy);
+  TF_RETURN_IF_ERROR(ReadPolicy(ctx, &snapshot->policy));
+  snapshot->optimizer_step = ctx->input(10).scalar<int64_t>()();
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -131,6 +141,7 @@ REGISTER_OP("SokTableExport")
     .Output("waiting: int64")
     .Output("counters: int64")
     .Output("step: int64")
+    .Output("optimizer_step: int64")
     .Attr("with_slots: bool = true")
     .Attr("evict: bool = false")
     .SetShapeFn([](InferenceContext* c) {
@@ -143,6 +154,7 @@ REGISTER_OP("SokTableExport")
       c->set_output(6, c->Matrix(InferenceContext::kUnknownDim, 3));
       c->set_output(7, c->Vector(InferenceContext::kUnknownDim));
       c->set_output(8, c->Scalar());
+      c->set_output(9, c->Scalar());
       return absl::OkStatus();
     })
     .SetIsStateful()
@@ -184,11 +196,12 @@ REGISTER_OP("SokTableImport")
     .Input("waiting: int64")
     .Input("counters: int64")
     .Input("step: int64")
+    .Input("optimizer_step: int64")
     .Attr("replace: bool = false")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(
         "Inserts or overwrites keys with rows and slot rows; `replace` removes all others first. "
-        "Records, waiting keys and counters may be empty, and the step -1: not known.");
+        "Records, waiting keys and counters may be empty, and the steps -1: not known.");
 
 class TableImportOp : public OpKernel {
  public:
@@ -209,5 +222,98 @@ class TableImportOp : public OpKernel {
   bool replace_;
 };
 SOK_REGISTER_TABLE_KERNEL(SOK_SNAPSHOT_IN_HOST_MEMORY(Name("SokTableImport")), TableImportOp);
+
+// ---- a restore over ranks: each reads its part aside, and takes it when all have theirs ----
+
+namespace {
+
+// A table aside, freed with the tensor that holds it.
+struct Aside {
+  std::shared_ptr<Table> table;
+
+  std::string TypeName() const { return "sok::Aside"; }
+  void Encode(tensorflow::VariantTensorData*) const {}  // it does not leave the process
+  bool Decode(const tensorflow::VariantTensorData&) { return false; }
+  std::string DebugString() const { return "table aside"; }
+};
+
+}  // namespace
+
+REGISTER_OP("SokTableReadAside")
+    .Input("handle: resource")
+    .Input("keys: int64")
+    .Input("rows: float")
+    .Input("slot_rows: float")
+    .Input("slot_names: string")
+    .Input("slot_widths: int64")
+    .Input("records: int64")
+    .Input("waiting: int64")
+    .Input("counters: int64")
+    .Input("step: int64")
+    .Input("optimizer_step: int64")
+    .Output("aside: variant")
+    .Output("problem: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(
+        "A table of the same kind with the content that SokTableImport would give it, or the "
+        "problem that stands against it: the op itself does not fail, so that its rank can tell "
+        "the others. The table stays as it is.");
+
+class TableReadAsideOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override {
+    TablePtr table;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, &table));
+    Aside found;
+    TableSnapshot snapshot;
+    absl::Status status = ReadSnapshot(ctx, table->options(), /*replace=*/true, &snapshot);
+    if (status.ok()) {
+      status = table->Run(ctx, [&](CallContext context) {
+        std::unique_ptr<Table> made = table->table().MakeAside(context);
+        made->Import(context, snapshot);
+        found.table = std::move(made);
+      });
+    }
+    Tensor *aside, *problem;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &aside));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, TensorShape({}), &problem));
+    aside->scalar<tensorflow::Variant>()() = std::move(found);
+    if (!status.ok()) problem->scalar<tensorflow::tstring>()() = status.ToString();
+  }
+};
+SOK_REGISTER_TABLE_KERNEL(SOK_SNAPSHOT_IN_HOST_MEMORY(Name("SokTableReadAside"))
+                              .HostMemory("aside")
+                              .HostMemory("problem"),
+                          TableReadAsideOp);
+
+REGISTER_OP("SokTableTakeAside")
+    .Input("handle: resource")
+    .Input("aside: variant")
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc("Replaces a table's content by that of a table aside, which must not be used again.");
+
+class TableTakeAsideOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override {
+    TablePtr table;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, &table));
+    const auto* const aside = ctx->input(1).scalar<tensorflow::Variant>()().get<Aside>();
+    OP_REQUIRES(
+        ctx, aside != nullptr && aside->table != nullptr,
+        absl::InvalidArgumentError("aside must come from SokTableReadAside, without a problem"));
+    OP_REQUIRES_OK(ctx, table->Run(ctx, [&](CallContext context) {
+      table->table().TakeContent(context, *aside->table);
+    }));
+  }
+};
+SOK_REGISTER_TABLE_KERNEL(Name("SokTableTakeAside").HostMemory("handle").HostMemory("aside"),
+                          TableTakeAsideOp);
 
 }  // namespace sok

@@ -133,7 +133,7 @@ def set_state(
     def copy():
         for table_id, (variable, first_row) in here.items():
             if plan.tables[table_id].hashed:
-                _set_hash_slots(variable, sources[table_id])
+                _set_hash_slots(variable, sources[table_id], state["iterations"])
             for name, slot in mine.get(table_id, {}).items():
                 source = sources[table_id][name]
                 weights.copy_shard(plan, table_id, slot, first_row, source, chunk)
@@ -193,7 +193,7 @@ def _open_hash_slots(what, slots, variable):
     return opened
 
 
-def _set_hash_slots(variable, slots):
+def _set_hash_slots(variable, slots, step):
     if not slots:
         return
     (keys, _, _), *_ = slots.values()
@@ -207,5 +207,6 @@ def _set_hash_slots(variable, slots):
         np.concatenate(columns, axis=1),
         np.array([name.encode() for name in slots], dtype=object),
         np.array([part.shape[1] for part in columns], np.int64),
+        optimizer_step=step,
         replace=False,
     )

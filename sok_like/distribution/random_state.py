@@ -6,7 +6,7 @@ make data by NumPy's. Nothing changes if the ranks have set the same seeds.
 
 from __future__ import annotations
 
-import pickle
+import json
 import random
 import secrets
 
@@ -25,11 +25,33 @@ def agree_on_random_state() -> None:
     seed = context.global_seed()
     if seed is None:
         seed = secrets.randbelow(2**31)
-    mine = pickle.dumps((random.getstate(), np.random.get_state(), seed))
-    sent = np.frombuffer(mine if communicator.rank == 0 else b"", np.uint8)
+    sent = np.frombuffer(encoded(seed) if communicator.rank == 0 else b"", np.uint8)
     agreed = communicator.all_gather(tf.constant(sent), "sok_random_state").numpy().tobytes()
-    python_state, numpy_state, seed = pickle.loads(agreed)
-    random.setstate(python_state)
-    np.random.set_state(numpy_state)
+    seed = set_encoded(agreed)
     if context.global_seed() != seed:  # setting it would restart its sequence
         tf.random.set_seed(seed)
+
+
+def encoded(seed: int) -> bytes:
+    """The state of Python's and NumPy's generators and TensorFlow's seed, as JSON.
+
+    Numbers only: bytes of another process must not become code, as pickled ones can.
+    """
+    version, words, gauss = random.getstate()
+    kind, key, *rest = np.random.get_state()
+    state = {
+        "python": [version, words, gauss],
+        "numpy": [kind, np.asarray(key).tolist(), *rest],
+        "seed": seed,
+    }
+    return json.dumps(state).encode()
+
+
+def set_encoded(data: bytes) -> int:
+    """Sets the generators; returns the seed."""
+    state = json.loads(data)
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    kind, key, *rest = state["numpy"]
+    np.random.set_state((kind, np.array(key, np.uint32), *rest))
+    return state["seed"]

@@ -10,7 +10,7 @@ import tensorflow as tf
 from sok_like.lookup import by_key as by_key  # so that its tables can be looked up by key
 from sok_like.lookup.training_flag import by_training
 from sok_like.runtime import comm
-from sok_like.table.snapshots import TableSnapshot
+from sok_like.table.snapshots import RecordedSnapshot, TableSnapshot
 from sok_like.table.variable import EmbeddingVariable
 
 
@@ -48,9 +48,9 @@ class TableLayer(tf.keras.layers.Layer):
         return tf.cast(by_training(training, lookup), self.compute_dtype or tf.float32)
 
     def save_own_variables(self, store):
-        """Keras 3: keys, rows and slot rows into the weights file."""
+        """Keras 3: keys, rows, slot rows and what policies know into the weights file."""
         self._require_whole_table("saved in")
-        for field, value in zip(self._snapshot_fields, self.table.snapshot(), strict=True):
+        for field, value in self.table.snapshot()._asdict().items():
             # The file holds numbers only: names go in as their bytes.
             names = field == "slot_names"
             store[field] = _bytes_of_names(value.numpy()) if names else value.numpy()
@@ -58,11 +58,15 @@ class TableLayer(tf.keras.layers.Layer):
     def load_own_variables(self, store):
         """Keras 3: the inverse of `save_own_variables`; other keys are removed."""
         self._require_whole_table("loaded from")
-        fields = {field: np.asarray(store[field]) for field in self._snapshot_fields}
+        # A table without policies wrote no records, and earlier versions no step.
+        optional = {*RecordedSnapshot._fields} - {*TableSnapshot._fields} | {"optimizer_step"}
+        fields = {
+            field: np.asarray(store[field])
+            for field in RecordedSnapshot._fields
+            if field not in optional or field in store
+        }
         fields["slot_names"] = _names_of_bytes(fields["slot_names"])
         self.table.load_snapshot(**fields)
-
-    _snapshot_fields = TableSnapshot._fields
 
     def _require_whole_table(self, verb):
         if comm.current().world_size > 1:

@@ -1,60 +1,68 @@
 """Files of a dump: a table on disk, whole at every instant, for any number of ranks.
 
-    FOLDER/<table>.json                     manifest: format, version, table, list of shard files
+    FOLDER/<table>.json                     manifest: what table, and its shard files with SHA-256
     FOLDER/<table>.<dump id>.0-of-2.npz     keys of rank 0 of 2, their rows and slot rows
     FOLDER/<table>.<dump id>.1-of-2.npz
 
-A shard is an uncompressed `.npz`: NumPy reads it without this package, and zip keeps a CRC-32 of
-every array, checked when it is read. Its arrays are `keys` int64 `[size]`, `rows` float32
-`[size, dim]`, `slot_rows` float32 `[size, sum of slot widths]`, `slot_names`, `slot_widths`; of a
-table with policies also `records` int64 `[size, 3]` (frequency, last step, custom score), `waiting`
-int64 `[num_waiting, 3]` (key, count, last step), `counters` int64 of a Bloom filter, and `step`.
-Dumps without these load as well: nothing is known of their keys then.
+`sok_like/table/shard_file.py` describes the shards. Every file is written aside, brought to the
+disk and renamed. The manifest comes last and names the dump's own shard files, so a reader sees the
+dump before or the dump after, never half of one. Then what other dumps of the table have left
+behind is removed: the shards of the dump before, those of dumps that never had a manifest, and
+files that a killed process was writing.
 
-Every file is written aside and renamed. The manifest comes last and names the dump's own shard
-files, so a reader sees the dump before or the dump after, never half of one; shard files of
-earlier dumps are removed behind it.
+The manifest holds a SHA-256 of itself. Dumps of version 1, whose manifest did not, are read too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import glob
+import hashlib
 import json
 import os
 import pathlib
+import re
 import urllib.parse
-import zipfile
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from sok_like.table.shard_file import Shard, read_shard, sync_folder
+
 FORMAT = "sok_like table"
-VERSION = 1
+VERSION = 2
 
-
-def _no_waiting():
-    return np.zeros([0, 3], np.int64)
-
-
-def _no_counters():
-    return np.zeros([0], np.int64)
+_FIELDS = {
+    1: {"format", "version", "table", "dim", "key_dtype", "shards"},
+    2: {"format", "version", "table", "dim", "key_dtype", "dump", "shards", "sha256"},
+}
+_SHARD_FIELDS = {"file": str, "bytes": int, "sha256": str, "keys": int}
+_MAX_MANIFEST = 64 * 2**20  # bytes: a quarter of a million ranks
+_MAX_STEM = 120  # characters: file systems take 255, and the rest of a name needs up to 60
 
 
 @dataclasses.dataclass
-class Shard:
-    """Keys, rows and slot rows of one instant, and what policies know of them."""
+class Dump:
+    """What a manifest says."""
 
-    keys: np.ndarray  # int64 [size]
-    rows: np.ndarray  # float32 [size, dim]
-    slot_rows: np.ndarray  # float32 [size, sum(slot_widths)]
-    slot_names: list[str]
-    slot_widths: list[int]
-    records: np.ndarray | None = None  # int64 [size, 3], None where there are none
-    waiting: np.ndarray = dataclasses.field(default_factory=_no_waiting)  # int64 [num_waiting, 3]
-    counters: np.ndarray = dataclasses.field(default_factory=_no_counters)  # int64 [num_counters]
-    step: int = -1  # -1: not known
+    files: list[pathlib.Path]
+    entries: list[dict[str, Any] | None]  # of each file, None in version 1
+    identity: str  # differs from dump to dump
+
+    def read(self, number: int, dim: int) -> Shard:
+        """One of the shards; ValueError as of `read_shard`."""
+        entry, world_size = self.entries[number], len(self.files)
+        shard = read_shard(self.files[number], dim, entry)
+        # Version 1 does not say which file is whose.
+        if entry is None and not _is_mine(shard.keys, number, world_size).all():
+            raise ValueError(
+                f"{self.files[number]} must hold keys of rank {number} of {world_size}. Received: "
+                "keys of another rank"
+            )
+        return shard
 
 
 def shard_name(table: str, dump_id: str, rank: int, world_size: int) -> str:
@@ -62,42 +70,44 @@ def shard_name(table: str, dump_id: str, rank: int, world_size: int) -> str:
     return f"{_file_stem(table)}.{dump_id}.{rank}-of-{world_size}.npz"
 
 
-def write_shard(folder: str, name: str, shard: Shard) -> None:
-    """Writes one rank's part, aside and renamed.
+def check_seen(folder: str, entries: Sequence[dict[str, Any]]) -> None:
+    """Raises unless the folder shows each shard that was written.
 
     Raises:
-        OSError: the folder cannot be written.
+        FileNotFoundError: a file of another rank is missing: the folder is not shared.
+        ValueError: a file of another size.
     """
-    path = pathlib.Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
-    aside = path / f"{name}.tmp"
-    policy = {}
-    if shard.step >= 0:
-        policy = {"waiting": shard.waiting, "counters": shard.counters, "step": shard.step}
-    if shard.records is not None:
-        policy["records"] = shard.records
-    try:
-        with open(aside, "wb") as file:
-            np.savez(
-                file,
-                keys=shard.keys,
-                rows=shard.rows,
-                slot_rows=shard.slot_rows,
-                slot_names=np.asarray(shard.slot_names, dtype=np.str_),
-                slot_widths=np.asarray(shard.slot_widths, dtype=np.int64),
-                **policy,
+    for rank, entry in enumerate(entries):
+        path = pathlib.Path(folder) / entry["file"]
+        if not path.exists():
+            raise FileNotFoundError(
+                f"The folder of a dump must be on a file system that all ranks share. "
+                f"Received: {folder!r}, where {entry['file']}, which rank {rank} has written, "
+                "is missing"
             )
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path / name)
-    finally:
-        aside.unlink(missing_ok=True)
+        if path.stat().st_size != entry["bytes"]:
+            raise ValueError(
+                f"{path} must have the {entry['bytes']} bytes that rank {rank} has written. "
+                f"Received: {path.stat().st_size}"
+            )
 
 
 def write_manifest(
-    folder: str, table: str, dim: int, key_dtype: str, shards: Sequence[str]
+    folder: str,
+    table: str,
+    dim: int,
+    key_dtype: str,
+    dump_id: str,
+    entries: Sequence[dict[str, Any]],
 ) -> None:
-    """Makes a complete set of shards the table's dump, and removes the dump before it."""
+    """Makes a complete set of shards the table's dump, and removes the dump before it.
+
+    Args:
+        entries: What `write_shard` returned, by rank.
+
+    Raises:
+        OSError: it could not be written. The dump before it is still there.
+    """
     path = pathlib.Path(folder)
     manifest = {
         "format": FORMAT,
@@ -105,24 +115,47 @@ def write_manifest(
         "table": table,
         "dim": dim,
         "key_dtype": key_dtype,
-        "shards": list(shards),
+        "dump": dump_id,
+        "shards": list(entries),
     }
+    manifest["sha256"] = _checksum(manifest)
     target = path / f"{_file_stem(table)}.json"
     aside = target.with_suffix(".json.tmp")
-    aside.write_text(json.dumps(manifest, indent=1) + "\n")
-    os.replace(aside, target)
-    for old in path.glob(f"{glob.escape(_file_stem(table))}.*-of-*.npz"):
-        if old.name not in shards:
+    try:
+        with open(aside, "wb") as file:
+            file.write((json.dumps(manifest, indent=1) + "\n").encode())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, target)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(target)) from error
+    # The dump is complete. What cannot be removed now, the next one removes.
+    with contextlib.suppress(OSError):
+        sync_folder(path)
+        _remove_others(path, table, {entry["file"] for entry in entries})
+
+
+def _remove_others(path, table, kept):
+    stem = _file_stem(table)
+    ours = re.compile(re.escape(stem) + r"\.(\w+\.\d+-of-\d+\.npz(\.tmp)?|json\.tmp)")
+    for old in path.glob(f"{glob.escape(stem)}.*"):
+        if ours.fullmatch(old.name) and old.name not in kept:
             old.unlink(missing_ok=True)
 
 
-def read_manifest(folder: str, table: str, dim: int) -> list[pathlib.Path]:
+def _checksum(manifest):
+    fields = {field: value for field, value in manifest.items() if field != "sha256"}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def read_manifest(folder: str, table: str, dim: int) -> Dump:
     """The shard files of a table's dump.
 
     Raises:
         FileNotFoundError: there is no dump of the table, or one of its files is missing.
-        ValueError: the manifest is none of this package's, of a later version, or of another row
-            width.
+        ValueError: the manifest is not one of this package, damaged, of a later version, or of
+            another table or row width.
     """
     path = pathlib.Path(folder) / f"{_file_stem(table)}.json"
     if not path.exists():
@@ -131,64 +164,92 @@ def read_manifest(folder: str, table: str, dim: int) -> list[pathlib.Path]:
             f"A dump of table '{table}' is required at {path}. Received: a folder with dumps of "
             f"{known or 'no table'}"
         )
-    try:
-        manifest = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} must be a manifest in JSON. Received: {error}") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise ValueError(f"{path} must be the manifest of a '{FORMAT}' dump")
-    if not isinstance(manifest.get("version"), int) or manifest["version"] > VERSION:
+    manifest = _load(path)
+    version = manifest["version"]
+    if manifest["table"] != table:
         raise ValueError(
-            f"{path} must be of version {VERSION} or earlier. "
-            f"Received: version {manifest.get('version')!r}; it needs a later sok_like"
+            f"{path} must be the manifest of table '{table}'. Received: {manifest['table']!r:.80}"
         )
     if manifest["dim"] != dim:
         raise ValueError(
             f"Table '{table}' has rows of {dim} floats. Received: a dump with rows of "
-            f"{manifest['dim']} in {path}"
+            f"{manifest['dim']!r:.80} in {path}"
         )
-    files = [path.parent / name for name in manifest["shards"]]
+    listed = manifest["shards"]
+    names = [shard["file"] for shard in listed] if version > 1 else listed
+    entries = listed if version > 1 else [None] * len(listed)
+    _check_complete(path, table, names)
+    files = [path.parent / name for name in names]
     for file in files:
         if not file.exists():
             raise FileNotFoundError(f"The dump {path} needs {file}, which is missing")
-    return files
+    return Dump(files, entries, manifest.get("sha256") or _checksum(manifest))
 
 
-def read_shard(path: pathlib.Path, dim: int) -> Shard:
-    """Reads one file and checks it.
-
-    Raises:
-        ValueError: damaged (a wrong CRC-32, a cut file) or of wrong shapes.
-    """
+def _load(path):
+    """The manifest, with the fields of its version."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            shard = Shard(
-                keys=arrays["keys"],
-                rows=arrays["rows"],
-                slot_rows=arrays["slot_rows"],
-                slot_names=[str(name) for name in arrays["slot_names"]],
-                slot_widths=[int(width) for width in arrays["slot_widths"]],
-                records=arrays["records"] if "records" in arrays else None,
-            )
-            if "step" in arrays:
-                shard.waiting, shard.counters = arrays["waiting"], arrays["counters"]
-                shard.step = int(arrays["step"])
-    except (zipfile.BadZipFile, EOFError, KeyError, OSError, ValueError) as error:
-        raise ValueError(f"{path} must be a whole shard file. Received: {error}") from error
-    size = len(shard.keys)
-    shapes = shard.keys.shape, shard.rows.shape, shard.slot_rows.shape
-    if shapes != ((size,), (size, dim), (size, sum(shard.slot_widths))):
+        if path.stat().st_size > _MAX_MANIFEST:
+            raise ValueError(f"{path.stat().st_size} bytes")
+        manifest = json.loads(path.read_bytes(), object_pairs_hook=_without_repeats)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} must be a manifest in JSON. Received: {error}") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise ValueError(f"{path} must be the manifest of a '{FORMAT}' dump")
+    version = manifest.get("version")
+    if type(version) is not int or not 1 <= version <= VERSION:
         raise ValueError(
-            f"{path} must hold keys [size], rows [size, {dim}] and slot rows "
-            f"[size, {sum(shard.slot_widths)}]. Received: {shapes}"
+            f"{path} must be of version {VERSION} or earlier. "
+            f"Received: version {version!r:.80}; it needs a later sok_like"
         )
-    records = (size, 3) if shard.records is None else shard.records.shape
-    if (records, shard.waiting.shape[1:], shard.counters.ndim) != ((size, 3), (3,), 1):
+    problem = _problem(manifest, version)
+    if problem:
+        raise ValueError(f"{path} must be a whole manifest. Received: {problem}")
+    return manifest
+
+
+def _without_repeats(pairs):
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError(f"a field twice among {[name for name, _ in pairs]!r:.200}")
+    return fields
+
+
+def _problem(manifest, version):
+    """What is wrong with the fields, or ''."""
+    if manifest.keys() != _FIELDS[version]:
+        return f"the fields {sorted(manifest)!r:.200}"
+    if version > 1 and manifest["sha256"] != _checksum(manifest):
+        return "fields of another SHA-256"
+    if not isinstance(manifest["shards"], list):
+        return f"shards={manifest['shards']!r:.80}"
+    for shard in manifest["shards"]:
+        if version == 1 and not isinstance(shard, str):
+            return f"a shard {shard!r:.80}"
+        if version > 1 and not _is_entry(shard):
+            return f"a shard {shard!r:.200}"
+    return ""
+
+
+def _is_entry(shard):
+    return (
+        isinstance(shard, dict)
+        and shard.keys() == _SHARD_FIELDS.keys()
+        and all(type(shard[field]) is kind for field, kind in _SHARD_FIELDS.items())
+    )
+
+
+def _check_complete(path, table, names):
+    """ValueError unless the names are those of all parts of one dump, in order."""
+    pattern = re.escape(_file_stem(table)) + r"\.(\w+)\.0-of-(\d{1,9})\.npz"
+    first = re.fullmatch(pattern, names[0] if names else "")
+    world_size = min(int(first.group(2)), len(names) + 1) if first else 0
+    if first is None or names != [
+        shard_name(table, first.group(1), rank, int(first.group(2))) for rank in range(world_size)
+    ]:
         raise ValueError(
-            f"{path} must hold records [size, 3], waiting keys [num_waiting, 3] and counters "
-            f"[num_counters]. Received: {records}, {shard.waiting.shape}, {shard.counters.shape}"
+            f"{path} must list one shard file per rank of one dump. Received: {names!r:.300}"
         )
-    return shard
 
 
 def owned_by(shards: Sequence[Shard], rank: int, world_size: int, dim: int) -> Shard:
@@ -204,6 +265,7 @@ def owned_by(shards: Sequence[Shard], rank: int, world_size: int, dim: int) -> S
     filled = [shard for shard in shards if len(shard.keys)]
     found = _joined(filled, rank, world_size) if filled else _empty(dim)
     found.step = max((shard.step for shard in shards), default=-1)
+    found.optimizer_step = max((shard.optimizer_step for shard in shards), default=-1)
     waiting = [shard.waiting for shard in shards]
     if waiting:
         joined = np.concatenate(waiting)
@@ -232,7 +294,8 @@ def _joined(shards, rank, world_size):
         mine = _is_mine(shard.keys, rank, world_size)
         records = shard.records if has_records else np.zeros([len(shard.keys), 3], np.int64)
         parts.append((shard.keys[mine], shard.rows[mine], shard.slot_rows[mine], records[mine]))
-    keys, rows, slot_rows, records = (np.concatenate(part) for part in zip(*parts, strict=True))
+    joined = parts[0] if len(parts) == 1 else [np.concatenate(p) for p in zip(*parts, strict=True)]
+    keys, rows, slot_rows, records = joined
     return Shard(
         *(keys, rows, slot_rows, first.slot_names, first.slot_widths),
         records=records if has_records else None,
@@ -250,4 +313,8 @@ def _empty(dim):
 
 def _file_stem(table):
     # Any table name is a file name, and has no dot in it: "a" must not claim files of "a.b".
-    return urllib.parse.quote(table, safe="").replace(".", "%2E") or "_"
+    stem = urllib.parse.quote(table, safe="").replace(".", "%2E") or "_"
+    if len(stem) <= _MAX_STEM:
+        return stem
+    # A quoted name has no "+", so no other table's name is this one.
+    return f"{stem[:_MAX_STEM]}+{hashlib.sha256(table.encode()).hexdigest()[:32]}"

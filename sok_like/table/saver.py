@@ -2,8 +2,13 @@
 
 Each rank writes the part it holds; on the way back each rank reads all parts and keeps the keys it
 owns, so a dump of 4 ranks loads on 1, 3 or 64. `sok_like/table/dump_file.py` describes the files.
-Both directions are collective: every rank calls, in the same order, and a failure on one rank is
-raised on all of them, before anything was replaced.
+
+Both directions are collective, in steps that all ranks take together (`sok_like/table/steps.py`):
+
+    dump      agree on call and dump | write the shards | rank 0 sees them all: manifest
+    restore   agree on call          | read the shards  | make the new content aside    | take it
+
+A failure on one rank is raised on all of them, before anything was replaced.
 """
 
 from __future__ import annotations
@@ -11,17 +16,22 @@ from __future__ import annotations
 import os
 import pathlib
 import secrets
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime import comm
-from sok_like.table import dump_file, sok1_dump
+from sok_like.table import dump_file, shard_file, sok1_dump
 from sok_like.table.export_assign import assign
 from sok_like.table.keys import as_rows
+from sok_like.table.steps import Steps, text_of
 from sok_like.table.variable import is_embedding_variable, unwrap
+
+# Who wrote or read the dump in a folder, by folder and table name. Variables have no hash.
+_known_by: dict[tuple[str, str], list[weakref.ref]] = {}
 
 
 class Saver:
@@ -30,10 +40,12 @@ class Saver:
     Works eagerly; in a `tf.compat.v1` graph the methods return an op to be run.
     """
 
-    def dump_to_file(self, embedding_variable: Any, filepath: str) -> tf.Tensor:
+    def dump_to_file(
+        self, embedding_variable: Any, filepath: str, *, rows_only: bool = False
+    ) -> tf.Tensor:
         """Writes keys, rows and slot rows of one instant into folder `filepath`.
 
-        Of a table with policies also what it knows of its keys; GlobalStepEvict and L2WeightEvict
+        A table with policies adds what it knows of its keys; GlobalStepEvict and L2WeightEvict
         are carried out first, as by `embedding_variable.evict()`.
 
         With several hosts the folder must be on a file system they share. The dump before it in
@@ -42,90 +54,136 @@ class Saver:
         Args:
             embedding_variable: EmbeddingVariable.
             filepath: Folder; made where it is missing.
+            rows_only: Leaves the optimizer's state out: slot rows and number of steps.
 
         Returns:
             `'OK'`.
 
         Raises:
-            TypeError: `embedding_variable` is not an EmbeddingVariable, or rows are not real
-                numbers.
-            ValueError: no tensor at all.
-            RuntimeError: a rank could not write; on all ranks, naming it (in a graph
-                `tf.errors.UnknownError`).
+            TypeError: `embedding_variable` is not an EmbeddingVariable.
+            RuntimeError: a rank could not write, ranks dump different tables, the folder is not
+                shared, or another table of the same name was dumped there; on all ranks, naming
+                the rank (in a graph `tf.errors.UnknownError`). The dump before is untouched.
         """
         variable, folder = _checked(embedding_variable), os.fspath(filepath)
         communicator = comm.current()
         rank, world_size = communicator.rank, communicator.world_size
-        table, name = variable.table_name, f"sok_dump_{variable.table_name}"
-        dump_id = communicator.broadcast(tf.constant(secrets.randbits(62)), 0, f"{name}_id")
+        table = variable.table_name
 
-        def file_of(number, rank):
-            return dump_file.shard_name(table, f"{int(number):016x}", rank, world_size)
+        def agree():
+            _check_owner(folder, variable)
+            # Drawn in each run: a graph's op writes a new dump each time.
+            return {"call": "dump_to_file", "table": table, "id": f"{secrets.randbits(62):016x}"}
 
-        def write_mine(number, keys, rows, slot_rows, slot_names, slot_widths, *policy):
-            names = [text.decode() for text in slot_names]
-            shard = dump_file.Shard(keys, rows, slot_rows, names, slot_widths.tolist(), *policy)
-            dump_file.write_shard(folder, file_of(number, rank), shard)
+        def write_mine(told, keys, rows, slot_rows, names, widths, *rest):
+            *policy, step = rest
+            names = [text.decode() for text in names]
+            name = dump_file.shard_name(table, told[0]["id"], rank, world_size)
+            shard = shard_file.Shard(keys, rows, slot_rows, names, widths.tolist(), *policy)
+            shard.optimizer_step = 0 if rows_only else int(step)
+            written.append(name)
+            try:
+                return shard_file.write_shard(folder, name, shard)
+            except OSError as error:
+                raise _explained(error, table) from error
 
-        def write_manifest(number):
+        def write_manifest(entries):
             if rank == 0:
-                shards = [file_of(number, r) for r in range(world_size)]
+                dump_file.check_seen(folder, entries)
+                number = entries[0]["file"].split(".")[-3]
                 key_dtype = variable.key_dtype.name
-                dump_file.write_manifest(folder, table, variable.dim, key_dtype, shards)
+                fields = folder, table, variable.dim, key_dtype, number, entries
+                try:
+                    dump_file.write_manifest(*fields)
+                except OSError as error:
+                    raise _explained(error, table) from error
 
-        problem = _run(write_mine, [dump_id, *variable.snapshot(evict=True)])
-        with _after(_raise_on_all(communicator, problem, f"{name}_shards")):
-            problem = _run(write_manifest, [dump_id])
-        with _after(_raise_on_all(communicator, problem, f"{name}_manifest")):
+        def remove_mine():
+            while written:
+                (pathlib.Path(folder) / written.pop()).unlink(missing_ok=True)
+
+        def finished(_):
+            written.clear()
+            _known_by[_place(folder, table)] = [weakref.ref(variable)]
+
+        written: list[str] = []
+        steps = Steps(communicator, f"sok_dump_{table}")
+        steps.take(agree, verify=_same_call)
+        steps.take(write_mine, variable.snapshot(not rows_only, evict=True), undo=remove_mine)
+        steps.take(write_manifest, undo=remove_mine, verify=finished)
+        with steps.done():
             return tf.constant("OK")
 
-    def restore_from_file(self, embedding_variable: Any, filepath: str) -> tf.Tensor:
+    def restore_from_file(
+        self, embedding_variable: Any, filepath: str, *, rows_only: bool = False
+    ) -> tf.Tensor:
         """Replaces the table's content by the dump in folder `filepath`.
+
+        The optimizer goes on from the dump's step, whatever it has counted itself: see
+        docs/semantics.md.
 
         Args:
             embedding_variable: EmbeddingVariable of the name and row width that was dumped.
             filepath: Folder. A dump of SOK 1.x is read as well, from its folder or from the path of
                 its file of keys: see `sok_like/table/sok1_dump.py`.
+            rows_only: Leaves the optimizer's state out: slot rows start from their initial values,
+                and steps count from 1.
 
         Returns:
             `'OK'`.
 
         Raises:
-            TypeError: `embedding_variable` is not an EmbeddingVariable, or rows are not real
-                numbers.
-            ValueError: no tensor at all.
-            RuntimeError: no dump, a damaged file, another row width; on all ranks, naming the rank
-                and the file (in a graph `tf.errors.UnknownError`). The table is as it was.
-            tf.errors.ResourceExhaustedError: the table cannot hold that many keys.
+            TypeError: `embedding_variable` is not an EmbeddingVariable.
+            RuntimeError: no dump, a damaged file, another row width, keys that the table cannot
+                have, or ranks that restore different tables or dumps; on all ranks, naming the
+                rank and the file (in a graph `tf.errors.UnknownError`).
+            tf.errors.ResourceExhaustedError: a rank cannot hold its keys; on all ranks.
+                After either error the table is as it was, on every rank.
         """
         variable, folder = _checked(embedding_variable), os.fspath(filepath)
         communicator = comm.current()
-        dim, name = variable.dim, f"sok_restore_{variable.table_name}"
+        dim, table = variable.dim, variable.table_name
 
-        def read_mine():
-            files = _dump_of(variable, folder)
+        def agree():
+            return {"call": "restore_from_file", "table": table}
+
+        def read_mine(_):
+            dump = _dump_of(variable, folder)
             mine = dump_file.owned_by(
                 # One file at a time: only the part that is kept stays in memory.
-                [
-                    _kept(number, len(files), file, communicator, dim)
-                    for number, file in enumerate(files)
-                ],
+                [_kept(number, dump, communicator, dim) for number in range(len(dump.files))],
                 communicator.rank,
                 communicator.world_size,
                 dim,
             )
+            _check_keys(mine.keys, variable)
+            if rows_only:
+                mine.slot_rows, mine.slot_names, mine.slot_widths = mine.slot_rows[:, :0], [], []
+                mine.optimizer_step = 0
             names = np.asarray([text.encode() for text in mine.slot_names], dtype=object)
             widths = np.asarray(mine.slot_widths, np.int64)
             fields = (mine.keys, mine.rows, mine.slot_rows, names, widths)
             records = np.zeros([0, 3], np.int64) if mine.records is None else mine.records
-            return *fields, records, mine.waiting, mine.counters, np.int64(mine.step)
+            steps = np.int64(mine.step), np.int64(mine.optimizer_step)
+            return {"dump": dump.identity}, *fields, records, mine.waiting, mine.counters, *steps
 
-        dtypes = [tf.int64, tf.float32, tf.float32, tf.string, tf.int64, *[tf.int64] * 4]
-        problem, *fields = _run(read_mine, [], dtypes)
-        with _after(_raise_on_all(communicator, problem, name)):
-            load = variable.load_snapshot(*fields)
-        with _after([load]):
-            return tf.constant("OK")
+        def see_problem(_, problem):
+            code, _, text = text_of(problem).decode().partition(": ")
+            if code == "RESOURCE_EXHAUSTED":
+                raise MemoryError(text)
+            if code:
+                raise ValueError(text)
+
+        def finished(_):
+            _known_by.setdefault(_place(folder, table), []).append(weakref.ref(variable))
+
+        steps = Steps(communicator, f"sok_restore_{table}")
+        steps.take(agree, verify=_same_call)
+        fields = steps.take(read_mine, outputs=_CONTENT.values(), verify=_same_dump)
+        aside, problem = variable.read_aside(**dict(zip(_CONTENT, fields, strict=True)))
+        steps.take(see_problem, [problem], verify=finished)
+        with steps.done():
+            return _ok_after(variable.take_aside(aside))
 
     def load_embedding_values(self, embedding_variable: Any, tensors: Sequence[Any]) -> Any:
         """Writes rows of a dense table: row i becomes the row of key i.
@@ -154,8 +212,22 @@ class Saver:
         parts = [as_rows(tensor, "tensors", variable.table_name) for tensor in tensors]
         rows = tf.concat(parts, axis=0)
         keys = tf.range(tf.shape(rows, tf.int64)[0], dtype=tf.int64)
-        with _after([assign(variable, keys, rows)]):
-            return tf.constant("OK")
+        return _ok_after(assign(variable, keys, rows))
+
+
+# What `read_aside` takes, with its dtypes.
+_CONTENT = {
+    "keys": tf.int64,
+    "rows": tf.float32,
+    "slot_rows": tf.float32,
+    "slot_names": tf.string,
+    "slot_widths": tf.int64,
+    "records": tf.int64,
+    "waiting": tf.int64,
+    "counters": tf.int64,
+    "step": tf.int64,
+    "optimizer_step": tf.int64,
+}
 
 
 def _checked(variable):
@@ -167,69 +239,74 @@ def _checked(variable):
 
 
 def _dump_of(variable, folder):
-    """The files of the table's dump: of this package, or where there is none, of SOK 1.x."""
+    """The dump of the table: of this package, or where there is none, of SOK 1.x."""
     try:
         return dump_file.read_manifest(folder, variable.table_name, variable.dim)
     except FileNotFoundError:
         old = sok1_dump.find(folder, variable.table_name, variable.key_dtype.as_numpy_dtype)
         if old is None or any(pathlib.Path(folder).glob("*.json")):
             raise
-        return [old]
+        return old
 
 
-def _kept(number, num_files, file, communicator, dim):
-    old = isinstance(file, sok1_dump.Sok1Dump)
-    shard = file.read(0, dim) if old else dump_file.read_shard(file, dim)
-    if num_files == communicator.world_size and number != communicator.rank:
+def _ok_after(done):
+    with tf.control_dependencies([done] if isinstance(done, tf.Operation) else []):
+        return tf.constant("OK")
+
+
+def _place(folder, table):
+    return os.path.realpath(folder), table
+
+
+def _check_owner(folder, variable):
+    """ValueError where a dump would replace that of another table of this program."""
+    known = [ref() for ref in _known_by.get(_place(folder, variable.table_name), [])]
+    alive = [table for table in known if table is not None]
+    if alive and all(table is not variable for table in alive):
+        raise ValueError(
+            "Tables that are dumped into one folder must have different names. Received: two "
+            f"tables '{variable.table_name}' for {folder!r}; dump one of them into another folder"
+        )
+
+
+def _same_call(told):
+    calls = [f"{message['call']} of table '{message['table']}'" for message in told]
+    different = next((rank for rank, call in enumerate(calls) if call != calls[0]), None)
+    if different is not None:
+        raise RuntimeError(
+            "All ranks must make the same calls of sok.Saver in the same order. Received: "
+            f"{calls[0]} on rank 0 and {calls[different]} on rank {different}"
+        )
+
+
+def _same_dump(told):
+    if len({message["dump"] for message in told}) > 1:
+        raise RuntimeError(
+            "All ranks must read the same dump, from a folder that they share. Received: different "
+            "dumps"
+        )
+
+
+def _explained(error, table):
+    return OSError(error.errno, f"{error.strerror} (dump of table '{table}')", error.filename)
+
+
+def _kept(number, dump, communicator, dim):
+    shard = dump.read(number, dim)
+    if len(dump.files) == communicator.world_size and number != communicator.rank:
         # Every rank takes back its own Bloom filter, as it was.
         shard.counters = shard.counters[:0]
     return dump_file.owned_by([shard], communicator.rank, communicator.world_size, dim)
 
 
-def _run(function: Callable, inputs: Sequence[Any], output_dtypes: Sequence[Any] = ()) -> Any:
-    """Runs Python code in the graph; an exception becomes the first output, as bytes.
-
-    A rank that raised by itself would leave the others waiting in the next collective.
-    """
-
-    def guarded(*arguments):
-        try:
-            results = function(*arguments) or ()
-            return (np.zeros([0], np.uint8), *results)
-        except Exception as error:
-            text = f"{type(error).__name__}: {error}".encode()
-            blanks = [_blank(dtype) for dtype in output_dtypes]
-            return (np.frombuffer(text, np.uint8), *blanks)
-
-    outputs = tf.numpy_function(guarded, list(inputs), [tf.uint8, *output_dtypes])
-    # TF returns one output by itself when eager, in a list in a graph.
-    outputs = [outputs] if tf.is_tensor(outputs) else list(outputs)
-    outputs[0].set_shape([None])
-    return outputs if output_dtypes else outputs[0]
-
-
-def _blank(dtype):
-    return np.zeros([0], object if dtype == tf.string else dtype.as_numpy_dtype)
-
-
-def _raise_on_all(communicator, problem, name):
-    """Ops after which either no rank has a problem, or every rank raises the first one's."""
-    lengths = communicator.all_gather(tf.shape(problem), f"{name}_lengths")
-    texts = communicator.all_gather(problem, f"{name}_texts")
-
-    def check(lengths, texts):
-        begin = 0
-        for rank, length in enumerate(lengths):
-            if length:
-                text = bytes(texts[begin : begin + length]).decode(errors="replace")
-                raise RuntimeError(f"rank {rank}: {text}")
-            begin += length
-        return np.int32(0)
-
-    return [tf.numpy_function(check, [lengths, texts], tf.int32)]
-
-
-def _after(ops):
-    if tf.executing_eagerly():
-        ops = []  # has happened
-    return tf.control_dependencies([op for op in ops if isinstance(op, (tf.Tensor, tf.Operation))])
+def _check_keys(keys, variable):
+    """ValueError where lookups of the table's key dtype could not reach a key."""
+    dtype = variable.key_dtype.as_numpy_dtype
+    if np.dtype(dtype).itemsize == 8:
+        return
+    known = keys.astype(dtype).astype(np.int64) == keys
+    if not known.all():
+        raise ValueError(
+            f"Table '{variable.table_name}' has keys of {variable.key_dtype.name}. Received: a "
+            f"dump with key {int(keys[~known][0])}"
+        )

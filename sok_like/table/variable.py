@@ -24,7 +24,7 @@ from sok_like.table.initializers import row_initializer
 from sok_like.table.keys import as_key_dtype, as_keys
 from sok_like.table.policies import EmbeddingVariableOption, InitializerOption
 from sok_like.table.policy_methods import PolicyMethods
-from sok_like.table.snapshots import Snapshots
+from sok_like.table.snapshots import Snapshots, checkpointed, from_checkpoint
 from sok_like.table.sok1_names import Sok1Names
 from sok_like.table.weights import TableWeights, get_weights, set_weights, weights_of
 
@@ -322,27 +322,27 @@ class EmbeddingVariable(
         )
 
     def _serialize_to_tensors(self):
-        snapshot = self.snapshot(evict=True)
-        return {field: getattr(snapshot, field) for field in snapshot._fields}
+        return checkpointed(self.snapshot(evict=True))
 
     def _restore_from_tensors(self, restored_tensors):
-        return self.load_snapshot(**restored_tensors)
+        return self.load_snapshot(**from_checkpoint(restored_tensors, self.table_name))
 
     def __deepcopy__(self, memo):
         with devices.device_scope(self.device):
             copied = EmbeddingVariable(**self._options)
-        copied.load_snapshot(*self.snapshot())
+        copied.load_snapshot(**self.snapshot()._asdict())
         memo[id(self)] = copied
         return copied
 
     def __reduce__(self):
-        state = [tensor.numpy() for tensor in self.snapshot()]
+        tensors = checkpointed(self.snapshot())
+        state = {field: tensor.numpy() for field, tensor in tensors.items()}
         return _rebuild, (self.get_config(), state)
 
 
 def _rebuild(config, state):
     variable = EmbeddingVariable(**config)
-    variable.load_snapshot(*state)
+    variable._restore_from_tensors(state)
     return variable
 
 

@@ -14,6 +14,7 @@ import traceback
 MODULES = (
     *("parity", "shards", "groups", "columns", "policies", "failures", "hashed"),
     *("distribution", "distribution_use", "fit", "drift", "by_key", "steps", "programs", "sok1"),
+    "saving",
 )
 
 

@@ -196,7 +196,7 @@ def test_several_lookups_of_one_step(sok):
 
 def test_plain_tables_keep_no_records(sok):
     table = sok.get_embedding_variable("users", 2, ev_option=sok.EmbeddingVariableOption())
-    assert not table.keeps_records and len(table.snapshot()) == 5
+    assert not table.keeps_records and len(table.snapshot()) == 6
     for method in ("statistics", "evict", "pop_evicted"):
         with pytest.raises(ValueError, match=f"`{method}` needs a table with policies.*users"):
             getattr(table, method)()
@@ -311,3 +311,39 @@ def test_a_filter_of_another_size_is_refused(sok, tmp_path):
     with pytest.raises(tf.errors.InvalidArgumentError, match="Bloom filter must be restored"):
         sok.Saver().restore_from_file(other, tmp_path)
     assert known(other) == before
+
+
+@pytest.mark.keras
+@pytest.mark.parametrize("way", ["weights file", "backup"])
+@pytest.mark.parametrize("option", ["filter", "eviction", "statistics"])
+def test_the_weights_file_holds_what_is_known_of_keys(sok, tmp_path, option, way):
+    """`zip() argument 2 is longer than argument 1` came of it."""
+    policy = {
+        "filter": {"filter_option": sok.CounterFilter(2)},
+        "eviction": {"evict_option": sok.GlobalStepEvict(50)},
+        "statistics": {"record_statistics": True},
+    }[option]
+
+    def make():
+        keys = tf.keras.Input([2], dtype="int64")
+        ev_option = sok.EmbeddingVariableOption(**policy)
+        group = sok.GroupEmbedding(
+            [2], table_options={"table_0": {"ev_option": ev_option}}, name="g"
+        )
+        (rows,) = group([keys])
+        model = tf.keras.Model(keys, tf.keras.layers.Dense(1)(rows))
+        optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1))
+        model.compile(optimizer, "mse", jit_compile=False)
+        return model, group.tables["table_0"]
+
+    keys = np.array([[1, 2], [3, 3], [1, 5]])
+    model, table = make()
+    callbacks = [tf.keras.callbacks.BackupAndRestore(str(tmp_path))] if way == "backup" else []
+    model.fit(keys, np.ones([3]), epochs=3, verbose=0, callbacks=callbacks)
+    again, other = make()
+    again.fit(keys + 7, np.ones([3]), verbose=0)
+    model.save_weights(str(tmp_path / "m.weights.h5"))
+    again.load_weights(str(tmp_path / "m.weights.h5"))
+    for now, then in zip(other.snapshot(), table.snapshot(), strict=True):
+        np.testing.assert_array_equal(np.asarray(now), np.asarray(then))
+    assert other.statistics().size == len(set(keys.flat))

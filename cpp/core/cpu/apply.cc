@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -232,9 +233,13 @@ class TableStep {
     is_prepared_ = true;
   }
 
+  // The table's own number of the optimizer's step.
+  int64_t NumberOf(int64_t step) const { return batch_->table->step_number().Of(step); }
+
   template <typename Rule>
   void Run(Executor& ex, const Rule& rule, float decay, float learning_rate, int64_t step) {
     CpuTable& table = *batch_->table;
+    const int64_t number = NumberOf(step);
     const float clip_value = state_->options().clip_value;
     const float no_clip = std::numeric_limits<float>::infinity();
     const Batch batch{table,
@@ -246,7 +251,8 @@ class TableStep {
                       decay,
                       clip_value > 0.0f ? clip_value : no_clip};
     UpdateRows(ex, batch, rule);
-    if (state_->owes()) state_->history().Append(learning_rate, step);
+    if (state_->owes()) state_->history().Append(learning_rate, number);
+    table.step_number().Made(step);
     if (table.keeps_records()) table.CountDroppedGradients(present_.num_dropped());
   }
 
@@ -303,12 +309,23 @@ void ApplyGradients(Executor& ex, const std::vector<TableGradients>& batches,
     steps[first[k]].Prepare(inner, options, keys_are_unique);
   });
   const float decay = static_cast<float>(1.0 - AsWritten(options.weight_decay) * learning_rate);
-  WithRule(options, learning_rate, step, [&](const auto& rule) {
-    ForEachOf(ex, num_keys, [&](Executor& inner, int64_t i) {
-      steps[i].Prepare(inner, options, keys_are_unique);
-      steps[i].Run(inner, rule, decay, learning_rate, step);
+  // Mostly one number for all: tables that were restored go on counting from their dumps.
+  std::map<int64_t, std::vector<int64_t>> by_number;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    by_number[steps[i].NumberOf(step)].push_back(static_cast<int64_t>(i));
+  }
+  for (const auto& [number, tables_of_it] : by_number) {
+    const std::vector<int64_t>& of_it = tables_of_it;
+    std::vector<int64_t> keys_of_it;
+    for (int64_t i : of_it) keys_of_it.push_back(num_keys[i]);
+    WithRule(options, learning_rate, number, [&](const auto& rule) {
+      ForEachOf(ex, keys_of_it, [&](Executor& inner, int64_t k) {
+        TableStep& table_step = steps[of_it[k]];
+        table_step.Prepare(inner, options, keys_are_unique);
+        table_step.Run(inner, rule, decay, learning_rate, step);
+      });
     });
-  });
+  }
 }
 
 void ApplyGradients(Executor& ex, CpuTable& table, const OptimizerOptions& options,

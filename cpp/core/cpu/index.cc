@@ -43,6 +43,14 @@ void Index::Array::Swap(Array& other) noexcept {
   std::swap(memory, other.memory);
 }
 
+void Index::Swap(Index& other) noexcept {
+  std::swap(buckets_, other.buckets_);
+  std::swap(mask_, other.mask_);
+  std::swap(size_, other.size_);
+  std::swap(erased_, other.erased_);
+  array_.Swap(other.array_);
+}
+
 void Index::MakeRoom(int64_t num_keys) {
   if (HasRoom(num_keys)) return;
   int64_t num_buckets = this->num_buckets();

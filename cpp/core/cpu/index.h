@@ -68,6 +68,7 @@ class Index {
   uint32_t Erase(uint64_t hash, uint64_t key) noexcept;
 
   void Clear() noexcept;
+  void Swap(Index& other) noexcept;
 
   // fn(key, row number), in slot order.
   template <typename Fn>

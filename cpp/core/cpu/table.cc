@@ -40,8 +40,9 @@ CpuTable::Impl::Impl(const TableOptions& table_options)
       initializer(MakeInitializer(options.initializer, options.seed,
                                   HashName(options.name.data(), options.name.size()), options.dim)),
       direct(DirectRowsOf(options)),
+      pool(new BlockPool),
       arena(new Arena(options.dim)) {
-  for (Index& shard : shards) shard.UsePool(&pool);
+  for (Index& shard : shards) shard.UsePool(pool.get());
   if (!options.use_hashtable) {
     present = Memory(static_cast<size_t>((options.max_capacity + 63) / 64) * 8, false);
     size = options.max_capacity;
@@ -402,7 +403,7 @@ MemoryStats CpuTable::Stats(CallContext) const {
     stats.index_bytes += shard.bytes();
     shard.AddProbeLengths(&total_probes, &stats.max_probe_length);
   }
-  stats.index_bytes += impl.pool.idle_bytes();
+  stats.index_bytes += impl.pool->idle_bytes();
   if (impl.options.use_hashtable) {
     const int64_t num_slots = stats.num_buckets * kBucketSlots;
     if (num_slots > 0) stats.load_factor = static_cast<double>(stats.size) / num_slots;

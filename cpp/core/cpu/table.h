@@ -35,6 +35,7 @@
 #include <string>
 #include <vector>
 
+#include "cpp/core/step_number.h"
 #include "cpp/core/table.h"
 
 namespace sok {
@@ -81,6 +82,8 @@ class CpuTable final : public Table {
   MemoryStats Stats(CallContext context) const override;
   TableSnapshot Export(CallContext context, bool with_slots, bool evict = false) override;
   void Import(CallContext context, const TableSnapshot& snapshot, bool replace = false) override;
+  std::unique_ptr<Table> MakeAside(CallContext context) const override;
+  void TakeContent(CallContext context, Table& aside) override;
   void ConfigureSlots(CallContext context, const std::vector<SlotSpec>& specs) override;
   std::vector<SlotSpec> Slots() const override;
   void RecordTrainingLookup(CallContext context, const uint64_t* keys, int64_t num_keys) override;
@@ -127,6 +130,7 @@ class CpuTable final : public Table {
   // ConfigureSlots where the caller holds the exclusive lock. If a present slot moves or goes, rows
   // are caught up first and the catch-up is detached: it knows the old offsets.
   void LayOutSlots(Executor& ex, const std::vector<SlotSpec>& specs);
+  StepNumber& step_number() const;  // of the optimizer; needs the exclusive lock
   const std::vector<SlotSpec>& slots() const;
   int64_t SlotOffset(const std::string& name) const;  // floats from Row(); throws std::out_of_range
   // Whatever the optimizer keeps beside the rows; owned by the table.

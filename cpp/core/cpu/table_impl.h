@@ -1,6 +1,6 @@
 // Inside of CpuTable, shared by its source files: table.cc (lookup), table_insert.cc (new and
-// erased keys), table_policy.cc (admission and eviction) and table_state.cc (slots, export,
-// import).
+// erased keys), table_policy.cc (admission and eviction), table_state.cc (slots, export, import)
+// and table_aside.cc (replacing all content).
 #ifndef SOK_CORE_CPU_TABLE_IMPL_H_
 #define SOK_CORE_CPU_TABLE_IMPL_H_
 
@@ -111,6 +111,7 @@ struct CpuTable::Impl {
   RecordSnapshot ExportRecords(const std::vector<Entry>& entries) const;
   void ImportRecords(const TableSnapshot& snapshot, const uint32_t* rows);
   void CatchUpAll(Executor& ex);
+  void SwapContent(Impl& other) noexcept;  // all but slots and optimizer; needs both locks
 
   // ---- without hashtable ----
   uint32_t DirectRow(uint64_t key) const {  // throws std::out_of_range
@@ -127,7 +128,7 @@ struct CpuTable::Impl {
   const DirectRows direct;
   mutable std::shared_mutex mutex;
 
-  BlockPool pool;  // before the shards that use it
+  std::unique_ptr<BlockPool> pool;  // before the shards that use it
   Index shards[kNumShards];
   std::unique_ptr<Arena> arena;
   std::vector<uint32_t> free_rows;  // last in, first out
@@ -145,6 +146,7 @@ struct CpuTable::Impl {
   std::vector<SlotSpec> slots;
   std::vector<float> slot_initial;  // what follows the embedding in a new row
   std::shared_ptr<RowCatchUp> catch_up;
+  StepNumber step_number;
   std::unique_ptr<TableRecords> records;  // null without policies
 };
 

@@ -214,6 +214,7 @@ void CpuTable::Impl::Clear() {
   }
   if (catch_up != nullptr) catch_up->Rebase();  // no row owes anything any more
   if (records != nullptr) records->Clear();
+  step_number.ResumeFrom(-1);
 }
 
 }  // namespace sok

@@ -85,6 +85,8 @@ int64_t CpuTable::SlotOffset(const std::string& name) const {
   throw std::out_of_range("Table '" + options().name + "' has no slot variable '" + name + "'");
 }
 
+StepNumber& CpuTable::step_number() const { return impl_->step_number; }
+
 void CpuTable::AttachCatchUp(std::shared_ptr<RowCatchUp> catch_up) {
   ++impl_->version;
   impl_->catch_up = std::move(catch_up);
@@ -193,10 +195,16 @@ TableSnapshot CpuTable::Export(CallContext context, bool with_slots, bool evict)
     }
   });
   if (impl.records != nullptr) snapshot.policy = impl.ExportRecords(entries);
+  if (with_slots) snapshot.optimizer_step = impl.step_number.last();
   return snapshot;
 }
 
 void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool replace) {
+  if (replace) {
+    const std::unique_ptr<Table> aside = MakeAside(context);
+    aside->Import(context, snapshot);
+    return TakeContent(context, *aside);
+  }
   Executor& ex = context.threads();
   Impl& impl = *impl_;
   CheckSnapshot(snapshot, impl.options);
@@ -207,7 +215,6 @@ void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool r
     impl.records->filter->CheckCounters(snapshot.policy.counters);
   }
   const std::vector<SlotSpec> specs = SlotsWithThoseOf(snapshot, impl.slots, impl.options);
-  if (replace) impl.Clear();
   // Unsaved slots of imported rows get their initial value, which means "up to date" only once
   // the history is forgotten.
   impl.CatchUpAll(ex);
@@ -227,8 +234,9 @@ void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool r
       std::copy(impl.slot_initial.begin(), impl.slot_initial.end(), row + dim());
       const float* slot_row = snapshot.slot_rows.data() + position * width;
       for (size_t s = 0; s < offsets.size(); ++s) {
-        std::copy_n(slot_row, snapshot.slot_widths[s], row + offsets[s]);
-        slot_row += snapshot.slot_widths[s];
+        for (int64_t k = 0; k < snapshot.slot_widths[s]; ++k, ++slot_row) {
+          if (!std::isnan(*slot_row)) row[offsets[s] + k] = *slot_row;  // else the initial value
+        }
       }
     }
   };
@@ -236,6 +244,7 @@ void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool r
                    nullptr);  // the last that may fail
   ex.ParallelFor(kNumShards, ShardGrain(static_cast<int64_t>(num_keys)), write);
   if (impl.records != nullptr) impl.ImportRecords(snapshot, row_numbers.data());
+  if (snapshot.optimizer_step >= 0) impl.step_number.ResumeFrom(snapshot.optimizer_step);
 }
 
 }  // namespace sok

@@ -2,6 +2,7 @@
 #include <cuda_runtime.h>
 
 #include <limits>
+#include <map>
 #include <stdexcept>
 #include <type_traits>
 #include <unordered_set>
@@ -202,8 +203,9 @@ struct RowGradients {
   Count num_rows;
 };
 
-void Update(Stream stream, const std::vector<RowGradients>& rows, const OptimizerOptions& options,
-            float learning_rate, int64_t step) {
+// `number`: of the step, to all these tables.
+void UpdateAlike(Stream stream, const std::vector<RowGradients>& rows,
+                 const OptimizerOptions& options, float learning_rate, int64_t number) {
   const float no_clip = std::numeric_limits<float>::infinity();
   std::vector<Batch> batches;
   for (const RowGradients& of_table : rows) {
@@ -221,13 +223,26 @@ void Update(Stream stream, const std::vector<RowGradients>& rows, const Optimize
     if (!IsWalked(batch.table)) continue;
     Walk(stream, batch.table, {batch.num_rows, nullptr, batch.row_numbers}, nullptr);
   }
-  WithRule(options, learning_rate, step, RunRule{stream, batches});
+  WithRule(options, learning_rate, number, RunRule{stream, batches});
   std::vector<CudaTable*> owing;
   owing.reserve(rows.size());
   for (const RowGradients& of_table : rows) {
     if (of_table.table->Attach(stream, options).owes()) owing.push_back(of_table.table);
   }
-  CudaTable::AppendStep(stream, owing, learning_rate, step);
+  CudaTable::AppendStep(stream, owing, learning_rate, number);
+}
+
+// Mostly one number for all: tables that were restored go on counting from their dumps.
+void Update(Stream stream, const std::vector<RowGradients>& rows, const OptimizerOptions& options,
+            float learning_rate, int64_t step) {
+  std::map<int64_t, std::vector<RowGradients>> by_number;
+  for (const RowGradients& of_table : rows) {
+    by_number[of_table.table->step_number().Of(step)].push_back(of_table);
+  }
+  for (const auto& [number, alike] : by_number) {
+    UpdateAlike(stream, alike, options, learning_rate, number);
+  }
+  for (const RowGradients& of_table : rows) of_table.table->step_number().Made(step);
 }
 
 // The rows to update. A table with policies gives rows at lookups only: a key that waits, or was

@@ -41,6 +41,7 @@
 #include "cpp/core/cuda/device.h"
 #include "cpp/core/cuda/table_ref.h"
 #include "cpp/core/optimizer.h"
+#include "cpp/core/step_number.h"
 #include "cpp/core/table.h"
 
 namespace sok {
@@ -75,6 +76,8 @@ class CudaTable final : public Table {
   MemoryStats Stats(CallContext context) const override;
   TableSnapshot Export(CallContext context, bool with_slots, bool evict = false) override;
   void Import(CallContext context, const TableSnapshot& snapshot, bool replace = false) override;
+  std::unique_ptr<Table> MakeAside(CallContext context) const override;
+  void TakeContent(CallContext context, Table& aside) override;
   // Both layouts exist for a moment. Slots that move are caught up first, and the optimizer
   // must be attached again.
   void ConfigureSlots(CallContext context, const std::vector<SlotSpec>& specs) override;
@@ -146,6 +149,7 @@ class CudaTable final : public Table {
   // Async. Positions with kNoRow are keys whose gradient finds no row.
   void CountDroppedGradients(Stream stream, const uint32_t* row_numbers, int64_t num_rows,
                              const uint32_t* num_actual);
+  StepNumber& step_number() const;  // of the optimizer
   TableRef Ref() const;
   // The same for kernels of the caller's on this stream, which come behind the last call.
   TableRef Ref(Stream stream);

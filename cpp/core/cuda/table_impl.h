@@ -19,6 +19,7 @@
 namespace sok {
 namespace cuda {
 
+inline constexpr int64_t kPieceKeys = int64_t{1} << 20;   // imported at a time
 inline constexpr int64_t kPieceFloats = int64_t{1} << 24;  // to or from the host at a time: 64 MiB
 
 // Chunks of rows and the device array of their addresses.
@@ -116,6 +117,8 @@ struct CudaTable::Impl {
                      int64_t num_keys);
 
   void CatchUpAll();
+  // All but the optimizer's history. The counters of both must be known.
+  void SwapContent(Impl& other) noexcept;
   TableRef Ref() const;
 
   const TableOptions options;
@@ -143,6 +146,7 @@ struct CudaTable::Impl {
   std::vector<float> slot_initial;
   Buffer device_slot_initial;
   std::unique_ptr<History> history;
+  StepNumber step_number;
   std::unique_ptr<DeviceRecords> records;  // null without policies
 };
 

@@ -2,8 +2,11 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cmath>
+#include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 #include "cpp/core/cuda/direct.cuh"
 #include "cpp/core/cuda/index.cuh"
@@ -24,6 +27,7 @@ TableSnapshot CudaTable::Export(CallContext context, bool with_slots, bool evict
   impl.CatchUpAll();
   TableSnapshot snapshot;
   if (with_slots) NameSavedSlots(impl.slots, &snapshot);
+  if (with_slots) snapshot.optimizer_step = impl.step_number.last();
   const int64_t slot_width = snapshot.slot_width(), width = row_floats();
   snapshot.keys.resize(static_cast<size_t>(num_keys));
   snapshot.rows.resize(static_cast<size_t>(num_keys * dim()));
@@ -86,14 +90,17 @@ std::vector<int64_t> LastPositions(const std::vector<uint64_t>& keys) {
 void CudaTable::Import(CallContext context, const TableSnapshot& snapshot, bool replace) {
   Impl& impl = *impl_;
   const Stream stream = context.stream();
+  if (replace) {
+    const std::unique_ptr<Table> aside = MakeAside(context);
+    aside->Import(context, snapshot);
+    return TakeContent(context, *aside);
+  }
   CheckSnapshot(snapshot, impl.options);
-  CheckBatch(static_cast<int64_t>(snapshot.keys.size()), impl.options);
   const auto lock = impl.Enter(stream);
   if (impl.records != nullptr && impl.records->is_bloom()) {
     CheckBloomCounters(impl.records->bloom, snapshot.policy.counters);
   }
   const std::vector<SlotSpec> specs = SlotsWithThoseOf(snapshot, impl.slots, impl.options);
-  if (replace) Clear(stream);
   impl.CatchUpAll();
   ConfigureSlots(stream, specs);
 
@@ -111,8 +118,15 @@ void CudaTable::Import(CallContext context, const TableSnapshot& snapshot, bool 
   Buffer keys(static_cast<size_t>(num_keys) * sizeof(uint64_t), stream);
   Buffer row_numbers(static_cast<size_t>(num_keys) * sizeof(uint32_t), stream);
   CopyToDevice(stream, keys.data(), host_keys.data(), keys.bytes());
-  // In one piece, so that all of it fits or nothing is changed.
-  FindOrInsertRows(stream, keys.as<uint64_t>(), num_keys, row_numbers.as<uint32_t>(), nullptr);
+  // In one piece, so that all of it fits or nothing is changed. An empty table has room made for
+  // all first, and then takes more keys than a batch may have.
+  const bool fits = impl.is_direct() || (Size(stream) == 0 && num_keys <= impl.most());
+  if (fits) Reserve(stream, num_keys);
+  const int64_t piece_keys = fits ? kPieceKeys : std::max<int64_t>(1, num_keys);
+  for (int64_t first = 0; first < num_keys; first += piece_keys) {
+    FindOrInsertRows(stream, keys.as<uint64_t>() + first, std::min(piece_keys, num_keys - first),
+                     row_numbers.as<uint32_t>() + first, nullptr);
+  }
 
   // Whole rows: what the snapshot lacks has the table's own initial values.
   const int64_t width = row_floats(), slot_width = snapshot.slot_width();
@@ -131,8 +145,10 @@ void CudaTable::Import(CallContext context, const TableSnapshot& snapshot, bool 
       std::copy_n(snapshot.rows.data() + position * dim(), dim(), row);
       std::copy(impl.slot_initial.begin(), impl.slot_initial.end(), row + dim());
       const float* slot_row = snapshot.slot_rows.data() + position * slot_width;
-      for (size_t s = 0; s < offsets.size(); slot_row += snapshot.slot_widths[s++]) {
-        std::copy_n(slot_row, snapshot.slot_widths[s], row + offsets[s]);
+      for (size_t s = 0; s < offsets.size(); ++s) {
+        for (int64_t k = 0; k < snapshot.slot_widths[s]; ++k, ++slot_row) {
+          if (!std::isnan(*slot_row)) row[offsets[s] + k] = *slot_row;  // else the initial value
+        }
       }
     }
     CopyToDevice(stream, piece.data(), whole_rows.data(),
@@ -143,7 +159,46 @@ void CudaTable::Import(CallContext context, const TableSnapshot& snapshot, bool 
   if (impl.records != nullptr) {
     impl.ImportRecords(policy, keys.as<uint64_t>(), row_numbers.as<uint32_t>(), num_keys);
   }
+  if (snapshot.optimizer_step >= 0) impl.step_number.ResumeFrom(snapshot.optimizer_step);
   Synchronize(stream);
+}
+
+std::unique_ptr<Table> CudaTable::MakeAside(CallContext context) const {
+  const double max_load_factor = impl_->max_load_factor;
+  auto aside = std::make_unique<CudaTable>(options(), max_load_factor, context.stream());
+  aside->ConfigureSlots(context, Slots());
+  return aside;
+}
+
+void CudaTable::Impl::SwapContent(Impl& other) noexcept {
+  std::swap(buckets, other.buckets);
+  std::swap(num_buckets, other.num_buckets);
+  std::swap(arena, other.arena);
+  std::swap(counters, other.counters);
+  std::swap(free_rows, other.free_rows);
+  std::swap(used, other.used);
+  std::swap(rows, other.rows);
+  std::swap(size, other.size);
+  slots.swap(other.slots);
+  slot_initial.swap(other.slot_initial);
+  std::swap(device_slot_initial, other.device_slot_initial);
+  std::swap(step_number, other.step_number);
+  records.swap(other.records);
+}
+
+void CudaTable::TakeContent(CallContext context, Table& other) {
+  const Stream stream = context.stream();
+  Impl &impl = *impl_, &aside = *static_cast<CudaTable&>(other).impl_;
+  const auto lock = impl.Enter(stream);
+  const auto aside_lock = aside.Enter(stream);
+  // An optimizer may have come meanwhile: the rows are laid out for it. With slots behind its own
+  // it must be attached again, and takes them away.
+  other.ConfigureSlots(context, SlotsWithThoseOf(aside.slots, impl.slots));
+  if (aside.slots.size() != impl.slots.size()) impl.history = nullptr;
+  impl.LearnCounters();
+  aside.LearnCounters();
+  impl.SwapContent(aside);
+  if (impl.history != nullptr) impl.history->Forget(stream);  // no row owes anything any more
 }
 
 }  // namespace cuda

@@ -164,6 +164,7 @@ std::vector<SlotSpec> CudaTable::Slots() const {
   return impl_->slots;
 }
 int64_t CudaTable::row_floats() const { return impl_->Ref().row_floats; }
+StepNumber& CudaTable::step_number() const { return impl_->step_number; }
 TableRef CudaTable::Ref() const { return impl_->Ref(); }
 TableRef CudaTable::Ref(Stream stream) {
   impl_->Use(stream);
@@ -175,6 +176,7 @@ void CudaTable::Clear(CallContext context) {
   Impl& impl = *impl_;
   const Stream stream = context.stream();
   const auto lock = impl.Enter(stream);
+  impl.step_number.ResumeFrom(-1);
   if (impl.is_direct()) {  // every key stays, with its initial row
     if (impl.history != nullptr) impl.history->Forget(stream);
     return WriteInitialRows(stream, impl.Ref(), impl.direct);

@@ -1,0 +1,41 @@
+// Replacing all of a table's content: made aside, where it may fail, then swapped, which cannot.
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "cpp/core/cpu/table_impl.h"
+
+namespace sok {
+
+void CpuTable::Impl::SwapContent(Impl& other) noexcept {
+  for (int s = 0; s < kNumShards; ++s) shards[s].Swap(other.shards[s]);
+  pool.swap(other.pool);  // with the shards whose arrays it holds
+  arena.swap(other.arena);
+  free_rows.swap(other.free_rows);
+  std::swap(next_row, other.next_row);
+  std::swap(present, other.present);
+  other.size = size.exchange(other.size);
+  records.swap(other.records);
+  std::swap(step_number, other.step_number);
+  ++version;
+  ++other.version;
+}
+
+std::unique_ptr<Table> CpuTable::MakeAside(CallContext context) const {
+  auto aside = std::make_unique<CpuTable>(options());
+  aside->ConfigureSlots(context, Slots());
+  return aside;
+}
+
+void CpuTable::TakeContent(CallContext context, Table& other) {
+  auto& aside = static_cast<CpuTable&>(other);
+  const std::unique_lock<std::shared_mutex> lock(impl_->mutex);
+  // An optimizer may have come meanwhile. Its slots lie first, where it looks for them.
+  aside.ConfigureSlots(context, SlotsWithThoseOf(aside.slots(), slots()));
+  impl_->SwapContent(*aside.impl_);
+  impl_->slots.swap(aside.impl_->slots);
+  impl_->slot_initial.swap(aside.impl_->slot_initial);
+  if (impl_->catch_up != nullptr) impl_->catch_up->Rebase();  // no row owes anything any more
+}
+
+}  // namespace sok

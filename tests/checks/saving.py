@@ -1,0 +1,141 @@
+"""Dumps, restores and checkpoints of ranks that disagree, or of which one fails."""
+
+import os
+import pathlib
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+
+
+def checks(world_size):
+    return {"together": together} if world_size == 2 else {}
+
+
+def together():
+    """All of it over one folder, which the ranks share."""
+    import sok_like as sok
+    from sok_like.runtime import comm
+
+    rank = comm.current().rank
+    # The ranks of a test run on one machine, under one launcher.
+    folder = pathlib.Path(tempfile.gettempdir()) / f"sok_saving_{os.getppid()}"
+    found = {"order": order(sok, rank, folder / "order")}
+    found["shared"] = not_shared(sok, rank, folder / "shared")
+    found["uneven"] = uneven(sok, rank, folder / "uneven")
+    found["checkpoint"] = checkpoint(sok, rank, folder / "checkpoint")
+    found["graph"] = graph(sok, rank, folder / "graph")
+    return found
+
+
+def message_of(call, *arguments, **keywords):
+    try:
+        call(*arguments, **keywords)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def keys_of(table):
+    return sok_export(table)[0].numpy().tolist()
+
+
+def sok_export(table):
+    import sok_like as sok
+
+    return sok.export(table)
+
+
+def filled(sok, name, keys, value=1.0, **options):
+    table = sok.EmbeddingVariable(2, name=name, **options)
+    sok.assign(table, list(keys), tf.fill([len(keys), 2], value))
+    return table
+
+
+def order(sok, rank, folder):
+    """Rank 1 dumps two tables in another order than rank 0."""
+    tables = [filled(sok, f"t{i}", range(6), i + 1.0) for i in range(2)]
+    saver = sok.Saver()
+    for table in tables:
+        saver.dump_to_file(table, folder)
+        sok.assign(table, [0, 1], tf.zeros([2, 2]))
+    files = sorted(path.name for path in folder.iterdir())
+    swapped = tables if rank == 0 else tables[::-1]
+    messages = [message_of(saver.dump_to_file, table, folder) for table in swapped]
+    messages.append(message_of(saver.restore_from_file, swapped[0], folder))
+    kept = sorted(path.name for path in folder.iterdir()) == files
+    for table in tables:
+        saver.restore_from_file(table, folder)
+    rows = [float(tf.reduce_min(sok.export(table)[1])) for table in tables]
+    return {"messages": messages, "kept": kept, "rows": rows}
+
+
+def not_shared(sok, rank, folder):
+    """Each rank has a folder of its own; each holds a dump of this rank alone before."""
+    from sok_like.table import dump_file, shard_file
+
+    mine = folder / str(rank)
+    part = shard_file.Shard(
+        *(np.array([3], np.int64), np.ones([1, 2], np.float32), np.zeros([1, 0], np.float32)),
+        *([], []),
+    )
+    name = dump_file.shard_name("apart", f"0{rank}", 0, 1)
+    entry = shard_file.write_shard(mine, name, part)
+    dump_file.write_manifest(mine, "apart", 2, "int64", f"0{rank}", [entry])
+    before = sorted(path.name for path in mine.iterdir())
+    table = filled(sok, "apart", range(6))
+    messages = [message_of(sok.Saver().dump_to_file, table, mine)]
+    messages.append(message_of(sok.Saver().restore_from_file, table, mine))
+    after = sorted(path.name for path in mine.iterdir())
+    return {"messages": messages, "kept": before == after, "keys": keys_of(table)}
+
+
+def uneven(sok, rank, folder):
+    """Rank 0 has no room for its part, or a shard is damaged for rank 1 only."""
+    sok.Saver().dump_to_file(filled(sok, "uneven", [0, 2, 4, 6, 1]), folder)
+    table = filled(sok, "uneven", [10, 11], 5.0, capacity=2)
+    message = message_of(sok.Saver().restore_from_file, table, folder)
+    rows = sok.export(table)[1].numpy().tolist()
+    return {"message": message, "keys": keys_of(table), "rows": rows}
+
+
+def checkpoint(sok, rank, folder):
+    """One path for two ranks: whatever is there is one rank's part."""
+    table = filled(sok, "parts", [0, 1, 2, 3])
+    path = tf.train.Checkpoint(table=table).write(str(folder / str(rank)))
+    other = str(folder / str(1 - rank))
+    comm_barrier()
+    again = filled(sok, "parts", [7, 8])
+    message = message_of(lambda: tf.train.Checkpoint(table=again).read(other))
+    kept = keys_of(again)
+    tf.train.Checkpoint(table=again).read(path)
+    return {"message": message, "kept": kept, "own": keys_of(again)}
+
+
+def comm_barrier():
+    from sok_like.runtime import comm
+
+    comm.current().barrier()
+
+
+def graph(sok, rank, folder):
+    """A session: a dump, then a restore that fails on rank 0, then one that works."""
+    seen = {}
+    with tf.Graph().as_default():
+        init = sok.Init(global_batch_size=12, seed=7)
+        full = sok.EmbeddingVariable(2, name="in_graph")
+        small = sok.EmbeddingVariable(2, name="in_graph", capacity=2)
+        fill = sok.assign(full, tf.constant([0, 2, 4, 1], tf.int64), tf.ones([4, 2]))
+        dump = sok.Saver().dump_to_file(full, folder)
+        restore = sok.Saver().restore_from_file(small, folder)
+        again = sok.Saver().restore_from_file(full, folder)
+        sizes = full.size(), small.size()
+        with tf.compat.v1.Session() as session:
+            session.run([init, full.initializer, small.initializer])
+            session.run(fill)
+            seen["dumped"] = session.run(dump)
+            seen["message"] = message_of(session.run, restore)
+            session.run(full.clear())
+            seen["restored"] = session.run(again)
+            seen["sizes"] = session.run(sizes)
+    return seen

@@ -1,0 +1,106 @@
+"""Processes killed (-9) while they dump: what is in the folder is the dump before or the new one.
+
+    python -m tests.table.dump_crash --kills 200       (`make crash`)
+
+A child dumps the same table again and again, each time with other rows, and prints what it begins
+and what it has finished. It is killed at a random instant, mostly while it writes. Then the dump is
+read: all its rows are of one instant, the last one finished or the one begun. The next child dumps
+once before it is killed in its turn, which must leave no file of earlier dumps.
+"""
+
+import argparse
+import collections
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+
+from sok_like.table import dump_file, shard_file
+
+TABLE, DIM, SIZE, WORLD_SIZE = "items", 16, 20_000, 2
+
+
+def write(folder, number):
+    """A dump of two shards whose rows are all `number`, by the steps of `sok.Saver`."""
+    entries = []
+    for rank in range(WORLD_SIZE):
+        keys = np.arange(SIZE, dtype=np.int64) * WORLD_SIZE + rank
+        rows = np.full([SIZE, DIM], number, np.float32)
+        shard = shard_file.Shard(keys, rows, rows, ["momentum"], [DIM], optimizer_step=number)
+        name = dump_file.shard_name(TABLE, f"{number:016x}", rank, WORLD_SIZE)
+        entries.append(shard_file.write_shard(folder, name, shard))
+    dump_file.check_seen(folder, entries)
+    dump_file.write_manifest(folder, TABLE, DIM, "int64", f"{number:016x}", entries)
+
+
+def read(folder):
+    """The one number of the rows, momenta and step of the dump that is there."""
+    dump = dump_file.read_manifest(folder, TABLE, DIM)
+    shards = [dump.read(number, DIM) for number in range(len(dump.files))]
+    whole = dump_file.owned_by(shards, 0, 1, DIM)
+    assert sorted(whole.keys) == list(range(SIZE * WORLD_SIZE)), "keys are missing"
+    numbers = {*np.unique(whole.rows), *np.unique(whole.slot_rows), whole.optimizer_step}
+    assert len(numbers) == 1, f"rows of several dumps: {numbers}"
+    return int(numbers.pop())
+
+
+def child(folder, first):
+    """Dumps until it is killed."""
+    for number in range(first, first + 10_000):
+        print("begin", number, flush=True)
+        write(folder, number)
+        files = [path.name for path in pathlib.Path(folder).iterdir()]
+        print("end", number, len(files), flush=True)
+
+
+def run(num_kills, seed):
+    """How many kills left the old dump and how many the new one; AssertionError if neither."""
+    draw, counts, first = random.Random(seed), collections.Counter(), 1
+    with tempfile.TemporaryDirectory() as folder:
+        write(folder, 0)
+        for _ in range(num_kills):
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.table.dump_crash", "--child", folder, str(first)],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            process.stdout.readline()  # the first has begun
+            time.sleep(draw.uniform(0, 0.5))
+            os.kill(process.pid, signal.SIGKILL)
+            begun, ended = first, first - 1
+            for line in process.communicate()[0].splitlines():
+                what, number, *num_files = line.split()
+                begun, ended = (int(number), ended) if what == "begin" else (begun, int(number))
+                assert not num_files or int(num_files[0]) == WORLD_SIZE + 1, "files pile up"
+            found = read(folder)
+            assert found in (ended, begun), f"dump {found} where {ended} or {begun} must be"
+            counts["new" if found == begun and begun > ended else "old"] += 1
+            counts["files left behind"] += len(list(pathlib.Path(folder).iterdir())) > 3
+            first = found + 1
+        write(folder, first)
+        names = {path.name for path in pathlib.Path(folder).iterdir()}
+        assert len(names) == WORLD_SIZE + 1, f"files pile up: {names}"
+    return counts
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--child", nargs=2, metavar=("FOLDER", "FIRST"))
+    options = parser.parse_args()
+    if options.child:
+        child(options.child[0], int(options.child[1]))
+        return
+    counts = run(options.kills, options.seed)
+    print(f"{options.kills} kills: {dict(counts)}; every dump that was left is whole")
+
+
+if __name__ == "__main__":
+    main()

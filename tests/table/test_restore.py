@@ -1,0 +1,219 @@
+"""What a restore may not do: lose rows when it fails, invent slot rows, forget the step."""
+
+import copy
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.emulated import asked_for
+
+
+def state(table):
+    """Keys, rows and slot rows by name, as NumPy sees them."""
+    found = table.snapshot()
+    return [np.asarray(tensor) for tensor in found]
+
+
+def step(table, optimizer, keys=(1, 2), value=1.0):
+    keys = tf.constant(keys, tf.int64)
+    gradient = tf.IndexedSlices(tf.fill([len(keys), table.dim], value), keys)
+    optimizer.apply_gradients([(gradient, table)])
+
+
+def make_optimizer(sok, rule):
+    rules = {
+        "momentum": lambda: tf.keras.optimizers.SGD(0.1, momentum=0.9),
+        "adagrad": lambda: tf.keras.optimizers.Adagrad(0.1, initial_accumulator_value=0.3),
+        "adam": lambda: tf.keras.optimizers.Adam(0.1),
+    }
+    return sok.OptimizerWrapper(rules[rule]())
+
+
+def copied(sok, way, folder, source, target):
+    """Content of `source` into `target`, by each door."""
+    if way == "dump":
+        sok.Saver().dump_to_file(source, folder)
+        sok.Saver().restore_from_file(target, folder)
+    elif way == "checkpoint":
+        path = tf.train.Checkpoint(table=source).save(str(folder / "checkpoint"))
+        tf.train.Checkpoint(table=target).restore(path).assert_consumed()
+    else:
+        target.load_snapshot(**copy.deepcopy(source).snapshot()._asdict())
+    return target
+
+
+WAYS = ["dump", "checkpoint", "copy"]
+
+
+@pytest.mark.keras
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("rule", ["momentum", "adagrad", "adam"])
+def test_keys_that_came_without_an_optimizer_are_no_nan_later(sok, tmp_path, rule, way):
+    def table():
+        return sok.EmbeddingVariable(2, name="users", initializer="zeros")
+
+    trained = table()
+    step(trained, make_optimizer(sok, rule))
+    without = copied(sok, way, tmp_path / "a", trained, table())
+    sok.assign(without, [7], tf.ones([1, 2]))  # its slot rows are not known
+    assert np.isnan(state(without)[2][2]).all()
+
+    attached, optimizer, oracle = table(), make_optimizer(sok, rule), table()
+    step(attached, optimizer, keys=[3])
+    copied(sok, way, tmp_path / "b", without, attached)
+    initial = 0.3 if rule == "adagrad" else 0.0
+    assert (state(attached)[2][2] == initial).all()
+    # The key starts like one that the optimizer has seen from the beginning, untouched so far.
+    step(attached, optimizer, keys=[7])
+    sok.assign(oracle, [7], tf.ones([1, 2]))
+    fresh = make_optimizer(sok, rule)
+    step(oracle, fresh, keys=[1])
+    step(oracle, fresh, keys=[7])
+    np.testing.assert_allclose(attached.find([7])[0], oracle.find([7])[0], atol=1e-5)
+
+
+@pytest.mark.keras
+@pytest.mark.parametrize("way", WAYS)
+def test_adam_goes_on_from_the_step_of_the_dump(sok, tmp_path, way):
+    def table():
+        return sok.EmbeddingVariable(1, name="users", initializer="zeros")
+
+    trained, optimizer = table(), make_optimizer(sok, "adam")
+    for _ in range(3):
+        step(trained, optimizer, keys=[1])
+    again = copied(sok, way, tmp_path, trained, table())
+    resumed = make_optimizer(sok, "adam")
+    dense, stock = tf.Variable([0.0]), tf.keras.optimizers.Adam(0.1)
+    for _ in range(3):
+        stock.apply_gradients([(tf.constant([1.0]), dense)])
+    for _ in range(3):
+        step(again, resumed, keys=[1])
+        stock.apply_gradients([(tf.constant([1.0]), dense)])
+        np.testing.assert_allclose(again.find([1])[0], [dense], atol=1e-5)
+
+
+@pytest.mark.keras
+def test_two_tables_of_one_optimizer_keep_their_own_steps(sok, tmp_path):
+    """One is restored and one is new; and the restored one may go back in time."""
+    tables = [sok.EmbeddingVariable(1, name=f"t{i}", initializer="zeros") for i in range(2)]
+    optimizer = make_optimizer(sok, "adam")
+    step(tables[0], optimizer, keys=[1])
+    sok.Saver().dump_to_file(tables[0], tmp_path)
+    for _ in range(5):
+        step(tables[0], optimizer, keys=[1], value=3.0)
+    sok.Saver().restore_from_file(tables[0], tmp_path)
+    new = make_optimizer(sok, "adam")
+    stock = [tf.keras.optimizers.Adam(0.1) for _ in range(2)]
+    dense = [tf.Variable([0.0]) for _ in range(2)]
+    stock[0].apply_gradients([(tf.constant([1.0]), dense[0])])
+    keys = tf.constant([1], tf.int64)
+    for value in (1.0, -2.0, 0.5):
+        gradient = tf.IndexedSlices(tf.constant([[value]]), keys)
+        new.apply_gradients([(gradient, table) for table in tables])
+        for one, variable in zip(stock, dense, strict=True):
+            one.apply_gradients([(tf.constant([value]), variable)])
+        for table, variable in zip(tables, dense, strict=True):
+            np.testing.assert_allclose(table.find([1])[0], [variable], atol=1e-5)
+
+
+@pytest.mark.parametrize("when", ["dump_to_file", "restore_from_file"])
+def test_rows_only(sok, tmp_path, when):
+    table, again = (sok.EmbeddingVariable(1, name="users", initializer="zeros") for _ in range(2))
+    optimizer = make_optimizer(sok, "adam")
+    for _ in range(4):
+        step(table, optimizer, keys=[1])
+    before = table.find([1])[0].numpy()
+    saver = sok.Saver()
+    saver.dump_to_file(table, tmp_path, rows_only=when == "dump_to_file")
+    saver.restore_from_file(again, tmp_path, rows_only=when == "restore_from_file")
+    np.testing.assert_array_equal(again.find([1])[0], before)
+    step(again, make_optimizer(sok, "adam"), keys=[1], value=5.0)
+    # Adam's first step is the learning rate, whatever the gradient.
+    np.testing.assert_allclose(again.find([1])[0], before - 0.1, atol=1e-5)
+
+
+@pytest.mark.skipif(asked_for(), reason="tables without a hash table may be in host memory only")
+@pytest.mark.parametrize("problem", ["key out of range", "too many keys", "wrong sizes"])
+def test_a_restore_that_fails_changes_nothing(sok, tmp_path, problem):
+    hashed = problem != "key out of range"
+    dumped = sok.EmbeddingVariable(2, name="users")
+    optimizer = make_optimizer(sok, "adam")
+    step(dumped, optimizer, keys=range(20) if problem == "too many keys" else [0, 3, 15])
+    sok.Saver().dump_to_file(dumped, tmp_path)
+    table = sok.EmbeddingVariable(2, name="users", capacity=10, use_hashtable=hashed)
+    step(table, optimizer, keys=[1, 2])
+    before = state(table)
+    content = dumped.snapshot()._asdict()
+    if problem == "wrong sizes":
+        content["slot_widths"] = tf.constant([2**40, 2], tf.int64)
+        with pytest.raises(tf.errors.OpError):
+            table.load_snapshot(**content)
+    else:
+        kind = tf.errors.ResourceExhaustedError if hashed else RuntimeError
+        with pytest.raises(kind, match="rank 0: .*'users'"):
+            sok.Saver().restore_from_file(table, tmp_path)
+        with pytest.raises(tf.errors.OpError, match="'users'"):
+            table.load_snapshot(**content)
+    for now, then in zip(state(table), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+    step(table, optimizer, keys=[1, 3])  # and goes on
+
+
+def test_a_narrow_key_dtype_refuses_keys_that_it_cannot_name(sok, tmp_path):
+    wide = sok.EmbeddingVariable(2, name="users")
+    sok.assign(wide, [5, 2**40 + 5], tf.ones([2, 2]))
+    sok.Saver().dump_to_file(wide, tmp_path)
+    narrow = sok.EmbeddingVariable(2, name="users", key_dtype="int32")
+    with pytest.raises(RuntimeError, match="'users' has keys of int32.*key 1099511627781"):
+        sok.Saver().restore_from_file(narrow, tmp_path)
+
+
+def test_two_tables_of_one_name_do_not_share_a_folder(sok, tmp_path):
+    saver = sok.Saver()
+    first, second = (sok.EmbeddingVariable(2, name="users") for _ in range(2))
+    sok.assign(first, [1], tf.ones([1, 2]))
+    saver.dump_to_file(first, tmp_path)
+    with pytest.raises(RuntimeError, match="different names. Received: two tables 'users'"):
+        saver.dump_to_file(second, f"{tmp_path}/./")
+    saver.dump_to_file(first, tmp_path)
+    saver.restore_from_file(second, tmp_path)  # now it is the same table, gone on
+    saver.dump_to_file(second, tmp_path)
+    del first
+    third = sok.EmbeddingVariable(2, name="users")
+    del second
+    saver.dump_to_file(third, tmp_path)  # nobody is left who could miss it
+
+
+def test_each_run_of_a_graph_writes_a_dump_of_its_own(sok, tmp_path):
+    folder = tmp_path / "dumps"
+    with tf.Graph().as_default():
+        init = sok.Init(global_batch_size=12, seed=7)
+        table = sok.EmbeddingVariable(2, name="users")
+        dump = sok.Saver().dump_to_file(table, str(folder))
+        with tf.compat.v1.Session() as session:
+            session.run([init, table.initializer])
+            names = []
+            for _ in range(2):
+                session.run(dump)
+                names.append(sorted(path.name for path in folder.glob("*.npz")))
+    assert len(names[0]) == len(names[1]) == 1 and names[0] != names[1]
+
+
+def test_an_earlier_checkpoint_is_read(sok, tmp_path, monkeypatch):
+    from sok_like.table import variable
+
+    table, again = (sok.EmbeddingVariable(2, name="users") for _ in range(2))
+    step(table, make_optimizer(sok, "adam"))
+
+    def earlier(snapshot):
+        tensors = snapshot._asdict()
+        tensors.pop("optimizer_step")
+        return tensors
+
+    with monkeypatch.context() as patch:
+        patch.setattr(variable, "checkpointed", earlier)
+        path = tf.train.Checkpoint(table=table).save(str(tmp_path / "old"))
+    tf.train.Checkpoint(table=again).restore(path)
+    for now, then in zip(state(again)[:5], state(table)[:5], strict=True):
+        np.testing.assert_array_equal(now, then)

@@ -1,0 +1,51 @@
+"""Two ranks that save and restore, together or not at all; their part is in checks/saving.py."""
+
+import pytest
+
+pytestmark = [pytest.mark.ranks]
+
+
+@pytest.fixture
+def found(rank_results):
+    return rank_results(2, "saving.together")
+
+
+def test_tables_dumped_in_another_order_raise_and_the_old_dumps_stay(found):
+    for seen in (result["order"] for result in found):
+        dumps, restore = seen["messages"][:2], seen["messages"][2]
+        assert all("RuntimeError: All ranks must make the same calls" in text for text in dumps)
+        assert "dump_to_file of table 't0' on rank 0" in dumps[0]
+        assert "dump_to_file of table 't1' on rank 1" in dumps[0]
+        assert "restore_from_file of table 't1' on rank 1" in restore
+        assert seen["kept"] and seen["rows"] == [1.0, 2.0]
+
+
+def test_a_folder_that_is_not_shared_raises_and_the_old_dumps_stay(found):
+    for rank, seen in enumerate(result["shared"] for result in found):
+        dump, restore = seen["messages"]
+        assert "rank 0: FileNotFoundError: The folder of a dump must be on a file system" in dump
+        assert "which rank 1 has written" in dump
+        assert "All ranks must read the same dump" in restore
+        assert seen["kept"] and seen["keys"] == [rank, rank + 2, rank + 4]
+
+
+def test_a_restore_that_one_rank_cannot_take_changes_no_rank(found):
+    for rank, seen in enumerate(result["uneven"] for result in found):
+        assert seen["message"].startswith("ResourceExhaustedError")
+        assert "rank 0: table 'uneven' holds at most 2 keys" in seen["message"]
+        assert seen["keys"] == [10 + rank] and seen["rows"] == [[5.0, 5.0]]
+
+
+def test_the_checkpoint_of_another_rank_is_refused(found):
+    for rank, seen in enumerate(result["checkpoint"] for result in found):
+        assert f"rank {rank} of 2 needs a path of its own" in seen["message"]
+        assert f"Received: the part of rank {1 - rank} of 2" in seen["message"]
+        assert seen["kept"] == [8 if rank == 0 else 7] and seen["own"] == [rank, rank + 2]
+
+
+def test_the_same_in_a_session(found):
+    for rank, seen in enumerate(result["graph"] for result in found):
+        assert (seen["dumped"], seen["restored"]) == (b"OK", b"OK")
+        assert "ResourceExhaustedError" in seen["message"]
+        assert "rank 0: table 'in_graph' holds at most 2 keys" in seen["message"]
+        assert seen["sizes"] == (3 - 2 * rank, 0)
