@@ -338,7 +338,9 @@ def test_the_weights_file_holds_what_is_known_of_keys(sok, tmp_path, option, way
 
     keys = np.array([[1, 2], [3, 3], [1, 5]])
     model, table = make()
-    callbacks = [tf.keras.callbacks.BackupAndRestore(str(tmp_path))] if way == "backup" else []
+    callbacks = (
+        [tf.keras.callbacks.BackupAndRestore(str(tmp_path / "b"))] if way == "backup" else []
+    )
     model.fit(keys, np.ones([3]), epochs=3, verbose=0, callbacks=callbacks)
     again, other = make()
     again.fit(keys + 7, np.ones([3]), verbose=0)
