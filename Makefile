@@ -9,7 +9,7 @@ MAKEFLAGS += --no-print-directory
 STAMPS := .venv/stamps
 NUM_RANKS ?= 2
 
-.PHONY: help venv build demo test test-all bench bench-dmp bench-groups lint cuda asan tsan soak-ranks
+.PHONY: help venv build demo test test-all bench bench-dmp bench-groups soak lint cuda asan tsan soak-ranks
 .PHONY: clean distclean
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make bench      benchmarks, on 1 rank; ARGS=... goes to the program"
 	@echo "make bench-dmp  sharded against replicated dense tables, on NUM_RANKS=2 ranks"
 	@echo "make bench-groups  many tables in one lookup, on NUM_RANKS=2 ranks"
+	@echo "make soak       20 minutes at a full table: memory stays flat, counts add up"
 	@echo "make lint       ruff, mypy, clang-format"
 	@echo "make cuda       build with the CUDA backend, where nvcc is"
 	@echo "make soak-ranks random programs on 2 and 3 ranks; ARGS='--steps 20000'"
@@ -65,6 +66,9 @@ bench-dmp: venv
 
 bench-groups: venv
 	@tools/run_ranks.sh $(NUM_RANKS) -m benchmarks --only groups $(ARGS)
+
+soak: venv
+	@tools/run_ranks.sh $(NUM_RANKS) -m benchmarks.soak $(ARGS)
 
 lint: $(STAMPS)/requirements
 	@tools/lint.sh

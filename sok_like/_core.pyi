@@ -53,7 +53,8 @@ class Table:
         max_capacity: Maximum number of keys; 0 for no limit.
         use_hashtable: False for keys in `[0, max_capacity * world_size)` with
             `key % world_size == rank`. All their rows exist from the start.
-        policy: Which keys get a row and which lose it, by name: `filter_freq`, `bloom_max_keys`,
+        policy: Which keys get a row and which lose it, by name: `filter_freq`, `max_waiting`,
+            `bloom_max_keys`,
             `bloom_probability`, `bloom_counter_bits`, `no_permission`, `steps_to_live`,
             `l2_threshold`, `score` ("", "lru", "lfu", "custom"), `evicted_buffer`, `record`
             (cpp/core/policy.h). With a policy `find_or_insert` is a training lookup, and the
@@ -295,8 +296,8 @@ def apply_gradients(
         TypeError: An option does not exist.
     """
 
-def _hash_pieces(key: int) -> tuple[int, int, int]:
-    """Index shard, bucket bits and digest of a key."""
+def _hash_pieces(key: int, num_buckets: int = 4) -> tuple[int, int, int]:
+    """Index shard, home among so many buckets, and digest of a key, in this process."""
 
 def _philox(counter: Sequence[int], key: Sequence[int]) -> list[int]:
     """Philox4x32-10 of four counter words and two key words."""

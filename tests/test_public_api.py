@@ -33,7 +33,7 @@ CALLABLES = {
     "trainable=True, ev_option=None",
     "CBFFilter": "filter_freq=0, max_element_size=0, false_positive_probability=-1.0, "
     "counter_type='uint64'",
-    "CounterFilter": "filter_freq=0",
+    "CounterFilter": "filter_freq=0, *, max_waiting=None",
     "EmbeddingVariableOption": "ht_type='', ht_partition_num=1000, evict_option=None, ckpt=None, "
     "filter_option=None, storage_option=None, init_option=None, *, evicted_buffer_size=0, "
     "record_statistics=False",

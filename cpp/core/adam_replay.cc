@@ -86,14 +86,26 @@ StepHistory::StepHistory(const OptimizerOptions& options)
 }
 
 void StepHistory::Forget() {
+  // New vectors: those there would keep their memory. Made first, since that can fail.
+  std::vector<double> terms(num_terms_), base_terms(num_terms_), log_decay(1), alpha(1);
   if (weight_decay_ > 0.0 && num_kept_ > 0) initial_row_scale_ *= std::exp(LogDecay(num_kept_));
   base_ += num_kept_;
   num_kept_ = 0;
-  runs_.clear();
-  terms_.assign(num_terms_, 0.0);
-  log_decay_.assign(1, 0.0);
-  alpha_.assign(1, 0.0);
-  base_terms_.assign(num_terms_, 0.0);
+  std::vector<Run>().swap(runs_);
+  terms_.swap(terms);
+  log_decay_.swap(log_decay);
+  alpha_.swap(alpha);
+  base_terms_.swap(base_terms);
+}
+
+int64_t StepHistory::bytes() const {
+  const auto doubles = [](const std::vector<double>& values) {
+    return values.capacity() * sizeof(double);
+  };
+  return static_cast<int64_t>(runs_.capacity() * sizeof(Run) + doubles(shape_) + doubles(terms_) +
+                              doubles(log_decay_) + doubles(alpha_) + doubles(base_terms_) +
+                              (beta_1_power_.capacity() + beta_2_power_.capacity()) *
+                                  sizeof(float));
 }
 
 double StepHistory::AlphaOf(double learning_rate, int64_t step) const {

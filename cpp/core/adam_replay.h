@@ -34,6 +34,7 @@
 #ifndef SOK_CORE_ADAM_REPLAY_H_
 #define SOK_CORE_ADAM_REPLAY_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -56,6 +57,9 @@ class StepHistory {
  public:
   static constexpr int kMaxTerms = 16;
   static constexpr int64_t kKeptSteps = 65536;
+  // Where the learning rate changes at every step, a run is one step.
+  static constexpr size_t kMaxRuns = 131072;
+  static constexpr int64_t kSmallBytes = int64_t{1} << 20;
 
   // What turns a row of step s into one of step num_steps().
   struct Factors {
@@ -76,6 +80,12 @@ class StepHistory {
   uint32_t FirstOwed(uint32_t last_step) const {
     return 1 + (last_step > base_ ? last_step : base_);
   }
+  int64_t bytes() const;
+  // Every row should be brought up, and the history forgotten: it has become long, or takes more
+  // memory than rows of `row_bytes`. A sweep of the rows costs little beside so many steps.
+  bool IsLong(int64_t row_bytes) const {
+    return runs_.size() >= kMaxRuns || bytes() > std::max(row_bytes, kSmallBytes);
+  }
   // What an initial row must be multiplied by: P over the forgotten steps.
   double initial_row_scale() const { return initial_row_scale_; }
 
@@ -84,7 +94,8 @@ class StepHistory {
   // Adds step num_steps() + 1. `step` is t of Adam's bias correction.
   // Throws std::invalid_argument if weight_decay * learning_rate reaches 1.
   void Append(double learning_rate, int64_t step);
-  void Forget();  // every row has been brought up; the numbers of steps go on
+  // Every row has been brought up. The numbers of steps go on; memory is freed.
+  void Forget();
 
   Factors Since(uint32_t last_step) const;
 

@@ -3,16 +3,20 @@
 // A rank holds only keys with `key % world_size == rank`, so the low bits of its keys are far from
 // random. One full-avalanche mix makes all 64 bits usable, and each use takes bits of its own:
 //
-//     63      58 57                                  8 7      0
-//     |  shard  |  bucket: lowest bits first, upwards |  digest |
+//     63      58                                     7      0
+//     |  shard  |                                    |  digest |
+//     |  times a random odd number, top bits: the bucket       |
 //
-// Invariant: no two of shard, bucket and digest share a bit, so keys that fall together in one of
-// them are spread evenly over the others. That holds up to 2^50 buckets in a shard.
+// The mix is known to everybody, so keys with equal hash bits are easily made up. The bucket is
+// therefore taken by a multiplier that each process draws (multiply-shift hashing): whoever does
+// not know it finds no set of keys that fall into one bucket. Only the places of keys in an index
+// depend on it, and no result does: not owners, shards, row numbers, initial rows, exports, files.
 #ifndef SOK_CORE_HASH_H_
 #define SOK_CORE_HASH_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <random>
 
 #include "cpp/core/platform.h"
 
@@ -39,11 +43,35 @@ SOK_HD inline uint64_t HashKey(uint64_t key) {
 SOK_HD inline uint32_t HashShard(uint64_t hash) {
   return static_cast<uint32_t>(hash >> (64 - kShardBits));
 }
-SOK_HD inline uint64_t HashBucket(uint64_t hash) { return hash >> 8; }  // mask it
 SOK_HD inline uint8_t HashDigest(uint64_t hash) {
   const uint8_t low = static_cast<uint8_t>(hash);
   return low < 2 ? low + 2 : low;  // 2..255
 }
+
+// Odd, drawn once in the life of a process.
+inline uint64_t ProcessMultiplier() {
+  static const uint64_t multiplier = [] {
+    std::random_device device;
+    return (static_cast<uint64_t>(device()) << 32 | device()) | 1;
+  }();
+  return multiplier;
+}
+
+// From a hash to the first of 2^n places that a probe looks at: two different hashes share it with
+// a probability of 2^(1 - n) at most, over all multipliers (M. Dietzfelbinger et al., "A reliable
+// randomized algorithm for the closest-pair problem", 1997).
+struct ProbeHome {
+  uint64_t multiplier = 1;
+  int shift = 63;  // 63 - n: one place
+
+  static ProbeHome Of(uint64_t num_places, uint64_t multiplier = ProcessMultiplier()) {
+    ProbeHome home{multiplier, 63};
+    for (; num_places > 1; num_places /= 2) --home.shift;
+    return home;
+  }
+  // In two shifts, since one by 64 is undefined.
+  SOK_HD uint64_t operator()(uint64_t hash) const { return (hash * multiplier >> 1) >> shift; }
+};
 
 // Names enter the random streams through this (FNV-1a, then the mix above).
 inline uint64_t HashName(const char* name, size_t length) {

@@ -2,6 +2,7 @@
 #ifndef SOK_CORE_KEY_RECORDS_H_
 #define SOK_CORE_KEY_RECORDS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -14,6 +15,20 @@ struct WaitingKey {
   int64_t count = 0;       // training lookups, those of one step counted once
   int64_t last_step = -1;  // -1: not known
 };
+
+// Moves the keys that an exact filter with room for `most` forgets to the front; how many. Those
+// seen longest ago, of equal steps the lower key. An eighth beyond what must go, so that a filter
+// that stays full is not searched at every lookup.
+inline int64_t PutForgottenFirst(int64_t most, std::vector<WaitingKey>* keys) {
+  const int64_t excess = static_cast<int64_t>(keys->size()) - most;
+  if (excess <= 0) return 0;
+  const int64_t count = excess + most / 8;
+  std::nth_element(keys->begin(), keys->begin() + (count - 1), keys->end(),
+                   [](const WaitingKey& a, const WaitingKey& b) {
+                     return a.last_step != b.last_step ? a.last_step < b.last_step : a.key < b.key;
+                   });
+  return count;
+}
 
 struct KeyRecord {
   uint64_t key = 0;
@@ -35,6 +50,7 @@ struct PolicyStatistics {
   int64_t buffered = 0;           // to be handed back
   int64_t dropped = 0;            // evicted, and not kept
   int64_t waiting = 0;            // keys in the exact filter; 0 for a Bloom filter
+  int64_t forgotten = 0;          // keys that waited, and went since more than max_waiting did
   int64_t dropped_gradients = 0;  // keys of an update that had no row
   int64_t step = 0;
 };

@@ -23,6 +23,7 @@ void PolicyOptions::Validate(const std::string& table, int64_t max_capacity,
                                 table + "')");
   };
   require(filter_freq >= 0, "`filter_freq` must not be negative", std::to_string(filter_freq));
+  require(max_waiting >= 0, "`max_waiting` must not be negative", std::to_string(max_waiting));
   require(bloom_max_keys >= 0 && bloom_max_keys <= (int64_t{1} << 40),
           "`bloom_max_keys` must be in [0, 2^40]", std::to_string(bloom_max_keys));
   require(bloom_probability > 0.0 && bloom_probability < 1.0,

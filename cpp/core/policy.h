@@ -37,6 +37,7 @@ struct PolicyOptions {
   bool record = false;  // keep records though no policy needs them
   // Admission.
   int64_t filter_freq = 0;          // 0 and 1: every key is admitted
+  int64_t max_waiting = 0;          // keys that the exact filter may keep; 0: no bound
   int64_t bloom_max_keys = 0;       // 0: exact counts
   double bloom_probability = 0.01;  // of a false positive, in (0, 1)
   int64_t bloom_counter_bits = 64;  // 8, 16, 32 or 64
@@ -48,6 +49,7 @@ struct PolicyOptions {
   int64_t evicted_buffer = 0;  // evicted rows kept for PopEvicted
 
   bool filters() const { return filter_freq > 1; }
+  bool bounds_waiting() const { return filters() && bloom_max_keys == 0 && max_waiting > 0; }
   bool evicts_on_call() const { return steps_to_live > 0 || l2_threshold >= 0.0f; }
   bool keeps_records() const {
     return record || filters() || evicts_on_call() || score != ScoreKind::kNone;

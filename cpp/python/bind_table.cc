@@ -94,10 +94,10 @@ FloatArray InitialRows(const CpuTable& table, const py::object& key_object) {
   return rows;
 }
 
-// (shard, bucket bits, digest) of a key, for tests that need keys which collide.
-py::tuple HashPieces(int64_t key) {
+// (shard, home bucket, digest) of a key, for tests that need keys which collide.
+py::tuple HashPieces(int64_t key, uint64_t num_buckets) {
   const uint64_t hash = HashKey(static_cast<uint64_t>(key));
-  return py::make_tuple(HashShard(hash), HashBucket(hash), HashDigest(hash));
+  return py::make_tuple(HashShard(hash), ProbeHome::Of(num_buckets)(hash), HashDigest(hash));
 }
 
 std::vector<uint32_t> PhiloxWords(const std::array<uint32_t, 4>& counter,
@@ -156,7 +156,7 @@ void BindTable(py::module_& m) {
           },
           py::arg("keys"))
       .def("initial_rows", &InitialRows, py::arg("keys"));
-  m.def("_hash_pieces", &HashPieces, py::arg("key"));
+  m.def("_hash_pieces", &HashPieces, py::arg("key"), py::arg("num_buckets") = 4);
   m.def("_philox", &PhiloxWords, py::arg("counter"), py::arg("key"));
 }
 

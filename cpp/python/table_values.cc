@@ -105,6 +105,7 @@ py::dict StatisticsToDict(const PolicyStatistics& s) {
   out["buffered"] = s.buffered;
   out["dropped"] = s.dropped;
   out["waiting"] = s.waiting;
+  out["forgotten"] = s.forgotten;
   out["dropped_gradients"] = s.dropped_gradients;
   out["step"] = s.step;
   return out;
@@ -118,6 +119,8 @@ PolicyOptions ParsePolicy(const py::dict& fields) {
       policy.record = py::cast<bool>(value);
     } else if (name == "filter_freq") {
       policy.filter_freq = py::cast<int64_t>(value);
+    } else if (name == "max_waiting") {
+      policy.max_waiting = py::cast<int64_t>(value);
     } else if (name == "bloom_max_keys") {
       policy.bloom_max_keys = py::cast<int64_t>(value);
     } else if (name == "bloom_probability") {

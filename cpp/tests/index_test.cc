@@ -30,9 +30,10 @@ uint32_t Insert(Index* index, uint64_t key, uint32_t row) {
 }
 
 // Random inserts and erases over few keys, so that slots are erased and reused all the time.
-void AgreesWithAMap(const std::vector<uint64_t>& keys, int num_steps) {
+void AgreesWithAMap(const std::vector<uint64_t>& keys, int num_steps,
+                    uint64_t multiplier = ProcessMultiplier()) {
   std::mt19937 random(2);
-  Index index;
+  Index index(multiplier);
   std::unordered_map<uint64_t, uint32_t> expected;
   for (int step = 0; step < num_steps; ++step) {
     const uint64_t key = keys[random() % keys.size()];
@@ -70,9 +71,9 @@ void CollidingKeys() {
   std::vector<uint64_t> keys;
   for (uint64_t key = 0; keys.size() < 300; ++key) {
     const uint64_t hash = HashKey(key);
-    if (HashDigest(hash) == 7 && HashBucket(hash) % 64 == 63) keys.push_back(key);
+    if (HashDigest(hash) == 7 && HashShard(hash) == 63) keys.push_back(key);
   }
-  AgreesWithAMap(keys, 50000);
+  AgreesWithAMap(keys, 50000, /*multiplier=*/1);  // the home is the top bits of the hash
 }
 
 // A sliding window of keys must neither grow the index nor slow it down for good.

@@ -102,12 +102,12 @@ REGISTER_OP("SokTableStatistics")
     .Output("statistics: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(14));
+      c->set_output(0, c->Vector(15));
       return absl::OkStatus();
     })
     .Doc(
         "size, seen, found, admitted, refused, written, erased, evicted, popped, buffered, "
-        "dropped, waiting, dropped_gradients, step of this rank's shard.");
+        "dropped, waiting, forgotten, dropped_gradients, step of this rank's shard.");
 
 class TableStatisticsOp : public OpKernel {
  public:
@@ -118,8 +118,9 @@ class TableStatisticsOp : public OpKernel {
                      s = table.Statistics(context);
                    }));
     const std::vector<int64_t> values = {
-        s.size,    s.seen,   s.found,    s.admitted, s.refused, s.written,           s.erased,
-        s.evicted, s.popped, s.buffered, s.dropped,  s.waiting, s.dropped_gradients, s.step};
+        s.size,    s.seen,   s.found,    s.admitted, s.refused, s.written,   s.erased,
+        s.evicted, s.popped, s.buffered, s.dropped,  s.waiting, s.forgotten, s.dropped_gradients,
+        s.step};
     Tensor* statistics;
     OP_REQUIRES_OK(ctx,
                    ctx->allocate_output(0, TensorShape({int64_t(values.size())}), &statistics));

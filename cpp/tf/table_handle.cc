@@ -24,6 +24,7 @@ REGISTER_OP("SokTableHandle")
     .Attr("default_rows: list(float) = []")
     .Attr("record: bool = false")
     .Attr("filter_freq: int = 0")
+    .Attr("max_waiting: int = 0")
     .Attr("bloom_max_keys: int = 0")
     .Attr("bloom_probability: float = 0.01")
     .Attr("bloom_counter_bits: int = 64")
@@ -71,6 +72,7 @@ absl::Status TableAttrs::Init(OpKernelConstruction* ctx) {
   float bloom_probability;
   TF_RETURN_IF_ERROR(ctx->GetAttr("record", &policy.record));
   TF_RETURN_IF_ERROR(ctx->GetAttr("filter_freq", &policy.filter_freq));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("max_waiting", &policy.max_waiting));
   TF_RETURN_IF_ERROR(ctx->GetAttr("bloom_max_keys", &policy.bloom_max_keys));
   TF_RETURN_IF_ERROR(ctx->GetAttr("bloom_probability", &bloom_probability));
   TF_RETURN_IF_ERROR(ctx->GetAttr("bloom_counter_bits", &policy.bloom_counter_bits));

@@ -192,7 +192,7 @@ class EmbeddingAware:
 
 def _name_of(optimizer):
     named = isinstance(optimizer, tf.compat.v1.train.Optimizer)
-    return optimizer.get_name() if named else optimizer.name
+    return optimizer.get_name() if named else getattr(optimizer, "name", "optimizer")
 
 
 def _decays(optimizer, variable):
@@ -352,7 +352,7 @@ def _checked_init(cls):
     def init(self, *args, **kwargs):
         cls.__init__(self, *args, **kwargs)
         try:
-            rule = rule_of(self)
+            rule = self._sok_rule()
         except ValueError:
             return  # a setting that tables cannot follow matters where there is a table
         rule.check()

@@ -39,19 +39,31 @@ class CounterFilter:
     """A key gets its row in the `filter_freq`-th training lookup that contains it.
 
     Until then it reads `InitializerOption.default_value_no_permission`, and its gradient is
-    dropped. Counts are exact; a waiting key takes 40 to 70 bytes.
+    dropped. Counts are exact; a waiting key takes 40 to 70 bytes. If too many keys wait, those seen
+    longest ago are forgotten (of equal steps the lower key, as unsigned numbers), and an eighth more.
 
     Args:
         filter_freq: Number of lookups; 0 and 1 admit every key.
+        max_waiting: Most keys that may wait on a rank after a lookup. None: as many as the table's
+            capacity, without a bound if it has none.
 
     Raises:
-        ValueError: `filter_freq` is not an integer >= 0.
+        ValueError: `filter_freq` is not an integer >= 0, or `max_waiting` is neither None nor a
+            positive integer.
     """
 
     filter_freq: int = 0
+    max_waiting: int | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self):
         _require(_is_int(self.filter_freq, 0), "filter_freq", "an integer >= 0", self.filter_freq)
+        most = self.max_waiting
+        _require(
+            most is None or (_is_int(most, 1) and most < 2**63),
+            "max_waiting",
+            "None or a positive integer",
+            most,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +108,7 @@ class CBFFilter:
         _require(
             _is_int(self.max_element_size, 1),
             "max_element_size",
-            "a positive integer (CounterFilter has no limit)",
+            "a positive integer",
             self.max_element_size,
         )
         p = self.false_positive_probability
@@ -310,12 +322,14 @@ class EmbeddingVariableOption:
         """Whether the table keeps one record per key: only if an option needs it."""
         return self.filter_option is not None or bool(self.evictions) or self.record_statistics
 
-    def attributes(self) -> dict[str, Any]:
-        """The policies as attributes of the table op."""
+    def attributes(self, capacity: int | None) -> dict[str, Any]:
+        """The policies as attributes of the op of a table of that capacity."""
         # A policy without effect (filter_freq=1) still keeps records.
         found: dict[str, Any] = {"record": self.keeps_records}
         if self.filter_option is not None:
             found["filter_freq"] = self.filter_option.filter_freq
+        if isinstance(self.filter_option, CounterFilter):
+            found["max_waiting"] = self.filter_option.max_waiting or capacity or 0
         if isinstance(self.filter_option, CBFFilter) and self.filter_option.filter_freq > 1:
             found["bloom_max_keys"] = self.filter_option.max_element_size
             found["bloom_probability"] = self.filter_option.false_positive_probability

@@ -35,6 +35,7 @@ class PolicyCounts(NamedTuple):
     buffered: Any  # evicted rows that are still in the buffer
     dropped: Any  # evicted rows that were discarded
     waiting: Any  # keys that wait in a CounterFilter; 0 for a CBFFilter
+    forgotten: Any  # keys that a CounterFilter forgot because more than `max_waiting` waited
     dropped_gradients: Any  # gradients of keys without a row
     step: Any
 

@@ -153,7 +153,7 @@ class EmbeddingVariable(
                     initializer_seed=rows.seed,
                     default_rows=rows.default_rows,
                     name="handle",
-                    **option.attributes(),
+                    **option.attributes(capacity),
                 )
                 _set_handle_data(handle, shape)
                 initializer_op = is_initialized = None

@@ -145,6 +145,8 @@ def test_gap_beyond_the_kept_steps(weight_decay, rates):
     options = {"beta_1": 0.9, "beta_2": 0.999, "weight_decay": weight_decay}
     table = _core.Table("table", 1, initializer="uniform", a=-0.5, b=0.5, seed=1)
     oracle = oracles.Adam(table.find(np.arange(4))[0], **options)
+    # Rows that outweigh the history, which would be swept otherwise.
+    table.find_or_insert(np.arange(10, 1_000_000))
     empty, no_grads = np.zeros(0, np.int64), np.zeros((0, 1), np.float32)
     num_steps = 70_000
     rng = np.random.default_rng(0)
@@ -157,4 +159,24 @@ def test_gap_beyond_the_kept_steps(weight_decay, rates):
         grads = rng.normal(size=(len(near), 1)).astype(np.float32) if near else no_grads
         _core.apply_gradients(table, "adam", rate, step, keys, grads, **options)
         oracle.step(step, rate, keys, grads)
+    np.testing.assert_allclose(table.find(np.arange(4))[0], oracle.w, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.001])
+def test_the_history_of_a_small_table_stays_small(weight_decay):
+    """Under a schedule every step is a run of its own: the rows are brought up now and then."""
+    options = {"weight_decay": weight_decay}
+    table = _core.Table("table", 1, initializer="uniform", a=-0.5, b=0.5, seed=1)
+    oracle = oracles.Adam(table.find(np.arange(4))[0], **options)
+    sizes = []
+    for step in range(1, 40_001):
+        keys = np.array([step // 500 % 3] if step % 500 < 5 else [], np.int64)
+        grads = np.full((len(keys), 1), 0.3 if step % 2 else -0.3, np.float32)
+        rate = schedule("decay", step)
+        _core.apply_gradients(table, "adam", rate, step, keys, grads, **options)
+        oracle.step(step, rate, keys, grads)
+        if step % 1000 == 0:
+            sizes.append(table.stats()["bytes"])
+    assert sizes[5] > sizes[0] + 300_000  # it is counted
+    assert max(sizes) < 3 * 2**20
     np.testing.assert_allclose(table.find(np.arange(4))[0], oracle.w, atol=1e-5, rtol=0)

@@ -239,3 +239,58 @@ def test_a_full_table_without_a_score_refuses_and_forgets_the_call():
         assert got.tolist() == want.tolist()
     table.observe([1, 2, 3])
     assert table.size == 3
+
+
+# ---- a bound on waiting keys ----
+
+
+def test_keys_beyond_the_bound_are_forgotten_oldest_first():
+    table = make(0, {"filter_freq": 2, "max_waiting": 16})
+    model = {}  # key: (count, last step)
+    rng, forgotten, admitted = np.random.default_rng(3), 0, set()
+    for step in range(1, 300):
+        keys = rng.integers(-20, 20, rng.integers(1, 8)) * 2**58
+        table.observe(keys)
+        for key in set(keys.tolist()) - admitted:
+            count = model.pop(key, (0, 0))[0] + 1
+            if count == 2:
+                admitted.add(key)
+            else:
+                model[key] = (count, step)
+        if len(model) > 16:
+            oldest = sorted(model, key=lambda k: (model[k][1], k % 2**64))
+            for key in oldest[: len(model) - 16 + 2]:  # an eighth more
+                del model[key]
+                forgotten += 1
+        if step % 40 == 0:  # or all would be admitted in the end
+            table.erase(list(admitted))
+            admitted.clear()
+        statistics = table.statistics()
+        assert (statistics["waiting"], statistics["forgotten"]) == (len(model), forgotten)
+    assert forgotten > 30
+    keys = np.array(sorted(model))
+    _, counts, last_steps = table.key_statistics(keys)
+    assert [*zip(counts, last_steps, strict=True)] == [model[key] for key in keys.tolist()]
+    add_up(table.statistics())
+
+
+def test_memory_of_waiting_keys_stays_flat():
+    table, sizes = make(1000, {"filter_freq": 2, "score": "lru", "max_waiting": 1000}), []
+    for step in range(400):
+        table.observe(np.arange(step * 500, step * 500 + 500))
+        sizes.append(table.stats()["bytes"])
+    assert table.statistics()["waiting"] <= 1000
+    assert max(sizes) < 300_000  # 200,000 keys would take 8 MB
+
+
+def test_what_is_forgotten_does_not_depend_on_threads():
+    def waiting(threads):
+        _core.set_num_threads(threads)
+        table = make(0, {"filter_freq": 3, "max_waiting": 5000})
+        rng = np.random.default_rng(5)
+        for _ in range(12):
+            table.observe(rng.integers(0, 30_000, 4000))
+        return table.key_statistics(np.arange(30_000))
+
+    for got, want in zip(waiting(4), waiting(1), strict=True):
+        np.testing.assert_array_equal(got, want)

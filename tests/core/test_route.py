@@ -1,5 +1,7 @@
 """unique_with_inverse and merge_gradients against NumPy and dictionaries."""
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -105,3 +107,24 @@ def test_merge_adds_in_order_of_position():
     assert sums.tolist() == [[0.0]]
     _, sums = _core.merge_gradients(np.array([4, 4, 4]), big[[0, 2, 1]])
     assert sums.tolist() == [[1.0]]
+
+
+def unmixed(values):
+    """The keys that `Mix` of cpp/core/cpu/route.cc turns into these: run backwards."""
+    inverse = np.uint64(pow(0xD6E8FEB86659FD93, -1, 2**64))
+    with np.errstate(over="ignore"):
+        keys = values ^ (values >> 32)
+        keys = keys * inverse
+        keys ^= keys >> 32
+        keys = keys * inverse
+        return keys ^ (keys >> 32)
+
+
+def test_keys_made_up_to_share_a_place_take_no_longer():
+    """Equal low bits of the mix: each would be compared with all before it."""
+    crafted = unmixed(np.arange(200_000, dtype=np.uint64) << np.uint64(20))
+    start = time.perf_counter()
+    unique, inverse, _ = _core.unique_with_inverse(crafted)
+    assert time.perf_counter() - start < 5  # 20 s without a multiplier of the process
+    assert len(unique) == len(crafted)
+    np.testing.assert_array_equal(unique[inverse], crafted)

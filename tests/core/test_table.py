@@ -160,10 +160,33 @@ def test_keys_that_share_shard_home_bucket_and_digest():
     np.testing.assert_array_equal(rows_now[1::2], rows[1::2])
 
 
+def unhashed(hashes):
+    """The keys that `HashKey` of cpp/core/hash.h turns into these: the mix run backwards."""
+    with np.errstate(over="ignore"):
+        keys = hashes ^ (hashes >> 31) ^ (hashes >> 62)
+        keys *= np.uint64(pow(0x94D049BB133111EB, -1, 2**64))
+        keys ^= (keys >> 27) ^ (keys >> 54)
+        keys *= np.uint64(pow(0xBF58476D1CE4E5B9, -1, 2**64))
+        return keys ^ (keys >> 30) ^ (keys >> 60)
+
+
+def test_keys_made_up_to_share_a_bucket_do_not():
+    """Equal hash bits, whichever of them the bucket might be taken from."""
+    one = unhashed(np.array([5 << 58 | 77], np.uint64)).view(np.int64)
+    assert _core._hash_pieces(int(one[0]))[::2] == (5, 77)
+    numbers = np.arange(20_000, dtype=np.uint64)
+    for shift in (8, 24, 40):
+        keys = unhashed((np.uint64(5) << np.uint64(58)) + (numbers << np.uint64(shift)))
+        table = _core.Table("t", 1, key_dtype="uint64")
+        table.find_or_insert(keys)
+        assert table.stats()["size"] == len(keys)
+        assert table.stats()["max_probe_length"] < 100
+
+
 def test_hash_pieces_are_even_for_the_keys_of_one_rank():
     """A rank holds keys of one remainder; no part of the hash may depend on it."""
     num_keys = 64 * 1000
-    pieces = np.array([_core._hash_pieces(7 + 64 * i) for i in range(num_keys)], np.uint64)
+    pieces = np.array([_core._hash_pieces(7 + 64 * i, 64) for i in range(num_keys)], np.uint64)
     for values, num_values in ((pieces[:, 0], 64), (pieces[:, 1] % 64, 64), (pieces[:, 2], 256)):
         counts = np.bincount(values.astype(np.int64), minlength=num_values)
         if num_values == 256:

@@ -145,7 +145,7 @@ def test_evaluation_counts_nothing(sok):
     table = sok.get_embedding_variable("users", 2, ev_option=option(sok))
     rows = feature_rows(sok, table, tf.constant([[1, 2]], tf.int64), training=False)
     assert (np.array(rows) == NO_PERMISSION).all()
-    assert table.statistics() == (0,) * 14
+    assert table.statistics() == (0,) * 15
     assert (table.find([1])[0].numpy() == NO_PERMISSION).all()
 
 

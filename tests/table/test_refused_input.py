@@ -142,7 +142,7 @@ def test_options_of_another_kind(sok, option):
             make()
 
 
-@pytest.mark.parametrize("dtype", ["foo", "float32", tf.string, None, 3.5, "int8"])
+@pytest.mark.parametrize("dtype", ["foo", "float32", tf.string, 3.5, "int8"])
 def test_dtypes_of_keys(sok, dtype):
     for make in (
         lambda: sok.EmbeddingVariable(2, name="clicks", key_dtype=dtype),

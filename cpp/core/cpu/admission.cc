@@ -57,6 +57,14 @@ class ExactFilter final : public AdmissionFilter {
     }
   }
 
+  int64_t ForgetOldest(int64_t most) override {
+    if (num_waiting() <= most) return 0;
+    std::vector<WaitingKey> keys = UnsortedKeys();
+    const int64_t count = PutForgottenFirst(most, &keys);
+    for (int64_t i = 0; i < count; ++i) Forget(HashKey(keys[i].key), keys[i].key);
+    return count;
+  }
+
   int64_t num_waiting() const override {
     int64_t n = 0;
     for (const Shard& shard : shards_) n += shard.index.size();
@@ -81,13 +89,7 @@ class ExactFilter final : public AdmissionFilter {
   }
 
   std::vector<WaitingKey> ExportKeys() const override {
-    std::vector<WaitingKey> keys;
-    keys.reserve(static_cast<size_t>(num_waiting()));
-    for (const Shard& shard : shards_) {
-      shard.index.ForEach([&](uint64_t key, uint32_t place) {
-        keys.push_back({key, shard.entries[place].count, shard.entries[place].last_step});
-      });
-    }
+    std::vector<WaitingKey> keys = UnsortedKeys();
     std::sort(keys.begin(), keys.end(),
               [](const WaitingKey& a, const WaitingKey& b) { return a.key < b.key; });
     return keys;
@@ -106,6 +108,17 @@ class ExactFilter final : public AdmissionFilter {
   }
 
  private:
+  std::vector<WaitingKey> UnsortedKeys() const {
+    std::vector<WaitingKey> keys;
+    keys.reserve(static_cast<size_t>(num_waiting()));
+    for (const Shard& shard : shards_) {
+      shard.index.ForEach([&](uint64_t key, uint32_t place) {
+        keys.push_back({key, shard.entries[place].count, shard.entries[place].last_step});
+      });
+    }
+    return keys;
+  }
+
   struct Entry {
     int64_t count = 0;
     int64_t last_step = -1;
@@ -169,6 +182,7 @@ class BloomFilter final : public AdmissionFilter {
   }
 
   void Expire(int64_t, int64_t) override {}
+  int64_t ForgetOldest(int64_t) override { return 0; }
   int64_t num_waiting() const override { return 0; }
   int64_t bytes() const override {
     return static_cast<int64_t>(counters_.size() * sizeof(Counter));

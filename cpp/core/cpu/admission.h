@@ -43,6 +43,8 @@ class AdmissionFilter {
   virtual WaitingKey Find(uint64_t hash, uint64_t key) const = 0;
   // Forgets keys that have outlived their time.
   virtual void Expire(int64_t step, int64_t steps_to_live) = 0;
+  // Forgets the keys seen longest ago where more than `most` wait; how many.
+  virtual int64_t ForgetOldest(int64_t most) = 0;
   virtual int64_t num_waiting() const = 0;  // 0 where that is not known
   virtual int64_t bytes() const = 0;
   virtual void Clear() = 0;

@@ -228,6 +228,7 @@ class TableStep {
       grads_ = merged_grads_.get();
       table.FindRows(ex, merged_keys.get(), num_rows_, row_numbers_.get());
     }
+    if (state_->owes() && state_->history().IsLong(table.row_bytes())) table.CatchUpRows(ex);
     // Rows that say they are one step ahead of the history must not come to be.
     if (state_->owes()) state_->history().Reserve();
     is_prepared_ = true;

@@ -74,9 +74,10 @@ void Index::Rehash(int64_t num_buckets) {
   uint8_t* const counts = used.get();
   Bucket* const buckets = array.buckets;
   const uint64_t mask = static_cast<uint64_t>(num_buckets) - 1;
-  ForEach([counts, buckets, mask](uint64_t key, uint32_t row) {
+  const ProbeHome home = ProbeHome::Of(mask + 1, home_.multiplier);
+  ForEach([counts, buckets, mask, home](uint64_t key, uint32_t row) {
     const uint64_t hash = HashKey(key);
-    uint64_t b = HashBucket(hash) & mask;
+    uint64_t b = home(hash);
     while (counts[b] == kBucketSlots) b = (b + 1) & mask;
     const int slot = counts[b]++;
     buckets[b].digests[slot] = HashDigest(hash);
@@ -86,6 +87,7 @@ void Index::Rehash(int64_t num_buckets) {
   array_.Swap(array);  // the old buckets go with `array`
   buckets_ = buckets;
   mask_ = mask;
+  home_ = home;
   erased_ = 0;
 }
 
@@ -142,6 +144,7 @@ void Index::Clear() noexcept {
   array_.Free();
   buckets_ = const_cast<Bucket*>(&kNoKeys);
   mask_ = 0;
+  home_ = ProbeHome::Of(1, home_.multiplier);
   size_ = 0;
   erased_ = 0;
 }
@@ -149,7 +152,7 @@ void Index::Clear() noexcept {
 void Index::AddProbeLengths(int64_t* total, int64_t* longest) const {
   for (int64_t b = 0; b < num_buckets(); ++b) {
     for (uint32_t used = Used(buckets_[b]); used != 0; used &= used - 1) {
-      const uint64_t home = HashBucket(HashKey(buckets_[b].keys[__builtin_ctz(used)])) & mask_;
+      const uint64_t home = home_(HashKey(buckets_[b].keys[__builtin_ctz(used)]));
       const int64_t length = static_cast<int64_t>((static_cast<uint64_t>(b) - home) & mask_) + 1;
       *total += length;
       *longest = std::max(*longest, length);

@@ -1,6 +1,6 @@
 // Index: one shard's map from key to row number.
 //
-//     hash -> bucket hash & mask -> next bucket -> ...      stops at a bucket with an empty slot
+//     hash -> bucket, see ProbeHome -> next bucket -> ...      stops at a bucket with an empty slot
 //
 // Open addressing over an array of buckets, a power of two of them. A key sits in the first free
 // slot that its probe met, so every bucket before it was full at the time. Erasing from a bucket
@@ -28,6 +28,9 @@ class Index {
  public:
   static constexpr uint32_t kMissing = 0xFFFFFFFFu;
 
+  Index() : Index(ProcessMultiplier()) {}
+  explicit Index(uint64_t multiplier) { home_.multiplier = multiplier; }
+
   int64_t size() const { return size_; }
   int64_t num_buckets() const { return array_.buckets == nullptr ? 0 : mask_ + 1; }
   int64_t capacity() const { return MaxUsed(num_buckets()); }  // keys that fit before it grows
@@ -37,7 +40,7 @@ class Index {
   void UsePool(BlockPool* pool) { array_.pool = pool; }
 
   // Where the probe of a key begins. Never null: an empty index shows one bucket without keys.
-  const Bucket* Home(uint64_t hash) const { return buckets_ + (HashBucket(hash) & mask_); }
+  const Bucket* Home(uint64_t hash) const { return buckets_ + home_(hash); }
 
   uint32_t Find(uint64_t hash, uint64_t key) const { return FindFrom(Home(hash), hash, key); }
   // The same from a bucket that a pipelined caller has already computed (and prefetched).
@@ -101,6 +104,7 @@ class Index {
 
   Bucket* buckets_ = const_cast<Bucket*>(&kNoKeys);  // never written while it is this one
   uint64_t mask_ = 0;
+  ProbeHome home_;
   int64_t size_ = 0;
   int64_t erased_ = 0;
 

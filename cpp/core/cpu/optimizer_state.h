@@ -35,6 +35,9 @@ class OptimizerState final : public RowCatchUp {
   void Apply(float* row) const override;
   void Read(const float* row, float* embedding) const override;
   void Rebase() override { history_.Forget(); }
+  int64_t bytes() const override {
+    return history_.bytes() + static_cast<int64_t>(seen_.capacity() * sizeof(uint64_t));
+  }
   float InitialRowScale() const override {
     return static_cast<float>(history_.initial_row_scale());
   }

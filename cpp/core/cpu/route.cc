@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cpp/core/cpu/scratch.h"
+#include "cpp/core/hash.h"
 
 namespace sok {
 namespace {
@@ -17,7 +18,7 @@ constexpr int64_t kMaxHashPartitions = 1024;
 constexpr int64_t kSerialKeys =
     4096;  // below this one table over all keys is faster than a scatter
 
-// Full-avalanche mix of a key: high bits choose the partition, low bits the place in its table.
+// Full-avalanche mix of a key; high bits choose the partition.
 inline uint64_t Mix(uint64_t key) {
   key ^= key >> 32;
   key *= 0xd6e8feb86659fd93ull;
@@ -74,10 +75,11 @@ class LocalTable {
     uint32_t* const ids = ids_.get();  // local id + 1, 0 when free
     std::memset(ids, 0, capacity * sizeof(uint32_t));
     const uint64_t mask = static_cast<uint64_t>(capacity - 1);
+    const ProbeHome home = ProbeHome::Of(mask + 1);
     uint32_t num_unique = 0;
     for (int64_t k = 0; k < num_keys; ++k) {
       const uint64_t key = keys[k];
-      uint64_t place = Mix(key) & mask;
+      uint64_t place = home(Mix(key));
       // New or seen is a coin toss to the branch predictor, so both take the same path: the key is
       // written behind the unique ones, and stays there if its place turns out to be free. Only a
       // collision branches.

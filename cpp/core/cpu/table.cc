@@ -423,7 +423,8 @@ MemoryStats CpuTable::Stats(CallContext) const {
                 static_cast<int64_t>(impl.remembered_keys.capacity() * sizeof(uint64_t)) +
                 static_cast<int64_t>(impl.remembered_rows.capacity() * sizeof(uint32_t)) +
                 static_cast<int64_t>(impl.options.initializer.default_rows.size() * sizeof(float)) +
-                (impl.records != nullptr ? impl.records->bytes() : 0);
+                (impl.records != nullptr ? impl.records->bytes() : 0) +
+                (impl.catch_up != nullptr ? impl.catch_up->bytes() : 0);
   return stats;
 }
 

@@ -54,6 +54,7 @@ class RowCatchUp {
   // All rows have been brought up to the current step: the history may be forgotten. A row whose
   // last_step is the initial one counts as brought up too. Called under the exclusive lock.
   virtual void Rebase() = 0;
+  virtual int64_t bytes() const { return 0; }  // that it holds beside the rows
   // What initial rows are multiplied by, in InitialRow and when a key is inserted: the weight decay
   // of steps that Rebase forgot. (Later steps count as missed ones, from last_step = 0 on.)
   virtual float InitialRowScale() const { return 1.0f; }
@@ -133,6 +134,9 @@ class CpuTable final : public Table {
   StepNumber& step_number() const;  // of the optimizer; needs the exclusive lock
   const std::vector<SlotSpec>& slots() const;
   int64_t SlotOffset(const std::string& name) const;  // floats from Row(); throws std::out_of_range
+  // Brings all rows up to date and has the history forgotten. Needs the exclusive lock.
+  void CatchUpRows(Executor& ex);
+  int64_t row_bytes() const;  // of the rows given out so far
   // Whatever the optimizer keeps beside the rows; owned by the table.
   void AttachCatchUp(std::shared_ptr<RowCatchUp> catch_up);
   const std::shared_ptr<RowCatchUp>& catch_up() const;

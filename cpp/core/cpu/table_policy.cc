@@ -7,6 +7,7 @@
 // are sorted, row numbers do not depend on the order of the keys.
 #include <algorithm>
 #include <mutex>
+#include <new>
 
 #include "cpp/core/cpu/records.h"
 #include "cpp/core/cpu/scratch.h"
@@ -147,6 +148,13 @@ void CpuTable::Impl::CountLookup(Executor& ex, const LookupBatch& batch, uint32_
     rec.statistics.found += num_found[s];
     rec.statistics.refused += num_refused[s];
     if (fell[s]) rec.queue.Clear();
+  }
+  if (rec.options.bounds_waiting()) {
+    try {
+      rec.statistics.forgotten += filter->ForgetOldest(rec.options.max_waiting);
+    } catch (const std::bad_alloc&) {
+      // The lookup has been counted. The next one tries again.
+    }
   }
 }
 

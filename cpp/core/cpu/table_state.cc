@@ -77,6 +77,12 @@ void CpuTable::Impl::CatchUpAll(Executor& ex) {
   catch_up->Rebase();
 }
 
+void CpuTable::CatchUpRows(Executor& ex) { impl_->CatchUpAll(ex); }
+
+int64_t CpuTable::row_bytes() const {
+  return impl_->next_row * impl_->arena->stride() * static_cast<int64_t>(sizeof(float));
+}
+
 const std::vector<SlotSpec>& CpuTable::slots() const { return impl_->slots; }
 
 int64_t CpuTable::SlotOffset(const std::string& name) const {

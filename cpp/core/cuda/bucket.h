@@ -31,8 +31,14 @@ static_assert(sizeof(Bucket) == 208, "a bucket has no padding");
 struct IndexRef {
   Bucket* buckets = nullptr;
   uint64_t mask = 0;  // number of buckets - 1, which is a power of two - 1
+  ProbeHome home;
 
-  SOK_HD Bucket* Home(uint64_t hash) const { return buckets + (HashBucket(hash) & mask); }
+  IndexRef() = default;
+  IndexRef(Bucket* first, int64_t num_buckets)
+      : buckets(first),
+        mask(static_cast<uint64_t>(num_buckets) - 1),
+        home(ProbeHome::Of(mask + 1)) {}
+  SOK_HD Bucket* Home(uint64_t hash) const { return buckets + home(hash); }
   // The bucket behind this one in a probe: 1 further, then 2, then 3. That comes to every bucket,
   // their number being a power of two, and keys of neighbouring full buckets do not queue up behind
   // one another: at a load of 0.95 a new key looks at 5 buckets, going 1 further each time at 13.

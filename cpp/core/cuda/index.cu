@@ -82,6 +82,32 @@ struct BookTicketsJob {
   }
 };
 
+struct CountMissesJob {
+  TableRef table;
+  const uint64_t* keys;
+  Count num_keys;
+  uint32_t* num_missing;
+
+  int64_t NumThreads() const { return num_keys.most; }
+  SOK_DEVICE void Run(int64_t i) const {
+    if (i >= num_keys.Get()) return;
+    const uint64_t key = keys[i];
+    if (FindRow(ReadOnlyMemory(), table.index, HashKey(key), key) == kNoRow) {
+      TakeTicket(num_missing);
+    }
+  }
+};
+
+struct CopyCountersJob {
+  const Counters* from;
+  Counters* to;
+
+  int64_t NumThreads() const { return 1; }
+  SOK_DEVICE void Run(int64_t i) const {
+    if (i == 0) *to = *from;
+  }
+};
+
 __global__ void __launch_bounds__(kThreads)
     EraseKeysKernel(TableRef table, const uint64_t* keys, int64_t num_keys) {
   const int64_t i = GlobalThread();
@@ -176,6 +202,19 @@ void InsertKeys(Stream stream, const std::vector<InsertBatch>& batches) {
   }
   LaunchJobs(stream, inserts);
   LaunchJobs(stream, bookings);
+}
+
+void CountMisses(Stream stream, const std::vector<MissBatch>& batches, Misses* misses) {
+  Check(cudaMemsetAsync(misses, 0, batches.size() * sizeof(Misses), stream), "cudaMemsetAsync");
+  std::vector<CountMissesJob> counts;
+  std::vector<CopyCountersJob> copies;
+  for (const MissBatch& batch : batches) {
+    Misses* const found = misses + counts.size();
+    counts.push_back({batch.table, batch.keys, batch.num_keys, &found->num_missing});
+    copies.push_back({batch.table.counters, &found->counters});
+  }
+  LaunchJobs(stream, counts);
+  LaunchJobs(stream, copies);
 }
 
 void EraseKeys(Stream stream, const TableRef& table, const uint64_t* keys, int64_t num_keys) {

@@ -47,6 +47,19 @@ struct ProbeLengths {
 // Adds to *lengths, in device memory.
 void AddProbeLengths(Stream stream, const IndexRef& index, ProbeLengths* lengths);
 
+// How many positions of a batch have a key that is missing, and the table's counters as they are.
+struct MissBatch {
+  TableRef table;
+  const uint64_t* keys;
+  Count num_keys;
+};
+struct Misses {
+  uint32_t num_missing;
+  Counters counters;
+};
+// Of different tables, in two launches for all. Writes `misses` [batches], in device memory.
+void CountMisses(Stream stream, const std::vector<MissBatch>& batches, Misses* misses);
+
 // Counts the positions with kNoRow whose key occurs at no earlier position: `first[i]` says so.
 void CountMissing(Stream stream, const uint32_t* rows, const uint8_t* first, int64_t num_keys,
                   uint32_t* count);

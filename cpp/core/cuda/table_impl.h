@@ -63,12 +63,24 @@ struct CudaTable::Impl {
   int64_t chunk_rows() const { return int64_t{1} << chunk_shift; }
   bool HasRoom(int64_t num_keys) const;
   // Makes room for a batch and books it. Throws std::length_error.
-  void MakeRoom(const uint64_t* keys, int64_t num_keys, const uint32_t* num_actual);
+  // `num_missing`: what LearnMisses found, if it was asked.
+  void MakeRoom(const uint64_t* keys, int64_t num_keys, const uint32_t* num_actual,
+                int64_t num_missing = -1);
+  // A batch that might fill its table, if all its keys were new.
+  struct Newcomers {
+    Impl* impl;
+    const uint64_t* keys;
+    Count num_keys;
+    int64_t num_missing = -1;  // positions whose key is missing
+  };
+  bool MayFill(int64_t num_keys) const { return size.bound() + num_keys > most(); }
+  // Fills in num_missing, and what the host knows of the counters, of different tables. Waits once.
+  static void LearnMisses(Stream stream, std::vector<Newcomers>* batches);
   int64_t CountNew(const uint64_t* keys, int64_t num_keys);
   // Makes room and says what is to be launched. Where `host_counters` is set in it, the launch is
   // to be followed by CopyIsUnderWay.
   InsertBatch MakeInsert(const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers,
-                         uint8_t* inserted, const uint32_t* num_actual);
+                         uint8_t* inserted, const uint32_t* num_actual, int64_t num_missing = -1);
   void GrowFor(int64_t num_keys);
   void ResizeIndex(int64_t new_num_buckets);
   void ReserveFreeRows();  // for every row number that was given out; async
@@ -106,6 +118,7 @@ struct CudaTable::Impl {
   void MakeRoomInFilter(const KeyBatch& batch);
   void InsertAdmitted(const KeyBatch& batch, const int64_t* frequencies, int64_t step);
   void ForgetWaiting(const uint64_t* keys, int64_t num_keys);
+  void BoundWaiting();  // may wait
   void EvictLowest(const KeyBatch& batch, int64_t count);
   // Rows in the order in which they go.
   void EvictRows(const uint32_t* rows, int64_t count);

@@ -1,5 +1,6 @@
 // Calls on many CudaTables at once, in the launches of one (jobs.cuh). Tables with policies wait
 // for the device anyway, and are called one by one; those without a hashtable wait once for all.
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -57,6 +58,18 @@ void CudaTable::FindOrInsertRows(Stream stream, const std::vector<TableKeys>& ba
     std::vector<Impl*> copying;
     now.swap(later);
     later.clear();
+    // Tables near their capacity look for misses first, all of them with one wait.
+    std::unordered_map<CudaTable*, size_t> newcomer_of;  // its place plus one
+    std::vector<Impl::Newcomers> newcomers;
+    for (const TableKeys& batch : now) {
+      Impl& impl = *batch.table->impl_;
+      if (impl.records != nullptr || !newcomer_of.emplace(batch.table, 0).second) continue;
+      impl.PollCounters();
+      if (!impl.MayFill(batch.num_keys)) continue;
+      newcomers.push_back({&impl, batch.keys, Count(batch.num_keys, batch.num_actual)});
+      newcomer_of[batch.table] = newcomers.size();
+    }
+    Impl::LearnMisses(stream, &newcomers);
     for (const TableKeys& batch : now) {
       Impl& impl = *batch.table->impl_;
       if (!tables.insert(batch.table).second) {
@@ -65,8 +78,10 @@ void CudaTable::FindOrInsertRows(Stream stream, const std::vector<TableKeys>& ba
         batch.table->FindOrInsertRows(stream, batch.keys, batch.num_keys, batch.row_numbers,
                                       nullptr, batch.num_actual);
       } else {
+        const size_t newcomer = newcomer_of[batch.table];
         inserts.push_back(impl.MakeInsert(batch.keys, batch.num_keys, batch.row_numbers, nullptr,
-                                          batch.num_actual));
+                                          batch.num_actual,
+                                          newcomer > 0 ? newcomers[newcomer - 1].num_missing : -1));
         if (inserts.back().host_counters != nullptr) copying.push_back(&impl);
       }
     }

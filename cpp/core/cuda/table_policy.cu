@@ -74,6 +74,7 @@ KeyBatch CudaTable::Impl::RecordTrainingLookup(const uint64_t* keys, int64_t num
     InsertKeys(stream, {{waiting.Ref(), batch.sorted.refused, num_refused, batch.waiting_rows}});
     CountWaiting(stream, waiting.Ref(), batch.waiting_rows, num_refused, step);
     waiting.StartCopy();
+    BoundWaiting();
   }
   return batch;
 }
@@ -137,6 +138,24 @@ void CudaTable::Impl::ForgetWaiting(const uint64_t* keys, int64_t num_keys) {
   Impl& waiting = *records->waiting->impl_;
   EraseKeys(stream, waiting.Ref(), keys, num_keys);
   waiting.StartCopy();
+}
+
+// On the host: that the filter is full is rare, as an eighth of it goes each time.
+void CudaTable::Impl::BoundWaiting() {
+  DeviceRecords& rec = *records;
+  if (!rec.options.bounds_waiting()) return;
+  CudaTable& waiting = *rec.waiting;
+  if (waiting.impl_->size.bound() <= rec.options.max_waiting) return;
+  if (waiting.Size(stream) <= rec.options.max_waiting) return;
+  std::vector<WaitingKey> keys = rec.ExportWaiting(stream);
+  const int64_t count = PutForgottenFirst(rec.options.max_waiting, &keys);
+  std::vector<uint64_t> oldest;
+  oldest.reserve(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) oldest.push_back(keys[i].key);
+  Buffer device_keys(oldest.size() * sizeof(uint64_t), stream);
+  CopyToDevice(stream, device_keys.data(), oldest.data(), device_keys.bytes());
+  waiting.Erase(stream, device_keys.as<uint64_t>(), count);
+  rec.statistics.forgotten += count;
 }
 
 // ---- snapshots ----

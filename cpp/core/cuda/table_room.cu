@@ -87,18 +87,52 @@ bool CudaTable::Impl::HasRoom(int64_t num_keys) const {
          rows_needed <= arena.num_chunks * chunk_rows();
 }
 
-void CudaTable::Impl::MakeRoom(const uint64_t* keys, int64_t num_keys, const uint32_t* num_actual) {
+void CudaTable::Impl::LearnMisses(Stream stream, std::vector<Newcomers>* batches) {
+  if (batches->empty()) return;
+  Workspace& workspace = batches->front().impl->workspace;
+  const Workspace::Scope scope(workspace, stream);
+  Misses* const misses = workspace.Take<Misses>(static_cast<int64_t>(batches->size()));
+  std::vector<MissBatch> counts;
+  for (const Newcomers& batch : *batches) {
+    counts.push_back({batch.impl->Ref(), batch.keys, batch.num_keys});
+  }
+  CountMisses(stream, counts, misses);
+  std::vector<Misses> found(batches->size());
+  CopyToHost(stream, found.data(), misses, found.size() * sizeof(Misses));
+  for (size_t b = 0; b < found.size(); ++b) {
+    Newcomers& batch = (*batches)[b];
+    batch.num_missing = found[b].num_missing;
+    // A copy that was under way has arrived: it was before this one.
+    if (batch.impl->size.copy_under_way()) batch.impl->TakeCounters();
+    batch.impl->used.Set(found[b].counters.used);
+    batch.impl->rows.Set(found[b].counters.next_row);
+    batch.impl->size.Set(found[b].counters.size);
+  }
+}
+
+void CudaTable::Impl::MakeRoom(const uint64_t* keys, int64_t num_keys, const uint32_t* num_actual,
+                               int64_t num_missing) {
   PollCounters();
+  const int64_t num_given = num_keys;
+  if (num_missing < 0 && MayFill(num_keys)) {
+    std::vector<Newcomers> self = {{this, keys, Count(num_keys, num_actual)}};
+    LearnMisses(stream, &self);
+    num_missing = self[0].num_missing;
+  }
+  if (num_missing >= 0) num_keys = num_missing;
   if (!HasRoom(num_keys)) WaitForCopy();  // an earlier batch: the stream goes on with later ones
   if (!HasRoom(num_keys)) {
     LearnCounters();
-    if (num_actual != nullptr) {
+    const bool is_full = size.known() + num_keys > most();
+    int64_t actual_keys = num_given;
+    if (num_actual != nullptr && (num_missing < 0 || is_full)) {
       uint32_t actual = 0;
       CopyToHost(stream, &actual, num_actual, sizeof(actual));
-      num_keys = std::min<int64_t>(num_keys, actual);
+      actual_keys = std::min<int64_t>(num_given, actual);
+      if (num_missing < 0) num_keys = actual_keys;
     }
     if (size.known() + num_keys > most()) {
-      num_keys = CountNew(keys, num_keys);
+      num_keys = CountNew(keys, actual_keys);  // equal keys once
       if (size.known() + num_keys > most()) {
         throw std::length_error(
             "A table must not grow beyond max_capacity=" + std::to_string(most()) +
@@ -149,7 +183,7 @@ void CudaTable::Impl::GrowFor(int64_t num_keys) {
 void CudaTable::Impl::ResizeIndex(int64_t new_num_buckets) {
   Buffer new_buckets(static_cast<size_t>(new_num_buckets) * sizeof(Bucket), stream);
   new_buckets.Zero();
-  const IndexRef to{new_buckets.as<Bucket>(), static_cast<uint64_t>(new_num_buckets) - 1};
+  const IndexRef to(new_buckets.as<Bucket>(), new_num_buckets);
   if (size.known() > 0) Rehash(stream, Ref().index, to, counters.as<Counters>());
   buckets = std::move(new_buckets);  // the old ones go when the stream has come so far
   num_buckets = new_num_buckets;
@@ -158,8 +192,8 @@ void CudaTable::Impl::ResizeIndex(int64_t new_num_buckets) {
 
 InsertBatch CudaTable::Impl::MakeInsert(const uint64_t* keys, int64_t num_keys,
                                         uint32_t* row_numbers, uint8_t* inserted,
-                                        const uint32_t* num_actual) {
-  MakeRoom(keys, num_keys, num_actual);
+                                        const uint32_t* num_actual, int64_t num_missing) {
+  MakeRoom(keys, num_keys, num_actual, num_missing);
   const bool copy = !size.copy_under_way();  // else that one still writes to host_counters
   return {Ref(),       keys,     Count(num_keys, num_actual),
           row_numbers, inserted, copy ? host_counters : nullptr};

@@ -127,7 +127,7 @@ std::unique_lock<std::recursive_mutex> CudaTable::Impl::Enter(Stream next) {
 
 TableRef CudaTable::Impl::Ref() const {
   TableRef ref;
-  ref.index = {buckets.as<Bucket>(), static_cast<uint64_t>(num_buckets) - 1};
+  ref.index = IndexRef(buckets.as<Bucket>(), num_buckets);
   ref.chunks = arena.pointers.as<float*>();
   ref.chunk_shift = chunk_shift;
   ref.chunk_mask = static_cast<uint32_t>(chunk_rows() - 1);

@@ -26,6 +26,7 @@ struct Places {
   uint32_t* slots;    // [mask + 1] codes
   uint32_t* slot_of;  // [num_keys]
   uint64_t mask;
+  ProbeHome home;
   Positions positions;
 };
 
@@ -39,7 +40,7 @@ struct MeetJob {
     if (i >= num_keys) return;
     const uint64_t key = keys[i];
     const uint32_t code = places.positions.Code(static_cast<uint32_t>(i));
-    for (uint64_t slot = HashBucket(HashKey(key)) & places.mask;; slot = (slot + 1) & places.mask) {
+    for (uint64_t slot = places.home(HashKey(key));; slot = (slot + 1) & places.mask) {
       uint32_t there = __ldcg(&places.slots[slot]);
       if (there == kEmptySlot) {
         there = atomicCAS(&places.slots[slot], kEmptySlot, code);
@@ -210,6 +211,7 @@ std::vector<Places> Meet(Stream stream, Workspace& workspace, const std::vector<
     place.slots = slots + first_slot[b];
     place.slot_of = slot_of + first_key[b];
     place.mask = static_cast<uint64_t>(first_slot[b + 1] - first_slot[b]) - 1;
+    place.home = ProbeHome::Of(place.mask + 1);
     const bool last = occurrence == Occurrence::kLast && num_keys > 0;
     place.positions.last = last ? static_cast<uint32_t>(num_keys - 1) : 0;
     places.push_back(place);

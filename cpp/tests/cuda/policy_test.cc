@@ -86,6 +86,7 @@ void CheckSame(const PolicyStatistics& a, const PolicyStatistics& b) {
   CHECK_EQ(a.buffered, b.buffered);
   CHECK_EQ(a.dropped, b.dropped);
   CHECK_EQ(a.waiting, b.waiting);
+  CHECK_EQ(a.forgotten, b.forgotten);
   CHECK_EQ(a.dropped_gradients, b.dropped_gradients);
   CHECK_EQ(a.step, b.step);
   CHECK_EQ(a.seen, a.found + a.admitted + a.refused);
@@ -398,6 +399,9 @@ int main() {
     sok::WithoutMemoryNothingHappens(policy);
   }
   sok::AgreesWithTheCpu(sok::Filtered(2), 20);  // full without a score
+  sok::PolicyOptions bounded = sok::Filtered(3);
+  bounded.max_waiting = 16;
+  sok::AgreesWithTheCpu(bounded, 0);
   for (const sok::OptimizerKind kind : {sok::OptimizerKind::kAdam, sok::OptimizerKind::kAdagrad,
                                         sok::OptimizerKind::kRowWiseAdagrad}) {
     sok::OptimizerOptions optimizer;

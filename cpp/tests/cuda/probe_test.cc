@@ -71,7 +71,7 @@ struct HostMemory {
 
 struct Table {
   explicit Table(int num_buckets) : buckets(num_buckets, Bucket{}) {
-    index = {buckets.data(), static_cast<uint64_t>(num_buckets) - 1};
+    index = IndexRef(buckets.data(), num_buckets);
   }
   uint32_t Insert(const HostMemory& memory, uint64_t key, bool* is_new) {
     return FindOrInsertRow(
@@ -102,7 +102,7 @@ std::vector<uint64_t> CollidingKeys(int count) {
   for (uint64_t key = 0; static_cast<int>(keys.size()) < count; ++key) {
     const uint64_t hash = HashKey(key);
     if (HashDigest(hash) == HashDigest(wanted) &&
-        (HashBucket(hash) & 3) == (HashBucket(wanted) & 3)) {
+        ProbeHome::Of(4)(hash) == ProbeHome::Of(4)(wanted)) {
       keys.push_back(key);
     }
   }
@@ -126,7 +126,7 @@ void DigestsMatchByteByByte() {
 void AProbeComesToEveryBucket() {
   for (const uint64_t num_buckets : {1, 2, 64, 1024}) {
     std::vector<Bucket> buckets(num_buckets);
-    const IndexRef index{buckets.data(), num_buckets - 1};
+    const IndexRef index(buckets.data(), static_cast<int64_t>(num_buckets));
     std::set<Bucket*> visited;
     Bucket* bucket = index.Home(HashKey(7));
     uint64_t step = 0;
@@ -167,7 +167,7 @@ void AKeyThatIsSeenLateIsReadAgain() {
     for (uint64_t key = 1; keys.size() < 30; ++key) {
       const uint64_t h = HashKey(key);
       if (key != other && HashDigest(h) == HashDigest(hash) &&
-          (HashBucket(h) & 3) == (HashBucket(hash) & 3)) {
+          ProbeHome::Of(4)(h) == ProbeHome::Of(4)(hash)) {
         keys.push_back(key);
       }
     }

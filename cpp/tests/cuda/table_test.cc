@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -205,6 +206,36 @@ void MaxCapacityIsAllOrNothing() {
   CHECK(table.Stats(kStream).arena_bytes < 5 << 20);  // one chunk
 }
 
+// Near their capacity tables look for misses, together, and wait once for what they find.
+void FullTablesWaitOnceForAll() {
+  TableOptions options = Options(2);
+  options.max_capacity = 100;
+  std::vector<std::unique_ptr<cuda::CudaTable>> tables;
+  std::vector<cuda::CudaTable::TableKeys> batches;
+  Keys keys;
+  for (uint64_t k = 0; k < 100; ++k) keys.push_back(k);
+  std::vector<uint32_t> row_numbers(5 * keys.size());
+  for (size_t t = 0; t < 5; ++t) {
+    tables.push_back(std::make_unique<cuda::CudaTable>(options));
+    batches.push_back({tables[t].get(), keys.data(), 100, row_numbers.data() + 100 * t});
+  }
+  for (int i = 0; i < 3; ++i) cuda::CudaTable::FindOrInsertRows(kStream, batches);
+  const int64_t waits = emulator::num_host_waits;
+  for (int i = 0; i < 10; ++i) cuda::CudaTable::FindOrInsertRows(kStream, batches);
+  CHECK_EQ(emulator::num_host_waits, waits + 10);
+  const Rows expected = FindOrInsert(*tables[4], keys);
+  CHECK_EQ(emulator::num_host_waits, waits + 11);
+  Rows rows(expected.size());
+  tables[4]->GatherRows(kStream, row_numbers.data() + 400, 100, rows.data());
+  CHECK(rows == expected);
+  Keys more = keys;
+  more[7] = 1000;
+  batches[3].keys = more.data();
+  CHECK_THROWS(cuda::CudaTable::FindOrInsertRows(kStream, batches), std::length_error,
+               "Received: 1 new keys at size 100");
+  CHECK_EQ(tables[3]->Size(kStream), 100);
+}
+
 void AWarmStepNeitherAllocatesNorWaits() {
   cuda::CudaTable table(Options(4));
   Keys keys;
@@ -372,6 +403,7 @@ int main() {
   sok::GrowthKeepsEveryRow(0.5);
   sok::GrowthKeepsEveryRow(0.95);
   sok::MaxCapacityIsAllOrNothing();
+  sok::FullTablesWaitOnceForAll();
   sok::AWarmStepNeitherAllocatesNorWaits();
   sok::AnExportLeavesNoScratch();
   sok::StaysOnItsDevice();
