@@ -39,8 +39,9 @@ class CounterFilter:
     """A key gets its row in the `filter_freq`-th training lookup that contains it.
 
     Until then it reads `InitializerOption.default_value_no_permission`, and its gradient is
-    dropped. Counts are exact; a waiting key takes 40 to 70 bytes. If too many keys wait, those seen
-    longest ago are forgotten (of equal steps the lower key, as unsigned numbers), and an eighth more.
+    dropped. Counts are exact; a waiting key takes 40 to 70 bytes. If too many keys wait, the table
+    forgets those seen longest ago (of equal steps the lower key, as unsigned numbers), and an
+    eighth more.
 
     Args:
         filter_freq: Number of lookups; 0 and 1 admit every key.
