@@ -15,7 +15,7 @@ def set_num_threads(num_threads: int) -> None:
 
 def num_threads() -> int: ...
 
-class SlotSpec:
+class SlotVariableSpec:
     """A slot variable: `width` floats kept behind each row.
 
     Args:
@@ -96,8 +96,8 @@ class Table:
     def capacity(self) -> int:
         """Number of keys that fit before the index grows."""
     @property
-    def slots(self) -> list[SlotSpec]: ...
-    def configure_slots(self, specs: Sequence[SlotSpec]) -> None:
+    def slots(self) -> list[SlotVariableSpec]: ...
+    def configure_slots(self, specs: Sequence[SlotVariableSpec]) -> None:
         """Sets the slot variables behind the rows, keeping those of equal name and width."""
     def find(self, keys: ArrayLike) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Reads rows; a missing key reads its initial row and is not inserted.
@@ -393,8 +393,8 @@ class CudaTable:
     @property
     def capacity(self) -> int: ...
     @property
-    def slots(self) -> list[SlotSpec]: ...
-    def configure_slots(self, specs: Sequence[SlotSpec], *, stream: int = 0) -> None: ...
+    def slots(self) -> list[SlotVariableSpec]: ...
+    def configure_slots(self, specs: Sequence[SlotVariableSpec], *, stream: int = 0) -> None: ...
     def find(
         self, keys: Any, *, rows: Any = None, found: Any = None, stream: int = 0
     ) -> tuple[Any, Any]:

@@ -1,13 +1,12 @@
 // Counting Bloom filter: where a key's counters are. The same places on every device, so that the
 // counters of one are those of another.
 //
-//     counters  | shard 0 | shard 1 | ... | shard 63 |      all counters of a key lie in the part
-//     of
-//                             ^  ^ ^                        its index shard (hash.h)
+//     counters  | shard 0 | shard 1 | ... | shard 63 |      all counters of a key are in the
+//                             ^  ^ ^                        part of its index shard (hash.h)
 //
 // Double hashing: A. Kirsch and M. Mitzenmacher, "Less hashing, same performance", 2006.
 //
-// Places of a key may coincide. A minimum does not mind; who counts must pass over a place that
+// Places of a key may coincide. A minimum stays the same; counting must skip a place that
 // came before (BloomPlaces::IsNew), or the key would be counted twice.
 #ifndef SOK_CORE_BLOOM_H_
 #define SOK_CORE_BLOOM_H_

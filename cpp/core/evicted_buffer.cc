@@ -5,11 +5,11 @@
 
 namespace sok {
 
-void EvictedBuffer::SetSlots(const std::vector<SlotSpec>& slots) {
+void EvictedBuffer::SetSlots(const std::vector<SlotVariableSpec>& slots) {
   std::vector<std::string> names;
   std::vector<int64_t> widths;
   std::vector<float> initial;
-  for (const SlotSpec& spec : slots) {
+  for (const SlotVariableSpec& spec : slots) {
     if (!spec.saved) continue;
     names.push_back(spec.name);
     widths.push_back(spec.width);

@@ -1,7 +1,6 @@
 // EvictedBuffer: the last evicted rows, in host memory, until somebody takes them.
 //
-//     oldest | record | row, dim | saved slot rows | ... newest        slot rows as `names`,
-//     `widths`
+//     oldest | record | row, dim | saved slot rows | ... newest     slots: `names`, `widths`
 //
 // Invariant: all slot rows have the same slots. When the optimizer brought others, the rows that
 // wait are brought to them: slots of equal name and width stay, others get their initial value.
@@ -29,7 +28,7 @@ class EvictedBuffer {
   int64_t size() const { return static_cast<int64_t>(rows_.size()); }
 
   // Brings the rows to the slots of the day. Throws std::bad_alloc before anything changed.
-  void SetSlots(const std::vector<SlotSpec>& slots);
+  void SetSlots(const std::vector<SlotVariableSpec>& slots);
   // Rows of `count` evictions to come, to be filled and appended.
   std::deque<EvictedRow> MakeRows(int64_t count, int64_t dim) const;
   // Keeps the last `most`; returns how many were dropped for them.

@@ -37,7 +37,7 @@ struct KeyRecord {
 };
 
 // Keys are counted once a step: `seen` and its three parts. The others count keys.
-struct PolicyStatistics {
+struct PolicyCounts {
   int64_t size = 0;
   int64_t seen = 0;
   int64_t found = 0;     // had a row

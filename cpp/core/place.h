@@ -1,8 +1,7 @@
 // Place: which rank holds a row of a dense table, and where there.
 //
-//     row-wise      ids 0 1 2 3 | 4 5 6 | 7 8 9      10 rows on 3 ranks, the first ones take one
-//     more
-//                   owner     0       1       2
+//     row-wise      ids 0 1 2 3 | 4 5 6 | 7 8 9      10 rows on 3 ranks: the first ranks
+//                   owner     0       1       2      take one more
 //     whole table   ids 0 ..................... 9    one owner; there it may stand behind other
 //                   rows of its own: row_offset ..   tables of the same width
 //

@@ -8,9 +8,9 @@
 
 namespace sok {
 
-std::vector<SlotSpec> OptimizerSlots(const OptimizerOptions& options, int64_t dim) {
+std::vector<SlotVariableSpec> OptimizerSlots(const OptimizerOptions& options, int64_t dim) {
   const float initial = options.initial_accumulator;
-  std::vector<SlotSpec> slots;
+  std::vector<SlotVariableSpec> slots;
   switch (options.kind) {
     case OptimizerKind::kSgd:
       break;
@@ -36,10 +36,10 @@ std::vector<SlotSpec> OptimizerSlots(const OptimizerOptions& options, int64_t di
   return slots;
 }
 
-void CheckSlotWidths(const std::vector<SlotSpec>& present, const OptimizerOptions& options,
+void CheckSlotWidths(const std::vector<SlotVariableSpec>& present, const OptimizerOptions& options,
                      int64_t dim, const std::string& table) {
-  for (const SlotSpec& wanted : OptimizerSlots(options, dim)) {
-    for (const SlotSpec& held : present) {
+  for (const SlotVariableSpec& wanted : OptimizerSlots(options, dim)) {
+    for (const SlotVariableSpec& held : present) {
       if (held.name != wanted.name || held.width == wanted.width) continue;
       throw std::invalid_argument("Slot variable '" + wanted.name + "' of " + options.ToString() +
                                   " must be " + std::to_string(wanted.width) +
@@ -49,7 +49,7 @@ void CheckSlotWidths(const std::vector<SlotSpec>& present, const OptimizerOption
   }
 }
 
-void CheckSlots(const std::vector<SlotSpec>& slots, const std::string& table) {
+void CheckSlots(const std::vector<SlotVariableSpec>& slots, const std::string& table) {
   for (size_t i = 0; i < slots.size(); ++i) {
     if (slots[i].width < 1) {
       throw std::invalid_argument("The width of slot variable '" + slots[i].name +
@@ -65,38 +65,40 @@ void CheckSlots(const std::vector<SlotSpec>& slots, const std::string& table) {
   }
 }
 
-bool SameSlots(const std::vector<SlotSpec>& a, const std::vector<SlotSpec>& b) {
+bool SameSlots(const std::vector<SlotVariableSpec>& a, const std::vector<SlotVariableSpec>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](const SlotSpec& x, const SlotSpec& y) {
+                    [](const SlotVariableSpec& x, const SlotVariableSpec& y) {
                       return x.name == y.name && x.width == y.width && x.initial == y.initial &&
                              x.saved == y.saved;
                     });
 }
 
-int64_t OffsetOfSlot(const std::vector<SlotSpec>& slots, int64_t dim, const std::string& name,
-                     int64_t width) {
+int64_t OffsetOfSlot(const std::vector<SlotVariableSpec>& slots, int64_t dim,
+                     const std::string& name, int64_t width) {
   int64_t offset = dim;
-  for (const SlotSpec& slot : slots) {
+  for (const SlotVariableSpec& slot : slots) {
     if (slot.name == name) return width < 0 || slot.width == width ? offset : -1;
     offset += slot.width;
   }
   return -1;
 }
 
-std::vector<KeptSlot> KeptSlots(const std::vector<SlotSpec>& old_slots,
-                                const std::vector<SlotSpec>& new_slots, int64_t dim) {
+std::vector<KeptSlot> KeptSlots(const std::vector<SlotVariableSpec>& old_slots,
+                                const std::vector<SlotVariableSpec>& new_slots, int64_t dim) {
   std::vector<KeptSlot> kept;
-  for (const SlotSpec& slot : new_slots) {
-    const bool may_be_unknown = std::any_of(
-        old_slots.begin(), old_slots.end(),
-        [&slot](const SlotSpec& old) { return old.name == slot.name && std::isnan(old.initial); });
+  for (const SlotVariableSpec& slot : new_slots) {
+    const bool may_be_unknown =
+        std::any_of(old_slots.begin(), old_slots.end(), [&slot](const SlotVariableSpec& old) {
+          return old.name == slot.name && std::isnan(old.initial);
+        });
     kept.push_back({OffsetOfSlot(old_slots, dim, slot.name, slot.width), may_be_unknown});
   }
   return kept;
 }
 
-void CopySavedSlots(const std::vector<SlotSpec>& slots, const float* slot_rows, float* saved) {
-  for (const SlotSpec& spec : slots) {
+void CopySavedSlots(const std::vector<SlotVariableSpec>& slots, const float* slot_rows,
+                    float* saved) {
+  for (const SlotVariableSpec& spec : slots) {
     if (spec.saved) saved = std::copy_n(slot_rows, spec.width, saved);
     slot_rows += spec.width;
   }

@@ -10,7 +10,7 @@
 
 namespace sok {
 
-struct SlotSpec {
+struct SlotVariableSpec {
   std::string name;      // "accumulator", "momentum", "velocity", "last_step", ...
   int64_t width = 0;     // floats per row: dim, or 1 for a per-row scalar
   float initial = 0.0f;  // value in a new row
@@ -19,30 +19,31 @@ struct SlotSpec {
 };
 
 // Slot variables of a rule, in the order that the rules of optimizer.h count on.
-std::vector<SlotSpec> OptimizerSlots(const OptimizerOptions& options, int64_t dim);
+std::vector<SlotVariableSpec> OptimizerSlots(const OptimizerOptions& options, int64_t dim);
 
 // Throws std::invalid_argument where a table holds a slot of that name and another width, which it
 // would lose: an imported one.
-void CheckSlotWidths(const std::vector<SlotSpec>& present, const OptimizerOptions& options,
+void CheckSlotWidths(const std::vector<SlotVariableSpec>& present, const OptimizerOptions& options,
                      int64_t dim, const std::string& table);
 
 // Throws std::invalid_argument unless the slots have different names and positive widths.
-void CheckSlots(const std::vector<SlotSpec>& slots, const std::string& table);
-bool SameSlots(const std::vector<SlotSpec>& a, const std::vector<SlotSpec>& b);
+void CheckSlots(const std::vector<SlotVariableSpec>& slots, const std::string& table);
+bool SameSlots(const std::vector<SlotVariableSpec>& a, const std::vector<SlotVariableSpec>& b);
 // The floats from a row to its slot of that name, and of that width if one is given; -1 where there
 // is none.
-int64_t OffsetOfSlot(const std::vector<SlotSpec>& slots, int64_t dim, const std::string& name,
-                     int64_t width = -1);
+int64_t OffsetOfSlot(const std::vector<SlotVariableSpec>& slots, int64_t dim,
+                     const std::string& name, int64_t width = -1);
 // Where each slot of a new layout comes from in the old one.
 struct KeptSlot {
   int64_t offset;       // floats from the old row; -1: the slot starts from its initial value
   bool may_be_unknown;  // so do elements that are NaN: an import left them to the optimizer
 };
-std::vector<KeptSlot> KeptSlots(const std::vector<SlotSpec>& old_slots,
-                                const std::vector<SlotSpec>& new_slots, int64_t dim);
+std::vector<KeptSlot> KeptSlots(const std::vector<SlotVariableSpec>& old_slots,
+                                const std::vector<SlotVariableSpec>& new_slots, int64_t dim);
 
 // Copies the saved ones of a row's slot rows, which lie side by side, to `saved`.
-void CopySavedSlots(const std::vector<SlotSpec>& slots, const float* slot_rows, float* saved);
+void CopySavedSlots(const std::vector<SlotVariableSpec>& slots, const float* slot_rows,
+                    float* saved);
 
 }  // namespace sok
 

@@ -47,19 +47,19 @@ void CheckSnapshot(const TableSnapshot& snapshot, const TableOptions& options) {
                        static_cast<int64_t>(num_keys), options.name);
 }
 
-std::vector<SlotSpec> SlotsWithThoseOf(const TableSnapshot& snapshot,
-                                       const std::vector<SlotSpec>& slots,
-                                       const TableOptions& options) {
-  std::vector<SlotSpec> merged = slots, imported;
+std::vector<SlotVariableSpec> SlotsWithThoseOf(const TableSnapshot& snapshot,
+                                               const std::vector<SlotVariableSpec>& slots,
+                                               const TableOptions& options) {
+  std::vector<SlotVariableSpec> merged = slots, imported;
   for (size_t s = 0; s < snapshot.slot_names.size(); ++s) {
     imported.push_back({snapshot.slot_names[s], snapshot.slot_widths[s],
                         std::numeric_limits<float>::quiet_NaN(), true});
   }
   CheckSlots(imported, options.name);
-  for (const SlotSpec& slot : imported) {
-    const auto present = std::find_if(slots.begin(), slots.end(), [&slot](const SlotSpec& other) {
-      return other.name == slot.name;
-    });
+  for (const SlotVariableSpec& slot : imported) {
+    const auto present =
+        std::find_if(slots.begin(), slots.end(),
+                     [&slot](const SlotVariableSpec& other) { return other.name == slot.name; });
     if (present == slots.end()) {
       merged.push_back(slot);
     } else if (present->width != slot.width) {
@@ -71,18 +71,18 @@ std::vector<SlotSpec> SlotsWithThoseOf(const TableSnapshot& snapshot,
   return merged;
 }
 
-std::vector<SlotSpec> SlotsWithThoseOf(const std::vector<SlotSpec>& aside,
-                                       const std::vector<SlotSpec>& slots) {
-  std::vector<SlotSpec> merged = slots;
-  for (const SlotSpec& slot : aside) {
-    const auto same = [&slot](const SlotSpec& other) { return other.name == slot.name; };
+std::vector<SlotVariableSpec> SlotsWithThoseOf(const std::vector<SlotVariableSpec>& aside,
+                                               const std::vector<SlotVariableSpec>& slots) {
+  std::vector<SlotVariableSpec> merged = slots;
+  for (const SlotVariableSpec& slot : aside) {
+    const auto same = [&slot](const SlotVariableSpec& other) { return other.name == slot.name; };
     if (std::none_of(slots.begin(), slots.end(), same)) merged.push_back(slot);
   }
   return merged;
 }
 
-void NameSavedSlots(const std::vector<SlotSpec>& slots, TableSnapshot* snapshot) {
-  for (const SlotSpec& slot : slots) {
+void NameSavedSlots(const std::vector<SlotVariableSpec>& slots, TableSnapshot* snapshot) {
+  for (const SlotVariableSpec& slot : slots) {
     if (!slot.saved) continue;
     snapshot->slot_names.push_back(slot.name);
     snapshot->slot_widths.push_back(slot.width);

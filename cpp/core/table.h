@@ -116,8 +116,8 @@ class Table {
   // Lays rows out for these slots. Configuring the same ones again is a no-op; slots of equal name
   // and width are kept, others get their initial value. The initial value of a slot may be NaN, not
   // known yet: when another is known, the rows that hold NaN get it.
-  virtual void ConfigureSlots(CallContext context, const std::vector<SlotSpec>& specs) = 0;
-  virtual std::vector<SlotSpec> Slots() const = 0;
+  virtual void ConfigureSlots(CallContext context, const std::vector<SlotVariableSpec>& specs) = 0;
+  virtual std::vector<SlotVariableSpec> Slots() const = 0;
 
   // ---- admission and eviction, of a table that keeps records; std::invalid_argument from one that
   // keeps none ----
@@ -129,7 +129,7 @@ class Table {
   // Removes keys that have outlived their steps or fallen below the threshold; how many.
   virtual int64_t Evict(CallContext context) = 0;
   virtual EvictedRows PopEvicted() = 0;
-  virtual PolicyStatistics Statistics(CallContext context) const = 0;
+  virtual PolicyCounts Statistics(CallContext context) const = 0;
   // All [num_keys]. A key never seen: 0 and -1.
   virtual void KeyStatistics(CallContext context, const uint64_t* keys, int64_t num_keys,
                              uint8_t* present, int64_t* frequencies, int64_t* last_steps) const = 0;
@@ -145,14 +145,14 @@ void RequireHashtable(const TableOptions& options);  // of Erase
 void CheckSnapshot(const TableSnapshot& snapshot, const TableOptions& options);
 // A table's slots and behind them those of a snapshot that it lacks. Of these the initial value is
 // NaN, not known, until an optimizer says it. Throws where widths differ.
-std::vector<SlotSpec> SlotsWithThoseOf(const TableSnapshot& snapshot,
-                                       const std::vector<SlotSpec>& slots,
-                                       const TableOptions& options);
+std::vector<SlotVariableSpec> SlotsWithThoseOf(const TableSnapshot& snapshot,
+                                               const std::vector<SlotVariableSpec>& slots,
+                                               const TableOptions& options);
 // A table's slots, and behind them those that only the content aside has.
-std::vector<SlotSpec> SlotsWithThoseOf(const std::vector<SlotSpec>& aside,
-                                       const std::vector<SlotSpec>& slots);
+std::vector<SlotVariableSpec> SlotsWithThoseOf(const std::vector<SlotVariableSpec>& aside,
+                                               const std::vector<SlotVariableSpec>& slots);
 // Names the saved ones of these slots in the snapshot.
-void NameSavedSlots(const std::vector<SlotSpec>& slots, TableSnapshot* snapshot);
+void NameSavedSlots(const std::vector<SlotVariableSpec>& slots, TableSnapshot* snapshot);
 
 }  // namespace sok
 

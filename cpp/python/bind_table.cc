@@ -127,16 +127,17 @@ void SetInitializer(const std::string& initializer, float a, float b,
 }
 
 void BindTable(py::module_& m) {
-  py::class_<SlotSpec>(m, "SlotSpec", "A slot variable: a name and `width` floats behind each row.")
+  py::class_<SlotVariableSpec>(m, "SlotVariableSpec",
+                               "A slot variable: a name and `width` floats behind each row.")
       .def(py::init([](const std::string& name, int64_t width, float initial, bool saved) {
-             return SlotSpec{name, width, initial, saved};
+             return SlotVariableSpec{name, width, initial, saved};
            }),
            py::arg("name"), py::arg("width"), py::kw_only(), py::arg("initial") = 0.0f,
            py::arg("saved") = true)
-      .def_readonly("name", &SlotSpec::name)
-      .def_readonly("width", &SlotSpec::width)
-      .def_readonly("initial", &SlotSpec::initial)
-      .def_readonly("saved", &SlotSpec::saved);
+      .def_readonly("name", &SlotVariableSpec::name)
+      .def_readonly("width", &SlotVariableSpec::width)
+      .def_readonly("initial", &SlotVariableSpec::initial)
+      .def_readonly("saved", &SlotVariableSpec::saved);
 
   using Calls = TableCalls<HostMemory>;
   py::class_<CpuTable, std::shared_ptr<CpuTable>> table(m, "Table", "One rank's shard of a table.");

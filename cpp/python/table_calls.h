@@ -35,7 +35,7 @@ TableSnapshot SnapshotFrom(const pybind11::object& keys, const pybind11::object&
                            const std::optional<pybind11::dict>& slots, const TableOptions& options);
 pybind11::dict MemoryStatsToDict(const MemoryStats& stats);
 pybind11::dict EvictedToDict(const EvictedRows& popped, const TableOptions& options);
-pybind11::dict StatisticsToDict(const PolicyStatistics& statistics);
+pybind11::dict PolicyCountsToDict(const PolicyCounts& statistics);
 
 template <typename Memory, typename... Stream>
 struct TableCalls {
@@ -116,7 +116,8 @@ struct TableCalls {
     return MemoryStatsToDict(Released([&] { return table.Stats(call); }));
   }
 
-  static void ConfigureSlots(Table& table, const std::vector<SlotSpec>& specs, Stream... stream) {
+  static void ConfigureSlots(Table& table, const std::vector<SlotVariableSpec>& specs,
+                             Stream... stream) {
     const Call call(stream...);
     Released([&] { table.ConfigureSlots(call, specs); });
   }
@@ -148,7 +149,7 @@ struct TableCalls {
 
   static pybind11::dict Statistics(const Table& table, Stream... stream) {
     const Call call(stream...);
-    return StatisticsToDict(Released([&] { return table.Statistics(call); }));
+    return PolicyCountsToDict(Released([&] { return table.Statistics(call); }));
   }
 
   static pybind11::tuple KeyStatistics(const Table& table, const object& key_object,

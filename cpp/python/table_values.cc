@@ -91,7 +91,7 @@ py::dict EvictedToDict(const EvictedRows& popped, const TableOptions& options) {
   return out;
 }
 
-py::dict StatisticsToDict(const PolicyStatistics& s) {
+py::dict PolicyCountsToDict(const PolicyCounts& s) {
   py::dict out;
   out["size"] = s.size;
   out["seen"] = s.seen;

@@ -192,7 +192,7 @@ void TestPoliciesSeeOneLookup() {
   for (int step = 1; step <= 2; ++step) {
     Features features(tables, 24, 5);
     LookupGroup(pool, &features.lookups, true);
-    const PolicyStatistics statistics = tables[2]->Statistics(pool);
+    const PolicyCounts statistics = tables[2]->Statistics(pool);
     CHECK_EQ(statistics.step, step);
     std::set<uint64_t> distinct;
     for (int f = 2; f < 24; f += 6) {

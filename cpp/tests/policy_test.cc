@@ -238,7 +238,7 @@ void SeveralThreadsAtOnce() {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  const PolicyStatistics s = table.Statistics(pool);
+  const PolicyCounts s = table.Statistics(pool);
   CHECK_EQ(s.step, 80);
   CHECK_EQ(s.size, table.size());
   CHECK_EQ(s.size, static_cast<int64_t>(Present(table).size()));

@@ -113,7 +113,7 @@ class TableStatisticsOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* ctx) override {
-    PolicyStatistics s;
+    PolicyCounts s;
     OP_REQUIRES_OK(ctx, WithTable(ctx, [&](Table& table, CallContext context) {
                      s = table.Statistics(context);
                    }));

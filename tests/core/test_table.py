@@ -41,7 +41,7 @@ class TableAgainstDict(RuleBasedStateMachine):
     def start(self, key_dtype, use_slots):
         self.table = _core.Table("t", DIM, key_dtype=key_dtype, initializer="constant", a=0.25)
         if use_slots:
-            self.table.configure_slots([_core.SlotSpec("m", 2, initial=1.5)])
+            self.table.configure_slots([_core.SlotVariableSpec("m", 2, initial=1.5)])
         self.key_dtype = key_dtype
         extremes = extreme_keys(key_dtype)
         self.universe = extremes + [k for k in range(100, 160) if k not in extremes]
@@ -334,9 +334,9 @@ def test_slots_survive_export_and_import():
     table = _core.Table("t", 2)
     table.configure_slots(
         [
-            _core.SlotSpec("a", 2, initial=0.5),
-            _core.SlotSpec("step", 1, initial=-1, saved=False),
-            _core.SlotSpec("b", 1, initial=0.25),
+            _core.SlotVariableSpec("a", 2, initial=0.5),
+            _core.SlotVariableSpec("step", 1, initial=-1, saved=False),
+            _core.SlotVariableSpec("b", 1, initial=0.25),
         ]
     )
     keys = [5, -7, 3]

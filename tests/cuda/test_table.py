@@ -173,7 +173,7 @@ def test_max_capacity_is_all_or_nothing(cuda):
 
 def test_import_gives_what_was_exported(cuda):
     table = cuda.CudaTable("t", 3)
-    table.configure_slots([_core.SlotSpec("m", 2, initial=1.5)])
+    table.configure_slots([_core.SlotVariableSpec("m", 2, initial=1.5)])
     table.find_or_insert(up(cuda, EXTREMES))
     keys, rows, slots = table.export()
     assert slots["m"].shape == (len(EXTREMES), 2) and (slots["m"] == 1.5).all()

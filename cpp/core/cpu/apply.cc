@@ -120,11 +120,11 @@ OptimizerState* Attached(const CpuTable& table, const OptimizerOptions& options)
 
 // Attaches the optimizer to a table that can take it. Needs the exclusive lock.
 OptimizerState* Attach(Executor& ex, CpuTable& table, const OptimizerOptions& options) {
-  const std::vector<SlotSpec> slots = OptimizerSlots(options, table.dim());
+  const std::vector<SlotVariableSpec> slots = OptimizerSlots(options, table.dim());
   auto state = std::make_shared<OptimizerState>(options, table.dim());
   table.LayOutSlots(ex, slots);
   int64_t offset = table.dim();
-  for (const SlotSpec& slot : slots) {
+  for (const SlotVariableSpec& slot : slots) {
     if (table.SlotOffset(slot.name) != offset) {
       throw std::logic_error("Slot rows must lie behind the row in the order configured: '" +
                              slot.name + "' of table '" + table.options().name + "' does not");

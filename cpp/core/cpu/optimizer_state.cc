@@ -29,7 +29,7 @@ OptimizerState::OptimizerState(const OptimizerOptions& options, int64_t dim)
       beta_2_(AsWritten(options.beta_2)),
       history_(options),
       row_floats_(dim) {
-  for (const SlotSpec& slot : OptimizerSlots(options, dim)) {
+  for (const SlotVariableSpec& slot : OptimizerSlots(options, dim)) {
     if (slot.name == "last_step") last_step_offset_ = row_floats_;
     row_floats_ += slot.width;
   }

@@ -1,8 +1,7 @@
 // TableRecords: what a table with policies knows of its keys, beside their rows.
 //
 //     row number r -> records[r]  | key | frequency | last step |        24 bytes
-//                     scores[r]   | score |                              8 bytes, custom scores
-//                     only
+//                     scores[r]   | score |                              8 bytes, for custom scores
 //     waiting keys -> filter      (admission.h)
 //     lowest scores -> queue      (eviction_queue.h)
 //     evicted rows -> buffer      the last `evicted_buffer` of them, until they are popped
@@ -75,7 +74,7 @@ struct TableRecords {
 
   const PolicyOptions options;
   int64_t step = 0;
-  PolicyStatistics statistics;  // of counts; size, buffered, waiting and step are filled in later
+  PolicyCounts statistics;  // of counts; size, buffered, waiting and step are filled in later
   std::vector<KeyRecord> records;  // [rows given out]
   std::vector<int64_t> scores;     // parallel to it, or empty
   std::unique_ptr<AdmissionFilter> filter;

@@ -85,12 +85,12 @@ class CpuTable final : public Table {
   void Import(CallContext context, const TableSnapshot& snapshot, bool replace = false) override;
   std::unique_ptr<Table> MakeAside(CallContext context) const override;
   void TakeContent(CallContext context, Table& aside) override;
-  void ConfigureSlots(CallContext context, const std::vector<SlotSpec>& specs) override;
-  std::vector<SlotSpec> Slots() const override;
+  void ConfigureSlots(CallContext context, const std::vector<SlotVariableSpec>& specs) override;
+  std::vector<SlotVariableSpec> Slots() const override;
   void RecordTrainingLookup(CallContext context, const uint64_t* keys, int64_t num_keys) override;
   int64_t Evict(CallContext context) override;
   EvictedRows PopEvicted() override;
-  PolicyStatistics Statistics(CallContext context) const override;
+  PolicyCounts Statistics(CallContext context) const override;
   void KeyStatistics(CallContext context, const uint64_t* keys, int64_t num_keys, uint8_t* present,
                      int64_t* frequencies, int64_t* last_steps) const override;
   int64_t AssignScores(CallContext context, const uint64_t* keys, int64_t num_keys,
@@ -130,9 +130,9 @@ class CpuTable final : public Table {
 
   // ConfigureSlots where the caller holds the exclusive lock. If a present slot moves or goes, rows
   // are caught up first and the catch-up is detached: it knows the old offsets.
-  void LayOutSlots(Executor& ex, const std::vector<SlotSpec>& specs);
+  void LayOutSlots(Executor& ex, const std::vector<SlotVariableSpec>& specs);
   StepNumber& step_number() const;  // of the optimizer; needs the exclusive lock
-  const std::vector<SlotSpec>& slots() const;
+  const std::vector<SlotVariableSpec>& slots() const;
   int64_t SlotOffset(const std::string& name) const;  // floats from Row(); throws std::out_of_range
   // Brings all rows up to date and has the history forgotten. Needs the exclusive lock.
   void CatchUpRows(Executor& ex);

@@ -32,7 +32,7 @@ struct ShardGroups {
   int64_t count(int shard) const { return offsets[shard + 1] - offsets[shard]; }
 };
 
-// Keys of a training lookup, sorted out by index shard.
+// Keys of a training lookup, classified, by index shard.
 struct LookupBatch {
   int64_t step = 0;
   const uint64_t* keys = nullptr;  // [num_keys], as they came
@@ -92,7 +92,7 @@ struct CpuTable::Impl {
   // A training lookup of keys, which may repeat. `rows` gets row numbers, kNoRow for keys that
   // wait.
   void RecordTrainingLookup(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* rows);
-  void SortOutMissing(Executor& ex, LookupBatch* batch);
+  void ClassifyMissing(Executor& ex, LookupBatch* batch);
   void CountLookup(Executor& ex, const LookupBatch& batch, uint32_t* rows);
   int64_t Evict(Executor& ex);
   // Evicts so many keys of least score that `num_new` find room; those in `rows` stay.
@@ -143,7 +143,7 @@ struct CpuTable::Impl {
   std::vector<uint32_t> remembered_rows;
   uint64_t remembered_version = 0;
 
-  std::vector<SlotSpec> slots;
+  std::vector<SlotVariableSpec> slots;
   std::vector<float> slot_initial;  // what follows the embedding in a new row
   std::shared_ptr<RowCatchUp> catch_up;
   StepNumber step_number;

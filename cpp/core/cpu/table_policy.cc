@@ -40,7 +40,7 @@ void CpuTable::Impl::RecordTrainingLookup(Executor& ex, const uint64_t* keys, in
   GroupByShard(ex, keys, num_keys, is_present, &batch.present);
   if (batch.present.total() < num_keys) {
     GroupByShard(ex, keys, num_keys, is_missing, &batch.missing);
-    SortOutMissing(ex, &batch);
+    ClassifyMissing(ex, &batch);
   }
 
   // Those that are admitted, of all shards, in an order that is a function of the keys alone.
@@ -68,7 +68,7 @@ void CpuTable::Impl::RecordTrainingLookup(Executor& ex, const uint64_t* keys, in
   CountLookup(ex, batch, rows);
 }
 
-void CpuTable::Impl::SortOutMissing(Executor& ex, LookupBatch* batch) {
+void CpuTable::Impl::ClassifyMissing(Executor& ex, LookupBatch* batch) {
   AdmissionFilter* const filter = records->filter.get();
   const ShardGroups& missing = batch->missing;
   batch->unique.resize(missing.positions.size());
@@ -245,10 +245,10 @@ void CpuTable::RecordAndRead(Executor& ex, const uint64_t* keys, int64_t num_key
   });
 }
 
-PolicyStatistics CpuTable::Statistics(CallContext) const {
+PolicyCounts CpuTable::Statistics(CallContext) const {
   const SharedLock lock(impl_->mutex);
   const TableRecords& rec = impl_->Records();
-  PolicyStatistics statistics = rec.statistics;
+  PolicyCounts statistics = rec.statistics;
   statistics.size = impl_->size;
   statistics.seen = statistics.found + statistics.admitted + statistics.refused;
   statistics.buffered = rec.buffer.size();
@@ -308,7 +308,7 @@ void CpuTable::CountDroppedGradients(int64_t num_keys) {
 
 void TableRecords::Clear() {
   step = 0;
-  statistics = PolicyStatistics();
+  statistics = PolicyCounts();
   std::vector<KeyRecord>().swap(records);
   std::vector<int64_t>().swap(scores);
   if (filter != nullptr) filter->Clear();

@@ -83,7 +83,7 @@ int64_t CpuTable::row_bytes() const {
   return impl_->next_row * impl_->arena->stride() * static_cast<int64_t>(sizeof(float));
 }
 
-const std::vector<SlotSpec>& CpuTable::slots() const { return impl_->slots; }
+const std::vector<SlotVariableSpec>& CpuTable::slots() const { return impl_->slots; }
 
 int64_t CpuTable::SlotOffset(const std::string& name) const {
   const int64_t offset = OffsetOfSlot(impl_->slots, dim(), name);
@@ -100,29 +100,29 @@ void CpuTable::AttachCatchUp(std::shared_ptr<RowCatchUp> catch_up) {
 
 const std::shared_ptr<RowCatchUp>& CpuTable::catch_up() const { return impl_->catch_up; }
 
-std::vector<SlotSpec> CpuTable::Slots() const {
+std::vector<SlotVariableSpec> CpuTable::Slots() const {
   const std::shared_lock<std::shared_mutex> lock(impl_->mutex);
   return impl_->slots;
 }
 
-void CpuTable::ConfigureSlots(CallContext context, const std::vector<SlotSpec>& specs) {
+void CpuTable::ConfigureSlots(CallContext context, const std::vector<SlotVariableSpec>& specs) {
   const std::unique_lock<std::shared_mutex> lock(impl_->mutex);
   LayOutSlots(context.threads(), specs);
 }
 
-void CpuTable::LayOutSlots(Executor& ex, const std::vector<SlotSpec>& specs) {
+void CpuTable::LayOutSlots(Executor& ex, const std::vector<SlotVariableSpec>& specs) {
   Impl& impl = *impl_;
   if (SameSlots(specs, impl.slots)) return;
   CheckSlots(specs, impl.options.name);
   std::vector<float> slot_initial;
-  for (const SlotSpec& spec : specs)
+  for (const SlotVariableSpec& spec : specs)
     slot_initial.insert(slot_initial.end(), spec.width, spec.initial);
-  std::vector<SlotSpec> new_slots = specs;
+  std::vector<SlotVariableSpec> new_slots = specs;
   auto arena = std::make_unique<Arena>(dim() + static_cast<int64_t>(slot_initial.size()));
 
   // A catch-up knows the old offsets: rows must not owe anything once one of them changes.
   bool offsets_stay = true;
-  for (const SlotSpec& spec : impl.slots) {
+  for (const SlotVariableSpec& spec : impl.slots) {
     offsets_stay &= OffsetOfSlot(specs, dim(), spec.name, spec.width) == SlotOffset(spec.name);
   }
   if (!offsets_stay) impl.CatchUpAll(ex);
@@ -220,7 +220,7 @@ void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool r
   if (impl.records != nullptr && impl.records->filter != nullptr) {
     impl.records->filter->CheckCounters(snapshot.policy.counters);
   }
-  const std::vector<SlotSpec> specs = SlotsWithThoseOf(snapshot, impl.slots, impl.options);
+  const std::vector<SlotVariableSpec> specs = SlotsWithThoseOf(snapshot, impl.slots, impl.options);
   // Unsaved slots of imported rows get their initial value, which means "up to date" only once
   // the history is forgotten.
   impl.CatchUpAll(ex);

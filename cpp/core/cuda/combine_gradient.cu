@@ -154,17 +154,17 @@ class Sums {
   void Add(const Samples& samples, int64_t num_unique, int64_t dim, bool wide, const Grads& grads,
            const Rows& out) {
     if (num_unique == 0 || samples.num_keys == 0) return;
-    sources_.push_back({&samples, num_unique, dim});
+    batches_.push_back({&samples, num_unique, dim});
     targets_.push_back({grads, out, wide});
   }
   void Launch(Stream stream, Workspace& workspace) const {
-    if (sources_.empty()) return;
+    if (batches_.empty()) return;
     const Workspace::Scope scope(workspace, stream);
-    const std::vector<Sorted> sorted = SortPositions(stream, workspace, sources_);
+    const std::vector<SortedBatch> sorted = SortPositions(stream, workspace, batches_);
     std::vector<float*> partials;
     for (size_t b = 0; b < sorted.size(); ++b) {
       partials.push_back(
-          workspace.Take<float>(2 * sorted[b].positions.num_tiles() * sources_[b].dim));
+          workspace.Take<float>(2 * sorted[b].positions.num_tiles() * batches_[b].dim));
     }
     LaunchWidth<1>(stream, sorted, partials);
     if constexpr (std::is_same_v<Grads, DenseRows<const float>> &&
@@ -181,14 +181,14 @@ class Sums {
   };
 
   template <int kWidth>
-  void LaunchWidth(Stream stream, const std::vector<Sorted>& sorted,
+  void LaunchWidth(Stream stream, const std::vector<SortedBatch>& sorted,
                    const std::vector<float*>& partials) const {
     std::vector<SumTilesJob<kWidth, Grads, Rows>> sums;
     std::vector<JoinTilesJob<kWidth, Rows>> joins;
     for (size_t b = 0; b < sorted.size(); ++b) {
       const Target& target = targets_[b];
       if (target.wide != (kWidth == 4)) continue;
-      const Pieces<kWidth> pieces(sources_[b].dim);
+      const Pieces<kWidth> pieces(batches_[b].dim);
       sums.push_back(
           {sorted[b].positions, sorted[b].shares, target.grads, pieces, target.out, partials[b]});
       joins.push_back({sorted[b].positions, pieces, partials[b], target.out});
@@ -197,7 +197,7 @@ class Sums {
     LaunchJobs(stream, joins);
   }
 
-  std::vector<Source> sources_;
+  std::vector<PositionBatch> batches_;
   std::vector<Target> targets_;
 };
 

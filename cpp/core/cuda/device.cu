@@ -29,17 +29,17 @@ cudaMemPool_t Pool() {
   properties.location.type = cudaMemLocationTypeDevice;
   properties.location.id = device;
   cudaMemPool_t pool;
-  Check(cudaMemPoolCreate(&pool, &properties), "cudaMemPoolCreate");
+  CudaCheck(cudaMemPoolCreate(&pool, &properties), "cudaMemPoolCreate");
   uint64_t keep = UINT64_MAX;  // bytes that stay in the pool when a stream is waited for
-  Check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep),
-        "cudaMemPoolSetAttribute");
+  CudaCheck(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep),
+            "cudaMemPoolSetAttribute");
   (*pools)[device] = pool;
   return pool;
 }
 
 }  // namespace
 
-void Check(int code, const char* what) {
+void CudaCheck(int code, const char* what) {
   if (code == cudaSuccess) return;
   cudaGetLastError();  // an error that was reported must not come up again in the next call
   throw CudaError(std::string(what) +
@@ -64,58 +64,60 @@ void RequireDevice() {
       (error == cudaSuccess ? "no device" : cudaGetErrorString(error)));
 }
 
-void Synchronize(Stream stream) { Check(cudaStreamSynchronize(stream), "cudaStreamSynchronize"); }
+void Synchronize(Stream stream) {
+  CudaCheck(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+}
 
 int CurrentDevice() {
   int device = 0;
-  Check(cudaGetDevice(&device), "cudaGetDevice");
+  CudaCheck(cudaGetDevice(&device), "cudaGetDevice");
   return device;
 }
 
 void ReleaseMemory() {
-  Check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  Check(cudaMemPoolTrimTo(Pool(), 0), "cudaMemPoolTrimTo");
+  CudaCheck(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  CudaCheck(cudaMemPoolTrimTo(Pool(), 0), "cudaMemPoolTrimTo");
 }
 
 void CopyToDevice(Stream stream, void* to, const void* from, size_t bytes) {
   if (bytes == 0) return;
-  Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
+  CudaCheck(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
   // CUDA takes a copy of pageable memory before it returns, but not of memory that is pinned, nor
   // for sure where the device can read the host's pages.
   Synchronize(stream);
 }
 
 void CopyToHost(Stream stream, void* to, const void* from, size_t bytes) {
-  Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
+  CudaCheck(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
   Synchronize(stream);
 }
 
 void CopyOnDevice(Stream stream, void* to, const void* from, size_t bytes) {
-  Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), "cudaMemcpyAsync");
+  CudaCheck(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), "cudaMemcpyAsync");
 }
 
 void FillWithZeros(Stream stream, void* to, size_t bytes) {
-  if (bytes > 0) Check(cudaMemsetAsync(to, 0, bytes, stream), "cudaMemsetAsync");
+  if (bytes > 0) CudaCheck(cudaMemsetAsync(to, 0, bytes, stream), "cudaMemsetAsync");
 }
 
 void OrderAfter(Stream later, Stream earlier) {
   if (later == earlier) return;
   cudaEvent_t event;
-  Check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+  CudaCheck(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
   cudaError_t error = cudaEventRecord(event, earlier);
   if (error == cudaSuccess) error = cudaStreamWaitEvent(later, event, 0);
   cudaEventDestroy(event);  // lives on until it has happened
-  Check(error, "cudaStreamWaitEvent");
+  CudaCheck(error, "cudaStreamWaitEvent");
 }
 
 DeviceInfo CurrentDeviceInfo() {
   cudaDeviceProp properties;
-  Check(cudaGetDeviceProperties(&properties, CurrentDevice()), "cudaGetDeviceProperties");
+  CudaCheck(cudaGetDeviceProperties(&properties, CurrentDevice()), "cudaGetDeviceProperties");
   DeviceInfo info;
   size_t free_bytes = 0, bytes = 0;
-  Check(cudaMemGetInfo(&free_bytes, &bytes), "cudaMemGetInfo");
-  Check(cudaDriverGetVersion(&info.driver), "cudaDriverGetVersion");
-  Check(cudaRuntimeGetVersion(&info.runtime), "cudaRuntimeGetVersion");
+  CudaCheck(cudaMemGetInfo(&free_bytes, &bytes), "cudaMemGetInfo");
+  CudaCheck(cudaDriverGetVersion(&info.driver), "cudaDriverGetVersion");
+  CudaCheck(cudaRuntimeGetVersion(&info.runtime), "cudaRuntimeGetVersion");
   info.name = properties.name;
   info.bytes = static_cast<int64_t>(bytes);
   info.free_bytes = static_cast<int64_t>(free_bytes);
@@ -125,7 +127,7 @@ DeviceInfo CurrentDeviceInfo() {
 }
 
 TimedEvent::TimedEvent() {
-  Check(cudaEventCreateWithFlags(&event_, cudaEventDefault), "cudaEventCreate");
+  CudaCheck(cudaEventCreateWithFlags(&event_, cudaEventDefault), "cudaEventCreate");
 }
 
 TimedEvent::~TimedEvent() {
@@ -134,13 +136,13 @@ TimedEvent::~TimedEvent() {
 }
 
 void TimedEvent::Record(Stream stream) {
-  Check(cudaEventRecord(event_, stream), "cudaEventRecord");
+  CudaCheck(cudaEventRecord(event_, stream), "cudaEventRecord");
 }
 
 double TimedEvent::SecondsSince(const TimedEvent& earlier) const {
-  Check(cudaEventSynchronize(event_), "cudaEventSynchronize");
+  CudaCheck(cudaEventSynchronize(event_), "cudaEventSynchronize");
   float milliseconds = 0.0f;
-  Check(cudaEventElapsedTime(&milliseconds, earlier.event_, event_), "cudaEventElapsedTime");
+  CudaCheck(cudaEventElapsedTime(&milliseconds, earlier.event_, event_), "cudaEventElapsedTime");
   return milliseconds / 1e3;
 }
 
@@ -159,7 +161,7 @@ Buffer::Buffer(size_t bytes, Stream stream)
     throw DeviceMemoryError("Device memory ran out: " + std::to_string(bytes) +
                             " bytes were asked for");
   }
-  Check(error, "cudaMallocFromPoolAsync");
+  CudaCheck(error, "cudaMallocFromPoolAsync");
 }
 
 void Buffer::Free() noexcept {

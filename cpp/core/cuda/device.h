@@ -42,7 +42,7 @@ class DeviceMemoryError : public CudaError {  // it ran out
 };
 
 // Throws CudaError unless `code` is cudaSuccess. `what` names the call that gave it.
-void Check(int code, const char* what);
+void CudaCheck(int code, const char* what);
 
 int DeviceCount();     // 0 where there is no device or no driver
 void RequireDevice();  // throws CudaError that says what is missing

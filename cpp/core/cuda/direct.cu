@@ -10,8 +10,8 @@ namespace {
 
 namespace cg = cooperative_groups;
 
-struct NumberKeysJob {
-  NumberBatch batch;
+struct RowNumbersJob {
+  RowNumberBatch batch;
   uint64_t* first_refused;
 
   int64_t NumThreads() const { return batch.num_keys.most; }
@@ -36,18 +36,19 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    NumberRowsKernel(int64_t first, int64_t num_rows, uint32_t* rows) {
+    ListRowNumbersKernel(int64_t first, int64_t num_rows, uint32_t* rows) {
   const int64_t i = GlobalThread();
   if (i < num_rows) rows[i] = static_cast<uint32_t>(first + i);
 }
 
 }  // namespace
 
-void NumberKeys(Stream stream, const std::vector<NumberBatch>& batches, uint64_t* first_refused) {
-  Check(cudaMemsetAsync(first_refused, 0xFF, batches.size() * sizeof(uint64_t), stream),
-        "cudaMemsetAsync");
-  std::vector<NumberKeysJob> jobs;
-  for (const NumberBatch& batch : batches) jobs.push_back({batch, first_refused + jobs.size()});
+void ComputeRowNumbers(Stream stream, const std::vector<RowNumberBatch>& batches,
+                       uint64_t* first_refused) {
+  CudaCheck(cudaMemsetAsync(first_refused, 0xFF, batches.size() * sizeof(uint64_t), stream),
+            "cudaMemsetAsync");
+  std::vector<RowNumbersJob> jobs;
+  for (const RowNumberBatch& batch : batches) jobs.push_back({batch, first_refused + jobs.size()});
   LaunchJobs(stream, jobs);
 }
 
@@ -55,8 +56,8 @@ void WriteInitialRows(Stream stream, const TableRef& table, const DirectRows& di
   Launch(WriteInitialRowsKernel, static_cast<int64_t>(direct.num_rows), stream, table, direct);
 }
 
-void NumberRows(Stream stream, int64_t first, int64_t num_rows, uint32_t* rows) {
-  Launch(NumberRowsKernel, num_rows, stream, first, num_rows, rows);
+void ListRowNumbers(Stream stream, int64_t first, int64_t num_rows, uint32_t* rows) {
+  Launch(ListRowNumbersKernel, num_rows, stream, first, num_rows, rows);
 }
 
 }  // namespace cuda

@@ -18,19 +18,20 @@ inline constexpr uint64_t kNoPosition = ~uint64_t{0};
 
 // Async. rows[i] = row number of keys[i]. first_refused [number of batches], in device memory: the
 // first position whose key the table does not have and whose row number is kNoRow, or kNoPosition.
-struct NumberBatch {
+struct RowNumberBatch {
   DirectRows direct;
   const uint64_t* keys;
   Count num_keys;
   uint32_t* rows;
 };
-void NumberKeys(Stream stream, const std::vector<NumberBatch>& batches, uint64_t* first_refused);
+void ComputeRowNumbers(Stream stream, const std::vector<RowNumberBatch>& batches,
+                       uint64_t* first_refused);
 
 // Async. Gives all rows their initial embedding and slot rows.
 void WriteInitialRows(Stream stream, const TableRef& table, const DirectRows& direct);
 
 // Async. rows[i] = first + i.
-void NumberRows(Stream stream, int64_t first, int64_t num_rows, uint32_t* rows);
+void ListRowNumbers(Stream stream, int64_t first, int64_t num_rows, uint32_t* rows);
 
 }  // namespace cuda
 }  // namespace sok

@@ -1,11 +1,11 @@
 #include <cooperative_groups.h>
 
+#include "cpp/core/cuda/aggregated_increment.cuh"
 #include "cpp/core/cuda/index.cuh"
 #include "cpp/core/cuda/jobs.cuh"
 #include "cpp/core/cuda/memory.cuh"
 #include "cpp/core/cuda/probe.h"
 #include "cpp/core/cuda/rows.cuh"
-#include "cpp/core/cuda/ticket.cuh"
 
 namespace sok {
 namespace cuda {
@@ -20,7 +20,7 @@ struct NewRow {
   const uint32_t* free_rows;
 
   SOK_DEVICE uint32_t operator()() const {
-    const uint32_t ticket = TakeTicket(&counters->tickets);
+    const uint32_t ticket = AggregatedIncrement(&counters->tickets);
     const uint32_t num_free = counters->num_free;
     return ticket < num_free ? free_rows[num_free - 1 - ticket]
                              : counters->next_row + (ticket - num_free);
@@ -93,7 +93,7 @@ struct CountMissesJob {
     if (i >= num_keys.Get()) return;
     const uint64_t key = keys[i];
     if (FindRow(ReadOnlyMemory(), table.index, HashKey(key), key) == kNoRow) {
-      TakeTicket(num_missing);
+      AggregatedIncrement(num_missing);
     }
   }
 };
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kThreads)
   const uint64_t key = keys[i];
   const uint32_t row = EraseRow(ContendedMemory(), table.index, HashKey(key), key);
   if (row == kNoRow) return;
-  table.free_rows[TakeTicket(&table.counters->num_free)] = row;
+  table.free_rows[AggregatedIncrement(&table.counters->num_free)] = row;
   atomicAdd(&table.counters->erased, 1u);
 }
 
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kThreads)
   const Bucket& bucket = index.buckets[b];
   const int slot = static_cast<int>(i % kBucketSlots);
   if (!IsPresent(bucket, slot)) return;
-  const uint32_t place = TakeTicket(cursor);
+  const uint32_t place = AggregatedIncrement(cursor);
   keys[place] = bucket.keys[slot];
   rows[place] = bucket.rows[slot] - 1;
 }
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kThreads)
     CountMissingKernel(const uint32_t* rows, const uint8_t* first, int64_t num_keys,
                        uint32_t* count) {
   const int64_t i = GlobalThread();
-  if (i < num_keys && rows[i] == kNoRow && first[i] != 0) TakeTicket(count);
+  if (i < num_keys && rows[i] == kNoRow && first[i] != 0) AggregatedIncrement(count);
 }
 
 int64_t NumSlots(const IndexRef& index) {
@@ -205,7 +205,7 @@ void InsertKeys(Stream stream, const std::vector<InsertBatch>& batches) {
 }
 
 void CountMisses(Stream stream, const std::vector<MissBatch>& batches, Misses* misses) {
-  Check(cudaMemsetAsync(misses, 0, batches.size() * sizeof(Misses), stream), "cudaMemsetAsync");
+  CudaCheck(cudaMemsetAsync(misses, 0, batches.size() * sizeof(Misses), stream), "cudaMemsetAsync");
   std::vector<CountMissesJob> counts;
   std::vector<CopyCountersJob> copies;
   for (const MissBatch& batch : batches) {
@@ -218,7 +218,8 @@ void CountMisses(Stream stream, const std::vector<MissBatch>& batches, Misses* m
 }
 
 void EraseKeys(Stream stream, const TableRef& table, const uint64_t* keys, int64_t num_keys) {
-  Check(cudaMemsetAsync(&table.counters->erased, 0, sizeof(uint32_t), stream), "cudaMemsetAsync");
+  CudaCheck(cudaMemsetAsync(&table.counters->erased, 0, sizeof(uint32_t), stream),
+            "cudaMemsetAsync");
   Launch(EraseKeysKernel, num_keys, stream, table, keys, num_keys);
   Launch(BookErasedKernel, 1, stream, table.counters);
 }

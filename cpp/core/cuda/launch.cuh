@@ -52,8 +52,8 @@ void Launch(void (*kernel)(Parameters...), int64_t num_threads, Stream stream,
   config.gridDim = dim3(static_cast<unsigned>(num_blocks));
   config.blockDim = dim3(kThreads);
   config.stream = stream;
-  Check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...),
-        "cudaLaunchKernelEx");
+  CudaCheck(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...),
+            "cudaLaunchKernelEx");
 }
 
 }  // namespace cuda

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "cpp/core/cuda/aggregated_increment.cuh"
 #include "cpp/core/cuda/lowest.cuh"
 #include "cpp/core/cuda/primitives.h"
-#include "cpp/core/cuda/ticket.cuh"
 
 namespace sok {
 namespace cuda {
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads)
     key_and &= record->key;
     key_or |= record->key;
     if (end == nullptr || ceiling.IsBelow(score, record->key)) continue;
-    const uint32_t place = TakeTicket(&survey->num_listed);
+    const uint32_t place = AggregatedIncrement(&survey->num_listed);
     if (place < limit) listed[place] = static_cast<uint32_t>(i);
   }
   if (!any) return;
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kThreads)
   const uint64_t score = OrderedScore(*record, candidates.kind) & choice->score_mask;
   if (score > choice->score) return;
   if (score == choice->score && (record->key & choice->key_mask) > choice->key) return;
-  rows[TakeTicket(num_taken)] = candidates.Row(i);
+  rows[AggregatedIncrement(num_taken)] = candidates.Row(i);
 }
 
 // Digits without a round are the same in all candidates, or did not matter.
@@ -220,8 +220,8 @@ void SelectLowest(Stream stream, Workspace& workspace, const DeviceRecord* recor
       hint == nullptr ? 0 : std::min(num_rows.most, std::max(kFewRows, 16 * count));
   uint32_t* const listed = workspace.Take<uint32_t>(limit);
   uint64_t* const end = hint == nullptr ? nullptr : hint->end.as<uint64_t>();
-  Check(cudaMemsetAsync(counters, 0, kCopies * kDigits * sizeof(uint32_t), stream),
-        "cudaMemsetAsync");
+  CudaCheck(cudaMemsetAsync(counters, 0, kCopies * kDigits * sizeof(uint32_t), stream),
+            "cudaMemsetAsync");
   Launch(StartKernel, 1, stream, static_cast<uint32_t>(count), survey, choice, num_taken);
   Launch(SurveyKernel, std::min(num_rows.most, kSurveyThreads), stream, candidates, survey, end,
          hint == nullptr ? 0 : hint->slack_bits, listed, static_cast<uint32_t>(limit));

@@ -25,13 +25,13 @@ void Sort(Stream stream, Workspace& workspace, const Key* keys, Key* sorted_keys
   const int n = Checked(count);
   if (n == 0) return;
   size_t bytes = 0;
-  Check(cub::DeviceRadixSort::SortPairs(static_cast<void*>(nullptr), bytes, keys, sorted_keys,
-                                        values, sorted_values, n, 0, num_bits, stream),
-        "DeviceRadixSort");
+  CudaCheck(cub::DeviceRadixSort::SortPairs(static_cast<void*>(nullptr), bytes, keys, sorted_keys,
+                                            values, sorted_values, n, 0, num_bits, stream),
+            "DeviceRadixSort");
   void* const scratch = workspace.Take<char>(static_cast<int64_t>(bytes));
-  Check(cub::DeviceRadixSort::SortPairs(scratch, bytes, keys, sorted_keys, values, sorted_values, n,
-                                        0, num_bits, stream),
-        "DeviceRadixSort");
+  CudaCheck(cub::DeviceRadixSort::SortPairs(scratch, bytes, keys, sorted_keys, values,
+                                            sorted_values, n, 0, num_bits, stream),
+            "DeviceRadixSort");
 }
 
 }  // namespace
@@ -46,11 +46,11 @@ void ExclusiveSum(Stream stream, Workspace& workspace, uint32_t* values, int64_t
   const int n = Checked(count);
   if (n == 0) return;
   size_t bytes = 0;
-  Check(
+  CudaCheck(
       cub::DeviceScan::ExclusiveSum(static_cast<void*>(nullptr), bytes, values, values, n, stream),
       "DeviceScan");
   void* const scratch = workspace.Take<char>(static_cast<int64_t>(bytes));
-  Check(cub::DeviceScan::ExclusiveSum(scratch, bytes, values, values, n, stream), "DeviceScan");
+  CudaCheck(cub::DeviceScan::ExclusiveSum(scratch, bytes, values, values, n, stream), "DeviceScan");
 }
 
 void SortPairs(Stream stream, Workspace& workspace, const uint32_t* keys, uint32_t* sorted_keys,

@@ -1,9 +1,9 @@
 #include <cooperative_groups.h>
 #include <cuda_runtime.h>
 
+#include "cpp/core/cuda/aggregated_increment.cuh"
 #include "cpp/core/cuda/filter.cuh"
 #include "cpp/core/cuda/record_ops.cuh"
-#include "cpp/core/cuda/ticket.cuh"
 
 namespace sok {
 namespace cuda {
@@ -12,8 +12,8 @@ namespace {
 namespace cg = cooperative_groups;
 
 __global__ void __launch_bounds__(kThreads)
-    SortOutKernel(TableRef table, const DeviceRecord* records, FilterRef filter,
-                  const uint64_t* unique, Count num_unique, int64_t step, SortedKeys out) {
+    ClassifyKernel(TableRef table, const DeviceRecord* records, FilterRef filter,
+                   const uint64_t* unique, Count num_unique, int64_t step, ClassifiedKeys out) {
   const auto warp = cg::tiled_partition<kWarp>(cg::this_thread_block());
   const int64_t i = GlobalThread();
   const bool is_key = i < num_unique.Get();
@@ -38,12 +38,12 @@ __global__ void __launch_bounds__(kThreads)
   }
   const bool is_present = row != kNoRow;
   const bool is_admitted = is_key && !is_present && !is_refused;
-  TakeTicket(warp, is_present, &out.counts->present);
-  TakeTicket(warp, is_present && counts, &out.counts->found);
-  TakeTicket(warp, is_refused && counts, &out.counts->counted);
-  const uint32_t refused = TakeTicket(warp, is_refused, &out.counts->refused);
+  AggregatedIncrement(warp, is_present, &out.counts->present);
+  AggregatedIncrement(warp, is_present && counts, &out.counts->found);
+  AggregatedIncrement(warp, is_refused && counts, &out.counts->counted);
+  const uint32_t refused = AggregatedIncrement(warp, is_refused, &out.counts->refused);
   if (is_refused) out.refused[refused] = unique[i];
-  const uint32_t admitted = TakeTicket(warp, is_admitted, &out.counts->admitted);
+  const uint32_t admitted = AggregatedIncrement(warp, is_admitted, &out.counts->admitted);
   if (is_admitted) {
     out.admitted[admitted] = unique[i];
     out.frequencies[admitted] = frequency;
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kThreads)
                       const int64_t* scores, int64_t num_keys, uint32_t* num_present) {
   const int64_t i = GlobalThread();
   if (i >= num_keys || rows[i] == kNoRow) return;
-  TakeTicket(num_present);
+  AggregatedIncrement(num_present);
   if (last[i] != 0) records[rows[i]].score = scores[i];
 }
 
@@ -183,9 +183,9 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t last_step = i < all_rows.Get() ? records[i].last_step : -1;
   const bool is_outlived = last_step >= 0 && IsOutlived(step, last_step, steps_to_live);
   const bool is_other = last_step >= 0 && !is_outlived && weighs;
-  const uint32_t outlived_place = TakeTicket(warp, is_outlived, num_outlived);
+  const uint32_t outlived_place = AggregatedIncrement(warp, is_outlived, num_outlived);
   if (is_outlived) outlived[outlived_place] = static_cast<uint32_t>(i);
-  const uint32_t other_place = TakeTicket(warp, is_other, num_others);
+  const uint32_t other_place = AggregatedIncrement(warp, is_other, num_others);
   if (is_other) others[other_place] = static_cast<uint32_t>(i);
 }
 
@@ -206,7 +206,8 @@ __global__ void __launch_bounds__(kThreads)
     const int in_row = static_cast<int>(table.dim - first < kWarp ? table.dim - first : kWarp);
     for (int lane = 0; lane < in_row; ++lane) sum += warp.shfl(square, lane);
   }
-  if (warp.thread_rank() == 0 && 0.5 * sum < l2_threshold) light[TakeTicket(num_light)] = rows[i];
+  if (warp.thread_rank() == 0 && 0.5 * sum < l2_threshold)
+    light[AggregatedIncrement(num_light)] = rows[i];
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -216,16 +217,17 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t i = GlobalThread();
   if (i >= num_keys) return;
   const int64_t last_step = WaitingRowAt(waiting, rows[i])->next_step - 1;
-  if (IsOutlived(step, last_step, steps_to_live)) outlived[TakeTicket(num_outlived)] = keys[i];
+  if (IsOutlived(step, last_step, steps_to_live))
+    outlived[AggregatedIncrement(num_outlived)] = keys[i];
 }
 
 }  // namespace
 
-void SortOutKeys(Stream stream, const TableRef& table, const DeviceRecord* records,
-                 const FilterRef& filter, const uint64_t* unique, Count num_unique, int64_t step,
-                 const SortedKeys& out) {
-  Check(cudaMemsetAsync(out.counts, 0, sizeof(BatchCounts), stream), "cudaMemsetAsync");
-  Launch(SortOutKernel, num_unique.most, stream, table, records, filter, unique, num_unique, step,
+void ClassifyKeys(Stream stream, const TableRef& table, const DeviceRecord* records,
+                  const FilterRef& filter, const uint64_t* unique, Count num_unique, int64_t step,
+                  const ClassifiedKeys& out) {
+  CudaCheck(cudaMemsetAsync(out.counts, 0, sizeof(BatchCounts), stream), "cudaMemsetAsync");
+  Launch(ClassifyKernel, num_unique.most, stream, table, records, filter, unique, num_unique, step,
          out);
 }
 
@@ -255,7 +257,7 @@ void RemoveRecords(Stream stream, DeviceRecord* records, const uint32_t* rows, i
 
 void FlagInserted(Stream stream, const KeyBatch& batch, const uint32_t* rows_now,
                   const uint8_t* first, uint8_t* inserted) {
-  Launch(FlagInsertedKernel, batch.num_keys, stream, batch.sorted.rows, batch.inverse, rows_now,
+  Launch(FlagInsertedKernel, batch.num_keys, stream, batch.classified.rows, batch.inverse, rows_now,
          first, batch.num_keys, inserted);
 }
 

@@ -20,8 +20,8 @@ struct BatchCounts {
   uint32_t counted;   // of them, those not yet counted in this step
 };
 
-// The keys of a call, sorted out; all in device memory, in the order of no particular thread.
-struct SortedKeys {
+// The keys of a call, classified; all in device memory, in the order of no particular thread.
+struct ClassifiedKeys {
   uint32_t* rows = nullptr;        // [num_unique] before the call
   uint64_t* admitted = nullptr;    // [counts.admitted]
   int64_t* frequencies = nullptr;  // of them, this call included
@@ -35,7 +35,7 @@ struct KeyBatch {
   uint64_t* unique = nullptr;      // [num_keys], filled up to *num_unique
   int32_t* inverse = nullptr;      // [num_keys]
   uint32_t* num_unique = nullptr;  // a scalar
-  SortedKeys sorted;
+  ClassifiedKeys classified;
   uint32_t* new_rows = nullptr;      // [num_keys], of those admitted
   uint32_t* waiting_rows = nullptr;  // [num_keys], of those refused, in the exact filter
   BatchCounts counts = {};           // on the host
@@ -44,9 +44,9 @@ struct KeyBatch {
 };
 
 // Reads what is known of each key in a lookup that will be `step`. Changes nothing but `out`.
-void SortOutKeys(Stream stream, const TableRef& table, const DeviceRecord* records,
-                 const FilterRef& filter, const uint64_t* unique, Count num_unique, int64_t step,
-                 const SortedKeys& out);
+void ClassifyKeys(Stream stream, const TableRef& table, const DeviceRecord* records,
+                  const FilterRef& filter, const uint64_t* unique, Count num_unique, int64_t step,
+                  const ClassifiedKeys& out);
 
 // Keys got their rows. Null frequencies: 0, as of keys that were written and not looked up.
 void AddRecords(Stream stream, DeviceRecord* records, const uint64_t* keys, const uint32_t* rows,

@@ -76,13 +76,14 @@ void DeviceRecords::Reserve(Stream stream, int64_t num_rows) {
   const size_t kept = records.bytes();
   if (kept > 0) CopyOnDevice(stream, larger.data(), records.data(), kept);
   // All bits set: last_step is -1, which is no key.
-  Check(cudaMemsetAsync(larger.as<char>() + kept, 0xFF, bytes - kept, stream), "cudaMemsetAsync");
+  CudaCheck(cudaMemsetAsync(larger.as<char>() + kept, 0xFF, bytes - kept, stream),
+            "cudaMemsetAsync");
   records = std::move(larger);
 }
 
 void DeviceRecords::Clear(Stream stream) {
   step = 0;
-  statistics = PolicyStatistics();
+  statistics = PolicyCounts();
   records = Buffer();
   counters.Zero();
   dropped_gradients.Zero();

@@ -2,9 +2,7 @@
 // same on the CPU: core/cpu/records.h.
 //
 //     row number r -> records[r]  | key | frequency | last step | custom score |   32 bytes: the
-//     unit
-//                                                                                  that memory
-//                                                                                  moves
+//                                                                   unit that device memory moves
 //     waiting keys -> a table of its own, whose "rows" are  | count, 8 | last step + 1, 8 |
 //       or, Bloom:    counters of 1 to 8 bytes, at the CPU's places (core/bloom.h)
 //     evicted rows -> a buffer in host memory (core/evicted_buffer.h)
@@ -107,8 +105,8 @@ struct DeviceRecords {
 
   const PolicyOptions options;
   int64_t step = 0;
-  PolicyStatistics statistics;  // of counts; size, buffered, waiting and step are filled in later
-  Buffer records;               // DeviceRecord [rows there is memory for]
+  PolicyCounts statistics;  // of counts; size, buffered, waiting and step are filled in later
+  Buffer records;           // DeviceRecord [rows there is memory for]
   std::unique_ptr<CudaTable> waiting;  // exact filter, or null
   BloomShape bloom;
   Buffer counters;           // of a Bloom filter

@@ -55,10 +55,10 @@ int64_t TileOf(int64_t num_keys, int64_t dim) {
 
 }  // namespace
 
-std::vector<Sorted> SortPositions(Stream stream, Workspace& workspace,
-                                  const std::vector<Source>& sources) {
+std::vector<SortedBatch> SortPositions(Stream stream, Workspace& workspace,
+                                       const std::vector<PositionBatch>& sources) {
   int64_t num_keys = 0, num_rows = 0;
-  for (const Source& source : sources) {
+  for (const PositionBatch& source : sources) {
     num_keys += source.samples->num_keys;
     num_rows += source.num_unique;
   }
@@ -66,13 +66,13 @@ std::vector<Sorted> SortPositions(Stream stream, Workspace& workspace,
   uint32_t* scratch[4];
   for (uint32_t*& array : scratch) array = workspace.Take<uint32_t>(num_keys);
   const auto [rows, positions, sorted_rows, sorted_positions] = scratch;
-  std::vector<Sorted> sorted;
+  std::vector<SortedBatch> sorted;
   std::vector<SharesJob> shares;
   std::vector<NumberJob> numbers;
   int64_t at = 0, first_row = 0;
-  for (const Source& source : sources) {
+  for (const PositionBatch& source : sources) {
     const Samples& samples = *source.samples;
-    Sorted batch;
+    SortedBatch batch;
     if (samples.combiner != Combiner::kNone || samples.weights != nullptr) {
       batch.shares = {workspace.Take<int32_t>(samples.num_keys),
                       workspace.Take<float>(samples.num_keys)};

@@ -34,21 +34,21 @@ struct SortedPositions {
 };
 
 // What sums need of a batch, whatever its gradients and rows are.
-struct Source {
+struct PositionBatch {
   const Samples* samples;
   int64_t num_unique;
   int64_t dim;
 };
 
 // Positions by the row that they read, and their shares.
-struct Sorted {
+struct SortedBatch {
   SortedPositions positions;
   Shares shares;
 };
 
 // Async. Scratch comes from the workspace.
-std::vector<Sorted> SortPositions(Stream stream, Workspace& workspace,
-                                  const std::vector<Source>& sources);
+std::vector<SortedBatch> SortPositions(Stream stream, Workspace& workspace,
+                                       const std::vector<PositionBatch>& sources);
 
 }  // namespace cuda
 }  // namespace sok

@@ -80,12 +80,12 @@ class CudaTable final : public Table {
   void TakeContent(CallContext context, Table& aside) override;
   // Both layouts exist for a moment. Slots that move are caught up first, and the optimizer
   // must be attached again.
-  void ConfigureSlots(CallContext context, const std::vector<SlotSpec>& specs) override;
-  std::vector<SlotSpec> Slots() const override;
+  void ConfigureSlots(CallContext context, const std::vector<SlotVariableSpec>& specs) override;
+  std::vector<SlotVariableSpec> Slots() const override;
   void RecordTrainingLookup(CallContext context, const uint64_t* keys, int64_t num_keys) override;
   int64_t Evict(CallContext context) override;
   EvictedRows PopEvicted() override;  // from host memory
-  PolicyStatistics Statistics(CallContext context) const override;
+  PolicyCounts Statistics(CallContext context) const override;
   void KeyStatistics(CallContext context, const uint64_t* keys, int64_t num_keys, uint8_t* present,
                      int64_t* frequencies, int64_t* last_steps) const override;
   int64_t AssignScores(CallContext context, const uint64_t* keys, int64_t num_keys,

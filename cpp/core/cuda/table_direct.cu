@@ -33,11 +33,11 @@ void CudaTable::Impl::FindDirectRows(Stream stream, const std::vector<DirectBatc
   Workspace& workspace = batches[0].table->workspace;
   const Workspace::Scope scope(workspace, stream);
   uint64_t* const first_refused = workspace.Take<uint64_t>(n);
-  std::vector<NumberBatch> numbers;
+  std::vector<RowNumberBatch> numbers;
   for (const auto& [table, keys, num_keys, row_numbers] : batches) {
     numbers.push_back({table->direct, keys, num_keys, row_numbers});
   }
-  NumberKeys(stream, numbers, first_refused);
+  ComputeRowNumbers(stream, numbers, first_refused);
   std::vector<uint64_t> positions(n);
   CopyToHost(stream, positions.data(), first_refused, n * sizeof(uint64_t));
   for (size_t b = 0; b < n; ++b) {
@@ -55,12 +55,12 @@ void CudaTable::Impl::FindDirect(const uint64_t* keys, int64_t num_keys, float* 
   FindDirectRows(keys, num_keys, row_numbers);
   CopyRows(stream, {{Ref(), row_numbers, num_keys, out}});
   if (found == nullptr || num_keys == 0) return;
-  Check(cudaMemsetAsync(found, 1, static_cast<size_t>(num_keys), stream), "cudaMemsetAsync");
+  CudaCheck(cudaMemsetAsync(found, 1, static_cast<size_t>(num_keys), stream), "cudaMemsetAsync");
 }
 
 void CudaTable::Impl::ListDirectKeys(std::vector<uint64_t>* host_keys, uint32_t* row_numbers) {
   for (uint64_t row = 0; row < direct.num_rows; ++row) (*host_keys)[row] = direct.KeyOf(row);
-  NumberRows(stream, 0, static_cast<int64_t>(direct.num_rows), row_numbers);
+  ListRowNumbers(stream, 0, static_cast<int64_t>(direct.num_rows), row_numbers);
 }
 
 }  // namespace cuda

@@ -19,7 +19,7 @@
 namespace sok {
 namespace cuda {
 
-inline constexpr int64_t kPieceKeys = int64_t{1} << 20;   // imported at a time
+inline constexpr int64_t kPieceKeys = int64_t{1} << 20;    // imported at a time
 inline constexpr int64_t kPieceFloats = int64_t{1} << 24;  // to or from the host at a time: 64 MiB
 
 // Chunks of rows and the device array of their addresses.
@@ -105,7 +105,7 @@ struct CudaTable::Impl {
   // ---- admission and eviction; all but Records need `records` ----
   DeviceRecords& Records() const;  // throws std::invalid_argument where there are none
   // What a call at `step` finds. Waits, and changes nothing.
-  KeyBatch SortOut(const uint64_t* keys, int64_t num_keys, int64_t step, const FilterRef& filter);
+  KeyBatch Classify(const uint64_t* keys, int64_t num_keys, int64_t step, const FilterRef& filter);
   // A training lookup.
   KeyBatch RecordTrainingLookup(const uint64_t* keys, int64_t num_keys);
   // Keys that are written and not looked up.
@@ -155,7 +155,7 @@ struct CudaTable::Impl {
 
   SizeBound used, rows, size;  // of Counters used, next_row, size
 
-  std::vector<SlotSpec> slots;
+  std::vector<SlotVariableSpec> slots;
   std::vector<float> slot_initial;
   Buffer device_slot_initial;
   std::unique_ptr<History> history;

@@ -30,8 +30,8 @@ DeviceRecords& CudaTable::Impl::Records() const {
   return *records;
 }
 
-KeyBatch CudaTable::Impl::SortOut(const uint64_t* keys, int64_t num_keys, int64_t step,
-                                  const FilterRef& filter) {
+KeyBatch CudaTable::Impl::Classify(const uint64_t* keys, int64_t num_keys, int64_t step,
+                                   const FilterRef& filter) {
   KeyBatch batch;
   batch.num_keys = num_keys;
   batch.unique = workspace.Take<uint64_t>(num_keys);
@@ -39,22 +39,22 @@ KeyBatch CudaTable::Impl::SortOut(const uint64_t* keys, int64_t num_keys, int64_
   batch.num_unique = workspace.Take<uint32_t>(1);
   batch.new_rows = workspace.Take<uint32_t>(num_keys);
   batch.waiting_rows = workspace.Take<uint32_t>(num_keys);
-  batch.sorted.rows = workspace.Take<uint32_t>(num_keys);
-  batch.sorted.admitted = workspace.Take<uint64_t>(num_keys);
-  batch.sorted.frequencies = workspace.Take<int64_t>(num_keys);
-  batch.sorted.refused = workspace.Take<uint64_t>(num_keys);
-  batch.sorted.counts = workspace.Take<BatchCounts>(1);
+  batch.classified.rows = workspace.Take<uint32_t>(num_keys);
+  batch.classified.admitted = workspace.Take<uint64_t>(num_keys);
+  batch.classified.frequencies = workspace.Take<int64_t>(num_keys);
+  batch.classified.refused = workspace.Take<uint64_t>(num_keys);
+  batch.classified.counts = workspace.Take<BatchCounts>(1);
   Unique(stream, workspace, {{keys, num_keys, batch.unique, batch.inverse, batch.num_unique}});
-  SortOutKeys(stream, Ref(), records->data(), filter, batch.unique, batch.distinct(), step,
-              batch.sorted);
-  CopyToHost(stream, &batch.counts, batch.sorted.counts, sizeof(BatchCounts));
+  ClassifyKeys(stream, Ref(), records->data(), filter, batch.unique, batch.distinct(), step,
+               batch.classified);
+  CopyToHost(stream, &batch.counts, batch.classified.counts, sizeof(BatchCounts));
   return batch;
 }
 
 KeyBatch CudaTable::Impl::RecordTrainingLookup(const uint64_t* keys, int64_t num_keys) {
   DeviceRecords& rec = *records;
   const int64_t step = rec.step + 1;
-  const KeyBatch batch = SortOut(keys, num_keys, step, rec.Filter());
+  const KeyBatch batch = Classify(keys, num_keys, step, rec.Filter());
   MakeRoomInFilter(batch);
   MakeRoomFor(batch);
 
@@ -63,15 +63,16 @@ KeyBatch CudaTable::Impl::RecordTrainingLookup(const uint64_t* keys, int64_t num
   rec.statistics.found += batch.counts.found;
   rec.statistics.admitted += batch.counts.admitted;
   rec.statistics.refused += batch.counts.counted;
-  InsertAdmitted(batch, batch.sorted.frequencies, step);
-  CountRows(stream, rec.data(), batch.sorted.rows, batch.distinct(), step);
-  ForgetWaiting(batch.sorted.admitted, batch.counts.admitted);
+  InsertAdmitted(batch, batch.classified.frequencies, step);
+  CountRows(stream, rec.data(), batch.classified.rows, batch.distinct(), step);
+  ForgetWaiting(batch.classified.admitted, batch.counts.admitted);
   const int64_t num_refused = batch.counts.refused;
   if (rec.is_bloom()) {
-    CountInBloom(stream, rec.Filter(), batch.sorted.refused, num_refused);
+    CountInBloom(stream, rec.Filter(), batch.classified.refused, num_refused);
   } else if (num_refused > 0) {
     Impl& waiting = *rec.waiting->impl_;
-    InsertKeys(stream, {{waiting.Ref(), batch.sorted.refused, num_refused, batch.waiting_rows}});
+    InsertKeys(stream,
+               {{waiting.Ref(), batch.classified.refused, num_refused, batch.waiting_rows}});
     CountWaiting(stream, waiting.Ref(), batch.waiting_rows, num_refused, step);
     waiting.StartCopy();
     BoundWaiting();
@@ -81,11 +82,11 @@ KeyBatch CudaTable::Impl::RecordTrainingLookup(const uint64_t* keys, int64_t num
 
 KeyBatch CudaTable::Impl::InsertWritten(const uint64_t* keys, int64_t num_keys) {
   DeviceRecords& rec = *records;
-  const KeyBatch batch = SortOut(keys, num_keys, rec.step, FilterRef());  // nothing is refused
+  const KeyBatch batch = Classify(keys, num_keys, rec.step, FilterRef());  // nothing is refused
   MakeRoomInFilter(batch);
   MakeRoomFor(batch);
   InsertAdmitted(batch, nullptr, rec.step);
-  ForgetWaiting(batch.sorted.admitted, batch.counts.admitted);
+  ForgetWaiting(batch.classified.admitted, batch.counts.admitted);
   rec.statistics.written += batch.counts.admitted;
   return batch;
 }
@@ -108,7 +109,7 @@ void CudaTable::Impl::MakeRoomFor(const KeyBatch& batch) {
     records->Reserve(stream, arena.num_chunks * chunk_rows());
     EvictLowest(batch, excess);
   }
-  MakeRoom(batch.sorted.admitted, num_new, nullptr);
+  MakeRoom(batch.classified.admitted, num_new, nullptr);
   records->Reserve(stream, arena.num_chunks * chunk_rows());
 }
 
@@ -116,7 +117,7 @@ void CudaTable::Impl::MakeRoomInFilter(const KeyBatch& batch) {
   if (records->waiting == nullptr) return;
   Impl& waiting = *records->waiting->impl_;
   if (batch.counts.refused > 0) {
-    waiting.MakeRoom(batch.sorted.refused, batch.counts.refused, nullptr);
+    waiting.MakeRoom(batch.classified.refused, batch.counts.refused, nullptr);
   }
   if (batch.counts.admitted > 0) waiting.ReserveFreeRows();
 }
@@ -125,9 +126,9 @@ void CudaTable::Impl::InsertAdmitted(const KeyBatch& batch, const int64_t* frequ
                                      int64_t step) {
   const int64_t num_new = batch.counts.admitted;
   if (num_new == 0) return;
-  InsertKeys(stream, {{Ref(), batch.sorted.admitted, num_new, batch.new_rows}});
-  AddRecords(stream, records->data(), batch.sorted.admitted, batch.new_rows, frequencies, num_new,
-             step);
+  InsertKeys(stream, {{Ref(), batch.classified.admitted, num_new, batch.new_rows}});
+  AddRecords(stream, records->data(), batch.classified.admitted, batch.new_rows, frequencies,
+             num_new, step);
   StartCopy();
 }
 
@@ -213,11 +214,11 @@ void CudaTable::RecordTrainingLookup(CallContext context, const uint64_t* keys, 
   impl.RecordTrainingLookup(keys, num_keys);
 }
 
-PolicyStatistics CudaTable::Statistics(CallContext context) const {
+PolicyCounts CudaTable::Statistics(CallContext context) const {
   const DeviceRecords& rec = impl_->Records();
   const Stream stream = context.stream();
   const auto lock = impl_->Enter(stream);
-  PolicyStatistics statistics = rec.statistics;
+  PolicyCounts statistics = rec.statistics;
   statistics.size = Size(stream);
   statistics.seen = statistics.found + statistics.admitted + statistics.refused;
   statistics.buffered = rec.buffer.size();
@@ -249,7 +250,7 @@ int64_t CudaTable::AssignScores(CallContext context, const uint64_t* keys, int64
   uint32_t* const rows = impl.workspace.Take<uint32_t>(num_keys);
   uint8_t* const last = impl.workspace.Take<uint8_t>(num_keys);
   uint32_t* const num_present = impl.workspace.Take<uint32_t>(1);
-  Check(cudaMemsetAsync(num_present, 0, sizeof(uint32_t), stream), "cudaMemsetAsync");
+  CudaCheck(cudaMemsetAsync(num_present, 0, sizeof(uint32_t), stream), "cudaMemsetAsync");
   FindKeys(stream, impl.Ref(), keys, num_keys, rows);
   ChooseOccurrence(stream, impl.workspace, keys, num_keys, Occurrence::kLast, last);
   WriteScores(stream, impl.records->data(), rows, last, scores, num_keys, num_present);

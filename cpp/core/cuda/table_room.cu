@@ -21,14 +21,14 @@ constexpr int64_t kMaxRows = 0xFFFFFFFE;  // a row number plus one must not be k
 // ---- what the host knows of the counters ----
 
 void CudaTable::Impl::StartCopy() {
-  Check(cudaMemcpyAsync(host_counters, counters.data(), sizeof(Counters), cudaMemcpyDeviceToHost,
-                        stream),
-        "cudaMemcpyAsync");
+  CudaCheck(cudaMemcpyAsync(host_counters, counters.data(), sizeof(Counters),
+                            cudaMemcpyDeviceToHost, stream),
+            "cudaMemcpyAsync");
   CopyIsUnderWay();
 }
 
 void CudaTable::Impl::CopyIsUnderWay() {
-  Check(cudaEventRecord(copy_event, stream), "cudaEventRecord");
+  CudaCheck(cudaEventRecord(copy_event, stream), "cudaEventRecord");
   for (SizeBound* bound : {&used, &rows, &size}) bound->CopyStarted();
 }
 
@@ -44,7 +44,7 @@ bool CudaTable::Impl::CopyHasArrived() {
     cudaGetLastError();  // no error, but CUB looks at the last one after its launches
     return false;
   }
-  Check(state, "cudaEventQuery");
+  CudaCheck(state, "cudaEventQuery");
   return true;
 }
 
@@ -54,7 +54,7 @@ void CudaTable::Impl::PollCounters() {
 
 void CudaTable::Impl::WaitForCopy() {
   if (!size.copy_under_way()) return;
-  Check(cudaEventSynchronize(copy_event), "cudaEventSynchronize");
+  CudaCheck(cudaEventSynchronize(copy_event), "cudaEventSynchronize");
   TakeCounters();
 }
 
@@ -152,7 +152,7 @@ int64_t CudaTable::Impl::CountNew(const uint64_t* keys, int64_t num_keys) {
   uint32_t* const count = workspace.Take<uint32_t>(1);
   FindKeys(stream, Ref(), keys, num_keys, row_numbers);
   ChooseOccurrence(stream, workspace, keys, num_keys, Occurrence::kFirst, first);
-  Check(cudaMemsetAsync(count, 0, sizeof(uint32_t), stream), "cudaMemsetAsync");
+  CudaCheck(cudaMemsetAsync(count, 0, sizeof(uint32_t), stream), "cudaMemsetAsync");
   CountMissing(stream, row_numbers, first, num_keys, count);
   uint32_t host_count = 0;
   CopyToHost(stream, &host_count, count, sizeof(host_count));

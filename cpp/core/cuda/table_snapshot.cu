@@ -40,7 +40,7 @@ TableSnapshot CudaTable::Export(CallContext context, bool with_slots, bool evict
   Workspace scratch;
   const Workspace::Scope scope(scratch, stream);
   uint32_t* const cursor = scratch.Take<uint32_t>(1);
-  Check(cudaMemsetAsync(cursor, 0, sizeof(uint32_t), stream), "cudaMemsetAsync");
+  CudaCheck(cudaMemsetAsync(cursor, 0, sizeof(uint32_t), stream), "cudaMemsetAsync");
   const TableRef ref = impl.Ref();
   if (impl.is_direct()) {
     impl.ListDirectKeys(&snapshot.keys, sorted_rows.as<uint32_t>());
@@ -100,7 +100,7 @@ void CudaTable::Import(CallContext context, const TableSnapshot& snapshot, bool 
   if (impl.records != nullptr && impl.records->is_bloom()) {
     CheckBloomCounters(impl.records->bloom, snapshot.policy.counters);
   }
-  const std::vector<SlotSpec> specs = SlotsWithThoseOf(snapshot, impl.slots, impl.options);
+  const std::vector<SlotVariableSpec> specs = SlotsWithThoseOf(snapshot, impl.slots, impl.options);
   impl.CatchUpAll();
   ConfigureSlots(stream, specs);
 

@@ -85,11 +85,11 @@ CudaTable::Impl::Impl(const TableOptions& table_options, double load_factor, Str
   num_buckets = 1;
   ResizeIndex(1);
   void* pinned = nullptr;
-  Check(cudaMallocHost(&pinned, sizeof(Counters)), "cudaMallocHost");
+  CudaCheck(cudaMallocHost(&pinned, sizeof(Counters)), "cudaMallocHost");
   host_counters = static_cast<Counters*>(pinned);
   const cudaError_t error = cudaEventCreateWithFlags(&copy_event, cudaEventDisableTiming);
   if (error != cudaSuccess) cudaFreeHost(pinned);
-  Check(error, "cudaEventCreate");
+  CudaCheck(error, "cudaEventCreate");
   if (options.policy.keeps_records()) records = std::make_unique<DeviceRecords>(options, stream);
 }
 
@@ -159,7 +159,7 @@ CudaTable::~CudaTable() = default;
 const TableOptions& CudaTable::options() const { return impl_->options; }
 std::recursive_mutex& CudaTable::mutex() const { return impl_->mutex; }
 Stream CudaTable::stream() const { return impl_->stream; }
-std::vector<SlotSpec> CudaTable::Slots() const {
+std::vector<SlotVariableSpec> CudaTable::Slots() const {
   const std::lock_guard<std::recursive_mutex> lock(impl_->mutex);
   return impl_->slots;
 }
@@ -239,7 +239,7 @@ void CudaTable::Impl::CatchUpAll() {
   history->Forget(stream);
 }
 
-void CudaTable::ConfigureSlots(CallContext context, const std::vector<SlotSpec>& specs) {
+void CudaTable::ConfigureSlots(CallContext context, const std::vector<SlotVariableSpec>& specs) {
   Impl& impl = *impl_;
   const Stream stream = context.stream();
   const auto lock = impl.Enter(stream);

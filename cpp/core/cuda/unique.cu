@@ -201,8 +201,8 @@ std::vector<Places> Meet(Stream stream, Workspace& workspace, const std::vector<
   const std::vector<int64_t> first_key = Starts(batches, NumKeys);
   uint32_t* const slots = workspace.Take<uint32_t>(first_slot.back());
   uint32_t* const slot_of = workspace.Take<uint32_t>(first_key.back());
-  Check(cudaMemsetAsync(slots, 0xFF, first_slot.back() * sizeof(uint32_t), stream),
-        "cudaMemsetAsync");
+  CudaCheck(cudaMemsetAsync(slots, 0xFF, first_slot.back() * sizeof(uint32_t), stream),
+            "cudaMemsetAsync");
   std::vector<Places> places;
   std::vector<MeetJob> jobs;
   for (size_t b = 0; b < batches.size(); ++b) {

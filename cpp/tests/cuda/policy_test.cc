@@ -73,7 +73,7 @@ void CheckSame(const TableSnapshot& a, const TableSnapshot& b) {
   CHECK_EQ(a.policy.step, b.policy.step);
 }
 
-void CheckSame(const PolicyStatistics& a, const PolicyStatistics& b) {
+void CheckSame(const PolicyCounts& a, const PolicyCounts& b) {
   CHECK_EQ(a.size, b.size);
   CHECK_EQ(a.seen, b.seen);
   CHECK_EQ(a.found, b.found);
@@ -304,7 +304,7 @@ void WithoutMemoryNothingHappens(PolicyOptions policy) {
     for (int i = 0; i < 3; ++i)
       table.RecordTrainingLookup(kStream, lookups[i].data(), lookups[i].size());
     const TableSnapshot before = DeviceSnapshot(table);
-    const PolicyStatistics statistics = table.Statistics(kStream);
+    const PolicyCounts statistics = table.Statistics(kStream);
     const Keys& last = lookups[3];
     emulator::allocations_left = left;
     failed = false;

@@ -7,7 +7,7 @@
 #include "cpp/core/cuda/combine.h"
 #include "cpp/core/cuda/unique.h"
 #include "cpp/tf/cuda/device_messages.h"
-#include "cpp/tf/cuda/observed.h"
+#include "cpp/tf/cuda/recorded_lookup_keys.h"
 
 namespace sok {
 
@@ -98,13 +98,13 @@ class DeviceGatherRowsOp : public OpKernel {
     float* const out = rows.flat<float>().data();
     for (int64_t r = 0; r < world_size_; ++r) splits.flat<int32_t>()(r) = words[r];
     if (insert_) {
-      ObservedDeviceKeys observed(tables);
+      RecordedLookupKeys recorded(tables);
       for (const auto& of_rank : segments) {
         for (size_t i = 0; i < tables.size(); ++i) {
-          observed.Add(i, of_rank[i].keys, of_rank[i].num_keys);
+          recorded.Add(i, of_rank[i].keys, of_rank[i].num_keys);
         }
       }
-      TF_RETURN_IF_ERROR(observed.Observe(ctx));
+      TF_RETURN_IF_ERROR(recorded.Record(ctx));
     }
     TF_RETURN_IF_ERROR(WithTables(ctx, tables, [&](cuda::Stream stream) {
       if (!tables.empty()) Gather(stream, tables, segments, starts, call, out);

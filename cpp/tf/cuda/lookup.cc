@@ -14,7 +14,7 @@
 #include "cpp/core/cuda/unique.h"
 #include "cpp/tf/cuda/batch.h"
 #include "cpp/tf/cuda/kernel.h"
-#include "cpp/tf/cuda/observed.h"
+#include "cpp/tf/cuda/recorded_lookup_keys.h"
 #include "cpp/tf/samples.h"
 
 namespace sok {
@@ -56,9 +56,9 @@ class DeviceLookupOp : public OpKernel {
                                 num_unique.data());
                    }));
     if (insert_) {
-      ObservedDeviceKeys observed(tables);
-      for (int i = 0; i < n; ++i) observed.Add(i, Keys(uniques[i]), num_unique[i]);
-      OP_REQUIRES_OK(ctx, observed.Observe(ctx));
+      RecordedLookupKeys recorded(tables);
+      for (int i = 0; i < n; ++i) recorded.Add(i, Keys(uniques[i]), num_unique[i]);
+      OP_REQUIRES_OK(ctx, recorded.Record(ctx));
     }
     std::vector<Samples> samples;
     std::vector<float*> out;

@@ -1,6 +1,6 @@
 // cub::DeviceRadixSort on the host: stable, and by the given bits only.
-#ifndef SOK_TESTS_EMULATOR_CUB_DEVICE_RADIX_SORT_H_
-#define SOK_TESTS_EMULATOR_CUB_DEVICE_RADIX_SORT_H_
+#ifndef SOK_TESTS_EMULATOR_CUB_DEVICE_DEVICE_RADIX_SORT_CUH_
+#define SOK_TESTS_EMULATOR_CUB_DEVICE_DEVICE_RADIX_SORT_CUH_
 
 #include <numeric>
 
@@ -36,4 +36,4 @@ struct DeviceRadixSort {
 
 }  // namespace cub
 
-#endif  // SOK_TESTS_EMULATOR_CUB_DEVICE_RADIX_SORT_H_
+#endif  // SOK_TESTS_EMULATOR_CUB_DEVICE_DEVICE_RADIX_SORT_CUH_

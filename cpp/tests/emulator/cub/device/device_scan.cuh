@@ -1,6 +1,6 @@
 // cub::DeviceScan on the host.
-#ifndef SOK_TESTS_EMULATOR_CUB_DEVICE_SCAN_H_
-#define SOK_TESTS_EMULATOR_CUB_DEVICE_SCAN_H_
+#ifndef SOK_TESTS_EMULATOR_CUB_DEVICE_DEVICE_SCAN_CUH_
+#define SOK_TESTS_EMULATOR_CUB_DEVICE_DEVICE_SCAN_CUH_
 
 #include "cpp/tests/emulator/cuda_runtime.h"
 
@@ -28,4 +28,4 @@ struct DeviceScan {
 
 }  // namespace cub
 
-#endif  // SOK_TESTS_EMULATOR_CUB_DEVICE_SCAN_H_
+#endif  // SOK_TESTS_EMULATOR_CUB_DEVICE_DEVICE_SCAN_CUH_

@@ -1,7 +1,7 @@
 // Keys of a training lookup that go to device tables with policies. As on the host, a table that
 // several features (or ranks) name is one table and gets all its keys in one call.
-#ifndef SOK_TF_CUDA_OBSERVED_H_
-#define SOK_TF_CUDA_OBSERVED_H_
+#ifndef SOK_TF_CUDA_RECORDED_LOOKUP_KEYS_H_
+#define SOK_TF_CUDA_RECORDED_LOOKUP_KEYS_H_
 
 #include <algorithm>
 #include <utility>
@@ -12,11 +12,11 @@
 
 namespace sok {
 
-class ObservedDeviceKeys {
+class RecordedLookupKeys {
  public:
-  explicit ObservedDeviceKeys(const std::vector<DeviceTablePtr>& tables) : tables_(tables) {}
+  explicit RecordedLookupKeys(const std::vector<DeviceTablePtr>& tables) : tables_(tables) {}
 
-  // `keys` are in device memory, and must be there until Observe returns.
+  // `keys` are in device memory, and must be there until Record returns.
   void Add(int64_t feature, const uint64_t* keys, int64_t num_keys) {
     DeviceTableResource* const table = tables_[feature].get();
     if (!table->options().policy.keeps_records()) return;
@@ -28,7 +28,7 @@ class ObservedDeviceKeys {
   }
 
   // What RecordTrainingLookup throws, as a Status.
-  absl::Status Observe(OpKernelContext* ctx) {
+  absl::Status Record(OpKernelContext* ctx) {
     for (Batch& batch : batches_) {
       TF_RETURN_IF_ERROR(Guard([&] {
         cuda::CudaTable& table = batch.table->table();
@@ -61,4 +61,4 @@ class ObservedDeviceKeys {
 
 }  // namespace sok
 
-#endif  // SOK_TF_CUDA_OBSERVED_H_
+#endif  // SOK_TF_CUDA_RECORDED_LOOKUP_KEYS_H_
