@@ -34,7 +34,7 @@ if(SOK_CUDA)
   set(CMAKE_CUDA_STANDARD 17)
   set(CMAKE_CUDA_STANDARD_REQUIRED ON)
   message(STATUS "CUDA ${CMAKE_CUDA_COMPILER_VERSION}")
-  file(GLOB SOK_CUDA_SOURCES CONFIGURE_DEPENDS cpp/core/cuda/*.cu cpp/core/cuda/*.cc)
+  file(GLOB SOK_CUDA_SOURCES CONFIGURE_DEPENDS cpp/core/cuda/*/*.cu)
   add_library(sok_cuda STATIC ${SOK_CUDA_SOURCES})
   # No contraction into FMA: initial rows and updates have the bits of the CPU's.
   target_compile_options(sok_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-O3 -fmad=false

@@ -2,7 +2,7 @@
 # emulator in cpp/tests/emulator/. Never installed. (A source has one language in a build, so a build
 # with CUDA has no emulator.)
 if(NOT SOK_CUDA)
-  file(GLOB SOK_CUDA_SOURCES CONFIGURE_DEPENDS cpp/core/cuda/*.cu cpp/core/cuda/*.cc)
+  file(GLOB SOK_CUDA_SOURCES CONFIGURE_DEPENDS cpp/core/cuda/*/*.cu)
   set_source_files_properties(${SOK_CUDA_SOURCES} PROPERTIES LANGUAGE CXX)
   add_library(sok_cuda_emulated STATIC ${SOK_CUDA_SOURCES})
   target_include_directories(sok_cuda_emulated PUBLIC cpp/tests/emulator)

@@ -43,12 +43,21 @@ ABOVE_THE_PACKAGE = {"examples", "benchmarks", "tests"}
 
 # Folder of a C++ file -> folders it may include. cpu and cuda are two backends that do not know
 # each other, and the edges (tf, python) know the core only.
-CORE = {"cpp/core", "cpp/core/cpu", "cpp/core/cuda"}
+CUDA = "cpp/core/cuda"
+# Rooms of the CUDA backend, from the floor up; those of one row do not know each other.
+CUDA_FLOORS = [["device"], ["index"], ["rows"], ["lookup", "policies"], ["table"], ["update"]]
+CUDA_MAY_INCLUDE = {
+    f"{CUDA}/{room}": {"cpp/core", f"{CUDA}/{room}"}
+    | {f"{CUDA}/{below}" for floor in CUDA_FLOORS[:row] for below in floor}
+    for row, rooms in enumerate(CUDA_FLOORS)
+    for room in rooms
+}
+CORE = {"cpp/core", "cpp/core/cpu", *CUDA_MAY_INCLUDE}
 CPP_MAY_INCLUDE = {
     "cpp": set(),
     "cpp/core": {"cpp/core"},
     "cpp/core/cpu": {"cpp/core", "cpp/core/cpu"},
-    "cpp/core/cuda": {"cpp/core", "cpp/core/cuda"},
+    **CUDA_MAY_INCLUDE,
     "cpp/tf": CORE | {"cpp/tf"},
     "cpp/python": CORE | {"cpp/python"},
     "cpp/tests": CORE | {"cpp/python", "cpp/tf", "cpp/tests"},  # the emulator stands in for TF too
@@ -61,7 +70,7 @@ CPP_FOREIGN = {
     "absl/": {"cpp/tf"},  # comes with TensorFlow
     "pybind11/": {"cpp/python"},
     "Python.h": {"cpp/python"},
-    "cuda": {"cpp/core/cuda", "cpp/tf"},
+    "cuda": {*CUDA_MAY_INCLUDE, "cpp/tf"},
 }
 
 MAX_LINES = 500
@@ -194,8 +203,11 @@ def test_the_document_names_the_packages_that_exist():
         ("sok_like/table/variable.py", "import benchmarks.x", "above the package"),
         ("sok_like/surprise.py", "", "place 'surprise'"),
         ("cpp/core/cpu/a.h", '#include "cpp/core/parallel.h"\n#include <vector>', None),
-        ("cpp/core/cpu/a.h", '#include "cpp/core/cuda/a.h"', "not stand below"),
-        ("cpp/core/cuda/a.cu", '  # include "cpp/core/cpu/a.h"', "not stand below"),
+        ("cpp/core/cpu/a.h", '#include "cpp/core/cuda/table/a.h"', "not stand below"),
+        ("cpp/core/cuda/table/a.cu", '  # include "cpp/core/cpu/a.h"', "not stand below"),
+        ("cpp/core/cuda/table/a.cu", '#include "cpp/core/cuda/rows/a.h"', None),
+        ("cpp/core/cuda/rows/a.cu", '#include "cpp/core/cuda/table/a.h"', "not stand below"),
+        ("cpp/core/cuda/a.cu", "#include <cuda_runtime.h>", "known to"),  # in no room
         ("cpp/core/a.cc", '#include "tensorflow/core/x.h"', "known to"),
         ("cpp/core/a.cc", "#include <Python.h>", "known to"),
         ("cpp/core/a.cc", '#include "cpp/tf/a.h"', "not stand below"),

@@ -37,7 +37,7 @@ cmake -S . -B build-cuda "${generator[@]}" -DSOK_WITH_CUDA=ON -DSOK_WITH_TF=$wit
   -DSOK_CUDA_REPORT="${REPORT:-OFF}" -DSOK_CUDA_ARCHITECTURES="${ARCHITECTURES:-80-real;90}" \
   -DPython_EXECUTABLE="$PYTHON" >/dev/null
 if [ -n "${REPORT:-}" ]; then
-  touch cpp/core/cuda/*.cu
+  touch cpp/core/cuda/*/*.cu
   # Ninja prints what nvcc said when a file is done.
   cmake --build build-cuda --target sok_cuda | tools/kernel_report.py
 fi

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cpp/core/cpu/message.h"
-#include "cpp/core/cuda/device.h"
+#include "cpp/core/cuda/device/device.h"
 #include "tensorflow/core/lib/core/threadpool.h"
 
 namespace sok {

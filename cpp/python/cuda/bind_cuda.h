@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "cpp/core/cuda/table.h"
+#include "cpp/core/cuda/table/table.h"
 #include "cpp/python/cuda/device_array.h"
 
 namespace sok {

@@ -1,7 +1,7 @@
 // Lookups and optimizer steps of many tables, in the launches of one.
 #include <pybind11/stl.h>
 
-#include "cpp/core/cuda/apply.h"
+#include "cpp/core/cuda/update/apply.h"
 #include "cpp/python/cuda/bind_cuda.h"
 
 namespace py = pybind11;

@@ -1,7 +1,7 @@
 // Routing, combining and optimizer steps on device arrays.
-#include "cpp/core/cuda/apply.h"
-#include "cpp/core/cuda/combine.h"
-#include "cpp/core/cuda/unique.h"
+#include "cpp/core/cuda/lookup/combine.h"
+#include "cpp/core/cuda/lookup/unique.h"
+#include "cpp/core/cuda/update/apply.h"
 #include "cpp/python/cuda/bind_cuda.h"
 
 namespace py = pybind11;

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "cpp/core/cuda/device.h"
+#include "cpp/core/cuda/device/device.h"
 #include "cpp/python/bind.h"
 #include "cpp/python/cuda/dlpack.h"
 

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "cpp/core/cuda/device.h"
+#include "cpp/core/cuda/device/device.h"
 #include "cpp/python/bind.h"
 
 namespace sok {

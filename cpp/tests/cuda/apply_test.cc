@@ -1,5 +1,5 @@
 // Optimizer steps under the emulator: the CPU's table takes the same ones, bit by bit.
-#include "cpp/core/cuda/apply.h"
+#include "cpp/core/cuda/update/apply.h"
 
 #include <cmath>
 #include <cstring>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cpp/core/cpu/apply.h"
-#include "cpp/core/cuda/history.h"
+#include "cpp/core/cuda/rows/history.h"
 #include "cpp/tests/check.h"
 #include "cpp/tests/emulator/cuda_runtime.h"
 

@@ -1,11 +1,11 @@
 // Checks of a batch on the device: the CPU's verdict, in its words, for good and bad batches.
-#include "cpp/core/cuda/check.h"
+#include "cpp/tests/check.h"
 
 #include <random>
 #include <vector>
 
 #include "cpp/core/cpu/lookup.h"
-#include "cpp/tests/check.h"
+#include "cpp/core/cuda/lookup/check_batch.h"
 #include "cpp/tests/emulator/cuda_runtime.h"
 
 namespace sok {

@@ -7,9 +7,9 @@
 #include <random>
 #include <vector>
 
-#include "cpp/core/cuda/combine.h"
-#include "cpp/core/cuda/table.h"
-#include "cpp/core/cuda/unique.h"
+#include "cpp/core/cuda/lookup/combine.h"
+#include "cpp/core/cuda/lookup/unique.h"
+#include "cpp/core/cuda/table/table.h"
 #include "cpp/tests/check.h"
 #include "cpp/tests/emulator/cuda_runtime.h"
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cpp/core/cpu/table.h"
-#include "cpp/core/cuda/table.h"
+#include "cpp/core/cuda/table/table.h"
 #include "cpp/tests/check.h"
 
 namespace sok {

@@ -8,10 +8,10 @@
 
 #include "cpp/core/cpu/apply.h"
 #include "cpp/core/cpu/combine.h"
-#include "cpp/core/cuda/apply.h"
-#include "cpp/core/cuda/combine.h"
-#include "cpp/core/cuda/table.h"
-#include "cpp/core/cuda/unique.h"
+#include "cpp/core/cuda/lookup/combine.h"
+#include "cpp/core/cuda/lookup/unique.h"
+#include "cpp/core/cuda/table/table.h"
+#include "cpp/core/cuda/update/apply.h"
 #include "cpp/tests/check.h"
 #include "cpp/tests/emulator/cuda_runtime.h"
 

@@ -1,11 +1,10 @@
 // The rows of least score against sorting, under the emulator.
-#include "cpp/core/cuda/lowest.cuh"
-
 #include <algorithm>
 #include <random>
 #include <utility>
 #include <vector>
 
+#include "cpp/core/cuda/policies/select_lowest.cuh"
 #include "cpp/tests/check.h"
 #include "cpp/tests/emulator/cuda_runtime.h"
 

@@ -11,8 +11,8 @@
 
 #include "cpp/core/cpu/apply.h"
 #include "cpp/core/cpu/table.h"
-#include "cpp/core/cuda/apply.h"
-#include "cpp/core/cuda/table.h"
+#include "cpp/core/cuda/table/table.h"
+#include "cpp/core/cuda/update/apply.h"
 #include "cpp/tests/check.h"
 #include "cpp/tests/emulator/cuda_runtime.h"
 

@@ -1,6 +1,6 @@
 // The bucket's state machine (probe.h) in host memory: alone, with another thread acted out between
 // any two steps, and with real threads.
-#include "cpp/core/cuda/probe.h"
+#include "cpp/core/cuda/index/probe.h"
 
 #include <algorithm>
 #include <functional>
@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "cpp/core/cuda/size_bound.h"
+#include "cpp/core/cuda/index/size_bound.h"
 #include "cpp/tests/check.h"
 
 namespace sok {

@@ -1,6 +1,6 @@
 // Segments of messages under the emulator: moves, offsets, heads, places of rows, and combining
 // rows that lie scattered in a message.
-#include "cpp/core/cuda/segments.h"
+#include "cpp/core/cuda/lookup/segments.h"
 
 #include <cstring>
 #include <random>
@@ -8,8 +8,8 @@
 
 #include "cpp/core/cpu/combine.h"
 #include "cpp/core/cpu/place.h"
-#include "cpp/core/cuda/combine.h"
-#include "cpp/core/cuda/place.h"
+#include "cpp/core/cuda/lookup/combine.h"
+#include "cpp/core/cuda/lookup/place.h"
 #include "cpp/tests/check.h"
 #include "cpp/tests/emulator/cuda_runtime.h"
 

@@ -1,5 +1,5 @@
 // CudaTable under the emulator against std::map, and bit by bit against the CPU's table.
-#include "cpp/core/cuda/table.h"
+#include "cpp/core/cuda/table/table.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,5 +1,5 @@
 // One optimizer step on the rows of a batch, of as many device tables as take it alike.
-#include "cpp/core/cuda/apply.h"
+#include "cpp/core/cuda/update/apply.h"
 
 #include <vector>
 

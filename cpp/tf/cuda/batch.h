@@ -2,7 +2,7 @@
 #ifndef SOK_TF_CUDA_BATCH_H_
 #define SOK_TF_CUDA_BATCH_H_
 
-#include "cpp/core/cuda/check.h"
+#include "cpp/core/cuda/lookup/check_batch.h"
 #include "cpp/tf/common.h"
 #include "cpp/tf/samples.h"
 

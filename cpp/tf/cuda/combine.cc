@@ -1,6 +1,6 @@
 // SokCombine and SokCombineGrad on the device: rows that came back from their owners, read where
 // they lie in the message, and gradients written where they belong in theirs.
-#include "cpp/core/cuda/combine.h"
+#include "cpp/core/cuda/lookup/combine.h"
 
 #include "cpp/tf/cuda/device_messages.h"
 #include "cpp/tf/row_layout.h"

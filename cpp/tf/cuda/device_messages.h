@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cpp/core/cuda/segments.h"
+#include "cpp/core/cuda/lookup/segments.h"
 #include "cpp/tf/cuda/kernel.h"
 #include "cpp/tf/messages.h"
 

@@ -4,8 +4,8 @@
 // their places in the message, and gradients are summed straight from theirs. The host reads the
 // messages' heads, in one copy.
 #include "absl/strings/str_cat.h"
-#include "cpp/core/cuda/combine.h"
-#include "cpp/core/cuda/unique.h"
+#include "cpp/core/cuda/lookup/combine.h"
+#include "cpp/core/cuda/lookup/unique.h"
 #include "cpp/tf/cuda/device_messages.h"
 #include "cpp/tf/cuda/recorded_lookup_keys.h"
 

@@ -20,8 +20,8 @@
 #include <functional>
 #include <vector>
 
-#include "cpp/core/cuda/device.h"
-#include "cpp/core/cuda/table.h"
+#include "cpp/core/cuda/device/device.h"
+#include "cpp/core/cuda/table/table.h"
 #include "cpp/tf/common.h"
 
 #ifndef SOK_TF_DEVICE

@@ -9,9 +9,9 @@
 #include <cstring>
 #include <vector>
 
-#include "cpp/core/cuda/check.h"
-#include "cpp/core/cuda/combine.h"
-#include "cpp/core/cuda/unique.h"
+#include "cpp/core/cuda/lookup/check_batch.h"
+#include "cpp/core/cuda/lookup/combine.h"
+#include "cpp/core/cuda/lookup/unique.h"
 #include "cpp/tf/cuda/batch.h"
 #include "cpp/tf/cuda/kernel.h"
 #include "cpp/tf/cuda/recorded_lookup_keys.h"

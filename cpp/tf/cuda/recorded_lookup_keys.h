@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "cpp/core/cuda/segments.h"
+#include "cpp/core/cuda/lookup/segments.h"
 #include "cpp/tf/cuda/kernel.h"
 
 namespace sok {

@@ -6,8 +6,8 @@
 //     message     heads and keys of all ranks              one kernel
 #include <cstring>
 
-#include "cpp/core/cuda/place.h"
-#include "cpp/core/cuda/unique.h"
+#include "cpp/core/cuda/lookup/place.h"
+#include "cpp/core/cuda/lookup/unique.h"
 #include "cpp/tf/cuda/batch.h"
 #include "cpp/tf/cuda/device_messages.h"
 #include "cpp/tf/placements.h"

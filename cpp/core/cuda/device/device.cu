@@ -1,0 +1,212 @@
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <mutex>
+
+#include "cpp/core/cuda/device/device.h"
+
+namespace sok {
+namespace cuda {
+namespace {
+
+constexpr size_t kAlignment = 256;
+
+size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// The pool of the current device. It is kept for the life of the process: buffers may be freed
+// while static objects are torn down.
+cudaMemPool_t Pool() {
+  static std::mutex mutex;
+  static std::map<int, cudaMemPool_t>* const pools = new std::map<int, cudaMemPool_t>;
+  const int device = CurrentDevice();
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto present = pools->find(device);
+  if (present != pools->end()) return present->second;
+  cudaMemPoolProps properties = {};
+  properties.allocType = cudaMemAllocationTypePinned;
+  properties.location.type = cudaMemLocationTypeDevice;
+  properties.location.id = device;
+  cudaMemPool_t pool;
+  CudaCheck(cudaMemPoolCreate(&pool, &properties), "cudaMemPoolCreate");
+  uint64_t keep = UINT64_MAX;  // bytes that stay in the pool when a stream is waited for
+  CudaCheck(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep),
+            "cudaMemPoolSetAttribute");
+  (*pools)[device] = pool;
+  return pool;
+}
+
+}  // namespace
+
+void CudaCheck(int code, const char* what) {
+  if (code == cudaSuccess) return;
+  cudaGetLastError();  // an error that was reported must not come up again in the next call
+  throw CudaError(std::string(what) +
+                  " failed: " + cudaGetErrorString(static_cast<cudaError_t>(code)));
+}
+
+int DeviceCount() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  cudaGetLastError();
+  return 0;
+}
+
+void RequireDevice() {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaSuccess && count > 0) return;
+  cudaGetLastError();
+  throw CudaError(
+      std::string("A CUDA device and its driver are required for tables in device memory. "
+                  "Received: ") +
+      (error == cudaSuccess ? "no device" : cudaGetErrorString(error)));
+}
+
+void Synchronize(Stream stream) {
+  CudaCheck(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+}
+
+int CurrentDevice() {
+  int device = 0;
+  CudaCheck(cudaGetDevice(&device), "cudaGetDevice");
+  return device;
+}
+
+void ReleaseMemory() {
+  CudaCheck(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  CudaCheck(cudaMemPoolTrimTo(Pool(), 0), "cudaMemPoolTrimTo");
+}
+
+void CopyToDevice(Stream stream, void* to, const void* from, size_t bytes) {
+  if (bytes == 0) return;
+  CudaCheck(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
+  // CUDA takes a copy of pageable memory before it returns, but not of memory that is pinned, nor
+  // for sure where the device can read the host's pages.
+  Synchronize(stream);
+}
+
+void CopyToHost(Stream stream, void* to, const void* from, size_t bytes) {
+  CudaCheck(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
+  Synchronize(stream);
+}
+
+void CopyOnDevice(Stream stream, void* to, const void* from, size_t bytes) {
+  CudaCheck(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), "cudaMemcpyAsync");
+}
+
+void FillWithZeros(Stream stream, void* to, size_t bytes) {
+  if (bytes > 0) CudaCheck(cudaMemsetAsync(to, 0, bytes, stream), "cudaMemsetAsync");
+}
+
+void OrderAfter(Stream later, Stream earlier) {
+  if (later == earlier) return;
+  cudaEvent_t event;
+  CudaCheck(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+  cudaError_t error = cudaEventRecord(event, earlier);
+  if (error == cudaSuccess) error = cudaStreamWaitEvent(later, event, 0);
+  cudaEventDestroy(event);  // lives on until it has happened
+  CudaCheck(error, "cudaStreamWaitEvent");
+}
+
+DeviceInfo CurrentDeviceInfo() {
+  cudaDeviceProp properties;
+  CudaCheck(cudaGetDeviceProperties(&properties, CurrentDevice()), "cudaGetDeviceProperties");
+  DeviceInfo info;
+  size_t free_bytes = 0, bytes = 0;
+  CudaCheck(cudaMemGetInfo(&free_bytes, &bytes), "cudaMemGetInfo");
+  CudaCheck(cudaDriverGetVersion(&info.driver), "cudaDriverGetVersion");
+  CudaCheck(cudaRuntimeGetVersion(&info.runtime), "cudaRuntimeGetVersion");
+  info.name = properties.name;
+  info.bytes = static_cast<int64_t>(bytes);
+  info.free_bytes = static_cast<int64_t>(free_bytes);
+  info.l2_bytes = properties.l2CacheSize;
+  info.num_multiprocessors = properties.multiProcessorCount;
+  return info;
+}
+
+TimedEvent::TimedEvent() {
+  CudaCheck(cudaEventCreateWithFlags(&event_, cudaEventDefault), "cudaEventCreate");
+}
+
+TimedEvent::~TimedEvent() {
+  cudaEventDestroy(event_);
+  cudaGetLastError();
+}
+
+void TimedEvent::Record(Stream stream) {
+  CudaCheck(cudaEventRecord(event_, stream), "cudaEventRecord");
+}
+
+double TimedEvent::SecondsSince(const TimedEvent& earlier) const {
+  CudaCheck(cudaEventSynchronize(event_), "cudaEventSynchronize");
+  float milliseconds = 0.0f;
+  CudaCheck(cudaEventElapsedTime(&milliseconds, earlier.event_, event_), "cudaEventElapsedTime");
+  return milliseconds / 1e3;
+}
+
+Buffer::Buffer(size_t bytes, Stream stream)
+    : bytes_(bytes), stream_(stream), device_(CurrentDevice()) {
+  if (bytes == 0) return;
+  cudaError_t error = cudaMallocFromPoolAsync(&data_, bytes, Pool(), stream);
+  if (error == cudaErrorMemoryAllocation) {
+    // What the pool keeps may be in pieces that are too small, or freed on a stream that is behind.
+    cudaGetLastError();
+    ReleaseMemory();
+    error = cudaMallocFromPoolAsync(&data_, bytes, Pool(), stream);
+  }
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    throw DeviceMemoryError("Device memory ran out: " + std::to_string(bytes) +
+                            " bytes were asked for");
+  }
+  CudaCheck(error, "cudaMallocFromPoolAsync");
+}
+
+void Buffer::Free() noexcept {
+  if (data_ != nullptr) {
+    // The stream 0 is another one on each device.
+    int current = device_;
+    cudaGetDevice(&current);
+    if (current != device_) cudaSetDevice(device_);
+    cudaFreeAsync(data_, stream_);  // fails only when the process is ending
+    if (current != device_) cudaSetDevice(current);
+    cudaGetLastError();  // nobody else is to be told of it
+  }
+  data_ = nullptr;
+  bytes_ = 0;
+}
+
+void Buffer::Zero() { FillWithZeros(stream_, data_, bytes_); }
+
+void Workspace::Reset(Stream stream) {
+  used_ = 0;
+  const size_t needed = total_;
+  total_ = 0;
+  const int device = CurrentDevice();
+  if (blocks_.size() <= 1 && stream == stream_ && device == device_) return;
+  blocks_.clear();
+  stream_ = stream;
+  device_ = device;
+  if (needed > 0) blocks_.emplace_back(needed, stream);
+}
+
+constexpr size_t kMostAhead = size_t{256} << 20;  // bytes taken beyond what is asked for
+
+void* Workspace::TakeBytes(size_t bytes) {
+  bytes = Aligned(bytes);
+  if (blocks_.empty() || used_ + bytes > blocks_.back().bytes()) {
+    const size_t last = blocks_.empty() ? 0 : blocks_.back().bytes();
+    const size_t ahead = std::min(2 * last, kMostAhead);
+    blocks_.emplace_back(std::max({bytes, ahead, size_t{1} << 20}), stream_);
+    used_ = 0;
+  }
+  char* const piece = blocks_.back().as<char>() + used_;
+  used_ += bytes;
+  total_ += bytes;
+  return piece;
+}
+
+}  // namespace cuda
+}  // namespace sok

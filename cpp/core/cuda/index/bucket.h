@@ -1,0 +1,55 @@
+// Bucket of the device index: 16 slots, the layout of the CPU's.
+//
+//     byte 0          16                          144                    208
+//     | 16 digests    | 16 keys, 8 bytes each     | 16 row numbers, 4 each |
+//
+// A slot's digest byte is its state: 0 empty, 1 erased, 2..255 claimed by a key with that digest.
+// Keys are never compared with a sentinel, so every 64-bit key is legal. A row number is stored
+// plus one; 0 says that whoever claimed the slot has not finished writing it (or that the slot has
+// none). A bucket of zeros is an empty bucket.
+//
+// Compiled by host compilers too: includes nothing of CUDA.
+#ifndef SOK_CORE_CUDA_INDEX_BUCKET_H_
+#define SOK_CORE_CUDA_INDEX_BUCKET_H_
+
+#include <cstdint>
+
+#include "cpp/core/digest.h"
+#include "cpp/core/hash.h"
+
+namespace sok {
+namespace cuda {
+
+struct alignas(16) Bucket {
+  uint32_t digests[kBucketSlots / 4];  // slot s is byte s % 4 of word s / 4
+  uint64_t keys[kBucketSlots];
+  uint32_t rows[kBucketSlots];  // row number + 1
+};
+static_assert(sizeof(Bucket) == 208, "a bucket has no padding");
+
+// What a probe needs of the index. Trivially copyable.
+struct IndexRef {
+  Bucket* buckets = nullptr;
+  uint64_t mask = 0;  // number of buckets - 1, which is a power of two - 1
+  ProbeHome home;
+
+  IndexRef() = default;
+  IndexRef(Bucket* first, int64_t num_buckets)
+      : buckets(first),
+        mask(static_cast<uint64_t>(num_buckets) - 1),
+        home(ProbeHome::Of(mask + 1)) {}
+  SOK_HD Bucket* Home(uint64_t hash) const { return buckets + home(hash); }
+  // The bucket behind this one in a probe: 1 further, then 2, then 3. That comes to every bucket,
+  // their number being a power of two, and keys of neighbouring full buckets do not queue up behind
+  // one another: at a load of 0.95 a new key looks at 5 buckets, going 1 further each time at 13.
+  // `step`: 0 at the home bucket.
+  SOK_HD Bucket* Next(const Bucket* bucket, uint64_t* step) const {
+    *step += 1;
+    return buckets + ((static_cast<uint64_t>(bucket - buckets) + *step) & mask);
+  }
+};
+
+}  // namespace cuda
+}  // namespace sok
+
+#endif  // SOK_CORE_CUDA_INDEX_BUCKET_H_

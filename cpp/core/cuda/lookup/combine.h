@@ -1,0 +1,109 @@
+// Combine on the device: rows of one sample reduced to one, its gradient, and sums of duplicates.
+//
+// Forward: a thread takes one piece of one sample's row and walks the sample's keys in order, so a
+// sum runs in order of position, as on the CPU, with its bits.
+//
+// Backward: positions are sorted by the row they read (stable, so each row's positions stay in
+// order) and cut into tiles; a thread takes one piece of all rows of a tile. What lies
+// within a tile is summed in order of position, with the CPU's bits; a row that goes on over tiles
+// leaves a partial sum in each, and these are added in order of tile. So a key that makes up half
+// of the batch takes a few hundred additions in a row, not half a million, and still:
+//
+// Invariant: the order of every sum depends on the batch alone, never on how threads run.
+//
+//     sorted    0 0 1 1 | 1 1 1 1 | 1 2 3 3 |        tiles of 4
+//     row       0: within    1: tail of tile 0, all of tile 1, head of tile 2    2, 3: within
+//
+// Rows may lie scattered in a message of several ranks (segments.h); they are read and written
+// there, by word, in the order of the others.
+//
+// Batches of many tables, of whatever widths, share their launches and one sort.
+//
+// All async. `inverse` and `row_splits` are not checked.
+#ifndef SOK_CORE_CUDA_LOOKUP_COMBINE_H_
+#define SOK_CORE_CUDA_LOOKUP_COMBINE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cpp/core/combiner.h"
+#include "cpp/core/cuda/device/device.h"
+#include "cpp/core/cuda/rows/table_ref.h"
+
+namespace sok {
+namespace cuda {
+
+// ---- forward: out[s] = combined rows[inverse[k]] of the keys k of sample s ----
+// Pointers are to device memory, those in `samples` too. `out` [batch, dim] or [num_keys, dim].
+
+struct CombineBatch {
+  Samples samples;
+  const float* rows;  // [num_unique, dim]
+  int64_t dim;
+  float* out;
+};
+void CombineRows(Stream stream, const std::vector<CombineBatch>& batches);
+
+// Straight from a table, by row number; kNoRow reads zeros. Only while its rows owe nothing.
+struct TableCombineBatch {
+  Samples samples;
+  TableRef table;
+  const uint32_t* row_numbers;  // [num_unique]
+  float* out;
+};
+void CombineRows(Stream stream, const std::vector<TableCombineBatch>& batches);
+
+// From rows of which row u begins at words[offsets[u]].
+struct ScatteredCombineBatch {
+  Samples samples;
+  const float* words;
+  const int64_t* offsets;  // [num_unique]
+  int64_t dim;
+  float* out;
+};
+void CombineRows(Stream stream, const std::vector<ScatteredCombineBatch>& batches);
+
+// ---- backward: out[u] = sum over positions k with inverse[k] == u of k's share of its sample's
+// gradient ----
+
+struct CombineGradientBatch {
+  Samples samples;
+  const float* grad;  // [batch, dim] or [num_keys, dim]
+  int64_t num_unique;
+  int64_t dim;
+  float* out;  // [num_unique, dim]
+};
+// Overwrites `out`: rows that occur in `inverse` with their sums, the others with zeros, or not at
+// all where `all_occur` says that the caller needs no others.
+void CombineGradient(Stream stream, Workspace& workspace,
+                     const std::vector<CombineGradientBatch>& batches, bool all_occur = false);
+
+// Into rows that begin at words[offsets[u]]. Only rows that some position reads are written.
+struct ScatteredGradientBatch {
+  Samples samples;
+  const float* grad;  // [batch, dim] or [num_keys, dim]
+  int64_t num_unique;
+  int64_t dim;
+  const int64_t* offsets;  // [num_unique]
+  float* words;
+};
+void CombineGradient(Stream stream, Workspace& workspace,
+                     const std::vector<ScatteredGradientBatch>& batches);
+
+// out[u] = scale * sum of the rows at words[offsets[k]] with inverse[k] == u. `out` is overwritten.
+struct ScatteredSumBatch {
+  const int32_t* inverse;  // [num_rows]
+  int64_t num_rows;
+  const float* words;
+  const int64_t* offsets;  // [num_rows]
+  int64_t num_unique;
+  int64_t dim;
+  float* out;  // [num_unique, dim]
+};
+void SumScatteredRows(Stream stream, Workspace& workspace,
+                      const std::vector<ScatteredSumBatch>& batches, float scale);
+
+}  // namespace cuda
+}  // namespace sok
+
+#endif  // SOK_CORE_CUDA_LOOKUP_COMBINE_H_

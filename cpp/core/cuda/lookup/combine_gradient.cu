@@ -1,0 +1,254 @@
+#include <cuda_runtime.h>
+
+#include <type_traits>
+#include <vector>
+
+#include "cpp/core/cuda/device/jobs.cuh"
+#include "cpp/core/cuda/lookup/combine.h"
+#include "cpp/core/cuda/lookup/combine_rows.cuh"
+#include "cpp/core/cuda/lookup/sorted_positions.cuh"
+#include "cpp/core/cuda/rows/row_access.cuh"
+
+namespace sok {
+namespace cuda {
+namespace {
+
+// Piece `column` of the partial sum that tile t leaves for its first (0) or last (1) row.
+template <int kWidth>
+SOK_DEVICE Piece<kWidth>* Partial(float* partials, int64_t per_row, int64_t t, int which,
+                                  int64_t column) {
+  return reinterpret_cast<Piece<kWidth>*>(partials) + (2 * t + which) * per_row + column;
+}
+
+// Piece `column` of a row in `Rows`.
+template <int kWidth, typename Rows>
+SOK_DEVICE Piece<kWidth>* PieceIn(const Rows& rows, uint32_t row, int64_t column) {
+  return reinterpret_cast<Piece<kWidth>*>(rows(row)) + column;
+}
+
+// A thread takes one piece of all rows of a tile.
+template <int kWidth, typename Grads, typename Rows>
+struct SumTilesJob {
+  // Rows asked for before the first is added; threads of narrow pieces are four times as many.
+  static constexpr int kAhead = kWidth == 1 ? 4 : 8;
+  static constexpr int kMinBlocks = kWidth == 1 ? 4 : 0;
+
+  SortedPositions sorted;
+  Shares shares;
+  Grads grads;
+  Pieces<kWidth> pieces;
+  Rows out;
+  float* partials;
+
+  int64_t NumThreads() const { return sorted.num_tiles() * pieces.per_row; }
+  SOK_DEVICE void Run(int64_t thread) const {
+    const int64_t per_row = pieces.per_row;
+    const int64_t t = pieces.LongRowOf(thread);
+    const int64_t column = thread - t * per_row;
+    const int64_t begin = t * sorted.tile;
+    if (begin >= sorted.num_keys) return;
+    const int64_t end =
+        begin + sorted.tile < sorted.num_keys ? begin + sorted.tile : sorted.num_keys;
+    uint32_t row = sorted.rows[begin];
+    Piece<kWidth>* target = PieceIn<kWidth>(out, row - sorted.first_row, column);
+    if (begin > 0 && sorted.rows[begin - 1] == row) {  // it began in an earlier tile
+      target = Partial<kWidth>(partials, per_row, t, 0, column);
+    }
+    Piece<kWidth> sum = {};
+    for (int64_t j = begin; j < end; j += kAhead) {
+      Piece<kWidth> values[kAhead];
+      float factors[kAhead];
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        if (j + u >= end) continue;
+        const uint32_t k = sorted.positions[j + u];
+        const int64_t sample = shares.sample == nullptr ? int64_t{k} : int64_t{shares.sample[k]};
+        factors[u] = shares.factor == nullptr ? 1.0f : shares.factor[k];
+        values[u] = LoadPiece<kWidth>(grads(sample), column);
+      }
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        if (j + u >= end) continue;
+        const uint32_t next = sorted.rows[j + u];
+        if (next != row) {
+          *target = sum;
+          row = next;
+          target = PieceIn<kWidth>(out, row - sorted.first_row, column);
+          sum = Piece<kWidth>{};
+        }
+        if (factors[u] == 0.0f && sorted.skips_zeros) continue;
+        for (int i = 0; i < kWidth; ++i) sum.x[i] += factors[u] * values[u].x[i];
+      }
+    }
+    const bool goes_on = end < sorted.num_keys && sorted.rows[end] == row;
+    const bool began_before = begin > 0 && sorted.rows[begin - 1] == row;
+    if (goes_on && !began_before) target = Partial<kWidth>(partials, per_row, t, 1, column);
+    *target = sum;
+  }
+};
+
+// For each tile whose last row begins there and goes on: its partial sums, in order of tile.
+template <int kWidth, typename Rows>
+struct JoinTilesJob {
+  SortedPositions sorted;
+  Pieces<kWidth> pieces;
+  float* partials;
+  Rows out;
+
+  int64_t NumThreads() const { return sorted.num_tiles() * pieces.per_row; }
+  SOK_DEVICE void Run(int64_t thread) const {
+    const int64_t per_row = pieces.per_row;
+    const int64_t t = pieces.LongRowOf(thread);
+    const int64_t column = thread - t * per_row;
+    const int64_t begin = t * sorted.tile;
+    const int64_t end = begin + sorted.tile;
+    if (end >= sorted.num_keys) return;  // nothing follows
+    const uint32_t row = sorted.rows[end - 1];
+    if (sorted.rows[end] != row) return;
+    if (begin > 0 && sorted.rows[begin - 1] == row) return;  // begins in an earlier tile
+    int64_t low = end, high = sorted.num_keys;               // first position behind the row
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      if (sorted.rows[middle] == row) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    const int64_t last_tile = (low - 1) / sorted.tile;
+    Piece<kWidth> sum = *Partial<kWidth>(partials, per_row, t, 1, column);
+#pragma unroll 8
+    for (int64_t other = t + 1; other <= last_tile; ++other) {
+      const Piece<kWidth> part = *Partial<kWidth>(partials, per_row, other, 0, column);
+      for (int i = 0; i < kWidth; ++i) sum.x[i] += part.x[i];
+    }
+    *PieceIn<kWidth>(out, row - sorted.first_row, column) = sum;
+  }
+};
+
+struct ZeroJob {
+  float* values;
+  int64_t count;
+
+  int64_t NumThreads() const { return count; }
+  SOK_DEVICE void Run(int64_t i) const {
+    if (i < count) values[i] = 0.0f;
+  }
+};
+
+struct ScaleJob {
+  float* values;
+  int64_t count;
+  float scale;
+
+  int64_t NumThreads() const { return count; }
+  SOK_DEVICE void Run(int64_t i) const {
+    if (i < count) values[i] *= scale;
+  }
+};
+
+// The sums of all batches: those of wide rows in one launch, of narrow ones in another.
+template <typename Grads, typename Rows>
+class Sums {
+ public:
+  void Add(const Samples& samples, int64_t num_unique, int64_t dim, bool wide, const Grads& grads,
+           const Rows& out) {
+    if (num_unique == 0 || samples.num_keys == 0) return;
+    batches_.push_back({&samples, num_unique, dim});
+    targets_.push_back({grads, out, wide});
+  }
+  void Launch(Stream stream, Workspace& workspace) const {
+    if (batches_.empty()) return;
+    const Workspace::Scope scope(workspace, stream);
+    const std::vector<SortedBatch> sorted = SortPositions(stream, workspace, batches_);
+    std::vector<float*> partials;
+    for (size_t b = 0; b < sorted.size(); ++b) {
+      partials.push_back(
+          workspace.Take<float>(2 * sorted[b].positions.num_tiles() * batches_[b].dim));
+    }
+    LaunchWidth<1>(stream, sorted, partials);
+    if constexpr (std::is_same_v<Grads, DenseRows<const float>> &&
+                  std::is_same_v<Rows, DenseRows<float>>) {
+      LaunchWidth<4>(stream, sorted, partials);
+    }
+  }
+
+ private:
+  struct Target {
+    Grads grads;
+    Rows out;
+    bool wide;
+  };
+
+  template <int kWidth>
+  void LaunchWidth(Stream stream, const std::vector<SortedBatch>& sorted,
+                   const std::vector<float*>& partials) const {
+    std::vector<SumTilesJob<kWidth, Grads, Rows>> sums;
+    std::vector<JoinTilesJob<kWidth, Rows>> joins;
+    for (size_t b = 0; b < sorted.size(); ++b) {
+      const Target& target = targets_[b];
+      if (target.wide != (kWidth == 4)) continue;
+      const Pieces<kWidth> pieces(batches_[b].dim);
+      sums.push_back(
+          {sorted[b].positions, sorted[b].shares, target.grads, pieces, target.out, partials[b]});
+      joins.push_back({sorted[b].positions, pieces, partials[b], target.out});
+    }
+    LaunchJobs(stream, sums);
+    LaunchJobs(stream, joins);
+  }
+
+  std::vector<PositionBatch> batches_;
+  std::vector<Target> targets_;
+};
+
+}  // namespace
+
+void CombineGradient(Stream stream, Workspace& workspace,
+                     const std::vector<CombineGradientBatch>& batches, bool all_occur) {
+  std::vector<ZeroJob> zeros;
+  Sums<DenseRows<const float>, DenseRows<float>> sums;
+  for (const CombineGradientBatch& batch : batches) {
+    if (!all_occur) zeros.push_back({batch.out, batch.num_unique * batch.dim});
+    sums.Add(batch.samples, batch.num_unique, batch.dim,
+             batch.dim % 4 == 0 && Aligned16(batch.grad) && Aligned16(batch.out),
+             {batch.grad, batch.dim}, {batch.out, batch.dim});
+  }
+  LaunchJobs(stream, zeros);
+  sums.Launch(stream, workspace);
+}
+
+void CombineGradient(Stream stream, Workspace& workspace,
+                     const std::vector<ScatteredGradientBatch>& batches) {
+  Sums<DenseRows<const float>, ScatteredRows<float>> sums;
+  for (const ScatteredGradientBatch& batch : batches) {
+    sums.Add(batch.samples, batch.num_unique, batch.dim, false, {batch.grad, batch.dim},
+             {batch.words, batch.offsets});
+  }
+  sums.Launch(stream, workspace);
+}
+
+void SumScatteredRows(Stream stream, Workspace& workspace,
+                      const std::vector<ScatteredSumBatch>& batches, float scale) {
+  std::vector<ZeroJob> zeros;
+  std::vector<ScaleJob> scales;
+  std::vector<Samples> samples;
+  samples.reserve(batches.size());  // Sums keeps their addresses
+  Sums<ScatteredRows<const float>, DenseRows<float>> sums;
+  for (const ScatteredSumBatch& batch : batches) {
+    const int64_t count = batch.num_unique * batch.dim;
+    zeros.push_back({batch.out, count});
+    if (scale != 1.0f) scales.push_back({batch.out, count, scale});
+    samples.emplace_back();
+    samples.back().inverse = batch.inverse;
+    samples.back().num_keys = batch.num_rows;
+    samples.back().combiner = Combiner::kNone;
+    sums.Add(samples.back(), batch.num_unique, batch.dim, false, {batch.words, batch.offsets},
+             {batch.out, batch.dim});
+  }
+  LaunchJobs(stream, zeros);
+  sums.Launch(stream, workspace);
+  LaunchJobs(stream, scales);
+}
+
+}  // namespace cuda
+}  // namespace sok

@@ -1,0 +1,306 @@
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cpp/core/cuda/device/jobs.cuh"
+#include "cpp/core/cuda/device/launch.cuh"
+#include "cpp/core/cuda/device/primitives.h"
+#include "cpp/core/cuda/lookup/unique.h"
+#include "cpp/core/hash.h"
+
+namespace sok {
+namespace cuda {
+namespace {
+
+constexpr uint32_t kEmptySlot = 0xFFFFFFFFu;
+
+// Positions as they are kept in the slots: the one to stay is the least.
+struct Positions {
+  uint32_t last;  // num_keys - 1 where the last occurrence is wanted, else 0
+
+  SOK_HD uint32_t Code(uint32_t position) const { return last == 0 ? position : last - position; }
+};
+
+struct Places {
+  uint32_t* slots;    // [mask + 1] codes
+  uint32_t* slot_of;  // [num_keys]
+  uint64_t mask;
+  ProbeHome home;
+  Positions positions;
+};
+
+struct MeetJob {
+  const uint64_t* keys;
+  int64_t num_keys;
+  Places places;
+
+  int64_t NumThreads() const { return num_keys; }
+  SOK_DEVICE void Run(int64_t i) const {
+    if (i >= num_keys) return;
+    const uint64_t key = keys[i];
+    const uint32_t code = places.positions.Code(static_cast<uint32_t>(i));
+    for (uint64_t slot = places.home(HashKey(key));; slot = (slot + 1) & places.mask) {
+      uint32_t there = __ldcg(&places.slots[slot]);
+      if (there == kEmptySlot) {
+        there = atomicCAS(&places.slots[slot], kEmptySlot, code);
+        if (there == kEmptySlot) there = code;
+      }
+      // Whatever code the slot holds by now, it is a position of this same key.
+      if (there != code && keys[places.positions.Code(there)] != key) continue;
+      if (there > code) atomicMin(&places.slots[slot], code);
+      places.slot_of[i] = static_cast<uint32_t>(slot);
+      return;
+    }
+  }
+};
+
+SOK_DEVICE uint32_t ChosenPosition(const Places& places, int64_t i) {
+  return places.positions.Code(places.slots[places.slot_of[i]]);
+}
+
+template <typename Flag>
+struct FlagJob {
+  Places places;
+  int64_t num_keys;
+  Flag* flags;  // [num_keys]
+
+  int64_t NumThreads() const { return num_keys; }
+  SOK_DEVICE void Run(int64_t i) const {
+    if (i < num_keys) flags[i] = ChosenPosition(places, i) == static_cast<uint32_t>(i) ? 1 : 0;
+  }
+};
+
+// Ranks count through all batches: a batch's own begin at that of its first key.
+struct WriteUniqueJob {
+  UniqueBatch batch;
+  Places places;
+  const uint32_t* ranks;  // [num_keys]
+
+  int64_t NumThreads() const { return std::max<int64_t>(1, batch.num_keys); }
+  SOK_DEVICE void Run(int64_t i) const {
+    if (i >= batch.num_keys) {
+      if (i == 0) *batch.num_unique = 0;
+      return;
+    }
+    const uint32_t first = ChosenPosition(places, i);
+    const uint32_t rank = ranks[first] - ranks[0];
+    const bool is_first = first == static_cast<uint32_t>(i);
+    batch.inverse[i] = static_cast<int32_t>(rank);
+    if (is_first) batch.unique[rank] = batch.keys[i];
+    if (i == batch.num_keys - 1) {
+      *batch.num_unique = ranks[i] - ranks[0] + (is_first ? 1 : 0);
+    }
+  }
+};
+
+// ---- by owner ----
+
+// A batch on its way from order of occurrence to order by owner.
+struct Routed {
+  const uint64_t* in_order;  // [num_keys] unique keys by first occurrence
+  Count num_unique;
+  int64_t world_size;
+  uint32_t first_owner;     // owners count through all batches: that of rank 0 in this one
+  uint32_t* owners;         // [num_keys]
+  uint32_t* order;          // [num_keys] places in `in_order`
+  uint32_t* sorted_owners;  // the same, sorted
+  uint32_t* sorted_order;
+  uint32_t* place_of;  // [num_keys] the inverse of sorted_order
+  UniqueByOwnerBatch batch;
+};
+
+// Owner of each unique key; what lies behind them goes to the end of the batch.
+struct OwnersJob : Routed {
+  int64_t NumThreads() const { return num_unique.most; }
+  SOK_DEVICE void Run(int64_t i) const {
+    if (i >= num_unique.most) return;
+    const uint64_t world = static_cast<uint64_t>(world_size);
+    const uint64_t owner = i < num_unique.Get() ? in_order[i] % world : world;
+    owners[i] = first_owner + static_cast<uint32_t>(owner);
+    order[i] = static_cast<uint32_t>(i);
+  }
+};
+
+// Owners ascend; owner_offsets[o] = first place with an owner of at least o.
+struct OffsetsJob : Routed {
+  int64_t NumThreads() const { return num_unique.most + 1; }
+  SOK_DEVICE void Run(int64_t i) const {
+    if (i > num_unique.most) return;
+    const int64_t before = i == 0 ? -1 : int64_t{sorted_owners[i - 1]} - first_owner;
+    const int64_t here =
+        i == num_unique.most ? world_size : int64_t{sorted_owners[i]} - first_owner;
+    for (int64_t owner = before + 1; owner <= here; ++owner) batch.owner_offsets[owner] = i;
+  }
+};
+
+struct PermuteUniqueJob : Routed {
+  int64_t NumThreads() const { return num_unique.most; }
+  SOK_DEVICE void Run(int64_t i) const {
+    if (i >= num_unique.Get()) return;
+    batch.unique[i] = in_order[sorted_order[i]];
+    place_of[sorted_order[i]] = static_cast<uint32_t>(i);
+  }
+};
+
+struct PermuteInverseJob : Routed {
+  int64_t NumThreads() const { return batch.num_keys; }
+  SOK_DEVICE void Run(int64_t i) const {
+    if (i >= batch.num_keys) return;
+    batch.inverse[i] = static_cast<int32_t>(place_of[batch.inverse[i]]);
+  }
+};
+
+template <typename Job>
+std::vector<Job> JobsOf(const std::vector<Routed>& batches) {
+  std::vector<Job> jobs;
+  for (const Routed& batch : batches) jobs.push_back({batch});
+  return jobs;
+}
+
+struct OneOwnerJob {
+  const uint32_t* num_unique;
+  int64_t* offsets;
+
+  int64_t NumThreads() const { return 1; }
+  SOK_DEVICE void Run(int64_t i) const {
+    if (i != 0) return;
+    offsets[0] = 0;
+    offsets[1] = *num_unique;
+  }
+};
+
+// ---- all batches ----
+
+// One batch after the other in an array of as many elements as `size_of` says: where each begins.
+template <typename Batch, typename F>
+std::vector<int64_t> Starts(const std::vector<Batch>& batches, const F& size_of) {
+  std::vector<int64_t> starts = {0};
+  for (const Batch& batch : batches) starts.push_back(starts.back() + size_of(batch.num_keys));
+  return starts;
+}
+
+int64_t NumKeys(int64_t num_keys) { return num_keys; }
+
+int64_t NumSlots(int64_t num_keys) {
+  int64_t num_slots = 64;
+  while (num_slots < 2 * num_keys) num_slots *= 2;
+  return num_slots;
+}
+
+// Lets equal keys of each batch meet.
+template <typename Batch>
+std::vector<Places> Meet(Stream stream, Workspace& workspace, const std::vector<Batch>& batches,
+                         Occurrence occurrence) {
+  for (const Batch& batch : batches) {
+    if (batch.num_keys >= 0 && batch.num_keys < int64_t{1} << 30) continue;
+    throw std::invalid_argument("A batch must have between 0 and 2^30 - 1 keys. Received: " +
+                                std::to_string(batch.num_keys));
+  }
+  const std::vector<int64_t> first_slot = Starts(batches, NumSlots);
+  const std::vector<int64_t> first_key = Starts(batches, NumKeys);
+  uint32_t* const slots = workspace.Take<uint32_t>(first_slot.back());
+  uint32_t* const slot_of = workspace.Take<uint32_t>(first_key.back());
+  CudaCheck(cudaMemsetAsync(slots, 0xFF, first_slot.back() * sizeof(uint32_t), stream),
+            "cudaMemsetAsync");
+  std::vector<Places> places;
+  std::vector<MeetJob> jobs;
+  for (size_t b = 0; b < batches.size(); ++b) {
+    const int64_t num_keys = batches[b].num_keys;
+    Places place;
+    place.slots = slots + first_slot[b];
+    place.slot_of = slot_of + first_key[b];
+    place.mask = static_cast<uint64_t>(first_slot[b + 1] - first_slot[b]) - 1;
+    place.home = ProbeHome::Of(place.mask + 1);
+    const bool last = occurrence == Occurrence::kLast && num_keys > 0;
+    place.positions.last = last ? static_cast<uint32_t>(num_keys - 1) : 0;
+    places.push_back(place);
+    jobs.push_back({batches[b].keys, num_keys, place});
+  }
+  LaunchJobs(stream, jobs);
+  return places;
+}
+
+}  // namespace
+
+void Unique(Stream stream, Workspace& workspace, const std::vector<UniqueBatch>& batches) {
+  if (batches.empty()) return;
+  const Workspace::Scope scope(workspace, stream);
+  const std::vector<Places> places = Meet(stream, workspace, batches, Occurrence::kFirst);
+  const std::vector<int64_t> first_key = Starts(batches, NumKeys);
+  uint32_t* const ranks = workspace.Take<uint32_t>(first_key.back());
+  std::vector<FlagJob<uint32_t>> flags;
+  std::vector<WriteUniqueJob> writes;
+  for (size_t b = 0; b < batches.size(); ++b) {
+    flags.push_back({places[b], batches[b].num_keys, ranks + first_key[b]});
+    writes.push_back({batches[b], places[b], ranks + first_key[b]});
+  }
+  LaunchJobs(stream, flags);
+  ExclusiveSum(stream, workspace, ranks, first_key.back());
+  LaunchJobs(stream, writes);
+}
+
+void UniqueByOwner(Stream stream, Workspace& workspace,
+                   const std::vector<UniqueByOwnerBatch>& batches, int64_t world_size) {
+  if (world_size < 1 || world_size > int64_t{1} << 24) {
+    throw std::invalid_argument("`world_size` must be between 1 and 2^24. Received: " +
+                                std::to_string(world_size));
+  }
+  const int64_t num_batches = batches.size();
+  const int64_t num_owners = num_batches * (world_size + 1);
+  if (num_owners > UINT32_MAX) {
+    throw std::invalid_argument("A batch must not have so many tables: " +
+                                std::to_string(num_batches));
+  }
+  const Workspace::Scope scope(workspace, stream);
+  uint32_t* const num_unique = workspace.Take<uint32_t>(num_batches);
+  const std::vector<int64_t> first_key = Starts(batches, NumKeys);
+  const int64_t total = first_key.back();
+  uint64_t* const in_order = world_size == 1 ? nullptr : workspace.Take<uint64_t>(total);
+  std::vector<UniqueBatch> unsorted;
+  for (int64_t b = 0; b < num_batches; ++b) {
+    const UniqueByOwnerBatch& batch = batches[b];
+    unsorted.push_back({batch.keys, batch.num_keys,
+                        world_size == 1 ? batch.unique : in_order + first_key[b], batch.inverse,
+                        num_unique + b});
+  }
+  Unique(stream, workspace, unsorted);
+  if (world_size == 1) {  // in order as they are
+    std::vector<OneOwnerJob> jobs;
+    for (int64_t b = 0; b < num_batches; ++b) {
+      jobs.push_back({num_unique + b, batches[b].owner_offsets});
+    }
+    return LaunchJobs(stream, jobs);
+  }
+  uint32_t* scratch[5];
+  for (uint32_t*& array : scratch) array = workspace.Take<uint32_t>(total);
+  const auto [owners, order, sorted_owners, sorted_order, place_of] = scratch;
+  std::vector<Routed> routed;
+  for (int64_t b = 0; b < num_batches; ++b) {
+    const int64_t at = first_key[b];
+    routed.push_back({in_order + at, Count(batches[b].num_keys, num_unique + b), world_size,
+                      static_cast<uint32_t>(b * (world_size + 1)), owners + at, order + at,
+                      sorted_owners + at, sorted_order + at, place_of + at, batches[b]});
+  }
+  LaunchJobs(stream, JobsOf<OwnersJob>(routed));
+  SortPairs(stream, workspace, owners, sorted_owners, order, sorted_order, total,
+            BitsBelow(num_owners));
+  LaunchJobs(stream, JobsOf<OffsetsJob>(routed));
+  LaunchJobs(stream, JobsOf<PermuteUniqueJob>(routed));
+  LaunchJobs(stream, JobsOf<PermuteInverseJob>(routed));
+}
+
+void ChooseOccurrence(Stream stream, Workspace& workspace, const uint64_t* keys, int64_t num_keys,
+                      Occurrence occurrence, uint8_t* chosen) {
+  const Workspace::Scope scope(workspace, stream);
+  struct Batch {
+    const uint64_t* keys;
+    int64_t num_keys;
+  };
+  const std::vector<Batch> one = {{keys, num_keys}};
+  const Places places = Meet(stream, workspace, one, occurrence)[0];
+  LaunchJobs<FlagJob<uint8_t>>(stream, {{places, num_keys, chosen}});
+}
+
+}  // namespace cuda
+}  // namespace sok

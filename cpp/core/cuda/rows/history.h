@@ -1,0 +1,71 @@
+// History: the steps of a table's optimizer, with the records that rows are brought up from in
+// device memory.
+//
+// The same records as StepHistory (adam_replay.h), which goes along on the host for its shape and
+// its sums of logarithms. A step appends one summand to the records that still grow, in a kernel
+// with the CPU's double arithmetic. Where the CPU keeps a ring and looks older steps up in runs,
+// here all rows are brought up by one kernel when the records are full (every kMaxSteps steps) and
+// the history starts anew: a sweep over the table takes less than a thousandth of that many steps.
+//
+// Where the steps have to be walked (ReplayKind::kAdamSteps) there are no terms to grow: a record
+// is what its step is walked with, and the sweep walks up to kMaxSteps of them for each element.
+#ifndef SOK_CORE_CUDA_ROWS_HISTORY_H_
+#define SOK_CORE_CUDA_ROWS_HISTORY_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cpp/core/adam_replay.h"
+#include "cpp/core/cuda/device/device.h"
+#include "cpp/core/cuda/rows/table_ref.h"
+#include "cpp/core/optimizer.h"
+
+namespace sok {
+namespace cuda {
+
+struct AppendJob;
+
+class History {
+ public:
+  static constexpr int64_t kMaxSteps = 4096;
+
+  // Async.
+  History(const OptimizerOptions& options, Stream stream, int64_t max_steps = kMaxSteps);
+
+  const OptimizerOptions& options() const { return options_; }
+  bool owes() const { return steps_.kind() != ReplayKind::kNothing; }
+  bool pending() const { return owes() && now_ > 0; }
+  bool full() const { return now_ + 1 >= max_steps_; }
+  uint32_t num_steps() const { return steps_.num_steps(); }
+  float initial_scale() const { return static_cast<float>(steps_.initial_row_scale()); }
+  HistoryRef Ref() const;
+
+  void Reserve() { steps_.Reserve(); }  // for one step, on the host
+  // Async. One step of tables that make it together.
+  static void Append(Stream stream, const std::vector<History*>& histories, float learning_rate,
+                     int64_t step);
+  void Forget(Stream stream);  // async; every row has been brought up
+  void MoveTo(Stream stream);  // see Buffer
+
+ private:
+  AppendJob NextStep(float learning_rate, int64_t step);
+
+  const OptimizerOptions options_;
+  const int64_t max_steps_;
+  const double beta_1_, beta_2_;  // as written: to find that takes a microsecond
+  StepHistory steps_;
+  uint32_t base_ = 0;
+  uint32_t now_ = 0;
+  Buffer shape_;         // [window, num_terms]
+  Buffer terms_;         // [max_steps, num_terms]
+  Buffer log_decay_;     // [max_steps]
+  Buffer beta_1_power_;  // [max_steps]
+  Buffer beta_2_power_;  // [max_steps]
+  Buffer alpha_;         // [max_steps], where steps are walked
+  Buffer decay_;         // [max_steps], where they are and there is weight decay
+};
+
+}  // namespace cuda
+}  // namespace sok
+
+#endif  // SOK_CORE_CUDA_ROWS_HISTORY_H_

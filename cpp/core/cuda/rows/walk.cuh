@@ -1,0 +1,40 @@
+// Rows whose missed steps are walked one by one: ReplayKind::kAdamSteps, see adam_replay.h.
+//
+// In a kernel of its own, before an update and after a copy: within those the walk took 10 to 20
+// registers more, and all other tables would have paid for it with fewer threads at once.
+//
+//     update   row -> walk, in place -> the rule, which finds nothing owed
+//     read     row -> copied as it stands -> walked row over the copy
+//
+// The same arithmetic as on the CPU (adam_series.h), an element a thread.
+#ifndef SOK_CORE_CUDA_ROWS_WALK_CUH_
+#define SOK_CORE_CUDA_ROWS_WALK_CUH_
+
+#include <cstdint>
+
+#include "cpp/core/cuda/device/launch.cuh"
+#include "cpp/core/cuda/rows/table_ref.h"
+
+namespace sok {
+namespace cuda {
+
+// Rows by key or by number. A key or number without a row is passed over.
+struct WalkedRows {
+  Count num_rows;
+  const uint64_t* keys = nullptr;         // [num_rows]; null: by number
+  const uint32_t* row_numbers = nullptr;  // [num_rows]; null, without keys: 0, 1, 2, ...
+  const uint8_t* take = nullptr;          // [num_rows], 0 for those to pass over; null: all
+};
+
+inline bool IsWalked(const TableRef& table) {
+  return table.history.kind == ReplayKind::kAdamSteps && table.history.now > 0;
+}
+
+// Async. Writes the rows that owe steps, as they are now, over `out` [num_rows, dim]; with null
+// brings them up in place, with their slots: then no row may occur twice. IsWalked(table).
+void Walk(Stream stream, const TableRef& table, const WalkedRows& rows, float* out);
+
+}  // namespace cuda
+}  // namespace sok
+
+#endif  // SOK_CORE_CUDA_ROWS_WALK_CUH_

@@ -1,0 +1,166 @@
+// CudaTable: one rank's shard of a table in device memory. The owner; kernels take a TableRef.
+//
+//     key -> hash -> bucket -> row number -> chunk of the arena -> row
+//
+// What is as on the CPU: index and rows apart, buckets of 16 digests, chunks that never move, slot
+// rows behind each row, initial rows as a pure function of (seed, table name, key, column), rows
+// that owe steps and are brought up when they are read. What differs:
+//
+// * A batch is inserted by all threads at once, by compare-and-swap (probe.h). Which row *number* a
+//   key gets depends on their order; rows do not.
+// * The size is known to the device alone. The host keeps an upper bound (size_bound.h) and makes
+//   room for a batch before it launches the kernels: chunks for the rows, and an index of twice the
+//   size when more than `max_load_factor` of the slots may be in use. All of it is work on the
+//   stream. The host waits only when the bound says that memory must grow, to learn the real size
+//   first, and within one batch of max_capacity.
+// * Erased slots are used again after the next rehash, row numbers at once.
+//
+// Every call takes the stream it works on. A call on another stream than the last is put behind it
+// on the device; what the caller's own arrays need is up to the caller. The device that is current
+// when the table is made must be current at each call, or CudaError is thrown. "Async": does not
+// wait for the device in a warm step. Pointers are to device memory unless the name says host.
+//
+// With policies (core/policy.h) the table keeps a record a key (records.h). Then a training lookup
+// goes through RecordTrainingLookup, which decides which keys get a row and which make room for
+// them; FindOrInsert does so by itself, and every call that may insert waits for the device, once.
+// A table without policies has none of this and pays nothing for it.
+//
+// With use_hashtable=false there is no index: the row number is key / world_size, and memory for
+// all max_capacity rows is taken, and their initial rows written, when the table is made. Clear
+// writes them again. Every call that takes keys waits for the device once, so that it can throw
+// std::out_of_range for a key of another rank or beyond the range before anything has changed.
+// Erase throws std::invalid_argument.
+#ifndef SOK_CORE_CUDA_TABLE_TABLE_H_
+#define SOK_CORE_CUDA_TABLE_TABLE_H_
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "cpp/core/cuda/device/device.h"
+#include "cpp/core/cuda/rows/table_ref.h"
+#include "cpp/core/optimizer.h"
+#include "cpp/core/step_number.h"
+#include "cpp/core/table.h"
+
+namespace sok {
+namespace cuda {
+
+class History;
+
+class CudaTable final : public Table {
+ public:
+  // Throws CudaError where there is no device. max_load_factor in (0, 0.97]: of the slots, the
+  // share that may be in use before the index grows.
+  explicit CudaTable(const TableOptions& options, double max_load_factor = 0.875,
+                     Stream stream = nullptr);
+  ~CudaTable() override;
+  CudaTable(const CudaTable&) = delete;
+  CudaTable& operator=(const CudaTable&) = delete;
+
+  // ---- whole calls (core/table.h), on the context's stream: each takes the lock. Find,
+  // FindOrInsert, Assign and KeyStatistics are async; the others wait ----
+  const TableOptions& options() const override;
+  void Find(CallContext context, const uint64_t* keys, int64_t num_keys, float* rows,
+            uint8_t* found) const override;
+  void WriteZeros(CallContext context, float* rows, int64_t num_rows) const override;
+  void FindOrInsert(CallContext context, const uint64_t* keys, int64_t num_keys, float* rows,
+                    uint8_t* inserted) override;
+  void Assign(CallContext context, const uint64_t* keys, int64_t num_keys,
+              const float* rows) override;
+  int64_t Erase(CallContext context, const uint64_t* keys, int64_t num_keys) override;
+  void Clear(CallContext context) override;
+  void Reserve(CallContext context, int64_t num_keys) override;
+  int64_t Size(CallContext context) const override;
+  MemoryStats Stats(CallContext context) const override;
+  TableSnapshot Export(CallContext context, bool with_slots, bool evict = false) override;
+  void Import(CallContext context, const TableSnapshot& snapshot, bool replace = false) override;
+  std::unique_ptr<Table> MakeAside(CallContext context) const override;
+  void TakeContent(CallContext context, Table& aside) override;
+  // Both layouts exist for a moment. Slots that move are caught up first, and the optimizer
+  // must be attached again.
+  void ConfigureSlots(CallContext context, const std::vector<SlotVariableSpec>& specs) override;
+  std::vector<SlotVariableSpec> Slots() const override;
+  void RecordTrainingLookup(CallContext context, const uint64_t* keys, int64_t num_keys) override;
+  int64_t Evict(CallContext context) override;
+  EvictedRows PopEvicted() override;  // from host memory
+  PolicyCounts Statistics(CallContext context) const override;
+  void KeyStatistics(CallContext context, const uint64_t* keys, int64_t num_keys, uint8_t* present,
+                     int64_t* frequencies, int64_t* last_steps) const override;
+  int64_t AssignScores(CallContext context, const uint64_t* keys, int64_t num_keys,
+                       const int64_t* scores) override;
+  void SetStep(int64_t step) override;
+
+  // ---- parts, for fused code: the caller holds the lock, for as long as it needs row numbers to
+  // stay valid. Whole calls may be made under it ----
+  std::recursive_mutex& mutex() const;
+  Stream stream() const;  // of the last call
+  // Async. kNoRow where the key is missing.
+  void FindRows(Stream stream, const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers);
+  // Async. As FindOrInsert, without the rows. `num_actual`: in device memory, the number of keys if
+  // it is less than num_keys; null for num_keys.
+  void FindOrInsertRows(Stream stream, const uint64_t* keys, int64_t num_keys,
+                        uint32_t* row_numbers, uint8_t* inserted,
+                        const uint32_t* num_actual = nullptr);
+  // Async. Rows by number, none of them kNoRow (which reads `no_permission` where a filter admits
+  // keys); a row number stays valid until its key is erased or evicted.
+  void GatherRows(Stream stream, const uint32_t* row_numbers, int64_t num_rows, float* rows,
+                  const uint32_t* num_actual = nullptr);
+  // ---- the same for many tables, in the launches of one. A table may occur several times ----
+  struct TableFind {
+    CudaTable* table;
+    const uint64_t* keys;  // [num_keys]
+    int64_t num_keys;
+    float* rows;  // [num_keys, dim]
+  };
+  struct TableKeys {
+    CudaTable* table;
+    const uint64_t* keys;  // [num_keys]
+    int64_t num_keys;
+    uint32_t* row_numbers;                 // [num_keys]
+    const uint32_t* num_actual = nullptr;  // as above
+  };
+  struct TableRows {
+    CudaTable* table;
+    const uint32_t* row_numbers;  // [num_rows]
+    int64_t num_rows;
+    float* rows;  // [num_rows, dim]
+  };
+  static void Find(Stream stream, const std::vector<TableFind>& batches);
+  // Of the tables with a hashtable that keep no records and occur once, all take their keys or none
+  // does.
+  static void FindOrInsertRows(Stream stream, const std::vector<TableKeys>& batches);
+  static void FindOrInsert(Stream stream, const std::vector<TableFind>& batches);
+  static void GatherRows(Stream stream, const std::vector<TableRows>& batches);
+
+  int64_t row_floats() const;
+
+  // Throws std::invalid_argument if the table has another optimizer, or slots of other widths.
+  void CheckOptimizer(const OptimizerOptions& options) const;
+  // The optimizer of the table, attached (with its slots) if it has none yet. Throws as above.
+  History& Attach(Stream stream, const OptimizerOptions& options);
+  // Async. Brings all rows up when the history has no room for another step, and takes the host
+  // memory of one, so that AppendStep does not fail.
+  void MakeRoomForStep(Stream stream);
+  // Async. Of tables with the same optimizer, whose rows owe steps.
+  static void AppendStep(Stream stream, const std::vector<CudaTable*>& tables, float learning_rate,
+                         int64_t step);
+  // Async. Positions with kNoRow are keys whose gradient finds no row.
+  void CountDroppedGradients(Stream stream, const uint32_t* row_numbers, int64_t num_rows,
+                             const uint32_t* num_actual);
+  StepNumber& step_number() const;  // of the optimizer
+  TableRef Ref() const;
+  // The same for kernels of the caller's on this stream, which come behind the last call.
+  TableRef Ref(Stream stream);
+  Workspace& workspace();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace cuda
+}  // namespace sok
+
+#endif  // SOK_CORE_CUDA_TABLE_TABLE_H_

@@ -1,0 +1,169 @@
+// Inside of CudaTable, shared by table.cu (keys), table_many.cu (keys of many tables),
+// table_room.cu (growth), table_state.cu (memory, slots), table_snapshot.cu (export),
+// table_direct.cu (without a hashtable), table_policy.cu (admission) and table_evict.cu.
+#ifndef SOK_CORE_CUDA_TABLE_TABLE_IMPL_H_
+#define SOK_CORE_CUDA_TABLE_TABLE_IMPL_H_
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "cpp/core/cuda/index/size_bound.h"
+#include "cpp/core/cuda/policies/record_kernels.cuh"
+#include "cpp/core/cuda/policies/records.h"
+#include "cpp/core/cuda/rows/history.h"
+#include "cpp/core/cuda/rows/key_kernels.cuh"
+#include "cpp/core/cuda/table/table.h"
+#include "cpp/core/direct_rows.h"
+
+namespace sok {
+namespace cuda {
+
+inline constexpr int64_t kPieceKeys = int64_t{1} << 20;    // imported at a time
+inline constexpr int64_t kPieceFloats = int64_t{1} << 24;  // to or from the host at a time: 64 MiB
+
+// Chunks of rows and the device array of their addresses.
+struct DeviceArena {
+  int64_t stride = 0;         // floats from a row to the next
+  int64_t num_chunks = 0;     // allocated
+  Buffer pointers;            // [>= num_chunks] float*
+  std::vector<Buffer> slabs;  // several chunks each
+
+  int64_t bytes() const;
+  // Async. Chunks stay where they are; only the array of addresses may be copied to a larger one.
+  void Reserve(Stream stream, int64_t wanted_chunks, int64_t chunk_rows);
+};
+
+// Throws std::invalid_argument unless a batch may have so many keys.
+void CheckBatch(int64_t num_keys, const TableOptions& options);
+
+struct CudaTable::Impl {
+  Impl(const TableOptions& table_options, double load_factor, Stream first_stream);
+  ~Impl();
+
+  // Puts `next` behind the stream of the last call. Throws CudaError unless the table's device is
+  // the current one.
+  void Use(Stream next);
+  // The same, locked.
+  [[nodiscard]] std::unique_lock<std::recursive_mutex> Enter(Stream next);
+
+  // ---- what the host knows of the counters ----
+  void StartCopy();
+  void CopyIsUnderWay();  // work that writes host_counters was put on the stream
+  bool CopyHasArrived();
+  void WaitForCopy();
+  void LearnCounters();  // exactly; waits
+  void PollCounters();   // never waits
+  void CountBatch(int64_t num_keys);
+  void TakeCounters();  // from pinned memory
+
+  // ---- room ----
+  int64_t most() const;  // keys that the table may hold
+  int64_t MaxUsed(int64_t buckets) const;
+  int64_t chunk_rows() const { return int64_t{1} << chunk_shift; }
+  bool HasRoom(int64_t num_keys) const;
+  // Makes room for a batch and books it. Throws std::length_error.
+  // `num_missing`: what LearnMisses found, if it was asked.
+  void MakeRoom(const uint64_t* keys, int64_t num_keys, const uint32_t* num_actual,
+                int64_t num_missing = -1);
+  // A batch that might fill its table, if all its keys were new.
+  struct Newcomers {
+    Impl* impl;
+    const uint64_t* keys;
+    Count num_keys;
+    int64_t num_missing = -1;  // positions whose key is missing
+  };
+  bool MayFill(int64_t num_keys) const { return size.bound() + num_keys > most(); }
+  // Fills in num_missing, and what the host knows of the counters, of different tables. Waits once.
+  static void LearnMisses(Stream stream, std::vector<Newcomers>* batches);
+  int64_t CountNew(const uint64_t* keys, int64_t num_keys);
+  // Makes room and says what is to be launched. Where `host_counters` is set in it, the launch is
+  // to be followed by CopyIsUnderWay.
+  InsertBatch MakeInsert(const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers,
+                         uint8_t* inserted, const uint32_t* num_actual, int64_t num_missing = -1);
+  void GrowFor(int64_t num_keys);
+  void ResizeIndex(int64_t new_num_buckets);
+  void ReserveFreeRows();  // for every row number that was given out; async
+
+  // ---- without a hashtable ----
+  bool is_direct() const { return direct.num_rows > 0; }
+  void MakeDirectRows();
+  // Row numbers of keys. Waits; throws std::out_of_range if one is not the table's.
+  void FindDirectRows(const uint64_t* keys, Count num_keys, uint32_t* row_numbers);
+  // Of many tables; waits once.
+  struct DirectBatch {
+    Impl* table;
+    const uint64_t* keys;
+    Count num_keys;
+    uint32_t* row_numbers;
+  };
+  static void FindDirectRows(Stream stream, const std::vector<DirectBatch>& batches);
+  void FindDirect(const uint64_t* keys, int64_t num_keys, float* out, uint8_t* found);
+  // All keys and their row numbers, ascending.
+  void ListDirectKeys(std::vector<uint64_t>* host_keys, uint32_t* row_numbers);
+
+  // ---- admission and eviction; all but Records need `records` ----
+  DeviceRecords& Records() const;  // throws std::invalid_argument where there are none
+  // What a call at `step` finds. Waits, and changes nothing.
+  KeyBatch Classify(const uint64_t* keys, int64_t num_keys, int64_t step, const FilterRef& filter);
+  // A training lookup.
+  KeyBatch RecordTrainingLookup(const uint64_t* keys, int64_t num_keys);
+  // Keys that are written and not looked up.
+  KeyBatch InsertWritten(const uint64_t* keys, int64_t num_keys);
+  // 1 at the first position of each key, in the workspace; null where nobody asks.
+  const uint8_t* FirstPositions(const uint64_t* keys, int64_t num_keys, bool asked);
+  // Room for the keys that are admitted, evicting others where there is a score. All or nothing:
+  // throws std::length_error, or CudaError when memory runs out.
+  void MakeRoomFor(const KeyBatch& batch);
+  void MakeRoomInFilter(const KeyBatch& batch);
+  void InsertAdmitted(const KeyBatch& batch, const int64_t* frequencies, int64_t step);
+  void ForgetWaiting(const uint64_t* keys, int64_t num_keys);
+  void BoundWaiting();  // may wait
+  void EvictLowest(const KeyBatch& batch, int64_t count);
+  // Rows in the order in which they go.
+  void EvictRows(const uint32_t* rows, int64_t count);
+  int64_t Evict();
+  void ExpireWaiting();
+  // Of the keys in rows [num_keys], in this order.
+  void ExportRecords(const uint32_t* rows, int64_t num_keys, RecordSnapshot* snapshot);
+  void ImportRecords(const RecordSnapshot& snapshot, const uint64_t* keys, const uint32_t* rows,
+                     int64_t num_keys);
+
+  void CatchUpAll();
+  // All but the optimizer's history. The counters of both must be known.
+  void SwapContent(Impl& other) noexcept;
+  TableRef Ref() const;
+
+  const TableOptions options;
+  const double max_load_factor;
+  const int device;
+  std::recursive_mutex mutex;
+  Initializer initializer;  // default rows in device memory
+  const DirectRows direct;
+  Stream stream;
+  Workspace workspace;
+
+  Buffer buckets;
+  int64_t num_buckets = 0;
+  int chunk_shift = 0;
+  DeviceArena arena;
+  Buffer default_rows;
+  Buffer counters;                    // Counters
+  Counters* host_counters = nullptr;  // pinned
+  Event copy_event = nullptr;
+  Buffer free_rows;  // [capacity] uint32
+
+  SizeBound used, rows, size;  // of Counters used, next_row, size
+
+  std::vector<SlotVariableSpec> slots;
+  std::vector<float> slot_initial;
+  Buffer device_slot_initial;
+  std::unique_ptr<History> history;
+  StepNumber step_number;
+  std::unique_ptr<DeviceRecords> records;  // null without policies
+};
+
+}  // namespace cuda
+}  // namespace sok
+
+#endif  // SOK_CORE_CUDA_TABLE_TABLE_IMPL_H_

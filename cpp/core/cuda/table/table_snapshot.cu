@@ -1,0 +1,205 @@
+// Export and import of a CudaTable.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "cpp/core/cuda/device/primitives.h"
+#include "cpp/core/cuda/rows/direct_row_kernels.cuh"
+#include "cpp/core/cuda/rows/key_kernels.cuh"
+#include "cpp/core/cuda/rows/row_kernels.cuh"
+#include "cpp/core/cuda/table/table.h"
+#include "cpp/core/cuda/table/table_impl.h"
+
+namespace sok {
+namespace cuda {
+
+TableSnapshot CudaTable::Export(CallContext context, bool with_slots, bool evict) {
+  Impl& impl = *impl_;
+  const Stream stream = context.stream();
+  const auto lock = impl.Enter(stream);
+  if (evict && impl.options.policy.evicts_on_call()) impl.Evict();
+  const int64_t num_keys = Size(stream);
+  impl.CatchUpAll();
+  TableSnapshot snapshot;
+  if (with_slots) NameSavedSlots(impl.slots, &snapshot);
+  if (with_slots) snapshot.optimizer_step = impl.step_number.last();
+  const int64_t slot_width = snapshot.slot_width(), width = row_floats();
+  snapshot.keys.resize(static_cast<size_t>(num_keys));
+  snapshot.rows.resize(static_cast<size_t>(num_keys * dim()));
+  snapshot.slot_rows.resize(static_cast<size_t>(num_keys * slot_width));
+  if (num_keys == 0 && impl.records == nullptr) return snapshot;
+  // Memory of their own, CUB's included: this much scratch should not stay with the table.
+  const size_t key_bytes = static_cast<size_t>(num_keys) * sizeof(uint64_t);
+  const Buffer keys(key_bytes, stream), sorted_keys(key_bytes, stream);
+  const Buffer rows(key_bytes / 2, stream), sorted_rows(key_bytes / 2, stream);
+  Workspace scratch;
+  const Workspace::Scope scope(scratch, stream);
+  uint32_t* const cursor = scratch.Take<uint32_t>(1);
+  CudaCheck(cudaMemsetAsync(cursor, 0, sizeof(uint32_t), stream), "cudaMemsetAsync");
+  const TableRef ref = impl.Ref();
+  if (impl.is_direct()) {
+    impl.ListDirectKeys(&snapshot.keys, sorted_rows.as<uint32_t>());
+  } else {
+    ListKeys(stream, ref.index, keys.as<uint64_t>(), rows.as<uint32_t>(), cursor);
+    SortPairs(stream, scratch, keys.as<uint64_t>(), sorted_keys.as<uint64_t>(), rows.as<uint32_t>(),
+              sorted_rows.as<uint32_t>(), num_keys, 64);
+    CopyToHost(stream, snapshot.keys.data(), sorted_keys.data(), key_bytes);
+  }
+  if (impl.records != nullptr) {
+    impl.ExportRecords(sorted_rows.as<uint32_t>(), num_keys, &snapshot.policy);
+  }
+  const int64_t piece_rows = std::min(num_keys, std::max<int64_t>(1, kPieceFloats / width));
+  std::vector<float> whole_rows(static_cast<size_t>(piece_rows * width));
+  const Buffer piece(whole_rows.size() * sizeof(float), stream);
+  for (int64_t first = 0; first < num_keys; first += piece_rows) {
+    const int64_t n = std::min(piece_rows, num_keys - first);
+    CopyWholeRows(stream, ref, sorted_rows.as<uint32_t>() + first, n, piece.as<float>());
+    CopyToHost(stream, whole_rows.data(), piece.data(),
+               static_cast<size_t>(n * width) * sizeof(float));
+    for (int64_t i = 0; i < n; ++i) {
+      const float* const row = whole_rows.data() + i * width;
+      std::copy_n(row, dim(), snapshot.rows.data() + (first + i) * dim());
+      if (slot_width == 0) continue;
+      CopySavedSlots(impl.slots, row + dim(), snapshot.slot_rows.data() + (first + i) * slot_width);
+    }
+  }
+  return snapshot;
+}
+
+namespace {
+
+// The positions in a snapshot that count: of equal keys the last, in the place of the first.
+std::vector<int64_t> LastPositions(const std::vector<uint64_t>& keys) {
+  std::vector<int64_t> positions;
+  std::unordered_map<uint64_t, size_t> places(keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const auto [entry, is_new] = places.emplace(keys[i], positions.size());
+    if (is_new) positions.push_back(0);
+    positions[entry->second] = static_cast<int64_t>(i);
+  }
+  return positions;
+}
+
+}  // namespace
+
+void CudaTable::Import(CallContext context, const TableSnapshot& snapshot, bool replace) {
+  Impl& impl = *impl_;
+  const Stream stream = context.stream();
+  if (replace) {
+    const std::unique_ptr<Table> aside = MakeAside(context);
+    aside->Import(context, snapshot);
+    return TakeContent(context, *aside);
+  }
+  CheckSnapshot(snapshot, impl.options);
+  const auto lock = impl.Enter(stream);
+  if (impl.records != nullptr && impl.records->is_bloom()) {
+    CheckBloomCounters(impl.records->bloom, snapshot.policy.counters);
+  }
+  const std::vector<SlotVariableSpec> specs = SlotsWithThoseOf(snapshot, impl.slots, impl.options);
+  impl.CatchUpAll();
+  ConfigureSlots(stream, specs);
+
+  const std::vector<int64_t> positions = LastPositions(snapshot.keys);
+  const int64_t num_keys = static_cast<int64_t>(positions.size());
+  std::vector<uint64_t> host_keys;
+  RecordSnapshot policy = snapshot.policy;
+  policy.records.clear();
+  for (int64_t position : positions) {
+    host_keys.push_back(snapshot.keys[position]);
+    if (snapshot.policy.records.empty()) continue;
+    const auto record = snapshot.policy.records.begin() + 3 * position;
+    policy.records.insert(policy.records.end(), record, record + 3);
+  }
+  Buffer keys(static_cast<size_t>(num_keys) * sizeof(uint64_t), stream);
+  Buffer row_numbers(static_cast<size_t>(num_keys) * sizeof(uint32_t), stream);
+  CopyToDevice(stream, keys.data(), host_keys.data(), keys.bytes());
+  // In one piece, so that all of it fits or nothing is changed. An empty table has room made for
+  // all first, and then takes more keys than a batch may have.
+  const bool fits = impl.is_direct() || (Size(stream) == 0 && num_keys <= impl.most());
+  if (fits) Reserve(stream, num_keys);
+  const int64_t piece_keys = fits ? kPieceKeys : std::max<int64_t>(1, num_keys);
+  for (int64_t first = 0; first < num_keys; first += piece_keys) {
+    FindOrInsertRows(stream, keys.as<uint64_t>() + first, std::min(piece_keys, num_keys - first),
+                     row_numbers.as<uint32_t>() + first, nullptr);
+  }
+
+  // Whole rows: what the snapshot lacks has the table's own initial values.
+  const int64_t width = row_floats(), slot_width = snapshot.slot_width();
+  std::vector<int64_t> offsets;
+  for (const std::string& name : snapshot.slot_names) {
+    offsets.push_back(OffsetOfSlot(specs, dim(), name));
+  }
+  const int64_t piece_rows = std::min(num_keys, std::max<int64_t>(1, kPieceFloats / width));
+  std::vector<float> whole_rows(static_cast<size_t>(piece_rows * width));
+  const Buffer piece(whole_rows.size() * sizeof(float), stream);
+  for (int64_t first = 0; first < num_keys; first += piece_rows) {
+    const int64_t n = std::min(piece_rows, num_keys - first);
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t position = positions[first + i];
+      float* const row = whole_rows.data() + i * width;
+      std::copy_n(snapshot.rows.data() + position * dim(), dim(), row);
+      std::copy(impl.slot_initial.begin(), impl.slot_initial.end(), row + dim());
+      const float* slot_row = snapshot.slot_rows.data() + position * slot_width;
+      for (size_t s = 0; s < offsets.size(); ++s) {
+        for (int64_t k = 0; k < snapshot.slot_widths[s]; ++k, ++slot_row) {
+          if (!std::isnan(*slot_row)) row[offsets[s] + k] = *slot_row;  // else the initial value
+        }
+      }
+    }
+    CopyToDevice(stream, piece.data(), whole_rows.data(),
+                 static_cast<size_t>(n * width) * sizeof(float));
+    WriteRows(stream, impl.Ref(), row_numbers.as<uint32_t>() + first, nullptr, n, width,
+              piece.as<float>());
+  }
+  if (impl.records != nullptr) {
+    impl.ImportRecords(policy, keys.as<uint64_t>(), row_numbers.as<uint32_t>(), num_keys);
+  }
+  if (snapshot.optimizer_step >= 0) impl.step_number.ResumeFrom(snapshot.optimizer_step);
+  Synchronize(stream);
+}
+
+std::unique_ptr<Table> CudaTable::MakeAside(CallContext context) const {
+  const double max_load_factor = impl_->max_load_factor;
+  auto aside = std::make_unique<CudaTable>(options(), max_load_factor, context.stream());
+  aside->ConfigureSlots(context, Slots());
+  return aside;
+}
+
+void CudaTable::Impl::SwapContent(Impl& other) noexcept {
+  std::swap(buckets, other.buckets);
+  std::swap(num_buckets, other.num_buckets);
+  std::swap(arena, other.arena);
+  std::swap(counters, other.counters);
+  std::swap(free_rows, other.free_rows);
+  std::swap(used, other.used);
+  std::swap(rows, other.rows);
+  std::swap(size, other.size);
+  slots.swap(other.slots);
+  slot_initial.swap(other.slot_initial);
+  std::swap(device_slot_initial, other.device_slot_initial);
+  std::swap(step_number, other.step_number);
+  records.swap(other.records);
+}
+
+void CudaTable::TakeContent(CallContext context, Table& other) {
+  const Stream stream = context.stream();
+  Impl &impl = *impl_, &aside = *static_cast<CudaTable&>(other).impl_;
+  const auto lock = impl.Enter(stream);
+  const auto aside_lock = aside.Enter(stream);
+  // An optimizer may have come meanwhile: the rows are laid out for it. With slots behind its own
+  // it must be attached again, and takes them away.
+  other.ConfigureSlots(context, SlotsWithThoseOf(aside.slots, impl.slots));
+  if (aside.slots.size() != impl.slots.size()) impl.history = nullptr;
+  impl.LearnCounters();
+  aside.LearnCounters();
+  impl.SwapContent(aside);
+  if (impl.history != nullptr) impl.history->Forget(stream);  // no row owes anything any more
+}
+
+}  // namespace cuda
+}  // namespace sok
