@@ -27,7 +27,7 @@ class All2AllDenseEmbedding(EmbeddingLayer):
         key_dtype: int64, int32, uint64 or uint32; None stands for int64.
         embedding_initializer: Keras initializer or its name; uniform in [-0.05, 0.05] by default.
         pad_key: Keys of this value are padding: their rows are zeros, not inserted, not trained.
-            None, the default: there is none, and -1 is a key that gets a row and trains it.
+            None, the default: no padding, so -1 is a key that gets a row and trains it.
         **kwargs: `gradient_scale` (see `EmbeddingLayer`) and Keras' own `name`, `dtype`,
             `trainable`.
 
@@ -42,7 +42,7 @@ class All2AllDenseEmbedding(EmbeddingLayer):
     Raises:
         TypeError: the input is no dense tensor of integers.
         ValueError: an argument or a static shape out of its range.
-        tf.errors.InvalidArgumentError: a number of keys that is no multiple of `slot_num *
+        tf.errors.InvalidArgumentError: a number of keys that is not a multiple of `slot_num *
             nnz_per_slot`; without a hash table, a key out of range.
     """
 

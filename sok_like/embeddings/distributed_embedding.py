@@ -30,7 +30,7 @@ class DistributedEmbedding(EmbeddingLayer):
         key_dtype: int64, int32, uint64 or uint32; None stands for int64.
         embedding_initializer: Keras initializer or its name; uniform in [-0.05, 0.05] by default.
         pad_key: Keys of this value are padding: not in the sum or mean, not inserted, not trained.
-            None, the default: there is none, and -1 is a key that gets a row and trains it.
+            None, the default: no padding, so -1 is a key that gets a row and trains it.
         **kwargs: `gradient_scale` (see `EmbeddingLayer`) and Keras' own `name`, `dtype`,
             `trainable`.
 
@@ -44,7 +44,7 @@ class DistributedEmbedding(EmbeddingLayer):
         `[batch, slot_num, embedding_vec_size]` in the layer's compute dtype.
 
     Raises:
-        TypeError: the input is none of these.
+        TypeError: the input is of another kind.
         ValueError: an argument or a static shape out of its range.
         tf.errors.InvalidArgumentError: a field with more than `max_nnz` keys, a number of rows that
             is no multiple of `slot_num`, a key out of range without a hash table.

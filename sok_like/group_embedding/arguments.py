@@ -131,7 +131,7 @@ def ids_of(sp_ids: Any, sp_weights: Any, name: str) -> Ids:
     """Ids of one table and their weights in one form.
 
     Raises:
-        TypeError: neither a SparseTensor nor a RaggedTensor, or weights that are no floats.
+        TypeError: neither a SparseTensor nor a RaggedTensor, or weights that are not floats.
         ValueError: not of two axes, or weights of another kind or static shape.
         tf.errors.InvalidArgumentError: weights at other places than the ids.
     """

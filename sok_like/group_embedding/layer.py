@@ -54,7 +54,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
         layer's compute dtype. A sample without keys gives zeros.
 
     Raises:
-        ValueError: an argument that is none of these, features that share a table and not its
+        ValueError: an argument of another kind, features that share a table and not its
             width, or an input that lacks a feature.
         TypeError: a feature that holds neither integers nor strings.
         RuntimeError: `sok.Init` has not been called.

@@ -45,13 +45,13 @@ def group_embedding_lookup_sparse(
     Args:
         params: A table or a list of them; sok.EmbeddingVariables and tf.Variables (replicated, one
             row an id) may be mixed, and a table may be named several times: its gradients add up.
-        sp_ids: List with an item a table: a `tf.RaggedTensor` `[batch, None]`, or a
+        sp_ids: List with one item per table: a `tf.RaggedTensor` `[batch, None]`, or a
             `tf.SparseTensor` `[batch, max_hotness]`, in any order; integers. The batch may
             differ between tables.
         combiners: List of "mean", "sum" or "sqrtn", or one for all; None is "mean", with a warning.
         partition_strategy: Nothing but "mod".
-        sp_weights: None, or a list with an item a table: None, or floats of the kind and shape of
-            its ids. A mean is divided by the sum of the weights, sqrtn by the root of the sum of
+        sp_weights: None, or a list with one item per table: None, or floats of the kind and shape
+            of its ids. A mean is divided by the sum of the weights, sqrtn by the root of the sum of
             their squares. Weights are a constant to the gradient of an EmbeddingVariable; those of
             a tf.Variable get one.
         name: Names the group's collectives: the same on all ranks.
@@ -68,9 +68,9 @@ def group_embedding_lookup_sparse(
         is no id; T is a SparseTensor's second dimension or a RaggedTensor's longest row.
 
     Raises:
-        ValueError: an argument that is none of these, or lists of different lengths.
-        TypeError: no table, a PartitionedVariable of several parts, ids that are no integers,
-            `training` that is no bool.
+        ValueError: an argument of another kind, or lists of different lengths.
+        TypeError: no table, a PartitionedVariable of several parts, ids that are not integers,
+            `training` that is not a bool.
         tf.errors.InvalidArgumentError: an id outside a tf.Variable, or weights at other places than
             the ids.
     """
@@ -122,15 +122,15 @@ def group_embedding_lookup(
     Args:
         params, partition_strategy, name, training, gradient_scale: As in
             `group_embedding_lookup_sparse`.
-        ids: List with an item a table: integers of any shape.
+        ids: List with one item per table: integers of any shape.
 
     Returns:
         A list of tensors of the shape of the table's ids with `[embedding_dim]` behind it.
 
     Raises:
-        ValueError: an argument that is none of these, or lists of different lengths.
-        TypeError: no table, a PartitionedVariable of several parts, ids that are no integers,
-            `training` that is no bool.
+        ValueError: an argument of another kind, or lists of different lengths.
+        TypeError: no table, a PartitionedVariable of several parts, ids that are not integers,
+            `training` that is not a bool.
         tf.errors.InvalidArgumentError: an id outside a tf.Variable.
     """
     tables = arguments.tables(params)

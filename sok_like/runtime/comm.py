@@ -92,7 +92,7 @@ class Communicator(Protocol):
 
 
 class SingleProcess:
-    """The communicator of a job of one process: nothing to say, nobody to say it to."""
+    """A communicator for one process: every call is a no-op."""
 
     rank = 0
     world_size = 1
