@@ -23,4 +23,5 @@ def install() -> None:
     from sok_like.runtime import native
 
     assert "_ops" not in native._loaded, "the op library has been loaded already"
+    native._ops_file = LIBRARY
     native._loaded["_ops"] = tf.load_op_library(str(LIBRARY))

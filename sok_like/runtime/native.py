@@ -18,6 +18,7 @@ _REMEDY = "Rebuild it with `make venv`, or with `pip install --no-build-isolatio
 _BUILD_INFO = re.compile(rb"sok_build_info\{tensorflow=([^;}]*);cpu=([^}]*)\}")
 
 _folder = pathlib.Path(__file__).resolve().parent.parent
+_ops_file: pathlib.Path | None = None  # tests put another library in the place of `_ops.so`
 _loaded: dict[str, ModuleType] = {}
 # Re-entrant: importing TensorFlow under the lock may run code that asks for a library.
 _lock = threading.RLock()
@@ -34,7 +35,7 @@ def ops() -> ModuleType:
 
 def ops_path() -> pathlib.Path:
     """Where the op library is, which `ops()` loads."""
-    return _folder / "_ops.so"
+    return _ops_file or _folder / "_ops.so"
 
 
 def core() -> ModuleType:

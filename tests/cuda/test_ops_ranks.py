@@ -152,7 +152,7 @@ def test_handles_texts_and_lengths_are_in_host_memory(rank_results):
         "SokRoute": ["counts", "problems", "splits"],
         "SokGatherRows": ["handles", "row_splits", "splits"],
         "SokMergeGrads": ["grad_splits", "splits"],
-        "SokCombine": ["counts", "splits"],
-        "SokCombineGrad": ["counts"],
+        "SokCombine": ["call", "counts", "splits"],
+        "SokCombineGrad": ["call", "counts"],
     }.items():
         assert kernels[op][0] == names
