@@ -3,19 +3,27 @@
 import functools
 import os
 import pathlib
+import shutil
 
 import pytest
 
 from tests import emulated
-from tests.ranks import RanksFailed, run_ranks, skip_many_ranks
+from tests.ranks import RanksFailed, once_per_run, shared_folder, skip_many_ranks
 
 # Before anything imports TensorFlow, which reads it once.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
-def pytest_configure():
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):  # not one of xdist's workers
+        shutil.rmtree(shared_folder(os.getpid()), ignore_errors=True)
     if emulated.asked_for():
         emulated.install()
+
+
+def pytest_sessionfinish(session):
+    if not hasattr(session.config, "workerinput"):
+        shutil.rmtree(shared_folder(os.getpid()), ignore_errors=True)
 
 
 def may_have_device(folder=pathlib.Path("/dev")):
@@ -27,12 +35,6 @@ def may_have_device(folder=pathlib.Path("/dev")):
 
 
 def pytest_collection_modifyitems(items):
-    # A worker per core: a file stays together for what its tests share, and so do all that share
-    # the launches of `rank_results`.
-    for item in items:
-        shares_launch = "rank_results" in getattr(item, "fixturenames", ())
-        name = "rank_results" if shares_launch else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(name))
     # Where a device is required (tools/check_gpu.sh), a test that finds none fails.
     if may_have_device() or os.environ.get("SOK_TEST_GPU") == "required":
         return
@@ -64,12 +66,9 @@ def _results(world_size):
     # The steps are small, and waiting is most of their time: cycles in ms, no spinning.
     quick = {"HOROVOD_CYCLE_TIME": "0.2", "OMPI_MCA_mpi_yield_when_idle": "1"}
     quick["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"  # meshes with two axes are groups of ranks
-    try:
-        return run_ranks(
-            "tests.checks:run", world_size, args={"world_size": world_size}, env=quick, timeout=500
-        )
-    except RanksFailed as error:
-        return error
+    return once_per_run(
+        f"checks{world_size}", "tests.checks:run", world_size, {"world_size": world_size}, quick
+    )
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ return a dictionary with one result per check.
 The function runs in `tests/rank_main.py`, after nothing but the standard library was imported.
 """
 
+import fcntl
 import json
 import os
 import pathlib
@@ -86,6 +87,27 @@ def run_ranks(target, num_ranks, *, launcher="mpirun", args=None, env=None, time
                 + f"--- {launcher}\n{launcher_output[-_TAIL:]}"
             )
         return [_result(folder, rank) for rank in range(num_ranks)]
+
+
+def shared_folder(pid):
+    """Where the workers of the pytest process `pid` leave what more than one of them wants."""
+    return pathlib.Path(tempfile.gettempdir(), f"sok_tests_{pid}")
+
+
+def once_per_run(name, target, num_ranks, args=None, env=None):
+    """`run_ranks`, launched by the first worker of a test run that asks; or what it raised."""
+    folder = shared_folder(os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid())
+    folder.mkdir(exist_ok=True)
+    results = folder / f"{name}.pickle"
+    with open(folder / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not results.exists():
+            try:
+                found = run_ranks(target, num_ranks, args=args, env=env)
+            except RanksFailed as error:
+                found = error
+            results.write_bytes(pickle.dumps(found))
+    return pickle.loads(results.read_bytes())
 
 
 def slow_machine():

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # C++ tests of the core, then the Python tests: those that touch Keras under tf_keras first, then
-# all of them under Keras 3. Tests marked slow run with SLOW=1 (`make test-all`). Stops at the first run that fails, so that the last line always is the
-# summary of the run that decides.
+# all of them under Keras 3. Tests marked slow run with SLOW=1 (`make test-all`). Stops at the first
+# run that fails, so that the last line always is the summary of the run that decides.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PWD/.venv/bin:$PATH
@@ -15,8 +15,8 @@ not_slow="not slow"
 
 echo "Tests marked keras, under TF_USE_LEGACY_KERAS=1"
 status=0
-TF_USE_LEGACY_KERAS=1 python -m pytest -m "keras and ($not_slow)" -n auto --dist loadgroup "$@" || status=$?
+TF_USE_LEGACY_KERAS=1 python -m pytest -m "keras and ($not_slow)" -n auto --dist loadfile "$@" || status=$?
 [ "$status" -eq 0 ] || [ "$status" -eq 5 ] || exit "$status"  # 5: no test is marked
 
 echo "All tests, under Keras 3"
-TF_USE_LEGACY_KERAS=0 python -m pytest -m "$not_slow" -n auto --dist loadgroup "$@"
+TF_USE_LEGACY_KERAS=0 python -m pytest -m "$not_slow" -n auto --dist loadfile "$@"

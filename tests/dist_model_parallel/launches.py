@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from tests.ranks import RanksFailed, run_ranks
+from tests.ranks import once_per_run
 
 WORLDS = [pytest.param(n, marks=[pytest.mark.ranks] if n > 1 else [], id=f"{n}") for n in (1, 2, 3)]
 each_world = pytest.mark.parametrize("world_size", WORLDS)
@@ -18,9 +18,5 @@ def launch(world_size):
 
         return [rank_checks.run()]
     quick = {"HOROVOD_CYCLE_TIME": "0.2", "OMPI_MCA_mpi_yield_when_idle": "1"}
-    try:
-        return run_ranks(
-            "tests.dist_model_parallel.rank_checks:run", world_size, env=quick, timeout=400
-        )
-    except RanksFailed as error:
-        return error
+    target = "tests.dist_model_parallel.rank_checks:run"
+    return once_per_run(f"dmp{world_size}", target, world_size, env=quick)
