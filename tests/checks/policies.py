@@ -76,20 +76,20 @@ def restore():
     """What ranks hold after restoring a dump of one rank, written here by hand."""
     import sok_like as sok
     from sok_like.runtime import comm
-    from sok_like.table import dump_file
+    from sok_like.table import dump_file, shard_file
 
     folder = _shared_folder()
     if comm.current().rank == 0:
         keys = np.arange(10)
-        shard = dump_file.Shard(
+        shard = shard_file.Shard(
             *(keys, np.ones([10, 2], np.float32), np.zeros([10, 0], np.float32), [], []),
             records=np.stack([keys + 5, keys, keys * 0], 1),
             waiting=np.array([[20, 2, 9], [21, 1, 8]]),
             step=9,
         )
         name = dump_file.shard_name("restored", "0", 0, 1)
-        dump_file.write_shard(folder, name, shard)
-        dump_file.write_manifest(folder, "restored", 2, "int64", [name])
+        entry = shard_file.write_shard(str(folder), name, shard)
+        dump_file.write_manifest(str(folder), "restored", 2, "int64", "0", [entry])
     comm.current().barrier()
     counting = sok.EmbeddingVariableOption(filter_option=sok.CounterFilter(3))
     table = sok.EmbeddingVariable(2, name="restored", ev_option=counting)

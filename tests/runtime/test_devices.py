@@ -80,7 +80,7 @@ def test_copies_are_made_beside_the_original(sok, gpu):
     sok.assign(variable, [4, 5], np.ones([2, 2]))
     copied = copy.deepcopy(variable)
     assert copied.device == variable.device == CPU
-    np.testing.assert_array_equal(copied.numpy(), variable.numpy())
+    np.testing.assert_array_equal(copied.numpy().rows, variable.numpy().rows)
 
 
 def test_a_group_with_tables_in_both_memories_is_trained(sok, gpu):
@@ -106,7 +106,7 @@ def test_a_group_with_tables_in_both_memories_is_trained(sok, gpu):
             return found
 
         found = [rows.numpy() for _ in range(2) for rows in step()]
-        return found, [a.numpy(), b.numpy()]
+        return found, [a.numpy().rows, b.numpy().rows]
 
     for ours, right in zip(train(True), train(False), strict=True):
         for rows, expected in zip(ours, right, strict=True):
@@ -161,8 +161,11 @@ def test_every_op_has_a_kernel_for_each_device(sok, op):
 
     An op that lacked one would draw its table, and with it every other op, to the CPU.
     """
-    on_gpu = devices._library_has_gpu_kernels()
-    assert devices.kernel_devices(op) == ({"CPU", "GPU"} if on_gpu else {"CPU"})
+    assert "CPU" in devices.kernel_devices(op)
+    # Without CUDA the kernels that both memories share are registered and never used: the table's
+    # handle has no other kernel than the CPU's.
+    if devices._library_has_gpu_kernels():
+        assert "GPU" in devices.kernel_devices(op)
 
 
 def test_a_driver_that_is_too_old_keeps_tables_in_host_memory(sok, monkeypatch):

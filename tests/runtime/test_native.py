@@ -43,7 +43,9 @@ def test_import_of_native_loads_nothing():
 
 @pytest.mark.parametrize("load, name", [(native.ops, "_ops.so"), (native.core, "_core")])
 def test_missing_library_says_how_to_build(folder, load, name):
-    with pytest.raises(ImportError, match=f"{re.escape(str(folder / name))}.*not there.*make venv"):
+    with pytest.raises(
+        ImportError, match=f"{re.escape(str(folder / name))}.*is missing.*make venv"
+    ):
         load()
 
 
