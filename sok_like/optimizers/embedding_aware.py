@@ -389,7 +389,9 @@ def embedding_aware(cls: type) -> type:
             f"Received: {cls.__module__}.{cls.__qualname__}"
         )
     members = {"__module__": __name__, "__init__": _checked_init(cls)}
-    aware = type(f"EmbeddingAware{cls.__name__}", (family, cls), members)
+    # The legacy Adam and Adam have one name, and files tell their subclasses apart by theirs.
+    kind = "Legacy" if ".legacy." in cls.__module__ else ""
+    aware = type(f"EmbeddingAware{kind}{cls.__name__}", (family, cls), members)
     if family is not _V1:  # clones and saved models look the class up by name
         tf.keras.utils.register_keras_serializable("sok_like")(aware)
     return aware
