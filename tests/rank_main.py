@@ -26,6 +26,7 @@ def _run(target, args, log):
         module, function = target.split(":")
         return getattr(importlib.import_module(module), function)(**(args or {}))
     sys.argv = [target, *(args or [])]
+    sys.path.insert(0, str(pathlib.Path(target).parent))  # as `python script.py` does
     runpy.run_path(target, run_name="__main__")
     sys.stdout.flush()
     return log.read_text()
