@@ -1,11 +1,12 @@
 """Reads the documents: their code blocks, links and the file names they mention."""
 
 import dataclasses
+import os
 import pathlib
 import re
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-DOCUMENTS = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))]
+DOCUMENTS = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
 
 # `<!-- snippet: alone, ranks 1 and 2 -->` on the line before a block of Python: it runs by itself,
 # on each of these numbers of ranks. A block without it joins the others of its document.
@@ -70,6 +71,23 @@ def program(parts):
     for block in parts:
         lines += [""] * (block.line - 1 - len(lines)) + block.text.splitlines()
     return "\n".join(lines) + "\n"
+
+
+def programs():
+    """Lists of documents whose blocks run together: one document, or an index and its folder.
+
+    `docs/semantics.md` is the index of `docs/semantics/`; its links give the order.
+    """
+    pages = {document: [document] for document in DOCUMENTS}
+    for document in DOCUMENTS:
+        folder = os.path.splitext(document)[0]
+        parts = [path for path in DOCUMENTS if path.startswith(folder + "/")]
+        linked = [os.path.join(os.path.dirname(document), link) for link in links(document)]
+        if sorted(part for part in linked if part in parts) != parts:
+            raise ValueError(f"{document} must link once to each of {parts}. Received: {linked}")
+        for part in sorted(parts, key=linked.index):
+            pages[document] += pages.pop(part)
+    return list(pages.values())
 
 
 def prose(document):

@@ -16,12 +16,24 @@ from tests.docs.documents import (
     links,
     paths,
     program,
+    programs,
     python_blocks,
 )
 from tests.ranks import run_ranks
 
 LANGUAGES = ("python", "console", "text")  # run; checked for what they name; neither
-TOGETHER = [d for d in DOCUMENTS if any(not block.ranks for block in python_blocks(d))]
+TOGETHER = [
+    together
+    for pages in programs()
+    if (together := [d for d in pages if any(not block.ranks for block in python_blocks(d))])
+]
+# Runs the files it is given as one program. They stay files, so that TensorFlow finds their source.
+RUN_ALL = """
+import sys
+for path in sys.argv[1:]:
+    with open(path) as file:
+        exec(compile(file.read(), path, "exec"), globals())
+"""
 ALONE = [
     pytest.param(
         block,
@@ -35,11 +47,11 @@ ALONE = [
 ]
 
 
-def _run(script):
+def _run(scripts, folder):
     done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=script.parent,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(script.parent)},
+        [sys.executable, "-c", RUN_ALL, *map(str, scripts)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
     )
@@ -47,11 +59,12 @@ def _run(script):
 
 
 @pytest.mark.keras
-@pytest.mark.parametrize("document", TOGETHER)
-def test_blocks_of_a_document_run_in_order(document, tmp_path):
-    script = tmp_path / os.path.basename(document)
-    script.write_text(program([block for block in python_blocks(document) if not block.ranks]))
-    _run(script)
+@pytest.mark.parametrize("documents", TOGETHER, ids=lambda documents: documents[0])
+def test_blocks_of_a_document_run_in_order(documents, tmp_path):
+    scripts = [tmp_path / os.path.basename(document) for document in documents]
+    for script, document in zip(scripts, documents, strict=True):
+        script.write_text(program([block for block in python_blocks(document) if not block.ranks]))
+    _run(scripts, tmp_path)
 
 
 @pytest.mark.keras
@@ -60,7 +73,7 @@ def test_block_runs_alone(block, num_ranks, tmp_path):
     script = tmp_path / os.path.basename(block.document)
     script.write_text(program([block]))
     if num_ranks == 1:
-        _run(script)
+        _run([script], tmp_path)
     else:
         run_ranks(script, num_ranks, env={"TMPDIR": tmp_path})
 
