@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime import comm
+from sok_like.runtime.turns import in_turn
 
 
 class MetricAverage(tf.keras.callbacks.Callback):
@@ -42,8 +43,9 @@ class MetricAverage(tf.keras.callbacks.Callback):
         # Names first, so that ranks with other metrics are told and not added up.
         mine = [len(names), zlib.crc32("\n".join(names).encode())]
         mine += [float(np.asarray(logs[name])) for name in names]
-        gathered = communicator.all_gather(tf.constant(mine, tf.float64), "sok_metrics").numpy()
-        ranks = _by_rank(gathered)
+        values, name = tf.constant(mine, tf.float64), "sok_metrics"
+        gathered = in_turn(lambda: communicator.all_gather(values, name), name, communicator)
+        ranks = _by_rank(gathered.numpy())
         if any(rank[:2].tolist() != ranks[0][:2].tolist() for rank in ranks):
             raise ValueError(
                 "The metrics of an epoch must be the same on all ranks. "

@@ -73,7 +73,7 @@ def averaged(gradients: list, variables: list, sparse_as_dense: bool, name: str)
         mine = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in mine]
     result = list(gradients)
     name = unique_in_graph(name)
-    means = turns.in_turn(lambda: communicator.average(mine, name), name)
+    means = turns.in_turn(lambda: communicator.average(mine, name), name, communicator)
     for i, gradient in zip(shared, means, strict=True):
         result[i] = gradient
     return result

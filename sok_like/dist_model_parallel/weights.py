@@ -18,7 +18,7 @@ import tensorflow as tf
 from sok_like.dist_model_parallel import hash_weights
 from sok_like.dist_model_parallel.hash_weights import CHUNK_BYTES
 from sok_like.planner.tables import DATA_PARALLEL, HASHED, Plan, TableConfig
-from sok_like.runtime import comm
+from sok_like.runtime import comm, turns
 from sok_like.runtime.agreement import all_or_none, in_turn, send
 from sok_like.runtime.checks import as_integer
 from sok_like.table.weights import replace_rows
@@ -74,7 +74,8 @@ def get_table(plan: Plan, table_id: int, here: Shards, all_ranks: bool) -> Any:
 def _agree_on_dtype(variable, communicator):
     # A rank without a shard does not know the table's dtype, but must send an empty block of it.
     mine = 0 if variable is None else variable.dtype.base_dtype.as_datatype_enum
-    known = communicator.all_gather(tf.constant([mine], tf.int32), "dmp_table_dtype")
+    known, name = tf.constant([mine], tf.int32), "dmp_table_dtype"
+    known = turns.in_turn(lambda: communicator.all_gather(known, name), name, communicator)
     return int(tf.reduce_max(known))
 
 

@@ -55,7 +55,7 @@ def gather(
 
     @tf.custom_gradient
     def run(tensor):
-        whole = _along_front(tensor, dim, lambda front: _in_turn(line.all_gather, front, name))
+        whole = _along_front(tensor, dim, lambda front: _in_turn(line, "all_gather", front, name))
 
         def back(grad):
             grad = tf.convert_to_tensor(grad)  # it is sparse if the tensor was a table
@@ -63,7 +63,7 @@ def gather(
                 parts = line.world_size if gradient == "mean" else 1
                 grad = grad / tf.cast(parts, grad.dtype)
                 return _along_front(
-                    grad, dim, lambda g: _in_turn(line.reduce_scatter, g, f"{name}_grad")
+                    grad, dim, lambda g: _in_turn(line, "reduce_scatter", g, f"{name}_grad")
                 )
             mine = _part_along(grad, dim, line)
             return mine if scale == 1.0 else mine * tf.cast(scale, mine.dtype)
@@ -85,7 +85,7 @@ def own_part(tensor: tf.Tensor, dim: int, line: Communicator, name: str) -> tf.T
     def run(tensor):
         def back(grad):
             return _along_front(
-                grad, dim, lambda front: _in_turn(line.all_gather, front, f"{name}_grad")
+                grad, dim, lambda front: _in_turn(line, "all_gather", front, f"{name}_grad")
             )
 
         return _part_along(tensor, dim, line), back
@@ -101,7 +101,7 @@ def summed(tensor: tf.Tensor, line: Communicator, name: str) -> tf.Tensor:
 
     @tf.custom_gradient
     def run(tensor):
-        return _in_turn(line.sum, tensor, name), lambda grad: grad
+        return _in_turn(line, "sum", tensor, name), lambda grad: grad
 
     return run(tensor)
 
@@ -114,14 +114,14 @@ def shared(tensor: tf.Tensor, line: Communicator, name: str) -> tf.Tensor:
 
     @tf.custom_gradient
     def run(tensor):
-        return tf.identity(tensor), lambda grad: _in_turn(line.sum, grad, f"{name}_grad")
+        return tf.identity(tensor), lambda grad: _in_turn(line, "sum", grad, f"{name}_grad")
 
     return run(tensor)
 
 
-def _in_turn(collective, tensor, name):
+def _in_turn(line, collective, tensor, name):
     """One collective, in the order of the program on every rank."""
-    return turns.in_turn(lambda: collective(tensor, name), name)
+    return turns.in_turn(lambda: getattr(line, collective)(tensor, name), name, line)
 
 
 def _along_front(tensor, dim, gather_front):

@@ -67,8 +67,8 @@ def _rows(table, shard, unique):
 
     @tf.custom_gradient
     def exchange(rows):
-        gathered = tf.gather(turns.in_turn(lambda: line.all_gather(rows, name), name), position)
-        return gathered, lambda grad: tf.gather(grad, mine)
+        gathered = turns.in_turn(lambda: line.all_gather(rows, name), name, line)
+        return tf.gather(gathered, position), lambda grad: tf.gather(grad, mine)
 
     return exchange(local_rows(table, tf.gather(unique, mine) - start))
 

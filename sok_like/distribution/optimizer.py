@@ -77,7 +77,7 @@ class _OnShards:
         own = [is_local(v) and (shard_of(v) is None or shard_of(v).over_batch) for _, v in pairs]
         mine = [None if o else g for (g, _), o in zip(pairs, own, strict=True)]
         name = unique_in_graph("sok_distribution_gradients")
-        means = turns.in_turn(lambda: line.average(mine, name), name)
+        means = turns.in_turn(lambda: line.average(mine, name), name, line)
         return [(g if o else mean, v) for (g, v), o, mean in zip(pairs, own, means, strict=True)]
 
 

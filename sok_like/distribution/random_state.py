@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from sok_like.runtime import comm
+from sok_like.runtime import comm, turns
 
 
 def agree_on_random_state() -> None:
@@ -26,8 +26,9 @@ def agree_on_random_state() -> None:
     if seed is None:
         seed = secrets.randbelow(2**31)
     sent = np.frombuffer(encoded(seed) if communicator.rank == 0 else b"", np.uint8)
-    agreed = communicator.all_gather(tf.constant(sent), "sok_random_state").numpy().tobytes()
-    seed = set_encoded(agreed)
+    mine, name = tf.constant(sent), "sok_random_state"
+    agreed = turns.in_turn(lambda: communicator.all_gather(mine, name), name, communicator)
+    seed = set_encoded(agreed.numpy().tobytes())
     if context.global_seed() != seed:  # setting it would restart its sequence
         tf.random.set_seed(seed)
 

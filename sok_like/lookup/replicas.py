@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.lookup.local_variables import is_local, unique_in_graph
-from sok_like.runtime import comm
+from sok_like.runtime import comm, turns
 
 
 def with_optimizer(variables: Iterable[Any], optimizer: Any) -> list[Any]:
@@ -37,7 +37,11 @@ def broadcast(variables: Iterable[Any], root_rank: int, name: str) -> None:
     shared = [variable for variable in variables if not is_local(variable)]
     for i, variable in enumerate(shared):
         value = tf.convert_to_tensor(as_tf_table(variable))
-        variable.assign(communicator.broadcast(value, root_rank, f"{name}_{i}"))
+        variable.assign(_from_root(value, root_rank, f"{name}_{i}", communicator))
+
+
+def _from_root(value, root_rank, name, communicator):
+    return turns.in_turn(lambda: communicator.broadcast(value, root_rank, name), name, communicator)
 
 
 def check_same_shapes(variables: Sequence[Any], name: str) -> None:
@@ -50,7 +54,8 @@ def check_same_shapes(variables: Sequence[Any], name: str) -> None:
     communicator = comm.current()
     texts = [f"{v.dtype} {tuple(v.shape)}" for v in variables]
     mine = tf.constant([len(texts), *(zlib.crc32(text.encode()) for text in texts)], tf.int64)
-    gathered = communicator.all_gather(mine, name).numpy().tolist()
+    gathered = turns.in_turn(lambda: communicator.all_gather(mine, name), name, communicator)
+    gathered = gathered.numpy().tolist()
     lists = []
     while gathered:
         length = gathered[0]

@@ -181,7 +181,7 @@ class EmbeddingAware:
         mine = same_on_ranks.statement(learning_rate, step, variables, rank, world_size)
         name = "sok_gradients"
         *averaged, statements = turns.in_turn(
-            lambda: communicator.average([*shared, mine], name), name
+            lambda: communicator.average([*shared, mine], name), name, communicator
         )
         with tf.control_dependencies(same_on_ranks.check(statements * world_size, variables)):
             return [

@@ -33,8 +33,8 @@ class LossScaling:
         finite = tf.reduce_all(tf.stack(finite)) if finite else tf.constant(True)
         if not comm.is_initialized() or comm.current().world_size == 1:
             return finite
-        finite = [tf.cast(finite, tf.float32)]
-        (share,) = turns.in_turn(lambda: comm.current().average(finite, "sok_finite"), "sok_finite")
+        finite, communicator, name = [tf.cast(finite, tf.float32)], comm.current(), "sok_finite"
+        (share,) = turns.in_turn(lambda: communicator.average(finite, name), name, communicator)
         return tf.equal(share, 1.0)
 
     def _stateful_handle_finite_grads(self, grads, trainable_variables):

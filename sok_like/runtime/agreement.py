@@ -18,14 +18,15 @@ from sok_like.runtime.comm import Communicator
 
 def send(block: np.ndarray, communicator: Communicator, all_ranks: bool) -> np.ndarray:
     """Flat blocks of all ranks in rank order, on rank 0 or on all."""
-    if all_ranks:
-        return communicator.all_gather(tf.constant(block), "dmp_get_weights").numpy()
-    splits = [0] * communicator.world_size
-    splits[0] = block.size
-    received, _ = communicator.all_to_all(
-        tf.constant(block), tf.constant(splits, tf.int32), "dmp_get_weights"
-    )
-    return received.numpy()
+    mine, name = tf.constant(block), "dmp_get_weights"
+
+    def collective():
+        if all_ranks:
+            return communicator.all_gather(mine, name)
+        splits = [block.size] + [0] * (communicator.world_size - 1)
+        return communicator.all_to_all(mine, tf.constant(splits, tf.int32), name)[0]
+
+    return turns.in_turn(collective, name, communicator).numpy()
 
 
 def gather_text(text: str, communicator: Communicator) -> str:

@@ -53,8 +53,17 @@ def turn() -> Iterator[list[Any]]:
         graph._sok_turn = ops.sok_turn(token=token)
 
 
-def in_turn(collective: Callable[[], Any], name: str) -> Any:
-    """What `collective`, called `name`, returns: tensors that ranks make together, in a turn."""
+def in_turn(collective: Callable[[], Any], name: str, communicator: Communicator) -> Any:
+    """What a collective of `communicator` returns: tensors that ranks make together, in a turn.
+
+    In a graph the transport tells collectives apart by `name`. Eagerly it takes them as they come;
+    there the ranks first tell each other which one they are in.
+
+    Raises:
+        tf.errors.FailedPreconditionError: eagerly, where ranks are in different calls; on all.
+    """
+    if tf.executing_eagerly() and communicator.world_size > 1:
+        exchange_notes(tf.zeros([0], tf.int64), [], communicator, name)
     with turn() as done:
         result = _waiting_for(name, [], collective)
         done += [t for t in tf.nest.flatten(result, expand_composites=True) if t is not None]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from sok_like.runtime import comm, native
+from sok_like.runtime import comm, native, turns
 from sok_like.table.keys import as_keys
 
 
@@ -193,5 +193,6 @@ class PolicyMethods:
 
     def _over_ranks(self, counts, what):
         communicator = comm.current()
-        gathered = communicator.all_gather(counts, f"sok_{what}_{self._options['name']}")
+        name = f"sok_{what}_{self._options['name']}"
+        gathered = turns.in_turn(lambda: communicator.all_gather(counts, name), name, communicator)
         return tf.reduce_sum(tf.reshape(gathered, [communicator.world_size, -1]), axis=0)

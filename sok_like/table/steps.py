@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok_like.runtime import turns
 from sok_like.runtime.comm import Communicator
 
 
@@ -73,8 +74,8 @@ class Steps:
 
         say, *found = _call(guarded, [*previous, *inputs], [tf.uint8, *dtypes])
         say.set_shape([None])
-        lengths = self._communicator.all_gather(tf.shape(say), f"{name}_lengths")
-        texts = self._communicator.all_gather(say, f"{name}_texts")
+        lengths = self._gather(tf.shape(say), f"{name}_lengths")
+        texts = self._gather(say, f"{name}_texts")
 
         def compare(lengths, texts):
             ends = np.cumsum(lengths)
@@ -95,6 +96,11 @@ class Steps:
         self._told.set_shape([])
         with self.done():
             return [tf.identity(tensor) for tensor in found]
+
+    def _gather(self, tensor, name):
+        # Not by the table's name: that ranks are at different tables is for the steps to say.
+        gather, communicator = self._communicator.all_gather, self._communicator
+        return turns.in_turn(lambda: gather(tensor, name), "sok_saver", communicator)
 
     def done(self) -> Any:
         """A context in which ops come after the last step."""

@@ -17,6 +17,7 @@ def checks(world_size):
         "gradient_outside": gradient_outside,
         "function_meets_eager": function_meets_eager,
         "notes_out_of_step": notes_out_of_step,
+        "collectives_out_of_order": collectives_out_of_order,
     }
 
 
@@ -160,3 +161,29 @@ def notes_out_of_step():
     if _rank() == 0:
         return _tried(layer, _keys(1))
     return _tried(agreement.raise_on_all, [""], comm.current(), "something_else")
+
+
+def collectives_out_of_order():
+    """Eager collectives of a mesh, a table and callbacks; rank 0 has another order than the others.
+
+    What each call did, then the first of them on all ranks alike.
+    """
+    from sok_like.distribution import collectives
+    from sok_like.lookup import replicas
+    from sok_like.runtime import comm
+
+    line, own = comm.current(), 1.0 + _rank()
+    variables = [tf.Variable([own, own]) for _ in range(2)]
+    layer = _layer("met_by_a_sum", 1.0)
+
+    def summed(name):
+        return lambda: collectives.summed(tf.constant([own, own]), line, name)
+
+    pairs = [
+        (summed("dense_a"), summed("dense_b")),
+        (summed("dense_c"), lambda: collectives.gather(tf.constant([own]), 0, line, "kernel")),
+        (lambda: replicas.broadcast(variables[:1], 0, "first"), summed("dense_d")),
+        (lambda: layer(_keys(1)), summed("dense_e")),
+    ]
+    seen = [[_tried(call) for call in (pair if _rank() == 0 else pair[::-1])] for pair in pairs]
+    return {"seen": seen, "after": _tried(summed("dense_a")), "kept": variables[0].numpy()}

@@ -81,6 +81,19 @@ def test_a_lookup_that_meets_something_else_names_both(rank_results, world_size)
 
 
 @each_world
+def test_eager_collectives_in_different_order_raise_on_all_ranks(rank_results, world_size):
+    names = [("dense_a", "dense_b"), ("dense_c", "kernel"), ("first_0", "dense_d")]
+    names.append(("met_by_a_sum", "dense_e"))
+    for rank, result in enumerate(rank_results(world_size, "steps.collectives_out_of_order")):
+        for pair, errors in zip(names, result["seen"], strict=True):
+            for error in errors:
+                assert error.startswith("FailedPreconditionError")
+                assert all(f"of '{name}'" in error for name in pair) and "rank 1:" in error
+        assert (result["after"] == world_size * (world_size + 1) / 2).all()
+        assert (result["kept"] == 1.0 + rank).all()
+
+
+@each_world
 def test_random_programs_give_what_a_dictionary_gives(rank_results, world_size):
     results = rank_results(world_size, "programs.random_steps")
     assert all(result == results[0] for result in results)
