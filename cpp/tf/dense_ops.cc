@@ -204,7 +204,7 @@ class PackRowsOp : public OpKernel {
     int64_t total = 0;
     for (int64_t r = 0; r < world_size_; ++r) {
       words[r] = NumWords(segments, r, dims_);
-      TF_RETURN_IF_ERROR(BlockFits(words[r], sizeof(float), world_size_));
+      TF_RETURN_IF_ERROR(BlockFits(words[r], sizeof(float)));
       total += words[r];
     }
     Tensor *message, *splits;

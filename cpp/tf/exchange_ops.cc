@@ -132,7 +132,7 @@ class RouteOp : public OpKernel {
     }
     int64_t total = 0;
     for (int64_t r = 0; r < world_size_; ++r) {
-      TF_RETURN_IF_ERROR(BlockFits(words[r], sizeof(int64_t), world_size_));
+      TF_RETURN_IF_ERROR(BlockFits(words[r], sizeof(int64_t)));
       total += words[r];
     }
     Tensor *message, *splits;
@@ -210,7 +210,7 @@ class GatherRowsOp : public OpKernel {
       for (int64_t i = 0; i < n; ++i) {
         words[r] += segments[r][i].num_keys * tables[i]->table().dim();
       }
-      TF_RETURN_IF_ERROR(BlockFits(words[r], sizeof(float), world_size_));
+      TF_RETURN_IF_ERROR(BlockFits(words[r], sizeof(float)));
       total += words[r];
     }
     // Filled in a temporary: should a table turn out full, the output is a failed message instead.

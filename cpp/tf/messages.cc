@@ -10,23 +10,28 @@ namespace sok {
 
 namespace {
 
-int64_t ExchangeLimit() {
+// 2^31 - 1, or less where the environment says so.
+int64_t Limit(const char* variable) {
   constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();
-  const char* const text = std::getenv("SOK_EXCHANGE_LIMIT");
+  const char* const text = std::getenv(variable);
   const int64_t lowered = text == nullptr ? 0 : std::atoll(text);
   return lowered > 0 ? std::min(lowered, kLimit) : kLimit;
 }
 
 }  // namespace
 
-absl::Status BlockFits(int64_t words, size_t word_size, int64_t world_size) {
-  static const int64_t limit = ExchangeLimit();
-  const int64_t share = limit / world_size, sent = words * (word_size / sizeof(float));
-  if (sent <= share) return absl::OkStatus();
+absl::Status BlockFits(int64_t words, size_t word_size) {
+  static const int64_t limit = Limit("SOK_BLOCK_LIMIT");
+  const int64_t sent = words * (word_size / sizeof(float));
+  if (sent <= limit) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("what a rank sends to another in one exchange must have at most ", share,
-                   " words of 4 bytes, a share of ", limit, " for each of ", world_size,
-                   " ranks. Received: ", sent, "; use a smaller batch"));
+      absl::StrCat("what a rank sends to another in one exchange must have at most ", limit,
+                   " words of 4 bytes. Received: ", sent, "; use a smaller batch"));
+}
+
+int64_t WordsOfRound(int64_t world_size) {
+  static const int64_t limit = Limit("SOK_EXCHANGE_LIMIT");
+  return std::max(limit / world_size, kHeadWords<float>);  // heads come whole
 }
 
 absl::Status CheckSplits(const Tensor& message, const Tensor& splits, int64_t world_size) {
@@ -62,6 +67,15 @@ absl::Status CheckGradWords(int64_t rank, int64_t required, int64_t received) {
   return absl::InvalidArgumentError(
       absl::StrCat("the gradients of rank ", rank, " must hold ", required,
                    " words, one row a key it asked for. Received: ", received));
+}
+
+absl::Status SetCall(tensorflow::OpKernelContext* ctx, const Call& call, int32_t more_rounds) {
+  Tensor *words, *more;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({Call::kNumWords}), &words));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({}), &more));
+  WriteHead(call.At(call.stage()), words->flat<int64_t>().data());  // without a failure
+  more->scalar<int32_t>()() = more_rounds;
+  return absl::OkStatus();
 }
 
 absl::Status GetCall(tensorflow::OpKernelContext* ctx, Call* call) {

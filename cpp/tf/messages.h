@@ -12,10 +12,14 @@
 
 namespace sok {
 
-// MPI counts the words of an all-to-all, those sent and those received, in int32. So each of
-// `world_size` blocks may take its share of that, whose sum neither can exceed. `words` of
-// `word_size` bytes; on the way a word has 4. SOK_EXCHANGE_LIMIT lowers the bound, for tests.
-absl::Status BlockFits(int64_t words, size_t word_size, int64_t world_size);
+// What a rank sends to another is counted in int32, in words of 4 bytes. `words` of `word_size`
+// bytes. SOK_BLOCK_LIMIT lowers the bound, for tests.
+absl::Status BlockFits(int64_t words, size_t word_size);
+
+// MPI counts the words of an all-to-all, those sent and those received, in int32. So in one round
+// each of `world_size` blocks takes its share of that, whose sum neither can exceed.
+// SOK_EXCHANGE_LIMIT lowers the bound, for tests.
+int64_t WordsOfRound(int64_t world_size);
 
 // `splits` holds `world_size` lengths that add up to the message's.
 absl::Status CheckSplits(const Tensor& message, const Tensor& splits, int64_t world_size);
@@ -38,6 +42,14 @@ void CatchUpWith(const T* message, const int32_t* splits, int64_t world_size) {
   }
 }
 
+// Raises that ranks are in different calls; after that they number their calls alike.
+template <typename T>
+absl::Status RaiseOutOfStep(const T* message, const int32_t* splits, int64_t world_size) {
+  const absl::Status status = RaisedByRank([&] { ThrowIfOutOfStep(message, splits, world_size); });
+  if (absl::IsFailedPrecondition(status)) CatchUpWith(message, splits, world_size);
+  return status;
+}
+
 // Raises the failure that a message carries, or that ranks are in different calls; after that they
 // number their calls alike. What an owner reports with its rows is a table that cannot take keys.
 template <typename T>
@@ -53,6 +65,9 @@ absl::Status RaiseFailure(const T* message, const int32_t* splits, int64_t world
 
 // The gradients that rank r sent, `received` words, are one row a key it asked for.
 absl::Status CheckGradWords(int64_t rank, int64_t required, int64_t received);
+
+// Sets the outputs of SokCheckMessage: the call, and how many rounds follow.
+absl::Status SetCall(tensorflow::OpKernelContext* ctx, const Call& call, int32_t more_rounds);
 
 // The call that the input `call` [8] holds.
 absl::Status GetCall(tensorflow::OpKernelContext* ctx, Call* call);

@@ -83,15 +83,18 @@ REGISTER_OP("SokCheckMessage")
     .Input("message: float")
     .Input("splits: int32")
     .Output("call: int64")
+    .Output("more_rounds: int32")
     .Attr("world_size: int >= 1")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Vector(Call::kNumWords));
+      c->set_output(1, c->Scalar());
       return absl::OkStatus();
     })
     .Doc(
-        "The call [8] that a received message is of. Raises the failure that it carries, or that "
-        "the ranks' blocks are of different calls; on every rank, since every rank sees all.");
+        "The call [8] that a received message is of, and how many rounds bring the rest of it. "
+        "Raises that the ranks' blocks are of different calls, or the failure that a whole message "
+        "carries; on every rank, since every rank sees all heads.");
 
 class CheckMessageOp : public OpKernel {
  public:
@@ -104,10 +107,10 @@ class CheckMessageOp : public OpKernel {
     OP_REQUIRES_OK(ctx, CheckSplits(message, splits, world_size_));
     const float* const words = message.flat<float>().data();
     const int32_t* const lengths = splits.flat<int32_t>().data();
-    OP_REQUIRES_OK(ctx, RaiseFailure(words, lengths, world_size_));
-    Tensor* call;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({Call::kNumWords}), &call));
-    std::memcpy(call->data(), words, call->TotalBytes());
+    OP_REQUIRES_OK(ctx, RaiseOutOfStep(words, lengths, world_size_));
+    const int32_t more_rounds = MoreRounds(words, lengths, world_size_);
+    if (more_rounds == 0) OP_REQUIRES_OK(ctx, RaiseFailure(words, lengths, world_size_));
+    OP_REQUIRES_OK(ctx, SetCall(ctx, ReadHead(words), more_rounds));
   }
 
  private:
@@ -144,7 +147,7 @@ class PackNoteOp : public OpKernel {
     const Tensor& values = ctx->input(0);
     const int64_t words = kHeadWords<int64_t> + values.NumElements();
     absl::Status status = FirstProblem(ctx);
-    if (status.ok()) status = BlockFits(words, sizeof(int64_t), world_size_);
+    if (status.ok()) status = BlockFits(words, sizeof(int64_t));
     if (!status.ok()) {
       OP_REQUIRES_OK(ctx, FailAll<int64_t>(ctx, status, call, world_size_));
       return;

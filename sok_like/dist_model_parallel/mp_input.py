@@ -22,7 +22,7 @@ from sok_like.lookup import exchange
 from sok_like.lookup.dense_lookup import range_problem
 from sok_like.lookup.flat_ids import FlatIds
 from sok_like.lookup.local_variables import unique_in_graph
-from sok_like.runtime import comm, turns
+from sok_like.runtime import comm, native, turns
 
 _PER_INPUT = 2  # sizes: local batch, hotness
 _HEAD = 16  # floats before the rows for a rank, which say what call they are of
@@ -67,6 +67,10 @@ def mp_input_lookup(
     num_inputs = sum(len(ids) for ids in layer.strategy.input_ids_list)
     received = tf.ensure_shape(received, [_PER_INPUT * num_inputs])
     with tf.control_dependencies(_require_equal_batches(received)):
+        received = tf.identity(received)
+    # The sizes of all ranks' messages are known on all ranks, which raise alike.
+    fitting = native.ops().sok_check_blocks(words=_words_of_ranks(layer, received))
+    with tf.control_dependencies([] if fitting is None else [fitting]):
         received = tf.identity(received)
         found = _lookup_hashed(layer, samples, tables, training, f"{name}_hashed")
     dense = [i for i in mine if i not in found]
@@ -140,6 +144,29 @@ def _sizes(layer, received):
     return [[next(pairs) for _ in inputs] for inputs in layer.strategy.input_ids_list]
 
 
+def _words_of_ranks(layer, received):
+    """int64 `[world_size]`: words of the block that each rank sends to every other."""
+    return tf.stack(
+        [
+            tf.add_n([tf.constant(_HEAD, tf.int64), *(w for _, w, _ in of_rank)])
+            for of_rank in _outputs_of_ranks(layer, received)
+        ]
+    )
+
+
+def _outputs_of_ranks(layer, received):
+    """By rank: of each of its inputs the number, the floats of its block, and the block's shape."""
+    found = []
+    for rank, sizes in enumerate(_sizes(layer, received)):
+        found.append([])
+        for i, size in zip(layer.strategy.input_ids_list[rank], sizes, strict=True):
+            table_id = layer.strategy.plan.input_table_map[i]
+            dim = layer.shard_of(table_id, rank).dim
+            kept = size[:1] if layer.combiner_of(table_id) else size
+            found[-1].append((i, size[0] * size[1] * dim, tf.concat([kept, [dim]], 0)))
+    return found
+
+
 def _require_equal_batches(received):
     """Raises, or in a graph returns what raises, on all ranks alike: all know all sizes."""
     batches = received[::_PER_INPUT]
@@ -200,17 +227,13 @@ def _cut(arrived, sizes, heads, call):
 
 def _assemble(layer, arrived, received, call):
     """The ranks' columns side by side, in input order."""
-    plan = layer.strategy.plan
     sizes, shapes, numbers, heads = [], [], [], []
-    for rank, of_rank in enumerate(_sizes(layer, received)):
+    for of_rank in _outputs_of_ranks(layer, received):
         heads.append(len(sizes))
         sizes.append(tf.constant(_HEAD, tf.int64))
-        for i, size in zip(layer.strategy.input_ids_list[rank], of_rank, strict=True):
-            table_id = plan.input_table_map[i]
-            dim = layer.shard_of(table_id, rank).dim
-            sizes.append(size[0] * size[1] * dim)
-            kept = size[:1] if layer.combiner_of(table_id) else size
-            shapes.append(tf.concat([kept, [dim]], 0))
+        for i, words, shape in of_rank:
+            sizes.append(words)
+            shapes.append(shape)
             numbers.append(i)
     columns: dict[int, list[tf.Tensor]] = {}
     parts = _cut(arrived, sizes, heads, call)

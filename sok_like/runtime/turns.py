@@ -125,6 +125,9 @@ def exchange(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Sends each rank its block of a message; within a turn.
 
+    All of it at once, or in rounds where the transport cannot count the words: the heads, which
+    travel in the first, say how many there are.
+
     Args:
         message: int64 or float32, blocks that begin with a head.
         splits: int32 `[world_size]`, the blocks' lengths.
@@ -141,20 +144,50 @@ def exchange(
     # All of one type, so that keys that meet gradients are told apart by us, by their names.
     carried = tf.reshape(tf.bitcast(message, tf.float32), [-1]) if words > 1 else message
     ordered = tf.executing_eagerly() or _function_graph() is not None
-    lengths = splits * words
-    with tf.name_scope(f"{name}_exchange"):
-        received, lengths = _waiting_for(
-            name,
-            [carried],
-            lambda: communicator.all_to_all(carried, lengths, IN_TURN if ordered else name),
+
+    def send(number):
+        part, lengths = native.ops().sok_take_part(
+            message=carried, splits=splits * words, round=number
         )
-    call = native.ops().sok_check_message(
-        message=received, splits=lengths, world_size=communicator.world_size
-    )
+        with tf.name_scope(f"{name}_exchange"):
+            return _waiting_for(
+                name,
+                [part],
+                lambda: communicator.all_to_all(part, lengths, IN_TURN if ordered else name),
+            )
+
+    received, lengths, call = _all_rounds(send, communicator.world_size)
     with tf.control_dependencies([call]):
         if words > 1:
             received = tf.bitcast(tf.reshape(received, [-1, words]), message.dtype)
         return tf.identity(received), lengths // words, call
+
+
+def _all_rounds(send, world_size):
+    """What all rounds bring, its splits, and the call that it is of."""
+    ops = native.ops()
+
+    def join(received, lengths, number):
+        return ops.sok_join_parts(received, lengths, *send(number))
+
+    def rest(received, lengths):
+        _, *received = tf.while_loop(
+            lambda number, *_: number <= more,
+            lambda number, *received: (number + 1, *join(*received, number)),
+            (1, received, lengths),
+            parallel_iterations=1,
+            shape_invariants=(tf.TensorShape([]), tf.TensorShape([None]), lengths.shape),
+        )
+        return (*received, ops.sok_check_message(*received, world_size=world_size).call)
+
+    received, lengths = send(0)
+    call, more = ops.sok_check_message(received, lengths, world_size=world_size)
+    with tf.control_dependencies([call]):
+        return tf.cond(
+            more > 0,
+            lambda: rest(received, lengths),
+            lambda: (tf.identity(received), tf.identity(lengths), tf.identity(call)),
+        )
 
 
 def exchange_rows(

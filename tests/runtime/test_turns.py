@@ -102,35 +102,40 @@ def test_random_programs_give_what_a_dictionary_gives(rank_results, world_size):
     assert any("rows" in how for how in results[0]) and any("full" in how for how in results[0])
 
 
-def large_exchanges():
-    """Lookups below and above the most that an exchange may carry, which is lowered."""
-    import tensorflow as tf
-
-    import sok_like as sok
-    from sok_like.runtime import comm
-
-    sok.Init(global_batch_size=2)
-    narrow, wide = (
-        sok.All2AllDenseEmbedding(None, dim, 1, 1, dynamic_input=True, name=f"dim{dim}")
-        for dim in (1, 8)
-    )
-
-    def tried(layer, num_keys):
-        try:
-            return layer(tf.range(num_keys, dtype=tf.int64)).shape[0]
-        except tf.errors.OpError as error:
-            return f"{type(error).__name__}: {error.message}"
-
-    many = 500 if comm.current().rank == 1 else 20
-    return [tried(narrow, 60), tried(narrow, many), tried(wide, 60), tried(narrow, 60)]
+@pytest.fixture(scope="module")
+def in_rounds():
+    """What 2 ranks found that exchange at most 50 words of a block at once."""
+    env = {"SOK_EXCHANGE_LIMIT": "100", "SOK_BLOCK_LIMIT": "4000"}
+    return run_ranks("tests.checks.rounds:main", 2, env=env)
 
 
-def test_an_exchange_beyond_the_transport_is_an_error_on_all_ranks():
-    # 400 words: 200 for each rank, of which a key takes 2, a row of `wide` 8, and a head 16.
-    env = {"SOK_EXCHANGE_LIMIT": "400"}
-    for fine, keys, rows, again in run_ranks(
-        "tests.runtime.test_turns:large_exchanges", 2, env=env
-    ):
-        assert fine == again == 60
-        assert "InvalidArgumentError" in keys and "rank 1: what a rank sends to another" in keys
-        assert "ResourceExhaustedError" in rows and "must have at most 200 words" in rows
+def test_an_exchange_beyond_the_transport_takes_several_rounds(in_rounds):
+    for result in in_rounds:
+        assert result["hashed"] == {mode: [True] * 4 for mode in ("eager", "function", "loop")}
+        assert result["dense"] == {f"dp_input={dp}": [True] * 3 for dp in (True, False)}
+        assert result["programs"] == in_rounds[0]["programs"]
+        assert sum(result["programs"].values()) == 30
+
+
+def test_errors_of_exchanges_in_rounds_are_raised_on_all_ranks(in_rounds):
+    for result in (each["failures"] for each in in_rounds):
+        error, after = result["out_of_range"]
+        assert "InvalidArgumentError" in error and "rank 1: " in error and "2000" in error
+        assert after == 1.0
+        error, after = result["full"]
+        assert "ResourceExhaustedError" in error and "'rounds_full'" in error and after == 1.0
+        first, second, after = result["crossed"]
+        for error in (first, second):
+            assert "FailedPreconditionError" in error and "'rounds_other'" in error
+        assert after == 1.0
+
+
+def test_a_block_beyond_what_is_counted_is_an_error_on_all_ranks(in_rounds):
+    for result in (each["failures"] for each in in_rounds):
+        error, after = result["block"]
+        assert "InvalidArgumentError" in error and "rank 1: what a rank sends" in error
+        assert "at most 4000 words" in error and after == 1.0
+        error, after = result["block_of_rows"]
+        assert "ResourceExhaustedError" in error and "at most 4000 words" in error and after == 1.0
+        for dp_input in (True, False):
+            assert "at most 4000 words" in result[f"dp_input={dp_input}"]

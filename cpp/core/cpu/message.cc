@@ -33,6 +33,8 @@ bool SameCall(const Call& a, const Call& b) {
   return std::equal(a.words.begin() + 1, a.words.end(), b.words.begin() + 1);
 }
 
+}  // namespace
+
 template <typename T>
 void ThrowIfOutOfStep(const T* message, const int32_t* splits, int64_t world_size) {
   bool same = true;
@@ -55,7 +57,15 @@ void ThrowIfOutOfStep(const T* message, const int32_t* splits, int64_t world_siz
   }
 }
 
-}  // namespace
+int32_t MoreRounds(const float* message, const int32_t* splits, int64_t world_size) {
+  int32_t most = 0;
+  for (int64_t rank = 0; rank < world_size; message += splits[rank++]) {
+    int32_t rounds;
+    std::memcpy(&rounds, message + kRoundsWord, sizeof(rounds));
+    most = std::max(most, rounds);
+  }
+  return most;
+}
 
 Call Call::Of(const std::string& lookup, uint64_t number, Stage stage) {
   Call call;
@@ -111,7 +121,8 @@ std::vector<T> FailedBlock(const std::string& reason, const Call& call) {
 
 template <typename T>
 std::string FailureIn(const T* block, int64_t num_words) {
-  const uint64_t length = num_words < kHeadWords<T> ? 0 : ReadHead(block).words[0];
+  const uint64_t length =
+      num_words < kHeadWords<T> ? 0 : static_cast<uint32_t>(ReadHead(block).words[0]);
   if (length == 0) return "";
   if (length > (num_words - kHeadWords<T>)*sizeof(T)) {
     throw std::invalid_argument("a failed message block must hold its text of " +
@@ -173,6 +184,7 @@ std::vector<std::vector<KeySegment>> ParseKeyMessage(const int64_t* message, con
   template Call ReadHead<T>(const T*);                                     \
   template std::vector<T> FailedBlock<T>(const std::string&, const Call&); \
   template std::string FailureIn<T>(const T*, int64_t);                    \
+  template void ThrowIfOutOfStep<T>(const T*, const int32_t*, int64_t);    \
   template void ThrowIfFailed<T>(const T*, const int32_t*, int64_t)
 SOK_INSTANTIATE(int64_t);
 SOK_INSTANTIATE(float);

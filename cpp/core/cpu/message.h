@@ -6,14 +6,16 @@
 //
 //     failed, either kind   [head | text, padded to whole words]
 //
-//     head, 64 bytes        [length of the failure's text, or 0 | stage and number of the call |
-//                            hash of the lookup's name | the name's first 40 bytes]
+//     head, 64 bytes        [length of the failure's text, or 0, and rounds to come, 32 bits each |
+//                            stage and number of the call | hash of the lookup's name |
+//                            the name's first 40 bytes]
 //
 // The head's first word is why a bad batch on one rank cannot leave the others waiting: whatever
 // happens to a rank before an exchange, it takes part in it and sends the reason instead of data;
 // every rank reads the reason at the same place and raises it. The rest of the head is why ranks
 // that are in different calls cannot read each other's data: each rank sees all heads, and raises
-// unless they are equal. Row messages of one table group have the layout of the key message they
+// unless they are equal. What is too large for the transport travels in rounds, of which the first
+// brings the heads: all ranks read there how many more there will be. Row messages of one table group have the layout of the key message they
 // answer, so neither counts nor keys travel twice.
 #ifndef SOK_CORE_CPU_MESSAGE_H_
 #define SOK_CORE_CPU_MESSAGE_H_
@@ -87,6 +89,14 @@ std::vector<std::vector<KeySegment>> CutKeyMessage(const std::vector<const int64
 // with "rank r: reason" for the first rank whose block says it failed.
 template <typename T>
 void ThrowIfFailed(const T* message, const int32_t* splits, int64_t world_size);
+template <typename T>
+void ThrowIfOutOfStep(const T* message, const int32_t* splits, int64_t world_size);
+
+// Where a block of floats says how many rounds follow the first: the upper half of its first word.
+constexpr int64_t kRoundsWord = 1;
+
+// The most rounds that a rank's block announces. The heads must be there.
+int32_t MoreRounds(const float* message, const int32_t* splits, int64_t world_size);
 
 }  // namespace sok
 

@@ -46,7 +46,7 @@ absl::Status PlaceRowBlocks(const Segments& segments, const std::vector<int64_t>
       at += of_rank[i].num_keys * dims[i];
     }
     words->push_back(at - begin);
-    TF_RETURN_IF_ERROR(BlockFits(at - begin, sizeof(float), segments.size()));
+    TF_RETURN_IF_ERROR(BlockFits(at - begin, sizeof(float)));
   }
   return absl::OkStatus();
 }

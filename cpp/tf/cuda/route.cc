@@ -114,7 +114,7 @@ class DeviceRouteOp : public OpKernel {
         heads.push_back(count(r, i));
         words[r] += count(r, i);
       }
-      TF_RETURN_IF_ERROR(BlockFits(words[r], sizeof(int64_t), world_size_));
+      TF_RETURN_IF_ERROR(BlockFits(words[r], sizeof(int64_t)));
       total += words[r];
     }
     Tensor *message, *splits;

@@ -56,9 +56,9 @@ class DeviceCheckMessageOp : public OpKernel {
     std::vector<int32_t> lengths(splits.flat<int32_t>().data(),
                                  splits.flat<int32_t>().data() + world_size_);
     if (AllGood(heads, lengths)) {
-      Tensor* call;
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({Call::kNumWords}), &call));
-      std::memcpy(call->data(), heads.data(), call->TotalBytes());
+      const std::vector<int32_t> of_heads(world_size_, kHead);
+      const int32_t more_rounds = MoreRounds(heads.data(), of_heads.data(), world_size_);
+      OP_REQUIRES_OK(ctx, SetCall(ctx, ReadHead(heads.data()), more_rounds));
       return;
     }
     std::vector<float> whole(message.NumElements());
@@ -66,7 +66,12 @@ class DeviceCheckMessageOp : public OpKernel {
                      cuda::CopyToHost(StreamOf(ctx), whole.data(), message.data(),
                                       message.TotalBytes());
                    }));
-    OP_REQUIRES_OK(ctx, RaiseFailure(whole.data(), lengths.data(), world_size_));
+    OP_REQUIRES_OK(ctx, RaiseOutOfStep(whole.data(), lengths.data(), world_size_));
+    const int32_t more_rounds = MoreRounds(whole.data(), lengths.data(), world_size_);
+    if (more_rounds == 0) {
+      OP_REQUIRES_OK(ctx, RaiseFailure(whole.data(), lengths.data(), world_size_));
+    }
+    OP_REQUIRES_OK(ctx, SetCall(ctx, ReadHead(whole.data()), more_rounds));
   }
 
  private:
@@ -74,14 +79,17 @@ class DeviceCheckMessageOp : public OpKernel {
     const Call first = ReadHead(heads.data());
     for (int64_t r = 0; r < world_size_; ++r) {
       if (lengths[r] < kHeadWords<float>) return false;
-      if (ReadHead(&heads[r * kHeadWords<float>]).words != first.words) return false;
+      const Call call = ReadHead(&heads[r * kHeadWords<float>]);
+      const bool failed = static_cast<uint32_t>(call.words[0]) != 0;
+      if (failed || call.At(call.stage()).words != first.At(first.stage()).words) return false;
     }
-    return first.words[0] == 0;
+    return true;
   }
 
   int64_t world_size_;
 };
-SOK_REGISTER_DEVICE_KERNEL(Name("SokCheckMessage").HostMemory("splits").HostMemory("call"),
-                           DeviceCheckMessageOp);
+SOK_REGISTER_DEVICE_KERNEL(
+    Name("SokCheckMessage").HostMemory("splits").HostMemory("call").HostMemory("more_rounds"),
+    DeviceCheckMessageOp);
 
 }  // namespace sok
