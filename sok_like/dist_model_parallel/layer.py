@@ -271,8 +271,8 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
     def _lookup(self, inputs, tables, training):
         plan = self.strategy.plan
         flat = [self.flatten(i, ids) for i, ids in enumerate(inputs)]
-        here: list[exchange.PartFeature] = []
-        travelling: list[exchange.PartFeature] = []
+        here: list[exchange.ShardFeature] = []
+        travelling: list[exchange.ShardFeature] = []
         kinds = []
         for table_id, samples in zip(plan.input_table_map, flat, strict=True):
             kinds.append(self.world_size == 1 or plan.kinds[table_id] == DATA_PARALLEL)
@@ -309,9 +309,9 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
 
     def feature(
         self, table_id: int, shard: LookupShard, samples: FlatIds, tables: Any
-    ) -> exchange.PartFeature:
+    ) -> exchange.ShardFeature:
         """Samples to look up in a shard of a table."""
-        return exchange.PartFeature(
+        return exchange.ShardFeature(
             ids=samples.ids,
             row_splits=samples.row_splits,
             combiner=self._combiners[table_id] or "none",

@@ -5,14 +5,14 @@ of a line along a model axis has the same whole activations, and backward the sa
 of them. Therefore:
 
     forward             backward
-    gather the parts    take the own part: all ranks have the whole gradient
-    take the own part   gather
+    gather the shards   take the own shard: all ranks have the whole gradient
+    take the own shard  gather
     sum                 nothing: all ranks have the gradient
     nothing (`shared`)  sum: each rank used the activation for its own part of the result
 
 Along the batch axis ranks have different samples. There the gradient of gathering a *variable* is
 summed (`reduce_scatter`). The gradient of gathering *outputs*, which all ranks put into the same
-loss, is the own part times the number of ranks, because gradients are later averaged along that
+loss, is the own shard times the number of ranks, because gradients are later averaged along that
 axis.
 """
 
@@ -25,7 +25,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.distribution.placement import part
+from sok_like.distribution.placement import shard_bounds
 from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.runtime import turns
 from sok_like.runtime.comm import Communicator
@@ -38,16 +38,16 @@ def gather(
     name: str,
     *,
     length: int | None = None,
-    gradient: str = "own part",
+    gradient: str = "own shard",
     scale: float = 1.0,
 ) -> tf.Tensor:
-    """Concatenates the parts of the ranks of a line along `dim`.
+    """Concatenates the shards of the ranks of a line along `dim`.
 
     Args:
-        tensor: This rank's part of the whole along `dim`, divided as by `placement.part`.
+        tensor: This rank's shard of the whole along `dim`, as `placement.shard_bounds` cuts it.
         length: Length of the whole along `dim`, if known statically.
-        gradient: "own part" of it, or of the "mean" or "sum" of the ranks' gradients.
-        scale: Factor of the own part of the gradient.
+        gradient: "own shard" of it, or of the "mean" or "sum" of the ranks' gradients.
+        scale: Factor of the own shard of the gradient.
     """
     if line.world_size == 1:
         return tensor
@@ -59,13 +59,13 @@ def gather(
 
         def back(grad):
             grad = tf.convert_to_tensor(grad)  # it is sparse if the tensor was a table
-            if gradient != "own part":
-                parts = line.world_size if gradient == "mean" else 1
-                grad = grad / tf.cast(parts, grad.dtype)
+            if gradient != "own shard":
+                ranks = line.world_size if gradient == "mean" else 1
+                grad = grad / tf.cast(ranks, grad.dtype)
                 return _along_front(
                     grad, dim, lambda g: _in_turn(line, "reduce_scatter", g, f"{name}_grad")
                 )
-            mine = _part_along(grad, dim, line)
+            mine = _shard_along(grad, dim, line)
             return mine if scale == 1.0 else mine * tf.cast(scale, mine.dtype)
 
         return whole, back
@@ -75,8 +75,8 @@ def gather(
     return tf.ensure_shape(run(tensor), shape)
 
 
-def own_part(tensor: tf.Tensor, dim: int, line: Communicator, name: str) -> tf.Tensor:
-    """This rank's part along `dim` of a tensor that all ranks of the line have whole."""
+def own_shard(tensor: tf.Tensor, dim: int, line: Communicator, name: str) -> tf.Tensor:
+    """This rank's shard along `dim` of a tensor that all ranks of the line have whole."""
     if line.world_size == 1:
         return tensor
     name = unique_in_graph(name)
@@ -88,7 +88,7 @@ def own_part(tensor: tf.Tensor, dim: int, line: Communicator, name: str) -> tf.T
                 grad, dim, lambda front: _in_turn(line, "all_gather", front, f"{name}_grad")
             )
 
-        return _part_along(tensor, dim, line), back
+        return _shard_along(tensor, dim, line), back
 
     return run(tensor)
 
@@ -135,11 +135,11 @@ def _along_front(tensor, dim, gather_front):
     return tf.transpose(gather_front(tf.transpose(tensor, to_front)), back)
 
 
-def _part_along(tensor, dim, line):
+def _shard_along(tensor, dim, line):
     dim %= tensor.shape.rank
     static = tensor.shape[dim]
     length = tf.shape(tensor, tf.int64)[dim] if static is None else static
-    start, stop = part(length, line.world_size, line.rank)
+    start, stop = shard_bounds(length, line.world_size, line.rank)
     return tensor[(slice(None),) * dim + (slice(start, stop),)]
 
 
@@ -161,14 +161,14 @@ def samples_are_split() -> bool:
     return getattr(_state, "split", False)
 
 
-def split_batch(tensor: Any, parts: int, index: int) -> Any:
-    """The samples of part `index` of a dense, ragged or sparse tensor."""
+def split_batch(tensor: Any, num_shards: int, index: int) -> Any:
+    """The samples of shard `index` of a dense, ragged or sparse tensor."""
     if isinstance(tensor, tf.SparseTensor):
-        start, stop = part(tensor.dense_shape[0], parts, index)
+        start, stop = shard_bounds(tensor.dense_shape[0], num_shards, index)
         start_all = tf.concat([[start], tf.zeros_like(tensor.dense_shape[1:])], 0)
         size = tf.concat([[stop - start], tensor.dense_shape[1:]], 0)
         return tf.sparse.slice(tensor, start_all, size)
     batch = tensor.nrows(tf.int64) if isinstance(tensor, tf.RaggedTensor) else None
     batch = tf.shape(tensor, tf.int64)[0] if batch is None else batch
-    start, stop = part(batch, parts, index)
+    start, stop = shard_bounds(batch, num_shards, index)
     return tensor[start:stop]

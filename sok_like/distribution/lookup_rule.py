@@ -59,7 +59,7 @@ def _rows(table, shard, unique):
     cut = shard.placement.cuts[0]
     line = shard.mesh.along(cut.axis)
     name = unique_in_graph(f"{shard.placement.path}_rows")
-    owner = _owner(tf.cast(unique, tf.int64), cut.length, cut.parts)
+    owner = _owner(tf.cast(unique, tf.int64), cut.length, cut.num_shards)
     by_owner = tf.argsort(owner, stable=True)  # the order in which the ranks' rows arrive
     position = tf.math.invert_permutation(by_owner)
     mine = tf.boolean_mask(by_owner, tf.gather(owner, by_owner) == cut.index)
@@ -73,8 +73,8 @@ def _rows(table, shard, unique):
     return exchange(local_rows(table, tf.gather(unique, mine) - start))
 
 
-def _owner(ids, length, parts):
-    """The part that holds each id: parts before row `edge` have one row more."""
-    size, longer = divmod(length, parts)
+def _owner(ids, length, num_shards):
+    """The shard that holds each id: shards before row `edge` have one row more."""
+    size, longer = divmod(length, num_shards)
     edge = longer * (size + 1)
     return tf.where(ids < edge, ids // (size + 1), longer + (ids - edge) // max(size, 1))

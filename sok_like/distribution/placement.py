@@ -23,27 +23,27 @@ class Cut:
         dim: The dimension.
         axis: The mesh axis.
         length: Length of the whole dimension.
-        parts: Number of ranks along the axis.
+        num_shards: Number of ranks along the axis.
         index: This rank's index along the axis.
     """
 
     dim: int
     axis: str
     length: int
-    parts: int
+    num_shards: int
     index: int
 
     def bounds(self, index: int | None = None) -> tuple[int, int]:
-        """Start and stop of a part, this rank's by default."""
-        return part(self.length, self.parts, self.index if index is None else index)
+        """Start and stop of a shard, this rank's by default."""
+        return shard_bounds(self.length, self.num_shards, self.index if index is None else index)
 
 
-def part(length: Any, parts: int, index: int) -> tuple[Any, Any]:
-    """Start and stop of part `index` of `parts`; the first `length % parts` have one more.
+def shard_bounds(length: Any, num_shards: int, index: int) -> tuple[Any, Any]:
+    """Start and stop of shard `index`; the first `length % num_shards` shards have one more.
 
     `length` may be a tensor.
     """
-    size, longer = length // parts, length % parts
+    size, longer = length // num_shards, length % num_shards
     if isinstance(length, int):
         return index * size + min(index, longer), (index + 1) * size + min(index + 1, longer)
     import tensorflow as tf

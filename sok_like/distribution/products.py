@@ -7,7 +7,7 @@ a term of the output from its part of the input (row-parallel), and the terms ar
 in both, the input is split and the output gathered:
 
     kernel (None, 'model')               kernel ('model', None)
-    x [b, i] --shared--> x . k_r         x [b, i] --own part--> x_r . k_r
+    x [b, i] --shared--> x . k_r         x [b, i] --own shard--> x_r . k_r
     y_r [b, o/n] --gather--> y [b, o]    y_r [b, o] --summed--> y [b, o]
 
 A convolution has two such dimensions, the channels of its input and of its output.
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from sok_like.distribution.collectives import gather, own_part, shared, summed
+from sok_like.distribution.collectives import gather, own_shard, shared, summed
 from sok_like.distribution.sharded_variable import shard_of
 
 
@@ -90,7 +90,7 @@ def run_product(
     if product.input_dim is None:
         inputs = shared(inputs, line, f"{name}_input")
     else:
-        inputs = own_part(inputs, product.input_dim, line, f"{name}_input")
+        inputs = own_shard(inputs, product.input_dim, line, f"{name}_input")
     outputs = compute(inputs, tf.cast(kernel.local, inputs.dtype))
     if product.output_dim is None:
         outputs = summed(outputs, line, f"{name}_output")

@@ -117,7 +117,7 @@ def _convolution(layer):
     kernel = _kernel(layer)
     cut = only_cut(kernel)
     # TensorFlow cannot convolve an empty shard, and tf_keras pads causal inputs in `call`.
-    if cut is None or cut.length < cut.parts or layer.groups > 1 or layer.padding == "causal":
+    if cut is None or cut.length < cut.num_shards or layer.groups > 1 or layer.padding == "causal":
         return None
     of_input, of_output = len(kernel.shape) - 2, len(kernel.shape) - 1
     if cut.dim not in (of_input, of_output):

@@ -67,7 +67,7 @@ class Shard:
                 self.mesh.along(cut.axis),
                 f"{self.placement.path}_dim{cut.dim}",
                 length=cut.length,
-                gradient="mean" if cut.axis == self.batch_axis else "own part",
+                gradient="mean" if cut.axis == self.batch_axis else "own shard",
             )
         return local
 

@@ -3,7 +3,7 @@
     ids -> SokRoute =keys=> SokUnpackKeys -> gather -> SokPackRows =rows=> SokCombine -> embeddings
            back:            the variables' gradients <- SokUnpackRows <=gradients=
 
-A feature is an input together with one part of its table: all its rows on one rank (a slice of
+A feature is an input together with one shard of its table: all its rows on one rank (a slice of
 columns), some of its rows on each, or a hash table, whose rows are found by key where a dense
 table's are gathered. All features of a layer travel together: two collectives forward, one back.
 Each rank asks for its distinct ids only.
@@ -31,17 +31,17 @@ ALL_RANKS, BY_KEY = -1, -2
 
 
 @dataclasses.dataclass(frozen=True)
-class PartFeature:
-    """Ids to look up in one part of a table.
+class ShardFeature:
+    """Ids to look up in one shard of a table.
 
     Attributes:
         ids: int64 `[num_keys]`, flat.
         row_splits: int64 `[batch + 1]`, the samples' first ids; `[0]` of any dtype int64 where
             `combiner` is "none".
-        combiner: "sum", "mean", or "none" for one row an id; of a hash table "sqrtn", too.
+        combiner: "sum", "mean", or "none" for one row per id; of a hash table "sqrtn", too.
         table_name: What errors call the table.
         num_rows: Rows of the whole table; 0 for a hash table, of which any id is a key.
-        dim: Columns of this part.
+        dim: Columns of this shard.
         owner: The rank that holds it, `ALL_RANKS` where its rows lie on all of them, or `BY_KEY`.
         row_offset: Its first row in the owner's variable.
         variable: This rank's rows, an EmbeddingVariable for a hash table; None if it has none.
@@ -59,7 +59,7 @@ class PartFeature:
 
 
 def exchange_lookup(
-    features: Sequence[PartFeature],
+    features: Sequence[ShardFeature],
     anchor: tf.Variable | None,
     communicator: Communicator,
     name: str,
@@ -81,7 +81,7 @@ def exchange_lookup(
             ranks.
 
     Returns:
-        A float32 tensor a feature: `[batch, dim]`, or `[num_keys, dim]` where the combiner is
+        One float32 tensor per feature: `[batch, dim]`, or `[num_keys, dim]` where the combiner is
         "none". The gradient of a row is the sum over the ranks that used it divided by the number
         of ranks: the scale that averaged gradients of replicated variables have.
 
@@ -90,27 +90,25 @@ def exchange_lookup(
             of `problems`; on every rank, naming the rank it happened on.
     """
     ops, world_size = native.ops(), communicator.world_size
-    dims = [f.dim for f in features]
-    combiners = [f.combiner for f in features]
-    row_splits = [f.row_splits for f in features]
-    owners = [f.owner for f in features]
-    no_weights = [tf.zeros([0])] * len(features)
-    scale = 1.0 / world_size if gradient_scale is None else gradient_scale
+    owners, dims = [f.owner for f in features], [f.dim for f in features]
+    batch = {
+        "keys": [f.ids for f in features],
+        "row_splits": [f.row_splits for f in features],
+        "weights": [tf.zeros([0])] * len(features),
+        "table_names": [f.table_name for f in features],
+        "dims": dims,
+        "combiners": [f.combiner for f in features],
+        "max_hotness": [0] * len(features),
+        "key_limits": [f.num_rows for f in features],
+        "batch_multiples": [1] * len(features),
+    }
     with tf.name_scope("exchange"):
         routed = ops.sok_route(
-            keys=[f.ids for f in features],
-            row_splits=row_splits,
-            weights=no_weights,
             problems=list(problems),
             world_size=world_size,
-            table_names=[f.table_name for f in features],
-            dims=dims,
-            combiners=combiners,
-            max_hotness=[0] * len(features),
-            key_limits=[f.num_rows for f in features],
-            batch_multiples=[1] * len(features),
             owners=owners,
             row_offsets=[f.row_offset for f in features],
+            **batch,
         )
         with turns.turn() as done:
             message, splits = turns.exchange_keys(routed.message, routed.splits, communicator, name)
@@ -129,27 +127,15 @@ def exchange_lookup(
                 problems=full_tables,
                 world_size=world_size,
                 dims=dims,
-                gradient_scale=scale,
+                gradient_scale=1.0 / world_size if gradient_scale is None else gradient_scale,
             )
             rows, received, call = turns.exchange_rows(rows, sent, communicator, f"{name}_rows")
             done.append(call)
-        return list(
-            ops.sok_combine(
-                rows=rows,
-                splits=received,
-                counts=routed.counts,
-                inverse=routed.inverse,
-                row_splits=row_splits,
-                weights=no_weights,
-                call=call,
-                dims=dims,
-                combiners=combiners,
-            )
-        )
+        return wrapped_ops.combine(rows, received, call, routed, batch)
 
 
 def lookup_here(
-    features: Sequence[PartFeature], training: bool = True, name: str = "lookup"
+    features: Sequence[ShardFeature], training: bool = True, name: str = "lookup"
 ) -> list[tf.Tensor]:
     """`lookup` in tables that are whole on this rank: no exchange, and in the tables' dtypes."""
     outputs: list[Any] = [None] * len(features)
@@ -185,7 +171,7 @@ def _lookup_dense(features):
     return outputs
 
 
-def in_range(features: Sequence[PartFeature]) -> tuple[list[PartFeature], list[tf.Tensor]]:
+def in_range(features: Sequence[ShardFeature]) -> tuple[list[ShardFeature], list[tf.Tensor]]:
     """Features of which all ids are in their tables, and why those given are not.
 
     For tables that are whole here while other ranks wait: the lookup must not fail on its own.

@@ -30,7 +30,7 @@ class HashFeature:
     Attributes:
         variable: The table.
         keys: int64 `[num_keys]`, flat.
-        combiner: "sum", "mean", "sqrtn", or "none" for one row a key.
+        combiner: "sum", "mean", "sqrtn", or "none" for one row per key.
         row_splits: int64 `[batch + 1]`, the samples' first keys; None where `combiner` is "none".
         weights: float32 `[num_keys]` or None for ones. A constant to the gradient.
         max_hotness: Most keys a sample may hold; 0 for no bound.
@@ -65,10 +65,10 @@ def lookup(
             ranks ("mean", right where each rank's loss is a mean over its own batch). "auto" is
             "mean" within Keras' `fit`; elsewhere it is "sum", with a warning on several ranks.
         name: Names the group's collectives: the same on all ranks. Tables on several devices are
-            looked up in parts, a device after the other, each with collectives of its own.
+            looked up one device after the other, each with collectives of its own.
 
     Returns:
-        A float32 tensor a feature, in order: `[batch, embedding_dim]`, or
+        One float32 tensor per feature, in order: `[batch, embedding_dim]`, or
         `[num_keys, embedding_dim]` where the combiner is "none". An empty sample gives zeros.
 
     Raises:
@@ -85,95 +85,89 @@ def lookup(
     outputs: list[tf.Tensor] = [None] * len(features)
     earlier: list[tf.Tensor] = []
     for device, positions in devices.group_by_device([f.variable.device for f in features]):
-        # One part after the other: where one fails it does so on all ranks, and no rank waits in
+        group = _DeviceGroup(
+            device,
+            [features[i] for i in positions],
+            training,
+            gradient_scale,
+            f"{name}_part{positions[0]}" if earlier else name,
+        )
+        # One group after the other: where one fails it does so on all ranks, and no rank waits in
         # the collectives of the next.
         with tf.control_dependencies(earlier):
-            found = _lookup_on(
-                device,
-                [features[i] for i in positions],
-                training,
-                gradient_scale,
-                f"{name}_part{positions[0]}" if earlier else name,
-            )
-        earlier = found
-        for i, rows in zip(positions, found, strict=True):
+            earlier = group.lookup()
+        for i, rows in zip(positions, earlier, strict=True):
             outputs[i] = rows
     return outputs
 
 
-def _lookup_on(device, features, training, gradient_scale, name):
-    """`lookup` of features of which all tables are on one device."""
-    communicator = comm.current()
-    attributes = ops.FeatureAttributes(
-        table_names=[f.variable.table_name for f in features],
-        dims=[f.variable.dim for f in features],
-        combiners=[check_combiner(f.combiner, (*COMBINERS, "none")) for f in features],
-        max_hotness=[f.max_hotness for f in features],
-        key_limits=[f.variable.key_limit for f in features],
-        batch_multiples=[f.batch_multiple for f in features],
-    )
-    for feature in features:
-        feature.variable.record_access()
-    handles = [f.variable.handle for f in features]
-    keys = [f.keys for f in features]
-    row_splits = [_or_empty(f.row_splits, tf.int64) for f in features]
-    weights = [_or_empty(f.weights, tf.float32) for f in features]
-    with tf.name_scope(name):
-        if communicator.world_size == 1:
-            with devices.device_scope(device):  # for the sake of its gradient
+@dataclasses.dataclass(frozen=True)
+class _DeviceGroup:
+    """Features of which all tables are on one device; the rest as `lookup` has it."""
+
+    device: str
+    features: list[HashFeature]
+    training: bool
+    gradient_scale: str
+    name: str
+
+    def lookup(self) -> list[tf.Tensor]:
+        """The features' rows, in order."""
+        communicator = comm.current()
+        for feature in self.features:
+            feature.variable.record_access()
+        with tf.name_scope(self.name):
+            if communicator.world_size > 1:
+                return self._exchange(communicator)
+            with devices.device_scope(self.device):  # for the sake of its gradient
                 return ops.lookup_on_one_rank(
-                    handles, keys, row_splits, weights, attributes, insert=training, name="lookup"
+                    handles=self._handles(), insert=self.training, name="lookup", **self._batch()
                 )
-        return _exchange(
-            *(communicator, device, handles, keys, row_splits, weights, attributes),
-            *(training, gradient_scale, name),
-        )
 
+    def _exchange(self, communicator):
+        world_size, batch = communicator.world_size, self._batch()
+        with devices.device_scope(self.device):
+            routed = native.ops().sok_route(
+                problems=[], world_size=world_size, name="route", **batch
+            )
+        with turns.turn() as done:
+            message, splits = turns.exchange_keys(
+                routed.message, routed.splits, communicator, self.name
+            )
+            with devices.device_scope(self.device):  # for the sake of its gradient
+                rows, sent = ops.gather_rows(
+                    self._handles(),
+                    message,
+                    splits,
+                    batch["dims"],
+                    world_size=world_size,
+                    insert=self.training,
+                    scale=self.gradient_scale,
+                    name="gather_rows",
+                )
+            rows, received, call = turns.exchange_rows(
+                rows, sent, communicator, f"{self.name}_rows"
+            )
+            done.append(call)
+        with devices.device_scope(self.device):
+            return ops.combine(rows, received, call, routed, batch)
 
-def _exchange(
-    communicator, device, handles, keys, row_splits, weights, attributes, training, scale, name
-):
-    world_size = communicator.world_size
-    with devices.device_scope(device):
-        routed = native.ops().sok_route(
-            keys=keys,
-            row_splits=row_splits,
-            weights=weights,
-            problems=[],
-            world_size=world_size,
-            name="route",
-            **attributes._asdict(),
-        )
-    with turns.turn() as done:
-        message, splits = turns.exchange_keys(routed.message, routed.splits, communicator, name)
-        with devices.device_scope(device):  # for the sake of its gradient
-            rows, sent = ops.gather_rows(
-                handles,
-                message,
-                splits,
-                attributes.dims,
-                world_size=world_size,
-                insert=training,
-                scale=scale,
-                name="gather_rows",
-            )
-        rows, received, call = turns.exchange_rows(rows, sent, communicator, f"{name}_rows")
-        done.append(call)
-    with devices.device_scope(device):
-        return list(
-            native.ops().sok_combine(
-                rows=rows,
-                splits=received,
-                counts=routed.counts,
-                inverse=routed.inverse,
-                row_splits=row_splits,
-                weights=weights,
-                call=call,
-                dims=attributes.dims,
-                combiners=attributes.combiners,
-                name="combine",
-            )
-        )
+    def _handles(self):
+        return [f.variable.handle for f in self.features]
+
+    def _batch(self):
+        """What SokLookup and SokRoute take of each feature, by their names for it."""
+        return {
+            "keys": [f.keys for f in self.features],
+            "row_splits": [_or_empty(f.row_splits, tf.int64) for f in self.features],
+            "weights": [_or_empty(f.weights, tf.float32) for f in self.features],
+            "table_names": [f.variable.table_name for f in self.features],
+            "dims": [f.variable.dim for f in self.features],
+            "combiners": [check_combiner(f.combiner, (*COMBINERS, "none")) for f in self.features],
+            "max_hotness": [f.max_hotness for f in self.features],
+            "key_limits": [f.variable.key_limit for f in self.features],
+            "batch_multiples": [f.batch_multiple for f in self.features],
+        }
 
 
 def _or_empty(tensor, dtype):

@@ -8,23 +8,11 @@ indices are keys, not positions, and may be any 64-bit number.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 from sok_like.runtime import comm, devices, gradient_scale, native
-
-
-class FeatureAttributes(NamedTuple):
-    """One item a table: what of a lookup is known when the graph is built."""
-
-    table_names: list[str]
-    dims: list[int]
-    combiners: list[str]
-    max_hotness: list[int]
-    key_limits: list[int]
-    batch_multiples: list[int]
-
 
 _UNIQUE = "_sok_keys_are_unique"  # an attribute of tensors
 
@@ -62,38 +50,19 @@ def _slices(grads, keys, *, unique=False):
     return tf.IndexedSlices(grads, keys)
 
 
-def lookup_on_one_rank(
-    handles: Sequence[tf.Tensor],
-    keys: Sequence[tf.Tensor],
-    row_splits: Sequence[tf.Tensor],
-    weights: Sequence[tf.Tensor],
-    attributes: FeatureAttributes,
-    *,
-    insert: bool,
-    name: str,
-) -> list[tf.Tensor]:
+def lookup_on_one_rank(**arguments: Any) -> list[tf.Tensor]:
     """The whole lookup where there is one rank.
 
     Args:
-        handles: One resource a table.
-        keys: int64 `[num_keys]` a table.
-        row_splits: int64 `[batch + 1]` a table, anything where its combiner is "none".
-        weights: float32 `[num_keys]` a table, or empty.
-        insert: Whether missing keys are inserted, or just read their initial row.
+        arguments: Those of SokLookup, one item per table: `handles`; `keys`, int64 `[num_keys]`;
+            `row_splits`, int64 `[batch + 1]`, anything where the combiner is "none"; `weights`,
+            float32 `[num_keys]`, or empty; `table_names`, `dims` and so on. `insert`: whether
+            missing keys are inserted; otherwise their initial row is read.
 
     Returns:
-        `[batch, dim]` a table, `[num_keys, dim]` where its combiner is "none".
+        `[batch, dim]` per table, `[num_keys, dim]` where its combiner is "none".
     """
-    outputs = native.ops().sok_lookup(
-        handles=handles,
-        keys=keys,
-        row_splits=row_splits,
-        weights=weights,
-        insert=insert,
-        name=name,
-        **attributes._asdict(),
-    )
-    return list(outputs.embeddings)
+    return list(native.ops().sok_lookup(**arguments).embeddings)
 
 
 @tf.RegisterGradient("SokLookup")
@@ -225,6 +194,33 @@ def _pack_rows_grad(op, grad, _):
         scale=op.get_attr("gradient_scale"),
     )
     return [*rows] + [None] * (len(op.inputs) - n)
+
+
+def combine(
+    rows: tf.Tensor, splits: tf.Tensor, call: tf.Tensor, routed: Any, batch: dict[str, Any]
+) -> list[tf.Tensor]:
+    """Embeddings from the rows that came back; the end of a lookup over ranks.
+
+    Args:
+        rows: float32, the row messages received; `splits`: int32 `[world_size]`, their lengths.
+        call: int64 `[8]`, the call that they are of.
+        routed: What SokRoute returned for the batch.
+        batch: The arguments of SokRoute: `row_splits`, `weights`, `dims` and `combiners` count.
+
+    Returns:
+        As `lookup_on_one_rank`.
+    """
+    return list(
+        native.ops().sok_combine(
+            rows=rows,
+            splits=splits,
+            counts=routed.counts,
+            inverse=routed.inverse,
+            call=call,
+            name="combine",
+            **{name: batch[name] for name in ("row_splits", "weights", "dims", "combiners")},
+        )
+    )
 
 
 @tf.RegisterGradient("SokCombine")

@@ -4,27 +4,27 @@ import numpy as np
 import pytest
 
 from sok_like import distribution as dist
-from sok_like.distribution.placement import Placement, part
+from sok_like.distribution.placement import Placement, shard_bounds
 from sok_like.table.keras_variable import is_keras_3
 
 pytestmark = pytest.mark.keras
 
 
 @pytest.mark.parametrize("length", [0, 1, 3, 7, 8, 100])
-@pytest.mark.parametrize("parts", [1, 2, 3, 8])
-def test_parts_are_those_of_numpy(length, parts):
+@pytest.mark.parametrize("num_shards", [1, 2, 3, 8])
+def test_shards_are_those_of_numpy(length, num_shards):
     whole = np.arange(length)
-    for index, expected in enumerate(np.array_split(whole, parts)):
-        start, stop = part(length, parts, index)
+    for index, expected in enumerate(np.array_split(whole, num_shards)):
+        start, stop = shard_bounds(length, num_shards, index)
         assert whole[start:stop].tolist() == expected.tolist()
 
 
-def test_parts_of_a_length_that_is_a_tensor():
+def test_shards_of_a_length_that_is_a_tensor():
     import tensorflow as tf
 
     for index in range(3):
-        bounds = part(tf.constant(8, tf.int64), 3, index)
-        assert tuple(int(bound) for bound in bounds) == part(8, 3, index)
+        bounds = shard_bounds(tf.constant(8, tf.int64), 3, index)
+        assert tuple(int(bound) for bound in bounds) == shard_bounds(8, 3, index)
 
 
 @pytest.mark.parametrize(
