@@ -57,12 +57,16 @@ def sok():
 
 
 @functools.cache
+def _results_of_one_rank(module):
+    """In this process, which runs the checks of a module when a test asks for the first of them."""
+    from tests.checks import run
+
+    return [run(1, [module])]
+
+
+@functools.cache
 def _results(world_size):
     """What the ranks returned, or the exception that ended them: nothing is launched twice."""
-    if world_size == 1:
-        from tests.checks import run
-
-        return [run(world_size)]
     # The steps are small, and waiting is most of their time: cycles in ms, no spinning.
     quick = {"HOROVOD_CYCLE_TIME": "0.2", "OMPI_MCA_mpi_yield_when_idle": "1"}
     quick["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"  # meshes with two axes are groups of ranks
@@ -80,9 +84,11 @@ def rank_results(sok):
 
     def results(world_size, check):
         skip_many_ranks(world_size)
-        if isinstance(_results(world_size), RanksFailed):
-            pytest.fail(str(_results(world_size)), pytrace=False)
-        found = [result[check] for result in _results(world_size)]
+        module = check.partition(".")[0]
+        ranks = _results_of_one_rank(module) if world_size == 1 else _results(world_size)
+        if isinstance(ranks, RanksFailed):
+            pytest.fail(str(ranks), pytrace=False)
+        found = [result[check] for result in ranks]
         for rank, result in enumerate(found):
             assert type(result).__name__ != "Raised", f"rank {rank}: {result!r}"
         return found

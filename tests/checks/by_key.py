@@ -12,7 +12,7 @@ LOOKUPS = ("gather", "embedding_lookup", "sparse", "weighted")
 
 
 def checks(world_size):
-    return {"train": train, "weights": weights} if world_size <= 2 else {}
+    return {"train": train, "weights": weights}
 
 
 def samples(rank, world_size):

@@ -1,4 +1,4 @@
-"""The same model trained twice: under a distribution on ranks, and by Keras alone in one process.
+"""The same model trained twice: under a distribution on ranks, and by Keras alone by the test.
 
 The model has a branch with a head of its own for each kind of layer, so each is trained as if it
 were alone. The oracle has ordinary Keras layers only; its tables are looked up by one-hot
@@ -6,6 +6,7 @@ products, since Keras 3 squares gradients of repeated ids one by one, which no d
 """
 
 import math
+import os
 import warnings
 
 import numpy as np
@@ -35,12 +36,15 @@ LAYOUTS = {
 }
 
 
-# Every mesh and, on 2 and on 4 ranks, every optimizer; all pairs would take too long.
+# Meshes by number of ranks, and optimizers. A case takes a minute of all cores.
 CHECKED = {
     1: {(1, 1): ("adam",)},
-    2: {(1, 2): ("sgd", "adagrad"), (2, 1): ("adam",)},
-    4: {(2, 2): ("adam",), (1, 4): ("sgd",), (4, 1): ("adagrad",)},
+    2: {(1, 2): ("adagrad",), (2, 1): ("adam",)},
+    4: {(2, 2): ("sgd",)},
 }
+if os.environ.get("SLOW"):
+    CHECKED[2][1, 2] += ("sgd",)
+    CHECKED[4] |= {(2, 2): ("sgd", "adam"), (1, 4): ("sgd",), (4, 1): ("adagrad",)}
 
 
 def checks(world_size):
@@ -158,22 +162,16 @@ def weights_of(model):
     return found
 
 
-_expected = {}
-
-
 def oracle(optimizer, start):
-    """The training by Keras alone from the same initial weights; it is the same for every mesh."""
-    if optimizer not in _expected:
-        model = make_model()
-        for variable in _numbers(model):
-            variable.assign(start[path_of(variable)])
-        _expected[optimizer] = fit(model, optimizer)
-        _expected[optimizer]["weights"] = weights_of(model)
-    return _expected[optimizer]
+    """The training by Keras alone from the same initial weights."""
+    model = make_model()
+    for variable in _numbers(model):
+        variable.assign(start[path_of(variable)])
+    return {**fit(model, optimizer), "weights": weights_of(model)}
 
 
 def train_on_mesh(shape, optimizer):
-    """What the test compares, from this rank: oracle, sharded model, and this rank's shards."""
+    """From this rank: initial weights, the sharded model's training, and this rank's shards."""
     import sok_like as sok
     from sok_like import distribution as dist
 
@@ -188,12 +186,11 @@ def train_on_mesh(shape, optimizer):
         sharded = fit(model, optimizer)
         sharded["weights"] = weights_of(model)
         table = dist.summary(model)
-    expected = oracle(optimizer, start)
     slots = model.optimizer.variables
     slots = slots() if callable(slots) else slots
     return {
         "sharded": sharded,
-        "expected": expected,
+        "start": start,
         "shards": {path_of(v): _facts(v) for v in model.variables if shard_of(v)},
         "slots": {path_of(v): _facts(v) for v in slots if shard_of(v)},
         "table": table,

@@ -22,7 +22,7 @@ def checks(world_size):
     }
     if world_size <= 2:
         every["train_again"] = train_again
-    if world_size > 1:
+    if world_size == 2:
         every["collectives_of_a_step"] = collectives_of_a_step
     every.update({f"assign_{dtype}": lambda d=dtype: assign_export(d) for dtype in KEY_DTYPES})
     return every

@@ -22,15 +22,25 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # What is measured of the process, which under the emulator holds a device's memory as well.
 ABSENT = ["dies_with_its_variable"]
 
+# Files, and how many tests they have at least.
 SUITES = {
     "tests/table/test_variable.py tests/test_session.py tests/table/test_saver.py": 40,
     "tests/test_training.py tests/embeddings": 120,
     "tests/optimizers": 90,
     "tests/table/test_policies.py tests/group_embedding/test_lookup_sparse.py": 40,
 }
+# Of these, what calls kernels in other ways than the rest; the suites whole are marked `slow`.
+KERNELS = {
+    "tests/table/test_variable.py tests/test_session.py tests/table/test_policies.py "
+    "tests/group_embedding/test_lookup_sparse.py "
+    "tests/embeddings/test_all2all_dense_embedding.py": 120,
+    "tests/optimizers/test_rules.py tests/optimizers/test_wrapper.py "
+    "tests/optimizers/test_lazy_adam.py tests/optimizers/test_nonfinite.py "
+    "tests/test_training.py": 110,
+}
 
 
-def run_suite(files, **environment):
+def run_suite(files, at_least, **environment):
     absent = [f"not {word}" for word in ABSENT]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files.split()]
     done = subprocess.run(
@@ -44,18 +54,21 @@ def run_suite(files, **environment):
     assert done.returncode == 0, output
     # As many as there are, and not skipped.
     passed = int(re.search(r"(\d+) passed", done.stdout)[1])
-    assert passed >= SUITES[files], output
+    assert passed >= at_least, output
 
 
 @pytest.mark.skipif(not emulated.LIBRARY.exists(), reason="the emulator comes with the C++ tests")
-@pytest.mark.parametrize("files", SUITES)
-def test_suite(files):
-    run_suite(files, SOK_TEST_OPS="emulated")
+@pytest.mark.parametrize(
+    "files, at_least",
+    [*KERNELS.items(), *(pytest.param(*suite, marks=pytest.mark.slow) for suite in SUITES.items())],
+)
+def test_suite(files, at_least):
+    run_suite(files, at_least, SOK_TEST_OPS="emulated")
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("files", SUITES)
-def test_suite_on_a_device(files):
+@pytest.mark.parametrize("files, at_least", SUITES.items())
+def test_suite_on_a_device(files, at_least):
     if importlib.util.find_spec("tensorflow") is None:
         pytest.skip("needs TensorFlow")
     ask = "import sys; from sok_like import devices; sys.exit(0 if devices.gpu_in_use() else 7)"
@@ -63,4 +76,4 @@ def test_suite_on_a_device(files):
     if answer.returncode == 7:
         pytest.skip("needs a TensorFlow that sees the device, and an op library built with CUDA")
     assert answer.returncode == 0, answer.stderr[-2000:]
-    run_suite(files)
+    run_suite(files, at_least)

@@ -26,7 +26,10 @@ pytestmark = [
         not emulated.LIBRARY.exists(), reason="the emulator comes with the C++ tests"
     ),
 ]
-each_world = pytest.mark.parametrize("world_size", [1, 2, 3])
+each_world = pytest.mark.parametrize(
+    "world_size",
+    [1, 2, pytest.param(3, marks=pytest.mark.slow)],  # 3 in host memory: other tests
+)
 
 
 @functools.cache

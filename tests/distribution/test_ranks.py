@@ -35,13 +35,25 @@ CASES = [
 ]
 
 
+_expected = {}
+
+
+def expected(optimizer, start):
+    """The oracle's training, once: ranks and meshes start with equal weights."""
+    if optimizer not in _expected:
+        _expected[optimizer] = start, mixed.oracle(optimizer, start)
+    first, training = _expected[optimizer]
+    assert_close(start, first, "initial weights")
+    return training
+
+
 @pytest.mark.parametrize("world_size, shape, optimizer", CASES)
 def test_mixed_model_is_the_unsharded_one(rank_results, world_size, shape, optimizer):
     name = f"distribution.{shape[0]}x{shape[1]}.{optimizer}"
     for rank, result in enumerate(rank_results(world_size, name)):
         assert len(result["sharded"]["losses"]) == 20
         assert result["sharded"]["losses"][-1] < result["sharded"]["losses"][0]
-        assert_close(result["sharded"], result["expected"], f"rank {rank}:")
+        assert_close(result["sharded"], expected(optimizer, result["start"]), f"rank {rank}:")
 
 
 @pytest.mark.parametrize("world_size, shape, optimizer", CASES)
@@ -67,7 +79,7 @@ def test_shards_and_slots_are_parts(rank_results, world_size, shape, optimizer):
 def test_summary_says_what_lies_where(rank_results):
     table = {
         line.split()[0]: line
-        for line in rank_results(2, "distribution.1x2.sgd")[0]["table"].splitlines()
+        for line in rank_results(2, "distribution.1x2.adagrad")[0]["table"].splitlines()
     }
     kernel = table["dense_column/kernel"]
     assert "(6, 5)" in kernel and "(None, 'model')" in kernel and "(6, 3)" in kernel

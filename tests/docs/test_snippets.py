@@ -34,11 +34,20 @@ for path in sys.argv[1:]:
     with open(path) as file:
         exec(compile(file.read(), path, "exec"), globals())
 """
+LEGACY = os.environ.get("TF_USE_LEGACY_KERAS") == "1"
+
+
+def _marks(block, num_ranks):
+    """Most ranks under Keras 3, fewest under tf_keras; the other two pairs are for `slow`."""
+    usual = min(block.ranks) if LEGACY else max(block.ranks)
+    return [pytest.mark.ranks] * (num_ranks > 1) + [pytest.mark.slow] * (num_ranks != usual)
+
+
 ALONE = [
     pytest.param(
         block,
         num_ranks,
-        marks=[pytest.mark.ranks] * (num_ranks > 1),
+        marks=_marks(block, num_ranks),
         id=f"{block.name}-{num_ranks}",
     )
     for document in DOCUMENTS
