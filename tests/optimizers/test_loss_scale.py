@@ -5,9 +5,7 @@ import pytest
 import tensorflow as tf
 
 import sok_like as sok
-from sok_like.runtime import comm
 from sok_like.table.keras_variable import is_keras_3
-from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.keras
 
@@ -15,8 +13,12 @@ SCALE = 1024.0
 keras_3_only = pytest.mark.skipif(not is_keras_3(), reason="tf_keras scales by itself")
 
 
-def make(inner=None):
+@pytest.fixture(autouse=True)
+def initialized():
     sok.Init(global_batch_size=4, seed=3)
+
+
+def make(inner=None):
     layer = sok.All2AllDenseEmbedding(None, 2, 1, 1, dynamic_input=True)
     dense = tf.Variable([1.0, -1.0])
     inner = inner or tf.keras.optimizers.SGD(0.5)
@@ -54,28 +56,15 @@ def test_a_step_that_is_not_finite_changes_nothing_but_the_scale():
     assert float(optimizer.dynamic_scale) == SCALE / 2
 
 
-def one_rank_is_not_finite():
-    layer, dense, optimizer = make()
-    step(layer, dense, optimizer, 2.0)
-    before, weights = layer(tf.constant([5, 6], tf.int64)).numpy(), dense.numpy()
-    step(layer, dense, optimizer, float("inf") if comm.current().rank == 1 else 2.0)
-    return {
-        "rows_same": bool((layer(tf.constant([5, 6], tf.int64)).numpy() == before).all()),
-        "weights_same": bool((dense.numpy() == weights).all()),
-        "scale": float(optimizer.dynamic_scale),
-    }
-
-
 @keras_3_only
 @pytest.mark.ranks
-def test_ranks_skip_a_step_together():
-    for result in run_ranks("tests.optimizers.test_loss_scale:one_rank_is_not_finite", 2):
+def test_ranks_skip_a_step_together(rank_results):
+    for result in rank_results(2, "optimizers.one_rank_is_not_finite"):
         assert result == {"rows_same": True, "weights_same": True, "scale": SCALE / 2}
 
 
 @keras_3_only
 def test_compile_names_the_way_under_mixed_float16():
-    sok.Init(global_batch_size=4, seed=3)
     policy = tf.keras.config.dtype_policy()
     tf.keras.config.set_dtype_policy("mixed_float16")
     try:

@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 
 from sok_like.runtime import native, ops
-from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.keras
 
@@ -63,19 +62,7 @@ def test_gradients_of_the_caller_may_repeat(sok, layer, told):
     np.testing.assert_allclose(before - layer(key, training=False).numpy(), [[2, 2]], atol=1e-6)
 
 
-def one_lookup_on_a_rank():
-    import sok_like as sok
-
-    sok.Init(global_batch_size=8)
-    layer = sok.All2AllDenseEmbedding(None, 2, 1, 1, dynamic_input=True, name="users")
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(layer(tf.constant([1, 2, 1, 3], tf.int64)))
-    gradient = tape.gradient(loss, layer.embedding_variable)
-    keys = gradient.indices.numpy().tolist()
-    return [ops.keys_are_unique(gradient), len(keys), len(set(keys))]
-
-
 @pytest.mark.ranks
-def test_keys_of_all_ranks_are_merged():
-    told = run_ranks("tests.runtime.test_ops:one_lookup_on_a_rank", 2)
+def test_keys_of_all_ranks_are_merged(rank_results):
+    told = rank_results(2, "optimizers.one_lookup")
     assert told == [[True, 1, 1], [True, 2, 2]]  # key 2; keys 1 and 3

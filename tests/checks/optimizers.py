@@ -1,0 +1,69 @@
+"""Steps of optimizers on ranks: all kinds of variables, one rank's infinity, keys met once."""
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like.table.keras_variable import is_keras_3
+
+
+def checks(world_size):
+    found = {"all_kinds": all_kinds, "one_lookup": one_lookup}
+    return found | ({"one_rank_is_not_finite": one_rank_is_not_finite} if is_keras_3() else {})
+
+
+def all_kinds():
+    """A hash table, a dense table over ranks and replicated weights under one optimizer."""
+    import sok_like as sok
+    from sok_like import dist_model_parallel as dmp
+    from sok_like.runtime import comm
+
+    rank, world_size = comm.current().rank, comm.current().world_size
+    hashed = sok.All2AllDenseEmbedding(
+        None, 2, 1, 1, dynamic_input=True, gradient_scale="mean", embedding_initializer="zeros"
+    )
+    tables = [tf.keras.layers.Embedding(4, 2), tf.keras.layers.Embedding(4, 2)]
+    dense = dmp.DistributedEmbedding(tables)
+    dense.set_weights([np.zeros([4, 2]), np.zeros([4, 2])])
+    weights = tf.Variable([0.0])
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(1.0))
+    ids = tf.constant([0, 1, 2, 3], tf.int64)[rank::world_size]  # every id once over all ranks
+    factor = 4.0 / world_size  # the mean over ranks of a sum over a rank's share
+    variables = [*hashed.trainable_variables, *dense.trainable_variables, weights]
+    with tf.GradientTape() as tape:
+        first, second = dense([ids, ids])  # unlike gradients: averaged, the tables would mix
+        outputs = [hashed(ids), first, 3.0 * second]
+        loss = sum(tf.reduce_sum(output) for output in outputs) * factor
+        loss += weights[0] * float(rank + 1)
+    gradients = tape.gradient(loss, variables)
+    optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    rows = hashed(tf.constant([0, 1, 2, 3], tf.int64), training=False).numpy()
+    return {"hashed": rows, "dense": dense.get_weights(all_ranks=True), "weights": weights.numpy()}
+
+
+def one_rank_is_not_finite():
+    """What a step changes in which only rank 1's loss is infinite, under loss scaling."""
+    from sok_like.runtime import comm
+    from tests.optimizers.test_loss_scale import make, step
+
+    layer, dense, optimizer = make()
+    step(layer, dense, optimizer, 2.0)
+    before, weights = layer(tf.constant([5, 6], tf.int64)).numpy(), dense.numpy()
+    step(layer, dense, optimizer, float("inf") if comm.current().rank == 1 else 2.0)
+    return {
+        "rows_same": bool((layer(tf.constant([5, 6], tf.int64)).numpy() == before).all()),
+        "weights_same": bool((dense.numpy() == weights).all()),
+        "scale": float(optimizer.dynamic_scale),
+    }
+
+
+def one_lookup():
+    """Whether keys are known to be unique, how many there are, and how many different ones."""
+    import sok_like as sok
+    from sok_like.runtime import ops
+
+    layer = sok.All2AllDenseEmbedding(None, 2, 1, 1, dynamic_input=True, name="users")
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(tf.constant([1, 2, 1, 3], tf.int64)))
+    gradient = tape.gradient(loss, layer.embedding_variable)
+    keys = gradient.indices.numpy().tolist()
+    return [ops.keys_are_unique(gradient), len(keys), len(set(keys))]
