@@ -1,4 +1,4 @@
-"""`TFDistributedEmbedding`, beside its path in SOK 1.x, which is in `embeddings`."""
+"""`TFDistributedEmbedding` under its second path in SOK 1.x; the class is in `embeddings`."""
 
 from sok_like.embeddings.tf_distributed_embedding import (
     TFDistributedEmbedding as TFDistributedEmbedding,

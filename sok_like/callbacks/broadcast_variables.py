@@ -20,7 +20,7 @@ class BroadcastVariables(tf.keras.callbacks.Callback):
         root_rank: The rank whose values count.
 
     Raises:
-        ValueError: there is no such rank, or the ranks' models differ.
+        ValueError: the rank does not exist, or the ranks' models differ.
     """
 
     def __init__(self, root_rank: int = 0):

@@ -73,7 +73,7 @@ def _by_rank(gathered):
 
 
 def _callbacks_before(callback):
-    """The callbacks of the list that is calling `callback`, up to it. Keras tells it to nobody."""
+    """The callbacks before `callback` in the list that calls it. Keras has no API for that."""
     frame = sys._getframe(1)
     while frame is not None:
         caller = frame.f_locals.get("self")

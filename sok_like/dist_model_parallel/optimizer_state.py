@@ -3,7 +3,7 @@
 A slot variable has the shape of its variable, so it is sharded like the table, and is read and
 written like weights. Optimizers of both Keras keep their slot variables in lists, one item per
 trained variable: an attribute such as `_momentums` has a slot variable of every table, and the
-state uses its name without underscores. A hash table stores its slot rows beside its rows, under
+state uses its name without underscores. A hash table stores its slot rows with its rows, under
 the core's names.
 """
 

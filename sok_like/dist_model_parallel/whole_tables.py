@@ -45,7 +45,7 @@ class WholeTables:
 
         Args:
             weights: One array `[input_dim, output_dim]` per embedding, in the order of
-                `embeddings`, or the path of its `.npy` file, of which each rank reads only its
+                `embeddings`, or the path of its `.npy` file, from which each rank reads only its
                 shard. For a hash table a pair of keys and rows; it then holds exactly these keys.
             chunk: Number of elements to copy at a time, rounded down to whole rows, at least one.
             use_lock: True: one rank at a time.

@@ -1,4 +1,4 @@
-"""A variable of which this rank stores a shard, for Keras 3 and for tf_keras.
+"""A variable whose shard this rank stores, for Keras 3 and for tf_keras.
 
 It behaves like the whole variable: its `shape` is that of the whole, reading it gathers (a
 collective of the ranks along its axes), and assigning keeps this rank's shard. So code that does

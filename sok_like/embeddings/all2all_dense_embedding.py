@@ -40,7 +40,7 @@ class All2AllDenseEmbedding(EmbeddingLayer):
         `dynamic_input`, `[num_keys, embedding_vec_size]`.
 
     Raises:
-        TypeError: the input is no dense tensor of integers.
+        TypeError: the input is not a dense tensor of integers.
         ValueError: an argument or a static shape out of its range.
         tf.errors.InvalidArgumentError: a number of keys that is not a multiple of `slot_num *
             nnz_per_slot`; without a hash table, a key out of range.

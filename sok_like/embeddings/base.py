@@ -28,7 +28,7 @@ class EmbeddingLayer(TableLayer):
         gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
             `sok_like.lookup.hash_lookup.lookup`.
         pad_key: Keys of this value are padding: they contribute nothing, are not inserted and train
-            nothing. None: there is no padding, and -1 is a key like any other.
+            nothing. None: no padding; -1 is a key like any other.
         **kwargs: Keras' own: `name`, `dtype`, `trainable`.
     """
 
@@ -101,7 +101,7 @@ class EmbeddingLayer(TableLayer):
         return super().from_config(config)
 
     def without_padding(self, keys: tf.Tensor, row_splits: tf.Tensor | None):
-        """Keys int64 `[num_keys]` and row splits, None for one key a row, less those of padding."""
+        """Keys int64 `[num_keys]` without padding, and row splits; None for one key per row."""
         if self.pad_key is None:
             return keys, row_splits
         pad = (self.pad_key + 2**63) % 2**64 - 2**63  # by its bits, as `as_keys` has uint64

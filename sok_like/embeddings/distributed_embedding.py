@@ -47,7 +47,7 @@ class DistributedEmbedding(EmbeddingLayer):
         TypeError: the input is of another kind.
         ValueError: an argument or a static shape out of its range.
         tf.errors.InvalidArgumentError: a field with more than `max_nnz` keys, a number of rows that
-            is no multiple of `slot_num`, a key out of range without a hash table.
+            is not a multiple of `slot_num`, or without a hash table a key out of range.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class DistributedEmbedding(EmbeddingLayer):
         return self.run(training, rows)
 
     def _samples(self, inputs):
-        """Flat keys and int64 row splits `[batch * slot_num + 1]`, None for one key a row."""
+        """Flat keys and int64 row splits `[batch * slot_num + 1]`, None for one key per row."""
         if isinstance(inputs, tf.SparseTensor):
             if inputs.shape.rank not in (None, 2):
                 raise self._bad_input(inputs)

@@ -31,7 +31,7 @@ class TFDistributedEmbedding(tf.keras.layers.Layer):
         Integers of any shape.
 
     Output shape:
-        The input's, with `embedding_vec_size` behind it; in the layer's compute dtype.
+        The input's shape plus a last axis `embedding_vec_size`, in the layer's compute dtype.
 
     Raises:
         ValueError: an argument out of its range, first rows of another shape.

@@ -111,7 +111,7 @@ def combiners(given: Sequence[str] | str | None, num_tables: int) -> list[str]:
 
 
 def check_partition_strategy(partition_strategy: Any) -> None:
-    """ValueError unless "mod": that is how keys are spread over ranks, and there is no other."""
+    """ValueError unless "mod", the only way in which keys are spread over ranks."""
     if partition_strategy != "mod":
         raise ValueError(
             "`partition_strategy` must be 'mod'. (Weights go by keyword, `sp_weights=`: releases "

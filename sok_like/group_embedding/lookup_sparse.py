@@ -125,7 +125,7 @@ def group_embedding_lookup(
         ids: List with one item per table: integers of any shape.
 
     Returns:
-        A list of tensors of the shape of the table's ids with `[embedding_dim]` behind it.
+        One tensor per table, of the shape of its ids plus a last axis `embedding_dim`.
 
     Raises:
         ValueError: an argument of another kind, or lists of different lengths.

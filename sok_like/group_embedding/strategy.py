@@ -1,6 +1,6 @@
 """`sok.enable_distributed_strategy`: whether this process looks up alone or with others.
 
-There is nothing to remember: a table's keys lie on rank `key % world_size`, whatever the number of
+Nothing is stored: a table's keys are on rank `key % world_size`, whatever the number of
 tables in a group, and a group of tables is looked up where they lie. With one process that is one
 fused op without Horovod ("localized"), with several it is an exchange between them ("collective").
 DeepRec puts whole tables on one process each as soon as a group has more tables than there are
@@ -16,9 +16,9 @@ STRATEGIES = ("collective", "localized", None)
 
 
 def enable_distributed_strategy(strategy: str | None = "collective") -> None:
-    """DeepRec's switch, which initializes the package; instead of `sok.Init` or beside it.
+    """DeepRec's switch, which initializes the package; instead of `sok.Init` or after it.
 
-    Does nothing more where `sok.Init` has been called. A seed of one's own takes `sok.Init`. In a
+    Does nothing more where `sok.Init` has been called. To choose a seed, call `sok.Init`. In a
     `tf.compat.v1` graph there is no op to run: all is done when this returns.
 
     Args:

@@ -38,7 +38,7 @@ def rows_by_key(variable: EmbeddingVariable, keys: Any, name: str | None = None)
         name: Names the collectives: the same on all ranks. None takes the table's name.
 
     Returns:
-        float32, the shape of the keys with `[embedding_dim]` behind it.
+        float32, the shape of the keys plus a last axis `embedding_dim`.
     """
     keys = keys if tf.is_tensor(keys) else tf.convert_to_tensor(keys)
     flat = FlatIds(keys, None, hashed=True)
@@ -67,7 +67,7 @@ class _UnwrapOnTypeError(tf.__internal__.dispatch.OpDispatcher):
     def handle(self, args, kwargs):
         try:
             arguments = self._signature.bind(*args, **kwargs).arguments
-        except TypeError:  # the caller's mistake, of which TensorFlow tells
+        except TypeError:  # the caller's mistake, which TensorFlow reports
             return self.NOT_SUPPORTED
         params = arguments.get("params")
         table = _only_table(params)

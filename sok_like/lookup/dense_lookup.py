@@ -57,8 +57,8 @@ def embedding_lookup(param: Any, ids: Any, combiner: str | None = None, *, weigh
         `tf.RaggedTensor` `[batch, None, output_dim]` for ragged and sparse ids.
 
     Raises:
-        TypeError: `param` is no tensor, or the ids are no integers.
-        ValueError: `ids` is not 2-D, `weights` do not fit them, or no such combiner.
+        TypeError: `param` is not a tensor, or the ids are not integers.
+        ValueError: `ids` is not 2-D, `weights` do not fit them, or the combiner is unknown.
         tf.errors.InvalidArgumentError: an id outside `[0, input_dim)`; it names the id.
     """
     if not tf.is_tensor(param) or isinstance(param, (tf.RaggedTensor, tf.SparseTensor)):
@@ -74,7 +74,7 @@ def embedding_lookup(param: Any, ids: Any, combiner: str | None = None, *, weigh
 
 
 def lookup_rows(table, ids, combiner: str | None, weights, table_name: str):
-    """`embedding_lookup` with dense ids of any rank, of which the last axis is combined.
+    """`embedding_lookup` with dense ids of any rank; their last axis is combined.
 
     Args:
         table: A tensor or a `tf.Variable`.
@@ -236,7 +236,7 @@ def check_ids(ids, combiner: str | None, table_name: str) -> None:
     """Raises unless the ids are of a kind that can be looked up.
 
     Raises:
-        TypeError: no integers.
+        TypeError: they are not integers.
         ValueError: not a 2-D RaggedTensor or SparseTensor, or a 1-D tensor with a combiner.
     """
     if not ids.dtype.is_integer:

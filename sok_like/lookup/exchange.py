@@ -8,8 +8,8 @@ columns), some of its rows on each, or a hash table, whose rows are found by key
 table's are gathered. All features of a layer travel together: two collectives forward, one back.
 Each rank asks for its distinct ids only.
 
-What goes wrong on a rank before an exchange travels with it as a text, and is raised behind it on
-every rank.
+An error of one rank before an exchange travels as a text in its message. Every rank raises it after
+the exchange.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class ShardFeature:
             `combiner` is "none".
         combiner: "sum", "mean", or "none" for one row per id; of a hash table "sqrtn", too.
         table_name: What errors call the table.
-        num_rows: Rows of the whole table; 0 for a hash table, of which any id is a key.
+        num_rows: Rows of the whole table; 0 for a hash table, where any id is a key.
         dim: Columns of this shard.
-        owner: The rank that holds it, `ALL_RANKS` where its rows lie on all of them, or `BY_KEY`.
+        owner: The rank that holds it, `ALL_RANKS` where each rank holds some rows, or `BY_KEY`.
         row_offset: Its first row in the owner's variable.
         variable: This rank's rows, an EmbeddingVariable for a hash table; None if it has none.
     """
@@ -172,7 +172,7 @@ def _lookup_dense(features):
 
 
 def in_range(features: Sequence[ShardFeature]) -> tuple[list[ShardFeature], list[tf.Tensor]]:
-    """Features of which all ids are in their tables, and why those given are not.
+    """The features with ids inside their tables only, and what was wrong with the others.
 
     For tables that are whole here while other ranks wait: the lookup must not fail on its own.
 
@@ -189,7 +189,7 @@ def in_range(features: Sequence[ShardFeature]) -> tuple[list[ShardFeature], list
 
 
 def _rows_to_send(features, local_rows, anchor, training):
-    """The rows of each feature, float32 `[num_keys, dim]`; why hash tables have none."""
+    """The rows of each feature, float32 `[num_keys, dim]`; why hash tables could not give rows."""
     places, problems = _gather(features, local_rows, training)
     rows = [
         tf.zeros([0, feature.dim]) if place is None else tf.cast(tf.gather(*place), tf.float32)
@@ -204,7 +204,7 @@ def _rows_to_send(features, local_rows, anchor, training):
 def _gather(features, local_rows, training=False):
     """By feature: distinct rows of its variable, and where in them its rows are; or None.
 
-    One gather a variable, and of distinct rows, so that the variable's gradient has no index twice:
+    One gather per variable, of distinct rows, so that the variable's gradient has no index twice:
     Keras 3 squares the values of sparse gradients as they come. Second, a text for each hash table,
     empty unless it could not take its keys.
     """

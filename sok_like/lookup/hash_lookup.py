@@ -103,7 +103,7 @@ def lookup(
 
 @dataclasses.dataclass(frozen=True)
 class _DeviceGroup:
-    """Features of which all tables are on one device; the rest as `lookup` has it."""
+    """Features whose tables are all on one device; the other fields are `lookup`'s arguments."""
 
     device: str
     features: list[HashFeature]
@@ -119,7 +119,7 @@ class _DeviceGroup:
         with tf.name_scope(self.name):
             if communicator.world_size > 1:
                 return self._exchange(communicator)
-            with devices.device_scope(self.device):  # for the sake of its gradient
+            with devices.device_scope(self.device):  # where its gradient runs, too
                 return ops.lookup_on_one_rank(
                     handles=self._handles(), insert=self.training, name="lookup", **self._batch()
                 )
@@ -134,7 +134,7 @@ class _DeviceGroup:
             message, splits = turns.exchange_keys(
                 routed.message, routed.splits, communicator, self.name
             )
-            with devices.device_scope(self.device):  # for the sake of its gradient
+            with devices.device_scope(self.device):  # where its gradient runs, too
                 rows, sent = ops.gather_rows(
                     self._handles(),
                     message,

@@ -40,7 +40,7 @@ class OptimizerRule:
     def check(self) -> None:
         """ValueError unless its numbers are those of a rule, as the first step would check them."""
         core = native.core()
-        # A step without keys, of a table that nobody keeps.
+        # A step without keys on a temporary table.
         no_keys, no_rows = np.zeros(0, np.int64), np.zeros((0, 1), np.float32)
         core.apply_gradients(
             core.Table("check", 1), self.rule, 1e-6, 1, no_keys, no_rows, **dict(self.options)
@@ -85,7 +85,7 @@ def rule_of(optimizer: Any) -> OptimizerRule:
     """The rule that a stock optimizer stands for.
 
     Raises:
-        ValueError: it is none of those above, or has a setting that a row cannot honour by itself
+        ValueError: it is not one of those above, or has a setting that one row cannot honour
             (a norm over the whole gradient, an average of weights).
     """
     for cls in type(optimizer).__mro__:

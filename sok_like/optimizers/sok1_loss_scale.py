@@ -25,7 +25,7 @@ def LossScaleOptimizer(optimizer: Any, loss_scale: float | str = "dynamic") -> A
         `get_unscaled_gradients`, and `initializer`, that of `optimizer`.
 
     Raises:
-        NotImplementedError: under Keras 3, whose loss scaling has none of these methods.
+        NotImplementedError: under Keras 3, whose loss scaling lacks these methods.
         ValueError: `loss_scale` is neither "dynamic" nor a number of at least 1.
     """
     if is_keras_3():

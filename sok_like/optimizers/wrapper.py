@@ -40,7 +40,7 @@ def OptimizerWrapper(
         the learning rate on one is seen by the other.
 
     Raises:
-        TypeError: `optimizer` is no optimizer of these families.
+        TypeError: `optimizer` is not of these families.
         ValueError: an optimizer or a setting that embedding variables cannot follow exactly.
     """
     inner = getattr(optimizer, "inner_optimizer", None)

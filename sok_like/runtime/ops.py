@@ -1,4 +1,4 @@
-"""The op library's differentiable ops, each with its gradient behind it.
+"""The op library's differentiable ops, each followed by its gradient.
 
 Wrappers only where arguments need arranging; the other ops (`sok_table_size`, ...) are used as the
 library gives them. A gradient for a table handle is `tf.IndexedSlices(gradients, keys)`: its
@@ -46,7 +46,7 @@ def _slices(grads, keys, *, unique=False):
     if unique:
         setattr(keys, _UNIQUE, True)
     # Without a dense shape, so that what would make the gradient dense (a sum with a dense one, a
-    # loop in a graph) raises: keys are no positions, and it would fill the memory with zeros.
+    # loop in a graph) raises: keys are not positions, and it would fill the memory with zeros.
     return tf.IndexedSlices(grads, keys)
 
 
@@ -107,7 +107,7 @@ def gather_rows(
     """Rows of the keys all ranks asked this one for.
 
     Args:
-        handles: One resource a table.
+        handles: One resource per table.
         message: int64, the key messages received.
         splits: int32 `[world_size]`, their lengths.
         scale: "auto", "sum" or "mean", of the gradients that come back.
@@ -230,7 +230,7 @@ def _combine_grad(op, *grads):
     inverse, row_splits, weights = (inputs[3 + k * n : 3 + (k + 1) * n] for k in range(3))
     # From behind the check of the rows: where the lookup failed, no gradient travels.
     call = inputs[3 + 3 * n]
-    # Every table sends its part of the message back, be it zeros: the others wait for it.
+    # Each table sends its gradients back, even if all are zero: the other ranks wait for them.
     grads = [
         tf.zeros_like(output) if grad is None else tf.convert_to_tensor(grad)
         for grad, output in zip(grads, op.outputs, strict=True)

@@ -6,7 +6,7 @@ import dataclasses
 import time
 from typing import Any
 
-_SURE = 1.5  # seconds until a report is no longer overtaken by what has happened since
+_SURE = 1.5  # seconds after which a report counts as current
 _SILENT = 5.0  # seconds without a report, from a rank that answers no more
 
 

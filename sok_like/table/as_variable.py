@@ -67,7 +67,7 @@ class AsVariable:
             name: Names the lookup's collectives: the same on all ranks.
 
         Returns:
-            float32, the shape of the keys with `[embedding_dim]` behind it.
+            float32, the shape of the keys plus a last axis `embedding_dim`.
         """
         assert look_up is not None, "sok.Init and sok.EmbeddingVariable load it"
         return look_up(self, indices, name)

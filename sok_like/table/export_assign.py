@@ -28,7 +28,7 @@ def export(variable: Any) -> tuple[tf.Tensor, tf.Tensor]:
         float32 `[size, embedding_dim]`.
 
     Raises:
-        TypeError: `variable` is no EmbeddingVariable.
+        TypeError: `variable` is not an EmbeddingVariable.
     """
     variable = _checked(variable)
     snapshot = variable.snapshot(with_slots=False)

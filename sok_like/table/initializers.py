@@ -49,7 +49,7 @@ def row_initializer(
 
     Args:
         initializer: A name, an instance or class of `tf.keras.initializers` or of
-            `tf.compat.v1`, or a callable `(shape, dtype) -> tensor`. A callable of one's own must
+            `tf.compat.v1`, or a callable `(shape, dtype) -> tensor`. A callable must
             return the same on all ranks.
         dim: Row width, the fan-out of the variance-scaling family.
         num_rows: Rows of the whole table, the family's fan-in; None (a table without bound) takes

@@ -22,7 +22,7 @@ def is_keras_3() -> bool:
 
 
 def as_weight(variable: EmbeddingVariable):
-    """What a layer of the running Keras should hold to have `variable` among its weights."""
+    """The object that a layer of the running Keras holds to have `variable` among its weights."""
     if not is_keras_3():
         return variable
     held = getattr(variable, "_keras_variable", None)
@@ -93,7 +93,7 @@ def _wrapper_class():
             return id(self)
 
         def __getattr__(self, name):
-            # What a table has and a Keras variable has not: size, stats, find, export's keys, ...
+            # What a table has and a Keras variable lacks: size, stats, find, export's keys, ...
             if name.startswith("_"):
                 raise AttributeError(name)
             return getattr(self._embedding_variable, name)

@@ -45,7 +45,7 @@ class KeyStatistics(NamedTuple):
 
     present: tf.Tensor  # bool: has a row on this rank
     frequencies: tf.Tensor  # int64: training lookups that contained the key
-    last_steps: tf.Tensor  # int64: step of the last of them; -1 if there is none or it is unknown
+    last_steps: tf.Tensor  # int64: step of the last of them; -1 if unknown
 
 
 class EvictedRows(NamedTuple):

@@ -76,7 +76,7 @@ class Snapshots:
     ) -> Any:
         """The inverse of `snapshot`; `replace` removes all other keys first.
 
-        A snapshot without records is one of a table without policies: its keys were seen never.
+        A snapshot of a table without policies has no records: its keys count as never seen.
         NaN in a slot row stands for the optimizer's initial value. A failure changes nothing.
         """
         return native.ops().sok_table_import(

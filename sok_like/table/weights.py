@@ -64,7 +64,7 @@ class TableWeights:
 
     @property
     def dtype(self) -> Any:
-        """There is none; tf_keras asks for it to write an array into a file."""
+        """Raises; tf_keras asks for it to write an array into a file."""
         raise AttributeError(_NO_ARRAY.format(name=self.name, what="a write to an .h5 file"))
 
     def __repr__(self):
