@@ -6,11 +6,12 @@
     sok.deeprec.install()
     tf.config.experimental.enable_distributed_strategy(strategy="collective")
 
-Most names do not exist in TensorFlow and are added. Four exist and are wrapped:
+Most names do not exist in TensorFlow and are added. Five exist and are wrapped:
 
     feature_column.embedding_column           in a group_embedding_column_scope, or over a column
     feature_column.shared_embedding_columns   with keys: the function of `sok.feature_column`
     feature_column.input_layer                with such a column: the same
+    feature_column.linear_model               over a column with keys: the same
     train.Optimizer.apply_gradients           with tables: `sok.OptimizerWrapper`
 
 In all other cases they work as before. TensorFlow is changed only by this call, and `uninstall()`
@@ -19,6 +20,7 @@ restores it.
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -35,20 +37,70 @@ from sok_like.group_embedding.lookup_sparse import (
     group_embedding_lookup,
     group_embedding_lookup_sparse,
 )
+from sok_like.group_embedding.multihash import get_multihash_variable
 from sok_like.group_embedding.strategy import enable_distributed_strategy
 from sok_like.optimizers.scope import train_tables
 from sok_like.table import policies
 
-__all__ = ["install", "uninstall"]
+__all__ = ["StorageType", "install", "uninstall"]
+
+# DeepRec's kinds of storage, for `StorageOption`, which takes those of memory alone.
+StorageType = enum.Enum(
+    "StorageType",
+    "DEFAULT DRAM PMEM_MEMKIND PMEM_LIBPMEM SSDHASH LEVELDB HBM DRAM_PMEM DRAM_SSDHASH HBM_DRAM "
+    "DRAM_LEVELDB DRAM_PMEM_SSDHASH HBM_DRAM_SSDHASH",
+)
 
 # Module, name, original and wrapper: `uninstall` restores the original.
 _replaced: list[tuple[Any, str, Any, Any]] = []
+
+
+def enable_group_embedding(fusion_type: str = "collective") -> None:
+    """DeepRec's earlier name of `enable_distributed_strategy`.
+
+    Args:
+        fusion_type: Its `strategy`.
+    """
+    enable_distributed_strategy(fusion_type)
+
+
+def _refused(name, instead):
+    """A function of DeepRec that does not exist here, and says what does."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"{name} is not in this version. {instead}")
+
+    refuse.__name__ = name
+    return refuse
+
+
+_REFUSED = {
+    name: _refused(name, instead)
+    for name, instead in {
+        "get_dynamic_dimension_embedding_variable": "Rows of a table have one width: give it the "
+        "widest, tf.get_embedding_variable(name, embedding_dim=...), or make one table per width "
+        "and look them up in one group, tf.nn.group_embedding_lookup_sparse.",
+    }.items()
+}
+_REFUSED_COLUMNS = {
+    name: _refused(name, instead)
+    for name, instead in {
+        "categorical_column_with_adaptive_embedding": "A CounterFilter keeps rare keys out of the "
+        "table, categorical_column_with_embedding(key, ev_option=tf.EmbeddingVariableOption("
+        "filter_option=tf.CounterFilter(n))); add an embedding_column over "
+        "categorical_column_with_hash_bucket(key, ...) for what they share.",
+        "categorical_column_with_multihash": "tf.get_multihash_variable(...) and "
+        "tf.nn.embedding_lookup(variable, ids) have its rows.",
+    }.items()
+}
 
 
 def _added() -> list[tuple[Any, str, Any]]:
     """TensorFlow's module, the name that is added to it, and the value."""
     names = [
         ("", "get_embedding_variable", get_embedding_variable),
+        ("", "get_multihash_variable", get_multihash_variable),
+        *(("", name, function) for name, function in _REFUSED.items()),
         *(
             ("", name, getattr(policies, name))
             for name in (
@@ -62,6 +114,7 @@ def _added() -> list[tuple[Any, str, Any]]:
             )
         ),
         ("config.experimental", "enable_distributed_strategy", enable_distributed_strategy),
+        ("config.experimental", "enable_group_embedding", enable_group_embedding),
         *(
             ("feature_column", name, getattr(feature_column, name))
             for name in (
@@ -71,6 +124,7 @@ def _added() -> list[tuple[Any, str, Any]]:
                 "sparse_column_with_embedding",
             )
         ),
+        *(("feature_column", name, function) for name, function in _REFUSED_COLUMNS.items()),
         ("nn", "group_embedding_lookup", group_embedding_lookup),
         ("nn", "group_embedding_lookup_sparse", group_embedding_lookup_sparse),
     ]
@@ -94,6 +148,7 @@ def _wrapped() -> list[tuple[Any, str, Callable]]:
         (v1.feature_column, "embedding_column", _embedding_column),
         (v1.feature_column, "shared_embedding_columns", _shared_embedding_columns),
         (v1.feature_column, "input_layer", _input_layer),
+        (v1.feature_column, "linear_model", _linear_model),
         (v1.train.Optimizer, "apply_gradients", train_tables),
     ]
 
@@ -107,8 +162,8 @@ def install() -> None:
     `group_embedding_column_scope`, `categorical_column_with_embedding`,
     `sequence_categorical_column_with_embedding` and `sparse_column_with_embedding`, all from this
     package. Wrapped, see above: `feature_column.embedding_column`, and in `tf.compat.v1` also
-    `feature_column.shared_embedding_columns`, `feature_column.input_layer` and
-    `train.Optimizer.apply_gradients`.
+    `feature_column.shared_embedding_columns`, `feature_column.input_layer`,
+    `feature_column.linear_model` and `train.Optimizer.apply_gradients`.
 
     Raises:
         RuntimeError: one of the names to be added is in use. Then nothing is changed.
@@ -172,3 +227,13 @@ def _input_layer(stock):
         return look_up(features, feature_columns, *args, **kwargs)
 
     return input_layer
+
+
+def _linear_model(stock):
+    def linear_model(features, feature_columns, *args, **kwargs):
+        feature_columns = old._normalize_feature_columns(feature_columns)  # may be a generator
+        ours = any(table_column(column) is not None for column in feature_columns)
+        model = feature_column.linear_model if ours else stock
+        return model(features, feature_columns, *args, **kwargs)
+
+    return linear_model

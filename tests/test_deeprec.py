@@ -19,13 +19,19 @@ COLUMNS = (
     *("categorical_column_with_embedding", "group_embedding_column_scope"),
     *("sequence_categorical_column_with_embedding", "sparse_column_with_embedding"),
 )
+REFUSED = [  # names that say what to use instead
+    ("", "get_dynamic_dimension_embedding_variable", "group_embedding_lookup_sparse"),
+    ("feature_column", "categorical_column_with_adaptive_embedding", "CounterFilter"),
+    ("feature_column", "categorical_column_with_multihash", "get_multihash_variable"),
+]
 ADDED = [
     (root, module, name)
     for root in (tf, v1)
     for module, names in (
-        ("", ("get_embedding_variable", *OPTIONS)),
-        ("config.experimental", ("enable_distributed_strategy",)),
+        ("", ("get_embedding_variable", "get_multihash_variable", *OPTIONS)),
+        ("config.experimental", ("enable_distributed_strategy", "enable_group_embedding")),
         ("feature_column", COLUMNS),
+        *((path, (name,)) for path, name, _ in REFUSED),
         ("nn", ("group_embedding_lookup", "group_embedding_lookup_sparse")),
     )
     for name in names
@@ -35,6 +41,7 @@ WRAPPED = [
     (v1, "feature_column", "embedding_column"),
     (v1, "feature_column", "shared_embedding_columns"),
     (v1, "feature_column", "input_layer"),
+    (v1, "feature_column", "linear_model"),
     (v1, "train.Optimizer", "apply_gradients"),
 ]
 
@@ -63,13 +70,11 @@ def deeprec(sok):
 
 def test_installs_and_takes_back(sok, deeprec):
     assert not any(held(ADDED))
-    right = [
-        getattr(sok.feature_column if path == "feature_column" else sok, name)
-        for _, path, name in ADDED
-    ]
+    homes = {"feature_column": sok.feature_column}
+    right = [getattr(homes.get(path, sok), name, None) for _, path, name in ADDED]
     for _ in range(2):
         deeprec.install()
-        assert all(a is b for a, b in zip(held(ADDED), right, strict=True))
+        assert all(b in (a, None) and a for a, b in zip(held(ADDED), right, strict=True))
         assert not any(a is b for a, b in zip(held(WRAPPED), STOCK, strict=True))
         assert [f.__wrapped__ for f in held(WRAPPED)] == STOCK
     for _ in range(2):
@@ -97,6 +102,27 @@ def test_what_others_put_over_a_wrapper_stays(deeprec, monkeypatch):
     deeprec.uninstall()
     assert v1.feature_column.input_layer is len
     assert held(WRAPPED)[:3] == STOCK[:3]
+
+
+def test_what_is_not_here_names_what_is(sok, deeprec):
+    deeprec.install()
+    for path, name, instead in REFUSED:
+        with pytest.raises(NotImplementedError, match=f"{name} is not in this.*{instead}"):
+            getattr(module_of(v1, path), name)("x", hash_bucket_size=3)
+    for kind in ("DRAM", "HBM"):
+        assert tf.StorageOption(deeprec.StorageType[kind]).storage_type == kind
+    for kind in ("PMEM_LIBPMEM", "DRAM_SSDHASH", "HBM_DRAM"):
+        with pytest.raises(ValueError, match=r"without tiers on PMEM or SSD.*evicted_buffer_size"):
+            tf.StorageOption(deeprec.StorageType[kind], "/tmp", [1024])
+
+
+def test_horovod_answers_after_the_collective_strategy(deeprec):
+    hvd = pytest.importorskip("horovod.tensorflow")
+    deeprec.install()
+    initialize.reset()
+    for switch in ("enable_distributed_strategy", "enable_group_embedding"):
+        getattr(tf.config.experimental, switch)("collective")
+        assert (hvd.size(), hvd.rank()) == (1, 0)
 
 
 def test_nothing_is_installed_by_loading():

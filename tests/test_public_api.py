@@ -102,7 +102,7 @@ CALLABLES = {
     "tensor_name_in_ckpt=None, max_norm=None, trainable=True, use_safe_embedding_lookup=True",
     "feature_column.sparse_column_with_embedding": "column_name, dtype=tf.string, "
     "partition_num=None, steps_to_live=None, init_data_source=None, ht_partition_num=1000, "
-    "evconfig=None",
+    "evconfig=None, ev_option=None",
     "feature_column.weighted_categorical_column": "categorical_column, weight_feature_key, "
     "dtype=tf.float32",
     "filter_variables": "variables",
@@ -110,7 +110,7 @@ CALLABLES = {
     "get_embedding_variable": "name, embedding_dim, key_dtype=tf.int64, value_dtype=None, "
     "initializer=None, regularizer=None, trainable=True, collections=None, caching_device=None, "
     "partitioner=None, validate_shape=True, custom_getter=None, constraint=None, "
-    "init_data_source=None, ev_option=None, *, capacity=None",
+    "init_data_source=None, ev_option=None, *, steps_to_live=None, capacity=None",
     "group_embedding_lookup": "params, ids, partition_strategy='mod', name=None, *, "
     "training=True, gradient_scale='auto'",
     "group_embedding_lookup_sparse": "params, sp_ids, combiners, partition_strategy='mod', "

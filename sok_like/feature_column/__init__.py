@@ -23,6 +23,7 @@ from sok_like.feature_column.input_layer import input_layer as input_layer
 from sok_like.feature_column.input_layer import sequence_input_layer as sequence_input_layer
 from sok_like.feature_column.layers import DenseFeatures as DenseFeatures
 from sok_like.feature_column.layers import SequenceFeatures as SequenceFeatures
+from sok_like.feature_column.linear_model import linear_model as linear_model
 from sok_like.feature_column.scope import (
     group_embedding_column_scope as group_embedding_column_scope,
 )

@@ -16,7 +16,7 @@ from tensorflow.python.feature_column import feature_column_v2 as fc
 
 from sok_like.runtime.checks import as_integer
 from sok_like.table.keys import DTYPES, as_keys, string_keys
-from sok_like.table.policies import EmbeddingVariableOption, GlobalStepEvict
+from sok_like.table.policies import EmbeddingVariableOption, with_steps_to_live
 
 
 class EmbeddingCategoricalColumn(
@@ -154,6 +154,7 @@ def sparse_column_with_embedding(
     init_data_source: None = None,
     ht_partition_num: int = 1000,
     evconfig: EmbeddingVariableOption | None = None,
+    ev_option: EmbeddingVariableOption | None = None,
 ) -> EmbeddingCategoricalColumn:
     """DeepRec's older name for `categorical_column_with_embedding`.
 
@@ -163,25 +164,26 @@ def sparse_column_with_embedding(
             without eviction.
         init_data_source: None.
         ht_partition_num: DeepRec's number of hash table partitions; without effect.
-        evconfig: Its `ev_option`, instead of `steps_to_live`.
+        evconfig, ev_option: Its `ev_option`; releases of DeepRec differ in the name.
 
     Raises:
-        ValueError: an argument has another value.
-        TypeError: `evconfig` is not a sok.EmbeddingVariableOption.
+        ValueError: an argument has another value, or both names are given.
+        TypeError: `ev_option` is not a sok.EmbeddingVariableOption.
     """
     if init_data_source is not None:
         raise ValueError(
             "`init_data_source` must be None: use sok.assign or sok.Saver to load rows. "
             f"Received: init_data_source={init_data_source!r} (column '{column_name}')"
         )
-    if steps_to_live:
-        if evconfig is not None:
-            raise ValueError(
-                "`steps_to_live` must be None if `evconfig` is given; use its `evict_option`. "
-                f"Received: steps_to_live={steps_to_live!r} (column '{column_name}')"
-            )
-        evconfig = EmbeddingVariableOption(evict_option=GlobalStepEvict(steps_to_live))
-    return categorical_column_with_embedding(column_name, dtype, partition_num, evconfig)
+    if evconfig is not None and ev_option is not None:
+        raise ValueError(
+            "`ev_option` must be given once, under this name or as `evconfig`. "
+            f"Received: ev_option={ev_option!r}, evconfig={evconfig!r} (column '{column_name}')"
+        )
+    option = ev_option if evconfig is None else evconfig
+    column = categorical_column_with_embedding(column_name, dtype, partition_num, option)
+    option = with_steps_to_live(option, steps_to_live, f"column '{column_name}'")
+    return column._replace(ev_option=option)
 
 
 def sequence_categorical_column_with_embedding(

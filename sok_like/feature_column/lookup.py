@@ -17,6 +17,7 @@ import tensorflow as tf
 from tensorflow.python.feature_column import feature_column as old
 from tensorflow.python.feature_column import feature_column_v2 as fc
 
+from sok_like.feature_column.categorical import table_column
 from sok_like.feature_column.columns import GroupEmbeddingColumn, is_fused
 from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
 
@@ -132,7 +133,7 @@ def embeddings(
 
 def _ids_and_weights(column, inputs):
     """Ids and weights (or None), ragged or sparse, without those that stock lookups skip."""
-    ids, weights = _raw_ids_and_weights(column, inputs)
+    ids, weights = ids_and_weights(column.categorical_column, inputs)
     if not column.use_safe_embedding_lookup:
         return ids, weights
     keep = None
@@ -146,27 +147,58 @@ def _ids_and_weights(column, inputs):
     return _retain(ids, keep), None if weights is None else _retain(weights, keep)
 
 
-def _raw_ids_and_weights(column, inputs):
-    categorical = column.categorical_column
-    weight_key = None
+def ids_and_weights(outer: Any, inputs: Any) -> tuple[Any, Any]:
+    """All ids of a categorical column and their weights (or None), ragged or sparse.
+
+    Dense weights `[num_ids, 1]` beside SparseTensors of ids `[batch, hotness]` belong to the ids in
+    their order, as DeepRec's scripts have them.
+
+    Raises:
+        ValueError: ragged ids with weights of another kind.
+        tf.errors.InvalidArgumentError: not one weight per id.
+    """
+    categorical, weight_key = outer, None
     while isinstance(categorical, (fc.WeightedCategoricalColumn, fc.SequenceCategoricalColumn)):
         weight_key = getattr(categorical, "weight_feature_key", weight_key)
         categorical = categorical.categorical_column
-    keys = column.keys_column
+    keys = table_column(outer)
     ragged = None if keys is None else inputs.ragged(keys.key)
-    if ragged is not None:
+    if keys is not None and ragged is not None:
         ids = ragged.with_values(keys.to_keys(ragged.values))
         weights = None if weight_key is None else inputs.ragged(weight_key)
         if weight_key is not None and weights is None:
             raise ValueError(
                 f"Feature '{weight_key}' must be a RaggedTensor, like '{keys.key}'. "
-                f"Received: another kind (column '{column.name}')"
+                f"Received: another kind (column '{outer.name}')"
             )
         return ids, weights
-    outer = column.categorical_column
     if isinstance(outer, fc.SequenceCategoricalColumn):
         outer = outer.categorical_column  # the sequence column itself would give [batch, T, 1]
+    if keys is not None and weight_key is not None:
+        dense = _one_each(inputs, weight_key)
+        if dense is not None:
+            ids, _ = inputs.sparse_tensors(outer.categorical_column)
+            if not ids.shape.is_compatible_with(dense.shape):
+                return ids, _in_order_of(ids, dense, weight_key)
     return inputs.sparse_tensors(outer)
+
+
+def _one_each(inputs, weight_key):
+    """The weights if they are dense `[num_ids, 1]`; else None."""
+    raw = inputs._get_raw_feature_as_tensor(weight_key)
+    is_dense = isinstance(raw, tf.Tensor) and raw.shape.rank == 2 and raw.shape[1] == 1
+    return raw if is_dense else None
+
+
+def _in_order_of(ids, dense, weight_key):
+    values = tf.cast(tf.reshape(dense, [-1]), tf.float32)
+    check = tf.debugging.assert_equal(
+        tf.size(values),
+        tf.size(ids.values),
+        f"Feature '{weight_key}' must have a weight for each id",
+    )
+    with tf.control_dependencies([check] if check is not None else []):
+        return tf.SparseTensor(ids.indices, tf.identity(values), ids.dense_shape)
 
 
 def _retain(values, keep):
@@ -196,7 +228,9 @@ def sequences(
         gradient_scale=gradient_scale,
         is_sequence=True,
     )
-    lengths = [_lengths(_raw_ids_and_weights(column, inputs)[0]) for column in columns]
+    lengths = [
+        _lengths(ids_and_weights(column.categorical_column, inputs)[0]) for column in columns
+    ]
     checks = [
         tf.debugging.assert_equal(
             length,

@@ -16,7 +16,11 @@ from sok_like.lookup import by_key as by_key  # so that its tables can be looked
 from sok_like.runtime import comm
 from sok_like.runtime.initialize import ensure_initialized
 from sok_like.table.keys import as_key_dtype
-from sok_like.table.policies import EmbeddingVariableOption, InitializerOption
+from sok_like.table.policies import (
+    EmbeddingVariableOption,
+    InitializerOption,
+    with_steps_to_live,
+)
 from sok_like.table.variable import EmbeddingVariable
 
 _DEFAULT_INITIALIZER = "random_uniform"
@@ -42,6 +46,7 @@ def get_embedding_variable(
     init_data_source: Any = None,
     ev_option: EmbeddingVariableOption | None = None,
     *,
+    steps_to_live: int | None = None,
     capacity: int | None = None,
 ) -> EmbeddingVariable:
     """The table of that name: made at the first call, the same one at the next.
@@ -54,16 +59,18 @@ def get_embedding_variable(
         embedding_dim: Row width, at least 1.
         key_dtype: int64, int32, uint64 or uint32.
         value_dtype: None or float32.
-        initializer: Keras initializer or its name; None takes that of `ev_option.init_option`, then
-            the variable scope's, then "random_uniform" (-0.05 to 0.05).
+        initializer: Keras initializer or its name. That of `ev_option.init_option` takes its place,
+            as in DeepRec. None takes the variable scope's, then "random_uniform" (-0.05 to 0.05).
         regularizer, constraint, custom_getter, init_data_source: None, also those of the scope. A
             hash table has no dense value for them to work on.
         trainable: Whether tapes watch the variable by themselves.
         collections: In a graph, further collections to add it to; with GLOBAL_VARIABLES among them,
             which it is always in.
         caching_device, partitioner, validate_shape: Without effect: a table is spread over all
-            ranks, read in place, and has no shape to validate.
+            ranks, read in place, and has no shape to validate. With a partitioner the table may be
+            iterated over, as its one part.
         ev_option: sok.EmbeddingVariableOption.
+        steps_to_live: DeepRec's older way to `GlobalStepEvict(steps_to_live)`; None or 0: none.
         capacity: Most keys a rank may hold; None grows without bound.
 
     Raises:
@@ -86,18 +93,14 @@ def get_embedding_variable(
                 f"silently. Received: {argument}={value!r} (table '{name}')"
             )
     of_option = ev_option.init_option.initializer if ev_option and ev_option.init_option else None
-    if initializer is not None and of_option is not None:
-        raise ValueError(
-            "`initializer` must be given once, to the variable or to its InitializerOption. "
-            f"Received: initializer={initializer!r} and {of_option!r} (table '{name}')"
-        )
+    ev_option = with_steps_to_live(ev_option, steps_to_live, f"table '{name}'")
     full_name = f"{scope.name}/{name}" if scope.name else name
     ensure_initialized()
     options = {
         "embedding_dim": embedding_dim,
         "name": full_name,
         "key_dtype": as_key_dtype(key_dtype, full_name).name,
-        "initializer": _first(initializer, of_option, scope.initializer, _DEFAULT_INITIALIZER),
+        "initializer": _first(of_option, initializer, scope.initializer, _DEFAULT_INITIALIZER),
         "capacity": capacity,
         "trainable": trainable,
         "ev_option": ev_option,
@@ -117,6 +120,7 @@ def get_embedding_variable(
                     tf.compat.v1.get_default_graph().add_to_collections([collection], table)
         else:
             _check_same(table, options)
+        table.is_partitioned |= partitioner is not None
         return table
 
 

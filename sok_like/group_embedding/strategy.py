@@ -9,6 +9,8 @@ processes; there a checkpoint changes shape when a feature is added, here it doe
 
 from __future__ import annotations
 
+import importlib.util
+
 from sok_like.runtime import comm
 from sok_like.runtime.initialize import ensure_initialized
 
@@ -23,7 +25,8 @@ def enable_distributed_strategy(strategy: str | None = "collective") -> None:
 
     Args:
         strategy: "collective": keys of every table are spread over all processes of the job, which
-            may be one. "localized" or None: this process is the whole job.
+            may be one; Horovod, where it is installed, is initialized in any case, since scripts go
+            on with `hvd.size()`. "localized" or None: this process is the whole job.
 
     Raises:
         ValueError: another strategy, such as DeepRec's "parameter_server".
@@ -43,3 +46,8 @@ def enable_distributed_strategy(strategy: str | None = "collective") -> None:
                 f"Received: strategy={strategy!r} in a job of {world_size} processes"
             )
     ensure_initialized()
+    if strategy == "collective" and importlib.util.find_spec("horovod") is not None:
+        import horovod.tensorflow as hvd
+
+        if not hvd.is_initialized():
+            hvd.init()

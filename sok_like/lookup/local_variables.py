@@ -20,8 +20,9 @@ def _faces(variable: Any):
         inner = getattr(variable, name, None)
         if isinstance(inner, tf.Variable):
             seen.append(inner)
-    seen += [face.handle for face in seen if isinstance(face, tf.Variable)]
-    return seen
+    # A reference variable of `tf.disable_v2_behavior()` has no handle.
+    handles = [getattr(face, "handle", None) for face in seen if isinstance(face, tf.Variable)]
+    return seen + [handle for handle in handles if handle is not None]
 
 
 def mark_local(variable: Any) -> Any:

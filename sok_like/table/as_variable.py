@@ -50,6 +50,7 @@ class AsVariable:
     """Methods of an EmbeddingVariable that TensorFlow calls on any variable."""
 
     _trained_by_sok = False
+    is_partitioned = False  # made with a partitioner, for whose parts scripts ask
     handle: Any
 
     @property
@@ -113,6 +114,8 @@ class AsVariable:
         raise self._no_dense_value("a conversion to a NumPy array")
 
     def __iter__(self):
+        if self.is_partitioned:  # as a PartitionedVariable; here there is one part
+            return iter([self])
         raise self._no_dense_value("an iteration")
 
     def __bool__(self):

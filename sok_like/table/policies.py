@@ -12,7 +12,7 @@ from typing import Any
 from sok_like.runtime.checks import as_integer
 
 DEFAULT_VALUE_DIM = 4096
-COUNTER_TYPES = ("uint8", "uint16", "uint32", "uint64")
+COUNTER_TYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 SCORES = ("lru", "lfu", "custom")
 STORAGE_TYPES = ("DRAM", "HBM")
 
@@ -81,8 +81,8 @@ class CBFFilter:
         max_element_size: Maximum number of waiting keys in the whole table. Each rank has a filter
             of this size, so that a dump can be restored on any number of ranks.
         false_positive_probability: In (0, 1).
-        counter_type: uint8, uint16, uint32 or uint64, or a tf.DType of that name. Counters stop at
-            their largest value.
+        counter_type: uint8, uint16, uint32 or uint64, int8, int16, int32 or int64, or a tf.DType of
+            that name. Counters stop at their largest value.
 
     Raises:
         ValueError: an argument has another value.
@@ -97,7 +97,7 @@ class CBFFilter:
         name = getattr(self.counter_type, "name", self.counter_type)
         _require(name in COUNTER_TYPES, "counter_type", f"one of {COUNTER_TYPES}", name)
         object.__setattr__(self, "counter_type", name)
-        largest = 2 ** int(name.removeprefix("uint")) - 1
+        largest = 2 ** (self.counter_bits - (not name.startswith("u"))) - 1
         _require(
             _is_int(self.filter_freq, 0) and self.filter_freq <= min(largest, 2**63 - 1),
             "filter_freq",
@@ -114,6 +114,11 @@ class CBFFilter:
         )
         p = self.false_positive_probability
         _require(_is_number(p) and 0 < p < 1, "false_positive_probability", "a number in (0, 1)", p)
+
+    @property
+    def counter_bits(self) -> int:
+        """Bits of a counter. Signed counters are kept as unsigned ones, which hold as much."""
+        return int(self.counter_type.removeprefix("u").removeprefix("int"))
 
 
 # ---- eviction ----
@@ -231,7 +236,9 @@ class StorageOption:
     """DeepRec's choice of memory; here rows are in the memory of the table's device.
 
     Args:
-        storage_type: None, "DRAM" or "HBM", or an enum member of that name.
+        storage_type: None, "DRAM" or "HBM", or an enum member of that name. Tiers below memory
+            (PMEM, SSDHASH, LEVELDB) do not exist here: `ScoreEvict` bounds what a table holds, and
+            `evicted_buffer_size` hands over what leaves it.
         storage_path, storage_size, cache_strategy: None; there are no other storage tiers.
 
     Raises:
@@ -248,7 +255,9 @@ class StorageOption:
         _require(
             name is None or name in STORAGE_TYPES,
             "storage_type",
-            f"None or one of {STORAGE_TYPES}: all rows are in one memory",
+            f"None or one of {STORAGE_TYPES}: all rows are in one memory, without tiers on PMEM or "
+            "SSD. `EmbeddingVariableOption(evict_option=ScoreEvict(...), evicted_buffer_size=...)` "
+            "bounds a table and hands over the rows that leave it",
             self.storage_type,
         )
         object.__setattr__(self, "storage_type", name)
@@ -334,7 +343,7 @@ class EmbeddingVariableOption:
         if isinstance(self.filter_option, CBFFilter) and self.filter_option.filter_freq > 1:
             found["bloom_max_keys"] = self.filter_option.max_element_size
             found["bloom_probability"] = self.filter_option.false_positive_probability
-            found["bloom_counter_bits"] = int(self.filter_option.counter_type.removeprefix("uint"))
+            found["bloom_counter_bits"] = self.filter_option.counter_bits
         if self.init_option is not None:
             found["no_permission"] = self.init_option.default_value_no_permission
         for eviction in self.evictions:
@@ -367,6 +376,32 @@ class EmbeddingVariableOption:
                 f"evicted. Received: None (table '{table}')"
             )
         return given if given is not None else score.capacity
+
+
+def with_steps_to_live(
+    option: EmbeddingVariableOption | None, steps_to_live: int | None, where: str
+) -> EmbeddingVariableOption | None:
+    """`option` with `GlobalStepEvict(steps_to_live)`; None or 0 leaves it as it is.
+
+    Args:
+        where: What the error names, such as "table 't'".
+
+    Raises:
+        ValueError: the option has another GlobalStepEvict, or `steps_to_live` is out of range.
+    """
+    if not steps_to_live:
+        return option
+    option, added = option or EmbeddingVariableOption(), GlobalStepEvict(steps_to_live)
+    held = [e for e in option.evictions if isinstance(e, GlobalStepEvict)]
+    if held and held != [added]:
+        raise ValueError(
+            "`steps_to_live` must be given once, as an argument or in GlobalStepEvict. "
+            f"Received: steps_to_live={steps_to_live} and {held[0]!r} ({where})"
+        )
+    if held:
+        return option
+    evictions = (*option.evictions, added) if option.evictions else added
+    return dataclasses.replace(option, evict_option=evictions)
 
 
 def _check_class(argument, value, classes):

@@ -48,6 +48,15 @@ class KeyStatistics(NamedTuple):
     last_steps: tf.Tensor  # int64: step of the last of them; -1 if unknown
 
 
+class ExportedRows(NamedTuple):
+    """Keys of a rank, ascending as unsigned numbers; each tensor begins with `[num_keys]`."""
+
+    keys: tf.Tensor  # int64 [num_keys]
+    values: tf.Tensor  # float32 [num_keys, embedding_dim]
+    versions: tf.Tensor  # int64 [num_keys]: step of the last training lookup, from 0
+    frequencies: tf.Tensor  # int64 [num_keys]
+
+
 class EvictedRows(NamedTuple):
     """Evicted keys, oldest first, with everything needed to restore them."""
 
@@ -61,20 +70,82 @@ class EvictedRows(NamedTuple):
 
 
 class PolicyMethods:
-    """Methods of an EmbeddingVariable; all but `total_count` need a table with policies."""
+    """Methods of an EmbeddingVariable; all but the first two need a table with policies."""
 
     handle: Any
     _options: dict
     keeps_records: bool
 
     def total_count(self, *, all_ranks: bool = False) -> tf.Tensor:
-        """Number of keys on this rank, int64 scalar.
+        """`[number of keys on this rank, embedding_dim]`, int64 `[2]`, as in DeepRec.
 
         Args:
             all_ranks: True counts the keys of the whole table; every rank must call this.
         """
-        size = native.ops().sok_table_size(handle=self.handle)
-        return self._over_ranks(size[tf.newaxis], "total_count")[0] if all_ranks else size
+        size = native.ops().sok_table_size(handle=self.handle)[tf.newaxis]
+        size = self._over_ranks(size, "total_count") if all_ranks else size
+        return tf.concat([size, [self._options["embedding_dim"]]], 0)
+
+    def get_dynamic_shape(self) -> tf.Tensor:
+        """The same, with the keys that wait in a CounterFilter, as in DeepRec; of this rank."""
+        shape = self.total_count()
+        if not self.keeps_records:
+            return shape
+        counts = native.ops().sok_table_statistics(handle=self.handle)
+        waiting = counts[PolicyCounts._fields.index("waiting")]
+        return tf.tensor_scatter_nd_add(shape, [[0]], [waiting])
+
+    def get_frequency(self, keys: Any) -> tf.Tensor:
+        """Frequencies of keys of any rank, int64 in the shape of `keys`; every rank must call it.
+
+        Args:
+            keys: Integers of any shape, which may differ between ranks. A key never seen has 0.
+
+        Raises:
+            ValueError: the table keeps no records.
+        """
+        return self._of_any_rank(keys, "get_frequency")[0]
+
+    def get_version(self, keys: Any) -> tf.Tensor:
+        """Step of a key's last training lookup, counted from 0 as DeepRec's global step is.
+
+        Args and the shape as in `get_frequency`. A key never seen has 0. A CBFFilter does not know
+        the steps of waiting keys: 0.
+
+        Raises:
+            ValueError: the table keeps no records.
+        """
+        return tf.maximum(self._of_any_rank(keys, "get_version")[1] - 1, 0)
+
+    def export(self) -> ExportedRows:
+        """Keys of this rank with rows, versions and frequencies, as in DeepRec.
+
+        Raises:
+            ValueError: the table keeps no records. `sok.export(variable)` needs none.
+        """
+        self._need_records("export")
+        exported = native.ops().sok_table_export(handle=self.handle, with_slots=False, evict=False)
+        frequencies, last_steps = exported.records[:, 0], exported.records[:, 1]
+        return ExportedRows(
+            exported.keys, exported.rows, tf.maximum(last_steps - 1, 0), frequencies
+        )
+
+    def _of_any_rank(self, keys, method):
+        """Frequencies and last steps of keys, wherever they are."""
+        self._need_records(method)
+        shape, communicator = tf.shape(tf.convert_to_tensor(keys)), comm.current()
+        keys = tf.reshape(as_keys(keys), [-1])
+        name = f"sok_{method}_{self._options['name']}"
+        lengths = communicator.all_gather(tf.size(keys, tf.int64)[tf.newaxis], f"{name}_lengths")
+        everyone = communicator.all_gather(keys, f"{name}_keys")
+        statistics = self.key_statistics(everyone)
+        # A key is known on its own rank; elsewhere it reads 0 and -1.
+        found = tf.stack([statistics.frequencies, statistics.last_steps + 1])
+        if communicator.world_size > 1:
+            found = communicator.sum(found, name)
+        first = tf.reduce_sum(lengths[: communicator.rank])
+        mine = found[:, first : first + tf.size(keys, tf.int64)]
+        return tf.reshape(mine[0], shape), tf.reshape(mine[1] - 1, shape)
 
     def statistics(self, *, all_ranks: bool = False) -> PolicyCounts:
         """Counts of this rank's shard.

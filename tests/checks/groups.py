@@ -31,6 +31,7 @@ def checks(world_size):
     every["sequences"] = sequences
     every["gradient_scales"] = gradient_scales
     every["strategy"] = strategy
+    every["reference_variables"] = reference_variables
     if world_size == 2:
         every["collectives"] = collectives
     return every
@@ -215,6 +216,29 @@ def gradient_scales():
                 loss = tf.reduce_sum(lookup(scale)[0])
             found[scale, name] = tape.gradient(loss, table).values.numpy()
     return found
+
+
+def reference_variables():
+    """Rows of a table and of a reference variable, of one group, before and after a step."""
+    import sok_like as sok
+    from sok_like.runtime import comm
+
+    v1 = tf.compat.v1
+    rank = comm.current().rank
+    with tf.Graph().as_default(), v1.Session() as session:
+        ones = v1.ones_initializer()
+        dense = v1.get_variable("dense", [4, 2], initializer=ones, use_resource=False)
+        table = sok.EmbeddingVariable(2, name="beside_references", initializer="ones")
+        ids = tf.RaggedTensor.from_row_lengths(tf.constant([rank, 3], tf.int64), [2])
+        rows = sok.group_embedding_lookup_sparse(
+            [table, dense], [ids, ids], "sum", gradient_scale="sum"
+        )
+        optimizer = sok.OptimizerWrapper(v1.train.GradientDescentOptimizer(0.5))
+        train = optimizer.minimize(tf.add_n([tf.reduce_sum(r) for r in rows]))
+        session.run(v1.global_variables_initializer())
+        session.run(train)
+        every = tf.nn.embedding_lookup(table, tf.range(4, dtype=tf.int64))
+        return type(dense).__name__, session.run(every), session.run(dense)
 
 
 def strategy():

@@ -61,7 +61,7 @@ def train():
     comm.current().barrier()
     return {
         "statistics": statistics,
-        "total": int(table.total_count(all_ranks=True)),
+        "total": table.total_count(all_ranks=True).numpy().tolist(),
         "keys": keys,
         "rows": rows,
         "known": _known(table),

@@ -119,6 +119,11 @@ def test_sparse_column():
     option = fc.sparse_column_with_embedding("k", steps_to_live=5).ev_option
     assert option.evict_option == sok.GlobalStepEvict(5)
     assert fc.sparse_column_with_embedding("k", steps_to_live=0).ev_option is None
+    counter = sok.EmbeddingVariableOption(filter_option=sok.CounterFilter(2))
+    for name in ("evconfig", "ev_option"):
+        option = fc.sparse_column_with_embedding("k", steps_to_live=5, **{name: counter}).ev_option
+        assert option.filter_option == sok.CounterFilter(2)
+        assert option.evictions == (sok.GlobalStepEvict(5),)
 
 
 def embed(categorical=None, dimension=2, **arguments):
@@ -165,9 +170,19 @@ def identity(name, buckets):
         ),
         (
             lambda: fc.sparse_column_with_embedding(
-                "k", steps_to_live=3, evconfig=sok.EmbeddingVariableOption()
+                "k",
+                steps_to_live=3,
+                evconfig=sok.EmbeddingVariableOption(evict_option=sok.GlobalStepEvict(4)),
             ),
-            "`steps_to_live` must be None if `evconfig` is given",
+            "`steps_to_live` must be given once.*column 'k'",
+        ),
+        (
+            lambda: fc.sparse_column_with_embedding(
+                "k",
+                evconfig=sok.EmbeddingVariableOption(),
+                ev_option=sok.EmbeddingVariableOption(),
+            ),
+            "`ev_option` must be given once, under this name or as `evconfig`",
         ),
     ],
 )

@@ -128,12 +128,36 @@ def test_without_effect(sok):
     )
 
 
-def test_initializer_given_twice(sok):
+def test_the_initializer_of_the_option_takes_the_place_of_the_other(sok):
     option = sok.EmbeddingVariableOption(init_option=sok.InitializerOption("ones"))
-    with pytest.raises(ValueError, match="`initializer` must be given once"):
-        sok.get_embedding_variable("users", 3, initializer="zeros", ev_option=option)
+    table = sok.get_embedding_variable("users", 3, initializer="zeros", ev_option=option)
+    assert table.find([1])[0].numpy().tolist() == [[1, 1, 1]]
     with pytest.raises(TypeError, match=r"sok\.EmbeddingVariableOption"):
         sok.get_embedding_variable("users", 3, ev_option=sok.InitializerOption("ones"))
+
+
+def test_steps_to_live_beside_an_option(sok):
+    counter = sok.EmbeddingVariableOption(filter_option=sok.CounterFilter(2))
+    table = sok.get_embedding_variable("a", 3, ev_option=counter, steps_to_live=5)
+    option = table.options["ev_option"]
+    assert option.evictions == (sok.GlobalStepEvict(5),)
+    assert option.filter_option == sok.CounterFilter(2)
+    assert sok.get_embedding_variable("a", 3, ev_option=counter, steps_to_live=5) is table
+    assert sok.get_embedding_variable("b", 3, steps_to_live=0).options["ev_option"] is None
+    same = sok.EmbeddingVariableOption(evict_option=sok.GlobalStepEvict(5))
+    table = sok.get_embedding_variable("c", 3, ev_option=same, steps_to_live=5)
+    assert table.options["ev_option"] is same
+    with pytest.raises(ValueError, match="`steps_to_live` must be given once.*6.*table 'd'"):
+        sok.get_embedding_variable("d", 3, ev_option=same, steps_to_live=6)
+
+
+def test_a_partitioned_table_has_one_part(sok):
+    partitioner = tf.compat.v1.fixed_size_partitioner(num_shards=4)
+    table = sok.get_embedding_variable("parts", 3, partitioner=partitioner)
+    assert list(table) == [table]
+    assert tf.nn.embedding_lookup(list(table), [1, 2]).shape == [2, 3]
+    with pytest.raises(TypeError, match="has no dense value"):
+        list(sok.get_embedding_variable("whole", 3))
 
 
 def test_rows_of_the_default_matrix(sok):

@@ -136,6 +136,18 @@ def test_gradient_scales(rank_results, world_size):
 
 
 @each_world
+def test_reference_variables_in_a_group(rank_results, world_size):
+    uses = np.array([*([1] * world_size), *([0] * (3 - world_size)), world_size], float)
+    for kind, table, dense in rank_results(world_size, "groups.reference_variables"):
+        assert kind == "RefVariable"
+        np.testing.assert_allclose(table, np.repeat(1 - 0.5 * uses, 2).reshape(4, 2))
+        # Ordinary gradients are averaged over ranks.
+        np.testing.assert_allclose(
+            dense, np.repeat(1 - 0.5 * uses / world_size, 2).reshape(4, 2), rtol=1e-6
+        )
+
+
+@each_world
 def test_switch(rank_results, world_size):
     ranks = rank_results(world_size, "groups.strategy")
     for result in ranks:

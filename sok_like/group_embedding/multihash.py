@@ -1,0 +1,161 @@
+"""`get_multihash_variable`: two small dense tables in place of one row per id, as in DeepRec.
+
+    id -> (id // rows of the first table, id % rows of the second) -> rows -> added, multiplied or
+    put side by side
+
+(H.-J. M. Shi et al., "Compositional embeddings using complementary partitions", 2020. There both
+tables divide by the same number, and only then do no two ids share both rows: give the second table
+as many rows as the quotient divides by.)
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.runtime.checks import as_integer
+
+v1 = tf.compat.v1
+OPERATIONS = ("add", "mul", "mult", "concat")
+
+
+class MultiHashVariable:
+    """See `get_multihash_variable`; `tf.nn.embedding_lookup` takes it.
+
+    Attributes:
+        name: Its name.
+        variables: The two tf.Variables, `[rows, width]`.
+        operation: "add", "mul" or "concat".
+    """
+
+    def __init__(self, name: str, variables: list, operation: str):
+        self.name, self.variables, self.operation = name, variables, operation
+
+    def lookup(self, ids: Any) -> tf.Tensor:
+        """Rows of ids of any shape, with the width behind it.
+
+        Raises:
+            tf.errors.InvalidArgumentError: an id is negative, or beyond the product of the tables'
+                rows.
+        """
+        ids = tf.cast(tf.convert_to_tensor(ids), tf.int64)
+        first, second = [int(variable.shape[0]) for variable in self.variables]
+        problem = f"Ids must be in [0, {first * first}), the ids that table '{self.name}' can take"
+        check = tf.debugging.Assert(tf.reduce_all((ids >= 0) & (ids < first * first)), [problem])
+        with tf.control_dependencies([check] if check is not None else []):
+            ids = tf.identity(ids)
+        rows = [
+            tf.nn.embedding_lookup(variable, part)
+            for variable, part in zip(self.variables, (ids // first, ids % second), strict=True)
+        ]
+        if self.operation == "concat":
+            return tf.concat(rows, -1)
+        return rows[0] + rows[1] if self.operation == "add" else rows[0] * rows[1]
+
+
+def get_multihash_variable(
+    name: str,
+    dims: Any,
+    num_of_partitions: int = 2,
+    complementary_strategy: str = "Q-R",
+    operation: str = "add",
+    dtype: Any = tf.float32,
+    initializer: Any = None,
+    regularizer: Any = None,
+    trainable: bool | None = None,
+    collections: Any = None,
+    caching_device: Any = None,
+    partitioner: Any = None,
+    validate_shape: bool = True,
+    use_resource: bool | None = None,
+    custom_getter: Any = None,
+    constraint: Any = None,
+    synchronization: Any = tf.VariableSynchronization.AUTO,
+    aggregation: Any = tf.VariableAggregation.NONE,
+) -> MultiHashVariable:
+    """Two tf.Variables, `name_0` and `name_1`, that make up the rows of `rows[0]**2` ids.
+
+    The row of an id is made of row `id // dims[0][0]` of the first table and `id % dims[1][0]` of
+    the second.
+
+    Args:
+        name: Name of the pair.
+        dims: `[[rows, width], [rows, width]]`. Of one width, but for "concat".
+        num_of_partitions: 2.
+        complementary_strategy: "Q-R", quotient and remainder.
+        operation: "add", "mul" (also "mult") or "concat".
+        partitioner: Without effect: the tables are small, and whole on each rank.
+
+    The other arguments are those of `tf.compat.v1.get_variable`.
+
+    Raises:
+        ValueError: an argument has another value.
+    """
+
+    def check(argument, fits, required, received):
+        if not fits:
+            raise ValueError(
+                f"`{argument}` must be {required}. Received: {argument}={received!r} "
+                f"(table '{name}')"
+            )
+
+    check("num_of_partitions", num_of_partitions == 2, "2", num_of_partitions)
+    strategy = complementary_strategy
+    check("complementary_strategy", strategy == "Q-R", "'Q-R'", strategy)
+    check("operation", operation in OPERATIONS, f"one of {OPERATIONS}", operation)
+    pairs = [list(pair) if isinstance(pair, (list, tuple)) else [] for pair in dims]
+    numbers = [as_integer(number) or 0 for pair in pairs for number in pair]
+    fits = [len(pair) for pair in pairs] == [2, 2] and min(numbers, default=0) >= 1
+    check("dims", fits, "two pairs [rows, width] of positive integers", dims)
+    same = operation == "concat" or pairs[0][1] == pairs[1][1]
+    check("dims", same, f"of one width where operation='{operation}'", dims)
+    variables = [
+        v1.get_variable(
+            f"{name}_{number}",
+            shape,
+            dtype,
+            initializer,
+            regularizer=regularizer,
+            trainable=trainable,
+            collections=collections,
+            caching_device=caching_device,
+            validate_shape=validate_shape,
+            use_resource=use_resource,
+            custom_getter=custom_getter,
+            constraint=constraint,
+            synchronization=synchronization,
+            aggregation=aggregation,
+        )
+        for number, shape in enumerate(pairs)
+    ]
+    return MultiHashVariable(name, variables, "mul" if operation == "mult" else operation)
+
+
+class _LookUp(tf.__internal__.dispatch.OpDispatcher):
+    """`tf.nn.embedding_lookup` of a MultiHashVariable, which TensorFlow cannot convert."""
+
+    def __init__(self, function):
+        self._signature = inspect.signature(function)
+        self.register(function)
+
+    def handle(self, args, kwargs):
+        try:
+            arguments = self._signature.bind(*args, **kwargs).arguments
+        except TypeError:  # the caller's mistake, of which TensorFlow tells
+            return self.NOT_SUPPORTED
+        table = arguments.get("params")
+        if not isinstance(table, MultiHashVariable):
+            return self.NOT_SUPPORTED
+        norm = arguments.get("max_norm")
+        if norm is not None:
+            raise ValueError(
+                "`max_norm` must be None for a multihash variable, whose rows are made of two. "
+                f"Received: max_norm={norm!r} (table '{table.name}')"
+            )
+        return table.lookup(arguments["ids"])
+
+
+for _nn in (tf.nn, v1.nn):
+    _LookUp(_nn.embedding_lookup)
