@@ -26,6 +26,11 @@ _WORLD_SIZE_VARIABLES = (
     "SLURM_STEP_NUM_TASKS",
 )
 
+# What Horovod and Open MPI read as they start; values that are set count. docs/install.md has the
+# figures. An exchange waits for Horovod's thread, which looks for work once in a cycle (1 ms if
+# nothing is said). A rank that waits in MPI polls, which takes the core from the rank it waits for.
+_TRANSPORT = {"HOROVOD_CYCLE_TIME": "0.1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+
 # The name of all-to-alls that every rank does in one order: each is met by the others' next one.
 # It is what Horovod calls those outside of graphs.
 IN_TURN = "HorovodAlltoall"
@@ -166,6 +171,8 @@ class HorovodCommunicator:
                 "says how to build it by hand."
             ) from error
         if not hvd.is_initialized():
+            for variable, value in _TRANSPORT.items():
+                os.environ.setdefault(variable, value)
             hvd.init(process_sets="dynamic" if groups_later else None)
         self._hvd = hvd
         self._groups: dict[tuple[int, ...], HorovodCommunicator] = {}

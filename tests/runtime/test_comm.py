@@ -1,7 +1,9 @@
 """Communicators: their collectives, alone and over Horovod, and which one a process gets."""
 
+import os
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -115,6 +117,30 @@ def test_several_processes_without_horovod_say_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
     with pytest.raises(ImportError, match="launched with 2 processes.*Horovod.*make venv"):
         comm.choose()
+
+
+@pytest.mark.parametrize("chosen", [None, "2.5"])
+def test_horovod_and_mpi_start_with_short_waits_unless_the_user_says_otherwise(monkeypatch, chosen):
+    started = {}
+    ranks = types.SimpleNamespace()
+    fake = types.ModuleType("horovod.tensorflow")
+    fake.is_initialized = lambda: False
+    fake.init = lambda process_sets: started.update({name: os.environ[name] for name in expected})
+    fake.global_process_set, fake.size, fake.rank = ranks, lambda: 1, lambda: 0
+    monkeypatch.setitem(sys.modules, "horovod", types.ModuleType("horovod"))
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", fake)
+    expected = {"HOROVOD_CYCLE_TIME": chosen or "0.1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    for name in expected:
+        monkeypatch.delenv(name, raising=False)
+    if chosen:
+        monkeypatch.setenv("HOROVOD_CYCLE_TIME", chosen)
+    before = dict(os.environ)
+    try:
+        comm.HorovodCommunicator()
+        assert started == expected
+    finally:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
 
 
 def test_one_process_needs_no_horovod():
