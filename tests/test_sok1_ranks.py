@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.checks.sok1 import DUMP_KEYS, DUMP_ROWS, ROWS, STEPS, WEIGHT
+from tests.checks.sok1 import DUMP_KEYS, DUMP_ROWS, FILE_KEYS, ROWS, STEPS, WEIGHT
 
 pytestmark = pytest.mark.keras
 
@@ -17,6 +17,15 @@ def test_a_dump_is_spread_over_the_ranks(rank_results, world_size):
         assert status == b"OK"
         np.testing.assert_array_equal(keys, DUMP_KEYS[mine][order])
         np.testing.assert_array_equal(rows, DUMP_ROWS[mine][order])
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_dump_holds_the_files_that_sok_wrote(rank_results, world_size):
+    for keys, rows, files in rank_results(world_size, "sok1.files"):
+        order, expected = np.argsort(keys), np.argsort(FILE_KEYS)
+        np.testing.assert_array_equal(keys[order], FILE_KEYS[expected])
+        np.testing.assert_array_equal(rows[order], DUMP_ROWS[expected])
+        assert files == ["filed_keys.file", "filed_values.file"]
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

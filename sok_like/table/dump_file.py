@@ -67,7 +67,7 @@ class Dump:
 
 def shard_name(table: str, dump_id: str, rank: int, world_size: int) -> str:
     """File name of one rank's part of a dump."""
-    return f"{_file_stem(table)}.{dump_id}.{rank}-of-{world_size}.npz"
+    return f"{file_stem(table)}.{dump_id}.{rank}-of-{world_size}.npz"
 
 
 def check_seen(folder: str, entries: Sequence[dict[str, Any]]) -> None:
@@ -119,7 +119,7 @@ def write_manifest(
         "shards": list(entries),
     }
     manifest["sha256"] = _checksum(manifest)
-    target = path / f"{_file_stem(table)}.json"
+    target = path / f"{file_stem(table)}.json"
     aside = target.with_suffix(".json.tmp")
     try:
         with open(aside, "wb") as file:
@@ -137,7 +137,7 @@ def write_manifest(
 
 
 def _remove_others(path, table, kept):
-    stem = _file_stem(table)
+    stem = file_stem(table)
     ours = re.compile(re.escape(stem) + r"\.(\w+\.\d+-of-\d+\.npz(\.tmp)?|json\.tmp)")
     for old in path.glob(f"{glob.escape(stem)}.*"):
         if ours.fullmatch(old.name) and old.name not in kept:
@@ -157,7 +157,7 @@ def read_manifest(folder: str, table: str, dim: int) -> Dump:
         ValueError: the manifest is not one of this package, damaged, of a later version, or of
             another table or row width.
     """
-    path = pathlib.Path(folder) / f"{_file_stem(table)}.json"
+    path = pathlib.Path(folder) / f"{file_stem(table)}.json"
     if not path.exists():
         known = sorted(p.stem for p in pathlib.Path(folder).glob("*.json"))
         raise FileNotFoundError(
@@ -241,7 +241,7 @@ def _is_entry(shard):
 
 def _check_complete(path, table, names):
     """ValueError unless the names are those of all parts of one dump, in order."""
-    pattern = re.escape(_file_stem(table)) + r"\.(\w+)\.0-of-(\d{1,9})\.npz"
+    pattern = re.escape(file_stem(table)) + r"\.(\w+)\.0-of-(\d{1,9})\.npz"
     first = re.fullmatch(pattern, names[0] if names else "")
     world_size = min(int(first.group(2)), len(names) + 1) if first else 0
     if first is None or names != [
@@ -311,7 +311,8 @@ def _empty(dim):
     return Shard(np.zeros([0], np.int64), rows, slot_rows, [], [])
 
 
-def _file_stem(table):
+def file_stem(table: str) -> str:
+    """A table's name as files have it."""
     # Any table name is a file name, and has no dot in it: "a" must not claim files of "a.b".
     stem = urllib.parse.quote(table, safe="").replace(".", "%2E") or "_"
     if len(stem) <= _MAX_STEM:

@@ -41,7 +41,12 @@ class Saver:
     """
 
     def dump_to_file(
-        self, embedding_variable: Any, filepath: str, *, rows_only: bool = False
+        self,
+        embedding_variable: Any,
+        filepath: str,
+        *,
+        rows_only: bool = False,
+        sok1_files: bool = True,
     ) -> tf.Tensor:
         """Writes keys, rows and slot rows of one instant into folder `filepath`.
 
@@ -55,6 +60,8 @@ class Saver:
             embedding_variable: EmbeddingVariable.
             filepath: Folder; made where it is missing.
             rows_only: Leaves the optimizer's state out: slot rows and number of steps.
+            sok1_files: Writes keys and rows once more, into the two files that SOK 1.x's Saver
+                wrote, when the dump is whole: see `sok_like/table/sok1_dump.py`.
 
         Returns:
             `'OK'`.
@@ -109,8 +116,12 @@ class Saver:
         written: list[str] = []
         steps = Steps(communicator, f"sok_dump_{table}")
         steps.take(agree, verify=_same_call)
-        steps.take(write_mine, variable.snapshot(not rows_only, evict=True), undo=remove_mine)
+        content = variable.snapshot(not rows_only, evict=True)
+        steps.take(write_mine, content, undo=remove_mine)
         steps.take(write_manifest, undo=remove_mine, verify=finished)
+        if sok1_files:
+            key_dtype = variable.key_dtype.as_numpy_dtype
+            sok1_dump.write(steps, communicator, folder, table, key_dtype, content[:2])
         with steps.done():
             return tf.constant("OK")
 

@@ -6,6 +6,10 @@
 Both are little-endian and have no header, so the table that is restored says how wide keys and rows
 are; files of other widths do not fit together and are refused. SOK named its variables by itself,
 `EmbeddingVariable`, `EmbeddingVariable_1` and so on: such a name tells nothing of the table.
+
+`write` makes such files of a table, for programs that read what SOK's Saver wrote. Each rank
+writes its part of both, aside; rank 0 then removes the old keys, and renames first the rows, then
+the keys. So files of keys and rows that are both there belong together.
 """
 
 from __future__ import annotations
@@ -15,11 +19,15 @@ import hashlib
 import os
 import pathlib
 import re
+import secrets
 from typing import Any
 
 import numpy as np
 
-from sok_like.table.dump_file import Shard
+from sok_like.runtime.comm import Communicator
+from sok_like.table.dump_file import Shard, file_stem
+from sok_like.table.shard_file import sync_folder
+from sok_like.table.steps import Steps
 
 _KEYS, _VALUES = "_keys.file", "_values.file"
 
@@ -88,7 +96,7 @@ def find(filepath: str, table: str, key_dtype: Any) -> Sok1Dump | None:
     path, key_dtype = pathlib.Path(filepath), np.dtype(key_dtype)
     if path.name.endswith(_KEYS) and path.is_file():
         return Sok1Dump(path, table, key_dtype)
-    named = path / f"{table}{_KEYS}"
+    named = path / f"{_stem(table)}{_KEYS}"
     if named.is_file():
         return Sok1Dump(named, table, key_dtype)
     files = sorted(path.glob(f"*{_KEYS}"))
@@ -100,3 +108,65 @@ def find(filepath: str, table: str, key_dtype: Any) -> Sok1Dump | None:
         f"Which dump of SOK 1.x is that of table '{table}' must be said: give the path of its file "
         f"of keys. Received: {filepath} with {[file.name for file in files]}"
     )
+
+
+def _stem(table):
+    # SOK took the name as it is; not every name of a table is one of a file.
+    return table if "/" not in table and len(table.encode()) <= 120 else file_stem(table)
+
+
+def write(
+    steps: Steps,
+    communicator: Communicator,
+    filepath: Any,
+    table: str,
+    key_dtype: Any,
+    content: Any,
+) -> None:
+    """Writes both files, as steps that all ranks take; in a graph, when it runs.
+
+    Args:
+        filepath: Folder; there already.
+        table: The files' name.
+        key_dtype: Of the keys in the file.
+        content: Tensors of this rank's keys, int64 `[num_keys]`, and rows,
+            float32 `[num_keys, dim]`.
+
+    Raises:
+        RuntimeError: as of `Steps.take`; then no file of keys is there.
+    """
+    rank, key_dtype = communicator.rank, np.dtype(key_dtype)
+    aside: list[pathlib.Path] = []
+
+    def target(kind):
+        return pathlib.Path(filepath) / f"{_stem(table)}{kind}"
+
+    def count(_, keys):
+        if rank == 0:
+            target(_KEYS).unlink(missing_ok=True)
+        return {"keys": len(keys), "dump": f"{secrets.randbits(62):016x}"}
+
+    def write_mine(told, keys, rows):
+        first = sum(message["keys"] for message in told[:rank])
+        aside.clear()
+        for kind, items in ((_KEYS, keys.astype(key_dtype)), (_VALUES, rows.astype("<f4"))):
+            path = target(kind).with_suffix(f".{told[0]['dump']}.tmp")
+            aside.append(path)
+            with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o666), "wb") as file:
+                file.seek(first * items[:1].nbytes)
+                items.astype(items.dtype.newbyteorder("<")).tofile(file)
+                os.fsync(file.fileno())
+
+    def remove_mine():
+        for path in aside:
+            path.unlink(missing_ok=True)
+
+    def publish(_):
+        if rank == 0:
+            for kind, path in reversed(list(zip((_KEYS, _VALUES), aside, strict=True))):
+                os.replace(path, target(kind))
+            sync_folder(pathlib.Path(filepath))
+
+    steps.take(count, content[:1])
+    steps.take(write_mine, content, undo=remove_mine)
+    steps.take(publish, undo=remove_mine)

@@ -1,6 +1,8 @@
 """What programs for SOK 1.x do on every rank; `tests/test_sok1_ranks.py` says what comes of it."""
 
+import os
 import pathlib
+import shutil
 import tempfile
 
 import numpy as np
@@ -8,13 +10,14 @@ import tensorflow as tf
 
 DUMP_KEYS = np.array([7, 2, 2**40 + 1, 12, 5])
 DUMP_ROWS = np.arange(20, dtype=np.float32).reshape(5, 4)
+FILE_KEYS = np.array([7, 2**32 - 1, 3, 9, 4])
 ROWS = np.linspace(-1, 1, 20).astype(np.float32).reshape(5, 4)
 STEPS = [[[3, 1], [1, 4]], [[2, 2], [0, 2]]]  # keys of each rank
 WEIGHT = 0.5
 
 
 def checks(world_size):
-    return {"dump": dump, "scope": scope}
+    return {"dump": dump, "scope": scope, "files": files}
 
 
 def dump():
@@ -29,6 +32,27 @@ def dump():
         status = sok.Saver().restore_from_file(layer.embedding_variable, folder)
     keys, rows = (tensor.numpy() for tensor in sok.export(layer.embedding_variable))
     return status.numpy(), keys, rows
+
+
+def files():
+    """The files of two dumps into one folder, read by rank 0 as SOK 1.x's programs read them."""
+    import sok_like as sok
+    from sok_like.runtime import comm
+
+    variable = sok.All2AllDenseEmbedding(
+        None, 4, 1, 1, name="filed", key_dtype="uint32"
+    ).embedding_variable
+    folder = pathlib.Path(tempfile.gettempdir()) / f"sok1_files_{os.getppid()}"
+    for rows in (2 * DUMP_ROWS, DUMP_ROWS):
+        sok.assign(variable, FILE_KEYS, rows)
+        sok.Saver().dump_to_file(variable, str(folder))
+    keys = np.fromfile(folder / f"{variable.m_var_name}_keys.file", "<u4")
+    rows = np.fromfile(folder / f"{variable.m_var_name}_values.file", "<f4")
+    left = [path.name for path in folder.iterdir() if path.suffix not in (".npz", ".json")]
+    comm.current().barrier()
+    if comm.current().rank == 0:
+        shutil.rmtree(folder)
+    return keys, rows.reshape(-1, 4), sorted(left)
 
 
 def scope():
