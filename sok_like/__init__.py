@@ -132,6 +132,7 @@ _IN_FILES = {
     "sok_like>Adam": "sok_like.optimizers.keras_adam",
     "sok_like>All2AllDenseEmbedding": "sok_like.embeddings.all2all_dense_embedding",
     "sok_like>ConcatInitializer": "sok_like.dist_model_parallel.concat_initializer",
+    "sok_like>ConcatOneHotEmbedding": "sok_like.dist_model_parallel.concat_one_hot",
     "sok_like>DenseFeatures": "sok_like.feature_column.layers",
     "sok_like>DistributedEmbedding": "sok_like.embeddings.distributed_embedding",
     "sok_like>Embedding": "sok_like.dist_model_parallel.embedding",

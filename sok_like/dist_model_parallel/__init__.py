@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from sok_like.dist_model_parallel.concat_initializer import (
         ConcatInitializer as ConcatInitializer,
     )
+    from sok_like.dist_model_parallel.concat_one_hot import (
+        ConcatOneHotEmbedding as ConcatOneHotEmbedding,
+    )
     from sok_like.dist_model_parallel.embedding import Embedding as Embedding
     from sok_like.dist_model_parallel.gradients import (
         DistributedGradientTape as DistributedGradientTape,
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 # Public name: where it lives.
 _PUBLIC = {
     "BroadcastGlobalVariablesCallback": "sok_like.dist_model_parallel.broadcast",
+    "ConcatOneHotEmbedding": "sok_like.dist_model_parallel.concat_one_hot",
     "ConcatInitializer": "sok_like.dist_model_parallel.concat_initializer",
     "DistEmbeddingStrategy": "sok_like.planner",
     "DistributedEmbedding": "sok_like.dist_model_parallel.layer",

@@ -30,7 +30,8 @@ class Embedding(tf.keras.layers.Layer):
         embeddings_constraint: Constraint of the table.
         combiner: "sum", "mean", or None: how the rows of the last axis are reduced.
         use_custom_kernel: For compatibility with DMP, without effect.
-        **kwargs: Keras' own: `name`, `dtype`, `trainable`.
+        **kwargs: Keras' own: `name`, `dtype`, `trainable`, and `weights`, a list of one array
+            `[input_dim, output_dim]` to start from.
 
     Call arguments:
         inputs: Integers of any dtype. A `tf.Tensor` `[..., hotness]`, with a combiner of at least
@@ -70,6 +71,7 @@ class Embedding(tf.keras.layers.Layer):
     ):
         # Keras must cast neither ids to floats nor a whole table.
         kwargs.setdefault("autocast", False)
+        weights = kwargs.pop("weights", None)
         super().__init__(activity_regularizer=_regularizer(activity_regularizer), **kwargs)
         self.input_dim = check_integer("input_dim", input_dim)
         self.output_dim = check_integer("output_dim", output_dim)
@@ -80,6 +82,8 @@ class Embedding(tf.keras.layers.Layer):
         self.use_custom_kernel = bool(use_custom_kernel)
         # XLA cannot compile shapes that depend on values, such as the number of unique ids.
         self.supports_jit = False
+        if weights is not None:
+            self.set_weights(weights)
 
     def build(self, input_shape=None):
         def initial_rows(shape, dtype=None, **kwargs):
@@ -97,6 +101,20 @@ class Embedding(tf.keras.layers.Layer):
             **{"autocast" if is_keras_3() else "experimental_autocast": False},
         )
         self.built = True
+
+    def set_weights(self, weights: Any) -> None:
+        """Sets the table, also of a layer that has not been called yet.
+
+        Args:
+            weights: A list of one array `[input_dim, output_dim]`.
+
+        Raises:
+            ValueError: another number of arrays, or another shape.
+        """
+        if not self.built:
+            with tf.init_scope(), tf.name_scope(self.name):
+                self.build(None)
+        super().set_weights(weights)
 
     def call(self, inputs, weights=None):
         if not tf.is_tensor(inputs):

@@ -198,15 +198,33 @@ class _TfKeras(_Averaging):
         return super().apply_gradients(pairs, name, skip_gradients_aggregation, **kwargs)
 
 
+class _TfKerasLegacy(_Averaging):
+    def add_slot(self, var, *args, **kwargs):
+        slot = super().add_slot(var, *args, **kwargs)
+        return mark_local(slot) if is_local(var) else slot
+
+    def apply_gradients(self, grads_and_vars, name=None, experimental_aggregate_gradients=True):
+        pairs = list(grads_and_vars)
+        if experimental_aggregate_gradients:
+            variables = [v for _, v in pairs]
+            gradients = self._dmp_averaged([g for g, _ in pairs], variables)
+            pairs = list(zip(gradients, variables, strict=True))
+        return super().apply_gradients(pairs, name, experimental_aggregate_gradients)
+
+
 @functools.cache
 def _averaging_class(cls):
     if any(base.__module__.startswith("keras.src.optimizers") for base in cls.__mro__):
         family: type = _Keras3
     elif any(base.__module__ == "tf_keras.src.optimizers.optimizer" for base in cls.__mro__):
         family = _TfKeras
+    elif any(
+        base.__module__ == "tf_keras.src.optimizers.legacy.optimizer_v2" for base in cls.__mro__
+    ):
+        family = _TfKerasLegacy
     else:
         raise TypeError(
-            "An optimizer of Keras 3 or tf_keras (not its legacy ones) is required. "
+            "An optimizer of Keras 3 or tf_keras (also its legacy ones) is required. "
             f"Received: {cls.__module__}.{cls.__qualname__}"
         )
     return type(f"Distributed{cls.__name__}", (family, cls), {"__module__": __name__})
@@ -221,7 +239,7 @@ def DistributedOptimizer(
     which also averages.
 
     Args:
-        optimizer: Any optimizer of Keras 3 or tf_keras, except tf_keras' legacy ones. For hash
+        optimizer: Any optimizer of Keras 3 or tf_keras, also a legacy one. For hash
             tables it must be a `sok.OptimizerWrapper`.
         sparse_as_dense: True averages sparse gradients of replicated variables as dense ones.
         **horovod_arguments: As in `DistributedGradientTape`.

@@ -55,7 +55,9 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         dp_input: True: each rank passes all inputs, for its own samples. False: each rank passes
             the inputs `layer.strategy.input_ids_list[rank]`, for the samples of all ranks, which
             all have the same number. Then `row_slice_threshold` and `data_parallel_threshold` have
-            no effect. Each input of a hash table also belongs to one rank.
+            no effect. Each input of a hash table also belongs to one rank. On several ranks inputs
+            without a combiner are dense, `[global_batch]` or `[global_batch, hotness]`, and within
+            a `tf.function` all of one kind.
         input_table_map: The table of each input; None: input i belongs to table i.
         data_parallel_threshold: Tables with at most as many elements are replicated on every rank.
         **kwargs: Keras' own: `name`, `dtype`, `trainable`.
@@ -369,7 +371,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         self._check_count(len(inputs))
         plan, specs = self.strategy.plan, []
         if not self.dp_input and self.world_size > 1:
-            shapes = mp_input.output_shapes(self)
+            shapes = mp_input.output_shapes(self, inputs)
             return [keras.KerasTensor(shape, dtype=self.compute_dtype) for shape in shapes]
         if not self.dp_input:
             placed = dict(zip(self.strategy.input_ids_list[0], inputs, strict=True))

@@ -8,8 +8,11 @@ whether the sender failed. The rows are one exchange of floats, and so is their 
 The keys of a hash table go to their owners first, by the exchange of data-parallel input: two more
 collectives, after the sizes, and one more for the gradient.
 
-Outputs are 3-D, `[local_batch, hotness, dim]`, without a combiner, and 2-D with one. They cannot
-depend on the kind of an input, which only the ranks that have it know.
+Outputs are `[local_batch, dim]` with a combiner, and for inputs `[global_batch]`; without one,
+inputs `[global_batch, hotness]` give `[local_batch, hotness, dim]`. Only the ranks that have an
+input know its axes. The others are told while they run, too late for a graph, whose shapes are
+known before: so in a graph the inputs without a combiner must all have the same number of axes, of
+which each rank then knows from its own.
 """
 
 from __future__ import annotations
@@ -24,19 +27,35 @@ from sok_like.lookup.flat_ids import FlatIds
 from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.runtime import comm, native, turns
 
-_PER_INPUT = 2  # sizes: local batch, hotness
+_PER_INPUT = 2  # sizes: local batch, hotness (-1 for an input of one axis)
+_ODD = "global batch not divisible by"
 _HEAD = 16  # floats before the rows for a rank, which say what call they are of
 
 
-def output_shapes(layer: Any) -> list[tuple[int | None, ...]]:
-    """Static shape of each output."""
-    plan = layer.strategy.plan
+class NotDivisibleError(tf.errors.InvalidArgumentError, ValueError):
+    """A global batch that the ranks cannot divide; a ValueError, as in DMP."""
+
+
+def output_shapes(layer: Any, inputs: list[Any]) -> list[tuple[int | None, ...]]:
+    """Static shape of each output in a graph; `inputs` are this rank's own, of any Keras."""
+    plan, axes = layer.strategy.plan, _axes(layer, inputs)
     shapes: list[tuple[int | None, ...]] = []
     for table_id in plan.input_table_map:
         dim = plan.tables[table_id].output_dim
-        combined = layer.combiner_of(table_id) is not None
-        shapes.append((None, dim) if combined else (None, None, dim))
+        flat = axes == 1 or layer.combiner_of(table_id) is not None
+        shapes.append((None, dim) if flat else (None, None, dim))
     return shapes
+
+
+def _axes(layer, inputs):
+    """The axes of this rank's inputs without a combiner: 1 or 2; 0 if it has both."""
+    mine, table_of = layer.strategy.input_ids_list[layer.rank], layer.strategy.plan.input_table_map
+    ranks = {
+        len(ids.shape)
+        for i, ids in zip(mine, inputs, strict=True)
+        if layer.combiner_of(table_of[i]) is None
+    }
+    return 0 if len(ranks) > 1 else next(iter(ranks), 2)
 
 
 def mp_input_lookup(
@@ -51,25 +70,36 @@ def mp_input_lookup(
         training: Whether hash tables insert missing keys.
 
     Raises:
-        ValueError: an input of a table without a combiner is not a dense 2-D tensor.
+        ValueError: an input of a table without a combiner is not a dense tensor of one or two axes.
         tf.errors.InvalidArgumentError: an id is outside its table, or the global batch is not
-            divisible by the number of ranks; on all ranks, with the rank at fault.
+            divisible by the number of ranks (outside of graphs also a ValueError), or in a graph
+            inputs without a combiner differ in their axes; on all ranks, with the rank at fault.
     """
     communicator, world_size = comm.current(), layer.world_size
     name = unique_in_graph(layer.name)
     mine = layer.strategy.input_ids_list[layer.rank]
-    samples, problems, sizes = {}, [], [tf.zeros([0], tf.int64)]
+    # Outside of graphs any axes are right.
+    axes = 0 if tf.executing_eagerly() else _axes(layer, inputs) or -1
+    samples, problems, sizes = {}, [], [tf.constant([axes], tf.int64)]
     for i, ids in zip(mine, inputs, strict=True):
         samples[i], wrong, of_input = _prepare(layer, i, ids)
         problems += wrong
         sizes.append(of_input)
-    received, _ = turns.exchange_notes(tf.concat(sizes, 0), problems, communicator, name)
+    try:
+        received, _ = turns.exchange_notes(tf.concat(sizes, 0), problems, communicator, name)
+    except tf.errors.InvalidArgumentError as error:
+        if _ODD not in error.message:
+            raise
+        raise NotDivisibleError(None, None, error.message) from error
     num_inputs = sum(len(ids) for ids in layer.strategy.input_ids_list)
-    received = tf.ensure_shape(received, [_PER_INPUT * num_inputs])
-    with tf.control_dependencies(_require_equal_batches(received)):
+    received = tf.ensure_shape(received, [world_size + _PER_INPUT * num_inputs])
+    axes_told, received = _split_notes(layer, received)
+    checks = [*_require_equal_batches(received), *_require_axes(layer, axes_told, received)]
+    with tf.control_dependencies(checks):
         received = tf.identity(received)
+    static = None if tf.executing_eagerly() else output_shapes(layer, inputs)
     # The sizes of all ranks' messages are known on all ranks, which raise alike.
-    fitting = native.ops().sok_check_blocks(words=_words_of_ranks(layer, received))
+    fitting = native.ops().sok_check_blocks(words=_words_of_ranks(layer, received, static))
     with tf.control_dependencies([] if fitting is None else [fitting]):
         received = tf.identity(received)
         found = _lookup_hashed(layer, samples, tables, training, f"{name}_hashed")
@@ -83,7 +113,7 @@ def mp_input_lookup(
             message, tf.fill([world_size], words), communicator, f"{name}_rows"
         )
         done.append(call)
-    return _assemble(layer, arrived, received, call)
+    return _assemble(layer, arrived, received, call, static)
 
 
 def _feature(layer, i, samples, tables):
@@ -117,16 +147,20 @@ def _prepare(layer, i, ids):
     table_id = layer.strategy.plan.input_table_map[i]
     combiner = layer.combiner_of(table_id)
     ragged = isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
-    if combiner is None and (ragged or ids.shape.rank != 2):
+    if combiner is None and (ragged or ids.shape.rank not in (1, 2)):
         raise ValueError(
             "With dp_input=False an input without a combiner must be a dense tensor "
-            f"[global_batch, hotness], on more than one rank. Received: {ids!r} (input {i})"
+            "[global_batch] or [global_batch, hotness], on more than one rank. "
+            f"Received: {ids!r} (input {i})"
         )
     flat = layer.flatten(i, ids)
     batch = ids.nrows() if isinstance(ids, tf.RaggedTensor) else tf.shape(ids, tf.int64)[0]
     batch = tf.cast(batch, tf.int64)
-    hotness = tf.shape(ids, tf.int64)[1] if combiner is None else tf.ones([], tf.int64)
-    what = f"input {i} has a global batch not divisible by the number of ranks: "
+    hotness = tf.ones([], tf.int64)
+    if combiner is None:
+        one_axis = ids.shape.rank == 1
+        hotness = -hotness if one_axis else tf.shape(ids, tf.int64)[1]
+    what = f"input {i} has a {_ODD} the number of ranks: "
     odd = tf.strings.join([what, tf.strings.as_string(batch), " samples"])
     problems = [tf.where(batch % layer.world_size != 0, odd, "")]
     if not layer.is_hashed(table_id):
@@ -138,23 +172,54 @@ def _prepare(layer, i, ids):
     return flat, problems, tf.stack([batch // layer.world_size, hotness])
 
 
+def _split_notes(layer, received):
+    """What each rank takes for the axes of inputs, `[world_size]`, and all sizes, flat."""
+    axes, sizes = [], []
+    for inputs in layer.strategy.input_ids_list:
+        start = len(axes) + _PER_INPUT * sum(map(len, layer.strategy.input_ids_list[: len(axes)]))
+        axes.append(received[start])
+        sizes.append(received[start + 1 : start + 1 + _PER_INPUT * len(inputs)])
+    return tf.stack(axes), tf.concat(sizes, 0)
+
+
+def _require_axes(layer, told, received):
+    """What raises, on all ranks alike, where a graph's shapes are not those of the inputs."""
+    if tf.executing_eagerly():
+        return []
+    table_of = layer.strategy.plan.input_table_map
+    inputs = [i for ids in layer.strategy.input_ids_list for i in ids]
+    plain = [k for k, i in enumerate(inputs) if layer.combiner_of(table_of[i]) is None]
+    if not plain:
+        return []
+    hotness = tf.gather(received[1::_PER_INPUT], plain)
+    axes = tf.where(hotness < 0, tf.ones_like(hotness), 2 * tf.ones_like(hotness))
+    alike = tf.reduce_all(axes == axes[0]) & tf.reduce_all(told == axes[0])
+    rule = (
+        "In a graph, with dp_input=False on more than one rank, all inputs without a combiner must "
+        "be [global_batch], or all [global_batch, hotness], on ranks that have none the latter. "
+        "Received: numbers of axes, rank after rank, "
+    )
+    text = tf.strings.reduce_join(tf.strings.as_string(axes), separator=", ")
+    return [tf.debugging.Assert(alike, [tf.strings.join([rule, text])])]
+
+
 def _sizes(layer, received):
     """By rank: the sizes of each of its inputs `[2]`."""
     pairs = iter(tf.unstack(tf.reshape(received, [-1, _PER_INPUT])))
     return [[next(pairs) for _ in inputs] for inputs in layer.strategy.input_ids_list]
 
 
-def _words_of_ranks(layer, received):
+def _words_of_ranks(layer, received, static):
     """int64 `[world_size]`: words of the block that each rank sends to every other."""
     return tf.stack(
         [
             tf.add_n([tf.constant(_HEAD, tf.int64), *(w for _, w, _ in of_rank)])
-            for of_rank in _outputs_of_ranks(layer, received)
+            for of_rank in _outputs_of_ranks(layer, received, static)
         ]
     )
 
 
-def _outputs_of_ranks(layer, received):
+def _outputs_of_ranks(layer, received, static):
     """By rank: of each of its inputs the number, the floats of its block, and the block's shape."""
     found = []
     for rank, sizes in enumerate(_sizes(layer, received)):
@@ -162,8 +227,8 @@ def _outputs_of_ranks(layer, received):
         for i, size in zip(layer.strategy.input_ids_list[rank], sizes, strict=True):
             table_id = layer.strategy.plan.input_table_map[i]
             dim = layer.shard_of(table_id, rank).dim
-            kept = size[:1] if layer.combiner_of(table_id) else size
-            found[-1].append((i, size[0] * size[1] * dim, tf.concat([kept, [dim]], 0)))
+            kept = size[:1] if layer.combiner_of(table_id) else _kept(size, static, i)
+            found[-1].append((i, size[0] * tf.abs(size[1]) * dim, tf.concat([kept, [dim]], 0)))
     return found
 
 
@@ -198,7 +263,7 @@ def _message(layer, outputs, sizes, empty, name):
     head = turns.head_of_rows(name)
     blocks = [tf.tile(head[None], [world_size, 1])]
     for output, size in zip(outputs, sizes, strict=True):
-        words = size[0] * size[1] * output.shape[-1]
+        words = size[0] * tf.abs(size[1]) * output.shape[-1]
         block = tf.reshape(tf.cast(output, tf.float32), tf.stack([world_size, words]))
         blocks.append(block)
     anchor = layer.anchor()
@@ -225,10 +290,10 @@ def _cut(arrived, sizes, heads, call):
     return run(arrived)
 
 
-def _assemble(layer, arrived, received, call):
-    """The ranks' columns side by side, in input order."""
+def _assemble(layer, arrived, received, call, static):
+    """The ranks' columns side by side, in input order; `static`: their shapes in a graph."""
     sizes, shapes, numbers, heads = [], [], [], []
-    for of_rank in _outputs_of_ranks(layer, received):
+    for of_rank in _outputs_of_ranks(layer, received, static):
         heads.append(len(sizes))
         sizes.append(tf.constant(_HEAD, tf.int64))
         for i, words, shape in of_rank:
@@ -240,6 +305,13 @@ def _assemble(layer, arrived, received, call):
     parts = [part for place, part in enumerate(parts) if place not in heads]
     for i, part, shape in zip(numbers, parts, shapes, strict=True):
         columns.setdefault(i, []).append(tf.reshape(part, shape))
-    static = output_shapes(layer)
     outputs = [tf.concat(columns[i], -1) for i in range(len(columns))]
+    if static is None:
+        return outputs
     return [tf.ensure_shape(o, shape) for o, shape in zip(outputs, static, strict=True)]
+
+
+def _kept(size, static, i):
+    """The axes of an output without a combiner, of which the hotness -1 says there is one."""
+    flat = len(static[i]) == 2 if static is not None else int(size[1]) < 0
+    return size[:1] if flat else size

@@ -13,6 +13,7 @@ import sok_like.dist_model_parallel as dmp
 from sok_like.runtime import comm
 from sok_like.runtime.initialize import ensure_initialized
 from tests.dist_model_parallel import cases
+from tests.dist_model_parallel.published_checks import old_optimizer, one_id_a_sample
 from tests.dist_model_parallel.user_guide import user_guide
 
 
@@ -324,6 +325,8 @@ def checks():
         initial_rows,
         marks,
         fit,
+        old_optimizer,
+        one_id_a_sample,
         user_guide,
     ):
         yield check.__name__, check
