@@ -46,6 +46,24 @@ def copied(sok, way, folder, source, target):
 WAYS = ["dump", "checkpoint", "copy"]
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_keys_are_found_after_a_restore(sok, tmp_path, way):
+    keys = np.random.default_rng(3).permutation(4000)[:3000]
+    rows = np.arange(6000, dtype=np.float32).reshape(3000, 2)
+    source = sok.EmbeddingVariable(2, name="users")
+    sok.assign(source, keys, rows)
+    # Into few buckets or none: those of the content must be probed as they were filled.
+    for held in (range(10_000, 10_200), []):
+        target = sok.EmbeddingVariable(2, name="users")
+        if held:
+            sok.assign(target, list(held), np.zeros([len(held), 2], np.float32))
+        found_rows, found = copied(sok, way, tmp_path, source, target).find(keys)
+        assert found.numpy().all()
+        np.testing.assert_array_equal(found_rows, rows)
+        tf.nn.embedding_lookup(target, tf.constant(keys))
+        assert int(target.size()) == 3000
+
+
 @pytest.mark.keras
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("rule", ["momentum", "adagrad", "adam"])

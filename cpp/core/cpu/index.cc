@@ -46,6 +46,7 @@ void Index::Array::Swap(Array& other) noexcept {
 void Index::Swap(Index& other) noexcept {
   std::swap(buckets_, other.buckets_);
   std::swap(mask_, other.mask_);
+  std::swap(home_, other.home_);
   std::swap(size_, other.size_);
   std::swap(erased_, other.erased_);
   array_.Swap(other.array_);
