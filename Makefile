@@ -16,7 +16,7 @@ help:
 	@echo "make venv       environment .venv: pinned requirements, Horovod, this package"
 	@echo "make demo       train examples/flights.py on NUM_RANKS=2 ranks; draws into out/"
 	@echo "make test       the tests; ARGS=... goes to pytest"
-	@echo "make test-all   the slow ones, too"
+	@echo "make test-all   the slow ones and the full grids, too"
 	@echo "make bench      benchmarks, on 1 rank; ARGS=... goes to the program"
 	@echo "make bench-dmp  sharded against replicated dense tables, on NUM_RANKS=2 ranks"
 	@echo "make bench-groups  many tables in one lookup, on NUM_RANKS=2 ranks"

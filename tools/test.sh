@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # C++ tests of the core, then the Python tests: those that touch Keras under tf_keras first, then
-# all of them under Keras 3. Tests marked slow run with SLOW=1 (`make test-all`). Stops at the first
-# run that fails, so that the last line always is the summary of the run that decides.
+# all of them under Keras 3. SLOW=1 (`make test-all`) adds the tests marked slow, and full grids of
+# cases in place of pairs. Stops at the first run that fails, so that the last line always is the
+# summary of the run that decides.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PWD/.venv/bin:$PATH
