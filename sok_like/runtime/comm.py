@@ -143,6 +143,20 @@ def _not_folded(tensor):
     return tf.slice(tensor, [0] * rank, size)
 
 
+def _as_carried(tensor):
+    """The same bits in a type that Horovod moves: it does not know bfloat16."""
+    return tf.bitcast(tensor, tf.float16) if tensor.dtype == tf.bfloat16 else tensor
+
+
+def _bits_as(tensor, dtype):
+    return tensor if tensor.dtype == dtype else tf.bitcast(tensor, dtype)
+
+
+def _as_summed(tensor):
+    """The same numbers in a type that Horovod adds."""
+    return tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor
+
+
 def distinct(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     """The same gradient with each index once: Keras 3 squares the values as they come."""
     indices, inverse = tf.unique(slices.indices)
@@ -225,7 +239,7 @@ class HorovodCommunicator:
         @tf.custom_gradient
         def exchange(tensor):
             received, received_splits = hvd.alltoall(
-                _not_folded(tensor),
+                _as_carried(_not_folded(tensor)),
                 splits=splits,
                 name=name,
                 ignore_name_scope=name == IN_TURN,
@@ -234,14 +248,14 @@ class HorovodCommunicator:
 
             def back(grad, _):
                 returned, _ = hvd.alltoall(
-                    _not_folded(grad),
+                    _as_carried(_not_folded(grad)),
                     splits=received_splits,
                     name=f"{name}_grad",
                     process_set=process_set,
                 )
-                return returned
+                return _bits_as(returned, grad.dtype)
 
-            return (received, received_splits), back
+            return (_bits_as(received, tensor.dtype), received_splits), back
 
         return exchange(tensor)
 
@@ -250,13 +264,13 @@ class HorovodCommunicator:
         dense = [i for i, t in enumerate(tensors) if isinstance(t, tf.Tensor)]
         if dense:  # one collective for all of them
             reduced = self._hvd.grouped_allreduce(
-                [_not_folded(tensors[i]) for i in dense],
+                [_as_summed(_not_folded(tensors[i])) for i in dense],
                 op=self._hvd.Average,
                 name=f"{name}_dense",
                 process_set=self._process_set,
             )
             for i, tensor in zip(dense, reduced, strict=True):
-                averaged[i] = tensor
+                averaged[i] = tf.cast(tensor, tensors[i].dtype)
         for i, tensor in enumerate(tensors):
             if isinstance(tensor, tf.IndexedSlices):
                 values = self.all_gather(tensor.values, f"{name}_values_{i}")
@@ -266,21 +280,24 @@ class HorovodCommunicator:
         return averaged
 
     def broadcast(self, tensor, root_rank, name):
-        root = self._ranks[root_rank]
-        return self._hvd.broadcast(tensor, root, name=name, process_set=self._process_set)
+        root, carried = self._ranks[root_rank], _as_carried(tensor)
+        result = self._hvd.broadcast(carried, root, name=name, process_set=self._process_set)
+        return _bits_as(result, tensor.dtype)
 
     def all_gather(self, tensor, name):
-        return self._hvd.allgather(_not_folded(tensor), name=name, process_set=self._process_set)
+        carried = _as_carried(_not_folded(tensor))
+        result = self._hvd.allgather(carried, name=name, process_set=self._process_set)
+        return _bits_as(result, tensor.dtype)
 
     def sum(self, tensor, name):
-        return self._hvd.allreduce(
-            _not_folded(tensor), op=self._hvd.Sum, name=name, process_set=self._process_set
-        )
+        added = _as_summed(_not_folded(tensor))
+        options = {"op": self._hvd.Sum, "name": name, "process_set": self._process_set}
+        return tf.cast(self._hvd.allreduce(added, **options), tensor.dtype)
 
     def reduce_scatter(self, tensor, name):
-        return self._hvd.reducescatter(
-            _not_folded(tensor), op=self._hvd.Sum, name=name, process_set=self._process_set
-        )
+        added = _as_summed(_not_folded(tensor))
+        options = {"op": self._hvd.Sum, "name": name, "process_set": self._process_set}
+        return tf.cast(self._hvd.reducescatter(added, **options), tensor.dtype)
 
     def barrier(self):
         self.all_gather(tf.zeros([1]), "sok_barrier")
