@@ -43,6 +43,7 @@ class EmbeddingAware:
     _sok_average = True
     _sok_only_embeddings = False
     _sok_skip_nonfinite = False
+    _sok_sums_rows = True
 
     @property
     def embedding_rule(self) -> OptimizerRule:
@@ -109,13 +110,14 @@ class EmbeddingAware:
 
         One op for all tables of one rule and device: it shares them out over threads.
         """
+        pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+        if not pairs:
+            return []  # an optimizer without a rule for tables trains ordinary variables
         decaying = self.embedding_rule
         plain = decaying.replace(weight_decay=0.0)
         steps: dict[int, int] = collections.Counter()  # a variable given twice takes two
         calls: dict[Any, list] = {}
         for gradient, variable in pairs:
-            if gradient is None:
-                continue
             if self._sok_skip_nonfinite:
                 gradient = self._sok_finite(gradient, variable)
             rule = decaying if _decays(self, variable) else plain
@@ -254,7 +256,9 @@ class _Keras3(EmbeddingAware):
         rate, step = self.learning_rate, self._iterations + 1
         self._sok_update(embedding, rate, step)
         # Keras 3, unlike the others, would square the parts of a row's gradient one by one.
-        other = [(_summed(g), v) for g, v in self._sok_averaged(other, rate, step)]
+        other = self._sok_averaged(other, rate, step)
+        if self._sok_sums_rows:
+            other = [(_summed(g), v) for g, v in other]
         if other:
             super().apply(*zip(*other, strict=True))
         else:
