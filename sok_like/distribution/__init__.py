@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sok_like.distribution.distributions import DataParallel as DataParallel
+    from sok_like.distribution.distributions import Distribution as Distribution
     from sok_like.distribution.distributions import ModelParallel as ModelParallel
     from sok_like.distribution.distributions import distribute_tensor as distribute_tensor
     from sok_like.distribution.distributions import distribution as distribution
@@ -19,17 +20,20 @@ if TYPE_CHECKING:
     from sok_like.distribution.mesh import DeviceMesh as DeviceMesh
     from sok_like.distribution.mesh import LayoutMap as LayoutMap
     from sok_like.distribution.mesh import TensorLayout as TensorLayout
+    from sok_like.distribution.mesh import get_device_count as get_device_count
     from sok_like.distribution.mesh import list_devices as list_devices
 
 # Public name: where it lives.
 _PUBLIC = {
     "DataParallel": "sok_like.distribution.distributions",
     "DeviceMesh": "sok_like.distribution.mesh",
+    "Distribution": "sok_like.distribution.distributions",
     "LayoutMap": "sok_like.distribution.mesh",
     "ModelParallel": "sok_like.distribution.distributions",
     "TensorLayout": "sok_like.distribution.mesh",
     "distribute_tensor": "sok_like.distribution.distributions",
     "distribution": "sok_like.distribution.distributions",
+    "get_device_count": "sok_like.distribution.mesh",
     "initialize": "sok_like.distribution.distributions",
     "list_devices": "sok_like.distribution.mesh",
     "set_distribution": "sok_like.distribution.distributions",

@@ -13,7 +13,9 @@ of them. Therefore:
 Along the batch axis ranks have different samples. There the gradient of gathering a *variable* is
 summed (`reduce_scatter`). The gradient of gathering *outputs*, which all ranks put into the same
 loss, is the own shard times the number of ranks, because gradients are later averaged along that
-axis.
+axis; the gradient of splitting *inputs* takes that factor back.
+
+Each of these is the gradient of another one, so gradients of gradients are right too.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ def gather(
                 return _along_front(
                     grad, dim, lambda g: _in_turn(line, "reduce_scatter", g, f"{name}_grad")
                 )
-            mine = _shard_along(grad, dim, line)
+            mine = own_shard(grad, dim, line, f"{name}_grad", scale=scale)
             return mine if scale == 1.0 else mine * tf.cast(scale, mine.dtype)
 
         return whole, back
@@ -75,8 +77,14 @@ def gather(
     return tf.ensure_shape(run(tensor), shape)
 
 
-def own_shard(tensor: tf.Tensor, dim: int, line: Communicator, name: str) -> tf.Tensor:
-    """This rank's shard along `dim` of a tensor that all ranks of the line have whole."""
+def own_shard(
+    tensor: tf.Tensor, dim: int, line: Communicator, name: str, *, scale: float = 1.0
+) -> tf.Tensor:
+    """This rank's shard along `dim` of a tensor that all ranks of the line have whole.
+
+    Args:
+        scale: What the gradient is divided by: the factor that `gather` put in.
+    """
     if line.world_size == 1:
         return tensor
     name = unique_in_graph(name)
@@ -84,9 +92,8 @@ def own_shard(tensor: tf.Tensor, dim: int, line: Communicator, name: str) -> tf.
     @tf.custom_gradient
     def run(tensor):
         def back(grad):
-            return _along_front(
-                grad, dim, lambda front: _in_turn(line, "all_gather", front, f"{name}_grad")
-            )
+            whole = gather(grad, dim, line, f"{name}_grad", scale=scale)
+            return whole if scale == 1.0 else whole / tf.cast(scale, whole.dtype)
 
         return _shard_along(tensor, dim, line), back
 
@@ -101,7 +108,7 @@ def summed(tensor: tf.Tensor, line: Communicator, name: str) -> tf.Tensor:
 
     @tf.custom_gradient
     def run(tensor):
-        return _in_turn(line, "sum", tensor, name), lambda grad: grad
+        return _in_turn(line, "sum", tensor, name), lambda grad: shared(grad, line, f"{name}_grad")
 
     return run(tensor)
 
@@ -114,7 +121,7 @@ def shared(tensor: tf.Tensor, line: Communicator, name: str) -> tf.Tensor:
 
     @tf.custom_gradient
     def run(tensor):
-        return tf.identity(tensor), lambda grad: _in_turn(line, "sum", grad, f"{name}_grad")
+        return tf.identity(tensor), lambda grad: summed(grad, line, f"{name}_grad")
 
     return run(tensor)
 

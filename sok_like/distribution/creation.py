@@ -38,7 +38,8 @@ def creator(distribution: Any) -> Any:
         whole = kwargs.get("initial_value")
         variable = _keras_variable(whole) if is_keras_3() else None
         if variable is not None:
-            shard = _shard_for(variable.path, variable._shape, distribution)
+            layout = getattr(variable, "_layout", None)
+            shard = _shard_for(variable.path, variable._shape, distribution, layout)
         elif not is_keras_3():
             shard = _shard_for(_tf_path(kwargs), _tf_shape(kwargs), distribution)
         else:
@@ -80,7 +81,8 @@ def cut_existing(variable: Any, distribution: Any) -> None:
     if not isinstance(variable, keras.Variable) or variable._value is None:
         return  # tf_keras layers hold the TensorFlow variables themselves, which cannot be replaced
     if shard_of(variable) is None and not is_embedding_variable(variable):
-        shard = _shard_by_path(variable.path, variable.shape, distribution)
+        layout = getattr(variable, "_layout", None)
+        shard = _shard_by_path(variable.path, variable.shape, distribution, layout)
         if shard is not None:
             with tf.init_scope():
                 part = tf.convert_to_tensor(shard.placement.take(tf.convert_to_tensor(variable)))
@@ -115,19 +117,20 @@ def _tf_shape(kwargs):
     return getattr(kwargs.get("initial_value"), "shape", None) if shape is None else shape
 
 
-def _shard_for(path, shape, distribution):
+def _shard_for(path, shape, distribution, layout=None):
     if works_on_shards():  # an optimizer makes it
         slot = getattr(_next_slot, "shard", None)
         same = slot is not None and tuple(shape) == slot.placement.local_shape
         return slot if same else None
     if shape is None or not tf.TensorShape(shape).is_fully_defined() or not _is_of_a_layer():
         return None
-    return _shard_by_path(path, shape, distribution)
+    return _shard_by_path(path, shape, distribution, layout)
 
 
-def _shard_by_path(path, shape, distribution):
+def _shard_by_path(path, shape, distribution, layout=None):
+    """The shard by the layout that the variable was given, or else by that of the map."""
     try:
-        axes = distribution.axes_of(path)
+        axes = distribution.axes_of(path) if layout is None else layout.axes
     except ValueError as error:  # several keys
         raise ValueError(f"{error}, of shape {tuple(shape)}") from error
     if axes is None:

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.distribution.distribution_lib import Distribution as _KerasDistribution
 
+from sok_like.distribution import tape
 from sok_like.distribution.creation import creator
 from sok_like.distribution.format_layouts import format_layouts
 from sok_like.distribution.mesh import DeviceMesh, RankMesh, TensorLayout, list_devices, rank_mesh
@@ -33,12 +35,28 @@ from sok_like.runtime.initialize import ensure_initialized
 from sok_like.table.variable import is_embedding_variable
 
 
-class _Distribution:
-    """Base of `ModelParallel` and `DataParallel`. The state is in Keras' own `_*` attributes."""
+class Distribution(_KerasDistribution):
+    """Base of `ModelParallel` and `DataParallel`: splits batches, and shards nothing by itself.
 
+    Args:
+        device_mesh: `DeviceMesh`, Keras' or ours, with the device of every rank.
+        batch_dim_name: The mesh axis along which batches are split; the first by default.
+        auto_shard_dataset: As in `ModelParallel`.
+
+    Raises:
+        ValueError: the mesh does not match the ranks, or it has no such axis.
+    """
+
+    # The state is in Keras' own `_*` attributes.
     _layout_map: Any = None
-    device_mesh: Any  # of Keras' class
-    batch_dim_name: str
+
+    def __init__(
+        self,
+        device_mesh: Any,
+        batch_dim_name: str | None = None,
+        auto_shard_dataset: bool = True,
+    ):
+        self._place(device_mesh, batch_dim_name, auto_shard_dataset)
 
     def _place(self, device_mesh, batch_dim_name, auto_shard_dataset):
         if batch_dim_name is None:
@@ -102,12 +120,28 @@ class _Distribution:
                 )
 
     def get_variable_layout(self, variable: Any) -> Any:
-        axes = self.axes_of(path_of(variable))
-        return TensorLayout(axes or [None] * len(variable.shape), self.device_mesh)
+        explicit = getattr(variable, "_layout", None)
+        if explicit is not None:
+            return explicit
+        layout = None if self._layout_map is None else self._layout_map[path_of(variable)]
+        if layout is not None:
+            return layout
+        return TensorLayout([None] * len(variable.shape), self.device_mesh)
 
-    def get_tensor_layout(self, path: str) -> None:
-        """None: activations are whole between layers."""
-        return None
+    def get_data_layout(self, data_shape: Sequence[int]) -> Any:
+        """The layout of a batch: samples along the batch axis."""
+        return TensorLayout(
+            [self.batch_dim_name, *[None] * (len(data_shape) - 1)], self.device_mesh
+        )
+
+    def get_tensor_layout(self, path: str) -> Any:
+        """The layout that the map has for an output; None if it has none.
+
+        It changes nothing: between layers activations are whole on every rank of a model axis.
+        """
+        if self._layout_map is None or self.axes_of(path) is None:
+            return None
+        return self._layout_map[path]
 
     def distribute_dataset(self, dataset: Any) -> Any:
         """The dataset itself: the model takes this rank's samples out of whole batches."""
@@ -136,7 +170,7 @@ class _Distribution:
         bind(model, self)
 
 
-class ModelParallel(_Distribution, keras.distribution.ModelParallel):
+class ModelParallel(Distribution, keras.distribution.ModelParallel):
     """Shards the batches, and the variables that a layout map names.
 
     Args:
@@ -184,7 +218,7 @@ class ModelParallel(_Distribution, keras.distribution.ModelParallel):
         return f"<ModelParallel device_mesh={self.device_mesh}>"
 
 
-class DataParallel(_Distribution, keras.distribution.DataParallel):
+class DataParallel(Distribution, keras.distribution.DataParallel):
     """Splits the batches over all ranks; every rank holds all variables.
 
     Args:
@@ -201,7 +235,7 @@ class DataParallel(_Distribution, keras.distribution.DataParallel):
     ):
         if device_mesh is None:
             devices = list_devices() if devices is None else devices
-            device_mesh = DeviceMesh((len(devices),), ("batch",), devices)
+            device_mesh = DeviceMesh((len(devices),), ["batch"], devices)
         self._place(device_mesh, None, auto_shard_dataset)
 
 
@@ -300,6 +334,7 @@ def set_distribution(value: Any) -> None:
     global _hooks, _distribution
     if value is not None:
         value = _ours(value)
+        tape.install()
         agree_on_random_state()
     if _hooks is not None:
         _hooks.close()
@@ -313,7 +348,7 @@ def set_distribution(value: Any) -> None:
 
 
 def _ours(value):
-    if isinstance(value, _Distribution):
+    if isinstance(value, Distribution):
         return value
     if isinstance(value, keras.distribution.ModelParallel):
         return ModelParallel(

@@ -7,7 +7,8 @@ from which owner, and one collective is enough:
     (None, 'model')   own columns of the rows of the unique ids -> gathered
 
 Backward, each rank takes the gradients of its own rows or columns out of the whole gradient,
-without a collective.
+without a collective. The gradient of Keras' Embedding has a value for each occurrence of an id, as
+in one process: Keras 3's optimizers square them one by one.
 """
 
 from __future__ import annotations
@@ -55,21 +56,77 @@ def unique_rows(table: Any, ids: tf.Tensor, table_name: str) -> tuple[tf.Tensor,
     return _rows(table, shard, unique), inverse
 
 
+def rows_by_occurrence(table: Any, ids: tf.Tensor, table_name: str) -> tf.Tensor:
+    """The row of each id, whole on every rank; the gradient has a value for each id.
+
+    Args:
+        table: A sharded variable with a rule, `[input_dim, output_dim]`.
+        ids: Integers `[num_keys]`.
+        table_name: The table's name in errors.
+
+    Returns:
+        `[num_keys, output_dim]` in the table's dtype.
+
+    Raises:
+        tf.errors.InvalidArgumentError: an id is outside the table.
+    """
+    shard: Any = shard_of(table)
+    cut = shard.placement.cuts[0]
+    line = shard.mesh.along(cut.axis)
+    ids = require_in_range(as_row_numbers(ids), shard.placement.global_shape[0], table_name)
+    unique, inverse = tf.unique(ids)
+    places = tf.range(tf.size(ids))
+    first = tf.math.unsorted_segment_min(places, inverse, tf.size(unique))
+
+    if cut.dim == 1:
+        name = f"{shard.placement.path}_columns"
+
+        def of_columns(columns):
+            columns = tf.gather(columns, first)
+            return tf.gather(gather(columns, 1, line, name, length=cut.length), inverse)
+
+        start, stop = cut.bounds()
+        return _with_gradient(of_columns, lambda grad: grad[:, start:stop])(local_rows(table, ids))
+
+    name = unique_in_graph(f"{shard.placement.path}_rows")
+    mine, position = _in_order_of_owners(unique, cut)
+    is_mine = _owner(tf.cast(ids, tf.int64), cut.length, cut.num_shards) == cut.index
+    own = tf.boolean_mask(places, is_mine)
+    place_among_own = tf.cumsum(tf.cast(is_mine, tf.int32)) - 1
+
+    def of_rows(rows):
+        rows = tf.gather(rows, tf.gather(place_among_own, tf.gather(first, mine)))
+        gathered = turns.in_turn(lambda: line.all_gather(rows, name), name, line)
+        return tf.gather(tf.gather(gathered, position), inverse)
+
+    start, _ = cut.bounds()
+    exchange = _with_gradient(of_rows, lambda grad: tf.gather(grad, own))
+    return exchange(local_rows(table, tf.gather(ids, own) - start))
+
+
+def _with_gradient(function, back):
+    return tf.custom_gradient(lambda rows: (function(rows), back))
+
+
+def _in_order_of_owners(unique, cut):
+    """Which of the unique ids are this rank's, and where each one's row arrives."""
+    owner = _owner(tf.cast(unique, tf.int64), cut.length, cut.num_shards)
+    by_owner = tf.argsort(owner, stable=True)  # the order in which the ranks' rows arrive
+    mine = tf.boolean_mask(by_owner, tf.gather(owner, by_owner) == cut.index)
+    return mine, tf.math.invert_permutation(by_owner)
+
+
 def _rows(table, shard, unique):
     cut = shard.placement.cuts[0]
     line = shard.mesh.along(cut.axis)
     name = unique_in_graph(f"{shard.placement.path}_rows")
-    owner = _owner(tf.cast(unique, tf.int64), cut.length, cut.num_shards)
-    by_owner = tf.argsort(owner, stable=True)  # the order in which the ranks' rows arrive
-    position = tf.math.invert_permutation(by_owner)
-    mine = tf.boolean_mask(by_owner, tf.gather(owner, by_owner) == cut.index)
+    mine, position = _in_order_of_owners(unique, cut)
     start, _ = cut.bounds()
 
-    @tf.custom_gradient
-    def exchange(rows):
-        gathered = turns.in_turn(lambda: line.all_gather(rows, name), name, line)
-        return tf.gather(gathered, position), lambda grad: tf.gather(grad, mine)
+    def of_rows(rows):
+        return tf.gather(turns.in_turn(lambda: line.all_gather(rows, name), name, line), position)
 
+    exchange = _with_gradient(of_rows, lambda grad: tf.gather(grad, mine))
     return exchange(local_rows(table, tf.gather(unique, mine) - start))
 
 

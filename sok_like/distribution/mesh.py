@@ -42,6 +42,11 @@ def list_devices(device_type: str | None = None) -> list[str]:
     return [f"{device_type.lower()}:{rank}" for rank in range(comm.launched_world_size())]
 
 
+def get_device_count(device_type: str | None = None) -> int:
+    """The number of devices of the job, one per rank; see `list_devices`."""
+    return len(list_devices(device_type))
+
+
 class DeviceMesh(keras.distribution.DeviceMesh):
     """Keras' DeviceMesh, by default over the ranks of the job.
 
@@ -97,8 +102,8 @@ class LayoutMap(keras.distribution.LayoutMap):
         matching = [pattern for pattern in self if re.search(pattern, key)]
         if len(matching) > 1:
             raise ValueError(
-                f"Path '{key}' must match at most one key of the LayoutMap. "
-                f"Received: {len(matching)} keys that match it, {matching}"
+                f"Path '{key}' matches multiple layout keys; it must match at most one. "
+                f"Received: {len(matching)} keys of the LayoutMap that match it, {matching}"
             )
         return super().__getitem__(matching[0]) if matching else None  # by the exact match
 

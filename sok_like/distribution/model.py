@@ -20,13 +20,18 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+from keras.src.backend import distribution_lib as backend_distribution
 
-from sok_like.distribution.collectives import gather, samples_split, split_batch
+from sok_like.distribution import regularizers, tape
+from sok_like.distribution.attributes import attributes
+from sok_like.distribution.collectives import gather, own_shard, samples_split, split_batch
 from sok_like.distribution.creation import cut_existing
-from sok_like.distribution.optimizer import distributed_optimizer
-from sok_like.distribution.rules import install
+from sok_like.distribution.optimizer import check_variables, distributed_optimizer
+from sok_like.distribution.rules import install, sums_repeated_ids
 from sok_like.runtime import comm
+from sok_like.table.keras_variable import is_keras_3
 
 _state = threading.local()
 
@@ -48,6 +53,7 @@ def bind(model: Any, distribution: Any) -> None:
     for variable in model.variables if model.built else ():
         cut_existing(variable, distribution)
     own = {name: getattr(model, name) for name in ("call", "save_weights", "save")}
+    children, world_size = model._trackable_children, comm.current().world_size
     replaced = {
         "_sok_distribution": distribution,
         "supports_jit": False,  # XLA cannot compile Horovod's collectives
@@ -55,19 +61,45 @@ def bind(model: Any, distribution: Any) -> None:
         "save_weights": _on_rank_0(own["save_weights"]),
         "save": _on_rank_0(own["save"]),
     }
+    if world_size > 1:
+        replaced["export"] = functools.partial(_refuse_saved_model, "model.export", model.name)
+        replaced["_trackable_children"] = _not_in_saved_model(children, model.name)
     for name, value in replaced.items():  # not by Keras' __setattr__, which tracks attributes
         object.__setattr__(model, name, value)
 
 
-def hooks(distribution: Any) -> contextlib.AbstractContextManager:
+def _refuse_saved_model(what, name, *args, **kwargs):
+    raise ValueError(
+        f"`{what}` would write a graph with exchanges between ranks, and the shards of one rank; "
+        "use `sok.export_saved_model(model, path)`, or save the weights and export a model that "
+        f"was made without a distribution. Received: model '{name}'"
+    )
+
+
+def _not_in_saved_model(own_children, name):
+    """Wraps `_trackable_children`, which `tf.saved_model.save` asks, and checkpoints do."""
+
+    @functools.wraps(own_children)
+    def children(save_type="checkpoint", **kwargs):
+        if save_type == "savedmodel":
+            _refuse_saved_model("tf.saved_model.save", name)
+        return own_children(save_type, **kwargs)
+
+    return children
+
+
+def hooks(distribution: Any) -> contextlib.ExitStack:
     """A context in which models are bound when they are compiled or first called."""
     cls = tf.keras.Model
+    # Where Keras looks whether a program's class has a `compile` of its own.
+    compiles = next(base for base in cls.__mro__ if "compile" in vars(base))
 
     def compile(model, *args, **kwargs):
         bind(model, distribution)
         own["compile"](model, *args, **kwargs)
         if model.optimizer is not None:
             model.optimizer = distributed_optimizer(model.optimizer, distribution)
+            check_variables(model.optimizer, model.trainable_variables if model.built else ())
 
     def call(model, *args, **kwargs):
         if not getattr(_state, "inside", False) and "_sok_distribution" not in vars(model):
@@ -76,8 +108,14 @@ def hooks(distribution: Any) -> contextlib.AbstractContextManager:
         return own["__call__"](model, *args, **kwargs)
 
     own = {"compile": cls.compile, "__call__": cls.__call__}
-    ours = {"compile": compile, "__call__": call}
-    return _attributes(cls, {name: functools.wraps(own[name])(ours[name]) for name in ours})
+    stack = regularizers.hooks()
+    for owner, name, hook in ((compiles, "compile", compile), (cls, "__call__", call)):
+        stack.enter_context(attributes(owner, {name: functools.wraps(own[name])(hook)}))
+    if is_keras_3():
+        # Keras lays outputs out that the layout map names; here they are whole on every rank.
+        whole = {"distribute_tensor": lambda tensor, layout: tensor}
+        stack.enter_context(attributes(backend_distribution, whole))
+    return stack
 
 
 def _adopt_optimizer(model, distribution):
@@ -93,41 +131,38 @@ def _adopt_optimizer(model, distribution):
     model.optimizer = distributed_optimizer(optimizer, distribution)
 
 
-@contextlib.contextmanager
-def _attributes(cls, values):
-    """Replaces attributes of a class, and restores them at the end."""
-    before = {name: vars(cls).get(name) for name in values}
-    for name, value in values.items():
-        setattr(cls, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:  # it was inherited
-                delattr(cls, name)
-            else:
-                setattr(cls, name, value)
-
-
 def _splitting(model, own_call, distribution) -> Callable:
     @functools.wraps(own_call)
     def call(*args, **kwargs):
         for layer in list(model._flatten_layers(include_self=False)):
             install(layer, distribution)
+        _put_under(model, distribution)
         if getattr(_state, "inside", False):
             return own_call(*args, **kwargs)
         line = distribution.mesh.along(distribution.batch_dim_name)
         split = line.world_size > 1 and distribution.auto_shard_dataset
         split = split and not _symbolic(args, kwargs)
         if split:
+            args, kwargs = tf.nest.map_structure(_as_tensor, (args, kwargs))
             batch = _batch_of(args, kwargs)
-            args, kwargs = tf.nest.map_structure(lambda t: _own_samples(t, line), (args, kwargs))
+            names = itertools.count()
+            args, kwargs = tf.nest.map_structure(
+                lambda t: _own_samples(t, line, f"{model.name}_input_{next(names)}"),
+                (args, kwargs),
+            )
         with _inside(), samples_split() if split else contextlib.nullcontext():
             outputs = own_call(*args, **kwargs)
         distribution.check_patterns(model)  # any model has its variables now
+        _put_under(model, distribution)
         return _of_all(outputs, batch, model, line) if split else outputs
 
     return tf.autograph.experimental.do_not_convert(call)
+
+
+def _put_under(model, distribution):
+    tape.put_under(model.variables, distribution)
+    for layer in filter(sums_repeated_ids, model._flatten_layers()):
+        tape.put_under(layer.variables, distribution, distinct=True)
 
 
 def _batch_of(args, kwargs):
@@ -165,9 +200,16 @@ def _of_all(outputs, batch, model, line):
     return tf.nest.map_structure(gathered, outputs)
 
 
-def _own_samples(value, line):
+def _as_tensor(value):
+    return tf.convert_to_tensor(value) if isinstance(value, np.ndarray) else value
+
+
+def _own_samples(value, line, name):
     if not tf.is_tensor(value) or value.shape.rank == 0:
         return value
+    if isinstance(value, (tf.Tensor, tf.Variable)) and value.dtype.is_floating:
+        # Its gradient is that of all samples: it may be another model's output.
+        return own_shard(tf.convert_to_tensor(value), 0, line, name, scale=line.world_size)
     return split_batch(value, line.world_size, line.rank)
 
 

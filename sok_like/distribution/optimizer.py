@@ -1,4 +1,4 @@
-"""Stock optimizers on shards: gradients averaged along the batch axis, local slot variables."""
+"""Stock optimizers on shards: gradients of whole batches, norms of whole ones, local slots."""
 
 from __future__ import annotations
 
@@ -8,41 +8,39 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.dist_model_parallel.gradients import slot_reference
+from sok_like.distribution import tape
 from sok_like.distribution.creation import slots_like
+from sok_like.distribution.sharded_gradient import (
+    clip_by_global_norm,
+    local_part,
+    sharded_gradient,
+)
 from sok_like.distribution.sharded_variable import on_shards, path_of, shard_of
-from sok_like.lookup.local_variables import is_local, unique_in_graph
+from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.optimizers.embedding_aware import embedding_aware
-from sok_like.runtime import turns
+from sok_like.optimizers.loss_scale import LossScaling
+from sok_like.runtime import comm, turns
+from sok_like.table.keras_variable import is_keras_3
 
 # These update each element of a variable independently, so they can work on a shard.
 _STOCK = ("keras.src", "tf_keras.src")
 _ELEMENTWISE = (
     *("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion"),
 )
+# What a subclass may not replace if it is to work on shards.
+_UPDATES = ("update_step", "apply", "apply_gradients", "_clip_gradients", "_apply_weight_decay")
 
 
 class _OnShards:
     """Mixed into a stock optimizer of either Keras, before `embedding_aware`'s mixin."""
 
     _sok_distribution: Any = None
+    _sok_sums_rows = False  # Keras 3 squares the values of a repeated row one by one
+    _sok_updated: tuple = ()
+    _sok_given_parts = False  # by a LossScaleOptimizer around it
 
     def build(self, variables):
-        shards = [variable for variable in variables if shard_of(variable) is not None]
-        sharded = [path_of(variable) for variable in shards]
-        for option in ("clipnorm", "global_clipnorm"):
-            if sharded and getattr(self, option, None) is not None:
-                raise ValueError(
-                    f"`{option}` needs the norm of whole gradients, which no rank has; use "
-                    f"`clipvalue`. Received: {option}={getattr(self, option)!r} with the sharded "
-                    f"variables {sharded}"
-                )
-        for variable in shards:
-            constraint = getattr(variable, "constraint", None)
-            if constraint is not None and type(constraint).__name__ != "NonNeg":
-                raise ValueError(
-                    "A constraint other than NonNeg needs the whole variable, which no rank has. "
-                    f"Received: {type(constraint).__name__} on the sharded '{path_of(variable)}'"
-                )
+        check_variables(self, variables)
         with on_shards():
             super().build(variables)
 
@@ -51,12 +49,25 @@ class _OnShards:
             return super().add_variable_from_reference(*args, **kwargs)
 
     def apply(self, grads, trainable_variables=None):  # Keras 3
+        variables = trainable_variables
+        if variables is None:
+            variables = getattr(self, "_sok_trainable", ())
+        else:
+            trainable_variables = variables = list(variables)
+        grads = self._sok_parts(list(grads), list(variables))
         with on_shards():
             super().apply(grads, trainable_variables)
 
     def apply_gradients(self, grads_and_vars, *args, **kwargs):
-        with on_shards():
+        if is_keras_3():  # it calls `apply`
             return super().apply_gradients(grads_and_vars, *args, **kwargs)
+        grads_and_vars = list(grads_and_vars)
+        variables = [variable for _, variable in grads_and_vars]
+        grads = self._sok_parts([gradient for gradient, _ in grads_and_vars], variables)
+        with on_shards():
+            return super().apply_gradients(
+                list(zip(grads, variables, strict=True)), *args, **kwargs
+            )
 
     def finalize_variable_values(self, var_list):
         with on_shards():
@@ -66,57 +77,173 @@ class _OnShards:
         with on_shards():
             return super()._var_key(variable)
 
+    def _sok_parts(self, grads, variables):
+        """This rank's parts of the gradients, averaged along the batch axis."""
+        if self._sok_given_parts or len(grads) != len(variables):  # Keras raises for the latter
+            return grads
+        return _parts(grads, variables, self._sok_distribution)
+
     def _sok_averaged(self, pairs, learning_rate, step):
         pairs = [(g, v) for g, v in pairs if g is not None]
-        distribution = self._sok_distribution
-        line = distribution.mesh.along(distribution.batch_dim_name)
-        if line.world_size == 1:
-            return pairs
-        # Gradients of local variables are complete: reading a shard along the batch axis averages
-        # them, and hash tables are sharded over all ranks.
-        own = [is_local(v) and (shard_of(v) is None or shard_of(v).over_batch) for _, v in pairs]
-        mine = [None if o else g for (g, _), o in zip(pairs, own, strict=True)]
-        name = unique_in_graph("sok_distribution_gradients")
-        means = turns.in_turn(lambda: line.average(mine, name), name, line)
-        return [(g if o else mean, v) for (g, v), o, mean in zip(pairs, own, means, strict=True)]
+        self.__dict__["_sok_updated"] = tuple(v for _, v in pairs)  # what Keras is given
+        return pairs
+
+    def _clip_gradients(self, grads):
+        """Norms are those of whole gradients."""
+        each, all_together = self.clipnorm, getattr(self, "global_clipnorm", None)
+        if not (each or all_together) or not any(map(shard_of, self._sok_updated)):
+            return super()._clip_gradients(grads)
+        whole = list(map(sharded_gradient, grads, self._sok_updated))
+        if each:
+            clipped = [tf.clip_by_norm(gradient, each) for gradient in whole]
+        else:
+            clipped, _ = clip_by_global_norm(whole, all_together)
+        return list(map(local_part, clipped, self._sok_updated))
+
+
+def _parts(grads, variables, distribution):
+    grads = tape.completed(grads, variables, distribution)
+    return list(map(local_part, grads, variables))
+
+
+class _ScalingOnShards:
+    """Mixed into a LossScaleOptimizer of either Keras, around an optimizer on shards.
+
+    All ranks skip a step or none does: where a gradient of one rank is not finite, those of all
+    ranks become NaN.
+    """
+
+    _sok_distribution: Any = None
+
+    def build(self, variables):
+        with on_shards():
+            super().build(variables)
+
+    def apply(self, grads, trainable_variables=None):  # Keras 3
+        variables = trainable_variables
+        if variables is None:
+            variables = self._trainable_variables
+        grads = self._sok_parts(list(grads), list(variables))
+        with on_shards():
+            super().apply(grads, trainable_variables)
+
+    def apply_gradients(self, grads_and_vars, *args, **kwargs):
+        if is_keras_3():
+            return super().apply_gradients(grads_and_vars, *args, **kwargs)
+        pairs = list(grads_and_vars)
+        variables = [variable for _, variable in pairs]
+        grads = self._sok_parts([gradient for gradient, _ in pairs], variables)
+        with on_shards():
+            return super().apply_gradients(
+                list(zip(grads, variables, strict=True)), *args, **kwargs
+            )
+
+    def finalize_variable_values(self, var_list):
+        with on_shards():
+            super().finalize_variable_values(var_list)
+
+    def _var_key(self, variable):
+        with on_shards():
+            return super()._var_key(variable)
+
+    def _sok_parts(self, grads, variables):
+        parts = _parts(grads, variables, self._sok_distribution)
+        values = [getattr(part, "values", part) for part in parts if part is not None]
+        finite = [tf.reduce_all(tf.math.is_finite(value)) for value in values]
+        mine = tf.where(tf.reduce_all(tf.stack(finite)), 0.0, 1.0)
+        name = unique_in_graph("sok_distribution_finite")
+        broken = turns.in_turn(lambda: comm.current().sum(mine, name), name, comm.current())
+        added = tf.where(broken > 0, float("nan"), 0.0)
+        return [None if part is None else _plus(part, added) for part in parts]
+
+
+def _plus(part, number):
+    if not isinstance(part, tf.IndexedSlices):
+        return part + tf.cast(number, part.dtype)
+    values = part.values + tf.cast(number, part.values.dtype)
+    return tf.IndexedSlices(values, part.indices, part.dense_shape)
+
+
+def check_variables(optimizer: Any, variables: Any) -> None:
+    """Refuses to train sharded variables by a rule that needs whole ones.
+
+    Raises:
+        ValueError: the optimizer's rule, or the constraint of a variable, needs whole variables.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    shards = [variable for variable in variables if shard_of(variable) is not None]
+    reason = _needs_whole_variables(type(optimizer)) if shards else None
+    if reason:
+        raise ValueError(
+            "The optimizer of sharded variables must update each element independently "
+            f"({', '.join(_ELEMENTWISE)}). Received: {_stock_class(type(optimizer)).__name__}, "
+            f"{reason}, with the sharded variables {[path_of(variable) for variable in shards]}"
+        )
+    for variable in shards:
+        constraint = getattr(variable, "constraint", None)
+        if constraint is not None and type(constraint).__name__ != "NonNeg":
+            raise ValueError(
+                "A constraint other than NonNeg needs the whole variable, which no rank has. "
+                f"Received: {type(constraint).__name__} on the sharded '{path_of(variable)}'"
+            )
+
+
+def _stock_class(cls):
+    return next(base for base in cls.__mro__ if base.__module__.startswith(_STOCK))
+
+
+def _needs_whole_variables(cls):
+    """Why a class of optimizers cannot work on shards; None if it can."""
+    names = {base.__name__ for base in cls.__mro__ if base.__module__.startswith(_STOCK)}
+    if not names & set(_ELEMENTWISE):
+        return "whose rule needs whole variables"
+    for base in cls.__mro__:
+        if not base.__module__.startswith((*_STOCK, "sok_like")):
+            replaced = [name for name in _UPDATES if name in vars(base)]
+            if replaced:
+                return f"whose subclass {base.__name__} has its own {replaced[0]}"
+    return None
 
 
 @functools.cache
 def _class_on_shards(cls):
     aware = embedding_aware(cls)
-    stock = next(base for base in aware.__mro__ if base.__module__.startswith(_STOCK))
+    stock = _stock_class(aware)
     # The stock name, so that files and `get_config` are those of the stock optimizer.
     return type(stock.__name__, (_OnShards, aware), {"__module__": stock.__module__})
+
+
+@functools.cache
+def _scaling_on_shards(cls):
+    bases = (_ScalingOnShards, LossScaling, cls) if is_keras_3() else (_ScalingOnShards, cls)
+    return type(cls.__name__, bases, {"__module__": cls.__module__})
 
 
 def distributed_optimizer(optimizer: Any, distribution: Any) -> Any:
     """A view of a stock optimizer that trains sharded variables; both share all state.
 
     Args:
-        optimizer: A Keras optimizer that updates each element independently (SGD, RMSprop, Adam,
-            AdamW, Adadelta, Adagrad, Adamax, Nadam, Ftrl, Lion).
+        optimizer: A Keras optimizer. For sharded variables it must update each element
+            independently (SGD, RMSprop, Adam, AdamW, Adadelta, Adagrad, Adamax, Nadam, Ftrl, Lion).
         distribution: A `ModelParallel` or `DataParallel`.
 
     Raises:
         TypeError: `optimizer` is not a Keras optimizer.
-        ValueError: the optimizer needs whole variables, or scales the loss.
     """
-    if isinstance(optimizer, _OnShards):
+    if isinstance(optimizer, (_OnShards, _ScalingOnShards)):
         return optimizer
     if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
         raise TypeError(
             f"A Keras optimizer is required. Received: {optimizer!r} of type {type(optimizer)}"
         )
     cls = type(optimizer)
-    names = {base.__name__ for base in cls.__mro__}
-    if not names & set(_ELEMENTWISE):
-        raise ValueError(
-            "Under a distribution the optimizer must update each element of a variable "
-            f"independently ({', '.join(_ELEMENTWISE)}). Received: {cls.__name__}, which needs "
-            "whole variables or scales the loss (use mixed_bfloat16 instead of mixed_float16)"
-        )
-    view = object.__new__(_class_on_shards(cls))  # type: ignore[arg-type]
+    inner = getattr(optimizer, "inner_optimizer", None)  # of a LossScaleOptimizer
+    view = object.__new__((_class_on_shards if inner is None else _scaling_on_shards)(cls))  # type: ignore[arg-type]
     # Not by the optimizer's __setattr__, which would track the dictionary as state to save.
     object.__setattr__(view, "__dict__", optimizer.__dict__)
     view.__dict__["_sok_distribution"] = distribution
+    if inner is not None:
+        inner = distributed_optimizer(inner, distribution)
+        inner.__dict__["_sok_given_parts"] = True
+        view.__dict__["inner_optimizer" if is_keras_3() else "_optimizer"] = inner
     return view

@@ -86,6 +86,11 @@ def _takes_sparse(layer):
     return isinstance(layer, Embedding)
 
 
+def sums_repeated_ids(layer: Any) -> bool:
+    """Whether a layer's sparse gradients have each row once, in one process too."""
+    return isinstance(layer, Embedding)
+
+
 def _kernel(layer):
     """The kernel variable itself, not Keras 3's property."""
     return vars(layer).get("_kernel", getattr(layer, "kernel", None))
@@ -147,8 +152,8 @@ def _keras_embedding(layer):
         ids = tf.where(
             ids < 0, ids + layer.input_dim, ids
         )  # Keras counts negative ids from the end
-        rows, inverse = lookup_rule.unique_rows(table, tf.reshape(ids, [-1]), layer.name)
-        found = tf.gather(rows, tf.reshape(inverse, tf.shape(ids)))
+        rows = lookup_rule.rows_by_occurrence(table, tf.reshape(ids, [-1]), layer.name)
+        found = tf.reshape(rows, tf.concat([tf.shape(ids), [layer.output_dim]], 0))
         return tf.cast(tf.ensure_shape(found, [*ids.shape, layer.output_dim]), layer.compute_dtype)
 
     return Rule(run, _LOOKUP, table)

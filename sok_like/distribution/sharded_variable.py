@@ -48,15 +48,23 @@ class Shard:
         placement: Which shard is on this rank.
         mesh: The ranks.
         batch_axis: The mesh axis whose ranks hold different samples.
+        key: The name under which gradients find it, once there is one.
     """
+
+    key: str | None = None
 
     def __init__(self, placement: Placement, mesh: RankMesh, batch_axis: str):
         self.placement, self.mesh, self.batch_axis = placement, mesh, batch_axis
 
     @property
+    def axes(self) -> tuple[str, ...]:
+        """The mesh axes along which it is sharded."""
+        return tuple(cut.axis for cut in self.placement.cuts)
+
+    @property
     def over_batch(self) -> bool:
         """Whether it is sharded along the batch axis, so that reading it reduces its gradient."""
-        return any(cut.axis == self.batch_axis for cut in self.placement.cuts)
+        return self.batch_axis in self.axes
 
     def whole(self, local: tf.Tensor) -> tf.Tensor:
         """Gathers the whole value from the ranks; its gradient goes back to the shards."""
@@ -92,6 +100,15 @@ def held_whole(variables: Iterable[Any]) -> Iterator[None]:
     finally:
         for variable in held:
             variable._sok_held = None
+
+
+def refuse_saved_model(variable: Any) -> None:
+    """ValueError: a SavedModel would hold the shard of one rank."""
+    raise ValueError(
+        "A SavedModel would hold one rank's shard of a sharded variable; use "
+        "`sok.export_saved_model(model, path)`, or save the weights and export a model that was "
+        f"made without a distribution. Received: '{path_of(variable)}'"
+    )
 
 
 def path_of(variable: Any) -> str:
@@ -137,6 +154,9 @@ class _Sharded:
     @property
     def shape(self):
         return tf.TensorShape(self.local_shape if works_on_shards() else self.global_shape)
+
+    def _export_to_saved_model_graph(self, *args, **kwargs):
+        refuse_saved_model(self)
 
     def __repr__(self):  # stock ones read the value: a print on one rank would wait for the others
         return (

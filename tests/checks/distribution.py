@@ -1,8 +1,8 @@
 """The same model trained twice: under a distribution on ranks, and by Keras alone by the test.
 
 The model has a branch with a head of its own for each kind of layer, so each is trained as if it
-were alone. The oracle has ordinary Keras layers only; its tables are looked up by one-hot
-products, since Keras 3 squares gradients of repeated ids one by one, which no dense table does.
+were alone. The oracle has ordinary Keras layers only. This package's own tables are one-hot
+products there, since Keras 3 squares gradients of repeated ids one by one, and they sum them first.
 """
 
 import math
@@ -94,7 +94,7 @@ def make_model(sok=None):
     image = layers.Input([6, 6, 3], name="image")
     ids = layers.Input([4], name="ids", dtype="int64")
     keys = layers.Input([2], name="keys", dtype="int64")
-    table = layers.Embedding if sok else OneHotEmbedding
+    summing = layers.Embedding if sok else OneHotEmbedding
     flat = layers.Flatten
     dense = layers.Dense(5, "relu", name="dense_column")(numbers)
     dense = layers.Dense(7, "tanh", name="dense_row")(dense)
@@ -107,14 +107,14 @@ def make_model(sok=None):
     other = layers.BatchNormalization(name="batch")(other)
     other = layers.LayerNormalization(name="layer_norm")(flat()(other))
     other = layers.Dense(3, name="over_batch")(other)
-    rows = flat()(table(ROWS, DIM, name="rows")(ids))
-    columns = flat()(table(ROWS, 5, name="columns")(ids))
+    rows = flat()(layers.Embedding(ROWS, DIM, name="rows")(ids))
+    columns = flat()(layers.Embedding(ROWS, 5, name="columns")(ids))
     if sok:
         bag = sok.Embedding(ROWS, DIM, combiner="mean", name="bag")(ids)
         hashed = sok.All2AllDenseEmbedding(None, DIM, 1, 2, name="hashed")(keys)
     else:
-        bag = layers.GlobalAveragePooling1D()(table(ROWS, DIM, name="bag")(ids))
-        hashed = table(HASH_KEYS, DIM, name="hashed")(keys)
+        bag = layers.GlobalAveragePooling1D()(summing(ROWS, DIM, name="bag")(ids))
+        hashed = summing(HASH_KEYS, DIM, name="hashed")(keys)
     branches = [dense, attention, flat()(conv), other, rows, columns, bag, flat()(hashed)]
     heads = [layers.Dense(1, name=f"head_{i}")(branch) for i, branch in enumerate(branches)]
     return tf.keras.Model([numbers, words, image, ids, keys], heads)

@@ -1,5 +1,6 @@
 """How programs use a distribution, on 2 ranks: each check returns what a test compares."""
 
+import os
 import pathlib
 import tempfile
 import warnings
@@ -18,9 +19,20 @@ def checks(world_size):
         return {}
     found = {
         f.__name__: f
-        for f in (published, deferred, eager, dataset, own_loop, files, from_files, errors)
+        for f in (
+            published,
+            deferred,
+            eager,
+            dataset,
+            own_loop,
+            files,
+            from_files,
+            errors,
+            exported,
+        )
     }
-    return found | ({f.__name__: f for f in (keras_classes, made_before)} if is_keras_3() else {})
+    for_keras_3 = (keras_classes, made_before, loaded, explicit)
+    return found | ({f.__name__: f for f in for_keras_3} if is_keras_3() else {})
 
 
 def samples():
@@ -60,21 +72,27 @@ def trained(model):
     }
 
 
-def layouts(dist, shape):
+PUBLISHED = {
+    "dense.*kernel": (None, "model"),
+    "dense.*bias": ("model",),
+    "conv2d.*kernel": (None, None, None, "model"),
+    "conv2d.*bias": ("model",),
+}
+
+
+def layouts(dist, shape, axes=None):
     mesh = dist.DeviceMesh(shape=shape, axis_names=("batch", "model"), devices=dist.list_devices())
     layout_map = dist.LayoutMap(mesh)
-    layout_map["dense.*kernel"] = (None, "model")
-    layout_map["dense.*bias"] = ("model",)
-    layout_map["conv2d.*kernel"] = (None, None, None, "model")
-    layout_map["conv2d.*bias"] = ("model",)
+    for path, layout in (axes or PUBLISHED).items():
+        layout_map[path] = layout
     return mesh, layout_map
 
 
-def under(shape, body):
-    """`body(distribution module)` with the published distribution set on a mesh."""
+def under(shape, body, axes=None):
+    """`body(distribution module)` with layouts, by default the published ones, on a mesh."""
     from sok_like import distribution as dist
 
-    mesh, layout_map = layouts(dist, shape)
+    mesh, layout_map = layouts(dist, shape, axes)
     parallel = dist.ModelParallel(
         device_mesh=mesh, layout_map=layout_map, batch_dim_name=mesh.axis_names[0]
     )
@@ -246,7 +264,7 @@ def errors():
             layout_map[pattern] = axes
         with dist.ModelParallel(mesh, layout_map).scope():
             model = make_model()
-            model.compile(tf.keras.optimizers.SGD(0.1, clipnorm=1.0), "mse")
+            model.compile("sgd", "mse")
             return model
 
     def unmatched():
@@ -254,10 +272,6 @@ def errors():
             warnings.simplefilter("always")
             built((None, "model"), "no_such.*kernel")(samples()[0])
         return [str(w.message) for w in caught if "LayoutMap" in str(w.message)]
-
-    def clipped():
-        model = built((None, "model"))
-        model.train_on_batch(samples()[0], np.zeros((22, UNITS), "f"))
 
     def constrained():
         layout_map = dist.LayoutMap(mesh)
@@ -276,7 +290,6 @@ def errors():
         "twice": said(lambda: built(("model", "model"))),
         "axis": said(lambda: built((None, "modle"))),
         "two patterns": said(lambda: built((None, "model"), "dense/k", "se/kernel")),
-        "clipnorm": said(clipped),
         "constraint": said(constrained),
         "mesh": said(lambda: dist.ModelParallel(wide, dist.LayoutMap(wide))),
         "order": said(lambda: dist.DataParallel(dist.DeviceMesh((2,), ("batch",), [1, 0]))),
@@ -320,3 +333,72 @@ def made_before():
         }
 
     return under((1, 2), body)
+
+
+def loaded():
+    """A model with its optimizer's state, loaded from a file and trained further."""
+    folder = _shared_folder()
+    x, y = samples()
+
+    def run(dist=None):
+        name = folder / ("sharded.keras" if dist else f"whole{os.getpid()}.keras")
+        model = make_model()
+        train(model)
+        model.save(name)
+        model = tf.keras.models.load_model(name)
+        steps = int(model.optimizer.iterations.numpy())
+        history = model.fit(x, y, batch_size=10, epochs=2, verbose=0, shuffle=False).history
+        weights = [v.numpy() for v in model.weights]
+        found = {"steps": np.array(steps), "loss": np.array(history["loss"]), "weights": weights}
+        return {**found, "local": local_shapes(model)}
+
+    oracle = run()
+    del oracle["local"]
+    sharded = under((1, 2), run)
+    return {"oracle": oracle, "sharded": sharded, "local": sharded["local"]}
+
+
+def exported():
+    """What is said where a SavedModel would hold one rank's shards."""
+    folder = tempfile.mkdtemp()
+
+    def said(write, name):
+        try:
+            write(os.path.join(folder, name))
+        except ValueError as error:
+            return str(error)
+        return "nothing"
+
+    def body(dist):
+        model = make_model()
+        train(model)
+        module = tf.Module()
+        module.kernel = model.get_layer("dense").kernel
+        return {
+            "export": said(model.export, "export"),
+            "saved_model": said(lambda path: tf.saved_model.save(model, path), "saved"),
+            "module": said(lambda path: tf.saved_model.save(module, path), "module"),
+        }
+
+    return under((1, 2), body)
+
+
+def explicit():
+    """Layouts of a variable's own, and of an output."""
+    import keras
+
+    def body(dist):
+        mesh = dist.distribution().device_mesh
+        own = keras.Variable(
+            np.arange(10.0).reshape(5, 2), layout=dist.TensorLayout(("model", None), mesh)
+        )
+        layout = dist.distribution().get_tensor_layout("dense/output")
+        x, _ = samples()
+        return {
+            "local": own.local.numpy(),
+            "whole": own.numpy(),
+            "layout": layout.axes,
+            "outputs": make_model().predict(x, verbose=0).shape,
+        }
+
+    return under((1, 2), body, {**PUBLISHED, "dense/output": ("batch", "model")})

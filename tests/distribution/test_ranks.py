@@ -9,7 +9,7 @@ from tests.checks import distribution as mixed
 pytestmark = [pytest.mark.keras, pytest.mark.ranks]
 TOLERANCE = 1e-5
 USES = ("published", "deferred", "eager", "dataset", "own_loop") + (
-    ("keras_classes", "made_before") if is_keras_3() else ()
+    ("keras_classes", "made_before", "loaded") if is_keras_3() else ()
 )
 
 
@@ -143,7 +143,6 @@ def test_files_hold_whole_values(rank_results, check):
         ("twice", ["must name an axis once", "'model'", "dense/kernel", "(64, 8)"]),
         ("axis", ["must name axes of the mesh", "'modle'", "dense/kernel"]),
         ("two patterns", ["'dense/k'", "'se/kernel'", "dense/kernel", "(64, 8)"]),
-        ("clipnorm", ["`clipnorm`", "clipnorm=1.0", "dense/kernel"]),
         ("constraint", ["other than NonNeg", "MaxNorm", "dense/kernel"]),
         ("mesh", ["(2, 4)", "('batch', 'model')", "2 rank(s)"]),
         ("order", ["in the order of list_devices()", "[1, 0]"]),
@@ -160,3 +159,20 @@ def test_pattern_that_matches_nothing_warns(rank_results):
     for rank in rank_results(2, "distribution_use.errors"):
         (warning,) = rank["unmatched"]
         assert "'no_such.*kernel'" in warning and "dense/kernel" in warning
+
+
+@pytest.mark.parametrize("how", ["export", "saved_model", "module"])
+def test_saved_model_of_shards_is_refused(rank_results, how):
+    for rank in rank_results(2, "distribution_use.exported"):
+        assert "sok.export_saved_model" in rank[how], rank[how]
+
+
+@pytest.mark.skipif(not is_keras_3(), reason="tf_keras' variables have no layout of their own")
+def test_explicit_layouts(rank_results):
+    ranks = rank_results(2, "distribution_use.explicit")
+    whole = np.arange(10.0).reshape(5, 2)
+    for rank, rows in zip(ranks, (whole[:3], whole[3:]), strict=True):
+        np.testing.assert_array_equal(rank["local"], rows)
+        np.testing.assert_array_equal(rank["whole"], whole)
+        assert rank["layout"] == ("batch", "model")
+        assert rank["outputs"] == (22, 5)

@@ -1,0 +1,23 @@
+"""Replacing attributes of Keras' classes while a distribution is set."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+@contextlib.contextmanager
+def attributes(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
+    """Replaces attributes of a class or module, and restores them at the end."""
+    before = {name: vars(owner).get(name) for name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:  # it was inherited, or is new
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)

@@ -1,0 +1,303 @@
+"""The gradient of a sharded variable: like the variable, it behaves like the whole one.
+
+    tape.gradient(loss, kernel)  ->  ShardedGradient: this rank's part, and which part it is
+
+Norms and clipping sum over the ranks that hold the parts. Elementwise functions compute on the
+parts. Everything else converts it to a tensor, which gathers the whole gradient: right, if slow.
+Optimizers take the part.
+"""
+
+from __future__ import annotations
+
+import itertools
+import typing
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like.distribution.collectives import summed
+from sok_like.distribution.sharded_variable import Shard, shard_of
+from sok_like.runtime import comm
+
+# Key: Shard. A type of TensorFlow's holds text and numbers, but no other objects.
+_shards: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+class ShardedGradient(tf.experimental.ExtensionType):
+    """This rank's part of a gradient.
+
+    Attributes:
+        values: The part, `[*local_shape]`; of a sparse gradient rows of it, `[num_rows, ...]`.
+        rows: The row of the part to which each of `values` belongs, `[num_rows]`; int64 `[0]` if
+            the gradient is dense.
+        sparse: Whether the gradient is sparse. A row may occur several times.
+        key: Names the Shard.
+    """
+
+    values: tf.Tensor
+    rows: tf.Tensor
+    sparse: bool
+    key: str
+
+    @property
+    def _shard(self) -> Shard:
+        return _shards[self.key]
+
+    @property
+    def dtype(self):
+        return self.values.dtype
+
+    @property
+    def shape(self):
+        """Shape of the whole gradient."""
+        return tf.TensorShape(self._shard.placement.global_shape)
+
+    @property
+    def local(self) -> Any:
+        """The part: a tensor, or `tf.IndexedSlices` with rows of the part."""
+        if not self.sparse:
+            return self.values
+        shape = tf.constant(self._shard.placement.local_shape, self.rows.dtype)
+        return tf.IndexedSlices(self.values, self.rows, shape)
+
+    def with_values(self, values: tf.Tensor) -> ShardedGradient:
+        """The same part with other values."""
+        return ShardedGradient(values, self.rows, self.sparse, self.key)
+
+    def numpy(self):
+        return tf.convert_to_tensor(self).numpy()
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.numpy(), dtype)
+
+    def __add__(self, other):
+        return tf.add(self, other)
+
+    def __radd__(self, other):
+        return tf.add(other, self)
+
+    def __sub__(self, other):
+        return tf.subtract(self, other)
+
+    def __rsub__(self, other):
+        return tf.subtract(other, self)
+
+    def __mul__(self, other):
+        return tf.multiply(self, other)
+
+    def __rmul__(self, other):
+        return tf.multiply(other, self)
+
+    def __truediv__(self, other):
+        return tf.divide(self, other)
+
+    def __rtruediv__(self, other):
+        return tf.divide(other, self)
+
+    def __pow__(self, other):
+        return tf.pow(self, other)
+
+    def __neg__(self):
+        return tf.negative(self)
+
+    def __abs__(self):
+        return tf.abs(self)
+
+    def __getitem__(self, item):
+        return tf.convert_to_tensor(self)[item]
+
+
+def sharded_gradient(gradient: Any, variable: Any) -> Any:
+    """The gradient of a sharded variable, from this rank's part; None stays None."""
+    shard = shard_of(variable)
+    if gradient is None or shard is None:
+        return gradient
+    if shard.key is None:
+        shard.key = f"{shard.placement.path}#{next(_numbers)}"
+        _shards[shard.key] = shard
+    if isinstance(gradient, tf.IndexedSlices):
+        return ShardedGradient(gradient.values, gradient.indices, True, shard.key)
+    # Horovod's ops lose the shape.
+    gradient = tf.ensure_shape(gradient, shard.placement.local_shape)
+    return ShardedGradient(gradient, tf.zeros([0], tf.int64), False, shard.key)
+
+
+def local_part(gradient: Any, variable: Any) -> Any:
+    """This rank's part of a sharded variable's gradient; that of another variable as it is.
+
+    Raises:
+        ValueError: it has neither the shape of the variable nor that of the part.
+    """
+    shard = shard_of(variable)
+    if gradient is None or shard is None:
+        return gradient
+    if isinstance(gradient, ShardedGradient):
+        return gradient.local
+    placement = shard.placement
+    if not isinstance(gradient, tf.IndexedSlices):
+        gradient = tf.convert_to_tensor(gradient)
+        if gradient.shape == tf.TensorShape(placement.global_shape):
+            return placement.take(gradient)
+        if gradient.shape == tf.TensorShape(placement.local_shape):
+            return gradient
+    raise ValueError(
+        "The gradient of a sharded variable must come from `tf.GradientTape.gradient`, or be a "
+        f"dense tensor of the variable's shape. Received: {gradient!r} for '{placement.path}' of "
+        f"shape {placement.global_shape}"
+    )
+
+
+def _whole(gradient, dtype=None, name=None, as_ref=False):
+    """Converts it to a tensor, a collective."""
+    del name, as_ref
+    if dtype is not None and not dtype.is_compatible_with(gradient.dtype):
+        raise TypeError(f"The gradient has the dtype {gradient.dtype}. Received: dtype={dtype!r}")
+    whole = gradient._shard.whole(tf.convert_to_tensor(gradient.local))
+    return tf.ensure_shape(whole, gradient.shape)
+
+
+tf.register_tensor_conversion_function(ShardedGradient, _whole)
+
+
+def _squared_norms(gradients: Sequence[Any], of_parts: Callable) -> list:
+    """The squared norm of each gradient over all ranks, scalars; one collective per set of axes.
+
+    Args:
+        gradients: ShardedGradients, tensors, IndexedSlices, None.
+        of_parts: The values of a ShardedGradient whose squares count.
+    """
+    norms: list[Any] = [None] * len(gradients)
+    by_axes: dict[tuple[str, ...], list[int]] = {}
+    for i, gradient in enumerate(gradients):
+        if gradient is None:
+            continue
+        sharded = isinstance(gradient, ShardedGradient)
+        if sharded:
+            values = of_parts(gradient)
+            by_axes.setdefault(gradient._shard.axes, []).append(i)
+        else:
+            sparse = isinstance(gradient, tf.IndexedSlices)
+            values = gradient.values if sparse else tf.convert_to_tensor(gradient)
+        norms[i] = tf.reduce_sum(tf.square(values))
+    for axes, places in by_axes.items():
+        mesh = gradients[places[0]]._shard.mesh
+        total = tf.stack([tf.cast(norms[i], tf.float32) for i in places])
+        for axis in axes:
+            total = summed(total, mesh.along(axis), f"sok_norms_{axis}")
+        for i, norm in zip(places, tf.unstack(total, len(places)), strict=True):
+            norms[i] = tf.cast(norm, norms[i].dtype)
+    return norms
+
+
+def _occurrences(gradient):
+    """As TensorFlow's clipping has it: each value of a sparse gradient counts by itself."""
+    return gradient.values
+
+
+def _sums(gradient):
+    """As `tf.norm` has it: the values of a row are summed first."""
+    return comm.distinct(gradient.local).values if gradient.sparse else gradient.values
+
+
+_Gradient = typing.Union[ShardedGradient, tf.Tensor, tf.IndexedSlices]  # noqa: UP007 (TensorFlow reads it)
+
+
+@tf.experimental.dispatch_for_api(tf.linalg.global_norm, {"t_list": list[_Gradient]})
+def _global_norm(t_list, name=None):
+    norms = [norm for norm in _squared_norms(t_list, _occurrences) if norm is not None]
+    dtype = norms[0].dtype
+    return tf.sqrt(tf.add_n([tf.cast(norm, dtype) for norm in norms]), name=name)
+
+
+def clip_by_global_norm(t_list, clip_norm, use_norm=None, name=None):
+    """`tf.clip_by_global_norm` of a list in which there may be ShardedGradients and None."""
+    t_list = list(t_list)
+    norm = _global_norm(t_list) if use_norm is None else use_norm
+    # The factor is NaN if the norm is NaN or infinite.
+    factor = clip_norm * tf.minimum(1.0 / norm, tf.cast(1.0 / clip_norm, norm.dtype))
+    factor = tf.identity(factor + (norm - norm), name=name)
+    return [_times(gradient, factor) for gradient in t_list], norm
+
+
+tf.experimental.dispatch_for_api(tf.clip_by_global_norm, {"t_list": list[_Gradient]})(
+    clip_by_global_norm
+)
+
+
+@tf.experimental.dispatch_for_api(tf.clip_by_norm, {"t": ShardedGradient})
+def _clip_by_norm(t, clip_norm, axes=None, name=None):
+    if axes is not None:
+        return tf.clip_by_norm(tf.convert_to_tensor(t), clip_norm, axes, name)
+    (squared,) = _squared_norms([t], _occurrences)
+    clip_norm = tf.cast(clip_norm, t.dtype)
+    factor = clip_norm / tf.maximum(tf.sqrt(squared), clip_norm)
+    return _times(t, tf.identity(factor, name=name))
+
+
+@tf.experimental.dispatch_for_api(tf.norm, {"tensor": ShardedGradient})
+def _norm(tensor, ord="euclidean", axis=None, keepdims=None, name=None):
+    if axis is not None or keepdims or ord not in ("euclidean", 2):
+        return tf.norm(tf.convert_to_tensor(tensor), ord, axis, keepdims, name)
+    (squared,) = _squared_norms([tensor], _sums)
+    return tf.sqrt(squared, name=name)
+
+
+@tf.experimental.dispatch_for_unary_elementwise_apis(ShardedGradient)
+def _unary(function, x):
+    if x.sparse and not _clips_by_value(function):
+        return function(tf.convert_to_tensor(x))
+    return x.with_values(function(x.values))
+
+
+def _clips_by_value(function):
+    """Whether it is `tf.clip_by_value` with its limits, which clips each value of a sparse one."""
+    inside = [cell.cell_contents for cell in function.__closure__ or ()]
+    return any(getattr(value, "__name__", "") == "clip_by_value" for value in inside)
+
+
+@tf.experimental.dispatch_for_binary_elementwise_apis(
+    typing.Union[ShardedGradient, tf.Tensor, int, float],  # noqa: UP007
+    typing.Union[ShardedGradient, tf.Tensor, int, float],  # noqa: UP007
+)
+def _binary(function, x, y):
+    one = x if isinstance(x, ShardedGradient) else y
+    parts = [_operand(value, one) for value in (x, y)]
+    # A row of a sparse gradient may occur several times, so only products with a number are exact.
+    exact = (
+        not one.sparse
+        or (function.__name__ == "multiply" and x is not y)
+        or (function.__name__ in ("divide", "truediv") and one is x)
+    )
+    if exact and all(part is not None for part in parts):
+        return one.with_values(function(*parts))
+    whole = [tf.convert_to_tensor(v) if isinstance(v, ShardedGradient) else v for v in (x, y)]
+    return function(*whole)
+
+
+def _operand(value, one):
+    """What an elementwise function of a gradient's part takes for `value`; None if not known."""
+    if value is one or isinstance(value, (int, float)):
+        return one.values if value is one else value
+    if isinstance(value, ShardedGradient):
+        same = value.key == one.key and not (value.sparse or one.sparse)
+        return value.values if same else None
+    if value.shape.rank == 0:
+        return value
+    whole = value.shape == one.shape and not one.sparse
+    return one._shard.placement.take(value) if whole else None
+
+
+def _times(gradient, factor):
+    if gradient is None:
+        return None
+    if isinstance(gradient, ShardedGradient):
+        return gradient.with_values(gradient.values * tf.cast(factor, gradient.dtype))
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values * tf.cast(factor, gradient.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    gradient = tf.convert_to_tensor(gradient)
+    return gradient * tf.cast(factor, gradient.dtype)

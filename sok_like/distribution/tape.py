@@ -1,0 +1,126 @@
+"""`tf.GradientTape.gradient` under a distribution: of whole batches and whole variables.
+
+A rank's own gradient is that of its samples, and of its shard. Programs that clip gradients or take
+their norm mean those of one process. So the gradients of variables are averaged along the batch
+axis where they are made, and those of shards say what they are (`sharded_gradient.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from sok_like.distribution.sharded_gradient import (
+    ShardedGradient,
+    local_part,
+    sharded_gradient,
+)
+from sok_like.distribution.sharded_variable import shard_of
+from sok_like.lookup.local_variables import is_local, unique_in_graph
+from sok_like.runtime import comm, turns
+from sok_like.table.variable import is_embedding_variable
+
+
+def install() -> None:
+    """Wraps `tf.GradientTape.gradient`, once in a process; other variables' gradients pass."""
+    own = tf.GradientTape.gradient
+    if hasattr(own, "_sok_own"):
+        return
+
+    @functools.wraps(own)
+    def gradient(self, target, sources, *args, **kwargs):
+        gradients = own(self, target, sources, *args, **kwargs)
+        flat = tf.nest.flatten(sources)
+        gradients = completed(tf.nest.flatten(gradients), flat)
+        return tf.nest.pack_sequence_as(sources, list(map(sharded_gradient, gradients, flat)))
+
+    gradient._sok_own = own  # type: ignore[attr-defined]
+    tf.GradientTape.gradient = gradient
+
+
+def put_under(variables: Sequence[Any], distribution: Any, *, distinct: bool = False) -> None:
+    """Remembers the distribution of a model's variables.
+
+    Args:
+        variables: Variables of either Keras.
+        distribution: Theirs.
+        distinct: Whether sparse gradients of theirs have each row once, in one process.
+    """
+    for variable in variables:
+        for face in (variable, getattr(variable, "_value", None)):
+            if face is not None and not is_embedding_variable(face):
+                object.__setattr__(face, "_sok_distribution", distribution)
+                if distinct:
+                    object.__setattr__(face, "_sok_distinct", True)
+
+
+def completed(gradients: Sequence[Any], sources: Sequence[Any], distribution: Any = None) -> list:
+    """Gradients of the whole batch: each is averaged along the batch axis unless it was before.
+
+    Args:
+        gradients: What the tape returned, or the program made of it.
+        sources: Of what. Gradients of anything but variables stay as they are.
+        distribution: Of variables that belong to no model; by default the current one.
+    """
+    result = list(gradients)
+    by_line: dict[Any, list[int]] = {}
+    for i, (gradient, source) in enumerate(zip(gradients, sources, strict=True)):
+        of_source = _distribution_of(source, distribution)
+        if gradient is None or of_source is None:
+            continue
+        line = of_source.mesh.along(of_source.batch_dim_name)
+        if line.world_size > 1 and not _is_complete(gradient, source):
+            by_line.setdefault(line, []).append(i)
+    for line, places in by_line.items():
+        parts = [local_part(gradients[i], sources[i]) for i in places]
+        means = _means(parts, [sources[i] for i in places], line)
+        for i, part, mean in zip(places, parts, means, strict=True):
+            if not isinstance(mean, tf.IndexedSlices):
+                mean = tf.ensure_shape(mean, part.shape)  # Horovod's ops lose it
+            mean._sok_complete = True
+            result[i] = mean
+    return result
+
+
+def _distribution_of(source, default):
+    if not isinstance(source, (tf.Variable, keras.Variable)) or is_embedding_variable(source):
+        return None
+    mine = getattr(source, "_sok_distribution", default)
+    mine = keras.distribution.distribution() if mine is None else mine
+    return mine if hasattr(mine, "mesh") else None
+
+
+def _is_complete(gradient, source):
+    shard = shard_of(source)
+    if shard is None:
+        return is_local(source) or getattr(gradient, "_sok_complete", False)
+    # Reading a variable that is sharded along the batch axis averages its gradient.
+    return shard.over_batch or isinstance(gradient, ShardedGradient)
+
+
+def _means(gradients, sources, line):
+    """The mean along a line of each gradient, a tensor or `tf.IndexedSlices`."""
+    name = unique_in_graph("sok_distribution_gradients")
+
+    def average():
+        dense = [None if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+        means = line.average(dense, name)
+        for i, (gradient, source) in enumerate(zip(gradients, sources, strict=True)):
+            if isinstance(gradient, tf.IndexedSlices):
+                means[i] = _mean_of_slices(gradient, source, line, f"{name}_{i}")
+        return means
+
+    return turns.in_turn(average, name, line)
+
+
+def _mean_of_slices(gradient, source, line, name):
+    """All ranks' rows: as in one process, where a row occurs for each of its ids in the batch."""
+    values = line.all_gather(gradient.values, f"{name}_values")
+    rows = line.all_gather(gradient.indices, f"{name}_rows")
+    values = values / tf.cast(line.world_size, values.dtype)
+    mean = tf.IndexedSlices(values, rows, gradient.dense_shape)
+    return comm.distinct(mean) if getattr(source, "_sok_distinct", False) else mean

@@ -1,0 +1,173 @@
+"""Optimizers on sharded variables, against the same optimizers of Keras alone in one process."""
+
+import tensorflow as tf
+
+from sok_like.distribution.sharded_variable import path_of
+from sok_like.table.keras_variable import is_keras_3
+from tests.checks.distribution_steps import data
+from tests.checks.distribution_use import under
+
+LAYOUTS = {
+    "wide/kernel": (None, "model"),
+    "wide/bias": ("model",),
+    "rows/embeddings": ("model", None),
+    "columns/embeddings": (None, "model"),
+}
+SHAPES = {1: (1, 1), 2: (1, 2), 4: (2, 2)}
+STEPS = 4
+_SMALL = {"epsilon": 1e-3}  # a smaller one makes steps of rounding
+
+
+def optimizers():
+    """Name: (class name, arguments)."""
+    found = {
+        "sgd": ("SGD", {"learning_rate": 0.1}),
+        "sgd nesterov": ("SGD", {"learning_rate": 0.1, "momentum": 0.9, "nesterov": True}),
+        "rmsprop": ("RMSprop", {"centered": True, "momentum": 0.5, **_SMALL}),
+        "adam": ("Adam", {"learning_rate": 0.01, "amsgrad": True, **_SMALL}),
+        "adamw": ("AdamW", {"learning_rate": 0.01, "weight_decay": 0.1, **_SMALL}),
+        "adadelta": ("Adadelta", {"learning_rate": 1.0, **_SMALL}),
+        "adagrad": ("Adagrad", {"learning_rate": 0.1}),
+        "adamax": ("Adamax", {"learning_rate": 0.01, **_SMALL}),
+        "nadam": ("Nadam", {"learning_rate": 0.01, **_SMALL}),
+        "ftrl": ("Ftrl", {"learning_rate": 0.1}),
+        "lion": ("Lion", {"learning_rate": 0.01}),
+        "clipnorm": ("SGD", {"learning_rate": 0.1, "clipnorm": 0.05}),
+        "global_clipnorm": ("SGD", {"learning_rate": 0.1, "global_clipnorm": 0.05}),
+        "clipvalue": ("SGD", {"learning_rate": 0.1, "clipvalue": 0.01}),
+        "use_ema": ("SGD", {"learning_rate": 0.1, "use_ema": True, "ema_momentum": 0.5}),
+    }
+    if is_keras_3():
+        steps = {"learning_rate": 0.1, "gradient_accumulation_steps": 2}
+        overwrite = {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2}
+        found["accumulated"] = ("SGD", steps)
+        found["accumulated, clipped"] = ("SGD", {**steps, "global_clipnorm": 0.05})
+        found["ema overwrites"] = ("Adam", {**found["adam"][1], **overwrite})
+    return found
+
+
+def checks(world_size):
+    found = {}
+    if world_size in SHAPES:
+        found["each"] = lambda: each(SHAPES[world_size])
+    if world_size == 2:
+        found.update({f.__name__: f for f in (compiled, mixed, unsharded, refused)})
+    return found
+
+
+def make(kind, options):
+    return getattr(tf.keras.optimizers, kind)(**options)
+
+
+def make_model(dtype=None):
+    layers = tf.keras.layers
+    tf.keras.utils.set_random_seed(3)
+    numbers, ids = layers.Input([6]), layers.Input([3], dtype="int64")
+    hidden = layers.Dense(5, "tanh", name="wide", dtype=dtype)(numbers)
+    rows = layers.Flatten(dtype=dtype)(layers.Embedding(9, 3, name="rows", dtype=dtype)(ids))
+    columns = layers.Embedding(9, 3, name="columns", dtype=dtype)(ids)
+    hidden = layers.Concatenate(dtype=dtype)([hidden, rows, layers.Flatten(dtype=dtype)(columns)])
+    hidden = layers.Dense(4, "relu", name="narrow", dtype=dtype)(hidden)
+    return tf.keras.Model([numbers, ids], layers.Dense(1, name="head", dtype="float32")(hidden))
+
+
+def weights_of(model):
+    return {path_of(v): v.numpy() for v in model.variables}
+
+
+def steps(optimizer):
+    """Eager steps, in which the ids of a batch repeat, and the weights after them."""
+    model = make_model()
+    inputs, target = data()
+    for _ in range(STEPS):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(list(inputs), training=True) - target) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    optimizer.finalize_variable_values(model.trainable_variables)
+    return weights_of(model)
+
+
+def each(shape):
+    def body(dist):
+        of = dist.distribution().optimizer
+        return {name: steps(of(make(*given))) for name, given in optimizers().items()}
+
+    expected = {name: steps(make(*given)) for name, given in optimizers().items()}
+    return {"expected": expected, "sharded": under(shape, body, LAYOUTS)}
+
+
+def fitted(optimizer, dtype=None):
+    model = make_model(dtype)
+    model.compile(optimizer=optimizer, loss="mse", jit_compile=False)
+    inputs, target = data()
+    model.fit(list(inputs), target, batch_size=4, epochs=2, shuffle=False, verbose=0)
+    return weights_of(model)
+
+
+def compiled():
+    """`compile` and `fit` with Keras' default, by name, and with a norm."""
+    given = {"default": lambda: "rmsprop", "clipped": lambda: make("Adam", {"clipnorm": 0.01})}
+
+    def run(dist=None):
+        return {name: fitted(optimizer()) for name, optimizer in given.items()}
+
+    return {"expected": run(), "sharded": under((1, 2), run, LAYOUTS)}
+
+
+def mixed():
+    """Mixed precision, with a loss scale that is too large in the first steps of mixed_float16."""
+
+    def run(shape):
+        found = {"mixed_bfloat16": fitted(make("SGD", {"learning_rate": 0.1}), "mixed_bfloat16")}
+        scaling = tf.keras.optimizers if is_keras_3() else tf.keras.mixed_precision
+        for scale in (2.0**8, 2.0**30) if shape == (1, 2) else (2.0**30,):
+            optimizer = scaling.LossScaleOptimizer(
+                make("SGD", {"learning_rate": 0.1, "global_clipnorm": 0.5}), initial_scale=scale
+            )
+            found[f"mixed_float16, {scale}"] = fitted(optimizer, "mixed_float16")
+        return found
+
+    sharded = {
+        str(shape): under(shape, lambda dist, shape=shape: run(shape), LAYOUTS)
+        for shape in ((1, 2), (2, 1))
+    }
+    return {"expected": run((1, 2)), **sharded}
+
+
+WHOLE = ("Adafactor", "Lamb", "Muon")
+
+
+def whole_ones():
+    return [name for name in WHOLE if hasattr(tf.keras.optimizers, name)]
+
+
+def unsharded():
+    """Optimizers that need whole variables, where all are whole."""
+
+    def run(dist=None):
+        of = dist.distribution().optimizer if dist else lambda optimizer: optimizer
+        return {name: steps(of(make(name, {"learning_rate": 0.01}))) for name in whole_ones()}
+
+    return {"expected": run(), "sharded": under((2, 1), run, {"wide/kernel": (None, "model")})}
+
+
+def refused():
+    """What `compile` says of optimizers that need whole variables."""
+
+    class Own(tf.keras.optimizers.Adam):
+        def update_step(self, *args, **kwargs):
+            return super().update_step(*args, **kwargs)
+
+    def said(optimizer):
+        try:
+            make_model().compile(optimizer=optimizer, loss="mse")
+        except ValueError as error:
+            return str(error)
+        return "nothing"
+
+    def body(dist):
+        found = {name: said(make(name, {})) for name in whole_ones()}
+        return {**found, "Own": said(Own(0.1))}
+
+    return under((1, 2), body, LAYOUTS)
