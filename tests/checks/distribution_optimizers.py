@@ -99,7 +99,8 @@ def each(shape):
 
 def fitted(optimizer, dtype=None):
     model = make_model(dtype)
-    model.compile(optimizer=optimizer, loss="mse", jit_compile=False)
+    # Eager steps where there are many models: tracing takes most of the time.
+    model.compile(optimizer=optimizer, loss="mse", jit_compile=False, run_eagerly=dtype is not None)
     inputs, target = data()
     model.fit(list(inputs), target, batch_size=4, epochs=2, shuffle=False, verbose=0)
     return weights_of(model)

@@ -390,7 +390,10 @@ def explicit():
     def body(dist):
         mesh = dist.distribution().device_mesh
         own = keras.Variable(
-            np.arange(10.0).reshape(5, 2), layout=dist.TensorLayout(("model", None), mesh)
+            lambda shape, dtype: tf.reshape(tf.range(10.0), shape),
+            shape=(5, 2),
+            dtype="float32",
+            layout=dist.TensorLayout(("model", None), mesh),
         )
         layout = dist.distribution().get_tensor_layout("dense/output")
         x, _ = samples()
