@@ -5,7 +5,6 @@ import pytest
 
 from sok_like import distribution as dist
 from sok_like.distribution.placement import Placement, shard_bounds
-from sok_like.table.keras_variable import is_keras_3
 
 pytestmark = pytest.mark.keras
 
@@ -108,11 +107,21 @@ def test_devices_and_tensors_of_one_rank(sok):
         dist.distribute_tensor(whole, dist.TensorLayout((None, None)))
 
 
-def test_optimizer_that_needs_whole_variables_is_refused(sok):
-    import keras
-
+def test_name_of_an_optimizer_is_refused(sok):
     with pytest.raises(TypeError, match="Keras optimizer is required"):
         dist.DataParallel().optimizer("adam")
-    if is_keras_3():
-        with pytest.raises(ValueError, match="Received: Lamb"):
-            dist.DataParallel().optimizer(keras.optimizers.Lamb())
+
+
+def test_mesh_and_classes_are_those_of_keras(sok):
+    mesh = dist.DeviceMesh((1, 1), ["batch", "model"])
+    assert mesh.axis_names == ["batch", "model"] and dist.get_device_count() == 1
+    assert dist.DataParallel().device_mesh.axis_names == ["batch"]
+    layout_map = dist.LayoutMap(mesh)
+    layout_map["dense/output"] = ("batch", None)
+    parallel = dist.ModelParallel(layout_map=layout_map)
+    assert parallel.get_tensor_layout("dense/output").axes == ("batch", None)
+    assert parallel.get_tensor_layout("other/output") is None
+    assert parallel.get_data_layout((4, 2, 2)).axes == ("batch", None, None)
+    with dist.Distribution(mesh).scope():
+        assert type(dist.distribution()) is dist.Distribution
+    assert dist.distribution() is None
