@@ -30,7 +30,7 @@ def test_mixed_precision_is_that_of_one_process(rank_results, shape):
             for path, found in weights.items():
                 # Terms of 8 (bfloat16) or 11 bits are added in another order.
                 expected = result["expected"][name][path]
-                np.testing.assert_allclose(found, expected, atol=1e-2, err_msg=f"{name} {path}")
+                np.testing.assert_allclose(found, expected, atol=5e-3, err_msg=f"{name} {path}")
 
 
 def test_optimizers_of_whole_variables_train_whole_ones(rank_results):
