@@ -39,6 +39,7 @@ from sok_like.group_embedding.lookup_sparse import (
 )
 from sok_like.group_embedding.multihash import get_multihash_variable
 from sok_like.group_embedding.strategy import enable_distributed_strategy
+from sok_like.optimizers import deeprec as optimizers
 from sok_like.optimizers.scope import train_tables
 from sok_like.table import policies
 
@@ -125,6 +126,15 @@ def _added() -> list[tuple[Any, str, Any]]:
             )
         ),
         *(("feature_column", name, function) for name, function in _REFUSED_COLUMNS.items()),
+        *(
+            ("train", name, getattr(optimizers, name))
+            for name in (
+                "AdagradDecayOptimizer",
+                "AdagradDecayOptimizerV2",
+                "AdamAsyncOptimizer",
+                "AdamWOptimizer",
+            )
+        ),
         ("nn", "group_embedding_lookup", group_embedding_lookup),
         ("nn", "group_embedding_lookup_sparse", group_embedding_lookup_sparse),
     ]
@@ -165,6 +175,9 @@ def install() -> None:
     `feature_column.shared_embedding_columns`, `feature_column.input_layer`,
     `feature_column.linear_model` and `train.Optimizer.apply_gradients`.
 
+    From then on options count occurrences: `EmbeddingVariableOption(count="occurrences")` is the
+    default until `uninstall`.
+
     Raises:
         RuntimeError: one of the names to be added is in use. Then nothing is changed.
     """
@@ -177,6 +190,7 @@ def install() -> None:
             )
     for module, name, value in places:
         setattr(module, name, value)
+    policies.set_default_count("occurrences")
     if _replaced:
         return
     for module, name, wrap in _wrapped():
@@ -195,6 +209,7 @@ def uninstall() -> None:
         if getattr(module, name) is wrapper:
             setattr(module, name, stock)
     _replaced.clear()
+    policies.set_default_count("lookups")
 
 
 # ---- wrappers of TensorFlow's functions, for groups and tables ----

@@ -19,6 +19,10 @@ COLUMNS = (
     *("categorical_column_with_embedding", "group_embedding_column_scope"),
     *("sequence_categorical_column_with_embedding", "sparse_column_with_embedding"),
 )
+OPTIMIZERS = (
+    *("AdagradDecayOptimizer", "AdagradDecayOptimizerV2"),
+    *("AdamAsyncOptimizer", "AdamWOptimizer"),
+)
 REFUSED = [  # names that say what to use instead
     ("", "get_dynamic_dimension_embedding_variable", "group_embedding_lookup_sparse"),
     ("feature_column", "categorical_column_with_adaptive_embedding", "CounterFilter"),
@@ -31,6 +35,7 @@ ADDED = [
         ("", ("get_embedding_variable", "get_multihash_variable", *OPTIONS)),
         ("config.experimental", ("enable_distributed_strategy", "enable_group_embedding")),
         ("feature_column", COLUMNS),
+        ("train", OPTIMIZERS),
         *((path, (name,)) for path, name, _ in REFUSED),
         ("nn", ("group_embedding_lookup", "group_embedding_lookup_sparse")),
     )
@@ -70,7 +75,9 @@ def deeprec(sok):
 
 def test_installs_and_takes_back(sok, deeprec):
     assert not any(held(ADDED))
-    homes = {"feature_column": sok.feature_column}
+    from sok_like.optimizers import deeprec as optimizers
+
+    homes = {"feature_column": sok.feature_column, "train": optimizers}
     right = [getattr(homes.get(path, sok), name, None) for _, path, name in ADDED]
     for _ in range(2):
         deeprec.install()

@@ -36,7 +36,7 @@ CALLABLES = {
     "CounterFilter": "filter_freq=0, *, max_waiting=None",
     "EmbeddingVariableOption": "ht_type='', ht_partition_num=1000, evict_option=None, ckpt=None, "
     "filter_option=None, storage_option=None, init_option=None, *, evicted_buffer_size=0, "
-    "record_statistics=False",
+    "record_statistics=False, count=None",
     "GlobalStepEvict": "steps_to_live=None",
     "InitializerOption": "initializer=None, default_value_dim=4096, "
     "default_value_no_permission=0.0",

@@ -12,7 +12,7 @@ namespace sok {
 // A key that a filter keeps waiting.
 struct WaitingKey {
   uint64_t key = 0;
-  int64_t count = 0;       // training lookups, those of one step counted once
+  int64_t count = 0;       // training lookups, those of one step counted once; or occurrences
   int64_t last_step = -1;  // -1: not known
 };
 
@@ -32,7 +32,8 @@ inline int64_t PutForgottenFirst(int64_t most, std::vector<WaitingKey>* keys) {
 
 struct KeyRecord {
   uint64_t key = 0;
-  int64_t frequency = 0;   // training lookups that contained the key, those of a step counted once
+  int64_t frequency = 0;   // training lookups with the key, those of a step counted once; or its
+                           // occurrences in them
   int64_t last_step = -1;  // of the last such lookup, or of when it was written; -1: no key here
 };
 

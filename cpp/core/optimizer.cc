@@ -17,7 +17,8 @@ constexpr KindName kKinds[] = {
     {OptimizerKind::kSgd, "sgd"},         {OptimizerKind::kMomentum, "momentum"},
     {OptimizerKind::kAdagrad, "adagrad"}, {OptimizerKind::kRowWiseAdagrad, "rowwise_adagrad"},
     {OptimizerKind::kAdam, "adam"},       {OptimizerKind::kLazyAdam, "lazy_adam"},
-    {OptimizerKind::kFtrl, "ftrl"},
+    {OptimizerKind::kFtrl, "ftrl"},       {OptimizerKind::kAdagradDecay, "adagrad_decay"},
+    {OptimizerKind::kRmsprop, "rmsprop"},
 };
 
 // Above this the momentum of an idle row takes more than 55,000 steps to die out, and the history
@@ -44,7 +45,7 @@ OptimizerKind ParseOptimizerKind(const std::string& name) {
   }
   throw std::invalid_argument(
       "The optimizer rule must be one of sgd, momentum, adagrad, rowwise_adagrad, adam, "
-      "lazy_adam, ftrl. Received: '" +
+      "lazy_adam, ftrl, adagrad_decay, rmsprop. Received: '" +
       name + "'");
 }
 
@@ -74,6 +75,21 @@ void OptimizerOptions::Validate() const {
       Require(beta_1 >= 0.0f && beta_1 <= kMaxDecay, "beta_1", kDecay, beta_1);
       Require(beta_2 >= 0.0f && beta_2 < 1.0f, "beta_2", "in [0, 1)", beta_2);
       Require(finite_from_zero(epsilon), "epsilon", kFromZero, epsilon);
+      Require(row_weight_decay >= 0.0f && row_weight_decay < 1.0f, "row_weight_decay", "in [0, 1)",
+              row_weight_decay);
+      Require(row_weight_decay == 0.0f || (kind == OptimizerKind::kLazyAdam && !amsgrad),
+              "row_weight_decay", "0 but for lazy_adam without amsgrad", row_weight_decay);
+      break;
+    case OptimizerKind::kRmsprop:
+      Require(beta_1 >= 0.0f && beta_1 < 1.0f, "beta_1", "in [0, 1)", beta_1);
+      Require(beta_2 >= 0.0f && beta_2 < 1.0f, "beta_2", "in [0, 1)", beta_2);
+      Require(finite_from_zero(epsilon), "epsilon", kFromZero, epsilon);
+      break;
+    case OptimizerKind::kAdagradDecay:
+      Require(std::isfinite(initial_accumulator) && initial_accumulator > 0.0f,
+              "initial_accumulator", "a finite positive number", initial_accumulator);
+      Require(decay_steps > 0, "decay_steps", "positive", static_cast<float>(decay_steps));
+      Require(decay_rate > 0.0f && decay_rate < 1.0f, "decay_rate", "in (0, 1)", decay_rate);
       break;
     case OptimizerKind::kAdagrad:
     case OptimizerKind::kRowWiseAdagrad:
@@ -118,6 +134,17 @@ std::string OptimizerOptions::ToString() const {
       add("beta_2", Text(beta_2));
       add("epsilon", Text(epsilon));
       add("amsgrad", flag(amsgrad));
+      if (row_weight_decay > 0.0f) add("row_weight_decay", Text(row_weight_decay));
+      break;
+    case OptimizerKind::kRmsprop:
+      add("beta_1", Text(beta_1));
+      add("beta_2", Text(beta_2));
+      add("epsilon", Text(epsilon));
+      break;
+    case OptimizerKind::kAdagradDecay:
+      add("initial_accumulator", Text(initial_accumulator));
+      add("decay_steps", std::to_string(decay_steps));
+      add("decay_rate", Text(decay_rate));
       break;
     case OptimizerKind::kAdagrad:
     case OptimizerKind::kRowWiseAdagrad:

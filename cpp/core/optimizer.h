@@ -9,6 +9,8 @@
 //     Adam, LazyAdam      [ row dim | momentum dim | velocity dim ]
 //       amsgrad           [ row dim | momentum dim | velocity dim | velocity_hat dim ]
 //     Ftrl                [ row dim | accumulator dim | linear dim ]
+//     AdagradDecay        [ row dim | accumulator dim | decays dim ]
+//     Rmsprop             [ row dim | momentum dim | velocity dim ]
 //     owing steps         [ ...                                     | last_step 1 ]
 //
 // Each rule is a small struct of the numbers of one step, with an `Update` that host and device
@@ -30,8 +32,19 @@
 
 namespace sok {
 
-enum class OptimizerKind { kSgd, kMomentum, kAdagrad, kRowWiseAdagrad, kAdam, kLazyAdam, kFtrl };
-// "sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "lazy_adam", "ftrl"
+enum class OptimizerKind {
+  kSgd,
+  kMomentum,
+  kAdagrad,
+  kRowWiseAdagrad,
+  kAdam,
+  kLazyAdam,
+  kFtrl,
+  kAdagradDecay,
+  kRmsprop,
+};
+// "sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "lazy_adam", "ftrl", "adagrad_decay",
+// "rmsprop"
 OptimizerKind ParseOptimizerKind(const std::string& name);
 const char* OptimizerKindName(OptimizerKind kind);
 
@@ -46,13 +59,18 @@ struct OptimizerOptions {
   // kMomentum: true is TF1's a = momentum a + g, w -= lr a; false Keras' v = momentum v - lr g,
   // w += v. They differ once the learning rate changes.
   bool momentum_before_rate = false;
-  float beta_1 = 0.9f;  // kAdam, kLazyAdam, in [0, 0.9995]
+  float beta_1 = 0.9f;  // kAdam, kLazyAdam, in [0, 0.9995]; kRmsprop, of its momentum
   float beta_2 = 0.999f;
   // Adam: added to sqrt(v). Adagrad: inside the square root as Keras 3 does, 0 for TF1.
-  // RowWiseAdagrad: added to the square root, as FBGEMM does.
+  // RowWiseAdagrad: added to the square root, as FBGEMM does. Rmsprop: inside it, as TF1 does.
   float epsilon = 1e-7f;
-  bool amsgrad = false;              // kAdam, kLazyAdam
-  float initial_accumulator = 0.1f;  // kAdagrad, kRowWiseAdagrad, kFtrl
+  bool amsgrad = false;  // kAdam, kLazyAdam
+  // kLazyAdam without amsgrad: the rows of the batch *= 1 - row_weight_decay * alpha before the
+  // update (DeepRec's AdamW on its EmbeddingVariables).
+  float row_weight_decay = 0.0f;
+  float initial_accumulator = 0.1f;  // kAdagrad, kRowWiseAdagrad, kFtrl, kAdagradDecay
+  int64_t decay_steps = 100000;      // kAdagradDecay: steps between two decays of accumulators
+  float decay_rate = 0.9f;           // kAdagradDecay, in (0, 1)
   float l1 = 0.0f;                   // kFtrl
   float l2 = 0.0f;
   float l2_shrinkage = 0.0f;
@@ -120,6 +138,29 @@ struct AdagradRule {
   }
 };
 
+// At the first update of a row after each `decay_steps` steps: acc = max(decay_rate acc, initial).
+// Then as Adagrad, without epsilon. A row that missed several decays makes one at each of its next
+// updates.   (DeepRec's AdagradDecay)
+struct AdagradDecayRule {
+  static constexpr int kSlots = 2;
+  float learning_rate;
+  float decay_rate;
+  float initial_accumulator;
+  float due;  // decays that the steps so far ask for
+
+  SOK_HD void Update(float g, float* x, int64_t dim) const {
+    float accumulator = x[dim];
+    if (due > x[2 * dim]) {
+      const float decayed = accumulator * decay_rate;
+      accumulator = decayed < initial_accumulator ? initial_accumulator : decayed;
+      x[2 * dim] += 1.0f;
+    }
+    accumulator += g * g;
+    x[dim] = accumulator;
+    x[0] -= learning_rate * g / std::sqrt(accumulator);
+  }
+};
+
 // acc += mean(g^2) over the row; w -= lr g / (sqrt(acc) + epsilon)   (as FBGEMM defines it)
 struct RowWiseAdagradRule {
   float learning_rate;
@@ -147,6 +188,37 @@ struct AdamRule {
     x[dim] = m;
     x[2 * dim] = v;
     x[0] -= alpha * m / (std::sqrt(v) + epsilon);
+  }
+};
+
+// w *= keep, then Adam: decoupled weight decay of the rows in the batch   (Loshchilov and Hutter,
+// 2019; DeepRec's w -= alpha (m / (sqrt(v) + epsilon) + weight_decay w))
+struct AdamWRule {
+  static constexpr int kSlots = 2;
+  AdamRule adam;
+  float keep;  // 1 - weight_decay alpha
+
+  SOK_HD void Update(float g, float* x, int64_t dim) const {
+    x[0] *= keep;
+    adam.Update(g, x, dim);
+  }
+};
+
+// v += (1 - beta_2) (g^2 - v); m = beta_1 m + lr g / sqrt(v + epsilon); w -= m
+// (Tieleman and Hinton, 2012, with momentum as TF1 has it)
+struct RmspropRule {
+  static constexpr int kSlots = 2;
+  float learning_rate;
+  float beta_1;
+  float one_minus_beta_2;
+  float epsilon;
+
+  SOK_HD void Update(float g, float* x, int64_t dim) const {
+    const float v = x[2 * dim] + one_minus_beta_2 * (g * g - x[2 * dim]);
+    const float m = beta_1 * x[dim] + learning_rate * g / std::sqrt(v + epsilon);
+    x[dim] = m;
+    x[2 * dim] = v;
+    x[0] -= m;
   }
 };
 

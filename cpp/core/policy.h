@@ -11,6 +11,10 @@
 // each counted once. So what a key was seen, and the table's step (its training lookups so far), do
 // not depend on how a batch was spread over ranks or threads.
 //
+// With `count_occurrences` a key is counted as often as it occurs, as DeepRec does, and a key reads
+// its row only in lookups that find it seen filter_freq times already: the lookup that brings it
+// there makes the row, which its gradient moves, and still reads `no_permission`.
+//
 // Bloom filter: with n keys and false positive probability p, m = -n ln(p) / ln(2)^2 counters of
 // which a key uses k = m / n ln(2) (B. Bloom, "Space/time trade-offs in hash coding with allowable
 // errors", 1970; counters: L. Fan et al., "Summary cache", 2000).
@@ -34,7 +38,8 @@ enum class ScoreKind {
 ScoreKind ParseScoreKind(const std::string& name);  // "", "lru", "lfu", "custom"
 
 struct PolicyOptions {
-  bool record = false;  // keep records though no policy needs them
+  bool record = false;             // keep records though no policy needs them
+  bool count_occurrences = false;  // false: a key counts once a lookup
   // Admission.
   int64_t filter_freq = 0;          // 0 and 1: every key is admitted
   int64_t max_waiting = 0;          // keys that the exact filter may keep; 0: no bound

@@ -39,6 +39,17 @@ inline AdamRule MakeAdamRule(const OptimizerOptions& options, float learning_rat
   return rule;
 }
 
+inline AdagradDecayRule MakeAdagradDecayRule(const OptimizerOptions& options, float learning_rate,
+                                             int64_t step) {
+  return {learning_rate, options.decay_rate, options.initial_accumulator,
+          static_cast<float>(step / options.decay_steps)};
+}
+
+inline RmspropRule MakeRmspropRule(const OptimizerOptions& options, float learning_rate) {
+  return {learning_rate, options.beta_1, static_cast<float>(1.0 - AsWritten(options.beta_2)),
+          options.epsilon};
+}
+
 template <bool kSquareRoot>
 FtrlRule<kSquareRoot> MakeFtrlRule(const OptimizerOptions& options, float learning_rate) {
   const float l2 = options.l2 + options.beta / (2.0f * learning_rate);
@@ -60,11 +71,18 @@ void WithRule(const OptimizerOptions& options, float learning_rate, int64_t step
     case OptimizerKind::kAdam:
     case OptimizerKind::kLazyAdam: {
       const AdamRule rule = MakeAdamRule(options, learning_rate, step);
+      if (options.row_weight_decay > 0.0f) {
+        return f(AdamWRule{rule, 1.0f - options.row_weight_decay * rule.alpha});
+      }
       return options.amsgrad ? f(AmsgradRule{rule}) : f(rule);
     }
     case OptimizerKind::kFtrl:
       return options.learning_rate_power == -0.5f ? f(MakeFtrlRule<true>(options, learning_rate))
                                                   : f(MakeFtrlRule<false>(options, learning_rate));
+    case OptimizerKind::kAdagradDecay:
+      return f(MakeAdagradDecayRule(options, learning_rate, step));
+    case OptimizerKind::kRmsprop:
+      return f(MakeRmspropRule(options, learning_rate));
   }
 }
 

@@ -28,6 +28,12 @@ std::vector<SlotVariableSpec> OptimizerSlots(const OptimizerOptions& options, in
       slots = {{"momentum", dim, 0.0f, true}, {"velocity", dim, 0.0f, true}};
       if (options.amsgrad) slots.push_back({"velocity_hat", dim, 0.0f, true});
       break;
+    case OptimizerKind::kAdagradDecay:
+      slots = {{"accumulator", dim, initial, true}, {"decays", dim, 0.0f, true}};
+      break;
+    case OptimizerKind::kRmsprop:
+      slots = {{"momentum", dim, 0.0f, true}, {"velocity", dim, 0.0f, true}};
+      break;
     case OptimizerKind::kFtrl:
       slots = {{"accumulator", dim, initial, true}, {"linear", dim, 0.0f, true}};
       break;

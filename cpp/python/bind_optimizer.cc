@@ -45,7 +45,13 @@ OptimizerOptions OptionsFromKeywords(const std::string& rule, const py::kwargs& 
     number("beta_2", options.beta_2);
     number("epsilon", options.epsilon);
     flag("amsgrad", options.amsgrad);
+    number("row_weight_decay", options.row_weight_decay);
     number("initial_accumulator", options.initial_accumulator);
+    if (name == "decay_steps") {
+      options.decay_steps = item.second.cast<int64_t>();
+      known = true;
+    }
+    number("decay_rate", options.decay_rate);
     number("l1", options.l1);
     number("l2", options.l2);
     number("l2_shrinkage", options.l2_shrinkage);

@@ -117,6 +117,8 @@ PolicyOptions ParsePolicy(const py::dict& fields) {
     const std::string name = py::cast<std::string>(key);
     if (name == "record") {
       policy.record = py::cast<bool>(value);
+    } else if (name == "count_occurrences") {
+      policy.count_occurrences = py::cast<bool>(value);
     } else if (name == "filter_freq") {
       policy.filter_freq = py::cast<int64_t>(value);
     } else if (name == "max_waiting") {

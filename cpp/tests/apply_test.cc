@@ -14,10 +14,10 @@
 namespace sok {
 namespace {
 
-constexpr OptimizerKind kKinds[] = {OptimizerKind::kSgd,      OptimizerKind::kMomentum,
-                                    OptimizerKind::kAdagrad,  OptimizerKind::kAdam,
-                                    OptimizerKind::kLazyAdam, OptimizerKind::kRowWiseAdagrad,
-                                    OptimizerKind::kFtrl};
+constexpr OptimizerKind kKinds[] = {
+    OptimizerKind::kSgd,  OptimizerKind::kMomentum,     OptimizerKind::kAdagrad,
+    OptimizerKind::kAdam, OptimizerKind::kLazyAdam,     OptimizerKind::kRowWiseAdagrad,
+    OptimizerKind::kFtrl, OptimizerKind::kAdagradDecay, OptimizerKind::kRmsprop};
 
 TableOptions Options(int64_t dim) {
   TableOptions options;

@@ -7,7 +7,6 @@
 // An op that fails on data still produces a message, one that carries the reason (message.h); the
 // error is raised behind the exchange, on every rank.
 #include <algorithm>
-#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "cpp/core/cpu/apply.h"
@@ -42,6 +41,7 @@ REGISTER_OP("SokRoute")
     .Attr("batch_multiples: list(int)")
     .Attr("owners: list(int) = []")
     .Attr("row_offsets: list(int) = []")
+    .Attr("counted: list(bool) = []")
     .SetShapeFn([](InferenceContext* c) {
       int world_size, n;
       TF_RETURN_IF_ERROR(c->GetAttr("world_size", &world_size));
@@ -58,7 +58,8 @@ REGISTER_OP("SokRoute")
         "owners, the keys are rows of dense tables of key_limits rows, and what is sent are the "
         "places of those rows: a table's owner, -1 where its rows are laid over all ranks, or -2 "
         "for the keys of a hash table, which stay as they are. The first of the problems that is "
-        "not empty is sent instead, as this rank's failure. SokStampCall says whose call it is.");
+        "not empty is sent instead, as this rank's failure. Keys of tables that are counted travel "
+        "with how often they occur. SokStampCall says whose call it is.");
 
 class RouteOp : public OpKernel {
  public:
@@ -66,6 +67,9 @@ class RouteOp : public OpKernel {
     OP_REQUIRES_OK(ctx, features_.Init(ctx));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
     OP_REQUIRES_OK(ctx, GetPlacements(ctx, features_, world_size_, &placements_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("counted", &counted_));
+    OP_REQUIRES(ctx, counted_.empty() || counted_.size() == static_cast<size_t>(features_.size()),
+                absl::InvalidArgumentError("counted must be empty or have one item per table"));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -105,7 +109,7 @@ class RouteOp : public OpKernel {
         });
       });
     }
-    if (status.ok()) status = Write(ctx, ex, routes, call, counts);
+    if (status.ok()) status = Write(ctx, ex, routes, inverses, call, counts);
     if (!status.ok()) {
       counts->flat<int64_t>().setZero();
       for (Tensor* inv : inverses) inv->flat<int32_t>().setZero();
@@ -115,9 +119,11 @@ class RouteOp : public OpKernel {
 
  private:
   absl::Status Write(OpKernelContext* ctx, Executor& ex,
-                     const std::vector<std::unique_ptr<Route>>& routes, const Call& call,
-                     Tensor* counts) const {
+                     const std::vector<std::unique_ptr<Route>>& routes,
+                     const std::vector<Tensor*>& inverses, const Call& call, Tensor* counts) const {
     const int64_t n = routes.size();
+    std::vector<std::vector<int64_t>> occurrences(n);  // of unique keys, where they count
+    const auto is_counted = [this](int64_t i) { return !counted_.empty() && counted_[i]; };
     auto count = counts->matrix<int64_t>();
     std::vector<int64_t> words(world_size_, kHeadWords<int64_t> + n);
     std::vector<std::vector<uint64_t>> unique(n);
@@ -127,8 +133,12 @@ class RouteOp : public OpKernel {
       const std::vector<int64_t>& offsets = routes[i]->owner_offsets();
       for (int64_t r = 0; r < world_size_; ++r) {
         count(r, i) = offsets[r + 1] - offsets[r];
-        words[r] += count(r, i);
+        words[r] += count(r, i) * (is_counted(i) ? 2 : 1);
       }
+      if (!is_counted(i)) continue;
+      occurrences[i].resize(unique[i].size());
+      const auto inverse = inverses[i]->flat<int32_t>();
+      for (int64_t k = 0; k < inverse.size(); ++k) ++occurrences[i][inverse(k)];
     }
     int64_t total = 0;
     for (int64_t r = 0; r < world_size_; ++r) {
@@ -143,10 +153,11 @@ class RouteOp : public OpKernel {
       splits->flat<int32_t>()(r) = words[r];
       WriteHead(call, out);
       out += kHeadWords<int64_t>;
-      for (int64_t i = 0; i < n; ++i) *out++ = count(r, i);
+      for (int64_t i = 0; i < n; ++i) *out++ = count(r, i) + (is_counted(i) ? kCounted : 0);
       for (int64_t i = 0; i < n; ++i) {
-        std::memcpy(out, unique[i].data() + routes[i]->owner_offsets()[r], count(r, i) * 8);
-        out += count(r, i);
+        const int64_t first = routes[i]->owner_offsets()[r];
+        out = std::copy_n(unique[i].data() + first, count(r, i), out);
+        if (is_counted(i)) out = std::copy_n(occurrences[i].data() + first, count(r, i), out);
       }
     }
     return absl::OkStatus();
@@ -155,6 +166,7 @@ class RouteOp : public OpKernel {
   FeatureAttrs features_;
   int64_t world_size_;
   std::vector<RowPlacement> placements_;  // none: keys go to key % world_size as they are
+  std::vector<bool> counted_;             // none: no table's keys
 };
 REGISTER_KERNEL_BUILDER(Name("SokRoute").Device(tensorflow::DEVICE_CPU), RouteOp);
 
@@ -229,7 +241,8 @@ class GatherRowsOp : public OpKernel {
         splits.flat<int32_t>()(r) = words[r];
         for (int64_t i = 0; i < n; ++i) {
           const KeySegment& segment = segments[r][i];
-          requests.push_back({&tables[i]->table(), segment.keys, segment.num_keys, out});
+          requests.push_back(
+              {&tables[i]->table(), segment.keys, segment.num_keys, segment.occurrences, out});
           out += segment.num_keys * tables[i]->table().dim();
         }
       }

@@ -15,7 +15,10 @@ absl::Status ReadOptimizer(OpKernelConstruction* ctx, OptimizerOptions* options)
   TF_RETURN_IF_ERROR(ctx->GetAttr("beta_2", &options->beta_2));
   TF_RETURN_IF_ERROR(ctx->GetAttr("epsilon", &options->epsilon));
   TF_RETURN_IF_ERROR(ctx->GetAttr("amsgrad", &options->amsgrad));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("row_weight_decay", &options->row_weight_decay));
   TF_RETURN_IF_ERROR(ctx->GetAttr("initial_accumulator", &options->initial_accumulator));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("decay_steps", &options->decay_steps));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("decay_rate", &options->decay_rate));
   TF_RETURN_IF_ERROR(ctx->GetAttr("l1", &options->l1));
   TF_RETURN_IF_ERROR(ctx->GetAttr("l2", &options->l2));
   TF_RETURN_IF_ERROR(ctx->GetAttr("l2_shrinkage", &options->l2_shrinkage));

@@ -23,6 +23,7 @@ REGISTER_OP("SokTableHandle")
     .Attr("initializer_seed: int = 0")
     .Attr("default_rows: list(float) = []")
     .Attr("record: bool = false")
+    .Attr("count_occurrences: bool = false")
     .Attr("filter_freq: int = 0")
     .Attr("max_waiting: int = 0")
     .Attr("bloom_max_keys: int = 0")
@@ -71,6 +72,7 @@ absl::Status TableAttrs::Init(OpKernelConstruction* ctx) {
   std::string score;
   float bloom_probability;
   TF_RETURN_IF_ERROR(ctx->GetAttr("record", &policy.record));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("count_occurrences", &policy.count_occurrences));
   TF_RETURN_IF_ERROR(ctx->GetAttr("filter_freq", &policy.filter_freq));
   TF_RETURN_IF_ERROR(ctx->GetAttr("max_waiting", &policy.max_waiting));
   TF_RETURN_IF_ERROR(ctx->GetAttr("bloom_max_keys", &policy.bloom_max_keys));

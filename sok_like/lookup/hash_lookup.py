@@ -126,9 +126,14 @@ class _DeviceGroup:
 
     def _exchange(self, communicator):
         world_size, batch = communicator.world_size, self._batch()
+        counted = [self.training and f.variable.counts_occurrences for f in self.features]
         with devices.device_scope(self.device):
             routed = native.ops().sok_route(
-                problems=[], world_size=world_size, name="route", **batch
+                problems=[],
+                world_size=world_size,
+                counted=counted if any(counted) else [],
+                name="route",
+                **batch,
             )
         with turns.turn() as done:
             message, splits = turns.exchange_keys(

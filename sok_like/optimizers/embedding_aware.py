@@ -337,7 +337,8 @@ class _V1(EmbeddingAware):
         rate = getattr(self, "_lr", None)
         rate = self._call_if_callable(self._learning_rate if rate is None else rate)
         counter = self._sok_counter("steps")
-        step = counter.read_value() + 1
+        own = getattr(self, "own_step", None)  # of an optimizer that counts otherwise
+        step = counter.read_value() + 1 if own is None else own()
         updates = self._sok_update(embedding, rate, step)
         if any(g is not None for g, _ in other):
             updates.append(super().apply_gradients(self._sok_averaged(other, rate, step), None))

@@ -88,6 +88,8 @@ def rule_of(optimizer: Any) -> OptimizerRule:
         ValueError: it is not one of those above, or has a setting that one row cannot honour
             (a norm over the whole gradient, an average of weights).
     """
+    if hasattr(optimizer, "own_rule"):  # of `sok_like.optimizers.deeprec`
+        return optimizer.own_rule()
     for cls in type(optimizer).__mro__:
         if cls.__module__.split(".")[0] in ("keras", "tf_keras") and cls.__name__ in _KERAS:
             check_keras_settings(optimizer)
@@ -166,7 +168,7 @@ def _keras_ftrl(o):
 def _v1_momentum(o):
     return _rule(
         "momentum",
-        momentum=_number(o, "_momentum"),
+        momentum=number_of(o, "_momentum"),
         nesterov=bool(o._use_nesterov),
         lazy=True,  # its sparse kernel leaves other rows alone
         momentum_before_rate=True,
@@ -176,25 +178,26 @@ def _v1_momentum(o):
 def _v1_adam(o):
     return _rule(
         "adam",
-        beta_1=_number(o, "_beta1"),
-        beta_2=_number(o, "_beta2"),
-        epsilon=_number(o, "_epsilon"),
+        beta_1=number_of(o, "_beta1"),
+        beta_2=number_of(o, "_beta2"),
+        epsilon=number_of(o, "_epsilon"),
     )
 
 
 def _v1_ftrl(o):
     return _rule(
         "ftrl",
-        learning_rate_power=_number(o, "_learning_rate_power"),
-        initial_accumulator=_number(o, "_initial_accumulator_value"),
-        l1=_number(o, "_l1_regularization_strength"),
-        l2=_number(o, "_l2_regularization_strength"),
-        l2_shrinkage=_number(o, "_l2_shrinkage_regularization_strength"),
-        beta=_number(o, "_beta") if getattr(o, "_beta", None) is not None else 0.0,
+        learning_rate_power=number_of(o, "_learning_rate_power"),
+        initial_accumulator=number_of(o, "_initial_accumulator_value"),
+        l1=number_of(o, "_l1_regularization_strength"),
+        l2=number_of(o, "_l2_regularization_strength"),
+        l2_shrinkage=number_of(o, "_l2_shrinkage_regularization_strength"),
+        beta=number_of(o, "_beta") if getattr(o, "_beta", None) is not None else 0.0,
     )
 
 
-def _number(optimizer, attribute):
+def number_of(optimizer: Any, attribute: str) -> float:
+    """A setting that a rule keeps for the whole training; ValueError if it is a tensor."""
     value = getattr(optimizer, attribute)
     value = value() if callable(value) else value
     if not isinstance(value, (int, float)):
@@ -216,7 +219,7 @@ _V1 = {
     "GradientDescentOptimizer": lambda o: _rule("sgd"),
     "MomentumOptimizer": _v1_momentum,
     "AdagradOptimizer": lambda o: _rule(
-        "adagrad", initial_accumulator=_number(o, "_initial_accumulator_value"), epsilon=0.0
+        "adagrad", initial_accumulator=number_of(o, "_initial_accumulator_value"), epsilon=0.0
     ),
     "AdamOptimizer": _v1_adam,
     "FtrlOptimizer": _v1_ftrl,

@@ -13,8 +13,17 @@ from sok_like.runtime.checks import as_integer
 
 DEFAULT_VALUE_DIM = 4096
 COUNTER_TYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
+COUNTS = ("lookups", "occurrences")
 SCORES = ("lru", "lfu", "custom")
 STORAGE_TYPES = ("DRAM", "HBM")
+
+_default_count = "lookups"
+
+
+def set_default_count(count: str) -> None:
+    """What options made from now on count by default: "lookups" or "occurrences"."""
+    global _default_count
+    _default_count = count
 
 
 def _require(ok: bool, argument: str, required: str, received: Any) -> None:
@@ -39,9 +48,11 @@ class CounterFilter:
     """A key gets its row in the `filter_freq`-th training lookup that contains it.
 
     Until then it reads `InitializerOption.default_value_no_permission`, and its gradient is
-    dropped. Counts are exact; a waiting key takes 40 to 70 bytes. If too many keys wait, the table
-    forgets those seen longest ago (of equal steps the lower key, as unsigned numbers), and an
-    eighth more.
+    dropped. With `EmbeddingVariableOption(count="occurrences")` its occurrences count instead, and
+    the lookup that completes them makes the row, which its gradient moves, but still reads the
+    value of a waiting key. Counts are exact; a waiting key takes 40 to 70 bytes. If too many keys
+    wait, the table forgets those seen longest ago (of equal steps the lower key, as unsigned
+    numbers), and an eighth more.
 
     Args:
         filter_freq: Number of lookups; 0 and 1 admit every key.
@@ -281,6 +292,10 @@ class EmbeddingVariableOption:
         evicted_buffer_size: Number of evicted rows that each rank keeps for
             `variable.pop_evicted()`; when it is full, the oldest are dropped and counted.
         record_statistics: True keeps frequencies, steps and counts even without a policy.
+        count: What frequencies and filters count. "lookups": the training lookups that contain a
+            key, each once. "occurrences": how often the key occurs in them, on all ranks together,
+            as in DeepRec; in host memory only. None: "lookups", or "occurrences" after
+            `sok.deeprec.install()`.
 
     Raises:
         ValueError: a number is out of range, or an argument would be ignored.
@@ -296,6 +311,7 @@ class EmbeddingVariableOption:
     init_option: InitializerOption | None = None
     evicted_buffer_size: int = dataclasses.field(default=0, kw_only=True)
     record_statistics: bool = dataclasses.field(default=False, kw_only=True)
+    count: str | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self):
         several = isinstance(self.evict_option, (list, tuple))
@@ -315,6 +331,9 @@ class EmbeddingVariableOption:
         _require(_is_int(size, 0), "evicted_buffer_size", "an integer >= 0", size)
         recorded = self.record_statistics
         _require(isinstance(recorded, bool), "record_statistics", "a bool", recorded)
+        if self.count is None:
+            object.__setattr__(self, "count", _default_count)
+        _require(self.count in COUNTS, "count", f"one of {COUNTS}", self.count)
         if size > 0 and not any(self.evictions):
             raise ValueError(
                 "`evicted_buffer_size` needs an `evict_option`: without one nothing is evicted. "
@@ -332,10 +351,16 @@ class EmbeddingVariableOption:
         """Whether the table keeps one record per key: only if an option needs it."""
         return self.filter_option is not None or bool(self.evictions) or self.record_statistics
 
+    @property
+    def counts_occurrences(self) -> bool:
+        """Whether the table counts how often a key occurs."""
+        return self.keeps_records and self.count == "occurrences"
+
     def attributes(self, capacity: int | None) -> dict[str, Any]:
         """The policies as attributes of the op of a table of that capacity."""
         # A policy without effect (filter_freq=1) still keeps records.
         found: dict[str, Any] = {"record": self.keeps_records}
+        found["count_occurrences"] = self.counts_occurrences
         if self.filter_option is not None:
             found["filter_freq"] = self.filter_option.filter_freq
         if isinstance(self.filter_option, CounterFilter):

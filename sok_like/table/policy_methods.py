@@ -3,7 +3,8 @@
 Such a table counts its training lookups, which are its steps, and keeps one record per key: the
 number of lookups that contained it, and the step of the last one. A lookup is one call of a layer
 or group lookup with `training=True`, by all ranks together. A key counts once per lookup, even if
-it occurs several times, in several features or on several ranks.
+it occurs several times, in several features or on several ranks. With
+`EmbeddingVariableOption(count="occurrences")` all of these count.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class KeyStatistics(NamedTuple):
     """Statistics of keys; each tensor is `[num_keys]`."""
 
     present: tf.Tensor  # bool: has a row on this rank
-    frequencies: tf.Tensor  # int64: training lookups that contained the key
+    frequencies: tf.Tensor  # int64: training lookups that contained the key, or its occurrences
     last_steps: tf.Tensor  # int64: step of the last of them; -1 if unknown
 
 

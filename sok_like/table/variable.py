@@ -122,6 +122,7 @@ class EmbeddingVariable(
         option = ev_option or EmbeddingVariableOption()
         capacity = option.capacity(capacity, name)
         self.keeps_records = option.keeps_records
+        self.counts_occurrences = option.counts_occurrences
         num_rows = capacity * communicator.world_size if capacity else None
         init = option.init_option or InitializerOption()
         rows = row_initializer(

@@ -13,7 +13,7 @@ KEYS = np.array([*range(40), -1, -2, 2**63 - 1, -(2**63)], np.int64)
 
 
 def checks(world_size):
-    return {"train": train, "restore": restore, "full": full}
+    return {"train": train, "restore": restore, "full": full, "occurrences": occurrences}
 
 
 def batches():
@@ -108,6 +108,28 @@ def full():
     except tf.errors.ResourceExhaustedError as error:
         return str(error)
     return None
+
+
+def occurrences():
+    """Rows read in each step, those of the whole batch in order, and what is known at the end."""
+    import sok_like as sok
+    from sok_like.runtime import comm
+
+    rank, world_size = comm.current().rank, comm.current().world_size
+    option = sok.EmbeddingVariableOption(
+        filter_option=sok.CounterFilter(5),
+        init_option=sok.InitializerOption("ones", default_value_no_permission=0.5),
+        count="occurrences",
+    )
+    table = sok.EmbeddingVariable(2, name="occurrences", ev_option=option)
+    found = []
+    for number, batch in enumerate(batches()):
+        mine = ranks_of(number, BATCH, world_size) == rank
+        rows = sok.group_embedding_lookup([table, table], [keys[mine] for keys in batch])
+        found.append((mine, [r.numpy()[:, :, 0] for r in rows]))
+    # Each rank asks for keys of its own choice, wherever they are.
+    asked = KEYS[rank:]
+    return found, table.get_frequency(asked).numpy(), table.get_version(asked).numpy()
 
 
 def _known(table):

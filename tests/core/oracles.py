@@ -66,6 +66,40 @@ class Adagrad(Oracle):
         self.w -= lr * g / np.sqrt(self.acc + self.epsilon)
 
 
+class AdagradDecay(Oracle):
+    """DeepRec's: a row decays at most once per update, and never below what it started from."""
+
+    def __init__(self, rows, initial_accumulator, decay_steps, decay_rate, **kwargs):
+        super().__init__(rows, **kwargs)
+        self.initial, self.every, self.rate = initial_accumulator, decay_steps, decay_rate
+        self.acc = np.full_like(self.w, initial_accumulator)
+        self.decays = np.zeros(len(self.w), int)
+
+    def update(self, t, lr, g, touched):
+        for row in np.flatnonzero(touched):
+            if t // self.every > self.decays[row]:
+                self.acc[row] = np.maximum(self.acc[row] * self.rate, self.initial)
+                self.decays[row] += 1
+            self.acc[row] += g[row] ** 2
+            self.w[row] -= lr * g[row] / np.sqrt(self.acc[row])
+
+
+class Rmsprop(Oracle):
+    """With momentum, of the rows in the batch."""
+
+    def __init__(self, rows, beta_1, beta_2, epsilon, **kwargs):
+        super().__init__(rows, **kwargs)
+        self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
+        self.m, self.v = np.zeros_like(self.w), np.zeros_like(self.w)
+
+    def update(self, t, lr, g, touched):
+        g, m, v = g[touched], self.m[touched], self.v[touched]
+        v = self.beta_2 * v + (1 - self.beta_2) * g**2
+        m = self.beta_1 * m + lr * g / np.sqrt(v + self.epsilon)
+        self.m[touched], self.v[touched] = m, v
+        self.w[touched] -= m
+
+
 class RowWiseAdagrad(Oracle):
     def __init__(self, rows, initial_accumulator, epsilon, **kwargs):
         super().__init__(rows, **kwargs)
@@ -79,9 +113,18 @@ class RowWiseAdagrad(Oracle):
 
 class Adam(Oracle):
     def __init__(
-        self, rows, beta_1=0.9, beta_2=0.999, epsilon=1e-7, amsgrad=False, lazy=False, **kwargs
+        self,
+        rows,
+        beta_1=0.9,
+        beta_2=0.999,
+        epsilon=1e-7,
+        amsgrad=False,
+        lazy=False,
+        row_weight_decay=0.0,
+        **kwargs,
     ):
         super().__init__(rows, **kwargs)
+        self.row_weight_decay = row_weight_decay
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
         self.amsgrad, self.lazy = amsgrad, lazy
         self.m, self.v, self.v_hat = (np.zeros_like(self.w) for _ in range(3))
@@ -93,6 +136,7 @@ class Adam(Oracle):
         self.v[rows] = self.beta_2 * self.v[rows] + (1 - self.beta_2) * g[rows] ** 2
         self.v_hat[rows] = np.maximum(self.v_hat[rows], self.v[rows])
         v = self.v_hat if self.amsgrad else self.v
+        self.w[rows] -= alpha * self.row_weight_decay * self.w[rows]
         self.w[rows] -= alpha * self.m[rows] / (np.sqrt(v[rows]) + self.epsilon)
 
 

@@ -19,6 +19,7 @@ class Model:
         self.initial = initial
         self.capacity = capacity
         self.filter_freq = policy.get("filter_freq", 0)
+        self.occurrences = policy.get("count_occurrences", False)
         self.no_permission = np.float32(policy.get("no_permission", 0.0))
         self.steps_to_live = policy.get("steps_to_live", 0)
         self.l2_threshold = np.float32(policy.get("l2_threshold", -1.0))
@@ -47,26 +48,32 @@ class Model:
 
     def lookup(self, keys):
         step, batch = self.step + 1, set(keys)
-        admitted, refused = {}, {}
+        admitted, refused, withheld = {}, {}, set()
         for key in batch - self.rows.keys():
             count, last_step = self.waiting.get(key, (0, -1))
-            count += last_step != step
+            if self.occurrences and self.filter_freq > 1 and count < self.filter_freq:
+                withheld.add(key)  # reads a waiting key's value, whether it gets a row or not
+            count += keys.count(key) if self.occurrences else last_step != step
             target = admitted if self.filter_freq <= 1 or count >= self.filter_freq else refused
             target[key] = count
         self.make_room(set(admitted), batch)
         self.step = step
         for key in batch & self.rows.keys():
             frequency, last_step = self.records[key]
-            if last_step != step:
+            if self.occurrences:
+                self.records[key] = (frequency + keys.count(key), step)
+            elif last_step != step:
                 self.records[key] = (frequency + 1, step)
-                self.counts["found"] += 1
+            self.counts["found"] += last_step != step
         for key, count in admitted.items():
-            self.insert(key, self.initial_row(key), (count if self.filter_freq > 1 else 1, step))
+            counted = self.occurrences or self.filter_freq > 1
+            self.insert(key, self.initial_row(key), (count if counted else 1, step))
         for key, count in refused.items():
             self.counts["refused"] += self.waiting.get(key, (0, -1))[1] != step
             self.waiting[key] = (count, step)
         self.counts["admitted"] += len(admitted)
-        return np.array([self.read(key) for key in keys])
+        waits = np.full_like(self.initial[0], self.no_permission)
+        return np.array([waits if key in withheld else self.read(key) for key in keys])
 
     def insert(self, key, row, record):
         self.rows[key] = row

@@ -75,6 +75,21 @@ CASES = {
         {"amsgrad": True},
         lambda w, **kw: oracles.Adam(w, lazy=True, amsgrad=True, **kw),
     ),
+    "adam_of_rows_with_decay": (
+        "lazy_adam",
+        {"row_weight_decay": 0.2},
+        lambda w, **kw: oracles.Adam(w, lazy=True, row_weight_decay=0.2, **kw),
+    ),
+    "adagrad_decay": (
+        "adagrad_decay",
+        {"initial_accumulator": 0.3, "decay_steps": 4, "decay_rate": 0.5},
+        lambda w, **kw: oracles.AdagradDecay(w, 0.3, 4, 0.5, **kw),
+    ),
+    "rmsprop": (
+        "rmsprop",
+        {"beta_1": 0.6, "beta_2": 0.9, "epsilon": 1e-3},
+        lambda w, **kw: oracles.Rmsprop(w, 0.6, 0.9, 1e-3, **kw),
+    ),
     "ftrl": ("ftrl", {}, lambda w, **kw: oracles.Ftrl(w, **kw)),
     "ftrl_all": (
         "ftrl",
@@ -200,7 +215,8 @@ def test_repeated_keys_are_summed_before_the_rule():
 
 
 def test_non_finite_gradients_stay_in_their_row():
-    for rule in ("sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "lazy_adam", "ftrl"):
+    rules = ("sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "lazy_adam", "ftrl")
+    for rule in (*rules, "adagrad_decay", "rmsprop"):
         table = make_table(2, rule)
         options = {"momentum": 0.9} if rule == "momentum" else {}
         grads = np.array([[np.nan, 1.0], [1.0, 1.0]], np.float32)
@@ -233,6 +249,12 @@ def test_other_rule_or_option_is_refused():
         ("ftrl", {"learning_rate_power": 0.5}, 0.1, 1, "`learning_rate_power`"),
         ("ftrl", {}, 0.0, 1, "`learning_rate` must be a finite positive"),
         ("sgd", {}, float("inf"), 1, "`learning_rate`"),
+        ("adagrad_decay", {"decay_steps": 0}, 0.1, 1, "`decay_steps` must be positive"),
+        ("adagrad_decay", {"decay_rate": 1.0}, 0.1, 1, r"`decay_rate` must be in \(0, 1\)"),
+        ("adagrad_decay", {"initial_accumulator": 0.0}, 0.1, 1, "`initial_accumulator`"),
+        ("rmsprop", {"beta_1": 1.0}, 0.1, 1, "`beta_1`"),
+        ("lazy_adam", {"row_weight_decay": 1.0}, 0.1, 1, "`row_weight_decay`"),
+        ("adam", {"row_weight_decay": 0.1}, 0.1, 1, "`row_weight_decay` must be 0 but"),
         ("sgd", {}, 0.1, 0, "`step` counts from 1"),
         ("sgd", {"weight_decay": 20.0}, 0.1, 1, "must be below 1"),
         ("sgd", {"clip_value": -1.0}, 0.1, 1, "`clip_value`"),

@@ -1,5 +1,7 @@
 """Policies on 1, 2 and 3 ranks: one state, whatever their number."""
 
+import collections
+
 import numpy as np
 import pytest
 
@@ -63,6 +65,26 @@ def test_a_dump_of_one_rank_is_known_on_all(rank_results, world_size):
         for i, key in enumerate(keys.tolist()):
             found = tuple(field[i] for field in known)
             assert found == (expected[key] if key % world_size == rank else (False, 0, -1))
+
+
+@each_world
+def test_occurrences_count_over_ranks_and_features(rank_results, world_size):
+    ranks = rank_results(world_size, "policies.occurrences")
+    counts, versions = collections.Counter(), dict.fromkeys(policies.KEYS.tolist(), 0)
+    for step, batch in enumerate(policies.batches()):
+        for found, *_ in ranks:
+            mine, rows = found[step]
+            for keys, read in zip(batch, rows, strict=True):
+                before = np.vectorize(counts.__getitem__, otypes=[int])(keys[mine])
+                np.testing.assert_array_equal(read, np.where(before >= 5, 1.0, 0.5))
+        counts.update(batch.ravel().tolist())
+        for key in batch.ravel().tolist():
+            versions[key] = step
+    assert 5 < sum(count >= 5 for count in counts.values()) < len(counts)
+    for rank, (_, frequencies, last) in enumerate(ranks):
+        asked = policies.KEYS[rank:].tolist()
+        assert frequencies.tolist() == [counts[key] for key in asked]
+        assert last.tolist() == [versions[key] for key in asked]
 
 
 @each_world

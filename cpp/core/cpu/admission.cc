@@ -13,12 +13,10 @@ namespace {
 
 class ExactFilter final : public AdmissionFilter {
  public:
-  int64_t CountWith(uint64_t hash, uint64_t key, int64_t step) const override {
-    const Shard& shard = shards_[HashShard(hash)];
-    const uint32_t place = shard.index.Find(hash, key);
-    if (place == Index::kMissing) return 1;
-    const Entry& entry = shard.entries[place];
-    return entry.count + (entry.last_step == step ? 0 : 1);
+  int64_t CountWith(uint64_t hash, uint64_t key, int64_t step, int64_t occurrences) const override {
+    const WaitingKey seen = Find(hash, key);
+    if (occurrences > 0) return seen.count + occurrences;
+    return seen.count + (seen.last_step == step ? 0 : 1);
   }
 
   void Reserve(int shard, int64_t num_keys) override {
@@ -29,12 +27,16 @@ class ExactFilter final : public AdmissionFilter {
     if (needed > s.free.capacity()) s.free.reserve(s.entries.capacity());
   }
 
-  bool Count(uint64_t hash, uint64_t key, int64_t step) noexcept override {
+  bool Count(uint64_t hash, uint64_t key, int64_t step, int64_t occurrences) noexcept override {
     Entry& entry = FindOrAdd(hash, key);
-    if (entry.last_step == step) return false;
-    ++entry.count;
+    const bool is_first = entry.last_step != step;
+    if (occurrences > 0) {
+      entry.count += occurrences;
+    } else if (is_first) {
+      ++entry.count;
+    }
     entry.last_step = step;
-    return true;
+    return is_first;
   }
 
   void Forget(uint64_t hash, uint64_t key) noexcept override {
@@ -154,19 +156,21 @@ class BloomFilter final : public AdmissionFilter {
       : shape_(ShapeOfBloomFilter(options)),
         counters_(static_cast<size_t>(shape_.num_counters())) {}
 
-  int64_t CountWith(uint64_t hash, uint64_t key, int64_t) const override {
-    const int64_t count = Find(hash, key).count;
-    return count == std::numeric_limits<int64_t>::max() ? count : count + 1;
+  int64_t CountWith(uint64_t hash, uint64_t key, int64_t, int64_t occurrences) const override {
+    const int64_t count = Find(hash, key).count, more = std::max<int64_t>(occurrences, 1);
+    return count + std::min(more, std::numeric_limits<int64_t>::max() - count);
   }
 
   void Reserve(int, int64_t) override {}
 
-  bool Count(uint64_t hash, uint64_t, int64_t) noexcept override {
+  bool Count(uint64_t hash, uint64_t, int64_t, int64_t occurrences) noexcept override {
+    const auto more = static_cast<uint64_t>(std::max<int64_t>(occurrences, 1));
     int64_t places[kMaxBloomHashes];
     const int n = Places(hash, places);
     for (int i = 0; i < n; ++i) {
       Counter& counter = counters_[places[i]];
-      if (counter != std::numeric_limits<Counter>::max()) ++counter;
+      const uint64_t room = std::numeric_limits<Counter>::max() - counter;
+      counter = static_cast<Counter>(counter + std::min(more, room));
     }
     return true;
   }

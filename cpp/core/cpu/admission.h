@@ -30,12 +30,15 @@ class AdmissionFilter {
   virtual ~AdmissionFilter() = default;
 
   // ---- one thread a shard ----
-  // What the key will count once it has been seen in `step`.
-  virtual int64_t CountWith(uint64_t hash, uint64_t key, int64_t step) const = 0;
+  // What the key will count once it has been seen in `step`: one more, unless it was seen in that
+  // step before. Or `occurrences` more, where they are counted.
+  virtual int64_t CountWith(uint64_t hash, uint64_t key, int64_t step,
+                            int64_t occurrences = 0) const = 0;
   // Makes room for `num_keys` keys that will be counted. Throws std::bad_alloc.
   virtual void Reserve(int shard, int64_t num_keys) = 0;
   // Counts a key as seen in `step`. False: it had been, within the same step.
-  virtual bool Count(uint64_t hash, uint64_t key, int64_t step) noexcept = 0;
+  virtual bool Count(uint64_t hash, uint64_t key, int64_t step,
+                     int64_t occurrences = 0) noexcept = 0;
   // The key has got a row.
   virtual void Forget(uint64_t hash, uint64_t key) noexcept = 0;
 

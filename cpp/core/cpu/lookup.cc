@@ -30,8 +30,15 @@ void CombineInserted(Executor& ex, CpuTable& table, const FeatureLookup& feature
   CombineRows(ex, feature.samples, rows.get(), num_unique, table.dim(), feature.out);
 }
 
-// Needs a lock.
-void CombineFound(Executor& ex, const CpuTable& table, const FeatureLookup& feature) {
+using RowNumbers = std::vector<uint32_t>;  // ascending
+
+bool Contains(const RowNumbers& rows, uint32_t row) {
+  return !rows.empty() && std::binary_search(rows.begin(), rows.end(), row);
+}
+
+// The keys of `withheld` read what missing keys read. Needs a lock.
+void CombineFound(Executor& ex, const CpuTable& table, const FeatureLookup& feature,
+                  const RowNumbers& withheld) {
   const int64_t num_unique = feature.num_unique, dim = table.dim();
   const Scratch<uint32_t> numbers(num_unique);
   const Scratch<const float*> rows(num_unique);
@@ -40,6 +47,7 @@ void CombineFound(Executor& ex, const CpuTable& table, const FeatureLookup& feat
   const bool pending = catch_up != nullptr && catch_up->pending();
   std::vector<int64_t> made_up;  // unique keys whose row is not readable in place
   for (int64_t i = 0; i < num_unique; ++i) {
+    if (Contains(withheld, numbers[i])) numbers[i] = kNoRow;
     if (numbers[i] == kNoRow || pending) {
       made_up.push_back(i);
     } else {
@@ -78,10 +86,48 @@ void CheckSplits(const std::string& table, const BatchLimits& limits, const int6
   }
 }
 
-// A training lookup of a table with policies. Needs the exclusive lock.
-void RecordLookup(Executor& ex, CpuTable& table, const std::vector<uint64_t>& keys) {
-  const Scratch<uint32_t> row_numbers(keys.size());
-  table.RecordTrainingRows(ex, keys.data(), keys.size(), row_numbers.get());
+// Keys of a training lookup of a table with policies, and how often each occurs, where the table
+// counts that.
+struct SeenKeys {
+  std::vector<uint64_t> keys;
+  std::vector<int64_t> occurrences;
+
+  // Needs the exclusive lock.
+  RowNumbers Record(Executor& ex, CpuTable& table) const {
+    return table.RecordTrainingRows(
+        ex, keys.data(), table.counts_occurrences() ? occurrences.data() : nullptr, keys.size());
+  }
+  void Add(const FeatureLookup& feature) {
+    const size_t first = keys.size();
+    keys.insert(keys.end(), feature.unique_keys, feature.unique_keys + feature.num_unique);
+    if (!feature.table->counts_occurrences()) return;
+    occurrences.resize(keys.size());
+    for (int64_t i = 0; i < feature.samples.num_keys; ++i) {
+      ++occurrences[first + feature.inverse[i]];
+    }
+  }
+  void Add(const RowRequest& request) {
+    keys.insert(keys.end(), request.keys, request.keys + request.num_keys);
+    if (!request.table->counts_occurrences()) return;
+    if (request.occurrences == nullptr) {
+      occurrences.resize(keys.size(), 1);
+    } else {
+      occurrences.insert(occurrences.end(), request.occurrences,
+                         request.occurrences + request.num_keys);
+    }
+  }
+};
+
+// Overwrites the rows that a lookup must not read.
+void Withhold(Executor& ex, const CpuTable& table, const RowNumbers& withheld,
+              const RowRequest& request) {
+  if (withheld.empty()) return;
+  const Scratch<uint32_t> numbers(request.num_keys);
+  table.FindRows(ex, request.keys, request.num_keys, numbers.get());
+  for (int64_t i = 0; i < request.num_keys; ++i) {
+    if (!Contains(withheld, numbers[i])) continue;
+    table.MissingRow(request.keys[i], request.rows + i * table.dim());
+  }
 }
 
 // All features of one table, whose lock is held: the exclusive one to insert.
@@ -94,13 +140,11 @@ void LookupTable(Executor& ex, std::vector<FeatureLookup>& features, const int64
                                     feature.inverse);
     feature.samples.inverse = feature.inverse;
   }
+  RowNumbers withheld;
   if (insert && table.keeps_records()) {
-    std::vector<uint64_t> keys;
-    for (int64_t m = 0; m < num_members; ++m) {
-      const FeatureLookup& feature = features[members[m]];
-      keys.insert(keys.end(), feature.unique_keys, feature.unique_keys + feature.num_unique);
-    }
-    RecordLookup(ex, table, keys);
+    SeenKeys seen;
+    for (int64_t m = 0; m < num_members; ++m) seen.Add(features[members[m]]);
+    withheld = seen.Record(ex, table);
     insert = false;  // what is to be inserted has been
   }
   for (int64_t m = 0; m < num_members; ++m) {
@@ -108,7 +152,7 @@ void LookupTable(Executor& ex, std::vector<FeatureLookup>& features, const int64
     if (insert) {
       CombineInserted(ex, table, feature);
     } else {
-      CombineFound(ex, table, feature);
+      CombineFound(ex, table, feature, withheld);
     }
   }
 }
@@ -145,13 +189,11 @@ void ReadGroup(Executor& ex, const std::vector<RowRequest>& requests, bool inser
   group.ForEach(ex, num_keys, [&](Executor& inner, const int64_t* members, int64_t num_members) {
     CpuTable& table = *requests[members[0]].table;
     bool insert_missing = insert;
+    RowNumbers withheld;
     if (insert && table.keeps_records()) {
-      std::vector<uint64_t> keys;
-      for (int64_t m = 0; m < num_members; ++m) {
-        const RowRequest& request = requests[members[m]];
-        keys.insert(keys.end(), request.keys, request.keys + request.num_keys);
-      }
-      RecordLookup(inner, table, keys);
+      SeenKeys seen;
+      for (int64_t m = 0; m < num_members; ++m) seen.Add(requests[members[m]]);
+      withheld = seen.Record(inner, table);
       insert_missing = false;
     }
     for (int64_t m = 0; m < num_members; ++m) {
@@ -160,6 +202,7 @@ void ReadGroup(Executor& ex, const std::vector<RowRequest>& requests, bool inser
         table.ReadOrInsert(inner, request.keys, request.num_keys, request.rows);
       } else {
         table.Read(inner, request.keys, request.num_keys, request.rows, nullptr);
+        Withhold(inner, table, withheld, request);
       }
     }
   });

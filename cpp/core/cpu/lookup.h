@@ -49,7 +49,8 @@ struct RowRequest {
   CpuTable* table = nullptr;
   const uint64_t* keys = nullptr;  // [num_keys]
   int64_t num_keys = 0;
-  float* rows = nullptr;  // [num_keys, dim], written
+  const int64_t* occurrences = nullptr;  // [num_keys] of the keys in the batch; null: one each
+  float* rows = nullptr;                 // [num_keys, dim], written
 };
 
 // The rows of all requests, as LookupGroup has them; those to one table are met in order.

@@ -150,7 +150,11 @@ std::vector<std::vector<KeySegment>> CutKeyMessage(const std::vector<const int64
     int64_t total = 0;
     const int64_t words = splits[rank], head = kHeadWords<int64_t> + num_tables;
     const int64_t* const counts = heads[rank] + kHeadWords<int64_t>;
-    for (int64_t i = 0; i < num_tables && words >= head; ++i) total += counts[i];
+    const auto num_keys = [counts](int64_t i) { return counts[i] & ~kCounted; };
+    const auto is_counted = [counts](int64_t i) { return (counts[i] & kCounted) != 0; };
+    for (int64_t i = 0; i < num_tables && words >= head; ++i) {
+      total += num_keys(i) * (is_counted(i) ? 2 : 1);
+    }
     if (words != head + total) {
       throw std::invalid_argument("the key message of rank " + std::to_string(rank) +
                                   " must hold " + std::to_string(num_tables) +
@@ -159,8 +163,11 @@ std::vector<std::vector<KeySegment>> CutKeyMessage(const std::vector<const int64
     }
     const uint64_t* keys = reinterpret_cast<const uint64_t*>(message + head);
     for (int64_t i = 0; i < num_tables; ++i) {
-      segments[rank].push_back({keys, counts[i]});
-      keys += counts[i];
+      segments[rank].push_back({keys, num_keys(i)});
+      keys += num_keys(i);
+      if (!is_counted(i)) continue;
+      segments[rank].back().occurrences = reinterpret_cast<const int64_t*>(keys);
+      keys += num_keys(i);
     }
     message += words;
   }

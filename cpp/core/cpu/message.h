@@ -2,6 +2,9 @@
 //
 //     key message (int64)   [head | num_keys of table 0 .. N-1 | keys of table 0 | of table 1 ..]
 //
+//         of a table that counts occurrences: num_keys + kCounted, and behind its keys as many
+//         words that say how often each occurs in the rank's batch
+//
 //     row message (float32) [head | rows of table 0 | rows of table 1 ..]
 //
 //     failed, either kind   [head | text, padded to whole words]
@@ -72,7 +75,11 @@ std::string FailureIn(const T* block, int64_t num_words);
 struct KeySegment {
   const uint64_t* keys;
   int64_t num_keys;
+  const int64_t* occurrences = nullptr;  // [num_keys]; null: not sent
 };
+
+// Added to the number of keys whose occurrences follow them.
+inline constexpr int64_t kCounted = int64_t{1} << 62;
 
 // Cuts a received key message into [world_size][num_tables] segments. Throws std::runtime_error
 // with "rank r: reason" if any rank failed, std::invalid_argument if lengths do not add up.

@@ -117,10 +117,12 @@ class CpuTable final : public Table {
   // False unless these are the keys remembered last and none of them can have got another row
   // since. Needs a lock.
   bool RecallRows(const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers) const;
-  // RecordTrainingLookup, and row numbers of the keys, kNoRow for those that wait. Needs the
-  // exclusive lock.
-  void RecordTrainingRows(Executor& ex, const uint64_t* keys, int64_t num_keys,
-                          uint32_t* row_numbers);
+  // RecordTrainingLookup of keys of which each stands for `occurrences` [num_keys] of them, or null
+  // for one; they matter where the table counts occurrences. Returns the row numbers, ascending, of
+  // new rows that this lookup must not read: their keys read MissingRow. Needs the exclusive lock.
+  std::vector<uint32_t> RecordTrainingRows(Executor& ex, const uint64_t* keys,
+                                           const int64_t* occurrences, int64_t num_keys);
+  bool counts_occurrences() const { return options().policy.count_occurrences && keeps_records(); }
   // [dim | slot rows]; stays valid until the key is erased, slots are configured, or Clear.
   float* Row(uint32_t row_number) const;
   void Rows(const uint32_t* row_numbers, int64_t num_rows, const float** rows) const;

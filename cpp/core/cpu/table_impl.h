@@ -36,11 +36,14 @@ struct ShardGroups {
 struct LookupBatch {
   int64_t step = 0;
   const uint64_t* keys = nullptr;  // [num_keys], as they came
+  // How often a position's key occurs there [num_keys], where occurrences count; null: once.
+  const int64_t* occurrences = nullptr;
   ShardGroups present, missing;
   // Missing keys, each once and ascending: first those that get a row, then those that wait. The
   // places of shard s begin at missing.offsets[s].
   std::vector<uint64_t> unique;
-  std::vector<int64_t> counts;  // what those that get a row have been seen, this lookup included
+  std::vector<int64_t> counts;     // what those that get a row have been seen, this lookup included
+  std::vector<int64_t> occurring;  // of `unique` in this lookup; 0 where occurrences do not count
   int64_t num_admitted[kNumShards] = {};
   int64_t num_refused[kNumShards] = {};
 };
@@ -90,9 +93,12 @@ struct CpuTable::Impl {
   // ---- admission and eviction; all but Records need `records` ----
   TableRecords& Records() const;  // throws std::invalid_argument where there are none
   // A training lookup of keys, which may repeat. `rows` gets row numbers, kNoRow for keys that
-  // wait.
-  void RecordTrainingLookup(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* rows);
+  // wait. `withheld` gets the row numbers, ascending, of new rows that this lookup does not read.
+  void RecordTrainingLookup(Executor& ex, const uint64_t* keys, const int64_t* occurrences,
+                            int64_t num_keys, uint32_t* rows, std::vector<uint32_t>* withheld);
   void ClassifyMissing(Executor& ex, LookupBatch* batch);
+  // The unique missing keys of a shard, ascending; returns how many.
+  int64_t ListMissing(int64_t shard, LookupBatch* batch) const;
   void CountLookup(Executor& ex, const LookupBatch& batch, uint32_t* rows);
   int64_t Evict(Executor& ex);
   // Evicts so many keys of least score that `num_new` find room; those in `rows` stay.

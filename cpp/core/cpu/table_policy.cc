@@ -26,12 +26,14 @@ TableRecords& CpuTable::Impl::Records() const {
   return *records;
 }
 
-void CpuTable::Impl::RecordTrainingLookup(Executor& ex, const uint64_t* keys, int64_t num_keys,
-                                          uint32_t* rows) {
+void CpuTable::Impl::RecordTrainingLookup(Executor& ex, const uint64_t* keys,
+                                          const int64_t* occurrences, int64_t num_keys,
+                                          uint32_t* rows, std::vector<uint32_t>* withheld) {
   TableRecords& rec = *records;
   LookupBatch batch;
   batch.step = rec.step + 1;
   batch.keys = keys;
+  batch.occurrences = occurrences;
   ex.ParallelFor(num_keys, 2048, [&](int64_t begin, int64_t end) {
     FindRange(keys + begin, end - begin, rows + begin);
   });
@@ -45,11 +47,13 @@ void CpuTable::Impl::RecordTrainingLookup(Executor& ex, const uint64_t* keys, in
 
   // Those that are admitted, of all shards, in an order that is a function of the keys alone.
   std::vector<uint64_t> new_keys;
-  std::vector<int64_t> new_counts;
+  std::vector<int64_t> new_counts, new_occurring;
   for (int s = 0; s < kNumShards; ++s) {
     const int64_t first = batch.missing.offsets[s], last = first + batch.num_admitted[s];
     new_keys.insert(new_keys.end(), batch.unique.begin() + first, batch.unique.begin() + last);
     new_counts.insert(new_counts.end(), batch.counts.begin() + first, batch.counts.begin() + last);
+    new_occurring.insert(new_occurring.end(), batch.occurring.begin() + first,
+                         batch.occurring.begin() + last);
   }
   const int64_t num_admitted = static_cast<int64_t>(new_keys.size());
   std::vector<uint32_t> new_rows(new_keys.size(), kNoRow);
@@ -57,6 +61,11 @@ void CpuTable::Impl::RecordTrainingLookup(Executor& ex, const uint64_t* keys, in
   MakeRoomByScore(num_admitted, rows, num_keys);
   ShardGroups groups;
   InsertMissing(ex, new_keys.data(), num_admitted, new_rows.data(), nullptr, &groups);
+  for (int64_t i = 0; rec.options.count_occurrences && i < num_admitted; ++i) {
+    const int64_t before = new_counts[i] - new_occurring[i];
+    if (rec.filter != nullptr && before < rec.options.filter_freq) withheld->push_back(new_rows[i]);
+  }
+  std::sort(withheld->begin(), withheld->end());
 
   // From here on nothing fails.
   rec.step = batch.step;
@@ -68,35 +77,57 @@ void CpuTable::Impl::RecordTrainingLookup(Executor& ex, const uint64_t* keys, in
   CountLookup(ex, batch, rows);
 }
 
+int64_t CpuTable::Impl::ListMissing(int64_t shard, LookupBatch* batch) const {
+  const ShardGroups& missing = batch->missing;
+  const int64_t offset = missing.offsets[shard], count = missing.count(shard);
+  const uint32_t* const positions = missing.positions.data() + offset;
+  uint64_t* const unique = batch->unique.data() + offset;
+  for (int64_t i = 0; i < count; ++i) unique[i] = batch->keys[positions[i]];
+  std::sort(unique, unique + count);
+  const int64_t n = std::unique(unique, unique + count) - unique;
+  for (int64_t i = 0; records->options.count_occurrences && i < count; ++i) {
+    const uint64_t key = batch->keys[positions[i]];
+    const int64_t at = std::lower_bound(unique, unique + n, key) - unique;
+    batch->occurring[offset + at] +=
+        batch->occurrences == nullptr ? 1 : batch->occurrences[positions[i]];
+  }
+  return n;
+}
+
 void CpuTable::Impl::ClassifyMissing(Executor& ex, LookupBatch* batch) {
   AdmissionFilter* const filter = records->filter.get();
   const ShardGroups& missing = batch->missing;
   batch->unique.resize(missing.positions.size());
   batch->counts.resize(missing.positions.size());
+  batch->occurring.resize(missing.positions.size());
   ex.ParallelFor(kNumShards, ShardGrain(missing.total()), [&](int64_t begin, int64_t end) {
     std::vector<uint64_t> refused;
+    std::vector<int64_t> refused_occurring;
     for (int64_t s = begin; s < end; ++s) {
       const int64_t offset = missing.offsets[s];
+      const int64_t n = ListMissing(s, batch);
       uint64_t* const unique = batch->unique.data() + offset;
-      for (int64_t i = 0; i < missing.count(s); ++i) {
-        unique[i] = batch->keys[missing.positions[offset + i]];
-      }
-      std::sort(unique, unique + missing.count(s));
-      const int64_t n = std::unique(unique, unique + missing.count(s)) - unique;
+      int64_t* const occurring = batch->occurring.data() + offset;
       refused.clear();
+      refused_occurring.clear();
       int64_t admitted = 0;
       for (int64_t i = 0; i < n; ++i) {
         const uint64_t key = unique[i];
-        const int64_t count =
-            filter == nullptr ? 1 : filter->CountWith(HashKey(key), key, batch->step);
+        const int64_t times = occurring[i];
+        const int64_t count = filter == nullptr
+                                  ? std::max<int64_t>(times, 1)
+                                  : filter->CountWith(HashKey(key), key, batch->step, times);
         if (filter != nullptr && count < records->options.filter_freq) {
           refused.push_back(key);
+          refused_occurring.push_back(times);
         } else {
           unique[admitted] = key;
+          occurring[admitted] = times;
           batch->counts[offset + admitted++] = count;
         }
       }
       std::copy(refused.begin(), refused.end(), unique + admitted);
+      std::copy(refused_occurring.begin(), refused_occurring.end(), occurring + admitted);
       batch->num_admitted[s] = admitted;
       batch->num_refused[s] = n - admitted;
       if (filter != nullptr) filter->Reserve(static_cast<int>(s), n - admitted);
@@ -120,13 +151,16 @@ void CpuTable::Impl::CountLookup(Executor& ex, const LookupBatch& batch, uint32_
         if (i + kAhead < present.total()) {
           __builtin_prefetch(&rec.records[rows[present.positions[i + kAhead]]], 1);
         }
-        const uint32_t row = rows[present.positions[i]];
+        const uint32_t position = present.positions[i], row = rows[position];
         KeyRecord& record = rec.records[row];
+        if (rec.options.count_occurrences) {
+          record.frequency += batch.occurrences == nullptr ? 1 : batch.occurrences[position];
+        }
         if (record.last_step == step) continue;
         // Once here instead of at the reading and at the update.
         if (pending) catch_up->Apply(arena->Row(row));
         fell[s] |= record.last_step > step;
-        ++record.frequency;
+        if (!rec.options.count_occurrences) ++record.frequency;
         record.last_step = step;
         ++num_found[s];
       }
@@ -135,8 +169,9 @@ void CpuTable::Impl::CountLookup(Executor& ex, const LookupBatch& batch, uint32_
         filter->Forget(HashKey(unique[i]), unique[i]);
       }
       for (int64_t i = 0; i < batch.num_refused[s]; ++i) {
-        const uint64_t key = unique[batch.num_admitted[s] + i];
-        num_refused[s] += filter->Count(HashKey(key), key, step);
+        const int64_t at = batch.num_admitted[s] + i;
+        num_refused[s] += filter->Count(HashKey(unique[at]), unique[at], step,
+                                        batch.occurring[missing.offsets[s] + at]);
       }
       for (int64_t i = missing.offsets[s]; i < missing.offsets[s + 1]; ++i) {
         const uint64_t key = batch.keys[missing.positions[i]];
@@ -211,15 +246,17 @@ void CpuTable::Impl::ImportRecords(const TableSnapshot& snapshot, const uint32_t
 }
 
 void CpuTable::RecordTrainingLookup(CallContext context, const uint64_t* keys, int64_t num_keys) {
-  const Scratch<uint32_t> rows(num_keys);
   const ExclusiveLock lock(impl_->mutex);
-  RecordTrainingRows(context.threads(), keys, num_keys, rows.get());
+  RecordTrainingRows(context.threads(), keys, nullptr, num_keys);
 }
 
-void CpuTable::RecordTrainingRows(Executor& ex, const uint64_t* keys, int64_t num_keys,
-                                  uint32_t* row_numbers) {
+std::vector<uint32_t> CpuTable::RecordTrainingRows(Executor& ex, const uint64_t* keys,
+                                                   const int64_t* occurrences, int64_t num_keys) {
   impl_->Records();
-  impl_->RecordTrainingLookup(ex, keys, num_keys, row_numbers);
+  const Scratch<uint32_t> rows(num_keys);
+  std::vector<uint32_t> withheld;
+  impl_->RecordTrainingLookup(ex, keys, occurrences, num_keys, rows.get(), &withheld);
+  return withheld;
 }
 
 void CpuTable::RecordAndRead(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows,
@@ -233,7 +270,8 @@ void CpuTable::RecordAndRead(Executor& ex, const uint64_t* keys, int64_t num_key
       if (row_numbers[i] == kNoRow) missing.push_back(i);
     }
   }
-  impl_->RecordTrainingLookup(ex, keys, num_keys, row_numbers.get());
+  std::vector<uint32_t> withheld;
+  impl_->RecordTrainingLookup(ex, keys, nullptr, num_keys, row_numbers.get(), &withheld);
   std::vector<bool> is_marked(missing.empty() ? 0 : static_cast<size_t>(impl_->next_row));
   for (int64_t i : missing) {
     if (row_numbers[i] == kNoRow) continue;
@@ -243,6 +281,11 @@ void CpuTable::RecordAndRead(Executor& ex, const uint64_t* keys, int64_t num_key
   ex.ParallelFor(num_keys, 2048, [&](int64_t begin, int64_t end) {
     impl_->ReadRange(keys + begin, end - begin, row_numbers.get() + begin, rows + begin * dim());
   });
+  for (int64_t i = 0; !withheld.empty() && i < num_keys; ++i) {
+    if (std::binary_search(withheld.begin(), withheld.end(), row_numbers[i])) {
+      MissingRow(keys[i], rows + i * dim());
+    }
+  }
 }
 
 PolicyCounts CpuTable::Statistics(CallContext) const {

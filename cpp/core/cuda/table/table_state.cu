@@ -30,6 +30,14 @@ const TableOptions& Validated(const TableOptions& options, double max_load_facto
         "`max_load_factor` must be in (0, 0.97]. Received: " + std::to_string(max_load_factor) +
         " (table '" + options.name + "')");
   }
+  if (options.policy.count_occurrences && options.policy.keeps_records()) {
+    throw std::invalid_argument(
+        "`count` must be 'lookups' for a table in device memory; `with tf.device(\"/CPU:0\"):` "
+        "keeps "
+        "it in host memory, which counts 'occurrences', too. Received: count='occurrences' "
+        "(table '" +
+        options.name + "')");
+  }
   RequireDevice();
   return options;
 }

@@ -1,0 +1,287 @@
+"""DeepRec's optimizers for `tf.compat.v1` graphs, under its names.
+
+    AdagradDecayOptimizer     acc = max(rate acc, initial) once per `accumulator_decay_step` steps
+    AdagradDecayOptimizerV2   of the program, at a row's next update; then Adagrad
+    AdamAsyncOptimizer        Adam that touches the rows of the batch only; or RMSProp with momentum
+    AdamWOptimizer            Adam with decoupled weight decay of the rows of the batch
+
+Source of the formulas: DeepRec's `tensorflow/python/training` and
+`tensorflow/core/kernels/training_ali_ops.cc`. Tables take the fused rules "adagrad_decay",
+"lazy_adam" and "rmsprop" (cpp/core/optimizer.h); ordinary variables are updated here, with the same
+formulas in TensorFlow's ops.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.optimizers.embedding_aware import embedding_aware
+from sok_like.optimizers.rules import OptimizerRule, number_of
+
+v1 = tf.compat.v1
+
+
+class _Rows:
+    """The rows of a variable that a gradient touches, or all of them, to read and to write."""
+
+    def __init__(self, indices=None):
+        self._indices = indices
+
+    def read(self, variable):
+        value = tf.convert_to_tensor(variable)
+        return value if self._indices is None else tf.gather(value, self._indices)
+
+    def write(self, variable, rows):
+        if self._indices is None:
+            return variable.assign(rows)
+        return v1.scatter_update(variable, self._indices, rows)
+
+
+class _RowOptimizer(v1.train.Optimizer):  # type: ignore[name-defined]
+    """A stock optimizer of which a subclass says how some rows of a variable are updated.
+
+    TensorFlow calls the four methods of dense and sparse gradients, reference and resource
+    variables; equal indices are summed first.
+    """
+
+    def _update(self, gradient, variable, rows):
+        raise NotImplementedError
+
+    def _apply_dense(self, grad, var):
+        return self._update(grad, var, _Rows())
+
+    def _resource_apply_dense(self, grad, var):
+        return self._update(grad, var, _Rows())
+
+    def _apply_sparse(self, grad, var):
+        return self._update(grad.values, var, _Rows(grad.indices))
+
+    def _resource_apply_sparse(self, grad, var, indices):
+        return self._update(grad, var, _Rows(indices))
+
+    def _number(self, value):
+        return self._call_if_callable(value)
+
+
+class _AdagradDecay(_RowOptimizer):
+    def __init__(
+        self,
+        learning_rate: Any,
+        global_step: Any,
+        initial_accumulator_value: float = 0.1,
+        accumulator_decay_step: int = 100000,
+        accumulator_decay_rate: float = 0.9,
+        use_locking: bool = False,
+        name: str = "AdagradDecay",
+    ):
+        for argument, value, fits in (
+            ("initial_accumulator_value", initial_accumulator_value, initial_accumulator_value > 0),
+            ("accumulator_decay_step", accumulator_decay_step, accumulator_decay_step > 0),
+            ("accumulator_decay_rate", accumulator_decay_rate, 0 < accumulator_decay_rate < 1),
+        ):
+            if not fits:
+                wanted = "in (0, 1)" if argument.endswith("rate") else "positive"
+                raise ValueError(f"`{argument}` must be {wanted}. Received: {argument}={value!r}")
+        super().__init__(use_locking, name)
+        self._learning_rate = learning_rate
+        self._global_step = global_step
+        self._initial_accumulator_value = initial_accumulator_value
+        self._accumulator_decay_step = int(accumulator_decay_step)
+        self._accumulator_decay_rate = accumulator_decay_rate
+
+    def own_rule(self):
+        return OptimizerRule(
+            "adagrad_decay",
+            (
+                ("initial_accumulator", float(self._initial_accumulator_value)),
+                ("decay_steps", self._accumulator_decay_step),
+                ("decay_rate", float(self._accumulator_decay_rate)),
+            ),
+        )
+
+    def own_step(self):
+        # Decays are due by the step of the program, which may not count this optimizer's updates.
+        return tf.cast(tf.convert_to_tensor(self._global_step), tf.int64) + 1
+
+    def _create_slots(self, var_list):
+        for var in var_list:
+            initial = v1.constant_initializer(self._initial_accumulator_value, var.dtype.base_dtype)
+            args = (initial, var.shape, var.dtype.base_dtype, "accumulator", self._name)
+            self._get_or_make_slot_with_initializer(var, *args)
+            self._zeros_slot(var, "accumulator_decay_power", self._name)
+
+    def _update(self, gradient, variable, rows):
+        accumulators = self.get_slot(variable, "accumulator")
+        powers = self.get_slot(variable, "accumulator_decay_power")
+        accumulator, power = rows.read(accumulators), rows.read(powers)
+        due = tf.cast(self.own_step() // self._accumulator_decay_step, power.dtype)
+        late = due > power
+        decayed = tf.maximum(
+            accumulator * tf.cast(self._accumulator_decay_rate, power.dtype),
+            tf.cast(self._initial_accumulator_value, power.dtype),
+        )
+        accumulator = tf.where(late, decayed, accumulator) + gradient * gradient
+        rate = tf.cast(self._number(self._learning_rate), power.dtype)
+        row = rows.read(variable) - rate * gradient / tf.sqrt(accumulator)
+        return tf.group(
+            rows.write(accumulators, accumulator),
+            rows.write(powers, power + tf.cast(late, power.dtype)),
+            rows.write(variable, row),
+        )
+
+
+class _AdamRows(_RowOptimizer):
+    """Adam's moments of rows, and its powers of beta, of which each variable has its own."""
+
+    def __init__(self, learning_rate, beta1, beta2, epsilon, use_locking, name):
+        super().__init__(use_locking, name)
+        self._lr = learning_rate
+        self._beta1, self._beta2, self._epsilon = beta1, beta2, epsilon
+
+    def _create_slots(self, var_list):
+        for var in var_list:
+            for slot in ("m", "v"):
+                self._zeros_slot(var, slot, self._name)
+            dtype = var.dtype.base_dtype
+            for slot, beta in (("beta1_power", self._beta1), ("beta2_power", self._beta2)):
+                initial = v1.constant_initializer(self._number(beta))
+                args = (initial, tf.TensorShape([]), dtype, slot, self._name)
+                self._get_or_make_slot_with_initializer(var, *args)
+
+    def _adam(self, gradient, variable, rows, decay=0.0):
+        dtype = gradient.dtype
+        moments, velocities = self.get_slot(variable, "m"), self.get_slot(variable, "v")
+        powers = [self.get_slot(variable, f"beta{i}_power") for i in (1, 2)]
+        power_1, power_2 = [tf.convert_to_tensor(power) for power in powers]
+        rate, beta_1, beta_2, epsilon = [
+            tf.cast(self._number(value), dtype)
+            for value in (self._lr, self._beta1, self._beta2, self._epsilon)
+        ]
+        alpha = rate * tf.sqrt(1 - power_2) / (1 - power_1)
+        m = beta_1 * rows.read(moments) + (1 - beta_1) * gradient
+        v = beta_2 * rows.read(velocities) + (1 - beta_2) * gradient * gradient
+        row = rows.read(variable)
+        row = row - tf.cast(decay, dtype) * row - alpha * m / (tf.sqrt(v) + epsilon)
+        with tf.control_dependencies([alpha]):
+            updates = [powers[0].assign(power_1 * beta_1), powers[1].assign(power_2 * beta_2)]
+        return tf.group(
+            rows.write(moments, m), rows.write(velocities, v), rows.write(variable, row), *updates
+        )
+
+    def _numbers(self, **options):
+        names = {"beta_1": "_beta1", "beta_2": "_beta2", "epsilon": "_epsilon"}
+        numbers = {option: number_of(self, attribute) for option, attribute in names.items()}
+        return tuple({**numbers, **options}.items())
+
+
+class _AdamAsync(_AdamRows):
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        use_locking: bool = False,
+        apply_sparse_rmsprop: bool = False,
+        name: str = "AdamAsync",
+    ):
+        super().__init__(learning_rate, beta1, beta2, epsilon, use_locking, name)
+        self._apply_sparse_rmsprop = apply_sparse_rmsprop
+
+    def own_rule(self):
+        return OptimizerRule(
+            "rmsprop" if self._apply_sparse_rmsprop else "lazy_adam", self._numbers()
+        )
+
+    def _update(self, gradient, variable, rows):
+        if not self._apply_sparse_rmsprop or rows._indices is None:
+            return self._adam(gradient, variable, rows)
+        dtype = gradient.dtype
+        moments, velocities = self.get_slot(variable, "m"), self.get_slot(variable, "v")
+        rate, beta_1, beta_2, epsilon = [
+            tf.cast(self._number(value), dtype)
+            for value in (self._lr, self._beta1, self._beta2, self._epsilon)
+        ]
+        v = beta_2 * rows.read(velocities) + (1 - beta_2) * gradient * gradient
+        m = beta_1 * rows.read(moments) + rate * gradient * tf.math.rsqrt(v + epsilon)
+        return tf.group(
+            rows.write(velocities, v),
+            rows.write(moments, m),
+            rows.write(variable, rows.read(variable) - m),
+        )
+
+
+class _AdamW(_AdamRows):
+    def __init__(
+        self,
+        weight_decay: float,
+        learning_rate: Any = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        use_locking: bool = False,
+        name: str = "AdamW",
+    ):
+        super().__init__(learning_rate, beta1, beta2, epsilon, use_locking, name)
+        self._weight_decay = weight_decay
+
+    def own_rule(self):
+        decay = number_of(self, "_weight_decay")
+        return OptimizerRule("lazy_adam", self._numbers(row_weight_decay=decay))
+
+    def _update(self, gradient, variable, rows):
+        return self._adam(gradient, variable, rows, self._number(self._weight_decay))
+
+
+def _published(cls, name, doc):
+    """The class of tables and ordinary variables, under DeepRec's name."""
+    aware = embedding_aware(cls)
+    aware.__name__ = aware.__qualname__ = name
+    aware.__module__, aware.__doc__ = __name__, doc
+    return aware
+
+
+_ADAGRAD_DECAY = """Adagrad whose accumulators decay by periods of the global step.
+
+    When a row is updated for the first time after `global_step + 1` reached another multiple of
+    `accumulator_decay_step`, its accumulator becomes
+    `max(accumulator * accumulator_decay_rate, initial_accumulator_value)`. A row that missed
+    several multiples decays once at each of its next updates. In tables an accumulator and the
+    number of its decays take one float per element each.
+
+    Args:
+        learning_rate: Scalar.
+        global_step: The program's step, a variable.
+        initial_accumulator_value: Positive; what accumulators start from and never fall below.
+        accumulator_decay_step: Positive integer.
+        accumulator_decay_rate: In (0, 1).
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+
+AdagradDecayOptimizer: Any = _published(_AdagradDecay, "AdagradDecayOptimizer", _ADAGRAD_DECAY)
+AdagradDecayOptimizerV2: Any = _published(
+    type("_AdagradDecayV2", (_AdagradDecay,), {}), "AdagradDecayOptimizerV2", _ADAGRAD_DECAY
+)
+AdamAsyncOptimizer: Any = _published(
+    _AdamAsync,
+    "AdamAsyncOptimizer",
+    """Adam whose powers of beta belong to each variable, and that moves rows of the batch only.
+
+    With `apply_sparse_rmsprop=True` tables and sparse gradients take RMSProp with momentum:
+    `v = beta2 v + (1 - beta2) g^2`, `m = beta1 m + lr g / sqrt(v + epsilon)`, `w -= m`.
+    """,
+)
+AdamWOptimizer: Any = _published(
+    _AdamW,
+    "AdamWOptimizer",
+    """Adam with decoupled weight decay of what has a gradient, as in DeepRec.
+
+    A table's row: `w -= alpha (m / (sqrt(v) + epsilon) + weight_decay w)` with Adam's
+    `alpha = lr sqrt(1 - beta2^t) / (1 - beta1^t)`, rows of the batch only. An ordinary variable
+    decays by `weight_decay w`, without the rate. Both are DeepRec's formulas.
+    """,
+)
