@@ -35,7 +35,7 @@ def install() -> None:
     def gradient(self, target, sources, *args, **kwargs):
         gradients = own(self, target, sources, *args, **kwargs)
         flat = tf.nest.flatten(sources)
-        gradients = completed(tf.nest.flatten(gradients), flat)
+        gradients = completed(tf.nest.flatten(gradients), flat, are_parts=True)
         return tf.nest.pack_sequence_as(sources, list(map(sharded_gradient, gradients, flat)))
 
     gradient._sok_own = own  # type: ignore[attr-defined]
@@ -58,13 +58,20 @@ def put_under(variables: Sequence[Any], distribution: Any, *, distinct: bool = F
                     object.__setattr__(face, "_sok_distinct", True)
 
 
-def completed(gradients: Sequence[Any], sources: Sequence[Any], distribution: Any = None) -> list:
+def completed(
+    gradients: Sequence[Any],
+    sources: Sequence[Any],
+    distribution: Any = None,
+    *,
+    are_parts: bool = False,
+) -> list:
     """Gradients of the whole batch: each is averaged along the batch axis unless it was before.
 
     Args:
         gradients: What the tape returned, or the program made of it.
         sources: Of what. Gradients of anything but variables stay as they are.
         distribution: Of variables that belong to no model; by default the current one.
+        are_parts: Whether those of sharded variables are this rank's parts, as a tape makes them.
     """
     result = list(gradients)
     by_line: dict[Any, list[int]] = {}
@@ -76,7 +83,9 @@ def completed(gradients: Sequence[Any], sources: Sequence[Any], distribution: An
         if line.world_size > 1 and not _is_complete(gradient, source):
             by_line.setdefault(line, []).append(i)
     for line, places in by_line.items():
-        parts = [local_part(gradients[i], sources[i]) for i in places]
+        parts = [
+            gradients[i] if are_parts else local_part(gradients[i], sources[i]) for i in places
+        ]
         means = _means(parts, [sources[i] for i in places], line)
         for i, part, mean in zip(places, parts, means, strict=True):
             if not isinstance(mean, tf.IndexedSlices):
