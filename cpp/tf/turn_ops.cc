@@ -23,9 +23,13 @@ using tensorflow::shape_inference::InferenceContext;
 
 REGISTER_OP("SokTurn")
     .Input("token: resource")
+    .Attr("number: int = -1")
+    .Attr("ends: bool = false")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext*) { return absl::OkStatus(); })
-    .Doc("The begin or the end of a turn of exchanges in this process.");
+    .Doc(
+        "The begin or the end of a turn of exchanges in this process. In a session's graph, where "
+        "session_order.cc orders them, a turn has a number of its own.");
 
 class TurnOp : public OpKernel {
  public:

@@ -9,8 +9,10 @@ that fails, which it does on all ranks, ends the step before any rank has begun 
 
 Because all ranks exchange in one order, the next exchange of one rank is met by the next one of
 the others, whatever it is called. Each message says which call it is of (cpp/core/cpu/message.h):
-where ranks are in different ones, all of them raise. A `tf.compat.v1` graph runs what is fetched,
-in no order; there exchanges meet by name.
+where ranks are in different ones, all of them raise.
+
+A `tf.compat.v1` graph runs what is fetched, in no order. There turns have numbers, by which
+cpp/tf/session_order.cc puts those of one run in order, and exchanges meet by name.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ def turn() -> Iterator[list[Any]]:
     done: list[Any] = []
     graph = _function_graph()
     if graph is None:
-        yield done
+        with _numbered_turn():
+            yield done
         return
     token, ops = _token_here(), native.ops()
     # TensorFlow orders no ops in the gradient of a function that it makes by itself.
@@ -51,6 +54,33 @@ def turn() -> Iterator[list[Any]]:
         yield done
     with tf.control_dependencies(done):
         graph._sok_turn = ops.sok_turn(token=token)
+
+
+@contextlib.contextmanager
+def _numbered_turn():
+    """`turn` where a session runs the graph; nothing eagerly, and in a loop or branch of TF 1."""
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    if graph is None or graph._get_control_flow_context() is not None:
+        yield
+        return
+    graph._sok_last_turn = getattr(graph, "_sok_last_turn", 0) + 1
+    graph._sok_number = graph._sok_last_turn
+    try:
+        begin = native.ops().sok_turn(token=_token_here(), number=graph._sok_number)
+        with tf.control_dependencies([begin]):
+            yield
+    finally:
+        graph._sok_number = None
+
+
+def _ends_numbered_turn(results):
+    """Ops behind which a numbered turn has brought its results; without one, nothing."""
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    number = getattr(graph, "_sok_number", None)
+    if number is None:
+        return []
+    with tf.control_dependencies(results):
+        return [native.ops().sok_turn(token=_token_here(), number=number, ends=True)]
 
 
 def in_turn(collective: Callable[[], Any], name: str, communicator: Communicator) -> Any:
@@ -66,8 +96,10 @@ def in_turn(collective: Callable[[], Any], name: str, communicator: Communicator
         exchange_notes(tf.zeros([0], tf.int64), [], communicator, name)
     with turn() as done:
         result = _waiting_for(name, [], collective)
-        done += [t for t in tf.nest.flatten(result, expand_composites=True) if t is not None]
-    return result
+        tensors = [t for t in tf.nest.flatten(result, expand_composites=True) if t is not None]
+        done += tensors
+        ends = _ends_numbered_turn(tensors)
+    return result if not ends else _behind(ends, result)
 
 
 def exchange_keys(
@@ -157,7 +189,7 @@ def exchange(
             )
 
     received, lengths, call = _all_rounds(send, communicator.world_size)
-    with tf.control_dependencies([call]):
+    with tf.control_dependencies([call, *_ends_numbered_turn([received, call])]):
         if words > 1:
             received = tf.bitcast(tf.reshape(received, [-1, words]), message.dtype)
         return tf.identity(received), lengths // words, call
@@ -167,27 +199,21 @@ def _all_rounds(send, world_size):
     """What all rounds bring, its splits, and the call that it is of."""
     ops = native.ops()
 
-    def join(received, lengths, number):
-        return ops.sok_join_parts(received, lengths, *send(number))
-
-    def rest(received, lengths):
-        _, *received = tf.while_loop(
-            lambda number, *_: number <= more,
-            lambda number, *received: (number + 1, *join(*received, number)),
-            (1, received, lengths),
-            parallel_iterations=1,
-            shape_invariants=(tf.TensorShape([]), tf.TensorShape([None]), lengths.shape),
-        )
-        return (*received, ops.sok_check_message(*received, world_size=world_size).call)
+    def next_round(number, received, lengths, _):
+        received, lengths = ops.sok_join_parts(received, lengths, *send(number))
+        checked = ops.sok_check_message(received, lengths, world_size=world_size)
+        return number + 1, received, lengths, checked.call
 
     received, lengths = send(0)
     call, more = ops.sok_check_message(received, lengths, world_size=world_size)
-    with tf.control_dependencies([call]):
-        return tf.cond(
-            more > 0,
-            lambda: rest(received, lengths),
-            lambda: (tf.identity(received), tf.identity(lengths), tf.identity(call)),
-        )
+    any_length = tf.TensorShape([None])
+    return tf.while_loop(
+        lambda number, *_: number <= more,
+        next_round,
+        (1, received, lengths, call),
+        parallel_iterations=1,
+        shape_invariants=(tf.TensorShape([]), any_length, lengths.shape, call.shape),
+    )[1:]
 
 
 def exchange_rows(
@@ -227,7 +253,12 @@ def _waiting_for(what, inputs, collective):
         end = ops.sok_end_wait(id=wait)
     if tf.executing_eagerly():
         return result
-    with tf.control_dependencies([end, ops.sok_watch(id=wait)]):
+    return _behind([end, ops.sok_watch(id=wait)], result)
+
+
+def _behind(ops, result):
+    """The same tensors, there once the ops have run."""
+    with tf.control_dependencies(ops):
         return tf.nest.map_structure(
             lambda t: None if t is None else tf.identity(t), result, expand_composites=True
         )

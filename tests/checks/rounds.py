@@ -1,6 +1,6 @@
 """Exchanges in rounds: small ones in several all-to-alls, by lowered limits, against NumPy.
 
-    env = {"SOK_EXCHANGE_LIMIT": "100", "SOK_BLOCK_LIMIT": "4000"}  # 2 ranks: 50 words a round
+    env = {"SOK_EXCHANGE_LIMIT": "300", "SOK_BLOCK_LIMIT": "4000"}  # 2 ranks: 150 words a round
 
 Row k of each table starts as (k + 1) / 8 in all columns. Sums of such numbers are exact.
 """

@@ -104,8 +104,8 @@ def test_random_programs_give_what_a_dictionary_gives(rank_results, world_size):
 
 @pytest.fixture(scope="module")
 def in_rounds():
-    """What 2 ranks found that exchange at most 50 words of a block at once."""
-    env = {"SOK_EXCHANGE_LIMIT": "100", "SOK_BLOCK_LIMIT": "4000"}
+    """What 2 ranks found that exchange at most 150 words of a block at once."""
+    env = {"SOK_EXCHANGE_LIMIT": "300", "SOK_BLOCK_LIMIT": "4000"}
     return run_ranks("tests.checks.rounds:main", 2, env=env)
 
 
