@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from sok_like.lookup.local_variables import is_local, mark_local, unique_in_graph
 from sok_like.runtime import comm, turns
+from sok_like.runtime.finite import all_finite, with_decision, without_decision
 from sok_like.runtime.initialize import ensure_initialized
 
 # Arguments of Horovod's wrappers: some have no effect here; the others must mean an average over
@@ -172,8 +173,25 @@ class _Averaging:
     def _dmp_averaged(self, gradients, variables):
         return averaged(gradients, variables, self._dmp_sparse_as_dense, "dmp_optimizer")
 
+    def _dmp_averaged_pairs(self, pairs):
+        variables = [v for _, v in pairs]
+        gradients = self._dmp_averaged([g for g, _ in pairs], variables)
+        return list(zip(gradients, variables, strict=True))
+
 
 class _Keras3(_Averaging):
+    def __setattr__(self, name, value):
+        # Keras' LossScaleOptimizer takes an optimizer over by switching its own scaling off.
+        taken_over = name == "loss_scale_factor" and value is None and name in self.__dict__
+        if taken_over and comm.current().world_size > 1:
+            raise ValueError(
+                "Keras' LossScaleOptimizer, which `compile` puts around an optimizer under "
+                "`mixed_float16`, decides on each rank by itself whether a step is taken. Use "
+                "`DistributedOptimizer(tf.keras.optimizers.LossScaleOptimizer(optimizer))`, where "
+                "the ranks decide together. Received: a DistributedOptimizer inside of it"
+            )
+        super().__setattr__(name, value)
+
     def apply(self, grads, trainable_variables=None):
         grads = list(grads)
         variables = trainable_variables
@@ -189,13 +207,50 @@ class _TfKeras(_Averaging):
     def apply_gradients(
         self, grads_and_vars, name=None, skip_gradients_aggregation=False, **kwargs
     ):
-        pairs = list(grads_and_vars)
+        pairs = without_decision(grads_and_vars)
         aggregate = kwargs.pop("experimental_aggregate_gradients", True)
-        if aggregate and not skip_gradients_aggregation:
-            variables = [v for _, v in pairs]
-            gradients = self._dmp_averaged([g for g, _ in pairs], variables)
-            pairs = list(zip(gradients, variables, strict=True))
-        return super().apply_gradients(pairs, name, skip_gradients_aggregation, **kwargs)
+        aggregate = aggregate and not skip_gradients_aggregation
+        if aggregate:
+            pairs = self._dmp_averaged_pairs(pairs)
+        self.__dict__["_dmp_has_averaged"] = aggregate  # Keras calls `aggregate_gradients` itself
+        try:
+            return super().apply_gradients(pairs, name, skip_gradients_aggregation, **kwargs)
+        finally:
+            self.__dict__["_dmp_has_averaged"] = False
+
+    def aggregate_gradients(self, grads_and_vars):
+        """Called by tf_keras' LossScaleOptimizer, which then decides whether to take the step."""
+        if self.__dict__.get("_dmp_has_averaged"):
+            return super().aggregate_gradients(grads_and_vars)
+        pairs = super().aggregate_gradients(self._dmp_averaged_pairs(list(grads_and_vars)))
+        return with_decision(list(pairs), comm.current())
+
+
+class _LossScaling:
+    """Mixin over Keras 3's `LossScaleOptimizer`: ranks decide together."""
+
+    def check_finite(self, grads):
+        return all_finite(grads, comm.current())
+
+
+def _loss_scaling(optimizer, inner, sparse_as_dense):
+    """A view of Keras' LossScaleOptimizer around a view of its inner optimizer that averages."""
+    cls = type(optimizer)
+    if not any(base.__module__.startswith("keras.src.optimizers") for base in cls.__mro__):
+        raise TypeError(
+            "tf_keras' LossScaleOptimizer must be around the DistributedOptimizer: "
+            "`LossScaleOptimizer(DistributedOptimizer(optimizer))`. "
+            f"Received: DistributedOptimizer({cls.__name__}(...))"
+        )
+    view = object.__new__(_loss_scaling_class(cls))
+    object.__setattr__(view, "__dict__", optimizer.__dict__)
+    view.inner_optimizer = DistributedOptimizer(inner, sparse_as_dense=sparse_as_dense)
+    return view
+
+
+@functools.cache
+def _loss_scaling_class(cls):
+    return type(f"Distributed{cls.__name__}", (_LossScaling, cls), {"__module__": __name__})
 
 
 class _TfKerasLegacy(_Averaging):
@@ -204,12 +259,21 @@ class _TfKerasLegacy(_Averaging):
         return mark_local(slot) if is_local(var) else slot
 
     def apply_gradients(self, grads_and_vars, name=None, experimental_aggregate_gradients=True):
-        pairs = list(grads_and_vars)
+        pairs = without_decision(grads_and_vars)
         if experimental_aggregate_gradients:
-            variables = [v for _, v in pairs]
-            gradients = self._dmp_averaged([g for g, _ in pairs], variables)
-            pairs = list(zip(gradients, variables, strict=True))
-        return super().apply_gradients(pairs, name, experimental_aggregate_gradients)
+            pairs = self._dmp_averaged_pairs(pairs)
+        self.__dict__["_dmp_has_averaged"] = experimental_aggregate_gradients
+        try:
+            return super().apply_gradients(pairs, name, experimental_aggregate_gradients)
+        finally:
+            self.__dict__["_dmp_has_averaged"] = False
+
+    def _aggregate_gradients(self, grads_and_vars):
+        """As `_TfKeras.aggregate_gradients`."""
+        if self.__dict__.get("_dmp_has_averaged"):
+            return super()._aggregate_gradients(grads_and_vars)
+        pairs = super()._aggregate_gradients(self._dmp_averaged_pairs(list(grads_and_vars)))
+        return with_decision(list(pairs), comm.current())
 
 
 @functools.cache
@@ -240,7 +304,8 @@ def DistributedOptimizer(
 
     Args:
         optimizer: Any optimizer of Keras 3 or tf_keras, also a legacy one. For hash
-            tables it must be a `sok.OptimizerWrapper`.
+            tables it must be a `sok.OptimizerWrapper`. Loss scaling: Keras 3's
+            `LossScaleOptimizer` goes inside, that of tf_keras outside.
         sparse_as_dense: True averages sparse gradients of replicated variables as dense ones.
         **horovod_arguments: As in `DistributedGradientTape`.
 
@@ -254,6 +319,9 @@ def DistributedOptimizer(
         ValueError: a value is not supported.
     """
     check_horovod_arguments("DistributedOptimizer", horovod_arguments)
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if inner is not None:  # Keras' LossScaleOptimizer
+        return _loss_scaling(optimizer, inner, sparse_as_dense)
     cls = _averaging_class(type(optimizer))  # type: ignore[arg-type]
     with tf.init_scope():
         ensure_initialized()

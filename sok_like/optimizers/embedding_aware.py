@@ -18,7 +18,7 @@ import tensorflow as tf
 from sok_like.lookup.local_variables import is_local
 from sok_like.optimizers import graph_step, same_on_ranks
 from sok_like.optimizers.rules import OptimizerRule, rule_of
-from sok_like.runtime import comm, ops, turns
+from sok_like.runtime import comm, finite, ops, turns
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 
@@ -287,7 +287,7 @@ class _TfKeras(EmbeddingAware):
     ):
         aggregate = kwargs.pop("experimental_aggregate_gradients", True)
         aggregate = aggregate and not skip_gradients_aggregation
-        pairs = list(grads_and_vars)
+        pairs = finite.without_decision(grads_and_vars)
         with tf.init_scope():
             self.build([v for _, v in pairs])
         if graph_step.builds_v1_graph():
@@ -304,7 +304,17 @@ class _TfKeras(EmbeddingAware):
         other = [(g, v) for g, v in other if g is not None]
         if not other:
             return self.iterations.assign_add(1)
-        return super().apply_gradients(other, name, skip_gradients_aggregation, **kwargs)
+        if aggregate:  # over the replicas of a strategy
+            other = super().aggregate_gradients(other)
+        return super().apply_gradients(other, name, True, **kwargs)
+
+    def aggregate_gradients(self, grads_and_vars):
+        """Called by tf_keras' LossScaleOptimizer, which then decides whether to take the step."""
+        embedding, other = split(grads_and_vars)
+        other = self._sok_averaged(other, self._sok_learning_rate(), self.iterations + 1)
+        other = super().aggregate_gradients(other) if other else other
+        communicator = comm.current() if comm.is_initialized() else comm.SingleProcess()
+        return finite.with_decision([*embedding, *other], communicator)
 
     def minimize(self, loss, var_list, tape=None):
         if not graph_step.builds_v1_graph() or tape is not None:

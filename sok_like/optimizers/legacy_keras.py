@@ -12,6 +12,8 @@ import tensorflow as tf
 
 from sok_like.optimizers.embedding_aware import EmbeddingAware, split
 from sok_like.optimizers.rules import OptimizerRule, check_keras_settings
+from sok_like.runtime import comm
+from sok_like.runtime.finite import with_decision, without_decision
 
 
 class LegacyKeras(EmbeddingAware):
@@ -21,7 +23,7 @@ class LegacyKeras(EmbeddingAware):
         return legacy_rule(self)
 
     def apply_gradients(self, grads_and_vars, name=None, experimental_aggregate_gradients=True):
-        pairs = list(grads_and_vars)
+        pairs = without_decision(grads_and_vars)
         others = self._sok_take([variable for _, variable in pairs])
         embedding, other = split(pairs)
         if not any(gradient is not None for gradient, _ in pairs):
@@ -35,11 +37,24 @@ class LegacyKeras(EmbeddingAware):
         if experimental_aggregate_gradients:
             other = self._sok_averaged(other, rate, step)
         other = [(gradient, variable) for gradient, variable in other if gradient is not None]
+        if experimental_aggregate_gradients and other:  # over the replicas of a strategy
+            other = list(super()._aggregate_gradients(other))
         updates = [op for op in updates if op is not None]
         with tf.control_dependencies([*updates, step] if not tf.executing_eagerly() else []):
             if not other:
                 return tf.group(self.iterations.assign_add(1), name=name)
-            return super().apply_gradients(other, name)
+            return super().apply_gradients(other, name, experimental_aggregate_gradients=False)
+
+    def _aggregate_gradients(self, grads_and_vars):
+        """Called by tf_keras' LossScaleOptimizer, which then decides whether to take the step."""
+        embedding, other = split(grads_and_vars)
+        with tf.init_scope():
+            self._create_all_weights([variable for _, variable in other])
+        rate, step = self._decayed_lr(tf.float32), self.iterations.read_value() + 1
+        other = self._sok_averaged(other, rate, step)
+        other = list(super()._aggregate_gradients(other)) if other else other
+        communicator = comm.current() if comm.is_initialized() else comm.SingleProcess()
+        return with_decision([*embedding, *other], communicator)
 
 
 def legacy_rule(optimizer: Any) -> OptimizerRule:

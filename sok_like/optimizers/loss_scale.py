@@ -13,7 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.optimizers.embedding_aware import unscaled
-from sok_like.runtime import comm, turns
+from sok_like.runtime import comm
+from sok_like.runtime.finite import all_finite
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 
@@ -28,14 +29,8 @@ class LossScaling:
 
     def check_finite(self, grads: Any) -> tf.Tensor:
         """Whether all gradients of all ranks are finite, bool scalar, the same on every rank."""
-        values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in grads]
-        finite = [tf.reduce_all(tf.math.is_finite(v)) for v in values if v is not None]
-        finite = tf.reduce_all(tf.stack(finite)) if finite else tf.constant(True)
-        if not comm.is_initialized() or comm.current().world_size == 1:
-            return finite
-        finite, communicator, name = [tf.cast(finite, tf.float32)], comm.current(), "sok_finite"
-        (share,) = turns.in_turn(lambda: communicator.average(finite, name), name, communicator)
-        return tf.equal(share, 1.0)
+        known = comm.is_initialized()
+        return all_finite(grads, comm.current() if known else comm.SingleProcess())
 
     def _stateful_handle_finite_grads(self, grads, trainable_variables):
         # Keras divides by the scale too; a gradient by key is divided here, where it stays one.

@@ -1,14 +1,11 @@
-"""Steps of optimizers on ranks: all kinds of variables, one rank's infinity, keys met once."""
+"""Steps of optimizers on ranks: all kinds of variables, keys met once."""
 
 import numpy as np
 import tensorflow as tf
 
-from sok_like.table.keras_variable import is_keras_3
-
 
 def checks(world_size):
-    found = {"all_kinds": all_kinds, "one_lookup": one_lookup}
-    return found | ({"one_rank_is_not_finite": one_rank_is_not_finite} if is_keras_3() else {})
+    return {"all_kinds": all_kinds, "one_lookup": one_lookup}
 
 
 def all_kinds():
@@ -38,22 +35,6 @@ def all_kinds():
     optimizer.apply_gradients(zip(gradients, variables, strict=True))
     rows = hashed(tf.constant([0, 1, 2, 3], tf.int64), training=False).numpy()
     return {"hashed": rows, "dense": dense.get_weights(all_ranks=True), "weights": weights.numpy()}
-
-
-def one_rank_is_not_finite():
-    """What a step changes in which only rank 1's loss is infinite, under loss scaling."""
-    from sok_like.runtime import comm
-    from tests.optimizers.test_loss_scale import make, step
-
-    layer, dense, optimizer = make()
-    step(layer, dense, optimizer, 2.0)
-    before, weights = layer(tf.constant([5, 6], tf.int64)).numpy(), dense.numpy()
-    step(layer, dense, optimizer, float("inf") if comm.current().rank == 1 else 2.0)
-    return {
-        "rows_same": bool((layer(tf.constant([5, 6], tf.int64)).numpy() == before).all()),
-        "weights_same": bool((dense.numpy() == weights).all()),
-        "scale": float(optimizer.dynamic_scale),
-    }
 
 
 def one_lookup():

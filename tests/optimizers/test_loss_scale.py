@@ -56,11 +56,20 @@ def test_a_step_that_is_not_finite_changes_nothing_but_the_scale():
     assert float(optimizer.dynamic_scale) == SCALE / 2
 
 
-@keras_3_only
 @pytest.mark.ranks
 def test_ranks_skip_a_step_together(rank_results):
-    for result in rank_results(2, "optimizers.one_rank_is_not_finite"):
-        assert result == {"rows_same": True, "weights_same": True, "scale": SCALE / 2}
+    ranks = rank_results(2, "loss_scale.infinities")
+    for door in ranks[0]:
+        for result in ranks:
+            rows, weights, scales = zip(*result[door], strict=True)
+            assert scales == (SCALE, SCALE, SCALE / 2, SCALE / 4, SCALE / 4), door
+            for skipped in (2, 3):
+                np.testing.assert_array_equal(rows[skipped], rows[1], str(door))
+            # A mean over ranks of 1 and 2, twice; the rows move as far in the last step as first.
+            for moved, weight in enumerate((0.0, 0.75, 0.75, 0.75, 1.5)):
+                np.testing.assert_allclose(weights[moved], [1 - weight, -1 - weight], atol=1e-6)
+            assert (rows[1] < rows[0]).all()
+            np.testing.assert_allclose(rows[4] - rows[1], rows[1] - rows[0], atol=1e-5)
 
 
 @keras_3_only

@@ -1,0 +1,45 @@
+"""Loss scaling on several ranks: all of them take a step, or none does.
+
+Keras looks at the gradients of its own process. So a rank whose gradients overflow would leave a
+step out that the others take: their collectives would wait for it, and their scales would differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.runtime import turns
+from sok_like.runtime.comm import Communicator
+
+_DECISION = object()  # in the place of a variable
+
+
+def all_finite(gradients: Iterable[Any], communicator: Communicator) -> tf.Tensor:
+    """Whether all gradients of all ranks are finite: bool scalar, the same on every rank."""
+    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+    each = [tf.reduce_all(tf.math.is_finite(v)) for v in values if v is not None]
+    finite = tf.reduce_all(tf.stack(each)) if each else tf.constant(True)
+    if communicator.world_size == 1:
+        return finite
+    mine, name = [tf.cast(finite, tf.float32)], "sok_finite"
+    (share,) = turns.in_turn(lambda: communicator.average(mine, name), name, communicator)
+    return tf.equal(share, 1.0)
+
+
+def with_decision(pairs: Sequence[tuple], communicator: Communicator) -> list[tuple]:
+    """(gradient, variable) pairs, and one more: NaN where a rank's gradients are not finite.
+
+    For tf_keras, whose scaling looks at what an optimizer's `aggregate_gradients` returns.
+    """
+    if communicator.world_size == 1 or len(without_decision(pairs)) < len(pairs):
+        return list(pairs)
+    finite = all_finite([gradient for gradient, _ in pairs], communicator)
+    return [*pairs, (tf.where(finite, 0.0, float("nan")), _DECISION)]
+
+
+def without_decision(pairs: Iterable[tuple]) -> list[tuple]:
+    """The pairs that were given to `with_decision`."""
+    return [(gradient, variable) for gradient, variable in pairs if variable is not _DECISION]
