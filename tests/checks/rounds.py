@@ -24,7 +24,7 @@ def main():
         "hashed": {mode: hashed(mode, rank) for mode in ("eager", "function", "loop")},
         "dense": {f"dp_input={dp}": dense(dp, rank) for dp in (True, False)},
         "failures": failures(rank),
-        "programs": programs.run(seed=5, steps=30),
+        "programs": programs.run(seed=5, steps=12),
     }
 
 

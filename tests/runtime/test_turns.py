@@ -114,7 +114,7 @@ def test_an_exchange_beyond_the_transport_takes_several_rounds(in_rounds):
         assert result["hashed"] == {mode: [True] * 4 for mode in ("eager", "function", "loop")}
         assert result["dense"] == {f"dp_input={dp}": [True] * 3 for dp in (True, False)}
         assert result["programs"] == in_rounds[0]["programs"]
-        assert sum(result["programs"].values()) == 30
+        assert sum(result["programs"].values()) == 12
 
 
 def test_errors_of_exchanges_in_rounds_are_raised_on_all_ranks(in_rounds):
