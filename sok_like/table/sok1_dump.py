@@ -112,7 +112,8 @@ def find(filepath: str, table: str, key_dtype: Any) -> Sok1Dump | None:
 
 def _stem(table):
     # SOK took the name as it is; not every name of a table is one of a file.
-    return table if "/" not in table and len(table.encode()) <= 120 else file_stem(table)
+    plain = not {"/", "\0"} & set(table) and len(table.encode()) <= 120
+    return table if plain else file_stem(table)
 
 
 def write(

@@ -55,6 +55,22 @@ def test_keys_of_32_bits(sok, tmp_path):
     np.testing.assert_array_equal(rows, ROWS[np.argsort(keys)])
 
 
+@pytest.mark.parametrize("name", ["a/b", "nul\0inside", "n" * 300])
+def test_names_that_are_none_of_a_file(sok, tmp_path, name):
+    table = sok.EmbeddingVariable(4, name=name)
+    sok.assign(table, KEYS, ROWS)
+    sok.Saver().dump_to_file(table, str(tmp_path))
+    (keys_file,) = tmp_path.glob("*_keys.file")
+    fresh = sok.EmbeddingVariable(4, name=name)
+    for other in tmp_path.glob("*.json"):
+        other.unlink()
+    sok.Saver().restore_from_file(fresh, str(tmp_path))
+    keys, rows = sok.export(fresh)
+    np.testing.assert_array_equal(keys, np.sort(KEYS))
+    np.testing.assert_array_equal(rows, ROWS[np.argsort(KEYS)])
+    assert keys_file.parent == tmp_path
+
+
 def test_an_empty_table(sok, tmp_path):
     keys, rows = restored(sok, a_layer(sok), write(tmp_path, "films", KEYS[:0], ROWS[:0]))
     assert (keys.shape, rows.shape) == ((0,), (0, 4))
