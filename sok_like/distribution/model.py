@@ -13,9 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import os
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -31,6 +28,7 @@ from sok_like.distribution.creation import cut_existing
 from sok_like.distribution.optimizer import check_variables, distributed_optimizer
 from sok_like.distribution.rules import install, sums_repeated_ids
 from sok_like.runtime import comm
+from sok_like.table import keras_files
 from sok_like.table.keras_variable import is_keras_3
 
 _state = threading.local()
@@ -58,8 +56,8 @@ def bind(model: Any, distribution: Any) -> None:
         "_sok_distribution": distribution,
         "supports_jit": False,  # XLA cannot compile Horovod's collectives
         "call": _splitting(model, own["call"], distribution),
-        "save_weights": _on_rank_0(own["save_weights"]),
-        "save": _on_rank_0(own["save"]),
+        "save_weights": _by_rank_0(own["save_weights"]),
+        "save": _by_rank_0(own["save"]),
     }
     if world_size > 1:
         replaced["export"] = functools.partial(_refuse_saved_model, "model.export", model.name)
@@ -91,6 +89,7 @@ def _not_in_saved_model(own_children, name):
 def hooks(distribution: Any) -> contextlib.ExitStack:
     """A context in which models are bound when they are compiled or first called."""
     cls = tf.keras.Model
+    keras_files.install()
     # Where Keras looks whether a program's class has a `compile` of its own.
     compiles = next(base for base in cls.__mro__ if "compile" in vars(base))
 
@@ -218,23 +217,19 @@ def _symbolic(args, kwargs):
     return any(type(leaf).__name__.endswith("KerasTensor") for leaf in leaves)  # of either Keras
 
 
-def _on_rank_0(save) -> Callable:
+def _by_rank_0(save) -> Callable:
     """Wraps `save`: only rank 0 writes; the other ranks help to gather the values."""
 
     @functools.wraps(save)
     def run(filepath, *args, **kwargs):
-        communicator = comm.current()
-        if communicator.world_size == 1:
+        path = str(filepath)
+        # Files of Keras 3's kind, and TensorFlow's checkpoints, are written so at a lower level.
+        if path.endswith((".keras", ".weights.h5")) or (
+            save.__name__ == "save_weights" and not path.endswith((".h5", ".hdf5"))
+        ):
             return save(filepath, *args, **kwargs)
-        if communicator.rank == 0:
-            save(filepath, *args, **kwargs)
-        else:
-            # The same code, so that collectives have the same order; the file is discarded.
-            folder = tempfile.mkdtemp(prefix="sok_save_")
-            try:
-                save(os.path.join(folder, os.path.basename(str(filepath))), *args, **kwargs)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-        communicator.barrier()  # now the file exists for every rank
+        return keras_files.save_together(
+            f"model.{save.__name__}", filepath, lambda place: save(place, *args, **kwargs)
+        )
 
     return run

@@ -158,6 +158,15 @@ class _Sharded:
     def _export_to_saved_model_graph(self, *args, **kwargs):
         refuse_saved_model(self)
 
+    # tf.train.Checkpoint writes and reads the whole value, so its files fit any number of ranks.
+
+    def _serialize_to_tensors(self):
+        with tf.device("/CPU:0"):
+            return {"VARIABLE_VALUE": tf.identity(tf.convert_to_tensor(self))}
+
+    def _restore_from_tensors(self, restored_tensors):
+        return self.assign(restored_tensors["VARIABLE_VALUE"])
+
     def __repr__(self):  # stock ones read the value: a print on one rank would wait for the others
         return (
             f"<sharded variable path={path_of(self)}, shape={self.global_shape}, "

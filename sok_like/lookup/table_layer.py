@@ -10,8 +10,10 @@ import tensorflow as tf
 from sok_like.lookup import by_key as by_key  # so that its tables can be looked up by key
 from sok_like.lookup.training_flag import by_training
 from sok_like.runtime import comm
+from sok_like.table import beside, keras_files
 from sok_like.table.snapshots import RecordedSnapshot, TableSnapshot
 from sok_like.table.variable import EmbeddingVariable
+from sok_like.table.weights import owned
 
 
 class TableLayer(tf.keras.layers.Layer):
@@ -48,16 +50,28 @@ class TableLayer(tf.keras.layers.Layer):
         return tf.cast(by_training(training, lookup), self.compute_dtype or tf.float32)
 
     def save_own_variables(self, store):
-        """Keras 3: keys, rows, slot rows and what policies know into the weights file."""
-        self._require_whole_table("saved in")
+        """Content into Keras' file, or on several ranks the name of the dump beside it."""
+        reference = beside.reference_of(self.table)
+        if reference is not None:
+            store["beside"] = np.frombuffer(reference.encode(), np.uint8)
+            return
+        if comm.current().world_size > 1:
+            raise NotImplementedError(
+                f"Table '{self.table.table_name}' is spread over {comm.current().world_size} ranks "
+                "and is saved with its model: model.save('x.keras'), "
+                "model.save_weights('x.weights.h5'), or by sok.Saver"
+            )
         for field, value in self.table.snapshot()._asdict().items():
             # The file holds numbers only: names go in as their bytes.
             names = field == "slot_names"
             store[field] = _bytes_of_names(value.numpy()) if names else value.numpy()
 
     def load_own_variables(self, store):
-        """Keras 3: the inverse of `save_own_variables`; other keys are removed."""
-        self._require_whole_table("loaded from")
+        """The inverse of `save_own_variables`; other keys are removed."""
+        if "beside" in store:
+            reference = np.asarray(store["beside"]).tobytes().decode()
+            beside.restore(self.table, keras_files.path_read(), reference)
+            return
         # A table without policies wrote no records, and earlier versions no step.
         optional = {*RecordedSnapshot._fields} - {*TableSnapshot._fields} | {"optimizer_step"}
         fields = {
@@ -66,14 +80,20 @@ class TableLayer(tf.keras.layers.Layer):
             if field not in optional or field in store
         }
         fields["slot_names"] = _names_of_bytes(fields["slot_names"])
-        self.table.load_snapshot(**fields)
+        self.table.load_snapshot(**_owned(fields))
 
-    def _require_whole_table(self, verb):
-        if comm.current().world_size > 1:
-            raise NotImplementedError(
-                f"Table '{self.table.table_name}' is spread over {comm.current().world_size} ranks "
-                f"and cannot be {verb} one process's weights file; use sok.Saver, which gathers it."
-            )
+
+def _owned(fields):
+    """What this rank owns of a table that one rank wrote."""
+    if comm.current().world_size == 1:
+        return fields
+    mine = owned(np.ascontiguousarray(fields["keys"]))
+    by_key = ("keys", "rows", "slot_rows", "records")
+    kept = {name: fields[name][mine] for name in by_key if len(fields.get(name, ()))}
+    if len(fields.get("waiting", ())):
+        keys = np.ascontiguousarray(fields["waiting"][:, 0])
+        kept["waiting"] = fields["waiting"][owned(keys)]
+    return {**fields, **kept}
 
 
 def _bytes_of_names(names):

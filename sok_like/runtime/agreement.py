@@ -1,11 +1,12 @@
 """How ranks agree on what they do together, and raise on all what went wrong on one.
 
-`raise_on_all` works in graphs as well; the others are eager.
+`raise_on_all` works in graphs as well, and `Steps` (steps.py) takes code that may fail into them;
+the others are for code outside of graphs.
 """
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ import tensorflow as tf
 
 from sok_like.runtime import turns
 from sok_like.runtime.comm import Communicator
+
+# Of exchanges outside of v1 graphs: one for all of them, so that different calls can be told apart.
+NAME = "agreement"
 
 
 def send(block: np.ndarray, communicator: Communicator, all_ranks: bool) -> np.ndarray:
@@ -53,25 +57,103 @@ def raise_on_all(problems: Sequence[Any], communicator: Communicator, name: str)
     return list(turns.exchange_notes(nothing, problems, communicator, name))
 
 
+def agreed(
+    function: Callable[[], Any] | None,
+    communicator: Communicator,
+    call: str = "",
+    raises: type[Exception] = RuntimeError,
+) -> list:
+    """Calls `function` unless it is None, on every rank; if one raises, all of them do.
+
+    It works in a program without eager execution, too, with a graph and a session of its own.
+
+    Args:
+        function: Returns what this rank says: JSON, or None.
+        call: What the user has called; ranks in different calls raise.
+        raises: What a problem of several ranks is raised as.
+
+    Returns:
+        What the ranks said, by rank.
+
+    Raises:
+        RuntimeError: `rank r: problem`, or the calls that differ; the error itself on one rank.
+    """
+    message, error = {}, None
+    try:
+        message["said"] = None if function is None else function()
+    except Exception as raised:
+        if communicator.world_size == 1:
+            raise
+        error, message = raised, problem_of(raised)
+    if communicator.world_size == 1:
+        return [message["said"]]
+    messages = _told_by_all({**message, "call": call}, communicator)
+    raise_first(messages, raises, error)
+    return [each["said"] for each in messages]
+
+
 def all_or_none(function: Callable[[], Any] | None, communicator: Communicator) -> None:
     """Calls `function` unless it is None; an exception on one rank is a ValueError on all."""
-    error = None
-    try:
-        if function is not None:
-            function()
-    except Exception as raised:
-        error = raised
-    if communicator.world_size == 1:
-        if error is not None:
-            raise error
-        return
-    try:
-        problem = "" if error is None else str(error) or repr(error)
-        raise_on_all([problem], communicator, "all_or_none")
-    except tf.errors.InvalidArgumentError as told:
-        # Without what TensorFlow writes around it: which op on which device.
-        text = re.sub(r"^\{\{.*?\}\} | \[Op:.*$", "", told.message, flags=re.S)
-        raise ValueError(text) from error
+    agreed(function, communicator, raises=ValueError)
+
+
+def _told_by_all(message, communicator):
+    def exchange():
+        return turns.exchange_notes(encoded(message), [], communicator, NAME)
+
+    with tf.init_scope():
+        if tf.executing_eagerly():
+            return decoded(*(tensor.numpy() for tensor in exchange()))
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        return decoded(*session.run(exchange()))
+
+
+def problem_of(error: Exception) -> dict[str, Any]:
+    """What a rank tells of an exception."""
+    memory = isinstance(error, MemoryError) and bool(str(error))
+    named = memory or isinstance(error, tf.errors.OpError)
+    text = str(getattr(error, "message", error)) if named else f"{type(error).__name__}: {error}"
+    return {"error": text, "memory": memory or isinstance(error, tf.errors.ResourceExhaustedError)}
+
+
+def raise_first(
+    messages: Sequence[dict[str, Any]],
+    raises: type[Exception] = RuntimeError,
+    cause: Exception | None = None,
+) -> None:
+    """Raises the problem of the first rank that told one, or the calls that differ."""
+    for rank, message in enumerate(messages):
+        if "error" not in message:
+            continue
+        text = f"rank {rank}: {message['error']}"
+        if not message["memory"]:
+            raise raises(text) from cause
+        # In a graph only Python's own exception becomes TensorFlow's.
+        raise (
+            tf.errors.ResourceExhaustedError(None, None, text)
+            if tf.executing_eagerly()
+            else MemoryError(text)
+        ) from cause
+    calls = [message["call"] or "another call" for message in messages]
+    for rank, call in enumerate(calls):
+        if call != calls[0]:
+            raise RuntimeError(
+                "All ranks must make the same calls in the same order. Received: "
+                f"{calls[0]} on rank 0 and {call} on rank {rank}"
+            )
+
+
+def encoded(message: Any) -> np.ndarray:
+    """JSON as int64, eight letters each: what ranks can tell each other."""
+    text = json.dumps(message).encode()
+    return np.frombuffer(text + b" " * (-len(text) % 8), np.int64)
+
+
+def decoded(words: Any, lengths: Any) -> list:
+    """The messages of all ranks, by rank; the inverse of `encoded`."""
+    ends = np.cumsum(lengths)
+    parts = (words[end - n : end] for end, n in zip(ends, lengths, strict=True))
+    return [json.loads(np.ascontiguousarray(part).tobytes()) for part in parts]
 
 
 def in_turn(function: Callable[[], Any], communicator: Communicator, use_lock: bool) -> None:

@@ -7,6 +7,7 @@ EmbeddingVariable goes inside one, which passes on the handle that tapes and gra
 from __future__ import annotations
 
 import functools
+import importlib
 import weakref
 
 import tensorflow as tf
@@ -23,6 +24,7 @@ def is_keras_3() -> bool:
 
 def as_weight(variable: EmbeddingVariable):
     """The object that a layer of the running Keras holds to have `variable` among its weights."""
+    importlib.import_module("sok_like.table.keras_files").install()
     if not is_keras_3():
         return variable
     held = getattr(variable, "_keras_variable", None)

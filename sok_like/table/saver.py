@@ -3,7 +3,7 @@
 Each rank writes the part it holds; on the way back each rank reads all parts and keeps the keys it
 owns, so a dump of 4 ranks loads on 1, 3 or 64. `sok_like/table/dump_file.py` describes the files.
 
-Both directions are collective, in steps that all ranks take together (`sok_like/table/steps.py`):
+Both directions are collective, in steps that all ranks take together (`sok_like/runtime/steps.py`):
 
     dump      agree on call and dump | write the shards | rank 0 sees them all: manifest
     restore   agree on call          | read the shards  | make the new content aside    | take it
@@ -24,10 +24,10 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime import comm
+from sok_like.runtime.steps import Steps, text_of
 from sok_like.table import dump_file, shard_file, sok1_dump
 from sok_like.table.export_assign import assign
 from sok_like.table.keys import as_rows
-from sok_like.table.steps import Steps, text_of
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 # Who wrote or read the dump in a folder, by folder and table name. Variables have no hash.
@@ -37,7 +37,8 @@ _known_by: dict[tuple[str, str], list[weakref.ref]] = {}
 class Saver:
     """Dumps tables with their optimizer state, and restores them at any world size.
 
-    Works eagerly; in a `tf.compat.v1` graph the methods return an op to be run.
+    Works eagerly; in a `tf.compat.v1` graph the methods return an op to be run, and ask an
+    `os.PathLike` for its folder in each run.
     """
 
     def dump_to_file(
@@ -72,15 +73,15 @@ class Saver:
                 shared, or another table of the same name was dumped there; on all ranks, naming
                 the rank (in a graph `tf.errors.UnknownError`). The dump before is untouched.
         """
-        variable, folder = _checked(embedding_variable), os.fspath(filepath)
+        variable, _ = _checked(embedding_variable), os.fspath(filepath)
         communicator = comm.current()
         rank, world_size = communicator.rank, communicator.world_size
         table = variable.table_name
 
         def agree():
-            _check_owner(folder, variable)
+            _check_owner(os.fspath(filepath), variable)
             # Drawn in each run: a graph's op writes a new dump each time.
-            return {"call": "dump_to_file", "table": table, "id": f"{secrets.randbits(62):016x}"}
+            return {"id": f"{secrets.randbits(62):016x}"}
 
         def write_mine(told, keys, rows, slot_rows, names, widths, *rest):
             *policy, step = rest
@@ -90,12 +91,13 @@ class Saver:
             shard.optimizer_step = 0 if rows_only else int(step)
             written.append(name)
             try:
-                return shard_file.write_shard(folder, name, shard)
+                return shard_file.write_shard(os.fspath(filepath), name, shard)
             except OSError as error:
                 raise _explained(error, table) from error
 
         def write_manifest(entries):
             if rank == 0:
+                folder = os.fspath(filepath)
                 dump_file.check_seen(folder, entries)
                 number = entries[0]["file"].split(".")[-3]
                 key_dtype = variable.key_dtype.name
@@ -107,20 +109,21 @@ class Saver:
 
         def remove_mine():
             while written:
-                (pathlib.Path(folder) / written.pop()).unlink(missing_ok=True)
+                (pathlib.Path(filepath) / written.pop()).unlink(missing_ok=True)
 
         def finished(_):
             written.clear()
-            _known_by[_place(folder, table)] = [weakref.ref(variable)]
+            _known_by[_place(os.fspath(filepath), table)] = [weakref.ref(variable)]
 
         written: list[str] = []
-        steps = Steps(communicator, f"sok_dump_{table}")
-        steps.take(agree, verify=_same_call)
+        steps = Steps(communicator, f"sok_dump_{table}", f"dump_to_file of table '{table}'")
+        steps.take(agree)
         content = variable.snapshot(not rows_only, evict=True)
         steps.take(write_mine, content, undo=remove_mine)
         steps.take(write_manifest, undo=remove_mine, verify=finished)
         if sok1_files:
             key_dtype = variable.key_dtype.as_numpy_dtype
+            folder = os.fspath(filepath)
             sok1_dump.write(steps, communicator, folder, table, key_dtype, content[:2])
         with steps.done():
             return tf.constant("OK")
@@ -151,14 +154,12 @@ class Saver:
             tf.errors.ResourceExhaustedError: a rank cannot hold its keys; on all ranks.
                 After either error the table is as it was, on every rank.
         """
-        variable, folder = _checked(embedding_variable), os.fspath(filepath)
+        variable, _ = _checked(embedding_variable), os.fspath(filepath)
         communicator = comm.current()
         dim, table = variable.dim, variable.table_name
 
-        def agree():
-            return {"call": "restore_from_file", "table": table}
-
         def read_mine(_):
+            folder = os.fspath(filepath)
             dump = _dump_of(variable, folder)
             mine = dump_file.owned_by(
                 # One file at a time: only the part that is kept stays in memory.
@@ -186,10 +187,11 @@ class Saver:
                 raise ValueError(text)
 
         def finished(_):
-            _known_by.setdefault(_place(folder, table), []).append(weakref.ref(variable))
+            place = _place(os.fspath(filepath), table)
+            _known_by.setdefault(place, []).append(weakref.ref(variable))
 
-        steps = Steps(communicator, f"sok_restore_{table}")
-        steps.take(agree, verify=_same_call)
+        steps = Steps(communicator, f"sok_restore_{table}", f"restore_from_file of table '{table}'")
+        steps.take(lambda: None)
         fields = steps.take(read_mine, outputs=_CONTENT.values(), verify=_same_dump)
         aside, problem = variable.read_aside(**dict(zip(_CONTENT, fields, strict=True)))
         steps.take(see_problem, [problem], verify=finished)
@@ -269,6 +271,11 @@ def _place(folder, table):
     return os.path.realpath(folder), table
 
 
+def forget(folder: str, variable: Any) -> None:
+    """Lets other tables of this name write to a folder, which is one dump's own."""
+    _known_by.pop(_place(folder, variable.table_name), None)
+
+
 def _check_owner(folder, variable):
     """ValueError where a dump would replace that of another table of this program."""
     known = [ref() for ref in _known_by.get(_place(folder, variable.table_name), [])]
@@ -277,16 +284,6 @@ def _check_owner(folder, variable):
         raise ValueError(
             "Tables that are dumped into one folder must have different names. Received: two "
             f"tables '{variable.table_name}' for {folder!r}; dump one of them into another folder"
-        )
-
-
-def _same_call(told):
-    calls = [f"{message['call']} of table '{message['table']}'" for message in told]
-    different = next((rank for rank, call in enumerate(calls) if call != calls[0]), None)
-    if different is not None:
-        raise RuntimeError(
-            "All ranks must make the same calls of sok.Saver in the same order. Received: "
-            f"{calls[0]} on rank 0 and {calls[different]} on rank {different}"
         )
 
 

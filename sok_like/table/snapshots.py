@@ -1,8 +1,8 @@
 """A shard at one instant, as tensors: what dumps, checkpoints and copies are made of.
 
-A checkpoint is one rank's part of a table, so it says which: behind the slot names comes the line
-`sok_like: rank 0 of 2, step 17`. (TensorFlow would not read earlier checkpoints if this were a
-tensor of its own.)
+A checkpoint says whose part of a table it holds: behind the slot names comes the line `sok_like:
+rank 0 of 1, step 17`, or the name of the dump that lies beside it. (TensorFlow would not read
+earlier checkpoints if this were a tensor of its own.)
 """
 
 from __future__ import annotations
@@ -122,10 +122,11 @@ def _content(records=None, waiting=None, counters=None, step=-1, optimizer_step=
 
 
 _PLACE = re.compile(r"sok_like: rank (\d+) of (\d+), step (-?\d+)")
+_BESIDE = "sok_like: beside the checkpoint, "
 
 
 def checkpointed(snapshot: Any) -> dict[str, Any]:
-    """The tensors of a checkpoint, which say what rank's part of the table they are."""
+    """The tensors of a table inside a checkpoint, which say what rank's part they are."""
     communicator = comm.current()
     tensors = snapshot._asdict()
     place = f"sok_like: rank {communicator.rank} of {communicator.world_size}, step "
@@ -134,8 +135,43 @@ def checkpointed(snapshot: Any) -> dict[str, Any]:
     return tensors
 
 
+def referring(variable: Any, reference: str) -> dict[str, Any]:
+    """The same tensors without content: a checkpoint whose tables lie beside it."""
+    variable._pending_reference = reference
+    tensors = {
+        "keys": np.zeros([0], np.int64),
+        "rows": np.zeros([0, variable.dim], np.float32),
+        "slot_rows": np.zeros([0, 0], np.float32),
+        "slot_names": np.array([(_BESIDE + reference).encode()], dtype=object),
+        "slot_widths": np.zeros([0], np.int64),
+    }
+    if variable.keeps_records:
+        tensors |= {
+            "records": np.zeros([0, 3], np.int64),
+            "waiting": np.zeros([0, 3], np.int64),
+            "counters": np.zeros([0], np.int64),
+            "step": np.int64(-1),
+        }
+    with tf.device("/CPU:0"):
+        return {name: tf.constant(value) for name, value in tensors.items()}
+
+
+def pending_reference(variable: Any) -> str:
+    """What `referring` wrote last."""
+    return variable._pending_reference
+
+
+def reference_in(tensors: dict[str, Any]) -> str | None:
+    """Where the table lies beside its checkpoint; None: its content is inside. Eager only."""
+    names = np.asarray(tensors["slot_names"], dtype=object)
+    line = bytes(names[-1]).decode() if len(names) else ""
+    return line.removeprefix(_BESIDE) if line.startswith(_BESIDE) else None
+
+
 def from_checkpoint(tensors: dict[str, Any], table: str) -> dict[str, Any]:
-    """The inverse: keyword arguments of `load_snapshot`.
+    """The inverse of `checkpointed`: keyword arguments of `load_snapshot`.
+
+    What one rank wrote goes to any number of ranks, of which each takes the keys it owns.
 
     Raises:
         tf.errors.InvalidArgumentError: the part of another rank, or of another number of ranks.
@@ -144,19 +180,49 @@ def from_checkpoint(tensors: dict[str, Any], table: str) -> dict[str, Any]:
     mine = communicator.rank, communicator.world_size
 
     def split(names):
+        if len(names) and names[-1].startswith(_BESIDE.encode()):
+            raise ValueError(
+                "A checkpoint that several ranks wrote must be restored eagerly. "
+                f"Received: a restore in a graph (table '{table}')"
+            )
         found = _PLACE.fullmatch(names[-1].decode()) if len(names) else None
         if found is None:  # of an earlier version
-            return names, np.int64(-1)
+            return names, np.int64(-1), np.int64(1)
         rank, world_size, step = map(int, found.groups())
-        if (rank, world_size) != mine:
+        if (rank, world_size) != mine and world_size > 1:
             raise ValueError(
-                f"A checkpoint of table '{table}' must be restored by the rank that wrote it: rank "
-                f"{mine[0]} of {mine[1]} needs a path of its own. Received: the part of rank "
-                f"{rank} of {world_size}. sok.Saver reads dumps at any number of ranks"
+                f"A checkpoint of table '{table}' that an earlier version wrote on several ranks "
+                f"must be restored by the rank that wrote it: rank {mine[0]} of {mine[1]} needs a "
+                f"path of its own. Received: the part of rank {rank} of {world_size}"
             )
-        return names[:-1], np.int64(step)
+        return names[:-1], np.int64(step), np.int64(world_size)
 
-    names, step = tf.numpy_function(split, [tensors["slot_names"]], [tf.string, tf.int64])
+    names, step, written_by = tf.numpy_function(
+        split, [tensors["slot_names"]], [tf.string, tf.int64, tf.int64]
+    )
     names.set_shape([None])
     step.set_shape([])
-    return {**tensors, "slot_names": names, "optimizer_step": step}
+    content = {**tensors, "slot_names": names, "optimizer_step": step}
+    return _owned(content, written_by, mine) if mine[1] > 1 else content
+
+
+def _owned(content, written_by, mine):
+    """The keys of this rank among those that one rank wrote, with what belongs to them."""
+
+    def kept(keys):
+        return tf.logical_or(
+            written_by > 1,
+            tf.bitcast(keys, tf.uint64) % tf.constant(mine[1], tf.uint64)
+            == tf.constant(mine[0], tf.uint64),
+        )
+
+    here = kept(tf.convert_to_tensor(content["keys"]))
+    by_key = {
+        name: tf.boolean_mask(content[name], here)
+        for name in ("keys", "rows", "slot_rows", "records")
+        if name in content
+    }
+    if "waiting" in content:
+        waiting = tf.convert_to_tensor(content["waiting"])
+        by_key["waiting"] = tf.boolean_mask(waiting, kept(waiting[:, 0]))
+    return {**content, **by_key}

@@ -8,6 +8,7 @@ by key, through the layers, `sok.export` and `sok.assign`.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import operator
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from tensorflow.python.ops import handle_data_util, resource_variable_ops
 from sok_like.runtime import comm, devices, native
 from sok_like.runtime.checks import as_integer
 from sok_like.runtime.initialize import check_replicas
+from sok_like.table import snapshots
 from sok_like.table.as_variable import AsVariable
 from sok_like.table.initializers import row_initializer
 from sok_like.table.keys import as_key_dtype, as_keys
@@ -95,6 +97,8 @@ class EmbeddingVariable(
     ):
         check_replicas()
         communicator = comm.current()
+        for module in ("tf_checkpoints", "v1_saver"):  # they stand above this one
+            importlib.import_module(f"sok_like.table.{module}").install()
         _check_arguments(name, embedding_dim, capacity, use_hashtable, initial_capacity)
         key_dtype = as_key_dtype(key_dtype, name)
         if ev_option is not None and not isinstance(ev_option, EmbeddingVariableOption):
@@ -200,6 +204,20 @@ class EmbeddingVariable(
     def key_dtype(self) -> tf.DType:
         """dtype that `export` returns keys in."""
         return tf.as_dtype(self._options["key_dtype"])
+
+    @property
+    def _graph_element(self):
+        """What `tf.compat.v1.train.Saver` writes in the table's place, in a graph."""
+        if not self._in_graph_mode:
+            return None
+        return importlib.import_module("sok_like.table.v1_saver").in_graph(self).element
+
+    @_graph_element.setter
+    def _graph_element(self, value):
+        pass  # BaseResourceVariable's constructor says that there is none
+
+    def _as_graph_element(self):
+        return None  # a fetch of a session: there is no dense value
 
     @property
     def key_limit(self) -> int:
@@ -323,9 +341,15 @@ class EmbeddingVariable(
         )
 
     def _serialize_to_tensors(self):
+        if self._world_size > 1 and tf.executing_eagerly():
+            return snapshots.referring(self, beside().new_reference(self))
         return checkpointed(self.snapshot(evict=True))
 
     def _restore_from_tensors(self, restored_tensors):
+        if tf.executing_eagerly():
+            reference = snapshots.reference_in(restored_tensors)
+            if reference is not None:
+                return beside().restore(self, beside().path_read(), reference)
         return self.load_snapshot(**from_checkpoint(restored_tensors, self.table_name))
 
     def __deepcopy__(self, memo):
@@ -339,6 +363,11 @@ class EmbeddingVariable(
         tensors = checkpointed(self.snapshot())
         state = {field: tensor.numpy() for field, tensor in tensors.items()}
         return _rebuild, (self.get_config(), state)
+
+
+def beside() -> Any:
+    """The module of tables beside a file, which stands above this one."""
+    return importlib.import_module("sok_like.table.beside")
 
 
 def _rebuild(config, state):

@@ -2,6 +2,7 @@
 
 A rank that raised by itself would leave the others waiting in the next collective. So a step keeps
 what went wrong to itself, tells all ranks, and every rank raises the first rank's problem.
+`agreement.agreed` is the same for code outside of graphs.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime import turns
+from sok_like.runtime import agreement, turns
 from sok_like.runtime.comm import Communicator
 
 
@@ -22,11 +23,12 @@ class Steps:
 
     Args:
         communicator: Of the ranks that take them.
-        name: Of their collectives; the same on all ranks.
+        name: Of their collectives in a v1 graph; the same on all ranks.
+        call: What the user has called, in errors of ranks in different calls.
     """
 
-    def __init__(self, communicator: Communicator, name: str):
-        self._communicator, self._name = communicator, name
+    def __init__(self, communicator: Communicator, name: str, call: str):
+        self._communicator, self._name, self._call = communicator, name, call
         self._told: Any = None  # string scalar: what all ranks said at the last step, in JSON
         self._count = 0
 
@@ -65,24 +67,19 @@ class Steps:
                 told = [json.loads(text_of(text)) for text in arguments[: len(previous)]]
                 results = function(*told, *arguments[len(previous) :])
                 said, *found = results if dtypes else (results,)
-                return (_encoded({"said": said}), *found)
+                return (self._encoded({"said": said}), *found)
             except Exception as error:
-                memory = isinstance(error, MemoryError) and bool(str(error))
-                text = str(error) if memory else f"{type(error).__name__}: {error}"
-                message = {"error": text, "memory": memory}
-                return (_encoded(message), *map(_blank, dtypes))
+                return (self._encoded(agreement.problem_of(error)), *map(_blank, dtypes))
 
-        say, *found = _call(guarded, [*previous, *inputs], [tf.uint8, *dtypes])
+        say, *found = _call(guarded, [*previous, *inputs], [tf.int64, *dtypes])
         say.set_shape([None])
-        lengths = self._gather(tf.shape(say), f"{name}_lengths")
-        texts = self._gather(say, f"{name}_texts")
+        name = agreement.NAME if tf.executing_eagerly() else name
+        texts, lengths = turns.exchange_notes(say, [], self._communicator, name)
 
-        def compare(lengths, texts):
-            ends = np.cumsum(lengths)
-            parts = (bytes(texts[end - n : end]) for end, n in zip(ends, lengths, strict=True))
-            messages = [json.loads(part) for part in parts]
+        def compare(texts, lengths):
+            messages = agreement.decoded(texts, lengths)
             try:
-                _raise_first(messages)
+                agreement.raise_first(messages)
                 said = [message["said"] for message in messages]
                 if verify is not None:
                     verify(said)
@@ -92,15 +89,13 @@ class Steps:
                 raise
             return json.dumps(said).encode()
 
-        self._told = _call(compare, [lengths, texts], [tf.string])[0]
+        self._told = _call(compare, [texts, lengths], [tf.string])[0]
         self._told.set_shape([])
         with self.done():
             return [tf.identity(tensor) for tensor in found]
 
-    def _gather(self, tensor, name):
-        # Not by the table's name: that ranks are at different tables is for the steps to say.
-        gather, communicator = self._communicator.all_gather, self._communicator
-        return turns.in_turn(lambda: gather(tensor, name), "sok_saver", communicator)
+    def _encoded(self, message):
+        return agreement.encoded({**message, "call": self._call})
 
     def done(self) -> Any:
         """A context in which ops come after the last step."""
@@ -119,24 +114,5 @@ def _call(function, inputs, dtypes):
     return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
 
-def _encoded(message):
-    return np.frombuffer(json.dumps(message).encode(), np.uint8)
-
-
 def _blank(dtype):
     return np.zeros([0], object if dtype == tf.string else dtype.as_numpy_dtype)
-
-
-def _raise_first(messages):
-    for rank, message in enumerate(messages):
-        if "error" not in message:
-            continue
-        text = f"rank {rank}: {message['error']}"
-        if not message["memory"]:
-            raise RuntimeError(text)
-        # In a graph only Python's own exception becomes TensorFlow's.
-        raise (
-            tf.errors.ResourceExhaustedError(None, None, text)
-            if tf.executing_eagerly()
-            else (MemoryError(text))
-        )

@@ -1,0 +1,207 @@
+"""Tables beside a file of TensorFlow or Keras: what a save by several ranks consists of.
+
+    model.keras                          the common part, written by rank 0; it names the dumps
+    model.keras.tables/user.3f2a9c0b/    a dump of table 'user', as `sok.Saver` writes it
+
+All ranks make the same call with the same path. Every save writes new dumps, then rank 0 puts the
+common part in its place, which is the instant at which the save counts. Only then are the dumps
+before it removed. So a process that is killed at any instant leaves the last finished save whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import secrets
+import shutil
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from sok_like.runtime import comm
+from sok_like.runtime.agreement import agreed
+from sok_like.table import dump_file, saver
+
+SUFFIX = ".tables"
+_SAME_PATH = (
+    "All ranks must save to the same path, on a file system that they share; where it holds a "
+    "metric, `sok.callbacks.MetricAverage()` before makes it the same on all ranks. "
+    "Received: {here!r} on rank {rank} and {first!r} on rank 0"
+)
+
+
+def new_reference(variable: Any) -> str:
+    """A name, never used before, of a dump of a table."""
+    return new_reference_of(variable.table_name)
+
+
+def new_reference_of(name: str) -> str:
+    """The same, by the table's name."""
+    return f"{dump_file.file_stem(name)}.{secrets.randbits(62):016x}"
+
+
+def folder_of(path: str, reference: str) -> str:
+    """The folder of one dump beside the file at `path`."""
+    return os.path.join(path + SUFFIX, reference)
+
+
+def save(
+    call: str,
+    path: str,
+    tables: Sequence[Any],
+    common: Callable[[Sequence[str]], Any],
+    *,
+    references: Sequence[str] | None = None,
+    dump: Callable[[Any, str], Any] | None = None,
+    kept: Sequence[str] = (),
+) -> None:
+    """Writes tables beside a file, then the file; all ranks call it.
+
+    Args:
+        call: What the user has called, for errors.
+        path: Of the file, the same on all ranks.
+        tables: EmbeddingVariables, the same on all ranks.
+        common: Called with the references of the dumps, on every rank; on rank 0 it puts the file
+            in its place.
+        references: What rank 0 will write into the file; None: new ones are made.
+        dump: Writes one table to a folder, on all ranks; None: `sok.Saver` does.
+        kept: What else of this save lies beside the file.
+
+    Raises:
+        RuntimeError: one of the ranks has failed, or they differ in path or tables; on all ranks.
+            The save before is whole, unless rank 0 failed in the midst of writing the file.
+    """
+    communicator = comm.current()
+    tables = list(tables)
+    mine = list(references) if references is not None else [new_reference(t) for t in tables]
+    names = [table.table_name for table in tables]
+
+    def start():
+        _check_local(path)
+        return {"path": path, "tables": names, "references": mine}
+
+    told = agreed(start, communicator, call)
+    _check_same(call, told)
+    chosen = told[0]["references"]
+    dump = dump or (lambda table, folder: saver.Saver().dump_to_file(table, folder))
+    for table, reference in zip(tables, chosen, strict=True):
+        folder = folder_of(path, reference)
+        dump(table, folder)
+        saver.forget(folder, table)
+    agreed(lambda: _without_value(common(chosen)), communicator, call)
+    if communicator.rank == 0:
+        _remove_others(path, [*chosen, *kept])
+
+
+def restore(variable: Any, path: str, reference: str) -> None:
+    """Reads a table back from beside the file at `path`, at any number of ranks; all call it.
+
+    Raises:
+        RuntimeError: the dump is missing or damaged, or does not fit; on all ranks, and the table
+            is as it was.
+    """
+    folder = folder_of(path, reference)
+    saver.Saver().restore_from_file(variable, folder)
+    saver.forget(folder, variable)
+
+
+def remove(path: str) -> None:
+    """Removes all tables beside a file, which is gone."""
+    shutil.rmtree(path + SUFFIX, ignore_errors=True)
+
+
+def check_seen(path: str) -> None:
+    """FileNotFoundError where this rank does not see the file at `path`."""
+    if not os.path.exists(path):
+        raise FileNotFoundError(
+            "All ranks must read the same file, on a file system that they share. "
+            f"Received: {path!r}, which is missing"
+        )
+
+
+def _without_value(_):
+    return None
+
+
+def _check_local(path):
+    if "://" in path:
+        raise ValueError(
+            "A save by several ranks, or of tables in a session, must be to a path of a local or "
+            f"shared file system. Received: {path!r}"
+        )
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+
+
+def _check_same(call, told):
+    first = told[0]
+    for rank, each in enumerate(told):
+        if each["path"] != first["path"]:
+            raise RuntimeError(_SAME_PATH.format(here=each["path"], rank=rank, first=first["path"]))
+        if each["tables"] != first["tables"]:
+            raise RuntimeError(
+                f"All ranks must save the same tables ({call}). Received: {each['tables']} on rank "
+                f"{rank} and {first['tables']} on rank 0"
+            )
+
+
+def _remove_others(path, references):
+    kept = set(references) | _kept_for_backup(path)
+    with contextlib.suppress(OSError):
+        for old in pathlib.Path(path + SUFFIX).iterdir():
+            if old.name not in kept:
+                shutil.rmtree(old, ignore_errors=True)
+    _latest[path] = set(references)
+
+
+# References of the last save to a path, by this process.
+_latest: dict[str, set[str]] = {}
+
+
+def _kept_for_backup(path):
+    """What `path.bkp` needs: Keras' BackupAndRestore(double_checkpoint=True) copies the file."""
+    if not os.path.exists(f"{path}.bkp"):
+        return set()
+    if path in _latest:
+        return _latest[path]
+    with contextlib.suppress(OSError):
+        return {old.name for old in pathlib.Path(path + SUFFIX).iterdir()}
+    return set()
+
+
+# ---- which file is being read or written; known to the functions around it alone ----
+
+_reading: list[str] = []
+_writing: list[list[tuple[Any, str]]] = []
+
+
+@contextlib.contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Within it, tables that are asked to read themselves find their dumps beside `path`."""
+    _reading.append(path)
+    try:
+        yield
+    finally:
+        _reading.pop()
+
+
+def path_read() -> str | None:
+    """The file being read."""
+    return _reading[-1] if _reading else None
+
+
+@contextlib.contextmanager
+def writing(tables: Sequence[Any], references: Sequence[str]) -> Iterator[None]:
+    """Within it, tables that are asked to write themselves write their reference."""
+    pairs = zip(tables, references, strict=True)
+    _writing.append([(weakref.ref(table), reference) for table, reference in pairs])
+    try:
+        yield
+    finally:
+        _writing.pop()
+
+
+def reference_of(variable: Any) -> str | None:
+    """The dump that stands for a table in the file being written; None: the table goes inside."""
+    found = _writing[-1] if _writing else []
+    return next((reference for table, reference in found if table() is variable), None)

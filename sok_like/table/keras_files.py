@@ -1,0 +1,265 @@
+"""Keras' files on any number of ranks: `.keras`, `.weights.h5`, and `BackupAndRestore`.
+
+On one rank a table's content is inside the file. On several, all ranks make the same call with the
+same path; rank 0 writes the file, and every rank its part of the tables beside it (`beside.py`).
+Both kinds are read at any number of ranks.
+
+A file is written aside and renamed, so whoever is killed leaves the one before. Keras has no place
+where ranks could agree, so `install` wraps the four functions of it that write and read files; for
+models without tables and shards they do what they did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from sok_like.runtime import comm
+from sok_like.runtime.agreement import agreed
+from sok_like.table import beside
+from sok_like.table.keras_variable import is_keras_3
+from sok_like.table.variable import is_embedding_variable, unwrap
+
+_FILES = (".keras", ".h5")
+_OWN_VARIABLES = (
+    "Dense tables of dist_model_parallel are spread over {ranks} ranks and cannot be in a file of "
+    "Keras: tf.train.Checkpoint keeps them for the same number of ranks, and get_weights, "
+    "set_weights, get_optimizer_state and set_optimizer_state of the layer for any. "
+    "Received: {call} of a model with the variable {name!r}"
+)
+_busy = False
+
+
+@functools.cache
+def install() -> None:
+    """Makes the running Keras' files know tables and shards; once per process."""
+    package = "keras.src" if is_keras_3() else "tf_keras.src"
+    library = importlib.import_module(f"{package}.saving.saving_lib")
+    library.save_model = _saving(library.save_model, "a save of a model")
+    library.save_weights_only = _saving(library.save_weights_only, "a save of weights")
+    library.load_model = _loading_model(library.load_model)
+    library.load_weights_only = _loading_weights(library.load_weights_only)
+    if is_keras_3():
+        module = importlib.import_module(f"{package}.callbacks.backup_and_restore")
+        cls, method = module.BackupAndRestore, "on_train_end"
+    else:
+        module = importlib.import_module(f"{package}.distribute.worker_training_state")
+        cls, method = module.WorkerTrainingState, "delete_backup"
+    setattr(cls, method, _by_rank_0(getattr(cls, method)))
+
+
+class _Kinds:
+    """The variables of a model that are not the same on all ranks."""
+
+    def __init__(self, model):
+        try:
+            variables = list(model.variables)
+        except ValueError:  # tf_keras' models that are not built have none
+            variables = []
+        unwrapped = [unwrap(each) for each in variables if is_embedding_variable(each)]
+        self.tables = list({id(table): table for table in unwrapped}.values())
+        self.sharded = [each for each in variables if hasattr(each, "_sok_shard")]
+        self.own = [
+            each
+            for each in variables
+            if getattr(each, "de_local", False)
+            and not hasattr(each, "_sok_shard")
+            and not is_embedding_variable(each)
+        ]
+
+    def __bool__(self):
+        return bool(self.tables or self.sharded or self.own)
+
+    def check(self, call):
+        """NotImplementedError where variables of one rank would be lost."""
+        ranks = comm.current().world_size
+        if self.own and ranks > 1:
+            raise NotImplementedError(
+                _OWN_VARIABLES.format(ranks=ranks, call=call, name=self.own[0].name)
+            )
+
+
+# ---- writing ----
+
+
+def _saving(own, call):
+    @functools.wraps(own)
+    def save(model, filepath, *args, **kwargs):
+        def write(place):
+            return own(model, place, *args, **kwargs)
+
+        kinds = _Kinds(model)
+        if _busy or not kinds or not comm.is_initialized():
+            return write(filepath)
+        kinds.check(call)
+        return save_together(call, filepath, write, kinds.tables, bool(kinds.sharded))
+
+    return save
+
+
+def save_together(
+    call: str,
+    filepath: Any,
+    write: Callable[[Any], Any],
+    tables: Sequence[Any] = (),
+    collective: bool = True,
+) -> None:
+    """Writes a file on rank 0, and tables beside it; all ranks call it with the same path.
+
+    Args:
+        call: What the user has called, for errors.
+        filepath: The file.
+        write: Writes a file to the path that it is given.
+        tables: The tables in it.
+        collective: Whether writing involves all ranks. Then the others write, too, to a file that
+            is discarded.
+
+    Raises:
+        RuntimeError: a rank has failed, or paths differ; on all ranks, and the file before stays.
+    """
+    communicator = comm.current()
+    named = isinstance(filepath, (str, os.PathLike))
+    path = os.fspath(filepath) if named else ""
+    if communicator.world_size == 1:
+        if not named or "://" in path or not path.endswith(_FILES):
+            write(filepath)
+            return
+        _replaced(path, write)
+        beside.remove(path)  # of an earlier save by several ranks
+        return
+
+    def common(references):
+        if not named:
+            raise TypeError(f"`filepath` must be a path on several ranks. Received: {filepath!r}")
+        with _writing(tables, references):
+            if communicator.rank == 0:
+                _replaced(path, write) if path.endswith(_FILES) else write(path)
+            elif collective:
+                with tempfile.TemporaryDirectory(prefix="sok_save_") as folder:
+                    write(os.path.join(folder, os.path.basename(path)))
+
+    beside.save(call, path, tables, common)
+
+
+@contextlib.contextmanager
+def _writing(tables: Sequence[Any], references: Sequence[str]) -> Iterator[None]:
+    global _busy
+    before, _busy = _busy, True
+    try:
+        with beside.writing(tables, references):
+            yield
+    finally:
+        _busy = before
+
+
+def _replaced(path, write):
+    folder, name = os.path.split(path)
+    aside = os.path.join(folder, f".writing-{name}")
+    try:
+        write(aside)
+        with open(aside, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(aside)
+
+
+# ---- reading ----
+
+
+def _loading_weights(own):
+    @functools.wraps(own)
+    def load(model, filepath, *args, **kwargs):
+        call, kinds = "a load of weights", _Kinds(model)
+        if comm.is_initialized():
+            kinds.check(call)
+        return _together(call, bool(kinds), filepath, lambda: own(model, filepath, *args, **kwargs))
+
+    return load
+
+
+def _loading_model(own):
+    @functools.wraps(own)
+    def load(filepath, *args, **kwargs):
+        ours = _names_this_package(filepath)
+        call = "a load of a model"
+        return _together(call, ours, filepath, lambda: own(filepath, *args, **kwargs))
+
+    return load
+
+
+def _together(call, ours, filepath, read):
+    named = isinstance(filepath, (str, os.PathLike))
+    if not ours or not named or not comm.is_initialized():
+        return read()
+    path, loaded = os.fspath(filepath), []
+
+    def run():
+        with beside.reading(path):
+            loaded.append(read())
+
+    agreed(lambda: beside.check_seen(path), comm.current(), call)
+    agreed(run, comm.current(), call)
+    return loaded[0]
+
+
+def _names_this_package(filepath):
+    with contextlib.suppress(OSError, KeyError, TypeError, zipfile.BadZipFile):
+        with zipfile.ZipFile(filepath) as archive:
+            return b"sok_like" in archive.read("config.json")
+    return False
+
+
+def path_read() -> str:
+    """The file that Keras is reading right now.
+
+    Raises:
+        RuntimeError: none that is known.
+    """
+    path = beside.path_read()
+    frame: Any = sys._getframe(1)
+    while path is None and frame is not None:
+        # The first layer of a process is made, and `install` called, within Keras' `load_model`.
+        if frame.f_code.co_name in ("load_model", "load_weights_only"):
+            found = frame.f_locals.get("filepath")
+            path = os.fspath(found) if isinstance(found, (str, os.PathLike)) else None
+        frame = frame.f_back
+    if path is None:
+        raise RuntimeError(
+            "A file that several ranks wrote must be read by its path, as its tables lie beside "
+            "it. Received: a file object"
+        )
+    return path
+
+
+# ---- BackupAndRestore ----
+
+
+def _by_rank_0(own):
+    """The removal of a backup, which the ranks share: by rank 0, when all are done with it."""
+
+    @functools.wraps(own)
+    def remove(self, *args, **kwargs):
+        model = getattr(self, "model", None) or getattr(self, "_model", None)
+        if not comm.is_initialized() or comm.current().world_size == 1 or not _Kinds(model):
+            return own(self, *args, **kwargs)
+        communicator = comm.current()
+        call = "the end of BackupAndRestore"
+        agreed(None, communicator, call)
+        mine = communicator.rank == 0
+
+        def run():
+            if mine:
+                own(self, *args, **kwargs)
+
+        agreed(run, communicator, call)
+
+    return remove

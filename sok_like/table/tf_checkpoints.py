@@ -1,0 +1,245 @@
+"""`tf.train.Checkpoint` on any number of ranks: all make the same call with the same path.
+
+On one rank a table's content is inside the checkpoint. On several, rank 0 writes the checkpoint and
+every rank its part of the tables beside it (`beside.py`); both kinds are read at any number of
+ranks. Variables that are one rank's own (`de_local`, dense shards of dist_model_parallel) go to one
+file per rank, and are read at the same number of ranks.
+
+TensorFlow has no place where ranks could agree, so `install` wraps the one class through which
+`Checkpoint`, `CheckpointManager` and tf_keras' `save_weights` write and read. Checkpoints without
+tables and shards pass through as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.checkpoint import checkpoint_management, functional_saver
+from tensorflow.python.trackable import trackable_utils
+from tensorflow.python.training.saving.saveable_object import SaveSpec
+from tensorflow.python.training.saving.saveable_object_util import (
+    SaveableCompatibilityConverter as Converter,
+)
+from tensorflow.python.training.saving.saveable_object_util import TrackableSaveable
+
+from sok_like.runtime import comm
+from sok_like.runtime.agreement import agreed
+from sok_like.table import beside, snapshots
+from sok_like.table.variable import is_embedding_variable, unwrap
+
+_CALL = "a save of tf.train.Checkpoint"
+_READ = "a restore of tf.train.Checkpoint"
+_OWN = "sok_like/ranks"  # key of the tensor that names the files of variables of one rank
+
+
+@functools.cache
+def install() -> None:
+    """Makes TensorFlow's object-based checkpoints know tables; once per process."""
+    saver = functional_saver.MultiDeviceSaver
+    saver.save = _wrapped(saver.save, _save)
+    saver.restore = _wrapped(saver.restore, _restore)
+    management: Any = checkpoint_management
+    own = management._delete_file_if_exists
+
+    @functools.wraps(own)
+    def delete(filespec):
+        own(filespec)
+        if str(filespec).endswith(".index"):
+            beside.remove(str(filespec).removesuffix(".index"))
+
+    management._delete_file_if_exists = delete
+
+
+def _wrapped(own, ours):
+    @functools.wraps(own)
+    def method(self, file_prefix, options=None):
+        return ours(own, self, file_prefix, options)
+
+    return method
+
+
+class _Kinds:
+    """The objects of a saver that are not the same on all ranks."""
+
+    def __init__(self, saver):
+        tensors = [t for shards in saver._shardable_tensors_by_task.values() for t in shards]
+        known: dict[int, Any] = {id(_object_of(t)): _object_of(t) for t in tensors}
+        objects = [each for each in known.values() if each is not None]
+        self.tables = [unwrap(each) for each in objects if is_embedding_variable(each)]
+        self.sharded = [each for each in objects if hasattr(each, "_sok_shard")]
+        self.own = [
+            each
+            for each in objects
+            if getattr(each, "de_local", False)
+            and not hasattr(each, "_sok_shard")
+            and not is_embedding_variable(each)
+        ]
+
+    def __bool__(self):
+        return bool(self.tables or self.sharded or self.own)
+
+
+def _object_of(tensor):
+    """What a tensor belongs to; a restore has put TensorFlow's adapters around it."""
+    found = tensor.trackable
+    while isinstance(found, (Converter, TrackableSaveable)):
+        found = found.obj if isinstance(found, Converter) else found._trackable
+    return found
+
+
+def _save(write, saver, file_prefix, options):
+    kinds = _Kinds(saver)
+    if not kinds or not comm.is_initialized() or comm.current().world_size == 1:
+        return write(saver, file_prefix, options)
+    path = _path_of(file_prefix, kinds)
+    communicator = comm.current()
+    own_id = beside.new_reference_of("ranks")
+
+    def common(_):
+        if communicator.rank == 0:
+            if kinds.own:
+                note = {"world_size": communicator.world_size, "folder": kept[0]}
+                _add_tensor(saver, _OWN, json.dumps(note))
+            write(saver, file_prefix, options)
+
+    kept: list[str] = []
+    if kinds.own:
+        kept = agreed(lambda: own_id, communicator, _CALL)[:1]
+        agreed(lambda: _write_own(saver, kinds.own, path, kept[0]), communicator, _CALL)
+    references = [snapshots.pending_reference(table) for table in kinds.tables]
+    beside.save(_CALL, path, kinds.tables, common, references=references, kept=kept)
+    return None
+
+
+def _restore(read, saver, file_prefix, options):
+    kinds = _Kinds(saver)
+    if not kinds or not tf.executing_eagerly() or not comm.is_initialized():
+        return read(saver, file_prefix, options)
+    communicator, path = comm.current(), _path_of(file_prefix, kinds)
+    if communicator.world_size == 1:
+        with beside.reading(path):
+            return read(saver, file_prefix, options)
+
+    def run():
+        with beside.reading(path):
+            return read(saver, file_prefix, options)
+
+    agreed(lambda: beside.check_seen(f"{path}.index"), communicator, _READ)
+    restored: list[Any] = []
+    if kinds.own:
+        agreed(lambda: _check_own(path, communicator), communicator, _READ)
+        run = _with_own(run, saver, kinds.own, path, communicator)
+    agreed(lambda: restored.append(run()), communicator, _READ)
+    return restored[0]
+
+
+def _path_of(file_prefix, kinds):
+    if not tf.executing_eagerly():
+        names = [table.table_name for table in kinds.tables]
+        raise NotImplementedError(
+            "On several ranks tf.train.Checkpoint saves eagerly only; in a session use "
+            "tf.compat.v1.train.Saver. Received: a save or restore in a graph, with the tables "
+            f"{names}"
+        )
+    value = file_prefix.numpy() if hasattr(file_prefix, "numpy") else file_prefix
+    return os.fspath(value.decode() if isinstance(value, bytes) else value)
+
+
+def _add_tensor(saver, key, text):
+    """One more tensor, which belongs to no object, among those that are written."""
+    shards = next(iter(saver._shardable_tensors_by_task.values()))
+    tensor = tf.constant(text)
+    spec = SaveSpec(tensor, "", key, dtype=tf.string, device=tensor.device)
+    shards[:] = [shard for shard in shards if shard.checkpoint_key != key]
+    shards.append(
+        dataclasses.replace(
+            shards[0],
+            _tensor_save_spec=spec,
+            tensor=tensor,
+            dtype=tf.string,
+            name=key,
+            slice_spec="",
+            checkpoint_key=key,
+            trackable=None,
+        )
+    )
+
+
+# ---- variables of one rank ----
+
+
+def _tensors_of(saver, objects):
+    wanted = {id(each) for each in objects}
+    for shards in saver._shardable_tensors_by_task.values():
+        yield from (tensor for tensor in shards if id(_object_of(tensor)) in wanted)
+
+
+def _file_of(path, reference, communicator):
+    name = f"{communicator.rank}-of-{communicator.world_size}.npz"
+    return pathlib.Path(beside.folder_of(path, reference)) / name
+
+
+def _write_own(saver, objects, path, reference):
+    file = _file_of(path, reference, comm.current())
+    file.parent.mkdir(parents=True, exist_ok=True)
+    arrays = {}
+    for tensor in _tensors_of(saver, objects):
+        value = tensor.tensor if tensor.tensor is not None else tensor._tensor_save_spec.tensor
+        arrays[tensor.checkpoint_key] = np.asarray(value)
+    with open(file, "wb") as opened:
+        np.savez(opened, **arrays)
+        opened.flush()
+        os.fsync(opened.fileno())
+
+
+def _note_of(path):
+    reader = tf.train.load_checkpoint(path)
+    return json.loads(reader.get_tensor(_OWN)) if reader.has_tensor(_OWN) else None
+
+
+def _check_own(path, communicator):
+    note = _note_of(path)
+    if note is None or note["world_size"] != communicator.world_size:
+        ranks = "one rank" if note is None else f"{note['world_size']} ranks"
+        raise ValueError(
+            "A checkpoint with dense tables of dist_model_parallel must be restored at the number "
+            "of ranks that wrote it; get_weights, set_weights, get_optimizer_state and "
+            "set_optimizer_state of the layer carry them to another. "
+            f"Received: {path!r} of {ranks}, on {communicator.world_size} ranks"
+        )
+    beside.check_seen(str(_file_of(path, note["folder"], communicator)))
+
+
+def _with_own(run, saver, objects, path, communicator):
+    """`run`, that takes the variables of this rank from its file."""
+    if communicator.rank == 0:
+        return run
+
+    def run_and_read():
+        mine = {id(tensor) for tensor in _tensors_of(saver, objects)}
+        before = {task: list(s) for task, s in saver._shardable_tensors_by_task.items()}
+        names: dict[int, dict[str, str]] = {}
+        for tensor in _tensors_of(saver, objects):
+            local = trackable_utils.extract_local_name(tensor.checkpoint_key)
+            names.setdefault(id(_object_of(tensor)), {})[local] = tensor.checkpoint_key
+        try:
+            for task, shards in before.items():
+                left = [tensor for tensor in shards if id(tensor) not in mine]
+                saver._shardable_tensors_by_task[task] = left
+            restored = run()
+        finally:
+            saver._shardable_tensors_by_task.update(before)
+        with np.load(_file_of(path, _note_of(path)["folder"], communicator)) as arrays:
+            for each in objects:
+                found = {local: tf.constant(arrays[key]) for local, key in names[id(each)].items()}
+                each._restore_from_tensors(found)
+        return restored
+
+    return run_and_read

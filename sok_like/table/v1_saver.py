@@ -1,0 +1,154 @@
+"""`tf.compat.v1.train.Saver` and `MonitoredTrainingSession` on any number of ranks.
+
+    model.ckpt-100.index, .data-...            the ordinary variables, and the name of each dump
+    model.ckpt-100.tables/user.3f2a9c0b/       a dump of table 'user', as `sok.Saver` writes it
+
+To a Saver a table is a string variable of the graph: the name of its dump. `Saver.save` writes the
+dumps first and then that string with everything else; `restore` reads the string, then the dump.
+A graph may be finalized before it saves, so the ops that dump are made when the Saver is.
+
+TensorFlow gives a Saver's path to nobody, so `install` wraps its two methods. Savers without tables
+do what they did.
+"""
+
+from __future__ import annotations
+
+import functools
+import numbers
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.runtime import comm
+from sok_like.runtime.agreement import agreed
+from sok_like.table import beside, saver
+from sok_like.table.variable import is_embedding_variable, unwrap
+
+_SAVE, _RESTORE = "tf.compat.v1.train.Saver.save", "tf.compat.v1.train.Saver.restore"
+
+
+@functools.cache
+def install() -> None:
+    """Makes TensorFlow's name-based savers know tables; once per process."""
+    cls = tf.compat.v1.train.Saver
+    cls.save = _saving(cls.save)
+    cls.restore = _restoring(cls.restore)
+    hook = tf.compat.v1.train.CheckpointSaverHook
+    hook.begin = _beginning(hook.begin)
+
+
+class _Folder(os.PathLike):
+    """A folder that is known when the op runs."""
+
+    def __init__(self):
+        self.path = ""
+
+    def __fspath__(self):
+        return self.path
+
+
+class TableInGraph:
+    """The ops by which a v1 graph saves and restores one table."""
+
+    def __init__(self, variable: Any):
+        self._variable, self._folder = variable, _Folder()
+        with variable.graph.as_default(), tf.control_dependencies(None), tf.device("/CPU:0"):
+            # The name by which checkpoints know the table.
+            name = f"{variable._shared_name}/dump"
+            handle = tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=name, name=name)
+            self.element = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.string)
+            self._given = tf.compat.v1.placeholder(tf.string, [])
+            self._set = tf.raw_ops.AssignVariableOp(resource=handle, value=self._given)
+            self._dump = saver.Saver().dump_to_file(variable, self._folder)
+            self._restore = saver.Saver().restore_from_file(variable, self._folder)
+
+    def dump(self, session: Any, folder: str) -> None:
+        """Writes the table to a folder; all ranks call it."""
+        self._folder.path = folder
+        session.run(self._dump)
+
+    def set_reference(self, session: Any, reference: str) -> None:
+        """What a Saver writes of the table."""
+        session.run(self._set, {self._given: reference})
+
+    def restore(self, session: Any, path: str) -> None:
+        """Reads the table that the Saver's restore from `path` has named; all ranks call it."""
+        reference = session.run(self.element).decode()
+        self._folder.path = beside.folder_of(path, reference)
+        session.run(self._restore)
+
+
+def in_graph(variable: Any) -> TableInGraph:
+    """The ops of a table in its graph; made once."""
+    found = getattr(variable, "_table_in_graph", None)
+    if found is None:
+        found = variable._table_in_graph = TableInGraph(variable)
+    return found
+
+
+def _tables_of(own_saver):
+    """A Saver's tables, in the same order on all ranks."""
+    listed = own_saver._var_list
+    listed = list(listed.values()) if isinstance(listed, dict) else tf.nest.flatten(listed or [])
+    found = {id(unwrap(each)): unwrap(each) for each in listed if is_embedding_variable(each)}
+    return sorted(found.values(), key=lambda table: table._shared_name)
+
+
+def _saving(own):
+    @functools.wraps(own)
+    def save(self, sess, save_path, global_step=None, *args, **kwargs):
+        tables = [] if tf.executing_eagerly() else _tables_of(self)
+        if not tables:
+            return own(self, sess, save_path, global_step, *args, **kwargs)
+        if global_step is not None and not isinstance(global_step, numbers.Integral):
+            global_step = int(tf.compat.v1.train.global_step(sess, global_step))
+        number = f"{global_step:08d}" if self._pad_step_number else str(global_step)
+        path = os.fspath(save_path) if global_step is None else f"{os.fspath(save_path)}-{number}"
+
+        def common(references):
+            if comm.current().rank != 0:
+                return
+            for table, reference in zip(tables, references, strict=True):
+                in_graph(table).set_reference(sess, reference)
+            own(self, sess, save_path, global_step, *args, **kwargs)
+
+        def dump(table, folder):
+            in_graph(table).dump(sess, folder)
+
+        beside.save(_SAVE, path, tables, common, dump=dump)
+        return path
+
+    return save
+
+
+def _restoring(own):
+    @functools.wraps(own)
+    def restore(self, sess, save_path):
+        tables = [] if tf.executing_eagerly() or save_path is None else _tables_of(self)
+        if not tables:
+            return own(self, sess, save_path)
+        communicator, path = comm.current(), os.fspath(save_path)
+        agreed(lambda: own(self, sess, save_path), communicator, _RESTORE)
+        for table in tables:
+            in_graph(table).restore(sess, path)
+        return None
+
+    return restore
+
+
+def _beginning(own):
+    @functools.wraps(own)
+    def begin(self):
+        seconds = self._timer._every_secs
+        if seconds is not None and comm.is_initialized() and comm.current().world_size > 1:
+            if any(map(is_embedding_variable, tf.compat.v1.global_variables())):
+                raise ValueError(
+                    "`save_checkpoint_secs` must be None on several ranks, whose clocks differ: "
+                    "give MonitoredTrainingSession `save_checkpoint_steps=n`, or "
+                    "CheckpointSaverHook `save_steps=n`. "
+                    f"Received: save_checkpoint_secs={seconds}"
+                )
+        return own(self)
+
+    return begin
