@@ -1,0 +1,183 @@
+"""`sok.callbacks.BackupAndRestore`: training that goes on after an interruption, on any ranks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.runtime import comm
+from sok_like.runtime.agreement import agreed
+from sok_like.runtime.checks import as_integer
+
+# 128 + SIGTERM: what a shell reports of a process that the signal has ended.
+_EXIT_CODE = 143
+
+
+class BackupAndRestore(tf.keras.callbacks.Callback):
+    """Backs up model, optimizer and epoch; the next `fit` with the same folder goes on from there.
+
+    Beyond Keras' callback of this name: weights and epoch are one checkpoint, so a process that is
+    killed leaves the last finished backup whole; any number of ranks may go on with what any number
+    wrote; and a SIGTERM, which schedulers send before they end a job, is answered by a backup and
+    an exit with code 143. All ranks give the same folder, on a file system that they share.
+
+    Args:
+        backup_dir: Folder of the backup, for nothing else.
+        save_freq: "epoch", or a number of batches. Training goes on at the start of the epoch in
+            which a backup was made, or of the next one if it was made at an epoch's end.
+        delete_checkpoint: Whether to remove the folder at the end of `fit`.
+        sigterm_every: After how many batches ranks ask each other for a SIGTERM; one rank looks
+            after every batch.
+
+    Raises:
+        ValueError: an argument out of range, or a model that is not built.
+        RuntimeError: ranks with different folders.
+        SystemExit: after a SIGTERM and the backup.
+    """
+
+    def __init__(
+        self,
+        backup_dir: Any,
+        save_freq: Any = "epoch",
+        delete_checkpoint: bool = True,
+        sigterm_every: int = 10,
+    ):
+        super().__init__()
+        if not backup_dir:
+            raise ValueError(f"`backup_dir` must be a folder. Received: backup_dir={backup_dir!r}")
+        batches = as_integer(save_freq)
+        if save_freq != "epoch" and (batches is None or batches < 1):
+            raise ValueError(
+                '`save_freq` must be "epoch" or a number of batches >= 1. '
+                f"Received: save_freq={save_freq!r}"
+            )
+        every = as_integer(sigterm_every)
+        if every is None or every < 1:
+            raise ValueError(
+                f"`sigterm_every` must be an integer >= 1. Received: sigterm_every={sigterm_every!r}"
+            )
+        self.backup_dir, self.delete_checkpoint = os.fspath(backup_dir), bool(delete_checkpoint)
+        self._batches, self._sigterm_every = batches, every
+        self._seen, self._signalled, self._previous = 0, False, None
+
+    # ---- going on ----
+
+    def on_train_begin(self, logs=None):
+        if not self.model.built:
+            raise ValueError(
+                "A model must be built before it can be restored: call it on a batch first. "
+                f"Received: model '{self.model.name}', which is not built"
+            )
+        optimizer = self.model.optimizer
+        if optimizer is not None and hasattr(optimizer, "build"):
+            optimizer.build(self.model.trainable_variables)
+        self._epoch = tf.Variable(0, dtype=tf.int64, trainable=False, name="epoch")
+        checkpoint = tf.train.Checkpoint(model=self.model, epoch=self._epoch)
+        communicator = comm.current()
+        call = "sok.callbacks.BackupAndRestore"
+        told = agreed(lambda: self.backup_dir, communicator, call)
+        if len(set(told)) > 1:
+            raise RuntimeError(
+                f"`backup_dir` must be the same folder on all ranks. Received: {told}, by rank"
+            )
+        self._manager = tf.train.CheckpointManager(checkpoint, self.backup_dir, max_to_keep=1)
+        latest = agreed(lambda: self._manager.latest_checkpoint, communicator, call)
+        if len(set(latest)) > 1:
+            raise RuntimeError(
+                "`backup_dir` must be on a file system that all ranks share. "
+                f"Received: the backups {latest}, by rank"
+            )
+        if latest[0] is not None:
+            checkpoint.restore(latest[0]).assert_existing_objects_matched()
+            self._begin_at(int(self._epoch))
+        self._listen()
+
+    def _begin_at(self, epoch):
+        if hasattr(tf.keras, "__internal__"):  # tf_keras asks such an object
+            self.model._training_state = _BeginsAt(epoch)
+        else:
+            self.model._initial_epoch = epoch
+
+    # ---- backing up ----
+
+    def _save(self, epoch):
+        self._epoch.assign(epoch)
+        self._manager.save()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._now = epoch
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._now = epoch + 1
+        if self._batches is None:
+            self._save(epoch + 1)
+        self._end_if_signalled()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._seen += 1
+        if self._batches is not None and self._seen % self._batches == 0:
+            self._save(self._now)
+        if comm.current().world_size == 1 or self._seen % self._sigterm_every == 0:
+            self._end_if_signalled()
+
+    def on_train_end(self, logs=None):
+        self._stop_listening()
+        if self.delete_checkpoint:
+            communicator = comm.current()
+            agreed(None, communicator, "the end of sok.callbacks.BackupAndRestore")
+            if communicator.rank == 0:
+                shutil.rmtree(self.backup_dir, ignore_errors=True)
+        if hasattr(tf.keras, "__internal__"):
+            self.model._training_state = None
+
+    # ---- SIGTERM ----
+
+    def _listen(self):
+        self._signalled = False
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGTERM, self._on_signal)
+
+    def _stop_listening(self):
+        if self._previous is not None:
+            signal.signal(signal.SIGTERM, self._previous)
+            self._previous = None
+
+    def _on_signal(self, number, frame):
+        if self._signalled:  # the second one, or one after a `fit` that has raised: end at once
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+        self._signalled = True
+
+    def _end_if_signalled(self):
+        communicator = comm.current()
+        told = agreed(lambda: self._signalled, communicator, "sok.callbacks.BackupAndRestore")
+        if not any(told):
+            return
+        self._save(self._now)
+        if communicator.rank == 0:
+            print(
+                f"SIGTERM on rank {told.index(True)}: saved to {self.backup_dir}; the next fit "
+                f"with this folder goes on with epoch {self._now + 1}.",
+                file=sys.stderr,
+                flush=True,
+            )
+        agreed(None, communicator, "the exit after SIGTERM")
+        self._stop_listening()
+        raise SystemExit(_EXIT_CODE)
+
+
+class _BeginsAt:
+    """What tf_keras' `fit` asks for the epoch to begin with."""
+
+    def __init__(self, epoch):
+        self._epoch = epoch
+
+    def maybe_load_initial_counters_from_ckpt(self, steps_per_epoch, initial_epoch, mode):
+        """The epoch and the step to begin with."""
+        return self._epoch, 0
