@@ -60,7 +60,8 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         every = as_integer(sigterm_every)
         if every is None or every < 1:
             raise ValueError(
-                f"`sigterm_every` must be an integer >= 1. Received: sigterm_every={sigterm_every!r}"
+                "`sigterm_every` must be an integer >= 1. "
+                f"Received: sigterm_every={sigterm_every!r}"
             )
         self.backup_dir, self.delete_checkpoint = os.fspath(backup_dir), bool(delete_checkpoint)
         self._batches, self._sigterm_every = batches, every

@@ -16,8 +16,10 @@ import tensorflow as tf
 from sok_like.runtime import turns
 from sok_like.runtime.comm import Communicator
 
-# Of exchanges outside of v1 graphs: one for all of them, so that different calls can be told apart.
-NAME = "agreement"
+
+def name_of(communicator: Communicator) -> str:
+    """Of exchanges outside of v1 graphs: one for all calls, so that different ones can be told."""
+    return f"agreement_{communicator.world_size}"  # a group of ranks counts its own
 
 
 def send(block: np.ndarray, communicator: Communicator, all_ranks: bool) -> np.ndarray:
@@ -99,7 +101,7 @@ def all_or_none(function: Callable[[], Any] | None, communicator: Communicator) 
 
 def _told_by_all(message, communicator):
     def exchange():
-        return turns.exchange_notes(encoded(message), [], communicator, NAME)
+        return turns.exchange_notes(encoded(message), [], communicator, name_of(communicator))
 
     with tf.init_scope():
         if tf.executing_eagerly():

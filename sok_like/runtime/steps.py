@@ -73,8 +73,7 @@ class Steps:
 
         say, *found = _call(guarded, [*previous, *inputs], [tf.int64, *dtypes])
         say.set_shape([None])
-        name = agreement.NAME if tf.executing_eagerly() else name
-        texts, lengths = turns.exchange_notes(say, [], self._communicator, name)
+        texts, lengths = self._exchanged(say, name)
 
         def compare(texts, lengths):
             messages = agreement.decoded(texts, lengths)
@@ -93,6 +92,13 @@ class Steps:
         self._told.set_shape([])
         with self.done():
             return [tf.identity(tensor) for tensor in found]
+
+    def _exchanged(self, say, name):
+        communicator = self._communicator
+        if communicator.world_size == 1:
+            return say, tf.shape(say)
+        name = agreement.name_of(communicator) if tf.executing_eagerly() else name
+        return turns.exchange_notes(say, [], communicator, name)
 
     def _encoded(self, message):
         return agreement.encoded({**message, "call": self._call})

@@ -41,7 +41,7 @@ look_up: Callable[[Any, Any, Any], Any] | None = None
 _NO_SAVED_MODEL = (
     "EmbeddingVariable '{name}' cannot be part of a SavedModel, which could never be loaded: it "
     "holds no rows of a table. `sok.Saver().dump_to_file(variable, folder)` and "
-    "tf.train.Checkpoint keep them, and so does Keras 3's `model.save('model.keras')` on one rank. "
+    "tf.train.Checkpoint keep them, and so does `model.save('model.keras')`. "
     "Received: an export to a SavedModel (model.export, tf.saved_model.save, save_format='tf')"
 )
 

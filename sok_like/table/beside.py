@@ -84,7 +84,9 @@ def save(
     told = agreed(start, communicator, call)
     _check_same(call, told)
     chosen = told[0]["references"]
-    dump = dump or (lambda table, folder: saver.Saver().dump_to_file(table, folder))
+    dump = dump or (
+        lambda table, folder: saver.Saver().dump_to_file(table, folder, sok1_files=False)
+    )
     for table, reference in zip(tables, chosen, strict=True):
         folder = folder_of(path, reference)
         dump(table, folder)

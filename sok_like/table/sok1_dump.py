@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 
 from sok_like.runtime.comm import Communicator
+from sok_like.runtime.steps import Steps
 from sok_like.table.dump_file import Shard, file_stem
 from sok_like.table.shard_file import sync_folder
-from sok_like.table.steps import Steps
 
 _KEYS, _VALUES = "_keys.file", "_values.file"
 

@@ -60,7 +60,7 @@ class TableInGraph:
             self.element = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.string)
             self._given = tf.compat.v1.placeholder(tf.string, [])
             self._set = tf.raw_ops.AssignVariableOp(resource=handle, value=self._given)
-            self._dump = saver.Saver().dump_to_file(variable, self._folder)
+            self._dump = saver.Saver().dump_to_file(variable, self._folder, sok1_files=False)
             self._restore = saver.Saver().restore_from_file(variable, self._folder)
 
     def dump(self, session: Any, folder: str) -> None:

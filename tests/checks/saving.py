@@ -23,7 +23,6 @@ def together():
     found = {"order": order(sok, rank, folder / "order")}
     found["shared"] = not_shared(sok, rank, folder / "shared")
     found["uneven"] = uneven(sok, rank, folder / "uneven")
-    found["checkpoint"] = checkpoint(sok, rank, folder / "checkpoint")
     found["graph"] = graph(sok, rank, folder / "graph")
     return found
 
@@ -97,25 +96,6 @@ def uneven(sok, rank, folder):
     message = message_of(sok.Saver().restore_from_file, table, folder)
     rows = sok.export(table)[1].numpy().tolist()
     return {"message": message, "keys": keys_of(table), "rows": rows}
-
-
-def checkpoint(sok, rank, folder):
-    """One path for two ranks: whatever is there is one rank's part."""
-    table = filled(sok, "parts", [0, 1, 2, 3])
-    path = tf.train.Checkpoint(table=table).write(str(folder / str(rank)))
-    other = str(folder / str(1 - rank))
-    comm_barrier()
-    again = filled(sok, "parts", [7, 8])
-    message = message_of(lambda: tf.train.Checkpoint(table=again).read(other))
-    kept = keys_of(again)
-    tf.train.Checkpoint(table=again).read(path)
-    return {"message": message, "kept": kept, "own": keys_of(again)}
-
-
-def comm_barrier():
-    from sok_like.runtime import comm
-
-    comm.current().barrier()
 
 
 def graph(sok, rank, folder):

@@ -36,13 +36,6 @@ def test_a_restore_that_one_rank_cannot_take_changes_no_rank(found):
         assert seen["keys"] == [10 + rank] and seen["rows"] == [[5.0, 5.0]]
 
 
-def test_the_checkpoint_of_another_rank_is_refused(found):
-    for rank, seen in enumerate(result["checkpoint"] for result in found):
-        assert f"rank {rank} of 2 needs a path of its own" in seen["message"]
-        assert f"Received: the part of rank {1 - rank} of 2" in seen["message"]
-        assert seen["kept"] == [8 if rank == 0 else 7] and seen["own"] == [rank, rank + 2]
-
-
 def test_the_same_in_a_session(found):
     for rank, seen in enumerate(result["graph"] for result in found):
         assert (seen["dumped"], seen["restored"]) == (b"OK", b"OK")

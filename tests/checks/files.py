@@ -1,0 +1,327 @@
+"""Files that several ranks write together, and that other numbers of ranks read.
+
+In one launch, ranks 0 to n-1 play a world of n ranks, by a communicator of their own.
+"""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import signal
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+
+BATCH = 12
+X = np.arange(2 * BATCH).reshape(BATCH, 2)
+Y = np.linspace(-1, 1, BATCH, dtype=np.float32)[:, np.newaxis]
+
+
+def checks(world_size):
+    if world_size == 2:
+        return {
+            "resumed": lambda: resumed([(2, 2), (2, 1), (1, 2)]),
+            "refused": refused,
+            "backup": backup,
+            "preempted": preempted,
+            "session": session,
+        }
+    return {"resumed": lambda: resumed([(3, 2), (1, 3), (3, 3)])} if world_size == 3 else {}
+
+
+def shared(name):
+    # The ranks of a test run on one machine, under one launcher.
+    return pathlib.Path(tempfile.gettempdir()) / f"sok_files_{os.getppid()}" / name
+
+
+@contextlib.contextmanager
+def world(ranks):
+    """The first ranks as a world of their own; None for the others."""
+    from sok_like.runtime import comm
+
+    base = comm.current()
+    others = [[rank] for rank in range(ranks, base.world_size)]
+    group = base.subset([list(range(ranks)), *others])
+    try:
+        comm.set_current(group)
+        yield group if base.rank < ranks else None
+    finally:
+        comm.set_current(base)
+        base.barrier()
+
+
+def made():
+    """A model with two tables, one of them with a filter, and an optimizer with state."""
+    import sok_like as sok
+
+    tf.keras.utils.set_random_seed(3)
+    keys = tf.keras.Input([2], dtype="int64")
+    layer = sok.DistributedEmbedding("sum", None, 4, slot_num=2, max_nnz=1, name="files_one")
+    option = sok.EmbeddingVariableOption(filter_option=sok.CounterFilter(2))
+    group = sok.GroupEmbedding(
+        {"a": 4}, combiners="sum", name="files_group", table_options={"a": {"ev_option": option}}
+    )
+    both = [tf.keras.layers.Flatten()(layer(keys)), group({"a": keys})["a"]]
+    model = tf.keras.Model(keys, tf.keras.layers.Dense(1)(tf.keras.layers.Concatenate()(both)))
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.05))
+    model.compile(optimizer, "mse", run_eagerly=True)
+    return model
+
+
+def fit(model, epochs, shift=0, **options):
+    """On this rank's share of the batch."""
+    from sok_like.runtime import comm
+
+    count = BATCH // comm.current().world_size
+    mine = slice(comm.current().rank * count, (comm.current().rank + 1) * count)
+    x, y = X[mine] + shift, Y[mine]
+    return model.fit(x, y, batch_size=count, epochs=epochs, verbose=0, shuffle=False, **options)
+
+
+def tables_of(model):
+    from sok_like.table.variable import is_embedding_variable, unwrap
+
+    return [unwrap(each) for each in model.variables if is_embedding_variable(each)]
+
+
+def state(model):
+    """Keys, rows, slot rows and records of this rank, by table."""
+    found = {}
+    for table in tables_of(model):
+        snapshot = table.snapshot()._asdict()
+        found[table.table_name] = {name: np.asarray(value) for name, value in snapshot.items()}
+    return found
+
+
+def write_all(model, folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save(str(folder / "m.keras"))
+    model.save_weights(str(folder / "w.weights.h5"))
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), str(folder / "c"), 2)
+    for _ in range(3):
+        manager.save()
+
+
+def read(kind, folder):
+    if kind == "model":
+        model = tf.keras.models.load_model(str(folder / "m.keras"))
+        model.compile(model.optimizer, "mse", run_eagerly=True)
+        return model
+    model = made()
+    fit(model, 1, 100)  # what is there is replaced
+    if kind == "weights":
+        model.load_weights(str(folder / "w.weights.h5"))
+    else:
+        path = tf.train.latest_checkpoint(str(folder / "c"))
+        tf.train.Checkpoint(model=model).restore(path).assert_existing_objects_matched()
+    return model
+
+
+def resumed(pairs):
+    """By (writer, reader) and kind of file: what was written, read, and predicted in the end."""
+    found, written = {}, {}
+    for writers, readers in pairs:
+        folder = shared(f"resumed{writers}")
+        if writers not in written:
+            with world(writers) as group:
+                if group is not None:
+                    model = made()
+                    fit(model, 2)
+                    write_all(model, folder)
+                    before = state(model)
+                    fit(model, 2, 5)
+                    here = sorted(path.name for path in (folder / "c").iterdir())
+                    written[writers] = (before, model.predict(X, verbose=0), here)
+                else:
+                    written[writers] = None
+        for kind in ("checkpoint", "weights", "model"):
+            with world(readers) as group:
+                if group is None:
+                    continue
+                model = read(kind, folder)
+                after = state(model)
+                fit(model, 2, 5)
+                found[writers, readers, kind] = (after, model.predict(X, verbose=0))
+    return {"written": written, "read": found}
+
+
+def message_of(call, *arguments, **keywords):
+    try:
+        call(*arguments, **keywords)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def refused():
+    """Paths of one's own; a rank that cannot write or read: all raise, and what was stays."""
+    from sok_like.runtime import comm
+    from sok_like.table import shard_file
+
+    rank, folder, found = comm.current().rank, shared("refused"), {}
+    model = made()
+    fit(model, 1)
+    checkpoint = tf.train.Checkpoint(model=model)
+    own = {
+        "weights": lambda: model.save_weights(str(folder / f"{rank}.weights.h5")),
+        "model": lambda: model.save(str(folder / f"{rank}.keras")),
+        "checkpoint": lambda: checkpoint.write(str(folder / f"{rank}")),
+    }
+    found["own"] = {kind: message_of(call) for kind, call in own.items()}
+    path = str(folder / "w.weights.h5")
+    model.save_weights(path)
+    written = checkpoint.write(str(folder / "c"))
+    before = state(model)
+    fit(model, 1, 30)
+
+    def fail(*arguments):
+        raise OSError(28, "No space left on device", "here")
+
+    whole = shard_file.write_shard
+    shard_file.write_shard = fail if rank == 1 else whole
+    found["full"] = [
+        message_of(model.save_weights, path),
+        message_of(lambda: checkpoint.write(str(folder / "c"))),
+    ]
+    shard_file.write_shard = whole
+    found["left"] = []
+    for load in (lambda: model.load_weights(path), lambda: checkpoint.read(written)):
+        load()
+        after = state(model)
+        same = all(
+            np.array_equal(after[table][name], before[table][name])
+            for table in before
+            for name in ("keys", "rows", "slot_rows")
+        )
+        found["left"].append(same)
+    missing = str(folder / f"missing{rank}.weights.h5") if rank else path
+    found["missing"] = message_of(model.load_weights, missing)
+    return found
+
+
+class Interrupted(Exception):
+    pass
+
+
+class _Interrupt(tf.keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 2:
+            raise Interrupted
+
+
+def backup():
+    """Keras' own BackupAndRestore over a shared folder: the bits of a run without interruption."""
+    from sok_like.runtime import comm
+
+    folder = shared("backup")
+    built = lambda: (model := made())(X[:1]) is None or model  # noqa: E731
+    unbroken = built()
+    fit(unbroken, 4)
+    for callbacks in ([_Interrupt()], []):
+        model = built()
+        keras = tf.keras.callbacks.BackupAndRestore(str(folder / "shared"))
+        try:
+            history = fit(model, 4, callbacks=[keras, *callbacks])
+        except Interrupted:
+            history = None
+    mine = str(folder / f"own{comm.current().rank}")
+    own = tf.keras.callbacks.BackupAndRestore(mine)
+    return {
+        "epochs": len(history.history["loss"]),
+        "same": np.array_equal(model.predict(X, verbose=0), unbroken.predict(X, verbose=0)),
+        "left": (folder / "shared").exists() and any((folder / "shared").iterdir()),
+        "own": message_of(fit, built(), 2, callbacks=[own]),
+    }
+
+
+class _Preempt(tf.keras.callbacks.Callback):
+    """A SIGTERM to rank 1 alone, in the second epoch."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        from sok_like.runtime import comm
+
+        if epoch == 1 and comm.current().rank == comm.current().world_size - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def preempted():
+    """`sok.callbacks.BackupAndRestore`: saved at a SIGTERM, and gone on with by one rank."""
+    import sok_like as sok
+
+    folder, found = shared("preempted"), {}
+    before = signal.getsignal(signal.SIGTERM)
+    model = made()
+    model(X[:1])
+    callback = sok.callbacks.BackupAndRestore(str(folder), sigterm_every=1)
+    try:
+        fit(model, 4, callbacks=[_Preempt(), callback])
+    except SystemExit as end:
+        found["code"] = end.code
+    found["handler"] = signal.getsignal(signal.SIGTERM) == before
+    kept = shared("preempted_copy")
+    if sok.rank() == 0:
+        shutil.copytree(folder, kept)
+    model = made()
+    model(X[:1])
+    callback = sok.callbacks.BackupAndRestore(str(folder))
+    found["epochs"] = len(fit(model, 4, callbacks=[callback]).history["loss"])
+    # The batch of the second epoch was trained before the signal was seen, and comes again.
+    found["steps"] = int(tf.convert_to_tensor(model.optimizer.iterations))
+    found["left"] = folder.exists()
+    expected = model.predict(X, verbose=0)
+    with world(1) as group:
+        if group is not None:
+            alone = made()
+            alone(X[:1])
+            callback = sok.callbacks.BackupAndRestore(str(kept))
+            found["alone"] = len(fit(alone, 4, callbacks=[callback]).history["loss"])
+            found["difference"] = float(np.abs(alone.predict(X, verbose=0) - expected).max())
+    return found
+
+
+def session():
+    """MonitoredTrainingSession with a folder, interrupted and gone on with; Saver on the way."""
+    import sok_like as sok
+
+    found = {}
+    for name, stops in (("unbroken", [6]), ("resumed", [3, 6])):
+        for stop in stops:
+            found[name] = _train_session(sok, shared(f"session_{name}"), stop)
+    folder = shared("session_resumed")
+    found["files"] = sorted(path.name for path in folder.iterdir() if "ckpt" in path.name)
+    found["seconds"] = message_of(_train_session, sok, folder, 7, save_checkpoint_secs=600)
+    return found
+
+
+def _train_session(sok, folder, stop, **options):
+    v1 = tf.compat.v1
+    options = options or {"save_checkpoint_steps": 2}
+    rank, count = sok.rank(), BATCH // sok.size()
+    with tf.Graph().as_default():
+        v1.set_random_seed(3)
+        table = sok.EmbeddingVariable(4, name="in_session")
+        weights = v1.get_variable("w", initializer=np.ones([8, 1], np.float32), use_resource=True)
+        step = v1.train.get_or_create_global_step()
+        mine = slice(rank * count, (rank + 1) * count)
+        rows = tf.gather(table, tf.constant(X[mine]))
+        error = tf.matmul(tf.reshape(rows, [count, 8]), weights) - tf.constant(Y[mine])
+        optimizer = sok.OptimizerWrapper(v1.train.AdamOptimizer(0.05))
+        train = optimizer.minimize(tf.reduce_mean(error**2), global_step=step)
+        content = [*table.snapshot()[:3], weights.read_value(), step]
+        hooks = [v1.train.StopAtStepHook(last_step=stop)]
+        folder.mkdir(parents=True, exist_ok=True)
+        with v1.train.MonitoredTrainingSession(
+            checkpoint_dir=str(folder),
+            hooks=hooks,
+            log_step_count_steps=None,
+            save_summaries_steps=None,
+            **options,
+        ) as running:
+            first = int(running.run(step))
+            while not running.should_stop():
+                running.run(train)
+        with v1.Session() as again:
+            v1.train.Saver().restore(again, tf.train.latest_checkpoint(str(folder)))
+            last = again.run(content)
+    return first, last
