@@ -31,6 +31,7 @@ from sok_like.runtime import comm
 from sok_like.runtime.agreement import raise_on_all
 from sok_like.runtime.checks import check_combiner
 from sok_like.runtime.initialize import ensure_initialized
+from sok_like.table import keras_files
 
 
 # A package of its own, because `sok.DistributedEmbedding` has the same name.
@@ -99,6 +100,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         super().__init__(**kwargs)
         with tf.init_scope():
             ensure_initialized()
+        keras_files.install()
         communicator = comm.current()
         self.rank, self.world_size = communicator.rank, communicator.world_size
         self.dp_input = bool(dp_input)

@@ -23,7 +23,7 @@ from typing import Any
 
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
-from sok_like.table import beside
+from sok_like.table import beside, tf_checkpoints
 from sok_like.table.keras_variable import is_keras_3
 from sok_like.table.variable import is_embedding_variable, unwrap
 
@@ -39,7 +39,8 @@ _busy = False
 
 @functools.cache
 def install() -> None:
-    """Makes the running Keras' files know tables and shards; once per process."""
+    """Makes the running Keras' files, and checkpoints, know tables and shards; once per process."""
+    tf_checkpoints.install()
     package = "keras.src" if is_keras_3() else "tf_keras.src"
     library = importlib.import_module(f"{package}.saving.saving_lib")
     library.save_model = _saving(library.save_model, "a save of a model")

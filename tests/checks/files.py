@@ -26,6 +26,7 @@ def checks(world_size):
             "backup": backup,
             "preempted": preempted,
             "session": session,
+            "dense": dense,
         }
     return {"resumed": lambda: resumed([(3, 2), (1, 3), (3, 3)])} if world_size == 3 else {}
 
@@ -278,6 +279,41 @@ def preempted():
             found["alone"] = len(fit(alone, 4, callbacks=[callback]).history["loss"])
             found["difference"] = float(np.abs(alone.predict(X, verbose=0) - expected).max())
     return found
+
+
+def dense():
+    """Dense tables of dist_model_parallel: by rank in a checkpoint, refused in Keras' files."""
+    import sok_like.dist_model_parallel as dmp
+    from sok_like.runtime import comm
+
+    folder, rows = shared("dense"), [20, 7]
+    models, states = [], []
+    for _ in range(2):
+        tf.keras.utils.set_random_seed(comm.current().rank)
+        keys = [tf.keras.Input([2], dtype="int64") for _ in rows]
+        layer = dmp.DistributedEmbedding([tf.keras.layers.Embedding(n, 4) for n in rows])
+        flat = [tf.keras.layers.Flatten()(each) for each in layer(keys)]
+        both = tf.keras.layers.Concatenate()(flat)
+        model = tf.keras.Model(keys, tf.keras.layers.Dense(1)(both))
+        optimizer = dmp.DistributedOptimizer(tf.keras.optimizers.Adam(0.1 / (1 + len(models))))
+        model.compile(optimizer, "mse", run_eagerly=True)
+        models.append((model, layer))
+        fit_dense(model, rows)
+        if len(models) == 1:
+            tf.train.Checkpoint(model=model).write(str(folder / "c"))
+        else:
+            tf.train.Checkpoint(model=model).read(str(folder / "c"))
+        state = layer.get_optimizer_state(model.optimizer, all_ranks=True)
+        states.append((layer.get_weights(all_ranks=True), state))
+    model = models[0][0]
+    refused = message_of(model.save_weights, str(folder / "w.weights.h5"))
+    own = message_of(tf.train.Checkpoint(model=model).write, str(folder / str(comm.current().rank)))
+    return {"states": states, "refused": refused, "own": own}
+
+
+def fit_dense(model, rows):
+    keys = [np.arange(2 * BATCH).reshape(BATCH, 2) % n for n in rows]
+    model.fit(keys, Y, batch_size=BATCH, epochs=2, verbose=0)
 
 
 def session():

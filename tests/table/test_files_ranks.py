@@ -97,3 +97,17 @@ def test_a_monitored_session_resumes_keys_slots_and_step(rank_results):
             np.testing.assert_array_equal(mine, expected)
         assert "model.ckpt-6.tables" in result["files"]
         assert "save_checkpoint_steps" in result["seconds"]
+
+
+def test_dense_tables_are_kept_by_checkpoints_and_refused_by_keras_files(rank_results):
+    for result in rank_results(2, "files.dense"):
+        (weights, slots), (again, slots_again) = result["states"]
+        for mine, expected in zip(again, weights, strict=True):
+            np.testing.assert_array_equal(mine, expected)
+        assert slots["iterations"] == slots_again["iterations"] == 2
+        for mine, expected in zip(slots_again["tables"], slots["tables"], strict=True):
+            assert mine.keys() == expected.keys() and len(mine) == 2
+            for name in mine:
+                np.testing.assert_array_equal(mine[name], expected[name])
+        assert "get_optimizer_state" in result["refused"]
+        assert "All ranks must save to the same path" in result["own"]
