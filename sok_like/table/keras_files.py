@@ -42,7 +42,7 @@ def install() -> None:
     """Makes the running Keras' files, and checkpoints, know tables and shards; once per process."""
     tf_checkpoints.install()
     package = "keras.src" if is_keras_3() else "tf_keras.src"
-    library = importlib.import_module(f"{package}.saving.saving_lib")
+    library: Any = importlib.import_module(f"{package}.saving.saving_lib")
     library.save_model = _saving(library.save_model, "a save of a model")
     library.save_weights_only = _saving(library.save_weights_only, "a save of weights")
     library.load_model = _loading_model(library.load_model)

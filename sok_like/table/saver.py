@@ -44,7 +44,7 @@ class Saver:
     def dump_to_file(
         self,
         embedding_variable: Any,
-        filepath: str,
+        filepath: str | os.PathLike,
         *,
         rows_only: bool = False,
         sok1_files: bool = True,
@@ -129,7 +129,7 @@ class Saver:
             return tf.constant("OK")
 
     def restore_from_file(
-        self, embedding_variable: Any, filepath: str, *, rows_only: bool = False
+        self, embedding_variable: Any, filepath: str | os.PathLike, *, rows_only: bool = False
     ) -> tf.Tensor:
         """Replaces the table's content by the dump in folder `filepath`.
 
