@@ -28,7 +28,9 @@ def build_layer(config: dict[str, Any], sizes: Sequence[int] = (), vary: int = 0
     """
     config = dict(config)
     layer_type = config.pop("layer_type", None)
-    if len(sizes) > 1:
+    if len(sizes) > 1 and not any(config["embeddings_initializer"]):
+        del config["embeddings_initializer"]  # a class of the user's may not take one
+    elif len(sizes) > 1:
         initializers = [each or "uniform" for each in config["embeddings_initializer"]]
         initializers = [varied(each, vary) for each in initializers]
         config["embeddings_initializer"] = ConcatInitializer(initializers, sizes)

@@ -106,3 +106,27 @@ def test_features_of_one_id_in_one_table():
         layer(tf.constant([[0, 1]]))
     with pytest.raises(ValueError, match="feature_sizes"):
         dmp.ConcatOneHotEmbedding([], 3)
+
+
+class OwnLayer(tf.keras.layers.Layer):
+    """A layer of the user's, which takes no initializer."""
+
+    def __init__(self, input_dim, output_dim, **kwargs):
+        super().__init__(**kwargs)
+        self.input_dim, self.output_dim = input_dim, output_dim
+
+    def build(self, _):
+        self.params = self.add_weight(name="params", shape=(self.input_dim, self.output_dim))
+
+    def get_config(self):
+        return {"input_dim": self.input_dim, "output_dim": self.output_dim}
+
+
+def test_layers_of_the_users_own_share_a_weight():
+    layer = dmp.DistributedEmbedding([OwnLayer(3, 2), OwnLayer(4, 2)])
+    tables = [np.arange(6, dtype=np.float32).reshape(3, 2), -np.ones([4, 2], np.float32)]
+    layer.set_weights(tables)
+    outputs = layer([tf.constant([2]), tf.constant([3])])
+    np.testing.assert_array_equal(outputs[0], [[4, 5]])
+    np.testing.assert_array_equal(outputs[1], [[-1, -1]])
+    assert len(layer.weights) == 1
