@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from sok_like.group_embedding.strategy import (
         enable_distributed_strategy as enable_distributed_strategy,
     )
+    from sok_like.inside.estimate import estimate_memory as estimate_memory
+    from sok_like.inside.report import report as report
     from sok_like.lookup.by_key import EmbeddingVariable as EmbeddingVariable
     from sok_like.lookup.dense_lookup import embedding_lookup as embedding_lookup
     from sok_like.optimizers.scope import OptimizerScope as OptimizerScope
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
     from sok_like.runtime.process import rank as rank
     from sok_like.runtime.process import shard as shard
     from sok_like.runtime.process import size as size
+    from sok_like.serving.export import export_saved_model as export_saved_model
     from sok_like.table.export_assign import assign as assign
     from sok_like.table.export_assign import export as export
     from sok_like.table.policies import CBFFilter as CBFFilter
@@ -100,13 +103,16 @@ _PUBLIC = {
     "assign": "sok_like.table.export_assign",
     "embedding_lookup": "sok_like.lookup.dense_lookup",
     "enable_distributed_strategy": "sok_like.group_embedding.strategy",
+    "estimate_memory": "sok_like.inside.estimate",
     "export": "sok_like.table.export_assign",
+    "export_saved_model": "sok_like.serving.export",
     "filter_variables": "sok_like.optimizers.utils",
     "get_embedding": "sok_like.embeddings.get_embedding",
     "get_embedding_variable": "sok_like.group_embedding.get_embedding_variable",
     "group_embedding_lookup": "sok_like.group_embedding.lookup_sparse",
     "group_embedding_lookup_sparse": "sok_like.group_embedding.lookup_sparse",
     "local_rank": "sok_like.runtime.process",
+    "report": "sok_like.inside.report",
     "rank": "sok_like.runtime.process",
     "shard": "sok_like.runtime.process",
     "size": "sok_like.runtime.process",

@@ -14,7 +14,10 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 FLOORS = [{"runtime"}, {"table", "planner"}, {"lookup"}]
 # The front doors stand above all floors. A door knows no other door, with these exceptions:
 DOORS: dict[str, set[str]] = {
-    "callbacks": set(),
+    # TableMetrics writes what `sok.report` measures.
+    "callbacks": {"inside"},
+    # An estimate needs the slot rows of an optimizer's rule.
+    "inside": {"optimizers"},
     # SOK's paths of what the other doors have.
     "core": {"optimizers"},
     "kit_lib": set(),
@@ -29,6 +32,8 @@ DOORS: dict[str, set[str]] = {
     # A column looks its group up as one group of tables.
     "feature_column": {"group_embedding"},
     # Its rules say what each layer of the other doors does under a mesh.
+    # `sok.export_saved_model` reads the doors' tables through what they offer to any caller.
+    "serving": set(),
     "distribution": {"embeddings", "dist_model_parallel", "optimizers"},
     # DeepRec's names of what the other doors have.
     "deeprec": {"feature_column", "group_embedding", "optimizers"},

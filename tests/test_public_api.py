@@ -51,6 +51,11 @@ CALLABLES = {
     "OptimizerWrapper": "optimizer, *, lazy=False, average_dense_gradients=True, "
     "skip_nonfinite_gradients=False",
     "assign": "variable, keys, rows",
+    "callbacks.TableMetrics": "every=100, log_dir='logs'",
+    "estimate_memory": "num_keys, embedding_dim, optimizer='adam', *, world_size=1, "
+    "keeps_records=False",
+    "report": "model, *, print_table=True",
+    "export_saved_model": "model, path, missing='zeros', row_dtype='float32', signatures=None",
     "dist_model_parallel.BroadcastGlobalVariablesCallback": "root_rank=0, device=''",
     "dist_model_parallel.ConcatInitializer": "initializer, sizes",
     "dist_model_parallel.DistEmbeddingStrategy": "embeddings, world_size, strategy='basic', "

@@ -1,7 +1,8 @@
-"""Keras callbacks for `fit` on several ranks, and for training that is interrupted."""
+"""Keras callbacks for `fit` on several ranks, for interrupted training, and for TensorBoard."""
 
 from sok_like.callbacks.backup_and_restore import BackupAndRestore as BackupAndRestore
 from sok_like.callbacks.broadcast_variables import BroadcastVariables as BroadcastVariables
 from sok_like.callbacks.metric_average import MetricAverage as MetricAverage
+from sok_like.callbacks.table_metrics import TableMetrics as TableMetrics
 
-__all__ = ["BackupAndRestore", "BroadcastVariables", "MetricAverage"]
+__all__ = ["BackupAndRestore", "BroadcastVariables", "MetricAverage", "TableMetrics"]

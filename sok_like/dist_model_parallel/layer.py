@@ -9,11 +9,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.dist_model_parallel import mp_input
+from sok_like.dist_model_parallel import exported, mp_input
 from sok_like.dist_model_parallel.hash_embedding import HASH_COMBINERS
 from sok_like.dist_model_parallel.local_layers import build_layer, layer_table
 from sok_like.dist_model_parallel.whole_tables import WholeTables
-from sok_like.lookup import exchange
+from sok_like.lookup import exchange, exporting
 from sok_like.lookup.dense_lookup import DENSE_COMBINERS, as_tf_table, check_ids
 from sok_like.lookup.flat_ids import FlatIds, LookupShard
 from sok_like.lookup.local_variables import mark_local, unique_in_graph
@@ -238,7 +238,11 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
 
     def _outputs(self, inputs, training):
         tables = self.tables_here()
-        if not self.dp_input and self.world_size > 1:
+        export = exporting.current()
+        if export is not None and self.world_size > 1:
+            outputs = exported.outputs(self, inputs, export.of_holder(self), tables)
+        elif not self.dp_input and self.world_size > 1:
+            exported.refuse_shards(self)
             outputs = mp_input.mp_input_lookup(self, inputs, tables, training)
         elif not self.dp_input:
             # On one rank inputs arrive table after table; outputs are in input order.
@@ -285,6 +289,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
                 (here if kinds[-1] else travelling).append(feature)
         found = iter(())
         if self.world_size > 1:
+            exported.refuse_shards(self)  # when Keras has made all variables
             # A wrong id of a replicated table must raise on all ranks, not on this one only.
             here, problems = exchange.in_range(here)
             name, communicator = unique_in_graph(self.name), comm.current()

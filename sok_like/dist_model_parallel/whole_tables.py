@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sok_like.dist_model_parallel import optimizer_state
+from sok_like.dist_model_parallel import exported, optimizer_state
 from sok_like.dist_model_parallel.local_layers import layer_table
 from sok_like.dist_model_parallel.weights import get_tables, set_tables
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.planner.tables import HASHED
+from sok_like.runtime import comm
 
 
 class WholeTables:
@@ -95,6 +96,13 @@ class WholeTables:
         self.build()
         plan, places = self.strategy.plan, self._weights_here()
         optimizer_state.set_state(plan, places, optimizer, state, chunk, bool(use_lock))
+
+    def whole_for_export(self) -> dict[str, Any]:
+        """What stands for this layer's dense tables in `sok.export_saved_model`."""
+        self.build()
+        if comm.current().world_size == 1:
+            return {}
+        return exported.whole_tables(self.strategy.plan, self._shards_here())
 
     def _weights_here(self):
         """By table: this rank's Keras variable, and the shard's first row in it."""

@@ -27,6 +27,7 @@ from sok_like.distribution.collectives import gather, own_shard, samples_split, 
 from sok_like.distribution.creation import cut_existing
 from sok_like.distribution.optimizer import check_variables, distributed_optimizer
 from sok_like.distribution.rules import install, sums_repeated_ids
+from sok_like.lookup import exporting
 from sok_like.runtime import comm
 from sok_like.table import keras_files
 from sok_like.table.keras_variable import is_keras_3
@@ -140,7 +141,7 @@ def _splitting(model, own_call, distribution) -> Callable:
             return own_call(*args, **kwargs)
         line = distribution.mesh.along(distribution.batch_dim_name)
         split = line.world_size > 1 and distribution.auto_shard_dataset
-        split = split and not _symbolic(args, kwargs)
+        split = split and not _symbolic(args, kwargs) and not exporting.current()
         if split:
             args, kwargs = tf.nest.map_structure(_as_tensor, (args, kwargs))
             batch = _batch_of(args, kwargs)

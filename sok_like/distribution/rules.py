@@ -27,6 +27,7 @@ from sok_like.distribution.products import (
 from sok_like.distribution.sharded_variable import held_whole
 from sok_like.embeddings.all2all_dense_embedding import All2AllDenseEmbedding
 from sok_like.embeddings.distributed_embedding import DistributedEmbedding
+from sok_like.lookup import exporting
 from sok_like.lookup.dense_lookup import lookup_rows
 
 
@@ -70,7 +71,8 @@ def install(layer: Any, distribution: Any) -> None:
     @functools.wraps(own_call)
     def call(inputs, *args, **kwargs):
         rule = rule_of(layer)
-        if rule is None or (isinstance(inputs, tf.SparseTensor) and not _takes_sparse(layer)):
+        unfit = isinstance(inputs, tf.SparseTensor) and not _takes_sparse(layer)
+        if rule is None or unfit or exporting.current():
             return own_call(inputs, *args, **kwargs)
         return rule.run(inputs, *args, **kwargs)
 

@@ -92,7 +92,7 @@ def held_whole(variables: Iterable[Any]) -> Iterator[None]:
     For loop bodies: iterations of a loop may run at the same time, and so would collectives of the
     same name.
     """
-    held = [variable for variable in variables if shard_of(variable) is not None]
+    held = [v for v in variables if shard_of(v) is not None and v._sok_held is None]
     for variable in held:
         variable._sok_held = tf.convert_to_tensor(variable)
     try:
@@ -127,7 +127,7 @@ class _Sharded:
     """The common part of sharded variables of Keras 3 and tf_keras."""
 
     _sok_shard: Shard
-    _sok_held: tf.Tensor | None = None
+    _sok_held: tf.Tensor | tf.Variable | None = None
     de_local = True  # so it is neither averaged nor broadcast
 
     @property
@@ -223,7 +223,7 @@ def tf_class(cls: type) -> type:
 
         def _read_variable_op(self, *args, **kwargs):
             if self._sok_held is not None and not works_on_shards():
-                return self._sok_held
+                return tf.convert_to_tensor(self._sok_held)
             local = super()._read_variable_op(*args, **kwargs)
             return local if works_on_shards() else self._sok_shard.whole(local)
 

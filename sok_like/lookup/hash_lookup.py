@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from sok_like.lookup import exporting
 from sok_like.lookup.keras_call import check_listed
 from sok_like.runtime import comm, devices, native, ops, turns
 from sok_like.runtime.checks import COMBINERS, check_combiner
@@ -82,6 +83,9 @@ def lookup(
     check_gradient_scale(gradient_scale)
     for feature in features:
         check_listed(feature.variable, feature.keys)
+    export = exporting.current()
+    if export is not None:
+        return [export.rows(feature) for feature in features]
     outputs: list[tf.Tensor] = [None] * len(features)
     earlier: list[tf.Tensor] = []
     for device, positions in devices.group_by_device([f.variable.device for f in features]):

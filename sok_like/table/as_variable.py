@@ -8,7 +8,8 @@ TensorFlow's dispatch, on a TypeError, asks `sok_like.lookup.by_key` how to do t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -39,11 +40,21 @@ look_up: Callable[[Any, Any, Any], Any] | None = None
 
 
 _NO_SAVED_MODEL = (
-    "EmbeddingVariable '{name}' cannot be part of a SavedModel, which could never be loaded: it "
-    "holds no rows of a table. `sok.Saver().dump_to_file(variable, folder)` and "
-    "tf.train.Checkpoint keep them, and so does `model.save('model.keras')`. "
+    "EmbeddingVariable '{name}' cannot be part of a SavedModel that TensorFlow or Keras writes: it "
+    "would hold no rows of the table. `sok.export_saved_model(model, path)` writes one that any "
+    "TensorFlow serves; to go on training, `sok.Saver` and tf.train.Checkpoint keep the table. "
     "Received: an export to a SavedModel (model.export, tf.saved_model.save, save_format='tf')"
 )
+
+
+class _StandIns(threading.local):
+    """In a thread that exports a model: the handles of what stands for tables, by their `id`."""
+
+    def __init__(self):
+        self.handles: Mapping[int, Any] = {}
+
+
+stand_ins = _StandIns()
 
 
 class AsVariable:
@@ -51,7 +62,12 @@ class AsVariable:
 
     _trained_by_sok = False
     is_partitioned = False  # made with a partitioner, for whose parts scripts ask
-    handle: Any
+    _handle: Any
+
+    @property
+    def handle(self) -> Any:
+        """The table's resource; TensorFlow places ops beside it."""
+        return stand_ins.handles.get(id(self), self._handle)
 
     @property
     def table_name(self) -> str:

@@ -13,7 +13,7 @@ LAYOUTS = {
     "rows/embeddings": ("model", None),
     "columns/embeddings": (None, "model"),
 }
-SHAPES = {1: (1, 1), 2: (1, 2)}
+SHAPES = {1: (1, 1), 2: (1, 2), 4: (2, 2)}
 STEPS = 4
 _SMALL = {"epsilon": 1e-3}  # a smaller one makes steps of rounding
 

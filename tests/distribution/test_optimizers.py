@@ -9,7 +9,7 @@ from tests.distribution.test_ranks import assert_close
 pytestmark = [pytest.mark.keras, pytest.mark.ranks]
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.parametrize("name", optimizers.optimizers())
 def test_optimizer_is_that_of_one_process(rank_results, world_size, name):
     for rank, result in enumerate(rank_results(world_size, "distribution_optimizers.each")):

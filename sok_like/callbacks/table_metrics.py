@@ -1,0 +1,86 @@
+"""`sok.callbacks.TableMetrics`: what tables hold, over the steps of `fit`, for TensorBoard."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.inside.report import TableReport, measure, tables_of
+from sok_like.runtime import comm
+from sok_like.runtime.checks import check_integer
+
+
+class TableMetrics(tf.keras.callbacks.Callback):
+    """Writes the size of each hash table of the model, of all ranks together.
+
+    Every rank needs it. Rank 0 writes summaries named `<table>/...`: every `every` steps `keys`,
+    `new_keys` since the last time, `refused_keys` and `evicted_keys` (tables with policies),
+    `keys_rank_<r>` and `most_keys_over_mean`; at the end of each epoch also `bytes`, `load` and
+    `bytes_rank_<r>`, for which the index is read. One collective at each of these, none between.
+
+    Args:
+        every: Steps between two measurements.
+        log_dir: Folder for TensorBoard; the summaries are in its subfolder `tables`.
+
+    Raises:
+        ValueError: `every` is not a positive integer; at the start of training, where the model has
+            no hash table.
+    """
+
+    def __init__(self, every: int = 100, log_dir: str | os.PathLike = "logs"):
+        super().__init__()
+        self.every = check_integer("every", every)
+        self.log_dir = os.fspath(log_dir)
+        self._step = 0
+        self._inserted: dict[str, int] = {}
+        self._tables: list[Any] = []
+        self._writer: Any = None
+
+    def on_train_begin(self, logs=None):
+        self._tables = []
+        if comm.current().rank == 0 and self._writer is None:
+            self._writer = tf.summary.create_file_writer(os.path.join(self.log_dir, "tables"))
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._step += 1
+        if self._step % self.every == 0:
+            self._write(whole=False)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._write(whole=True)
+
+    def on_train_end(self, logs=None):
+        if self._writer is not None:
+            self._writer.flush()
+
+    def _write(self, whole):
+        # A subclassed model has its tables after its first step.
+        self._tables = self._tables or tables_of(self.model)
+        if not self._tables:
+            raise ValueError(
+                "sok.callbacks.TableMetrics needs a model with hash tables. "
+                f"Received: model '{self.model.name}', which has none"
+            )
+        found = measure(self._tables, with_bytes=whole)
+        if self._writer is None:
+            return
+        with self._writer.as_default(step=self._step):
+            for table in found:
+                for name, value in self._values(table, whole):
+                    tf.summary.scalar(f"{table.name}/{name}", value)
+
+    def _values(self, table: TableReport, whole: bool):
+        inserted = table.keys + table.evicted
+        yield "keys", table.keys
+        yield "new_keys", inserted - self._inserted.get(table.name, 0)
+        self._inserted[table.name] = inserted
+        yield "refused_keys", table.refused
+        yield "evicted_keys", table.evicted
+        yield "most_keys_over_mean", table.imbalance
+        yield from ((f"keys_rank_{r}", n) for r, n in enumerate(table.keys_by_rank))
+        if whole:
+            yield "bytes", table.bytes
+            yield "load", table.load
+            yield from ((f"bytes_rank_{r}", n) for r, n in enumerate(table.bytes_by_rank))

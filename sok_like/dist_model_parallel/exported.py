@@ -1,0 +1,86 @@
+"""A distributed layer in a SavedModel: its tables whole, and its lookup in TensorFlow's own ops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.dist_model_parallel.weights import Shards, get_table
+from sok_like.lookup import exchange
+from sok_like.lookup.dense_lookup import require_in_range
+from sok_like.lookup.exporting import combined, refuse_saved_model
+from sok_like.lookup.hash_lookup import HashFeature, lookup
+from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, ROW_WISE, Plan
+from sok_like.runtime import comm
+
+_SHARD = (
+    "This rank's shard of layer '{name}' cannot be part of a SavedModel, which would hold no whole "
+    "table. `sok.export_saved_model(model, path)`, called by all ranks, writes one with whole "
+    "tables. Received: an export to a SavedModel (model.export, tf.saved_model.save)"
+)
+
+
+def refuse_shards(layer: Any) -> None:
+    """TensorFlow's and Keras' own exports of these variables raise from now on."""
+    for held in (*layer.local_embedding_layers, *layer.row_layers):
+        for weight in held.weights:
+            refuse_saved_model(weight, _SHARD.format(name=layer.name))
+
+
+def whole_tables(plan: Plan, here: Shards) -> dict[str, tf.Variable]:
+    """Dense tables that are spread over ranks, whole and by `table_<id>`, on rank 0. Collective."""
+    found = {}
+    for table in plan.tables:
+        if plan.kinds[table.table_id] not in (COLUMN_WISE, ROW_WISE):
+            continue
+        values = get_table(plan, table.table_id, here, False)
+        if comm.current().rank == 0:
+            with tf.device("/CPU:0"):
+                found[_key(table.table_id)] = tf.Variable(values, trainable=False)
+    return found
+
+
+def outputs(layer: Any, inputs: list[Any], whole: dict[str, Any], tables: Any) -> list[Any]:
+    """What the layer returns for data-parallel inputs, without an exchange.
+
+    Args:
+        layer: The `DistributedEmbedding`.
+        inputs: All inputs.
+        whole: The result of `whole_tables`.
+        tables: This rank's variables, by kind and position.
+
+    Raises:
+        ValueError: the layer takes model-parallel input.
+    """
+    if not layer.dp_input:
+        raise ValueError(
+            f"Layer '{layer.name}' has dp_input=False on {layer.world_size} ranks: each rank takes "
+            "inputs of its own, so no one process can take them all and it cannot be exported. Put "
+            "its weights (`get_weights`, `set_weights`) into a layer with dp_input=True."
+        )
+    plan, found = layer.strategy.plan, []
+    for i, ids in enumerate(inputs):
+        table_id = plan.input_table_map[i]
+        samples = layer.flatten(i, ids)
+        combiner = layer.combiner_of(table_id) or "none"
+        if _key(table_id) in whole:
+            table = whole[_key(table_id)]
+            checked = require_in_range(samples.ids, table.shape[0], layer.table_name(table_id))
+            rows = tf.cast(tf.gather(table, checked), tf.float32)
+            rows = combined(rows, combiner, samples.row_splits)
+        else:
+            feature = layer.feature(
+                table_id, layer.shard_of(table_id, exchange.ALL_RANKS), samples, tables
+            )
+            if plan.kinds[table_id] == DATA_PARALLEL:
+                (rows,) = exchange.lookup_here([feature], training=False)
+            else:
+                hashed = HashFeature(feature.variable, samples.ids, combiner, samples.row_splits)
+                (rows,) = lookup([hashed], training=False)
+        found.append(samples.restore(rows))
+    return found
+
+
+def _key(table_id):
+    return f"table_{table_id}"

@@ -1,0 +1,1 @@
+"""Looking inside: what tables hold, and what they will."""

@@ -1,0 +1,122 @@
+"""`sok.estimate_memory`: what a table will take, before it is made.
+
+The sizes are those of `cpp/core/cpu/index.h` and `arena.h`:
+
+    index   64 parts; each doubles its buckets of 16 slots, 13 bytes a slot, when 7/8 full
+    rows    embedding, slot rows, padding; in chunks of a power of two of rows, 2 to 4 MiB
+    record  24 bytes per key, of a table with policies
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from sok_like.optimizers.rules import rule_of
+from sok_like.runtime.checks import check_integer
+
+_PARTS = 64
+_SLOTS, _SLOT_BYTES = 16, 13
+_CHUNK_BYTES = 2 * 2**20
+_RECORD_BYTES = 24
+# Slot rows of a rule: rows as wide as the embedding, and single floats.
+_SLOT_ROWS = {
+    "sgd": (0, 0),
+    "momentum": (1, 0),
+    "adagrad": (1, 0),
+    "row_wise_adagrad": (0, 1),
+    "ftrl": (2, 0),
+    "lazy_adam": (2, 0),
+    "adam": (2, 0),
+}
+
+
+class MemoryEstimate(NamedTuple):
+    """Bytes of one rank's shard."""
+
+    index_bytes: int
+    row_bytes: int  # rows and slot rows
+    record_bytes: int
+    bytes: int
+
+
+def estimate_memory(
+    num_keys: int,
+    embedding_dim: int,
+    optimizer: Any = "adam",
+    *,
+    world_size: int = 1,
+    keeps_records: bool = False,
+) -> MemoryEstimate:
+    """The host memory of a table, per rank, without making it.
+
+    Args:
+        num_keys: Keys of the whole table.
+        embedding_dim: Row width.
+        optimizer: A stock optimizer or a wrapped one, whose slot rows lie beside the rows; or
+            "sgd", "momentum", "adagrad", "row_wise_adagrad", "ftrl", "adam", "lazy_adam"; None for
+            rows alone, as in evaluation.
+        world_size: Number of ranks. Keys are taken as spread evenly.
+        keeps_records: Whether the table has a filter, an eviction policy or statistics.
+
+    Returns:
+        Bytes as `variable.stats()` counts them after training; the process needs more for batches
+        and TensorFlow.
+
+    Raises:
+        ValueError: an argument is out of range, or `optimizer` cannot train a table.
+    """
+    num_keys = check_integer("num_keys", num_keys, 0)
+    keys = -(-num_keys // check_integer("world_size", world_size))
+    floats = _row_floats(check_integer("embedding_dim", embedding_dim), optimizer)
+    index, rows = _index_bytes(keys), _row_bytes(keys, floats)
+    records = keys * _RECORD_BYTES if keeps_records else 0
+    return MemoryEstimate(index, rows, records, index + rows + records)
+
+
+def _row_floats(dim, optimizer):
+    if optimizer is None:
+        return dim
+    if isinstance(optimizer, str):
+        name, options = optimizer, {}
+    else:
+        rule = getattr(optimizer, "embedding_rule", None) or rule_of(optimizer)
+        name, options = rule.rule, dict(rule.options)
+    if name not in _SLOT_ROWS:
+        raise ValueError(
+            f"`optimizer` must be None, an optimizer or one of {sorted(_SLOT_ROWS)}. "
+            f"Received: optimizer={optimizer!r}"
+        )
+    wide, single = _SLOT_ROWS[name]
+    # One more float says which steps an absent row owes.
+    owes = name == "adam" or (name == "momentum" and options and not options.get("lazy"))
+    return dim * (1 + wide + bool(options.get("amsgrad"))) + single + bool(
+        owes or options.get("weight_decay")
+    )  # fmt: skip
+
+
+def _index_bytes(keys):
+    """The mean over how keys fall into the parts, each of which doubles by itself."""
+    mean = keys / _PARTS
+    if not keys:
+        return 0
+    below, buckets, expected = math.exp(-mean) if mean < 700 else 0.0, 1, 0.0
+    while below < 1 - 1e-9:
+        fits = _share_up_to(buckets * _SLOTS // 8 * 7, mean)
+        expected += buckets * max(0.0, fits - below)
+        below, buckets = max(below, fits), buckets * 2
+    return round(_PARTS * expected * _SLOTS * _SLOT_BYTES)
+
+
+def _share_up_to(count, mean):
+    """Parts with at most so many keys: Poisson's distribution, by its normal limit."""
+    return 0.5 * (1 + math.erf((count + 0.5 - mean) / math.sqrt(2 * mean)))
+
+
+def _row_bytes(keys, floats):
+    lines = -(-floats // 16) * 16
+    stride = lines if (lines - floats) * 8 <= lines else -(-floats // 4) * 4
+    chunk_rows = 1
+    while chunk_rows * stride * 4 < _CHUNK_BYTES:
+        chunk_rows *= 2
+    return -(-keys // chunk_rows) * chunk_rows * stride * 4

@@ -1,0 +1,140 @@
+"""`sok.report`: what the tables of a model hold, over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like.runtime import comm
+from sok_like.runtime.turns import in_turn
+from sok_like.table.variable import EmbeddingVariable, is_embedding_variable, unwrap
+
+_FIELDS = ("size", "bytes", "load_factor", "evicted", "refused")
+
+
+class TableReport(NamedTuple):
+    """One table over all ranks."""
+
+    name: str
+    keys: int
+    bytes: int
+    load: float  # of the index, the mean over ranks
+    evicted: int
+    refused: int
+    keys_by_rank: tuple[int, ...]
+    bytes_by_rank: tuple[int, ...]
+
+    @property
+    def imbalance(self) -> float:
+        """Keys of the rank with the most, over the mean."""
+        mean = sum(self.keys_by_rank) / len(self.keys_by_rank)
+        return max(self.keys_by_rank) / mean if mean else 1.0
+
+
+def report(model: Any, *, print_table: bool = True) -> list[TableReport]:
+    """Measures the hash tables of a model, and prints them on rank 0.
+
+    One collective: every rank must call it, for the same tables. Eager only. It visits every key
+    of the index, some milliseconds per million keys.
+
+    Args:
+        model: A Keras model or layer, a tf.Module, an EmbeddingVariable, or a list of variables.
+        print_table: False prints nothing.
+
+    Returns:
+        One `TableReport` per table, in the order of the model's variables, on every rank.
+
+    Raises:
+        ValueError: ranks have different numbers of tables.
+    """
+    tables = tables_of(model)
+    found = measure(tables)
+    if print_table and comm.current().rank == 0:
+        print(as_text(found))
+    return found
+
+
+def tables_of(model: Any) -> list[EmbeddingVariable]:
+    """The model's EmbeddingVariables, each once."""
+    if is_embedding_variable(model):
+        model = [model]
+    variables: Iterable[Any] = model if isinstance(model, (list, tuple)) else model.variables
+    tables = (unwrap(variable) for variable in variables if is_embedding_variable(variable))
+    return list({id(table): table for table in tables}.values())
+
+
+def measure(tables: list[EmbeddingVariable], with_bytes: bool = True) -> list[TableReport]:
+    """One TableReport per table; a collective where there are several ranks.
+
+    Without `with_bytes` their bytes and load are 0, and no index is read.
+    """
+    communicator = comm.current()
+    mine = np.array(
+        [len(tables), *(n for table in tables for n in _numbers(table, with_bytes))], np.float64
+    )
+    gathered = mine
+    if communicator.world_size > 1:
+        name = "sok_report"
+        value = tf.constant(mine)
+        gathered = in_turn(lambda: communicator.all_gather(value, name), name, communicator).numpy()
+    ranks = []
+    while len(gathered):
+        end = 1 + int(gathered[0]) * len(_FIELDS)
+        ranks.append(gathered[1:end].reshape(-1, len(_FIELDS)))
+        gathered = gathered[end:]
+    counts = [len(rank) for rank in ranks]
+    if len(set(counts)) > 1:
+        raise ValueError(f"Every rank must report the same tables. Received, by rank: {counts}")
+    return [_of_ranks(table, np.stack(ranks)[:, i]) for i, table in enumerate(tables)]
+
+
+def _numbers(table, with_bytes):
+    evicted = refused = 0
+    if table.keeps_records:
+        counts = table.statistics()
+        evicted, refused = int(counts.evicted), int(counts.refused)
+    if not with_bytes:
+        return int(table.size()), 0, 0.0, evicted, refused
+    stats = table.stats()
+    return stats.size, stats.bytes, stats.load_factor, evicted, refused
+
+
+def _of_ranks(table, ranks):
+    keys, bytes_, load, evicted, refused = ranks.T
+    return TableReport(
+        table.table_name,
+        int(keys.sum()),
+        int(bytes_.sum()),
+        float(load.mean()),
+        int(evicted.sum()),
+        int(refused.sum()),
+        tuple(map(int, keys)),
+        tuple(map(int, bytes_)),
+    )
+
+
+def as_text(tables: list[TableReport]) -> str:
+    """A table of them."""
+    head = ("table", "keys", "MiB", "load", "refused", "evicted", "most keys of a rank / mean")
+    lines = [
+        (
+            t.name,
+            f"{t.keys:,}",
+            f"{t.bytes / 2**20:.1f}",
+            f"{t.load:.2f}",
+            f"{t.refused:,}",
+            f"{t.evicted:,}",
+            f"{t.imbalance:.2f}",
+        )
+        for t in tables
+    ]
+    widths = [max(len(line[i]) for line in (head, *lines)) for i in range(len(head))]
+
+    def padded(line):
+        cells = zip(line, widths, strict=True)
+        return "  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(cells))
+
+    return "\n".join(padded(line) for line in (head, *lines))

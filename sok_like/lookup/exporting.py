@@ -1,0 +1,148 @@
+"""The context in which every lookup is one of TensorFlow's own ops: a model is traced in it.
+
+    HashFeature --StockTable--> rows --stock ops--> combined       in place of `hash_lookup.lookup`
+
+Layers whose tables are spread over ranks in other ways find what stands for them in `whole`.
+Results are those of `training=False` on any number of ranks, to the bit for float32 rows: rows of a
+sample are added one by one in the order of its keys, as the op does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.lookup.stock_table import StockTable
+from sok_like.table.as_variable import stand_ins
+
+_state = threading.local()
+
+
+class Exporting:
+    """What a model's tables are while it is traced.
+
+    Args:
+        tables: What stands for each EmbeddingVariable, by its `id`.
+        whole: What stands for what else is spread over ranks, by the `id` of its holder.
+    """
+
+    def __init__(self, tables: Mapping[int, StockTable], whole: Mapping[int, Any]):
+        self._tables, self._whole = tables, whole
+
+    def handles(self) -> dict[int, Any]:
+        """The handle of a variable of each table, by the `id` of the EmbeddingVariable."""
+        return {key: table.rows.handle for key, table in self._tables.items()}
+
+    def of_holder(self, holder: Any) -> Any:
+        """What stands for the tables of a layer.
+
+        Raises:
+            ValueError: it is not one of the model's.
+        """
+        if id(holder) not in self._whole:
+            raise ValueError(
+                f"Layer '{holder.name}' is called by the model and is not among its layers, so it "
+                "cannot be exported. Hold it as an attribute of the model or of one of its layers."
+            )
+        return self._whole[id(holder)]
+
+    def rows(self, feature: Any) -> tf.Tensor:
+        """`hash_lookup.lookup` of one HashFeature.
+
+        Raises:
+            ValueError: its table is not one of the model's.
+        """
+        table = self._tables.get(id(feature.variable))
+        if table is None:
+            raise ValueError(
+                f"EmbeddingVariable '{feature.variable.table_name}' is looked up by the model and "
+                "is not among its variables, so it cannot be exported. Hold it as an attribute of "
+                "the model or of one of its layers."
+            )
+        keys = feature.keys
+        with tf.name_scope("stock_lookup"):
+            with tf.control_dependencies(_checks(feature)):
+                rows = table(tf.identity(keys))
+            rows.set_shape([None, table.dim])
+            return combined(rows, feature.combiner, feature.row_splits, feature.weights)
+
+
+def refuse_saved_model(variable: Any, why: str) -> None:
+    """TensorFlow's and Keras' own exports of a variable raise NotImplementedError from now on."""
+    variable = getattr(variable, "_value", variable)  # inside a variable of Keras 3
+    if variable is None:  # Keras has not made it yet
+        return
+
+    def refuse(*args, **kwargs):
+        raise NotImplementedError(why)
+
+    variable._export_to_saved_model_graph = refuse
+
+
+def current() -> Exporting | None:
+    """The export in progress in this thread, or None."""
+    return getattr(_state, "exporting", None)
+
+
+@contextlib.contextmanager
+def exporting(what: Exporting) -> Iterator[None]:
+    """A context in which lookups are stock ops."""
+    before = current()
+    _state.exporting, stand_ins.handles = what, what.handles()
+    try:
+        yield
+    finally:
+        _state.exporting, stand_ins.handles = before, {}
+
+
+def combined(rows: Any, combiner: str, row_splits: Any, weights: Any = None) -> tf.Tensor:
+    """Rows `[num_keys, dim]` combined by sample, `[batch, dim]`, to the bits of SokCombine.
+
+    Args:
+        combiner: "sum", "mean", "sqrtn" or "none".
+        row_splits: int64 `[batch + 1]`; anything where nothing is combined.
+        weights: float32 `[num_keys]` or None.
+    """
+    if weights is not None:
+        rows *= weights[:, tf.newaxis]
+    if combiner == "none":
+        return rows
+    batch = tf.size(row_splits, tf.int64) - 1
+    sample = tf.ragged.row_splits_to_segment_ids(row_splits)
+    total = tf.math.unsorted_segment_sum(rows, sample, batch)
+    if combiner == "sum":
+        return total
+    if weights is None:
+        divisor = tf.cast(row_splits[1:] - row_splits[:-1], tf.float64)
+    else:
+        squares = weights if combiner == "mean" else tf.cast(weights, tf.float64) ** 2
+        divisor = tf.math.unsorted_segment_sum(tf.cast(squares, tf.float64), sample, batch)
+    divisor = tf.cast(divisor if combiner == "mean" else tf.sqrt(divisor), tf.float32)
+    return tf.math.divide_no_nan(total, divisor[:, tf.newaxis])
+
+
+def _checks(feature):
+    """What the lookup op checks of the samples of a feature."""
+    checks = []
+
+    def require(ok, *said):
+        check = tf.debugging.Assert(ok, [*said, f"(table '{feature.variable.table_name}')"])
+        if check is not None:
+            checks.append(check)
+
+    number = tf.size(feature.keys, tf.int64)
+    if feature.row_splits is not None and feature.combiner != "none":
+        lengths = feature.row_splits[1:] - feature.row_splits[:-1]
+        number = tf.size(lengths, tf.int64)
+        if feature.max_hotness:
+            most = feature.max_hotness
+            said = f"A sample may hold at most {most} keys. Received:"
+            require(tf.reduce_all(lengths <= most), said, tf.reduce_max(lengths))
+    if feature.batch_multiple > 1:
+        said = f"The number of samples must be a multiple of {feature.batch_multiple}. Received:"
+        require(tf.equal(number % feature.batch_multiple, 0), said, number)
+    return checks

@@ -1,0 +1,190 @@
+"""The rows of missing keys in TensorFlow's own ops, for graphs that run without this package.
+
+The same computation as `cpp/core/initializer.h`, in the same order of roundings: Philox4x32-10 (J.
+Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) on words of 32 bits, each in
+the low half of an int64. Products wrap around, and a word is what is left after masking.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like.runtime import native
+
+CONSTANT, UNIFORM, NORMAL, TRUNCATED_NORMAL, DEFAULT_ROWS = range(5)  # InitializerKind
+
+_WORD = 2**32 - 1
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+# A truncated normal draws again beyond two standard deviations, at most so often.
+_DRAWS = 64
+
+
+class MissingRows(tf.Module):
+    """What missing keys of a table read: 0, or their initial rows.
+
+    Args:
+        variable: The EmbeddingVariable.
+        initial: False for zeros.
+    """
+
+    def __init__(self, variable: Any, initial: bool):
+        super().__init__(name="missing")
+        self.dim = variable.dim
+        self.kind, self._number = CONSTANT, np.float32(0)
+        if not initial:
+            return
+        kind, key, numbers, rows = native.ops().sok_table_initializer(handle=variable.handle)
+        self.kind = int(kind)
+        self._key = [int(word) for word in key.numpy()]
+        self._number, self._scale, self._limit = numbers.numpy()
+        if self.kind == DEFAULT_ROWS:
+            with tf.device("/CPU:0"):
+                self.default_rows = tf.Variable(rows, trainable=False, name="default_rows")
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether missing keys read zeros."""
+        return self.kind == CONSTANT and not self._number
+
+    def __call__(self, keys: tf.Tensor) -> tf.Tensor:
+        """Rows of int64 keys `[num_keys]`, float32 `[num_keys, dim]`."""
+        if self.kind == CONSTANT:
+            return tf.fill([tf.size(keys), self.dim], tf.constant(self._number))
+        if self.kind == DEFAULT_ROWS:
+            return tf.gather(self.default_rows, _unsigned_mod(keys, len(self.default_rows)))
+        if self.kind == UNIFORM:
+            # 24 bits are exact in a float.
+            words = self._words(keys, 0)[:, : self.dim]
+            unit = tf.cast(_right(words, 8), tf.float32) * np.float32(2**-24)
+            return tf.minimum(self._number + self._scale * unit, self._limit)
+        normal = self._normals(keys, 0)
+        if self.kind == TRUNCATED_NORMAL:
+            normal = self._truncated(keys, normal)
+        return self._number + self._scale * normal
+
+    def _words(self, keys, draw):
+        """Words of 32 random bits, int64 `[num_keys, dim rounded up to 4]`."""
+        blocks = -(-self.dim // 4)
+        low, high = keys & _WORD, _right(keys, 32) & _WORD
+        block = tf.zeros_like(keys)[:, tf.newaxis] + tf.range(blocks, dtype=tf.int64)
+        zero = tf.zeros_like(block)
+        draw = zero + tf.cast(draw, tf.int64)
+        words = _philox(
+            [low[:, tf.newaxis] + zero, high[:, tf.newaxis] + zero, block, draw], self._key
+        )
+        return tf.reshape(tf.stack(words, 2), [tf.size(keys), 4 * blocks])
+
+    def _normals(self, keys, draw):
+        """Standard normals `[num_keys, dim]`, two of each pair of words."""
+        words = self._words(keys, draw)
+        pairs = tf.reshape(words, [tf.size(keys), -1, 2])
+        both = _normal_pairs(pairs[:, :, 0], pairs[:, :, 1])
+        return tf.reshape(tf.stack(both, 2), [tf.size(keys), -1])[:, : self.dim]
+
+    def _truncated(self, keys, normal):
+        def outside(values):
+            return ~((values > -2.0) & (values < 2.0))
+
+        def again(draw, values):
+            return draw + 1, tf.where(outside(values), self._normals(keys, draw), values)
+
+        _, values = tf.while_loop(
+            lambda draw, values: (draw < _DRAWS) & tf.reduce_any(outside(values)),
+            again,
+            [tf.constant(1, tf.int64), normal],
+            shape_invariants=[tf.TensorShape([]), tf.TensorShape([None, self.dim])],
+        )
+        return tf.where(outside(values), 0.0, values)
+
+
+def _philox(counter, key):
+    """Philox4x32-10 of four words each in an int64, and a key of two words."""
+    c0, c1, c2, c3 = counter
+    for i in range(_ROUNDS):
+        first, second = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        round_key = [(key[j] + i * _WEYL[j]) & _WORD for j in (0, 1)]
+        c0, c1, c2, c3 = (
+            _high(second) ^ c1 ^ round_key[0],
+            second & _WORD,
+            _high(first) ^ c3 ^ round_key[1],
+            first & _WORD,
+        )
+    return c0, c1, c2, c3
+
+
+def _high(product):
+    return _right(product, 32) & _WORD
+
+
+def _right(words, bits):
+    return tf.bitwise.right_shift(words, tf.constant(bits, words.dtype))
+
+
+def _float(text):
+    return np.float32(float.fromhex(text))
+
+
+def _log(x):
+    """Natural logarithm of floats in (0, 1], as `LogOf` computes it."""
+    bits = tf.bitcast(x, tf.int32)
+    exponent = _right(bits - 0x3F3504F3, 23)
+    m = tf.bitcast(bits - exponent * (1 << 23), tf.float32)
+    s = (m - 1.0) / (m + 1.0)
+    t = s * s
+    tail = t * (
+        _float("0x1.555556p-2")
+        + t
+        * (_float("0x1.99999ap-3") + t * (_float("0x1.24924ap-3") + t * _float("0x1.c71c72p-4")))
+    )
+    return tf.cast(exponent, tf.float32) * _float("0x1.62e430p-1") + 2.0 * (s + s * tail)
+
+
+def _normal_pairs(bits0, bits1):
+    """Two standard normals of two words (G. Box and M. Muller, 1958), as `NormalPair` does."""
+    unit = tf.cast(_right(bits0, 8) + 1, tf.float32) * np.float32(2**-24)
+    radius = tf.sqrt(-2.0 * _log(unit))
+    quarter = _right((bits1 + 0x20000000) & _WORD, 30)
+    rest = (bits1 * 4) & _WORD
+    rest = _right(tf.where(rest >= 2**31, rest - 2**32, rest), 8)
+    angle = tf.cast(rest, tf.float32) * _float("0x1.921fb6p-24")
+    t = angle * angle
+    sine = angle + angle * (
+        t
+        * (
+            _float("-0x1.555556p-3")
+            + t
+            * (
+                _float("0x1.111112p-7")
+                + t * (_float("-0x1.a01a02p-13") + t * _float("0x1.71de3ap-19"))
+            )
+        )
+    )
+    cosine = 1.0 + t * (
+        -0.5
+        + t
+        * (
+            _float("0x1.555556p-5")
+            + t
+            * (
+                _float("-0x1.6c16c2p-10")
+                + t * (_float("0x1.a01a02p-16") + t * _float("-0x1.27e4fcp-22"))
+            )
+        )
+    )
+    odd = (quarter & 1) > 0
+    x, y = tf.where(odd, sine, cosine), tf.where(odd, cosine, sine)
+    x = tf.where((quarter == 1) | (quarter == 2), -x, x)
+    y = tf.where(quarter >= 2, -y, y)
+    return radius * x, radius * y
+
+
+def _unsigned_mod(keys, divisor):
+    """`uint64(key) % divisor`."""
+    low = tf.math.floormod(keys & (2**63 - 1), divisor)
+    high = tf.cast(keys < 0, tf.int64) * (2**63 % divisor)
+    return tf.math.floormod(low + high, divisor)

@@ -1,0 +1,161 @@
+"""A table as plain variables, looked up by TensorFlow's own ops: what a SavedModel holds.
+
+    keys [n] --mix--> two buckets [n, 2] --gather--> 16 keys [n, 16] --equal--> slot --> row
+
+`sok_like/table/buckets.py` says how keys lie in buckets. Rows lie in the order of the buckets, so
+only the keys have free slots. Every 64-bit key is legal. A table without an index needs none here
+either: key k is row k.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like.lookup.stock_rows import MissingRows
+from sok_like.table.buckets import FACTORS, SLOTS, Buckets
+
+ROW_DTYPES = ("float32", "bfloat16", "int8")
+
+
+class StockTable(tf.Module):
+    """Keys and rows of a whole table, in host memory.
+
+    Args:
+        variable: The EmbeddingVariable that it stands for.
+        buckets: Where the keys are; None for a table without an index.
+        num_rows: Number of rows.
+        row_dtype: One of `ROW_DTYPES`. int8 rows have a bfloat16 scale each.
+        missing: What missing keys read.
+    """
+
+    def __init__(
+        self,
+        variable: Any,
+        buckets: Buckets | None,
+        num_rows: int,
+        row_dtype: str,
+        missing: MissingRows,
+    ):
+        super().__init__(name="table")
+        self.table_name, self.dim, self.key_limit = (
+            variable.table_name,
+            variable.dim,
+            variable.key_limit,
+        )
+        self.missing = missing
+        self.has_index = buckets is not None
+        num_rows = max(1, num_rows)  # a gather needs one
+        with tf.device("/CPU:0"):
+            dtype = tf.as_dtype(row_dtype)
+            # Filled in place, some rows at a time, so that no second copy is made.
+            self.rows = tf.Variable(tf.zeros([num_rows, self.dim], dtype), False, name="rows")
+            self.scales = None
+            if dtype == tf.int8:
+                self.scales = tf.Variable(
+                    tf.zeros([num_rows], tf.bfloat16), trainable=False, name="scales"
+                )
+            if buckets is not None:
+                self._salt, self._absent = buckets.salt, buckets.absent
+                self._num_buckets = len(buckets.keys)
+                self.keys = tf.Variable(buckets.keys, trainable=False, name="keys")
+                self.starts = tf.Variable(buckets.starts, trainable=False, name="starts")
+
+    def fill(self, positions: np.ndarray, rows: np.ndarray) -> None:
+        """Writes rows float32 `[n, dim]` at positions int64 `[n]`.
+
+        Raises:
+            ValueError: int8 rows that are not finite.
+        """
+        values, scales = rows, None
+        if self.scales is not None:
+            values, scales = _quantized(rows, self.table_name)
+        for target, part in ((self.rows, values), (self.scales, scales)):
+            if target is not None:
+                tf.raw_ops.ResourceScatterUpdate(
+                    resource=target.handle, indices=positions, updates=tf.cast(part, target.dtype)
+                )
+
+    def __call__(self, keys: tf.Tensor) -> tf.Tensor:
+        """Rows of int64 keys `[num_keys]`, float32 `[num_keys, dim]`."""
+        if not self.has_index:
+            return self._decoded(self._in_range(keys))
+        rows, present = self._find(keys)
+        found = tf.where(present[:, tf.newaxis], self._decoded(rows), 0.0)
+        if self.missing.is_zero:
+            return found
+
+        def filled():
+            at = tf.where(~present)
+            return tf.tensor_scatter_nd_update(found, at, self.missing(tf.gather_nd(keys, at)))
+
+        # Only a batch with missing keys pays for their rows.
+        return tf.cond(tf.reduce_all(present), lambda: found, filled)
+
+    def _in_range(self, keys):
+        wrong = (keys < 0) | (keys >= self.key_limit)
+        check = tf.debugging.Assert(
+            ~tf.reduce_any(wrong),
+            [
+                f"Keys of table '{self.table_name}' must be in [0, {self.key_limit}). Received:",
+                tf.boolean_mask(keys, wrong),
+            ],
+        )
+        with tf.control_dependencies([] if check is None else [check]):
+            return tf.identity(keys)
+
+    def _find(self, keys):
+        """Row numbers `[num_keys]`, 0 for a missing key, and bool `[num_keys]`."""
+        buckets = _choices(keys, self._num_buckets, self._salt)
+        same = tf.equal(tf.gather(self.keys, buckets), keys[:, tf.newaxis, tf.newaxis])
+        same = tf.cast(tf.reshape(same, [-1, 2 * SLOTS]), tf.float32)
+        # A key is in one slot at most, so the sum of slot numbers is its number, from 1 on.
+        numbers = tf.range(1, 2 * SLOTS + 1, dtype=tf.float32)
+        slot = tf.cast(tf.linalg.matvec(same, numbers), tf.int32)
+        present = (slot > 0) & (keys != self._absent)
+        slot = tf.where(present, slot - 1, 0)
+        bucket = tf.where(slot < SLOTS, buckets[:, 0], buckets[:, 1])
+        row = tf.gather(self.starts, bucket)
+        row += tf.cast(tf.math.floormod(slot, SLOTS), row.dtype)
+        return tf.where(present, row, tf.zeros_like(row)), present
+
+    def _decoded(self, rows):
+        values = tf.cast(tf.gather(self.rows, rows), tf.float32)
+        if self.scales is None:
+            return values
+        return values * tf.cast(tf.gather(self.scales, rows), tf.float32)[:, tf.newaxis]
+
+
+def _choices(keys, num_buckets, salt):
+    """`buckets.choices` in TensorFlow's ops, `[num_keys, 2]`."""
+    hashed = keys ^ salt
+    for shift, factor in zip((30, 27), FACTORS, strict=True):
+        hashed = (hashed ^ _right(hashed, shift)) * (factor - 2**64 if factor >> 63 else factor)
+    hashed ^= _right(hashed, 31)
+    first = _right((hashed & (2**32 - 1)) * num_buckets, 32)
+    second = first + 1 + _right(_right(hashed, 32) * (num_buckets - 1), 32)
+    second = tf.where(second >= num_buckets, second - num_buckets, second)
+    return tf.stack([first, second], 1)
+
+
+def _right(words, bits):
+    """Shifts zeros in, as for unsigned numbers."""
+    shifted = tf.bitwise.right_shift(words, tf.constant(bits, tf.int64))
+    return shifted & (2 ** (64 - bits) - 1)
+
+
+def _quantized(rows, table_name):
+    """int8 rows `[n, dim]` and their bfloat16 scales `[n]`, the largest element being 127."""
+    if not np.isfinite(rows).all():
+        raise ValueError(
+            f"`row_dtype` int8 needs finite rows. Received: NaN or infinite ones (table "
+            f"'{table_name}')"
+        )
+    wanted = np.abs(rows).max(axis=1, initial=0.0) / np.float32(127)
+    # Rounded up to bfloat16, the upper half of a float32.
+    bits = (wanted.astype(np.float32).view(np.uint32) + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)
+    scales = bits.view(np.float32)
+    divisor = np.where(scales > 0, scales, np.float32(1))
+    return np.rint(rows / divisor[:, np.newaxis]).astype(np.int8), scales

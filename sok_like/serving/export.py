@@ -1,0 +1,208 @@
+"""`sok.export_saved_model`: a model as a SavedModel that loads without this package.
+
+    every rank   agree on the call | gather each table on rank 0 |      raise what rank 0 raised
+    rank 0                                                       | trace, check, write |
+
+The model's functions are traced anew in a context in which every lookup is stock ops on plain
+variables (`sok_like/lookup/exporting.py`). So padding, combiners, weights and inputs of any kind
+are what the layers make of them. What was traced is then searched for ops that stock TensorFlow
+does not have.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.saved_model import save_context
+
+from sok_like.lookup.exporting import Exporting, exporting
+from sok_like.lookup.stock_table import ROW_DTYPES
+from sok_like.runtime import comm
+from sok_like.runtime.agreement import all_or_none, gather_text
+from sok_like.serving import contents
+from sok_like.serving import signatures as signature
+from sok_like.table.variable import EmbeddingVariable
+
+MISSING = ("zeros", "initial")
+
+# Ops that stock TensorFlow has and that call into this process.
+_PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
+
+
+def export_saved_model(
+    model: Any,
+    path: str | os.PathLike,
+    missing: str = "zeros",
+    row_dtype: str = "float32",
+    signatures: Any = None,
+) -> None:
+    """Writes a SavedModel that TensorFlow 2 and TensorFlow Serving load without this package.
+
+    Every rank must call this, with the same arguments. Rank 0 writes; the other ranks may see
+    another file system. It computes what the model does with `training=False`, to the bit if
+    `row_dtype` is "float32" and `missing` is "initial".
+
+    Args:
+        model: A Keras model or layer that has been called once, or a tf.Module.
+        path: Folder of the SavedModel. A SavedModel that is there is replaced when the new one is
+            complete.
+        missing: What a key reads that has no row: "zeros", or "initial" for the row that training
+            would give it.
+        row_dtype: "float32", "bfloat16", or "int8" with a scale per row.
+        signatures: What is exported, as "serving_default" unless it has names:
+            None: a Keras model with `inputs`, or the tf.functions of a tf.Module that have an
+            `input_signature`, `__call__` as "serving_default";
+            the input of the model, as specs or as tensors whose first axis is the batch, in the
+            structure that the model is called with;
+            a dictionary from names to tf.functions that have an `input_signature`.
+
+    A signature takes and returns tensors by name. A ragged input `x` is `x_values` and
+    `x_row_splits`; a sparse one `x_indices`, `x_values` and `x_dense_shape`.
+
+    Raises:
+        ValueError: an argument is out of range, or the model has a part that cannot be exported;
+            the message names it. On all ranks.
+        TypeError: `model` is of another type.
+        RuntimeError: TensorFlow is not executing eagerly.
+    """
+    communicator = comm.current()
+    path = os.fspath(path)
+    _check_arguments(model, missing, row_dtype)
+    functions: dict[str, signature.Signature] = {}
+    all_or_none(lambda: functions.update(signature.find(model, signatures)), communicator)
+    variables = contents.variables_of(model)
+    tables = [variable for variable in variables if isinstance(variable, EmbeddingVariable)]
+    names = [table.table_name for table in tables]
+    _agree(f"{path} missing={missing} row_dtype={row_dtype} {sorted(functions)} tables={names}")
+    module = tf.Module()
+    made = [contents.stock_table(table, row_dtype, missing == "initial") for table in tables]
+    module.tables = [table for table in made if table is not None]
+    whole = {id(holder): holder.whole_for_export() for holder in contents.holders_of(model)}
+    module.whole = [variables for variables in whole.values()]
+    stands_for = {id(v): table for v, table in zip(tables, made, strict=True) if table is not None}
+    with contents.held_whole(variables):
+
+        def write():
+            if communicator.rank == 0:
+                _write(model, path, functions, module, Exporting(stands_for, whole))
+
+        all_or_none(write, communicator)
+
+
+def _check_arguments(model, missing, row_dtype):
+    if not tf.executing_eagerly():
+        raise RuntimeError("sok.export_saved_model must be called eagerly, not in a graph.")
+    if not isinstance(model, tf.Module | tf.keras.layers.Layer):
+        raise TypeError(
+            f"`model` must be a Keras model, a Keras layer or a tf.Module. Received: {model!r}"
+        )
+    for argument, value, legal in (
+        ("missing", missing, MISSING),
+        ("row_dtype", row_dtype, ROW_DTYPES),
+    ):
+        if value not in legal:
+            raise ValueError(f"`{argument}` must be one of {legal}. Received: {argument}={value!r}")
+    if isinstance(model, tf.keras.layers.Layer) and not model.built:
+        raise ValueError(
+            f"`model` must be built: call it once. Received: {model!r}, which is not built"
+        )
+
+
+def _agree(text):
+    communicator = comm.current()
+    if communicator.world_size == 1:
+        return
+    told = gather_text(text + "\n", communicator).splitlines()
+    if any(other != text for other in told):
+        raise ValueError(
+            "Every rank must call sok.export_saved_model with the same arguments and tables. "
+            f"Received, by rank: {told}"
+        )
+
+
+def _write(model, path, functions, module, what):
+    _check_path(path)
+    concrete = {name: _traced(each, what) for name, each in functions.items()}
+    for name, function in concrete.items():
+        _check_ops(function.graph, name)
+    read = {id(v): v for function in concrete.values() for v in function.graph.variables}
+    # What stands for these is among the tables and the whole variables.
+    module.captured = [v for v in read.values() if not contents.is_spread(v)]
+    module.resources = [
+        item
+        for item in tf.train.TrackableView(model).descendants()
+        if isinstance(item, tf.saved_model.experimental.TrackableResource)
+    ]
+    aside = f"{path}.{secrets.token_hex(4)}"
+    try:
+        tf.saved_model.save(module, aside, signatures=concrete)
+        _move(aside, path)
+    except AssertionError as error:  # TensorFlow's for a resource that the module does not hold
+        raise ValueError(
+            f"`model` uses a resource that none of its attributes holds, so it cannot be exported: "
+            f"{error}"
+        ) from error
+    finally:
+        if tf.io.gfile.exists(aside):
+            tf.io.gfile.rmtree(aside)
+
+
+def _traced(each, what):
+    call, specs = signature.flat_function(each)
+
+    def traced(**tensors):
+        with exporting(what), save_context.save_context(_OwnTraces()):
+            return call(**tensors)
+
+    function = tf.function(traced, autograph=False)
+    return function.get_concrete_function(**{spec.name: spec for spec in specs})
+
+
+class _OwnTraces:
+    """Save options by which the tf.functions within a model are traced anew.
+
+    A trace made before holds this package's ops, or the tables of another export. TensorFlow keeps
+    one trace for each policy of a SavedModel's variables, and this one is equal to no other.
+    """
+
+    def __init__(self):
+        self.experimental_variable_policy = object()
+
+
+def _check_ops(graph, name):
+    """ValueError if the graph, or a function that it calls, has an op that is not TensorFlow's."""
+    places = [(node.name, node.op) for node in graph.as_graph_def().node]
+    for function in graph.as_graph_def().library.function:
+        places += [(f"{function.signature.name}/{n.name}", n.op) for n in function.node_def]
+    for place, op in places:
+        if op in _PYTHON_OPS or not (op.startswith("_") or hasattr(tf.raw_ops, op)):
+            raise ValueError(
+                f"Signature '{name}' of `model` has the op {op}, at '{place}', which no process "
+                "without this one's Python or libraries can run, so it cannot be exported."
+            )
+
+
+def _check_path(path):
+    gfile = tf.io.gfile
+    if not gfile.exists(path):
+        return
+    is_model = gfile.isdir(path) and gfile.exists(os.path.join(path, "saved_model.pb"))
+    if not is_model and not (gfile.isdir(path) and not gfile.listdir(path)):
+        raise ValueError(
+            "`path` must be a new folder, an empty one or a SavedModel to be replaced. "
+            f"Received: path={path!r}"
+        )
+
+
+def _move(aside, path):
+    """Renames the complete SavedModel to its place, so that no one reads half of it."""
+    gfile = tf.io.gfile
+    old = f"{aside}.old"
+    if gfile.exists(path):
+        gfile.rename(path, old)
+    gfile.rename(aside, path)
+    if gfile.exists(old):
+        gfile.rmtree(old)

@@ -1,0 +1,136 @@
+"""Keys in buckets of eight: an index that a lookup reads in one gather, and never grows.
+
+    key --mix--> 64 bits --> two buckets, one of which holds it
+
+    bucket    | key | key | ... | key |     8 slots, the free ones behind the taken ones
+    start     row of the bucket's first key; rows lie one after the other, without gaps
+
+A key that finds its bucket full moves another one to that one's other bucket (cuckoo hashing with
+buckets: Dietzfelbinger and Weidling, "Balanced allocation and dictionaries with tightly packed
+constant size bins", 2007). Two choices of eight slots hold every key up to a load of 0.98, so
+nothing overflows at `LOAD`. Free slots hold a number that is not a key of this table.
+
+All of it depends on the keys alone, so equal tables have equal files.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+SLOTS = 8
+# Keys per slot. 8 / 0.9 + 4 / 7.2 = 9.4 bytes per key; keys find their place in about 20 rounds.
+LOAD = 0.9
+# Factors of SplitMix64's finaliser, as in cpp/core/hash.h.
+FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_ROUNDS = 200
+_TRIES = 8
+
+
+class Buckets(NamedTuple):
+    """Where keys are.
+
+    Attributes:
+        keys: int64 `[num_buckets, SLOTS]`.
+        starts: int32 or int64 `[num_buckets]`: the row of each bucket's first key.
+        rows: int64 `[num_keys]`: the row of each key, in the order that they were given.
+        salt: int64: what keys are mixed with.
+        absent: int64: what free slots hold, not one of the keys.
+    """
+
+    keys: np.ndarray
+    starts: np.ndarray
+    rows: np.ndarray
+    salt: int
+    absent: int
+
+
+def choices(keys: np.ndarray, num_buckets: int, salt: int) -> tuple[np.ndarray, np.ndarray]:
+    """The two buckets of each key, int64 `[num_keys]` each; never the same one twice."""
+    hashed: Any = keys.view(np.uint64) ^ np.uint64(salt % 2**64)
+    for shift, factor in zip((30, 27), FACTORS, strict=True):
+        hashed ^= hashed >> np.uint64(shift)
+        hashed *= np.uint64(factor)
+    hashed ^= hashed >> np.uint64(31)
+    low, high = hashed & np.uint64(2**32 - 1), hashed >> np.uint64(32)
+    first = (low * np.uint64(num_buckets)) >> np.uint64(32)
+    step = (high * np.uint64(num_buckets - 1)) >> np.uint64(32)
+    second = first + np.uint64(1) + step
+    second -= np.where(second >= num_buckets, np.uint64(num_buckets), np.uint64(0))
+    return first.astype(np.int64), second.astype(np.int64)
+
+
+def place(keys: np.ndarray, load: float = LOAD) -> Buckets:
+    """Puts keys into buckets.
+
+    Args:
+        keys: int64 `[num_keys]`, each once.
+        load: Keys per slot, below 0.95.
+
+    Raises:
+        RuntimeError: no place was found for all keys with any of several salts.
+    """
+    num_buckets = max(2, -int(-len(keys) // (SLOTS * load)))
+    for attempt in range(_TRIES):
+        # Not 0: all keys would then be mixed as the table in memory does.
+        salt = ((attempt + 1) * 0x9E3779B97F4A7C15 + 2**63) % 2**64 - 2**63
+        occupants = _occupants(*choices(keys, num_buckets, salt), num_buckets)
+        if occupants is not None:
+            return _buckets(keys, occupants, salt)
+    raise RuntimeError(
+        f"{len(keys)} keys found no place in {num_buckets} buckets of {SLOTS}, with any of "
+        f"{_TRIES} salts."
+    )
+
+
+def _occupants(first, second, num_buckets):
+    """The key in each slot, `[num_buckets, SLOTS]`, -1 for none; None where some have no place."""
+    small = np.int32 if max(len(first), num_buckets) < 2**31 else np.int64
+    occupants = np.full([num_buckets, SLOTS], -1, small)
+    counts = np.zeros(num_buckets, np.int8)
+    target, both = first.astype(small), (first ^ second).astype(small)
+    waiting = np.arange(len(first), dtype=small)
+    random = np.random.default_rng(0)
+    for _ in range(_ROUNDS):
+        if not len(waiting):
+            return occupants
+        waiting = waiting[np.argsort(target[waiting], kind="stable")]
+        at = target[waiting]
+        heads = np.flatnonzero(np.r_[True, at[1:] != at[:-1]])
+        lengths = np.diff(np.r_[heads, len(at)])
+        slot = counts[at] + np.arange(len(at)) - np.repeat(heads, lengths)
+        fits = slot < SLOTS
+        occupants[at[fits], slot[fits]] = waiting[fits]
+        counts[at[heads]] += np.add.reduceat(fits, heads, dtype=np.int8)
+        left, at = waiting[~fits], at[~fits]
+        # One of those left over at a bucket takes the place of a key there.
+        takes = np.r_[True, at[1:] != at[:-1]][: len(at)]
+        taken = at[takes], random.integers(0, SLOTS, np.count_nonzero(takes))
+        waiting = np.concatenate([left[~takes], occupants[taken]])
+        occupants[taken] = left[takes]
+        target[waiting] ^= both[waiting]  # the other bucket of each
+    return None if len(waiting) else occupants
+
+
+def _buckets(keys, occupants, salt):
+    taken = occupants >= 0
+    counts = np.count_nonzero(taken, axis=1)
+    starts = np.cumsum(counts) - counts
+    order = occupants[taken]
+    rows = np.empty(len(keys), np.int64)
+    rows[order] = np.arange(len(keys))
+    absent = _absent(keys)
+    in_slots = np.full(occupants.shape, absent, np.int64)
+    in_slots[taken] = keys[order]
+    kind = np.int32 if len(keys) < 2**31 else np.int64
+    return Buckets(in_slots, starts.astype(kind), rows, salt, absent)
+
+
+def _absent(keys):
+    """The smallest integer >= 0 that is not a key."""
+    # Of the first n + 1 integers at least one is not among n keys.
+    small = keys[(keys >= 0) & (keys <= len(keys))]
+    seen = np.zeros(len(keys) + 1, bool)
+    seen[small] = True
+    return int(np.argmin(seen))

@@ -1,0 +1,47 @@
+"""`sok.report` and `TableMetrics` in `fit`: what each rank finds."""
+
+import contextlib
+import io
+import os
+import pathlib
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+
+KEYS = list(range(12))
+
+
+def checks(world_size):
+    return {"reported": lambda: reported(world_size)} if world_size <= 2 else {}
+
+
+def reported(world_size):
+    """The same samples on every rank."""
+    import sok_like as sok
+
+    folder = pathlib.Path(tempfile.gettempdir()) / f"sok_inside_{os.getppid()}_{world_size}"
+    inputs = tf.keras.Input([1], dtype="int64")
+    rows = sok.DistributedEmbedding("sum", None, 4, slot_num=1, max_nnz=1, name="inside")(inputs)
+    model = tf.keras.Model(inputs, tf.keras.layers.Flatten()(rows))
+    model.compile(sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.1)), "mse")
+    metrics = sok.callbacks.TableMetrics(every=2, log_dir=folder)
+    keys = np.array(KEYS)[:, np.newaxis]
+    options = {"batch_size": 2, "shuffle": False, "verbose": 0, "callbacks": [metrics]}
+    model.fit(keys, np.zeros([12, 4]), **options)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        tables = sok.report(model)
+    plain = tf.keras.Sequential([tf.keras.Input([1]), tf.keras.layers.Dense(1)])
+    plain.compile("sgd", "mse")
+    try:
+        plain.fit(np.zeros([2, 1]), np.zeros([2, 1]), **options)
+        without = ""
+    except ValueError as error:
+        without = str(error)
+    return {
+        "tables": [{**t._asdict(), "imbalance": t.imbalance} for t in tables],
+        "printed": printed.getvalue(),
+        "without": without,
+        "folder": str(folder),
+    }

@@ -1,0 +1,83 @@
+"""Estimates against what tables take, as they count it themselves."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from benchmarks import workloads
+
+RULES = {
+    "sgd": ("sgd", {}),
+    "momentum": ("momentum", {"momentum": 0.9}),
+    "adagrad": ("adagrad", {}),
+    "ftrl": ("ftrl", {}),
+    "adam": ("adam", {}),
+    "lazy_adam": ("lazy_adam", {}),
+}
+
+
+def taken(keys, dim, rule, options=None, batch=65_536):
+    """Bytes of a table with its slot rows, after one update of all keys."""
+    from sok_like.runtime import native
+
+    core = native.core()
+    table = core.Table("estimated", dim)
+    for at in range(0, len(keys), batch):
+        part = keys[at : at + batch]
+        table.find_or_insert(part)
+        if rule:
+            grads = np.zeros([len(part), dim], np.float32)
+            step = 1 + at // batch
+            core.apply_gradients(table, rule, 0.1, step, part, grads, **(options or {}))
+    return table.stats()
+
+
+def close(found, estimated, field, limit=0.1):
+    assert abs(estimated / found - 1) < limit, (field, found, estimated)
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("dim, num_keys", [(16, 300_000), (8, 120_000)])
+def test_each_rule(sok, name, dim, num_keys):
+    rule, options = RULES[name]
+    stats = taken(workloads.mixed(np.arange(num_keys)), dim, rule, options)
+    estimated = sok.estimate_memory(num_keys, dim, name if name != "momentum" else
+                                    tf.keras.optimizers.SGD(0.1, momentum=0.9))  # fmt: skip
+    close(stats["bytes"], estimated.bytes, "bytes")
+    close(stats["index_bytes"], estimated.index_bytes, "index")
+
+
+def test_workloads(sok):
+    one = workloads.w1(batches=4)
+    two = workloads.w2(batches=2)
+    cases = [
+        (np.unique(one.keys), one.dim, "adagrad"),
+        *((np.unique(np.concatenate(t.keys)), two.dim, "adam") for t in two.tables[:1]),
+        (workloads.w3().keys, 16, None),
+    ]
+    for keys, dim, rule in cases:
+        stats = taken(keys, dim, rule)
+        close(stats["bytes"], sok.estimate_memory(len(keys), dim, rule).bytes, rule)
+
+
+def test_ranks_records_and_optimizers(sok):
+    whole = sok.estimate_memory(10**7, 16, "adam")
+    assert whole.index_bytes / 1e7 == pytest.approx(21.8, rel=0.1)  # measured: docs/benchmarks.md
+    assert whole.row_bytes / 1e7 == pytest.approx(208, rel=0.01)
+    half = sok.estimate_memory(10**7, 16, "adam", world_size=2)
+    assert half.bytes == pytest.approx(whole.bytes / 2, rel=0.1)
+    assert sok.estimate_memory(100, 4, "sgd", keeps_records=True).record_bytes == 2400
+    stock, wrapped = (sok.estimate_memory(10**6, 16, o) for o in (
+        tf.keras.optimizers.Adam(0.1), sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1))
+    ))  # fmt: skip
+    assert stock == wrapped == sok.estimate_memory(10**6, 16, "adam")
+    lazy = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1), lazy=True)
+    assert sok.estimate_memory(10**6, 16, lazy) == sok.estimate_memory(10**6, 16, "lazy_adam")
+    assert sok.estimate_memory(0, 4).bytes == 0
+    for arguments, words in (
+        ((-1, 4), "num_keys"),
+        ((5, 0), "embedding_dim"),
+        ((5, 4, "x"), "'x'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            sok.estimate_memory(*arguments)

@@ -1,0 +1,82 @@
+"""Models exported on 1 and 2 ranks, loaded by a process that cannot import the package."""
+
+import functools
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.keras
+WORLDS = [1, pytest.param(2, marks=pytest.mark.ranks)]
+DOORS = ("group", "columns", "sok1", "sharded", "parallel", "module")
+
+
+@pytest.fixture(params=WORLDS)
+def served(request, rank_results):
+    """The number of ranks, and what each found: each folder has what stock TensorFlow computed."""
+    found = rank_results(request.param, "serving.exported")
+    compute(tuple(found[0][door] for door in DOORS))
+    return request.param, found
+
+
+@functools.cache
+def compute(folders):
+    """One process for all models of one launch."""
+    script = pathlib.Path(__file__).with_name("stock_process.py")
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, str(script), *folders],
+        cwd=script.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_stock_tensorflow_computes_what_the_model_does(served, door):
+    world_size, found = served
+    folder = pathlib.Path(found[0][door])
+    expected = np.load(folder / "expected.npz")["output"]
+    outputs = np.load(folder / "outputs.npz")
+    assert np.abs(expected).max() > 0 and len(np.unique(expected)) > 6
+    for loader in ("v1", "v2"):
+        if door == "parallel" and world_size > 1:  # a product in parts rounds in another way
+            np.testing.assert_allclose(outputs[loader], expected, rtol=1e-5, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(outputs[loader], expected, loader)
+
+
+WORDS = {
+    "saved_model": ("NotImplementedError", "sok.export_saved_model", "served_group"),
+    "export": ("NotImplementedError", "sok.export_saved_model", "served_group"),
+    "missing": ("ValueError", "`missing`", "'none'"),
+    "row_dtype": ("ValueError", "`row_dtype`", "'float16'"),
+    "kind": ("TypeError", "`model` must be a Keras model"),
+    "not_built": ("ValueError", "must be built"),
+    "signatures": ("ValueError", "`signatures` must say what", "Module"),
+    "python": ("ValueError", "EagerPyFunc|PyFunc", "serving_default"),
+    "unheld": ("ValueError", "served_unheld", "not among its variables"),
+    "path": ("ValueError", "`path` must be a new folder"),
+}
+ON_RANKS = {
+    "sharded": ("NotImplementedError", "sok.export_saved_model", "served_"),
+    "under_mesh": ("ValueError", "sok.export_saved_model"),
+    "ranks": ("ValueError", "missing=initial", "missing=zeros"),
+}
+
+
+@pytest.mark.parametrize("case", [*WORDS, *ON_RANKS])
+def test_what_cannot_be_exported_says_so(served, case):
+    world_size, found = served
+    if case in ON_RANKS and world_size == 1:
+        pytest.skip("on several ranks only")
+    for rank in found:
+        message = rank["refused"][case] or ""
+        for words in {**WORDS, **ON_RANKS}[case]:
+            assert any(word in message for word in words.split("|")), message
