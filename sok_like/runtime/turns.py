@@ -94,8 +94,14 @@ def in_turn(collective: Callable[[], Any], name: str, communicator: Communicator
     """
     if tf.executing_eagerly() and communicator.world_size > 1:
         exchange_notes(tf.zeros([0], tf.int64), [], communicator, name)
+
+    def run():
+        # An absolute scope: what Keras numbers by itself ("functional_3") may differ over ranks.
+        with tf.name_scope("sok_turn/"):
+            return collective()
+
     with turn() as done:
-        result = _waiting_for(name, [], collective)
+        result = _waiting_for(name, [], run)
         tensors = [t for t in tf.nest.flatten(result, expand_composites=True) if t is not None]
         done += tensors
         ends = _ends_numbered_turn(tensors)

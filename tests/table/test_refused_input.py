@@ -184,7 +184,7 @@ def test_more_rows_at_first_than_ever(sok):
     ((2,), "max_element_size"),
     ((2, 5), "false_positive_probability"),
     ((-1, 5, 0.1), "filter_freq"),
-    ((2, 5, 0.1, "int8"), "counter_type"),
+    ((2, 5, 0.1, "float32"), "counter_type"),
 ])  # fmt: skip
 def test_filters_name_the_argument(sok, arguments, name):
     with pytest.raises(ValueError, match=f"`{name}` must be .*Received: {name}="):
