@@ -147,7 +147,7 @@ def _splitting(model, own_call, distribution) -> Callable:
             batch = _batch_of(args, kwargs)
             names = itertools.count()
             args, kwargs = tf.nest.map_structure(
-                lambda t: _own_samples(t, line, f"{model.name}_input_{next(names)}"),
+                lambda t: _own_samples(t, line, f"model_input_{next(names)}"),
                 (args, kwargs),
             )
         with _inside(), samples_split() if split else contextlib.nullcontext():
@@ -187,7 +187,7 @@ def _of_all(outputs, batch, model, line):
                 "Outputs of a model whose batches are split must be dense tensors [batch, ...]. "
                 f"Received: {tensor!r} from model '{model.name}'"
             )
-        whole = gather(tensor, 0, line, f"{model.name}_output_{next(names)}", scale=line.world_size)
+        whole = gather(tensor, 0, line, f"model_output_{next(names)}", scale=line.world_size)
         same = tf.debugging.assert_equal(
             tf.shape(whole, tf.int64)[0],
             batch,
