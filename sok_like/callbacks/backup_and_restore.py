@@ -134,6 +134,8 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
             agreed(None, communicator, "the end of sok.callbacks.BackupAndRestore")
             if communicator.rank == 0:
                 shutil.rmtree(self.backup_dir, ignore_errors=True)
+            # No rank goes on, maybe with another `fit`, before the folder is gone.
+            agreed(None, communicator, "the removal of the backup")
         if hasattr(tf.keras, "__internal__"):
             self.model._training_state = None
 

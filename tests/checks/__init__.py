@@ -14,10 +14,10 @@ import traceback
 MODULES = {
     **{"parity": 4, "hashed": 4, "distribution": 4},
     **{"shards": 3, "groups": 3, "columns": 3, "policies": 3, "failures": 3},
-    **{"steps": 3, "programs": 3, "files": 3},
+    **{"steps": 3, "programs": 3},
     **{"distribution_use": 2, "fit": 2, "drift": 2, "by_key": 2, "sok1": 2, "saving": 2},
     **{"optimizers": 2, "distribution_steps": 4, "distribution_optimizers": 4},
-    **{"loss_scale": 2, "serving": 2, "inside": 2},
+    **{"loss_scale": 2, "serving": 2, "inside": 2, "files": 3},
 }
 # Not asked for by tests marked `keras`, so not run a second time, under tf_keras.
 WITHOUT_KERAS = ("groups", "columns", "policies", "failures", "steps", "programs", "saving")

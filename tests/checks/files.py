@@ -20,14 +20,15 @@ Y = np.linspace(-1, 1, BATCH, dtype=np.float32)[:, np.newaxis]
 
 def checks(world_size):
     if world_size == 2:
-        return {
+        found = {
             "resumed": lambda: resumed([(2, 2), (2, 1), (1, 2)]),
             "refused": refused,
             "backup": backup,
-            "preempted": preempted,
             "session": session,
             "dense": dense,
         }
+        # A signal comes at any time: apart from the launch that all checks share.
+        return {**found, "preempted": preempted} if os.environ.get("SLOW") else found
     return {"resumed": lambda: resumed([(3, 2), (1, 3), (3, 3)])} if world_size == 3 else {}
 
 

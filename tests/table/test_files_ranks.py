@@ -79,6 +79,7 @@ def test_keras_backup_in_a_shared_folder_goes_on_with_the_bits_of_an_unbroken_ru
         assert "All ranks must save to the same path" in result["own"]
 
 
+@pytest.mark.slow  # with SLOW=1, as `make test-all` sets it
 def test_a_sigterm_saves_and_any_number_of_ranks_goes_on(rank_results):
     results = rank_results(2, "files.preempted")
     for result in results:
