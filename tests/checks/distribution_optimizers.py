@@ -98,11 +98,14 @@ def each(shape):
     return {"expected": expected, "sharded": under(shape, body, LAYOUTS)}
 
 
-def fitted(optimizer, dtype=None):
+def fitted(optimizer, dtype=None, overflow=False):
+    """Weights after two epochs; with `overflow` the first batch has no finite gradient."""
     model = make_model(dtype)
     # Eager steps where there are many models: tracing takes most of the time.
     model.compile(optimizer=optimizer, loss="mse", jit_compile=False, run_eagerly=dtype is not None)
     inputs, target = data()
+    if overflow:
+        inputs[0][1, 0] = float("inf")  # in the part of the batch of one rank
     model.fit(list(inputs), target, batch_size=4, epochs=2, shuffle=False, verbose=0)
     return weights_of(model)
 
@@ -118,16 +121,21 @@ def compiled():
 
 
 def mixed():
-    """Mixed precision, with a loss scale that is too large in the first steps of mixed_float16."""
+    """Mixed precision, with and without a batch that overflows mixed_float16.
+
+    The batch overflows whatever the scale: near a scale's limit one process, which sees the mean
+    of a whole batch, and two, which see a mean of one half each, may decide otherwise.
+    """
 
     def run(shape):
         found = {"mixed_bfloat16": fitted(make("SGD", {"learning_rate": 0.1}), "mixed_bfloat16")}
         scaling = tf.keras.optimizers if is_keras_3() else tf.keras.mixed_precision
-        for scale in (2.0**8, 2.0**19) if shape == (1, 2) else (2.0**19,):
+        for overflow in (False, True) if shape == (1, 2) else (True,):
             optimizer = scaling.LossScaleOptimizer(
-                make("SGD", {"learning_rate": 0.1, "global_clipnorm": 0.5}), initial_scale=scale
+                make("SGD", {"learning_rate": 0.1, "global_clipnorm": 0.5}), initial_scale=2.0**8
             )
-            found[f"mixed_float16, {scale}"] = fitted(optimizer, "mixed_float16")
+            name = f"mixed_float16, overflow={overflow}"
+            found[name] = fitted(optimizer, "mixed_float16", overflow)
         return found
 
     sharded = {

@@ -30,6 +30,7 @@ def test_mixed_precision_is_that_of_one_process(rank_results, shape):
             for path, found in weights.items():
                 # Terms of 8 (bfloat16) or 11 bits are added in another order.
                 expected = result["expected"][name][path]
+                assert np.isfinite(expected).all()
                 np.testing.assert_allclose(found, expected, atol=5e-3, err_msg=f"{name} {path}")
 
 
