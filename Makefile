@@ -8,6 +8,7 @@ MAKEFLAGS += --no-print-directory
 
 STAMPS := .venv/stamps
 NUM_RANKS ?= 2
+RANKS := .venv/bin/python -m sok_like.run -np $(NUM_RANKS)
 
 .PHONY: help venv build demo test test-all bench bench-dmp bench-groups soak lint cuda asan tsan soak-ranks
 .PHONY: clean distclean
@@ -30,12 +31,12 @@ help:
 	@echo "make clean      remove what was built; make distclean removes .venv as well"
 	@echo "PYTHON=..., CXX=... and SOK_CACHE=... choose the Python, the compiler, the wheel cache"
 
-$(STAMPS)/requirements: $(wildcard requirements/*.txt) tools/make_venv.sh
+$(STAMPS)/requirements: $(wildcard requirements/*.txt) tools/make_venv.sh tools/phase.sh
 	@tools/make_venv.sh
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/horovod: $(STAMPS)/requirements tools/build_horovod.sh
-	@tools/build_horovod.sh
+$(STAMPS)/horovod: $(STAMPS)/requirements sok_like/install_horovod.py
+	@.venv/bin/python -W ignore -m sok_like.install_horovod
 	@touch $@
 
 $(STAMPS)/package: $(STAMPS)/requirements pyproject.toml setup.py tools/install_package.sh
@@ -49,7 +50,7 @@ build: $(STAMPS)/package
 	@tools/build.sh
 
 demo: venv
-	@tools/run_ranks.sh $(NUM_RANKS) examples/flights.py $(ARGS)
+	@tools/demo.sh $(NUM_RANKS) $(ARGS)
 
 test: venv
 	@tools/test.sh $(ARGS)
@@ -61,14 +62,14 @@ bench: venv
 	@.venv/bin/python -m benchmarks $(ARGS)
 
 bench-dmp: venv
-	@tools/run_ranks.sh $(NUM_RANKS) -m benchmarks.dmp $(ARGS)
+	@$(RANKS) -m benchmarks.dmp $(ARGS)
 	@.venv/bin/python -m benchmarks.dmp_memory --ranks $(NUM_RANKS)
 
 bench-groups: venv
-	@tools/run_ranks.sh $(NUM_RANKS) -m benchmarks --only groups $(ARGS)
+	@$(RANKS) -m benchmarks --only groups $(ARGS)
 
 soak: venv
-	@tools/run_ranks.sh $(NUM_RANKS) -m benchmarks.soak $(ARGS)
+	@$(RANKS) -m benchmarks.soak $(ARGS)
 
 lint: $(STAMPS)/requirements
 	@tools/lint.sh

@@ -3,11 +3,13 @@
 import os
 import pathlib
 import shlex
+import shutil
 import subprocess
 import sys
 
 import setuptools
 from setuptools import Extension, setup
+from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
 # Older ones refuse pyproject.toml's license with a sentence that does not say so.
@@ -19,6 +21,16 @@ if int(setuptools.__version__.partition(".")[0]) < 77:
     )
 
 ROOT = pathlib.Path(__file__).resolve().parent
+
+
+class FreshBuild(build):
+    """Begins in empty folders: an earlier build may have held files that are gone since, and CMake
+    remembers the programs of pip's isolated environment, which pip has removed."""
+
+    def run(self):
+        for folder in (self.build_lib, self.build_temp):
+            shutil.rmtree(folder, ignore_errors=True)
+        super().run()
 
 
 class CMakeBuild(build_ext):
@@ -41,5 +53,5 @@ class CMakeBuild(build_ext):
 
 setup(
     ext_modules=[Extension("sok_like._core", []), Extension("sok_like._ops", [])],
-    cmdclass={"build_ext": CMakeBuild},
+    cmdclass={"build": FreshBuild, "build_ext": CMakeBuild},
 )

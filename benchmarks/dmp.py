@@ -1,6 +1,6 @@
 """Sharded tables against replicated ones: the tiny synthetic model on several ranks.
 
-    tools/run_ranks.sh 2 -m benchmarks.dmp [--scale 0.05] [--only adagrad] [--json FILE]
+    python -m sok_like.run -np 2 -m benchmarks.dmp [--scale 0.05] [--only adagrad] [--json FILE]
 
     ours     dmp.DistributedEmbedding: each table on one rank; each rank reads its own samples
     ours mp  the same with `dp_input=False`: each rank reads its tables' inputs, of all samples

@@ -74,8 +74,9 @@ def launch(args: argparse.Namespace, rule: str, contender: str) -> dict[str, int
         options += ["--quick"] * args.quick
         program = ["-m", "benchmarks.dmp_memory", *options]
         subprocess.run(
-            [str(ROOT / "tools" / "run_ranks.sh"), str(args.ranks), *program],
+            [sys.executable, "-m", "sok_like.run", "-np", str(args.ranks), *program],
             check=True,
+            cwd=ROOT,
             stdin=subprocess.DEVNULL,
         )
         with open(path) as file:

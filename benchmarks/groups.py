@@ -7,7 +7,7 @@ A step is lookup, gradient from a given upstream gradient, Adagrad. TensorFlow's
 variables, given row numbers; on several ranks each rank has them all, and gradients are averaged as
 `sok.OptimizerWrapper` averages those of ordinary variables.
 
-    mpirun -np 2 python -m benchmarks --only groups --threads 1
+    python -m sok_like.run -np 2 -m benchmarks --only groups --threads 1
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Which flights will arrive late? Trains a DLRM on hashed 64-bit keys, on 1 to N ranks.
 
     python examples/flights.py
-    mpirun -np 2 python examples/flights.py
-    horovodrun --gloo -np 2 python examples/flights.py
+    python -m sok_like.run -np 2 examples/flights.py
 
 Every rank reads its share of each global batch and holds its share of the table, so more ranks
 train the same model. The test flights are spread over the year: the model has seen other flights

@@ -1,7 +1,7 @@
 """The flights training of `flights.py` as a TF1 graph in a `tf.compat.v1.Session`.
 
     python examples/flights_session.py
-    mpirun -np 2 python examples/flights_session.py
+    python -m sok_like.run -np 2 examples/flights_session.py
 
 Same data, same table, same network; written the way scripts were written before TF 2. The table's
 rows are updated by LazyAdam, which touches only the rows of the batch, the rest by TF1's Adam.

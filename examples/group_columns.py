@@ -1,7 +1,7 @@
 """The flights of `flights.py` as feature columns in groups, wide and deep, in a TF1 session.
 
     python examples/group_columns.py
-    mpirun -np 2 python examples/group_columns.py
+    python -m sok_like.run -np 2 examples/group_columns.py
     python examples/group_columns.py --optimizer adagrad
 
 Each feature has a table of its own. The wide part is a row of one float for every key, trained by

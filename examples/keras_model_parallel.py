@@ -1,7 +1,7 @@
 """Keras' published ModelParallel example made whole, and a recommender, on every mesh of the ranks.
 
     python examples/keras_model_parallel.py
-    mpirun -np 4 python examples/keras_model_parallel.py
+    python -m sok_like.run -np 4 examples/keras_model_parallel.py
 
 First a classifier of small pictures with the layouts of the published example, `dense` and `conv2d`
 variables cut along their last dimension. Then a recommender: a table of users cut by rows, one of

@@ -1,7 +1,7 @@
 """How many stars will a user give a film? Trains on MovieLens-100K, on 1 to N ranks.
 
     python examples/movielens.py
-    mpirun -np 2 python examples/movielens.py
+    python -m sok_like.run -np 2 examples/movielens.py
 
 Users, films and genres are strings, as they stand in the data; no vocabulary is built. Each rank
 trains on its share of every global batch and holds its share of the tables. `--dense` trains the

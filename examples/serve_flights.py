@@ -1,6 +1,6 @@
 """Will this flight arrive late? Trains, exports, and serves the answer over HTTP.
 
-    python examples/serve_flights.py --train --rows 60000      # or mpirun -np 2 python ...
+    python examples/serve_flights.py --train --rows 60000      # or python -m sok_like.run -np 2 ...
     python examples/serve_flights.py --port 8501               # then open http://localhost:8501
 
 The first command needs sok_like. The second loads the SavedModel with TensorFlow alone: nothing of

@@ -1,7 +1,7 @@
 """Trains a synthetic recommendation model whose tables are sharded over 1 to N ranks.
 
     python examples/synthetic_models.py --model tiny --scale 0.05
-    mpirun -np 2 python examples/synthetic_models.py --model tiny --scale 0.05 --optimizer adagrad
+    python -m sok_like.run -np 2 examples/synthetic_models.py --model tiny --scale 0.05
 
 Six models, from tiny (55 tables, 4.2 GiB) to colossal (2,002 tables, 22 TiB); `--scale` shrinks
 their tables until they fit. Prints which rank holds what, then samples per second and

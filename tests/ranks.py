@@ -14,13 +14,14 @@ import json
 import os
 import pathlib
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 
 import pytest
+
+from sok_like.runtime.launchers import launch_line, search_path
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Seconds. Nothing takes so long that does not hang, on a machine ten times slower either.
@@ -59,7 +60,7 @@ def run_ranks(target, num_ranks, *, launcher="mpirun", args=None, env=None, time
         folder = pathlib.Path(folder)
         main = [sys.executable, "-m", "tests.rank_main", str(target), str(folder), json.dumps(args)]
         process = subprocess.Popen(
-            _launch_line(launcher, num_ranks) + main,
+            launch_line(num_ranks, launcher) + main,
             cwd=ROOT,
             env=_environment(env),
             stdin=subprocess.DEVNULL,
@@ -118,24 +119,10 @@ def slow_machine():
     )
 
 
-def _launch_line(launcher, num_ranks):
-    # The launchers of the environment that runs the tests, whether or not it is activated.
-    bin_folder = pathlib.Path(sys.executable).parent
-    name = {"mpirun": "mpirun", "gloo": "horovodrun"}[launcher]
-    program = shutil.which(name, path=f"{bin_folder}{os.pathsep}{os.environ.get('PATH', '')}")
-    if program is None:
-        raise FileNotFoundError(f"{name} is required in {bin_folder} or on PATH")
-    if launcher == "gloo":
-        return [program, "--gloo", "-np", str(num_ranks), "-H", f"localhost:{num_ranks}"]
-    options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
-    return [program, *options, "-np", str(num_ranks)]
-
-
 def _environment(env):
-    bin_folder = str(pathlib.Path(sys.executable).parent)
     return {
         **os.environ,
-        "PATH": bin_folder + os.pathsep + os.environ.get("PATH", ""),
+        "PATH": search_path(),
         "PYTHONPATH": str(ROOT) + os.pathsep + os.environ.get("PYTHONPATH", ""),
         "TF_CPP_MIN_LOG_LEVEL": "2",
         # One thread a rank: the ranks of a test share a few cores.

@@ -37,12 +37,18 @@ DOORS: dict[str, set[str]] = {
     "distribution": {"embeddings", "dist_model_parallel", "optimizers"},
     # DeepRec's names of what the other doors have.
     "deeprec": {"feature_column", "group_embedding", "optimizers"},
+    # Programs, for `python -m`.
+    "run": set(),
+    "install_horovod": set(),
 }
 # `runtime.checks` is the one module below `planner`.
 STANDARD_LIBRARY_ONLY = (
     "sok_like/planner/",
     "sok_like/runtime/checks.py",
     "sok_like/table/policies.py",
+    "sok_like/runtime/launchers.py",
+    "sok_like/run.py",
+    "sok_like/install_horovod.py",
 )
 ABOVE_THE_PACKAGE = {"examples", "benchmarks", "tests"}
 
@@ -118,7 +124,7 @@ def may_import(package, target):
 def python_faults(name, source):
     """Returns a sentence for each import of a file of sok_like that points upward."""
     package = pathlib.PurePath(name).with_suffix("").parts[1]
-    if package == "__init__":  # lists public names, so it stands above all packages
+    if package in {"__init__", "__main__"}:  # lists public names; tries them: above all packages
         return []
     if package not in {*set().union(*FLOORS), *DOORS}:
         return [f"{name}: place '{package}' in FLOORS or DOORS of tests/test_architecture.py"]

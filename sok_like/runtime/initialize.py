@@ -16,8 +16,8 @@ _INT32_MAX = 2**31 - 1
 def Init(*, global_batch_size: int, seed: int | None = None, **kwargs: Any):
     """Initializes the package in this process.
 
-    With one process nothing else is needed. With several (`mpirun -np 2 ...`), Horovod carries
-    what they exchange; it is initialised here unless the program has done so.
+    With one process nothing else is needed. With several (`python -m sok_like.run -np 2 ...`),
+    Horovod carries what they exchange; it is initialised here unless the program has done so.
 
     Args:
         global_batch_size: Samples of a training step, summed over all ranks. At least one per rank;

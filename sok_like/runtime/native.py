@@ -10,11 +10,12 @@ import mmap
 import pathlib
 import platform
 import re
+import sys
 import sysconfig
 import threading
 from types import ModuleType
 
-_REMEDY = "Rebuild it with `make venv`, or with `pip install --no-build-isolation .`"
+_REMEDY = "Rebuild it with `make venv`, or with `pip install .`"
 _BUILD_INFO = re.compile(rb"sok_build_info\{tensorflow=([^;}]*);cpu=([^}]*)\}")
 
 _folder = pathlib.Path(__file__).resolve().parent.parent
@@ -84,12 +85,26 @@ def _load_core():
 def _read_build_info(path):
     """Returns (TensorFlow version, instruction names) of the library file `path`."""
     if not path.exists():
-        raise ImportError(f"A compiled library is required at {path}, but is missing. {_REMEDY}.")
+        raise ImportError(
+            f"A compiled library is required at {path}, but is missing. {_where(path)}."
+        )
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as bytes_:
         match = _BUILD_INFO.search(bytes_)
         if match is None:
             raise ImportError(f"{path} does not say what it was built for. {_REMEDY}.")
         return match[1].decode(), match[2].decode().split()
+
+
+def _where(path):
+    """What to do about a library that is missing, which another copy of the package may have."""
+    for folder in map(pathlib.Path, sys.path):
+        other = (folder / path.parent.name / path.name).resolve()
+        if other.exists() and other != path:
+            return (
+                f"Python found the package here before the installed one, {other.parent}, because "
+                "it was started in this folder or told so by PYTHONPATH. Start it in another folder"
+            )
+    return _REMEDY
 
 
 def _check_instructions(path, required):
@@ -98,7 +113,7 @@ def _check_instructions(path, required):
         raise ImportError(
             f"{path} was compiled for a processor with {', '.join(missing)}, which this "
             f"{platform.machine()} processor lacks. Rebuild it here with "
-            "`CMAKE_ARGS=-DSOK_MARCH=native pip install --no-build-isolation .`."
+            "`CMAKE_ARGS=-DSOK_MARCH=native pip install .`."
         )
 
 

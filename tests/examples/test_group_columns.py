@@ -33,7 +33,7 @@ def test_ftrl_and_adagrad_learn():
 @pytest.mark.ranks
 def test_two_ranks_train_the_same_model():
     alone = run([sys.executable, str(PROGRAM), *ARGUMENTS, "--optimizer", "adagrad"])
-    launcher = [str(ROOT / "tools" / "run_ranks.sh"), "2", str(PROGRAM), *ARGUMENTS]
+    launcher = [sys.executable, "-m", "sok_like.run", "-np", "2", str(PROGRAM), *ARGUMENTS]
     together = run([*launcher, "--optimizer", "adagrad"])
     assert alone > 0.65
     # Initial rows and batches are the same; only the rounding of sums differs.

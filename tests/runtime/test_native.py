@@ -49,6 +49,18 @@ def test_missing_library_says_how_to_build(folder, load, name):
         load()
 
 
+def test_sources_that_hide_the_installed_package_are_named(folder, tmp_path, monkeypatch):
+    # After `pip install .`, Python started in the clone finds its sources first.
+    installed = tmp_path / "site-packages" / folder.name
+    installed.mkdir(parents=True)
+    write_library(installed, "_ops.so", "2.18.1", " avx")
+    monkeypatch.syspath_prepend(installed.parent)
+    with pytest.raises(
+        ImportError, match=f"installed one, {re.escape(str(installed))}.*another folder"
+    ):
+        native.ops()
+
+
 def test_library_of_another_tensorflow_is_refused(folder):
     import tensorflow as tf
 

@@ -1,0 +1,124 @@
+"""What is installed, where, what it can do, and whether it works:
+
+    python -m sok_like
+    python -m sok_like.run -np 2 -m sok_like
+
+Exit status 1 if something that one process needs is missing or broken.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+
+from sok_like.install_horovod import installed
+from sok_like.runtime.launchers import (
+    NO_HOROVOD,
+    find_program,
+    horovod_library,
+    horovod_transports,
+)
+
+_NAMES = {"mpirun": "MPI", "gloo": "Gloo"}
+
+
+def versions() -> Iterator[tuple[str, str]]:
+    """Pairs (what, which version or features, and where). Imports TensorFlow.
+
+    Raises:
+        ImportError: TensorFlow or a compiled library is missing or does not fit.
+    """
+    import sok_like
+
+    yield f"sok_like {sok_like.__version__}", os.path.dirname(sok_like.__file__)
+    yield f"Python {sys.version.split()[0]}", sys.executable
+    _ = sok_like.size  # says which line to type where there is no TensorFlow
+    import tensorflow as tf
+
+    yield f"TensorFlow {tf.version.VERSION}", os.path.dirname(tf.__file__)
+    yield f"Keras {tf.keras.__version__}", "in use"
+    yield "tf_keras", installed("tf_keras") or "no; it is for TF_USE_LEGACY_KERAS=1 alone"
+    from sok_like.runtime import native
+
+    native.ops()
+    yield "op library", str(native.ops_path())
+    yield "NumPy module", str(native.core().__file__)
+    yield "CUDA", _cuda(native.core())
+    yield from _horovod()
+
+
+def _cuda(core):
+    try:
+        return f"{core.cuda_device_info()['name']}, {core.cuda_device_count()} device(s)"
+    except RuntimeError as error:
+        return f"no: {error}"
+
+
+def _horovod():
+    library = horovod_library()
+    if library is None:
+        yield "Horovod", f"no. {NO_HOROVOD}"
+        return
+    features = " and ".join(_NAMES[name] for name in horovod_transports())
+    yield f"Horovod {installed('horovod')}", f"{features}; {library.parent.parent}"
+    for program in ("mpirun", "horovodrun"):
+        yield program, find_program(program) or "no"
+
+
+def self_test() -> str:
+    """One step of training on every rank, against NumPy; returns what was compared.
+
+    Raises:
+        AssertionError: rows differ.
+    """
+    import numpy as np
+    import tensorflow as tf
+
+    import sok_like as sok
+
+    sok.Init(global_batch_size=1024, seed=7)
+    ranks, rank = sok.size(), sok.rank()
+    table = sok.EmbeddingVariable(4, initializer="ones", name="self_test")
+    # Keys of all ranks, keys of one rank, and one key twice.
+    keys_of = [[*range(8), *range(10**15 * (r + 1), 10**15 * (r + 1) + 8), 3] for r in range(ranks)]
+    keys = tf.constant(keys_of[rank], tf.int64)
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.25))
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            (rows,) = sok.group_embedding_lookup([table], [keys], gradient_scale="sum")
+            loss = tf.reduce_sum(rows * [1.0, 2.0, 3.0, 4.0])
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+    step()
+    (rows,) = sok.group_embedding_lookup([table], [keys], training=False)
+    times = np.array([sum(other.count(key) for other in keys_of) for key in keys_of[rank]])
+    expected = 1 - 0.25 * times[:, np.newaxis] * np.array([1.0, 2.0, 3.0, 4.0])
+    np.testing.assert_array_equal(rows.numpy(), expected.astype(np.float32))
+    return f"{ranks} process(es)"
+
+
+def main() -> None:
+    """Prints one line per pair, then the self-test's."""
+    start = time.monotonic()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    lines = []
+    try:
+        for what, where in versions():
+            lines.append(f"{what:<20} {where}")
+        done = self_test()
+    except (ImportError, AssertionError) as error:
+        print(*lines, sep="\n")
+        raise SystemExit(f"{'FAILED':<20} {error}") from None
+    from sok_like.runtime.process import rank
+
+    if rank() == 0:
+        print(*lines, sep="\n")
+        print(f"{'self-test':<20} passed on {done}, {time.monotonic() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

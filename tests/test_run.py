@@ -1,0 +1,127 @@
+"""`python -m sok_like.run`: what ranks are given, what is returned, and that Ctrl-C ends them."""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+LAUNCHERS = [
+    pytest.param("mpirun", marks=pytest.mark.ranks),
+    # horovodrun imports TensorFlow, to see what Horovod was built with.
+    pytest.param("gloo", marks=[pytest.mark.ranks, pytest.mark.slow]),
+]
+# Without TensorFlow, which takes seconds.
+PROGRAM = """
+import os, signal, sys, time
+rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("HOROVOD_RANK", "0")
+cores = len(os.sched_getaffinity(0))
+words = (rank, os.getpid(), cores, os.environ["WORDS"], sys.executable, sys.argv[1:])
+print("rank of", *map(repr, words), sep="|", flush=True)
+if sys.argv[1] == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(100)
+if sys.argv[1] == "fail":  # when all have started
+    open(sys.argv[0] + rank, "w").close()
+    while rank == "1" and not all(os.path.exists(sys.argv[0] + r) for r in "012"):
+        time.sleep(0.01)
+    sys.exit(7 if rank == "1" else 0)
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return str(tmp_path / "program.py")
+
+
+def start(*words):
+    return subprocess.Popen(
+        [sys.executable, "-m", "sok_like.run", *words],
+        cwd=ROOT,
+        env={**os.environ, "WORDS": "two words, $HOME"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def ranks(lines):
+    """What each rank has printed: number, process, cores, environment, Python, arguments."""
+    said = [line.rstrip().split("rank of|")[1].split("|") for line in lines if "rank of|" in line]
+    return sorted([eval(word) for word in words] for words in said)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_ranks_get_the_environment_all_cores_and_the_arguments(program, launcher):
+    arguments = ["fail", "a b", "--epochs", "-np"]
+    run = start("-np", "3", "--launcher", launcher, program, *arguments)
+    output = run.communicate(timeout=100)[0]
+    found = ranks(output.splitlines())
+    assert [rank for rank, *_ in found] == ["0", "1", "2"], output
+    cores = len(os.sched_getaffinity(0))
+    for _, _, *rest in found:
+        assert rest == [cores, "two words, $HOME", sys.executable, arguments]
+    assert run.returncode == {"mpirun": 7, "gloo": 1}[launcher]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("how", ["group", "one"])  # a terminal's Ctrl-C; `kill -INT`
+def test_ctrl_c_ends_all_ranks(program, launcher, how):
+    run = start("-np", "2", "--launcher", launcher, program, "deaf")
+    found = []
+    for line in run.stdout:
+        found += ranks([line])
+        if len(found) == 2:
+            break
+    (os.killpg if how == "group" else os.kill)(run.pid, signal.SIGINT)
+    run.communicate(timeout=60)
+    assert run.returncode != 0
+    pids = [pid for _, pid, *_ in found]
+    assert len(pids) == 2
+    limit = time.monotonic() + 30
+    while time.monotonic() < limit and any(map(_lives, pids)):
+        time.sleep(0.1)
+    assert not any(map(_lives, pids))
+
+
+def _lives(pid):
+    try:
+        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"  # ended, and nobody has asked how
+
+
+def test_one_rank_needs_no_launcher(program):
+    run = start("-np", "1", program, "end")
+    output = run.communicate(timeout=60)[0]
+    assert run.returncode == 0
+    (found,) = ranks(output.splitlines())
+    assert found[1] == run.pid  # not even a process of its own
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["-np", "0", "x.py"], "-np must be a positive integer. Received: -np 0"),
+        (["-np", "2", "x.py"], "Received: x.py, which does not exist"),
+        (["x.py"], "required: -np"),
+        (["-np", "2"], "required: program"),
+        (["-np", "2", "--launcher", "ssh", "x.py"], "invalid choice: 'ssh'"),
+    ],
+)
+def test_a_line_that_makes_no_sense_starts_nothing(words, message, capsys):
+    from sok_like import run
+
+    with pytest.raises(SystemExit) as caught:
+        run.main(words)
+    assert caught.value.code == 2
+    assert re.search(re.escape(message), capsys.readouterr().err)
