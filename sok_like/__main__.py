@@ -98,7 +98,7 @@ def self_test() -> str:
     times = np.array([sum(other.count(key) for other in keys_of) for key in keys_of[rank]])
     expected = 1 - 0.25 * times[:, np.newaxis] * np.array([1.0, 2.0, 3.0, 4.0])
     np.testing.assert_array_equal(rows.numpy(), expected.astype(np.float32))
-    return f"{ranks} process(es)"
+    return "1 process" if ranks == 1 else f"{ranks} processes"
 
 
 def main() -> None:
