@@ -115,7 +115,12 @@ def test_world_size_of_the_launcher(monkeypatch, variables, world_size):
 def test_several_processes_without_horovod_say_what_to_install(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
-    with pytest.raises(ImportError, match="launched with 2 processes.*Horovod.*make venv"):
+    # Installed, but for another TensorFlow or MPI, say.
+    with pytest.raises(ImportError, match="with 2 processes.*cannot be loaded: .*horovod.*Type: "):
+        comm.choose()
+    monkeypatch.setitem(sys.modules, "horovod", None)
+    line = "Type: python -m sok_like.install_horovod"
+    with pytest.raises(ImportError, match=f"with 2 processes. .*not installed. {line}$"):
         comm.choose()
 
 
