@@ -1,4 +1,4 @@
-"""`tf.GradientTape.gradient` under a distribution: of whole batches and whole variables.
+"""Gradients of a tape, and of `tf.gradients`, under a distribution: of whole batches and variables.
 
 A rank's own gradient is that of its samples, and of its shard. Programs that clip gradients or take
 their norm mean those of one process. So the gradients of variables are averaged along the batch
@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.python.ops import gradients_util
 
 from sok_like.distribution.sharded_gradient import (
     ShardedGradient,
@@ -26,7 +27,7 @@ from sok_like.table.variable import is_embedding_variable
 
 
 def install() -> None:
-    """Wraps `tf.GradientTape.gradient`, once in a process; other variables' gradients pass."""
+    """Wraps both ways to a gradient, once in a process; other variables' gradients pass."""
     own = tf.GradientTape.gradient
     if hasattr(own, "_sok_own"):
         return
@@ -35,11 +36,25 @@ def install() -> None:
     def gradient(self, target, sources, *args, **kwargs):
         gradients = own(self, target, sources, *args, **kwargs)
         flat = tf.nest.flatten(sources)
-        gradients = completed(tf.nest.flatten(gradients), flat, are_parts=True)
-        return tf.nest.pack_sequence_as(sources, list(map(sharded_gradient, gradients, flat)))
+        return tf.nest.pack_sequence_as(sources, _of_whole(tf.nest.flatten(gradients), flat))
 
     gradient._sok_own = own  # type: ignore[attr-defined]
     tf.GradientTape.gradient = gradient
+
+    # `tf.gradients`, its form of TensorFlow 1 and `tf.hessians` all call this one.
+    of_graph = gradients_util._GradientsHelper
+
+    @functools.wraps(of_graph)
+    def gradients(ys, xs, *args, **kwargs):
+        flat = list(xs) if isinstance(xs, (list, tuple)) else [xs]
+        return _of_whole(of_graph(ys, xs, *args, **kwargs), flat)
+
+    gradients_util._GradientsHelper = gradients
+
+
+def _of_whole(gradients, sources):
+    gradients = completed(gradients, sources, are_parts=True)
+    return list(map(sharded_gradient, gradients, sources))
 
 
 def put_under(variables: Sequence[Any], distribution: Any, *, distinct: bool = False) -> None:

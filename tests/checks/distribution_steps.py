@@ -22,7 +22,7 @@ STEPS = 3
 
 def checks(world_size):
     chosen = {
-        2: {(1, 2): tuple(CHANGES), (2, 1): ("clip_by_global_norm", "noise")},
+        2: {(1, 2): tuple(CHANGES), (2, 1): ("clip_by_global_norm", "noise", "tf.gradients")},
         4: {(2, 2): ("clip_by_global_norm", "clip_by_norm", "norm")},
     }
     found = {
@@ -64,6 +64,7 @@ CHANGES = {
     "centralized": _centralized,
     "keras_ops": _keras_ops,
     "noise": lambda g: [one + 0.01 * tf.ones(one.shape) for one in g],
+    "tf.gradients": lambda g: tf.clip_by_global_norm(g, 0.05)[0],
 }
 
 
@@ -87,14 +88,15 @@ def data():
     ).astype("f")
 
 
-def train(model, optimizer, change, traced=False):
+def train(model, optimizer, change, traced=False, by_graph=False):
     """A few steps of `change`d gradients: losses, global norms, final weights."""
     inputs, target = data()
 
     def step():
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((model(list(inputs), training=True) - target) ** 2)
-        gradients = tape.gradient(loss, model.trainable_variables)
+        of = tf.gradients if by_graph else tape.gradient
+        gradients = of(loss, model.trainable_variables)
         norm = tf.linalg.global_norm(gradients)
         gradients = change(gradients)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
@@ -110,14 +112,15 @@ _expected = {}
 
 
 def both(shape, name):
-    traced = name == "clip_by_global_norm"
-    change = CHANGES[name]
+    by_graph = name == "tf.gradients"
+    of = {"change": CHANGES[name], "by_graph": by_graph}
+    of["traced"] = by_graph or name == "clip_by_global_norm"
     if name not in _expected:
-        _expected[name] = train(make_model(), tf.keras.optimizers.SGD(0.1), change, traced)
+        _expected[name] = train(make_model(), tf.keras.optimizers.SGD(0.1), **of)
 
     def body(dist):
         optimizer = dist.distribution().optimizer(tf.keras.optimizers.SGD(0.1))
-        return train(make_model(), optimizer, change, traced)
+        return train(make_model(), optimizer, **of)
 
     return {"expected": _expected[name], "sharded": under(shape, body, LAYOUTS)}
 
