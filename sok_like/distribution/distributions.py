@@ -21,7 +21,7 @@ import keras
 import tensorflow as tf
 from keras.src.distribution.distribution_lib import Distribution as _KerasDistribution
 
-from sok_like.distribution import tape
+from sok_like.distribution import optimizer, tape
 from sok_like.distribution.creation import creator
 from sok_like.distribution.format_layouts import format_layouts
 from sok_like.distribution.mesh import DeviceMesh, RankMesh, TensorLayout, list_devices, rank_mesh
@@ -335,6 +335,7 @@ def set_distribution(value: Any) -> None:
     if value is not None:
         value = _ours(value)
         tape.install()
+        optimizer.install()
         agree_on_random_state()
     if _hooks is not None:
         _hooks.close()

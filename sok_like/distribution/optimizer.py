@@ -15,7 +15,7 @@ from sok_like.distribution.sharded_gradient import (
     local_part,
     sharded_gradient,
 )
-from sok_like.distribution.sharded_variable import on_shards, path_of, shard_of
+from sok_like.distribution.sharded_variable import on_shards, path_of, shard_of, works_on_shards
 from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.optimizers.embedding_aware import embedding_aware
 from sok_like.optimizers.loss_scale import LossScaling
@@ -31,27 +31,19 @@ _ELEMENTWISE = (
 _UPDATES = ("update_step", "apply", "apply_gradients", "_clip_gradients", "_apply_weight_decay")
 
 
-class _OnShards:
-    """Mixed into a stock optimizer of either Keras, before `embedding_aware`'s mixin."""
+class _TakesParts:
+    """What both mixins share: gradients become this rank's parts, and Keras works on shards."""
 
     _sok_distribution: Any = None
-    _sok_sums_rows = False  # Keras 3 squares the values of a repeated row one by one
-    _sok_updated: tuple = ()
-    _sok_given_parts = False  # by a LossScaleOptimizer around it
 
     def build(self, variables):
-        check_variables(self, variables)
         with on_shards():
             super().build(variables)
-
-    def add_variable_from_reference(self, *args, **kwargs):
-        with slots_like(slot_reference(args, kwargs)):
-            return super().add_variable_from_reference(*args, **kwargs)
 
     def apply(self, grads, trainable_variables=None):  # Keras 3
         variables = trainable_variables
         if variables is None:
-            variables = getattr(self, "_sok_trainable", ())
+            variables = getattr(self, "_sok_trainable", self._trainable_variables)
         else:
             trainable_variables = variables = list(variables)
         grads = self._sok_parts(list(grads), list(variables))
@@ -61,9 +53,9 @@ class _OnShards:
     def apply_gradients(self, grads_and_vars, *args, **kwargs):
         if is_keras_3():  # it calls `apply`
             return super().apply_gradients(grads_and_vars, *args, **kwargs)
-        grads_and_vars = list(grads_and_vars)
-        variables = [variable for _, variable in grads_and_vars]
-        grads = self._sok_parts([gradient for gradient, _ in grads_and_vars], variables)
+        pairs = list(grads_and_vars)
+        variables = [variable for _, variable in pairs]
+        grads = self._sok_parts([gradient for gradient, _ in pairs], variables)
         with on_shards():
             return super().apply_gradients(
                 list(zip(grads, variables, strict=True)), *args, **kwargs
@@ -76,6 +68,22 @@ class _OnShards:
     def _var_key(self, variable):
         with on_shards():
             return super()._var_key(variable)
+
+
+class _OnShards(_TakesParts):
+    """Mixed into a stock optimizer of either Keras, before `embedding_aware`'s mixin."""
+
+    _sok_sums_rows = False  # Keras 3 squares the values of a repeated row one by one
+    _sok_updated: tuple = ()
+    _sok_given_parts = False  # by a LossScaleOptimizer around it
+
+    def build(self, variables):
+        check_variables(self, variables)
+        super().build(variables)
+
+    def add_variable_from_reference(self, *args, **kwargs):
+        with slots_like(slot_reference(args, kwargs)):
+            return super().add_variable_from_reference(*args, **kwargs)
 
     def _sok_parts(self, grads, variables):
         """This rank's parts of the gradients, averaged along the batch axis."""
@@ -106,45 +114,12 @@ def _parts(grads, variables, distribution):
     return list(map(local_part, grads, variables))
 
 
-class _ScalingOnShards:
+class _ScalingOnShards(_TakesParts):
     """Mixed into a LossScaleOptimizer of either Keras, around an optimizer on shards.
 
     All ranks skip a step or none does: where a gradient of one rank is not finite, those of all
     ranks become NaN.
     """
-
-    _sok_distribution: Any = None
-
-    def build(self, variables):
-        with on_shards():
-            super().build(variables)
-
-    def apply(self, grads, trainable_variables=None):  # Keras 3
-        variables = trainable_variables
-        if variables is None:
-            variables = self._trainable_variables
-        grads = self._sok_parts(list(grads), list(variables))
-        with on_shards():
-            super().apply(grads, trainable_variables)
-
-    def apply_gradients(self, grads_and_vars, *args, **kwargs):
-        if is_keras_3():
-            return super().apply_gradients(grads_and_vars, *args, **kwargs)
-        pairs = list(grads_and_vars)
-        variables = [variable for _, variable in pairs]
-        grads = self._sok_parts([gradient for gradient, _ in pairs], variables)
-        with on_shards():
-            return super().apply_gradients(
-                list(zip(grads, variables, strict=True)), *args, **kwargs
-            )
-
-    def finalize_variable_values(self, var_list):
-        with on_shards():
-            super().finalize_variable_values(var_list)
-
-    def _var_key(self, variable):
-        with on_shards():
-            return super()._var_key(variable)
 
     def _sok_parts(self, grads, variables):
         parts = _parts(grads, variables, self._sok_distribution)
@@ -247,3 +222,41 @@ def distributed_optimizer(optimizer: Any, distribution: Any) -> Any:
         inner.__dict__["_sok_given_parts"] = True
         view.__dict__["inner_optimizer" if is_keras_3() else "_optimizer"] = inner
     return view
+
+
+def install() -> None:
+    """Stock optimizers, given shards, train as their views do; once in a process.
+
+    So a training loop of the program's own needs no `distribution.optimizer`.
+    """
+    optimizers = tf.keras.optimizers
+    if is_keras_3():
+        classes, method = (optimizers.Optimizer, optimizers.LossScaleOptimizer), "apply"
+    else:
+        scaling = tf.keras.mixed_precision.LossScaleOptimizer(optimizers.SGD())
+        classes, method = (optimizers.Optimizer, type(scaling)), "apply_gradients"
+    if hasattr(getattr(optimizers.Optimizer, method), "_sok_own"):
+        return
+    for cls in classes:
+        setattr(cls, method, _by_view(getattr(cls, method)))
+
+
+def _by_view(own):
+    @functools.wraps(own)
+    def apply(self, first, *args, **kwargs):
+        if isinstance(self, _TakesParts) or works_on_shards():
+            return own(self, first, *args, **kwargs)
+        if is_keras_3():
+            given = args[0] if args else kwargs.get("trainable_variables")
+            variables = self._trainable_variables if given is None else given
+        else:
+            first = list(first)
+            variables = [variable for _, variable in first]
+        shards = [variable for variable in variables if shard_of(variable) is not None]
+        if not shards:
+            return own(self, first, *args, **kwargs)
+        view = distributed_optimizer(self, tape.distribution_of(shards[0]))
+        return getattr(view, own.__name__)(first, *args, **kwargs)
+
+    apply._sok_own = own  # type: ignore[attr-defined]
+    return apply

@@ -91,7 +91,7 @@ def completed(
     result = list(gradients)
     by_line: dict[Any, list[int]] = {}
     for i, (gradient, source) in enumerate(zip(gradients, sources, strict=True)):
-        of_source = _distribution_of(source, distribution)
+        of_source = distribution_of(source, distribution)
         if gradient is None or of_source is None:
             continue
         line = of_source.mesh.along(of_source.batch_dim_name)
@@ -110,7 +110,8 @@ def completed(
     return result
 
 
-def _distribution_of(source, default):
+def distribution_of(source: Any, default: Any = None) -> Any:
+    """The distribution of a model's variable, else the default or the current one; or None."""
     if not isinstance(source, (tf.Variable, keras.Variable)) or is_embedding_variable(source):
         return None
     mine = getattr(source, "_sok_distribution", default)

@@ -52,7 +52,7 @@ def checks(world_size):
     if world_size in SHAPES:
         found["each"] = lambda: each(SHAPES[world_size])
     if world_size == 2:
-        found.update({f.__name__: f for f in (compiled, mixed, unsharded, refused)})
+        found.update({f.__name__: f for f in (compiled, plain, mixed, unsharded, refused)})
     return found
 
 
@@ -118,6 +118,20 @@ def compiled():
         return {name: fitted(optimizer()) for name, optimizer in given.items()}
 
     return {"expected": run(), "sharded": under((1, 2), run, LAYOUTS)}
+
+
+def plain():
+    """Optimizers that the program's own loop uses as they are, and the state that they show."""
+
+    def run(dist=None):
+        found = {}
+        for name in ("adam", "global_clipnorm"):
+            optimizer = make(*optimizers()[name])
+            found[name] = steps(optimizer)
+            found[name]["iterations"] = optimizer.iterations.numpy()
+        return found
+
+    return {"expected": run(), **{str(s): under(s, run, LAYOUTS) for s in ((1, 2), (2, 1))}}
 
 
 def mixed():

@@ -23,6 +23,13 @@ def test_compiled_optimizer_is_that_of_one_process(rank_results, name):
 
 
 @pytest.mark.parametrize("shape", ["(1, 2)", "(2, 1)"])
+def test_optimizer_that_is_not_wrapped_trains_shards(rank_results, shape):
+    for rank, result in enumerate(rank_results(2, "distribution_optimizers.plain")):
+        assert result["expected"]["adam"]["iterations"] == optimizers.STEPS
+        assert_close(result[shape], result["expected"], f"rank {rank}:")
+
+
+@pytest.mark.parametrize("shape", ["(1, 2)", "(2, 1)"])
 def test_mixed_precision_is_that_of_one_process(rank_results, shape):
     for result in rank_results(2, "distribution_optimizers.mixed"):
         assert len(result[shape]) >= 2
