@@ -258,5 +258,5 @@ def _by_view(own):
         view = distributed_optimizer(self, tape.distribution_of(shards[0]))
         return getattr(view, own.__name__)(first, *args, **kwargs)
 
-    apply._sok_own = own  # type: ignore[attr-defined]
+    apply._sok_own = own
     return apply
