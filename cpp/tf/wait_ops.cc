@@ -11,6 +11,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <tuple>
 
 #include "absl/status/status.h"
 #include "tensorflow/core/framework/cancellation.h"
@@ -92,12 +93,13 @@ class Waits {
     }
   }
 
-  // The longest one: what it is for, and its seconds; "" and 0 where there is none.
-  std::pair<std::string, double> Longest() {
+  // The longest one: what it is for, its seconds and which it is of all that this process began;
+  // where there is none, "", 0 and the last that ended.
+  std::tuple<std::string, double, int64_t> Longest() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (waits_.empty()) return {"", 0.0};
-    const Wait& wait = waits_.begin()->second;
-    return {wait.what, std::chrono::duration<double>(Clock::now() - wait.start).count()};
+    if (waits_.empty()) return {"", 0.0, last_};
+    const auto& [id, wait] = *waits_.begin();
+    return {wait.what, std::chrono::duration<double>(Clock::now() - wait.start).count(), id};
   }
 
  private:
@@ -187,11 +189,13 @@ REGISTER_KERNEL_BUILDER(Name("SokWatch").Device(tensorflow::DEVICE_CPU), WatchOp
 
 #define SOK_EXPORT extern "C" __attribute__((visibility("default")))
 
-// Seconds of what this process has been waiting for longest, and its name; 0 where for nothing.
-SOK_EXPORT double sok_longest_wait(char* what, int64_t size) {
-  const auto longest = sok::Waits::Get().Longest();
-  std::snprintf(what, size, "%s", longest.first.c_str());
-  return longest.second;
+// Seconds of what this process has been waiting for longest, its name, and its number among all
+// waits of the process; 0, "" and the number of waits where it waits for nothing.
+SOK_EXPORT double sok_longest_wait(char* what, int64_t size, int64_t* number) {
+  const auto [name, seconds, id] = sok::Waits::Get().Longest();
+  std::snprintf(what, size, "%s", name.c_str());
+  *number = id;
+  return seconds;
 }
 
 // Ends all waits of this process, and those that would begin later: they raise the reason.

@@ -1,4 +1,9 @@
-"""From what each rank reports: whether ranks wait in vain, and for whom."""
+"""From what each rank reports: whether ranks wait in vain, and for whom.
+
+A collective does not end at one time on all ranks. Where many processes share the cores, a rank may
+be seconds late in noticing its end, while another waits for the next one or has finished. Each rank
+numbers its waits, so that this is not taken for ranks that wait for different things.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ import time
 from typing import Any
 
 _SURE = 1.5  # seconds after which a report counts as current
+_LATE = 20.0  # seconds that a rank may be late in noticing the end of a collective
 _SILENT = 5.0  # seconds without a report, from a rank that answers no more
 
 
@@ -16,6 +22,8 @@ class _Rank:
     what: str = ""  # it waits for, empty if for nothing
     since: float = 0.0
     ended: str = ""  # how
+    number: int = 0  # of the wait; of its last one where it waits for nothing
+    lost: bool = False  # it ended without saying how
 
 
 class Judge:
@@ -32,17 +40,26 @@ class Judge:
         self._ranks = [_Rank(now) for _ in range(world_size)]
 
     def hear(self, rank: int, report: dict[str, Any]) -> None:
-        """Takes a rank's report: `what` it waits for, how many `seconds`, how it has `ended`."""
+        """Takes a rank's report.
+
+        Args:
+            rank: Whose.
+            report: `what` it waits for, how many `seconds`, the `number` of the wait among all
+                of its own, how it has `ended`.
+        """
         now = time.monotonic()
         seconds = report.get("seconds")
         seconds = float(seconds) if isinstance(seconds, (int, float)) else 0.0
         what, ended = str(report.get("what", "")), str(report.get("ended", ""))
-        self._ranks[rank] = _Rank(now, what, now - seconds, ended)
+        number = report.get("number")
+        number = number if isinstance(number, int) else 0
+        self._ranks[rank] = _Rank(now, what, now - seconds, ended, number)
 
     def lose(self, rank: int) -> None:
         """Notes that a rank's connection has ended."""
         known = self._ranks[rank]
-        known.what, known.ended = "", known.ended or "has ended without a word"
+        known.what, known.lost = "", not known.ended
+        known.ended = known.ended or "has ended without a word"
 
     def all_ended(self) -> bool:
         """Whether every rank has."""
@@ -58,17 +75,27 @@ class Judge:
         what = self._ranks[first].what
         came = [r for r in waiting if self._ranks[r].what == what]
         away = [r for r in range(len(self._ranks)) if r not in came]
-        ended = [r for r in away if self._ranks[r].ended]
-        # All wait, and not all for the same: nothing will come.
-        crossed = len(waiting) == len(self._ranks) and away
-        sure = min(waiting[r] for r in (waiting if crossed else came)) > _SURE
-        if waiting[first] < self._limit and not (sure and (ended or crossed)):
+        if waiting[first] < self._limit and not self._in_vain(waiting, came, away):
             return ""
         if not away:
             return f"{_where(what)} takes longer than {self._limit:g} s, though all ranks have come"
         reasons = "; ".join(f"rank {r} {self._doing(r, now)}" for r in away)
         seconds = waiting[first]
         return f"{_where(what)}: {_list(came)} came and waited for {seconds:.0f} s; {reasons}"
+
+    def _in_vain(self, waiting, came, away):
+        """Whether what is waited for cannot come."""
+        number = self._ranks[came[0]].number
+        if len(waiting) == len(self._ranks) and away:  # all wait, and not all for the same
+            concerned = list(waiting)
+            certain = all(self._ranks[r].number == number for r in waiting)
+        elif any(self._ranks[r].ended for r in away):
+            concerned = came
+            gone = [self._ranks[r] for r in away if self._ranks[r].ended]
+            certain = any(rank.number < number or rank.lost for rank in gone)
+        else:
+            return False
+        return min(waiting[r] for r in concerned) > (_SURE if certain else _LATE)
 
     def _doing(self, r, now):
         rank = self._ranks[r]

@@ -129,9 +129,16 @@ class _Watch(threading.Thread):
 
     def _report(self):
         what = ctypes.create_string_buffer(512)
-        seconds = self._library.sok_longest_wait(what, ctypes.c_int64(len(what)))
-        report = {"what": what.value.decode(errors="replace"), "seconds": seconds}
-        report["ended"] = self._ended
+        number = ctypes.c_int64()
+        seconds = self._library.sok_longest_wait(
+            what, ctypes.c_int64(len(what)), ctypes.byref(number)
+        )
+        report = {
+            "what": what.value.decode(errors="replace"),
+            "seconds": seconds,
+            "number": number.value,
+            "ended": self._ended,
+        }
         if self._listener is None:
             self._server.send(report)
             silence = time.monotonic() - self._last_word

@@ -15,8 +15,8 @@ def clock(monkeypatch):
     return Clock
 
 
-def report(what="", seconds=0.0, ended=""):
-    return {"what": what, "seconds": seconds, "ended": ended}
+def report(what="", seconds=0.0, ended="", number=7):
+    return {"what": what, "seconds": seconds, "ended": ended, "number": number}
 
 
 def hear(judge, *reports):
@@ -41,9 +41,15 @@ def test_a_rank_that_does_not_come_is_named_when_the_time_is_over(clock):
 
 
 def test_a_rank_that_has_ended_is_waited_for_no_longer(clock):
-    judge, gone = Judge(2, 10), report(ended="has finished its steps")
+    judge, gone = Judge(2, 10), report(ended="has finished its steps", number=6)
     assert hear(judge, report("users_keys", 1), gone) == ""
     assert "rank 1 has finished its steps" in hear(judge, report("users_keys", 2), gone)
+
+
+def test_a_rank_late_in_noticing_that_the_last_exchange_is_over_gets_time(clock):
+    judge, gone = Judge(2, 100), report(ended="has finished its steps")
+    assert hear(judge, report("users_keys", 15), gone) == ""
+    assert "rank 1 has finished its steps" in hear(judge, report("users_keys", 25), gone)
 
 
 def test_a_rank_without_a_word(clock):
@@ -59,6 +65,13 @@ def test_ranks_that_wait_for_different_things(clock):
     assert hear(judge, report("a_keys", 1), report("b_keys", 5)) == ""
     verdict = hear(judge, report("a_keys", 2), report("b_keys", 6))
     assert "'b_keys': rank 1 came" in verdict and "rank 0 is in the exchange 'a_keys'" in verdict
+
+
+def test_a_rank_late_in_noticing_that_an_exchange_is_over_gets_time(clock):
+    judge = Judge(2, 100)
+    assert hear(judge, report("a_keys", 15, number=7), report("a_rows", 15, number=8)) == ""
+    verdict = hear(judge, report("a_keys", 25, number=7), report("a_rows", 25, number=8))
+    assert "'a_keys': rank 0 came" in verdict
 
 
 def test_a_rank_that_answers_no_more(clock):
