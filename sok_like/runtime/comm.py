@@ -174,7 +174,8 @@ class HorovodCommunicator:
             in each of its cycles. Without effect where the program has initialised Horovod.
 
     Raises:
-        ImportError: Horovod is not installed.
+        ImportError: Horovod is not installed, or cannot be loaded.
+        RuntimeError: Horovod did not find the other processes.
     """
 
     def __init__(self, groups_later: bool = False):
@@ -194,6 +195,7 @@ class HorovodCommunicator:
             for variable, value in _TRANSPORT.items():
                 os.environ.setdefault(variable, value)
             hvd.init(process_sets="dynamic" if groups_later else None)
+            _check_connected(hvd.size())
         self._hvd = hvd
         self._groups: dict[tuple[int, ...], HorovodCommunicator] = {}
         self._set_process_set(hvd.global_process_set, tuple(range(hvd.size())))
@@ -314,11 +316,28 @@ def launched_world_size() -> int:
     horovod = sys.modules.get("horovod.tensorflow")
     if horovod is not None and horovod.is_initialized():
         return horovod.size()
+    return _said_by_launcher()[1]
+
+
+def _said_by_launcher():
+    """The environment variable that tells the number of processes, and the number; or "" and 1."""
     for variable in _WORLD_SIZE_VARIABLES:
         value = os.environ.get(variable, "")
         if value.isdigit():
-            return int(value)
-    return 1
+            return variable, int(value)
+    return "", 1
+
+
+def _check_connected(size):
+    """RuntimeError where Horovod has not found the other processes, and each would train alone."""
+    variable, launched = _said_by_launcher()
+    if size == 1 and launched > 1:
+        raise RuntimeError(
+            f"This job was launched with {launched} processes ({variable}={launched}), but Horovod "
+            "found this one alone: it was built without MPI, or for another MPI than that of the "
+            "launcher. Start the job with: python -m sok_like.run. If each process is to train a "
+            f"model of its own, unset {variable}"
+        )
 
 
 _current: Communicator | None = None
@@ -350,5 +369,13 @@ def set_current(communicator: Communicator | None) -> None:
 
 
 def choose(groups_later: bool = False) -> Communicator:
-    """The communicator for how this process was launched; one that can make groups if asked to."""
-    return HorovodCommunicator(groups_later) if launched_world_size() > 1 else SingleProcess()
+    """The communicator for how this process was launched; one that can make groups if asked to.
+
+    Raises:
+        ImportError: several processes, and Horovod is missing or cannot be loaded.
+        RuntimeError: several processes, and Horovod did not find the others.
+    """
+    if launched_world_size() > 1:
+        return HorovodCommunicator(groups_later)
+    _check_connected(1)  # the program may have initialised Horovod
+    return SingleProcess()

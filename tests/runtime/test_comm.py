@@ -124,6 +124,24 @@ def test_several_processes_without_horovod_say_what_to_install(monkeypatch):
         comm.choose()
 
 
+@pytest.mark.parametrize("by_program", [False, True])
+def test_processes_that_horovod_did_not_connect_do_not_train_alone(monkeypatch, by_program):
+    # What Horovod without MPI does under mpirun, and any Horovod under another MPI's launcher.
+    fake = types.ModuleType("horovod.tensorflow")
+    fake.is_initialized = lambda: by_program
+    fake.init, fake.size, fake.rank = lambda process_sets: None, lambda: 1, lambda: 0
+    fake.global_process_set = types.SimpleNamespace()
+    monkeypatch.setitem(sys.modules, "horovod", types.ModuleType("horovod"))
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", fake)
+    for name in [*comm._WORLD_SIZE_VARIABLES, *comm._TRANSPORT]:
+        monkeypatch.setenv(name, "")  # and restored
+    monkeypatch.setenv("PMI_SIZE", "2")
+    with pytest.raises(RuntimeError, match="with 2 processes .PMI_SIZE=2.* found this one alone"):
+        comm.choose()
+    monkeypatch.setenv("PMI_SIZE", "1")
+    assert isinstance(comm.choose(), comm.SingleProcess)
+
+
 @pytest.mark.parametrize("chosen", [None, "2.5"])
 def test_horovod_and_mpi_start_with_short_waits_unless_the_user_says_otherwise(monkeypatch, chosen):
     started = {}
