@@ -160,9 +160,11 @@ def read_manifest(folder: str, table: str, dim: int) -> Dump:
     path = pathlib.Path(folder) / f"{file_stem(table)}.json"
     if not path.exists():
         known = sorted(p.stem for p in pathlib.Path(folder).glob("*.json"))
+        shards = has_shards(folder, table)
+        lost = ", and shards of it without their manifest, which must be copied with them"
         raise FileNotFoundError(
             f"A dump of table '{table}' is required at {path}. Received: a folder with dumps of "
-            f"{known or 'no table'}"
+            f"{known or 'no table'}{lost if shards else ''}"
         )
     manifest = _load(path)
     version = manifest["version"]
@@ -184,6 +186,11 @@ def read_manifest(folder: str, table: str, dim: int) -> Dump:
         if not file.exists():
             raise FileNotFoundError(f"The dump {path} needs {file}, which is missing")
     return Dump(files, entries, manifest.get("sha256") or _checksum(manifest))
+
+
+def has_shards(folder: str, table: str) -> bool:
+    """Whether a folder has any shard of the table, in a dump or without one."""
+    return any(pathlib.Path(folder).glob(f"{glob.escape(file_stem(table))}.*-of-*.npz"))
 
 
 def _load(path):

@@ -62,7 +62,7 @@ def test_names_that_are_none_of_a_file(sok, tmp_path, name):
     sok.Saver().dump_to_file(table, str(tmp_path))
     (keys_file,) = tmp_path.glob("*_keys.file")
     fresh = sok.EmbeddingVariable(4, name=name)
-    for other in tmp_path.glob("*.json"):
+    for other in [*tmp_path.glob("*.json"), *tmp_path.glob("*.npz")]:
         other.unlink()
     sok.Saver().restore_from_file(fresh, str(tmp_path))
     keys, rows = sok.export(fresh)
@@ -109,3 +109,20 @@ def test_training_goes_on_from_a_dump(sok, tmp_path):
     optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
     rows, _ = layer.table.find(np.array([7, 2]))
     np.testing.assert_allclose(rows, ROWS[:2] - [[0.5], [0.0]], rtol=1e-5)
+
+
+def test_a_dump_without_its_manifest_is_not_taken_for_one_of_sok(sok, tmp_path):
+    table = sok.EmbeddingVariable(2, name="copied")
+    sok.assign(table, [1, 2], np.ones([2, 2]))
+    sok.Saver().dump_to_file(table, tmp_path)
+    other = sok.EmbeddingVariable(2, name="other")
+    with pytest.raises(Exception, match=r"'other' is required.*dumps of \['copied'\]"):
+        sok.Saver().restore_from_file(other, tmp_path)
+    (tmp_path / "copied.json").unlink()
+    with pytest.raises(Exception, match="shards of it without their manifest"):
+        sok.Saver().restore_from_file(table, tmp_path)
+    for shard in tmp_path.glob("*.npz"):
+        shard.unlink()
+    table.clear()
+    sok.Saver().restore_from_file(table, tmp_path)  # what SOK 1.x would have written
+    assert int(table.size()) == 2
