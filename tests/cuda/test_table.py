@@ -1,5 +1,7 @@
 """`CudaTable` against a Python dict, and against `_core.Table` bit by bit."""
 
+import threading
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -187,6 +189,33 @@ def test_import_gives_what_was_exported(cuda):
     cpu = _core.Table("t", 3)
     cpu.import_(keys, rows, slots)
     np.testing.assert_array_equal(cpu.find(keys)[0], rows)
+
+
+def test_an_export_beside_assignments_is_of_one_instant(cuda):
+    """Python's threads run at once: calls release its lock, and tables lock themselves."""
+    table, keys = cuda.CudaTable("t", 2), up(cuda, np.arange(1000))
+    rows = [up(cuda, np.full((1000, 2), value), np.float32) for value in range(10)]
+    table.assign(keys, rows[0])
+    snapshots = []
+
+    def export():
+        while assigning.is_alive():
+            snapshots.append(table.export())
+
+    def assign():
+        for number in range(40):
+            table.assign(keys, rows[number % 10])
+
+    assigning = threading.Thread(target=assign)
+    exporting = threading.Thread(target=export)
+    for thread in (assigning, exporting):
+        thread.start()
+    for thread in (assigning, exporting):
+        thread.join()
+    assert len(snapshots) > 1
+    for exported, found, _ in snapshots:
+        np.testing.assert_array_equal(exported, np.arange(1000))
+        assert (found == found[0, 0]).all()
 
 
 def test_rows_by_number(cuda):

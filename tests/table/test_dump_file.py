@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import pathlib
 
 import numpy as np
@@ -84,6 +85,42 @@ def test_a_dump_cut_short_leaves_the_earlier_one_and_the_next_one_clears_up(tmp_
     dump(tmp_path, [shard([3])], dump_id="3")
     manifest, part = "user%20id%2Fx.json", dump_file.shard_name("user id/x", "3", 0, 1)
     assert {path.name for path in tmp_path.iterdir()} == {manifest, part, *others}
+
+
+def test_everything_is_on_the_disk_before_it_is_named_and_before_the_old_dump_goes(
+    tmp_path, monkeypatch
+):
+    """A loss of power at any instant leaves the dump before it or the new one."""
+    dump(tmp_path, [shard([1])], dump_id="1")
+    done = []
+    fsync, replace, unlink = os.fsync, os.replace, pathlib.Path.unlink
+
+    def note_fsync(number):
+        done.append(("sync", pathlib.Path(f"/proc/self/fd/{number}").resolve().name))
+        fsync(number)
+
+    def note_replace(aside, target):
+        done.append(("name", pathlib.Path(target).name))
+        assert done[-2] == ("sync", pathlib.Path(aside).name)
+        replace(aside, target)
+
+    def note_unlink(path, missing_ok=False):
+        if path.exists():
+            done.append(("remove", path.name))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "replace", note_replace)
+    monkeypatch.setattr(pathlib.Path, "unlink", note_unlink)
+    dump(tmp_path, [shard([2])], dump_id="2")
+    stem, folder = "user%20id%2Fx", ("sync", tmp_path.name)
+    assert [what for what in done if what[0] != "sync" or what == folder] == [
+        ("name", f"{stem}.2.0-of-1.npz"),
+        folder,
+        ("name", f"{stem}.json"),
+        folder,
+        ("remove", f"{stem}.1.0-of-1.npz"),
+    ]
 
 
 def test_tables_of_similar_names_do_not_touch_each_other(tmp_path):
