@@ -7,12 +7,18 @@
 // runs what is fetched, when its inputs are there. A program cannot order such ops itself, since an
 // op that waits for another has it run. So edges are added to what is left of a graph when all that
 // is not fetched has been taken out.
+//
+// Iterations of a loop run at the same time, too, several of them and in any order. Of a loop that
+// exchanges, one runs at a time.
 #include <map>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "cpp/tf/common.h"
 #include "tensorflow/core/common_runtime/optimization_registry.h"
 #include "tensorflow/core/graph/algorithm.h"
+#include "tensorflow/core/graph/control_flow.h"
 #include "tensorflow/core/graph/graph.h"
 
 namespace sok {
@@ -52,6 +58,45 @@ bool Reaches(const Graph& graph, Node* from, const std::vector<Node*>& to) {
   return reached;
 }
 
+void Order(const std::map<int64_t, Turn>& turns, Graph* graph) {
+  const Turn* last = nullptr;
+  for (const auto& [number, turn] : turns) {
+    if (turn.begin == nullptr || turn.ends.empty()) continue;
+    // A turn that what follows depends on the other way round, by the program's own doing.
+    const bool against = last != nullptr && Reaches(*graph, turn.begin, last->ends);
+    if (against) continue;
+    if (last != nullptr) {
+      for (Node* const end : last->ends) graph->AddControlEdge(end, turn.begin);
+    }
+    last = &turn;
+  }
+}
+
+// Lets the loops of which a part waits for other ranks, and the loops around them, run one
+// iteration at a time.
+absl::Status OneIterationAtATime(Graph* graph) {
+  std::vector<const Node*> waits;
+  for (const Node* const node : graph->op_nodes()) {
+    if (node->type_string() == "SokBeginWait") waits.push_back(node);
+  }
+  if (waits.empty()) return absl::OkStatus();
+  std::vector<tensorflow::ControlFlowInfo> info;
+  TF_RETURN_IF_ERROR(tensorflow::BuildControlFlowInfo(graph, &info));
+  std::set<std::string> loops;  // names of frames
+  for (const Node* node : waits) {
+    while (!info[node->id()].frame_name.empty()) {
+      loops.insert(info[node->id()].frame_name);
+      node = info[node->id()].parent_frame;
+    }
+  }
+  for (Node* const node : graph->op_nodes()) {
+    if (!node->IsEnter() || loops.count(info[node->id()].frame_name) == 0) continue;
+    node->ClearAttr("parallel_iterations");
+    node->AddAttr("parallel_iterations", 1);
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 class OrderTurns : public tensorflow::GraphOptimizationPass {
@@ -59,19 +104,8 @@ class OrderTurns : public tensorflow::GraphOptimizationPass {
   absl::Status Run(const tensorflow::GraphOptimizationPassOptions& options) override {
     if (options.graph == nullptr || options.is_function_graph) return absl::OkStatus();
     Graph* const graph = options.graph->get();
-    const Turn* last = nullptr;
-    const std::map<int64_t, Turn> turns = TurnsOf(*graph);
-    for (const auto& [number, turn] : turns) {
-      if (turn.begin == nullptr || turn.ends.empty()) continue;
-      // A turn that what follows depends on the other way round, by the program's own doing.
-      const bool against = last != nullptr && Reaches(*graph, turn.begin, last->ends);
-      if (against) continue;
-      if (last != nullptr) {
-        for (Node* const end : last->ends) graph->AddControlEdge(end, turn.begin);
-      }
-      last = &turn;
-    }
-    return absl::OkStatus();
+    Order(TurnsOf(*graph), graph);
+    return OneIterationAtATime(graph);
   }
 };
 REGISTER_OPTIMIZATION(tensorflow::OptimizationPassRegistry::POST_REWRITE_FOR_EXEC, 1, OrderTurns);

@@ -12,7 +12,8 @@ the others, whatever it is called. Each message says which call it is of (cpp/co
 where ranks are in different ones, all of them raise.
 
 A `tf.compat.v1` graph runs what is fetched, in no order. There turns have numbers, by which
-cpp/tf/session_order.cc puts those of one run in order, and exchanges meet by name.
+cpp/tf/session_order.cc puts those of one run in order, and exchanges meet by name. Turns in a loop,
+a branch or a function of such a graph have no number; they meet by name, too.
 """
 
 from __future__ import annotations
@@ -181,7 +182,8 @@ def exchange(
     words = message.dtype.size // tf.float32.size
     # All of one type, so that keys that meet gradients are told apart by us, by their names.
     carried = tf.reshape(tf.bitcast(message, tf.float32), [-1]) if words > 1 else message
-    ordered = tf.executing_eagerly() or _function_graph() is not None
+    with tf.init_scope():
+        ordered = tf.executing_eagerly()  # also where a function that is called so is being built
 
     def send(number):
         part, lengths = native.ops().sok_take_part(

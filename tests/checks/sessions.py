@@ -1,19 +1,28 @@
-"""Lookups in `tf.compat.v1` sessions of several ranks: what each run gave, as each rank saw it."""
+"""Lookups in `tf.compat.v1` sessions of several ranks: what each run gave, as each rank saw it.
+
+Each process has two devices, between which tensors travel.
+"""
 
 import numpy as np
 import tensorflow as tf
+
+from tests.checks import steps
 
 v1 = tf.compat.v1
 STEPS, WRONG = 15, 10**6
 
 
 def main():
-    """What this rank found, with TensorFlow's control flow of version 2 and of version 1."""
+    """What this rank found, with TensorFlow's control flow of version 2 and of version 1.
+
+    And in a function, which is called eagerly.
+    """
     import sok_like as sok
 
     device = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(device, [tf.config.LogicalDeviceConfiguration()] * 2)
-    found = {}
+    sok.Init(global_batch_size=2, seed=7)
+    found = {"function": steps.after_an_error()}
     for version in (2, 1):
         (v1.enable_control_flow_v2 if version == 2 else v1.disable_control_flow_v2)()
         with tf.Graph().as_default():
@@ -24,6 +33,8 @@ def main():
                 "failing": failing(session, version),
                 "fetched": fetched(session, version),
                 "trained": trained(session, version),
+                "looped": looped(session, version),
+                "failing_loop": failing_loop(session, version),
             }
     return found
 
@@ -37,11 +48,16 @@ def _rank():
 def _layer(name, value, **kwargs):
     import sok_like as sok
 
-    constant = tf.keras.initializers.Constant(value)
+    initializer = value if callable(value) else tf.keras.initializers.Constant(value)
     return sok.All2AllDenseEmbedding(
         kwargs.pop("capacity", None), 2, 1, 1, dynamic_input=True, name=name,
-        embedding_initializer=constant, **kwargs,
+        embedding_initializer=initializer, **kwargs,
     )  # fmt: skip
+
+
+def _ramp(shape, dtype=None):
+    """Row k is k in all columns."""
+    return np.arange(shape[0], dtype=np.float32)[:, None] * np.ones(shape, np.float32)
 
 
 def failing(session, version):
@@ -97,3 +113,63 @@ def trained(session, version):
     session.run(train, {keys: [10 * _rank()]})
     after = session.run([rows, again], {keys: [10 * (1 - _rank())]})
     return [np.asarray(value).ravel().tolist() for value in after]
+
+
+def looped(session, version):
+    """Two loops, one of them within a loop, branches, a function and a lookup, in one run each.
+
+    What the runs gave, with the keys.
+    """
+    keys, flag = v1.placeholder(tf.int64, [None, None]), v1.placeholder(tf.bool, [])
+    names = ("loop", "inner", "yes", "no", "function", "outside")
+    layers = {name: _layer(f"{name}{version}", _ramp) for name in names}
+
+    def total(name, keys):
+        return tf.reduce_sum(layers[name](keys))
+
+    def loop(body):
+        """The sum of `body` of each row of the keys, times 1, 2, .., with 10 iterations at once."""
+        return tf.while_loop(
+            lambda i, _: i < tf.shape(keys)[0],
+            lambda i, so_far: (i + 1, so_far + body(keys[i]) * tf.cast(i + 1, tf.float32)),
+            (0, 0.0),
+        )[1]
+
+    fetches = [
+        loop(lambda row: total("loop", row)),
+        loop(lambda row: loop(lambda other: total("inner", row + other))),
+        tf.cond(flag, lambda: total("yes", keys[0]), lambda: total("no", keys[0])),
+        tf.function(lambda row: total("function", row))(keys[1]),
+        total("outside", keys[2]),
+    ]
+    session.run(v1.global_variables_initializer())
+    seen, rank = [], _rank()
+    for step in range(6):
+        fed = np.random.default_rng([rank, step]).integers(0, 1000, [4, 3 + rank + step % 2])
+        found = session.run(fetches, {keys: fed, flag: step % 3 == 0})
+        seen.append((fed, [float(value) for value in found]))
+    return seen
+
+
+def failing_loop(session, version):
+    """A loop of which the third iteration fails on one rank in every third run."""
+    keys = v1.placeholder(tf.int64, [4, 2])
+    layer = _layer(f"rows_in_loop{version}", _ramp, capacity=8, use_hashtable=False)
+    after = _layer(f"after_loop{version}", _ramp)
+    fetch = tf.while_loop(
+        lambda i, _: i < 4,
+        lambda i, total: (i + 1, total + tf.reduce_sum(layer(keys[i]))),
+        (0, 0.0),
+    )[1]
+    fetches = [fetch, tf.reduce_sum(after(tf.cast(fetch, tf.int64)[None]))]
+    session.run(v1.global_variables_initializer())
+    rank, seen = _rank(), []
+    for step in range(STEPS):
+        fed = np.arange(8).reshape(4, 2) + step % 3
+        if step % 3 == 1 and rank == step % 2:
+            fed[2, 0] = WRONG
+        try:
+            seen.append([float(value) for value in session.run(fetches, {keys: fed})])
+        except tf.errors.OpError as error:
+            seen.append(f"{type(error).__name__}: {error.message}")
+    return seen
