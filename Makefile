@@ -25,7 +25,7 @@ help:
 	@echo "make lint       ruff, mypy, clang-format"
 	@echo "make cuda       build with the CUDA backend, where nvcc is"
 	@echo "make soak-ranks random programs on 2 and 3 ranks; ARGS='--steps 20000'"
-	@echo "make asan tsan  C++ tests under address and undefined, or thread sanitizer"
+	@echo "make asan tsan  C++ tests and op library under address and undefined, or thread sanitizer"
 	@echo "make fuzz       50,000 damaged dumps: each is refused or read right; ARGS=..."
 	@echo "make crash      200 processes killed while they dump; ARGS=..."
 	@echo "make clean      remove what was built; make distclean removes .venv as well"
@@ -80,11 +80,13 @@ cuda: $(STAMPS)/requirements
 soak-ranks: venv
 	@.venv/bin/python -m tests.soak_ranks $(ARGS)
 
-asan: $(STAMPS)/requirements
+asan: venv
 	@tools/test_cpp.sh build-asan address,undefined
+	@tools/sanitize_ops.sh build-asan-ops address,undefined
 
-tsan: $(STAMPS)/requirements
+tsan: venv
 	@tools/test_cpp.sh build-tsan thread
+	@tools/sanitize_ops.sh build-tsan-ops thread
 
 .PHONY: fuzz crash
 fuzz: venv
