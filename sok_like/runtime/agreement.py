@@ -6,8 +6,9 @@ the others are for code outside of graphs.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,9 +100,20 @@ def all_or_none(function: Callable[[], Any] | None, communicator: Communicator) 
     agreed(function, communicator, raises=ValueError)
 
 
+@contextlib.contextmanager
+def naming(call: str) -> Iterator[None]:
+    """Adds the call of this rank to the error where the others are in none of its kind."""
+    try:
+        yield
+    except (tf.errors.FailedPreconditionError, tf.errors.DeadlineExceededError) as error:
+        text = f"{error.message}. This rank is in {call}, which all ranks must call"
+        raise type(error)(None, None, text if call else error.message) from error
+
+
 def _told_by_all(message, communicator):
     def exchange():
-        return turns.exchange_notes(encoded(message), [], communicator, name_of(communicator))
+        with naming(message["call"]):
+            return turns.exchange_notes(encoded(message), [], communicator, name_of(communicator))
 
     with tf.init_scope():
         if tf.executing_eagerly():

@@ -98,7 +98,8 @@ class Steps:
         if communicator.world_size == 1:
             return say, tf.shape(say)
         name = agreement.name_of(communicator) if tf.executing_eagerly() else name
-        return turns.exchange_notes(say, [], communicator, name)
+        with agreement.naming(self._call):
+            return turns.exchange_notes(say, [], communicator, name)
 
     def _encoded(self, message):
         return agreement.encoded({**message, "call": self._call})

@@ -23,6 +23,7 @@ def together():
     found = {"order": order(sok, rank, folder / "order")}
     found["shared"] = not_shared(sok, rank, folder / "shared")
     found["uneven"] = uneven(sok, rank, folder / "uneven")
+    found["alone"] = alone(sok, rank, folder / "alone")
     found["graph"] = graph(sok, rank, folder / "graph")
     return found
 
@@ -96,6 +97,22 @@ def uneven(sok, rank, folder):
     message = message_of(sok.Saver().restore_from_file, table, folder)
     rows = sok.export(table)[1].numpy().tolist()
     return {"message": message, "keys": keys_of(table), "rows": rows}
+
+
+def alone(sok, rank, folder):
+    """Rank 0 dumps, or saves a checkpoint, while the others look up; then all look up."""
+    layer = sok.All2AllDenseEmbedding(
+        None, 2, 1, 1, dynamic_input=True, name="trains_on", embedding_initializer="ones"
+    )
+    table = layer.embedding_variable
+    checkpoint = tf.train.Checkpoint(table=table)
+    messages = []
+    for save in (
+        lambda: sok.Saver().dump_to_file(table, folder),
+        lambda: checkpoint.save(str(folder / "checkpoint")),
+    ):
+        messages.append(message_of(save if rank == 0 else lambda: layer(tf.constant([1]))))
+    return {"messages": messages, "after": float(tf.reduce_sum(layer(tf.constant([1, 2]))))}
 
 
 def graph(sok, rank, folder):

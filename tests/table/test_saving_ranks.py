@@ -36,6 +36,21 @@ def test_a_restore_that_one_rank_cannot_take_changes_no_rank(found):
         assert seen["keys"] == [10 + rank] and seen["rows"] == [[5.0, 5.0]]
 
 
+def test_a_rank_that_saves_alone_is_told_what_it_waits_for(found):
+    for rank, seen in enumerate(result["alone"] for result in found):
+        for message, call in zip(
+            seen["messages"],
+            ["dump_to_file of table 'trains_on'", "a save of tf.train.Checkpoint"],
+            strict=True,
+        ):
+            assert message.startswith("FailedPreconditionError")
+            assert "rank 1: keys of call" in message and "of 'trains_on'" in message
+            if rank == 0:
+                assert f"This rank is in {call}" in message
+                assert message.endswith("which all ranks must call")
+        assert seen["after"] == 4.0
+
+
 def test_the_same_in_a_session(found):
     for rank, seen in enumerate(result["graph"] for result in found):
         assert (seen["dumped"], seen["restored"]) == (b"OK", b"OK")
