@@ -30,20 +30,18 @@ REGISTER_OP("SokCombine")
         "is "
         "what SokCheckMessage gives for the message, so that one with a failure is not read.");
 
-class CombineOp : public OpKernel {
+class CombineOp : public FeatureOp {
  public:
-  explicit CombineOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, features_.Init(ctx));
-  }
+  using FeatureOp::FeatureOp;
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor &message = ctx->input(0), &splits = ctx->input(1), &counts = ctx->input(2);
     OpInputList inverse, row_splits, weights;
-    OP_REQUIRES_OK(ctx, ctx->input_list("inverse", &inverse));
-    OP_REQUIRES_OK(ctx, ctx->input_list("row_splits", &row_splits));
-    OP_REQUIRES_OK(ctx, ctx->input_list("weights", &weights));
     OpOutputList embeddings;
-    OP_REQUIRES_OK(ctx, ctx->output_list("embeddings", &embeddings));
+    OP_REQUIRES_OK(
+        ctx,
+        GetLists(ctx, {{"inverse", &inverse}, {"row_splits", &row_splits}, {"weights", &weights}},
+                 {{"embeddings", &embeddings}}));
     const int64_t world_size = counts.dim_size(0);
     OP_REQUIRES_OK(ctx, CheckSplits(message, splits, world_size));
     const RowLayout layout(counts, features_);
@@ -74,9 +72,6 @@ class CombineOp : public OpKernel {
                      });
                    }));
   }
-
- private:
-  FeatureAttrs features_;
 };
 REGISTER_KERNEL_BUILDER(Name("SokCombine").Device(tensorflow::DEVICE_CPU), CombineOp);
 
@@ -97,18 +92,16 @@ REGISTER_OP("SokCombineGrad")
     })
     .Doc("Gradient of SokCombine by row, laid out as the row message it combined.");
 
-class CombineGradOp : public OpKernel {
+class CombineGradOp : public FeatureOp {
  public:
-  explicit CombineGradOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, features_.Init(ctx));
-  }
+  using FeatureOp::FeatureOp;
 
   void Compute(OpKernelContext* ctx) override {
     OpInputList grads, inverse, row_splits, weights;
-    OP_REQUIRES_OK(ctx, ctx->input_list("grads", &grads));
-    OP_REQUIRES_OK(ctx, ctx->input_list("inverse", &inverse));
-    OP_REQUIRES_OK(ctx, ctx->input_list("row_splits", &row_splits));
-    OP_REQUIRES_OK(ctx, ctx->input_list("weights", &weights));
+    OP_REQUIRES_OK(ctx, GetLists(ctx, {{"grads", &grads},
+                                       {"inverse", &inverse},
+                                       {"row_splits", &row_splits},
+                                       {"weights", &weights}}));
     const Tensor& counts = ctx->input(features_.size());
     const int64_t world_size = counts.dim_size(0);
     const RowLayout layout(counts, features_);
@@ -144,9 +137,6 @@ class CombineGradOp : public OpKernel {
                      });
                    }));
   }
-
- private:
-  FeatureAttrs features_;
 };
 REGISTER_KERNEL_BUILDER(Name("SokCombineGrad").Device(tensorflow::DEVICE_CPU), CombineGradOp);
 

@@ -28,6 +28,12 @@ absl::Status LookupTable(OpKernelContext* ctx, TablePtr* table) {
   return tensorflow::LookupResource(ctx, tensorflow::HandleFromInput(ctx, 0), table);
 }
 
+absl::Status GetLists(OpKernelContext* ctx, InputLists inputs, OutputLists outputs) {
+  for (const auto& [name, list] : inputs) TF_RETURN_IF_ERROR(ctx->input_list(name, list));
+  for (const auto& [name, list] : outputs) TF_RETURN_IF_ERROR(ctx->output_list(name, list));
+  return absl::OkStatus();
+}
+
 absl::Status WithTable(OpKernelContext* ctx, const std::function<void(Table&, CallContext)>& fn) {
   TablePtr table;
   TF_RETURN_IF_ERROR(LookupTable(ctx, &table));

@@ -4,8 +4,10 @@
 #define SOK_TF_COMMON_H_
 
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cpp/core/cpu/table.h"
@@ -78,6 +80,11 @@ absl::Status LookupTables(OpKernelContext* ctx, const char* name,
   }
   return absl::OkStatus();
 }
+
+// The list inputs, or outputs, of these names.
+using InputLists = std::initializer_list<std::pair<const char*, OpInputList*>>;
+using OutputLists = std::initializer_list<std::pair<const char*, OpOutputList*>>;
+absl::Status GetLists(OpKernelContext* ctx, InputLists inputs, OutputLists outputs = {});
 
 // A kernel for tables of any memory. Its outputs are where the table is, but for HostMemory.
 #define SOK_REGISTER_TABLE_KERNEL(builder, Class)                         \

@@ -17,14 +17,6 @@ namespace sok {
 
 namespace {
 
-using Segments = std::vector<std::vector<KeySegment>>;
-
-int64_t NumKeys(const Segments& segments, int64_t feature) {
-  int64_t num_keys = 0;
-  for (const auto& of_rank : segments) num_keys += of_rank[feature].num_keys;
-  return num_keys;
-}
-
 // Words of the row message that answers rank `rank`.
 int64_t NumWords(const Segments& segments, int64_t rank, const std::vector<int64_t>& dims) {
   int64_t words = kHeadWords<float>;
@@ -51,10 +43,9 @@ REGISTER_OP("SokUnpackKeys")
         "Local rows of N features [num_keys] that all ranks asked this one for, rank by rank; the "
         "keys themselves where owners is -2, a hash table. owners are those of SokRoute.");
 
-class UnpackKeysOp : public OpKernel {
+class UnpackKeysOp : public RankOp {
  public:
-  explicit UnpackKeysOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
+  explicit UnpackKeysOp(OpKernelConstruction* ctx) : RankOp(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("owners", &owners_));
     OP_REQUIRES(ctx, owners_.size() == static_cast<size_t>(num_outputs()),
                 absl::InvalidArgumentError("owners must be one a feature"));
@@ -77,7 +68,6 @@ class UnpackKeysOp : public OpKernel {
   }
 
  private:
-  int64_t world_size_;
   std::vector<int64_t> owners_;
 };
 REGISTER_KERNEL_BUILDER(Name("SokUnpackKeys").Device(tensorflow::DEVICE_CPU), UnpackKeysOp);
@@ -154,22 +144,15 @@ REGISTER_OP("SokPackRows")
     .Attr("world_size: int >= 1")
     .Attr("dims: list(int)")
     .Attr("gradient_scale: float = 1.0")
-    .SetShapeFn([](InferenceContext* c) {
-      int world_size;
-      TF_RETURN_IF_ERROR(c->GetAttr("world_size", &world_size));
-      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
-      c->set_output(1, c->Vector(world_size));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(SetMessageShapes)
     .Doc(
         "Rows [num_keys, dim] of N features as the row message that answers the key message; or "
         "the "
         "first of the problems that is not empty, as this rank's failure.");
 
-class PackRowsOp : public OpKernel {
+class PackRowsOp : public RankOp {
  public:
-  explicit PackRowsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
+  explicit PackRowsOp(OpKernelConstruction* ctx) : RankOp(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
   }
 
@@ -225,7 +208,6 @@ class PackRowsOp : public OpKernel {
     return absl::OkStatus();
   }
 
-  int64_t world_size_;
   std::vector<int64_t> dims_;
 };
 REGISTER_KERNEL_BUILDER(Name("SokPackRows").Device(tensorflow::DEVICE_CPU), PackRowsOp);
@@ -250,13 +232,9 @@ REGISTER_OP("SokUnpackRows")
     })
     .Doc("SokPackRows backwards, each value times scale.");
 
-class UnpackRowsOp : public OpKernel {
+class UnpackRowsOp : public GradientOp {
  public:
-  explicit UnpackRowsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("scale", &scale_));
-  }
+  using GradientOp::GradientOp;
 
   void Compute(OpKernelContext* ctx) override {
     const int64_t n = dims_.size();
@@ -277,7 +255,7 @@ class UnpackRowsOp : public OpKernel {
       OP_REQUIRES(ctx, words == row_splits.flat<int32_t>()(r),
                   absl::InvalidArgumentError(absl::StrCat(
                       "the rows of rank ", r, " must fill ", words,
-                      " words, one row a key. Received: ", row_splits.flat<int32_t>()(r))));
+                      " words, one row per key. Received: ", row_splits.flat<int32_t>()(r))));
       in += kHeadWords<float>;
       for (int64_t i = 0; i < n; ++i) {
         const int64_t size = segments[r][i].num_keys * dims_[i];
@@ -287,11 +265,6 @@ class UnpackRowsOp : public OpKernel {
       }
     }
   }
-
- private:
-  int64_t world_size_;
-  std::vector<int64_t> dims_;
-  float scale_;
 };
 REGISTER_KERNEL_BUILDER(Name("SokUnpackRows").Device(tensorflow::DEVICE_CPU), UnpackRowsOp);
 

@@ -61,10 +61,10 @@ REGISTER_OP("SokRoute")
         "not empty is sent instead, as this rank's failure. Keys of tables that are counted travel "
         "with how often they occur. SokStampCall says whose call it is.");
 
-class RouteOp : public OpKernel {
+class RouteOp : public FeatureOp {
  public:
-  explicit RouteOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, features_.Init(ctx));
+  explicit RouteOp(OpKernelConstruction* ctx) : FeatureOp(ctx) {
+    if (!ctx->status().ok()) return;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
     OP_REQUIRES_OK(ctx, GetPlacements(ctx, features_, world_size_, &placements_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("counted", &counted_));
@@ -74,11 +74,10 @@ class RouteOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     OpInputList keys, row_splits, weights;
-    OP_REQUIRES_OK(ctx, ctx->input_list("keys", &keys));
-    OP_REQUIRES_OK(ctx, ctx->input_list("row_splits", &row_splits));
-    OP_REQUIRES_OK(ctx, ctx->input_list("weights", &weights));
     OpOutputList inverse;
-    OP_REQUIRES_OK(ctx, ctx->output_list("inverse", &inverse));
+    OP_REQUIRES_OK(
+        ctx, GetLists(ctx, {{"keys", &keys}, {"row_splits", &row_splits}, {"weights", &weights}},
+                      {{"inverse", &inverse}}));
     const int64_t n = keys.size();
     Tensor* counts;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(2, TensorShape({world_size_, n}), &counts));
@@ -163,7 +162,6 @@ class RouteOp : public OpKernel {
     return absl::OkStatus();
   }
 
-  FeatureAttrs features_;
   int64_t world_size_;
   std::vector<RowPlacement> placements_;  // none: keys go to key % world_size as they are
   std::vector<bool> counted_;             // none: no table's keys
@@ -182,19 +180,12 @@ REGISTER_OP("SokGatherRows")
     .Attr("insert: bool")
     .Attr("gradient_scale: float = 1.0")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      int world_size;
-      TF_RETURN_IF_ERROR(c->GetAttr("world_size", &world_size));
-      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
-      c->set_output(1, c->Vector(world_size));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(SetMessageShapes)
     .Doc("Rows of the keys that all ranks asked this one for, as one row message.");
 
-class GatherRowsOp : public OpKernel {
+class GatherRowsOp : public RankOp {
  public:
-  explicit GatherRowsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
+  explicit GatherRowsOp(OpKernelConstruction* ctx) : RankOp(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("insert", &insert_));
   }
 
@@ -204,7 +195,7 @@ class GatherRowsOp : public OpKernel {
     const int64_t n = tables.size();
     const Tensor& message = ctx->input(n);
     const Tensor& splits = ctx->input(n + 1);
-    std::vector<std::vector<KeySegment>> segments;
+    Segments segments;
     // A rank's failure reached every rank in this message: all raise it here.
     OP_REQUIRES_OK(ctx, ParseKeys(message, splits, world_size_, n, &segments));
     const Call call = ReadHead(message.flat<int64_t>().data()).At(Stage::kRows);
@@ -214,7 +205,7 @@ class GatherRowsOp : public OpKernel {
 
  private:
   absl::Status Write(OpKernelContext* ctx, const std::vector<HostTablePtr>& tables,
-                     const std::vector<std::vector<KeySegment>>& segments, const Call& call) const {
+                     const Segments& segments, const Call& call) const {
     const int64_t n = tables.size();
     std::vector<int64_t> words(world_size_, kHeadWords<float>);
     int64_t total = 0;
@@ -253,7 +244,6 @@ class GatherRowsOp : public OpKernel {
     return absl::OkStatus();
   }
 
-  int64_t world_size_;
   bool insert_;
 };
 REGISTER_KERNEL_BUILDER(Name("SokGatherRows").Device(tensorflow::DEVICE_CPU), GatherRowsOp);
@@ -283,20 +273,16 @@ REGISTER_OP("SokMergeGrads")
         "Gradients that all ranks sent for this rank's rows, those of equal keys summed in rank "
         "order and scaled.");
 
-class MergeGradsOp : public OpKernel {
+class MergeGradsOp : public GradientOp {
  public:
-  explicit MergeGradsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("scale", &scale_));
-  }
+  using GradientOp::GradientOp;
 
   void Compute(OpKernelContext* ctx) override {
     const int64_t n = dims_.size();
     const Tensor &grads = ctx->input(0), &grad_splits = ctx->input(1);
     const Tensor &message = ctx->input(2), &splits = ctx->input(3);
     OP_REQUIRES_OK(ctx, CheckSplits(grads, grad_splits, world_size_));
-    std::vector<std::vector<KeySegment>> segments;
+    Segments segments;
     OP_REQUIRES_OK(ctx, ParseKeys(message, splits, world_size_, n, &segments));
     std::vector<int64_t> num_keys(n);
     std::vector<std::vector<const float*>> blocks(world_size_);  // of a rank, for each table
@@ -334,8 +320,7 @@ class MergeGradsOp : public OpKernel {
 
  private:
   // Returns the number of unique keys.
-  int64_t MergeTable(Executor& ex, int64_t i, int64_t num_keys,
-                     const std::vector<std::vector<KeySegment>>& segments,
+  int64_t MergeTable(Executor& ex, int64_t i, int64_t num_keys, const Segments& segments,
                      const std::vector<std::vector<const float*>>& blocks, Tensor* unique,
                      Tensor* merged) const {
     const int64_t dim = dims_[i];
@@ -356,10 +341,6 @@ class MergeGradsOp : public OpKernel {
     }
     return num_unique;
   }
-
-  int64_t world_size_;
-  std::vector<int64_t> dims_;
-  float scale_;
 };
 REGISTER_KERNEL_BUILDER(Name("SokMergeGrads").Device(tensorflow::DEVICE_CPU), MergeGradsOp);
 

@@ -41,10 +41,9 @@ REGISTER_OP("SokLookup")
         "combiner is not 'none', to embeddings [batch, dim] or [num_keys, dim]. Empty weights "
         "mean ones.");
 
-class LookupOp : public OpKernel {
+class LookupOp : public FeatureOp {
  public:
-  explicit LookupOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, features_.Init(ctx));
+  explicit LookupOp(OpKernelConstruction* ctx) : FeatureOp(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("insert", &insert_));
   }
 
@@ -52,13 +51,12 @@ class LookupOp : public OpKernel {
     std::vector<HostTablePtr> tables;
     OP_REQUIRES_OK(ctx, LookupTables(ctx, "handles", &tables));
     OpInputList keys, row_splits, weights;
-    OP_REQUIRES_OK(ctx, ctx->input_list("keys", &keys));
-    OP_REQUIRES_OK(ctx, ctx->input_list("row_splits", &row_splits));
-    OP_REQUIRES_OK(ctx, ctx->input_list("weights", &weights));
     OpOutputList embeddings, unique_keys, inverse;
-    OP_REQUIRES_OK(ctx, ctx->output_list("embeddings", &embeddings));
-    OP_REQUIRES_OK(ctx, ctx->output_list("unique_keys", &unique_keys));
-    OP_REQUIRES_OK(ctx, ctx->output_list("inverse", &inverse));
+    OP_REQUIRES_OK(
+        ctx,
+        GetLists(
+            ctx, {{"keys", &keys}, {"row_splits", &row_splits}, {"weights", &weights}},
+            {{"embeddings", &embeddings}, {"unique_keys", &unique_keys}, {"inverse", &inverse}}));
     TfExecutor ex(ctx);
     const int n = keys.size();
     // Every table's batch is checked before the first table changes.
@@ -95,7 +93,6 @@ class LookupOp : public OpKernel {
   }
 
  private:
-  FeatureAttrs features_;
   bool insert_;
 };
 REGISTER_KERNEL_BUILDER(Name("SokLookup").Device(tensorflow::DEVICE_CPU), LookupOp);
@@ -122,21 +119,20 @@ REGISTER_OP("SokLookupGrad")
     })
     .Doc("Gradient of SokLookup's embeddings by unique key: [num_unique, dim] for each table.");
 
-class LookupGradOp : public OpKernel {
+class LookupGradOp : public FeatureOp {
  public:
-  explicit LookupGradOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, features_.Init(ctx));
-  }
+  using FeatureOp::FeatureOp;
 
   void Compute(OpKernelContext* ctx) override {
     OpInputList grads, unique_keys, inverse, row_splits, weights;
-    OP_REQUIRES_OK(ctx, ctx->input_list("grads", &grads));
-    OP_REQUIRES_OK(ctx, ctx->input_list("unique_keys", &unique_keys));
-    OP_REQUIRES_OK(ctx, ctx->input_list("inverse", &inverse));
-    OP_REQUIRES_OK(ctx, ctx->input_list("row_splits", &row_splits));
-    OP_REQUIRES_OK(ctx, ctx->input_list("weights", &weights));
     OpOutputList row_grads;
-    OP_REQUIRES_OK(ctx, ctx->output_list("row_grads", &row_grads));
+    OP_REQUIRES_OK(ctx, GetLists(ctx,
+                                 {{"grads", &grads},
+                                  {"unique_keys", &unique_keys},
+                                  {"inverse", &inverse},
+                                  {"row_splits", &row_splits},
+                                  {"weights", &weights}},
+                                 {{"row_grads", &row_grads}}));
     TfExecutor ex(ctx);
     std::vector<Samples> samples(grads.size());
     std::vector<int64_t> num_keys(grads.size());
@@ -157,9 +153,6 @@ class LookupGradOp : public OpKernel {
                      });
                    }));
   }
-
- private:
-  FeatureAttrs features_;
 };
 REGISTER_KERNEL_BUILDER(Name("SokLookupGrad").Device(tensorflow::DEVICE_CPU), LookupGradOp);
 

@@ -34,6 +34,14 @@ int64_t WordsOfRound(int64_t world_size) {
   return std::max(limit / world_size, kHeadWords<float>);  // heads come whole
 }
 
+absl::Status SetMessageShapes(InferenceContext* c) {
+  int world_size;
+  TF_RETURN_IF_ERROR(c->GetAttr("world_size", &world_size));
+  c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+  c->set_output(1, c->Vector(world_size));
+  return absl::OkStatus();
+}
+
 absl::Status CheckSplits(const Tensor& message, const Tensor& splits, int64_t world_size) {
   int64_t total = 0;
   for (int64_t r = 0; r < splits.NumElements(); ++r) total += splits.flat<int32_t>()(r);
@@ -51,8 +59,7 @@ absl::Status RaisedByRank(const absl::Status& status) {
 }
 
 absl::Status ParseKeys(const tensorflow::Tensor& message, const tensorflow::Tensor& splits,
-                       int64_t world_size, int64_t num_tables,
-                       std::vector<std::vector<KeySegment>>* segments) {
+                       int64_t world_size, int64_t num_tables, Segments* segments) {
   TF_RETURN_IF_ERROR(CheckSplits(message, splits, world_size));
   const int64_t* const words = message.flat<int64_t>().data();
   const int32_t* const lengths = splits.flat<int32_t>().data();
@@ -66,7 +73,7 @@ absl::Status CheckGradWords(int64_t rank, int64_t required, int64_t received) {
   if (required == received) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("the gradients of rank ", rank, " must hold ", required,
-                   " words, one row a key it asked for. Received: ", received));
+                   " words, one row per key it asked for. Received: ", received));
 }
 
 absl::Status SetCall(tensorflow::OpKernelContext* ctx, const Call& call, int32_t more_rounds) {

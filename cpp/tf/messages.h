@@ -21,6 +21,9 @@ absl::Status BlockFits(int64_t words, size_t word_size);
 // SOK_EXCHANGE_LIMIT lowers the bound, for tests.
 int64_t WordsOfRound(int64_t world_size);
 
+// Shape function: outputs 0 and 1 are a message and its splits.
+absl::Status SetMessageShapes(InferenceContext* c);
+
 // `splits` holds `world_size` lengths that add up to the message's.
 absl::Status CheckSplits(const Tensor& message, const Tensor& splits, int64_t world_size);
 
@@ -29,10 +32,19 @@ absl::Status CheckSplits(const Tensor& message, const Tensor& splits, int64_t wo
 absl::Status RaisedByRank(const std::function<void()>& fn);
 absl::Status RaisedByRank(const absl::Status& status);  // of such a function
 
-// A received key message cut into [world_size][num_tables] segments; what it carries is raised.
+// Of a key message: [world_size][num_tables].
+using Segments = std::vector<std::vector<KeySegment>>;
+
+// Keys of a table from all ranks.
+inline int64_t NumKeys(const Segments& segments, int64_t table) {
+  int64_t num_keys = 0;
+  for (const auto& of_rank : segments) num_keys += of_rank[table].num_keys;
+  return num_keys;
+}
+
+// A received key message cut into segments; what it carries is raised.
 absl::Status ParseKeys(const tensorflow::Tensor& message, const tensorflow::Tensor& splits,
-                       int64_t world_size, int64_t num_tables,
-                       std::vector<std::vector<KeySegment>>* segments);
+                       int64_t world_size, int64_t num_tables, Segments* segments);
 
 // Counts on from the calls that the blocks of a message are of, once they were found to differ.
 template <typename T>
@@ -63,7 +75,7 @@ absl::Status RaiseFailure(const T* message, const int32_t* splits, int64_t world
   return status;
 }
 
-// The gradients that rank r sent, `received` words, are one row a key it asked for.
+// The gradients that rank r sent, `received` words, are one row per key it asked for.
 absl::Status CheckGradWords(int64_t rank, int64_t required, int64_t received);
 
 // Sets the outputs of SokCheckMessage: the call, and how many rounds follow.
@@ -90,6 +102,29 @@ absl::Status FailAll(tensorflow::OpKernelContext* ctx, const absl::Status& statu
   }
   return absl::OkStatus();
 }
+
+// Kernels of an op with the attribute `world_size`; of one with `dims` and `scale`, too.
+class RankOp : public OpKernel {
+ public:
+  explicit RankOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
+  }
+
+ protected:
+  int64_t world_size_;
+};
+
+class GradientOp : public RankOp {
+ public:
+  explicit GradientOp(OpKernelConstruction* ctx) : RankOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("scale", &scale_));
+  }
+
+ protected:
+  std::vector<int64_t> dims_;
+  float scale_;
+};
 
 }  // namespace sok
 

@@ -66,8 +66,7 @@ class ApplyGradientsOp : public OpKernel {
     std::vector<HostTablePtr> tables;
     OP_REQUIRES_OK(ctx, LookupTables(ctx, "handles", &tables));
     OpInputList keys, grads;
-    OP_REQUIRES_OK(ctx, ctx->input_list("keys", &keys));
-    OP_REQUIRES_OK(ctx, ctx->input_list("grads", &grads));
+    OP_REQUIRES_OK(ctx, GetLists(ctx, {{"keys", &keys}, {"grads", &grads}}));
     const int n = keys.size();
     std::vector<TableGradients> batches(n);
     for (int i = 0; i < n; ++i) {

@@ -29,7 +29,7 @@ absl::Status RowLayout::Check(const Tensor& message) const {
   if (num_words_ == message.NumElements()) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("the row message must hold ", num_words_,
-                   " words, one row a key sent. Received: ", message.NumElements()));
+                   " words, one row per key sent. Received: ", message.NumElements()));
 }
 
 }  // namespace sok

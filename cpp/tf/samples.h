@@ -1,4 +1,4 @@
-// The features of a lookup as an op sees them: lists of attributes and tensors, one place a table.
+// The features of a lookup as an op sees them: lists of attributes and tensors, one item per table.
 #ifndef SOK_TF_SAMPLES_H_
 #define SOK_TF_SAMPLES_H_
 
@@ -45,6 +45,17 @@ class FeatureAttrs {
   std::vector<Combiner> combiners_;
   std::vector<std::string> table_names_;
   std::vector<BatchLimits> limits_;
+};
+
+// A kernel with these attributes.
+class FeatureOp : public OpKernel {
+ public:
+  explicit FeatureOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, features_.Init(ctx));
+  }
+
+ protected:
+  FeatureAttrs features_;
 };
 
 // Shape function: output i is [batch, dims[i]] by the list input `row_splits`, or [num_keys,

@@ -9,17 +9,8 @@
 #include <cstring>
 
 #include "cpp/tf/messages.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace sok {
-
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::shape_inference::InferenceContext;
 
 REGISTER_OP("SokTurn")
     .Input("token: resource")
@@ -100,11 +91,9 @@ REGISTER_OP("SokCheckMessage")
         "Raises that the ranks' blocks are of different calls, or the failure that a whole message "
         "carries; on every rank, since every rank sees all heads.");
 
-class CheckMessageOp : public OpKernel {
+class CheckMessageOp : public RankOp {
  public:
-  explicit CheckMessageOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
-  }
+  using RankOp::RankOp;
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor &message = ctx->input(0), &splits = ctx->input(1);
@@ -116,9 +105,6 @@ class CheckMessageOp : public OpKernel {
     if (more_rounds == 0) OP_REQUIRES_OK(ctx, RaiseFailure(words, lengths, world_size_));
     OP_REQUIRES_OK(ctx, SetCall(ctx, ReadHead(words), more_rounds));
   }
-
- private:
-  int64_t world_size_;
 };
 REGISTER_KERNEL_BUILDER(Name("SokCheckMessage").Device(tensorflow::DEVICE_CPU), CheckMessageOp);
 
@@ -129,22 +115,14 @@ REGISTER_OP("SokPackNote")
     .Output("splits: int32")
     .Attr("M: int >= 0")
     .Attr("world_size: int >= 1")
-    .SetShapeFn([](InferenceContext* c) {
-      int world_size;
-      TF_RETURN_IF_ERROR(c->GetAttr("world_size", &world_size));
-      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
-      c->set_output(1, c->Vector(world_size));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(SetMessageShapes)
     .Doc(
         "The same values for every rank, as one message; or the first of the problems that is not "
         "empty, as this rank's failure.");
 
-class PackNoteOp : public OpKernel {
+class PackNoteOp : public RankOp {
  public:
-  explicit PackNoteOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
-  }
+  using RankOp::RankOp;
 
   void Compute(OpKernelContext* ctx) override {
     const Call call;  // SokStampCall says which
@@ -166,9 +144,6 @@ class PackNoteOp : public OpKernel {
       splits->flat<int32_t>()(r) = words;
     }
   }
-
- private:
-  int64_t world_size_;
 };
 REGISTER_KERNEL_BUILDER(Name("SokPackNote").Device(tensorflow::DEVICE_CPU), PackNoteOp);
 
@@ -179,22 +154,14 @@ REGISTER_OP("SokUnpackNote")
     .Output("lengths: int32")
     .Attr("world_size: int >= 1")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      int world_size;
-      TF_RETURN_IF_ERROR(c->GetAttr("world_size", &world_size));
-      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
-      c->set_output(1, c->Vector(world_size));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(SetMessageShapes)
     .Doc(
         "The values of all ranks, in rank order, and how many each sent. Raises as "
         "SokCheckMessage.");
 
-class UnpackNoteOp : public OpKernel {
+class UnpackNoteOp : public RankOp {
  public:
-  explicit UnpackNoteOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
-  }
+  using RankOp::RankOp;
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor &message = ctx->input(0), &splits = ctx->input(1);
@@ -213,9 +180,6 @@ class UnpackNoteOp : public OpKernel {
       lengths->flat<int32_t>()(r) = length;
     }
   }
-
- private:
-  int64_t world_size_;
 };
 REGISTER_KERNEL_BUILDER(Name("SokUnpackNote").Device(tensorflow::DEVICE_CPU), UnpackNoteOp);
 

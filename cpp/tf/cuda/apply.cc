@@ -21,8 +21,7 @@ class DeviceApplyGradientsOp : public OpKernel {
     std::vector<DeviceTablePtr> tables;
     OP_REQUIRES_OK(ctx, LookupTables(ctx, "handles", &tables));
     OpInputList keys, grads;
-    OP_REQUIRES_OK(ctx, ctx->input_list("keys", &keys));
-    OP_REQUIRES_OK(ctx, ctx->input_list("grads", &grads));
+    OP_REQUIRES_OK(ctx, GetLists(ctx, {{"keys", &keys}, {"grads", &grads}}));
     const int n = keys.size();
     for (int i = 0; i < n; ++i) {
       OP_REQUIRES_OK(ctx, CheckRowsShape("gradients", keys[i], grads[i], tables[i]->options()));

@@ -29,20 +29,18 @@ std::vector<const int64_t*> RowStarts(cuda::Stream stream, cuda::Workspace& work
 
 }  // namespace
 
-class DeviceCombineOp : public OpKernel {
+class DeviceCombineOp : public FeatureOp {
  public:
-  explicit DeviceCombineOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, features_.Init(ctx));
-  }
+  using FeatureOp::FeatureOp;
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor &message = ctx->input(0), &splits = ctx->input(1), &counts = ctx->input(2);
     OpInputList inverse, row_splits, weights;
-    OP_REQUIRES_OK(ctx, ctx->input_list("inverse", &inverse));
-    OP_REQUIRES_OK(ctx, ctx->input_list("row_splits", &row_splits));
-    OP_REQUIRES_OK(ctx, ctx->input_list("weights", &weights));
     OpOutputList embeddings;
-    OP_REQUIRES_OK(ctx, ctx->output_list("embeddings", &embeddings));
+    OP_REQUIRES_OK(
+        ctx,
+        GetLists(ctx, {{"inverse", &inverse}, {"row_splits", &row_splits}, {"weights", &weights}},
+                 {{"embeddings", &embeddings}}));
     const RowLayout layout(counts, features_);
     OP_REQUIRES_OK(ctx, CheckSplits(message, splits, layout.world_size()));
     OP_REQUIRES_OK(ctx, layout.Check(message));
@@ -61,26 +59,21 @@ class DeviceCombineOp : public OpKernel {
           return absl::OkStatus();
         }));
   }
-
- private:
-  FeatureAttrs features_;
 };
 SOK_REGISTER_DEVICE_KERNEL(
     Name("SokCombine").HostMemory("splits").HostMemory("counts").HostMemory("call"),
     DeviceCombineOp);
 
-class DeviceCombineGradOp : public OpKernel {
+class DeviceCombineGradOp : public FeatureOp {
  public:
-  explicit DeviceCombineGradOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, features_.Init(ctx));
-  }
+  using FeatureOp::FeatureOp;
 
   void Compute(OpKernelContext* ctx) override {
     OpInputList grads, inverse, row_splits, weights;
-    OP_REQUIRES_OK(ctx, ctx->input_list("grads", &grads));
-    OP_REQUIRES_OK(ctx, ctx->input_list("inverse", &inverse));
-    OP_REQUIRES_OK(ctx, ctx->input_list("row_splits", &row_splits));
-    OP_REQUIRES_OK(ctx, ctx->input_list("weights", &weights));
+    OP_REQUIRES_OK(ctx, GetLists(ctx, {{"grads", &grads},
+                                       {"inverse", &inverse},
+                                       {"row_splits", &row_splits},
+                                       {"weights", &weights}}));
     const RowLayout layout(ctx->input(features_.size()), features_);
     Tensor* message;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({layout.num_words()}), &message));
@@ -108,9 +101,6 @@ class DeviceCombineGradOp : public OpKernel {
           return absl::OkStatus();
         }));
   }
-
- private:
-  FeatureAttrs features_;
 };
 SOK_REGISTER_DEVICE_KERNEL(Name("SokCombineGrad").HostMemory("counts").HostMemory("call"),
                            DeviceCombineGradOp);

@@ -12,15 +12,8 @@
 namespace sok {
 
 using cuda::CudaTable;
-using Segments = std::vector<std::vector<KeySegment>>;  // [world_size][num_tables]
 
 namespace {
-
-int64_t NumKeys(const Segments& segments, int64_t table) {
-  int64_t num_keys = 0;
-  for (const auto& of_rank : segments) num_keys += of_rank[table].num_keys;
-  return num_keys;
-}
 
 // Appends the moves that bring a table's keys of all ranks together, in rank order.
 void CollectKeys(const Segments& segments, int64_t table, uint64_t* to,
@@ -53,10 +46,9 @@ absl::Status PlaceRowBlocks(const Segments& segments, const std::vector<int64_t>
 
 }  // namespace
 
-class DeviceGatherRowsOp : public OpKernel {
+class DeviceGatherRowsOp : public RankOp {
  public:
-  explicit DeviceGatherRowsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
+  explicit DeviceGatherRowsOp(OpKernelConstruction* ctx) : RankOp(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("insert", &insert_));
   }
 
@@ -152,20 +144,15 @@ class DeviceGatherRowsOp : public OpKernel {
     CudaTable::GatherRows(stream, gathers);
   }
 
-  int64_t world_size_;
   bool insert_;
 };
 SOK_REGISTER_DEVICE_KERNEL(
     Name("SokGatherRows").HostMemory("handles").HostMemory("splits").HostMemory("row_splits"),
     DeviceGatherRowsOp);
 
-class DeviceMergeGradsOp : public OpKernel {
+class DeviceMergeGradsOp : public GradientOp {
  public:
-  explicit DeviceMergeGradsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("scale", &scale_));
-  }
+  using GradientOp::GradientOp;
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor &grads = ctx->input(0), &grad_splits = ctx->input(1);
@@ -231,10 +218,6 @@ class DeviceMergeGradsOp : public OpKernel {
     cuda::SumScatteredRows(stream, workspace, sums, scale_);
     return absl::OkStatus();
   }
-
-  int64_t world_size_;
-  std::vector<int64_t> dims_;
-  float scale_;
 };
 SOK_REGISTER_DEVICE_KERNEL(Name("SokMergeGrads").HostMemory("grad_splits").HostMemory("splits"),
                            DeviceMergeGradsOp);

@@ -23,10 +23,9 @@ namespace {
 
 using cuda::CudaTable;
 
-class DeviceLookupOp : public OpKernel {
+class DeviceLookupOp : public FeatureOp {
  public:
-  explicit DeviceLookupOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, features_.Init(ctx));
+  explicit DeviceLookupOp(OpKernelConstruction* ctx) : FeatureOp(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("insert", &insert_));
   }
 
@@ -34,13 +33,12 @@ class DeviceLookupOp : public OpKernel {
     std::vector<DeviceTablePtr> tables;
     OP_REQUIRES_OK(ctx, LookupTables(ctx, "handles", &tables));
     OpInputList keys, row_splits, weights;
-    OP_REQUIRES_OK(ctx, ctx->input_list("keys", &keys));
-    OP_REQUIRES_OK(ctx, ctx->input_list("row_splits", &row_splits));
-    OP_REQUIRES_OK(ctx, ctx->input_list("weights", &weights));
     OpOutputList embeddings, unique_keys, inverse;
-    OP_REQUIRES_OK(ctx, ctx->output_list("embeddings", &embeddings));
-    OP_REQUIRES_OK(ctx, ctx->output_list("unique_keys", &unique_keys));
-    OP_REQUIRES_OK(ctx, ctx->output_list("inverse", &inverse));
+    OP_REQUIRES_OK(
+        ctx,
+        GetLists(
+            ctx, {{"keys", &keys}, {"row_splits", &row_splits}, {"weights", &weights}},
+            {{"embeddings", &embeddings}, {"unique_keys", &unique_keys}, {"inverse", &inverse}}));
     const int n = keys.size();
     OP_REQUIRES_OK(ctx, features_.CheckShapes(keys, row_splits, weights));
     std::vector<Tensor> uniques(n);
@@ -153,26 +151,24 @@ class DeviceLookupOp : public OpKernel {
     cuda::CombineRows(stream, of_rows);
   }
 
-  FeatureAttrs features_;
   bool insert_;
 };
 
 // Never waits.
-class DeviceLookupGradOp : public OpKernel {
+class DeviceLookupGradOp : public FeatureOp {
  public:
-  explicit DeviceLookupGradOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, features_.Init(ctx));
-  }
+  using FeatureOp::FeatureOp;
 
   void Compute(OpKernelContext* ctx) override {
     OpInputList grads, unique_keys, inverse, row_splits, weights;
-    OP_REQUIRES_OK(ctx, ctx->input_list("grads", &grads));
-    OP_REQUIRES_OK(ctx, ctx->input_list("unique_keys", &unique_keys));
-    OP_REQUIRES_OK(ctx, ctx->input_list("inverse", &inverse));
-    OP_REQUIRES_OK(ctx, ctx->input_list("row_splits", &row_splits));
-    OP_REQUIRES_OK(ctx, ctx->input_list("weights", &weights));
     OpOutputList row_grads;
-    OP_REQUIRES_OK(ctx, ctx->output_list("row_grads", &row_grads));
+    OP_REQUIRES_OK(ctx, GetLists(ctx,
+                                 {{"grads", &grads},
+                                  {"unique_keys", &unique_keys},
+                                  {"inverse", &inverse},
+                                  {"row_splits", &row_splits},
+                                  {"weights", &weights}},
+                                 {{"row_grads", &row_grads}}));
     std::vector<cuda::CombineGradientBatch> batches;
     for (int i = 0; i < grads.size(); ++i) {
       const Samples samples = features_.MakeSamples(i, inverse[i], row_splits[i], weights[i]);
@@ -188,9 +184,6 @@ class DeviceLookupGradOp : public OpKernel {
                      cuda::CombineGradient(stream, workspace, batches, /*all_occur=*/true);
                    }));
   }
-
- private:
-  FeatureAttrs features_;
 };
 
 }  // namespace

@@ -14,21 +14,22 @@
 
 namespace sok {
 
-class DeviceRouteOp : public OpKernel {
+class DeviceRouteOp : public FeatureOp {
  public:
-  explicit DeviceRouteOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, features_.Init(ctx));
+  explicit DeviceRouteOp(OpKernelConstruction* ctx) : FeatureOp(ctx) {
+    if (!ctx->status().ok()) return;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
     OP_REQUIRES_OK(ctx, GetPlacements(ctx, features_, world_size_, &placements_));
   }
 
   void Compute(OpKernelContext* ctx) override {
     Inputs in;
-    OP_REQUIRES_OK(ctx, ctx->input_list("keys", &in.keys));
-    OP_REQUIRES_OK(ctx, ctx->input_list("row_splits", &in.row_splits));
-    OP_REQUIRES_OK(ctx, ctx->input_list("weights", &in.weights));
     OpOutputList inverse;
-    OP_REQUIRES_OK(ctx, ctx->output_list("inverse", &inverse));
+    OP_REQUIRES_OK(
+        ctx,
+        GetLists(ctx,
+                 {{"keys", &in.keys}, {"row_splits", &in.row_splits}, {"weights", &in.weights}},
+                 {{"inverse", &inverse}}));
     const int64_t n = in.keys.size();
     OP_REQUIRES_OK(ctx, ctx->allocate_output(2, TensorShape({world_size_, n}), &in.counts));
     in.inverse.resize(n);
@@ -137,7 +138,6 @@ class DeviceRouteOp : public OpKernel {
     return absl::OkStatus();
   }
 
-  FeatureAttrs features_;
   int64_t world_size_;
   std::vector<RowPlacement> placements_;  // none: keys go to key % world_size as they are
 };

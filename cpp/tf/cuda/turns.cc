@@ -3,12 +3,6 @@
 
 namespace sok {
 
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-
 class DeviceStampCallOp : public OpKernel {
  public:
   explicit DeviceStampCallOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -38,11 +32,9 @@ class DeviceStampCallOp : public OpKernel {
 };
 SOK_REGISTER_DEVICE_KERNEL(Name("SokStampCall").HostMemory("splits"), DeviceStampCallOp);
 
-class DeviceCheckMessageOp : public OpKernel {
+class DeviceCheckMessageOp : public RankOp {
  public:
-  explicit DeviceCheckMessageOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
-  }
+  using RankOp::RankOp;
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor &message = ctx->input(0), &splits = ctx->input(1);
@@ -85,8 +77,6 @@ class DeviceCheckMessageOp : public OpKernel {
     }
     return true;
   }
-
-  int64_t world_size_;
 };
 SOK_REGISTER_DEVICE_KERNEL(
     Name("SokCheckMessage").HostMemory("splits").HostMemory("call").HostMemory("more_rounds"),
