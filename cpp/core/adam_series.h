@@ -1,4 +1,4 @@
-// What brings elements of an idle row up to date: the series, or a walk over the missed steps where
+// Brings elements of an idle row up to date: by the series, or by replaying the missed steps where
 // the series is too long. See adam_replay.h for both. Shared by host and device.
 #ifndef SOK_CORE_ADAM_SERIES_H_
 #define SOK_CORE_ADAM_SERIES_H_

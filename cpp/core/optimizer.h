@@ -1,6 +1,6 @@
 // Optimizer rules: what one step does to one row and its slot rows.
 //
-// A row lies in one piece with its slot rows behind it, so an update touches one place:
+// A row and its slot rows are contiguous, so an update touches one place:
 //
 //     SGD                 [ row dim ]
 //     Momentum            [ row dim | momentum dim ]

@@ -84,7 +84,7 @@ void RequireCustomScore(ScoreKind score, const std::string& table);
 void CheckTableStep(int64_t step, const std::string& table);
 // `records`: values of a snapshot, 3 a key, or none.
 void CheckSnapshotRecords(int64_t num_values, int64_t num_keys, const std::string& table);
-// New keys and those beside them that are there must find room together.
+// New keys and the present keys of the same batch must fit together.
 void CheckBatchFits(int64_t num_new, int64_t num_kept, int64_t max_capacity,
                     const std::string& table);
 

@@ -1,4 +1,4 @@
-// What goes in and out of a table's calls beside arrays in its memory: snapshots, counts, policies.
+// Arguments and results of a table's calls other than arrays: snapshots, counts, policies.
 #include "cpp/python/table_calls.h"
 
 namespace py = pybind11;

@@ -99,7 +99,7 @@ void UpdateRows(Executor& ex, const Batch& batch, const Rule& rule) {
   });
 }
 
-// The table's optimizer, or null where it has none yet and can take this one; throws otherwise.
+// The table's optimizer; null if there is not yet one and it can take this one; throws otherwise.
 // Needs a lock.
 OptimizerState* Attached(const CpuTable& table, const OptimizerOptions& options) {
   if (RowCatchUp* const catch_up = table.catch_up().get()) {
@@ -137,7 +137,7 @@ OptimizerState* Attach(Executor& ex, CpuTable& table, const OptimizerOptions& op
 }
 
 // Gradients of the keys that have a row. A table with policies gives rows at lookups only: a key
-// that waits, or was evicted since it was looked up, has none to update.
+// that waits, or was evicted since it was looked up, has no row to update.
 class PresentGradients {
  public:
   // Needs the exclusive lock. `row_numbers` [num_keys] gets those of the keys that stay.

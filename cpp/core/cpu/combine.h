@@ -9,7 +9,7 @@
 //     out         r3+r0 r1+r3+r7 0   r2
 //
 // Invariant: a sum runs in order of position, whichever thread does it, so results are bit-equal
-// for any number of threads. The gradient gives each thread a range of unique rows: it walks all
+// for any number of threads. The gradient gives each thread a range of unique rows: it visits all
 // positions, keeps those that fall into its range, and adds their gradients; nothing is shared.
 //
 // Infinities and NaNs pass through unchecked. `inverse` must lie in [0, num_unique), row_splits

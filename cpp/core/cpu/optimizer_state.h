@@ -52,7 +52,7 @@ class OptimizerState final : public RowCatchUp {
     std::memcpy(row + last_step_offset_, &last_step, sizeof(last_step));
   }
 
-  // True if a row number occurs twice. Not thread-safe: it keeps one bit a row between calls.
+  // True if a row number occurs twice. Not thread-safe: it keeps one bit per row between calls.
   bool HasDuplicates(const uint32_t* row_numbers, int64_t num_keys);
 
  private:
@@ -66,7 +66,7 @@ class OptimizerState final : public RowCatchUp {
   StepHistory history_;
   int64_t row_floats_ = 0;
   int64_t last_step_offset_ = 0;
-  std::vector<uint64_t> seen_;  // one bit a row number, all zero between calls
+  std::vector<uint64_t> seen_;  // one bit per row number, all zero between calls
 };
 
 }  // namespace sok

@@ -19,13 +19,12 @@
 // until then it reads its initial row. A key of another rank or beyond the range throws
 // std::out_of_range. Erase throws std::invalid_argument.
 //
-// With policies (policy.h) the table keeps a record a key (records.h). Then a training lookup goes
-// through RecordTrainingLookup, which decides which keys get a row and which make room for them;
-// FindOrInsert does so by itself. Without policies there are no records and nothing of this costs
-// anything.
+// With policies (policy.h) the table keeps one record per key (records.h). A training lookup then
+// goes through RecordTrainingLookup, which decides which keys get a row and which make room for
+// them; FindOrInsert does so by itself. A table without policies keeps no records.
 //
-// Cost: three cache misses to find a key (digests, key and row number, row), 0.01 us a key and
-// thread with them overlapped; 15 to 30 bytes of index a key.
+// Cost: three cache misses to find a key (digests, key and row number, row), 0.01 us per key
+// and thread with them overlapped; 15 to 30 bytes of index per key.
 #ifndef SOK_CORE_CPU_TABLE_H_
 #define SOK_CORE_CPU_TABLE_H_
 

@@ -8,7 +8,7 @@
 // what `__dlpack__()` gives to a consumer that does not ask for another. Nothing here needs a
 // library.
 //
-// Invariant: a capsule that nobody took calls the deleter when it goes; a renamed one does not,
+// Invariant: an unused capsule calls the deleter when it is destroyed; a renamed one does not,
 // since its consumer has or will.
 #ifndef SOK_PYTHON_CUDA_DLPACK_H_
 #define SOK_PYTHON_CUDA_DLPACK_H_

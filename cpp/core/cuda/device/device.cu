@@ -172,7 +172,7 @@ void Buffer::Free() noexcept {
     if (current != device_) cudaSetDevice(device_);
     cudaFreeAsync(data_, stream_);  // fails only when the process is ending
     if (current != device_) cudaSetDevice(current);
-    cudaGetLastError();  // nobody else is to be told of it
+    cudaGetLastError();  // clears the error: no later call shall report it
   }
   data_ = nullptr;
   bytes_ = 0;

@@ -12,7 +12,7 @@
 namespace sok {
 namespace cuda {
 
-// For kernels beside which nothing writes to the index: read-only loads, the digests in one of 16
+// For kernels during which nothing writes to the index: read-only loads, the digests in one of 16
 // bytes. The row number of a slot is asked for together with its key, before it is known whether it
 // is wanted: the compiler, left to itself, puts its load behind the comparison, a trip to memory
 // later.
@@ -45,7 +45,7 @@ struct ContendedMemory {
   SOK_DEVICE DigestWords Digests(const Bucket* bucket) const {
     uint32_t words[kBucketSlots / 4];
 #ifdef __CUDA_ARCH__
-    // Relaxed reads of four words in one access, which atomic_ref has none for: of the words that
+    // Relaxed reads of four words in one access, which atomic_ref does not offer: of the words that
     // are swapped, since PTX promises nothing of accesses of different sizes to one place. A cached
     // load (`__ldcg`) would be a hint only, which the compiler may keep in a register over a loop.
     asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"

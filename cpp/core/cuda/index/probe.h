@@ -152,7 +152,7 @@ SOK_HD inline uint32_t EraseRow(const Memory& memory, const IndexRef& index, uin
     const DigestWords digests = memory.Digests(bucket);
     for (uint32_t match = MatchDigests(digests, digest); match != 0; match &= match - 1) {
       const int slot = SOK_CTZ(match);
-      // While a byte is on its way to 1 it may look like another digest: without a row it is none.
+      // While a byte changes to 1 it may look like another digest: without a row it is ignored.
       if (memory.Row(bucket, slot) == 0 || memory.Key(bucket, slot) != key) continue;
       const uint32_t row = memory.TakeRow(bucket, slot);
       if (row == 0) return kNoRow;  // another thread erased it first

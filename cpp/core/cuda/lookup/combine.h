@@ -1,6 +1,6 @@
 // Combine on the device: rows of one sample reduced to one, its gradient, and sums of duplicates.
 //
-// Forward: a thread takes one piece of one sample's row and walks the sample's keys in order, so a
+// Forward: a thread takes one piece of one sample's row and visits the sample's keys in order, so a
 // sum runs in order of position, as on the CPU, with its bits.
 //
 // Backward: positions are sorted by the row they read (stable, so each row's positions stay in

@@ -1,4 +1,4 @@
-// Places of a batch of rows on the device: core/place.h, a thread an id.
+// Places of a batch of rows on the device: core/place.h, one thread per id.
 #ifndef SOK_CORE_CUDA_LOOKUP_PLACE_H_
 #define SOK_CORE_CUDA_LOOKUP_PLACE_H_
 

@@ -52,7 +52,7 @@ SOK_DEVICE int64_t PieceOf(const P* pieces, int64_t num_pieces, int64_t i) {
   return low;
 }
 
-// A block takes kPerThread stretches of kThreads elements; a thread searches once, then walks on.
+// A block takes kPerThread stretches of kThreads elements; a thread searches once, then steps on.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     MoveKernel(const Piece<T>* pieces, int64_t num_pieces, int64_t num_elements) {

@@ -43,7 +43,7 @@ struct Candidates {
 struct Survey {
   Word score_and, key_and, score_or, key_or;
   uint32_t num_listed;
-  uint32_t unused;  // written too: initcheck finds bytes copied to the host that nobody wrote
+  uint32_t unused;  // written too: initcheck reports unwritten bytes that are copied to the host
 };
 static_assert(std::has_unique_object_representations_v<Survey>, "no padding");
 

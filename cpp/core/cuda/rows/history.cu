@@ -28,7 +28,7 @@ struct AppendJob {
   double* log_decay;
   float* beta_1_power;
   float* beta_2_power;
-  double* alpha;  // what a step is walked with; null where nothing is
+  double* alpha;  // the constants that replay a step; null where steps are not replayed
   double* decay;
 
   int64_t NumThreads() const { return std::max<int64_t>(1, int64_t{length + 1} * num_terms); }

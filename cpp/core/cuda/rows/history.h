@@ -7,8 +7,8 @@
 // here all rows are brought up by one kernel when the records are full (every kMaxSteps steps) and
 // the history starts anew: a sweep over the table takes less than a thousandth of that many steps.
 //
-// Where the steps have to be walked (ReplayKind::kAdamSteps) there are no terms to grow: a record
-// is what its step is walked with, and the sweep walks up to kMaxSteps of them for each element.
+// Where steps are replayed one at a time (ReplayKind::kAdamSteps) there are no terms to grow: a
+// record holds the constants of a step, and the sweep replays up to kMaxSteps per element.
 #ifndef SOK_CORE_CUDA_ROWS_HISTORY_H_
 #define SOK_CORE_CUDA_ROWS_HISTORY_H_
 
@@ -61,7 +61,7 @@ class History {
   Buffer log_decay_;     // [max_steps]
   Buffer beta_1_power_;  // [max_steps]
   Buffer beta_2_power_;  // [max_steps]
-  Buffer alpha_;         // [max_steps], where steps are walked
+  Buffer alpha_;         // [max_steps], where steps are replayed
   Buffer decay_;         // [max_steps], where they are and there is weight decay
 };
 

@@ -28,7 +28,7 @@ struct Counters {
   uint32_t erased;        // keys that the last Erase removed
 };
 
-// What rows owe for steps that they were not part of: StepHistory (adam_replay.h) in device memory.
+// The steps that rows have missed: StepHistory (adam_replay.h) in device memory.
 // Steps count from `base`, the last one at which no row owed anything.
 struct HistoryRef {
   ReplayKind kind = ReplayKind::kNothing;
@@ -43,12 +43,12 @@ struct HistoryRef {
   const double* log_decay = nullptr;    // [now + 1] log P(0, s)
   const float* beta_1_power = nullptr;  // [now + 1]
   const float* beta_2_power = nullptr;  // [now + 1]
-  // kAdamSteps: what step s is walked with, and the betas as written.
+  // kAdamSteps: the constants that replay step s, and the betas as written.
   const double* alpha = nullptr;  // [now + 1]
   const double* decay = nullptr;  // [now + 1]; null without weight decay
   double beta_1 = 0.0;
   double beta_2 = 0.0;
-  float initial_decay = 1.0f;  // P(0, now), of a row that nobody inserted
+  float initial_decay = 1.0f;  // P(0, now), of a row that was never inserted
 };
 
 struct TableRef {

@@ -1,12 +1,12 @@
-// Rows whose missed steps are walked one by one: ReplayKind::kAdamSteps, see adam_replay.h.
+// Rows whose missed steps are replayed one at a time: ReplayKind::kAdamSteps, see adam_replay.h.
 //
-// In a kernel of its own, before an update and after a copy: within those the walk took 10 to 20
+// In a kernel of its own, before an update and after a copy: within those the replay took 10 to 20
 // registers more, and all other tables would have paid for it with fewer threads at once.
 //
-//     update   row -> walk, in place -> the rule, which finds nothing owed
-//     read     row -> copied as it stands -> walked row over the copy
+//     update   row -> replay, in place -> the rule, for a row that is up to date
+//     read     row -> copied as it is -> replayed row over the copy
 //
-// The same arithmetic as on the CPU (adam_series.h), an element a thread.
+// The same arithmetic as on the CPU (adam_series.h), one thread per element.
 #ifndef SOK_CORE_CUDA_ROWS_WALK_CUH_
 #define SOK_CORE_CUDA_ROWS_WALK_CUH_
 

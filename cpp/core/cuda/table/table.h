@@ -15,15 +15,15 @@
 //   first, and within one batch of max_capacity.
 // * Erased slots are used again after the next rehash, row numbers at once.
 //
-// Every call takes the stream it works on. A call on another stream than the last is put behind it
+// Every call takes the stream it works on. A call on another stream than the last waits for it
 // on the device; what the caller's own arrays need is up to the caller. The device that is current
 // when the table is made must be current at each call, or CudaError is thrown. "Async": does not
 // wait for the device in a warm step. Pointers are to device memory unless the name says host.
 //
-// With policies (core/policy.h) the table keeps a record a key (records.h). Then a training lookup
-// goes through RecordTrainingLookup, which decides which keys get a row and which make room for
-// them; FindOrInsert does so by itself, and every call that may insert waits for the device, once.
-// A table without policies has none of this and pays nothing for it.
+// With policies (core/policy.h) the table keeps one record per key (records.h). A training lookup
+// then goes through RecordTrainingLookup, which decides which keys get a row and which make room;
+// FindOrInsert does so by itself, and every call that may insert waits for the device, once.
+// A table without policies keeps no records and pays nothing for them.
 //
 // With use_hashtable=false there is no index: the row number is key / world_size, and memory for
 // all max_capacity rows is taken, and their initial rows written, when the table is made. Clear
@@ -138,7 +138,7 @@ class CudaTable final : public Table {
 
   // Throws std::invalid_argument if the table has another optimizer, or slots of other widths.
   void CheckOptimizer(const OptimizerOptions& options) const;
-  // The optimizer of the table, attached (with its slots) if it has none yet. Throws as above.
+  // The optimizer of the table, attached (with its slots) at the first call. Throws as above.
   History& Attach(Stream stream, const OptimizerOptions& options);
   // Async. Brings all rows up when the history has no room for another step, and takes the host
   // memory of one, so that AppendStep does not fail.

@@ -110,7 +110,7 @@ struct CudaTable::Impl {
   KeyBatch RecordTrainingLookup(const uint64_t* keys, int64_t num_keys);
   // Keys that are written and not looked up.
   KeyBatch InsertWritten(const uint64_t* keys, int64_t num_keys);
-  // 1 at the first position of each key, in the workspace; null where nobody asks.
+  // 1 at the first position of each key, in the workspace; null if not wanted.
   const uint8_t* FirstPositions(const uint64_t* keys, int64_t num_keys, bool asked);
   // Room for the keys that are admitted, evicting others where there is a score. All or nothing:
   // throws std::length_error, or CudaError when memory runs out.

@@ -78,7 +78,7 @@ void DeviceRecords::Reserve(Stream stream, int64_t num_rows) {
   Buffer larger(bytes, stream);
   const size_t kept = records.bytes();
   if (kept > 0) CopyOnDevice(stream, larger.data(), records.data(), kept);
-  // All bits set: last_step is -1, which is no key.
+  // All bits set: last_step is -1, so there is no key.
   CudaCheck(cudaMemsetAsync(larger.as<char>() + kept, 0xFF, bytes - kept, stream),
             "cudaMemsetAsync");
   records = std::move(larger);
@@ -153,7 +153,7 @@ std::vector<WaitingKey> DeviceRecords::ExportWaiting(Stream stream) const {
 void DeviceRecords::ImportWaiting(Stream stream, const std::vector<WaitingKey>& imported) {
   if (imported.empty() || !options.filters()) return;
   if (is_bloom()) {
-    // Rare and small beside what else is imported: on the host.
+    // Rare and small compared with the rest of an import: on the host.
     std::vector<int64_t> counts = ExportCounters(stream);
     for (const WaitingKey& key : imported) {
       const BloomPlaces places(bloom, HashKey(key.key));

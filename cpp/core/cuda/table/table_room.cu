@@ -160,7 +160,7 @@ int64_t CudaTable::Impl::CountNew(const uint64_t* keys, int64_t num_keys) {
 }
 
 void CudaTable::Impl::GrowFor(int64_t num_keys) {
-  // Room for another batch like this one beside it, where that is little: otherwise a table that is
+  // Room for a second batch of this size, where that is little: otherwise a table that is
   // nearly full without growing would have to learn its size before every batch.
   const int64_t ahead = std::min(num_keys, size.known() / 8);
   const int64_t wanted = size.known() + num_keys + ahead;

@@ -105,7 +105,7 @@ CudaTable::Impl::~Impl() {
   cudaEventSynchronize(copy_event);  // a copy into the pinned memory may be under way
   cudaEventDestroy(copy_event);
   cudaFreeHost(host_counters);
-  cudaGetLastError();  // they fail when the process is ending: nobody else is to be told of it
+  cudaGetLastError();  // they fail when the process is ending; no later call shall report that
 }
 
 void CudaTable::Impl::Use(Stream next) {

@@ -246,7 +246,7 @@ void Update(Stream stream, const std::vector<RowGradients>& rows, const Optimize
 }
 
 // The rows to update. A table with policies gives rows at lookups only: a key that waits, or was
-// evicted since it was looked up, has none.
+// evicted since it was looked up, has no row.
 void FindRowsToUpdate(Stream stream, const std::vector<CudaTable::TableKeys>& batches) {
   std::vector<CudaTable::TableKeys> inserting;
   for (const CudaTable::TableKeys& batch : batches) {
