@@ -1,7 +1,6 @@
 """Communicators: their collectives, alone and over Horovod, and which one a process gets."""
 
 import os
-import subprocess
 import sys
 import types
 
@@ -164,18 +163,6 @@ def test_horovod_and_mpi_start_with_short_waits_unless_the_user_says_otherwise(m
     finally:
         for name in set(os.environ) - set(before):
             del os.environ[name]
-
-
-def test_one_process_needs_no_horovod():
-    program = (
-        "import sys; sys.modules['horovod'] = None\n"
-        "import sok_like as sok, tensorflow as tf\n"
-        "sok.Init(global_batch_size=1)\n"
-        "layer = sok.All2AllDenseEmbedding(None, 2, 1, 1)\n"
-        "print(layer(tf.constant([[[5]]], tf.int64)).shape)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.strip() == "(1, 1, 1, 2)", done.stderr
 
 
 def test_nothing_before_init(sok):
