@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sok_like import kit_lib as kit_lib
     from sok_like import optimizers as optimizers
     from sok_like import saver as saver
+    from sok_like import sok2 as sok2
     from sok_like import tf as tf
     from sok_like import tf_distributed_embedding as tf_distributed_embedding
     from sok_like.core.initialize import Init as Init
@@ -129,6 +130,7 @@ _MODULES = (
     "kit_lib",
     "optimizers",
     "saver",
+    "sok2",
     "tf",
     "tf_distributed_embedding",
 )

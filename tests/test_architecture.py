@@ -35,6 +35,8 @@ DOORS: dict[str, set[str]] = {
     # `sok.export_saved_model` reads the doors' tables through what they offer to any caller.
     "serving": set(),
     "distribution": {"embeddings", "dist_model_parallel", "optimizers"},
+    # SOK 2.x's names of what the other doors have.
+    "sok2": {"group_embedding", "optimizers"},
     # DeepRec's names of what the other doors have.
     "deeprec": {"feature_column", "group_embedding", "optimizers"},
     # Programs, for `python -m`.

@@ -123,6 +123,25 @@ CALLABLES = {
     "group_embedding_lookup_sparse": "params, sp_ids, combiners, partition_strategy='mod', "
     "sp_weights=None, name=None, *, is_sequence=False, params_num_per_group=sys.maxsize, "
     "training=True, gradient_scale='auto'".replace("sys.maxsize", str(sys.maxsize)),
+    "sok2.DistributedVariable": "*args, **kwargs",
+    "sok2.DynamicVariable": "dimension, initializer=None, var_type=None, name=None, "
+    "constraint=None, trainable=True, key_type=None, dtype=None, mode=None, *, init_capacity=None, "
+    "max_capacity=None, evict_strategy=None, filter_ratio=1.0, **kwargs",
+    "sok2.OptimizerWrapper": "optimizer",
+    "sok2.OptimizerWrapper.apply_gradients": "grads_and_vars, global_step=None, name=None",
+    "sok2.SGD": "lr",
+    "sok2.Variable": "*args, mode=None, **kwargs",
+    "sok2.all2all_dense_embedding": "param, indices",
+    "sok2.assign": "var, indices, values",
+    "sok2.dump": "path, dump_vars, optimizer=None",
+    "sok2.export": "var",
+    "sok2.filter_variables": "vars",
+    "sok2.incremental_model_dump": "sok_vars, time_threshold, sess=None",
+    "sok2.init": "comm_tool='horovod', use_legacy_optimizer=True",
+    "sok2.load": "path, load_vars, optimizer=None",
+    "sok2.lookup_sparse": "params, sp_ids, sp_weights=None, combiners=None, "
+    "use_low_frequency_filter=False",
+    "sok2.sparse_read_and_evict": "var, indices, name=None",
     "split_embedding_variable_from_others": "variables",
     "optimizers.Adam": "learning_rate=0.001, beta_1=0.9, beta_2=0.999, epsilon=1e-07, "
     "name='Plugin_Adam', **kwargs",
@@ -149,7 +168,7 @@ REFERENCE = {
 }
 MODULES = {
     *("core", "deeprec", "dist_model_parallel", "distribution", "embeddings", "feature_column"),
-    *("kit_lib", "optimizers", "saver", "tf", "tf_distributed_embedding"),
+    *("kit_lib", "optimizers", "saver", "sok2", "tf", "tf_distributed_embedding"),
 }
 CLASSES_ONLY = {"Saver"}
 

@@ -97,7 +97,7 @@ def _numbers(table, with_bytes):
         counts = table.statistics()
         evicted, refused = int(counts.evicted), int(counts.refused)
     if not with_bytes:
-        return int(table.size()), 0, 0.0, evicted, refused
+        return int(table.total_count()[0]), 0, 0.0, evicted, refused
     stats = table.stats()
     return stats.size, stats.bytes, stats.load_factor, evicted, refused
 

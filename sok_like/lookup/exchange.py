@@ -25,6 +25,7 @@ from sok_like.lookup.dense_lookup import range_problem, require_in_range
 from sok_like.runtime import native, turns
 from sok_like.runtime import ops as wrapped_ops
 from sok_like.runtime.comm import Communicator
+from sok_like.table.variable import is_embedding_variable
 
 # In place of an owner, as the ops read them: rows over all ranks, and keys of a hash table.
 ALL_RANKS, BY_KEY = -1, -2
@@ -40,9 +41,12 @@ class ShardFeature:
             `combiner` is "none".
         combiner: "sum", "mean", or "none" for one row per id; of a hash table "sqrtn", too.
         table_name: What errors call the table.
-        num_rows: Rows of the whole table; 0 for a hash table, where any id is a key.
+        num_rows: Rows of the whole table; 0 for a hash table by key, where any id is a key. A hash
+            table on one rank takes ids in `[0, num_rows)`, see `most_ids`.
         dim: Columns of this shard.
-        owner: The rank that holds it, `ALL_RANKS` where each rank holds some rows, or `BY_KEY`.
+        owner: The rank that holds it, `ALL_RANKS` where each rank holds some rows one after the
+            other, or `BY_KEY`: rank `id % world_size`, whose row `id // world_size` it is where the
+            table is dense.
         row_offset: Its first row in the owner's variable.
         variable: This rank's rows, an EmbeddingVariable for a hash table; None if it has none.
     """
@@ -56,6 +60,12 @@ class ShardFeature:
     owner: int
     row_offset: int
     variable: Any  # tf.Variable, EmbeddingVariable or None
+    weights: tf.Tensor | None = None  # float32 [num_keys]; a constant to the gradient
+
+
+def most_ids(world_size: int) -> int:
+    """`num_rows` of a hash table that one rank holds: ids travel as `id * world_size + owner`."""
+    return min(2**63 - 1, 2**64 // world_size - 1)
 
 
 def exchange_lookup(
@@ -94,7 +104,7 @@ def exchange_lookup(
     batch = {
         "keys": [f.ids for f in features],
         "row_splits": [f.row_splits for f in features],
-        "weights": [tf.zeros([0])] * len(features),
+        "weights": [tf.zeros([0]) if f.weights is None else f.weights for f in features],
         "table_names": [f.table_name for f in features],
         "dims": dims,
         "combiners": [f.combiner for f in features],
@@ -119,7 +129,7 @@ def exchange_lookup(
                 world_size=world_size,
                 owners=owners,
             )
-            to_send, full_tables = _rows_to_send(features, local_rows, anchor, training)
+            to_send, full_tables = _rows_to_send(features, local_rows, anchor, training, world_size)
             rows, sent = ops.sok_pack_rows(
                 rows=to_send,
                 message=message,
@@ -188,9 +198,9 @@ def in_range(features: Sequence[ShardFeature]) -> tuple[list[ShardFeature], list
     return fine, problems
 
 
-def _rows_to_send(features, local_rows, anchor, training):
+def _rows_to_send(features, local_rows, anchor, training, world_size):
     """The rows of each feature, float32 `[num_keys, dim]`; why hash tables could not give rows."""
-    places, problems = _gather(features, local_rows, training)
+    places, problems = _gather(features, local_rows, training, world_size)
     rows = [
         tf.zeros([0, feature.dim]) if place is None else tf.cast(tf.gather(*place), tf.float32)
         for feature, place in zip(features, places, strict=True)
@@ -201,7 +211,7 @@ def _rows_to_send(features, local_rows, anchor, training):
     return rows, problems
 
 
-def _gather(features, local_rows, training=False):
+def _gather(features, local_rows, training=False, world_size=1):
     """By feature: distinct rows of its variable, and where in them its rows are; or None.
 
     One gather per variable, of distinct rows, so that the variable's gradient has no index twice:
@@ -217,13 +227,14 @@ def _gather(features, local_rows, training=False):
     for group in sharing.values():
         first = features[group[0]]
         unique, inverse = tf.unique(tf.concat([local_rows[i] for i in group], 0))
-        if first.owner == BY_KEY:
+        if is_embedding_variable(first.variable):
             first.variable.record_access()
             handle = first.variable.handle
             found, problem = wrapped_ops.find_rows(handle, unique, first.dim, insert=training)
             problems.append(problem)
         else:
-            found = tf.gather(first.variable, unique)
+            rows = unique // world_size if first.owner == BY_KEY else unique
+            found = tf.gather(first.variable, rows)
         sizes = [tf.size(local_rows[i]) for i in group]
         for i, part in zip(group, tf.split(inverse, sizes), strict=True):
             places[i] = found, part

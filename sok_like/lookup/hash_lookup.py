@@ -86,6 +86,8 @@ def lookup(
     export = exporting.current()
     if export is not None:
         return [export.rows(feature) for feature in features]
+    for feature in features:
+        _check_home(feature.variable)
     outputs: list[tf.Tensor] = [None] * len(features)
     earlier: list[tf.Tensor] = []
     for device, positions in devices.group_by_device([f.variable.device for f in features]):
@@ -103,6 +105,14 @@ def lookup(
         for i, rows in zip(positions, earlier, strict=True):
             outputs[i] = rows
     return outputs
+
+
+def _check_home(variable):
+    if variable.home is not None and comm.current().world_size > 1:
+        raise ValueError(
+            f"Table '{variable.table_name}' has all its keys on rank {variable.home}, where "
+            "sok_like.sok2's lookups find them. Received: a lookup that asks rank key % world_size"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,10 +13,10 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.table.keras_variable import is_keras_3
-from sok_like.table.variable import EmbeddingVariable, unwrap
+from sok_like.table.variable import is_embedding_variable, unwrap
 
 _NOT_LISTED = (
-    "EmbeddingVariable '{name}' is looked up in layer '{layer}', which does not list it among its "
+    "Table '{name}' is looked up in layer '{layer}', which does not list it among its "
     "variables: `fit` would never train it. {hold}; a Lambda can hold none. sok.GroupEmbedding and "
     "the other layers of this package hold their tables themselves. A table that is not to be "
     "trained takes `trainable=False`."
@@ -40,8 +40,10 @@ def training_of_call() -> bool | Any:
     return True if training is None else training
 
 
-def check_listed(variable: EmbeddingVariable, keys: Any) -> None:
+def check_listed(variable: Any, keys: Any) -> None:
     """Raises unless the layers of the Keras call in progress list a table that is to be trained.
+
+    The table is an EmbeddingVariable, or a tf.Variable with a `table_name`.
 
     Keys that are symbolic tensors of tf_keras make each op a layer of its own, which lists nothing.
 
@@ -95,10 +97,15 @@ def _is_symbolic(keys):
 def _lists(layer, variable):
     known = _listed.setdefault(layer, weakref.WeakSet())
     if variable not in known:
-        if not any(unwrap(weight) is variable for weight in layer.variables):
+        if not any(_inside(weight) is variable for weight in layer.variables):
             return False
         known.add(variable)
     return True
+
+
+def _inside(weight):
+    """The table of a weight, which may be a hash table or rows of a dense one."""
+    return unwrap(weight) if is_embedding_variable(weight) else getattr(weight, "_value", weight)
 
 
 def _keras_3_call():

@@ -60,8 +60,15 @@ def assign(variable: Any, keys: Any, rows: Any) -> Any:
     variable = _checked(variable)
     keys = tf.reshape(as_keys(keys), [-1])
     rows = as_rows(rows, "rows", variable.table_name)
-    communicator = comm.current()
-    if communicator.world_size > 1:
-        mine = tf.equal(owner(keys, communicator.world_size), communicator.rank)
+    if comm.current().world_size > 1:
+        mine = held_here(variable, keys)
         keys, rows = tf.boolean_mask(keys, mine), tf.boolean_mask(rows, mine)
     return native.ops().sok_table_assign(handle=variable.handle, keys=keys, rows=rows)
+
+
+def held_here(variable: Any, keys: tf.Tensor) -> tf.Tensor:
+    """Whether int64 `keys` `[num_keys]` are this rank's, bool `[num_keys]`."""
+    communicator = comm.current()
+    if variable.home is not None:
+        return tf.fill(tf.shape(keys), variable.home == communicator.rank)
+    return tf.equal(owner(keys, communicator.world_size), communicator.rank)

@@ -248,7 +248,13 @@ def _checked(variable):
         raise TypeError(
             f"`embedding_variable` must be an EmbeddingVariable. Received: {variable!r}"
         )
-    return unwrap(variable)
+    variable = unwrap(variable)
+    if variable.home is not None and comm.current().world_size > 1:
+        raise ValueError(
+            "`embedding_variable` must have its keys on rank key % world_size. Received: table "
+            f"'{variable.table_name}', all on rank {variable.home}; sok_like.sok2.dump takes it"
+        )
+    return variable
 
 
 def _dump_of(variable, folder):

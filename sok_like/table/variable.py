@@ -82,6 +82,9 @@ class EmbeddingVariable(
             replicas.
     """
 
+    # The rank that holds all keys, in a job of several; None: rank `key % world_size` holds a key.
+    home: int | None = None
+
     def __init__(
         self,
         embedding_dim: int,
@@ -313,7 +316,7 @@ class EmbeddingVariable(
         """
         if not tf.executing_eagerly():
             return self.get_shape()
-        return tf.TensorShape([int(self.size()), self.dim])
+        return tf.TensorShape([int(self.total_count()[0]), self.dim])
 
     def get_shape(self) -> tf.TensorShape:
         """`[None, embedding_dim]`: to TensorFlow's ops the number of rows is not known."""

@@ -1,0 +1,66 @@
+"""The API of SOK 2.x: `from sok_like import sok2 as sok`.
+
+    sok.init()
+    table = sok.DynamicVariable(dimension=16, initializer="random", var_type="hbm")
+    embeddings = sok.lookup_sparse(table, sp_ids, combiners="sum")
+
+Names, arguments and defaults are those of release 2.1; docs/sok2.md says what differs. Importing
+this loads no TensorFlow: a name is loaded when first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sok_like.sok2.distributed_variable import DistributedVariable as DistributedVariable
+    from sok_like.sok2.distributed_variable import LocalizedVariable as LocalizedVariable
+    from sok_like.sok2.distributed_variable import Variable as Variable
+    from sok_like.sok2.dump_load import dump as dump
+    from sok_like.sok2.dump_load import load as load
+    from sok_like.sok2.dynamic_variable import DynamicVariable as DynamicVariable
+    from sok_like.sok2.dynamic_variable import assign as assign
+    from sok_like.sok2.dynamic_variable import export as export
+    from sok_like.sok2.eviction import incremental_model_dump as incremental_model_dump
+    from sok_like.sok2.eviction import sparse_read_and_evict as sparse_read_and_evict
+    from sok_like.sok2.initialize import filter_variables as filter_variables
+    from sok_like.sok2.initialize import init as init
+    from sok_like.sok2.initialize import tf_version as tf_version
+    from sok_like.sok2.lookup import all2all_dense_embedding as all2all_dense_embedding
+    from sok_like.sok2.lookup import lookup_sparse as lookup_sparse
+    from sok_like.sok2.optimizer import SGD as SGD
+    from sok_like.sok2.optimizer import OptimizerWrapper as OptimizerWrapper
+
+# Public name: where it lives.
+_PUBLIC = {
+    "DistributedVariable": "sok_like.sok2.distributed_variable",
+    "DynamicVariable": "sok_like.sok2.dynamic_variable",
+    "LocalizedVariable": "sok_like.sok2.distributed_variable",
+    "OptimizerWrapper": "sok_like.sok2.optimizer",
+    "SGD": "sok_like.sok2.optimizer",
+    "Variable": "sok_like.sok2.distributed_variable",
+    "all2all_dense_embedding": "sok_like.sok2.lookup",
+    "assign": "sok_like.sok2.dynamic_variable",
+    "dump": "sok_like.sok2.dump_load",
+    "export": "sok_like.sok2.dynamic_variable",
+    "filter_variables": "sok_like.sok2.initialize",
+    "incremental_model_dump": "sok_like.sok2.eviction",
+    "init": "sok_like.sok2.initialize",
+    "load": "sok_like.sok2.dump_load",
+    "lookup_sparse": "sok_like.sok2.lookup",
+    "sparse_read_and_evict": "sok_like.sok2.eviction",
+    "tf_version": "sok_like.sok2.initialize",
+}
+
+__all__ = list(_PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'sok_like.sok2' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,290 @@
+"""`Variable` of SOK 2.x: a dense table whose rows are spread over ranks.
+
+    mode                 rank r of n holds
+    "distributed"        rows r, r + n, r + 2 n, ...
+    "localized:#"        all rows if r is #, else none
+
+What a rank holds is an ordinary resource variable `[rows here, dim]`: any optimizer of TensorFlow
+trains it, and reading it reads this rank's rows. `lookup_sparse` and `all2all_dense_embedding` find
+rows of all ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+from sok_like.lookup.exchange import BY_KEY
+from sok_like.lookup.local_variables import mark_local
+from sok_like.runtime import comm
+from sok_like.runtime.initialize import check_replicas
+from sok_like.table.initializers import row_initializer
+from sok_like.table.keras_variable import is_keras_3
+from sok_like.table.variable import EmbeddingVariable, unwrap
+
+_count = itertools.count()
+
+
+def Variable(*args: Any, mode: str | None = None, **kwargs: Any) -> Any:
+    """A variable spread over ranks.
+
+    Args:
+        *args, **kwargs: As of `tf.Variable`: `initial_value`, `trainable`, `name`, `dtype`, ... The
+            initial value `[rows, dim]` is that of the whole table, the same on all ranks; `[dim]`
+            is one row. Without one, `shape=[rows, dim]` and `initializer` make it.
+        mode: "distributed" (None is the same) or "localized:#" with the number of a rank.
+
+    Returns:
+        This rank's part, a tf.Variable `[rows here, dim]`; `.global_shape` is that of the table.
+
+    Raises:
+        ValueError: another mode or shape, or a rank that does not exist.
+        RuntimeError: `init` has not been called.
+    """
+    home = home_of(mode)
+    if home is None:
+        return DistributedVariable(*args, **kwargs)
+    return LocalizedVariable(*args, target_gpu=home, **kwargs)
+
+
+def home_of(mode: str | None) -> int | None:
+    """The rank of mode "localized:#", None for "distributed" and None.
+
+    Raises:
+        ValueError: another mode, or a rank that does not exist.
+    """
+    world_size = comm.current().world_size
+    if mode is None or mode == "distributed":
+        return None
+    kind, _, number = mode.partition(":") if isinstance(mode, str) else ("", "", "")
+    if kind != "localized" or not number.isdecimal() or int(number) >= world_size:
+        raise ValueError(
+            "`mode` must be 'distributed' or 'localized:#' with the number of one of the "
+            f"{world_size} ranks. Received: mode={mode!r}"
+        )
+    return int(number)
+
+
+class ShardedVariable(ResourceVariable):
+    """This rank's rows of a dense table: what the two kinds share."""
+
+    _keras_variable: Any = None
+
+    def __init__(
+        self,
+        initial_value: Any = None,
+        trainable: bool | None = None,
+        collections: Any = None,
+        validate_shape: bool = True,
+        caching_device: Any = None,
+        name: str | None = None,
+        dtype: Any = None,
+        variable_def: Any = None,
+        import_scope: Any = None,
+        constraint: Any = None,
+        distribute_strategy: Any = None,
+        synchronization: Any = None,
+        aggregation: Any = None,
+        shape: Sequence[int] | None = None,
+        initializer: Any = None,
+        *,
+        target_gpu: int | None = None,
+    ):
+        check_replicas()
+        communicator = comm.current()
+        self._rank, self._world_size = communicator.rank, communicator.world_size
+        self._home = None if target_gpu is None else home_of(f"localized:{target_gpu}")
+        name = name or f"sok_static_Variable_{next(_count)}"
+        self._table_name = name
+        if variable_def is not None or import_scope is not None:
+            raise ValueError(
+                "`variable_def` and `import_scope` must be None: a variable is made from its rows. "
+                f"Received: {variable_def!r}, {import_scope!r} (variable '{name}')"
+            )
+        if initial_value is not None:
+            self._check_no_initializer(shape, initializer)
+            initial_value = _as_table(initial_value, name)
+            self._global_shape = tuple(initial_value.shape.as_list())
+            with tf.device(initial_value.device if tf.executing_eagerly() else None):
+                rows = tf.gather(initial_value, self._rows_here())
+        else:
+            self._global_shape = _checked_shape(shape, initializer, name)
+            rows = self._initial_rows(initializer, dtype)
+        if dtype is not None:
+            rows = tf.cast(rows, dtype)
+        super().__init__(
+            initial_value=rows,
+            trainable=trainable,
+            collections=collections,
+            validate_shape=validate_shape,
+            caching_device=caching_device,
+            name=name,
+            dtype=dtype,
+            constraint=constraint,
+            distribute_strategy=distribute_strategy,
+            synchronization=synchronization,
+            aggregation=aggregation,
+        )
+        mark_local(self)
+
+    def _rows_here(self):
+        rows = self._global_shape[0]
+        if self._home is None:
+            return np.arange(self._rank, rows, self._world_size)
+        return np.arange(rows if self._home == self._rank else 0)
+
+    def _initial_rows(self, initializer, dtype):
+        rows, dim = self._global_shape
+        here = self._rows_here()
+        by_row = _by_row(initializer, dim, rows)
+        if by_row is not None and tf.compat.v1.executing_eagerly_outside_functions():
+            # As rows of tables are drawn: the same on any number of ranks, and no rank makes those
+            # of the others.
+            with tf.init_scope():
+                drawn = EmbeddingVariable(
+                    dim, name=self._table_name, initializer=by_row, trainable=False
+                )
+                return drawn.find(here)[0]
+        initializer = tf.keras.initializers.get(initializer)
+        whole = initializer(shape=(rows, dim), dtype=dtype or tf.float32)
+        return tf.gather(tf.convert_to_tensor(whole), here)
+
+    def _check_no_initializer(self, shape, initializer):
+        if shape is not None or initializer is not None:
+            raise ValueError(
+                "`shape` and `initializer` must be None where an initial value is given. Received: "
+                f"shape={shape}, initializer={initializer!r} (variable '{self._table_name}')"
+            )
+
+    @property
+    def table_name(self) -> str:
+        """The name that was given, and what errors call the table."""
+        return self._table_name
+
+    @property
+    def global_shape(self) -> tuple[int, int]:
+        """`(rows, dim)` of the whole table."""
+        return self._global_shape
+
+    @property
+    def dim(self) -> int:
+        """Columns of the table."""
+        return self._global_shape[1]
+
+    @property
+    def owner(self) -> int:
+        """Where its rows are, as `sok_like.lookup.exchange` says it."""
+        return BY_KEY if self._home is None else self._home
+
+    @property
+    def global_gpu_id(self) -> int:
+        """This rank."""
+        return self._rank
+
+    @property
+    def num_gpus(self) -> int:
+        """The number of ranks."""
+        return self._world_size
+
+    @property
+    def target_gpu(self) -> int:
+        """The rank that holds all rows; -1 where each rank holds some."""
+        return -1 if self._home is None else self._home
+
+    def key_map(self, indices: Any) -> Any:
+        """Rows of the part of the rank that has rows `indices` of the table."""
+        return indices // self._world_size if self._home is None else indices
+
+    def as_weight(self) -> Any:
+        """This variable as a weight of a layer: `self.table = variable.as_weight()`.
+
+        Keras 3 tracks only variables of its own, so there it is one that holds this one, the same
+        one each time. tf_keras tracks this one as it is.
+        """
+        if not is_keras_3():
+            return self
+        if self._keras_variable is None:
+            from sok_like.sok2.keras_shard import keras_class
+
+            self._keras_variable = keras_class()(self)
+        return self._keras_variable
+
+    def __deepcopy__(self, memo):
+        raise NotImplementedError(f"Variable '{self._table_name}' cannot be copied.")
+
+
+class DistributedVariable(ShardedVariable):
+    """Rows r, r + n, r + 2 n, ... on rank r of n. Arguments as of `Variable`."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        if kwargs.get("target_gpu") is not None:
+            raise ValueError("`target_gpu` is an argument of LocalizedVariable")
+        super().__init__(*args, **kwargs)
+
+
+class LocalizedVariable(ShardedVariable):
+    """All rows on rank `target_gpu`, none on the others. Other arguments as of `Variable`."""
+
+    def __init__(self, *args: Any, target_gpu: int, **kwargs: Any):
+        super().__init__(*args, target_gpu=target_gpu, **kwargs)
+
+
+def is_static(variable: Any) -> bool:
+    """Whether a variable is one of `Variable`, also as Keras 3 wraps it."""
+    return isinstance(plain(variable), ShardedVariable)
+
+
+def plain(variable: Any) -> Any:
+    """The table inside a Keras 3 variable; anything else as it is."""
+    inner = getattr(variable, "_value", None)
+    return inner if isinstance(inner, ShardedVariable) else unwrap(variable)
+
+
+def _as_table(value, name):
+    """An initial value as a tensor `[rows, dim]`."""
+    value = value() if callable(value) and not isinstance(value, tf.Variable) else value
+    if isinstance(value, (list, tuple)):
+        value = np.asarray(value)
+    value = tf.convert_to_tensor(value)
+    if value.shape.rank == 1:
+        value = value[tf.newaxis]
+    if value.shape.rank != 2 or not value.shape.is_fully_defined() or value.shape[1] < 1:
+        raise ValueError(
+            "`initial_value` must have a known shape [rows, dim], or [dim] for one row. "
+            f"Received: shape {value.shape} (variable '{name}')"
+        )
+    return value
+
+
+def _checked_shape(shape, initializer, name):
+    if shape is None or initializer is None:
+        raise ValueError(
+            "`shape` and `initializer` must both be given where there is no initial value. "
+            f"Received: shape={shape}, initializer={initializer!r} (variable '{name}')"
+        )
+    dims = tf.TensorShape(shape)
+    if dims.rank != 2 or not dims.is_fully_defined() or min(dims) < 1:
+        raise ValueError(
+            f"`shape` must be [rows, dim]. Received: shape={shape} (variable '{name}')"
+        )
+    return tuple(dims.as_list())
+
+
+def _by_row(initializer, dim, rows):
+    """The same distribution without a shape to fill; None where elements depend on their place."""
+    if not isinstance(initializer, str) and not hasattr(initializer, "get_config"):
+        return None  # a function
+    drawn, known = row_initializer(initializer, dim, rows), tf.keras.initializers
+    if drawn.kind == "constant":
+        return known.Constant(drawn.a)
+    kinds = {
+        "uniform": known.RandomUniform,
+        "normal": known.RandomNormal,
+        "truncated_normal": known.TruncatedNormal,
+    }
+    return kinds[drawn.kind](drawn.a, drawn.b, drawn.seed) if drawn.kind in kinds else None

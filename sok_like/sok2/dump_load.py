@@ -1,0 +1,136 @@
+"""`dump` and `load` of SOK 2.x, on any number of ranks.
+
+Each rank writes its part of every file, of which rank 0 publishes all when the last part is there.
+On the way back each rank keeps the keys it holds, so a dump of 4 ranks loads on 1, 3 or 64. An
+error of one rank is raised on all. One in writing or reading leaves files and variables as they
+were.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like.runtime import comm
+from sok_like.runtime.agreement import agreed
+from sok_like.sok2 import dump_files as files
+from sok_like.sok2.dumped import Dumped, optimizer_name
+from sok_like.table.shard_file import sync_folder
+
+
+def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None) -> None:
+    """Writes tables, and what an optimizer keeps for their rows, into files of SOK 2.x's format.
+
+    Every rank must call it, with a folder that all share.
+
+    Args:
+        path: Folder; made where it is missing.
+        dump_vars: A variable of this package or a list of them; files are named after variables.
+        optimizer: None, an OptimizerWrapper or SGD, or, of tables of `Variable` only, one of
+            `tf_keras.optimizers.legacy`; also in a list of one.
+
+    Raises:
+        TypeError: a variable or an optimizer of another kind.
+        ValueError: two variables of one name.
+        RuntimeError: in a graph; a rank could not write, or the folder is not shared.
+    """
+    folder, communicator = pathlib.Path(path), comm.current()
+    dumped = _dumped("dump", dump_vars, optimizer)
+    parts: list[tuple[str, bytes, np.ndarray]] = []
+
+    def count():
+        for table in dumped:
+            parts.extend(table.parts())
+        folder.mkdir(parents=True, exist_ok=True)
+        dump_id = f"{secrets.randbits(62):016x}"
+        return {"dump": dump_id, "counts": [len(items) for *_, items in parts]}
+
+    told = agreed(count, communicator, f"sok2.dump of {[table.stem for table in dumped]}")
+    totals = np.sum([message["counts"] for message in told], 0)
+    before = np.sum([message["counts"] for message in told[: communicator.rank]], 0)
+    aside = [folder / f"{name}.{told[0]['dump']}.tmp" for name, *_ in parts]
+
+    def write():
+        firsts = np.broadcast_to(before, len(parts)).tolist()
+        for file, first, (_, begin, items) in zip(aside, firsts, parts, strict=True):
+            begin = begin if communicator.rank == 0 else b""
+            files.write_part(file, begin, int(first), items)
+
+    def publish():
+        if communicator.rank > 0:
+            return
+        for file, total, (name, _, items) in zip(aside, totals.tolist(), parts, strict=True):
+            row = int(np.prod(items.shape[1:], dtype=np.int64)) * items.itemsize
+            wanted = files.HEAD + total * row
+            if file.stat().st_size != wanted:
+                raise ValueError(
+                    f"{folder} must be a folder that all ranks share. Received: "
+                    f"{file.stat().st_size} bytes of {wanted} in {name}"
+                )
+        for file, (name, *_) in zip(aside, parts, strict=True):
+            os.replace(file, folder / name)
+        sync_folder(folder)
+
+    def undone(function: Callable) -> None:
+        try:
+            agreed(function, communicator, "sok2.dump")
+        except BaseException:
+            for file in aside:
+                file.unlink(missing_ok=True)
+            raise
+
+    undone(write)
+    undone(publish)
+
+
+def load(path: str | os.PathLike, load_vars: Any, optimizer: Any = None) -> None:
+    """Reads what `dump` wrote here or in SOK 2.x, on any number of ranks; every rank must call it.
+
+    Keys of a DynamicVariable that the files do not have stay as they are.
+
+    Args:
+        path: Folder.
+        load_vars, optimizer: As of `dump`. The names must be those that were dumped.
+
+    Raises:
+        TypeError: a variable or an optimizer of another kind.
+        ValueError: two variables of one name.
+        RuntimeError: in a graph; a file is missing, damaged, or does not fit the variable.
+    """
+    folder, communicator = pathlib.Path(path), comm.current()
+    dumped = _dumped("load", load_vars, optimizer)
+    call = f"sok2.load of {[table.stem for table in dumped]}"
+    found: list[Any] = []
+
+    def read():
+        found.extend(table.read(folder) for table in dumped)
+
+    def take():
+        for table, content in zip(dumped, found, strict=True):
+            table.take(content)
+
+    agreed(read, communicator, call)
+    agreed(take, communicator, call)
+
+
+def _dumped(call, variables, optimizer):
+    if not tf.executing_eagerly():
+        raise RuntimeError(f"sok2.{call} works eagerly. Received: a call in a graph")
+    if isinstance(optimizer, (list, tuple)):
+        if len(optimizer) > 1:
+            raise ValueError(f"`optimizer` must be one. Received: {len(optimizer)} of them")
+        optimizer = optimizer[0] if optimizer else None
+    variables = list(variables) if isinstance(variables, (list, tuple)) else [variables]
+    if optimizer is not None:
+        optimizer_name(optimizer)  # raises for another kind
+    dumped = [Dumped(variable, optimizer) for variable in variables]
+    names = [table.stem for table in dumped]
+    if len(set(names)) < len(names):
+        raise ValueError(f"Variables must have different names. Received: {names}")
+    return dumped

@@ -1,0 +1,228 @@
+"""One variable as `dump` and `load` see it: keys, rows and slots of this rank in NumPy."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like.runtime import comm
+from sok_like.sok2 import dump_files as files
+from sok_like.sok2.distributed_variable import is_static, plain
+from sok_like.sok2.dynamic_variable import assign, export
+from sok_like.sok2.optimizer import SGD, OptimizerWrapper, legacy_name, static_slot
+from sok_like.table.export_assign import held_here
+from sok_like.table.variable import is_embedding_variable
+
+# Optimizers of tf.compat.v1.train by the name of Keras' that has their formula.
+_V1 = {"GradientDescent": "SGD", "Momentum": "SGD"}
+
+
+class Content(NamedTuple):
+    """What `Dumped.read` found for this rank."""
+
+    keys: np.ndarray  # int64 [num_keys]
+    rows: np.ndarray  # [num_keys, dim]
+    slots: dict[str, np.ndarray]
+    iterations: int | None
+
+
+class Dumped:
+    """A variable and the optimizer whose slots go with it.
+
+    Raises:
+        TypeError: no variable of this package, or an optimizer that does not train it.
+    """
+
+    def __init__(self, variable: Any, optimizer: Any):
+        variable = plain(variable)
+        self._static = is_static(variable)
+        if not self._static and not is_embedding_variable(variable):
+            raise TypeError(
+                "Variables to dump and load must be of sok2: Variable, DynamicVariable. "
+                f"Received: {variable!r}"
+            )
+        wrapped = isinstance(optimizer, (OptimizerWrapper, SGD)) or optimizer is None
+        if not self._static and not wrapped:
+            raise TypeError(
+                "`optimizer` must be a sok2.OptimizerWrapper where a DynamicVariable is dumped or "
+                f"loaded. Received: {optimizer!r}"
+            )
+        self._variable, self._optimizer = variable, optimizer
+        self.stem = files.stem(variable.name)
+
+    # ---- to files ----
+
+    def parts(self) -> list[tuple[str, bytes, np.ndarray]]:
+        """This rank's part of each file: (name, head, items), the same files on all ranks."""
+        if self._static:
+            keys, rows = self._variable._rows_here(), self._variable.numpy()
+        else:
+            keys, rows = (tensor.numpy() for tensor in export(self._variable))
+        made = [self._part(files.KEY, "", keys), self._part(files.WEIGHT, "", rows)]
+        for name in self._slot_names():
+            values = self._slot_values(name, keys)
+            made.append(self._part(files.SLOT, name, values))
+        iterations = self._iterations()
+        if iterations is not None:
+            mine = [iterations] if comm.current().rank == 0 else []
+            made.append(self._part(files.SLOT, files.ITERATIONS, np.array(mine, np.int64)))
+        return made
+
+    def _part(self, kind, slot, items):
+        name = self._file(kind, slot)
+        return name, files.head(self.stem, kind, slot, items.dtype), items
+
+    def _file(self, kind, slot=""):
+        optimizer = optimizer_name(self._optimizer) if kind == files.SLOT else ""
+        return files.file_name(self.stem, kind, optimizer, slot)
+
+    def _slot_names(self):
+        if self._optimizer is None or isinstance(self._optimizer, SGD):
+            return []
+        if self._static and not isinstance(self._optimizer, OptimizerWrapper):
+            with tf.init_scope():
+                self._optimizer._create_all_weights([self._variable])
+        return list(self._optimizer.get_slot_names())
+
+    def _slot(self, name):
+        if isinstance(self._optimizer, OptimizerWrapper):
+            return self._optimizer.get_slot(self._variable, name)
+        return static_slot(self._optimizer, self._variable, name)
+
+    def _slot_values(self, name, keys):
+        slot = self._slot(name)
+        if self._static:
+            return slot.numpy()
+        if is_embedding_variable(slot):  # a row that had no update yet has none
+            return slot.find(keys.view(np.int64) if keys.dtype == np.uint64 else keys)[0].numpy()
+        return export(slot)[1].numpy()
+
+    def _iterations(self):
+        if self._optimizer is None or isinstance(self._optimizer, SGD):
+            return None
+        if not self._static and not self._by_rows():
+            step = int(self._variable.snapshot().optimizer_step)
+            return max(step, 0)
+        stock = getattr(self._optimizer, "optimizer", self._optimizer)
+        return int(stock.iterations) if hasattr(stock, "iterations") else None
+
+    def _by_rows(self):
+        return getattr(self._optimizer, "_rows", None) is not None
+
+    # ---- from files ----
+
+    def read(self, folder: pathlib.Path) -> Content:
+        """This rank's part of what is in a folder.
+
+        Raises:
+            FileNotFoundError: a file is missing.
+            ValueError: a file is damaged, or does not fit the variable.
+        """
+        dim = self._variable.dim
+        keys = files.read(folder / self._file(files.KEY), files.KEY)
+        count = len(keys)
+        mine = self._mine(keys)
+        rows = self._rows(folder / self._file(files.WEIGHT), files.WEIGHT, count, dim)[mine]
+        slots = {
+            name: self._rows(self._slot_file(folder, name), files.SLOT, count, dim)[mine]
+            for name in self._slot_names()
+        }
+        kept = keys[mine]
+        order = np.argsort(kept) if self._static else slice(None)
+        kept = kept.view(np.uint64).view(np.int64) if kept.itemsize == 8 else kept.astype(np.int64)
+        slots = {name: values[order] for name, values in slots.items()}
+        return Content(kept[order], rows[order], slots, self._read_iterations(folder))
+
+    def _rows(self, path, kind, count, dim):
+        rows = files.read(path, kind, dim)
+        if len(rows) != count:
+            raise ValueError(
+                f"{path} must hold {count} rows of {dim} numbers, one for each key. "
+                f"Received: {len(rows)} rows of that width (table '{self.stem}')"
+            )
+        return rows
+
+    def _slot_file(self, folder, name):
+        path = folder / self._file(files.SLOT, name)
+        if not path.exists() and optimizer_name(self._optimizer) == "Adamax":
+            # The name that SOK 2.x gave Adamax' files.
+            return folder / files.file_name(self.stem, files.SLOT, "Adam", name)
+        return path
+
+    def _read_iterations(self, folder):
+        if self._iterations() is None:
+            return None
+        path = folder / self._file(files.SLOT, files.ITERATIONS)
+        return int(files.read(path, files.SLOT)[0]) if path.exists() else None
+
+    def _mine(self, keys):
+        """Positions of the keys that this rank holds."""
+        variable = self._variable
+        if self._static:
+            rows = variable.global_shape[0]
+            if not np.array_equal(np.sort(keys).astype(np.int64), np.arange(rows)):
+                raise ValueError(
+                    f"A dump of variable '{self.stem}' must hold its rows 0 to {rows - 1}. "
+                    f"Received: {len(keys)} keys"
+                )
+            here = np.isin(keys.astype(np.int64), variable._rows_here())
+            return np.flatnonzero(here)
+        dtype = np.dtype(variable.key_dtype.as_numpy_dtype)
+        if not np.array_equal(keys.astype(dtype).astype(keys.dtype), keys):
+            raise ValueError(
+                f"Table '{self.stem}' has keys of {dtype}. Received: a dump with keys beyond them"
+            )
+        signed = np.array(keys, np.uint64 if keys.dtype == np.uint64 else np.int64).view(np.int64)
+        return np.flatnonzero(held_here(variable, tf.constant(signed)).numpy())
+
+    def take(self, content: Content) -> None:
+        """Writes what `read` returned into the variable, its slots and the optimizer's step."""
+        if self._static:
+            self._variable.assign(content.rows)
+            for name, values in content.slots.items():
+                self._slot(name).assign(values)
+            self._take_iterations(content.iterations)
+        elif self._by_rows():
+            assign(self._variable, content.keys, content.rows)
+            for name, values in content.slots.items():
+                assign(self._slot(name), content.keys, values)
+            self._take_iterations(content.iterations)
+        elif content.slots:
+            names = [self._optimizer.core_slot(name) for name in content.slots]
+            self._variable.load_snapshot(
+                keys=content.keys,
+                rows=content.rows.astype(np.float32),
+                slot_rows=np.concatenate(list(content.slots.values()), 1).astype(np.float32),
+                slot_names=np.array([name.encode() for name in names], object),
+                slot_widths=np.full(len(names), self._variable.dim, np.int64),
+                optimizer_step=-1 if content.iterations is None else content.iterations,
+                replace=False,
+            )
+        else:
+            assign(self._variable, content.keys, content.rows)
+
+    def _take_iterations(self, iterations):
+        if iterations is not None:
+            stock = getattr(self._optimizer, "optimizer", self._optimizer)
+            stock.iterations.assign(iterations)
+
+
+def optimizer_name(optimizer: Any) -> str:
+    """What files call an optimizer.
+
+    Raises:
+        TypeError: it is neither one of this package nor one of tf_keras' legacy ones.
+    """
+    if isinstance(optimizer, SGD):
+        return "SGD"
+    stock = optimizer.optimizer if isinstance(optimizer, OptimizerWrapper) else optimizer
+    if stock is optimizer and legacy_name(optimizer) is None:
+        raise TypeError(
+            "`optimizer` must be a sok2.OptimizerWrapper, sok2.SGD or one of "
+            f"tf_keras.optimizers.legacy. Received: {optimizer!r}"
+        )
+    name = type(stock).__name__.removesuffix("Optimizer")
+    return _V1.get(name, name)

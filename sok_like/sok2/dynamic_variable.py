@@ -1,0 +1,379 @@
+"""`DynamicVariable`, `export` and `assign` of SOK 2.x: a hash table that grows.
+
+    var_type    here
+    "hbm"       grows without a bound, or up to `max_capacity` keys on a rank; then it raises
+    "hybrid"    holds `max_capacity` keys on a rank; then the key seen longest ago makes room
+
+Both are an EmbeddingVariable, in the memory of the device that TensorFlow gives its variables.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.runtime import comm, native
+from sok_like.runtime.checks import as_integer
+from sok_like.sok2.distributed_variable import home_of
+from sok_like.table import export_assign
+from sok_like.table.export_assign import held_here
+from sok_like.table.keys import as_keys, as_rows
+from sok_like.table.policies import EmbeddingVariableOption, ScoreEvict
+from sok_like.table.variable import EmbeddingVariable, unwrap
+
+_count = itertools.count()
+
+_VAR_TYPES = ("hbm", "hybrid")
+_HYBRID_CAPACITY = 64 * 2**20
+# Evicted rows that a rank keeps for `sparse_read_and_evict`.
+_MOST_KEPT = 2**16
+_SCORES = {"kLru": "lru", "kLfu": "lfu", "kCustomized": "custom"}
+# Layout of HierarchicalKV's buckets and of its split between two memories; no result depends on it.
+_LAYOUT = (
+    *("max_hbm_for_vectors", "max_bucket_size", "max_load_factor", "block_size", "io_block_size"),
+    *("device_id", "io_by_cpu", "reserved_key_start_bit", "num_of_buckets_per_alloc", "api_lock"),
+)
+
+
+class DynamicVariable(EmbeddingVariable):
+    """A table whose rows are made when their keys are first looked up.
+
+    Args:
+        dimension: Row width, at least 1.
+        initializer: "random" (also None and ""; "hbm" draws from [0, 1), "hybrid" from a normal
+            distribution), "uniform" from [0, 1), "normal", "ones", "zeros", a number as a string,
+            or what `sok.EmbeddingVariable` takes.
+        var_type: "hbm" or "hybrid"; None is "hybrid".
+        name: Name of the table, the same on all ranks. Rows are drawn from it, and dumps are named
+            after it.
+        constraint: None.
+        trainable: Whether tapes watch the variable by themselves.
+        key_type: dtype of exported keys; "hybrid" has int64 only. None is int64.
+        dtype: float32, or None for it.
+        mode: None spreads keys over ranks by `key % size`; "localized:#" keeps all of them on one.
+            Keys of such a table in a job of n ranks lie in `[0, 2**64 // n - 1)`.
+        init_capacity: Keys to make room for at once; None: none.
+        max_capacity: Most keys of a rank; None: no bound for "hbm", 2**26 for "hybrid".
+        evict_strategy: Of "hybrid": "kLru", "kLfu" or "kCustomized" (`assign_scores`).
+        filter_ratio: 1.0: every key gets a row.
+        **kwargs: The layout of HierarchicalKV (`max_hbm_for_vectors`, `max_bucket_size`, ...),
+            which has no counterpart here: ignored, with a warning that names them.
+
+    Raises:
+        ValueError: an argument out of its range.
+        TypeError: an unknown argument.
+        NotImplementedError: "hybrid" with other keys than int64, a dtype, constraint or filter that
+            rows cannot have.
+        RuntimeError: `init` has not been called.
+    """
+
+    def __init__(
+        self,
+        dimension: int,
+        initializer: Any = None,
+        var_type: str | None = None,
+        name: str | None = None,
+        constraint: Any = None,
+        trainable: bool = True,
+        key_type: Any = None,
+        dtype: Any = None,
+        mode: str | None = None,
+        *,
+        init_capacity: int | None = None,
+        max_capacity: int | None = None,
+        evict_strategy: str | None = None,
+        filter_ratio: float = 1.0,
+        **kwargs: Any,
+    ):
+        name = name or f"sok_dynamic_Variable_{next(_count)}"
+        var_type = "hybrid" if var_type is None else var_type
+        key_type = tf.int64 if key_type is None else tf.as_dtype(key_type)
+        if var_type not in _VAR_TYPES:
+            raise ValueError(
+                f"`var_type` must be one of {_VAR_TYPES} or None. "
+                f"Received: var_type={var_type!r} (table '{name}')"
+            )
+        _check_supported(name, var_type, key_type, dtype, constraint, filter_ratio)
+        _check_layout(name, kwargs)
+        given: dict[str, Any] = {"init_capacity": init_capacity, "max_capacity": max_capacity}
+        given |= {"evict_strategy": evict_strategy, "filter_ratio": filter_ratio}
+        changed = {key: value for key, value in given.items() if value not in (None, 1.0)}
+        self._config_dict = {**changed, **kwargs}
+        self._var_type, self._mode, self._initializer_given = var_type, mode, initializer
+        self.home = home_of(mode)
+        super().__init__(
+            dimension,
+            name=name,
+            key_dtype=key_type,
+            initializer=_initializer(initializer, var_type),
+            initial_capacity=init_capacity or 0,
+            trainable=trainable,
+            **_bounds(name, var_type, max_capacity, evict_strategy),
+        )
+
+    # ---- what it is, under 2.x's names ----
+
+    @property
+    def size(self) -> tf.Tensor:
+        """`[keys of this rank, dimension]`, int64 `[2]`."""
+        return self.total_count()
+
+    @property
+    def dimension(self) -> int:
+        """Floats in a row."""
+        return self.dim
+
+    @property
+    def key_type(self) -> tf.DType:
+        """dtype of exported keys."""
+        return self.key_dtype
+
+    @property
+    def handle_dtype(self) -> tf.DType:
+        """dtype of rows."""
+        return self.dtype
+
+    @property
+    def backend_type(self) -> str:
+        """ "hbm" or "hybrid"."""
+        return self._var_type
+
+    @property
+    def config_dict(self) -> dict[str, Any]:
+        """The arguments that were given behind `mode`."""
+        return dict(self._config_dict)
+
+    @property
+    def initializer_str(self) -> Any:
+        """The `initializer` that was given."""
+        return self._initializer_given
+
+    @property
+    def mode(self) -> str | None:
+        """The `mode` that was given."""
+        return self._mode
+
+    @property
+    def target_gpu(self) -> int:
+        """The rank that holds all keys; -1 where each rank holds some."""
+        return -1 if self.home is None else self.home
+
+    @property
+    def num_gpus(self) -> int:
+        """The number of ranks."""
+        return self._world_size
+
+    def key_map(self, indices: Any) -> Any:
+        """`indices`: keys are the same on every rank."""
+        return indices
+
+    # ---- rows ----
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> Any:
+        """Rows of keys over all ranks, with a gradient; every rank must call it.
+
+        Args:
+            indices: Keys, integers of any shape.
+
+        Returns:
+            float32, the shape of the keys plus a last axis `dimension`. Keys that were not there
+            are now.
+        """
+        if self.home is None or self._world_size == 1:
+            return super().sparse_read(indices, name)
+        from sok_like.sok2.lookup import all2all_dense_embedding
+
+        return all2all_dense_embedding(self, indices)
+
+    def scatter_add(self, sparse_delta: Any, use_locking: bool = False, name: Any = None) -> Any:
+        """Adds `sparse_delta.values` to the rows of the keys `sparse_delta.indices`.
+
+        Args:
+            sparse_delta: tf.IndexedSlices with keys that this rank holds; equal keys add up. A key
+                that is not there gets its initial row first.
+            use_locking, name: Without a meaning here.
+
+        Returns:
+            Nothing when eager; the op in a graph.
+
+        Raises:
+            TypeError: `sparse_delta` is not a tf.IndexedSlices.
+            tf.errors.InvalidArgumentError: a key of another rank.
+        """
+        keys, values = self._delta(sparse_delta)
+        delta = comm.distinct(tf.IndexedSlices(values, keys))
+        rows, _ = self.find(delta.indices)
+        return self._write(delta.indices, rows + delta.values)
+
+    def scatter_sub(self, sparse_delta: Any, use_locking: bool = False, name: Any = None) -> Any:
+        """Subtracts `sparse_delta.values`; otherwise as `scatter_add`."""
+        keys, values = self._delta(sparse_delta)
+        return self.scatter_add(tf.IndexedSlices(-values, keys))
+
+    def scatter_update(self, sparse_delta: Any, use_locking: bool = False, name: Any = None) -> Any:
+        """Writes `sparse_delta.values`, of equal keys the last; otherwise as `scatter_add`."""
+        return self._write(*self._delta(sparse_delta))
+
+    def _delta(self, sparse_delta):
+        if not isinstance(sparse_delta, tf.IndexedSlices):
+            raise TypeError(
+                "`sparse_delta` must be tf.IndexedSlices of keys. "
+                f"Received: {sparse_delta!r} (table '{self.table_name}')"
+            )
+        keys = as_keys(sparse_delta.indices, "sparse_delta.indices")
+        values = as_rows(sparse_delta.values, "sparse_delta.values", self.table_name)
+        if self._world_size > 1:
+            rank, mine = comm.current().rank, tf.reduce_all(held_here(self, keys))
+            rule = (
+                f"`sparse_delta.indices` must be keys of rank {rank}, which holds "
+                + ("key % size" if self.home is None else f"none: rank {self.home} holds all")
+                + f" (table '{self.table_name}'); sok2.assign takes keys of any rank"
+            )
+            check = tf.debugging.assert_equal(mine, True, rule)
+            with tf.control_dependencies([] if check is None else [check]):
+                keys = tf.identity(keys)
+        return keys, values
+
+    def _write(self, keys, rows):
+        return native.ops().sok_table_assign(handle=self.handle, keys=keys, rows=rows)
+
+    # ---- what a table cannot do ----
+
+    def _serialize_to_tensors(self):
+        self._check_spread("tf.train.Checkpoint")
+        return super()._serialize_to_tensors()
+
+    def _restore_from_tensors(self, restored_tensors):
+        self._check_spread("tf.train.Checkpoint")
+        return super()._restore_from_tensors(restored_tensors)
+
+    def _check_spread(self, what):
+        if self.home is not None and self._world_size > 1:
+            raise NotImplementedError(
+                f"{what} cannot hold table '{self.table_name}' of mode {self._mode!r} in a job of "
+                "several ranks; sok2.dump can"
+            )
+
+    def __deepcopy__(self, memo):
+        raise NotImplementedError(f"Table '{self.table_name}' cannot be copied.")
+
+    def __reduce__(self):
+        raise NotImplementedError(f"Table '{self.table_name}' cannot be pickled.")
+
+    def __repr__(self):
+        return (
+            f"<sok2.DynamicVariable '{self.name}' shape={self.get_shape()} "
+            f"key_type={self.key_type.name} var_type={self._var_type}>"
+        )
+
+
+def export(var: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """Keys `[size]` and rows `[size, dimension]` of this rank, on the CPU, ascending by key.
+
+    Args:
+        var: DynamicVariable, or a slot of `OptimizerWrapper.get_slot`.
+
+    Raises:
+        TypeError: `var` is something else.
+    """
+    exported = getattr(var, "sok2_export", None)
+    return export_assign.export(var) if exported is None else exported()
+
+
+def assign(var: Any, indices: Any, values: Any) -> Any:
+    """Writes rows by key, inserting missing keys; of equal keys the last wins.
+
+    Args:
+        var: DynamicVariable, or a slot of `OptimizerWrapper.get_slot`.
+        indices: `[num_keys]`, integers. Each rank takes those it holds and leaves the rest.
+        values: float32 `[num_keys, dimension]`.
+
+    Returns:
+        `var` when eager, as 2.x says; the op in a graph.
+
+    Raises:
+        TypeError: `var` is something else, or keys are not integers.
+        tf.errors.InvalidArgumentError: shapes do not fit.
+        tf.errors.ResourceExhaustedError: the table cannot take all new keys; none was written.
+    """
+    assigned = getattr(var, "sok2_assign", None)
+    if assigned is None:
+        done = export_assign.assign(unwrap(var), indices, values)
+    else:
+        done = assigned(indices, values)
+    return var if tf.executing_eagerly() else done
+
+
+def _check_supported(name, var_type, key_type, dtype, constraint, filter_ratio):
+    if var_type == "hybrid" and key_type != tf.int64:
+        raise NotImplementedError(
+            "`key_type` must be int64 where var_type is 'hybrid'. "
+            f"Received: key_type={key_type.name} (table '{name}')"
+        )
+    if dtype is not None and tf.as_dtype(dtype) != tf.float32:
+        raise NotImplementedError(
+            f"`dtype` must be float32. Received: dtype={dtype!r} (table '{name}')"
+        )
+    if constraint is not None:
+        raise NotImplementedError(
+            f"`constraint` must be None. Received: constraint={constraint!r} (table '{name}')"
+        )
+    if filter_ratio != 1.0:
+        raise NotImplementedError(
+            "`filter_ratio` must be 1.0: keys are not admitted by chance. A filter by frequency is "
+            "sok.EmbeddingVariable(..., ev_option=sok.EmbeddingVariableOption(filter_option="
+            f"sok.CounterFilter(n))). Received: filter_ratio={filter_ratio!r} (table '{name}')"
+        )
+
+
+def _check_layout(name, kwargs):
+    unknown = sorted(set(kwargs) - set(_LAYOUT))
+    if unknown:
+        raise TypeError(f"DynamicVariable knows no argument {unknown} (table '{name}')")
+    if kwargs:
+        warnings.warn(
+            "DynamicVariable ignores the layout of HierarchicalKV, on which no result depends. "
+            f"Received: {kwargs} (table '{name}')",
+            stacklevel=3,
+        )
+
+
+def _bounds(name, var_type, max_capacity, evict_strategy):
+    """The arguments of an EmbeddingVariable that bound its keys."""
+    if var_type == "hbm":
+        if evict_strategy is not None:
+            raise ValueError(
+                "`evict_strategy` must be None where var_type is 'hbm', which evicts nothing. "
+                f"Received: evict_strategy={evict_strategy!r} (table '{name}')"
+            )
+        return {"capacity": max_capacity}
+    score = _SCORES.get(evict_strategy or "kLru")
+    if score is None:
+        raise ValueError(
+            f"`evict_strategy` must be one of {tuple(_SCORES)}. "
+            f"Received: evict_strategy={evict_strategy!r} (table '{name}')"
+        )
+    capacity = _HYBRID_CAPACITY if max_capacity is None else max_capacity
+    kept = min(as_integer(capacity) or 0, _MOST_KEPT)
+    option = EmbeddingVariableOption(evict_option=ScoreEvict(score), evicted_buffer_size=kept)
+    return {"capacity": capacity, "ev_option": option}
+
+
+def _initializer(given, var_type):
+    """What an EmbeddingVariable draws rows from."""
+    known = tf.keras.initializers
+    if given is None or given in ("", "random"):
+        given = "uniform" if var_type == "hbm" else "normal"
+    if given == "uniform":
+        return known.RandomUniform(0.0, 1.0, seed=0)
+    if given == "normal":
+        return known.RandomNormal(0.0, 1.0, seed=0)
+    if isinstance(given, str):
+        try:
+            return known.Constant(float(given))
+        except ValueError:
+            return given
+    return given

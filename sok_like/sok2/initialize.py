@@ -1,0 +1,71 @@
+"""`init` and `filter_variables` of SOK 2.x."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.lookup import by_key as by_key  # so that its tables can be looked up by key
+from sok_like.runtime import comm
+from sok_like.runtime.initialize import check_replicas, ensure_initialized
+from sok_like.sok2.distributed_variable import is_static
+from sok_like.table.keras_variable import is_keras_3
+from sok_like.table.variable import is_embedding_variable
+
+# TensorFlow's version as SOK 2.x's scripts ask for it.
+tf_version = [int(part) for part in tf.__version__.split(".")[:2]]
+
+_COMM_TOOLS = ("horovod", "single")
+
+
+def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
+    """Initializes the package in this process.
+
+    Several processes need Horovod, which is initialised here unless the program has done so. A
+    second call with the same tool does nothing.
+
+    Args:
+        comm_tool: "horovod"; with one process also "single".
+        use_legacy_optimizer: In SOK 2.x True put `tf.keras.optimizers.legacy` in the place of
+            `tf.keras.optimizers`. Here `OptimizerWrapper` takes both, so TensorFlow stays as it is;
+            under tf_keras a warning says so.
+
+    Raises:
+        ValueError: another tool, or "single" in a job of several processes.
+        RuntimeError: within a `tf.distribute` strategy of several replicas.
+    """
+    if comm_tool not in _COMM_TOOLS:
+        raise ValueError(
+            f"`comm_tool` must be one of {_COMM_TOOLS}. Received: comm_tool={comm_tool!r}"
+        )
+    if use_legacy_optimizer and not is_keras_3():
+        warnings.warn(
+            "sok2.init leaves tf.keras.optimizers as it is; name tf.keras.optimizers.legacy where "
+            "you want those. Received: use_legacy_optimizer=True",
+            stacklevel=2,
+        )
+    check_replicas()
+    ensure_initialized()
+    world_size = comm.current().world_size
+    if comm_tool == "single" and world_size > 1:
+        raise ValueError(
+            "`comm_tool` must be 'horovod' in a job of several processes. "
+            f"Received: comm_tool='single' with {world_size}"
+        )
+
+
+def filter_variables(vars: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+    """Splits variables into those of this package and the others: `(sok_vars, other_vars)`.
+
+    Args:
+        vars: Variables of both kinds, also as Keras 3 wraps them.
+    """
+    sok_vars: list[Any] = []
+    other_vars: list[Any] = []
+    for variable in vars:
+        ours = is_embedding_variable(variable) or is_static(variable)
+        (sok_vars if ours else other_vars).append(variable)
+    return sok_vars, other_vars

@@ -1,0 +1,222 @@
+"""`lookup_sparse` and `all2all_dense_embedding` of SOK 2.x.
+
+                     one rank                    several ranks
+    spread tables    group lookup                group lookup: two collectives, one back
+    dense tables     group lookup                exchange of dense tables: the same
+    localized        group lookup                together with those
+
+All tables of a kind travel together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.group_embedding import arguments
+from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
+from sok_like.lookup import exporting
+from sok_like.lookup.dense_lookup import lookup_rows
+from sok_like.lookup.exchange import ShardFeature, exchange_lookup, most_ids
+from sok_like.lookup.hash_lookup import HashFeature, lookup
+from sok_like.lookup.keras_call import check_listed, training_of_call
+from sok_like.lookup.local_variables import unique_in_graph
+from sok_like.lookup.training_flag import by_training
+from sok_like.runtime import comm
+from sok_like.sok2.distributed_variable import is_static, plain
+from sok_like.table.keys import as_keys
+from sok_like.table.variable import is_embedding_variable
+
+
+def lookup_sparse(
+    params: Any,
+    sp_ids: Any,
+    sp_weights: Any = None,
+    combiners: Any = None,
+    use_low_frequency_filter: bool = False,
+) -> Any:
+    """Rows of one or several tables, combined by sample; every rank must call it.
+
+    Missing keys of a DynamicVariable are inserted, but for a Keras call with `training=False`,
+    which reads their initial rows.
+
+    Args:
+        params: A variable of this package or a list of them, of all kinds. One that is named twice
+            gets the sum of its gradients.
+        sp_ids: A `tf.SparseTensor` `[batch, max_hotness]` or `tf.RaggedTensor` `[batch, None]` of
+            integers, or a list with one for each of `params`.
+        sp_weights: None, or floats of the kind and shape of `sp_ids`. A mean is divided by the sum
+            of the weights. They are a constant to the gradient.
+        combiners: "mean", "sum" or "sqrtn", or a list with one for each of `params`; None: "mean".
+        use_low_frequency_filter: Takes tables of var_type "hybrid" only; their `filter_ratio`, 1.0,
+            admits every key, as it does without the filter.
+
+    Returns:
+        `[batch, dim]`, or a list of them if `sp_ids` is a list or a tuple. An empty sample, and one
+        whose weights add up to 0, gives zeros. The gradient of a row is the sum over all ranks.
+
+    Raises:
+        TypeError: a variable, ids or weights of another kind.
+        ValueError: lists of different lengths, or another combiner.
+        tf.errors.InvalidArgumentError: an id outside its table; on every rank.
+    """
+    is_list = isinstance(sp_ids, (list, tuple))
+    tables = [_table(param) for param in _as_list(params)]
+    ids = arguments.one_each("sp_ids", _as_list(sp_ids), len(tables))
+    weights: list[Any] = [None] * len(tables)
+    if sp_weights is not None:
+        weights = arguments.one_each("sp_weights", _as_list(sp_weights), len(tables))
+    combiners = arguments.combiners("mean" if combiners is None else combiners, len(tables))
+    _check_filter(use_low_frequency_filter, tables)
+    name = unique_in_graph("sok2_lookup_sparse")
+    for table, i in zip(tables, ids, strict=True):
+        check_listed(table, getattr(i, "values", i))
+
+    def look_up(training):
+        return _look_up(tables, ids, weights, combiners, name, training)
+
+    outputs = by_training(training_of_call(), look_up)
+    return outputs if is_list else outputs[0]
+
+
+def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
+    """A row for each index; every rank must call it.
+
+    Args:
+        param: A variable of this package.
+        indices: Integers of any shape.
+
+    Returns:
+        The shape of the indices plus a last axis `dim`. The gradient of a row is the sum over all
+        ranks.
+
+    Raises:
+        TypeError: a variable of another kind, or indices that are not dense integers.
+        tf.errors.InvalidArgumentError: an index outside its table; on every rank.
+    """
+    table = _table(param)
+    indices = tf.convert_to_tensor(indices)
+    arguments.check_integers("indices", indices, table.table_name)
+    check_listed(table, indices)
+    name = unique_in_graph("sok2_all2all_dense_embedding")
+    flat = tf.reshape(as_keys(indices), [-1])
+
+    def look_up(training):
+        if _by_exchange(table):
+            feature = _shard(table, flat, tf.zeros([0], tf.int64), "none", None)
+            return _exchange([feature], name, training)[0]
+        if is_static(table):
+            return lookup_rows(table, flat, None, None, table.table_name)
+        feature = HashFeature(table, flat)
+        return lookup([feature], training=training, gradient_scale="sum", name=name)[0]
+
+    rows = by_training(training_of_call(), look_up)
+    rows = tf.reshape(rows, tf.concat([tf.shape(indices), [table.dim]], 0))
+    return tf.ensure_shape(rows, indices.shape.concatenate([table.dim]))
+
+
+def _as_list(values):
+    return list(values) if isinstance(values, (list, tuple)) else [values]
+
+
+def _table(param):
+    table = plain(param)
+    if is_static(table):
+        if table.dtype not in (tf.float32, tf.float16, tf.bfloat16):
+            raise TypeError(
+                "A variable that is looked up must be of dtype float32, float16 or bfloat16. "
+                f"Received: {table.dtype.name} (table '{table.table_name}')"
+            )
+        return table
+    if not is_embedding_variable(table):
+        raise TypeError(
+            f"`params` must hold variables of sok2: Variable, DynamicVariable. Received: {param!r}"
+        )
+    return table
+
+
+def _check_filter(use_filter, tables):
+    if not use_filter:
+        return
+    for table in tables:
+        if getattr(table, "backend_type", None) != "hybrid":
+            raise ValueError(
+                "`use_low_frequency_filter` must be False but for DynamicVariables of var_type "
+                f"'hybrid'. Received: True for table '{table.table_name}'"
+            )
+
+
+def _by_exchange(table):
+    """Whether a table's rows are found by `exchange_lookup`, and not by the lookup of its kind."""
+    if comm.current().world_size == 1 or exporting.current() is not None:
+        return False
+    return is_static(table) or table.home is not None
+
+
+def _look_up(tables, ids, weights, combiners, name, training):
+    outputs: list[Any] = [None] * len(tables)
+    exchanged = [i for i, table in enumerate(tables) if _by_exchange(table)]
+    grouped = [i for i in range(len(tables)) if i not in exchanged]
+    if grouped:
+        found = group_embedding_lookup_sparse(
+            [tables[i] for i in grouped],
+            [ids[i] for i in grouped],
+            [combiners[i] for i in grouped],
+            sp_weights=[_constant(weights[i]) for i in grouped],
+            name=name,
+            training=training,
+            gradient_scale="sum",
+        )
+        for i, rows in zip(grouped, found, strict=True):
+            outputs[i] = rows
+    if not exchanged:
+        return outputs
+    features, batches = [], []
+    for i in exchanged:
+        known = arguments.ids_of(ids[i], _constant(weights[i]), tables[i].table_name)
+        flat, splits = as_keys(known.ragged.values), tf.cast(known.ragged.row_splits, tf.int64)
+        features.append(_shard(tables[i], flat, splits, combiners[i], known.weights))
+        batches.append(known.ragged.shape[0])
+    # After the other tables: where those fail they do so on all ranks.
+    with tf.control_dependencies([outputs[i] for i in grouped]):
+        found = _exchange(features, f"{name}_dense", training)
+    for i, rows, batch in zip(exchanged, found, batches, strict=True):
+        outputs[i] = tf.ensure_shape(rows, [batch, tables[i].dim])
+    return outputs
+
+
+def _constant(weights):
+    """Weights without a gradient; what is neither ragged nor sparse raises later."""
+    if isinstance(weights, tf.RaggedTensor):
+        return weights.with_flat_values(tf.stop_gradient(weights.flat_values))
+    if isinstance(weights, tf.SparseTensor):
+        values = tf.stop_gradient(weights.values)
+        return tf.SparseTensor(weights.indices, values, weights.dense_shape)
+    return weights
+
+
+def _shard(table, ids, row_splits, combiner, weights):
+    world_size = comm.current().world_size
+    static = is_static(table)
+    return ShardFeature(
+        ids=ids,
+        row_splits=row_splits,
+        combiner=combiner,
+        table_name=table.table_name,
+        num_rows=table.global_shape[0] if static else most_ids(world_size),
+        dim=table.dim,
+        owner=table.owner if static else table.home,
+        row_offset=0,
+        variable=table,
+        weights=None if weights is None else tf.cast(weights, tf.float32),
+    )
+
+
+def _exchange(features, name, training):
+    found = exchange_lookup(
+        features, None, comm.current(), name, training=training, gradient_scale=1.0
+    )
+    return [
+        tf.cast(rows, feature.variable.dtype) for rows, feature in zip(found, features, strict=True)
+    ]

@@ -1,0 +1,224 @@
+"""`OptimizerWrapper` and `SGD` of SOK 2.x: they update the rows in a gradient, and no others.
+
+    optimizer                                     rows of a DynamicVariable by
+    SGD, Adagrad, Adam, AdamW, Ftrl of Keras;     a fused rule (`sok_like.optimizers.rules`), Adam
+    SGD, Adam of tf_keras' legacy ones;           and momentum in their lazy form
+    those of tf.compat.v1.train
+    other legacy ones: Adamax, Adadelta, ...      the optimizer itself (`row_optimizer`)
+
+Variables of `Variable` are updated by the optimizer as it is, or not wrapped at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.optimizers import wrapper
+from sok_like.optimizers.rules import OptimizerRule, check_keras_settings
+from sok_like.sok2.distributed_variable import is_static, plain
+from sok_like.sok2.row_optimizer import RowOptimizer
+from sok_like.sok2.slots import SlotRows
+from sok_like.table.variable import is_embedding_variable
+
+# Rule: the slots by Keras' names, and what the core calls them.
+_SLOTS = {
+    "sgd": {},
+    "momentum": {"momentum": "momentum"},
+    "adagrad": {"accumulator": "accumulator"},
+    "lazy_adam": {"m": "momentum", "v": "velocity"},
+    "ftrl": {"accumulator": "accumulator", "linear": "linear"},
+}
+# tf_keras' legacy optimizers that a fused rule follows.
+_FUSED_LEGACY = ("SGD", "Adam")
+
+
+class OptimizerWrapper:
+    """A stock optimizer that also trains DynamicVariables.
+
+    Args:
+        optimizer: SGD, Adagrad, Adam, AdamW or Ftrl of Keras 3 or tf_keras; any of
+            `tf_keras.optimizers.legacy`; GradientDescent, Momentum, Adagrad, Adam or Ftrl of
+            `tf.compat.v1.train`.
+
+    Raises:
+        TypeError: another kind of optimizer.
+        ValueError: an optimizer or a setting that rows cannot follow.
+    """
+
+    def __init__(self, optimizer: Any):
+        self._optimizer = optimizer
+        self._rows: RowOptimizer | None = None
+        self._view: Any = None
+        legacy = legacy_name(optimizer)
+        if legacy is not None and legacy not in _FUSED_LEGACY:
+            check_keras_settings(optimizer)
+            self._rows = RowOptimizer(optimizer)
+            return
+        try:
+            self._view = wrapper.OptimizerWrapper(optimizer, lazy=True)
+        except ValueError as error:
+            raise ValueError(
+                f"{error} (tf_keras.optimizers.legacy has optimizers of every kind that "
+                "sok2.OptimizerWrapper takes.)"
+            ) from error
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer that was given."""
+        return self._optimizer
+
+    @property
+    def lr(self) -> Any:
+        """The optimizer's learning rate."""
+        for name in ("learning_rate", "_lr", "_learning_rate"):
+            if hasattr(self._optimizer, name):
+                return getattr(self._optimizer, name)
+        raise AttributeError("lr")
+
+    @property
+    def iterations(self) -> Any:
+        """Steps that the optimizer has taken; those of tf.compat.v1.train do not say."""
+        return self._optimizer.iterations
+
+    def apply_gradients(
+        self, grads_and_vars: Iterable[tuple[Any, Any]], global_step: Any = None, name: Any = None
+    ) -> Any:
+        """Takes one step.
+
+        Args:
+            grads_and_vars: (gradient, variable) pairs; pairs without a gradient are left out.
+                Variables that are not of this package have their gradients averaged over ranks.
+            global_step: A variable that is increased by 1.
+            name: Names the op in a graph.
+
+        Returns:
+            The op in a graph.
+
+        Raises:
+            ValueError: no gradient at all.
+        """
+        pairs = [(gradient, variable) for gradient, variable in grads_and_vars]
+        if all(gradient is None for gradient, _ in pairs):
+            names = [getattr(variable, "name", variable) for _, variable in pairs]
+            raise ValueError(f"No gradients provided for any variable. Received: {names}")
+        pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+        if isinstance(self._optimizer, tf.compat.v1.train.Optimizer):
+            return self._view.apply_gradients(pairs, global_step, name)
+        done = self._view.apply_gradients(pairs) if self._rows is None else self._rows.apply(pairs)
+        if global_step is None:
+            return done
+        with tf.control_dependencies([] if tf.executing_eagerly() or done is None else [done]):
+            return global_step.assign_add(tf.ones([], global_step.dtype))
+
+    def get_slot_names(self) -> list[str]:
+        """Names of what the optimizer keeps for each row."""
+        return list(self._slots_of_rule() if self._rows is None else self._rows.slot_names)
+
+    def get_slot(self, var: Any, name: str) -> Any:
+        """What the optimizer keeps for the rows of a variable: `export` and `assign` take it.
+
+        Args:
+            var: A variable of this package.
+            name: One of `get_slot_names()`.
+
+        Raises:
+            ValueError: another name.
+            NotImplementedError: of a `Variable`, where the optimizer does not say.
+        """
+        if name not in self.get_slot_names():
+            raise ValueError(
+                f"`name` must be one of {self.get_slot_names()}. Received: name={name!r}"
+            )
+        variable = plain(var)
+        if is_static(variable):
+            return static_slot(self._optimizer, variable, name)
+        if not is_embedding_variable(variable):
+            raise TypeError(f"`var` must be a variable of sok2. Received: {var!r}")
+        if self._rows is not None:
+            return self._rows.slot(variable, name)
+        rule = self._view.embedding_rule
+        initial = dict(rule.options).get("initial_accumulator", 0.0)
+        initial = initial if name == "accumulator" else 0.0
+        return SlotRows(variable, self._slots_of_rule()[name], initial)
+
+    def core_slot(self, name: str) -> str:
+        """What the core calls a slot of a fused rule."""
+        return self._slots_of_rule()[name]
+
+    def _slots_of_rule(self):
+        rule = self._view.embedding_rule
+        slots = dict(_SLOTS[rule.rule])
+        if dict(rule.options).get("amsgrad"):
+            slots["vhat"] = "velocity_hat"
+        return slots
+
+
+class SGD:
+    """Gradient descent on the rows in a gradient.
+
+    Args:
+        lr: The learning rate.
+    """
+
+    def __init__(self, lr: float):
+        self._lr = tf.Variable(lr, dtype=tf.float32, trainable=False, name="sok2_sgd_lr")
+
+    @property
+    def lr(self) -> tf.Variable:
+        """The learning rate, to be assigned."""
+        return self._lr
+
+    def apply_gradients(
+        self, grads_and_vars: Iterable[tuple[Any, Any]], global_step: Any = None, name: Any = None
+    ) -> Any:
+        """Takes one step; arguments as of `OptimizerWrapper.apply_gradients`.
+
+        Raises:
+            TypeError: a variable that is not of this package, whose ranks would drift apart.
+        """
+        pairs = [(g, plain(v)) for g, v in grads_and_vars if g is not None]
+        done = []
+        for gradient, variable in pairs:
+            if not is_static(variable) and not is_embedding_variable(variable):
+                raise TypeError(
+                    "sok2.SGD trains variables of sok2 (see filter_variables). "
+                    f"Received: {variable!r}"
+                )
+            if is_static(variable):
+                rate = tf.cast(self._lr, variable.dtype)
+                step = tf.IndexedSlices(gradient.values * rate, gradient.indices)
+                done.append(variable.scatter_sub(step))
+            else:
+                done.append(OptimizerRule("sgd").apply([(gradient, variable)], self._lr, 1))
+        if not pairs:
+            raise ValueError("No gradients provided for any variable.")
+        if global_step is not None:
+            done.append(global_step.assign_add(tf.ones([], global_step.dtype)))
+        return tf.group(*[op for op in done if op is not None], name=name)
+
+
+def legacy_name(optimizer: Any) -> str | None:
+    """The class of one of tf_keras' legacy optimizers that this one is; None for others."""
+    for cls in type(optimizer).__mro__:
+        if cls.__module__.startswith("tf_keras.src.optimizers.legacy."):
+            return cls.__name__
+    return None
+
+
+def static_slot(optimizer: Any, variable: Any, name: str) -> tf.Variable:
+    """The variable in which a stock optimizer keeps a slot of a `Variable`.
+
+    Raises:
+        NotImplementedError: an optimizer that does not tell.
+    """
+    if legacy_name(optimizer) is None:
+        raise NotImplementedError(
+            "Slots of a sok2.Variable can be had of tf_keras.optimizers.legacy only. "
+            f"Received: {type(optimizer).__module__}.{type(optimizer).__qualname__}"
+        )
+    with tf.init_scope():
+        optimizer._create_all_weights([variable])
+    return optimizer.get_slot(variable, name)

@@ -1,0 +1,89 @@
+"""A slot of a fused rule, which lies in the rows of its table, as `export` and `assign` see it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like.table.export_assign import held_here
+from sok_like.table.keys import as_keys, as_rows
+from sok_like.table.variable import EmbeddingVariable
+
+
+class SlotRows:
+    """The values of one slot for all keys of this rank; for use outside of graphs.
+
+    Args:
+        table: The table.
+        slot: What the core calls the slot.
+        initial: What it starts from.
+    """
+
+    def __init__(self, table: EmbeddingVariable, slot: str, initial: float):
+        self.table, self._slot, self._initial = table, slot, initial
+
+    def sok2_export(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Keys `[size]` and values `[size, dim]`, ascending by key."""
+        content = _Content(self.table, self._slot)
+        values = content.values()
+        values = np.where(np.isnan(values), np.float32(self._initial), values)
+        keys = tf.constant(content.keys)
+        return _of_key_dtype(keys, self.table.key_dtype), tf.constant(values)
+
+    def sok2_assign(self, keys: Any, values: Any) -> None:
+        """Sets values by key; missing keys get a row, and keys of other ranks are left out."""
+        keys = tf.reshape(as_keys(keys), [-1])
+        values = as_rows(values, "values", self.table.table_name)
+        mine = held_here(self.table, keys)
+        keys, values = tf.boolean_mask(keys, mine), tf.boolean_mask(values, mine)
+        _Content(self.table, self._slot).write(keys.numpy(), values.numpy())
+
+
+class _Content:
+    """A snapshot of a table in NumPy."""
+
+    def __init__(self, table, slot):
+        self._table = table
+        self._snapshot = table.snapshot()
+        self.keys = self._snapshot.keys.numpy()
+        self._slot_rows = self._snapshot.slot_rows.numpy()
+        self._names = [name.decode() for name in self._snapshot.slot_names.numpy()]
+        self._widths = self._snapshot.slot_widths.numpy().tolist()
+        if slot not in self._names:  # before the first step
+            nothing = np.full([len(self.keys), table.dim], np.nan, np.float32)
+            self._slot_rows = np.concatenate([self._slot_rows, nothing], 1)
+            self._names.append(slot)
+            self._widths.append(table.dim)
+        index = self._names.index(slot)
+        first = sum(self._widths[:index])
+        self._columns = slice(first, first + self._widths[index])
+
+    def values(self):
+        return self._slot_rows[:, self._columns]
+
+    def write(self, keys, values):
+        present = {key: row for row, key in enumerate(self.keys.tolist())}
+        slot_rows = np.full([len(keys), self._slot_rows.shape[1]], np.nan, np.float32)
+        at = [(row, present[key]) for row, key in enumerate(keys.tolist()) if key in present]
+        here, there = np.array(at, np.int64).reshape(-1, 2).T
+        slot_rows[here] = self._slot_rows[there]
+        slot_rows[:, self._columns] = values
+        records = None
+        if self._table.keeps_records:
+            records = np.zeros([len(keys), 3], np.int64)
+            records[here] = self._snapshot.records.numpy()[there]
+        self._table.load_snapshot(
+            keys=keys,
+            rows=self._table.find(keys)[0],
+            slot_rows=slot_rows,
+            slot_names=np.array([name.encode() for name in self._names], object),
+            slot_widths=np.array(self._widths, np.int64),
+            records=records,
+            replace=False,
+        )
+
+
+def _of_key_dtype(keys, dtype):
+    return tf.bitcast(keys, dtype) if dtype == tf.uint64 else tf.cast(keys, dtype)

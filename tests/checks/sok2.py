@@ -1,0 +1,259 @@
+"""SOK 2.x's API on ranks: lookups, training, dumps, and what must raise on every rank."""
+
+import os
+import pathlib
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+
+ROWS, DIM = 7, 3
+STEPS, BATCH, RATE = 4, 6, 0.5
+# Table: how it is made, and its combiner.
+KINDS = {
+    "distributed": "mean",
+    "localized": "sum",
+    "hbm": "sqrtn",
+    "hybrid": "mean",
+    "localized_hbm": "sum",
+    "localized_hybrid": "mean",
+}
+
+
+def checks(world_size):
+    return {
+        "train": train,
+        "dense": dense,
+        "shards": shards,
+        "dump": dump,
+        "load": load,
+        "errors": errors,
+    }
+
+
+def start(kind):
+    return np.random.default_rng([3, len(kind)]).normal(size=[ROWS, DIM]).astype(np.float32)
+
+
+def samples():
+    """Ids and weights of the whole batch, `STEPS` times; some samples are empty."""
+    rng = np.random.default_rng(5)
+    for _ in range(STEPS):
+        lengths = rng.integers(0, 4, BATCH)
+        ids = [rng.integers(0, ROWS, n) for n in lengths]
+        yield ids, [rng.choice([0.5, 1.0, 2.0], n) for n in lengths]
+
+
+def context():
+    from sok_like import sok2
+    from sok_like.runtime import comm
+
+    return sok2, comm.current().rank, comm.current().world_size
+
+
+def make(kind, name, initial=None):
+    sok2, _, world_size = context()
+    initial = start(kind) if initial is None else initial
+    last = f"localized:{world_size - 1}"
+    if kind == "distributed":
+        return sok2.Variable(initial, name=name)
+    if kind == "localized":
+        return sok2.Variable(initial, name=name, mode=last)
+    mode = last if kind.startswith("localized") else None
+    var_type = kind.rpartition("_")[2]
+    bounds = {"max_capacity": 64} if var_type == "hybrid" else {}
+    table = sok2.DynamicVariable(DIM, "0.5", var_type, name=name, mode=mode, **bounds)
+    sok2.assign(table, np.arange(len(initial)), initial)
+    return table
+
+
+def content(variable):
+    """Keys and rows of this rank."""
+    sok2, *_ = context()
+    if isinstance(variable, tf.Variable) and hasattr(variable, "global_shape"):
+        return variable._rows_here(), variable.numpy()
+    return tuple(tensor.numpy() for tensor in sok2.export(variable))
+
+
+def ragged(values, dtype):
+    return tf.ragged.constant([list(v) for v in values], dtype=dtype, ragged_rank=1)
+
+
+def train():
+    """What all kinds of tables in one call find, step by step, and their rows at the end."""
+    sok2, rank, world_size = context()
+    variables = [make(kind, f"sok2_train_{kind}") for kind in KINDS]
+    optimizer = sok2.OptimizerWrapper(tf.keras.optimizers.SGD(RATE))
+    found = []
+    for step, (ids, weights) in enumerate(samples()):
+        ids = ragged(ids[rank::world_size], tf.int64)
+        weights = ragged(weights[rank::world_size], tf.float32)
+        if step % 2:
+            ids, weights = ids.to_sparse(), weights.to_sparse()
+        with tf.GradientTape() as tape:
+            rows = sok2.lookup_sparse(
+                variables,
+                [ids] * len(KINDS),
+                None if step == 0 else [weights] * len(KINDS),
+                list(KINDS.values()),
+            )
+            loss = sum(tf.reduce_sum(tf.square(row)) for row in rows)
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        found.append([row.numpy() for row in rows])
+    return found, [content(variable) for variable in variables]
+
+
+def dense():
+    """Rows of a 2-D batch of ids of each kind, and gradient descent by `SGD`, in a function."""
+    sok2, rank, _ = context()
+    ids = tf.constant([[0, 6], [rank, 6]], tf.int64)
+    found = {}
+    for kind in KINDS:
+        variable, optimizer = make(kind, f"sok2_dense_{kind}"), sok2.SGD(RATE)
+
+        @tf.function
+        def step(ids, variable=variable, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                rows = sok2.all2all_dense_embedding(variable, ids)
+                loss = tf.reduce_sum(rows)
+            optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
+            return rows
+
+        found[kind] = step(ids).numpy(), content(variable)
+    return found
+
+
+def shards():
+    """What each rank holds and reads."""
+    sok2, rank, world_size = context()
+    found = {}
+    for kind in KINDS:
+        variable = make(kind, f"sok2_shards_{kind}")
+        found[kind] = content(variable)
+        if not hasattr(variable, "global_shape"):
+            found[f"{kind} size"] = variable.size.numpy().tolist()
+            # A key that was not there is on its owner now, and read by all.
+            found[f"{kind} read"] = tf.nn.embedding_lookup(variable, [0, 2**40]).numpy()
+            found[f"{kind} size then"] = variable.size.numpy().tolist()
+    drawn = sok2.Variable(shape=(ROWS, DIM), initializer="glorot_uniform", name="sok2_drawn")
+    found["drawn"] = content(drawn)
+    table = make("hbm", "sok2_scatter")
+    mine = np.arange(rank, ROWS, world_size)
+    delta = tf.IndexedSlices(tf.ones([2 * len(mine), DIM]), np.concatenate([mine, mine]))
+    table.scatter_sub(delta)
+    found["scatter"] = content(table)
+    return found
+
+
+def folder(name):
+    # The ranks of a test run on one machine, under one launcher.
+    return pathlib.Path(tempfile.gettempdir()) / f"sok2_{name}_{os.getppid()}"
+
+
+def rows_of_dump(kind):
+    """Rows, momenta as the dump of the check below has them."""
+    rng = np.random.default_rng([9, len(kind)])
+    return rng.normal(size=[2, ROWS, DIM]).astype(np.float32)
+
+
+def trained(kind, name, optimizer):
+    """A table after a step, with rows and momenta of `rows_of_dump`."""
+    sok2, _, _ = context()
+    variable = make(kind, name)
+    rows, momenta = rows_of_dump(kind)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(sok2.all2all_dense_embedding(variable, np.arange(ROWS)))
+    optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
+    if hasattr(variable, "global_shape"):
+        here = variable._rows_here()
+        variable.assign(rows[here])
+        optimizer.get_slot(variable, "momentum").assign(momenta[here])
+    else:
+        sok2.assign(variable, np.arange(ROWS), rows)
+        sok2.assign(optimizer.get_slot(variable, "momentum"), np.arange(ROWS), momenta)
+    return variable
+
+
+def dump():
+    """Where each rank has dumped its part of all kinds of tables."""
+    import tf_keras
+
+    sok2, _, world_size = context()
+    optimizer = sok2.OptimizerWrapper(tf_keras.optimizers.legacy.SGD(RATE, momentum=0.9))
+    variables = [trained(kind, f"sok2_dump_{kind}", optimizer) for kind in KINDS]
+    path = folder(f"dump{world_size}")
+    sok2.dump(path, variables, optimizer)
+    files = {file.name: file.read_bytes() for file in path.iterdir()}
+    # And back, into variables that have other rows.
+    for variable in variables:
+        if hasattr(variable, "global_shape"):
+            variable.assign(tf.zeros_like(variable))
+        else:
+            sok2.assign(variable, np.arange(ROWS), np.zeros([ROWS, DIM], np.float32))
+    sok2.load(path, variables, optimizer)
+    slots = [optimizer.get_slot(variable, "momentum") for variable in variables]
+    momenta = [
+        slot.numpy() if isinstance(slot, tf.Variable) else sok2.export(slot)[1].numpy()
+        for slot in slots
+    ]
+    return files, [content(variable) for variable in variables], momenta
+
+
+def written_by_hand(path, name, keys, rows, dtype_number):
+    """Files as SOK 2.x writes them."""
+    path.mkdir(exist_ok=True)
+    for kind, (end, items, number) in enumerate((("key", keys, 1), ("weight", rows, dtype_number))):
+        head = name.encode().rjust(256) + kind.to_bytes(4, "big") + b" " * 32
+        data = head + number.to_bytes(4, "big") + np.ascontiguousarray(items).tobytes()
+        temporary = path / f"{name}-{end}.{os.getpid()}"
+        temporary.write_bytes(data)
+        os.replace(temporary, path / f"{name}-{end}")
+
+
+def load():
+    """Tables from files that three ranks of SOK 2.x wrote: keys 0, 3, 6, then 1, 4, then 2, 5."""
+    sok2, _, _ = context()
+    path = folder("load")
+    keys = np.concatenate([np.arange(r, ROWS, 3) for r in range(3)])
+    found = {}
+    for kind in KINDS:
+        name = f"sok2_load_{kind}"
+        rows = rows_of_dump(kind)[0]
+        written_by_hand(path, f"{name}_0", keys, rows[keys], 5)
+        variable = make(kind, name, initial=np.zeros([ROWS, DIM], np.float32))
+        sok2.load(path, variable)
+        found[kind] = content(variable)
+    return found
+
+
+def message_of(call):
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def errors():
+    """What raises on every rank where one rank is at fault, and what does in any case."""
+    sok2, rank, world_size = context()
+    import sok_like as sok
+
+    found = {}
+    wrong = tf.constant([ROWS if rank == world_size - 1 else 0], tf.int64)
+    for kind in ("distributed", "localized"):
+        table = make(kind, f"sok2_errors_{kind}")
+        found[kind] = message_of(lambda table=table: sok2.all2all_dense_embedding(table, wrong))
+    table = make("localized_hbm", "sok2_errors_home")
+    found["group"] = message_of(
+        lambda: sok.group_embedding_lookup(table, [tf.constant([1], tf.int64)])
+    )
+    found["saver"] = message_of(lambda: sok.Saver().dump_to_file(table, folder("errors")))
+    spread = make("hbm", "sok2_errors_spread")
+    foreign = tf.IndexedSlices(tf.ones([1, DIM]), [rank + 1])
+    found["scatter"] = message_of(lambda: spread.scatter_sub(foreign))
+    found["missing"] = message_of(lambda: sok2.load(folder("nothing"), spread))
+    found["mode"] = message_of(lambda: sok2.Variable([[1.0]], mode=f"localized:{world_size}"))
+    found["single"] = message_of(lambda: sok2.init("single"))
+    return found

@@ -1,0 +1,224 @@
+"""`OptimizerWrapper` and `SGD` against the same stock optimizer on a dense variable."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from sok_like import sok2
+
+pytestmark = pytest.mark.keras
+legacy = tf_keras.optimizers.legacy
+v1 = tf.compat.v1
+
+ROWS, DIM = 6, 4
+# Their sparse kernels leave other rows alone, so batches may differ.
+SPARSE = {
+    "SGD": lambda: legacy.SGD(0.1),
+    "momentum": lambda: legacy.SGD(0.1, momentum=0.9),
+    "Adamax": lambda: legacy.Adamax(0.1),
+    "Adadelta": lambda: legacy.Adadelta(1.0),
+    "Adagrad": lambda: legacy.Adagrad(0.1),
+    "Ftrl": lambda: legacy.Ftrl(0.1),
+}
+# Theirs decay what belongs to every row; here only rows of the batch do, as in SOK 2.x.
+LAZY = {
+    "Adam": lambda: legacy.Adam(0.1),
+    "RMSprop": lambda: legacy.RMSprop(0.1, momentum=0.5),
+    "Nadam": lambda: legacy.Nadam(0.1),
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_rank(sok):
+    sok2.init(use_legacy_optimizer=False)
+
+
+def start():
+    return np.random.default_rng(2).normal(size=[ROWS, DIM]).astype(np.float32)
+
+
+def steps(all_rows):
+    rng = np.random.default_rng(6)
+    for _ in range(5):
+        keys = rng.integers(0, ROWS, 4) if not all_rows else rng.permutation(ROWS)
+        yield tf.constant(keys), tf.constant(rng.normal(size=[len(keys), DIM]), tf.float32)
+
+
+def train(make, table, all_rows, as_function=False, wrapped=True):
+    stock = make()
+    optimizer = sok2.OptimizerWrapper(stock) if wrapped else stock
+
+    def step(keys, weights):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, keys) * weights)
+        return optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+    step = tf.function(step) if as_function else step
+    for keys, weights in steps(all_rows):
+        step(keys, weights)
+    return optimizer
+
+
+@pytest.mark.parametrize("as_function", [False, True])
+@pytest.mark.parametrize("name", [*SPARSE, *LAZY])
+def test_legacy_optimizers_train_rows_as_they_do_those_of_a_variable(name, as_function):
+    make, all_rows = {**SPARSE, **LAZY}[name], name in LAZY
+    table = sok2.DynamicVariable(DIM, "0", "hbm", name=f"table_{name}")
+    sok2.assign(table, np.arange(ROWS), start())
+    dense = tf.Variable(start())
+    optimizer = train(make, table, all_rows, as_function)
+    stock = train(make, dense, all_rows, wrapped=False)
+    np.testing.assert_allclose(sok2.export(table)[1], dense, rtol=2e-5, atol=1e-6)
+    assert set(optimizer.get_slot_names()) == set(stock.get_slot_names())
+    touched = sorted({key for keys, _ in steps(all_rows) for key in keys.numpy().tolist()})
+    for slot in stock.get_slot_names():
+        keys, values = (t.numpy() for t in sok2.export(optimizer.get_slot(table, slot)))
+        assert set(touched) <= set(keys.tolist())
+        expected = stock.get_slot(dense, slot).numpy()[keys]
+        np.testing.assert_allclose(values, expected, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", list(SPARSE))
+def test_both_kinds_of_variables_in_one_step(name):
+    table = sok2.DynamicVariable(DIM, "0.5", "hbm", name=f"both_{name}")
+    static = sok2.Variable(np.full([ROWS, DIM], 0.5, np.float32))
+    dense = tf.Variable(static)
+    optimizer, stock = sok2.OptimizerWrapper(SPARSE[name]()), SPARSE[name]()
+    for keys, weights in steps(False):
+        for variables, by in (([table, static], optimizer), ([dense], stock)):
+            with tf.GradientTape() as tape:
+                loss = sum(
+                    tf.reduce_sum(tf.nn.embedding_lookup(v, keys) * weights) for v in variables
+                )
+            by.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+    keys, rows = sok2.export(table)
+    np.testing.assert_allclose(rows, dense.numpy()[keys], rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(static, dense, rtol=2e-5, atol=1e-6)
+    assert int(optimizer.iterations) == 5
+
+
+def test_adam_of_the_running_keras_moves_rows_of_the_batch_only():
+    table = sok2.DynamicVariable(DIM, "1", "hbm", name="lazy")
+    optimizer = sok2.OptimizerWrapper(tf.keras.optimizers.Adam(0.1))
+    m, v, rows = np.zeros(2), np.zeros(2), np.ones(2)
+    for step, keys in enumerate(([0, 1], [1], [1]), 1):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(3 * table.sparse_read(keys))
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+        m[keys] = 0.9 * m[keys] + 0.1 * 3
+        v[keys] = 0.999 * v[keys] + 0.001 * 9
+        rate = 0.1 * np.sqrt(1 - 0.999**step) / (1 - 0.9**step)
+        rows[keys] -= rate * m[keys] / (np.sqrt(v[keys]) + 1e-7)
+    np.testing.assert_allclose(sok2.export(table)[1][:, 0], rows, rtol=1e-5)
+    np.testing.assert_allclose(sok2.export(optimizer.get_slot(table, "m"))[1][:, 0], m, rtol=1e-5)
+    assert float(optimizer.lr) == pytest.approx(0.1)
+
+
+def test_slots_of_a_rule_are_assigned():
+    table = sok2.DynamicVariable(2, "1", "hbm")
+    optimizer = sok2.OptimizerWrapper(tf.keras.optimizers.SGD(1.0, momentum=0.5))
+    momentum = optimizer.get_slot(table, "momentum")
+    table.sparse_read([4, 5])
+    assert sok2.export(momentum)[1].numpy().tolist() == [[0, 0], [0, 0]]
+    sok2.assign(momentum, [5], [[-2.0, -2.0]])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(table.sparse_read([4, 5]))
+    optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+    # momentum = 0.5 momentum - gradient; row += momentum
+    assert sok2.export(table)[1].numpy()[:, 0].tolist() == [0, -1]
+
+
+def test_sgd():
+    table, static = sok2.DynamicVariable(2, "1", "hbm"), sok2.Variable(np.ones([3, 2], np.float32))
+    optimizer, step = sok2.SGD(0.5), tf.Variable(0, dtype=tf.int64)
+    with tf.GradientTape() as tape:
+        loss = sum(tf.reduce_sum(tf.nn.embedding_lookup(v, [1, 1])) for v in (table, static))
+    gradients = tape.gradient(loss, [table, static])
+    optimizer.apply_gradients(zip(gradients, [table, static], strict=True), step)
+    assert sok2.export(table)[1].numpy().tolist() == [[0, 0]] and int(step) == 1
+    assert static.numpy()[:, 0].tolist() == [1, 0, 1]
+    optimizer.lr.assign(0.25)
+    optimizer.apply_gradients([(gradients[0], table)])
+    assert sok2.export(table)[1].numpy().tolist() == [[-0.5, -0.5]]
+    with pytest.raises(TypeError, match="variables of sok2"):
+        optimizer.apply_gradients([(gradients[1], tf.Variable(np.ones([3, 2])))])
+    with pytest.raises(ValueError, match="No gradients"):
+        optimizer.apply_gradients([(None, table)])
+
+
+def test_in_a_session():
+    with tf.Graph().as_default():
+        table = sok2.DynamicVariable(2, "1", "hbm", name="session")
+        step = v1.train.get_or_create_global_step()
+        optimizer = sok2.OptimizerWrapper(v1.train.AdagradOptimizer(0.5))
+        rows = sok2.all2all_dense_embedding(table, [3, 8])
+        (gradient,) = tf.gradients(tf.reduce_sum(2 * rows), [table])
+        train = optimizer.apply_gradients([(gradient, table)], global_step=step)
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            for _ in range(2):
+                session.run(train)
+            keys, rows = session.run(sok2.export(table))
+            assert session.run(step) == 2
+    expected = 1 - 0.5 * 2 / np.sqrt(0.1 + 4) - 0.5 * 2 / np.sqrt(0.1 + 8)
+    assert keys.tolist() == [3, 8]
+    np.testing.assert_allclose(rows, np.full([2, 2], expected), rtol=1e-5)
+
+
+def test_what_rows_cannot_follow_raises():
+    with pytest.raises(ValueError, match="tf_keras.optimizers.legacy"):
+        sok2.OptimizerWrapper(tf.keras.optimizers.Adamax(0.1))
+    with pytest.raises(ValueError, match="clipnorm"):
+        sok2.OptimizerWrapper(legacy.Adagrad(0.1, clipnorm=1.0))
+    with pytest.raises(TypeError, match="optimizer"):
+        sok2.OptimizerWrapper(sok2.SGD(0.1))
+    table = sok2.DynamicVariable(2, "1", "hbm")
+    optimizer = sok2.OptimizerWrapper(legacy.Adagrad(0.1))
+    with pytest.raises(ValueError, match="No gradients"):
+        optimizer.apply_gradients([(None, table)])
+    with pytest.raises(TypeError, match="IndexedSlices"):
+        optimizer.apply_gradients([(tf.ones([1, 2]), table)])
+    with pytest.raises(ValueError, match="`name` must be one of"):
+        optimizer.get_slot(table, "momentum")
+    with pytest.raises(TypeError, match="filter_variables"):
+        optimizer.apply_gradients([(tf.ones([1, 2]), tf.Variable([[1.0, 2.0]]))])
+
+
+def test_a_model_lists_both_kinds():
+    class Model(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.static = sok2.Variable(np.ones([4, 2], np.float32), name="static").as_weight()
+            self.dynamic = sok2.DynamicVariable(2, "1", "hbm", name="dynamic").as_weight()
+            self.dense = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+
+        def call(self, ids):
+            ids = tf.RaggedTensor.from_tensor(ids)
+            rows = sok2.lookup_sparse([self.static, self.dynamic], [ids, ids], combiners="sum")
+            return self.dense(tf.concat(rows, 1))
+
+    model, ids = Model(), tf.constant([[1, 3]], tf.int64)
+    optimizer, stock = sok2.OptimizerWrapper(tf.keras.optimizers.SGD(0.5)), tf.keras.optimizers
+    plain = stock.SGD(0.5)
+    model(ids)
+    ours, others = sok2.filter_variables(model.trainable_variables)
+    assert (len(ours), len(others)) == (2, 1)
+    with tf.GradientTape(persistent=True) as tape:
+        loss = tf.reduce_sum(model(ids))
+    optimizer.apply_gradients(zip(tape.gradient(loss, ours), ours, strict=True))
+    plain.apply_gradients(zip(tape.gradient(loss, others), others, strict=True))
+    found = sok2.all2all_dense_embedding(model.static, [0, 1, 3]).numpy()
+    assert found[:, 0].tolist() == [1, 0.5, 0.5]
+    assert sok2.export(model.dynamic)[1].numpy()[:, 0].tolist() == [0.5, 0.5]
+
+
+def test_a_layer_that_does_not_list_a_variable_raises():
+    variable = sok2.Variable(np.ones([4, 2], np.float32), name="outside")
+
+    class Layer(tf.keras.layers.Layer):
+        def call(self, ids):
+            return sok2.all2all_dense_embedding(variable, ids)
+
+    with pytest.raises(RuntimeError, match="does not list it"):
+        Layer()(tf.constant([1], tf.int64))

@@ -1,0 +1,227 @@
+"""`Variable`, `DynamicVariable`, `filter_variables`, `assign` and `export` on one rank."""
+
+import copy
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_like import sok2
+
+TABLE = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+
+@pytest.fixture(autouse=True)
+def _one_rank(sok):
+    sok2.init()
+
+
+def test_variable_is_a_tf_variable_of_the_rows_given():
+    variable = sok2.Variable(TABLE, name="plain")
+    assert isinstance(variable, tf.Variable) and variable.trainable
+    np.testing.assert_array_equal(variable.numpy(), TABLE)
+    assert (variable.global_shape, variable.target_gpu, variable.num_gpus) == ((4, 3), -1, 1)
+    np.testing.assert_array_equal(tf.nn.embedding_lookup(variable, [2]), TABLE[2:3])
+    assert sok2.Variable([[3, 4, 5]]).dtype == tf.int64
+    assert sok2.Variable([1.0, 2.0]).shape == [1, 2]
+    assert sok2.Variable(lambda: tf.constant(TABLE), dtype=tf.float16).dtype == tf.float16
+    assert not sok2.Variable(TABLE, trainable=False).trainable
+    assert sok2.Variable(TABLE, mode="localized:0").target_gpu == 0
+
+
+def test_an_initializer_of_any_kind_fills_a_shape():
+    zeros = sok2.Variable(shape=[4, 3], initializer="zeros")
+    np.testing.assert_array_equal(zeros.numpy(), np.zeros([4, 3]))
+    counted = sok2.Variable(
+        shape=[4, 3],
+        initializer=lambda shape, dtype: tf.reshape(tf.range(12, dtype=dtype), shape),
+        dtype=tf.float32,
+    )
+    np.testing.assert_array_equal(counted.numpy(), TABLE)
+    square = sok2.Variable(shape=[3, 3], initializer=tf.keras.initializers.Identity())
+    np.testing.assert_array_equal(square.numpy(), np.eye(3))
+    normal = sok2.Variable(
+        shape=[400, 30], initializer=tf.keras.initializers.RandomNormal(1.0, 0.1, seed=3)
+    )
+    assert abs(normal.numpy().mean() - 1) < 0.01 and abs(normal.numpy().std() - 0.1) < 0.01
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"mode": "replicated", "initial_value": TABLE}, "`mode` must be"),
+        ({"mode": "localized:1", "initial_value": TABLE}, "one of the 1 ranks"),
+        ({"mode": "localized", "initial_value": TABLE}, "`mode` must be"),
+        ({"initial_value": TABLE[np.newaxis]}, r"\[rows, dim\]"),
+        ({}, "`shape` and `initializer` must both"),
+        ({"shape": [4, 3]}, "`shape` and `initializer` must both"),
+        ({"shape": [4], "initializer": "zeros"}, "`shape` must be"),
+        ({"initial_value": TABLE, "initializer": "zeros"}, "must be None"),
+        ({"initial_value": TABLE, "import_scope": "x"}, "`import_scope` must be None"),
+    ],
+)
+def test_variable_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        sok2.Variable(**arguments)
+
+
+def test_dynamic_variable_under_its_names():
+    table = sok2.DynamicVariable(3, initializer="13", var_type="hbm", key_type=tf.int32)
+    assert table.size.numpy().tolist() == [0, 3]
+    rows = tf.nn.embedding_lookup(table, [0, 1, 2**20])
+    np.testing.assert_array_equal(rows, np.full([3, 3], 13.0))
+    assert table.size.numpy().tolist() == [3, 3]
+    assert (table.dimension, table.key_type, table.backend_type) == (3, tf.int32, "hbm")
+    assert (table.target_gpu, table.num_gpus, table.mode) == (-1, 1, None)
+    assert table.initializer_str == "13" and table.handle_dtype == tf.float32
+    keys, rows = sok2.export(table)
+    assert keys.dtype == tf.int32 and keys.numpy().tolist() == [0, 1, 2**20]
+    assert sok2.assign(table, [5], [[1.0, 2.0, 3.0]]) is table
+    np.testing.assert_array_equal(table.sparse_read([5]), [[1, 2, 3]])
+    hybrid = sok2.DynamicVariable(3, init_capacity=8, max_capacity=16, mode="localized:0")
+    assert (hybrid.backend_type, hybrid.target_gpu) == ("hybrid", 0)
+    assert hybrid.config_dict == {"init_capacity": 8, "max_capacity": 16}
+
+
+def test_scatter():
+    table = sok2.DynamicVariable(2, "1", "hbm")
+    table.scatter_add(tf.IndexedSlices(tf.ones([3, 2]), [7, 8, 7]))
+    table.scatter_update(tf.IndexedSlices(tf.fill([1, 2], 9.0), [8]))
+    keys, rows = sok2.export(table)
+    assert keys.numpy().tolist() == [7, 8] and rows.numpy()[:, 0].tolist() == [3, 9]
+    with pytest.raises(TypeError, match="`sparse_delta` must be tf.IndexedSlices"):
+        table.scatter_sub(tf.ones([1, 2]))
+
+
+@pytest.mark.parametrize(
+    "initializer, var_type, mean, least, largest",
+    [
+        ("random", "hbm", 0.5, 0, 1),
+        (None, "hbm", 0.5, 0, 1),
+        ("uniform", "hybrid", 0.5, 0, 1),
+        ("random", "hybrid", 0, -9, 9),
+        ("normal", "hbm", 0, -9, 9),
+        ("ones", "hbm", 1, 1, 1),
+        ("zeros", "hbm", 0, 0, 0),
+        ("-2.5", "hybrid", -2.5, -2.5, -2.5),
+    ],
+)
+def test_initializers(initializer, var_type, mean, least, largest):
+    table = sok2.DynamicVariable(16, initializer, var_type, max_capacity=2000)
+    rows = table.sparse_read(tf.range(1000, dtype=tf.int64)).numpy()
+    assert abs(rows.mean() - mean) < 0.03 and least <= rows.min() and rows.max() <= largest
+    if largest == 9:
+        assert abs(rows.std() - 1) < 0.03
+
+
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        ({"var_type": "ssd"}, ValueError, "`var_type` must be"),
+        ({"var_type": "hybrid", "key_type": tf.int32}, NotImplementedError, "int64"),
+        ({"dtype": tf.float16}, NotImplementedError, "float32"),
+        ({"constraint": tf.nn.relu}, NotImplementedError, "`constraint`"),
+        ({"filter_ratio": 0.5}, NotImplementedError, "CounterFilter"),
+        ({"evict_strategy": "kFifo"}, ValueError, "`evict_strategy`"),
+        ({"evict_strategy": "kLru", "var_type": "hbm"}, ValueError, "evicts nothing"),
+        ({"max_hbm": 3}, TypeError, "max_hbm"),
+        ({"init_capacity": 9, "max_capacity": 8}, ValueError, "initial_capacity"),
+        ({"initializer": "somehow"}, ValueError, "somehow"),
+    ],
+)
+def test_dynamic_variable_refuses(arguments, error, message):
+    with pytest.raises(error, match=message):
+        sok2.DynamicVariable(3, **arguments)
+
+
+def test_the_layout_of_hierarchical_kv_is_ignored_with_a_warning():
+    with pytest.warns(UserWarning, match="max_hbm_for_vectors"):
+        sok2.DynamicVariable(3, max_hbm_for_vectors=16)
+
+
+def test_a_table_of_hbm_that_is_full_raises_and_one_of_hybrid_evicts():
+    full = sok2.DynamicVariable(2, "1", "hbm", max_capacity=2)
+    full.sparse_read([1, 2])
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        full.sparse_read([3])
+    evicting = sok2.DynamicVariable(2, "1", "hybrid", max_capacity=2)
+    for key in (1, 2, 1, 3):
+        evicting.sparse_read([key])
+    assert sok2.export(evicting)[0].numpy().tolist() == [1, 3]
+
+
+def test_filter_variables():
+    others = [tf.Variable([[0, 1, 2]]), tf.Variable(1.0)]
+    ours = [
+        sok2.Variable([[3, 4, 5]]),
+        sok2.Variable([[6, 7, 8]], mode="localized:0"),
+        sok2.DynamicVariable(3, "13", "hbm"),
+    ]
+    found = sok2.filter_variables([others[0], *ours, others[1]])
+    for got, expected in zip(found, (ours, others), strict=True):
+        assert [id(v) for v in got] == [id(v) for v in expected]
+
+
+def test_init():
+    sok2.init("horovod", use_legacy_optimizer=False)
+    sok2.init("single")
+    with pytest.raises(ValueError, match="`comm_tool` must be one of"):
+        sok2.init("mpi")
+    assert sok2.tf_version == [int(part) for part in tf.__version__.split(".")[:2]]
+
+
+def test_tables_are_not_copied_but_checkpointed(tmp_path):
+    for variable in (sok2.Variable(TABLE), sok2.DynamicVariable(3, "1", "hbm")):
+        with pytest.raises(NotImplementedError):
+            copy.deepcopy(variable)
+    table, other = (sok2.DynamicVariable(3, "1", "hbm", name="kept") for _ in range(2))
+    sok2.assign(table, [4], [[1.0, 2.0, 3.0]])
+    path = tf.train.Checkpoint(table=table).write(str(tmp_path / "checkpoint"))
+    tf.train.Checkpoint(table=other).read(path).assert_consumed()
+    np.testing.assert_array_equal(sok2.export(other)[1], [[1, 2, 3]])
+
+
+def test_lookup_sparse_returns_what_it_was_given():
+    variable = sok2.Variable(TABLE)
+    ids = tf.ragged.constant([[0, 2], [], [3]], dtype=tf.int32)
+    (mean,) = sok2.lookup_sparse([variable], [ids])
+    expected = np.stack([TABLE[[0, 2]].mean(0), np.zeros(3), TABLE[3]])
+    np.testing.assert_allclose(mean, expected)
+    alone = sok2.lookup_sparse(variable, ids.to_sparse(), combiners="mean")
+    np.testing.assert_allclose(alone, expected)
+    zero = ids.with_values(tf.constant([1.0, -1.0, 2.0]))
+    assert sok2.lookup_sparse(variable, ids, zero)[0].numpy().tolist() == [0, 0, 0]
+    hybrid = sok2.DynamicVariable(3, "2", max_capacity=4)
+    found = sok2.lookup_sparse(hybrid, ids, use_low_frequency_filter=True)
+    np.testing.assert_array_equal(found[2], [2, 2, 2])
+
+
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        (([TABLE], ["ids"]), TypeError, "variables of sok2"),
+        (("variable", "ids", None, ["mean", "sum"]), ValueError, "each of the 1 tables"),
+        (("variable", "ids", None, "max"), ValueError, "combiners"),
+        ((["variable"] * 2, ["ids"]), ValueError, "each of the 2 tables"),
+        (("variable", tf.constant([[1]])), TypeError, "SparseTensors or RaggedTensors"),
+        (("variable", "ids", tf.constant([1.0])), ValueError, "`sp_weights`"),
+        (("wide", "ids"), TypeError, "float64"),
+        (("variable", "ids", None, None, True), ValueError, "`use_low_frequency_filter`"),
+    ],
+)
+def test_lookup_sparse_refuses(arguments, error, message):
+    known = {
+        "variable": sok2.Variable(TABLE),
+        "wide": sok2.Variable(TABLE.astype(np.float64)),
+        "ids": tf.ragged.constant([[0, 2]], dtype=tf.int64),
+    }
+    arguments = [
+        [known[i] if isinstance(i, str) else i for i in a]
+        if isinstance(a, list) and a[0] != "mean"
+        else known.get(a, a)
+        if isinstance(a, str)
+        else a
+        for a in arguments
+    ]
+    with pytest.raises(error, match=message):
+        sok2.lookup_sparse(*arguments)
