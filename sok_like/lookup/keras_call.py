@@ -26,9 +26,6 @@ _HOLD = {
     False: "A layer holds a table by `self.table = variable`",
 }
 
-# Layer -> the tables it is known to list.
-_listed: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-
 
 def training_of_call() -> bool | Any:
     """`training` of the Keras call in progress; True outside of one, and where it says nothing."""
@@ -95,11 +92,12 @@ def _is_symbolic(keys):
 
 
 def _lists(layer, variable):
-    known = _listed.setdefault(layer, weakref.WeakSet())
-    if variable not in known:
+    # On the variable, as one of TensorFlow cannot be looked for in a set.
+    known = variable.__dict__.setdefault("_listed_by", weakref.WeakSet())
+    if layer not in known:
         if not any(_inside(weight) is variable for weight in layer.variables):
             return False
-        known.add(variable)
+        known.add(layer)
     return True
 
 

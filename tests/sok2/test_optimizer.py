@@ -52,7 +52,7 @@ def train(make, table, all_rows, as_function=False, wrapped=True):
     def step(keys, weights):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.nn.embedding_lookup(table, keys) * weights)
-        return optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
 
     step = tf.function(step) if as_function else step
     for keys, weights in steps(all_rows):

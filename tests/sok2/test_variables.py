@@ -215,13 +215,12 @@ def test_lookup_sparse_refuses(arguments, error, message):
         "wide": sok2.Variable(TABLE.astype(np.float64)),
         "ids": tf.ragged.constant([[0, 2]], dtype=tf.int64),
     }
-    arguments = [
-        [known[i] if isinstance(i, str) else i for i in a]
-        if isinstance(a, list) and a[0] != "mean"
-        else known.get(a, a)
-        if isinstance(a, str)
-        else a
-        for a in arguments
-    ]
+    arguments = [_named(a, known) for a in arguments]
     with pytest.raises(error, match=message):
         sok2.lookup_sparse(*arguments)
+
+
+def _named(argument, known):
+    if isinstance(argument, list):
+        return [_named(a, known) for a in argument]
+    return known.get(argument, argument) if isinstance(argument, str) else argument
