@@ -106,8 +106,8 @@ class Dumped:
         if not self._static and not self._by_rows():
             step = int(self._variable.snapshot().optimizer_step)
             return max(step, 0)
-        stock = getattr(self._optimizer, "optimizer", self._optimizer)
-        return int(stock.iterations) if hasattr(stock, "iterations") else None
+        count = self._optimizer.iterations
+        return None if count is None else int(count)
 
     def _by_rows(self):
         return getattr(self._optimizer, "_rows", None) is not None
@@ -206,8 +206,7 @@ class Dumped:
 
     def _take_iterations(self, iterations):
         if iterations is not None:
-            stock = getattr(self._optimizer, "optimizer", self._optimizer)
-            stock.iterations.assign(iterations)
+            self._optimizer.iterations.assign(iterations)
 
 
 def optimizer_name(optimizer: Any) -> str:

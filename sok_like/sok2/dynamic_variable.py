@@ -15,8 +15,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_like.lookup import by_key as by_key  # so that tables can be looked up by key
 from sok_like.runtime import comm, native
 from sok_like.runtime.checks import as_integer
+from sok_like.runtime.initialize import ensure_initialized
 from sok_like.sok2.distributed_variable import home_of
 from sok_like.table import export_assign
 from sok_like.table.export_assign import held_here
@@ -67,7 +69,8 @@ class DynamicVariable(EmbeddingVariable):
         TypeError: an unknown argument.
         NotImplementedError: "hybrid" with other keys than int64, a dtype, constraint or filter that
             rows cannot have.
-        RuntimeError: `init` has not been called.
+
+    It may be made without `init`, which is then called.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class DynamicVariable(EmbeddingVariable):
         filter_ratio: float = 1.0,
         **kwargs: Any,
     ):
+        ensure_initialized()
         name = name or f"sok_dynamic_Variable_{next(_count)}"
         var_type = "hybrid" if var_type is None else var_type
         key_type = tf.int64 if key_type is None else tf.as_dtype(key_type)

@@ -11,6 +11,7 @@ Variables of `Variable` are updated by the optimizer as it is, or not wrapped at
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -52,6 +53,12 @@ class OptimizerWrapper:
         self._optimizer = optimizer
         self._rows: RowOptimizer | None = None
         self._view: Any = None
+        self._iterations: Any = None  # those of tf.compat.v1.train keep a count of their own
+        if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
+            with tf.init_scope():
+                self._iterations = tf.Variable(
+                    0, dtype=tf.int64, trainable=False, name="sok2_iterations"
+                )
         legacy = legacy_name(optimizer)
         if legacy is not None and legacy not in _FUSED_LEGACY:
             check_keras_settings(optimizer)
@@ -80,8 +87,8 @@ class OptimizerWrapper:
 
     @property
     def iterations(self) -> Any:
-        """Steps that the optimizer has taken; those of tf.compat.v1.train do not say."""
-        return self._optimizer.iterations
+        """Steps that this wrapper has taken; None for optimizers of tf.compat.v1.train."""
+        return self._iterations
 
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[Any, Any]], global_step: Any = None, name: Any = None
@@ -107,11 +114,24 @@ class OptimizerWrapper:
         pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
         if isinstance(self._optimizer, tf.compat.v1.train.Optimizer):
             return self._view.apply_gradients(pairs, global_step, name)
-        done = self._view.apply_gradients(pairs) if self._rows is None else self._rows.apply(pairs)
+        with self._own_iterations():
+            done = (self._view if self._rows is None else self._rows).apply_gradients(pairs)
         if global_step is None:
             return done
         with tf.control_dependencies([] if tf.executing_eagerly() or done is None else [done]):
             return global_step.assign_add(tf.ones([], global_step.dtype))
+
+    @contextlib.contextmanager
+    def _own_iterations(self):
+        """The optimizer may train other variables by itself: each of the two counts its steps."""
+        inner = getattr(self._optimizer, "inner_optimizer", None)
+        # Past Keras' __setattr__, which would make the counter the optimizer's own, to be saved.
+        state = (self._optimizer if inner is None else inner).__dict__
+        kept, state["_iterations"] = state.get("_iterations"), self._iterations
+        try:
+            yield
+        finally:
+            state["_iterations"] = kept
 
     def get_slot_names(self) -> list[str]:
         """Names of what the optimizer keeps for each row."""

@@ -46,7 +46,7 @@ class RowOptimizer:
         """The table of a slot."""
         return self._slots_of(table)[name]
 
-    def apply(self, pairs: list[tuple[Any, Any]]) -> Any:
+    def apply_gradients(self, pairs: list[tuple[Any, Any]]) -> Any:
         """One step of all variables.
 
         Args:

@@ -115,6 +115,25 @@ def test_adam_of_the_running_keras_moves_rows_of_the_batch_only():
     assert float(optimizer.lr) == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize(
+    "make", [lambda: legacy.Adamax(0.1), lambda: tf.keras.optimizers.Adam(0.1)]
+)
+def test_the_optimizer_by_itself_and_wrapped_count_their_own_steps(make):
+    table, dense = sok2.DynamicVariable(2, "1", "hbm"), tf.Variable([[1.0, 1.0]])
+    optimizer = make()
+    wrapped = sok2.OptimizerWrapper(optimizer)
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(table.sparse_read([0])) + tf.reduce_sum(dense)
+        gradients = tape.gradient(loss, [table, dense])
+        wrapped.apply_gradients([(gradients[0], table)])
+        optimizer.apply_gradients([(gradients[1], dense)])
+    # Gradients are 1, so each step moves by the rate.
+    np.testing.assert_allclose(sok2.export(table)[1], np.full([1, 2], 0.7), rtol=1e-5)
+    np.testing.assert_allclose(dense, np.full([1, 2], 0.7), rtol=1e-5)
+    assert (int(wrapped.iterations), int(optimizer.iterations)) == (3, 3)
+
+
 def test_slots_of_a_rule_are_assigned():
     table = sok2.DynamicVariable(2, "1", "hbm")
     optimizer = sok2.OptimizerWrapper(tf.keras.optimizers.SGD(1.0, momentum=0.5))
@@ -189,13 +208,13 @@ def test_a_model_lists_both_kinds():
     class Model(tf.keras.Model):
         def __init__(self):
             super().__init__()
-            self.static = sok2.Variable(np.ones([4, 2], np.float32), name="static").as_weight()
-            self.dynamic = sok2.DynamicVariable(2, "1", "hbm", name="dynamic").as_weight()
+            self.rows = sok2.Variable(np.ones([4, 2], np.float32), name="static").as_weight()
+            self.table = sok2.DynamicVariable(2, "1", "hbm", name="dynamic").as_weight()
             self.dense = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
 
         def call(self, ids):
             ids = tf.RaggedTensor.from_tensor(ids)
-            rows = sok2.lookup_sparse([self.static, self.dynamic], [ids, ids], combiners="sum")
+            rows = sok2.lookup_sparse([self.rows, self.table], [ids, ids], combiners="sum")
             return self.dense(tf.concat(rows, 1))
 
     model, ids = Model(), tf.constant([[1, 3]], tf.int64)
@@ -208,9 +227,9 @@ def test_a_model_lists_both_kinds():
         loss = tf.reduce_sum(model(ids))
     optimizer.apply_gradients(zip(tape.gradient(loss, ours), ours, strict=True))
     plain.apply_gradients(zip(tape.gradient(loss, others), others, strict=True))
-    found = sok2.all2all_dense_embedding(model.static, [0, 1, 3]).numpy()
+    found = sok2.all2all_dense_embedding(model.rows, [0, 1, 3]).numpy()
     assert found[:, 0].tolist() == [1, 0.5, 0.5]
-    assert sok2.export(model.dynamic)[1].numpy()[:, 0].tolist() == [0.5, 0.5]
+    assert sok2.export(model.table)[1].numpy()[:, 0].tolist() == [0.5, 0.5]
 
 
 def test_a_layer_that_does_not_list_a_variable_raises():
