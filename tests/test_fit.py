@@ -9,25 +9,51 @@ pytestmark = pytest.mark.keras
 each_world = pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.ranks)])
 
 
-def trained():
-    """Rows by key after plain gradient descent on the mean squared error."""
+class Descent:
+    """Plain gradient descent on one number."""
+
+    def __init__(self, rate):
+        self.rate = rate
+
+    def update(self, slope):
+        return self.rate * slope
+
+
+class Adam(Descent):
+    """Adam on one number, from zero moments, with Keras' betas and epsilon."""
+
+    momentum = velocity = steps = 0
+
+    def update(self, slope):
+        self.steps += 1
+        self.momentum += 0.1 * (slope - self.momentum)
+        self.velocity += 0.001 * (slope**2 - self.velocity)
+        rate = self.rate * np.sqrt(1 - 0.999**self.steps) / (1 - 0.9**self.steps)
+        return rate * self.momentum / (np.sqrt(self.velocity) + 1e-7)
+
+
+def trained(rules=(lambda: Descent(fit.RATE),)):
+    """Rows by key after an epoch under each rule, on the mean squared error."""
     rows = dict.fromkeys(fit.KEYS.tolist(), 0.0)
     keys, targets = fit.samples()
-    for step_keys, step_targets in zip(
-        np.split(keys, fit.STEPS), np.split(targets, fit.STEPS), strict=True
-    ):
-        outputs = np.array([sum(rows[key] for key in sample) for sample in step_keys.tolist()])
-        slopes = 2 * (outputs - step_targets) / fit.BATCH
-        for sample, slope in zip(step_keys.tolist(), slopes, strict=True):
-            for key in sample:
-                rows[key] -= fit.RATE * slope
+    steps = list(zip(np.split(keys, fit.STEPS), np.split(targets, fit.STEPS), strict=True))
+    for rule in rules:
+        optimizers = {key: rule() for key in rows}
+        for step_keys, step_targets in steps:
+            outputs = np.array([sum(rows[key] for key in sample) for sample in step_keys.tolist()])
+            slopes = 2 * (outputs - step_targets) / fit.BATCH
+            for key in rows:
+                slope = sum(slopes[(step_keys == key).any(axis=1)]) + sum(
+                    slopes[(step_keys == key).all(axis=1)]
+                )
+                rows[key] -= optimizers[key].update(slope)
     return rows
 
 
-def check(parts):
+def check(parts, expected=None):
     """The ranks' rows together are the rows trained in NumPy."""
     found = {key: row for part in parts for key, row in part.items()}
-    expected = trained()
+    expected = expected or trained()
     assert set(found) == set(expected)
     for key, row in expected.items():
         assert found[key] == pytest.approx(row, abs=1e-5), key
@@ -45,6 +71,12 @@ def test_the_default_gradient_scale_is_right_under_fit(rank_results, door, world
 def test_the_default_gradient_scale_is_right_in_a_train_step(rank_results, world_size):
     for graph_or_eager in zip(*rank_results(world_size, "fit.own_train_step"), strict=True):
         check(graph_or_eager)
+
+
+@each_world
+def test_a_second_compile_starts_anew(rank_results, world_size):
+    rules = [lambda rate=rate: Adam(rate) for rate in fit.TUNED]
+    check(rank_results(world_size, "fit.tuned"), trained(rules))
 
 
 @each_world

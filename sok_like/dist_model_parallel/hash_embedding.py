@@ -10,7 +10,7 @@ from sok_like.lookup.dense_lookup import check_ids
 from sok_like.lookup.flat_ids import FlatIds
 from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.local_variables import mark_local
-from sok_like.lookup.table_layer import TableLayer
+from sok_like.lookup.table_layer import TableLayer, freeze_tables, keras_arguments
 from sok_like.runtime import comm
 from sok_like.runtime.checks import COMBINERS, check_combiner, check_integer
 from sok_like.runtime.initialize import ensure_initialized
@@ -70,7 +70,7 @@ class HashEmbedding(TableLayer):
     ):
         # Inputs are keys, which Keras must not cast to floats.
         kwargs.setdefault("autocast", False)
-        super().__init__(**kwargs)
+        super().__init__(**keras_arguments(kwargs))
         self.output_dim = check_integer("output_dim", output_dim)
         self.combiner = check_combiner(combiner, HASH_COMBINERS)
         self.embeddings_initializer = tf.keras.initializers.get(embeddings_initializer)
@@ -93,9 +93,9 @@ class HashEmbedding(TableLayer):
                 initializer=self.embeddings_initializer,
                 capacity=self.capacity,
                 initial_capacity=self.initial_capacity,
-                trainable=self.trainable,
             )
             self._weight = as_weight(table)
+            freeze_tables(self)
         if comm.current().world_size > 1:
             mark_local(self._weight)
         self.built = True

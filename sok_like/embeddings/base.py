@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.lookup.table_layer import TableLayer
+from sok_like.lookup.table_layer import TableLayer, freeze_tables, keras_arguments
 from sok_like.runtime.checks import as_integer, check_integer
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
 from sok_like.runtime.initialize import ensure_initialized
@@ -45,7 +45,7 @@ class EmbeddingLayer(TableLayer):
         pad_key: int | None = None,
         **kwargs: Any,
     ):
-        super().__init__(**kwargs)
+        super().__init__(**keras_arguments(kwargs))
         slot_num = check_integer("slot_num", slot_num)
         embedding_vec_size = check_integer("embedding_vec_size", embedding_vec_size)
         if max_vocabulary_size_per_gpu is not None:
@@ -72,9 +72,9 @@ class EmbeddingLayer(TableLayer):
                 initializer=self.embedding_initializer,
                 capacity=max_vocabulary_size_per_gpu,
                 use_hashtable=self.use_hashtable,
-                trainable=self.trainable,
             )
         )
+        freeze_tables(self)
         self.built = True
 
     def build(self, input_shape=None):

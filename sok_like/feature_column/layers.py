@@ -25,6 +25,7 @@ from sok_like.feature_column.lookup import (
 from sok_like.feature_column.tables import WEIGHTS, table_options
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.lookup.held_table import HeldTable
+from sok_like.lookup.table_layer import freeze_tables, keras_arguments
 from sok_like.lookup.training_flag import by_training
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
 from sok_like.table.variable import EmbeddingVariable
@@ -55,7 +56,7 @@ class _State(fc.StateManager):
             shape=tuple(shape),
             dtype=(dtype or tf.float32).name,
             initializer=initializer,
-            trainable=trainable and self._layer.trainable,
+            trainable=trainable,
         )
         self._variables[feature_column, name] = weight
         setattr(self._layer, f"_stock_{len(self._variables)}", weight)  # for tf.train.Checkpoint
@@ -95,7 +96,9 @@ class _ColumnsLayer(tf.keras.layers.Layer):
     _sequence = False
 
     def __init__(self, feature_columns: Any, *, gradient_scale: str = "auto", **kwargs: Any):
-        super().__init__(autocast=False, **kwargs)  # or Keras would cast the weights of keys
+        super().__init__(
+            autocast=False, **keras_arguments(kwargs)
+        )  # or Keras would cast the weights of keys
         self.gradient_scale = check_gradient_scale(gradient_scale)
         self.supports_jit = False  # XLA cannot compile the tables' ops
         self._columns = _Columns(feature_columns, self._sequence)
@@ -107,7 +110,7 @@ class _ColumnsLayer(tf.keras.layers.Layer):
                 continue
             variable = EmbeddingVariable(
                 name=f"{self.name}/{key}/{WEIGHTS}",
-                trainable=column.trainable and self.trainable,
+                trainable=column.trainable,
                 **table_options(column),
             )
             setattr(self, f"_table_{len(tables)}", HeldTable(variable, f"{self.name}_{key}"))
@@ -115,6 +118,7 @@ class _ColumnsLayer(tf.keras.layers.Layer):
         self._columns.tables = tables
         for column in self._columns.stock:
             column.create_state(self._state)
+        freeze_tables(self)
         self.built = True
 
     @property

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
 from sok_like.lookup.held_table import HeldTable
+from sok_like.lookup.table_layer import freeze_tables, keras_arguments
 from sok_like.lookup.training_flag import by_training
 from sok_like.runtime.checks import as_integer, check_combiner
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
@@ -37,8 +38,8 @@ class GroupEmbedding(tf.keras.layers.Layer):
             dictionary or a list like `embedding_dims` (left out of a dictionary: "mean").
         table_options: Dictionary from a table's name to keyword arguments of its
             sok.EmbeddingVariable: `initializer`, `capacity`, `ev_option`, ...
-        pad_key: What fills up a dense feature and is not a key: an integer, or a string for
-            features of strings. None: every value is a key.
+        pad_key: What fills up a feature and is not a key: an integer, or a string for features of
+            strings; also of ragged and sparse features. None: every value is a key.
         gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
             `sok_like.lookup.hash_lookup.lookup`.
         **kwargs: Keras' own: `name`, `dtype`, `trainable`. The name is part of the tables' names,
@@ -71,7 +72,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
         gradient_scale: str = "auto",
         **kwargs: Any,
     ):
-        super().__init__(autocast=False, **kwargs)
+        super().__init__(autocast=False, **keras_arguments(kwargs))
         self.supports_jit = False  # XLA cannot compile the tables' ops
         self.gradient_scale = check_gradient_scale(gradient_scale)
         self.pad_key = pad_key
@@ -93,6 +94,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
             for name, options in (table_options or {}).items()
         }
         self._tables = _Tables(self._make_tables())
+        freeze_tables(self)
         self.built = True
 
     def _make_tables(self):
@@ -108,7 +110,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
             if name not in made:
                 made[name] = EmbeddingVariable(
                     self._dims[feature],
-                    **{"trainable": self.trainable, **self._table_options.get(name, {})},
+                    **self._table_options.get(name, {}),
                     name=f"{self.name}/{name}",
                 )
                 setattr(self, f"_table_{len(made)}", HeldTable(made[name], f"{self.name}_{name}"))
@@ -169,7 +171,13 @@ class GroupEmbedding(tf.keras.layers.Layer):
         """Keys of a feature: a RaggedTensor or SparseTensor of int64."""
         where = f"(feature {name!r} of layer '{self.name}')"
         if isinstance(values, (tf.RaggedTensor, tf.SparseTensor)):
-            return values.with_values(_keys(values.values, where))
+            keys = values.with_values(_keys(values.values, where))
+            if not self._may_be_padded(values):
+                return keys
+            kept = values.values != tf.constant(self.pad_key, values.dtype)
+            if isinstance(values, tf.SparseTensor):
+                return tf.sparse.retain(keys, kept)
+            return tf.ragged.boolean_mask(keys, values.with_values(kept))
         values = tf.convert_to_tensor(values)
         if values.shape.rank not in (1, 2):
             raise ValueError(
@@ -177,17 +185,21 @@ class GroupEmbedding(tf.keras.layers.Layer):
                 f"Received: shape {values.shape} {where}"
             )
         keys = _keys(values, where)
-        of_pad_kind = isinstance(self.pad_key, str) == (values.dtype == tf.string)
-        if self.pad_key is not None and not of_pad_kind and values.shape.rank == 2:
+        may_be_padded = self._may_be_padded(values)
+        if self.pad_key is not None and not may_be_padded and values.shape.rank == 2:
             raise ValueError(
                 "`pad_key` must be of the kind of every feature [batch, hotness], or the feature a "
                 f"RaggedTensor. Received: pad_key={self.pad_key!r}, {values.dtype.name} {where}"
             )
         if values.shape.rank == 1:
             keys, values = keys[:, tf.newaxis], values[:, tf.newaxis]
-        if self.pad_key is not None and of_pad_kind:
+        if may_be_padded:
             return tf.ragged.boolean_mask(keys, values != tf.constant(self.pad_key, values.dtype))
         return tf.RaggedTensor.from_tensor(keys, row_splits_dtype=tf.int64)
+
+    def _may_be_padded(self, values):
+        of_its_kind = isinstance(self.pad_key, str) == (values.dtype == tf.string)
+        return self.pad_key is not None and of_its_kind
 
     def _structure(self, values):
         return dict(zip(self._dims, values, strict=True)) if self._is_dict else list(values)

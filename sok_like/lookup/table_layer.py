@@ -83,6 +83,31 @@ class TableLayer(tf.keras.layers.Layer):
         self.table.load_snapshot(**_owned(fields))
 
 
+def freeze_tables(layer: Any) -> None:
+    """Has the tables of a layer made with `trainable=False` say so where Keras asks them.
+
+    They are made trainable, and so the layer trains them once its `trainable` is True.
+    """
+    if not layer.trainable:
+        # Of the layers within, too. An assignment of what the attribute is would be left out.
+        tf.keras.layers.Layer.trainable.fset(layer, False)
+
+
+def keras_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Keras' own arguments of a layer, without those that it would ignore here.
+
+    Raises:
+        TypeError: `weights`, which tf_keras sets as it builds a layer; tables exist before.
+    """
+    if "weights" in kwargs:
+        raise TypeError(
+            "`weights` is not an argument of layers over hash tables: rows have keys. "
+            "`sok.assign(layer.embedding_variable, keys, rows)` sets rows that were trained "
+            f"elsewhere. Received: weights=... (layer {kwargs.get('name')!r})"
+        )
+    return kwargs
+
+
 def _owned(fields):
     """What this rank owns of a table that one rank wrote."""
     if comm.current().world_size == 1:

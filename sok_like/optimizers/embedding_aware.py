@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import collections
 import functools
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
 from sok_like.lookup.local_variables import is_local
-from sok_like.optimizers import graph_step, same_on_ranks
+from sok_like.optimizers import graph_step, owner, same_on_ranks
 from sok_like.optimizers.rules import OptimizerRule, rule_of
 from sok_like.runtime import comm, finite, ops, turns
 from sok_like.table.variable import is_embedding_variable, unwrap
@@ -105,6 +106,22 @@ class EmbeddingAware:
             others.append(variable)
         return others
 
+    def _sok_tell_missing(self, pairs):
+        """What stock optimizers say of variables that no gradient came for.
+
+        Raises:
+            ValueError: there is none for any.
+        """
+        missing = [_path_of(variable) for gradient, variable in pairs if gradient is None]
+        if missing and len(missing) == len(pairs):
+            raise ValueError(f"No gradients provided for any variable. Received: {missing}")
+        if missing:
+            warnings.warn(
+                f"Gradients do not exist for variables {missing}, which this step does not train. "
+                "Does the loss depend on them, and was it computed within the tape?",
+                stacklevel=3,
+            )
+
     def _sok_update(self, pairs, learning_rate, step):
         """Fused updates of (gradient, EmbeddingVariable) pairs; returns their ops in a graph.
 
@@ -124,7 +141,10 @@ class EmbeddingAware:
             call = (rule, variable.device, steps[id(variable)])
             calls.setdefault(call, []).append((gradient, variable))
             steps[id(variable)] += 1
-        return [rule.apply(tables, learning_rate, step) for (rule, *_), tables in calls.items()]
+        # Plain gradient descent keeps nothing beside the rows that another optimizer could take.
+        owned = [] if plain.rule == "sgd" else [variable for _, variable in pairs]
+        with tf.control_dependencies(owner.take(self, _name_of(self), owned)):
+            return [rule.apply(tables, learning_rate, step) for (rule, *_), tables in calls.items()]
 
     def _sok_finite(self, gradient, variable):
         """The rows of a gradient that have neither NaN nor infinity; the others are counted."""
@@ -197,6 +217,10 @@ def _name_of(optimizer):
     return optimizer.get_name() if named else getattr(optimizer, "name", "optimizer")
 
 
+def _path_of(variable):
+    return unwrap(variable).table_name if is_embedding_variable(variable) else variable.name
+
+
 def _decays(optimizer, variable):
     if not getattr(optimizer, "weight_decay", None):
         return False
@@ -250,7 +274,9 @@ class _Keras3(EmbeddingAware):
             self._check_variables_are_known([variable])
         if graph_step.builds_v1_graph():
             return graph_step.as_op(lambda: self.apply(grads, trainable_variables), self.name)
-        embedding, other = split(zip(grads, trainable_variables, strict=True))
+        pairs = list(zip(grads, trainable_variables, strict=True))
+        self._sok_tell_missing(pairs)
+        embedding, other = split(pairs)
         if self.loss_scale_factor is not None:
             embedding = [(unscaled(g, self.loss_scale_factor), v) for g, v in embedding]
         rate, step = self.learning_rate, self._iterations + 1
@@ -296,6 +322,7 @@ class _TfKeras(EmbeddingAware):
                 self.apply_gradients, pairs, experimental_aggregate_gradients=aggregate, **kwargs
             )
             return graph_step.as_op(again, name or self.name)
+        self._sok_tell_missing(pairs)
         embedding, other = split(pairs)
         rate, step = self._sok_learning_rate(), self.iterations + 1
         self._sok_update(embedding, rate, step)

@@ -28,6 +28,7 @@ class LegacyKeras(EmbeddingAware):
         embedding, other = split(pairs)
         if not any(gradient is not None for gradient, _ in pairs):
             return super().apply_gradients(pairs, name)  # raises Keras' own sentence
+        self._sok_tell_missing(pairs)
         self._sok_rule()  # now, as Keras makes variables of its numbers
         with tf.init_scope():
             self._create_all_weights(others)

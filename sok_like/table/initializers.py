@@ -144,11 +144,19 @@ _TRANSLATIONS: dict[str, Callable] = {
 
 
 def _constant(value, dim):
+    if isinstance(value, dict):  # Keras 3 writes an array so
+        value = value["config"]["value"]
     value = np.asarray(value, np.float32)
     if value.size == 1:
         return RowInitializer("constant", float(value.reshape(())))
+    if value.size != dim:
+        raise ValueError(
+            f"A Constant initializer must hold one number, or a row of {dim} that every key starts "
+            "with; rows that were trained elsewhere are set by `sok.assign(variable, keys, rows)`. "
+            f"Received: a value of shape {value.shape}"
+        )
     # A constant row: the same for every key.
-    row = np.broadcast_to(value, [dim])
+    row = value.reshape([dim])
     return RowInitializer("default_rows", default_rows=tuple(row.tolist()))
 
 

@@ -79,6 +79,7 @@ class Snapshots:
         A snapshot of a table without policies has no records: its keys count as never seen.
         NaN in a slot row stands for the optimizer's initial value. A failure changes nothing.
         """
+        self._forget_optimizer()
         return native.ops().sok_table_import(
             handle=self.handle,
             replace=replace,
@@ -96,6 +97,10 @@ class Snapshots:
             ),
         )
 
+    def _forget_optimizer(self):
+        """Slot rows that are loaded are any optimizer's, see `sok_like.optimizers.owner`."""
+        self.__dict__.pop("_training", None)
+
     def read_aside(self, **content: Any) -> tuple[Any, Any]:
         """The first half of `load_snapshot`, which may fail: the table stays as it is.
 
@@ -106,6 +111,7 @@ class Snapshots:
 
     def take_aside(self, aside: Any) -> Any:
         """The second half, which does not fail; `aside` must not be used again."""
+        self._forget_optimizer()
         return native.ops().sok_table_take_aside(handle=self.handle, aside=aside)
 
 

@@ -7,12 +7,14 @@ import tensorflow as tf
 
 BATCH, STEPS, RATE = 12, 3, 0.5  # samples of all ranks in a step
 KEYS = np.array([-7, 0, 3, 2**40])
+TUNED = (0.5, 0.1)  # learning rates of two optimizers, one after the other
 
 
 def checks(world_size):
     found = {f"fit_{door}": lambda door=door: fit(door) for door in DOORS}
     return {
         **found,
+        "tuned": tuned,
         "own_train_step": own_train_step,
         "own_loop": own_loop,
         "padding": padding,
@@ -147,6 +149,19 @@ def fit(door):
         model.fit(keys, targets, batch_size=len(keys) // STEPS, shuffle=False, verbose=0)
     told = [str(w.message) for w in caught if "gradient_scale" in str(w.message)]
     return {"rows": rows_of(layer.table(), 10 if door == "columns" else 0), "told": told}
+
+
+def tuned():
+    """Rows after `compile` and `fit` twice, each time with an Adam of its own."""
+    import sok_like as sok
+
+    layer = Distributed("tuned")
+    model = Model(layer)
+    keys, targets = map(mine, samples())
+    for rate in TUNED:
+        model.compile(sok.OptimizerWrapper(tf.keras.optimizers.Adam(rate)), "mse")
+        model.fit(keys, targets, batch_size=len(keys) // STEPS, shuffle=False, verbose=0)
+    return rows_of(layer.table())
 
 
 class OwnStep(Model):

@@ -67,6 +67,22 @@ def test_lists_and_padding(sok):
     assert int(words.tables["tags"].size()) == 1
 
 
+def test_padding_of_ragged_and_sparse_features(sok):
+    """`tf.strings.split("", "|")` is one empty string, ragged."""
+    layer = sok.GroupEmbedding({"tags": 2}, combiners="mean", pad_key="")
+    ragged = tf.strings.split(tf.constant(["x|y", "", "y|"]), "|")
+    sparse = tf.SparseTensor([[0, 0], [0, 1], [1, 0], [2, 0], [2, 1]], ragged.values, [3, 2])
+    x, y = (row(layer, "tags", name) for name in "xy")
+    for tags in (ragged, sparse):
+        found = layer({"tags": tags})["tags"]
+        np.testing.assert_allclose(found, [(x + y) / 2, [0, 0], y], rtol=1e-6)
+    assert int(layer.tables["tags"].size()) == 2
+    numbers = sok.GroupEmbedding({"n": 2}, combiners="sum", pad_key=0)
+    numbers({"n": tf.ragged.constant([[1, 0], [0]])})
+    assert int(numbers.tables["n"].size()) == 1
+    assert numbers({"n": tf.ragged.constant([["0"]])})["n"].shape == (1, 2)  # strings have none
+
+
 def test_evaluation_inserts_nothing(sok):
     layer = sok.GroupEmbedding({"user": 3})
     layer({"user": tf.constant([5])}, training=False)

@@ -103,12 +103,23 @@ def test_missing_gradients_move_nothing(sok, layer):
     gradients, variables = loss_and_gradients(layer, ordinary)
     wrapped = sok.OptimizerWrapper(keras.Adam(0.1))
     before = layer.table.numpy().rows
-    wrapped.apply_gradients([(None, variables[0]), (gradients[1], ordinary)])
+    with pytest.warns(UserWarning, match=r"Gradients do not exist for variables \['users'\]"):
+        wrapped.apply_gradients([(None, variables[0]), (gradients[1], ordinary)])
     assert (layer.table.numpy().rows == before).all()
     moved = ordinary.numpy().copy()
-    wrapped.apply_gradients([(gradients[0], variables[0]), (None, ordinary)])
+    with pytest.warns(UserWarning, match="Gradients do not exist for variables"):
+        wrapped.apply_gradients([(gradients[0], variables[0]), (None, ordinary)])
     assert (layer.table.numpy().rows != before).all()
     assert (ordinary.numpy() == moved).all() or not is_keras_3()
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_no_gradient_at_all(sok, layer, alone):
+    """Stock optimizers raise; a table's should not be silent where theirs are not."""
+    variables = [layer.embedding_variable, *([] if alone else [tf.Variable(1.0)])]
+    layer(tf.constant([1], tf.int64))
+    with pytest.raises(ValueError, match="No gradients provided for any variable.*'users'"):
+        sok.OptimizerWrapper(keras.Adam(0.1)).apply_gradients([(None, v) for v in variables])
 
 
 def test_an_optimizer_for_embeddings_alone(sok, layer):

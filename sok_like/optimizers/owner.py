@@ -1,0 +1,121 @@
+"""A table's slot rows belong to one optimizer.
+
+A stock optimizer has moments of its own for each variable. Those of a table lie beside its rows, so
+no optimizer may go on from what another one left there:
+
+    the first optimizer of a table           owns it
+    another one, new to the table            takes it over: slot rows start anew, as Keras' would
+    one that the table was taken from, or    raises: its own moments are gone
+    two in one function or graph
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+_TWO_OPTIMIZERS = (
+    "EmbeddingVariable '{table}' must be trained by one optimizer at a time: the optimizer's state "
+    "lies beside the rows. Received: a step of optimizer '{optimizer}', {why}. Use one optimizer "
+    "for the table, or a table for each"
+)
+_TAKEN = "after another optimizer has taken the table over"
+_TOGETHER = "in a function or graph in which another optimizer trains the table, too"
+
+
+class Owner:
+    """Stands for an optimizer; views of it share one."""
+
+    def __init__(self) -> None:
+        self._losses = 0  # tables that other optimizers have taken over
+        self._losses_in_functions: tf.Variable | None = None
+
+    def lose(self) -> None:
+        """Another optimizer takes a table over. Eager only."""
+        self._losses += 1
+        if self._losses_in_functions is not None:
+            self._losses_in_functions.assign(self._losses)
+
+    def check(self, message: str) -> tf.Operation:
+        """In a function, an op that fails if a table is lost between now and when it runs."""
+        with tf.init_scope(), tf.device("/CPU:0"):
+            if self._losses_in_functions is None:
+                self._losses_in_functions = tf.Variable(
+                    self._losses, dtype=tf.int64, trainable=False, name="lost_tables"
+                )
+        none = tf.equal(self._losses_in_functions, self._losses)
+        return tf.raw_ops.Assert(condition=none, data=[message])
+
+
+class _Training:
+    """Who trains a table, and did so before."""
+
+    def __init__(self) -> None:
+        self.owner: Owner | None = None
+        self.graph: Any = None  # weak, the outermost one that the owner's last step was put into
+        self.former: weakref.WeakSet[Owner] = weakref.WeakSet()
+
+
+def take(optimizer: Any, name: str, variables: Sequence[Any]) -> list[tf.Operation]:
+    """Makes `optimizer` the owner of tables that it is about to update.
+
+    Args:
+        optimizer: Keeps its `Owner` in its `__dict__`.
+        name: What errors call it.
+        variables: EmbeddingVariables.
+
+    Returns:
+        Ops that have to run before the update.
+
+    Raises:
+        RuntimeError: a table that was taken from this optimizer, or that another one trains in the
+            same function or graph.
+    """
+    if not variables:
+        return []
+    owner = optimizer.__dict__.setdefault("_sok_owner", Owner())
+    if tf.executing_eagerly():
+        for variable in variables:
+            _take(owner, variable, None, False, name)
+        return []
+    graph = _outermost_graph()
+    with tf.init_scope():
+        in_session = not tf.executing_eagerly()
+        for variable in variables:
+            _take(owner, variable, graph, in_session, name)
+    if in_session:
+        return []
+    tables = ", ".join(variable.table_name for variable in variables)
+    return [owner.check(_TWO_OPTIMIZERS.format(table=tables, optimizer=name, why=_TAKEN))]
+
+
+def _take(owner, variable, graph, in_session, name):
+    training = variable.__dict__.setdefault("_training", _Training())
+    if training.owner not in (owner, None):
+        together = None not in (graph, training.graph) and training.graph() is graph
+        if together or in_session or owner in training.former:
+            raise RuntimeError(
+                _TWO_OPTIMIZERS.format(
+                    table=variable.table_name,
+                    optimizer=name,
+                    why=_TOGETHER if together or in_session else _TAKEN,
+                )
+            )
+        former = training.owner
+        variable.load_snapshot(**variable.snapshot(with_slots=False)._asdict())
+        training.former.add(former)
+        former.lose()
+        variable.__dict__["_training"] = training  # loading forgets it
+    training.owner = owner
+    training.graph = None if graph is None else weakref.ref(graph)
+
+
+def _outermost_graph():
+    """The function or graph that ops made now end up in."""
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(getattr(graph, "outer_graph", None), "building_function", False):
+        graph = graph.outer_graph
+    return graph

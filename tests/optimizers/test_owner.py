@@ -1,0 +1,192 @@
+"""A table and the optimizers that train it, one after the other and side by side.
+
+The oracle is a dense variable under stock optimizers, each of which keeps moments of its own.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+pytestmark = pytest.mark.keras
+keras = tf.keras.optimizers
+START = np.array([[1.0, -2.0], [0.5, 3.0], [2.0, 2.0]], np.float32)
+IDS = [[0, 1, 1], [2, 0, 2], [1, 1, 0]]
+MAKE = {
+    "adam": lambda rate: keras.Adam(rate),
+    "adagrad": lambda rate: keras.Adagrad(rate),
+    "momentum": lambda rate: keras.SGD(rate, momentum=0.9),
+    "ftrl": lambda rate: keras.Ftrl(rate),
+    "sgd": lambda rate: keras.SGD(rate),
+}
+
+
+@pytest.fixture
+def table(sok):
+    table = sok.EmbeddingVariable(2, name="owned")
+    sok.assign(table, np.arange(3), START)
+    return table
+
+
+def step_of(variable, optimizer, lookup):
+    """One step, as a function of ids, on the loss of their rows."""
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(lookup(ids) ** 2)
+        optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
+
+    return step
+
+
+def of_table(sok, table, optimizer):
+    return step_of(table, sok.OptimizerWrapper(optimizer), lambda ids: tf.gather(table, ids))
+
+
+def of_dense(variable, optimizer):
+    def lookup(ids):  # with a dense gradient, in which repeated ids are summed
+        return tf.one_hot(ids, 3) @ variable
+
+    return step_of(variable, optimizer, lookup)
+
+
+def rows_of(table):
+    return table.find(np.arange(3))[0].numpy()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", [name for name in MAKE if name != "ftrl"])
+def test_a_new_optimizer_starts_anew(sok, table, name, compiled):
+    """As after a second `compile`: moments are those of its own steps."""
+    dense = tf.Variable(START)
+    for rate in (0.1, 0.05, 0.02):
+        ours = of_table(sok, table, MAKE[name](rate))
+        right = of_dense(dense, MAKE[name](rate))
+        if compiled:
+            ours, right = tf.function(ours), tf.function(right)
+        for ids in IDS:
+            ours(tf.constant(ids))
+            right(tf.constant(ids))
+        np.testing.assert_allclose(rows_of(table), dense, atol=1e-5)
+
+
+def test_under_fit(sok):
+    """Fine-tuning: `compile` and `fit` twice."""
+    layer = sok.All2AllDenseEmbedding(None, 2, 1, 1, name="tuned")
+    sok.assign(layer.table, np.arange(3), START)
+    keys = tf.keras.Input([1], dtype="int64")
+    model = tf.keras.Model(keys, tf.keras.layers.Flatten()(layer(keys)))
+    dense = tf.Variable(START)
+    for rate in (0.1, 0.01):
+        model.compile(sok.OptimizerWrapper(keras.Adam(rate)), "mse")
+        right = keras.Adam(rate)
+        for ids in IDS:
+            model.train_on_batch(np.array(ids)[:, None], np.zeros([3, 2], np.float32))
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((tf.one_hot(ids, 3) @ dense) ** 2)
+            right.apply_gradients([(tape.gradient(loss, dense), dense)])
+        np.testing.assert_allclose(rows_of(layer.table), dense, atol=1e-5)
+
+
+def test_a_frozen_table_keeps_its_optimizer(sok, table):
+    """Steps that an optimizer makes without a variable count, as for a dense one."""
+    dense, other, too = tf.Variable(START), tf.Variable([1.0]), tf.Variable([1.0])
+    ours, right = sok.OptimizerWrapper(keras.Adam(0.1)), keras.Adam(0.1)
+    for optimizer, variables in ((ours, [table, other]), (right, [dense, too])):
+        if hasattr(optimizer, "build"):
+            optimizer.build(variables)
+    for ids, frozen in zip(IDS, (False, True, False), strict=True):
+        for optimizer, variables, lookup in (
+            (ours, [table, other], lambda ids: tf.gather(table, ids)),
+            (right, [dense, too], lambda ids: tf.one_hot(ids, 3) @ dense),
+        ):
+            trained = variables[1:] if frozen else variables
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(variables[1] * lookup(ids))
+            optimizer.apply_gradients(zip(tape.gradient(loss, trained), trained, strict=True))
+    np.testing.assert_allclose(rows_of(table), dense, atol=1e-5)
+
+
+def test_policies_keep_what_they_know_of_keys(sok):
+    option = sok.EmbeddingVariableOption(filter_option=sok.CounterFilter(filter_freq=2))
+    table = sok.EmbeddingVariable(2, name="counted", ev_option=option)
+    for rate in (0.1, 0.2):
+        step = of_table(sok, table, keras.Adam(rate))
+        step(tf.constant([5, 6]))
+        step(tf.constant([6, 7]))
+    assert sorted(sok.export(table)[0].numpy().tolist()) == [5, 6, 7]
+    frequencies = dict(zip([5, 6, 7], table.get_frequency([5, 6, 7]).numpy().tolist(), strict=True))
+    assert frequencies == {5: 2, 6: 4, 7: 2}
+
+
+def test_back_to_an_earlier_optimizer(sok, table):
+    first, second = (of_table(sok, table, keras.Adam(0.1)) for _ in range(2))
+    first(IDS[0])
+    second(IDS[0])
+    second(IDS[1])
+    before = rows_of(table)
+    with pytest.raises(RuntimeError, match=r"'owned'.*one optimizer at a time.*taken the table"):
+        first(IDS[2])
+    np.testing.assert_array_equal(rows_of(table), before)
+
+
+def test_two_functions_in_turn(sok, table):
+    first, second = (tf.function(of_table(sok, table, keras.Adam(0.1))) for _ in range(2))
+    ids = [tf.constant(step) for step in IDS]
+    first(ids[0])
+    second(ids[0])
+    second(ids[1])
+    before = rows_of(table)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="(?s)owned.*one optimizer at a time"):
+        first(ids[1])
+    np.testing.assert_array_equal(rows_of(table), before)
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_two_in_one_function(sok, table, inner):
+    steps = [of_table(sok, table, keras.Adam(0.1)) for _ in range(2)]
+    steps = [tf.function(step) for step in steps] if inner else steps
+
+    @tf.function
+    def both(ids):
+        for step in steps:
+            step(ids)
+
+    with pytest.raises(RuntimeError, match="in a function or graph in which another"):
+        both(tf.constant(IDS[0]))
+
+
+def test_two_in_a_session(sok):
+    with tf.Graph().as_default():
+        table = sok.EmbeddingVariable(2, name="session")
+        loss = tf.reduce_sum(tf.gather(table, tf.constant([1, 2])))
+        train = tf.compat.v1.train
+        for optimizer in (train.AdamOptimizer(0.1), train.AdamOptimizer(0.2)):
+            wrapped = sok.OptimizerWrapper(optimizer)
+            if optimizer._lr == 0.1:
+                wrapped.minimize(loss, var_list=[table])
+        with pytest.raises(RuntimeError, match="'session'.*in a function or graph"):
+            wrapped.minimize(loss, var_list=[table])
+
+
+def test_gradient_descent_keeps_nothing_and_shares(sok, table):
+    dense = tf.Variable(START)
+    ours = [of_table(sok, table, keras.SGD(rate)) for rate in (0.1, 0.2)]
+    right = [of_dense(dense, keras.SGD(rate)) for rate in (0.1, 0.2)]
+    for ids in IDS:
+        for step in (*ours, *right):
+            step(ids)
+    np.testing.assert_allclose(rows_of(table), dense, atol=1e-5)
+
+
+def test_loaded_slot_rows_are_any_optimizers(sok, table, tmp_path):
+    """A dump's moments go on under a new optimizer, also where another one trained meanwhile."""
+    dense, right = tf.Variable(START), keras.Adam(0.1)
+    step = of_dense(dense, right)
+    of_table(sok, table, keras.Adam(0.1))(IDS[0])
+    step(IDS[0])
+    sok.Saver().dump_to_file(table, str(tmp_path))
+    of_table(sok, table, keras.Adam(0.7))(IDS[2])
+    sok.Saver().restore_from_file(table, str(tmp_path))
+    of_table(sok, table, keras.Adam(0.1))(IDS[1])
+    step(IDS[1])
+    np.testing.assert_allclose(rows_of(table), dense, atol=1e-5)
