@@ -16,12 +16,13 @@ import pathlib
 import secrets
 import shutil
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
 from sok_like.table import dump_file, saver
+from sok_like.table.variable import is_embedding_variable, unwrap
 
 SUFFIX = ".tables"
 _SAME_PATH = (
@@ -29,6 +30,31 @@ _SAME_PATH = (
     "metric, `sok.callbacks.MetricAverage()` before makes it the same on all ranks. "
     "Received: {here!r} on rank {rank} and {first!r} on rank 0"
 )
+
+
+class Kinds:
+    """Those of some variables that are not the same on all ranks.
+
+    Attributes:
+        tables: EmbeddingVariables, each once.
+        sharded: Shards of a ModelParallel, whose whole values the common part holds.
+        own: Other variables of one rank, such as tables of `dist_model_parallel`.
+    """
+
+    def __init__(self, variables: Iterable[Any]):
+        variables = list(variables)
+        unwrapped = [unwrap(each) for each in variables if is_embedding_variable(each)]
+        self.tables = list({id(table): table for table in unwrapped}.values())
+        others = [each for each in variables if not is_embedding_variable(each)]
+        self.sharded = [each for each in others if hasattr(each, "_sok_shard")]
+        self.own = [
+            each
+            for each in others
+            if getattr(each, "de_local", False) and not hasattr(each, "_sok_shard")
+        ]
+
+    def __bool__(self):
+        return bool(self.tables or self.sharded or self.own)
 
 
 def new_reference(variable: Any) -> str:

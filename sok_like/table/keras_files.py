@@ -25,7 +25,6 @@ from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
 from sok_like.table import beside, tf_checkpoints
 from sok_like.table.keras_variable import is_keras_3
-from sok_like.table.variable import is_embedding_variable, unwrap
 
 _FILES = (".keras", ".h5")
 _OWN_VARIABLES = (
@@ -56,35 +55,21 @@ def install() -> None:
     setattr(cls, method, _by_rank_0(getattr(cls, method)))
 
 
-class _Kinds:
+def _kinds(model):
     """The variables of a model that are not the same on all ranks."""
+    try:
+        return beside.Kinds(model.variables)
+    except ValueError:  # tf_keras' models that are not built have none
+        return beside.Kinds(())
 
-    def __init__(self, model):
-        try:
-            variables = list(model.variables)
-        except ValueError:  # tf_keras' models that are not built have none
-            variables = []
-        unwrapped = [unwrap(each) for each in variables if is_embedding_variable(each)]
-        self.tables = list({id(table): table for table in unwrapped}.values())
-        self.sharded = [each for each in variables if hasattr(each, "_sok_shard")]
-        self.own = [
-            each
-            for each in variables
-            if getattr(each, "de_local", False)
-            and not hasattr(each, "_sok_shard")
-            and not is_embedding_variable(each)
-        ]
 
-    def __bool__(self):
-        return bool(self.tables or self.sharded or self.own)
-
-    def check(self, call):
-        """NotImplementedError where variables of one rank would be lost."""
-        ranks = comm.current().world_size
-        if self.own and ranks > 1:
-            raise NotImplementedError(
-                _OWN_VARIABLES.format(ranks=ranks, call=call, name=self.own[0].name)
-            )
+def _check(kinds, call):
+    """NotImplementedError where variables of one rank would be lost."""
+    ranks = comm.current().world_size
+    if kinds.own and ranks > 1:
+        raise NotImplementedError(
+            _OWN_VARIABLES.format(ranks=ranks, call=call, name=kinds.own[0].name)
+        )
 
 
 # ---- writing ----
@@ -96,10 +81,10 @@ def _saving(own, call):
         def write(place):
             return own(model, place, *args, **kwargs)
 
-        kinds = _Kinds(model)
+        kinds = _kinds(model)
         if _busy or not kinds or not comm.is_initialized():
             return write(filepath)
-        kinds.check(call)
+        _check(kinds, call)
         return save_together(call, filepath, write, kinds.tables, bool(kinds.sharded))
 
     return save
@@ -179,9 +164,9 @@ def _replaced(path, write):
 def _loading_weights(own):
     @functools.wraps(own)
     def load(model, filepath, *args, **kwargs):
-        call, kinds = "a load of weights", _Kinds(model)
+        call, kinds = "a load of weights", _kinds(model)
         if comm.is_initialized():
-            kinds.check(call)
+            _check(kinds, call)
         return _together(call, bool(kinds), filepath, lambda: own(model, filepath, *args, **kwargs))
 
     return load
@@ -250,7 +235,7 @@ def _by_rank_0(own):
     @functools.wraps(own)
     def remove(self, *args, **kwargs):
         model = getattr(self, "model", None) or getattr(self, "_model", None)
-        if not comm.is_initialized() or comm.current().world_size == 1 or not _Kinds(model):
+        if not comm.is_initialized() or comm.current().world_size == 1 or not _kinds(model):
             return own(self, *args, **kwargs)
         communicator = comm.current()
         call = "the end of BackupAndRestore"

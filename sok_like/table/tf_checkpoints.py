@@ -32,7 +32,6 @@ from tensorflow.python.training.saving.saveable_object_util import TrackableSave
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
 from sok_like.table import beside, snapshots
-from sok_like.table.variable import is_embedding_variable, unwrap
 
 _CALL = "a save of tf.train.Checkpoint"
 _READ = "a restore of tf.train.Checkpoint"
@@ -65,25 +64,11 @@ def _wrapped(own, ours):
     return method
 
 
-class _Kinds:
+def _kinds(saver):
     """The objects of a saver that are not the same on all ranks."""
-
-    def __init__(self, saver):
-        tensors = [t for shards in saver._shardable_tensors_by_task.values() for t in shards]
-        known: dict[int, Any] = {id(_object_of(t)): _object_of(t) for t in tensors}
-        objects = [each for each in known.values() if each is not None]
-        self.tables = [unwrap(each) for each in objects if is_embedding_variable(each)]
-        self.sharded = [each for each in objects if hasattr(each, "_sok_shard")]
-        self.own = [
-            each
-            for each in objects
-            if getattr(each, "de_local", False)
-            and not hasattr(each, "_sok_shard")
-            and not is_embedding_variable(each)
-        ]
-
-    def __bool__(self):
-        return bool(self.tables or self.sharded or self.own)
+    tensors = [t for shards in saver._shardable_tensors_by_task.values() for t in shards]
+    known: dict[int, Any] = {id(_object_of(t)): _object_of(t) for t in tensors}
+    return beside.Kinds(each for each in known.values() if each is not None)
 
 
 def _object_of(tensor):
@@ -95,7 +80,7 @@ def _object_of(tensor):
 
 
 def _save(write, saver, file_prefix, options):
-    kinds = _Kinds(saver)
+    kinds = _kinds(saver)
     if not kinds or not comm.is_initialized() or comm.current().world_size == 1:
         return write(saver, file_prefix, options)
     path = _path_of(file_prefix, kinds)
@@ -119,7 +104,7 @@ def _save(write, saver, file_prefix, options):
 
 
 def _restore(read, saver, file_prefix, options):
-    kinds = _Kinds(saver)
+    kinds = _kinds(saver)
     if not kinds or not tf.executing_eagerly() or not comm.is_initialized():
         return read(saver, file_prefix, options)
     communicator, path = comm.current(), _path_of(file_prefix, kinds)
