@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
 from sok_like.lookup.held_table import HeldTable
-from sok_like.lookup.table_layer import freeze_tables, keras_arguments
+from sok_like.lookup.table_layer import freeze_tables, keras_arguments, unless_frozen
 from sok_like.lookup.training_flag import by_training
 from sok_like.runtime.checks import as_integer, check_combiner
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
@@ -146,7 +146,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
             )
             return [tf.cast(tensor, self.compute_dtype) for tensor in found]
 
-        return self._structure(by_training(training, rows))
+        return self._structure(unless_frozen(self, by_training(training, rows)))
 
     def _features(self, inputs):
         """The layer's features by name, out of a dictionary or a list."""

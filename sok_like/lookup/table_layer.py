@@ -46,8 +46,9 @@ class TableLayer(tf.keras.layers.Layer):
 
     def run(self, training: Any, lookup: Any) -> Any:
         """`lookup(training)` with a Python bool, in the layer's compute dtype."""
+        rows = unless_frozen(self, by_training(training, lookup))
         # Keras 2 has none after `tf.disable_v2_behavior()`.
-        return tf.cast(by_training(training, lookup), self.compute_dtype or tf.float32)
+        return tf.cast(rows, self.compute_dtype or tf.float32)
 
     def save_own_variables(self, store):
         """Content into Keras' file, or on several ranks the name of the dump beside it."""
@@ -91,6 +92,11 @@ def freeze_tables(layer: Any) -> None:
     if not layer.trainable:
         # Of the layers within, too. An assignment of what the attribute is would be left out.
         tf.keras.layers.Layer.trainable.fset(layer, False)
+
+
+def unless_frozen(layer: Any, rows: Any) -> Any:
+    """The rows, without a gradient while the layer's `trainable` is False."""
+    return rows if layer.trainable else tf.nest.map_structure(tf.stop_gradient, rows)
 
 
 def keras_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
