@@ -21,6 +21,8 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
 from sok_like.table import beside, tf_checkpoints
@@ -49,6 +51,8 @@ def install() -> None:
     if is_keras_3():
         module = importlib.import_module(f"{package}.callbacks.backup_and_restore")
         cls, method = module.BackupAndRestore, "on_train_end"
+        # Its callbacks ask whether a folder is there and then make it; another rank may be first.
+        module.file_utils.makedirs = tf.io.gfile.makedirs
     else:
         module = importlib.import_module(f"{package}.distribute.worker_training_state")
         cls, method = module.WorkerTrainingState, "delete_backup"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from sok_like.table.keras_variable import is_keras_3
 from tests.checks import files
 
 
@@ -70,6 +71,7 @@ _KILLED = """
 import os, sys
 import tensorflow as tf
 import sok_like as sok
+from sok_like.table.keras_variable import is_keras_3
 from tests.checks import files
 sok.Init(global_batch_size=12, seed=7)
 model = files.made()
@@ -91,3 +93,29 @@ def test_a_process_that_is_killed_leaves_a_file_that_loads(sok, tmp_path, after=
     files.fit(model, 1)
     model.load_weights(path)
     assert int(tf.convert_to_tensor(model.optimizer.iterations)) >= after
+
+
+@pytest.mark.skipif(not is_keras_3(), reason="tf_keras makes folders by TensorFlow")
+@pytest.mark.parametrize("kind", ["BackupAndRestore", "ModelCheckpoint"])
+def test_a_folder_that_another_rank_makes_first(sok, tmp_path, monkeypatch, kind):
+    """As where several ranks have asked whether the folder is there before one has made it."""
+    from keras.src.utils import file_utils
+
+    layer = sok.DistributedEmbedding("sum", None, 2, slot_num=2, max_nnz=1)
+    model = tf.keras.Sequential([tf.keras.Input([2], dtype="int64"), layer])
+    model.compile(sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.1)), "mse")
+    folder = tmp_path / "made"
+    folder.mkdir()
+    exists = file_utils.exists
+    monkeypatch.setattr(
+        file_utils, "exists", lambda path: str(path) != str(folder) and exists(path)
+    )
+    file = str(folder / "a.weights.h5")
+    callback = (
+        tf.keras.callbacks.BackupAndRestore(str(folder))
+        if kind == "BackupAndRestore"
+        else tf.keras.callbacks.ModelCheckpoint(file, save_weights_only=True)
+    )
+    keys = tf.constant([[1, 2], [3, 4]], tf.int64)
+    model.fit(keys, tf.zeros([2, 2, 2]), epochs=1, verbose=0, callbacks=[callback])
+    assert any(folder.iterdir())
