@@ -18,7 +18,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import warnings
 
 import pytest
 
@@ -106,24 +105,10 @@ def once_per_run(name, target, num_ranks, args=None, env=None):
         if not results.exists():
             try:
                 found = run_ranks(target, num_ranks, args=args, env=env)
-                if stalled := _stalled(found):
-                    # Seen in long launches on busy cores: an exchange to which all ranks have come
-                    # does not end. The cause is not known, so the warning tells where it was.
-                    warnings.warn(f"{name}: launched again, {stalled}", stacklevel=2)
-                    found = run_ranks(target, num_ranks, args=args, env=env)
             except RanksFailed as error:
                 found = error
             results.write_bytes(pickle.dumps(found))
     return pickle.loads(results.read_bytes())
-
-
-def _stalled(ranks):
-    """The first check in which all ranks came to an exchange that did not end; None."""
-    for name, result in ranks[0].items() if isinstance(ranks[0], dict) else ():
-        message = getattr(result, "message", "")
-        if type(result).__name__ == "Raised" and "DeadlineExceeded" in result.kind:
-            return f"{name}: {message[:300]}"
-    return None
 
 
 def slow_machine():
