@@ -34,4 +34,4 @@ export TSAN_OPTIONS=halt_on_error=1:ignore_noninstrumented_modules=1
 export TF_CPP_MIN_LOG_LEVEL=2
 # The thread sanitizer needs some ranges of addresses for itself: no random ones.
 setarch -R env LD_PRELOAD="$runtime $("$compiler" -print-file-name=libstdc++.so)" \
-  python -m tests.lookup.stress_ops --library "$folder/_ops.so" "$@"
+  python -m tests.lookup.stress_ops --ops "$folder/_ops.so" "$@"

@@ -145,9 +145,9 @@ def local_part(gradient: Any, variable: Any) -> Any:
         if gradient.shape == tf.TensorShape(placement.local_shape):
             return gradient
     raise ValueError(
-        "The gradient of a sharded variable must come from `tf.GradientTape.gradient`, or be a "
-        f"dense tensor of the variable's shape. Received: {gradient!r} for '{placement.path}' of "
-        f"shape {placement.global_shape}"
+        "The gradient of a sharded variable must come from `tf.GradientTape.gradient` or "
+        "`tf.gradients`, or be a dense tensor of the variable's shape. "
+        f"Received: {gradient!r} for '{placement.path}' of shape {placement.global_shape}"
     )
 
 

@@ -1,6 +1,6 @@
 """Two `tf.function`s on one table, from several threads; NumPy says what the rows must be.
 
-    python -m tests.lookup.stress_ops --library build-asan-ops/_ops.so    (`make asan tsan`)
+    python -m tests.lookup.stress_ops --ops build-asan-ops/_ops.so    (`make asan tsan`)
 
 For a library that was built with sanitizers (tools/sanitize_ops.sh): they end the process where
 they find something.
@@ -123,11 +123,11 @@ def main():
     from sok_like.runtime import native
 
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--library", type=pathlib.Path, help="in the place of sok_like/_ops.so")
+    parser.add_argument("--ops", type=pathlib.Path, help="in the place of sok_like/_ops.so")
     parser.add_argument("--seconds", type=float, default=60)
     arguments = parser.parse_args()
-    if arguments.library:
-        native._ops_file = arguments.library.resolve()
+    if arguments.ops:
+        native._ops_file = arguments.ops.resolve()
     sok.Init(global_batch_size=BATCH, seed=7)
     print(f"{run(arguments.seconds)}: no difference", flush=True)
 
