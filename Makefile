@@ -6,15 +6,27 @@ MAKEFLAGS += --no-print-directory
 # Two pips at once in one environment undo each other; ninja uses all cores by itself.
 .NOTPARALLEL:
 
-STAMPS := .venv/stamps
+# `TF=2.21.0` behind a target chooses another TensorFlow, whose environment lies beside the default one.
+DEFAULT_TF := 2.18.1
+TF ?= $(DEFAULT_TF)
+OTHER := $(filter-out $(DEFAULT_TF),$(TF))
+export TF
+export VENV := .venv$(OTHER:%=-%)
+export SOK_BUILD := build$(OTHER:%=-%)
+export OPS_SUFFIX := $(OTHER:%=.%)
+
+STAMPS := $(VENV)/stamps
 NUM_RANKS ?= 2
-RANKS := .venv/bin/python -m sok_like.run -np $(NUM_RANKS)
+RANKS := $(VENV)/bin/python -m sok_like.run -np $(NUM_RANKS)
 
 .PHONY: help venv build demo test test-all bench bench-dmp bench-groups soak lint cuda asan tsan soak-ranks
 .PHONY: clean distclean
 
 help:
 	@echo "make venv       environment .venv: pinned requirements, Horovod, this package"
+	@echo "                TF=2.16.2 and TF=2.21.0 make another beside it, also for demo, test, bench"
+	@echo "make test-matrix  a selection of the tests on every TensorFlow; prints a table"
+	@echo "make wheel      a wheel in dist/, of the TensorFlow that TF= chooses"
 	@echo "make demo       train examples/flights.py on NUM_RANKS=2 ranks; draws into out/"
 	@echo "make test       the tests; ARGS=... goes to pytest"
 	@echo "make test-all   the slow ones and the full grids, too"
@@ -31,12 +43,12 @@ help:
 	@echo "make clean      remove what was built; make distclean removes .venv as well"
 	@echo "PYTHON=..., CXX=... and SOK_CACHE=... choose the Python, the compiler, the wheel cache"
 
-$(STAMPS)/requirements: $(wildcard requirements/*.txt) tools/make_venv.sh tools/phase.sh
+$(STAMPS)/requirements: $(wildcard requirements/*.txt requirements/tensorflow/*.txt) tools/make_venv.sh tools/phase.sh
 	@tools/make_venv.sh
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/horovod: $(STAMPS)/requirements sok_like/install_horovod.py
-	@.venv/bin/python -W ignore -m sok_like.install_horovod
+	@$(VENV)/bin/python -W ignore -m sok_like.install_horovod
 	@touch $@
 
 $(STAMPS)/package: $(STAMPS)/requirements pyproject.toml setup.py tools/install_package.sh
@@ -58,12 +70,19 @@ test: venv
 test-all: venv
 	@SLOW=1 tools/test.sh $(ARGS)
 
+.PHONY: test-matrix wheel
+test-matrix:
+	@tools/test_matrix.sh $(ARGS)
+
+wheel: venv
+	@tools/wheel.sh
+
 bench: venv
-	@.venv/bin/python -m benchmarks $(ARGS)
+	@$(VENV)/bin/python -m benchmarks $(ARGS)
 
 bench-dmp: venv
 	@$(RANKS) -m benchmarks.dmp $(ARGS)
-	@.venv/bin/python -m benchmarks.dmp_memory --ranks $(NUM_RANKS)
+	@$(VENV)/bin/python -m benchmarks.dmp_memory --ranks $(NUM_RANKS)
 
 bench-groups: venv
 	@$(RANKS) -m benchmarks --only groups $(ARGS)
@@ -78,7 +97,7 @@ cuda: $(STAMPS)/requirements
 	@tools/build_cuda.sh
 
 soak-ranks: venv
-	@.venv/bin/python -m tests.soak_ranks $(ARGS)
+	@$(VENV)/bin/python -m tests.soak_ranks $(ARGS)
 
 asan: venv
 	@tools/test_cpp.sh build-asan address,undefined
@@ -90,14 +109,14 @@ tsan: venv
 
 .PHONY: fuzz crash
 fuzz: venv
-	@.venv/bin/python -m tests.table.dump_fuzz $(ARGS)
+	@$(VENV)/bin/python -m tests.table.dump_fuzz $(ARGS)
 
 crash: venv
-	@.venv/bin/python -m tests.table.dump_crash $(ARGS)
+	@$(VENV)/bin/python -m tests.table.dump_crash $(ARGS)
 
 clean:
-	rm -rf build build-* dist out *.egg-info sok_like/*.so $(STAMPS)/package
+	rm -rf build build-* dist out *.egg-info sok_like/*.so .venv*/stamps/package
 	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache
 
 distclean: clean
-	rm -rf .venv
+	rm -rf .venv .venv-*

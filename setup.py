@@ -37,13 +37,17 @@ class CMakeBuild(build_ext):
     """One CMake build serves both extensions, so the per-extension machinery is not used."""
 
     def run(self):
-        # An editable install keeps its objects in build/, where later builds are incremental.
-        folder = ROOT / "build" if self.editable_mode else pathlib.Path(self.build_temp).resolve()
-        prefix = ROOT if self.editable_mode else pathlib.Path(self.build_lib).resolve()
+        # An editable install keeps its objects in the clone, where later builds are incremental.
+        if self.editable_mode:
+            folder, prefix = ROOT / os.environ.get("SOK_BUILD", "build"), ROOT
+        else:
+            folder, prefix = map(os.path.abspath, (self.build_temp, self.build_lib))
         # pip's cmake and ninja lie beside the building Python, which need not be on PATH.
         path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
         configure = ["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja"]
         configure += [f"-DPython_EXECUTABLE={sys.executable}"]
+        if not self.editable_mode:  # nobody edits what it compiles, with any compiler
+            configure += ["-DSOK_WERROR=OFF", "-DSOK_PRECOMPILE=ON"]
         configure += shlex.split(os.environ.get("CMAKE_ARGS", ""))
         build = ["cmake", "--build", folder]
         install = ["cmake", "--install", folder, "--prefix", prefix]

@@ -37,6 +37,8 @@ def skip_many_ranks(world_size):
     """3 ranks and more take minutes on 2 cores, and what they add does not depend on the Keras."""
     if world_size > 2 and os.environ.get("TF_USE_LEGACY_KERAS") == "1":
         pytest.skip("3 ranks and more are for Keras 3 alone")
+    if world_size > int(os.environ.get("SOK_MOST_RANKS", world_size)):
+        pytest.skip(f"{world_size} ranks are more than SOK_MOST_RANKS")
 
 
 def run_ranks(target, num_ranks, *, launcher="mpirun", args=None, env=None, timeout=HANG_LIMIT):

@@ -8,7 +8,7 @@ mkdir -p out
 
 echo "Training examples/flights.py on $1 rank(s)"
 code=0
-.venv/bin/python -m sok_like.run -np "$1" examples/flights.py "${@:2}" 2>"$log" || code=$?
+${VENV:-.venv}/bin/python -m sok_like.run -np "$1" examples/flights.py "${@:2}" 2>"$log" || code=$?
 if [ "$code" -ne 0 ]; then
   tail -n 30 "$log" >&2
   echo "examples/flights.py failed with status $code; what it said is in $log" >&2

@@ -2,7 +2,7 @@
 # Format and lint of Python and C++, and the types of the package. Changes no file.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export PATH=$PWD/.venv/bin:$PATH
+export PATH=$PWD/${VENV:-.venv}/bin:$PATH
 
 ruff check --quiet .
 ruff format --check --quiet . || { echo "Run 'ruff format .'" >&2; exit 1; }

@@ -1,17 +1,24 @@
 #!/usr/bin/env bash
-# Creates .venv and installs the pinned requirements into it. Meanwhile compiles into build/ what needs
-# no TensorFlow.
+# Creates $VENV and installs the pinned requirements into it, those of TensorFlow $TF among them.
+# Meanwhile compiles into $SOK_BUILD what needs no TensorFlow.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/phase.sh
 rm -f "$LOG"
 
 tools/check_compiler.sh
-python=.venv/bin/python
+venv=${VENV:-.venv}
+python=$venv/bin/python
+pins=requirements/tensorflow/${TF:?is set by make}
+if [ ! -f "$pins.txt" ]; then
+  known=$(cd requirements/tensorflow && ls *.no_deps.txt)
+  echo "TF must be one of" ${known//.no_deps.txt/}". Received: TF=$TF" >&2
+  exit 1
+fi
 # A Python that was upgraded or removed leaves an environment that no longer starts.
 if ! $python -c '' 2>/dev/null; then
   base=$(tools/find_python.sh)
-  phase "Creating .venv with $base" "$base" -m venv --clear .venv
+  phase "Creating $venv with $base" "$base" -m venv --clear "$venv"
 fi
 
 pip() { $python -m pip --disable-pip-version-check "$@"; }
@@ -21,9 +28,9 @@ phase "Installing the tools of the build" pip install -r requirements/build.txt
 tools/compile_core.sh >/dev/null 2>&1 &
 # One resolver run over all files, so that no file undoes what another pinned. No isolation: the
 # packages that come as source are built with the pinned setuptools.
-phase "Installing TensorFlow and the other requirements, compiling the core (1 to 3 minutes)" \
+phase "Installing TensorFlow $TF and the other requirements, compiling the core (1 to 3 minutes)" \
   pip install --no-build-isolation -c requirements/constraints.txt \
-  $(for name in base horovod test examples; do echo "-r requirements/$name.txt"; done)
+  -r "$pins.txt" $(for name in horovod test examples; do echo "-r requirements/$name.txt"; done)
 phase "Installing tf_keras and the data of the examples" \
-  pip install --no-deps -r requirements/no_deps.txt
+  pip install --no-deps -r requirements/no_deps.txt -r "$pins.no_deps.txt"
 phase "Compiling the rest of the core" wait

@@ -5,14 +5,15 @@
 # summary of the run that decides.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export PATH=$PWD/.venv/bin:$PATH
+export PATH=$PWD/${VENV:-.venv}/bin:$PATH
+build=${SOK_BUILD:-build}
 . tools/phase.sh
 
 if compgen -G 'cpp/tests/*_test.cc' >/dev/null; then
   # Not compiled by `make venv`: they take longer than the package.
-  compile_tests() { cmake -S . -B build -DSOK_WITH_TESTS=ON && cmake --build build; }
+  compile_tests() { cmake -S . -B "$build" -DSOK_WITH_TESTS=ON && cmake --build "$build"; }
   LOG=out/tests.log phase "Compiling the C++ tests" compile_tests
-  ctest --test-dir build --output-on-failure
+  ctest --test-dir "$build" --output-on-failure
 fi
 
 not_slow="not slow"

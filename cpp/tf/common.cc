@@ -4,6 +4,7 @@
 #include <exception>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <stdexcept>
 
 #include "absl/status/status.h"
@@ -13,6 +14,22 @@
 #include "tensorflow/core/lib/core/threadpool.h"
 
 namespace sok {
+
+namespace {
+
+// Newer TensorFlows name this way, and deprecate the constructor; 2.16 to 2.18 have that alone.
+template <typename Pool>
+auto InBlocksOf(int64_t size, int) -> decltype(Pool::SchedulingParams::Fixed(size)) {
+  return Pool::SchedulingParams::Fixed(size);
+}
+
+template <typename Pool>
+auto InBlocksOf(int64_t size, long) {
+  return typename Pool::SchedulingParams(Pool::SchedulingStrategy::kFixedBlockSize, std::nullopt,
+                                         size);
+}
+
+}  // namespace
 
 std::string TableResource::DebugString() const {
   return absl::StrCat("EmbeddingVariable '", options().name, "', dim ", options().dim);
@@ -60,8 +77,7 @@ void TfExecutor::ParallelFor(int64_t n, int64_t grain,
   std::mutex mutex;
   std::exception_ptr error;
   int64_t error_begin = n;
-  const tensorflow::thread::ThreadPool::SchedulingParams params(
-      tensorflow::thread::ThreadPool::SchedulingStrategy::kFixedBlockSize, std::nullopt, block);
+  const auto params = InBlocksOf<tensorflow::thread::ThreadPool>(block, 0);
   pool_->ParallelFor(n, params, [&](int64_t begin, int64_t end) {
     try {
       fn(begin, end);

@@ -35,8 +35,20 @@ def ops() -> ModuleType:
 
 
 def ops_path() -> pathlib.Path:
-    """Where the op library is, which `ops()` loads."""
-    return _ops_file or _folder / "_ops.so"
+    """Where the op library is, which `ops()` loads. Imports TensorFlow.
+
+    A clone may hold libraries for other TensorFlows beside `_ops.so`, as `_ops.2.21.0.so`.
+    """
+    if _ops_file:
+        return _ops_file
+    of_this_version = _folder / f"_ops.{_tensorflow_version()}.so"
+    return of_this_version if of_this_version.exists() else _folder / "_ops.so"
+
+
+def _tensorflow_version():
+    import tensorflow as tf
+
+    return tf.version.VERSION.replace("-", "")  # "2.18.0-rc1" is "2.18.0rc1" to pip
 
 
 def core() -> ModuleType:
@@ -62,7 +74,7 @@ def _load_ops():
 
     path = ops_path()
     built_for, instructions = _read_build_info(path)
-    running = tf.version.VERSION.replace("-", "")  # "2.18.0-rc1" is "2.18.0rc1" to pip
+    running = _tensorflow_version()
     if built_for != running:
         raise ImportError(
             f"The op library must be built for the running TensorFlow, {running}. "

@@ -42,7 +42,7 @@ def run(world_size, modules=None):
     from tests.checks.parity import SEED
 
     sok.Init(global_batch_size=12, seed=SEED)
-    results, only = {}, os.environ.get("SOK_CHECKS", "")
+    results, only = {}, tuple(os.environ.get("SOK_CHECKS", "").split(","))
     if modules is None:
         modules = [name for name, most in MODULES.items() if world_size <= most]
         if os.environ.get("TF_USE_LEGACY_KERAS") == "1":

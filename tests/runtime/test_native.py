@@ -71,6 +71,19 @@ def test_library_of_another_tensorflow_is_refused(folder):
         native.ops()
 
 
+def test_a_clone_holds_libraries_for_several_tensorflows(folder):
+    import tensorflow as tf
+
+    running = tf.version.VERSION
+    write_library(folder, "_ops.so", "2.17.0", "")
+    write_library(folder, "_ops.2.17.0.so", "2.17.0", "")
+    assert native.ops_path() == folder / "_ops.so"
+    write_library(folder, f"_ops.{running}.so", running, " avx9000")
+    assert native.ops_path() == folder / f"_ops.{running}.so"
+    with pytest.raises(ImportError, match=rf"_ops\.{running}\.so was compiled .* with avx9000"):
+        native.ops()
+
+
 def test_library_for_another_processor_is_refused(folder):
     import tensorflow as tf
 
