@@ -191,7 +191,8 @@ def exchange(
         )
         with tf.name_scope(f"{name}_exchange"):
             return _waiting_for(
-                name,
+                # A session's exchange is not met by one outside, whose name is another.
+                name if ordered else f"{name} (in a session)",
                 [part],
                 lambda: communicator.all_to_all(part, lengths, IN_TURN if ordered else name),
             )

@@ -46,6 +46,24 @@ def hangs():
     return _tried(call)
 
 
+def session_beside_eager():
+    """Rank 1 looks up in a session, rank 0 eagerly."""
+    from sok_like.runtime import comm
+
+    layer = _layer("mixed")
+    if comm.current().rank == 0:
+        return _tried(layer)
+
+    def in_session(keys):
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            layer = _layer("mixed")
+            rows = layer(tf.constant(keys.numpy()))
+            session.run(tf.compat.v1.global_variables_initializer())
+            session.run(rows)
+
+    return _tried(in_session)
+
+
 def test_a_rank_that_has_finished_is_named():
     (message, seconds), (fine, _) = run_ranks("tests.runtime.test_stalls:one_step_less", 2)
     assert fine == "fine"
@@ -61,6 +79,13 @@ def test_a_rank_that_hangs_is_named_after_the_time_limit():
         assert "DeadlineExceededError" in message and "'hung_keys': rank 0 came" in message
         assert "rank 1 did not come: it is in no exchange" in message
     assert 3 <= seconds < 12
+
+
+def test_a_session_does_not_meet_an_eager_call():
+    for message, seconds in run_ranks("tests.runtime.test_stalls:session_beside_eager", 2):
+        assert "DeadlineExceededError" in message and "has finished" not in message
+        assert "(in a session)" in message and "all ranks have come" not in message
+        assert seconds < 60
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "inf", "nan"])
