@@ -23,6 +23,7 @@ import tensorflow as tf
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
 from sok_like.table import beside, saver
+from sok_like.table.shared_timer import SharedTimer
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 _SAVE, _RESTORE = "tf.compat.v1.train.Saver.save", "tf.compat.v1.train.Saver.restore"
@@ -36,6 +37,7 @@ def install() -> None:
     cls.restore = _restoring(cls.restore)
     hook = tf.compat.v1.train.CheckpointSaverHook
     hook.begin = _beginning(hook.begin)
+    hook.after_run = _after_run(hook.after_run)
 
 
 class _Folder(os.PathLike):
@@ -140,15 +142,22 @@ def _restoring(own):
 def _beginning(own):
     @functools.wraps(own)
     def begin(self):
+        own(self)
         seconds = self._timer._every_secs
-        if seconds is not None and comm.is_initialized() and comm.current().world_size > 1:
-            if any(map(is_embedding_variable, tf.compat.v1.global_variables())):
-                raise ValueError(
-                    "`save_checkpoint_secs` must be None on several ranks, whose clocks differ: "
-                    "give MonitoredTrainingSession `save_checkpoint_steps=n`, or "
-                    "CheckpointSaverHook `save_steps=n`. "
-                    f"Received: save_checkpoint_secs={seconds}"
-                )
-        return own(self)
+        if seconds is None or not comm.is_initialized() or comm.current().world_size == 1:
+            return
+        if any(map(is_embedding_variable, tf.compat.v1.global_variables())):
+            self._shared_timer = SharedTimer(seconds, comm.current())
 
     return begin
+
+
+def _after_run(own):
+    @functools.wraps(own)
+    def after_run(self, run_context, run_values):
+        timer = getattr(self, "_shared_timer", None)
+        if timer is None:
+            return own(self, run_context, run_values)
+        return timer.after_run(self, run_context, run_values)
+
+    return after_run

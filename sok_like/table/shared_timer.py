@@ -1,0 +1,56 @@
+"""Saving by the clock on several ranks, which must save at the same step: rank 0's clock counts.
+
+To ask rank 0 at each step would cost an exchange each. Its answer says when to ask next: after a
+hundredth of the interval, by the time that steps took.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sok_like.runtime.agreement import agreed
+from sok_like.runtime.comm import Communicator
+
+_LOOKS = 100  # exchanges per interval
+
+
+class SharedTimer:
+    """Tells at which steps a `CheckpointSaverHook` saves; in place of its `after_run`'s own timer.
+
+    Args:
+        every_secs: Seconds from one save to the next.
+        communicator: The ranks.
+    """
+
+    def __init__(self, every_secs: float, communicator: Communicator):
+        self._every_secs, self._communicator = every_secs, communicator
+        self._saved = self._looked = time.monotonic()
+        self._looked_at: int | None = None
+        self._next = 0
+
+    def after_run(self, hook: Any, run_context: Any, run_values: Any) -> None:
+        """What the hook does after a run: it saves if it is time; all ranks or none."""
+        # Read beside the training op, so it may be of before that op or of after it.
+        if run_values.results + hook._steps_per_run < self._next:
+            return
+        step = int(run_context.session.run(hook._global_step_tensor))
+        if step >= self._next and step != hook._timer.last_triggered_step() and self._is_due(step):
+            hook._timer.update_last_triggered_step(step)
+            if hook._save(run_context.session, step):
+                run_context.request_stop()
+
+    def _is_due(self, step):
+        answers = agreed(lambda: self._answer(step), self._communicator, "CheckpointSaverHook")
+        due, self._next = answers[0]
+        return due
+
+    def _answer(self, step):
+        now = time.monotonic()
+        steps = 1 if self._looked_at is None else max(1, step - self._looked_at)
+        pace = max(1e-9, (now - self._looked) / steps)
+        self._looked, self._looked_at = now, step
+        due = now >= self._saved + self._every_secs
+        if due:
+            self._saved = now
+        return [due, step + max(1, round(self._every_secs / _LOOKS / pace))]
