@@ -61,6 +61,8 @@ CALLABLES = {
     "dist_model_parallel.DistEmbeddingStrategy": "embeddings, world_size, strategy='basic', "
     "input_table_map=None, column_slice_threshold=None, row_slice_threshold=None, "
     "data_parallel_threshold=None",
+    "deeprec.CollectiveStrategy": "",
+    "deeprec.CollectiveStrategy.scope": "*args, **kwargs",
     "deeprec.install": "",
     "deeprec.uninstall": "",
     "callbacks.BroadcastVariables": "root_rank=0",

@@ -22,22 +22,28 @@ def with_optimizer(variables: Iterable[Any], optimizer: Any) -> list[Any]:
     return variables + [variable for variable in own if id(variable) not in known]
 
 
-def broadcast(variables: Iterable[Any], root_rank: int, name: str) -> None:
+def broadcast(variables: Iterable[Any], root_rank: int, name: str) -> list[Any]:
     """Gives variables of all ranks the values of one; those local to a rank are left alone.
 
     Args:
         variables: Variables of TensorFlow or Keras, the same on all ranks, in this order.
         root_rank: The rank whose values count.
         name: Names the collectives: the same on all ranks.
+
+    Returns:
+        The assignments, which a graph must run.
     """
     communicator = comm.current()
     if communicator.world_size == 1:
-        return
+        return []
     name = unique_in_graph(name)
     shared = [variable for variable in variables if not is_local(variable)]
+    assignments = []
     for i, variable in enumerate(shared):
         value = tf.convert_to_tensor(as_tf_table(variable))
-        variable.assign(_from_root(value, root_rank, f"{name}_{i}", communicator))
+        value = _from_root(value, root_rank, f"{name}_{i}", communicator)
+        assignments.append(variable.assign(value))
+    return assignments
 
 
 def _from_root(value, root_rank, name, communicator):

@@ -7,8 +7,10 @@ of the program's own nothing is known. "auto" tells them apart when a gradient i
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
+from collections.abc import Iterator
 
 GRADIENT_SCALES = ("auto", "sum", "mean")
 
@@ -20,6 +22,7 @@ _TRAINERS = {
     "tf_keras.src.engine.training": {"run_step", "train_step"},
 }
 _warned = False
+_scopes_of_means = 0
 
 
 def check(gradient_scale: str) -> str:
@@ -41,10 +44,21 @@ def factor(attribute: float, world_size: int) -> float:
     """The number to multiply with. To be called where the gradient is taken: "auto" looks there."""
     if attribute != _AUTO:
         return attribute
-    if within_fit():
+    if _scopes_of_means or within_fit():
         return 1.0 / world_size
     _warn_once(world_size)
     return 1.0
+
+
+@contextlib.contextmanager
+def losses_are_means() -> Iterator[None]:
+    """Within it "auto" takes losses for means over the rank's own batch."""
+    global _scopes_of_means
+    _scopes_of_means += 1
+    try:
+        yield
+    finally:
+        _scopes_of_means -= 1
 
 
 def within_fit() -> bool:

@@ -43,8 +43,6 @@ from sok_like.optimizers import deeprec as optimizers
 from sok_like.optimizers.scope import train_tables
 from sok_like.table import policies
 
-__all__ = ["StorageType", "install", "uninstall"]
-
 # DeepRec's kinds of storage, for `StorageOption`, which takes those of memory alone.
 StorageType = enum.Enum(
     "StorageType",

@@ -1,0 +1,79 @@
+"""DeepRec's strategy trains as one process on the whole batch does, from rank 0's variables."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.checks.deeprec import BATCH, RATE, STEPS, data
+
+v1 = tf.compat.v1
+
+
+def whole_batch(world_size):
+    """Weights and each rank's rows before each step, by NumPy."""
+    x, keys, y, starts = (
+        np.stack(each) for each in zip(*map(data, range(world_size)), strict=True)
+    )
+    x, keys, y = x.reshape(-1, 3), keys.reshape(-1), y.reshape(-1, 1)
+    weights, table = starts[0].astype(float), np.ones((5, 1))
+    found = []
+    for _ in range(STEPS):
+        rows = table[keys]
+        found.append((weights, rows.reshape(world_size, BATCH, 1)))
+        error = 2 * (x @ weights + rows - y) / len(x)
+        moved = np.zeros_like(table)
+        np.add.at(moved, keys, error)
+        weights, table = weights - RATE * x.T @ error, table - RATE * moved
+    return found
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_one_optimizer_for_all(rank_results, world_size):
+    for rank, found in enumerate(rank_results(world_size, "deeprec.together")):
+        for (weights, rows), (right, right_rows) in zip(
+            found, whole_batch(world_size), strict=True
+        ):
+            np.testing.assert_allclose(weights, right, rtol=1e-5)
+            np.testing.assert_allclose(rows, right_rows[rank], rtol=1e-5)
+
+
+@pytest.mark.ranks
+def test_an_optimizer_for_each_part_averages_too(rank_results):
+    """The table's optimizer sees the moved weights, on all ranks the same ones."""
+    first, second = rank_results(2, "deeprec.apart")
+    right = whole_batch(2)
+    np.testing.assert_allclose(first[1][0], right[1][0], rtol=1e-5)
+    for (weights, _), (others, _) in zip(first, second, strict=True):
+        np.testing.assert_array_equal(weights, others)
+
+
+def test_the_environment_chooses_an_engine(sok, monkeypatch):
+    monkeypatch.setenv("COLLECTIVE_STRATEGY", "ps")
+    with pytest.raises(ValueError, match="must be one of.*'sok', 'hb'.*Received.*'ps'"):
+        sok.deeprec.CollectiveStrategy()
+    assert not hasattr(tf, "get_embedding_variable")
+
+
+def test_what_is_not_here_names_what_is(sok):
+    strategy = sok.deeprec.CollectiveStrategy()
+    try:
+        assert (strategy.rank(), strategy.world_size()) == (0, 1)
+        with pytest.raises(NotImplementedError, match="MonitoredTrainingSession"):
+            strategy.estimator(model_fn=None)
+        with pytest.raises(NotImplementedError, match="sok.export_saved_model"):
+            strategy.export_saved_model("folder", "checkpoint", None)
+    finally:
+        sok.deeprec.uninstall()
+
+
+def test_after_the_scope_all_is_as_before(sok):
+    strategy = sok.deeprec.CollectiveStrategy()
+    before = v1.train.Optimizer.apply_gradients, v1.train.MonitoredTrainingSession
+    try:
+        with pytest.raises(KeyError), strategy.scope():
+            assert v1.train.MonitoredTrainingSession is not before[1]
+            raise KeyError
+        assert before == (v1.train.Optimizer.apply_gradients, v1.train.MonitoredTrainingSession)
+    finally:
+        sok.deeprec.uninstall()
