@@ -14,6 +14,13 @@ if compgen -G 'cpp/tests/*_test.cc' >/dev/null; then
   compile_tests() { cmake -S . -B "$build" -DSOK_WITH_TESTS=ON && cmake --build "$build"; }
   LOG=out/tests.log phase "Compiling the C++ tests" compile_tests
   ctest --test-dir "$build" --output-on-failure
+  # Emulated devices with other chances (docs/cuda.md).
+  for seed in $([ -z "${SLOW:-}" ] || seq 2 20); do
+    mkdir -p out
+    SOK_EMULATOR_SEED=$seed ctest --test-dir "$build" --output-on-failure -R '^cuda_' \
+      -E 'emulator|probe' >out/seed.log || { cat out/seed.log && exit 1; }
+    echo "C++ tests of the CUDA backend with SOK_EMULATOR_SEED=$seed: passed"
+  done
 fi
 
 not_slow="not slow"

@@ -16,7 +16,7 @@ from sok_like import _core
 BUILD = pathlib.Path(__file__).resolve().parents[2] / "build"
 
 
-def _emulated():
+def emulated():
     """The module `_cuda_emulated`, or None where the C++ tests were not built."""
     name = "_cuda_emulated"
     if name in sys.modules:
@@ -38,7 +38,7 @@ def cuda(request):
         slow = request.node.get_closest_marker("slow") is not None
         if slow and "slow" not in request.config.option.markexpr:
             pytest.skip("takes minutes under the emulator: pytest -m slow")
-        module = _emulated()
+        module = emulated()
         if module is None:
             pytest.skip("the emulator comes with the C++ tests (SOK_WITH_TESTS=ON)")
         return module

@@ -201,7 +201,7 @@ def test_the_memory_lives_as_long_as_one_owner(cuda):
     api.PyCapsule_SetName(capsule, b"used_dltensor")  # as a consumer does
     del array, capsule
     gc.collect()
-    assert list((ctypes.c_int64 * 3).from_address(managed.tensor.data)) == [7, 8, 9]
+    assert cuda.read_int64(managed.tensor.data, 3) == [7, 8, 9]
     managed.deleter(ctypes.pointer(managed))
     assert cuda.bytes_allocated() == before + 24  # the other capsule's
     del unused, managed

@@ -217,6 +217,7 @@ void AnotherOptimizerIsRefused() {
 }  // namespace sok
 
 int main() {
+  emulator::host_arrays_allowed = emulator::runs_at_once = true;
   sok::AllRules();
   sok::AFullHistoryIsSweptAndForgotten(0.999f);
   sok::AFullHistoryIsSweptAndForgotten(0.5f);

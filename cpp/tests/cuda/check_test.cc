@@ -118,6 +118,7 @@ void BadBatchesAreRefused() {
 }  // namespace sok
 
 int main() {
+  emulator::host_arrays_allowed = emulator::runs_at_once = true;
   sok::GoodBatchesPassWithoutWaiting();
   sok::BadBatchesAreRefused();
   CHECK_EQ(emulator::bytes_allocated, 0);

@@ -155,6 +155,7 @@ void GradientIsThatOfTheCpu(Combiner combiner, bool weighted, int64_t num_keys, 
 }  // namespace sok
 
 int main() {
+  emulator::host_arrays_allowed = emulator::runs_at_once = true;
   using sok::Combiner;
   sok::UniqueIsInOrderOfFirstOccurrence(0, 1, 1);
   sok::UniqueIsInOrderOfFirstOccurrence(1, 1, 3);

@@ -7,6 +7,7 @@
 #include "cpp/core/cpu/table.h"
 #include "cpp/core/cuda/table/table.h"
 #include "cpp/tests/check.h"
+#include "cpp/tests/emulator/cuda_runtime.h"
 
 namespace sok {
 namespace {
@@ -154,6 +155,7 @@ void TheWrongContextIsRefused() {
 }  // namespace sok
 
 int main() {
+  emulator::host_arrays_allowed = emulator::runs_at_once = true;
   sok::InlineExecutor threads;
   for (const bool with_policy : {false, true}) {
     sok::CpuTable host(sok::Options(with_policy));

@@ -389,16 +389,19 @@ int64_t LaunchesOfAStep(int num_tables, OptimizerKind kind, bool unique_keys) {
         {tables[t].get(), keys.data(), Length(keys), numbers.data() + t * keys.size()});
     steps.push_back({tables[t].get(), keys.data(), grads.data(), Length(keys)});
   }
-  int64_t launches = 0, allocations = 0, waits = 0;
+  int64_t launches = 0, allocations = 0, waits = 0, event_calls = 0;
   for (int step = 1; step <= 12; ++step) {
     launches = emulator::num_launches;
     if (step == 6) {
       allocations = emulator::num_allocations;
       waits = emulator::num_host_waits;
     }
+    event_calls = emulator::num_event_calls;
     CudaTable::FindOrInsertRows(kStream, inserts);
     cuda::ApplyGradients(kStream, steps, optimizer, 0.1f, step, unique_keys);
     launches = emulator::num_launches - launches;
+    // The lookup and the update record one event at most, and ask for one, however many tables.
+    CHECK(emulator::num_event_calls - event_calls <= 4);
   }
   CHECK_EQ(emulator::num_allocations, allocations);
   CHECK_EQ(emulator::num_host_waits, waits);
@@ -420,6 +423,7 @@ void LaunchesAreThoseOfOneTable(OptimizerKind kind, bool unique_keys, int64_t mo
 }  // namespace sok
 
 int main() {
+  emulator::host_arrays_allowed = emulator::runs_at_once = true;
   using sok::OptimizerKind;
   for (int64_t world : {1, 2, 5}) sok::UniqueOfEachBatch(world);
   sok::CombinesOfEachBatch();

@@ -102,6 +102,7 @@ void TheHintIsUsed(ScoreKind kind) {
 }  // namespace sok
 
 int main() {
+  emulator::host_arrays_allowed = emulator::runs_at_once = true;
   sok::LowestAgainstSorting();
   sok::TheHintIsUsed(sok::ScoreKind::kLru);
   sok::TheHintIsUsed(sok::ScoreKind::kLfu);

@@ -369,6 +369,7 @@ void ClearedTablesAreAsNew(const PolicyOptions& policy) {
 }  // namespace sok
 
 int main() {
+  emulator::host_arrays_allowed = emulator::runs_at_once = true;
   using sok::PolicyOptions;
   using sok::ScoreKind;
   PolicyOptions recorded, steps, weight, all, bloom_lfu;

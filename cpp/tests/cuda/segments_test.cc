@@ -96,23 +96,26 @@ void PlacesAreThoseOfTheCpu() {
   }
 }
 
-// Rows in a message of two ranks behind their status words; what other rows hold must stay.
+// Rows in a message of two ranks behind their heads, of `head` words; what other rows hold must
+// stay. With heads of 16 bytes and wide rows all rows are aligned.
 struct Message {
   std::vector<float> words;
   std::vector<int64_t> offsets;
 };
 
-Message Scatter(const std::vector<float>& rows, int64_t num_rows, int64_t dim) {
+Message Scatter(const std::vector<float>& rows, int64_t num_rows, int64_t dim, int64_t head) {
   Message message;
-  message.words.assign(2 * (num_rows + 1) * dim + 2, 1e30f);
+  message.words.assign(2 * (num_rows + 1) * dim + 2 * head, 1e30f);
   for (int64_t u = 0; u < num_rows; ++u) {
-    message.offsets.push_back(1 + u * dim + (u < num_rows / 2 ? 0 : (num_rows + 1) * dim + 1));
+    message.offsets.push_back(head + u * dim +
+                              (u < num_rows / 2 ? 0 : (num_rows + 1) * dim + head));
     std::copy_n(rows.begin() + u * dim, dim, message.words.begin() + message.offsets[u]);
   }
   return message;
 }
 
-void ScatteredRowsAreCombinedAsDenseOnes(Combiner combiner, bool weighted, int64_t dim) {
+void ScatteredRowsAreCombinedAsDenseOnes(Combiner combiner, bool weighted, int64_t dim,
+                                         int64_t head) {
   const int64_t num_keys = 90, num_unique = 23;
   std::mt19937 random(static_cast<unsigned>(dim));
   std::normal_distribution<float> normal;
@@ -140,9 +143,10 @@ void ScatteredRowsAreCombinedAsDenseOnes(Combiner combiner, bool weighted, int64
   for (int64_t u = 0; u < num_unique; ++u) pointers.push_back(&rows[u * dim]);
   std::vector<float> expected(num_samples * dim), out(num_samples * dim, -1.0f);
   CombineRows(ex, samples, pointers.data(), num_unique, dim, expected.data());
-  const Message message = Scatter(rows, num_unique, dim);
-  cuda::CombineRows(kStream,
-                    {{samples, message.words.data(), message.offsets.data(), dim, out.data()}});
+  const bool aligned = dim % 4 == 0 && head % 4 == 0;
+  const Message message = Scatter(rows, num_unique, dim, head);
+  cuda::CombineRows(
+      kStream, {{samples, message.words.data(), message.offsets.data(), dim, out.data(), aligned}});
   CHECK(std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)) == 0);
 
   // Back: the same bits as in dense rows, and nothing else written.
@@ -151,14 +155,14 @@ void ScatteredRowsAreCombinedAsDenseOnes(Combiner combiner, bool weighted, int64
   for (float& x : grad) x = normal(random);
   cuda::CombineGradient(kStream, workspace,
                         {{samples, grad.data(), num_unique, dim, dense.data()}});
-  Message written = Scatter(rows, num_unique, dim);
-  cuda::CombineGradient(
-      kStream, workspace,
-      {{samples, grad.data(), num_unique, dim, written.offsets.data(), written.words.data()}});
-  CHECK(written.words == Scatter(dense, num_unique, dim).words);
+  Message written = Scatter(rows, num_unique, dim, head);
+  cuda::CombineGradient(kStream, workspace,
+                        {{samples, grad.data(), num_unique, dim, written.offsets.data(),
+                          written.words.data(), aligned}});
+  CHECK(written.words == Scatter(dense, num_unique, dim, head).words);
 }
 
-void ScatteredRowsAreSummed(int64_t num_rows, float scale, int64_t dim) {
+void ScatteredRowsAreSummed(int64_t num_rows, float scale, int64_t dim, int64_t head) {
   const int64_t num_unique = 7;
   std::mt19937 random(static_cast<unsigned>(num_rows));
   std::vector<float> rows(num_rows * dim);
@@ -172,11 +176,11 @@ void ScatteredRowsAreSummed(int64_t num_rows, float scale, int64_t dim) {
     }
   }
   cuda::Workspace workspace;
-  const Message message = Scatter(rows, num_rows, dim);
+  const Message message = Scatter(rows, num_rows, dim, head);
   std::vector<float> out(num_unique * dim, -1.0f);
   cuda::SumScatteredRows(kStream, workspace,
                          {{inverse.data(), num_rows, message.words.data(), message.offsets.data(),
-                           num_unique, dim, out.data()}},
+                           num_unique, dim, out.data(), dim % 4 == 0 && head % 4 == 0}},
                          scale);
   for (int64_t i = 0; i < num_unique * dim; ++i) {
     CHECK_EQ(out[i], static_cast<float>(expected[i]));  // whole numbers: exact
@@ -187,6 +191,7 @@ void ScatteredRowsAreSummed(int64_t num_rows, float scale, int64_t dim) {
 }  // namespace sok
 
 int main() {
+  emulator::host_arrays_allowed = emulator::runs_at_once = true;
   sok::MovesAreCopies<uint64_t>({});
   sok::MovesAreCopies<uint64_t>({0, 0});
   sok::MovesAreCopies<uint64_t>({1, 0, 2048, 0, 0, 1, 1, 5000, 3, 0});
@@ -201,12 +206,16 @@ int main() {
   for (Combiner combiner : {Combiner::kNone, Combiner::kSum, Combiner::kMean, Combiner::kSqrtn}) {
     for (bool weighted : {false, true}) {
       for (int64_t dim : {1, 3, 8}) {
-        sok::ScatteredRowsAreCombinedAsDenseOnes(combiner, weighted, dim);
+        for (int64_t head : {1, 4}) {
+          sok::ScatteredRowsAreCombinedAsDenseOnes(combiner, weighted, dim, head);
+        }
       }
     }
   }
-  sok::ScatteredRowsAreSummed(0, 1.0f, 4);
-  sok::ScatteredRowsAreSummed(20, 1.0f, 4);
-  sok::ScatteredRowsAreSummed(500, 0.5f, 3);
+  for (int64_t head : {1, 4}) {
+    sok::ScatteredRowsAreSummed(0, 1.0f, 4, head);
+    sok::ScatteredRowsAreSummed(20, 1.0f, 4, head);
+    sok::ScatteredRowsAreSummed(500, 0.5f, 3, head);
+  }
   CHECK_EQ(emulator::bytes_allocated, 0);
 }

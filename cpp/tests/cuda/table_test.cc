@@ -391,6 +391,7 @@ void RefusesWhatItCannotDo() {
 }  // namespace sok
 
 int main() {
+  emulator::host_arrays_allowed = emulator::runs_at_once = true;
   using sok::InitializerKind;
   for (InitializerKind kind :
        {InitializerKind::kConstant, InitializerKind::kUniform, InitializerKind::kNormal,

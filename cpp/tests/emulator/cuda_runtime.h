@@ -1,5 +1,5 @@
-// As much of CUDA's runtime as the backend uses, on host memory: device memory is the heap, streams
-// run at once, and an event says "not yet" now and then, as one on a busy stream does.
+// As much of CUDA's runtime as the backend uses: device memory (device_memory.h), streams
+// (streams.h) and kernels (fibers.h) on the CPU.
 #ifndef SOK_TESTS_EMULATOR_CUDA_RUNTIME_H_
 #define SOK_TESTS_EMULATOR_CUDA_RUNTIME_H_
 
@@ -9,8 +9,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <tuple>
 
 #include "cpp/tests/emulator/fibers.h"
+#include "cpp/tests/emulator/streams.h"
 
 #define __global__
 #define __device__
@@ -57,14 +59,22 @@ struct cudaDeviceProp {
 inline const cudaStream_t cudaStreamLegacy = reinterpret_cast<cudaStream_t>(0x1);
 
 namespace emulator {
-inline std::mutex one_kernel;         // at a time, because TensorFlow runs ops on several threads
-inline int64_t bytes_allocated = 0;   // for tests: what is not freed in the end
-inline int64_t num_allocations = 0;   // for tests: a warm step makes none
-inline int64_t num_host_waits = 0;    // for tests: a warm step makes none
-inline int64_t num_stream_waits = 0;  // for tests: streams that were put behind another
-inline int64_t num_launches = 0;      // kernels, fills and copies, those of CUB included
-inline int current_device = 0;
+inline int64_t bytes_allocated = 0;           // for tests: what is not freed in the end
+inline int64_t num_allocations = 0;           // for tests: a warm step makes none
+inline int64_t num_host_waits = 0;            // for tests: a warm step makes none
+inline int64_t num_stream_waits = 0;          // for tests: streams that were put behind another
+inline int64_t num_event_calls = 0;           // records and queries
+inline int64_t num_launches = 0;              // kernels, fills and copies, those of CUB included
 inline int64_t allocations_left = INT64_MAX;  // for tests: memory runs out after so many
+
+using Lock = std::lock_guard<std::recursive_mutex>;
+
+// Puts `work` on the stream, and on the count of launches.
+inline void Enqueue(cudaStream_t stream, std::function<void()> work) {
+  ++num_launches;
+  Streams::Get().Add(stream, std::move(work));
+}
+
 }  // namespace emulator
 
 inline const char* cudaGetErrorString(cudaError_t error) {
@@ -94,7 +104,9 @@ inline cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* bytes) {
 inline cudaError_t cudaDriverGetVersion(int* version) { return *version = 0, cudaSuccess; }
 inline cudaError_t cudaRuntimeGetVersion(int* version) { return *version = 0, cudaSuccess; }
 inline cudaError_t cudaDeviceSynchronize() {
+  const emulator::Lock lock(emulator::device_mutex);
   ++emulator::num_host_waits;
+  emulator::Streams::Get().FinishAll();
   return cudaSuccess;
 }
 inline cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t) { return cudaSuccess; }
@@ -106,74 +118,115 @@ inline cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*
   return cudaSuccess;
 }
 inline cudaError_t cudaMallocFromPoolAsync(void** pointer, size_t bytes, cudaMemPool_t,
-                                           cudaStream_t) {
+                                           cudaStream_t stream) {
+  const emulator::Lock lock(emulator::device_mutex);
   if (emulator::allocations_left-- <= 0) return cudaErrorMemoryAllocation;
-  // Its size and device in front, and rubbish in it.
-  char* const block = static_cast<char*>(std::aligned_alloc(256, (bytes + 511) / 256 * 256));
+  auto& memory = emulator::DeviceMemory::Get();
+  char* const block = memory.Allocate(bytes);
   if (block == nullptr) return cudaErrorMemoryAllocation;
-  std::memcpy(block, &bytes, sizeof(bytes));
-  std::memcpy(block + sizeof(bytes), &emulator::current_device, sizeof(int));
-  std::memset(block + 256, 0xA5, bytes);
-  *pointer = block + 256;
+  emulator::Streams::Get().Add(stream, [&memory, block] { memory.Begin(block); });
+  *pointer = block;
   emulator::bytes_allocated += static_cast<int64_t>(bytes);
   ++emulator::num_allocations;
   return cudaSuccess;
 }
-inline cudaError_t cudaFreeAsync(void* pointer, cudaStream_t) {
+inline cudaError_t cudaFreeAsync(void* pointer, cudaStream_t stream) {
   if (pointer == nullptr) return cudaSuccess;
-  char* const block = static_cast<char*>(pointer) - 256;
-  size_t bytes;
-  std::memcpy(&bytes, block, sizeof(bytes));
-  int device;
-  std::memcpy(&device, block + sizeof(bytes), sizeof(device));
-  if (device != emulator::current_device) {
-    std::fprintf(stderr, "emulator: memory of device %d is freed with %d current\n", device,
-                 emulator::current_device);
-    std::abort();
-  }
-  emulator::bytes_allocated -= static_cast<int64_t>(bytes);
-  std::memset(pointer, 0x5A, bytes);
-  std::free(block);
+  const emulator::Lock lock(emulator::device_mutex);
+  auto& memory = emulator::DeviceMemory::Get();
+  memory.FreeByHost(pointer);
+  emulator::bytes_allocated -= memory.BytesOf(pointer);
+  char* const block = static_cast<char*>(pointer);
+  emulator::Streams::Get().Add(stream, [&memory, block] { memory.End(block); });
   return cudaSuccess;
 }
 inline cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
   *pointer = std::malloc(bytes);
-  return *pointer == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
+  if (*pointer == nullptr) return cudaErrorMemoryAllocation;
+  const emulator::Lock lock(emulator::device_mutex);
+  emulator::DeviceMemory::Get().AddPinned(*pointer, bytes);
+  return cudaSuccess;
 }
 inline cudaError_t cudaFreeHost(void* pointer) {
+  const emulator::Lock lock(emulator::device_mutex);
+  emulator::DeviceMemory::Get().RemovePinned(pointer);
   std::free(pointer);
   return cudaSuccess;
 }
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
-                                   cudaStream_t) {
-  ++emulator::num_launches;
-  if (bytes > 0) std::memcpy(to, from, bytes);
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                                   cudaStream_t stream) {
+  const emulator::Lock lock(emulator::device_mutex);
+  const auto check = [=](bool now) {
+    const auto& memory = emulator::DeviceMemory::Get();
+    if (kind == cudaMemcpyHostToDevice) {
+      memory.RequireHost(from, bytes, "cudaMemcpyAsync");
+    } else {
+      memory.RequireDevice(from, bytes, now, "cudaMemcpyAsync");
+    }
+    if (kind == cudaMemcpyDeviceToHost) {
+      memory.RequireHost(to, bytes, "cudaMemcpyAsync");
+    } else {
+      memory.RequireDevice(to, bytes, now, "cudaMemcpyAsync");
+    }
+  };
+  check(false);
+  emulator::Enqueue(stream, [=] {
+    check(true);
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  });
   return cudaSuccess;
 }
-inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
-  ++emulator::num_launches;
-  if (bytes > 0) std::memset(to, value, bytes);
+inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+  const emulator::Lock lock(emulator::device_mutex);
+  emulator::DeviceMemory::Get().RequireDevice(to, bytes, false, "cudaMemsetAsync");
+  emulator::Enqueue(stream, [=] {
+    emulator::DeviceMemory::Get().RequireDevice(to, bytes, true, "cudaMemsetAsync");
+    if (bytes > 0) std::memset(to, value, bytes);
+  });
   return cudaSuccess;
 }
-inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
+inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  const emulator::Lock lock(emulator::device_mutex);
   ++emulator::num_host_waits;
+  emulator::Streams::Get().Finish(stream);
   return cudaSuccess;
 }
-inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0) {
-  ++emulator::num_stream_waits;
-  return cudaSuccess;
-}
+
+// An event is what was recorded last, if anything.
+struct CUevent_st {
+  std::shared_ptr<emulator::Streams::Point> last;
+};
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = reinterpret_cast<cudaEvent_t>(1);
+  *event = new CUevent_st;
   return cudaSuccess;
 }
-inline cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
-inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
-inline cudaError_t cudaEventQuery(cudaEvent_t) {
-  return emulator::random_bits() % 3 == 0 ? cudaErrorNotReady : cudaSuccess;
+inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
 }
-inline cudaError_t cudaEventSynchronize(cudaEvent_t) {
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  const emulator::Lock lock(emulator::device_mutex);
+  ++emulator::num_event_calls;
+  event->last = emulator::Streams::Get().Record(stream);
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned = 0) {
+  const emulator::Lock lock(emulator::device_mutex);
+  ++emulator::num_stream_waits;
+  if (event->last != nullptr) emulator::Streams::Get().WaitFor(stream, event->last);
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventQuery(cudaEvent_t event) {
+  const emulator::Lock lock(emulator::device_mutex);
+  ++emulator::num_event_calls;
+  if (emulator::random_bits() % 4 == 0) return cudaErrorNotReady;
+  emulator::Streams::Get().RunSome();
+  return event->last == nullptr || event->last->passed ? cudaSuccess : cudaErrorNotReady;
+}
+inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  const emulator::Lock lock(emulator::device_mutex);
   ++emulator::num_host_waits;
+  if (event->last != nullptr) emulator::Streams::Get().Finish(event->last);
   return cudaSuccess;
 }
 inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t, cudaEvent_t) {
@@ -184,39 +237,72 @@ inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t, cudaEv
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
-  const std::lock_guard<std::mutex> lock(emulator::one_kernel);
-  ++emulator::num_launches;
-  gridDim = config->gridDim;
-  blockDim = config->blockDim;
-  const std::function<void()> body = [&] { kernel(Parameters(arguments)...); };
-  const unsigned together = std::max(1u, 512 / blockDim.x);
-  for (unsigned first = 0; first < gridDim.x; first += together) {
-    emulator::Scheduler::Get().Run(first, std::min(together, gridDim.x - first), blockDim.x, body);
-  }
-  emulator::WeakMemory::Get().EndOfKernel();
+  const emulator::Lock lock(emulator::device_mutex);
+  // Arguments are taken now, as they are.
+  const auto given = std::make_shared<std::tuple<std::remove_const_t<Parameters>...>>(arguments...);
+  const auto check = [](bool now) {
+    return [now](const auto&... each) { (emulator::CheckArgument(each, now), ...); };
+  };
+  std::apply(check(false), *given);
+  emulator::Enqueue(config->stream, [=, grid = config->gridDim, block = config->blockDim] {
+    std::apply(check(true), *given);
+    gridDim = grid;
+    blockDim = block;
+    const std::function<void()> body = [&] { std::apply(kernel, *given); };
+    const unsigned together = std::max(1u, 512 / blockDim.x);
+    for (unsigned first = 0; first < gridDim.x; first += together) {
+      emulator::Scheduler::Get().Run(first, std::min(together, gridDim.x - first), blockDim.x,
+                                     body);
+    }
+    emulator::WeakMemory::Get().EndOfKernel();
+  });
   return cudaSuccess;
 }
 
 // Another thread may go on before each access.
 namespace emulator {
 
+// Of shared memory, which is not weak; else of device memory.
+template <typename T>
+bool IsSharedAtomic(const T* pointer) {
+  Scheduler::Get().MaybeYield();
+  if (Scheduler::Get().IsShared(pointer)) return true;
+  if (!host_arrays_allowed && !DeviceMemory::Get().Holds(pointer)) {
+    Fail("an atomic operation on host memory");
+  }
+  return false;
+}
 template <typename T>
 T AtomicLoad(const T* pointer, bool acquire) {
-  Scheduler::Get().MaybeYield();
+  if (IsSharedAtomic(pointer)) return *pointer;
   return WeakMemory::Get().Load(pointer, acquire, Scheduler::Get().CurrentView());
 }
 template <typename T>
 void AtomicStore(T* pointer, T value, bool release) {
-  Scheduler::Get().MaybeYield();
-  WeakMemory::Get().Store(pointer, value, release, Scheduler::Get().CurrentView());
+  if (IsSharedAtomic(pointer)) {
+    *pointer = value;
+  } else {
+    WeakMemory::Get().Store(pointer, value, release, Scheduler::Get().CurrentView());
+  }
 }
 template <typename T, typename F>
 T AtomicUpdate(T* pointer, const F& f) {
-  Scheduler::Get().MaybeYield();
+  if (IsSharedAtomic(pointer)) {
+    const T before = *pointer;
+    *pointer = f(before);
+    return before;
+  }
   return WeakMemory::Get().Update(pointer, f, Scheduler::Get().CurrentView());
 }
 
 }  // namespace emulator
+
+inline void __syncthreads() { emulator::Scheduler::Get().Barrier(); }
+// `__shared__ type name[count]` of a kernel.
+#define SOK_SHARED(type, name, count) \
+  static const char name##_site = 0;  \
+  type* const name =                  \
+      static_cast<type*>(emulator::Scheduler::Get().Shared(&name##_site, (count) * sizeof(type)))
 
 template <typename T>
 T __ldcg(const T* pointer) {

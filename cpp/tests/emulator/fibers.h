@@ -11,7 +11,8 @@
 // A fiber is started once and serves one thread after another. Switching is by _longjmp, which
 // unlike swapcontext makes no system call.
 //
-// Not for kernels with shared memory or block-wide barriers: the backend has none.
+// Shared memory is rubbish when a block begins; its atomics are seen at once. A barrier ends the
+// program if a thread of the block has ended or ends before all have come.
 #ifndef SOK_TESTS_EMULATOR_FIBERS_H_
 #define SOK_TESTS_EMULATOR_FIBERS_H_
 
@@ -28,6 +29,7 @@
 #include <utility>
 #include <vector>
 
+#include "cpp/tests/emulator/device_memory.h"
 #include "cpp/tests/emulator/weak_memory.h"
 
 struct uint3 {
@@ -44,6 +46,7 @@ namespace emulator {
 
 inline constexpr size_t kStackBytes = size_t{128} << 10;
 inline constexpr int64_t kMaxIdleSwitches = 20'000'000;
+inline constexpr size_t kSharedBytes = size_t{48} << 10;  // of a block, on all devices
 
 // What the lanes of one tile exchange in one collective.
 struct Tile {
@@ -58,6 +61,13 @@ struct Gathering {
   unsigned size = 1;
   bool closed = false;
   std::vector<uint64_t> words;
+};
+
+struct Block {
+  Tile barrier;
+  unsigned num_done = 0;
+  size_t shared_bytes = 0;
+  std::map<const void*, std::vector<char>> shared;
 };
 
 struct Fiber {
@@ -81,6 +91,7 @@ class Scheduler {
     body_ = &body;
     tiles_.clear();
     gatherings_.clear();
+    blocks_.clear();
     const size_t total = size_t{num_blocks} * num_threads;
     while (fibers_.size() < total) fibers_.push_back(std::make_unique<Fiber>());
     std::vector<Fiber*> running;
@@ -100,12 +111,14 @@ class Scheduler {
       blockIdx = current_->block;
       Resume();
       if (current_->done) {
+        const Block& block = blocks_[blockIdx.x];
+        if (block.barrier.arrived > 0) Fail("a thread has ended and others wait at a barrier");
+        ++blocks_[blockIdx.x].num_done;
         running[pick] = running.back();
         running.pop_back();
         idle_switches_ = 0;
       } else if (++idle_switches_ > kMaxIdleSwitches) {
-        std::fprintf(stderr, "emulator: %zu threads wait for each other\n", running.size());
-        std::abort();
+        Fail(std::to_string(running.size()) + " threads wait for each other");
       }
     }
     current_ = nullptr;
@@ -113,6 +126,40 @@ class Scheduler {
 
   std::shared_ptr<Gathering>& GatheringOfWarp() {
     return gatherings_[{blockIdx.x, threadIdx.x / 32}];
+  }
+
+  // All threads of the block, none of which may have ended. What it wrote is seen behind it.
+  void Barrier() {
+    Block& block = blocks_[blockIdx.x];
+    if (block.num_done > 0) Fail("a thread has ended and others wait at a barrier");
+    const uint64_t turn = block.barrier.turn;
+    if (++block.barrier.arrived == static_cast<int>(blockDim.x)) {
+      block.barrier.arrived = 0;
+      ++block.barrier.turn;
+      idle_switches_ = 0;
+    } else {
+      while (block.barrier.turn == turn) Yield();
+    }
+    CurrentView().all = WeakMemory::Get().last_number();
+  }
+
+  // An array that the threads of the running block share. `site`: which one of the kernel's.
+  void* Shared(const void* site, size_t bytes) {
+    std::vector<char>& array = blocks_[blockIdx.x].shared[site];
+    if (array.empty()) {
+      if ((blocks_[blockIdx.x].shared_bytes += bytes) > kSharedBytes) {
+        Fail("a block has more than 48 KiB of shared memory");
+      }
+      array.assign(bytes, static_cast<char>(0xA5));
+    }
+    return array.data();
+  }
+  bool IsShared(const void* pointer) {
+    if (current_ == nullptr || DeviceMemory::Get().Holds(pointer)) return false;
+    for (const auto& [site, array] : blocks_[blockIdx.x].shared) {
+      if (pointer >= array.data() && pointer < array.data() + array.size()) return true;
+    }
+    return false;
   }
 
   // Of the running thread.
@@ -168,6 +215,7 @@ class Scheduler {
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::map<std::pair<unsigned, unsigned>, Tile> tiles_;
   std::map<std::pair<unsigned, unsigned>, std::shared_ptr<Gathering>> gatherings_;
+  std::map<unsigned, Block> blocks_;
   Fiber* current_ = nullptr;
   jmp_buf main_;
   int64_t idle_switches_ = 0;

@@ -96,6 +96,8 @@ class WeakMemory {
     return before;
   }
 
+  uint64_t last_number() const { return last_number_; }
+
   void EndOfKernel() {
     for (const auto& [address, entry] : shadow_) {
       std::memcpy(const_cast<char*>(address), &entry.value, kWord);

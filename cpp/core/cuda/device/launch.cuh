@@ -32,7 +32,9 @@ struct Count {
 
 #ifdef __CUDACC__
 #define SOK_DEVICE __device__ __forceinline__
-#else
+// An array that the threads of a block share, in a kernel.
+#define SOK_SHARED(type, name, count) __shared__ type name[count]
+#else  // the emulator has SOK_SHARED
 #define SOK_DEVICE inline
 #endif
 

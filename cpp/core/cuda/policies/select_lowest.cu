@@ -19,6 +19,7 @@ constexpr int kDigits = 256;
 constexpr int kCopies = 32;
 constexpr int kLaneDigits = kDigits / kWarp;
 constexpr int64_t kSurveyThreads = 1 << 15;  // enough to keep the memory busy; each ends in atomics
+constexpr int64_t kCountThreads = 1 << 17;   // a block counts in shared memory what it reads
 constexpr int64_t kFewRows = 1 << 14;        // that may be listed however few are wanted
 
 struct Candidates {
@@ -116,15 +117,26 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     CountDigitsKernel(Candidates candidates, const Choice* choice, bool of_key, int shift,
                       uint32_t* counters) {
-  const int64_t i = GlobalThread();
-  if (choice->done != 0 || i >= candidates.num_rows.Get()) return;
-  const DeviceRecord* const record = candidates.Get(i);
-  if (record == nullptr) return;
-  const uint64_t score = OrderedScore(*record, candidates.kind);
-  if ((score & choice->score_mask) != choice->score) return;
-  if ((record->key & choice->key_mask) != choice->key) return;
-  const uint32_t digit = static_cast<uint32_t>((of_key ? record->key : score) >> shift & 0xFF);
-  atomicAdd(&counters[blockIdx.x % kCopies * kDigits + digit], 1u);
+  static_assert(kThreads == kDigits, "a thread for each digit");
+  SOK_SHARED(uint32_t, of_block, kDigits);
+  if (choice->done != 0) return;  // the whole block
+  of_block[threadIdx.x] = 0;
+  __syncthreads();
+  const int64_t num_threads = static_cast<int64_t>(gridDim.x) * kThreads;
+  const int64_t count = candidates.num_rows.Get();
+  for (int64_t i = GlobalThread(); i < count; i += num_threads) {
+    const DeviceRecord* const record = candidates.Get(i);
+    if (record == nullptr) continue;
+    const uint64_t score = OrderedScore(*record, candidates.kind);
+    if ((score & choice->score_mask) != choice->score) continue;
+    if ((record->key & choice->key_mask) != choice->key) continue;
+    const uint32_t digit = static_cast<uint32_t>((of_key ? record->key : score) >> shift & 0xFF);
+    atomicAdd(&of_block[digit], 1u);
+  }
+  __syncthreads();
+  const uint32_t found = of_block[threadIdx.x];
+  if (found == 0) return;
+  atomicAdd(&counters[blockIdx.x % kCopies * kDigits + threadIdx.x], found);
 }
 
 // One warp; lane l has the digits 8 l .. 8 l + 7. Leaves the counters at 0.
@@ -245,8 +257,8 @@ void SelectLowest(Stream stream, Workspace& workspace, const DeviceRecord* recor
     const uint64_t varying = of_key ? bits.key_and ^ bits.key_or : bits.score_and ^ bits.score_or;
     for (int shift = 56; shift >= 0; shift -= 8) {
       if ((varying >> shift & 0xFF) == 0) continue;
-      Launch(CountDigitsKernel, candidates.num_rows.most, stream, candidates, choice, of_key, shift,
-             counters);
+      Launch(CountDigitsKernel, std::min(candidates.num_rows.most, kCountThreads), stream,
+             candidates, choice, of_key, shift, counters);
       Launch(ChooseDigitKernel, kWarp, stream, choice, of_key, shift, counters);
     }
   }

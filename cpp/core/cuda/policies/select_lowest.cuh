@@ -9,7 +9,8 @@
 //
 // Digits that are the same in all rows have no round: a survey finds them first, and is waited for.
 // So LRU takes two or three rounds over the records and as many as ties need over the keys.
-// Counting is spread over kCopies sets of counters, as rows of equal score would queue for one.
+// A block counts in shared memory; the counts of all blocks are spread over kCopies sets of
+// counters, as they would queue for one.
 //
 // A full table evicts at every lookup, and what goes next has a number not far above what went
 // last. So the survey also lists the rows up to a little beyond where the last selection ended (the

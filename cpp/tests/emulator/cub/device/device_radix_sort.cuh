@@ -12,24 +12,43 @@ struct DeviceRadixSort {
   template <typename Key, typename Value>
   static cudaError_t SortPairs(void* scratch, size_t& bytes, const Key* keys_in, Key* keys_out,
                                const Value* values_in, Value* values_out, int n, int begin_bit,
-                               int end_bit, cudaStream_t) {
+                               int end_bit, cudaStream_t stream) {
     if (scratch == nullptr) {
       bytes = static_cast<size_t>(n) * (sizeof(Key) + sizeof(Value));  // as CUB, or a little more
       return cudaSuccess;
     }
-    emulator::num_launches += 2 + (end_bit - begin_bit + 7) / 8;  // of a large batch
-    const auto digit = [=](Key key) {
-      const uint64_t up_to_end = end_bit >= 64 ? ~uint64_t{0} : (uint64_t{1} << end_bit) - 1;
-      return (static_cast<uint64_t>(key) & up_to_end) >> begin_bit;
+    const emulator::Lock lock(emulator::device_mutex);
+    emulator::num_launches += 1 + (end_bit - begin_bit + 7) / 8;  // of a large batch, and one more
+    const size_t given = bytes;
+    const auto check = [=](bool now) {
+      const auto& memory = emulator::DeviceMemory::Get();
+      for (const void* keys :
+           {static_cast<const void*>(keys_in), static_cast<const void*>(keys_out)}) {
+        memory.RequireDevice(keys, n * sizeof(Key), now, "SortPairs");
+      }
+      for (const void* values :
+           {static_cast<const void*>(values_in), static_cast<const void*>(values_out)}) {
+        memory.RequireDevice(values, n * sizeof(Value), now, "SortPairs");
+      }
+      memory.RequireDevice(scratch, given, now, "SortPairs");
     };
-    std::vector<int> order(n);
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(),
-                     [&](int a, int b) { return digit(keys_in[a]) < digit(keys_in[b]); });
-    for (int i = 0; i < n; ++i) {
-      keys_out[i] = keys_in[order[i]];
-      values_out[i] = values_in[order[i]];
-    }
+    check(false);
+    emulator::Enqueue(stream, [=] {
+      check(true);
+      std::memset(scratch, 0xA5, given);
+      const auto digit = [=](Key key) {
+        const uint64_t up_to_end = end_bit >= 64 ? ~uint64_t{0} : (uint64_t{1} << end_bit) - 1;
+        return (static_cast<uint64_t>(key) & up_to_end) >> begin_bit;
+      };
+      std::vector<int> order(n);
+      std::iota(order.begin(), order.end(), 0);
+      std::stable_sort(order.begin(), order.end(),
+                       [&](int a, int b) { return digit(keys_in[a]) < digit(keys_in[b]); });
+      for (int i = 0; i < n; ++i) {
+        keys_out[i] = keys_in[order[i]];
+        values_out[i] = values_in[order[i]];
+      }
+    });
     return cudaSuccess;
   }
 };

@@ -9,19 +9,29 @@ namespace cub {
 struct DeviceScan {
   template <typename In, typename Out>
   static cudaError_t ExclusiveSum(void* scratch, size_t& bytes, In in, Out out, int n,
-                                  cudaStream_t) {
+                                  cudaStream_t stream) {
     if (scratch == nullptr) {
       bytes = 1;
       return cudaSuccess;
     }
-    emulator::num_launches += 2;
-    auto sum = *out;
-    sum = 0;
-    for (int i = 0; i < n; ++i) {
-      const auto value = in[i];
-      out[i] = sum;
-      sum += value;
-    }
+    const emulator::Lock lock(emulator::device_mutex);
+    emulator::num_launches += 1;  // and the one below
+    const auto check = [=](bool now) {
+      const auto& memory = emulator::DeviceMemory::Get();
+      memory.RequireDevice(in, n * sizeof(*in), now, "ExclusiveSum");
+      memory.RequireDevice(out, n * sizeof(*out), now, "ExclusiveSum");
+      memory.RequireDevice(scratch, 1, now, "ExclusiveSum");
+    };
+    check(false);
+    emulator::Enqueue(stream, [=] {
+      check(true);
+      std::decay_t<decltype(*out)> sum = 0;
+      for (int i = 0; i < n; ++i) {
+        const auto value = in[i];
+        out[i] = sum;
+        sum += value;
+      }
+    });
     return cudaSuccess;
   }
 };
