@@ -1,7 +1,9 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <map>
 #include <mutex>
 
@@ -36,6 +38,44 @@ cudaMemPool_t Pool() {
   (*pools)[device] = pool;
   return pool;
 }
+
+// Pinned host memory for one small copy, kept for the next. A copy to memory that is not pinned
+// goes through the driver's own, in a call that blocks.
+class PinnedPiece {
+ public:
+  explicit PinnedPiece(size_t bytes) {
+    if (bytes > kBytes) return;
+    {
+      const std::lock_guard<std::mutex> lock(Mutex());
+      if (!Free().empty()) {
+        data_ = Free().back();
+        Free().pop_back();
+        return;
+      }
+    }
+    CudaCheck(cudaMallocHost(&data_, kBytes), "cudaMallocHost");
+  }
+  ~PinnedPiece() {
+    if (data_ == nullptr) return;
+    const std::lock_guard<std::mutex> lock(Mutex());
+    Free().push_back(data_);
+  }
+  PinnedPiece(const PinnedPiece&) = delete;
+  void* data() const { return data_; }  // null for a copy that is not small
+
+ private:
+  static constexpr size_t kBytes = size_t{64} << 10;
+  static std::mutex& Mutex() {
+    static std::mutex mutex;
+    return mutex;
+  }
+  static std::vector<void*>& Free() {  // as many as threads that copy at once
+    static auto* const pieces = new std::vector<void*>;
+    return *pieces;
+  }
+
+  void* data_ = nullptr;
+};
 
 }  // namespace
 
@@ -88,8 +128,13 @@ void CopyToDevice(Stream stream, void* to, const void* from, size_t bytes) {
 }
 
 void CopyToHost(Stream stream, void* to, const void* from, size_t bytes) {
-  CudaCheck(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
+  if (bytes == 0) return Synchronize(stream);
+  const PinnedPiece piece(bytes);
+  void* const target = piece.data() != nullptr ? piece.data() : to;
+  CudaCheck(cudaMemcpyAsync(target, from, bytes, cudaMemcpyDeviceToHost, stream),
+            "cudaMemcpyAsync");
   Synchronize(stream);
+  if (target != to) std::memcpy(to, target, bytes);
 }
 
 void CopyOnDevice(Stream stream, void* to, const void* from, size_t bytes) {
@@ -124,6 +169,42 @@ DeviceInfo CurrentDeviceInfo() {
   info.l2_bytes = properties.l2CacheSize;
   info.num_multiprocessors = properties.multiProcessorCount;
   return info;
+}
+
+StreamPoint::StreamPoint() {
+  CudaCheck(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
+}
+
+StreamPoint::~StreamPoint() {
+  cudaEventDestroy(event_);
+  cudaGetLastError();  // it fails when the process is ending; no later call shall report that
+}
+
+void StreamPoint::Record(Stream stream) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  CudaCheck(cudaEventRecord(event_, stream), "cudaEventRecord");
+  has_passed_ = false;
+  asked_in_ = 0;
+}
+
+bool StreamPoint::HasPassed(uint64_t round) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (has_passed_ || asked_in_ == round) return has_passed_;
+  asked_in_ = round;
+  const cudaError_t state = cudaEventQuery(event_);
+  if (state == cudaErrorNotReady) {
+    cudaGetLastError();  // no error, but CUB looks at the last one after its launches
+    return false;
+  }
+  CudaCheck(state, "cudaEventQuery");
+  return has_passed_ = true;
+}
+
+void StreamPoint::Wait() { CudaCheck(cudaEventSynchronize(event_), "cudaEventSynchronize"); }
+
+uint64_t StreamPoint::NextRound() {
+  static std::atomic<uint64_t> round{0};
+  return ++round;
 }
 
 TimedEvent::TimedEvent() {

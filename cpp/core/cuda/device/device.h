@@ -17,6 +17,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -67,6 +68,28 @@ struct DeviceInfo {
   int driver = 0, runtime = 0;  // CUDA's versions, 1000 * major + 10 * minor
 };
 DeviceInfo CurrentDeviceInfo();
+
+// A point of a stream's work that the host looks for now and then. Tables of one call share one: a
+// point that has been recorded again comes later than those that it stood for. For several threads.
+class StreamPoint {
+ public:
+  StreamPoint();
+  ~StreamPoint();
+  StreamPoint(const StreamPoint&) = delete;
+  StreamPoint& operator=(const StreamPoint&) = delete;
+
+  void Record(Stream stream);
+  // Asks the driver, but once in a round (NextRound) and no more once it has passed.
+  bool HasPassed(uint64_t round);
+  void Wait();
+  static uint64_t NextRound();
+
+ private:
+  std::mutex mutex_;
+  Event event_ = nullptr;
+  bool has_passed_ = true;
+  uint64_t asked_in_ = 0;
+};
 
 // A point of a stream's work, with the time at which the device comes to it.
 class TimedEvent {

@@ -50,10 +50,11 @@ struct CudaTable::Impl {
   // ---- what the host knows of the counters ----
   void StartCopy();
   void CopyIsUnderWay();  // work that writes host_counters was put on the stream
-  bool CopyHasArrived();
+  // The same of several tables, with one point of the stream.
+  static void CopiesAreUnderWay(const std::vector<Impl*>& tables);
   void WaitForCopy();
-  void LearnCounters();  // exactly; waits
-  void PollCounters();   // never waits
+  void LearnCounters();               // exactly; waits
+  void PollCounters(uint64_t round);  // never waits
   void CountBatch(int64_t num_keys);
   void TakeCounters();  // from pinned memory
 
@@ -65,7 +66,7 @@ struct CudaTable::Impl {
   // Makes room for a batch and books it. Throws std::length_error.
   // `num_missing`: what LearnMisses found, if it was asked.
   void MakeRoom(const uint64_t* keys, int64_t num_keys, const uint32_t* num_actual,
-                int64_t num_missing = -1);
+                int64_t num_missing = -1, uint64_t round = StreamPoint::NextRound());
   // A batch that might fill its table, if all its keys were new.
   struct Newcomers {
     Impl* impl;
@@ -80,7 +81,8 @@ struct CudaTable::Impl {
   // Makes room and says what is to be launched. Where `host_counters` is set in it, the launch is
   // to be followed by CopyIsUnderWay.
   InsertBatch MakeInsert(const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers,
-                         uint8_t* inserted, const uint32_t* num_actual, int64_t num_missing = -1);
+                         uint8_t* inserted, const uint32_t* num_actual, int64_t num_missing = -1,
+                         uint64_t round = StreamPoint::NextRound());
   void GrowFor(int64_t num_keys);
   void ResizeIndex(int64_t new_num_buckets);
   void ReserveFreeRows();  // for every row number that was given out; async
@@ -148,10 +150,11 @@ struct CudaTable::Impl {
   int chunk_shift = 0;
   DeviceArena arena;
   Buffer default_rows;
-  Buffer counters;                    // Counters
-  Counters* host_counters = nullptr;  // pinned
-  Event copy_event = nullptr;
-  Buffer free_rows;  // [capacity] uint32
+  Buffer counters;                          // Counters
+  Counters* host_counters = nullptr;        // pinned
+  std::shared_ptr<StreamPoint> own_point;   // of copies of this table
+  std::shared_ptr<StreamPoint> copy_point;  // behind the last copy: own_point, or another table's
+  Buffer free_rows;                         // [capacity] uint32
 
   SizeBound used, rows, size;  // of Counters used, next_row, size
 

@@ -58,13 +58,14 @@ void CudaTable::FindOrInsertRows(Stream stream, const std::vector<TableKeys>& ba
     std::vector<Impl*> copying;
     now.swap(later);
     later.clear();
+    const uint64_t round = StreamPoint::NextRound();
     // Tables near their capacity look for misses first, all of them with one wait.
     std::unordered_map<CudaTable*, size_t> newcomer_of;  // its place plus one
     std::vector<Impl::Newcomers> newcomers;
     for (const TableKeys& batch : now) {
       Impl& impl = *batch.table->impl_;
       if (impl.records != nullptr || !newcomer_of.emplace(batch.table, 0).second) continue;
-      impl.PollCounters();
+      impl.PollCounters(round);
       if (!impl.MayFill(batch.num_keys)) continue;
       newcomers.push_back({&impl, batch.keys, Count(batch.num_keys, batch.num_actual)});
       newcomer_of[batch.table] = newcomers.size();
@@ -79,14 +80,14 @@ void CudaTable::FindOrInsertRows(Stream stream, const std::vector<TableKeys>& ba
                                       nullptr, batch.num_actual);
       } else {
         const size_t newcomer = newcomer_of[batch.table];
-        inserts.push_back(impl.MakeInsert(batch.keys, batch.num_keys, batch.row_numbers, nullptr,
-                                          batch.num_actual,
-                                          newcomer > 0 ? newcomers[newcomer - 1].num_missing : -1));
+        inserts.push_back(impl.MakeInsert(
+            batch.keys, batch.num_keys, batch.row_numbers, nullptr, batch.num_actual,
+            newcomer > 0 ? newcomers[newcomer - 1].num_missing : -1, round));
         if (inserts.back().host_counters != nullptr) copying.push_back(&impl);
       }
     }
     InsertKeys(stream, inserts);
-    for (Impl* impl : copying) impl->CopyIsUnderWay();
+    Impl::CopiesAreUnderWay(copying);
   }
 }
 

@@ -27,9 +27,16 @@ void CudaTable::Impl::StartCopy() {
   CopyIsUnderWay();
 }
 
-void CudaTable::Impl::CopyIsUnderWay() {
-  CudaCheck(cudaEventRecord(copy_event, stream), "cudaEventRecord");
-  for (SizeBound* bound : {&used, &rows, &size}) bound->CopyStarted();
+void CudaTable::Impl::CopyIsUnderWay() { CopiesAreUnderWay({this}); }
+
+void CudaTable::Impl::CopiesAreUnderWay(const std::vector<Impl*>& tables) {
+  if (tables.empty()) return;
+  const std::shared_ptr<StreamPoint>& point = tables[0]->own_point;
+  point->Record(tables[0]->stream);
+  for (Impl* impl : tables) {
+    impl->copy_point = point;
+    for (SizeBound* bound : {&impl->used, &impl->rows, &impl->size}) bound->CopyStarted();
+  }
 }
 
 void CudaTable::Impl::TakeCounters() {
@@ -38,23 +45,13 @@ void CudaTable::Impl::TakeCounters() {
   size.CopyArrived(host_counters->size);
 }
 
-bool CudaTable::Impl::CopyHasArrived() {
-  const cudaError_t state = cudaEventQuery(copy_event);
-  if (state == cudaErrorNotReady) {
-    cudaGetLastError();  // no error, but CUB looks at the last one after its launches
-    return false;
-  }
-  CudaCheck(state, "cudaEventQuery");
-  return true;
-}
-
-void CudaTable::Impl::PollCounters() {
-  if (size.copy_under_way() && CopyHasArrived()) TakeCounters();
+void CudaTable::Impl::PollCounters(uint64_t round) {
+  if (size.copy_under_way() && copy_point->HasPassed(round)) TakeCounters();
 }
 
 void CudaTable::Impl::WaitForCopy() {
   if (!size.copy_under_way()) return;
-  CudaCheck(cudaEventSynchronize(copy_event), "cudaEventSynchronize");
+  copy_point->Wait();
   TakeCounters();
 }
 
@@ -111,8 +108,8 @@ void CudaTable::Impl::LearnMisses(Stream stream, std::vector<Newcomers>* batches
 }
 
 void CudaTable::Impl::MakeRoom(const uint64_t* keys, int64_t num_keys, const uint32_t* num_actual,
-                               int64_t num_missing) {
-  PollCounters();
+                               int64_t num_missing, uint64_t round) {
+  PollCounters(round);
   const int64_t num_given = num_keys;
   if (num_missing < 0 && MayFill(num_keys)) {
     std::vector<Newcomers> self = {{this, keys, Count(num_keys, num_actual)}};
@@ -192,8 +189,9 @@ void CudaTable::Impl::ResizeIndex(int64_t new_num_buckets) {
 
 InsertBatch CudaTable::Impl::MakeInsert(const uint64_t* keys, int64_t num_keys,
                                         uint32_t* row_numbers, uint8_t* inserted,
-                                        const uint32_t* num_actual, int64_t num_missing) {
-  MakeRoom(keys, num_keys, num_actual, num_missing);
+                                        const uint32_t* num_actual, int64_t num_missing,
+                                        uint64_t round) {
+  MakeRoom(keys, num_keys, num_actual, num_missing, round);
   const bool copy = !size.copy_under_way();  // else that one still writes to host_counters
   return {Ref(),       keys,     Count(num_keys, num_actual),
           row_numbers, inserted, copy ? host_counters : nullptr};

@@ -92,18 +92,18 @@ CudaTable::Impl::Impl(const TableOptions& table_options, double load_factor, Str
   counters.Zero();
   num_buckets = 1;
   ResizeIndex(1);
+  own_point = copy_point = std::make_shared<StreamPoint>();
   void* pinned = nullptr;
   CudaCheck(cudaMallocHost(&pinned, sizeof(Counters)), "cudaMallocHost");
   host_counters = static_cast<Counters*>(pinned);
-  const cudaError_t error = cudaEventCreateWithFlags(&copy_event, cudaEventDisableTiming);
-  if (error != cudaSuccess) cudaFreeHost(pinned);
-  CudaCheck(error, "cudaEventCreate");
   if (options.policy.keeps_records()) records = std::make_unique<DeviceRecords>(options, stream);
 }
 
 CudaTable::Impl::~Impl() {
-  cudaEventSynchronize(copy_event);  // a copy into the pinned memory may be under way
-  cudaEventDestroy(copy_event);
+  try {
+    copy_point->Wait();  // a copy into the pinned memory may be under way
+  } catch (const CudaError&) {
+  }
   cudaFreeHost(host_counters);
   cudaGetLastError();  // they fail when the process is ending; no later call shall report that
 }
