@@ -27,6 +27,13 @@ std::vector<const int64_t*> RowStarts(cuda::Stream stream, cuda::Workspace& work
   return of_table;
 }
 
+// Whether all rows of a table begin at a multiple of 16 bytes of the message.
+bool IsAligned(const RowLayout& layout, int table, int64_t dim) {
+  bool aligned = dim % 4 == 0;
+  for (int64_t r = 0; r < layout.world_size(); ++r) aligned &= layout.start(r, table) % 4 == 0;
+  return aligned;
+}
+
 }  // namespace
 
 class DeviceCombineOp : public FeatureOp {
@@ -53,7 +60,7 @@ class DeviceCombineOp : public FeatureOp {
             Tensor* out;
             TF_RETURN_IF_ERROR(embeddings.allocate(i, features_.OutputShape(i, samples), &out));
             batches.push_back({samples, message.flat<float>().data(), starts[i], features_.dim(i),
-                               out->flat<float>().data()});
+                               out->flat<float>().data(), IsAligned(layout, i, features_.dim(i))});
           }
           cuda::CombineRows(stream, batches);
           return absl::OkStatus();
@@ -81,25 +88,26 @@ class DeviceCombineGradOp : public FeatureOp {
     Call call;
     OP_REQUIRES_OK(ctx, GetCall(ctx, &call));
     call = call.At(Stage::kGradients);
-    OP_REQUIRES_OK(
-        ctx, TryWithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
-          cuda::FillWithZeros(stream, words, message->TotalBytes());
-          std::vector<float*> blocks;
-          for (int64_t r = 0; r < layout.world_size(); ++r) {
-            blocks.push_back(words + layout.start(r, 0) - kHeadWords<float>);
-          }
-          WriteHeadsOnDevice(stream, ws, call, blocks);
-          const auto starts = RowStarts(stream, ws, layout, features_);
-          std::vector<cuda::ScatteredGradientBatch> batches;
-          for (int i = 0; i < features_.size(); ++i) {
-            const Samples samples = features_.MakeSamples(i, inverse[i], row_splits[i], weights[i]);
-            TF_RETURN_IF_ERROR(features_.CheckGradient(i, samples, grads[i]));
-            batches.push_back({samples, grads[i].flat<float>().data(), layout.num_unique(i),
-                               features_.dim(i), starts[i], words});
-          }
-          cuda::CombineGradient(stream, ws, batches);
-          return absl::OkStatus();
-        }));
+    OP_REQUIRES_OK(ctx, TryWithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
+                     cuda::FillWithZeros(stream, words, message->TotalBytes());
+                     std::vector<float*> blocks;
+                     for (int64_t r = 0; r < layout.world_size(); ++r) {
+                       blocks.push_back(words + layout.start(r, 0) - kHeadWords<float>);
+                     }
+                     WriteHeadsOnDevice(stream, ws, call, blocks);
+                     const auto starts = RowStarts(stream, ws, layout, features_);
+                     std::vector<cuda::ScatteredGradientBatch> batches;
+                     for (int i = 0; i < features_.size(); ++i) {
+                       const Samples samples =
+                           features_.MakeSamples(i, inverse[i], row_splits[i], weights[i]);
+                       TF_RETURN_IF_ERROR(features_.CheckGradient(i, samples, grads[i]));
+                       batches.push_back({samples, grads[i].flat<float>().data(),
+                                          layout.num_unique(i), features_.dim(i), starts[i], words,
+                                          IsAligned(layout, i, features_.dim(i))});
+                     }
+                     cuda::CombineGradient(stream, ws, batches);
+                     return absl::OkStatus();
+                   }));
   }
 };
 SOK_REGISTER_DEVICE_KERNEL(Name("SokCombineGrad").HostMemory("counts").HostMemory("call"),

@@ -212,8 +212,10 @@ class DeviceMergeGradsOp : public GradientOp {
       Tensor* merged;
       TF_RETURN_IF_ERROR(ctx->allocate_output(n + i, TensorShape({count, dims_[i]}), &merged));
       ctx->set_output(i, unique[i].Slice(0, count));
+      bool aligned = dims_[i] % 4 == 0;  // all rows begin at multiples of 16 bytes
+      for (const auto& of_rank : starts) aligned &= of_rank[i] % 4 == 0;
       sums.push_back({inverse + first[i], first[i + 1] - first[i], grads.flat<float>().data(),
-                      offsets + first[i], count, dims_[i], merged->flat<float>().data()});
+                      offsets + first[i], count, dims_[i], merged->flat<float>().data(), aligned});
     }
     cuda::SumScatteredRows(stream, workspace, sums, scale_);
     return absl::OkStatus();

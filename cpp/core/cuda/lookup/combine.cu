@@ -119,13 +119,13 @@ void CombineRows(Stream stream, const std::vector<TableCombineBatch>& batches) {
 }
 
 void CombineRows(Stream stream, const std::vector<ScatteredCombineBatch>& batches) {
-  using Rows = ScatteredRows<const float>;
-  std::vector<CombineJob<1, Rows>> jobs;
+  Combines<ScatteredRows<const float>> combines;
   for (const ScatteredCombineBatch& batch : batches) {
-    jobs.push_back({batch.samples, Rows{batch.words, batch.offsets}, NumSamples(batch.samples),
-                    Pieces<1>(batch.dim), batch.out});
+    const bool wide =
+        batch.aligned && batch.dim % 4 == 0 && Aligned16(batch.words) && Aligned16(batch.out);
+    combines.Add(batch.samples, {batch.words, batch.offsets}, batch.dim, wide, batch.out);
   }
-  LaunchJobs(stream, jobs);
+  combines.Launch(stream);
 }
 
 }  // namespace cuda

@@ -15,7 +15,8 @@
 //     row       0: within    1: tail of tile 0, all of tile 1, head of tile 2    2, 3: within
 //
 // Rows may lie scattered in a message of several ranks (segments.h); they are read and written
-// there, by word, in the order of the others.
+// there, in the order of the others: in pieces of 16 bytes where all rows of a table begin at a
+// multiple of that (`aligned`: offsets are multiples of 4), else by word.
 //
 // Batches of many tables, of whatever widths, share their launches and one sort.
 //
@@ -60,6 +61,7 @@ struct ScatteredCombineBatch {
   const int64_t* offsets;  // [num_unique]
   int64_t dim;
   float* out;
+  bool aligned = false;
 };
 void CombineRows(Stream stream, const std::vector<ScatteredCombineBatch>& batches);
 
@@ -86,6 +88,7 @@ struct ScatteredGradientBatch {
   int64_t dim;
   const int64_t* offsets;  // [num_unique]
   float* words;
+  bool aligned = false;
 };
 void CombineGradient(Stream stream, Workspace& workspace,
                      const std::vector<ScatteredGradientBatch>& batches);
@@ -99,6 +102,7 @@ struct ScatteredSumBatch {
   int64_t num_unique;
   int64_t dim;
   float* out;  // [num_unique, dim]
+  bool aligned = false;
 };
 void SumScatteredRows(Stream stream, Workspace& workspace,
                       const std::vector<ScatteredSumBatch>& batches, float scale);

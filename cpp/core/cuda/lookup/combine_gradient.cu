@@ -167,10 +167,7 @@ class Sums {
           workspace.Take<float>(2 * sorted[b].positions.num_tiles() * batches_[b].dim));
     }
     LaunchWidth<1>(stream, sorted, partials);
-    if constexpr (std::is_same_v<Grads, DenseRows<const float>> &&
-                  std::is_same_v<Rows, DenseRows<float>>) {
-      LaunchWidth<4>(stream, sorted, partials);
-    }
+    LaunchWidth<4>(stream, sorted, partials);
   }
 
  private:
@@ -221,7 +218,9 @@ void CombineGradient(Stream stream, Workspace& workspace,
                      const std::vector<ScatteredGradientBatch>& batches) {
   Sums<DenseRows<const float>, ScatteredRows<float>> sums;
   for (const ScatteredGradientBatch& batch : batches) {
-    sums.Add(batch.samples, batch.num_unique, batch.dim, false, {batch.grad, batch.dim},
+    const bool wide =
+        batch.aligned && batch.dim % 4 == 0 && Aligned16(batch.grad) && Aligned16(batch.words);
+    sums.Add(batch.samples, batch.num_unique, batch.dim, wide, {batch.grad, batch.dim},
              {batch.words, batch.offsets});
   }
   sums.Launch(stream, workspace);
@@ -242,7 +241,9 @@ void SumScatteredRows(Stream stream, Workspace& workspace,
     samples.back().inverse = batch.inverse;
     samples.back().num_keys = batch.num_rows;
     samples.back().combiner = Combiner::kNone;
-    sums.Add(samples.back(), batch.num_unique, batch.dim, false, {batch.words, batch.offsets},
+    const bool wide =
+        batch.aligned && batch.dim % 4 == 0 && Aligned16(batch.words) && Aligned16(batch.out);
+    sums.Add(samples.back(), batch.num_unique, batch.dim, wide, {batch.words, batch.offsets},
              {batch.out, batch.dim});
   }
   LaunchJobs(stream, zeros);
