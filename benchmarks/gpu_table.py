@@ -235,8 +235,11 @@ class TableBench(Bench):
             self.report(f"{name:19} dim {dim:3} on indices", sizes.batch, 8 + 8 * dim, timing)
 
 
-def run(core: Any, sizes: Sizes) -> list[dict[str, Any]]:
-    """Measures everything that fits into device memory; says what did not. Returns the figures."""
+def run(core: Any, sizes: Sizes, json_file: str | None = None) -> list[dict[str, Any]]:
+    """Measures everything that fits into device memory; says what did not. Returns the figures.
+
+    `json_file` has the figures so far after each measurement, should the time be up.
+    """
     bench = TableBench(core, sizes)
     tasks: list[tuple[str, Any]] = [("step", bench.steps)]
     # The width of the published figures first, should the time be up.
@@ -257,20 +260,29 @@ def run(core: Any, sizes: Sizes) -> list[dict[str, Any]]:
         except core.CudaError as error:
             print(f"{name}: skipped ({error})")
         core.cuda_release_memory()  # to PyTorch, and whole to the next table
+        if json_file:
+            with open(json_file, "w") as file:
+                json.dump(bench.figures, file, indent=1)
     return bench.figures
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="tiny sizes: only that it runs")
+    parser.add_argument("--emulated", action="store_true", help="without a device; with --quick")
     parser.add_argument("--log2-slots", type=int, default=Sizes.log2_slots)
     parser.add_argument("--dims", type=int, nargs="+", default=Sizes.dims)
     parser.add_argument("--loads", type=float, nargs="+", default=Sizes.loads)
     parser.add_argument("--json", help="file to write the figures to as well")
     arguments = parser.parse_args()
-    from sok_like import _core
+    if arguments.emulated:
+        from tests.cuda.conftest import emulated
 
-    if _core.cuda_device_count() == 0:
+        core = emulated()
+    else:
+        from sok_like import _core as core
+
+    if core is None or core.cuda_device_count() == 0:
         print(
             "No CUDA device, or `_core` was built without CUDA (`make cuda`): nothing to measure."
         )
@@ -278,10 +290,7 @@ def main() -> int:
     sizes = Sizes(
         log2_slots=arguments.log2_slots, dims=tuple(arguments.dims), loads=tuple(arguments.loads)
     )
-    figures = run(_core, QUICK if arguments.quick else sizes)
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(figures, file, indent=1)
+    run(core, QUICK if arguments.quick else sizes, arguments.json)
     return 0
 
 

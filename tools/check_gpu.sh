@@ -1,30 +1,43 @@
 #!/usr/bin/env bash
-# Everything that wants a device, in the order in which it is worth doing, on a machine that need not
-# have an environment of this project:
+# Everything that wants a device, ordered by value, within 45 minutes, on a machine that need not have
+# an environment of this project:
 #
-#   tools/check_gpu.sh              all steps
-#   tools/check_gpu.sh build smoke  these only; `tools/check_gpu.sh list` names them
+#   tools/check_gpu.sh              the steps that have not passed yet
+#   tools/check_gpu.sh smoke test   these, passed or not
+#   tools/check_gpu.sh list         their names and limits in seconds
+#   tools/check_gpu.sh report       the table of what has run
+#   REHEARSE=1 tools/check_gpu.sh   the same without a device: under the emulator, sanitizers left out
 #
 # Wants nvcc, CMake, and a Python with NumPy, pybind11, pytest, pytest-timeout and hypothesis, .venv's
 # where there is one; TensorFlow is not needed: the tests of the ops, and with them the kernels of the
-# exchange between ranks, run where one sees the device. PyTorch and CuPy are used where they are. PYTHON=...
-# chooses another. A step is ended after LIMIT seconds (540), its output is in OUT/STEP.log (OUT:
-# build-cuda/check), and the last lines sum up. Exit status 1 if a step failed; but for build and
-# smoke, a failed step does not keep the next one from running.
+# exchange between ranks, run where one sees the device. PyTorch and CuPy are used where they are.
+# PYTHON=... chooses another.
+#
+# A step leaves STEP.log and, when it is done, STEP.result in OUT (build-cuda/check); at its limit it
+# is interrupted, and pytest still says what it has run. A step that has passed is not run again before
+# a source changes. The last lines are a table in Markdown, which OUT/report.md keeps. Exit status 1 if
+# a step failed; but for build and smoke, a failed step does not keep the next one from running.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PWD/.venv/bin:$PATH PYTHONPATH=$PWD PYTHONUNBUFFERED=1
-export SOK_TEST_GPU=required  # a test that finds no device fails
 PYTHON=${PYTHON:-$(command -v python || command -v python3)}
 export PYTHON
-OUT=${OUT:-build-cuda/check}
-LIMIT=${LIMIT:-540}
-STEPS=(info build smoke test ops memcheck initcheck synccheck racecheck bench slow)
+REHEARSE=${REHEARSE:-}
+OUT=${OUT:-build-cuda/check${REHEARSE:+-rehearsed}}
+TOTAL=${TOTAL:-2700}
+STEPS=(info build smoke test bench memcheck ops racecheck initcheck synccheck slow)
+declare -A LIMITS=([info]=30 [build]=420 [smoke]=120 [test]=540 [bench]=420 [memcheck]=300 [ops]=240
+  [racecheck]=180 [initcheck]=180 [synccheck]=120 [slow]=150)
+if [ -z "$REHEARSE" ]; then
+  export SOK_TEST_GPU=required  # a test that finds no device fails
+fi
 
 # What is here, and what is missing.
 info() {
-  nvidia-smi
-  nvcc --version
+  if [ -z "$REHEARSE" ]; then
+    nvidia-smi
+    nvcc --version
+  fi
   cmake --version
   "$PYTHON" - <<'PY'
 import importlib.metadata as metadata
@@ -45,6 +58,10 @@ PY
 
 # For this device only, which takes half the time.
 build() {
+  if [ -n "$REHEARSE" ]; then
+    compgen -G "build/_cuda_emulated*.so" || { echo "The emulator comes with the C++ tests: make test" && false; }
+    return
+  fi
   local capability
   capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1)
   ARCHITECTURES=${ARCHITECTURES:-${capability:+${capability/./}-real}}
@@ -53,23 +70,45 @@ build() {
 }
 
 # Its error says what is missing: the build, the device, or a driver as new as the toolkit.
-require_device() { "$PYTHON" -c 'from sok_like import _core; _core.cuda_device_info()'; }
+require_device() {
+  [ -n "$REHEARSE" ] || "$PYTHON" -c 'from sok_like import _core; _core.cuda_device_info()'
+}
 
 # The kernels of lookups and updates once, in seconds: a launch that fails at all shows here.
 smoke() {
-  require_device && "$PYTHON" -m benchmarks.gpu_table --quick
+  require_device && "$PYTHON" -m benchmarks.gpu_table --quick ${REHEARSE:+--emulated}
 }
 
+# `run_tests MARKS FILE...`: of the device's tests, or of the emulator's.
 run_tests() {
-  require_device && "$PYTHON" -m pytest -q -m "$@" --maxfail=20 -p no:cacheprovider
+  local marks=$1
+  shift
+  local which=(-m "gpu and $marks")
+  [ -z "$REHEARSE" ] || which=(-m "not gpu and not slow" -k emulated)
+  require_device && "$PYTHON" -m pytest -q "${which[@]}" "$@" --maxfail=20 -p no:cacheprovider
 }
-test_step() { run_tests "gpu and not slow" tests/cuda --ignore=tests/cuda/test_ops.py; }
-ops() { run_tests gpu tests/cuda/test_ops.py; }  # skipped without a TensorFlow that sees the device
-slow() { run_tests "gpu and slow" tests/cuda; }  # 100 million keys
+test_step() {
+  run_tests "not slow" tests/cuda --ignore=tests/cuda/test_ops.py --ignore=tests/cuda/test_ops_ranks.py
+}
+ops() {  # skipped without a TensorFlow that sees the device
+  if [ -n "$REHEARSE" ]; then
+    SOK_TEST_OPS=emulated "$PYTHON" -m pytest -q -p no:cacheprovider tests/optimizers/test_rules.py
+  else
+    run_tests "not slow" tests/cuda/test_ops.py
+  fi
+}
+slow() {  # 100 million keys; under the emulator, what the step runs at all
+  run_tests slow tests/cuda/test_table.py
+}
 
 # Without drawn cases, the benchmark, the tests of the core and TensorFlow, which take long under it.
 sanitize() {
   local long="agrees_with_a_dict or test_benchmark or test_core or test_ops"
+  if [ -n "$REHEARSE" ]; then  # the same choice of tests, each time with other chances
+    SOK_EMULATOR_SEED=$((RANDOM + 1)) "$PYTHON" -m pytest -q -x -m "not gpu and not slow" \
+      -k "emulated and test_group and not ($long)" tests/cuda -p no:cacheprovider
+    return
+  fi
   TOOLS=$1 tools/sanitize_cuda.sh -x -k "not ($long)"
 }
 memcheck() { sanitize memcheck; }
@@ -78,11 +117,20 @@ synccheck() { sanitize synccheck; }
 racecheck() { sanitize racecheck; }
 
 bench() {
-  require_device && "$PYTHON" -m benchmarks.gpu_table --json "$OUT/gpu_table.json"
+  require_device && "$PYTHON" -m benchmarks.gpu_table --json "$OUT/bench.json" \
+    ${REHEARSE:+--quick --emulated}
 }
 
+# Changes with every source that a step depends on.
+state() {
+  find cpp sok_like benchmarks tests/cuda tests/core tools cmake CMakeLists.txt -type f \
+    ! -name '*.so' ! -name '*.pyc' -print0 | sort -z | xargs -0 sha256sum | sha256sum | cut -c1-16
+}
+
+report() { "$PYTHON" tools/gpu_report.py "$OUT" "${STEPS[@]}" | tee "$OUT/report.md"; }
+
 if [ "${1:-}" = list ]; then
-  echo "${STEPS[*]}"
+  for step in "${STEPS[@]}"; do echo "$step ${LIMITS[$step]}"; done
   exit 0
 fi
 if [ "${1:-}" = --step ]; then  # by this script itself, so that `timeout` has a process to end
@@ -92,25 +140,42 @@ if [ "${1:-}" = --step ]; then  # by this script itself, so that `timeout` has a
   exit
 fi
 mkdir -p "$OUT"
-summary=()
-status=0
-for step in "${@:-${STEPS[@]}}"; do
+if [ "${1:-}" = report ]; then
+  report
+  exit
+fi
+for step in "$@"; do
   if [[ " ${STEPS[*]} " != *" $step "* ]]; then
     echo "Steps are: ${STEPS[*]}. Received: $step" >&2
     exit 2
   fi
+done
+status=0
+now=$(state)
+for step in "${@:-${STEPS[@]}}"; do
+  if [ $# = 0 ] && [ "$(cat "$OUT/$step.result" 2>/dev/null)" = "passed $now" ]; then
+    echo "== $step has passed"
+    continue
+  fi
+  limit=$((TOTAL - SECONDS < LIMITS[$step] ? TOTAL - SECONDS : LIMITS[$step]))
+  if [ "$limit" -lt 20 ]; then
+    echo "== $step: the time is up"
+    status=1
+    continue
+  fi
   echo "== $step"
+  rm -f "$OUT/$step.result"
   begin=$SECONDS
-  timeout --kill-after=10 "$LIMIT" "$0" --step "$step" 2>&1 | tee "$OUT/$step.log"
+  timeout --signal=INT --kill-after=15 "$limit" "$0" --step "$step" 2>&1 | tee "$OUT/$step.log"
   code=${PIPESTATUS[0]}
-  result="passed"
-  [ "$code" = 124 ] && result="was ended after $LIMIT s"
-  [ "$code" != 0 ] && [ "$code" != 124 ] && result="failed ($code)"
-  [ "$code" != 0 ] && status=1
-  summary+=("$(printf '%-10s %4d s  %s' "$step" $((SECONDS - begin)) "$result")")
+  echo $((SECONDS - begin)) >"$OUT/$step.seconds"
+  result=passed
+  [ "$code" = 0 ] || { result="failed ($code)" && status=1; }
+  [ "$code" != 124 ] || result="ended after $limit s"
+  echo "$result $now" >"$OUT/$step.result"
   if [ "$code" != 0 ] && [[ $step =~ ^(build|smoke)$ ]]; then
     break  # nothing behind it can work
   fi
 done
-printf '%s\n' "== summary" "${summary[@]}"
+report
 exit "$status"

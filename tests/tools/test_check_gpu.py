@@ -1,0 +1,82 @@
+"""tools/check_gpu.sh, rehearsed without a device, and the table that it makes of what was said."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.cuda.conftest import emulated
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import gpu_report  # noqa: E402
+
+
+def check_gpu(out, *steps, **environment):
+    return subprocess.run(
+        [ROOT / "tools/check_gpu.sh", *steps],
+        env={**os.environ, "REHEARSE": "1", "OUT": str(out), "PYTHON": sys.executable}
+        | environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+@pytest.mark.skipif(emulated() is None, reason="the emulator comes with the C++ tests")
+def test_steps_that_have_passed_are_not_run_again(tmp_path):
+    first = check_gpu(tmp_path, "info", "build", "smoke")
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "== smoke" in first.stdout and "| smoke | passed |" in first.stdout
+    assert "| test | not run |" in first.stdout
+    assert (tmp_path / "report.md").read_text() in first.stdout
+    again = check_gpu(tmp_path, TOTAL="1")
+    assert again.returncode == 1
+    for step in ("info", "build", "smoke"):
+        assert f"== {step} has passed" in again.stdout
+    assert "== bench: the time is up" in again.stdout
+
+
+def test_limits_fit_into_the_time():
+    listed = subprocess.run(
+        [ROOT / "tools/check_gpu.sh", "list"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    limits = {line.split()[0]: int(line.split()[1]) for line in listed}
+    assert list(limits)[:4] == ["info", "build", "smoke", "test"]
+    assert max(limits.values()) <= 600 and sum(limits.values()) <= 45 * 60
+
+
+def test_an_unknown_step_is_refused(tmp_path):
+    done = check_gpu(tmp_path, "smoke", "smok")
+    assert done.returncode == 2 and "Received: smok" in done.stderr and "==" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("....\n683 passed, 12 skipped in 75.92s (0:01:15)\n", "683 passed, 12 skipped"),
+        ("=== 2 failed, 7 passed in 3.1s ===\n", "2 failed, 7 passed"),
+        (
+            "1 passed in 2.00s\n========= ERROR SUMMARY: 3 errors\n",
+            "1 passed; 3 errors of the sanitizer",
+        ),
+        ("========= RACECHECK SUMMARY: 1 hazard displayed (0 errors)\n", "1 hazards"),
+        ("|   0  NVIDIA H100 80GB HBM3          On  | 00:0 |\n", "NVIDIA H100 80GB HBM3"),
+        ("Cuda compilation tools, release 12.4, V12.4.131\n", "nvcc 12.4"),
+        ("RuntimeError: no device\n", "RuntimeError: no device"),
+    ],
+)
+def test_what_a_log_says(log, said):
+    assert gpu_report.findings(log) == said
+
+
+def test_figures_become_a_table():
+    figures = [{"name": "find dim 32", "seconds": 0.00123456, "share": 0.5}]
+    assert gpu_report.figures_table(figures) == [
+        "| name | seconds | share |",
+        "|---|---|---|",
+        "| find dim 32 | 0.001235 | 0.5 |",
+    ]
