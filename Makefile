@@ -38,6 +38,7 @@ help:
 	@echo "make cuda       build with the CUDA backend, where nvcc is"
 	@echo "make soak-ranks random programs on 2 and 3 ranks; ARGS='--steps 20000'"
 	@echo "make asan tsan  C++ tests and op library under address and undefined, or thread sanitizer"
+	@echo "make mutants    plants bugs in the CUDA backend: the emulator's tests find each; ARGS=..."
 	@echo "make fuzz       50,000 damaged dumps: each is refused or read right; ARGS=..."
 	@echo "make crash      200 processes killed while they dump; ARGS=..."
 	@echo "make clean      remove what was built; make distclean removes .venv as well"
@@ -107,7 +108,10 @@ tsan: venv
 	@tools/test_cpp.sh build-tsan thread
 	@tools/sanitize_ops.sh build-tsan-ops thread
 
-.PHONY: fuzz crash
+.PHONY: fuzz crash mutants
+mutants: $(STAMPS)/requirements
+	@.venv/bin/python -m tests.cuda.mutants $(ARGS)
+
 fuzz: venv
 	@$(VENV)/bin/python -m tests.table.dump_fuzz $(ARGS)
 
