@@ -6,6 +6,7 @@
 
 #include "cpp/core/cuda/policies/select_lowest.cuh"
 #include "cpp/tests/check.h"
+#include "cpp/tests/cuda/device_array.h"
 #include "cpp/tests/emulator/cuda_runtime.h"
 
 namespace sok {
@@ -49,12 +50,17 @@ void LowestAgainstSorting() {
                                          : 1 + static_cast<int64_t>(random() % expected.size());
     for (const bool in_order : {true, false}) {
       // Anything may have been written down, up to the largest number.
-      if (random() % 4 == 0) hint.end.as<uint64_t>()[0] = random() % 8 == 0 ? ~0ull : random();
-      if (random() % 4 == 0) hint.end.as<uint64_t>()[1] = random() % 8 == 0 ? ~0ull : random();
+      for (int word = 0; word < 2; ++word) {
+        const uint64_t end = random() % 8 == 0 ? ~uint64_t{0} : random();
+        if (random() % 4 != 0) continue;
+        cuda::CopyToDevice(kStream, hint.end.as<uint64_t>() + word, &end, sizeof(end));
+      }
       if (random() % 4 == 0) hint.slack_bits = static_cast<int>(random() % 128);
-      std::vector<uint32_t> rows(count + 1, 12345);
-      cuda::SelectLowest(kStream, workspace, records.data(), kind, num_rows, kept.data(), count,
-                         in_order, round % 9 == 8 ? nullptr : &hint, rows.data());
+      const DeviceArray<uint32_t> device_rows(count + 1, 12345u, kStream);
+      cuda::SelectLowest(kStream, workspace, DeviceArray<cuda::DeviceRecord>(records, kStream),
+                         kind, num_rows, DeviceArray<uint32_t>(kept, kStream), count, in_order,
+                         round % 9 == 8 ? nullptr : &hint, device_rows);
+      std::vector<uint32_t> rows = device_rows.Get();
       CHECK_EQ(rows[count], 12345u);
       rows.pop_back();
       std::vector<uint32_t> wanted;
@@ -77,11 +83,12 @@ void TheHintIsUsed(ScoreKind kind) {
   std::vector<cuda::DeviceRecord> records(kRows);
   for (int64_t i = 0; i < kRows; ++i) records[i] = {random(), 1 + i % 2, i / 100, 0};
   const std::vector<uint32_t> kept(kRows / 32 + 1);
+  const DeviceArray<uint32_t> device_kept(kept, kStream), device_rows(kCount, 0u, kStream);
   int num_used = 0;
   for (int64_t step = 0; step < 12; ++step) {
-    std::vector<uint32_t> rows(kCount);
-    cuda::SelectLowest(kStream, workspace, records.data(), kind, kRows, kept.data(), kCount, true,
-                       &hint, rows.data());
+    cuda::SelectLowest(kStream, workspace, DeviceArray<cuda::DeviceRecord>(records, kStream), kind,
+                       kRows, device_kept, kCount, true, &hint, device_rows);
+    const std::vector<uint32_t> rows = device_rows.Get();
     num_used += hint.was_used ? 1 : 0;
     std::vector<uint32_t> expected(kRows);
     for (int64_t i = 0; i < kRows; ++i) expected[i] = static_cast<uint32_t>(i);
@@ -102,7 +109,6 @@ void TheHintIsUsed(ScoreKind kind) {
 }  // namespace sok
 
 int main() {
-  emulator::host_arrays_allowed = emulator::runs_at_once = true;
   sok::LowestAgainstSorting();
   sok::TheHintIsUsed(sok::ScoreKind::kLru);
   sok::TheHintIsUsed(sok::ScoreKind::kLfu);
