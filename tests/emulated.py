@@ -8,7 +8,9 @@ C++ tests, and takes the place of `_ops.so`: a process can register an op but on
 import os
 import pathlib
 
-LIBRARY = pathlib.Path(__file__).resolve().parent.parent / "build" / "_ops_emulated.so"
+# Where the C++ was compiled: `make` sets SOK_BUILD where TF= chooses another TensorFlow.
+BUILD = pathlib.Path(__file__).resolve().parent.parent / os.environ.get("SOK_BUILD", "build")
+LIBRARY = BUILD / "_ops_emulated.so"
 
 
 def asked_for() -> bool:

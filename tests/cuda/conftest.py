@@ -6,14 +6,12 @@ which finds wrong results but says nothing about hardware. What needs hardware i
 
 import importlib.util
 import os
-import pathlib
 import sys
 
 import pytest
 
 from sok_like import _core
-
-BUILD = pathlib.Path(__file__).resolve().parents[2] / "build"
+from tests.emulated import BUILD
 
 
 def emulated():
