@@ -6,11 +6,13 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 versions=${VERSIONS:-$(cd requirements/tensorflow && ls *.no_deps.txt | sed 's/.no_deps.txt//')}
-one_rank="tests/core tests/table tests/lookup tests/optimizers tests/runtime tests/embeddings
-  tests/group_embedding tests/planner tests/test_training.py tests/test_session.py"
+one_rank="tests/lookup tests/optimizers tests/table tests/embeddings tests/group_embedding tests/runtime
+  tests/test_training.py tests/test_session.py"
 # Files that compare what these modules of tests/checks found on the ranks.
 two_ranks="tests/test_parity.py tests/test_fit.py tests/sok2/test_ranks.py"
-export SOK_CHECKS=parity,fit,sok2 SOK_MOST_RANKS=2
+checks=parity,fit,sok2
+export SOK_MOST_RANKS=2
+marked=("" "keras and ")  # what does not depend on Keras is tested once
 log=out/test_matrix.log
 failed=0
 mkdir -p out
@@ -46,11 +48,11 @@ PYTHON
   row="| $versions_of |"
   for legacy in 0 1; do
     echo "Testing $versions_of, TF_USE_LEGACY_KERAS=$legacy, 1 rank"
-    row+=" $(cell $legacy -m "not slow and not ranks" -n auto --dist loadfile $one_rank) |" || failed=1
+    row+=" $(cell $legacy -m "${marked[legacy]}not slow and not ranks" -n auto --dist loadfile $one_rank) |" || failed=1
   done
   for legacy in 0 1; do
     echo "Testing $versions_of, TF_USE_LEGACY_KERAS=$legacy, 2 ranks"
-    row+=" $(cell $legacy -m "ranks" $two_ranks) |" || failed=1
+    row+=" $(SOK_CHECKS=$checks cell $legacy -m "${marked[legacy]}ranks" $two_ranks) |" || failed=1
   done
   table+=$'\n'$row
   echo "$row"
