@@ -16,7 +16,8 @@ Combiner ParseCombiner(const std::string& name);  // "none", "sum", "mean", "sqr
 // One table's flat keys as samples. kNone has no samples: out is [num_keys, dim], each key's row
 // times its weight.
 struct Samples {
-  const int32_t* inverse = nullptr;  // [num_keys] into the unique rows
+  // [num_keys] into the unique rows. Null for CombineRows: key k reads row k.
+  const int32_t* inverse = nullptr;
   int64_t num_keys = 0;
   const int64_t* row_splits = nullptr;  // [batch + 1]; null when combiner is kNone
   int64_t batch = 0;

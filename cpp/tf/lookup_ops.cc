@@ -3,6 +3,7 @@
 
 #include "cpp/core/cpu/group.h"
 #include "cpp/core/cpu/lookup.h"
+#include "cpp/core/cpu/route.h"
 #include "cpp/tf/common.h"
 #include "cpp/tf/samples.h"
 
@@ -29,17 +30,20 @@ REGISTER_OP("SokLookup")
       TF_RETURN_IF_ERROR(SetEmbeddingShapes(c, /*keys=*/"keys", /*row_splits=*/"row_splits"));
       std::vector<ShapeHandle> keys;
       TF_RETURN_IF_ERROR(c->input("keys", &keys));
+      bool insert;
+      TF_RETURN_IF_ERROR(c->GetAttr("insert", &insert));
       const int n = keys.size();
       for (int i = 0; i < n; ++i) {
         c->set_output(n + i, c->Vector(InferenceContext::kUnknownDim));
-        c->set_output(2 * n + i, keys[i]);
+        c->set_output(2 * n + i, insert ? keys[i] : c->Vector(InferenceContext::kUnknownDim));
       }
       return absl::OkStatus();
     })
     .Doc(
         "Flat keys [num_keys] of N tables, as samples by row_splits [batch + 1] where a table's "
         "combiner is not 'none', to embeddings [batch, dim] or [num_keys, dim]. Empty weights "
-        "mean ones.");
+        "mean ones. Without `insert`, unique_keys and inverse may be empty: SokUniqueKeys gives "
+        "them.");
 
 class LookupOp : public FeatureOp {
  public:
@@ -61,10 +65,11 @@ class LookupOp : public FeatureOp {
     const int n = keys.size();
     // Every table's batch is checked before the first table changes.
     OP_REQUIRES_OK(ctx, features_.Check(ex, keys, row_splits, weights));
-    // What only the gradient reads is one block for all tables, each of whose parts is aligned.
+    // What only the gradient of a training lookup reads is one block for all tables, each of whose
+    // parts is aligned.
     constexpr int64_t kAlignment = EIGEN_MAX_ALIGN_BYTES / sizeof(int32_t);
     std::vector<int64_t> places(n + 1);
-    for (int i = 0; i < n; ++i) {
+    for (int i = 0; insert_ && i < n; ++i) {
       const int64_t blocks = (keys[i].NumElements() + kAlignment - 1) / kAlignment;
       places[i + 1] = places[i] + blocks * kAlignment;
     }
@@ -75,8 +80,7 @@ class LookupOp : public FeatureOp {
     std::vector<FeatureLookup> lookups(n);
     for (int i = 0; i < n; ++i) {
       FeatureLookup& lookup = lookups[i];
-      const Tensor inv = all_inverse.Slice(places[i], places[i] + keys[i].NumElements());
-      lookup.samples = features_.MakeSamples(i, inv, row_splits[i], weights[i]);
+      lookup.samples = features_.MakeSamples(i, keys[i].NumElements(), row_splits[i], weights[i]);
       Tensor* out;
       OP_REQUIRES_OK(ctx, embeddings.allocate(i, features_.OutputShape(i, lookup.samples), &out));
       lookup.table = &tables[i]->table();
@@ -84,7 +88,8 @@ class LookupOp : public FeatureOp {
       lookup.inverse = all_inverse.flat<int32_t>().data() + places[i];
       lookup.unique_keys = Keys(&all_unique) + places[i];
       lookup.out = out->flat<float>().data();
-      inverse.set(i, inv);
+      const int64_t num_keys = insert_ ? keys[i].NumElements() : 0;
+      inverse.set(i, all_inverse.Slice(places[i], places[i] + num_keys));
     }
     OP_REQUIRES_OK(ctx, Guard([&] { LookupGroup(ex, &lookups, insert_); }));
     for (int i = 0; i < n; ++i) {
@@ -96,6 +101,56 @@ class LookupOp : public FeatureOp {
   bool insert_;
 };
 REGISTER_KERNEL_BUILDER(Name("SokLookup").Device(tensorflow::DEVICE_CPU), LookupOp);
+
+REGISTER_OP("SokUniqueKeys")
+    .Input("keys: N * int64")
+    .Output("unique_keys: N * int64")
+    .Output("inverse: N * int32")
+    .Attr("N: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      const int n = c->num_inputs();
+      for (int i = 0; i < n; ++i) {
+        c->set_output(i, c->Vector(InferenceContext::kUnknownDim));
+        c->set_output(n + i, c->input(i));
+      }
+      return absl::OkStatus();
+    })
+    .Doc(
+        "Each of keys [num_keys] once, and the place of each key among them, as SokLookup with "
+        "`insert` gives them.");
+
+class UniqueKeysOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    OpInputList keys;
+    OpOutputList unique_keys, inverse;
+    OP_REQUIRES_OK(ctx, GetLists(ctx, {{"keys", &keys}},
+                                 {{"unique_keys", &unique_keys}, {"inverse", &inverse}}));
+    const int n = keys.size();
+    std::vector<Tensor> unique(n);
+    std::vector<int32_t*> places(n);
+    std::vector<int64_t> num_keys(n), num_unique(n);
+    for (int i = 0; i < n; ++i) {
+      num_keys[i] = keys[i].NumElements();
+      const TensorShape shape({num_keys[i]});
+      OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_INT64, shape, &unique[i]));
+      Tensor* place;
+      OP_REQUIRES_OK(ctx, inverse.allocate(i, shape, &place));
+      places[i] = place->flat<int32_t>().data();
+    }
+    TfExecutor ex(ctx);
+    OP_REQUIRES_OK(ctx, Guard([&] {
+                     ForEachOf(ex, num_keys, [&](Executor& inner, int64_t i) {
+                       num_unique[i] = UniqueKeys(inner, Keys(keys[i]), num_keys[i],
+                                                  Keys(&unique[i]), places[i]);
+                     });
+                   }));
+    for (int i = 0; i < n; ++i) unique_keys.set(i, unique[i].Slice(0, num_unique[i]));
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("SokUniqueKeys").Device(tensorflow::DEVICE_CPU), UniqueKeysOp);
 
 REGISTER_OP("SokLookupGrad")
     .Input("grads: N * float")

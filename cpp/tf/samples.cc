@@ -77,10 +77,16 @@ void FeatureAttrs::CheckShape(int i, const Tensor& keys, const Tensor& row_split
 
 Samples FeatureAttrs::MakeSamples(int i, const Tensor& inverse, const Tensor& row_splits,
                                   const Tensor& weights) const {
+  Samples samples = MakeSamples(i, inverse.NumElements(), row_splits, weights);
+  samples.inverse = inverse.flat<int32_t>().data();
+  return samples;
+}
+
+Samples FeatureAttrs::MakeSamples(int i, int64_t num_keys, const Tensor& row_splits,
+                                  const Tensor& weights) const {
   Samples samples;
   samples.combiner = combiners_[i];
-  samples.inverse = inverse.flat<int32_t>().data();
-  samples.num_keys = inverse.NumElements();
+  samples.num_keys = num_keys;
   if (samples.combiner != Combiner::kNone) {
     samples.row_splits = row_splits.flat<int64_t>().data();
     samples.batch = row_splits.NumElements() - 1;

@@ -34,6 +34,8 @@ class FeatureAttrs {
                      const OpInputList& weights) const;
   Samples MakeSamples(int i, const Tensor& inverse, const Tensor& row_splits,
                       const Tensor& weights) const;
+  Samples MakeSamples(int i, int64_t num_keys, const Tensor& row_splits,
+                      const Tensor& weights) const;  // without `inverse`
   // [batch, dim], or [num_keys, dim] where the combiner is "none".
   TensorShape OutputShape(int i, const Samples& samples) const;
   absl::Status CheckGradient(int i, const Samples& samples, const Tensor& grad) const;

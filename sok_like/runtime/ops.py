@@ -74,12 +74,17 @@ def _lookup_grad(op, *grads):
     result = [None] * len(inputs)
     if not used:
         return result
-    unique_keys = [outputs[n + i] for i in used]
+    if op.get_attr("insert"):
+        unique_keys = [outputs[n + i] for i in used]
+        inverse = [outputs[2 * n + i] for i in used]
+    else:  # a lookup that inserts nothing has not prepared its gradient
+        with tf.device("CPU:0"):
+            unique_keys, inverse = native.ops().sok_unique_keys(keys=[inputs[n + i] for i in used])
     with devices.device_scope(outputs[0].device):
         row_grads = native.ops().sok_lookup_grad(
             grads=[tf.convert_to_tensor(grads[i]) for i in used],
             unique_keys=unique_keys,
-            inverse=[outputs[2 * n + i] for i in used],
+            inverse=inverse,
             row_splits=[inputs[2 * n + i] for i in used],
             weights=[inputs[3 * n + i] for i in used],
             dims=[dims[i] for i in used],
@@ -91,6 +96,7 @@ def _lookup_grad(op, *grads):
 
 
 tf.no_gradient("SokRoute")
+tf.no_gradient("SokUniqueKeys")
 
 
 def gather_rows(

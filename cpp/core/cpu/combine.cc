@@ -20,14 +20,19 @@ int64_t Grain(int64_t floats_each) {
   return std::max<int64_t>(1, kGrainFloats / std::max<int64_t>(1, floats_each));
 }
 
+// The row that position k reads.
+inline int64_t RowOf(const Samples& samples, int64_t k) {
+  return samples.inverse == nullptr ? k : samples.inverse[k];
+}
+
 // Prefetches what position k + kRowsAhead will read.
 inline void PrefetchAhead(const Samples& samples, const float* const* rows, int64_t k,
                           int64_t dim) {
-  if (k + kPointersAhead < samples.num_keys) {
+  if (samples.inverse != nullptr && k + kPointersAhead < samples.num_keys) {
     __builtin_prefetch(rows + samples.inverse[k + kPointersAhead]);
   }
   if (k + kRowsAhead < samples.num_keys) {
-    PrefetchRow<false>(rows[samples.inverse[k + kRowsAhead]], dim);
+    PrefetchRow<false>(rows[RowOf(samples, k + kRowsAhead)], dim);
   }
 }
 
@@ -42,7 +47,7 @@ void CombineRange(const Samples& samples, const float* const* rows, int64_t vari
     float* const out_row = out + s * dim;
     if (end - begin == 1 && samples.weights == nullptr) {
       PrefetchAhead(samples, rows, begin, dim);
-      std::memcpy(out_row, rows[samples.inverse[begin]], dim * sizeof(float));
+      std::memcpy(out_row, rows[RowOf(samples, begin)], dim * sizeof(float));
       continue;
     }
     const float divisor = none ? 1.0f : SampleDivisor(samples, begin, end);
@@ -57,7 +62,7 @@ void CombineRange(const Samples& samples, const float* const* rows, int64_t vari
     for (int64_t k = begin; k < end; ++k) {
       PrefetchAhead(samples, rows, k, dim);
       const float weight = samples.weights == nullptr ? 1.0f : samples.weights[k];
-      AddScaled<kDim>(rows[samples.inverse[k]], weight, dim, sum);
+      AddScaled<kDim>(rows[RowOf(samples, k)], weight, dim, sum);
     }
     for (int64_t d = 0; d < dim; ++d) out_row[d] = sum[d] / divisor;
   }

@@ -24,7 +24,7 @@
 
 namespace sok {
 
-// rows[u] points at the row of unique key u (dim floats).
+// rows[u] points at the row of unique key u (dim floats), or of key u where there is no `inverse`.
 void CombineRows(Executor& ex, const Samples& samples, const float* const* rows, int64_t num_unique,
                  int64_t dim, float* out);  // [batch, dim] or [num_keys, dim]
 

@@ -36,17 +36,27 @@ bool Contains(const RowNumbers& rows, uint32_t row) {
   return !rows.empty() && std::binary_search(rows.begin(), rows.end(), row);
 }
 
-// The keys of `withheld` read what missing keys read. Needs a lock.
-void CombineFound(Executor& ex, const CpuTable& table, const FeatureLookup& feature,
-                  const RowNumbers& withheld) {
-  const int64_t num_unique = feature.num_unique, dim = table.dim();
+// samples.inverse reads the rows of `keys`. Those of `withheld` read what missing keys read. Needs a
+// lock.
+void CombineFound(Executor& ex, const CpuTable& table, const uint64_t* keys, int64_t num_unique,
+                  const Samples& samples, float* out, const RowNumbers& withheld) {
+  const int64_t dim = table.dim();
   const Scratch<uint32_t> numbers(num_unique);
   const Scratch<const float*> rows(num_unique);
-  table.FindRows(ex, feature.unique_keys, num_unique, numbers.get());
+  table.FindRows(ex, keys, num_unique, numbers.get());
   const RowCatchUp* catch_up = table.catch_up().get();
   const bool pending = catch_up != nullptr && catch_up->pending();
-  std::vector<int64_t> made_up;  // unique keys whose row is not readable in place
-  for (int64_t i = 0; i < num_unique; ++i) {
+  std::atomic<bool> all_in_place{!pending && withheld.empty()};
+  ex.ParallelFor(all_in_place ? num_unique : 0, kGrain, [&](int64_t begin, int64_t end) {
+    const uint32_t* const first = numbers.get() + begin;
+    if (std::find(first, first + (end - begin), kNoRow) != first + (end - begin)) {
+      all_in_place = false;
+    } else {
+      table.Rows(first, end - begin, rows.get() + begin);
+    }
+  });
+  std::vector<int64_t> made_up;  // keys whose row is not readable in place
+  for (int64_t i = 0; !all_in_place && i < num_unique; ++i) {
     if (Contains(withheld, numbers[i])) numbers[i] = kNoRow;
     if (numbers[i] == kNoRow || pending) {
       made_up.push_back(i);
@@ -60,14 +70,14 @@ void CombineFound(Executor& ex, const CpuTable& table, const FeatureLookup& feat
       const int64_t i = made_up[k];
       float* row = scratch.get() + k * dim;
       if (numbers[i] == kNoRow) {
-        table.MissingRow(feature.unique_keys[i], row);
+        table.MissingRow(keys[i], row);
       } else {
         catch_up->Read(table.Row(numbers[i]), row);
       }
       rows[i] = row;
     }
   });
-  CombineRows(ex, feature.samples, rows.get(), num_unique, dim, feature.out);
+  CombineRows(ex, samples, rows.get(), num_unique, dim, out);
 }
 
 void CheckSplits(const std::string& table, const BatchLimits& limits, const int64_t* row_splits,
@@ -130,10 +140,36 @@ void Withhold(Executor& ex, const CpuTable& table, const RowNumbers& withheld,
   }
 }
 
+// A lookup that inserts nothing: each key is found by itself, however often it occurs.
+void CombineByKey(Executor& ex, const CpuTable& table, const FeatureLookup& feature) {
+  const int64_t num_keys = feature.samples.num_keys;
+  const RowCatchUp* catch_up = table.catch_up().get();
+  Samples samples = feature.samples;
+  if (catch_up != nullptr && catch_up->pending()) {
+    // To replay the steps that a row owes costs more than to find out which keys repeat.
+    const Scratch<uint64_t> unique(num_keys);
+    const Scratch<int32_t> inverse(num_keys);
+    const int64_t n = UniqueKeys(ex, feature.keys, num_keys, unique.get(), inverse.get());
+    samples.inverse = inverse.get();
+    CombineFound(ex, table, unique.get(), n, samples, feature.out, {});
+    return;
+  }
+  if (feature.samples.combiner == Combiner::kNone && feature.samples.weights == nullptr) {
+    table.Read(ex, feature.keys, num_keys, feature.out, nullptr);
+    return;
+  }
+  samples.inverse = nullptr;
+  CombineFound(ex, table, feature.keys, num_keys, samples, feature.out, {});
+}
+
 // All features of one table, whose lock is held: the exclusive one to insert.
 void LookupTable(Executor& ex, std::vector<FeatureLookup>& features, const int64_t* members,
                  int64_t num_members, bool insert) {
   CpuTable& table = *features[members[0]].table;
+  if (!insert) {
+    for (int64_t m = 0; m < num_members; ++m) CombineByKey(ex, table, features[members[m]]);
+    return;
+  }
   for (int64_t m = 0; m < num_members; ++m) {
     FeatureLookup& feature = features[members[m]];
     feature.num_unique = UniqueKeys(ex, feature.keys, feature.samples.num_keys, feature.unique_keys,
@@ -141,7 +177,7 @@ void LookupTable(Executor& ex, std::vector<FeatureLookup>& features, const int64
     feature.samples.inverse = feature.inverse;
   }
   RowNumbers withheld;
-  if (insert && table.keeps_records()) {
+  if (table.keeps_records()) {
     SeenKeys seen;
     for (int64_t m = 0; m < num_members; ++m) seen.Add(features[members[m]]);
     withheld = seen.Record(ex, table);
@@ -152,7 +188,8 @@ void LookupTable(Executor& ex, std::vector<FeatureLookup>& features, const int64
     if (insert) {
       CombineInserted(ex, table, feature);
     } else {
-      CombineFound(ex, table, feature, withheld);
+      CombineFound(ex, table, feature.unique_keys, feature.num_unique, feature.samples, feature.out,
+                   withheld);
     }
   }
 }

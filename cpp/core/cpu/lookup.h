@@ -2,6 +2,9 @@
 //
 //     unique keys -> find (or insert) -> row pointers into the arena -> combine -> out
 //
+// A lookup that does not insert takes the keys as they come. Unique keys are for inserting and for
+// the gradient, which finds them itself where it is wanted.
+//
 // A pointer goes straight from the index to the combiner, so a row is read from the arena once for
 // each position that uses it and never written anywhere else first. Rows that cannot be read in
 // place (a missing key in evaluation, a row that owes updates to a reader) are made up in scratch
@@ -28,7 +31,7 @@ struct FeatureLookup {
   CpuTable* table = nullptr;
   const uint64_t* keys = nullptr;  // [samples.num_keys]
   Samples samples;                 // but its `inverse`, which is written below
-  // Written, for the gradient:
+  // Written with `insert`, for the gradient; without it neither read nor written:
   int32_t* inverse = nullptr;       // [num_keys]
   uint64_t* unique_keys = nullptr;  // [num_keys], the first num_unique of them
   int64_t num_unique = 0;
