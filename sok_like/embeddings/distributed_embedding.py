@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from sok_like.embeddings.base import EmbeddingLayer
 from sok_like.lookup.hash_lookup import HashFeature, lookup
-from sok_like.lookup.sparse_ids import in_order, row_splits
+from sok_like.lookup.sparse_ids import samples_of
 from sok_like.runtime.checks import check_combiner, check_integer
 from sok_like.table.keys import as_keys, check_dtype
 
@@ -120,8 +120,8 @@ class DistributedEmbedding(EmbeddingLayer):
         if isinstance(inputs, tf.SparseTensor):
             if inputs.shape.rank not in (None, 2):
                 raise self._bad_input(inputs)
-            inputs = in_order(inputs)
-            return inputs.values, row_splits(inputs)
+            (samples,) = samples_of([inputs])
+            return samples.keys, samples.row_splits
         if isinstance(inputs, tf.RaggedTensor):
             if inputs.flat_values.shape.rank != 1 or inputs.shape.rank not in (2, 3):
                 raise self._bad_input(inputs)

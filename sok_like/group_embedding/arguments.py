@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.python.ops.variables import PartitionedVariable
 
 from sok_like.lookup.dense_lookup import as_tf_table
-from sok_like.lookup.sparse_ids import in_order, row_splits
+from sok_like.lookup.sparse_ids import in_order, row_splits, samples_of
 from sok_like.runtime.checks import COMBINERS
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
 from sok_like.table.keys import dtype_hint
@@ -24,12 +24,12 @@ class Ids(NamedTuple):
     """Ids of one table.
 
     Attributes:
-        ragged: `[batch, None]` integers.
+        ragged: A `tf.RaggedTensor` `[batch, None]` of integers; None until `by_sample` has made it.
         weights: `[num_keys]` floats, one an id; None for ones.
         sparse: The SparseTensor that `ragged` was made from; None where it was ragged already.
     """
 
-    ragged: tf.RaggedTensor
+    ragged: Any
     weights: tf.Tensor | None
     sparse: tf.SparseTensor | None
 
@@ -127,8 +127,10 @@ def check_mode(training: Any, gradient_scale: Any) -> None:
     check_gradient_scale(gradient_scale)
 
 
-def ids_of(sp_ids: Any, sp_weights: Any, name: str) -> Ids:
+def ids_of(sp_ids: Any, sp_weights: Any, name: str, together: bool = False) -> Ids:
     """Ids of one table and their weights in one form.
+
+    With `together`, sparse ids of a hash table may be left for `by_sample` to sort.
 
     Raises:
         TypeError: neither a SparseTensor nor a RaggedTensor, or weights that are not floats.
@@ -153,11 +155,28 @@ def ids_of(sp_ids: Any, sp_weights: Any, name: str) -> Ids:
         checks = [] if same else [(sp_ids.row_splits, sp_weights.row_splits)]
         return Ids(sp_ids, _aligned(sp_weights, checks, name), None)
     same = sp_weights is None or sp_weights.indices is sp_ids.indices
+    if together and same and sp_ids.shape.rank == 2:
+        return Ids(None, None if sp_weights is None else sp_weights.values, sp_ids)
     sp_ids = in_order(sp_ids)
     sp_weights = None if sp_weights is None else in_order(sp_weights)
     ragged = tf.RaggedTensor.from_row_splits(sp_ids.values, row_splits(sp_ids), validate=False)
     checks = [] if same else [(sp_ids.indices, sp_weights.indices)]
     return Ids(ragged, _aligned(sp_weights, checks, name), sp_ids)
+
+
+def by_sample(ids: Sequence[Ids]) -> list[Ids]:
+    """The same, with what `ids_of` has left to sort: by one op for all tables."""
+    left = [i for i in ids if i.ragged is None]
+    sorted_ids = iter(samples_of([i.sparse for i in left], [i.weights for i in left]))
+
+    def of(one):
+        if one.ragged is not None:
+            return one
+        keys, splits, weights = next(sorted_ids)
+        ragged = tf.RaggedTensor.from_row_splits(keys, splits, validate=False)
+        return Ids(ragged, weights, one.sparse)
+
+    return [of(i) for i in ids]
 
 
 def check_integers(argument: str, ids: Any, name: str) -> None:

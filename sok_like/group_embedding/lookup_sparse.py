@@ -91,9 +91,10 @@ def group_embedding_lookup_sparse(
     name = name or "group_embedding_lookup_sparse"
     with tf.name_scope(name):
         ids = [
-            arguments.ids_of(i, weights, table_name(table))
+            arguments.ids_of(i, weights, table_name(table), _is_combined(table, is_sequence))
             for i, weights, table in zip(sp_ids, sp_weights, tables, strict=True)
         ]
+        ids = arguments.by_sample(ids)
         looked_up = list(zip(tables, ids, combiners, strict=True))
         if is_sequence:
             features = [_row_feature(table, i.ragged.values) for table, i, _ in looked_up]
@@ -162,6 +163,10 @@ def group_embedding_lookup(
 
 
 # ---- EmbeddingVariables ----
+
+
+def _is_combined(table, is_sequence):
+    return isinstance(table, EmbeddingVariable) and not is_sequence
 
 
 def _combined_feature(table, ids: Ids, combiner):

@@ -41,7 +41,7 @@ class FlatIds:
 
     def __init__(self, ids: Any, combiner: str | None, hashed: bool = False):
         if isinstance(ids, tf.SparseTensor):
-            ids = as_ragged(ids)
+            ids = as_ragged(ids, hashed)
         self._source, self._combiner = ids, combiner
         ragged = isinstance(ids, tf.RaggedTensor)
         values = ids.flat_values if ragged else tf.reshape(ids, [-1])

@@ -2,7 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
 import tensorflow as tf
+
+from sok_like.lookup import exporting
+from sok_like.runtime import native
+from sok_like.table.keys import as_keys
+
+
+class SparseSamples(NamedTuple):
+    """Keys of a SparseTensor by sample.
+
+    Attributes:
+        keys: int64 `[num_keys]`.
+        row_splits: int64 `[batch + 1]`.
+        weights: float32 `[num_keys]`, or None for ones.
+    """
+
+    keys: tf.Tensor
+    row_splits: tf.Tensor
+    weights: tf.Tensor | None
+
+
+def samples_of(
+    sparse: Sequence[tf.SparseTensor], weights: Sequence[Any] | None = None
+) -> list[SparseSamples]:
+    """Keys of hash tables by sample: one op for all tables.
+
+    Args:
+        sparse: Integers `[batch, max_hotness]`, in any order.
+        weights: Floats `[num_keys]`, or None, for each of `sparse`, in the order of its entries. A
+            constant to the gradient.
+    """
+    keys = [as_keys(s.values) for s in sparse]
+    weights = [None] * len(sparse) if weights is None else list(weights)
+    given = [None if w is None else tf.cast(w, tf.float32) for w in weights]
+    if not sparse:
+        return []
+    if exporting.current() is not None:
+        return [_with_stock_ops(*item) for item in zip(sparse, keys, given, strict=True)]
+    with tf.device("CPU:0"):
+        found = native.ops().sok_sparse_samples(
+            indices=[s.indices for s in sparse],
+            keys=keys,
+            weights=[tf.zeros([0]) if w is None else w for w in given],
+            dense_shapes=[s.dense_shape for s in sparse],
+        )
+    return [
+        SparseSamples(k, splits, None if w is None else ordered)
+        for k, splits, w, ordered in zip(
+            found.sorted_keys, found.row_splits, given, found.sorted_weights, strict=True
+        )
+    ]
+
+
+def _with_stock_ops(sparse, keys, weights):
+    ordered = in_order(tf.SparseTensor(sparse.indices, keys, sparse.dense_shape))
+    if weights is not None:
+        weights = in_order(tf.SparseTensor(sparse.indices, weights, sparse.dense_shape)).values
+    return SparseSamples(ordered.values, row_splits(ordered), weights)
 
 
 def in_order(sparse: tf.SparseTensor) -> tf.SparseTensor:
@@ -15,8 +75,11 @@ def in_order(sparse: tf.SparseTensor) -> tf.SparseTensor:
     return tf.sparse.reorder(sparse)
 
 
-def as_ragged(sparse: tf.SparseTensor) -> tf.RaggedTensor:
-    """Sparse ids as ragged ones, `[batch, None]`."""
+def as_ragged(sparse: tf.SparseTensor, hashed: bool = False) -> tf.RaggedTensor:
+    """Sparse ids as ragged ones, `[batch, None]`; with `hashed` int64 keys of hash tables."""
+    if hashed and sparse.shape.rank == 2:
+        (samples,) = samples_of([sparse])
+        return tf.RaggedTensor.from_row_splits(samples.keys, samples.row_splits, validate=False)
     sparse = in_order(sparse)
     return tf.RaggedTensor.from_row_splits(sparse.values, row_splits(sparse), validate=False)
 

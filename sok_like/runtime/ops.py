@@ -97,6 +97,7 @@ def _lookup_grad(op, *grads):
 
 tf.no_gradient("SokRoute")
 tf.no_gradient("SokUniqueKeys")
+tf.no_gradient("SokSparseSamples")
 
 
 def gather_rows(

@@ -127,3 +127,47 @@ def test_entries_in_any_order(sok, door):
     np.testing.assert_allclose(found, right)
     found = tf.function(lambda: call()[0], autograph=False)()
     np.testing.assert_allclose(found, right)
+
+
+def test_a_group_is_sorted_by_one_op(sok):
+    tables = [filled(sok, f"t{i}") for i in range(5)]
+
+    @tf.function(autograph=False)
+    def look(ids, weighted):
+        return sok.group_embedding_lookup_sparse(
+            tables,
+            [ids] * 4 + [weighted],
+            "sum",
+            sp_weights=[None] * 4 + [weighted.with_values(WEIGHTS)],
+        )
+
+    ids = sparse(IDS.astype(np.int32))
+    ops = [op.type for op in look.get_concrete_function(ids, sparse()).graph.get_operations()]
+    assert ops.count("SokSparseSamples") == 1
+    assert not {"SparseReorder", "LowerBound", "StridedSlice", "Range"} & set(ops)
+    right = np.stack([samples()] * 4 + [samples(WEIGHTS)])
+    np.testing.assert_allclose(tf.stack(look(ids, sparse())), right)
+
+
+@pytest.mark.parametrize("row", [-1, 4])
+def test_an_index_outside_of_the_batch(sok, row):
+    table = filled(sok, "outside")
+    indices = INDICES.copy()
+    indices[4, 0] = row
+    ids = tf.SparseTensor(indices, tf.constant(IDS), SHAPE)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="row_splits must lead.*'outside'"):
+        sok.group_embedding_lookup_sparse([table], [ids], "sum")
+
+
+def test_a_sparse_tensor_with_too_few_values(sok):
+    table = filled(sok, "short")
+
+    @tf.function(autograph=False)
+    def look(indices, values):
+        ids = tf.SparseTensor(indices, values, SHAPE)
+        return sok.group_embedding_lookup_sparse([table], [ids], "sum")
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="an index and a weight for each key"):
+        look.get_concrete_function(
+            tf.TensorSpec([None, 2], tf.int64), tf.TensorSpec([None], tf.int64)
+        )(tf.constant(INDICES), tf.constant(IDS[:4]))
