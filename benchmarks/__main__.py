@@ -37,6 +37,7 @@ def suites() -> dict:
         "w1-sgd": (lambda quick: steps.w1("SGD", quick), 21, 5),
         "w1-adagrad": (lambda quick: steps.w1("Adagrad", quick), 21, 5),
         "w1-adam": (lambda quick: steps.w1("Adam", quick), 11, 3),
+        "w2-forward": (steps.w2_forward, 15, 3),
         "w2-adagrad": (lambda quick: steps.w2("Adagrad", quick), 15, 3),
         "w2-adam": (lambda quick: steps.w2("Adam", quick), 7, 3),
         "w3": (tables.w3, 9, 1),

@@ -16,6 +16,7 @@ from sok_like.lookup import hash_lookup as group_lookup
 
 RATE = 0.01
 OURS, GROUP = "ours", "ours, 26 tables"
+RAGGED, SPARSE = "ours, ragged group", "ours, sparse group"
 WARM_UP_OURS = 60  # Adam's replay has rows with gaps to catch up
 EMPTY_KEY, DELETED_KEY = -(2**63), -(2**63) + 1  # DenseHashTable reserves two keys
 
@@ -97,12 +98,13 @@ def w1(rule: str, quick: bool) -> tuple[dict[str, Contender], list[Match]]:
     contenders = {
         OURS: _w1_layer(rule, data, keys),
         GROUP: _w1_group(rule, data, keys),
+        **_w1_groups_of_ids(rule, data),
     }
     rows = data.num_rows
     peers = {
         "SGD": [("TF dense v1 SGD", "SGD", False, 1.0)],
         "Adagrad": [
-            ("TF DenseHashTable + dense v1 Adagrad", "Adagrad", True, 0.6),
+            ("TF DenseHashTable + dense v1 Adagrad", "Adagrad", True, 0.4),
             ("TF dense v1 Adagrad", "Adagrad", False, None),
         ],
         "Adam": [
@@ -116,6 +118,8 @@ def w1(rule: str, quick: bool) -> tuple[dict[str, Contender], list[Match]]:
         inputs = keys if hashed else [(tf.constant(p),) for p in data.positions]
         contenders[name] = _w1_dense(peer_rule, data, inputs, table)
         matches.append(Match(f"W1 step {rule}", OURS, name, target))
+        of_groups = target if rule == "Adagrad" else None
+        matches += [Match(f"W1 step {rule}", group, name, of_groups) for group in (SPARSE, RAGGED)]
         matches.append(Match(f"W1 step {rule}", GROUP, name))
     return contenders, matches
 
@@ -130,12 +134,50 @@ def _w1_layer(rule, data, keys):
     return Contender(cycle(run, keys), warm_up=WARM_UP_OURS)
 
 
-def _w1_group(rule, data, keys):
+def _w1_tables(data):
+    """A table for each feature, with all its keys."""
     features = data.keys.shape[-1]
     tables = [sok.EmbeddingVariable(data.dim, name=f"w1_{f}") for f in range(features)]
     rows = data.num_rows // features
     for f, table in enumerate(tables):
         insert(table, workloads.mixed(np.arange(f * rows, (f + 1) * rows)))
+    return tables
+
+
+def _w1_groups_of_ids(rule, data):
+    """26 tables, given a RaggedTensor or a SparseTensor each. Without a rule the lookup alone."""
+    tables = _w1_tables(data)
+    batch = data.keys.shape[1]
+    splits = tf.range(batch + 1, dtype=tf.int64)
+    indices = tf.stack([splits[:-1], tf.zeros_like(splits[:-1])], 1)
+    shape = tf.constant([batch, 1], tf.int64)
+    columns = [[tf.constant(k[:, f]) for f in range(len(tables))] for k in data.keys]
+    ragged = [
+        ([tf.RaggedTensor.from_row_splits(c, splits, validate=False) for c in batch],)
+        for batch in columns
+    ]
+    sparse = [([tf.SparseTensor(indices, c, shape) for c in batch],) for batch in columns]
+    run = _group_call(rule, tables)
+    warm_up = WARM_UP_OURS if rule else 5
+    return {
+        RAGGED: Contender(cycle(run, ragged), warm_up=warm_up),
+        SPARSE: Contender(cycle(run, sparse), warm_up=warm_up),
+    }
+
+
+def _group_call(rule, tables):
+    """A step, or without a rule a lookup, with ids of either kind: they share the tables."""
+
+    def forward(ids):
+        return sok.group_embedding_lookup_sparse(tables, ids, "sum", training=True)
+
+    if rule is None:
+        return tf.function(forward, reduce_retracing=True)
+    return trainer(rule, tables, forward, wrap=True)[0]
+
+
+def _w1_group(rule, data, keys):
+    tables = _w1_tables(data)
 
     def forward(keys):
         # A model has its features in separate tensors.
@@ -176,12 +218,14 @@ def w1_forward(quick: bool) -> tuple[dict[str, Contender], list[Match]]:
     find = tf.function(lambda keys: tf.gather(variable, table.lookup(tf.reshape(keys, [-1]))))
     contenders = {
         OURS: Contender(cycle(look, keys)),
+        **_w1_groups_of_ids(None, data),
         "tf.gather": Contender(cycle(gather, [(tf.constant(p),) for p in data.positions])),
         "TF DenseHashTable + tf.gather": Contender(cycle(find, keys)),
     }
     return contenders, [
-        Match("W1 forward", OURS, "tf.gather"),
-        Match("W1 forward", OURS, "TF DenseHashTable + tf.gather"),
+        Match("W1 forward", ours, peer)
+        for peer in ("tf.gather", "TF DenseHashTable + tf.gather")
+        for ours in (OURS, SPARSE, RAGGED)
     ]
 
 
@@ -194,12 +238,25 @@ def w2(rule: str, quick: bool) -> tuple[dict[str, Contender], list[Match]]:
     if rule == "Adam":
         name, target = "Keras 3 Adam on dense", 0.06
     else:
-        name, target = "TF DenseHashTable + dense v1 Adagrad", 0.7
+        name, target = "TF DenseHashTable + dense v1 Adagrad", 0.45
     everything = workloads.mixed(np.arange(data.num_rows))
     hashed = rule != "Adam"
-    contenders = {OURS: _w2_group(rule, data, everything)}
+    contenders = _w2_groups_of_ids(rule, data, everything)
     contenders[name] = _w2_dense(rule, data, everything if hashed else None)
-    return contenders, [Match(f"W2 step {rule}", OURS, name, target)]
+    return contenders, [
+        Match(f"W2 step {rule}", RAGGED, name, target),
+        Match(f"W2 step {rule}", SPARSE, name, target),
+    ]
+
+
+def w2_forward(quick: bool) -> tuple[dict[str, Contender], list[Match]]:
+    """The lookup of W2 alone."""
+    data = workloads.w2(quick)
+    everything = workloads.mixed(np.arange(data.num_rows))
+    peer = "TF DenseHashTable + embedding_lookup_sparse"
+    contenders = _w2_groups_of_ids(None, data, everything)
+    contenders[peer] = _w2_dense(None, data, everything)
+    return contenders, [Match("W2 forward", ours, peer) for ours in (SPARSE, RAGGED)]
 
 
 def _ragged_inputs(data, field):
@@ -213,20 +270,24 @@ def _ragged_inputs(data, field):
     ]
 
 
-def _w2_group(rule, data, everything):
+def _w2_groups_of_ids(rule, data, everything):
     tables = [sok.EmbeddingVariable(data.dim, name=f"w2_{t}") for t in range(len(data.tables))]
     for table in tables:
         insert(table, everything)
-
-    def forward(keys, row_splits):
-        group = [
-            group_lookup.HashFeature(table, k, "sum", s)
-            for table, k, s in zip(tables, keys, row_splits, strict=True)
+    ragged = [
+        [
+            tf.RaggedTensor.from_row_splits(k, splits, validate=False)
+            for k, splits in zip(*batch, strict=True)
         ]
-        return group_lookup.lookup(group, training=True)
-
-    run, _ = trainer(rule, tables, forward, wrap=True)
-    return Contender(cycle(run, _ragged_inputs(data, "keys")), warm_up=WARM_UP_OURS)
+        for batch in _ragged_inputs(data, "keys")
+    ]
+    sparse = [([ids.to_sparse() for ids in batch],) for batch in ragged]
+    run = _group_call(rule, tables)
+    warm_up = WARM_UP_OURS if rule else 5
+    return {
+        RAGGED: Contender(cycle(run, [(batch,) for batch in ragged]), warm_up=warm_up),
+        SPARSE: Contender(cycle(run, sparse), warm_up=warm_up),
+    }
 
 
 def _w2_dense(rule, data, hashed_keys):
@@ -241,7 +302,10 @@ def _w2_dense(rule, data, hashed_keys):
             embeddings.append(tf.nn.embedding_lookup_sparse(variable, ragged, None, combiner="sum"))
         return embeddings
 
-    run, _ = trainer(rule, variables, forward, wrap=False)
+    if rule is None:
+        run = tf.function(forward, reduce_retracing=True)
+    else:
+        run, _ = trainer(rule, variables, forward, wrap=False)
     inputs = _ragged_inputs(data, "positions" if hashed_keys is None else "keys")
     return Contender(cycle(run, inputs), warm_up=3)
 

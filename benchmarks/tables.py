@@ -91,7 +91,7 @@ def w3(quick: bool) -> tuple[dict[str, Contender], list[Match]]:
         ),
     }
     return contenders, [
-        Match("W3 inserting with growth", ASSIGN, PRESIZED, 0.5),
+        Match("W3 inserting with growth", ASSIGN, PRESIZED, 0.35),
         Match("W3 inserting with growth", LOOKUP, PRESIZED),
     ]
 
@@ -127,7 +127,7 @@ def w4(quick: bool) -> tuple[dict[str, Contender], list[Match]]:
         "tf.gather": cycled(gather, positions),
     }
     return contenders, [
-        Match("W4 warm lookup", "ours, find", f"{PEER} lookup", 0.3),
-        Match("W4 warm lookup", LOOKUP, f"{PEER} lookup", 0.3),
+        Match("W4 warm lookup", "ours, find", f"{PEER} lookup", 0.25),
+        Match("W4 warm lookup", LOOKUP, f"{PEER} lookup", 0.25),
         Match("W4 warm lookup", "ours, find", "tf.gather"),
     ]
