@@ -78,10 +78,10 @@ MUTANTS = [
         "",
     ),
     Mutant(
-        "kernels on the wrong stream",
-        f"{CORE}/device/launch.cuh",
-        "  config.stream = stream;",
-        "  config.stream = nullptr;",
+        "kernel on the wrong stream",
+        f"{CORE}/lookup/unique.cu",
+        "  LaunchJobs(stream, writes);",
+        "  LaunchJobs(nullptr, writes);",
     ),
     Mutant(
         "copy to the host that is not waited for",

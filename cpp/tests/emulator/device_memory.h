@@ -40,6 +40,10 @@ inline unsigned first_seed = 1;  // SOK_EMULATOR_SEED (streams.h)
 inline int current_device = 0;
 // Arrays of tests and of TensorFlow that are in host memory count as device memory.
 inline bool host_arrays_allowed = false;
+// For tests with such arrays that look at results without waiting: streams do not run late, and
+// device memory is open all the time, since opening and closing it for each kernel takes longer
+// than the kernels.
+inline bool runs_at_once = false;
 
 [[noreturn]] inline void Fail(const std::string& what) {
   std::fprintf(stderr, "emulator: %s (SOK_EMULATOR_SEED=%u)\n", what.c_str(), first_seed);
@@ -116,7 +120,7 @@ class DeviceMemory {
     if (depth_++ == 0) Protect(PROT_READ | PROT_WRITE);
   }
   void Close() {
-    if (--depth_ == 0) Protect(PROT_NONE);
+    if (--depth_ == 0 && !runs_at_once) Protect(PROT_NONE);
   }
 
   // ---- checks. `now`: at this point of a stream; otherwise as the host calls ----
@@ -189,7 +193,10 @@ class DeviceMemory {
 
   void Protect(int how) {
     const size_t used = (end_ - base_ + kHugePage - 1) / kHugePage * kHugePage;
+    if (how == how_ && used == protected_) return;
     if (used > 0 && mprotect(base_, used, how) != 0) Fail("mprotect");
+    how_ = how;
+    protected_ = used;
   }
 
   static struct sigaction& OldAction() {
@@ -242,6 +249,8 @@ class DeviceMemory {
   char* base_;
   char* end_;  // of what was ever given out
   int depth_ = 0;
+  int how_ = PROT_NONE;
+  size_t protected_ = 0;  // bytes that are so
   std::map<char*, Block> blocks_;
   std::multimap<size_t, char*> free_;
   std::map<const char*, size_t> pinned_;

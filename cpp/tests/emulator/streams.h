@@ -29,9 +29,6 @@ namespace emulator {
 // Of the whole device: TensorFlow runs ops on several threads, Python may.
 inline std::recursive_mutex device_mutex;
 
-// For tests whose arrays are in host memory, and who therefore look at results without waiting.
-inline bool runs_at_once = false;
-
 inline const bool is_seeded = [] {
   const char* const text = std::getenv("SOK_EMULATOR_SEED");
   if (text == nullptr) return false;
