@@ -86,8 +86,8 @@ MUTANTS = [
     Mutant(
         "copy to the host that is not waited for",
         f"{CORE}/device/device.cu",
-        'cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");\n  Synchronize(stream);',
-        'cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");',
+        "  Synchronize(stream);\n  if (target != to)",
+        "  if (target != to)",
     ),
     Mutant(
         "counters taken before they have arrived",

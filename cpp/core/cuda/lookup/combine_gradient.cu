@@ -29,8 +29,10 @@ SOK_DEVICE Piece<kWidth>* PieceIn(const Rows& rows, uint32_t row, int64_t column
 // A thread takes one piece of all rows of a tile.
 template <int kWidth, typename Grads, typename Rows>
 struct SumTilesJob {
-  // Rows asked for before the first is added; threads of narrow pieces are four times as many.
-  static constexpr int kAhead = kWidth == 1 ? 4 : 8;
+  // Rows asked for before the first is added; threads of narrow pieces are four times as many, and
+  // offsets of scattered rows take the registers of as many pieces.
+  static constexpr bool kScattered = !std::is_same_v<Rows, DenseRows<float>>;
+  static constexpr int kAhead = kWidth == 1 || kScattered ? 4 : 8;
   static constexpr int kMinBlocks = kWidth == 1 ? 4 : 0;
 
   SortedPositions sorted;
