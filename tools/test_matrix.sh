@@ -25,7 +25,7 @@ cell() {
   part=$(mktemp)
   TF_USE_LEGACY_KERAS=$legacy "$venv/bin/python" -m pytest -q "$@" >"$part" 2>&1 || code=$?
   cat "$part" >>"$log"
-  tail -n 1 "$part" | sed -E 's/^=+ //; s/ in [0-9.]+s.*//; s/, [0-9]+ warnings?//'
+  tail -n 1 "$part" | sed -E 's/^=+ //; s/ in [0-9.]+s.*//; s/, [0-9]+ (deselected|warnings?)//g'
   rm "$part"
   echo "$versions_of: $((SECONDS - begin)) s" >>"$log"
   return "$code"
