@@ -81,9 +81,9 @@ CPP_FOREIGN = {
     "xla/": {"cpp/tf"},  # comes with TensorFlow
     "third_party/gpus/": {"cpp/tf"},
     "absl/": {"cpp/tf"},  # comes with TensorFlow
-    "pybind11/": {"cpp/python"},
+    "pybind11/": {"cpp/python", "cpp/tests"},  # the emulated tables are a Python module, too
     "Python.h": {"cpp/python"},
-    "cuda": {*CUDA_MAY_INCLUDE, "cpp/tf"},
+    "cuda": {*CUDA_MAY_INCLUDE, "cpp/tf", "cpp/tests"},  # the emulator has some of its headers
 }
 
 MAX_LINES = 500
