@@ -1,7 +1,7 @@
 """Plants bugs in the CUDA backend, one at a time, and asks the emulator's tests to find each.
 
     make mutants                      # ARGS="--only 'missing release'" for one
-    python -m tests.cuda.mutants --build /tmp/mutants
+    python -m tests.cuda.mutants --build build-mutants
 
 Works on a copy of the sources, which is compiled for the emulator and keeps what was compiled. A
 mutant is found if a test fails with one of the seeds; the sources as they are must pass with all.
