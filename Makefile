@@ -19,7 +19,7 @@ STAMPS := $(VENV)/stamps
 NUM_RANKS ?= 2
 RANKS := $(VENV)/bin/python -m sok_like.run -np $(NUM_RANKS)
 
-.PHONY: help venv build demo test test-all bench bench-dmp bench-groups soak lint cuda asan tsan soak-ranks
+.PHONY: help venv build demo test test-all bench bench-dmp bench-groups bench-saving soak lint cuda asan tsan soak-ranks
 .PHONY: clean distclean
 
 help:
@@ -32,6 +32,7 @@ help:
 	@echo "make test-all   the slow ones and the full grids, too"
 	@echo "make bench      benchmarks, on 1 rank; ARGS=... goes to the program"
 	@echo "make bench-dmp  sharded against replicated dense tables, on NUM_RANKS=2 ranks"
+	@echo "make bench-saving  dumps, deltas and restores, beside cp and a checkpoint"
 	@echo "make bench-groups  many tables in one lookup, on NUM_RANKS=2 ranks"
 	@echo "make soak       20 minutes at a full table: memory stays flat, counts add up"
 	@echo "make lint       ruff, mypy, clang-format"
@@ -84,6 +85,9 @@ bench: venv
 bench-dmp: venv
 	@$(RANKS) -m benchmarks.dmp $(ARGS)
 	@$(VENV)/bin/python -m benchmarks.dmp_memory --ranks $(NUM_RANKS)
+
+bench-saving: venv
+	@.venv/bin/python -m benchmarks.saving $(ARGS)
 
 bench-groups: venv
 	@$(RANKS) -m benchmarks --only groups $(ARGS)

@@ -37,6 +37,29 @@ class SlotVariableSpec:
     @property
     def saved(self) -> bool: ...
 
+class ReplayedSteps:
+    """The steps that deltas have logged, for rows of the dumps before them.
+
+    Args:
+        dim: Row width.
+        slot_names, slot_widths: Of the slots that lie side by side in slot rows.
+        segments: One per delta: rule, options as of `apply_gradients`, and steps float64
+            `[num_runs, 3]`: count (0: every row was brought up to date), learning rate, number of
+            the first.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        slot_names: Sequence[str],
+        slot_widths: Sequence[int],
+        segments: Sequence[tuple[str, Mapping[str, Any], NDArray[np.float64]]],
+    ) -> None: ...
+    def bring_up(
+        self, dump: int, rows: NDArray[np.float32], slot_rows: NDArray[np.float32]
+    ) -> None:
+        """Brings up rows `[num_rows, dim]` and slot rows of a dump, 0 for the base, in place."""
+
 class Table:
     """One rank's shard of a table. Safe to use from several threads.
 

@@ -25,9 +25,9 @@ constexpr KindName kKinds[] = {
 // that replays them would cost more than the rows.
 constexpr float kMaxDecay = 0.9995f;
 
-std::string Text(float value) {
+std::string Text(float value, int digits = 7) {
   char text[32];
-  std::snprintf(text, sizeof(text), "%.7g", static_cast<double>(value));
+  std::snprintf(text, sizeof(text), "%.*g", digits, static_cast<double>(value));
   return text;
 }
 
@@ -110,7 +110,7 @@ void OptimizerOptions::Validate() const {
   }
 }
 
-std::string OptimizerOptions::ToString() const {
+std::string OptimizerOptions::ToString(int digits) const {
   std::ostringstream out;
   out << OptimizerKindName(kind) << '(';
   const char* separator = "";
@@ -118,50 +118,51 @@ std::string OptimizerOptions::ToString() const {
     out << separator << name << '=' << value;
     separator = ", ";
   };
+  const auto text = [digits](float value) { return Text(value, digits); };
   const auto flag = [](bool value) { return std::string(value ? "true" : "false"); };
   switch (kind) {
     case OptimizerKind::kSgd:
       break;
     case OptimizerKind::kMomentum:
-      add("momentum", Text(momentum));
+      add("momentum", text(momentum));
       add("nesterov", flag(nesterov));
       add("lazy", flag(lazy));
       add("momentum_before_rate", flag(momentum_before_rate));
       break;
     case OptimizerKind::kAdam:
     case OptimizerKind::kLazyAdam:
-      add("beta_1", Text(beta_1));
-      add("beta_2", Text(beta_2));
-      add("epsilon", Text(epsilon));
+      add("beta_1", text(beta_1));
+      add("beta_2", text(beta_2));
+      add("epsilon", text(epsilon));
       add("amsgrad", flag(amsgrad));
-      if (row_weight_decay > 0.0f) add("row_weight_decay", Text(row_weight_decay));
+      if (row_weight_decay > 0.0f) add("row_weight_decay", text(row_weight_decay));
       break;
     case OptimizerKind::kRmsprop:
-      add("beta_1", Text(beta_1));
-      add("beta_2", Text(beta_2));
-      add("epsilon", Text(epsilon));
+      add("beta_1", text(beta_1));
+      add("beta_2", text(beta_2));
+      add("epsilon", text(epsilon));
       break;
     case OptimizerKind::kAdagradDecay:
-      add("initial_accumulator", Text(initial_accumulator));
+      add("initial_accumulator", text(initial_accumulator));
       add("decay_steps", std::to_string(decay_steps));
-      add("decay_rate", Text(decay_rate));
+      add("decay_rate", text(decay_rate));
       break;
     case OptimizerKind::kAdagrad:
     case OptimizerKind::kRowWiseAdagrad:
-      add("epsilon", Text(epsilon));
-      add("initial_accumulator", Text(initial_accumulator));
+      add("epsilon", text(epsilon));
+      add("initial_accumulator", text(initial_accumulator));
       break;
     case OptimizerKind::kFtrl:
-      add("initial_accumulator", Text(initial_accumulator));
-      add("l1", Text(l1));
-      add("l2", Text(l2));
-      add("l2_shrinkage", Text(l2_shrinkage));
-      add("learning_rate_power", Text(learning_rate_power));
-      add("beta", Text(beta));
+      add("initial_accumulator", text(initial_accumulator));
+      add("l1", text(l1));
+      add("l2", text(l2));
+      add("l2_shrinkage", text(l2_shrinkage));
+      add("learning_rate_power", text(learning_rate_power));
+      add("beta", text(beta));
       break;
   }
-  add("weight_decay", Text(weight_decay));
-  add("clip_value", Text(clip_value));
+  add("weight_decay", text(weight_decay));
+  add("clip_value", text(clip_value));
   out << ')';
   return out.str();
 }

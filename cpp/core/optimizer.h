@@ -85,8 +85,8 @@ struct OptimizerOptions {
   void Validate() const;
   bool operator==(const OptimizerOptions& other) const;
   bool operator!=(const OptimizerOptions& other) const { return !(*this == other); }
-  // Kind and the fields its rule reads, for messages: "adam(beta_1=0.9, ...)".
-  std::string ToString() const;
+  // Kind and the fields its rule reads: "adam(beta_1=0.9, ...)". 9 digits say which float it is.
+  std::string ToString(int digits = 7) const;
 };
 
 // The double that a float option was written as: 0.999f is 0.99900001287, and 1 - 0.999f misses

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
+#include <utility>
 
 #include "cpp/core/adam_replay.h"
 
@@ -77,6 +78,18 @@ bool SameSlots(const std::vector<SlotVariableSpec>& a, const std::vector<SlotVar
                       return x.name == y.name && x.width == y.width && x.initial == y.initial &&
                              x.saved == y.saved;
                     });
+}
+
+bool SameSavedSlots(const std::vector<SlotVariableSpec>& a,
+                    const std::vector<SlotVariableSpec>& b) {
+  const auto saved = [](const std::vector<SlotVariableSpec>& slots) {
+    std::vector<std::pair<std::string, int64_t>> found;
+    for (const SlotVariableSpec& slot : slots) {
+      if (slot.saved) found.emplace_back(slot.name, slot.width);
+    }
+    return found;
+  };
+  return saved(a) == saved(b);
 }
 
 int64_t OffsetOfSlot(const std::vector<SlotVariableSpec>& slots, int64_t dim,

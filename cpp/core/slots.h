@@ -29,6 +29,8 @@ void CheckSlotWidths(const std::vector<SlotVariableSpec>& present, const Optimiz
 // Throws std::invalid_argument unless the slots have different names and positive widths.
 void CheckSlots(const std::vector<SlotVariableSpec>& slots, const std::string& table);
 bool SameSlots(const std::vector<SlotVariableSpec>& a, const std::vector<SlotVariableSpec>& b);
+// Whether dumps of both have the same slot rows, by name, width and order.
+bool SameSavedSlots(const std::vector<SlotVariableSpec>& a, const std::vector<SlotVariableSpec>& b);
 // The floats from a row to its slot of that name, and of that width if one is given; -1 where there
 // is none.
 int64_t OffsetOfSlot(const std::vector<SlotVariableSpec>& slots, int64_t dim,

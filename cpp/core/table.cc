@@ -5,6 +5,8 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "cpp/core/changes.h"
+
 namespace sok {
 namespace {
 
@@ -30,6 +32,15 @@ CUstream_st* CallContext::stream() const {
 int64_t TableSnapshot::slot_width() const {
   return std::accumulate(slot_widths.begin(), slot_widths.end(), int64_t{0});
 }
+
+TableChanges Table::ExportChanges(CallContext, int64_t) {
+  throw std::invalid_argument(
+      "Deltas are kept of tables in host memory, as `with tf.device(\"/CPU:0\"):` makes them. "
+      "Received: table '" +
+      options().name + "' in device memory");
+}
+
+int64_t Table::KeepChanges(CallContext) { return 0; }
 
 void RequireHashtable(const TableOptions& options) {
   if (options.use_hashtable) return;

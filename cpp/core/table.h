@@ -65,6 +65,8 @@ struct TableSnapshot {
   int64_t slot_width() const;  // sum of slot_widths
 };
 
+struct TableChanges;
+
 class Table {
  public:
   virtual ~Table() = default;
@@ -101,6 +103,13 @@ class Table {
   // Keys ascending by uint64 value, rows caught up. `evict`: calls Evict first, where there is a
   // policy for it.
   virtual TableSnapshot Export(CallContext context, bool with_slots, bool evict = false) = 0;
+  // What changed since the instant `since`, with slots, after Evict where there is a policy for it:
+  // the rest of a dump whose base came before (changes.h). 0: everything; a table keeps what changes
+  // from its first call on. Throws std::invalid_argument where the table no longer keeps it, and for
+  // tables in device memory.
+  virtual TableChanges ExportChanges(CallContext context, int64_t since);
+  // Nothing has changed as of now: the content is a dump's. This instant's number; 0: not kept.
+  virtual int64_t KeepChanges(CallContext context);
   // Inserts or overwrites keys with rows and slot rows; of equal keys the last wins. Slots that the
   // snapshot lacks get their initial value; slots that this table has not (yet) are configured from
   // the snapshot's names and widths, so that they survive until an optimizer attaches. NaN in a slot

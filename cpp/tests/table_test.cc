@@ -176,6 +176,7 @@ void SlotsAreLaidBehindTheRow() {
 // A rule of which every row grows by 1 a step; slot 0 holds the step it was last brought up to.
 class AddOnePerStep final : public RowCatchUp {
  public:
+  std::string ToString() const override { return "add_one_per_step"; }
   explicit AddOnePerStep(int64_t dim) : dim_(dim) {}
   bool pending() const override { return step > 0; }
   void Apply(float* row) const override {

@@ -3,23 +3,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "cpp/tf/common.h"
+#include "cpp/tf/snapshots.h"
 #include "tensorflow/core/framework/variant.h"
 #include "tensorflow/core/framework/variant_tensor_data.h"
 
 namespace sok {
-
-#define SOK_SNAPSHOT_IN_HOST_MEMORY(builder) \
-  builder.HostMemory("handle")               \
-      .HostMemory("keys")                    \
-      .HostMemory("rows")                    \
-      .HostMemory("slot_rows")               \
-      .HostMemory("slot_names")              \
-      .HostMemory("slot_widths")             \
-      .HostMemory("records")                 \
-      .HostMemory("waiting")                 \
-      .HostMemory("counters")                \
-      .HostMemory("step")                    \
-      .HostMemory("optimizer_step")
 
 namespace {
 
@@ -66,7 +54,8 @@ absl::Status ReadPolicy(OpKernelContext* ctx, RecordSnapshot* policy) {
   return absl::OkStatus();
 }
 
-// Outputs 0 to 9 of SokTableExport, of a table of width `dim`.
+}  // namespace
+
 absl::Status WriteSnapshot(OpKernelContext* ctx, const TableSnapshot& snapshot, int64_t dim) {
   const int64_t n = snapshot.keys.size();
   const int64_t slot_width = snapshot.slot_width();
@@ -89,6 +78,8 @@ absl::Status WriteSnapshot(OpKernelContext* ctx, const TableSnapshot& snapshot, 
   optimizer_step->scalar<int64_t>()() = snapshot.optimizer_step;
   return WritePolicy(ctx, snapshot.policy);
 }
+
+namespace {
 
 // Inputs 1 to 10 of SokTableImport and SokTableReadAside. Fails on what does not fit a table of these options, also on
 // more keys than it may hold if they are to `replace` its content: a bad import must not cost what

@@ -5,6 +5,7 @@ The sizes are those of `cpp/core/cpu/index.h` and `arena.h`:
     index   64 parts; each doubles its buckets of 16 slots, 13 bytes a slot, when 7/8 full
     rows    embedding, slot rows, padding; in chunks of a power of two of rows, 2 to 4 MiB
     record  24 bytes per key, of a table with policies
+    change  4 bytes per key and 8 per key touched since the last dump, of a table with deltas
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class MemoryEstimate(NamedTuple):
     row_bytes: int  # rows and slot rows
     record_bytes: int
     bytes: int
+    change_bytes: int = 0  # what a table with deltas keeps of the keys touched
 
 
 def estimate_memory(
@@ -47,6 +49,7 @@ def estimate_memory(
     *,
     world_size: int = 1,
     keeps_records: bool = False,
+    touched_keys: int | None = None,
 ) -> MemoryEstimate:
     """The host memory of a table, per rank, without making it.
 
@@ -58,6 +61,8 @@ def estimate_memory(
             rows alone, as in evaluation.
         world_size: Number of ranks. Keys are taken as spread evenly.
         keeps_records: Whether the table has a filter, an eviction policy or statistics.
+        touched_keys: Of a table whose deltas are dumped, the keys of the whole table that are
+            touched between two dumps; None for other tables.
 
     Returns:
         Bytes as `variable.stats()` counts them after training; the process needs more for batches
@@ -71,7 +76,12 @@ def estimate_memory(
     floats = _row_floats(check_integer("embedding_dim", embedding_dim), optimizer)
     index, rows = _index_bytes(keys), _row_bytes(keys, floats)
     records = keys * _RECORD_BYTES if keeps_records else 0
-    return MemoryEstimate(index, rows, records, index + rows + records)
+    changes = 0
+    if touched_keys is not None:
+        touched = -(-check_integer("touched_keys", touched_keys, 0) // world_size)
+        # The list of keys doubles as it grows.
+        changes = 4 * keys + (8 << (touched - 1).bit_length() if touched else 0)
+    return MemoryEstimate(index, rows, records, index + rows + records + changes, changes)
 
 
 def _row_floats(dim, optimizer):

@@ -21,7 +21,7 @@ from typing import Any
 
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
-from sok_like.table import dump_file, saver
+from sok_like.table import dump_file, dump_owners, saver
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 SUFFIX = ".tables"
@@ -116,7 +116,7 @@ def save(
     for table, reference in zip(tables, chosen, strict=True):
         folder = folder_of(path, reference)
         dump(table, folder)
-        saver.forget(folder, table)
+        dump_owners.forget(folder, table)
     agreed(lambda: _without_value(common(chosen)), communicator, call)
     if communicator.rank == 0:
         _remove_others(path, [*chosen, *kept])
@@ -131,7 +131,7 @@ def restore(variable: Any, path: str, reference: str) -> None:
     """
     folder = folder_of(path, reference)
     saver.Saver().restore_from_file(variable, folder)
-    saver.forget(folder, variable)
+    dump_owners.forget(folder, variable)
 
 
 def remove(path: str) -> None:

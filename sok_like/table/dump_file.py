@@ -4,6 +4,10 @@
     FOLDER/<table>.<dump id>.0-of-2.npz     keys of rank 0 of 2, their rows and slot rows
     FOLDER/<table>.<dump id>.1-of-2.npz
 
+A manifest may go on with deltas, each with shards of its own (`sok_like/table/deltas.py`): what
+changed since the base, or since the delta before. There is one manifest for all of them, which
+names the files in order, so that none can be lost, exchanged or taken from another dump unseen.
+
 `sok_like/table/shard_file.py` describes the shards. Every file is written aside, brought to the
 disk and renamed. The manifest comes last and names the dump's own shard files, so a reader sees the
 dump before or the dump after, never half of one. Then what other dumps of the table have left
@@ -11,6 +15,7 @@ behind is removed: the shards of the dump before, those of dumps that never had 
 files that a killed process was writing.
 
 The manifest holds a SHA-256 of itself. Dumps of version 1, whose manifest did not, are read too.
+Those that no delta can follow are of version 2.
 """
 
 from __future__ import annotations
@@ -30,15 +35,18 @@ from typing import Any
 
 import numpy as np
 
+from sok_like.table.progress import Progress
 from sok_like.table.shard_file import Shard, read_shard, sync_folder
 
 FORMAT = "sok_like table"
-VERSION = 2
+VERSION = 3
 
 _FIELDS = {
     1: {"format", "version", "table", "dim", "key_dtype", "shards"},
     2: {"format", "version", "table", "dim", "key_dtype", "dump", "shards", "sha256"},
 }
+_FIELDS[3] = _FIELDS[2] | {"step", "deltas"}
+_DELTA_FIELDS = {"dump": str, "since": str, "step": int, "shards": list}
 _SHARD_FIELDS = {"file": str, "bytes": int, "sha256": str, "keys": int}
 _MAX_MANIFEST = 64 * 2**20  # bytes: a quarter of a million ranks
 _MAX_STEM = 120  # characters: file systems take 255, and the rest of a name needs up to 60
@@ -51,11 +59,15 @@ class Dump:
     files: list[pathlib.Path]
     entries: list[dict[str, Any] | None]  # of each file, None in version 1
     identity: str  # differs from dump to dump
+    name: str = ""  # "" in version 1
+    step: int = -1  # of the optimizer; -1: not known
+    may_grow: bool = False  # whether deltas may follow
+    deltas: list[Dump] = dataclasses.field(default_factory=list)  # in order
 
-    def read(self, number: int, dim: int) -> Shard:
+    def read(self, number: int, dim: int, progress: Progress | None = None) -> Shard:
         """One of the shards; ValueError as of `read_shard`."""
         entry, world_size = self.entries[number], len(self.files)
-        shard = read_shard(self.files[number], dim, entry)
+        shard = read_shard(self.files[number], dim, entry, progress)
         # Version 1 does not say which file is whose.
         if entry is None and not _is_mine(shard.keys, number, world_size).all():
             raise ValueError(
@@ -99,11 +111,16 @@ def write_manifest(
     key_dtype: str,
     dump_id: str,
     entries: Sequence[dict[str, Any]],
+    step: int = -1,
+    deltas: Sequence[dict[str, Any]] | None = None,
 ) -> None:
     """Makes a complete set of shards the table's dump, and removes the dump before it.
 
     Args:
         entries: What `write_shard` returned, by rank.
+        step: The optimizer's step of the base.
+        deltas: What follows the base, each with the fields `dump`, `since` (the dump before it),
+            `step` and `shards`; None where no delta can follow.
 
     Raises:
         OSError: it could not be written. The dump before it is still there.
@@ -111,13 +128,15 @@ def write_manifest(
     path = pathlib.Path(folder)
     manifest = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": 2 if deltas is None else VERSION,
         "table": table,
         "dim": dim,
         "key_dtype": key_dtype,
         "dump": dump_id,
         "shards": list(entries),
     }
+    if deltas is not None:
+        manifest |= {"step": step, "deltas": list(deltas)}
     manifest["sha256"] = _checksum(manifest)
     target = path / f"{file_stem(table)}.json"
     aside = target.with_suffix(".json.tmp")
@@ -133,7 +152,8 @@ def write_manifest(
     # The dump is complete. What cannot be removed now, the next one removes.
     with contextlib.suppress(OSError):
         sync_folder(path)
-        _remove_others(path, table, {entry["file"] for entry in entries})
+        listed = [*entries, *(entry for delta in deltas or () for entry in delta["shards"])]
+        _remove_others(path, table, {entry["file"] for entry in listed})
 
 
 def _remove_others(path, table, kept):
@@ -177,15 +197,31 @@ def read_manifest(folder: str, table: str, dim: int) -> Dump:
             f"Table '{table}' has rows of {dim} floats. Received: a dump with rows of "
             f"{manifest['dim']!r:.80} in {path}"
         )
-    listed = manifest["shards"]
-    names = [shard["file"] for shard in listed] if version > 1 else listed
-    entries = listed if version > 1 else [None] * len(listed)
+    identity = manifest.get("sha256") or _checksum(manifest)
+    dump = _dump_of(path, table, manifest, identity)
+    dump.may_grow = version > 2
+    for delta in manifest.get("deltas", ()):
+        before = dump.deltas[-1] if dump.deltas else dump
+        if delta["since"] != before.name:
+            raise ValueError(
+                f"{path} must list the deltas of one dump in order. Received: one that follows "
+                f"{delta['since']!r:.80} behind {before.name!r:.80}"
+            )
+        dump.deltas.append(_dump_of(path, table, delta, identity))
+    return dump
+
+
+def _dump_of(path, table, fields, identity):
+    """What the manifest, or one of its deltas, says of its own files."""
+    listed = fields["shards"]
+    names = [shard["file"] if isinstance(shard, dict) else shard for shard in listed]
+    entries = [shard if isinstance(shard, dict) else None for shard in listed]
     _check_complete(path, table, names)
     files = [path.parent / name for name in names]
     for file in files:
         if not file.exists():
             raise FileNotFoundError(f"The dump {path} needs {file}, which is missing")
-    return Dump(files, entries, manifest.get("sha256") or _checksum(manifest))
+    return Dump(files, entries, identity, fields.get("dump", ""), fields.get("step", -1))
 
 
 def has_shards(folder: str, table: str) -> bool:
@@ -228,21 +264,28 @@ def _problem(manifest, version):
         return f"the fields {sorted(manifest)!r:.200}"
     if version > 1 and manifest["sha256"] != _checksum(manifest):
         return "fields of another SHA-256"
-    if not isinstance(manifest["shards"], list):
-        return f"shards={manifest['shards']!r:.80}"
-    for shard in manifest["shards"]:
-        if version == 1 and not isinstance(shard, str):
-            return f"a shard {shard!r:.80}"
-        if version > 1 and not _is_entry(shard):
-            return f"a shard {shard!r:.200}"
+    deltas = manifest.get("deltas", [])
+    if not isinstance(deltas, list) or type(manifest.get("step", -1)) is not int:
+        return f"deltas={deltas!r:.80} and step={manifest.get('step')!r:.80}"
+    for delta in deltas:
+        if not _has_fields(delta, _DELTA_FIELDS):
+            return f"a delta {delta!r:.200}"
+    for shards in (manifest["shards"], *(delta["shards"] for delta in deltas)):
+        if not isinstance(shards, list):
+            return f"shards={shards!r:.80}"
+        for shard in shards:
+            if version == 1 and not isinstance(shard, str):
+                return f"a shard {shard!r:.80}"
+            if version > 1 and not _has_fields(shard, _SHARD_FIELDS):
+                return f"a shard {shard!r:.200}"
     return ""
 
 
-def _is_entry(shard):
+def _has_fields(found, fields):
     return (
-        isinstance(shard, dict)
-        and shard.keys() == _SHARD_FIELDS.keys()
-        and all(type(shard[field]) is kind for field, kind in _SHARD_FIELDS.items())
+        isinstance(found, dict)
+        and found.keys() == fields.keys()
+        and all(type(found[field]) is kind for field, kind in fields.items())
     )
 
 

@@ -16,26 +16,23 @@ from __future__ import annotations
 import os
 import pathlib
 import secrets
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime import comm
-from sok_like.runtime.steps import Steps, text_of
-from sok_like.table import dump_file, shard_file, sok1_dump
+from sok_like.runtime import comm, native
+from sok_like.runtime.steps import Steps
+from sok_like.table import delta_saver, deltas, dump_file, dump_owners, shard_file, sok1_dump
+from sok_like.table.dump_owners import check_owner, checked, explained, same_dump
 from sok_like.table.export_assign import assign
 from sok_like.table.keys import as_rows
-from sok_like.table.variable import is_embedding_variable, unwrap
-
-# Who wrote or read the dump in a folder, by folder and table name. Variables have no hash.
-_known_by: dict[tuple[str, str], list[weakref.ref]] = {}
 
 
-class Saver:
-    """Dumps tables with their optimizer state, and restores them at any world size.
+class Saver(delta_saver.DeltaSaver):
+    """Dumps tables with their optimizer state, whole or what has changed, and restores them at any
+    world size.
 
     Works eagerly; in a `tf.compat.v1` graph the methods return an op to be run, and ask an
     `os.PathLike` for its folder in each run.
@@ -73,13 +70,13 @@ class Saver:
                 shared, or another table of the same name was dumped there; on all ranks, naming
                 the rank (in a graph `tf.errors.UnknownError`). The dump before is untouched.
         """
-        variable, _ = _checked(embedding_variable), os.fspath(filepath)
+        variable, _ = checked(embedding_variable), os.fspath(filepath)
         communicator = comm.current()
         rank, world_size = communicator.rank, communicator.world_size
         table = variable.table_name
 
         def agree():
-            _check_owner(os.fspath(filepath), variable)
+            check_owner(os.fspath(filepath), variable)
             # Drawn in each run: a graph's op writes a new dump each time.
             return {"id": f"{secrets.randbits(62):016x}"}
 
@@ -91,9 +88,11 @@ class Saver:
             shard.optimizer_step = 0 if rows_only else int(step)
             written.append(name)
             try:
-                return shard_file.write_shard(os.fspath(filepath), name, shard)
+                return shard_file.write_shard(
+                    os.fspath(filepath), name, shard, f"dump of table '{table}'"
+                )
             except OSError as error:
-                raise _explained(error, table) from error
+                raise explained(error, table) from error
 
         def write_manifest(entries):
             if rank == 0:
@@ -105,7 +104,7 @@ class Saver:
                 try:
                     dump_file.write_manifest(*fields)
                 except OSError as error:
-                    raise _explained(error, table) from error
+                    raise explained(error, table) from error
 
         def remove_mine():
             while written:
@@ -113,7 +112,7 @@ class Saver:
 
         def finished(_):
             written.clear()
-            _known_by[_place(os.fspath(filepath), table)] = [weakref.ref(variable)]
+            dump_owners.wrote(os.fspath(filepath), variable)
 
         written: list[str] = []
         steps = Steps(communicator, f"sok_dump_{table}", f"dump_to_file of table '{table}'")
@@ -131,7 +130,7 @@ class Saver:
     def restore_from_file(
         self, embedding_variable: Any, filepath: str | os.PathLike, *, rows_only: bool = False
     ) -> tf.Tensor:
-        """Replaces the table's content by the dump in folder `filepath`.
+        """Replaces the table's content by the dump in folder `filepath`, and by its deltas.
 
         The optimizer goes on from the dump's step, whatever it has counted itself: see
         docs/semantics.md.
@@ -154,20 +153,18 @@ class Saver:
             tf.errors.ResourceExhaustedError: a rank cannot hold its keys; on all ranks.
                 After either error the table is as it was, on every rank.
         """
-        variable, _ = _checked(embedding_variable), os.fspath(filepath)
+        variable, _ = checked(embedding_variable), os.fspath(filepath)
         communicator = comm.current()
         dim, table = variable.dim, variable.table_name
 
         def read_mine(_):
             folder = os.fspath(filepath)
             dump = _dump_of(variable, folder)
-            mine = dump_file.owned_by(
-                # One file at a time: only the part that is kept stays in memory.
-                [_kept(number, dump, communicator, dim) for number in range(len(dump.files))],
-                communicator.rank,
-                communicator.world_size,
-                dim,
-            )
+            ranks = communicator.rank, communicator.world_size
+            mine = deltas.read_content(dump, *ranks, dim, f"restore of table '{table}'")
+            # Deltas may follow on what was read whole.
+            last = (dump.deltas or [dump])[-1].name
+            read[:] = [last if dump.may_grow and not rows_only else ""]
             _check_keys(mine.keys, variable)
             if rows_only:
                 mine.slot_rows, mine.slot_names, mine.slot_widths = mine.slot_rows[:, :0], [], []
@@ -177,26 +174,30 @@ class Saver:
             fields = (mine.keys, mine.rows, mine.slot_rows, names, widths)
             records = np.zeros([0, 3], np.int64) if mine.records is None else mine.records
             steps = np.int64(mine.step), np.int64(mine.optimizer_step)
-            return {"dump": dump.identity}, *fields, records, mine.waiting, mine.counters, *steps
-
-        def see_problem(_, problem):
-            code, _, text = text_of(problem).decode().partition(": ")
-            if code == "RESOURCE_EXHAUSTED":
-                raise MemoryError(text)
-            if code:
-                raise ValueError(text)
+            rest = records, mine.waiting, mine.counters, *steps
+            return {"dump": dump.identity}, *fields, *rest, np.bool_(read[0])
 
         def finished(_):
-            place = _place(os.fspath(filepath), table)
-            _known_by.setdefault(place, []).append(weakref.ref(variable))
+            dump_owners.read(os.fspath(filepath), variable)
 
+        def remember(_, number):
+            if number > 0:
+                delta_saver.remember(variable, read[0], int(number))
+
+        read: list[str] = []
         steps = Steps(communicator, f"sok_restore_{table}", f"restore_from_file of table '{table}'")
         steps.take(lambda: None)
-        fields = steps.take(read_mine, outputs=_CONTENT.values(), verify=_same_dump)
+        outputs = [*_CONTENT.values(), tf.bool]
+        *fields, keep = steps.take(read_mine, outputs=outputs, verify=same_dump)
         aside, problem = variable.read_aside(**dict(zip(_CONTENT, fields, strict=True)))
-        steps.take(see_problem, [problem], verify=finished)
+        steps.take(lambda _, text: delta_saver.see_problem(text), [problem], verify=finished)
         with steps.done():
-            return _ok_after(variable.take_aside(aside))
+            taken = variable.take_aside(aside)
+        with tf.control_dependencies([taken] if isinstance(taken, tf.Operation) else []):
+            number = native.ops().sok_table_keep_changes(handle=variable.handle, keep=keep)
+        steps.take(remember, [number])
+        with steps.done():
+            return tf.constant("OK")
 
     def load_embedding_values(self, embedding_variable: Any, tensors: Sequence[Any]) -> Any:
         """Writes rows of a dense table: row i becomes the row of key i.
@@ -215,7 +216,7 @@ class Saver:
             ValueError: no tensor at all.
             tf.errors.InvalidArgumentError: rows of another width.
         """
-        variable = _checked(embedding_variable)
+        variable = checked(embedding_variable)
         tensors = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
         if not tensors:
             raise ValueError(
@@ -243,20 +244,6 @@ _CONTENT = {
 }
 
 
-def _checked(variable):
-    if not is_embedding_variable(variable):
-        raise TypeError(
-            f"`embedding_variable` must be an EmbeddingVariable. Received: {variable!r}"
-        )
-    variable = unwrap(variable)
-    if variable.home is not None and comm.current().world_size > 1:
-        raise ValueError(
-            "`embedding_variable` must have its keys on rank key % world_size. Received: table "
-            f"'{variable.table_name}', all on rank {variable.home}; sok_like.sok2.dump takes it"
-        )
-    return variable
-
-
 def _dump_of(variable, folder):
     """The dump of the table: of this package, or where there is none, of SOK 1.x."""
     try:
@@ -275,46 +262,6 @@ def _dump_of(variable, folder):
 def _ok_after(done):
     with tf.control_dependencies([done] if isinstance(done, tf.Operation) else []):
         return tf.constant("OK")
-
-
-def _place(folder, table):
-    return os.path.realpath(folder), table
-
-
-def forget(folder: str, variable: Any) -> None:
-    """Lets other tables of this name write to a folder, which is one dump's own."""
-    _known_by.pop(_place(folder, variable.table_name), None)
-
-
-def _check_owner(folder, variable):
-    """ValueError where a dump would replace that of another table of this program."""
-    known = [ref() for ref in _known_by.get(_place(folder, variable.table_name), [])]
-    alive = [table for table in known if table is not None]
-    if alive and all(table is not variable for table in alive):
-        raise ValueError(
-            "Tables that are dumped into one folder must have different names. Received: two "
-            f"tables '{variable.table_name}' for {folder!r}; dump one of them into another folder"
-        )
-
-
-def _same_dump(told):
-    if len({message["dump"] for message in told}) > 1:
-        raise RuntimeError(
-            "All ranks must read the same dump, from a folder that they share. Received: different "
-            "dumps"
-        )
-
-
-def _explained(error, table):
-    return OSError(error.errno, f"{error.strerror} (dump of table '{table}')", error.filename)
-
-
-def _kept(number, dump, communicator, dim):
-    shard = dump.read(number, dim)
-    if len(dump.files) == communicator.world_size and number != communicator.rank:
-        # Every rank takes back its own Bloom filter, as it was.
-        shard.counters = shard.counters[:0]
-    return dump_file.owned_by([shard], communicator.rank, communicator.world_size, dim)
 
 
 def _check_keys(keys, variable):

@@ -4,8 +4,13 @@ The file is uncompressed. Its arrays are `keys` int64 `[size]`, `rows` float32 `
 `slot_rows` float32 `[size, sum of slot widths]`, `slot_names`, `slot_widths` and `optimizer_step`,
 the steps that the slot rows have behind them. A table with policies adds `records` int64
 `[size, 3]` (frequency, last step, custom score), `waiting` int64 `[num_waiting, 3]` (key, count,
-last step), `counters` int64 of a Bloom filter, and `step`. NaN in a slot row means that the key
-came while no optimizer was attached: the optimizer's initial value takes its place.
+last step), `counters` int64 of a Bloom filter, and `step`. A delta adds `erased` int64
+`[num_erased]`, `whole` (1 where the keys replace all others of their rank), and the steps that move
+the rows it does not hold, `steps` float64 `[num_runs, 3]` (count, learning rate, number of the
+first; count 0: there every row was brought up to date) of the `optimizer` named.
+
+NaN in a slot row means that the key came while no optimizer was attached: the optimizer's initial
+value takes its place.
 
 Reading takes the memory of the file, once: the arrays are views of its bytes. Sizes are checked
 before anything is made of them, and each array's CRC-32 covers its header as well.
@@ -13,6 +18,8 @@ before anything is made of them, and each array's CRC-32 covers its header as we
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
 import io
@@ -26,6 +33,8 @@ from typing import Any
 
 import numpy as np
 
+from sok_like.table.progress import Progress
+
 # dtypes as `.npy` headers name them, and the number of axes.
 _MEMBERS = {
     "keys": ("<i8", 1),
@@ -38,9 +47,15 @@ _MEMBERS = {
     "waiting": ("<i8", 2),
     "counters": ("<i8", 1),
     "step": ("<i8", 0),
+    "erased": ("<i8", 1),
+    "whole": ("<i8", 0),
+    "steps": ("<f8", 2),
+    "optimizer": ("<U", 0),
 }
+_PIECE = 2**24  # bytes hashed at a time
 _REQUIRED = {"keys", "rows", "slot_rows", "slot_names", "slot_widths"}
 _OF_POLICIES = {"records", "waiting", "counters", "step"}
+_OF_DELTAS = {"erased", "whole", "steps", "optimizer"}
 _HEADER = re.compile(
     rb"\{'descr': '([<|][A-Za-z]\d{1,6})', 'fortran_order': False, "
     rb"'shape': \(((?:\d{1,19}(?:, ?\d{1,19})*,?)?)\), \} *\n"
@@ -69,10 +84,22 @@ class Shard:
     counters: np.ndarray = dataclasses.field(default_factory=_no_counters)  # int64 [num_counters]
     step: int = -1  # -1: not known
     optimizer_step: int = -1  # -1: not known
+    erased: np.ndarray | None = None  # int64 [num_erased]; None but in a delta, as those below
+    whole: bool = False
+    steps: np.ndarray | None = None  # float64 [num_runs, 3]
+    optimizer: str = ""
 
 
-def write_shard(folder: str, name: str, shard: Shard) -> dict[str, Any]:
+def write_shard(
+    folder: str, name: str, shard: Shard, progress: str | None = None
+) -> dict[str, Any]:
     """Writes one rank's part, aside, through to the disk, and renamed.
+
+    Args:
+        folder: Made where it is missing.
+        name: Of the file.
+        shard: What to write.
+        progress: Of what call rank 0 says how far it is; None: it is silent.
 
     Returns:
         `file`, `bytes`, `sha256` and `keys` (how many), as the manifest lists them.
@@ -82,11 +109,12 @@ def write_shard(folder: str, name: str, shard: Shard) -> dict[str, Any]:
     """
     path = pathlib.Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    aside = path / f"{name}.tmp"
+    aside, arrays = path / f"{name}.tmp", _arrays_of(shard)
+    size = sum(np.asarray(array).nbytes for array in arrays.values())
     try:
-        with open(aside, "wb", buffering=0) as file:
-            sink = _Sink(file)
-            _write_arrays(sink, _arrays_of(shard))
+        with open(aside, "wb", buffering=0) as file, _hashing() as update:
+            sink = _Sink(file, update, Progress(progress, size) if progress else None)
+            _write_arrays(sink, arrays)
             if sink.error is None:
                 os.fsync(file.fileno())
         if sink.error is not None:
@@ -99,8 +127,32 @@ def write_shard(folder: str, name: str, shard: Shard) -> dict[str, Any]:
         raise OSError(error.errno, error.strerror, str(path / name)) from error
     finally:
         aside.unlink(missing_ok=True)
-    digest = sink.digest.hexdigest()
+    digest = update.digest.hexdigest()
     return {"file": name, "bytes": sink.bytes, "sha256": digest, "keys": len(shard.keys)}
+
+
+class _Hashing:
+    """SHA-256 of what is written, on a thread of its own, one write behind."""
+
+    def __init__(self, threads):
+        self.digest = hashlib.sha256()
+        self._threads, self._last = threads, None
+
+    def __call__(self, data):
+        self.wait()  # so that no more than two writes are in memory
+        self._last = self._threads.submit(self.digest.update, data)
+
+    def wait(self):
+        if self._last is not None:
+            self._last.result()
+
+
+@contextlib.contextmanager
+def _hashing():
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        hashing = _Hashing(threads)
+        yield hashing
+        hashing.wait()
 
 
 def sync_folder(path: pathlib.Path) -> None:
@@ -118,21 +170,23 @@ class _Sink:
     zipfile would otherwise fail a second time when it closes, and a third in its destructor.
     """
 
-    def __init__(self, file):
-        self._file = file
-        self.digest, self.bytes, self.error = hashlib.sha256(), 0, None
+    def __init__(self, file, update, progress):
+        self._file, self._update, self._progress = file, update, progress
+        self.bytes, self.error = 0, None
 
     def write(self, data):
-        view = memoryview(data).cast("B")
-        left = view
+        data = bytes(data)  # which nobody changes before it is hashed
+        self._update(data)
+        left = memoryview(data)
         try:
             while self.error is None and len(left):
                 left = left[self._file.write(left) :]
         except OSError as error:
             self.error = error
-        self.digest.update(view)
-        self.bytes += len(view)
-        return len(view)
+        self.bytes += len(data)
+        if self._progress is not None:
+            self._progress.add(len(data))
+        return len(data)
 
     def flush(self):
         pass
@@ -152,6 +206,10 @@ def _arrays_of(shard):
         arrays["step"] = np.asarray(shard.step, np.int64)
     if shard.records is not None:
         arrays["records"] = shard.records
+    if shard.erased is not None:
+        arrays["erased"], arrays["steps"] = shard.erased, shard.steps
+        arrays["whole"] = np.asarray(shard.whole, np.int64)
+        arrays["optimizer"] = np.asarray(shard.optimizer)
     return arrays
 
 
@@ -163,19 +221,25 @@ def _write_arrays(sink, arrays):
                 np.lib.format.write_array(member, np.asarray(array, order="C"), allow_pickle=False)
 
 
-def read_shard(path: pathlib.Path, dim: int, entry: dict[str, Any] | None = None) -> Shard:
+def read_shard(
+    path: pathlib.Path,
+    dim: int,
+    entry: dict[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Shard:
     """Reads one file and checks it.
 
     Args:
         path: The file.
         dim: Row width.
         entry: What the manifest says of it; None for dumps of version 1, which said nothing.
+        progress: Is told the bytes that have been read.
 
     Raises:
         ValueError: damaged, or of wrong shapes; it names the file and what in it.
     """
     try:
-        arrays = _read_arrays(_read_bytes(path, entry))
+        arrays = _read_arrays(_read_bytes(path, entry, progress), entry is not None)
         shard = Shard(
             keys=arrays["keys"],
             rows=arrays["rows"],
@@ -188,6 +252,9 @@ def read_shard(path: pathlib.Path, dim: int, entry: dict[str, Any] | None = None
         if "step" in arrays:
             shard.waiting, shard.counters = arrays["waiting"], arrays["counters"]
             shard.step = int(arrays["step"])
+        if "erased" in arrays:
+            shard.erased, shard.steps = arrays["erased"], arrays["steps"]
+            shard.whole, shard.optimizer = bool(arrays["whole"]), str(arrays["optimizer"])
         _check_shapes(shard, dim)
     except Exception as error:  # what zipfile and NumPy raise of damaged bytes is not listed
         # As text: an error that a local variable holds would hold the file's bytes with it.
@@ -196,7 +263,7 @@ def read_shard(path: pathlib.Path, dim: int, entry: dict[str, Any] | None = None
     return shard
 
 
-def _read_bytes(path, entry):
+def _read_bytes(path, entry, progress):
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if entry is not None and size != entry["bytes"]:
@@ -204,12 +271,22 @@ def _read_bytes(path, entry):
         data = file.read(size)
     if len(data) != size:
         raise ValueError(f"{len(data)} bytes of {size}")
-    if entry is not None and hashlib.sha256(data).hexdigest() != entry["sha256"]:
+    if entry is not None and _sha256(data, progress) != entry["sha256"]:
         raise ValueError("bytes of another SHA-256 than the manifest says")
     return data
 
 
-def _read_arrays(data):
+def _sha256(data, progress):
+    digest, view = hashlib.sha256(), memoryview(data)
+    for begin in range(0, len(view), _PIECE):
+        piece = view[begin : begin + _PIECE]
+        digest.update(piece)
+        if progress is not None:
+            progress.add(len(piece))
+    return digest.hexdigest()
+
+
+def _read_arrays(data, is_checked):
     arrays: dict[str, np.ndarray] = {}
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         for info in archive.infolist():
@@ -217,19 +294,20 @@ def _read_arrays(data):
             if name not in _MEMBERS or name in arrays or not info.filename.endswith(".npy"):
                 raise ValueError(f"an array {info.filename!r:.80}, which no dump has or only once")
             try:
-                arrays[name] = _array(_member(data, info), *_MEMBERS[name])
+                arrays[name] = _array(_member(data, info, is_checked), *_MEMBERS[name])
             except Exception as error:
                 raise ValueError(f"array '{name}': {error}") from error
     missing = _REQUIRED - arrays.keys()
-    if arrays.keys() & _OF_POLICIES:
-        missing |= _OF_POLICIES - arrays.keys()
+    for together in (_OF_POLICIES, _OF_DELTAS):
+        if arrays.keys() & together:
+            missing |= together - arrays.keys()
     if missing:
         raise ValueError(f"no arrays {sorted(missing)}")
     return arrays
 
 
-def _member(data, info):
-    """The bytes of a member, a view."""
+def _member(data, info, is_checked):
+    """The bytes of a member, a view; by the manifest's SHA-256 they may be known to be right."""
     if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
         raise ValueError("compressed, which no dump is")
     at = info.header_offset
@@ -243,7 +321,7 @@ def _member(data, info):
     if info.file_size > len(data) - start:
         raise ValueError(f"{info.file_size} bytes, more than the file has from byte {start} on")
     view = memoryview(data)[start : start + info.file_size]
-    if zlib.crc32(view) != info.CRC:
+    if not is_checked and zlib.crc32(view) != info.CRC:
         raise ValueError(f"another CRC-32 of bytes {start} to {start + info.file_size}")
     return view
 
@@ -283,3 +361,5 @@ def _check_shapes(shard, dim):
         raise ValueError(f"records {shard.records.shape} of {size} keys")
     if shard.waiting.shape[1:] != (3,):
         raise ValueError(f"waiting keys {shard.waiting.shape}")
+    if shard.steps is not None and shard.steps.shape[1:] != (3,):
+        raise ValueError(f"steps {shard.steps.shape}")

@@ -51,7 +51,14 @@ class Sok1Dump:
         sizes = [os.path.getsize(path) for path in (self.keys_file, self._values_file())]
         return hashlib.sha256(repr((self.keys_file.name, sizes)).encode()).hexdigest()
 
-    def read(self, number: int, dim: int) -> Shard:
+    @property
+    def deltas(self) -> list[Any]:
+        """None: SOK knew no deltas."""
+        return []
+
+    name, may_grow = "", False
+
+    def read(self, number: int, dim: int, progress: Any = None) -> Shard:
         """Keys and rows; rows stay in the file until they are asked for.
 
         Raises:

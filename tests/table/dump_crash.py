@@ -5,7 +5,8 @@
 A child dumps the same table again and again, each time with other rows, and prints what it begins
 and what it has finished. It is killed at a random instant, mostly while it writes. Then the dump is
 read: all its rows are of one instant, the last one finished or the one begun. The next child dumps
-once before it is killed in its turn, which must leave no file of earlier dumps.
+once before it is killed in its turn, which must leave no file of earlier dumps. Two
+of three dumps are deltas, here of all keys.
 """
 
 import argparse
@@ -21,33 +22,50 @@ import time
 
 import numpy as np
 
-from sok_like.table import dump_file, shard_file
+from sok_like.table import deltas, dump_file, shard_file
 
 TABLE, DIM, SIZE, WORLD_SIZE = "items", 16, 20_000, 2
 
 
 def write(folder, number):
     """A dump of two shards whose rows are all `number`, by the steps of `sok.Saver`."""
-    entries = []
+    entries, as_delta = [], number % 3 > 0
     for rank in range(WORLD_SIZE):
         keys = np.arange(SIZE, dtype=np.int64) * WORLD_SIZE + rank
         rows = np.full([SIZE, DIM], number, np.float32)
         shard = shard_file.Shard(keys, rows, rows, ["momentum"], [DIM], optimizer_step=number)
+        if as_delta:
+            shard.erased, shard.steps = keys[:0] + SIZE, np.zeros([0, 3])
         name = dump_file.shard_name(TABLE, f"{number:016x}", rank, WORLD_SIZE)
         entries.append(shard_file.write_shard(folder, name, shard))
     dump_file.check_seen(folder, entries)
-    dump_file.write_manifest(folder, TABLE, DIM, "int64", f"{number:016x}", entries)
+    name, step, chain = f"{number:016x}", number, []
+    if as_delta:
+        base = dump_file.read_manifest(folder, TABLE, DIM)
+        before = [base.name, *(delta.name for delta in base.deltas)]
+        for delta, since in zip(base.deltas, before, strict=False):
+            fields = {"dump": delta.name, "since": since, "step": delta.step}
+            chain.append({**fields, "shards": delta.entries})
+        chain.append({"dump": name, "since": before[-1], "step": step, "shards": entries})
+        name, step, entries = base.name, base.step, base.entries
+    dump_file.write_manifest(folder, TABLE, DIM, "int64", name, entries, step, chain)
 
 
 def read(folder):
     """The one number of the rows, momenta and step of the dump that is there."""
     dump = dump_file.read_manifest(folder, TABLE, DIM)
-    shards = [dump.read(number, DIM) for number in range(len(dump.files))]
-    whole = dump_file.owned_by(shards, 0, 1, DIM)
+    whole = deltas.read_content(dump, 0, 1, DIM)
     assert sorted(whole.keys) == list(range(SIZE * WORLD_SIZE)), "keys are missing"
     numbers = {*np.unique(whole.rows), *np.unique(whole.slot_rows), whole.optimizer_step}
     assert len(numbers) == 1, f"rows of several dumps: {numbers}"
     return int(numbers.pop())
+
+
+def num_others(folder):
+    """Files in the folder that are none of the dump's."""
+    dump = dump_file.read_manifest(folder, TABLE, DIM)
+    listed = len(dump.files) + sum(len(delta.files) for delta in dump.deltas)
+    return len(list(pathlib.Path(folder).iterdir())) - 1 - listed
 
 
 def child(folder, first):
@@ -55,8 +73,7 @@ def child(folder, first):
     for number in range(first, first + 10_000):
         print("begin", number, flush=True)
         write(folder, number)
-        files = [path.name for path in pathlib.Path(folder).iterdir()]
-        print("end", number, len(files), flush=True)
+        print("end", number, num_others(folder), flush=True)
 
 
 def run(num_kills, seed):
@@ -75,17 +92,16 @@ def run(num_kills, seed):
             os.kill(process.pid, signal.SIGKILL)
             begun, ended = first, first - 1
             for line in process.communicate()[0].splitlines():
-                what, number, *num_files = line.split()
+                what, number, *others = line.split()
                 begun, ended = (int(number), ended) if what == "begin" else (begun, int(number))
-                assert not num_files or int(num_files[0]) == WORLD_SIZE + 1, "files pile up"
+                assert others in ([], ["0"]), "files pile up"
             found = read(folder)
             assert found in (ended, begun), f"dump {found} where {ended} or {begun} must be"
             counts["new" if found == begun and begun > ended else "old"] += 1
-            counts["files left behind"] += len(list(pathlib.Path(folder).iterdir())) > 3
+            counts["files left behind"] += num_others(folder) > 0
             first = found + 1
         write(folder, first)
-        names = {path.name for path in pathlib.Path(folder).iterdir()}
-        assert len(names) == WORLD_SIZE + 1, f"files pile up: {names}"
+        assert num_others(folder) == 0, "files pile up"
     return counts
 
 

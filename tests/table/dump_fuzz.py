@@ -21,7 +21,7 @@ import zipfile
 
 import numpy as np
 
-from sok_like.table import dump_file, shard_file
+from sok_like.table import deltas, dump_file, shard_file
 
 DIM, SIZE = 4, 150
 TABLE = "items/of one"
@@ -44,6 +44,27 @@ def make_shard(rank, world_size, with_policy):
     return shard
 
 
+def add_deltas(folder, base, with_policy):
+    """Makes a dump one of version 3, with a delta of one rank and one of two."""
+    random_state, chain = np.random.default_rng(7), []
+    for number, world_size in ((1, 1), (2, 2)):
+        entries = []
+        for rank in range(world_size):
+            delta = make_shard(rank, world_size, with_policy)
+            chosen = random_state.permutation(SIZE)[:40]
+            for field in ("keys", "rows", "slot_rows", "records"):
+                if getattr(delta, field) is not None:
+                    setattr(delta, field, getattr(delta, field)[np.sort(chosen)])
+            delta.erased = np.setdiff1d(np.arange(7, 60, 9) * world_size + rank, delta.keys)
+            delta.steps = np.array([[3, 0.1, 8.0], [0, 0, 0], [2, 0.05, 11]])
+            delta.optimizer = "adam(beta_1=0.9, beta_2=0.999, epsilon=1e-07, amsgrad=false)"
+            name = dump_file.shard_name(TABLE, f"de{number}", rank, world_size)
+            entries.append(shard_file.write_shard(folder, name, delta))
+        since = chain[-1]["dump"] if chain else "5eed"
+        chain.append({"dump": f"de{number}", "since": since, "step": 9, "shards": entries})
+    dump_file.write_manifest(folder, TABLE, DIM, "int64", "5eed", base, 7, chain)
+
+
 def write_dump(folder, shards, version):
     """A dump of this version, or of version 1 as it was written then."""
     names = [dump_file.shard_name(TABLE, "5eed", rank, len(shards)) for rank in range(len(shards))]
@@ -51,6 +72,8 @@ def write_dump(folder, shards, version):
         entries = [
             shard_file.write_shard(folder, *pair) for pair in zip(names, shards, strict=True)
         ]
+        if version > 2:
+            return add_deltas(folder, entries, shards[0].step >= 0)
         return dump_file.write_manifest(folder, TABLE, DIM, "int64", "5eed", entries)
     for name, shard in zip(names, shards, strict=True):
         policy = {}
@@ -74,11 +97,7 @@ def write_dump(folder, shards, version):
 
 def read_dump(folder):
     """All keys with their rows and whatever else the dump holds of them."""
-    dump = dump_file.read_manifest(folder, TABLE, DIM)
-    shards = []
-    for number in range(len(dump.files)):  # as the Saver does: one file at a time
-        shards.append(dump_file.owned_by([dump.read(number, DIM)], 0, 1, DIM))
-    return dump_file.owned_by(shards, 0, 1, DIM)
+    return deltas.read_content(dump_file.read_manifest(folder, TABLE, DIM), 0, 1, DIM)
 
 
 def contents(shard):
@@ -196,7 +215,7 @@ def _mutate_manifest(files, draw):
     if kind == "drop":
         del manifest[field]
     elif kind == "value":
-        manifest[field] = draw.choice([None, 0, -1, 1, 2, 3, "", "x", [], {}, True, 1e9, [[1]]])
+        manifest[field] = draw.choice([None, 0, -1, 1, 2, 3, 4, "", "x", [], {}, True, 1e9, [[1]]])
     elif kind == "shards":
         shards = manifest["shards"]
         edits = [[], shards[:1], shards[1:], shards[::-1], shards * 2, [shards[0]] * 2]
@@ -248,7 +267,7 @@ def run(num_mutations, seed, version, with_policy):
         write_dump(folder, shards, version)
         files = sorted(pathlib.Path(folder).iterdir())
         expected = contents(read_dump(folder))
-        assert expected == contents(dump_file.owned_by(shards, 0, 1, DIM))
+        assert version > 2 or expected == contents(dump_file.owned_by(shards, 0, 1, DIM))
         originals = {file: file.read_bytes() for file in files}
         total = sum(map(len, originals.values()))
         tracemalloc.start()
@@ -275,15 +294,16 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     failed = 0
-    for part, (version, with_policy) in enumerate([(2, False), (2, True), (1, False), (1, True)]):
-        counts, wrong = run(options.mutations // 4, options.seed + part, version, with_policy)
+    kinds = [(version, with_policy) for version in (2, 1, 3) for with_policy in (False, True)]
+    for part, (version, with_policy) in enumerate(kinds):
+        counts, wrong = run(options.mutations // 6, options.seed + part, version, with_policy)
         print(f"version {version}{', with policies' if with_policy else ''}")
         for (kind, found), count in sorted(counts.items()):
             print(f"  {kind:15} {found:8} {count}")
         for text in wrong[:20]:
             print(f"  WRONG {text}")
         failed += len(wrong)
-    print(f"{options.mutations // 4 * 4} mutations, {failed} wrong")
+    print(f"{options.mutations // 6 * 6} mutations, {failed} wrong")
     raise SystemExit(failed > 0)
 
 

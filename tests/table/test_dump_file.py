@@ -184,7 +184,7 @@ def test_version_1_is_read(tmp_path, with_policy):
     assert back.optimizer_step == -1
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 @pytest.mark.parametrize("with_policy", [False, True])
 def test_fuzzed_dumps_are_refused_or_right(version, with_policy):
     counts, wrong = dump_fuzz.run(80, 99, version, with_policy)
@@ -226,7 +226,7 @@ def test_a_missing_shard(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 99}, "must be of version 2 or earlier. Received: version 99"),
+        ({"version": 99}, "must be of version 3 or earlier. Received: version 99"),
         ({"format": "else"}, "must be the manifest of"),
         ({"dim": 4}, "whole manifest. Received: fields of another SHA-256"),
     ],

@@ -10,6 +10,7 @@
 #include <typeinfo>
 #include <vector>
 
+#include "cpp/core/cpu/change_log.h"
 #include "cpp/core/cpu/combine.h"
 #include "cpp/core/cpu/group.h"
 #include "cpp/core/cpu/optimizer_state.h"
@@ -221,13 +222,15 @@ class TableStep {
       table.FindOrInsertRows(ex, keys, num_rows_, row_numbers_.get(), nullptr);
     }
     if (!keys_are_unique && state_->HasDuplicates(row_numbers_.get(), num_rows_)) {
-      const Scratch<uint64_t> merged_keys(num_rows_);
+      merged_keys_ = Scratch<uint64_t>(num_rows_);
       merged_grads_ = Scratch<float>(num_rows_ * dim);
       num_rows_ =
-          MergeGradients(ex, keys, grads_, num_rows_, dim, merged_keys.get(), merged_grads_.get());
+          MergeGradients(ex, keys, grads_, num_rows_, dim, merged_keys_.get(), merged_grads_.get());
       grads_ = merged_grads_.get();
-      table.FindRows(ex, merged_keys.get(), num_rows_, row_numbers_.get());
+      keys = merged_keys_.get();
+      table.FindRows(ex, keys, num_rows_, row_numbers_.get());
     }
+    keys_ = keys;
     if (state_->owes() && state_->history().IsLong(table.row_bytes())) table.CatchUpRows(ex);
     // Rows that say they are one step ahead of the history must not come to be.
     if (state_->owes()) state_->history().Reserve();
@@ -253,6 +256,10 @@ class TableStep {
                       clip_value > 0.0f ? clip_value : no_clip};
     UpdateRows(ex, batch, rule);
     if (state_->owes()) state_->history().Append(learning_rate, number);
+    if (ChangeLog* const changes = table.changes()) {
+      changes->Touch(keys_, row_numbers_.get(), num_rows_);
+      if (state_->owes()) changes->Step(learning_rate, number);
+    }
     table.step_number().Made(step);
     if (table.keeps_records()) table.CountDroppedGradients(present_.num_dropped());
   }
@@ -261,10 +268,12 @@ class TableStep {
   const TableGradients* batch_ = nullptr;
   OptimizerState* state_ = nullptr;
   bool is_prepared_ = false;
-  Scratch<uint32_t> row_numbers_;  // [num_rows_], each once
-  const float* grads_ = nullptr;   // [num_rows_, dim]: the caller's, or one of the two below
+  Scratch<uint32_t> row_numbers_;   // [num_rows_], each once
+  const uint64_t* keys_ = nullptr;  // [num_rows_]: the caller's, or one of those below, as grads_
+  const float* grads_ = nullptr;    // [num_rows_, dim]
   int64_t num_rows_ = 0;
   PresentGradients present_;
+  Scratch<uint64_t> merged_keys_;
   Scratch<float> merged_grads_;
 };
 

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "cpp/core/cpu/change_log.h"
 #include "cpp/core/cpu/group.h"
 #include "cpp/core/cpu/route.h"
 #include "cpp/core/cpu/scratch.h"
@@ -27,6 +28,9 @@ void CombineInserted(Executor& ex, CpuTable& table, const FeatureLookup& feature
     table.Rows(numbers.get() + begin, end - begin, rows.get() + begin);
     for (int64_t i = begin; pending && i < end; ++i) catch_up->Apply(table.Row(numbers[i]));
   });
+  if (pending && table.changes() != nullptr) {
+    table.changes()->Touch(feature.unique_keys, numbers.get(), num_unique);
+  }
   CombineRows(ex, feature.samples, rows.get(), num_unique, table.dim(), feature.out);
 }
 

@@ -31,6 +31,7 @@ class OptimizerState final : public RowCatchUp {
   bool owes() const { return history_.kind() != ReplayKind::kNothing; }
   int64_t row_floats() const { return row_floats_; }  // [dim | slot rows]
 
+  std::string ToString() const override { return options_.ToString(9); }
   bool pending() const override { return owes() && !history_.empty(); }
   void Apply(float* row) const override;
   void Read(const float* row, float* embedding) const override;

@@ -334,6 +334,7 @@ void CpuTable::Assign(CallContext context, const uint64_t* keys, int64_t num_key
                          direct ? nullptr : rows);
     if (impl_->records != nullptr) impl_->RecordWritten(keys, row_numbers.get(), misses);
   }
+  impl_->Touch(keys, row_numbers.get(), num_keys);
   if (present.total() == 0) return;
   ex.ParallelFor(kNumShards, ShardGrain(present.total()), [&](int64_t begin, int64_t end) {
     for (int64_t i = present.offsets[begin]; i < present.offsets[end]; ++i) {
@@ -363,8 +364,10 @@ int64_t CpuTable::Erase(CallContext context, const uint64_t* keys, int64_t num_k
     }
   });
   int64_t num_erased = 0;
-  for (uint32_t row : erased) {
+  for (int64_t i = 0; i < num_keys; ++i) {
+    const uint32_t row = erased[i];
     if (row == kNoRow) continue;
+    if (impl_->changes != nullptr) impl_->changes->Erase(keys[groups.positions[i]], row);
     free_rows.push_back(row);
     if (impl_->records != nullptr) impl_->records->Remove(row);
     ++num_erased;
@@ -424,6 +427,7 @@ MemoryStats CpuTable::Stats(CallContext) const {
                 static_cast<int64_t>(impl.remembered_rows.capacity() * sizeof(uint32_t)) +
                 static_cast<int64_t>(impl.options.initializer.default_rows.size() * sizeof(float)) +
                 (impl.records != nullptr ? impl.records->bytes() : 0) +
+                (impl.changes != nullptr ? impl.changes->bytes() : 0) +
                 (impl.catch_up != nullptr ? impl.catch_up->bytes() : 0);
   return stats;
 }

@@ -34,17 +34,21 @@
 #include <string>
 #include <vector>
 
+#include "cpp/core/changes.h"
 #include "cpp/core/step_number.h"
 #include "cpp/core/table.h"
 
 namespace sok {
+
+class ChangeLog;
 
 // Rows may owe updates (dense Adam: the moments of an absent row decay at every step). Attached by
 // the optimizer; the table asks it whenever a row is read or copied out.
 class RowCatchUp {
  public:
   virtual ~RowCatchUp() = default;
-  virtual bool pending() const = 0;  // false: rows may be read as they stand (fast path)
+  virtual std::string ToString() const = 0;  // of the optimizer's options, to all digits
+  virtual bool pending() const = 0;          // false: rows may be read as they stand (fast path)
   // `row` points at [dim | slot rows...]. Brings it up to the current step. Must not throw: rows
   // are brought up while a batch is half written.
   virtual void Apply(float* row) const = 0;
@@ -81,6 +85,8 @@ class CpuTable final : public Table {
   int64_t Size(CallContext context) const override;  // without the lock
   MemoryStats Stats(CallContext context) const override;
   TableSnapshot Export(CallContext context, bool with_slots, bool evict = false) override;
+  TableChanges ExportChanges(CallContext context, int64_t since) override;
+  int64_t KeepChanges(CallContext context) override;
   void Import(CallContext context, const TableSnapshot& snapshot, bool replace = false) override;
   std::unique_ptr<Table> MakeAside(CallContext context) const override;
   void TakeContent(CallContext context, Table& aside) override;
@@ -141,6 +147,7 @@ class CpuTable final : public Table {
   // Whatever the optimizer keeps beside the rows; owned by the table.
   void AttachCatchUp(std::shared_ptr<RowCatchUp> catch_up);
   const std::shared_ptr<RowCatchUp>& catch_up() const;
+  ChangeLog* changes() const;  // null where no delta has been asked for; needs the exclusive lock
 
  private:
   void RecordAndRead(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows,

@@ -33,6 +33,7 @@ void CpuTable::TakeContent(CallContext context, Table& other) {
   // An optimizer may have come meanwhile. Its slots lie first, where it looks for them.
   aside.ConfigureSlots(context, SlotsWithThoseOf(aside.slots(), slots()));
   impl_->SwapContent(*aside.impl_);
+  impl_->changes.reset();  // of the content that is gone
   impl_->slots.swap(aside.impl_->slots);
   impl_->slot_initial.swap(aside.impl_->slot_initial);
   if (impl_->catch_up != nullptr) impl_->catch_up->Rebase();  // no row owes anything any more

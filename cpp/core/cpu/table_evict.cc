@@ -67,6 +67,7 @@ void CpuTable::Impl::EvictRows(const std::vector<EvictionQueue::Entry>& entries)
     }
     const uint64_t hash = HashKey(entry.key);
     shards[HashShard(hash)].Erase(hash, entry.key);
+    if (changes != nullptr) changes->Erase(entry.key, entry.row);
     rec.Remove(entry.row);
     free_rows.push_back(entry.row);
   }
@@ -84,7 +85,8 @@ int64_t CpuTable::Evict(CallContext context) {
 int64_t CpuTable::Impl::Evict(Executor& ex) {
   TableRecords& rec = Records();
   const PolicyOptions& policy = rec.options;
-  const bool pending = Pending();
+  // All at once: what a delta's reader does, who has no rows to judge by.
+  if (policy.l2_threshold >= 0.0f && Pending()) CatchUpAll(ex);
   std::vector<uint8_t> goes(static_cast<size_t>(next_row));
   ex.ParallelFor(next_row, 1024, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
@@ -93,7 +95,6 @@ int64_t CpuTable::Impl::Evict(Executor& ex) {
       goes[row] = IsOutlived(rec.step, last_step, policy.steps_to_live);
       if (goes[row] || policy.l2_threshold < 0.0f) continue;
       float* const values = arena->Row(static_cast<uint32_t>(row));
-      if (pending) catch_up->Apply(values);
       goes[row] = HalfSumOfSquares(values, options.dim) < policy.l2_threshold;
     }
   });

@@ -1,6 +1,6 @@
 // Inside of CpuTable, shared by its source files: table.cc (lookup), table_insert.cc (new and
 // erased keys), table_policy.cc (admission and eviction), table_state.cc (slots, export, import)
-// and table_aside.cc (replacing all content).
+// table_changes.cc (what changed since a dump) and table_aside.cc (replacing all content).
 #ifndef SOK_CORE_CPU_TABLE_IMPL_H_
 #define SOK_CORE_CPU_TABLE_IMPL_H_
 
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cpp/core/cpu/arena.h"
+#include "cpp/core/cpu/change_log.h"
 #include "cpp/core/cpu/index.h"
 #include "cpp/core/cpu/records.h"
 #include "cpp/core/cpu/row_ops.h"
@@ -117,6 +118,11 @@ struct CpuTable::Impl {
   RecordSnapshot ExportRecords(const std::vector<Entry>& entries) const;
   void ImportRecords(const TableSnapshot& snapshot, const uint32_t* rows);
   void CatchUpAll(Executor& ex);
+  // Keys, rows and slot rows of the entries, and what policies know of them.
+  TableSnapshot SnapshotOf(Executor& ex, const std::vector<Entry>& entries, bool with_slots) const;
+  void Touch(const uint64_t* keys, const uint32_t* rows, int64_t num_keys) noexcept {
+    if (changes != nullptr) changes->Touch(keys, rows, num_keys);
+  }
   void SwapContent(Impl& other) noexcept;  // all but slots and optimizer; needs both locks
 
   // ---- without hashtable ----
@@ -154,6 +160,7 @@ struct CpuTable::Impl {
   std::shared_ptr<RowCatchUp> catch_up;
   StepNumber step_number;
   std::unique_ptr<TableRecords> records;  // null without policies
+  std::unique_ptr<ChangeLog> changes;     // null where no delta has been asked for
 };
 
 // Sizes that are known to the compiler become a few vector moves instead of a call.

@@ -162,6 +162,9 @@ int64_t CpuTable::Impl::InsertMissing(Executor& ex, const uint64_t* keys, int64_
   free_rows.insert(free_rows.end(), left_over.begin(), left_over.end());
   next_row = first_row + std::max<int64_t>(0, end_used - from_free);
   size += num_inserted;
+  if (changes != nullptr) {
+    for (uint32_t position : misses->positions) changes->Touch(&keys[position], &rows[position], 1);
+  }
   return num_inserted;
 }
 
@@ -185,6 +188,7 @@ int64_t CpuTable::Impl::InsertDirect(Executor& ex, const uint64_t* keys, uint32_
   ex.ParallelFor(num_new, 1024, [&](int64_t begin, int64_t end) {
     WriteNewRows(new_keys.data() + begin, new_rows.data() + begin, end - begin);
   });
+  Touch(new_keys.data(), new_rows.data(), num_new);
   return 0;  // no key is new to such a table
 }
 
@@ -214,6 +218,7 @@ void CpuTable::Impl::Clear() {
   }
   if (catch_up != nullptr) catch_up->Rebase();  // no row owes anything any more
   if (records != nullptr) records->Clear();
+  if (changes != nullptr) changes->TouchAll();
   step_number.ResumeFrom(-1);
 }
 

@@ -75,6 +75,7 @@ void CpuTable::Impl::RecordTrainingLookup(Executor& ex, const uint64_t* keys,
     rec.Enter(new_rows[i]);
   }
   CountLookup(ex, batch, rows);
+  Touch(keys, rows, num_keys);
 }
 
 int64_t CpuTable::Impl::ListMissing(int64_t shard, LookupBatch* batch) const {
@@ -330,6 +331,7 @@ int64_t CpuTable::AssignScores(CallContext, const uint64_t* keys, int64_t num_ke
   int64_t num_assigned = 0;
   for (int64_t i = 0; i < num_keys; ++i) {
     if (rows[i] == kNoRow) continue;
+    impl_->Touch(&keys[i], &rows[i], 1);
     const bool falls = scores[i] < rec.scores[rows[i]];
     rec.scores[rows[i]] = scores[i];
     if (falls) rec.Enter(rows[i]);

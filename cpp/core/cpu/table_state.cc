@@ -1,5 +1,6 @@
 // Slots, export and import: the calls that see every row.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <functional>
 #include <mutex>
@@ -74,10 +75,13 @@ void CpuTable::Impl::CatchUpAll(Executor& ex) {
     }
   }
   ++version;
+  if (changes != nullptr && catch_up->pending()) changes->CaughtUp();
   catch_up->Rebase();
 }
 
 void CpuTable::CatchUpRows(Executor& ex) { impl_->CatchUpAll(ex); }
+
+ChangeLog* CpuTable::changes() const { return impl_->changes.get(); }
 
 int64_t CpuTable::row_bytes() const {
   return impl_->next_row * impl_->arena->stride() * static_cast<int64_t>(sizeof(float));
@@ -95,6 +99,9 @@ StepNumber& CpuTable::step_number() const { return impl_->step_number; }
 
 void CpuTable::AttachCatchUp(std::shared_ptr<RowCatchUp> catch_up) {
   ++impl_->version;
+  ChangeLog* const changes = impl_->changes.get();
+  // Steps of two optimizers in one delta could not be told apart.
+  if (changes != nullptr && changes->has_steps()) changes->TouchAll();
   impl_->catch_up = std::move(catch_up);
 }
 
@@ -138,7 +145,8 @@ void CpuTable::LayOutSlots(Executor& ex, const std::vector<SlotVariableSpec>& sp
     if (old.HasRow(static_cast<uint32_t>(first))) arena->ReserveRow(static_cast<uint32_t>(first));
   }
   const std::vector<KeptSlot> kept = KeptSlots(impl.slots, specs, dim());
-  int64_t first = 0;  // row of the chunk being moved
+  std::atomic<bool> learnt{false};  // rows got an initial value that was not known before
+  int64_t first = 0;                // row of the chunk being moved
   const std::function<void(int64_t, int64_t)> move_rows = [&](int64_t begin, int64_t end) {
     for (int64_t r = first + begin; r < first + end; ++r) {
       const float* const from = old.Row(static_cast<uint32_t>(r));
@@ -150,7 +158,11 @@ void CpuTable::LayOutSlots(Executor& ex, const std::vector<SlotVariableSpec>& sp
         if (kept[s].offset < 0) continue;
         const float* const old_slot = from + kept[s].offset;
         for (int64_t k = 0; k < specs[s].width; ++k) {
-          if (!kept[s].may_be_unknown || !std::isnan(old_slot[k])) slot[k] = old_slot[k];
+          if (!kept[s].may_be_unknown || !std::isnan(old_slot[k])) {
+            slot[k] = old_slot[k];
+          } else {
+            learnt = true;
+          }
         }
       }
     }
@@ -161,48 +173,53 @@ void CpuTable::LayOutSlots(Executor& ex, const std::vector<SlotVariableSpec>& sp
     ex.ParallelFor(std::min(old.chunk_rows(), num_rows - first), 1024, move_rows);
     old.FreeChunk(chunk);
   }
+  if (impl.changes != nullptr &&
+      (learnt || !offsets_stay || !SameSavedSlots(impl.slots, new_slots))) {
+    impl.changes->TouchAll();
+  }
   impl.arena = std::move(arena);
   impl.slots = std::move(new_slots);
   impl.slot_initial = std::move(slot_initial);
   if (!offsets_stay) impl.catch_up = nullptr;
 }
 
-TableSnapshot CpuTable::Export(CallContext context, bool with_slots, bool evict) {
-  Executor& ex = context.threads();
-  const std::unique_lock<std::shared_mutex> lock(impl_->mutex);
-  Impl& impl = *impl_;
-  if (evict && impl.options.policy.evicts_on_call()) impl.Evict(ex);
+TableSnapshot CpuTable::Impl::SnapshotOf(Executor& ex, const std::vector<Entry>& entries,
+                                         bool with_slots) const {
   TableSnapshot snapshot;
-  if (with_slots) NameSavedSlots(impl.slots, &snapshot);
-  const int64_t width = snapshot.slot_width();
-  impl.CatchUpAll(ex);
-  const std::vector<Impl::Entry> entries = impl.SortedEntries(ex);
+  if (with_slots) NameSavedSlots(slots, &snapshot);
+  const int64_t width = snapshot.slot_width(), dim = options.dim;
   const int64_t num_keys = static_cast<int64_t>(entries.size());
   snapshot.keys.resize(entries.size());
-  snapshot.rows.resize(entries.size() * dim());
+  snapshot.rows.resize(entries.size() * dim);
   snapshot.slot_rows.resize(entries.size() * width);
   ex.ParallelFor(num_keys, 1024, [&](int64_t begin, int64_t end) {
-    std::vector<float> initial(dim());
-    initial.insert(initial.end(), impl.slot_initial.begin(), impl.slot_initial.end());
+    std::vector<float> initial(dim);
+    initial.insert(initial.end(), slot_initial.begin(), slot_initial.end());
     float* const initial_row = initial.data();
     for (int64_t i = begin; i < end; ++i) {
       const uint64_t key = entries[i].key;
       const float* row = initial_row;
       if (entries[i].row != kNoRow) {
-        row = Row(entries[i].row);
+        row = arena->Row(entries[i].row);
       } else {
-        impl.InitialEmbeddings(&key, 1, &initial_row);
+        InitialEmbeddings(&key, 1, &initial_row);
       }
       snapshot.keys[i] = key;
-      std::copy_n(row, dim(), snapshot.rows.data() + i * dim());
-      if (width > 0) {
-        CopySavedSlots(impl.slots, row + dim(), snapshot.slot_rows.data() + i * width);
-      }
+      std::copy_n(row, dim, snapshot.rows.data() + i * dim);
+      if (width > 0) CopySavedSlots(slots, row + dim, snapshot.slot_rows.data() + i * width);
     }
   });
-  if (impl.records != nullptr) snapshot.policy = impl.ExportRecords(entries);
-  if (with_slots) snapshot.optimizer_step = impl.step_number.last();
+  if (records != nullptr) snapshot.policy = ExportRecords(entries);
+  if (with_slots) snapshot.optimizer_step = step_number.last();
   return snapshot;
+}
+
+TableSnapshot CpuTable::Export(CallContext context, bool with_slots, bool evict) {
+  Executor& ex = context.threads();
+  const std::unique_lock<std::shared_mutex> lock(impl_->mutex);
+  if (evict && impl_->options.policy.evicts_on_call()) impl_->Evict(ex);
+  impl_->CatchUpAll(ex);
+  return impl_->SnapshotOf(ex, impl_->SortedEntries(ex), with_slots);
 }
 
 void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool replace) {
@@ -249,6 +266,7 @@ void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool r
   FindOrInsertRows(ex, snapshot.keys.data(), static_cast<int64_t>(num_keys), row_numbers.data(),
                    nullptr);  // the last that may fail
   ex.ParallelFor(kNumShards, ShardGrain(static_cast<int64_t>(num_keys)), write);
+  impl.Touch(snapshot.keys.data(), row_numbers.data(), static_cast<int64_t>(num_keys));
   if (impl.records != nullptr) impl.ImportRecords(snapshot, row_numbers.data());
   if (snapshot.optimizer_step >= 0) impl.step_number.ResumeFrom(snapshot.optimizer_step);
 }

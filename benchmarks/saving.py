@@ -1,0 +1,121 @@
+"""Dumps and restores of a table, beside `cp` and `tf.train.Checkpoint` of the same bytes.
+
+    make bench-saving                        ARGS="--keys 10M --dim 16 --json FILE"
+
+One process writes and reads, in the same run: a full dump, a delta of 1 % of the keys, the restore
+of both, `cp` of the dump's file (with fsync, as the dump has), and a checkpoint of a dense variable
+with as many bytes. "peak" is what the process holds more than before, at most, sampled;
+a restore builds the new content beside the old.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import machine, progress_line
+from benchmarks.scale import _Peak, _resident, parse_count
+
+CHUNK = 2**19
+ROUNDS = 3
+
+
+def filled(num_keys: int, dim: int) -> Any:
+    """A table with rows of ones."""
+    import tensorflow as tf
+
+    import sok_like as sok
+
+    table = sok.EmbeddingVariable(dim, name="saved", initial_capacity=num_keys)
+    for begin in range(0, num_keys, CHUNK):
+        keys = np.arange(begin, min(num_keys, begin + CHUNK))
+        sok.assign(table, keys, tf.ones([len(keys), dim]))
+    return table
+
+
+def copied(source: pathlib.Path, target: pathlib.Path) -> None:
+    """`cp`, to the disk."""
+    subprocess.run(["cp", source, target], check=True)
+    with open(target, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def run(num_keys: int, dim: int, rounds: int, folder: pathlib.Path) -> list[dict[str, Any]]:
+    """Per kind of save: seconds (the least of the rounds), bytes and the largest peak."""
+    import tensorflow as tf
+
+    import sok_like as sok
+
+    sok.Init(global_batch_size=1, seed=7)
+    table, saver, chain = filled(num_keys, dim), sok.Saver(), folder / "chain"
+    touched = np.random.default_rng(0).choice(num_keys, num_keys // 100, replace=False)
+    checkpoint = tf.train.Checkpoint(dense=tf.Variable(tf.ones([num_keys, dim])))
+    dense = folder / "dense"
+    found: dict[str, dict[str, Any]] = {}
+
+    def measure(kind: str, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
+        before, begin = _resident(), time.perf_counter()
+        with _Peak() as peak:
+            call(*arguments, **keywords)
+        seconds, known = time.perf_counter() - begin, found.setdefault(kind, {"kind": kind})
+        known["seconds"] = min(known.get("seconds", seconds), seconds)
+        known["peak"] = max(known.get("peak", 0), peak.bytes - before)
+        progress_line(f"{kind}: {seconds:.2f} s")
+
+    for _ in range(rounds):
+        measure("dump", saver.dump, table, chain)
+        (base,) = chain.glob("*.npz")
+        full = _bytes(chain)
+        sok.assign(table, touched, tf.zeros([len(touched), dim]))
+        measure("delta of 1 %", saver.dump, table, chain, since="last")
+        measure("restore", saver.restore, table, chain)
+        measure("cp", copied, base, folder / "copy")
+        measure("checkpoint, write", checkpoint.write, str(dense))
+        measure("checkpoint, read", checkpoint.read, str(dense))
+    for kind, result in found.items():
+        result["bytes"] = full
+        if kind.startswith("checkpoint"):
+            result["bytes"] = sum(_bytes(path) for path in folder.glob("dense.data*"))
+    found["delta of 1 %"]["bytes"] = _bytes(chain) - full
+    return list(found.values())
+
+
+def _bytes(path):
+    files = path.iterdir() if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files)
+
+
+def main() -> None:
+    """Prints a table of the results."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--keys", type=parse_count, default=parse_count("10M"))
+    parser.add_argument("--dim", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--folder", type=pathlib.Path, help="where to write; a temporary folder")
+    parser.add_argument("--json", type=pathlib.Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        results = run(options.keys, options.dim, options.rounds, pathlib.Path(folder))
+    here = machine(os.cpu_count() or 1)
+    print(f"{options.keys:,} keys, dim {options.dim}; {here['processor']}, {here['date']}")
+    for result in results:
+        rate, peak = result["bytes"] / result["seconds"] / 1e9, result["peak"] / 2**20
+        print(
+            f"{result['kind']:18} {result['seconds']:8.2f} s {result['bytes'] / 1e6:10.1f} MB "
+            f"{rate:7.2f} GB/s   peak {peak:7.0f} MiB"
+        )
+    if options.json:
+        options.json.write_text(json.dumps({"machine": here, "results": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

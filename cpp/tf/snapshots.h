@@ -1,0 +1,28 @@
+// What ops that export a table have in common: its snapshot as their first outputs.
+#ifndef SOK_TF_SNAPSHOTS_H_
+#define SOK_TF_SNAPSHOTS_H_
+
+#include "cpp/core/table.h"
+#include "cpp/tf/common.h"
+
+#define SOK_SNAPSHOT_IN_HOST_MEMORY(builder) \
+  builder.HostMemory("handle")               \
+      .HostMemory("keys")                    \
+      .HostMemory("rows")                    \
+      .HostMemory("slot_rows")               \
+      .HostMemory("slot_names")              \
+      .HostMemory("slot_widths")             \
+      .HostMemory("records")                 \
+      .HostMemory("waiting")                 \
+      .HostMemory("counters")                \
+      .HostMemory("step")                    \
+      .HostMemory("optimizer_step")
+
+namespace sok {
+
+// Outputs 0 to 9, of a table of width `dim`.
+absl::Status WriteSnapshot(OpKernelContext* ctx, const TableSnapshot& snapshot, int64_t dim);
+
+}  // namespace sok
+
+#endif  // SOK_TF_SNAPSHOTS_H_

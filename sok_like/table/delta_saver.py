@@ -1,0 +1,312 @@
+"""`sok.Saver().dump`: full dumps that deltas may follow, and the deltas.
+
+    saver.dump(table, folder)                   all keys; from here on the table keeps what changes
+    saver.dump(table, folder, since="last")     the keys touched since, the keys erased, the steps
+    saver.restore(table, folder)                base and deltas, in order
+    saver.compact(table, folder)                one base in their place
+
+All are collective, in steps that all ranks take together (`sok_like/runtime/steps.py`), and a
+failure on one rank is raised on all of them, before anything was replaced.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import secrets
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like.runtime import comm, native
+from sok_like.runtime.steps import Steps, text_of
+from sok_like.table import deltas, dump_file, dump_owners, shard_file
+
+_KEPT_NUMBERS = 256  # dumps that a table remembers; the log of changes goes back less far
+
+
+class DeltaSaver:
+    """The methods of `sok.Saver` for deltas."""
+
+    def dump(
+        self, embedding_variable: Any, filepath: str | os.PathLike, *, since: Any = None
+    ) -> tf.Tensor:
+        """Writes the table, or what changed since an earlier dump, into folder `filepath`.
+
+        A full dump begins anew: the table keeps from then on which keys are touched, 4 bytes per
+        row and 8 per key touched. A delta holds the keys touched and those erased or evicted since,
+        and takes the time and the space of these. The dumps in the folder that came after `since`
+        are replaced by it.
+
+        Args:
+            embedding_variable: EmbeddingVariable, in host memory.
+            filepath: Folder, the same for a base and its deltas; made where it is missing.
+            since: None for a full dump. For a delta an earlier dump in this folder: `"last"`, what
+                `dump` has returned for it, or the optimizer's step at which it was made.
+
+        Returns:
+            The name of this dump, a string scalar.
+
+        Raises:
+            TypeError: `embedding_variable` is not an EmbeddingVariable, or `since` is none of the
+                above.
+            RuntimeError: a rank could not write, ranks dump different tables, there is no such
+                dump, the table does not keep what changed since, or is in device memory; on all
+                ranks, naming the rank (in a graph `tf.errors.UnknownError`). The dumps
+                before are untouched.
+        """
+        variable, _ = dump_owners.checked(embedding_variable), os.fspath(filepath)
+        work = _Dump(variable, filepath)
+        given = _given(since, variable.table_name)
+        (number,) = work.steps.take(work.agree, given, [tf.int64], verify=_same_start)
+        content = native.ops().sok_table_export_changes(handle=variable.handle, since=number)
+        work.steps.take(work.write_mine, content, undo=work.remove_mine)
+        (name,) = work.steps.take(
+            work.write_manifest, outputs=[tf.string], undo=work.remove_mine, verify=work.finished
+        )
+        with work.steps.done():
+            return tf.ensure_shape(name, [])
+
+    def restore(
+        self, embedding_variable: Any, filepath: str | os.PathLike, *, rows_only: bool = False
+    ) -> tf.Tensor:
+        """Replaces the table's content by the dump in folder `filepath`, with its deltas.
+
+        The next `dump(since="last")` may follow at once. Otherwise this is `restore_from_file`,
+        which reads deltas, too: see there for the arguments and errors.
+        """
+        return self.restore_from_file(embedding_variable, filepath, rows_only=rows_only)
+
+    def restore_from_file(
+        self, embedding_variable: Any, filepath: str | os.PathLike, *, rows_only: bool = False
+    ) -> tf.Tensor:
+        """Of `Saver`."""
+        raise NotImplementedError
+
+    def compact(self, embedding_variable: Any, filepath: str | os.PathLike) -> tf.Tensor:
+        """Merges the deltas in folder `filepath` into their base; the table itself is left alone.
+
+        Deltas may go on from the last one. Needs memory for the content of the dump.
+
+        Args:
+            embedding_variable: EmbeddingVariable of the name and row width that was dumped.
+            filepath: Folder.
+
+        Returns:
+            `'OK'`.
+
+        Raises:
+            TypeError: `embedding_variable` is not an EmbeddingVariable.
+            RuntimeError: as of `restore_from_file`, or a rank could not write; on all ranks. The
+                dump and its deltas are as they were.
+        """
+        variable, _ = dump_owners.checked(embedding_variable), os.fspath(filepath)
+        work = _Compaction(variable, filepath)
+        work.steps.take(work.agree)
+        work.steps.take(work.write_mine, undo=work.remove_mine, verify=dump_owners.same_dump)
+        work.steps.take(work.write_manifest, undo=work.remove_mine, verify=work.finished)
+        with work.steps.done():
+            return tf.constant("OK")
+
+
+def see_problem(problem: Any) -> None:
+    """Raises what an op of a table has told instead of failing by itself."""
+    code, _, text = text_of(problem).decode().partition(": ")
+    if code == "RESOURCE_EXHAUSTED":
+        raise MemoryError(text)
+    if code:
+        raise ValueError(text)
+
+
+def remember(variable: Any, name: str, number: int) -> None:
+    """The table keeps what changes since the dump of that name, under that number."""
+    known = variable.__dict__.setdefault("_dump_numbers", {})
+    known[name] = number
+    while len(known) > _KEPT_NUMBERS:
+        known.pop(next(iter(known)))
+
+
+class _Work:
+    """What the ranks do in the steps of one call."""
+
+    def __init__(self, variable, filepath, call):
+        self._variable, self._filepath, self._table = variable, filepath, variable.table_name
+        self._communicator = comm.current()
+        self._written: list[str] = []
+        self.steps = Steps(
+            self._communicator, f"sok_{call}_{self._table}", f"{call} of table '{self._table}'"
+        )
+
+    @property
+    def _folder(self):
+        return os.fspath(self._filepath)  # asked for in each run
+
+    def _read_manifest(self):
+        return dump_file.read_manifest(self._folder, self._table, self._variable.dim)
+
+    def _write(self, dump_id, shard):
+        communicator = self._communicator
+        name = dump_file.shard_name(
+            self._table, dump_id, communicator.rank, communicator.world_size
+        )
+        self._written.append(name)
+        try:
+            return shard_file.write_shard(
+                self._folder, name, shard, f"dump of table '{self._table}'"
+            )
+        except OSError as error:
+            raise dump_owners.explained(error, self._table) from error
+
+    def _write_manifest(self, name, entries, step, following):
+        dump_file.check_seen(self._folder, [e for d in following for e in d["shards"]] or entries)
+        fields = self._folder, self._table, self._variable.dim, self._variable.key_dtype.name
+        try:
+            dump_file.write_manifest(*fields, name, entries, step, following)
+        except OSError as error:
+            raise dump_owners.explained(error, self._table) from error
+
+    def remove_mine(self):
+        while self._written:
+            (pathlib.Path(self._folder) / self._written.pop()).unlink(missing_ok=True)
+
+
+class _Dump(_Work):
+    def __init__(self, variable, filepath):
+        super().__init__(variable, filepath, "dump")
+        self._number = 0
+
+    def agree(self, *given):
+        """The dump that this one follows, and its number in this rank's table; 0 for none."""
+        dump_owners.check_owner(self._folder, self._variable)
+        said, number = {"id": f"{secrets.randbits(62):016x}", "since": None}, 0
+        if given:
+            before = _dump_since(self._read_manifest(), given[0], self._table)
+            number = self._variable.__dict__.get("_dump_numbers", {}).get(before.name, 0)
+            if not number:
+                raise ValueError(
+                    "A delta must follow a dump that this table has written by `dump`, or was "
+                    f"restored from. Received: since={before.name!r} (table '{self._table}'); "
+                    "begin with a full dump, `since=None`"
+                )
+            said["since"] = before.name
+        return said, np.int64(number)
+
+    def write_mine(self, told, keys, rows, slot_rows, names, widths, *rest):
+        records, waiting, counters, step, optimizer_step, *changes, number, problem = rest
+        see_problem(problem)
+        names = [text.decode() for text in names]
+        policy = (records, waiting, counters, int(step)) if self._variable.keeps_records else ()
+        shard = shard_file.Shard(keys, rows, slot_rows, names, widths.tolist(), *policy)
+        shard.optimizer_step = int(optimizer_step)
+        if told[0]["since"] is not None:
+            shard.erased, whole, shard.steps, optimizer = changes
+            shard.whole, shard.optimizer = bool(whole), text_of(optimizer).decode()
+        self._number = int(number)
+        entry = self._write(told[0]["id"], shard)
+        return {"start": told[0], "entry": entry, "step": shard.optimizer_step}
+
+    def write_manifest(self, told):
+        start, entries, step = told[0]["start"], [t["entry"] for t in told], told[0]["step"]
+        name = start["id"]
+        if self._communicator.rank == 0 and start["since"] is None:
+            self._write_manifest(name, entries, step, [])
+        elif self._communicator.rank == 0:
+            base = self._read_manifest()
+            _dump_since(base, start["since"].encode(), self._table)
+            following, before = [], base
+            while before.name != start["since"]:
+                delta = base.deltas[len(following)]
+                following.append(_described(delta, before.name))
+                before = delta
+            following.append({"dump": name, "since": before.name, "step": step, "shards": entries})
+            self._write_manifest(base.name, base.entries, base.step, following)
+        return {"name": name}, name.encode()
+
+    def finished(self, told):
+        self._written.clear()
+        dump_owners.wrote(self._folder, self._variable)
+        remember(self._variable, told[0]["name"], self._number)
+
+
+class _Compaction(_Work):
+    def __init__(self, variable, filepath):
+        super().__init__(variable, filepath, "compact")
+
+    def agree(self):
+        return {"id": f"{secrets.randbits(62):016x}"}
+
+    def write_mine(self, told):
+        dump, communicator = self._read_manifest(), self._communicator
+        if not dump.deltas:
+            return {"dump": dump.identity, "entry": None}
+        mine = deltas.read_content(
+            dump, communicator.rank, communicator.world_size, self._variable.dim
+        )
+        order = np.argsort(mine.keys.view(np.uint64), kind="stable")
+        mine.keys, mine.rows, mine.slot_rows = (
+            each[order] for each in (mine.keys, mine.rows, mine.slot_rows)
+        )
+        mine.records = None if mine.records is None else mine.records[order]
+        return {"dump": dump.identity, "entry": self._write(told[0]["id"], mine)}
+
+    def write_manifest(self, told):
+        entries = [each["entry"] for each in told]
+        if self._communicator.rank == 0 and entries[0] is not None:
+            # It takes the name of the last delta, so that the next one finds what it follows.
+            last = self._read_manifest().deltas[-1]
+            self._write_manifest(last.name, entries, last.step, [])
+
+    def finished(self, _):
+        self._written.clear()
+
+
+def _given(since, table):
+    """`since` as the inputs of a step: none, or one."""
+    if since is None:
+        return []
+    if tf.is_tensor(since) and (since.dtype == tf.string or since.dtype.is_integer):
+        return [since if since.dtype == tf.string else tf.cast(since, tf.int64)]
+    if isinstance(since, (str, bytes)):
+        return [tf.constant(since)]
+    if isinstance(since, (int, np.integer)) and not isinstance(since, bool):
+        return [tf.constant(int(since), tf.int64)]
+    raise TypeError(
+        '`since` must be None, "last", what `dump` has returned, or a step. '
+        f"Received: since={since!r} (table '{table}')"
+    )
+
+
+def _same_start(told):
+    if len({each["since"] for each in told}) > 1:
+        raise RuntimeError(
+            "All ranks must write a delta since the same dump, in a folder that they share. "
+            f"Received: since={[each['since'] for each in told]}"
+        )
+
+
+def _dump_since(base, since, table):
+    """The dump of a chain that a delta is to follow."""
+    if not base.may_grow:
+        raise ValueError(
+            f"A delta must follow a dump that `dump` has written. Received: a dump of "
+            f"table '{table}' that `dump_to_file` has written; begin with a full dump, `since=None`"
+        )
+    chain = [base, *base.deltas]
+    if np.issubdtype(np.asarray(since).dtype, np.integer):
+        wanted: Any = int(since)
+        found = [each for each in chain if each.step == wanted and wanted >= 0]
+    else:
+        wanted = text_of(since).decode()
+        found = chain if wanted == "last" else [each for each in chain if each.name == wanted]
+    if not found:
+        raise ValueError(
+            f"`since` must be a dump of table '{table}' in this folder: "
+            f"{', '.join(f'{each.name!r} at step {each.step}' for each in chain)}. "
+            f"Received: since={wanted!r}"
+        )
+    return found[-1]
+
+
+def _described(delta, since):
+    return {"dump": delta.name, "since": since, "step": delta.step, "shards": delta.entries}

@@ -1,0 +1,119 @@
+"""Deltas of a table that trains, erases and evicts, written and read by one rank and by two.
+
+Both numbers of ranks within one launch: `files.world`. Each writes a base and three deltas, reads
+them at both numbers, goes on from what it has read with a fourth delta, and compacts them.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from tests.checks.files import shared, world
+
+DIM, BATCH, NUM_KEYS = 4, 24, 80
+ERASED = {3: range(0, 20), 5: range(10, 40, 3)}  # before these steps
+
+
+def checks(world_size):
+    return {"chain": chain} if world_size == 2 else {}
+
+
+def batch(step):
+    """int64 `[BATCH]`; the keys of later steps are others, and some of them new."""
+    return np.random.default_rng(step).integers(8 * step, 8 * step + NUM_KEYS // 2, BATCH)
+
+
+def make(kind):
+    import sok_like as sok
+
+    option = None
+    if kind == "evicted":
+        option = sok.EmbeddingVariableOption(
+            filter_option=sok.CounterFilter(2), evict_option=sok.GlobalStepEvict(2)
+        )
+    layer = sok.All2AllDenseEmbedding(
+        None, DIM, 1, 1, dynamic_input=True, name=f"deltas_{kind}", ev_option=option
+    )
+    rate = tf.keras.optimizers.schedules.ExponentialDecay(0.05, 2, 0.9)
+    return layer, sok.OptimizerWrapper(tf.keras.optimizers.Adam(rate))
+
+
+def train(layer, optimizer, steps, kind):
+    from sok_like.runtime import comm
+
+    rank, world_size = comm.current().rank, comm.current().world_size
+    for step in steps:
+        if kind == "dense" and step in ERASED:
+            layer.embedding_variable.erase(list(ERASED[step]))
+        with tf.GradientTape() as tape:
+            vectors = layer(tf.constant(batch(step)[rank::world_size]), training=True)
+            loss = tf.reduce_sum(vectors**2)
+        gradients = tape.gradient(loss, layer.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
+
+
+def state(table):
+    """All that a dump holds of this rank."""
+    return {name: np.asarray(value) for name, value in table.snapshot()._asdict().items()}
+
+
+def read(kind, folder):
+    import sok_like as sok
+
+    layer, optimizer = make(kind)
+    sok.Saver().restore(layer.embedding_variable, folder)
+    return layer, optimizer
+
+
+def write(kind, folder):
+    """What the table held at the last delta; initial rows of the keys; the dumps' names."""
+    import sok_like as sok
+
+    saver, (layer, optimizer) = sok.Saver(), make(kind)
+    table = layer.embedding_variable
+    initial = table.find(np.arange(8 * 10 + NUM_KEYS))[0].numpy()
+    train(layer, optimizer, range(2), kind)
+    names = [saver.dump(table, folder)]
+    train(layer, optimizer, range(2, 4), kind)
+    names.append(saver.dump(table, folder, since="last"))
+    train(layer, optimizer, range(4, 6), kind)
+    names.append(saver.dump(table, folder, since=names[-1]))
+    saver.dump_to_file(table, folder / "elsewhere")  # brings all rows up to date
+    train(layer, optimizer, range(6, 8), kind)
+    names.append(saver.dump(table, folder, since=6))  # the step of the delta before
+    return {"at": state(table), "initial": initial, "names": [n.numpy().decode() for n in names]}
+
+
+def chain():
+    found = {}
+    for kind in ("dense", "evicted"):
+        for writers in (1, 2):
+            folder = shared(f"deltas_{kind}{writers}")
+            with world(writers) as group:
+                found[kind, writers] = write(kind, folder) if group is not None else None
+            for readers in (1, 2):
+                with world(readers) as group:
+                    if group is not None:
+                        found[kind, writers, readers] = state(
+                            read(kind, folder)[0].embedding_variable
+                        )
+            with world(3 - writers) as group:
+                if group is not None:
+                    found[kind, writers, "on"] = go_on(kind, folder)
+    return found
+
+
+def go_on(kind, folder):
+    """What a fourth delta leads to, and a fifth, before which all are compacted."""
+    import sok_like as sok
+
+    saver, (layer, optimizer) = sok.Saver(), read(kind, folder)
+    table, pairs = layer.embedding_variable, []
+    train(layer, optimizer, [8], kind)
+    saver.dump(table, folder, since="last")
+    pairs.append([state(table), state(read(kind, folder)[0].embedding_variable)])
+    saver.compact(table, folder)
+    pairs.append([state(table), state(read(kind, folder)[0].embedding_variable)])
+    train(layer, optimizer, [9], kind)
+    saver.dump(table, folder, since="last")
+    pairs.append([state(table), state(read(kind, folder)[0].embedding_variable)])
+    return pairs
