@@ -67,6 +67,9 @@ def test_ranks_records_and_optimizers(sok):
     half = sok.estimate_memory(10**7, 16, "adam", world_size=2)
     assert half.bytes == pytest.approx(whole.bytes / 2, rel=0.1)
     assert sok.estimate_memory(100, 4, "sgd", keeps_records=True).record_bytes == 2400
+    changes = sok.estimate_memory(1000, 4, "sgd", touched_keys=100)
+    assert changes.change_bytes == 4000 + 8 * 128 and sok.estimate_memory(9, 4).change_bytes == 0
+    assert changes.bytes - changes.change_bytes == sok.estimate_memory(1000, 4, "sgd").bytes
     stock, wrapped = (sok.estimate_memory(10**6, 16, o) for o in (
         tf.keras.optimizers.Adam(0.1), sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1))
     ))  # fmt: skip
