@@ -23,6 +23,7 @@ def batch(step):
 
 
 def make(kind):
+    """A table and its optimizer."""
     import sok_like as sok
 
     option = None
@@ -30,25 +31,24 @@ def make(kind):
         option = sok.EmbeddingVariableOption(
             filter_option=sok.CounterFilter(2), evict_option=sok.GlobalStepEvict(2)
         )
-    layer = sok.All2AllDenseEmbedding(
-        None, DIM, 1, 1, dynamic_input=True, name=f"deltas_{kind}", ev_option=option
-    )
+    table = sok.EmbeddingVariable(DIM, name=f"deltas_{kind}", ev_option=option)
     rate = tf.keras.optimizers.schedules.ExponentialDecay(0.05, 2, 0.9)
-    return layer, sok.OptimizerWrapper(tf.keras.optimizers.Adam(rate))
+    return table, sok.OptimizerWrapper(tf.keras.optimizers.Adam(rate))
 
 
-def train(layer, optimizer, steps, kind):
+def train(table, optimizer, steps, kind):
+    import sok_like as sok
     from sok_like.runtime import comm
 
     rank, world_size = comm.current().rank, comm.current().world_size
     for step in steps:
         if kind == "dense" and step in ERASED:
-            layer.embedding_variable.erase(list(ERASED[step]))
+            table.erase(list(ERASED[step]))
+        keys = tf.RaggedTensor.from_tensor(tf.constant(batch(step)[rank::world_size, np.newaxis]))
         with tf.GradientTape() as tape:
-            vectors = layer(tf.constant(batch(step)[rank::world_size]), training=True)
+            (vectors,) = sok.group_embedding_lookup_sparse([table], [keys], ["sum"])
             loss = tf.reduce_sum(vectors**2)
-        gradients = tape.gradient(loss, layer.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
+        optimizer.apply_gradients(zip(tape.gradient(loss, [table]), [table], strict=True))
 
 
 def state(table):
@@ -59,26 +59,25 @@ def state(table):
 def read(kind, folder):
     import sok_like as sok
 
-    layer, optimizer = make(kind)
-    sok.Saver().restore(layer.embedding_variable, folder)
-    return layer, optimizer
+    table, optimizer = make(kind)
+    sok.Saver().restore(table, folder)
+    return table, optimizer
 
 
 def write(kind, folder):
     """What the table held at the last delta; initial rows of the keys; the dumps' names."""
     import sok_like as sok
 
-    saver, (layer, optimizer) = sok.Saver(), make(kind)
-    table = layer.embedding_variable
+    saver, (table, optimizer) = sok.Saver(), make(kind)
     initial = table.find(np.arange(8 * 10 + NUM_KEYS))[0].numpy()
-    train(layer, optimizer, range(2), kind)
+    train(table, optimizer, range(2), kind)
     names = [saver.dump(table, folder)]
-    train(layer, optimizer, range(2, 4), kind)
+    train(table, optimizer, range(2, 4), kind)
     names.append(saver.dump(table, folder, since="last"))
-    train(layer, optimizer, range(4, 6), kind)
+    train(table, optimizer, range(4, 6), kind)
     names.append(saver.dump(table, folder, since=names[-1]))
     saver.dump_to_file(table, folder / "elsewhere")  # brings all rows up to date
-    train(layer, optimizer, range(6, 8), kind)
+    train(table, optimizer, range(6, 8), kind)
     names.append(saver.dump(table, folder, since=6))  # the step of the delta before
     return {"at": state(table), "initial": initial, "names": [n.numpy().decode() for n in names]}
 
@@ -93,9 +92,7 @@ def chain():
             for readers in (1, 2):
                 with world(readers) as group:
                     if group is not None:
-                        found[kind, writers, readers] = state(
-                            read(kind, folder)[0].embedding_variable
-                        )
+                        found[kind, writers, readers] = state(read(kind, folder)[0])
             with world(3 - writers) as group:
                 if group is not None:
                     found[kind, writers, "on"] = go_on(kind, folder)
@@ -106,14 +103,13 @@ def go_on(kind, folder):
     """What a fourth delta leads to, and a fifth, before which all are compacted."""
     import sok_like as sok
 
-    saver, (layer, optimizer) = sok.Saver(), read(kind, folder)
-    table, pairs = layer.embedding_variable, []
-    train(layer, optimizer, [8], kind)
+    saver, (table, optimizer), pairs = sok.Saver(), read(kind, folder), []
+    train(table, optimizer, [8], kind)
     saver.dump(table, folder, since="last")
-    pairs.append([state(table), state(read(kind, folder)[0].embedding_variable)])
+    pairs.append([state(table), state(read(kind, folder)[0])])
     saver.compact(table, folder)
-    pairs.append([state(table), state(read(kind, folder)[0].embedding_variable)])
-    train(layer, optimizer, [9], kind)
+    pairs.append([state(table), state(read(kind, folder)[0])])
+    train(table, optimizer, [9], kind)
     saver.dump(table, folder, since="last")
-    pairs.append([state(table), state(read(kind, folder)[0].embedding_variable)])
+    pairs.append([state(table), state(read(kind, folder)[0])])
     return pairs
