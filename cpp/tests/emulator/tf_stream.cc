@@ -11,9 +11,4 @@ const bool has_host_arrays = emulator::host_arrays_allowed = emulator::runs_at_o
 
 cuda::Stream StreamOf(tensorflow::OpKernelContext*) { return nullptr; }
 
-void EndOfWork(cuda::Stream) {
-  const emulator::Lock lock(emulator::device_mutex);
-  emulator::Streams::Get().FinishAll();
-}
-
 }  // namespace sok

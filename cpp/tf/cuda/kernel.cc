@@ -17,10 +17,7 @@ DeviceTableResource::DeviceTableResource(OpKernelContext* ctx, const TableOption
 
 absl::Status DeviceTableResource::Run(OpKernelContext* ctx,
                                       const std::function<void(CallContext)>& fn) {
-  const cuda::Stream stream = StreamOf(ctx);
-  absl::Status status = Guard([&] { fn(stream); });
-  EndOfWork(stream);
-  return status;
+  return Guard([&] { fn(StreamOf(ctx)); });
 }
 
 absl::Status WithTables(OpKernelContext* ctx, const std::vector<DeviceTablePtr>& tables,
@@ -28,14 +25,11 @@ absl::Status WithTables(OpKernelContext* ctx, const std::vector<DeviceTablePtr>&
   // One order keeps two such ops from waiting for each other.
   std::set<cuda::CudaTable*> order;
   for (const DeviceTablePtr& table : tables) order.insert(&table->table());
-  const cuda::Stream stream = StreamOf(ctx);
-  absl::Status status = Guard([&] {
+  return Guard([&] {
     std::vector<std::unique_lock<std::recursive_mutex>> locks;
     for (cuda::CudaTable* table : order) locks.emplace_back(table->mutex());
-    fn(stream);
+    fn(StreamOf(ctx));
   });
-  EndOfWork(stream);
-  return status;
 }
 
 namespace {
@@ -59,13 +53,11 @@ absl::Status WithWorkspace(OpKernelContext* ctx,
                            const std::function<void(cuda::Workspace&, cuda::Stream)>& fn) {
   const cuda::Stream stream = StreamOf(ctx);
   SharedWorkspace& shared = WorkspaceOf(stream);
-  absl::Status status = Guard([&] {
+  return Guard([&] {
     const std::lock_guard<std::mutex> lock(shared.mutex);
     const cuda::Workspace::Scope scope(shared.workspace, stream);
     fn(shared.workspace, stream);
   });
-  EndOfWork(stream);
-  return status;
 }
 
 }  // namespace sok

@@ -37,10 +37,6 @@ namespace sok {
 // The stream that TF runs this op's work on.
 cuda::Stream StreamOf(OpKernelContext* ctx);
 
-// Called behind an op's work on the stream. Does nothing: TF orders what follows. The emulator,
-// whose ops are the CPU's to TF, waits here.
-void EndOfWork(cuda::Stream stream);
-
 class DeviceTableResource final : public TableResource {
  public:
   DeviceTableResource(OpKernelContext* ctx, const TableOptions& options);

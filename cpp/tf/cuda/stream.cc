@@ -13,6 +13,4 @@ cuda::Stream StreamOf(OpKernelContext* ctx) {
       ctx->op_device_context()->stream()->platform_specific_handle().stream);
 }
 
-void EndOfWork(cuda::Stream) {}
-
 }  // namespace sok
