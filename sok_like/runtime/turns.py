@@ -24,7 +24,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.runtime import native, stalls
+from sok_like.runtime import devices, native, stalls
 from sok_like.runtime.comm import IN_TURN, Communicator
 
 _token: tf.Tensor | None = None
@@ -182,39 +182,47 @@ def exchange(
     words = message.dtype.size // tf.float32.size
     # All of one type, so that keys that meet gradients are told apart by us, by their names.
     carried = tf.reshape(tf.bitcast(message, tf.float32), [-1]) if words > 1 else message
+    carried = tf.stop_gradient(carried)  # who calls this knows the gradient
     with tf.init_scope():
         ordered = tf.executing_eagerly()  # also where a function that is called so is being built
 
     def send(number):
-        part, lengths = native.ops().sok_take_part(
-            message=carried, splits=splits * words, round=number
-        )
+        # A session's exchange is not met by one outside, whose name is another.
+        what, collective = (name, IN_TURN) if ordered else (f"{name} (in a session)", name)
         with tf.name_scope(f"{name}_exchange"):
-            return _waiting_for(
-                # A session's exchange is not met by one outside, whose name is another.
-                name if ordered else f"{name} (in a session)",
-                [part],
-                lambda: communicator.all_to_all(part, lengths, IN_TURN if ordered else name),
-            )
+            return _send_round(carried, splits * words, number, communicator, what, collective)
 
-    received, lengths, call = _all_rounds(send, communicator.world_size)
+    received, lengths = send(0)
+    call, more = native.ops().sok_check_message(
+        received, lengths, world_size=communicator.world_size
+    )
+    state = received, lengths, call
+    if ordered and not tf.executing_eagerly() and not devices.gpu_in_use():
+        state = _rounds_function(communicator)(carried, splits * words, more, *state)
+    else:
+        state = _further_rounds(send, more, *state)
+    received, lengths, call = state
     with tf.control_dependencies([call, *_ends_numbered_turn([received, call])]):
         if words > 1:
             received = tf.bitcast(tf.reshape(received, [-1, words]), message.dtype)
         return tf.identity(received), lengths // words, call
 
 
-def _all_rounds(send, world_size):
-    """What all rounds bring, its splits, and the call that it is of."""
-    ops = native.ops()
+def _send_round(carried, splits, number, communicator, what, collective):
+    """The part of a message that travels in one round, as it is received, and its splits."""
+    part, lengths = native.ops().sok_take_part(message=carried, splits=splits, round=number)
+    return _waiting_for(what, [part], lambda: communicator.all_to_all(part, lengths, collective))
+
+
+def _further_rounds(send, more, received, lengths, call):
+    """What all rounds bring, its splits, and the call that it is of; `more` follow the first."""
+    ops, world_size = native.ops(), lengths.shape[0]
 
     def next_round(number, received, lengths, _):
         received, lengths = ops.sok_join_parts(received, lengths, *send(number))
         checked = ops.sok_check_message(received, lengths, world_size=world_size)
         return number + 1, received, lengths, checked.call
 
-    received, lengths = send(0)
-    call, more = ops.sok_check_message(received, lengths, world_size=world_size)
     any_length = tf.TensorShape([None])
     return tf.while_loop(
         lambda number, *_: number <= more,
@@ -223,6 +231,40 @@ def _all_rounds(send, world_size):
         parallel_iterations=1,
         shape_invariants=(tf.TensorShape([]), any_length, lengths.shape, call.shape),
     )[1:]
+
+
+def _rounds_function(communicator):
+    """`_further_rounds` as one function for all exchanges of a communicator.
+
+    A loop for each exchange made the first step of a model several times as long: TensorFlow
+    optimizes and instantiates the two functions of each.
+    """
+    made = getattr(communicator, "_sok_rounds", None)
+    if made is None:
+        vector, scalar = tf.TensorSpec([None]), tf.TensorSpec([], tf.int32)
+        splits = tf.TensorSpec([communicator.world_size], tf.int32)
+
+        @tf.function(
+            autograph=False,
+            input_signature=[
+                vector,
+                splits,
+                scalar,
+                vector,
+                splits,
+                tf.TensorSpec([_HEAD], tf.int64),
+            ],
+            experimental_attributes={"_noinline": True},
+        )
+        def made(carried, splits, more, *state):
+            def send(number):
+                what = "further rounds of a long message"
+                return _send_round(carried, splits, number, communicator, what, IN_TURN)
+
+            return _further_rounds(send, more, *state)
+
+        communicator._sok_rounds = made
+    return made
 
 
 def exchange_rows(
