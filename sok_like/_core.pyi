@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+# fmt: off
+
 def set_num_threads(num_threads: int) -> None:
     """Sets the number of threads of later calls, including the calling thread."""
 
@@ -49,11 +51,8 @@ class ReplayedSteps:
     """
 
     def __init__(
-        self,
-        dim: int,
-        slot_names: Sequence[str],
-        slot_widths: Sequence[int],
-        segments: Sequence[tuple[str, Mapping[str, Any], NDArray[np.float64]]],
+        self, dim: int, slot_names: Sequence[str], slot_widths: Sequence[int],
+        segments: Sequence[tuple[str, Mapping[str, Any], NDArray[np.float64]]]
     ) -> None: ...
     def bring_up(
         self, dump: int, rows: NDArray[np.float32], slot_rows: NDArray[np.float32]
@@ -77,8 +76,8 @@ class Table:
         use_hashtable: False for keys in `[0, max_capacity * world_size)` with
             `key % world_size == rank`. All their rows exist from the start.
         policy: Which keys get a row and which lose it, by name: `filter_freq`, `max_waiting`,
-            `bloom_max_keys`,
-            `bloom_probability`, `bloom_counter_bits`, `no_permission`, `steps_to_live`,
+            `bloom_max_keys`, `bloom_probability`, `bloom_counter_bits`, `no_permission`,
+            `steps_to_live`,
             `l2_threshold`, `score` ("", "lru", "lfu", "custom"), `evicted_buffer`, `record`
             (cpp/core/policy.h). With a policy `find_or_insert` is a training lookup, and the
             methods from `observe` on may be called.
@@ -88,22 +87,10 @@ class Table:
     """
 
     def __init__(
-        self,
-        name: str,
-        dim: int,
-        *,
-        key_dtype: str = "int64",
-        initializer: str = "uniform",
-        a: float = -0.05,
-        b: float = 0.05,
-        default_rows: ArrayLike | None = None,
-        seed: int = 0,
-        initial_capacity: int = 0,
-        max_capacity: int = 0,
-        use_hashtable: bool = True,
-        rank: int = 0,
-        world_size: int = 1,
-        policy: Mapping[str, bool | int | float | str] = ...,
+        self, name: str, dim: int, *, key_dtype: str = "int64", initializer: str = "uniform",
+        a: float = -0.05, b: float = 0.05, default_rows: ArrayLike | None = None, seed: int = 0,
+        initial_capacity: int = 0, max_capacity: int = 0, use_hashtable: bool = True,
+        rank: int = 0, world_size: int = 1, policy: Mapping[str, bool | int | float | str] = ...
     ) -> None: ...
     @property
     def name(self) -> str: ...
@@ -270,30 +257,13 @@ def merge_gradients(keys: ArrayLike, grads: ArrayLike) -> tuple[NDArray[Any], ND
     """
 
 def apply_gradients(
-    table: Table,
-    rule: str,
-    learning_rate: float,
-    step: int,
-    keys: ArrayLike,
-    grads: ArrayLike,
-    *,
-    keys_are_unique: bool = False,
-    momentum: float = 0.0,
-    nesterov: bool = False,
-    lazy: bool = False,
-    momentum_before_rate: bool = False,
-    beta_1: float = 0.9,
-    beta_2: float = 0.999,
-    epsilon: float = 1e-7,
-    amsgrad: bool = False,
-    initial_accumulator: float = 0.1,
-    l1: float = 0.0,
-    l2: float = 0.0,
-    l2_shrinkage: float = 0.0,
-    learning_rate_power: float = -0.5,
-    beta: float = 0.0,
-    weight_decay: float = 0.0,
-    clip_value: float = 0.0,
+    table: Table, rule: str, learning_rate: float, step: int, keys: ArrayLike, grads: ArrayLike, *,
+    keys_are_unique: bool = False, momentum: float = 0.0, nesterov: bool = False,
+    lazy: bool = False, momentum_before_rate: bool = False, beta_1: float = 0.9,
+    beta_2: float = 0.999, epsilon: float = 1e-7, amsgrad: bool = False,
+    initial_accumulator: float = 0.1, l1: float = 0.0, l2: float = 0.0, l2_shrinkage: float = 0.0,
+    learning_rate_power: float = -0.5, beta: float = 0.0, weight_decay: float = 0.0,
+    clip_value: float = 0.0
 ) -> None:
     """One optimizer step on the rows of a batch; missing keys are inserted.
 
@@ -378,7 +348,6 @@ class CudaArray:
     def get(self) -> NDArray[Any]:
         """A copy as a NumPy array. Waits for the stream."""
 
-# fmt: off
 class CudaTable:
     """One rank's shard of a table in device memory, for one host thread at a time.
 
