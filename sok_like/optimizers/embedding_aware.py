@@ -316,6 +316,8 @@ class _TfKeras(EmbeddingAware):
         pairs = finite.without_decision(grads_and_vars)
         with tf.init_scope():
             self.build([v for _, v in pairs])
+            if not hasattr(self, "_current_learning_rate"):
+                self._compute_current_learning_rate()
         if graph_step.builds_v1_graph():
             # Without `name`: Keras takes it for new variables, and they exist.
             again = functools.partial(
@@ -330,6 +332,7 @@ class _TfKeras(EmbeddingAware):
             other = self._sok_averaged(other, rate, step)
         other = [(g, v) for g, v in other if g is not None]
         if not other:
+            self._compute_current_learning_rate()  # what `learning_rate` of a schedule returns
             return self.iterations.assign_add(1)
         if aggregate:  # over the replicas of a strategy
             other = super().aggregate_gradients(other)

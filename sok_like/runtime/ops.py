@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.runtime import comm, devices, gradient_scale, native
+from sok_like.runtime import comm, devices, gradient_scale, native, second_order
 
 _UNIQUE = "_sok_keys_are_unique"  # an attribute of tensors
 
@@ -91,6 +91,8 @@ def _lookup_grad(op, *grads):
             combiners=[combiners[i] for i in used],
         )
     for i, row_grad, keys in zip(used, row_grads, unique_keys, strict=True):
+        # Of a function under two tapes TensorFlow returns no tensor that it has not made there.
+        keys = keys if tf.executing_eagerly() else tf.identity(keys)
         result[i] = _slices(row_grad, keys, unique=True)
     return result
 
@@ -254,3 +256,16 @@ def _combine_grad(op, *grads):
             combiners=op.get_attr("combiners"),
         )
     return [row_grads] + [None] * (len(inputs) - 1)
+
+
+def _refuse_second_order(op, *grads):
+    inputs = [i for i, value in enumerate(op.inputs) if value.dtype.is_floating]
+    refused = second_order.refused(grads, [op.inputs[i] for i in inputs])
+    result = [None] * len(op.inputs)
+    for i, zeros in zip(inputs, refused, strict=True):
+        result[i] = zeros
+    return result
+
+
+for _op in ("SokLookupGrad", "SokMergeGrads", "SokCombineGrad", "SokUnpackRows"):
+    tf.RegisterGradient(_op)(_refuse_second_order)

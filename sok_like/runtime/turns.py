@@ -24,7 +24,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.runtime import devices, native, stalls
+from sok_like.runtime import devices, native, second_order, stalls
 from sok_like.runtime.comm import IN_TURN, Communicator
 
 _token: tf.Tensor | None = None
@@ -173,16 +173,18 @@ def exchange(
         name: Of the collective, in a v1 graph.
 
     Returns:
-        The message received, its splits, and int64 `[8]`, the call that it is of.
+        The message received, its splits, and int64 `[8]`, the call that it is of: no gradient
+        passes them.
 
     Raises:
         tf.errors.InvalidArgumentError, tf.errors.ResourceExhaustedError: what a rank told.
         tf.errors.FailedPreconditionError: the ranks are in different calls. Both on all ranks.
     """
     words = message.dtype.size // tf.float32.size
+    # Under a tape TensorFlow would make the gradient of the loop below; callers know theirs.
+    message = tf.stop_gradient(message)
     # All of one type, so that keys that meet gradients are told apart by us, by their names.
     carried = tf.reshape(tf.bitcast(message, tf.float32), [-1]) if words > 1 else message
-    carried = tf.stop_gradient(carried)  # who calls this knows the gradient
     with tf.init_scope():
         ordered = tf.executing_eagerly()  # also where a function that is called so is being built
 
@@ -276,13 +278,14 @@ def exchange_rows(
     def run(rows):
         received, lengths, call = exchange(rows, splits, communicator, name)
 
-        def back(grad, *_):
+        @tf.custom_gradient
+        def send_back(grad):
             with turn() as done:
                 returned, _, returned_call = exchange(grad, lengths, communicator, f"{name}_grad")
                 done.append(returned_call)
-            return returned
+            return returned, lambda second: second_order.refused([second], [grad])[0]
 
-        return (received, lengths, call), back
+        return (received, lengths, call), lambda grad, *_: send_back(grad)
 
     return run(rows)
 

@@ -130,6 +130,23 @@ def test_an_optimizer_for_embeddings_alone(sok, layer):
     assert int(wrapped.iterations) == 2
 
 
+@pytest.mark.parametrize("traced", [False, True])
+def test_the_rate_of_a_schedule_can_be_read_where_only_tables_are_trained(sok, layer, traced):
+    rates = keras.schedules.PiecewiseConstantDecay([0, 1], [0.5, 0.25, 0.125])
+    wrapped, stock = sok.OptimizerWrapper(keras.SGD(rates)), keras.SGD(rates)
+    ordinary = tf.Variable([1.0, 2.0])
+
+    def step():
+        gradients, variables = loss_and_gradients(layer, ordinary)
+        wrapped.apply_gradients(zip(gradients[:1], variables[:1], strict=True))
+        stock.apply_gradients(zip(gradients[1:], variables[1:], strict=True))
+
+    step = tf.function(step) if traced else step
+    for _ in range(3):
+        step()
+        assert float(wrapped.learning_rate) == float(stock.learning_rate)
+
+
 def test_sok_optimizers_adam_refuses_ordinary_variables(sok, layer):
     gradients, variables = loss_and_gradients(layer, tf.Variable([1.0, 2.0]))
     optimizer = sok.optimizers.Adam(0.1)
