@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from sok_like.lookup import exporting
 from sok_like.lookup.keras_call import check_listed
-from sok_like.runtime import comm, devices, native, ops, turns
+from sok_like.runtime import callers, comm, devices, native, ops, turns
 from sok_like.runtime.checks import COMBINERS, check_combiner
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
 from sok_like.table.variable import EmbeddingVariable
@@ -77,12 +77,14 @@ def lookup(
             key out of range. On every rank, naming the rank it happened on.
         tf.errors.ResourceExhaustedError: a table is full. On every rank.
         RuntimeError: within a Keras layer none of whose variables is the table.
+        NotImplementedError: within `tf.recompute_grad`.
     """
     if not features:
         return []
     check_gradient_scale(gradient_scale)
     for feature in features:
         check_listed(feature.variable, feature.keys)
+    _check_not_recomputed(features)
     export = exporting.current()
     if export is not None:
         return [export.rows(feature) for feature in features]
@@ -105,6 +107,20 @@ def lookup(
         for i, rows in zip(positions, earlier, strict=True):
             outputs[i] = rows
     return outputs
+
+
+# TensorFlow's function that runs what is to be computed again for the gradient.
+_RECOMPUTED = {"tensorflow.python.ops.custom_gradient": ["inner"]}
+
+
+def _check_not_recomputed(features):
+    if callers.within(_RECOMPUTED):
+        names = ", ".join(repr(feature.variable.table_name) for feature in features)
+        raise NotImplementedError(
+            "A lookup cannot be computed again for its gradient. Look rows up before "
+            "tf.recompute_grad (keras.remat, keras.RematScope), and pass them in. "
+            f"Received: a lookup of {names} within it"
+        )
 
 
 def _check_home(variable):

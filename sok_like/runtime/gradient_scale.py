@@ -8,9 +8,10 @@ of the program's own nothing is known. "auto" tells them apart when a gradient i
 from __future__ import annotations
 
 import contextlib
-import sys
 import warnings
 from collections.abc import Iterator
+
+from sok_like.runtime import callers
 
 GRADIENT_SCALES = ("auto", "sum", "mean")
 
@@ -63,13 +64,7 @@ def losses_are_means() -> Iterator[None]:
 
 def within_fit() -> bool:
     """Whether Keras' trainer is taking a training step, or building it, further up the stack."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        functions = _TRAINERS.get(frame.f_globals.get("__name__", ""))
-        if functions is not None and frame.f_code.co_name in functions:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+    return callers.within(_TRAINERS)
 
 
 def _warn_once(world_size):

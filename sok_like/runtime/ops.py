@@ -45,9 +45,29 @@ def masked(gradient: tf.IndexedSlices, kept: tf.Tensor) -> tf.IndexedSlices:
 def _slices(grads, keys, *, unique=False):
     if unique:
         setattr(keys, _UNIQUE, True)
-    # Without a dense shape, so that what would make the gradient dense (a sum with a dense one, a
-    # loop in a graph) raises: keys are not positions, and it would fill the memory with zeros.
+    # Without a dense shape, so that what would make the gradient dense raises: keys are not
+    # positions, and it would fill the memory with zeros.
     return tf.IndexedSlices(grads, keys)
+
+
+_NO_DENSE_GRADIENT = (
+    "The gradient of a table has no dense form: its indices are keys. To change it, use "
+    "`tf.IndexedSlices(change(gradient.values), gradient.indices)`. In a loop of a tf.function "
+    "(also tf.map_fn, tf.scan, tf.vectorized_map) TensorFlow adds gradients up in dense form: look "
+    "all keys up before the loop. Received: a conversion of {slices} to a tensor"
+)
+
+
+def _no_dense_gradient(slices, dtype=None, name=None, as_ref=False):
+    del dtype, name, as_ref
+    if slices.dense_shape is not None:
+        return NotImplemented
+    # Not a ValueError or TypeError, whose text TensorFlow would replace.
+    raise NotImplementedError(_NO_DENSE_GRADIENT.format(slices=slices))
+
+
+# Before TensorFlow's own conversion, which has 100.
+tf.register_tensor_conversion_function(tf.IndexedSlices, _no_dense_gradient, priority=90)
 
 
 def lookup_on_one_rank(**arguments: Any) -> list[tf.Tensor]:

@@ -6,21 +6,23 @@ gradient of the gradient and feeds it zeros. So there zeros pass.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 import tensorflow as tf
+
+from sok_like.runtime import callers
 
 _NO_SECOND_ORDER = (
     "The gradient of a table cannot be differentiated again. A penalty on gradients can be taken "
     "with respect to the rows that a lookup returns: `inner_tape.watch(rows)`, then "
     "`inner_tape.gradient(loss, rows)`. Received: a gradient of `tape.gradient(loss, table)`"
 )
-# The module and the function by which TensorFlow differentiates a function beforehand.
-_BEFOREHAND = (
-    "tensorflow.python.eager.polymorphic_function.concrete_function",
-    "_build_functions_for_outputs",
-)
+# By which TensorFlow differentiates a function beforehand.
+_BEFOREHAND = {
+    "tensorflow.python.eager.polymorphic_function.concrete_function": [
+        "_build_functions_for_outputs"
+    ]
+}
 
 
 def refused(grads: Sequence[tf.Tensor | None], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -34,18 +36,9 @@ def refused(grads: Sequence[tf.Tensor | None], inputs: Sequence[tf.Tensor]) -> l
         NotImplementedError: the program asks for the gradient.
         tf.errors.InvalidArgumentError: where it runs, if it was made beforehand and is not zero.
     """
-    if not _beforehand():
+    if not callers.within(_BEFOREHAND):
         raise NotImplementedError(_NO_SECOND_ORDER)
     floats = [g for g in grads if g is not None and g.dtype.is_floating]
     none = tf.reduce_all([tf.reduce_all(tf.equal(gradient, 0.0)) for gradient in floats])
     with tf.control_dependencies([tf.raw_ops.Assert(condition=none, data=[_NO_SECOND_ORDER])]):
         return [tf.zeros_like(value) for value in inputs]
-
-
-def _beforehand():
-    frame = sys._getframe(1)
-    while frame is not None:
-        if (frame.f_globals.get("__name__"), frame.f_code.co_name) == _BEFOREHAND:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
