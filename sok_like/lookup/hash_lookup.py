@@ -167,7 +167,7 @@ class _DeviceGroup:
             )
         with turns.turn() as done:
             message, splits = turns.exchange_keys(
-                routed.message, routed.splits, communicator, self.name
+                routed.message, routed.splits, communicator, self.name, self._said()
             )
             with devices.device_scope(self.device):  # where its gradient runs, too
                 rows, sent = ops.gather_rows(
@@ -186,6 +186,15 @@ class _DeviceGroup:
             done.append(call)
         with devices.device_scope(self.device):
             return ops.combine(rows, received, call, routed, batch)
+
+    def _said(self):
+        """What all ranks must say alike: a table or width of another rank's would be misread."""
+        tables = [f.variable for f in self.features]
+        names = [f"{table.table_name} " for table in tables]
+        if names == [f"{self.name} "]:
+            names = [""]
+        widths = [f"{name}{table.dim}" for name, table in zip(names, tables, strict=True)]
+        return f"{self.name}: {', '.join(widths)}"
 
     def _handles(self):
         return [f.variable.handle for f in self.features]

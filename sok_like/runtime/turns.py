@@ -110,10 +110,17 @@ def in_turn(collective: Callable[[], Any], name: str, communicator: Communicator
 
 
 def exchange_keys(
-    message: tf.Tensor, splits: tf.Tensor, communicator: Communicator, name: str
+    message: tf.Tensor,
+    splits: tf.Tensor,
+    communicator: Communicator,
+    name: str,
+    said: str | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """`exchange` of the keys with which a call of the lookup `name` begins: an int64 message."""
-    return _first_exchange(message, splits, communicator, name, "keys", _KEYS)
+    """`exchange` of the keys with which a call of the lookup `name` begins: an int64 message.
+
+    `said` is what the ranks must agree on, and errors call the lookup: by default its name.
+    """
+    return _first_exchange(message, splits, communicator, name, "keys", _KEYS, said)
 
 
 def exchange_notes(
@@ -153,8 +160,10 @@ def head_of_gradients(call: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tf.bitcast(call + next_stage, tf.float32), [-1])
 
 
-def _first_exchange(message, splits, communicator, name, what, stage):
-    stamped = native.ops().sok_stamp_call(message=message, splits=splits, lookup=name, stage=stage)
+def _first_exchange(message, splits, communicator, name, what, stage, said=None):
+    stamped = native.ops().sok_stamp_call(
+        message=message, splits=splits, lookup=said or name, stage=stage
+    )
     message, splits, _ = exchange(stamped, splits, communicator, f"{name}_{what}")
     return message, splits
 

@@ -17,6 +17,7 @@ def checks(world_size):
         "gradient_outside": gradient_outside,
         "function_meets_eager": function_meets_eager,
         "notes_out_of_step": notes_out_of_step,
+        "other_tables": other_tables,
         "collectives_out_of_order": collectives_out_of_order,
     }
 
@@ -151,6 +152,24 @@ def function_meets_eager():
     layer = _layer("met", 4.0)
     call = layer if _rank() == 0 else tf.function(layer)
     return _tried(call, _keys(1, 2))
+
+
+def other_tables():
+    """Ranks make one lookup of tables of another width, and in another order."""
+    import sok_like as sok
+
+    wide = sok.EmbeddingVariable(2 if _rank() == 0 else 3, name="wide")
+    tables = [sok.EmbeddingVariable(2, name=name) for name in ("one", "two")]
+    tables = tables if _rank() == 0 else tables[::-1]
+
+    def look_up(group, name):
+        keys = [_keys(1, 2)] * len(group)
+        return _tried(lambda: sok.group_embedding_lookup(group, keys, name=name))
+
+    return {
+        "width": (look_up([wide], "wide"), int(wide.size())),
+        "order": (look_up(tables, "swapped"), sum(int(table.size()) for table in tables)),
+    }
 
 
 def notes_out_of_step():

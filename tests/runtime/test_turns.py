@@ -15,7 +15,7 @@ def test_calls_in_different_order_raise_on_all_ranks(rank_results, world_size):
     for result in rank_results(world_size, "steps.eager_order"):
         for error in result["seen"]:
             assert error.startswith("FailedPreconditionError")
-            assert "of 'order_a'" in error and "of 'order_b'" in error and "rank 1:" in error
+            assert "of 'order_a: 2'" in error and "of 'order_b: 2'" in error and "rank 1:" in error
         assert result["sizes"] == {"order_a": 0, "order_b": 0}
         assert (result["after"]["order_a"] == 1.0).all()
         assert (result["after"]["order_b"] == 2.0).all()
@@ -78,10 +78,21 @@ def test_a_function_meets_an_eager_lookup(rank_results, world_size):
 
 
 @each_world
+@pytest.mark.parametrize("what", ["width", "order"])
+def test_tables_that_differ_over_ranks_raise_on_all(rank_results, world_size, what):
+    for result in rank_results(world_size, "steps.other_tables"):
+        seen, size = result[what]
+        assert seen.startswith("FailedPreconditionError") and size == 0
+        first = {"width": "wide: 2", "order": "swapped: one 2, two 2"}[what]
+        other = {"width": "wide: 3", "order": "swapped: two 2, one 2"}[what]
+        assert f"rank 0: keys of call 1 of '{first}'; rank 1: keys of call 1 of '{other}'" in seen
+
+
+@each_world
 def test_a_lookup_that_meets_something_else_names_both(rank_results, world_size):
     for result in rank_results(world_size, "steps.notes_out_of_step"):
         assert result.startswith("FailedPreconditionError")
-        assert "keys of call 1 of 'alone'" in result and "notes of call" in result
+        assert "keys of call 1 of 'alone: 2'" in result and "notes of call" in result
         assert "'something_else'" in result
 
 
@@ -93,7 +104,7 @@ def test_eager_collectives_in_different_order_raise_on_all_ranks(rank_results, w
         for pair, errors in zip(names, result["seen"], strict=True):
             for error in errors:
                 assert error.startswith("FailedPreconditionError")
-                assert all(f"of '{name}'" in error for name in pair) and "rank 1:" in error
+                assert all(f"of '{name}" in error for name in pair) and "rank 1:" in error
         assert (result["after"] == world_size * (world_size + 1) / 2).all()
         assert (result["kept"] == 1.0 + rank).all()
 
