@@ -21,7 +21,7 @@ from sok_like.lookup.training_flag import by_training
 from sok_like.runtime.checks import as_integer, check_combiner
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
 from sok_like.table import policy_config
-from sok_like.table.keys import as_keys, string_keys
+from sok_like.table.keys import as_keys, may_be_keys, string_keys
 from sok_like.table.variable import EmbeddingVariable
 
 
@@ -275,7 +275,7 @@ def _check_dim(feature, dim):
 def _keys(values, where):
     if values.dtype == tf.string:
         return string_keys(values)
-    if not values.dtype.is_integer:
+    if not may_be_keys(values.dtype):
         raise TypeError(
             "A feature must hold integers or strings. Give `tf.keras.Input` the dtype 'int64' or "
             f"'string', or put `tf.keras.layers.Discretization` before it. "

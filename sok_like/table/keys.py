@@ -6,6 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_like.runtime import callers
+
 DTYPES = (tf.int64, tf.int32, tf.uint64, tf.uint32)
 
 
@@ -25,6 +27,13 @@ def as_key_dtype(key_dtype: Any, table: str) -> tf.DType:
             f"Received: key_dtype={key_dtype!r} (table '{table}')"
         )
     return dtype
+
+
+# By which Keras 3 builds a subclassed model that it loads: it calls the model with symbolic floats,
+# whatever its inputs were. Where that raises it goes on, and leaves weights of other layers out.
+_KERAS_BUILDS = {
+    "keras.src.layers.layer": ("_build_by_run_for_single_pos_arg", "_build_by_run_for_kwargs")
+}
 
 
 def as_keys(keys: Any, argument: str = "keys") -> tf.Tensor:
@@ -58,10 +67,15 @@ def as_keys(keys: Any, argument: str = "keys") -> tf.Tensor:
     return tf.cast(keys, tf.int64)
 
 
+def may_be_keys(dtype: tf.DType) -> bool:
+    """Whether values of this dtype are keys, or stand for keys while Keras builds a model."""
+    return dtype.is_integer or (dtype.is_floating and callers.within(_KERAS_BUILDS))
+
+
 def check_dtype(dtype: Any, argument: str = "keys") -> None:
     """TypeError, with what to do about it, unless keys may have this dtype."""
     dtype = tf.as_dtype(dtype)
-    if not dtype.is_integer:
+    if not may_be_keys(dtype):
         what = "Keys" if argument == "keys" else f"`{argument}`"
         raise TypeError(
             f"{what} must be of an integer dtype. Received: {dtype.name}. {dtype_hint(dtype)}"
