@@ -239,6 +239,11 @@ def install() -> None:
         return
     for cls in classes:
         setattr(cls, method, _by_view(getattr(cls, method)))
+    # Subclasses make their slots in a `build` of their own.
+    known = [cls for cls in vars(optimizers).values() if isinstance(cls, type)]
+    for base in {base for cls in (*known, *classes) for base in cls.__mro__}:
+        if issubclass(base, optimizers.Optimizer) and "build" in vars(base):
+            base.build = _build_by_view(base.build)
 
 
 def _by_view(own):
@@ -260,3 +265,17 @@ def _by_view(own):
 
     apply._sok_own = own
     return apply
+
+
+def _build_by_view(own):
+    @functools.wraps(own)
+    def build(self, *args, **kwargs):
+        if isinstance(self, _TakesParts) or works_on_shards():
+            return own(self, *args, **kwargs)
+        variables = list(*args, *kwargs.values())
+        shards = [variable for variable in variables if shard_of(variable) is not None]
+        if not shards:
+            return own(self, variables)
+        return distributed_optimizer(self, tape.distribution_of(shards[0])).build(variables)
+
+    return build
