@@ -31,8 +31,7 @@ from sok_like.table.keys import as_rows
 
 
 class Saver(delta_saver.DeltaSaver):
-    """Dumps tables with their optimizer state, whole or what has changed, and restores them at any
-    world size.
+    """Dumps tables with their optimizer state, whole or what has changed; restores on any ranks.
 
     Works eagerly; in a `tf.compat.v1` graph the methods return an op to be run, and ask an
     `os.PathLike` for its folder in each run.
