@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_like.lookup import norms
 from sok_like.lookup.local_variables import is_local, mark_local, unique_in_graph
 from sok_like.runtime import comm, turns
 from sok_like.runtime.finite import all_finite, with_decision, without_decision
@@ -25,6 +26,8 @@ _ONLY_WITH = {
     "average_aggregated_gradients": False,
     "scale_local_gradients": True,
 }
+
+norms.install()
 
 
 def check_horovod_arguments(wrapper: str, arguments: dict[str, Any]) -> None:
@@ -77,7 +80,7 @@ def averaged(gradients: list, variables: list, sparse_as_dense: bool, name: str)
     means = turns.in_turn(lambda: communicator.average(mine, name), name, communicator)
     for i, gradient in zip(shared, means, strict=True):
         result[i] = gradient
-    return result
+    return [g if i in shared else norms.marked_part(g) for i, g in enumerate(result)]
 
 
 class _AveragingTape:

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from sok_like.distribution.collectives import summed
 from sok_like.distribution.sharded_variable import Shard, shard_of
+from sok_like.lookup import norms
 from sok_like.runtime import comm
 
 # Key: Shard. A type of TensorFlow's holds text and numbers, but no other objects.
@@ -170,7 +171,7 @@ def _squared_norms(gradients: Sequence[Any], of_parts: Callable) -> list:
         gradients: ShardedGradients, tensors, IndexedSlices, None.
         of_parts: The values of a ShardedGradient whose squares count.
     """
-    norms: list[Any] = [None] * len(gradients)
+    squares: list[Any] = [None] * len(gradients)
     by_axes: dict[tuple[str, ...], list[int]] = {}
     for i, gradient in enumerate(gradients):
         if gradient is None:
@@ -182,15 +183,17 @@ def _squared_norms(gradients: Sequence[Any], of_parts: Callable) -> list:
         else:
             sparse = isinstance(gradient, tf.IndexedSlices)
             values = gradient.values if sparse else tf.convert_to_tensor(gradient)
-        norms[i] = tf.reduce_sum(tf.square(values))
+        squares[i] = tf.reduce_sum(tf.square(values))
+        if not sharded and norms.is_part(gradient):  # a rank has the gradients of its own keys
+            squares[i] = norms.summed_over_ranks(squares[i])
     for axes, places in by_axes.items():
         mesh = gradients[places[0]]._shard.mesh
-        total = tf.stack([tf.cast(norms[i], tf.float32) for i in places])
+        total = tf.stack([tf.cast(squares[i], tf.float32) for i in places])
         for axis in axes:
             total = summed(total, mesh.along(axis), f"sok_norms_{axis}")
         for i, norm in zip(places, tf.unstack(total, len(places)), strict=True):
-            norms[i] = tf.cast(norm, norms[i].dtype)
-    return norms
+            squares[i] = tf.cast(norm, squares[i].dtype)
+    return squares
 
 
 def _occurrences(gradient):
@@ -208,9 +211,9 @@ _Gradient = typing.Union[ShardedGradient, tf.Tensor, tf.IndexedSlices]  # noqa: 
 
 @tf.experimental.dispatch_for_api(tf.linalg.global_norm, {"t_list": list[_Gradient]})
 def _global_norm(t_list, name=None):
-    norms = [norm for norm in _squared_norms(t_list, _occurrences) if norm is not None]
-    dtype = norms[0].dtype
-    return tf.sqrt(tf.add_n([tf.cast(norm, dtype) for norm in norms]), name=name)
+    squares = [square for square in _squared_norms(t_list, _occurrences) if square is not None]
+    dtype = squares[0].dtype
+    return tf.sqrt(tf.add_n([tf.cast(square, dtype) for square in squares]), name=name)
 
 
 def clip_by_global_norm(t_list, clip_norm, use_norm=None, name=None):

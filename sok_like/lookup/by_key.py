@@ -17,6 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_like.lookup import norms
 from sok_like.lookup.flat_ids import FlatIds
 from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.keras_call import training_of_call
@@ -25,6 +26,8 @@ from sok_like.table import as_variable
 from sok_like.table.keys import as_keys
 from sok_like.table.variable import EmbeddingVariable as EmbeddingVariable
 from sok_like.table.variable import is_embedding_variable, unwrap
+
+norms.install()
 
 
 def rows_by_key(variable: EmbeddingVariable, keys: Any, name: str | None = None) -> Any:

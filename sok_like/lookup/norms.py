@@ -1,0 +1,94 @@
+"""Norms of gradients over ranks, for programs that clip by hand.
+
+A tape gives a rank the gradients of its own keys, and of ordinary variables those of its own batch.
+A factor that follows from them would differ over ranks, and weights would drift apart. So of lists
+that hold gradients of tables `tf.clip_by_global_norm` and `tf.linalg.global_norm`, and of such a
+gradient `tf.clip_by_norm`, take the norm that one process with the whole batch would see: squares
+of tables' gradients are summed over ranks, other gradients averaged first.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import clip_ops
+
+from sok_like.lookup.local_variables import unique_in_graph
+from sok_like.runtime import comm, turns
+
+_PART = "_sok_part"
+
+
+def marked_part(gradient: Any) -> Any:
+    """A gradient of a variable of which each rank has its own part; None stays None."""
+    if gradient is not None:
+        setattr(gradient, _PART, True)
+    return gradient
+
+
+def is_part(gradient: Any) -> bool:
+    """Whether other ranks have other parts of it: it is marked, or of a table's keys."""
+    # TensorFlow's gradients of ordinary variables have a dense shape.
+    of_table = isinstance(gradient, tf.IndexedSlices) and gradient.dense_shape is None
+    return of_table or hasattr(gradient, _PART)
+
+
+def summed_over_ranks(squares: tf.Tensor) -> tf.Tensor:
+    """The sum over ranks of a scalar; a collective."""
+    communicator = comm.current()
+    name = unique_in_graph("sok_norm")
+    mine = tf.reshape(tf.cast(squares, tf.float32), [1])
+    every = turns.in_turn(lambda: communicator.all_gather(mine, name), name, communicator)
+    return tf.cast(tf.reduce_sum(every), squares.dtype)
+
+
+@functools.cache
+def install() -> None:
+    """Teaches TensorFlow's norms of gradients the ranks; once per process."""
+    stock = clip_ops.global_norm
+    clip_ops.global_norm = norm = _over_ranks(stock)  # which tf.clip_by_global_norm calls
+    for module in (tf, tf.compat.v1, tf.compat.v2):
+        for holder in (module, module.linalg):
+            if getattr(holder, "global_norm", None) is stock:
+                holder.global_norm = norm
+    tf.experimental.dispatch_for_api(tf.clip_by_norm, {"t": tf.IndexedSlices})(_clip_by_norm)
+
+
+def _over_ranks(stock):
+    @functools.wraps(stock)
+    def global_norm(t_list, name=None):
+        several = comm.is_initialized() and comm.current().world_size > 1
+        if not several or not isinstance(t_list, Sequence) or not any(map(is_part, t_list)):
+            return stock(t_list, name)
+        parts = [gradient for gradient in t_list if is_part(gradient)]
+        whole = _averaged([g for g in t_list if g is not None and not is_part(g)])
+        squares = summed_over_ranks(_squares(parts))
+        return tf.sqrt(squares + tf.cast(_squares(whole), squares.dtype), name=name)
+
+    return global_norm
+
+
+def _clip_by_norm(t, clip_norm, axes=None, name=None):
+    several = comm.is_initialized() and comm.current().world_size > 1
+    if not several or not is_part(t) or axes is not None:
+        return NotImplemented
+    norm = tf.sqrt(summed_over_ranks(_squares([t])))
+    limit = tf.cast(clip_norm, norm.dtype)
+    values = tf.identity(t.values * limit / tf.maximum(norm, limit), name=name)
+    return tf.IndexedSlices(values, t.indices, t.dense_shape)
+
+
+def _averaged(gradients):
+    if not gradients:
+        return []
+    communicator, name = comm.current(), unique_in_graph("sok_norm_of_averages")
+    return turns.in_turn(lambda: communicator.average(gradients, name), name, communicator)
+
+
+def _squares(gradients):
+    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+    sums = [tf.reduce_sum(tf.square(value)) for value in values]
+    return tf.add_n([tf.cast(each, sums[0].dtype) for each in sums]) if sums else tf.zeros([])

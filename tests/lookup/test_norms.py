@@ -1,0 +1,71 @@
+"""Clipping by hand on several ranks is that of one process on a dense variable."""
+
+import numpy as np
+import pytest
+
+from tests.checks.norms import KERNEL, KEYS, LIMIT, MODES, ROWS
+
+each_world = pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.ranks)])
+each_mode = pytest.mark.parametrize("mode", MODES)
+
+
+def whole_gradients():
+    """Of a mean over all samples: of the rows by key, and of the kernel."""
+    keys = np.array(KEYS).ravel()
+    of_rows = {key: KERNEL * (keys == key).mean() for key in np.unique(keys).tolist()}
+    return of_rows, ROWS[keys].mean(0)
+
+
+def norm_of(*gradients):
+    return np.sqrt(sum((gradient**2).sum() for gradient in gradients))
+
+
+def check(results, row_factor, kernel_factor, norm):
+    """Each key's row is on one rank; the kernel's gradients of all ranks have this mean."""
+    of_rows, of_kernel = whole_gradients()
+    seen = [(key, row) for rows, _, _ in results for key, row in rows.items()]
+    assert sorted(key for key, _ in seen) == sorted(of_rows)
+    for key, row in seen:
+        np.testing.assert_allclose(row, of_rows[key] * row_factor, rtol=1e-5)
+    kernel = np.mean([kernel for _, kernel, _ in results], 0)
+    np.testing.assert_allclose(kernel, of_kernel * kernel_factor, rtol=1e-5)
+    np.testing.assert_allclose([found for _, _, found in results], norm, rtol=1e-5)
+
+
+def global_norm():
+    of_rows, of_kernel = whole_gradients()
+    norm = norm_of(*of_rows.values(), of_kernel)
+    assert norm > LIMIT
+    return norm
+
+
+@each_world
+@each_mode
+@pytest.mark.parametrize("name", ["by_global_norm", "tape_of_dmp"])
+def test_clip_by_global_norm(rank_results, world_size, name, mode):
+    results = [r[f"{name} {mode}"] for r in rank_results(world_size, "norms.clipped")]
+    factor = LIMIT / global_norm()
+    check(results, factor, factor, global_norm())
+
+
+@each_world
+@each_mode
+def test_global_norm(rank_results, world_size, mode):
+    results = [r[f"global_norm {mode}"] for r in rank_results(world_size, "norms.clipped")]
+    check(results, 1.0, 1.0, global_norm())
+
+
+@each_world
+@each_mode
+def test_clip_by_norm_of_a_table(rank_results, world_size, mode):
+    results = [r[f"by_norm {mode}"] for r in rank_results(world_size, "norms.clipped")]
+    check(results, LIMIT / norm_of(*whole_gradients()[0].values()), 1.0, 0.0)
+
+
+@each_world
+def test_global_norm_of_dense_tables(rank_results, world_size):
+    keys = np.array(KEYS).ravel()
+    of_rows = [2 * ROWS[key] * (keys == key).mean() for key in np.unique(keys)]
+    right = norm_of(*of_rows) * np.sqrt(2)  # both tables begin with the same rows
+    for found in rank_results(world_size, "norms.tables"):
+        np.testing.assert_allclose(found, right, rtol=1e-5)
