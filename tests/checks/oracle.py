@@ -26,12 +26,14 @@ from tests.checks.parity import (
 
 
 def train(optimizer_name, scale, world_size, initial):
-    """What `parity.train` must give for `initial` rows, a dictionary of tables.
+    """What `parity.train` must give for `initial` rows, a dictionary of some of the tables.
 
     Returns:
         Per step and table the vectors of the whole batch; per table rows and keys; head weights.
     """
-    rows = tf.Variable(np.concatenate([initial[name] for name in TABLES]), dtype=tf.float64)
+    nothing = np.zeros([NUM_KEYS, DIM], np.float32)
+    every_row = [initial.get(name, nothing) for name in TABLES]
+    rows = tf.Variable(np.concatenate(every_row), dtype=tf.float64)
     flat = np.concatenate([np.ravel(part) for pair in head_weights() for part in pair])
     heads = tf.Variable(flat, dtype=tf.float64)
     update_rows, update_heads = _rows_update(optimizer_name), _heads_update(optimizer_name)
