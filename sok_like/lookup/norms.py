@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.ops import clip_ops
+from tensorflow.python.util import dispatch
 
 from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.runtime import comm, turns
@@ -50,6 +51,9 @@ def install() -> None:
     """Teaches TensorFlow's norms of gradients the ranks; once per process."""
     stock = clip_ops.global_norm
     clip_ops.global_norm = norm = _over_ranks(stock)  # which tf.clip_by_global_norm calls
+    # So that `tf.experimental.dispatch_for_api` takes it as it took the stock one.
+    signatures = dispatch._TYPE_BASED_DISPATCH_SIGNATURES
+    signatures[norm] = signatures[stock]
     for module in (tf, tf.compat.v1, tf.compat.v2):
         for holder in (module, module.linalg):
             if getattr(holder, "global_norm", None) is stock:
@@ -61,14 +65,23 @@ def _over_ranks(stock):
     @functools.wraps(stock)
     def global_norm(t_list, name=None):
         several = comm.is_initialized() and comm.current().world_size > 1
-        if not several or not isinstance(t_list, Sequence) or not any(map(is_part, t_list)):
+        if not several or not _has_parts(t_list):
             return stock(t_list, name)
-        parts = [gradient for gradient in t_list if is_part(gradient)]
+        parts = [g for g in t_list if g is not None and is_part(g)]
         whole = _averaged([g for g in t_list if g is not None and not is_part(g)])
         squares = summed_over_ranks(_squares(parts))
         return tf.sqrt(squares + tf.cast(_squares(whole), squares.dtype), name=name)
 
     return global_norm
+
+
+def _has_parts(t_list):
+    """Whether it has a part, and nothing for which another function is registered."""
+    if not isinstance(t_list, Sequence):
+        return False
+    given = [gradient for gradient in t_list if gradient is not None]
+    known = all(isinstance(gradient, (tf.Tensor, tf.IndexedSlices)) for gradient in given)
+    return known and any(map(is_part, given))
 
 
 def _clip_by_norm(t, clip_norm, axes=None, name=None):
