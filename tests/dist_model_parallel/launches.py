@@ -6,7 +6,9 @@ import pytest
 
 from tests.ranks import once_per_run
 
-WORLDS = [pytest.param(n, marks=[pytest.mark.ranks] if n > 1 else [], id=f"{n}") for n in (1, 2, 3)]
+# 3 ranks only train, but with SLOW=1, as `make test-all` sets it.
+MARKS = {1: [], 2: [pytest.mark.ranks], 3: [pytest.mark.ranks, pytest.mark.slow]}
+WORLDS = [pytest.param(n, marks=marks, id=f"{n}") for n, marks in MARKS.items()]
 each_world = pytest.mark.parametrize("world_size", WORLDS)
 
 

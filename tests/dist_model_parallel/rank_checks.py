@@ -314,7 +314,7 @@ def fit():
 
 def checks():
     yield from trainings()
-    if comm.current().world_size > 3:
+    if comm.current().world_size > (3 if os.environ.get("SLOW") else 2):
         return  # what differs with so many ranks is the exchange
     for check in (
         model_parallel_inputs,
