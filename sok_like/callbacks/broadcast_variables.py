@@ -7,6 +7,7 @@ import tensorflow as tf
 from sok_like.lookup import replicas
 from sok_like.lookup.local_variables import is_local
 from sok_like.runtime import comm
+from sok_like.runtime.checks import as_integer
 
 
 class BroadcastVariables(tf.keras.callbacks.Callback):
@@ -26,12 +27,13 @@ class BroadcastVariables(tf.keras.callbacks.Callback):
     def __init__(self, root_rank: int = 0):
         super().__init__()
         world_size = comm.current().world_size
-        if not isinstance(root_rank, int) or not 0 <= root_rank < world_size:
+        rank = as_integer(root_rank)
+        if rank is None or not 0 <= rank < world_size:
             raise ValueError(
                 f"`root_rank` must be an integer in [0, {world_size}). "
                 f"Received: root_rank={root_rank!r}"
             )
-        self.root_rank = root_rank
+        self.root_rank = rank
         self._done = False
 
     def on_train_batch_begin(self, batch, logs=None):

@@ -15,6 +15,7 @@ the keys. So files of keys and rows that are both there belong together.
 from __future__ import annotations
 
 import dataclasses
+import glob
 import hashlib
 import os
 import pathlib
@@ -173,6 +174,10 @@ def write(
         if rank == 0:
             for kind, path in reversed(list(zip((_KEYS, _VALUES), aside, strict=True))):
                 os.replace(path, target(kind))
+                # What killed processes left.
+                for old in path.parent.glob(f"{glob.escape(target(kind).stem)}.*.tmp"):
+                    if re.fullmatch(r"\.[0-9a-f]{16}\.tmp", old.name[len(target(kind).stem) :]):
+                        old.unlink(missing_ok=True)
             sync_folder(pathlib.Path(filepath))
 
     steps.take(count, content[:1])

@@ -151,7 +151,7 @@ def broadcast(make):
 
     tf.keras.utils.set_random_seed(10 + rank())
     model, before, after = make(), Head(), Head()
-    fit(model, [before, sok.callbacks.BroadcastVariables(), after])
+    fit(model, [before, sok.callbacks.BroadcastVariables(np.int64(0)), after])
     return {"before": before.kernels, "after": after.kernels}
 
 

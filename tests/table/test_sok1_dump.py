@@ -126,3 +126,14 @@ def test_a_dump_without_its_manifest_is_not_taken_for_one_of_sok(sok, tmp_path):
     table.clear()
     sok.Saver().restore_from_file(table, tmp_path)  # what SOK 1.x would have written
     assert int(table.size()) == 2
+
+
+def test_what_killed_processes_left_goes_with_the_next_dump(sok, tmp_path):
+    left = [tmp_path / f"films_{kind}.{'0' * 16}.tmp" for kind in ("keys", "values")]
+    others = [tmp_path / name for name in (f"films_2_keys.{'0' * 16}.tmp", "films_keys.mine.tmp")]
+    for path in left + others:
+        path.write_bytes(b"half")
+    table = sok.EmbeddingVariable(2, name="films")
+    sok.Saver().dump_to_file(table, tmp_path)
+    assert not any(path.exists() for path in left) and all(path.exists() for path in others)
+    assert (tmp_path / "films_keys.file").exists()
