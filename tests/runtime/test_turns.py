@@ -142,7 +142,7 @@ def test_errors_of_exchanges_in_rounds_are_raised_on_all_ranks(in_rounds):
         assert "ResourceExhaustedError" in error and "'rounds_full'" in error and after == 1.0
         first, second, after = result["crossed"]
         for error in (first, second):
-            assert "FailedPreconditionError" in error and "'rounds_other'" in error
+            assert "FailedPreconditionError" in error and "'rounds_other" in error
         assert after == 1.0
 
 
