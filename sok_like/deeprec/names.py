@@ -41,6 +41,7 @@ from sok_like.group_embedding.multihash import get_multihash_variable
 from sok_like.group_embedding.strategy import enable_distributed_strategy
 from sok_like.optimizers import deeprec as optimizers
 from sok_like.optimizers.scope import train_tables
+from sok_like.runtime.tf_modules import roots
 from sok_like.table import policies
 
 # DeepRec's kinds of storage, for `StorageOption`, which takes those of memory alone.
@@ -136,12 +137,7 @@ def _added() -> list[tuple[Any, str, Any]]:
         ("nn", "group_embedding_lookup", group_embedding_lookup),
         ("nn", "group_embedding_lookup_sparse", group_embedding_lookup_sparse),
     ]
-    # The two trees of modules share no module.
-    return [
-        (_module(root, path), name, value)
-        for root in (tf, tf.compat.v1)
-        for path, name, value in names
-    ]
+    return [(_module(root, path), name, value) for root in roots() for path, name, value in names]
 
 
 def _module(root, path):

@@ -19,6 +19,7 @@ from tensorflow.python.util import dispatch
 
 from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.runtime import comm, turns
+from sok_like.runtime.tf_modules import roots
 
 _PART = "_sok_part"
 
@@ -54,7 +55,7 @@ def install() -> None:
     # So that `tf.experimental.dispatch_for_api` takes it as it took the stock one.
     signatures = dispatch._TYPE_BASED_DISPATCH_SIGNATURES
     signatures[norm] = signatures[stock]
-    for module in (tf, tf.compat.v1, tf.compat.v2):
+    for module in (*roots(), tf.compat.v2):
         for holder in (module, module.linalg):
             if getattr(holder, "global_norm", None) is stock:
                 holder.global_norm = norm

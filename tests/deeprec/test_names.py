@@ -333,3 +333,14 @@ def test_an_optimizer_of_the_wrappers_own_is_not_wrapped_again(sok, deeprec):
         session.run(train)
         assert session.run(rows).tolist() == [[0, 0], [0, 0]]
         assert session.run(plain).tolist() == [0.5, 0.5]
+
+
+def test_both_modules_of_tensorflow_1_have_the_names(deeprec):
+    """`import tensorflow.compat.v1` makes another module than `tf.compat.v1` was."""
+    import tensorflow.compat.v1 as imported
+    from tensorflow._api.v2.compat import v1 as first
+
+    deeprec.install()
+    assert imported.get_embedding_variable is first.get_embedding_variable
+    deeprec.uninstall()
+    assert not hasattr(imported, "CBFFilter") and not hasattr(first, "CBFFilter")
