@@ -9,6 +9,7 @@ Optimizers take the part.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import typing
 import weakref
@@ -209,7 +210,18 @@ def _sums(gradient):
 _Gradient = typing.Union[ShardedGradient, tf.Tensor, tf.IndexedSlices]  # noqa: UP007 (TensorFlow reads it)
 
 
-@tf.experimental.dispatch_for_api(tf.linalg.global_norm, {"t_list": list[_Gradient]})
+def _with_shards(function):
+    """Of a list without a ShardedGradient TensorFlow's function is right, or that of `norms`."""
+
+    @functools.wraps(function)
+    def dispatched(t_list, *args, **kwargs):
+        if not any(isinstance(gradient, ShardedGradient) for gradient in t_list):
+            return NotImplemented
+        return function(t_list, *args, **kwargs)
+
+    return dispatched
+
+
 def _global_norm(t_list, name=None):
     squares = [square for square in _squared_norms(t_list, _occurrences) if square is not None]
     dtype = squares[0].dtype
@@ -226,9 +238,11 @@ def clip_by_global_norm(t_list, clip_norm, use_norm=None, name=None):
     return [_times(gradient, factor) for gradient in t_list], norm
 
 
-tf.experimental.dispatch_for_api(tf.clip_by_global_norm, {"t_list": list[_Gradient]})(
-    clip_by_global_norm
-)
+for _api, _function in (
+    (tf.linalg.global_norm, _global_norm),
+    (tf.clip_by_global_norm, clip_by_global_norm),
+):
+    tf.experimental.dispatch_for_api(_api, {"t_list": list[_Gradient]})(_with_shards(_function))
 
 
 @tf.experimental.dispatch_for_api(tf.clip_by_norm, {"t": ShardedGradient})

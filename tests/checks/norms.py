@@ -18,7 +18,14 @@ ROWS = ramp((6, DIM))
 
 
 def checks(world_size):
-    return {"clipped": clipped, "tables": tables}
+    return {"clipped": clipped, "with_distribution": with_distribution, "tables": tables}
+
+
+def with_distribution():
+    """The same in a process that also shards variables, whose gradients have their own norms."""
+    import sok_like.distribution  # noqa: F401 (registers functions for lists of gradients)
+
+    return clipped()
 
 
 def clipped():

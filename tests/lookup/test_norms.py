@@ -7,6 +7,7 @@ from tests.checks.norms import KERNEL, KEYS, LIMIT, MODES, ROWS
 
 each_world = pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.ranks)])
 each_mode = pytest.mark.parametrize("mode", MODES)
+each_process = pytest.mark.parametrize("check_name", ["norms.clipped", "norms.with_distribution"])
 
 
 def whole_gradients():
@@ -39,26 +40,29 @@ def global_norm():
     return norm
 
 
+@each_process
 @each_world
 @each_mode
 @pytest.mark.parametrize("name", ["by_global_norm", "tape_of_dmp"])
-def test_clip_by_global_norm(rank_results, world_size, name, mode):
-    results = [r[f"{name} {mode}"] for r in rank_results(world_size, "norms.clipped")]
+def test_clip_by_global_norm(rank_results, check_name, world_size, name, mode):
+    results = [r[f"{name} {mode}"] for r in rank_results(world_size, check_name)]
     factor = LIMIT / global_norm()
     check(results, factor, factor, global_norm())
 
 
+@each_process
 @each_world
 @each_mode
-def test_global_norm(rank_results, world_size, mode):
-    results = [r[f"global_norm {mode}"] for r in rank_results(world_size, "norms.clipped")]
+def test_global_norm(rank_results, check_name, world_size, mode):
+    results = [r[f"global_norm {mode}"] for r in rank_results(world_size, check_name)]
     check(results, 1.0, 1.0, global_norm())
 
 
+@each_process
 @each_world
 @each_mode
-def test_clip_by_norm_of_a_table(rank_results, world_size, mode):
-    results = [r[f"by_norm {mode}"] for r in rank_results(world_size, "norms.clipped")]
+def test_clip_by_norm_of_a_table(rank_results, check_name, world_size, mode):
+    results = [r[f"by_norm {mode}"] for r in rank_results(world_size, check_name)]
     check(results, LIMIT / norm_of(*whole_gradients()[0].values()), 1.0, 0.0)
 
 
