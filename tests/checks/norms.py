@@ -23,7 +23,7 @@ def checks(world_size):
 
 def with_distribution():
     """The same in a process that also shards variables, whose gradients have their own norms."""
-    import sok_like.distribution  # noqa: F401 (registers functions for lists of gradients)
+    import sok_like.distribution.sharded_gradient  # noqa: F401 (registers functions for lists)
 
     return clipped()
 
