@@ -87,7 +87,7 @@ bench-dmp: venv
 	@$(VENV)/bin/python -m benchmarks.dmp_memory --ranks $(NUM_RANKS)
 
 bench-saving: venv
-	@.venv/bin/python -m benchmarks.saving $(ARGS)
+	@$(VENV)/bin/python -m benchmarks.saving $(ARGS)
 
 bench-groups: venv
 	@$(RANKS) -m benchmarks --only groups $(ARGS)
@@ -114,7 +114,7 @@ tsan: venv
 
 .PHONY: fuzz crash mutants
 mutants: $(STAMPS)/requirements
-	@.venv/bin/python -m tests.cuda.mutants $(ARGS)
+	@$(VENV)/bin/python -m tests.cuda.mutants $(ARGS)
 
 fuzz: venv
 	@$(VENV)/bin/python -m tests.table.dump_fuzz $(ARGS)

@@ -272,7 +272,8 @@ def _build_by_view(own):
     def build(self, *args, **kwargs):
         if isinstance(self, _TakesParts) or works_on_shards():
             return own(self, *args, **kwargs)
-        variables = list(*args, *kwargs.values())
+        # Classes name their only argument `variables` or `var_list`.
+        variables = list(next(iter((*args, *kwargs.values()))))
         shards = [variable for variable in variables if shard_of(variable) is not None]
         if not shards:
             return own(self, variables)

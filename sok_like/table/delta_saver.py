@@ -49,8 +49,8 @@ class DeltaSaver:
             The name of this dump, a string scalar.
 
         Raises:
-            TypeError: `embedding_variable` is not an EmbeddingVariable, or `since` is none of the
-                above.
+            TypeError: `embedding_variable` is not an EmbeddingVariable, or `since` is not one of
+                the above.
             RuntimeError: a rank could not write, ranks dump different tables, there is no such
                 dump, the table does not keep what changed since, or is in device memory; on all
                 ranks, naming the rank (in a graph `tf.errors.UnknownError`). The dumps
@@ -67,22 +67,6 @@ class DeltaSaver:
         )
         with work.steps.done():
             return tf.ensure_shape(name, [])
-
-    def restore(
-        self, embedding_variable: Any, filepath: str | os.PathLike, *, rows_only: bool = False
-    ) -> tf.Tensor:
-        """Replaces the table's content by the dump in folder `filepath`, with its deltas.
-
-        The next `dump(since="last")` may follow at once. Otherwise this is `restore_from_file`,
-        which reads deltas, too: see there for the arguments and errors.
-        """
-        return self.restore_from_file(embedding_variable, filepath, rows_only=rows_only)
-
-    def restore_from_file(
-        self, embedding_variable: Any, filepath: str | os.PathLike, *, rows_only: bool = False
-    ) -> tf.Tensor:
-        """Of `Saver`."""
-        raise NotImplementedError
 
     def compact(self, embedding_variable: Any, filepath: str | os.PathLike) -> tf.Tensor:
         """Merges the deltas in folder `filepath` into their base; the table itself is left alone.

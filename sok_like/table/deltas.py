@@ -37,7 +37,7 @@ def read_content(
         progress: Of what call rank 0 says how far it is; None: it is silent.
 
     Raises:
-        ValueError: a file is damaged, or is no part of this dump.
+        ValueError: a file is damaged, or is not part of this dump.
     """
     dumps = [dump, *dump.deltas]
     size = sum(file.stat().st_size for each in dumps for file in each.files)

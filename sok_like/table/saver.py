@@ -126,6 +126,16 @@ class Saver(delta_saver.DeltaSaver):
         with steps.done():
             return tf.constant("OK")
 
+    def restore(
+        self, embedding_variable: Any, filepath: str | os.PathLike, *, rows_only: bool = False
+    ) -> tf.Tensor:
+        """Replaces the table's content by the dump in folder `filepath`, with its deltas.
+
+        The next `dump(since="last")` may follow at once. Otherwise this is `restore_from_file`,
+        which reads deltas, too: see there for the arguments and errors.
+        """
+        return self.restore_from_file(embedding_variable, filepath, rows_only=rows_only)
+
     def restore_from_file(
         self, embedding_variable: Any, filepath: str | os.PathLike, *, rows_only: bool = False
     ) -> tf.Tensor:
