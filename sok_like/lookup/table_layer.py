@@ -12,6 +12,7 @@ from sok_like.lookup.training_flag import by_training
 from sok_like.runtime import comm
 from sok_like.table import beside, keras_files
 from sok_like.table.snapshots import RecordedSnapshot, TableSnapshot
+from sok_like.table.together import restore_snapshot
 from sok_like.table.variable import EmbeddingVariable
 from sok_like.table.weights import owned
 
@@ -81,7 +82,7 @@ class TableLayer(tf.keras.layers.Layer):
             if field not in optional or field in store
         }
         fields["slot_names"] = _names_of_bytes(fields["slot_names"])
-        self.table.load_snapshot(**_owned(fields))
+        restore_snapshot(self.table, **_owned(fields))
 
 
 def freeze_tables(layer: Any) -> None:

@@ -134,19 +134,21 @@ def raise_first(
     messages: Sequence[dict[str, Any]],
     raises: type[Exception] = RuntimeError,
     cause: Exception | None = None,
+    in_graph: bool = False,
 ) -> None:
-    """Raises the problem of the first rank that told one, or the calls that differ."""
+    """Raises the problem of the first rank that told one, or the calls that differ.
+
+    `in_graph`: it is raised within an op of a graph, where only Python's own exception becomes
+    TensorFlow's.
+    """
     for rank, message in enumerate(messages):
         if "error" not in message:
             continue
         text = f"rank {rank}: {message['error']}"
         if not message["memory"]:
             raise raises(text) from cause
-        # In a graph only Python's own exception becomes TensorFlow's.
         raise (
-            tf.errors.ResourceExhaustedError(None, None, text)
-            if tf.executing_eagerly()
-            else MemoryError(text)
+            MemoryError(text) if in_graph else tf.errors.ResourceExhaustedError(None, None, text)
         ) from cause
     calls = [message["call"] or "another call" for message in messages]
     for rank, call in enumerate(calls):

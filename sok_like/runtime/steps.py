@@ -75,10 +75,12 @@ class Steps:
         say.set_shape([None])
         texts, lengths = self._exchanged(say, name)
 
+        in_graph = not tf.executing_eagerly()  # now: when an op runs, Python is eager
+
         def compare(texts, lengths):
             messages = agreement.decoded(texts, lengths)
             try:
-                agreement.raise_first(messages)
+                agreement.raise_first(messages, in_graph=in_graph)
                 said = [message["said"] for message in messages]
                 if verify is not None:
                     verify(said)

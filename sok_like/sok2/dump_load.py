@@ -2,8 +2,7 @@
 
 Each rank writes its part of every file, of which rank 0 publishes all when the last part is there.
 On the way back each rank keeps the keys it holds, so a dump of 4 ranks loads on 1, 3 or 64. An
-error of one rank is raised on all. One in writing or reading leaves files and variables as they
-were.
+error of one rank is raised on all, and leaves all files and variables as they were.
 """
 
 from __future__ import annotations
@@ -102,6 +101,9 @@ def load(path: str | os.PathLike, load_vars: Any, optimizer: Any = None) -> None
         TypeError: a variable or an optimizer of another kind.
         ValueError: two variables of one name.
         RuntimeError: in a graph; a file is missing, damaged, or does not fit the variable.
+        tf.errors.ResourceExhaustedError: a table has no room for its keys. After each of these all
+            variables are as they were. Where memory ends while rows are written, the error names
+            the variables that are loaded.
     """
     folder, communicator = pathlib.Path(path), comm.current()
     dumped = _dumped("load", load_vars, optimizer)
@@ -110,10 +112,21 @@ def load(path: str | os.PathLike, load_vars: Any, optimizer: Any = None) -> None
 
     def read():
         found.extend(table.read(folder) for table in dumped)
+        for table, content in zip(dumped, found, strict=True):
+            table.check_room(content)
 
     def take():
-        for table, content in zip(dumped, found, strict=True):
-            table.take(content)
+        for number, (table, content) in enumerate(zip(dumped, found, strict=True)):
+            try:
+                table.take(content)
+            except (MemoryError, tf.errors.ResourceExhaustedError) as error:
+                loaded = [before.stem for before in dumped[:number]]
+                raise tf.errors.ResourceExhaustedError(
+                    None,
+                    None,
+                    f"{getattr(error, 'message', error)}. Loaded before it on this rank: {loaded}; "
+                    f"perhaps in part: '{table.stem}'; on other ranks perhaps all",
+                ) from error
 
     agreed(read, communicator, call)
     agreed(take, communicator, call)

@@ -14,7 +14,7 @@ from sok_like.sok2.distributed_variable import is_static, plain
 from sok_like.sok2.dynamic_variable import assign, export
 from sok_like.sok2.optimizer import SGD, OptimizerWrapper, legacy_name, static_slot
 from sok_like.table.export_assign import held_here
-from sok_like.table.variable import is_embedding_variable
+from sok_like.table.variable import is_embedding_variable, unwrap
 
 # Optimizers of tf.compat.v1.train by the name of Keras' that has their formula.
 _V1 = {"GradientDescent": "SGD", "Momentum": "SGD"}
@@ -178,6 +178,14 @@ class Dumped:
         signed = np.array(keys, np.uint64 if keys.dtype == np.uint64 else np.int64).view(np.int64)
         return np.flatnonzero(held_here(variable, tf.constant(signed)).numpy())
 
+    def check_room(self, content: Content) -> None:
+        """ResourceExhaustedError where the tables cannot take all keys of what `read` returned."""
+        if self._static:
+            return
+        slots = [self._slot(name) for name in content.slots] if self._by_rows() else []
+        for table in [self._variable, *filter(is_embedding_variable, slots)]:
+            _check_room(unwrap(table), content.keys)
+
     def take(self, content: Content) -> None:
         """Writes what `read` returned into the variable, its slots and the optimizer's step."""
         if self._static:
@@ -207,6 +215,25 @@ class Dumped:
     def _take_iterations(self, iterations):
         if iterations is not None:
             self._optimizer.iterations.assign(iterations)
+
+
+def _check_room(table, keys, chunk=2**20):
+    stats = table.stats()
+    if not stats.max_capacity:
+        return
+    if table.keeps_records:  # keys that are not in the file make room
+        needed = len(keys)
+    else:
+        parts = (keys[at : at + chunk] for at in range(0, len(keys), chunk))
+        found = sum(int(np.count_nonzero(table.find(part)[1])) for part in parts)
+        needed = stats.size + len(keys) - found
+    if needed > stats.max_capacity:
+        raise tf.errors.ResourceExhaustedError(
+            None,
+            None,
+            f"Table '{table.table_name}' holds at most {stats.max_capacity} keys on this rank. "
+            f"Received: a dump with which it would have {needed}",
+        )
 
 
 def optimizer_name(optimizer: Any) -> str:

@@ -21,12 +21,15 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
 from sok_like.table import beside, tf_checkpoints
 from sok_like.table.keras_variable import is_keras_3
+from sok_like.table.together import together
+from sok_like.table.variable import is_embedding_variable
 
 _FILES = (".keras", ".h5")
 _OWN_VARIABLES = (
@@ -171,9 +174,27 @@ def _loading_weights(own):
         call, kinds = "a load of weights", _kinds(model)
         if comm.is_initialized():
             _check(kinds, call)
-        return _together(call, bool(kinds), filepath, lambda: own(model, filepath, *args, **kwargs))
+        with _put_back(model if kinds.tables else None):
+            read = functools.partial(own, model, filepath, *args, **kwargs)
+            return _together(call, bool(kinds), filepath, read)
 
     return load
+
+
+@contextlib.contextmanager
+def _put_back(model: Any) -> Iterator[None]:
+    """After an error within it, gives ordinary variables back their values; on all ranks."""
+    kept = []
+    for each in [] if model is None else model.variables:
+        # Of these an error leaves some loaded. To read one is a collective.
+        if not (is_embedding_variable(each) or hasattr(each, "_sok_shard")):
+            kept.append((each, np.array(each)))
+    try:
+        yield
+    except BaseException:
+        for variable, value in kept:
+            variable.assign(value)
+        raise
 
 
 def _loading_model(own):
@@ -197,7 +218,8 @@ def _together(call, ours, filepath, read):
             loaded.append(read())
 
     agreed(lambda: beside.check_seen(path), comm.current(), call)
-    agreed(run, comm.current(), call)
+    with together():
+        agreed(run, comm.current(), call)
     return loaded[0]
 
 

@@ -24,7 +24,15 @@ import tensorflow as tf
 
 from sok_like.runtime import comm, native
 from sok_like.runtime.steps import Steps
-from sok_like.table import delta_saver, deltas, dump_file, dump_owners, shard_file, sok1_dump
+from sok_like.table import (
+    delta_saver,
+    deltas,
+    dump_file,
+    dump_owners,
+    shard_file,
+    sok1_dump,
+    together,
+)
 from sok_like.table.dump_owners import check_owner, checked, explained, same_dump
 from sok_like.table.export_assign import assign
 from sok_like.table.keys import as_rows
@@ -162,50 +170,16 @@ class Saver(delta_saver.DeltaSaver):
             tf.errors.ResourceExhaustedError: a rank cannot hold its keys; on all ranks.
                 After either error the table is as it was, on every rank.
         """
-        variable, _ = checked(embedding_variable), os.fspath(filepath)
-        communicator = comm.current()
-        dim, table = variable.dim, variable.table_name
-
-        def read_mine(_):
-            folder = os.fspath(filepath)
-            dump = _dump_of(variable, folder)
-            ranks = communicator.rank, communicator.world_size
-            mine = deltas.read_content(dump, *ranks, dim, f"restore of table '{table}'")
-            # Deltas may follow on what was read whole.
-            last = (dump.deltas or [dump])[-1].name
-            read[:] = [last if dump.may_grow and not rows_only else ""]
-            _check_keys(mine.keys, variable)
-            if rows_only:
-                mine.slot_rows, mine.slot_names, mine.slot_widths = mine.slot_rows[:, :0], [], []
-                mine.optimizer_step = 0
-            names = np.asarray([text.encode() for text in mine.slot_names], dtype=object)
-            widths = np.asarray(mine.slot_widths, np.int64)
-            fields = (mine.keys, mine.rows, mine.slot_rows, names, widths)
-            records = np.zeros([0, 3], np.int64) if mine.records is None else mine.records
-            steps = np.int64(mine.step), np.int64(mine.optimizer_step)
-            rest = records, mine.waiting, mine.counters, *steps
-            return {"dump": dump.identity}, *fields, *rest, np.bool_(read[0])
-
-        def finished(_):
-            dump_owners.read(os.fspath(filepath), variable)
-
-        def remember(_, number):
-            if number > 0:
-                delta_saver.remember(variable, read[0], int(number))
-
-        read: list[str] = []
-        steps = Steps(communicator, f"sok_restore_{table}", f"restore_from_file of table '{table}'")
-        steps.take(lambda: None)
-        outputs = [*_CONTENT.values(), tf.bool]
-        *fields, keep = steps.take(read_mine, outputs=outputs, verify=same_dump)
-        aside, problem = variable.read_aside(**dict(zip(_CONTENT, fields, strict=True)))
-        steps.take(lambda _, text: delta_saver.see_problem(text), [problem], verify=finished)
-        with steps.done():
-            taken = variable.take_aside(aside)
+        reading = Reading(checked(embedding_variable), filepath, rows_only)
+        if together.expected():
+            together.restored(reading.variable, reading.aside, reading.keep_changes)
+            return tf.constant("OK")
+        with reading.steps.done():
+            taken = reading.variable.take_aside(reading.aside)
         with tf.control_dependencies([taken] if isinstance(taken, tf.Operation) else []):
-            number = native.ops().sok_table_keep_changes(handle=variable.handle, keep=keep)
-        steps.take(remember, [number])
-        with steps.done():
+            number = reading.number()
+        reading.steps.take(reading.remember, [number])
+        with reading.steps.done():
             return tf.constant("OK")
 
     def load_embedding_values(self, embedding_variable: Any, tensors: Sequence[Any]) -> Any:
@@ -236,6 +210,71 @@ class Saver(delta_saver.DeltaSaver):
         rows = tf.concat(parts, axis=0)
         keys = tf.range(tf.shape(rows, tf.int64)[0], dtype=tf.int64)
         return _ok_after(assign(variable, keys, rows))
+
+
+class Reading:
+    """The first half of a restore, which may fail: a table's new content, made aside on all ranks.
+
+    Attributes:
+        variable: The table, which is as it was.
+        aside: What its `take_aside` wants.
+        steps: Those that the ranks have taken, when what they said is there.
+    """
+
+    def __init__(self, variable: Any, filepath: str | os.PathLike, rows_only: bool = False):
+        os.fspath(filepath)  # raises for what is no path
+        self.variable, self._filepath, self._rows_only = variable, filepath, rows_only
+        self._communicator, self._last = comm.current(), ""
+        table = variable.table_name
+        self.steps = Steps(
+            self._communicator, f"sok_restore_{table}", f"restore_from_file of table '{table}'"
+        )
+        self.steps.take(lambda: None)
+        outputs = [*_CONTENT.values(), tf.bool]
+        *fields, self._keep = self.steps.take(self._read, outputs=outputs, verify=same_dump)
+        aside, problem = variable.read_aside(**dict(zip(_CONTENT, fields, strict=True)))
+        self.steps.take(
+            lambda _, text: delta_saver.see_problem(text), [problem], verify=self._finished
+        )
+        with self.steps.done():
+            self.aside = tf.identity(aside)
+
+    def _read(self, _):
+        variable, folder = self.variable, os.fspath(self._filepath)
+        dump = _dump_of(variable, folder)
+        ranks = self._communicator.rank, self._communicator.world_size
+        what = f"restore of table '{variable.table_name}'"
+        mine = deltas.read_content(dump, *ranks, variable.dim, what)
+        # Deltas may follow on what was read whole.
+        self._last = (dump.deltas or [dump])[-1].name
+        keep = dump.may_grow and not self._rows_only
+        _check_keys(mine.keys, variable)
+        if self._rows_only:
+            mine.slot_rows, mine.slot_names, mine.slot_widths = mine.slot_rows[:, :0], [], []
+            mine.optimizer_step = 0
+        names = np.asarray([text.encode() for text in mine.slot_names], dtype=object)
+        widths = np.asarray(mine.slot_widths, np.int64)
+        fields = (mine.keys, mine.rows, mine.slot_rows, names, widths)
+        records = np.zeros([0, 3], np.int64) if mine.records is None else mine.records
+        steps = np.int64(mine.step), np.int64(mine.optimizer_step)
+        rest = records, mine.waiting, mine.counters, *steps
+        return {"dump": dump.identity}, *fields, *rest, np.bool_(keep)
+
+    def _finished(self, _):
+        dump_owners.read(os.fspath(self._filepath), self.variable)
+
+    def number(self) -> tf.Tensor:
+        """Begins to keep what changes, where deltas may follow; when the table has its content."""
+        return native.ops().sok_table_keep_changes(handle=self.variable.handle, keep=self._keep)
+
+    def remember(self, _: Any, number: Any) -> None:
+        """Takes what `number` has returned."""
+        if number > 0:
+            delta_saver.remember(self.variable, self._last, int(number))
+
+    def keep_changes(self) -> None:
+        """Both. Eager only."""
+        self.remember(None, self.number())
 
 
 # What `read_aside` takes, with its dtypes.

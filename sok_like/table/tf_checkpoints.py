@@ -12,6 +12,7 @@ tables and shards pass through as they are.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -32,6 +33,8 @@ from tensorflow.python.training.saving.saveable_object_util import TrackableSave
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
 from sok_like.table import beside, snapshots
+from sok_like.table.together import together
+from sok_like.table.variable import unwrap
 
 _CALL = "a save of tf.train.Checkpoint"
 _READ = "a restore of tf.train.Checkpoint"
@@ -108,21 +111,44 @@ def _restore(read, saver, file_prefix, options):
     if not kinds or not tf.executing_eagerly() or not comm.is_initialized():
         return read(saver, file_prefix, options)
     communicator, path = comm.current(), _path_of(file_prefix, kinds)
-    if communicator.world_size == 1:
-        with beside.reading(path):
-            return read(saver, file_prefix, options)
+    restored: list[Any] = []
+
+    def read_tables():
+        with beside.reading(path), _part_of(saver, kinds.tables):
+            read(saver, file_prefix, options)
 
     def run():
-        with beside.reading(path):
+        with _part_of(saver, kinds.tables, others=True):
             return read(saver, file_prefix, options)
 
-    agreed(lambda: beside.check_seen(f"{path}.index"), communicator, _READ)
-    restored: list[Any] = []
-    if kinds.own:
-        agreed(lambda: _check_own(path, communicator), communicator, _READ)
-        run = _with_own(run, saver, kinds.own, path, communicator)
-    agreed(lambda: restored.append(run()), communicator, _READ)
+    if communicator.world_size > 1:
+        agreed(lambda: beside.check_seen(f"{path}.index"), communicator, _READ)
+        if kinds.own:
+            agreed(lambda: _check_own(path, communicator), communicator, _READ)
+            run = _with_own(run, saver, kinds.own, path, communicator)
+    with together():
+        # Tables first: what they refuse must not cost an ordinary variable its value.
+        if kinds.tables:
+            agreed(read_tables, communicator, _READ)
+        agreed(lambda: restored.append(run()), communicator, _READ)
     return restored[0]
+
+
+@contextlib.contextmanager
+def _part_of(saver, objects, others=False):
+    """Within it, a saver restores some objects alone, or all the `others`."""
+    chosen, before = {id(each) for each in objects}, saver._shardable_tensors_by_task
+    registered = saver._registered_savers
+    parts = {
+        task: [each for each in shards if (id(unwrap(_object_of(each))) in chosen) != others]
+        for task, shards in before.items()
+    }
+    saver._shardable_tensors_by_task = {task: part for task, part in parts.items() if part}
+    saver._registered_savers = registered if others else {}
+    try:
+        yield
+    finally:
+        saver._shardable_tensors_by_task, saver._registered_savers = before, registered
 
 
 def _path_of(file_prefix, kinds):
@@ -208,23 +234,19 @@ def _with_own(run, saver, objects, path, communicator):
         return run
 
     def run_and_read():
-        mine = {id(tensor) for tensor in _tensors_of(saver, objects)}
-        before = {task: list(s) for task, s in saver._shardable_tensors_by_task.items()}
         names: dict[int, dict[str, str]] = {}
         for tensor in _tensors_of(saver, objects):
             local = trackable_utils.extract_local_name(tensor.checkpoint_key)
             names.setdefault(id(_object_of(tensor)), {})[local] = tensor.checkpoint_key
-        try:
-            for task, shards in before.items():
-                left = [tensor for tensor in shards if id(tensor) not in mine]
-                saver._shardable_tensors_by_task[task] = left
-            restored = run()
-        finally:
-            saver._shardable_tensors_by_task.update(before)
+        found = []
         with np.load(_file_of(path, _note_of(path)["folder"], communicator)) as arrays:
             for each in objects:
-                found = {local: tf.constant(arrays[key]) for local, key in names[id(each)].items()}
-                each._restore_from_tensors(found)
+                keys = names[id(each)].items()
+                found.append({local: tf.constant(arrays[key]) for local, key in keys})
+        with _part_of(saver, objects, others=True):
+            restored = run()
+        for each, tensors in zip(objects, found, strict=True):
+            each._restore_from_tensors(tensors)
         return restored
 
     return run_and_read

@@ -4,7 +4,8 @@
     model.ckpt-100.tables/user.3f2a9c0b/       a dump of table 'user', as `sok.Saver` writes it
 
 To a Saver a table is a string variable of the graph: the name of its dump. `Saver.save` writes the
-dumps first and then that string with everything else; `restore` reads the string, then the dump.
+dumps first and then that string with everything else; `restore` reads the string, then the dumps,
+all aside, then the rest, and then the tables take their content.
 A graph may be finalized before it saves, so the ops that dump are made when the Saver is.
 
 TensorFlow gives a Saver's path to nobody, so `install` wraps its two methods. Savers without tables
@@ -63,7 +64,14 @@ class TableInGraph:
             self._given = tf.compat.v1.placeholder(tf.string, [])
             self._set = tf.raw_ops.AssignVariableOp(resource=handle, value=self._given)
             self._dump = saver.Saver().dump_to_file(variable, self._folder, sok1_files=False)
-            self._restore = saver.Saver().restore_from_file(variable, self._folder)
+            reading = saver.Reading(variable, self._folder)
+            # The content is kept aside from one run of the session to another.
+            name = f"{variable._shared_name}/aside"
+            aside = tf.raw_ops.VarHandleOp(dtype=tf.variant, shape=[], shared_name=name, name=name)
+            self._read = tf.raw_ops.AssignVariableOp(resource=aside, value=reading.aside)
+            self._forget = tf.raw_ops.DestroyResourceOp(resource=aside)
+            content = tf.raw_ops.ReadVariableOp(resource=aside, dtype=tf.variant)
+            self._take = variable.take_aside(content)
 
     def dump(self, session: Any, folder: str) -> None:
         """Writes the table to a folder; all ranks call it."""
@@ -74,11 +82,23 @@ class TableInGraph:
         """What a Saver writes of the table."""
         session.run(self._set, {self._given: reference})
 
-    def restore(self, session: Any, path: str) -> None:
-        """Reads the table that the Saver's restore from `path` has named; all ranks call it."""
-        reference = session.run(self.element).decode()
+    @property
+    def key(self) -> str:
+        """The name by which a Saver writes the reference."""
+        return self.element.op.inputs[0].op.name
+
+    def read(self, session: Any, path: str, reference: str) -> None:
+        """Makes the content aside that a Saver's file at `path` refers to; all ranks call it."""
         self._folder.path = beside.folder_of(path, reference)
-        session.run(self._restore)
+        session.run(self._read)
+
+    def take(self, session: Any) -> None:
+        """Replaces the table's content by the one aside."""
+        session.run(self._take)
+
+    def forget(self, session: Any) -> None:
+        """Frees what `read` has made."""
+        session.run(self._forget)
 
 
 def in_graph(variable: Any) -> TableInGraph:
@@ -131,12 +151,40 @@ def _restoring(own):
         if not tables:
             return own(self, sess, save_path)
         communicator, path = comm.current(), os.fspath(save_path)
-        agreed(lambda: own(self, sess, save_path), communicator, _RESTORE)
-        for table in tables:
-            in_graph(table).restore(sess, path)
+        known = {table._shared_name: table for table in tables}
+        (told, *_) = agreed(lambda: _references(self, path, tables), communicator, _RESTORE)
+        read = []
+        try:
+            # Tables first: what they refuse must not cost an ordinary variable its value.
+            for name, reference in told.items():
+                read.append(in_graph(known[name]))
+                read[-1].read(sess, path, reference)
+            agreed(lambda: own(self, sess, save_path), communicator, _RESTORE)
+            for table in read:
+                table.take(sess)
+        finally:
+            for table in read:
+                table.forget(sess)
         return None
 
     return restore
+
+
+def _references(own_saver, path, tables):
+    """What the file at `path` says of its tables: names of dumps; of those that it knows."""
+    listed = own_saver._var_list
+    named = listed if isinstance(listed, dict) else {}
+    keys = {table._shared_name: in_graph(table).key for table in tables}
+    keys |= {
+        unwrap(each)._shared_name: key for key, each in named.items() if is_embedding_variable(each)
+    }
+    reader = tf.train.load_checkpoint(path)
+    # The Saver itself raises for one that the file lacks.
+    return {
+        name: reader.get_tensor(key).decode()
+        for name, key in keys.items()
+        if reader.has_tensor(key)
+    }
 
 
 def _beginning(own):

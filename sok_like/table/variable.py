@@ -20,7 +20,7 @@ from tensorflow.python.ops import handle_data_util, resource_variable_ops
 from sok_like.runtime import comm, devices, native
 from sok_like.runtime.checks import as_integer
 from sok_like.runtime.initialize import check_replicas
-from sok_like.table import snapshots
+from sok_like.table import snapshots, together
 from sok_like.table.as_variable import AsVariable
 from sok_like.table.initializers import row_initializer
 from sok_like.table.keys import as_key_dtype, as_keys
@@ -353,7 +353,8 @@ class EmbeddingVariable(
             reference = snapshots.reference_in(restored_tensors)
             if reference is not None:
                 return beside().restore(self, beside().path_read(), reference)
-        return self.load_snapshot(**from_checkpoint(restored_tensors, self.table_name))
+        content = from_checkpoint(restored_tensors, self.table_name)
+        return together.restore_snapshot(self, **content)
 
     def __deepcopy__(self, memo):
         with devices.device_scope(self.device):

@@ -23,6 +23,7 @@ def together():
     found = {"order": order(sok, rank, folder / "order")}
     found["shared"] = not_shared(sok, rank, folder / "shared")
     found["uneven"] = uneven(sok, rank, folder / "uneven")
+    found["several"] = several(sok, rank, folder / "several")
     found["alone"] = alone(sok, rank, folder / "alone")
     found["graph"] = graph(sok, rank, folder / "graph")
     return found
@@ -97,6 +98,31 @@ def uneven(sok, rank, folder):
     message = message_of(sok.Saver().restore_from_file, table, folder)
     rows = sok.export(table)[1].numpy().tolist()
     return {"message": message, "keys": keys_of(table), "rows": rows}
+
+
+def several(sok, rank, folder):
+    """A checkpoint of two tables and a variable: rank 1 has no room for its part of the second."""
+    names, messages = ("first", "second"), []
+
+    def tables(keys, value, capacity=None):
+        return {
+            name: filled(sok, name, keys, value, capacity=most)
+            for name, most in zip(names, (None, capacity), strict=True)
+        }
+
+    def content(found):
+        return [[part.numpy().tolist() for part in sok.export(table)] for table in found.values()]
+
+    path = str(folder / "checkpoint")
+    saved = tables([0, 1, 3, 5], 1.0)
+    tf.train.Checkpoint(**saved, ordinary=tf.Variable(1.0)).write(path)
+    small, ordinary = tables([10, 11], 5.0, capacity=2), tf.Variable(5.0)
+    messages.append(message_of(tf.train.Checkpoint(**small, ordinary=ordinary).read, path))
+    kept = content(small), float(ordinary)
+    again = tables([10, 11], 5.0, capacity=3)
+    tf.train.Checkpoint(**again, ordinary=ordinary).read(path)
+    same = content(again) == content(saved) and float(ordinary) == 1.0
+    return {"messages": messages, "kept": kept, "same": same}
 
 
 def alone(sok, rank, folder):
