@@ -23,9 +23,11 @@ def name_of(communicator: Communicator) -> str:
     return f"agreement_{communicator.world_size}"  # a group of ranks counts its own
 
 
-def send(block: np.ndarray, communicator: Communicator, all_ranks: bool) -> np.ndarray:
-    """Flat blocks of all ranks in rank order, on rank 0 or on all."""
-    mine, name = tf.constant(block), "dmp_get_weights"
+def send(
+    block: np.ndarray, communicator: Communicator, all_ranks: bool, name: str = "dmp_get_weights"
+) -> np.ndarray:
+    """Flat blocks of all ranks in rank order, on rank 0 or on all; `name` as of `turns.in_turn`."""
+    mine = tf.constant(block)
 
     def collective():
         if all_ranks:

@@ -33,6 +33,9 @@ _WORLD_SIZE_VARIABLES = (
 # nothing is said). A rank that waits in MPI polls, which takes the core from the rank it waits for.
 _TRANSPORT = {"HOROVOD_CYCLE_TIME": "0.1", "OMPI_MCA_mpi_yield_when_idle": "1"}
 
+# What MPI's int32 counts, in elements: those of one tensor, or of all that ranks gather.
+_MOST_COUNTED = 2**31 - 1
+
 # The name of all-to-alls that every rank does in one order: each is met by the others' next one.
 # It is what Horovod calls those outside of graphs.
 IN_TURN = "HorovodAlltoall"
@@ -143,6 +146,25 @@ def _not_folded(tensor):
         # slice of that size is the whole, without a copy.
         size = tf.raw_ops.RandomUniformInt(shape=[rank], minval=-1, maxval=0, seed=1, seed2=1)
     return tf.slice(tensor, [0] * rank, size)
+
+
+def _counted(tensor, parts, what):
+    """`tensor`; an error where MPI could not count the elements of `parts` ranks in its int32.
+
+    Raises:
+        tf.errors.InvalidArgumentError: on the ranks that give too much, in a graph when it runs.
+    """
+    limit = _MOST_COUNTED // parts
+    text = f"`{what}` must be given at most {limit} elements by each rank. Received: "
+    known = tensor.shape.num_elements()
+    if known is not None:
+        if known > limit:
+            raise tf.errors.InvalidArgumentError(None, None, f"{text}{known}")
+        return tensor
+    size, most = tf.size(tensor, tf.int64), tf.constant(limit, tf.int64)
+    check = tf.debugging.assert_less_equal(size, most, text)
+    with tf.control_dependencies([] if check is None else [check]):
+        return tf.identity(tensor)
 
 
 def _as_carried(tensor):
@@ -272,7 +294,7 @@ class HorovodCommunicator:
         dense = [i for i, t in enumerate(tensors) if isinstance(t, tf.Tensor)]
         if dense:  # one collective for all of them
             reduced = self._hvd.grouped_allreduce(
-                [_as_summed(_not_folded(tensors[i])) for i in dense],
+                [_as_summed(_not_folded(_counted(tensors[i], 1, name))) for i in dense],
                 op=self._hvd.Average,
                 name=f"{name}_dense",
                 process_set=self._process_set,
@@ -288,22 +310,22 @@ class HorovodCommunicator:
         return averaged
 
     def broadcast(self, tensor, root_rank, name):
-        root, carried = self._ranks[root_rank], _as_carried(tensor)
+        root, carried = self._ranks[root_rank], _as_carried(_counted(tensor, 1, name))
         result = self._hvd.broadcast(carried, root, name=name, process_set=self._process_set)
         return _bits_as(result, tensor.dtype)
 
     def all_gather(self, tensor, name):
-        carried = _as_carried(_not_folded(tensor))
+        carried = _as_carried(_not_folded(_counted(tensor, self.world_size, name)))
         result = self._hvd.allgather(carried, name=name, process_set=self._process_set)
         return _bits_as(result, tensor.dtype)
 
     def sum(self, tensor, name):
-        added = _as_summed(_not_folded(tensor))
+        added = _as_summed(_not_folded(_counted(tensor, 1, name)))
         options = {"op": self._hvd.Sum, "name": name, "process_set": self._process_set}
         return tf.cast(self._hvd.allreduce(added, **options), tensor.dtype)
 
     def reduce_scatter(self, tensor, name):
-        added = _as_summed(_not_folded(tensor))
+        added = _as_summed(_not_folded(_counted(tensor, 1, name)))
         options = {"op": self._hvd.Sum, "name": name, "process_set": self._process_set}
         return tf.cast(self._hvd.reducescatter(added, **options), tensor.dtype)
 

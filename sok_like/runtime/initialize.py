@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.runtime import comm, native, stalls
+from sok_like.runtime import comm, native, stalls, turns
 from sok_like.runtime.checks import as_integer
 
 _arguments: dict | None = None
@@ -128,7 +128,8 @@ def _agree_on_seed(communicator, seed):
     mine = secrets.randbelow(_INT32_MAX) if seed is None else seed
     mine = tf.constant(mine, tf.int64, name="sok_seed")
     if communicator.world_size > 1:
-        agreed = communicator.broadcast(mine, 0, "sok_init_seed")
+        told, _ = turns.exchange_notes(mine[tf.newaxis], [], communicator, "sok_init")
+        agreed = told[0]
         if seed is not None:
             warn = tf.cond(
                 tf.equal(mine, agreed),

@@ -41,6 +41,15 @@ def local_rank() -> int:
     return hvd.local_rank()
 
 
+def local_size() -> int:
+    """Number of processes of this host."""
+    if size() == 1:
+        return 1
+    import horovod.tensorflow as hvd
+
+    return hvd.local_size()
+
+
 def shard(dataset: tf.data.Dataset, *, drop_remainder: bool) -> tf.data.Dataset:
     """This rank's share of a dataset: as many elements as every other rank has.
 

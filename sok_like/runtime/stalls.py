@@ -127,23 +127,25 @@ class _Watch(threading.Thread):
         self.told.set()
         self.join(1.0)
 
-    def _report(self):
+    def _longest_wait(self):
+        """What this rank waits for ("": nothing), for how many seconds, the number of the wait."""
         what = ctypes.create_string_buffer(512)
         number = ctypes.c_int64()
         seconds = self._library.sok_longest_wait(
             what, ctypes.c_int64(len(what)), ctypes.byref(number)
         )
-        report = {
-            "what": what.value.decode(errors="replace"),
-            "seconds": seconds,
-            "number": number.value,
-            "ended": self._ended,
-        }
+        return what.value.decode(errors="replace"), seconds, number.value
+
+    def _report(self):
+        what, seconds, number = self._longest_wait()
+        report = {"what": what, "seconds": seconds, "number": number, "ended": self._ended}
         if self._listener is None:
             self._server.send(report)
             silence = time.monotonic() - self._last_word
-            if report["what"] and silence > self._limit:
-                self._end_waits(f"{report['what']}: rank 0 has not answered for {silence:.0f} s")
+            if what and silence > self._limit:
+                self._end_waits(
+                    f"{stall_verdict.where(what)}: rank 0 has not answered for {silence:.0f} s"
+                )
             return
         self._judge.hear(self._rank, report)
         reason = self._judge.verdict()
@@ -174,7 +176,9 @@ class _Watch(threading.Thread):
                 self._judge.hear(line.rank, message)
         if not line.open:
             if line is self._server:
-                self._end_waits("rank 0 has ended")
+                what, _, _ = self._longest_wait()
+                here = f"in {stall_verdict.where(what)}" if what else "in no exchange"
+                self._end_waits(f"rank 0 has ended without a word; rank {self._rank} was {here}")
             elif line.rank is not None:
                 self._judge.lose(line.rank)
                 self._lines.pop(line.rank, None)

@@ -62,9 +62,12 @@ def stock_table(variable: EmbeddingVariable, row_dtype: str, initial: bool) -> S
     communicator = comm.current()
     snapshot = variable.snapshot(with_slots=False)
     keys, rows = snapshot.keys.numpy(), snapshot.rows.numpy()
-    numbers = communicator.all_gather(tf.constant([len(keys)], tf.int64), "export_keys").numpy()
+    name = f"export of table '{variable.table_name}'"
+    numbers = send(np.array([len(keys)]), communicator, True, name)
     step = max(1, CHUNK_BYTES // (len(numbers) * max(8, 4 * variable.dim)))
-    of_all = [_sent(keys[at : at + step], communicator) for at in range(0, max(numbers), step)]
+    of_all = [
+        _sent(keys[at : at + step], communicator, name) for at in range(0, max(numbers), step)
+    ]
     made: list[StockTable] = []
     positions: list[np.ndarray] = []  # by chunk: where its rows go
 
@@ -88,7 +91,7 @@ def stock_table(variable: EmbeddingVariable, row_dtype: str, initial: bool) -> S
     problems: list[ValueError] = []
     for number, at in enumerate(range(0, max(numbers), step)):
         # Also after a problem: the other ranks send all chunks.
-        chunk = _sent(rows[at : at + step].reshape(-1), communicator)
+        chunk = _sent(rows[at : at + step].reshape(-1), communicator, name)
         if made and not problems:
             try:
                 made[0].fill(positions[number], chunk.reshape(-1, variable.dim))
@@ -103,9 +106,9 @@ def stock_table(variable: EmbeddingVariable, row_dtype: str, initial: bool) -> S
     return made[0] if made else None
 
 
-def _sent(block, communicator):
+def _sent(block, communicator, name):
     """Blocks of all ranks on rank 0, in rank order."""
-    return block if communicator.world_size == 1 else send(block, communicator, False)
+    return block if communicator.world_size == 1 else send(block, communicator, False, name)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,6 @@ The numbers behind it are little-endian. A name has "_" in the place of punctuat
 
 from __future__ import annotations
 
-import os
 import pathlib
 import string
 from typing import Any
@@ -60,23 +59,6 @@ def head(table: str, kind: int, slot: str, dtype: Any) -> bytes:
             )
     name, slot_name = (text.rjust(most) for text, most in texts)
     return name + kind.to_bytes(4, "big") + slot_name + numbers[0].to_bytes(4, "big")
-
-
-def write_part(path: pathlib.Path, begin: bytes, first: int, items: np.ndarray) -> None:
-    """Writes items of this rank behind the first `first` items; rank 0's part has the head.
-
-    Args:
-        path: Made where it is missing; all ranks write to it.
-        begin: The head, empty on other ranks.
-        first: Rows before these in the file.
-        items: `[num_items, ...]`.
-    """
-    with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o666), "wb") as file:
-        file.write(begin)
-        file.seek(HEAD + first * int(np.prod(items.shape[1:], dtype=np.int64)) * items.itemsize)
-        items.astype(items.dtype.newbyteorder("<")).tofile(file)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def read(path: pathlib.Path, kind: int, dim: int | None = None) -> np.ndarray:

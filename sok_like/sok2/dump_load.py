@@ -20,6 +20,7 @@ from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
 from sok_like.sok2 import dump_files as files
 from sok_like.sok2.dumped import Dumped, optimizer_name
+from sok_like.table.part_file import write_part
 from sok_like.table.shard_file import sync_folder
 
 
@@ -42,10 +43,13 @@ def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None) -> None
     folder, communicator = pathlib.Path(path), comm.current()
     dumped = _dumped("dump", dump_vars, optimizer)
     parts: list[tuple[str, bytes, np.ndarray]] = []
+    owners: dict[str, str] = {}  # the tables of the files
 
     def count():
         for table in dumped:
-            parts.extend(table.parts())
+            mine = table.parts()
+            owners.update((name, table.stem) for name, *_ in mine)
+            parts.extend(mine)
         folder.mkdir(parents=True, exist_ok=True)
         dump_id = f"{secrets.randbits(62):016x}"
         return {"dump": dump_id, "counts": [len(items) for *_, items in parts]}
@@ -57,9 +61,9 @@ def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None) -> None
 
     def write():
         firsts = np.broadcast_to(before, len(parts)).tolist()
-        for file, first, (_, begin, items) in zip(aside, firsts, parts, strict=True):
+        for file, first, (name, begin, items) in zip(aside, firsts, parts, strict=True):
             begin = begin if communicator.rank == 0 else b""
-            files.write_part(file, begin, int(first), items)
+            write_part(file, items, int(first), owners[name], begin, files.HEAD)
 
     def publish():
         if communicator.rank > 0:

@@ -62,6 +62,7 @@ class DeltaSaver:
         (number,) = work.steps.take(work.agree, given, [tf.int64], verify=_same_start)
         content = native.ops().sok_table_export_changes(handle=variable.handle, since=number)
         work.steps.take(work.write_mine, content, undo=work.remove_mine)
+        work.steps.take(work.see, undo=work.remove_mine)
         (name,) = work.steps.take(
             work.write_manifest, outputs=[tf.string], undo=work.remove_mine, verify=work.finished
         )
@@ -89,6 +90,7 @@ class DeltaSaver:
         work = _Compaction(variable, filepath)
         work.steps.take(work.agree)
         work.steps.take(work.write_mine, undo=work.remove_mine, verify=dump_owners.same_dump)
+        work.steps.take(work.see, undo=work.remove_mine)
         work.steps.take(work.write_manifest, undo=work.remove_mine, verify=work.finished)
         with work.steps.done():
             return tf.constant("OK")
@@ -142,8 +144,12 @@ class _Work:
         except OSError as error:
             raise dump_owners.explained(error, self._table) from error
 
+    def see(self, told):
+        """All shards of this dump, between writing and naming them."""
+        dump_owners.see_shards(self._folder, [each["entry"] for each in told])
+        return told[self._communicator.rank]
+
     def _write_manifest(self, name, entries, step, following):
-        dump_file.check_seen(self._folder, [e for d in following for e in d["shards"]] or entries)
         fields = self._folder, self._table, self._variable.dim, self._variable.key_dtype.name
         try:
             dump_file.write_manifest(*fields, name, entries, step, following)

@@ -104,6 +104,19 @@ def check_seen(folder: str, entries: Sequence[dict[str, Any]]) -> None:
             )
 
 
+def check_bytes(folder: str, entry: dict[str, Any], rank: int, chunk: int = 2**22) -> None:
+    """ValueError unless a shard, read from the folder, is what its rank has written."""
+    path, digest = pathlib.Path(folder) / entry["file"], hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while data := file.read(chunk):
+            digest.update(data)
+    if digest.hexdigest() != entry["sha256"]:
+        raise ValueError(
+            f"{path} must have the bytes that rank {rank} has written. Received: bytes of another "
+            "SHA-256; the folder does not yet show them, or has lost them"
+        )
+
+
 def write_manifest(
     folder: str,
     table: str,

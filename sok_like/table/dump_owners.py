@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from sok_like.runtime import comm
+from sok_like.runtime.process import local_size
+from sok_like.table import dump_file
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 # Who wrote or read the dump in a folder, by folder and table name. Variables have no hash.
@@ -65,6 +68,25 @@ def same_dump(told: list) -> None:
             "All ranks must read the same dump, from a folder that they share. Received: different "
             "dumps"
         )
+
+
+def see_shards(folder: str, entries: Sequence[Any]) -> None:
+    """Raises unless the folder shows all shards of a dump, before its manifest may name them.
+
+    Rank 0 looks at all of them. Every shard is read back by one rank that did not write it, of
+    another host where there are several: a rank reads as much as it wrote.
+
+    Args:
+        entries: What `write_shard` has returned, by rank; None where there was nothing to write.
+    """
+    rank, world_size = comm.current().rank, comm.current().world_size
+    if entries[0] is None:
+        return
+    if rank == 0:
+        dump_file.check_seen(folder, entries)
+    if world_size > 1:
+        other = (rank + (local_size() % world_size or 1)) % world_size
+        dump_file.check_bytes(folder, entries[other], other)
 
 
 def explained(error: OSError, table: str) -> OSError:

@@ -137,14 +137,16 @@ class PolicyMethods:
         shape, communicator = tf.shape(tf.convert_to_tensor(keys)), comm.current()
         keys = tf.reshape(as_keys(keys), [-1])
         name = f"sok_{method}_{self._options['name']}"
-        lengths = communicator.all_gather(tf.size(keys, tf.int64)[tf.newaxis], f"{name}_lengths")
-        everyone = communicator.all_gather(keys, f"{name}_keys")
+        everyone, lengths = keys, tf.size(keys)[tf.newaxis]
+        if communicator.world_size > 1:
+            everyone, lengths = turns.exchange_notes(keys, [], communicator, name)
         statistics = self.key_statistics(everyone)
         # A key is known on its own rank; elsewhere it reads 0 and -1.
         found = tf.stack([statistics.frequencies, statistics.last_steps + 1])
         if communicator.world_size > 1:
-            found = communicator.sum(found, name)
-        first = tf.reduce_sum(lengths[: communicator.rank])
+            asked, name = found, f"{name}_found"
+            found = turns.in_turn(lambda: communicator.sum(asked, name), name, communicator)
+        first = tf.reduce_sum(tf.cast(lengths[: communicator.rank], tf.int64))
         mine = found[:, first : first + tf.size(keys, tf.int64)]
         return tf.reshape(mine[0], shape), tf.reshape(mine[1] - 1, shape)
 

@@ -5,8 +5,8 @@ owns, so a dump of 4 ranks loads on 1, 3 or 64. `sok_like/table/dump_file.py` de
 
 Both directions are collective, in steps that all ranks take together (`sok_like/runtime/steps.py`):
 
-    dump      agree on call and dump | write the shards | rank 0 sees them all: manifest
-    restore   agree on call          | read the shards  | make the new content aside    | take it
+    dump      agree on call and dump | write the shards | see them all               | manifest
+    restore   agree on call          | read the shards  | make the new content aside | take it
 
 A failure on one rank is raised on all of them, before anything was replaced.
 """
@@ -33,7 +33,7 @@ from sok_like.table import (
     sok1_dump,
     together,
 )
-from sok_like.table.dump_owners import check_owner, checked, explained, same_dump
+from sok_like.table.dump_owners import check_owner, checked, explained, same_dump, see_shards
 from sok_like.table.export_assign import assign
 from sok_like.table.keys import as_rows
 
@@ -101,10 +101,13 @@ class Saver(delta_saver.DeltaSaver):
             except OSError as error:
                 raise explained(error, table) from error
 
+        def see(entries):
+            see_shards(os.fspath(filepath), entries)
+            return entries[rank]
+
         def write_manifest(entries):
             if rank == 0:
                 folder = os.fspath(filepath)
-                dump_file.check_seen(folder, entries)
                 number = entries[0]["file"].split(".")[-3]
                 key_dtype = variable.key_dtype.name
                 fields = folder, table, variable.dim, key_dtype, number, entries
@@ -126,6 +129,7 @@ class Saver(delta_saver.DeltaSaver):
         steps.take(agree)
         content = variable.snapshot(not rows_only, evict=True)
         steps.take(write_mine, content, undo=remove_mine)
+        steps.take(see, undo=remove_mine)
         steps.take(write_manifest, undo=remove_mine, verify=finished)
         if sok1_files:
             key_dtype = variable.key_dtype.as_numpy_dtype

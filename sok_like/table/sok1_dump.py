@@ -28,6 +28,7 @@ import numpy as np
 from sok_like.runtime.comm import Communicator
 from sok_like.runtime.steps import Steps
 from sok_like.table.dump_file import Shard, file_stem
+from sok_like.table.part_file import write_part
 from sok_like.table.shard_file import sync_folder
 
 _KEYS, _VALUES = "_keys.file", "_values.file"
@@ -161,10 +162,7 @@ def write(
         for kind, items in ((_KEYS, keys.astype(key_dtype)), (_VALUES, rows.astype("<f4"))):
             path = target(kind).with_suffix(f".{told[0]['dump']}.tmp")
             aside.append(path)
-            with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o666), "wb") as file:
-                file.seek(first * items[:1].nbytes)
-                items.astype(items.dtype.newbyteorder("<")).tofile(file)
-                os.fsync(file.fileno())
+            write_part(path, items, first, table)
 
     def remove_mine():
         for path in aside:

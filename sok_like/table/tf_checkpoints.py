@@ -204,10 +204,13 @@ def _write_own(saver, objects, path, reference):
     for tensor in _tensors_of(saver, objects):
         value = tensor.tensor if tensor.tensor is not None else tensor._tensor_save_spec.tensor
         arrays[tensor.checkpoint_key] = np.asarray(value)
-    with open(file, "wb") as opened:
-        np.savez(opened, **arrays)
-        opened.flush()
-        os.fsync(opened.fileno())
+    try:
+        with open(file, "wb") as opened:
+            np.savez(opened, **arrays)
+            opened.flush()
+            os.fsync(opened.fileno())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(file)) from error
 
 
 def _note_of(path):

@@ -24,6 +24,7 @@ def together():
     found["shared"] = not_shared(sok, rank, folder / "shared")
     found["uneven"] = uneven(sok, rank, folder / "uneven")
     found["several"] = several(sok, rank, folder / "several")
+    found["unseen"] = unseen(sok, rank, folder / "unseen")
     found["alone"] = alone(sok, rank, folder / "alone")
     found["graph"] = graph(sok, rank, folder / "graph")
     return found
@@ -98,6 +99,38 @@ def uneven(sok, rank, folder):
     message = message_of(sok.Saver().restore_from_file, table, folder)
     rows = sok.export(table)[1].numpy().tolist()
     return {"message": message, "keys": keys_of(table), "rows": rows}
+
+
+def unseen(sok, rank, folder):
+    """What rank 1 has written has its size and other bytes: its host has not delivered them yet."""
+    from sok_like.table import shard_file
+
+    own, saver = shard_file.write_shard, sok.Saver()
+
+    def written(*arguments):
+        entry = own(*arguments)
+        if rank == 1:
+            with open(folder / entry["file"], "r+b") as file:
+                file.write(bytes(entry["bytes"]))
+        return entry
+
+    table = filled(sok, "unseen", range(6))
+    saver.dump(table, folder)
+    before = sorted(path.name for path in folder.iterdir())
+    sok.assign(table, [0, 1], tf.zeros([2, 2]))
+    shard_file.write_shard = written
+    try:
+        messages = [message_of(saver.dump_to_file, table, folder)]
+        messages += [message_of(saver.dump, table, folder, since=since) for since in (None, "last")]
+    finally:
+        shard_file.write_shard = own
+    files = sorted(path.name for path in folder.iterdir())
+    saver.restore(table, folder)
+    return {
+        "messages": messages,
+        "kept": files == before,
+        "rows": sok.export(table)[1].numpy().tolist(),
+    }
 
 
 def several(sok, rank, folder):

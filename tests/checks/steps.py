@@ -1,5 +1,7 @@
 """Ranks stay in step, or all of them say that they are not: what each rank saw."""
 
+import functools
+
 import numpy as np
 import tensorflow as tf
 
@@ -19,6 +21,7 @@ def checks(world_size):
         "notes_out_of_step": notes_out_of_step,
         "other_tables": other_tables,
         "collectives_out_of_order": collectives_out_of_order,
+        "too_many_elements": too_many_elements,
     }
 
 
@@ -187,13 +190,18 @@ def collectives_out_of_order():
 
     What each call did, then the first of them on all ranks alike.
     """
+    import sok_like as sok
     from sok_like.distribution import collectives
     from sok_like.lookup import replicas
     from sok_like.runtime import comm
+    from sok_like.serving.contents import stock_table
 
     line, own = comm.current(), 1.0 + _rank()
     variables = [tf.Variable([own, own]) for _ in range(2)]
     layer = _layer("met_by_a_sum", 1.0)
+    option = sok.EmbeddingVariableOption(record_statistics=True)
+    counted = sok.get_embedding_variable("counted", 2, ev_option=option)
+    tables = [sok.EmbeddingVariable(2, name=name) for name in ("served", "kept")]
 
     def summed(name):
         return lambda: collectives.summed(tf.constant([own, own]), line, name)
@@ -203,6 +211,32 @@ def collectives_out_of_order():
         (summed("dense_c"), lambda: collectives.gather(tf.constant([own]), 0, line, "kernel")),
         (lambda: replicas.broadcast(variables[:1], 0, "first"), summed("dense_d")),
         (lambda: layer(_keys(1)), summed("dense_e")),
+        (lambda: counted.get_frequency([1]), lambda: counted.get_version([1])),
+        tuple(functools.partial(stock_table, table, "float32", True) for table in tables),
     ]
     seen = [[_tried(call) for call in (pair if _rank() == 0 else pair[::-1])] for pair in pairs]
     return {"seen": seen, "after": _tried(summed("dense_a")), "kept": variables[0].numpy()}
+
+
+def too_many_elements():
+    """Collectives of more than is counted, then of what is: 16 elements in all."""
+    from sok_like.runtime import comm
+
+    communicator, found = comm.current(), {}
+    gathered = tf.ones([16 // _world_size() + 1])
+
+    def gather(part):
+        return communicator.all_gather(part, "gathered")
+
+    in_function = tf.function(gather, input_signature=[tf.TensorSpec([None])])
+    own, comm._MOST_COUNTED = comm._MOST_COUNTED, 16
+    try:
+        found["gathered"] = _tried(gather, gathered)
+        found["in a function"] = _tried(in_function, gathered)
+        found["fine"] = [int(tf.size(each(gathered[1:]))) for each in (gather, in_function)]
+        found["summed"] = _tried(communicator.sum, tf.ones([17]), "summed")
+        found["averaged"] = _tried(communicator.average, [tf.ones([17])], "averaged")
+        found["broadcast"] = _tried(communicator.broadcast, tf.ones([17]), 0, "broadcast")
+    finally:
+        comm._MOST_COUNTED = own
+    return found

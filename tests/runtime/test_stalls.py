@@ -88,6 +88,35 @@ def test_a_session_does_not_meet_an_eager_call():
         assert seconds < 60
 
 
+@pytest.mark.parametrize("what", ["early_keys", ""])
+def test_the_end_of_rank_0_names_the_exchange(monkeypatch, what):
+    import socket
+    import types
+
+    from sok_like.runtime import stalls
+
+    def longest_wait(text, size, number):
+        text.value = what.encode()
+        return 1.0
+
+    rank_0 = socket.create_server(("127.0.0.1", 0))
+    communicator = types.SimpleNamespace(rank=1, world_size=2)
+    watch = stalls._Watch(communicator, 60.0, None, rank_0.getsockname(), "secret")
+    watch._library = types.SimpleNamespace(sok_longest_wait=longest_wait)
+    reasons = []
+
+    def end(reason):
+        reasons.append(reason)
+        watch.told.set()
+
+    monkeypatch.setattr(watch, "_end_waits", end)
+    rank_0.accept()[0].close()
+    watch.run()
+    rank_0.close()
+    where = f"in the exchange '{what}'" if what else "in no exchange"
+    assert reasons == [f"rank 0 has ended without a word; rank 1 was {where}"]
+
+
 @pytest.mark.parametrize("text", ["soon", "-1", "inf", "nan"])
 def test_the_time_limit_must_be_seconds(monkeypatch, text):
     from sok_like.runtime import stalls

@@ -100,6 +100,8 @@ def test_a_lookup_that_meets_something_else_names_both(rank_results, world_size)
 def test_eager_collectives_in_different_order_raise_on_all_ranks(rank_results, world_size):
     names = [("dense_a", "dense_b"), ("dense_c", "kernel"), ("first_0", "dense_d")]
     names.append(("met_by_a_sum", "dense_e"))
+    names.append(("sok_get_frequency_counted", "sok_get_version_counted"))
+    names.append(("export of table 'served'", "export of table 'kept'"))
     for rank, result in enumerate(rank_results(world_size, "steps.collectives_out_of_order")):
         for pair, errors in zip(names, result["seen"], strict=True):
             for error in errors:
@@ -155,3 +157,15 @@ def test_a_block_beyond_what_is_counted_is_an_error_on_all_ranks(in_rounds):
         assert "ResourceExhaustedError" in error and "at most 4000 words" in error and after == 1.0
         for dp_input in (True, False):
             assert "at most 4000 words" in result[f"dp_input={dp_input}"]
+
+
+@each_world
+def test_more_elements_than_mpi_counts_raise(rank_results, world_size):
+    for result in rank_results(world_size, "steps.too_many_elements"):
+        each = 16 // world_size
+        for name in ("gathered", "in a function", "summed", "averaged", "broadcast"):
+            most = each if name in ("gathered", "in a function") else 16
+            assert result[name].startswith("InvalidArgumentError")
+            assert f"at most {most} elements by each rank. Received: " in result[name]
+            assert str(most + 1) in result[name]
+        assert result["fine"] == [each * world_size] * 2

@@ -29,6 +29,15 @@ def test_a_folder_that_is_not_shared_raises_and_the_old_dumps_stay(found):
         assert seen["kept"] and seen["keys"] == [rank, rank + 2, rank + 4]
 
 
+def test_a_shard_that_is_not_seen_as_it_was_written_leaves_the_old_dump(found):
+    for seen in (result["unseen"] for result in found):
+        for message in seen["messages"]:
+            assert (
+                "rank 0: ValueError: " in message and ".1-of-2.npz must have the bytes" in message
+            )
+        assert seen["kept"] and seen["rows"] == [[1.0, 1.0]] * 3
+
+
 def test_a_restore_that_one_rank_cannot_take_changes_no_rank(found):
     for rank, seen in enumerate(result["uneven"] for result in found):
         assert seen["message"].startswith("ResourceExhaustedError")

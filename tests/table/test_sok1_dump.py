@@ -1,7 +1,11 @@
 """Dumps of SOK 1.x: files of keys and of rows, written here with NumPy as SOK wrote them."""
 
+import resource
+
 import numpy as np
 import pytest
+
+from sok_like.table import part_file
 
 KEYS = np.array([7, 2, 2**40 + 1, 12, 5])
 ROWS = np.arange(20, dtype=np.float32).reshape(5, 4)
@@ -137,3 +141,28 @@ def test_what_killed_processes_left_goes_with_the_next_dump(sok, tmp_path):
     sok.Saver().dump_to_file(table, tmp_path)
     assert not any(path.exists() for path in left) and all(path.exists() for path in others)
     assert (tmp_path / "films_keys.file").exists()
+
+
+@pytest.mark.parametrize("door", ["sok1", "sok2"])
+def test_a_full_disk_names_table_and_file_and_leaves_no_keys(sok, tmp_path, monkeypatch, door):
+    from sok_like import sok2
+
+    table = sok2.DynamicVariable(4, name="films")
+    sok.assign(table, range(4000), np.ones([4000, 4], np.float32))
+    own, (soft, hard) = part_file._write, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def write(*arguments):  # as if the disk took 40 kB
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, hard))
+        try:
+            own(*arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    monkeypatch.setattr(part_file, "_write", write)
+    with pytest.raises(Exception, match=r"File too large \(dump of table 'films.*'\): '.*films"):
+        if door == "sok1":
+            sok.Saver().dump_to_file(table, tmp_path)
+        else:
+            sok2.dump(tmp_path, table)
+    left = sorted(path.suffix for path in tmp_path.iterdir())
+    assert left == ([".json", ".npz"] if door == "sok1" else [])

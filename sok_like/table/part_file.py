@@ -1,0 +1,47 @@
+"""A file that several ranks write together, each its own part: those of SOK 1.x and 2.x."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from sok_like.table.dump_owners import explained
+
+
+def write_part(
+    path: pathlib.Path, items: np.ndarray, first: int, table: str, begin: bytes = b"", head: int = 0
+) -> None:
+    """Writes items of this rank, little-endian, through to the disk.
+
+    Args:
+        path: Made where it is missing.
+        items: `[num_items, ...]`.
+        first: How many items of other ranks stand before these.
+        table: Named in errors.
+        begin: What this rank writes to the start of the file.
+        head: Bytes before the first item of all.
+
+    Raises:
+        OSError: it names the file and the table.
+    """
+    item_bytes = int(np.prod(items.shape[1:], dtype=np.int64)) * items.itemsize
+    items = np.ascontiguousarray(items, items.dtype.newbyteorder("<"))
+    try:
+        # Without a buffer, whose rest would be written once more when the file is closed.
+        with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o666), "wb", buffering=0) as file:
+            _write(file, 0, begin)
+            _write(file, head + first * item_bytes, items)
+            os.fsync(file.fileno())
+    except OSError as error:
+        named = OSError(error.errno, error.strerror, error.filename or str(path))
+        raise explained(named, table) from error
+
+
+def _write(file, position, data: Any):
+    rest = memoryview(data).cast("B") if len(data) else memoryview(b"")
+    file.seek(position)
+    while rest:
+        rest = rest[file.write(rest) :]
