@@ -111,3 +111,39 @@ def test_rates_that_differ_in_a_session(rank_results, world_size):
     for first, second, third in rank_results(world_size, "drift.other_rates_in_session"):
         assert first is None and second is None
         assert third[0] == "InvalidArgumentError" and "learning rate" in third[1]
+
+
+@on_ranks
+@pytest.mark.parametrize("name", ["eager", "graph", "eager_not_averaged", "graph_not_averaged"])
+def test_rates_of_tables_that_differ(rank_results, name, world_size):
+    for rank, found in enumerate(rank_results(world_size, "drift.other_rates_of_tables")):
+        steps, (kind, message) = found[name]
+        # Rank 0, whose rate is what it was, is told in its next lookup.
+        assert steps == 3 - rank
+        assert kind == "FailedPreconditionError" and "learning_rate_changed_on_this_rank" in message
+        expected = [-drift.RATE * steps] * len(found[f"{name}_rows"])
+        np.testing.assert_allclose(found[f"{name}_rows"], expected, rtol=1e-5)
+
+
+@on_ranks
+def test_rates_of_tables_that_differ_under_fit(rank_results, world_size):
+    ranks = rank_results(world_size, "drift.other_rates_of_tables_under_fit")
+    for rank, (steps, (kind, message)) in enumerate(ranks):
+        assert steps == 3 - rank and kind == "FailedPreconditionError"
+        assert "learning_rate_changed_on_this_rank" in message
+
+
+@on_ranks
+def test_rates_of_tables_that_differ_in_a_session(rank_results, world_size):
+    for first, second, third in rank_results(world_size, "drift.other_rates_of_tables_in_session"):
+        assert first is None and second is None
+        assert third[0] == "InvalidArgumentError" and "learning rate" in third[1]
+
+
+@on_ranks
+def test_schedules_that_differ(rank_results, world_size):
+    for alike, differ in rank_results(world_size, "drift.other_schedules"):
+        assert alike == [None] * 20
+        assert differ[:16] == [None] * 16  # compared at steps 1 and 17
+        kind, message = differ[16]
+        assert kind == "InvalidArgumentError" and "learning rate must be the same" in message

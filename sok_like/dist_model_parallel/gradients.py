@@ -168,6 +168,7 @@ class _Averaging:
 
     _dmp_sparse_as_dense = False
     dmp_averages = True
+    _sok_steps_together = True
 
     def add_variable_from_reference(self, *args, **kwargs):
         slot = super().add_variable_from_reference(*args, **kwargs)

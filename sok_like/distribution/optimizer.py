@@ -76,6 +76,7 @@ class _OnShards(_TakesParts):
     _sok_sums_rows = False  # Keras 3 squares the values of a repeated row one by one
     _sok_updated: tuple = ()
     _sok_given_parts = False  # by a LossScaleOptimizer around it
+    _sok_steps_together = True
 
     def build(self, variables):
         check_variables(self, variables)
@@ -90,6 +91,9 @@ class _OnShards(_TakesParts):
         if self._sok_given_parts or len(grads) != len(variables):  # Keras raises for the latter
             return grads
         return _parts(grads, variables, self._sok_distribution)
+
+    def _sok_averages(self):
+        return False  # the tape has completed the gradients
 
     def _sok_averaged(self, pairs, learning_rate, step):
         pairs = [(g, v) for g, v in pairs if g is not None]

@@ -9,6 +9,7 @@ the families: Keras 3, tf_keras, its legacy optimizers, tf.compat.v1.train.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import warnings
 from collections.abc import Iterable
@@ -45,6 +46,8 @@ class EmbeddingAware:
     _sok_only_embeddings = False
     _sok_skip_nonfinite = False
     _sok_sums_rows = True
+    # Whether all ranks take every step, whatever its variables are.
+    _sok_steps_together = False
 
     @property
     def embedding_rule(self) -> OptimizerRule:
@@ -183,17 +186,19 @@ class EmbeddingAware:
                     )
         return counters[graph, name]
 
-    def _sok_averaged(self, pairs, learning_rate, step):
-        """Ordinary pairs with gradients averaged over ranks; raises where the ranks drift apart."""
+    def _sok_averages(self):
+        """Whether ordinary gradients of this process are averaged over several ranks here."""
         # A dmp.DistributedOptimizer around this has done it.
         average = self._sok_average and not getattr(self, "dmp_averages", False)
+        return average and _world_size() > 1
+
+    def _sok_averaged(self, pairs, learning_rate, step):
+        """Ordinary pairs with gradients averaged over ranks; raises where the ranks drift apart."""
         pairs = [(g, v) for g, v in pairs if g is not None]
-        if not pairs or not average or not comm.is_initialized():
+        if not pairs or not self._sok_averages():
             return pairs
         communicator = comm.current()
         rank, world_size = communicator.rank, communicator.world_size
-        if world_size == 1:
-            return pairs
         # Shards of dense tables (dist_model_parallel) are one rank's own, as tables are.
         local = [is_local(variable) for _, variable in pairs]
         shared = [None if own else g for (g, _), own in zip(pairs, local, strict=True)]
@@ -210,6 +215,36 @@ class EmbeddingAware:
                 (g if own else tf.nest.map_structure(tf.identity, mean, expand_composites=True), v)
                 for (g, v), own, mean in zip(pairs, local, averaged, strict=True)
             ]
+
+    def _sok_compared(self, pairs, learning_rate, step, averages=None):
+        """Compares the rates of ranks where `_sok_averaged` does not; a context for updates.
+
+        Tables and shards of tables have rows on all ranks, so all ranks are in this step. Of other
+        variables nothing says so.
+        """
+        variables = [variable for gradient, variable in pairs if gradient is not None]
+        on_all_ranks = [is_local(variable) for variable in variables]
+        averages = self._sok_averages() if averages is None else averages
+        told = averages and not all(on_all_ranks)
+        due = not told and (self._sok_steps_together or any(on_all_ranks))
+        if _world_size() == 1 or not due:
+            return contextlib.nullcontext()
+        by_steps = _follows_schedule(self) or graph_step.builds_v1_graph()
+        compared = None if by_steps else self._sok_counter("rate_compared")
+        checks = same_on_ranks.compare(learning_rate, step, compared, comm.current())
+        return tf.control_dependencies([] if tf.executing_eagerly() else checks)
+
+
+def _world_size():
+    return comm.current().world_size if comm.is_initialized() else 1
+
+
+def _follows_schedule(optimizer):
+    """Whether a Keras optimizer computes its rate from its step."""
+    hyper = getattr(optimizer, "_hyper", {})  # of tf_keras' legacy optimizers
+    rate = hyper.get("learning_rate", getattr(optimizer, "_learning_rate", None))
+    decays = bool(getattr(optimizer, "_initial_decay", 0.0))
+    return decays or isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule)
 
 
 def _name_of(optimizer):
@@ -280,7 +315,8 @@ class _Keras3(EmbeddingAware):
         if self.loss_scale_factor is not None:
             embedding = [(unscaled(g, self.loss_scale_factor), v) for g, v in embedding]
         rate, step = self.learning_rate, self._iterations + 1
-        self._sok_update(embedding, rate, step)
+        with self._sok_compared(pairs, rate, step):
+            self._sok_update(embedding, rate, step)
         # Keras 3, unlike the others, would square the parts of a row's gradient one by one.
         other = self._sok_averaged(other, rate, step)
         if self._sok_sums_rows:
@@ -327,7 +363,8 @@ class _TfKeras(EmbeddingAware):
         self._sok_tell_missing(pairs)
         embedding, other = split(pairs)
         rate, step = self._sok_learning_rate(), self.iterations + 1
-        self._sok_update(embedding, rate, step)
+        with self._sok_compared(pairs, rate, step, aggregate and self._sok_averages()):
+            self._sok_update(embedding, rate, step)
         if aggregate:
             other = self._sok_averaged(other, rate, step)
         other = [(g, v) for g, v in other if g is not None]
@@ -379,7 +416,8 @@ class _V1(EmbeddingAware):
         counter = self._sok_counter("steps")
         own = getattr(self, "own_step", None)  # of an optimizer that counts otherwise
         step = counter.read_value() + 1 if own is None else own()
-        updates = self._sok_update(embedding, rate, step)
+        with self._sok_compared(pairs, rate, step):
+            updates = self._sok_update(embedding, rate, step)
         if any(g is not None for g, _ in other):
             updates.append(super().apply_gradients(self._sok_averaged(other, rate, step), None))
         updates = [op for op in updates if op is not None]

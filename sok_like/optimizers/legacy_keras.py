@@ -34,7 +34,9 @@ class LegacyKeras(EmbeddingAware):
             self._create_all_weights(others)
         step = self.iterations.read_value() + 1
         rate = self._decayed_lr(tf.float32)
-        updates = self._sok_update(embedding, rate, step)
+        averages = experimental_aggregate_gradients and self._sok_averages()
+        with self._sok_compared(pairs, rate, step, averages):
+            updates = self._sok_update(embedding, rate, step)
         if experimental_aggregate_gradients:
             other = self._sok_averaged(other, rate, step)
         other = [(gradient, variable) for gradient, variable in other if gradient is not None]

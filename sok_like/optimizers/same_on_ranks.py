@@ -2,6 +2,10 @@
 
 Each rank states its learning rate, its step and, once, two sums of every ordinary variable. The
 statements travel with the averaged gradients, so they cost no collective of their own.
+
+Where no gradients are averaged, as in a model of tables alone, `compare` exchanges rate and step by
+themselves, and only where there may be something to say: at a rank's first step with another rate.
+If the rate of one rank alone changes, the other ranks are in another call, and all ranks raise.
 """
 
 from __future__ import annotations
@@ -12,9 +16,13 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.lookup.dense_lookup import as_tf_table
+from sok_like.runtime import turns
+from sok_like.runtime.comm import Communicator
 
 # Variables are compared at the second step: programs often broadcast them after the first.
 COMPARED_AT = 2
+# Schedules change the rate all the time: theirs is compared every so many steps.
+COMPARED_EVERY = 16
 # Relative, of rates and variables: hosts with other processors may differ in the last bits.
 _TOLERANCE = 1e-5
 
@@ -46,7 +54,6 @@ def check(statements: Any, variables: Sequence[Any]) -> list:
     """Assertions on all ranks' statements `[world_size, ...]`; those of a graph are its ops."""
     statements.set_shape([None, 2 + 2 * len(variables)])
     rates, steps = statements[:, 0], statements[:, 1]
-    sums = tf.reshape(statements[:, 2:], [-1, len(variables), 2])
     checks = [
         tf.debugging.Assert(
             tf.logical_not(_differ(rates, rates)),
@@ -58,6 +65,7 @@ def check(statements: Any, variables: Sequence[Any]) -> list:
         ),
     ]
     if variables:
+        sums = tf.reshape(statements[:, 2:], [-1, len(variables), 2])
         differ = tf.reduce_any(_differ(sums, sums[..., 1:]), -1)
         first = tf.argmax(differ)
         names = tf.constant([getattr(v, "path", v.name) for v in variables])
@@ -74,6 +82,47 @@ def check(statements: Any, variables: Sequence[Any]) -> list:
             )
         )
     return [op for op in checks if op is not None]
+
+
+def compare(rate: Any, step: Any, compared: Any, communicator: Communicator) -> list:
+    """Compares rate and step over ranks by an exchange of their own, where that is due.
+
+    Args:
+        rate: Scalar, the learning rate.
+        step: Scalar, counting from 1.
+        compared: int64 variable, the bits of the rate that was compared last; None where the rate
+            comes from a schedule, or in a graph of `tf.compat.v1`, whose sessions exchange nothing
+            under a condition and so compare at every step.
+
+    Returns:
+        Ops and tensors that an update has to wait for; nothing when eager.
+
+    Raises:
+        tf.errors.InvalidArgumentError: the ranks have different rates, or are at different steps.
+        tf.errors.FailedPreconditionError: other ranks have come to another call. Both on all ranks.
+    """
+    rate, step = tf.cast(rate, tf.float32), tf.cast(step, tf.int64)
+    bits = tf.cast(tf.bitcast(rate, tf.int32), tf.int64)
+
+    def exchange():
+        told, _ = turns.exchange_notes(
+            tf.stack([bits, step]), [], communicator, "learning_rate_changed_on_this_rank"
+        )
+        told = tf.reshape(told, [communicator.world_size, 2])
+        rates = tf.bitcast(tf.cast(told[:, 0], tf.int32), tf.float32)
+        steps = tf.cast(told[:, 1] % 2**24, tf.float32)
+        done = check(tf.stack([rates, steps], 1), [])
+        if compared is not None:
+            done.append(compared.assign(bits))
+        with tf.control_dependencies([] if tf.executing_eagerly() else done):
+            return tf.constant(True)
+
+    if tf.executing_eagerly() or tf.inside_function():
+        due = tf.equal(step % COMPARED_EVERY, 1)
+        if compared is not None:
+            due = tf.not_equal(compared, bits)
+        return [_if(due, exchange, lambda: tf.constant(True))]
+    return [exchange()]
 
 
 def _sums(variable):

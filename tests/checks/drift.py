@@ -22,6 +22,10 @@ def checks(world_size):
         every["other_start"] = lambda: start(seed=rank())
         every["other_rates"] = other_rates
         every["other_rates_in_session"] = other_rates_in_session
+        every["other_rates_of_tables"] = other_rates_of_tables
+        every["other_rates_of_tables_under_fit"] = other_rates_of_tables_under_fit
+        every["other_rates_of_tables_in_session"] = other_rates_of_tables_in_session
+        every["other_schedules"] = other_schedules
     return every
 
 
@@ -209,6 +213,104 @@ def other_rates_in_session():
         rate = v1.placeholder(tf.float32, [])
         optimizer = sok.OptimizerWrapper(v1.train.GradientDescentOptimizer(rate))
         train = optimizer.minimize(tf.reduce_sum(weight))
+        session.run(v1.global_variables_initializer())
+        rates = [RATE, RATE, RATE / (1 + rank())]
+        return [raised(lambda r=r: session.run(train, {rate: r})) for r in rates]
+
+
+def flat_layer(name):
+    import sok_like as sok
+
+    return sok.All2AllDenseEmbedding(
+        *(None, 1, 1, 1),
+        dynamic_input=True,
+        embedding_initializer="zeros",
+        gradient_scale="sum",
+        name=name,
+    )
+
+
+def table_steps(layer, optimizer, more=(), compiled=False):
+    """A function that takes a step of a table, which rank 0 alone has no keys of, and of `more`."""
+    keys = tf.constant([1, 2, 3][: 3 * rank()], tf.int64)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(keys)) + sum(tf.reduce_sum(v) for v in more)
+        variables = [*layer.trainable_variables, *more]
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    if compiled:
+        optimizer.build([*layer.trainable_variables, *more])
+        return tf.function(step)
+    return step
+
+
+def other_rates_of_tables():
+    """Steps that ended, and what the next one raised, where rank 1 changes its rate after two."""
+    import sok_like as sok
+
+    found = {}
+    for name in ("eager", "graph", "eager_not_averaged", "graph_not_averaged"):
+        alone = not name.endswith("not_averaged")
+        optimizer = sok.OptimizerWrapper(
+            tf.keras.optimizers.SGD(RATE), average_dense_gradients=alone
+        )
+        layer = flat_layer(f"rates_{name}")
+        more = [] if alone else [tf.Variable([1.0])]
+        step = table_steps(layer, optimizer, more, name.startswith("graph"))
+        ended, error = 0, None
+        while error is None and ended < 6:
+            if ended == 2 and rank() == 1:
+                optimizer.learning_rate.assign(RATE / 2)
+            error = raised(step)
+            ended += error is None
+        found[name] = ended, error
+        found[f"{name}_rows"] = sok.export(layer.table)[1].numpy()[:, 0].tolist()
+    return found
+
+
+def other_schedules():
+    """Steps until ranks with schedules of their own hear of it, and until like ones do."""
+    import sok_like as sok
+
+    found = []
+    for seconds in (RATE, RATE / (1 + rank())):
+        schedule = tf.keras.optimizers.schedules.PiecewiseConstantDecay([5], [RATE, seconds])
+        optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(schedule))
+        step = table_steps(flat_layer(f"schedule_{len(found)}"), optimizer, compiled=True)
+        found.append([raised(step) for _ in range(20)])
+    return found
+
+
+class Change(tf.keras.callbacks.Callback):
+    """Gives this rank another rate before the third step."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == 2 and rank() == 1:
+            self.model.optimizer.learning_rate.assign(RATE / 2)
+
+
+def other_rates_of_tables_under_fit():
+    """The steps that ended, and what `fit` raised, of a model of a table alone."""
+    keys = tf.keras.Input([2], dtype="int64")
+    rows = flat_layer("rates_under_fit")(tf.keras.layers.Flatten()(keys)[:, 0])
+    model, ended = tf.keras.Model(keys, rows), []
+    seen = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: ended.append(1))
+    error = raised(lambda: fit(model, [Change(), seen], steps=4))
+    return len(ended), error
+
+
+def other_rates_of_tables_in_session():
+    import sok_like as sok
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        table = sok.EmbeddingVariable(1, name="rates_in_session", initializer="zeros")
+        (rows,) = sok.group_embedding_lookup([table], [tf.constant([1, 2], tf.int64)])
+        rate = v1.placeholder(tf.float32, [])
+        optimizer = sok.OptimizerWrapper(v1.train.GradientDescentOptimizer(rate))
+        train = optimizer.minimize(tf.reduce_sum(rows), var_list=[table])
         session.run(v1.global_variables_initializer())
         rates = [RATE, RATE, RATE / (1 + rank())]
         return [raised(lambda r=r: session.run(train, {rate: r})) for r in rates]
