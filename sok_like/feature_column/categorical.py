@@ -15,7 +15,7 @@ from tensorflow.python.feature_column import feature_column as old
 from tensorflow.python.feature_column import feature_column_v2 as fc
 
 from sok_like.runtime.checks import as_integer
-from sok_like.table.keys import DTYPES, as_keys, string_keys
+from sok_like.table.keys import DTYPES, as_keys, dtype_hint, may_be_keys, string_keys
 from sok_like.table.policies import EmbeddingVariableOption, with_steps_to_live
 
 
@@ -72,13 +72,23 @@ class EmbeddingCategoricalColumn(
         Raises:
             ValueError: `values` are strings and the column has integers, or the reverse.
         """
-        is_string = values.dtype == tf.string
-        if is_string != (self.dtype == tf.string) or not (is_string or values.dtype.is_integer):
-            raise ValueError(
-                f"Feature '{self.key}' must match the dtype of its column, {self.dtype.name}. "
-                f"Received: {values.dtype.name}"
-            )
-        return string_keys(values) if is_string else as_keys(values)
+        self.check_dtype(values.dtype)
+        return string_keys(values) if values.dtype == tf.string else as_keys(values)
+
+    def check_dtype(self, dtype: tf.DType) -> None:
+        """ValueError, with what to do about it, unless a feature may have this dtype."""
+        wants_strings = self.dtype == tf.string
+        if dtype == tf.string if wants_strings else may_be_keys(dtype):
+            return
+        hint = dtype_hint(dtype)
+        if dtype == tf.string:
+            hint = "Give `categorical_column_with_embedding` the dtype tf.string"
+        elif wants_strings:
+            hint = "A `tf.keras.Input` of strings has the dtype 'string'"
+        raise ValueError(
+            f"Feature '{self.key}' must match the dtype of its column, {self.dtype.name}. "
+            f"Received: {dtype.name}. {hint}"
+        )
 
     def _to_sparse_keys(self, tensor):
         sparse = fc._to_sparse_input_and_drop_ignore_values(tensor)

@@ -15,6 +15,7 @@ from tensorflow.python.feature_column import serialization
 
 from sok_like.feature_column.categorical import EmbeddingCategoricalColumn
 from sok_like.feature_column.columns import GroupEmbeddingColumn, is_fused
+from sok_like.feature_column.feature_checks import check_features
 from sok_like.feature_column.lookup import (
     LayerInputs,
     check_columns,
@@ -149,6 +150,13 @@ class _ColumnsLayer(tf.keras.layers.Layer):
             )
         return LayerInputs(dict(features), self._state)
 
+    def _shapes(self, features):
+        """Shapes of symbolic features, by name, which Keras 3 gives without running the columns."""
+        if not isinstance(features, Mapping):
+            self._inputs(features)  # raises
+        check_features(self._columns.all, features, self.name)
+        return {key: value.shape for key, value in features.items()}
+
     def _batch(self, input_shape):
         shapes = [shape for shape in input_shape.values() if shape is not None and len(shape)]
         return shapes[0][0] if shapes else None
@@ -212,7 +220,7 @@ class DenseFeatures(_ColumnsLayer):
     def compute_output_spec(self, features, training=True):
         import keras
 
-        shape = self.compute_output_shape({key: x.shape for key, x in features.items()})
+        shape = self.compute_output_shape(self._shapes(features))
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
 
 
@@ -260,7 +268,7 @@ class SequenceFeatures(_ColumnsLayer):
     def compute_output_spec(self, features, training=True):
         import keras
 
-        rows, lengths = self.compute_output_shape({key: x.shape for key, x in features.items()})
+        rows, lengths = self.compute_output_shape(self._shapes(features))
         return (
             keras.KerasTensor(rows, dtype=self.compute_dtype),
             keras.KerasTensor(lengths, dtype="int64"),

@@ -169,36 +169,53 @@ class GroupEmbedding(tf.keras.layers.Layer):
 
     def _ids(self, name, values):
         """Keys of a feature: a RaggedTensor or SparseTensor of int64."""
-        where = f"(feature {name!r} of layer '{self.name}')"
-        if isinstance(values, (tf.RaggedTensor, tf.SparseTensor)):
-            keys = values.with_values(_keys(values.values, where))
-            if not self._may_be_padded(values):
+        composite = isinstance(values, (tf.RaggedTensor, tf.SparseTensor))
+        values = values if composite else tf.convert_to_tensor(values)
+        self._check(name, values)
+        if composite:
+            keys = values.with_values(_keys(values.values))
+            if not self._may_be_padded(values.dtype):
                 return keys
             kept = values.values != tf.constant(self.pad_key, values.dtype)
             if isinstance(values, tf.SparseTensor):
                 return tf.sparse.retain(keys, kept)
             return tf.ragged.boolean_mask(keys, values.with_values(kept))
-        values = tf.convert_to_tensor(values)
-        if values.shape.rank not in (1, 2):
+        keys = _keys(values)
+        if values.shape.rank == 1:
+            keys, values = keys[:, tf.newaxis], values[:, tf.newaxis]
+        if self._may_be_padded(values.dtype):
+            return tf.ragged.boolean_mask(keys, values != tf.constant(self.pad_key, values.dtype))
+        return tf.RaggedTensor.from_tensor(keys, row_splits_dtype=tf.int64)
+
+    def _check(self, name, values):
+        """Raises unless a tensor, or Keras 3's sign for one, can be this feature."""
+        where = f"(feature {name!r} of layer '{self.name}')"
+        dtype, rank = tf.as_dtype(values.dtype), tf.TensorShape(values.shape).rank
+        composite = isinstance(values, (tf.RaggedTensor, tf.SparseTensor))
+        dense = not (
+            composite or any(getattr(values, kind, False) for kind in ("sparse", "ragged"))
+        )
+        if dense and rank not in (1, 2):
             raise ValueError(
                 "A dense feature must be of shape [batch] or [batch, hotness]. "
                 f"Received: shape {values.shape} {where}"
             )
-        keys = _keys(values, where)
-        may_be_padded = self._may_be_padded(values)
-        if self.pad_key is not None and not may_be_padded and values.shape.rank == 2:
+        if dtype != tf.string and not may_be_keys(dtype):
+            raise TypeError(
+                "A feature must hold integers or strings. Give `tf.keras.Input` the dtype 'int64' "
+                "or 'string', or put `tf.keras.layers.Discretization` before it. "
+                f"Received: {dtype.name} {where}"
+            )
+        # Floats got here as what Keras builds a model with.
+        padded = self.pad_key is not None and dense and rank == 2 and not dtype.is_floating
+        if padded and not self._may_be_padded(dtype):
             raise ValueError(
                 "`pad_key` must be of the kind of every feature [batch, hotness], or the feature a "
-                f"RaggedTensor. Received: pad_key={self.pad_key!r}, {values.dtype.name} {where}"
+                f"RaggedTensor. Received: pad_key={self.pad_key!r}, {dtype.name} {where}"
             )
-        if values.shape.rank == 1:
-            keys, values = keys[:, tf.newaxis], values[:, tf.newaxis]
-        if may_be_padded:
-            return tf.ragged.boolean_mask(keys, values != tf.constant(self.pad_key, values.dtype))
-        return tf.RaggedTensor.from_tensor(keys, row_splits_dtype=tf.int64)
 
-    def _may_be_padded(self, values):
-        of_its_kind = isinstance(self.pad_key, str) == (values.dtype == tf.string)
+    def _may_be_padded(self, dtype):
+        of_its_kind = isinstance(self.pad_key, str) == (dtype == tf.string)
         return self.pad_key is not None and of_its_kind
 
     def _structure(self, values):
@@ -211,10 +228,13 @@ class GroupEmbedding(tf.keras.layers.Layer):
     def compute_output_spec(self, inputs, training=True):
         import keras
 
+        features = self._features(inputs)
+        for name, value in features.items():
+            self._check(name, value)
         return self._structure(
             [
                 keras.KerasTensor((value.shape[0], self._dims[name]), dtype=self.compute_dtype)
-                for name, value in self._features(inputs).items()
+                for name, value in features.items()
             ]
         )
 
@@ -272,16 +292,8 @@ def _check_dim(feature, dim):
     return integer
 
 
-def _keys(values, where):
-    if values.dtype == tf.string:
-        return string_keys(values)
-    if not may_be_keys(values.dtype):
-        raise TypeError(
-            "A feature must hold integers or strings. Give `tf.keras.Input` the dtype 'int64' or "
-            f"'string', or put `tf.keras.layers.Discretization` before it. "
-            f"Received: {values.dtype.name} {where}"
-        )
-    return as_keys(values)
+def _keys(values):
+    return string_keys(values) if values.dtype == tf.string else as_keys(values)
 
 
 def _option(name, value):

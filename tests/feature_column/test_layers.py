@@ -193,3 +193,38 @@ def test_refused(sok, fc):
         fc.DenseFeatures(small_columns(fc), gradient_scale="none")
     with pytest.raises(ValueError, match="must have a sequence categorical column"):
         fc.SequenceFeatures(small_columns(fc)[:1])
+
+
+@pytest.mark.parametrize(
+    "feature, dtype, words",
+    [
+        ("number", "string", "'number' must match.*int64.*string.*dtype tf.string"),
+        ("number", "float32", "'number' must match.*int64.*float32.*tf.keras.Input.shape, dtype="),
+        ("word", "float32", "'word' must match.*string.*float32.*dtype 'string'"),
+        ("word", "int64", "'word' must match.*string.*int64"),
+        ("price", "string", "price.*string"),
+        ("bucket", "float32", "bucket"),
+        ("bucket", "int64", "bucket"),
+        ("number", None, "number"),
+    ],
+)
+def test_refused_as_the_model_is_built(sok, fc, feature, dtype, words):
+    stock = tf.feature_column.categorical_column_with_hash_bucket("bucket", 10)
+    layer = fc.DenseFeatures([*small_columns(fc), fc.embedding_column(stock, 2)], name="inputs")
+    dtypes = {"word": "string", "number": "int64", "price": "float32", "bucket": "string"}
+    dtypes[feature] = dtype
+    inputs = {
+        name: tf.keras.Input([1], dtype=kind, name=name)
+        for name, kind in dtypes.items()
+        if kind is not None
+    }
+    with pytest.raises((ValueError, TypeError), match=f"(?s){words}"):
+        layer(inputs)
+
+
+def test_right_inputs_of_a_model_are_not_refused(sok, fc):
+    stock = tf.feature_column.categorical_column_with_hash_bucket("bucket", 10, tf.int64)
+    columns = [*small_columns(fc), fc.embedding_column(stock, 2)]
+    dtypes = {"word": "string", "number": "int32", "price": "int64", "bucket": "int64"}
+    inputs = {name: tf.keras.Input([1], dtype=kind) for name, kind in dtypes.items()}
+    assert tuple(fc.DenseFeatures(columns)(inputs).shape) == (None, 8)

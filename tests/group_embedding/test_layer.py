@@ -125,6 +125,30 @@ def test_wrong_inputs(sok, inputs, words):
         layer(inputs)
 
 
+@pytest.mark.parametrize(
+    "shape, dtype, words",
+    [
+        ([], "float32", "Input.*dtype 'int64'.*float32.*'user'"),
+        ([2], "float32", "Input.*dtype 'int64'.*float32.*'user'"),
+        ([], "bool", "bool.*'user'"),
+        ([2, 3], "int64", "batch, hotness.*'user'"),
+        ([2], "string", "pad_key=0, string.*'user'"),
+    ],
+)
+def test_wrong_inputs_of_a_model(sok, shape, dtype, words):
+    layer = sok.GroupEmbedding({"user": 2}, pad_key=0)
+    with pytest.raises((ValueError, TypeError), match=f"(?s){words}"):
+        layer({"user": tf.keras.Input(shape, dtype=dtype)})
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint64", "string"])
+@pytest.mark.parametrize("shape, sparse", [([], False), ([2], False), ([2], True)])
+def test_right_inputs_of_a_model(sok, shape, sparse, dtype):
+    layer = sok.GroupEmbedding({"user": 2})
+    found = layer({"user": tf.keras.Input(shape, dtype=dtype, sparse=sparse)})
+    assert tuple(found["user"].shape) == (None, 2)
+
+
 def test_configuration_makes_the_same_layer(sok):
     layer = sok.GroupEmbedding(
         {"user": 4, "film": 4, "seen": 4},
