@@ -1,4 +1,4 @@
-"""Checks of the features of a Keras model as it is built: Keras 3 then runs no column on them."""
+"""Checks of features where a model or a function is built; Keras 3 then runs no column on them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from tensorflow.python.feature_column import feature_column_v2 as fc
 from sok_like.feature_column.categorical import EmbeddingCategoricalColumn
 from sok_like.table.keys import may_be_keys
 
+_OF_A_DTYPE = (
+    *(fc.HashedCategoricalColumn, fc.VocabularyListCategoricalColumn),
+    fc.VocabularyFileCategoricalColumn,
+)
 _INTEGERS, _STRINGS, _NUMBERS, _IDS = "integers", "strings", "numbers", "integers or strings"
 
 
 def check_features(columns: Sequence[Any], features: Mapping[str, Any], layer: str) -> None:
-    """Checks that symbolic features are there and have a dtype that their columns can take.
+    """Checks that features are there and have a dtype that their columns can take.
 
     Raises:
         ValueError: a feature is missing, or of another dtype.
@@ -26,11 +30,14 @@ def check_features(columns: Sequence[Any], features: Mapping[str, Any], layer: s
                 f"The input must hold feature '{key}' of column '{column.name}'. "
                 f"Received: {list(features)} (layer '{layer}')"
             )
-        dtype = tf.as_dtype(features[key].dtype)
+        feature = features[key]
+        dtype = tf.as_dtype((feature if hasattr(feature, "dtype") else tf.constant(feature)).dtype)
         if isinstance(column, EmbeddingCategoricalColumn):
             column.check_dtype(dtype)
             continue
         wanted = _wanted(column, key)
+        if wanted is None:
+            continue
         fits = {
             _INTEGERS: may_be_keys(dtype),
             _STRINGS: dtype == tf.string,
@@ -55,13 +62,13 @@ def _features_of(columns: Sequence[Any]) -> Iterator[tuple[Any, str]]:
 
 
 def _wanted(column, key):
-    """What a stock column takes."""
-    weights = getattr(column, "weight_feature_key", None)
-    if isinstance(column, fc.NumericColumn) or key == weights:
+    """What a column of TensorFlow takes; None for others."""
+    if isinstance(column, fc.NumericColumn) or key == getattr(column, "weight_feature_key", None):
         return _NUMBERS
     if isinstance(column, fc.IdentityCategoricalColumn):
         return _INTEGERS
-    dtype = getattr(column, "dtype", None)
-    if dtype is None:
+    if isinstance(column, fc.CrossedColumn):
         return _IDS
-    return _STRINGS if dtype == tf.string else _INTEGERS
+    if isinstance(column, _OF_A_DTYPE):
+        return _STRINGS if column.dtype == tf.string else _INTEGERS
+    return None

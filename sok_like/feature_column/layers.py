@@ -148,6 +148,8 @@ class _ColumnsLayer(tf.keras.layers.Layer):
                 "The input must be a dictionary of features by name. "
                 f"Received: {features!r} (layer '{self.name}')"
             )
+        if not tf.executing_eagerly():  # a graph is being built, by tf_keras of a model, too
+            check_features(self._columns.all, features, self.name)
         return LayerInputs(dict(features), self._state)
 
     def _shapes(self, features):
