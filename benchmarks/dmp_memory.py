@@ -59,7 +59,7 @@ def measure(args: argparse.Namespace) -> None:
     for i in range(STEPS):
         trainer(i)
     figures = (trainer.variable_bytes(), _status("VmRSS") - before, _status("VmHWM"))
-    most = [max(of_rank) for of_rank in zip(*hvd.allgather_object(figures), strict=True)]
+    most = hvd.allgather(tf.constant([figures], tf.int64)).numpy().max(axis=0).tolist()
     if hvd.rank() == 0:
         with open(args.json, "w") as file:
             json.dump(dict(zip(COLUMNS, most, strict=True)), file)

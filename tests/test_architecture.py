@@ -252,6 +252,19 @@ def test_no_file_names_a_path_of_one_machine():
     assert found == {}
 
 
+def test_no_bytes_of_another_process_become_code():
+    names = [
+        r"import pickle",
+        r"pickle\.loads?\(",
+        "(allgather|broadcast)_object",
+        "allow_pickle=True",
+    ]
+    sources = [name for name in tracked_files() if name.endswith(".py")]
+    sources = [name for name in sources if not name.startswith("tests/")]
+    found = [name for name in sources if re.search("|".join(names), (ROOT / name).read_text())]
+    assert len(sources) > 100 and found == []
+
+
 def test_import_does_no_work():
     if not (ROOT / "sok_like" / "__init__.py").exists():
         pytest.skip("the package has no __init__.py")

@@ -201,3 +201,33 @@ def test_pip_installs_what_runs(tmp_path):
     assert re.search(r"^Horovod +no\. ", about.stdout, re.M)
     in_clone = subprocess.run(command, cwd=clone, capture_output=True, text=True)
     assert in_clone.returncode == 1 and "Start it in another folder" in in_clone.stderr
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="needs CMake")
+@pytest.mark.parametrize(
+    "folders, cudacxx, chosen",
+    [
+        (["12.2", "12.10", "13.0"], "", "12.10"),
+        (["13.0"], "", None),
+        (["12.2"], "/opt/nvcc", None),
+    ],
+)
+def test_every_build_prefers_the_newest_nvcc_12(tmp_path, folders, cudacxx, chosen):
+    for folder in folders:
+        nvcc = tmp_path / f"cuda-{folder}" / "bin" / "nvcc"
+        nvcc.parent.mkdir(parents=True)
+        nvcc.touch()
+    script = tmp_path / "choose.cmake"
+    script.write_text(
+        f'include("{ROOT}/cmake/nvcc.cmake")\nsok_choose_nvcc("{tmp_path}")\n'
+        'message(STATUS "chosen: ${CMAKE_CUDA_COMPILER}.")\n'
+    )
+    found = subprocess.run(
+        ["cmake", "-P", script],
+        env={**os.environ, "CUDACXX": cudacxx},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    path = "" if chosen is None else f"{tmp_path}/cuda-{chosen}/bin/nvcc"
+    assert f"chosen: {path}." in found

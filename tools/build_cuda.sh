@@ -11,18 +11,6 @@ cd "$(dirname "$0")/.."
 export PATH=$PWD/.venv/bin:$PATH
 PYTHON=${PYTHON:-$(command -v python || command -v python3)}
 
-# The runtime of CUDA 12 works with older drivers than that of CUDA 13, as TensorFlow's own does.
-if [ -z "${CUDACXX:-}" ]; then
-  newest_12=$(ls -d /usr/local/cuda-12.*/bin/nvcc 2>/dev/null | sort -V | tail -1 || true)
-  if [ -n "$newest_12" ]; then
-    export CUDACXX=$newest_12
-    export PATH=$(dirname "$newest_12"):$PATH
-  fi
-fi
-if ! command -v nvcc >/dev/null; then
-  echo "The CUDA backend needs nvcc: install the CUDA toolkit 12 or newer and put its bin folder on PATH." >&2
-  exit 1
-fi
 # The core and `_core` need no TensorFlow.
 with_tf=${WITH_TF:-ON}
 if ! "$PYTHON" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("tensorflow") is None)'; then

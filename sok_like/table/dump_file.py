@@ -329,10 +329,13 @@ def owned_by(shards: Sequence[Shard], rank: int, world_size: int, dim: int) -> S
     found = _joined(filled, rank, world_size) if filled else _empty(dim)
     found.step = max((shard.step for shard in shards), default=-1)
     found.optimizer_step = max((shard.optimizer_step for shard in shards), default=-1)
-    waiting = [shard.waiting for shard in shards]
-    if waiting:
-        joined = np.concatenate(waiting)
-        found.waiting = joined[_is_mine(joined[:, 0], rank, world_size)]
+    if shards:
+        found.waiting = _concatenated(
+            [
+                _chosen(shard.waiting, _is_mine(shard.waiting[:, 0], rank, world_size))
+                for shard in shards
+            ]
+        )
     counters = [shard.counters for shard in shards if len(shard.counters)]
     if len({len(c) for c in counters}) > 1:
         raise ValueError(
@@ -340,7 +343,7 @@ def owned_by(shards: Sequence[Shard], rank: int, world_size: int, dim: int) -> S
             f"{sorted({len(c) for c in counters})} counters"
         )
     if counters:
-        found.counters = functools.reduce(np.maximum, counters)
+        found.counters = np.array(functools.reduce(np.maximum, counters))  # no view of a file
     return found
 
 
@@ -355,14 +358,27 @@ def _joined(shards, rank, world_size):
                 f"{first.slot_names} and {shard.slot_names}"
             )
         mine = _is_mine(shard.keys, rank, world_size)
-        records = shard.records if has_records else np.zeros([len(shard.keys), 3], np.int64)
-        parts.append((shard.keys[mine], shard.rows[mine], shard.slot_rows[mine], records[mine]))
-    joined = parts[0] if len(parts) == 1 else [np.concatenate(p) for p in zip(*parts, strict=True)]
-    keys, rows, slot_rows, records = joined
+        fields = [
+            shard.keys,
+            shard.rows,
+            shard.slot_rows,
+            *([shard.records] if has_records else []),
+        ]
+        parts.append([_chosen(array, mine) for array in fields])
+    keys, rows, slot_rows, *records = map(_concatenated, zip(*parts, strict=True))
     return Shard(
         *(keys, rows, slot_rows, first.slot_names, first.slot_widths),
-        records=records if has_records else None,
+        records=records[0] if has_records else None,
     )
+
+
+def _concatenated(parts):
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _chosen(array, mine):
+    """Those of its items; a copy, if any are left out or they are a view of a file's bytes."""
+    return array if array.flags.owndata and mine.all() else array[mine]
 
 
 def _is_mine(keys, rank, world_size):

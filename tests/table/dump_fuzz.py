@@ -23,9 +23,9 @@ import numpy as np
 
 from sok_like.table import deltas, dump_file, shard_file
 
-DIM, SIZE = 4, 150
+DIM, SIZE = 4, 600
 TABLE = "items/of one"
-_SPARE_BYTES = 3 * 2**19  # beside the arrays: Python's table of interned strings grows at times
+_SPARE_BYTES = 2**15  # beside the arrays; less than half of the smallest dump
 
 
 def make_shard(rank, world_size, with_policy):
@@ -240,22 +240,32 @@ _KINDS = [_mutate_bytes] * 6 + [_mutate_members] * 2 + [_mutate_manifest] * 2 + 
 # ---- the run ----
 
 
-def outcome(folder, expected, limit):
-    """'refused', 'right', or what is wrong."""
+def read_measured(folder):
+    """What a dump holds, None where it is refused, or what is wrong; and the bytes it took."""
     before, _ = tracemalloc.get_traced_memory()
     tracemalloc.reset_peak()
     try:
-        result = contents(read_dump(folder))
+        result = read_dump(folder)
     except (ValueError, OSError) as error:
         result = None if str(folder) in str(error) else f"names no file: {error!r}"
     except Exception as error:
         result = f"{type(error).__name__}: {error}"
-    _, peak = tracemalloc.get_traced_memory()
+    return result, tracemalloc.get_traced_memory()[1] - before
+
+
+def outcome(folder, expected, limit):
+    """'refused', 'right', or what is wrong."""
+    result, taken = read_measured(folder)
+    if taken > limit:  # perhaps a table of Python's own has grown, which it does once
+        result, again = read_measured(folder)
+        taken = min(taken, again)
     if isinstance(result, str):
         return result
-    if peak - before > limit:
-        return f"took {peak - before} bytes where {limit} are allowed"
-    return "refused" if result is None else "right" if result == expected else "another content"
+    if taken > limit:
+        return f"took {taken} bytes where {limit} are allowed"
+    if result is None:
+        return "refused"
+    return "right" if contents(result) == expected else "another content"
 
 
 def run(num_mutations, seed, version, with_policy):
