@@ -115,6 +115,15 @@ inline uint64_t* Keys(Tensor* keys) {
   return reinterpret_cast<uint64_t*>(keys->flat<int64_t>().data());
 }
 
+// Places among unique keys travel as uint32, in the core as int32: the same bits. TensorFlow keeps
+// the int32 results of a function in host memory, whatever device made them.
+inline const int32_t* Places(const Tensor& inverse) {
+  return reinterpret_cast<const int32_t*>(inverse.flat<uint32_t>().data());
+}
+inline int32_t* Places(Tensor* inverse) {
+  return reinterpret_cast<int32_t*>(inverse->flat<uint32_t>().data());
+}
+
 // `rows`, which an error calls `what`, must have the shape [num_keys, dim] of a table's rows.
 absl::Status CheckRowsShape(const char* what, const Tensor& keys, const Tensor& rows,
                             const TableOptions& options);

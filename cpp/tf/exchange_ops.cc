@@ -29,7 +29,7 @@ REGISTER_OP("SokRoute")
     .Output("message: int64")
     .Output("splits: int32")
     .Output("counts: int64")
-    .Output("inverse: N * int32")
+    .Output("inverse: N * uint32")
     .Attr("N: int >= 1")
     .Attr("M: int >= 0")
     .Attr("world_size: int >= 1")
@@ -103,15 +103,15 @@ class RouteOp : public FeatureOp {
                       num_keys[i], placed.get());
             routed = placed.get();
           }
-          routes[i] = std::make_unique<Route>(inner, routed, num_keys[i], world_size_,
-                                              inverses[i]->flat<int32_t>().data());
+          routes[i] =
+              std::make_unique<Route>(inner, routed, num_keys[i], world_size_, Places(inverses[i]));
         });
       });
     }
     if (status.ok()) status = Write(ctx, ex, routes, inverses, call, counts);
     if (!status.ok()) {
       counts->flat<int64_t>().setZero();
-      for (Tensor* inv : inverses) inv->flat<int32_t>().setZero();
+      for (Tensor* inv : inverses) inv->flat<uint32_t>().setZero();
       OP_REQUIRES_OK(ctx, FailAll<int64_t>(ctx, status, call, world_size_));
     }
   }
@@ -136,7 +136,7 @@ class RouteOp : public FeatureOp {
       }
       if (!is_counted(i)) continue;
       occurrences[i].resize(unique[i].size());
-      const auto inverse = inverses[i]->flat<int32_t>();
+      const auto inverse = inverses[i]->flat<uint32_t>();
       for (int64_t k = 0; k < inverse.size(); ++k) ++occurrences[i][inverse(k)];
     }
     int64_t total = 0;
@@ -174,14 +174,22 @@ REGISTER_OP("SokGatherRows")
     .Input("splits: int32")
     .Output("rows: float")
     .Output("row_splits: int32")
+    .Output("heads: int64")
     .Attr("N: int >= 1")
     .Attr("world_size: int >= 1")
     .Attr("dims: list(int)")
     .Attr("insert: bool")
     .Attr("gradient_scale: float = 1.0")
     .SetIsStateful()
-    .SetShapeFn(SetMessageShapes)
-    .Doc("Rows of the keys that all ranks asked this one for, as one row message.");
+    .SetShapeFn([](InferenceContext* c) {
+      int world_size;
+      TF_RETURN_IF_ERROR(c->GetAttr("world_size", &world_size));
+      c->set_output(2, c->Matrix(world_size, InferenceContext::kUnknownDim));
+      return SetMessageShapes(c);
+    })
+    .Doc(
+        "Rows of the keys that all ranks asked this one for, as one row message, and the heads of "
+        "the key messages, which SokMergeGrads needs in host memory.");
 
 class GatherRowsOp : public RankOp {
  public:
@@ -198,6 +206,13 @@ class GatherRowsOp : public RankOp {
     Segments segments;
     // A rank's failure reached every rank in this message: all raise it here.
     OP_REQUIRES_OK(ctx, ParseKeys(message, splits, world_size_, n, &segments));
+    std::vector<int64_t> heads;
+    const int64_t* block = message.flat<int64_t>().data();
+    for (int64_t r = 0; r < world_size_; ++r) {
+      heads.insert(heads.end(), block, block + kHeadWords<int64_t> + n);
+      block += splits.flat<int32_t>()(r);
+    }
+    OP_REQUIRES_OK(ctx, SetHeads(ctx, heads, world_size_));
     const Call call = ReadHead(message.flat<int64_t>().data()).At(Stage::kRows);
     absl::Status status = Write(ctx, tables, segments, call);
     if (!status.ok()) OP_REQUIRES_OK(ctx, FailAll<float>(ctx, status, call, world_size_));
@@ -253,6 +268,7 @@ REGISTER_OP("SokMergeGrads")
     .Input("grad_splits: int32")
     .Input("message: int64")
     .Input("splits: int32")
+    .Input("heads: int64")
     .Output("unique_keys: N * int64")
     .Output("row_grads: N * float")
     .Attr("N: int >= 1")
@@ -282,8 +298,9 @@ class MergeGradsOp : public GradientOp {
     const Tensor &grads = ctx->input(0), &grad_splits = ctx->input(1);
     const Tensor &message = ctx->input(2), &splits = ctx->input(3);
     OP_REQUIRES_OK(ctx, CheckSplits(grads, grad_splits, world_size_));
+    OP_REQUIRES_OK(ctx, CheckSplits(message, splits, world_size_));
     Segments segments;
-    OP_REQUIRES_OK(ctx, ParseKeys(message, splits, world_size_, n, &segments));
+    OP_REQUIRES_OK(ctx, CutByHeads(ctx->input(4), message, splits, world_size_, n, &segments));
     std::vector<int64_t> num_keys(n);
     std::vector<std::vector<const float*>> blocks(world_size_);  // of a rank, for each table
     const float* next = grads.flat<float>().data();

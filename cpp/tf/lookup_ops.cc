@@ -16,7 +16,7 @@ REGISTER_OP("SokLookup")
     .Input("weights: N * float")
     .Output("embeddings: N * float")
     .Output("unique_keys: N * int64")
-    .Output("inverse: N * int32")
+    .Output("inverse: N * uint32")
     .Attr("N: int >= 1")
     .Attr("table_names: list(string)")
     .Attr("dims: list(int)")
@@ -76,7 +76,7 @@ class LookupOp : public FeatureOp {
     Tensor all_unique, all_inverse;
     const TensorShape block({places[n]});
     OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_INT64, block, &all_unique));
-    OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_INT32, block, &all_inverse));
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_UINT32, block, &all_inverse));
     std::vector<FeatureLookup> lookups(n);
     for (int i = 0; i < n; ++i) {
       FeatureLookup& lookup = lookups[i];
@@ -85,7 +85,7 @@ class LookupOp : public FeatureOp {
       OP_REQUIRES_OK(ctx, embeddings.allocate(i, features_.OutputShape(i, lookup.samples), &out));
       lookup.table = &tables[i]->table();
       lookup.keys = Keys(keys[i]);
-      lookup.inverse = all_inverse.flat<int32_t>().data() + places[i];
+      lookup.inverse = Places(&all_inverse) + places[i];
       lookup.unique_keys = Keys(&all_unique) + places[i];
       lookup.out = out->flat<float>().data();
       const int64_t num_keys = insert_ ? keys[i].NumElements() : 0;
@@ -105,7 +105,7 @@ REGISTER_KERNEL_BUILDER(Name("SokLookup").Device(tensorflow::DEVICE_CPU), Lookup
 REGISTER_OP("SokUniqueKeys")
     .Input("keys: N * int64")
     .Output("unique_keys: N * int64")
-    .Output("inverse: N * int32")
+    .Output("inverse: N * uint32")
     .Attr("N: int >= 1")
     .SetShapeFn([](InferenceContext* c) {
       const int n = c->num_inputs();
@@ -138,7 +138,7 @@ class UniqueKeysOp : public OpKernel {
       OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_INT64, shape, &unique[i]));
       Tensor* place;
       OP_REQUIRES_OK(ctx, inverse.allocate(i, shape, &place));
-      places[i] = place->flat<int32_t>().data();
+      places[i] = Places(place);
     }
     TfExecutor ex(ctx);
     OP_REQUIRES_OK(ctx, Guard([&] {
@@ -155,7 +155,7 @@ REGISTER_KERNEL_BUILDER(Name("SokUniqueKeys").Device(tensorflow::DEVICE_CPU), Un
 REGISTER_OP("SokLookupGrad")
     .Input("grads: N * float")
     .Input("unique_keys: N * int64")
-    .Input("inverse: N * int32")
+    .Input("inverse: N * uint32")
     .Input("row_splits: N * int64")
     .Input("weights: N * float")
     .Output("row_grads: N * float")

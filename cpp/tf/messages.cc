@@ -69,6 +69,33 @@ absl::Status ParseKeys(const tensorflow::Tensor& message, const tensorflow::Tens
   return status;
 }
 
+absl::Status SetHeads(tensorflow::OpKernelContext* ctx, const std::vector<int64_t>& heads,
+                      int64_t world_size) {
+  const int64_t num_words = heads.size() / world_size;
+  Tensor* output;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({world_size, num_words}), &output));
+  std::copy(heads.begin(), heads.end(), output->flat<int64_t>().data());
+  return absl::OkStatus();
+}
+
+absl::Status CutByHeads(const Tensor& heads, const Tensor& message, const Tensor& splits,
+                        int64_t world_size, int64_t num_tables, Segments* segments) {
+  const int64_t num_words = kHeadWords<int64_t> + num_tables;
+  if (heads.shape() != TensorShape({world_size, num_words})) {
+    return absl::InvalidArgumentError(absl::StrCat("heads must have the shape [", world_size, ", ",
+                                                   num_words, "]. Received: heads of shape ",
+                                                   heads.shape().DebugString()));
+  }
+  std::vector<const int64_t*> of_rank;
+  for (int64_t r = 0; r < world_size; ++r) {
+    of_rank.push_back(heads.flat<int64_t>().data() + r * num_words);
+  }
+  return Guard([&] {
+    *segments = CutKeyMessage(of_rank, message.flat<int64_t>().data(),
+                              splits.flat<int32_t>().data(), num_tables);
+  });
+}
+
 absl::Status CheckGradWords(int64_t rank, int64_t required, int64_t received) {
   if (required == received) return absl::OkStatus();
   return absl::InvalidArgumentError(

@@ -75,6 +75,14 @@ absl::Status RaiseFailure(const T* message, const int32_t* splits, int64_t world
   return status;
 }
 
+// Output 2 of SokGatherRows, in host memory: of each rank's key message the head and a word per
+// table, `heads` [world_size, kHeadWords + num_tables].
+absl::Status SetHeads(tensorflow::OpKernelContext* ctx, const std::vector<int64_t>& heads,
+                      int64_t world_size);
+// Cuts the message that they are of, which carries no failure and may lie in device memory.
+absl::Status CutByHeads(const Tensor& heads, const Tensor& message, const Tensor& splits,
+                        int64_t world_size, int64_t num_tables, Segments* segments);
+
 // The gradients that rank r sent, `received` words, are one row per key it asked for.
 absl::Status CheckGradWords(int64_t rank, int64_t required, int64_t received);
 

@@ -78,7 +78,7 @@ void FeatureAttrs::CheckShape(int i, const Tensor& keys, const Tensor& row_split
 Samples FeatureAttrs::MakeSamples(int i, const Tensor& inverse, const Tensor& row_splits,
                                   const Tensor& weights) const {
   Samples samples = MakeSamples(i, inverse.NumElements(), row_splits, weights);
-  samples.inverse = inverse.flat<int32_t>().data();
+  samples.inverse = Places(inverse);
   return samples;
 }
 

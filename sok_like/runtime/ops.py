@@ -144,7 +144,7 @@ def gather_rows(
     Returns:
         float32, the row messages to send back, and int32 `[world_size]`, their lengths.
     """
-    return native.ops().sok_gather_rows(
+    gathered = native.ops().sok_gather_rows(
         handles=handles,
         message=message,
         splits=splits,
@@ -154,10 +154,11 @@ def gather_rows(
         gradient_scale=gradient_scale.attribute(scale, world_size),
         name=name,
     )
+    return gathered.rows, gathered.row_splits
 
 
 @tf.RegisterGradient("SokGatherRows")
-def _gather_rows_grad(op, grad, _):
+def _gather_rows_grad(op, grad, *_):
     n = op.get_attr("N")
     dims = op.get_attr("dims")
     message, splits = op.inputs[n], op.inputs[n + 1]
@@ -169,6 +170,7 @@ def _gather_rows_grad(op, grad, _):
             grad_splits=op.outputs[1],  # gradients come back in the places of the rows sent
             message=message,
             splits=splits,
+            heads=op.outputs[2],
             N=n,
             world_size=op.get_attr("world_size"),
             dims=dims,

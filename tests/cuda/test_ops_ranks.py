@@ -153,8 +153,8 @@ def test_handles_texts_and_lengths_are_in_host_memory(rank_results):
     # What Horovod reads and writes there.
     for op, names in {
         "SokRoute": ["counts", "problems", "splits"],
-        "SokGatherRows": ["handles", "row_splits", "splits"],
-        "SokMergeGrads": ["grad_splits", "splits"],
+        "SokGatherRows": ["handles", "heads", "row_splits", "splits"],
+        "SokMergeGrads": ["grad_splits", "heads", "splits"],
         "SokCombine": ["call", "counts", "splits"],
         "SokCombineGrad": ["call", "counts"],
     }.items():

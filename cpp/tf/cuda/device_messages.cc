@@ -20,17 +20,4 @@ void WriteHeadsOnDevice(cuda::Stream stream, cuda::Workspace& workspace, const C
   cuda::MoveSegments(stream, workspace, moves);
 }
 
-std::vector<std::vector<KeySegment>> ParseDeviceKeyMessage(
-    cuda::Stream stream, cuda::Workspace& workspace, const tensorflow::Tensor& message,
-    const tensorflow::Tensor& splits, int64_t world_size, int64_t num_tables, Call* call) {
-  const int64_t num_words = kHeadWords<int64_t> + num_tables;
-  const std::vector<int64_t> words =
-      CheckedHeads<int64_t>(stream, workspace, message, splits, world_size, num_words);
-  std::vector<const int64_t*> heads;
-  for (int64_t r = 0; r < world_size; ++r) heads.push_back(words.data() + r * num_words);
-  if (call != nullptr) *call = ReadHead(words.data());
-  return CutKeyMessage(heads, message.flat<int64_t>().data(), splits.flat<int32_t>().data(),
-                       num_tables);
-}
-
 }  // namespace sok

@@ -41,12 +41,6 @@ std::vector<T> CheckedHeads(cuda::Stream stream, cuda::Workspace& workspace, con
   return heads;
 }
 
-// A received key message cut into [world_size][num_tables] segments of device memory. Throws what
-// ParseKeyMessage does. `call`, unless null, is the one that the message is of. Waits.
-std::vector<std::vector<KeySegment>> ParseDeviceKeyMessage(
-    cuda::Stream stream, cuda::Workspace& workspace, const tensorflow::Tensor& message,
-    const tensorflow::Tensor& splits, int64_t world_size, int64_t num_tables, Call* call = nullptr);
-
 // WriteHead where the blocks are in device memory. Does not wait.
 void WriteHeadsOnDevice(cuda::Stream stream, cuda::Workspace& workspace, const Call& call,
                         const std::vector<float*>& blocks);

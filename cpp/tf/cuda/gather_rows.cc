@@ -60,13 +60,17 @@ class DeviceGatherRowsOp : public RankOp {
     const Tensor& splits = ctx->input(n + 1);
     OP_REQUIRES_OK(ctx, CheckSplits(message, splits, world_size_));
     Segments segments;
-    Call call;
-    absl::Status parsed = WithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
-      segments = ParseDeviceKeyMessage(stream, ws, message, splits, world_size_, n, &call);
+    const int64_t num_words = kHeadWords<int64_t> + n;
+    std::vector<int64_t> heads;
+    absl::Status read = WithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
+      heads = CheckedHeads<int64_t>(stream, ws, message, splits, world_size_, num_words);
     });
-    call = call.At(Stage::kRows);
     // A rank's failure reached every rank in this message: all raise it here.
-    OP_REQUIRES_OK(ctx, RaisedByRank(parsed));
+    OP_REQUIRES_OK(ctx, RaisedByRank(read));
+    OP_REQUIRES_OK(ctx, SetHeads(ctx, heads, world_size_));
+    OP_REQUIRES_OK(ctx,
+                   CutByHeads(*ctx->mutable_output(2), message, splits, world_size_, n, &segments));
+    const Call call = ReadHead(heads.data()).At(Stage::kRows);
     absl::Status status = Write(ctx, tables, segments, call);
     if (!status.ok()) OP_REQUIRES_OK(ctx, FailAllOnDevice<float>(ctx, status, call, world_size_));
   }
@@ -146,9 +150,12 @@ class DeviceGatherRowsOp : public RankOp {
 
   bool insert_;
 };
-SOK_REGISTER_DEVICE_KERNEL(
-    Name("SokGatherRows").HostMemory("handles").HostMemory("splits").HostMemory("row_splits"),
-    DeviceGatherRowsOp);
+SOK_REGISTER_DEVICE_KERNEL(Name("SokGatherRows")
+                               .HostMemory("handles")
+                               .HostMemory("splits")
+                               .HostMemory("row_splits")
+                               .HostMemory("heads"),
+                           DeviceGatherRowsOp);
 
 class DeviceMergeGradsOp : public GradientOp {
  public:
@@ -156,21 +163,21 @@ class DeviceMergeGradsOp : public GradientOp {
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor &grads = ctx->input(0), &grad_splits = ctx->input(1);
-    const Tensor &message = ctx->input(2), &splits = ctx->input(3);
+    const Tensor &message = ctx->input(2), &splits = ctx->input(3), &heads = ctx->input(4);
     OP_REQUIRES_OK(ctx, CheckSplits(message, splits, world_size_));
     OP_REQUIRES_OK(ctx, CheckSplits(grads, grad_splits, world_size_));
     OP_REQUIRES_OK(ctx, TryWithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
-                     return Merge(ctx, ws, stream, grads, grad_splits, message, splits);
+                     return Merge(ctx, ws, stream, grads, grad_splits, message, splits, heads);
                    }));
   }
 
  private:
   absl::Status Merge(OpKernelContext* ctx, cuda::Workspace& workspace, cuda::Stream stream,
                      const Tensor& grads, const Tensor& grad_splits, const Tensor& message,
-                     const Tensor& splits) const {
+                     const Tensor& splits, const Tensor& heads) const {
     const int64_t n = dims_.size();
-    const Segments segments =
-        ParseDeviceKeyMessage(stream, workspace, message, splits, world_size_, n);
+    Segments segments;
+    TF_RETURN_IF_ERROR(CutByHeads(heads, message, splits, world_size_, n, &segments));
     std::vector<std::vector<int64_t>> starts;
     std::vector<int64_t> words;
     TF_RETURN_IF_ERROR(PlaceRowBlocks(segments, dims_, &starts, &words));
@@ -221,7 +228,8 @@ class DeviceMergeGradsOp : public GradientOp {
     return absl::OkStatus();
   }
 };
-SOK_REGISTER_DEVICE_KERNEL(Name("SokMergeGrads").HostMemory("grad_splits").HostMemory("splits"),
-                           DeviceMergeGradsOp);
+SOK_REGISTER_DEVICE_KERNEL(
+    Name("SokMergeGrads").HostMemory("grad_splits").HostMemory("splits").HostMemory("heads"),
+    DeviceMergeGradsOp);
 
 }  // namespace sok

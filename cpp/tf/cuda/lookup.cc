@@ -89,7 +89,7 @@ class DeviceLookupOp : public FeatureOp {
     for (size_t i = 0; i < n; ++i) {
       inputs.push_back(BatchInputOf(features_, i, keys[i], row_splits[i]));
       batches.push_back({inputs[i].keys, inputs[i].num_keys, Keys(&(*uniques)[i]),
-                         inverse[i]->flat<int32_t>().data(), numbers + i});
+                         Places(inverse[i]), numbers + i});
     }
     cuda::CheckBatches(stream, inputs, findings);
     cuda::Unique(stream, workspace, batches);

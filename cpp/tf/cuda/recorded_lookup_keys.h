@@ -16,7 +16,7 @@ class RecordedLookupKeys {
  public:
   explicit RecordedLookupKeys(const std::vector<DeviceTablePtr>& tables) : tables_(tables) {}
 
-  // `keys` are in device memory, and must be there until Record returns.
+  // `keys`, of which none repeats, are in device memory, and must be there until Record returns.
   void Add(int64_t feature, const uint64_t* keys, int64_t num_keys) {
     DeviceTableResource* const table = tables_[feature].get();
     if (!table->options().policy.keeps_records()) return;
@@ -34,6 +34,10 @@ class RecordedLookupKeys {
         cuda::CudaTable& table = batch.table->table();
         const std::lock_guard<std::recursive_mutex> lock(table.mutex());
         const cuda::Stream stream = StreamOf(ctx);
+        if (batch.segments.size() == 1) {  // a feature's, or a rank's, are distinct
+          const uint64_t* const distinct = batch.segments[0].from;
+          return table.RecordTrainingLookup(stream, distinct, batch.num_keys, /*distinct=*/true);
+        }
         cuda::Workspace& workspace = table.workspace();
         const cuda::Workspace::Scope scope(workspace, stream);
         uint64_t* const keys = workspace.Take<uint64_t>(batch.num_keys);

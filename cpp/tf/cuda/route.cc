@@ -83,8 +83,8 @@ class DeviceRouteOp : public FeatureOp {
         keys = placed;
       }
       unique.push_back(workspace.Take<uint64_t>(num_keys));
-      routed.push_back({keys, num_keys, unique[i], in.inverse[i]->flat<int32_t>().data(),
-                        learned + i * (world_size_ + 1)});
+      routed.push_back(
+          {keys, num_keys, unique[i], Places(in.inverse[i]), learned + i * (world_size_ + 1)});
     }
     cuda::CheckBatches(stream, batches, findings);
     cuda::UniqueByOwner(stream, workspace, routed, world_size_);

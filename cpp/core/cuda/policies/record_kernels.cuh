@@ -32,9 +32,9 @@ struct ClassifiedKeys {
 // The distinct keys of a call on a table with policies. Device memory of the workspace.
 struct KeyBatch {
   int64_t num_keys = 0;
-  uint64_t* unique = nullptr;      // [num_keys], filled up to *num_unique
-  int32_t* inverse = nullptr;      // [num_keys]
-  uint32_t* num_unique = nullptr;  // a scalar
+  const uint64_t* unique = nullptr;  // [num_keys], filled up to *num_unique
+  const int32_t* inverse = nullptr;  // [num_keys]; null where the keys came distinct
+  uint32_t* num_unique = nullptr;    // a scalar; null where all num_keys are distinct
   ClassifiedKeys classified;
   uint32_t* new_rows = nullptr;      // [num_keys], of those admitted
   uint32_t* waiting_rows = nullptr;  // [num_keys], of those refused, in the exact filter

@@ -83,6 +83,8 @@ class CudaTable final : public Table {
   void ConfigureSlots(CallContext context, const std::vector<SlotVariableSpec>& specs) override;
   std::vector<SlotVariableSpec> Slots() const override;
   void RecordTrainingLookup(CallContext context, const uint64_t* keys, int64_t num_keys) override;
+  // The same; with `distinct` the caller says that no key repeats, and none is looked for.
+  void RecordTrainingLookup(Stream stream, const uint64_t* keys, int64_t num_keys, bool distinct);
   int64_t Evict(CallContext context) override;
   EvictedRows PopEvicted() override;  // from host memory
   PolicyCounts Statistics(CallContext context) const override;

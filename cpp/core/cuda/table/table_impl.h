@@ -107,9 +107,10 @@ struct CudaTable::Impl {
   // ---- admission and eviction; all but Records need `records` ----
   DeviceRecords& Records() const;  // throws std::invalid_argument where there are none
   // What a call at `step` finds. Waits, and changes nothing.
-  KeyBatch Classify(const uint64_t* keys, int64_t num_keys, int64_t step, const FilterRef& filter);
-  // A training lookup.
-  KeyBatch RecordTrainingLookup(const uint64_t* keys, int64_t num_keys);
+  KeyBatch Classify(const uint64_t* keys, int64_t num_keys, bool distinct, int64_t step,
+                    const FilterRef& filter);
+  // A training lookup; `distinct`: no key repeats.
+  KeyBatch RecordTrainingLookup(const uint64_t* keys, int64_t num_keys, bool distinct = false);
   // Keys that are written and not looked up.
   KeyBatch InsertWritten(const uint64_t* keys, int64_t num_keys);
   // 1 at the first position of each key, in the workspace; null if not wanted.

@@ -30,13 +30,10 @@ DeviceRecords& CudaTable::Impl::Records() const {
   return *records;
 }
 
-KeyBatch CudaTable::Impl::Classify(const uint64_t* keys, int64_t num_keys, int64_t step,
-                                   const FilterRef& filter) {
+KeyBatch CudaTable::Impl::Classify(const uint64_t* keys, int64_t num_keys, bool distinct,
+                                   int64_t step, const FilterRef& filter) {
   KeyBatch batch;
   batch.num_keys = num_keys;
-  batch.unique = workspace.Take<uint64_t>(num_keys);
-  batch.inverse = workspace.Take<int32_t>(num_keys);
-  batch.num_unique = workspace.Take<uint32_t>(1);
   batch.new_rows = workspace.Take<uint32_t>(num_keys);
   batch.waiting_rows = workspace.Take<uint32_t>(num_keys);
   batch.classified.rows = workspace.Take<uint32_t>(num_keys);
@@ -44,17 +41,26 @@ KeyBatch CudaTable::Impl::Classify(const uint64_t* keys, int64_t num_keys, int64
   batch.classified.frequencies = workspace.Take<int64_t>(num_keys);
   batch.classified.refused = workspace.Take<uint64_t>(num_keys);
   batch.classified.counts = workspace.Take<BatchCounts>(1);
-  Unique(stream, workspace, {{keys, num_keys, batch.unique, batch.inverse, batch.num_unique}});
+  batch.unique = keys;
+  if (!distinct) {
+    uint64_t* const unique = workspace.Take<uint64_t>(num_keys);
+    int32_t* const inverse = workspace.Take<int32_t>(num_keys);
+    batch.num_unique = workspace.Take<uint32_t>(1);
+    Unique(stream, workspace, {{keys, num_keys, unique, inverse, batch.num_unique}});
+    batch.unique = unique;
+    batch.inverse = inverse;
+  }
   ClassifyKeys(stream, Ref(), records->data(), filter, batch.unique, batch.distinct(), step,
                batch.classified);
   CopyToHost(stream, &batch.counts, batch.classified.counts, sizeof(BatchCounts));
   return batch;
 }
 
-KeyBatch CudaTable::Impl::RecordTrainingLookup(const uint64_t* keys, int64_t num_keys) {
+KeyBatch CudaTable::Impl::RecordTrainingLookup(const uint64_t* keys, int64_t num_keys,
+                                               bool distinct) {
   DeviceRecords& rec = *records;
   const int64_t step = rec.step + 1;
-  const KeyBatch batch = Classify(keys, num_keys, step, rec.Filter());
+  const KeyBatch batch = Classify(keys, num_keys, distinct, step, rec.Filter());
   MakeRoomInFilter(batch);
   MakeRoomFor(batch);
 
@@ -82,7 +88,8 @@ KeyBatch CudaTable::Impl::RecordTrainingLookup(const uint64_t* keys, int64_t num
 
 KeyBatch CudaTable::Impl::InsertWritten(const uint64_t* keys, int64_t num_keys) {
   DeviceRecords& rec = *records;
-  const KeyBatch batch = Classify(keys, num_keys, rec.step, FilterRef());  // nothing is refused
+  const KeyBatch batch =
+      Classify(keys, num_keys, false, rec.step, FilterRef());  // nothing is refused
   MakeRoomInFilter(batch);
   MakeRoomFor(batch);
   InsertAdmitted(batch, nullptr, rec.step);
@@ -206,12 +213,17 @@ void CudaTable::Impl::ImportRecords(const RecordSnapshot& snapshot, const uint64
 // ---- calls ----
 
 void CudaTable::RecordTrainingLookup(CallContext context, const uint64_t* keys, int64_t num_keys) {
+  RecordTrainingLookup(context.stream(), keys, num_keys, /*distinct=*/false);
+}
+
+void CudaTable::RecordTrainingLookup(Stream stream, const uint64_t* keys, int64_t num_keys,
+                                     bool distinct) {
   Impl& impl = *impl_;
   impl.Records();
   CheckBatch(num_keys, impl.options);
-  const auto lock = impl.Enter(context.stream());
+  const auto lock = impl.Enter(stream);
   const Workspace::Scope scope(impl.workspace, impl.stream);
-  impl.RecordTrainingLookup(keys, num_keys);
+  impl.RecordTrainingLookup(keys, num_keys, distinct);
 }
 
 PolicyCounts CudaTable::Statistics(CallContext context) const {
