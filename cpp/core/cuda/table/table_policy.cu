@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "cpp/core/cuda/device/host_buffer.cuh"
 #include "cpp/core/cuda/lookup/unique.h"
 #include "cpp/core/cuda/policies/record_kernels.cuh"
 #include "cpp/core/cuda/rows/key_kernels.cuh"
@@ -172,14 +173,15 @@ void CudaTable::Impl::ExportRecords(const uint32_t* rows, int64_t num_keys,
                                     RecordSnapshot* snapshot) {
   snapshot->records.reserve(static_cast<size_t>(3 * num_keys));
   const int64_t piece_size = std::min(num_keys, kPieceRecords);
-  std::vector<DeviceRecord> host(static_cast<size_t>(piece_size));
-  const Buffer piece(host.size() * sizeof(DeviceRecord), stream);
+  const HostBuffer host(static_cast<size_t>(piece_size) * sizeof(DeviceRecord));
+  const Buffer piece(host.bytes(), stream);
   for (int64_t first = 0; first < num_keys; first += kPieceRecords) {
     const int64_t n = std::min(num_keys - first, kPieceRecords);
     GatherRecords(stream, records->data(), rows + first, n, piece.as<DeviceRecord>());
-    CopyToHost(stream, host.data(), piece.data(), static_cast<size_t>(n) * sizeof(DeviceRecord));
+    auto* const pinned = host.as<DeviceRecord>();
+    CopyToHost(stream, pinned, piece.data(), static_cast<size_t>(n) * sizeof(DeviceRecord));
     for (int64_t i = 0; i < n; ++i) {
-      const DeviceRecord& record = host[i];
+      const DeviceRecord& record = pinned[i];
       const int64_t score = records->has_scores() ? record.score : 0;
       snapshot->records.insert(snapshot->records.end(),
                                {record.frequency, record.last_step, score});

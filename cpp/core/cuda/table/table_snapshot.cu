@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "cpp/core/cuda/device/host_buffer.cuh"
 #include "cpp/core/cuda/device/primitives.h"
 #include "cpp/core/cuda/rows/direct_row_kernels.cuh"
 #include "cpp/core/cuda/rows/key_kernels.cuh"
@@ -54,15 +55,15 @@ TableSnapshot CudaTable::Export(CallContext context, bool with_slots, bool evict
     impl.ExportRecords(sorted_rows.as<uint32_t>(), num_keys, &snapshot.policy);
   }
   const int64_t piece_rows = std::min(num_keys, std::max<int64_t>(1, kPieceFloats / width));
-  std::vector<float> whole_rows(static_cast<size_t>(piece_rows * width));
-  const Buffer piece(whole_rows.size() * sizeof(float), stream);
+  const HostBuffer whole_rows(static_cast<size_t>(piece_rows * width) * sizeof(float));
+  const Buffer piece(whole_rows.bytes(), stream);
   for (int64_t first = 0; first < num_keys; first += piece_rows) {
     const int64_t n = std::min(piece_rows, num_keys - first);
     CopyWholeRows(stream, ref, sorted_rows.as<uint32_t>() + first, n, piece.as<float>());
-    CopyToHost(stream, whole_rows.data(), piece.data(),
+    CopyToHost(stream, whole_rows.as<float>(), piece.data(),
                static_cast<size_t>(n * width) * sizeof(float));
     for (int64_t i = 0; i < n; ++i) {
-      const float* const row = whole_rows.data() + i * width;
+      const float* const row = whole_rows.as<float>() + i * width;
       std::copy_n(row, dim(), snapshot.rows.data() + (first + i) * dim());
       if (slot_width == 0) continue;
       CopySavedSlots(impl.slots, row + dim(), snapshot.slot_rows.data() + (first + i) * slot_width);
@@ -135,13 +136,13 @@ void CudaTable::Import(CallContext context, const TableSnapshot& snapshot, bool 
     offsets.push_back(OffsetOfSlot(specs, dim(), name));
   }
   const int64_t piece_rows = std::min(num_keys, std::max<int64_t>(1, kPieceFloats / width));
-  std::vector<float> whole_rows(static_cast<size_t>(piece_rows * width));
-  const Buffer piece(whole_rows.size() * sizeof(float), stream);
+  const HostBuffer whole_rows(static_cast<size_t>(piece_rows * width) * sizeof(float));
+  const Buffer piece(whole_rows.bytes(), stream);
   for (int64_t first = 0; first < num_keys; first += piece_rows) {
     const int64_t n = std::min(piece_rows, num_keys - first);
     for (int64_t i = 0; i < n; ++i) {
       const int64_t position = positions[first + i];
-      float* const row = whole_rows.data() + i * width;
+      float* const row = whole_rows.as<float>() + i * width;
       std::copy_n(snapshot.rows.data() + position * dim(), dim(), row);
       std::copy(impl.slot_initial.begin(), impl.slot_initial.end(), row + dim());
       const float* slot_row = snapshot.slot_rows.data() + position * slot_width;
@@ -151,7 +152,7 @@ void CudaTable::Import(CallContext context, const TableSnapshot& snapshot, bool 
         }
       }
     }
-    CopyToDevice(stream, piece.data(), whole_rows.data(),
+    CopyToDevice(stream, piece.data(), whole_rows.as<float>(),
                  static_cast<size_t>(n * width) * sizeof(float));
     WriteRows(stream, impl.Ref(), row_numbers.as<uint32_t>() + first, nullptr, n, width,
               piece.as<float>());

@@ -1,0 +1,40 @@
+// Pinned host memory, which the device reads and writes without the driver's copy of it: for the
+// pieces of a large copy.
+#ifndef SOK_CORE_CUDA_DEVICE_HOST_BUFFER_CUH_
+#define SOK_CORE_CUDA_DEVICE_HOST_BUFFER_CUH_
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+
+#include "cpp/core/cuda/device/device.h"
+
+namespace sok {
+namespace cuda {
+
+class HostBuffer {
+ public:
+  explicit HostBuffer(size_t bytes) : bytes_(bytes) {
+    if (bytes > 0) CudaCheck(cudaMallocHost(&data_, bytes), "cudaMallocHost");
+  }
+  ~HostBuffer() {
+    if (data_ != nullptr) cudaFreeHost(data_);
+  }
+  HostBuffer(const HostBuffer&) = delete;
+  HostBuffer& operator=(const HostBuffer&) = delete;
+
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace cuda
+}  // namespace sok
+
+#endif  // SOK_CORE_CUDA_DEVICE_HOST_BUFFER_CUH_
