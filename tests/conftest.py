@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
-from tests import emulated
-from tests.ranks import RanksFailed, once_per_run, shared_folder, skip_many_ranks
+from tests import cores, emulated
+from tests.ranks import RanksFailed, once_per_run, skip_many_ranks
 
 # Before anything imports TensorFlow, which reads it once.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -16,14 +16,20 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):  # not one of xdist's workers
-        shutil.rmtree(shared_folder(os.getpid()), ignore_errors=True)
+        shutil.rmtree(cores.folder_of(os.getpid()), ignore_errors=True)
     if emulated.asked_for():
         emulated.install()
 
 
 def pytest_sessionfinish(session):
     if not hasattr(session.config, "workerinput"):
-        shutil.rmtree(shared_folder(os.getpid()), ignore_errors=True)
+        shutil.rmtree(cores.folder_of(os.getpid()), ignore_errors=True)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # a test's time limit begins behind it
+def pytest_runtest_protocol():
+    with cores.shared():
+        return (yield)
 
 
 def may_have_device(folder=pathlib.Path("/dev")):

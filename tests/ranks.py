@@ -22,6 +22,7 @@ import tempfile
 import pytest
 
 from sok_like.runtime.launchers import launch_line, search_path
+from tests import cores
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Seconds. Nothing takes so long that does not hang, on a machine ten times slower either.
@@ -58,7 +59,7 @@ def run_ranks(target, num_ranks, *, launcher="mpirun", args=None, env=None, time
     Raises:
         RanksFailed: a rank raised, ended with an error or was still running after `timeout`.
     """
-    with tempfile.TemporaryDirectory(prefix="sok_ranks_") as folder:
+    with cores.alone(), tempfile.TemporaryDirectory(prefix="sok_ranks_") as folder:
         folder = pathlib.Path(folder)
         main = [sys.executable, "-m", "tests.rank_main", str(target), str(folder), json.dumps(args)]
         process = subprocess.Popen(
@@ -92,17 +93,11 @@ def run_ranks(target, num_ranks, *, launcher="mpirun", args=None, env=None, time
         return [_result(folder, rank) for rank in range(num_ranks)]
 
 
-def shared_folder(pid):
-    """Where the workers of the pytest process `pid` leave what more than one of them wants."""
-    return pathlib.Path(tempfile.gettempdir(), f"sok_tests_{pid}")
-
-
 def once_per_run(name, target, num_ranks, args=None, env=None):
     """`run_ranks`, launched by the first worker of a test run that asks; or what it raised."""
-    folder = shared_folder(os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid())
-    folder.mkdir(exist_ok=True)
-    results = folder / f"{name}.pickle"
-    with open(folder / f"{name}.lock", "w") as lock:
+    cores.folder().mkdir(exist_ok=True)
+    results = cores.folder() / f"{name}.pickle"
+    with cores.lent(), open(cores.folder() / f"{name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not results.exists():
             try:

@@ -1,0 +1,80 @@
+"""Several ranks have the cores to themselves, while xdist's other workers wait.
+
+Ranks wait for each other some ten times a step. Beside another busy process each of these waits
+lasts a slice of the scheduler, and all together several times as long as the ranks need alone.
+
+    a test               shares the cores with the tests of other workers
+    a launch of ranks    alone()
+    waiting for a launch that another worker makes    lent()
+"""
+
+import contextlib
+import fcntl
+import os
+import pathlib
+import tempfile
+
+_held = None  # the file, locked, of the test that runs
+
+
+def folder():
+    """Where the workers of a test run leave what more than one of them wants."""
+    run = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+    return folder_of(run)
+
+
+def folder_of(pid):
+    """That of the pytest process `pid`."""
+    return pathlib.Path(tempfile.gettempdir(), f"sok_tests_{pid}")
+
+
+@contextlib.contextmanager
+def shared():
+    """For the time of a test; does nothing where there is one worker."""
+    global _held
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        yield
+        return
+    with _locked(fcntl.LOCK_SH) as _held:
+        try:
+            yield
+        finally:
+            _held = None
+
+
+@contextlib.contextmanager
+def lent():
+    """Gives the test's share away for a time."""
+    if _held is None:
+        yield
+        return
+    fcntl.flock(_held, fcntl.LOCK_UN)
+    try:
+        yield
+    finally:
+        _take(_held, fcntl.LOCK_SH)
+
+
+@contextlib.contextmanager
+def alone():
+    """Until all other tests have paused, then for the time of a launch."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        yield
+        return
+    with lent(), _locked(fcntl.LOCK_EX):
+        yield
+
+
+@contextlib.contextmanager
+def _locked(kind):
+    folder().mkdir(exist_ok=True)
+    with open(folder() / "cores.lock", "w") as file:
+        _take(file, kind)
+        yield file
+
+
+def _take(file, kind):
+    # Through a gate, so that tests that follow each other do not keep a launch from its turn.
+    with open(folder() / "gate.lock", "w") as gate:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        fcntl.flock(file, kind)
