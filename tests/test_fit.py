@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.checks import fit
 
@@ -77,6 +78,25 @@ def test_the_default_gradient_scale_is_right_in_a_train_step(rank_results, world
 def test_a_second_compile_starts_anew(rank_results, world_size):
     rules = [lambda rate=rate: Adam(rate) for rate in fit.TUNED]
     check(rank_results(world_size, "fit.tuned"), trained(rules))
+
+
+@each_world
+def test_early_stopping_restores_the_best_rows(rank_results, world_size):
+    for epochs, after in rank_results(world_size, "fit.best_restored"):
+        assert len(epochs) == 3  # the third is worse than the second
+        assert after == epochs[1] and after != epochs[2] and len(after) > 0
+
+
+def test_histograms_of_tensorboard(sok, tmp_path):
+    layer = fit.Distributed("histograms")
+    model = fit.Model(layer)
+    model.compile(sok.OptimizerWrapper(tf.keras.optimizers.SGD(fit.RATE)), "mse")
+    keys, targets = fit.samples()
+    board = tf.keras.callbacks.TensorBoard(str(tmp_path), histogram_freq=1)
+    # It makes a dense tensor of every weight.
+    with pytest.raises(TypeError, match="'histograms' has no dense value"):
+        model.fit(keys, targets, batch_size=fit.BATCH, shuffle=False, callbacks=[board], verbose=0)
+    check([fit.rows_of(layer.table())])
 
 
 @each_world

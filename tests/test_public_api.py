@@ -204,12 +204,14 @@ def test_no_name_is_missing_here():
     assert set(sok.__all__) == known
 
 
+@pytest.mark.keras
 @pytest.mark.parametrize("path", REFERENCE)
 def test_module_paths_of_the_reference(path):
     module, name = path.rsplit(".", 1)
     assert getattr(importlib.import_module(f"sok_like.{module}"), name) is resolve(REFERENCE[path])
 
 
+@pytest.mark.keras
 def test_adam_takes_what_keras_adam_takes():
     ours = inspect.signature(sok.tf.keras.optimizers.Adam).parameters
     assert list(ours) == list(inspect.signature(tf.keras.optimizers.Adam).parameters)

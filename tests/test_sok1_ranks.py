@@ -45,3 +45,25 @@ def test_stock_optimizers_in_a_scope(rank_results, world_size):
         assert status == b"OK"
         np.testing.assert_allclose(found, rows, rtol=1e-4, atol=5e-6)
         np.testing.assert_allclose(found_weight, weight, rtol=1e-5)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_adam_in_a_graph_of_tf_1(rank_results, world_size):
+    rows, optimizer = tf.Variable(ROWS), tf.keras.optimizers.Adam(0.1)
+    for keys in STEPS:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(rows, [*keys[0], *keys[1]]) ** 2)
+        gradient = tf.convert_to_tensor(tape.gradient(loss, rows))
+        optimizer.apply_gradients([(gradient, rows)])
+    for found in rank_results(world_size, "sok1.session"):
+        np.testing.assert_allclose(found, rows, rtol=1e-4, atol=5e-6)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_new_adam_begins_anew_on_rows_alone(rank_results, world_size):
+    ranks = rank_results(world_size, "sok1.rows_only")
+    for trained, restored, after in ranks:
+        np.testing.assert_array_equal(restored, trained)
+        # Adam's first step is the learning rate, whatever the gradient.
+        np.testing.assert_allclose(after, trained - 0.1, atol=1e-5)
+    assert sum(len(trained) for trained, _, _ in ranks) == 5

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 BATCH, STEPS, RATE = 12, 3, 0.5  # samples of all ranks in a step
 KEYS = np.array([-7, 0, 3, 2**40])
+SCORES = (2.0, 1.0, 3.0, 4.0)  # of epochs
 TUNED = (0.5, 0.1)  # learning rates of two optimizers, one after the other
 
 
@@ -15,6 +16,7 @@ def checks(world_size):
     return {
         **found,
         "tuned": tuned,
+        "best_restored": best_restored,
         "own_train_step": own_train_step,
         "own_loop": own_loop,
         "padding": padding,
@@ -85,6 +87,20 @@ class Group(tf.keras.layers.Layer):
         return unwrap(self.weight)
 
 
+class GroupLayer(_Sok):
+    def make(self, name):
+        import sok_like as sok
+
+        options = {"keys": {"initializer": "zeros"}}
+        return sok.GroupEmbedding({"keys": 1}, combiners="sum", table_options=options, name=name)
+
+    def call(self, keys):
+        return self.lookup({"keys": keys})["keys"]
+
+    def table(self):
+        return self.lookup.tables["keys"]
+
+
 class Columns(_Sok):
     def make(self, name):
         from sok_like import feature_column as fc
@@ -112,6 +128,7 @@ DOORS = {
     "distributed": Distributed,
     "all_to_all": AllToAll,
     "group": Group,
+    "group_layer": GroupLayer,
     "columns": Columns,
 }
 
@@ -162,6 +179,35 @@ def tuned():
         model.compile(sok.OptimizerWrapper(tf.keras.optimizers.Adam(rate)), "mse")
         model.fit(keys, targets, batch_size=len(keys) // STEPS, shuffle=False, verbose=0)
     return rows_of(layer.table())
+
+
+class Epochs(tf.keras.callbacks.Callback):
+    """Gives each epoch its score, and keeps the rows at its end."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table, self.rows = table, []
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["score"] = SCORES[epoch]
+        self.rows.append(rows_of(self.table))
+
+
+def best_restored():
+    """Rows at the end of each epoch, and after EarlyStopping has put the best ones back."""
+    import sok_like as sok
+
+    layer = Distributed("best_restored")
+    model = Model(layer)
+    model.compile(sok.OptimizerWrapper(tf.keras.optimizers.Adam(RATE)), "mse")
+    keys, targets = map(mine, samples())
+    epochs = Epochs(layer.table())
+    stopping = tf.keras.callbacks.EarlyStopping(
+        "score", mode="min", patience=1, restore_best_weights=True
+    )
+    options = {"batch_size": len(keys) // STEPS, "shuffle": False, "verbose": 0}
+    model.fit(keys, targets, epochs=len(SCORES), callbacks=[epochs, stopping], **options)
+    return epochs.rows, rows_of(layer.table())
 
 
 class OwnStep(Model):

@@ -17,7 +17,10 @@ WEIGHT = 0.5
 
 
 def checks(world_size):
-    return {"dump": dump, "scope": scope, "files": files}
+    return {
+        **{"dump": dump, "scope": scope, "files": files},
+        **{"session": session, "rows_only": rows_only},
+    }
 
 
 def dump():
@@ -86,3 +89,54 @@ def scope():
         step(tf.constant(keys[rank] if world_size > 1 else [*keys[0], *keys[1]], tf.int64))
     rows = layer(tf.range(5, dtype=tf.int64), training=False)
     return status.numpy(), rows.numpy(), weight.numpy()
+
+
+def session():
+    """Steps of SOK 1.x's Adam in a graph of TF 1: the rows of keys 0 to 4."""
+    import sok_like as sok
+    from sok_like.runtime import comm
+
+    v1, rank, world_size = tf.compat.v1, comm.current().rank, comm.current().world_size
+    with tf.Graph().as_default(), v1.Session() as session:
+        layer = sok.All2AllDenseEmbedding(
+            *(None, 4, 1, 1), dynamic_input=True, gradient_scale="sum", name="in_a_session"
+        )
+        keys = v1.placeholder(tf.int64, [None])
+        loss = tf.reduce_sum(layer(keys, training=True) ** 2)
+        tables, _ = sok.split_embedding_variable_from_others(layer.trainable_variables)
+        gradients = tf.gradients(loss, [layer.table])
+        train = sok.optimizers.Adam(0.1).apply_gradients(zip(gradients, tables, strict=True))
+        fill = sok.assign(layer.embedding_variable, np.arange(5), ROWS)
+        rows = layer(tf.range(5, dtype=tf.int64), training=False)
+        session.run(v1.global_variables_initializer())
+        session.run(fill)
+        for step in STEPS:
+            session.run(train, {keys: step[rank] if world_size > 1 else [*step[0], *step[1]]})
+        return session.run(rows)
+
+
+def rows_only():
+    """This rank's rows, before and after a new Adam's first step on rows restored without state."""
+    import sok_like as sok
+    from sok_like.runtime import comm
+
+    folder = pathlib.Path(tempfile.gettempdir()) / f"sok1_rows_{os.getppid()}"
+    keys = tf.range(5, dtype=tf.int64)
+
+    def step(table, optimizer):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, keys))
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+    trained, again = (sok.EmbeddingVariable(2, name="rows_only") for _ in range(2))
+    optimizer = sok.tf.keras.optimizers.Adam(0.1)
+    for _ in range(4):
+        step(trained, optimizer)
+    sok.Saver().dump_to_file(trained, str(folder))
+    sok.Saver().restore_from_file(again, str(folder), rows_only=True)
+    before = [sok.export(table)[1].numpy() for table in (trained, again)]
+    step(again, sok.tf.keras.optimizers.Adam(0.1))
+    comm.current().barrier()
+    if comm.current().rank == 0:
+        shutil.rmtree(folder)
+    return (*before, sok.export(again)[1].numpy())

@@ -11,6 +11,8 @@ import tensorflow as tf
 from sok_like.table.keras_variable import is_keras_3
 from tests.checks import files
 
+pytestmark = pytest.mark.keras
+
 
 def test_a_save_that_fails_leaves_the_file_before(sok, tmp_path, monkeypatch):
     model = files.made()
@@ -73,6 +75,7 @@ import tensorflow as tf
 import sok_like as sok
 from sok_like.table.keras_variable import is_keras_3
 from tests.checks import files
+
 sok.Init(global_batch_size=12, seed=7)
 model = files.made()
 for step in range(10000):
