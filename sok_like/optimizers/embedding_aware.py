@@ -69,7 +69,10 @@ class EmbeddingAware:
         State that belongs to rows is with the table, and starts with its row.
         """
         variables: Any = getattr(self, "variables")  # noqa: B009 (of the stock class)
-        variables = variables() if callable(variables) else variables
+        variables = list(variables() if callable(variables) else variables)
+        # tf_keras does not list these.
+        numbers = [getattr(self, "_learning_rate", None), *getattr(self, "_hyper", {}).values()]
+        variables += [number for number in numbers if isinstance(number, tf.Variable)]
         values = [getattr(variable, "value", variable) for variable in variables]
         values = [
             value if isinstance(value, tf.Variable) else variable

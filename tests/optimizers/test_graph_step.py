@@ -133,6 +133,25 @@ def test_adam_of_tables_alone(sok, graph):
     assert np.abs(rows - initial).max() > 0.01
 
 
+def test_the_initializer_of_an_optimizer(sok, graph):
+    init = sok.Init(global_batch_size=4, seed=2)
+    keys, targets, loss, layer, weight = build(sok)
+    gradients = tf.gradients(loss, [layer.table, weight])
+    optimizer = sok.tf.keras.optimizers.Adam(0.02)
+    variables = [*layer.trainable_variables, weight]
+    op = optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    with v1.Session() as session:
+        session.run(init)
+        session.run([weight.initializer, layer.table.initializer])
+        missing = session.run(v1.report_uninitialized_variables())
+        assert len(missing) >= 3  # step, moments of the weight
+        session.run(optimizer.initializer)
+        assert session.run(v1.report_uninitialized_variables()).tolist() == []
+        session.run(op, {keys: KEYS, targets: TARGETS})
+        # Adam's first step is the learning rate, whatever the gradient.
+        np.testing.assert_allclose(np.abs(session.run(weight) - 1.0), 0.02, rtol=0.02)
+
+
 def test_lazy_adam_moves_the_rows_of_the_batch_alone(sok, graph):
     init = sok.Init(global_batch_size=4, seed=2)
     keys, targets, loss, layer, _ = build(sok)
