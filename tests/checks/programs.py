@@ -4,6 +4,9 @@ All ranks draw the same program from one seed: which tables a step looks up, in 
 eagerly, in a function or in a loop, with which keys on which rank, and where something is wrong. So
 each rank knows what all of them do, and a dictionary of rows says what must come out. All
 numbers are small multiples of 1/4: sums are exact in any order.
+
+A lookup is of a layer, of a group of two tables, or of a `dist_model_parallel` layer over two. In a
+`tf.compat.v1` session a program of its own runs, without the latter.
 """
 
 import collections
@@ -14,13 +17,21 @@ import numpy as np
 import tensorflow as tf
 
 DIM, RATE, ROOM, LENGTH = 2, 0.25, 24, 3
-NAMES = ("rows", "hashed", "full", "group0", "group1")
+NAMES = ("rows", "hashed", "full", "group0", "group1", "dmp0", "dmp1")
+PAIRS = {pair: (f"{pair}0", f"{pair}1") for pair in ("group", "dmp")}
 ORDERS = (("rows",), ("full", "hashed"), ("hashed", "group", "rows"), ("group", "full", "hashed"))
+DMP_ORDERS = (("dmp",), ("hashed", "dmp", "full"), ("rows", "dmp"))
+DMP_ROWS = 16
 MODES = ("eager", "function", "loop")
 
 
 def checks(world_size):
-    return {} if world_size == 1 else {"random_steps": functools.partial(run, seed=1, steps=60)}
+    if world_size == 1:
+        return {}
+    return {
+        "random_steps": functools.partial(run, seed=1, steps=60),
+        "random_runs": functools.partial(run_in_session, seed=1, steps=30),
+    }
 
 
 def main(seed, steps):
@@ -30,14 +41,30 @@ def main(seed, steps):
     device = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(device, [tf.config.LogicalDeviceConfiguration()] * 2)
     sok.Init(global_batch_size=12, seed=7)
-    return run(seed, steps)
+    return run(seed, steps - steps // 4) | run_in_session(seed, steps // 4)
 
 
 def run(seed, steps):
     """Counts of the steps by mode and outcome. AssertionError where a step gave something else."""
     from sok_like.runtime import comm
 
-    program = _Program(comm.current().rank, comm.current().world_size)
+    return _counts(_Program(comm.current().rank, comm.current().world_size), seed, steps)
+
+
+def run_in_session(seed, steps):
+    """The same in a session."""
+    import sok_like as sok
+    from sok_like.runtime import comm
+
+    devices = len(tf.config.list_logical_devices("CPU"))
+    config = tf.compat.v1.ConfigProto(device_count={"CPU": devices})
+    with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
+        session.run(sok.Init(global_batch_size=12, seed=7))
+        program = _Program(comm.current().rank, comm.current().world_size, session)
+        return _counts(program, seed, steps)
+
+
+def _counts(program, seed, steps):
     counts = collections.Counter()
     for number in range(steps):
         rng = np.random.default_rng([seed, number])
@@ -49,10 +76,12 @@ def run(seed, steps):
 
 
 class _Program:
-    def __init__(self, rank, world_size):
+    def __init__(self, rank, world_size, session=None):
         import sok_like as sok
 
-        self.rank, self.world_size = rank, world_size
+        self.rank, self.world_size, self.session = rank, world_size, session
+        self.orders = ORDERS if session else ORDERS + DMP_ORDERS
+        self.modes = ("session",) if session else MODES
         self.start = {name: float(i) for i, name in enumerate(NAMES)}
         self.moved = collections.Counter()  # (table, key) -> by how much its row went down
 
@@ -74,17 +103,42 @@ class _Program:
             self.tables[name] = sok.EmbeddingVariable(
                 DIM, name=f"program_{name}", initializer=constant
             )
-        self.optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE))
-        self.optimizer.build(list(self.tables.values()))
-        for name, table in self.tables.items():  # so that only what is meant to be full is
-            if name != "rows":
-                sok.assign(table, np.arange(16), np.full([16, DIM], self.start[name]))
+        if session:
+            stock = tf.compat.v1.train.GradientDescentOptimizer(RATE)
+            self.optimizer = sok.OptimizerWrapper(stock)
+        else:
+            self.optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE))
+            self.optimizer.build(list(self.tables.values()))
+            self._add_dmp()
+        filled = [  # so that only what is meant to be full is
+            sok.assign(table, np.arange(16), np.full([16, DIM], self.start[name]))
+            for name, table in self.tables.items()
+            if name != "rows"
+        ]
         self.functions = {}
+        if session:
+            self.functions = {order: self._ops_of_session(order) for order in self.orders}
+            session.run(tf.compat.v1.global_variables_initializer())
+            session.run([table.initializer for table in self.tables.values()])
+            session.run(filled)
+
+    def _add_dmp(self):
+        from sok_like import dist_model_parallel as dmp
+
+        tables = [
+            dmp.Embedding(DMP_ROWS, DIM, combiner=None, name=f"program_{name}")
+            for name in PAIRS["dmp"]
+        ]
+        self.dmp = dmp.DistributedEmbedding(tables, "memory_balanced", name="program_dmp")
+        starts = [self.start[name] for name in PAIRS["dmp"]]
+        self.dmp.set_weights([np.full([DMP_ROWS, DIM], start, np.float32) for start in starts])
+        self.dmp_optimizer = dmp.DistributedOptimizer(tf.keras.optimizers.SGD(RATE))
 
     def step(self, rng):
         """One step; its mode and how it ended."""
-        order, mode = ORDERS[rng.integers(len(ORDERS))], MODES[rng.integers(len(MODES))]
-        names = [n for part in order for n in (("group0", "group1") if part == "group" else [part])]
+        order = self.orders[rng.integers(len(self.orders))]
+        mode = self.modes[rng.integers(len(self.modes))]
+        names = _names_of(order)
         repeats = 3 if mode == "loop" else 1
         shape = (self.world_size, repeats, len(names), LENGTH)
         keys = rng.integers(0, 8 if self.world_size == 2 else 12, shape)
@@ -96,18 +150,19 @@ class _Program:
             mine[names.index("full")] = np.tile(crowd, (repeats, 1))
         call = self._call(order, mode)
         try:
-            found = call([tf.constant(k) for k in mine], tf.constant(weights[self.rank]))
+            found = call(mine, weights[self.rank])
         except tf.errors.OpError as error:
             assert wrong, f"{mode} {order}: {error.message}"
-            kind = {"rows": "InvalidArgumentError", "full": "ResourceExhaustedError"}[wrong]
+            kind = "ResourceExhaustedError" if wrong == "full" else "InvalidArgumentError"
             assert type(error).__name__ == kind, f"{kind} expected: {error!r}"
-            owner = culprit if wrong == "rows" else 0
+            owner = 0 if wrong == "full" else culprit
             assert f"rank {owner}: " in error.message and f"program_{wrong}" in error.message
             return f"{mode} {wrong}"
         assert not wrong, f"{mode} {order}: rank {culprit} did not fail"
         for i, (name, rows) in enumerate(zip(names, found, strict=True)):
             expected = [[self._row(name, key)] * DIM for key in mine[i].ravel()]
-            np.testing.assert_array_equal(rows.numpy().reshape(-1, DIM), expected, f"{mode} {name}")
+            rows = np.asarray(rows).reshape(-1, DIM)
+            np.testing.assert_array_equal(rows, expected, f"{mode} {name}")
         if mode == "loop":
             return "loop fine"
         for r, i in itertools.product(range(self.world_size), range(len(names))):
@@ -126,23 +181,44 @@ class _Program:
             return "rows", culprit
         if kind == 1 and "full" in names:
             return "full", culprit
+        if kind == 2 and "dmp1" in names:
+            keys[culprit, :, names.index("dmp1"), -1] = DMP_ROWS
+            return "dmp", culprit
         return None, None
 
     def _call(self, order, mode):
-        if mode == "eager":
-            return functools.partial(self._train, order)
-        if (order, mode) not in self.functions:
-            step = self._train if mode == "function" else self._look_up_in_loop
-            self.functions[order, mode] = tf.function(
-                functools.partial(step, order), reduce_retracing=True
-            )
-        return self.functions[order, mode]
+        if mode == "session":
+            return functools.partial(self._run, order)
+        step = self._look_up_in_loop if mode == "loop" else self._train
+        call = functools.partial(step, order)
+        if mode != "eager":
+            if (order, mode) not in self.functions:
+                self.functions[order, mode] = tf.function(call, reduce_retracing=True)
+            call = self.functions[order, mode]
+        return lambda keys, weights: call([tf.constant(k) for k in keys], tf.constant(weights))
+
+    def _ops_of_session(self, order):
+        """Placeholders, the rows that were read, and the op that trains."""
+        names = _names_of(order)
+        fed = [tf.compat.v1.placeholder(tf.int64, [None, None]) for _ in names]
+        fed.append(tf.compat.v1.placeholder(tf.float32, [len(names)]))
+        found = self._lookups(order, [tf.reshape(k, [-1]) for k in fed[:-1]])
+        tables = [self.tables[name] for name in names]
+        gradients = tf.gradients(tf.reduce_sum(self._sums(found) * fed[-1]), tables)
+        return fed, found, self.optimizer.apply_gradients(zip(gradients, tables, strict=True))
+
+    def _run(self, order, keys, weights):
+        """A run of the session that trains."""
+        fed, found, train = self.functions[order]
+        return self.session.run([found, train], dict(zip(fed, [*keys, weights], strict=True)))[0]
 
     def _train(self, order, keys, weights):
         """Looks up, and trains with the sum of all rows, each table's times its weight."""
         with tf.GradientTape() as tape:
             found = self._lookups(order, [tf.reshape(k, [-1]) for k in keys])
-            loss = tf.reduce_sum(self._sums(found) * weights)
+            # The gradient of these tables is the mean over ranks.
+            scale = [self.world_size if n in PAIRS["dmp"] else 1 for n in _names_of(order)]
+            loss = tf.reduce_sum(self._sums(found) * weights * tf.constant(scale, tf.float32))
         self._apply(tape, loss, order)
         return found
 
@@ -167,6 +243,8 @@ class _Program:
             if part == "group":
                 features = [HashFeature(self.tables[n], next(keys)) for n in ("group0", "group1")]
                 found += lookup(features, training=True, name="program_group")
+            elif part == "dmp":
+                found += self.dmp([next(keys), next(keys)])
             else:
                 found.append(self.layers[part](next(keys), training=True))
         return found
@@ -175,6 +253,15 @@ class _Program:
         return tf.stack([tf.reduce_sum(rows[:, 0]) + tf.reduce_sum(rows[:, 1]) for rows in found])
 
     def _apply(self, tape, loss, order):
-        names = [n for part in order for n in (("group0", "group1") if part == "group" else [part])]
-        tables = [self.tables[name] for name in names]
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, tables), tables, strict=True))
+        tables = [self.tables[name] for name in _names_of(order) if name not in PAIRS["dmp"]]
+        dense = self.dmp.trainable_variables if "dmp" in order else []
+        gradients = tape.gradient(loss, [*tables, *dense])
+        pairs = list(zip(gradients, [*tables, *dense], strict=True))
+        if tables:
+            self.optimizer.apply_gradients(pairs[: len(tables)])
+        if dense:
+            self.dmp_optimizer.apply_gradients(pairs[len(tables) :])
+
+
+def _names_of(order):
+    return [name for part in order for name in PAIRS.get(part, [part])]

@@ -117,7 +117,15 @@ def test_random_programs_give_what_a_dictionary_gives(rank_results, world_size):
     assert all(result == results[0] for result in results)
     assert sum(results[0].values()) == 60
     assert {"eager fine", "function fine", "loop fine"} <= set(results[0])
-    assert any("rows" in how for how in results[0]) and any("full" in how for how in results[0])
+    assert all(any(wrong in how for how in results[0]) for wrong in ("rows", "full", "dmp"))
+
+
+@each_world
+def test_random_runs_of_a_session_give_what_a_dictionary_gives(rank_results, world_size):
+    results = rank_results(world_size, "programs.random_runs")
+    assert all(result == results[0] for result in results)
+    assert sum(results[0].values()) == 30
+    assert "session fine" in results[0] and len(results[0]) > 1
 
 
 @pytest.fixture(scope="module")
