@@ -7,6 +7,7 @@ what went wrong to itself, tells all ranks, and every rank raises the first rank
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -86,7 +87,8 @@ class Steps:
                     verify(said)
             except BaseException:
                 if undo is not None:
-                    undo()
+                    with contextlib.suppress(OSError):  # the reason to undo is what counts
+                        undo()
                 raise
             return json.dumps(said).encode()
 

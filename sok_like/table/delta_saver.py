@@ -56,7 +56,8 @@ class DeltaSaver:
                 ranks, naming the rank (in a graph `tf.errors.UnknownError`). The dumps
                 before are untouched.
         """
-        variable, _ = dump_owners.checked(embedding_variable), os.fspath(filepath)
+        variable = dump_owners.checked(embedding_variable)
+        dump_owners.check_arguments(variable, filepath)
         work = _Dump(variable, filepath)
         given = _given(since, variable.table_name)
         (number,) = work.steps.take(work.agree, given, [tf.int64], verify=_same_start)
@@ -86,7 +87,8 @@ class DeltaSaver:
             RuntimeError: as of `restore_from_file`, or a rank could not write; on all ranks. The
                 dump and its deltas are as they were.
         """
-        variable, _ = dump_owners.checked(embedding_variable), os.fspath(filepath)
+        variable = dump_owners.checked(embedding_variable)
+        dump_owners.check_arguments(variable, filepath)
         work = _Compaction(variable, filepath)
         work.steps.take(work.agree)
         work.steps.take(work.write_mine, undo=work.remove_mine, verify=dump_owners.same_dump)

@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from sok_like.runtime import comm
 from sok_like.runtime.process import local_size
 from sok_like.table import dump_file
@@ -29,6 +31,31 @@ def checked(variable: Any) -> Any:
             f"'{variable.table_name}', all on rank {variable.home}; sok_like.sok2.dump takes it"
         )
     return variable
+
+
+def check_arguments(variable: Any, filepath: Any, **flags: Any) -> None:
+    """What the methods of a Saver are given: a folder, and flags by name.
+
+    Raises:
+        TypeError: `filepath` is no text or os.PathLike, or a flag is no bool.
+        ValueError: an empty text, which would be the working directory.
+    """
+    table = variable.table_name
+    if not isinstance(filepath, (str, os.PathLike)) or isinstance(os.fspath(filepath), bytes):
+        raise TypeError(
+            "`filepath` must be a folder, as a str or an os.PathLike. "
+            f"Received: filepath={filepath!r} (table '{table}')"
+        )
+    if filepath == "":
+        raise ValueError(
+            "`filepath` must name a folder; '.' is the working directory. "
+            f"Received: filepath='' (table '{table}')"
+        )
+    for name, value in flags.items():
+        if not isinstance(value, (bool, np.bool_)):
+            raise TypeError(
+                f"`{name}` must be True or False. Received: {name}={value!r} (table '{table}')"
+            )
 
 
 def _place(folder, table):

@@ -33,7 +33,14 @@ from sok_like.table import (
     sok1_dump,
     together,
 )
-from sok_like.table.dump_owners import check_owner, checked, explained, same_dump, see_shards
+from sok_like.table.dump_owners import (
+    check_arguments,
+    check_owner,
+    checked,
+    explained,
+    same_dump,
+    see_shards,
+)
 from sok_like.table.export_assign import assign
 from sok_like.table.keys import as_rows
 
@@ -77,7 +84,8 @@ class Saver(delta_saver.DeltaSaver):
                 shared, or another table of the same name was dumped there; on all ranks, naming
                 the rank (in a graph `tf.errors.UnknownError`). The dump before is untouched.
         """
-        variable, _ = checked(embedding_variable), os.fspath(filepath)
+        variable = checked(embedding_variable)
+        check_arguments(variable, filepath, rows_only=rows_only, sok1_files=sok1_files)
         communicator = comm.current()
         rank, world_size = communicator.rank, communicator.world_size
         table = variable.table_name
@@ -226,7 +234,7 @@ class Reading:
     """
 
     def __init__(self, variable: Any, filepath: str | os.PathLike, rows_only: bool = False):
-        os.fspath(filepath)  # raises for what is no path
+        check_arguments(variable, filepath, rows_only=rows_only)
         self.variable, self._filepath, self._rows_only = variable, filepath, rows_only
         self._communicator, self._last = comm.current(), ""
         table = variable.table_name

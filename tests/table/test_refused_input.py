@@ -189,3 +189,29 @@ def test_more_rows_at_first_than_ever(sok):
 def test_filters_name_the_argument(sok, arguments, name):
     with pytest.raises(ValueError, match=f"`{name}` must be .*Received: {name}="):
         sok.CBFFilter(*arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments, error, words",
+    [
+        ({"filepath": ""}, ValueError, "`filepath` must name a folder.*'users'"),
+        ({"filepath": b"dump"}, TypeError, "`filepath` must be a folder.*b'dump'.*'users'"),
+        ({"rows_only": "no"}, TypeError, "`rows_only` must be True or False.*'no'.*'users'"),
+    ],
+)
+def test_what_a_saver_is_given(sok, tmp_path, monkeypatch, arguments, error, words):
+    monkeypatch.chdir(tmp_path)
+    table, saver = sok.EmbeddingVariable(2, name="users"), sok.Saver()
+    calls = [saver.dump_to_file, saver.restore_from_file, saver.restore]
+    calls += [] if "rows_only" in arguments else [saver.dump, saver.compact]
+    for call in calls:
+        with pytest.raises(error, match=words):
+            call(table, **{"filepath": tmp_path / "dumps", **arguments})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dump_into_a_file_says_so_although_nothing_can_be_undone(sok, tmp_path):
+    (tmp_path / "file").write_text("")
+    table = sok.EmbeddingVariable(2, name="users")
+    with pytest.raises(RuntimeError, match="rank 0: FileExistsError.*dump of table 'users'.*/file"):
+        sok.Saver().dump_to_file(table, tmp_path / "file")
