@@ -114,7 +114,7 @@ def test_rates_that_differ_in_a_session(rank_results, world_size):
 
 
 @on_ranks
-@pytest.mark.parametrize("name", ["eager", "graph", "eager_not_averaged", "graph_not_averaged"])
+@pytest.mark.parametrize("name", drift.RATES)
 def test_rates_of_tables_that_differ(rank_results, name, world_size):
     for rank, found in enumerate(rank_results(world_size, "drift.other_rates_of_tables")):
         steps, (kind, message) = found[name]

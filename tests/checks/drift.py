@@ -5,6 +5,7 @@ import tensorflow as tf
 
 SCORES = {0: [1.0, 0.5, 0.2, 0.1], 1: [1.0, 2.0, 3.0, 4.0]}  # rank: a metric, by epoch
 RATE = 0.1
+RATES = ("eager", "graph", "eager_not_averaged", "graph_not_averaged", "graph_dmp")
 
 
 def checks(world_size):
@@ -249,13 +250,16 @@ def table_steps(layer, optimizer, more=(), compiled=False):
 def other_rates_of_tables():
     """Steps that ended, and what the next one raised, where rank 1 changes its rate after two."""
     import sok_like as sok
+    from sok_like import dist_model_parallel as dmp
 
     found = {}
-    for name in ("eager", "graph", "eager_not_averaged", "graph_not_averaged"):
-        alone = not name.endswith("not_averaged")
+    for name in RATES:
+        alone = name in ("eager", "graph")
         optimizer = sok.OptimizerWrapper(
             tf.keras.optimizers.SGD(RATE), average_dense_gradients=alone
         )
+        if name.endswith("dmp"):
+            optimizer = dmp.DistributedOptimizer(optimizer)
         layer = flat_layer(f"rates_{name}")
         more = [] if alone else [tf.Variable([1.0])]
         step = table_steps(layer, optimizer, more, name.startswith("graph"))
