@@ -11,6 +11,7 @@ counts where tables are empty, as they are when a program starts.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -25,7 +26,13 @@ class _Aside(NamedTuple):
     then: Callable[[], None] | None
 
 
-_calls: list[dict[int, _Aside]] = []
+class _Calls(threading.local):
+    """The call of a thread, whose restores wait: none, or one."""
+
+    waiting: dict[int, _Aside] | None = None
+
+
+_calls = _Calls()
 
 
 @contextlib.contextmanager
@@ -35,15 +42,15 @@ def together() -> Iterator[None]:
     The end is no collective: who calls it on several ranks agrees that all of them have come here.
     A call within another belongs to that one. In a graph it does nothing.
     """
-    if _calls or not tf.executing_eagerly():
+    if _calls.waiting is not None or not tf.executing_eagerly():
         yield
         return
     waiting: dict[int, _Aside] = {}
-    _calls.append(waiting)
+    _calls.waiting = waiting
     try:
         yield
     finally:
-        _calls.remove(waiting)
+        _calls.waiting = None
     for aside in waiting.values():
         aside.table.take_aside(aside.content)
         if aside.then is not None:
@@ -51,8 +58,8 @@ def together() -> Iterator[None]:
 
 
 def expected() -> bool:
-    """Whether a restore made now is one of several."""
-    return bool(_calls) and tf.executing_eagerly()
+    """Whether a restore that this thread makes now is one of several."""
+    return _calls.waiting is not None and tf.executing_eagerly()
 
 
 def restored(table: Any, content: Any, then: Callable[[], None] | None = None) -> None:
@@ -63,7 +70,8 @@ def restored(table: Any, content: Any, then: Callable[[], None] | None = None) -
         content: What its `read_aside` has returned, without a problem.
         then: Called when it has.
     """
-    _calls[-1][id(table)] = _Aside(table, content, then)
+    assert _calls.waiting is not None
+    _calls.waiting[id(table)] = _Aside(table, content, then)
 
 
 def restore_snapshot(table: Any, **content: Any) -> Any:

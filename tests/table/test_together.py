@@ -1,5 +1,7 @@
 """One call that restores several tables: one that cannot take its content costs none its own."""
 
+import threading
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -67,6 +69,24 @@ def test_a_table_without_room_leaves_all_tables_and_variables(sok, tmp_path, kin
     load(again)
     for now, then in zip(state(again, again_tables, sok), state(model, tables, sok), strict=True):
         np.testing.assert_array_equal(now, then)
+
+
+def test_another_thread_restores_at_once(sok, tmp_path):
+    from sok_like.table.together import together
+
+    tables = [sok.EmbeddingVariable(2, name=name) for name in NAMES]
+    filled(sok, tables, range(4), 1.0)
+    saver = sok.Saver()
+    for table in tables:
+        saver.dump_to_file(table, tmp_path)
+        table.clear()
+    with together():
+        saver.restore_from_file(tables[0], tmp_path)
+        thread = threading.Thread(target=saver.restore_from_file, args=(tables[1], tmp_path))
+        thread.start()
+        thread.join()
+        assert [int(table.size()) for table in tables] == [0, 4]
+    assert [int(table.size()) for table in tables] == [4, 4]
 
 
 def test_the_same_of_a_saver_in_a_session(sok, tmp_path):
