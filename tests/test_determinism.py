@@ -54,14 +54,14 @@ def test_layers_of_one_name_in_one_step_keep_apart(rank_results, world_size):
 
 
 _PROGRAM = """
-import hashlib, json, sys
+import hashlib, json, pathlib, sys, tempfile
 import numpy as np, tensorflow as tf
 threads = int(sys.argv[1])
 tf.config.threading.set_intra_op_parallelism_threads(threads)
 tf.config.threading.set_inter_op_parallelism_threads(threads)
 import sok_like as sok
 sok.Init(global_batch_size=512, seed=5)
-digest = hashlib.sha256()
+digest, folder, sizes = hashlib.sha256(), tempfile.TemporaryDirectory(), []
 for combiner in ("sum", "mean"):
     layer = sok.DistributedEmbedding(combiner, None, 19, 4, 8, name=combiner)
     optimizer = sok.tf.keras.optimizers.Adam(0.01)
@@ -75,9 +75,17 @@ for combiner in ("sum", "mean"):
         gradient = tape.gradient(loss, variable)
         digest.update(gradient.values.numpy().tobytes())
         optimizer.apply_gradients([(gradient, variable)])
+        if step in (1, 3):
+            table = layer.table
+            table.erase(np.unique(keys)[step::50])
+            sok.Saver().dump(table, folder.name, since=None if step == 1 else "last")
+    manifest = json.loads(pathlib.Path(folder.name, f"{combiner}.json").read_text())
+    for dump in (manifest, *manifest["deltas"]):  # the files' bytes, by their SHA-256
+        digest.update(dump["shards"][0]["sha256"].encode())
+        sizes.append(dump["shards"][0]["keys"])
     for tensor in sok.export(variable):
         digest.update(tensor.numpy().tobytes())
-print(json.dumps([digest.hexdigest(), int(layer.table.size())]))
+print(json.dumps([digest.hexdigest(), int(layer.table.size()), sizes]))
 """
 
 
@@ -91,3 +99,5 @@ def test_number_of_threads():
         results.append(json.loads(done.stdout))
     assert results[0] == results[1] == results[2]
     assert results[0][1] > 1000
+    base, delta = results[0][2][:2]
+    assert 1000 < delta and 1000 < base

@@ -67,6 +67,23 @@ struct TableSnapshot {
 
 struct TableChanges;
 
+// The content of one instant, in parts: what a dump is written from. While it exists, calls that
+// change the table wait, where the table is in host memory; no others may go through its device.
+class TableReader {
+ public:
+  virtual ~TableReader() = default;
+
+  // All but what goes by key: `snapshot` without keys, rows, slot rows and records.
+  virtual const TableChanges& about() const = 0;
+  virtual int64_t num_keys() const = 0;
+  // The next `num_keys` keys; they ascend by uint64 value.
+  virtual void ReadKeys(CallContext context, int64_t num_keys, uint64_t* keys) = 0;
+  // Of keys that ReadKeys gave, in that order, from the one at `first` on: rows [num_keys, dim],
+  // slot_rows [num_keys, slot width], records [num_keys, 3]. Null: not wanted.
+  virtual void ReadRows(CallContext context, int64_t first, const uint64_t* keys, int64_t num_keys,
+                        float* rows, float* slot_rows, int64_t* records) const = 0;
+};
+
 class Table {
  public:
   virtual ~Table() = default;
@@ -103,11 +120,14 @@ class Table {
   // Keys ascending by uint64 value, rows caught up. `evict`: calls Evict first, where there is a
   // policy for it.
   virtual TableSnapshot Export(CallContext context, bool with_slots, bool evict = false) = 0;
+  // Export in parts: for host memory without a copy of the table. The table must live longer.
+  virtual std::unique_ptr<TableReader> OpenContent(CallContext context, bool with_slots,
+                                                   bool evict = false);
   // What changed since the instant `since`, with slots, after Evict where there is a policy for it:
   // the rest of a dump whose base came before (changes.h). 0: everything; a table keeps what changes
   // from its first call on. Throws std::invalid_argument where the table no longer keeps it, and for
   // tables in device memory.
-  virtual TableChanges ExportChanges(CallContext context, int64_t since);
+  virtual std::unique_ptr<TableReader> OpenChanges(CallContext context, int64_t since);
   // Nothing has changed as of now: the content is a dump's. This instant's number; 0: not kept.
   virtual int64_t KeepChanges(CallContext context);
   // Inserts or overwrites keys with rows and slot rows; of equal keys the last wins. Slots that the

@@ -87,7 +87,7 @@ FloatArray InitialRows(const CpuTable& table, const py::object& key_object) {
   FloatArray rows = NewFloats({keys.size(), table.dim()});
   float* const row_data = rows.mutable_data();
   const py::gil_scoped_release release;
-  const std::shared_lock<std::shared_mutex> lock(table.mutex());
+  const std::shared_lock<TableMutex> lock(table.mutex());
   for (int64_t i = 0; i < keys.size(); ++i) {
     table.InitialRow(keys.data()[i], row_data + i * table.dim());
   }

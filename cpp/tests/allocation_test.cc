@@ -86,7 +86,7 @@ void Run() {
                             [&] { table.Assign(pool, more.data(), 4, assigned.data()); }) > 2);
   table.Erase(pool, more.data(), 4);
   CHECK(FailEveryAllocation(&table, &pool, [&] {
-          const std::unique_lock<std::shared_mutex> lock(table.mutex());
+          const std::unique_lock<TableMutex> lock(table.mutex());
           table.LayOutSlots(pool, {{"m", kDim, 0.5f, true}});
         }) > 2);
   CHECK_EQ(table.Export(pool, true).slot_rows.size(), rows.size() / 2);
@@ -138,7 +138,7 @@ void AssignToRowsThatOweSteps() {
     CpuTable table(options);
     const auto state = std::make_shared<OptimizerState>(adam, kDim);
     {
-      const std::unique_lock<std::shared_mutex> lock(table.mutex());
+      const std::unique_lock<TableMutex> lock(table.mutex());
       table.LayOutSlots(pool, OptimizerSlots(adam, kDim));
       table.AttachCatchUp(state);
     }

@@ -163,7 +163,7 @@ void InsertOfMixedKeys(Mix mix, int64_t num_keys) {
     std::vector<uint32_t> numbers(keys.size());
     int64_t num_inserted = 0;
     {
-      const std::unique_lock<std::shared_mutex> lock(table.mutex());
+      const std::unique_lock<TableMutex> lock(table.mutex());
       table.FindOrInsertRows(pool, keys.data(), num_keys, numbers.data(), &num_inserted);
       CheckRowNumbers(keys, numbers);
       for (int64_t i = 0; i < num_keys; ++i) {
@@ -222,7 +222,7 @@ void NewRowsGetInitialSlots() {
   for (int64_t i = 0; i < 4096; ++i) keys.push_back(OldKey(i));
   Batch(keys).Assign(pool, &table, &expected);
   {
-    const std::unique_lock<std::shared_mutex> lock(table.mutex());
+    const std::unique_lock<TableMutex> lock(table.mutex());
     table.LayOutSlots(pool, {{"a", 1, 0.5f, true}});
     std::vector<uint32_t> numbers(keys.size());
     table.FindRows(pool, keys.data(), 4096, numbers.data());
@@ -287,7 +287,7 @@ void AssignUnderPendingSteps(double beta_2, bool use_hashtable) {
   CpuTable table(table_options);
   const auto state = std::make_shared<OptimizerState>(options, kDim);
   {
-    const std::unique_lock<std::shared_mutex> lock(table.mutex());
+    const std::unique_lock<TableMutex> lock(table.mutex());
     table.LayOutSlots(pool, OptimizerSlots(options, kDim));
     table.AttachCatchUp(state);
   }
@@ -296,7 +296,7 @@ void AssignUnderPendingSteps(double beta_2, bool use_hashtable) {
   for (uint64_t i = 0; i < 2000; ++i) keys.push_back(i);
   Batch(keys).Assign(pool, &table, &expected);
   {
-    const std::unique_lock<std::shared_mutex> lock(table.mutex());
+    const std::unique_lock<TableMutex> lock(table.mutex());
     std::vector<uint32_t> numbers(keys.size());
     table.FindRows(pool, keys.data(), 2000, numbers.data());
     for (uint32_t number : numbers) {
@@ -316,7 +316,7 @@ void AssignUnderPendingSteps(double beta_2, bool use_hashtable) {
   table.Find(pool, keys.data(), batch.size(), rows.data(), nullptr);
   for (size_t i = 0; i < keys.size(); ++i) CHECK_EQ(rows[i * kDim], expected[keys[i]]);
   // In a row that was there the momentum of steps 1 to 5 has decayed; a new one has none.
-  const std::unique_lock<std::shared_mutex> lock(table.mutex());
+  const std::unique_lock<TableMutex> lock(table.mutex());
   const std::vector<uint64_t> two = {1, 2500};
   uint32_t numbers[2];
   table.FindRows(pool, two.data(), 2, numbers);
@@ -337,7 +337,7 @@ void FindOrInsertKeepsWhatItReturned(bool pending) {
   CpuTable table(Options());
   const auto state = std::make_shared<OptimizerState>(options, kDim);
   {
-    const std::unique_lock<std::shared_mutex> lock(table.mutex());
+    const std::unique_lock<TableMutex> lock(table.mutex());
     table.LayOutSlots(pool, {{"momentum", kDim, 0.0f, true}, {"last_step", 1, 0.0f, false}});
     table.AttachCatchUp(state);
     if (pending) {
@@ -353,7 +353,7 @@ void FindOrInsertKeepsWhatItReturned(bool pending) {
     table.Find(pool, keys.data(), 4096, again.data(), found.data());
     CHECK(rows == again);
     CHECK(std::count(found.begin(), found.end(), 1) == 4096);
-    const std::shared_lock<std::shared_mutex> lock(table.mutex());
+    const std::shared_lock<TableMutex> lock(table.mutex());
     for (size_t i = 0; i < keys.size(); ++i) {
       float initial[kDim];
       table.InitialRow(keys[i], initial);

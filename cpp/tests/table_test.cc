@@ -51,7 +51,7 @@ void SeveralThreadsAtOnce() {
         // Nobody writes rows, so all of them are initial, found or not.
         float expected[4];
         for (int64_t i = 0; i < n; i += 97) {
-          const std::shared_lock<std::shared_mutex> lock(table.mutex());
+          const std::shared_lock<TableMutex> lock(table.mutex());
           table.InitialRow(keys[i], expected);
           CHECK(std::memcmp(expected, &rows[i * 4], sizeof expected) == 0);
         }
@@ -74,7 +74,7 @@ void ThreadCountDoesNotShow() {
       const std::vector<uint64_t> keys = RandomKeys(20000, 30000, round);
       std::vector<uint32_t> numbers(keys.size());
       {
-        const std::unique_lock<std::shared_mutex> lock(table.mutex());
+        const std::unique_lock<TableMutex> lock(table.mutex());
         table.FindOrInsertRows(pool, keys.data(), 20000, numbers.data(), nullptr);
       }
       rows.insert(rows.end(), numbers.begin(), numbers.end());
@@ -101,7 +101,7 @@ void RowNumbersAreDense() {
     keys.insert(keys.end(), keys.begin(), keys.end());
     std::vector<uint32_t> numbers(keys.size());
     {
-      const std::unique_lock<std::shared_mutex> lock(table.mutex());
+      const std::unique_lock<TableMutex> lock(table.mutex());
       table.FindOrInsertRows(pool, keys.data(), 6000, numbers.data(), nullptr);
     }
     for (uint32_t n : numbers) CHECK(n < 4000 + 6000);
@@ -144,7 +144,7 @@ void SlotsAreLaidBehindTheRow() {
   const std::vector<uint64_t> keys = RandomKeys(n, ~0ull, 1);
   std::vector<uint32_t> rows(n);
   std::vector<std::vector<float>> expected(n);
-  const std::unique_lock<std::shared_mutex> lock(table.mutex());
+  const std::unique_lock<TableMutex> lock(table.mutex());
   table.FindOrInsertRows(pool, keys.data(), n, rows.data(), nullptr);
   table.LayOutSlots(pool, {{"m", 3, 0.5f, true}, {"last_step", 1, -1.0f, false}});
   CHECK_EQ(table.SlotOffset("m"), 3);
@@ -207,7 +207,7 @@ void RowsCatchUpWhenRead(bool use_hashtable) {
   CpuTable table(options);
   auto catch_up = std::make_shared<AddOnePerStep>(2);
   {
-    const std::unique_lock<std::shared_mutex> lock(table.mutex());
+    const std::unique_lock<TableMutex> lock(table.mutex());
     table.LayOutSlots(pool, {{"last_step", 1, 0.0f, false}});
     table.AttachCatchUp(catch_up);
   }
@@ -251,7 +251,7 @@ void ImportKeepsSlotsUntilAnOptimizerAttaches() {
   snapshot.slot_rows = {5, 6, 7, 8, 9, 10};
   table.Import(pool, snapshot);
   {
-    const std::unique_lock<std::shared_mutex> lock(table.mutex());
+    const std::unique_lock<TableMutex> lock(table.mutex());
     table.LayOutSlots(pool, {{"momentum", 2, 0.0f, true}, {"step", 1, 3.0f, true}});
   }
   TableSnapshot back = table.Export(pool, true);

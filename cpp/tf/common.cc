@@ -57,8 +57,9 @@ absl::Status WithTable(OpKernelContext* ctx, const std::function<void(Table&, Ca
   return table->Run(ctx, [&](CallContext context) { fn(table->table(), context); });
 }
 
-TfExecutor::TfExecutor(OpKernelContext* ctx)
-    : pool_(ctx->device()->tensorflow_cpu_worker_threads()->workers) {}
+tensorflow::thread::ThreadPool* TfExecutor::PoolOf(OpKernelContext* ctx) {
+  return ctx->device()->tensorflow_cpu_worker_threads()->workers;
+}
 
 int TfExecutor::num_threads() const { return std::max(1, pool_->NumThreads()); }
 

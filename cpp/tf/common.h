@@ -94,7 +94,9 @@ absl::Status GetLists(OpKernelContext* ctx, InputLists inputs, OutputLists outpu
 // TF's intra-op pool. The calling thread takes part, so a pool that is busy only slows a call down.
 class TfExecutor final : public Executor {
  public:
-  explicit TfExecutor(OpKernelContext* ctx);
+  explicit TfExecutor(OpKernelContext* ctx) : TfExecutor(PoolOf(ctx)) {}
+  explicit TfExecutor(tensorflow::thread::ThreadPool* pool) : pool_(pool) {}
+  static tensorflow::thread::ThreadPool* PoolOf(OpKernelContext* ctx);  // lives as long as TF does
   int num_threads() const override;
   void ParallelFor(int64_t n, int64_t grain,
                    const std::function<void(int64_t, int64_t)>& fn) override;

@@ -56,6 +56,13 @@ absl::Status ReadPolicy(OpKernelContext* ctx, RecordSnapshot* policy) {
 
 }  // namespace
 
+absl::Status CheckReplacement(const TableOptions& options, int64_t num_keys) {
+  if (options.max_capacity <= 0 || num_keys <= options.max_capacity) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "table '", options.name, "' holds at most ", options.max_capacity,
+      " keys on this rank. Received: ", num_keys, " keys to replace its content with"));
+}
+
 absl::Status WriteSnapshot(OpKernelContext* ctx, const TableSnapshot& snapshot, int64_t dim) {
   const int64_t n = snapshot.keys.size();
   const int64_t slot_width = snapshot.slot_width();
@@ -94,11 +101,7 @@ absl::Status ReadSnapshot(OpKernelContext* ctx, const TableOptions& options, boo
         "slot_names and slot_widths must be of one length. Received: ", names.NumElements(),
         " and ", widths.NumElements()));
   }
-  if (replace && options.max_capacity > 0 && n > options.max_capacity) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("table '", options.name, "' holds at most ", options.max_capacity,
-                     " keys on this rank. Received: ", n, " keys to replace its content with"));
-  }
+  if (replace) TF_RETURN_IF_ERROR(CheckReplacement(options, n));
   for (int64_t i = 0; i < names.NumElements(); ++i) {
     snapshot->slot_names.push_back(names.flat<tensorflow::tstring>()(i));
     snapshot->slot_widths.push_back(widths.flat<int64_t>()(i));
@@ -242,6 +245,7 @@ REGISTER_OP("SokTableReadAside")
     .Input("counters: int64")
     .Input("step: int64")
     .Input("optimizer_step: int64")
+    .Input("made: int64")
     .Output("aside: variant")
     .Output("problem: string")
     .SetIsStateful()
@@ -253,7 +257,8 @@ REGISTER_OP("SokTableReadAside")
     .Doc(
         "A table of the same kind with the content that SokTableImport would give it, or the "
         "problem that stands against it: the op itself does not fail, so that its rank can tell "
-        "the others. The table stays as it is.");
+        "the others. The table stays as it is. `made` stands for a table aside that was made part "
+        "by part (sok_aside_keep); 0: there is none, and the other inputs count.");
 
 class TableReadAsideOp : public OpKernel {
  public:
@@ -263,8 +268,12 @@ class TableReadAsideOp : public OpKernel {
     OP_REQUIRES_OK(ctx, LookupTable(ctx, &table));
     Aside found;
     TableSnapshot snapshot;
-    absl::Status status = ReadSnapshot(ctx, table->options(), /*replace=*/true, &snapshot);
-    if (status.ok()) {
+    found.table = TakeMadeAside(ctx->input(11).scalar<int64_t>()());
+    absl::Status status = absl::OkStatus();
+    if (found.table == nullptr) {
+      status = ReadSnapshot(ctx, table->options(), /*replace=*/true, &snapshot);
+    }
+    if (found.table == nullptr && status.ok()) {
       status = table->Run(ctx, [&](CallContext context) {
         std::unique_ptr<Table> made = table->table().MakeAside(context);
         made->Import(context, snapshot);
@@ -279,6 +288,7 @@ class TableReadAsideOp : public OpKernel {
   }
 };
 SOK_REGISTER_TABLE_KERNEL(SOK_SNAPSHOT_IN_HOST_MEMORY(Name("SokTableReadAside"))
+                              .HostMemory("made")
                               .HostMemory("aside")
                               .HostMemory("problem"),
                           TableReadAsideOp);

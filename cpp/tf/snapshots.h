@@ -2,6 +2,8 @@
 #ifndef SOK_TF_SNAPSHOTS_H_
 #define SOK_TF_SNAPSHOTS_H_
 
+#include <memory>
+
 #include "cpp/core/table.h"
 #include "cpp/tf/common.h"
 
@@ -19,6 +21,12 @@
       .HostMemory("optimizer_step")
 
 namespace sok {
+
+// ResourceExhausted where a table cannot hold so many keys as its whole content.
+absl::Status CheckReplacement(const TableOptions& options, int64_t num_keys);
+
+// The table aside that sok_aside_keep has put by under this number (streams.cc), or null.
+std::shared_ptr<Table> TakeMadeAside(int64_t number);
 
 // Outputs 0 to 9, of a table of width `dim`.
 absl::Status WriteSnapshot(OpKernelContext* ctx, const TableSnapshot& snapshot, int64_t dim);

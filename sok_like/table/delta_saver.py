@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime import comm, native
+from sok_like.runtime import comm
 from sok_like.runtime.steps import Steps, text_of
-from sok_like.table import deltas, dump_file, dump_owners, shard_file
+from sok_like.table import deltas, dump_file, dump_owners, shard_file, streams
 
 _KEPT_NUMBERS = 256  # dumps that a table remembers; the log of changes goes back less far
 
@@ -61,8 +61,7 @@ class DeltaSaver:
         work = _Dump(variable, filepath)
         given = _given(since, variable.table_name)
         (number,) = work.steps.take(work.agree, given, [tf.int64], verify=_same_start)
-        content = native.ops().sok_table_export_changes(handle=variable.handle, since=number)
-        work.steps.take(work.write_mine, content, undo=work.remove_mine)
+        work.steps.take(work.write_mine, [variable.hand_over(), number], undo=work.remove_mine)
         work.steps.take(work.see, undo=work.remove_mine)
         (name,) = work.steps.take(
             work.write_manifest, outputs=[tf.string], undo=work.remove_mine, verify=work.finished
@@ -96,15 +95,6 @@ class DeltaSaver:
         work.steps.take(work.write_manifest, undo=work.remove_mine, verify=work.finished)
         with work.steps.done():
             return tf.constant("OK")
-
-
-def see_problem(problem: Any) -> None:
-    """Raises what an op of a table has told instead of failing by itself."""
-    code, _, text = text_of(problem).decode().partition(": ")
-    if code == "RESOURCE_EXHAUSTED":
-        raise MemoryError(text)
-    if code:
-        raise ValueError(text)
 
 
 def remember(variable: Any, name: str, number: int) -> None:
@@ -184,18 +174,11 @@ class _Dump(_Work):
             said["since"] = before.name
         return said, np.int64(number)
 
-    def write_mine(self, told, keys, rows, slot_rows, names, widths, *rest):
-        records, waiting, counters, step, optimizer_step, *changes, number, problem = rest
-        see_problem(problem)
-        names = [text.decode() for text in names]
-        policy = (records, waiting, counters, int(step)) if self._variable.keeps_records else ()
-        shard = shard_file.Shard(keys, rows, slot_rows, names, widths.tolist(), *policy)
-        shard.optimizer_step = int(optimizer_step)
-        if told[0]["since"] is not None:
-            shard.erased, whole, shard.steps, optimizer = changes
-            shard.whole, shard.optimizer = bool(whole), text_of(optimizer).decode()
-        self._number = int(number)
-        entry = self._write(told[0]["id"], shard)
+    def write_mine(self, told, handed, since):
+        with streams.content(handed, self._variable.dim, since) as (shard, self._number):
+            if told[0]["since"] is None:
+                shard.erased = None
+            entry = self._write(told[0]["id"], shard)
         return {"start": told[0], "entry": entry, "step": shard.optimizer_step}
 
     def write_manifest(self, told):
@@ -232,9 +215,9 @@ class _Compaction(_Work):
         dump, communicator = self._read_manifest(), self._communicator
         if not dump.deltas:
             return {"dump": dump.identity, "entry": None}
-        mine = deltas.read_content(
+        mine = deltas.content_of(
             dump, communicator.rank, communicator.world_size, self._variable.dim
-        )
+        ).whole()
         order = np.argsort(mine.keys.view(np.uint64), kind="stable")
         mine.keys, mine.rows, mine.slot_rows = (
             each[order] for each in (mine.keys, mine.rows, mine.slot_rows)

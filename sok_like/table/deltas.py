@@ -13,27 +13,162 @@ here, as the row of the live table does when it is next read: with the same bits
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from sok_like.runtime import native
-from sok_like.table.dump_file import Dump, owned_by
+from sok_like.table.dump_file import Dump, is_mine
 from sok_like.table.progress import Progress
-from sok_like.table.shard_file import Shard
+from sok_like.table.shard_file import PIECE, Shard
+from sok_like.table.shard_reader import ShardSource
 
 _ROWS_AT_ONCE = 2**16
 _OPTIMIZER = re.compile(r"(\w+)\((.*)\)")
 
 
-def read_content(
-    dump: Dump, rank: int, world_size: int, dim: int, progress: str | None = None
-) -> Shard:
-    """What `rank` of `world_size` owns of a dump and its deltas.
+class Content:
+    """What `rank` of `world_size` owns of a dump and its deltas, read part by part.
 
-    Reads one file at a time: only what is kept stays in memory, and what is joined of it at the
-    end. That is at most twice the bytes of the files.
+    Args:
+        dumps: The base and each delta in order, as the sources of its shards by rank.
+        rank: Whose keys to read.
+        world_size: Of how many ranks.
+        dim: Row width.
+
+    Attributes:
+        rest: What does not go by key; its arrays by key are empty.
+        num_keys: How many keys there are.
+
+    Raises:
+        ValueError: a base where a delta belongs, shards with different slot variables, or with
+            filters of different sizes.
+    """
+
+    def __init__(
+        self, dumps: Sequence[Sequence[ShardSource]], rank: int, world_size: int, dim: int
+    ):
+        self._dumps, self._rank, self._world_size, self._dim = dumps, rank, world_size, dim
+        self._rests = [[source.without_keys() for source in sources] for sources in dumps]
+        for number, (sources, rests) in enumerate(zip(dumps, self._rests, strict=True)):
+            if any((rest.erased is not None) != (number > 0) for rest in rests):
+                kind = "a delta" if number else "the base of a dump"
+                raise ValueError(f"{sources[0].name} must be {kind}")
+        self._logs = [[_log_of(rest) for rest in rests] for rests in self._rests[1:]]
+        self._owing = any(len(steps) for logs in self._logs for _, _, steps in logs)
+        self.rest = self._without_keys()
+        self.num_keys = self._count()
+
+    def parts(self) -> Iterator[Shard]:
+        """Keys with all that goes with them; each key is in one part."""
+        for number, source, _, begin, end, kept in self._positions():
+            shard = _selected(source.part(begin, end), kept)
+            if self._owing:
+                _bring_up(shard, number, self._logs, self._dim)
+            if self.rest.records is None:
+                shard.records = None
+            yield shard
+
+    def whole(self) -> Shard:
+        """All parts together."""
+        found, begin = dataclasses.replace(self.rest), 0
+        for name in ("keys", "rows", "slot_rows", "records"):
+            array = getattr(found, name)
+            if array is not None:
+                setattr(found, name, np.zeros([self.num_keys, *array.shape[1:]], array.dtype))
+        for part in self.parts():
+            end = begin + len(part.keys)
+            found.keys[begin:end], found.rows[begin:end] = part.keys, part.rows
+            found.slot_rows[begin:end] = part.slot_rows
+            if found.records is not None:
+                found.records[begin:end] = part.records
+            begin = end
+        return found
+
+    def _count(self):
+        """Keys; learns on the way which slots and records they have."""
+        count, first, has_records = 0, None, True
+        for _, source, rest, _, _, kept in self._positions():
+            count += int(kept.sum())
+            slots = source.slot_names, source.slot_widths
+            first = first or slots
+            if slots != first:
+                raise ValueError(
+                    "All shards of a dump must have the same slot variables. Received: "
+                    f"{source.slot_names} and {first[0]}"
+                )
+            has_records &= rest.records is not None
+        rest = self.rest
+        rest.slot_names, rest.slot_widths = first or ([], [])
+        rest.slot_rows = np.zeros([0, sum(rest.slot_widths)], np.float32)
+        rest.records = np.zeros([0, 3], np.int64) if first and has_records else None
+        return count
+
+    def _positions(self):
+        """Parts of the sources, and which of their keys count; only where there are some."""
+        later = np.zeros([0], np.uint64)  # keys of this rank that a later dump mentions
+        # Of a later dump by so many ranks, those whose keys replace all that was there.
+        replaced: list[tuple[int, list[int]]] = []
+        for number in range(len(self._dumps) - 1, -1, -1):
+            mentioned, rests = [later], self._rests[number]
+            for source, rest in zip(self._dumps[number], rests, strict=True):
+                step = max(1, PIECE // max(1, source.key_bytes))
+                for begin in range(0, source.num_keys, step):
+                    end = min(begin + step, source.num_keys)
+                    keys = source.keys(begin, end)
+                    kept = self._is_mine(keys)
+                    if number:
+                        mentioned.append(keys[kept].view(np.uint64))
+                    kept &= _unmentioned(keys, later)
+                    for world_size, ranks in replaced:
+                        kept &= ~np.isin(_owners(keys, world_size), ranks)
+                    if kept.any():
+                        yield number, source, rest, begin, end, kept
+                if number:
+                    mentioned.append(rest.erased[self._is_mine(rest.erased)].view(np.uint64))
+            later = np.unique(np.concatenate(mentioned)) if number else later
+            whole = [rank for rank, rest in enumerate(rests) if rest.whole]
+            if whole:
+                replaced.append((len(rests), whole))
+
+    def _is_mine(self, keys):
+        if self._world_size == 1:
+            return np.ones(len(keys), bool)
+        return is_mine(keys, self._rank, self._world_size)
+
+    def _without_keys(self):
+        """Of the last dump.
+
+        Counters of Bloom filters cannot be taken apart by key: the largest of all shards' are right
+        for every key, if a little too large. At the same number of ranks each takes its own.
+        """
+        last, filters = self._rests[-1], self._rests[-1]
+        if len(last) == self._world_size:
+            filters = [last[self._rank]]
+        waiting = [rest.waiting[self._is_mine(rest.waiting[:, 0])] for rest in last]
+        counters = [rest.counters for rest in filters if len(rest.counters)]
+        if len({len(c) for c in counters}) > 1:
+            raise ValueError(
+                "All shards of a dump must have filters of one size. Received: "
+                f"{sorted({len(c) for c in counters})} counters"
+            )
+        nothing = np.zeros([0], np.int64)
+        return Shard(
+            *(nothing, np.zeros([0, self._dim], np.float32), np.zeros([0, 0], np.float32), [], []),
+            waiting=np.concatenate(waiting),
+            counters=functools.reduce(np.maximum, counters) if counters else nothing,
+            step=max(rest.step for rest in last),
+            optimizer_step=max(rest.optimizer_step for rest in last),
+        )
+
+
+def content_of(
+    dump: Dump, rank: int, world_size: int, dim: int, progress: str | None = None
+) -> Content:
+    """What `rank` of `world_size` owns of a dump and its deltas; checks all files first.
 
     Args:
         progress: Of what call rank 0 says how far it is; None: it is silent.
@@ -44,73 +179,8 @@ def read_content(
     dumps = [dump, *dump.deltas]
     size = sum(file.stat().st_size for each in dumps for file in each.files)
     told = Progress(progress, size) if progress else None
-    parts = [[_kept(each, n, rank, world_size, dim, told) for n in range(len(each.files))]
-             for each in dumps]  # fmt: skip
-    for number, shards in enumerate(parts):
-        if any((shard.erased is not None) != (number > 0) for shard in shards):
-            raise ValueError(
-                f"{dumps[number].files[0]} must be {'a delta' if number else 'the base of a dump'}"
-            )
-    if not dump.deltas:
-        return owned_by(parts[0], rank, world_size, dim)
-    last = owned_by([_without_rows(shard) for shard in parts[-1]], rank, world_size, dim)
-    found = owned_by(_latest(parts, dim), rank, world_size, dim)
-    found.waiting, found.counters = last.waiting, last.counters
-    found.step, found.optimizer_step = last.step, last.optimizer_step
-    return found
-
-
-def _kept(dump, number, rank, world_size, dim, told):
-    """The part of a file that this rank owns."""
-    shard = dump.read(number, dim, told)
-    if len(dump.files) == world_size and number != rank:
-        # Every rank takes back its own Bloom filter, as it was.
-        shard.counters = shard.counters[:0]
-    mine = owned_by([shard], rank, world_size, dim)
-    if not len(mine.keys):  # so that a file without keys still says what slots there are
-        mine.slot_names, mine.slot_widths = shard.slot_names, shard.slot_widths
-        mine.slot_rows = np.zeros([0, sum(shard.slot_widths)], np.float32)
-    if shard.erased is not None:
-        owners = shard.erased.view(np.uint64) % np.uint64(world_size)
-        mine.erased, mine.whole = shard.erased[owners == rank], shard.whole
-        mine.steps, mine.optimizer = shard.steps.copy(), shard.optimizer
-    return mine
-
-
-def _without_rows(shard):
-    records = None if shard.records is None else shard.records[:0]
-    fields = {"keys": shard.keys[:0], "rows": shard.rows[:0], "slot_rows": shard.slot_rows[:0]}
-    return dataclasses.replace(shard, **fields, records=records)
-
-
-def _latest(parts, dim):
-    """The rows that count, brought up to the last delta; `parts` are empty then."""
-    found = []
-    later = np.zeros([0], np.uint64)  # keys that a later dump mentions
-    # Of a later dump by so many ranks, those whose keys replace all that was there.
-    replaced: list[tuple[int, list[int]]] = []
-    logs = [[_log_of(shard) for shard in shards] for shards in parts[1:]]
-    owing = any(len(steps) for shards in logs for _, _, steps in shards)
-    for number in range(len(parts) - 1, -1, -1):
-        shards, mentioned = parts[number], [later]
-        world_size = len(shards)
-        whole = [rank for rank, shard in enumerate(shards) if shard.whole]
-        while shards:
-            shard = shards.pop(0)  # so that its rows are not in memory twice
-            kept = _unmentioned(shard.keys, later)
-            for writers, ranks in replaced:
-                kept &= ~np.isin(_owners(shard.keys, writers), ranks)
-            mentioned.append(shard.keys.view(np.uint64))
-            if number:
-                mentioned.append(shard.erased.view(np.uint64))
-            shard = _selected(shard, kept)
-            if owing:
-                _bring_up(shard, number, logs, dim)
-            found.append(shard)
-        later = np.unique(np.concatenate(mentioned)) if number else later
-        if whole:
-            replaced.append((world_size, whole))
-    return found
+    sources = [[each.open(n, dim, told) for n in range(len(each.files))] for each in dumps]
+    return Content(sources, rank, world_size, dim)
 
 
 def _owners(keys, world_size):
@@ -129,6 +199,8 @@ def _unmentioned(keys, later):
 
 
 def _selected(shard, kept):
+    if kept.all():
+        return shard
     records = None if shard.records is None else shard.records[kept]
     slots = shard.slot_rows[kept], shard.slot_names, shard.slot_widths
     return Shard(np.ascontiguousarray(shard.keys[kept]), shard.rows[kept], *slots, records=records)

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import glob
 import hashlib
 import json
@@ -36,7 +35,8 @@ from typing import Any
 import numpy as np
 
 from sok_like.table.progress import Progress
-from sok_like.table.shard_file import Shard, read_shard, sync_folder
+from sok_like.table.shard_file import sync_folder
+from sok_like.table.shard_reader import ShardFile
 
 FORMAT = "sok_like table"
 VERSION = 3
@@ -64,17 +64,19 @@ class Dump:
     may_grow: bool = False  # whether deltas may follow
     deltas: list[Dump] = dataclasses.field(default_factory=list)  # in order
 
-    def read(self, number: int, dim: int, progress: Progress | None = None) -> Shard:
-        """One of the shards; ValueError as of `read_shard`."""
+    def open(self, number: int, dim: int, progress: Progress | None = None) -> ShardFile:
+        """One of the shards; ValueError as of `ShardFile`."""
         entry, world_size = self.entries[number], len(self.files)
-        shard = read_shard(self.files[number], dim, entry, progress)
+        file = ShardFile(self.files[number], dim, entry, progress)
         # Version 1 does not say which file is whose.
-        if entry is None and not _is_mine(shard.keys, number, world_size).all():
-            raise ValueError(
-                f"{self.files[number]} must hold keys of rank {number} of {world_size}. Received: "
-                "keys of another rank"
-            )
-        return shard
+        if entry is None:
+            for keys in file.parts("keys"):
+                if not is_mine(keys, number, world_size).all():
+                    raise ValueError(
+                        f"{self.files[number]} must hold keys of rank {number} of {world_size}. "
+                        "Received: keys of another rank"
+                    )
+        return file
 
 
 def shard_name(table: str, dump_id: str, rank: int, world_size: int) -> str:
@@ -315,79 +317,9 @@ def _check_complete(path, table, names):
         )
 
 
-def owned_by(shards: Sequence[Shard], rank: int, world_size: int, dim: int) -> Shard:
-    """What `rank` of `world_size` owns: keys with `uint64(key) % world_size == rank`.
-
-    Counters of Bloom filters cannot be taken apart by key: the largest of all shards' are right for
-    every key, if a little too large.
-
-    Raises:
-        ValueError: shards of one dump name different slot variables, or have filters of different
-            sizes.
-    """
-    filled = [shard for shard in shards if len(shard.keys)]
-    found = _joined(filled, rank, world_size) if filled else _empty(dim)
-    found.step = max((shard.step for shard in shards), default=-1)
-    found.optimizer_step = max((shard.optimizer_step for shard in shards), default=-1)
-    if shards:
-        found.waiting = _concatenated(
-            [
-                _chosen(shard.waiting, _is_mine(shard.waiting[:, 0], rank, world_size))
-                for shard in shards
-            ]
-        )
-    counters = [shard.counters for shard in shards if len(shard.counters)]
-    if len({len(c) for c in counters}) > 1:
-        raise ValueError(
-            "All shards of a dump must have filters of one size. Received: "
-            f"{sorted({len(c) for c in counters})} counters"
-        )
-    if counters:
-        found.counters = np.array(functools.reduce(np.maximum, counters))  # no view of a file
-    return found
-
-
-def _joined(shards, rank, world_size):
-    first = shards[0]
-    parts = []
-    has_records = all(shard.records is not None for shard in shards)
-    for shard in shards:
-        if (shard.slot_names, shard.slot_widths) != (first.slot_names, first.slot_widths):
-            raise ValueError(
-                "All shards of a dump must have the same slot variables. Received: "
-                f"{first.slot_names} and {shard.slot_names}"
-            )
-        mine = _is_mine(shard.keys, rank, world_size)
-        fields = [
-            shard.keys,
-            shard.rows,
-            shard.slot_rows,
-            *([shard.records] if has_records else []),
-        ]
-        parts.append([_chosen(array, mine) for array in fields])
-    keys, rows, slot_rows, *records = map(_concatenated, zip(*parts, strict=True))
-    return Shard(
-        *(keys, rows, slot_rows, first.slot_names, first.slot_widths),
-        records=records[0] if has_records else None,
-    )
-
-
-def _concatenated(parts):
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _chosen(array, mine):
-    """Those of its items; a copy, if any are left out or they are a view of a file's bytes."""
-    return array if array.flags.owndata and mine.all() else array[mine]
-
-
-def _is_mine(keys, rank, world_size):
+def is_mine(keys: np.ndarray, rank: int, world_size: int) -> np.ndarray:
+    """Which of the keys, int64, `rank` of `world_size` owns: `uint64(key) % world_size == rank`."""
     return np.ascontiguousarray(keys).view(np.uint64) % np.uint64(world_size) == rank
-
-
-def _empty(dim):
-    rows, slot_rows = np.zeros([0, dim], np.float32), np.zeros([0, 0], np.float32)
-    return Shard(np.zeros([0], np.int64), rows, slot_rows, [], [])
 
 
 def file_stem(table: str) -> str:

@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime import comm, native
-from sok_like.runtime.steps import Steps
+from sok_like.runtime.steps import Steps, text_of
 from sok_like.table import (
     delta_saver,
     deltas,
@@ -31,6 +31,7 @@ from sok_like.table import (
     dump_owners,
     shard_file,
     sok1_dump,
+    streams,
     together,
 )
 from sok_like.table.dump_owners import (
@@ -95,19 +96,19 @@ class Saver(delta_saver.DeltaSaver):
             # Drawn in each run: a graph's op writes a new dump each time.
             return {"id": f"{secrets.randbits(62):016x}"}
 
-        def write_mine(told, keys, rows, slot_rows, names, widths, *rest):
-            *policy, step = rest
-            names = [text.decode() for text in names]
+        def write_mine(told, handed):
             name = dump_file.shard_name(table, told[0]["id"], rank, world_size)
-            shard = shard_file.Shard(keys, rows, slot_rows, names, widths.tolist(), *policy)
-            shard.optimizer_step = 0 if rows_only else int(step)
-            written.append(name)
-            try:
-                return shard_file.write_shard(
-                    os.fspath(filepath), name, shard, f"dump of table '{table}'"
-                )
-            except OSError as error:
-                raise explained(error, table) from error
+            with streams.content(handed, variable.dim) as (shard, _):
+                if rows_only:
+                    shard.optimizer_step = 0
+                written.append(name)
+                latest[:] = [pathlib.Path(filepath) / name, len(shard.keys)]
+                try:
+                    return shard_file.write_shard(
+                        os.fspath(filepath), name, shard, f"dump of table '{table}'"
+                    )
+                except OSError as error:
+                    raise explained(error, table) from error
 
         def see(entries):
             see_shards(os.fspath(filepath), entries)
@@ -133,16 +134,16 @@ class Saver(delta_saver.DeltaSaver):
             dump_owners.wrote(os.fspath(filepath), variable)
 
         written: list[str] = []
+        latest: list[Any] = []  # this rank's shard and its keys, for SOK 1.x's files
         steps = Steps(communicator, f"sok_dump_{table}", f"dump_to_file of table '{table}'")
         steps.take(agree)
-        content = variable.snapshot(not rows_only, evict=True)
-        steps.take(write_mine, content, undo=remove_mine)
+        handed = variable.hand_over(not rows_only, evict=True)
+        steps.take(write_mine, [handed], undo=remove_mine)
         steps.take(see, undo=remove_mine)
         steps.take(write_manifest, undo=remove_mine, verify=finished)
         if sok1_files:
             key_dtype = variable.key_dtype.as_numpy_dtype
-            folder = os.fspath(filepath)
-            sok1_dump.write(steps, communicator, folder, table, key_dtype, content[:2])
+            sok1_dump.write(steps, communicator, filepath, table, key_dtype, latest, variable.dim)
         with steps.done():
             return tf.constant("OK")
 
@@ -236,41 +237,59 @@ class Reading:
     def __init__(self, variable: Any, filepath: str | os.PathLike, rows_only: bool = False):
         check_arguments(variable, filepath, rows_only=rows_only)
         self.variable, self._filepath, self._rows_only = variable, filepath, rows_only
-        self._communicator, self._last = comm.current(), ""
+        self._communicator, self._last, self._made = comm.current(), "", 0
         table = variable.table_name
         self.steps = Steps(
             self._communicator, f"sok_restore_{table}", f"restore_from_file of table '{table}'"
         )
         self.steps.take(lambda: None)
-        outputs = [*_CONTENT.values(), tf.bool]
-        *fields, self._keep = self.steps.take(self._read, outputs=outputs, verify=same_dump)
-        aside, problem = variable.read_aside(**dict(zip(_CONTENT, fields, strict=True)))
+        outputs = [*_CONTENT.values(), tf.int64, tf.bool]
+        handed = variable.hand_over_to_fill()
+        *fields, made, self._keep = self.steps.take(
+            self._read, handed, outputs=outputs, verify=same_dump, undo=self._drop
+        )
+        content = dict(zip(_CONTENT, fields, strict=True))
+        aside, problem = variable.read_aside(made, **content)
         self.steps.take(
-            lambda _, text: delta_saver.see_problem(text), [problem], verify=self._finished
+            lambda _, text: streams.see_problem(text_of(text)), [problem], verify=self._finished
         )
         with self.steps.done():
             self.aside = tf.identity(aside)
 
-    def _read(self, _):
+    def _read(self, _, handed, in_parts):
         variable, folder = self.variable, os.fspath(self._filepath)
         dump = _dump_of(variable, folder)
         ranks = self._communicator.rank, self._communicator.world_size
         what = f"restore of table '{variable.table_name}'"
-        mine = deltas.read_content(dump, *ranks, variable.dim, what)
+        content = deltas.content_of(dump, *ranks, variable.dim, what)
         # Deltas may follow on what was read whole.
         self._last = (dump.deltas or [dump])[-1].name
         keep = dump.may_grow and not self._rows_only
-        _check_keys(mine.keys, variable)
-        if self._rows_only:
-            mine.slot_rows, mine.slot_names, mine.slot_widths = mine.slot_rows[:, :0], [], []
-            mine.optimizer_step = 0
+        made, mine = 0, content.rest
+        if in_parts:
+            parts = map(self._checked, content.parts())
+            made = streams.make_aside(handed, self._checked(mine), content.num_keys, parts)
+            self._made = made
+        else:
+            mine = self._checked(content.whole())
         names = np.asarray([text.encode() for text in mine.slot_names], dtype=object)
         widths = np.asarray(mine.slot_widths, np.int64)
         fields = (mine.keys, mine.rows, mine.slot_rows, names, widths)
         records = np.zeros([0, 3], np.int64) if mine.records is None else mine.records
         steps = np.int64(mine.step), np.int64(mine.optimizer_step)
         rest = records, mine.waiting, mine.counters, *steps
-        return {"dump": dump.identity}, *fields, *rest, np.bool_(keep)
+        return {"dump": dump.identity}, *fields, *rest, np.int64(made), np.bool_(keep)
+
+    def _drop(self):
+        streams.drop_aside(self._made)
+        self._made = 0
+
+    def _checked(self, shard):
+        _check_keys(shard.keys, self.variable)
+        if self._rows_only:
+            shard.slot_rows, shard.slot_names, shard.slot_widths = shard.slot_rows[:, :0], [], []
+            shard.optimizer_step = 0
+        return shard
 
     def _finished(self, _):
         dump_owners.read(os.fspath(self._filepath), self.variable)

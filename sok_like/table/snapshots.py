@@ -59,6 +59,24 @@ class Snapshots:
         kind: Any = RecordedSnapshot if self.keeps_records else TableSnapshot
         return kind(*(getattr(fields, field) for field in kind._fields))
 
+    def hand_over(self, with_slots: bool = True, evict: bool = False) -> Any:
+        """The number by which `streams.content` reads the same, part by part."""
+        return (
+            native.ops()
+            .sok_table_hand_over(
+                handle=self.handle, to_read=True, with_slots=with_slots, evict=evict
+            )
+            .number
+        )
+
+    def hand_over_to_fill(self) -> tuple[Any, Any]:
+        """The number by which `streams.make_aside` knows the table, and whether it can fill it.
+
+        It can where the table is in host memory.
+        """
+        handed = native.ops().sok_table_hand_over(handle=self.handle, to_read=False)
+        return handed.number, handed.in_host_memory
+
     def load_snapshot(
         self,
         keys,
@@ -101,13 +119,18 @@ class Snapshots:
         """Slot rows that are loaded are any optimizer's, see `sok_like.optimizers.owner`."""
         self.__dict__.pop("_training", None)
 
-    def read_aside(self, **content: Any) -> tuple[Any, Any]:
+    def read_aside(self, made: Any = 0, **content: Any) -> tuple[Any, Any]:
         """The first half of `load_snapshot`, which may fail: the table stays as it is.
+
+        Args:
+            made: What `streams.make_aside` has returned, in place of the content; 0: nothing.
+            content: As of `load_snapshot`.
 
         Returns:
             What `take_aside` wants, and a string scalar: why there is none, empty if all is well.
         """
-        return native.ops().sok_table_read_aside(handle=self.handle, **_content(**content))
+        fields = _content(**content)
+        return native.ops().sok_table_read_aside(handle=self.handle, made=made, **fields)
 
     def take_aside(self, aside: Any) -> Any:
         """The second half, which does not fail; `aside` must not be used again."""

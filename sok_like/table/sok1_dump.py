@@ -21,15 +21,17 @@ import os
 import pathlib
 import re
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from sok_like.runtime.comm import Communicator
 from sok_like.runtime.steps import Steps
-from sok_like.table.dump_file import Shard, file_stem
+from sok_like.table.dump_file import file_stem
 from sok_like.table.part_file import write_part
-from sok_like.table.shard_file import sync_folder
+from sok_like.table.shard_file import Shard, sync_folder
+from sok_like.table.shard_reader import ShardFile, ShardInMemory
 
 _KEYS, _VALUES = "_keys.file", "_values.file"
 
@@ -60,7 +62,7 @@ class Sok1Dump:
 
     name, may_grow = "", False
 
-    def read(self, number: int, dim: int, progress: Any = None) -> Shard:
+    def open(self, number: int, dim: int, progress: Any = None) -> ShardInMemory:
         """Keys and rows; rows stay in the file until they are asked for.
 
         Raises:
@@ -82,7 +84,7 @@ class Sok1Dump:
         rows = np.zeros([0, dim], np.float32)
         if num_keys:
             rows = np.memmap(values_file, "<f4", "r", shape=(num_keys, dim))
-        return Shard(keys, rows, np.zeros([num_keys, 0], np.float32), [], [])
+        return ShardInMemory(Shard(keys, rows, np.zeros([num_keys, 0], np.float32), [], []))
 
     def _values_file(self):
         name = self.keys_file.name.removesuffix(_KEYS) + _VALUES
@@ -131,7 +133,8 @@ def write(
     filepath: Any,
     table: str,
     key_dtype: Any,
-    content: Any,
+    shard: Sequence[Any],
+    dim: int,
 ) -> None:
     """Writes both files, as steps that all ranks take; in a graph, when it runs.
 
@@ -139,8 +142,9 @@ def write(
         filepath: Folder; there already.
         table: The files' name.
         key_dtype: Of the keys in the file.
-        content: Tensors of this rank's keys, int64 `[num_keys]`, and rows,
-            float32 `[num_keys, dim]`.
+        shard: This rank's shard of the dump and the number of its keys, once it has been written;
+            keys and rows are read from there.
+        dim: Row width.
 
     Raises:
         RuntimeError: as of `Steps.take`; then no file of keys is there.
@@ -151,18 +155,22 @@ def write(
     def target(kind):
         return pathlib.Path(filepath) / f"{_stem(table)}{kind}"
 
-    def count(_, keys):
+    def count(_):
         if rank == 0:
             target(_KEYS).unlink(missing_ok=True)
-        return {"keys": len(keys), "dump": f"{secrets.randbits(62):016x}"}
+        return {"keys": shard[1], "dump": f"{secrets.randbits(62):016x}"}
 
-    def write_mine(told, keys, rows):
+    def write_mine(told):
         first = sum(message["keys"] for message in told[:rank])
         aside.clear()
-        for kind, items in ((_KEYS, keys.astype(key_dtype)), (_VALUES, rows.astype("<f4"))):
-            path = target(kind).with_suffix(f".{told[0]['dump']}.tmp")
+        kinds = (_KEYS, "keys", key_dtype), (_VALUES, "rows", np.dtype(np.float32))
+        mine = ShardFile(shard[0], dim)
+        for kind, array, dtype in kinds:
+            path, begin = target(kind).with_suffix(f".{told[0]['dump']}.tmp"), first
             aside.append(path)
-            write_part(path, items, first, table)
+            for part in mine.parts(array):
+                write_part(path, part.astype(dtype), begin, table)
+                begin += len(part)
 
     def remove_mine():
         for path in aside:
@@ -178,6 +186,6 @@ def write(
                         old.unlink(missing_ok=True)
             sync_folder(pathlib.Path(filepath))
 
-    steps.take(count, content[:1])
-    steps.take(write_mine, content, undo=remove_mine)
+    steps.take(count)
+    steps.take(write_mine, undo=remove_mine)
     steps.take(publish, undo=remove_mine)

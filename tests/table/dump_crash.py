@@ -54,7 +54,7 @@ def write(folder, number):
 def read(folder):
     """The one number of the rows, momenta and step of the dump that is there."""
     dump = dump_file.read_manifest(folder, TABLE, DIM)
-    whole = deltas.read_content(dump, 0, 1, DIM)
+    whole = deltas.content_of(dump, 0, 1, DIM).whole()
     assert sorted(whole.keys) == list(range(SIZE * WORLD_SIZE)), "keys are missing"
     numbers = {*np.unique(whole.rows), *np.unique(whole.slot_rows), whole.optimizer_step}
     assert len(numbers) == 1, f"rows of several dumps: {numbers}"

@@ -21,7 +21,7 @@ import zipfile
 
 import numpy as np
 
-from sok_like.table import deltas, dump_file, shard_file
+from sok_like.table import deltas, dump_file, shard_file, shard_reader
 
 DIM, SIZE = 4, 600
 TABLE = "items/of one"
@@ -97,7 +97,13 @@ def write_dump(folder, shards, version):
 
 def read_dump(folder):
     """All keys with their rows and whatever else the dump holds of them."""
-    return deltas.read_content(dump_file.read_manifest(folder, TABLE, DIM), 0, 1, DIM)
+    return deltas.content_of(dump_file.read_manifest(folder, TABLE, DIM), 0, 1, DIM).whole()
+
+
+def owned_by(shards, rank, world_size, dim):
+    """What `rank` of `world_size` owns of the shards of one dump, which are not in a file."""
+    sources = [shard_reader.ShardInMemory(shard) for shard in shards]
+    return deltas.Content([sources], rank, world_size, dim).whole()
 
 
 def contents(shard):
@@ -277,7 +283,7 @@ def run(num_mutations, seed, version, with_policy):
         write_dump(folder, shards, version)
         files = sorted(pathlib.Path(folder).iterdir())
         expected = contents(read_dump(folder))
-        assert version > 2 or expected == contents(dump_file.owned_by(shards, 0, 1, DIM))
+        assert version > 2 or expected == contents(owned_by(shards, 0, 1, DIM))
         originals = {file: file.read_bytes() for file in files}
         total = sum(map(len, originals.values()))
         tracemalloc.start()

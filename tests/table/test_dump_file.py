@@ -8,7 +8,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from sok_like.table import dump_file, shard_file
+from sok_like.table import deltas, dump_file, shard_file, shard_reader
 from tests.table import dump_crash, dump_fuzz
 
 
@@ -27,16 +27,14 @@ def dump(folder, shards, table="user id/x", dump_id="1", dim=3):
 
 
 def read(folder, table="user id/x", dim=3):
-    found = dump_file.read_manifest(folder, table, dim)
-    shards = [found.read(number, dim) for number in range(len(found.files))]
-    return dump_file.owned_by(shards, 0, 1, dim)
+    return deltas.content_of(dump_file.read_manifest(folder, table, dim), 0, 1, dim).whole()
 
 
 def test_shard_comes_back_as_written(tmp_path):
     written = shard([-1, 5, 2**63 - 1])
     written.optimizer_step = 12
     entry = shard_file.write_shard(tmp_path, "a.npz", written)
-    back = shard_file.read_shard(tmp_path / "a.npz", 3, entry)
+    back = shard_reader.ShardFile(tmp_path / "a.npz", 3, entry).read_all()
     np.testing.assert_array_equal(back.keys, written.keys)
     np.testing.assert_array_equal(back.rows, written.rows)
     np.testing.assert_array_equal(back.slot_rows, written.slot_rows)
@@ -50,7 +48,7 @@ def test_shard_comes_back_as_written(tmp_path):
 def test_every_key_has_one_owner(world_size):
     keys = np.asarray([0, 1, -1, -2, 2**62, -(2**63), 17, 18], np.int64)
     parts = [
-        dump_file.owned_by([shard(keys[:5]), shard(keys[5:])], rank, world_size, 3)
+        dump_fuzz.owned_by([shard(keys[:5]), shard(keys[5:])], rank, world_size, 3)
         for rank in range(world_size)
     ]
     assert sorted(k for part in parts for k in part.keys) == sorted(keys)
@@ -180,7 +178,7 @@ def test_version_1_is_read(tmp_path, with_policy):
     shards = [dump_fuzz.make_shard(rank, 2, with_policy) for rank in (0, 1)]
     dump_fuzz.write_dump(tmp_path, shards, 1)
     back = dump_fuzz.read_dump(tmp_path)
-    assert dump_fuzz.contents(back) == dump_fuzz.contents(dump_file.owned_by(shards, 0, 1, 4))
+    assert dump_fuzz.contents(back) == dump_fuzz.contents(dump_fuzz.owned_by(shards, 0, 1, 4))
     assert back.optimizer_step == -1
 
 
@@ -243,7 +241,7 @@ def test_slot_variables_must_agree():
     other = shard([2])
     other.slot_names = ["accumulator", "linear"]
     with pytest.raises(ValueError, match="same slot variables"):
-        dump_file.owned_by([shard([1]), other], 0, 1, 3)
+        dump_fuzz.owned_by([shard([1]), other], 0, 1, 3)
 
 
 def test_a_folder_that_is_not_shared(tmp_path):

@@ -18,8 +18,8 @@ constexpr int kBlock = 64;
 // Below this a range is not worth another thread.
 constexpr int64_t kReadGrain = 2048;
 
-using SharedLock = std::shared_lock<std::shared_mutex>;
-using ExclusiveLock = std::unique_lock<std::shared_mutex>;
+using SharedLock = std::shared_lock<TableMutex>;
+using ExclusiveLock = std::unique_lock<TableMutex>;
 
 const TableOptions& Validated(const TableOptions& options) {
   options.Validate();
@@ -169,7 +169,7 @@ CpuTable::~CpuTable() = default;
 const TableOptions& CpuTable::options() const { return impl_->options; }
 int64_t CpuTable::size() const { return impl_->size; }
 int64_t CpuTable::Size(CallContext) const { return impl_->size; }
-std::shared_mutex& CpuTable::mutex() const { return impl_->mutex; }
+TableMutex& CpuTable::mutex() const { return impl_->mutex; }
 float* CpuTable::Row(uint32_t row_number) const { return impl_->arena->Row(row_number); }
 
 void CpuTable::Rows(const uint32_t* row_numbers, int64_t num_rows, const float** rows) const {

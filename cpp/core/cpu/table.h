@@ -30,11 +30,11 @@
 
 #include <cstdint>
 #include <memory>
-#include <shared_mutex>
 #include <string>
 #include <vector>
 
 #include "cpp/core/changes.h"
+#include "cpp/core/cpu/table_mutex.h"
 #include "cpp/core/step_number.h"
 #include "cpp/core/table.h"
 
@@ -85,7 +85,9 @@ class CpuTable final : public Table {
   int64_t Size(CallContext context) const override;  // without the lock
   MemoryStats Stats(CallContext context) const override;
   TableSnapshot Export(CallContext context, bool with_slots, bool evict = false) override;
-  TableChanges ExportChanges(CallContext context, int64_t since) override;
+  std::unique_ptr<TableReader> OpenContent(CallContext context, bool with_slots,
+                                           bool evict = false) override;
+  std::unique_ptr<TableReader> OpenChanges(CallContext context, int64_t since) override;
   int64_t KeepChanges(CallContext context) override;
   void Import(CallContext context, const TableSnapshot& snapshot, bool replace = false) override;
   std::unique_ptr<Table> MakeAside(CallContext context) const override;
@@ -105,7 +107,7 @@ class CpuTable final : public Table {
   int64_t size() const;  // without the lock
 
   // ---- parts, for fused code in core/cpu: the caller holds the lock ----
-  std::shared_mutex& mutex() const;
+  TableMutex& mutex() const;
   // As Find; needs a shared lock. As FindOrInsert, of a table without policies; needs the exclusive
   // lock.
   void Read(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows,
@@ -154,6 +156,7 @@ class CpuTable final : public Table {
                      uint8_t* inserted);
 
   struct Impl;
+  class Reader;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -29,7 +29,7 @@ std::unique_ptr<Table> CpuTable::MakeAside(CallContext context) const {
 
 void CpuTable::TakeContent(CallContext context, Table& other) {
   auto& aside = static_cast<CpuTable&>(other);
-  const std::unique_lock<std::shared_mutex> lock(impl_->mutex);
+  const std::unique_lock<TableMutex> lock(impl_->mutex);
   // An optimizer may have come meanwhile. Its slots lie first, where it looks for them.
   aside.ConfigureSlots(context, SlotsWithThoseOf(aside.slots(), slots()));
   impl_->SwapContent(*aside.impl_);

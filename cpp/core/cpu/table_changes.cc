@@ -7,57 +7,57 @@
 
 namespace sok {
 
-TableChanges CpuTable::ExportChanges(CallContext context, int64_t since) {
-  Executor& ex = context.threads();
-  const std::unique_lock<std::shared_mutex> lock(impl_->mutex);
-  Impl& impl = *impl_;
-  TableChanges changes;
+std::vector<CpuTable::Impl::Entry> CpuTable::Impl::BeginChanges(Executor& ex, int64_t since,
+                                                                TableChanges* result) {
   ChangeLog::Interval interval;
-  if (since != 0 && (impl.changes == nullptr || !impl.changes->Has(since))) {
+  if (since != 0 && (changes == nullptr || !changes->Has(since))) {
     throw std::invalid_argument(
         "A table must keep what changed since the dump that a delta follows. "
         "Received: table '" +
-        impl.options.name + "', which does not any more; the next dump must be a full one");
+        options.name + "', which does not any more; the next dump must be a full one");
   }
-  if (impl.options.policy.evicts_on_call()) impl.Evict(ex);
-  std::vector<Impl::Entry> entries;
-  if (since != 0) interval = impl.changes->Since(since);
+  if (options.policy.evicts_on_call()) Evict(ex);
+  const auto find = [&](const std::vector<uint64_t>& keys, uint32_t* rows) {
+    ex.ParallelFor(static_cast<int64_t>(keys.size()), 2048, [&](int64_t begin, int64_t end) {
+      FindRange(keys.data() + begin, end - begin, rows + begin);
+    });
+  };
+  std::vector<Entry> entries;
+  if (since != 0) interval = changes->Since(since);
   if (since == 0 || interval.whole) {
-    changes.whole = true;
-    impl.CatchUpAll(ex);
-    entries = impl.SortedEntries(ex);
+    result->whole = true;
+    CatchUpAll(ex);
   } else {
     const int64_t num_touched = static_cast<int64_t>(interval.touched.size());
     const Scratch<uint32_t> rows(num_touched);
-    FindRows(ex, interval.touched.data(), num_touched, rows.get());
+    find(interval.touched, rows.get());
     for (int64_t i = 0; i < num_touched; ++i) {
       if (rows[i] != kNoRow) entries.push_back({interval.touched[i], rows[i]});
     }
-    if (impl.Pending()) {  // the others stay as they are: who reads the delta replays the steps
+    if (Pending()) {  // the others stay as they are: who reads the delta replays the steps
       ex.ParallelFor(static_cast<int64_t>(entries.size()), 512, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) impl.catch_up->Apply(Row(entries[i].row));
+        for (int64_t i = begin; i < end; ++i) catch_up->Apply(arena->Row(entries[i].row));
       });
-      ++impl.version;
+      ++version;
     }
     const int64_t num_erased = static_cast<int64_t>(interval.erased.size());
     const Scratch<uint32_t> erased_rows(num_erased);
-    FindRows(ex, interval.erased.data(), num_erased, erased_rows.get());
+    find(interval.erased, erased_rows.get());
     for (int64_t i = 0; i < num_erased; ++i) {
-      if (erased_rows[i] == kNoRow) changes.erased.push_back(interval.erased[i]);
+      if (erased_rows[i] == kNoRow) result->erased.push_back(interval.erased[i]);
     }
     if (!interval.steps.empty()) {
-      changes.steps = std::move(interval.steps);
-      if (impl.catch_up != nullptr) changes.optimizer = impl.catch_up->ToString();
+      result->steps = std::move(interval.steps);
+      if (catch_up != nullptr) result->optimizer = catch_up->ToString();
     }
   }
-  changes.snapshot = impl.SnapshotOf(ex, entries, /*with_slots=*/true);
-  if (impl.changes == nullptr) impl.changes = std::make_unique<ChangeLog>();
-  changes.number = impl.changes->Begin(impl.next_row);
-  return changes;
+  if (changes == nullptr) changes = std::make_unique<ChangeLog>();
+  result->number = changes->Begin(next_row);
+  return entries;
 }
 
 int64_t CpuTable::KeepChanges(CallContext) {
-  const std::unique_lock<std::shared_mutex> lock(impl_->mutex);
+  const std::unique_lock<TableMutex> lock(impl_->mutex);
   auto changes = std::make_unique<ChangeLog>();
   const int64_t number = changes->Begin(impl_->next_row);
   // The rows owe nothing, which those of the dump's own table may have.

@@ -78,7 +78,7 @@ void CpuTable::Impl::EvictRows(const std::vector<EvictionQueue::Entry>& entries)
 }
 
 int64_t CpuTable::Evict(CallContext context) {
-  const std::unique_lock<std::shared_mutex> lock(impl_->mutex);
+  const std::unique_lock<TableMutex> lock(impl_->mutex);
   return impl_->Evict(context.threads());
 }
 
@@ -112,7 +112,7 @@ int64_t CpuTable::Impl::Evict(Executor& ex) {
 }
 
 EvictedRows CpuTable::PopEvicted() {
-  const std::unique_lock<std::shared_mutex> lock(impl_->mutex);
+  const std::unique_lock<TableMutex> lock(impl_->mutex);
   TableRecords& rec = impl_->Records();
   rec.buffer.SetSlots(impl_->slots);
   rec.statistics.popped += rec.buffer.size();

@@ -120,6 +120,13 @@ struct CpuTable::Impl {
   void CatchUpAll(Executor& ex);
   // Keys, rows and slot rows of the entries, and what policies know of them.
   TableSnapshot SnapshotOf(Executor& ex, const std::vector<Entry>& entries, bool with_slots) const;
+  // Rows and slot rows of keys, whose row numbers may be kNoRow. Either may be null.
+  void CopyRows(Executor& ex, const uint64_t* keys, const uint32_t* row_numbers, int64_t num_keys,
+                float* rows, float* slot_rows) const;
+  void CopyRecords(const uint32_t* row_numbers, int64_t num_keys, int64_t* records) const;
+  // Begins the next interval of changes. Fills `changes` but for its snapshot; the keys touched
+  // since, or none where it is `whole`.
+  std::vector<Entry> BeginChanges(Executor& ex, int64_t since, TableChanges* changes);
   void Touch(const uint64_t* keys, const uint32_t* rows, int64_t num_keys) noexcept {
     if (changes != nullptr) changes->Touch(keys, rows, num_keys);
   }
@@ -138,7 +145,7 @@ struct CpuTable::Impl {
   const TableOptions options;
   const Initializer initializer;  // points into options.initializer
   const DirectRows direct;
-  mutable std::shared_mutex mutex;
+  mutable TableMutex mutex;
 
   std::unique_ptr<BlockPool> pool;  // before the shards that use it
   Index shards[kNumShards];

@@ -16,8 +16,8 @@
 namespace sok {
 namespace {
 
-using SharedLock = std::shared_lock<std::shared_mutex>;
-using ExclusiveLock = std::unique_lock<std::shared_mutex>;
+using SharedLock = std::shared_lock<TableMutex>;
+using ExclusiveLock = std::unique_lock<TableMutex>;
 
 }  // namespace
 
@@ -220,11 +220,9 @@ void CpuTable::Impl::RecordWritten(const uint64_t* keys, const uint32_t* rows,
 
 RecordSnapshot CpuTable::Impl::ExportRecords(const std::vector<Entry>& entries) const {
   RecordSnapshot snapshot;
-  snapshot.records.reserve(3 * entries.size());
-  for (const Entry& entry : entries) {
-    const KeyRecord& record = records->records[entry.row];
-    const int64_t score = records->has_scores() ? records->scores[entry.row] : 0;
-    snapshot.records.insert(snapshot.records.end(), {record.frequency, record.last_step, score});
+  snapshot.records.resize(3 * entries.size());
+  for (size_t i = 0; i < entries.size(); ++i) {
+    CopyRecords(&entries[i].row, 1, snapshot.records.data() + 3 * i);
   }
   if (records->filter != nullptr) {
     snapshot.waiting = records->filter->ExportKeys();
@@ -232,6 +230,16 @@ RecordSnapshot CpuTable::Impl::ExportRecords(const std::vector<Entry>& entries) 
   }
   snapshot.step = records->step;
   return snapshot;
+}
+
+void CpuTable::Impl::CopyRecords(const uint32_t* row_numbers, int64_t num_keys,
+                                 int64_t* out) const {
+  for (int64_t i = 0; i < num_keys; ++i, out += 3) {
+    const KeyRecord& record = records->records[row_numbers[i]];
+    out[0] = record.frequency;
+    out[1] = record.last_step;
+    out[2] = records->has_scores() ? records->scores[row_numbers[i]] : 0;
+  }
 }
 
 void CpuTable::Impl::ImportRecords(const TableSnapshot& snapshot, const uint32_t* rows) {

@@ -7,26 +7,11 @@
 #include <stdexcept>
 #include <string>
 
+#include "cpp/core/cpu/scratch.h"
+#include "cpp/core/cpu/sort_by_key.h"
 #include "cpp/core/cpu/table_impl.h"
 
 namespace sok {
-namespace {
-
-// Sorts by key, a byte at a time from the lowest; bytes that all keys share are skipped.
-template <typename Entry>
-void SortByKey(std::vector<Entry>* entries) {
-  std::vector<Entry> other(entries->size());
-  for (int shift = 0; shift < 64; shift += 8) {
-    size_t places[257] = {};
-    for (const Entry& entry : *entries) ++places[(entry.key >> shift & 255) + 1];
-    if (std::find(places, places + 257, entries->size()) != places + 257) continue;
-    for (int i = 0; i < 256; ++i) places[i + 1] += places[i];
-    for (const Entry& entry : *entries) other[places[entry.key >> shift & 255]++] = entry;
-    entries->swap(other);
-  }
-}
-
-}  // namespace
 
 std::vector<CpuTable::Impl::Entry> CpuTable::Impl::SortedEntries(Executor& ex) const {
   std::vector<Entry> entries(static_cast<size_t>(size.load()));
@@ -46,7 +31,9 @@ std::vector<CpuTable::Impl::Entry> CpuTable::Impl::SortedEntries(Executor& ex) c
       shards[s].ForEach([&next](uint64_t key, uint32_t row) { *next++ = Entry{key, row}; });
     }
   });
-  SortByKey(&entries);
+  std::vector<Entry> scratch(entries.size());
+  SortByKey(entries.data(), scratch.data(), static_cast<int64_t>(entries.size()),
+            [](const Entry& entry) { return entry.key; });
   return entries;
 }
 
@@ -108,12 +95,12 @@ void CpuTable::AttachCatchUp(std::shared_ptr<RowCatchUp> catch_up) {
 const std::shared_ptr<RowCatchUp>& CpuTable::catch_up() const { return impl_->catch_up; }
 
 std::vector<SlotVariableSpec> CpuTable::Slots() const {
-  const std::shared_lock<std::shared_mutex> lock(impl_->mutex);
+  const std::shared_lock<TableMutex> lock(impl_->mutex);
   return impl_->slots;
 }
 
 void CpuTable::ConfigureSlots(CallContext context, const std::vector<SlotVariableSpec>& specs) {
-  const std::unique_lock<std::shared_mutex> lock(impl_->mutex);
+  const std::unique_lock<TableMutex> lock(impl_->mutex);
   LayOutSlots(context.threads(), specs);
 }
 
@@ -187,36 +174,47 @@ TableSnapshot CpuTable::Impl::SnapshotOf(Executor& ex, const std::vector<Entry>&
                                          bool with_slots) const {
   TableSnapshot snapshot;
   if (with_slots) NameSavedSlots(slots, &snapshot);
-  const int64_t width = snapshot.slot_width(), dim = options.dim;
   const int64_t num_keys = static_cast<int64_t>(entries.size());
   snapshot.keys.resize(entries.size());
-  snapshot.rows.resize(entries.size() * dim);
-  snapshot.slot_rows.resize(entries.size() * width);
-  ex.ParallelFor(num_keys, 1024, [&](int64_t begin, int64_t end) {
-    std::vector<float> initial(dim);
-    initial.insert(initial.end(), slot_initial.begin(), slot_initial.end());
-    float* const initial_row = initial.data();
-    for (int64_t i = begin; i < end; ++i) {
-      const uint64_t key = entries[i].key;
-      const float* row = initial_row;
-      if (entries[i].row != kNoRow) {
-        row = arena->Row(entries[i].row);
-      } else {
-        InitialEmbeddings(&key, 1, &initial_row);
-      }
-      snapshot.keys[i] = key;
-      std::copy_n(row, dim, snapshot.rows.data() + i * dim);
-      if (width > 0) CopySavedSlots(slots, row + dim, snapshot.slot_rows.data() + i * width);
-    }
-  });
+  snapshot.rows.resize(entries.size() * options.dim);
+  snapshot.slot_rows.resize(entries.size() * snapshot.slot_width());
+  const Scratch<uint32_t> row_numbers(num_keys);
+  for (int64_t i = 0; i < num_keys; ++i) {
+    snapshot.keys[i] = entries[i].key;
+    row_numbers[i] = entries[i].row;
+  }
+  CopyRows(ex, snapshot.keys.data(), row_numbers.get(), num_keys, snapshot.rows.data(),
+           with_slots ? snapshot.slot_rows.data() : nullptr);
   if (records != nullptr) snapshot.policy = ExportRecords(entries);
   if (with_slots) snapshot.optimizer_step = step_number.last();
   return snapshot;
 }
 
+void CpuTable::Impl::CopyRows(Executor& ex, const uint64_t* keys, const uint32_t* row_numbers,
+                              int64_t num_keys, float* rows, float* slot_rows) const {
+  TableSnapshot named;
+  NameSavedSlots(slots, &named);
+  const int64_t width = named.slot_width(), dim = options.dim;
+  ex.ParallelFor(num_keys, 1024, [&](int64_t begin, int64_t end) {
+    std::vector<float> initial(dim);
+    initial.insert(initial.end(), slot_initial.begin(), slot_initial.end());
+    float* const initial_row = initial.data();
+    for (int64_t i = begin; i < end; ++i) {
+      const float* row = initial_row;
+      if (row_numbers[i] != kNoRow) {
+        row = arena->Row(row_numbers[i]);
+      } else {
+        InitialEmbeddings(keys + i, 1, &initial_row);
+      }
+      if (rows != nullptr) std::copy_n(row, dim, rows + i * dim);
+      if (slot_rows != nullptr) CopySavedSlots(slots, row + dim, slot_rows + i * width);
+    }
+  });
+}
+
 TableSnapshot CpuTable::Export(CallContext context, bool with_slots, bool evict) {
   Executor& ex = context.threads();
-  const std::unique_lock<std::shared_mutex> lock(impl_->mutex);
+  const std::unique_lock<TableMutex> lock(impl_->mutex);
   if (evict && impl_->options.policy.evicts_on_call()) impl_->Evict(ex);
   impl_->CatchUpAll(ex);
   return impl_->SnapshotOf(ex, impl_->SortedEntries(ex), with_slots);
@@ -233,7 +231,7 @@ void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool r
   CheckSnapshot(snapshot, impl.options);
   const size_t num_keys = snapshot.keys.size();
   const int64_t width = snapshot.slot_width();
-  const std::unique_lock<std::shared_mutex> lock(impl.mutex);
+  const std::unique_lock<TableMutex> lock(impl.mutex);
   if (impl.records != nullptr && impl.records->filter != nullptr) {
     impl.records->filter->CheckCounters(snapshot.policy.counters);
   }

@@ -1,0 +1,285 @@
+// A table's content in parts, out of it and into a table aside: for Python, which reads and writes
+// the files. An op hands the table over as a number; the functions below, called by ctypes, work
+// under it, so that no copy of the whole table is ever made. sok_like/table/streams.py calls them.
+//
+// Each function returns null, or what went wrong ("CODE: message"), valid until the thread's next
+// call.
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "cpp/core/changes.h"
+#include "cpp/tf/common.h"
+#include "cpp/tf/snapshots.h"
+
+#define SOK_EXPORTED extern "C" __attribute__((visibility("default")))
+
+namespace sok {
+namespace {
+
+// What a number stands for. It does not keep the table alive: a session that was cancelled may
+// never ask for it.
+struct Handed {
+  tensorflow::core::WeakPtr<TableResource> table;
+  tensorflow::thread::ThreadPool* pool = nullptr;
+  bool with_slots = true, evict = false, is_host = true;
+  std::unique_ptr<TableReader> reader;  // of a table in device memory: its content, read by the op
+};
+
+std::mutex mutex;  // of the two maps
+int64_t last_number = 0;
+std::map<int64_t, Handed>& HandedTables() {
+  static auto* const tables = new std::map<int64_t, Handed>;
+  return *tables;
+}
+std::map<int64_t, std::shared_ptr<Table>>& MadeTables() {
+  static auto* const tables = new std::map<int64_t, std::shared_ptr<Table>>;
+  return *tables;
+}
+
+const char* Told(const absl::Status& status) {
+  static thread_local std::string text;
+  if (status.ok()) return nullptr;
+  text = status.ToString();
+  return text.c_str();
+}
+
+absl::Status Take(int64_t number, Handed* handed, TablePtr* table) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = HandedTables().find(number);
+  if (found == HandedTables().end()) {
+    return absl::InvalidArgumentError(absl::StrCat("no table was handed over as ", number));
+  }
+  *handed = std::move(found->second);
+  HandedTables().erase(found);
+  *table = handed->table.GetNewRef();
+  if (*table == nullptr) return absl::InvalidArgumentError("the table is gone");
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::shared_ptr<Table> TakeMadeAside(int64_t number) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = MadeTables().find(number);
+  if (found == MadeTables().end()) return nullptr;
+  std::shared_ptr<Table> made = std::move(found->second);
+  MadeTables().erase(found);
+  return made;
+}
+
+REGISTER_OP("SokTableHandOver")
+    .Input("handle: resource")
+    .Output("number: int64")
+    .Output("in_host_memory: bool")
+    .Attr("to_read: bool")
+    .Attr("with_slots: bool = true")
+    .Attr("evict: bool = false")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    })
+    .SetIsStateful()
+    .Doc(
+        "A number by which functions called from Python find the table, once. Of a table in device "
+        "memory that is `to_read` this op copies the content; `evict` as in SokTableExport.");
+
+class TableHandOverOp : public OpKernel {
+ public:
+  explicit TableHandOverOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("to_read", &to_read_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("with_slots", &with_slots_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("evict", &evict_));
+  }
+  void Compute(OpKernelContext* ctx) override {
+    TablePtr table;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, &table));
+    Handed handed;
+    handed.table = tensorflow::core::WeakPtr<TableResource>(table.get());
+    handed.pool = TfExecutor::PoolOf(ctx);
+    handed.with_slots = with_slots_;
+    handed.evict = evict_;
+    handed.is_host = dynamic_cast<HostTableResource*>(table.get()) != nullptr;
+    if (to_read_ && !handed.is_host) {
+      OP_REQUIRES_OK(ctx, table->Run(ctx, [&](CallContext context) {
+        handed.reader = table->table().OpenContent(context, with_slots_, evict_);
+      }));
+    }
+    Tensor *number, *in_host_memory;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &number));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, TensorShape({}), &in_host_memory));
+    in_host_memory->scalar<bool>()() = handed.is_host;
+    const std::lock_guard<std::mutex> lock(mutex);
+    number->scalar<int64_t>()() = ++last_number;
+    HandedTables()[last_number] = std::move(handed);
+  }
+
+ private:
+  bool to_read_, with_slots_, evict_;
+};
+SOK_REGISTER_TABLE_KERNEL(
+    Name("SokTableHandOver").HostMemory("handle").HostMemory("number").HostMemory("in_host_memory"),
+    TableHandOverOp);
+
+// ---- out of a table ----
+
+struct Stream {
+  TablePtr table;  // outlives the reader
+  tensorflow::thread::ThreadPool* pool;
+  std::unique_ptr<TableReader> reader;
+  std::vector<const char*> names;
+  std::vector<double> steps;
+};
+
+// What is not read in parts; pointers are valid until sok_stream_close.
+struct StreamContent {
+  int64_t num_keys, slot_width, num_slots, has_records, num_waiting, num_counters, step,
+      optimizer_step, num_erased, whole, num_steps, number;
+  const char* const* slot_names;
+  const int64_t* slot_widths;
+  const WaitingKey* waiting;  // three int64 each
+  const int64_t* counters;
+  const uint64_t* erased;
+  const double* steps;  // [num_steps, 3]
+  const char* optimizer;
+};
+
+// since -1: the content; else what changed since that instant, as Table::OpenChanges.
+SOK_EXPORTED const char* sok_stream_open(int64_t number, int64_t since, Stream** opened,
+                                         StreamContent* content) {
+  auto stream = std::make_unique<Stream>();
+  Handed handed;
+  absl::Status status = Take(number, &handed, &stream->table);
+  if (!status.ok()) return Told(status);
+  stream->pool = handed.pool;
+  stream->reader = std::move(handed.reader);
+  Table& table = stream->table->table();
+  status = Guard([&] {
+    TfExecutor ex(stream->pool);
+    if (since >= 0) {
+      stream->reader = table.OpenChanges(ex, since);
+    } else if (stream->reader == nullptr) {
+      stream->reader = table.OpenContent(ex, handed.with_slots, handed.evict);
+    }
+    for (const StepRun& run : stream->reader->about().steps) {
+      stream->steps.insert(stream->steps.end(), {static_cast<double>(run.count), run.learning_rate,
+                                                 static_cast<double>(run.step)});
+    }
+    const TableSnapshot& snapshot = stream->reader->about().snapshot;
+    for (const std::string& name : snapshot.slot_names) stream->names.push_back(name.c_str());
+  });
+  if (!status.ok()) return Told(status);
+  const TableChanges& about = stream->reader->about();
+  const TableSnapshot& all = about.snapshot;
+  const auto size = [](const auto& values) { return static_cast<int64_t>(values.size()); };
+  *content = {stream->reader->num_keys(),
+              all.slot_width(),
+              size(all.slot_names),
+              table.keeps_records(),
+              size(all.policy.waiting),
+              size(all.policy.counters),
+              all.policy.step,
+              all.optimizer_step,
+              size(about.erased),
+              about.whole,
+              size(about.steps),
+              about.number,
+              stream->names.data(),
+              all.slot_widths.data(),
+              all.policy.waiting.data(),
+              all.policy.counters.data(),
+              about.erased.data(),
+              stream->steps.data(),
+              about.optimizer.c_str()};
+  *opened = stream.release();
+  return nullptr;
+}
+
+SOK_EXPORTED const char* sok_stream_keys(Stream* stream, int64_t num_keys, uint64_t* keys) {
+  return Told(Guard([&] {
+    TfExecutor ex(stream->pool);
+    stream->reader->ReadKeys(ex, num_keys, keys);
+  }));
+}
+
+SOK_EXPORTED const char* sok_stream_rows(Stream* stream, int64_t first, const uint64_t* keys,
+                                         int64_t num_keys, float* rows, float* slot_rows,
+                                         int64_t* records) {
+  return Told(Guard([&] {
+    TfExecutor ex(stream->pool);
+    stream->reader->ReadRows(ex, first, keys, num_keys, rows, slot_rows, records);
+  }));
+}
+
+SOK_EXPORTED void sok_stream_close(Stream* stream) { delete stream; }
+
+// ---- into a table aside ----
+
+struct MadeAside {
+  TablePtr table;
+  tensorflow::thread::ThreadPool* pool;
+  std::shared_ptr<Table> aside;
+};
+
+// Of a table in host memory. It will hold `num_keys` keys.
+SOK_EXPORTED const char* sok_aside_open(int64_t number, int64_t num_keys, MadeAside** opened) {
+  auto made = std::make_unique<MadeAside>();
+  Handed handed;
+  absl::Status status = Take(number, &handed, &made->table);
+  if (status.ok()) status = CheckReplacement(made->table->options(), num_keys);
+  if (!status.ok()) return Told(status);
+  made->pool = handed.pool;
+  status = Guard([&] {
+    TfExecutor ex(made->pool);
+    made->aside = made->table->table().MakeAside(ex);
+    made->aside->Reserve(ex, num_keys);
+  });
+  if (!status.ok()) return Told(status);
+  *opened = made.release();
+  return nullptr;
+}
+
+// One part. `width` floats of slot rows per key, of the slots named; records may be null.
+SOK_EXPORTED const char* sok_aside_import(MadeAside* made, int64_t num_keys, const uint64_t* keys,
+                                          const float* rows, const float* slot_rows,
+                                          int64_t num_slots, const char* const* slot_names,
+                                          const int64_t* slot_widths, const int64_t* records,
+                                          int64_t num_waiting, const int64_t* waiting,
+                                          int64_t num_counters, const int64_t* counters,
+                                          int64_t step, int64_t optimizer_step) {
+  return Told(Guard([&] {
+    TableSnapshot part;
+    part.slot_names.assign(slot_names, slot_names + num_slots);
+    part.slot_widths.assign(slot_widths, slot_widths + num_slots);
+    part.keys.assign(keys, keys + num_keys);
+    part.rows.assign(rows, rows + num_keys * made->aside->dim());
+    part.slot_rows.assign(slot_rows, slot_rows + num_keys * part.slot_width());
+    if (records != nullptr) part.policy.records.assign(records, records + 3 * num_keys);
+    for (int64_t i = 0; i < 3 * num_waiting; i += 3) {
+      part.policy.waiting.push_back(
+          {static_cast<uint64_t>(waiting[i]), waiting[i + 1], waiting[i + 2]});
+    }
+    part.policy.counters.assign(counters, counters + num_counters);
+    part.policy.step = step;
+    part.optimizer_step = optimizer_step;
+    TfExecutor ex(made->pool);
+    made->aside->Import(ex, part);
+  }));
+}
+
+// The number by which SokTableReadAside takes the table; `made` must still be closed.
+SOK_EXPORTED int64_t sok_aside_keep(MadeAside* made) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  MadeTables()[++last_number] = std::move(made->aside);
+  return last_number;
+}
+
+// Frees a table that no op will take, where another rank has failed.
+SOK_EXPORTED void sok_aside_drop(int64_t number) { TakeMadeAside(number); }
+
+SOK_EXPORTED void sok_aside_close(MadeAside* made) { delete made; }
+
+}  // namespace sok
