@@ -26,7 +26,8 @@ constexpr int64_t kListed = 4 << 20;
 
 class CpuTable::Reader final : public TableReader {
  public:
-  // Takes over the lock, which its caller makes a shared one. `given`: the keys to read, where they are not all.
+  // Takes over the lock, which its caller makes a shared one. `given`: the keys to read, unless
+  // `is_whole`.
   Reader(const CpuTable& table, TableChanges about, std::vector<uint64_t> given, bool is_whole)
       : table_(table),
         about_(std::move(about)),
