@@ -50,7 +50,10 @@ Outcome Run(const std::function<bool()>& is_right, unsigned seed) {
   close(ends[0]);
   int status = 0;
   waitpid(child, &status, 0);
-  outcome.ended_well = WIFEXITED(status) && outcome.said == "right";
+  // A sanitizer may have said before that it does not know fibers.
+  const size_t end = outcome.said.rfind("right");
+  outcome.ended_well =
+      WIFEXITED(status) && end != std::string::npos && end + 5 == outcome.said.size();
   return outcome;
 }
 

@@ -240,7 +240,9 @@ class DeviceMemory {
     return after != pinned_.begin() && pointer < (--after)->first + after->second;
   }
   static bool IsMapped(uint64_t word) {
-    if (word < uint64_t{1} << 32 || word >= uint64_t{1} << 47) return false;
+    // Programs, stacks and heaps lie above; below, where numbers look like addresses, is what
+    // sanitizers map for themselves.
+    if (word < uint64_t{1} << 46 || word >= uint64_t{1} << 47) return false;
     const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
     unsigned char unused;
     return mincore(reinterpret_cast<void*>(word / page * page), 1, &unused) == 0;
