@@ -16,6 +16,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):  # not one of xdist's workers
+        os.environ.pop("PYTEST_XDIST_WORKER", None)  # of a run whose test started this one
         shutil.rmtree(cores.folder_of(os.getpid()), ignore_errors=True)
     if emulated.asked_for():
         emulated.install()
