@@ -107,8 +107,9 @@ def test_rates_that_differ(rank_results, world_size):
 
 
 @on_ranks
-def test_rates_that_differ_in_a_session(rank_results, world_size):
-    for first, second, third in rank_results(world_size, "drift.other_rates_in_session"):
+@pytest.mark.parametrize("check", ["other_rates_in_session", "other_rates_of_tables_in_session"])
+def test_rates_that_differ_in_a_session(rank_results, check, world_size):
+    for first, second, third in rank_results(world_size, f"drift.{check}"):
         assert first is None and second is None
         assert third[0] == "InvalidArgumentError" and "learning rate" in third[1]
 
@@ -131,13 +132,6 @@ def test_rates_of_tables_that_differ_under_fit(rank_results, world_size):
     for rank, (steps, (kind, message)) in enumerate(ranks):
         assert steps == 3 - rank and kind == "FailedPreconditionError"
         assert "learning_rate_changed_on_this_rank" in message
-
-
-@on_ranks
-def test_rates_of_tables_that_differ_in_a_session(rank_results, world_size):
-    for first, second, third in rank_results(world_size, "drift.other_rates_of_tables_in_session"):
-        assert first is None and second is None
-        assert third[0] == "InvalidArgumentError" and "learning rate" in third[1]
 
 
 @on_ranks

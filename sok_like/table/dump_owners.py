@@ -37,8 +37,8 @@ def check_arguments(variable: Any, filepath: Any, **flags: Any) -> None:
     """What the methods of a Saver are given: a folder, and flags by name.
 
     Raises:
-        TypeError: `filepath` is no text or os.PathLike, or a flag is no bool.
-        ValueError: an empty text, which would be the working directory.
+        TypeError: `filepath` is not a str or an os.PathLike, or a flag is not a bool.
+        ValueError: an empty `filepath`, which would be the working directory.
     """
     table = variable.table_name
     if not isinstance(filepath, (str, os.PathLike)) or isinstance(os.fspath(filepath), bytes):
