@@ -39,7 +39,7 @@ _calls = _Calls()
 def together() -> Iterator[None]:
     """Within it, eager restores wait for its end; an exception discards them.
 
-    The end is not a collective: who calls it on several ranks agrees that all of them have come here.
+    The end is not a collective: its callers on several ranks agree that all of them came here.
     A call within another belongs to that one. In a graph it does nothing.
     """
     if _calls.waiting is not None or not tf.executing_eagerly():
