@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests import checks
-from tests.checks import failures, groups, hashed, parity
+from tests.checks import failures, groups, hashed, parity, policies
 
 OF_GROUPS = ("train_adagrad", "gradient_scales", "sequences")
 OF_FAILURES = ("key_out_of_range", "too_many_keys", "rows_not_multiple_of_slots", "table_full")
@@ -25,6 +25,7 @@ def run(world_size):
     sok.Init(global_batch_size=12, seed=parity.SEED)
     wanted = {
         **{f"groups.{name}": groups.checks(world_size)[name] for name in OF_GROUPS},
+        "policies.train": policies.train,
         **{f"failures.{name}": failures.checks(world_size)[name] for name in OF_FAILURES},
         "bad_row_splits": bad_row_splits,
         "two_devices": two_devices,

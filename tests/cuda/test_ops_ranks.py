@@ -18,6 +18,7 @@ from tests.checks.device_tables import OF_FAILURES
 from tests.dist_model_parallel import test_hash_embedding as of_hash_tables
 from tests.group_embedding import test_ranks as of_groups
 from tests.ranks import run_ranks
+from tests.table import test_policies_ranks as of_policies
 from tests.test_failures import FAULTS
 
 pytestmark = [
@@ -77,6 +78,10 @@ def test_rows_after_training(outcome):
 def test_hash_tables_beside_dense_ones(rank_results):
     of_hash_tables.test_training_of_all_kinds_of_tables(rank_results, 2, "adam")
     of_hash_tables.test_training_goes_on_from_weights_and_state(rank_results, 2, "adam")
+
+
+def test_records_of_keys_that_several_ranks_look_up(rank_results):
+    of_policies.test_the_same_state_on_any_number_of_ranks(rank_results, 2)
 
 
 @pytest.mark.parametrize("table", parity.TABLES)
