@@ -35,6 +35,7 @@ using tensorflow::shape_inference::ShapeHandle;
 // A table as a TF resource, whichever memory it is in.
 class TableResource : public tensorflow::ResourceBase {
  public:
+  ~TableResource() override;  // and what is put by for it
   virtual Table& table() const = 0;
   // Calls `fn` with what this op gives its table to run on: TF's threads, or its stream. What `fn`
   // throws becomes a Status as in Guard.

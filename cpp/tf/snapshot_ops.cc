@@ -268,9 +268,14 @@ class TableReadAsideOp : public OpKernel {
     OP_REQUIRES_OK(ctx, LookupTable(ctx, &table));
     Aside found;
     TableSnapshot snapshot;
-    found.table = TakeMadeAside(ctx->input(11).scalar<int64_t>()());
+    const int64_t number = ctx->input(11).scalar<int64_t>()();
+    found.table = TakeMadeAside(number);
     absl::Status status = absl::OkStatus();
-    if (found.table == nullptr) {
+    if (found.table == nullptr && number != 0) {
+      status = absl::FailedPreconditionError(absl::StrCat(
+          "Restores of one table must come one after the other. Received: two at a time (table '",
+          table->options().name, "')"));
+    } else if (found.table == nullptr) {
       status = ReadSnapshot(ctx, table->options(), /*replace=*/true, &snapshot);
     }
     if (found.table == nullptr && status.ok()) {

@@ -27,6 +27,8 @@ absl::Status CheckReplacement(const TableOptions& options, int64_t num_keys);
 
 // The table aside that sok_aside_keep has put by under this number (streams.cc), or null.
 std::shared_ptr<Table> TakeMadeAside(int64_t number);
+// Frees what was put by for a table.
+void DropMadeAside(const TableResource* owner);
 
 // Outputs 0 to 9, of a table of width `dim`.
 absl::Status WriteSnapshot(OpKernelContext* ctx, const TableSnapshot& snapshot, int64_t dim);

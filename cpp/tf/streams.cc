@@ -34,8 +34,13 @@ std::map<int64_t, Handed>& HandedTables() {
   static auto* const tables = new std::map<int64_t, Handed>;
   return *tables;
 }
-std::map<int64_t, std::shared_ptr<Table>>& MadeTables() {
-  static auto* const tables = new std::map<int64_t, std::shared_ptr<Table>>;
+// What was made aside for a table, until an op takes it.
+struct Made {
+  const TableResource* owner;
+  std::shared_ptr<Table> table;
+};
+std::map<int64_t, Made>& MadeTables() {
+  static auto* const tables = new std::map<int64_t, Made>;
   return *tables;
 }
 
@@ -65,10 +70,21 @@ std::shared_ptr<Table> TakeMadeAside(int64_t number) {
   const std::lock_guard<std::mutex> lock(mutex);
   const auto found = MadeTables().find(number);
   if (found == MadeTables().end()) return nullptr;
-  std::shared_ptr<Table> made = std::move(found->second);
+  std::shared_ptr<Table> made = std::move(found->second.table);
   MadeTables().erase(found);
   return made;
 }
+
+void DropMadeAside(const TableResource* owner) {
+  std::vector<std::shared_ptr<Table>> dropped;  // freed without the lock
+  const std::lock_guard<std::mutex> lock(mutex);
+  for (auto made = MadeTables().begin(); made != MadeTables().end();) {
+    if (made->second.owner == owner) dropped.push_back(std::move(made->second.table));
+    made = made->second.owner == owner ? MadeTables().erase(made) : std::next(made);
+  }
+}
+
+TableResource::~TableResource() { DropMadeAside(this); }
 
 REGISTER_OP("SokTableHandOver")
     .Input("handle: resource")
@@ -231,6 +247,8 @@ SOK_EXPORTED const char* sok_aside_open(int64_t number, int64_t num_keys, MadeAs
   absl::Status status = Take(number, &handed, &made->table);
   if (status.ok()) status = CheckReplacement(made->table->options(), num_keys);
   if (!status.ok()) return Told(status);
+  // A session that was cancelled has left its own: so no more than one is ever left.
+  DropMadeAside(made->table.get());
   made->pool = handed.pool;
   status = Guard([&] {
     TfExecutor ex(made->pool);
@@ -273,7 +291,7 @@ SOK_EXPORTED const char* sok_aside_import(MadeAside* made, int64_t num_keys, con
 // The number by which SokTableReadAside takes the table; `made` must still be closed.
 SOK_EXPORTED int64_t sok_aside_keep(MadeAside* made) {
   const std::lock_guard<std::mutex> lock(mutex);
-  MadeTables()[++last_number] = std::move(made->aside);
+  MadeTables()[++last_number] = {made->table.get(), std::move(made->aside)};
   return last_number;
 }
 

@@ -26,10 +26,21 @@ class Steps:
         communicator: Of the ranks that take them.
         name: Of their collectives in a v1 graph; the same on all ranks.
         call: What the user has called, in errors of ranks in different calls.
+        mark: Makes an op that reads and writes the resource which the call is about. Functions
+            called from a graph know no resources, so in a tf.function such ops put the call
+            behind what stands before it in the program, and before what stands after `done`.
     """
 
-    def __init__(self, communicator: Communicator, name: str, call: str):
+    def __init__(
+        self,
+        communicator: Communicator,
+        name: str,
+        call: str,
+        mark: Callable[[], Any] | None = None,
+    ):
         self._communicator, self._name, self._call = communicator, name, call
+        self._mark = None if tf.executing_eagerly() else mark
+        self._begun = [self._mark()] if self._mark is not None else []
         self._told: Any = None  # string scalar: what all ranks said at the last step, in JSON
         self._count = 0
 
@@ -72,7 +83,8 @@ class Steps:
             except Exception as error:
                 return (self._encoded(agreement.problem_of(error)), *map(_blank, dtypes))
 
-        say, *found = _call(guarded, [*previous, *inputs], [tf.int64, *dtypes])
+        with tf.control_dependencies(self._begun):
+            say, *found = _call(guarded, [*previous, *inputs], [tf.int64, *dtypes])
         say.set_shape([None])
         texts, lengths = self._exchanged(say, name)
 
@@ -112,6 +124,13 @@ class Steps:
         """A context in which ops come after the last step."""
         eager = tf.executing_eagerly()  # it has happened
         return tf.control_dependencies([] if eager else [self._told])
+
+    def end(self, result: Any) -> Any:
+        """`result`, a tensor, when the call is done; what comes after in a tf.function waits."""
+        with self.done():
+            marks = [self._mark()] if self._mark is not None else []
+            with tf.control_dependencies(marks):
+                return tf.identity(result)
 
 
 def text_of(scalar: Any) -> bytes:

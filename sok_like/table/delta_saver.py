@@ -66,8 +66,7 @@ class DeltaSaver:
         (name,) = work.steps.take(
             work.write_manifest, outputs=[tf.string], undo=work.remove_mine, verify=work.finished
         )
-        with work.steps.done():
-            return tf.ensure_shape(name, [])
+        return work.steps.end(tf.ensure_shape(name, []))
 
     def compact(self, embedding_variable: Any, filepath: str | os.PathLike) -> tf.Tensor:
         """Merges the deltas in folder `filepath` into their base; the table itself is left alone.
@@ -93,8 +92,7 @@ class DeltaSaver:
         work.steps.take(work.write_mine, undo=work.remove_mine, verify=dump_owners.same_dump)
         work.steps.take(work.see, undo=work.remove_mine)
         work.steps.take(work.write_manifest, undo=work.remove_mine, verify=work.finished)
-        with work.steps.done():
-            return tf.constant("OK")
+        return work.steps.end("OK")
 
 
 def remember(variable: Any, name: str, number: int) -> None:
@@ -113,7 +111,10 @@ class _Work:
         self._communicator = comm.current()
         self._written: list[str] = []
         self.steps = Steps(
-            self._communicator, f"sok_{call}_{self._table}", f"{call} of table '{self._table}'"
+            self._communicator,
+            f"sok_{call}_{self._table}",
+            f"{call} of table '{self._table}'",
+            variable.mark,
         )
 
     @property

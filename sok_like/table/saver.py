@@ -135,7 +135,8 @@ class Saver(delta_saver.DeltaSaver):
 
         written: list[str] = []
         latest: list[Any] = []  # this rank's shard and its keys, for SOK 1.x's files
-        steps = Steps(communicator, f"sok_dump_{table}", f"dump_to_file of table '{table}'")
+        call = f"dump_to_file of table '{table}'"
+        steps = Steps(communicator, f"sok_dump_{table}", call, variable.mark)
         steps.take(agree)
         handed = variable.hand_over(not rows_only, evict=True)
         steps.take(write_mine, [handed], undo=remove_mine)
@@ -144,8 +145,7 @@ class Saver(delta_saver.DeltaSaver):
         if sok1_files:
             key_dtype = variable.key_dtype.as_numpy_dtype
             sok1_dump.write(steps, communicator, filepath, table, key_dtype, latest, variable.dim)
-        with steps.done():
-            return tf.constant("OK")
+        return steps.end("OK")
 
     def restore(
         self, embedding_variable: Any, filepath: str | os.PathLike, *, rows_only: bool = False
@@ -192,8 +192,7 @@ class Saver(delta_saver.DeltaSaver):
         with tf.control_dependencies([taken] if isinstance(taken, tf.Operation) else []):
             number = reading.number()
         reading.steps.take(reading.remember, [number])
-        with reading.steps.done():
-            return tf.constant("OK")
+        return reading.steps.end("OK")
 
     def load_embedding_values(self, embedding_variable: Any, tensors: Sequence[Any]) -> Any:
         """Writes rows of a dense table: row i becomes the row of key i.
@@ -240,7 +239,10 @@ class Reading:
         self._communicator, self._last, self._made = comm.current(), "", 0
         table = variable.table_name
         self.steps = Steps(
-            self._communicator, f"sok_restore_{table}", f"restore_from_file of table '{table}'"
+            self._communicator,
+            f"sok_restore_{table}",
+            f"restore_from_file of table '{table}'",
+            variable.mark,
         )
         self.steps.take(lambda: None)
         outputs = [*_CONTENT.values(), tf.int64, tf.bool]

@@ -77,6 +77,10 @@ class Snapshots:
         handed = native.ops().sok_table_hand_over(handle=self.handle, to_read=False)
         return handed.number, handed.in_host_memory
 
+    def mark(self) -> Any:
+        """An op that changes nothing, and that a tf.function takes to change the table."""
+        return native.ops().sok_table_keep_changes(handle=self.handle, keep=False)
+
     def load_snapshot(
         self,
         keys,

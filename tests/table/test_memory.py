@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from sok_like.table import shard_file, streams
+
 MIB = 2**20
 
 
@@ -60,3 +62,34 @@ def test_files_take_parts_of_a_table_beside_it(sok, tmp_path, rows, limit):
     assert max(taken.values()) < limit, taken
     keys, found = sok.export(table)  # -3 is the last of them as an unsigned number
     assert len(keys) == num_keys and float(found[-2, 0]) == (num_keys - 1) // 2**17 * 2**17
+
+
+def test_restores_that_were_cancelled_leave_no_more_than_one_content(sok):
+    """What a session makes aside and never takes: one per table, and none when the table is gone."""
+    num_keys, dim = 2**18, 32
+    table = filled(sok, "cancelled", 1000, dim)
+    keys, rows = np.arange(num_keys), np.ones([num_keys, dim], np.float32)
+    rest = shard_file.Shard(keys[:0], rows[:0], rows[:0, :0], [], [])
+    part = shard_file.Shard(keys, rows, rows[:, :0], [], [])
+
+    def make():
+        handed, _ = table.hand_over_to_fill()
+        return streams.make_aside(int(handed), rest, num_keys, [part])
+
+    make()
+    before, taken = status("VmRSS"), []
+    taken = [make() for _ in range(4)]
+    assert status("VmRSS") - before < rows.nbytes
+    empty = [part[:0] for part in (keys, rows, rows[:, :0])]
+    content = dict(zip(("keys", "rows", "slot_rows"), empty, strict=True))
+    content |= {"slot_names": np.zeros([0], object), "slot_widths": keys[:0]}
+    _, problem = table.read_aside(taken[0], **content)
+    assert b"Restores of one table must come one after the other" in problem.numpy()
+    aside, problem = table.read_aside(taken[-1], **content)
+    assert not problem.numpy()
+    table.take_aside(aside)
+    assert int(table.size()) == num_keys
+    make()
+    held = status("VmRSS")
+    del aside, table
+    assert held - status("VmRSS") > 1.5 * rows.nbytes
