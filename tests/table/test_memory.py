@@ -65,20 +65,20 @@ def test_files_take_parts_of_a_table_beside_it(sok, tmp_path, rows, limit):
 
 
 def test_restores_that_were_cancelled_leave_no_more_than_one_content(sok):
-    """What a session makes aside and never takes: one per table, and none when the table is gone."""
+    """What is made aside and never taken: once per table, and no longer than the table is there."""
     num_keys, dim = 2**18, 32
     table = filled(sok, "cancelled", 1000, dim)
     keys, rows = np.arange(num_keys), np.ones([num_keys, dim], np.float32)
     rest = shard_file.Shard(keys[:0], rows[:0], rows[:0, :0], [], [])
     part = shard_file.Shard(keys, rows, rows[:, :0], [], [])
 
-    def make():
+    def make(table):
         handed, _ = table.hand_over_to_fill()
         return streams.make_aside(int(handed), rest, num_keys, [part])
 
-    make()
-    before, taken = status("VmRSS"), []
-    taken = [make() for _ in range(4)]
+    make(table)
+    before = status("VmRSS")
+    taken = [make(table) for _ in range(4)]
     assert status("VmRSS") - before < rows.nbytes
     empty = [part[:0] for part in (keys, rows, rows[:, :0])]
     content = dict(zip(("keys", "rows", "slot_rows"), empty, strict=True))
@@ -89,7 +89,7 @@ def test_restores_that_were_cancelled_leave_no_more_than_one_content(sok):
     assert not problem.numpy()
     table.take_aside(aside)
     assert int(table.size()) == num_keys
-    make()
+    make(table)
     held = status("VmRSS")
     del aside, table
     assert held - status("VmRSS") > 1.5 * rows.nbytes
