@@ -71,7 +71,8 @@ class DeltaSaver:
     def compact(self, embedding_variable: Any, filepath: str | os.PathLike) -> tf.Tensor:
         """Merges the deltas in folder `filepath` into their base; the table itself is left alone.
 
-        Deltas may go on from the last one. Needs memory for the content of the dump.
+        Deltas may go on from the last one. Needs some 16 MiB parts of memory, whatever the size of
+        the dump.
 
         Args:
             embedding_variable: EmbeddingVariable of the name and row width that was dumped.
@@ -216,15 +217,10 @@ class _Compaction(_Work):
         dump, communicator = self._read_manifest(), self._communicator
         if not dump.deltas:
             return {"dump": dump.identity, "entry": None}
-        mine = deltas.content_of(
-            dump, communicator.rank, communicator.world_size, self._variable.dim
-        ).whole()
-        order = np.argsort(mine.keys.view(np.uint64), kind="stable")
-        mine.keys, mine.rows, mine.slot_rows = (
-            each[order] for each in (mine.keys, mine.rows, mine.slot_rows)
-        )
-        mine.records = None if mine.records is None else mine.records[order]
-        return {"dump": dump.identity, "entry": self._write(told[0]["id"], mine)}
+        mine = communicator.rank, communicator.world_size, self._variable.dim
+        content = deltas.content_of(dump, *mine, f"compact of table '{self._table}'")
+        entry = self._write(told[0]["id"], content.sorted())
+        return {"dump": dump.identity, "entry": entry}
 
     def write_manifest(self, told):
         entries = [each["entry"] for each in told]

@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 
 from sok_like.runtime import native
+from sok_like.table import merged_keys
 from sok_like.table.dump_file import Dump, is_mine
 from sok_like.table.progress import Progress
-from sok_like.table.shard_file import PIECE, Shard
-from sok_like.table.shard_reader import ShardSource
+from sok_like.table.shard_file import PIECE, Column, Shard
+from sok_like.table.shard_reader import BY_KEY, ShardSource
 
 _ROWS_AT_ONCE = 2**16
 _OPTIMIZER = re.compile(r"(\w+)\((.*)\)")
@@ -64,13 +65,57 @@ class Content:
 
     def parts(self) -> Iterator[Shard]:
         """Keys with all that goes with them; each key is in one part."""
-        for number, source, _, begin, end, kept in self._positions():
-            shard = _selected(source.part(begin, end), kept)
-            if self._owing:
-                _bring_up(shard, number, self._logs, self._dim)
-            if self.rest.records is None:
-                shard.records = None
-            yield shard
+        yield from map(self._part, self._positions())
+
+    def _part(self, position):
+        number, source, _, begin, end, kept = position
+        shard = _selected(source.part(begin, end), kept)
+        if self._owing:
+            _bring_up(shard, number, self._logs, self._dim)
+        if self.rest.records is None:
+            shard.records = None
+        return shard
+
+    def sorted(self) -> Shard:
+        """The whole of it for `write_shard`, with keys that ascend; it is read while it is written.
+
+        Of a dump with deltas, whose keys ascend in each file.
+        """
+        arrays = {name: getattr(self.rest, name) for name in BY_KEY}
+        columns: dict[str, Any] = {
+            name: Column((self.num_keys, *array.shape[1:]), array.dtype, self._in_order(name))
+            for name, array in arrays.items()
+            if array is not None and (name == "keys" or array.shape[1])
+        }
+        if "slot_rows" not in columns:
+            columns["slot_rows"] = np.zeros([self.num_keys, 0], np.float32)
+        return dataclasses.replace(self.rest, **columns)
+
+    def _in_order(self, name):
+        """An array by key, in the order of the keys, whose next rows each call returns."""
+        found = (getattr(shard, name) for shard in self._sorted_parts())
+        left: list[np.ndarray] = []
+
+        def part(begin, end, _):
+            while sum(map(len, left)) < end - begin:
+                left.append(next(found))
+            rows = np.concatenate(left)
+            left[:] = [rows[end - begin :]]
+            return rows[: end - begin]
+
+        return part
+
+    def _sorted_parts(self):
+        for positions in self._ranges():
+            shards = [self._part(position) for position in positions]
+            if not shards:
+                continue
+            order = np.argsort(np.concatenate([each.keys for each in shards]).view(np.uint64))
+            rest, found = shards[0], {}
+            for name in BY_KEY:
+                arrays = [getattr(each, name) for each in shards]
+                found[name] = None if arrays[0] is None else np.concatenate(arrays)[order]
+            yield dataclasses.replace(rest, **found)
 
     def whole(self) -> Shard:
         """All parts together."""
@@ -109,27 +154,66 @@ class Content:
 
     def _positions(self):
         """Parts of the sources, and which of their keys count; only where there are some."""
+        for positions in self._ranges():
+            yield from positions
+
+    def _ranges(self):
+        """The same range by range: the keys of each are greater than those of the one before."""
+        if len(self._dumps) == 1:  # every key counts
+            yield self._all_positions()
+            return
+        numbered = [
+            (number, source, rest)
+            for number, sources in enumerate(self._dumps)
+            for source, rest in zip(sources, self._rests[number], strict=True)
+        ]
+        erased = [self._erased(rests) for rests in self._rests]
+        for bound, runs in merged_keys.ranges([source for _, source, _ in numbered]):
+            parts: list[list[Any]] = [[] for _ in self._dumps]
+            while runs:
+                each, begin, keys = runs.pop()
+                number, source, rest = numbered[each]
+                parts[number].append((source, rest, begin, keys))
+            gone = []
+            for number, keys in enumerate(erased):
+                count = int(np.searchsorted(keys, bound, side="right"))
+                gone.append(keys[:count])
+                erased[number] = keys[count:]
+            yield self._counting(parts, gone)
+
+    def _all_positions(self):
+        for source, rest in zip(self._dumps[0], self._rests[0], strict=True):
+            step = max(1, PIECE // max(1, source.key_bytes))
+            for begin in range(0, source.num_keys, step):
+                end = min(begin + step, source.num_keys)
+                kept = self._is_mine(source.keys(begin, end))
+                if kept.any():
+                    yield 0, source, rest, begin, end, kept
+
+    def _erased(self, rests):
+        """The keys of this rank that a delta says are gone, sorted."""
+        found = [rest.erased for rest in rests if rest.erased is not None]
+        keys = np.concatenate([np.zeros([0], np.int64), *found])
+        return np.unique(keys[self._is_mine(keys)].view(np.uint64))
+
+    def _counting(self, parts, erased):
+        """Of the keys of one range by dump, those that no later dump mentions."""
         later = np.zeros([0], np.uint64)  # keys of this rank that a later dump mentions
         # Of a later dump by so many ranks, those whose keys replace all that was there.
         replaced: list[tuple[int, list[int]]] = []
         for number in range(len(self._dumps) - 1, -1, -1):
-            mentioned, rests = [later], self._rests[number]
-            for source, rest in zip(self._dumps[number], rests, strict=True):
-                step = max(1, PIECE // max(1, source.key_bytes))
-                for begin in range(0, source.num_keys, step):
-                    end = min(begin + step, source.num_keys)
-                    keys = source.keys(begin, end)
-                    kept = self._is_mine(keys)
-                    if number:
-                        mentioned.append(keys[kept].view(np.uint64))
-                    kept &= _unmentioned(keys, later)
-                    for world_size, ranks in replaced:
-                        kept &= ~np.isin(_owners(keys, world_size), ranks)
-                    if kept.any():
-                        yield number, source, rest, begin, end, kept
-                if number:
-                    mentioned.append(rest.erased[self._is_mine(rest.erased)].view(np.uint64))
-            later = np.unique(np.concatenate(mentioned)) if number else later
+            mentioned, rests = [later, erased[number]], self._rests[number]
+            while parts[number]:  # a part's keys are freed with it
+                source, rest, begin, keys = parts[number].pop()
+                kept = self._is_mine(keys)
+                mentioned.append(keys[kept].view(np.uint64))
+                kept &= _unmentioned(keys, later)
+                for world_size, ranks in replaced:
+                    kept &= ~np.isin(_owners(keys, world_size), ranks)
+                if kept.any():
+                    yield number, source, rest, begin, begin + len(keys), kept
+            if number:
+                later = np.unique(np.concatenate(mentioned))
             whole = [rank for rank, rest in enumerate(rests) if rest.whole]
             if whole:
                 replaced.append((len(rests), whole))
@@ -191,8 +275,6 @@ def _unmentioned(keys, later):
     kept, keys = np.ones(len(keys), bool), np.ascontiguousarray(keys).view(np.uint64)
     if not len(later) or not len(keys):
         return kept
-    if not (keys[1:] > keys[:-1]).all():  # in a file they ascend
-        return ~np.isin(keys, later)
     at = np.minimum(np.searchsorted(keys, later), len(keys) - 1)
     kept[at[keys[at] == later]] = False
     return kept

@@ -39,7 +39,7 @@ _MEMBERS = {
     "steps": ("<f8", 2),
     "optimizer": ("<U", 0),
 }
-_BY_KEY = ("keys", "rows", "slot_rows", "records")
+BY_KEY = ("keys", "rows", "slot_rows", "records")
 _REQUIRED = {"keys", "rows", "slot_rows", "slot_names", "slot_widths"}
 _OF_POLICIES = {"records", "waiting", "counters", "step"}
 _OF_DELTAS = {"erased", "whole", "steps", "optimizer"}
@@ -98,19 +98,19 @@ class ShardInMemory(ShardSource):
     def __init__(self, shard: Shard):
         self.name, self._shard, self.num_keys = "a shard", shard, len(shard.keys)
         self.slot_names, self.slot_widths = shard.slot_names, shard.slot_widths
-        arrays = (getattr(shard, name) for name in _BY_KEY)
+        arrays = (getattr(shard, name) for name in BY_KEY)
         self.key_bytes = sum(a[:1].nbytes for a in arrays if a is not None)
 
     def keys(self, begin, end):
         return np.asarray(self._shard.keys[begin:end])
 
     def part(self, begin, end):
-        found = {name: getattr(self._shard, name) for name in _BY_KEY}
+        found = {name: getattr(self._shard, name) for name in BY_KEY}
         found = {name: a if a is None else np.array(a[begin:end]) for name, a in found.items()}
         return Shard(slot_names=self.slot_names, slot_widths=self.slot_widths, **found)
 
     def without_keys(self):
-        found = {name: getattr(self._shard, name) for name in _BY_KEY}
+        found = {name: getattr(self._shard, name) for name in BY_KEY}
         return dataclasses.replace(
             self._shard, **{name: a if a is None else a[:0] for name, a in found.items()}
         )
@@ -170,7 +170,7 @@ class ShardFile(ShardSource):
         return self.read("keys", begin, end)
 
     def part(self, begin, end):
-        names = (name for name in _BY_KEY if name in self._arrays)
+        names = (name for name in BY_KEY if name in self._arrays)
         found = {name: self.read(name, begin, end) for name in names}
         return Shard(slot_names=self.slot_names, slot_widths=self.slot_widths, **found)
 
@@ -189,7 +189,7 @@ class ShardFile(ShardSource):
     def read_all(self) -> Shard:
         """The whole of it."""
         by_key, rest = self.part(0, self.num_keys), self.without_keys()
-        given = {name: getattr(by_key, name) for name in _BY_KEY}
+        given = {name: getattr(by_key, name) for name in BY_KEY}
         return dataclasses.replace(rest, **given)
 
     # ---- reading and checking the file ----
@@ -314,5 +314,5 @@ class ShardFile(ShardSource):
         if shape.get("steps", (0, 3))[1:] != (3,):
             raise ValueError(f"steps {shape['steps']}")
         self.num_keys = size
-        by_key = (self._arrays[name] for name in _BY_KEY if name in self._arrays)
+        by_key = (self._arrays[name] for name in BY_KEY if name in self._arrays)
         self.key_bytes = sum(stored.row_bytes for stored in by_key)

@@ -52,9 +52,15 @@ def test_files_take_parts_of_a_table_beside_it(sok, tmp_path, rows, limit):
     }
     sok.assign(table, np.arange(100) * 7 - 3, tf.ones([100, dim]))
     taken["delta"] = beside(lambda: saver.dump(table, tmp_path / "b", since="last"))
+    sok.assign(table, np.arange(50, 200) * 7 - 3, tf.ones([150, dim]))
+    table.erase([7 * 1000 - 3])
+    saver.dump(table, tmp_path / "b", since="last")
+    taken["compact"] = beside(lambda: saver.compact(table, tmp_path / "b"))
     # The new content is made beside the old one.
     size = table.stats().bytes
     taken["restore"] = beside(lambda: saver.restore(table, tmp_path / "b")) - size
+    keys, found = sok.export(table)
+    assert len(keys) == num_keys - 1 and found[:199].numpy().min() == 1
     taken["restore_from_file"] = (
         beside(lambda: saver.restore_from_file(table, tmp_path / "a")) - size
     )
