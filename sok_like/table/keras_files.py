@@ -38,6 +38,11 @@ _OWN_VARIABLES = (
     "set_weights, get_optimizer_state and set_optimizer_state of the layer for any. "
     "Received: {call} of a model with the variable {name!r}"
 )
+_IN_A_GRAPH = (
+    "Keras' files of a model with tables need eager execution; in a program without it "
+    "tf.compat.v1.train.Saver keeps the model, on any number of ranks. "
+    "Received: {call} without eager execution"
+)
 _busy = False
 
 
@@ -70,6 +75,11 @@ def _kinds(model):
         return beside.Kinds(())
 
 
+def _check_eager(call):
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        raise NotImplementedError(_IN_A_GRAPH.format(call=call))
+
+
 def _check(kinds, call):
     """NotImplementedError where variables of one rank would be lost."""
     ranks = comm.current().world_size
@@ -91,6 +101,7 @@ def _saving(own, call):
         kinds = _kinds(model)
         if _busy or not kinds or not comm.is_initialized():
             return write(filepath)
+        _check_eager(call)
         _check(kinds, call)
         return save_together(call, filepath, write, kinds.tables, bool(kinds.sharded))
 
@@ -172,7 +183,8 @@ def _loading_weights(own):
     @functools.wraps(own)
     def load(model, filepath, *args, **kwargs):
         call, kinds = "a load of weights", _kinds(model)
-        if comm.is_initialized():
+        if kinds and comm.is_initialized():
+            _check_eager(call)
             _check(kinds, call)
         with _put_back(model if kinds.tables else None):
             read = functools.partial(own, model, filepath, *args, **kwargs)
@@ -211,6 +223,7 @@ def _together(call, ours, filepath, read):
     named = isinstance(filepath, (str, os.PathLike))
     if not ours or not named or not comm.is_initialized():
         return read()
+    _check_eager(call)
     path, loaded = os.fspath(filepath), []
 
     def run():

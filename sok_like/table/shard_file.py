@@ -52,7 +52,7 @@ class Column:
         shape: Of the whole array.
         dtype: Its elements.
         part: Called in order with `begin`, `end` and the keys of these rows (None for the keys
-            themselves); the elements there.
+            themselves); the elements there, which do not change any more.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, part: Callable[..., np.ndarray]):
@@ -108,9 +108,10 @@ def write_shard(
     aside, arrays = path / f"{name}.tmp", _arrays_of(shard)
     size = sum(array.nbytes for array in arrays.values())
     try:
-        with open(aside, "w+b", buffering=0) as file, _hashing() as update:
-            sink = _Sink(file, update, Progress(progress, size) if progress else None)
-            _write_arrays(sink, arrays)
+        with open(aside, "w+b", buffering=0) as file:
+            sink = _Sink(file, Progress(progress, size) if progress else None)
+            with contextlib.closing(sink):
+                _write_arrays(sink, arrays)
             if sink.error is None:
                 os.fsync(file.fileno())
         if sink.error is not None:
@@ -123,32 +124,27 @@ def write_shard(
         raise OSError(error.errno, error.strerror, str(path / name)) from error
     finally:
         aside.unlink(missing_ok=True)
-    digest = update.digest.hexdigest()
+    digest = sink.digest.hexdigest()
     return {"file": name, "bytes": sink.bytes, "sha256": digest, "keys": len(shard.keys)}
 
 
-class _Hashing:
-    """SHA-256 of what is written, on a thread of its own, one write behind."""
+class _Behind:
+    """A function on a thread of its own, one call behind: no more than two calls' data is held."""
 
-    def __init__(self, threads):
-        self.digest = hashlib.sha256()
-        self._threads, self._last = threads, None
+    def __init__(self, function: Callable[[Any], Any]):
+        self._function, self._last = function, None
+        self._threads = concurrent.futures.ThreadPoolExecutor(1)
 
     def __call__(self, data):
-        self.wait()  # so that no more than two writes are in memory
-        self._last = self._threads.submit(self.digest.update, data)
+        self.wait()
+        self._last = self._threads.submit(self._function, data)
 
     def wait(self):
         if self._last is not None:
             self._last.result()
 
-
-@contextlib.contextmanager
-def _hashing():
-    with concurrent.futures.ThreadPoolExecutor(1) as threads:
-        hashing = _Hashing(threads)
-        yield hashing
-        hashing.wait()
+    def end(self):
+        self._threads.shutdown()
 
 
 def sync_folder(path: pathlib.Path) -> None:
@@ -166,30 +162,41 @@ class _Sink:
     zipfile would otherwise fail a second time when it closes, and a third in its destructor.
     """
 
-    def __init__(self, file, update, progress):
-        self._file, self._update, self._progress = file, update, progress
-        self.bytes, self.error = 0, None
+    def __init__(self, file, progress):
+        self._file, self._progress = file, progress
+        self.bytes, self.error, self.digest = 0, None, hashlib.sha256()
+        # A table's next part is read while the one before is written and hashed.
+        self._behind = _Behind(self._write), _Behind(self.digest.update)
 
     def read(self, at, num_bytes):
         """What has been written there; `error` where that failed."""
+        self._behind[0].wait()
         data = b"" if self.error is not None else os.pread(self._file.fileno(), num_bytes, at)
         if len(data) != num_bytes:
             raise self.error or OSError(errno.EIO, os.strerror(errno.EIO))
         return data
 
     def write(self, data):
-        data = bytes(data)  # which nobody changes before it is hashed
-        self._update(data)
+        """Of bytes, or a memoryview of what nobody changes."""
+        for work in self._behind:
+            work(data)
+        self.bytes += len(data)
+        if self._progress is not None:
+            self._progress.add(len(data))
+        return len(data)
+
+    def _write(self, data):
         left = memoryview(data)
         try:
             while self.error is None and len(left):
                 left = left[self._file.write(left) :]
         except OSError as error:
             self.error = error
-        self.bytes += len(data)
-        if self._progress is not None:
-            self._progress.add(len(data))
-        return len(data)
+
+    def close(self):
+        """When all is written, or nothing more will be."""
+        for work in self._behind:
+            work.end()
 
     def flush(self):
         pass

@@ -60,6 +60,14 @@ def blocks(document):
     return found
 
 
+def output_of(block):
+    """What a document says that a block prints: the next one, behind `<!-- printed -->`; or ""."""
+    following = [each for each in blocks(block.document) if each.line > block.line]
+    lines = (ROOT / block.document).read_text().splitlines()
+    marked = following and lines[following[0].line - 3].strip() == "<!-- printed -->"
+    return following[0].text if marked else ""
+
+
 def python_blocks(document):
     """Its blocks of Python."""
     return [block for block in blocks(document) if block.language == "python"]

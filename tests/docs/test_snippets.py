@@ -14,6 +14,7 @@ from tests.docs.documents import (
     anchors,
     blocks,
     links,
+    output_of,
     paths,
     program,
     programs,
@@ -65,6 +66,7 @@ def _run(scripts, folder):
         text=True,
     )
     assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
 
 
 @pytest.mark.keras
@@ -82,7 +84,8 @@ def test_block_runs_alone(block, num_ranks, tmp_path):
     script = tmp_path / os.path.basename(block.document)
     script.write_text(program([block]))
     if num_ranks == 1:
-        _run([script], tmp_path)
+        printed = _run([script], tmp_path)
+        assert output_of(block) in printed
     else:
         run_ranks(script, num_ranks, env={"TMPDIR": tmp_path})
 

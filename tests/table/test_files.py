@@ -122,3 +122,27 @@ def test_a_folder_that_another_rank_makes_first(sok, tmp_path, monkeypatch, kind
     keys = tf.constant([[1, 2], [3, 4]], tf.int64)
     model.fit(keys, tf.zeros([2, 2, 2]), epochs=1, verbose=0, callbacks=[callback])
     assert any(folder.iterdir())
+
+
+@pytest.mark.skipif(is_keras_3(), reason="Keras 3 has no graphs of its own")
+def test_keras_files_without_eager_execution_name_the_v1_saver(sok, tmp_path):
+    def made():
+        keys = tf.keras.Input([2], dtype="int64")
+        layer = sok.DistributedEmbedding("sum", None, 4, slot_num=2, max_nnz=1, name="graph_only")
+        return tf.keras.Model(keys, tf.keras.layers.Flatten()(layer(keys)))
+
+    path, whole = str(tmp_path / "w.weights.h5"), str(tmp_path / "m.keras")
+    model = made()
+    model.save_weights(path)
+    model.save(whole)
+    with tf.Graph().as_default():
+        sok.Init(global_batch_size=12, seed=7)
+        model = made()
+        for call in (
+            lambda: model.save_weights(path),
+            lambda: model.save(whole),
+            lambda: model.load_weights(path),
+            lambda: tf.keras.models.load_model(whole),
+        ):
+            with pytest.raises(NotImplementedError, match="compat.v1.train.Saver keeps the model"):
+                call()
