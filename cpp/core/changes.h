@@ -21,8 +21,8 @@ struct TableChanges {
   TableSnapshot snapshot;        // the keys touched, or where `whole` all keys
   std::vector<uint64_t> erased;  // ascending; keys that have no row any more
   bool whole = false;            // what the table held before is replaced
-  // What moves the rows that were not touched, and its options (OptimizerOptions::ToString of 9 digits); empty
-  // where rows outside of a batch stay.
+  // What moves the rows that were not touched, and its options (OptimizerOptions::ToString of 9
+  // digits); empty where rows outside of a batch stay.
   std::vector<StepRun> steps;
   std::string optimizer;
   int64_t number = 0;  // by which changes since this instant are asked for

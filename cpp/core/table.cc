@@ -18,37 +18,6 @@ void CheckLength(size_t received, size_t required, const char* what, const std::
       " values. Received: " + std::to_string(received) + " (table '" + table + "')");
 }
 
-// Of a table that is exported whole.
-class SnapshotReader final : public TableReader {
- public:
-  SnapshotReader(TableChanges content, int64_t dim) : content_(std::move(content)), dim_(dim) {}
-
-  const TableChanges& about() const override { return content_; }
-  int64_t num_keys() const override { return static_cast<int64_t>(content_.snapshot.keys.size()); }
-
-  void ReadKeys(CallContext, int64_t num_keys, uint64_t* keys) override {
-    std::copy_n(content_.snapshot.keys.begin() + num_read_, num_keys, keys);
-    num_read_ += num_keys;
-  }
-
-  void ReadRows(CallContext, int64_t first, const uint64_t*, int64_t num_keys, float* rows,
-                float* slot_rows, int64_t* records) const override {
-    const TableSnapshot& all = content_.snapshot;
-    const int64_t width = all.slot_width();
-    const auto copy = [first, num_keys](const auto& from, int64_t n, auto* to) {
-      if (to != nullptr) std::copy_n(from.begin() + first * n, num_keys * n, to);
-    };
-    copy(all.rows, dim_, rows);
-    copy(all.slot_rows, width, slot_rows);
-    copy(all.policy.records, 3, records);
-  }
-
- private:
-  const TableChanges content_;
-  const int64_t dim_;
-  int64_t num_read_ = 0;
-};
-
 }  // namespace
 
 Executor& CallContext::threads() const {
@@ -63,12 +32,6 @@ CUstream_st* CallContext::stream() const {
 
 int64_t TableSnapshot::slot_width() const {
   return std::accumulate(slot_widths.begin(), slot_widths.end(), int64_t{0});
-}
-
-std::unique_ptr<TableReader> Table::OpenContent(CallContext context, bool with_slots, bool evict) {
-  TableChanges content;
-  content.snapshot = Export(context, with_slots, evict);
-  return std::make_unique<SnapshotReader>(std::move(content), dim());
 }
 
 std::unique_ptr<TableReader> Table::OpenChanges(CallContext, int64_t) {

@@ -68,7 +68,7 @@ struct TableSnapshot {
 struct TableChanges;
 
 // The content of one instant, in parts: what a dump is written from. While it exists, calls that
-// change the table wait, where the table is in host memory; no others may go through its device.
+// change the table wait; of a table in device memory all calls do.
 class TableReader {
  public:
   virtual ~TableReader() = default;
@@ -91,8 +91,8 @@ class Table {
   virtual const TableOptions& options() const = 0;
   int64_t dim() const { return options().dim; }
   bool keeps_records() const { return options().policy.keeps_records(); }
-  bool filters() const { return options().policy.filters(); }  // keys without a row read
-  // `no_permission`
+  // Keys without a row read `no_permission`.
+  bool filters() const { return options().policy.filters(); }
   // Reads rows; a missing key reads its initial row, or `no_permission` where a filter admits keys,
   // and is not inserted.
   virtual void Find(CallContext context, const uint64_t* keys, int64_t num_keys,  // [num_keys]
@@ -120,9 +120,9 @@ class Table {
   // Keys ascending by uint64 value, rows caught up. `evict`: calls Evict first, where there is a
   // policy for it.
   virtual TableSnapshot Export(CallContext context, bool with_slots, bool evict = false) = 0;
-  // Export in parts: for host memory without a copy of the table. The table must live longer.
+  // Export in parts, without a copy of the table. The table must live longer.
   virtual std::unique_ptr<TableReader> OpenContent(CallContext context, bool with_slots,
-                                                   bool evict = false);
+                                                   bool evict = false) = 0;
   // What changed since the instant `since`, with slots, after Evict where there is a policy for it:
   // the rest of a dump whose base came before (changes.h). 0: everything; a table keeps what changes
   // from its first call on. Throws std::invalid_argument where the table no longer keeps it, and for

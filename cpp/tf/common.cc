@@ -37,8 +37,14 @@ std::string TableResource::DebugString() const {
 
 absl::Status HostTableResource::Run(OpKernelContext* ctx,
                                     const std::function<void(CallContext)>& fn) {
-  TfExecutor ex(ctx);
-  return Guard([&] { fn(ex); });
+  return RunnerOf(ctx)(fn);
+}
+
+TableRunner HostTableResource::RunnerOf(OpKernelContext* ctx) {
+  return [pool = TfExecutor::PoolOf(ctx)](const std::function<void(CallContext)>& fn) {
+    TfExecutor ex(pool);
+    return Guard([&] { fn(ex); });
+  };
 }
 
 absl::Status LookupTable(OpKernelContext* ctx, TablePtr* table) {

@@ -32,6 +32,9 @@ using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ScalarShape;
 using tensorflow::shape_inference::ShapeHandle;
 
+// Calls `fn` with what a table runs on. What `fn` throws becomes a Status as in Guard.
+using TableRunner = std::function<absl::Status(const std::function<void(CallContext)>& fn)>;
+
 // A table as a TF resource, whichever memory it is in.
 class TableResource : public tensorflow::ResourceBase {
  public:
@@ -40,6 +43,8 @@ class TableResource : public tensorflow::ResourceBase {
   // Calls `fn` with what this op gives its table to run on: TF's threads, or its stream. What `fn`
   // throws becomes a Status as in Guard.
   virtual absl::Status Run(OpKernelContext* ctx, const std::function<void(CallContext)>& fn) = 0;
+  // The same for calls after this op, from any thread.
+  virtual TableRunner RunnerOf(OpKernelContext* ctx) = 0;
   const TableOptions& options() const { return table().options(); }
   std::string DebugString() const override;
 };
@@ -49,6 +54,7 @@ class HostTableResource final : public TableResource {
   HostTableResource(OpKernelContext*, const TableOptions& options) : table_(options) {}
   CpuTable& table() const override { return table_; }
   absl::Status Run(OpKernelContext* ctx, const std::function<void(CallContext)>& fn) override;
+  TableRunner RunnerOf(OpKernelContext* ctx) override;
 
  private:
   mutable CpuTable table_;

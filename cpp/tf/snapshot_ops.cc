@@ -88,9 +88,9 @@ absl::Status WriteSnapshot(OpKernelContext* ctx, const TableSnapshot& snapshot, 
 
 namespace {
 
-// Inputs 1 to 10 of SokTableImport and SokTableReadAside. Fails on what does not fit a table of these options, also on
-// more keys than it may hold if they are to `replace` its content: a bad import must not cost what
-// is there.
+// Inputs 1 to 10 of SokTableImport and SokTableReadAside. Fails on what does not fit a table of
+// these options, also on more keys than it may hold if they are to `replace` its content: a bad
+// import must not cost what is there.
 absl::Status ReadSnapshot(OpKernelContext* ctx, const TableOptions& options, bool replace,
                           TableSnapshot* snapshot) {
   const Tensor &keys = ctx->input(1), &rows = ctx->input(2), &slot_rows = ctx->input(3);

@@ -23,9 +23,8 @@ namespace {
 // never ask for it.
 struct Handed {
   tensorflow::core::WeakPtr<TableResource> table;
-  tensorflow::thread::ThreadPool* pool = nullptr;
-  bool with_slots = true, evict = false, is_host = true;
-  std::unique_ptr<TableReader> reader;  // of a table in device memory: its content, read by the op
+  TableRunner run;
+  bool with_slots = true, evict = false;
 };
 
 std::mutex mutex;  // of the two maps
@@ -89,24 +88,17 @@ TableResource::~TableResource() { DropMadeAside(this); }
 REGISTER_OP("SokTableHandOver")
     .Input("handle: resource")
     .Output("number: int64")
-    .Output("in_host_memory: bool")
-    .Attr("to_read: bool")
     .Attr("with_slots: bool = true")
     .Attr("evict: bool = false")
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Scalar());
-      c->set_output(1, c->Scalar());
-      return absl::OkStatus();
-    })
+    .SetShapeFn(ScalarShape)
     .SetIsStateful()
     .Doc(
-        "A number by which functions called from Python find the table, once. Of a table in device "
-        "memory that is `to_read` this op copies the content; `evict` as in SokTableExport.");
+        "A number by which functions called from Python find the table, once. They read it with "
+        "slots or without; `evict` as in SokTableExport.");
 
 class TableHandOverOp : public OpKernel {
  public:
   explicit TableHandOverOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("to_read", &to_read_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("with_slots", &with_slots_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("evict", &evict_));
   }
@@ -115,36 +107,27 @@ class TableHandOverOp : public OpKernel {
     OP_REQUIRES_OK(ctx, LookupTable(ctx, &table));
     Handed handed;
     handed.table = tensorflow::core::WeakPtr<TableResource>(table.get());
-    handed.pool = TfExecutor::PoolOf(ctx);
+    handed.run = table->RunnerOf(ctx);
     handed.with_slots = with_slots_;
     handed.evict = evict_;
-    handed.is_host = dynamic_cast<HostTableResource*>(table.get()) != nullptr;
-    if (to_read_ && !handed.is_host) {
-      OP_REQUIRES_OK(ctx, table->Run(ctx, [&](CallContext context) {
-        handed.reader = table->table().OpenContent(context, with_slots_, evict_);
-      }));
-    }
-    Tensor *number, *in_host_memory;
+    Tensor* number;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &number));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, TensorShape({}), &in_host_memory));
-    in_host_memory->scalar<bool>()() = handed.is_host;
     const std::lock_guard<std::mutex> lock(mutex);
     number->scalar<int64_t>()() = ++last_number;
     HandedTables()[last_number] = std::move(handed);
   }
 
  private:
-  bool to_read_, with_slots_, evict_;
+  bool with_slots_, evict_;
 };
-SOK_REGISTER_TABLE_KERNEL(
-    Name("SokTableHandOver").HostMemory("handle").HostMemory("number").HostMemory("in_host_memory"),
-    TableHandOverOp);
+SOK_REGISTER_TABLE_KERNEL(Name("SokTableHandOver").HostMemory("handle").HostMemory("number"),
+                          TableHandOverOp);
 
 // ---- out of a table ----
 
 struct Stream {
   TablePtr table;  // outlives the reader
-  tensorflow::thread::ThreadPool* pool;
+  TableRunner run;
   std::unique_ptr<TableReader> reader;
   std::vector<const char*> names;
   std::vector<double> steps;
@@ -170,16 +153,11 @@ SOK_EXPORTED const char* sok_stream_open(int64_t number, int64_t since, Stream**
   Handed handed;
   absl::Status status = Take(number, &handed, &stream->table);
   if (!status.ok()) return Told(status);
-  stream->pool = handed.pool;
-  stream->reader = std::move(handed.reader);
+  stream->run = handed.run;
   Table& table = stream->table->table();
-  status = Guard([&] {
-    TfExecutor ex(stream->pool);
-    if (since >= 0) {
-      stream->reader = table.OpenChanges(ex, since);
-    } else if (stream->reader == nullptr) {
-      stream->reader = table.OpenContent(ex, handed.with_slots, handed.evict);
-    }
+  status = stream->run([&](CallContext context) {
+    stream->reader = since >= 0 ? table.OpenChanges(context, since)
+                                : table.OpenContent(context, handed.with_slots, handed.evict);
     for (const StepRun& run : stream->reader->about().steps) {
       stream->steps.insert(stream->steps.end(), {static_cast<double>(run.count), run.learning_rate,
                                                  static_cast<double>(run.step)});
@@ -215,32 +193,32 @@ SOK_EXPORTED const char* sok_stream_open(int64_t number, int64_t since, Stream**
 }
 
 SOK_EXPORTED const char* sok_stream_keys(Stream* stream, int64_t num_keys, uint64_t* keys) {
-  return Told(Guard([&] {
-    TfExecutor ex(stream->pool);
-    stream->reader->ReadKeys(ex, num_keys, keys);
-  }));
+  return Told(
+      stream->run([&](CallContext context) { stream->reader->ReadKeys(context, num_keys, keys); }));
 }
 
 SOK_EXPORTED const char* sok_stream_rows(Stream* stream, int64_t first, const uint64_t* keys,
                                          int64_t num_keys, float* rows, float* slot_rows,
                                          int64_t* records) {
-  return Told(Guard([&] {
-    TfExecutor ex(stream->pool);
-    stream->reader->ReadRows(ex, first, keys, num_keys, rows, slot_rows, records);
+  return Told(stream->run([&](CallContext context) {
+    stream->reader->ReadRows(context, first, keys, num_keys, rows, slot_rows, records);
   }));
 }
 
-SOK_EXPORTED void sok_stream_close(Stream* stream) { delete stream; }
+SOK_EXPORTED void sok_stream_close(Stream* stream) {
+  stream->run([&](CallContext) { stream->reader.reset(); }).IgnoreError();
+  delete stream;
+}
 
 // ---- into a table aside ----
 
 struct MadeAside {
   TablePtr table;
-  tensorflow::thread::ThreadPool* pool;
+  TableRunner run;
   std::shared_ptr<Table> aside;
 };
 
-// Of a table in host memory. It will hold `num_keys` keys.
+// It will hold `num_keys` keys.
 SOK_EXPORTED const char* sok_aside_open(int64_t number, int64_t num_keys, MadeAside** opened) {
   auto made = std::make_unique<MadeAside>();
   Handed handed;
@@ -249,11 +227,10 @@ SOK_EXPORTED const char* sok_aside_open(int64_t number, int64_t num_keys, MadeAs
   if (!status.ok()) return Told(status);
   // A session that was cancelled has left its own: so no more than one is ever left.
   DropMadeAside(made->table.get());
-  made->pool = handed.pool;
-  status = Guard([&] {
-    TfExecutor ex(made->pool);
-    made->aside = made->table->table().MakeAside(ex);
-    made->aside->Reserve(ex, num_keys);
+  made->run = handed.run;
+  status = made->run([&](CallContext context) {
+    made->aside = made->table->table().MakeAside(context);
+    made->aside->Reserve(context, num_keys);
   });
   if (!status.ok()) return Told(status);
   *opened = made.release();
@@ -268,7 +245,7 @@ SOK_EXPORTED const char* sok_aside_import(MadeAside* made, int64_t num_keys, con
                                           int64_t num_waiting, const int64_t* waiting,
                                           int64_t num_counters, const int64_t* counters,
                                           int64_t step, int64_t optimizer_step) {
-  return Told(Guard([&] {
+  return Told(made->run([&](CallContext context) {
     TableSnapshot part;
     part.slot_names.assign(slot_names, slot_names + num_slots);
     part.slot_widths.assign(slot_widths, slot_widths + num_slots);
@@ -283,8 +260,7 @@ SOK_EXPORTED const char* sok_aside_import(MadeAside* made, int64_t num_keys, con
     part.policy.counters.assign(counters, counters + num_counters);
     part.policy.step = step;
     part.optimizer_step = optimizer_step;
-    TfExecutor ex(made->pool);
-    made->aside->Import(ex, part);
+    made->aside->Import(context, part);
   }));
 }
 

@@ -245,20 +245,21 @@ class Reading:
             variable.mark,
         )
         self.steps.take(lambda: None)
-        outputs = [*_CONTENT.values(), tf.int64, tf.bool]
-        handed = variable.hand_over_to_fill()
-        *fields, made, self._keep = self.steps.take(
-            self._read, handed, outputs=outputs, verify=same_dump, undo=self._drop
+        made, self._keep = self.steps.take(
+            self._read,
+            [variable.hand_over()],
+            outputs=[tf.int64, tf.bool],
+            verify=same_dump,
+            undo=self._drop,
         )
-        content = dict(zip(_CONTENT, fields, strict=True))
-        aside, problem = variable.read_aside(made, **content)
+        aside, problem = variable.read_aside(made, **_NOTHING)
         self.steps.take(
             lambda _, text: streams.see_problem(text_of(text)), [problem], verify=self._finished
         )
         with self.steps.done():
             self.aside = tf.identity(aside)
 
-    def _read(self, _, handed, in_parts):
+    def _read(self, _, handed):
         variable, folder = self.variable, os.fspath(self._filepath)
         dump = _dump_of(variable, folder)
         ranks = self._communicator.rank, self._communicator.world_size
@@ -266,21 +267,10 @@ class Reading:
         content = deltas.content_of(dump, *ranks, variable.dim, what)
         # Deltas may follow on what was read whole.
         self._last = (dump.deltas or [dump])[-1].name
+        rest, parts = self._checked(content.rest), map(self._checked, content.parts())
+        self._made = streams.make_aside(handed, rest, content.num_keys, parts)
         keep = dump.may_grow and not self._rows_only
-        made, mine = 0, content.rest
-        if in_parts:
-            parts = map(self._checked, content.parts())
-            made = streams.make_aside(handed, self._checked(mine), content.num_keys, parts)
-            self._made = made
-        else:
-            mine = self._checked(content.whole())
-        names = np.asarray([text.encode() for text in mine.slot_names], dtype=object)
-        widths = np.asarray(mine.slot_widths, np.int64)
-        fields = (mine.keys, mine.rows, mine.slot_rows, names, widths)
-        records = np.zeros([0, 3], np.int64) if mine.records is None else mine.records
-        steps = np.int64(mine.step), np.int64(mine.optimizer_step)
-        rest = records, mine.waiting, mine.counters, *steps
-        return {"dump": dump.identity}, *fields, *rest, np.int64(made), np.bool_(keep)
+        return {"dump": dump.identity}, np.int64(self._made), np.bool_(keep)
 
     def _drop(self):
         streams.drop_aside(self._made)
@@ -310,18 +300,13 @@ class Reading:
         self.remember(None, self.number())
 
 
-# What `read_aside` takes, with its dtypes.
-_CONTENT = {
-    "keys": tf.int64,
-    "rows": tf.float32,
-    "slot_rows": tf.float32,
-    "slot_names": tf.string,
-    "slot_widths": tf.int64,
-    "records": tf.int64,
-    "waiting": tf.int64,
-    "counters": tf.int64,
-    "step": tf.int64,
-    "optimizer_step": tf.int64,
+# What `read_aside` takes beside a table that was made part by part.
+_NOTHING = {
+    "keys": np.zeros([0], np.int64),
+    "rows": np.zeros([0], np.float32),
+    "slot_rows": np.zeros([0], np.float32),
+    "slot_names": np.zeros([0], object),
+    "slot_widths": np.zeros([0], np.int64),
 }
 
 

@@ -60,22 +60,10 @@ class Snapshots:
         return kind(*(getattr(fields, field) for field in kind._fields))
 
     def hand_over(self, with_slots: bool = True, evict: bool = False) -> Any:
-        """The number by which `streams.content` reads the same, part by part."""
-        return (
-            native.ops()
-            .sok_table_hand_over(
-                handle=self.handle, to_read=True, with_slots=with_slots, evict=evict
-            )
-            .number
+        """The number by which `streams` reads the same part by part, or makes a table aside."""
+        return native.ops().sok_table_hand_over(
+            handle=self.handle, with_slots=with_slots, evict=evict
         )
-
-    def hand_over_to_fill(self) -> tuple[Any, Any]:
-        """The number by which `streams.make_aside` knows the table, and whether it can fill it.
-
-        It can where the table is in host memory.
-        """
-        handed = native.ops().sok_table_hand_over(handle=self.handle, to_read=False)
-        return handed.number, handed.in_host_memory
 
     def mark(self) -> Any:
         """An op that changes nothing, and that a tf.function takes to change the table."""

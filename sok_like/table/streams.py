@@ -4,8 +4,8 @@ An op hands the table over as a number (`EmbeddingVariable.hand_over`), and func
 library work under it, called by ctypes: code that runs within a graph knows no tensors. So a dump
 or a restore takes a few parts of memory beside the table, whatever its size.
 
-While a table in host memory is read, calls that change it wait, and lookups that insert nothing go
-on. So all parts are of one instant.
+While a table is read, calls that change it wait, so all parts are of one instant. Lookups that insert
+nothing go on, where the table is in host memory.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def make_aside(number: int, rest: Shard, num_keys: int, parts: Iterable[Shard]) 
     """A table aside with this content, which the op of `read_aside` takes by its number.
 
     Args:
-        number: By which the table was handed over; it is in host memory.
+        number: By which the table was handed over.
         rest: What does not go by key.
         num_keys: In all parts.
         parts: What goes by key.

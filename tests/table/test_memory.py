@@ -79,8 +79,7 @@ def test_restores_that_were_cancelled_leave_no_more_than_one_content(sok):
     part = shard_file.Shard(keys, rows, rows[:, :0], [], [])
 
     def make(table):
-        handed, _ = table.hand_over_to_fill()
-        return streams.make_aside(int(handed), rest, num_keys, [part])
+        return streams.make_aside(int(table.hand_over()), rest, num_keys, [part])
 
     make(table)
     before = status("VmRSS")

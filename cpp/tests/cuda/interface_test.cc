@@ -1,7 +1,11 @@
 // The calls of core/table.h on a table in host memory and on one in (emulated) device memory: the
 // checks are written once, and both must pass them.
+#include <atomic>
+#include <chrono>
 #include <cmath>
+#include <memory>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "cpp/core/cpu/table.h"
@@ -115,6 +119,45 @@ void SlotsAndSnapshots(Table& table, CallContext context) {
   CHECK_EQ(table.Size(context), 2);
 }
 
+// In parts, from several threads, while another one waits to write.
+void ContentInParts(Table& table, CallContext context) {
+  table.Clear(context);
+  const std::vector<uint64_t> keys = {7, 5, 9};
+  const std::vector<float> values = {70, 71, 50, 51, 90, 91}, later = {1, 2};
+  table.Assign(context, keys.data(), 3, values.data());
+  std::unique_ptr<TableReader> reader = table.OpenContent(context, /*with_slots=*/true);
+  std::atomic<bool> written{false};
+  std::thread writer([&] {
+    table.Assign(context, keys.data(), 1, later.data());
+    written = true;
+  });
+  CHECK_EQ(reader->num_keys(), 3);
+  const int64_t width = reader->about().snapshot.slot_width();
+  CHECK_EQ(width, 3);  // of m and v
+  std::vector<uint64_t> read(3);
+  std::vector<float> rows(6), slot_rows(3 * width, -1.0f);
+  std::vector<int64_t> records(9, -7);
+  for (const int64_t first : {0, 2}) {
+    const int64_t n = first == 0 ? 2 : 1;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    std::thread([&] {
+      reader->ReadKeys(context, n, read.data() + first);
+      reader->ReadRows(context, first, read.data() + first, n, rows.data() + 2 * first,
+                       slot_rows.data() + width * first,
+                       table.keeps_records() ? records.data() + 3 * first : nullptr);
+    }).join();
+    CHECK(!written);
+  }
+  CHECK(read == std::vector<uint64_t>({5, 7, 9}));
+  CHECK(rows == std::vector<float>({50, 51, 70, 71, 90, 91}));
+  CHECK_EQ(slot_rows[0], 0.25f);  // m
+  CHECK_EQ(slot_rows[width], 0.25f);
+  CHECK_EQ(records[8], table.keeps_records() ? 0 : -7);  // the score of key 9
+  reader.reset();
+  writer.join();
+  CHECK(Find(table, context, {7}, false).rows == later);
+}
+
 void Records(Table& table, CallContext context) {
   if (!table.keeps_records()) {
     CHECK_THROWS(table.Statistics(context), std::invalid_argument, "needs a table with");
@@ -139,6 +182,7 @@ void Records(Table& table, CallContext context) {
 void AllCalls(Table& table, CallContext context) {
   RowsInAndOut(table, context);
   SlotsAndSnapshots(table, context);
+  ContentInParts(table, context);
   Records(table, context);
 }
 

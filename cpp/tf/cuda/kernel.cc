@@ -20,13 +20,23 @@ absl::Status DeviceTableResource::Run(OpKernelContext* ctx,
   return Guard([&] { fn(StreamOf(ctx)); });
 }
 
+TableRunner DeviceTableResource::RunnerOf(OpKernelContext* ctx) {
+  return [stream = StreamOf(ctx),
+          device = cuda::CurrentDevice()](const std::function<void(CallContext)>& fn) {
+    return Guard([&] {
+      const cuda::DeviceScope scope(device);
+      fn(stream);
+    });
+  };
+}
+
 absl::Status WithTables(OpKernelContext* ctx, const std::vector<DeviceTablePtr>& tables,
                         const std::function<void(cuda::Stream)>& fn) {
   // One order keeps two such ops from waiting for each other.
   std::set<cuda::CudaTable*> order;
   for (const DeviceTablePtr& table : tables) order.insert(&table->table());
   return Guard([&] {
-    std::vector<std::unique_lock<std::recursive_mutex>> locks;
+    std::vector<std::unique_lock<cuda::HeldMutex>> locks;
     for (cuda::CudaTable* table : order) locks.emplace_back(table->mutex());
     fn(StreamOf(ctx));
   });

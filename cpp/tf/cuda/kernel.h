@@ -42,6 +42,7 @@ class DeviceTableResource final : public TableResource {
   DeviceTableResource(OpKernelContext* ctx, const TableOptions& options);
   cuda::CudaTable& table() const override { return table_; }
   absl::Status Run(OpKernelContext* ctx, const std::function<void(CallContext)>& fn) override;
+  TableRunner RunnerOf(OpKernelContext* ctx) override;
 
  private:
   mutable cuda::CudaTable table_;

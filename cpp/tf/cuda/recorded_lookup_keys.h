@@ -32,7 +32,7 @@ class RecordedLookupKeys {
     for (Batch& batch : batches_) {
       TF_RETURN_IF_ERROR(Guard([&] {
         cuda::CudaTable& table = batch.table->table();
-        const std::lock_guard<std::recursive_mutex> lock(table.mutex());
+        const std::lock_guard<cuda::HeldMutex> lock(table.mutex());
         const cuda::Stream stream = StreamOf(ctx);
         if (batch.segments.size() == 1) {  // a feature's, or a rank's, are distinct
           const uint64_t* const distinct = batch.segments[0].from;

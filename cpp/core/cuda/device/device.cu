@@ -114,6 +114,11 @@ int CurrentDevice() {
   return device;
 }
 
+DeviceScope::DeviceScope(int device) : before_(CurrentDevice()) {
+  CudaCheck(cudaSetDevice(device), "cudaSetDevice");
+}
+DeviceScope::~DeviceScope() { cudaSetDevice(before_); }
+
 void ReleaseMemory() {
   CudaCheck(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   CudaCheck(cudaMemPoolTrimTo(Pool(), 0), "cudaMemPoolTrimTo");

@@ -60,6 +60,18 @@ void CopyOnDevice(Stream stream, void* to, const void* from, size_t bytes);  // 
 void FillWithZeros(Stream stream, void* to, size_t bytes);                   // async
 void OrderAfter(Stream later, Stream earlier);  // what follows on `later` waits for `earlier`
 
+// Makes a device the current one, until its end: for calls from threads that have another.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int device);
+  ~DeviceScope();
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  const int before_;
+};
+
 // What figures have to be told of the current device.
 struct DeviceInfo {
   std::string name;

@@ -35,11 +35,11 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "cpp/core/cuda/device/device.h"
 #include "cpp/core/cuda/rows/table_ref.h"
+#include "cpp/core/cuda/table/held_mutex.h"
 #include "cpp/core/optimizer.h"
 #include "cpp/core/step_number.h"
 #include "cpp/core/table.h"
@@ -75,6 +75,8 @@ class CudaTable final : public Table {
   int64_t Size(CallContext context) const override;
   MemoryStats Stats(CallContext context) const override;
   TableSnapshot Export(CallContext context, bool with_slots, bool evict = false) override;
+  std::unique_ptr<TableReader> OpenContent(CallContext context, bool with_slots,
+                                           bool evict = false) override;
   void Import(CallContext context, const TableSnapshot& snapshot, bool replace = false) override;
   std::unique_ptr<Table> MakeAside(CallContext context) const override;
   void TakeContent(CallContext context, Table& aside) override;
@@ -96,7 +98,7 @@ class CudaTable final : public Table {
 
   // ---- parts, for fused code: the caller holds the lock, for as long as it needs row numbers to
   // stay valid. Whole calls may be made under it ----
-  std::recursive_mutex& mutex() const;
+  HeldMutex& mutex() const;
   Stream stream() const;  // of the last call
   // Async. kNoRow where the key is missing.
   void FindRows(Stream stream, const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers);
@@ -158,6 +160,7 @@ class CudaTable final : public Table {
   Workspace& workspace();
 
  private:
+  class Reader;
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

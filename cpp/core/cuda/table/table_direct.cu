@@ -58,10 +58,5 @@ void CudaTable::Impl::FindDirect(const uint64_t* keys, int64_t num_keys, float* 
   CudaCheck(cudaMemsetAsync(found, 1, static_cast<size_t>(num_keys), stream), "cudaMemsetAsync");
 }
 
-void CudaTable::Impl::ListDirectKeys(std::vector<uint64_t>* host_keys, uint32_t* row_numbers) {
-  for (uint64_t row = 0; row < direct.num_rows; ++row) (*host_keys)[row] = direct.KeyOf(row);
-  ListRowNumbers(stream, 0, static_cast<int64_t>(direct.num_rows), row_numbers);
-}
-
 }  // namespace cuda
 }  // namespace sok

@@ -141,7 +141,7 @@ int64_t CudaTable::Evict(CallContext context) {
 }
 
 EvictedRows CudaTable::PopEvicted() {
-  const std::lock_guard<std::recursive_mutex> lock(impl_->mutex);
+  const std::lock_guard<HeldMutex> lock(impl_->mutex);
   DeviceRecords& rec = impl_->Records();
   rec.buffer.SetSlots(impl_->slots);
   rec.statistics.popped += rec.buffer.size();

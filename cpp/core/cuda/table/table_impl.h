@@ -1,6 +1,7 @@
-// Inside of CudaTable, shared by table.cu (keys), table_many.cu (keys of many tables),
-// table_room.cu (growth), table_state.cu (memory, slots), table_snapshot.cu (export),
-// table_direct.cu (without a hashtable), table_policy.cu (admission) and table_evict.cu.
+// Inside of CudaTable, shared by table_keys.cu, table_many.cu (keys of many tables), table_room.cu
+// (growth), table_state.cu (memory, slots), table_reader.cu (export), table_snapshot.cu (import),
+// table_direct.cu (without a hashtable), table_policy.cu (admission), table_records.cu and
+// table_evict.cu.
 #ifndef SOK_CORE_CUDA_TABLE_TABLE_IMPL_H_
 #define SOK_CORE_CUDA_TABLE_TABLE_IMPL_H_
 
@@ -45,7 +46,7 @@ struct CudaTable::Impl {
   // the current one.
   void Use(Stream next);
   // The same, locked.
-  [[nodiscard]] std::unique_lock<std::recursive_mutex> Enter(Stream next);
+  [[nodiscard]] std::unique_lock<HeldMutex> Enter(Stream next);
 
   // ---- what the host knows of the counters ----
   void StartCopy();
@@ -101,8 +102,6 @@ struct CudaTable::Impl {
   };
   static void FindDirectRows(Stream stream, const std::vector<DirectBatch>& batches);
   void FindDirect(const uint64_t* keys, int64_t num_keys, float* out, uint8_t* found);
-  // All keys and their row numbers, ascending.
-  void ListDirectKeys(std::vector<uint64_t>* host_keys, uint32_t* row_numbers);
 
   // ---- admission and eviction; all but Records need `records` ----
   DeviceRecords& Records() const;  // throws std::invalid_argument where there are none
@@ -127,8 +126,9 @@ struct CudaTable::Impl {
   void EvictRows(const uint32_t* rows, int64_t count);
   int64_t Evict();
   void ExpireWaiting();
-  // Of the keys in rows [num_keys], in this order.
-  void ExportRecords(const uint32_t* rows, int64_t num_keys, RecordSnapshot* snapshot);
+  // Of the keys in rows [num_keys], in this order, into host memory [num_keys, 3].
+  void ReadRecords(const uint32_t* rows, int64_t num_keys, int64_t* out);
+  void ExportCounters(RecordSnapshot* snapshot);  // all but the records
   void ImportRecords(const RecordSnapshot& snapshot, const uint64_t* keys, const uint32_t* rows,
                      int64_t num_keys);
 
@@ -140,7 +140,7 @@ struct CudaTable::Impl {
   const TableOptions options;
   const double max_load_factor;
   const int device;
-  std::recursive_mutex mutex;
+  HeldMutex mutex;
   Initializer initializer;  // default rows in device memory
   const DirectRows direct;
   Stream stream;

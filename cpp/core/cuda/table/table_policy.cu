@@ -169,9 +169,7 @@ void CudaTable::Impl::BoundWaiting() {
 
 // ---- snapshots ----
 
-void CudaTable::Impl::ExportRecords(const uint32_t* rows, int64_t num_keys,
-                                    RecordSnapshot* snapshot) {
-  snapshot->records.reserve(static_cast<size_t>(3 * num_keys));
+void CudaTable::Impl::ReadRecords(const uint32_t* rows, int64_t num_keys, int64_t* out) {
   const int64_t piece_size = std::min(num_keys, kPieceRecords);
   const HostBuffer host(static_cast<size_t>(piece_size) * sizeof(DeviceRecord));
   const Buffer piece(host.bytes(), stream);
@@ -182,11 +180,14 @@ void CudaTable::Impl::ExportRecords(const uint32_t* rows, int64_t num_keys,
     CopyToHost(stream, pinned, piece.data(), static_cast<size_t>(n) * sizeof(DeviceRecord));
     for (int64_t i = 0; i < n; ++i) {
       const DeviceRecord& record = pinned[i];
-      const int64_t score = records->has_scores() ? record.score : 0;
-      snapshot->records.insert(snapshot->records.end(),
-                               {record.frequency, record.last_step, score});
+      *out++ = record.frequency;
+      *out++ = record.last_step;
+      *out++ = records->has_scores() ? record.score : 0;
     }
   }
+}
+
+void CudaTable::Impl::ExportCounters(RecordSnapshot* snapshot) {
   snapshot->waiting = records->ExportWaiting(stream);
   snapshot->counters = records->ExportCounters(stream);
   snapshot->step = records->step;
@@ -276,7 +277,7 @@ int64_t CudaTable::AssignScores(CallContext context, const uint64_t* keys, int64
 void CudaTable::SetStep(int64_t step) {
   DeviceRecords& rec = impl_->Records();
   CheckTableStep(step, impl_->options.name);
-  const std::lock_guard<std::recursive_mutex> lock(impl_->mutex);
+  const std::lock_guard<HeldMutex> lock(impl_->mutex);
   rec.step = step;
 }
 

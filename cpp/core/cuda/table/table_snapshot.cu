@@ -1,4 +1,4 @@
-// Export and import of a CudaTable.
+// Content into a CudaTable, also aside, in place of what it has. table_reader.cu: out of it.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -9,68 +9,12 @@
 #include <utility>
 
 #include "cpp/core/cuda/device/host_buffer.cuh"
-#include "cpp/core/cuda/device/primitives.h"
-#include "cpp/core/cuda/rows/direct_row_kernels.cuh"
-#include "cpp/core/cuda/rows/key_kernels.cuh"
 #include "cpp/core/cuda/rows/row_kernels.cuh"
 #include "cpp/core/cuda/table/table.h"
 #include "cpp/core/cuda/table/table_impl.h"
 
 namespace sok {
 namespace cuda {
-
-TableSnapshot CudaTable::Export(CallContext context, bool with_slots, bool evict) {
-  Impl& impl = *impl_;
-  const Stream stream = context.stream();
-  const auto lock = impl.Enter(stream);
-  if (evict && impl.options.policy.evicts_on_call()) impl.Evict();
-  const int64_t num_keys = Size(stream);
-  impl.CatchUpAll();
-  TableSnapshot snapshot;
-  if (with_slots) NameSavedSlots(impl.slots, &snapshot);
-  if (with_slots) snapshot.optimizer_step = impl.step_number.last();
-  const int64_t slot_width = snapshot.slot_width(), width = row_floats();
-  snapshot.keys.resize(static_cast<size_t>(num_keys));
-  snapshot.rows.resize(static_cast<size_t>(num_keys * dim()));
-  snapshot.slot_rows.resize(static_cast<size_t>(num_keys * slot_width));
-  if (num_keys == 0 && impl.records == nullptr) return snapshot;
-  // Memory of their own, CUB's included: this much scratch should not stay with the table.
-  const size_t key_bytes = static_cast<size_t>(num_keys) * sizeof(uint64_t);
-  const Buffer keys(key_bytes, stream), sorted_keys(key_bytes, stream);
-  const Buffer rows(key_bytes / 2, stream), sorted_rows(key_bytes / 2, stream);
-  Workspace scratch;
-  const Workspace::Scope scope(scratch, stream);
-  uint32_t* const cursor = scratch.Take<uint32_t>(1);
-  CudaCheck(cudaMemsetAsync(cursor, 0, sizeof(uint32_t), stream), "cudaMemsetAsync");
-  const TableRef ref = impl.Ref();
-  if (impl.is_direct()) {
-    impl.ListDirectKeys(&snapshot.keys, sorted_rows.as<uint32_t>());
-  } else {
-    ListKeys(stream, ref.index, keys.as<uint64_t>(), rows.as<uint32_t>(), cursor);
-    SortPairs(stream, scratch, keys.as<uint64_t>(), sorted_keys.as<uint64_t>(), rows.as<uint32_t>(),
-              sorted_rows.as<uint32_t>(), num_keys, 64);
-    CopyToHost(stream, snapshot.keys.data(), sorted_keys.data(), key_bytes);
-  }
-  if (impl.records != nullptr) {
-    impl.ExportRecords(sorted_rows.as<uint32_t>(), num_keys, &snapshot.policy);
-  }
-  const int64_t piece_rows = std::min(num_keys, std::max<int64_t>(1, kPieceFloats / width));
-  const HostBuffer whole_rows(static_cast<size_t>(piece_rows * width) * sizeof(float));
-  const Buffer piece(whole_rows.bytes(), stream);
-  for (int64_t first = 0; first < num_keys; first += piece_rows) {
-    const int64_t n = std::min(piece_rows, num_keys - first);
-    CopyWholeRows(stream, ref, sorted_rows.as<uint32_t>() + first, n, piece.as<float>());
-    CopyToHost(stream, whole_rows.as<float>(), piece.data(),
-               static_cast<size_t>(n * width) * sizeof(float));
-    for (int64_t i = 0; i < n; ++i) {
-      const float* const row = whole_rows.as<float>() + i * width;
-      std::copy_n(row, dim(), snapshot.rows.data() + (first + i) * dim());
-      if (slot_width == 0) continue;
-      CopySavedSlots(impl.slots, row + dim(), snapshot.slot_rows.data() + (first + i) * slot_width);
-    }
-  }
-  return snapshot;
-}
 
 namespace {
 

@@ -127,8 +127,8 @@ void CudaTable::Impl::Use(Stream next) {
   if (records != nullptr && records->waiting != nullptr) records->waiting->impl_->Use(next);
 }
 
-std::unique_lock<std::recursive_mutex> CudaTable::Impl::Enter(Stream next) {
-  std::unique_lock<std::recursive_mutex> lock(mutex);
+std::unique_lock<HeldMutex> CudaTable::Impl::Enter(Stream next) {
+  std::unique_lock<HeldMutex> lock(mutex);
   Use(next);
   return lock;
 }
@@ -165,10 +165,10 @@ CudaTable::CudaTable(const TableOptions& options, double max_load_factor, Stream
 CudaTable::~CudaTable() = default;
 
 const TableOptions& CudaTable::options() const { return impl_->options; }
-std::recursive_mutex& CudaTable::mutex() const { return impl_->mutex; }
+HeldMutex& CudaTable::mutex() const { return impl_->mutex; }
 Stream CudaTable::stream() const { return impl_->stream; }
 std::vector<SlotVariableSpec> CudaTable::Slots() const {
-  const std::lock_guard<std::recursive_mutex> lock(impl_->mutex);
+  const std::lock_guard<HeldMutex> lock(impl_->mutex);
   return impl_->slots;
 }
 int64_t CudaTable::row_floats() const { return impl_->Ref().row_floats; }

@@ -1,0 +1,65 @@
+// HeldMutex: std::recursive_mutex, and one thing that it lacks. Who has locked it may hold it beyond
+// its thread, and release it from any other one.
+//
+//     lock()             waits while another thread is inside, and while it is held
+//     Hold()             from inside: from now on only LockHeld() comes in
+//     LockHeld()         the holder's calls, from any thread
+//     Release()          from any thread
+//
+// So the reader of a whole table reads part by part, and nothing changes in between. Taken once per
+// batch, never per key.
+#ifndef SOK_CORE_CUDA_TABLE_HELD_MUTEX_H_
+#define SOK_CORE_CUDA_TABLE_HELD_MUTEX_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+
+namespace sok {
+namespace cuda {
+
+class HeldMutex {
+ public:
+  HeldMutex() = default;
+  HeldMutex(const HeldMutex&) = delete;
+  HeldMutex& operator=(const HeldMutex&) = delete;
+
+  void lock() { Enter(/*as_holder=*/false); }
+  void LockHeld() { Enter(/*as_holder=*/true); }
+  void unlock() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (--depth_ > 0) return;
+    inside_ = std::thread::id();
+    free_.notify_all();
+  }
+  void Hold() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    held_ = true;
+  }
+  void Release() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    held_ = false;
+    free_.notify_all();
+  }
+
+ private:
+  void Enter(bool as_holder) {
+    const std::thread::id me = std::this_thread::get_id();
+    std::unique_lock<std::mutex> lock(mutex_);
+    free_.wait(lock, [&] { return inside_ == me || (depth_ == 0 && (as_holder || !held_)); });
+    inside_ = me;
+    ++depth_;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable free_;
+  std::thread::id inside_;  // the thread whose depth_ it is
+  int64_t depth_ = 0;
+  bool held_ = false;
+};
+
+}  // namespace cuda
+}  // namespace sok
+
+#endif  // SOK_CORE_CUDA_TABLE_HELD_MUTEX_H_
