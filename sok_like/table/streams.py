@@ -4,8 +4,8 @@ An op hands the table over as a number (`EmbeddingVariable.hand_over`), and func
 library work under it, called by ctypes: code that runs within a graph knows no tensors. So a dump
 or a restore takes a few parts of memory beside the table, whatever its size.
 
-While a table is read, calls that change it wait, so all parts are of one instant. Lookups that insert
-nothing go on, where the table is in host memory.
+While a table is read, calls that change it wait, so all parts are of one instant. Lookups that
+insert nothing go on, where the table is in host memory.
 """
 
 from __future__ import annotations
