@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from sok_like.table.policies import InitializerOption as InitializerOption
     from sok_like.table.policies import L2WeightEvict as L2WeightEvict
     from sok_like.table.policies import ScoreEvict as ScoreEvict
-    from sok_like.table.policies import StorageOption as StorageOption
+    from sok_like.table.storage import StorageOption as StorageOption
     from sok_like.table.saver import Saver as Saver
 
 # Public name: where it lives.
@@ -100,7 +100,7 @@ _PUBLIC = {
     "OptimizerWrapper": "sok_like.optimizers.wrapper",
     "Saver": "sok_like.table.saver",
     "ScoreEvict": "sok_like.table.policies",
-    "StorageOption": "sok_like.table.policies",
+    "StorageOption": "sok_like.table.storage",
     "assign": "sok_like.table.export_assign",
     "embedding_lookup": "sok_like.lookup.dense_lookup",
     "enable_distributed_strategy": "sok_like.group_embedding.strategy",

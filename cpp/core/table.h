@@ -48,8 +48,9 @@ struct MemoryStats {
   double mean_probe_length = 0.0;  // buckets visited to find a present key
   int64_t max_probe_length = 0;
   int64_t index_bytes = 0;
-  int64_t arena_bytes = 0;  // allocated for rows and slot rows
-  int64_t bytes = 0;        // everything the shard holds
+  int64_t arena_bytes = 0;  // allocated for rows and slot rows; of those on disk: in memory
+  int64_t bytes = 0;        // everything the shard holds in memory
+  StorageStats storage;
 };
 
 // Keys, rows and slot rows of one instant. slot_rows holds the saved slots side by side.

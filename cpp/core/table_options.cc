@@ -62,6 +62,11 @@ void TableOptions::Validate() const {
   Require(rank >= 0 && rank < world_size, *this, "`rank` must be in [0, world_size)", rank);
   Require(use_hashtable || max_capacity >= 1, *this,
           "`max_capacity` must be positive when `use_hashtable` is false", max_capacity);
+  Require(!storage.is_used() || storage.memory_bytes > 0, *this,
+          "`storage_size` must begin with the bytes of rows in memory, a positive integer",
+          storage.memory_bytes);
+  Require(storage.file_bytes >= 0, *this, "`storage_size` must not be negative",
+          storage.file_bytes);
   ValidateInitializer(*this);
   policy.Validate(name, max_capacity, use_hashtable);
 }

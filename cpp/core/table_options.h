@@ -28,6 +28,25 @@ struct InitializerOptions {
   std::vector<float> default_rows;  // [num_default_rows, dim], kDefaultRows only
 };
 
+// Rows in a file, of which those in use are in memory (cpu/row_cache.h).
+struct StorageOptions {
+  std::string path;          // directory of the file; empty: all rows are in memory
+  int64_t memory_bytes = 0;  // of rows in memory
+  int64_t file_bytes = 0;    // most that the file may take; 0: no bound but the disk
+  bool lfu = true;           // rows that are used seldom leave memory first; false: those not used
+
+  bool is_used() const { return !path.empty(); }
+};
+
+// Of rows on disk (cpu/row_cache.h).
+struct StorageStats {
+  int64_t resident_bytes = 0;  // of rows in memory, as the system counts them
+  int64_t file_bytes = 0;
+  int64_t bytes_read = 0;
+  int64_t bytes_written = 0;  // at most: a block that was to be written may not have changed
+  int64_t blocks_evicted = 0;
+};
+
 struct TableOptions {
   std::string name;
   int64_t dim = 0;                     // floats in a row's embedding, >= 1
@@ -42,6 +61,7 @@ struct TableOptions {
   uint64_t seed = 0;
   InitializerOptions initializer;
   PolicyOptions policy;  // which keys get a row and which lose it
+  StorageOptions storage;  // host memory only
 
   // Throws std::invalid_argument naming the field, what it must be and what it was.
   void Validate() const;

@@ -30,6 +30,7 @@ void BindRoute(pybind11::module_& m);
 void BindOptimizer(pybind11::module_& m);
 
 // Fields of PolicyOptions by name. Throws ValueError naming an unknown one.
+StorageOptions ParseStorage(const pybind11::dict& fields);
 PolicyOptions ParsePolicy(const pybind11::dict& fields);
 
 using FloatArray = pybind11::array_t<float, pybind11::array::c_style>;

@@ -187,7 +187,8 @@ struct TableCalls {
                                      float a, float b, const object& default_rows, uint64_t seed,
                                      int64_t initial_capacity, int64_t max_capacity,
                                      bool use_hashtable, int64_t rank, int64_t world_size,
-                                     const pybind11::dict& policy, More... more) {
+                                     const pybind11::dict& policy, const pybind11::dict& storage,
+                                     More... more) {
     TableOptions options;
     options.name = name;
     options.dim = dim;
@@ -197,6 +198,7 @@ struct TableCalls {
     options.initial_capacity = initial_capacity;
     options.max_capacity = max_capacity;
     options.policy = ParsePolicy(policy);
+    options.storage = ParseStorage(storage);
     options.use_hashtable = use_hashtable;
     options.rank = rank;
     options.world_size = world_size;
@@ -212,7 +214,7 @@ struct TableCalls {
               arg("b") = 0.05f, arg("default_rows") = pybind11::none(), arg("seed") = 0,
               arg("initial_capacity") = 0, arg("max_capacity") = 0, arg("use_hashtable") = true,
               arg("rank") = 0, arg("world_size") = 1, arg("policy") = pybind11::dict(),
-              more_args...);
+              arg("storage") = pybind11::dict(), more_args...);
   }
 
   // Defines all methods but the constructor and find and find_or_insert. `last`: the arguments that

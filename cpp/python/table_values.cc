@@ -74,6 +74,11 @@ py::dict MemoryStatsToDict(const MemoryStats& stats) {
   out["index_bytes"] = stats.index_bytes;
   out["arena_bytes"] = stats.arena_bytes;
   out["bytes"] = stats.bytes;
+  out["resident_bytes"] = stats.storage.resident_bytes;
+  out["file_bytes"] = stats.storage.file_bytes;
+  out["bytes_read"] = stats.storage.bytes_read;
+  out["bytes_written"] = stats.storage.bytes_written;
+  out["blocks_evicted"] = stats.storage.blocks_evicted;
   return out;
 }
 
@@ -109,6 +114,26 @@ py::dict PolicyCountsToDict(const PolicyCounts& s) {
   out["dropped_gradients"] = s.dropped_gradients;
   out["step"] = s.step;
   return out;
+}
+
+StorageOptions ParseStorage(const py::dict& fields) {
+  StorageOptions storage;
+  for (const auto& [key, value] : fields) {
+    const std::string name = py::cast<std::string>(key);
+    if (name == "path") {
+      storage.path = py::cast<std::string>(value);
+    } else if (name == "memory") {
+      storage.memory_bytes = py::cast<int64_t>(value);
+    } else if (name == "file") {
+      storage.file_bytes = py::cast<int64_t>(value);
+    } else if (name == "lfu") {
+      storage.lfu = py::cast<bool>(value);
+    } else {
+      throw py::value_error("`storage` must have no other fields than 'path', 'memory', 'file', "
+                            "'lfu'. Received: '" + name + "'");
+    }
+  }
+  return storage;
 }
 
 PolicyOptions ParsePolicy(const py::dict& fields) {

@@ -34,6 +34,10 @@ REGISTER_OP("SokTableHandle")
     .Attr("l2_threshold: float = -1.0")
     .Attr("score: string = ''")
     .Attr("evicted_buffer: int = 0")
+    .Attr("storage_path: string = ''")
+    .Attr("storage_memory: int = 0")
+    .Attr("storage_file: int = 0")
+    .Attr("storage_lfu: bool = true")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Scalar());
@@ -83,6 +87,10 @@ absl::Status TableAttrs::Init(OpKernelConstruction* ctx) {
   TF_RETURN_IF_ERROR(ctx->GetAttr("l2_threshold", &policy.l2_threshold));
   TF_RETURN_IF_ERROR(ctx->GetAttr("score", &score));
   TF_RETURN_IF_ERROR(ctx->GetAttr("evicted_buffer", &policy.evicted_buffer));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("storage_path", &options_.storage.path));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("storage_memory", &options_.storage.memory_bytes));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("storage_file", &options_.storage.file_bytes));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("storage_lfu", &options_.storage.lfu));
   policy.bloom_probability = bloom_probability;
   initializer_seed_ = static_cast<uint64_t>(initializer_seed);
   return Guard([&] {

@@ -44,12 +44,13 @@ REGISTER_OP("SokTableStats")
     .Input("handle: resource")
     .Output("stats: double")
     .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(10));
+      c->set_output(0, c->Vector(15));
       return absl::OkStatus();
     })
     .Doc(
         "size, capacity, max_capacity, num_buckets, load_factor, mean_probe_length, "
-        "max_probe_length, index_bytes, arena_bytes, bytes of this rank's shard.");
+        "max_probe_length, index_bytes, arena_bytes, bytes, and of rows on disk resident_bytes, "
+        "file_bytes, bytes_read, bytes_written, blocks_evicted of this rank's shard.");
 
 class TableStatsOp : public OpKernel {
  public:
@@ -67,7 +68,12 @@ class TableStatsOp : public OpKernel {
                                         double(s.max_probe_length),
                                         double(s.index_bytes),
                                         double(s.arena_bytes),
-                                        double(s.bytes)};
+                                        double(s.bytes),
+                                        double(s.storage.resident_bytes),
+                                        double(s.storage.file_bytes),
+                                        double(s.storage.bytes_read),
+                                        double(s.storage.bytes_written),
+                                        double(s.storage.blocks_evicted)};
     Tensor* stats;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({int64_t(values.size())}), &stats));
     std::copy(values.begin(), values.end(), stats->flat<double>().data());

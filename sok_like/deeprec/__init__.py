@@ -1,8 +1,9 @@
 """DeepRec's names: `install()` puts them into TensorFlow, `CollectiveStrategy` is its strategy."""
 
 from sok_like.deeprec.collective_strategy import CollectiveStrategy as CollectiveStrategy
+from sok_like.deeprec.names import CacheStrategy as CacheStrategy
 from sok_like.deeprec.names import StorageType as StorageType
 from sok_like.deeprec.names import install as install
 from sok_like.deeprec.names import uninstall as uninstall
 
-__all__ = ["CollectiveStrategy", "StorageType", "install", "uninstall"]
+__all__ = ["CacheStrategy", "CollectiveStrategy", "StorageType", "install", "uninstall"]

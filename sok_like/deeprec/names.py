@@ -44,12 +44,14 @@ from sok_like.optimizers.scope import train_tables
 from sok_like.runtime.tf_modules import roots
 from sok_like.table import policies
 
-# DeepRec's kinds of storage, for `StorageOption`, which takes those of memory alone.
+# DeepRec's kinds of storage, for `StorageOption`, which takes DRAM, HBM and DRAM_SSDHASH.
 StorageType = enum.Enum(
     "StorageType",
     "DEFAULT DRAM PMEM_MEMKIND PMEM_LIBPMEM SSDHASH LEVELDB HBM DRAM_PMEM DRAM_SSDHASH HBM_DRAM "
     "DRAM_LEVELDB DRAM_PMEM_SSDHASH HBM_DRAM_SSDHASH",
 )
+
+CacheStrategy = enum.Enum("CacheStrategy", "LRU LFU")
 
 # Module, name, original and wrapper: `uninstall` restores the original.
 _replaced: list[tuple[Any, str, Any, Any]] = []

@@ -10,12 +10,12 @@ import dataclasses
 from typing import Any
 
 from sok_like.runtime.checks import as_integer
+from sok_like.table.storage import StorageOption as StorageOption
 
 DEFAULT_VALUE_DIM = 4096
 COUNTER_TYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 COUNTS = ("lookups", "occurrences")
 SCORES = ("lru", "lfu", "custom")
-STORAGE_TYPES = ("DRAM", "HBM")
 
 _default_count = "lookups"
 
@@ -213,7 +213,7 @@ class ScoreEvict:
 
 EVICTIONS = (GlobalStepEvict, L2WeightEvict, ScoreEvict)
 
-# ---- initial rows, storage and the whole option ----
+# ---- initial rows and the whole option ----
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,41 +243,6 @@ class InitializerOption:
 
 
 @dataclasses.dataclass(frozen=True)
-class StorageOption:
-    """DeepRec's choice of memory; here rows are in the memory of the table's device.
-
-    Args:
-        storage_type: None, "DRAM" or "HBM", or an enum member of that name. Tiers below memory
-            (PMEM, SSDHASH, LEVELDB) do not exist here: `ScoreEvict` bounds what a table holds, and
-            `evicted_buffer_size` hands over what leaves it.
-        storage_path, storage_size, cache_strategy: None; there are no other storage tiers.
-
-    Raises:
-        ValueError: the storage type or tier is not supported.
-    """
-
-    storage_type: Any = None
-    storage_path: str | None = None
-    storage_size: Any = None
-    cache_strategy: Any = None
-
-    def __post_init__(self):
-        name = getattr(self.storage_type, "name", self.storage_type)
-        _require(
-            name is None or name in STORAGE_TYPES,
-            "storage_type",
-            f"None or one of {STORAGE_TYPES}: all rows are in one memory, without tiers on PMEM or "
-            "SSD. `EmbeddingVariableOption(evict_option=ScoreEvict(...), evicted_buffer_size=...)` "
-            "bounds a table and hands over the rows that leave it",
-            self.storage_type,
-        )
-        object.__setattr__(self, "storage_type", name)
-        for argument in ("storage_path", "storage_size", "cache_strategy"):
-            value = getattr(self, argument)
-            _require(value is None, argument, "None: all rows are in one memory", value)
-
-
-@dataclasses.dataclass(frozen=True)
 class EmbeddingVariableOption:
     """Policies and settings of an EmbeddingVariable.
 
@@ -287,7 +252,7 @@ class EmbeddingVariableOption:
             each.
         ckpt: None; `sok.Saver` restores rows.
         filter_option: CounterFilter or CBFFilter.
-        storage_option: StorageOption.
+        storage_option: StorageOption; "DRAM_SSDHASH" has rows on disk.
         init_option: InitializerOption.
         evicted_buffer_size: Number of evicted rows that each rank keeps for
             `variable.pop_evicted()`; when it is full, the oldest are dropped and counted.
@@ -379,6 +344,8 @@ class EmbeddingVariableOption:
             elif isinstance(eviction, ScoreEvict):
                 found["score"] = eviction.score
         found["evicted_buffer"] = self.evicted_buffer_size
+        if self.storage_option is not None:
+            found.update(self.storage_option.attributes())
         return found
 
     def capacity(self, given: int | None, table: str) -> int | None:

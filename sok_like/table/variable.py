@@ -44,8 +44,13 @@ class MemoryStats(NamedTuple):
     mean_probe_length: float  # buckets visited to find a key
     max_probe_length: int
     index_bytes: int
-    arena_bytes: int  # rows and slot rows
-    bytes: int
+    arena_bytes: int  # rows and slot rows; of those on disk: in memory
+    bytes: int  # in memory, all in all
+    resident_bytes: int = 0  # of rows on disk: in memory, as the system counts them
+    file_bytes: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0  # at most: what was to be written may not have changed
+    blocks_evicted: int = 0  # blocks of 4 KiB that left memory
 
 
 class EmbeddingVariable(

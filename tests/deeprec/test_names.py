@@ -118,9 +118,13 @@ def test_what_is_not_here_names_what_is(sok, deeprec):
             getattr(module_of(v1, path), name)("x", hash_bucket_size=3)
     for kind in ("DRAM", "HBM"):
         assert tf.StorageOption(deeprec.StorageType[kind]).storage_type == kind
-    for kind in ("PMEM_LIBPMEM", "DRAM_SSDHASH", "HBM_DRAM"):
-        with pytest.raises(ValueError, match=r"without tiers on PMEM or SSD.*evicted_buffer_size"):
+    for kind in ("PMEM_LIBPMEM", "SSDHASH", "DRAM_LEVELDB", "HBM_DRAM", "HBM_DRAM_SSDHASH"):
+        with pytest.raises(ValueError, match=r"larger than memory.*use DRAM_SSDHASH"):
             tf.StorageOption(deeprec.StorageType[kind], "/tmp", [1024])
+    on_disk = tf.StorageOption(
+        deeprec.StorageType.DRAM_SSDHASH, "/tmp", [1024], deeprec.CacheStrategy.LRU
+    )
+    assert (on_disk.storage_size, on_disk.cache_strategy) == ((1024,), "LRU")
 
 
 def test_horovod_answers_after_the_collective_strategy(deeprec):

@@ -20,6 +20,7 @@ import sok_like as sok
         lambda: sok.ScoreEvict("lfu", capacity=10),
         lambda: sok.StorageOption("DRAM"),
         lambda: sok.StorageOption("HBM"),
+        lambda: sok.StorageOption("DRAM_SSDHASH", "/tmp", [2**20, 2**30, 0, 0], "LRU"),
         lambda: sok.InitializerOption("zeros", 1, -1.0),
         lambda: sok.EmbeddingVariableOption(
             evict_option=[sok.GlobalStepEvict(2), sok.ScoreEvict()], evicted_buffer_size=3
@@ -55,6 +56,14 @@ def test_equal_options_are_equal(option):
         ),
         (lambda: sok.StorageOption("SSDHASH"), "storage_type", "SSDHASH"),
         (lambda: sok.StorageOption(storage_path="x"), "storage_path", "x"),
+        (lambda: sok.StorageOption("DRAM", storage_size=[9]), "storage_size", "9"),
+        (lambda: sok.StorageOption("DRAM_SSDHASH"), "storage_path", "None"),
+        (lambda: sok.StorageOption("DRAM_SSDHASH", ""), "storage_path", "''"),
+        (lambda: sok.StorageOption("DRAM_SSDHASH", "x", [0, 9]), "storage_size", "0, 9"),
+        (lambda: sok.StorageOption("DRAM_SSDHASH", "x", [9, 9, 9]), "storage_size", "9, 9, 9"),
+        (lambda: sok.StorageOption("DRAM_SSDHASH", "x", 1.5), "storage_size", "1.5"),
+        (lambda: sok.StorageOption("DRAM_SSDHASH", "x", None, "FIFO"), "cache_strategy", "FIFO"),
+        (lambda: sok.StorageOption("DRAM_SSDHASH", "x", layout="light"), "layout", "light"),
         (lambda: sok.EmbeddingVariableOption(ckpt="x"), "ckpt", "x"),
         (
             lambda: sok.EmbeddingVariableOption(evicted_buffer_size=3),

@@ -231,6 +231,7 @@ class TableStep {
       table.FindRows(ex, keys, num_rows_, row_numbers_.get());
     }
     keys_ = keys;
+    table.BringRows(ex, row_numbers_.get(), num_rows_, /*writes=*/true);
     if (state_->owes() && state_->history().IsLong(table.row_bytes())) table.CatchUpRows(ex);
     // Rows that say they are one step ahead of the history must not come to be.
     if (state_->owes()) state_->history().Reserve();

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cpp/core/digest.h"
+
 namespace sok {
 namespace {
 
@@ -15,22 +17,38 @@ int64_t StrideOf(int64_t row_floats) {
 
 }  // namespace
 
-Arena::Arena(int64_t row_floats) : stride_(StrideOf(row_floats)), shift_(0) {
+Arena::Arena(int64_t row_floats, const StorageOptions& storage, const std::string& table)
+    : stride_(StrideOf(row_floats)), shift_(0) {
   while ((stride_ * 4) << shift_ < static_cast<int64_t>(kHugePageBytes)) ++shift_;
   mask_ = static_cast<uint32_t>((int64_t{1} << shift_) - 1);
+  if (!storage.is_used()) return;
+  file_ = std::make_unique<RowFile>(storage, table, (stride_ * 4) << shift_);
+  cache_ = std::make_unique<RowCache>(file_.get(), storage);
+  const int64_t row_bytes = RoundUp(stride_ * 4, RowBlockBytes()) + RowBlockBytes();  // it may use
+  part_rows_ = std::max<int64_t>(64, storage.memory_bytes / row_bytes / 2);
 }
 
 void Arena::AddChunk(size_t chunk) {
   // Everything that can throw comes first, so that the two vectors cannot differ.
   if (chunk >= chunks_.capacity()) chunks_.reserve(std::max(chunk + 1, chunks_.size() * 2));
   if (chunk >= base_.capacity()) base_.reserve(std::max(chunk + 1, base_.size() * 2));
-  Memory memory(static_cast<size_t>(stride_ * 4) << shift_, chunk > 0);
+  Memory memory;
+  float* rows;
+  int64_t bytes;
+  if (file_ != nullptr) {
+    rows = file_->AddChunk(chunk);
+    bytes = file_->chunk_bytes();
+  } else {
+    memory = Memory(static_cast<size_t>(stride_ * 4) << shift_, chunk > 0);
+    rows = static_cast<float*>(memory.data());
+    bytes = static_cast<int64_t>(memory.bytes());
+  }
   if (chunk >= chunks_.size()) {
     chunks_.resize(chunk + 1);
     base_.resize(chunk + 1, nullptr);
   }
-  bytes_ += static_cast<int64_t>(memory.bytes());
-  base_[chunk] = static_cast<float*>(memory.data());
+  bytes_ += bytes;
+  base_[chunk] = rows;
   chunks_[chunk] = std::move(memory);
 }
 
@@ -44,12 +62,53 @@ void Arena::ReserveRow(uint32_t row) {
 }
 
 void Arena::FreeChunk(int64_t chunk) noexcept {
-  bytes_ -= static_cast<int64_t>(chunks_[chunk].bytes());
   base_[chunk] = nullptr;
+  if (file_ != nullptr) {
+    cache_->Forget(chunk * file_->chunk_bytes(), file_->chunk_bytes());
+    file_->FreeChunk(static_cast<size_t>(chunk));
+    bytes_ -= file_->chunk_bytes();
+    return;
+  }
+  bytes_ -= static_cast<int64_t>(chunks_[chunk].bytes());
   chunks_[chunk].Free();
 }
 
+void Arena::BringListed(Executor& ex, const uint32_t* rows, int64_t num_rows, RowUse use) const {
+  RowCache::Batch batch(cache_.get(), use, FileBytes());
+  const int64_t chunk_bytes = file_->chunk_bytes(), row_bytes = stride_ * 4;
+  for (int64_t i = 0; i < num_rows; ++i) {
+    const uint32_t row = rows[i];
+    if (row == kNoRow || !HasRow(row)) continue;
+    batch.Touch((row >> shift_) * chunk_bytes + (row & mask_) * row_bytes, row_bytes);
+  }
+  batch.End(ex);
+}
+
+void Arena::BringRange(Executor& ex, int64_t first, int64_t num_rows, RowUse use) const {
+  if (cache_ == nullptr || num_rows <= 0) return;
+  RowCache::Batch batch(cache_.get(), use, FileBytes());
+  const int64_t chunk_bytes = file_->chunk_bytes(), row_bytes = stride_ * 4;
+  for (int64_t row = first; row < first + num_rows;) {
+    const int64_t end = std::min(first + num_rows, (row >> shift_ << shift_) + chunk_rows());
+    if (HasRow(static_cast<uint32_t>(row))) {
+      batch.Touch((row >> shift_) * chunk_bytes + (row & mask_) * row_bytes,
+                  (end - row) * row_bytes);
+    }
+    row = end;
+  }
+  batch.End(ex);
+}
+
+StorageStats Arena::storage_stats() const {
+  return cache_ == nullptr ? StorageStats() : cache_->Stats();
+}
+
 void Arena::Clear() noexcept {
+  if (file_ != nullptr) {
+    for (size_t chunk = 0; chunk < base_.size(); ++chunk) {
+      if (base_[chunk] != nullptr) FreeChunk(static_cast<int64_t>(chunk));
+    }
+  }
   chunks_.clear();
   base_.clear();
   bytes_ = 0;

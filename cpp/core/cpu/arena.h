@@ -7,20 +7,29 @@
 // Growing adds chunks, so a row's address stays valid and nothing is copied. Chunk 0 takes small
 // pages that are committed as rows are first written: a small table stays small. From chunk 1 on
 // huge pages are asked for. A row wider than 2 MiB is a chunk of its own.
+//
+// With `storage` the chunks are parts of a file (row_file.h). Rows are read and written in the same
+// way; who is about to use many says so by Bring.
 #ifndef SOK_CORE_CPU_ARENA_H_
 #define SOK_CORE_CPU_ARENA_H_
 
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "cpp/core/cpu/memory.h"
+#include "cpp/core/cpu/row_cache.h"
+#include "cpp/core/parallel.h"
 
 namespace sok {
 
 class Arena {
  public:
   // `row_floats`: embedding and slot rows.
-  explicit Arena(int64_t row_floats);
+  explicit Arena(int64_t row_floats) : Arena(row_floats, StorageOptions(), "") {}
+  // Throws as RowFile does where storage is used; `table` is what its errors name.
+  Arena(int64_t row_floats, const StorageOptions& storage, const std::string& table);
 
   int64_t stride() const { return stride_; }  // floats from a row to the next
   int64_t chunk_rows() const { return int64_t{1} << shift_; }
@@ -30,8 +39,8 @@ class Arena {
   // The row's chunk must exist.
   float* Row(uint32_t row) const { return base_[row >> shift_] + (row & mask_) * stride_; }
 
-  // Adds the chunks that rows [0, num_rows) lack. Throws std::bad_alloc; chunks that were added
-  // before that stay, which is no harm.
+  // Adds the chunks that rows [0, num_rows) lack. Throws std::bad_alloc, or std::length_error where
+  // a disk is full; chunks that were added before that stay, which is no harm.
   void Reserve(int64_t num_rows);
   // Adds the one chunk that holds `row`. Chunks before it may stay missing.
   void ReserveRow(uint32_t row);
@@ -41,15 +50,33 @@ class Arena {
   void FreeChunk(int64_t chunk) noexcept;
   void Clear() noexcept;
 
+  bool is_on_disk() const { return cache_ != nullptr; }
+  // Has rows that are to be used brought to memory, all in one go; nothing for those in memory
+  // anyway. Their chunks must exist, but kNoRow and rows without a chunk are passed over. Throws
+  // std::runtime_error where the disk fails; no row has changed then.
+  void Bring(Executor& ex, const uint32_t* rows, int64_t num_rows, RowUse use) const {
+    if (cache_ != nullptr) BringListed(ex, rows, num_rows, use);
+  }
+  void BringRange(Executor& ex, int64_t first, int64_t num_rows, RowUse use) const;
+  int64_t part_rows() const { return part_rows_; }  // that may be brought at a time by a scan
+  StorageStats storage_stats() const;               // zeros without a file
+
  private:
   void AddChunk(size_t chunk);
+  void BringListed(Executor& ex, const uint32_t* rows, int64_t num_rows, RowUse use) const;
+  int64_t FileBytes() const {  // up to the last chunk, those that are missing included
+    return static_cast<int64_t>(base_.size()) * file_->chunk_bytes();
+  }
 
   int64_t stride_;
   int shift_;
   uint32_t mask_;
   int64_t bytes_ = 0;
+  int64_t part_rows_ = 0;
   std::vector<float*> base_;    // of each chunk, null where missing
-  std::vector<Memory> chunks_;  // parallel to base_
+  std::vector<Memory> chunks_;  // parallel to base_; empty ones where there is a file
+  std::unique_ptr<RowFile> file_;
+  std::unique_ptr<RowCache> cache_;
 };
 
 }  // namespace sok

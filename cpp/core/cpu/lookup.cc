@@ -48,6 +48,7 @@ void CombineFound(Executor& ex, const CpuTable& table, const uint64_t* keys, int
   const Scratch<uint32_t> numbers(num_unique);
   const Scratch<const float*> rows(num_unique);
   table.FindRows(ex, keys, num_unique, numbers.get());
+  table.BringRows(ex, numbers.get(), num_unique, /*writes=*/false);
   const RowCatchUp* catch_up = table.catch_up().get();
   const bool pending = catch_up != nullptr && catch_up->pending();
   std::atomic<bool> all_in_place{!pending && withheld.empty()};
@@ -211,6 +212,9 @@ void LookupGroup(Executor& ex, std::vector<FeatureLookup>* features, bool insert
   }
   const TableGroup group(tables);
   const TableGroup::Lock lock(group, /*exclusive=*/insert);
+  for (const FeatureLookup& feature : *features) {
+    feature.table->BringKeys(ex, feature.keys, feature.samples.num_keys, insert);
+  }
   group.ForEach(ex, num_keys, [&](Executor& inner, const int64_t* members, int64_t num_members) {
     LookupTable(inner, *features, members, num_members, insert);
   });
@@ -227,6 +231,9 @@ void ReadGroup(Executor& ex, const std::vector<RowRequest>& requests, bool inser
   }
   const TableGroup group(tables);
   const TableGroup::Lock lock(group, /*exclusive=*/insert);
+  for (const RowRequest& request : requests) {
+    request.table->BringKeys(ex, request.keys, request.num_keys, insert);
+  }
   group.ForEach(ex, num_keys, [&](Executor& inner, const int64_t* members, int64_t num_members) {
     CpuTable& table = *requests[members[0]].table;
     bool insert_missing = insert;

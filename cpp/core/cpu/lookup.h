@@ -10,6 +10,8 @@
 // place (a missing key in evaluation, a row that owes updates to a reader) are made up in scratch
 // memory and pointed at there.
 //
+// Rows on disk: those of all features are fetched in one go, before the first is read.
+//
 // All features of a group are looked up together, several tables side by side (group.h). Inserting
 // and catching up write, so training takes the exclusive locks of all tables; evaluation shares.
 #ifndef SOK_CORE_CPU_LOOKUP_H_

@@ -41,7 +41,7 @@ CpuTable::Impl::Impl(const TableOptions& table_options)
                                   HashName(options.name.data(), options.name.size()), options.dim)),
       direct(DirectRowsOf(options)),
       pool(new BlockPool),
-      arena(new Arena(options.dim)) {
+      arena(new Arena(options.dim, options.storage, options.name)) {
   for (Index& shard : shards) shard.UsePool(pool.get());
   if (!options.use_hashtable) {
     present = Memory(static_cast<size_t>((options.max_capacity + 63) / 64) * 8, false);
@@ -194,6 +194,7 @@ void CpuTable::WriteZeros(CallContext, float* rows, int64_t num_rows) const {
 void CpuTable::Read(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows,
                     uint8_t* found) const {
   const bool direct = !impl_->options.use_hashtable;  // every row is there from the start
+  BringKeys(ex, keys, num_keys, /*writes=*/false);
   ex.ParallelFor(num_keys, kReadGrain, [&](int64_t begin, int64_t end) {
     uint32_t row_numbers[1024];
     for (int64_t b = begin; b < end; b += 1024) {
@@ -208,6 +209,12 @@ void CpuTable::Read(Executor& ex, const uint64_t* keys, int64_t num_keys, float*
 int64_t CpuTable::Impl::ReadBatch(Executor& ex, const uint64_t* keys, int64_t num_keys,
                                   uint32_t* row_numbers, float* rows) const {
   std::atomic<int64_t> num_missing{0};
+  if (arena->is_on_disk()) {
+    ex.ParallelFor(num_keys, kReadGrain, [&](int64_t begin, int64_t end) {
+      FindRange(keys + begin, end - begin, row_numbers + begin);
+    });
+    arena->Bring(ex, row_numbers, num_keys, RowUse::kWrite);
+  }
   ex.ParallelFor(num_keys, kReadGrain, [&](int64_t begin, int64_t end) {
     num_missing +=
         ReadRange(keys + begin, end - begin, row_numbers + begin, rows + begin * options.dim);
@@ -251,10 +258,11 @@ void CpuTable::ReadOrInsert(Executor& ex, const uint64_t* keys, int64_t num_keys
 
 void CpuTable::Impl::FindUnlessNew(Executor& ex, const uint64_t* keys, int64_t num_keys,
                                    uint32_t* rows) const {
-  // Every key takes a row number until it is found, so there must be enough for all.
+  // Every key takes a row number until it is found, so there must be enough for all. Rows on disk
+  // are found before they are written, so that they can be fetched in one go.
   const int64_t most = options.max_capacity > 0 ? options.max_capacity : int64_t{kNoRow};
   constexpr int64_t kSample = 64;
-  if (options.use_hashtable && num_keys >= 16 * kSample && size + num_keys <= most &&
+  if (!arena->is_on_disk() && options.use_hashtable && num_keys >= 16 * kSample && size + num_keys <= most &&
       next_row + num_keys <= int64_t{kNoRow}) {
     uint64_t sample[kSample];
     uint32_t sample_rows[kSample];
@@ -268,6 +276,19 @@ void CpuTable::Impl::FindUnlessNew(Executor& ex, const uint64_t* keys, int64_t n
   ex.ParallelFor(num_keys, kReadGrain, [&](int64_t begin, int64_t end) {
     FindRange(keys + begin, end - begin, rows + begin);
   });
+  arena->Bring(ex, rows, num_keys, RowUse::kWrite);
+}
+
+void CpuTable::BringRows(Executor& ex, const uint32_t* row_numbers, int64_t num_rows,
+                         bool writes) const {
+  impl_->arena->Bring(ex, row_numbers, num_rows, writes ? RowUse::kWrite : RowUse::kRead);
+}
+
+void CpuTable::BringKeys(Executor& ex, const uint64_t* keys, int64_t num_keys, bool writes) const {
+  if (!impl_->arena->is_on_disk()) return;
+  const Scratch<uint32_t> row_numbers(num_keys);
+  FindRows(ex, keys, num_keys, row_numbers.get());
+  BringRows(ex, row_numbers.get(), num_keys, writes);
 }
 
 void CpuTable::FindRows(Executor& ex, const uint64_t* keys, int64_t num_keys,
@@ -417,7 +438,10 @@ MemoryStats CpuTable::Stats(CallContext) const {
     stats.index_bytes = static_cast<int64_t>(impl.present.bytes());
   }
   stats.arena_bytes = impl.arena->bytes();
-  if (impl.options.use_hashtable && impl.arena->num_chunks() == 1) {
+  if (impl.arena->is_on_disk()) {
+    stats.storage = impl.arena->storage_stats();
+    stats.arena_bytes = stats.storage.resident_bytes;
+  } else if (impl.options.use_hashtable && impl.arena->num_chunks() == 1) {
     // The pages of chunk 0 are committed as rows are written.
     stats.arena_bytes = std::min(stats.arena_bytes, impl.next_row * impl.arena->stride() * 4);
   }

@@ -113,6 +113,10 @@ class CpuTable final : public Table {
   void Read(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows,
             uint8_t* found) const;
   void ReadOrInsert(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows);
+  // Has rows that are about to be used fetched from disk, all in one go; nothing where rows are in
+  // memory. kNoRow and missing keys are passed over. Needs a shared lock.
+  void BringRows(Executor& ex, const uint32_t* row_numbers, int64_t num_rows, bool writes) const;
+  void BringKeys(Executor& ex, const uint64_t* keys, int64_t num_keys, bool writes) const;
   // kNoRow where the key is missing. Needs a shared lock.
   void FindRows(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers) const;
   // Needs the exclusive lock. `num_inserted` may be null. All or nothing as FindOrInsert.

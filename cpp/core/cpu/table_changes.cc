@@ -35,8 +35,15 @@ std::vector<CpuTable::Impl::Entry> CpuTable::Impl::BeginChanges(Executor& ex, in
       if (rows[i] != kNoRow) entries.push_back({interval.touched[i], rows[i]});
     }
     if (Pending()) {  // the others stay as they are: who reads the delta replays the steps
-      ex.ParallelFor(static_cast<int64_t>(entries.size()), 512, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) catch_up->Apply(arena->Row(entries[i].row));
+      std::vector<uint32_t> owing;
+      for (const Entry& entry : entries) owing.push_back(entry.row);
+      const int64_t num_owing = static_cast<int64_t>(owing.size());
+      ForEachPart(ex, owing.data(), num_owing, RowUse::kScanWrite, [&](int64_t from, int64_t to) {
+        ex.ParallelFor(to - from, 512, [&](int64_t begin, int64_t end) {
+          for (int64_t i = from + begin; i < from + end; ++i) {
+            catch_up->Apply(arena->Row(owing[i]));
+          }
+        });
       });
       ++version;
     }

@@ -52,6 +52,12 @@ void CpuTable::Impl::EvictRows(const std::vector<EvictionQueue::Entry>& entries)
   const int64_t keep = std::min(rec.options.evicted_buffer, count);
   rec.buffer.SetSlots(slots);
   std::deque<EvictedRow> evicted = rec.buffer.MakeRows(keep, options.dim);
+  if (arena->is_on_disk()) {
+    std::vector<uint32_t> kept;
+    for (int64_t i = count - keep; i < count; ++i) kept.push_back(entries[i].row);
+    InlineExecutor inline_executor;
+    arena->Bring(inline_executor, kept.data(), keep, RowUse::kScanWrite);
+  }
   // From here on nothing fails.
   ++version;
   const bool pending = Pending();
@@ -88,16 +94,23 @@ int64_t CpuTable::Impl::Evict(Executor& ex) {
   // All at once: what a delta's reader does, who has no rows to judge by.
   if (policy.l2_threshold >= 0.0f && Pending()) CatchUpAll(ex);
   std::vector<uint8_t> goes(static_cast<size_t>(next_row));
-  ex.ParallelFor(next_row, 1024, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      const int64_t last_step = rec.records[row].last_step;
-      if (last_step < 0) continue;
-      goes[row] = IsOutlived(rec.step, last_step, policy.steps_to_live);
-      if (goes[row] || policy.l2_threshold < 0.0f) continue;
-      float* const values = arena->Row(static_cast<uint32_t>(row));
-      goes[row] = HalfSumOfSquares(values, options.dim) < policy.l2_threshold;
-    }
-  });
+  const auto judge = [&](int64_t first, int64_t last) {
+    ex.ParallelFor(last - first, 1024, [&](int64_t begin, int64_t end) {
+      for (int64_t row = first + begin; row < first + end; ++row) {
+        const int64_t last_step = rec.records[row].last_step;
+        if (last_step < 0) continue;
+        goes[row] = IsOutlived(rec.step, last_step, policy.steps_to_live);
+        if (goes[row] || policy.l2_threshold < 0.0f) continue;
+        float* const values = arena->Row(static_cast<uint32_t>(row));
+        goes[row] = HalfSumOfSquares(values, options.dim) < policy.l2_threshold;
+      }
+    });
+  };
+  if (policy.l2_threshold < 0.0f) {
+    judge(0, next_row);
+  } else {
+    ForEachRange(ex, next_row, RowUse::kScan, judge);
+  }
   std::vector<EvictionQueue::Entry> entries;
   for (int64_t row = 0; row < next_row; ++row) {
     if (goes[row]) entries.push_back({0, rec.records[row].key, static_cast<uint32_t>(row)});

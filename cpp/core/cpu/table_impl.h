@@ -4,6 +4,7 @@
 #ifndef SOK_CORE_CPU_TABLE_IMPL_H_
 #define SOK_CORE_CPU_TABLE_IMPL_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <memory>
@@ -61,6 +62,14 @@ struct CpuTable::Impl {
   int64_t ReadBatch(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers,
                     float* rows) const;
   void CopyOut(uint32_t row_number, bool pending, float* out) const;
+  // Calls fn(begin, end) on ranges of rows [0, num_rows), which it may use on all threads. Where
+  // rows are on disk each range has been brought to memory.
+  template <typename Fn>
+  void ForEachRange(Executor& ex, int64_t num_rows, RowUse use, const Fn& fn) const;
+  // The same of listed rows.
+  template <typename Fn>
+  void ForEachPart(Executor& ex, const uint32_t* rows, int64_t num_rows, RowUse use,
+                   const Fn& fn) const;
   // Initial rows, less the weight decay of steps that the catch-up has forgotten.
   void InitialEmbeddings(const uint64_t* keys, int64_t num_keys, float* const* rows) const;
   void ReadInitialRows(const uint64_t* keys, int64_t num_keys, float* const* rows) const;
@@ -118,6 +127,7 @@ struct CpuTable::Impl {
   RecordSnapshot ExportRecords(const std::vector<Entry>& entries) const;
   void ImportRecords(const TableSnapshot& snapshot, const uint32_t* rows);
   void CatchUpAll(Executor& ex);
+  void CatchUpInOrder(Executor& ex);
   // Keys, rows and slot rows of the entries, and what policies know of them.
   TableSnapshot SnapshotOf(Executor& ex, const std::vector<Entry>& entries, bool with_slots) const;
   // Rows and slot rows of keys, whose row numbers may be kNoRow. Either may be null.
@@ -169,6 +179,28 @@ struct CpuTable::Impl {
   std::unique_ptr<TableRecords> records;  // null without policies
   std::unique_ptr<ChangeLog> changes;     // null where no delta has been asked for
 };
+
+template <typename Fn>
+void CpuTable::Impl::ForEachRange(Executor& ex, int64_t num_rows, RowUse use,
+                                  const Fn& fn) const {
+  const int64_t step = arena->is_on_disk() ? arena->chunk_rows() : num_rows;
+  for (int64_t begin = 0; begin < num_rows; begin += step) {
+    const int64_t end = std::min(num_rows, begin + step);
+    arena->BringRange(ex, begin, end - begin, use);
+    fn(begin, end);
+  }
+}
+
+template <typename Fn>
+void CpuTable::Impl::ForEachPart(Executor& ex, const uint32_t* rows, int64_t num_rows, RowUse use,
+                                 const Fn& fn) const {
+  const int64_t step = arena->is_on_disk() ? arena->part_rows() : num_rows;
+  for (int64_t begin = 0; begin < num_rows; begin += step) {
+    const int64_t end = std::min(num_rows, begin + step);
+    arena->Bring(ex, rows + begin, end - begin, use);
+    fn(begin, end);
+  }
+}
 
 // Sizes that are known to the compiler become a few vector moves instead of a call.
 inline void CopyFloats(const float* from, int64_t n, float* to) {

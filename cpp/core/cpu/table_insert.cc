@@ -100,6 +100,12 @@ int64_t CpuTable::Impl::InsertMissing(Executor& ex, const uint64_t* keys, int64_
     return i < from_free ? free_end[-1 - i] : static_cast<uint32_t>(first_row + (i - from_free));
   };
 
+  if (arena->is_on_disk()) {
+    std::vector<uint32_t> new_rows(static_cast<size_t>(total));
+    for (int64_t i = 0; i < total; ++i) new_rows[i] = reserved(i);
+    arena->Bring(ex, new_rows.data(), total, RowUse::kWrite);
+  }
+
   ++version;
   int64_t used[kNumShards];  // row numbers that the shard took
   ex.ParallelFor(kNumShards, grain, [&](int64_t begin, int64_t end) {
@@ -174,7 +180,12 @@ int64_t CpuTable::Impl::InsertDirect(Executor& ex, const uint64_t* keys, uint32_
   std::vector<uint32_t> new_rows;
   new_keys.reserve(misses.positions.size());
   new_rows.reserve(misses.positions.size());
-  for (uint32_t position : misses.positions) arena->ReserveRow(DirectRow(keys[position]));
+  for (uint32_t position : misses.positions) {
+    new_rows.push_back(DirectRow(keys[position]));
+    arena->ReserveRow(new_rows.back());
+  }
+  arena->Bring(ex, new_rows.data(), misses.total(), RowUse::kWrite);
+  new_rows.clear();
   for (uint32_t position : misses.positions) {
     const uint32_t row = DirectRow(keys[position]);
     rows[position] = row;

@@ -37,6 +37,7 @@ void CpuTable::Impl::RecordTrainingLookup(Executor& ex, const uint64_t* keys,
   ex.ParallelFor(num_keys, 2048, [&](int64_t begin, int64_t end) {
     FindRange(keys + begin, end - begin, rows + begin);
   });
+  arena->Bring(ex, rows, num_keys, RowUse::kWrite);
   const auto is_present = [rows](int64_t i) { return rows[i] != kNoRow; };
   const auto is_missing = [rows](int64_t i) { return rows[i] == kNoRow; };
   GroupByShard(ex, keys, num_keys, is_present, &batch.present);
@@ -287,6 +288,7 @@ void CpuTable::RecordAndRead(Executor& ex, const uint64_t* keys, int64_t num_key
     inserted[i] = !is_marked[row_numbers[i]];
     is_marked[row_numbers[i]] = true;
   }
+  impl_->arena->Bring(ex, row_numbers.get(), num_keys, RowUse::kWrite);
   ex.ParallelFor(num_keys, 2048, [&](int64_t begin, int64_t end) {
     impl_->ReadRange(keys + begin, end - begin, row_numbers.get() + begin, rows + begin * dim());
   });

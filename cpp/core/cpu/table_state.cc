@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <stdexcept>
@@ -37,26 +38,48 @@ std::vector<CpuTable::Impl::Entry> CpuTable::Impl::SortedEntries(Executor& ex) c
   return entries;
 }
 
+// All rows in the order in which they lie on disk; an order of keys would visit each block as often
+// as it has rows.
+void CpuTable::Impl::CatchUpInOrder(Executor& ex) {
+  std::vector<bool> is_used(static_cast<size_t>(next_row));
+  for (const Index& shard : shards) {
+    shard.ForEach([&is_used](uint64_t, uint32_t row) { is_used[row] = true; });
+  }
+  ForEachRange(ex, next_row, RowUse::kScanWrite, [&](int64_t first, int64_t last) {
+    ex.ParallelFor(last - first, 1024, [&](int64_t begin, int64_t end) {
+      for (int64_t r = first + begin; r < first + end; ++r) {
+        if (is_used[r]) catch_up->Apply(arena->Row(static_cast<uint32_t>(r)));
+      }
+    });
+  });
+}
+
 void CpuTable::Impl::CatchUpAll(Executor& ex) {
   if (catch_up == nullptr) return;
   if (catch_up->pending()) {
-    ex.ParallelFor(kNumShards, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t s = begin; s < end; ++s) {
-        shards[s].ForEach([this](uint64_t, uint32_t row) { catch_up->Apply(arena->Row(row)); });
-      }
-    });
+    if (arena->is_on_disk()) {
+      CatchUpInOrder(ex);
+    } else {
+      ex.ParallelFor(kNumShards, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t s = begin; s < end; ++s) {
+          shards[s].ForEach([this](uint64_t, uint32_t row) { catch_up->Apply(arena->Row(row)); });
+        }
+      });
+    }
     if (!options.use_hashtable) {
       // A row that was never touched owes as much as the others; once the history is forgotten
       // only a materialised row can show it.
       const int64_t num_rows = options.max_capacity;
       for (int64_t row = 0; row < num_rows; ++row) arena->ReserveRow(static_cast<uint32_t>(row));
-      ex.ParallelFor(num_rows, 1024, [&](int64_t begin, int64_t end) {
-        for (int64_t r = begin; r < end; ++r) {
-          const uint32_t row = static_cast<uint32_t>(r);
-          const uint64_t key = direct.KeyOf(static_cast<uint64_t>(r));
-          if (!IsPresent(row)) WriteNewRows(&key, &row, 1);
-          catch_up->Apply(arena->Row(row));
-        }
+      ForEachRange(ex, num_rows, RowUse::kScanWrite, [&](int64_t first, int64_t last) {
+        ex.ParallelFor(last - first, 1024, [&](int64_t begin, int64_t end) {
+          for (int64_t r = first + begin; r < first + end; ++r) {
+            const uint32_t row = static_cast<uint32_t>(r);
+            const uint64_t key = direct.KeyOf(static_cast<uint64_t>(r));
+            if (!IsPresent(row)) WriteNewRows(&key, &row, 1);
+            catch_up->Apply(arena->Row(row));
+          }
+        });
       });
       std::memset(present.data(), 0xFF, present.bytes());
     }
@@ -112,7 +135,8 @@ void CpuTable::LayOutSlots(Executor& ex, const std::vector<SlotVariableSpec>& sp
   for (const SlotVariableSpec& spec : specs)
     slot_initial.insert(slot_initial.end(), spec.width, spec.initial);
   std::vector<SlotVariableSpec> new_slots = specs;
-  auto arena = std::make_unique<Arena>(dim() + static_cast<int64_t>(slot_initial.size()));
+  auto arena = std::make_unique<Arena>(dim() + static_cast<int64_t>(slot_initial.size()),
+                                       impl.options.storage, impl.options.name);
 
   // A catch-up knows the old offsets: rows must not owe anything once one of them changes.
   bool offsets_stay = true;
@@ -133,7 +157,8 @@ void CpuTable::LayOutSlots(Executor& ex, const std::vector<SlotVariableSpec>& sp
   }
   const std::vector<KeptSlot> kept = KeptSlots(impl.slots, specs, dim());
   std::atomic<bool> learnt{false};  // rows got an initial value that was not known before
-  int64_t first = 0;                // row of the chunk being moved
+  std::exception_ptr disk_error;
+  int64_t first = 0;  // row of the chunk being moved
   const std::function<void(int64_t, int64_t)> move_rows = [&](int64_t begin, int64_t end) {
     for (int64_t r = first + begin; r < first + end; ++r) {
       const float* const from = old.Row(static_cast<uint32_t>(r));
@@ -157,7 +182,14 @@ void CpuTable::LayOutSlots(Executor& ex, const std::vector<SlotVariableSpec>& sp
   for (int64_t chunk = 0; chunk * old.chunk_rows() < num_rows; ++chunk) {
     first = chunk * old.chunk_rows();
     if (!old.HasRow(static_cast<uint32_t>(first))) continue;
-    ex.ParallelFor(std::min(old.chunk_rows(), num_rows - first), 1024, move_rows);
+    const int64_t count = std::min(old.chunk_rows(), num_rows - first);
+    try {
+      old.BringRange(ex, first, count, RowUse::kScan);
+      arena->BringRange(ex, first, count, RowUse::kScanWrite);
+    } catch (...) {  // the disk's error; the rows are moved all the same
+      if (!disk_error) disk_error = std::current_exception();
+    }
+    ex.ParallelFor(count, 1024, move_rows);
     old.FreeChunk(chunk);
   }
   if (impl.changes != nullptr &&
@@ -168,6 +200,7 @@ void CpuTable::LayOutSlots(Executor& ex, const std::vector<SlotVariableSpec>& sp
   impl.slots = std::move(new_slots);
   impl.slot_initial = std::move(slot_initial);
   if (!offsets_stay) impl.catch_up = nullptr;
+  if (disk_error) std::rethrow_exception(disk_error);
 }
 
 TableSnapshot CpuTable::Impl::SnapshotOf(Executor& ex, const std::vector<Entry>& entries,
@@ -195,7 +228,7 @@ void CpuTable::Impl::CopyRows(Executor& ex, const uint64_t* keys, const uint32_t
   TableSnapshot named;
   NameSavedSlots(slots, &named);
   const int64_t width = named.slot_width(), dim = options.dim;
-  ex.ParallelFor(num_keys, 1024, [&](int64_t begin, int64_t end) {
+  const auto copy = [&](int64_t begin, int64_t end) {
     std::vector<float> initial(dim);
     initial.insert(initial.end(), slot_initial.begin(), slot_initial.end());
     float* const initial_row = initial.data();
@@ -209,6 +242,10 @@ void CpuTable::Impl::CopyRows(Executor& ex, const uint64_t* keys, const uint32_t
       if (rows != nullptr) std::copy_n(row, dim, rows + i * dim);
       if (slot_rows != nullptr) CopySavedSlots(slots, row + dim, slot_rows + i * width);
     }
+  };
+  ForEachPart(ex, row_numbers, num_keys, RowUse::kScan, [&](int64_t first, int64_t last) {
+    ex.ParallelFor(last - first, 1024,
+                   [&](int64_t begin, int64_t end) { copy(first + begin, first + end); });
   });
 }
 

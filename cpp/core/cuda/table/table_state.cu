@@ -30,6 +30,12 @@ const TableOptions& Validated(const TableOptions& options, double max_load_facto
         "`max_load_factor` must be in (0, 0.97]. Received: " + std::to_string(max_load_factor) +
         " (table '" + options.name + "')");
   }
+  if (options.storage.is_used()) {
+    throw std::invalid_argument(
+        "Rows on disk are those of tables in host memory, as `with tf.device(\"/CPU:0\"):` makes "
+        "them. Received: storage_path='" +
+        options.storage.path + "' (table '" + options.name + "' in device memory)");
+  }
   if (options.policy.count_occurrences && options.policy.keeps_records()) {
     throw std::invalid_argument(
         "`count` must be 'lookups' for a table in device memory; `with tf.device(\"/CPU:0\"):` "

@@ -1,0 +1,193 @@
+#include "cpp/core/cpu/row_file.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <new>
+#include <stdexcept>
+
+#if defined(__linux__)
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+#endif
+
+namespace sok {
+namespace {
+
+constexpr size_t kSegmentChunks = 256;
+constexpr int64_t kFetchBytes = int64_t{128} << 10;  // the system cuts off longer ones
+
+std::string Where(const StorageOptions& storage, const std::string& table) {
+  return "storage_path='" + storage.path + "' (table '" + table + "')";
+}
+
+}  // namespace
+
+#if defined(__linux__)
+
+namespace {
+
+bool IsInMemory(int file) {
+  constexpr int64_t kTmpfs = 0x01021994, kRamfs = 0x858458f6;
+  struct statfs info;
+  if (fstatfs(file, &info) != 0) return false;
+  return static_cast<int64_t>(info.f_type) == kTmpfs ||
+         static_cast<int64_t>(info.f_type) == kRamfs;
+}
+
+// A file without a name, or with one for a moment where the file system knows no other.
+int OpenScratch(const std::string& directory) {
+  const int file = open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+  if (file >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)) return file;
+  std::string name = directory + "/sok-rows-XXXXXX";
+  const int named = mkostemp(name.data(), O_CLOEXEC);
+  if (named >= 0) unlink(name.c_str());
+  return named;
+}
+
+}  // namespace
+
+int64_t RowBlockBytes() {
+  static const int64_t bytes = std::max<int64_t>(4096, sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+RowFile::RowFile(const StorageOptions& storage, const std::string& table, int64_t chunk_bytes)
+    : storage_(storage),
+      table_(table),
+      chunk_bytes_((chunk_bytes + RowBlockBytes() - 1) / RowBlockBytes() * RowBlockBytes()) {
+  std::error_code ignored;  // opening tells
+  std::filesystem::create_directories(storage.path, ignored);
+  file_ = OpenScratch(storage.path);
+  if (file_ < 0) {
+    throw std::invalid_argument(
+        "`storage_path` must be a directory that can be written to, or be made. Received: " +
+        Where(storage, table) + ": " + std::strerror(errno));
+  }
+  if (IsInMemory(file_)) {
+    close(file_);
+    throw std::invalid_argument(
+        "`storage_path` must be on a disk: what is written to a file system in memory stays in "
+        "memory. Received: " +
+        Where(storage, table));
+  }
+}
+
+RowFile::~RowFile() {
+  for (char* segment : segments_) munmap(segment, kSegmentChunks * chunk_bytes_);
+  if (file_ >= 0) close(file_);
+}
+
+void RowFile::Fail(const char* what, int error) const {
+  throw std::runtime_error(std::string("Rows could not be ") + what + ": " + std::strerror(error) +
+                           ". Received: " + Where(storage_, table_));
+}
+
+char* RowFile::Address(size_t chunk) const {
+  return segments_[chunk / kSegmentChunks] + (chunk % kSegmentChunks) * chunk_bytes_;
+}
+
+float* RowFile::AddChunk(size_t chunk) {
+  const auto refuse = [this](const std::string& why) {
+    throw std::length_error("A table needs " + std::to_string(bytes() + chunk_bytes_) +
+                            " bytes for its rows on disk: " + why +
+                            ". Received: " + Where(storage_, table_));
+  };
+  if (storage_.file_bytes > 0 && bytes() + chunk_bytes_ > storage_.file_bytes) {
+    refuse("storage_size allows " + std::to_string(storage_.file_bytes));
+  }
+  while (segments_.size() <= chunk / kSegmentChunks) {
+    segments_.reserve(segments_.size() + 1);
+    void* const segment = mmap(nullptr, kSegmentChunks * chunk_bytes_, PROT_NONE,
+                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (segment == MAP_FAILED) throw std::bad_alloc();
+    segments_.push_back(static_cast<char*>(segment));
+  }
+  const int64_t offset = static_cast<int64_t>(chunk) * chunk_bytes_;
+  const int error = posix_fallocate(file_, offset, chunk_bytes_);
+  if (error != 0) {
+    fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, chunk_bytes_);
+    refuse(std::strerror(error));
+  }
+  void* const at = mmap(Address(chunk), chunk_bytes_, PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_FIXED, file_, offset);
+  if (at == MAP_FAILED) {
+    fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, chunk_bytes_);
+    throw std::bad_alloc();
+  }
+  madvise(at, chunk_bytes_, MADV_RANDOM);    // neighbours of a block are no better than others
+  madvise(at, chunk_bytes_, MADV_DONTFORK);  // rows of two processes must not be one
+  ++num_chunks_;
+  return static_cast<float*>(at);
+}
+
+void RowFile::FreeChunk(size_t chunk) noexcept {
+  mmap(Address(chunk), chunk_bytes_, PROT_NONE,
+       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+            static_cast<int64_t>(chunk) * chunk_bytes_, chunk_bytes_);
+  --num_chunks_;
+}
+
+void RowFile::Fetch(int64_t offset, int64_t bytes) const {
+  for (int64_t end = offset + bytes; offset < end; offset += kFetchBytes) {
+    posix_fadvise(file_, offset, std::min(kFetchBytes, end - offset), POSIX_FADV_WILLNEED);
+  }
+}
+
+void RowFile::BeginWrite(int64_t offset, int64_t bytes) const {
+  if (sync_file_range(file_, offset, bytes, SYNC_FILE_RANGE_WRITE) != 0) Fail("written", errno);
+}
+
+void RowFile::Drop(int64_t offset, int64_t bytes) const {
+  if (sync_file_range(file_, offset, bytes,
+                      SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
+                          SYNC_FILE_RANGE_WAIT_AFTER) != 0) {
+    Fail("written", errno);
+  }
+  const int64_t end = offset + bytes;
+  const int64_t segment_bytes = static_cast<int64_t>(kSegmentChunks) * chunk_bytes_;
+  for (int64_t at = offset; at < end;) {
+    const int64_t stop = std::min(end, (at / segment_bytes + 1) * segment_bytes);
+    madvise(segments_[at / segment_bytes] + at % segment_bytes, stop - at, MADV_DONTNEED);
+    at = stop;
+  }
+  posix_fadvise(file_, offset, bytes, POSIX_FADV_DONTNEED);
+}
+
+int64_t RowFile::ResidentBytes() const {
+  const int64_t page = sysconf(_SC_PAGESIZE);
+  std::vector<unsigned char> pages(kSegmentChunks * chunk_bytes_ / page);
+  int64_t resident = 0;
+  for (char* segment : segments_) {
+    if (mincore(segment, kSegmentChunks * chunk_bytes_, pages.data()) != 0) continue;
+    for (unsigned char flags : pages) resident += flags & 1;
+  }
+  return resident * page;
+}
+
+#else
+
+int64_t RowBlockBytes() { return 4096; }
+
+RowFile::RowFile(const StorageOptions& storage, const std::string& table, int64_t)
+    : chunk_bytes_(0) {
+  throw std::invalid_argument("Rows on disk need Linux. Received: " + Where(storage, table));
+}
+RowFile::~RowFile() = default;
+void RowFile::Fail(const char* what, int) const { throw std::runtime_error(what); }
+char* RowFile::Address(size_t) const { return nullptr; }
+float* RowFile::AddChunk(size_t) { throw std::bad_alloc(); }
+void RowFile::FreeChunk(size_t) noexcept {}
+void RowFile::Fetch(int64_t, int64_t) const {}
+void RowFile::BeginWrite(int64_t, int64_t) const {}
+void RowFile::Drop(int64_t, int64_t) const {}
+int64_t RowFile::ResidentBytes() const { return 0; }
+
+#endif
+
+}  // namespace sok

@@ -1,0 +1,116 @@
+"""Where the rows of a table are: in memory, or on disk with those in use in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+from sok_like.runtime.checks import as_integer
+
+STORAGE_TYPES = ("DRAM", "HBM", "DRAM_SSDHASH")
+CACHE_STRATEGIES = ("LRU", "LFU")
+
+
+def _require(ok: bool, argument: str, required: str, received: Any) -> None:
+    if not ok:
+        raise ValueError(f"`{argument}` must be {required}. Received: {argument}={received!r}")
+
+
+def _is_size(value: Any) -> bool:
+    size = as_integer(value)
+    return size is not None and 0 <= size < 2**63
+
+
+@dataclasses.dataclass(frozen=True)
+class StorageOption:
+    """Where rows are: in the memory of the table's device, or on disk with those in use in memory.
+
+    With "DRAM_SSDHASH" the index stays in memory, and rows with their slot rows are in a file, one
+    per table and rank. Values are those of a table in memory, to the last bit. The file is scratch
+    space: it has no name and goes with the process; a dump is what lasts.
+
+    Args:
+        storage_type: None, "DRAM", "HBM" or "DRAM_SSDHASH", or an enum member of that name.
+        storage_path: With "DRAM_SSDHASH" a directory on a disk, which is made if it is missing.
+        storage_size: With "DRAM_SSDHASH" `[bytes of rows in memory]` or `[bytes of rows in memory,
+            maximum bytes of the file]`, per table and rank; further entries must be 0. One batch
+            may exceed the first. None: `[2**30]`, as in DeepRec.
+        cache_strategy: With "DRAM_SSDHASH" which rows leave memory first, in blocks of 4 KiB.
+            "LFU" or None: those used seldom. "LRU": those not used for long.
+        layout: None.
+
+    Raises:
+        ValueError: an argument has another value, or would be ignored.
+    """
+
+    storage_type: Any = None
+    storage_path: str | None = None
+    storage_size: Any = None
+    cache_strategy: Any = None
+    layout: Any = None
+
+    def __post_init__(self):
+        name = getattr(self.storage_type, "name", self.storage_type)
+        _require(
+            name is None or name in STORAGE_TYPES,
+            "storage_type",
+            f"None or one of {STORAGE_TYPES}. For a table that is larger than memory, on PMEM or "
+            "SSD, use DRAM_SSDHASH, which has its rows in a file and those in use in host memory",
+            self.storage_type,
+        )
+        object.__setattr__(self, "storage_type", name)
+        _require(self.layout is None, "layout", "None", self.layout)
+        if self.is_on_disk:
+            self._check_disk()
+            return
+        for argument in ("storage_path", "storage_size", "cache_strategy"):
+            value = getattr(self, argument)
+            required = "None: only storage_type DRAM_SSDHASH has rows on disk"
+            _require(value is None, argument, required, value)
+
+    def _check_disk(self):
+        path = self.storage_path
+        is_path = isinstance(path, (str, os.PathLike)) and os.fspath(path) != ""
+        _require(is_path, "storage_path", "a directory on a disk for DRAM_SSDHASH", path)
+        object.__setattr__(self, "storage_path", os.fspath(path))
+        sizes = self.storage_size
+        if sizes is None:
+            sizes = 2**30
+        sizes = tuple(sizes) if isinstance(sizes, (list, tuple)) else (sizes,)
+        _require(
+            0 < len(sizes) <= 4
+            and all(map(_is_size, sizes))
+            and sizes[0] > 0
+            and not any(sizes[2:]),
+            "storage_size",
+            "[bytes of rows in memory] or [bytes of rows in memory, maximum bytes of the file], "
+            "and then zeros",
+            self.storage_size,
+        )
+        object.__setattr__(self, "storage_size", tuple(map(int, sizes)))
+        strategy = getattr(self.cache_strategy, "name", self.cache_strategy)
+        _require(
+            strategy is None or strategy in CACHE_STRATEGIES,
+            "cache_strategy",
+            f"None or one of {CACHE_STRATEGIES}",
+            self.cache_strategy,
+        )
+        object.__setattr__(self, "cache_strategy", strategy)
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether rows are in a file."""
+        return self.storage_type == "DRAM_SSDHASH"
+
+    def attributes(self) -> dict[str, Any]:
+        """The option as attributes of the op of a table."""
+        if not self.is_on_disk:
+            return {}
+        return {
+            # Absolute: the file is made anew where slot rows come or the content is replaced.
+            "storage_path": os.path.abspath(self.storage_path),
+            "storage_memory": self.storage_size[0],
+            "storage_file": self.storage_size[1] if len(self.storage_size) > 1 else 0,
+            "storage_lfu": self.cache_strategy != "LRU",
+        }
