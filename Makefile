@@ -19,7 +19,7 @@ STAMPS := $(VENV)/stamps
 NUM_RANKS ?= 2
 RANKS := $(VENV)/bin/python -m sok_like.run -np $(NUM_RANKS)
 
-.PHONY: help venv build demo test test-all bench bench-dmp bench-groups bench-saving soak lint cuda asan tsan soak-ranks
+.PHONY: help venv build demo test test-all bench bench-dmp bench-groups bench-saving bench-storage soak lint cuda asan tsan soak-ranks
 .PHONY: clean distclean
 
 help:
@@ -33,6 +33,7 @@ help:
 	@echo "make bench      benchmarks, on 1 rank; ARGS=... goes to the program"
 	@echo "make bench-dmp  sharded against replicated dense tables, on NUM_RANKS=2 ranks"
 	@echo "make bench-saving  dumps, deltas and restores, beside cp and a checkpoint"
+	@echo "make bench-storage  rows on disk against rows in memory; ARGS='--path DIRECTORY'"
 	@echo "make bench-groups  many tables in one lookup, on NUM_RANKS=2 ranks"
 	@echo "make soak       20 minutes at a full table: memory stays flat, counts add up"
 	@echo "make lint       ruff, mypy, clang-format"
@@ -88,6 +89,9 @@ bench-dmp: venv
 
 bench-saving: venv
 	@$(VENV)/bin/python -m benchmarks.saving $(ARGS)
+
+bench-storage: venv
+	@$(VENV)/bin/python -m benchmarks.storage $(ARGS)
 
 bench-groups: venv
 	@$(RANKS) -m benchmarks --only groups $(ARGS)

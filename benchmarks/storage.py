@@ -32,6 +32,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def tables(args):
     """One table in memory and one on disk, and an optimizer each."""
+    import tensorflow as tf
+
     import sok_like as sok
 
     row_bytes = 2 * DIM * 4  # with Adagrad's accumulators
@@ -40,7 +42,8 @@ def tables(args):
     made = []
     for name, ev_option in (("memory", None), ("disk", option)):
         table = sok.EmbeddingVariable(DIM, name="t", ev_option=ev_option)
-        made.append((name, table, sok.optimizers.Adagrad(0.01)))
+        optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adagrad(0.01))
+        made.append((name, table, optimizer))
     return made
 
 

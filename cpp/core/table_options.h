@@ -60,7 +60,7 @@ struct TableOptions {
   int64_t world_size = 1;
   uint64_t seed = 0;
   InitializerOptions initializer;
-  PolicyOptions policy;  // which keys get a row and which lose it
+  PolicyOptions policy;    // which keys get a row and which lose it
   StorageOptions storage;  // host memory only
 
   // Throws std::invalid_argument naming the field, what it must be and what it was.

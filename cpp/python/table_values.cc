@@ -129,8 +129,10 @@ StorageOptions ParseStorage(const py::dict& fields) {
     } else if (name == "lfu") {
       storage.lfu = py::cast<bool>(value);
     } else {
-      throw py::value_error("`storage` must have no other fields than 'path', 'memory', 'file', "
-                            "'lfu'. Received: '" + name + "'");
+      throw py::value_error(
+          "`storage` must have no other fields than 'path', 'memory', 'file', "
+          "'lfu'. Received: '" +
+          name + "'");
     }
   }
   return storage;

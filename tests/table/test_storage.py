@@ -1,5 +1,8 @@
 """Tables with rows on disk: the bits of a table in memory, through every door that makes one."""
 
+import pathlib
+import tempfile
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,9 +12,12 @@ MEMORY = 128 * 1024  # of rows that take 2 to 3 MiB with the slot rows of Adam
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(sok):
     """On a disk, which the folder of temporary files may not be."""
-    return tmp_path
+    place = pathlib.Path(__file__).parent.parent.parent / "out"
+    place.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place) as made:
+        yield pathlib.Path(made)
 
 
 def option_of(sok, folder, **kwargs):

@@ -67,8 +67,7 @@ void RowCache::Bring(Executor& ex, RowUse use) {
   num_here_ += num_absent;
   ex.ParallelFor(static_cast<int64_t>(runs.size()), kRunsGrain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      file_.Fetch(runs[i].first * block_bytes_,
-                  (runs[i].last - runs[i].first + 1) * block_bytes_);
+      file_.Fetch(runs[i].first * block_bytes_, (runs[i].last - runs[i].first + 1) * block_bytes_);
     }
   });
 }

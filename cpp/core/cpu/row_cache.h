@@ -67,8 +67,8 @@ class RowCache {
  private:
   static constexpr uint32_t kBatches = (1u << 24) - 1;  // they are counted modulo that and one
   struct Block {
-    uint32_t batch : 24;    // that touched it last
-    uint32_t count : 3;     // of touches, less rounds of the hand
+    uint32_t batch : 24;  // that touched it last
+    uint32_t count : 3;   // of touches, less rounds of the hand
     uint32_t is_here : 1;
     uint32_t is_dirty : 1;  // may differ from the disk
     uint32_t is_leaving : 1;

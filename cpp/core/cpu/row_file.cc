@@ -35,8 +35,7 @@ bool IsInMemory(int file) {
   constexpr int64_t kTmpfs = 0x01021994, kRamfs = 0x858458f6;
   struct statfs info;
   if (fstatfs(file, &info) != 0) return false;
-  return static_cast<int64_t>(info.f_type) == kTmpfs ||
-         static_cast<int64_t>(info.f_type) == kRamfs;
+  return static_cast<int64_t>(info.f_type) == kTmpfs || static_cast<int64_t>(info.f_type) == kRamfs;
 }
 
 // A file without a name, or with one for a moment where the file system knows no other.
@@ -144,9 +143,9 @@ void RowFile::BeginWrite(int64_t offset, int64_t bytes) const {
 }
 
 void RowFile::Drop(int64_t offset, int64_t bytes) const {
-  if (sync_file_range(file_, offset, bytes,
-                      SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
-                          SYNC_FILE_RANGE_WAIT_AFTER) != 0) {
+  if (sync_file_range(
+          file_, offset, bytes,
+          SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER) != 0) {
     Fail("written", errno);
   }
   const int64_t end = offset + bytes;

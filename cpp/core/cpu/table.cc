@@ -262,8 +262,8 @@ void CpuTable::Impl::FindUnlessNew(Executor& ex, const uint64_t* keys, int64_t n
   // are found before they are written, so that they can be fetched in one go.
   const int64_t most = options.max_capacity > 0 ? options.max_capacity : int64_t{kNoRow};
   constexpr int64_t kSample = 64;
-  if (!arena->is_on_disk() && options.use_hashtable && num_keys >= 16 * kSample && size + num_keys <= most &&
-      next_row + num_keys <= int64_t{kNoRow}) {
+  if (!arena->is_on_disk() && options.use_hashtable && num_keys >= 16 * kSample &&
+      size + num_keys <= most && next_row + num_keys <= int64_t{kNoRow}) {
     uint64_t sample[kSample];
     uint32_t sample_rows[kSample];
     for (int64_t i = 0; i < kSample; ++i) sample[i] = keys[i * (num_keys / kSample)];

@@ -181,8 +181,7 @@ struct CpuTable::Impl {
 };
 
 template <typename Fn>
-void CpuTable::Impl::ForEachRange(Executor& ex, int64_t num_rows, RowUse use,
-                                  const Fn& fn) const {
+void CpuTable::Impl::ForEachRange(Executor& ex, int64_t num_rows, RowUse use, const Fn& fn) const {
   const int64_t step = arena->is_on_disk() ? arena->chunk_rows() : num_rows;
   for (int64_t begin = 0; begin < num_rows; begin += step) {
     const int64_t end = std::min(num_rows, begin + step);
