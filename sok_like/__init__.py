@@ -78,8 +78,8 @@ if TYPE_CHECKING:
     from sok_like.table.policies import InitializerOption as InitializerOption
     from sok_like.table.policies import L2WeightEvict as L2WeightEvict
     from sok_like.table.policies import ScoreEvict as ScoreEvict
-    from sok_like.table.storage import StorageOption as StorageOption
     from sok_like.table.saver import Saver as Saver
+    from sok_like.table.storage import StorageOption as StorageOption
 
 # Public name: where it lives.
 _PUBLIC = {

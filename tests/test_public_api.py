@@ -42,8 +42,8 @@ CALLABLES = {
     "default_value_no_permission=0.0",
     "L2WeightEvict": "l2_weight_threshold=-1.0",
     "ScoreEvict": "score='lru', capacity=None",
-    "StorageOption": "storage_type=None, storage_path=None, storage_size=None, cache_strategy=None, "
-    "layout=None",
+    "StorageOption": "storage_type=None, storage_path=None, storage_size=None, "
+    "cache_strategy=None, layout=None",
     "local_rank": "",
     "rank": "",
     "shard": "dataset, *, drop_remainder",

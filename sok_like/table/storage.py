@@ -105,7 +105,7 @@ class StorageOption:
 
     def attributes(self) -> dict[str, Any]:
         """The option as attributes of the op of a table."""
-        if not self.is_on_disk:
+        if not self.is_on_disk or self.storage_path is None:
             return {}
         return {
             # Absolute: the file is made anew where slot rows come or the content is replaced.
