@@ -11,6 +11,7 @@ before it removed. So a process that is killed at any instant leaves the last fi
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import pathlib
 import secrets
@@ -146,6 +147,44 @@ def check_seen(path: str) -> None:
             "All ranks must read the same file, on a file system that they share. "
             f"Received: {path!r}, which is missing"
         )
+
+
+def agree_on_file(path: str, communicator: Any, call: str) -> None:
+    """Raises on all ranks unless all of them see the same bytes at `path`.
+
+    A relative path, or one of a host's own disk, may lead each rank to a file of its own. What the
+    ranks took from different files would drift apart in silence.
+
+    Raises:
+        FileNotFoundError: on one rank, where there is no file; on several it is a RuntimeError.
+        RuntimeError: a rank sees no file, or another one.
+    """
+
+    def look():
+        check_seen(path)
+        return _digest(path) if communicator.world_size > 1 else ""
+
+    told = agreed(look, communicator, call)
+    for rank, digest in enumerate(told):
+        if digest != told[0]:
+            raise RuntimeError(
+                "All ranks must read the same file, on a file system that they share, or equal "
+                f"copies. Received: {os.path.abspath(path)!r} on this rank, and another file on "
+                f"rank {rank} than on rank 0"
+            )
+
+
+def _digest(path):
+    """SHA-256 of a file, or of all files of a folder."""
+    found = pathlib.Path(path)
+    digest = hashlib.sha256()
+    for file in sorted(found.rglob("*")) if found.is_dir() else [found]:
+        if file.is_file():
+            digest.update(str(file.relative_to(found)).encode())
+            with open(file, "rb", buffering=0) as opened:
+                while data := opened.read(2**22):
+                    digest.update(data)
+    return digest.hexdigest()
 
 
 def _without_value(_):

@@ -230,7 +230,7 @@ def _together(call, ours, filepath, read):
         with beside.reading(path):
             loaded.append(read())
 
-    agreed(lambda: beside.check_seen(path), comm.current(), call)
+    beside.agree_on_file(path, comm.current(), call)
     with together():
         agreed(run, comm.current(), call)
     return loaded[0]

@@ -122,7 +122,8 @@ def _restore(read, saver, file_prefix, options):
             return read(saver, file_prefix, options)
 
     if communicator.world_size > 1:
-        agreed(lambda: beside.check_seen(f"{path}.index"), communicator, _READ)
+        # It has the checksum of every tensor.
+        beside.agree_on_file(f"{path}.index", communicator, _READ)
         if kinds.own:
             agreed(lambda: _check_own(path, communicator), communicator, _READ)
             run = _with_own(run, saver, kinds.own, path, communicator)

@@ -15,6 +15,8 @@ import tensorflow as tf
 
 BATCH = 12
 X = np.arange(2 * BATCH).reshape(BATCH, 2)
+# Writers and readers, which the launches of fewer ranks lack.
+GRID = [(4, 4), (4, 3), (4, 2), (4, 1), (3, 4), (3, 1), (2, 4), (2, 3), (1, 4)]
 Y = np.linspace(-1, 1, BATCH, dtype=np.float32)[:, np.newaxis]
 
 
@@ -29,7 +31,9 @@ def checks(world_size):
         }
         # A signal comes at any time: apart from the launch that all checks share.
         return {**found, "preempted": preempted} if os.environ.get("SLOW") else found
-    return {"resumed": lambda: resumed([(3, 2), (1, 3), (3, 3)])} if world_size == 3 else {}
+    if world_size == 3:
+        return {"resumed": lambda: resumed([(3, 2), (1, 3), (3, 3)])}
+    return {"resumed": lambda: resumed(GRID)} if os.environ.get("SLOW") else {}
 
 
 def shared(name):
@@ -65,9 +69,23 @@ def made():
         {"a": 4}, combiners="sum", name="files_group", table_options={"a": {"ev_option": option}}
     )
     both = [tf.keras.layers.Flatten()(layer(keys)), group({"a": keys})["a"]]
-    model = tf.keras.Model(keys, tf.keras.layers.Dense(1)(tf.keras.layers.Concatenate()(both)))
+    dense = tf.keras.layers.Dense(1, name="dense_of_files")
+    model = tf.keras.Model(keys, dense(tf.keras.layers.Concatenate()(both)))
     optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.05))
     model.compile(optimizer, "mse", run_eagerly=True)
+    return model
+
+
+def aligned(model):
+    """The same, whose ranks count its lookups alike: some were in smaller worlds before."""
+    from sok_like.runtime import comm, turns
+
+    for _ in range(3):  # a table's first lookup fails on all ranks, and they go on from its number
+        with contextlib.suppress(tf.errors.FailedPreconditionError):
+            model(X[:1], training=False)
+    if comm.current().world_size > 1:
+        with contextlib.suppress(tf.errors.FailedPreconditionError):
+            turns.exchange_notes(tf.zeros([0], tf.int64), [], comm.current(), "sok_gradients")
     return model
 
 
@@ -109,8 +127,8 @@ def read(kind, folder):
     if kind == "model":
         model = tf.keras.models.load_model(str(folder / "m.keras"))
         model.compile(model.optimizer, "mse", run_eagerly=True)
-        return model
-    model = made()
+        return aligned(model)
+    model = aligned(made())
     fit(model, 1, 100)  # what is there is replaced
     if kind == "weights":
         model.load_weights(str(folder / "w.weights.h5"))
@@ -128,7 +146,7 @@ def resumed(pairs):
         if writers not in written:
             with world(writers) as group:
                 if group is not None:
-                    model = made()
+                    model = aligned(made())
                     fit(model, 2)
                     write_all(model, folder)
                     before = state(model)
@@ -199,7 +217,28 @@ def refused():
         found["left"].append(same)
     missing = str(folder / f"missing{rank}.weights.h5") if rank else path
     found["missing"] = message_of(model.load_weights, missing)
+    found["copies"] = copies(folder / f"copy{rank}", rank)
     return found
+
+
+def copies(folder, rank):
+    """Each rank alone writes a file of the same relative path, and then all read it."""
+    folder.mkdir()
+    with world(1):
+        model = made()
+        fit(model, 1, rank)
+        model.save_weights(str(folder / "w.weights.h5"))
+        tf.train.Checkpoint(model=model).write(str(folder / "c"))
+    model, here = made(), os.getcwd()
+    before = model.get_layer("dense_of_files").get_weights()[0]
+    os.chdir(folder)
+    messages = [
+        message_of(model.load_weights, "w.weights.h5"),
+        message_of(lambda: tf.train.Checkpoint(model=model).read("c")),
+    ]
+    os.chdir(here)
+    kept = np.array_equal(before, model.get_layer("dense_of_files").get_weights()[0])
+    return {"messages": messages, "kept": kept}
 
 
 class Interrupted(Exception):

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from tests.checks.files import GRID
+
 pytestmark = [pytest.mark.ranks, pytest.mark.keras]
 KINDS = ("checkpoint", "weights", "model")
 
@@ -54,6 +56,12 @@ def test_three_ranks_read_and_write_as_well(rank_results, pair):
     check_resumed(rank_results(3, "files.resumed"), [pair])
 
 
+@pytest.mark.slow  # with SLOW=1, as `make test-all` sets it
+@pytest.mark.parametrize("pair", GRID)
+def test_up_to_four_ranks_read_what_any_of_them_wrote(rank_results, pair):
+    check_resumed(rank_results(4, "files.resumed"), [pair])
+
+
 def test_a_manager_removes_the_tables_of_the_checkpoints_that_it_removes(rank_results):
     files = rank_results(2, "files.resumed")[0]["written"][2][2]
     tables = [name for name in files if name.endswith(".tables")]
@@ -71,6 +79,13 @@ def test_a_rank_that_cannot_write_or_read_raises_on_all_and_the_save_before_stay
         assert all("rank 1: OSError: [Errno 28]" in message for message in result["full"])
         assert result["left"] == [True, True]
         assert "rank 1: FileNotFoundError" in result["missing"]
+
+
+def test_ranks_that_see_different_files_under_one_path_raise(rank_results):
+    for result in rank_results(2, "files.refused"):
+        for message in result["copies"]["messages"]:
+            assert "RuntimeError: All ranks must read the same file" in message
+        assert result["copies"]["kept"]
 
 
 def test_keras_backup_in_a_shared_folder_goes_on_with_the_bits_of_an_unbroken_run(rank_results):
