@@ -1,5 +1,7 @@
 """What the documents show runs, and what they name exists."""
 
+import functools
+import json
 import os
 import re
 import shlex
@@ -28,66 +30,128 @@ TOGETHER = [
     for pages in programs()
     if (together := [d for d in pages if any(not block.ranks for block in python_blocks(d))])
 ]
-# Runs the files it is given as one program. They stay files, so that TensorFlow finds their source.
-RUN_ALL = """
-import sys
-for path in sys.argv[1:]:
-    with open(path) as file:
-        exec(compile(file.read(), path, "exec"), globals())
-"""
 LEGACY = os.environ.get("TF_USE_LEGACY_KERAS") == "1"
 
 
-def _marks(block, num_ranks):
-    """Most ranks under Keras 3, fewest under tf_keras; the other two pairs are for `slow`."""
-    usual = min(block.ranks) if LEGACY else max(block.ranks)
-    return [pytest.mark.ranks] * (num_ranks > 1) + [pytest.mark.slow] * (num_ranks != usual)
+def _blocks(ranks_of, *marks):
+    """A case for each block that runs by itself, and each number of ranks that `ranks_of` takes."""
+    return [
+        pytest.param(
+            *(block, num_ranks),
+            marks=[*marks, *[pytest.mark.ranks] * (num_ranks > 1)],
+            id=f"{block.name}-{num_ranks}",
+        )
+        for document in DOCUMENTS
+        for block in python_blocks(document)
+        for num_ranks in ranks_of(block.ranks)
+    ]
 
 
-ALONE = [
-    pytest.param(
-        block,
-        num_ranks,
-        marks=_marks(block, num_ranks),
-        id=f"{block.name}-{num_ranks}",
-    )
-    for document in DOCUMENTS
-    for block in python_blocks(document)
-    for num_ranks in block.ranks
-]
+def _usual(ranks):
+    """Most ranks under Keras 3; under tf_keras one."""
+    return {1} & set(ranks) if LEGACY else {max(ranks, default=1)} & set(ranks)
 
 
-def _run(scripts, folder):
+def _scripts(folder, documents, wanted):
+    """Files of the documents' wanted blocks, each line at the place where the document has it."""
+    scripts = []
+    for document in documents:
+        folder.mkdir(exist_ok=True)
+        script = folder / os.path.basename(document)
+        script.write_text(program([block for block in python_blocks(document) if wanted(block)]))
+        scripts.append(str(script))
+    return scripts
+
+
+def _of_documents(folder, documents):
+    return _scripts(folder / documents[0].replace("/", "-"), documents, lambda b: not b.ranks)
+
+
+def _of_block(folder, block):
+    name = block.name.replace("/", "-").replace(":", "-")
+    return _scripts(folder / name, [block.document], lambda b: b == block)
+
+
+def _run(programs, num_ranks, folder):
+    """Errors of programs that share processes, in a temporary folder, and what rank 0 printed."""
+    if num_ranks > 1:
+        ranks = run_ranks(
+            "tests.docs.together:run",
+            num_ranks,
+            args={"programs": programs},
+            env={"TMPDIR": folder},
+        )
+        return {
+            path: (
+                "".join(
+                    f"rank {r}: {each[path][0]}" for r, each in enumerate(ranks) if each[path][0]
+                ),
+                ranks[0][path][1],
+            )
+            for path in ranks[0]
+        }
     done = subprocess.run(
-        [sys.executable, "-c", RUN_ALL, *map(str, scripts)],
+        [sys.executable, "-m", "tests.docs.together", json.dumps(programs), "results"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+    return json.loads((folder / "results").read_text())
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory):
+    """`usual(num_ranks)`: the folder, and what all programs gave that `make test` runs on them."""
+
+    @functools.cache
+    def usual(num_ranks):
+        folder = tmp_path_factory.mktemp("docs")
+        programs = [_of_documents(folder, documents) for documents in TOGETHER if num_ranks == 1]
+        for document in DOCUMENTS:
+            for block in python_blocks(document):
+                if num_ranks in _usual(block.ranks):
+                    programs.append(_of_block(folder, block))
+        return folder, _run(programs, num_ranks, folder)
+
+    return usual
 
 
 @pytest.mark.keras
 @pytest.mark.parametrize("documents", TOGETHER, ids=lambda documents: documents[0])
-def test_blocks_of_a_document_run_in_order(documents, tmp_path):
-    scripts = [tmp_path / os.path.basename(document) for document in documents]
-    for script, document in zip(scripts, documents, strict=True):
-        script.write_text(program([block for block in python_blocks(document) if not block.ranks]))
-    _run(scripts, tmp_path)
+def test_blocks_of_a_document_run_in_order(usual, documents):
+    folder, found = usual(1)
+    error, _ = found[_of_documents(folder, documents)[0]]
+    assert not error, error
 
 
 @pytest.mark.keras
-@pytest.mark.parametrize("block, num_ranks", ALONE)
-def test_block_runs_alone(block, num_ranks, tmp_path):
-    script = tmp_path / os.path.basename(block.document)
-    script.write_text(program([block]))
+@pytest.mark.parametrize("block, num_ranks", _blocks(_usual))
+def test_block_runs_by_itself(usual, block, num_ranks):
+    folder, found = usual(num_ranks)
+    _check_block(block, num_ranks, *found[_of_block(folder, block)[0]])
+
+
+def _check_block(block, num_ranks, error, printed):
+    assert not error, error
     if num_ranks == 1:
-        printed = _run([script], tmp_path)
         assert output_of(block) in printed
-    else:
-        run_ranks(script, num_ranks, env={"TMPDIR": tmp_path})
+
+
+@pytest.mark.slow
+@pytest.mark.keras
+@pytest.mark.parametrize("documents", TOGETHER, ids=lambda documents: documents[0])
+def test_blocks_of_a_document_run_in_a_process_of_their_own(documents, tmp_path):
+    ((error, _),) = _run([_of_documents(tmp_path, documents)], 1, tmp_path).values()
+    assert not error, error
+
+
+@pytest.mark.keras
+@pytest.mark.parametrize("block, num_ranks", _blocks(lambda ranks: ranks, pytest.mark.slow))
+def test_block_runs_in_a_process_of_its_own(block, num_ranks, tmp_path):
+    (found,) = _run([_of_block(tmp_path, block)], num_ranks, tmp_path).values()
+    _check_block(block, num_ranks, *found)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
