@@ -4,7 +4,7 @@ Ranks wait for each other some ten times a step. Beside another busy process eac
 lasts a slice of the scheduler, and all together several times as long as the ranks need alone.
 
     a test               shares the cores with the tests of other workers
-    a launch of ranks    alone()
+    a launch of ranks    alone(), but where they hardly exchange
     waiting for a launch that another worker makes    lent()
 """
 

@@ -9,6 +9,7 @@ return a dictionary with one result per check.
 The function runs in `tests/rank_main.py`, after nothing but the standard library was imported.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -42,7 +43,16 @@ def skip_many_ranks(world_size):
         pytest.skip(f"{world_size} ranks are more than SOK_MOST_RANKS")
 
 
-def run_ranks(target, num_ranks, *, launcher="mpirun", args=None, env=None, timeout=HANG_LIMIT):
+def run_ranks(
+    target,
+    num_ranks,
+    *,
+    launcher="mpirun",
+    args=None,
+    env=None,
+    timeout=HANG_LIMIT,
+    alone=True,
+):
     """Runs `target` on `num_ranks` processes of this host; returns a list, a result per rank.
 
     Args:
@@ -55,11 +65,14 @@ def run_ranks(target, num_ranks, *, launcher="mpirun", args=None, env=None, time
             command line words.
         env: dictionary of environment variables to set beside the inherited ones.
         timeout: seconds until every process is killed.
+        alone: whether tests of other workers wait meanwhile (tests/cores.py). False where the ranks
+            hardly exchange: they start, sleep or fail.
 
     Raises:
         RanksFailed: a rank raised, ended with an error or was still running after `timeout`.
     """
-    with cores.alone(), tempfile.TemporaryDirectory(prefix="sok_ranks_") as folder:
+    launch = cores.alone if alone else contextlib.nullcontext
+    with launch(), tempfile.TemporaryDirectory(prefix="sok_ranks_") as folder:
         folder = pathlib.Path(folder)
         main = [sys.executable, "-m", "tests.rank_main", str(target), str(folder), json.dumps(args)]
         process = subprocess.Popen(

@@ -1,5 +1,6 @@
 """The launcher of multi-rank tests itself: results, failures and time limits."""
 
+import functools
 import json
 import os
 import pathlib
@@ -7,9 +8,11 @@ import time
 
 import pytest
 
-from tests.ranks import RanksFailed, run_ranks
+from tests import ranks
+from tests.ranks import RanksFailed
 
 pytestmark = pytest.mark.ranks
+run_ranks = functools.partial(ranks.run_ranks, alone=False)
 
 
 def gather_ranks(scale):

@@ -36,13 +36,13 @@ LAYOUTS = {
 }
 
 
-# Meshes by number of ranks, and optimizers. A case takes a minute of all cores.
+# Meshes by number of ranks, and optimizers. A case takes half a minute of all cores.
 CHECKED = {
-    1: {(1, 1): ("adam",)},
     2: {(1, 2): ("adagrad",), (2, 1): ("adam",)},
     4: {(2, 2): ("sgd",)},
 }
 if os.environ.get("SLOW"):
+    CHECKED[1] = {(1, 1): ("adam",)}
     CHECKED[2][1, 2] += ("sgd",)
     CHECKED[4] |= {(2, 2): ("sgd", "adam"), (1, 4): ("sgd",), (4, 1): ("adagrad",)}
 
@@ -131,9 +131,10 @@ class Losses(tf.keras.callbacks.Callback):
         self.losses.append(logs["loss"])
 
 
-def fit(model, optimizer):
+def fit(model, optimizer, eager):
     """Compiles, trains and evaluates: losses by step, evaluation, predictions."""
-    model.compile(optimizer=make_optimizer(optimizer), loss="mse", jit_compile=False)
+    options = {"jit_compile": False, "run_eagerly": eager}
+    model.compile(optimizer=make_optimizer(optimizer), loss="mse", **options)
     features, target = data()
     inputs, targets = [features[t.name] for t in model.inputs], [target] * len(model.outputs)
     losses = Losses()
@@ -162,12 +163,17 @@ def weights_of(model):
     return found
 
 
-def oracle(optimizer, start):
+def is_eager(shape):
+    """Tracing so many layers takes longer than these steps: one mesh shows that it can be done."""
+    return shape != (1, 2)
+
+
+def oracle(optimizer, start, eager):
     """The training by Keras alone from the same initial weights."""
     model = make_model()
     for variable in _numbers(model):
         variable.assign(start[path_of(variable)])
-    return {**fit(model, optimizer), "weights": weights_of(model)}
+    return {**fit(model, optimizer, eager), "weights": weights_of(model)}
 
 
 def train_on_mesh(shape, optimizer):
@@ -183,7 +189,7 @@ def train_on_mesh(shape, optimizer):
         warnings.simplefilter("always")
         model = make_model(sok)
         start = weights_of(model)
-        sharded = fit(model, optimizer)
+        sharded = fit(model, optimizer, is_eager(shape))
         sharded["weights"] = weights_of(model)
         table = dist.summary(model)
     slots = model.optimizer.variables

@@ -1,5 +1,6 @@
 """How programs use a distribution, on 2 ranks: each check returns what a test compares."""
 
+import functools
 import os
 import pathlib
 import tempfile
@@ -72,6 +73,12 @@ def trained(model):
     }
 
 
+@functools.cache
+def oracle():
+    """The training of Keras alone, the same in several checks."""
+    return train(make_model())
+
+
 PUBLISHED = {
     "dense.*kernel": (None, "model"),
     "dense.*bias": ("model",),
@@ -109,7 +116,7 @@ def local_shapes(model):
 
 def published():
     """The published example, with the mesh shape as the only change."""
-    found = {"oracle": train(make_model())}
+    found = {"oracle": oracle()}
     for shape in ((1, 2), (2, 1)):
 
         def body(dist):
@@ -122,21 +129,21 @@ def published():
 
 def deferred():
     """A Sequential without an Input is built while its first step is traced."""
-    oracle = train(make_model(deferred=True))
+    expected = train(make_model(deferred=True))
 
     def body(dist):
         model = make_model(deferred=True)
-        return {"oracle": oracle, "sharded": train(model), "local": local_shapes(model)}
+        return {"oracle": expected, "sharded": train(model), "local": local_shapes(model)}
 
     return under((1, 2), body)
 
 
 def eager():
     """Steps that are not traced."""
-    oracle = train(make_model(), run_eagerly=True)
+    expected = train(make_model(), run_eagerly=True)
 
     def body(dist):
-        return {"oracle": oracle, "sharded": train(make_model(), run_eagerly=True)}
+        return {"oracle": expected, "sharded": train(make_model(), run_eagerly=True)}
 
     return under((2, 1), body)
 
@@ -304,7 +311,7 @@ def keras_classes():
 
     from sok_like import distribution as dist
 
-    found = {"oracle": train(make_model())}
+    found = {"oracle": oracle()}
     mesh = keras.distribution.DeviceMesh((1, 2), ("batch", "model"), dist.list_devices())
     layout_map = keras.distribution.LayoutMap(mesh)
     layout_map[".*dense.*kernel"] = (None, "model")
@@ -320,12 +327,12 @@ def keras_classes():
 
 def made_before():
     """A model that was made before the distribution is sharded when it is compiled or called."""
-    oracle = train(make_model())
+    expected = oracle()
     model, ready = make_model(), compiled(make_model())
 
     def body(dist):
         return {
-            "oracle": oracle,
+            "oracle": expected,
             "sharded": train(model),
             "compiled before": trained(ready),
             "local": local_shapes(model),
@@ -352,10 +359,10 @@ def loaded():
         found = {"steps": np.array(steps), "loss": np.array(history["loss"]), "weights": weights}
         return {**found, "local": local_shapes(model)}
 
-    oracle = run()
-    del oracle["local"]
+    expected = run()
+    del expected["local"]
     sharded = under((1, 2), run)
-    return {"oracle": oracle, "sharded": sharded, "local": sharded["local"]}
+    return {"oracle": expected, "sharded": sharded, "local": sharded["local"]}
 
 
 def exported():

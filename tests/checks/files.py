@@ -31,9 +31,11 @@ def checks(world_size):
         }
         # A signal comes at any time: apart from the launch that all checks share.
         return {**found, "preempted": preempted} if os.environ.get("SLOW") else found
+    if not os.environ.get("SLOW"):
+        return {}
     if world_size == 3:
         return {"resumed": lambda: resumed([(3, 2), (1, 3), (3, 3)])}
-    return {"resumed": lambda: resumed(GRID)} if os.environ.get("SLOW") else {}
+    return {"resumed": lambda: resumed(GRID)}
 
 
 def shared(name):

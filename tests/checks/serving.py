@@ -14,7 +14,9 @@ UNSEEN = np.array([7, -9, 2**50 + 1])
 
 
 def checks(world_size):
-    return {"exported": lambda: exported(world_size)} if world_size <= 2 else {}
+    # ModelParallel of tf_keras on several ranks cannot be exported: it raises.
+    most = 1 if os.environ.get("TF_USE_LEGACY_KERAS") == "1" else 2
+    return {"exported": lambda: exported(world_size)} if world_size <= most else {}
 
 
 def exported(world_size):
@@ -23,7 +25,7 @@ def exported(world_size):
     from sok_like.runtime import comm
 
     folder = pathlib.Path(tempfile.gettempdir()) / f"sok_serving_{os.getppid()}_{world_size}"
-    found = {}
+    found, models = {}, {}
     for make in (group, columns, sok1, sharded, parallel, module):
         tf.keras.utils.set_random_seed(3)
         model, inputs, signatures, compute = make(sok)
@@ -33,8 +35,8 @@ def exported(world_size):
         if comm.current().rank == 0:
             np.savez(place / "inputs.npz", **_flat(inputs))
             np.savez(place / "expected.npz", output=np.asarray(expected))
-        found[make.__name__] = str(place)
-    found["refused"] = refused(sok, folder)
+        found[make.__name__], models[make.__name__] = str(place), model
+    found["refused"] = refused(sok, folder, models)
     return found
 
 
@@ -235,14 +237,12 @@ def module(sok):
     return made, inputs, None, lambda inputs: made(*inputs.values())
 
 
-def refused(sok, folder):
+def refused(sok, folder, models):
     """What each of these raises: TensorFlow's and Keras' exports, wrong calls, what has no form."""
     from sok_like.runtime import comm
 
     rank = comm.current().rank
-    model = group(sok)[0]
-    sliced = sharded(sok)[0]
-    under_mesh = parallel(sok)[0]
+    model, sliced, under_mesh = (models[name] for name in ("group", "sharded", "parallel"))
 
     class WithPython(tf.Module):
         @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])

@@ -59,8 +59,16 @@ def rank_results():
 
 outcome = of_groups.outcome
 each_optimizer = pytest.mark.parametrize("optimizer", ["adagrad"])
-test_sequences = of_groups.test_sequences
-test_gradient_scales = of_groups.test_gradient_scales
+
+
+@each_world
+def test_sequences(rank_results, world_size):
+    of_groups.test_sequences(rank_results, world_size)
+
+
+@each_world
+def test_gradient_scales(rank_results, world_size):
+    of_groups.test_gradient_scales(rank_results, world_size)
 
 
 @each_world

@@ -42,12 +42,13 @@ FEW_OPTIMIZERS = {
 
 def optimizers(world_size, name):
     """Those that train case `name` on so many ranks. SLOW=1 takes all on 1 and 2 ranks."""
-    if world_size <= 2 and not os.environ.get("SLOW"):
+    slow = os.environ.get("SLOW")
+    if world_size <= 2 and not slow:
         return FEW_OPTIMIZERS.get(name, list(OPTIMIZERS))
-    if world_size <= 2 or (world_size == 3 and name == "mixed"):
+    if world_size <= 2 or (world_size == 3 and name == "mixed" and slow):
         return list(OPTIMIZERS)
-    if world_size == 3:
-        return ["adagrad"]
+    if world_size == 3:  # what is on one rank, or on each, does not depend on their number
+        return ["adagrad"] if slow or name not in ("basic", "replicated") else []
     return {"rows": ["sgd"], "columns": ["adam"], "mixed": ["adagrad"]}.get(name, [])
 
 

@@ -2,8 +2,6 @@
 
 import os
 import tempfile
-import time
-import traceback
 
 import numpy as np
 import tensorflow as tf
@@ -11,7 +9,6 @@ import tensorflow as tf
 import sok_like as sok
 import sok_like.dist_model_parallel as dmp
 from sok_like.runtime import comm
-from sok_like.runtime.initialize import ensure_initialized
 from tests.dist_model_parallel import cases
 from tests.dist_model_parallel.published_checks import old_optimizer, one_id_a_sample
 from tests.dist_model_parallel.user_guide import user_guide
@@ -330,20 +327,3 @@ def checks():
         user_guide,
     ):
         yield check.__name__, check
-
-
-def run():
-    """Every check, by name; the text of the exception where one was raised."""
-    ensure_initialized()
-    results = {}
-    only = os.environ.get("SOK_CHECKS", "")
-    for name, check in checks():
-        if not name.startswith(only):
-            continue
-        start = time.monotonic()
-        try:
-            results[name] = check()
-        except Exception:
-            results[name] = traceback.format_exc()
-        print(f"{name}: {time.monotonic() - start:.1f} s", flush=True)
-    return results

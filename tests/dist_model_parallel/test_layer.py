@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.dist_model_parallel import cases
-from tests.dist_model_parallel.launches import each_world
+from tests.dist_model_parallel.worlds import each_world
 
 pytestmark = pytest.mark.keras
 

@@ -7,8 +7,8 @@ import tensorflow as tf
 import sok_like as sok
 import sok_like.dist_model_parallel as dmp
 from tests.dist_model_parallel import published_checks
-from tests.dist_model_parallel.launches import WORLDS, each_world
 from tests.dist_model_parallel.published_checks import LOCAL, RATE, SIZES
+from tests.dist_model_parallel.worlds import WORLDS, each_world
 
 pytestmark = pytest.mark.keras
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import sok_like
 from tests.dist_model_parallel import user_guide
-from tests.dist_model_parallel.launches import each_world
+from tests.dist_model_parallel.worlds import each_world
 
 pytestmark = pytest.mark.keras
 

@@ -1,14 +1,17 @@
 """The example of Keras' ModelParallel on 2 ranks."""
 
+import os
 import re
 
 import pytest
 
 from tests.ranks import ROOT, run_ranks
 
+# Under tf_keras the README's block trains the same way.
+SLOW = [pytest.mark.slow] if os.environ.get("TF_USE_LEGACY_KERAS") == "1" else []
+pytestmark = [pytest.mark.keras, pytest.mark.ranks, *SLOW]
 
-@pytest.mark.keras
-@pytest.mark.ranks
+
 def test_losses_agree_over_meshes_and_ranks():
     script = ROOT / "examples" / "keras_model_parallel.py"
     arguments = ["--samples", "200", "--epochs", "2"]

@@ -11,7 +11,14 @@ from tests.checks.groups import BATCH, DENSE, FEATURES, NUM_KEYS
 
 WORLDS = [1, *(pytest.param(n, marks=pytest.mark.ranks) for n in (2, 3))]
 each_world = pytest.mark.parametrize("world_size", WORLDS)
-each_optimizer = pytest.mark.parametrize("optimizer", groups.OPTIMIZERS)
+each_training = pytest.mark.parametrize(
+    "world_size, optimizer",
+    [
+        pytest.param(n, name, marks=[pytest.mark.ranks] * (n > 1), id=f"{name}-{n}")
+        for n in (1, 2, 3)
+        for name in groups.optimizers(n)
+    ],
+)
 
 
 @functools.cache
@@ -80,8 +87,7 @@ def outcome(optimizer, world_size, rank_results):
     return ranks, _oracle(optimizer, world_size, initial)
 
 
-@each_world
-@each_optimizer
+@each_training
 def test_vectors_of_every_step(outcome, world_size):
     ranks, (vectors, _) = outcome
     for step in range(groups.STEPS):
@@ -95,8 +101,7 @@ def test_vectors_of_every_step(outcome, world_size):
                 )
 
 
-@each_world
-@each_optimizer
+@each_training
 def test_rows_after_training(outcome):
     ranks, (_, rows) = outcome
     for result in ranks:

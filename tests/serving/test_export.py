@@ -12,7 +12,11 @@ import pytest
 pytestmark = pytest.mark.keras
 # ModelParallel of tf_keras on several ranks cannot be exported: it raises.
 LEGACY = os.environ.get("TF_USE_LEGACY_KERAS") == "1"
-WORLDS = [1] if LEGACY else [1, pytest.param(2, marks=pytest.mark.ranks)]
+WORLDS = (
+    [1]
+    if LEGACY
+    else [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.ranks)]
+)
 DOORS = ("group", "columns", "sok1", "sharded", "parallel", "module")
 
 
