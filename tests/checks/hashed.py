@@ -6,7 +6,6 @@ import tensorflow as tf
 import sok_like as sok
 import sok_like.dist_model_parallel as dmp
 from sok_like.runtime import comm
-from tests.checks.files import shared, world
 
 STEPS = 4
 KEYS = np.array([-(2**63), -5, 0, 3, 7, 11, 2**62, 2**63 - 1])
@@ -17,7 +16,6 @@ OPTIMIZERS = {
     "adam": lambda: tf.keras.optimizers.Adam(0.02),
 }
 # How a model may be trained: which of the wrappers averages, and whether in a graph.
-_HALF = {}  # by optimizer: weights and state after half of the steps
 WAYS = {"momentum": ("tape", True), "adagrad": ("optimizer", False), "adam": ("wrapper", True)}
 
 
@@ -121,7 +119,6 @@ def train(optimizer):
     state = first.layer.get_optimizer_state(first.optimizer, all_ranks=True)
     second.layer.set_weights(weights)
     second.layer.set_optimizer_state(second.optimizer, state, chunk=3, use_lock=True)
-    _HALF[optimizer] = weights, state
     again = second.layer.get_optimizer_state(second.optimizer, all_ranks=True)
     second.train(range(2, STEPS))
     return {
@@ -287,8 +284,6 @@ def checks(world_size):
     }
     if world_size > 3:  # where one rank owns none of the keys
         return of_training
-    if world_size == 3:
-        of_training["on_two"] = on_two
     return {
         **of_training,
         "evaluation": evaluation,
@@ -300,31 +295,10 @@ def checks(world_size):
     }
 
 
-def on_two():
-    """What two of three ranks, as a world of their own, take from files that hold all of three."""
-    folder = shared("hashed")
-    if comm.current().rank == 0:
-        _write(folder, *_HALF["adam"])
-    comm.current().barrier()
-    with world(2) as group:
-        trainer = Trainer("on_two", "adam")  # on each rank: Keras numbers the names of layers
-        return set_and_get(trainer, folder) if group is not None else None
-
-
-def _write(folder, weights, state):
-    folder.mkdir(parents=True)
-    cut, whole, (keys, rows) = weights
-    slots = state["tables"]
-    np.save(folder / "cut.npy", cut)
-    np.save(folder / "keys.npy", keys)
-    np.save(folder / "cut_momentums.npy", slots[0]["momentums"])
-    np.save(folder / "cut_velocities.npy", slots[0]["velocities"])
-    hash_rows = {f"hash_{name}": array for name, (_, array) in slots[2].items()}
-    np.savez(folder / "arrays.npz", whole=whole, rows=rows, **slots[1], **hash_rows)
-
-
-def set_and_get(trainer, folder):
+def set_and_get(folder):
     """Weights and state from files and arrays mixed, and what comes back."""
+    sok.Init(global_batch_size=12, seed=1)
+    trainer = Trainer("whole", "adam")
     trainer.layer.build()
     trainer.optimizer.build(trainer.layer.trainable_variables)
     kept = np.load(f"{folder}/arrays.npz")
