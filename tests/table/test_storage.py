@@ -120,3 +120,12 @@ def test_the_option_goes_through_json(sok, folder):
 
     option = option_of(sok, folder, cache_strategy="LRU")
     assert policy_config.from_config(policy_config.to_config(option)) == option
+
+
+@pytest.mark.ranks
+def test_each_rank_has_a_file_of_its_own(rank_results):
+    for exports, stats, names in rank_results(2, "storage.train"):
+        (keys, rows), (disk_keys, disk_rows) = exports
+        np.testing.assert_array_equal(disk_keys, keys)
+        np.testing.assert_array_equal(disk_rows, rows)
+        assert len(keys) > 1000 and stats["blocks_evicted"] > 100 and names == []
