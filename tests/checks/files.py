@@ -374,7 +374,34 @@ def session():
     first, content = _train_session(sok, folder, 6, save_checkpoint_secs=seconds)
     saved = tf.train.get_checkpoint_state(str(folder)).all_model_checkpoint_paths
     found["by_time"] = first, content, [path.rpartition("-")[2] for path in saved]
+    found["copy"] = message_of(_restore_a_copy_of_one_s_own, sok.rank())
     return found
+
+
+def _restore_a_copy_of_one_s_own(rank):
+    """The same tables on each rank, and other ordinary variables."""
+    folder = shared(f"session_copy{rank}")
+    shutil.copytree(shared("session_resumed"), folder)
+    path = str(folder / "model.ckpt-6")
+    content = tf.train.load_checkpoint(path)
+    tensors = {name: content.get_tensor(name) for name in content.get_variable_to_shape_map()}
+    tensors["w"] += np.float32(rank)
+    names, everything = list(tensors), [""] * len(tensors)
+    tf.raw_ops.SaveV2(
+        prefix=path, tensor_names=names, shape_and_slices=everything, tensors=[*tensors.values()]
+    )
+    with tf.Graph().as_default(), tf.compat.v1.Session() as running:
+        _session_variables()
+        tf.compat.v1.train.Saver().restore(running, path)
+
+
+def _session_variables():
+    import sok_like as sok
+
+    v1 = tf.compat.v1
+    table = sok.EmbeddingVariable(4, name="in_session")
+    weights = v1.get_variable("w", initializer=np.ones([8, 1], np.float32), use_resource=True)
+    return table, weights, v1.train.get_or_create_global_step()
 
 
 def _train_session(sok, folder, stop, **options):
@@ -383,9 +410,7 @@ def _train_session(sok, folder, stop, **options):
     rank, count = sok.rank(), BATCH // sok.size()
     with tf.Graph().as_default():
         v1.set_random_seed(3)
-        table = sok.EmbeddingVariable(4, name="in_session")
-        weights = v1.get_variable("w", initializer=np.ones([8, 1], np.float32), use_resource=True)
-        step = v1.train.get_or_create_global_step()
+        table, weights, step = _session_variables()
         mine = slice(rank * count, (rank + 1) * count)
         rows = tf.gather(table, tf.constant(X[mine]))
         error = tf.matmul(tf.reshape(rows, [count, 8]), weights) - tf.constant(Y[mine])

@@ -1,10 +1,9 @@
 """Tables with rows on disk on ranks, beside one in memory."""
 
-import pathlib
-import tempfile
-
 import numpy as np
 import tensorflow as tf
+
+from tests import disk
 
 DIM, MEMORY = 32, 64 * 1024
 
@@ -18,9 +17,7 @@ def train():
     import sok_like as sok
     from sok_like.runtime import comm
 
-    place = pathlib.Path(__file__).parent.parent.parent / "out"
-    place.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place) as folder:
+    with disk.folder() as folder:
         storage = sok.StorageOption("DRAM_SSDHASH", folder, [MEMORY])
         exports = []
         for option in (None, sok.EmbeddingVariableOption(storage_option=storage)):
@@ -33,5 +30,5 @@ def train():
                     loss = tf.reduce_sum(rows * tf.range(1.0, 1.0 + DIM))
                 optimizer.apply_gradients([(tape.gradient(loss, table), table)])
             exports.append([part.numpy() for part in sok.export(table)])
-        names = [path.name for path in pathlib.Path(folder).iterdir()]
+        names = [path.name for path in folder.iterdir()]
         return exports, table.stats()._asdict(), names

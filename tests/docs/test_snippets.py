@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from tests import disk
 from tests.docs.documents import (
     DOCUMENTS,
     ROOT,
@@ -90,13 +91,15 @@ def _run(programs, num_ranks, folder):
             )
             for path in ranks[0]
         }
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.docs.together", json.dumps(programs), "results"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "tests.docs.together", json.dumps(programs)]
+    with disk.folder() as here:
+        done = subprocess.run(
+            [*command, str(folder / "results")],
+            cwd=here,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
+            capture_output=True,
+            text=True,
+        )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads((folder / "results").read_text())
 

@@ -112,6 +112,7 @@ def test_a_monitored_session_resumes_keys_slots_and_step(rank_results):
         for mine, expected in zip(resumed, unbroken, strict=True):
             np.testing.assert_array_equal(mine, expected)
         assert "model.ckpt-6.tables" in result["files"]
+        assert "RuntimeError: All ranks must read the same file" in result["copy"]
         first, by_time, saved = result["by_time"]
         assert first == 0 and saved == list("23456")
         for mine, expected in zip(by_time, unbroken, strict=True):

@@ -1,11 +1,10 @@
 """Tables with rows on disk: the bits of a table in memory, through every door that makes one."""
 
-import pathlib
-import tempfile
-
 import numpy as np
 import pytest
 import tensorflow as tf
+
+from tests import disk
 
 DIM, NUM_KEYS, BATCH = 32, 6000, 400
 MEMORY = 128 * 1024  # of rows that take 2 to 3 MiB with the slot rows of Adam
@@ -13,11 +12,8 @@ MEMORY = 128 * 1024  # of rows that take 2 to 3 MiB with the slot rows of Adam
 
 @pytest.fixture
 def folder(sok):
-    """On a disk, which the folder of temporary files may not be."""
-    place = pathlib.Path(__file__).parent.parent.parent / "out"
-    place.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place) as made:
-        yield pathlib.Path(made)
+    with disk.folder() as made:
+        yield made
 
 
 def option_of(sok, folder, **kwargs):
