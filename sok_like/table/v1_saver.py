@@ -152,7 +152,8 @@ def _restoring(own):
             return own(self, sess, save_path)
         communicator, path = comm.current(), os.fspath(save_path)
         known = {table._shared_name: table for table in tables}
-        beside.agree_on_file(f"{path}.index", communicator, _RESTORE)
+        if communicator.world_size > 1:
+            beside.agree_on_file(f"{path}.index", communicator, _RESTORE)
         (told, *_) = agreed(lambda: _references(self, path, tables), communicator, _RESTORE)
         read = []
         try:

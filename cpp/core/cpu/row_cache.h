@@ -41,7 +41,8 @@ class RowCache {
  public:
   RowCache(RowFile* file, const StorageOptions& storage);
 
-  // A batch: Begin, Touch each block, End. `bytes`: of the file by now.
+  // A batch, from its making to its end under the lock: Touch each block, then End. `bytes`: of the
+  // file by now.
   class Batch {
    public:
     Batch(RowCache* cache, RowUse use, int64_t bytes);

@@ -195,6 +195,13 @@ void TheWrongContextIsRefused() {
   CHECK_THROWS(device.Find(threads, nullptr, 0, nullptr, nullptr), std::logic_error, "threads");
 }
 
+void RowsOnDiskAreForHostMemory() {
+  TableOptions options = Options(false);
+  options.storage.path = ".";
+  options.storage.memory_bytes = 1 << 20;
+  CHECK_THROWS(cuda::CudaTable{options}, std::invalid_argument, "disk");
+}
+
 }  // namespace
 }  // namespace sok
 
@@ -208,5 +215,6 @@ int main() {
     sok::AllCalls(device, nullptr);
   }
   sok::TheWrongContextIsRefused();
+  sok::RowsOnDiskAreForHostMemory();
   return 0;
 }
