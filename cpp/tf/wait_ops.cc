@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <tuple>
 
@@ -51,6 +52,9 @@ class Waits {
   absl::Status Begin(const std::string& what, int64_t* id) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!stopped_.empty()) return absl::DeadlineExceededError(stopped_);
+    if (!refused_.empty()) {
+      return absl::DeadlineExceededError("the exchange '" + what + "': " + refused_);
+    }
     *id = ++last_;
     waits_[*id].what = what;
     return absl::OkStatus();
@@ -58,15 +62,17 @@ class Waits {
 
   // Calls `watcher` at the end of the wait, at once if that is past.
   void Watch(int64_t id, Finish watcher) {
+    absl::Status status;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
+      if (stopped_ids_.count(id) > 0) status = absl::DeadlineExceededError(stopped_);
       const auto wait = waits_.find(id);
       if (wait != waits_.end()) {
         wait->second.watcher = std::move(watcher);
         return;
       }
     }
-    watcher(absl::OkStatus());
+    watcher(status);
   }
 
   void End(int64_t id, const absl::Status& status) {
@@ -87,10 +93,17 @@ class Waits {
       const std::lock_guard<std::mutex> lock(mutex_);
       stopped.swap(waits_);
       stopped_ = reason;
+      for (const auto& [id, wait] : stopped) stopped_ids_.insert(id);
     }
     for (auto& [id, wait] : stopped) {
       if (wait.watcher) wait.watcher(absl::DeadlineExceededError(reason));
     }
+  }
+
+  // Those begun go on: the ranks that left may have taken part in them.
+  void Refuse(const std::string& reason) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    refused_ = reason;
   }
 
   // The longest one: what it is for, its seconds and which it is of all that this process began;
@@ -106,6 +119,8 @@ class Waits {
   std::mutex mutex_;
   int64_t last_ = 0;
   std::string stopped_;            // why no wait may begin any more
+  std::set<int64_t> stopped_ids_;  // for watchers that come late
+  std::string refused_;            // who has left, so that none can succeed any more
   std::map<int64_t, Wait> waits_;  // by age
 };
 
@@ -200,3 +215,6 @@ SOK_EXPORT double sok_longest_wait(char* what, int64_t size, int64_t* number) {
 
 // Ends all waits of this process, and those that would begin later: they raise the reason.
 SOK_EXPORT void sok_stop_waits(const char* reason) { sok::Waits::Get().Stop(reason); }
+
+// Lets no wait begin any more: it raises its name and the reason.
+SOK_EXPORT void sok_refuse_waits(const char* reason) { sok::Waits::Get().Refuse(reason); }

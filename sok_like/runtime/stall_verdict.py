@@ -24,6 +24,8 @@ class _Rank:
     ended: str = ""  # how
     number: int = 0  # of the wait; of its last one where it waits for nothing
     lost: bool = False  # it ended without saying how
+    leaves: bool = False  # it comes to no exchange that begins from now on
+    stopped: bool = False  # it waits no longer, for a verdict has reached it
 
 
 class Judge:
@@ -45,7 +47,7 @@ class Judge:
         Args:
             rank: Whose.
             report: `what` it waits for, how many `seconds`, the `number` of the wait among all
-                of its own, how it has `ended`.
+                of its own, how it has `ended`, whether it `leaves` now and has `stopped`.
         """
         now = time.monotonic()
         seconds = report.get("seconds")
@@ -53,17 +55,31 @@ class Judge:
         what, ended = str(report.get("what", "")), str(report.get("ended", ""))
         number = report.get("number")
         number = number if isinstance(number, int) else 0
-        self._ranks[rank] = _Rank(now, what, now - seconds, ended, number)
+        said = {name: report.get(name) is True for name in ("leaves", "stopped")}
+        self._ranks[rank] = _Rank(now, what, now - seconds, ended, number, **said)
 
     def lose(self, rank: int) -> None:
         """Notes that a rank's connection has ended."""
         known = self._ranks[rank]
-        known.what, known.lost = "", not known.ended
+        known.what, known.lost, known.leaves = "", not known.ended, True
         known.ended = known.ended or "has ended without a word"
 
     def all_ended(self) -> bool:
         """Whether every rank has."""
         return all(rank.ended for rank in self._ranks)
+
+    def any_waits(self) -> bool:
+        """Whether a rank waits."""
+        return any(rank.what for rank in self._ranks)
+
+    def all_stopped(self) -> bool:
+        """Whether a verdict has reached every rank that is there."""
+        return all(rank.stopped or rank.leaves for rank in self._ranks)
+
+    def left(self) -> str:
+        """Which ranks come to no exchange any more, and why; empty if all do."""
+        gone = [r for r, rank in enumerate(self._ranks) if rank.leaves]
+        return "; ".join(f"rank {r} {self._ranks[r].ended}" for r in gone)
 
     def verdict(self) -> str:
         """Why those who wait need wait no longer; empty if they should."""

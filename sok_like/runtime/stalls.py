@@ -4,7 +4,8 @@ A collective cannot be ended from outside, and the transport knows no lookups. S
 thread beside the program that tells rank 0's, over a connection of its own, what it waits for and
 for how long. Rank 0 compares. When a rank has waited for `SOK_STALL_TIMEOUT` seconds, or waits for
 one that has ended, or all ranks wait for different things, it sends all of them the reason. They
-print it, raise it where they wait, and shut the transport down.
+print it and raise it where they wait. Once all have, they shut the transport down; were it down on
+one of them before, the others would raise the transport's error.
 """
 
 from __future__ import annotations
@@ -30,7 +31,12 @@ from sok_like.runtime.checks import as_integer
 from sok_like.runtime.comm import Communicator
 
 _PERIOD = 0.25  # seconds from one report to the next
-_GOODBYE = 5.0  # seconds that a rank that ends stays, so that its end is told before it is felt
+# A rank that ends stays, so that its end is told before it is felt. After some seconds it says that
+# it leaves, then no exchange begins anywhere. One that has begun gets its verdict before it goes.
+_STAYS = 4.0
+_LEAVES = 1.0
+_LONGEST = 25.0
+_LATE_TO_STOP = 5.0  # seconds that the others wait for a rank to stop, before they shut down
 _MAX_LINE = 4096
 
 _watch: _Watch | None = None
@@ -88,6 +94,10 @@ class _Watch(threading.Thread):
         self._library.sok_longest_wait.restype = ctypes.c_double
         self._limit, self._listener, self._secret = limit, listener, secret
         self._ended = ""  # how this rank ended
+        self._leaves = False  # it stays no longer
+        self._waited_for = False  # some rank is in an exchange
+        self._left = ""  # which ranks have left
+        self._stop_time = 0.0
         self._last_word = time.monotonic()  # of rank 0
         self._selector = selectors.DefaultSelector()
         self._server = None
@@ -123,7 +133,12 @@ class _Watch(threading.Thread):
         failure = getattr(sys, "last_type", None)
         how = "has finished its steps"
         self._ended = how if failure is None else f"has ended with {failure.__name__}"
-        self.told.wait(_GOODBYE)
+        self.told.wait(_STAYS)
+        self._leaves = True
+        self.told.wait(_LEAVES)
+        due = time.monotonic() + _LONGEST
+        while self._waited_for and time.monotonic() < due and not self.told.wait(_PERIOD):
+            pass
         self.told.set()
         self.join(1.0)
 
@@ -139,6 +154,7 @@ class _Watch(threading.Thread):
     def _report(self):
         what, seconds, number = self._longest_wait()
         report = {"what": what, "seconds": seconds, "number": number, "ended": self._ended}
+        report |= {"leaves": self._leaves, "stopped": bool(self.reason)}
         if self._listener is None:
             self._server.send(report)
             silence = time.monotonic() - self._last_word
@@ -148,8 +164,15 @@ class _Watch(threading.Thread):
                 )
             return
         self._judge.hear(self._rank, report)
-        reason = self._judge.verdict()
-        word = {"stop": reason} if reason else {"over": self._judge.all_ended()}
+        self._stop(self._judge.verdict())
+        late = self._stop_time and time.monotonic() - self._stop_time > _LATE_TO_STOP
+        word = {
+            "waited_for": self._judge.any_waits(),
+            "left": self._judge.left(),
+            "stop": self.reason,
+            "shut": bool(self.reason and (late or self._judge.all_stopped())),
+            "over": self._judge.all_ended(),
+        }
         for line in self._lines.values():
             line.send(word)
         self._obey(word)
@@ -177,6 +200,9 @@ class _Watch(threading.Thread):
         if not line.open:
             if line is self._server:
                 what, _, _ = self._longest_wait()
+                if self._left.startswith("rank 0 ") and not what:
+                    self.told.set()
+                    return
                 here = f"in {stall_verdict.where(what)}" if what else "in no exchange"
                 self._end_waits(f"rank 0 has ended without a word; rank {self._rank} was {here}")
             elif line.rank is not None:
@@ -184,19 +210,36 @@ class _Watch(threading.Thread):
                 self._lines.pop(line.rank, None)
 
     def _obey(self, word):
-        if word.get("stop"):
-            self._end_waits(str(word["stop"]))
+        self._waited_for = bool(word.get("waited_for"))
+        left = str(word.get("left") or "")
+        if left != self._left:
+            self._left = left
+            self._library.sok_refuse_waits(left.encode())
+        self._stop(str(word.get("stop") or ""))
+        if word.get("shut"):
+            self._shut_down()
         elif word.get("over"):
             self.told.set()
 
     def _end_waits(self, reason):
-        self.reason = reason
+        """Without rank 0, which would say when all ranks have stopped."""
+        self._stop(reason)
+        time.sleep(_PERIOD)
+        self._shut_down()
+
+    def _stop(self, reason):
+        """Raises the reason where this process waits."""
+        if self.reason or not reason:
+            return
+        self.reason, self._stop_time = reason, time.monotonic()
+        self._library.sok_stop_waits(reason.encode())
+        if not self._ended:
+            print(f"sok_like, rank {self._rank}: {reason}", file=sys.stderr, flush=True)
+
+    def _shut_down(self):
         self.told.set()
         if self._ended:
             return
-        print(f"sok_like, rank {self._rank}: {reason}", file=sys.stderr, flush=True)
-        self._library.sok_stop_waits(reason.encode())
-        time.sleep(0.2)  # what waits raises this before the transport raises its own
         import horovod.tensorflow as hvd
 
         hvd.shutdown()

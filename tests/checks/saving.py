@@ -54,6 +54,16 @@ def filled(sok, name, keys, value=1.0, **options):
     return table
 
 
+def names_in(folder):
+    """Its files, while no rank writes or removes one."""
+    from sok_like.runtime import comm
+
+    comm.current().barrier()
+    names = sorted(path.name for path in folder.iterdir())
+    comm.current().barrier()
+    return names
+
+
 def order(sok, rank, folder):
     """Rank 1 dumps two tables in another order than rank 0."""
     tables = [filled(sok, f"t{i}", range(6), i + 1.0) for i in range(2)]
@@ -61,11 +71,11 @@ def order(sok, rank, folder):
     for table in tables:
         saver.dump_to_file(table, folder)
         sok.assign(table, [0, 1], tf.zeros([2, 2]))
-    files = sorted(path.name for path in folder.iterdir())
+    files = names_in(folder)
     swapped = tables if rank == 0 else tables[::-1]
     messages = [message_of(saver.dump_to_file, table, folder) for table in swapped]
     messages.append(message_of(saver.restore_from_file, swapped[0], folder))
-    kept = sorted(path.name for path in folder.iterdir()) == files
+    kept = names_in(folder) == files
     for table in tables:
         saver.restore_from_file(table, folder)
     rows = [float(tf.reduce_min(sok.export(table)[1])) for table in tables]
@@ -116,7 +126,7 @@ def unseen(sok, rank, folder):
 
     table = filled(sok, "unseen", range(6))
     saver.dump(table, folder)
-    before = sorted(path.name for path in folder.iterdir())
+    before = names_in(folder)
     sok.assign(table, [0, 1], tf.zeros([2, 2]))
     shard_file.write_shard = written
     try:
@@ -124,7 +134,7 @@ def unseen(sok, rank, folder):
         messages += [message_of(saver.dump, table, folder, since=since) for since in (None, "last")]
     finally:
         shard_file.write_shard = own
-    files = sorted(path.name for path in folder.iterdir())
+    files = names_in(folder)
     saver.restore(table, folder)
     return {
         "messages": messages,

@@ -15,8 +15,8 @@ def clock(monkeypatch):
     return Clock
 
 
-def report(what="", seconds=0.0, ended="", number=7):
-    return {"what": what, "seconds": seconds, "ended": ended, "number": number}
+def report(what="", seconds=0.0, ended="", number=7, **more):
+    return {"what": what, "seconds": seconds, "ended": ended, "number": number, **more}
 
 
 def hear(judge, *reports):
@@ -58,6 +58,27 @@ def test_a_rank_without_a_word(clock):
     judge.lose(1)
     assert "rank 1 has ended without a word" in judge.verdict()
     assert not judge.all_ended()
+
+
+def test_ranks_that_leave_are_named(clock):
+    judge, ended = Judge(3, 10), "has finished its steps"
+    hear(judge, report("users_keys", 1), report(ended=ended), report(ended=ended))
+    assert judge.any_waits() and judge.left() == ""
+    judge.hear(1, report(ended=ended, leaves=True))
+    assert judge.left() == "rank 1 has finished its steps"
+    judge.lose(2)
+    assert judge.left() == "rank 1 has finished its steps; rank 2 has finished its steps"
+
+
+def test_all_have_stopped_when_each_has_said_so_or_left(clock):
+    judge = Judge(3, 10)
+    hear(judge, report(stopped=True), report("users_keys"), report(stopped=True))
+    assert not judge.all_stopped()
+    judge.hear(1, report(stopped=True))
+    assert judge.all_stopped()
+    judge.hear(0, report("users_keys"))
+    judge.lose(0)
+    assert judge.all_stopped()
 
 
 def test_ranks_that_wait_for_different_things(clock):

@@ -39,6 +39,19 @@ def one_batch_less():
     return _tried(lambda *data: model.fit(*data, batch_size=1, verbose=0), keys, targets)
 
 
+def comes_late():
+    """Rank 1 looks up once and ends; rank 0 looks up again after rank 1 has left."""
+    from sok_like.runtime import comm, stalls
+
+    stalls._STAYS = 0.0
+    layer = _layer("late")
+    assert _tried(layer)[0] == "fine"
+    if comm.current().rank == 1:
+        return None
+    time.sleep(4)
+    return _tried(layer), _tried(tf.function(layer))
+
+
 def hangs():
     """Rank 1 sleeps while rank 0 looks up in a function; then it looks up as well."""
     from sok_like.runtime import comm
@@ -75,6 +88,13 @@ def test_a_rank_that_has_finished_is_named():
     assert "DeadlineExceededError" in message
     assert "'early_keys': rank 0 came" in message and "rank 1 has finished its steps" in message
     assert seconds < 40
+
+
+def test_a_rank_that_has_left_is_named():
+    tried, _ = run_ranks("tests.runtime.test_stalls:comes_late", 2, alone=False)
+    for message, _ in tried:
+        assert message.startswith("DeadlineExceededError")
+        assert "the exchange 'late_keys': rank 1 has finished its steps" in message
 
 
 def test_a_rank_that_hangs_is_named_after_the_time_limit():
