@@ -164,7 +164,7 @@ class _Watch(threading.Thread):
                 )
             return
         self._judge.hear(self._rank, report)
-        self._stop(self._judge.verdict())
+        self._stop_waits(self._judge.verdict())
         late = self._stop_time and time.monotonic() - self._stop_time > _LATE_TO_STOP
         word = {
             "waited_for": self._judge.any_waits(),
@@ -215,7 +215,7 @@ class _Watch(threading.Thread):
         if left != self._left:
             self._left = left
             self._library.sok_refuse_waits(left.encode())
-        self._stop(str(word.get("stop") or ""))
+        self._stop_waits(str(word.get("stop") or ""))
         if word.get("shut"):
             self._shut_down()
         elif word.get("over"):
@@ -223,11 +223,11 @@ class _Watch(threading.Thread):
 
     def _end_waits(self, reason):
         """Without rank 0, which would say when all ranks have stopped."""
-        self._stop(reason)
+        self._stop_waits(reason)
         time.sleep(_PERIOD)
         self._shut_down()
 
-    def _stop(self, reason):
+    def _stop_waits(self, reason):
         """Raises the reason where this process waits."""
         if self.reason or not reason:
             return

@@ -142,6 +142,15 @@ def test_the_end_of_rank_0_names_the_exchange(monkeypatch, what):
     assert reasons == [f"rank 0 has ended without a word; rank 1 was {where}"]
 
 
+def test_the_thread_hides_nothing_of_its_base():
+    import threading
+
+    from sok_like.runtime import stalls
+
+    own = {name for name in vars(stalls._Watch) if not name.startswith("__")}
+    assert own & set(dir(threading.Thread)) == {"run"}
+
+
 @pytest.mark.parametrize("text", ["soon", "-1", "inf", "nan"])
 def test_the_time_limit_must_be_seconds(monkeypatch, text):
     from sok_like.runtime import stalls
