@@ -1,6 +1,7 @@
 """Workloads W1 to W4 and groups of tables, ours and each peer in turns; prints ratios.
 
-See docs/benchmarks.md. Only groups take several ranks; rank 0 prints.
+See docs/benchmarks.md. Only groups take several ranks; rank 0 prints. `two-ranks` starts ranks by
+itself.
 """
 
 from __future__ import annotations
@@ -89,6 +90,10 @@ def main(argv: list[str] | None = None) -> int:
             )
         del contenders, matches
         gc.collect()
+    if comm.current().world_size == 1 and any(part in "two-ranks" for part in wanted or [""]):
+        from benchmarks import ranks
+
+        results += ranks.contest(args.threads, args.rounds or (3 if args.quick else 15), args.quick)
     print("\n" + harness.table(results))
     if args.json:
         record = {"machine": machine, "results": [dataclasses.asdict(r) for r in results]}

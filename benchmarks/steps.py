@@ -96,9 +96,9 @@ def w1(rule: str, quick: bool) -> tuple[dict[str, Contender], list[Match]]:
     data = workloads.w1(quick)
     keys = [(tf.constant(k),) for k in data.keys]
     contenders = {
-        OURS: _w1_layer(rule, data, keys),
+        OURS: w1_layer(rule, data, keys),
         GROUP: _w1_group(rule, data, keys),
-        **_w1_groups_of_ids(rule, data),
+        **w1_groups_of_ids(rule, data),
     }
     rows = data.num_rows
     peers = {
@@ -124,7 +124,7 @@ def w1(rule: str, quick: bool) -> tuple[dict[str, Contender], list[Match]]:
     return contenders, matches
 
 
-def _w1_layer(rule, data, keys):
+def w1_layer(rule, data, keys):
     features = data.keys.shape[-1]
     layer = sok.DistributedEmbedding("sum", None, data.dim, slot_num=features, max_nnz=1)
     insert(layer.table, workloads.mixed(np.arange(data.num_rows)))
@@ -144,7 +144,7 @@ def _w1_tables(data):
     return tables
 
 
-def _w1_groups_of_ids(rule, data):
+def w1_groups_of_ids(rule, data):
     """26 tables, given a RaggedTensor or a SparseTensor each. Without a rule the lookup alone."""
     tables = _w1_tables(data)
     batch = data.keys.shape[1]
@@ -218,7 +218,7 @@ def w1_forward(quick: bool) -> tuple[dict[str, Contender], list[Match]]:
     find = tf.function(lambda keys: tf.gather(variable, table.lookup(tf.reshape(keys, [-1]))))
     contenders = {
         OURS: Contender(cycle(look, keys)),
-        **_w1_groups_of_ids(None, data),
+        **w1_groups_of_ids(None, data),
         "tf.gather": Contender(cycle(gather, [(tf.constant(p),) for p in data.positions])),
         "TF DenseHashTable + tf.gather": Contender(cycle(find, keys)),
     }

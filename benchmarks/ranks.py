@@ -1,0 +1,140 @@
+"""The same global batch of W1 on one rank with two threads and on two ranks with one thread each.
+
+    parent --"layer"--> rank 0 of a job --broadcast--> its other ranks     a burst of steps
+    parent <--"8.13"--- rank 0                                             its median in ms
+
+Both jobs live through the whole run and take turns; the one that waits is stopped by a signal, so
+that its ranks, which poll, take no core. The cores are the same, so two ranks can at best take the
+time of one.
+
+    python -m benchmarks --only two-ranks
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+from benchmarks import harness
+
+RULE = "Adagrad"
+BURST, TARGET = 5, 1.25
+
+
+class Job:
+    """Ranks that take a step when they are told to.
+
+    Args:
+        num_ranks: How many; they share `num_threads` threads.
+        num_threads: Of TensorFlow, over all ranks.
+        quick: Whether the data is small.
+    """
+
+    def __init__(self, num_ranks: int, num_threads: int, quick: bool):
+        each = str(max(1, num_threads // num_ranks))
+        line = [sys.executable, "-m", "sok_like.run", "-np", str(num_ranks)]
+        line += ["-m", "benchmarks.ranks", each, "quick" if quick else "full"]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(line, stdin=pipe, stdout=pipe, text=True)
+        self._pids = [int(word) for word in self._answer("ready")]
+        self._signal(signal.SIGSTOP)
+
+    def burst(self, name: str) -> float:
+        """Milliseconds of a step of `name`, the median of a burst."""
+        self._signal(signal.SIGCONT)
+        self._process.stdin.write(f"{name}\n")
+        self._process.stdin.flush()
+        (text,) = self._answer("took")
+        self._signal(signal.SIGSTOP)
+        return float(text)
+
+    def end(self) -> None:
+        """Lets all ranks return."""
+        self._signal(signal.SIGCONT)
+        self._process.communicate("\n")
+
+    def _answer(self, what):
+        for line in self._process.stdout:
+            if line.startswith(what):
+                return line.split()[1:]
+        raise RuntimeError(f"a job of the benchmark has ended: {self._process.wait()}")
+
+    def _signal(self, number):
+        for pid in self._pids:
+            os.kill(pid, number)
+
+
+def rank_main(num_threads: int, quick: bool) -> None:
+    """A rank: makes its contenders, then runs bursts of those that rank 0 reads from its input."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(num_threads)
+    tf.config.threading.set_inter_op_parallelism_threads(num_threads)
+
+    import sok_like as sok
+    from benchmarks import steps, workloads
+    from sok_like.runtime import comm
+
+    sok.Init(global_batch_size=8192)
+    ranks = comm.current()
+    data = workloads.w1(quick)
+    data = data._replace(
+        keys=data.keys[:, ranks.rank :: ranks.world_size],
+        positions=data.positions[:, ranks.rank :: ranks.world_size],
+    )
+    keys = [(tf.constant(k),) for k in data.keys]
+    contenders = {"layer": steps.w1_layer(RULE, data, keys), **steps.w1_groups_of_ids(RULE, data)}
+    names, calls = list(contenders), dict.fromkeys(contenders, 0)
+
+    def step(name):
+        start = time.perf_counter()
+        contenders[name].call(calls[name])
+        calls[name] += 1
+        return (time.perf_counter() - start) * 1e3
+
+    for name in names:
+        for _ in range(contenders[name].warm_up):
+            step(name)
+    pids = ranks.all_gather(tf.constant([os.getpid()]), "bench_pids")
+    if ranks.rank == 0:
+        print("ready", *pids.numpy(), flush=True)
+    while True:
+        told = -1
+        if ranks.rank == 0:
+            told = names.index(name) if (name := sys.stdin.readline().strip()) else -1
+        told = int(ranks.broadcast(tf.constant(told), 0, "bench_turn"))
+        if told < 0:
+            return
+        took = statistics.median(step(names[told]) for _ in range(BURST))
+        if ranks.rank == 0:
+            print("took", took, flush=True)
+
+
+def contest(num_threads: int, rounds: int, quick: bool) -> list[harness.Result]:
+    """Both jobs in turns."""
+    from benchmarks.steps import RAGGED, SPARSE
+
+    one, two = "ours, one rank", "ours, two ranks"
+    jobs = {name: Job(n, num_threads, quick) for n, name in ((1, one), (2, two))}
+    results = []
+    for name in ("layer", RAGGED, SPARSE):
+        times: dict[str, list[float]] = {job: [] for job in jobs}
+        for r in range(rounds):
+            harness.progress_line(f"{name}: round {r + 1}/{rounds}")
+            for job in list(jobs)[:: 1 if r % 2 == 0 else -1]:
+                times[job].append(jobs[job].burst(name))
+        match = harness.Match(f"W1 step {RULE}, {name.removeprefix('ours, ')}", two, one, TARGET)
+        results += harness.judge(times, [match])
+        harness.progress_line("")
+    for job in jobs.values():
+        job.end()
+    return results
+
+
+if __name__ == "__main__":
+    rank_main(int(sys.argv[1]), sys.argv[2] == "quick")
