@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.dist_model_parallel import exported, mp_input
+from sok_like.dist_model_parallel.checkpointed import DenseTables
 from sok_like.dist_model_parallel.hash_embedding import HASH_COMBINERS
 from sok_like.dist_model_parallel.local_layers import build_layer, layer_table
 from sok_like.dist_model_parallel.whole_tables import WholeTables
@@ -142,6 +143,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         self.row_layers: list[Any] = []
         self.hash_layers: list[Any] = []
         self._anchor = None
+        object.__setattr__(self, "_in_checkpoints", DenseTables(self))
         # XLA cannot compile shapes that depend on values, such as the number of unique ids.
         self.supports_jit = False
 
@@ -226,6 +228,20 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
     def tables_here(self) -> dict[tuple[int, int], Any]:
         """This rank's variables, by kind of table and position within that kind."""
         return {place: layer_table(layer) for place, layer in self._layers_here().items()}
+
+    def dense_variables(self) -> list[Any]:
+        """This rank's variables that are not hash tables, as optimizers know them."""
+        layers = (*self.dp_layers, *self.local_embedding_layers, *self.row_layers)
+        anchors = [] if self._anchor is None else [self._anchor]
+        return [layer.weights[0] for layer in layers if layer.weights] + anchors
+
+    def _trackable_children(self, save_type="checkpoint", **kwargs):
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type != "checkpoint" or not tf.compat.v1.executing_eagerly_outside_functions():
+            return children
+        # What the ranks have in common; of the dense tables each has its own part.
+        hashed = {f"hash_layer-{i}": layer for i, layer in enumerate(self.hash_layers)}
+        return {"dense_tables": self._in_checkpoints, **hashed}
 
     # Lookup.
 

@@ -9,7 +9,6 @@ model, then sharded and freed, one variable at a time.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,15 +27,14 @@ from sok_like.distribution.sharded_variable import (
 from sok_like.table.keras_variable import is_keras_3
 from sok_like.table.variable import is_embedding_variable
 
-_next_slot = threading.local()
-
 
 def creator(distribution: Any) -> Any:
     """A function for `tf.variable_creator_scope`."""
 
     def create(next_creator, **kwargs):
-        whole = kwargs.get("initial_value")
-        variable = _keras_variable(whole) if is_keras_3() else None
+        if works_on_shards():  # an optimizer makes it: `slots_like`
+            return next_creator(**kwargs)
+        variable = _keras_variable_of(kwargs)
         if variable is not None:
             layout = getattr(variable, "_layout", None)
             shard = _shard_for(variable.path, variable._shape, distribution, layout)
@@ -44,36 +42,52 @@ def creator(distribution: Any) -> Any:
             shard = _shard_for(_tf_path(kwargs), _tf_shape(kwargs), distribution)
         else:
             shard = None
-        if shard is None:
-            return next_creator(**kwargs)
-        if variable is not None:
-            make_sharded(variable, shard)
-
-        def initial_value():
-            value = tf.cast(whole() if callable(whole) else whole, kwargs["dtype"])
-            return value if works_on_shards() else shard.placement.take(value)
-
-        # A `tf.compat.v1` variable may come without a dtype.
-        kwargs["dtype"] = kwargs.get("dtype") or getattr(whole, "dtype", tf.float32)
-        made = next_creator(
-            **{**kwargs, "initial_value": initial_value, "shape": shard.placement.local_shape}
-        )
-        made.de_local = True
-        if variable is None:
-            make_sharded(made, shard)
-        return made
+        return next_creator(**kwargs) if shard is None else _made(shard, next_creator, kwargs)
 
     return create
 
 
+def _made(shard, next_creator, kwargs):
+    """A new variable with this rank's shard."""
+    variable, whole = _keras_variable_of(kwargs), kwargs.get("initial_value")
+    if variable is not None:
+        make_sharded(variable, shard)
+
+    def initial_value():
+        value = tf.cast(whole() if callable(whole) else whole, kwargs["dtype"])
+        return value if works_on_shards() else shard.placement.take(value)
+
+    # A `tf.compat.v1` variable may come without a dtype.
+    kwargs["dtype"] = kwargs.get("dtype") or getattr(whole, "dtype", tf.float32)
+    made = next_creator(
+        **{**kwargs, "initial_value": initial_value, "shape": shard.placement.local_shape}
+    )
+    made.de_local = True
+    if variable is None:
+        make_sharded(made, shard)
+    return made
+
+
 @contextlib.contextmanager
 def slots_like(reference: Any) -> Iterator[None]:
-    """A context in which slot variables, created `on_shards`, are sharded like `reference`."""
-    _next_slot.shard = shard_of(reference)
-    try:
+    """A context in which slot variables, created `on_shards`, are sharded like `reference`.
+
+    The distribution itself need not be active: a model is often trained after its `scope`.
+    """
+    shard = shard_of(reference)
+    if shard is None:
         yield
-    finally:
-        _next_slot.shard = None
+        return
+
+    def create(next_creator, **kwargs):
+        variable = _keras_variable_of(kwargs)
+        shape = _tf_shape(kwargs) if variable is None else variable._shape
+        if shape is None or tuple(shape) != shard.placement.local_shape:
+            return next_creator(**kwargs)
+        return _made(shard, next_creator, kwargs)
+
+    with tf.variable_creator_scope(create):
+        yield
 
 
 def cut_existing(variable: Any, distribution: Any) -> None:
@@ -98,8 +112,9 @@ def make_sharded(variable: Any, shard: Shard) -> None:
     variable._sok_shard = shard
 
 
-def _keras_variable(initial_value):
-    """The Keras variable that requests a value: its initializer is a closure over it."""
+def _keras_variable_of(kwargs):
+    """The variable of Keras 3 that requests one: its initializer is a closure over it."""
+    initial_value = kwargs.get("initial_value") if is_keras_3() else None
     for cell in getattr(initial_value, "__closure__", None) or ():
         if isinstance(cell.cell_contents, keras.Variable):
             return cell.cell_contents
@@ -118,10 +133,6 @@ def _tf_shape(kwargs):
 
 
 def _shard_for(path, shape, distribution, layout=None):
-    if works_on_shards():  # an optimizer makes it
-        slot = getattr(_next_slot, "shard", None)
-        same = slot is not None and tuple(shape) == slot.placement.local_shape
-        return slot if same else None
     if shape is None or not tf.TensorShape(shape).is_fully_defined() or not _is_of_a_layer():
         return None
     return _shard_by_path(path, shape, distribution, layout)

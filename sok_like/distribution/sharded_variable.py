@@ -197,6 +197,10 @@ def keras_3_class() -> type:
         def handle(self):
             return self._value.handle
 
+        @property
+        def _shared_name(self):  # tf.train.Checkpoint asks for it
+            return self._value._shared_name
+
         def numpy(self):
             return self.value.numpy()
 

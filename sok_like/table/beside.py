@@ -40,6 +40,7 @@ class Kinds:
         tables: EmbeddingVariables, each once.
         sharded: Shards of a ModelParallel, whose whole values the common part holds.
         own: Other variables of one rank, such as tables of `dist_model_parallel`.
+        holders: Holders of dense tables, which checkpoints meet (`dense_tables.py`).
     """
 
     def __init__(self, variables: Iterable[Any]):
@@ -53,9 +54,10 @@ class Kinds:
             for each in others
             if getattr(each, "de_local", False) and not hasattr(each, "_sok_shard")
         ]
+        self.holders = [each for each in others if hasattr(each, "dense_parts")]
 
     def __bool__(self):
-        return bool(self.tables or self.sharded or self.own)
+        return bool(self.tables or self.sharded or self.own or self.holders)
 
 
 def new_reference(variable: Any) -> str:

@@ -34,8 +34,9 @@ from sok_like.table.variable import is_embedding_variable
 _FILES = (".keras", ".h5")
 _OWN_VARIABLES = (
     "Dense tables of dist_model_parallel are spread over {ranks} ranks and cannot be in a file of "
-    "Keras: tf.train.Checkpoint keeps them for the same number of ranks, and get_weights, "
-    "set_weights, get_optimizer_state and set_optimizer_state of the layer for any. "
+    "Keras: tf.train.Checkpoint and sok.callbacks.BackupAndRestore keep them for any number of "
+    "ranks, as do get_weights, set_weights, get_optimizer_state and set_optimizer_state of the "
+    "layer. "
     "Received: {call} of a model with the variable {name!r}"
 )
 _IN_A_GRAPH = (

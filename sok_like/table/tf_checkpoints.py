@@ -2,8 +2,9 @@
 
 On one rank a table's content is inside the checkpoint. On several, rank 0 writes the checkpoint and
 every rank its part of the tables beside it (`beside.py`); both kinds are read at any number of
-ranks. Variables that are one rank's own (`de_local`, dense shards of dist_model_parallel) go to one
-file per rank, and are read at the same number of ranks.
+ranks. Dense tables of dist_model_parallel are kept by slice (`dense_tables.py`). Other variables
+that are one rank's own (`de_local`, such as sok2's) go to one file per rank, and are read at the
+same number of ranks.
 
 TensorFlow has no place where ranks could agree, so `install` wraps the one class through which
 `Checkpoint`, `CheckpointManager` and tf_keras' `save_weights` write and read. Checkpoints without
@@ -22,7 +23,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.checkpoint import checkpoint_management, functional_saver
+from tensorflow.python.checkpoint import checkpoint as checkpoint_lib
+from tensorflow.python.checkpoint import checkpoint_management, functional_saver, util
 from tensorflow.python.trackable import trackable_utils
 from tensorflow.python.training.saving.saveable_object import SaveSpec
 from tensorflow.python.training.saving.saveable_object_util import (
@@ -32,9 +34,9 @@ from tensorflow.python.training.saving.saveable_object_util import TrackableSave
 
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
-from sok_like.table import beside, snapshots
+from sok_like.table import beside, dense_tables, snapshots
 from sok_like.table.together import together
-from sok_like.table.variable import unwrap
+from sok_like.table.variable import is_embedding_variable, unwrap
 
 _CALL = "a save of tf.train.Checkpoint"
 _READ = "a restore of tf.train.Checkpoint"
@@ -47,6 +49,8 @@ def install() -> None:
     saver = functional_saver.MultiDeviceSaver
     saver.save = _wrapped(saver.save, _save)
     saver.restore = _wrapped(saver.restore, _restore)
+    whole: Any = checkpoint_lib.TrackableSaver
+    whole.save, whole.restore = _saving(whole.save), _restoring(whole.restore)
     management: Any = checkpoint_management
     own = management._delete_file_if_exists
 
@@ -67,6 +71,63 @@ def _wrapped(own, ours):
     return method
 
 
+def _saving(own):
+    @functools.wraps(own)
+    def save(self, *args, **kwargs):
+        if not tf.executing_eagerly():
+            return own(self, *args, **kwargs)
+        objects = util.list_objects(self._graph_view)
+        _check_reached(objects)
+        with dense_tables.of_root(objects):
+            return own(self, *args, **kwargs)
+
+    return save
+
+
+def _restoring(own):
+    @functools.wraps(own)
+    def restore(self, save_path, *args, **kwargs):
+        if save_path is None or not tf.executing_eagerly():
+            return own(self, save_path, *args, **kwargs)
+        objects = util.list_objects(self._graph_view)
+        holders = beside.Kinds(objects).holders
+        if not holders:
+            return own(self, save_path, *args, **kwargs)
+        agreed(
+            lambda: dense_tables.build_optimizers(objects, os.fspath(save_path)),
+            comm.current(),
+            _READ,
+            ValueError,
+        )
+        with dense_tables.of_root(util.list_objects(self._graph_view)):
+            return own(self, save_path, *args, **kwargs)
+
+    return restore
+
+
+def _check_reached(objects):
+    """ValueError where a model has tables that TensorFlow does not find in it."""
+    known = {id(unwrap(each)) for each in objects if is_embedding_variable(each)}
+    for model in objects:
+        variables = _variables_of(model) if isinstance(model, tf.keras.layers.Layer) else ()
+        tables = beside.Kinds(variables).tables
+        lost = [table.table_name for table in tables if id(table) not in known]
+        lost += dense_tables.unreached(objects, variables)
+        if lost:
+            raise ValueError(
+                "tf.train.Checkpoint finds layers of a Keras model that are attributes of it, not "
+                "those in a list or dictionary. Make them attributes, or use save_weights. "
+                f"Received: model '{model.name}', whose tables of {lost} would be missing"
+            )
+
+
+def _variables_of(model):
+    try:
+        return model.variables
+    except ValueError:  # tf_keras' models that are not built have none
+        return ()
+
+
 def _kinds(saver):
     """The objects of a saver that are not the same on all ranks."""
     tensors = [t for shards in saver._shardable_tensors_by_task.values() for t in shards]
@@ -84,26 +145,50 @@ def _object_of(tensor):
 
 def _save(write, saver, file_prefix, options):
     kinds = _kinds(saver)
-    if not kinds or not comm.is_initialized() or comm.current().world_size == 1:
+    if not kinds or not comm.is_initialized():
+        return write(saver, file_prefix, options)
+    if comm.current().world_size == 1:
+        for key, value in dense_tables.tensors_of(kinds.holders) if kinds.holders else ():
+            _add_tensor(saver, key, value)
         return write(saver, file_prefix, options)
     path = _path_of(file_prefix, kinds)
     communicator = comm.current()
-    own_id = beside.new_reference_of("ranks")
+    mine = {
+        "ranks": beside.new_reference_of("ranks"),
+        "dense": beside.new_reference_of("dense"),
+        "ids": [holder.id for holder in kinds.holders],
+    }
+    kept: list[str] = []
 
     def common(_):
         if communicator.rank == 0:
-            if kinds.own:
-                note = {"world_size": communicator.world_size, "folder": kept[0]}
-                _add_tensor(saver, _OWN, json.dumps(note))
+            for key, text in notes.items():
+                _add_tensor(saver, key, text)
             write(saver, file_prefix, options)
 
-    kept: list[str] = []
-    if kinds.own:
-        kept = agreed(lambda: own_id, communicator, _CALL)[:1]
-        agreed(lambda: _write_own(saver, kinds.own, path, kept[0]), communicator, _CALL)
+    notes: dict[str, str] = {}
+    if kinds.own or kinds.holders:
+        told = agreed(lambda: mine, communicator, _CALL)[0]
+        kept = [told["ranks"], told["dense"]]
+        agreed(lambda: _write_parts(saver, kinds, path, told), communicator, _CALL)
+        ranks = communicator.world_size
+        if kinds.own:
+            notes[_OWN] = json.dumps({"world_size": ranks, "folder": told["ranks"]})
+        if kinds.holders:
+            notes[dense_tables.KEY] = dense_tables.note(told["dense"], ranks, kinds.holders)
     references = [snapshots.pending_reference(table) for table in kinds.tables]
     beside.save(_CALL, path, kinds.tables, common, references=references, kept=kept)
     return None
+
+
+def _write_parts(saver, kinds, path, told):
+    """What this rank alone has."""
+    if kinds.own:
+        _write_own(saver, kinds.own, path, told["ranks"])
+    if kinds.holders:
+        folder = beside.folder_of(path, told["dense"])
+        place = comm.current().rank, comm.current().world_size
+        dense_tables.write(folder, *place, told["ids"], kinds.holders)
 
 
 def _restore(read, saver, file_prefix, options):
@@ -114,11 +199,11 @@ def _restore(read, saver, file_prefix, options):
     restored: list[Any] = []
 
     def read_tables():
-        with beside.reading(path), _part_of(saver, kinds.tables):
+        with beside.reading(path), _part_of(saver, [*kinds.tables, *kinds.holders]):
             read(saver, file_prefix, options)
 
     def run():
-        with _part_of(saver, kinds.tables, others=True):
+        with _part_of(saver, [*kinds.tables, *kinds.holders], others=True):
             return read(saver, file_prefix, options)
 
     if communicator.world_size > 1:
@@ -127,12 +212,30 @@ def _restore(read, saver, file_prefix, options):
         if kinds.own:
             agreed(lambda: _check_own(path, communicator), communicator, _READ)
             run = _with_own(run, saver, kinds.own, path, communicator)
+    dense: list[Any] = []
     with together():
         # Tables first: what they refuse must not cost an ordinary variable its value.
-        if kinds.tables:
+        if kinds.tables or kinds.holders:
             agreed(read_tables, communicator, _READ)
+        if kinds.holders:
+            agreed(lambda: dense.extend(_dense_reads(kinds.holders, path)), communicator, _READ)
         agreed(lambda: restored.append(run()), communicator, _READ)
+    if kinds.holders:
+        agreed(lambda: [copy() for copy in dense] and None, communicator, _READ)
     return restored[0]
+
+
+def _dense_reads(holders, path):
+    """A function for each holder that is in a file: it copies what is this rank's."""
+    found = dense_tables.parts_to_read(holders)
+    if not found:
+        return
+    folder = (dense_tables.note_of(path) or {}).get("folder")
+    reading = dense_tables.Reading(path, folder and beside.folder_of(path, folder))
+    for holder, parts in found:
+        reading.check(holder, parts)
+        holder.read_as, name = None, holder.read_as
+        yield functools.partial(reading.restore, name, parts)
 
 
 @contextlib.contextmanager
@@ -224,9 +327,8 @@ def _check_own(path, communicator):
     if note is None or note["world_size"] != communicator.world_size:
         ranks = "one rank" if note is None else f"{note['world_size']} ranks"
         raise ValueError(
-            "A checkpoint with dense tables of dist_model_parallel must be restored at the number "
-            "of ranks that wrote it; get_weights, set_weights, get_optimizer_state and "
-            "set_optimizer_state of the layer carry them to another. "
+            "A checkpoint with variables of single ranks must be restored at the number of ranks "
+            "that wrote it; sok2.dump and sok2.load carry them to another. "
             f"Received: {path!r} of {ranks}, on {communicator.world_size} ranks"
         )
     beside.check_seen(str(_file_of(path, note["folder"], communicator)))

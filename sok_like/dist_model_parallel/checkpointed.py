@@ -1,0 +1,130 @@
+"""The dense tables of a distributed layer, as `tf.train.Checkpoint` knows them."""
+
+from __future__ import annotations
+
+import secrets
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.dist_model_parallel.optimizer_state import slots_of
+from sok_like.lookup.dense_lookup import as_tf_table
+from sok_like.planner.tables import DATA_PARALLEL, HASHED
+from sok_like.table import dense_tables
+from sok_like.table.dense_tables import Part
+
+
+class DenseTables(tf.__internal__.tracking.Trackable):
+    """All dense tables of one layer: see `sok_like/table/dense_tables.py`."""
+
+    def __init__(self, layer: Any):
+        self._layer = weakref.ref(layer)
+        self.name, self.id = layer.name, secrets.token_hex(8)
+        self.read_as: str | None = None
+        dense_tables.register(self)
+
+    def _serialize_to_tensors(self):
+        return {"id": tf.constant(self.id)}
+
+    def _restore_from_tensors(self, restored_tensors):
+        self.read_as = restored_tensors["id"].numpy().decode()
+
+    def dense_parts(self, optimizers: Sequence[Any]) -> list[Part]:
+        """The parts of this rank, with the slot variables of these optimizers."""
+        layer: Any = self._layer()
+        layer.build()
+        parts = []
+        for table_id, (weight, first_row) in layer._weights_here().items():
+            plan = layer.strategy.plan
+            if plan.kinds[table_id] == HASHED:
+                continue
+            table = plan.tables[table_id]
+            shape = table.input_dim, table.output_dim
+            rows, columns, written = (0, shape[0]), (0, shape[1]), layer.rank == 0
+            if plan.kinds[table_id] != DATA_PARALLEL:
+                shard, written = plan.shard(table_id, layer.rank), True
+                rows = shard.row_start, shard.row_stop
+                columns = shard.column_start, shard.column_stop
+            found = {f"{table_id}": as_tf_table(weight)}
+            found |= {f"{table_id}.{k}": v for k, v in _slots(weight, optimizers).items()}
+            for key, variable in found.items():
+                parts.append(Part(key, shape, rows, columns, variable, first_row, written))
+        return parts
+
+    def own_variables(self) -> list[Any]:
+        """This rank's variables."""
+        layer = self._layer()
+        return [] if layer is None else layer.dense_variables()
+
+    def variables_in(self, optimizer: Any) -> list[Any]:
+        """Its variables that an optimizer knows, and their slot variables."""
+        found = []
+        for variable in self.own_variables():
+            slots = _known_slots(optimizer, variable)
+            if slots is not None:
+                found += [variable, *slots]
+        return found
+
+
+def _known_slots(optimizer, variable):
+    """An optimizer's own objects for a variable's slot variables; None: it does not know it.
+
+    Raises:
+        NotImplementedError: a slot variable has another shape than its variable.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
+    places = getattr(optimizer, "_index_dict", None)
+    if places is None:
+        places = getattr(optimizer, "_trainable_variables_indices", None)
+    key = optimizer._var_key(variable) if places else None
+    if not places or key not in places:
+        return None
+    found = []
+    for attribute, items in vars(optimizer).items():
+        if attribute == "_variables" or not isinstance(items, (list, tuple)):
+            continue
+        if len(items) != len(places) or attribute.startswith("_sok"):
+            continue
+        item = items[places[key]]
+        if item is variable or not hasattr(item, "shape"):
+            continue
+        if tuple(item.shape) != tuple(variable.shape):
+            raise NotImplementedError(
+                "tf.train.Checkpoint keeps dense tables of dist_model_parallel with slot variables "
+                f"of the tables' shapes. Received: {type(optimizer).__name__}, whose "
+                f"{attribute} of '{variable.name}' has the shape {tuple(item.shape)}"
+            )
+        found.append(item)
+    return found
+
+
+def _slots(variable, optimizers):
+    """Slot variables by name; of the one optimizer that has any."""
+    found: dict[int, dict[str, Any]] = {}
+    for optimizer in optimizers:
+        inner = getattr(optimizer, "inner_optimizer", None) or optimizer
+        if hasattr(inner, "get_slot_names"):
+            names = inner.get_slot_names()
+            slots = {name: _slot(inner, variable, name) for name in names}
+            slots = {name: slot for name, slot in slots.items() if slot is not None}
+        elif _known_slots(inner, variable) is not None:
+            slots = slots_of(inner, variable)
+        else:
+            slots = {}
+        if slots:
+            found[id(inner)] = slots
+    if len(found) > 1:
+        raise NotImplementedError(
+            "A checkpoint must have one optimizer with slot variables of a dense table. "
+            f"Received: {len(found)} for '{variable.name}'"
+        )
+    return next(iter(found.values()), {})
+
+
+def _slot(optimizer, variable, name):
+    try:
+        return optimizer.get_slot(as_tf_table(variable), name)
+    except KeyError:  # it has none of this variable
+        return None

@@ -1,0 +1,343 @@
+"""Dense tables that are spread over ranks, in `tf.train.Checkpoint`: by slice, for any ranks.
+
+    model.ckpt                                the rest, and the name of each holder
+    model.ckpt.tables/dense.3f2a/0-of-2.npz   the slices of rank 0, a block of rows at a time
+
+A holder, such as a layer of `dist_model_parallel`, says which rows and columns of which whole
+tables lie on this rank, and those of the optimizer's slot variables. On one rank the whole tables
+are inside the checkpoint. Whoever reads takes its own slices out of the blocks of all files.
+
+TensorFlow knows variables of an optimizer by their number in lists, and those numbers would differ
+from rank to rank. So the lists that it sees are without the holders' variables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import json
+import os
+import pathlib
+import threading
+import weakref
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like.table.keras_variable import is_keras_3
+
+KEY = "sok_like/dense"  # of the tensor that says where the tables are
+BLOCK_BYTES = 8 * 2**20
+_state = threading.local()
+_holders: weakref.WeakSet = weakref.WeakSet()
+
+
+class Part(NamedTuple):
+    """A slice of a whole table, or of one of its slot variables."""
+
+    key: str  # "<table>" or "<table>.<slot variable>"
+    shape: tuple[int, int]  # of the whole
+    rows: tuple[int, int]  # this rank's, from and to
+    columns: tuple[int, int]
+    variable: tf.Variable
+    first_row: int  # of the slice in the variable
+    written: bool  # False where another rank writes the same
+
+
+class Holder(Protocol):
+    """What holds dense tables; `tf.train.Checkpoint` knows it as a Trackable."""
+
+    name: str  # for errors
+    id: str  # in files; never the same for two of a process
+    read_as: str | None  # its id in the file that is read
+
+    def dense_parts(self, optimizers: Sequence[Any]) -> list[Part]:
+        """The parts of this rank, with the slot variables of these optimizers."""
+
+    def own_variables(self) -> list[Any]:
+        """This rank's variables."""
+
+    def variables_in(self, optimizer: Any) -> list[Any]:
+        """Its variables that an optimizer knows, and their slot variables."""
+
+
+def register(holder: Holder) -> None:
+    """From now on optimizers keep the holder's variables out of checkpoints."""
+    _holders.add(holder)
+    _install()
+
+
+# ---- what TensorFlow sees of an optimizer ----
+
+
+@functools.cache
+def _install():
+    if is_keras_3():
+        cls: Any = importlib.import_module("keras.src.backend.tensorflow.optimizer").TFOptimizer
+    else:
+        cls = importlib.import_module("tf_keras.src.optimizers.optimizer")._BaseOptimizer
+    own = cls._trackable_children
+
+    @functools.wraps(own)
+    def children(self, save_type="checkpoint", **kwargs):
+        found = own(self, save_type, **kwargs)
+        hidden = save_type == "checkpoint" and _hidden(self)
+        if not hidden:
+            return found
+        kept = vars(self).setdefault("_sok_lists", {})
+        for name, child in found.items():
+            items = child._trackable_children() if isinstance(child, list) else {}
+            if items:
+                kept.setdefault(name, _Ordinary()).fill(items, hidden)
+                found[name] = kept[name]
+        return found
+
+    cls._trackable_children = children
+
+
+def _hidden(optimizer):
+    return {id(v) for holder in list(_holders) for v in holder.variables_in(optimizer)}
+
+
+class _Ordinary(tf.__internal__.tracking.Trackable):
+    """A list of an optimizer's variables, without those of holders."""
+
+    def fill(self, items, hidden):
+        ordered = [items[name] for name in sorted(items, key=int) if id(items[name]) not in hidden]
+        self._items = {str(i): item for i, item in enumerate(ordered)}
+
+    def _trackable_children(self, save_type="checkpoint", **kwargs):
+        return dict(self._items)
+
+    def _lookup_dependency(self, name, cached_dependencies=None):
+        return self._items.get(name)
+
+
+# ---- the objects of one call of `tf.train.Checkpoint` ----
+
+
+@contextlib.contextmanager
+def of_root(objects: Iterable[Any]) -> Iterator[None]:
+    """Within it, holders that are written or read take their optimizers from these objects."""
+    before = getattr(_state, "optimizers", ())
+    _state.optimizers = [each for each in objects if is_optimizer(each)]
+    try:
+        yield
+    finally:
+        _state.optimizers = before
+
+
+def is_optimizer(thing: Any) -> bool:
+    """Whether it is an optimizer of either Keras, or of TensorFlow."""
+    return hasattr(thing, "apply_gradients") and not hasattr(thing, "compile")
+
+
+def is_built(optimizer: Any) -> bool:
+    """Whether an optimizer has its slot variables."""
+    inner = getattr(optimizer, "inner_optimizer", None) or optimizer
+    if hasattr(inner, "get_slot_names"):
+        return bool(inner.get_slot_names()) or not hasattr(inner, "_create_all_weights")
+    return bool(
+        getattr(inner, "_index_dict", None) or getattr(inner, "_trainable_variables_indices", None)
+    )
+
+
+def build_optimizers(objects: Sequence[Any], path: str) -> None:
+    """Makes the slot variables that a checkpoint has: numbers in lists then mean the same.
+
+    Raises:
+        ValueError: an optimizer is not built, and no built model among the objects has it.
+    """
+    note = note_of(path)
+    if note is None or not note["slots"]:
+        return
+    for model in objects:
+        optimizer = getattr(model, "optimizer", None)
+        if getattr(model, "built", False) and optimizer is not None and not is_built(optimizer):
+            if hasattr(optimizer, "_create_all_weights"):
+                optimizer._create_all_weights(model.trainable_variables)
+            elif hasattr(optimizer, "build"):
+                optimizer.build(model.trainable_variables)
+    for optimizer in filter(is_optimizer, objects):
+        if not is_built(optimizer):
+            raise ValueError(
+                "An optimizer of dense tables must be built before a checkpoint is restored: call "
+                "its build(model.trainable_variables). Received: an optimizer "
+                f"{type(optimizer).__name__} without slot variables"
+            )
+
+
+def _parts_of(holder):
+    return holder.dense_parts(getattr(_state, "optimizers", ()))
+
+
+# ---- writing ----
+
+
+def tensors_of(holders: Sequence[Holder]) -> Iterator[tuple[str, Any]]:
+    """On one rank: whole tables by the names that they have in the checkpoint, then the note."""
+    slots = False
+    for holder in holders:
+        for part in _parts_of(holder):
+            slots = slots or "." in part.key
+            value = part.variable.read_value()
+            if value.shape[0] != part.shape[0]:
+                value = value[part.first_row : part.first_row + part.shape[0]]
+            yield f"{KEY}/{holder.id}/{part.key}", value
+    yield KEY, json.dumps({"folder": None, "slots": slots})
+
+
+def note(folder: str, world_size: int, holders: Sequence[Holder]) -> str:
+    """What the checkpoint of several ranks says of the files beside it."""
+    slots = any("." in part.key for holder in holders for part in _parts_of(holder))
+    return json.dumps({"folder": folder, "world_size": world_size, "slots": slots})
+
+
+def write(folder: str, rank: int, world_size: int, ids: Sequence[str], holders: Any) -> None:
+    """Writes this rank's file of a checkpoint of several ranks; `ids` are rank 0's."""
+    file = _file(folder, rank, world_size)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with open(file, "wb") as opened:
+            with zipfile.ZipFile(opened, "w") as archive:
+                for holder_id, holder in zip(ids, holders, strict=True):
+                    for part in _parts_of(holder):
+                        _write_part(archive, holder_id, part)
+            opened.flush()
+            os.fsync(opened.fileno())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(file)) from error
+
+
+def _file(folder, rank, world_size):
+    return pathlib.Path(folder) / f"{rank}-of-{world_size}.npz"
+
+
+def _blocks(part):
+    """From and to of the rows of each block: alike for all ranks, so that readers meet them."""
+    step = max(1, BLOCK_BYTES // (4 * part.shape[1]))
+    start, end = part.rows
+    while start < end:
+        stop = min(end, (start // step + 1) * step)
+        yield start, stop
+        start = stop
+
+
+def _write_part(archive, holder_id, part):
+    for start, stop in _blocks(part) if part.written else ():
+        offset = part.first_row - part.rows[0]
+        block = tf.gather(part.variable, tf.range(start + offset, stop + offset))
+        block = tf.cast(block, tf.float32) if block.dtype == tf.bfloat16 else block
+        name = ",".join(map(str, (holder_id, part.key, *part.shape, start, stop, *part.columns)))
+        with archive.open(f"{name}.npy", "w", force_zip64=True) as opened:
+            np.lib.format.write_array(opened, block.numpy(), allow_pickle=False)
+
+
+# ---- reading ----
+
+
+def note_of(path: str) -> dict | None:
+    """What a checkpoint says of its dense tables; None: it has none."""
+    reader = tf.train.load_checkpoint(path)
+    return json.loads(reader.get_tensor(KEY)) if reader.has_tensor(KEY) else None
+
+
+class Reading:
+    """The dense tables of a checkpoint.
+
+    Args:
+        path: Of the checkpoint.
+        folder: Of its files, if it is of several ranks.
+    """
+
+    def __init__(self, path: str, folder: str | None):
+        self._reader = tf.train.load_checkpoint(path)
+        self._found: dict[tuple[str, str], tuple[tuple[int, int], list[Any]]] = {}
+        note = json.loads(self._reader.get_tensor(KEY))
+        if folder is None:
+            for name, shape in self._reader.get_variable_to_shape_map().items():
+                if name.startswith(f"{KEY}/"):
+                    holder, key = name.removeprefix(f"{KEY}/").split("/")
+                    whole = (0, shape[0], 0, shape[1], lambda n=name: self._reader.get_tensor(n))
+                    self._found[holder, key] = tuple(shape), [whole]
+            return
+        for rank in range(note["world_size"]):
+            archive = np.load(_file(folder, rank, note["world_size"]))
+            for name in archive.files:
+                holder, key, *numbers = name.split(",")
+                rows, columns, *slice_ = map(int, numbers)
+                blocks = self._found.setdefault((holder, key), ((rows, columns), []))[1]
+                blocks.append((*slice_, functools.partial(archive.__getitem__, name)))
+
+    def check(self, holder: Holder, parts: Sequence[Part]) -> None:
+        """ValueError unless the checkpoint has a holder's parts, whole."""
+        mine = {key for name, key in self._found if name == holder.read_as}
+        tables = {part.key for part in parts if "." not in part.key}
+        slots = {part.key for part in parts} - tables
+        received = {key for key in mine if "." not in key}
+        if tables - received:  # a rank need not hold a part of every table
+            raise ValueError(
+                f"A checkpoint must have the tables of layer '{holder.name}'. Received: one "
+                f"without {sorted(tables - received)}, numbers of `embeddings`"
+            )
+        if mine - received and slots - mine:
+            raise ValueError(
+                f"A checkpoint must have the optimizer's slot variables of layer '{holder.name}'. "
+                f"Received: one without {sorted(slots - mine)}"
+            )
+        for part in parts:
+            if part.key in mine:
+                self._check_part(holder, part)
+
+    def _check_part(self, holder, part):
+        shape, blocks = self._found[holder.read_as, part.key]
+        if shape != part.shape:
+            raise ValueError(
+                f"A checkpoint must have the tables of layer '{holder.name}' in their shapes. "
+                f"Received: '{part.key}' of shape {shape} for a table of shape {part.shape}"
+            )
+        if sum((b - a) * (d - c) for a, b, c, d, _ in blocks) != shape[0] * shape[1]:
+            raise ValueError(f"Rows of '{part.key}' of layer '{holder.name}' are missing.")
+
+    def restore(self, read_as: str, parts: Sequence[Part]) -> None:
+        """Copies parts to this rank's variables; `read_as` is their holder's id in the file."""
+        for part in parts:
+            _, blocks = self._found.get((read_as, part.key), (None, None))
+            for start, stop in _blocks(part) if blocks else ():
+                self._copy(blocks, part, start, stop)
+
+    def _copy(self, blocks, part, start, stop):
+        left, right = part.columns
+        rows: Any = None
+        for a, b, c, d, read in blocks:
+            low, high, first, last = max(a, start), min(b, stop), max(c, left), min(d, right)
+            if low < high and first < last:
+                block = read()[low - a : high - a, first - c : last - c]
+                if rows is None:
+                    rows = np.empty([stop - start, right - left], block.dtype)
+                rows[low - start : high - start, first - left : last - left] = block
+        offset = part.first_row - part.rows[0]
+        tf.raw_ops.ResourceScatterUpdate(
+            resource=part.variable.handle,
+            indices=tf.range(start + offset, stop + offset, dtype=tf.int64),
+            updates=tf.cast(rows, part.variable.dtype),
+        )
+
+
+def unreached(objects: Sequence[Any], variables: Sequence[Any]) -> list[str]:
+    """Names of holders that have some of the variables and are not among the objects."""
+    reached, known = {id(each) for each in objects}, {id(each) for each in variables}
+    return [
+        holder.name
+        for holder in list(_holders)
+        if id(holder) not in reached and known & {id(v) for v in holder.own_variables()}
+    ]
+
+
+def parts_to_read(holders: Sequence[Holder]) -> list[tuple[Holder, list[Part]]]:
+    """The holders that the checkpoint being read has, each with its parts."""
+    return [(holder, _parts_of(holder)) for holder in holders if holder.read_as is not None]

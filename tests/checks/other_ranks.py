@@ -1,0 +1,370 @@
+"""What numbers of ranks read that other numbers wrote, by the ways besides hash layers and Keras.
+
+    dense     tables of `dist_model_parallel` in tf.train.Checkpoint, each sliced in its own way
+    parallel  Keras' ModelParallel, in tf.train.Checkpoint and in .weights.h5
+    session   tf.compat.v1.train.Saver
+    dump      sok.Saver
+    backup    Keras' BackupAndRestore, stopped in the third epoch
+
+All train the same samples from the same values, so one dense model of stock layers, which the test
+trains in its own process, says what each must hold.
+"""
+
+import os
+import pathlib
+import traceback
+
+import numpy as np
+import tensorflow as tf
+
+from tests.checks.files import BATCH, Interrupted, shared, world
+
+PAIRS = {2: [(2, 1), (1, 2)], 4: [(1, 3), (3, 2), (4, 1), (2, 4)]}
+RATE, WRITTEN, EPOCHS = 0.05, 2, 4
+# At most 36 elements: replicated; at least 150: by rows; beyond 100: by columns.
+TABLES = [(20, 4), (13, 8), (16, 6), (40, 4), (12, 3)]
+WAYS = {"row_slice_threshold": 150, "column_slice_threshold": 100, "data_parallel_threshold": 36}
+
+
+def checks(world_size):
+    pairs = PAIRS.get(world_size, [])
+    if not pairs or (world_size == 4 and not os.environ.get("SLOW")):
+        return {}
+    kinds = {"dense": Dense, "parallel": Parallel, "dump": Dump, "backup": Backup}
+    if os.environ.get("TF_USE_LEGACY_KERAS") != "1":
+        kinds["session"] = Session
+    return {name: lambda kind=kind: resumed(kind(), pairs) for name, kind in kinds.items()}
+
+
+def resumed(kind, pairs):
+    """By writers and readers: what was held after reading, and after two epochs more."""
+    found, written = {}, set()
+    for writers, readers in pairs:
+        folder = shared(f"{type(kind).__name__}{writers}")
+        if writers not in written:
+            written.add(writers)
+            with world(writers) as group:
+                if group is not None:
+                    folder.mkdir(parents=True, exist_ok=True)
+                    _run(kind.write, folder, f"{folder.name}")
+        with world(readers) as group:
+            if group is not None:
+                found[writers, readers] = _run(kind.read, folder, f"{folder.name}to{readers}")
+    return found
+
+
+def _run(function, folder, label):
+    """What it returns, or its error as text: the ranks that are not in this world must go on.
+
+    Calls are counted by name, and some ranks have made more than others: each world has its names.
+    """
+    from sok_like.runtime import turns
+
+    own = turns._first_exchange
+
+    def named(message, splits, communicator, name, what, stage, said=None):
+        name, said = f"{name}_{label}", f"{said or name}_{label}"
+        return own(message, splits, communicator, name, what, stage, said)
+
+    turns._first_exchange = named
+    try:
+        return function(folder, label)
+    except Exception as error:
+        return "".join(traceback.format_exception(error))
+    finally:
+        turns._first_exchange = own
+
+
+def initial():
+    rng = np.random.default_rng(11)
+    tables = [rng.normal(size=size).astype(np.float32) for size in TABLES]
+    return tables, rng.normal(size=[sum(dim for _, dim in TABLES), 1]).astype(np.float32)
+
+
+def samples():
+    """One id per sample and table, each once; and targets."""
+    rng = np.random.default_rng(12)
+    ids = [rng.permutation(rows)[:BATCH].reshape(BATCH, 1) for rows, _ in TABLES]
+    return ids, rng.normal(size=[BATCH, 1]).astype(np.float32)
+
+
+def mine(array):
+    from sok_like.runtime import comm
+
+    count = BATCH // comm.current().world_size
+    return array[comm.current().rank * count : (comm.current().rank + 1) * count]
+
+
+def fit(model, ids, epochs, split=True, **options):
+    _, targets = samples()
+    if split:
+        ids, targets = tf.nest.map_structure(mine, (ids, targets))
+    shuffled = {"batch_size": len(targets), "shuffle": False, "verbose": 0}
+    return model.fit(ids, targets, epochs=epochs, **shuffled, **options)
+
+
+def on_top(rows, kernel, name):
+    """A model of the tables' rows and one output, which begins with `kernel`."""
+    flat = [tf.keras.layers.Flatten()(each) for each in rows]
+    flat = flat[0] if len(flat) == 1 else tf.keras.layers.Concatenate()(flat)
+    start = tf.keras.initializers.Constant(kernel)
+    return tf.keras.layers.Dense(1, kernel_initializer=start, name=f"{name}_top")(flat)
+
+
+def slots(optimizer, variable):
+    """Adam's, of a variable that is whole on this rank."""
+    from sok_like.dist_model_parallel.optimizer_state import slots_of
+
+    return {name: np.array(slot) for name, slot in sorted(slots_of(optimizer, variable).items())}
+
+
+class Dense:
+    def make(self, label):
+        import sok_like.dist_model_parallel as dmp
+
+        tables, kernel = initial()
+        inputs = [tf.keras.Input([1], dtype="int64") for _ in TABLES]
+        layer = dmp.DistributedEmbedding(
+            [tf.keras.layers.Embedding(*size) for size in TABLES],
+            strategy="memory_balanced",
+            name=f"dense_tables{label}",
+            **WAYS,
+        )
+        model = tf.keras.Model(inputs, on_top(layer(inputs), kernel, "dense"))
+        optimizer = dmp.DistributedOptimizer(tf.keras.optimizers.Adam(RATE))
+        model.compile(optimizer, "mse", run_eagerly=True)
+        return model, layer, tables
+
+    def write(self, folder, label):
+        model, layer, tables = self.make(label)
+        layer.set_weights(tables)
+        fit(model, samples()[0], WRITTEN)
+        tf.train.Checkpoint(model=model).write(str(folder / "c"))
+
+    def read(self, folder, label):
+        model, layer, _ = self.make(label)
+        status = tf.train.Checkpoint(model=model).read(str(folder / "c"))
+        status.assert_existing_objects_matched().assert_consumed()
+        found = [self.held(model, layer)]
+        fit(model, samples()[0], EPOCHS - WRITTEN)
+        return [*found, self.held(model, layer)]
+
+    def held(self, model, layer):
+        state = layer.get_optimizer_state(model.optimizer, all_ranks=True)
+        top = model.layers[-1].kernel
+        return {
+            "tables": layer.get_weights(all_ranks=True),
+            "slots": [*state["tables"], slots(model.optimizer, top)],
+            "kernel": np.array(top),
+            "iterations": state["iterations"],
+        }
+
+
+class Parallel:
+    """The table of 40 rows by rows, the one of 12 dimensions joined, the top's kernel by rows."""
+
+    kinds = ("c", "w.weights.h5")
+
+    def make(self):
+        import sok_like as sok
+        from sok_like.runtime import comm
+
+        size = comm.current().world_size
+        distribution = sok.distribution
+        devices = [f"cpu:{rank}" for rank in range(size)]
+        mesh = distribution.DeviceMesh((1, size), ("batch", "model"), devices)
+        layouts = distribution.LayoutMap(mesh)
+        layouts["parallel_rows/embeddings"] = ("model", None)
+        layouts["parallel_columns/embeddings"] = (None, "model")
+        layouts["parallel_top/kernel"] = ("model", None)
+        (rows, columns), kernel = self.initial()
+        with distribution.ModelParallel(mesh, layouts).scope():
+            inputs = [tf.keras.Input([1], dtype="int64") for _ in range(2)]
+            layers = []
+            for name, values in (("rows", rows), ("columns", columns)):
+                start = tf.keras.initializers.Constant(values)
+                layer = tf.keras.layers.Embedding(*values.shape, start, name=f"parallel_{name}")
+                layers.append(layer)
+            vectors = [layer(each) for layer, each in zip(layers, inputs, strict=True)]
+            model = tf.keras.Model(inputs, on_top(vectors, kernel, "parallel"))
+            model.compile(tf.keras.optimizers.Adam(RATE), "mse", run_eagerly=True)
+        return model, layers
+
+    def initial(self):
+        """Tables of 36 and 24 columns' parts: what 1 to 4 ranks divide."""
+        rng = np.random.default_rng(13)
+        tables = [rng.normal(size=size).astype(np.float32) for size in ((24, 4), (16, 12))]
+        return tables, rng.normal(size=[16, 1]).astype(np.float32)
+
+    def ids(self):
+        rng = np.random.default_rng(14)
+        return [rng.permutation(rows)[:BATCH].reshape(BATCH, 1) for rows in (24, 16)]
+
+    def write(self, folder, label):
+        with launched():
+            model, _ = self.make()
+            fit(model, self.ids(), WRITTEN, split=False)
+            tf.train.Checkpoint(model=model).write(str(folder / "c"))
+            model.save_weights(str(folder / "w.weights.h5"))
+
+    def read(self, folder, label):
+        found = {}
+        for kind in self.kinds:
+            with launched():
+                model, layers = self.make()
+                fit(model, self.ids(), 1, split=False)  # what is there is replaced
+                if kind == "c":
+                    status = tf.train.Checkpoint(model=model).read(str(folder / kind))
+                    status.assert_existing_objects_matched().assert_consumed()
+                else:
+                    model.load_weights(str(folder / kind))
+                states = [self.held(model, layers)]
+                fit(model, self.ids(), EPOCHS - WRITTEN, split=False)
+                found[kind] = [*states, self.held(model, layers)]
+        return found
+
+    def held(self, model, layers):
+        return {
+            "tables": [np.array(layer.embeddings) for layer in layers],
+            "kernel": np.array(model.layers[-1].kernel),
+            "iterations": int(tf.convert_to_tensor(model.optimizer.iterations)),
+        }
+
+
+class launched:
+    """Within it the job has as many ranks as the world, for meshes."""
+
+    def __enter__(self):
+        from sok_like.runtime import comm
+
+        self.own, size = comm.launched_world_size, comm.current().world_size
+        comm.launched_world_size = lambda: size
+
+    def __exit__(self, *error):
+        from sok_like.runtime import comm
+
+        comm.launched_world_size = self.own
+
+
+class Dump:
+    """One hash table, which begins with the rows of the first of TABLES."""
+
+    name = "other_ranks"
+
+    def make(self):
+        import sok_like as sok
+
+        (rows, *_), kernel = initial()
+        keys = tf.keras.Input([1], dtype="int64")
+        layer = sok.DistributedEmbedding("sum", None, 4, slot_num=1, max_nnz=1, name=self.name)
+        model = tf.keras.Model(keys, on_top([layer(keys)], kernel[:4], self.name))
+        optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(RATE))
+        model.compile(optimizer, "mse", run_eagerly=True)
+        model(samples()[0][0])
+        table = layer.embedding_variable
+        sok.assign(table, np.arange(len(rows)), rows)
+        return model, table
+
+    def write(self, folder, label):
+        import sok_like as sok
+
+        model, table = self.make()
+        fit(model, samples()[0][0], WRITTEN)
+        sok.Saver().dump(table, folder)
+        if sok.rank() == 0:
+            np.savez(folder / "top.npz", *model.layers[-1].get_weights())
+
+    def read(self, folder, label):
+        import sok_like as sok
+
+        model, table = self.make()
+        fit(model, samples()[0][0], 1)
+        sok.Saver().restore(table, folder)
+        return [self.held(model, table)]
+
+    def held(self, model, table):
+        snapshot = table.snapshot()
+        held = {name: np.asarray(getattr(snapshot, name)) for name in ("keys", "rows", "slot_rows")}
+        return {
+            **held,
+            "kernel": np.array(model.layers[-1].kernel),
+            "iterations": int(snapshot.optimizer_step),
+        }
+
+
+class Backup(Dump):
+    name = "other_ranks_backup"
+
+    class Stop(tf.keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == WRITTEN:
+                raise Interrupted
+
+    def callback(self, folder):
+        return tf.keras.callbacks.BackupAndRestore(str(folder / "backup"), delete_checkpoint=False)
+
+    def write(self, folder, label):
+        model, _ = self.make()
+        try:
+            fit(model, samples()[0][0], EPOCHS, callbacks=[self.callback(folder), self.Stop()])
+        except Interrupted:
+            pass
+
+    def read(self, folder, label):
+        import shutil
+
+        from sok_like.runtime import comm
+
+        world_size = comm.current().world_size
+        copy = pathlib.Path(f"{folder}_for{world_size}")
+        if comm.current().rank == 0:
+            shutil.copytree(folder, copy)
+        comm.current().barrier()
+        model, table = self.make()
+        epochs = fit(model, samples()[0][0], EPOCHS, callbacks=[self.callback(copy)]).epoch
+        return [{"epochs": epochs, **self.held(model, table)}]
+
+
+class Session:
+    """One hash table and a constant kernel, by TensorFlow 1's Adam."""
+
+    def write(self, folder, label):
+        self.run(lambda running, saver: saver.save(running, str(folder / "model.ckpt")), WRITTEN)
+
+    def read(self, folder, label):
+        def restore(running, saver):
+            saver.restore(running, str(folder / "model.ckpt"))
+
+        return self.run(restore, 0, EPOCHS - WRITTEN)
+
+    def run(self, between, before, after=0):
+        import sok_like as sok
+
+        v1 = tf.compat.v1
+        (rows, *_), kernel = initial()
+        found = []
+        with tf.Graph().as_default():
+            ids, targets = map(tf.constant, (mine(samples()[0][0]), mine(samples()[1])))
+            table = sok.EmbeddingVariable(4, name="other_ranks_session")
+            top = v1.get_variable("kernel", initializer=kernel[:4], trainable=False)
+            step = v1.train.get_or_create_global_step()
+            fill = sok.assign(table, np.arange(len(rows)), rows)
+            vectors = tf.reshape(tf.gather(table, ids), [-1, 4])
+            loss = tf.reduce_mean((tf.matmul(vectors, top) - targets) ** 2) / sok.size()
+            optimizer = sok.OptimizerWrapper(v1.train.AdamOptimizer(RATE))
+            train = optimizer.minimize(loss, global_step=step)
+            content = [*table.snapshot()[:3], step]
+            saver = v1.train.Saver()
+            with v1.Session() as running:
+                running.run([v1.global_variables_initializer(), table.initializer])
+                if before:
+                    running.run(fill)
+                for _ in range(before):
+                    running.run(train)
+                between(running, saver)
+                for steps in (0, after):
+                    for _ in range(steps):
+                        running.run(train)
+                    names = ("keys", "rows", "slot_rows", "iterations")
+                    found.append(dict(zip(names, running.run(content), strict=True)))
+        return found

@@ -1,0 +1,109 @@
+"""`tf.train.Checkpoint` of distributed layers on one rank; on several: table/test_other_ranks.py."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+pytestmark = pytest.mark.keras
+SIZES = [(9, 4), (7, 3)]
+KEYS = np.array([[1, 2], [4, 6]])
+
+
+def make_layer(sok, **options):
+    tables = [tf.keras.layers.Embedding(*size) for size in SIZES]
+    tables.append(sok.HashEmbedding(4, combiner="sum"))
+    return sok.dist_model_parallel.DistributedEmbedding(tables, **options)
+
+
+def make_model(sok, optimizer):
+    keys = [tf.keras.Input([2], dtype="int64") for _ in range(3)]
+    rows = [tf.keras.layers.Flatten()(each) for each in make_layer(sok)(keys)]
+    output = tf.keras.layers.Dense(1)(tf.keras.layers.Concatenate()(rows))
+    model = tf.keras.Model(keys, output)
+    model.compile(sok.OptimizerWrapper(optimizer), "mse", run_eagerly=True)
+    return model
+
+
+def layer_of(model):
+    return next(layer for layer in model.layers if hasattr(layer, "get_optimizer_state"))
+
+
+def fit(model):
+    model.fit([KEYS] * 3, np.ones([2, 1]), epochs=2, verbose=0)
+
+
+def check_same(found, expected):
+    for mine, theirs in zip(tf.nest.flatten(found), tf.nest.flatten(expected), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_a_layer_without_an_optimizer_is_kept(sok, tmp_path):
+    layers = [make_layer(sok), make_layer(sok)]
+    for layer in layers:
+        layer([tf.constant(KEYS)] * 3)
+    path = tf.train.Checkpoint(layer=layers[0]).save(str(tmp_path / "c"))
+    tf.train.Checkpoint(layer=layers[1]).restore(path).assert_existing_objects_matched()
+    first, second = (layer.get_weights() for layer in layers)
+    check_same(second, first)
+    assert np.abs(first[0]).max() > 0 and len(first[2][0]) == 4
+
+
+def test_an_optimizer_that_is_not_built_gets_its_slot_variables(sok, tmp_path):
+    trained, fresh = (make_model(sok, tf.keras.optimizers.Adam(0.1)) for _ in range(2))
+    fit(trained)
+    path = tf.train.Checkpoint(model=trained).save(str(tmp_path / "c"))
+    tf.train.Checkpoint(model=fresh).restore(path)
+    fit(trained)
+    fit(fresh)
+    np.testing.assert_array_equal(*(m.predict([KEYS] * 3, verbose=0) for m in (trained, fresh)))
+    first, second = (layer_of(m).get_optimizer_state(m.optimizer) for m in (trained, fresh))
+    assert first["iterations"] == second["iterations"] == 4
+    assert [len(slots) for slots in first["tables"]] == [2, 2, 2]
+    check_same(second["tables"], first["tables"])
+    alone = tf.train.Checkpoint(layer=layer_of(fresh), optimizer=tf.keras.optimizers.Adam())
+    with pytest.raises(ValueError, match="must be built before a checkpoint is restored"):
+        alone.restore(path)
+
+
+def test_other_tables_and_slot_variables_raise_before_anything_changes(sok, tmp_path):
+    trained = make_model(sok, tf.keras.optimizers.Adam(0.1))
+    fit(trained)
+    path = tf.train.Checkpoint(model=trained).save(str(tmp_path / "c"))
+    other = make_model(sok, tf.keras.optimizers.Adam(0.1, amsgrad=True))
+    before = [np.array(v) for v in layer_of(other).get_weights()[:2]]
+    with pytest.raises(ValueError, match="slot variables of layer"):
+        tf.train.Checkpoint(model=other).restore(path)
+    wide = [tf.keras.layers.Embedding(rows + 1, dim) for rows, dim in SIZES]
+    wide = sok.dist_model_parallel.DistributedEmbedding(wide)
+    checkpoint = tf.train.Checkpoint(layer=wide)
+    written = tf.train.Checkpoint(layer=layer_of(trained)).save(str(tmp_path / "layer"))
+    with pytest.raises(ValueError, match=r"shape \(9, 4\) for a table of shape \(10, 4\)"):
+        checkpoint.restore(written)
+    check_same(layer_of(other).get_weights()[:2], before)
+
+
+def test_tables_of_layers_in_a_list_are_not_left_out(sok, tmp_path):
+    class Listed(tf.keras.Model):
+        def __init__(self, layer):
+            super().__init__()
+            self.parts = [layer]
+
+        def call(self, keys):
+            rows = self.parts[0](keys)
+            return rows[0] if isinstance(rows, list) else rows
+
+    keys = tf.constant(KEYS)
+    sok1 = sok.DistributedEmbedding("sum", None, 4, slot_num=2, max_nnz=1)
+    for model, value in ((Listed(sok1), keys), (Listed(make_layer(sok)), [keys] * 3)):
+        model(value)
+        checkpoint = tf.train.Checkpoint(model=model)
+        if hasattr(tf.keras, "version"):  # Keras 3
+            with pytest.raises(ValueError, match="not those in a list or dictionary"):
+                checkpoint.save(str(tmp_path / "c"))
+        else:
+            path = checkpoint.save(str(tmp_path / "c"))
+            expected = model(value, training=False).numpy()
+            again = Listed(type(model.parts[0]).from_config(model.parts[0].get_config()))
+            again(value)
+            tf.train.Checkpoint(model=again).restore(path)
+            np.testing.assert_array_equal(again(value, training=False).numpy(), expected)
