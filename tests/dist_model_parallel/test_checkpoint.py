@@ -1,4 +1,4 @@
-"""`tf.train.Checkpoint` of distributed layers on one rank; on several: table/test_other_ranks.py."""
+"""`tf.train.Checkpoint` of distributed layers on one rank; on several table/test_other_ranks.py."""
 
 import numpy as np
 import pytest
