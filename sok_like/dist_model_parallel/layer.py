@@ -232,7 +232,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
     def dense_variables(self) -> list[Any]:
         """This rank's variables that are not hash tables, as optimizers know them."""
         layers = (*self.dp_layers, *self.local_embedding_layers, *self.row_layers)
-        anchors = [] if self._anchor is None else [self._anchor]
+        anchors: list[Any] = [] if self._anchor is None else [self._anchor]
         return [layer.weights[0] for layer in layers if layer.weights] + anchors
 
     def _trackable_children(self, save_type="checkpoint", **kwargs):
