@@ -225,6 +225,13 @@ def tf_class(cls: type) -> type:
     class VariableShard(_Sharded, cls):
         """A variable sharded over ranks; the variable creator makes it from an ordinary one."""
 
+        @property
+        def handle(self):
+            # A lookup is put beside its table, so a SavedModel's graph names the handle.
+            if isinstance(self._sok_held, tf.Variable) and not works_on_shards():
+                return self._sok_held.handle
+            return super().handle
+
         def _read_variable_op(self, *args, **kwargs):
             if self._sok_held is not None and not works_on_shards():
                 return tf.convert_to_tensor(self._sok_held)

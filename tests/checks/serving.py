@@ -14,9 +14,7 @@ UNSEEN = np.array([7, -9, 2**50 + 1])
 
 
 def checks(world_size):
-    # ModelParallel of tf_keras on several ranks cannot be exported: it raises.
-    most = 1 if os.environ.get("TF_USE_LEGACY_KERAS") == "1" else 2
-    return {"exported": lambda: exported(world_size)} if world_size <= most else {}
+    return {"exported": lambda: exported(world_size)} if world_size <= 2 else {}
 
 
 def exported(world_size):

@@ -10,13 +10,7 @@ import numpy as np
 import pytest
 
 pytestmark = pytest.mark.keras
-# ModelParallel of tf_keras on several ranks cannot be exported: it raises.
-LEGACY = os.environ.get("TF_USE_LEGACY_KERAS") == "1"
-WORLDS = (
-    [1]
-    if LEGACY
-    else [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.ranks)]
-)
+WORLDS = [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.ranks)]
 DOORS = ("group", "columns", "sok1", "sharded", "parallel", "module")
 
 
