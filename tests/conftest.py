@@ -64,40 +64,38 @@ def sok():
 
 
 @functools.cache
-def _results_of_one_rank(module):
-    """In this process, which runs the checks of a module when a test asks for the first of them."""
+def _results_of_one_rank(check):
+    """In this process, which runs a check when a test first asks for it."""
     from tests.checks import run
 
-    return [run(1, [module])]
+    return [run(1, check)]
 
 
 @functools.cache
 def _results(world_size):
     """What the ranks returned, or the exception that ended them: nothing is launched twice."""
-    # The steps are small, and waiting is most of their time: cycles in ms, no spinning.
-    quick = {"HOROVOD_CYCLE_TIME": "0.2", "OMPI_MCA_mpi_yield_when_idle": "1"}
-    quick["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"  # meshes with two axes are groups of ranks
+    groups = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}  # meshes with two axes are groups of ranks
     return once_per_run(
-        f"checks{world_size}", "tests.checks:run", world_size, {"world_size": world_size}, quick
+        f"checks{world_size}", "tests.checks:run", world_size, {"world_size": world_size}, groups
     )
 
 
 @pytest.fixture
 def rank_results(sok):
     """`rank_results(world_size, "module.check")`: what each rank found; one launch a session."""
+    from tests.checks import computed
 
     if emulated.asked_for():
         pytest.skip("some of the checks' tables are not for devices")
 
     def results(world_size, check):
         skip_many_ranks(world_size)
-        module = check.partition(".")[0]
-        ranks = _results_of_one_rank(module) if world_size == 1 else _results(world_size)
+        ranks = _results_of_one_rank(check) if world_size == 1 else _results(world_size)
         if isinstance(ranks, RanksFailed):
             pytest.fail(str(ranks), pytrace=False)
         found = [result[check] for result in ranks]
         for rank, result in enumerate(found):
             assert type(result).__name__ != "Raised", f"rank {rank}: {result!r}"
-        return found
+        return [computed(result) for result in found]
 
     return results

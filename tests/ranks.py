@@ -28,6 +28,14 @@ from tests import cores
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Seconds. Nothing takes so long that does not hang, on a machine ten times slower either.
 HANG_LIMIT = 1200
+# Ranks of a test wait for each other most of their time. One that waits sleeps (a time in ns); by
+# default Open MPI keeps a core from the rank that it waits for. Horovod's cycles are in ms.
+_WAITING = {
+    "HOROVOD_CYCLE_TIME": "0.5",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMPI_MCA_threads_pthreads_yield_strategy": "nanosleep",
+    "OMPI_MCA_threads_pthreads_nanosleep_time": "50000",
+}
 _TAIL = 3000  # characters of a rank's output shown when a run fails
 
 
@@ -139,6 +147,7 @@ def _environment(env):
         "OMP_NUM_THREADS": "1",
         "TF_NUM_INTRAOP_THREADS": "1",
         "TF_NUM_INTEROP_THREADS": "1",
+        **_WAITING,
         **{name: str(value) for name, value in (env or {}).items()},
     }
 

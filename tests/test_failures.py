@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 from tests.checks import failures
-from tests.ranks import RanksFailed, run_ranks
+from tests.ranks import HANG_LIMIT, RanksFailed, run_ranks
 
-LIMIT = 30  # seconds
+LIMIT = HANG_LIMIT / 2  # seconds, also on a slow machine; what hangs is ended after them all
 FAULTS = {
     "key_out_of_range": (
         "InvalidArgumentError",
@@ -109,7 +109,7 @@ def test_a_job_ends_with_the_message(target, message):
     start = time.monotonic()
     with pytest.raises(RanksFailed, match=message):
         run_ranks(f"tests.test_failures:{target}", 2)
-    assert time.monotonic() - start < LIMIT + 20  # 20 s: TensorFlow's own start on busy cores
+    assert time.monotonic() - start < LIMIT
 
 
 def test_room_is_what_the_checks_assume():

@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from tests.ranks import HANG_LIMIT, ROOT
+
 LAUNCHERS = [
     pytest.param("mpirun", marks=pytest.mark.ranks),
     # horovodrun imports TensorFlow, to see what Horovod was built with.
@@ -25,7 +26,7 @@ words = (rank, os.getpid(), cores, os.environ["WORDS"], sys.executable, sys.argv
 print("rank of", *map(repr, words), sep="|", flush=True)
 if sys.argv[1] == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    time.sleep(100)
+    time.sleep(600)
 if sys.argv[1] == "fail":  # when all have started
     open(sys.argv[0] + rank, "w").close()
     while rank == "1" and not all(os.path.exists(sys.argv[0] + r) for r in "012"):
@@ -63,7 +64,7 @@ def ranks(lines):
 def test_ranks_get_the_environment_all_cores_and_the_arguments(program, launcher):
     arguments = ["fail", "a b", "--epochs", "-np"]
     run = start("-np", "3", "--launcher", launcher, program, *arguments)
-    output = run.communicate(timeout=100)[0]
+    output = run.communicate(timeout=HANG_LIMIT)[0]
     found = ranks(output.splitlines())
     assert [rank for rank, *_ in found] == ["0", "1", "2"], output
     cores = len(os.sched_getaffinity(0))
@@ -82,11 +83,11 @@ def test_ctrl_c_ends_all_ranks(program, launcher, how):
         if len(found) == 2:
             break
     (os.killpg if how == "group" else os.kill)(run.pid, signal.SIGINT)
-    run.communicate(timeout=60)
+    run.communicate(timeout=HANG_LIMIT)
     assert run.returncode != 0
     pids = [pid for _, pid, *_ in found]
     assert len(pids) == 2
-    limit = time.monotonic() + 30
+    limit = time.monotonic() + HANG_LIMIT / 2
     while time.monotonic() < limit and any(map(_lives, pids)):
         time.sleep(0.1)
     assert not any(map(_lives, pids))
@@ -102,7 +103,7 @@ def _lives(pid):
 
 def test_one_rank_needs_no_launcher(program):
     run = start("-np", "1", program, "end")
-    output = run.communicate(timeout=60)[0]
+    output = run.communicate(timeout=HANG_LIMIT)[0]
     assert run.returncode == 0
     (found,) = ranks(output.splitlines())
     assert found[1] == run.pid  # not even a process of its own

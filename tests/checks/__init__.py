@@ -5,10 +5,13 @@ takes) is compared by the test that asks for it, `rank_results(world_size)["modu
 with one item per rank. A check that raises gives a `Raised` in place of its result.
 """
 
+import dataclasses
+import functools
 import importlib
 import os
 import time
 import traceback
+from collections.abc import Callable
 
 # The modules of this package, and on how many ranks at most tests ask for their checks.
 MODULES = {
@@ -40,27 +43,50 @@ class Raised:
         return self.text
 
 
-def run(world_size, modules=None):
-    """The checks of `modules` for `world_size` ranks, all by default: results by name."""
+@dataclasses.dataclass(frozen=True)
+class Alone:
+    """In a check's result: what `function(*args)` finds in one process without ranks.
+
+    `computed` puts it there in the process of the test. Every rank would compute the same.
+    """
+
+    function: Callable
+    args: tuple = ()
+
+
+@functools.cache
+def _computed(alone):
+    return alone.function(*alone.args)
+
+
+def computed(result):
+    """A check's result with the value of each `Alone` in its place."""
+    if not isinstance(result, dict):
+        return result
+    return {k: _computed(v) if isinstance(v, Alone) else v for k, v in result.items()}
+
+
+def run(world_size, check=None):
+    """The checks for `world_size` ranks, or the one of them of that name: results by name."""
     import sok_like as sok
     from tests.checks.parity import SEED
 
     sok.Init(global_batch_size=12, seed=SEED)
     results, only = {}, tuple(os.environ.get("SOK_CHECKS", "").split(","))
-    if modules is None:
-        modules = [name for name, most in MODULES.items() if world_size <= most]
-        if os.environ.get("TF_USE_LEGACY_KERAS") == "1":
-            modules = [name for name in modules if name not in WITHOUT_KERAS]
-    for name in modules:
+    modules = [name for name, most in MODULES.items() if world_size <= most]
+    if os.environ.get("TF_USE_LEGACY_KERAS") == "1":
+        modules = [name for name in modules if name not in WITHOUT_KERAS]
+    for name in modules if check is None else [check.partition(".")[0]]:
         module = importlib.import_module(f"tests.checks.{name}")
-        for check, function in module.checks(world_size).items():
-            full_name = f"{name}.{check}"
-            if not full_name.startswith(only):
+        for of_module, function in module.checks(world_size).items():
+            full_name = f"{name}.{of_module}"
+            if not full_name.startswith(only) or check not in (None, full_name):
                 continue
-            start = time.monotonic()
+            start, cpu = time.monotonic(), time.process_time()
             try:
                 results[full_name] = function()
             except Exception as error:
                 results[full_name] = Raised(error)
-            print(f"{full_name}: {time.monotonic() - start:.1f} s", flush=True)
+            wall, cpu = time.monotonic() - start, time.process_time() - cpu
+            print(f"{full_name}: {wall:.1f} s, {cpu:.1f} of them on the processor", flush=True)
     return results

@@ -15,7 +15,8 @@ import tensorflow as tf
 from sok_like.distribution.sharded_variable import path_of, shard_of
 from sok_like.table.variable import is_embedding_variable
 
-SAMPLES, BATCH, EPOCHS = 44, 12, 5  # 4 steps an epoch, the last of 8 samples
+# 4 steps per epoch, the last of 8 samples.
+SAMPLES, BATCH, EPOCHS = 44, 12, 5 if os.environ.get("SLOW") else 2
 ROWS, DIM, HASH_KEYS = 10, 3, 18
 LAYOUTS = {
     "dense_column.*kernel": (None, "model"),

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from sok_like.distribution.sharded_variable import path_of
 from sok_like.table.keras_variable import is_keras_3
+from tests.checks import Alone
 from tests.checks.distribution_steps import data
 from tests.checks.distribution_use import under
 
@@ -86,9 +87,8 @@ def weights_of(model):
     return {path_of(v): v.numpy() for v in model.variables}
 
 
-def steps(optimizer, built=False):
+def steps(optimizer, model, built=False):
     """Eager steps, in which the ids of a batch repeat, and the weights after them."""
-    model = make_model()
     inputs, target = data()
     if built:  # by the program
         optimizer.build(model.trainable_variables)
@@ -101,15 +101,22 @@ def steps(optimizer, built=False):
     return weights_of(model)
 
 
+def _each(names, dist=None):
+    """The steps of each optimizer from the same weights."""
+    given = {**optimizers(), **{name: (name, {"learning_rate": 0.01}) for name in WHOLE}}
+    of = dist.distribution().optimizer if dist else lambda optimizer: optimizer
+    model, found = make_model(), {}
+    start = model.get_weights()
+    for name in names:
+        model.set_weights(start)
+        found[name] = steps(of(make(*given[name])), model)
+    return found
+
+
 def each(world_size):
-    given = {name: optimizers()[name] for name in names(world_size)}
-
-    def body(dist):
-        of = dist.distribution().optimizer
-        return {name: steps(of(make(*one))) for name, one in given.items()}
-
-    expected = {name: steps(make(*one)) for name, one in given.items()}
-    return {"expected": expected, "sharded": under(SHAPES[world_size], body, LAYOUTS)}
+    of = tuple(names(world_size))
+    sharded = under(SHAPES[world_size], lambda dist: _each(of, dist), LAYOUTS)
+    return {"expected": Alone(_each, (of,)), "sharded": sharded}
 
 
 def fitted(optimizer, dtype=None, overflow=False):
@@ -124,28 +131,28 @@ def fitted(optimizer, dtype=None, overflow=False):
     return weights_of(model)
 
 
+def _compiled(dist=None):
+    return {"default": fitted("rmsprop"), "clipped": fitted(make("Adam", {"clipnorm": 0.01}))}
+
+
 def compiled():
     """`compile` and `fit` with Keras' default, by name, and with a norm."""
-    given = {"default": lambda: "rmsprop", "clipped": lambda: make("Adam", {"clipnorm": 0.01})}
+    return {"expected": Alone(_compiled), "sharded": under((1, 2), _compiled, LAYOUTS)}
 
-    def run(dist=None):
-        return {name: fitted(optimizer()) for name, optimizer in given.items()}
 
-    return {"expected": run(), "sharded": under((1, 2), run, LAYOUTS)}
+def _plain(dist=None):
+    found = {}
+    for name in ("adam", "global_clipnorm"):
+        optimizer = make(*optimizers()[name])
+        found[name] = steps(optimizer, make_model(), built=name == "adam")
+        found[name]["iterations"] = optimizer.iterations.numpy()
+    return found
 
 
 def plain():
     """Optimizers that the program's own loop uses as they are, and the state that they show."""
-
-    def run(dist=None):
-        found = {}
-        for name in ("adam", "global_clipnorm"):
-            optimizer = make(*optimizers()[name])
-            found[name] = steps(optimizer, built=name == "adam")
-            found[name]["iterations"] = optimizer.iterations.numpy()
-        return found
-
-    return {"expected": run(), **{str(s): under(s, run, LAYOUTS) for s in ((1, 2), (2, 1))}}
+    sharded = {str(shape): under(shape, _plain, LAYOUTS) for shape in ((1, 2), (2, 1))}
+    return {"expected": Alone(_plain), **sharded}
 
 
 def mixed():
@@ -155,22 +162,23 @@ def mixed():
     of a whole batch, and two, which see a mean of one half each, may decide otherwise.
     """
 
-    def run(shape):
-        found = {"mixed_bfloat16": fitted(make("SGD", {"learning_rate": 0.1}), "mixed_bfloat16")}
-        scaling = tf.keras.optimizers if is_keras_3() else tf.keras.mixed_precision
-        for overflow in (False, True) if shape == (1, 2) else (True,):
-            optimizer = scaling.LossScaleOptimizer(
-                make("SGD", {"learning_rate": 0.1, "global_clipnorm": 0.5}), initial_scale=2.0**8
-            )
-            name = f"mixed_float16, overflow={overflow}"
-            found[name] = fitted(optimizer, "mixed_float16", overflow)
-        return found
-
     sharded = {
-        str(shape): under(shape, lambda dist, shape=shape: run(shape), LAYOUTS)
-        for shape in ((1, 2), (2, 1))
+        str(shape): under(shape, lambda dist, of=overflows: _mixed(of), LAYOUTS)
+        for shape, overflows in {(1, 2): (False, True), (2, 1): (True,)}.items()
     }
-    return {"expected": run((1, 2)), **sharded}
+    return {"expected": Alone(_mixed, ((False, True),)), **sharded}
+
+
+def _mixed(overflows):
+    found = {"mixed_bfloat16": fitted(make("SGD", {"learning_rate": 0.1}), "mixed_bfloat16")}
+    scaling = tf.keras.optimizers if is_keras_3() else tf.keras.mixed_precision
+    for overflow in overflows:
+        optimizer = scaling.LossScaleOptimizer(
+            make("SGD", {"learning_rate": 0.1, "global_clipnorm": 0.5}), initial_scale=2.0**8
+        )
+        name = f"mixed_float16, overflow={overflow}"
+        found[name] = fitted(optimizer, "mixed_float16", overflow)
+    return found
 
 
 WHOLE = ("Adafactor", "Lamb", "Muon")
@@ -183,11 +191,9 @@ def whole_ones():
 def unsharded():
     """Optimizers that need whole variables, where all are whole."""
 
-    def run(dist=None):
-        of = dist.distribution().optimizer if dist else lambda optimizer: optimizer
-        return {name: steps(of(make(name, {"learning_rate": 0.01}))) for name in whole_ones()}
-
-    return {"expected": run(), "sharded": under((2, 1), run, {"wide/kernel": (None, "model")})}
+    of = tuple(whole_ones())
+    sharded = under((2, 1), lambda dist: _each(of, dist), {"wide/kernel": (None, "model")})
+    return {"expected": Alone(_each, (of,)), "sharded": sharded}
 
 
 def refused():

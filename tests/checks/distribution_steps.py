@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.distribution.sharded_variable import path_of
+from tests.checks import Alone
 from tests.checks.distribution_use import under
 
 LAYOUTS = {
@@ -108,44 +109,41 @@ def train(model, optimizer, change, traced=False, by_graph=False):
     return {"losses": numbers[:, 0], "norms": numbers[:, 1], "weights": weights}
 
 
-_expected = {}
+def _sgd(dist=None):
+    optimizer = tf.keras.optimizers.SGD(0.1)
+    return optimizer if dist is None else dist.distribution().optimizer(optimizer)
+
+
+def _changed(name, dist=None):
+    by_graph = name == "tf.gradients"
+    traced = by_graph or name == "clip_by_global_norm"
+    return train(make_model(), _sgd(dist), CHANGES[name], traced, by_graph)
 
 
 def both(shape, name):
-    by_graph = name == "tf.gradients"
-    of = {"change": CHANGES[name], "by_graph": by_graph}
-    of["traced"] = by_graph or name == "clip_by_global_norm"
-    if name not in _expected:
-        _expected[name] = train(make_model(), tf.keras.optimizers.SGD(0.1), **of)
+    sharded = under(shape, lambda dist: _changed(name, dist), LAYOUTS)
+    return {"expected": Alone(_changed, (name,)), "sharded": sharded}
 
-    def body(dist):
-        optimizer = dist.distribution().optimizer(tf.keras.optimizers.SGD(0.1))
-        return train(make_model(), optimizer, **of)
 
-    return {"expected": _expected[name], "sharded": under(shape, body, LAYOUTS)}
+def _accumulated(dist=None):
+    inputs, target = data()
+    model, optimizer = make_model(), _sgd(dist)
+    sums = [tf.Variable(tf.zeros(v.shape)) for v in model.trainable_variables]
+    for part in (slice(0, 5), slice(5, 10)):
+        with tf.GradientTape() as tape:
+            outputs = model([whole[part] for whole in inputs], training=True)
+            loss = tf.reduce_mean((outputs - target[part]) ** 2)
+        for total, gradient in zip(
+            sums, tape.gradient(loss, model.trainable_variables), strict=True
+        ):
+            total.assign_add(tf.convert_to_tensor(gradient))
+    optimizer.apply_gradients(zip(sums, model.trainable_variables, strict=True))
+    return {path_of(v): v.numpy() for v in model.variables}
 
 
 def accumulated():
     """Gradients of two batches added in variables of the program's own, then applied as one."""
-    inputs, target = data()
-
-    def run(dist=None):
-        model, optimizer = make_model(), tf.keras.optimizers.SGD(0.1)
-        if dist is not None:
-            optimizer = dist.distribution().optimizer(optimizer)
-        sums = [tf.Variable(tf.zeros(v.shape)) for v in model.trainable_variables]
-        for part in (slice(0, 5), slice(5, 10)):
-            with tf.GradientTape() as tape:
-                outputs = model([whole[part] for whole in inputs], training=True)
-                loss = tf.reduce_mean((outputs - target[part]) ** 2)
-            for total, gradient in zip(
-                sums, tape.gradient(loss, model.trainable_variables), strict=True
-            ):
-                total.assign_add(tf.convert_to_tensor(gradient))
-        optimizer.apply_gradients(zip(sums, model.trainable_variables, strict=True))
-        return {path_of(v): v.numpy() for v in model.variables}
-
-    return {"expected": run(), "sharded": under((1, 2), run, LAYOUTS)}
+    return {"expected": Alone(_accumulated), "sharded": under((1, 2), _accumulated, LAYOUTS)}
 
 
 def wrong():
@@ -170,71 +168,72 @@ def wrong():
     return under((1, 2), body, LAYOUTS)
 
 
+def _on_meshes(run):
+    """What `run(distribution module)` finds on two meshes, and by Keras alone."""
+    sharded = {str(shape): under(shape, run, LAYOUTS) for shape in ((1, 2), (2, 1))}
+    return {"expected": Alone(run), **sharded}
+
+
 def penalties():
     """L1 and L2 penalties of sharded kernels, in a fit; one is a table, one is along the batch."""
+    return _on_meshes(_penalties)
 
-    def run(dist=None):
-        layers, kinds = tf.keras.layers, tf.keras.regularizers
-        tf.keras.utils.set_random_seed(3)
-        numbers, ids = layers.Input([6]), layers.Input([3], dtype="int64")
-        hidden = layers.Dense(5, name="wide", kernel_regularizer=kinds.L2(0.1))(numbers)
-        rows = layers.Embedding(9, 3, name="rows", embeddings_regularizer=kinds.L1(0.1))(ids)
-        hidden = layers.Concatenate()([hidden, layers.Flatten()(rows)])
-        hidden = layers.Dense(4, name="over_batch", kernel_regularizer=kinds.L1L2(0.1, 0.1))(hidden)
-        model = tf.keras.Model([numbers, ids], layers.Dense(1, name="head")(hidden))
-        model.compile(optimizer=tf.keras.optimizers.SGD(0.1), loss="mse", jit_compile=False)
-        inputs, target = data()
-        history = model.fit(
-            list(inputs), target, batch_size=5, epochs=2, shuffle=False, verbose=0
-        ).history
-        weights = {path_of(v): v.numpy() for v in model.variables}
-        return {"loss": np.array(history["loss"]), "weights": weights}
 
-    return {"expected": run(), **{str(s): under(s, run, LAYOUTS) for s in ((1, 2), (2, 1))}}
+def _penalties(dist=None):
+    layers, kinds = tf.keras.layers, tf.keras.regularizers
+    tf.keras.utils.set_random_seed(3)
+    numbers, ids = layers.Input([6]), layers.Input([3], dtype="int64")
+    hidden = layers.Dense(5, name="wide", kernel_regularizer=kinds.L2(0.1))(numbers)
+    rows = layers.Embedding(9, 3, name="rows", embeddings_regularizer=kinds.L1(0.1))(ids)
+    hidden = layers.Concatenate()([hidden, layers.Flatten()(rows)])
+    hidden = layers.Dense(4, name="over_batch", kernel_regularizer=kinds.L1L2(0.1, 0.1))(hidden)
+    model = tf.keras.Model([numbers, ids], layers.Dense(1, name="head")(hidden))
+    model.compile(optimizer=tf.keras.optimizers.SGD(0.1), loss="mse", jit_compile=False)
+    inputs, target = data()
+    history = model.fit(
+        list(inputs), target, batch_size=5, epochs=2, shuffle=False, verbose=0
+    ).history
+    weights = {path_of(v): v.numpy() for v in model.variables}
+    return {"loss": np.array(history["loss"]), "weights": weights}
 
 
 def of_inputs():
     """A penalty of the gradient by the inputs, whose gradient is one of second order."""
+    return _on_meshes(_of_inputs)
+
+
+def _of_inputs(dist=None):
     inputs, target = data()
-
-    def run(dist=None):
-        model, optimizer = make_model(), tf.keras.optimizers.SGD(0.1)
-        if dist is not None:
-            optimizer = dist.distribution().optimizer(optimizer)
-        numbers, ids = map(tf.constant, inputs)
-        for _ in range(2):
-            with tf.GradientTape() as tape:
-                with tf.GradientTape() as inner:
-                    inner.watch(numbers)
-                    outputs = model([numbers, ids], training=True)
-                by_input = inner.gradient(outputs, numbers)
-                loss = tf.reduce_mean((outputs - target) ** 2) + tf.reduce_sum(by_input**2)
-            gradients = tape.gradient(loss, model.trainable_variables)
-            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        return {path_of(v): v.numpy() for v in model.variables}
-
-    return {"expected": run(), **{str(s): under(s, run, LAYOUTS) for s in ((1, 2), (2, 1))}}
+    model, optimizer = make_model(), _sgd(dist)
+    numbers, ids = map(tf.constant, inputs)
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(numbers)
+                outputs = model([numbers, ids], training=True)
+            by_input = inner.gradient(outputs, numbers)
+            loss = tf.reduce_mean((outputs - target) ** 2) + tf.reduce_sum(by_input**2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    return {path_of(v): v.numpy() for v in model.variables}
 
 
 def chained():
     """A model of another one's outputs, as a generator and its discriminator are."""
+    return _on_meshes(_chained)
+
+
+def _chained(dist=None):
     inputs, target = data()
-
-    def run(dist=None):
-        tf.keras.utils.set_random_seed(3)
-        layers = tf.keras.layers
-        first = tf.keras.Sequential([layers.Input([6]), layers.Dense(5, "tanh", name="wide")])
-        second = tf.keras.Sequential([layers.Input([5]), layers.Dense(1, name="head")])
-        variables = [*first.trainable_variables, *second.trainable_variables]
-        optimizer = tf.keras.optimizers.SGD(0.1)
-        if dist is not None:
-            optimizer = dist.distribution().optimizer(optimizer)
-        for _ in range(2):
-            with tf.GradientTape() as tape:
-                outputs = second(first(inputs[0], training=True), training=True)
-                loss = tf.reduce_mean((outputs - target) ** 2)
-            gradients = tape.gradient(loss, variables)
-            optimizer.apply_gradients(zip(gradients, variables, strict=True))
-        return [v.numpy() for v in variables]
-
-    return {"expected": run(), **{str(s): under(s, run, LAYOUTS) for s in ((1, 2), (2, 1))}}
+    tf.keras.utils.set_random_seed(3)
+    layers = tf.keras.layers
+    first = tf.keras.Sequential([layers.Input([6]), layers.Dense(5, "tanh", name="wide")])
+    second = tf.keras.Sequential([layers.Input([5]), layers.Dense(1, name="head")])
+    variables, optimizer = [*first.trainable_variables, *second.trainable_variables], _sgd(dist)
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            outputs = second(first(inputs[0], training=True), training=True)
+            loss = tf.reduce_mean((outputs - target) ** 2)
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    return [v.numpy() for v in variables]

@@ -1,6 +1,5 @@
 """How programs use a distribution, on 2 ranks: each check returns what a test compares."""
 
-import functools
 import os
 import pathlib
 import tempfile
@@ -11,6 +10,7 @@ import tensorflow as tf
 
 from sok_like.distribution.sharded_variable import path_of, shard_of
 from sok_like.table.keras_variable import is_keras_3
+from tests.checks import Alone
 
 UNITS = 5
 
@@ -73,10 +73,13 @@ def trained(model):
     }
 
 
-@functools.cache
-def oracle():
-    """The training of Keras alone, the same in several checks."""
-    return train(make_model())
+def alone(deferred=False, **options):
+    """The training of Keras alone. Not compiled by XLA, which takes longer than the steps."""
+    return train(make_model(deferred), jit_compile=False, **options)
+
+
+def eager_alone():
+    return alone(run_eagerly=True)
 
 
 PUBLISHED = {
@@ -116,7 +119,7 @@ def local_shapes(model):
 
 def published():
     """The published example, with the mesh shape as the only change."""
-    found = {"oracle": oracle()}
+    found = {"oracle": Alone(alone)}
     for shape in ((1, 2), (2, 1)):
 
         def body(dist):
@@ -129,69 +132,64 @@ def published():
 
 def deferred():
     """A Sequential without an Input is built while its first step is traced."""
-    expected = train(make_model(deferred=True))
 
     def body(dist):
         model = make_model(deferred=True)
-        return {"oracle": expected, "sharded": train(model), "local": local_shapes(model)}
+        sharded = train(model)
+        return {"oracle": Alone(alone, (True,)), "sharded": sharded, "local": local_shapes(model)}
 
     return under((1, 2), body)
 
 
 def eager():
     """Steps that are not traced."""
-    expected = train(make_model(), run_eagerly=True)
+    sharded = under((2, 1), lambda dist: train(make_model(), run_eagerly=True))
+    return {"oracle": Alone(eager_alone), "sharded": sharded}
 
-    def body(dist):
-        return {"oracle": expected, "sharded": train(make_model(), run_eagerly=True)}
 
-    return under((2, 1), body)
+def _on_batches(dist=None):
+    model, batches = make_model(), tf.data.Dataset.from_tensor_slices(samples()).batch(10)
+    # XLA compiles no sharded model, and takes longer than the steps of one that is not.
+    options = {} if dist else {"jit_compile": False}
+    model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"], **options)
+    history = model.fit(batches, epochs=2, verbose=0).history
+    return {
+        "history": {k: np.array(v) for k, v in history.items()},
+        "weights": [v.numpy() for v in model.weights],
+        "evaluated": np.array(model.evaluate(batches, verbose=0)),
+    }
 
 
 def dataset():
     """A tf.data.Dataset of whole batches on every rank, the last one smaller; two distributions."""
-    x, y = samples()
-    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(10)
-
-    def run(dist=None):
-        model = make_model()
-        model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
-        history = model.fit(batches, epochs=2, verbose=0).history
-        return {
-            "history": {k: np.array(v) for k, v in history.items()},
-            "weights": [v.numpy() for v in model.weights],
-            "evaluated": np.array(model.evaluate(batches, verbose=0)),
-        }
-
     from sok_like import distribution as dist
 
-    found = {"oracle": run(), (2, 1): under((2, 1), run)}
+    found = {"oracle": Alone(_on_batches), (2, 1): under((2, 1), _on_batches)}
     with dist.DataParallel().scope():
-        return {**found, "data parallel": run()}
+        return {**found, "data parallel": _on_batches(dist)}
+
+
+def _loop(dist=None):
+    model, optimizer = make_model(), tf.keras.optimizers.Adam(0.01)
+    if dist is not None:
+        optimizer = dist.distribution().optimizer(optimizer)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            losses = tf.keras.losses.sparse_categorical_crossentropy(y, model(x))
+            loss = tf.reduce_mean(losses)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    losses = [float(step(*samples())) for _ in range(4)]
+    return {"losses": np.array(losses), "weights": [v.numpy() for v in model.weights]}
 
 
 def own_loop():
     """A loop with a tape."""
-    x, y = samples()
-
-    def run(dist=None):
-        model, optimizer = make_model(), tf.keras.optimizers.Adam(0.01)
-        if dist is not None:
-            optimizer = dist.distribution().optimizer(optimizer)
-
-        @tf.function
-        def step(x, y):
-            with tf.GradientTape() as tape:
-                losses = tf.keras.losses.sparse_categorical_crossentropy(y, model(x))
-                loss = tf.reduce_mean(losses)
-            gradients = tape.gradient(loss, model.trainable_variables)
-            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-            return loss
-
-        losses = [float(step(x, y)) for _ in range(4)]
-        return {"losses": np.array(losses), "weights": [v.numpy() for v in model.weights]}
-
-    return {"oracle": run(), (2, 1): under((2, 1), run), (1, 2): under((1, 2), run)}
+    return {"oracle": Alone(_loop), (2, 1): under((2, 1), _loop), (1, 2): under((1, 2), _loop)}
 
 
 def _names():
@@ -213,7 +211,7 @@ def files():
 
     def body(dist):
         model = make_model()
-        trained = train(model)
+        trained = train(model, run_eagerly=True)
         for name in _names():
             (model.save if name.endswith(".keras") else model.save_weights)(folder / name)
         return trained["weights"]
@@ -233,7 +231,7 @@ def from_files():
     """Written by an unsharded model, read under a mesh; and whole weights set."""
     folder = pathlib.Path(tempfile.mkdtemp())
     source = make_model()
-    train(source)
+    train(source, run_eagerly=True)
     names = [name for name in _names() if not name.endswith(".keras")]
     for name in names:
         source.save_weights(folder / name)
@@ -311,7 +309,6 @@ def keras_classes():
 
     from sok_like import distribution as dist
 
-    found = {"oracle": oracle()}
     mesh = keras.distribution.DeviceMesh((1, 2), ("batch", "model"), dist.list_devices())
     layout_map = keras.distribution.LayoutMap(mesh)
     layout_map[".*dense.*kernel"] = (None, "model")
@@ -320,19 +317,19 @@ def keras_classes():
     dist.set_distribution(parallel)
     try:
         model = make_model()
-        return {**found, "sharded": train(model), "local": local_shapes(model)}
+        sharded = train(model)
+        return {"oracle": Alone(alone), "sharded": sharded, "local": local_shapes(model)}
     finally:
         dist.set_distribution(None)
 
 
 def made_before():
     """A model that was made before the distribution is sharded when it is compiled or called."""
-    expected = oracle()
     model, ready = make_model(), compiled(make_model())
 
     def body(dist):
         return {
-            "oracle": expected,
+            "oracle": Alone(alone),
             "sharded": train(model),
             "compiled before": trained(ready),
             "local": local_shapes(model),
@@ -342,27 +339,33 @@ def made_before():
     return under((1, 2), body)
 
 
+def _trained_further(folder, **options):
+    name, (x, y) = pathlib.Path(folder) / "m.keras", samples()
+    model = make_model()
+    train(model, **options)
+    model.save(name)
+    model = tf.keras.models.load_model(name)
+    steps = int(model.optimizer.iterations.numpy())
+    history = model.fit(x, y, batch_size=10, epochs=2, verbose=0, shuffle=False).history
+    weights = [v.numpy() for v in model.weights]
+    found = {"steps": np.array(steps), "loss": np.array(history["loss"]), "weights": weights}
+    return found, model
+
+
+def loaded_alone():
+    with tempfile.TemporaryDirectory() as folder:
+        return _trained_further(folder, jit_compile=False)[0]
+
+
 def loaded():
     """A model with its optimizer's state, loaded from a file and trained further."""
     folder = _shared_folder()
-    x, y = samples()
 
-    def run(dist=None):
-        name = folder / ("sharded.keras" if dist else f"whole{os.getpid()}.keras")
-        model = make_model()
-        train(model)
-        model.save(name)
-        model = tf.keras.models.load_model(name)
-        steps = int(model.optimizer.iterations.numpy())
-        history = model.fit(x, y, batch_size=10, epochs=2, verbose=0, shuffle=False).history
-        weights = [v.numpy() for v in model.weights]
-        found = {"steps": np.array(steps), "loss": np.array(history["loss"]), "weights": weights}
-        return {**found, "local": local_shapes(model)}
+    def body(dist):
+        sharded, model = _trained_further(folder)
+        return {"oracle": Alone(loaded_alone), "sharded": sharded, "local": local_shapes(model)}
 
-    expected = run()
-    del expected["local"]
-    sharded = under((1, 2), run)
-    return {"oracle": expected, "sharded": sharded, "local": sharded["local"]}
+    return under((1, 2), body)
 
 
 def exported():
@@ -378,7 +381,7 @@ def exported():
 
     def body(dist):
         model = make_model()
-        train(model)
+        train(model, run_eagerly=True)
         module = tf.Module()
         module.kernel = model.get_layer("dense").kernel
         return {

@@ -38,6 +38,8 @@ FEW_OPTIMIZERS = {
     "idle_ranks": ["adam"],
     "fewer_rows_than_ranks": ["sgd"],
 }
+if os.environ.get("TF_USE_LEGACY_KERAS") == "1":  # placements do not depend on the Keras
+    FEW_OPTIMIZERS |= {"basic": ["adagrad"], "mixed": ["adagrad"]}
 
 
 def optimizers(world_size, name):

@@ -262,10 +262,7 @@ def test_from_three_ranks_to_two_through_files(rank_results, tmp_path):
     np.save(tmp_path / "cut_velocities.npy", slots[0]["velocities"])
     hash_rows = {f"hash_{name}": array for name, (_, array) in slots[2].items()}
     np.savez(tmp_path / "arrays.npz", whole=whole, rows=rows, **slots[1], **hash_rows)
-    quick = {"HOROVOD_CYCLE_TIME": "0.2", "OMPI_MCA_mpi_yield_when_idle": "1"}
-    ranks = run_ranks(
-        "tests.checks.hashed:set_and_get", 2, args={"folder": str(tmp_path)}, env=quick
-    )
+    ranks = run_ranks("tests.checks.hashed:set_and_get", 2, args={"folder": str(tmp_path)})
     for found, found_state in ranks:
         assert_same(found, weights)
         assert_same_state(found_state, state)

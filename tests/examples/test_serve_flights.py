@@ -13,7 +13,7 @@ import urllib.request
 import numpy as np
 import pytest
 
-from tests.ranks import ROOT, run_ranks
+from tests.ranks import HANG_LIMIT, ROOT, run_ranks
 
 PROGRAM = pathlib.Path(ROOT, "examples", "serve_flights.py")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -36,9 +36,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("served")
-    first, _ = run_ranks(
-        PROGRAM, 2, args=["--train", "--rows", "20000", "--folder", str(place)], timeout=600
-    )
+    arguments = ["--train", "--rows", "20000", "--folder", str(place)]
+    first, _ = run_ranks(PROGRAM, 2, args=arguments)
     assert "served from" in first
     return place
 
@@ -60,7 +59,7 @@ def address(folder):
 
 
 def get(url):
-    with urllib.request.urlopen(url, timeout=60) as reply:
+    with urllib.request.urlopen(url, timeout=HANG_LIMIT) as reply:
         return reply.read().decode()
 
 
@@ -87,7 +86,7 @@ def test_the_page_shows_a_probability(address):
         [*command, "--virtual-time-budget=20000", f"{address}/"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_LIMIT,
     ).stdout
     answer = json.loads(get(f"{address}/predict?flight=0"))
     assert f"{round(100 * answer['probability'])} % over 15 minutes late" in page

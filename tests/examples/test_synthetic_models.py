@@ -167,9 +167,8 @@ def test_one_rank_trains_as_plain_tensorflow_does(sok, dp_input):
 def _two_ranks():
     options = "--model tiny --scale 0.05 --batch_size 2048 --num_data_batches 4 --num_steps 40"
     arguments = f"{options} --optimizer adagrad --learning_rate 0.2".split()
-    quick = {"HOROVOD_CYCLE_TIME": "0.2", "OMPI_MCA_mpi_yield_when_idle": "1"}
     target, args = "tests.examples.synthetic_checks:run", {"arguments": arguments}
-    return run_ranks(target, 2, args=args, env=quick)
+    return run_ranks(target, 2, args=args)
 
 
 @pytest.mark.ranks

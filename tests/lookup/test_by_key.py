@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-pytestmark = pytest.mark.keras
+OF_LAYER = pytest.param("of_layer", marks=pytest.mark.keras)
 v1 = tf.compat.v1
 
 # Row k of the dense variable is the row of key k. The first keys are not there: by position, and
@@ -102,7 +102,7 @@ def of_layer(sok):
     assert layer is not None  # the table lives as long as it
 
 
-@pytest.mark.parametrize("kind", ["table", "of_layer"])
+@pytest.mark.parametrize("kind", ["table", OF_LAYER])
 @pytest.mark.parametrize("nn", [tf.nn, v1.nn], ids=["v2", "v1"])
 @pytest.mark.parametrize("in_function", [False, True], ids=["eager", "function"])
 def test_lookups_of_tensorflow(request, kind, nn, in_function):
@@ -165,6 +165,7 @@ def test_lookups_in_a_session(sok):
             np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.keras
 @pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.ranks)])
 def test_training_over_ranks(rank_results, world_size):
     """A step of each of TensorFlow's lookups: every rank's gradients reach the key's owner."""
@@ -192,6 +193,7 @@ def test_lookups_insert_the_keys_they_look_up_and_no_others(sok):
     assert -3 in sok.export(table)[0].numpy()
 
 
+@pytest.mark.keras
 def test_a_keras_call_that_does_not_train_inserts_nothing(sok):
     class Model(tf.keras.Model):
         def __init__(self, held):
@@ -240,6 +242,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.keras
 @pytest.mark.parametrize("kind", ["table", "of_layer"])
 @pytest.mark.parametrize("name", REFUSED)
 def test_dense_reads_raise_and_name_the_way(request, kind, name):

@@ -9,6 +9,8 @@ import sys
 import numpy as np
 import pytest
 
+from tests.ranks import HANG_LIMIT
+
 pytestmark = pytest.mark.keras
 WORLDS = [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.ranks)]
 DOORS = ("group", "columns", "sok1", "sharded", "parallel", "module")
@@ -33,7 +35,7 @@ def compute(folders):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=HANG_LIMIT,
     )
     assert done.returncode == 0, done.stderr[-3000:]
 

@@ -22,7 +22,7 @@ def check_gpu(out, *steps, **environment):
         | environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=1200,
     )
 
 
