@@ -12,6 +12,7 @@ from tests.ranks import RanksFailed, once_per_run, skip_many_ranks
 
 # Before anything imports TensorFlow, which reads it once.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+cores.collect_seldom()
 
 
 def pytest_configure(config):

@@ -10,11 +10,17 @@ lasts a slice of the scheduler, and all together several times as long as the ra
 
 import contextlib
 import fcntl
+import gc
 import os
 import pathlib
 import tempfile
 
 _held = None  # the file, locked, of the test that runs
+
+
+def collect_seldom():
+    """Python looks for garbage less often: traces of TensorFlow's stay and are large."""
+    gc.set_threshold(50_000, 20, 10)
 
 
 def folder():

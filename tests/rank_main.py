@@ -9,6 +9,8 @@ import runpy
 import sys
 import traceback
 
+from tests import cores
+
 
 def _rank():
     for name in ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK"):
@@ -33,6 +35,7 @@ def _run(target, args, log):
 
 
 def main():
+    cores.collect_seldom()
     target, folder, args = sys.argv[1], pathlib.Path(sys.argv[2]), json.loads(sys.argv[3])
     rank = _rank()
     (folder / f"rank{rank}.pid").write_text(str(os.getpid()))

@@ -1,6 +1,7 @@
 """The same bits on any number of ranks, in any order of arrival, with any number of threads."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -91,13 +92,13 @@ print(json.dumps([digest.hexdigest(), int(layer.table.size()), sizes]))
 
 def test_number_of_threads():
     results = []
-    for threads in (1, 2, 4):
+    for threads in (1, 2, 4) if os.environ.get("SLOW") else (1, 4):
         done = subprocess.run(
             [sys.executable, "-c", _PROGRAM, str(threads)], capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr[-3000:]
         results.append(json.loads(done.stdout))
-    assert results[0] == results[1] == results[2]
+    assert all(result == results[0] for result in results)
     assert results[0][1] > 1000
     base, delta = results[0][2][:2]
     assert 1000 < delta and 1000 < base

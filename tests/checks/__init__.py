@@ -27,7 +27,7 @@ MODULES = {
 # Not asked for by tests marked `keras`, so not run a second time, under tf_keras.
 WITHOUT_KERAS = (
     *("groups", "columns", "policies", "failures", "steps", "programs", "saving", "sok2"),
-    *("deeprec", "deltas", "tapes", "norms", "storage"),
+    *("deeprec", "deltas", "tapes", "norms", "storage", "shards"),
 )
 
 

@@ -1,11 +1,14 @@
 """Hash tables among the tables of a `dmp.DistributedEmbedding`: what each rank does."""
 
+import functools
+
 import numpy as np
 import tensorflow as tf
 
 import sok_like as sok
 import sok_like.dist_model_parallel as dmp
 from sok_like.runtime import comm
+from tests.checks.files import shared, world
 
 STEPS = 4
 KEYS = np.array([-(2**63), -5, 0, 3, 7, 11, 2**62, 2**63 - 1])
@@ -106,6 +109,7 @@ class Trainer:
         return [[o.numpy() for o in self.step(*tensors(i))] for i in steps]
 
 
+@functools.cache
 def train(optimizer):
     """All steps; then half of them, a copy by weights and state, and the rest."""
     whole, first, second = (Trainer(n, optimizer) for n in ("whole", "first", "second"))
@@ -284,6 +288,8 @@ def checks(world_size):
     }
     if world_size > 3:  # where one rank owns none of the keys
         return of_training
+    if world_size == 3:
+        of_training["to_two_ranks"] = to_two_ranks
     return {
         **of_training,
         "evaluation": evaluation,
@@ -295,14 +301,35 @@ def checks(world_size):
     }
 
 
+def to_two_ranks():
+    """What three ranks trained, from files and arrays mixed, on the first two of them."""
+    folder, half = shared("to_two_ranks"), train("adam")["half"]
+    if comm.current().rank == 0:
+        _write(folder, *half)
+    comm.current().barrier()
+    with world(2) as group:
+        return None if group is None else set_and_get(folder)
+
+
+def _write(folder, weights, state):
+    cut, whole, (keys, rows) = weights
+    slots = state["tables"]
+    folder.mkdir(parents=True)
+    np.save(folder / "cut.npy", cut)
+    np.save(folder / "keys.npy", keys)
+    np.save(folder / "cut_momentums.npy", slots[0]["momentums"])
+    np.save(folder / "cut_velocities.npy", slots[0]["velocities"])
+    hash_rows = {f"hash_{name}": array for name, (_, array) in slots[2].items()}
+    np.savez(folder / "arrays.npz", whole=whole, rows=rows, **slots[1], **hash_rows)
+
+
 def set_and_get(folder):
     """Weights and state from files and arrays mixed, and what comes back."""
-    sok.Init(global_batch_size=12, seed=1)
     trainer = Trainer("whole", "adam")
     trainer.layer.build()
     trainer.optimizer.build(trainer.layer.trainable_variables)
-    kept = np.load(f"{folder}/arrays.npz")
-    layer, path = trainer.layer, lambda name: f"{folder}/{name}.npy"
+    kept = np.load(folder / "arrays.npz")
+    layer, path = trainer.layer, lambda name: str(folder / f"{name}.npy")
     layer.set_weights([path("cut"), kept["whole"], (path("keys"), kept["rows"])])
     hashed = {
         name[5:]: (path("keys"), kept[name]) for name in kept.files if name.startswith("hash_")

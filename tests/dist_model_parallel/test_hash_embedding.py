@@ -13,7 +13,6 @@ import sok_like
 import sok_like.dist_model_parallel as dmp
 from sok_like.planner import DistEmbeddingStrategy
 from tests.checks import hashed
-from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.keras
 
@@ -252,17 +251,9 @@ def test_by_itself_in_fit(rank_results, world_size):
 
 
 @pytest.mark.ranks
-def test_from_three_ranks_to_two_through_files(rank_results, tmp_path):
+def test_from_three_ranks_to_two_through_files(rank_results):
     weights, state = rank_results(3, "hashed.train_adam")[0]["half"]
-    cut, whole, (keys, rows) = weights
-    slots = state["tables"]
-    np.save(tmp_path / "cut.npy", cut)
-    np.save(tmp_path / "keys.npy", keys)
-    np.save(tmp_path / "cut_momentums.npy", slots[0]["momentums"])
-    np.save(tmp_path / "cut_velocities.npy", slots[0]["velocities"])
-    hash_rows = {f"hash_{name}": array for name, (_, array) in slots[2].items()}
-    np.savez(tmp_path / "arrays.npz", whole=whole, rows=rows, **slots[1], **hash_rows)
-    ranks = run_ranks("tests.checks.hashed:set_and_get", 2, args={"folder": str(tmp_path)})
+    ranks = rank_results(3, "hashed.to_two_ranks")[:2]
     for found, found_state in ranks:
         assert_same(found, weights)
         assert_same_state(found_state, state)

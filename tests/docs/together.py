@@ -18,7 +18,7 @@ def run(programs):
 
 
 def _run(paths):
-    _forget()
+    forget()
     namespace, printed = {"__name__": "__main__"}, io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
@@ -29,7 +29,7 @@ def _run(paths):
     return "", printed.getvalue()
 
 
-def _forget():
+def forget():
     import tensorflow as tf
 
     from sok_like import distribution

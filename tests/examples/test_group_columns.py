@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
+from tests.examples.conftest import FLIGHTS
+
 ROOT = pathlib.Path(__file__).parents[2]
 PROGRAM = ROOT / "examples" / "group_columns.py"
-ARGUMENTS = ["--rows", "40000", "--batch-size", "512", "--embedding-dim", "4"]
 
 
 def run(command):
@@ -22,19 +23,22 @@ def run(command):
         text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return float(re.search(r"test AUC +(\S+)", done.stdout)[1])
+    return auc(done.stdout)
+
+
+def auc(output):
+    return float(re.search(r"test AUC +(\S+)", output)[1])
 
 
 def test_ftrl_and_adagrad_learn():
     # 0.5 is chance. On so few flights most dates and crosses are seen a few times only.
-    assert run([sys.executable, str(PROGRAM), *ARGUMENTS]) > 0.65
+    assert run([sys.executable, str(PROGRAM), *FLIGHTS]) > 0.65
 
 
 @pytest.mark.ranks
-def test_two_ranks_train_the_same_model():
-    alone = run([sys.executable, str(PROGRAM), *ARGUMENTS, "--optimizer", "adagrad"])
-    launcher = [sys.executable, "-m", "sok_like.run", "-np", "2", str(PROGRAM), *ARGUMENTS]
-    together = run([*launcher, "--optimizer", "adagrad"])
+def test_two_ranks_train_the_same_model(on_two_ranks):
+    alone = run([sys.executable, str(PROGRAM), *FLIGHTS, "--optimizer", "adagrad"])
+    together = auc(on_two_ranks("group_columns")[0])
     assert alone > 0.65
     # Initial rows and batches are the same; only the rounding of sums differs.
     assert abs(alone - together) < 0.005

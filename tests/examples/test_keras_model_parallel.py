@@ -5,19 +5,14 @@ import re
 
 import pytest
 
-from tests.ranks import ROOT, run_ranks
-
 # Under tf_keras the README's block trains the same way.
 SLOW = [pytest.mark.slow] if os.environ.get("TF_USE_LEGACY_KERAS") == "1" else []
 pytestmark = [pytest.mark.keras, pytest.mark.ranks, *SLOW]
 
 
-def test_losses_agree_over_meshes_and_ranks():
-    script = ROOT / "examples" / "keras_model_parallel.py"
-    arguments = ["--samples", "200", "--epochs", "2"]
-    outputs = run_ranks(script, 2, args=arguments)
+def test_losses_agree_over_meshes_and_ranks(on_two_ranks):
     line = re.compile(r"^(\w+) on (\(\d, \d\)): losses ([\d. ]+)$", re.M)
-    for output in outputs:
+    for output in on_two_ranks("keras_model_parallel"):
         found = {(name, shape): losses for name, shape, losses in line.findall(output)}
         names = {name for name, _ in found}
         assert names == {"classifier", "recommender"}

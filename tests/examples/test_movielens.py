@@ -17,8 +17,8 @@ def error_of(output):
 
 
 @pytest.mark.ranks
-def test_two_ranks_learn_and_name_films():
-    first, second = run_ranks(PROGRAM, 2, args=["--epochs", "1"])
+def test_two_ranks_learn_and_name_films(on_two_ranks):
+    first, second = on_two_ranks("movielens")
     assert error_of(first) < 0.95  # always the mean of all ratings: 1.126
     assert re.search(r"films like +Star Wars: \w+", first)
     assert "RMSE" not in second

@@ -13,7 +13,9 @@ import urllib.request
 import numpy as np
 import pytest
 
-from tests.ranks import HANG_LIMIT, ROOT, run_ranks
+from tests import cores
+from tests.examples.conftest import SERVED
+from tests.ranks import HANG_LIMIT, ROOT
 
 PROGRAM = pathlib.Path(ROOT, "examples", "serve_flights.py")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -34,12 +36,10 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    place = tmp_path_factory.mktemp("served")
-    arguments = ["--train", "--rows", "20000", "--folder", str(place)]
-    first, _ = run_ranks(PROGRAM, 2, args=arguments)
+def folder(on_two_ranks):
+    first, _ = on_two_ranks("serve_flights")
     assert "served from" in first
-    return place
+    return cores.folder() / SERVED
 
 
 @pytest.fixture(scope="module")

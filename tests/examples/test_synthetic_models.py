@@ -17,7 +17,6 @@ from synthetic_config import MODELS
 import sok_like.dist_model_parallel as dmp
 from tests.examples import synthetic_checks
 from tests.examples.synthetic_checks import ALPHA, BATCH, RATE, SMALL, STEPS
-from tests.ranks import run_ranks
 
 # Tables and GiB of float32 rows that the models' authors give.
 PUBLISHED = {
@@ -163,23 +162,15 @@ def test_one_rank_trains_as_plain_tensorflow_does(sok, dp_input):
     _compare([synthetic_checks.train_small(dp_input)])
 
 
-@functools.cache
-def _two_ranks():
-    options = "--model tiny --scale 0.05 --batch_size 2048 --num_data_batches 4 --num_steps 40"
-    arguments = f"{options} --optimizer adagrad --learning_rate 0.2".split()
-    target, args = "tests.examples.synthetic_checks:run", {"arguments": arguments}
-    return run_ranks(target, 2, args=args)
-
-
 @pytest.mark.ranks
 @pytest.mark.parametrize("dp_input", [True, False])
-def test_two_ranks_train_as_plain_tensorflow_does(dp_input):
-    _compare([seen["small"][dp_input] for seen in _two_ranks()])
+def test_two_ranks_train_as_plain_tensorflow_does(on_two_ranks, dp_input):
+    _compare([seen["small"][dp_input] for seen in on_two_ranks("synthetic_models")])
 
 
 @pytest.mark.ranks
-def test_the_program_learns_on_two_ranks():
-    for seen in _two_ranks():
+def test_the_program_learns_on_two_ranks(on_two_ranks):
+    for seen in on_two_ranks("synthetic_models"):
         # Logits near 0 give log 2 = 0.693; then four batches are learnt by heart.
         assert 0.6 < seen["program"]["first_loss"] < 0.8
         assert seen["program"]["last_loss"] < 0.6

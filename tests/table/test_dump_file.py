@@ -191,8 +191,9 @@ def test_fuzzed_dumps_are_refused_or_right(version, with_policy):
 
 
 def test_a_killed_process_leaves_a_whole_dump():
-    counts = dump_crash.run(4, 0)
-    assert counts["old"] + counts["new"] == 4
+    kills = 4 if os.environ.get("SLOW") else 2  # `make crash`: 200
+    counts = dump_crash.run(kills, 0)
+    assert counts["old"] + counts["new"] == kills
 
 
 def test_no_dump_of_the_table(tmp_path):

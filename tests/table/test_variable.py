@@ -12,8 +12,6 @@ import tensorflow as tf
 
 from tests.checks import shards
 
-pytestmark = pytest.mark.keras
-
 
 @pytest.fixture
 def variable(sok):
@@ -170,6 +168,7 @@ def test_full_table_takes_none_of_the_new_keys(sok):
 # ---- copies ----
 
 
+@pytest.mark.keras
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda v: pickle.loads(pickle.dumps(v))])
 @pytest.mark.parametrize("initializer", ["random_uniform", tf.keras.initializers.Constant(2.0)])
 def test_copies_hold_the_same_and_live_apart(sok, duplicate, initializer):
@@ -187,6 +186,7 @@ def test_copies_hold_the_same_and_live_apart(sok, duplicate, initializer):
 # ---- what TensorFlow may do with it ----
 
 
+@pytest.mark.keras
 def test_tape_gives_keys_and_sums_repeated_ones(sok):
     layer = sok.All2AllDenseEmbedding(None, 2, 1, 1, dynamic_input=True)
     with tf.GradientTape() as tape:
@@ -200,6 +200,7 @@ def test_tape_gives_keys_and_sums_repeated_ones(sok):
     assert found == {2**40: [5.0, 5.0], -3: [2.0, 2.0]}
 
 
+@pytest.mark.keras
 def test_a_variable_that_is_not_trainable_has_no_gradient(sok):
     layer = sok.All2AllDenseEmbedding(None, 2, 1, 1, dynamic_input=True, trainable=False)
     with tf.GradientTape() as tape:
@@ -214,6 +215,7 @@ def test_assignments_name_what_to_use(variable):
             call(1.0)
 
 
+@pytest.mark.keras
 def test_batches_of_many_sizes_need_one_trace(sok):
     layer = sok.DistributedEmbedding("sum", None, 2, slot_num=2, max_nnz=1)
     traces = []
