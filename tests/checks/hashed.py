@@ -8,7 +8,6 @@ import tensorflow as tf
 import sok_like as sok
 import sok_like.dist_model_parallel as dmp
 from sok_like.runtime import comm
-from tests.checks.files import shared, world
 
 STEPS = 4
 KEYS = np.array([-(2**63), -5, 0, 3, 7, 11, 2**62, 2**63 - 1])
@@ -288,8 +287,6 @@ def checks(world_size):
     }
     if world_size > 3:  # where one rank owns none of the keys
         return of_training
-    if world_size == 3:
-        of_training["to_two_ranks"] = to_two_ranks
     return {
         **of_training,
         "evaluation": evaluation,
@@ -299,47 +296,3 @@ def checks(world_size):
         "unused_table": unused_table,
         "alone": alone,
     }
-
-
-def to_two_ranks():
-    """What three ranks trained, from files and arrays mixed, on the first two of them."""
-    folder, half = shared("to_two_ranks"), train("adam")["half"]
-    if comm.current().rank == 0:
-        _write(folder, *half)
-    comm.current().barrier()
-    with world(2) as group:
-        return None if group is None else set_and_get(folder)
-
-
-def _write(folder, weights, state):
-    cut, whole, (keys, rows) = weights
-    slots = state["tables"]
-    folder.mkdir(parents=True)
-    np.save(folder / "cut.npy", cut)
-    np.save(folder / "keys.npy", keys)
-    np.save(folder / "cut_momentums.npy", slots[0]["momentums"])
-    np.save(folder / "cut_velocities.npy", slots[0]["velocities"])
-    hash_rows = {f"hash_{name}": array for name, (_, array) in slots[2].items()}
-    np.savez(folder / "arrays.npz", whole=whole, rows=rows, **slots[1], **hash_rows)
-
-
-def set_and_get(folder):
-    """Weights and state from files and arrays mixed, and what comes back."""
-    trainer = Trainer("whole", "adam")
-    trainer.layer.build()
-    trainer.optimizer.build(trainer.layer.trainable_variables)
-    kept = np.load(folder / "arrays.npz")
-    layer, path = trainer.layer, lambda name: str(folder / f"{name}.npy")
-    layer.set_weights([path("cut"), kept["whole"], (path("keys"), kept["rows"])])
-    hashed = {
-        name[5:]: (path("keys"), kept[name]) for name in kept.files if name.startswith("hash_")
-    }
-    momentums, velocities = kept["momentums"], kept["velocities"]
-    tables = [
-        {"momentums": path("cut_momentums"), "velocities": path("cut_velocities")},
-        {"momentums": momentums, "velocities": velocities},
-        hashed,
-    ]
-    layer.set_optimizer_state(trainer.optimizer, {"iterations": 2, "tables": tables})
-    state = layer.get_optimizer_state(trainer.optimizer, all_ranks=True)
-    return layer.get_weights(all_ranks=True), state

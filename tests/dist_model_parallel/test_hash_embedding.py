@@ -253,7 +253,7 @@ def test_by_itself_in_fit(rank_results, world_size):
 @pytest.mark.ranks
 def test_from_three_ranks_to_two_through_files(rank_results):
     weights, state = rank_results(3, "hashed.train_adam")[0]["half"]
-    ranks = rank_results(3, "hashed.to_two_ranks")[:2]
+    ranks = rank_results(3, "fewer_ranks.hash_tables")[:2]
     for found, found_state in ranks:
         assert_same(found, weights)
         assert_same_state(found_state, state)
