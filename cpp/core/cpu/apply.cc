@@ -41,6 +41,7 @@ template <int64_t kDim, typename Rule>
 inline void UpdateRow(const Rule& rule, const float* __restrict grad, float clip_value,
                       float* __restrict row, int64_t variable_dim) {
   const int64_t dim = kDim > 0 ? kDim : variable_dim;
+#pragma omp simd
   for (int64_t d = 0; d < dim; ++d) rule.Update(Clip(grad[d], clip_value), row + d, dim);
 }
 
@@ -52,6 +53,7 @@ inline void UpdateRow(const RowWiseAdagradRule& rule, const float* __restrict gr
   float partial[8] = {};
   const int64_t whole = dim - dim % 8;
   for (int64_t d = 0; d < whole; d += 8) {
+#pragma omp simd
     for (int64_t j = 0; j < 8; ++j) {
       const float g = Clip(grad[d + j], clip_value);
       partial[j] += g * g;
@@ -64,6 +66,7 @@ inline void UpdateRow(const RowWiseAdagradRule& rule, const float* __restrict gr
   float sum = 0.0f;
   for (float p : partial) sum += p;
   const float rate = rule.Rate(sum, row, dim);
+#pragma omp simd
   for (int64_t d = 0; d < dim; ++d) row[d] -= rate * Clip(grad[d], clip_value);
 }
 
@@ -83,6 +86,7 @@ void UpdateRange(const Batch& batch, const Rule& rule, int64_t first, int64_t la
     if (owes) {
       if (state.LastStep(row) != previous) state.Apply(row);
       if (batch.decay != 1.0f) {
+#pragma omp simd
         for (int64_t d = 0; d < batch.dim; ++d) row[d] *= batch.decay;
       }
       state.SetLastStep(row, previous + 1);

@@ -64,6 +64,7 @@ void CombineRange(const Samples& samples, const float* const* rows, int64_t vari
       const float weight = samples.weights == nullptr ? 1.0f : samples.weights[k];
       AddScaled<kDim>(rows[RowOf(samples, k)], weight, dim, sum);
     }
+#pragma omp simd
     for (int64_t d = 0; d < dim; ++d) out_row[d] = sum[d] / divisor;
   }
 }
@@ -166,6 +167,7 @@ double Dot(const float* a, const float* b, int64_t dim) {
   float partial[8] = {};
   int64_t d = 0;
   for (; d + 8 <= dim; d += 8) {
+#pragma omp simd
     for (int64_t j = 0; j < 8; ++j) partial[j] += a[d + j] * b[d + j];
   }
   for (; d < dim; ++d) partial[d % 8] += a[d] * b[d];
