@@ -315,8 +315,8 @@ def preempted():
     found["epochs"] = len(fit(model, 4, callbacks=[callback]).history["loss"])
     # The batch of the second epoch was trained before the signal was seen, and comes again.
     found["steps"] = int(tf.convert_to_tensor(model.optimizer.iterations))
+    expected = model.predict_on_batch(X)  # all ranks: none of them still writes
     found["left"] = folder.exists()
-    expected = model.predict_on_batch(X)
     with world(1) as group:
         if group is not None:
             alone = made()
@@ -365,12 +365,14 @@ def fit_dense(model, rows):
 def session():
     """MonitoredTrainingSession with a folder, interrupted and gone on with; Saver on the way."""
     import sok_like as sok
+    from sok_like.runtime import comm
 
     found = {}
     for name, stops in (("unbroken", [6]), ("resumed", [3, 6])):
         for stop in stops:
             found[name] = _train_session(sok, shared(f"session_{name}"), stop)
     folder = shared("session_resumed")
+    comm.current().barrier()  # another rank may still write
     found["files"] = sorted(path.name for path in folder.iterdir() if "ckpt" in path.name)
     folder = shared("session_by_time")
     # Rank 1's clock is so slow that by itself it would never save.

@@ -49,6 +49,7 @@ def files():
     for rows in (2 * DUMP_ROWS, DUMP_ROWS):
         sok.assign(variable, FILE_KEYS, rows)
         sok.Saver().dump_to_file(variable, str(folder))
+    comm.current().barrier()  # another rank may still write
     keys = np.fromfile(folder / f"{variable.m_var_name}_keys.file", "<u4")
     rows = np.fromfile(folder / f"{variable.m_var_name}_values.file", "<f4")
     left = [path.name for path in folder.iterdir() if path.suffix not in (".npz", ".json")]

@@ -179,11 +179,14 @@ def dump():
     """Where each rank has dumped its part of all kinds of tables."""
     import tf_keras
 
+    from sok_like.runtime import comm
+
     sok2, _, world_size = context()
     optimizer = sok2.OptimizerWrapper(tf_keras.optimizers.legacy.SGD(RATE, momentum=0.9))
     variables = [trained(kind, f"sok2_dump_{kind}", optimizer) for kind in KINDS]
     path = folder(f"dump{world_size}")
     sok2.dump(path, variables, optimizer)
+    comm.current().barrier()  # another rank may still write
     files = {file.name: file.read_bytes() for file in path.iterdir()}
     # And back, into variables that have other rows.
     for variable in variables:
