@@ -54,7 +54,7 @@ CALLABLES = {
     "assign": "variable, keys, rows",
     "callbacks.TableMetrics": "every=100, log_dir='logs'",
     "estimate_memory": "num_keys, embedding_dim, optimizer='adam', *, world_size=1, "
-    "keeps_records=False, touched_keys=None",
+    "keeps_records=False, touched_keys=None, storage_option=None",
     "report": "model, *, print_table=True",
     "export_saved_model": "model, path, missing='zeros', row_dtype='float32', signatures=None",
     "dist_model_parallel.BroadcastGlobalVariablesCallback": "root_rank=0, device=''",

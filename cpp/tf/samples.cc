@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "absl/strings/str_cat.h"
+#include "cpp/tf/batch_watch.h"
 #include "cpp/tf/common.h"
 
 namespace sok {
@@ -58,6 +59,9 @@ absl::Status FeatureAttrs::Check(Executor& ex, const OpInputList& keys,
       CheckBatch(ex, table_names_[i], limits_[i], Keys(keys[i]), keys[i].NumElements(),
                  has_samples(i) ? row_splits[i].flat<int64_t>().data() : nullptr,
                  row_splits[i].NumElements() - 1);
+    }
+    for (int i = 0; ObservesBatches() && i < size(); ++i) {
+      ObserveBatch(table_names_[i], Keys(keys[i]), keys[i].NumElements());
     }
   });
 }

@@ -82,6 +82,7 @@ class Waits {
       const auto wait = waits_.find(id);
       if (wait == waits_.end()) return;
       watcher = std::move(wait->second.watcher);
+      waited_ += std::chrono::duration<double>(Clock::now() - wait->second.start).count();
       waits_.erase(wait);
     }
     if (watcher) watcher(status);
@@ -106,6 +107,12 @@ class Waits {
     refused_ = reason;
   }
 
+  // Seconds of all that ended.
+  double Total() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return waited_;
+  }
+
   // The longest one: what it is for, its seconds and which it is of all that this process began;
   // where there is none, "", 0 and the last that ended.
   std::tuple<std::string, double, int64_t> Longest() {
@@ -118,6 +125,7 @@ class Waits {
  private:
   std::mutex mutex_;
   int64_t last_ = 0;
+  double waited_ = 0;
   std::string stopped_;            // why no wait may begin any more
   std::set<int64_t> stopped_ids_;  // for watchers that come late
   std::string refused_;            // who has left, so that none can succeed any more
@@ -212,6 +220,9 @@ SOK_EXPORT double sok_longest_wait(char* what, int64_t size, int64_t* number) {
   *number = id;
   return seconds;
 }
+
+// Seconds of all waits of this process that have ended.
+SOK_EXPORT double sok_waited_seconds() { return sok::Waits::Get().Total(); }
 
 // Ends all waits of this process, and those that would begin later: they raise the reason.
 SOK_EXPORT void sok_stop_waits(const char* reason) { sok::Waits::Get().Stop(reason); }

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.inside.report import TableReport, measure, tables_of
-from sok_like.runtime import comm
+from sok_like.inside.report import TableReport, measure_ranks, tables_of
+from sok_like.runtime import comm, observed
 from sok_like.runtime.checks import check_integer
 
 
@@ -17,8 +17,12 @@ class TableMetrics(tf.keras.callbacks.Callback):
 
     Every rank needs it. Rank 0 writes summaries named `<table>/...`: every `every` steps `keys`,
     `new_keys` since the last time, `refused_keys` and `evicted_keys` (tables with policies),
-    `keys_rank_<r>` and `most_keys_over_mean`; at the end of each epoch also `bytes`, `load` and
-    `bytes_rank_<r>`, for which the index is read. One collective at each of these, none between.
+    `keys_rank_<r>` and `most_keys_over_mean`; of the ranks' batches of that step (tables in host
+    memory) `unique_ratio`, different keys over all keys, and `hottest_share`, the share of keys
+    that are among the most frequent 1 % of the different ones; at the end of each epoch also
+    `bytes`, `load` and `bytes_rank_<r>`, for which the index is read. On several ranks
+    `exchange/ms_per_step` is the time in exchanges, of the rank with the most, since the last time.
+    One collective at each of these, none between.
 
     Args:
         every: Steps between two measurements.
@@ -33,15 +37,22 @@ class TableMetrics(tf.keras.callbacks.Callback):
         super().__init__()
         self.every = check_integer("every", every)
         self.log_dir = os.fspath(log_dir)
-        self._step = 0
+        self._step = self._exchange_step = 0
+        self._exchanged = 0.0
         self._inserted: dict[str, int] = {}
         self._tables: list[Any] = []
         self._writer: Any = None
 
     def on_train_begin(self, logs=None):
         self._tables = []
+        observed.observe_batches(False)  # where an earlier training was interrupted
+        self._exchanged, self._exchange_step = observed.exchange_seconds(), self._step
         if comm.current().rank == 0 and self._writer is None:
             self._writer = tf.summary.create_file_writer(os.path.join(self.log_dir, "tables"))
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if (self._step + 1) % self.every == 0:
+            observed.observe_batches(True)
 
     def on_train_batch_end(self, batch, logs=None):
         self._step += 1
@@ -52,6 +63,7 @@ class TableMetrics(tf.keras.callbacks.Callback):
         self._write(whole=True)
 
     def on_train_end(self, logs=None):
+        observed.observe_batches(False)
         if self._writer is not None:
             self._writer.flush()
 
@@ -63,10 +75,17 @@ class TableMetrics(tf.keras.callbacks.Callback):
                 "sok.callbacks.TableMetrics needs a model with hash tables. "
                 f"Received: model '{self.model.name}', which has none"
             )
-        found = measure(self._tables, with_bytes=whole)
+        observed.observe_batches(False)
+        steps = self._step - self._exchange_step
+        mine = 1e3 * (observed.exchange_seconds() - self._exchanged) / max(1, steps)
+        found, exchanges = measure_ranks(self._tables, whole, mine)
+        # What the measurement itself exchanges is not of a step.
+        self._exchanged, self._exchange_step = observed.exchange_seconds(), self._step
         if self._writer is None:
             return
         with self._writer.as_default(step=self._step):
+            if len(exchanges) > 1 and not whole:  # an epoch ends with a validation
+                tf.summary.scalar("exchange/ms_per_step", max(exchanges))
             for table in found:
                 for name, value in self._values(table, whole):
                     tf.summary.scalar(f"{table.name}/{name}", value)
@@ -79,6 +98,9 @@ class TableMetrics(tf.keras.callbacks.Callback):
         yield "refused_keys", table.refused
         yield "evicted_keys", table.evicted
         yield "most_keys_over_mean", table.imbalance
+        if not whole and table.unique_ratio is not None:
+            yield "unique_ratio", table.unique_ratio
+            yield "hottest_share", table.hottest_share
         yield from ((f"keys_rank_{r}", n) for r, n in enumerate(table.keys_by_rank))
         if whole:
             yield "bytes", table.bytes

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from sok_like.optimizers.rules import rule_of
 from sok_like.runtime.checks import check_integer
+from sok_like.table.storage import StorageOption
 
 _PARTS = 64
 _SLOTS, _SLOT_BYTES = 16, 13
@@ -50,6 +51,7 @@ def estimate_memory(
     world_size: int = 1,
     keeps_records: bool = False,
     touched_keys: int | None = None,
+    storage_option: Any = None,
 ) -> MemoryEstimate:
     """The host memory of a table, per rank, without making it.
 
@@ -63,6 +65,8 @@ def estimate_memory(
         keeps_records: Whether the table has a filter, an eviction policy or statistics.
         touched_keys: Of a table whose deltas are dumped, the keys of the whole table that are
             touched between two dumps; None for other tables.
+        storage_option: The table's `sok.StorageOption`. With rows on disk `row_bytes` are those in
+            memory: at most the first of `storage_size`, and those of one batch where it needs more.
 
     Returns:
         Bytes as `variable.stats()` counts them after training; the process needs more for batches
@@ -75,6 +79,13 @@ def estimate_memory(
     keys = -(-num_keys // check_integer("world_size", world_size))
     floats = _row_floats(check_integer("embedding_dim", embedding_dim), optimizer)
     index, rows = _index_bytes(keys), _row_bytes(keys, floats)
+    if storage_option is not None and not isinstance(storage_option, StorageOption):
+        raise ValueError(
+            "`storage_option` must be None or a StorageOption. "
+            f"Received: storage_option={storage_option!r}"
+        )
+    if storage_option is not None and storage_option.is_on_disk:
+        rows = min(rows, storage_option.storage_size[0])
     records = keys * _RECORD_BYTES if keeps_records else 0
     changes = 0
     if touched_keys is not None:

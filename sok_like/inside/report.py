@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime import comm
+from sok_like.runtime import comm, observed
 from sok_like.runtime.turns import in_turn
 from sok_like.table.variable import EmbeddingVariable, is_embedding_variable, unwrap
 
-_FIELDS = ("size", "bytes", "load_factor", "evicted", "refused")
+_FIELDS = ("size", "bytes", "load_factor", "evicted", "refused", "batch", "unique", "hottest")
 
 
 class TableReport(NamedTuple):
@@ -26,6 +26,8 @@ class TableReport(NamedTuple):
     refused: int
     keys_by_rank: tuple[int, ...]
     bytes_by_rank: tuple[int, ...]
+    unique_ratio: float | None = None  # different keys of each rank's batch, over all its keys
+    hottest_share: float | None = None  # of the batch's keys: those of its most frequent 1 %
 
     @property
     def imbalance(self) -> float:
@@ -45,7 +47,9 @@ def report(model: Any, *, print_table: bool = True) -> list[TableReport]:
         print_table: False prints nothing.
 
     Returns:
-        One `TableReport` per table, in the order of the model's variables, on every rank.
+        One `TableReport` per table, in the order of the model's variables, on every rank. What is
+        said of a batch is of the last one that `sok.callbacks.TableMetrics` has observed; None
+        where there was none.
 
     Raises:
         ValueError: ranks have different numbers of tables.
@@ -71,24 +75,30 @@ def measure(tables: list[EmbeddingVariable], with_bytes: bool = True) -> list[Ta
 
     Without `with_bytes` their bytes and load are 0, and no index is read.
     """
+    return measure_ranks(tables, with_bytes)[0]
+
+
+def measure_ranks(
+    tables: list[EmbeddingVariable], with_bytes: bool = True, mine: float = 0.0
+) -> tuple[list[TableReport], list[float]]:
+    """The same, and one number of each rank, by rank."""
     communicator = comm.current()
-    mine = np.array(
-        [len(tables), *(n for table in tables for n in _numbers(table, with_bytes))], np.float64
-    )
-    gathered = mine
+    sent = [float(len(tables)), mine]
+    gathered = np.array(sent + [n for table in tables for n in _numbers(table, with_bytes)])
     if communicator.world_size > 1:
         name = "sok_report"
-        value = tf.constant(mine)
+        value = tf.constant(gathered, tf.float64)
         gathered = in_turn(lambda: communicator.all_gather(value, name), name, communicator).numpy()
-    ranks = []
+    ranks, numbers = [], []
     while len(gathered):
-        end = 1 + int(gathered[0]) * len(_FIELDS)
-        ranks.append(gathered[1:end].reshape(-1, len(_FIELDS)))
+        end = 2 + int(gathered[0]) * len(_FIELDS)
+        numbers.append(float(gathered[1]))
+        ranks.append(gathered[2:end].reshape(-1, len(_FIELDS)))
         gathered = gathered[end:]
     counts = [len(rank) for rank in ranks]
     if len(set(counts)) > 1:
         raise ValueError(f"Every rank must report the same tables. Received, by rank: {counts}")
-    return [_of_ranks(table, np.stack(ranks)[:, i]) for i, table in enumerate(tables)]
+    return [_of_ranks(table, np.stack(ranks)[:, i]) for i, table in enumerate(tables)], numbers
 
 
 def _numbers(table, with_bytes):
@@ -96,14 +106,16 @@ def _numbers(table, with_bytes):
     if table.keeps_records:
         counts = table.statistics()
         evicted, refused = int(counts.evicted), int(counts.refused)
+    batch = observed.observed_batch(table.table_name)
     if not with_bytes:
-        return int(table.total_count()[0]), 0, 0.0, evicted, refused
+        return int(table.total_count()[0]), 0, 0.0, evicted, refused, *batch
     stats = table.stats()
-    return stats.size, stats.bytes, stats.load_factor, evicted, refused
+    return stats.size, stats.bytes, stats.load_factor, evicted, refused, *batch
 
 
 def _of_ranks(table, ranks):
-    keys, bytes_, load, evicted, refused = ranks.T
+    keys, bytes_, load, evicted, refused, batch, unique, hottest = ranks.T
+    seen = batch.sum() > 0
     return TableReport(
         table.table_name,
         int(keys.sum()),
@@ -113,12 +125,24 @@ def _of_ranks(table, ranks):
         int(refused.sum()),
         tuple(map(int, keys)),
         tuple(map(int, bytes_)),
+        float(unique.sum() / batch.sum()) if seen else None,
+        float(hottest.sum() / batch.sum()) if seen else None,
     )
 
 
 def as_text(tables: list[TableReport]) -> str:
     """A table of them."""
-    head = ("table", "keys", "MiB", "load", "refused", "evicted", "most keys of a rank / mean")
+    head: tuple[str, ...] = (
+        "table",
+        "keys",
+        "MiB",
+        "load",
+        "refused",
+        "evicted",
+        "most keys of a rank / mean",
+    )
+    of_batch = any(t.unique_ratio is not None for t in tables)
+    head += ("unique", "hottest 1 %") if of_batch else ()
     lines = [
         (
             t.name,
@@ -128,6 +152,7 @@ def as_text(tables: list[TableReport]) -> str:
             f"{t.refused:,}",
             f"{t.evicted:,}",
             f"{t.imbalance:.2f}",
+            *((_share(t.unique_ratio), _share(t.hottest_share)) if of_batch else ()),
         )
         for t in tables
     ]
@@ -138,3 +163,7 @@ def as_text(tables: list[TableReport]) -> str:
         return "  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(cells))
 
     return "\n".join(padded(line) for line in (head, *lines))
+
+
+def _share(value):
+    return "" if value is None else f"{value:.2f}"

@@ -10,6 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 KEYS = list(range(12))
+# The last of 3 steps of 398 keys has key 0 199 times, and 199 others once.
+SKEWED = np.concatenate([np.arange(796), np.zeros(199, np.int64), np.arange(800, 999)])
 
 
 def checks(world_size):
@@ -29,6 +31,9 @@ def reported(world_size):
     keys = np.array(KEYS)[:, np.newaxis]
     options = {"batch_size": 2, "shuffle": False, "verbose": 0, "callbacks": [metrics]}
     model.fit(keys, np.zeros([12, 4]), **options)
+    skewed = sok.callbacks.TableMetrics(every=3, log_dir=f"{folder}_skewed")
+    of_skewed = {**options, "batch_size": 398, "callbacks": [skewed]}
+    model.fit(SKEWED[:, np.newaxis], np.zeros([len(SKEWED), 4]), **of_skewed)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         tables = sok.report(model)

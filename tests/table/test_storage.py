@@ -56,6 +56,13 @@ def test_training_has_the_bits_of_memory_and_bounded_memory(sok, folder):
     assert stats.resident_bytes <= MEMORY + 4 * BATCH * 4096  # and two batches
     assert stats.arena_bytes == stats.resident_bytes
     assert memory.stats()[-5:] == (0, 0, 0, 0, 0)
+    estimate = sok.estimate_memory(
+        stats.size, DIM, "adam", storage_option=option_of(sok, folder).storage_option
+    )
+    assert estimate.row_bytes == MEMORY
+    assert estimate.row_bytes <= stats.arena_bytes < sok.estimate_memory(stats.size, DIM).row_bytes
+    with pytest.raises(ValueError, match="`storage_option` must be None or a StorageOption"):
+        sok.estimate_memory(10, DIM, storage_option=option_of(sok, folder))
     assert_same(sok, memory, disk)
     assert list(folder.iterdir()) == []  # the file has no name
 

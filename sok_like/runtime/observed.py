@@ -1,0 +1,48 @@
+"""What this process has observed of its own steps: keys of a batch, and time in exchanges.
+
+Counters of the C++ library, which are always there; batches are kept only while they are observed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import NamedTuple
+
+from sok_like.runtime import native
+
+
+class ObservedBatch(NamedTuple):
+    """Keys of a table in one batch of this rank, duplicates included."""
+
+    keys: int
+    unique: int  # different keys
+    hottest: int  # keys that are among the most frequent 1 % of the different ones
+
+
+@functools.cache
+def _library():
+    native.ops()  # loads it
+    library = ctypes.CDLL(str(native.ops_path()))
+    library.sok_waited_seconds.restype = ctypes.c_double
+    library.sok_observed_batch.restype = ctypes.c_int64
+    return library
+
+
+def observe_batches(on: bool) -> None:
+    """True: forgets what was kept and keeps the keys of lookups from now on; False: no more."""
+    _library().sok_observe_batches(int(on))
+
+
+def observed_batch(table_name: str) -> ObservedBatch:
+    """What was kept of a table in host memory; of others, and of none, zeros."""
+    unique, hottest = ctypes.c_int64(0), ctypes.c_int64(0)
+    keys = _library().sok_observed_batch(
+        table_name.encode(), ctypes.byref(unique), ctypes.byref(hottest)
+    )
+    return ObservedBatch(keys, unique.value, hottest.value)
+
+
+def exchange_seconds() -> float:
+    """Seconds that this process has spent in exchanges with other ranks."""
+    return _library().sok_waited_seconds()
