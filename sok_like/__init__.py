@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from sok_like.embeddings.distributed_embedding import (
         DistributedEmbedding as DistributedEmbedding,
     )
+    from sok_like.embeddings.fused_lookups import fuse_lookups as fuse_lookups
     from sok_like.embeddings.get_embedding import get_embedding as get_embedding
     from sok_like.group_embedding.get_embedding_variable import (
         get_embedding_variable as get_embedding_variable,
@@ -108,6 +109,7 @@ _PUBLIC = {
     "export": "sok_like.table.export_assign",
     "export_saved_model": "sok_like.serving.export",
     "filter_variables": "sok_like.optimizers.utils",
+    "fuse_lookups": "sok_like.embeddings.fused_lookups",
     "get_embedding": "sok_like.embeddings.get_embedding",
     "get_embedding_variable": "sok_like.group_embedding.get_embedding_variable",
     "group_embedding_lookup": "sok_like.group_embedding.lookup_sparse",
@@ -145,6 +147,7 @@ _IN_FILES = {
     "sok_like>DistributedEmbedding": "sok_like.embeddings.distributed_embedding",
     "sok_like>Embedding": "sok_like.dist_model_parallel.embedding",
     "sok_like>EmbeddingAdam": "sok_like.optimizers.adam",
+    "sok_like>FusedLookups": "sok_like.embeddings.fused_lookups",
     "sok_like>GroupEmbedding": "sok_like.group_embedding.layer",
     "sok_like>HashEmbedding": "sok_like.dist_model_parallel.hash_embedding",
     "sok_like>LazyAdam": "sok_like.optimizers.lazy_adam",

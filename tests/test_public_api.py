@@ -116,6 +116,7 @@ CALLABLES = {
     "feature_column.weighted_categorical_column": "categorical_column, weight_feature_key, "
     "dtype=tf.float32",
     "filter_variables": "variables",
+    "fuse_lookups": "model",
     "get_embedding": "name, constructor=None, **kwargs",
     "get_embedding_variable": "name, embedding_dim, key_dtype=tf.int64, value_dtype=None, "
     "initializer=None, regularizer=None, trainable=True, collections=None, caching_device=None, "

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.embeddings.base import EmbeddingLayer
-from sok_like.lookup.hash_lookup import HashFeature, lookup
+from sok_like.lookup.hash_lookup import HashFeature
 from sok_like.runtime.checks import check_integer
 from sok_like.table.keys import as_keys, check_dtype
 
@@ -71,7 +71,7 @@ class All2AllDenseEmbedding(EmbeddingLayer):
         self.nnz_per_slot = nnz_per_slot
         self.dynamic_input = bool(dynamic_input)
 
-    def call(self, inputs, training=True):
+    def request(self, inputs):
         self._check(inputs)
         keys = as_keys(tf.reshape(inputs, [-1]))
         keys_per_sample = 1 if self.dynamic_input else self.slot_num * self.nnz_per_slot
@@ -85,17 +85,7 @@ class All2AllDenseEmbedding(EmbeddingLayer):
             batch_multiple=keys_per_sample,
         )
         shape = [-1, self.slot_num, self.nnz_per_slot, self.embedding_vec_size]
-
-        def rows(training):
-            (found,) = lookup(
-                [feature],
-                training=training,
-                gradient_scale=self.gradient_scale,
-                name=self.name,
-            )
-            return found if self.dynamic_input else tf.reshape(found, shape)
-
-        return self.run(training, rows)
+        return feature, None if self.dynamic_input else shape
 
     def _check(self, inputs):
         if not tf.is_tensor(inputs) or isinstance(inputs, (tf.SparseTensor, tf.RaggedTensor)):

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.table_layer import TableLayer, freeze_tables, keras_arguments
 from sok_like.runtime.checks import as_integer, check_integer
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
@@ -99,6 +100,24 @@ class EmbeddingLayer(TableLayer):
         """A layer from its own configuration; a program that loads a model needs no `sok.Init`."""
         ensure_initialized()
         return super().from_config(config)
+
+    def request(self, inputs: Any) -> tuple[HashFeature, list[int] | None]:
+        """What to look up for an input, and the shape of its rows; None: as they are found."""
+        raise NotImplementedError
+
+    def call(self, inputs, training=True):
+        feature, shape = self.request(inputs)
+
+        def rows(training):
+            (found,) = lookup(
+                [feature],
+                training=training,
+                gradient_scale=self.gradient_scale,
+                name=self.name,
+            )
+            return found if shape is None else tf.reshape(found, shape)
+
+        return self.run(training, rows)
 
     def without_padding(self, keys: tf.Tensor, row_splits: tf.Tensor | None):
         """Keys int64 `[num_keys]` without padding, and row splits; None for one key per row."""

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.embeddings.base import EmbeddingLayer
-from sok_like.lookup.hash_lookup import HashFeature, lookup
+from sok_like.lookup.hash_lookup import HashFeature
 from sok_like.lookup.sparse_ids import samples_of
 from sok_like.runtime.checks import check_combiner, check_integer
 from sok_like.table.keys import as_keys, check_dtype
@@ -91,7 +91,7 @@ class DistributedEmbedding(EmbeddingLayer):
         self.max_nnz = max_nnz
         self.max_feature_num = max_feature_num
 
-    def call(self, inputs, training=True):
+    def request(self, inputs):
         keys, row_splits = self._samples(inputs)
         keys, row_splits = self.without_padding(as_keys(keys), row_splits)
         feature = HashFeature(
@@ -103,17 +103,7 @@ class DistributedEmbedding(EmbeddingLayer):
             max_hotness=self.max_nnz,
             batch_multiple=self.slot_num,
         )
-
-        def rows(training):
-            (combined,) = lookup(
-                [feature],
-                training=training,
-                gradient_scale=self.gradient_scale,
-                name=self.name,
-            )
-            return tf.reshape(combined, [-1, self.slot_num, self.embedding_vec_size])
-
-        return self.run(training, rows)
+        return feature, [-1, self.slot_num, self.embedding_vec_size]
 
     def _samples(self, inputs):
         """Flat keys and int64 row splits `[batch * slot_num + 1]`, None for one key per row."""

@@ -47,9 +47,12 @@ class TableLayer(tf.keras.layers.Layer):
 
     def run(self, training: Any, lookup: Any) -> Any:
         """`lookup(training)` with a Python bool, in the layer's compute dtype."""
-        rows = unless_frozen(self, by_training(training, lookup))
-        # Keras 2 has none after `tf.disable_v2_behavior()`.
-        return tf.cast(rows, self.compute_dtype or tf.float32)
+        return self.as_output(by_training(training, lookup))
+
+    def as_output(self, rows: Any) -> Any:
+        """Rows in the layer's compute dtype; without a gradient while it is frozen."""
+        # Keras 2 has no compute dtype after `tf.disable_v2_behavior()`.
+        return tf.cast(unless_frozen(self, rows), self.compute_dtype or tf.float32)
 
     def save_own_variables(self, store):
         """Content into Keras' file, or on several ranks the name of the dump beside it."""

@@ -1,0 +1,218 @@
+"""`sok.fuse_lookups`: the hash-table layers of a functional model look up together.
+
+    ids_a -> layer a -> rows        ids_a \\               / rows
+                             ==>            FusedLookups
+    ids_b -> layer b -> rows        ids_b /               \\ rows
+
+Keras calls layers one after the other, and each returns its rows before the next is called: on
+several ranks a model of four layers exchanges twelve times per step. The graph of a functional
+model is known beforehand, so one layer can take all their inputs, and exchange three times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.embeddings.base import EmbeddingLayer
+from sok_like.lookup.hash_lookup import lookup
+from sok_like.lookup.training_flag import by_training
+from sok_like.table.keras_variable import is_keras_3
+
+
+@tf.keras.utils.register_keras_serializable("sok_like")
+class FusedLookups(tf.keras.layers.Layer):
+    """Several embedding layers, looked up as one group. `sok.fuse_lookups` makes it.
+
+    Args:
+        layers: `sok.DistributedEmbedding`s and `sok.All2AllDenseEmbedding`s, two or more.
+        **kwargs: Keras' own: `name`, by which ranks agree on the call.
+
+    Input shape:
+        A list of one input per layer, in order, each as its layer takes it.
+
+    Output shape:
+        A list of what each layer returns.
+
+    Raises:
+        ValueError: layers with different `gradient_scale`s.
+    """
+
+    def __init__(self, layers: Sequence[Any], **kwargs: Any):
+        super().__init__(**kwargs)
+        scales = {layer.gradient_scale for layer in layers}
+        if len(scales) > 1:
+            raise ValueError(
+                "Layers that are looked up together must have one `gradient_scale`. "
+                f"Received: {sorted(scales)}"
+            )
+        self.layers = list(layers)
+        self.supports_jit = False
+        self.built = True
+
+    def call(self, inputs, training=True):
+        requests = [layer.request(x) for layer, x in zip(self.layers, inputs, strict=True)]
+
+        def rows(training):
+            return lookup(
+                [feature for feature, _ in requests],
+                training=training,
+                gradient_scale=self.layers[0].gradient_scale,
+                name=self.name,
+            )
+
+        outputs = []
+        for layer, (_, shape), found in zip(
+            self.layers, requests, by_training(training, rows), strict=True
+        ):
+            found = found if shape is None else tf.reshape(found, shape)
+            outputs.append(layer.as_output(found))
+        return outputs
+
+    def compute_output_shape(self, input_shape):
+        shapes = zip(self.layers, input_shape, strict=True)
+        return [layer.compute_output_shape(shape) for layer, shape in shapes]
+
+    def compute_output_spec(self, inputs, training=True):
+        pairs = zip(self.layers, inputs, strict=True)
+        return [layer.compute_output_spec(x, training) for layer, x in pairs]
+
+    def get_config(self):
+        layers = [tf.keras.layers.serialize(layer) for layer in self.layers]
+        return {**super().get_config(), "layers": layers}
+
+    @classmethod
+    def from_config(cls, config):
+        layers = [tf.keras.layers.deserialize(layer) for layer in config["layers"]]
+        return cls(**{**config, "layers": layers})
+
+
+def fuse_lookups(model: Any) -> Any:
+    """The same functional model, whose embedding layers exchange once for all of them.
+
+    Layers are shared with `model`, and with them their tables and weights. Fused are the
+    `sok.DistributedEmbedding`s and `sok.All2AllDenseEmbedding`s that `model` itself calls, once, on
+    what depends on none of the others. Others stay as they are.
+
+    Args:
+        model: A functional Keras model.
+
+    Returns:
+        A functional model of the same inputs and outputs. Compile and save it, not `model`: a file
+        of one is not for the other.
+
+    Raises:
+        TypeError: `model` is not what `tf.keras.Model(inputs, outputs)` makes: a subclassed one
+            holds a `sok.GroupEmbedding`.
+        ValueError: fewer than two layers can be fused, or they have different `gradient_scale`s;
+            `model` has losses or metrics added by `add_loss` or `add_metric`.
+    """
+    nodes = _nodes_of(model)
+    chosen, needed = _chosen(nodes)
+    if len(chosen) < 2:
+        raise ValueError(
+            "A model must have two sok.DistributedEmbedding or sok.All2AllDenseEmbedding layers, "
+            "called once, on what depends on none of the others, for their lookups to be fused. "
+            f"Received: model '{model.name}' with {len(chosen)}"
+        )
+    tensors = {id(tensor): tensor for tensor in tf.nest.flatten(model.inputs)}
+    for node in nodes:
+        if id(node) in needed:
+            _run(node, tensors)
+    layers = [_layer_of(node) for node in chosen]
+    inputs = [_arguments(node, tensors)[0][0] for node in chosen]
+    rows = FusedLookups(layers, name=f"fused_{layers[0].name}")(inputs)
+    for node, found in zip(chosen, rows, strict=True):
+        tensors[id(tf.nest.flatten(node.outputs)[0])] = found
+    done = needed | {id(node) for node in chosen}
+    for node in nodes:
+        if id(node) not in done:
+            _run(node, tensors)
+    outputs = tf.nest.map_structure(lambda t: tensors[id(t)], _structure(model, "output"))
+    fused = tf.keras.Model(_structure(model, "input"), outputs, name=model.name)
+    _check_nothing_is_lost(model, fused, layers)
+    return fused
+
+
+def _check_nothing_is_lost(model, fused, layers):
+    if type(model) is not type(fused):
+        raise TypeError(
+            "sok.fuse_lookups takes what tf.keras.Model(inputs, outputs) makes: methods of a "
+            f"subclass, such as train_step, would be lost. Received: {type(model).__name__}"
+        )
+    kept = {id(layer) for layer in [*fused.layers, *layers]}
+    lost = [layer.name for layer in model.layers if id(layer) not in kept]
+    if lost:  # add_loss and add_metric of tf_keras
+        raise ValueError(
+            "Layers whose outputs are not among the model's must not be lost. Add losses and "
+            f"metrics to the fused model. Received: model '{model.name}' with {lost}"
+        )
+
+
+# ---- a functional model's graph, under either Keras ----
+
+
+def _structure(model, what):
+    if is_keras_3():
+        return getattr(model, f"_{what}s_struct")
+    return getattr(model, f"_nested_{what}s")
+
+
+def _nodes_of(model):
+    """Calls of layers, each behind those that it depends on; without the inputs."""
+    by_depth = getattr(model, "_nodes_by_depth", None)
+    if not by_depth:
+        raise TypeError(
+            "sok.fuse_lookups needs a functional model, whose graph is known. A subclassed model "
+            "holds a sok.GroupEmbedding instead. "
+            f"Received: {type(model).__name__} '{getattr(model, 'name', model)}'"
+        )
+    depths = sorted(by_depth, reverse=True)
+    return [node for depth in depths for node in by_depth[depth] if not node.is_input]
+
+
+def _layer_of(node):
+    return node.operation if is_keras_3() else node.layer
+
+
+def _inputs_of(node):
+    found = node.input_tensors if is_keras_3() else node.keras_inputs
+    return {id(tensor) for tensor in tf.nest.flatten(found)}
+
+
+def _arguments(node, tensors):
+    given = node.arguments if is_keras_3() else node
+    both = (given.args, given.kwargs) if is_keras_3() else (given.call_args, given.call_kwargs)
+    return tf.nest.map_structure(lambda x: tensors.get(id(x), x), both)
+
+
+def _is_plain(node):
+    """Whether a call has its input as the only argument: no `training`, say."""
+    args, kwargs = _arguments(node, {})
+    return len(args) == 1 and not any(value is not None for value in kwargs.values())
+
+
+def _run(node, tensors):
+    args, kwargs = _arguments(node, tensors)
+    outputs = _layer_of(node)(*args, **kwargs)
+    for old, new in zip(tf.nest.flatten(node.outputs), tf.nest.flatten(outputs), strict=True):
+        tensors[id(old)] = new
+
+
+def _chosen(nodes):
+    """Calls to fuse, and the ids of the calls that they depend on."""
+    layers = [_layer_of(node) for node in nodes]
+    maker = {id(t): node for node in nodes for t in tf.nest.flatten(node.outputs)}
+    above: dict[int, set[int]] = {}  # ids of all calls that a call depends on
+    chosen: list[Any] = []
+    for node, layer in zip(nodes, layers, strict=True):
+        makers = [maker[key] for key in _inputs_of(node) if key in maker]
+        above[id(node)] = {id(m) for m in makers}.union(*(above[id(m)] for m in makers))
+        once = sum(other is layer for other in layers) == 1
+        alone = not above[id(node)] & {id(other) for other in chosen}
+        if isinstance(layer, EmbeddingLayer) and once and alone and _is_plain(node):
+            chosen.append(node)
+    needed = set().union(*(above[id(node)] for node in chosen))
+    return chosen, needed

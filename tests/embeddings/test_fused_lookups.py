@@ -1,0 +1,119 @@
+"""`sok.fuse_lookups`; what ranks do is in checks/fused.py."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_like.table.keras_variable import is_keras_3
+from tests.checks import fused
+
+pytestmark = pytest.mark.keras
+
+
+def keys_input(name="keys", width=2):
+    return tf.keras.Input([width], dtype="int64", name=name)
+
+
+def embedding(sok, name, **options):
+    return sok.DistributedEmbedding("sum", None, 4, slot_num=2, max_nnz=1, name=name, **options)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_trains_as_stock_embeddings_do(rank_results, world_size):
+    found = rank_results(world_size, "fused.train")
+    for table, expected in enumerate(fused.stock()):
+        seen = np.concatenate([rank["rows"][table][0] for rank in found])
+        rows = np.concatenate([rank["rows"][table][1] for rank in found])
+        assert len(seen) == len(set(seen.tolist())) > 10
+        np.testing.assert_allclose(rows, expected[seen], rtol=1e-5, atol=1e-6)
+    assert all(rank["alike"] for rank in found)
+
+
+@pytest.mark.ranks
+def test_two_exchanges_for_the_keys_and_rows_of_all_layers(rank_results):
+    assert rank_results(2, "fused.exchanges") == [(6, 2)] * 2
+
+
+def test_a_model_from_a_file_is_fused(sok, tmp_path):
+    model = sok.fuse_lookups(fused.model("filed"))
+    inputs, targets = fused.data()
+    model.compile(sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.1)), "mse")
+    model.fit(inputs, targets, batch_size=12, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = tf.keras.models.load_model(tmp_path / "model.keras", compile=False)
+    assert any(type(layer).__name__ == "FusedLookups" for layer in loaded.layers)
+    np.testing.assert_array_equal(
+        loaded.predict(inputs, verbose=0), model.predict(inputs, verbose=0)
+    )
+
+
+def test_sparse_ids_and_a_frozen_layer(sok):
+    sparse = tf.keras.Input([2], dtype="int64", sparse=True, name="sparse")
+    keys = keys_input()
+    frozen = embedding(sok, "still", embedding_initializer="ones", trainable=False)
+    moved = sok.DistributedEmbedding(
+        "mean", None, 4, slot_num=1, max_nnz=2, embedding_initializer="ones", name="moved"
+    )
+    flat = [tf.keras.layers.Flatten()(rows) for rows in (frozen(keys), moved(sparse))]
+    output = tf.keras.layers.Concatenate()(flat)
+    model = sok.fuse_lookups(tf.keras.Model([keys, sparse], output))
+    ids = tf.SparseTensor([[0, 0], [0, 1], [1, 0]], tf.constant([7, 8, 7], tf.int64), [2, 2])
+    with tf.GradientTape() as tape:
+        found = model([tf.constant([[1, 2], [3, 4]], tf.int64), ids], training=True)
+    assert found.shape == (2, 12)
+    (trained,) = model.trainable_variables
+    gradient = tape.gradient(found, trained)
+    np.testing.assert_array_equal(np.sort(gradient.indices), [7, 8])
+    # Sample 0 is half of either row, sample 1 the row of 7.
+    by_key = dict(zip(gradient.indices.numpy().tolist(), gradient.values.numpy(), strict=True))
+    np.testing.assert_array_equal(by_key[7], [1.5] * 4)
+    np.testing.assert_array_equal(by_key[8], [0.5] * 4)
+
+
+def test_what_cannot_be_fused_stays_as_it_is(sok):
+    keys = keys_input()
+    twice, first, second = (embedding(sok, name) for name in ("twice", "first", "second"))
+    asked, behind = embedding(sok, "asked"), embedding(sok, "behind")
+    rows = [twice(keys), twice(keys), first(keys), second(keys), asked(keys, training=False)]
+    made = tf.keras.layers.Discretization([0.0])(first.output)  # from rows of a fused layer
+    made = tf.keras.layers.Reshape([2, 4])(made)[:, :, 0]
+    rows.append(behind(made))
+    model = sok.fuse_lookups(tf.keras.Model(keys, rows))
+    (group,) = (layer for layer in model.layers if type(layer).__name__ == "FusedLookups")
+    assert {layer.name for layer in group.layers} == {"first", "second"}
+    assert {"twice", "asked", "behind"} <= {layer.name for layer in model.layers}
+    found = model(tf.constant([[1, 2]], tf.int64))
+    np.testing.assert_array_equal(found[0], found[1])
+
+
+def test_errors(sok):
+    keys = keys_input()
+    one = tf.keras.Model(keys, embedding(sok, "one")(keys))
+    with pytest.raises(ValueError, match=r"must have two .* Received: model '.*' with 1"):
+        sok.fuse_lookups(one)
+
+    class Subclassed(tf.keras.Model):
+        pass
+
+    with pytest.raises(TypeError, match=r"GroupEmbedding instead. Received: Subclassed"):
+        sok.fuse_lookups(Subclassed())
+    rows = [embedding(sok, name, gradient_scale=name)(keys) for name in ("sum", "mean")]
+    with pytest.raises(ValueError, match=r"one `gradient_scale`. Received: \['mean', 'sum'\]"):
+        sok.fuse_lookups(tf.keras.Model(keys, rows))
+
+
+def test_what_would_be_lost_raises(sok):
+    class Trained(tf.keras.Model):
+        def train_step(self, data):
+            return {}
+
+    keys = keys_input()
+    rows = [embedding(sok, name)(keys) for name in ("left", "right")]
+    with pytest.raises(TypeError, match=r"train_step, would be lost. Received: Trained"):
+        sok.fuse_lookups(Trained(keys, rows))
+    model = tf.keras.Model(keys, rows)
+    if not is_keras_3():
+        model.add_loss(tf.reduce_sum(rows[0]))
+        with pytest.raises(ValueError, match=r"must not be lost.*add_loss"):
+            sok.fuse_lookups(model)
