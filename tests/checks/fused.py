@@ -84,10 +84,8 @@ def train():
     fused.compile(sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE)), "mse")
     inputs, targets = data()
     inputs = {name: mine(array) for name, array in inputs.items()}
-    fused.fit(
-        inputs, mine(targets), batch_size=BATCH // comm.current().world_size, verbose=0,
-        shuffle=False,
-    )  # fmt: skip
+    batch = BATCH // comm.current().world_size
+    fused.fit(inputs, mine(targets), batch_size=batch, verbose=0, shuffle=False)
     tables = [plain.get_layer(f"fused_{which}").table for which in "abc"]
     return {
         "rows": [[part.numpy() for part in sok.export(table)] for table in tables],
