@@ -1,8 +1,7 @@
 """`sok.fuse_lookups`: the hash-table layers of a functional model look up together.
 
-    ids_a -> layer a -> rows        ids_a \\               / rows
-                             ==>            FusedLookups
-    ids_b -> layer b -> rows        ids_b /               \\ rows
+    ids_a -> layer a -> rows_a
+    ids_b -> layer b -> rows_b       ==>       ids_a, ids_b -> FusedLookups -> rows_a, rows_b
 
 Keras calls layers one after the other, and each returns its rows before the next is called: on
 several ranks a model of four layers exchanges twelve times per step. The graph of a functional
@@ -94,7 +93,8 @@ def fuse_lookups(model: Any) -> Any:
 
     Layers are shared with `model`, and with them their tables and weights. Fused are the
     `sok.DistributedEmbedding`s and `sok.All2AllDenseEmbedding`s that `model` itself calls, once, on
-    what depends on none of the others. Others stay as they are.
+    what depends on none of the others. Others stay as they are, and so do subclasses with a `call`
+    of their own, layers with an `activity_regularizer`, and calls with `training=...`.
 
     Args:
         model: A functional Keras model.
@@ -188,10 +188,14 @@ def _arguments(node, tensors):
     return tf.nest.map_structure(lambda x: tensors.get(id(x), x), both)
 
 
-def _is_plain(node):
-    """Whether a call has its input as the only argument: no `training`, say."""
+def _only_looks_up(node):
+    """Whether a call does nothing that a lookup in a group would leave out."""
+    layer = _layer_of(node)
+    if not isinstance(layer, EmbeddingLayer) or type(layer).call is not EmbeddingLayer.call:
+        return False
     args, kwargs = _arguments(node, {})
-    return len(args) == 1 and not any(value is not None for value in kwargs.values())
+    given = len(args) > 1 or any(value is not None for value in kwargs.values())
+    return not given and layer.activity_regularizer is None
 
 
 def _run(node, tensors):
@@ -212,7 +216,7 @@ def _chosen(nodes):
         above[id(node)] = {id(m) for m in makers}.union(*(above[id(m)] for m in makers))
         once = sum(other is layer for other in layers) == 1
         alone = not above[id(node)] & {id(other) for other in chosen}
-        if isinstance(layer, EmbeddingLayer) and once and alone and _is_plain(node):
+        if once and alone and _only_looks_up(node):
             chosen.append(node)
     needed = set().union(*(above[id(node)] for node in chosen))
     return chosen, needed

@@ -201,7 +201,7 @@ class _Watch(threading.Thread):
             if line is self._server:
                 what, _, _ = self._longest_wait()
                 if self._left.startswith("rank 0 ") and not what:
-                    self.told.set()
+                    self.told.set()  # it said so, and nothing here waits for it
                     return
                 here = f"in {stall_verdict.where(what)}" if what else "in no exchange"
                 self._end_waits(f"rank 0 has ended without a word; rank {self._rank} was {here}")

@@ -117,3 +117,20 @@ def test_what_would_be_lost_raises(sok):
         model.add_loss(tf.reduce_sum(rows[0]))
         with pytest.raises(ValueError, match=r"must not be lost.*add_loss"):
             sok.fuse_lookups(model)
+
+
+def test_what_a_layer_does_beside_its_lookup_is_kept(sok):
+    class Doubled(sok.DistributedEmbedding):
+        def call(self, inputs, training=True):
+            return 2 * super().call(inputs, training=training)
+
+    keys, ones = keys_input(), {"embedding_initializer": "ones"}
+    doubled = Doubled("sum", None, 4, slot_num=2, max_nnz=1, name="doubled", **ones)
+    penal = embedding(sok, "penal", activity_regularizer=tf.keras.regularizers.L2(0.5), **ones)
+    plain = [embedding(sok, name, **ones) for name in ("plain0", "plain1")]
+    model = sok.fuse_lookups(
+        tf.keras.Model(keys, [layer(keys) for layer in (doubled, penal, *plain)])
+    )
+    found = model(tf.constant([[1, 2]], tf.int64))
+    np.testing.assert_array_equal(found[0], np.full([1, 2, 4], 2.0))
+    assert float(sum(model.losses)) == 4.0  # half of the squares of 8 ones; batch 1
