@@ -83,8 +83,11 @@ def test_what_cannot_be_fused_stays_as_it_is(sok):
     (group,) = (layer for layer in model.layers if type(layer).__name__ == "FusedLookups")
     assert {layer.name for layer in group.layers} == {"first", "second"}
     assert {"twice", "asked", "behind"} <= {layer.name for layer in model.layers}
-    found = model(tf.constant([[1, 2]], tf.int64))
+    ids = tf.constant([[1, 2]], tf.int64)
+    found = model(ids)
     np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[2], first(ids, training=False))
+    np.testing.assert_array_equal(found[3], second(ids, training=False))
 
 
 def test_errors(sok):
