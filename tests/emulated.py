@@ -7,9 +7,18 @@ C++ tests, and takes the place of `_ops.so`: a process can register an op but on
 
 import os
 import pathlib
+import sys
 
-# Where the C++ was compiled: `make` sets SOK_BUILD where TF= chooses another TensorFlow.
-BUILD = pathlib.Path(__file__).resolve().parent.parent / os.environ.get("SOK_BUILD", "build")
+
+def _build_folder():
+    """Where the C++ was compiled for this Python: for that of `.venv-2.21.0`, `build-2.21.0`."""
+    environment = pathlib.Path(sys.prefix).name
+    other = environment.removeprefix(".venv") if environment.startswith(".venv-") else ""
+    root = pathlib.Path(__file__).resolve().parent.parent
+    return root / os.environ.get("SOK_BUILD", f"build{other}")
+
+
+BUILD = _build_folder()
 LIBRARY = BUILD / "_ops_emulated.so"
 
 
@@ -19,11 +28,13 @@ def asked_for() -> bool:
 
 
 def install() -> None:
-    """Loads the library in the place of `_ops.so`, before anything has loaded that."""
-    import tensorflow as tf
+    """Loads the library in the place of `_ops.so`, before anything has loaded that.
 
+    Raises:
+        ImportError: it is missing, or was built for another TensorFlow.
+    """
     from sok_like.runtime import native
 
     assert "_ops" not in native._loaded, "the op library has been loaded already"
     native._ops_file = LIBRARY
-    native._loaded["_ops"] = tf.load_op_library(str(LIBRARY))
+    native.ops()

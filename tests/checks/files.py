@@ -9,6 +9,7 @@ import pathlib
 import shutil
 import signal
 import tempfile
+import traceback
 
 import numpy as np
 import tensorflow as tf
@@ -54,6 +55,9 @@ def world(ranks):
     try:
         comm.set_current(group)
         yield group if base.rank < ranks else None
+    except Exception:
+        traceback.print_exc()  # of one rank alone it would not be seen: the others wait, and stall
+        raise
     finally:
         comm.set_current(base)
         base.barrier()
