@@ -9,7 +9,14 @@ import tensorflow as tf
 
 from sok_like.inside.report import TableReport, measure_ranks, tables_of
 from sok_like.runtime import comm, observed
+from sok_like.runtime.agreement import agreed
 from sok_like.runtime.checks import check_integer
+
+# What `tf.summary.scalar` writes beside a value. That is a part of TensorBoard, which need not be
+# where a model is trained.
+_SCALAR = tf.compat.v1.SummaryMetadata(
+    plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"), data_class=1
+)
 
 
 class TableMetrics(tf.keras.callbacks.Callback):
@@ -22,15 +29,17 @@ class TableMetrics(tf.keras.callbacks.Callback):
     that are among the most frequent 1 % of the different ones; at the end of each epoch also
     `bytes`, `load` and `bytes_rank_<r>`, for which the index is read. On several ranks
     `exchange/ms_per_step` is the time in exchanges, of the rank with the most, since the last time.
-    One collective at each of these, none between.
+    One collective at each of these and at the start of training, none between.
 
     Args:
         every: Steps between two measurements.
         log_dir: Folder for TensorBoard; the summaries are in its subfolder `tables`.
 
     Raises:
-        ValueError: `every` is not a positive integer; at the start of training, where the model has
-            no hash table.
+        ValueError: `every` is not a positive integer; in training, where the model has no hash
+            table.
+        RuntimeError: at the start of training, where rank 0 cannot write to `log_dir`; on all
+            ranks. One process gets TensorFlow's error itself.
     """
 
     def __init__(self, every: int = 100, log_dir: str | os.PathLike = "logs"):
@@ -46,7 +55,10 @@ class TableMetrics(tf.keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         self._tables = []
         observed.observe_batches(False)  # where an earlier training was interrupted
+        agreed(self._open, comm.current(), "sok.callbacks.TableMetrics")
         self._exchanged, self._exchange_step = observed.exchange_seconds(), self._step
+
+    def _open(self):
         if comm.current().rank == 0 and self._writer is None:
             self._writer = tf.summary.create_file_writer(os.path.join(self.log_dir, "tables"))
 
@@ -85,10 +97,10 @@ class TableMetrics(tf.keras.callbacks.Callback):
             return
         with self._writer.as_default(step=self._step):
             if len(exchanges) > 1 and not whole:  # an epoch ends with a validation
-                tf.summary.scalar("exchange/ms_per_step", max(exchanges))
+                _write_scalar("exchange/ms_per_step", max(exchanges))
             for table in found:
                 for name, value in self._values(table, whole):
-                    tf.summary.scalar(f"{table.name}/{name}", value)
+                    _write_scalar(f"{table.name}/{name}", value)
 
     def _values(self, table: TableReport, whole: bool):
         inserted = table.keys + table.evicted
@@ -106,3 +118,7 @@ class TableMetrics(tf.keras.callbacks.Callback):
             yield "bytes", table.bytes
             yield "load", table.load
             yield from ((f"bytes_rank_{r}", n) for r, n in enumerate(table.bytes_by_rank))
+
+
+def _write_scalar(name, value):
+    tf.summary.write(name, tf.cast(value, tf.float32), metadata=_SCALAR)

@@ -87,6 +87,7 @@ def run(world_size, check=None):
                 results[full_name] = function()
             except Exception as error:
                 results[full_name] = Raised(error)
+                print(results[full_name].text)  # seen where the ranks part by it, and end nowhere
             wall, cpu = time.monotonic() - start, time.process_time() - cpu
             print(f"{full_name}: {wall:.1f} s, {cpu:.1f} of them on the processor", flush=True)
     return results

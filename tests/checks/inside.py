@@ -5,9 +5,12 @@ import io
 import os
 import pathlib
 import tempfile
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
+
+from tests.checks.files import message_of
 
 KEYS = list(range(12))
 # The last of 3 steps of 398 keys has key 0 199 times, and 199 others once.
@@ -30,13 +33,16 @@ def reported(world_size):
     metrics = sok.callbacks.TableMetrics(every=2, log_dir=folder)
     keys = np.array(KEYS)[:, np.newaxis]
     options = {"batch_size": 2, "shuffle": False, "verbose": 0, "callbacks": [metrics]}
-    model.fit(keys, np.zeros([12, 4]), **options)
+    # A part of TensorBoard, which need not be there.
+    with mock.patch.object(tf.summary, "scalar", side_effect=ModuleNotFoundError("tensorboard")):
+        model.fit(keys, np.zeros([12, 4]), **options)
     skewed = sok.callbacks.TableMetrics(every=3, log_dir=f"{folder}_skewed")
     of_skewed = {**options, "batch_size": 398, "callbacks": [skewed]}
     model.fit(SKEWED[:, np.newaxis], np.zeros([len(SKEWED), 4]), **of_skewed)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         tables = sok.report(model)
+    unwritable = sok.callbacks.TableMetrics(log_dir=__file__)
     plain = tf.keras.Sequential([tf.keras.Input([1]), tf.keras.layers.Dense(1)])
     plain.compile("sgd", "mse")
     try:
@@ -48,5 +54,8 @@ def reported(world_size):
         "tables": [{**t._asdict(), "imbalance": t.imbalance} for t in tables],
         "printed": printed.getvalue(),
         "without": without,
+        "unwritable": message_of(
+            model.fit, keys, np.zeros([12, 4]), **{**options, "callbacks": [unwritable]}
+        ),
         "folder": str(folder),
     }

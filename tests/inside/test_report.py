@@ -26,6 +26,8 @@ def test_a_report_counts_all_ranks(rank_results, world_size):
         assert table["unique_ratio"] == table["hottest_share"] == 200 / 398
         assert found["tables"] == ranks[0]["tables"]
         assert "needs a model with hash tables" in found["without"]
+        assert "not a directory" in found["unwritable"]
+        assert world_size == 1 or found["unwritable"].startswith("RuntimeError: rank 0: ")
     head, line = ranks[0]["printed"].splitlines()
     assert head.endswith("unique  hottest 1 %") and line.split()[0] == "inside"
     assert line.split()[1] == str(len(keys)) and line.split()[-2:] == ["0.50", "0.50"]
@@ -33,19 +35,19 @@ def test_a_report_counts_all_ranks(rank_results, world_size):
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
-def test_tensorboard_reads_the_metrics(rank_results, world_size):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+def test_metrics_are_written_by_rank_0(rank_results, world_size):
+    import tensorflow as tf
+
     ranks = rank_results(world_size, "inside.reported")
-    folder = pathlib.Path(ranks[0]["folder"], "tables")
-    assert len(list(folder.iterdir())) == 1  # rank 0 alone writes
-    events = accumulator.EventAccumulator(str(folder))
-    events.Reload()
+    (file,) = pathlib.Path(ranks[0]["folder"], "tables").iterdir()  # rank 0 alone writes
+    written = [
+        (value.tag, event.step, tf.make_ndarray(value.tensor).item())
+        for event in tf.compat.v1.train.summary_iterator(str(file))
+        for value in event.summary.value
+    ]
 
     def values(name, table="inside"):
-        import tensorflow as tf
-
-        found = events.Tensors(f"{table}/{name}")
-        return [(event.step, float(tf.make_ndarray(event.tensor_proto))) for event in found]
+        return [(step, value) for tag, step, value in written if tag == f"{table}/{name}"]
 
     # 6 steps of 2 samples, then the epoch's end; key k comes in step k // 2.
     assert values("keys") == [(2, 4.0), (4, 8.0), (6, 12.0), (6, 12.0)]
@@ -57,3 +59,11 @@ def test_tensorboard_reads_the_metrics(rank_results, world_size):
         times = values("ms_per_step", "exchange")
         assert [step for step, _ in times] == [2, 4, 6] and all(ms > 0 for _, ms in times)
     assert [step for step, _ in values("bytes")] == [6] and values("load")[0][1] > 0
+
+
+def test_tensorboard_takes_the_metrics_for_scalars(rank_results):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    (found,) = rank_results(1, "inside.reported")
+    events = accumulator.EventAccumulator(found["folder"] + "/tables")
+    events.Reload()
+    assert "inside/keys" in events.PluginTagToContent("scalars")
