@@ -147,6 +147,7 @@ _IN_FILES = {
     "sok_like>DistributedEmbedding": "sok_like.embeddings.distributed_embedding",
     "sok_like>Embedding": "sok_like.dist_model_parallel.embedding",
     "sok_like>EmbeddingAdam": "sok_like.optimizers.adam",
+    "sok_like>EmbeddingAwareLossScaleOptimizer": "sok_like.optimizers.wrapper",
     "sok_like>FusedLookups": "sok_like.embeddings.fused_lookups",
     "sok_like>GroupEmbedding": "sok_like.group_embedding.layer",
     "sok_like>HashEmbedding": "sok_like.dist_model_parallel.hash_embedding",
@@ -154,6 +155,7 @@ _IN_FILES = {
     "sok_like>SequenceFeatures": "sok_like.feature_column.layers",
     "sok_like>TFDistributedEmbedding": "sok_like.embeddings.tf_distributed_embedding",
     "sok_like.dist_model_parallel>DistributedEmbedding": "sok_like.dist_model_parallel.layer",
+    "sok_like.dist_model_parallel>DistributedOptimizer": "sok_like.dist_model_parallel.serialized",
     **{
         f"sok_like>EmbeddingAware{name}": "sok_like.optimizers.embedding_aware"
         for name in ("SGD", "Adagrad", "Adam", "AdamW", "Ftrl")
@@ -163,7 +165,9 @@ _IN_FILES = {
 
 def _class_in_file(name: str) -> Any:
     """The class of a registered name."""
-    attribute = {"EmbeddingAdam": "Adam"}.get(name.split(">")[1], name.split(">")[1])
+    attribute = name.split(">")[1]
+    other_names = {"EmbeddingAdam": "Adam", "DistributedOptimizer": "Serialized"}
+    attribute = other_names.get(attribute, attribute)
     return getattr(importlib.import_module(_IN_FILES[name]), attribute)
 
 

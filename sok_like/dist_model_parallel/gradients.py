@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_like.dist_model_parallel.serialized import Serialized, registered, within
 from sok_like.lookup import norms
 from sok_like.lookup.local_variables import is_local, mark_local, unique_in_graph
 from sok_like.runtime import comm, turns
@@ -163,7 +164,7 @@ def slot_reference(args: tuple, kwargs: dict[str, Any]) -> Any:
     return args[0] if args else next(kwargs[name] for name in names if name in kwargs)
 
 
-class _Averaging:
+class _Averaging(Serialized):
     """The common part for optimizers of both Keras."""
 
     _dmp_sparse_as_dense = False
@@ -230,8 +231,17 @@ class _TfKeras(_Averaging):
         return with_decision(list(pairs), comm.current())
 
 
-class _LossScaling:
+class _LossScaling(Serialized):
     """Mixin over Keras 3's `LossScaleOptimizer`: ranks decide together."""
+
+    def get_config(self):
+        # Made again, an averaging optimizer would be within Keras' own loss scaling.
+        inner = tf.keras.utils.serialize_keras_object(within(self.inner_optimizer))
+        return {**super().get_config(), "inner_optimizer": inner}
+
+    @property
+    def _dmp_sparse_as_dense(self):
+        return self.inner_optimizer._dmp_sparse_as_dense
 
     def check_finite(self, grads):
         return all_finite(grads, comm.current())
@@ -254,7 +264,12 @@ def _loss_scaling(optimizer, inner, sparse_as_dense):
 
 @functools.cache
 def _loss_scaling_class(cls):
-    return type(f"Distributed{cls.__name__}", (_LossScaling, cls), {"__module__": __name__})
+    return _named(cls, _LossScaling)
+
+
+def _named(cls, family):
+    members = {"__module__": __name__, "_dmp_class": cls}
+    return registered(type(f"Distributed{cls.__name__}", (family, cls), members))
 
 
 class _TfKerasLegacy(_Averaging):
@@ -295,7 +310,7 @@ def _averaging_class(cls):
             "An optimizer of Keras 3 or tf_keras (also its legacy ones) is required. "
             f"Received: {cls.__module__}.{cls.__qualname__}"
         )
-    return type(f"Distributed{cls.__name__}", (family, cls), {"__module__": __name__})
+    return _named(cls, family)
 
 
 def DistributedOptimizer(

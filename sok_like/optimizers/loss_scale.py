@@ -21,6 +21,17 @@ from sok_like.table.variable import is_embedding_variable, unwrap
 class LossScaling:
     """Mixin over Keras 3's `LossScaleOptimizer`, whose inner optimizer is embedding-aware."""
 
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """An optimizer from its own configuration."""
+        config = dict(config)
+        inner = config.pop("inner_optimizer")
+        inner = tf.keras.utils.deserialize_keras_object(inner, custom_objects)
+        inner.__dict__["_sok_scaling_allowed"] = True  # by this class alone
+        made = cls(inner, **config)
+        inner.__dict__["_sok_scaling_allowed"] = False
+        return made
+
     def build(self, var_list):
         with contextlib.ExitStack() as stack:
             for variable in filter(is_embedding_variable, var_list):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import tensorflow as tf
+
 from sok_like.optimizers.embedding_aware import embedding_aware
 from sok_like.optimizers.loss_scale import LossScaling
 from sok_like.table.keras_variable import is_keras_3
@@ -67,7 +69,16 @@ def _view(cls, optimizer):
 
 @functools.cache
 def _loss_scaling_class(cls):
-    return type(f"EmbeddingAware{cls.__name__}", (LossScaling, cls), {"__module__": __name__})
+    members = {"__module__": __name__}
+    aware = type(f"EmbeddingAware{cls.__name__}", (LossScaling, cls), members)
+    return tf.keras.utils.register_keras_serializable("sok_like")(aware)
+
+
+def __getattr__(name: str) -> type:
+    """The class around Keras 3's `LossScaleOptimizer` by its name, as files have it."""
+    if name == "EmbeddingAwareLossScaleOptimizer" and is_keras_3():
+        return _loss_scaling_class(tf.keras.optimizers.LossScaleOptimizer)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _loss_scaling(optimizer, inner, lazy, average_dense_gradients, skip_nonfinite_gradients):

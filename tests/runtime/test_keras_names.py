@@ -58,7 +58,8 @@ def test_a_model_is_loaded_after_an_import_alone(sok, tmp_path):
 
 
 def test_every_class_that_registers_itself_is_announced(sok):
-    for name in sok._IN_FILES:
+    of_keras_3 = {"sok_like>EmbeddingAwareLossScaleOptimizer"}
+    for name in set(sok._IN_FILES) - (set() if KERAS_3 else of_keras_3):
         loaded = sok._class_in_file(name)
         assert tf.keras.utils.get_registered_name(loaded) == name
     for module in sok._MODULES:

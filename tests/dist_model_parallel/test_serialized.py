@@ -1,0 +1,107 @@
+"""Compiled models with averaging optimizers, cloned, and saved and loaded with their optimizer."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_like.table.keras_variable import is_keras_3
+
+pytestmark = pytest.mark.keras
+KEYS = np.arange(24).reshape(12, 2) % 20
+
+
+def scaled(optimizer):
+    cls = tf.keras.optimizers if is_keras_3() else tf.keras.mixed_precision
+    return cls.LossScaleOptimizer(optimizer, initial_scale=8.0)
+
+
+def distributed(optimizer, **options):
+    import sok_like.dist_model_parallel as dmp
+
+    return dmp.DistributedOptimizer(optimizer, **options)
+
+
+def adam_with_schedule():
+    rate = tf.keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5)
+    return distributed(tf.keras.optimizers.Adam(rate, beta_1=0.8), sparse_as_dense=True)
+
+
+def scaled_adam():
+    stock = tf.keras.optimizers.Adam(0.1)
+    return distributed(scaled(stock)) if is_keras_3() else scaled(distributed(stock))
+
+
+def wrapped(sok, optimizer):
+    return distributed(sok.OptimizerWrapper(optimizer, lazy=True))
+
+
+OPTIMIZERS = {
+    "schedule": lambda sok: adam_with_schedule(),
+    "momentum": lambda sok: distributed(tf.keras.optimizers.SGD(0.1, momentum=0.9)),
+    "wrapped": lambda sok: wrapped(sok, tf.keras.optimizers.Adam(0.1)),
+    "scaled": lambda sok: scaled_adam(),
+    "wrapped around scaled": lambda sok: sok.OptimizerWrapper(scaled(tf.keras.optimizers.Adam())),
+}
+
+
+def make_model(sok, kind):
+    keys = tf.keras.Input([2], dtype="int64")
+    tables = [tf.keras.layers.Embedding(20, 4)]
+    (rows,) = sok.dist_model_parallel.DistributedEmbedding(tables)([keys])
+    model = tf.keras.Model(keys, tf.keras.layers.Dense(1)(tf.keras.layers.Flatten()(rows)))
+    model.compile(OPTIMIZERS[kind](sok), "mse", jit_compile=False)
+    return model
+
+
+def fit(model):
+    model.fit(KEYS, np.ones([12, 1]), batch_size=4, shuffle=False, verbose=0)
+    return model.predict(KEYS, verbose=0)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_loaded_model_trains_on_as_the_saved_one(sok, tmp_path, kind):
+    model = make_model(sok, kind)
+    fit(model)
+    model.save(tmp_path / "m.keras")
+    loaded = tf.keras.models.load_model(tmp_path / "m.keras")
+    assert type(loaded.optimizer) is type(model.optimizer)
+    assert loaded.optimizer.get_config() == model.optimizer.get_config()
+    assert int(tf.convert_to_tensor(loaded.optimizer.iterations)) == 3
+    np.testing.assert_array_equal(fit(loaded), fit(model))
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_clone_has_an_optimizer_of_its_own(sok, kind):
+    model = make_model(sok, kind)
+    fit(model)
+    cloned = tf.keras.models.clone_model(model)
+    if is_keras_3():  # tf_keras does not compile clones
+        assert type(cloned.optimizer) is type(model.optimizer)
+        assert int(tf.convert_to_tensor(cloned.optimizer.iterations)) == 0
+        assert cloned.optimizer.get_config() == model.optimizer.get_config()
+    assert np.isfinite(cloned.predict(KEYS, verbose=0)).all()
+
+
+def test_a_new_process_makes_the_optimizer_again(sok, tmp_path):
+    model = make_model(sok, "wrapped")
+    expected = fit(model)
+    path = str(tmp_path / "m.keras")
+    model.save(path)
+    lines = f"""
+import sok_like
+import numpy as np
+import tensorflow as tf
+model = tf.keras.models.load_model({path!r})
+assert type(model.optimizer).__name__ == "DistributedEmbeddingAwareAdam"
+assert int(tf.convert_to_tensor(model.optimizer.iterations)) == 3
+print(model.predict(np.arange(24).reshape(12, 2) % 20, verbose=0).ravel().tolist())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", lines], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    found = eval(done.stdout.strip().splitlines()[-1])
+    np.testing.assert_array_equal(np.array(found, np.float32), expected.ravel())
