@@ -1,4 +1,4 @@
-"""The dense tables of a distributed layer, as `tf.train.Checkpoint` knows them."""
+"""The dense tables of a distributed layer, as `tf.train.Checkpoint` and Keras' files know them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.dist_model_parallel.optimizer_state import slots_of
+from sok_like.dist_model_parallel.optimizer_state import slot_objects
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.planner.tables import DATA_PARALLEL, HASHED
 from sok_like.table import dense_tables
@@ -22,6 +22,7 @@ class DenseTables(tf.__internal__.tracking.Trackable):
     def __init__(self, layer: Any):
         self._layer = weakref.ref(layer)
         self.name, self.id = layer.name, secrets.token_hex(8)
+        self.table_name = f"dense_{layer.name}"  # of the folder beside a file
         self.read_as: str | None = None
         dense_tables.register(self)
 
@@ -53,6 +54,12 @@ class DenseTables(tf.__internal__.tracking.Trackable):
                 parts.append(Part(key, shape, rows, columns, variable, first_row, written))
         return parts
 
+    def keys(self) -> list[str]:
+        """The numbers of the dense tables."""
+        layer: Any = self._layer()
+        kinds = enumerate(layer.strategy.plan.kinds)
+        return [f"{table_id}" for table_id, kind in kinds if kind != HASHED]
+
     def own_variables(self) -> list[Any]:
         """This rank's variables."""
         layer = self._layer()
@@ -62,42 +69,10 @@ class DenseTables(tf.__internal__.tracking.Trackable):
         """Its variables that an optimizer knows, and their slot variables."""
         found = []
         for variable in self.own_variables():
-            slots = _known_slots(optimizer, variable)
+            slots = slot_objects(optimizer, variable)
             if slots is not None:
-                found += [variable, *slots]
+                found += [variable, *slots.values()]
         return found
-
-
-def _known_slots(optimizer, variable):
-    """An optimizer's own objects for a variable's slot variables; None: it does not know it.
-
-    Raises:
-        NotImplementedError: a slot variable has another shape than its variable.
-    """
-    optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
-    places = getattr(optimizer, "_index_dict", None)
-    if places is None:
-        places = getattr(optimizer, "_trainable_variables_indices", None)
-    key = optimizer._var_key(variable) if places else None
-    if not places or key not in places:
-        return None
-    found = []
-    for attribute, items in vars(optimizer).items():
-        if attribute == "_variables" or not isinstance(items, (list, tuple)):
-            continue
-        if len(items) != len(places) or attribute.startswith("_sok"):
-            continue
-        item = items[places[key]]
-        if item is variable or not hasattr(item, "shape"):
-            continue
-        if tuple(item.shape) != tuple(variable.shape):
-            raise NotImplementedError(
-                "tf.train.Checkpoint keeps dense tables of dist_model_parallel with slot variables "
-                f"of the tables' shapes. Received: {type(optimizer).__name__}, whose "
-                f"{attribute} of '{variable.name}' has the shape {tuple(item.shape)}"
-            )
-        found.append(item)
-    return found
 
 
 def _slots(variable, optimizers):
@@ -109,10 +84,9 @@ def _slots(variable, optimizers):
             names = inner.get_slot_names()
             slots = {name: _slot(inner, variable, name) for name in names}
             slots = {name: slot for name, slot in slots.items() if slot is not None}
-        elif _known_slots(inner, variable) is not None:
-            slots = slots_of(inner, variable)
         else:
-            slots = {}
+            slots = slot_objects(inner, variable) or {}
+            slots = {name: as_tf_table(slot) for name, slot in slots.items()}
         if slots:
             found[id(inner)] = slots
     if len(found) > 1:

@@ -32,7 +32,7 @@ from sok_like.runtime import comm
 from sok_like.runtime.agreement import raise_on_all
 from sok_like.runtime.checks import check_combiner
 from sok_like.runtime.initialize import ensure_initialized
-from sok_like.table import keras_files
+from sok_like.table import dense_in_keras, keras_files
 
 
 # A package of its own, because `sok.DistributedEmbedding` has the same name.
@@ -85,6 +85,8 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         strategy: The `DistEmbeddingStrategy`; `strategy.report()` says which rank owns what.
         dp_layers, local_embedding_layers, row_layers, hash_layers: The layers that hold this rank's
             variables.
+        dense_in_files: Its dense tables, as checkpoints and Keras' files know them.
+        not_in_files: Attributes that Keras' files leave out.
     """
 
     def __init__(
@@ -143,7 +145,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         self.row_layers: list[Any] = []
         self.hash_layers: list[Any] = []
         self._anchor = None
-        object.__setattr__(self, "_in_checkpoints", DenseTables(self))
+        object.__setattr__(self, "dense_in_files", DenseTables(self))
         # XLA cannot compile shapes that depend on values, such as the number of unique ids.
         self.supports_jit = False
 
@@ -241,7 +243,20 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
             return children
         # What the ranks have in common; of the dense tables each has its own part.
         hashed = {f"hash_layer-{i}": layer for i, layer in enumerate(self.hash_layers)}
-        return {"dense_tables": self._in_checkpoints, **hashed}
+        return {"dense_tables": self.dense_in_files, **hashed}
+
+    # In Keras' files the layer writes its dense tables, whole, whichever layers hold their parts.
+    not_in_files = ("dp_layers", "local_embedding_layers", "row_layers", "_descriptions")
+
+    def save_own_variables(self, store):
+        """Dense tables into Keras' file, or on several ranks the name of the files beside it."""
+        if self.dense_in_files.keys():
+            dense_in_keras.save(self.dense_in_files, store)
+
+    def load_own_variables(self, store):
+        """The inverse of `save_own_variables`, at any number of ranks."""
+        if self.dense_in_files.keys():
+            dense_in_keras.load(self.dense_in_files, store, keras_files.path_read)
 
     # Lookup.
 

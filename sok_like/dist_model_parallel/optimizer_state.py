@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from sok_like.dist_model_parallel import hash_weights, weights
 from sok_like.lookup.dense_lookup import as_tf_table
+from sok_like.lookup.local_variables import is_local
 from sok_like.planner.tables import Plan
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import all_or_none, gather_text, in_turn
@@ -29,31 +30,54 @@ Weights = Mapping[int, tuple[Any, int]]
 
 
 def slots_of(optimizer: Any, variable: Any) -> dict[str, Any]:
-    """The slot variables of one variable of an optimizer, by name.
+    """The slot variables of one variable of an optimizer that have its shape, by name.
 
     Raises:
         ValueError: the optimizer does not know the variable.
     """
-    optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
-    places = getattr(optimizer, "_index_dict", None)  # tf_keras; Keras 3 has the other
-    if places is None:
-        places = getattr(optimizer, "_trainable_variables_indices", {})
-    key = optimizer._var_key(variable) if places else None
-    if key not in places:
+    found = slot_objects(optimizer, variable)
+    if found is None:
         raise ValueError(
             f"`optimizer` must know the layer's variables: call its build(model."
             f"trainable_variables), or train a step. Received: {optimizer.name} without "
             f"'{variable.name}'"
         )
-    slots = {}
+    return {name: as_tf_table(item) for name, item in found.items()}
+
+
+def slot_objects(optimizer: Any, variable: Any) -> dict[str, Any] | None:
+    """The same, as the optimizer has them; None: it does not know the variable.
+
+    Slot variables of another shape stay with the optimizer where all ranks have the same.
+
+    Raises:
+        NotImplementedError: one of a variable of this rank has another shape than its variable.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
+    places = getattr(optimizer, "_index_dict", None)  # tf_keras; Keras 3 has the other
+    if places is None:
+        places = getattr(optimizer, "_trainable_variables_indices", None)
+    key = optimizer._var_key(variable) if places else None
+    if not places or key not in places:
+        return None
+    found = {}
     for attribute, items in vars(optimizer).items():
-        if not isinstance(items, (list, tuple)) or len(items) != len(places):
+        if attribute == "_variables" or not isinstance(items, (list, tuple)):
+            continue
+        if len(items) != len(places) or attribute.startswith("_sok"):
             continue
         item = items[places[key]]
-        if attribute != "_variables" and not attribute.startswith("_sok") and item is not variable:
-            if hasattr(item, "shape") and tuple(item.shape) == tuple(variable.shape):
-                slots[attribute.strip("_")] = as_tf_table(item)
-    return slots
+        if item is variable or not hasattr(item, "shape"):
+            continue
+        if tuple(item.shape) == tuple(variable.shape):
+            found[attribute.strip("_")] = item
+        elif is_local(variable):
+            raise NotImplementedError(
+                "Slot variables of sharded tables of dist_model_parallel are kept if they have the "
+                f"tables' shapes. Received: {type(optimizer).__name__}, whose {attribute} of "
+                f"'{variable.name}' has the shape {tuple(item.shape)}"
+            )
+    return found
 
 
 def _known_slots(plan, here, optimizer, communicator):

@@ -113,16 +113,18 @@ def save(
     told = agreed(start, communicator, call)
     _check_same(call, told)
     chosen = told[0]["references"]
-    dump = dump or (
-        lambda table, folder: saver.Saver().dump_to_file(table, folder, sok1_files=False)
-    )
     for table, reference in zip(tables, chosen, strict=True):
         folder = folder_of(path, reference)
-        dump(table, folder)
+        (dump or dump_table)(table, folder)
         dump_owners.forget(folder, table)
     agreed(lambda: _without_value(common(chosen)), communicator, call)
     if communicator.rank == 0:
         _remove_others(path, [*chosen, *kept])
+
+
+def dump_table(table: Any, folder: str) -> None:
+    """Writes one table, as `sok.Saver` does; all ranks call it."""
+    saver.Saver().dump_to_file(table, folder, sok1_files=False)
 
 
 def restore(variable: Any, path: str, reference: str) -> None:

@@ -20,6 +20,7 @@ import json
 import os
 import pathlib
 import threading
+import warnings
 import weakref
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -58,6 +59,9 @@ class Holder(Protocol):
     def dense_parts(self, optimizers: Sequence[Any]) -> list[Part]:
         """The parts of this rank, with the slot variables of these optimizers."""
 
+    def keys(self) -> list[str]:
+        """The whole tables, also those of which this rank has no part."""
+
     def own_variables(self) -> list[Any]:
         """This rank's variables."""
 
@@ -92,18 +96,58 @@ def _install():
         for name, child in found.items():
             items = child._trackable_children() if isinstance(child, list) else {}
             if items:
-                kept.setdefault(name, _Ordinary()).fill(items, hidden)
+                kept.setdefault(name, _Others()).fill(items, hidden)
                 found[name] = kept[name]
         return found
 
     cls._trackable_children = children
+    cls.save_own_variables = _saving(cls.save_own_variables)
+    cls.load_own_variables = _loading(cls.load_own_variables)
+
+
+def _saving(own):
+    """Keras' files: an optimizer's variables by their numbers, without those of holders."""
+
+    @functools.wraps(own)
+    def save(self, store):
+        hidden = _hidden(self)
+        if not hidden:
+            return own(self, store)
+        for number, variable in enumerate(_ordinary(self, hidden)):
+            store[str(number)] = np.array(variable)
+
+    return save
+
+
+def _loading(own):
+    @functools.wraps(own)
+    def load(self, store):
+        hidden = _hidden(self)
+        if not hidden:
+            return own(self, store)
+        ordinary = _ordinary(self, hidden)
+        if len(store.keys()) != len(ordinary):  # as Keras does
+            warnings.warn(
+                f"The state of optimizer '{self.name}' is not loaded: it has {len(ordinary)} "
+                f"variables, and that of the file {len(store.keys())}",
+                stacklevel=2,
+            )
+            return
+        for number, variable in enumerate(ordinary):
+            variable.assign(np.array(store[str(number)]))
+
+    return load
+
+
+def _ordinary(optimizer, hidden):
+    return [each for each in optimizer.variables if id(each) not in hidden]
 
 
 def _hidden(optimizer):
     return {id(v) for holder in list(_holders) for v in holder.variables_in(optimizer)}
 
 
-class _Ordinary(tf.__internal__.tracking.Trackable):
+class _Others(tf.__internal__.tracking.Trackable):
     """A list of an optimizer's variables, without those of holders."""
 
     def fill(self, items, hidden):
@@ -171,7 +215,8 @@ def build_optimizers(objects: Sequence[Any], path: str) -> None:
             )
 
 
-def _parts_of(holder):
+def parts_of(holder: Holder) -> list[Part]:
+    """Its parts on this rank, with the slot variables of the call's optimizers."""
     return holder.dense_parts(getattr(_state, "optimizers", ()))
 
 
@@ -182,30 +227,36 @@ def tensors_of(holders: Sequence[Holder]) -> Iterator[tuple[str, Any]]:
     """On one rank: whole tables by the names that they have in the checkpoint, then the note."""
     slots = False
     for holder in holders:
-        for part in _parts_of(holder):
-            slots = slots or "." in part.key
-            value = part.variable.read_value()
-            if value.shape[0] != part.shape[0]:
-                value = value[part.first_row : part.first_row + part.shape[0]]
-            yield f"{KEY}/{holder.id}/{part.key}", value
+        for key, value in wholes_of(holder):
+            slots = slots or "." in key
+            yield f"{KEY}/{holder.id}/{key}", value
     yield KEY, json.dumps({"folder": None, "slots": slots})
+
+
+def wholes_of(holder: Holder) -> Iterator[tuple[str, Any]]:
+    """On one rank: the key and the value of each whole table, and of its slot variables."""
+    for part in parts_of(holder):
+        value = part.variable.read_value()
+        if value.shape[0] != part.shape[0]:
+            value = value[part.first_row : part.first_row + part.shape[0]]
+        yield part.key, value
 
 
 def note(folder: str, world_size: int, holders: Sequence[Holder]) -> str:
     """What the checkpoint of several ranks says of the files beside it."""
-    slots = any("." in part.key for holder in holders for part in _parts_of(holder))
+    slots = any("." in part.key for holder in holders for part in parts_of(holder))
     return json.dumps({"folder": folder, "world_size": world_size, "slots": slots})
 
 
 def write(folder: str, rank: int, world_size: int, ids: Sequence[str], holders: Any) -> None:
-    """Writes this rank's file of a checkpoint of several ranks; `ids` are rank 0's."""
-    file = _file(folder, rank, world_size)
+    """Writes this rank's file of several ranks' tables; `ids` are the same on all ranks."""
+    file = file_of(folder, rank, world_size)
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         with open(file, "wb") as opened:
             with zipfile.ZipFile(opened, "w") as archive:
                 for holder_id, holder in zip(ids, holders, strict=True):
-                    for part in _parts_of(holder):
+                    for part in parts_of(holder):
                         _write_part(archive, holder_id, part)
             opened.flush()
             os.fsync(opened.fileno())
@@ -213,11 +264,12 @@ def write(folder: str, rank: int, world_size: int, ids: Sequence[str], holders: 
         raise OSError(error.errno, error.strerror or str(error), str(file)) from error
 
 
-def _file(folder, rank, world_size):
+def file_of(folder: str, rank: int, world_size: int) -> pathlib.Path:
+    """The file of one rank."""
     return pathlib.Path(folder) / f"{rank}-of-{world_size}.npz"
 
 
-def _blocks(part):
+def blocks_of(part: Part) -> Iterator[tuple[int, int]]:
     """From and to of the rows of each block: alike for all ranks, so that readers meet them."""
     step = max(1, BLOCK_BYTES // (4 * part.shape[1]))
     start, end = part.rows
@@ -228,7 +280,7 @@ def _blocks(part):
 
 
 def _write_part(archive, holder_id, part):
-    for start, stop in _blocks(part) if part.written else ():
+    for start, stop in blocks_of(part) if part.written else ():
         offset = part.first_row - part.rows[0]
         block = tf.gather(part.variable, tf.range(start + offset, stop + offset))
         block = tf.cast(block, tf.float32) if block.dtype == tf.bfloat16 else block
@@ -246,88 +298,6 @@ def note_of(path: str) -> dict | None:
     return json.loads(reader.get_tensor(KEY)) if reader.has_tensor(KEY) else None
 
 
-class Reading:
-    """The dense tables of a checkpoint.
-
-    Args:
-        path: Of the checkpoint.
-        folder: Of its files, if it is of several ranks.
-    """
-
-    def __init__(self, path: str, folder: str | None):
-        self._reader = tf.train.load_checkpoint(path)
-        self._found: dict[tuple[str, str], tuple[tuple[int, int], list[Any]]] = {}
-        note = json.loads(self._reader.get_tensor(KEY))
-        if folder is None:
-            for name, shape in self._reader.get_variable_to_shape_map().items():
-                if name.startswith(f"{KEY}/"):
-                    holder, key = name.removeprefix(f"{KEY}/").split("/")
-                    whole = (0, shape[0], 0, shape[1], lambda n=name: self._reader.get_tensor(n))
-                    self._found[holder, key] = tuple(shape), [whole]
-            return
-        for rank in range(note["world_size"]):
-            archive = np.load(_file(folder, rank, note["world_size"]))
-            for name in archive.files:
-                holder, key, *numbers = name.split(",")
-                rows, columns, *slice_ = map(int, numbers)
-                blocks = self._found.setdefault((holder, key), ((rows, columns), []))[1]
-                blocks.append((*slice_, functools.partial(archive.__getitem__, name)))
-
-    def check(self, holder: Holder, parts: Sequence[Part]) -> None:
-        """ValueError unless the checkpoint has a holder's parts, whole."""
-        mine = {key for name, key in self._found if name == holder.read_as}
-        tables = {part.key for part in parts if "." not in part.key}
-        slots = {part.key for part in parts} - tables
-        received = {key for key in mine if "." not in key}
-        if tables - received:  # a rank need not hold a part of every table
-            raise ValueError(
-                f"A checkpoint must have the tables of layer '{holder.name}'. Received: one "
-                f"without {sorted(tables - received)}, numbers of `embeddings`"
-            )
-        if mine - received and slots - mine:
-            raise ValueError(
-                f"A checkpoint must have the optimizer's slot variables of layer '{holder.name}'. "
-                f"Received: one without {sorted(slots - mine)}"
-            )
-        for part in parts:
-            if part.key in mine:
-                self._check_part(holder, part)
-
-    def _check_part(self, holder, part):
-        shape, blocks = self._found[holder.read_as, part.key]
-        if shape != part.shape:
-            raise ValueError(
-                f"A checkpoint must have the tables of layer '{holder.name}' in their shapes. "
-                f"Received: '{part.key}' of shape {shape} for a table of shape {part.shape}"
-            )
-        if sum((b - a) * (d - c) for a, b, c, d, _ in blocks) != shape[0] * shape[1]:
-            raise ValueError(f"Rows of '{part.key}' of layer '{holder.name}' are missing.")
-
-    def restore(self, read_as: str, parts: Sequence[Part]) -> None:
-        """Copies parts to this rank's variables; `read_as` is their holder's id in the file."""
-        for part in parts:
-            _, blocks = self._found.get((read_as, part.key), (None, None))
-            for start, stop in _blocks(part) if blocks else ():
-                self._copy(blocks, part, start, stop)
-
-    def _copy(self, blocks, part, start, stop):
-        left, right = part.columns
-        rows: Any = None
-        for a, b, c, d, read in blocks:
-            low, high, first, last = max(a, start), min(b, stop), max(c, left), min(d, right)
-            if low < high and first < last:
-                block = read()[low - a : high - a, first - c : last - c]
-                if rows is None:
-                    rows = np.empty([stop - start, right - left], block.dtype)
-                rows[low - start : high - start, first - left : last - left] = block
-        offset = part.first_row - part.rows[0]
-        tf.raw_ops.ResourceScatterUpdate(
-            resource=part.variable.handle,
-            indices=tf.range(start + offset, stop + offset, dtype=tf.int64),
-            updates=tf.cast(rows, part.variable.dtype),
-        )
-
-
 def unreached(objects: Sequence[Any], variables: Sequence[Any]) -> list[str]:
     """Names of holders that have some of the variables and are not among the objects."""
     reached, known = {id(each) for each in objects}, {id(each) for each in variables}
@@ -340,4 +310,4 @@ def unreached(objects: Sequence[Any], variables: Sequence[Any]) -> list[str]:
 
 def parts_to_read(holders: Sequence[Holder]) -> list[tuple[Holder, list[Part]]]:
     """The holders that the checkpoint being read has, each with its parts."""
-    return [(holder, _parts_of(holder)) for holder in holders if holder.read_as is not None]
+    return [(holder, parts_of(holder)) for holder in holders if holder.read_as is not None]

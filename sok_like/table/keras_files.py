@@ -26,23 +26,26 @@ import tensorflow as tf
 
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
-from sok_like.table import beside, tf_checkpoints
+from sok_like.table import beside, dense_in_keras, tf_checkpoints
 from sok_like.table.keras_variable import is_keras_3
 from sok_like.table.together import together
 from sok_like.table.variable import is_embedding_variable
 
 _FILES = (".keras", ".h5")
 _OWN_VARIABLES = (
-    "Dense tables of dist_model_parallel are spread over {ranks} ranks and cannot be in a file of "
-    "Keras: tf.train.Checkpoint and sok.callbacks.BackupAndRestore keep them for any number of "
-    "ranks, as do get_weights, set_weights, get_optimizer_state and set_optimizer_state of the "
-    "layer. "
+    "Variables that each of {ranks} ranks has for itself cannot be in a file of Keras; "
+    "tf.train.Checkpoint keeps them for the same number of ranks. "
     "Received: {call} of a model with the variable {name!r}"
 )
 _IN_A_GRAPH = (
     "Keras' files of a model with tables need eager execution; in a program without it "
     "tf.compat.v1.train.Saver keeps the model, on any number of ranks. "
     "Received: {call} without eager execution"
+)
+_LEGACY_H5 = (
+    "The older HDF5 files of tf_keras hold no hash tables, and no tables spread over ranks: use "
+    "a path that ends in '.weights.h5', or in '.keras' for the whole model. "
+    "Received: {call} of model {name!r} with the path {path!r}"
 )
 _busy = False
 
@@ -57,6 +60,9 @@ def install() -> None:
     library.save_weights_only = _saving(library.save_weights_only, "a save of weights")
     library.load_model = _loading_model(library.load_model)
     library.load_weights_only = _loading_weights(library.load_weights_only)
+    library._load_state = _loading_state(library._load_state)
+    walk = "_walk_saveable" if is_keras_3() else "_walk_trackable"
+    setattr(library, walk, _walking(getattr(library, walk)))
     if is_keras_3():
         module = importlib.import_module(f"{package}.callbacks.backup_and_restore")
         cls, method = module.BackupAndRestore, "on_train_end"
@@ -65,15 +71,25 @@ def install() -> None:
     else:
         module = importlib.import_module(f"{package}.distribute.worker_training_state")
         cls, method = module.WorkerTrainingState, "delete_backup"
+        legacy: Any = importlib.import_module(f"{package}.saving.legacy.save")
+        for name, call in (
+            ("save_model", "a save of a model"),
+            ("save_weights", "a save of weights"),
+            ("load_weights", "a load of weights"),
+        ):
+            setattr(legacy, name, _without_h5(getattr(legacy, name), call))
     setattr(cls, method, _by_rank_0(getattr(cls, method)))
 
 
 def _kinds(model):
     """The variables of a model that are not the same on all ranks."""
     try:
-        return beside.Kinds(model.variables)
+        variables = model.variables
     except ValueError:  # tf_keras' models that are not built have none
         return beside.Kinds(())
+    holders = dense_in_keras.holders_of(model)
+    held = {id(each) for holder in holders for each in holder.own_variables()}
+    return beside.Kinds([*(each for each in variables if id(each) not in held), *holders])
 
 
 def _check_eager(call):
@@ -90,6 +106,21 @@ def _check(kinds, call):
         )
 
 
+def _without_h5(own, call):
+    """A function of tf_keras for its older formats, which refuses before it opens a file."""
+
+    @functools.wraps(own)
+    def run(model, filepath, *args, **kwargs):
+        kinds, path = _kinds(model), str(filepath)
+        spread = (kinds.holders or kinds.own) and comm.current().world_size > 1
+        h5 = path.endswith((".h5", ".hdf5", ".keras")) or "h5" in (*args, kwargs.get("save_format"))
+        if h5 and (kinds.tables or spread):
+            raise NotImplementedError(_LEGACY_H5.format(call=call, name=model.name, path=path))
+        return own(model, filepath, *args, **kwargs)
+
+    return run
+
+
 # ---- writing ----
 
 
@@ -104,7 +135,9 @@ def _saving(own, call):
             return write(filepath)
         _check_eager(call)
         _check(kinds, call)
-        return save_together(call, filepath, write, kinds.tables, bool(kinds.sharded))
+        with dense_in_keras.saving(model):
+            spread = [*kinds.tables, *kinds.holders]
+            return save_together(call, filepath, write, spread, bool(kinds.sharded))
 
     return save
 
@@ -122,7 +155,7 @@ def save_together(
         call: What the user has called, for errors.
         filepath: The file.
         write: Writes a file to the path that it is given.
-        tables: The tables in it.
+        tables: The tables in it, and the holders of dense tables.
         collective: Whether writing involves all ranks. Then the others write, too, to a file that
             is discarded.
 
@@ -150,7 +183,14 @@ def save_together(
                 with tempfile.TemporaryDirectory(prefix="sok_save_") as folder:
                     write(os.path.join(folder, os.path.basename(path)))
 
-    beside.save(call, path, tables, common)
+    beside.save(call, path, tables, common, dump=_dump)
+
+
+def _dump(table, folder):
+    if hasattr(table, "dense_parts"):
+        agreed(lambda: dense_in_keras.write_beside(table, folder), comm.current())
+    else:
+        beside.dump_table(table, folder)
 
 
 @contextlib.contextmanager
@@ -187,7 +227,7 @@ def _loading_weights(own):
         if kinds and comm.is_initialized():
             _check_eager(call)
             _check(kinds, call)
-        with _put_back(model if kinds.tables else None):
+        with _put_back(model if kinds.tables or kinds.holders else None):
             read = functools.partial(own, model, filepath, *args, **kwargs)
             return _together(call, bool(kinds), filepath, read)
 
@@ -198,9 +238,12 @@ def _loading_weights(own):
 def _put_back(model: Any) -> Iterator[None]:
     """After an error within it, gives ordinary variables back their values; on all ranks."""
     kept = []
+    holders = [] if model is None else dense_in_keras.holders_of(model)
+    held = {id(each) for holder in holders for each in holder.own_variables()}
     for each in [] if model is None else model.variables:
-        # Of these an error leaves some loaded. To read one is a collective.
-        if not (is_embedding_variable(each) or hasattr(each, "_sok_shard")):
+        # Of these an error leaves some loaded. To read one is a collective. Dense tables of
+        # holders are loaded when nothing can fail any more.
+        if not (is_embedding_variable(each) or hasattr(each, "_sok_shard") or id(each) in held):
             kept.append((each, np.array(each)))
     try:
         yield
@@ -208,6 +251,36 @@ def _put_back(model: Any) -> Iterator[None]:
         for variable, value in kept:
             variable.assign(value)
         raise
+
+
+def _loading_state(own):
+    """Keras' walk through what is loaded; it calls itself for what is inside."""
+
+    @functools.wraps(own)
+    def load(saveable, weights_store, assets_store, inner_path, *args, **kwargs):
+        def run():
+            return own(saveable, weights_store, assets_store, inner_path, *args, **kwargs)
+
+        if inner_path:
+            return run()
+
+        def discarded():
+            return bool(kwargs.get("failed_saveables")) and not kwargs.get("skip_mismatch")
+
+        with dense_in_keras.loading(saveable, discarded):
+            return run()
+
+    return load
+
+
+def _walking(own):
+    @functools.wraps(own)
+    def walk(saveable):
+        for name, child in own(saveable):
+            if not dense_in_keras.is_hidden(saveable, name):
+                yield name, child
+
+    return walk
 
 
 def _loading_model(own):

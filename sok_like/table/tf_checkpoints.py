@@ -35,6 +35,7 @@ from tensorflow.python.training.saving.saveable_object_util import TrackableSave
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
 from sok_like.table import beside, dense_tables, snapshots
+from sok_like.table.dense_reading import Reading
 from sok_like.table.together import together
 from sok_like.table.variable import is_embedding_variable, unwrap
 
@@ -231,10 +232,11 @@ def _dense_reads(holders, path):
     if not found:
         return
     folder = (dense_tables.note_of(path) or {}).get("folder")
-    reading = dense_tables.Reading(path, folder and beside.folder_of(path, folder))
+    reading = Reading.of_checkpoint(path, folder and beside.folder_of(path, folder))
     for holder, parts in found:
-        reading.check(holder, parts)
         holder.read_as, name = None, holder.read_as
+        reading.check_tables(holder, name, [part for part in parts if "." not in part.key])
+        reading.check_slots(holder, name, [part for part in parts if "." in part.key])
         yield functools.partial(reading.restore, name, parts)
 
 

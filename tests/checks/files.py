@@ -332,7 +332,7 @@ def preempted():
 
 
 def dense():
-    """Dense tables of dist_model_parallel: by rank in a checkpoint, refused in Keras' files."""
+    """Dense tables of dist_model_parallel, in a checkpoint and in Keras' files: each rank's own."""
     import sok_like.dist_model_parallel as dmp
     from sok_like.runtime import comm
 
@@ -355,10 +355,52 @@ def dense():
             tf.train.Checkpoint(model=model).read(str(folder / "c"))
         state = layer.get_optimizer_state(model.optimizer, all_ranks=True)
         states.append((layer.get_weights(all_ranks=True), state))
-    model = models[0][0]
-    refused = message_of(model.save_weights, str(folder / "w.weights.h5"))
-    own = message_of(tf.train.Checkpoint(model=model).write, str(folder / str(comm.current().rank)))
-    return {"states": states, "refused": refused, "own": own}
+    model, rank = models[0][0], comm.current().rank
+    own = [
+        message_of(tf.train.Checkpoint(model=model).write, str(folder / str(rank))),
+        message_of(model.save_weights, str(folder / f"{rank}.weights.h5")),
+    ]
+    found = {"states": states, "own": own, "failed": dense_fails(folder, models[0])}
+    if not hasattr(tf.keras, "version"):  # tf_keras
+        path = shared("dense_shared.h5")
+        calls = (model.save_weights, model.load_weights, model.save)
+        found["h5"] = [message_of(call, str(path)) for call in calls]
+        found["h5 file"] = path.exists()
+    return found
+
+
+def dense_fails(folder, trained):
+    """A rank that cannot write, and one that cannot read: all raise, and what was stays."""
+    from sok_like.runtime import comm
+    from sok_like.table import dense_tables
+
+    (model, layer), rank, path = trained, comm.current().rank, str(folder / "w.weights.h5")
+    model.save_weights(path)
+    before = layer.get_weights(all_ranks=True)
+    layer.set_weights([each + 1 for each in before])
+
+    def fail(*arguments):
+        raise OSError(28, "No space left on device", "here")
+
+    whole = dense_tables.write
+    dense_tables.write = fail if rank == 1 else whole
+    messages = [message_of(model.save_weights, path)]
+    dense_tables.write = whole
+    beside = pathlib.Path(f"{path}.tables")
+    (file,) = beside.glob("dense*/1-of-2.npz")
+    comm.current().barrier()
+    if rank == 1:
+        file.rename(file.with_suffix(".away"))
+    comm.current().barrier()
+    messages.append(message_of(model.load_weights, path))
+    kept = all(map(np.array_equal, layer.get_weights(all_ranks=True), [w + 1 for w in before]))
+    comm.current().barrier()
+    if rank == 1:
+        file.with_suffix(".away").rename(file)
+    comm.current().barrier()
+    model.load_weights(path)
+    same = all(map(np.array_equal, layer.get_weights(all_ranks=True), before))
+    return {"messages": messages, "kept": kept, "same": same}
 
 
 def fit_dense(model, rows):

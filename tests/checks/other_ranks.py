@@ -1,6 +1,8 @@
 """What numbers of ranks read that other numbers wrote, by the ways besides hash layers and Keras.
 
-    dense     tables of `dist_model_parallel` in tf.train.Checkpoint, each sliced in its own way
+    dense     tables of `dist_model_parallel`, each sliced in its own way, in tf.train.Checkpoint
+              and in Keras' files
+    tape      the same with optimizers of TensorFlow 1, and legacy ones
     parallel  Keras' ModelParallel, in tf.train.Checkpoint and in .weights.h5
     session   tf.compat.v1.train.Saver
     dump      sok.Saver
@@ -30,7 +32,13 @@ def checks(world_size):
     pairs = PAIRS.get(world_size, [])
     if not pairs or (world_size == 4 and not os.environ.get("SLOW")):
         return {}
-    kinds = {"dense": Dense, "parallel": Parallel, "dump": Dump, "backup": Backup}
+    kinds = {
+        "dense": Dense,
+        "tape": DenseTape,
+        "parallel": Parallel,
+        "dump": Dump,
+        "backup": Backup,
+    }
     if os.environ.get("TF_USE_LEGACY_KERAS") != "1":
         kinds["session"] = Session
     return {name: lambda kind=kind: resumed(kind(), pairs) for name, kind in kinds.items()}
@@ -119,6 +127,8 @@ def slots(optimizer, variable):
 
 
 class Dense:
+    kinds = ("c", "w.weights.h5", "m.keras")
+
     def make(self, label):
         import sok_like.dist_model_parallel as dmp
 
@@ -140,14 +150,31 @@ class Dense:
         layer.set_weights(tables)
         fit(model, samples()[0], WRITTEN)
         tf.train.Checkpoint(model=model).write(str(folder / "c"))
+        model.save_weights(str(folder / "w.weights.h5"))
+        model.save(str(folder / "m.keras"))
 
     def read(self, folder, label):
+        found = {}
+        for kind in self.kinds:
+            model, layer = self.read_kind(kind, folder, f"{label}{kind[0]}")
+            states = [self.held(model, layer)]
+            fit(model, samples()[0], EPOCHS - WRITTEN)
+            found[kind] = [*states, self.held(model, layer)]
+        return found
+
+    def read_kind(self, kind, folder, label):
+        if kind == "m.keras":
+            model = tf.keras.models.load_model(str(folder / kind))
+            model.compile(model.optimizer, "mse", run_eagerly=True)
+            return model, next(each for each in model.layers if hasattr(each, "strategy"))
         model, layer, _ = self.make(label)
-        status = tf.train.Checkpoint(model=model).read(str(folder / "c"))
-        status.assert_existing_objects_matched().assert_consumed()
-        found = [self.held(model, layer)]
-        fit(model, samples()[0], EPOCHS - WRITTEN)
-        return [*found, self.held(model, layer)]
+        if kind == "c":
+            status = tf.train.Checkpoint(model=model).read(str(folder / kind))
+            status.assert_existing_objects_matched().assert_consumed()
+        else:
+            fit(model, samples()[0], 1)  # what is there is replaced
+            model.load_weights(str(folder / kind))
+        return model, layer
 
     def held(self, model, layer):
         state = layer.get_optimizer_state(model.optimizer, all_ranks=True)
@@ -158,6 +185,71 @@ class Dense:
             "kernel": np.array(top),
             "iterations": state["iterations"],
         }
+
+
+class DenseTape(Dense):
+    """The same tables, trained in a loop by TensorFlow 1's optimizer, or a legacy one of tf_keras.
+
+    Their slot variables can be read by no name, so what the further epochs make of them tells.
+    """
+
+    kinds = ("v1",) if hasattr(tf.keras, "version") else ("v1", "legacy")
+
+    @staticmethod
+    def optimizer(kind):
+        if kind == "v1":
+            return tf.compat.v1.train.AdamOptimizer(RATE)
+        return tf.keras.optimizers.legacy.Adam(RATE)
+
+    @staticmethod
+    def train(lookup, tables, optimizer, epochs, tape=lambda tape: tape, part=lambda array: array):
+        """Steps over the samples, by what `lookup` makes of the ids; the kernel is constant."""
+        from sok_like.lookup.dense_lookup import as_tf_table
+
+        ids, targets = samples()
+        kernel, variables = tf.constant(initial()[1]), [as_tf_table(each) for each in tables]
+        for _ in range(epochs):
+            with tape(tf.GradientTape()) as gradients:
+                rows = lookup([tf.constant(part(each)) for each in ids])
+                flat = tf.concat([tf.reshape(each, [-1, each.shape[-1]]) for each in rows], 1)
+                loss = tf.reduce_mean((tf.matmul(flat, kernel) - part(targets)) ** 2)
+            found = gradients.gradient(loss, variables)
+            optimizer.apply_gradients(zip(found, variables, strict=True))
+
+    def make_kind(self, kind, label):
+        import sok_like.dist_model_parallel as dmp
+
+        layer = dmp.DistributedEmbedding(
+            [tf.keras.layers.Embedding(*size) for size in TABLES],
+            strategy="memory_balanced",
+            name=f"dense_tape{label}{kind[0]}",
+            **WAYS,
+        )
+        layer.set_weights(initial()[0])
+        optimizer = self.optimizer(kind)
+
+        def train(epochs):
+            tables, tape = layer.trainable_variables, dmp.DistributedGradientTape
+            self.train(layer, tables, optimizer, epochs, tape, mine)
+
+        return layer, tf.train.Checkpoint(layer=layer, optimizer=optimizer), train
+
+    def write(self, folder, label):
+        for kind in self.kinds:
+            _, checkpoint, train = self.make_kind(kind, label)
+            train(WRITTEN)
+            checkpoint.write(str(folder / kind))
+
+    def read(self, folder, label):
+        found = {}
+        for kind in self.kinds:
+            layer, checkpoint, train = self.make_kind(kind, label)
+            train(1)  # what is there is replaced
+            checkpoint.read(str(folder / kind)).assert_existing_objects_matched()
+            states = [layer.get_weights(all_ranks=True)]
+            train(EPOCHS - WRITTEN)
+            found[kind] = [*states, layer.get_weights(all_ranks=True)]
+        return found
 
 
 class Parallel:

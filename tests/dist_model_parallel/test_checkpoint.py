@@ -82,6 +82,57 @@ def test_other_tables_and_slot_variables_raise_before_anything_changes(sok, tmp_
     check_same(layer_of(other).get_weights()[:2], before)
 
 
+def make_dense_model(sok, optimizer):
+    keys = [tf.keras.Input([2], dtype="int64") for _ in SIZES]
+    tables = [tf.keras.layers.Embedding(*size) for size in SIZES]
+    rows = sok.dist_model_parallel.DistributedEmbedding(tables)(keys)
+    flat = tf.keras.layers.Concatenate()([tf.keras.layers.Flatten()(each) for each in rows])
+    model = tf.keras.Model(keys, tf.keras.layers.Dense(1)(flat))
+    model.compile(sok.dist_model_parallel.DistributedOptimizer(optimizer), "mse")
+    return model
+
+
+@pytest.mark.parametrize("way", ["checkpoint", "weights"])
+def test_slot_variables_of_other_shapes_are_kept_on_one_rank(sok, tmp_path, way):
+    """Adafactor has one number per row, and one per column."""
+    models = [make_dense_model(sok, tf.keras.optimizers.Adafactor(0.1)) for _ in range(2)]
+    for model, epochs in zip(models, (3, 1), strict=True):
+        model.fit([KEYS] * 2, np.ones([2, 1]), epochs=epochs, verbose=0)
+    if way == "checkpoint":
+        path = tf.train.Checkpoint(model=models[0]).write(str(tmp_path / "c"))
+        tf.train.Checkpoint(model=models[1]).read(path).assert_existing_objects_matched()
+    else:
+        models[0].save_weights(tmp_path / "w.weights.h5")
+        models[1].load_weights(tmp_path / "w.weights.h5")
+    for model in models:
+        model.fit([KEYS] * 2, np.ones([2, 1]), epochs=2, verbose=0)
+    check_same(*(model.predict([KEYS] * 2, verbose=0) for model in models))
+
+
+def test_files_of_keras_with_other_tables_raise_and_with_another_optimizer_warn(sok, tmp_path):
+    model, path = make_dense_model(sok, tf.keras.optimizers.Adam(0.1)), tmp_path / "w.weights.h5"
+    model.fit([KEYS] * 2, np.ones([2, 1]), verbose=0)
+    model.save_weights(path)
+    other = make_dense_model(sok, tf.keras.optimizers.SGD(0.1, momentum=0.9))
+    other.fit([KEYS] * 2, np.ones([2, 1]), verbose=0)
+    with pytest.warns(UserWarning, match="of layer .* the slot variables"):
+        other.load_weights(path)
+    check_same(*(each.predict([KEYS] * 2, verbose=0) for each in (model, other)))
+    wide = [tf.keras.layers.Embedding(rows + 1, dim) for rows, dim in SIZES]
+    layers = [
+        sok.dist_model_parallel.DistributedEmbedding(tables)
+        for tables in (wide, wide[:1], [*wide, *wide[:1]])
+    ]
+    matches = (r"shape \(9, 4\) for", r"with \['1'\] besides", r"without \['2'\]")
+    for layer, match in zip(layers, matches, strict=True):
+        inputs = [tf.keras.Input([2], dtype="int64") for _ in layer.get_weights()]
+        outer = tf.keras.Model(inputs, layer(inputs))
+        before = layer.get_weights()
+        with pytest.raises(ValueError, match=match):
+            outer.load_weights(path)
+        check_same(layer.get_weights(), before)
+
+
 def test_tables_of_layers_in_a_list_are_not_left_out(sok, tmp_path):
     class Listed(tf.keras.Model):
         def __init__(self, layer):

@@ -80,8 +80,34 @@ def check_whole(states, which):
 @pytest.mark.keras
 @each_pair
 def test_dense_tables_are_read_by_slice_with_their_slot_variables(rank_results, world_size, pair):
-    for states in found_by(rank_results(world_size, "other_ranks.dense"), pair):
-        check_whole(states, "dense")
+    for found in found_by(rank_results(world_size, "other_ranks.dense"), pair):
+        for kind in other_ranks.Dense.kinds:
+            check_whole(found[kind], "dense")
+
+
+@functools.cache
+def trained_in_a_loop(kind):
+    """By number of epochs: tables of one process, and TensorFlow's own optimizer."""
+    variables = [tf.Variable(table) for table in initial()[0]]
+    optimizer, states = other_ranks.DenseTape.optimizer(kind), {}
+
+    def lookup(ids):
+        return [tf.gather(table, each) for table, each in zip(variables, ids, strict=True)]
+
+    for epoch in range(1, EPOCHS + 1):
+        other_ranks.DenseTape.train(lookup, variables, optimizer, 1)
+        states[epoch] = [variable.numpy() for variable in variables]
+    return states
+
+
+@pytest.mark.keras
+@each_pair
+def test_slot_variables_of_older_optimizers_go_by_slice(rank_results, world_size, pair):
+    for found in found_by(rank_results(world_size, "other_ranks.tape"), pair):
+        for kind in other_ranks.DenseTape.kinds:
+            for tables, epoch in zip(found[kind], (WRITTEN, EPOCHS), strict=True):
+                for mine, expected in zip(tables, trained_in_a_loop(kind)[epoch], strict=True):
+                    near(mine, expected)
 
 
 @pytest.mark.keras

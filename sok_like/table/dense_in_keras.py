@@ -1,0 +1,159 @@
+"""Dense tables that are spread over ranks, in Keras' files: whole, or by slice beside the file.
+
+    m.keras                                     on one rank whole tables: "0", "0.momentum", "1"
+    m.keras.tables/dense_rows.3f2a/0-of-2.npz   on several the slices of rank 0
+
+Keras meets layers and optimizers in any order, and a slot variable is sliced as its table is. So
+slot variables lie with their tables, and both are read when Keras has met all of a model. The
+optimizer's other variables lie where Keras puts them (`dense_tables.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like.runtime import comm
+from sok_like.table import beside, dense_tables, together
+from sok_like.table.dense_reading import Reading
+from sok_like.table.dense_tables import Holder
+
+ID = "tables"  # of the one holder in a folder
+_REFERENCE, _RANKS = "beside", "ranks"
+_state = threading.local()
+
+
+def holders_of(model: Any) -> list[Any]:
+    """The holders of a model's layers, in the same order on all ranks."""
+    layers = model._flatten_layers() if hasattr(model, "_flatten_layers") else ()
+    found = [getattr(layer, "dense_in_files", None) for layer in layers]
+    return list({id(each): each for each in found if each is not None}.values())
+
+
+def is_hidden(layer: Any, name: str) -> bool:
+    """Whether Keras' files leave out an attribute of a layer, because the layer writes it."""
+    return name in getattr(layer, "not_in_files", ())
+
+
+# ---- writing ----
+
+
+@contextlib.contextmanager
+def saving(model: Any) -> Iterator[None]:
+    """Within it, tables are written with the slot variables of the model's optimizer."""
+    with dense_tables.of_root(_optimizers(model)):
+        yield
+
+
+def _optimizers(model):
+    # Of tf_keras' legacy optimizers Keras' files hold nothing.
+    optimizer = getattr(model, "optimizer", None)
+    return [optimizer] if hasattr(optimizer, "save_own_variables") else []
+
+
+def save(holder: Holder, store: Any) -> None:
+    """What a layer writes into Keras' file.
+
+    Raises:
+        NotImplementedError: on several ranks, not by a save of a model.
+    """
+    reference, ranks = beside.reference_of(holder), comm.current().world_size
+    if reference is not None:
+        store[_REFERENCE] = np.frombuffer(reference.encode(), np.uint8)
+        store[_RANKS] = np.array([ranks])
+        return
+    if ranks > 1:
+        raise NotImplementedError(
+            f"The tables of layer '{holder.name}' are spread over {ranks} ranks and are saved with "
+            "their model: model.save('x.keras'), model.save_weights('x.weights.h5')"
+        )
+    for key, value in dense_tables.wholes_of(holder):
+        store[key] = (tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value).numpy()
+
+
+def write_beside(holder: Any, folder: str) -> None:
+    """What this rank writes beside the file."""
+    communicator = comm.current()
+    dense_tables.write(folder, communicator.rank, communicator.world_size, [ID], [holder])
+
+
+# ---- reading ----
+
+
+def load(holder: Holder, store: Any, path_read: Callable[[], str]) -> None:
+    """Reads what `save` wrote, at the end of `loading`.
+
+    Args:
+        path_read: Says which file is being read.
+
+    Raises:
+        ValueError: the file has other tables, or none.
+    """
+    with dense_tables.of_root(()):
+        parts = dense_tables.parts_of(holder)
+    if _REFERENCE in store:
+        reference = np.asarray(store[_REFERENCE]).tobytes().decode()
+        folder = beside.folder_of(path_read(), reference)
+        reading = Reading.of_folder(folder, int(np.asarray(store[_RANKS])[0]))
+    else:
+        reading = Reading.of_wholes(ID, store, parts)
+    reading.check_tables(holder, ID, parts)
+    if getattr(_state, "found", None) is None:
+        reading.restore(ID, parts)
+    else:
+        _state.found.append((holder, reading))
+
+
+@contextlib.contextmanager
+def loading(model: Any, discarded: Callable[[], bool]) -> Iterator[None]:
+    """Within it tables that are read wait for its end, where the model's optimizer is known.
+
+    Args:
+        discarded: Whether what was read must not be taken: Keras collects errors.
+    """
+    before, _state.found = getattr(_state, "found", None), []
+    try:
+        yield
+        found = _state.found
+    finally:
+        _state.found = before
+    if not discarded():
+        with dense_tables.of_root(_optimizers(model)):
+            copies = [_copy_of(*each) for each in found]
+        for copy in copies:
+            if together.expected():
+                together.restored(copy, None)
+            else:
+                copy.take_aside(None)
+
+
+def _copy_of(holder, reading):
+    parts = dense_tables.parts_of(holder)
+    slots = [part for part in parts if "." in part.key]
+    mine, received = {part.key.partition(".")[2] for part in slots}, reading.slot_names(ID)
+    if mine and received and mine != received:  # Keras, too, goes on with the optimizer as it is
+        warnings.warn(
+            f"The optimizer's state of layer '{holder.name}' is not loaded: it has the slot "
+            f"variables {sorted(mine)}, and that of the file {sorted(received)}",
+            stacklevel=2,
+        )
+        parts = [part for part in parts if "." not in part.key]
+    else:
+        reading.check_slots(holder, ID, slots)
+    return _Copy(reading, parts)
+
+
+class _Copy:
+    """Of tables, when all of a call is read."""
+
+    def __init__(self, reading, parts):
+        self._reading, self._parts = reading, parts
+
+    def take_aside(self, content):
+        self._reading.restore(ID, self._parts)
