@@ -54,11 +54,15 @@ class DenseTables(tf.__internal__.tracking.Trackable):
                 parts.append(Part(key, shape, rows, columns, variable, first_row, written))
         return parts
 
-    def keys(self) -> list[str]:
-        """The numbers of the dense tables."""
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """The shapes of the dense tables, by number."""
         layer: Any = self._layer()
-        kinds = enumerate(layer.strategy.plan.kinds)
-        return [f"{table_id}" for table_id, kind in kinds if kind != HASHED]
+        plan = layer.strategy.plan
+        return {
+            f"{table.table_id}": (table.input_dim, table.output_dim)
+            for table in plan.tables
+            if plan.kinds[table.table_id] != HASHED
+        }
 
     def own_variables(self) -> list[Any]:
         """This rank's variables."""

@@ -250,12 +250,12 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
 
     def save_own_variables(self, store):
         """Dense tables into Keras' file, or on several ranks the name of the files beside it."""
-        if self.dense_in_files.keys():
+        if self.dense_in_files.shapes():
             dense_in_keras.save(self.dense_in_files, store)
 
     def load_own_variables(self, store):
         """The inverse of `save_own_variables`, at any number of ranks."""
-        if self.dense_in_files.keys():
+        if self.dense_in_files.shapes():
             dense_in_keras.load(self.dense_in_files, store, keras_files.path_read)
 
     # Lookup.

@@ -130,12 +130,15 @@ def dump_table(table: Any, folder: str) -> None:
 def restore(variable: Any, path: str, reference: str) -> None:
     """Reads a table back from beside the file at `path`, at any number of ranks; all call it.
 
+    The table may have another name than the one that was written, as inside the file of one rank.
+
     Raises:
         RuntimeError: the dump is missing or damaged, or does not fit; on all ranks, and the table
             is as it was.
     """
     folder = folder_of(path, reference)
-    saver.Saver().restore_from_file(variable, folder)
+    # A model's layer is known by its place, and a table is named after it: perhaps by Keras, anew.
+    saver.restored(saver.Reading(variable, folder, any_name=True))
     dump_owners.forget(folder, variable)
 
 

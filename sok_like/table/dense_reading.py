@@ -75,15 +75,25 @@ class Reading:
             read_as: Its id in the save.
             parts: Of this rank.
         """
-        received = {key for name, key in self._found if name == read_as and "." not in key}
-        expected = set(holder.keys())
-        if received != expected:
-            missing, more = (sorted(a - b, key=int) for a, b in
+        received = {
+            key: tuple(shape)
+            for (name, key), (shape, _) in self._found.items()
+            if name == read_as and "." not in key
+        }
+        expected = holder.shapes()
+        if received.keys() != expected.keys():
+            missing, more = (sorted(a.keys() - b.keys(), key=int) for a, b in
                              ((expected, received), (received, expected)))  # fmt: skip
             raise ValueError(
                 f"A checkpoint must have the tables of layer '{holder.name}'. Received: one "
                 f"without {missing}, and with {more} besides, numbers of `embeddings`"
             )
+        for key, shape in expected.items():  # of all tables, so that ranks judge alike
+            if received[key] != shape:
+                raise ValueError(
+                    f"A checkpoint must have the tables of layer '{holder.name}' in their shapes. "
+                    f"Received: '{key}' of shape {received[key]} for a table of shape {shape}"
+                )
         for part in parts:
             self._check_part(holder, read_as, part)
 
@@ -105,12 +115,7 @@ class Reading:
             self._check_part(holder, read_as, part)
 
     def _check_part(self, holder, read_as, part):
-        shape, blocks = self._found[read_as, part.key]
-        if tuple(shape) != part.shape:
-            raise ValueError(
-                f"A checkpoint must have the tables of layer '{holder.name}' in their shapes. "
-                f"Received: '{part.key}' of shape {tuple(shape)} for a table of shape {part.shape}"
-            )
+        blocks = self._found[read_as, part.key][1]
         held = sum(_common((a, b), part.rows) * _common((c, d), part.columns)
                    for a, b, c, d, _ in blocks)  # fmt: skip
         if held != _common(part.rows, part.rows) * _common(part.columns, part.columns):

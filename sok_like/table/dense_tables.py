@@ -59,8 +59,8 @@ class Holder(Protocol):
     def dense_parts(self, optimizers: Sequence[Any]) -> list[Part]:
         """The parts of this rank, with the slot variables of these optimizers."""
 
-    def keys(self) -> list[str]:
-        """The whole tables, also those of which this rank has no part."""
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """The whole tables by key, also those of which this rank has no part."""
 
     def own_variables(self) -> list[Any]:
         """This rank's variables."""

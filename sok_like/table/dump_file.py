@@ -184,6 +184,16 @@ def _checksum(manifest):
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
+def only_table(folder: str) -> str | None:
+    """The table of a folder with one dump; None: there are others, or none.
+
+    Raises:
+        ValueError: the manifest is damaged.
+    """
+    found = list(pathlib.Path(folder).glob("*.json"))
+    return _load(found[0])["table"] if len(found) == 1 else None
+
+
 def read_manifest(folder: str, table: str, dim: int) -> Dump:
     """The shard files of a table's dump.
 

@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
-from sok_like.table import beside, dense_in_keras, tf_checkpoints
+from sok_like.table import beside, dense_in_keras, keras_refusals, tf_checkpoints
 from sok_like.table.keras_variable import is_keras_3
 from sok_like.table.together import together
 from sok_like.table.variable import is_embedding_variable
@@ -42,11 +42,6 @@ _IN_A_GRAPH = (
     "tf.compat.v1.train.Saver keeps the model, on any number of ranks. "
     "Received: {call} without eager execution"
 )
-_LEGACY_H5 = (
-    "The older HDF5 files of tf_keras hold no hash tables, and no tables spread over ranks: use "
-    "a path that ends in '.weights.h5', or in '.keras' for the whole model. "
-    "Received: {call} of model {name!r} with the path {path!r}"
-)
 _busy = False
 
 
@@ -54,6 +49,7 @@ _busy = False
 def install() -> None:
     """Makes the running Keras' files, and checkpoints, know tables and shards; once per process."""
     tf_checkpoints.install()
+    keras_refusals.install(_kinds)
     package = "keras.src" if is_keras_3() else "tf_keras.src"
     library: Any = importlib.import_module(f"{package}.saving.saving_lib")
     library.save_model = _saving(library.save_model, "a save of a model")
@@ -71,13 +67,6 @@ def install() -> None:
     else:
         module = importlib.import_module(f"{package}.distribute.worker_training_state")
         cls, method = module.WorkerTrainingState, "delete_backup"
-        legacy: Any = importlib.import_module(f"{package}.saving.legacy.save")
-        for name, call in (
-            ("save_model", "a save of a model"),
-            ("save_weights", "a save of weights"),
-            ("load_weights", "a load of weights"),
-        ):
-            setattr(legacy, name, _without_h5(getattr(legacy, name), call))
     setattr(cls, method, _by_rank_0(getattr(cls, method)))
 
 
@@ -104,21 +93,6 @@ def _check(kinds, call):
         raise NotImplementedError(
             _OWN_VARIABLES.format(ranks=ranks, call=call, name=kinds.own[0].name)
         )
-
-
-def _without_h5(own, call):
-    """A function of tf_keras for its older formats, which refuses before it opens a file."""
-
-    @functools.wraps(own)
-    def run(model, filepath, *args, **kwargs):
-        kinds, path = _kinds(model), str(filepath)
-        spread = (kinds.holders or kinds.own) and comm.current().world_size > 1
-        h5 = path.endswith((".h5", ".hdf5", ".keras")) or "h5" in (*args, kwargs.get("save_format"))
-        if h5 and (kinds.tables or spread):
-            raise NotImplementedError(_LEGACY_H5.format(call=call, name=model.name, path=path))
-        return own(model, filepath, *args, **kwargs)
-
-    return run
 
 
 # ---- writing ----

@@ -183,16 +183,7 @@ class Saver(delta_saver.DeltaSaver):
             tf.errors.ResourceExhaustedError: a rank cannot hold its keys; on all ranks.
                 After either error the table is as it was, on every rank.
         """
-        reading = Reading(checked(embedding_variable), filepath, rows_only)
-        if together.expected():
-            together.restored(reading.variable, reading.aside, reading.keep_changes)
-            return tf.constant("OK")
-        with reading.steps.done():
-            taken = reading.variable.take_aside(reading.aside)
-        with tf.control_dependencies([taken] if isinstance(taken, tf.Operation) else []):
-            number = reading.number()
-        reading.steps.take(reading.remember, [number])
-        return reading.steps.end("OK")
+        return restored(Reading(checked(embedding_variable), filepath, rows_only))
 
     def load_embedding_values(self, embedding_variable: Any, tensors: Sequence[Any]) -> Any:
         """Writes rows of a dense table: row i becomes the row of key i.
@@ -227,15 +218,26 @@ class Saver(delta_saver.DeltaSaver):
 class Reading:
     """The first half of a restore, which may fail: a table's new content, made aside on all ranks.
 
+    Args:
+        variable, filepath, rows_only: As of `restore_from_file`.
+        any_name: True: if the folder has one dump, it may be of a table of another name.
+
     Attributes:
         variable: The table, which is as it was.
         aside: What its `take_aside` wants.
         steps: Those that the ranks have taken, when what they said is there.
     """
 
-    def __init__(self, variable: Any, filepath: str | os.PathLike, rows_only: bool = False):
+    def __init__(
+        self,
+        variable: Any,
+        filepath: str | os.PathLike,
+        rows_only: bool = False,
+        any_name: bool = False,
+    ):
         check_arguments(variable, filepath, rows_only=rows_only)
         self.variable, self._filepath, self._rows_only = variable, filepath, rows_only
+        self._any_name = any_name
         self._communicator, self._last, self._made = comm.current(), "", 0
         table = variable.table_name
         self.steps = Steps(
@@ -261,7 +263,8 @@ class Reading:
 
     def _read(self, _, handed):
         variable, folder = self.variable, os.fspath(self._filepath)
-        dump = _dump_of(variable, folder)
+        name = (dump_file.only_table(folder) if self._any_name else None) or variable.table_name
+        dump = _dump_of(variable, folder, name)
         ranks = self._communicator.rank, self._communicator.world_size
         what = f"restore of table '{variable.table_name}'"
         content = deltas.content_of(dump, *ranks, variable.dim, what)
@@ -300,6 +303,19 @@ class Reading:
         self.remember(None, self.number())
 
 
+def restored(reading: Reading) -> tf.Tensor:
+    """The second half of a restore, now or with those of other tables; `'OK'`."""
+    if together.expected():
+        together.restored(reading.variable, reading.aside, reading.keep_changes)
+        return tf.constant("OK")
+    with reading.steps.done():
+        taken = reading.variable.take_aside(reading.aside)
+    with tf.control_dependencies([taken] if isinstance(taken, tf.Operation) else []):
+        number = reading.number()
+    reading.steps.take(reading.remember, [number])
+    return reading.steps.end("OK")
+
+
 # What `read_aside` takes beside a table that was made part by part.
 _NOTHING = {
     "keys": np.zeros([0], np.int64),
@@ -310,10 +326,10 @@ _NOTHING = {
 }
 
 
-def _dump_of(variable, folder):
+def _dump_of(variable, folder, name):
     """The dump of the table: of this package, or where there is none, of SOK 1.x."""
     try:
-        return dump_file.read_manifest(folder, variable.table_name, variable.dim)
+        return dump_file.read_manifest(folder, name, variable.dim)
     except FileNotFoundError:
         # Files for SOK 1.x beside a dump, or beside a part of one, are its own, without slot rows.
         ours = any(pathlib.Path(folder).glob("*.json"))

@@ -120,7 +120,7 @@ def test_a_monitored_session_resumes_keys_slots_and_step(rank_results):
 
 
 def test_dense_tables_are_written_and_read_by_all_ranks_or_none(rank_results):
-    for result in rank_results(2, "files.dense"):
+    for result in rank_results(2, "dense_files.written"):
         (weights, slots), (again, slots_again) = result["states"]
         for mine, expected in zip(again, weights, strict=True):
             np.testing.assert_array_equal(mine, expected)
@@ -134,5 +134,9 @@ def test_dense_tables_are_written_and_read_by_all_ranks_or_none(rank_results):
         assert "rank 1: " in written and "No space left on device" in written
         assert "No such file" in read and "1-of-2.npz" in read
         assert result["failed"]["kept"] and result["failed"]["same"]
-        assert all("ends in '.weights.h5'" in text for text in result.get("h5", ()))
-        assert not result.get("h5 file")
+        assert all("ends in '.weights.h5'" in text for text in result["h5"])
+        assert not result["h5 file"]
+        assert "`overwrite=False` and nobody can be asked" in result["twice"]
+        (first, second), (expected, found) = result["renamed"]
+        assert first != second
+        np.testing.assert_array_equal(found, expected)
