@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.lookup.dense_lookup import as_tf_table
-from sok_like.runtime import turns
+from sok_like.runtime import native, turns
 from sok_like.runtime.comm import Communicator
 
 # Variables are compared at the second step: programs often broadcast them after the first.
@@ -51,37 +51,14 @@ def statement(rate: Any, step: Any, variables: Sequence[Any], rank: int, world_s
 
 
 def check(statements: Any, variables: Sequence[Any]) -> list:
-    """Assertions on all ranks' statements `[world_size, ...]`; those of a graph are its ops."""
-    statements.set_shape([None, 2 + 2 * len(variables)])
-    rates, steps = statements[:, 0], statements[:, 1]
-    checks = [
-        tf.debugging.Assert(
-            tf.logical_not(_differ(rates, rates)),
-            ["The learning rate must be the same on all ranks. Received, by rank:", rates],
-        ),
-        tf.debugging.Assert(
-            tf.logical_not(_differ(steps, steps, 0.0)),
-            ["The optimizer's step must be the same on all ranks. Received, by rank:", steps],
-        ),
-    ]
-    if variables:
-        sums = tf.reshape(statements[:, 2:], [-1, len(variables), 2])
-        differ = tf.reduce_any(_differ(sums, sums[..., 1:]), -1)
-        first = tf.argmax(differ)
-        names = tf.constant([getattr(v, "path", v.name) for v in variables])
-        checks.append(
-            tf.debugging.Assert(
-                tf.logical_not(tf.reduce_any(differ)),
-                [
-                    "An ordinary variable must start alike on all ranks: set one seed, or pass "
-                    "sok.callbacks.BroadcastVariables() to `fit`. Received: variable",
-                    tf.gather(names, first),
-                    "with sums of its absolute values, by rank:",
-                    sums[:, first, 1],
-                ],
-            )
+    """Raises unless all ranks' statements `[world_size, ...]` are alike; in a graph, the op."""
+    with tf.device("CPU:0"):  # where the op is, also when gradients are averaged on a device
+        op = native.ops().sok_compare_statements(
+            statements=statements,
+            variables=[getattr(v, "path", v.name) for v in variables],
+            tolerance=_TOLERANCE,
         )
-    return [op for op in checks if op is not None]
+    return [] if op is None else [op]
 
 
 def compare(rate: Any, step: Any, compared: Any, communicator: Communicator) -> list:
@@ -131,12 +108,6 @@ def _sums(variable):
     weights = tf.cos(tf.range(1, tf.size(values) + 1, dtype=tf.float64))
     sums = [tf.reduce_sum(values * weights), tf.reduce_sum(tf.abs(values))]
     return tf.cast(tf.stack(sums), tf.float32)
-
-
-def _differ(values, sizes, tolerance=_TOLERANCE):
-    """Whether values differ over the first axis by more than rounding; not if one is NaN."""
-    spread = tf.reduce_max(values, 0) - tf.reduce_min(values, 0)
-    return spread > tolerance * tf.reduce_max(tf.abs(sizes), 0)
 
 
 def _if(condition, this, that):

@@ -66,13 +66,12 @@ class Communicator(Protocol):
         """Sends the next `splits[r]` items of `tensor` to rank r, for every r.
 
         Args:
-            tensor: `[sum(splits)]`.
+            tensor: `[sum(splits)]`; in a graph from a stateful op, see `_not_folded`.
             splits: int32 `[world_size]`.
             name: The same on all ranks.
 
         Returns:
             What the ranks sent here, in rank order, and int32 `[world_size]`, how much each sent.
-            Differentiable in `tensor`: the gradient travels back the same way.
         """
         ...
 
@@ -264,30 +263,14 @@ class HorovodCommunicator:
         return self._groups[ranks]
 
     def all_to_all(self, tensor, splits, name):
-        hvd, process_set = self._hvd, self._process_set
-
-        @tf.custom_gradient
-        def exchange(tensor):
-            received, received_splits = hvd.alltoall(
-                _as_carried(_not_folded(tensor)),
-                splits=splits,
-                name=name,
-                ignore_name_scope=name == IN_TURN,
-                process_set=process_set,
-            )
-
-            def back(grad, _):
-                returned, _ = hvd.alltoall(
-                    _as_carried(_not_folded(grad)),
-                    splits=received_splits,
-                    name=f"{name}_grad",
-                    process_set=process_set,
-                )
-                return _bits_as(returned, grad.dtype)
-
-            return (_bits_as(received, tensor.dtype), received_splits), back
-
-        return exchange(tensor)
+        received, received_splits = self._hvd.alltoall(
+            _as_carried(tensor),
+            splits=splits,
+            name=name,
+            ignore_name_scope=name == IN_TURN,
+            process_set=self._process_set,
+        )
+        return _bits_as(received, tensor.dtype), received_splits
 
     def average(self, tensors, name):
         averaged = list(tensors)

@@ -19,6 +19,7 @@ a branch or a function of such a graph have no number; they meet by name, too.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -209,7 +210,13 @@ def exchange(
     )
     state = received, lengths, call
     if ordered and not tf.executing_eagerly() and not devices.gpu_in_use():
-        state = _rounds_function(communicator)(carried, splits * words, more, *state)
+        # Not by calling the function: for that, Python would describe the devices each time.
+        state = tf.raw_ops.StatefulPartitionedCall(
+            args=[carried, splits * words, more, *state],
+            Tout=[tensor.dtype for tensor in state],
+            f=_rounds_function(communicator),
+            config_proto=_not_rewritten(),
+        )
     else:
         state = _further_rounds(send, more, *state)
     received, lengths, call = state
@@ -274,8 +281,16 @@ def _rounds_function(communicator):
 
             return _further_rounds(send, more, *state)
 
-        communicator._sok_rounds = made
+        made = communicator._sok_rounds = made.get_concrete_function()
     return made
+
+
+@functools.cache
+def _not_rewritten():
+    """Calls with it do not have the function optimized again, each for itself."""
+    config = tf.compat.v1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    return config.SerializeToString()
 
 
 def exchange_rows(

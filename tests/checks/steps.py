@@ -22,6 +22,7 @@ def checks(world_size):
         "other_tables": other_tables,
         "collectives_out_of_order": collectives_out_of_order,
         "too_many_elements": too_many_elements,
+        "constant_on_one_rank": constant_on_one_rank,
     }
 
 
@@ -57,6 +58,24 @@ def _tried(function, *arguments):
         return tf.nest.map_structure(lambda t: t.numpy(), function(*arguments))
     except tf.errors.OpError as error:
         return f"{type(error).__name__}: {error.message}"
+
+
+def constant_on_one_rank():
+    """On rank 0 a step's keys are constants of its graph, then none: its rows and gradients."""
+    layer, given = _layer("constant", 3.0), {0: [[5], []]}.get(_rank(), [None, None])
+    found = []
+    for keys in given:
+
+        @tf.function
+        def step(fed, keys=keys):
+            with tf.GradientTape() as tape:
+                rows = layer(fed if keys is None else tf.constant(keys, tf.int64), training=True)
+                loss = tf.reduce_sum(rows)
+            gradient = tape.gradient(loss, layer.embedding_variable)
+            return rows, gradient.indices, gradient.values
+
+        found.append(_tried(step, _keys(7)))
+    return found
 
 
 def eager_order():

@@ -61,6 +61,16 @@ def test_lookups_in_a_loop(rank_results, world_size):
     assert sum(size for _, size in results) == 6 * world_size
 
 
+def test_what_a_graph_knows_beforehand_travels_too(rank_results):
+    first, others = rank_results(2, "steps.constant_on_one_rank")
+    for (rows, *_), num_rows in zip(first, [1, 0], strict=True):
+        np.testing.assert_array_equal(rows, np.full([num_rows, 2], 3.0))
+    for (rows, keys, gradient), expected in zip(others, [[5, 7], [7]], strict=True):
+        np.testing.assert_array_equal(rows, np.full([1, 2], 3.0))
+        np.testing.assert_array_equal(np.sort(keys), expected)  # odd keys are rank 1's
+        np.testing.assert_array_equal(gradient, np.ones([len(expected), 2]))
+
+
 @each_world
 def test_a_gradient_outside_of_its_function(rank_results, world_size):
     results = rank_results(world_size, "steps.gradient_outside")
