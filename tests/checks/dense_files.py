@@ -51,7 +51,19 @@ def written():
     model.save(str(folder / "once.keras"), overwrite=False)
     found["twice"] = message_of(model.save, str(folder / "once.keras"), overwrite=False)
     found["renamed"] = renamed(folder)
+    found["skipped"] = skipped(str(folder / "w.weights.h5"))
     return found
+
+
+def skipped(path):
+    """The second table, which one rank holds, has another shape than in the file."""
+    import sok_like.dist_model_parallel as dmp
+
+    keys = [tf.keras.Input([2], dtype="int64") for _ in range(2)]
+    layer = dmp.DistributedEmbedding([tf.keras.layers.Embedding(n, 4) for n in (20, 8)])
+    model, before = tf.keras.Model(keys, layer(keys)), layer.get_weights(all_ranks=True)
+    message = message_of(model.load_weights, path, skip_mismatch=True)
+    return message, all(map(np.array_equal, layer.get_weights(all_ranks=True), before))
 
 
 def renamed(folder):
