@@ -105,7 +105,8 @@ def _dispatch(function, table, ids, kinds, by_key):
         by_key: Returns arguments for `function`, without the table.
     """
     signature = inspect.signature(function)
-    tables = typing.Union[_Table, list[_Table]]  # noqa: UP007  TensorFlow reads no other form
+    # TensorFlow reads no other form, and on Python 3.10 takes `list[...]` for a class.
+    tables = typing.Union[_Table, typing.List[_Table]]  # noqa: UP006, UP007
 
     @tf.experimental.dispatch_for_api(function, {table: tables, ids: kinds})
     def dispatched(*args, **kwargs):
