@@ -59,7 +59,7 @@ PY
 # For this device only, which takes half the time.
 build() {
   if [ -n "$REHEARSE" ]; then
-    compgen -G "build/_cuda_emulated*.so" || { echo "The emulator comes with the C++ tests: make test" && false; }
+    compgen -G "${SOK_BUILD:-build}/_cuda_emulated*.so" || { echo "The emulator comes with the C++ tests: make test" && false; }
     return
   fi
   local capability

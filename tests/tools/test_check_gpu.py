@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.cuda.conftest import emulated
+from tests.emulated import BUILD
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -19,6 +20,7 @@ def check_gpu(out, *steps, **environment):
     return subprocess.run(
         [ROOT / "tools/check_gpu.sh", *steps],
         env={**os.environ, "REHEARSE": "1", "OUT": str(out), "PYTHON": sys.executable}
+        | {"SOK_BUILD": str(BUILD)}
         | environment,
         capture_output=True,
         text=True,
