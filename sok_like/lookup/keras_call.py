@@ -76,7 +76,8 @@ def _layers_on_stack():
     """tf_keras keeps the innermost layer only; the others are where they were called."""
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == "__call__":
+        # Some TensorFlows rewrite the functions of tf_keras in a graph, under other names.
+        if frame.f_code.co_name in ("__call__", "tf____call__"):
             layer = frame.f_locals.get("self")
             if isinstance(layer, tf.keras.layers.Layer):
                 yield layer
