@@ -6,8 +6,8 @@ MAKEFLAGS += --no-print-directory
 # Two pips at once in one environment undo each other; ninja uses all cores by itself.
 .NOTPARALLEL:
 
-# `TF=2.21.0` behind a target chooses another TensorFlow, whose environment lies beside the default one.
-DEFAULT_TF := 2.18.1
+# `TF=2.18.1` behind a target chooses another TensorFlow, whose environment lies beside the default one.
+DEFAULT_TF := 2.21.0
 TF ?= $(DEFAULT_TF)
 OTHER := $(filter-out $(DEFAULT_TF),$(TF))
 export TF
@@ -24,7 +24,7 @@ RANKS := $(VENV)/bin/python -m sok_like.run -np $(NUM_RANKS)
 
 help:
 	@echo "make venv       environment .venv: pinned requirements, Horovod, this package"
-	@echo "                TF=2.16.2 and TF=2.21.0 make another beside it, also for demo, test, bench"
+	@echo "                TF=2.16.2 and TF=2.18.1 make another beside it, also for demo, test, bench"
 	@echo "make test-matrix  a selection of the tests on every TensorFlow; prints a table"
 	@echo "make wheel      a wheel in dist/, of the TensorFlow that TF= chooses"
 	@echo "make demo       train examples/flights.py on NUM_RANKS=2 ranks; draws into out/"

@@ -25,7 +25,7 @@ __all__ = [
     "prepare_metadata_for_build_wheel",
 ]
 
-_TENSORFLOW = "tensorflow-cpu==2.18.1"
+_TENSORFLOW = "tensorflow-cpu==2.21.0"
 
 
 def get_requires_for_build_wheel(config_settings: dict | None = None) -> list[str]:

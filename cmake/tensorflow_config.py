@@ -38,7 +38,7 @@ def _of_this_python():
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit(
             "TensorFlow is not installed in the building Python. "
-            "Type: pip install tensorflow-cpu==2.18.1"
+            "Type: pip install tensorflow-cpu==2.21.0"
         )
     root = pathlib.Path(spec.submodule_search_locations[0])
     version = None

@@ -179,7 +179,7 @@ __version__ = "0.1.0"
 # Not declared, because there is one build of TensorFlow for the CPU and another for GPUs.
 _NEEDS_TENSORFLOW = (
     "sok_like needs TensorFlow 2.16.2 or newer, and none is installed. "
-    "Type: pip install tensorflow-cpu==2.18.1"
+    "Type: pip install tensorflow-cpu==2.21.0"
 )
 if importlib.util.find_spec("tensorflow") is None:
     warnings.warn(_NEEDS_TENSORFLOW, stacklevel=2)

@@ -186,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if tensorflow is None:
         raise SystemExit(
             "Horovod is compiled against the installed TensorFlow, and none is installed. "
-            "Type: pip install tensorflow-cpu==2.18.1"
+            "Type: pip install tensorflow-cpu==2.21.0"
         )
     cache = cache_folder()
     missing = [name for name in IMPORTED if installed(name) is None]

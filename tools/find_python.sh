@@ -4,7 +4,7 @@ set -euo pipefail
 
 # TensorFlow has wheels for Python 3.13 since 2.20.
 newest=12
-case ${TF:-} in 2.2[0-9].*) newest=13 ;; esac
+case ${TF:-2.21.0} in 2.2[0-9].*) newest=13 ;; esac
 
 probe='
 import importlib.util, os, sys, sysconfig
@@ -37,6 +37,6 @@ if [ -n "$lacks_venv" ]; then
 elif [ -n "$lacks_headers" ]; then
   echo "$lacks_headers has no C headers: install them (Debian and Ubuntu: the package python$(version_of "$lacks_headers")-dev)." >&2
 else
-  echo "Python 3.10 to 3.$newest is required for TensorFlow ${TF:-2.18.1} and none of '${PYTHON:-python3 $names}' is one: install it, or name it with 'make PYTHON=/path/to/python'." >&2
+  echo "Python 3.10 to 3.$newest is required for TensorFlow ${TF:-2.21.0} and none of '${PYTHON:-python3 $names}' is one: install it, or name it with 'make PYTHON=/path/to/python'." >&2
 fi
 exit 1
