@@ -41,7 +41,8 @@ class OptimizerRule:
         """ValueError unless its numbers are those of a rule, as the first step would check them."""
         core = native.core()
         # A step without keys on a temporary table.
-        no_keys, no_rows = np.zeros(0, np.int64), np.zeros((0, 1), np.float32)
+        no_keys: np.ndarray = np.zeros(0, np.int64)
+        no_rows: np.ndarray = np.zeros((0, 1), np.float32)
         core.apply_gradients(
             core.Table("check", 1), self.rule, 1e-6, 1, no_keys, no_rows, **dict(self.options)
         )

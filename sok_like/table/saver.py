@@ -317,7 +317,7 @@ def restored(reading: Reading) -> tf.Tensor:
 
 
 # What `read_aside` takes beside a table that was made part by part.
-_NOTHING = {
+_NOTHING: dict[str, Any] = {
     "keys": np.zeros([0], np.int64),
     "rows": np.zeros([0], np.float32),
     "slot_rows": np.zeros([0], np.float32),

@@ -81,7 +81,7 @@ class Sok1Dump:
         keys = np.fromfile(self.keys_file, self.key_dtype.newbyteorder("<")).astype(np.int64)
         if len(np.unique(keys)) != num_keys:
             raise ValueError(f"{self.keys_file} must hold each key once")
-        rows = np.zeros([0, dim], np.float32)
+        rows: np.ndarray = np.zeros([0, dim], np.float32)
         if num_keys:
             rows = np.memmap(values_file, "<f4", "r", shape=(num_keys, dim))
         return ShardInMemory(Shard(keys, rows, np.zeros([num_keys, 0], np.float32), [], []))
