@@ -114,7 +114,7 @@ def _saving(own):
         if not hidden:
             return own(self, store)
         for number, variable in enumerate(_ordinary(self, hidden)):
-            store[str(number)] = np.array(variable)
+            store[str(number)] = np.asarray(variable)
 
     return save
 

@@ -218,7 +218,7 @@ def _put_back(model: Any) -> Iterator[None]:
         # Of these an error leaves some loaded. To read one is a collective. Dense tables of
         # holders are loaded when nothing can fail any more.
         if not (is_embedding_variable(each) or hasattr(each, "_sok_shard") or id(each) in held):
-            kept.append((each, np.array(each)))
+            kept.append((each, np.asarray(each).copy()))
     try:
         yield
     except BaseException:
