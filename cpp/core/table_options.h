@@ -40,7 +40,7 @@ struct StorageOptions {
 
 // Of rows on disk (cpu/row_cache.h).
 struct StorageStats {
-  int64_t resident_bytes = 0;  // of rows in memory, as the system counts them
+  int64_t resident_bytes = 0;  // of rows in memory of the process
   int64_t file_bytes = 0;
   int64_t bytes_read = 0;
   int64_t bytes_written = 0;  // at most: a block that was to be written may not have changed

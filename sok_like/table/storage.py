@@ -35,7 +35,8 @@ class StorageOption:
         storage_path: With "DRAM_SSDHASH" a directory on a disk, which is made if it is missing.
         storage_size: With "DRAM_SSDHASH" `[bytes of rows in memory]` or `[bytes of rows in memory,
             maximum bytes of the file]`, per table and rank; further entries must be 0. One batch
-            may exceed the first. None: `[2**30]`, as in DeepRec.
+            may exceed the first. The system's page cache, which gives way to others, is not part
+            of it. None: `[2**30]`, as in DeepRec.
         cache_strategy: With "DRAM_SSDHASH" which rows leave memory first, in blocks of 4 KiB.
             "LFU" or None: those used seldom. "LRU": those not used for long.
         layout: None.

@@ -46,7 +46,7 @@ class MemoryStats(NamedTuple):
     index_bytes: int
     arena_bytes: int  # rows and slot rows; of those on disk: in memory
     bytes: int  # in memory, all in all
-    resident_bytes: int = 0  # of rows on disk: in memory, as the system counts them
+    resident_bytes: int = 0  # of rows on disk: in memory of the process
     file_bytes: int = 0
     bytes_read: int = 0
     bytes_written: int = 0  # at most: what was to be written may not have changed

@@ -7,9 +7,11 @@ namespace {
 
 constexpr uint32_t kLfuCount = 7;
 constexpr int64_t kGap = 64;        // blocks that are not here and do not divide a run
+constexpr int64_t kAround = 16;     // blocks, a power of two: Linux' fault_around_bytes
 constexpr int64_t kRunsGrain = 16;  // worth another thread: each is a system call or more
 
 bool IsScan(RowUse use) { return use == RowUse::kScan || use == RowUse::kScanWrite; }
+bool Writes(RowUse use) { return use == RowUse::kWrite || use == RowUse::kScanWrite; }
 
 }  // namespace
 
@@ -30,7 +32,7 @@ RowCache::Batch::Batch(RowCache* cache, RowUse use, int64_t bytes)
 
 void RowCache::TouchBlock(int64_t at, RowUse use) {
   Block& block = blocks_[at];
-  block.is_dirty |= use == RowUse::kWrite || use == RowUse::kScanWrite;
+  block.is_dirty |= Writes(use);
   if (block.batch == batch_) return;
   block.batch = batch_;
   if (!block.is_here) {
@@ -45,7 +47,8 @@ void RowCache::Bring(Executor& ex, RowUse use) {
   if (absent_.empty() && num_here_ <= limit_) return;  // more than that where a scan ended
   std::sort(absent_.begin(), absent_.end());
   const int64_t num_absent = static_cast<int64_t>(absent_.size());
-  MakeRoom(ex, num_absent, /*goes_on=*/!IsScan(use));
+  file_.CheckWritten();  // what could not be written must not be read
+  MakeRoom(ex, num_absent);
   std::vector<Run> runs;  // of neighbours that are on the disk; others are zeros
   for (int64_t at : absent_) {
     if (!blocks_[at].is_on_disk) continue;
@@ -65,27 +68,39 @@ void RowCache::Bring(Executor& ex, RowUse use) {
     leaving_.push_back(at);
   }
   num_here_ += num_absent;
-  ex.ParallelFor(static_cast<int64_t>(runs.size()), kRunsGrain, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      file_.Fetch(runs[i].first * block_bytes_, (runs[i].last - runs[i].first + 1) * block_bytes_);
-    }
-  });
+  const auto for_all = [&](auto fn) {
+    ex.ParallelFor(static_cast<int64_t>(runs.size()), kRunsGrain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        fn(runs[i].first * block_bytes_, (runs[i].last - runs[i].first + 1) * block_bytes_);
+      }
+    });
+  };
+  for_all([this](int64_t offset, int64_t bytes) { file_.Fetch(offset, bytes); });
+  for_all([this, use](int64_t offset, int64_t bytes) { file_.Map(offset, bytes, Writes(use)); });
+  if (Writes(use)) return;
+  for (const Run& run : runs) UnmapAround(run);
 }
 
-void RowCache::MakeRoom(Executor& ex, int64_t num_blocks, bool goes_on) {
+// Where a page is mapped for reading, Linux maps its neighbours if it has them anyway.
+void RowCache::UnmapAround(const Run& run) {
+  const int64_t end =
+      std::min<int64_t>(static_cast<int64_t>(blocks_.size()), (run.last | (kAround - 1)) + 1);
+  int64_t absent = 0;  // blocks before `at` that are not here
+  for (int64_t at = run.first / kAround * kAround; at <= end; ++at) {
+    if (at < end && !blocks_[at].is_here) {
+      ++absent;
+    } else if (absent > 0) {
+      file_.Unmap((at - absent) * block_bytes_, absent * block_bytes_);
+      absent = 0;
+    }
+  }
+}
+
+void RowCache::MakeRoom(Executor& ex, int64_t num_blocks) {
   if (num_here_ + num_blocks > limit_) DropLeaving(ex);
-  if (num_here_ + num_blocks > limit_) {
-    Choose(num_here_ + num_blocks - limit_);
-    DropLeaving(ex);
-  }
-  if (!goes_on) return;
-  const int64_t leaving = static_cast<int64_t>(leaving_.size());
-  const int64_t ahead = num_here_ + 2 * num_blocks - limit_ - leaving;  // as many the next time
-  if (ahead <= 0) return;
-  Choose(ahead);
-  for (const Run& run : LeavingRuns()) {
-    file_.BeginWrite(run.first * block_bytes_, (run.last - run.first + 1) * block_bytes_);
-  }
+  if (num_here_ + num_blocks <= limit_) return;
+  Choose(num_here_ + num_blocks - limit_);
+  DropLeaving(ex);
 }
 
 void RowCache::Choose(int64_t num_blocks) {
@@ -131,7 +146,7 @@ void RowCache::DropLeaving(Executor& ex) {
   const std::vector<Run> runs = LeavingRuns();
   ex.ParallelFor(static_cast<int64_t>(runs.size()), kRunsGrain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      file_.Drop(runs[i].first * block_bytes_, (runs[i].last - runs[i].first + 1) * block_bytes_);
+      file_.Unmap(runs[i].first * block_bytes_, (runs[i].last - runs[i].first + 1) * block_bytes_);
     }
   });
   for (int64_t at : leaving_) {
@@ -160,7 +175,7 @@ void RowCache::Forget(int64_t offset, int64_t bytes) noexcept {
 StorageStats RowCache::Stats() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   StorageStats stats = stats_;
-  stats.resident_bytes = file_.ResidentBytes();
+  stats.resident_bytes = num_here_ * block_bytes_;
   stats.file_bytes = file_.bytes();
   return stats;
 }

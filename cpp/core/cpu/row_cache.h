@@ -1,4 +1,4 @@
-// RowCache: which blocks of a RowFile are in memory.
+// RowCache: which blocks of a RowFile are mapped, so that they count as memory of the process.
 //
 //     blocks of the file     | 7 |   | 3 |   |   | 1 | 0 |   | 0 |   | ... each 4 KiB, about 20 rows
 //                                                  ^ hand
@@ -10,8 +10,7 @@
 // in Smith, "Sequentiality and prefetching in database systems", 1978. Rows are numbered in order of
 // arrival, so under a skewed distribution the rows that are read often lie in few blocks.
 //
-// Written behind: the blocks that the next batch is expected to displace are chosen now, and their
-// writing is begun. When they are dropped, what was changed is on the disk, mostly.
+// Written behind: the system writes blocks that were dropped when it sees fit.
 //
 // Invariant: what this class knows decides how long an access takes, never what it reads. A block
 // that is read although it is not here is fetched by the system. Blocks of the last two batches are
@@ -83,7 +82,8 @@ class RowCache {
   bool IsNeeded(const Block& block) const { return ((batch_ - block.batch) & kBatches) <= 1; }
   void TouchBlock(int64_t block, RowUse use);
   void Bring(Executor& ex, RowUse use);
-  void MakeRoom(Executor& ex, int64_t num_blocks, bool goes_on);
+  void UnmapAround(const Run& run);
+  void MakeRoom(Executor& ex, int64_t num_blocks);
   // Moves the hand until so many more blocks are leaving, or all others are needed.
   void Choose(int64_t num_blocks);
   std::vector<Run> LeavingRuns();

@@ -19,7 +19,8 @@ namespace sok {
 namespace {
 
 constexpr size_t kSegmentChunks = 256;
-constexpr int64_t kFetchBytes = int64_t{128} << 10;  // the system cuts off longer ones
+constexpr int64_t kFetchBytes = int64_t{128} << 10;     // the system cuts off longer ones
+constexpr int kPopulateRead = 22, kPopulateWrite = 23;  // of madvise; older headers lack them
 
 std::string Where(const StorageOptions& storage, const std::string& table) {
   return "storage_path='" + storage.path + "' (table '" + table + "')";
@@ -90,6 +91,18 @@ char* RowFile::Address(size_t chunk) const {
   return segments_[chunk / kSegmentChunks] + (chunk % kSegmentChunks) * chunk_bytes_;
 }
 
+// Calls fn(address, bytes) with each part of a range that lies in one mapping.
+template <typename Fn>
+void RowFile::ForMapped(int64_t offset, int64_t bytes, Fn fn) const {
+  const int64_t end = offset + bytes;
+  const int64_t segment_bytes = static_cast<int64_t>(kSegmentChunks) * chunk_bytes_;
+  while (offset < end) {
+    const int64_t size = std::min(end, (offset / segment_bytes + 1) * segment_bytes) - offset;
+    fn(segments_[offset / segment_bytes] + offset % segment_bytes, static_cast<size_t>(size));
+    offset += size;
+  }
+}
+
 float* RowFile::AddChunk(size_t chunk) {
   const auto refuse = [this](const std::string& why) {
     throw std::length_error("A table needs " + std::to_string(bytes() + chunk_bytes_) +
@@ -138,35 +151,21 @@ void RowFile::Fetch(int64_t offset, int64_t bytes) const {
   }
 }
 
-void RowFile::BeginWrite(int64_t offset, int64_t bytes) const {
-  if (sync_file_range(file_, offset, bytes, SYNC_FILE_RANGE_WRITE) != 0) Fail("written", errno);
+void RowFile::Map(int64_t offset, int64_t bytes, bool writes) const {
+  const int advice = writes ? kPopulateWrite : kPopulateRead;
+  ForMapped(offset, bytes, [this, advice](char* at, size_t size) {
+    // EINVAL: Linux before 5.14. There each page is mapped where it is first used.
+    if (madvise(at, size, advice) != 0 && errno != EINVAL) Fail("read", errno);
+  });
 }
 
-void RowFile::Drop(int64_t offset, int64_t bytes) const {
-  if (sync_file_range(
-          file_, offset, bytes,
-          SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER) != 0) {
-    Fail("written", errno);
-  }
-  const int64_t end = offset + bytes;
-  const int64_t segment_bytes = static_cast<int64_t>(kSegmentChunks) * chunk_bytes_;
-  for (int64_t at = offset; at < end;) {
-    const int64_t stop = std::min(end, (at / segment_bytes + 1) * segment_bytes);
-    madvise(segments_[at / segment_bytes] + at % segment_bytes, stop - at, MADV_DONTNEED);
-    at = stop;
-  }
-  posix_fadvise(file_, offset, bytes, POSIX_FADV_DONTNEED);
+void RowFile::Unmap(int64_t offset, int64_t bytes) const {
+  ForMapped(offset, bytes, [](char* at, size_t size) { madvise(at, size, MADV_DONTNEED); });
 }
 
-int64_t RowFile::ResidentBytes() const {
-  const int64_t page = sysconf(_SC_PAGESIZE);
-  std::vector<unsigned char> pages(kSegmentChunks * chunk_bytes_ / page);
-  int64_t resident = 0;
-  for (char* segment : segments_) {
-    if (mincore(segment, kSegmentChunks * chunk_bytes_, pages.data()) != 0) continue;
-    for (unsigned char flags : pages) resident += flags & 1;
-  }
-  return resident * page;
+void RowFile::CheckWritten() const {
+  // Of a range without pages: it waits for nothing and tells of any page that failed.
+  if (sync_file_range(file_, bytes(), 1, SYNC_FILE_RANGE_WAIT_BEFORE) != 0) Fail("written", errno);
 }
 
 #else
@@ -183,9 +182,9 @@ char* RowFile::Address(size_t) const { return nullptr; }
 float* RowFile::AddChunk(size_t) { throw std::bad_alloc(); }
 void RowFile::FreeChunk(size_t) noexcept {}
 void RowFile::Fetch(int64_t, int64_t) const {}
-void RowFile::BeginWrite(int64_t, int64_t) const {}
-void RowFile::Drop(int64_t, int64_t) const {}
-int64_t RowFile::ResidentBytes() const { return 0; }
+void RowFile::Map(int64_t, int64_t, bool) const {}
+void RowFile::Unmap(int64_t, int64_t) const {}
+void RowFile::CheckWritten() const {}
 
 #endif
 

@@ -6,7 +6,8 @@
 //                                                                  chunks of one are one mapping
 //
 // Whoever has a row's address reads and writes the row there; the system fetches what is not in
-// memory. So the file changes no result. What is to be in memory is decided in row_cache.h.
+// memory. So the file changes no result. What the process has in memory is decided in row_cache.h;
+// beyond that the system's page cache holds what fits into memory that nobody else needs.
 //
 // Invariant: a chunk that is mapped has its space on the disk. A full disk is an error where a table
 // grows, never at an address.
@@ -39,17 +40,20 @@ class RowFile {
   float* AddChunk(size_t chunk);
   void FreeChunk(size_t chunk) noexcept;
 
-  // Of a range of whole blocks in [0, num_chunks * chunk_bytes). Fetch and BeginWrite return at
-  // once, Drop when all is on the disk and the memory is free. They throw std::runtime_error where
-  // the disk fails.
+  // Of a range of whole blocks in [0, num_chunks * chunk_bytes). Fetch returns at once, Map when the
+  // range is in memory and addresses lead there. They throw std::runtime_error where the disk fails.
   void Fetch(int64_t offset, int64_t bytes) const;
-  void BeginWrite(int64_t offset, int64_t bytes) const;
-  void Drop(int64_t offset, int64_t bytes) const;
-
-  int64_t ResidentBytes() const;  // as the system counts them
+  void Map(int64_t offset, int64_t bytes, bool writes) const;
+  // The range no longer counts as memory of the process. The system writes what was changed, and
+  // keeps the rest as long as nobody else needs the memory.
+  void Unmap(int64_t offset, int64_t bytes) const;
+  // Throws std::runtime_error where the system could not write a block since the last call.
+  void CheckWritten() const;
 
  private:
   char* Address(size_t chunk) const;
+  template <typename Fn>
+  void ForMapped(int64_t offset, int64_t bytes, Fn fn) const;
   [[noreturn]] void Fail(const char* what, int error) const;
 
   const StorageOptions storage_;
