@@ -115,7 +115,8 @@ def test_rows_after_training(outcome):
 @each_world
 def test_placement_does_not_depend_on_the_size_of_a_group(rank_results, world_size):
     for rank, tables in enumerate(rank_results(world_size, "groups.placement")):
-        own = sorted(k for k in groups.keys().astype(np.uint64) if k % world_size == rank)
+        keys = groups.keys().astype(np.uint64)
+        own = sorted(keys[keys % np.uint64(world_size) == rank])
         for exported in tables:
             assert exported.astype(np.uint64).tolist() == own
 
