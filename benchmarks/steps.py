@@ -6,6 +6,8 @@ embedding alone. Tables of ours and the peers' hash tables hold all keys before 
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import tensorflow as tf
 
@@ -16,6 +18,8 @@ from sok_like.lookup import hash_lookup as group_lookup
 
 RATE = 0.01
 OURS, GROUP = "ours", "ours, 26 tables"
+EVALUATION = "ours, evaluation"
+TORCH = "torch EmbeddingBag"
 RAGGED, SPARSE = "ours, ragged group", "ours, sparse group"
 WARM_UP_OURS = 60  # Adam's replay has rows with gaps to catch up
 EMPTY_KEY, DELETED_KEY = -(2**63), -(2**63) + 1  # DenseHashTable reserves two keys
@@ -216,17 +220,37 @@ def w1_forward(quick: bool) -> tuple[dict[str, Contender], list[Match]]:
     gather = tf.function(lambda positions: tf.gather(variable, positions))
     table = _index_table(everything)
     find = tf.function(lambda keys: tf.gather(variable, table.lookup(tf.reshape(keys, [-1]))))
+    evaluate = tf.function(lambda keys: layer(keys, training=False))
     contenders = {
         OURS: Contender(cycle(look, keys)),
+        EVALUATION: Contender(cycle(evaluate, keys)),
         **w1_groups_of_ids(None, data),
         "tf.gather": Contender(cycle(gather, [(tf.constant(p),) for p in data.positions])),
         "TF DenseHashTable + tf.gather": Contender(cycle(find, keys)),
+        **_torch_bag(data),
     }
-    return contenders, [
+    matches = [
         Match("W1 forward", ours, peer)
-        for peer in ("tf.gather", "TF DenseHashTable + tf.gather")
-        for ours in (OURS, SPARSE, RAGGED)
+        for peer in contenders
+        if not peer.startswith(OURS)
+        for ours in (OURS, EVALUATION, SPARSE, RAGGED)
     ]
+    return contenders, [
+        dataclasses.replace(m, target=1.0) if (m.ours, m.peer) == (OURS, TORCH) else m
+        for m in matches
+    ]
+
+
+def _torch_bag(data) -> dict[str, Contender]:
+    """torch, where it is installed: EmbeddingBag over positions, one bag per key."""
+    try:
+        import torch
+    except ImportError:
+        return {}
+    bags = torch.nn.EmbeddingBag(data.num_rows, data.dim, mode="sum")
+    offsets = torch.arange(data.positions[0].size)
+    batches = [(torch.from_numpy(p.reshape(-1)), offsets) for p in data.positions]
+    return {TORCH: Contender(cycle(torch.no_grad()(bags), batches))}
 
 
 # ---- W2 ----
