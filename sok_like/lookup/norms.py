@@ -34,8 +34,11 @@ def marked_part(gradient: Any) -> Any:
 def is_part(gradient: Any) -> bool:
     """Whether other ranks have other parts of it: it is marked, or of a table's keys."""
     # TensorFlow's gradients of ordinary variables have a dense shape.
-    of_table = isinstance(gradient, tf.IndexedSlices) and gradient.dense_shape is None
-    return of_table or hasattr(gradient, _PART)
+    if isinstance(gradient, tf.IndexedSlices):
+        # The mark may be on the shape, which stays where TensorFlow puts gradients together.
+        shape = gradient.dense_shape
+        return shape is None or hasattr(gradient, _PART) or hasattr(shape, _PART)
+    return hasattr(gradient, _PART)
 
 
 def summed_over_ranks(squares: tf.Tensor) -> tf.Tensor:

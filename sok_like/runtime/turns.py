@@ -298,20 +298,29 @@ def exchange_rows(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """`exchange`, differentiable in `rows`: the gradient travels back in a turn of its own."""
 
+    # Splits are arguments, too: in a v1 graph TensorFlow takes any variable that is found by going
+    # back from what is captured for one that the function reads.
     @tf.custom_gradient
-    def run(rows):
+    def run(rows, splits):
         received, lengths, call = exchange(rows, splits, communicator, name)
 
         @tf.custom_gradient
-        def send_back(grad):
+        def send_back(grad, lengths):
             with turn() as done:
                 returned, _, returned_call = exchange(grad, lengths, communicator, f"{name}_grad")
                 done.append(returned_call)
-            return returned, lambda second: second_order.refused([second], [grad])[0]
 
-        return (received, lengths, call), lambda grad, *_: send_back(grad)
+            def refused(second):
+                return second_order.refused([second], [grad])[0], None
 
-    return run(rows)
+            return returned, refused
+
+        def back(grad, *_):
+            return send_back(grad, lengths), None
+
+        return (received, lengths, call), back
+
+    return run(rows, splits)
 
 
 def _waiting_for(what, inputs, collective):

@@ -19,10 +19,12 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
+from sok_like.lookup import norms
 from sok_like.lookup.exchange import BY_KEY
 from sok_like.lookup.local_variables import mark_local
 from sok_like.runtime import comm
 from sok_like.runtime.initialize import check_replicas
+from sok_like.table import keras_files, tf_checkpoints, v1_saver
 from sok_like.table.initializers import row_initializer
 from sok_like.table.keras_variable import is_keras_3
 from sok_like.table.variable import EmbeddingVariable, unwrap
@@ -96,6 +98,8 @@ class ShardedVariable(ResourceVariable):
         target_gpu: int | None = None,
     ):
         check_replicas()
+        tf_checkpoints.install()
+        v1_saver.install()
         communicator = comm.current()
         self._rank, self._world_size = communicator.rank, communicator.world_size
         self._home = None if target_gpu is None else home_of(f"localized:{target_gpu}")
@@ -161,6 +165,25 @@ class ShardedVariable(ResourceVariable):
                 f"shape={shape}, initializer={initializer!r} (variable '{self._table_name}')"
             )
 
+    def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """Rows by their number in this rank's part; norms know their gradient for a part's."""
+
+        @tf.custom_gradient
+        def read(indices):
+            rows = super(ShardedVariable, self).sparse_read(indices, name)
+
+            def back(gradient, variables=None):
+                if not variables:  # it is not trainable
+                    return None
+                flat = tf.reshape(indices, [-1])
+                values = tf.reshape(gradient, [tf.size(flat), self.dim])
+                shape = norms.marked_part(tf.constant(self.shape.as_list()))
+                return None, [tf.IndexedSlices(values, flat, shape)]
+
+            return rows, back
+
+        return read(tf.convert_to_tensor(indices))
+
     @property
     def table_name(self) -> str:
         """The name that was given, and what errors call the table."""
@@ -206,6 +229,7 @@ class ShardedVariable(ResourceVariable):
         Keras 3 tracks only variables of its own, so there it is one that holds this one, the same
         one each time. tf_keras tracks this one as it is.
         """
+        keras_files.install()
         if not is_keras_3():
             return self
         if self._keras_variable is None:

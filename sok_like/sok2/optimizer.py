@@ -49,6 +49,9 @@ class OptimizerWrapper:
         ValueError: an optimizer or a setting that rows cannot follow.
     """
 
+    # So that setting any other attribute of the optimizer here raises, and is not ignored.
+    __slots__ = ("__weakref__", "_iterations", "_optimizer", "_rows", "_view")
+
     def __init__(self, optimizer: Any):
         self._optimizer = optimizer
         self._rows: RowOptimizer | None = None
@@ -78,12 +81,24 @@ class OptimizerWrapper:
         return self._optimizer
 
     @property
-    def lr(self) -> Any:
-        """The optimizer's learning rate."""
+    def learning_rate(self) -> Any:
+        """The optimizer's learning rate; one that is set here is set there."""
         for name in ("learning_rate", "_lr", "_learning_rate"):
             if hasattr(self._optimizer, name):
                 return getattr(self._optimizer, name)
-        raise AttributeError("lr")
+        raise AttributeError("learning_rate")
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        if not hasattr(self._optimizer, "learning_rate"):
+            raise AttributeError(
+                f"The learning rate of a {type(self._optimizer).__name__} of tf.compat.v1.train "
+                "must be given when it is made; a variable as the rate can be assigned. "
+                f"Received: learning_rate={value!r}"
+            )
+        self._optimizer.learning_rate = value
+
+    lr = learning_rate
 
     @property
     def iterations(self) -> Any:
@@ -183,13 +198,21 @@ class SGD:
         lr: The learning rate.
     """
 
+    __slots__ = ("__weakref__", "_lr")
+
     def __init__(self, lr: float):
         self._lr = tf.Variable(lr, dtype=tf.float32, trainable=False, name="sok2_sgd_lr")
 
     @property
-    def lr(self) -> tf.Variable:
-        """The learning rate, to be assigned."""
+    def learning_rate(self) -> tf.Variable:
+        """The learning rate, a variable."""
         return self._lr
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self._lr.assign(value)
+
+    lr = learning_rate
 
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[Any, Any]], global_step: Any = None, name: Any = None

@@ -45,6 +45,11 @@ class _Content:
     """A snapshot of a table in NumPy."""
 
     def __init__(self, table, slot):
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                "Slots are exported and assigned eagerly. Received: a call in a graph "
+                f"(slot '{slot}' of table '{table.table_name}')"
+            )
         self._table = table
         self._snapshot = table.snapshot()
         self.keys = self._snapshot.keys.numpy()

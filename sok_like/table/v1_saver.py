@@ -9,7 +9,8 @@ all aside, then the rest, and then the tables take their content.
 A graph may be finalized before it saves, so the ops that dump are made when the Saver is.
 
 TensorFlow gives a Saver's path to nobody, so `install` wraps its two methods. Savers without tables
-do what they did.
+do what they did, but for those of variables of which each rank has rows of its own (`de_local`):
+ranks that would write them over each other raise.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ from sok_like.table.shared_timer import SharedTimer
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 _SAVE, _RESTORE = "tf.compat.v1.train.Saver.save", "tf.compat.v1.train.Saver.restore"
+_OWN_ROWS = (
+    "Ranks must not write their own rows of a variable over each other: give a "
+    "tf.compat.v1.train.Saver a path of its own on each rank and no hash table, or leave the "
+    "variable out (`var_list=`). Received: {path!r} on {ranks} ranks, variable {name!r}"
+)
 
 
 @functools.cache
@@ -117,10 +123,26 @@ def _tables_of(own_saver):
     return sorted(found.values(), key=lambda table: table._shared_name)
 
 
+def _check_own_rows(own_saver, path, tables):
+    """NotImplementedError where ranks would write their own rows of a variable to one file."""
+    listed = own_saver._var_list
+    listed = list(listed.values()) if isinstance(listed, dict) else tf.nest.flatten(listed or [])
+    local = beside.Kinds(listed).own
+    if not local or comm.current().world_size == 1:
+        return
+    told = agreed(lambda: {"path": os.path.abspath(path)}, comm.current(), _SAVE)
+    paths = {each["path"] for each in told}
+    if tables or len(paths) < len(told):
+        raise NotImplementedError(
+            _OWN_ROWS.format(name=local[0].name, ranks=len(told), path=os.fspath(path))
+        )
+
+
 def _saving(own):
     @functools.wraps(own)
     def save(self, sess, save_path, global_step=None, *args, **kwargs):
         tables = [] if tf.executing_eagerly() else _tables_of(self)
+        _check_own_rows(self, save_path, tables)
         if not tables:
             return own(self, sess, save_path, global_step, *args, **kwargs)
         if global_step is not None and not isinstance(global_step, numbers.Integral):

@@ -21,12 +21,13 @@ MODULES = {
     **{"distribution_use": 2, "fit": 2, "drift": 2, "by_key": 2, "sok1": 2, "saving": 2},
     **{"optimizers": 2, "distribution_steps": 4, "distribution_optimizers": 4},
     **{"loss_scale": 2, "serving": 2, "inside": 2, "files": 4, "dense_files": 2},
-    **{"sok2": 2, "norms": 2, "deeprec": 2, "deltas": 2, "tapes": 2, "saver": 3},
+    **{"sok2": 2, "sok2_dense": 2, "norms": 2, "deeprec": 2, "deltas": 2, "tapes": 2, "saver": 3},
     **{"fused": 2, "storage": 2, "other_ranks": 4, "fewer_ranks": 3},
 }
 # Not asked for by tests marked `keras`, so not run a second time, under tf_keras.
 WITHOUT_KERAS = (
     *("groups", "columns", "policies", "failures", "steps", "programs", "saving", "sok2"),
+    "sok2_dense",
     *("deeprec", "deltas", "tapes", "norms", "storage", "shards", "fewer_ranks"),
 )
 

@@ -185,6 +185,32 @@ def test_in_a_session():
     np.testing.assert_allclose(rows, np.full([2, 2], expected), rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["lr", "learning_rate"])
+def test_a_learning_rate_that_is_set_counts(name):
+    stock = sok2.OptimizerWrapper(tf.keras.optimizers.SGD(1.0))
+    legacy_one = sok2.OptimizerWrapper(legacy.Adamax(1.0))
+    for optimizer in (stock, legacy_one, sok2.SGD(1.0)):
+        setattr(optimizer, name, 0.25)
+        assert float(optimizer.learning_rate) == float(optimizer.lr) == 0.25
+        table = sok2.DynamicVariable(1, "1", "hbm")
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(table.sparse_read([0]))
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+        np.testing.assert_allclose(sok2.export(table)[1], [[0.75]], rtol=1e-5)
+        with pytest.raises(AttributeError):
+            optimizer.weight_decay = 0.1  # nobody would read it
+    with pytest.raises(AttributeError, match="tf.compat.v1.train"):
+        setattr(sok2.OptimizerWrapper(v1.train.AdamOptimizer(0.1)), name, 0.25)
+
+
+def test_slots_in_a_graph_raise():
+    with tf.Graph().as_default():
+        table = sok2.DynamicVariable(2, "1", "hbm", name="slots_in_a_graph")
+        slot = sok2.OptimizerWrapper(v1.train.AdagradOptimizer(0.5)).get_slot(table, "accumulator")
+        with pytest.raises(RuntimeError, match="'slots_in_a_graph'"):
+            sok2.export(slot)
+
+
 def test_what_rows_cannot_follow_raises():
     with pytest.raises(ValueError, match="tf_keras.optimizers.legacy"):
         sok2.OptimizerWrapper(tf.keras.optimizers.Adamax(0.1))

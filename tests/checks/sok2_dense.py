@@ -1,0 +1,126 @@
+"""Variables of sok2 among TensorFlow's own tools: norms, checkpoints, savers, sessions."""
+
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+
+ROWS, DIM, RATE, LIMIT = 8, 3, 0.5, 1.0
+KEYS = [0, 1, 6]
+KERNEL = np.array([1.0, 2.0, 3.0], np.float32)
+START = np.arange(ROWS * DIM, dtype=np.float32).reshape(ROWS, DIM) / 10
+
+
+def checks(world_size):
+    return {"clipped": clipped, "session": session, "v1_saver": v1_saver}
+
+
+def modes(world_size):
+    return {"distributed": None, "localized": f"localized:{world_size - 1}"}
+
+
+def here(variable, rows):
+    return variable._rows_here(), rows
+
+
+def clipped():
+    """By mode: the norm, and parts of gradients that were clipped together and one by one."""
+    import sok_like as sok
+    from sok_like import sok2
+
+    found = {}
+    for mode, given in modes(sok.size()).items():
+        table, kernel = (
+            sok2.Variable(START, mode=given, name=f"clipped_{mode}"),
+            tf.Variable(KERNEL),
+        )
+
+        @tf.function
+        def in_function(table=table, kernel=kernel):
+            return gradients(table, kernel)
+
+        def gradients(table=table, kernel=kernel):
+            with tf.GradientTape() as tape:
+                first = sok2.all2all_dense_embedding(table, KEYS[:2])
+                second = sok2.all2all_dense_embedding(table, KEYS[2:])
+                rows = tf.concat([first, second], 0)
+                loss = tf.reduce_sum(rows * kernel) / sok.size()
+            of_table, of_kernel = tape.gradient(loss, [table, kernel])
+            (one, _), norm = tf.clip_by_global_norm([of_table, of_kernel], LIMIT)
+            alone = tf.clip_by_norm(of_table, LIMIT)
+            return norm, tf.convert_to_tensor(one), tf.convert_to_tensor(alone)
+
+        for how, function in (("eager", gradients), ("function", in_function)):
+            norm, together, alone = function()
+            found[f"{mode} {how}"] = (
+                float(norm),
+                here(table, together.numpy()),
+                here(table, alone.numpy()),
+            )
+    return found
+
+
+def session():
+    """By mode: this rank's rows after two steps of gradient descent in a v1 session."""
+    import sok_like as sok
+    from sok_like import sok2
+
+    v1, found = tf.compat.v1, {}
+    for mode, given in modes(sok.size()).items():
+        with tf.Graph().as_default():
+            table = sok2.Variable(START, mode=given, name=f"session_{mode}")
+            rows = sok2.all2all_dense_embedding(table, tf.constant(KEYS, tf.int64))
+            loss = tf.reduce_sum(rows * KERNEL) / sok.size()
+            optimizer = sok2.OptimizerWrapper(v1.train.GradientDescentOptimizer(RATE))
+            train = optimizer.apply_gradients([(tf.gradients(loss, [table])[0], table)])
+            with v1.Session() as running:
+                running.run(v1.global_variables_initializer())
+                running.run(train)
+                running.run(train)
+                found[mode] = here(table, running.run(table))
+    return found
+
+
+def v1_saver():
+    """What a v1 Saver says of a path that all ranks share, and what it brings back from others."""
+    import sok_like as sok
+    from sok_like import sok2
+    from sok_like.runtime import comm
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default():
+        table = sok2.Variable(START, name="saved")
+        empty, saver = table.assign(tf.zeros_like(table)), v1.train.Saver()
+        with v1.Session() as running:
+            running.run(v1.global_variables_initializer())
+            message = None
+            # The ranks of a test run on one machine.
+            shared = f"{tempfile.gettempdir()}/sok2_v1_saver_{sok.size()}"
+            try:
+                saver.save(running, shared)
+            except NotImplementedError as error:
+                message = str(error)
+            path = saver.save(running, f"{tempfile.mkdtemp()}/model")
+            running.run(empty)
+            saver.restore(running, path)
+            rows = running.run(table)
+    comm.current().barrier()
+    return message, here(table, rows)
+
+
+def checkpoint():
+    """By mode: rows from a tf.train.Checkpoint, in a program that has no other tables."""
+    import horovod.tensorflow as hvd
+
+    from sok_like import sok2
+
+    hvd.init()
+    sok2.init(use_legacy_optimizer=False)
+    found, folder = {}, hvd.broadcast_object(tempfile.mkdtemp())
+    for mode, given in modes(hvd.size()).items():
+        table = sok2.Variable(START, mode=given, name=f"kept_{mode}")
+        path = tf.train.Checkpoint(table=table).save(f"{folder}/{mode}")
+        table.assign(tf.zeros_like(table))
+        tf.train.Checkpoint(table=table).restore(path).expect_partial()
+        found[mode] = here(table, table.numpy())
+    return found
