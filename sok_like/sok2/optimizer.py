@@ -210,6 +210,11 @@ class SGD:
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
+        if not (tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function):
+            raise RuntimeError(
+                "In a graph of a session a learning rate must be set by running "
+                f"`optimizer.lr.assign(value)`. Received: learning_rate={value!r}"
+            )
         self._lr.assign(value)
 
     lr = learning_rate

@@ -203,6 +203,11 @@ def test_a_learning_rate_that_is_set_counts(name):
         setattr(sok2.OptimizerWrapper(v1.train.AdamOptimizer(0.1)), name, 0.25)
 
 
+def test_a_learning_rate_that_no_session_would_set_raises():
+    with tf.Graph().as_default(), pytest.raises(RuntimeError, match="lr.assign"):
+        sok2.SGD(1.0).lr = 0.25
+
+
 def test_slots_in_a_graph_raise():
     with tf.Graph().as_default():
         table = sok2.DynamicVariable(2, "1", "hbm", name="slots_in_a_graph")
