@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend import distribution_lib as backend_distribution
 
-from sok_like.distribution import regularizers, tape
+from sok_like.distribution import regularizers, same_batches, tape
 from sok_like.distribution.attributes import attributes
 from sok_like.distribution.collectives import gather, own_shard, samples_split, split_batch
 from sok_like.distribution.creation import cut_existing
@@ -61,6 +61,8 @@ def bind(model: Any, distribution: Any) -> None:
         "save": _by_rank_0(own["save"]),
     }
     if world_size > 1:
+        for step in ("train_step", "test_step"):
+            replaced[step] = same_batches.in_step(getattr(model, step), distribution)
         replaced["export"] = functools.partial(_refuse_saved_model, "model.export", model.name)
         replaced["_trackable_children"] = _not_in_saved_model(children, model.name)
     for name, value in replaced.items():  # not by Keras' __setattr__, which tracks attributes
@@ -141,7 +143,16 @@ def _splitting(model, own_call, distribution) -> Callable:
             return own_call(*args, **kwargs)
         line = distribution.mesh.along(distribution.batch_dim_name)
         split = line.world_size > 1 and distribution.auto_shard_dataset
-        split = split and not _symbolic(args, kwargs) and not exporting.current()
+        real = not _symbolic(args, kwargs) and not exporting.current()
+        split = split and real
+        if comm.current().world_size == 1 or not real:
+            same = contextlib.nullcontext()
+        else:
+            same = same_batches.compared((args, kwargs), distribution)
+        with same:
+            return compute(args, kwargs, line, split)
+
+    def compute(args, kwargs, line, split):
         if split:
             args, kwargs = tf.nest.map_structure(_as_tensor, (args, kwargs))
             batch = _batch_of(args, kwargs)
@@ -191,8 +202,8 @@ def _of_all(outputs, batch, model, line):
         same = tf.debugging.assert_equal(
             tf.shape(whole, tf.int64)[0],
             batch,
-            f"Every rank must get the same batches, and model '{model.name}' must output one row "
-            "per sample. Received: output rows over all ranks, and samples on this rank:",
+            f"Model '{model.name}' must output one row per sample. Received: output rows over all "
+            "ranks, and samples:",
         )
         with tf.control_dependencies([] if same is None else [same]):
             return tf.identity(whole)
