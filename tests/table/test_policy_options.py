@@ -95,3 +95,17 @@ def test_what_makes_a_table_keep_records():
     assert sok.EmbeddingVariableOption(filter_option=sok.CounterFilter(2)).keeps_records
     assert sok.EmbeddingVariableOption(evict_option=sok.ScoreEvict()).keeps_records
     assert sok.EmbeddingVariableOption(record_statistics=True).keeps_records
+
+
+@pytest.mark.keras
+@pytest.mark.parametrize("most, bound", [(None, 50), (20, 20)])
+def test_keys_that_wait_are_bounded_without_being_told(sok, most, bound):
+    option = sok.EmbeddingVariableOption(filter_option=sok.CounterFilter(2, max_waiting=most))
+    table = sok.EmbeddingVariable(2, name="waits", capacity=50, ev_option=option)
+    for begin in range(0, 1000, 10):  # each key once
+        keys = tf.range(begin, begin + 10, dtype=tf.int64)
+        sok.group_embedding_lookup([table], [keys], training=True)
+        assert int(table.statistics().waiting) <= bound
+    counts = table.statistics()
+    assert counts.waiting > bound // 2 and counts.waiting + counts.forgotten == 1000
+    assert table.key_statistics([999, 0]).frequencies.numpy().tolist() == [1, 0]  # oldest first

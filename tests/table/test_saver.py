@@ -1,9 +1,13 @@
 """sok.Saver: a dump of N ranks is restored on M ranks, with the optimizer's state."""
 
+import pathlib
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from sok_like.table import shard_file
 from tests.checks import saver
 from tests.checks.saver import DIM
 from tests.ranks import run_ranks
@@ -107,3 +111,28 @@ def test_dense_values_and_a_v1_session(sok, tmp_path):
         found = session.run(find)
     assert statuses == [b"OK", b"OK"] and emptied == 0
     np.testing.assert_array_equal(found, np.full([2, DIM], 2.5))
+
+
+@pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("method", ["dump_to_file", "dump", "delta"])
+def test_a_full_disk_names_file_and_table(sok, tmp_path, monkeypatch, method):
+    table, dumps = sok.EmbeddingVariable(2, name="users"), sok.Saver()
+    sok.assign(table, range(6), tf.ones([6, 2]))
+    dumps.dump(table, tmp_path)
+    files = sorted(tmp_path.iterdir())
+    sok.assign(table, range(6), tf.zeros([6, 2]))
+    write = shard_file.write_shard
+
+    def to_a_full_device(folder, name, *arguments):
+        (pathlib.Path(folder) / f"{name}.tmp").symlink_to("/dev/full")
+        return write(folder, name, *arguments)
+
+    monkeypatch.setattr(shard_file, "write_shard", to_a_full_device)
+    arguments = {"since": "last"} if method == "delta" else {}
+    call = dumps.dump_to_file if method == "dump_to_file" else dumps.dump
+    with pytest.raises(RuntimeError, match=rf"(?s)'users'.*{tmp_path}") as raised:
+        call(table, tmp_path, **arguments)
+    assert re.search(r"No space left on device.*\.npz", str(raised.value))
+    assert sorted(tmp_path.iterdir()) == files
+    dumps.restore(table, tmp_path)
+    assert (sok.export(table)[1].numpy() == 1).all()
