@@ -3,10 +3,12 @@
 `tests.checks.run` does not run them: a process has one op library, here the emulated one.
 """
 
+import ctypes
+
 import numpy as np
 import tensorflow as tf
 
-from tests import checks
+from tests import checks, emulated
 from tests.checks import failures, groups, hashed, parity, policies
 
 OF_GROUPS = ("train_adagrad", "gradient_scales", "sequences")
@@ -29,6 +31,7 @@ def run(world_size):
         **{f"failures.{name}": failures.checks(world_size)[name] for name in OF_FAILURES},
         "bad_row_splits": bad_row_splits,
         "two_devices": two_devices,
+        "waits": waits,
         "kernels": kernels,
     }
     if world_size == 2:  # hash tables beside dense ones, of which SokRoute places the rows
@@ -130,6 +133,35 @@ def two_devices():
         "two_eager": train(mixed, False),
         "two_graph": train(mixed, True),
     }
+
+
+def waits():
+    """How often each of three warm steps of two tables waited for the device."""
+    import sok_like as sok
+    from sok_like.lookup.hash_lookup import HashFeature, lookup
+
+    count = ctypes.CDLL(str(emulated.LIBRARY)).sok_emulator_host_waits
+    count.restype = ctypes.c_int64
+    tables = [sok.EmbeddingVariable(4, name=f"waits{i}", initial_capacity=10_000) for i in range(2)]
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adagrad(0.1))
+    optimizer.build(tables)
+    splits = tf.constant([0, 3, 8], tf.int64)
+
+    @tf.function(input_signature=[tf.TensorSpec([8], tf.int64)])
+    def step(keys):
+        with tf.GradientTape() as tape:
+            features = [HashFeature(table, keys, "sum", splits) for table in tables]
+            found = lookup(features, training=True, name="waits")
+            loss = tf.add_n([tf.reduce_sum(rows**2) for rows in found])
+        gradients = tape.gradient(loss, tables)
+        optimizer.apply_gradients(zip(gradients, tables, strict=True))
+
+    counts = []
+    for number in range(6):
+        before = count()
+        step(tf.range(number, number + 8, dtype=tf.int64))
+        counts.append(count() - before)
+    return counts[3:]
 
 
 def kernels():

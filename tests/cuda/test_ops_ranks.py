@@ -118,6 +118,13 @@ def test_tables_on_two_devices_are_trained_as_on_one(rank_results, world_size):
         assert sum(len(keys) for keys, _ in one["rows"]) > 0
 
 
+@each_world
+def test_a_step_waits_for_the_device_where_it_must(rank_results, world_size):
+    """Or where what ranks told is checked: of keys, rows and gradients."""
+    for waits in rank_results(world_size, "waits"):
+        assert waits == [6 if world_size > 1 else 1] * 3
+
+
 # ---- faults ----
 
 

@@ -12,3 +12,8 @@ const bool has_host_arrays = emulator::host_arrays_allowed = emulator::runs_at_o
 cuda::Stream StreamOf(tensorflow::OpKernelContext*) { return nullptr; }
 
 }  // namespace sok
+
+// For tests, by way of ctypes: how often this process has waited for the device.
+extern "C" __attribute__((visibility("default"))) int64_t sok_emulator_host_waits() {
+  return emulator::num_host_waits;
+}
