@@ -21,11 +21,19 @@ from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.runtime import comm, turns
 from sok_like.runtime.tf_modules import roots
 
-_PART = "_sok_part"
+_PART, _SHAPE_OF_PART = "_sok_part", tf.int64
 
 
 def marked_part(gradient: Any) -> Any:
-    """A gradient of a variable of which each rank has its own part; None stays None."""
+    """A gradient of a variable of which each rank has its own part; None stays None.
+
+    Slices are marked by the type of their dense shape, which outlives the function that has made
+    them: TensorFlow's own have int32. Tensors are marked for the function only.
+    """
+    if isinstance(gradient, tf.IndexedSlices):
+        shape = gradient.dense_shape
+        shape = shape if shape is None else tf.cast(shape, _SHAPE_OF_PART)
+        return tf.IndexedSlices(gradient.values, gradient.indices, shape)
     if gradient is not None:
         setattr(gradient, _PART, True)
     return gradient
@@ -35,9 +43,7 @@ def is_part(gradient: Any) -> bool:
     """Whether other ranks have other parts of it: it is marked, or of a table's keys."""
     # TensorFlow's gradients of ordinary variables have a dense shape.
     if isinstance(gradient, tf.IndexedSlices):
-        # The mark may be on the shape, which stays where TensorFlow puts gradients together.
-        shape = gradient.dense_shape
-        return shape is None or hasattr(gradient, _PART) or hasattr(shape, _PART)
+        return gradient.dense_shape is None or gradient.dense_shape.dtype == _SHAPE_OF_PART
     return hasattr(gradient, _PART)
 
 

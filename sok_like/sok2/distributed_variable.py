@@ -177,8 +177,8 @@ class ShardedVariable(ResourceVariable):
                     return None
                 flat = tf.reshape(indices, [-1])
                 values = tf.reshape(gradient, [tf.size(flat), self.dim])
-                shape = norms.marked_part(tf.constant(self.shape.as_list()))
-                return None, [tf.IndexedSlices(values, flat, shape)]
+                shape = tf.constant(self.shape.as_list())
+                return None, [norms.marked_part(tf.IndexedSlices(values, flat, shape))]
 
             return rows, back
 

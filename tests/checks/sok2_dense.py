@@ -1,5 +1,6 @@
 """Variables of sok2 among TensorFlow's own tools: norms, checkpoints, savers, sessions."""
 
+import functools
 import tempfile
 
 import numpy as np
@@ -35,22 +36,23 @@ def clipped():
             tf.Variable(KERNEL),
         )
 
-        @tf.function
-        def in_function(table=table, kernel=kernel):
-            return gradients(table, kernel)
-
-        def gradients(table=table, kernel=kernel):
+        def of_tape(table=table, kernel=kernel):
             with tf.GradientTape() as tape:
                 first = sok2.all2all_dense_embedding(table, KEYS[:2])
                 second = sok2.all2all_dense_embedding(table, KEYS[2:])
                 rows = tf.concat([first, second], 0)
                 loss = tf.reduce_sum(rows * kernel) / sok.size()
-            of_table, of_kernel = tape.gradient(loss, [table, kernel])
+            return tape.gradient(loss, [table, kernel])
+
+        def gradients(of_tape=of_tape):
+            of_table, of_kernel = of_tape()
             (one, _), norm = tf.clip_by_global_norm([of_table, of_kernel], LIMIT)
             alone = tf.clip_by_norm(of_table, LIMIT)
             return norm, tf.convert_to_tensor(one), tf.convert_to_tensor(alone)
 
-        for how, function in (("eager", gradients), ("function", in_function)):
+        outside = functools.partial(gradients, tf.function(of_tape))
+        ways = {"eager": gradients, "function": tf.function(gradients), "outside": outside}
+        for how, function in ways.items():
             norm, together, alone = function()
             found[f"{mode} {how}"] = (
                 float(norm),

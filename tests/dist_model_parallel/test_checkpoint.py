@@ -106,7 +106,8 @@ def test_slot_variables_of_other_shapes_are_kept_on_one_rank(sok, tmp_path, way)
         models[1].load_weights(tmp_path / "w.weights.h5")
     for model in models:
         model.fit([KEYS] * 2, np.ones([2, 1]), epochs=2, verbose=0)
-    check_same(*(model.predict([KEYS] * 2, verbose=0) for model in models))
+    # TensorFlow adds up what Adafactor divides by in an order that two threads do not repeat.
+    check_same(*(model.predict([KEYS] * 2, verbose=0) for model in models), atol=1e-6)
 
 
 def test_files_of_keras_with_other_tables_raise_and_with_another_optimizer_warn(sok, tmp_path):

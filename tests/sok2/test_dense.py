@@ -26,7 +26,7 @@ def gradient():
 
 @each_world
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("how", ["eager", "function"])
+@pytest.mark.parametrize("how", ["eager", "function", "outside"])
 def test_norms_are_those_of_one_process(rank_results, world_size, mode, how):
     found = [result[f"{mode} {how}"] for result in rank_results(world_size, "sok2_dense.clipped")]
     # Each rank has the same batch, and its share of the loss.
