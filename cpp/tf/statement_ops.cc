@@ -1,4 +1,4 @@
-// What ranks state of their optimizers, compared (sok_like/optimizers/same_on_ranks.py).
+// What ranks state of their optimizers and weights, compared (sok_like/lookup/same_weights.py).
 //
 //     statements    rate | step | sum, absolute sum of variable 0 | .. of variable 1 | ..
 //       rank 0      0.01 |  2   |  0.3   4.0                      |
@@ -51,8 +51,12 @@ class CompareStatementsOp : public OpKernel {
           ctx,
           !Differ(statements, sum, size, tolerance_) && !Differ(statements, size, size, tolerance_),
           absl::InvalidArgumentError(absl::StrCat(
-              "An ordinary variable must start alike on all ranks: set one seed, or pass "
-              "sok.callbacks.BroadcastVariables() to `fit`. Received: variable '",
+              "Ordinary variables must start alike on all ranks and stay alike. To start alike, "
+              "broadcast them: sok.callbacks.BroadcastVariables() in `fit`, "
+              "dist_model_parallel.broadcast_variables in a loop. To stay alike, average their "
+              "gradients: sok.OptimizerWrapper, dist_model_parallel.DistributedOptimizer or "
+              "DistributedGradientTape. A stock optimizer averages nothing, and under Keras 3 "
+              "neither does Horovod's DistributedOptimizer. Received: variable '",
               variables_[i],
               "' with sums of its absolute values, by rank: ", ByRank(statements, size))));
     }

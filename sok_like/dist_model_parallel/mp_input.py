@@ -21,7 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.lookup import exchange
+from sok_like.lookup import exchange, same_weights
 from sok_like.lookup.dense_lookup import range_problem
 from sok_like.lookup.flat_ids import FlatIds
 from sok_like.lookup.local_variables import unique_in_graph
@@ -110,7 +110,11 @@ def mp_input_lookup(
     with turns.turn() as done:
         message, words = _message(layer, outputs, sizes[1:], list(found.values()), name)
         arrived, _, call = turns.exchange_rows(
-            message, tf.fill([world_size], words), communicator, f"{name}_rows"
+            message,
+            tf.fill([world_size], words),
+            communicator,
+            f"{name}_rows",
+            same_weights.compare,
         )
         done.append(call)
     return _assemble(layer, arrived, received, call, static)

@@ -21,6 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.lookup import hash_lookup as hash_lookup
+from sok_like.lookup import same_weights
 from sok_like.lookup.dense_lookup import range_problem, require_in_range
 from sok_like.runtime import native, turns
 from sok_like.runtime import ops as wrapped_ops
@@ -139,7 +140,9 @@ def exchange_lookup(
                 dims=dims,
                 gradient_scale=1.0 / world_size if gradient_scale is None else gradient_scale,
             )
-            rows, received, call = turns.exchange_rows(rows, sent, communicator, f"{name}_rows")
+            rows, received, call = turns.exchange_rows(
+                rows, sent, communicator, f"{name}_rows", same_weights.compare
+            )
             done.append(call)
         return wrapped_ops.combine(rows, received, call, routed, batch)
 

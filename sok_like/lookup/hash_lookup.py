@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from sok_like.lookup import exporting
+from sok_like.lookup import exporting, same_weights
 from sok_like.lookup.keras_call import check_listed
 from sok_like.runtime import callers, comm, devices, native, ops, turns
 from sok_like.runtime.checks import COMBINERS, check_combiner
@@ -181,7 +181,7 @@ class _DeviceGroup:
                     name="gather_rows",
                 )
             rows, received, call = turns.exchange_rows(
-                rows, sent, communicator, f"{self.name}_rows"
+                rows, sent, communicator, f"{self.name}_rows", same_weights.compare
             )
             done.append(call)
         with devices.device_scope(self.device):

@@ -17,6 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_like.lookup import same_weights
 from sok_like.lookup.local_variables import is_local
 from sok_like.optimizers import graph_step, owner, same_on_ranks
 from sok_like.optimizers.rules import OptimizerRule, rule_of
@@ -213,7 +214,7 @@ class EmbeddingAware:
         *averaged, statements = turns.in_turn(
             lambda: communicator.average([*shared, mine], name), name, communicator
         )
-        with tf.control_dependencies(same_on_ranks.check(statements * world_size, variables)):
+        with tf.control_dependencies(same_weights.check(statements * world_size, variables)):
             return [
                 (g if own else tf.nest.map_structure(tf.identity, mean, expand_composites=True), v)
                 for (g, v), own, mean in zip(pairs, local, averaged, strict=True)

@@ -15,16 +15,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.lookup.dense_lookup import as_tf_table
-from sok_like.runtime import native, turns
+from sok_like.lookup.same_weights import check, sums_of
+from sok_like.runtime import turns
 from sok_like.runtime.comm import Communicator
 
 # Variables are compared at the second step: programs often broadcast them after the first.
 COMPARED_AT = 2
 # Schedules change the rate all the time: theirs is compared every so many steps.
 COMPARED_EVERY = 16
-# Relative, of rates and variables: hosts with other processors may differ in the last bits.
-_TOLERANCE = 1e-5
 
 
 def statement(rate: Any, step: Any, variables: Sequence[Any], rank: int, world_size: int) -> Any:
@@ -41,24 +39,13 @@ def statement(rate: Any, step: Any, variables: Sequence[Any], rank: int, world_s
     step = tf.cast(step, tf.int64)
     sums = _if(
         tf.equal(step, COMPARED_AT),
-        lambda: tf.concat([_sums(variable) for variable in variables], 0),
+        lambda: tf.concat([sums_of(variable) for variable in variables], 0),
         lambda: tf.zeros([2 * len(variables)]),
     )
     rate, step = tf.cast(rate, tf.float32), tf.cast(step % 2**24, tf.float32)
     mine = tf.concat([tf.reshape(rate, [1]), tf.reshape(step, [1]), sums], 0)
     is_mine = tf.equal(tf.range(world_size), rank)
     return tf.where(is_mine[:, tf.newaxis], mine[tf.newaxis], 0.0)
-
-
-def check(statements: Any, variables: Sequence[Any]) -> list:
-    """Raises unless all ranks' statements `[world_size, ...]` are alike; in a graph, the op."""
-    with tf.device("CPU:0"):  # where the op is, also when gradients are averaged on a device
-        op = native.ops().sok_compare_statements(
-            statements=statements,
-            variables=[getattr(v, "path", v.name) for v in variables],
-            tolerance=_TOLERANCE,
-        )
-    return [] if op is None else [op]
 
 
 def compare(rate: Any, step: Any, compared: Any, communicator: Communicator) -> list:
@@ -100,14 +87,6 @@ def compare(rate: Any, step: Any, compared: Any, communicator: Communicator) -> 
             due = tf.not_equal(compared, bits)
         return [_if(due, exchange, lambda: tf.constant(True))]
     return [exchange()]
-
-
-def _sums(variable):
-    """A sum with different weights, which tells orders apart, and the sum of absolute values."""
-    values = tf.reshape(tf.cast(as_tf_table(variable), tf.float64), [-1])
-    weights = tf.cos(tf.range(1, tf.size(values) + 1, dtype=tf.float64))
-    sums = [tf.reduce_sum(values * weights), tf.reduce_sum(tf.abs(values))]
-    return tf.cast(tf.stack(sums), tf.float32)
 
 
 def _if(condition, this, that):

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import sys
+import types
 from collections.abc import Collection, Mapping
 
 
 def within(functions: Mapping[str, Collection[str]]) -> bool:
     """Whether one of some functions is further up the stack: their names, by name of the module."""
-    frame = sys._getframe(1)
+    return frame_of(functions) is not None
+
+
+def frame_of(functions: Mapping[str, Collection[str]]) -> types.FrameType | None:
+    """The nearest call of one of them; None if there is none."""
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name in functions.get(frame.f_globals.get("__name__", ""), ()):
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+            return frame
+        frame = frame.f_back
+    return None

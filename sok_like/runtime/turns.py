@@ -294,9 +294,16 @@ def _not_rewritten():
 
 
 def exchange_rows(
-    rows: tf.Tensor, splits: tf.Tensor, communicator: Communicator, name: str
+    rows: tf.Tensor,
+    splits: tf.Tensor,
+    communicator: Communicator,
+    name: str,
+    before_gradient: Callable[[Communicator], list[tf.Tensor]],
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """`exchange`, differentiable in `rows`: the gradient travels back in a turn of its own."""
+    """`exchange`, differentiable in `rows`: the gradient travels back in a turn of its own.
+
+    It waits for what `before_gradient` returns, which is called where the gradient is taken.
+    """
 
     # Splits are arguments, too: in a v1 graph TensorFlow takes any variable that is found by going
     # back from what is captured for one that the function reads.
@@ -316,7 +323,8 @@ def exchange_rows(
             return returned, refused
 
         def back(grad, *_):
-            return send_back(grad, lengths), None
+            with tf.control_dependencies(before_gradient(communicator)):
+                return send_back(grad, lengths), None
 
         return (received, lengths, call), back
 

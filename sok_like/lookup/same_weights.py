@@ -1,0 +1,123 @@
+"""Ordinary variables, compared over ranks while tables are trained, whoever trains the variables.
+
+A table's gradient is a collective, so all ranks are in it together. The tape that asks for it names
+the ordinary variables that are trained beside the table. Optimizers of this package average their
+gradients, and so may Horovod or the program; if nothing does, each rank trains weights of its own,
+and no rank would notice. So at a few steps the ranks compare two sums of each of these variables.
+
+    step       1   2   3   4   ..   8   ..   16   ..
+    compared       x   x   x        x        x          before the step is taken
+
+Not at step 1: Horovod's programs broadcast variables after it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.lookup.dense_lookup import as_tf_table
+from sok_like.lookup.local_variables import is_local
+from sok_like.runtime import callers, native, turns
+from sok_like.runtime.comm import Communicator
+
+# Relative, of what is compared: hosts with other processors may differ in the last bits.
+TOLERANCE = 1e-5
+_TAPES = {"tensorflow.python.eager.backprop": ("gradient",)}
+
+
+def compare(communicator: Communicator) -> list[tf.Tensor]:
+    """Compares the ordinary variables of the tape that is taking a gradient, where that is due.
+
+    To be called where the gradient of a lookup is made. Without a tape around it (`tf.gradients`, a
+    function within the tape) and in a v1 graph nothing is compared.
+
+    Returns:
+        Tensors that what follows has to wait for.
+
+    Raises:
+        tf.errors.InvalidArgumentError: a variable differs, on all ranks.
+        tf.errors.FailedPreconditionError: the ranks have other numbers of variables; on all ranks.
+    """
+    variables = _trained_variables()
+    if not variables:
+        return []
+    step = _counter(variables[0]).assign_add(1, read_value=True)
+    step = tf.identity(step)
+    is_power = tf.equal(tf.bitwise.bitwise_and(step, step - 1), 0)
+    due = (step > 1) & (is_power | tf.equal(step, 3))
+
+    def exchange():
+        sums = tf.concat([sums_of(variable) for variable in variables], 0)
+        values = tf.cast(tf.bitcast(sums, tf.int32), tf.int64)
+        name = f"comparison_of_{len(variables)}_ordinary_variables"
+        told, _ = turns.exchange_notes(values, [], communicator, name)
+        told = tf.reshape(told, [communicator.world_size, 2 * len(variables)])
+        told = tf.bitcast(tf.cast(told, tf.int32), tf.float32)
+        # Rates and steps, which come first, are an optimizer's matter.
+        done = check(tf.pad(told, [[0, 0], [2, 0]]), variables)
+        with tf.control_dependencies(done):
+            return tf.constant(True)
+
+    if tf.executing_eagerly():
+        return [exchange()] if due else []
+    return [tf.cond(due, exchange, lambda: tf.constant(True))]
+
+
+def check(statements: Any, variables: list[Any]) -> list:
+    """Raises unless all ranks' statements `[world_size, ...]` are alike; in a graph, the op."""
+    with tf.device("CPU:0"):  # where the op is, also when gradients are averaged on a device
+        op = native.ops().sok_compare_statements(
+            statements=statements,
+            variables=[getattr(v, "path", v.name) for v in variables],
+            tolerance=TOLERANCE,
+        )
+    return [] if op is None else [op]
+
+
+def sums_of(variable: Any) -> tf.Tensor:
+    """float32 `[2]`: a sum with different weights, which tells orders apart, and of absolutes."""
+    values = tf.reshape(tf.cast(as_tf_table(variable), tf.float64), [-1])
+    weights = tf.cos(tf.range(1, tf.size(values) + 1, dtype=tf.float64))
+    sums = [tf.reduce_sum(values * weights), tf.reduce_sum(tf.abs(values))]
+    return tf.cast(tf.stack(sums), tf.float32)
+
+
+def _trained_variables():
+    """The ordinary variables that a tape is asked about further up the stack; once for a tape."""
+    frame = callers.frame_of(_TAPES)
+    if frame is None or not tf.compat.v1.executing_eagerly_outside_functions():
+        return []
+    found = frame.f_locals
+    tape, targets = found["self"], found.get("flat_targets")
+    if not targets or hasattr(tape, "_sok_compared"):
+        return []
+    if not tf.executing_eagerly():
+        # The gradient of a loop or of a branch takes no variables that its body does not take.
+        graph = tf.compat.v1.get_default_graph()
+        if any(getattr(target, "graph", None) is not graph for target in targets):
+            return []
+    variables = list(filter(_is_ordinary, found.get("flat_sources_raw", ())))
+    # Of tables alone: those that the program asks for by themselves.
+    variables = variables or list(filter(_is_ordinary, tape.watched_variables()))
+    if variables:
+        tape._sok_compared = True
+    return variables
+
+
+def _is_ordinary(source):
+    if not isinstance(getattr(source, "_value", source), tf.Variable) or is_local(source):
+        return False
+    # Those of a distribution follow its own rules.
+    return getattr(source, "_sok_distribution", None) is None
+
+
+def _counter(variable):
+    """How many gradients were taken beside a table, int64, counted at their first variable."""
+    table = as_tf_table(variable)
+    if not hasattr(table, "_sok_gradients_taken"):
+        with tf.init_scope(), tf.device("CPU:0"):
+            counter = tf.Variable(0, dtype=tf.int64, trainable=False, name="gradients_taken")
+        object.__setattr__(table, "_sok_gradients_taken", counter)
+    return table._sok_gradients_taken
