@@ -54,3 +54,10 @@ def test_under_fit(rank_results, way):
         check_told(ranks, steps=1)
     else:
         check_alike(ranks)
+
+
+def test_norms_that_no_rank_has(rank_results):
+    for found in rank_results(2, "not_averaged.clipping"):
+        assert found.pop("clipvalue") is None
+        for kind, message in found.values():
+            assert kind == "ValueError" and "clipnorm` must be None on several ranks" in message

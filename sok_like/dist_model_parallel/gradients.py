@@ -56,6 +56,19 @@ def check_horovod_arguments(wrapper: str, arguments: dict[str, Any]) -> None:
             )
 
 
+def _check_clipping(optimizer):
+    """Refuses norms that an optimizer takes of what this rank has of a gradient."""
+    for name in ("clipnorm", "global_clipnorm"):
+        value = getattr(optimizer, name, None)
+        if value is not None and comm.current().world_size > 1:
+            raise ValueError(
+                f"`{name}` must be None on several ranks: a rank has a part of the tables only, so "
+                "each would clip by another norm. `clipvalue` works, and so does "
+                "`tf.clip_by_global_norm` of what a DistributedGradientTape returns. "
+                f"Received: {name}={value!r} ({type(optimizer).__name__})"
+            )
+
+
 def _horovod():
     import horovod.tensorflow as hvd
 
@@ -176,6 +189,7 @@ class _Averaging(Serialized):
         return mark_local(slot) if is_local(slot_reference(args, kwargs)) else slot
 
     def _dmp_averaged(self, gradients, variables):
+        _check_clipping(self)  # it may have been set since
         return averaged(gradients, variables, self._dmp_sparse_as_dense, "dmp_optimizer")
 
     def _dmp_averaged_pairs(self, pairs):
@@ -335,7 +349,7 @@ def DistributedOptimizer(
     Raises:
         TypeError: `optimizer` is not such an optimizer, or Horovod's wrapper does not have an
             argument.
-        ValueError: a value is not supported.
+        ValueError: a value is not supported; on several ranks, `clipnorm` or `global_clipnorm`.
     """
     check_horovod_arguments("DistributedOptimizer", horovod_arguments)
     inner = getattr(optimizer, "inner_optimizer", None)
@@ -344,6 +358,7 @@ def DistributedOptimizer(
     cls = _averaging_class(type(optimizer))  # type: ignore[arg-type]
     with tf.init_scope():
         ensure_initialized()
+    _check_clipping(optimizer)
     view = object.__new__(cls)
     # Not by the optimizer's __setattr__, which would track the dictionary as state to save.
     object.__setattr__(view, "__dict__", optimizer.__dict__)
