@@ -1,4 +1,4 @@
-"""Ordinary gradients that nothing averages over ranks, and ways in which a program averages them."""
+"""Ordinary gradients that nothing averages over ranks, and ways to average them in a program."""
 
 import functools
 
