@@ -12,7 +12,11 @@ import tensorflow as tf
 from sok_like.dist_model_parallel import exported, mp_input
 from sok_like.dist_model_parallel.checkpointed import DenseTables
 from sok_like.dist_model_parallel.hash_embedding import HASH_COMBINERS
-from sok_like.dist_model_parallel.local_layers import build_layer, layer_table
+from sok_like.dist_model_parallel.local_layers import (
+    build_layer,
+    check_descriptions,
+    layer_table,
+)
 from sok_like.dist_model_parallel.whole_tables import WholeTables
 from sok_like.lookup import exchange, exporting
 from sok_like.lookup.dense_lookup import DENSE_COMBINERS, as_tf_table, check_ids
@@ -115,6 +119,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
             check_threshold("row_slice_threshold", row_slice_threshold, 0)
             check_threshold("data_parallel_threshold", data_parallel_threshold, 0)
         descriptions = list_embeddings(embeddings)
+        check_descriptions(descriptions)
         # Not by Keras' __setattr__, which would track the embeddings as sublayers.
         object.__setattr__(self, "_descriptions", descriptions)
         object.__setattr__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,38 @@ from sok_like.dist_model_parallel.embedding import Embedding
 from sok_like.dist_model_parallel.hash_embedding import HashEmbedding
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.table.variable import unwrap
+
+
+def check_descriptions(embeddings: Sequence[Any]) -> None:
+    """Refuses what an embedding has and the table made from its configuration would not.
+
+    Raises:
+        ValueError: weights, or a regularizer of outputs.
+
+    Warns of `mask_zero`, which the outputs do not have.
+    """
+    for i, each in enumerate(embeddings):
+        received = f"embeddings[{i}]: {type(each).__name__} '{getattr(each, 'name', i)}'"
+        known = isinstance(each, (tf.keras.layers.Embedding, Embedding, HashEmbedding))
+        # tf_keras keeps those that were given to the constructor until the layer is built.
+        if (known and each.weights) or getattr(each, "_initial_weights", None) is not None:
+            raise ValueError(
+                "`embeddings` must hold layers that are not built: their configurations make the "
+                "tables, and their weights would be lost. Give the weights to "
+                f"`DistributedEmbedding.set_weights`. Received: weights of {received}"
+            )
+        if getattr(each, "activity_regularizer", None) is not None:
+            raise ValueError(
+                "`embeddings` must hold layers without an `activity_regularizer`, since their "
+                "`call` is not used. Put a `tf.keras.layers.ActivityRegularization` behind the "
+                f"output. Received: {received} with one"
+            )
+        if getattr(each, "mask_zero", False):
+            warnings.warn(
+                "`mask_zero=True` is without effect in a DistributedEmbedding: outputs have no "
+                f"mask, and id 0 is a row like others. Received: {received} with it",
+                stacklevel=4,
+            )
 
 
 def build_layer(config: dict[str, Any], sizes: Sequence[int] = (), vary: int = 0) -> Any:

@@ -318,3 +318,35 @@ def test_weights_of_any_real_dtype(sok, dtype):
     layer.set_weights([USERS.astype(dtype), ITEMS.astype(dtype)])
     for weight in layer.get_weights():
         np.testing.assert_array_equal(weight, np.ones_like(weight))
+
+
+def built():
+    layer = tf.keras.layers.Embedding(6, 3, name="users")
+    layer(tf.constant([[1]]))
+    return layer
+
+
+def stock_with_weights():
+    return tf.keras.layers.Embedding(6, 3, weights=[np.ones((6, 3))], name="users")
+
+
+def own_with_weights():
+    return sok_like.Embedding(6, 3, weights=[np.ones((6, 3))], name="users")
+
+
+@pytest.mark.parametrize("make", [built, stock_with_weights, own_with_weights])
+def test_weights_of_embeddings_that_would_be_lost(make):
+    with pytest.raises(ValueError, match="not built.*set_weights.*embeddings.1.: Embedding 'users"):
+        dmp.DistributedEmbedding([sok_like.Embedding(5, 3), make()])
+
+
+def test_regularizer_of_outputs_that_would_not_be_made():
+    layer = tf.keras.layers.Embedding(6, 3, activity_regularizer="l2", name="users")
+    with pytest.raises(ValueError, match="`activity_regularizer`.*embeddings.0.: Embedding 'users"):
+        dmp.DistributedEmbedding([layer])
+
+
+def test_mask_that_is_not_made():
+    layer = tf.keras.layers.Embedding(6, 3, mask_zero=True, name="users")
+    with pytest.warns(UserWarning, match="`mask_zero=True` is without effect.*'users'"):
+        dmp.DistributedEmbedding([layer])
