@@ -170,4 +170,5 @@ def test_switch(rank_results, world_size):
 @pytest.mark.ranks
 def test_any_number_of_tables_takes_two_collectives_forward_and_one_back(rank_results):
     for counts in rank_results(2, "groups.collectives"):
-        assert counts == {1: (2, 3), 12: (2, 3)}
+        # The fourth is in a branch for few steps: it compares the ordinary variable over ranks.
+        assert counts == {1: (2, 4), 12: (2, 4)}
