@@ -85,29 +85,34 @@ def session():
 
 def v1_saver():
     """What a v1 Saver says of a path that all ranks share, and what it brings back from others."""
-    import sok_like as sok
-    from sok_like import sok2
     from sok_like.runtime import comm
 
-    v1 = tf.compat.v1
+    with tempfile.TemporaryDirectory() as own:
+        # The ranks of a test run on one machine. Their folders' names are of one length.
+        name = tf.constant(np.frombuffer(own.encode(), np.uint8))
+        names = comm.current().all_gather(name, "v1_saver_folder").numpy().tobytes()
+        found = _v1_saver(own, names[: len(own)].decode())
+        comm.current().barrier()  # the folder of rank 0 stays until all have used it
+    return found
+
+
+def _v1_saver(own, shared):
+    from sok_like import sok2
+
+    v1, message = tf.compat.v1, None
     with tf.Graph().as_default():
         table = sok2.Variable(START, name="saved")
         empty, saver = table.assign(tf.zeros_like(table)), v1.train.Saver()
         with v1.Session() as running:
             running.run(v1.global_variables_initializer())
-            message = None
-            # The ranks of a test run on one machine.
-            shared = f"{tempfile.gettempdir()}/sok2_v1_saver_{sok.size()}"
             try:
-                saver.save(running, shared)
+                saver.save(running, f"{shared}/all")
             except NotImplementedError as error:
                 message = str(error)
-            path = saver.save(running, f"{tempfile.mkdtemp()}/model")
+            path = saver.save(running, f"{own}/model")
             running.run(empty)
             saver.restore(running, path)
-            rows = running.run(table)
-    comm.current().barrier()
-    return message, here(table, rows)
+            return message, here(table, running.run(table))
 
 
 def checkpoint():

@@ -1,4 +1,4 @@
-"""Variables of sok2 among TensorFlow's own tools, on one and two ranks, against NumPy."""
+"""Variables of sok2 among TensorFlow's own tools, on one to three ranks, against NumPy."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,8 @@ import pytest
 from tests.checks import sok2_dense as check
 from tests.ranks import run_ranks
 
-each_world = pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.ranks)])
+WORLDS = [1, *(pytest.param(n, marks=pytest.mark.ranks) for n in (2, 3))]
+each_world = pytest.mark.parametrize("world_size", WORLDS)
 MODES = ("distributed", "localized")
 
 
@@ -55,11 +56,12 @@ def test_a_v1_saver_writes_all_rows_or_raises(rank_results, world_size):
         if world_size == 1:
             assert message is None
         else:
-            assert "'saved:0'" in message and "2 ranks" in message
+            assert "'saved:0'" in message and f"{world_size} ranks" in message
 
 
 @pytest.mark.ranks
-def test_a_checkpoint_keeps_the_rows_of_all_ranks():
-    results = run_ranks("tests.checks.sok2_dense:checkpoint", 2)
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_checkpoint_keeps_the_rows_of_all_ranks(world_size):
+    results = run_ranks("tests.checks.sok2_dense:checkpoint", world_size)
     for mode in MODES:
         np.testing.assert_array_equal(whole([result[mode] for result in results]), check.START)
