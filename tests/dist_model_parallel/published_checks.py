@@ -7,7 +7,9 @@ import sok_like as sok
 import sok_like.dist_model_parallel as dmp
 from sok_like.runtime import comm
 
-SIZES = [(7, 3), (5, 2), (9, 4)]
+# So many that each of four ranks has an input of one id a sample: in a graph it must have one.
+SIZES = [(7, 3), (5, 2), (9, 4), (4, 2), (6, 3), (3, 5), (8, 2)]
+LISTS = 2  # the table whose samples are lists of ids
 LOCAL = 2  # samples of a rank
 RATE = 0.5
 
@@ -18,28 +20,25 @@ def tables():
 
 
 def ids(world_size):
-    """Ids of the global batch: one of each sample, and for the last table a list."""
+    """Ids of the global batch, table by table: one of each sample, for table `LISTS` a list."""
     rng = np.random.default_rng(6)
-    lists = [rng.integers(0, 9, k % 3).tolist() for k in range(LOCAL * world_size)]
-    return [*(rng.integers(0, rows, LOCAL * world_size) for rows, _ in SIZES[:2]), lists]
+    found = [rng.integers(0, rows, LOCAL * world_size) for rows, _ in SIZES]
+    found[LISTS] = [rng.integers(0, 9, k % 3).tolist() for k in range(LOCAL * world_size)]
+    return found
 
 
 def one_id_a_sample():
     """Outputs outside of a graph, in one, and for sparse ids; tables after a step; errors."""
     current = comm.current()
-    layer = dmp.DistributedEmbedding(
-        [
-            tf.keras.layers.Embedding(*SIZES[0]),
-            sok.Embedding(*SIZES[1]),
-            sok.Embedding(*SIZES[2], combiner="sum"),
-        ],
-        dp_input=False,
-    )
+    plain = [sok.Embedding(*size) for size in SIZES[1:]]
+    layers = [tf.keras.layers.Embedding(*SIZES[0]), *plain]
+    layers[LISTS] = sok.Embedding(*SIZES[LISTS], combiner="sum")
+    layer = dmp.DistributedEmbedding(layers, dp_input=False)
     layer.set_weights(tables())
     mine = layer.strategy.input_ids_list[current.rank]
-    *single, lists = ids(current.world_size)
-    ragged = tf.ragged.constant(lists, dtype=tf.int64, row_splits_dtype=tf.int64)
-    given = [*(tf.constant(each) for each in single), ragged]
+    given = ids(current.world_size)
+    ragged = tf.ragged.constant(given[LISTS], dtype=tf.int64, row_splits_dtype=tf.int64)
+    given = [ragged if i == LISTS else tf.constant(each) for i, each in enumerate(given)]
     inputs = [given[i] for i in mine]
 
     @tf.function
@@ -51,7 +50,7 @@ def one_id_a_sample():
         return outputs, tape.gradient(loss, layer.trainable_variables)
 
     seen = {"eager": [output.numpy() for output in layer(inputs)]}
-    given[2] = ragged.to_sparse()
+    given[LISTS] = ragged.to_sparse()
     seen["sparse"] = [output.numpy() for output in layer([given[i] for i in mine])]
     outputs, gradients = step(inputs)
     seen["graph"] = [output.numpy() for output in outputs]
@@ -98,3 +97,9 @@ def old_data(world_size):
     rng = np.random.default_rng(7)
     x = [tf.constant(rng.integers(0, rows, LOCAL * world_size)) for rows, _ in SIZES]
     return x, tf.constant(rng.normal(size=[LOCAL * world_size, 1]), tf.float32)
+
+
+def published():
+    """The checks of this file, in a launch of their own."""
+    sok.Init(global_batch_size=12, seed=7)
+    return {"one_id_a_sample": one_id_a_sample(), "old_optimizer": old_optimizer()}

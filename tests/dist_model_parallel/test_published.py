@@ -1,5 +1,7 @@
 """Programs for DMP as they are: one id a sample, odd batches, old optimizers, set_weights first."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,24 +9,54 @@ import tensorflow as tf
 import sok_like as sok
 import sok_like.dist_model_parallel as dmp
 from tests.dist_model_parallel import published_checks
-from tests.dist_model_parallel.published_checks import LOCAL, RATE, SIZES
-from tests.dist_model_parallel.worlds import WORLDS, each_world
+from tests.dist_model_parallel.published_checks import LISTS, LOCAL, RATE, SIZES
+from tests.dist_model_parallel.worlds import each_world
+from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.keras
 
 
-# A third rank would have no input of one axis, which a graph refuses.
-@pytest.mark.parametrize("world_size", WORLDS[:2])
+@pytest.fixture(scope="module")
+def of_tf_keras():
+    """`of_tf_keras(ranks, check)`: what ranks under tf_keras found; one launch for all checks."""
+
+    @functools.cache
+    def launched(world_size):
+        target = "tests.dist_model_parallel.published_checks:published"
+        return run_ranks(target, world_size, env={"TF_USE_LEGACY_KERAS": "1"})
+
+    return lambda world_size, check: [rank[check] for rank in launched(world_size)]
+
+
+more_ranks = pytest.mark.parametrize("world_size", [3, 4])
+
+
+@each_world
 def test_one_id_a_sample_of_the_global_batch(results, world_size):
+    is_one_id_a_sample(results("one_id_a_sample"), world_size)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@more_ranks
+def test_one_id_a_sample_on_more_ranks_of_tf_keras(of_tf_keras, world_size):
+    is_one_id_a_sample(of_tf_keras(world_size, "one_id_a_sample"), world_size)
+
+
+def is_one_id_a_sample(results, world_size):
     tables = [tf.Variable(table) for table in published_checks.tables()]
-    *single, lists = published_checks.ids(world_size)
+    ids = published_checks.ids(world_size)
+    rows = SIZES[LISTS][0]
+    counts = [np.bincount(np.array(each, int), minlength=rows) for each in ids[LISTS]]
+    counts = np.array(counts, np.float32)
     with tf.GradientTape() as tape:
-        right = [tf.gather(table, each) for table, each in zip(tables, single, strict=False)]
-        counts = np.array([np.bincount(each, minlength=9) for each in lists], np.float32)
-        right.append(tf.constant(counts) @ tables[2])
+        right = [
+            counts @ table if i == LISTS else tf.gather(table, each)
+            for i, (table, each) in enumerate(zip(tables, ids, strict=True))
+        ]
         loss = tf.add_n([tf.reduce_sum(each**2) for each in right]) / LOCAL / world_size
     gradients = tape.gradient(loss, tables)
-    for rank, seen in enumerate(results("one_id_a_sample")):
+    for rank, seen in enumerate(results):
         mine = slice(LOCAL * rank, LOCAL * (rank + 1))
         for way in ("eager", "graph", "sparse"):
             for found, expected in zip(seen[way], right, strict=True):
@@ -37,17 +69,30 @@ def test_one_id_a_sample_of_the_global_batch(results, world_size):
             assert is_value_error
             assert "not divisible" in text
             assert "numbers of axes" in seen["mixed"][1]
-        width = SIZES[0][1]
-        assert seen["mixed eager"] == [(LOCAL, 1, width), (LOCAL, 2), (LOCAL, 4)]
+        first, *others = (width for _, width in SIZES)
+        assert seen["mixed eager"] == [(LOCAL, 1, first), *((LOCAL, width) for width in others)]
 
 
 @each_world
 def test_an_old_optimizer_of_tf_keras(results, world_size):
     if not hasattr(tf.keras, "__internal__"):
         pytest.skip("Keras 3 has no legacy optimizers")
+    is_legacy_adam(results("old_optimizer"), world_size)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@more_ranks
+def test_an_old_optimizer_on_more_ranks_of_tf_keras(of_tf_keras, world_size):
+    is_legacy_adam(of_tf_keras(world_size, "old_optimizer"), world_size)
+
+
+def is_legacy_adam(results, world_size):
+    import tf_keras
+
     variables = [tf.Variable(table) for table in published_checks.tables()]
     variables.append(tf.Variable(tf.ones([sum(width for _, width in SIZES), 1])))
-    optimizer = tf.keras.optimizers.legacy.Adam(0.1)
+    optimizer = tf_keras.optimizers.legacy.Adam(0.1)
     x, y = published_checks.old_data(world_size)
     for _ in range(2):
         with tf.GradientTape() as tape:
@@ -55,7 +100,7 @@ def test_an_old_optimizer_of_tf_keras(results, world_size):
             loss = tf.reduce_mean((tf.concat(rows, 1) @ variables[-1] - y) ** 2)
         gradients = tape.gradient(loss, variables)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
-    for found in results("old_optimizer"):
+    for found in results:
         for value, variable in zip(found, variables, strict=True):
             np.testing.assert_allclose(value, variable, rtol=1e-4, atol=1e-5)
 
