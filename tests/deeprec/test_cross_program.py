@@ -1,0 +1,50 @@
+"""A deep-and-cross program of DeepRec's kind trains as TensorFlow's own variables do."""
+
+import re
+
+import numpy as np
+import pytest
+
+from tests.ranks import ROOT, run_ranks
+
+PROGRAM = ROOT / "tests" / "deeprec" / "cross_program.py"
+LINES = 64
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Labels that depend on the first text."""
+    rng = np.random.default_rng(1)
+    path = tmp_path_factory.mktemp("cross") / "train.csv"
+    with open(path, "w") as file:
+        for _ in range(LINES):
+            texts = rng.integers(0, 20, 3)
+            numbers = [f"{number:.3f}" for number in rng.random(2)]
+            line = [str(texts[0] % 2), *numbers, *(f"C{text:03d}" for text in texts)]
+            file.write(",".join(line) + "\n")
+    return path
+
+
+def losses(data, folder, num_ranks, way, scale=1):
+    """The losses of the whole batch, step by step, as each rank printed them."""
+    arguments = [str(data), str(folder), "--way", way, "--scale", str(scale)]
+    printed = run_ranks(str(PROGRAM), num_ranks, args=arguments)
+    return [
+        [float(loss) for loss in re.search(r"^losses (.+)$", text, re.MULTILINE)[1].split()]
+        for text in printed
+    ]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_both_ways_train_as_stock_variables_do(data, tmp_path, num_ranks):
+    # Gradients of tables are sums over ranks, those of ordinary variables are means.
+    (right,) = losses(data, tmp_path / "stock", 1, "stock", num_ranks)
+    (untrained,) = losses(data, tmp_path / "untrained", 1, "stock", 0)
+    assert len(right) == 8
+    # What the tables learn shows: it is many times the tolerance below.
+    assert np.abs(np.subtract(right, untrained)).max() > 2e-4
+    for way in ("tables", "columns"):
+        for found in losses(data, tmp_path / way, num_ranks, way):
+            np.testing.assert_allclose(found, right, rtol=1e-5)
+        assert (tmp_path / way / "model.ckpt-8.index").exists()
