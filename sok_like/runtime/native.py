@@ -82,9 +82,11 @@ def _load_ops():
         )
     _check_instructions(path, instructions)
     try:
-        return tf.load_op_library(str(path))
+        library = tf.load_op_library(str(path))
     except tf.errors.OpError as error:
         raise ImportError(f"{path} could not be loaded: {error.message}. {_REMEDY}.") from error
+    importlib.import_module("sok_like.runtime.v1_graphs").refuse()
+    return library
 
 
 def _load_core():
