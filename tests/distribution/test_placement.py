@@ -58,7 +58,9 @@ def test_layout_map_searches_and_prefers_the_exact_path():
     with pytest.raises(ValueError, match="TensorLayout"):
         layout_map["gamma"] = "model"
     layout_map["dense_bias"] = ("model",)
-    with pytest.raises(ValueError, match=r"'net/dense_bias'.*\['bias', 'dense_bias'\]"):
+    with pytest.raises(
+        ValueError, match=r"'net/dense_bias' matches multiple layout.*\['bias', 'dense_bias'\]"
+    ):
         layout_map["net/dense_bias"]
 
 
