@@ -63,7 +63,7 @@ def checks(world_size):
     if world_size in SHAPES:
         found["each"] = lambda: each(world_size)
     if world_size == 2:
-        found.update({f.__name__: f for f in (compiled, plain, mixed, unsharded, refused)})
+        found.update({f.__name__: f for f in (compiled, plain, short, mixed, unsharded, refused)})
     return found
 
 
@@ -153,6 +153,30 @@ def plain():
     """Optimizers that the program's own loop uses as they are, and the state that they show."""
     sharded = {str(shape): under(shape, _plain, LAYOUTS) for shape in ((1, 2), (2, 1))}
     return {"expected": Alone(_plain), **sharded}
+
+
+def without_average():
+    """Keras 3 itself cannot average empty matrices over steps."""
+    return [name for name, (_, given) in optimizers().items() if "use_ema" not in given]
+
+
+def short():
+    """Each optimizer where rank 1 has no element: a row, cut along the axis of two ranks."""
+    layouts = {"row/kernel": ("model", None)}
+    return {"expected": Alone(_short), "sharded": under((1, 2), _short, layouts)}
+
+
+def _short(dist=None):
+    inputs, target = data()
+    found = {}
+    for name in without_average():
+        tf.keras.utils.set_random_seed(3)
+        layers = [tf.keras.layers.Dense(4, name="row"), tf.keras.layers.Dense(1, name="head")]
+        model = tf.keras.Sequential([tf.keras.layers.Input([1]), *layers])
+        model.compile(make(*optimizers()[name]), "mse", run_eagerly=True)
+        model.fit(inputs[0][:, :1], target, batch_size=4, epochs=2, shuffle=False, verbose=0)
+        found[name] = weights_of(model)
+    return found
 
 
 def mixed():

@@ -30,6 +30,12 @@ def test_optimizer_that_is_not_wrapped_trains_shards(rank_results, shape):
         assert_close(result[shape], result["expected"], f"rank {rank}:")
 
 
+@pytest.mark.parametrize("name", optimizers.without_average())
+def test_a_rank_without_an_element_takes_part(rank_results, name):
+    for rank, result in enumerate(rank_results(2, "distribution_optimizers.short")):
+        assert_close(result["sharded"][name], result["expected"][name], f"rank {rank}:")
+
+
 @pytest.mark.parametrize("shape", ["(1, 2)", "(2, 1)"])
 def test_mixed_precision_is_that_of_one_process(rank_results, shape):
     for result in rank_results(2, "distribution_optimizers.mixed"):
