@@ -30,6 +30,7 @@ def checks(world_size):
             from_files,
             errors,
             exported,
+            backed_up,
         )
     }
     for_keras_3 = (keras_classes, made_before, loaded, explicit)
@@ -364,6 +365,53 @@ def loaded():
     def body(dist):
         sharded, model = _trained_further(folder)
         return {"oracle": Alone(loaded_alone), "sharded": sharded, "local": local_shapes(model)}
+
+    return under((1, 2), body)
+
+
+class Interrupted(Exception):
+    """What ends a training in its second epoch."""
+
+
+def _interrupt(epoch, logs=None):
+    if epoch == 1:
+        raise Interrupted
+
+
+def _epochs(folder, *callbacks, **options):
+    (x, y), callbacks = samples(), list(callbacks)
+    if folder is not None:
+        callbacks.append(tf.keras.callbacks.BackupAndRestore(str(folder)))
+    model = compiled(make_model(), **options)
+    fitting = {"batch_size": 11, "epochs": 3, "shuffle": False, "verbose": 0}
+    try:
+        history = model.fit(x, y, callbacks=callbacks, **fitting)
+    except Interrupted:
+        return None
+    return len(history.epoch), {"weights": [v.numpy() for v in model.weights]}
+
+
+def _not_interrupted():
+    return _epochs(None, jit_compile=False)[1]
+
+
+def backed_up():
+    """A training that goes on from the backup of the one before; and a folder for each rank."""
+    from sok_like.runtime import comm
+
+    folder = _shared_folder()
+
+    def body(dist):
+        stopped = _epochs(folder / "b", tf.keras.callbacks.LambdaCallback(_interrupt))
+        assert stopped is None
+        epochs, sharded = _epochs(folder / "b")
+        assert epochs == 2, epochs  # the first one is not done again
+        try:
+            _epochs(folder / str(comm.current().rank))
+            own = None
+        except Exception as error:
+            own = f"{type(error).__name__}: {error}"
+        return {"oracle": Alone(_not_interrupted), "sharded": sharded, "local folders": own}
 
     return under((1, 2), body)
 

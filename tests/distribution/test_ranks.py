@@ -8,7 +8,7 @@ from tests.checks import distribution as mixed
 
 pytestmark = [pytest.mark.keras, pytest.mark.ranks]
 TOLERANCE = 1e-5
-USES = ("published", "deferred", "eager", "dataset", "own_loop") + (
+USES = ("published", "deferred", "eager", "dataset", "own_loop", "backed_up") + (
     ("keras_classes", "made_before", "loaded") if is_keras_3() else ()
 )
 
@@ -105,6 +105,11 @@ def test_use_is_the_unsharded_one(rank_results, use):
 def local_shapes(found):
     """By the end of the path: `kernel` of a layer has one shard shape."""
     return {"/".join(path.split("/")[-2:]): shape for path, shape in found.items()}
+
+
+def test_a_folder_per_rank_for_backups_raises(rank_results):
+    for rank in rank_results(2, "distribution_use.backed_up"):
+        assert "All ranks must save to the same path" in rank["local folders"]
 
 
 def test_mesh_shape_alone_changes_the_sharding(rank_results):

@@ -134,6 +134,23 @@ def test_processes_that_horovod_did_not_connect_do_not_train_alone(monkeypatch, 
     assert isinstance(comm.choose(), comm.SingleProcess)
 
 
+def test_groups_that_horovod_was_not_told_of_say_what_to_call(monkeypatch):
+    # Four ranks of Horovod as a program, or DataParallel, has initialised it: without groups.
+    def refuse(ranks):
+        raise ValueError("HOROVOD_DYNAMIC_PROCESS_SETS is not set")
+
+    fake = types.ModuleType("horovod.tensorflow")
+    fake.is_initialized, fake.size, fake.rank = lambda: True, lambda: 4, lambda: 0
+    fake.global_process_set, fake.add_process_set = types.SimpleNamespace(), refuse
+    monkeypatch.setitem(sys.modules, "horovod", types.ModuleType("horovod"))
+    sys.modules["horovod"].tensorflow = fake
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", fake)
+    everyone = comm.HorovodCommunicator()
+    assert everyone.subset([range(4)]) is everyone  # a mesh with one axis needs no group
+    with pytest.raises(RuntimeError, match=r"sok\.distribution\.initialize\(\) .*ranks \[0, 1\]"):
+        everyone.subset([[0, 1], [2, 3]])
+
+
 @pytest.mark.parametrize("chosen", [None, "2.5"])
 def test_horovod_and_mpi_start_with_short_waits_unless_the_user_says_otherwise(monkeypatch, chosen):
     started = {}
