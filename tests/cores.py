@@ -50,15 +50,20 @@ def shared():
 
 @contextlib.contextmanager
 def lent():
-    """Gives the test's share away for a time."""
+    """Gives the test's share away for a time; within such a time it does nothing."""
+    global _held
     if _held is None:
         yield
         return
-    fcntl.flock(_held, fcntl.LOCK_UN)
+    # Forgotten while it is away: who takes it back twice waits for the gate with a share in hand,
+    # and whoever has the gate waits for that share.
+    file, _held = _held, None
+    fcntl.flock(file, fcntl.LOCK_UN)
     try:
         yield
     finally:
-        _take(_held, fcntl.LOCK_SH)
+        _take(file, fcntl.LOCK_SH)
+        _held = file
 
 
 @contextlib.contextmanager
