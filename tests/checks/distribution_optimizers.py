@@ -172,7 +172,8 @@ def _short(dist=None):
     for name in without_average():
         tf.keras.utils.set_random_seed(3)
         layers = [tf.keras.layers.Dense(4, name="row"), tf.keras.layers.Dense(1, name="head")]
-        model = tf.keras.Sequential([tf.keras.layers.Input([1]), *layers])
+        # Named: Keras numbers nameless models by what the process made before.
+        model = tf.keras.Sequential([tf.keras.layers.Input([1]), *layers], name="short")
         model.compile(make(*optimizers()[name]), "mse", run_eagerly=True)
         model.fit(inputs[0][:, :1], target, batch_size=4, epochs=2, shuffle=False, verbose=0)
         found[name] = weights_of(model)
