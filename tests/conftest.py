@@ -84,13 +84,15 @@ def _results(world_size):
 @pytest.fixture
 def rank_results(sok):
     """`rank_results(world_size, "module.check")`: what each rank found; one launch a session."""
-    from tests.checks import computed
+    from tests.checks import computed, is_slow
 
     if emulated.asked_for():
         pytest.skip("some of the checks' tables are not for devices")
 
     def results(world_size, check):
         skip_many_ranks(world_size)
+        if is_slow(world_size, check):
+            pytest.skip(f"{check} on {world_size} ranks is for SLOW=1")
         ranks = _results_of_one_rank(check) if world_size == 1 else _results(world_size)
         if isinstance(ranks, RanksFailed):
             pytest.fail(str(ranks), pytrace=False)

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.checks import shards
+from tests.checks import parity, shards
 
 each_world = pytest.mark.parametrize(
     "world_size", [1, *(pytest.param(n, marks=pytest.mark.ranks) for n in (2, 3))]
@@ -32,7 +32,7 @@ def test_initial_rows(rank_results, world_size, initializer):
 
 @pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.ranks)])
 def test_two_runs_of_one_seed(rank_results, world_size):
-    first = rank_results(world_size, "parity.adam.sum")
+    first = rank_results(world_size, "parity." + ".".join(parity.TWICE))
     second = rank_results(world_size, "shards.train_again")
     for one, other in zip(first, second, strict=True):
         for table, (_, rows) in one["export"].items():

@@ -13,7 +13,7 @@ if compgen -G 'cpp/tests/*_test.cc' >/dev/null; then
   # Not compiled by `make venv`: they take longer than the package.
   compile_tests() { cmake -S . -B "$build" -DSOK_WITH_TESTS=ON && cmake --build "$build"; }
   LOG=out/tests.log phase "Compiling the C++ tests" compile_tests
-  ctest --test-dir "$build" --output-on-failure
+  ctest --test-dir "$build" --output-on-failure -j "$(nproc)"
   # Emulated devices with other chances (docs/cuda.md).
   for seed in $([ -z "${SLOW:-}" ] || seq 2 20); do
     mkdir -p out

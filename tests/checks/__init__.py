@@ -31,6 +31,15 @@ WITHOUT_KERAS = (
     "sok2_dense",
     *("deeprec", "deltas", "tapes", "norms", "storage", "shards", "fewer_ranks"),
 )
+# What `make test-all` alone runs on so many ranks (of both Kerases), and what it alone runs on two
+# under tf_keras: names of checks, or their beginnings. What each holds, others hold on fewer ranks,
+# with another optimizer or under Keras 3.
+SLOW = {
+    2: ("parity.sgd.mean",),
+    3: ("parity.sgd", "parity.adam", "columns", "sok2_dense.clipped", "programs.random_runs"),
+    4: ("parity.lazy_adam", "parity.adagrad", "dmp.columns", "hashed", "distribution.2x2"),
+}
+SLOW_UNDER_TF_KERAS = ("hashed.train_momentum", "hashed.train_adagrad", "distribution.2x1")
 
 
 class Raised:
@@ -68,6 +77,15 @@ def computed(result):
     return {k: _computed(v) if isinstance(v, Alone) else v for k, v in result.items()}
 
 
+def is_slow(world_size, name):
+    """Whether `make test-all` alone runs the check `name` on so many ranks."""
+    legacy = os.environ.get("TF_USE_LEGACY_KERAS") == "1"
+    slow = SLOW.get(world_size, ())
+    if legacy:
+        slow = SLOW_UNDER_TF_KERAS
+    return world_size > 1 and name.startswith(slow) and not os.environ.get("SLOW")
+
+
 def run(world_size, check=None):
     """The checks for `world_size` ranks, or the one of them of that name: results by name."""
     import sok_like as sok
@@ -83,6 +101,8 @@ def run(world_size, check=None):
         for of_module, function in module.checks(world_size).items():
             full_name = f"{name}.{of_module}"
             if not full_name.startswith(only) or check not in (None, full_name):
+                continue
+            if is_slow(world_size, full_name):
                 continue
             start, cpu = time.monotonic(), time.process_time()
             try:

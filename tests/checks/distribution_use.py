@@ -318,7 +318,7 @@ def keras_classes():
     dist.set_distribution(parallel)
     try:
         model = make_model()
-        sharded = train(model)
+        sharded = train(model, run_eagerly=True)
         return {"oracle": Alone(alone), "sharded": sharded, "local": local_shapes(model)}
     finally:
         dist.set_distribution(None)
@@ -331,7 +331,7 @@ def made_before():
     def body(dist):
         return {
             "oracle": Alone(alone),
-            "sharded": train(model),
+            "sharded": train(model, run_eagerly=True),
             "compiled before": trained(ready),
             "local": local_shapes(model),
             "local of compiled": local_shapes(ready),
@@ -363,7 +363,7 @@ def loaded():
     folder = _shared_folder()
 
     def body(dist):
-        sharded, model = _trained_further(folder)
+        sharded, model = _trained_further(folder, run_eagerly=True)
         return {"oracle": Alone(loaded_alone), "sharded": sharded, "local": local_shapes(model)}
 
     return under((1, 2), body)
@@ -402,12 +402,12 @@ def backed_up():
     folder = _shared_folder()
 
     def body(dist):
-        stopped = _epochs(folder / "b", tf.keras.callbacks.LambdaCallback(_interrupt))
-        assert stopped is None
-        epochs, sharded = _epochs(folder / "b")
+        stop, eager = tf.keras.callbacks.LambdaCallback(_interrupt), {"run_eagerly": True}
+        assert _epochs(folder / "b", stop, **eager) is None
+        epochs, sharded = _epochs(folder / "b", **eager)
         assert epochs == 2, epochs  # the first one is not done again
         try:
-            _epochs(folder / str(comm.current().rank))
+            _epochs(folder / str(comm.current().rank), **eager)
             own = None
         except Exception as error:
             own = f"{type(error).__name__}: {error}"

@@ -24,6 +24,7 @@ TABLES = {  # name: (combiner, None for the layer that does not combine; hash ta
 }
 OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "lazy_adam", "ftrl")
 ON_3_RANKS = ("sgd", "adam", "ftrl")  # the others on 4
+TWICE = ("lazy_adam", "sum")  # trained by tests/checks/shards.py, too
 RATE = 0.01
 
 

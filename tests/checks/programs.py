@@ -28,7 +28,7 @@ MODES = ("eager", "function", "loop")
 
 def num_steps(world_size):
     """Of random programs in eager calls and functions; `make soak-ranks` makes thousands."""
-    return 60 if world_size == 2 or os.environ.get("SLOW") else 30
+    return 60 if os.environ.get("SLOW") else {2: 40, 3: 15}[world_size]
 
 
 def checks(world_size):

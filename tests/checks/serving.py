@@ -78,7 +78,7 @@ def _keras_inputs():
 
 def _trained(sok, model):
     known, both, labels = _features()
-    model.compile(sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1)), "mse")
+    model.compile(sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1)), "mse", run_eagerly=True)
     model.fit(known, labels, batch_size=4, epochs=2, verbose=0)
     return model, both, None, lambda inputs: model.predict(inputs, verbose=0)
 

@@ -30,18 +30,19 @@ SUITES = {
     "tests/table/test_policies.py tests/group_embedding/test_lookup_sparse.py": 40,
 }
 # Of these, what calls kernels in other ways than the rest; the suites whole are marked `slow`.
-KERNELS = {
+KERNELS = (
     "tests/table/test_variable.py tests/test_session.py tests/table/test_policies.py "
     "tests/group_embedding/test_lookup_sparse.py "
-    "tests/embeddings/test_all2all_dense_embedding.py": 120,
+    "tests/embeddings/test_all2all_dense_embedding.py "
     "tests/optimizers/test_rules.py tests/optimizers/test_wrapper.py "
     "tests/optimizers/test_lazy_adam.py tests/optimizers/test_nonfinite.py "
-    "tests/test_training.py": 110,
-}
+    "tests/test_training.py"
+)
+OF_KERAS = ["test_fit", "weights_file", "uninterrupted"]  # the same kernels, under more of Keras
 
 
-def run_suite(files, at_least, **environment):
-    absent = [f"not {word}" for word in ABSENT]
+def run_suite(files, at_least, absent=(), **environment):
+    absent = [f"not {word}" for word in [*ABSENT, *absent]]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files.split()]
     done = subprocess.run(
         [*command, "-m", "not ranks", "-k", " and ".join(absent)],
@@ -59,11 +60,14 @@ def run_suite(files, at_least, **environment):
 
 @pytest.mark.skipif(not emulated.LIBRARY.exists(), reason="the emulator comes with the C++ tests")
 @pytest.mark.parametrize(
-    "files, at_least",
-    [*KERNELS.items(), *(pytest.param(*suite, marks=pytest.mark.slow) for suite in SUITES.items())],
+    "files, at_least, absent",
+    [
+        (KERNELS, 220, OF_KERAS),
+        *(pytest.param(*suite, (), marks=pytest.mark.slow) for suite in SUITES.items()),
+    ],
 )
-def test_suite(files, at_least):
-    run_suite(files, at_least, SOK_TEST_OPS="emulated")
+def test_suite(files, at_least, absent):
+    run_suite(files, at_least, absent, SOK_TEST_OPS="emulated")
 
 
 @pytest.mark.gpu

@@ -30,7 +30,7 @@ def run_model(cuda, name, steps):
 
 @pytest.mark.parametrize("name", ON_DEVICES)
 def test_against_the_model(cuda, name):
-    run_model(cuda, name, 1000)
+    run_model(cuda, name, 400)
 
 
 @pytest.mark.slow

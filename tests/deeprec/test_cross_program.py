@@ -28,7 +28,7 @@ def data(tmp_path_factory):
 def losses(data, folder, num_ranks, way, scale=1):
     """The losses of the whole batch, step by step, as each rank printed them."""
     arguments = [str(data), str(folder), "--way", way, "--scale", str(scale)]
-    printed = run_ranks(str(PROGRAM), num_ranks, args=arguments)
+    printed = run_ranks(str(PROGRAM), num_ranks, args=arguments, alone=num_ranks > 1)
     return [
         [float(loss) for loss in re.search(r"^losses (.+)$", text, re.MULTILINE)[1].split()]
         for text in printed
@@ -36,7 +36,7 @@ def losses(data, folder, num_ranks, way, scale=1):
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_both_ways_train_as_stock_variables_do(data, tmp_path, num_ranks):
     # Gradients of tables are sums over ranks, those of ordinary variables are means.
     (right,) = losses(data, tmp_path / "stock", 1, "stock", num_ranks)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-OF_LAYER = pytest.param("of_layer", marks=pytest.mark.keras)
 v1 = tf.compat.v1
 
 # Row k of the dense variable is the row of key k. The first keys are not there: by position, and
@@ -102,9 +101,17 @@ def of_layer(sok):
     assert layer is not None  # the table lives as long as it
 
 
-@pytest.mark.parametrize("kind", ["table", OF_LAYER])
-@pytest.mark.parametrize("nn", [tf.nn, v1.nn], ids=["v2", "v1"])
-@pytest.mark.parametrize("in_function", [False, True], ids=["eager", "function"])
+def _pairs():
+    """Each two of kind, API and mode; all three together behind `slow`."""
+    for i, kind in enumerate(["table", "of_layer"]):
+        for j, nn in enumerate([tf.nn, v1.nn]):
+            for in_function in (False, True):
+                marks = [pytest.mark.keras] * i + [pytest.mark.slow] * ((i + j + in_function) % 2)
+                name = f"{kind}-v{2 - j}-{'function' if in_function else 'eager'}"
+                yield pytest.param(kind, nn, in_function, marks=marks, id=name)
+
+
+@pytest.mark.parametrize("kind, nn, in_function", _pairs())
 def test_lookups_of_tensorflow(request, kind, nn, in_function):
     table = request.getfixturevalue(kind)
     dense = tf.Variable(ROWS)
