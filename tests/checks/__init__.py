@@ -39,7 +39,15 @@ SLOW = {
     3: ("parity.sgd", "parity.adam", "columns", "sok2_dense.clipped", "programs.random_runs"),
     4: ("parity.lazy_adam", "parity.adagrad", "dmp.columns", "hashed", "distribution.2x2"),
 }
-SLOW_UNDER_TF_KERAS = ("hashed.train_momentum", "hashed.train_adagrad", "distribution.2x1")
+SLOW_UNDER_TF_KERAS = (
+    *("dmp.rows", "dmp.columns.adagrad", "dmp.one_id_a_sample", "dmp.model_parallel_inputs"),
+    *("hashed.train_momentum", "hashed.train_adagrad", "hashed.model_parallel", "hashed.alone"),
+    *("distribution.2x1", "distribution_steps.2x1", "distribution_optimizers.plain"),
+    *("distribution_batches.same", "distribution_batches.own_2x1", "other_ranks.parallel"),
+    *("not_averaged.dmp_by_rank_nothing_graph", "not_averaged.dmp_start_graph"),
+    *("not_averaged.group_nothing_graph", "not_averaged.sok_apart_graph", "fit.fit_columns"),
+    *("files.session", "files.refused", "serving"),
+)
 
 
 class Raised:
