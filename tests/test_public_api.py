@@ -25,7 +25,7 @@ CALLABLES = {
     "embeddings_regularizer=None, activity_regularizer=None, embeddings_constraint=None, "
     "combiner=None, use_custom_kernel=True, **kwargs",
     "GroupEmbedding": "embedding_dims, *, tables=None, combiners='mean', table_options=None, "
-    "pad_key=None, gradient_scale='auto', **kwargs",
+    "pad_key=None, gradient_scale='auto', wire_dtype=None, **kwargs",
     "HashEmbedding": "output_dim, combiner=None, embeddings_initializer='uniform', capacity=None, "
     "initial_capacity=0, key_dtype=tf.int64, **kwargs",
     "EmbeddingVariable": "embedding_dim, *, name='embedding', key_dtype=tf.int64, "
@@ -70,7 +70,7 @@ CALLABLES = {
     "callbacks.MetricAverage": "",
     "dist_model_parallel.DistributedEmbedding": "embeddings, strategy='basic', "
     "column_slice_threshold=None, row_slice_threshold=None, dp_input=True, input_table_map=None, "
-    "data_parallel_threshold=None, **kwargs",
+    "data_parallel_threshold=None, wire_dtype=None, **kwargs",
     "dist_model_parallel.DistributedGradientTape": "gradtape, *, sparse_as_dense=False, "
     "**horovod_arguments",
     "dist_model_parallel.DistributedOptimizer": "optimizer, *, sparse_as_dense=False, "
@@ -123,10 +123,12 @@ CALLABLES = {
     "partitioner=None, validate_shape=True, custom_getter=None, constraint=None, "
     "init_data_source=None, ev_option=None, *, steps_to_live=None, capacity=None",
     "group_embedding_lookup": "params, ids, partition_strategy='mod', name=None, *, "
-    "training=True, gradient_scale='auto'",
+    "training=True, gradient_scale='auto', wire_dtype=None",
     "group_embedding_lookup_sparse": "params, sp_ids, combiners, partition_strategy='mod', "
     "sp_weights=None, name=None, *, is_sequence=False, params_num_per_group=sys.maxsize, "
-    "training=True, gradient_scale='auto'".replace("sys.maxsize", str(sys.maxsize)),
+    "training=True, gradient_scale='auto', wire_dtype=None".replace(
+        "sys.maxsize", str(sys.maxsize)
+    ),
     "sok2.DistributedVariable": "*args, **kwargs",
     "sok2.DynamicVariable": "dimension, initializer=None, var_type=None, name=None, "
     "constraint=None, trainable=True, key_type=None, dtype=None, mode=None, *, init_capacity=None, "

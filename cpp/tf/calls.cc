@@ -16,10 +16,10 @@ std::unordered_map<int64_t, uint64_t>& Numbers() {  // by the hash of the lookup
 
 }  // namespace
 
-Call NextCall(const std::string& lookup, Stage stage) {
+Call NextCall(const std::string& lookup, Stage stage, Wire wire) {
   const int64_t hash = Call::Of(lookup, 0, stage).hash();
   const std::lock_guard<std::mutex> lock(mutex);
-  return Call::Of(lookup, ++Numbers()[hash], stage);
+  return Call::Of(lookup, ++Numbers()[hash], stage, wire);
 }
 
 void CatchUp(const Call& call) {

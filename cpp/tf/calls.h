@@ -9,7 +9,7 @@
 namespace sok {
 
 // The next call of a lookup in this process.
-Call NextCall(const std::string& lookup, Stage stage);
+Call NextCall(const std::string& lookup, Stage stage, Wire wire);
 
 // Counts on from the calls that other ranks were found in, so that all ranks number the next call
 // alike after one of them missed some.

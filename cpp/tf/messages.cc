@@ -112,6 +112,15 @@ absl::Status SetCall(tensorflow::OpKernelContext* ctx, const Call& call, int32_t
   return absl::OkStatus();
 }
 
+absl::Status GetWire(tensorflow::OpKernelConstruction* ctx, Wire* wire) {
+  tensorflow::DataType dtype;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("wire_dtype", &dtype));
+  *wire = dtype == tensorflow::DT_BFLOAT16 ? Wire::kBfloat16
+          : dtype == tensorflow::DT_HALF   ? Wire::kFloat16
+                                           : Wire::kFloat32;
+  return absl::OkStatus();
+}
+
 absl::Status GetCall(tensorflow::OpKernelContext* ctx, Call* call) {
   const tensorflow::Tensor* words;
   TF_RETURN_IF_ERROR(ctx->input("call", &words));

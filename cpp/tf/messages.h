@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "cpp/core/cpu/message.h"
 #include "cpp/tf/calls.h"
 #include "cpp/tf/common.h"
@@ -62,14 +63,19 @@ absl::Status RaiseOutOfStep(const T* message, const int32_t* splits, int64_t wor
   return status;
 }
 
+// Part of the failure of a rank that has a number too large for the wire.
+inline constexpr char kUnfitForWire[] = "must hold numbers between";
+
 // Raises the failure that a message carries, or that ranks are in different calls; after that they
-// number their calls alike. What an owner reports with its rows is a table that cannot take keys.
+// number their calls alike. What an owner reports with its rows is a table that cannot take keys, or
+// a row that the wire cannot take.
 template <typename T>
 absl::Status RaiseFailure(const T* message, const int32_t* splits, int64_t world_size) {
   const absl::Status status = RaisedByRank([&] { ThrowIfFailed(message, splits, world_size); });
   if (absl::IsFailedPrecondition(status)) {
     CatchUpWith(message, splits, world_size);
-  } else if (!status.ok() && ReadHead(message).stage() == Stage::kRows) {
+  } else if (!status.ok() && ReadHead(message).stage() == Stage::kRows &&
+             !absl::StrContains(status.message(), kUnfitForWire)) {
     return absl::ResourceExhaustedError(status.message());
   }
   return status;
@@ -88,6 +94,9 @@ absl::Status CheckGradWords(int64_t rank, int64_t required, int64_t received);
 
 // Sets the outputs of SokCheckMessage: the call, and how many rounds follow.
 absl::Status SetCall(tensorflow::OpKernelContext* ctx, const Call& call, int32_t more_rounds);
+
+// The attribute `wire_dtype`.
+absl::Status GetWire(tensorflow::OpKernelConstruction* ctx, Wire* wire);
 
 // The call that the input `call` [8] holds.
 absl::Status GetCall(tensorflow::OpKernelContext* ctx, Call* call);

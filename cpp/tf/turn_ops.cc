@@ -35,20 +35,22 @@ REGISTER_OP("SokStampCall")
     .Output("stamped: int64")
     .Attr("lookup: string")
     .Attr("stage: int")
+    .Attr("wire_dtype: {float, bfloat16, half} = DT_FLOAT")
     .SetIsStateful()  // counts the calls
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->input(0));
       return absl::OkStatus();
     })
     .Doc(
-        "The message with each block's head saying that it is of the next call of lookup. Within a "
-        "turn, so that all ranks count calls alike.");
+        "The message with each block's head saying that it is of the next call of lookup, whose "
+        "rows travel as wire_dtype. Within a turn, so that all ranks count calls alike.");
 
 class StampCallOp : public OpKernel {
  public:
   explicit StampCallOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("lookup", &lookup_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("stage", &stage_));
+    OP_REQUIRES_OK(ctx, GetWire(ctx, &wire_));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -60,7 +62,7 @@ class StampCallOp : public OpKernel {
                                                               &stamped, &forwarded));
     int64_t* block = stamped->flat<int64_t>().data();
     if (forwarded < 0) std::memcpy(block, ctx->input(0).data(), stamped->TotalBytes());
-    Call call = NextCall(lookup_, static_cast<Stage>(stage_));
+    Call call = NextCall(lookup_, static_cast<Stage>(stage_), wire_);
     for (int64_t r = 0; r < splits.NumElements(); ++r) {
       call.words[0] = block[0];  // a failure stays one
       WriteHead(call, block);
@@ -71,6 +73,7 @@ class StampCallOp : public OpKernel {
  private:
   std::string lookup_;
   int64_t stage_;
+  Wire wire_;
 };
 REGISTER_KERNEL_BUILDER(Name("SokStampCall").Device(tensorflow::DEVICE_CPU), StampCallOp);
 

@@ -32,7 +32,7 @@ from sok_like.planner.tables import (
     list_embeddings,
 )
 from sok_like.planner.thresholds import check_threshold
-from sok_like.runtime import comm
+from sok_like.runtime import comm, wire
 from sok_like.runtime.agreement import raise_on_all
 from sok_like.runtime.checks import check_combiner
 from sok_like.runtime.initialize import ensure_initialized
@@ -66,6 +66,9 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
             a `tf.function` all of one kind.
         input_table_map: The table of each input; None: input i belongs to table i.
         data_parallel_threshold: Tables with at most as many elements are replicated on every rank.
+        wire_dtype: "bfloat16" or "float16" rounds rows and gradients on their way between ranks,
+            see `sok_like.lookup.hash_lookup.lookup`. None, or "float32", does not. Rows of
+            replicated tables do not travel.
         **kwargs: Keras' own: `name`, `dtype`, `trainable`.
 
     Call arguments:
@@ -102,6 +105,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         dp_input: bool = True,
         input_table_map: Sequence[int] | None = None,
         data_parallel_threshold: int | None = None,
+        wire_dtype: Any = None,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -114,6 +118,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         self.column_slice_threshold = column_slice_threshold
         self.row_slice_threshold = row_slice_threshold
         self.data_parallel_threshold = data_parallel_threshold
+        self.wire_dtype = wire.check(wire_dtype, f"layer '{self.name}'")
         self._strategy_name = strategy
         if not dp_input:  # without effect then, but checked
             check_threshold("row_slice_threshold", row_slice_threshold, 0)
@@ -338,6 +343,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
                         name,
                         training=training,
                         problems=problems,
+                        wire_dtype=self.wire_dtype,
                     )
                 )
                 checks = []
@@ -437,6 +443,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
             "dp_input": self.dp_input,
             "input_table_map": list(self.strategy.input_table_map),
             "data_parallel_threshold": self.data_parallel_threshold,
+            "wire_dtype": self.wire_dtype,
         }
 
     @classmethod

@@ -115,6 +115,7 @@ def mp_input_lookup(
             communicator,
             f"{name}_rows",
             same_weights.compare,
+            layer.wire_dtype,
         )
         done.append(call)
     return _assemble(layer, arrived, received, call, static)
@@ -142,6 +143,7 @@ def _lookup_hashed(layer, samples, tables, training, name):
         name,
         training=training,
         gradient_scale=1.0,  # the message of all outputs divides the gradient
+        wire_dtype=layer.wire_dtype,
     )
     return dict(zip(inputs, rows, strict=True))
 
@@ -264,7 +266,7 @@ def _message(layer, outputs, sizes, empty, name):
     It includes `empty` tensors so that their gradients, which are collectives, are computed.
     """
     world_size = layer.world_size
-    head = turns.head_of_rows(name)
+    head = turns.head_of_rows(name, layer.wire_dtype)
     blocks = [tf.tile(head[None], [world_size, 1])]
     for output, size in zip(outputs, sizes, strict=True):
         words = size[0] * tf.abs(size[1]) * output.shape[-1]

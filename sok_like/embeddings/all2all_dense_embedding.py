@@ -28,8 +28,8 @@ class All2AllDenseEmbedding(EmbeddingLayer):
         embedding_initializer: Keras initializer or its name; uniform in [-0.05, 0.05] by default.
         pad_key: Keys of this value are padding: their rows are zeros, not inserted, not trained.
             None, the default: no padding, so -1 is a key that gets a row and trains it.
-        **kwargs: `gradient_scale` (see `EmbeddingLayer`) and Keras' own `name`, `dtype`,
-            `trainable`.
+        **kwargs: `gradient_scale` and `wire_dtype` (see `EmbeddingLayer`), and Keras' own `name`,
+            `dtype`, `trainable`.
 
     Input shape:
         Integers `[batch, slot_num, nnz_per_slot]`, or any shape of that many keys a sample

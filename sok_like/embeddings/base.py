@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.table_layer import TableLayer, freeze_tables, keras_arguments
+from sok_like.runtime import wire
 from sok_like.runtime.checks import as_integer, check_integer
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
 from sok_like.runtime.initialize import ensure_initialized
@@ -28,6 +29,8 @@ class EmbeddingLayer(TableLayer):
         embedding_initializer: Keras initializer or its name; uniform in [-0.05, 0.05] by default.
         gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
             `sok_like.lookup.hash_lookup.lookup`.
+        wire_dtype: "bfloat16" or "float16" rounds rows and gradients on their way between ranks,
+            see `sok_like.lookup.hash_lookup.lookup`. None, or "float32", does not.
         pad_key: Keys of this value are padding: they contribute nothing, are not inserted and train
             nothing. None: no padding; -1 is a key like any other.
         **kwargs: Keras' own: `name`, `dtype`, `trainable`.
@@ -43,6 +46,7 @@ class EmbeddingLayer(TableLayer):
         key_dtype: Any = None,
         embedding_initializer: Any = None,
         gradient_scale: str = "auto",
+        wire_dtype: Any = None,
         pad_key: int | None = None,
         **kwargs: Any,
     ):
@@ -62,6 +66,7 @@ class EmbeddingLayer(TableLayer):
             "random_uniform" if embedding_initializer is None else embedding_initializer
         )
         self.gradient_scale = check_gradient_scale(gradient_scale)
+        self.wire_dtype = wire.check(wire_dtype, f"layer '{self.name}'")
         self.pad_key = None if pad_key is None else _check_pad_key(pad_key)
         # XLA cannot compile the table's ops; Keras 3 asks before it tries.
         self.supports_jit = False
@@ -92,6 +97,7 @@ class EmbeddingLayer(TableLayer):
             "key_dtype": self.key_dtype.name,
             "embedding_initializer": tf.keras.initializers.serialize(self.embedding_initializer),
             "gradient_scale": self.gradient_scale,
+            "wire_dtype": self.wire_dtype,
             "pad_key": self.pad_key,
         }
 
@@ -113,6 +119,7 @@ class EmbeddingLayer(TableLayer):
                 [feature],
                 training=training,
                 gradient_scale=self.gradient_scale,
+                wire_dtype=self.wire_dtype,
                 name=self.name,
             )
             return found if shape is None else tf.reshape(found, shape)

@@ -31,8 +31,8 @@ class DistributedEmbedding(EmbeddingLayer):
         embedding_initializer: Keras initializer or its name; uniform in [-0.05, 0.05] by default.
         pad_key: Keys of this value are padding: not in the sum or mean, not inserted, not trained.
             None, the default: no padding, so -1 is a key that gets a row and trains it.
-        **kwargs: `gradient_scale` (see `EmbeddingLayer`) and Keras' own `name`, `dtype`,
-            `trainable`.
+        **kwargs: `gradient_scale` and `wire_dtype` (see `EmbeddingLayer`), and Keras' own `name`,
+            `dtype`, `trainable`.
 
     Input shape: integers, one of
         `tf.SparseTensor` of dense shape `[batch * slot_num, max_nnz]`, row `sample * slot_num +

@@ -36,17 +36,18 @@ class FusedLookups(tf.keras.layers.Layer):
         A list of what each layer returns.
 
     Raises:
-        ValueError: layers with different `gradient_scale`s.
+        ValueError: layers with different `gradient_scale`s or `wire_dtype`s.
     """
 
     def __init__(self, layers: Sequence[Any], **kwargs: Any):
         super().__init__(**kwargs)
-        scales = {layer.gradient_scale for layer in layers}
-        if len(scales) > 1:
-            raise ValueError(
-                "Layers that are looked up together must have one `gradient_scale`. "
-                f"Received: {sorted(scales)}"
-            )
+        for argument in ("gradient_scale", "wire_dtype"):
+            given = {getattr(layer, argument) for layer in layers}
+            if len(given) > 1:
+                raise ValueError(
+                    f"Layers that are looked up together must have one `{argument}`. "
+                    f"Received: {sorted(given, key=str)}"
+                )
         self.layers = list(layers)
         self.supports_jit = False
         self.built = True
@@ -59,6 +60,7 @@ class FusedLookups(tf.keras.layers.Layer):
                 [feature for feature, _ in requests],
                 training=training,
                 gradient_scale=self.layers[0].gradient_scale,
+                wire_dtype=self.layers[0].wire_dtype,
                 name=self.name,
             )
 
@@ -106,8 +108,8 @@ def fuse_lookups(model: Any) -> Any:
     Raises:
         TypeError: `model` is not what `tf.keras.Model(inputs, outputs)` makes: a subclassed one
             holds a `sok.GroupEmbedding`.
-        ValueError: fewer than two layers can be fused, or they have different `gradient_scale`s;
-            `model` has losses or metrics added by `add_loss` or `add_metric`.
+        ValueError: fewer than two layers can be fused, or they have different `gradient_scale`s
+            or `wire_dtype`s; `model` has losses or metrics added by `add_loss` or `add_metric`.
     """
     nodes = _nodes_of(model)
     chosen, needed = _chosen(nodes)

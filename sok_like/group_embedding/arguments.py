@@ -14,6 +14,7 @@ from tensorflow.python.ops.variables import PartitionedVariable
 
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.lookup.sparse_ids import in_order, row_splits, samples_of
+from sok_like.runtime import wire
 from sok_like.runtime.checks import COMBINERS
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
 from sok_like.table.keys import dtype_hint
@@ -120,11 +121,12 @@ def check_partition_strategy(partition_strategy: Any) -> None:
         )
 
 
-def check_mode(training: Any, gradient_scale: Any) -> None:
-    """TypeError unless `training` is a bool; ValueError unless `gradient_scale` is one."""
+def check_mode(training: Any, gradient_scale: Any, wire_dtype: Any, name: str) -> None:
+    """TypeError unless `training` is a bool; ValueError unless the others are what they are for."""
     if not isinstance(training, bool):
         raise TypeError(f"`training` must be a Python bool. Received: training={training!r}")
     check_gradient_scale(gradient_scale)
+    wire.check(wire_dtype, f"lookup '{name}'")
 
 
 def ids_of(sp_ids: Any, sp_weights: Any, name: str, together: bool = False) -> Ids:

@@ -18,6 +18,7 @@ from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
 from sok_like.lookup.held_table import HeldTable
 from sok_like.lookup.table_layer import freeze_tables, keras_arguments, unless_frozen
 from sok_like.lookup.training_flag import by_training
+from sok_like.runtime import wire
 from sok_like.runtime.checks import as_integer, check_combiner
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
 from sok_like.table import policy_config
@@ -42,6 +43,8 @@ class GroupEmbedding(tf.keras.layers.Layer):
             strings; also of ragged and sparse features. None: every value is a key.
         gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
             `sok_like.lookup.hash_lookup.lookup`.
+        wire_dtype: "bfloat16" or "float16" rounds rows and gradients on their way between ranks,
+            see `sok_like.lookup.hash_lookup.lookup`. None, or "float32", does not.
         **kwargs: Keras' own: `name`, `dtype`, `trainable`. The name is part of the tables' names,
             and so of what initial rows are drawn from.
 
@@ -70,11 +73,13 @@ class GroupEmbedding(tf.keras.layers.Layer):
         table_options: Mapping[str, Mapping[str, Any]] | None = None,
         pad_key: int | str | None = None,
         gradient_scale: str = "auto",
+        wire_dtype: Any = None,
         **kwargs: Any,
     ):
         super().__init__(autocast=False, **keras_arguments(kwargs))
         self.supports_jit = False  # XLA cannot compile the tables' ops
         self.gradient_scale = check_gradient_scale(gradient_scale)
+        self.wire_dtype = wire.check(wire_dtype, f"layer '{self.name}'")
         self.pad_key = pad_key
         self._is_dict = isinstance(embedding_dims, Mapping)
         dims = _by_feature("embedding_dims", embedding_dims, None, None)
@@ -143,6 +148,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
                 name=self.name,
                 training=training,
                 gradient_scale=self.gradient_scale,
+                wire_dtype=self.wire_dtype,
             )
             return [tf.cast(tensor, self.compute_dtype) for tensor in found]
 
@@ -251,6 +257,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
             "table_options": options,
             "pad_key": self.pad_key,
             "gradient_scale": self.gradient_scale,
+            "wire_dtype": self.wire_dtype,
         }
 
 

@@ -39,6 +39,7 @@ def group_embedding_lookup_sparse(
     params_num_per_group: int = sys.maxsize,
     training: bool = True,
     gradient_scale: str = "auto",
+    wire_dtype: Any = None,
 ) -> list[tf.Tensor]:
     """`tf.nn.embedding_lookup_sparse` of many tables at once.
 
@@ -61,6 +62,8 @@ def group_embedding_lookup_sparse(
         training: False reads initial rows of missing keys without inserting them.
         gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
             `sok_like.lookup.hash_lookup.lookup`. Of EmbeddingVariables only.
+        wire_dtype: "bfloat16" or "float16" rounds rows and gradients of EmbeddingVariables on their
+            way between ranks, see there. None, or "float32", does not.
 
     Returns:
         A list of `[batch, embedding_dim]` in the order of `params`; an empty sample, and one whose
@@ -78,7 +81,8 @@ def group_embedding_lookup_sparse(
     sp_ids = arguments.one_each("sp_ids", sp_ids, len(tables))
     combiners = arguments.combiners(combiners, len(tables))
     arguments.check_partition_strategy(partition_strategy)
-    arguments.check_mode(training, gradient_scale)
+    name = name or "group_embedding_lookup_sparse"
+    arguments.check_mode(training, gradient_scale, wire_dtype, name)
     if sp_weights is not None and is_sequence:
         raise ValueError(
             "`sp_weights` must be None where is_sequence is True: nothing is combined. "
@@ -88,7 +92,6 @@ def group_embedding_lookup_sparse(
         sp_weights = [None] * len(tables)
     sp_weights = arguments.one_each("sp_weights", sp_weights, len(tables))
     check_integer("params_num_per_group", params_num_per_group)
-    name = name or "group_embedding_lookup_sparse"
     with tf.name_scope(name):
         ids = [
             arguments.ids_of(i, weights, table_name(table), _is_combined(table, is_sequence))
@@ -100,7 +103,7 @@ def group_embedding_lookup_sparse(
             features = [_row_feature(table, i.ragged.values) for table, i, _ in looked_up]
         else:
             features = [_combined_feature(*item) for item in looked_up]
-        fused = _lookup_group(features, training, gradient_scale, name)
+        fused = _lookup_group(features, training, gradient_scale, wire_dtype, name)
         outputs = []
         for (table, i, combiner), rows in zip(looked_up, fused, strict=True):
             if rows is None:
@@ -117,11 +120,12 @@ def group_embedding_lookup(
     *,
     training: bool = True,
     gradient_scale: str = "auto",
+    wire_dtype: Any = None,
 ) -> list[tf.Tensor]:
     """`tf.nn.embedding_lookup` of many tables at once: a row for each id.
 
     Args:
-        params, partition_strategy, name, training, gradient_scale: As in
+        params, partition_strategy, name, training, gradient_scale, wire_dtype: As in
             `group_embedding_lookup_sparse`.
         ids: List with one item per table: integers of any shape.
 
@@ -137,20 +141,20 @@ def group_embedding_lookup(
     tables = arguments.tables(params)
     ids = arguments.one_each("ids", ids, len(tables))
     arguments.check_partition_strategy(partition_strategy)
-    arguments.check_mode(training, gradient_scale)
+    name = name or "group_embedding_lookup"
+    arguments.check_mode(training, gradient_scale, wire_dtype, name)
     for i, table in zip(ids, tables, strict=True):
         if isinstance(i, (tf.SparseTensor, tf.RaggedTensor)):
             raise TypeError(
                 "`ids` must be dense; sok.group_embedding_lookup_sparse takes others. "
                 f"Received: {i!r} (table '{table_name(table)}')"
             )
-    name = name or "group_embedding_lookup"
     with tf.name_scope(name):
         ids = [tf.convert_to_tensor(i) for i in ids]
         for i, table in zip(ids, tables, strict=True):
             arguments.check_integers("ids", i, table_name(table))
         features = [_row_feature(*item) for item in zip(tables, ids, strict=True)]
-        fused = _lookup_group(features, training, gradient_scale, name)
+        fused = _lookup_group(features, training, gradient_scale, wire_dtype, name)
         outputs = []
         for table, i, rows in zip(tables, ids, fused, strict=True):
             if rows is None:
@@ -183,10 +187,18 @@ def _row_feature(table, ids):
     return HashFeature(table, tf.reshape(as_keys(ids), [-1]))
 
 
-def _lookup_group(features, training, gradient_scale, name):
+def _lookup_group(features, training, gradient_scale, wire_dtype, name):
     """One lookup of all features that are not None; None in the places of the others."""
     given = [feature for feature in features if feature is not None]
-    rows = iter(lookup(given, training=training, gradient_scale=gradient_scale, name=name))
+    rows = iter(
+        lookup(
+            given,
+            training=training,
+            gradient_scale=gradient_scale,
+            wire_dtype=wire_dtype,
+            name=name,
+        )
+    )
     return [None if feature is None else next(rows) for feature in features]
 
 

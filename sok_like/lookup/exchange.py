@@ -78,6 +78,7 @@ def exchange_lookup(
     training: bool = True,
     problems: Sequence[tf.Tensor] = (),
     gradient_scale: float | None = None,
+    wire_dtype: str | None = None,
 ) -> list[tf.Tensor]:
     """Looks features up wherever their rows are.
 
@@ -90,6 +91,7 @@ def exchange_lookup(
         problems: Texts, empty but for what already went wrong on this rank.
         gradient_scale: What gradients are multiplied with; None divides them by the number of
             ranks.
+        wire_dtype: As of `hash_lookup.lookup`; the same on all ranks.
 
     Returns:
         One float32 tensor per feature: `[batch, dim]`, or `[num_keys, dim]` where the combiner is
@@ -122,7 +124,9 @@ def exchange_lookup(
             **batch,
         )
         with turns.turn() as done:
-            message, splits = turns.exchange_keys(routed.message, routed.splits, communicator, name)
+            message, splits = turns.exchange_keys(
+                routed.message, routed.splits, communicator, name, wire_dtype=wire_dtype
+            )
             local_rows = ops.sok_unpack_keys(
                 message=message,
                 splits=splits,
@@ -141,7 +145,7 @@ def exchange_lookup(
                 gradient_scale=1.0 / world_size if gradient_scale is None else gradient_scale,
             )
             rows, received, call = turns.exchange_rows(
-                rows, sent, communicator, f"{name}_rows", same_weights.compare
+                rows, sent, communicator, f"{name}_rows", same_weights.compare, wire_dtype
             )
             done.append(call)
         return wrapped_ops.combine(rows, received, call, routed, batch)

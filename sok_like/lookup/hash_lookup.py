@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from sok_like.lookup import exporting, same_weights
 from sok_like.lookup.keras_call import check_listed
-from sok_like.runtime import callers, comm, devices, native, ops, turns
+from sok_like.runtime import callers, comm, devices, native, ops, turns, wire
 from sok_like.runtime.checks import COMBINERS, check_combiner
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
 from sok_like.table.variable import EmbeddingVariable
@@ -53,6 +54,7 @@ def lookup(
     *,
     training: bool,
     gradient_scale: str = "auto",
+    wire_dtype: Any = None,
     name: str = "lookup",
 ) -> list[tf.Tensor]:
     """Looks up a group of features in one go.
@@ -65,6 +67,11 @@ def lookup(
             where the loss was divided by the global batch) or that sum divided by the number of
             ranks ("mean", right where each rank's loss is a mean over its own batch). "auto" is
             "mean" within Keras' `fit`; elsewhere it is "sum", with a warning on several ranks.
+        wire_dtype: What rows and gradients are rounded to on their way between ranks: "bfloat16" or
+            "float16", which halves what travels, or None (or "float32") for no rounding. The same
+            on all ranks. Rows of a rank's own keys are rounded, too, so that results do not depend
+            on who owns a key. On one rank nothing travels and nothing is rounded. Tables, optimizer
+            state and sums of gradients stay in float32.
         name: Names the group's collectives: the same on all ranks. Tables on several devices are
             looked up one device after the other, each with collectives of its own.
 
@@ -75,13 +82,17 @@ def lookup(
     Raises:
         tf.errors.InvalidArgumentError: a sample longer than `max_hotness`; without a hash table, a
             key out of range. On every rank, naming the rank it happened on.
+            Or a number that `wire_dtype` cannot hold, such as 70000 in float16.
         tf.errors.ResourceExhaustedError: a table is full. On every rank.
+        tf.errors.FailedPreconditionError: ranks differ in `wire_dtype`. On every rank.
         RuntimeError: within a Keras layer none of whose variables is the table.
-        NotImplementedError: within `tf.recompute_grad`.
+        NotImplementedError: within `tf.recompute_grad`; on several ranks a `wire_dtype` for tables
+            in device memory.
     """
     if not features:
         return []
     check_gradient_scale(gradient_scale)
+    wire_dtype = wire.check(wire_dtype, f"lookup '{name}'")
     for feature in features:
         check_listed(feature.variable, feature.keys)
     _check_not_recomputed(features)
@@ -98,6 +109,7 @@ def lookup(
             [features[i] for i in positions],
             training,
             gradient_scale,
+            wire_dtype,
             f"{name}_part{positions[0]}" if earlier else name,
         )
         # One group after the other: where one fails it does so on all ranks, and no rank waits in
@@ -139,6 +151,7 @@ class _DeviceGroup:
     features: list[HashFeature]
     training: bool
     gradient_scale: str
+    wire_dtype: str | None
     name: str
 
     def lookup(self) -> list[tf.Tensor]:
@@ -155,6 +168,7 @@ class _DeviceGroup:
                 )
 
     def _exchange(self, communicator):
+        self._check_wire_dtype()
         world_size, batch = communicator.world_size, self._batch()
         counted = [self.training and f.variable.counts_occurrences for f in self.features]
         with devices.device_scope(self.device):
@@ -167,7 +181,12 @@ class _DeviceGroup:
             )
         with turns.turn() as done:
             message, splits = turns.exchange_keys(
-                routed.message, routed.splits, communicator, self.name, self._said()
+                routed.message,
+                routed.splits,
+                communicator,
+                self.name,
+                self._said(),
+                self.wire_dtype,
             )
             with devices.device_scope(self.device):  # where its gradient runs, too
                 rows, sent = ops.gather_rows(
@@ -181,11 +200,24 @@ class _DeviceGroup:
                     name="gather_rows",
                 )
             rows, received, call = turns.exchange_rows(
-                rows, sent, communicator, f"{self.name}_rows", same_weights.compare
+                rows,
+                sent,
+                communicator,
+                f"{self.name}_rows",
+                same_weights.compare,
+                self.wire_dtype,
             )
             done.append(call)
         with devices.device_scope(self.device):
             return ops.combine(rows, received, call, routed, batch)
+
+    def _check_wire_dtype(self):
+        if self.wire_dtype is not None and "GPU" in self.device:
+            raise NotImplementedError(
+                "`wire_dtype` must be None for tables in device memory. Make them within "
+                f"tf.device('/CPU:0') to use it. Received: wire_dtype={self.wire_dtype!r} (lookup "
+                f"'{self.name}' on {self.device})"
+            )
 
     def _said(self):
         """What all ranks must say alike: a table or width of another rank's would be misread."""

@@ -116,12 +116,14 @@ def exchange_keys(
     communicator: Communicator,
     name: str,
     said: str | None = None,
+    wire_dtype: str | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """`exchange` of the keys with which a call of the lookup `name` begins: an int64 message.
 
-    `said` is what the ranks must agree on, and errors call the lookup: by default its name.
+    The ranks must agree on `wire_dtype`, see `exchange_rows`, and on `said`, which is what errors
+    call the lookup: by default its name.
     """
-    return _first_exchange(message, splits, communicator, name, "keys", _KEYS, said)
+    return _first_exchange(message, splits, communicator, name, "keys", _KEYS, said, wire_dtype)
 
 
 def exchange_notes(
@@ -147,10 +149,14 @@ def exchange_notes(
     return tuple(ops.sok_unpack_note(message=message, splits=splits, world_size=world_size))
 
 
-def head_of_rows(name: str) -> tf.Tensor:
+def head_of_rows(name: str, wire_dtype: str | None = None) -> tf.Tensor:
     """float32 `[16]`: what begins each block of a message of rows of lookup `name`; in a turn."""
     words = native.ops().sok_stamp_call(
-        message=tf.zeros([_HEAD], tf.int64), splits=[_HEAD], lookup=name, stage=_ROWS
+        message=tf.zeros([_HEAD], tf.int64),
+        splits=[_HEAD],
+        lookup=name,
+        stage=_ROWS,
+        wire_dtype=wire_dtype or tf.float32,
     )
     return tf.reshape(tf.bitcast(words, tf.float32), [-1])
 
@@ -161,9 +167,13 @@ def head_of_gradients(call: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tf.bitcast(call + next_stage, tf.float32), [-1])
 
 
-def _first_exchange(message, splits, communicator, name, what, stage, said=None):
+def _first_exchange(message, splits, communicator, name, what, stage, said=None, wire_dtype=None):
     stamped = native.ops().sok_stamp_call(
-        message=message, splits=splits, lookup=said or name, stage=stage
+        message=message,
+        splits=splits,
+        lookup=said or name,
+        stage=stage,
+        wire_dtype=wire_dtype or tf.float32,
     )
     message, splits, _ = exchange(stamped, splits, communicator, f"{name}_{what}")
     return message, splits
@@ -299,22 +309,31 @@ def exchange_rows(
     communicator: Communicator,
     name: str,
     before_gradient: Callable[[Communicator], list[tf.Tensor]],
+    wire_dtype: str | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """`exchange`, differentiable in `rows`: the gradient travels back in a turn of its own.
 
-    It waits for what `before_gradient` returns, which is called where the gradient is taken.
+    It waits for what `before_gradient` returns, which is called where the gradient is taken. Both
+    travel as `wire_dtype`, None for float32, which the heads of the message must say, too.
     """
+
+    def exchange_floats(message, splits, name):
+        if wire_dtype is None:
+            return exchange(message, splits, communicator, name)
+        narrow, narrow_splits = native.ops().sok_narrow_rows(message=message, splits=splits)
+        received, lengths, call = exchange(narrow, narrow_splits, communicator, name)
+        return *native.ops().sok_widen_rows(narrow=received, narrow_splits=lengths), call
 
     # Splits are arguments, too: in a v1 graph TensorFlow takes any variable that is found by going
     # back from what is captured for one that the function reads.
     @tf.custom_gradient
     def run(rows, splits):
-        received, lengths, call = exchange(rows, splits, communicator, name)
+        received, lengths, call = exchange_floats(rows, splits, name)
 
         @tf.custom_gradient
         def send_back(grad, lengths):
             with turn() as done:
-                returned, _, returned_call = exchange(grad, lengths, communicator, f"{name}_grad")
+                returned, _, returned_call = exchange_floats(grad, lengths, f"{name}_grad")
                 done.append(returned_call)
 
             def refused(second):

@@ -23,7 +23,7 @@ MODULES = {
     **{"distribution_batches": 4},
     **{"loss_scale": 2, "serving": 2, "inside": 2, "files": 4, "dense_files": 2},
     **{"sok2": 3, "sok2_dense": 3, "norms": 2, "deeprec": 2, "deltas": 2, "tapes": 2, "saver": 3},
-    **{"fused": 2, "storage": 2, "other_ranks": 4, "fewer_ranks": 3, "not_averaged": 2},
+    **{"fused": 2, "storage": 2, "other_ranks": 4, "fewer_ranks": 3, "not_averaged": 2, "wire": 2},
 }
 # Not asked for by tests marked `keras`, so not run a second time, under tf_keras.
 WITHOUT_KERAS = (

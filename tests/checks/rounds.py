@@ -22,6 +22,7 @@ def main():
     rank = comm.current().rank
     return {
         "hashed": {mode: hashed(mode, rank) for mode in ("eager", "function", "loop")},
+        "narrow": hashed("function", rank, "float16"),  # which holds these numbers exactly
         "dense": {f"dp_input={dp}": dense(dp, rank) for dp in (True, False)},
         "failures": failures(rank),
         "programs": programs.run(seed=5, steps=12),
@@ -47,13 +48,13 @@ def oracle(steps, world_size=2):
     return table
 
 
-def hashed(mode, rank):
+def hashed(mode, rank, wire_dtype=None):
     """Lookups that train; what each gave, and whether NumPy gives the same."""
     import sok_like as sok
 
     layer = sok.All2AllDenseEmbedding(
-        None, DIM, 1, 1, dynamic_input=True, name=f"rounds_{mode}", embedding_initializer=ramp,
-        gradient_scale="sum",
+        None, DIM, 1, 1, dynamic_input=True, name=f"rounds_{mode}_{wire_dtype}",
+        embedding_initializer=ramp, gradient_scale="sum", wire_dtype=wire_dtype,
     )  # fmt: skip
     optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE))
 

@@ -150,6 +150,7 @@ def in_rounds():
 def test_an_exchange_beyond_the_transport_takes_several_rounds(in_rounds):
     for result in in_rounds:
         assert result["hashed"] == {mode: [True] * 4 for mode in ("eager", "function", "loop")}
+        assert result["narrow"] == [True] * 4
         assert result["dense"] == {f"dp_input={dp}": [True] * 3 for dp in (True, False)}
         assert result["programs"] == in_rounds[0]["programs"]
         assert sum(result["programs"].values()) == 12

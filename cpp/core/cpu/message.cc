@@ -6,7 +6,9 @@
 namespace sok {
 namespace {
 
-constexpr int kStageShift = 56;
+// Of the second word, the upper 8 bits: 4 for the wire, 4 for the stage.
+constexpr int kWireShift = 60, kStageShift = 56;
+constexpr uint64_t kStageMask = 0xF;
 constexpr int64_t kNameWord = 3;
 constexpr size_t kNameBytes = (Call::kNumWords - kNameWord) * sizeof(int64_t);
 
@@ -34,6 +36,17 @@ bool SameCall(const Call& a, const Call& b) {
 }
 
 }  // namespace
+
+const char* NameOf(Wire wire) {
+  switch (wire) {
+    case Wire::kBfloat16:
+      return "bfloat16";
+    case Wire::kFloat16:
+      return "float16";
+    default:
+      return "float32";
+  }
+}
 
 template <typename T>
 void ThrowIfOutOfStep(const T* message, const int32_t* splits, int64_t world_size) {
@@ -67,9 +80,9 @@ int32_t MoreRounds(const float* message, const int32_t* splits, int64_t world_si
   return most;
 }
 
-Call Call::Of(const std::string& lookup, uint64_t number, Stage stage) {
+Call Call::Of(const std::string& lookup, uint64_t number, Stage stage, Wire wire) {
   Call call;
-  call.words[1] = static_cast<int64_t>(number);
+  call.words[1] = static_cast<int64_t>(number | static_cast<uint64_t>(wire) << kWireShift);
   call.words[2] = static_cast<int64_t>(HashOf(lookup));
   std::memcpy(&call.words[kNameWord], lookup.data(), std::min(lookup.size(), kNameBytes));
   return call.At(stage);
@@ -78,13 +91,16 @@ Call Call::Of(const std::string& lookup, uint64_t number, Stage stage) {
 Call Call::At(Stage stage) const {
   Call call = *this;
   call.words[0] = 0;
-  call.words[1] = static_cast<int64_t>(number() | static_cast<uint64_t>(stage) << kStageShift);
+  const uint64_t others = static_cast<uint64_t>(words[1]) & ~(kStageMask << kStageShift);
+  call.words[1] = static_cast<int64_t>(others | static_cast<uint64_t>(stage) << kStageShift);
   return call;
 }
 
 Stage Call::stage() const {
-  return static_cast<Stage>(static_cast<uint64_t>(words[1]) >> kStageShift);
+  return static_cast<Stage>(static_cast<uint64_t>(words[1]) >> kStageShift & kStageMask);
 }
+
+Wire Call::wire() const { return static_cast<Wire>(static_cast<uint64_t>(words[1]) >> kWireShift); }
 
 uint64_t Call::number() const {
   return static_cast<uint64_t>(words[1]) & ((uint64_t{1} << kStageShift) - 1);
@@ -93,7 +109,8 @@ uint64_t Call::number() const {
 std::string Call::ToString() const {
   const char* const name = reinterpret_cast<const char*>(&words[kNameWord]);
   return std::string(NameOf(stage())) + " of call " + std::to_string(number()) + " of '" +
-         std::string(name, strnlen(name, kNameBytes)) + "'";
+         std::string(name, strnlen(name, kNameBytes)) + "'" +
+         (wire() == Wire::kFloat32 ? "" : std::string(" (wire_dtype=") + NameOf(wire()) + ")");
 }
 
 template <typename T>

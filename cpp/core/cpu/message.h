@@ -10,7 +10,7 @@
 //     failed, either kind   [head | text, padded to whole words]
 //
 //     head, 64 bytes        [length of the failure's text, or 0, and rounds to come, 32 bits each |
-//                            stage and number of the call | hash of the lookup's name |
+//                            wire, stage and number of the call | hash of the lookup's name |
 //                            the name's first 40 bytes]
 //
 // The head's first word is why a bad batch on one rank cannot leave the others waiting: whatever
@@ -34,17 +34,23 @@ namespace sok {
 // Which part of a call a message belongs to.
 enum class Stage : uint8_t { kKeys = 1, kRows = 2, kGradients = 3, kNotes = 4 };
 
+// What the floats of a call's row messages travel as (cpp/tf/narrow_ops.cc).
+enum class Wire : uint8_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
+const char* NameOf(Wire wire);
+
 // Which call of which lookup a message belongs to: a head without a failure.
 struct Call {
   static constexpr int64_t kNumWords = 8;
   std::array<int64_t, kNumWords> words{};
 
-  static Call Of(const std::string& lookup, uint64_t number, Stage stage);
+  static Call Of(const std::string& lookup, uint64_t number, Stage stage,
+                 Wire wire = Wire::kFloat32);
   Call At(Stage stage) const;
   Stage stage() const;
+  Wire wire() const;
   uint64_t number() const;
   int64_t hash() const { return words[2]; }  // of the lookup's name
-  std::string ToString() const;              // "keys of call 3 of 'users'"
+  std::string ToString() const;  // "keys of call 3 of 'users'", "(wire_dtype=float16)" if it is
 };
 
 // Words of T (int64_t or float) that a head takes.

@@ -8,12 +8,13 @@ class DeviceStampCallOp : public OpKernel {
   explicit DeviceStampCallOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("lookup", &lookup_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("stage", &stage_));
+    OP_REQUIRES_OK(ctx, GetWire(ctx, &wire_));
   }
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor &message = ctx->input(0), &splits = ctx->input(1);
     OP_REQUIRES_OK(ctx, CheckSplits(message, splits, splits.NumElements()));
-    const Call call = NextCall(lookup_, static_cast<Stage>(stage_));
+    const Call call = NextCall(lookup_, static_cast<Stage>(stage_), wire_);
     ctx->set_output(0, message);  // only what says whose it is changes
     int64_t* block = const_cast<int64_t*>(message.flat<int64_t>().data());
     OP_REQUIRES_OK(ctx, Guard([&] {
@@ -29,6 +30,7 @@ class DeviceStampCallOp : public OpKernel {
  private:
   std::string lookup_;
   int64_t stage_;
+  Wire wire_;
 };
 SOK_REGISTER_DEVICE_KERNEL(Name("SokStampCall").HostMemory("splits"), DeviceStampCallOp);
 
