@@ -40,7 +40,7 @@ SLOW = {
     4: ("parity.lazy_adam", "parity.adagrad", "dmp.columns", "hashed", "distribution.2x2"),
 }
 SLOW_UNDER_TF_KERAS = (
-    *("dmp.rows", "dmp.columns.adagrad", "dmp.one_id_a_sample", "dmp.model_parallel_inputs"),
+    *("dmp.one_id_a_sample", "dmp.model_parallel_inputs"),
     *("hashed.train_momentum", "hashed.train_adagrad", "hashed.model_parallel", "hashed.alone"),
     *("distribution.2x1", "distribution_steps.2x1", "distribution_optimizers.plain"),
     *("distribution_batches.same", "distribution_batches.own_2x1", "other_ranks.parallel"),

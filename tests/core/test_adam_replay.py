@@ -138,8 +138,15 @@ def test_assigned_row_stands_from_then_on():
     np.testing.assert_allclose(table.find(np.arange(8))[0], oracle.w, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("rates", ["constant", "decay"])
-@pytest.mark.parametrize("weight_decay", [0.0, 0.001])
+@pytest.mark.parametrize(
+    "weight_decay, rates",
+    [
+        (0.0, "decay"),
+        (0.001, "constant"),
+        pytest.param(0.0, "constant", marks=pytest.mark.slow),
+        pytest.param(0.001, "decay", marks=pytest.mark.slow),
+    ],
+)
 def test_gap_beyond_the_kept_steps(weight_decay, rates):
     """More than 65,536 steps: momentum's share is computed from the coded history."""
     options = {"beta_1": 0.9, "beta_2": 0.999, "weight_decay": weight_decay}
