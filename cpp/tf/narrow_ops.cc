@@ -25,10 +25,11 @@ constexpr int64_t kFloatsWord = kHeadWords<float>, kHalves = kFloatsWord + 1;
 
 int64_t NarrowWords(int64_t floats) { return kHalves + (floats + 1) / 2; }
 
-int32_t FloatsIn(const float* narrow) {
-  int32_t floats;
-  std::memcpy(&floats, narrow + kFloatsWord, sizeof(floats));
-  return floats;
+// The floats of a narrow block; -1 if its length is of another number.
+int32_t FloatsIn(const float* narrow, int64_t words) {
+  int32_t floats = -1;
+  if (words >= kHalves) std::memcpy(&floats, narrow + kFloatsWord, sizeof(floats));
+  return floats >= 0 && NarrowWords(floats) == words ? floats : -1;
 }
 
 // Whether a block's floats travel in 16 bits.
@@ -84,7 +85,7 @@ absl::Status Shapes(InferenceContext* c) {
 }
 
 // Sets outputs 0 and 1 to the message with `convert(from, words, to)` in place of each block to be
-// converted, which then has `new_words(from, words)` words.
+// converted, which then has `new_words(from, words)` words, fewer than a head if it is malformed.
 template <typename NewWords, typename Convert>
 absl::Status ConvertBlocks(OpKernelContext* ctx, NewWords new_words, Convert convert) {
   const Tensor &message = ctx->input(0), &splits = ctx->input(1);
@@ -95,6 +96,10 @@ absl::Status ConvertBlocks(OpKernelContext* ctx, NewWords new_words, Convert con
   for (int32_t& words : converted) {
     const int32_t before = words;
     if (IsConverted(from, before)) words = new_words(from, before);
+    if (words < kHeadWords<float> && words != before) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "a narrow block must be as long as its numbers. Received: ", before, " words"));
+    }
     total += words;
     from += before;
   }
@@ -134,14 +139,16 @@ class NarrowRowsOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     TfExecutor ex(ctx);
-    Call failed;
+    const Tensor& message = ctx->input(0);
+    OP_REQUIRES(ctx, message.NumElements() >= kHeadWords<float>,
+                absl::InvalidArgumentError("a message must begin with a head"));
+    const Call call = ReadHead(message.flat<float>().data());
+    const float least = LeastTooLarge(call.wire());
     const absl::Status status = ConvertBlocks(
         ctx, [](const float*, int64_t words) { return NarrowWords(words - kHeadWords<float>); },
         [&](const float* from, int64_t words, float* to) {
-          const Call call = failed = ReadHead(from);
           const float* const floats = from + kHeadWords<float>;
           const int32_t n = words - kHeadWords<float>;
-          const float least = LeastTooLarge(call.wire());
           if (AnyTooLarge(ex, floats, n, least)) return Unfit(call, floats, least);
           to[NarrowWords(n) - 1] = 0;  // may be half used
           std::memcpy(to + kFloatsWord, &n, sizeof(n));
@@ -150,7 +157,7 @@ class NarrowRowsOp : public OpKernel {
           return absl::OkStatus();
         });
     if (!status.ok()) {
-      OP_REQUIRES_OK(ctx, FailAll<float>(ctx, status, failed, ctx->input(1).NumElements()));
+      OP_REQUIRES_OK(ctx, FailAll<float>(ctx, status, call, ctx->input(1).NumElements()));
     }
   }
 };
@@ -170,17 +177,19 @@ class WidenRowsOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     TfExecutor ex(ctx);
-    OP_REQUIRES_OK(
-        ctx, ConvertBlocks(
-                 ctx, [](const float* from, int64_t) { return kHeadWords<float> + FloatsIn(from); },
-                 [&](const float* from, int64_t words, float* to) {
-                   const int64_t n = FloatsIn(from);
-                   float* const floats = to + kHeadWords<float>;
-                   ReadHead(from).wire() == Wire::kFloat16
-                       ? Cast<Eigen::half, float>(ex, from + kHalves, n, floats)
-                       : Cast<Eigen::bfloat16, float>(ex, from + kHalves, n, floats);
-                   return absl::OkStatus();
-                 }));
+    OP_REQUIRES_OK(ctx, ConvertBlocks(
+                            ctx,
+                            [](const float* from, int64_t words) {
+                              return kHeadWords<float> + FloatsIn(from, words);
+                            },
+                            [&](const float* from, int64_t words, float* to) {
+                              const int64_t n = FloatsIn(from, words);
+                              float* const floats = to + kHeadWords<float>;
+                              ReadHead(from).wire() == Wire::kFloat16
+                                  ? Cast<Eigen::half, float>(ex, from + kHalves, n, floats)
+                                  : Cast<Eigen::bfloat16, float>(ex, from + kHalves, n, floats);
+                              return absl::OkStatus();
+                            }));
   }
 };
 REGISTER_KERNEL_BUILDER(Name("SokWidenRows").Device(tensorflow::DEVICE_CPU), WidenRowsOp);

@@ -97,6 +97,14 @@ def test_floats_and_failures_travel_as_they_are():
         assert found.tobytes() == failed.tobytes() and (lengths == splits).all()
 
 
+@pytest.mark.parametrize("words", [HEAD, HEAD + 2, HEAD + 4])
+def test_a_block_of_another_length_raises(words):
+    narrowed, _ = narrow(*message([[1.0, 2.0, 3.0]], "float16"))
+    block = np.resize(narrowed, words)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"Received: {words} words"):
+        widen(block, np.array([words], np.int32))
+
+
 @pytest.mark.parametrize(
     "wire_dtype, largest, too_large",
     [

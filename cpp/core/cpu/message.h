@@ -50,7 +50,7 @@ struct Call {
   Wire wire() const;
   uint64_t number() const;
   int64_t hash() const { return words[2]; }  // of the lookup's name
-  std::string ToString() const;  // "keys of call 3 of 'users'", "(wire_dtype=float16)" if it is
+  std::string ToString() const;              // "keys of call 3 of 'users'"
 };
 
 // Words of T (int64_t or float) that a head takes.
