@@ -70,9 +70,9 @@ def _run(function, folder, label):
 
     own = turns._first_exchange
 
-    def named(message, splits, communicator, name, what, stage, said=None):
+    def named(message, splits, communicator, name, what, stage, said=None, wire_dtype=None):
         name, said = f"{name}_{label}", f"{said or name}_{label}"
-        return own(message, splits, communicator, name, what, stage, said)
+        return own(message, splits, communicator, name, what, stage, said, wire_dtype)
 
     turns._first_exchange = named
     try:
