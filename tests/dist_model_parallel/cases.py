@@ -39,7 +39,7 @@ FEW_OPTIMIZERS = {
     "fewer_rows_than_ranks": ["sgd"],
 }
 if os.environ.get("TF_USE_LEGACY_KERAS") == "1":  # placements do not depend on the Keras
-    FEW_OPTIMIZERS |= dict.fromkeys(("basic", "mixed", "rows", "columns"), ["adagrad"])
+    FEW_OPTIMIZERS |= {name: ["adagrad"] for name in ("basic", "mixed", "rows", "columns")}
 
 
 def optimizers(world_size, name):
