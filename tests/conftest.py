@@ -43,6 +43,9 @@ def may_have_device(folder=pathlib.Path("/dev")):
 
 
 def pytest_collection_modifyitems(items):
+    # First the files whose ranks have the cores to themselves: a launch would wait for the others.
+    alone = {i.path for i in items if "ranks" in i.keywords and "beside" not in i.keywords}
+    items.sort(key=lambda item: item.path not in alone)
     # Where a device is required (tools/check_gpu.sh), a test that finds none fails.
     if may_have_device() or os.environ.get("SOK_TEST_GPU") == "required":
         return

@@ -11,7 +11,7 @@ import pytest
 from tests import ranks
 from tests.ranks import RanksFailed
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.beside]
 run_ranks = functools.partial(ranks.run_ranks, alone=False)
 
 

@@ -25,11 +25,13 @@ fi
 
 not_slow="not slow"
 [ -z "${SLOW:-}" ] || not_slow="slow or not slow"
+# Files in the order of tests/conftest.py: xdist would leave those of one long test for the end.
+workers=(-n auto --dist loadfile --no-loadscope-reorder)
 
 echo "Tests marked keras, under TF_USE_LEGACY_KERAS=1"
 status=0
-TF_USE_LEGACY_KERAS=1 python -m pytest -m "keras and ($not_slow)" -n auto --dist loadfile "$@" || status=$?
+TF_USE_LEGACY_KERAS=1 python -m pytest -m "keras and ($not_slow)" "${workers[@]}" "$@" || status=$?
 [ "$status" -eq 0 ] || [ "$status" -eq 5 ] || exit "$status"  # 5: no test is marked
 
 echo "All tests, under Keras 3"
-TF_USE_LEGACY_KERAS=0 python -m pytest -m "$not_slow" -n auto --dist loadfile "$@"
+TF_USE_LEGACY_KERAS=0 python -m pytest -m "$not_slow" "${workers[@]}" "$@"

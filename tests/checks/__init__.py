@@ -31,22 +31,29 @@ WITHOUT_KERAS = (
     "sok2_dense",
     *("deeprec", "deltas", "tapes", "norms", "storage", "shards", "fewer_ranks"),
 )
-# What `make test-all` alone runs on so many ranks (of both Kerases), and what it alone runs on two
-# under tf_keras: names of checks, or their beginnings. What each holds, others hold on fewer ranks,
-# with another optimizer or under Keras 3.
+# What `make test-all` alone runs on so many ranks, and what it alone runs on two under tf_keras:
+# names of checks, or their beginnings. What each holds, others hold on fewer ranks, with another
+# optimizer, eagerly or under Keras 3.
+_IN_GRAPHS = (
+    *("not_averaged.dmp_by_rank_nothing_graph", "not_averaged.dmp_start_graph"),
+    *("not_averaged.group_nothing_graph", "not_averaged.sok_apart_graph"),
+)
 SLOW = {
-    2: ("parity.sgd.mean",),
+    2: (
+        *("parity.sgd.mean", "parity.adagrad", "groups.train_ftrl", "hashed.train_adam"),
+        *("distribution_steps.2x1", *_IN_GRAPHS),
+    ),
     3: ("parity.sgd", "parity.adam", "columns", "sok2_dense.clipped", "programs.random_runs"),
     4: ("parity.lazy_adam", "parity.adagrad", "dmp.columns", "hashed", "distribution.2x2"),
 }
 SLOW_UNDER_TF_KERAS = (
-    *("dmp.one_id_a_sample", "dmp.model_parallel_inputs"),
+    *("dmp.one_id_a_sample", "dmp.model_parallel_inputs", "fit.fit_columns"),
     *("hashed.train_momentum", "hashed.train_adagrad", "hashed.model_parallel", "hashed.alone"),
-    *("distribution.2x1", "distribution_steps.2x1", "distribution_optimizers.plain"),
+    *("distribution.2x1", "distribution_steps.2x1", "distribution_use.deferred"),
+    *("distribution_use.dataset", "distribution_optimizers.plain", "fit.fit_group_layer"),
+    *("distribution_optimizers.compiled", "drift.other_rates_of_tables", "drift.other_schedules"),
     *("distribution_batches.same", "distribution_batches.own_2x1", "other_ranks.parallel"),
-    *("not_averaged.dmp_by_rank_nothing_graph", "not_averaged.dmp_start_graph"),
-    *("not_averaged.group_nothing_graph", "not_averaged.sok_apart_graph", "fit.fit_columns"),
-    *("files.session", "files.refused", "serving"),
+    *("files.session", "files.refused", "serving", *_IN_GRAPHS),
 )
 
 

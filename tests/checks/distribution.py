@@ -140,6 +140,7 @@ def fit(model, optimizer, eager):
     inputs, targets = [features[t.name] for t in model.inputs], [target] * len(model.outputs)
     losses = Losses()
     model.fit(inputs, targets, batch_size=BATCH, epochs=EPOCHS, verbose=0, callbacks=[losses])
+    model.run_eagerly = True  # evaluation and prediction take longer to trace than to do
     return {
         "losses": np.array(losses.losses),
         "evaluated": np.array(model.evaluate(inputs, targets, batch_size=BATCH, verbose=0)),

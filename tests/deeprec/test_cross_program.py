@@ -35,16 +35,22 @@ def losses(data, folder, num_ranks, way, scale=1):
     ]
 
 
+def _cases():
+    for num_ranks in (1, 2):
+        for way in ("tables", "columns"):
+            marks = [pytest.mark.slow] * ((num_ranks, way) != (2, "tables"))
+            yield pytest.param(num_ranks, way, marks=marks, id=f"{way}-{num_ranks}")
+
+
 @pytest.mark.ranks
-@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_both_ways_train_as_stock_variables_do(data, tmp_path, num_ranks):
+@pytest.mark.parametrize("num_ranks, way", _cases())
+def test_both_ways_train_as_stock_variables_do(data, tmp_path, num_ranks, way):
     # Gradients of tables are sums over ranks, those of ordinary variables are means.
     (right,) = losses(data, tmp_path / "stock", 1, "stock", num_ranks)
     (untrained,) = losses(data, tmp_path / "untrained", 1, "stock", 0)
     assert len(right) == 8
     # What the tables learn shows: it is many times the tolerance below.
     assert np.abs(np.subtract(right, untrained)).max() > 2e-4
-    for way in ("tables", "columns"):
-        for found in losses(data, tmp_path / way, num_ranks, way):
-            np.testing.assert_allclose(found, right, rtol=1e-5)
-        assert (tmp_path / way / "model.ckpt-8.index").exists()
+    for found in losses(data, tmp_path / way, num_ranks, way):
+        np.testing.assert_allclose(found, right, rtol=1e-5)
+    assert (tmp_path / way / "model.ckpt-8.index").exists()

@@ -168,6 +168,7 @@ def test_two_ranks_train_as_plain_tensorflow_does(on_two_ranks, dp_input):
     _compare([seen["small"][dp_input] for seen in on_two_ranks("synthetic_models")])
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_the_program_learns_on_two_ranks(on_two_ranks):
     for seen in on_two_ranks("synthetic_models"):

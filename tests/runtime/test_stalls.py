@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.ranks import run_ranks
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.beside]
 
 
 def _layer(name):
