@@ -226,11 +226,21 @@ def tf_class(cls: type) -> type:
         """A variable sharded over ranks; the variable creator makes it from an ordinary one."""
 
         @property
+        def _handle(self):
+            # Eager ops of TensorFlow read the variable of a tensor by this name, past
+            # `_read_variable_op`: they would take the shard for the whole.
+            return vars(self)["_handle"] if works_on_shards() else None
+
+        @_handle.setter
+        def _handle(self, handle):
+            vars(self)["_handle"] = handle
+
+        @property
         def handle(self):
             # A lookup is put beside its table, so a SavedModel's graph names the handle.
             if isinstance(self._sok_held, tf.Variable) and not works_on_shards():
                 return self._sok_held.handle
-            return super().handle
+            return vars(self)["_handle"]
 
         def _read_variable_op(self, *args, **kwargs):
             if self._sok_held is not None and not works_on_shards():

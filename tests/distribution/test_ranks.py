@@ -8,7 +8,7 @@ from tests.checks import distribution as mixed
 
 pytestmark = [pytest.mark.keras, pytest.mark.ranks]
 TOLERANCE = 1e-5
-USES = ("published", "deferred", "eager", "dataset", "own_loop", "backed_up") + (
+USES = ("published", "deferred", "eager", "operations", "dataset", "own_loop", "backed_up") + (
     ("keras_classes", "made_before", "loaded") if is_keras_3() else ()
 )
 
