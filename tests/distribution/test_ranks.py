@@ -8,7 +8,7 @@ from tests.checks import distribution as mixed
 
 pytestmark = [pytest.mark.keras, pytest.mark.ranks]
 TOLERANCE = 1e-5
-USES = ("published", "deferred", "eager", "operations", "dataset", "own_loop", "backed_up") + (
+USES = ("published", "deferred", "eager", "dataset", "own_loop", "backed_up") + (
     ("keras_classes", "made_before", "loaded") if is_keras_3() else ()
 )
 
@@ -92,9 +92,11 @@ def test_summary_says_what_lies_where(rank_results):
     assert table["dense_column/bias"].endswith("none")
 
 
-@pytest.mark.parametrize("use", USES)
-def test_use_is_the_unsharded_one(rank_results, use):
-    for rank, result in enumerate(rank_results(2, f"distribution_use.{use}")):
+@pytest.mark.parametrize(
+    "check", [*(f"distribution_use.{use}" for use in USES), "distribution_ops.operations"]
+)
+def test_use_is_the_unsharded_one(rank_results, check):
+    for rank, result in enumerate(rank_results(2, check)):
         expected = result["oracle"]
         runs = {key: run for key, run in result.items() if key != "oracle" and "local" not in key}
         assert runs
