@@ -54,6 +54,26 @@ struct PolicyCounts {
   int64_t forgotten = 0;          // keys that waited, and went since more than max_waiting did
   int64_t dropped_gradients = 0;  // keys of an update that had no row
   int64_t step = 0;
+
+  // Calls f(name, field) for every field.
+  template <typename F>
+  void ForEachField(F&& f) const {
+    f("size", size);
+    f("seen", seen);
+    f("found", found);
+    f("admitted", admitted);
+    f("refused", refused);
+    f("written", written);
+    f("erased", erased);
+    f("evicted", evicted);
+    f("popped", popped);
+    f("buffered", buffered);
+    f("dropped", dropped);
+    f("waiting", waiting);
+    f("forgotten", forgotten);
+    f("dropped_gradients", dropped_gradients);
+    f("step", step);
+  }
 };
 
 // Evicted keys, oldest first. slot_rows holds the saved slots side by side.

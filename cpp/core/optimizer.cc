@@ -31,6 +31,9 @@ std::string Text(float value, int digits = 7) {
   return text;
 }
 
+std::string Text(bool value, int) { return value ? "true" : "false"; }
+std::string Text(int64_t value, int) { return std::to_string(value); }
+
 void Require(bool condition, const char* name, const char* requirement, float received) {
   if (condition) return;
   throw std::invalid_argument("`" + std::string(name) + "` must be " + requirement +
@@ -114,55 +117,11 @@ std::string OptimizerOptions::ToString(int digits) const {
   std::ostringstream out;
   out << OptimizerKindName(kind) << '(';
   const char* separator = "";
-  const auto add = [&](const char* name, const std::string& value) {
-    out << separator << name << '=' << value;
+  ForEachField(*this, [&](const char* name, auto value, int kinds) {
+    if ((kinds >> static_cast<int>(kind) & 1) == 0) return;
+    out << separator << name << '=' << Text(value, digits);
     separator = ", ";
-  };
-  const auto text = [digits](float value) { return Text(value, digits); };
-  const auto flag = [](bool value) { return std::string(value ? "true" : "false"); };
-  switch (kind) {
-    case OptimizerKind::kSgd:
-      break;
-    case OptimizerKind::kMomentum:
-      add("momentum", text(momentum));
-      add("nesterov", flag(nesterov));
-      add("lazy", flag(lazy));
-      add("momentum_before_rate", flag(momentum_before_rate));
-      break;
-    case OptimizerKind::kAdam:
-    case OptimizerKind::kLazyAdam:
-      add("beta_1", text(beta_1));
-      add("beta_2", text(beta_2));
-      add("epsilon", text(epsilon));
-      add("amsgrad", flag(amsgrad));
-      if (row_weight_decay > 0.0f) add("row_weight_decay", text(row_weight_decay));
-      break;
-    case OptimizerKind::kRmsprop:
-      add("beta_1", text(beta_1));
-      add("beta_2", text(beta_2));
-      add("epsilon", text(epsilon));
-      break;
-    case OptimizerKind::kAdagradDecay:
-      add("initial_accumulator", text(initial_accumulator));
-      add("decay_steps", std::to_string(decay_steps));
-      add("decay_rate", text(decay_rate));
-      break;
-    case OptimizerKind::kAdagrad:
-    case OptimizerKind::kRowWiseAdagrad:
-      add("epsilon", text(epsilon));
-      add("initial_accumulator", text(initial_accumulator));
-      break;
-    case OptimizerKind::kFtrl:
-      add("initial_accumulator", text(initial_accumulator));
-      add("l1", text(l1));
-      add("l2", text(l2));
-      add("l2_shrinkage", text(l2_shrinkage));
-      add("learning_rate_power", text(learning_rate_power));
-      add("beta", text(beta));
-      break;
-  }
-  add("weight_decay", text(weight_decay));
-  add("clip_value", text(clip_value));
+  });
   out << ')';
   return out.str();
 }

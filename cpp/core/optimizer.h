@@ -81,6 +81,35 @@ struct OptimizerOptions {
   float weight_decay = 0.0f;
   float clip_value = 0.0f;  // 0: none; element-wise, on the summed gradient of a row
 
+  // Calls f(name, field, kinds) for every field but `kind`, of options that may be const. The bits
+  // 1 << kind of `kinds` are the rules that read it.
+  template <typename Options, typename F>
+  static void ForEachField(Options& options, F&& f) {
+    const auto bit = [](OptimizerKind kind) { return 1 << static_cast<int>(kind); };
+    const int momentum = bit(OptimizerKind::kMomentum), rmsprop = bit(OptimizerKind::kRmsprop);
+    const int adam = bit(OptimizerKind::kAdam) | bit(OptimizerKind::kLazyAdam);
+    const int adagrad = bit(OptimizerKind::kAdagrad) | bit(OptimizerKind::kRowWiseAdagrad);
+    const int decay = bit(OptimizerKind::kAdagradDecay), ftrl = bit(OptimizerKind::kFtrl);
+    f("momentum", options.momentum, momentum);
+    f("nesterov", options.nesterov, momentum);
+    f("lazy", options.lazy, momentum);
+    f("momentum_before_rate", options.momentum_before_rate, momentum);
+    f("beta_1", options.beta_1, adam | rmsprop);
+    f("beta_2", options.beta_2, adam | rmsprop);
+    f("epsilon", options.epsilon, adam | rmsprop | adagrad);
+    f("amsgrad", options.amsgrad, adam);
+    f("row_weight_decay", options.row_weight_decay, options.row_weight_decay > 0.0f ? adam : 0);
+    f("initial_accumulator", options.initial_accumulator, adagrad | decay | ftrl);
+    f("decay_steps", options.decay_steps, decay);
+    f("decay_rate", options.decay_rate, decay);
+    f("l1", options.l1, ftrl);
+    f("l2", options.l2, ftrl);
+    f("l2_shrinkage", options.l2_shrinkage, ftrl);
+    f("learning_rate_power", options.learning_rate_power, ftrl);
+    f("beta", options.beta, ftrl);
+    f("weight_decay", options.weight_decay, ~0);
+    f("clip_value", options.clip_value, ~0);
+  }
   // Throws std::invalid_argument naming the field, what it must be and what it was.
   void Validate() const;
   bool operator==(const OptimizerOptions& other) const;

@@ -53,6 +53,21 @@ struct PolicyOptions {
   ScoreKind score = ScoreKind::kNone;
   int64_t evicted_buffer = 0;  // evicted rows kept for PopEvicted
 
+  // Calls f(name, field) for every field but `score`, of options that may be const.
+  template <typename Options, typename F>
+  static void ForEachField(Options& options, F&& f) {
+    f("record", options.record);
+    f("count_occurrences", options.count_occurrences);
+    f("filter_freq", options.filter_freq);
+    f("max_waiting", options.max_waiting);
+    f("bloom_max_keys", options.bloom_max_keys);
+    f("bloom_probability", options.bloom_probability);
+    f("bloom_counter_bits", options.bloom_counter_bits);
+    f("no_permission", options.no_permission);
+    f("steps_to_live", options.steps_to_live);
+    f("l2_threshold", options.l2_threshold);
+    f("evicted_buffer", options.evicted_buffer);
+  }
   bool filters() const { return filter_freq > 1; }
   bool bounds_waiting() const { return filters() && bloom_max_keys == 0 && max_waiting > 0; }
   bool evicts_on_call() const { return steps_to_live > 0 || l2_threshold >= 0.0f; }

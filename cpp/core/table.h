@@ -51,6 +51,26 @@ struct MemoryStats {
   int64_t arena_bytes = 0;  // allocated for rows and slot rows; of those on disk: in memory
   int64_t bytes = 0;        // everything the shard holds in memory
   StorageStats storage;
+
+  // Calls f(name, field) for every field, those of `storage` among them.
+  template <typename F>
+  void ForEachField(F&& f) const {
+    f("size", size);
+    f("capacity", capacity);
+    f("max_capacity", max_capacity);
+    f("num_buckets", num_buckets);
+    f("load_factor", load_factor);
+    f("mean_probe_length", mean_probe_length);
+    f("max_probe_length", max_probe_length);
+    f("index_bytes", index_bytes);
+    f("arena_bytes", arena_bytes);
+    f("bytes", bytes);
+    f("resident_bytes", storage.resident_bytes);
+    f("file_bytes", storage.file_bytes);
+    f("bytes_read", storage.bytes_read);
+    f("bytes_written", storage.bytes_written);
+    f("blocks_evicted", storage.blocks_evicted);
+  }
 };
 
 // Keys, rows and slot rows of one instant. slot_rows holds the saved slots side by side.

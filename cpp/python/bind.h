@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "cpp/core/cpu/table.h"
@@ -72,6 +73,18 @@ void SetInitializer(const std::string& initializer, float a, float b,
 
 // Options by name; an unknown one is a TypeError, not a silent default.
 OptimizerOptions OptionsFromKeywords(const std::string& rule, const pybind11::kwargs& keywords);
+
+// Sets the field `name` of options that list theirs by ForEachField; false where there is none.
+template <typename Options>
+bool SetField(Options* options, const std::string& name, const pybind11::handle& value) {
+  bool known = false;
+  Options::ForEachField(*options, [&](const char* field_name, auto& field, auto...) {
+    if (name != field_name) return;
+    field = pybind11::cast<std::decay_t<decltype(field)>>(value);
+    known = true;
+  });
+  return known;
+}
 
 FloatArray NewFloats(const std::vector<int64_t>& shape);
 

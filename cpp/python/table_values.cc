@@ -64,21 +64,7 @@ TableSnapshot SnapshotFrom(const py::object& key_object, const py::object& row_o
 
 py::dict MemoryStatsToDict(const MemoryStats& stats) {
   py::dict out;
-  out["size"] = stats.size;
-  out["capacity"] = stats.capacity;
-  out["max_capacity"] = stats.max_capacity;
-  out["num_buckets"] = stats.num_buckets;
-  out["load_factor"] = stats.load_factor;
-  out["mean_probe_length"] = stats.mean_probe_length;
-  out["max_probe_length"] = stats.max_probe_length;
-  out["index_bytes"] = stats.index_bytes;
-  out["arena_bytes"] = stats.arena_bytes;
-  out["bytes"] = stats.bytes;
-  out["resident_bytes"] = stats.storage.resident_bytes;
-  out["file_bytes"] = stats.storage.file_bytes;
-  out["bytes_read"] = stats.storage.bytes_read;
-  out["bytes_written"] = stats.storage.bytes_written;
-  out["blocks_evicted"] = stats.storage.blocks_evicted;
+  stats.ForEachField([&](const char* name, auto value) { out[name] = value; });
   return out;
 }
 
@@ -96,23 +82,9 @@ py::dict EvictedToDict(const EvictedRows& popped, const TableOptions& options) {
   return out;
 }
 
-py::dict PolicyCountsToDict(const PolicyCounts& s) {
+py::dict PolicyCountsToDict(const PolicyCounts& counts) {
   py::dict out;
-  out["size"] = s.size;
-  out["seen"] = s.seen;
-  out["found"] = s.found;
-  out["admitted"] = s.admitted;
-  out["refused"] = s.refused;
-  out["written"] = s.written;
-  out["erased"] = s.erased;
-  out["evicted"] = s.evicted;
-  out["popped"] = s.popped;
-  out["buffered"] = s.buffered;
-  out["dropped"] = s.dropped;
-  out["waiting"] = s.waiting;
-  out["forgotten"] = s.forgotten;
-  out["dropped_gradients"] = s.dropped_gradients;
-  out["step"] = s.step;
+  counts.ForEachField([&](const char* name, int64_t value) { out[name] = value; });
   return out;
 }
 
@@ -142,31 +114,9 @@ PolicyOptions ParsePolicy(const py::dict& fields) {
   PolicyOptions policy;
   for (const auto& [key, value] : fields) {
     const std::string name = py::cast<std::string>(key);
-    if (name == "record") {
-      policy.record = py::cast<bool>(value);
-    } else if (name == "count_occurrences") {
-      policy.count_occurrences = py::cast<bool>(value);
-    } else if (name == "filter_freq") {
-      policy.filter_freq = py::cast<int64_t>(value);
-    } else if (name == "max_waiting") {
-      policy.max_waiting = py::cast<int64_t>(value);
-    } else if (name == "bloom_max_keys") {
-      policy.bloom_max_keys = py::cast<int64_t>(value);
-    } else if (name == "bloom_probability") {
-      policy.bloom_probability = py::cast<double>(value);
-    } else if (name == "bloom_counter_bits") {
-      policy.bloom_counter_bits = py::cast<int64_t>(value);
-    } else if (name == "no_permission") {
-      policy.no_permission = py::cast<float>(value);
-    } else if (name == "steps_to_live") {
-      policy.steps_to_live = py::cast<int64_t>(value);
-    } else if (name == "l2_threshold") {
-      policy.l2_threshold = py::cast<float>(value);
-    } else if (name == "score") {
+    if (name == "score") {
       policy.score = ParseScoreKind(py::cast<std::string>(value));
-    } else if (name == "evicted_buffer") {
-      policy.evicted_buffer = py::cast<int64_t>(value);
-    } else {
+    } else if (!SetField(&policy, name, value)) {
       throw py::value_error("`policy` has no field '" + name + "'");
     }
   }

@@ -2,37 +2,25 @@
 #include "cpp/tf/common.h"
 
 namespace sok {
+namespace {
 
 REGISTER_OP("SokTableKeepChanges")
     .Input("handle: resource")
     .Input("keep: bool")
     .Output("number: int64")
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Scalar());
-      return absl::OkStatus();
-    })
+    .SetShapeFn(ScalarShape)
     .SetIsStateful()
     .Doc("Where `keep`, the table keeps what changes from here on; the number of this instant.");
 
-class TableKeepChangesOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* ctx) override {
-    TablePtr table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, &table));
-    int64_t kept = 0;
-    if (ctx->input(1).scalar<bool>()()) {
-      OP_REQUIRES_OK(ctx, table->Run(ctx, [&](CallContext context) {
-        kept = table->table().KeepChanges(context);
-      }));
-    }
-    Tensor* number;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &number));
-    number->scalar<int64_t>()() = kept;
-  }
-};
+absl::Status KeepChanges(OpKernelContext* ctx) {
+  const bool keep = ctx->input(1).scalar<bool>()();
+  return SetNumberOfTable(ctx, [keep](Table& table, CallContext context) {
+    return keep ? table.KeepChanges(context) : int64_t{0};
+  });
+}
 SOK_REGISTER_TABLE_KERNEL(
     Name("SokTableKeepChanges").HostMemory("handle").HostMemory("keep").HostMemory("number"),
-    TableKeepChangesOp);
+    FunctionOp<KeepChanges>);
 
+}  // namespace
 }  // namespace sok

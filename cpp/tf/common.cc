@@ -63,6 +63,34 @@ absl::Status WithTable(OpKernelContext* ctx, const std::function<void(Table&, Ca
   return table->Run(ctx, [&](CallContext context) { fn(table->table(), context); });
 }
 
+absl::Status SetNumberOfTable(OpKernelContext* ctx,
+                              const std::function<int64_t(Table&, CallContext)>& fn) {
+  Tensor* number;  // before the table changes
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({}), &number));
+  return WithTable(ctx, [&](Table& table, CallContext context) {
+    number->scalar<int64_t>()() = fn(table, context);
+  });
+}
+
+absl::Status SetShapes(InferenceContext* c, std::initializer_list<std::vector<int64_t>> shapes) {
+  int i = 0;
+  for (const std::vector<int64_t>& shape : shapes) {
+    std::vector<tensorflow::shape_inference::DimensionHandle> axes;
+    for (const int64_t length : shape) axes.push_back(c->MakeDim(length));
+    c->set_output(i++, c->MakeShape(axes));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SetRowShapes(InferenceContext* c) {
+  std::vector<int64_t> dims;
+  TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
+  for (size_t i = 0; i < dims.size(); ++i) {
+    c->set_output(i, c->Matrix(InferenceContext::kUnknownDim, dims[i]));
+  }
+  return absl::OkStatus();
+}
+
 tensorflow::thread::ThreadPool* TfExecutor::PoolOf(OpKernelContext* ctx) {
   return ctx->device()->tensorflow_cpu_worker_threads()->workers;
 }

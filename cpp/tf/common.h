@@ -3,10 +3,12 @@
 #ifndef SOK_TF_COMMON_H_
 #define SOK_TF_COMMON_H_
 
+#include <algorithm>
 #include <functional>
 #include <initializer_list>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -67,6 +69,9 @@ using HostTablePtr = tensorflow::core::RefCountPtr<HostTableResource>;
 absl::Status LookupTable(OpKernelContext* ctx, TablePtr* table);
 // Runs `fn` on it.
 absl::Status WithTable(OpKernelContext* ctx, const std::function<void(Table&, CallContext)>& fn);
+// Sets output 0 to a number that `fn` returns of it.
+absl::Status SetNumberOfTable(OpKernelContext* ctx,
+                              const std::function<int64_t(Table&, CallContext)>& fn);
 // The tables behind the list input `name`, which are of one memory: HostTablePtr and the like.
 template <typename Resource>
 absl::Status LookupTables(OpKernelContext* ctx, const char* name,
@@ -93,6 +98,57 @@ using InputLists = std::initializer_list<std::pair<const char*, OpInputList*>>;
 using OutputLists = std::initializer_list<std::pair<const char*, OpOutputList*>>;
 absl::Status GetLists(OpKernelContext* ctx, InputLists inputs, OutputLists outputs = {});
 
+// Keys travel as int64 in TF and as uint64 in the core: the same bits. So do texts as tstring.
+template <typename T>
+using TfType =
+    std::conditional_t<std::is_same_v<T, uint64_t>, int64_t,
+                       std::conditional_t<std::is_same_v<T, std::string>, tensorflow::tstring, T>>;
+
+// Output `i`, of this shape, with these values.
+template <typename T>
+absl::Status SetOutput(OpKernelContext* ctx, int i, const TensorShape& shape,
+                       const std::vector<T>& values) {
+  Tensor* out;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(i, shape, &out));
+  std::copy(values.begin(), values.end(), out->flat<TfType<T>>().data());
+  return absl::OkStatus();
+}
+template <typename T>
+absl::Status SetVector(OpKernelContext* ctx, int i, const std::vector<T>& values) {
+  return SetOutput(ctx, i, TensorShape({static_cast<int64_t>(values.size())}), values);
+}
+template <typename T>
+absl::Status SetScalar(OpKernelContext* ctx, int i, const T& value) {
+  return SetOutput(ctx, i, TensorShape({}), std::vector<T>{value});
+}
+
+// Part of a shape function: output i has the axes shapes[i], -1 of any length.
+absl::Status SetShapes(InferenceContext* c, std::initializer_list<std::vector<int64_t>> shapes);
+// The outputs are rows of any number, of the widths that the attribute `dims` lists.
+absl::Status SetRowShapes(InferenceContext* c);
+
+// Reads the attributes prefix + name of the fields that options list by ForEachField.
+template <typename Options>
+absl::Status ReadFields(OpKernelConstruction* ctx, Options* options,
+                        const std::string& prefix = "") {
+  absl::Status status;
+  Options::ForEachField(*options, [&](const char* name, auto& field, auto...) {
+    using Field = std::decay_t<decltype(field)>;
+    std::conditional_t<std::is_same_v<Field, double>, float, Field> value{};
+    status.Update(ctx->GetAttr(prefix + name, &value));
+    field = value;
+  });
+  return status;
+}
+
+// A kernel without attributes: a function of its inputs.
+template <absl::Status (*kCompute)(OpKernelContext*)>
+class FunctionOp final : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override { OP_REQUIRES_OK(ctx, kCompute(ctx)); }
+};
+
 // A kernel for tables of any memory. Its outputs are where the table is, but for HostMemory.
 #define SOK_REGISTER_TABLE_KERNEL(builder, Class)                         \
   REGISTER_KERNEL_BUILDER(builder.Device(tensorflow::DEVICE_CPU), Class); \
@@ -116,12 +172,16 @@ class TfExecutor final : public Executor {
 // out into ResourceExhausted, invalid_argument and out_of_range into InvalidArgument.
 absl::Status Guard(const std::function<void()>& fn);
 
-// Keys travel as int64 in TF and as uint64 in the core: the same bits.
 inline const uint64_t* Keys(const Tensor& keys) {
   return reinterpret_cast<const uint64_t*>(keys.flat<int64_t>().data());
 }
 inline uint64_t* Keys(Tensor* keys) {
   return reinterpret_cast<uint64_t*>(keys->flat<int64_t>().data());
+}
+
+// Flags are bool in TF and bytes in the core.
+inline uint8_t* Flags(Tensor* flags) {
+  return reinterpret_cast<uint8_t*>(flags->flat<bool>().data());
 }
 
 // Places among unique keys travel as uint32, in the core as int32: the same bits. TensorFlow keeps

@@ -222,14 +222,7 @@ REGISTER_OP("SokUnpackRows")
     .Attr("world_size: int >= 1")
     .Attr("dims: list(int)")
     .Attr("scale: float = 1.0")
-    .SetShapeFn([](InferenceContext* c) {
-      std::vector<int64_t> dims;
-      TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
-      for (size_t i = 0; i < dims.size(); ++i) {
-        c->set_output(i, c->Matrix(InferenceContext::kUnknownDim, dims[i]));
-      }
-      return absl::OkStatus();
-    })
+    .SetShapeFn(SetRowShapes)
     .Doc("SokPackRows backwards, each value times scale.");
 
 class UnpackRowsOp : public GradientOp {

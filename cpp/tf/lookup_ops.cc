@@ -8,6 +8,7 @@
 #include "cpp/tf/samples.h"
 
 namespace sok {
+namespace {
 
 REGISTER_OP("SokLookup")
     .Input("handles: N * resource")
@@ -119,38 +120,34 @@ REGISTER_OP("SokUniqueKeys")
         "Each of keys [num_keys] once, and the place of each key among them, as SokLookup with "
         "`insert` gives them.");
 
-class UniqueKeysOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* ctx) override {
-    OpInputList keys;
-    OpOutputList unique_keys, inverse;
-    OP_REQUIRES_OK(ctx, GetLists(ctx, {{"keys", &keys}},
-                                 {{"unique_keys", &unique_keys}, {"inverse", &inverse}}));
-    const int n = keys.size();
-    std::vector<Tensor> unique(n);
-    std::vector<int32_t*> places(n);
-    std::vector<int64_t> num_keys(n), num_unique(n);
-    for (int i = 0; i < n; ++i) {
-      num_keys[i] = keys[i].NumElements();
-      const TensorShape shape({num_keys[i]});
-      OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_INT64, shape, &unique[i]));
-      Tensor* place;
-      OP_REQUIRES_OK(ctx, inverse.allocate(i, shape, &place));
-      places[i] = Places(place);
-    }
-    TfExecutor ex(ctx);
-    OP_REQUIRES_OK(ctx, Guard([&] {
-                     ForEachOf(ex, num_keys, [&](Executor& inner, int64_t i) {
-                       num_unique[i] = UniqueKeys(inner, Keys(keys[i]), num_keys[i],
-                                                  Keys(&unique[i]), places[i]);
-                     });
-                   }));
-    for (int i = 0; i < n; ++i) unique_keys.set(i, unique[i].Slice(0, num_unique[i]));
+absl::Status FindUniqueKeys(OpKernelContext* ctx) {
+  OpInputList keys;
+  OpOutputList unique_keys, inverse;
+  TF_RETURN_IF_ERROR(
+      GetLists(ctx, {{"keys", &keys}}, {{"unique_keys", &unique_keys}, {"inverse", &inverse}}));
+  const int n = keys.size();
+  std::vector<Tensor> unique(n);
+  std::vector<int32_t*> places(n);
+  std::vector<int64_t> num_keys(n), num_unique(n);
+  for (int i = 0; i < n; ++i) {
+    num_keys[i] = keys[i].NumElements();
+    const TensorShape shape({num_keys[i]});
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT64, shape, &unique[i]));
+    Tensor* place;
+    TF_RETURN_IF_ERROR(inverse.allocate(i, shape, &place));
+    places[i] = Places(place);
   }
-};
-REGISTER_KERNEL_BUILDER(Name("SokUniqueKeys").Device(tensorflow::DEVICE_CPU), UniqueKeysOp);
+  TfExecutor ex(ctx);
+  TF_RETURN_IF_ERROR(Guard([&] {
+    ForEachOf(ex, num_keys, [&](Executor& inner, int64_t i) {
+      num_unique[i] = UniqueKeys(inner, Keys(keys[i]), num_keys[i], Keys(&unique[i]), places[i]);
+    });
+  }));
+  for (int i = 0; i < n; ++i) unique_keys.set(i, unique[i].Slice(0, num_unique[i]));
+  return absl::OkStatus();
+}
+REGISTER_KERNEL_BUILDER(Name("SokUniqueKeys").Device(tensorflow::DEVICE_CPU),
+                        FunctionOp<FindUniqueKeys>);
 
 REGISTER_OP("SokLookupGrad")
     .Input("grads: N * float")
@@ -211,4 +208,5 @@ class LookupGradOp : public FeatureOp {
 };
 REGISTER_KERNEL_BUILDER(Name("SokLookupGrad").Device(tensorflow::DEVICE_CPU), LookupGradOp);
 
+}  // namespace
 }  // namespace sok

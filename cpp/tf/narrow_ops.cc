@@ -78,12 +78,6 @@ absl::Status Unfit(const Call& call, const float* values, float least) {
       *values, call.wire() == Wire::kFloat16 ? "; wire_dtype='bfloat16' takes it" : ""));
 }
 
-absl::Status Shapes(InferenceContext* c) {
-  c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
-  c->set_output(1, c->input(1));
-  return absl::OkStatus();
-}
-
 // Sets outputs 0 and 1 to the message with `convert(from, words, to)` in place of each block to be
 // converted, which then has `new_words(from, words)` words, fewer than a head if it is malformed.
 template <typename NewWords, typename Convert>
@@ -128,7 +122,7 @@ REGISTER_OP("SokNarrowRows")
     .Input("splits: int32")
     .Output("narrow: float")
     .Output("narrow_splits: int32")
-    .SetShapeFn(Shapes)
+    .SetShapeFn(PartShapes)
     .Doc(
         "A row message with floats rounded to the 16 bits that its heads name. A number that "
         "becomes infinite by it is this rank's failure.");
@@ -168,7 +162,7 @@ REGISTER_OP("SokWidenRows")
     .Input("narrow_splits: int32")
     .Output("message: float")
     .Output("splits: int32")
-    .SetShapeFn(Shapes)
+    .SetShapeFn(PartShapes)
     .Doc("The row message that SokNarrowRows has rounded, in floats.");
 
 class WidenRowsOp : public OpKernel {

@@ -2,11 +2,10 @@
 #include <vector>
 
 #include "cpp/core/cpu/apply.h"
-#include "cpp/core/optimizer.h"
-#include "cpp/tf/common.h"
-#include "cpp/tf/optimizer_attrs.h"
+#include "cpp/tf/optimizer_op.h"
 
 namespace sok {
+namespace {
 
 REGISTER_OP("SokApplyGradients")
     .Input("handles: N * resource")
@@ -55,36 +54,18 @@ REGISTER_OP("SokApplyGradients")
         "table "
         "has any. `step` counts from 1. Where it fails, no table has made the step.");
 
-class ApplyGradientsOp : public OpKernel {
- public:
-  explicit ApplyGradientsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ReadOptimizer(ctx, &options_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("keys_are_unique", &keys_are_unique_));
-  }
-
-  void Compute(OpKernelContext* ctx) override {
-    std::vector<HostTablePtr> tables;
-    OP_REQUIRES_OK(ctx, LookupTables(ctx, "handles", &tables));
-    OpInputList keys, grads;
-    OP_REQUIRES_OK(ctx, GetLists(ctx, {{"keys", &keys}, {"grads", &grads}}));
-    const int n = keys.size();
-    std::vector<TableGradients> batches(n);
-    for (int i = 0; i < n; ++i) {
-      CpuTable& table = tables[i]->table();
-      OP_REQUIRES_OK(ctx, CheckRowsShape("gradients", keys[i], grads[i], table.options()));
-      batches[i] = {&table, Keys(keys[i]), grads[i].flat<float>().data(), keys[i].NumElements()};
-    }
+struct HostStep {
+  static absl::Status Apply(OpKernelContext* ctx, const std::vector<HostTablePtr>&,
+                            const std::vector<TableGradients>& batches,
+                            const OptimizerOptions& options, float learning_rate, int64_t step,
+                            bool keys_are_unique) {
     TfExecutor ex(ctx);
-    OP_REQUIRES_OK(ctx, Guard([&] {
-                     ApplyGradients(ex, batches, options_, ctx->input(3 * n).scalar<float>()(),
-                                    ctx->input(3 * n + 1).scalar<int64_t>()(), keys_are_unique_);
-                   }));
+    return Guard(
+        [&] { ApplyGradients(ex, batches, options, learning_rate, step, keys_are_unique); });
   }
-
- private:
-  OptimizerOptions options_;
-  bool keys_are_unique_;
 };
-REGISTER_KERNEL_BUILDER(Name("SokApplyGradients").Device(tensorflow::DEVICE_CPU), ApplyGradientsOp);
+using HostOptimizerOp = OptimizerOp<HostTableResource, TableGradients, HostStep>;
+REGISTER_KERNEL_BUILDER(Name("SokApplyGradients").Device(tensorflow::DEVICE_CPU), HostOptimizerOp);
 
+}  // namespace
 }  // namespace sok

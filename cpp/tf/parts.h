@@ -13,30 +13,24 @@
 
 namespace sok {
 
-// Words [from, from + count) of one message that are [to, to + count) of another.
+// `count` words at `from` that go to the word `to` of another message.
 struct Piece {
-  int64_t from, to, count;
+  const float* from;
+  int64_t to, count;
 };
 
-struct Part {
-  std::vector<int32_t> lengths;  // of its blocks
-  std::vector<int64_t> starts;   // of its blocks
-  std::vector<Piece> pieces;     // of the whole message
-  int64_t num_words = 0;
-  int32_t more_rounds = 0;  // after this one, for the longest block
-};
+// Writes pieces to a message of one memory, then `more_rounds` into the heads of the blocks that
+// begin at `heads`.
+using WriteMessage = absl::Status (*)(OpKernelContext* ctx, const std::vector<Piece>& pieces,
+                                      const std::vector<int64_t>& heads, int32_t more_rounds,
+                                      Tensor* message);
 
-// What of a message with blocks of these lengths travels in a round, counted from 0.
-Part PartOf(const std::vector<int32_t>& lengths, int64_t round);
+// The kernels of SokTakePart and SokJoinParts.
+absl::Status TakePart(OpKernelContext* ctx, WriteMessage write);
+absl::Status JoinParts(OpKernelContext* ctx, WriteMessage write);
 
-// Blocks with the next part of each behind it.
-struct Joined {
-  std::vector<int32_t> lengths;
-  std::vector<int64_t> starts;
-  std::vector<Piece> of_blocks, of_parts;
-  int64_t num_words = 0;
-};
-Joined Join(const std::vector<int32_t>& blocks, const std::vector<int32_t>& parts);
+// Shape function: a message of any length, and as many splits as input 1 has.
+absl::Status PartShapes(InferenceContext* c);
 
 // Output 1, int32 [world_size], and what such a tensor holds.
 absl::Status SetLengths(OpKernelContext* ctx, const std::vector<int32_t>& lengths);

@@ -2,6 +2,7 @@
 #include "cpp/tf/common.h"
 
 namespace sok {
+namespace {
 
 REGISTER_OP("SokTableAssign")
     .Input("handle: resource")
@@ -15,20 +16,16 @@ REGISTER_OP("SokTableAssign")
     })
     .Doc("Writes rows [num_keys, dim], inserting missing keys; of equal keys the last wins.");
 
-class TableAssignOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* ctx) override {
-    TablePtr table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, &table));
-    const Tensor &keys = ctx->input(1), &rows = ctx->input(2);
-    OP_REQUIRES_OK(ctx, CheckRowsShape("rows", keys, rows, table->options()));
-    OP_REQUIRES_OK(ctx, table->Run(ctx, [&](CallContext context) {
-      table->table().Assign(context, Keys(keys), keys.NumElements(), rows.flat<float>().data());
-    }));
-  }
-};
-SOK_REGISTER_TABLE_KERNEL(Name("SokTableAssign").HostMemory("handle"), TableAssignOp);
+absl::Status Assign(OpKernelContext* ctx) {
+  TablePtr table;
+  TF_RETURN_IF_ERROR(LookupTable(ctx, &table));
+  const Tensor &keys = ctx->input(1), &rows = ctx->input(2);
+  TF_RETURN_IF_ERROR(CheckRowsShape("rows", keys, rows, table->options()));
+  return table->Run(ctx, [&](CallContext context) {
+    table->table().Assign(context, Keys(keys), keys.NumElements(), rows.flat<float>().data());
+  });
+}
+SOK_REGISTER_TABLE_KERNEL(Name("SokTableAssign").HostMemory("handle"), FunctionOp<Assign>);
 
 REGISTER_OP("SokTableFind")
     .Input("handle: resource")
@@ -44,23 +41,19 @@ REGISTER_OP("SokTableFind")
     })
     .Doc("Rows [num_keys, dim] of keys; a missing key reads its initial row and is not inserted.");
 
-class TableFindOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* ctx) override {
-    TablePtr table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, &table));
-    const Tensor& keys = ctx->input(1);
-    const int64_t n = keys.NumElements();
-    Tensor *rows, *found;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({n, table->options().dim}), &rows));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, TensorShape({n}), &found));
-    OP_REQUIRES_OK(ctx, table->Run(ctx, [&](CallContext context) {
-      table->table().Find(context, Keys(keys), n, rows->flat<float>().data(),
-                          reinterpret_cast<uint8_t*>(found->flat<bool>().data()));
-    }));
-  }
-};
-SOK_REGISTER_TABLE_KERNEL(Name("SokTableFind").HostMemory("handle"), TableFindOp);
+absl::Status Find(OpKernelContext* ctx) {
+  TablePtr table;
+  TF_RETURN_IF_ERROR(LookupTable(ctx, &table));
+  const Tensor& keys = ctx->input(1);
+  const int64_t n = keys.NumElements();
+  Tensor *rows, *found;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({n, table->options().dim}), &rows));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({n}), &found));
+  return table->Run(ctx, [&](CallContext context) {
+    table->table().Find(context, Keys(keys), n, rows->flat<float>().data(), Flags(found));
+  });
+}
+SOK_REGISTER_TABLE_KERNEL(Name("SokTableFind").HostMemory("handle"), FunctionOp<Find>);
 
+}  // namespace
 }  // namespace sok

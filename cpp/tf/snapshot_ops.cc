@@ -13,22 +13,17 @@ namespace {
 
 absl::Status WritePolicy(OpKernelContext* ctx, const RecordSnapshot& policy) {
   const int64_t num_records = policy.records.size() / 3, num_waiting = policy.waiting.size();
-  const int64_t num_counters = policy.counters.size();
-  Tensor *records, *waiting, *counters, *step;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(5, TensorShape({num_records, 3}), &records));
+  Tensor* waiting;
   TF_RETURN_IF_ERROR(ctx->allocate_output(6, TensorShape({num_waiting, 3}), &waiting));
-  TF_RETURN_IF_ERROR(ctx->allocate_output(7, TensorShape({num_counters}), &counters));
-  TF_RETURN_IF_ERROR(ctx->allocate_output(8, TensorShape({}), &step));
-  std::copy(policy.records.begin(), policy.records.end(), records->flat<int64_t>().data());
   int64_t* out = waiting->flat<int64_t>().data();
   for (const WaitingKey& key : policy.waiting) {
     *out++ = static_cast<int64_t>(key.key);
     *out++ = key.count;
     *out++ = key.last_step;
   }
-  std::copy(policy.counters.begin(), policy.counters.end(), counters->flat<int64_t>().data());
-  step->scalar<int64_t>()() = policy.step;
-  return absl::OkStatus();
+  TF_RETURN_IF_ERROR(SetOutput(ctx, 5, TensorShape({num_records, 3}), policy.records));
+  TF_RETURN_IF_ERROR(SetVector(ctx, 7, policy.counters));
+  return SetScalar(ctx, 8, policy.step);
 }
 
 absl::Status ReadPolicy(OpKernelContext* ctx, RecordSnapshot* policy) {
@@ -66,23 +61,12 @@ absl::Status CheckReplacement(const TableOptions& options, int64_t num_keys) {
 absl::Status WriteSnapshot(OpKernelContext* ctx, const TableSnapshot& snapshot, int64_t dim) {
   const int64_t n = snapshot.keys.size();
   const int64_t slot_width = snapshot.slot_width();
-  const int64_t num_slots = snapshot.slot_names.size();
-  Tensor *keys, *rows, *slot_rows, *names, *widths;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({n}), &keys));
-  TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({n, dim}), &rows));
-  TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({n, slot_width}), &slot_rows));
-  TF_RETURN_IF_ERROR(ctx->allocate_output(3, TensorShape({num_slots}), &names));
-  TF_RETURN_IF_ERROR(ctx->allocate_output(4, TensorShape({num_slots}), &widths));
-  std::copy(snapshot.keys.begin(), snapshot.keys.end(), Keys(keys));
-  std::copy(snapshot.rows.begin(), snapshot.rows.end(), rows->flat<float>().data());
-  std::copy(snapshot.slot_rows.begin(), snapshot.slot_rows.end(), slot_rows->flat<float>().data());
-  for (int64_t i = 0; i < num_slots; ++i) {
-    names->flat<tensorflow::tstring>()(i) = snapshot.slot_names[i];
-    widths->flat<int64_t>()(i) = snapshot.slot_widths[i];
-  }
-  Tensor* optimizer_step;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(9, TensorShape({}), &optimizer_step));
-  optimizer_step->scalar<int64_t>()() = snapshot.optimizer_step;
+  TF_RETURN_IF_ERROR(SetVector(ctx, 0, snapshot.keys));
+  TF_RETURN_IF_ERROR(SetOutput(ctx, 1, TensorShape({n, dim}), snapshot.rows));
+  TF_RETURN_IF_ERROR(SetOutput(ctx, 2, TensorShape({n, slot_width}), snapshot.slot_rows));
+  TF_RETURN_IF_ERROR(SetVector(ctx, 3, snapshot.slot_names));
+  TF_RETURN_IF_ERROR(SetVector(ctx, 4, snapshot.slot_widths));
+  TF_RETURN_IF_ERROR(SetScalar(ctx, 9, snapshot.optimizer_step));
   return WritePolicy(ctx, snapshot.policy);
 }
 
@@ -139,17 +123,7 @@ REGISTER_OP("SokTableExport")
     .Attr("with_slots: bool = true")
     .Attr("evict: bool = false")
     .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
-      c->set_output(1, c->Matrix(InferenceContext::kUnknownDim, InferenceContext::kUnknownDim));
-      c->set_output(2, c->Matrix(InferenceContext::kUnknownDim, InferenceContext::kUnknownDim));
-      c->set_output(3, c->Vector(InferenceContext::kUnknownDim));
-      c->set_output(4, c->Vector(InferenceContext::kUnknownDim));
-      c->set_output(5, c->Matrix(InferenceContext::kUnknownDim, 3));
-      c->set_output(6, c->Matrix(InferenceContext::kUnknownDim, 3));
-      c->set_output(7, c->Vector(InferenceContext::kUnknownDim));
-      c->set_output(8, c->Scalar());
-      c->set_output(9, c->Scalar());
-      return absl::OkStatus();
+      return SetShapes(c, {{-1}, {-1, -1}, {-1, -1}, {-1}, {-1}, {-1, 3}, {-1, 3}, {-1}, {}, {}});
     })
     .SetIsStateful()
     .Doc(
@@ -179,18 +153,21 @@ class TableExportOp : public OpKernel {
 };
 SOK_REGISTER_TABLE_KERNEL(SOK_SNAPSHOT_IN_HOST_MEMORY(Name("SokTableExport")), TableExportOp);
 
-REGISTER_OP("SokTableImport")
-    .Input("handle: resource")
-    .Input("keys: int64")
-    .Input("rows: float")
-    .Input("slot_rows: float")
-    .Input("slot_names: string")
-    .Input("slot_widths: int64")
-    .Input("records: int64")
-    .Input("waiting: int64")
-    .Input("counters: int64")
-    .Input("step: int64")
-    .Input("optimizer_step: int64")
+// The inputs of ops that take a snapshot, ReadSnapshot's.
+#define SOK_SNAPSHOT_INPUTS(op)    \
+  op.Input("handle: resource")     \
+      .Input("keys: int64")        \
+      .Input("rows: float")        \
+      .Input("slot_rows: float")   \
+      .Input("slot_names: string") \
+      .Input("slot_widths: int64") \
+      .Input("records: int64")     \
+      .Input("waiting: int64")     \
+      .Input("counters: int64")    \
+      .Input("step: int64")        \
+      .Input("optimizer_step: int64")
+
+SOK_SNAPSHOT_INPUTS(REGISTER_OP("SokTableImport"))
     .Attr("replace: bool = false")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(
@@ -233,70 +210,50 @@ struct Aside {
 
 }  // namespace
 
-REGISTER_OP("SokTableReadAside")
-    .Input("handle: resource")
-    .Input("keys: int64")
-    .Input("rows: float")
-    .Input("slot_rows: float")
-    .Input("slot_names: string")
-    .Input("slot_widths: int64")
-    .Input("records: int64")
-    .Input("waiting: int64")
-    .Input("counters: int64")
-    .Input("step: int64")
-    .Input("optimizer_step: int64")
+SOK_SNAPSHOT_INPUTS(REGISTER_OP("SokTableReadAside"))
     .Input("made: int64")
     .Output("aside: variant")
     .Output("problem: string")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Scalar());
-      c->set_output(1, c->Scalar());
-      return absl::OkStatus();
-    })
+    .SetShapeFn([](InferenceContext* c) { return SetShapes(c, {{}, {}}); })
     .Doc(
         "A table of the same kind with the content that SokTableImport would give it, or the "
         "problem that stands against it: the op itself does not fail, so that its rank can tell "
         "the others. The table stays as it is. `made` stands for a table aside that was made part "
         "by part (sok_aside_keep); 0: there is none, and the other inputs count.");
 
-class TableReadAsideOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* ctx) override {
-    TablePtr table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, &table));
-    Aside found;
-    TableSnapshot snapshot;
-    const int64_t number = ctx->input(11).scalar<int64_t>()();
-    found.table = TakeMadeAside(number);
-    absl::Status status = absl::OkStatus();
-    if (found.table == nullptr && number != 0) {
-      status = absl::FailedPreconditionError(absl::StrCat(
-          "Restores of one table must come one after the other. Received: two at a time (table '",
-          table->options().name, "')"));
-    } else if (found.table == nullptr) {
-      status = ReadSnapshot(ctx, table->options(), /*replace=*/true, &snapshot);
-    }
-    if (found.table == nullptr && status.ok()) {
-      status = table->Run(ctx, [&](CallContext context) {
-        std::unique_ptr<Table> made = table->table().MakeAside(context);
-        made->Import(context, snapshot);
-        found.table = std::move(made);
-      });
-    }
-    Tensor *aside, *problem;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &aside));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, TensorShape({}), &problem));
-    aside->scalar<tensorflow::Variant>()() = std::move(found);
-    if (!status.ok()) problem->scalar<tensorflow::tstring>()() = status.ToString();
+absl::Status ReadAside(OpKernelContext* ctx) {
+  TablePtr table;
+  TF_RETURN_IF_ERROR(LookupTable(ctx, &table));
+  Aside found;
+  TableSnapshot snapshot;
+  const int64_t number = ctx->input(11).scalar<int64_t>()();
+  found.table = TakeMadeAside(number);
+  absl::Status status = absl::OkStatus();
+  if (found.table == nullptr && number != 0) {
+    status = absl::FailedPreconditionError(absl::StrCat(
+        "Restores of one table must come one after the other. Received: two at a time (table '",
+        table->options().name, "')"));
+  } else if (found.table == nullptr) {
+    status = ReadSnapshot(ctx, table->options(), /*replace=*/true, &snapshot);
   }
-};
+  if (found.table == nullptr && status.ok()) {
+    status = table->Run(ctx, [&](CallContext context) {
+      std::unique_ptr<Table> made = table->table().MakeAside(context);
+      made->Import(context, snapshot);
+      found.table = std::move(made);
+    });
+  }
+  Tensor* aside;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({}), &aside));
+  aside->scalar<tensorflow::Variant>()() = std::move(found);
+  return SetScalar(ctx, 1, status.ok() ? std::string() : status.ToString());
+}
 SOK_REGISTER_TABLE_KERNEL(SOK_SNAPSHOT_IN_HOST_MEMORY(Name("SokTableReadAside"))
                               .HostMemory("made")
                               .HostMemory("aside")
                               .HostMemory("problem"),
-                          TableReadAsideOp);
+                          FunctionOp<ReadAside>);
 
 REGISTER_OP("SokTableTakeAside")
     .Input("handle: resource")
@@ -304,22 +261,15 @@ REGISTER_OP("SokTableTakeAside")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc("Replaces a table's content by that of a table aside, which must not be used again.");
 
-class TableTakeAsideOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* ctx) override {
-    TablePtr table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, &table));
-    const auto* const aside = ctx->input(1).scalar<tensorflow::Variant>()().get<Aside>();
-    OP_REQUIRES(
-        ctx, aside != nullptr && aside->table != nullptr,
-        absl::InvalidArgumentError("aside must come from SokTableReadAside, without a problem"));
-    OP_REQUIRES_OK(ctx, table->Run(ctx, [&](CallContext context) {
-      table->table().TakeContent(context, *aside->table);
-    }));
+absl::Status TakeAside(OpKernelContext* ctx) {
+  const auto* const aside = ctx->input(1).scalar<tensorflow::Variant>()().get<Aside>();
+  if (aside == nullptr || aside->table == nullptr) {
+    return absl::InvalidArgumentError("aside must come from SokTableReadAside, without a problem");
   }
-};
+  return WithTable(
+      ctx, [&](Table& table, CallContext context) { table.TakeContent(context, *aside->table); });
+}
 SOK_REGISTER_TABLE_KERNEL(Name("SokTableTakeAside").HostMemory("handle").HostMemory("aside"),
-                          TableTakeAsideOp);
+                          FunctionOp<TakeAside>);
 
 }  // namespace sok

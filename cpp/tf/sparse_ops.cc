@@ -8,6 +8,7 @@
 #include "cpp/tf/common.h"
 
 namespace sok {
+namespace {
 
 REGISTER_OP("SokSparseSamples")
     .Input("indices: N * int64")
@@ -40,77 +41,74 @@ REGISTER_OP("SokSparseSamples")
         "Values of SparseTensors [batch, columns] in order of row and column, and row_splits "
         "[batch + 1]. Values that are in order pass as they are. Empty weights stay empty.");
 
-class SparseSamplesOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* ctx) override {
-    OpInputList indices, keys, weights, dense_shapes;
-    OpOutputList sorted_keys, sorted_weights, row_splits;
-    OP_REQUIRES_OK(ctx, GetLists(ctx,
-                                 {{"indices", &indices},
-                                  {"keys", &keys},
-                                  {"weights", &weights},
-                                  {"dense_shapes", &dense_shapes}},
-                                 {{"sorted_keys", &sorted_keys},
-                                  {"sorted_weights", &sorted_weights},
-                                  {"row_splits", &row_splits}}));
-    const int n = keys.size();
-    std::vector<int64_t> num_keys(n), batches(n);
-    std::vector<int64_t*> splits(n);
-    for (int i = 0; i < n; ++i) {
-      OP_REQUIRES_OK(ctx, CheckShapes(indices[i], keys[i], weights[i], dense_shapes[i]));
-      num_keys[i] = keys[i].NumElements();
-      batches[i] = std::max<int64_t>(0, dense_shapes[i].flat<int64_t>()(0));
-      Tensor* out;
-      OP_REQUIRES_OK(ctx, row_splits.allocate(i, TensorShape({batches[i] + 1}), &out));
-      splits[i] = out->flat<int64_t>().data();
-    }
-    std::vector<std::vector<int64_t>> orders(n);
-    TfExecutor ex(ctx);
-    OP_REQUIRES_OK(ctx, Guard([&] {
-                     ForEachOf(ex, num_keys, [&](Executor& inner, int64_t i) {
-                       orders[i] = SparseSamples(inner, indices[i].flat<int64_t>().data(),
-                                                 num_keys[i], batches[i], splits[i]);
-                     });
-                   }));
-    for (int i = 0; i < n; ++i) {
-      OP_REQUIRES_OK(ctx, InOrder<int64_t>(keys[i], orders[i], i, &sorted_keys));
-      OP_REQUIRES_OK(ctx, InOrder<float>(weights[i], orders[i], i, &sorted_weights));
-    }
-  }
-
- private:
-  static absl::Status CheckShapes(const Tensor& indices, const Tensor& keys, const Tensor& weights,
-                                  const Tensor& dense_shape) {
-    const int64_t num_keys = keys.NumElements();
-    if (indices.shape() == TensorShape({num_keys, 2}) && dense_shape.NumElements() == 2 &&
-        (weights.NumElements() == 0 || weights.NumElements() == num_keys)) {
-      return absl::OkStatus();
-    }
-    return absl::InvalidArgumentError(absl::StrCat(
-        "a SparseTensor of keys must have two axes, and an index and a weight for each key. "
-        "Received: indices ",
-        indices.shape().DebugString(), ", values ", keys.shape().DebugString(), ", weights ",
-        weights.shape().DebugString(), ", a dense shape of ", dense_shape.NumElements(), " axes"));
-  }
-
-  // The values of entries in the order found; as they are where that is empty.
-  template <typename T>
-  static absl::Status InOrder(const Tensor& values, const std::vector<int64_t>& order, int i,
-                              OpOutputList* sorted) {
-    if (order.empty() || values.NumElements() == 0) {
-      sorted->set(i, values);
-      return absl::OkStatus();
-    }
-    Tensor* out;
-    TF_RETURN_IF_ERROR(sorted->allocate(i, values.shape(), &out));
-    const T* const from = values.flat<T>().data();
-    std::transform(order.begin(), order.end(), out->flat<T>().data(),
-                   [from](int64_t k) { return from[k]; });
+absl::Status CheckShapes(const Tensor& indices, const Tensor& keys, const Tensor& weights,
+                         const Tensor& dense_shape) {
+  const int64_t num_keys = keys.NumElements();
+  if (indices.shape() == TensorShape({num_keys, 2}) && dense_shape.NumElements() == 2 &&
+      (weights.NumElements() == 0 || weights.NumElements() == num_keys)) {
     return absl::OkStatus();
   }
-};
-REGISTER_KERNEL_BUILDER(Name("SokSparseSamples").Device(tensorflow::DEVICE_CPU), SparseSamplesOp);
+  return absl::InvalidArgumentError(absl::StrCat(
+      "a SparseTensor of keys must have two axes, and an index and a weight for each key. "
+      "Received: indices ",
+      indices.shape().DebugString(), ", values ", keys.shape().DebugString(), ", weights ",
+      weights.shape().DebugString(), ", a dense shape of ", dense_shape.NumElements(), " axes"));
+}
 
+// The values of entries in the order found; as they are where that is empty.
+template <typename T>
+absl::Status InOrder(const Tensor& values, const std::vector<int64_t>& order, int i,
+                     OpOutputList* sorted) {
+  if (order.empty() || values.NumElements() == 0) {
+    sorted->set(i, values);
+    return absl::OkStatus();
+  }
+  Tensor* out;
+  TF_RETURN_IF_ERROR(sorted->allocate(i, values.shape(), &out));
+  const T* const from = values.flat<T>().data();
+  std::transform(order.begin(), order.end(), out->flat<T>().data(),
+                 [from](int64_t k) { return from[k]; });
+  return absl::OkStatus();
+}
+
+absl::Status SortSamples(OpKernelContext* ctx) {
+  OpInputList indices, keys, weights, dense_shapes;
+  OpOutputList sorted_keys, sorted_weights, row_splits;
+  TF_RETURN_IF_ERROR(GetLists(ctx,
+                              {{"indices", &indices},
+                               {"keys", &keys},
+                               {"weights", &weights},
+                               {"dense_shapes", &dense_shapes}},
+                              {{"sorted_keys", &sorted_keys},
+                               {"sorted_weights", &sorted_weights},
+                               {"row_splits", &row_splits}}));
+  const int n = keys.size();
+  std::vector<int64_t> num_keys(n), batches(n);
+  std::vector<int64_t*> splits(n);
+  for (int i = 0; i < n; ++i) {
+    TF_RETURN_IF_ERROR(CheckShapes(indices[i], keys[i], weights[i], dense_shapes[i]));
+    num_keys[i] = keys[i].NumElements();
+    batches[i] = std::max<int64_t>(0, dense_shapes[i].flat<int64_t>()(0));
+    Tensor* out;
+    TF_RETURN_IF_ERROR(row_splits.allocate(i, TensorShape({batches[i] + 1}), &out));
+    splits[i] = out->flat<int64_t>().data();
+  }
+  std::vector<std::vector<int64_t>> orders(n);
+  TfExecutor ex(ctx);
+  TF_RETURN_IF_ERROR(Guard([&] {
+    ForEachOf(ex, num_keys, [&](Executor& inner, int64_t i) {
+      orders[i] = SparseSamples(inner, indices[i].flat<int64_t>().data(), num_keys[i], batches[i],
+                                splits[i]);
+    });
+  }));
+  for (int i = 0; i < n; ++i) {
+    TF_RETURN_IF_ERROR(InOrder<int64_t>(keys[i], orders[i], i, &sorted_keys));
+    TF_RETURN_IF_ERROR(InOrder<float>(weights[i], orders[i], i, &sorted_weights));
+  }
+  return absl::OkStatus();
+}
+REGISTER_KERNEL_BUILDER(Name("SokSparseSamples").Device(tensorflow::DEVICE_CPU),
+                        FunctionOp<SortSamples>);
+
+}  // namespace
 }  // namespace sok

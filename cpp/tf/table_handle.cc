@@ -74,24 +74,12 @@ absl::Status TableAttrs::Init(OpKernelConstruction* ctx) {
   TF_RETURN_IF_ERROR(ctx->GetAttr("default_rows", &options_.initializer.default_rows));
   PolicyOptions& policy = options_.policy;
   std::string score;
-  float bloom_probability;
-  TF_RETURN_IF_ERROR(ctx->GetAttr("record", &policy.record));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("count_occurrences", &policy.count_occurrences));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("filter_freq", &policy.filter_freq));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("max_waiting", &policy.max_waiting));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("bloom_max_keys", &policy.bloom_max_keys));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("bloom_probability", &bloom_probability));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("bloom_counter_bits", &policy.bloom_counter_bits));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("no_permission", &policy.no_permission));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("steps_to_live", &policy.steps_to_live));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("l2_threshold", &policy.l2_threshold));
+  TF_RETURN_IF_ERROR(ReadFields(ctx, &policy));
   TF_RETURN_IF_ERROR(ctx->GetAttr("score", &score));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("evicted_buffer", &policy.evicted_buffer));
   TF_RETURN_IF_ERROR(ctx->GetAttr("storage_path", &options_.storage.path));
   TF_RETURN_IF_ERROR(ctx->GetAttr("storage_memory", &options_.storage.memory_bytes));
   TF_RETURN_IF_ERROR(ctx->GetAttr("storage_file", &options_.storage.file_bytes));
   TF_RETURN_IF_ERROR(ctx->GetAttr("storage_lfu", &options_.storage.lfu));
-  policy.bloom_probability = bloom_probability;
   initializer_seed_ = static_cast<uint64_t>(initializer_seed);
   return Guard([&] {
     options_.key_type = ParseKeyType(key_type);
