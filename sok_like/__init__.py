@@ -15,6 +15,7 @@ import importlib.util
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from sok_like.runtime import lazy
 from sok_like.runtime.keras_names import announce
 
 if TYPE_CHECKING:
@@ -82,45 +83,37 @@ if TYPE_CHECKING:
     from sok_like.table.saver import Saver as Saver
     from sok_like.table.storage import StorageOption as StorageOption
 
-# Public name: where it lives.
-_PUBLIC = {
-    "All2AllDenseEmbedding": "sok_like.embeddings.all2all_dense_embedding",
-    "CBFFilter": "sok_like.table.policies",
-    "CounterFilter": "sok_like.table.policies",
-    "DistributedEmbedding": "sok_like.embeddings.distributed_embedding",
-    "Embedding": "sok_like.dist_model_parallel.embedding",
-    "EmbeddingVariable": "sok_like.lookup.by_key",
-    "EmbeddingVariableOption": "sok_like.table.policies",
-    "GlobalStepEvict": "sok_like.table.policies",
-    "GroupEmbedding": "sok_like.group_embedding.layer",
-    "HashEmbedding": "sok_like.dist_model_parallel.hash_embedding",
-    "Init": "sok_like.core.initialize",
-    "InitializerOption": "sok_like.table.policies",
-    "L2WeightEvict": "sok_like.table.policies",
-    "OptimizerScope": "sok_like.optimizers.scope",
-    "OptimizerWrapper": "sok_like.optimizers.wrapper",
-    "Saver": "sok_like.table.saver",
-    "ScoreEvict": "sok_like.table.policies",
-    "StorageOption": "sok_like.table.storage",
-    "assign": "sok_like.table.export_assign",
-    "embedding_lookup": "sok_like.lookup.dense_lookup",
-    "enable_distributed_strategy": "sok_like.group_embedding.strategy",
-    "estimate_memory": "sok_like.inside.estimate",
-    "export": "sok_like.table.export_assign",
-    "export_saved_model": "sok_like.serving.export",
-    "filter_variables": "sok_like.optimizers.utils",
-    "fuse_lookups": "sok_like.embeddings.fused_lookups",
-    "get_embedding": "sok_like.embeddings.get_embedding",
-    "get_embedding_variable": "sok_like.group_embedding.get_embedding_variable",
-    "group_embedding_lookup": "sok_like.group_embedding.lookup_sparse",
-    "group_embedding_lookup_sparse": "sok_like.group_embedding.lookup_sparse",
-    "local_rank": "sok_like.runtime.process",
-    "report": "sok_like.inside.report",
-    "rank": "sok_like.runtime.process",
-    "shard": "sok_like.runtime.process",
-    "size": "sok_like.runtime.process",
-    "split_embedding_variable_from_others": "sok_like.optimizers.utils",
-}
+# Where public names live.
+_PUBLIC = lazy.by_name(
+    {
+        "sok_like.core.initialize": "Init",
+        "sok_like.dist_model_parallel.embedding": "Embedding",
+        "sok_like.dist_model_parallel.hash_embedding": "HashEmbedding",
+        "sok_like.embeddings.all2all_dense_embedding": "All2AllDenseEmbedding",
+        "sok_like.embeddings.distributed_embedding": "DistributedEmbedding",
+        "sok_like.embeddings.fused_lookups": "fuse_lookups",
+        "sok_like.embeddings.get_embedding": "get_embedding",
+        "sok_like.group_embedding.get_embedding_variable": "get_embedding_variable",
+        "sok_like.group_embedding.layer": "GroupEmbedding",
+        "sok_like.group_embedding.lookup_sparse": "group_embedding_lookup "
+        "group_embedding_lookup_sparse",
+        "sok_like.group_embedding.strategy": "enable_distributed_strategy",
+        "sok_like.inside.estimate": "estimate_memory",
+        "sok_like.inside.report": "report",
+        "sok_like.lookup.by_key": "EmbeddingVariable",
+        "sok_like.lookup.dense_lookup": "embedding_lookup",
+        "sok_like.optimizers.scope": "OptimizerScope",
+        "sok_like.optimizers.utils": "filter_variables split_embedding_variable_from_others",
+        "sok_like.optimizers.wrapper": "OptimizerWrapper",
+        "sok_like.runtime.process": "local_rank rank shard size",
+        "sok_like.serving.export": "export_saved_model",
+        "sok_like.table.export_assign": "assign export",
+        "sok_like.table.policies": "CBFFilter CounterFilter EmbeddingVariableOption "
+        "GlobalStepEvict InitializerOption L2WeightEvict ScoreEvict",
+        "sok_like.table.saver": "Saver",
+        "sok_like.table.storage": "StorageOption",
+    }
+)
 _MODULES = (
     "callbacks",
     "core",

@@ -5,7 +5,7 @@ float32.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -59,7 +59,34 @@ class ReplayedSteps:
     ) -> None:
         """Brings up rows `[num_rows, dim]` and slot rows of a dump, 0 for the base, in place."""
 
-class Table:
+class _AnyTable(Protocol):
+    """What `Table` and `CudaTable` have alike; of the latter what asks for the size waits."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def key_dtype(self) -> str: ...
+    @property
+    def size(self) -> int:
+        """Number of keys present."""
+    def __len__(self) -> int: ...
+    @property
+    def capacity(self) -> int:
+        """Number of keys that fit before the index grows."""
+    @property
+    def slots(self) -> list[SlotVariableSpec]: ...
+    @property
+    def keeps_records(self) -> bool:
+        """Whether the table has policies."""
+    def pop_evicted(self) -> dict[str, Any]:
+        """Buffered evicted rows, oldest first: `keys`, `rows`, `slot_rows`, `slot_names`,
+        `frequencies`, `last_steps`. They are in host memory."""
+    def set_step(self, step: int) -> None:
+        """Sets the step; the next training lookup is `step + 1`."""
+
+class Table(_AnyTable):
     """One rank's shard of a table. Safe to use from several threads.
 
     Args:
@@ -92,21 +119,6 @@ class Table:
         initial_capacity: int = 0, max_capacity: int = 0, use_hashtable: bool = True,
         rank: int = 0, world_size: int = 1, policy: Mapping[str, bool | int | float | str] = ...
     ) -> None: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def dim(self) -> int: ...
-    @property
-    def key_dtype(self) -> str: ...
-    @property
-    def size(self) -> int:
-        """Number of keys present."""
-    def __len__(self) -> int: ...
-    @property
-    def capacity(self) -> int:
-        """Number of keys that fit before the index grows."""
-    @property
-    def slots(self) -> list[SlotVariableSpec]: ...
     def configure_slots(self, specs: Sequence[SlotVariableSpec]) -> None:
         """Sets the slot variables behind the rows, keeping those of equal name and width."""
     def find(self, keys: ArrayLike) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
@@ -156,9 +168,6 @@ class Table:
         """The rows `[num_keys, dim]` that missing keys read."""
     def stats(self) -> dict[str, int | float]:
         """Size, load factor, probe lengths and bytes. Visits every key."""
-    @property
-    def keeps_records(self) -> bool:
-        """Whether the table has policies."""
     def observe(self, keys: ArrayLike) -> None:
         """A training lookup of keys `[num_keys]` without reading their rows.
 
@@ -167,9 +176,6 @@ class Table:
         """
     def evict(self) -> int:
         """Removes keys by `steps_to_live` and `l2_threshold`; returns how many."""
-    def pop_evicted(self) -> dict[str, Any]:
-        """Buffered evicted rows, oldest first: `keys`, `rows`, `slot_rows`, `slot_names`,
-        `frequencies`, `last_steps`."""
     def statistics(self) -> dict[str, int]:
         """Counts since the table was made, cleared or replaced."""
     def key_statistics(
@@ -178,8 +184,6 @@ class Table:
         """Whether each key `[num_keys]` has a row, its frequency, and its last step or -1."""
     def assign_scores(self, keys: ArrayLike, scores: ArrayLike) -> int:
         """Sets custom scores `[num_keys]`, integers; returns how many keys were present."""
-    def set_step(self, step: int) -> None:
-        """Sets the step; the next training lookup is `step + 1`."""
 
 def unique_with_inverse(
     keys: ArrayLike, world_size: int = 1
@@ -348,7 +352,7 @@ class CudaArray:
     def get(self) -> NDArray[Any]:
         """A copy as a NumPy array. Waits for the stream."""
 
-class CudaTable:
+class CudaTable(_AnyTable):
     """One rank's shard of a table in device memory, for one host thread at a time.
 
     Args:
@@ -372,20 +376,6 @@ class CudaTable:
         rank: int = 0, world_size: int = 1, max_load_factor: float = 0.875,
         policy: Mapping[str, bool | int | float | str] = ..., stream: int = 0
     ) -> None: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def dim(self) -> int: ...
-    @property
-    def key_dtype(self) -> str: ...
-    # As in `Table`; these wait for the device.
-    @property
-    def size(self) -> int: ...
-    def __len__(self) -> int: ...
-    @property
-    def capacity(self) -> int: ...
-    @property
-    def slots(self) -> list[SlotVariableSpec]: ...
     def configure_slots(self, specs: Sequence[SlotVariableSpec], *, stream: int = 0) -> None: ...
     def find(
         self, keys: Any, *, rows: Any = None, found: Any = None, stream: int = 0
@@ -422,16 +412,12 @@ class CudaTable:
         """As `Table.import_`, from NumPy arrays. Waits."""
     def stats(self, *, stream: int = 0) -> dict[str, int | float]:
         """Size, load factor and bytes. Waits."""
-    # As in `Table`, with device arrays; the buffer of evicted rows is in host memory.
-    @property
-    def keeps_records(self) -> bool: ...
+    # As in `Table`, with device arrays.
     def observe(self, keys: Any, *, stream: int = 0) -> None: ...
     def evict(self, *, stream: int = 0) -> int: ...
-    def pop_evicted(self) -> dict[str, Any]: ...
     def statistics(self, *, stream: int = 0) -> dict[str, int]: ...
     def key_statistics(self, keys: Any, *, stream: int = 0) -> tuple[CudaArray, ...]: ...
     def assign_scores(self, keys: Any, scores: Any, *, stream: int = 0) -> int: ...
-    def set_step(self, step: int) -> None: ...
 
 def cuda_apply_gradients(
     table: CudaTable, rule: str, learning_rate: float, step: int, keys: Any, grads: Any, *,

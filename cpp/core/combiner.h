@@ -25,6 +25,11 @@ struct Samples {
   Combiner combiner = Combiner::kSum;
   // sum: sum(w v); mean: sum(w v) / sum(w); sqrtn: sum(w v) / sqrt(sum(w^2)).
   // An empty sample, or one whose divisor is 0, is all zeros (and passes no gradient).
+
+  // With kNone each key is a sample: positions [Begin(s), End(s)) are those of sample s.
+  SOK_HD int64_t num_samples() const { return combiner == Combiner::kNone ? num_keys : batch; }
+  SOK_HD int64_t Begin(int64_t s) const { return combiner == Combiner::kNone ? s : row_splits[s]; }
+  SOK_HD int64_t End(int64_t s) const { return Begin(s + 1); }
 };
 
 // What the sum over the sample of positions [begin, end) is divided by; 0 for an empty sample.

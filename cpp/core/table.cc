@@ -34,6 +34,22 @@ int64_t TableSnapshot::slot_width() const {
   return std::accumulate(slot_widths.begin(), slot_widths.end(), int64_t{0});
 }
 
+TableSnapshot Table::Export(CallContext context, bool with_slots, bool evict) {
+  const std::unique_ptr<TableReader> reader = OpenContent(context, with_slots, evict);
+  TableSnapshot snapshot = reader->about().snapshot;
+  const int64_t num_keys = reader->num_keys();
+  snapshot.keys.resize(static_cast<size_t>(num_keys));
+  snapshot.rows.resize(static_cast<size_t>(num_keys * dim()));
+  snapshot.slot_rows.resize(static_cast<size_t>(num_keys * snapshot.slot_width()));
+  if (keeps_records()) snapshot.policy.records.resize(static_cast<size_t>(3 * num_keys));
+  reader->ReadKeys(context, num_keys, snapshot.keys.data());
+  // Without slots, null also where the table has some.
+  reader->ReadRows(context, 0, snapshot.keys.data(), num_keys, snapshot.rows.data(),
+                   snapshot.slot_rows.empty() ? nullptr : snapshot.slot_rows.data(),
+                   keeps_records() ? snapshot.policy.records.data() : nullptr);
+  return snapshot;
+}
+
 std::unique_ptr<TableReader> Table::OpenChanges(CallContext, int64_t) {
   throw std::invalid_argument(
       "Deltas are kept of tables in host memory, as `with tf.device(\"/CPU:0\"):` makes them. "

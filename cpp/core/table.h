@@ -140,7 +140,7 @@ class Table {
 
   // Keys ascending by uint64 value, rows caught up. `evict`: calls Evict first, where there is a
   // policy for it.
-  virtual TableSnapshot Export(CallContext context, bool with_slots, bool evict = false) = 0;
+  TableSnapshot Export(CallContext context, bool with_slots, bool evict = false);
   // Export in parts, without a copy of the table. The table must live longer.
   virtual std::unique_ptr<TableReader> OpenContent(CallContext context, bool with_slots,
                                                    bool evict = false) = 0;

@@ -71,10 +71,6 @@ struct SampleArrays {
       samples.weights = weights.data();
     }
   }
-
-  int64_t num_samples() const {
-    return samples.combiner == Combiner::kNone ? samples.num_keys : samples.batch;
-  }
 };
 
 // [num_rows, dim], any number of either.
@@ -117,7 +113,7 @@ FloatArray Combine(const py::object& rows, const py::object& inverse, const py::
   const FloatArray row_array = Matrix(rows, "rows");
   const SampleArrays arrays(inverse, row_splits, combiner, weights, row_array.shape(0));
   const int64_t dim = row_array.shape(1);
-  FloatArray out = NewFloats({arrays.num_samples(), dim});
+  FloatArray out = NewFloats({arrays.samples.num_samples(), dim});
   const std::vector<const float*> pointers = RowPointers(row_array);
   float* const out_data = out.mutable_data();
   const py::gil_scoped_release release;
@@ -129,7 +125,7 @@ FloatArray Gradient(const py::object& grad, const py::object& inverse, const py:
                     int64_t num_unique, const std::string& combiner, const py::object& weights) {
   const SampleArrays arrays(inverse, row_splits, combiner, weights, num_unique);
   const int64_t dim = Matrix(grad, "grad").shape(1);
-  const FloatArray grad_array = FloatsOfShape(grad, {arrays.num_samples(), dim}, "grad");
+  const FloatArray grad_array = FloatsOfShape(grad, {arrays.samples.num_samples(), dim}, "grad");
   FloatArray out = NewFloats({num_unique, dim});
   float* const out_data = out.mutable_data();
   const py::gil_scoped_release release;
@@ -143,7 +139,7 @@ FloatArray GradientOfWeights(const py::object& rows, const py::object& grad,
   const FloatArray row_array = Matrix(rows, "rows");
   const SampleArrays arrays(inverse, row_splits, combiner, weights, row_array.shape(0));
   const int64_t dim = row_array.shape(1);
-  const FloatArray grad_array = FloatsOfShape(grad, {arrays.num_samples(), dim}, "grad");
+  const FloatArray grad_array = FloatsOfShape(grad, {arrays.samples.num_samples(), dim}, "grad");
   FloatArray out = NewFloats({arrays.samples.num_keys});
   const std::vector<const float*> pointers = RowPointers(row_array);
   float* const out_data = out.mutable_data();

@@ -92,10 +92,7 @@ REGISTER_OP("SokDigestBatch")
     .Output("digests: int64")
     .Attr("types: list(type) >= 0")
     .Attr("shard: int")
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(1 + 2 * c->num_inputs()));
-      return absl::OkStatus();
-    })
+    .SetShapeFn([](InferenceContext* c) { return SetShapes(c, {{1 + 2 * c->num_inputs()}}); })
     .Doc(
         "int64 [1 + 2 * tensors]: the shard of the batch that this rank reads, and two per "
         "tensor.");

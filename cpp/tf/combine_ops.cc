@@ -12,6 +12,16 @@
 
 namespace sok {
 
+namespace {
+
+std::vector<int64_t> NumKeys(const std::vector<Samples>& samples) {
+  std::vector<int64_t> num_keys;
+  for (const Samples& of_table : samples) num_keys.push_back(of_table.num_keys);
+  return num_keys;
+}
+
+}  // namespace
+
 REGISTER_OP("SokCombine")
     .Input("rows: float")
     .Input("splits: int32")
@@ -36,40 +46,24 @@ class CombineOp : public FeatureOp {
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor &message = ctx->input(0), &splits = ctx->input(1), &counts = ctx->input(2);
-    OpInputList inverse, row_splits, weights;
-    OpOutputList embeddings;
-    OP_REQUIRES_OK(
-        ctx,
-        GetLists(ctx, {{"inverse", &inverse}, {"row_splits", &row_splits}, {"weights", &weights}},
-                 {{"embeddings", &embeddings}}));
     const int64_t world_size = counts.dim_size(0);
     OP_REQUIRES_OK(ctx, CheckSplits(message, splits, world_size));
     const RowLayout layout(counts, features_);
     OP_REQUIRES_OK(ctx, layout.Check(message));
-    const int n = features_.size();
-    std::vector<Samples> samples(n);
-    std::vector<int64_t> num_keys(n);
-    std::vector<float*> outs(n);
-    for (int i = 0; i < n; ++i) {
-      samples[i] = features_.MakeSamples(i, inverse[i], row_splits[i], weights[i]);
-      num_keys[i] = samples[i].num_keys;
-      Tensor* out;
-      OP_REQUIRES_OK(ctx, embeddings.allocate(i, features_.OutputShape(i, samples[i]), &out));
-      outs[i] = out->flat<float>().data();
-    }
-    TfExecutor ex(ctx);
-    OP_REQUIRES_OK(ctx, Guard([&] {
-                     ForEachOf(ex, num_keys, [&](Executor& inner, int64_t i) {
-                       const int64_t dim = features_.dim(i), num_unique = layout.num_unique(i);
-                       const Scratch<const float*> rows(num_unique);
-                       int64_t k = 0;
-                       for (int64_t r = 0; r < world_size; ++r) {
-                         const float* row = message.flat<float>().data() + layout.start(r, i);
-                         const int64_t end = k + layout.count(r, i);
-                         for (; k < end; ++k, row += dim) rows[k] = row;
-                       }
-                       CombineRows(inner, samples[i], rows.get(), num_unique, dim, outs[i]);
-                     });
+    std::vector<Samples> samples;
+    std::vector<float*> outs;
+    OP_REQUIRES_OK(ctx, features_.GetSamples(ctx, &samples));
+    OP_REQUIRES_OK(ctx, features_.MakeEmbeddings(ctx, samples, &outs));
+    OP_REQUIRES_OK(ctx, ForEachTable(ctx, NumKeys(samples), [&](Executor& inner, int64_t i) {
+                     const int64_t dim = features_.dim(i), num_unique = layout.num_unique(i);
+                     const Scratch<const float*> rows(num_unique);
+                     int64_t k = 0;
+                     for (int64_t r = 0; r < world_size; ++r) {
+                       const float* row = message.flat<float>().data() + layout.start(r, i);
+                       const int64_t end = k + layout.count(r, i);
+                       for (; k < end; ++k, row += dim) rows[k] = row;
+                     }
+                     CombineRows(inner, samples[i], rows.get(), num_unique, dim, outs[i]);
                    }));
   }
 };
@@ -97,11 +91,9 @@ class CombineGradOp : public FeatureOp {
   using FeatureOp::FeatureOp;
 
   void Compute(OpKernelContext* ctx) override {
-    OpInputList grads, inverse, row_splits, weights;
-    OP_REQUIRES_OK(ctx, GetLists(ctx, {{"grads", &grads},
-                                       {"inverse", &inverse},
-                                       {"row_splits", &row_splits},
-                                       {"weights", &weights}}));
+    OpInputList grads;
+    std::vector<Samples> samples;
+    OP_REQUIRES_OK(ctx, features_.GetGradients(ctx, &samples, &grads));
     const Tensor& counts = ctx->input(features_.size());
     const int64_t world_size = counts.dim_size(0);
     const RowLayout layout(counts, features_);
@@ -113,28 +105,17 @@ class CombineGradOp : public FeatureOp {
     for (int64_t r = 0; r < world_size; ++r) {
       WriteHead(call.At(Stage::kGradients), out + layout.start(r, 0) - kHeadWords<float>);
     }
-    const int n = features_.size();
-    std::vector<Samples> samples(n);
-    std::vector<int64_t> num_keys(n);
-    for (int i = 0; i < n; ++i) {
-      samples[i] = features_.MakeSamples(i, inverse[i], row_splits[i], weights[i]);
-      OP_REQUIRES_OK(ctx, features_.CheckGradient(i, samples[i], grads[i]));
-      num_keys[i] = samples[i].num_keys;
-    }
-    TfExecutor ex(ctx);
-    OP_REQUIRES_OK(ctx, Guard([&] {
-                     ForEachOf(ex, num_keys, [&](Executor& inner, int64_t i) {
-                       const int64_t dim = features_.dim(i), num_unique = layout.num_unique(i);
-                       const Scratch<float> by_key(num_unique * dim);
-                       CombineGradient(inner, samples[i], grads[i].flat<float>().data(), num_unique,
-                                       dim, by_key.get());
-                       const float* from = by_key.get();
-                       for (int64_t r = 0; r < world_size; ++r) {
-                         const int64_t words = layout.count(r, i) * dim;
-                         std::copy_n(from, words, out + layout.start(r, i));
-                         from += words;
-                       }
-                     });
+    OP_REQUIRES_OK(ctx, ForEachTable(ctx, NumKeys(samples), [&](Executor& inner, int64_t i) {
+                     const int64_t dim = features_.dim(i), num_unique = layout.num_unique(i);
+                     const Scratch<float> by_key(num_unique * dim);
+                     CombineGradient(inner, samples[i], grads[i].flat<float>().data(), num_unique,
+                                     dim, by_key.get());
+                     const float* from = by_key.get();
+                     for (int64_t r = 0; r < world_size; ++r) {
+                       const int64_t words = layout.count(r, i) * dim;
+                       std::copy_n(from, words, out + layout.start(r, i));
+                       from += words;
+                     }
                    }));
   }
 };

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "cpp/core/cpu/group.h"
 #include "cpp/core/cpu/message.h"
 #include "cpp/core/cuda/device/device.h"
 #include "tensorflow/core/lib/core/threadpool.h"
@@ -150,6 +151,12 @@ absl::Status Guard(const std::function<void()>& fn) {
   } catch (const std::exception& e) {
     return absl::InternalError(e.what());
   }
+}
+
+absl::Status ForEachTable(OpKernelContext* ctx, const std::vector<int64_t>& num_keys,
+                          const std::function<void(Executor&, int64_t)>& fn) {
+  TfExecutor ex(ctx);
+  return Guard([&] { ForEachOf(ex, num_keys, fn); });
 }
 
 absl::Status CheckRowsShape(const char* what, const Tensor& keys, const Tensor& rows,

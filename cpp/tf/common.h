@@ -98,6 +98,10 @@ using InputLists = std::initializer_list<std::pair<const char*, OpInputList*>>;
 using OutputLists = std::initializer_list<std::pair<const char*, OpOutputList*>>;
 absl::Status GetLists(OpKernelContext* ctx, InputLists inputs, OutputLists outputs = {});
 
+// ForEachOf (core/cpu/group.h) on TF's threads, as in Guard.
+absl::Status ForEachTable(OpKernelContext* ctx, const std::vector<int64_t>& num_keys,
+                          const std::function<void(Executor&, int64_t)>& fn);
+
 // Keys travel as int64 in TF and as uint64 in the core: the same bits. So do texts as tstring.
 template <typename T>
 using TfType =

@@ -137,11 +137,8 @@ absl::Status FindUniqueKeys(OpKernelContext* ctx) {
     TF_RETURN_IF_ERROR(inverse.allocate(i, shape, &place));
     places[i] = Places(place);
   }
-  TfExecutor ex(ctx);
-  TF_RETURN_IF_ERROR(Guard([&] {
-    ForEachOf(ex, num_keys, [&](Executor& inner, int64_t i) {
-      num_unique[i] = UniqueKeys(inner, Keys(keys[i]), num_keys[i], Keys(&unique[i]), places[i]);
-    });
+  TF_RETURN_IF_ERROR(ForEachTable(ctx, num_keys, [&](Executor& inner, int64_t i) {
+    num_unique[i] = UniqueKeys(inner, Keys(keys[i]), num_keys[i], Keys(&unique[i]), places[i]);
   }));
   for (int i = 0; i < n; ++i) unique_keys.set(i, unique[i].Slice(0, num_unique[i]));
   return absl::OkStatus();
@@ -176,33 +173,24 @@ class LookupGradOp : public FeatureOp {
   using FeatureOp::FeatureOp;
 
   void Compute(OpKernelContext* ctx) override {
-    OpInputList grads, unique_keys, inverse, row_splits, weights;
+    OpInputList grads, unique_keys;
     OpOutputList row_grads;
-    OP_REQUIRES_OK(ctx, GetLists(ctx,
-                                 {{"grads", &grads},
-                                  {"unique_keys", &unique_keys},
-                                  {"inverse", &inverse},
-                                  {"row_splits", &row_splits},
-                                  {"weights", &weights}},
-                                 {{"row_grads", &row_grads}}));
-    TfExecutor ex(ctx);
-    std::vector<Samples> samples(grads.size());
-    std::vector<int64_t> num_keys(grads.size());
-    std::vector<float*> outs(grads.size());
+    std::vector<Samples> samples;
+    OP_REQUIRES_OK(ctx, features_.GetGradients(ctx, &samples, &grads));
+    OP_REQUIRES_OK(ctx,
+                   GetLists(ctx, {{"unique_keys", &unique_keys}}, {{"row_grads", &row_grads}}));
+    std::vector<int64_t> num_keys;
+    std::vector<float*> outs;
     for (int i = 0; i < grads.size(); ++i) {
-      samples[i] = features_.MakeSamples(i, inverse[i], row_splits[i], weights[i]);
-      OP_REQUIRES_OK(ctx, features_.CheckGradient(i, samples[i], grads[i]));
-      num_keys[i] = inverse[i].NumElements();
+      num_keys.push_back(samples[i].num_keys);
       Tensor* out;
       const TensorShape shape({unique_keys[i].NumElements(), features_.dim(i)});
       OP_REQUIRES_OK(ctx, row_grads.allocate(i, shape, &out));
-      outs[i] = out->flat<float>().data();
+      outs.push_back(out->flat<float>().data());
     }
-    OP_REQUIRES_OK(ctx, Guard([&] {
-                     ForEachOf(ex, num_keys, [&](Executor& table_ex, int64_t i) {
-                       CombineGradient(table_ex, samples[i], grads[i].flat<float>().data(),
-                                       unique_keys[i].NumElements(), features_.dim(i), outs[i]);
-                     });
+    OP_REQUIRES_OK(ctx, ForEachTable(ctx, num_keys, [&](Executor& inner, int64_t i) {
+                     CombineGradient(inner, samples[i], grads[i].flat<float>().data(),
+                                     unique_keys[i].NumElements(), features_.dim(i), outs[i]);
                    }));
   }
 };

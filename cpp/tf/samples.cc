@@ -100,15 +100,43 @@ Samples FeatureAttrs::MakeSamples(int i, int64_t num_keys, const Tensor& row_spl
 }
 
 TensorShape FeatureAttrs::OutputShape(int i, const Samples& samples) const {
-  const bool none = samples.combiner == Combiner::kNone;
-  return TensorShape({none ? samples.num_keys : samples.batch, dims_[i]});
+  return TensorShape({samples.num_samples(), dims_[i]});
 }
 
-absl::Status FeatureAttrs::CheckGradient(int i, const Samples& samples, const Tensor& grad) const {
-  if (grad.shape() == OutputShape(i, samples)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "the gradient of an embedding must have its shape ", OutputShape(i, samples).DebugString(),
-      ". Received: ", grad.shape().DebugString()));
+absl::Status FeatureAttrs::GetSamples(OpKernelContext* ctx, std::vector<Samples>* samples) const {
+  OpInputList inverse, row_splits, weights;
+  TF_RETURN_IF_ERROR(
+      GetLists(ctx, {{"inverse", &inverse}, {"row_splits", &row_splits}, {"weights", &weights}}));
+  for (int i = 0; i < size(); ++i) {
+    samples->push_back(MakeSamples(i, inverse[i], row_splits[i], weights[i]));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FeatureAttrs::GetGradients(OpKernelContext* ctx, std::vector<Samples>* samples,
+                                        OpInputList* grads) const {
+  TF_RETURN_IF_ERROR(ctx->input_list("grads", grads));
+  TF_RETURN_IF_ERROR(GetSamples(ctx, samples));
+  for (int i = 0; i < size(); ++i) {
+    const TensorShape shape = OutputShape(i, (*samples)[i]);
+    if ((*grads)[i].shape() == shape) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("the gradient of an embedding must have its shape ", shape.DebugString(),
+                     ". Received: ", (*grads)[i].shape().DebugString()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FeatureAttrs::MakeEmbeddings(OpKernelContext* ctx, const std::vector<Samples>& samples,
+                                          std::vector<float*>* out) const {
+  OpOutputList embeddings;
+  TF_RETURN_IF_ERROR(ctx->output_list("embeddings", &embeddings));
+  for (int i = 0; i < size(); ++i) {
+    Tensor* made;
+    TF_RETURN_IF_ERROR(embeddings.allocate(i, OutputShape(i, samples[i]), &made));
+    out->push_back(made->flat<float>().data());
+  }
+  return absl::OkStatus();
 }
 
 absl::Status SetEmbeddingShapes(InferenceContext* c, const char* keys, const char* row_splits) {

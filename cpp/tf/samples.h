@@ -36,9 +36,16 @@ class FeatureAttrs {
                       const Tensor& weights) const;
   Samples MakeSamples(int i, int64_t num_keys, const Tensor& row_splits,
                       const Tensor& weights) const;  // without `inverse`
+  // Of all tables, by the op's inputs `inverse`, `row_splits` and `weights`.
+  absl::Status GetSamples(OpKernelContext* ctx, std::vector<Samples>* samples) const;
+  // The same, and the gradients of their embeddings, the input `grads`.
+  absl::Status GetGradients(OpKernelContext* ctx, std::vector<Samples>* samples,
+                            OpInputList* grads) const;
+  // Output `embeddings`: where those of each table go.
+  absl::Status MakeEmbeddings(OpKernelContext* ctx, const std::vector<Samples>& samples,
+                              std::vector<float*>* out) const;
   // [batch, dim], or [num_keys, dim] where the combiner is "none".
   TensorShape OutputShape(int i, const Samples& samples) const;
-  absl::Status CheckGradient(int i, const Samples& samples, const Tensor& grad) const;
 
  private:
   void CheckShape(int i, const Tensor& keys, const Tensor& row_splits, const Tensor& weights) const;

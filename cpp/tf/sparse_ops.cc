@@ -94,12 +94,9 @@ absl::Status SortSamples(OpKernelContext* ctx) {
     splits[i] = out->flat<int64_t>().data();
   }
   std::vector<std::vector<int64_t>> orders(n);
-  TfExecutor ex(ctx);
-  TF_RETURN_IF_ERROR(Guard([&] {
-    ForEachOf(ex, num_keys, [&](Executor& inner, int64_t i) {
-      orders[i] = SparseSamples(inner, indices[i].flat<int64_t>().data(), num_keys[i], batches[i],
-                                splits[i]);
-    });
+  TF_RETURN_IF_ERROR(ForEachTable(ctx, num_keys, [&](Executor& inner, int64_t i) {
+    orders[i] =
+        SparseSamples(inner, indices[i].flat<int64_t>().data(), num_keys[i], batches[i], splits[i]);
   }));
   for (int i = 0; i < n; ++i) {
     TF_RETURN_IF_ERROR(InOrder<int64_t>(keys[i], orders[i], i, &sorted_keys));

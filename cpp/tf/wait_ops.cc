@@ -14,22 +14,14 @@
 #include <string>
 #include <tuple>
 
-#include "absl/status/status.h"
+#include "cpp/tf/common.h"
 #include "tensorflow/core/framework/cancellation.h"
-#include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace sok {
 
 using tensorflow::AsyncOpKernel;
 using tensorflow::CancellationManager;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::NoOutputs;
 
 namespace {
 
@@ -138,10 +130,7 @@ REGISTER_OP("SokBeginWait")
     .Output("id: int64")
     .Attr("what: string")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Scalar());
-      return absl::OkStatus();
-    })
+    .SetShapeFn(ScalarShape)
     .Doc("From here on this process waits for what, from all other ranks.");
 
 class BeginWaitOp : public OpKernel {
@@ -163,21 +152,18 @@ REGISTER_KERNEL_BUILDER(Name("SokBeginWait").Device(tensorflow::DEVICE_CPU), Beg
 REGISTER_OP("SokEndWait")
     .Input("id: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext*) { return absl::OkStatus(); })
+    .SetShapeFn(NoOutputs)
     .Doc("The wait is over.");
 
-class EndWaitOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* ctx) override {
-    Waits::Get().End(ctx->input(0).scalar<int64_t>()(), absl::OkStatus());
-  }
-};
-REGISTER_KERNEL_BUILDER(Name("SokEndWait").Device(tensorflow::DEVICE_CPU), EndWaitOp);
+absl::Status EndWait(OpKernelContext* ctx) {
+  Waits::Get().End(ctx->input(0).scalar<int64_t>()(), absl::OkStatus());
+  return absl::OkStatus();
+}
+REGISTER_KERNEL_BUILDER(Name("SokEndWait").Device(tensorflow::DEVICE_CPU), FunctionOp<EndWait>);
 
 REGISTER_OP("SokWatch")
     .Input("id: int64")
-    .SetShapeFn([](InferenceContext*) { return absl::OkStatus(); })
+    .SetShapeFn(NoOutputs)
     .Doc(
         "Runs as long as the wait; fails where it was stopped. Not stateful, for TensorFlow would "
         "put it in line with the ops between the wait's begin and its end.");

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
-from sok_like.runtime.checks import as_integer
+from sok_like.runtime.checks import as_integer, wrong_argument
 
 # 128 + SIGTERM: what a shell reports of a process that the signal has ended.
 _EXIT_CODE = 143
@@ -53,16 +53,10 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
             raise ValueError(f"`backup_dir` must be a folder. Received: backup_dir={backup_dir!r}")
         batches = as_integer(save_freq)
         if save_freq != "epoch" and (batches is None or batches < 1):
-            raise ValueError(
-                '`save_freq` must be "epoch" or a number of batches >= 1. '
-                f"Received: save_freq={save_freq!r}"
-            )
+            raise wrong_argument("save_freq", '"epoch" or a number of batches >= 1', save_freq)
         every = as_integer(sigterm_every)
         if every is None or every < 1:
-            raise ValueError(
-                "`sigterm_every` must be an integer >= 1. "
-                f"Received: sigterm_every={sigterm_every!r}"
-            )
+            raise wrong_argument("sigterm_every", "an integer >= 1", sigterm_every)
         self.backup_dir, self.delete_checkpoint = os.fspath(backup_dir), bool(delete_checkpoint)
         self._batches, self._sigterm_every = batches, every
         self._seen, self._signalled, self._previous = 0, False, None

@@ -7,7 +7,7 @@ import tensorflow as tf
 from sok_like.lookup import replicas
 from sok_like.lookup.local_variables import is_local
 from sok_like.runtime import comm
-from sok_like.runtime.checks import as_integer
+from sok_like.runtime.checks import as_integer, wrong_argument
 
 
 class BroadcastVariables(tf.keras.callbacks.Callback):
@@ -29,10 +29,7 @@ class BroadcastVariables(tf.keras.callbacks.Callback):
         world_size = comm.current().world_size
         rank = as_integer(root_rank)
         if rank is None or not 0 <= rank < world_size:
-            raise ValueError(
-                f"`root_rank` must be an integer in [0, {world_size}). "
-                f"Received: root_rank={root_rank!r}"
-            )
+            raise wrong_argument("root_rank", f"an integer in [0, {world_size})", root_rank)
         self.root_rank = rank
         self._done = False
 

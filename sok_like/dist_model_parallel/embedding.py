@@ -9,8 +9,8 @@ import tensorflow as tf
 from sok_like.lookup.dense_lookup import (
     DENSE_COMBINERS,
     as_tf_table,
-    check_ids,
     lookup_rows,
+    symbolic_output,
 )
 from sok_like.runtime.checks import check_combiner, check_integer
 from sok_like.table.keras_variable import is_keras_3
@@ -130,14 +130,7 @@ class Embedding(tf.keras.layers.Layer):
         return (*(shape if self.combiner is None else shape[:-1]), self.output_dim)
 
     def compute_output_spec(self, inputs, weights=None):
-        """Keras 3: what `call` returns for symbolic inputs."""
-        import keras
-
-        ragged = getattr(inputs, "ragged", False) and self.combiner is None
-        shape = self.compute_output_shape(inputs.shape)
-        spec = tf.TensorSpec(inputs.shape, tf.as_dtype(inputs.dtype))
-        check_ids(spec, self.combiner, self.name)
-        return keras.KerasTensor(shape, dtype=self.compute_dtype, ragged=ragged)
+        return symbolic_output(self, inputs)
 
     def get_config(self):
         return {

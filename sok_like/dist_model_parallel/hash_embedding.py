@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.lookup.dense_lookup import check_ids
+from sok_like.lookup.dense_lookup import check_ids, symbolic_output
 from sok_like.lookup.flat_ids import FlatIds
 from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.local_variables import mark_local
@@ -118,13 +118,7 @@ class HashEmbedding(TableLayer):
         return (*(shape if self.combiner is None else shape[:-1]), self.output_dim)
 
     def compute_output_spec(self, inputs, training=True):
-        """Keras 3: what `call` returns for symbolic inputs."""
-        import keras
-
-        check_ids(tf.TensorSpec(inputs.shape, tf.as_dtype(inputs.dtype)), self.combiner, self.name)
-        ragged = getattr(inputs, "ragged", False) and self.combiner is None
-        shape = self.compute_output_shape(inputs.shape)
-        return keras.KerasTensor(shape, dtype=self.compute_dtype, ragged=ragged)
+        return symbolic_output(self, inputs)
 
     def get_config(self):
         return {

@@ -226,11 +226,11 @@ def _set_hash_slots(variable, slots, step):
     for of_slot, rows, mine in slots.values():
         columns.append(np.asarray(rows[mine[np.argsort(of_slot)]], np.float32))
     variable.load_snapshot(
-        keys,
-        variable.find(keys)[0],
-        np.concatenate(columns, axis=1),
-        np.array([name.encode() for name in slots], dtype=object),
-        np.array([part.shape[1] for part in columns], np.int64),
+        keys=keys,
+        rows=variable.find(keys)[0],
+        slot_rows=np.concatenate(columns, axis=1),
+        slot_names=np.array([name.encode() for name in slots], dtype=object),
+        slot_widths=np.array([part.shape[1] for part in columns], np.int64),
         optimizer_step=step,
         replace=False,
     )

@@ -5,8 +5,9 @@
 Importing this loads no TensorFlow: a name is loaded when first used.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sok_like.runtime import lazy
 
 if TYPE_CHECKING:
     from sok_like.distribution.distributions import DataParallel as DataParallel
@@ -23,33 +24,11 @@ if TYPE_CHECKING:
     from sok_like.distribution.mesh import get_device_count as get_device_count
     from sok_like.distribution.mesh import list_devices as list_devices
 
-# Public name: where it lives.
-_PUBLIC = {
-    "DataParallel": "sok_like.distribution.distributions",
-    "DeviceMesh": "sok_like.distribution.mesh",
-    "Distribution": "sok_like.distribution.distributions",
-    "LayoutMap": "sok_like.distribution.mesh",
-    "ModelParallel": "sok_like.distribution.distributions",
-    "TensorLayout": "sok_like.distribution.mesh",
-    "distribute_tensor": "sok_like.distribution.distributions",
-    "distribution": "sok_like.distribution.distributions",
-    "get_device_count": "sok_like.distribution.mesh",
-    "initialize": "sok_like.distribution.distributions",
-    "list_devices": "sok_like.distribution.mesh",
-    "set_distribution": "sok_like.distribution.distributions",
-    "summary": "sok_like.distribution.distributions",
-}
-
-__all__ = list(_PUBLIC)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'sok_like.distribution' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_PUBLIC[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__all__, __getattr__, __dir__ = lazy.names(
+    __name__,
+    {
+        ".distributions": "DataParallel Distribution ModelParallel distribute_tensor "
+        "distribution initialize set_distribution summary",
+        ".mesh": "DeviceMesh LayoutMap TensorLayout get_device_count list_devices",
+    },
+)

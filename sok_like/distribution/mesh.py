@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime import comm
+from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.initialize import ensure_initialized
 
 TensorLayout = keras.distribution.TensorLayout
@@ -36,9 +37,7 @@ def list_devices(device_type: str | None = None) -> list[str]:
     if device_type is None:
         device_type = "gpu" if tf.config.list_physical_devices("GPU") else "cpu"
     if str(device_type).lower() not in ("cpu", "gpu"):
-        raise ValueError(
-            f'`device_type` must be "cpu", "gpu" or None. Received: device_type={device_type!r}'
-        )
+        raise wrong_argument("device_type", '"cpu", "gpu" or None', device_type)
     return [f"{device_type.lower()}:{rank}" for rank in range(comm.launched_world_size())]
 
 

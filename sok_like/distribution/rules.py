@@ -29,6 +29,7 @@ from sok_like.embeddings.all2all_dense_embedding import All2AllDenseEmbedding
 from sok_like.embeddings.distributed_embedding import DistributedEmbedding
 from sok_like.lookup import exporting
 from sok_like.lookup.dense_lookup import lookup_rows
+from sok_like.lookup.flat_ids import flat_values, with_flat_values
 
 
 class Rule(NamedTuple):
@@ -168,11 +169,13 @@ def _sok_embedding(layer):
 
     def run(inputs, weights=None):
         ids = inputs if tf.is_tensor(inputs) else tf.convert_to_tensor(inputs)
-        rows, inverse = lookup_rule.unique_rows(table, _flat(ids), layer.name)
+        rows, inverse = lookup_rule.unique_rows(table, flat_values(ids), layer.name)
         # The unique rows are a table in which the ids have other numbers. A graph may lose their
         # static width, so it is set here.
         rows = tf.ensure_shape(rows, [None, layer.output_dim])
-        found = lookup_rows(rows, _with_flat(ids, inverse), layer.combiner, weights, layer.name)
+        found = lookup_rows(
+            rows, with_flat_values(ids, inverse), layer.combiner, weights, layer.name
+        )
         return tf.cast(found, layer.compute_dtype)
 
     return Rule(run, _LOOKUP, table)
@@ -221,21 +224,6 @@ def _hash_table(layer):
 
 
 _LOOKUP = "all_gather of the batch's rows"
-
-
-def _flat(ids):
-    if isinstance(ids, tf.SparseTensor):
-        return ids.values
-    return ids.flat_values if isinstance(ids, tf.RaggedTensor) else tf.reshape(ids, [-1])
-
-
-def _with_flat(ids, flat):
-    if isinstance(ids, tf.SparseTensor):
-        return tf.SparseTensor(ids.indices, flat, ids.dense_shape)
-    if isinstance(ids, tf.RaggedTensor):
-        return ids.with_flat_values(flat)
-    return tf.ensure_shape(tf.reshape(flat, tf.shape(ids)), ids.shape)
-
 
 _RULES: dict[type, Callable] = {
     tf.keras.layers.Dense: _dense,

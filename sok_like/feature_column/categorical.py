@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.python.feature_column import feature_column as old
 from tensorflow.python.feature_column import feature_column_v2 as fc
 
-from sok_like.runtime.checks import as_integer
+from sok_like.runtime.checks import as_integer, wrong_argument
 from sok_like.table.keys import DTYPES, as_keys, dtype_hint, may_be_keys, string_keys
 from sok_like.table.policies import EmbeddingVariableOption, with_steps_to_live
 
@@ -149,9 +149,8 @@ def categorical_column_with_embedding(
             f"Received: {ev_option!r} (column '{key}')"
         )
     if partition_num is not None and (as_integer(partition_num) or 0) < 1:
-        raise ValueError(
-            "`partition_num` must be None or a positive integer. "
-            f"Received: partition_num={partition_num!r} (column '{key}')"
+        raise wrong_argument(
+            "partition_num", "None or a positive integer", partition_num, f"column '{key}'"
         )
     return EmbeddingCategoricalColumn(key, dtype, partition_num, ev_option)
 

@@ -22,7 +22,7 @@ from sok_like.feature_column.categorical import EmbeddingCategoricalColumn, tabl
 from sok_like.feature_column.scope import current_group
 from sok_like.feature_column.tables import graph_weights, initializer_of
 from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
-from sok_like.runtime.checks import as_integer
+from sok_like.runtime.checks import as_integer, wrong_argument
 
 _MORE_FIELDS = ("group", "shared_name")
 
@@ -224,10 +224,7 @@ def _make(categorical_columns, shared_name, dimension, combiner, initializer, *r
             f"`dimension` must be a positive integer. Received: {dimension!r} (column '{name}')"
         )
     if combiner not in ("mean", "sum", "sqrtn"):
-        raise ValueError(
-            "`combiner` must be 'mean', 'sum' or 'sqrtn'. "
-            f"Received: combiner={combiner!r} (column '{name}')"
-        )
+        raise wrong_argument("combiner", "'mean', 'sum' or 'sqrtn'", combiner, f"column '{name}'")
     if (ckpt_to_load_from is None) != (tensor_name_in_ckpt is None):
         raise ValueError(
             "`ckpt_to_load_from` and `tensor_name_in_ckpt` must be given together. Received: "

@@ -14,7 +14,7 @@ import math
 from typing import Any, NamedTuple
 
 from sok_like.optimizers.rules import rule_of
-from sok_like.runtime.checks import check_integer
+from sok_like.runtime.checks import check_integer, wrong_argument
 from sok_like.table.storage import StorageOption
 
 _PARTS = 64
@@ -80,10 +80,7 @@ def estimate_memory(
     floats = _row_floats(check_integer("embedding_dim", embedding_dim), optimizer)
     index, rows = _index_bytes(keys), _row_bytes(keys, floats)
     if storage_option is not None and not isinstance(storage_option, StorageOption):
-        raise ValueError(
-            "`storage_option` must be None or a StorageOption. "
-            f"Received: storage_option={storage_option!r}"
-        )
+        raise wrong_argument("storage_option", "None or a StorageOption", storage_option)
     if storage_option is not None and storage_option.is_on_disk:
         rows = min(rows, storage_option.storage_size[0])
     records = keys * _RECORD_BYTES if keeps_records else 0
@@ -104,9 +101,8 @@ def _row_floats(dim, optimizer):
         rule = getattr(optimizer, "embedding_rule", None) or rule_of(optimizer)
         name, options = rule.rule, dict(rule.options)
     if name not in _SLOT_ROWS:
-        raise ValueError(
-            f"`optimizer` must be None, an optimizer or one of {sorted(_SLOT_ROWS)}. "
-            f"Received: optimizer={optimizer!r}"
+        raise wrong_argument(
+            "optimizer", f"None, an optimizer or one of {sorted(_SLOT_ROWS)}", optimizer
         )
     wide, single = _SLOT_ROWS[name]
     # One more float says which steps an absent row owes.

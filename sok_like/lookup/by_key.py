@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.lookup import norms
-from sok_like.lookup.flat_ids import FlatIds
+from sok_like.lookup.flat_ids import FlatIds, flat_values, with_flat_values
 from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.keras_call import training_of_call
 from sok_like.lookup.training_flag import by_training
@@ -120,17 +120,17 @@ def _dispatch(function, table, ids, kinds, by_key):
 
 def _sparse(table, arguments):
     ids = arguments["sp_ids"]
-    rows = rows_by_key(table, _values(ids))
-    return {"params": rows, "sp_ids": _with_values(ids, tf.range(tf.shape(rows, tf.int64)[0]))}
+    rows = rows_by_key(table, flat_values(ids))
+    return {"params": rows, "sp_ids": with_flat_values(ids, tf.range(tf.shape(rows, tf.int64)[0]))}
 
 
 def _safe(table, arguments):
     """Without the keys that are left out. Row 0 is that of `default_id`, or zeros."""
     ids, weights = arguments["sparse_ids"], arguments["sparse_weights"]
-    keys, default = as_keys(_values(ids)), arguments["default_id"]
+    keys, default = as_keys(flat_values(ids)), arguments["default_id"]
     kept = keys >= 0
     if weights is not None and arguments["combiner"] != "sum":
-        kept &= _values(weights) > 0
+        kept &= flat_values(weights) > 0
     keys = tf.boolean_mask(keys, kept)
     if default is None:
         rows = tf.concat([tf.zeros([1, table.dim]), rows_by_key(table, keys)], 0)
@@ -139,19 +139,9 @@ def _safe(table, arguments):
     positions = tf.where(kept, tf.cumsum(tf.cast(kept, tf.int64)), -1)
     return {
         "embedding_weights": rows,
-        "sparse_ids": _with_values(ids, positions),
+        "sparse_ids": with_flat_values(ids, positions),
         "default_id": None if default is None else 0,
     }
-
-
-def _values(ids):
-    return ids.flat_values if isinstance(ids, tf.RaggedTensor) else ids.values
-
-
-def _with_values(ids, values):
-    if isinstance(ids, tf.RaggedTensor):
-        return ids.with_flat_values(values)
-    return tf.SparseTensor(ids.indices, values, ids.dense_shape)
 
 
 _EITHER = typing.Union[tf.SparseTensor, tf.RaggedTensor]  # noqa: UP007

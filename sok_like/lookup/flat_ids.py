@@ -31,6 +31,23 @@ class LookupShard(NamedTuple):
     position: int
 
 
+def flat_values(values: Any) -> tf.Tensor:
+    """The values of a tensor of any kind, `[num_values]`."""
+    if isinstance(values, tf.SparseTensor):
+        return values.values
+    ragged = isinstance(values, tf.RaggedTensor)
+    return values.flat_values if ragged else tf.reshape(values, [-1])
+
+
+def with_flat_values(values: Any, flat: tf.Tensor) -> Any:
+    """A tensor of the same kind and shape with other values."""
+    if isinstance(values, tf.SparseTensor):
+        return tf.SparseTensor(values.indices, flat, values.dense_shape)
+    if isinstance(values, tf.RaggedTensor):
+        return values.with_flat_values(flat)
+    return tf.ensure_shape(tf.reshape(flat, tf.shape(values)), values.shape)
+
+
 class FlatIds:
     """An input of any kind as flat ids; it also turns looked-up rows into the output.
 

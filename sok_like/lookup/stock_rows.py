@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime import native
+from sok_like.table.keys import owner
 
 CONSTANT, UNIFORM, NORMAL, TRUNCATED_NORMAL, DEFAULT_ROWS = range(5)  # InitializerKind
 
@@ -56,7 +57,7 @@ class MissingRows(tf.Module):
         if self.kind == CONSTANT:
             return tf.fill([tf.size(keys), self.dim], tf.constant(self._number))
         if self.kind == DEFAULT_ROWS:
-            return tf.gather(self.default_rows, _unsigned_mod(keys, len(self.default_rows)))
+            return tf.gather(self.default_rows, owner(keys, len(self.default_rows)))
         if self.kind == UNIFORM:
             # 24 bits are exact in a float.
             words = self._words(keys, 0)[:, : self.dim]
@@ -181,10 +182,3 @@ def _normal_pairs(bits0, bits1):
     x = tf.where((quarter == 1) | (quarter == 2), -x, x)
     y = tf.where(quarter >= 2, -y, y)
     return radius * x, radius * y
-
-
-def _unsigned_mod(keys, divisor):
-    """`uint64(key) % divisor`."""
-    low = tf.math.floormod(keys & (2**63 - 1), divisor)
-    high = tf.cast(keys < 0, tf.int64) * (2**63 % divisor)
-    return tf.math.floormod(low + high, divisor)

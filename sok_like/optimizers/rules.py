@@ -126,75 +126,30 @@ def check_keras_settings(optimizer: Any) -> None:
             )
 
 
-def _rule(name, **options):
-    return OptimizerRule(name, tuple(options.items()))
+def _reading(rule, number, fixed=None, **attributes):
+    """A function that reads a rule off an optimizer: of which attribute each option is."""
+
+    def read(optimizer):
+        numbers = {option: number(optimizer, name) for option, name in attributes.items()}
+        return OptimizerRule(rule, tuple({**numbers, **(fixed or {})}.items()))
+
+    return read
+
+
+def _present(optimizer, attribute):
+    value = getattr(optimizer, attribute)
+    return bool(value) if isinstance(value, (bool, np.bool_)) else float(value)
 
 
 def _keras_sgd(o):
-    if not o.momentum:
-        return _rule("sgd")
-    return _rule("momentum", momentum=float(o.momentum), nesterov=bool(o.nesterov))
-
-
-def _keras_adagrad(o):
-    return _rule(
-        "adagrad",
-        initial_accumulator=float(o.initial_accumulator_value),
-        epsilon=float(o.epsilon),
-    )
-
-
-def _keras_adam(o):
-    return _rule(
-        "adam",
-        beta_1=float(o.beta_1),
-        beta_2=float(o.beta_2),
-        epsilon=float(o.epsilon),
-        amsgrad=bool(o.amsgrad),
-    )
-
-
-def _keras_ftrl(o):
-    return _rule(
-        "ftrl",
-        learning_rate_power=float(o.learning_rate_power),
-        initial_accumulator=float(o.initial_accumulator_value),
-        l1=float(o.l1_regularization_strength),
-        l2=float(o.l2_regularization_strength),
-        l2_shrinkage=float(o.l2_shrinkage_regularization_strength),
-        beta=float(o.beta),
-    )
+    return _momentum(o) if o.momentum else OptimizerRule("sgd")
 
 
 def _v1_momentum(o):
-    return _rule(
-        "momentum",
-        momentum=number_of(o, "_momentum"),
-        nesterov=bool(o._use_nesterov),
-        lazy=True,  # its sparse kernel leaves other rows alone
-        momentum_before_rate=True,
-    )
-
-
-def _v1_adam(o):
-    return _rule(
-        "adam",
-        beta_1=number_of(o, "_beta1"),
-        beta_2=number_of(o, "_beta2"),
-        epsilon=number_of(o, "_epsilon"),
-    )
-
-
-def _v1_ftrl(o):
-    return _rule(
-        "ftrl",
-        learning_rate_power=number_of(o, "_learning_rate_power"),
-        initial_accumulator=number_of(o, "_initial_accumulator_value"),
-        l1=number_of(o, "_l1_regularization_strength"),
-        l2=number_of(o, "_l2_regularization_strength"),
-        l2_shrinkage=number_of(o, "_l2_shrinkage_regularization_strength"),
-        beta=number_of(o, "_beta") if getattr(o, "_beta", None) is not None else 0.0,
-    )
+    options = {"momentum": number_of(o, "_momentum"), "nesterov": bool(o._use_nesterov)}
+    # Its sparse kernel leaves other rows alone.
+    options |= {"lazy": True, "momentum_before_rate": True}
+    return OptimizerRule("momentum", tuple(options.items()))
 
 
 def number_of(optimizer: Any, attribute: str) -> float:
@@ -209,19 +164,35 @@ def number_of(optimizer: Any, attribute: str) -> float:
     return float(value)
 
 
+_FTRL = {
+    "learning_rate_power": "learning_rate_power",
+    "initial_accumulator": "initial_accumulator_value",
+    "l1": "l1_regularization_strength",
+    "l2": "l2_regularization_strength",
+    "l2_shrinkage": "l2_shrinkage_regularization_strength",
+    "beta": "beta",
+}
+_momentum = _reading("momentum", _present, momentum="momentum", nesterov="nesterov")
+_keras_adam = _reading(
+    "adam", _present, beta_1="beta_1", beta_2="beta_2", epsilon="epsilon", amsgrad="amsgrad"
+)
 _KERAS = {
     "SGD": _keras_sgd,
-    "Adagrad": _keras_adagrad,
+    "Adagrad": _reading(
+        "adagrad", _present, initial_accumulator="initial_accumulator_value", epsilon="epsilon"
+    ),
     "Adam": _keras_adam,
     "AdamW": _keras_adam,
-    "Ftrl": _keras_ftrl,
+    "Ftrl": _reading("ftrl", _present, **_FTRL),
 }
 _V1 = {
-    "GradientDescentOptimizer": lambda o: _rule("sgd"),
+    "GradientDescentOptimizer": _reading("sgd", number_of),
     "MomentumOptimizer": _v1_momentum,
-    "AdagradOptimizer": lambda o: _rule(
-        "adagrad", initial_accumulator=number_of(o, "_initial_accumulator_value"), epsilon=0.0
+    "AdagradOptimizer": _reading(
+        "adagrad", number_of, {"epsilon": 0.0}, initial_accumulator="_initial_accumulator_value"
     ),
-    "AdamOptimizer": _v1_adam,
-    "FtrlOptimizer": _v1_ftrl,
+    "AdamOptimizer": _reading(
+        "adam", number_of, beta_1="_beta1", beta_2="_beta2", epsilon="_epsilon"
+    ),
+    "FtrlOptimizer": _reading("ftrl", number_of, **{o: f"_{a}" for o, a in _FTRL.items()}),
 }

@@ -10,6 +10,7 @@ import tensorflow as tf
 from sok_like.optimizers import graph_step
 from sok_like.optimizers.embedding_aware import knows_tables
 from sok_like.optimizers.wrapper import OptimizerWrapper
+from sok_like.runtime.checks import wrong_argument
 from sok_like.table.keras_variable import is_keras_3
 
 
@@ -41,10 +42,7 @@ def LossScaleOptimizer(optimizer: Any, loss_scale: float | str = "dynamic") -> A
     if loss_scale == "dynamic":
         scaling = tf.keras.mixed_precision.LossScaleOptimizer(optimizer)
     elif isinstance(loss_scale, str) or not loss_scale >= 1:
-        raise ValueError(
-            '`loss_scale` must be "dynamic" or a number of at least 1. '
-            f"Received: loss_scale={loss_scale!r}"
-        )
+        raise wrong_argument("loss_scale", '"dynamic" or a number of at least 1', loss_scale)
     else:
         scaling = tf.keras.mixed_precision.LossScaleOptimizer(
             optimizer, dynamic=False, initial_scale=float(loss_scale)

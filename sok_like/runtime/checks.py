@@ -33,3 +33,15 @@ def check_combiner(combiner: Any, legal: Sequence[str | None] = COMBINERS) -> An
     if any(combiner is choice or combiner == choice for choice in legal):
         return combiner
     raise ValueError(f"`combiner` must be one of {tuple(legal)}. Received: combiner={combiner!r}")
+
+
+def wrong_argument(
+    argument: str,
+    required: str,
+    received: Any,
+    of: str = "",
+    error: type[Exception] = ValueError,
+) -> Exception:
+    """The error that says what an argument must be, what it was, and `of` which table or column."""
+    where = f" ({of})" if of else ""
+    return error(f"`{argument}` must be {required}. Received: {argument}={received!r}{where}")

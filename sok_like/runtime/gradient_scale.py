@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator
 
 from sok_like.runtime import callers
+from sok_like.runtime.checks import wrong_argument
 
 GRADIENT_SCALES = ("auto", "sum", "mean")
 
@@ -30,10 +31,7 @@ def check(gradient_scale: str) -> str:
     """`gradient_scale` itself; ValueError unless it is "auto", "sum" or "mean"."""
     if isinstance(gradient_scale, str) and gradient_scale in GRADIENT_SCALES:
         return gradient_scale
-    raise ValueError(
-        f"`gradient_scale` must be one of {GRADIENT_SCALES}. "
-        f"Received: gradient_scale={gradient_scale!r}"
-    )
+    raise wrong_argument("gradient_scale", f"one of {GRADIENT_SCALES}", gradient_scale)
 
 
 def attribute(gradient_scale: str, world_size: int) -> float:

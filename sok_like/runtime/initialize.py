@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.runtime import comm, native, stalls, turns
-from sok_like.runtime.checks import as_integer
+from sok_like.runtime.checks import as_integer, wrong_argument
 
 _arguments: dict | None = None
 _INT32_MAX = 2**31 - 1
@@ -46,10 +46,7 @@ def Init(*, global_batch_size: int, seed: int | None = None, **kwargs: Any):
             stacklevel=2,
         )
     if as_integer(global_batch_size) is None:
-        raise TypeError(
-            "`global_batch_size` must be an integer. "
-            f"Received: global_batch_size={global_batch_size!r}"
-        )
+        raise wrong_argument("global_batch_size", "an integer", global_batch_size, error=TypeError)
     seed = _checked_seed(seed)
     arguments = {"global_batch_size": as_integer(global_batch_size), "seed": seed}
     if _arguments is not None and _arguments != arguments:

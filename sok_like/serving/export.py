@@ -22,6 +22,7 @@ from sok_like.lookup.exporting import Exporting, exporting
 from sok_like.lookup.stock_table import ROW_DTYPES
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import all_or_none, gather_text
+from sok_like.runtime.checks import wrong_argument
 from sok_like.serving import contents
 from sok_like.serving import signatures as signature
 from sok_like.table.variable import EmbeddingVariable
@@ -191,9 +192,8 @@ def _check_path(path):
         return
     is_model = gfile.isdir(path) and gfile.exists(os.path.join(path, "saved_model.pb"))
     if not is_model and not (gfile.isdir(path) and not gfile.listdir(path)):
-        raise ValueError(
-            "`path` must be a new folder, an empty one or a SavedModel to be replaced. "
-            f"Received: path={path!r}"
+        raise wrong_argument(
+            "path", "a new folder, an empty one or a SavedModel to be replaced", path
         )
 
 

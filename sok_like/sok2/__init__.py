@@ -8,8 +8,9 @@ Names, arguments and defaults are those of release 2.1; docs/sok2.md says what d
 this loads no TensorFlow: a name is loaded when first used.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sok_like.runtime import lazy
 
 if TYPE_CHECKING:
     from sok_like.sok2.distributed_variable import DistributedVariable as DistributedVariable
@@ -30,37 +31,15 @@ if TYPE_CHECKING:
     from sok_like.sok2.optimizer import SGD as SGD
     from sok_like.sok2.optimizer import OptimizerWrapper as OptimizerWrapper
 
-# Public name: where it lives.
-_PUBLIC = {
-    "DistributedVariable": "sok_like.sok2.distributed_variable",
-    "DynamicVariable": "sok_like.sok2.dynamic_variable",
-    "LocalizedVariable": "sok_like.sok2.distributed_variable",
-    "OptimizerWrapper": "sok_like.sok2.optimizer",
-    "SGD": "sok_like.sok2.optimizer",
-    "Variable": "sok_like.sok2.distributed_variable",
-    "all2all_dense_embedding": "sok_like.sok2.lookup",
-    "assign": "sok_like.sok2.dynamic_variable",
-    "dump": "sok_like.sok2.dump_load",
-    "export": "sok_like.sok2.dynamic_variable",
-    "filter_variables": "sok_like.sok2.initialize",
-    "incremental_model_dump": "sok_like.sok2.eviction",
-    "init": "sok_like.sok2.initialize",
-    "load": "sok_like.sok2.dump_load",
-    "lookup_sparse": "sok_like.sok2.lookup",
-    "sparse_read_and_evict": "sok_like.sok2.eviction",
-    "tf_version": "sok_like.sok2.initialize",
-}
-
-__all__ = list(_PUBLIC)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'sok_like.sok2' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_PUBLIC[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__all__, __getattr__, __dir__ = lazy.names(
+    __name__,
+    {
+        ".distributed_variable": "DistributedVariable LocalizedVariable Variable",
+        ".dump_load": "dump load",
+        ".dynamic_variable": "DynamicVariable assign export",
+        ".eviction": "incremental_model_dump sparse_read_and_evict",
+        ".initialize": "filter_variables init tf_version",
+        ".lookup": "all2all_dense_embedding lookup_sparse",
+        ".optimizer": "OptimizerWrapper SGD",
+    },
+)

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from sok_like.lookup import by_key as by_key  # so that tables can be looked up by key
 from sok_like.runtime import comm, native
-from sok_like.runtime.checks import as_integer
+from sok_like.runtime.checks import as_integer, wrong_argument
 from sok_like.runtime.initialize import ensure_initialized
 from sok_like.sok2.distributed_variable import home_of
 from sok_like.table import export_assign
@@ -96,9 +96,8 @@ class DynamicVariable(EmbeddingVariable):
         var_type = "hybrid" if var_type is None else var_type
         key_type = tf.int64 if key_type is None else tf.as_dtype(key_type)
         if var_type not in _VAR_TYPES:
-            raise ValueError(
-                f"`var_type` must be one of {_VAR_TYPES} or None. "
-                f"Received: var_type={var_type!r} (table '{name}')"
+            raise wrong_argument(
+                "var_type", f"one of {_VAR_TYPES} or None", var_type, f"table '{name}'"
             )
         _check_supported(name, var_type, key_type, dtype, constraint, filter_ratio)
         _check_layout(name, kwargs)
@@ -356,9 +355,8 @@ def _bounds(name, var_type, max_capacity, evict_strategy):
         return {"capacity": max_capacity}
     score = _SCORES.get(evict_strategy or "kLru")
     if score is None:
-        raise ValueError(
-            f"`evict_strategy` must be one of {tuple(_SCORES)}. "
-            f"Received: evict_strategy={evict_strategy!r} (table '{name}')"
+        raise wrong_argument(
+            "evict_strategy", f"one of {tuple(_SCORES)}", evict_strategy, f"table '{name}'"
         )
     capacity = _HYBRID_CAPACITY if max_capacity is None else max_capacity
     kept = min(as_integer(capacity) or 0, _MOST_KEPT)

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.runtime import native
+from sok_like.runtime.checks import wrong_argument
 from sok_like.sok2.lookup import all2all_dense_embedding
 from sok_like.table.policy_methods import PolicyCounts
 from sok_like.table.variable import unwrap
@@ -36,9 +37,7 @@ def sparse_read_and_evict(
     """
     table = unwrap(var)
     if getattr(table, "backend_type", None) != "hybrid":
-        raise TypeError(
-            f"`var` must be a DynamicVariable of var_type 'hybrid'. Received: var={var!r}"
-        )
+        raise wrong_argument("var", "a DynamicVariable of var_type 'hybrid'", var, error=TypeError)
     with tf.name_scope(name or "sparse_read_and_evict"):
         before = _dropped(table)
         with tf.control_dependencies([before]):

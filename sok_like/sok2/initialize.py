@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from sok_like.lookup import by_key as by_key  # so that its tables can be looked up by key
 from sok_like.runtime import comm
+from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.initialize import check_replicas, ensure_initialized
 from sok_like.sok2.distributed_variable import is_static
 from sok_like.table.keras_variable import is_keras_3
@@ -38,9 +39,7 @@ def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
         RuntimeError: within a `tf.distribute` strategy of several replicas.
     """
     if comm_tool not in _COMM_TOOLS:
-        raise ValueError(
-            f"`comm_tool` must be one of {_COMM_TOOLS}. Received: comm_tool={comm_tool!r}"
-        )
+        raise wrong_argument("comm_tool", f"one of {_COMM_TOOLS}", comm_tool)
     if use_legacy_optimizer and not is_keras_3():
         warnings.warn(
             "sok2.init leaves tf.keras.optimizers as it is; name tf.keras.optimizers.legacy where "

@@ -19,6 +19,7 @@ from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
 from sok_like.lookup import exporting
 from sok_like.lookup.dense_lookup import lookup_rows
 from sok_like.lookup.exchange import ShardFeature, exchange_lookup, most_ids
+from sok_like.lookup.flat_ids import flat_values, with_flat_values
 from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.keras_call import check_listed, training_of_call
 from sok_like.lookup.local_variables import unique_in_graph
@@ -188,11 +189,8 @@ def _look_up(tables, ids, weights, combiners, name, training):
 
 def _constant(weights):
     """Weights without a gradient; what is neither ragged nor sparse raises later."""
-    if isinstance(weights, tf.RaggedTensor):
-        return weights.with_flat_values(tf.stop_gradient(weights.flat_values))
-    if isinstance(weights, tf.SparseTensor):
-        values = tf.stop_gradient(weights.values)
-        return tf.SparseTensor(weights.indices, values, weights.dense_shape)
+    if isinstance(weights, (tf.RaggedTensor, tf.SparseTensor)):
+        return with_flat_values(weights, tf.stop_gradient(flat_values(weights)))
     return weights
 
 

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from sok_like.optimizers import wrapper
 from sok_like.optimizers.rules import OptimizerRule, check_keras_settings
+from sok_like.runtime.checks import wrong_argument
 from sok_like.sok2.distributed_variable import is_static, plain
 from sok_like.sok2.row_optimizer import RowOptimizer
 from sok_like.sok2.slots import SlotRows
@@ -164,9 +165,7 @@ class OptimizerWrapper:
             NotImplementedError: of a `Variable`, where the optimizer does not say.
         """
         if name not in self.get_slot_names():
-            raise ValueError(
-                f"`name` must be one of {self.get_slot_names()}. Received: name={name!r}"
-            )
+            raise wrong_argument("name", f"one of {self.get_slot_names()}", name)
         variable = plain(var)
         if is_static(variable):
             return static_slot(self._optimizer, variable, name)

@@ -61,11 +61,7 @@ class DeltaSaver:
         work = _Dump(variable, filepath)
         given = _given(since, variable.table_name)
         (number,) = work.steps.take(work.agree, given, [tf.int64], verify=_same_start)
-        work.steps.take(work.write_mine, [variable.hand_over(), number], undo=work.remove_mine)
-        work.steps.take(work.see, undo=work.remove_mine)
-        (name,) = work.steps.take(
-            work.write_manifest, outputs=[tf.string], undo=work.remove_mine, verify=work.finished
-        )
+        (name,) = work.write([variable.hand_over(), number], outputs=[tf.string])
         return work.steps.end(tf.ensure_shape(name, []))
 
     def compact(self, embedding_variable: Any, filepath: str | os.PathLike) -> tf.Tensor:
@@ -90,9 +86,7 @@ class DeltaSaver:
         dump_owners.check_arguments(variable, filepath)
         work = _Compaction(variable, filepath)
         work.steps.take(work.agree)
-        work.steps.take(work.write_mine, undo=work.remove_mine, verify=dump_owners.same_dump)
-        work.steps.take(work.see, undo=work.remove_mine)
-        work.steps.take(work.write_manifest, undo=work.remove_mine, verify=work.finished)
+        work.write(verify=dump_owners.same_dump)
         return work.steps.end("OK")
 
 
@@ -107,13 +101,13 @@ def remember(variable: Any, name: str, number: int) -> None:
 class _Work:
     """What the ranks do in the steps of one call."""
 
-    def __init__(self, variable, filepath, call):
+    def __init__(self, variable, filepath, call, name):
         self._variable, self._filepath, self._table = variable, filepath, variable.table_name
         self._communicator = comm.current()
         self._written: list[str] = []
         self.steps = Steps(
             self._communicator,
-            f"sok_{call}_{self._table}",
+            f"sok_{name}_{self._table}",
             f"{call} of table '{self._table}'",
             variable.mark,
         )
@@ -121,6 +115,17 @@ class _Work:
     @property
     def _folder(self):
         return os.fspath(self._filepath)  # asked for in each run
+
+    def agree(self):
+        """The number of a new dump, drawn in each run: a graph's op writes another each time."""
+        return {"id": f"{secrets.randbits(62):016x}"}
+
+    def write(self, inputs=(), outputs=(), verify=None):
+        """The steps from the shards to the manifest, which leave nothing where a rank fails."""
+        undo = self.remove_mine
+        self.steps.take(self.write_mine, inputs, verify=verify, undo=undo)
+        self.steps.take(self.see, undo=undo)
+        return self.steps.take(self.write_manifest, (), outputs, verify=self.finished, undo=undo)
 
     def _read_manifest(self):
         return dump_file.read_manifest(self._folder, self._table, self._variable.dim)
@@ -143,7 +148,7 @@ class _Work:
         dump_owners.see_shards(self._folder, [each["entry"] for each in told])
         return told[self._communicator.rank]
 
-    def _write_manifest(self, name, entries, step, following):
+    def _write_manifest(self, name, entries, step=-1, following=None):
         fields = self._folder, self._table, self._variable.dim, self._variable.key_dtype.name
         try:
             dump_file.write_manifest(*fields, name, entries, step, following)
@@ -154,16 +159,48 @@ class _Work:
         while self._written:
             (pathlib.Path(self._folder) / self._written.pop()).unlink(missing_ok=True)
 
+    def finished(self, _):
+        self._written.clear()
+
+
+class WholeDump(_Work):
+    """The steps of `dump_to_file`."""
+
+    def __init__(self, variable, filepath, rows_only):
+        super().__init__(variable, filepath, "dump_to_file", "dump")
+        self._rows_only = rows_only
+        self.latest: list[Any] = []  # this rank's shard and its keys, for SOK 1.x's files
+
+    def agree(self):
+        dump_owners.check_owner(self._folder, self._variable)
+        return super().agree()
+
+    def write_mine(self, told, handed):
+        with streams.content(handed, self._variable.dim) as (shard, _):
+            if self._rows_only:
+                shard.optimizer_step = 0
+            entry = self._write(told[0]["id"], shard)
+            self.latest[:] = [pathlib.Path(self._folder) / entry["file"], len(shard.keys)]
+        return {"id": told[0]["id"], "entry": entry}
+
+    def write_manifest(self, told):
+        if self._communicator.rank == 0:
+            self._write_manifest(told[0]["id"], [each["entry"] for each in told])
+
+    def finished(self, told):
+        super().finished(told)
+        dump_owners.wrote(self._folder, self._variable)
+
 
 class _Dump(_Work):
     def __init__(self, variable, filepath):
-        super().__init__(variable, filepath, "dump")
+        super().__init__(variable, filepath, "dump", "dump")
         self._number = 0
 
     def agree(self, *given):
         """The dump that this one follows, and its number in this rank's table; 0 for none."""
         dump_owners.check_owner(self._folder, self._variable)
-        said, number = {"id": f"{secrets.randbits(62):016x}", "since": None}, 0
+        said, number = {**super().agree(), "since": None}, 0
         if given:
             before = _dump_since(self._read_manifest(), given[0], self._table)
             number = self._variable.__dict__.get("_dump_numbers", {}).get(before.name, 0)
@@ -208,10 +245,7 @@ class _Dump(_Work):
 
 class _Compaction(_Work):
     def __init__(self, variable, filepath):
-        super().__init__(variable, filepath, "compact")
-
-    def agree(self):
-        return {"id": f"{secrets.randbits(62):016x}"}
+        super().__init__(variable, filepath, "compact", "compact")
 
     def write_mine(self, told):
         dump, communicator = self._read_manifest(), self._communicator
@@ -228,9 +262,6 @@ class _Compaction(_Work):
             # It takes the name of the last delta, so that the next one finds what it follows.
             last = self._read_manifest().deltas[-1]
             self._write_manifest(last.name, entries, last.step, [])
-
-    def finished(self, _):
-        self._written.clear()
 
 
 def _given(since, table):

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.runtime import callers
+from sok_like.runtime.checks import wrong_argument
 
 DTYPES = (tf.int64, tf.int32, tf.uint64, tf.uint32)
 
@@ -22,9 +23,8 @@ def as_key_dtype(key_dtype: Any, table: str) -> tf.DType:
     except TypeError:
         dtype = None
     if key_dtype is None or dtype not in DTYPES:
-        raise ValueError(
-            "`key_dtype` must be int64, int32, uint64 or uint32. "
-            f"Received: key_dtype={key_dtype!r} (table '{table}')"
+        raise wrong_argument(
+            "key_dtype", "int64, int32, uint64 or uint32", key_dtype, f"table '{table}'"
         )
     return dtype
 

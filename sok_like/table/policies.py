@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from sok_like.runtime.checks import as_integer
+from sok_like.runtime.checks import as_integer, wrong_argument
 from sok_like.table.storage import StorageOption as StorageOption
 
 DEFAULT_VALUE_DIM = 4096
@@ -28,7 +28,12 @@ def set_default_count(count: str) -> None:
 
 def _require(ok: bool, argument: str, required: str, received: Any) -> None:
     if not ok:
-        raise ValueError(f"`{argument}` must be {required}. Received: {argument}={received!r}")
+        raise wrong_argument(argument, required, received)
+
+
+def _require_count(argument: str, value: Any) -> None:
+    known = value is None or (_is_int(value, 1) and value < 2**63)
+    _require(known, argument, "None or a positive integer", value)
 
 
 def _is_int(value: Any, least: int) -> bool:
@@ -69,13 +74,7 @@ class CounterFilter:
 
     def __post_init__(self):
         _require(_is_int(self.filter_freq, 0), "filter_freq", "an integer >= 0", self.filter_freq)
-        most = self.max_waiting
-        _require(
-            most is None or (_is_int(most, 1) and most < 2**63),
-            "max_waiting",
-            "None or a positive integer",
-            most,
-        )
+        _require_count("max_waiting", self.max_waiting)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,13 +149,7 @@ class GlobalStepEvict:
     steps_to_live: int | None = None
 
     def __post_init__(self):
-        value = self.steps_to_live
-        _require(
-            value is None or (_is_int(value, 1) and value < 2**63),
-            "steps_to_live",
-            "None or a positive integer",
-            value,
-        )
+        _require_count("steps_to_live", self.steps_to_live)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,18 +28,14 @@ from sok_like.table import (
     deltas,
     dump_file,
     dump_owners,
-    shard_file,
     sok1_dump,
     streams,
     together,
 )
 from sok_like.table.dump_owners import (
     check_arguments,
-    check_owner,
     checked,
-    explained,
     same_dump,
-    see_shards,
 )
 from sok_like.table.export_assign import assign
 from sok_like.table.keys import as_rows
@@ -87,65 +82,16 @@ class Saver(delta_saver.DeltaSaver):
         """
         variable = checked(embedding_variable)
         check_arguments(variable, filepath, rows_only=rows_only, sok1_files=sok1_files)
-        communicator = comm.current()
-        rank, world_size = communicator.rank, communicator.world_size
-        table = variable.table_name
-
-        def agree():
-            check_owner(os.fspath(filepath), variable)
-            # Drawn in each run: a graph's op writes a new dump each time.
-            return {"id": f"{secrets.randbits(62):016x}"}
-
-        def write_mine(told, handed):
-            name = dump_file.shard_name(table, told[0]["id"], rank, world_size)
-            with streams.content(handed, variable.dim) as (shard, _):
-                if rows_only:
-                    shard.optimizer_step = 0
-                written.append(name)
-                latest[:] = [pathlib.Path(filepath) / name, len(shard.keys)]
-                try:
-                    return shard_file.write_shard(
-                        os.fspath(filepath), name, shard, f"dump of table '{table}'"
-                    )
-                except OSError as error:
-                    raise explained(error, table) from error
-
-        def see(entries):
-            see_shards(os.fspath(filepath), entries)
-            return entries[rank]
-
-        def write_manifest(entries):
-            if rank == 0:
-                folder = os.fspath(filepath)
-                number = entries[0]["file"].split(".")[-3]
-                key_dtype = variable.key_dtype.name
-                fields = folder, table, variable.dim, key_dtype, number, entries
-                try:
-                    dump_file.write_manifest(*fields)
-                except OSError as error:
-                    raise explained(error, table) from error
-
-        def remove_mine():
-            while written:
-                (pathlib.Path(filepath) / written.pop()).unlink(missing_ok=True)
-
-        def finished(_):
-            written.clear()
-            dump_owners.wrote(os.fspath(filepath), variable)
-
-        written: list[str] = []
-        latest: list[Any] = []  # this rank's shard and its keys, for SOK 1.x's files
-        call = f"dump_to_file of table '{table}'"
-        steps = Steps(communicator, f"sok_dump_{table}", call, variable.mark)
-        steps.take(agree)
+        work = delta_saver.WholeDump(variable, filepath, rows_only)
+        work.steps.take(work.agree)
         handed = variable.hand_over(not rows_only, evict=True)
-        steps.take(write_mine, [handed], undo=remove_mine)
-        steps.take(see, undo=remove_mine)
-        steps.take(write_manifest, undo=remove_mine, verify=finished)
+        work.write([handed])
         if sok1_files:
-            key_dtype = variable.key_dtype.as_numpy_dtype
-            sok1_dump.write(steps, communicator, filepath, table, key_dtype, latest, variable.dim)
-        return steps.end("OK")
+            key_dtype, table = variable.key_dtype.as_numpy_dtype, variable.table_name
+            sok1_dump.write(
+                work.steps, comm.current(), filepath, table, key_dtype, work.latest, variable.dim
+            )
+        return work.steps.end("OK")
 
     def restore(
         self, embedding_variable: Any, filepath: str | os.PathLike, *, rows_only: bool = False

@@ -69,42 +69,15 @@ class Snapshots:
         """An op that changes nothing, and that a tf.function takes to change the table."""
         return native.ops().sok_table_keep_changes(handle=self.handle, keep=False)
 
-    def load_snapshot(
-        self,
-        keys,
-        rows,
-        slot_rows,
-        slot_names,
-        slot_widths,
-        records=None,
-        waiting=None,
-        counters=None,
-        step=-1,
-        optimizer_step=-1,
-        *,
-        replace: bool = True,
-    ) -> Any:
-        """The inverse of `snapshot`; `replace` removes all other keys first.
+    def load_snapshot(self, *, replace: bool = True, **content: Any) -> Any:
+        """The inverse of `snapshot`, of its fields; `replace` removes all other keys first.
 
         A snapshot of a table without policies has no records: its keys count as never seen.
         NaN in a slot row stands for the optimizer's initial value. A failure changes nothing.
         """
         self._forget_optimizer()
         return native.ops().sok_table_import(
-            handle=self.handle,
-            replace=replace,
-            **_content(
-                keys=keys,
-                rows=rows,
-                slot_rows=slot_rows,
-                slot_names=slot_names,
-                slot_widths=slot_widths,
-                records=records,
-                waiting=waiting,
-                counters=counters,
-                step=step,
-                optimizer_step=optimizer_step,
-            ),
+            handle=self.handle, replace=replace, **_content(**content)
         )
 
     def _forget_optimizer(self):

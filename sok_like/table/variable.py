@@ -18,7 +18,7 @@ from tensorflow.python.framework import cpp_shape_inference_pb2
 from tensorflow.python.ops import handle_data_util, resource_variable_ops
 
 from sok_like.runtime import comm, devices, native
-from sok_like.runtime.checks import as_integer
+from sok_like.runtime.checks import as_integer, wrong_argument
 from sok_like.runtime.initialize import check_replicas
 from sok_like.table import snapshots, together
 from sok_like.table.as_variable import AsVariable
@@ -397,39 +397,20 @@ def _set_handle_data(handle, shape):
 
 
 def _check_arguments(name, dim, capacity, use_hashtable, initial_capacity):
-    def check(argument, ok, required, received):
-        if not ok:
-            raise ValueError(
-                f"`{argument}` must be {required}. Received: {argument}={received!r} "
-                f"(table '{name}')"
-            )
-
-    check("name", isinstance(name, str) and bool(name), "a string that is not empty", name)
-    check("embedding_dim", (as_integer(dim) or 0) >= 1, "a positive integer", dim)
-    check(
-        "capacity",
-        capacity is None or 1 <= (as_integer(capacity) or 0) < 2**32 - 1,
-        "None or an integer in [1, 2**32 - 1)",
-        capacity,
-    )
-    check(
-        "capacity",
-        use_hashtable or capacity is not None,
-        "given where use_hashtable is False",
-        capacity,
-    )
-    check(
-        "initial_capacity",
-        as_integer(initial_capacity) is not None and initial_capacity >= 0,
-        "an integer >= 0",
-        initial_capacity,
-    )
-    check(
-        "initial_capacity",
-        capacity is None or initial_capacity <= capacity,
-        f"at most `capacity`, {capacity}",
-        initial_capacity,
-    )
+    of, initial = f"table '{name}'", as_integer(initial_capacity)
+    if not isinstance(name, str) or not name:
+        raise wrong_argument("name", "a string that is not empty", name, of)
+    if (as_integer(dim) or 0) < 1:
+        raise wrong_argument("embedding_dim", "a positive integer", dim, of)
+    if capacity is not None and not 1 <= (as_integer(capacity) or 0) < 2**32 - 1:
+        raise wrong_argument("capacity", "None or an integer in [1, 2**32 - 1)", capacity, of)
+    if capacity is None and not use_hashtable:
+        raise wrong_argument("capacity", "given where use_hashtable is False", capacity, of)
+    if initial is None or initial < 0:
+        raise wrong_argument("initial_capacity", "an integer >= 0", initial_capacity, of)
+    if capacity is not None and initial > capacity:
+        most = f"at most `capacity`, {capacity}"
+        raise wrong_argument("initial_capacity", most, initial_capacity, of)
 
 
 def _int64(keys):

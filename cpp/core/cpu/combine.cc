@@ -42,8 +42,7 @@ void CombineRange(const Samples& samples, const float* const* rows, int64_t vari
   const int64_t dim = kDim > 0 ? kDim : variable_dim;
   const bool none = samples.combiner == Combiner::kNone;
   for (int64_t s = first; s < last; ++s) {
-    const int64_t begin = none ? s : samples.row_splits[s];
-    const int64_t end = none ? s + 1 : samples.row_splits[s + 1];
+    const int64_t begin = samples.Begin(s), end = samples.End(s);
     float* const out_row = out + s * dim;
     if (end - begin == 1 && samples.weights == nullptr) {
       PrefetchAhead(samples, rows, begin, dim);
@@ -89,11 +88,9 @@ PositionMap MapPositions(Executor& ex, const Samples& samples) {
   if (scaled) map.factor = Scratch<float>(samples.num_keys);
   if (one_key_each && !scaled) return map;
 
-  const int64_t num_samples = none ? samples.num_keys : samples.batch;
-  ex.ParallelFor(num_samples, 2048, [&](int64_t first, int64_t last) {
+  ex.ParallelFor(samples.num_samples(), 2048, [&](int64_t first, int64_t last) {
     for (int64_t s = first; s < last; ++s) {
-      const int64_t begin = none ? s : samples.row_splits[s];
-      const int64_t end = none ? s + 1 : samples.row_splits[s + 1];
+      const int64_t begin = samples.Begin(s), end = samples.End(s);
       if (map.sample)
         std::fill(map.sample.get() + begin, map.sample.get() + end, static_cast<int32_t>(s));
       if (!map.factor) continue;
@@ -145,11 +142,10 @@ void GradientOfSamples(const Samples& samples, const float* grad, int64_t variab
   const int64_t dim = kDim > 0 ? kDim : variable_dim;
   std::fill_n(out, num_unique * dim, 0.0f);
   const bool none = samples.combiner == Combiner::kNone;
-  const int64_t num_samples = none ? samples.num_keys : samples.batch;
+  const int64_t num_samples = samples.num_samples();
   const int64_t last = samples.num_keys - 1;
   for (int64_t s = 0; s < num_samples; ++s) {
-    const int64_t begin = none ? s : samples.row_splits[s];
-    const int64_t end = none ? s + 1 : samples.row_splits[s + 1];
+    const int64_t begin = samples.Begin(s), end = samples.End(s);
     const float divisor = none ? 1.0f : SampleDivisor(samples, begin, end);
     for (int64_t k = begin; k < end; ++k) {
       const int64_t ahead = std::min(k + kRowsAhead, last);
@@ -180,8 +176,7 @@ double Dot(const float* a, const float* b, int64_t dim) {
 
 void CombineRows(Executor& ex, const Samples& samples, const float* const* rows, int64_t num_unique,
                  int64_t dim, float* out) {
-  const int64_t num_samples =
-      samples.combiner == Combiner::kNone ? samples.num_keys : samples.batch;
+  const int64_t num_samples = samples.num_samples();
   const int64_t keys_each = num_samples == 0 ? 1 : 1 + samples.num_keys / num_samples;
   WithDim(dim, [&](auto constant) {
     ex.ParallelFor(num_samples, Grain(keys_each * dim), [&](int64_t first, int64_t last) {
@@ -215,11 +210,9 @@ void CombineGradient(Executor& ex, const Samples& samples, const float* grad, in
 void WeightGradient(Executor& ex, const Samples& samples, const float* const* rows,
                     const float* grad, int64_t dim, float* out) {
   const bool none = samples.combiner == Combiner::kNone;
-  const int64_t num_samples = none ? samples.num_keys : samples.batch;
-  ex.ParallelFor(num_samples, Grain(dim), [&](int64_t first, int64_t last) {
+  ex.ParallelFor(samples.num_samples(), Grain(dim), [&](int64_t first, int64_t last) {
     for (int64_t s = first; s < last; ++s) {
-      const int64_t begin = none ? s : samples.row_splits[s];
-      const int64_t end = none ? s + 1 : samples.row_splits[s + 1];
+      const int64_t begin = samples.Begin(s), end = samples.End(s);
       const double divisor = none ? 1.0 : SampleDivisor(samples, begin, end);
       if (divisor == 0.0) {
         std::fill(out + begin, out + end, 0.0f);

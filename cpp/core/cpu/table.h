@@ -84,7 +84,6 @@ class CpuTable final : public Table {
   void Reserve(CallContext context, int64_t num_keys) override;
   int64_t Size(CallContext context) const override;  // without the lock
   MemoryStats Stats(CallContext context) const override;
-  TableSnapshot Export(CallContext context, bool with_slots, bool evict = false) override;
   std::unique_ptr<TableReader> OpenContent(CallContext context, bool with_slots,
                                            bool evict = false) override;
   std::unique_ptr<TableReader> OpenChanges(CallContext context, int64_t since) override;

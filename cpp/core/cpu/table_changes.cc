@@ -7,8 +7,8 @@
 
 namespace sok {
 
-std::vector<CpuTable::Impl::Entry> CpuTable::Impl::BeginChanges(Executor& ex, int64_t since,
-                                                                TableChanges* result) {
+std::vector<uint64_t> CpuTable::Impl::BeginChanges(Executor& ex, int64_t since,
+                                                   TableChanges* result) {
   ChangeLog::Interval interval;
   if (since != 0 && (changes == nullptr || !changes->Has(since))) {
     throw std::invalid_argument(
@@ -22,7 +22,7 @@ std::vector<CpuTable::Impl::Entry> CpuTable::Impl::BeginChanges(Executor& ex, in
       FindRange(keys.data() + begin, end - begin, rows + begin);
     });
   };
-  std::vector<Entry> entries;
+  std::vector<uint64_t> present;
   if (since != 0) interval = changes->Since(since);
   if (since == 0 || interval.whole) {
     result->whole = true;
@@ -31,12 +31,13 @@ std::vector<CpuTable::Impl::Entry> CpuTable::Impl::BeginChanges(Executor& ex, in
     const int64_t num_touched = static_cast<int64_t>(interval.touched.size());
     const Scratch<uint32_t> rows(num_touched);
     find(interval.touched, rows.get());
+    std::vector<uint32_t> owing;
     for (int64_t i = 0; i < num_touched; ++i) {
-      if (rows[i] != kNoRow) entries.push_back({interval.touched[i], rows[i]});
+      if (rows[i] == kNoRow) continue;
+      present.push_back(interval.touched[i]);
+      owing.push_back(rows[i]);
     }
     if (Pending()) {  // the others stay as they are: who reads the delta replays the steps
-      std::vector<uint32_t> owing;
-      for (const Entry& entry : entries) owing.push_back(entry.row);
       const int64_t num_owing = static_cast<int64_t>(owing.size());
       ForEachPart(ex, owing.data(), num_owing, RowUse::kScanWrite, [&](int64_t from, int64_t to) {
         ex.ParallelFor(to - from, 512, [&](int64_t begin, int64_t end) {
@@ -60,7 +61,7 @@ std::vector<CpuTable::Impl::Entry> CpuTable::Impl::BeginChanges(Executor& ex, in
   }
   if (changes == nullptr) changes = std::make_unique<ChangeLog>();
   result->number = changes->Begin(next_row);
-  return entries;
+  return present;
 }
 
 int64_t CpuTable::KeepChanges(CallContext) {

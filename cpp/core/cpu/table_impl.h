@@ -119,24 +119,16 @@ struct CpuTable::Impl {
   void RecordWritten(const uint64_t* keys, const uint32_t* rows, const ShardGroups& misses);
 
   // ---- state ----
-  struct Entry {
-    uint64_t key;
-    uint32_t row;  // kNoRow: not yet materialised (without hashtable)
-  };
-  std::vector<Entry> SortedEntries(Executor& ex) const;
-  RecordSnapshot ExportRecords(const std::vector<Entry>& entries) const;
   void ImportRecords(const TableSnapshot& snapshot, const uint32_t* rows);
   void CatchUpAll(Executor& ex);
   void CatchUpInOrder(Executor& ex);
-  // Keys, rows and slot rows of the entries, and what policies know of them.
-  TableSnapshot SnapshotOf(Executor& ex, const std::vector<Entry>& entries, bool with_slots) const;
   // Rows and slot rows of keys, whose row numbers may be kNoRow. Either may be null.
   void CopyRows(Executor& ex, const uint64_t* keys, const uint32_t* row_numbers, int64_t num_keys,
                 float* rows, float* slot_rows) const;
   void CopyRecords(const uint32_t* row_numbers, int64_t num_keys, int64_t* records) const;
   // Begins the next interval of changes. Fills `changes` but for its snapshot; the keys touched
   // since, or none where it is `whole`.
-  std::vector<Entry> BeginChanges(Executor& ex, int64_t since, TableChanges* changes);
+  std::vector<uint64_t> BeginChanges(Executor& ex, int64_t since, TableChanges* changes);
   void Touch(const uint64_t* keys, const uint32_t* rows, int64_t num_keys) noexcept {
     if (changes != nullptr) changes->Touch(keys, rows, num_keys);
   }

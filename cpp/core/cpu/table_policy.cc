@@ -219,20 +219,6 @@ void CpuTable::Impl::RecordWritten(const uint64_t* keys, const uint32_t* rows,
   }
 }
 
-RecordSnapshot CpuTable::Impl::ExportRecords(const std::vector<Entry>& entries) const {
-  RecordSnapshot snapshot;
-  snapshot.records.resize(3 * entries.size());
-  for (size_t i = 0; i < entries.size(); ++i) {
-    CopyRecords(&entries[i].row, 1, snapshot.records.data() + 3 * i);
-  }
-  if (records->filter != nullptr) {
-    snapshot.waiting = records->filter->ExportKeys();
-    snapshot.counters = records->filter->ExportCounters();
-  }
-  snapshot.step = records->step;
-  return snapshot;
-}
-
 void CpuTable::Impl::CopyRecords(const uint32_t* row_numbers, int64_t num_keys,
                                  int64_t* out) const {
   for (int64_t i = 0; i < num_keys; ++i, out += 3) {

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "cpp/core/cpu/scratch.h"
-#include "cpp/core/cpu/sort_by_key.h"
 #include "cpp/core/cpu/table_impl.h"
 
 namespace sok {
@@ -22,17 +21,47 @@ namespace {
 
 constexpr int64_t kListed = 4 << 20;
 
+// A byte at a time from the lowest; bytes that all keys share are skipped.
+void Sort(std::vector<uint64_t>* keys) {
+  const int64_t n = static_cast<int64_t>(keys->size());
+  // Not from the list of scratch memory, which would keep it.
+  const std::unique_ptr<uint64_t[]> scratch(new uint64_t[n]);
+  uint64_t *from = keys->data(), *to = scratch.get();
+  for (int shift = 0; shift < 64; shift += 8) {
+    int64_t places[257] = {};
+    for (int64_t i = 0; i < n; ++i) ++places[(from[i] >> shift & 255) + 1];
+    if (std::find(places, places + 257, n) != places + 257) continue;
+    for (int i = 0; i < 256; ++i) places[i + 1] += places[i];
+    for (int64_t i = 0; i < n; ++i) to[places[from[i] >> shift & 255]++] = from[i];
+    std::swap(from, to);
+  }
+  if (from != keys->data()) std::copy_n(from, n, keys->data());
+}
+
 }  // namespace
 
 class CpuTable::Reader final : public TableReader {
  public:
-  // Takes over the lock, which its caller makes a shared one. `given`: the keys to read, unless
-  // `is_whole`.
-  Reader(const CpuTable& table, TableChanges about, std::vector<uint64_t> given, bool is_whole)
+  // Takes over the lock, which its caller makes a shared one, when nothing can fail any more.
+  // `about` lacks the snapshot. `given`: the keys to read, unless `is_whole`.
+  Reader(const CpuTable& table, TableChanges about, std::vector<uint64_t> given, bool is_whole,
+         bool with_slots)
       : table_(table),
         about_(std::move(about)),
         listed_(std::move(given)),
-        num_keys_(is_whole ? table.size() : static_cast<int64_t>(listed_.size())) {}
+        num_keys_(is_whole ? table.size() : static_cast<int64_t>(listed_.size())) {
+    const Impl& impl = *table.impl_;
+    TableSnapshot& snapshot = about_.snapshot;
+    if (with_slots) {
+      NameSavedSlots(impl.slots, &snapshot);
+      snapshot.optimizer_step = impl.step_number.last();
+    }
+    if (impl.records == nullptr) return;
+    snapshot.policy.step = impl.records->step;
+    if (impl.records->filter == nullptr) return;
+    snapshot.policy.waiting = impl.records->filter->ExportKeys();
+    snapshot.policy.counters = impl.records->filter->ExportCounters();
+  }
   ~Reader() override { table_.mutex().unlock_shared(); }
 
   const TableChanges& about() const override { return about_; }
@@ -85,10 +114,7 @@ class CpuTable::Reader final : public TableReader {
       });
     }
     if (listed_.size() > static_cast<size_t>(kListed)) KeepSmallest();
-    // Not from the list of scratch memory, which would keep it.
-    const std::unique_ptr<uint64_t[]> scratch(new uint64_t[listed_.size()]);
-    SortByKey(listed_.data(), scratch.get(), static_cast<int64_t>(listed_.size()),
-              [](uint64_t key) { return key; });
+    Sort(&listed_);
   }
 
   uint64_t KeepSmallest() {
@@ -98,7 +124,7 @@ class CpuTable::Reader final : public TableReader {
   }
 
   const CpuTable& table_;
-  const TableChanges about_;
+  TableChanges about_;
   std::vector<uint64_t> listed_;  // ascending
   size_t next_ = 0;               // in listed_
   const int64_t num_keys_;
@@ -111,9 +137,8 @@ std::unique_ptr<TableReader> CpuTable::OpenContent(CallContext context, bool wit
   std::unique_lock<TableMutex> lock(impl_->mutex);
   if (evict && impl_->options.policy.evicts_on_call()) impl_->Evict(ex);
   impl_->CatchUpAll(ex);
-  TableChanges about;
-  about.snapshot = impl_->SnapshotOf(ex, {}, with_slots);
-  auto reader = std::make_unique<Reader>(*this, std::move(about), std::vector<uint64_t>(), true);
+  auto reader =
+      std::make_unique<Reader>(*this, TableChanges(), std::vector<uint64_t>(), true, with_slots);
   lock.release()->Downgrade();
   return reader;
 }
@@ -122,13 +147,10 @@ std::unique_ptr<TableReader> CpuTable::OpenChanges(CallContext context, int64_t 
   Executor& ex = context.threads();
   std::unique_lock<TableMutex> lock(impl_->mutex);
   TableChanges about;
-  std::vector<uint64_t> touched;
-  for (const Impl::Entry& entry : impl_->BeginChanges(ex, since, &about)) {
-    touched.push_back(entry.key);
-  }
-  about.snapshot = impl_->SnapshotOf(ex, {}, /*with_slots=*/true);
+  std::vector<uint64_t> touched = impl_->BeginChanges(ex, since, &about);
   const bool is_whole = about.whole;
-  auto reader = std::make_unique<Reader>(*this, std::move(about), std::move(touched), is_whole);
+  auto reader = std::make_unique<Reader>(*this, std::move(about), std::move(touched), is_whole,
+                                         /*with_slots=*/true);
   lock.release()->Downgrade();
   return reader;
 }

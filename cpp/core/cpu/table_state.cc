@@ -1,4 +1,4 @@
-// Slots, export and import: the calls that see every row.
+// Slots and import: the calls that see every row.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -8,35 +8,9 @@
 #include <stdexcept>
 #include <string>
 
-#include "cpp/core/cpu/scratch.h"
-#include "cpp/core/cpu/sort_by_key.h"
 #include "cpp/core/cpu/table_impl.h"
 
 namespace sok {
-
-std::vector<CpuTable::Impl::Entry> CpuTable::Impl::SortedEntries(Executor& ex) const {
-  std::vector<Entry> entries(static_cast<size_t>(size.load()));
-  if (!options.use_hashtable) {
-    for (int64_t row = 0; row < size; ++row) {
-      entries[row].key = direct.KeyOf(static_cast<uint64_t>(row));
-      entries[row].row =
-          IsPresent(static_cast<uint32_t>(row)) ? static_cast<uint32_t>(row) : kNoRow;
-    }
-    return entries;
-  }
-  int64_t offsets[kNumShards + 1] = {};
-  for (int s = 0; s < kNumShards; ++s) offsets[s + 1] = offsets[s] + shards[s].size();
-  ex.ParallelFor(kNumShards, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t s = begin; s < end; ++s) {
-      Entry* next = entries.data() + offsets[s];
-      shards[s].ForEach([&next](uint64_t key, uint32_t row) { *next++ = Entry{key, row}; });
-    }
-  });
-  std::vector<Entry> scratch(entries.size());
-  SortByKey(entries.data(), scratch.data(), static_cast<int64_t>(entries.size()),
-            [](const Entry& entry) { return entry.key; });
-  return entries;
-}
 
 // All rows in the order in which they lie on disk; an order of keys would visit each block as often
 // as it has rows.
@@ -203,26 +177,6 @@ void CpuTable::LayOutSlots(Executor& ex, const std::vector<SlotVariableSpec>& sp
   if (disk_error) std::rethrow_exception(disk_error);
 }
 
-TableSnapshot CpuTable::Impl::SnapshotOf(Executor& ex, const std::vector<Entry>& entries,
-                                         bool with_slots) const {
-  TableSnapshot snapshot;
-  if (with_slots) NameSavedSlots(slots, &snapshot);
-  const int64_t num_keys = static_cast<int64_t>(entries.size());
-  snapshot.keys.resize(entries.size());
-  snapshot.rows.resize(entries.size() * options.dim);
-  snapshot.slot_rows.resize(entries.size() * snapshot.slot_width());
-  const Scratch<uint32_t> row_numbers(num_keys);
-  for (int64_t i = 0; i < num_keys; ++i) {
-    snapshot.keys[i] = entries[i].key;
-    row_numbers[i] = entries[i].row;
-  }
-  CopyRows(ex, snapshot.keys.data(), row_numbers.get(), num_keys, snapshot.rows.data(),
-           with_slots ? snapshot.slot_rows.data() : nullptr);
-  if (records != nullptr) snapshot.policy = ExportRecords(entries);
-  if (with_slots) snapshot.optimizer_step = step_number.last();
-  return snapshot;
-}
-
 void CpuTable::Impl::CopyRows(Executor& ex, const uint64_t* keys, const uint32_t* row_numbers,
                               int64_t num_keys, float* rows, float* slot_rows) const {
   TableSnapshot named;
@@ -247,14 +201,6 @@ void CpuTable::Impl::CopyRows(Executor& ex, const uint64_t* keys, const uint32_t
     ex.ParallelFor(last - first, 1024,
                    [&](int64_t begin, int64_t end) { copy(first + begin, first + end); });
   });
-}
-
-TableSnapshot CpuTable::Export(CallContext context, bool with_slots, bool evict) {
-  Executor& ex = context.threads();
-  const std::unique_lock<TableMutex> lock(impl_->mutex);
-  if (evict && impl_->options.policy.evicts_on_call()) impl_->Evict(ex);
-  impl_->CatchUpAll(ex);
-  return impl_->SnapshotOf(ex, impl_->SortedEntries(ex), with_slots);
 }
 
 void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool replace) {

@@ -92,9 +92,6 @@ struct SampleViews {
       samples.weights = views.back().as<float>();
     }
   }
-  int64_t num_samples() const {
-    return samples.combiner == Combiner::kNone ? samples.num_keys : samples.batch;
-  }
 };
 
 std::unique_ptr<CudaArray> Combine(const py::object& rows, const py::object& inverse,
@@ -104,8 +101,8 @@ std::unique_ptr<CudaArray> Combine(const py::object& rows, const py::object& inv
   const SampleViews views(inverse, row_splits, combiner, weights, stream);
   const DeviceView row_view(rows, "rows", {"<f4"}, {-1, -1}, stream);
   const int64_t dim = row_view.length(1);
-  auto out =
-      std::make_unique<CudaArray>(std::vector<int64_t>{views.num_samples(), dim}, "<f4", stream);
+  auto out = std::make_unique<CudaArray>(std::vector<int64_t>{views.samples.num_samples(), dim},
+                                         "<f4", stream);
   cuda::CombineRows(stream, {{views.samples, row_view.as<float>(), dim, out->as<float>()}});
   return out;
 }
@@ -117,8 +114,8 @@ std::unique_ptr<CudaArray> CombineOfTable(CudaTable& table, const py::object& ro
   const Stream stream = StreamOf(stream_address);
   const SampleViews views(inverse, row_splits, combiner, weights, stream);
   const DeviceView numbers(row_numbers, "row_numbers", {"<u4"}, {-1}, stream);
-  auto out = std::make_unique<CudaArray>(std::vector<int64_t>{views.num_samples(), table.dim()},
-                                         "<f4", stream);
+  auto out = std::make_unique<CudaArray>(
+      std::vector<int64_t>{views.samples.num_samples(), table.dim()}, "<f4", stream);
   const cuda::TableRef ref = table.Ref(stream);
   if (ref.history.now == 0 && !table.keeps_records()) {
     cuda::CombineRows(stream, {{views.samples, ref, numbers.as<uint32_t>(), out->as<float>()}});
@@ -138,7 +135,7 @@ std::unique_ptr<CudaArray> CombineGradient(const py::object& grad, const py::obj
                                            uint64_t stream_address) {
   const Stream stream = StreamOf(stream_address);
   const SampleViews views(inverse, row_splits, combiner, weights, stream);
-  const DeviceView grad_view(grad, "grad", {"<f4"}, {views.num_samples(), -1}, stream);
+  const DeviceView grad_view(grad, "grad", {"<f4"}, {views.samples.num_samples(), -1}, stream);
   const int64_t dim = grad_view.length(1);
   auto out = std::make_unique<CudaArray>(std::vector<int64_t>{num_unique, dim}, "<f4", stream);
   cuda::CombineGradient(

@@ -42,29 +42,23 @@ class DeviceCombineOp : public FeatureOp {
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor &message = ctx->input(0), &splits = ctx->input(1), &counts = ctx->input(2);
-    OpInputList inverse, row_splits, weights;
-    OpOutputList embeddings;
-    OP_REQUIRES_OK(
-        ctx,
-        GetLists(ctx, {{"inverse", &inverse}, {"row_splits", &row_splits}, {"weights", &weights}},
-                 {{"embeddings", &embeddings}}));
+    std::vector<Samples> samples;
+    std::vector<float*> out;
+    OP_REQUIRES_OK(ctx, features_.GetSamples(ctx, &samples));
     const RowLayout layout(counts, features_);
     OP_REQUIRES_OK(ctx, CheckSplits(message, splits, layout.world_size()));
     OP_REQUIRES_OK(ctx, layout.Check(message));
-    OP_REQUIRES_OK(
-        ctx, TryWithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
-          const auto starts = RowStarts(stream, ws, layout, features_);
-          std::vector<cuda::ScatteredCombineBatch> batches;
-          for (int i = 0; i < features_.size(); ++i) {
-            const Samples samples = features_.MakeSamples(i, inverse[i], row_splits[i], weights[i]);
-            Tensor* out;
-            TF_RETURN_IF_ERROR(embeddings.allocate(i, features_.OutputShape(i, samples), &out));
-            batches.push_back({samples, message.flat<float>().data(), starts[i], features_.dim(i),
-                               out->flat<float>().data(), IsAligned(layout, i, features_.dim(i))});
-          }
-          cuda::CombineRows(stream, batches);
-          return absl::OkStatus();
-        }));
+    OP_REQUIRES_OK(ctx, features_.MakeEmbeddings(ctx, samples, &out));
+    OP_REQUIRES_OK(ctx, WithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
+                     const auto starts = RowStarts(stream, ws, layout, features_);
+                     std::vector<cuda::ScatteredCombineBatch> batches;
+                     for (int i = 0; i < features_.size(); ++i) {
+                       const int64_t dim = features_.dim(i);
+                       batches.push_back({samples[i], message.flat<float>().data(), starts[i], dim,
+                                          out[i], IsAligned(layout, i, dim)});
+                     }
+                     cuda::CombineRows(stream, batches);
+                   }));
   }
 };
 SOK_REGISTER_DEVICE_KERNEL(
@@ -76,11 +70,9 @@ class DeviceCombineGradOp : public FeatureOp {
   using FeatureOp::FeatureOp;
 
   void Compute(OpKernelContext* ctx) override {
-    OpInputList grads, inverse, row_splits, weights;
-    OP_REQUIRES_OK(ctx, GetLists(ctx, {{"grads", &grads},
-                                       {"inverse", &inverse},
-                                       {"row_splits", &row_splits},
-                                       {"weights", &weights}}));
+    OpInputList grads;
+    std::vector<Samples> samples;
+    OP_REQUIRES_OK(ctx, features_.GetGradients(ctx, &samples, &grads));
     const RowLayout layout(ctx->input(features_.size()), features_);
     Tensor* message;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({layout.num_words()}), &message));
@@ -88,7 +80,7 @@ class DeviceCombineGradOp : public FeatureOp {
     Call call;
     OP_REQUIRES_OK(ctx, GetCall(ctx, &call));
     call = call.At(Stage::kGradients);
-    OP_REQUIRES_OK(ctx, TryWithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
+    OP_REQUIRES_OK(ctx, WithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
                      cuda::FillWithZeros(stream, words, message->TotalBytes());
                      std::vector<float*> blocks;
                      for (int64_t r = 0; r < layout.world_size(); ++r) {
@@ -98,15 +90,11 @@ class DeviceCombineGradOp : public FeatureOp {
                      const auto starts = RowStarts(stream, ws, layout, features_);
                      std::vector<cuda::ScatteredGradientBatch> batches;
                      for (int i = 0; i < features_.size(); ++i) {
-                       const Samples samples =
-                           features_.MakeSamples(i, inverse[i], row_splits[i], weights[i]);
-                       TF_RETURN_IF_ERROR(features_.CheckGradient(i, samples, grads[i]));
-                       batches.push_back({samples, grads[i].flat<float>().data(),
+                       batches.push_back({samples[i], grads[i].flat<float>().data(),
                                           layout.num_unique(i), features_.dim(i), starts[i], words,
                                           IsAligned(layout, i, features_.dim(i))});
                      }
                      cuda::CombineGradient(stream, ws, batches);
-                     return absl::OkStatus();
                    }));
   }
 };

@@ -33,12 +33,10 @@ class DeviceLookupOp : public FeatureOp {
     std::vector<DeviceTablePtr> tables;
     OP_REQUIRES_OK(ctx, LookupTables(ctx, "handles", &tables));
     OpInputList keys, row_splits, weights;
-    OpOutputList embeddings, unique_keys, inverse;
+    OpOutputList unique_keys, inverse;
     OP_REQUIRES_OK(
-        ctx,
-        GetLists(
-            ctx, {{"keys", &keys}, {"row_splits", &row_splits}, {"weights", &weights}},
-            {{"embeddings", &embeddings}, {"unique_keys", &unique_keys}, {"inverse", &inverse}}));
+        ctx, GetLists(ctx, {{"keys", &keys}, {"row_splits", &row_splits}, {"weights", &weights}},
+                      {{"unique_keys", &unique_keys}, {"inverse", &inverse}}));
     const int n = keys.size();
     OP_REQUIRES_OK(ctx, features_.CheckShapes(keys, row_splits, weights));
     std::vector<Tensor> uniques(n);
@@ -64,11 +62,8 @@ class DeviceLookupOp : public FeatureOp {
       uniques[i] = uniques[i].Slice(0, num_unique[i]);
       unique_keys.set(i, uniques[i]);
       samples.push_back(features_.MakeSamples(i, *inverse[i], row_splits[i], weights[i]));
-      Tensor* combined;
-      OP_REQUIRES_OK(ctx,
-                     embeddings.allocate(i, features_.OutputShape(i, samples.back()), &combined));
-      out.push_back(combined->flat<float>().data());
     }
+    OP_REQUIRES_OK(ctx, features_.MakeEmbeddings(ctx, samples, &out));
     OP_REQUIRES_OK(ctx, WithTables(ctx, tables, [&](cuda::Stream stream) {
                      if (n > 0) Combine(stream, tables, uniques, samples, out);
                    }));
@@ -160,24 +155,19 @@ class DeviceLookupGradOp : public FeatureOp {
   using FeatureOp::FeatureOp;
 
   void Compute(OpKernelContext* ctx) override {
-    OpInputList grads, unique_keys, inverse, row_splits, weights;
+    OpInputList grads, unique_keys;
     OpOutputList row_grads;
-    OP_REQUIRES_OK(ctx, GetLists(ctx,
-                                 {{"grads", &grads},
-                                  {"unique_keys", &unique_keys},
-                                  {"inverse", &inverse},
-                                  {"row_splits", &row_splits},
-                                  {"weights", &weights}},
-                                 {{"row_grads", &row_grads}}));
+    std::vector<Samples> samples;
+    OP_REQUIRES_OK(ctx, features_.GetGradients(ctx, &samples, &grads));
+    OP_REQUIRES_OK(ctx,
+                   GetLists(ctx, {{"unique_keys", &unique_keys}}, {{"row_grads", &row_grads}}));
     std::vector<cuda::CombineGradientBatch> batches;
     for (int i = 0; i < grads.size(); ++i) {
-      const Samples samples = features_.MakeSamples(i, inverse[i], row_splits[i], weights[i]);
-      OP_REQUIRES_OK(ctx, features_.CheckGradient(i, samples, grads[i]));
       const int64_t num_unique = unique_keys[i].NumElements(), dim = features_.dim(i);
       Tensor* out;
       OP_REQUIRES_OK(ctx, row_grads.allocate(i, TensorShape({num_unique, dim}), &out));
       batches.push_back(
-          {samples, grads[i].flat<float>().data(), num_unique, dim, out->flat<float>().data()});
+          {samples[i], grads[i].flat<float>().data(), num_unique, dim, out->flat<float>().data()});
     }
     OP_REQUIRES_OK(ctx, WithWorkspace(ctx, [&](cuda::Workspace& workspace, cuda::Stream stream) {
                      // No unique key without a position that reads it.

@@ -47,8 +47,7 @@ struct CombineJob {
     const int64_t column = thread - s * pieces.per_row;
     if (s >= num_samples) return;
     const bool none = samples.combiner == Combiner::kNone;
-    const int64_t begin = none ? s : samples.row_splits[s];
-    const int64_t end = none ? s + 1 : samples.row_splits[s + 1];
+    const int64_t begin = samples.Begin(s), end = samples.End(s);
     Piece<kWidth>* const result = reinterpret_cast<Piece<kWidth>*>(out) + thread;
     if (end - begin == 1 && samples.weights == nullptr) {
       *result = PieceOf<kWidth>(rows, samples.inverse[begin], column);
@@ -86,9 +85,9 @@ struct Combines {
 
   void Add(const Samples& samples, const Rows& rows, int64_t dim, bool is_wide, float* out) {
     if (is_wide) {
-      wide.push_back({samples, rows, NumSamples(samples), Pieces<4>(dim), out});
+      wide.push_back({samples, rows, samples.num_samples(), Pieces<4>(dim), out});
     } else {
-      narrow.push_back({samples, rows, NumSamples(samples), Pieces<1>(dim), out});
+      narrow.push_back({samples, rows, samples.num_samples(), Pieces<1>(dim), out});
     }
   }
   void Launch(Stream stream) const {

@@ -26,10 +26,6 @@ struct ScatteredRows {
   SOK_DEVICE T* operator()(int64_t u) const { return words + offsets[u]; }
 };
 
-SOK_HD inline int64_t NumSamples(const Samples& samples) {
-  return samples.combiner == Combiner::kNone ? samples.num_keys : samples.batch;
-}
-
 }  // namespace cuda
 }  // namespace sok
 

@@ -13,12 +13,11 @@ struct SharesJob {
   Samples samples;
   Shares shares;
 
-  int64_t NumThreads() const { return NumSamples(samples); }
+  int64_t NumThreads() const { return samples.num_samples(); }
   SOK_DEVICE void Run(int64_t s) const {
-    if (s >= NumSamples(samples)) return;
+    if (s >= samples.num_samples()) return;
     const bool none = samples.combiner == Combiner::kNone;
-    const int64_t begin = none ? s : samples.row_splits[s];
-    const int64_t end = none ? s + 1 : samples.row_splits[s + 1];
+    const int64_t begin = samples.Begin(s), end = samples.End(s);
     const float divisor = none ? 1.0f : SampleDivisor(samples, begin, end);
     for (int64_t k = begin; k < end; ++k) {
       shares.sample[k] = static_cast<int32_t>(s);

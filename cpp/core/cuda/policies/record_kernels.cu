@@ -226,7 +226,7 @@ __global__ void __launch_bounds__(kThreads)
 void ClassifyKeys(Stream stream, const TableRef& table, const DeviceRecord* records,
                   const FilterRef& filter, const uint64_t* unique, Count num_unique, int64_t step,
                   const ClassifiedKeys& out) {
-  CudaCheck(cudaMemsetAsync(out.counts, 0, sizeof(BatchCounts), stream), "cudaMemsetAsync");
+  FillWithZeros(stream, out.counts, sizeof(BatchCounts));
   Launch(ClassifyKernel, num_unique.most, stream, table, records, filter, unique, num_unique, step,
          out);
 }

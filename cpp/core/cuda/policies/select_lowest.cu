@@ -232,8 +232,7 @@ void SelectLowest(Stream stream, Workspace& workspace, const DeviceRecord* recor
       hint == nullptr ? 0 : std::min(num_rows.most, std::max(kFewRows, 16 * count));
   uint32_t* const listed = workspace.Take<uint32_t>(limit);
   uint64_t* const end = hint == nullptr ? nullptr : hint->end.as<uint64_t>();
-  CudaCheck(cudaMemsetAsync(counters, 0, kCopies * kDigits * sizeof(uint32_t), stream),
-            "cudaMemsetAsync");
+  FillWithZeros(stream, counters, kCopies * kDigits * sizeof(uint32_t));
   Launch(StartKernel, 1, stream, static_cast<uint32_t>(count), survey, choice, num_taken);
   Launch(SurveyKernel, std::min(num_rows.most, kSurveyThreads), stream, candidates, survey, end,
          hint == nullptr ? 0 : hint->slack_bits, listed, static_cast<uint32_t>(limit));

@@ -123,20 +123,22 @@ __global__ void BookErasedKernel(Counters* counters) {
   if (threadIdx.x == 0) counters->size -= counters->erased;
 }
 
-SOK_DEVICE bool IsPresent(const Bucket& bucket, int slot) {
-  return (bucket.digests[slot / 4] >> (slot % 4 * 8) & 0xFF) > kErasedDigest;
+// The bucket of the i-th slot of an index, where the slot holds a key; else null.
+SOK_DEVICE const Bucket* BucketWithKey(const IndexRef& index, int64_t i, int* slot) {
+  const uint64_t b = static_cast<uint64_t>(i) / kBucketSlots;
+  if (b > index.mask) return nullptr;
+  *slot = static_cast<int>(i % kBucketSlots);
+  const uint32_t digest = index.buckets[b].digests[*slot / 4] >> (*slot % 4 * 8) & 0xFF;
+  return digest > kErasedDigest ? index.buckets + b : nullptr;
 }
 
 // A thread for each slot of the old index.
 __global__ void __launch_bounds__(kThreads) RehashKernel(IndexRef from, IndexRef to) {
-  const int64_t i = GlobalThread();
-  const uint64_t b = static_cast<uint64_t>(i) / kBucketSlots;
-  if (b > from.mask) return;
-  const Bucket& bucket = from.buckets[b];
-  const int slot = static_cast<int>(i % kBucketSlots);
-  if (!IsPresent(bucket, slot)) return;
-  const uint64_t key = bucket.keys[slot];
-  InsertUniqueRow(ContendedMemory(), to, HashKey(key), key, bucket.rows[slot] - 1);
+  int slot;
+  const Bucket* const bucket = BucketWithKey(from, GlobalThread(), &slot);
+  if (bucket == nullptr) return;
+  const uint64_t key = bucket->keys[slot];
+  InsertUniqueRow(ContendedMemory(), to, HashKey(key), key, bucket->rows[slot] - 1);
 }
 
 __global__ void BookRehashKernel(Counters* counters) {
@@ -145,29 +147,23 @@ __global__ void BookRehashKernel(Counters* counters) {
 
 __global__ void __launch_bounds__(kThreads)
     ListKeysKernel(IndexRef index, uint64_t* keys, uint32_t* rows, uint32_t* cursor) {
-  const int64_t i = GlobalThread();
-  const uint64_t b = static_cast<uint64_t>(i) / kBucketSlots;
-  if (b > index.mask) return;
-  const Bucket& bucket = index.buckets[b];
-  const int slot = static_cast<int>(i % kBucketSlots);
-  if (!IsPresent(bucket, slot)) return;
+  int slot;
+  const Bucket* const bucket = BucketWithKey(index, GlobalThread(), &slot);
+  if (bucket == nullptr) return;
   const uint32_t place = AggregatedIncrement(cursor);
-  keys[place] = bucket.keys[slot];
-  rows[place] = bucket.rows[slot] - 1;
+  keys[place] = bucket->keys[slot];
+  rows[place] = bucket->rows[slot] - 1;
 }
 
 __global__ void __launch_bounds__(kThreads)
     ProbeLengthsKernel(IndexRef index, ProbeLengths* lengths) {
-  const int64_t i = GlobalThread();
-  const uint64_t b = static_cast<uint64_t>(i) / kBucketSlots;
-  if (b > index.mask) return;
-  const Bucket& bucket = index.buckets[b];
-  const int slot = static_cast<int>(i % kBucketSlots);
-  if (!IsPresent(bucket, slot)) return;
+  int slot;
+  const Bucket* const bucket = BucketWithKey(index, GlobalThread(), &slot);
+  if (bucket == nullptr) return;
   unsigned long long length = 1;  // NOLINT
   uint64_t step = 0;
-  const Bucket* visited = index.Home(HashKey(bucket.keys[slot]));
-  while (visited != &bucket) {
+  const Bucket* visited = index.Home(HashKey(bucket->keys[slot]));
+  while (visited != bucket) {
     visited = index.Next(visited, &step);
     ++length;
   }
@@ -205,7 +201,7 @@ void InsertKeys(Stream stream, const std::vector<InsertBatch>& batches) {
 }
 
 void CountMisses(Stream stream, const std::vector<MissBatch>& batches, Misses* misses) {
-  CudaCheck(cudaMemsetAsync(misses, 0, batches.size() * sizeof(Misses), stream), "cudaMemsetAsync");
+  FillWithZeros(stream, misses, batches.size() * sizeof(Misses));
   std::vector<CountMissesJob> counts;
   std::vector<CopyCountersJob> copies;
   for (const MissBatch& batch : batches) {
@@ -218,8 +214,7 @@ void CountMisses(Stream stream, const std::vector<MissBatch>& batches, Misses* m
 }
 
 void EraseKeys(Stream stream, const TableRef& table, const uint64_t* keys, int64_t num_keys) {
-  CudaCheck(cudaMemsetAsync(&table.counters->erased, 0, sizeof(uint32_t), stream),
-            "cudaMemsetAsync");
+  FillWithZeros(stream, &table.counters->erased, sizeof(uint32_t));
   Launch(EraseKeysKernel, num_keys, stream, table, keys, num_keys);
   Launch(BookErasedKernel, 1, stream, table.counters);
 }

@@ -275,16 +275,6 @@ SOK_DEVICE void CopyRowsOut(const Warp& warp, const TableRef& table, const Piece
   }
 }
 
-// Calls f(integral_constant 4 or 1): the widest piece that the row width and the dense side allow.
-template <typename F>
-void WithPieceWidth(int64_t dim, const void* dense, F&& f) {
-  if (dim % 4 == 0 && Aligned16(dense)) {
-    f(std::integral_constant<int, 4>{});
-  } else {
-    f(std::integral_constant<int, 1>{});
-  }
-}
-
 }  // namespace cuda
 }  // namespace sok
 

@@ -74,7 +74,6 @@ class CudaTable final : public Table {
   void Reserve(CallContext context, int64_t num_keys) override;
   int64_t Size(CallContext context) const override;
   MemoryStats Stats(CallContext context) const override;
-  TableSnapshot Export(CallContext context, bool with_slots, bool evict = false) override;
   std::unique_ptr<TableReader> OpenContent(CallContext context, bool with_slots,
                                            bool evict = false) override;
   void Import(CallContext context, const TableSnapshot& snapshot, bool replace = false) override;

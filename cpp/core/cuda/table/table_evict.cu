@@ -29,8 +29,7 @@ void CudaTable::Impl::EvictLowest(const KeyBatch& batch, int64_t count) {
   uint32_t* const lowest = workspace.Take<uint32_t>(count);
   const int64_t num_words = rows.known() / 32 + 1;
   uint32_t* const kept = workspace.Take<uint32_t>(num_words);
-  CudaCheck(cudaMemsetAsync(kept, 0, static_cast<size_t>(num_words) * sizeof(uint32_t), stream),
-            "cudaMemsetAsync");
+  FillWithZeros(stream, kept, static_cast<size_t>(num_words) * sizeof(uint32_t));
   MarkRows(stream, batch.classified.rows, batch.distinct(), kept);
   SelectLowest(stream, workspace, rec.data(), rec.options.score, rows.known(), kept, count,
                rec.options.evicted_buffer > 0, &rec.hint, lowest);
@@ -97,7 +96,7 @@ int64_t CudaTable::Impl::Evict() {
   uint32_t* const going = workspace.Take<uint32_t>(num_rows);
   uint32_t* const scratch = workspace.Take<uint32_t>(num_rows);
   uint32_t* const counts = workspace.Take<uint32_t>(2);
-  CudaCheck(cudaMemsetAsync(counts, 0, 2 * sizeof(uint32_t), stream), "cudaMemsetAsync");
+  FillWithZeros(stream, counts, 2 * sizeof(uint32_t));
   ListEvictable(stream, Ref(), rec.data(), num_rows, rec.step, policy.steps_to_live,
                 policy.l2_threshold, going, counts, scratch, counts + 1);
   uint32_t count = 0;
@@ -125,7 +124,7 @@ void CudaTable::Impl::ExpireWaiting() {
   uint32_t* const key_rows = workspace.Take<uint32_t>(num_keys);
   uint64_t* const outlived = workspace.Take<uint64_t>(num_keys);
   uint32_t* const counts = workspace.Take<uint32_t>(2);
-  CudaCheck(cudaMemsetAsync(counts, 0, 2 * sizeof(uint32_t), stream), "cudaMemsetAsync");
+  FillWithZeros(stream, counts, 2 * sizeof(uint32_t));
   ListKeys(stream, waiting.Ref().index, keys, key_rows, counts);
   ListOutlivedWaiting(stream, waiting.Ref(), keys, key_rows, num_keys, rec.step,
                       rec.options.steps_to_live, outlived, counts + 1);

@@ -265,7 +265,7 @@ int64_t CudaTable::AssignScores(CallContext context, const uint64_t* keys, int64
   uint32_t* const rows = impl.workspace.Take<uint32_t>(num_keys);
   uint8_t* const last = impl.workspace.Take<uint8_t>(num_keys);
   uint32_t* const num_present = impl.workspace.Take<uint32_t>(1);
-  CudaCheck(cudaMemsetAsync(num_present, 0, sizeof(uint32_t), stream), "cudaMemsetAsync");
+  FillWithZeros(stream, num_present, sizeof(uint32_t));
   FindKeys(stream, impl.Ref(), keys, num_keys, rows);
   ChooseOccurrence(stream, impl.workspace, keys, num_keys, Occurrence::kLast, last);
   WriteScores(stream, impl.records->data(), rows, last, scores, num_keys, num_present);

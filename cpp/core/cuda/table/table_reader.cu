@@ -93,7 +93,7 @@ class CudaTable::Reader final : public TableReader {
     Workspace scratch;
     const Workspace::Scope scope(scratch, stream);
     uint32_t* const cursor = scratch.Take<uint32_t>(1);
-    CudaCheck(cudaMemsetAsync(cursor, 0, sizeof(uint32_t), stream), "cudaMemsetAsync");
+    FillWithZeros(stream, cursor, sizeof(uint32_t));
     ListKeys(stream, impl_.Ref().index, keys.as<uint64_t>(), rows.as<uint32_t>(), cursor);
     SortPairs(stream, scratch, keys.as<uint64_t>(), sorted_keys_.as<uint64_t>(),
               rows.as<uint32_t>(), sorted_rows_.as<uint32_t>(), num_keys_, 64);
@@ -136,21 +136,6 @@ std::unique_ptr<TableReader> CudaTable::OpenContent(CallContext context, bool wi
   impl_->CatchUpAll();
   impl_->LearnCounters();
   return std::make_unique<Reader>(*impl_, with_slots);
-}
-
-TableSnapshot CudaTable::Export(CallContext context, bool with_slots, bool evict) {
-  const std::unique_ptr<TableReader> reader = OpenContent(context, with_slots, evict);
-  TableSnapshot snapshot = reader->about().snapshot;
-  const int64_t num_keys = reader->num_keys();
-  snapshot.keys.resize(static_cast<size_t>(num_keys));
-  snapshot.rows.resize(static_cast<size_t>(num_keys * dim()));
-  snapshot.slot_rows.resize(static_cast<size_t>(num_keys * snapshot.slot_width()));
-  if (keeps_records()) snapshot.policy.records.resize(static_cast<size_t>(3 * num_keys));
-  reader->ReadKeys(context, num_keys, snapshot.keys.data());
-  reader->ReadRows(context, 0, snapshot.keys.data(), num_keys, snapshot.rows.data(),
-                   snapshot.slot_rows.data(),
-                   keeps_records() ? snapshot.policy.records.data() : nullptr);
-  return snapshot;
 }
 
 }  // namespace cuda

@@ -149,7 +149,7 @@ int64_t CudaTable::Impl::CountNew(const uint64_t* keys, int64_t num_keys) {
   uint32_t* const count = workspace.Take<uint32_t>(1);
   FindKeys(stream, Ref(), keys, num_keys, row_numbers);
   ChooseOccurrence(stream, workspace, keys, num_keys, Occurrence::kFirst, first);
-  CudaCheck(cudaMemsetAsync(count, 0, sizeof(uint32_t), stream), "cudaMemsetAsync");
+  FillWithZeros(stream, count, sizeof(uint32_t));
   CountMissing(stream, row_numbers, first, num_keys, count);
   uint32_t host_count = 0;
   CopyToHost(stream, &host_count, count, sizeof(host_count));
