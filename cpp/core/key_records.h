@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -76,13 +77,21 @@ struct PolicyCounts {
   }
 };
 
-// Evicted keys, oldest first. slot_rows holds the saved slots side by side.
-struct EvictedRows {
+// slot_rows holds the saved slots side by side.
+struct KeyedRows {
   std::vector<uint64_t> keys;    // [n]
   std::vector<float> rows;       // [n, dim]
-  std::vector<float> slot_rows;  // [n, sum of slot widths]
+  std::vector<float> slot_rows;  // [n, slot_width()]
   std::vector<std::string> slot_names;
   std::vector<int64_t> slot_widths;
+
+  int64_t slot_width() const {
+    return std::accumulate(slot_widths.begin(), slot_widths.end(), int64_t{0});
+  }
+};
+
+// Evicted keys, oldest first.
+struct EvictedRows : KeyedRows {
   std::vector<int64_t> frequencies;  // [n]
   std::vector<int64_t> last_steps;   // [n]
 };

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -28,10 +27,6 @@ Executor& CallContext::threads() const {
 CUstream_st* CallContext::stream() const {
   if (threads_ == nullptr) return stream_;
   throw std::logic_error("A table in device memory was called on threads of the host");
-}
-
-int64_t TableSnapshot::slot_width() const {
-  return std::accumulate(slot_widths.begin(), slot_widths.end(), int64_t{0});
 }
 
 TableSnapshot Table::Export(CallContext context, bool with_slots, bool evict) {

@@ -73,17 +73,10 @@ struct MemoryStats {
   }
 };
 
-// Keys, rows and slot rows of one instant. slot_rows holds the saved slots side by side.
-struct TableSnapshot {
-  std::vector<uint64_t> keys;    // [size]
-  std::vector<float> rows;       // [size, dim]
-  std::vector<float> slot_rows;  // [size, sum of saved slot widths]
-  std::vector<std::string> slot_names;
-  std::vector<int64_t> slot_widths;
+// A table's content of one instant.
+struct TableSnapshot : KeyedRows {
   RecordSnapshot policy;
   int64_t optimizer_step = -1;  // that the slot rows have behind them; -1: not known
-
-  int64_t slot_width() const;  // sum of slot_widths
 };
 
 struct TableChanges;

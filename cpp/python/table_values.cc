@@ -70,12 +70,10 @@ py::dict MemoryStatsToDict(const MemoryStats& stats) {
 
 py::dict EvictedToDict(const EvictedRows& popped, const TableOptions& options) {
   const int64_t n = static_cast<int64_t>(popped.keys.size());
-  int64_t slot_width = 0;
-  for (int64_t width : popped.slot_widths) slot_width += width;
   py::dict out;
   out["keys"] = KeysToNumpy(popped.keys.data(), n, options.key_type);
   out["rows"] = ToNumpy(popped.rows, {n, options.dim});
-  out["slot_rows"] = ToNumpy(popped.slot_rows, {n, slot_width});
+  out["slot_rows"] = ToNumpy(popped.slot_rows, {n, popped.slot_width()});
   out["slot_names"] = popped.slot_names;
   out["frequencies"] = ToNumpy(popped.frequencies, {n});
   out["last_steps"] = ToNumpy(popped.last_steps, {n});

@@ -179,7 +179,7 @@ class PackRowsOp : public RankOp {
       if (rows[i].shape() != expected) {
         return absl::InvalidArgumentError(
             absl::StrCat("the rows of feature ", i, " must have the shape ", expected.DebugString(),
-                         ", one a key. Received: ", rows[i].shape().DebugString()));
+                         ", one row per key. Received: ", rows[i].shape().DebugString()));
       }
       next[i] = rows[i].flat<float>().data();
     }

@@ -1,4 +1,4 @@
-// The kernel of SokApplyGradients but for the step itself, which each memory has its own of.
+// The kernel of SokApplyGradients; each memory adds its own step.
 #ifndef SOK_TF_OPTIMIZER_OP_H_
 #define SOK_TF_OPTIMIZER_OP_H_
 

@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "cpp/tf/common.h"
+#include "cpp/tf/snapshots.h"
 
 namespace sok {
 namespace {
@@ -42,14 +43,7 @@ absl::Status PopEvicted(OpKernelContext* ctx) {
     popped = table.PopEvicted();
     dim = table.dim();
   }));
-  const int64_t n = popped.keys.size();
-  int64_t slot_width = 0;
-  for (int64_t width : popped.slot_widths) slot_width += width;
-  TF_RETURN_IF_ERROR(SetVector(ctx, 0, popped.keys));
-  TF_RETURN_IF_ERROR(SetOutput(ctx, 1, TensorShape({n, dim}), popped.rows));
-  TF_RETURN_IF_ERROR(SetOutput(ctx, 2, TensorShape({n, slot_width}), popped.slot_rows));
-  TF_RETURN_IF_ERROR(SetVector(ctx, 3, popped.slot_names));
-  TF_RETURN_IF_ERROR(SetVector(ctx, 4, popped.slot_widths));
+  TF_RETURN_IF_ERROR(WriteRows(ctx, popped, dim));
   TF_RETURN_IF_ERROR(SetVector(ctx, 5, popped.frequencies));
   return SetVector(ctx, 6, popped.last_steps);
 }
@@ -133,7 +127,9 @@ REGISTER_OP("SokTableAssignScores")
 absl::Status AssignScores(OpKernelContext* ctx) {
   const Tensor &keys = ctx->input(1), &scores = ctx->input(2);
   if (keys.NumElements() != scores.NumElements()) {
-    return absl::InvalidArgumentError("scores must be one a key");
+    return absl::InvalidArgumentError(
+        absl::StrCat("scores must hold one score per key: ", keys.NumElements(),
+                     ". Received: ", scores.NumElements()));
   }
   return SetNumberOfTable(ctx, [&](Table& table, CallContext context) {
     return table.AssignScores(context, Keys(keys), keys.NumElements(),

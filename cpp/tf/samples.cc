@@ -73,9 +73,9 @@ void FeatureAttrs::CheckShape(int i, const Tensor& keys, const Tensor& row_split
         absl::StrCat("row_splits must hold at least one element (table '", table_names_[i], "')"));
   }
   if (weights.NumElements() != 0 && weights.NumElements() != keys.NumElements()) {
-    throw std::invalid_argument(absl::StrCat("weights must be one a key: ", keys.NumElements(),
-                                             ". Received: ", weights.NumElements(), " (table '",
-                                             table_names_[i], "')"));
+    throw std::invalid_argument(
+        absl::StrCat("weights must hold one weight per key: ", keys.NumElements(),
+                     ". Received: ", weights.NumElements(), " (table '", table_names_[i], "')"));
   }
 }
 

@@ -58,14 +58,17 @@ absl::Status CheckReplacement(const TableOptions& options, int64_t num_keys) {
       " keys on this rank. Received: ", num_keys, " keys to replace its content with"));
 }
 
+absl::Status WriteRows(OpKernelContext* ctx, const KeyedRows& content, int64_t dim) {
+  const int64_t n = content.keys.size();
+  TF_RETURN_IF_ERROR(SetVector(ctx, 0, content.keys));
+  TF_RETURN_IF_ERROR(SetOutput(ctx, 1, TensorShape({n, dim}), content.rows));
+  TF_RETURN_IF_ERROR(SetOutput(ctx, 2, TensorShape({n, content.slot_width()}), content.slot_rows));
+  TF_RETURN_IF_ERROR(SetVector(ctx, 3, content.slot_names));
+  return SetVector(ctx, 4, content.slot_widths);
+}
+
 absl::Status WriteSnapshot(OpKernelContext* ctx, const TableSnapshot& snapshot, int64_t dim) {
-  const int64_t n = snapshot.keys.size();
-  const int64_t slot_width = snapshot.slot_width();
-  TF_RETURN_IF_ERROR(SetVector(ctx, 0, snapshot.keys));
-  TF_RETURN_IF_ERROR(SetOutput(ctx, 1, TensorShape({n, dim}), snapshot.rows));
-  TF_RETURN_IF_ERROR(SetOutput(ctx, 2, TensorShape({n, slot_width}), snapshot.slot_rows));
-  TF_RETURN_IF_ERROR(SetVector(ctx, 3, snapshot.slot_names));
-  TF_RETURN_IF_ERROR(SetVector(ctx, 4, snapshot.slot_widths));
+  TF_RETURN_IF_ERROR(WriteRows(ctx, snapshot, dim));
   TF_RETURN_IF_ERROR(SetScalar(ctx, 9, snapshot.optimizer_step));
   return WritePolicy(ctx, snapshot.policy);
 }

@@ -30,7 +30,9 @@ std::shared_ptr<Table> TakeMadeAside(int64_t number);
 // Frees what was put by for a table.
 void DropMadeAside(const TableResource* owner);
 
-// Outputs 0 to 9, of a table of width `dim`.
+// Outputs 0 to 4, of a table of width `dim`.
+absl::Status WriteRows(OpKernelContext* ctx, const KeyedRows& content, int64_t dim);
+// Outputs 0 to 9.
 absl::Status WriteSnapshot(OpKernelContext* ctx, const TableSnapshot& snapshot, int64_t dim);
 
 }  // namespace sok

@@ -137,8 +137,9 @@ def _reading(rule, number, fixed=None, **attributes):
 
 
 def _present(optimizer, attribute):
-    value = getattr(optimizer, attribute)
-    return bool(value) if isinstance(value, (bool, np.bool_)) else float(value)
+    # A flag may be given as 0 or 1.
+    kind = bool if attribute in ("amsgrad", "nesterov") else float
+    return kind(getattr(optimizer, attribute))
 
 
 def _keras_sgd(o):

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def by_name(modules: Mapping[str, str]) -> dict[str, str]:
-    """The module of each name; `modules` as of `names`."""
+    """The module of each name: `modules` of the function `names`, turned round."""
     return {name: module for module, listed in modules.items() for name in listed.split()}
 
 
@@ -18,8 +18,8 @@ def names(
 
     Args:
         package: Its `__name__`.
-        modules: Public names, separated by spaces, by the module where they live: its
-            path, or behind a dot that within the package.
+        modules: By module, the public names that live there, separated by spaces. A module
+            that begins with a dot is one of the package.
     """
     public = by_name(modules)
     loaded = sys.modules[package].__dict__
