@@ -93,6 +93,8 @@ class Table(_AnyTable):
         name: Initial rows depend on it.
         dim: Floats in a row's embedding, positive.
         key_dtype: `"int64"`, `"int32"`, `"uint64"` or `"uint32"`.
+        row_dtype: `"float32"`, `"bfloat16"` or `"float16"`, how rows lie in memory. Slot rows and
+            all arrays are float32.
         initializer: `"uniform"` over [a, b), `"normal"` and `"truncated_normal"` with mean `a` and
             standard deviation `b`, `"constant"` a, or `"default_rows"`.
         default_rows: `[num_default_rows, dim]`; key k starts from row
@@ -114,7 +116,8 @@ class Table(_AnyTable):
     """
 
     def __init__(
-        self, name: str, dim: int, *, key_dtype: str = "int64", initializer: str = "uniform",
+        self, name: str, dim: int, *, key_dtype: str = "int64",
+        row_dtype: str = "float32", initializer: str = "uniform",
         a: float = -0.05, b: float = 0.05, default_rows: ArrayLike | None = None, seed: int = 0,
         initial_capacity: int = 0, max_capacity: int = 0, use_hashtable: bool = True,
         rank: int = 0, world_size: int = 1, policy: Mapping[str, bool | int | float | str] = ...
@@ -361,6 +364,7 @@ class CudaTable(_AnyTable):
         use_hashtable, rank, world_size: As in `Table`. Without a hashtable, memory for all rows is
             allocated at once, and a call that takes keys waits for the device once.
         key_dtype: `"int64"` or `"uint64"`, also the dtype of the key arrays.
+        row_dtype: `"float32"`.
         max_load_factor: Load factor at which the index grows, in (0, 0.97].
         policy: As in `Table`. With a policy, calls that may insert wait for the device once.
 
@@ -370,7 +374,8 @@ class CudaTable(_AnyTable):
     """
 
     def __init__(
-        self, name: str, dim: int, *, key_dtype: str = "int64", initializer: str = "uniform",
+        self, name: str, dim: int, *, key_dtype: str = "int64",
+        row_dtype: str = "float32", initializer: str = "uniform",
         a: float = -0.05, b: float = 0.05, default_rows: ArrayLike | None = None, seed: int = 0,
         initial_capacity: int = 0, max_capacity: int = 0, use_hashtable: bool = True,
         rank: int = 0, world_size: int = 1, max_load_factor: float = 0.875,

@@ -30,7 +30,7 @@ CALLABLES = {
     "initial_capacity=0, key_dtype=tf.int64, **kwargs",
     "EmbeddingVariable": "embedding_dim, *, name='embedding', key_dtype=tf.int64, "
     "initializer='random_uniform', capacity=None, use_hashtable=True, initial_capacity=0, "
-    "trainable=True, ev_option=None",
+    "dtype=None, trainable=True, ev_option=None",
     "CBFFilter": "filter_freq=0, max_element_size=0, false_positive_probability=-1.0, "
     "counter_type='uint64'",
     "CounterFilter": "filter_freq=0, *, max_waiting=None",

@@ -195,10 +195,9 @@ struct RowWiseAdagradRule {
   float learning_rate;
   float epsilon;
 
-  SOK_HD float Rate(float sum_of_squares, float* row, int64_t dim) const {
-    const float accumulator = row[dim] + sum_of_squares / static_cast<float>(dim);
-    row[dim] = accumulator;
-    return learning_rate / (std::sqrt(accumulator) + epsilon);
+  SOK_HD float Rate(float sum_of_squares, float* accumulator, int64_t dim) const {
+    *accumulator += sum_of_squares / static_cast<float>(dim);
+    return learning_rate / (std::sqrt(*accumulator) + epsilon);
   }
 };
 

@@ -18,6 +18,14 @@ void Require(bool holds, const TableOptions& options, const char* requirement, i
 
 // Row numbers are 32 bits wide and the last one means "no row".
 constexpr int64_t kMaxRows = 0xFFFFFFFF;
+constexpr float kMaxFloat16 = 65504.0f;
+
+// Initial rows beyond float16 would all be infinite.
+void RequireFits(float value, const TableOptions& options) {
+  if (options.row_type != RowType::kFloat16 || !(std::fabs(value) > kMaxFloat16)) return;
+  Fail(options, "Initial rows of dtype float16 must be within [-65504, 65504]",
+       std::to_string(value));
+}
 
 void ValidateInitializer(const TableOptions& options) {
   const InitializerOptions& init = options.initializer;
@@ -28,11 +36,14 @@ void ValidateInitializer(const TableOptions& options) {
            std::to_string(init.default_rows.size()) +
                " values for dim=" + std::to_string(options.dim));
     }
+    for (float value : init.default_rows) RequireFits(value, options);
     return;
   }
   if (!std::isfinite(init.a) || !std::isfinite(init.b)) {
     Fail(options, "The initializer's `a` and `b` must be finite", received);
   }
+  RequireFits(init.a, options);
+  RequireFits(init.b, options);
   if (init.kind == InitializerKind::kUniform && !(init.a <= init.b)) {
     Fail(options, "The uniform initializer needs `a` <= `b`", received);
   }
@@ -49,8 +60,8 @@ void ValidateInitializer(const TableOptions& options) {
 
 void TableOptions::Validate() const {
   Require(dim >= 1 && dim <= (int64_t{1} << 30), *this, "`dim` must be between 1 and 2^30", dim);
-  Require(row_type == RowType::kFloat32, *this, "`row_type` must be float32",
-          static_cast<int64_t>(row_type));
+  Require(row_type == RowType::kFloat32 || dim <= kMaxNarrowDim, *this,
+          "`dim` must be at most 4096 where rows have 16 bits", dim);
   Require(max_capacity >= 0, *this, "`max_capacity` must not be negative", max_capacity);
   Require(max_capacity <= kMaxRows, *this, "`max_capacity` must be below 2^32", max_capacity);
   Require(initial_capacity >= 0, *this, "`initial_capacity` must not be negative",
@@ -89,6 +100,26 @@ const char* KeyTypeName(KeyType type) {
       return "uint64";
     case KeyType::kUint32:
       return "uint32";
+  }
+  return "?";
+}
+
+RowType ParseRowType(const std::string& name) {
+  for (RowType type : {RowType::kFloat32, RowType::kBfloat16, RowType::kFloat16}) {
+    if (name == RowTypeName(type)) return type;
+  }
+  throw std::invalid_argument(
+      "A row's dtype must be one of 'float32', 'bfloat16', 'float16'. Received: '" + name + "'");
+}
+
+const char* RowTypeName(RowType type) {
+  switch (type) {
+    case RowType::kFloat32:
+      return "float32";
+    case RowType::kBfloat16:
+      return "bfloat16";
+    case RowType::kFloat16:
+      return "float16";
   }
   return "?";
 }

@@ -11,7 +11,7 @@
 namespace sok {
 
 enum class KeyType { kInt64, kInt32, kUint64, kUint32 };
-enum class RowType { kFloat32, kFloat16, kBfloat16 };  // only kFloat32 is stored today
+enum class RowType { kFloat32, kFloat16, kBfloat16 };
 
 enum class InitializerKind {
   kConstant,         // a
@@ -47,13 +47,15 @@ struct StorageStats {
   int64_t blocks_evicted = 0;
 };
 
+inline constexpr int64_t kMaxNarrowDim = 4096;  // of rows of 16 bits
+
 struct TableOptions {
   std::string name;
   int64_t dim = 0;                     // floats in a row's embedding, >= 1
   KeyType key_type = KeyType::kInt64;  // range check and dtype of exports; keys are held as uint64
-  RowType row_type = RowType::kFloat32;
-  int64_t initial_capacity = 0;  // keys to make room for at once; 0: grow from nothing
-  int64_t max_capacity = 0;      // most keys this shard may hold; 0: no bound but memory
+  RowType row_type = RowType::kFloat32;  // others: host memory only
+  int64_t initial_capacity = 0;          // keys to make room for at once; 0: grow from nothing
+  int64_t max_capacity = 0;              // most keys this shard may hold; 0: no bound but memory
   bool use_hashtable =
       true;          // false: row = key / world_size, keys in [0, max_capacity * world_size)
   int64_t rank = 0;  // this shard's place; used when use_hashtable is false
@@ -69,6 +71,8 @@ struct TableOptions {
 
 KeyType ParseKeyType(const std::string& name);  // "int64", "int32", "uint64", "uint32"
 const char* KeyTypeName(KeyType type);
+RowType ParseRowType(const std::string& name);  // "float32", "bfloat16", "float16"
+const char* RowTypeName(RowType type);
 InitializerKind ParseInitializerKind(
     const std::string&
         name);  // "constant", "uniform", "normal", "truncated_normal", "default_rows"

@@ -183,8 +183,9 @@ struct TableCalls {
   // `more`: further arguments of Memory::Make.
   template <typename... More>
   static std::shared_ptr<Table> Make(const std::string& name, int64_t dim,
-                                     const std::string& key_dtype, const std::string& initializer,
-                                     float a, float b, const object& default_rows, uint64_t seed,
+                                     const std::string& key_dtype, const std::string& row_dtype,
+                                     const std::string& initializer, float a, float b,
+                                     const object& default_rows, uint64_t seed,
                                      int64_t initial_capacity, int64_t max_capacity,
                                      bool use_hashtable, int64_t rank, int64_t world_size,
                                      const pybind11::dict& policy, const pybind11::dict& storage,
@@ -193,6 +194,7 @@ struct TableCalls {
     options.name = name;
     options.dim = dim;
     options.key_type = ParseKeyType(key_dtype);
+    options.row_type = ParseRowType(row_dtype);
     SetInitializer(initializer, a, b, default_rows, &options);
     options.seed = seed;
     options.initial_capacity = initial_capacity;
@@ -210,10 +212,11 @@ struct TableCalls {
   static void BindConstructor(Class& table, Args... more_args) {
     using pybind11::arg;
     table.def(pybind11::init(&Make<More...>), arg("name"), arg("dim"), pybind11::kw_only(),
-              arg("key_dtype") = "int64", arg("initializer") = "uniform", arg("a") = -0.05f,
-              arg("b") = 0.05f, arg("default_rows") = pybind11::none(), arg("seed") = 0,
-              arg("initial_capacity") = 0, arg("max_capacity") = 0, arg("use_hashtable") = true,
-              arg("rank") = 0, arg("world_size") = 1, arg("policy") = pybind11::dict(),
+              arg("key_dtype") = "int64", arg("row_dtype") = "float32",
+              arg("initializer") = "uniform", arg("a") = -0.05f, arg("b") = 0.05f,
+              arg("default_rows") = pybind11::none(), arg("seed") = 0, arg("initial_capacity") = 0,
+              arg("max_capacity") = 0, arg("use_hashtable") = true, arg("rank") = 0,
+              arg("world_size") = 1, arg("policy") = pybind11::dict(),
               arg("storage") = pybind11::dict(), more_args...);
   }
 

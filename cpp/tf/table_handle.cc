@@ -12,6 +12,7 @@ REGISTER_OP("SokTableHandle")
     .Attr("dim: int >= 1")
     .Attr("shape: shape")
     .Attr("key_type: {'int64', 'int32', 'uint64', 'uint32'} = 'int64'")
+    .Attr("row_type: {'float32', 'bfloat16', 'float16'} = 'float32'")
     .Attr("initial_capacity: int = 0")
     .Attr("max_capacity: int = 0")
     .Attr("use_hashtable: bool = true")
@@ -55,13 +56,14 @@ REGISTER_KERNEL_BUILDER(Name("SokTableHandle").Device(tensorflow::DEVICE_CPU),
                         TableHandleOp<HostTableResource>);
 
 absl::Status TableAttrs::Init(OpKernelConstruction* ctx) {
-  std::string key_type, initializer;
+  std::string key_type, row_type, initializer;
   int64_t initializer_seed;
   TF_RETURN_IF_ERROR(ctx->GetAttr("container", &container_));
   TF_RETURN_IF_ERROR(ctx->GetAttr("shared_name", &shared_name_));
   TF_RETURN_IF_ERROR(ctx->GetAttr("table_name", &options_.name));
   TF_RETURN_IF_ERROR(ctx->GetAttr("dim", &options_.dim));
   TF_RETURN_IF_ERROR(ctx->GetAttr("key_type", &key_type));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("row_type", &row_type));
   TF_RETURN_IF_ERROR(ctx->GetAttr("initial_capacity", &options_.initial_capacity));
   TF_RETURN_IF_ERROR(ctx->GetAttr("max_capacity", &options_.max_capacity));
   TF_RETURN_IF_ERROR(ctx->GetAttr("use_hashtable", &options_.use_hashtable));
@@ -83,6 +85,7 @@ absl::Status TableAttrs::Init(OpKernelConstruction* ctx) {
   initializer_seed_ = static_cast<uint64_t>(initializer_seed);
   return Guard([&] {
     options_.key_type = ParseKeyType(key_type);
+    options_.row_type = ParseRowType(row_type);
     options_.initializer.kind = ParseInitializerKind(initializer);
     options_.policy.score = ParseScoreKind(score);
     options_.Validate();

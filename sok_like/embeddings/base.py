@@ -29,6 +29,8 @@ class EmbeddingLayer(TableLayer):
         embedding_initializer: Keras initializer or its name; uniform in [-0.05, 0.05] by default.
         gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
             `sok_like.lookup.hash_lookup.lookup`.
+        row_dtype: "bfloat16" or "float16": rows take half the memory, see `dtype` of
+            `sok.EmbeddingVariable`. None, or "float32", does not.
         wire_dtype: "bfloat16" or "float16" rounds rows and gradients on their way between ranks,
             see `sok_like.lookup.hash_lookup.lookup`. None, or "float32", does not.
         pad_key: Keys of this value are padding: they contribute nothing, are not inserted and train
@@ -46,6 +48,7 @@ class EmbeddingLayer(TableLayer):
         key_dtype: Any = None,
         embedding_initializer: Any = None,
         gradient_scale: str = "auto",
+        row_dtype: Any = None,
         wire_dtype: Any = None,
         pad_key: int | None = None,
         **kwargs: Any,
@@ -66,6 +69,7 @@ class EmbeddingLayer(TableLayer):
             "random_uniform" if embedding_initializer is None else embedding_initializer
         )
         self.gradient_scale = check_gradient_scale(gradient_scale)
+        self.row_dtype = wire.check(row_dtype, f"layer '{self.name}'", "row_dtype")
         self.wire_dtype = wire.check(wire_dtype, f"layer '{self.name}'")
         self.pad_key = None if pad_key is None else _check_pad_key(pad_key)
         # XLA cannot compile the table's ops; Keras 3 asks before it tries.
@@ -78,6 +82,7 @@ class EmbeddingLayer(TableLayer):
                 initializer=self.embedding_initializer,
                 capacity=max_vocabulary_size_per_gpu,
                 use_hashtable=self.use_hashtable,
+                dtype=self.row_dtype,
             )
         )
         freeze_tables(self)
@@ -97,6 +102,7 @@ class EmbeddingLayer(TableLayer):
             "key_dtype": self.key_dtype.name,
             "embedding_initializer": tf.keras.initializers.serialize(self.embedding_initializer),
             "gradient_scale": self.gradient_scale,
+            "row_dtype": self.row_dtype,
             "wire_dtype": self.wire_dtype,
             "pad_key": self.pad_key,
         }

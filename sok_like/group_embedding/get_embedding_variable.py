@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.lookup import by_key as by_key  # so that its tables can be looked up by key
-from sok_like.runtime import comm
+from sok_like.runtime import comm, wire
 from sok_like.runtime.initialize import ensure_initialized
 from sok_like.table.keys import as_key_dtype
 from sok_like.table.policies import (
@@ -58,7 +58,8 @@ def get_embedding_variable(
         name: Name of the table, the same on all ranks.
         embedding_dim: Row width, at least 1.
         key_dtype: int64, int32, uint64 or uint32.
-        value_dtype: None or float32.
+        value_dtype: How rows lie in memory: None or float32, bfloat16 or float16, the `dtype` of
+            `sok.EmbeddingVariable`. Lookups are float32 all the same.
         initializer: Keras initializer or its name. That of `ev_option.init_option` takes its place,
             as in DeepRec. None takes the variable scope's, then "random_uniform" (-0.05 to 0.05).
         regularizer, constraint, custom_getter, init_data_source: None, also those of the scope. A
@@ -79,7 +80,7 @@ def get_embedding_variable(
         TypeError: `ev_option` is not an EmbeddingVariableOption.
     """
     scope = tf.compat.v1.get_variable_scope()
-    _check(name, value_dtype, collections, ev_option)
+    _check(name, collections, ev_option)
     refused = {
         "regularizer": regularizer or scope.regularizer,
         "constraint": constraint or scope.constraint,
@@ -100,6 +101,7 @@ def get_embedding_variable(
         "embedding_dim": embedding_dim,
         "name": full_name,
         "key_dtype": as_key_dtype(key_dtype, full_name).name,
+        "dtype": wire.check(value_dtype, f"table '{full_name}'", "value_dtype") or "float32",
         "initializer": _first(of_option, initializer, scope.initializer, _DEFAULT_INITIALIZER),
         "capacity": capacity,
         "trainable": trainable,
@@ -161,14 +163,9 @@ def _first(*values):
     return next(value for value in values if value is not None)
 
 
-def _check(name, value_dtype, collections, ev_option):
+def _check(name, collections, ev_option):
     if not isinstance(name, str) or not name:
         raise ValueError(f"`name` must be a string that is not empty. Received: name={name!r}")
-    if value_dtype is not None and tf.as_dtype(value_dtype) != tf.float32:
-        raise ValueError(
-            "`value_dtype` must be None or float32. "
-            f"Received: value_dtype={tf.as_dtype(value_dtype).name} (table '{name}')"
-        )
     if ev_option is not None and not isinstance(ev_option, EmbeddingVariableOption):
         raise TypeError(
             "`ev_option` must be a sok.EmbeddingVariableOption. "

@@ -312,4 +312,6 @@ def _option(name, value):
 def _option_config(name, value):
     if name == "initializer":
         return tf.keras.initializers.serialize(value)
-    return tf.as_dtype(value).name if name == "key_dtype" else policy_config.to_config(value)
+    if name in ("key_dtype", "dtype") and value is not None:
+        return tf.as_dtype(value).name
+    return policy_config.to_config(value)

@@ -1,4 +1,4 @@
-"""The dtype in which rows and gradients travel between ranks: the argument `wire_dtype`."""
+"""The dtypes that rows may have: in a table, and with their gradients between ranks."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ from typing import Any
 
 import tensorflow as tf
 
-WIRE_DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16", "float16")
 
 
-def check(wire_dtype: Any, where: str = "") -> str | None:
+def check(dtype: Any, where: str = "", argument: str = "wire_dtype") -> str | None:
     """The name of a dtype, or None for float32 and None; ValueError unless it is one of those.
 
     Args:
-        wire_dtype: A dtype of TensorFlow or NumPy, or its name.
-        where: Which layer or lookup it is of, for the error.
+        dtype: A dtype of TensorFlow or NumPy, or its name.
+        where: Which table, layer or lookup it is of, for the error.
+        argument: As which it was given.
     """
-    if wire_dtype is None:
+    if dtype is None:
         return None
     name = None
-    if not isinstance(wire_dtype, int):  # TensorFlow would take it for a dtype's number
+    if not isinstance(dtype, int):  # TensorFlow would take it for a dtype's number
         try:
-            name = tf.as_dtype(wire_dtype).name
+            name = tf.as_dtype(dtype).name
         except (TypeError, ValueError):
             pass
-    if name not in WIRE_DTYPES:
+    if name not in DTYPES:
         raise ValueError(
-            f"`wire_dtype` must be None or one of {WIRE_DTYPES}. "
-            f"Received: wire_dtype={wire_dtype!r}{where and f' ({where})'}"
+            f"`{argument}` must be None or one of {DTYPES}. "
+            f"Received: {argument}={dtype!r}{where and f' ({where})'}"
         )
     return None if name == "float32" else name

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorflow.python.framework import cpp_shape_inference_pb2
 from tensorflow.python.ops import handle_data_util, resource_variable_ops
 
-from sok_like.runtime import comm, devices, native
+from sok_like.runtime import comm, devices, native, wire
 from sok_like.runtime.checks import as_integer, wrong_argument
 from sok_like.runtime.initialize import check_replicas
 from sok_like.table import snapshots, together
@@ -72,6 +72,11 @@ class EmbeddingVariable(
         use_hashtable: False: no index; key k is row `k // world_size`, and keys must lie in
             `[0, capacity * world_size)`.
         initial_capacity: Keys to make room for at once.
+        dtype: How rows lie in memory: float32, or bfloat16 or float16 in half of it. Lookups,
+            gradients, slot variables and dumps are float32 all the same. Rows that are given or
+            initial are rounded to nearest, updated rows at random (stochastic rounding), from bits
+            that are drawn as initial rows are. Host memory only; at most 4,096 columns; an
+            optimizer that changes every row at every step, as Adam that is not lazy, is an error.
         trainable: Whether tapes watch the variable by themselves.
         ev_option: sok.EmbeddingVariableOption: which keys get a row and which lose it. Its
             initializer, if it has one, takes the place of `initializer`.
@@ -100,6 +105,7 @@ class EmbeddingVariable(
         capacity: int | None = None,
         use_hashtable: bool = True,
         initial_capacity: int = 0,
+        dtype: Any = None,
         trainable: bool = True,
         ev_option: EmbeddingVariableOption | None = None,
     ):
@@ -109,6 +115,7 @@ class EmbeddingVariable(
             importlib.import_module(f"sok_like.table.{module}").install()
         _check_arguments(name, embedding_dim, capacity, use_hashtable, initial_capacity)
         key_dtype = as_key_dtype(key_dtype, name)
+        row_dtype = wire.check(dtype, f"table '{name}'", "dtype") or "float32"
         if ev_option is not None and not isinstance(ev_option, EmbeddingVariableOption):
             raise TypeError(
                 "`ev_option` must be None or a sok.EmbeddingVariableOption. "
@@ -127,6 +134,7 @@ class EmbeddingVariable(
             "capacity": capacity,
             "use_hashtable": use_hashtable,
             "initial_capacity": initial_capacity,
+            "dtype": row_dtype,
             "trainable": trainable,
             "ev_option": ev_option,
         }
@@ -143,6 +151,7 @@ class EmbeddingVariable(
             num_rows,
             init.default_value_dim,
         )
+        _check_fits(row_dtype, embedding_dim, rows, f"table '{name}'")
         shape = tf.TensorShape([capacity, embedding_dim])
         with tf.init_scope():
             in_graph_mode = not tf.executing_eagerly()
@@ -155,6 +164,7 @@ class EmbeddingVariable(
                     dim=embedding_dim,
                     shape=shape,
                     key_type=key_dtype.name,
+                    row_type=row_dtype,
                     initial_capacity=initial_capacity,
                     max_capacity=capacity or 0,
                     use_hashtable=use_hashtable,
@@ -212,6 +222,11 @@ class EmbeddingVariable(
     def key_dtype(self) -> tf.DType:
         """dtype that `export` returns keys in."""
         return tf.as_dtype(self._options["key_dtype"])
+
+    @property
+    def row_dtype(self) -> tf.DType:
+        """dtype that rows have in memory; `.dtype` is what lookups give, float32."""
+        return tf.as_dtype(self._options["dtype"])
 
     @property
     def _graph_element(self):
@@ -411,6 +426,16 @@ def _check_arguments(name, dim, capacity, use_hashtable, initial_capacity):
     if capacity is not None and initial > capacity:
         most = f"at most `capacity`, {capacity}"
         raise wrong_argument("initial_capacity", most, initial_capacity, of)
+
+
+def _check_fits(row_dtype, dim, rows, of):
+    if row_dtype != "float32" and dim > 4096:
+        raise wrong_argument("embedding_dim", "at most 4096 where rows have 16 bits", dim, of)
+    if row_dtype != "float16":
+        return
+    largest = max(map(abs, (rows.a, rows.b, *rows.default_rows)))
+    if largest > 65504:
+        raise wrong_argument("initializer", "within what float16 holds, 65504", largest, of)
 
 
 def _int64(keys):

@@ -31,6 +31,7 @@ def checks(world_size):
         every["train_again"] = train_again
     if world_size == 2:
         every["collectives_of_a_step"] = collectives_of_a_step
+        every["rows_of_16_bits"] = rows_of_16_bits
     return every
 
 
@@ -58,6 +59,29 @@ def initial_rows():
         keys, rows = (t.numpy() for t in sok.export(layer.embedding_variable))
         results[initializer] = {"read": read, "after": after, "exported": (keys, rows)}
     return results
+
+
+def rows_of_16_bits():
+    """By dtype, what the rank exports after steps in which each key is looked up by one rank."""
+    import sok_like as sok
+
+    rank, world_size = _rank_and_size()
+    exported = {}
+    for dtype in ("bfloat16", "float16"):
+        layer = sok.All2AllDenseEmbedding(
+            *(None, 5, 1, 1, True), name=f"rows_{dtype}", row_dtype=dtype, gradient_scale="sum"
+        )
+        variable = layer.embedding_variable
+        optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adagrad(0.1))
+        for step in range(4):
+            weights = np.random.default_rng(step).normal(size=[len(KEYS), 5]).astype(np.float32)
+            mine = np.arange(len(KEYS)) % world_size == (rank + step) % world_size
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(layer(tf.constant(KEYS[mine])) * weights[mine])
+            optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
+        keys, rows = (t.numpy() for t in sok.export(variable))
+        exported[dtype] = dict(zip(keys.tolist(), rows.tolist(), strict=True))
+    return exported
 
 
 def assign_export(dtype):

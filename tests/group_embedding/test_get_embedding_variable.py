@@ -103,7 +103,7 @@ def test_scopes_and_graphs(sok):
         ("constraint", lambda x: x),
         ("custom_getter", lambda x: x),
         ("init_data_source", "file"),
-        ("value_dtype", tf.float16),
+        ("value_dtype", tf.float64),
         ("collections", ["mine"]),
         ("name", ""),
         ("embedding_dim", 0),

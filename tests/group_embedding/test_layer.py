@@ -157,11 +157,12 @@ def test_configuration_makes_the_same_layer(sok):
         table_options={
             "user": {"initializer": tf.keras.initializers.Constant(0.5), "capacity": 10},
             "film": {
+                "dtype": tf.bfloat16,
                 "ev_option": sok.EmbeddingVariableOption(
                     filter_option=sok.CounterFilter(2),
                     evict_option=[sok.GlobalStepEvict(5), sok.L2WeightEvict(0.1)],
                     init_option=sok.InitializerOption(tf.keras.initializers.Constant(2.0)),
-                )
+                ),
             },
         },
         pad_key=-1,
@@ -172,6 +173,7 @@ def test_configuration_makes_the_same_layer(sok):
     assert json.loads(json.dumps(again.get_config())) == config
     user, film = again.tables["user"], again.tables["film"]
     assert user.options["capacity"] == 10
+    assert (user.row_dtype, film.row_dtype) == (tf.float32, tf.bfloat16)
     assert film.options["ev_option"].filter_option == sok.CounterFilter(2)
     assert film.options["ev_option"].evictions == (sok.GlobalStepEvict(5), sok.L2WeightEvict(0.1))
     np.testing.assert_array_equal(user.find([1])[0], [[0.5] * 4])

@@ -13,6 +13,7 @@
 #include "cpp/core/cpu/change_log.h"
 #include "cpp/core/cpu/combine.h"
 #include "cpp/core/cpu/group.h"
+#include "cpp/core/cpu/narrow_update.h"
 #include "cpp/core/cpu/optimizer_state.h"
 #include "cpp/core/cpu/route.h"
 #include "cpp/core/cpu/row_ops.h"
@@ -30,9 +31,11 @@ struct Batch {
   const CpuTable& table;
   const OptimizerState& state;
   const uint32_t* row_numbers;  // [num_rows], unique
+  const uint64_t* keys;         // [num_rows]
   const float* grads;           // [num_rows, dim]
   int64_t num_rows;
   int64_t dim;
+  int64_t step;
   float decay;       // 1 - weight_decay * learning_rate
   float clip_value;  // infinite for none
 };
@@ -45,11 +48,10 @@ inline void UpdateRow(const Rule& rule, const float* __restrict grad, float clip
   for (int64_t d = 0; d < dim; ++d) rule.Update(Clip(grad[d], clip_value), row + d, dim);
 }
 
+// In eight partial sums: one order of summation whatever the vector width.
 template <int64_t kDim>
-inline void UpdateRow(const RowWiseAdagradRule& rule, const float* __restrict grad,
-                      float clip_value, float* __restrict row, int64_t variable_dim) {
+inline float SumOfSquares(const float* __restrict grad, float clip_value, int64_t variable_dim) {
   const int64_t dim = kDim > 0 ? kDim : variable_dim;
-  // Eight partial sums: one order of summation whatever the vector width.
   float partial[8] = {};
   const int64_t whole = dim - dim % 8;
   for (int64_t d = 0; d < whole; d += 8) {
@@ -65,14 +67,28 @@ inline void UpdateRow(const RowWiseAdagradRule& rule, const float* __restrict gr
   }
   float sum = 0.0f;
   for (float p : partial) sum += p;
-  const float rate = rule.Rate(sum, row, dim);
+  return sum;
+}
+
+template <int64_t kDim>
+inline void UpdateRow(const RowWiseAdagradRule& rule, const float* __restrict grad,
+                      float clip_value, float* __restrict row, int64_t variable_dim) {
+  const int64_t dim = kDim > 0 ? kDim : variable_dim;
+  const float rate = rule.Rate(SumOfSquares<kDim>(grad, clip_value, dim), row + dim, dim);
 #pragma omp simd
   for (int64_t d = 0; d < dim; ++d) row[d] -= rate * Clip(grad[d], clip_value);
+}
+
+void UpdateNarrowRow(const RowWiseAdagradRule& rule, const float* grad, float clip_value,
+                     const NarrowRow& to) {
+  const float rate = rule.Rate(SumOfSquares<0>(grad, clip_value, to.dim), to.slots(), to.dim);
+  UpdateNarrowRow(SgdRule{rate}, grad, clip_value, to);
 }
 
 template <int64_t kDim, typename Rule>
 void UpdateRange(const Batch& batch, const Rule& rule, int64_t first, int64_t last) {
   const OptimizerState& state = batch.state;
+  const RowFormat& format = batch.table.format();
   const bool owes = state.owes();
   const uint32_t previous = state.history().num_steps();
   const int64_t row_floats = state.row_floats();
@@ -83,6 +99,11 @@ void UpdateRange(const Batch& batch, const Rule& rule, int64_t first, int64_t la
   for (int64_t i = first; i < last; ++i) {
     if (i + kRowsAhead < last) prefetch(i + kRowsAhead);
     float* const row = batch.table.Row(batch.row_numbers[i]);
+    if (format.is_narrow()) {
+      UpdateNarrowRow(rule, batch.grads + i * batch.dim, batch.clip_value,
+                      NarrowRow{format, row, batch.keys[i], batch.step, batch.dim});
+      continue;
+    }
     if (owes) {
       if (state.LastStep(row) != previous) state.Apply(row);
       if (batch.decay != 1.0f) {
@@ -117,6 +138,16 @@ OptimizerState* Attached(const CpuTable& table, const OptimizerOptions& options)
         (state != nullptr ? state->options().ToString() : std::string("another")) +
         ". Received: " + options.ToString());
   }
+  if (table.format().is_narrow() && ReplayKindOf(options) != ReplayKind::kNothing) {
+    // Each time such a row is brought up to date it would be rounded anew: rows would depend on
+    // when somebody saved them.
+    throw std::invalid_argument("A table of dtype " +
+                                std::string(RowTypeName(table.options().row_type)) +
+                                " needs an optimizer that changes the rows of the batch only, as "
+                                "SGD, Adagrad and, with `lazy=True`, Adam and momentum do without "
+                                "weight decay. Received: " +
+                                options.ToString() + " (table '" + table.options().name + "')");
+  }
   if (!table.slots().empty()) {
     CheckSlotWidths(table.slots(), options, table.dim(), table.options().name);
   }
@@ -128,7 +159,7 @@ OptimizerState* Attach(Executor& ex, CpuTable& table, const OptimizerOptions& op
   const std::vector<SlotVariableSpec> slots = OptimizerSlots(options, table.dim());
   auto state = std::make_shared<OptimizerState>(options, table.dim());
   table.LayOutSlots(ex, slots);
-  int64_t offset = table.dim();
+  int64_t offset = table.format().embedding_floats();
   for (const SlotVariableSpec& slot : slots) {
     if (table.SlotOffset(slot.name) != offset) {
       throw std::logic_error("Slot rows must lie behind the row in the order configured: '" +
@@ -254,9 +285,11 @@ class TableStep {
     const Batch batch{table,
                       *state_,
                       row_numbers_.get(),
+                      keys_,
                       grads_,
                       num_rows_,
                       table.dim(),
+                      number,
                       decay,
                       clip_value > 0.0f ? clip_value : no_clip};
     UpdateRows(ex, batch, rule);

@@ -8,6 +8,7 @@
 #include "cpp/core/cpu/change_log.h"
 #include "cpp/core/cpu/group.h"
 #include "cpp/core/cpu/route.h"
+#include "cpp/core/cpu/row_format.h"
 #include "cpp/core/cpu/scratch.h"
 
 namespace sok {
@@ -31,6 +32,15 @@ void CombineInserted(Executor& ex, CpuTable& table, const FeatureLookup& feature
   if (pending && table.changes() != nullptr) {
     table.changes()->Touch(feature.unique_keys, numbers.get(), num_unique);
   }
+  const bool narrow = table.format().is_narrow();
+  const Scratch<float> widened(narrow ? num_unique * table.dim() : 0);
+  ex.ParallelFor(narrow ? num_unique : 0, kGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      float* const row = widened.get() + i * table.dim();
+      table.ReadRow(numbers[i], row);
+      rows[i] = row;
+    }
+  });
   CombineRows(ex, feature.samples, rows.get(), num_unique, table.dim(), feature.out);
 }
 
@@ -51,7 +61,8 @@ void CombineFound(Executor& ex, const CpuTable& table, const uint64_t* keys, int
   table.BringRows(ex, numbers.get(), num_unique, /*writes=*/false);
   const RowCatchUp* catch_up = table.catch_up().get();
   const bool pending = catch_up != nullptr && catch_up->pending();
-  std::atomic<bool> all_in_place{!pending && withheld.empty()};
+  const bool readable = !pending && !table.format().is_narrow();  // where they lie
+  std::atomic<bool> all_in_place{readable && withheld.empty()};
   ex.ParallelFor(all_in_place ? num_unique : 0, kGrain, [&](int64_t begin, int64_t end) {
     const uint32_t* const first = numbers.get() + begin;
     if (std::find(first, first + (end - begin), kNoRow) != first + (end - begin)) {
@@ -63,7 +74,7 @@ void CombineFound(Executor& ex, const CpuTable& table, const uint64_t* keys, int
   std::vector<int64_t> made_up;  // keys whose row is not readable in place
   for (int64_t i = 0; !all_in_place && i < num_unique; ++i) {
     if (Contains(withheld, numbers[i])) numbers[i] = kNoRow;
-    if (numbers[i] == kNoRow || pending) {
+    if (numbers[i] == kNoRow || !readable) {
       made_up.push_back(i);
     } else {
       rows[i] = table.Row(numbers[i]);
@@ -77,7 +88,7 @@ void CombineFound(Executor& ex, const CpuTable& table, const uint64_t* keys, int
       if (numbers[i] == kNoRow) {
         table.MissingRow(keys[i], row);
       } else {
-        catch_up->Read(table.Row(numbers[i]), row);
+        table.ReadRow(numbers[i], row);
       }
       rows[i] = row;
     }

@@ -39,9 +39,10 @@ CpuTable::Impl::Impl(const TableOptions& table_options)
     : options(Validated(table_options)),
       initializer(MakeInitializer(options.initializer, options.seed,
                                   HashName(options.name.data(), options.name.size()), options.dim)),
+      format(options.row_type, options.dim, initializer),
       direct(DirectRowsOf(options)),
       pool(new BlockPool),
-      arena(new Arena(options.dim, options.storage, options.name)) {
+      arena(new Arena(format.embedding_floats(), options.storage, options.name)) {
   for (Index& shard : shards) shard.UsePool(pool.get());
   if (!options.use_hashtable) {
     present = Memory(static_cast<size_t>((options.max_capacity + 63) / 64) * 8, false);
@@ -87,13 +88,14 @@ void CpuTable::Impl::CopyOut(uint32_t row_number, bool pending, float* out) cons
   if (pending) {
     catch_up->Read(row, out);
   } else {
-    CopyFloats(row, options.dim, out);
+    ReadRow(row, out);
   }
 }
 
 void CpuTable::Impl::InitialEmbeddings(const uint64_t* keys, int64_t num_keys,
                                        float* const* rows) const {
   InitialRows(initializer, keys, num_keys, options.dim, rows);
+  for (int64_t i = 0; format.is_narrow() && i < num_keys; ++i) format.Round(rows[i]);
   const float scale = catch_up != nullptr ? catch_up->InitialRowScale() : 1.0f;
   if (scale == 1.0f) return;
   for (int64_t i = 0; i < num_keys; ++i) {
@@ -126,7 +128,7 @@ int64_t CpuTable::Impl::ReadRange(const uint64_t* keys, int64_t num_keys, uint32
   const bool pending = Pending();
   const int64_t dim = options.dim;
   // To read a row that owes steps takes its slot rows too.
-  const int64_t floats_read = pending ? dim + slot_floats() : dim;
+  const int64_t floats_read = format.embedding_floats() + (pending ? slot_floats() : 0);
   int64_t num_missing = 0;
   const auto copy_block = [&](int64_t begin, int64_t end) {
     uint64_t missing_keys[kBlock];
@@ -176,6 +178,12 @@ void CpuTable::Rows(const uint32_t* row_numbers, int64_t num_rows, const float**
   const Arena& arena = *impl_->arena;
   for (int64_t i = 0; i < num_rows; ++i) rows[i] = arena.Row(row_numbers[i]);
 }
+
+void CpuTable::ReadRow(uint32_t row_number, float* row) const {
+  impl_->CopyOut(row_number, impl_->Pending(), row);
+}
+
+const RowFormat& CpuTable::format() const { return impl_->format; }
 
 void CpuTable::InitialRow(uint64_t key, float* row) const { impl_->ReadInitialRows(&key, 1, &row); }
 
@@ -335,6 +343,7 @@ void CpuTable::Assign(CallContext context, const uint64_t* keys, int64_t num_key
                       const float* rows) {
   Executor& ex = context.threads();
   CheckBatch(num_keys, impl_->options);
+  impl_->RequireRowsFit(keys, rows, num_keys);
   const Scratch<uint32_t> row_numbers(num_keys);
   const ExclusiveLock lock(impl_->mutex);
   impl_->FindUnlessNew(ex, keys, num_keys, row_numbers.get());

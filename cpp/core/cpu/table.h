@@ -41,6 +41,7 @@
 namespace sok {
 
 class ChangeLog;
+class RowFormat;
 
 // Rows may owe updates (dense Adam: the moments of an absent row decay at every step). Attached by
 // the optimizer; the table asks it whenever a row is read or copied out.
@@ -49,8 +50,8 @@ class RowCatchUp {
   virtual ~RowCatchUp() = default;
   virtual std::string ToString() const = 0;  // of the optimizer's options, to all digits
   virtual bool pending() const = 0;          // false: rows may be read as they stand (fast path)
-  // `row` points at [dim | slot rows...]. Brings it up to the current step. Must not throw: rows
-  // are brought up while a batch is half written.
+  // `row` points at [dim | slot rows...]: only float32 rows may owe anything. Brings it up to the
+  // current step. Must not throw: rows are brought up while a batch is half written.
   virtual void Apply(float* row) const = 0;
   // Embedding as it would read now, without writing to `row`.
   virtual void Read(const float* row, float* embedding) const = 0;
@@ -133,12 +134,14 @@ class CpuTable final : public Table {
   std::vector<uint32_t> RecordTrainingRows(Executor& ex, const uint64_t* keys,
                                            const int64_t* occurrences, int64_t num_keys);
   bool counts_occurrences() const { return options().policy.count_occurrences && keeps_records(); }
-  // [dim | slot rows]; stays valid until the key is erased, slots are configured, or Clear.
+  const RowFormat& format() const;
+  // As `format` has it; stays valid until the key is erased, slots are configured, or Clear.
   float* Row(uint32_t row_number) const;
   void Rows(const uint32_t* row_numbers, int64_t num_rows, const float** rows) const;
-  void InitialRow(uint64_t key, float* row) const;  // [dim], catch-up included
-  void MissingRow(uint64_t key, float* row) const;  // [dim], what a key without a row reads
-  void CountDroppedGradients(int64_t num_keys);     // needs the exclusive lock
+  void ReadRow(uint32_t row_number, float* row) const;  // [dim], catch-up included
+  void InitialRow(uint64_t key, float* row) const;      // [dim], catch-up included
+  void MissingRow(uint64_t key, float* row) const;      // [dim], what a key without a row reads
+  void CountDroppedGradients(int64_t num_keys);         // needs the exclusive lock
 
   // ConfigureSlots where the caller holds the exclusive lock. If a present slot moves or goes, rows
   // are caught up first and the catch-up is detached: it knows the old offsets.

@@ -68,8 +68,8 @@ void CpuTable::Impl::EvictRows(const std::vector<EvictionQueue::Entry>& entries)
       if (pending) catch_up->Apply(row);  // what is handed back owes nothing
       EvictedRow& to = evicted[i - (count - keep)];
       to.record = rec.records[entry.row];
-      std::copy_n(row, options.dim, to.row.data());
-      CopySavedSlots(slots, row + options.dim, to.slot_row.data());
+      ReadRow(row, to.row.data());
+      CopySavedSlots(slots, row + format.embedding_floats(), to.slot_row.data());
     }
     const uint64_t hash = HashKey(entry.key);
     shards[HashShard(hash)].Erase(hash, entry.key);
@@ -96,13 +96,14 @@ int64_t CpuTable::Impl::Evict(Executor& ex) {
   std::vector<uint8_t> goes(static_cast<size_t>(next_row));
   const auto judge = [&](int64_t first, int64_t last) {
     ex.ParallelFor(last - first, 1024, [&](int64_t begin, int64_t end) {
+      std::vector<float> values(static_cast<size_t>(options.dim));
       for (int64_t row = first + begin; row < first + end; ++row) {
         const int64_t last_step = rec.records[row].last_step;
         if (last_step < 0) continue;
         goes[row] = IsOutlived(rec.step, last_step, policy.steps_to_live);
         if (goes[row] || policy.l2_threshold < 0.0f) continue;
-        float* const values = arena->Row(static_cast<uint32_t>(row));
-        goes[row] = HalfSumOfSquares(values, options.dim) < policy.l2_threshold;
+        ReadRow(arena->Row(static_cast<uint32_t>(row)), values.data());
+        goes[row] = HalfSumOfSquares(values.data(), options.dim) < policy.l2_threshold;
       }
     });
   };

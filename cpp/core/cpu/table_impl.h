@@ -16,6 +16,7 @@
 #include "cpp/core/cpu/change_log.h"
 #include "cpp/core/cpu/index.h"
 #include "cpp/core/cpu/records.h"
+#include "cpp/core/cpu/row_format.h"
 #include "cpp/core/cpu/row_ops.h"
 #include "cpp/core/cpu/table.h"
 #include "cpp/core/direct_rows.h"
@@ -142,10 +143,17 @@ struct CpuTable::Impl {
   bool IsPresent(uint32_t row) const { return (present_words()[row / 64] >> (row % 64)) & 1; }
   uint64_t* present_words() const { return static_cast<uint64_t*>(present.data()); }
 
+  // An embedding to a row and back.
+  void ReadRow(const float* row, float* values) const;
+  void WriteRow(const float* values, float* row) const;
+  // Throws std::invalid_argument where rows [num_keys, dim] hold what would become infinite.
+  void RequireRowsFit(const uint64_t* keys, const float* rows, int64_t num_keys) const;
+
   int64_t slot_floats() const { return static_cast<int64_t>(slot_initial.size()); }
 
   const TableOptions options;
   const Initializer initializer;  // points into options.initializer
+  const RowFormat format;
   const DirectRows direct;
   mutable TableMutex mutex;
 
@@ -208,6 +216,16 @@ inline void CopyFloats(const float* from, int64_t n, float* to) {
     default:
       std::memcpy(to, from, static_cast<size_t>(n) * sizeof(float));
   }
+}
+
+inline void CpuTable::Impl::ReadRow(const float* row, float* values) const {
+  if (format.is_narrow()) return format.Read(row, values);
+  CopyFloats(row, options.dim, values);
+}
+
+inline void CpuTable::Impl::WriteRow(const float* values, float* row) const {
+  if (format.is_narrow()) return format.Write(values, row);
+  CopyFloats(values, options.dim, row);
 }
 
 // Positions per part of a batch; parts depend on the batch alone.

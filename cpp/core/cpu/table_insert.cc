@@ -18,7 +18,7 @@
 namespace sok {
 namespace {
 
-constexpr int kBlock = 32;
+constexpr int64_t kBlock = 32;
 
 int64_t CountDistinct(const uint64_t* keys, const uint32_t* positions, int64_t n) {
   std::vector<uint64_t> sorted(static_cast<size_t>(n));
@@ -41,14 +41,23 @@ void CpuTable::Impl::CheckCapacity(const uint64_t* keys, const ShardGroups& miss
 
 // Writes the initial rows and slot rows of new keys.
 void CpuTable::Impl::WriteNewRows(const uint64_t* keys, const uint32_t* rows, int64_t num_keys) {
+  // Rows of 16 bits are made here; nothing may fail any more, so it is not the heap.
+  float embeddings[kMaxNarrowDim];
+  const bool narrow = format.is_narrow();
+  const int64_t block = narrow ? std::min(kBlock, kMaxNarrowDim / options.dim) : kBlock;
   float* pointers[kBlock];
-  for (int64_t begin = 0; begin < num_keys; begin += kBlock) {
-    const int64_t n = std::min<int64_t>(kBlock, num_keys - begin);
-    for (int64_t i = 0; i < n; ++i) pointers[i] = arena->Row(rows[begin + i]);
+  for (int64_t begin = 0; begin < num_keys; begin += block) {
+    const int64_t n = std::min(block, num_keys - begin);
+    for (int64_t i = 0; i < n; ++i) {
+      pointers[i] = narrow ? embeddings + i * options.dim : arena->Row(rows[begin + i]);
+    }
     InitialEmbeddings(keys + begin, n, pointers);
+    for (int64_t i = 0; narrow && i < n; ++i)
+      format.Write(pointers[i], arena->Row(rows[begin + i]));
     if (slot_initial.empty()) continue;
     for (int64_t i = 0; i < n; ++i) {
-      std::copy(slot_initial.begin(), slot_initial.end(), pointers[i] + options.dim);
+      std::copy(slot_initial.begin(), slot_initial.end(),
+                arena->Row(rows[begin + i]) + format.embedding_floats());
     }
   }
 }
@@ -56,9 +65,11 @@ void CpuTable::Impl::WriteNewRows(const uint64_t* keys, const uint32_t* rows, in
 // Puts a row that the caller has instead of an initial one.
 void CpuTable::Impl::WriteGivenRow(const float* given, bool is_new, uint32_t row_number) {
   float* const row = arena->Row(row_number);
-  if (is_new) std::copy(slot_initial.begin(), slot_initial.end(), row + options.dim);
+  if (is_new) {
+    std::copy(slot_initial.begin(), slot_initial.end(), row + format.embedding_floats());
+  }
   if (Pending()) catch_up->Apply(row);  // the slot rows must not owe the given row anything
-  CopyFloats(given, options.dim, row);
+  WriteRow(given, row);
 }
 
 int64_t CpuTable::Impl::InsertMissing(Executor& ex, const uint64_t* keys, int64_t num_keys,

@@ -74,7 +74,7 @@ int64_t CpuTable::row_bytes() const {
 const std::vector<SlotVariableSpec>& CpuTable::slots() const { return impl_->slots; }
 
 int64_t CpuTable::SlotOffset(const std::string& name) const {
-  const int64_t offset = OffsetOfSlot(impl_->slots, dim(), name);
+  const int64_t offset = OffsetOfSlot(impl_->slots, format().embedding_floats(), name);
   if (offset >= 0) return offset;
   throw std::out_of_range("Table '" + options().name + "' has no slot variable '" + name + "'");
 }
@@ -109,13 +109,15 @@ void CpuTable::LayOutSlots(Executor& ex, const std::vector<SlotVariableSpec>& sp
   for (const SlotVariableSpec& spec : specs)
     slot_initial.insert(slot_initial.end(), spec.width, spec.initial);
   std::vector<SlotVariableSpec> new_slots = specs;
-  auto arena = std::make_unique<Arena>(dim() + static_cast<int64_t>(slot_initial.size()),
+  const int64_t embedding_floats = impl.format.embedding_floats();
+  auto arena = std::make_unique<Arena>(embedding_floats + static_cast<int64_t>(slot_initial.size()),
                                        impl.options.storage, impl.options.name);
 
   // A catch-up knows the old offsets: rows must not owe anything once one of them changes.
   bool offsets_stay = true;
   for (const SlotVariableSpec& spec : impl.slots) {
-    offsets_stay &= OffsetOfSlot(specs, dim(), spec.name, spec.width) == SlotOffset(spec.name);
+    offsets_stay &=
+        OffsetOfSlot(specs, embedding_floats, spec.name, spec.width) == SlotOffset(spec.name);
   }
   if (!offsets_stay) impl.CatchUpAll(ex);
 
@@ -129,7 +131,7 @@ void CpuTable::LayOutSlots(Executor& ex, const std::vector<SlotVariableSpec>& sp
        first += std::min(old.chunk_rows(), arena->chunk_rows())) {
     if (old.HasRow(static_cast<uint32_t>(first))) arena->ReserveRow(static_cast<uint32_t>(first));
   }
-  const std::vector<KeptSlot> kept = KeptSlots(impl.slots, specs, dim());
+  const std::vector<KeptSlot> kept = KeptSlots(impl.slots, specs, embedding_floats);
   std::atomic<bool> learnt{false};  // rows got an initial value that was not known before
   std::exception_ptr disk_error;
   int64_t first = 0;  // row of the chunk being moved
@@ -137,9 +139,9 @@ void CpuTable::LayOutSlots(Executor& ex, const std::vector<SlotVariableSpec>& sp
     for (int64_t r = first + begin; r < first + end; ++r) {
       const float* const from = old.Row(static_cast<uint32_t>(r));
       float* const to = arena->Row(static_cast<uint32_t>(r));
-      std::copy_n(from, dim(), to);
-      std::copy(slot_initial.begin(), slot_initial.end(), to + dim());
-      float* slot = to + dim();
+      std::memcpy(to, from, static_cast<size_t>(embedding_floats) * sizeof(float));
+      float* slot = to + embedding_floats;
+      std::copy(slot_initial.begin(), slot_initial.end(), slot);
       for (size_t s = 0; s < specs.size(); slot += specs[s++].width) {
         if (kept[s].offset < 0) continue;
         const float* const old_slot = from + kept[s].offset;
@@ -177,6 +179,17 @@ void CpuTable::LayOutSlots(Executor& ex, const std::vector<SlotVariableSpec>& sp
   if (disk_error) std::rethrow_exception(disk_error);
 }
 
+void CpuTable::Impl::RequireRowsFit(const uint64_t* keys, const float* rows,
+                                    int64_t num_keys) const {
+  if (!format.is_narrow() || format.Holds(rows, num_keys * options.dim)) return;
+  int64_t i = 0;
+  while (format.Holds(rows + i * options.dim, options.dim)) ++i;
+  throw std::invalid_argument(
+      "Rows must be within what " + std::string(RowTypeName(options.row_type)) +
+      " holds. Received: a row that would become infinite, of key " +
+      std::to_string(static_cast<int64_t>(keys[i])) + " (table '" + options.name + "')");
+}
+
 void CpuTable::Impl::CopyRows(Executor& ex, const uint64_t* keys, const uint32_t* row_numbers,
                               int64_t num_keys, float* rows, float* slot_rows) const {
   TableSnapshot named;
@@ -187,14 +200,16 @@ void CpuTable::Impl::CopyRows(Executor& ex, const uint64_t* keys, const uint32_t
     initial.insert(initial.end(), slot_initial.begin(), slot_initial.end());
     float* const initial_row = initial.data();
     for (int64_t i = begin; i < end; ++i) {
-      const float* row = initial_row;
+      const float* slot_row = initial.data() + dim;
       if (row_numbers[i] != kNoRow) {
-        row = arena->Row(row_numbers[i]);
-      } else {
+        const float* const row = arena->Row(row_numbers[i]);
+        if (rows != nullptr) ReadRow(row, rows + i * dim);
+        slot_row = row + format.embedding_floats();
+      } else if (rows != nullptr) {
         InitialEmbeddings(keys + i, 1, &initial_row);
+        std::copy_n(initial_row, dim, rows + i * dim);
       }
-      if (rows != nullptr) std::copy_n(row, dim, rows + i * dim);
-      if (slot_rows != nullptr) CopySavedSlots(slots, row + dim, slot_rows + i * width);
+      if (slot_rows != nullptr) CopySavedSlots(slots, slot_row, slot_rows + i * width);
     }
   };
   ForEachPart(ex, row_numbers, num_keys, RowUse::kScan, [&](int64_t first, int64_t last) {
@@ -212,6 +227,8 @@ void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool r
   Executor& ex = context.threads();
   Impl& impl = *impl_;
   CheckSnapshot(snapshot, impl.options);
+  impl.RequireRowsFit(snapshot.keys.data(), snapshot.rows.data(),
+                      static_cast<int64_t>(snapshot.keys.size()));
   const size_t num_keys = snapshot.keys.size();
   const int64_t width = snapshot.slot_width();
   const std::unique_lock<TableMutex> lock(impl.mutex);
@@ -234,8 +251,9 @@ void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool r
     for (int64_t i = groups.offsets[begin]; i < groups.offsets[end]; ++i) {
       const int64_t position = groups.positions[i];
       float* const row = Row(row_numbers[position]);
-      std::copy_n(snapshot.rows.data() + position * dim(), dim(), row);
-      std::copy(impl.slot_initial.begin(), impl.slot_initial.end(), row + dim());
+      impl.WriteRow(snapshot.rows.data() + position * dim(), row);
+      std::copy(impl.slot_initial.begin(), impl.slot_initial.end(),
+                row + impl.format.embedding_floats());
       const float* slot_row = snapshot.slot_rows.data() + position * width;
       for (size_t s = 0; s < offsets.size(); ++s) {
         for (int64_t k = 0; k < snapshot.slot_widths[s]; ++k, ++slot_row) {

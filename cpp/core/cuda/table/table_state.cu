@@ -21,6 +21,11 @@ constexpr int64_t kChunkFloats = int64_t{1} << 19;  // of embeddings: 2 MiB
 
 const TableOptions& Validated(const TableOptions& options, double max_load_factor) {
   options.Validate();
+  if (options.row_type != RowType::kFloat32) {
+    throw std::invalid_argument("The rows of a table in device memory must be float32. Received: " +
+                                std::string(RowTypeName(options.row_type)) + " (table '" +
+                                options.name + "')");
+  }
   if (options.dim > kMaxDim) {
     throw std::invalid_argument("`dim` must be at most 2^20 in device memory. Received: " +
                                 std::to_string(options.dim) + " (table '" + options.name + "')");

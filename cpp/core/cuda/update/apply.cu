@@ -151,9 +151,8 @@ struct UpdateRowWiseJob {
     float sum = 0.0f;
     for (int j = 0; j < kRowLanes; ++j) sum += lanes.shfl(partial, j);
     // Every lane works the rate out for itself on a copy of the accumulator; one stores it.
-    float accumulator[2] = {0.0f, row[table.dim]};
-    const float scaled = sum / static_cast<float>(table.dim);
-    const float rate = rule.Rate(scaled, accumulator, 1);
+    float accumulator = row[table.dim];
+    const float rate = rule.Rate(sum, &accumulator, table.dim);
     lanes.sync();  // all have read the accumulator and last_step
     for (int64_t d = lanes.thread_rank(); d < table.dim; d += kRowLanes) {
       float w = row[d];
@@ -161,7 +160,7 @@ struct UpdateRowWiseJob {
       row[d] = w - rate * Clip(grad[d], batch.clip_value);
     }
     if (lanes.thread_rank() != 0) return;
-    row[table.dim] = accumulator[1];
+    row[table.dim] = accumulator;
     if (owes) {
       *reinterpret_cast<uint32_t*>(row + table.last_step_offset) = ThisStep(table.history);
     }

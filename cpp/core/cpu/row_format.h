@@ -1,0 +1,63 @@
+// RowFormat: how an embedding lies in memory, and how it gets there.
+//
+//     float32                | embedding, dim floats                 | slot rows |
+//     bfloat16, float16      | embedding, dim halves | pad to 4 bytes | slot rows |
+//
+// Slot rows are float32 always, and so is everything outside of a table: lookups, gradients, dumps.
+//
+// Rows that are given or initial are rounded to nearest. What an optimizer made of a row is rounded
+// at random, up or down, so that small steps add up. The random bits are a function of (seed, table
+// name, key, column, step), as initial rows are: they depend on no thread, rank or order.
+//
+//     Philox counter  | key, low half | key, high half | column / 8 | step |    key: that of initial
+//     Philox block    | columns 8b, 8b + 1 | 8b + 2, 8b + 3 | ... |             rows, changed
+//
+// Invariant: what Read gives, Write puts back as it was.
+#ifndef SOK_CORE_CPU_ROW_FORMAT_H_
+#define SOK_CORE_CPU_ROW_FORMAT_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "cpp/core/initializer.h"
+#include "cpp/core/narrow.h"
+#include "cpp/core/table_options.h"
+
+namespace sok {
+
+class RowFormat {
+ public:
+  RowFormat(RowType type, int64_t dim, const Initializer& initializer)
+      : type_(type),
+        dim_(dim),
+        philox_key0_(initializer.philox_key0 ^ 0x5bd1e995u),
+        philox_key1_(initializer.philox_key1) {}
+
+  bool is_narrow() const { return type_ != RowType::kFloat32; }
+  // From a row to its slot rows.
+  int64_t embedding_floats() const { return is_narrow() ? (dim_ + 1) / 2 : dim_; }
+
+  // ---- narrow rows only ----
+  // `values` [dim], on both sides.
+  void Read(const float* row, float* values) const { ReadColumns(row, 0, dim_, values); }
+  void Write(const float* values, float* row) const;
+  // What reading the row would give, had it been written.
+  void Round(float* values) const;
+  // Whether all are finite after rounding that are before.
+  bool Holds(const float* values, int64_t count) const;
+
+  // Columns [first, first + count) of an update. `first` is a multiple of 8.
+  void ReadColumns(const float* row, int64_t first, int64_t count, float* values) const;
+  void WriteUpdated(const float* values, uint64_t key, int64_t step, int64_t first, int64_t count,
+                    float* row) const;
+
+ private:
+  RowType type_;
+  int64_t dim_;
+  uint32_t philox_key0_, philox_key1_;
+};
+
+}  // namespace sok
+
+#endif  // SOK_CORE_CPU_ROW_FORMAT_H_

@@ -1,0 +1,264 @@
+"""`EmbeddingVariable(dtype=...)`: rows of 16 bits behind every way to read, train and save them."""
+
+import copy
+import pickle
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.checks import shards
+
+pytestmark = pytest.mark.keras
+keras = tf.keras.optimizers
+
+DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+KEYS = np.array([3, -1, 2**40, 0, 17], np.int64)
+DIM, GAP = 5, {"bfloat16": 2.0**-7, "float16": 2.0**-10}
+
+each_dtype = pytest.mark.parametrize("dtype", DTYPES)
+
+
+def nearest(rows, dtype):
+    return np.asarray(rows, np.float32).astype(DTYPES[dtype]).astype(np.float32)
+
+
+def values(shape=(5, DIM), seed=0):
+    return np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32)
+
+
+def filled(sok, dtype, **kwargs):
+    variable = sok.EmbeddingVariable(DIM, name="items", dtype=dtype, **kwargs)
+    sok.assign(variable, KEYS, values())
+    return variable, nearest(values(), dtype)
+
+
+def test_what_it_says_of_itself(sok):
+    for dtype in (tf.bfloat16, "bfloat16", ml_dtypes.bfloat16):
+        variable = sok.EmbeddingVariable(3, dtype=dtype)
+        assert variable.row_dtype == tf.bfloat16
+        assert variable.dtype == tf.float32  # what lookups give
+        assert variable.get_config()["dtype"] == "bfloat16"
+    for dtype in (None, "float32", tf.float32):
+        assert sok.EmbeddingVariable(3, dtype=dtype).row_dtype == tf.float32
+    for dtype in ("float64", "int8", tf.int32, 1, "half-float", tf.string):
+        with pytest.raises(ValueError, match="`dtype` must be None or one of.*'rows'"):
+            sok.EmbeddingVariable(3, name="rows", dtype=dtype)
+
+
+def test_what_16_bits_cannot_hold_is_refused(sok):
+    with pytest.raises(ValueError, match="`embedding_dim` must be at most 4096.*5000"):
+        sok.EmbeddingVariable(5000, dtype="bfloat16")
+    large = tf.keras.initializers.Constant(1e6)
+    with pytest.raises(ValueError, match="`initializer` must be within what float16 holds"):
+        sok.EmbeddingVariable(3, dtype="float16", initializer=large)
+    sok.EmbeddingVariable(3, dtype="bfloat16", initializer=large)
+
+
+def test_rows_take_half_the_memory(sok):
+    half, full = (sok.EmbeddingVariable(64, dtype=dtype) for dtype in ("float16", None))
+    for variable in (half, full):
+        sok.assign(variable, np.arange(200_000), np.zeros([200_000, 64], np.float32))
+    assert half.stats().arena_bytes < 0.6 * full.stats().arena_bytes
+
+
+@each_dtype
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_every_lookup_reads_the_rounded_rows(sok, dtype, training, compiled):
+    variable, rows = filled(sok, dtype)
+    weights = values([4], 1)
+    ids = tf.RaggedTensor.from_row_splits(KEYS[[0, 1, 1, 4]], [0, 3, 3, 4])
+
+    def read():
+        gathered = sok.group_embedding_lookup([variable], [KEYS[::-1]], training=training)[0]
+        summed, meant = sok.group_embedding_lookup_sparse(
+            [variable, variable], [ids, ids], ["sum", "mean"], training=training
+        )
+        weighted = sok.group_embedding_lookup_sparse(
+            [variable], [ids], "sum", sp_weights=[ids.with_values(weights)], training=training
+        )[0]
+        return gathered, summed, meant, weighted
+
+    gathered, summed, meant, weighted = (tf.function(read) if compiled else read)()
+    np.testing.assert_array_equal(gathered, rows[::-1])
+    sums = [rows[0] + rows[1] + rows[1], np.zeros(DIM), rows[4]]
+    np.testing.assert_allclose(summed, sums, atol=1e-6)
+    np.testing.assert_allclose(meant, np.array(sums) / [[3], [1], [1]], atol=1e-6)
+    by_weight = weights[:, None] * rows[[0, 1, 1, 4]]
+    np.testing.assert_allclose(
+        weighted, [by_weight[:3].sum(axis=0), np.zeros(DIM), by_weight[3]], atol=1e-6
+    )
+
+
+@each_dtype
+def test_new_keys_read_the_same_before_and_after(sok, dtype):
+    variable = sok.EmbeddingVariable(DIM, name="items", dtype=dtype)
+    expected = nearest(sok.EmbeddingVariable(DIM, name="items").find(KEYS)[0], dtype)
+    for training in (False, True, False):
+        found = sok.group_embedding_lookup([variable], [KEYS], training=training)[0]
+        np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(variable.find(KEYS)[0], expected)
+
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.SGD(0.1),
+    "adagrad": lambda: keras.Adagrad(0.1),
+    "v1 adagrad": lambda: tf.compat.v1.train.AdagradOptimizer(0.1),
+    "ftrl": lambda: keras.Ftrl(0.1),
+}
+
+
+@each_dtype
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_follows_a_dense_variable(sok, dtype, name):
+    variable, rows = filled(sok, dtype)
+    optimizer = sok.OptimizerWrapper(OPTIMIZERS[name]())
+    stock, dense = OPTIMIZERS[name](), tf.Variable(rows)
+    target = values(seed=2)
+    for _ in range(20):
+        with tf.GradientTape() as tape:
+            found = sok.group_embedding_lookup([variable], [KEYS])[0]
+            loss = tf.reduce_sum((found - target) ** 2)
+        optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((tf.gather(dense, range(len(KEYS))) - target) ** 2)
+        stock.apply_gradients([(tape.gradient(loss, dense), dense)])
+    found = variable.find(KEYS)[0].numpy()
+    np.testing.assert_array_equal(nearest(found, dtype), found)
+    # Twenty roundings of up to a spacing, in either direction.
+    np.testing.assert_allclose(found, dense, atol=6 * GAP[dtype])
+    assert np.abs(found - rows).max() > 20 * GAP[dtype]
+
+
+def test_a_layer_trains_in_16_bits(sok):
+    tf.keras.utils.set_random_seed(1)
+    keys = np.random.default_rng(3).integers(0, 200, [512, 4])
+    labels = (keys.sum(axis=1) % 2).astype(np.float32)
+    losses = {}
+    for dtype in (None, "bfloat16", "float16"):
+        layer = sok.All2AllDenseEmbedding(None, 8, 4, 1, row_dtype=dtype, name="items")
+        assert layer.get_config()["row_dtype"] == dtype
+        assert layer.embedding_variable.row_dtype == tf.as_dtype(dtype or "float32")
+        weight = tf.Variable(np.ones([32, 1], np.float32))
+        optimizer = sok.OptimizerWrapper(keras.Adagrad(0.3))
+
+        @tf.function
+        def step(layer=layer, weight=weight, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                logits = tf.reshape(layer(keys[..., None]), [-1, 32]) @ weight
+                loss = tf.reduce_mean(
+                    tf.nn.sigmoid_cross_entropy_with_logits(labels[:, None], logits)
+                )
+            variables = [layer.embedding_variable]
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            return loss
+
+        losses[dtype] = [float(step()) for _ in range(60)]
+    assert losses[None][-1] < 0.75 * losses[None][0]
+    for dtype in DTYPES:
+        assert abs(losses[dtype][-1] - losses[None][-1]) < 0.02
+
+
+@each_dtype
+@pytest.mark.parametrize("make", [lambda: keras.Adam(0.1), lambda: keras.SGD(0.1, momentum=0.9)])
+def test_an_optimizer_that_changes_every_row_is_refused(sok, dtype, make):
+    variable, rows = filled(sok, dtype)
+    gradient = tf.IndexedSlices(tf.ones_like(rows), tf.constant(KEYS), [2**31 - 1, DIM])
+    with pytest.raises(
+        (ValueError, tf.errors.InvalidArgumentError), match=f"dtype {dtype} needs.*'items'"
+    ):
+        sok.OptimizerWrapper(make()).apply_gradients([(gradient, variable)])
+    np.testing.assert_array_equal(variable.find(KEYS)[0], rows)
+
+
+def test_rows_that_do_not_fit_are_refused(sok):
+    variable, rows = filled(sok, "float16")
+    large = np.full([2, DIM], 1e5, np.float32)
+    with pytest.raises(
+        (ValueError, tf.errors.InvalidArgumentError), match="float16 holds.*key 3 .*'items'"
+    ):
+        sok.assign(variable, KEYS[:2], large)
+    np.testing.assert_array_equal(variable.find(KEYS)[0], rows)
+
+
+@each_dtype
+def test_copies_and_pickles(sok, dtype):
+    variable, rows = filled(sok, dtype)
+    for other in (copy.deepcopy(variable), pickle.loads(pickle.dumps(variable))):
+        assert other.row_dtype == variable.row_dtype
+        np.testing.assert_array_equal(other.find(KEYS)[0], rows)
+
+
+@each_dtype
+def test_a_dump_holds_every_bit(sok, dtype, tmp_path):
+    variable, rows = filled(sok, dtype)
+    gradient = tf.IndexedSlices(values(seed=4), tf.constant(KEYS), [2**31 - 1, DIM])
+    optimizer = sok.OptimizerWrapper(keras.Adagrad(0.1))
+    optimizer.apply_gradients([(gradient, variable)])
+    expected = variable.find(KEYS)[0].numpy()
+    assert (expected != rows).any()
+    saver = sok.Saver()
+    saver.dump_to_file(variable, tmp_path)
+    checkpoint = tf.train.Checkpoint(variable=variable).save(str(tmp_path / "checkpoint"))
+
+    def read(into):
+        again = sok.EmbeddingVariable(DIM, name="items", dtype=into)
+        saver.restore_from_file(again, tmp_path)
+        return again.find(KEYS)[0]
+
+    np.testing.assert_array_equal(read(dtype), expected)
+    np.testing.assert_array_equal(read("float32"), expected)
+    again = sok.EmbeddingVariable(DIM, name="items", dtype=dtype)
+    tf.train.Checkpoint(variable=again).restore(checkpoint).assert_consumed()
+    np.testing.assert_array_equal(again.find(KEYS)[0], expected)
+
+
+@each_dtype
+def test_a_dump_of_float32_rows_is_rounded(sok, dtype, tmp_path):
+    variable = sok.EmbeddingVariable(DIM, name="items")
+    sok.assign(variable, KEYS, values())
+    sok.Saver().dump_to_file(variable, tmp_path)
+    again = sok.EmbeddingVariable(DIM, name="items", dtype=dtype)
+    sok.Saver().restore_from_file(again, tmp_path)
+    np.testing.assert_array_equal(again.find(KEYS)[0], nearest(values(), dtype))
+
+
+@each_dtype
+def test_in_a_session(sok, dtype):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        variable = sok.get_embedding_variable("items", DIM, value_dtype=dtype)
+        found = sok.group_embedding_lookup([variable], [tf.constant(KEYS)])[0]
+        loss = tf.reduce_sum(found)
+        optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.25)
+        step = sok.OptimizerWrapper(optimizer).minimize(loss)
+        session.run(tf.compat.v1.global_variables_initializer())
+        before = session.run(found)
+        np.testing.assert_array_equal(nearest(before, dtype), before)
+        session.run(step)
+        after = session.run(found)
+    np.testing.assert_array_equal(nearest(after, dtype), after)
+    np.testing.assert_allclose(after, before - 0.25, atol=GAP[dtype])
+
+
+def test_by_name_the_dtype_must_be_the_same(sok):
+    table = sok.get_embedding_variable("items", DIM, value_dtype=tf.bfloat16)
+    assert table.row_dtype == tf.bfloat16
+    assert sok.get_embedding_variable("items", DIM, value_dtype="bfloat16") is table
+    for other in (None, tf.float16):
+        with pytest.raises(ValueError, match="exists with dtype='bfloat16'"):
+            sok.get_embedding_variable("items", DIM, value_dtype=other)
+
+
+@pytest.mark.ranks
+def test_rows_do_not_depend_on_the_world_size(sok, rank_results):
+    if tf.keras.__version__.startswith("2"):
+        pytest.skip("one Keras is enough: it takes no part")
+    ranks = rank_results(2, "shards.rows_of_16_bits")
+    for dtype, alone in shards.rows_of_16_bits().items():
+        together = {key: row for rank in ranks for key, row in rank[dtype].items()}
+        assert len(together) == len(shards.KEYS)
+        assert together == alone
+        rows = np.array(list(alone.values()), np.float32)
+        np.testing.assert_array_equal(nearest(rows, dtype), rows)
