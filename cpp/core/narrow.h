@@ -62,11 +62,12 @@ struct Float16 {
     constexpr uint32_t kSmallestNormal = 113u << 23;  // 2^-14
     const uint32_t magnitude = (x & 0x7FFFu) << 13;
     const uint32_t exponent = magnitude & (31u << 23);
-    uint32_t bits = magnitude + (112u << 23);  // the other bias
-    if (exponent == 31u << 23) bits += 112u << 23;
-    if (exponent == 0) {
-      bits = FloatBits(FloatOfBits(bits + (1u << 23)) - FloatOfBits(kSmallestNormal));
-    }
+    // Computed for all, and chosen by bits, so that a loop over a row runs in vectors.
+    const float subnormal = FloatOfBits(magnitude + kSmallestNormal) - FloatOfBits(kSmallestNormal);
+    uint32_t bits =
+        magnitude + (exponent == 31u << 23 ? 224u << 23 : 112u << 23);  // the other bias
+    const uint32_t is_subnormal = 0u - static_cast<uint32_t>(exponent == 0);
+    bits = (bits & ~is_subnormal) | (FloatBits(subnormal) & is_subnormal);
     return FloatOfBits(bits | (x & 0x8000u) << 16);
   }
 

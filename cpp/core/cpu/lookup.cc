@@ -9,12 +9,14 @@
 #include "cpp/core/cpu/group.h"
 #include "cpp/core/cpu/route.h"
 #include "cpp/core/cpu/row_format.h"
+#include "cpp/core/cpu/row_ops.h"
 #include "cpp/core/cpu/scratch.h"
 
 namespace sok {
 namespace {
 
-constexpr int64_t kGrain = 1024;  // keys worth handing to another thread
+constexpr int64_t kGrain = 1024;    // keys worth handing to another thread
+constexpr int64_t kRowsAhead = 12;  // rows asked for before they are read
 
 // Needs the exclusive lock.
 void CombineInserted(Executor& ex, CpuTable& table, const FeatureLookup& feature) {
@@ -33,11 +35,13 @@ void CombineInserted(Executor& ex, CpuTable& table, const FeatureLookup& feature
     table.changes()->Touch(feature.unique_keys, numbers.get(), num_unique);
   }
   const bool narrow = table.format().is_narrow();
+  const int64_t narrow_floats = table.format().embedding_floats();
   const Scratch<float> widened(narrow ? num_unique * table.dim() : 0);
   ex.ParallelFor(narrow ? num_unique : 0, kGrain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
+      if (i + kRowsAhead < end) PrefetchRow<false>(rows[i + kRowsAhead], narrow_floats);
       float* const row = widened.get() + i * table.dim();
-      table.ReadRow(numbers[i], row);
+      table.format().Read(rows[i], row);
       rows[i] = row;
     }
   });
@@ -80,9 +84,12 @@ void CombineFound(Executor& ex, const CpuTable& table, const uint64_t* keys, int
       rows[i] = table.Row(numbers[i]);
     }
   }
+  const int64_t row_floats = table.format().embedding_floats();
   const Scratch<float> scratch(static_cast<int64_t>(made_up.size()) * dim);
   ex.ParallelFor(made_up.size(), kGrain / 4, [&](int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; ++k) {
+      const uint32_t ahead = numbers[made_up[std::min(k + kRowsAhead, end - 1)]];
+      if (ahead != kNoRow) PrefetchRow<false>(table.Row(ahead), row_floats);
       const int64_t i = made_up[k];
       float* row = scratch.get() + k * dim;
       if (numbers[i] == kNoRow) {

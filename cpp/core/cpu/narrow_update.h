@@ -21,7 +21,7 @@ struct NarrowRow {
   int64_t step;
   int64_t dim;
 
-  static constexpr int64_t kColumns = 64;  // a multiple of 8
+  static constexpr int64_t kColumns = 64;  // results depend on it
 
   float* slots() const { return row + format.embedding_floats(); }
 

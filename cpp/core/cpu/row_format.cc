@@ -16,6 +16,13 @@ inline void WithHalf(RowType type, F&& f) {
   f(Float16());
 }
 
+// The finalizer of MurmurHash3 (Appleby): neighbours have nothing in common, in vectors.
+inline uint32_t Mixed(uint32_t x) {
+  x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
+  x = (x ^ (x >> 13)) * 0xC2B2AE35u;
+  return x ^ (x >> 16);
+}
+
 }  // namespace
 
 void RowFormat::ReadColumns(const float* row, int64_t first, int64_t count, float* values) const {
@@ -59,22 +66,16 @@ bool RowFormat::Holds(const float* values, int64_t count) const {
 void RowFormat::WriteUpdated(const float* values, uint64_t key, int64_t step, int64_t first,
                              int64_t count, float* row) const {
   uint16_t* const halves = Halves(row) + first;
-  const uint32_t key1 = philox_key1_ ^ static_cast<uint32_t>(static_cast<uint64_t>(step) >> 32);
+  const PhiloxBlock random =
+      Philox(PhiloxBlock{{static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32),
+                          static_cast<uint32_t>(first), static_cast<uint32_t>(step)}},
+             philox_key0_, philox_key1_ ^ static_cast<uint32_t>(static_cast<uint64_t>(step) >> 32));
+  const uint32_t start = random.x[0], stride = random.x[1] | 1;
   WithHalf(type_, [&](auto half) {
-    for (int64_t begin = 0; begin < count; begin += 8) {
-      const PhiloxBlock random = Philox(
-          PhiloxBlock{{static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32),
-                       static_cast<uint32_t>((first + begin) / 8), static_cast<uint32_t>(step)}},
-          philox_key0_, key1);
-      uint16_t noise[8];
-      for (int i = 0; i < 8; ++i) {
-        noise[i] = static_cast<uint16_t>(random.x[i / 2] >> (16 * (i % 2)));
-      }
-      const int64_t n = std::min<int64_t>(8, count - begin);
-      for (int64_t i = 0; i < n; ++i) {
-        halves[begin + i] =
-            half.template Narrow<Rounding::kStochastic>(values[begin + i], noise[i]);
-      }
+#pragma omp simd
+    for (int64_t d = 0; d < count; ++d) {
+      const uint32_t noise = Mixed(start + static_cast<uint32_t>(d) * stride) >> 16;
+      halves[d] = half.template Narrow<Rounding::kStochastic>(values[d], noise);
     }
   });
 }

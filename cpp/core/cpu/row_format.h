@@ -9,8 +9,9 @@
 // at random, up or down, so that small steps add up. The random bits are a function of (seed, table
 // name, key, column, step), as initial rows are: they depend on no thread, rank or order.
 //
-//     Philox counter  | key, low half | key, high half | column / 8 | step |    key: that of initial
-//     Philox block    | columns 8b, 8b + 1 | 8b + 2, 8b + 3 | ... |             rows, changed
+//     Philox counter   | key, low half | key, high half | first column | step |   for up to 64 columns
+//     Philox block     | start | stride | unused |
+//     bits of column   mixed(start + (column - first) * stride)
 //
 // Invariant: what Read gives, Write puts back as it was.
 #ifndef SOK_CORE_CPU_ROW_FORMAT_H_
@@ -47,7 +48,7 @@ class RowFormat {
   // Whether all are finite after rounding that are before.
   bool Holds(const float* values, int64_t count) const;
 
-  // Columns [first, first + count) of an update. `first` is a multiple of 8.
+  // Columns [first, first + count) of an update.
   void ReadColumns(const float* row, int64_t first, int64_t count, float* values) const;
   void WriteUpdated(const float* values, uint64_t key, int64_t step, int64_t first, int64_t count,
                     float* row) const;
