@@ -30,6 +30,18 @@ def test_initial_rows(rank_results, world_size, initializer):
         assert exported[key].tobytes() == row.tobytes()
 
 
+@pytest.mark.ranks
+def test_rows_of_16_bits(rank_results):
+    ranks = rank_results(2, "shards.rows_of_16_bits")
+    for dtype, alone in shards.rows_of_16_bits().items():
+        together = {key: row for rank in ranks for key, row in rank[dtype].items()}
+        assert len(together) == len(shards.KEYS)
+        assert together == alone
+        for row in together.values():
+            values = np.array(row, np.float32)
+            np.testing.assert_array_equal(values, values.astype(shards.ROW_DTYPES[dtype]))
+
+
 @pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.ranks)])
 def test_two_runs_of_one_seed(rank_results, world_size):
     first = rank_results(world_size, "parity." + ".".join(parity.TWICE))

@@ -1,8 +1,8 @@
 """Which rank holds which rows, bit for bit: initial rows, assign and export, collectives."""
 
-import os
 import re
 
+import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
@@ -13,15 +13,13 @@ KEY_DTYPES = {
     "uint64": np.array([0, 5, 2**64 - 1, 2**63, 2**63 + 5, 8], np.uint64),
     "uint32": np.array([0, 5, 2**32 - 1, 2**31, 8, 9], np.uint32),
 }
+ROW_DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 INITIALIZERS = ("random_uniform", "random_normal", "truncated_normal", "glorot_uniform", "ones")
 
 
 def checks(world_size):
-    assigned = {f"assign_{dtype}": lambda d=dtype: assign_export(d) for dtype in KEY_DTYPES}
-    if os.environ.get("TF_USE_LEGACY_KERAS") == "1":
-        return assigned  # tests marked `keras` ask for no others
     every = {
-        **assigned,
+        **{f"assign_{dtype}": lambda d=dtype: assign_export(d) for dtype in KEY_DTYPES},
         "initial_rows": initial_rows,
         "collectives": collectives,
         "seeds": seeds,
@@ -67,7 +65,7 @@ def rows_of_16_bits():
 
     rank, world_size = _rank_and_size()
     exported = {}
-    for dtype in ("bfloat16", "float16"):
+    for dtype in ROW_DTYPES:
         layer = sok.All2AllDenseEmbedding(
             *(None, 5, 1, 1, True), name=f"rows_{dtype}", row_dtype=dtype, gradient_scale="sum"
         )

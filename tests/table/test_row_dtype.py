@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.checks import shards
-
 pytestmark = pytest.mark.keras
 keras = tf.keras.optimizers
 
@@ -249,16 +247,3 @@ def test_by_name_the_dtype_must_be_the_same(sok):
     for other in (None, tf.float16):
         with pytest.raises(ValueError, match="exists with dtype='bfloat16'"):
             sok.get_embedding_variable("items", DIM, value_dtype=other)
-
-
-@pytest.mark.ranks
-def test_rows_do_not_depend_on_the_world_size(sok, rank_results):
-    if tf.keras.__version__.startswith("2"):
-        pytest.skip("one Keras is enough: it takes no part")
-    ranks = rank_results(2, "shards.rows_of_16_bits")
-    for dtype, alone in shards.rows_of_16_bits().items():
-        together = {key: row for rank in ranks for key, row in rank[dtype].items()}
-        assert len(together) == len(shards.KEYS)
-        assert together == alone
-        rows = np.array(list(alone.values()), np.float32)
-        np.testing.assert_array_equal(nearest(rows, dtype), rows)
