@@ -82,8 +82,7 @@ void Index::Rehash(int64_t num_buckets) {
     while (counts[b] == kBucketSlots) b = (b + 1) & mask;
     const int slot = counts[b]++;
     buckets[b].digests[slot] = HashDigest(hash);
-    buckets[b].keys[slot] = key;
-    buckets[b].rows[slot] = row;
+    buckets[b].entries[slot] = {key, row};
   });
   array_.Swap(array);  // the old buckets go with `array`
   buckets_ = buckets;
@@ -101,7 +100,7 @@ uint32_t Index::FindOrInsert(uint64_t hash, uint64_t key, uint32_t row) noexcept
     const Digests digests(bucket->digests);
     for (uint32_t match = digests.Match(digest); match != 0; match &= match - 1) {
       const int slot = __builtin_ctz(match);
-      if (bucket->keys[slot] == key) return bucket->rows[slot];
+      if (bucket->entries[slot].key == key) return bucket->entries[slot].row;
     }
     const uint32_t empty = digests.Match(kEmptyDigest);
     if (free_bucket == nullptr) {
@@ -116,8 +115,7 @@ uint32_t Index::FindOrInsert(uint64_t hash, uint64_t key, uint32_t row) noexcept
   }
   if (free_bucket->digests[free_slot] == kErasedDigest) --erased_;
   free_bucket->digests[free_slot] = digest;
-  free_bucket->keys[free_slot] = key;
-  free_bucket->rows[free_slot] = row;
+  free_bucket->entries[free_slot] = {key, row};
   ++size_;
   return row;
 }
@@ -130,11 +128,11 @@ uint32_t Index::Erase(uint64_t hash, uint64_t key) noexcept {
     const uint32_t empty = digests.Match(kEmptyDigest);
     for (uint32_t match = digests.Match(digest); match != 0; match &= match - 1) {
       const int slot = __builtin_ctz(match);
-      if (bucket->keys[slot] != key) continue;
+      if (bucket->entries[slot].key != key) continue;
       bucket->digests[slot] = empty != 0 ? kEmptyDigest : kErasedDigest;
       if (empty == 0) ++erased_;
       --size_;
-      return bucket->rows[slot];
+      return bucket->entries[slot].row;
     }
     if (empty != 0) return kMissing;
     bucket = const_cast<Bucket*>(Next(bucket));
@@ -153,7 +151,7 @@ void Index::Clear() noexcept {
 void Index::AddProbeLengths(int64_t* total, int64_t* longest) const {
   for (int64_t b = 0; b < num_buckets(); ++b) {
     for (uint32_t used = Used(buckets_[b]); used != 0; used &= used - 1) {
-      const uint64_t home = home_(HashKey(buckets_[b].keys[__builtin_ctz(used)]));
+      const uint64_t home = home_(HashKey(buckets_[b].entries[__builtin_ctz(used)].key));
       const int64_t length = static_cast<int64_t>((static_cast<uint64_t>(b) - home) & mask_) + 1;
       *total += length;
       *longest = std::max(*longest, length);

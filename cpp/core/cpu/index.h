@@ -50,7 +50,7 @@ class Index {
       const Digests digests(bucket->digests);
       for (uint32_t match = digests.Match(digest); match != 0; match &= match - 1) {
         const int slot = __builtin_ctz(match);
-        if (bucket->keys[slot] == key) return bucket->rows[slot];
+        if (bucket->entries[slot].key == key) return bucket->entries[slot].row;
       }
       if (digests.Match(kEmptyDigest) != 0) return kMissing;
       bucket = Next(bucket);
@@ -78,8 +78,8 @@ class Index {
   void ForEach(Fn fn) const {
     for (int64_t b = 0; b < num_buckets(); ++b) {
       for (uint32_t used = Used(buckets_[b]); used != 0; used &= used - 1) {
-        const int slot = __builtin_ctz(used);
-        fn(buckets_[b].keys[slot], buckets_[b].rows[slot]);
+        const Entry entry = buckets_[b].entries[__builtin_ctz(used)];
+        fn(entry.key, entry.row);
       }
     }
   }

@@ -73,9 +73,7 @@ void CpuTable::Impl::FindRange(const uint64_t* keys, int64_t num_keys, uint32_t*
     for (int i = 0; i < n; ++i) {
       const uint32_t match = Digests(homes[i]->digests).Match(HashDigest(hashes[i]));
       if (match == 0) continue;  // missing, or in a later bucket
-      const int slot = __builtin_ctz(match);
-      __builtin_prefetch(&homes[i]->keys[slot]);
-      __builtin_prefetch(&homes[i]->rows[slot]);
+      __builtin_prefetch(&homes[i]->entries[__builtin_ctz(match)]);
     }
     for (int i = 0; i < n; ++i) {
       rows[begin + i] = shards[HashShard(hashes[i])].FindFrom(homes[i], hashes[i], keys[begin + i]);
