@@ -88,7 +88,6 @@ StepHistory::StepHistory(const OptimizerOptions& options)
 void StepHistory::Forget() {
   // New vectors: those there would keep their memory. Made first, since that can fail.
   std::vector<double> terms(num_terms_), base_terms(num_terms_), log_decay(1), alpha(1);
-  if (weight_decay_ > 0.0 && num_kept_ > 0) initial_row_scale_ *= std::exp(LogDecay(num_kept_));
   base_ += num_kept_;
   num_kept_ = 0;
   std::vector<Run>().swap(runs_);
@@ -96,6 +95,10 @@ void StepHistory::Forget() {
   log_decay_.swap(log_decay);
   alpha_.swap(alpha);
   base_terms_.swap(base_terms);
+}
+
+double StepHistory::decay() const {
+  return weight_decay_ > 0.0 && num_kept_ > 0 ? std::exp(LogDecay(num_kept_)) : 1.0;
 }
 
 int64_t StepHistory::bytes() const {

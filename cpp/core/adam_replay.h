@@ -86,8 +86,8 @@ class StepHistory {
   bool IsLong(int64_t row_bytes) const {
     return runs_.size() >= kMaxRuns || bytes() > std::max(row_bytes, kSmallBytes);
   }
-  // What an initial row must be multiplied by: P over the forgotten steps.
-  double initial_row_scale() const { return initial_row_scale_; }
+  // P over the steps that are not forgotten: what they have left of an initial row.
+  double decay() const;
 
   // Makes room for one more step: the Append that follows cannot fail for want of memory.
   void Reserve();
@@ -131,7 +131,6 @@ class StepHistory {
   bool bias_correction_ = false;
   int num_terms_ = 0;
   uint32_t window_ = 0;
-  double initial_row_scale_ = 1.0;
 
   uint32_t base_ = 0;  // steps forgotten
   uint32_t num_kept_ = 0;

@@ -76,7 +76,8 @@ struct MemoryStats {
 // A table's content of one instant.
 struct TableSnapshot : KeyedRows {
   RecordSnapshot policy;
-  int64_t optimizer_step = -1;  // that the slot rows have behind them; -1: not known
+  int64_t optimizer_step = -1;      // that the slot rows have behind them; -1: not known
+  double initial_row_scale = -1.0;  // as Table::InitialRowScale; -1: not known
 };
 
 struct TableChanges;
@@ -112,6 +113,8 @@ class Table {
   virtual void Find(CallContext context, const uint64_t* keys, int64_t num_keys,  // [num_keys]
                     float* rows,                                                  // [num_keys, dim]
                     uint8_t* found) const = 0;  // [num_keys] or null
+  // What the weight decay of all steps has left of an initial row, 1 without any.
+  virtual double InitialRowScale(CallContext context) const = 0;
   // Zeros in the table's memory, in place of rows that could not be read.
   virtual void WriteZeros(CallContext context, float* rows, int64_t num_rows) const = 0;
   // Missing keys are inserted with their initial row. All or nothing: throws std::length_error

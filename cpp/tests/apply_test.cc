@@ -153,13 +153,15 @@ void TestHistory() {
     CHECK(std::abs(factors.momentum - std::pow(0.8, num_steps - s)) < 1e-7);
     CHECK(std::abs(factors.velocity - std::pow(0.999, num_steps - s)) < 1e-7);
   }
+  const double decay_of_all = history.decay();
   history.Forget();
   CHECK_EQ(history.num_steps(), uint32_t{400});
   CHECK_EQ(history.Since(0).row, 1.0f);  // imported or new: its initial row carries the scale
   CHECK_EQ(history.Since(400).momentum, 1.0f);
   double all = 1.0;
   for (int k = 1; k <= num_steps; ++k) all *= 1 - 0.01 * rates[k];
-  CHECK(std::abs(history.initial_row_scale() - all) < 1e-9);
+  CHECK(std::abs(decay_of_all - all) < 1e-9);
+  CHECK_EQ(history.decay(), 1.0);
 }
 
 void TestErrorLeavesTheTableUsable() {

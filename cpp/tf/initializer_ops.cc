@@ -14,12 +14,14 @@ REGISTER_OP("SokTableInitializer")
     .Output("philox_key: int64")
     .Output("numbers: float")
     .Output("default_rows: float")
+    .Output("is_row: bool")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) { return SetShapes(c, {{}, {2}, {3}, {-1, -1}}); })
+    .SetShapeFn([](InferenceContext* c) { return SetShapes(c, {{}, {2}, {4}, {-1, -1}, {}}); })
     .Doc(
         "Of the row of a missing key: its kind, in the order of InitializerKind; the two words of "
-        "the Philox key; a, scale and limit; default rows [num_default_rows, dim]. A table that "
-        "admits keys by a filter has the kind constant, its value for keys without permission.");
+        "the Philox key; a, scale, limit and what weight decay multiplies the row by; default rows "
+        "[num_default_rows, dim]; whether it is a row, rounded as rows are. A table that admits "
+        "keys by a filter has the kind constant, its value for keys without permission: no row.");
 
 absl::Status Describe(OpKernelContext* ctx) {
   TablePtr table;
@@ -28,25 +30,33 @@ absl::Status Describe(OpKernelContext* ctx) {
   Initializer init =
       MakeInitializer(options.initializer, options.seed,
                       HashName(options.name.data(), options.name.size()), options.dim);
-  if (table->table().filters()) {
+  double decay = 1.0;
+  const bool filters = table->table().filters();
+  if (filters) {
     init.kind = InitializerKind::kConstant;
     init.a = options.policy.no_permission;
+  } else {
+    TF_RETURN_IF_ERROR(table->Run(
+        ctx, [&](CallContext context) { decay = table->table().InitialRowScale(context); }));
   }
   const bool has_rows = init.kind == InitializerKind::kDefaultRows;
   const int64_t num_rows = has_rows ? init.num_default_rows : 0;
   Tensor* rows;
   TF_RETURN_IF_ERROR(ctx->allocate_output(3, TensorShape({num_rows, options.dim}), &rows));
   std::copy_n(init.default_rows, num_rows * options.dim, rows->flat<float>().data());
+  TF_RETURN_IF_ERROR(SetScalar(ctx, 4, !filters));
   TF_RETURN_IF_ERROR(SetScalar(ctx, 0, static_cast<int64_t>(init.kind)));
   TF_RETURN_IF_ERROR(SetVector<int64_t>(ctx, 1, {init.philox_key0, init.philox_key1}));
-  return SetVector(ctx, 2, std::vector<float>{init.a, init.scale, init.limit});
+  return SetVector(ctx, 2,
+                   std::vector<float>{init.a, init.scale, init.limit, static_cast<float>(decay)});
 }
 SOK_REGISTER_TABLE_KERNEL(Name("SokTableInitializer")
                               .HostMemory("handle")
                               .HostMemory("kind")
                               .HostMemory("philox_key")
                               .HostMemory("numbers")
-                              .HostMemory("default_rows"),
+                              .HostMemory("default_rows")
+                              .HostMemory("is_row"),
                           FunctionOp<Describe>);
 
 }  // namespace

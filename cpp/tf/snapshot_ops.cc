@@ -33,11 +33,12 @@ absl::Status ReadPolicy(OpKernelContext* ctx, RecordSnapshot* policy) {
         "waiting must have shape [num_waiting, 3]. Received: ", waiting.shape().DebugString()));
   }
   const auto values = [](const Tensor& tensor) { return tensor.flat<int64_t>().data(); };
-  for (int i : {9, 10}) {
-    if (tensorflow::TensorShapeUtils::IsScalar(ctx->input(i).shape())) continue;
-    return absl::InvalidArgumentError(absl::StrCat(i == 9 ? "step" : "optimizer_step",
-                                                   " must be a scalar. Received: shape ",
-                                                   ctx->input(i).shape().DebugString()));
+  constexpr const char* kScalars[] = {"step", "optimizer_step", "initial_row_scale"};
+  for (int i = 0; i < 3; ++i) {
+    const tensorflow::TensorShape& shape = ctx->input(9 + i).shape();
+    if (tensorflow::TensorShapeUtils::IsScalar(shape)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(kScalars[i], " must be a scalar. Received: shape ", shape.DebugString()));
   }
   policy->records.assign(values(records), values(records) + records.NumElements());
   policy->counters.assign(values(counters), values(counters) + counters.NumElements());
@@ -70,12 +71,13 @@ absl::Status WriteRows(OpKernelContext* ctx, const KeyedRows& content, int64_t d
 absl::Status WriteSnapshot(OpKernelContext* ctx, const TableSnapshot& snapshot, int64_t dim) {
   TF_RETURN_IF_ERROR(WriteRows(ctx, snapshot, dim));
   TF_RETURN_IF_ERROR(SetScalar(ctx, 9, snapshot.optimizer_step));
+  TF_RETURN_IF_ERROR(SetScalar(ctx, 10, snapshot.initial_row_scale));
   return WritePolicy(ctx, snapshot.policy);
 }
 
 namespace {
 
-// Inputs 1 to 10 of SokTableImport and SokTableReadAside. Fails on what does not fit a table of
+// Inputs 1 to 11 of SokTableImport and SokTableReadAside. Fails on what does not fit a table of
 // these options, also on more keys than it may hold if they are to `replace` its content: a bad
 // import must not cost what is there.
 absl::Status ReadSnapshot(OpKernelContext* ctx, const TableOptions& options, bool replace,
@@ -106,6 +108,7 @@ absl::Status ReadSnapshot(OpKernelContext* ctx, const TableOptions& options, boo
   snapshot->slot_rows.assign(floats(slot_rows), floats(slot_rows) + slot_rows.NumElements());
   TF_RETURN_IF_ERROR(ReadPolicy(ctx, &snapshot->policy));
   snapshot->optimizer_step = ctx->input(10).scalar<int64_t>()();
+  snapshot->initial_row_scale = ctx->input(11).scalar<double>()();
   return absl::OkStatus();
 }
 
@@ -123,10 +126,12 @@ REGISTER_OP("SokTableExport")
     .Output("counters: int64")
     .Output("step: int64")
     .Output("optimizer_step: int64")
+    .Output("initial_row_scale: double")
     .Attr("with_slots: bool = true")
     .Attr("evict: bool = false")
     .SetShapeFn([](InferenceContext* c) {
-      return SetShapes(c, {{-1}, {-1, -1}, {-1, -1}, {-1}, {-1}, {-1, 3}, {-1, 3}, {-1}, {}, {}});
+      return SetShapes(c,
+                       {{-1}, {-1, -1}, {-1, -1}, {-1}, {-1}, {-1, 3}, {-1, 3}, {-1}, {}, {}, {}});
     })
     .SetIsStateful()
     .Doc(
@@ -157,25 +162,27 @@ class TableExportOp : public OpKernel {
 SOK_REGISTER_TABLE_KERNEL(SOK_SNAPSHOT_IN_HOST_MEMORY(Name("SokTableExport")), TableExportOp);
 
 // The inputs of ops that take a snapshot, ReadSnapshot's.
-#define SOK_SNAPSHOT_INPUTS(op)    \
-  op.Input("handle: resource")     \
-      .Input("keys: int64")        \
-      .Input("rows: float")        \
-      .Input("slot_rows: float")   \
-      .Input("slot_names: string") \
-      .Input("slot_widths: int64") \
-      .Input("records: int64")     \
-      .Input("waiting: int64")     \
-      .Input("counters: int64")    \
-      .Input("step: int64")        \
-      .Input("optimizer_step: int64")
+#define SOK_SNAPSHOT_INPUTS(op)       \
+  op.Input("handle: resource")        \
+      .Input("keys: int64")           \
+      .Input("rows: float")           \
+      .Input("slot_rows: float")      \
+      .Input("slot_names: string")    \
+      .Input("slot_widths: int64")    \
+      .Input("records: int64")        \
+      .Input("waiting: int64")        \
+      .Input("counters: int64")       \
+      .Input("step: int64")           \
+      .Input("optimizer_step: int64") \
+      .Input("initial_row_scale: double")
 
 SOK_SNAPSHOT_INPUTS(REGISTER_OP("SokTableImport"))
     .Attr("replace: bool = false")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(
         "Inserts or overwrites keys with rows and slot rows; `replace` removes all others first. "
-        "Records, waiting keys and counters may be empty, and the steps -1: not known.");
+        "Records, waiting keys and counters may be empty, and the steps and the scale -1: not "
+        "known.");
 
 class TableImportOp : public OpKernel {
  public:
@@ -230,7 +237,7 @@ absl::Status ReadAside(OpKernelContext* ctx) {
   TF_RETURN_IF_ERROR(LookupTable(ctx, &table));
   Aside found;
   TableSnapshot snapshot;
-  const int64_t number = ctx->input(11).scalar<int64_t>()();
+  const int64_t number = ctx->input(12).scalar<int64_t>()();
   found.table = TakeMadeAside(number);
   absl::Status status = absl::OkStatus();
   if (found.table == nullptr && number != 0) {

@@ -18,7 +18,8 @@
       .HostMemory("waiting")                 \
       .HostMemory("counters")                \
       .HostMemory("step")                    \
-      .HostMemory("optimizer_step")
+      .HostMemory("optimizer_step")          \
+      .HostMemory("initial_row_scale")
 
 namespace sok {
 
@@ -32,7 +33,7 @@ void DropMadeAside(const TableResource* owner);
 
 // Outputs 0 to 4, of a table of width `dim`.
 absl::Status WriteRows(OpKernelContext* ctx, const KeyedRows& content, int64_t dim);
-// Outputs 0 to 9.
+// Outputs 0 to 10.
 absl::Status WriteSnapshot(OpKernelContext* ctx, const TableSnapshot& snapshot, int64_t dim);
 
 }  // namespace sok

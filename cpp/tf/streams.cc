@@ -137,6 +137,7 @@ struct Stream {
 struct StreamContent {
   int64_t num_keys, slot_width, num_slots, has_records, num_waiting, num_counters, step,
       optimizer_step, num_erased, whole, num_steps, number;
+  double initial_row_scale;
   const char* const* slot_names;
   const int64_t* slot_widths;
   const WaitingKey* waiting;  // three int64 each
@@ -181,6 +182,7 @@ SOK_EXPORTED const char* sok_stream_open(int64_t number, int64_t since, Stream**
               about.whole,
               size(about.steps),
               about.number,
+              all.initial_row_scale,
               stream->names.data(),
               all.slot_widths.data(),
               all.policy.waiting.data(),
@@ -244,7 +246,8 @@ SOK_EXPORTED const char* sok_aside_import(MadeAside* made, int64_t num_keys, con
                                           const int64_t* slot_widths, const int64_t* records,
                                           int64_t num_waiting, const int64_t* waiting,
                                           int64_t num_counters, const int64_t* counters,
-                                          int64_t step, int64_t optimizer_step) {
+                                          int64_t step, int64_t optimizer_step,
+                                          double initial_row_scale) {
   return Told(made->run([&](CallContext context) {
     TableSnapshot part;
     part.slot_names.assign(slot_names, slot_names + num_slots);
@@ -260,6 +263,7 @@ SOK_EXPORTED const char* sok_aside_import(MadeAside* made, int64_t num_keys, con
     part.policy.counters.assign(counters, counters + num_counters);
     part.policy.step = step;
     part.optimizer_step = optimizer_step;
+    part.initial_row_scale = initial_row_scale;
     made->aside->Import(context, part);
   }));
 }

@@ -26,7 +26,7 @@ _DRAWS = 64
 
 
 class MissingRows(tf.Module):
-    """What missing keys of a table read: 0, or their initial rows.
+    """What missing keys of a table read: 0, or their initial rows after all weight decay.
 
     Args:
         variable: The EmbeddingVariable.
@@ -36,13 +36,18 @@ class MissingRows(tf.Module):
     def __init__(self, variable: Any, initial: bool):
         super().__init__(name="missing")
         self.dim = variable.dim
-        self.kind, self._number = CONSTANT, np.float32(0)
+        self.kind, self._number, self._decay = CONSTANT, np.float32(0), np.float32(1)
+        self._dtype = tf.float32
         if not initial:
             return
-        kind, key, numbers, rows = native.ops().sok_table_initializer(handle=variable.handle)
+        kind, key, numbers, rows, is_row = native.ops().sok_table_initializer(
+            handle=variable.handle
+        )
+        if is_row:
+            self._dtype = variable.row_dtype
         self.kind = int(kind)
         self._key = [int(word) for word in key.numpy()]
-        self._number, self._scale, self._limit = numbers.numpy()
+        self._number, self._scale, self._limit, self._decay = numbers.numpy()
         if self.kind == DEFAULT_ROWS:
             with tf.device("/CPU:0"):
                 self.default_rows = tf.Variable(rows, trainable=False, name="default_rows")
@@ -54,6 +59,12 @@ class MissingRows(tf.Module):
 
     def __call__(self, keys: tf.Tensor) -> tf.Tensor:
         """Rows of int64 keys `[num_keys]`, float32 `[num_keys, dim]`."""
+        rows = self._drawn(keys)
+        if self._decay != 1:
+            rows *= self._decay
+        return tf.cast(tf.cast(rows, self._dtype), tf.float32)
+
+    def _drawn(self, keys):
         if self.kind == CONSTANT:
             return tf.fill([tf.size(keys), self.dim], tf.constant(self._number))
         if self.kind == DEFAULT_ROWS:

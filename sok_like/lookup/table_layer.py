@@ -77,8 +77,9 @@ class TableLayer(tf.keras.layers.Layer):
             reference = np.asarray(store["beside"]).tobytes().decode()
             beside.restore(self.table, keras_files.path_read(), reference)
             return
-        # A table without policies wrote no records, and earlier versions no step.
-        optional = {*RecordedSnapshot._fields} - {*TableSnapshot._fields} | {"optimizer_step"}
+        # A table without policies wrote no records, and earlier versions no step and no scale.
+        optional = {*RecordedSnapshot._fields} - {*TableSnapshot._fields}
+        optional |= {"optimizer_step", "initial_row_scale"}
         fields = {
             field: np.asarray(store[field])
             for field in RecordedSnapshot._fields

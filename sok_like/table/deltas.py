@@ -246,6 +246,7 @@ class Content:
             counters=functools.reduce(np.maximum, counters) if counters else nothing,
             step=max(rest.step for rest in last),
             optimizer_step=max(rest.optimizer_step for rest in last),
+            initial_row_scale=max(rest.initial_row_scale for rest in last),
         )
 
 

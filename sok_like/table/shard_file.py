@@ -1,8 +1,9 @@
 """One rank's file of a dump: an `.npz` that NumPy reads.
 
 The file is uncompressed. Its arrays are `keys` int64 `[size]`, `rows` float32 `[size, dim]`,
-`slot_rows` float32 `[size, sum of slot widths]`, `slot_names`, `slot_widths` and `optimizer_step`,
-the steps that the slot rows have behind them. A table with policies adds `records` int64
+`slot_rows` float32 `[size, sum of slot widths]`, `slot_names`, `slot_widths`, `optimizer_step`, the
+steps that the slot rows have behind them, and `initial_row_scale`, a float64: what weight decay has
+left of the rows of keys that are not there. A table with policies adds `records` int64
 `[size, 3]` (frequency, last step, custom score), `waiting` int64 `[num_waiting, 3]` (key, count,
 last step), `counters` int64 of a Bloom filter, and `step`. A delta adds `erased` int64
 `[num_erased]`, `whole` (1 where the keys replace all others of their rank), and the steps that move
@@ -80,6 +81,7 @@ class Shard:
     counters: np.ndarray = dataclasses.field(default_factory=_no_counters)  # int64 [num_counters]
     step: int = -1  # -1: not known
     optimizer_step: int = -1  # -1: not known
+    initial_row_scale: float = -1.0  # -1: not known
     erased: np.ndarray | None = None  # int64 [num_erased]; None but in a delta, as those below
     whole: bool = False
     steps: np.ndarray | None = None  # float64 [num_runs, 3]
@@ -210,6 +212,7 @@ def _arrays_of(shard):
         "slot_names": np.asarray(shard.slot_names, dtype=np.str_),
         "slot_widths": np.asarray(shard.slot_widths, dtype=np.int64),
         "optimizer_step": np.asarray(shard.optimizer_step, np.int64),
+        "initial_row_scale": np.asarray(shard.initial_row_scale, np.float64),
     }
     if shard.step >= 0:
         arrays["waiting"], arrays["counters"] = shard.waiting, shard.counters

@@ -30,6 +30,7 @@ _MEMBERS = {
     "slot_names": ("<U", 1),
     "slot_widths": ("<i8", 1),
     "optimizer_step": ("<i8", 0),
+    "initial_row_scale": ("<f8", 0),
     "records": ("<i8", 2),
     "waiting": ("<i8", 2),
     "counters": ("<i8", 1),
@@ -178,6 +179,8 @@ class ShardFile(ShardSource):
         shard = self.part(0, 0)
         if "optimizer_step" in self._arrays:
             shard.optimizer_step = int(self.read("optimizer_step"))
+        if "initial_row_scale" in self._arrays:
+            shard.initial_row_scale = float(self.read("initial_row_scale"))
         if "step" in self._arrays:
             shard.waiting, shard.counters = self.read("waiting"), self.read("counters")
             shard.step = int(self.read("step"))

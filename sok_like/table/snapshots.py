@@ -1,8 +1,8 @@
 """A shard at one instant, as tensors: what dumps, checkpoints and copies are made of.
 
 A checkpoint says whose part of a table it holds: behind the slot names comes the line `sok_like:
-rank 0 of 1, step 17`, or the name of the dump that lies beside it. (TensorFlow would not read
-earlier checkpoints if this were a tensor of its own.)
+rank 0 of 1, step 17, decay 0.9`, or the name of the dump that lies beside it. (TensorFlow would not
+read earlier checkpoints if these were tensors of their own.)
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class TableSnapshot(NamedTuple):
     slot_names: Any  # string [num_slots]
     slot_widths: Any  # int64 [num_slots]
     optimizer_step: Any  # int64 scalar, that the slot rows have behind them; -1: not known
+    initial_row_scale: Any  # float64 scalar, what weight decay left of them; -1: not known
 
 
 class RecordedSnapshot(NamedTuple):
@@ -40,6 +41,7 @@ class RecordedSnapshot(NamedTuple):
     counters: Any  # int64 [num_counters], of a Bloom filter
     step: Any  # int64 scalar
     optimizer_step: Any
+    initial_row_scale: Any
 
 
 class Snapshots:
@@ -103,7 +105,15 @@ class Snapshots:
         return native.ops().sok_table_take_aside(handle=self.handle, aside=aside)
 
 
-def _content(records=None, waiting=None, counters=None, step=-1, optimizer_step=-1, **rows):
+def _content(
+    records=None,
+    waiting=None,
+    counters=None,
+    step=-1,
+    optimizer_step=-1,
+    initial_row_scale=-1.0,
+    **rows,
+):
     nothing = np.zeros([0, 3], np.int64)
     return {
         **rows,
@@ -112,10 +122,11 @@ def _content(records=None, waiting=None, counters=None, step=-1, optimizer_step=
         "counters": nothing[:, 0] if counters is None else counters,
         "step": step,
         "optimizer_step": optimizer_step,
+        "initial_row_scale": initial_row_scale,
     }
 
 
-_PLACE = re.compile(r"sok_like: rank (\d+) of (\d+), step (-?\d+)")
+_PLACE = re.compile(r"sok_like: rank (\d+) of (\d+), step (-?\d+)(?:, decay (\S+))?")
 _BESIDE = "sok_like: beside the checkpoint, "
 
 
@@ -124,7 +135,9 @@ def checkpointed(snapshot: Any) -> dict[str, Any]:
     communicator = comm.current()
     tensors = snapshot._asdict()
     place = f"sok_like: rank {communicator.rank} of {communicator.world_size}, step "
-    line = tf.strings.join([place, tf.strings.as_string(tensors.pop("optimizer_step"))])
+    step, scale = tensors.pop("optimizer_step"), tensors.pop("initial_row_scale")
+    decay = tf.strings.as_string(scale, scientific=True, precision=17)
+    line = tf.strings.join([place, tf.strings.as_string(step), ", decay ", decay])
     tensors["slot_names"] = tf.concat([tensors["slot_names"], [line]], axis=0)
     return tensors
 
@@ -181,22 +194,28 @@ def from_checkpoint(tensors: dict[str, Any], table: str) -> dict[str, Any]:
             )
         found = _PLACE.fullmatch(names[-1].decode()) if len(names) else None
         if found is None:  # of an earlier version
-            return names, np.int64(-1), np.int64(1)
-        rank, world_size, step = map(int, found.groups())
+            return names, np.int64(-1), np.float64(-1), np.int64(1)
+        rank, world_size, step = map(int, found.groups()[:3])
         if (rank, world_size) != mine and world_size > 1:
             raise ValueError(
                 f"A checkpoint of table '{table}' that an earlier version wrote on several ranks "
                 f"must be restored by the rank that wrote it: rank {mine[0]} of {mine[1]} needs a "
                 f"path of its own. Received: the part of rank {rank} of {world_size}"
             )
-        return names[:-1], np.int64(step), np.int64(world_size)
+        return names[:-1], np.int64(step), np.float64(found[4] or -1), np.int64(world_size)
 
-    names, step, written_by = tf.numpy_function(
-        split, [tensors["slot_names"]], [tf.string, tf.int64, tf.int64]
+    names, step, scale, written_by = tf.numpy_function(
+        split, [tensors["slot_names"]], [tf.string, tf.int64, tf.float64, tf.int64]
     )
     names.set_shape([None])
-    step.set_shape([])
-    content = {**tensors, "slot_names": names, "optimizer_step": step}
+    for scalar in (step, scale):
+        scalar.set_shape([])
+    content = {
+        **tensors,
+        "slot_names": names,
+        "optimizer_step": step,
+        "initial_row_scale": scale,
+    }
     return _owned(content, written_by, mine) if mine[1] > 1 else content
 
 

@@ -33,6 +33,7 @@ class _Content(ctypes.Structure):
             *("num_counters", "step", "optimizer_step", "num_erased", "whole", "num_steps"),
             "number",
         )),
+        ("initial_row_scale", ctypes.c_double),
         ("slot_names", ctypes.POINTER(ctypes.c_char_p)),
         *((name, _POINTER) for name in ("slot_widths", "waiting", "counters", "erased", "steps")),
         ("optimizer", ctypes.c_char_p),
@@ -51,7 +52,7 @@ def _library():
         "sok_aside_open": [_INT64, _INT64, _POINTER],
         "sok_aside_import": [
             *(_POINTER, _INT64, *[_POINTER] * 3, _INT64, *[_POINTER] * 3, _INT64, _POINTER),
-            *(_INT64, _POINTER, _INT64, _INT64),
+            *(_INT64, _POINTER, _INT64, _INT64, ctypes.c_double),
         ],
         "sok_aside_keep": [_POINTER],
         "sok_aside_drop": [_INT64],
@@ -148,7 +149,7 @@ def _import(library, made, shard):
             *(len(names), (ctypes.c_char_p * len(names))(*names), widths),
             None if records is None else records.ctypes.data,
             *(len(shard.waiting), waiting, len(shard.counters), counters),
-            *(shard.step, shard.optimizer_step),
+            *(shard.step, shard.optimizer_step, shard.initial_row_scale),
         )
     )
 
@@ -180,7 +181,7 @@ def _shard_of(library, stream, about, dim, since):
         [about.slot_names[i].decode() for i in range(about.num_slots)],
         _copied(about.slot_widths, [about.num_slots], np.int64).tolist(),
     )
-    shard.optimizer_step = about.optimizer_step
+    shard.optimizer_step, shard.initial_row_scale = about.optimizer_step, about.initial_row_scale
     if about.has_records:
         shard.records = column(2, 3, np.int64)
         shard.waiting = _copied(about.waiting, [about.num_waiting, 3], np.int64)

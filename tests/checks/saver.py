@@ -56,7 +56,8 @@ def train(layer, optimizer, steps):
 
 def make():
     layer = sok.All2AllDenseEmbedding(None, DIM, 1, 1, dynamic_input=True, name="items")
-    return layer, sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.05))
+    # With weight decay, rows of keys that come after the restore tell whether it was forgotten.
+    return layer, sok.OptimizerWrapper(tf.keras.optimizers.AdamW(0.05, weight_decay=0.5))
 
 
 def rows_of(layer):

@@ -51,6 +51,36 @@ def test_a_filtered_table_reads_its_value_without_permission(sok):
     assert (rows.numpy() == -2.5).all()
 
 
+@pytest.mark.parametrize("row_dtype", ["bfloat16", "float16"])
+def test_a_missing_key_of_a_table_of_16_bits_reads_what_the_table_holds(sok, row_dtype):
+    table = sok.EmbeddingVariable(6, name="missing_narrow", dtype=row_dtype)
+    rows = MissingRows(table, True)(tf.constant(KEYS))
+    np.testing.assert_array_equal(rows, table.find(KEYS)[0])
+    np.testing.assert_array_equal(rows, tf.cast(tf.cast(rows, row_dtype), tf.float32))
+    wide = sok.EmbeddingVariable(6, name="missing_narrow")
+    np.testing.assert_allclose(rows, wide.find(KEYS)[0], rtol=2.0**-8, atol=1e-7)
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_missing_key_reads_its_row_after_weight_decay(sok, tmp_path, forgotten):
+    def table():
+        return sok.EmbeddingVariable(6, name="missing_decayed")
+
+    decayed, fresh = table(), table()
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.1, weight_decay=0.5))
+    for _ in range(3):
+        gradient = tf.IndexedSlices(tf.ones([1, 6]), tf.constant([1], tf.int64))
+        optimizer.apply_gradients([(gradient, decayed)])
+    if forgotten:  # as after a restore: the history begins anew
+        decayed.load_snapshot(**decayed.snapshot()._asdict())
+    keys = KEYS[KEYS != 1]
+    rows = MissingRows(decayed, True)(tf.constant(keys))
+    np.testing.assert_allclose(rows, fresh.find(keys)[0] * 0.95**3, rtol=1e-6)
+    np.testing.assert_allclose(rows, decayed.find(keys)[0], rtol=1e-6)
+    if forgotten:
+        np.testing.assert_array_equal(rows, decayed.find(keys)[0])
+
+
 def stock(sok, row_dtype="float32"):
     table = sok.EmbeddingVariable(6, name="stock")
     rows = RANDOM.normal(size=[len(PRESENT), 6]).astype(np.float32)

@@ -196,7 +196,7 @@ def test_several_lookups_of_one_step(sok):
 
 def test_plain_tables_keep_no_records(sok):
     table = sok.get_embedding_variable("users", 2, ev_option=sok.EmbeddingVariableOption())
-    assert not table.keeps_records and len(table.snapshot()) == 6
+    assert not table.keeps_records and not hasattr(table.snapshot(), "records")
     for method in ("statistics", "evict", "pop_evicted"):
         with pytest.raises(ValueError, match=f"`{method}` needs a table with policies.*users"):
             getattr(table, method)()
@@ -274,8 +274,8 @@ def test_older_and_plain_dumps(sok, tmp_path):
     sok.group_embedding_lookup([plain], [[1, 2]])
     sok.Saver().dump_to_file(plain, tmp_path / "plain")
     with np.load(next((tmp_path / "plain").glob("*.npz"))) as arrays:
-        plain_arrays = {"keys", "rows", "slot_rows", "slot_names", "slot_widths", "optimizer_step"}
-        assert set(arrays) == plain_arrays
+        of_rows = {"keys", "rows", "slot_rows", "slot_names", "slot_widths"}
+        assert set(arrays) == of_rows | {"optimizer_step", "initial_row_scale"}
     counting = sok.EmbeddingVariableOption(filter_option=sok.CounterFilter(2))
     table = sok.EmbeddingVariable(2, name="users", ev_option=counting)
     sok.group_embedding_lookup([table], [[3]])

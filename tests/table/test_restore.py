@@ -112,6 +112,43 @@ def test_adam_goes_on_from_the_step_of_the_dump(sok, tmp_path, way):
 
 
 @pytest.mark.keras
+@pytest.mark.parametrize("way", [*WAYS, "delta", "layer"])
+@pytest.mark.parametrize("rule", ["SGD", "AdamW"])
+def test_the_row_of_a_key_that_comes_later_has_decayed(sok, tmp_path, rule, way):
+    def make():
+        layer = sok.All2AllDenseEmbedding(
+            None, 2, 1, 1, dynamic_input=True, embedding_initializer="ones", name="users"
+        )
+        optimizer = getattr(tf.keras.optimizers, rule)(0.1, weight_decay=0.5)
+        return layer, layer.embedding_variable, sok.OptimizerWrapper(optimizer)
+
+    def steps(table, optimizer, number):
+        for _ in range(number):
+            step(table, optimizer)
+
+    (layer, source, optimizer), (other, target, again) = make(), make()
+    steps(source, optimizer, 3)
+    steps(target, again, 1)  # what has been trained before a restore is gone
+    if way == "delta":
+        first = sok.Saver().dump(source, str(tmp_path))
+        steps(source, optimizer, 1)
+        sok.Saver().dump(source, str(tmp_path), since=first)
+        sok.Saver().restore_from_file(target, str(tmp_path))
+    elif way == "layer":
+        store = {}
+        layer.save_own_variables(store)
+        other.load_own_variables(store)
+    else:
+        copied(sok, way, tmp_path, source, target)
+    done = 4 if way == "delta" else 3
+    np.testing.assert_allclose(target.find([9])[0], np.full([1, 2], 0.95**done), rtol=1e-6)
+    steps(target, again, 2)
+    row = np.full([1, 2], 0.95 ** (done + 2))
+    np.testing.assert_allclose(target.find([9])[0], row, rtol=1e-6)
+    np.testing.assert_allclose(tf.nn.embedding_lookup(target, [9]), row, rtol=1e-6)
+
+
+@pytest.mark.keras
 def test_two_tables_of_one_optimizer_keep_their_own_steps(sok, tmp_path):
     """One is restored and one is new; and the restored one may go back in time."""
     tables = [sok.EmbeddingVariable(1, name=f"t{i}", initializer="zeros") for i in range(2)]

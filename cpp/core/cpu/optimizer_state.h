@@ -39,9 +39,7 @@ class OptimizerState final : public RowCatchUp {
   int64_t bytes() const override {
     return history_.bytes() + static_cast<int64_t>(seen_.capacity() * sizeof(uint64_t));
   }
-  float InitialRowScale() const override {
-    return static_cast<float>(history_.initial_row_scale());
-  }
+  double Decay() const override { return history_.decay(); }
 
   // Step numbers are stored as bits: a float counts to 2^24 only.
   uint32_t LastStep(const float* row) const {

@@ -93,12 +93,11 @@ void CpuTable::Impl::CopyOut(uint32_t row_number, bool pending, float* out) cons
 void CpuTable::Impl::InitialEmbeddings(const uint64_t* keys, int64_t num_keys,
                                        float* const* rows) const {
   InitialRows(initializer, keys, num_keys, options.dim, rows);
-  for (int64_t i = 0; format.is_narrow() && i < num_keys; ++i) format.Round(rows[i]);
-  const float scale = catch_up != nullptr ? catch_up->InitialRowScale() : 1.0f;
-  if (scale == 1.0f) return;
-  for (int64_t i = 0; i < num_keys; ++i) {
+  const float scale = static_cast<float>(initial_row_scale);
+  for (int64_t i = 0; scale != 1.0f && i < num_keys; ++i) {
     for (int64_t d = 0; d < options.dim; ++d) rows[i][d] *= scale;
   }
+  for (int64_t i = 0; format.is_narrow() && i < num_keys; ++i) format.Round(rows[i]);
 }
 
 void CpuTable::Impl::ReadInitialRows(const uint64_t* keys, int64_t num_keys,

@@ -59,9 +59,9 @@ class RowCatchUp {
   // last_step is the initial one counts as brought up too. Called under the exclusive lock.
   virtual void Rebase() = 0;
   virtual int64_t bytes() const { return 0; }  // that it holds beside the rows
-  // What initial rows are multiplied by, in InitialRow and when a key is inserted: the weight decay
-  // of steps that Rebase forgot. (Later steps count as missed ones, from last_step = 0 on.)
-  virtual float InitialRowScale() const { return 1.0f; }
+  // What the weight decay of the steps since the last Rebase leaves of an initial row. A new row
+  // counts them as missed ones, from last_step = 0 on; the table keeps those before.
+  virtual double Decay() const { return 1.0; }
 };
 
 class CpuTable final : public Table {
@@ -75,6 +75,7 @@ class CpuTable final : public Table {
   const TableOptions& options() const override;
   void Find(CallContext context, const uint64_t* keys, int64_t num_keys, float* rows,
             uint8_t* found) const override;
+  double InitialRowScale(CallContext context) const override;
   void WriteZeros(CallContext context, float* rows, int64_t num_rows) const override;
   void FindOrInsert(CallContext context, const uint64_t* keys, int64_t num_keys, float* rows,
                     uint8_t* inserted) override;

@@ -24,6 +24,7 @@ void CpuTable::Impl::SwapContent(Impl& other) noexcept {
 std::unique_ptr<Table> CpuTable::MakeAside(CallContext context) const {
   auto aside = std::make_unique<CpuTable>(options());
   aside->ConfigureSlots(context, Slots());
+  aside->impl_->initial_row_scale = InitialRowScale(context);  // unless the content knows better
   return aside;
 }
 
@@ -36,7 +37,8 @@ void CpuTable::TakeContent(CallContext context, Table& other) {
   impl_->changes.reset();  // of the content that is gone
   impl_->slots.swap(aside.impl_->slots);
   impl_->slot_initial.swap(aside.impl_->slot_initial);
-  if (impl_->catch_up != nullptr) impl_->catch_up->Rebase();  // no row owes anything any more
+  impl_->ForgetSteps();  // no row owes anything any more
+  impl_->initial_row_scale = aside.impl_->initial_row_scale;
 }
 
 }  // namespace sok

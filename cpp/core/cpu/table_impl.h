@@ -122,6 +122,8 @@ struct CpuTable::Impl {
   // ---- state ----
   void ImportRecords(const TableSnapshot& snapshot, const uint32_t* rows);
   void CatchUpAll(Executor& ex);
+  void ForgetSteps();  // no row owes anything; their weight decay goes on to initial_row_scale
+  double InitialRowScale() const;
   void CatchUpInOrder(Executor& ex);
   // Rows and slot rows of keys, whose row numbers may be kNoRow. Either may be null.
   void CopyRows(Executor& ex, const uint64_t* keys, const uint32_t* row_numbers, int64_t num_keys,
@@ -175,6 +177,7 @@ struct CpuTable::Impl {
   std::vector<SlotVariableSpec> slots;
   std::vector<float> slot_initial;  // what follows the embedding in a new row
   std::shared_ptr<RowCatchUp> catch_up;
+  double initial_row_scale = 1.0;  // weight decay of steps that no catch_up remembers
   StepNumber step_number;
   std::unique_ptr<TableRecords> records;  // null without policies
   std::unique_ptr<ChangeLog> changes;     // null where no delta has been asked for

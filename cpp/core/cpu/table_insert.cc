@@ -238,7 +238,7 @@ void CpuTable::Impl::Clear() {
   } else {
     std::memset(present.data(), 0, present.bytes());
   }
-  if (catch_up != nullptr) catch_up->Rebase();  // no row owes anything any more
+  ForgetSteps();  // no row owes anything any more
   if (records != nullptr) records->Clear();
   if (changes != nullptr) changes->TouchAll();
   step_number.ResumeFrom(-1);

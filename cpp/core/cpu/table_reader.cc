@@ -52,6 +52,7 @@ class CpuTable::Reader final : public TableReader {
         num_keys_(is_whole ? table.size() : static_cast<int64_t>(listed_.size())) {
     const Impl& impl = *table.impl_;
     TableSnapshot& snapshot = about_.snapshot;
+    snapshot.initial_row_scale = impl.InitialRowScale();
     if (with_slots) {
       NameSavedSlots(impl.slots, &snapshot);
       snapshot.optimizer_step = impl.step_number.last();

@@ -60,7 +60,22 @@ void CpuTable::Impl::CatchUpAll(Executor& ex) {
   }
   ++version;
   if (changes != nullptr && catch_up->pending()) changes->CaughtUp();
+  ForgetSteps();
+}
+
+void CpuTable::Impl::ForgetSteps() {
+  if (catch_up == nullptr) return;
+  initial_row_scale *= catch_up->Decay();
   catch_up->Rebase();
+}
+
+double CpuTable::Impl::InitialRowScale() const {
+  return catch_up == nullptr ? initial_row_scale : initial_row_scale * catch_up->Decay();
+}
+
+double CpuTable::InitialRowScale(CallContext) const {
+  const std::shared_lock<TableMutex> lock(impl_->mutex);
+  return impl_->InitialRowScale();
 }
 
 void CpuTable::CatchUpRows(Executor& ex) { impl_->CatchUpAll(ex); }
@@ -268,6 +283,7 @@ void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool r
   impl.Touch(snapshot.keys.data(), row_numbers.data(), static_cast<int64_t>(num_keys));
   if (impl.records != nullptr) impl.ImportRecords(snapshot, row_numbers.data());
   if (snapshot.optimizer_step >= 0) impl.step_number.ResumeFrom(snapshot.optimizer_step);
+  if (snapshot.initial_row_scale >= 0.0) impl.initial_row_scale = snapshot.initial_row_scale;
 }
 
 }  // namespace sok

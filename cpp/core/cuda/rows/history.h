@@ -37,7 +37,7 @@ class History {
   bool pending() const { return owes() && now_ > 0; }
   bool full() const { return now_ + 1 >= max_steps_; }
   uint32_t num_steps() const { return steps_.num_steps(); }
-  float initial_scale() const { return static_cast<float>(steps_.initial_row_scale()); }
+  double decay() const { return steps_.decay(); }  // see StepHistory
   HistoryRef Ref() const;
 
   void Reserve() { steps_.Reserve(); }  // for one step, on the host

@@ -64,6 +64,7 @@ class CudaTable final : public Table {
   const TableOptions& options() const override;
   void Find(CallContext context, const uint64_t* keys, int64_t num_keys, float* rows,
             uint8_t* found) const override;
+  double InitialRowScale(CallContext context) const override;
   void WriteZeros(CallContext context, float* rows, int64_t num_rows) const override;
   void FindOrInsert(CallContext context, const uint64_t* keys, int64_t num_keys, float* rows,
                     uint8_t* inserted) override;

@@ -133,6 +133,8 @@ struct CudaTable::Impl {
                      int64_t num_keys);
 
   void CatchUpAll();
+  void ForgetSteps();  // no row owes anything; their weight decay goes on to initial_row_scale
+  double InitialRowScale() const;
   // All but the optimizer's history. The counters of both must be known.
   void SwapContent(Impl& other) noexcept;
   TableRef Ref() const;
@@ -163,6 +165,7 @@ struct CudaTable::Impl {
   std::vector<float> slot_initial;
   Buffer device_slot_initial;
   std::unique_ptr<History> history;
+  double initial_row_scale = 1.0;  // weight decay of steps that no history remembers
   StepNumber step_number;
   std::unique_ptr<DeviceRecords> records;  // null without policies
 };

@@ -28,6 +28,7 @@ class CudaTable::Reader final : public TableReader {
   // Holds the mutex, which its caller has locked. The host knows the counters.
   Reader(Impl& impl, bool with_slots) : impl_(impl), num_keys_(impl.size.known()) {
     TableSnapshot& snapshot = about_.snapshot;
+    snapshot.initial_row_scale = impl.InitialRowScale();
     if (with_slots) {
       NameSavedSlots(impl.slots, &snapshot);
       snapshot.optimizer_step = impl.step_number.last();

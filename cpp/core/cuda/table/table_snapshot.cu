@@ -105,6 +105,7 @@ void CudaTable::Import(CallContext context, const TableSnapshot& snapshot, bool 
     impl.ImportRecords(policy, keys.as<uint64_t>(), row_numbers.as<uint32_t>(), num_keys);
   }
   if (snapshot.optimizer_step >= 0) impl.step_number.ResumeFrom(snapshot.optimizer_step);
+  if (snapshot.initial_row_scale >= 0.0) impl.initial_row_scale = snapshot.initial_row_scale;
   Synchronize(stream);
 }
 
@@ -112,6 +113,7 @@ std::unique_ptr<Table> CudaTable::MakeAside(CallContext context) const {
   const double max_load_factor = impl_->max_load_factor;
   auto aside = std::make_unique<CudaTable>(options(), max_load_factor, context.stream());
   aside->ConfigureSlots(context, Slots());
+  aside->impl_->initial_row_scale = InitialRowScale(context);  // unless the content knows better
   return aside;
 }
 
@@ -139,11 +141,12 @@ void CudaTable::TakeContent(CallContext context, Table& other) {
   // An optimizer may have come meanwhile: the rows are laid out for it. With slots behind its own
   // it must be attached again, and takes them away.
   other.ConfigureSlots(context, SlotsWithThoseOf(aside.slots, impl.slots));
+  impl.ForgetSteps();  // no row owes anything any more
   if (aside.slots.size() != impl.slots.size()) impl.history = nullptr;
   impl.LearnCounters();
   aside.LearnCounters();
   impl.SwapContent(aside);
-  if (impl.history != nullptr) impl.history->Forget(stream);  // no row owes anything any more
+  impl.initial_row_scale = aside.initial_row_scale;
 }
 
 }  // namespace cuda

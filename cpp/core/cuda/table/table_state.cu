@@ -156,10 +156,8 @@ TableRef CudaTable::Impl::Ref() const {
   ref.slot_initial = device_slot_initial.as<float>();
   ref.last_step_offset = ref.row_floats - 1;  // the last slot, where there is one
   ref.initializer = initializer;
-  if (history != nullptr) {
-    ref.initial_scale = history->initial_scale();
-    ref.history = history->Ref();
-  }
+  ref.initial_scale = static_cast<float>(initial_row_scale);
+  if (history != nullptr) ref.history = history->Ref();
   ref.filters = options.policy.filters();
   ref.no_permission = options.policy.no_permission;
   ref.counters = counters.as<Counters>();
@@ -197,7 +195,7 @@ void CudaTable::Clear(CallContext context) {
   const auto lock = impl.Enter(stream);
   impl.step_number.ResumeFrom(-1);
   if (impl.is_direct()) {  // every key stays, with its initial row
-    if (impl.history != nullptr) impl.history->Forget(stream);
+    impl.ForgetSteps();
     return WriteInitialRows(stream, impl.Ref(), impl.direct);
   }
   impl.LearnCounters();
@@ -210,7 +208,7 @@ void CudaTable::Clear(CallContext context) {
   impl.arena = DeviceArena();
   impl.arena.stride = stride;
   impl.free_rows = Buffer();
-  if (impl.history != nullptr) impl.history->Forget(stream);  // no row owes anything any more
+  impl.ForgetSteps();  // no row owes anything any more
   if (impl.records != nullptr) impl.records->Clear(stream);
 }
 
@@ -250,12 +248,26 @@ MemoryStats CudaTable::Stats(CallContext context) const {
 // ---- slots and optimizer ----
 
 void CudaTable::Impl::CatchUpAll() {
-  if (history == nullptr) return;
-  if (history->pending()) {
+  if (history != nullptr && history->pending()) {
     const TableRef ref = Ref();
     CatchUpRows(stream, ref, nullptr, nullptr, Count(rows.bound(), &ref.counters->next_row));
   }
+  ForgetSteps();
+}
+
+void CudaTable::Impl::ForgetSteps() {
+  if (history == nullptr) return;
+  initial_row_scale *= history->decay();
   history->Forget(stream);
+}
+
+double CudaTable::Impl::InitialRowScale() const {
+  return history == nullptr ? initial_row_scale : initial_row_scale * history->decay();
+}
+
+double CudaTable::InitialRowScale(CallContext context) const {
+  const auto lock = impl_->Enter(context.stream());
+  return impl_->InitialRowScale();
 }
 
 void CudaTable::ConfigureSlots(CallContext context, const std::vector<SlotVariableSpec>& specs) {
