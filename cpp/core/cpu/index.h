@@ -57,6 +57,15 @@ class Index {
     }
   }
 
+  // Asks for the entry that FindOrInsert will most likely read or write; reads the digests.
+  void PrefetchEntry(uint64_t hash) const {
+    const Bucket* const bucket = Home(hash);
+    const Digests digests(bucket->digests);
+    const uint32_t match = digests.Match(HashDigest(hash));
+    const uint32_t slots = match != 0 ? match : digests.Match(kEmptyDigest);
+    if (slots != 0) __builtin_prefetch(&bucket->entries[__builtin_ctz(slots)], 1);
+  }
+
   // Makes room for `num_keys` keys beyond those present. Throws std::bad_alloc, changing nothing.
   void MakeRoom(int64_t num_keys);
   bool HasRoom(int64_t num_keys) const {

@@ -95,9 +95,17 @@ struct CpuTable::Impl {
   void FindUnlessNew(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* rows) const;
   int64_t InsertDirect(Executor& ex, const uint64_t* keys, uint32_t* rows,
                        const ShardGroups& misses);
+  // The steps of InsertMissing.
+  struct NewNumbers;
+  void MakeRoom(Executor& ex, const uint64_t* keys, const ShardGroups& misses);
+  int64_t InsertIntoIndex(Executor& ex, const uint64_t* keys, const NewNumbers& numbers,
+                          uint32_t* rows, uint8_t* inserted);
+  void WriteNewRows(const uint64_t* keys, const NewNumbers& numbers, const uint32_t* rows,
+                    const float* given, int64_t begin, int64_t end);
+  void TakeBack(const NewNumbers& numbers, const uint32_t* rows, int64_t num_inserted);
   void CheckCapacity(const uint64_t* keys, const ShardGroups& misses) const;
   void ReserveIndex(Executor& ex, int64_t num_keys);
-  void WriteNewRows(const uint64_t* keys, const uint32_t* rows, int64_t num_keys);
+  void WriteInitialRows(const uint64_t* keys, const uint32_t* rows, int64_t num_keys);
   void WriteGivenRow(const float* given, bool is_new, uint32_t row_number);
   void Clear();
 

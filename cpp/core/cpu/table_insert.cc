@@ -1,15 +1,18 @@
 // New keys: how a batch is inserted by several threads without locks and without order.
 //
-//     missing positions, grouped by shard      -> all work below is by shard
-//     1  make room in each shard's index          may fail; no key has been added
-//     2  row numbers: as many as misses, shard after shard, free ones first, then from the counter
-//     3  insert; a repeated key finds the row of its first position
-//     4  row numbers left over by repeated keys go back
+//     missing positions, grouped by shard
+//     1  make room in each shard's index, by shard    may fail; no key has been added
+//     2  row numbers: one per missing position, free ones first, then from the counter
+//     3  insert, by shard; a repeated key finds the row of its first position
+//     4  write the new rows
+//     5  row numbers left over by repeated keys go back
 //
 // Everything that can throw happens before step 3. Row numbers depend on the batch alone, not on
 // how many threads took part.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <functional>
 #include <new>
 #include <stdexcept>
 
@@ -19,6 +22,7 @@ namespace sok {
 namespace {
 
 constexpr int64_t kBlock = 32;
+constexpr int64_t kRowGrain = 1024;  // rows worth handing to another thread
 
 int64_t CountDistinct(const uint64_t* keys, const uint32_t* positions, int64_t n) {
   std::vector<uint64_t> sorted(static_cast<size_t>(n));
@@ -40,7 +44,7 @@ void CpuTable::Impl::CheckCapacity(const uint64_t* keys, const ShardGroups& miss
 }
 
 // Writes the initial rows and slot rows of new keys.
-void CpuTable::Impl::WriteNewRows(const uint64_t* keys, const uint32_t* rows, int64_t num_keys) {
+void CpuTable::Impl::WriteInitialRows(const uint64_t* keys, const uint32_t* rows, int64_t num_keys) {
   // Rows of 16 bits are made here; nothing may fail any more, so it is not the heap.
   float embeddings[kMaxNarrowDim];
   const bool narrow = format.is_narrow();
@@ -72,6 +76,27 @@ void CpuTable::Impl::WriteGivenRow(const float* given, bool is_new, uint32_t row
   WriteRow(given, row);
 }
 
+// Row numbers for new keys, one per missing position. Where the whole batch is missing they go by
+// position: then given rows are read, and rows are written, one after the other. Elsewhere they go
+// by place in the grouping.
+struct CpuTable::Impl::NewNumbers {
+  const ShardGroups& misses;
+  const bool by_position;
+  const int64_t from_free;         // the first so many are free ones, from the end of free_rows
+  const uint32_t* const free_end;  // which must not change meanwhile
+  const int64_t first_row;         // the first of the others
+
+  uint32_t operator[](int64_t i) const {
+    return i < from_free ? free_end[-1 - i] : static_cast<uint32_t>(first_row + (i - from_free));
+  }
+  uint32_t Position(int64_t i) const {
+    return by_position ? static_cast<uint32_t>(i) : misses.positions[i];
+  }
+  uint32_t OfPlace(int64_t place) const {  // in the grouping
+    return (*this)[by_position ? misses.positions[place] : place];
+  }
+};
+
 int64_t CpuTable::Impl::InsertMissing(Executor& ex, const uint64_t* keys, int64_t num_keys,
                                       uint32_t* rows, uint8_t* inserted, ShardGroups* misses,
                                       const float* given) {
@@ -83,106 +108,143 @@ int64_t CpuTable::Impl::InsertMissing(Executor& ex, const uint64_t* keys, int64_
   const int64_t total = misses->total();
   if (!options.use_hashtable) return InsertDirect(ex, keys, rows, *misses);
   CheckCapacity(keys, *misses);
+  MakeRoom(ex, keys, *misses);
 
-  const int64_t grain = ShardGrain(total);
+  const int64_t num_free = static_cast<int64_t>(free_rows.size());
+  const int64_t from_free = std::min(total, num_free);
+  if (next_row + (total - from_free) > int64_t{kNoRow}) {
+    throw std::length_error("A table must not hold more than 2^32 - 1 rows (table '" +
+                            options.name + "')");
+  }
+  arena->Reserve(next_row + (total - from_free));
+  const NewNumbers numbers{*misses, total == num_keys, from_free, free_rows.data() + num_free,
+                           next_row};
+  if (arena->is_on_disk()) {
+    std::vector<uint32_t> new_rows(static_cast<size_t>(total));
+    for (int64_t i = 0; i < total; ++i) new_rows[i] = numbers[i];
+    arena->Bring(ex, new_rows.data(), total, RowUse::kWrite);
+  }
+
+  // Both made before the first key goes in, since making them may fail.
+  const std::function<void(int64_t, int64_t)> write_new = [&](int64_t begin, int64_t end) {
+    WriteNewRows(keys, numbers, rows, given, begin, end);
+  };
+  // Equal keys are written by one thread, in order.
+  const std::function<void(int64_t, int64_t)> write_shards = [&](int64_t begin, int64_t end) {
+    for (int64_t i = misses->offsets[begin]; i < misses->offsets[end]; ++i) {
+      const int64_t position = misses->positions[i];
+      const bool is_new = rows[position] == numbers.OfPlace(i);
+      WriteGivenRow(given + position * options.dim, is_new, rows[position]);
+    }
+  };
+
+  const int64_t num_inserted = InsertIntoIndex(ex, keys, numbers, rows, inserted);
+  if (given != nullptr && num_inserted < total) {
+    ex.ParallelFor(kNumShards, ShardGrain(total), write_shards);
+  } else {
+    ex.ParallelFor(total, kRowGrain, write_new);
+  }
+  TakeBack(numbers, rows, num_inserted);
+  size += num_inserted;
+  if (changes != nullptr) {
+    for (uint32_t position : misses->positions) changes->Touch(&keys[position], &rows[position], 1);
+  }
+  return num_inserted;
+}
+
+void CpuTable::Impl::MakeRoom(Executor& ex, const uint64_t* keys, const ShardGroups& misses) {
   bool has_room = true;  // mostly: then no thread need be woken
-  for (int s = 0; s < kNumShards; ++s) has_room = has_room && shards[s].HasRoom(misses->count(s));
-  ex.ParallelFor(has_room ? 0 : kNumShards, grain, [&](int64_t begin, int64_t end) {
+  for (int s = 0; s < kNumShards; ++s) has_room = has_room && shards[s].HasRoom(misses.count(s));
+  if (has_room) return;
+  ex.ParallelFor(kNumShards, ShardGrain(misses.total()), [&](int64_t begin, int64_t end) {
     for (int64_t s = begin; s < end; ++s) {
-      int64_t count = misses->count(s);
+      int64_t count = misses.count(s);
       if (shards[s].HasRoom(count)) continue;
       if (count > shards[s].size()) {
         // Repeated keys must not make the index grow by more than one doubling.
-        count = CountDistinct(keys, misses->positions.data() + misses->offsets[s], count);
+        count = CountDistinct(keys, misses.positions.data() + misses.offsets[s], count);
       }
       shards[s].MakeRoom(count);
     }
   });
+}
 
-  const int64_t from_free = std::min<int64_t>(total, static_cast<int64_t>(free_rows.size()));
-  const uint32_t* const free_end = free_rows.data() + free_rows.size();
-  const int64_t first_row = next_row;
-  if (first_row + (total - from_free) > int64_t{kNoRow}) {
-    throw std::length_error("A table must not hold more than 2^32 - 1 rows (table '" +
-                            options.name + "')");
-  }
-  arena->Reserve(first_row + (total - from_free));
-  const auto reserved = [=](int64_t i) {
-    return i < from_free ? free_end[-1 - i] : static_cast<uint32_t>(first_row + (i - from_free));
-  };
-
-  if (arena->is_on_disk()) {
-    std::vector<uint32_t> new_rows(static_cast<size_t>(total));
-    for (int64_t i = 0; i < total; ++i) new_rows[i] = reserved(i);
-    arena->Bring(ex, new_rows.data(), total, RowUse::kWrite);
-  }
-
+int64_t CpuTable::Impl::InsertIntoIndex(Executor& ex, const uint64_t* keys,
+                                        const NewNumbers& numbers, uint32_t* rows,
+                                        uint8_t* inserted) {
+  const ShardGroups& misses = numbers.misses;
+  std::atomic<int64_t> num_inserted{0};
   ++version;
-  int64_t used[kNumShards];  // row numbers that the shard took
-  ex.ParallelFor(kNumShards, grain, [&](int64_t begin, int64_t end) {
+  ex.ParallelFor(kNumShards, ShardGrain(misses.total()), [&](int64_t begin, int64_t end) {
     uint64_t hashes[kBlock];
-    uint64_t new_keys[kBlock];
-    uint32_t new_rows[kBlock];
     for (int64_t s = begin; s < end; ++s) {
       Index& shard = shards[s];
-      int64_t next = misses->offsets[s];
-      for (int64_t b = misses->offsets[s]; b < misses->offsets[s + 1]; b += kBlock) {
-        const uint32_t* const positions = misses->positions.data() + b;
-        const int n = static_cast<int>(std::min<int64_t>(kBlock, misses->offsets[s + 1] - b));
-        for (int i = 0; i < n; ++i) {
+      const int64_t size_before = shard.size();
+      for (int64_t b = misses.offsets[s]; b < misses.offsets[s + 1]; b += kBlock) {
+        const uint32_t* const positions = misses.positions.data() + b;
+        const int64_t n = std::min(kBlock, misses.offsets[s + 1] - b);
+        // As in FindRange: ask for the digests, then for the entry that will be written, then insert.
+        for (int64_t i = 0; i < n; ++i) {
           hashes[i] = HashKey(keys[positions[i]]);
-          const char* const home = reinterpret_cast<const char*>(shard.Home(hashes[i]));
-          for (size_t line = 0; line < sizeof(Bucket); line += 64) {
-            __builtin_prefetch(home + line, 1);
-          }
-          if (given != nullptr) PrefetchRow<false>(given + positions[i] * options.dim, options.dim);
+          __builtin_prefetch(shard.Home(hashes[i]), 1);
         }
-        int num_new = 0;
-        for (int i = 0; i < n; ++i) {
-          const uint64_t key = keys[positions[i]];
-          const uint32_t row = shard.FindOrInsert(hashes[i], key, reserved(next));
-          rows[positions[i]] = row;
-          const bool is_new = row == reserved(next);
-          if (given != nullptr) WriteGivenRow(given + positions[i] * options.dim, is_new, row);
-          if (!is_new) continue;
-          ++next;
-          if (inserted != nullptr) inserted[positions[i]] = 1;
-          new_keys[num_new] = key;
-          new_rows[num_new++] = row;
+        for (int64_t i = 0; i < n; ++i) shard.PrefetchEntry(hashes[i]);
+        for (int64_t i = 0; i < n; ++i) {
+          const uint32_t position = positions[i], number = numbers.OfPlace(b + i);
+          rows[position] = shard.FindOrInsert(hashes[i], keys[position], number);
+          if (inserted != nullptr && rows[position] == number) inserted[position] = 1;
         }
-        if (given == nullptr) WriteNewRows(new_keys, new_rows, num_new);
       }
-      used[s] = next - misses->offsets[s];
+      num_inserted += shard.size() - size_before;
     }
   });
+  return num_inserted;
+}
 
-  int64_t num_inserted = 0;
-  int64_t end_used = 0;  // one past the last reserved number in use
-  for (int s = 0; s < kNumShards; ++s) {
-    num_inserted += used[s];
-    if (used[s] > 0) end_used = misses->offsets[s] + used[s];
+// Writes the rows numbered [begin, end), but for those that a repeated key has left over.
+void CpuTable::Impl::WriteNewRows(const uint64_t* keys, const NewNumbers& numbers,
+                                  const uint32_t* rows, const float* given, int64_t begin,
+                                  int64_t end) {
+  uint64_t new_keys[kBlock];
+  uint32_t new_rows[kBlock];
+  for (int64_t b = begin; b < end; b += kBlock) {
+    int64_t num_new = 0;
+    for (int64_t i = b; i < std::min(end, b + kBlock); ++i) {
+      const int64_t position = numbers.Position(i);
+      if (rows[position] != numbers[i]) continue;
+      if (given != nullptr) {
+        WriteGivenRow(given + position * options.dim, /*is_new=*/true, numbers[i]);
+        continue;
+      }
+      new_keys[num_new] = keys[position];
+      new_rows[num_new++] = numbers[i];
+    }
+    WriteInitialRows(new_keys, new_rows, num_new);
   }
+}
+
+void CpuTable::Impl::TakeBack(const NewNumbers& numbers, const uint32_t* rows,
+                              int64_t num_inserted) {
+  const int64_t total = numbers.misses.total(), from_free = numbers.from_free;
+  const bool repeats = num_inserted < total;
+  const auto is_used = [&](int64_t i) { return rows[numbers.Position(i)] == numbers[i]; };
+  int64_t end_used = total;  // one past the last number in use
+  while (repeats && end_used > 0 && !is_used(end_used - 1)) --end_used;
   std::vector<uint32_t> left_over;
   try {
-    left_over.reserve(static_cast<size_t>(std::max(end_used, from_free) - num_inserted));
-    for (int s = kNumShards - 1; s >= 0; --s) {  // lowest last, to be taken first
-      for (int64_t i = misses->offsets[s + 1] - 1; i >= misses->offsets[s] + used[s]; --i) {
-        if (i < std::max(end_used, from_free)) left_over.push_back(reserved(i));
-      }
+    const int64_t end_kept = std::max(end_used, from_free);
+    left_over.reserve(static_cast<size_t>(end_kept - num_inserted));
+    for (int64_t i = end_kept - 1; repeats && i >= 0; --i) {  // lowest last, to be taken first
+      if (!is_used(i)) left_over.push_back(numbers[i]);
     }
-    // Only now: `reserved` reads free_rows, which may move.
+    // Only now: `numbers` reads free_rows, which may move.
     free_rows.reserve(free_rows.size() - static_cast<size_t>(from_free) + left_over.size());
   } catch (const std::bad_alloc&) {
     left_over.clear();  // these row numbers are lost until Clear, which is better than failing here
   }
   free_rows.resize(free_rows.size() - static_cast<size_t>(from_free));
   free_rows.insert(free_rows.end(), left_over.begin(), left_over.end());
-  next_row = first_row + std::max<int64_t>(0, end_used - from_free);
-  size += num_inserted;
-  if (changes != nullptr) {
-    for (uint32_t position : misses->positions) changes->Touch(&keys[position], &rows[position], 1);
-  }
-  return num_inserted;
+  next_row += std::max<int64_t>(0, end_used - from_free);
 }
 
 int64_t CpuTable::Impl::InsertDirect(Executor& ex, const uint64_t* keys, uint32_t* rows,
@@ -208,7 +270,7 @@ int64_t CpuTable::Impl::InsertDirect(Executor& ex, const uint64_t* keys, uint32_
   ++version;
   const int64_t num_new = static_cast<int64_t>(new_keys.size());
   ex.ParallelFor(num_new, 1024, [&](int64_t begin, int64_t end) {
-    WriteNewRows(new_keys.data() + begin, new_rows.data() + begin, end - begin);
+    WriteInitialRows(new_keys.data() + begin, new_rows.data() + begin, end - begin);
   });
   Touch(new_keys.data(), new_rows.data(), num_new);
   return 0;  // no key is new to such a table

@@ -50,7 +50,7 @@ void CpuTable::Impl::CatchUpAll(Executor& ex) {
           for (int64_t r = first + begin; r < first + end; ++r) {
             const uint32_t row = static_cast<uint32_t>(r);
             const uint64_t key = direct.KeyOf(static_cast<uint64_t>(r));
-            if (!IsPresent(row)) WriteNewRows(&key, &row, 1);
+            if (!IsPresent(row)) WriteInitialRows(&key, &row, 1);
             catch_up->Apply(arena->Row(row));
           }
         });
