@@ -25,7 +25,10 @@ namespace sok {
 inline constexpr int kShardBits = 6;
 inline constexpr int kNumShards = 1 << kShardBits;
 
-// Digest bytes of a slot without a key. Emptiness lives here, so every 64-bit key is legal.
+inline constexpr uint32_t kNoRow = 0xFFFFFFFFu;  // in place of a missing key's row number
+
+// Digest bytes of a slot without a key, in the device's index. Emptiness lives here, so every 64-bit
+// key is legal.
 inline constexpr uint8_t kEmptyDigest = 0;
 inline constexpr uint8_t kErasedDigest = 1;
 

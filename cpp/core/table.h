@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "cpp/core/digest.h"
+#include "cpp/core/hash.h"
 #include "cpp/core/key_records.h"
 #include "cpp/core/parallel.h"
 #include "cpp/core/slots.h"

@@ -2,7 +2,7 @@
 
 The sizes are those of `cpp/core/cpu/index.h` and `arena.h`:
 
-    index   64 parts; each doubles its buckets of 16 slots, 13 bytes a slot, when 7/8 full
+    index   64 parts; each doubles its buckets of 5 slots, 64 bytes, when 3/4 full
     rows    embedding, slot rows, padding; in chunks of a power of two of rows, 2 to 4 MiB
     record  24 bytes per key, of a table with policies
     change  4 bytes per key and 8 per key touched since the last dump, of a table with deltas
@@ -18,7 +18,7 @@ from sok_like.runtime.checks import check_integer, wrong_argument
 from sok_like.table.storage import StorageOption
 
 _PARTS = 64
-_SLOTS, _SLOT_BYTES = 16, 13
+_SLOTS, _BUCKET_BYTES = 5, 64
 _CHUNK_BYTES = 2 * 2**20
 _RECORD_BYTES = 24
 # Slot rows of a rule: rows as wide as the embedding, and single floats.
@@ -119,10 +119,10 @@ def _index_bytes(keys):
         return 0
     below, buckets, expected = math.exp(-mean) if mean < 700 else 0.0, 1, 0.0
     while below < 1 - 1e-9:
-        fits = _share_up_to(buckets * _SLOTS // 8 * 7, mean)
+        fits = _share_up_to(buckets * _SLOTS * 3 // 4, mean)
         expected += buckets * max(0.0, fits - below)
         below, buckets = max(below, fits), buckets * 2
-    return round(_PARTS * expected * _SLOTS * _SLOT_BYTES)
+    return round(_PARTS * expected * _BUCKET_BYTES)
 
 
 def _share_up_to(count, mean):

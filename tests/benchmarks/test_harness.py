@@ -164,6 +164,6 @@ def test_counts_of_keys(text, count):
 def test_scale_counts_what_lies_beside_the_rows():
     result = scale.measure(200_000)
     assert result["keys"] == 200_000 and result["inserts_per_second"] > 0
-    # 13 bytes per slot, at most 7/8 full, and at least that after a doubling.
-    assert 13 / (7 / 8) - 1 < result["bytes_beside_last"] < 13 / (7 / 16) + 2
+    # 12.8 bytes per slot, at most 3/4 full, and at least that after a doubling.
+    assert 12.8 / (3 / 4) - 1 < result["bytes_beside_last"] < 12.8 / (3 / 8) + 2
     assert result["table_gib"] * 2**30 > 200_000 * (64 + 13)

@@ -209,7 +209,7 @@ def test_growth_keeps_every_row():
     np.testing.assert_array_equal(table.find(keys)[0], rows)
     stats = table.stats()
     assert stats["size"] == keys.size <= stats["capacity"]
-    assert 7 / 16 * 0.9 < stats["load_factor"] <= 7 / 8
+    assert 3 / 8 * 0.9 < stats["load_factor"] <= 3 / 4
     assert stats["max_probe_length"] >= 1 and stats["mean_probe_length"] < 1.5
     table.clear()
     assert table.stats()["index_bytes"] == 0

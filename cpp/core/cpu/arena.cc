@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "cpp/core/digest.h"
+#include "cpp/core/hash.h"
 
 namespace sok {
 namespace {

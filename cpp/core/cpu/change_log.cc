@@ -4,7 +4,7 @@
 #include <atomic>
 #include <new>
 
-#include "cpp/core/digest.h"
+#include "cpp/core/hash.h"
 
 namespace sok {
 namespace {

@@ -1,10 +1,7 @@
 #include "cpp/core/cpu/index.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
-
-#include "cpp/core/cpu/scratch.h"
 
 namespace sok {
 
@@ -57,7 +54,7 @@ void Index::MakeRoom(int64_t num_keys) {
   int64_t num_buckets = this->num_buckets();
   if (num_buckets == 0) {
     num_buckets = 1;
-  } else if (size_ + num_keys > num_buckets * kBucketSlots / 4 * 3) {
+  } else if (size_ + num_keys > num_buckets * Bucket::kSlots * 5 / 8) {
     // Rehashing at the same size pays only if it frees a good part of the slots: at 3/4 one in
     // eight, so that a table where keys come and go is not rehashed at every insert.
     num_buckets *= 2;
@@ -68,21 +65,13 @@ void Index::MakeRoom(int64_t num_keys) {
 
 void Index::Rehash(int64_t num_buckets) {
   Array array(num_buckets, array_.pool);
-  // Slots fill in order, so a count says which is next. The digests say it too, but a vector read
-  // just behind the byte written last has to wait for it.
-  const Scratch<uint8_t> used(num_buckets);
-  std::memset(used.get(), 0, static_cast<size_t>(num_buckets));
-  uint8_t* const counts = used.get();
   Bucket* const buckets = array.buckets;
   const uint64_t mask = static_cast<uint64_t>(num_buckets) - 1;
   const ProbeHome home = ProbeHome::Of(mask + 1, home_.multiplier);
-  ForEach([counts, buckets, mask, home](uint64_t key, uint32_t row) {
-    const uint64_t hash = HashKey(key);
-    uint64_t b = home(hash);
-    while (counts[b] == kBucketSlots) b = (b + 1) & mask;
-    const int slot = counts[b]++;
-    buckets[b].digests[slot] = HashDigest(hash);
-    buckets[b].entries[slot] = {key, row};
+  ForEach([buckets, mask, home](uint64_t key, uint32_t row) {
+    uint64_t b = home(HashKey(key));
+    while (buckets[b].used == Bucket::kAll) b = (b + 1) & mask;
+    buckets[b].Put(__builtin_ctz(buckets[b].Empty()), key, row);
   });
   array_.Swap(array);  // the old buckets go with `array`
   buckets_ = buckets;
@@ -92,49 +81,37 @@ void Index::Rehash(int64_t num_buckets) {
 }
 
 uint32_t Index::FindOrInsert(uint64_t hash, uint64_t key, uint32_t row) noexcept {
-  const uint8_t digest = HashDigest(hash);
   Bucket* bucket = const_cast<Bucket*>(Home(hash));
-  Bucket* free_bucket = nullptr;
-  int free_slot = 0;
+  Bucket* free_bucket = nullptr;  // the first that has a slot
   for (;;) {
-    const Digests digests(bucket->digests);
-    for (uint32_t match = digests.Match(digest); match != 0; match &= match - 1) {
-      const int slot = __builtin_ctz(match);
-      if (bucket->entries[slot].key == key) return bucket->entries[slot].row;
-    }
-    const uint32_t empty = digests.Match(kEmptyDigest);
-    if (free_bucket == nullptr) {
-      const uint32_t free = empty | (erased_ == 0 ? 0 : digests.Match(kErasedDigest));
-      if (free != 0) {
-        free_bucket = bucket;
-        free_slot = __builtin_ctz(free);
-      }
-    }
-    if (empty != 0) break;
+    const uint32_t match = bucket->Match(key);
+    if (match != 0) return bucket->rows[__builtin_ctz(match)];
+    if (free_bucket == nullptr && bucket->used != Bucket::kAll) free_bucket = bucket;
+    if (bucket->Empty() != 0) break;
     bucket = const_cast<Bucket*>(Next(bucket));
   }
-  if (free_bucket->digests[free_slot] == kErasedDigest) --erased_;
-  free_bucket->digests[free_slot] = digest;
-  free_bucket->entries[free_slot] = {key, row};
+  const int slot = __builtin_ctz(~uint32_t{free_bucket->used});
+  erased_ -= (free_bucket->erased >> slot) & 1;
+  free_bucket->Put(slot, key, row);
   ++size_;
   return row;
 }
 
 uint32_t Index::Erase(uint64_t hash, uint64_t key) noexcept {
-  const uint8_t digest = HashDigest(hash);
   Bucket* bucket = const_cast<Bucket*>(Home(hash));
   for (;;) {
-    const Digests digests(bucket->digests);
-    const uint32_t empty = digests.Match(kEmptyDigest);
-    for (uint32_t match = digests.Match(digest); match != 0; match &= match - 1) {
-      const int slot = __builtin_ctz(match);
-      if (bucket->entries[slot].key != key) continue;
-      bucket->digests[slot] = empty != 0 ? kEmptyDigest : kErasedDigest;
-      if (empty == 0) ++erased_;
+    const uint32_t match = bucket->Match(key);
+    const bool has_empty = bucket->Empty() != 0;
+    if (match != 0) {
+      bucket->used = static_cast<uint8_t>(bucket->used & ~match);
+      if (!has_empty) {
+        bucket->erased = static_cast<uint8_t>(bucket->erased | match);
+        ++erased_;
+      }
       --size_;
-      return bucket->entries[slot].row;
+      return bucket->rows[__builtin_ctz(match)];
     }
-    if (empty != 0) return kMissing;
+    if (has_empty) return kMissing;
     bucket = const_cast<Bucket*>(Next(bucket));
   }
 }
@@ -150,8 +127,8 @@ void Index::Clear() noexcept {
 
 void Index::AddProbeLengths(int64_t* total, int64_t* longest) const {
   for (int64_t b = 0; b < num_buckets(); ++b) {
-    for (uint32_t used = Used(buckets_[b]); used != 0; used &= used - 1) {
-      const uint64_t home = home_(HashKey(buckets_[b].entries[__builtin_ctz(used)].key));
+    for (uint32_t used = buckets_[b].used; used != 0; used &= used - 1) {
+      const uint64_t home = home_(HashKey(buckets_[b].keys[__builtin_ctz(used)]));
       const int64_t length = static_cast<int64_t>((static_cast<uint64_t>(b) - home) & mask_) + 1;
       *total += length;
       *longest = std::max(*longest, length);

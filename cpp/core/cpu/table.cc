@@ -51,8 +51,8 @@ CpuTable::Impl::Impl(const TableOptions& table_options)
   if (options.policy.keeps_records()) records = std::make_unique<TableRecords>(options.policy);
 }
 
-// Three passes over a block, so that the cache misses of its keys overlap: ask for the digests,
-// then for the candidates' keys and row numbers, then compare.
+// Two passes over a block, so that the cache misses of its keys overlap: ask for the buckets, then
+// compare.
 void CpuTable::Impl::FindRange(const uint64_t* keys, int64_t num_keys, uint32_t* rows) const {
   if (!options.use_hashtable) {
     for (int64_t i = 0; i < num_keys; ++i) {
@@ -61,23 +61,17 @@ void CpuTable::Impl::FindRange(const uint64_t* keys, int64_t num_keys, uint32_t*
     }
     return;
   }
-  uint64_t hashes[kBlock];
+  const Index* indexes[kBlock];
   const Bucket* homes[kBlock];
   for (int64_t begin = 0; begin < num_keys; begin += kBlock) {
     const int n = static_cast<int>(std::min<int64_t>(kBlock, num_keys - begin));
     for (int i = 0; i < n; ++i) {
-      hashes[i] = HashKey(keys[begin + i]);
-      homes[i] = shards[HashShard(hashes[i])].Home(hashes[i]);
+      const uint64_t hash = HashKey(keys[begin + i]);
+      indexes[i] = &shards[HashShard(hash)];
+      homes[i] = indexes[i]->Home(hash);
       __builtin_prefetch(homes[i]);
     }
-    for (int i = 0; i < n; ++i) {
-      const uint32_t match = Digests(homes[i]->digests).Match(HashDigest(hashes[i]));
-      if (match == 0) continue;  // missing, or in a later bucket
-      __builtin_prefetch(&homes[i]->entries[__builtin_ctz(match)]);
-    }
-    for (int i = 0; i < n; ++i) {
-      rows[begin + i] = shards[HashShard(hashes[i])].FindFrom(homes[i], hashes[i], keys[begin + i]);
-    }
+    for (int i = 0; i < n; ++i) rows[begin + i] = indexes[i]->FindFrom(homes[i], keys[begin + i]);
   }
 }
 
@@ -435,7 +429,7 @@ MemoryStats CpuTable::Stats(CallContext) const {
   }
   stats.index_bytes += impl.pool->idle_bytes();
   if (impl.options.use_hashtable) {
-    const int64_t num_slots = stats.num_buckets * kBucketSlots;
+    const int64_t num_slots = stats.num_buckets * Bucket::kSlots;
     if (num_slots > 0) stats.load_factor = static_cast<double>(stats.size) / num_slots;
     if (stats.size > 0) stats.mean_probe_length = static_cast<double>(total_probes) / stats.size;
   } else {

@@ -183,12 +183,10 @@ int64_t CpuTable::Impl::InsertIntoIndex(Executor& ex, const uint64_t* keys,
       for (int64_t b = misses.offsets[s]; b < misses.offsets[s + 1]; b += kBlock) {
         const uint32_t* const positions = misses.positions.data() + b;
         const int64_t n = std::min(kBlock, misses.offsets[s + 1] - b);
-        // As in FindRange: ask for the digests, then for the entry that will be written, then insert.
         for (int64_t i = 0; i < n; ++i) {
           hashes[i] = HashKey(keys[positions[i]]);
           __builtin_prefetch(shard.Home(hashes[i]), 1);
         }
-        for (int64_t i = 0; i < n; ++i) shard.PrefetchEntry(hashes[i]);
         for (int64_t i = 0; i < n; ++i) {
           const uint32_t position = positions[i], number = numbers.OfPlace(b + i);
           rows[position] = shard.FindOrInsert(hashes[i], keys[position], number);

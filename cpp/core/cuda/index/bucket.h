@@ -1,4 +1,4 @@
-// Bucket of the device index: 16 slots, the layout of the CPU's.
+// Bucket of the device index: 16 slots probed together.
 //
 //     byte 0          16                          144                    208
 //     | 16 digests    | 16 keys, 8 bytes each     | 16 row numbers, 4 each |
@@ -14,7 +14,7 @@
 
 #include <cstdint>
 
-#include "cpp/core/digest.h"
+#include "cpp/core/cuda/index/digest.h"
 #include "cpp/core/hash.h"
 
 namespace sok {

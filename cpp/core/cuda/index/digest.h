@@ -1,9 +1,10 @@
-// Sixteen digests compared with one, in plain 64-bit arithmetic: the same on host and device.
+// Sixteen digests compared with one, in plain 64-bit arithmetic: the same in kernels and in tests on
+// the host.
 //
 // A bucket has 16 slots, each with a byte of its key's hash (see hash.h). Match tells which slots
 // may hold a key before any key is read.
-#ifndef SOK_CORE_DIGEST_H_
-#define SOK_CORE_DIGEST_H_
+#ifndef SOK_CORE_CUDA_INDEX_DIGEST_H_
+#define SOK_CORE_CUDA_INDEX_DIGEST_H_
 
 #include <cstdint>
 
@@ -12,7 +13,6 @@
 namespace sok {
 
 inline constexpr int kBucketSlots = 16;
-inline constexpr uint32_t kNoRow = 0xFFFFFFFFu;  // in place of a missing key's row number
 
 // Bit i is set where byte i of `bytes` (0 is the lowest) equals `digest`.
 SOK_HD inline uint32_t MatchEight(uint64_t bytes, uint8_t digest) {
@@ -34,4 +34,4 @@ SOK_HD inline uint32_t MatchDigests(const DigestWords& digests, uint8_t digest) 
 
 }  // namespace sok
 
-#endif  // SOK_CORE_DIGEST_H_
+#endif  // SOK_CORE_CUDA_INDEX_DIGEST_H_
