@@ -154,7 +154,7 @@ class Table {
   // means not known: the slot's initial value replaces it. `replace`: the snapshot becomes the
   // table's whole content; it is built aside first, so a failure leaves the table as it was.
   virtual void Import(CallContext context, const TableSnapshot& snapshot, bool replace = false) = 0;
-  // An empty table of the same options and slots, for content that is to replace this one's.
+  // An empty table with the same options and slots, for content that will replace this one's.
   virtual std::unique_ptr<Table> MakeAside(CallContext context) const = 0;
   // Replaces the content by that of a table that MakeAside made, which must not be used again.
   // Throws only if slots were configured meanwhile and memory runs out; then nothing has changed.

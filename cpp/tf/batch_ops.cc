@@ -126,7 +126,7 @@ REGISTER_OP("SokCompareBatches")
     .Attr("names: list(string)")
     .Attr("floats: list(bool)")
     .Attr("tolerance: float")
-    .SetIsStateful()  // it may raise, so it runs
+    .SetIsStateful()  // it may raise, so it must run
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc("Raises where digests of all ranks differ between ranks that read the same shard.");
 

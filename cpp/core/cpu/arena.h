@@ -2,7 +2,7 @@
 //
 //     chunks   | chunk 0 | chunk 1 | ... |          row r: chunk r >> shift, place r & mask
 //     chunk    | row | row | row | ...   |          a power of two of rows, 2 to 4 MiB
-//     row      | embedding, dim | slot rows | pad | 16-byte aligned, 64-byte where that is cheap
+//     row      | embedding, dim | slot rows | pad | 16-byte aligned, 64-byte if that is cheap
 //
 // Growing adds chunks, so a row's address stays valid and nothing is copied. Chunk 0 takes small
 // pages that are committed as rows are first written: a small table stays small. Later chunks ask
@@ -73,7 +73,7 @@ class Arena {
   uint32_t mask_;
   int64_t bytes_ = 0;
   int64_t part_rows_ = 0;
-  std::vector<float*> base_;    // of each chunk, null where missing
+  std::vector<float*> base_;    // of each chunk, null if missing
   std::vector<Memory> chunks_;  // parallel to base_; empty if there is a file
   std::unique_ptr<RowFile> file_;
   std::unique_ptr<RowCache> cache_;

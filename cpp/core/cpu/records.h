@@ -74,7 +74,7 @@ struct TableRecords {
 
   const PolicyOptions options;
   int64_t step = 0;
-  PolicyCounts statistics;  // without size, seen, buffered, waiting and step
+  PolicyCounts statistics;         // without size, seen, buffered, waiting and step
   std::vector<KeyRecord> records;  // [rows given out]
   std::vector<int64_t> scores;     // parallel to it, or empty
   std::unique_ptr<AdmissionFilter> filter;

@@ -107,8 +107,8 @@ struct DeviceRecords {
 
   const PolicyOptions options;
   int64_t step = 0;
-  PolicyCounts statistics;  // without those that CudaTable::Statistics fills in
-  Buffer records;           // DeviceRecord [rows that the arena has memory for]
+  PolicyCounts statistics;             // without those that CudaTable::Statistics fills in
+  Buffer records;                      // DeviceRecord [rows that the arena has memory for]
   std::unique_ptr<CudaTable> waiting;  // exact filter, or null
   BloomShape bloom;
   Buffer counters;           // of a Bloom filter
