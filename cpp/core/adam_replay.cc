@@ -9,7 +9,7 @@ namespace sok {
 namespace {
 
 constexpr double kWindowTail = 1e-12;  // of beta_1^j, relative to its start
-// Walking steps, the denominator shrinks too: down to epsilon, which is small.
+// Replaying step by step, the denominator shrinks too: down to epsilon, which is small.
 constexpr double kWalkTail = 1e-20;
 constexpr double kSeriesTail = 1e-8;
 
@@ -19,7 +19,7 @@ uint32_t WindowOf(double beta, double tail) {
 }
 
 // Fewest terms of the series that keep the cut-off part below kSeriesTail of F_0; 0 if more than
-// kMaxTerms. What N terms miss of 1 / (1 - q x), x = 1 - b^j, is (q x)^N / (1 - q x) <= x^N / b^j.
+// kMaxTerms. N terms miss (q x)^N / (1 - q x) <= x^N / b^j of 1 / (1 - q x), with x = 1 - b^j.
 int SeriesTerms(double beta_1, double beta_2) {
   const double b = std::sqrt(beta_2);
   if (beta_1 >= b) return 0;
@@ -86,7 +86,7 @@ StepHistory::StepHistory(const OptimizerOptions& options)
 }
 
 void StepHistory::Forget() {
-  // New vectors: those there would keep their memory. Made first, since that can fail.
+  // New vectors, because cleared ones would keep their memory. Made first, since that can throw.
   std::vector<double> terms(num_terms_), base_terms(num_terms_), log_decay(1), alpha(1);
   base_ += num_kept_;
   num_kept_ = 0;
@@ -145,7 +145,7 @@ void StepHistory::Append(double learning_rate, int64_t step) {
   }
   const double alpha = AlphaOf(learning_rate, step);
 
-  // One summand for each s in [n - length, n): records lie in order but for the wrap.
+  // Adds one summand for each s in [n - length, n); the records lie in order, but may wrap around.
   const int64_t length = std::min<int64_t>(window_, n);
   int64_t s = n - length;
   while (s < n && num_terms_ > 0) {
@@ -203,12 +203,13 @@ double StepHistory::Decay(uint32_t k) const {
   return weight_decay_ == 0.0 ? 1.0 : 1.0 - weight_decay_ * RunOf(k - base_).learning_rate;
 }
 
-// F_i(s, s + window), frozen there: only for s older than the kept steps, which the window is not.
+// F_i(s, s + window), the final value. Only for s older than the kept steps, which are more than
+// the window.
 void StepHistory::ComputeTerms(uint32_t s, double* terms) const {
   std::fill_n(terms, num_terms_, 0.0);
   const Run* run = &RunOf(s + 1);
   const Run* const end = runs_.data() + runs_.size();
-  // Powers of the betas follow t by multiplication: a call of pow each would take most of the time.
+  // Multiplies the powers of the betas up as t grows: calling pow would take most of the time.
   int64_t t = -1;
   double power_1 = 0.0, power_2 = 0.0;
   for (uint32_t j = 1; j <= window_; ++j) {

@@ -1,36 +1,36 @@
-// Dense meaning at the cost of the rows touched: the history of steps that idle rows missed.
+// StepHistory: the steps that idle rows missed. Dense optimizers at the cost of the rows touched.
 //
 // Adam on a dense variable changes every row at every step: the moments of a row without gradient
-// decay, and what is left of its momentum still moves it. Here a row remembers `last_step`, the
-// step it was last brought up to, and the missed steps s+1..n are replayed when it is next read
-// or updated. With m, v the moments at s, b = sqrt(beta_2), j = k - s:
+// decay, and its remaining momentum still moves it. Here each row stores `last_step`, the step s
+// that it is up to date with. The missed steps s+1..n are replayed when the row is next read or
+// updated. With m, v the moments at s, b = sqrt(beta_2), j = k - s:
 //
 //     m_k = m beta_1^j      v_k = v beta_2^j
 //     w_n = w - sum_k alpha_k m_k / (sqrt(v_k) + eps)
 //
-// The gap is not walked. With D = sqrt(v) + eps and q = sqrt(v) / D < 1,
+// The missed steps are not replayed one at a time. With D = sqrt(v) + eps, q = sqrt(v) / D < 1,
 //
 //     1 / (sqrt(v) b^j + eps) = 1 / (D (1 - q (1 - b^j))) = 1/D sum_i q^i (1 - b^j)^i
 //     w_n = w - m/D sum_i q^i F_i(s, n)       F_i(s, n) = sum_k alpha_k beta_1^j (1 - b^j)^i
 //
-// F_i does not depend on the row: it is the same for every row last brought up at s. beta_1^j is
-// gone long before b^j has moved far from 1, so few terms are enough (5 for 0.9 and 0.999); their
-// number is chosen from the betas so that what is cut off stays below 1e-8 of F_0. Where no 16
-// terms do (beta_2 far below 1), the steps are walked after all, until beta_1^j has died out.
+// F_i does not depend on the row: it is the same for all rows with the same s. beta_1^j vanishes
+// long before b^j is far from 1, so few terms suffice (5 for 0.9 and 0.999). Their number is chosen
+// from the betas so that the cut-off part stays below 1e-8 of F_0. If 16 terms do not suffice
+// (beta_2 far below 1), the steps are replayed one at a time until beta_1^j vanishes.
 //
-// Weight decay multiplies the row by d_k = 1 - weight_decay * lr_k before the update of step k;
-// then w_n = w P(s, n) - ..., each summand of F_i times P(k, n), P(s, n) = d_(s+1) ... d_n.
-// Momentum is the case of one term: D = 1, alpha_k = 1 or lr_k.
+// Weight decay multiplies the row by d_k = 1 - weight_decay * lr_k before the update of step k.
+// Then w_n = w P(s, n) - ..., and each summand of F_i is multiplied by P(k, n), where
+// P(s, n) = d_(s+1) ... d_n. Momentum is the case of one term: D = 1, alpha_k = 1 or lr_k.
 //
 //     step           s = n-K ........ n-W ........ n        K = 65,536 steps kept, W the window
 //     F_i(s, .)      |--- frozen -----|- growing -|         in which beta_1^j > 1e-12
 //
 // Each new step adds one summand to the W growing records (a loop over W times the number of
-// terms: 1 us for beta_1 = 0.9). Records older than K steps are computed when asked for, from the
-// runs of equal learning rate that the whole history is kept as.
+// terms: 1 us for beta_1 = 0.9). Records older than K steps are computed on demand from the whole
+// history, which is kept as runs of equal learning rate.
 //
-// Invariant: after Append, TermsSince(s) covers exactly the steps s+1..num_steps().
-// Not thread-safe against Append and Forget; reads may share.
+// Invariant: after Append, Since(s) covers exactly the steps s+1..num_steps().
+// Const calls may run concurrently; the others need exclusive access.
 #ifndef SOK_CORE_ADAM_REPLAY_H_
 #define SOK_CORE_ADAM_REPLAY_H_
 
@@ -47,7 +47,7 @@ enum class ReplayKind {
   kNothing,   // the rule touches the rows of the batch only
   kDecay,     // weight decay
   kMomentum,  // decaying momentum, and weight decay
-  kAmsgrad,   // as Adam, but over velocity_hat, which stands still
+  kAmsgrad,   // as Adam, but divided by velocity_hat, which does not decay
   kAdam,      // both moments, as a series
   kAdamSteps  // both moments, step by step
 };
@@ -57,11 +57,11 @@ class StepHistory {
  public:
   static constexpr int kMaxTerms = 16;
   static constexpr int64_t kKeptSteps = 65536;
-  // Where the learning rate changes at every step, a run is one step.
+  // If the learning rate changes at every step, each run is one step.
   static constexpr size_t kMaxRuns = 131072;
   static constexpr int64_t kSmallBytes = int64_t{1} << 20;
 
-  // What turns a row of step s into one of step num_steps().
+  // The factors that bring a row from step s to step n = num_steps().
   struct Factors {
     float row;               // P(s, n)
     float momentum;          // beta_1^(n - s)
@@ -75,18 +75,18 @@ class StepHistory {
   int num_terms() const { return num_terms_; }
   uint32_t num_steps() const { return base_ + num_kept_; }
   bool empty() const { return num_kept_ == 0; }
-  // A row of that last_step owes the steps after this one. The forgotten steps count as done: a
-  // last_step of 0 is that of a new or imported row, which is up to date as of then.
+  // The first step that a row with this last_step owes. No row owes forgotten steps; new and
+  // imported rows have a last_step of 0 and owe all steps since Forget.
   uint32_t FirstOwed(uint32_t last_step) const {
     return 1 + (last_step > base_ ? last_step : base_);
   }
   int64_t bytes() const;
-  // Every row should be brought up, and the history forgotten: it has become long, or takes more
-  // memory than rows of `row_bytes`. A sweep of the rows costs little beside so many steps.
+  // The history is long, or takes more memory than the rows, `row_bytes`. The caller should bring
+  // all rows up to date and call Forget: beside so many steps a pass over the rows costs little.
   bool IsLong(int64_t row_bytes) const {
     return runs_.size() >= kMaxRuns || bytes() > std::max(row_bytes, kSmallBytes);
   }
-  // P over the steps that are not forgotten: what they have left of an initial row.
+  // P over the steps that are not forgotten: the factor by which they scale an initial row.
   double decay() const;
 
   // Makes room for one more step: the Append that follows cannot fail for want of memory.
@@ -94,7 +94,7 @@ class StepHistory {
   // Adds step num_steps() + 1. `step` is t of Adam's bias correction.
   // Throws std::invalid_argument if weight_decay * learning_rate reaches 1.
   void Append(double learning_rate, int64_t step);
-  // Every row has been brought up. The numbers of steps go on; memory is freed.
+  // Call it when every row is up to date. Frees memory; the numbers of steps continue.
   void Forget();
 
   Factors Since(uint32_t last_step) const;
@@ -104,7 +104,7 @@ class StepHistory {
   double Decay(uint32_t k) const;
   uint32_t window() const { return window_; }  // missed steps whose momentum still counts
 
-  // For a copy of the records in device memory, which each Append brings up to date by itself.
+  // For the copy of the records in device memory, to which each Append is applied separately.
   const std::vector<double>& shape() const { return shape_; }  // [window, num_terms], see below
   double log_decay() const { return LogDecay(num_kept_); }     // log P(0, n)
 
@@ -118,7 +118,7 @@ class StepHistory {
   };
 
   double AlphaOf(double learning_rate, int64_t step) const;
-  // From here on k and s count from base_.
+  // From here on, k and s count from base_.
   const Run& RunOf(uint32_t k) const;
   double LogDecay(uint32_t k) const;  // log P(0, k)
   void ComputeTerms(uint32_t s, double* terms) const;
@@ -139,7 +139,7 @@ class StepHistory {
   std::vector<double> terms_;        // [kept, num_terms] F_i of step s at s mod kKeptSteps
   std::vector<double> log_decay_;    // [kept] log P(0, s)
   std::vector<double> alpha_;        // [kept]
-  std::vector<double> base_terms_;   // [num_terms] F_i(0, .): rows new since the history began
+  std::vector<double> base_terms_;   // [num_terms] F_i(0, .): of rows with last_step <= base_
   std::vector<float> beta_1_power_;  // [0..] until it vanishes
   std::vector<float> beta_2_power_;  // [0..kKeptSteps]
 };

@@ -1,5 +1,5 @@
-// Brings elements of an idle row up to date: by the series, or by replaying the missed steps where
-// the series is too long. See adam_replay.h for both. Shared by host and device.
+// Brings elements of an idle row up to date: by the series or, if the series is too long, step by
+// step. adam_replay.h explains both. Shared by host and device.
 #ifndef SOK_CORE_ADAM_SERIES_H_
 #define SOK_CORE_ADAM_SERIES_H_
 
@@ -18,7 +18,7 @@ template <int kBlock, typename Term, typename Count>
 SOK_HD inline void ReplaySeries(float row_factor, const Term& term, int num_terms, float epsilon,
                                 const float* w, const float* m, const float* v, Count count,
                                 float* out) {
-  // A row that never had a gradient has no momentum either: 0 / 0 is to stay 0.
+  // m and v are 0 in a row that never had a gradient. With epsilon 0 too, 0 / 0 must give 0.
   constexpr float kTiny = FLT_MIN;
   float q[kBlock], m_over_d[kBlock], sum[kBlock];
   const float last = term(num_terms - 1);
@@ -38,9 +38,9 @@ SOK_HD inline void ReplaySeries(float row_factor, const Term& term, int num_term
   for (int64_t d = 0; d < count; ++d) out[d] = sum[d];
 }
 
-// The steps first..end, one by one, on `count` <= kBlock elements; then `rest`, what the weight
-// decay of later steps, which no momentum reaches, leaves of the row. `steps` has double Alpha(k)
-// and Decay(k). In double: thousands of roundings would add up. `out` may be `w`.
+// Replays the steps first..end one at a time on `count` <= kBlock elements, then multiplies by
+// `rest`, the weight decay of the later steps, in which no momentum is left. `steps` has double
+// Alpha(k) and Decay(k). In double: thousands of rounding errors would add up. `out` may be `w`.
 template <int kBlock, typename Steps, typename Count>
 SOK_HD inline void WalkSteps(const Steps& steps, uint32_t first, uint32_t end, double rest,
                              double beta_1, double beta_2, float epsilon, const float* w,
@@ -58,7 +58,7 @@ SOK_HD inline void WalkSteps(const Steps& steps, uint32_t first, uint32_t end, d
       walked_m[d] *= beta_1;
       walked_v[d] *= beta_2;
       walked_w[d] *= decay;
-      // A row that never had a gradient, with an epsilon of 0: 0 / 0 is to stay 0.
+      // Avoids 0 / 0 in a row that never had a gradient, if epsilon is 0.
       if (walked_m[d] != 0.0) {
         walked_w[d] -= alpha * walked_m[d] / (std::sqrt(walked_v[d]) + epsilon);
       }

@@ -1,13 +1,13 @@
-// Counting Bloom filter: where a key's counters are. The same places on every device, so that the
-// counters of one are those of another.
+// Counting Bloom filter: the places of a key's counters. They are the same on every device, so one
+// device can load the counters of another.
 //
 //     counters  | shard 0 | shard 1 | ... | shard 63 |      all counters of a key are in the
 //                             ^  ^ ^                        part of its index shard (hash.h)
 //
 // Double hashing: A. Kirsch and M. Mitzenmacher, "Less hashing, same performance", 2006.
 //
-// Places of a key may coincide. A minimum stays the same; counting must skip a place that
-// came before (BloomPlaces::IsNew), or the key would be counted twice.
+// Places of one key may coincide. The minimum does not change by that, but counting must skip a
+// repeated place (BloomPlaces::IsNew), or the key would be counted twice.
 #ifndef SOK_CORE_BLOOM_H_
 #define SOK_CORE_BLOOM_H_
 
@@ -54,8 +54,8 @@ struct BloomPlaces {
   }
 };
 
-// Throws std::invalid_argument naming both sizes unless counters are of a filter of this size, or
-// none.
+// Throws std::invalid_argument naming both sizes, unless `counters` has this filter's size or is
+// empty.
 void CheckBloomCounters(const BloomShape& shape, const std::vector<int64_t>& counters);
 
 }  // namespace sok

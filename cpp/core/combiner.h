@@ -1,4 +1,4 @@
-// Samples of a batch and how their rows become one: shared by all devices.
+// Samples of a batch, and how a combiner reduces the rows of each to one. Shared by all devices.
 #ifndef SOK_CORE_COMBINER_H_
 #define SOK_CORE_COMBINER_H_
 
@@ -32,7 +32,7 @@ struct Samples {
   SOK_HD int64_t End(int64_t s) const { return Begin(s + 1); }
 };
 
-// What the sum over the sample of positions [begin, end) is divided by; 0 for an empty sample.
+// The divisor of the sum over the sample of positions [begin, end); 0 for an empty sample.
 SOK_HD inline float SampleDivisor(const Samples& samples, int64_t begin, int64_t end) {
   if (samples.combiner == Combiner::kSum) return begin < end ? 1.0f : 0.0f;
   const bool mean = samples.combiner == Combiner::kMean;

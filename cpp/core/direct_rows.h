@@ -4,7 +4,7 @@
 //     rank 1 of 3, 4 rows      key     1    4    7   10
 //                              row     0    1    2    3
 //
-// Every other key is refused: those of other ranks, and those from num_rows * world_size on.
+// All other keys are refused: keys of other ranks and keys >= num_rows * world_size.
 #ifndef SOK_CORE_DIRECT_ROWS_H_
 #define SOK_CORE_DIRECT_ROWS_H_
 
@@ -21,7 +21,7 @@ struct DirectRows {
   uint64_t rank = 0;
 
   SOK_HD bool Has(uint64_t key) const {
-    return key < num_rows * world_size && key % world_size == rank;  // below 2^63
+    return key < num_rows * world_size && key % world_size == rank;  // the product is below 2^63
   }
   SOK_HD uint32_t RowOf(uint64_t key) const { return static_cast<uint32_t>(key / world_size); }
   SOK_HD uint64_t KeyOf(uint64_t row) const { return row * world_size + rank; }
@@ -29,7 +29,7 @@ struct DirectRows {
 
 DirectRows DirectRowsOf(const TableOptions& options);
 
-// Throws std::out_of_range for a key that the table without a hashtable does not have.
+// Throws std::out_of_range for a key that DirectRows does not have.
 [[noreturn]] void RefuseDirectKey(const TableOptions& options, uint64_t key);
 
 }  // namespace sok

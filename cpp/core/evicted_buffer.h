@@ -1,9 +1,9 @@
-// EvictedBuffer: the last evicted rows, in host memory, until somebody takes them.
+// EvictedBuffer: the last evicted rows, in host memory, until they are popped.
 //
 //     oldest | record | row, dim | saved slot rows | ... newest     slots: `names`, `widths`
 //
-// Invariant: all slot rows have the same slots. When the optimizer brought others, the rows that
-// wait are brought to them: slots of equal name and width stay, others get their initial value.
+// Invariant: all slot rows have the same slots. When an optimizer changes the table's slots, the
+// buffered rows are converted: slots of equal name and width stay, others get their initial value.
 #ifndef SOK_CORE_EVICTED_BUFFER_H_
 #define SOK_CORE_EVICTED_BUFFER_H_
 
@@ -27,13 +27,13 @@ class EvictedBuffer {
  public:
   int64_t size() const { return static_cast<int64_t>(rows_.size()); }
 
-  // Brings the rows to the slots of the day. Throws std::bad_alloc before anything changed.
+  // Converts the rows to these slots. Throws std::bad_alloc before anything has changed.
   void SetSlots(const std::vector<SlotVariableSpec>& slots);
-  // Rows of `count` evictions to come, to be filled and appended.
+  // Allocates `count` rows for the caller to fill and to append.
   std::deque<EvictedRow> MakeRows(int64_t count, int64_t dim) const;
-  // Keeps the last `most`; returns how many were dropped for them.
+  // Keeps only the last `most` rows; returns the number of rows dropped.
   int64_t Append(std::deque<EvictedRow> rows, int64_t most);
-  // All of them, oldest first.
+  // Removes and returns all rows, oldest first.
   EvictedRows Pop();
   void Clear() { rows_.clear(); }
 

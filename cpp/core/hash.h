@@ -1,16 +1,16 @@
-// From a key to the places that depend on it.
+// Hashing: the index shard, the digest and the bucket of a key.
 //
 // A rank holds only keys with `key % world_size == rank`, so the low bits of its keys are far from
-// random. One full-avalanche mix makes all 64 bits usable, and each use takes bits of its own:
+// random. One full-avalanche mix makes all 64 bits usable. Each use takes its own bits:
 //
 //     63      58                                     7      0
 //     |  shard  |                                    |  digest |
 //     |  times a random odd number, top bits: the bucket       |
 //
-// The mix is known to everybody, so keys with equal hash bits are easily made up. The bucket is
-// therefore taken by a multiplier that each process draws (multiply-shift hashing): whoever does
-// not know it finds no set of keys that fall into one bucket. Only the places of keys in an index
-// depend on it, and no result does: not owners, shards, row numbers, initial rows, exports, files.
+// The mix is public, so anybody can construct keys with equal hash bits. The bucket therefore also
+// depends on a random multiplier that each process draws (multiply-shift hashing). Nobody who does
+// not know it can construct keys that share a bucket. It affects only where keys lie in an index,
+// never a result: not owners, shards, row numbers, initial rows, exports or files.
 #ifndef SOK_CORE_HASH_H_
 #define SOK_CORE_HASH_H_
 
@@ -27,7 +27,7 @@ inline constexpr int kNumShards = 1 << kShardBits;
 
 inline constexpr uint32_t kNoRow = 0xFFFFFFFFu;  // in place of a missing key's row number
 
-// Digest bytes of a slot without a key, in the device's index. Emptiness lives here, so every 64-bit
+// Digests of slots without a key, in the device's index. No key value is reserved, so every 64-bit
 // key is legal.
 inline constexpr uint8_t kEmptyDigest = 0;
 inline constexpr uint8_t kErasedDigest = 1;
@@ -51,7 +51,7 @@ SOK_HD inline uint8_t HashDigest(uint64_t hash) {
   return low < 2 ? low + 2 : low;  // 2..255
 }
 
-// Odd, drawn once in the life of a process.
+// Odd, drawn once per process.
 inline uint64_t ProcessMultiplier() {
   static const uint64_t multiplier = [] {
     std::random_device device;
@@ -60,23 +60,23 @@ inline uint64_t ProcessMultiplier() {
   return multiplier;
 }
 
-// From a hash to the first of 2^n places that a probe looks at: two different hashes share it with
-// a probability of 2^(1 - n) at most, over all multipliers (M. Dietzfelbinger et al., "A reliable
+// Maps a hash to the first of 2^n places that a probe visits. Over all multipliers, two different
+// hashes share it with a probability of at most 2^(1 - n) (M. Dietzfelbinger et al., "A reliable
 // randomized algorithm for the closest-pair problem", 1997).
 struct ProbeHome {
   uint64_t multiplier = 1;
-  int shift = 63;  // 63 - n: one place
+  int shift = 63;  // 63 - n; at first n = 0, one place
 
   static ProbeHome Of(uint64_t num_places, uint64_t multiplier = ProcessMultiplier()) {
     ProbeHome home{multiplier, 63};
     for (; num_places > 1; num_places /= 2) --home.shift;
     return home;
   }
-  // In two shifts, since one by 64 is undefined.
+  // Two shifts, since a shift by 64 is undefined.
   SOK_HD uint64_t operator()(uint64_t hash) const { return (hash * multiplier >> 1) >> shift; }
 };
 
-// Names enter the random streams through this (FNV-1a, then the mix above).
+// Hash of a table's name, part of the seed of its initial rows (FNV-1a, then the mix above).
 inline uint64_t HashName(const char* name, size_t length) {
   uint64_t hash = 0xCBF29CE484222325ull;
   for (size_t i = 0; i < length; ++i) {

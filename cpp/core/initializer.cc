@@ -12,8 +12,8 @@
 namespace sok {
 namespace {
 
-// Philox blocks worked on together. Small rows fill the lanes with several keys, wide ones with
-// several blocks of one key.
+// Philox blocks computed together. Narrow rows fill the lanes with blocks of several keys, wide
+// rows with several blocks of one key.
 constexpr int kLanes = 16;
 
 struct alignas(64) Lanes {
@@ -22,11 +22,11 @@ struct alignas(64) Lanes {
 
 #if defined(__AVX2__)
 
-// Four counters to a register, each word in the low half of 64 bits: one multiplication gives both
-// halves of a product, and what is left in the high half never meets a low one. Twice the speed of
-// the plain code, which compilers do not turn into this.
+// Four counters per register, each word in the low half of 64 bits: one multiplication gives both
+// halves of a product, and leftovers in a high half never reach a low half. Twice as fast as the
+// plain code, which compilers do not vectorise in this way.
 void PhiloxLanes(Lanes* lanes, uint32_t key0, uint32_t key1) {
-  constexpr int kGroup = 2;  // registers per word: two halves of a whole one at the end
+  constexpr int kGroup = 2;  // registers per word; their low halves end up in one register
   const __m256i mul0 = _mm256_set1_epi64x(kPhiloxMul0);
   const __m256i mul1 = _mm256_set1_epi64x(kPhiloxMul1);
   for (int first = 0; first < kLanes; first += 4 * kGroup) {
@@ -94,7 +94,7 @@ void Transpose(const float (&values)[4][kLanes], float (&blocks)[kLanes][4]) {
 
 #endif
 
-// Where the blocks of some lanes belong.
+// Which block of which row each lane computes.
 struct Items {
   uint64_t key[kLanes];
   uint32_t block[kLanes];

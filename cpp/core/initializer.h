@@ -7,11 +7,11 @@
 //     Philox counter  | key, low half | key, high half | column / 4 | draw |    key: seed and name
 //     Philox block    | column 4b     | 4b + 1         | 4b + 2     | 4b + 3 |
 //
-// `draw` is 0 but for the truncated normal, which draws again beyond two standard deviations.
+// `draw` is 0 except for the truncated normal, which draws again beyond two standard deviations.
 //
 // Bit-equality: only integer operations and the IEEE operations + - * / sqrt are used (logarithm,
-// sine and cosine are spelled out below), because libm and CUDA's functions round differently. It
-// holds as long as nothing contracts a * b + c: -ffp-contract=off here, -fmad=false under nvcc.
+// sine and cosine are implemented below), because libm and CUDA's functions round differently. The
+// compiler must not contract a * b + c: -ffp-contract=off here, -fmad=false under nvcc.
 //
 // Cost: a block of four columns is ten rounds of two multiplications, about 4 ns.
 #ifndef SOK_CORE_INITIALIZER_H_
@@ -27,7 +27,7 @@
 
 namespace sok {
 
-// InitializerOptions with everything that does not depend on key and column worked out. Trivially
+// InitializerOptions with everything precomputed that does not depend on key and column. Trivially
 // copyable, so that a kernel can take it by value.
 struct Initializer {
   InitializerKind kind = InitializerKind::kUniform;
@@ -68,7 +68,7 @@ SOK_HD inline float UniformValue(const Initializer& init, uint32_t bits) {
 }
 
 // Natural logarithm of a normal float in (0, 1]: log(m 2^e) = e log 2 + 2 artanh((m - 1) / (m + 1))
-// with m in [sqrt(1/2), sqrt(2)), where five terms of artanh's series leave 2e-9.
+// with m in [sqrt(1/2), sqrt(2)), where five terms of artanh's series leave an error of 2e-9.
 SOK_HD inline float LogOf(float x) {
   int32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
@@ -88,7 +88,7 @@ SOK_HD inline float LogOf(float x) {
 SOK_HD inline void NormalPair(uint32_t bits0, uint32_t bits1, float* z0, float* z1) {
   const float unit = static_cast<float>(static_cast<int32_t>(bits0 >> 8) + 1) * 0x1p-24f;  // (0, 1]
   const float radius = std::sqrt(-2.0f * LogOf(unit));
-  // The angle is 2 pi bits1 / 2^32: a quarter turn rounded to nearest, and what is left of it.
+  // The angle is 2 pi bits1 / 2^32, split into the nearest quarter turn and the rest.
   const uint32_t quarter = (bits1 + 0x20000000u) >> 30;
   const int32_t rest = static_cast<int32_t>(bits1 << 2) >> 8;  // in 2^-24 quarter turns, +-2^23
   const float angle = static_cast<float>(rest) * 0x1.921fb6p-24f;
@@ -106,7 +106,7 @@ SOK_HD inline void NormalPair(uint32_t bits0, uint32_t bits1, float* z0, float* 
   *z1 = radius * ((quarter >= 2) ? -y : y);
 }
 
-// Chosen, not indexed: a register array with a run-time index moves to memory on a device.
+// Selected, not indexed: a run-time index would move the register array to memory on a device.
 SOK_HD inline uint32_t WordOfBlock(const PhiloxBlock& block, uint32_t lane) {
   const uint32_t low = (lane & 1) ? block.x[1] : block.x[0];
   const uint32_t high = (lane & 1) ? block.x[3] : block.x[2];
@@ -130,8 +130,8 @@ SOK_HD inline float TruncatedNormal(const Initializer& init, uint64_t key, uint3
   return 0.0f;
 }
 
-// The columns 4 * block .. 4 * block + 3 of a row: what one Philox block gives. `out` [4]; columns
-// from `dim` on are leftovers that mean nothing.
+// The columns 4 * block .. 4 * block + 3 of a row, which one Philox block gives. `out` [4]; columns
+// from `dim` on are undefined.
 SOK_HD inline void InitialQuad(const Initializer& init, uint64_t key, uint32_t block, int64_t dim,
                                float* out) {
   if (init.kind == InitializerKind::kConstant) {

@@ -1,4 +1,4 @@
-// What goes in and out of a table with policies: plain data, the same on every device.
+// Plain data that goes in and out of a table with policies, the same on every device.
 #ifndef SOK_CORE_KEY_RECORDS_H_
 #define SOK_CORE_KEY_RECORDS_H_
 
@@ -10,16 +10,16 @@
 
 namespace sok {
 
-// A key that a filter keeps waiting.
+// A key that waits for admission.
 struct WaitingKey {
   uint64_t key = 0;
-  int64_t count = 0;       // training lookups, those of one step counted once; or occurrences
+  int64_t count = 0;       // training lookups with the key; with count_occurrences: occurrences
   int64_t last_step = -1;  // -1: not known
 };
 
-// Moves the keys that an exact filter with room for `most` forgets to the front; how many. Those
-// seen longest ago, of equal steps the lower key. An eighth beyond what must go, so that a filter
-// that stays full is not searched at every lookup.
+// An exact filter may hold `most` keys: moves those that it forgets to the front and returns their
+// number. Keys seen longest ago go first, of equal steps the lower key. most / 8 more go than must,
+// so that a filter that stays full is not searched at every lookup.
 inline int64_t PutForgottenFirst(int64_t most, std::vector<WaitingKey>* keys) {
   const int64_t excess = static_cast<int64_t>(keys->size()) - most;
   if (excess <= 0) return 0;
@@ -33,27 +33,27 @@ inline int64_t PutForgottenFirst(int64_t most, std::vector<WaitingKey>* keys) {
 
 struct KeyRecord {
   uint64_t key = 0;
-  int64_t frequency = 0;   // training lookups with the key, those of a step counted once; or its
-                           // occurrences in them
-  int64_t last_step = -1;  // of the last such lookup, or of when it was written; -1: no key here
+  int64_t frequency = 0;   // training lookups with the key; with count_occurrences: occurrences
+  int64_t last_step = -1;  // of the last such lookup, or of the write that inserted the key;
+                           // -1: no key here
 };
 
-// Keys are counted once a step: `seen` and its three parts. The others count keys.
+// seen = found + admitted + refused: these count each key once per step. The others count keys.
 struct PolicyCounts {
   int64_t size = 0;
   int64_t seen = 0;
   int64_t found = 0;     // had a row
-  int64_t admitted = 0;  // got one
-  int64_t refused = 0;   // were kept waiting
+  int64_t admitted = 0;  // got a row
+  int64_t refused = 0;   // stayed waiting
   int64_t written = 0;   // new keys of Assign and Import
   int64_t erased = 0;
   int64_t evicted = 0;
-  int64_t popped = 0;             // evicted rows handed back
-  int64_t buffered = 0;           // to be handed back
-  int64_t dropped = 0;            // evicted, and not kept
+  int64_t popped = 0;             // evicted rows that were popped
+  int64_t buffered = 0;           // evicted rows that can be popped
+  int64_t dropped = 0;            // evicted rows that were not kept
   int64_t waiting = 0;            // keys in the exact filter; 0 for a Bloom filter
-  int64_t forgotten = 0;          // keys that waited, and went since more than max_waiting did
-  int64_t dropped_gradients = 0;  // keys of an update that had no row
+  int64_t forgotten = 0;          // waiting keys removed because there were more than max_waiting
+  int64_t dropped_gradients = 0;  // keys of updates that had no row
   int64_t step = 0;
 
   // Calls f(name, field) for every field.

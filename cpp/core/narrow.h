@@ -1,16 +1,16 @@
-// Floats of 16 bits: from float32 and back.
+// 16-bit floats: conversion from float32 and back.
 //
 //     float32   | sign | exponent 8 | fraction 23 |
 //     bfloat16  | sign | exponent 8 | fraction 7  |
 //     float16   | sign | exponent 5 | fraction 10 |     subnormal below 2^-14
 //
-// A number between two of them becomes the nearer one, of two equally near ones the even one (IEEE
-// 754), or with `noise` one of the two at random: noise is 16 random bits, and the expected value is
-// the number itself (stochastic rounding; Gupta et al., "Deep learning with limited numerical
-// precision", ICML 2015). Small updates are then not lost, as they are where the nearest is taken.
+// kNearest rounds to the nearest number, ties to even (IEEE 754), so small updates are lost.
+// kStochastic uses 16 random bits, `noise`, to round up or down so that the expected value is the
+// number itself; small updates then add up (Gupta et al., "Deep learning with limited numerical
+// precision", ICML 2015).
 //
-// Integer operations alone, but for one subtraction of normal floats: TensorFlow has its threads
-// flush subnormals to zero, and these must not change with the thread.
+// Uses integer operations only, except for one subtraction of normal floats: TensorFlow's threads
+// flush subnormals to zero, and results must not depend on the thread.
 #ifndef SOK_CORE_NARROW_H_
 #define SOK_CORE_NARROW_H_
 
@@ -31,7 +31,7 @@ inline float FloatOfBits(uint32_t bits) {
   return x;
 }
 
-// What both formats share of rounding. kNearest ignores `noise`.
+// How both formats round. kNearest ignores `noise`.
 enum class Rounding { kNearest, kStochastic };
 
 struct Bfloat16 {
@@ -49,7 +49,7 @@ struct Bfloat16 {
     }
     if (kRounding == Rounding::kNearest) noise = 0x7FFFu + (cut & 1);
     const uint32_t rounded = (bits + noise) >> 16;
-    // Chance must not make an infinity.
+    // Random rounding must not turn a finite number into infinity.
     const bool overflows = kRounding == Rounding::kStochastic && (rounded & 0x7F80u) == 0x7F80u;
     return static_cast<uint16_t>(overflows ? cut : rounded);
   }
@@ -62,10 +62,10 @@ struct Float16 {
     constexpr uint32_t kSmallestNormal = 113u << 23;  // 2^-14
     const uint32_t magnitude = (x & 0x7FFFu) << 13;
     const uint32_t exponent = magnitude & (31u << 23);
-    // Computed for all, and chosen by bits, so that a loop over a row runs in vectors.
+    // Computed for every number and selected by bits, so that a loop over a row vectorises.
     const float subnormal = FloatOfBits(magnitude + kSmallestNormal) - FloatOfBits(kSmallestNormal);
     uint32_t bits =
-        magnitude + (exponent == 31u << 23 ? 224u << 23 : 112u << 23);  // the other bias
+        magnitude + (exponent == 31u << 23 ? 224u << 23 : 112u << 23);  // float32's bias
     const uint32_t is_subnormal = 0u - static_cast<uint32_t>(exponent == 0);
     bits = (bits & ~is_subnormal) | (FloatBits(subnormal) & is_subnormal);
     return FloatOfBits(bits | (x & 0x8000u) << 16);
@@ -73,7 +73,7 @@ struct Float16 {
 
   template <Rounding kRounding>
   static uint16_t Narrow(float x, uint32_t noise) {
-    constexpr uint32_t kInfinity = 0x7C00u, kBias = 113;  // of float32's exponent: 2^-14
+    constexpr uint32_t kInfinity = 0x7C00u, kBias = 113;  // kBias: 2^-14 as a float32 exponent
     const uint32_t bits = FloatBits(x);
     const uint32_t sign = (bits >> 16) & 0x8000u;
     const uint32_t exponent = (bits >> 23) & 0xFFu;
@@ -82,7 +82,7 @@ struct Float16 {
       return static_cast<uint16_t>(sign | kInfinity | (fraction != 0 ? 0x200u : 0));
     }
     if (exponent != 0) fraction |= 0x800000u;
-    // Bits to cut: 13, below 2^-14 more.
+    // Bits to cut: 13, or more below 2^-14.
     uint32_t shift = exponent < kBias ? 13 + kBias - exponent : 13;
     if (shift > 31) {  // below 2^-32
       fraction >>= shift - 31 < 24 ? shift - 31 : 24;
@@ -97,7 +97,7 @@ struct Float16 {
     const uint32_t biased = exponent < kBias ? 0 : (exponent - kBias) << 10;
     uint32_t magnitude = biased + ((fraction + noise) >> shift);
     if (magnitude >= kInfinity) {
-      // Chance must not make an infinity of what lies below 2^16.
+      // Random rounding must not turn a number below 2^16 into infinity.
       const bool is_small = kRounding == Rounding::kStochastic && exponent < 127 + 16;
       magnitude = is_small ? kInfinity - 1 : kInfinity;
     }

@@ -126,7 +126,7 @@ std::string OptimizerOptions::ToString(int digits) const {
   return out.str();
 }
 
-// Equal to 7 digits in every field that the rule reads: a rule sees no more than those.
+// Equal if every field that the rule reads agrees to 7 digits: rules use no more digits.
 bool OptimizerOptions::operator==(const OptimizerOptions& other) const {
   return ToString() == other.ToString();
 }

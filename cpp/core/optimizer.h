@@ -11,16 +11,16 @@
 //     Ftrl                [ row dim | accumulator dim | linear dim ]
 //     AdagradDecay        [ row dim | accumulator dim | decays dim ]
 //     Rmsprop             [ row dim | momentum dim | velocity dim ]
-//     owing steps         [ ...                                     | last_step 1 ]
+//     if rows owe steps   [ ...                                     | last_step 1 ]
 //
-// Each rule is a small struct of the numbers of one step, with an `Update` that host and device
-// code share. Element-wise rules update one element `x` whose slot values lie `dim`, `2 * dim`,
-// ... floats behind it; a rule that needs the whole row updates the row.
+// Each rule is a small struct that holds the numbers of one step; host and device code share it.
+// `Update` of an element-wise rule updates one element `x`, whose slot values lie `dim`, `2 * dim`,
+// ... floats behind it. RowWiseAdagradRule needs the whole row and gives the learning rate of it.
 //
-// Where a rule has a dense meaning (Adam, momentum that is not lazy, weight decay), a row that is
-// not in the batch changes too. It is not touched: see adam_replay.h.
+// Dense rules (Adam, momentum that is not lazy, weight decay) also change rows outside the batch.
+// Such rows are not touched, but owe the step: see adam_replay.h.
 //
-// Cost: the rules are arithmetic on what is in the cache; the row's way there is what takes time.
+// Cost: the arithmetic is cheap; most of the time goes into bringing the row into the cache.
 #ifndef SOK_CORE_OPTIMIZER_H_
 #define SOK_CORE_OPTIMIZER_H_
 
@@ -48,12 +48,12 @@ enum class OptimizerKind {
 OptimizerKind ParseOptimizerKind(const std::string& name);
 const char* OptimizerKindName(OptimizerKind kind);
 
-// Fixed for the life of a table's optimizer. Fields that a rule does not know are ignored.
+// Fixed for the life of a table's optimizer. Fields that a rule does not read are ignored.
 struct OptimizerOptions {
   OptimizerKind kind = OptimizerKind::kSgd;
   float momentum = 0.0f;  // kMomentum, in [0, 0.9995]
   bool nesterov = false;  // kMomentum
-  // kMomentum: true touches only the rows of the batch (TF1's sparse kernel); false decays every
+  // kMomentum: true changes only the rows of the batch (TF1's sparse kernel); false decays every
   // row's momentum at every step (Keras).
   bool lazy = false;
   // kMomentum: true is TF1's a = momentum a + g, w -= lr a; false Keras' v = momentum v - lr g,
@@ -81,8 +81,8 @@ struct OptimizerOptions {
   float weight_decay = 0.0f;
   float clip_value = 0.0f;  // 0: none; element-wise, on the summed gradient of a row
 
-  // Calls f(name, field, kinds) for every field but `kind`, of options that may be const. The bits
-  // 1 << kind of `kinds` are the rules that read it.
+  // Calls f(name, field, kinds) for every field except `kind`. `options` may be const. Bit
+  // 1 << kind of `kinds` is set for each rule that reads the field.
   template <typename Options, typename F>
   static void ForEachField(Options& options, F&& f) {
     const auto bit = [](OptimizerKind kind) { return 1 << static_cast<int>(kind); };
@@ -110,19 +110,19 @@ struct OptimizerOptions {
     f("weight_decay", options.weight_decay, ~0);
     f("clip_value", options.clip_value, ~0);
   }
-  // Throws std::invalid_argument naming the field, what it must be and what it was.
+  // Throws std::invalid_argument naming the field, the requirement and the value.
   void Validate() const;
   bool operator==(const OptimizerOptions& other) const;
   bool operator!=(const OptimizerOptions& other) const { return !(*this == other); }
-  // Kind and the fields its rule reads: "adam(beta_1=0.9, ...)". 9 digits say which float it is.
+  // Kind and the fields its rule reads: "adam(beta_1=0.9, ...)". 9 digits identify a float exactly.
   std::string ToString(int digits = 7) const;
 };
 
-// The double that a float option was written as: 0.999f is 0.99900001287, and 1 - 0.999f misses
-// 0.001 by 1e-5 of it. Rules take the nearest number of 7 digits instead.
+// The decimal number that a float option was written as: 0.999f is 0.99900001287, so 1 - 0.999f has
+// a relative error of 1e-5. Rules use the nearest number of 7 digits instead.
 double AsWritten(float value);
 
-// Clipped to [-clip_value, clip_value]; a NaN stays one.
+// Clipped to [-clip_value, clip_value]; NaN stays NaN.
 SOK_HD inline float Clip(float value, float clip_value) {
   const float low = value < -clip_value ? -clip_value : value;
   return clip_value < low ? clip_value : low;
@@ -149,12 +149,12 @@ struct MomentumRule {
   SOK_HD void Update(float g, float* x, int64_t dim) const {
     const float v = momentum * x[dim] + before * g;
     x[dim] = v;
-    // Without nesterov an infinite g must not meet the factor 0.
+    // Without nesterov `direct` is 0, and 0 times an infinite g would be NaN.
     x[0] += direct == 0.0f ? after * v : after * v + direct * g;
   }
 };
 
-// acc += g^2; w -= lr g / sqrt(acc + epsilon)   (Duchi et al., 2011; Keras' place of epsilon)
+// acc += g^2; w -= lr g / sqrt(acc + epsilon)   (Duchi et al., 2011; epsilon placed as in Keras)
 struct AdagradRule {
   static constexpr int kSlots = 1;
   float learning_rate;
@@ -168,14 +168,14 @@ struct AdagradRule {
 };
 
 // At the first update of a row after each `decay_steps` steps: acc = max(decay_rate acc, initial).
-// Then as Adagrad, without epsilon. A row that missed several decays makes one at each of its next
-// updates.   (DeepRec's AdagradDecay)
+// Then as Adagrad, without epsilon. A row that missed several decays catches up on one per update.
+// (DeepRec's AdagradDecay)
 struct AdagradDecayRule {
   static constexpr int kSlots = 2;
   float learning_rate;
   float decay_rate;
   float initial_accumulator;
-  float due;  // decays that the steps so far ask for
+  float due;  // decays that every row should have had by this step
 
   SOK_HD void Update(float g, float* x, int64_t dim) const {
     float accumulator = x[dim];
@@ -233,7 +233,7 @@ struct AdamWRule {
 };
 
 // v += (1 - beta_2) (g^2 - v); m = beta_1 m + lr g / sqrt(v + epsilon); w -= m
-// (Tieleman and Hinton, 2012, with momentum as TF1 has it)
+// (Tieleman and Hinton, 2012, with momentum as in TF1)
 struct RmspropRule {
   static constexpr int kSlots = 2;
   float learning_rate;
@@ -266,7 +266,7 @@ struct AmsgradRule {
   }
 };
 
-// FTRL-proximal with shrinkage as TF's FtrlV2 has it; `l2` includes beta / (2 lr).
+// FTRL-proximal with shrinkage as in TF's FtrlV2; `l2` includes beta / (2 lr).
 //     n = acc + g^2; sigma = (n^-p - acc^-p) / lr; linear += g + 2 l2_shrinkage w - sigma w
 //     w = (clip(linear, l1) - linear) / (n^-p / lr + 2 l2); acc = n
 // (McMahan et al., 2013, Algorithm 1)

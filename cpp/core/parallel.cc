@@ -13,7 +13,7 @@
 namespace sok {
 namespace {
 
-// More ranges than threads, so that a thread that is held up leaves its share to the others.
+// More ranges than threads, so that the others take over the share of a thread that is delayed.
 constexpr int64_t kRangesPerThread = 4;
 
 }  // namespace
@@ -32,7 +32,7 @@ struct ThreadPool::Impl {
     int64_t range;  // indices per range
     int64_t num_ranges;
     std::atomic<int64_t> next{0};
-    int inside = 0;  // threads in it, without the caller; guarded by Impl::mutex
+    int inside = 0;  // threads in it, not counting the caller; guarded by Impl::mutex
     std::condition_variable left;
     std::exception_ptr error;  // of range `error_range`; both guarded by Impl::mutex
     int64_t error_range = 0;
@@ -41,7 +41,7 @@ struct ThreadPool::Impl {
 
   std::mutex mutex;
   std::condition_variable wake;
-  Job* jobs = nullptr;  // newest first: inner calls before outer ones; listing cannot fail
+  Job* jobs = nullptr;  // newest first: inner calls before outer ones; adding a job cannot fail
   bool stopping = false;
   std::vector<std::thread> threads;
 
@@ -79,7 +79,7 @@ struct ThreadPool::Impl {
       lock.unlock();
       RunRanges(job);
       lock.lock();
-      Unlist(job);  // its ranges are all taken
+      Unlist(job);  // all its ranges are taken
       if (--job->inside == 0) job->left.notify_one();
     }
   }

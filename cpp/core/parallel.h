@@ -4,9 +4,8 @@
 // run a function over disjoint ranges. TensorFlow's kernels pass its intra-op pool, the Python
 // module a small `ThreadPool`, and single-threaded code `InlineExecutor`.
 //
-// Invariant: how a range is cut never shows in a result. Code that keeps something per range cuts
-// the work into a number of parts that depends on the size of the input alone, never on
-// `num_threads()`.
+// Invariant: results do not depend on how a range is cut. Code that keeps state per range cuts the
+// work into a number of parts that depends only on the size of the input, never on `num_threads()`.
 #ifndef SOK_CORE_PARALLEL_H_
 #define SOK_CORE_PARALLEL_H_
 
@@ -37,8 +36,8 @@ class InlineExecutor final : public Executor {
                    const std::function<void(int64_t, int64_t)>& fn) override;
 };
 
-// A fixed set of threads that sleep on a condition variable between calls (no spinning: a spinning
-// barrier collapses on a shared machine). Safe to use from several threads at a time.
+// A fixed set of threads that sleep on a condition variable between calls. They do not spin: a
+// spinning barrier is slow on a shared machine. Safe to use from several threads at a time.
 class ThreadPool final : public Executor {
  public:
   explicit ThreadPool(int num_threads);  // >= 1; the calling thread counts as one of them

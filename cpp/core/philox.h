@@ -1,8 +1,8 @@
 // Philox4x32-10: random numbers as a function of a counter.
 //
-// A generator without state: 128 bits of counter and 64 bits of key give 128 random bits, so any
-// number of any stream can be had at once, in any order, on any device. From Salmon, Moraes, Dror
-// and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+// A generator without state: 128 bits of counter and 64 bits of key give 128 random bits. So any
+// number of any stream can be computed directly, in any order, on any device. From Salmon, Moraes,
+// Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 #ifndef SOK_CORE_PHILOX_H_
 #define SOK_CORE_PHILOX_H_
 

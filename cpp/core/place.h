@@ -1,19 +1,19 @@
-// Place: which rank holds a row of a dense table, and where there.
+// Place: which rank holds a row of a dense table, and at which local row.
 //
 //     row-wise      ids 0 1 2 3 | 4 5 6 | 7 8 9      10 rows on 3 ranks: the first ranks
 //                   owner     0       1       2      take one more
-//     whole table   ids 0 ..................... 9    one owner; there it may stand behind other
-//                   rows of its own: row_offset ..   tables of the same width
+//     whole table   ids 0 ..................... 9    one owner; the table may follow others of the
+//                   local rows row_offset ..         same width there
 //
 //     key = local_row * world_size + owner
 //
-// so that the routing of keys, which sends key % world_size its way, takes a row to its owner and
-// the owner finds its local row as key / world_size.
+// Keys are routed to rank key % world_size, which is the owner of the row. The owner finds the
+// local row as key / world_size.
 //
-// Keys of a hash table have their place in themselves: the owner is key % world_size, and the whole
-// key goes there.
+// A key of a hash table needs no placement: its owner is key % world_size, and it is sent
+// unchanged.
 //
-// Invariant: for ids in [0, num_rows) the keys differ where the ids do.
+// Invariant: different ids in [0, num_rows) have different keys.
 #ifndef SOK_CORE_PLACE_H_
 #define SOK_CORE_PLACE_H_
 
@@ -23,7 +23,7 @@
 
 namespace sok {
 
-inline constexpr int64_t kAllRanks = -1;  // in place of an owner: rows laid evenly over all ranks
+inline constexpr int64_t kAllRanks = -1;  // in place of an owner: rows spread evenly over all ranks
 inline constexpr int64_t kByKey = -2;     // no dense table: the keys of a hash table
 
 struct RowPlacement {
@@ -39,7 +39,7 @@ SOK_HD inline uint64_t PlaceRow(const RowPlacement& placement, int64_t world_siz
   }
   const int64_t rows = placement.num_rows / world_size, longer = placement.num_rows % world_size;
   const int64_t in_longer = longer * (rows + 1);
-  // Past the longer shards there are none at all where rows is 0, so no id gets there.
+  // If rows is 0, all ids are in the longer shards: the divisor 1 only avoids a division by 0.
   const int64_t owner =
       id < in_longer ? id / (rows + 1) : longer + (id - in_longer) / (rows > 0 ? rows : 1);
   const int64_t start = owner * rows + (owner < longer ? owner : longer);

@@ -1,5 +1,5 @@
-// Policies: which keys get a row (admission) and which lose it (eviction). Decisions only; what
-// they decide on is kept in core/cpu/records.h and core/cuda/records.h.
+// Policies: which keys get a row (admission) and which lose it (eviction). Only the decisions; the
+// records that they need are in core/cpu/records.h and core/cuda/policies/records.h.
 //
 //     missing key, training -> seen filter_freq times? -- no --> waits; reads `no_permission`
 //                                      | yes
@@ -7,17 +7,17 @@
 //                                      | yes
 //                                    a row
 //
-// A table is observed once a training lookup: all keys of the lookup, of every rank and feature,
-// each counted once. So what a key was seen, and the table's step (its training lookups so far), do
-// not depend on how a batch was spread over ranks or threads.
+// A training lookup counts each of its keys once, whatever ranks and features it came from. So
+// counts and the table's step (its training lookups so far) do not depend on how a batch was spread
+// over ranks or threads.
 //
-// With `count_occurrences` a key is counted as often as it occurs, as DeepRec does, and a key reads
-// its row only in lookups that find it seen filter_freq times already: the lookup that brings it
-// there makes the row, which its gradient moves, and still reads `no_permission`.
+// With `count_occurrences` a key is counted as often as it occurs, as in DeepRec. It reads its row
+// only if earlier lookups counted it filter_freq times. The lookup that reaches filter_freq makes
+// the row and its gradient updates it, but that lookup still reads `no_permission`.
 //
-// Bloom filter: with n keys and false positive probability p, m = -n ln(p) / ln(2)^2 counters of
-// which a key uses k = m / n ln(2) (B. Bloom, "Space/time trade-offs in hash coding with allowable
-// errors", 1970; counters: L. Fan et al., "Summary cache", 2000).
+// Bloom filter: with n keys and false positive probability p, m = -n ln(p) / ln(2)^2 counters, of
+// which each key uses k = m / n ln(2) (B. Bloom, "Space/time trade-offs in hash coding with
+// allowable errors", 1970; counters: L. Fan et al., "Summary cache", 2000).
 #ifndef SOK_CORE_POLICY_H_
 #define SOK_CORE_POLICY_H_
 
@@ -31,29 +31,29 @@ namespace sok {
 enum class ScoreKind {
   kNone,    // a full table refuses new keys
   kLru,     // step of the last training lookup that contained the key
-  kLfu,     // how many did
-  kCustom,  // what the caller said, 0 until then
+  kLfu,     // number of training lookups that contained the key
+  kCustom,  // set by the caller, 0 until then
 };
 
 ScoreKind ParseScoreKind(const std::string& name);  // "", "lru", "lfu", "custom"
 
 struct PolicyOptions {
-  bool record = false;             // keep records though no policy needs them
-  bool count_occurrences = false;  // false: a key counts once a lookup
+  bool record = false;             // keep records even if no policy needs them
+  bool count_occurrences = false;  // false: a key counts once per lookup
   // Admission.
   int64_t filter_freq = 0;          // 0 and 1: every key is admitted
   int64_t max_waiting = 0;          // keys that the exact filter may keep; 0: no bound
   int64_t bloom_max_keys = 0;       // 0: exact counts
   double bloom_probability = 0.01;  // of a false positive, in (0, 1)
   int64_t bloom_counter_bits = 64;  // 8, 16, 32 or 64
-  float no_permission = 0.0f;       // every element of the row of a key that waits
+  float no_permission = 0.0f;       // every element of the row that a waiting key reads
   // Eviction.
-  int64_t steps_to_live = 0;   // 0: for ever
+  int64_t steps_to_live = 0;   // 0: forever
   float l2_threshold = -1.0f;  // negative: none
   ScoreKind score = ScoreKind::kNone;
   int64_t evicted_buffer = 0;  // evicted rows kept for PopEvicted
 
-  // Calls f(name, field) for every field but `score`, of options that may be const.
+  // Calls f(name, field) for every field except `score`. `options` may be const.
   template <typename Options, typename F>
   static void ForEachField(Options& options, F&& f) {
     f("record", options.record);
@@ -74,7 +74,7 @@ struct PolicyOptions {
   bool keeps_records() const {
     return record || filters() || evicts_on_call() || score != ScoreKind::kNone;
   }
-  // Throws std::invalid_argument naming the field, what it must be and what it was.
+  // Throws std::invalid_argument naming the field, the requirement and the value.
   void Validate(const std::string& table, int64_t max_capacity, bool use_hashtable) const;
 };
 
@@ -87,19 +87,19 @@ inline constexpr int64_t kMaxBloomHashes = 64;
 
 BloomSize SizeOfBloomFilter(int64_t max_keys, double probability);
 
-// A key last seen in `last_step` has outlived its time at `step`.
+// Whether a key last seen at `last_step` has outlived `steps_to_live` at `step`.
 SOK_HD inline bool IsOutlived(int64_t step, int64_t last_step, int64_t steps_to_live) {
   return steps_to_live > 0 && step - last_step > steps_to_live;
 }
 
-// ---- what a table says when a call does not fit its policy: std::invalid_argument, and
-// std::length_error from the last ----
+// ---- errors of calls that do not fit a table's policy: std::invalid_argument, from the last
+// std::length_error ----
 void RequireRecords(bool keeps_records, const std::string& table);
 void RequireCustomScore(ScoreKind score, const std::string& table);
 void CheckTableStep(int64_t step, const std::string& table);
-// `records`: values of a snapshot, 3 a key, or none.
+// The records of a snapshot must hold 3 values per key, or none at all.
 void CheckSnapshotRecords(int64_t num_values, int64_t num_keys, const std::string& table);
-// New keys and the present keys of the same batch must fit together.
+// A batch's new keys and its present keys must fit into the table together.
 void CheckBatchFits(int64_t num_new, int64_t num_kept, int64_t max_capacity,
                     const std::string& table);
 

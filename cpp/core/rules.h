@@ -1,7 +1,7 @@
-// From an optimizer's options to the rule of one step, for every device.
+// Makes the rule of one step from an optimizer's options, for every device.
 //
-// The numbers of a step (Adam's bias correction, Ftrl's share of beta) are worked out here, in
-// double where that matters, so that a step means the same on host and device.
+// The numbers of a step (Adam's bias correction, Ftrl's share of beta) are computed here, in double
+// where that matters, so that host and device make the same step.
 #ifndef SOK_CORE_RULES_H_
 #define SOK_CORE_RULES_H_
 

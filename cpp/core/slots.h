@@ -1,4 +1,4 @@
-// Slot variables: what an optimizer keeps right behind each row, on every device alike.
+// Slot variables: the optimizer state right behind each row, the same on every device.
 #ifndef SOK_CORE_SLOTS_H_
 #define SOK_CORE_SLOTS_H_
 
@@ -14,15 +14,15 @@ struct SlotVariableSpec {
   std::string name;      // "accumulator", "momentum", "velocity", "last_step", ...
   int64_t width = 0;     // floats per row: dim, or 1 for a per-row scalar
   float initial = 0.0f;  // value in a new row
-  // False: derived state that a dump leaves out (a caught-up row has it at `initial`).
+  // False: derived state that dumps leave out; it is `initial` in a row that is up to date.
   bool saved = true;
 };
 
-// Slot variables of a rule, in the order that the rules of optimizer.h count on.
+// Slot variables of a rule, in the order that the rules of optimizer.h expect.
 std::vector<SlotVariableSpec> OptimizerSlots(const OptimizerOptions& options, int64_t dim);
 
-// Throws std::invalid_argument where a table holds a slot of that name and another width, which it
-// would lose: an imported one.
+// Throws std::invalid_argument if a table holds a slot of the rule under the same name with another
+// width: an imported slot, which would be lost.
 void CheckSlotWidths(const std::vector<SlotVariableSpec>& present, const OptimizerOptions& options,
                      int64_t dim, const std::string& table);
 
@@ -31,19 +31,19 @@ void CheckSlots(const std::vector<SlotVariableSpec>& slots, const std::string& t
 bool SameSlots(const std::vector<SlotVariableSpec>& a, const std::vector<SlotVariableSpec>& b);
 // Whether dumps of both have the same slot rows, by name, width and order.
 bool SameSavedSlots(const std::vector<SlotVariableSpec>& a, const std::vector<SlotVariableSpec>& b);
-// The floats from a row to its slot of that name, and of that width if one is given; -1 where there
-// is none.
+// The floats from a row to its slot `name`; -1 if there is none, or if it is not `width` wide. A
+// negative `width` allows any.
 int64_t OffsetOfSlot(const std::vector<SlotVariableSpec>& slots, int64_t dim,
                      const std::string& name, int64_t width = -1);
 // Where each slot of a new layout comes from in the old one.
 struct KeptSlot {
   int64_t offset;       // floats from the old row; -1: the slot starts from its initial value
-  bool may_be_unknown;  // so do elements that are NaN: an import left them to the optimizer
+  bool may_be_unknown;  // elements that are NaN do so too: an import did not know them
 };
 std::vector<KeptSlot> KeptSlots(const std::vector<SlotVariableSpec>& old_slots,
                                 const std::vector<SlotVariableSpec>& new_slots, int64_t dim);
 
-// Copies the saved ones of a row's slot rows, which lie side by side, to `saved`.
+// Copies the saved slots among a row's slot rows to `saved`, side by side.
 void CopySavedSlots(const std::vector<SlotVariableSpec>& slots, const float* slot_rows,
                     float* saved);
 

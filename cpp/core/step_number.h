@@ -1,8 +1,8 @@
-// StepNumber: which step of its own a table makes, where its optimizer counts another.
+// StepNumber: a table's own step number, which may differ from that of its optimizer.
 //
-// Adam's correction of moments that start at zero goes by the number of the step. Moments that come
-// from a dump have their steps behind them, so the table goes on counting from the dump, whatever
-// the optimizer that it is then trained by has counted.
+// Adam's bias correction depends on the step number, because its moments start at zero. Moments
+// from a dump already contain steps. The table therefore continues counting from the dump, whatever
+// its present optimizer has counted.
 #ifndef SOK_CORE_STEP_NUMBER_H_
 #define SOK_CORE_STEP_NUMBER_H_
 
@@ -14,10 +14,10 @@ class StepNumber {
  public:
   int64_t last() const { return last_; }  // -1: not known
 
-  // The table's number of the optimizer's step `given`, which counts from 1.
+  // The table's number for the optimizer's step `given`, which counts from 1.
   int64_t Of(int64_t given) const {
     if (resumes_) return last_ + 1;
-    // An optimizer that begins anew on the same table does so for the table too.
+    // Below 1 if a new optimizer counts from 1 again: the table then starts again too.
     return given + shift_ < 1 ? given : given + shift_;
   }
   void Made(int64_t given) noexcept {
@@ -25,7 +25,7 @@ class StepNumber {
     shift_ = last_ - given;
     resumes_ = false;
   }
-  // The next step follows on `last`; -1: it is the one that the optimizer says.
+  // The next step is last + 1; if `last` is -1, it is the optimizer's number.
   void ResumeFrom(int64_t last) noexcept {
     last_ = last < 0 ? -1 : last;
     shift_ = 0;

@@ -38,7 +38,7 @@ TableSnapshot Table::Export(CallContext context, bool with_slots, bool evict) {
   snapshot.slot_rows.resize(static_cast<size_t>(num_keys * snapshot.slot_width()));
   if (keeps_records()) snapshot.policy.records.resize(static_cast<size_t>(3 * num_keys));
   reader->ReadKeys(context, num_keys, snapshot.keys.data());
-  // Without slots, null also where the table has some.
+  // If `with_slots` is false, null even if the table has slots.
   reader->ReadRows(context, 0, snapshot.keys.data(), num_keys, snapshot.rows.data(),
                    snapshot.slot_rows.empty() ? nullptr : snapshot.slot_rows.data(),
                    keeps_records() ? snapshot.policy.records.data() : nullptr);

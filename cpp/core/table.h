@@ -1,13 +1,14 @@
-// Table: one rank's shard of a table, whichever memory it is in.
+// Table: one rank's shard of a table, in host or device memory.
 //
 //     Table <- CpuTable   cpu/table.h    host memory, on the caller's threads
 //           <- CudaTable  cuda/table.h   device memory, on a stream of the device
 //
-// The calls that both have. Each is a whole batch; what handles single rows (lookup, combine,
-// update) is fused per memory and works on the two classes themselves.
+// The calls that both share, each for a whole batch. Lookup, combine and update of rows are fused
+// code for one kind of memory and work on CpuTable or CudaTable directly.
 //
-// Pointers are to the table's own memory; vectors and snapshots are in host memory. A call locks
-// the table itself. Exceptions leave the table as it was, std::bad_alloc included. Keys may repeat.
+// Pointers are to the kind of memory the table is in; vectors and snapshots are in host memory. A
+// call locks the table itself. If it throws, even std::bad_alloc, the table is as it was. Keys may
+// repeat.
 #ifndef SOK_CORE_TABLE_H_
 #define SOK_CORE_TABLE_H_
 
@@ -48,11 +49,11 @@ struct MemoryStats {
   double mean_probe_length = 0.0;  // buckets visited to find a present key
   int64_t max_probe_length = 0;
   int64_t index_bytes = 0;
-  int64_t arena_bytes = 0;  // allocated for rows and slot rows; of those on disk: in memory
+  int64_t arena_bytes = 0;  // allocated for rows and slot rows; of rows on disk, those in memory
   int64_t bytes = 0;        // everything the shard holds in memory
   StorageStats storage;
 
-  // Calls f(name, field) for every field, those of `storage` among them.
+  // Calls f(name, field) for every field, including those of `storage`.
   template <typename F>
   void ForEachField(F&& f) const {
     f("size", size);
@@ -73,28 +74,28 @@ struct MemoryStats {
   }
 };
 
-// A table's content of one instant.
+// A table's content at one instant.
 struct TableSnapshot : KeyedRows {
   RecordSnapshot policy;
-  int64_t optimizer_step = -1;      // that the slot rows have behind them; -1: not known
+  int64_t optimizer_step = -1;      // last step contained in the slot rows; -1: not known
   double initial_row_scale = -1.0;  // as Table::InitialRowScale; -1: not known
 };
 
 struct TableChanges;
 
-// The content of one instant, in parts: what a dump is written from. While it exists, calls that
-// change the table wait; of a table in device memory all calls do.
+// Reads a table's content at one instant in parts, for a dump. While the reader exists, calls that
+// change the table wait; for a table in device memory all calls wait.
 class TableReader {
  public:
   virtual ~TableReader() = default;
 
-  // All but what goes by key: `snapshot` without keys, rows, slot rows and records.
+  // Everything but per-key data: `snapshot` has no keys, rows, slot rows or records.
   virtual const TableChanges& about() const = 0;
   virtual int64_t num_keys() const = 0;
   // The next `num_keys` keys; they ascend by uint64 value.
   virtual void ReadKeys(CallContext context, int64_t num_keys, uint64_t* keys) = 0;
-  // Of keys that ReadKeys gave, in that order, from the one at `first` on: rows [num_keys, dim],
-  // slot_rows [num_keys, slot width], records [num_keys, 3]. Null: not wanted.
+  // `keys` are keys of ReadKeys in its order, beginning with number `first`. Reads their rows
+  // [num_keys, dim], slot_rows [num_keys, slot width], records [num_keys, 3]. Null: not wanted.
   virtual void ReadRows(CallContext context, int64_t first, const uint64_t* keys, int64_t num_keys,
                         float* rows, float* slot_rows, int64_t* records) const = 0;
 };
@@ -106,98 +107,97 @@ class Table {
   virtual const TableOptions& options() const = 0;
   int64_t dim() const { return options().dim; }
   bool keeps_records() const { return options().policy.keeps_records(); }
-  // Keys without a row read `no_permission`.
+  // Whether keys without a row read `no_permission`.
   bool filters() const { return options().policy.filters(); }
-  // Reads rows; a missing key reads its initial row, or `no_permission` where a filter admits keys,
-  // and is not inserted.
+  // Reads rows. A missing key is not inserted; it reads its initial row, or `no_permission` if the
+  // table filters keys.
   virtual void Find(CallContext context, const uint64_t* keys, int64_t num_keys,  // [num_keys]
                     float* rows,                                                  // [num_keys, dim]
                     uint8_t* found) const = 0;  // [num_keys] or null
-  // What the weight decay of all steps has left of an initial row, 1 without any.
+  // The factor by which weight decay has scaled an initial row so far; 1 without.
   virtual double InitialRowScale(CallContext context) const = 0;
-  // Zeros in the table's memory, in place of rows that could not be read.
+  // Writes zeros to `rows` [num_rows, dim], in place of rows that could not be read.
   virtual void WriteZeros(CallContext context, float* rows, int64_t num_rows) const = 0;
   // Missing keys are inserted with their initial row. All or nothing: throws std::length_error
-  // (naming table, max_capacity, size and the number of new keys) before anything changed.
+  // (naming table, max_capacity, size and the number of new keys) before anything has changed.
   // inserted: [num_keys] or null; 1 at one position of each new key, on the host the first.
   virtual void FindOrInsert(CallContext context, const uint64_t* keys, int64_t num_keys,
                             float* rows, uint8_t* inserted) = 0;
-  // Writes rows, inserting missing keys; of equal keys the last wins. Slot rows of present keys
-  // stay.
+  // Writes rows and inserts missing keys; of equal keys the last wins. Slot rows of present keys
+  // are kept.
   virtual void Assign(CallContext context, const uint64_t* keys, int64_t num_keys,
                       const float* rows) = 0;
   // Returns the number of keys removed.
   virtual int64_t Erase(CallContext context, const uint64_t* keys, int64_t num_keys) = 0;
   // Removes all keys, keeps options and slots; frees memory.
   virtual void Clear(CallContext context) = 0;
-  virtual void Reserve(CallContext context, int64_t num_keys) = 0;  // room for so many in all
+  virtual void Reserve(CallContext context, int64_t num_keys) = 0;  // room for so many in total
   virtual int64_t Size(CallContext context) const = 0;
   virtual MemoryStats Stats(CallContext context) const = 0;  // visits every key
 
-  // Keys ascending by uint64 value, rows caught up. `evict`: calls Evict first, where there is a
-  // policy for it.
+  // Keys ascending by uint64 value, rows up to date. `evict`: calls Evict first if the policy has
+  // steps_to_live or an l2_threshold.
   TableSnapshot Export(CallContext context, bool with_slots, bool evict = false);
-  // Export in parts, without a copy of the table. The table must live longer.
+  // Export in parts, without a copy of the table. The table must outlive the reader.
   virtual std::unique_ptr<TableReader> OpenContent(CallContext context, bool with_slots,
                                                    bool evict = false) = 0;
-  // What changed since the instant `since`, with slots, after Evict where there is a policy for it:
-  // the rest of a dump whose base came before (changes.h). 0: everything; a table keeps what changes
-  // from its first call on. Throws std::invalid_argument where the table no longer keeps it, and for
-  // tables in device memory.
+  // Reads what changed since the instant `since` (TableChanges::number), with slots: a delta to the
+  // dump of that instant. Evicts first as Export does. 0: everything; the first such call makes the
+  // table begin to log changes. Throws std::invalid_argument if the log no longer reaches back to
+  // `since`, and for tables in device memory.
   virtual std::unique_ptr<TableReader> OpenChanges(CallContext context, int64_t since);
-  // Nothing has changed as of now: the content is a dump's. This instant's number; 0: not kept.
+  // Begins a log of changes; the content now equals a dump's. This instant's number; 0: no log.
   virtual int64_t KeepChanges(CallContext context);
   // Inserts or overwrites keys with rows and slot rows; of equal keys the last wins. Slots that the
-  // snapshot lacks get their initial value; slots that this table has not (yet) are configured from
-  // the snapshot's names and widths, so that they survive until an optimizer attaches. NaN in a slot
-  // row means not known: the slot's initial value takes its place. `replace`: the snapshot becomes
-  // the table's whole content, which is made aside first, so that a failure costs nothing.
+  // snapshot lacks get their initial value. Slots that the table does not have yet are configured
+  // by the snapshot's names and widths, and are kept until an optimizer attaches. NaN in a slot row
+  // means not known: the slot's initial value replaces it. `replace`: the snapshot becomes the
+  // table's whole content; it is built aside first, so a failure leaves the table as it was.
   virtual void Import(CallContext context, const TableSnapshot& snapshot, bool replace = false) = 0;
-  // An empty table of the same options and slots, for content that is to replace this one's.
+  // An empty table with the same options and slots, for content that will replace this one's.
   virtual std::unique_ptr<Table> MakeAside(CallContext context) const = 0;
   // Replaces the content by that of a table that MakeAside made, which must not be used again.
-  // Throws only where slots were configured meanwhile and memory runs out; nothing has changed then.
+  // Throws only if slots were configured meanwhile and memory runs out; then nothing has changed.
   virtual void TakeContent(CallContext context, Table& aside) = 0;
 
   // Lays rows out for these slots. Configuring the same ones again is a no-op; slots of equal name
-  // and width are kept, others get their initial value. The initial value of a slot may be NaN, not
-  // known yet: when another is known, the rows that hold NaN get it.
+  // and width are kept, others get their initial value. An initial value may be NaN, not known yet:
+  // slot rows that hold NaN get the initial value once it is configured.
   virtual void ConfigureSlots(CallContext context, const std::vector<SlotVariableSpec>& specs) = 0;
   virtual std::vector<SlotVariableSpec> Slots() const = 0;
 
-  // ---- admission and eviction, of a table that keeps records; std::invalid_argument from one that
-  // keeps none ----
-  // A training lookup of all these keys: counts each once, inserts those that are admitted, evicts
-  // by score where there is no room. The step advances by one. All or nothing: throws
-  // std::length_error where the keys of the call alone are too many, or the table is full.
+  // ---- admission and eviction. A table without records throws std::invalid_argument. ----
+  // Records a training lookup of these keys: counts them (policy.h), inserts those that are
+  // admitted and evicts by score if there is no room. The step advances by one. All or nothing:
+  // throws std::length_error if the keys of this call alone are too many or the table is full.
   virtual void RecordTrainingLookup(CallContext context, const uint64_t* keys,
                                     int64_t num_keys) = 0;
-  // Removes keys that have outlived their steps or fallen below the threshold; how many.
+  // Removes keys beyond steps_to_live or below l2_threshold; returns their number.
   virtual int64_t Evict(CallContext context) = 0;
   virtual EvictedRows PopEvicted() = 0;
   virtual PolicyCounts Statistics(CallContext context) const = 0;
-  // All [num_keys]. A key never seen: 0 and -1.
+  // All [num_keys]. A key never seen has frequency 0 and last step -1.
   virtual void KeyStatistics(CallContext context, const uint64_t* keys, int64_t num_keys,
                              uint8_t* present, int64_t* frequencies, int64_t* last_steps) const = 0;
-  // Missing keys are passed over; returns how many were there. Of equal keys the last wins.
+  // Skips missing keys; returns the number of present keys. Of equal keys the last wins.
   virtual int64_t AssignScores(CallContext context, const uint64_t* keys, int64_t num_keys,
                                const int64_t* scores) = 0;
   virtual void SetStep(int64_t step) = 0;  // the next training lookup is step + 1
 };
 
-// ---- what tables of every memory check and say alike: std::invalid_argument ----
-void RequireHashtable(const TableOptions& options);  // of Erase
-// The parts of a snapshot are of one size, and its rows of the table's.
+// ---- checks that host and device tables share; they throw std::invalid_argument ----
+void RequireHashtable(const TableOptions& options);  // for Erase
+// All parts of a snapshot must fit its number of keys and the table's dim.
 void CheckSnapshot(const TableSnapshot& snapshot, const TableOptions& options);
-// A table's slots and behind them those of a snapshot that it lacks. Of these the initial value is
-// NaN, not known, until an optimizer says it. Throws where widths differ.
+// A table's slots, then those of the snapshot that the table lacks. The latter have the initial
+// value NaN, not known, until an optimizer sets it. Throws if widths differ.
 std::vector<SlotVariableSpec> SlotsWithThoseOf(const TableSnapshot& snapshot,
                                                const std::vector<SlotVariableSpec>& slots,
                                                const TableOptions& options);
-// A table's slots, and behind them those that only the content aside has.
+// A table's slots, then those that only `aside` has.
 std::vector<SlotVariableSpec> SlotsWithThoseOf(const std::vector<SlotVariableSpec>& aside,
                                                const std::vector<SlotVariableSpec>& slots);
-// Names the saved ones of these slots in the snapshot.
+// Writes names and widths of the saved slots to the snapshot.
 void NameSavedSlots(const std::vector<SlotVariableSpec>& slots, TableSnapshot* snapshot);
 
 }  // namespace sok

@@ -20,7 +20,7 @@ void Require(bool holds, const TableOptions& options, const char* requirement, i
 constexpr int64_t kMaxRows = 0xFFFFFFFF;
 constexpr float kMaxFloat16 = 65504.0f;
 
-// Initial rows beyond float16 would all be infinite.
+// Initial rows beyond the range of float16 would become infinite.
 void RequireFits(float value, const TableOptions& options) {
   if (options.row_type != RowType::kFloat16 || !(std::fabs(value) > kMaxFloat16)) return;
   Fail(options, "Initial rows of dtype float16 must be within [-65504, 65504]",

@@ -28,34 +28,34 @@ struct InitializerOptions {
   std::vector<float> default_rows;  // [num_default_rows, dim], kDefaultRows only
 };
 
-// Rows in a file, of which those in use are in memory (cpu/row_cache.h).
+// Rows are in a file; those in use are also in memory (cpu/row_cache.h).
 struct StorageOptions {
   std::string path;          // directory of the file; empty: all rows are in memory
   int64_t memory_bytes = 0;  // of rows in memory
-  int64_t file_bytes = 0;    // most that the file may take; 0: no bound but the disk
-  bool lfu = true;           // rows that are used seldom leave memory first; false: those not used
+  int64_t file_bytes = 0;    // limit of the file's size; 0: the disk is the only limit
+  bool lfu = true;           // rows used least often leave memory first; false: least recently
 
   bool is_used() const { return !path.empty(); }
 };
 
-// Of rows on disk (cpu/row_cache.h).
+// Statistics of rows on disk (cpu/row_cache.h).
 struct StorageStats {
   int64_t resident_bytes = 0;  // of rows in memory of the process
   int64_t file_bytes = 0;
   int64_t bytes_read = 0;
-  int64_t bytes_written = 0;  // at most: a block that was to be written may not have changed
+  int64_t bytes_written = 0;  // upper bound: some blocks counted as written had not changed
   int64_t blocks_evicted = 0;
 };
 
-inline constexpr int64_t kMaxNarrowDim = 4096;  // of rows of 16 bits
+inline constexpr int64_t kMaxNarrowDim = 4096;  // largest dim of 16-bit rows
 
 struct TableOptions {
   std::string name;
   int64_t dim = 0;                     // floats in a row's embedding, >= 1
   KeyType key_type = KeyType::kInt64;  // range check and dtype of exports; keys are held as uint64
-  RowType row_type = RowType::kFloat32;  // others: host memory only
-  int64_t initial_capacity = 0;          // keys to make room for at once; 0: grow from nothing
-  int64_t max_capacity = 0;              // most keys this shard may hold; 0: no bound but memory
+  RowType row_type = RowType::kFloat32;  // other types: host memory only
+  int64_t initial_capacity = 0;          // keys to make room for at creation; 0: none
+  int64_t max_capacity = 0;              // most keys of this shard; 0: memory is the only limit
   bool use_hashtable =
       true;          // false: row = key / world_size, keys in [0, max_capacity * world_size)
   int64_t rank = 0;  // this shard's place; used when use_hashtable is false
@@ -65,7 +65,7 @@ struct TableOptions {
   PolicyOptions policy;    // which keys get a row and which lose it
   StorageOptions storage;  // host memory only
 
-  // Throws std::invalid_argument naming the field, what it must be and what it was.
+  // Throws std::invalid_argument naming the field, the requirement and the value.
   void Validate() const;
 };
 

@@ -30,7 +30,7 @@ void BindCuda(pybind11::module_& m);
 void BindRoute(pybind11::module_& m);
 void BindOptimizer(pybind11::module_& m);
 
-// Fields of PolicyOptions by name. Throws ValueError naming an unknown one.
+// Fields of the options by name. Throws ValueError naming an unknown one.
 StorageOptions ParseStorage(const pybind11::dict& fields);
 PolicyOptions ParsePolicy(const pybind11::dict& fields);
 
@@ -40,7 +40,7 @@ using FloatArray = pybind11::array_t<float, pybind11::array::c_style>;
 // by the pointer it got, so replacing it under a running call is safe.
 std::shared_ptr<ThreadPool> SharedPool();
 
-// A one-dimensional array of keys as uint64. Points into the NumPy array where that already has 64
+// A one-dimensional array of keys as uint64. Points into the NumPy array if that already has 64
 // bits, and keeps it alive.
 class KeyArray {
  public:
@@ -74,7 +74,7 @@ void SetInitializer(const std::string& initializer, float a, float b,
 // Options by name; an unknown one is a TypeError, not a silent default.
 OptimizerOptions OptionsFromKeywords(const std::string& rule, const pybind11::kwargs& keywords);
 
-// Sets the field `name` of options that list theirs by ForEachField; false where there is none.
+// Sets the field `name` of options with ForEachField; false if there is none.
 template <typename Options>
 bool SetField(Options* options, const std::string& name, const pybind11::handle& value) {
   bool known = false;

@@ -17,7 +17,7 @@ namespace {
 using IntArray = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
 using SplitArray = py::array_t<int64_t, py::array::c_style | py::array::forcecast>;
 
-// unsigned arrays are uint64 keys, all others int64.
+// Unsigned arrays are uint64 keys, all others int64.
 KeyType TypeOfKeys(const py::object& keys) {
   const py::object dtype = py::getattr(keys, "dtype", py::none());
   if (dtype.is_none()) return KeyType::kInt64;
@@ -28,7 +28,7 @@ void Require(bool condition, const std::string& message) {
   if (!condition) throw py::value_error(message);
 }
 
-// The arguments of a combine call as NumPy arrays, checked, and the view of them.
+// The checked arguments of a combine call as NumPy arrays, and the Samples that refer to them.
 struct SampleArrays {
   IntArray inverse;
   SplitArray row_splits;
@@ -73,7 +73,7 @@ struct SampleArrays {
   }
 };
 
-// [num_rows, dim], any number of either.
+// [num_rows, dim], both of any length.
 FloatArray Matrix(const py::object& values, const char* argument) {
   const auto array = py::array_t<float, py::array::c_style | py::array::forcecast>::ensure(values);
   if (!array) PyErr_Clear();

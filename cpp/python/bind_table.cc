@@ -12,7 +12,7 @@ namespace py = pybind11;
 namespace sok {
 namespace {
 
-// Arrays of one shape, or fails. Elements of other types are converted.
+// An array of this shape, or an error. Elements of other types are converted.
 template <typename T>
 py::array_t<T> ArrayOfShape(const py::object& values, const std::vector<int64_t>& shape,
                             const char* argument) {
@@ -94,7 +94,7 @@ FloatArray InitialRows(const CpuTable& table, const py::object& key_object) {
   return rows;
 }
 
-// (shard, home bucket, digest) of a key, for tests that need keys which collide.
+// (shard, home bucket, digest) of a key, for tests that need colliding keys.
 py::tuple HashPieces(int64_t key, uint64_t num_buckets) {
   const uint64_t hash = HashKey(static_cast<uint64_t>(key));
   return py::make_tuple(HashShard(hash), ProbeHome::Of(num_buckets)(hash), HashDigest(hash));

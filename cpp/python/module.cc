@@ -63,7 +63,7 @@ KeyArray::KeyArray(const py::object& keys, KeyType type, const char* argument) {
                           "` must have shape [num_keys]. Received shape: " + ShapeText(array_));
   }
   size_ = array_.size();
-  if (size_ == 0) return;  // whatever dtype: an empty list becomes float64
+  if (size_ == 0) return;  // of any dtype: an empty list becomes float64
   const bool is_int64 = py::isinstance<py::array_t<int64_t>>(array_);
   const bool is_uint64 = py::isinstance<py::array_t<uint64_t>>(array_);
   if ((is_int64 && type == KeyType::kInt64) || (is_uint64 && type == KeyType::kUint64)) {

@@ -1,17 +1,17 @@
 // The calls of core/table.h as methods of a Python class, for tables of any memory: `_core.Table`
 // on NumPy arrays, `_core.CudaTable` on device arrays.
 //
-// `Memory` says what is different there:
+// `Memory` says what differs:
 //
 //     Table                the class
-//     Call                 what a call runs on, made from what its last argument says: `Stream...`
-//                          is nothing, or the address of a stream. Converts to CallContext
+//     Call                 what a call runs on, made from its last argument: `Stream...` is
+//                          nothing, or the address of a stream. Converts to CallContext
 //     Call LastCall(table) for properties, which have no such argument
 //     Keys, Input<T>       arrays in the table's memory that come in: data(), size()
-//     Output<T>            an array that goes out, which the caller may have given: data(),
+//     Output<T>            an array that goes out, which the caller may provide: data(),
 //                          object()
 //
-// Snapshots, evicted rows and counts are in host memory, and NumPy's, for all of them. The
+// Snapshots, evicted rows and counts are NumPy arrays in host memory for all tables. The
 // interpreter's lock is released around every call: tables lock themselves.
 #ifndef SOK_PYTHON_TABLE_CALLS_H_
 #define SOK_PYTHON_TABLE_CALLS_H_
@@ -48,7 +48,7 @@ struct TableCalls {
   using Output = typename Memory::template Output<T>;
   using object = pybind11::object;
 
-  // What `call` returns, called without the interpreter's lock.
+  // Calls `call` without the interpreter's lock.
   template <typename F>
   static auto Released(F&& call) {
     const pybind11::gil_scoped_release release;
@@ -220,7 +220,7 @@ struct TableCalls {
               arg("storage") = pybind11::dict(), more_args...);
   }
 
-  // Defines all methods but the constructor and find and find_or_insert. `last`: the arguments that
+  // Defines all methods except the constructor, find and find_or_insert. `last`: the arguments that
   // name the stream.
   template <typename Class, typename... Last>
   static void Bind(Class& table, Last... last) {

@@ -1,11 +1,11 @@
-// Digests of the batches that ranks got, compared (sok_like/distribution/same_batches.py).
+// Compares digests of the batches that ranks got (sok_like/distribution/same_batches.py).
 //
 //     of a rank    shard | two words of tensor 0 | .. of tensor 1 | ..
 //
 //     integers, texts    hash                                | 0
 //     floats             their sum with different weights    | their L2 norm        bits of float64
 //
-// Two ops, because a step that is traced would hold a hundred of TensorFlow's in their place.
+// Two ops, because a traced step would hold a hundred of TensorFlow's ops in their place.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -25,7 +25,7 @@ struct Digest {
   int64_t words[2];
 };
 
-// No two weights are alike, so that another order gives another sum: a Weyl sequence in [1, 2).
+// All weights differ, so that another order gives another sum: a Weyl sequence in [1, 2).
 template <typename T>
 Digest DigestFloats(const Tensor& tensor) {
   const auto values = tensor.flat<T>();
@@ -126,7 +126,7 @@ REGISTER_OP("SokCompareBatches")
     .Attr("names: list(string)")
     .Attr("floats: list(bool)")
     .Attr("tolerance: float")
-    .SetIsStateful()  // it may raise, so it runs
+    .SetIsStateful()  // it may raise, so it must run
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc("Raises where digests of all ranks differ between ranks that read the same shard.");
 
@@ -151,7 +151,7 @@ class CompareBatchesOp : public OpKernel {
     const int64_t* const of_rank_0 = digests.flat<int64_t>().data();
     for (int64_t rank = 1; rank < lengths.NumElements(); ++rank) {
       const int64_t* const of_rank = of_rank_0 + rank * width;
-      int64_t first = 0;  // rank that reads the same shard
+      int64_t first = 0;  // the first rank that reads the same shard
       while (of_rank_0[first * width] != of_rank[0]) ++first;
       for (int64_t i = 0; i < static_cast<int64_t>(names_.size()); ++i) {
         OP_REQUIRES(ctx,

@@ -12,10 +12,10 @@
 namespace sok {
 namespace {
 
-// Of a table, lest an observer that was interrupted fills the memory.
+// Per table, so that an interrupted observer does not fill the memory.
 constexpr size_t kMostKeys = 1 << 24;
 
-// How often each different key occurs, in no order: linear probing, some 10 ns per key.
+// How often each distinct key occurs, in no particular order: linear probing, some 10 ns per key.
 std::vector<int64_t> Occurrences(const std::vector<uint64_t>& keys) {
   struct Slot {
     uint64_t key = 0;
@@ -59,8 +59,8 @@ class Batches {
     kept.insert(kept.end(), keys, keys + std::min(room, static_cast<size_t>(num_keys)));
   }
 
-  // Keys of the table's batch, how many different ones, and occurrences of the most frequent 1 % of
-  // these (of one at least).
+  // Keys of the table's batch, the number of distinct ones, and the occurrences of the most
+  // frequent 1 % of these (at least one).
   int64_t Count(const std::string& table, int64_t* unique, int64_t* hottest) {
     std::vector<uint64_t> keys;
     {
@@ -96,7 +96,7 @@ void ObserveBatch(const std::string& table, const uint64_t* keys, int64_t num_ke
 
 #define SOK_EXPORT extern "C" __attribute__((visibility("default")))
 
-// 1: forgets the batches kept and keeps those to come; 0: keeps no more.
+// 1: forgets the kept batches and keeps new ones; 0: stops keeping batches.
 SOK_EXPORT void sok_observe_batches(int on) { sok::Batches::Get().Observe(on != 0); }
 
 SOK_EXPORT int64_t sok_observed_batch(const char* table, int64_t* unique, int64_t* hottest) {

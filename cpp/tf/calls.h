@@ -1,4 +1,4 @@
-// The number of each call of a lookup, counted by name: what tells a call from the one before it.
+// Numbers the calls of each lookup, by name, to distinguish a call from the one before it.
 #ifndef SOK_TF_CALLS_H_
 #define SOK_TF_CALLS_H_
 
@@ -11,8 +11,8 @@ namespace sok {
 // The next call of a lookup in this process.
 Call NextCall(const std::string& lookup, Stage stage, Wire wire);
 
-// Counts on from the calls that other ranks were found in, so that all ranks number the next call
-// alike after one of them missed some.
+// Continues counting from a call that another rank was found in, so that all ranks number the next
+// call alike after one of them missed some.
 void CatchUp(const Call& call);
 
 }  // namespace sok

@@ -1,4 +1,4 @@
-// Tables that keep what changed since a dump.
+// Makes a table log what changes after a dump.
 #include "cpp/tf/common.h"
 
 namespace sok {

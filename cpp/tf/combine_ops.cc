@@ -1,4 +1,4 @@
-// The last stage of a lookup of N processes: rows that came back from their owners, combined.
+// The last stage of a lookup of N processes: combines the rows that came back from their owners.
 #include <algorithm>
 #include <vector>
 

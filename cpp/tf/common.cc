@@ -18,7 +18,7 @@ namespace sok {
 
 namespace {
 
-// Newer TensorFlows name this way, and deprecate the constructor; 2.16 to 2.18 have that alone.
+// Newer TensorFlow versions deprecate the constructor; 2.16 to 2.18 have nothing else.
 template <typename Pool>
 auto InBlocksOf(int64_t size, int) -> decltype(Pool::SchedulingParams::Fixed(size)) {
   return Pool::SchedulingParams::Fixed(size);
@@ -101,7 +101,7 @@ int TfExecutor::num_threads() const { return std::max(1, pool_->NumThreads()); }
 void TfExecutor::ParallelFor(int64_t n, int64_t grain,
                              const std::function<void(int64_t, int64_t)>& fn) {
   if (n <= 0) return;
-  // Several blocks a thread, so that a thread which loses its core for a while holds up little.
+  // Several blocks per thread, so that a thread that loses its core for a while delays little.
   constexpr int64_t kBlocksPerThread = 4;
   const int64_t blocks = num_threads() * kBlocksPerThread;
   const int64_t block = std::max<int64_t>(std::max<int64_t>(grain, 1), (n + blocks - 1) / blocks);
@@ -109,7 +109,7 @@ void TfExecutor::ParallelFor(int64_t n, int64_t grain,
     fn(0, n);
     return;
   }
-  // TF's pool knows no exceptions: catch in the worker, rethrow in the caller.
+  // TF's pool does not handle exceptions: catch in the worker, rethrow in the caller.
   std::mutex mutex;
   std::exception_ptr error;
   int64_t error_begin = n;

@@ -22,7 +22,7 @@
 
 namespace sok {
 
-// Of TensorFlow's names, those that every kernel uses.
+// TensorFlow names that every kernel uses.
 using tensorflow::OpInputList;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
@@ -37,13 +37,13 @@ using tensorflow::shape_inference::ShapeHandle;
 // Calls `fn` with what a table runs on. What `fn` throws becomes a Status as in Guard.
 using TableRunner = std::function<absl::Status(const std::function<void(CallContext)>& fn)>;
 
-// A table as a TF resource, whichever memory it is in.
+// A table as a TF resource, in host or device memory.
 class TableResource : public tensorflow::ResourceBase {
  public:
-  ~TableResource() override;  // and what is put by for it
+  ~TableResource() override;  // also frees tables made aside for it
   virtual Table& table() const = 0;
-  // Calls `fn` with what this op gives its table to run on: TF's threads, or its stream. What `fn`
-  // throws becomes a Status as in Guard.
+  // Calls `fn` with what this op's table runs on: TF's threads, or its stream. What `fn` throws
+  // becomes a Status as in Guard.
   virtual absl::Status Run(OpKernelContext* ctx, const std::function<void(CallContext)>& fn) = 0;
   // The same for calls after this op, from any thread.
   virtual TableRunner RunnerOf(OpKernelContext* ctx) = 0;
@@ -69,10 +69,10 @@ using HostTablePtr = tensorflow::core::RefCountPtr<HostTableResource>;
 absl::Status LookupTable(OpKernelContext* ctx, TablePtr* table);
 // Runs `fn` on it.
 absl::Status WithTable(OpKernelContext* ctx, const std::function<void(Table&, CallContext)>& fn);
-// Sets output 0 to a number that `fn` returns of it.
+// Sets output 0 to the number that `fn` returns for it.
 absl::Status SetNumberOfTable(OpKernelContext* ctx,
                               const std::function<int64_t(Table&, CallContext)>& fn);
-// The tables behind the list input `name`, which are of one memory: HostTablePtr and the like.
+// The tables behind the list input `name`, which are in one kind of memory: HostTablePtr etc.
 template <typename Resource>
 absl::Status LookupTables(OpKernelContext* ctx, const char* name,
                           std::vector<tensorflow::core::RefCountPtr<Resource>>* tables) {
@@ -87,7 +87,7 @@ absl::Status LookupTables(OpKernelContext* ctx, const char* name,
       return absl::InvalidArgumentError(
           "the tables of an op must be on the op's device. Received: " + any->DebugString());
     }
-    any.release();  // the reference goes on to `tables`
+    any.release();  // `tables` takes over the reference
     tables->emplace_back(table);
   }
   return absl::OkStatus();
@@ -98,11 +98,11 @@ using InputLists = std::initializer_list<std::pair<const char*, OpInputList*>>;
 using OutputLists = std::initializer_list<std::pair<const char*, OpOutputList*>>;
 absl::Status GetLists(OpKernelContext* ctx, InputLists inputs, OutputLists outputs = {});
 
-// ForEachOf (core/cpu/group.h) on TF's threads, as in Guard.
+// ForEachOf (core/cpu/group.h) on TF's threads; exceptions become a Status as in Guard.
 absl::Status ForEachTable(OpKernelContext* ctx, const std::vector<int64_t>& num_keys,
                           const std::function<void(Executor&, int64_t)>& fn);
 
-// Keys travel as int64 in TF and as uint64 in the core: the same bits. So do texts as tstring.
+// Keys are int64 in TF and uint64 in the core: the same bits. Texts are tstring in TF.
 template <typename T>
 using TfType =
     std::conditional_t<std::is_same_v<T, uint64_t>, int64_t,
@@ -126,12 +126,12 @@ absl::Status SetScalar(OpKernelContext* ctx, int i, const T& value) {
   return SetOutput(ctx, i, TensorShape({}), std::vector<T>{value});
 }
 
-// Part of a shape function: output i has the axes shapes[i], -1 of any length.
+// Part of a shape function: output i has the axes shapes[i], where -1 is any length.
 absl::Status SetShapes(InferenceContext* c, std::initializer_list<std::vector<int64_t>> shapes);
-// The outputs are rows of any number, of the widths that the attribute `dims` lists.
+// Output i has any number of rows of dims[i] floats, by the attribute `dims`.
 absl::Status SetRowShapes(InferenceContext* c);
 
-// Reads the attributes prefix + name of the fields that options list by ForEachField.
+// Reads the attribute prefix + name of each field that Options::ForEachField lists.
 template <typename Options>
 absl::Status ReadFields(OpKernelConstruction* ctx, Options* options,
                         const std::string& prefix = "") {
@@ -153,12 +153,12 @@ class FunctionOp final : public OpKernel {
   void Compute(OpKernelContext* ctx) override { OP_REQUIRES_OK(ctx, kCompute(ctx)); }
 };
 
-// A kernel for tables of any memory. Its outputs are where the table is, but for HostMemory.
+// A kernel for tables in any memory. Its outputs are where the table is, except HostMemory ones.
 #define SOK_REGISTER_TABLE_KERNEL(builder, Class)                         \
   REGISTER_KERNEL_BUILDER(builder.Device(tensorflow::DEVICE_CPU), Class); \
   REGISTER_KERNEL_BUILDER(builder.Device(tensorflow::DEVICE_GPU), Class)
 
-// TF's intra-op pool. The calling thread takes part, so a pool that is busy only slows a call down.
+// TF's intra-op pool. The calling thread takes part, so a busy pool only slows a call down.
 class TfExecutor final : public Executor {
  public:
   explicit TfExecutor(OpKernelContext* ctx) : TfExecutor(PoolOf(ctx)) {}
@@ -172,8 +172,9 @@ class TfExecutor final : public Executor {
   tensorflow::thread::ThreadPool* pool_;
 };
 
-// Runs `fn` and turns what it throws into a Status: length_error (a full table) and memory that ran
-// out into ResourceExhausted, invalid_argument and out_of_range into InvalidArgument.
+// Runs `fn` and turns what it throws into a Status: length_error (a full table) and lack of memory
+// into ResourceExhausted, invalid_argument and out_of_range into InvalidArgument, OutOfStep into
+// FailedPrecondition, others into Internal.
 absl::Status Guard(const std::function<void()>& fn);
 
 inline const uint64_t* Keys(const Tensor& keys) {
@@ -188,8 +189,8 @@ inline uint8_t* Flags(Tensor* flags) {
   return reinterpret_cast<uint8_t*>(flags->flat<bool>().data());
 }
 
-// Places among unique keys travel as uint32, in the core as int32: the same bits. TensorFlow keeps
-// the int32 results of a function in host memory, whatever device made them.
+// Places among unique keys are uint32 in TF and int32 in the core: the same bits. TensorFlow would
+// keep int32 results of a function in host memory, whatever device made them.
 inline const int32_t* Places(const Tensor& inverse) {
   return reinterpret_cast<const int32_t*>(inverse.flat<uint32_t>().data());
 }

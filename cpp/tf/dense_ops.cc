@@ -5,7 +5,7 @@
 //                                     or keys    -> SokFindRows  ->                        message
 //     back:          row message of gradients -> SokUnpackRows -> gradients of the rows
 //
-// Between the two ops stand TensorFlow's own, so any optimizer sees ordinary sparse gradients. A
+// Between the two are TensorFlow's own ops, so any optimizer sees ordinary sparse gradients. A
 // feature's keys of all ranks come as one list, rank by rank.
 #include <cstring>
 

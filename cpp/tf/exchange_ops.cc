@@ -5,7 +5,7 @@
 //     back:   SokCombineGrad -> row message =exchange=> SokMergeGrads -> (keys, gradients) by owner
 //
 // An op that fails on data still produces a message, one that carries the reason (message.h); the
-// error is raised behind the exchange, on every rank.
+// error is raised after the exchange, on every rank.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -121,7 +121,7 @@ class RouteOp : public FeatureOp {
                      const std::vector<std::unique_ptr<Route>>& routes,
                      const std::vector<Tensor*>& inverses, const Call& call, Tensor* counts) const {
     const int64_t n = routes.size();
-    std::vector<std::vector<int64_t>> occurrences(n);  // of unique keys, where they count
+    std::vector<std::vector<int64_t>> occurrences(n);  // of unique keys, if they are counted
     const auto is_counted = [this](int64_t i) { return !counted_.empty() && counted_[i]; };
     auto count = counts->matrix<int64_t>();
     std::vector<int64_t> words(world_size_, kHeadWords<int64_t> + n);
@@ -163,8 +163,8 @@ class RouteOp : public FeatureOp {
   }
 
   int64_t world_size_;
-  std::vector<RowPlacement> placements_;  // none: keys go to key % world_size as they are
-  std::vector<bool> counted_;             // none: no table's keys
+  std::vector<RowPlacement> placements_;  // empty: keys go to key % world_size unchanged
+  std::vector<bool> counted_;             // empty: no table's keys are counted
 };
 REGISTER_KERNEL_BUILDER(Name("SokRoute").Device(tensorflow::DEVICE_CPU), RouteOp);
 
@@ -231,7 +231,7 @@ class GatherRowsOp : public RankOp {
       TF_RETURN_IF_ERROR(BlockFits(words[r], sizeof(float)));
       total += words[r];
     }
-    // Filled in a temporary: should a table turn out full, the output is a failed message instead.
+    // Filled in a temporary: if a table turns out full, the output is a failed message instead.
     Tensor rows, splits;
     TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_FLOAT, TensorShape({total}), &rows));
     TF_RETURN_IF_ERROR(

@@ -1,4 +1,4 @@
-// What a table's missing keys read, as numbers: for lookups that run without this library.
+// Describes the rows that a table's missing keys read, for lookups that run without this library.
 #include <algorithm>
 
 #include "cpp/core/hash.h"

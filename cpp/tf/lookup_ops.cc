@@ -66,8 +66,7 @@ class LookupOp : public FeatureOp {
     const int n = keys.size();
     // Every table's batch is checked before the first table changes.
     OP_REQUIRES_OK(ctx, features_.Check(ex, keys, row_splits, weights));
-    // What only the gradient of a training lookup reads is one block for all tables, each of whose
-    // parts is aligned.
+    // The outputs that only the gradient of a training lookup reads are aligned parts of one block.
     constexpr int64_t kAlignment = EIGEN_MAX_ALIGN_BYTES / sizeof(int32_t);
     std::vector<int64_t> places(n + 1);
     for (int i = 0; insert_ && i < n; ++i) {

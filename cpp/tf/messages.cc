@@ -10,7 +10,7 @@ namespace sok {
 
 namespace {
 
-// 2^31 - 1, or less where the environment says so.
+// 2^31 - 1, or less if the environment says so.
 int64_t Limit(const char* variable) {
   constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();
   const char* const text = std::getenv(variable);
@@ -31,7 +31,7 @@ absl::Status BlockFits(int64_t words, size_t word_size) {
 
 int64_t WordsOfRound(int64_t world_size) {
   static const int64_t limit = Limit("SOK_EXCHANGE_LIMIT");
-  return std::max(limit / world_size, kHeadWords<float>);  // heads come whole
+  return std::max(limit / world_size, kHeadWords<float>);  // heads are never split
 }
 
 absl::Status SetMessageShapes(InferenceContext* c) {

@@ -1,4 +1,4 @@
-// What the ops at both ends of an exchange share: checks of a message, and the failed one.
+// What the ops at both ends of an exchange share: checks of a message, and failed messages.
 #ifndef SOK_TF_MESSAGES_H_
 #define SOK_TF_MESSAGES_H_
 
@@ -13,19 +13,19 @@
 
 namespace sok {
 
-// What a rank sends to another is counted in int32, in words of 4 bytes. `words` of `word_size`
+// Checks the size of a block, `words` of `word_size` bytes: it is counted in int32, in words of 4
 // bytes. SOK_BLOCK_LIMIT lowers the bound, for tests.
 absl::Status BlockFits(int64_t words, size_t word_size);
 
-// MPI counts the words of an all-to-all, those sent and those received, in int32. So in one round
-// each of `world_size` blocks takes its share of that, whose sum neither can exceed.
+// MPI counts the words sent and the words received in an all-to-all in int32. So in one round each
+// of `world_size` blocks may have an equal share of that, and neither sum exceeds it.
 // SOK_EXCHANGE_LIMIT lowers the bound, for tests.
 int64_t WordsOfRound(int64_t world_size);
 
 // Shape function: outputs 0 and 1 are a message and its splits.
 absl::Status SetMessageShapes(InferenceContext* c);
 
-// `splits` holds `world_size` lengths that add up to the message's.
+// Checks that `splits` holds `world_size` lengths that add up to the message's.
 absl::Status CheckSplits(const Tensor& message, const Tensor& splits, int64_t world_size);
 
 // Runs `fn`, which reads a message that may carry a rank's failure. That failure is about the
@@ -36,18 +36,18 @@ absl::Status RaisedByRank(const absl::Status& status);  // of such a function
 // Of a key message: [world_size][num_tables].
 using Segments = std::vector<std::vector<KeySegment>>;
 
-// Keys of a table from all ranks.
+// The number of keys of a table from all ranks.
 inline int64_t NumKeys(const Segments& segments, int64_t table) {
   int64_t num_keys = 0;
   for (const auto& of_rank : segments) num_keys += of_rank[table].num_keys;
   return num_keys;
 }
 
-// A received key message cut into segments; what it carries is raised.
+// Cuts a received key message into segments; raises a failure that it carries.
 absl::Status ParseKeys(const tensorflow::Tensor& message, const tensorflow::Tensor& splits,
                        int64_t world_size, int64_t num_tables, Segments* segments);
 
-// Counts on from the calls that the blocks of a message are of, once they were found to differ.
+// Continues counting from the calls of a message's blocks, after they were found to differ.
 template <typename T>
 void CatchUpWith(const T* message, const int32_t* splits, int64_t world_size) {
   for (int64_t r = 0; r < world_size; message += splits[r], ++r) {
@@ -55,7 +55,7 @@ void CatchUpWith(const T* message, const int32_t* splits, int64_t world_size) {
   }
 }
 
-// Raises that ranks are in different calls; after that they number their calls alike.
+// Raises if ranks are in different calls; after that they number their calls alike.
 template <typename T>
 absl::Status RaiseOutOfStep(const T* message, const int32_t* splits, int64_t world_size) {
   const absl::Status status = RaisedByRank([&] { ThrowIfOutOfStep(message, splits, world_size); });
@@ -67,8 +67,8 @@ absl::Status RaiseOutOfStep(const T* message, const int32_t* splits, int64_t wor
 inline constexpr char kUnfitForWire[] = "must hold numbers between";
 
 // Raises the failure that a message carries, or that ranks are in different calls; after that they
-// number their calls alike. What an owner reports with its rows is a table that cannot take keys, or
-// a row that the wire cannot take.
+// number their calls alike. In a row message, the failure is a table that cannot take keys
+// (ResourceExhausted) or a row that does not fit the wire.
 template <typename T>
 absl::Status RaiseFailure(const T* message, const int32_t* splits, int64_t world_size) {
   const absl::Status status = RaisedByRank([&] { ThrowIfFailed(message, splits, world_size); });
@@ -81,15 +81,15 @@ absl::Status RaiseFailure(const T* message, const int32_t* splits, int64_t world
   return status;
 }
 
-// Output 2 of SokGatherRows, in host memory: of each rank's key message the head and a word per
-// table, `heads` [world_size, kHeadWords + num_tables].
+// Output 2 of SokGatherRows, in host memory: the head and one word per table of each rank's key
+// message, `heads` [world_size, kHeadWords + num_tables].
 absl::Status SetHeads(tensorflow::OpKernelContext* ctx, const std::vector<int64_t>& heads,
                       int64_t world_size);
-// Cuts the message that they are of, which carries no failure and may lie in device memory.
+// Cuts the message of these heads, which carries no failure and may lie in device memory.
 absl::Status CutByHeads(const Tensor& heads, const Tensor& message, const Tensor& splits,
                         int64_t world_size, int64_t num_tables, Segments* segments);
 
-// The gradients that rank r sent, `received` words, are one row per key it asked for.
+// Checks that the gradients of a rank, `received` words, are one row per key that it asked for.
 absl::Status CheckGradWords(int64_t rank, int64_t required, int64_t received);
 
 // Sets the outputs of SokCheckMessage: the call, and how many rounds follow.
@@ -120,7 +120,7 @@ absl::Status FailAll(tensorflow::OpKernelContext* ctx, const absl::Status& statu
   return absl::OkStatus();
 }
 
-// Kernels of an op with the attribute `world_size`; of one with `dims` and `scale`, too.
+// Kernels with the attribute `world_size`; GradientOp also has `dims` and `scale`.
 class RankOp : public OpKernel {
  public:
   explicit RankOp(OpKernelConstruction* ctx) : OpKernel(ctx) {

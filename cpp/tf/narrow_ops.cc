@@ -3,9 +3,9 @@
 //     block          [head | float | float | ..]
 //     narrow block   [head | number of floats | two numbers of 16 bits | two numbers | ..]
 //
-// The head says which type of 16 bits it is (message.h). Both kinds of message are of words of 4
-// bytes and begin with a head, so rounds and checks are the same for both. A failed block travels
-// as it is, and so does one whose head says float32.
+// The head says which type of 16 bits it is (message.h). Both kinds of message consist of words of
+// 4 bytes and begin with a head, so rounds and checks are the same for both. A failed block, and
+// one whose head says float32, travel unchanged.
 #include <atomic>
 #include <cfloat>
 #include <cmath>
@@ -20,12 +20,12 @@ namespace {
 
 constexpr int64_t kGrain = 1 << 15;  // floats
 
-// The number of floats, and the numbers of 16 bits, in a narrow block.
+// The words of a narrow block where the number of floats is, and where the 16-bit numbers begin.
 constexpr int64_t kFloatsWord = kHeadWords<float>, kHalves = kFloatsWord + 1;
 
 int64_t NarrowWords(int64_t floats) { return kHalves + (floats + 1) / 2; }
 
-// The floats of a narrow block; -1 if its length is of another number.
+// The number of floats in a narrow block; -1 if its length does not fit.
 int32_t FloatsIn(const float* narrow, int64_t words) {
   int32_t floats = -1;
   if (words >= kHalves) std::memcpy(&floats, narrow + kFloatsWord, sizeof(floats));
@@ -44,7 +44,7 @@ using Numbers = Eigen::Map<Eigen::Array<T, Eigen::Dynamic, 1>>;
 template <typename T>
 using ConstNumbers = Eigen::Map<const Eigen::Array<T, Eigen::Dynamic, 1>>;
 
-// Casts numbers, to nearest even.
+// Casts numbers, rounding to nearest even.
 template <typename From, typename To>
 void Cast(Executor& ex, const float* from, int64_t n, float* to) {
   ex.ParallelFor(n, kGrain, [&](int64_t begin, int64_t end) {
@@ -54,7 +54,7 @@ void Cast(Executor& ex, const float* from, int64_t n, float* to) {
   });
 }
 
-// The least float that becomes infinite, to nearest even.
+// The least float that rounding to nearest even makes infinite.
 float LeastTooLarge(Wire wire) { return wire == Wire::kFloat16 ? 65520.0f : 0x1.ffp127f; }
 
 bool IsTooLarge(float value, float least) {
@@ -78,8 +78,9 @@ absl::Status Unfit(const Call& call, const float* values, float least) {
       *values, call.wire() == Wire::kFloat16 ? "; wire_dtype='bfloat16' takes it" : ""));
 }
 
-// Sets outputs 0 and 1 to the message with `convert(from, words, to)` in place of each block to be
-// converted, which then has `new_words(from, words)` words, fewer than a head if it is malformed.
+// Sets outputs 0 and 1 to the message and its splits, with each block for which IsConverted holds
+// replaced by convert(from, words, to). It then has new_words(from, words) words, which are fewer
+// than a head if the block is malformed.
 template <typename NewWords, typename Convert>
 absl::Status ConvertBlocks(OpKernelContext* ctx, NewWords new_words, Convert convert) {
   const Tensor &message = ctx->input(0), &splits = ctx->input(1);

@@ -1,4 +1,4 @@
-// The kernel of SokApplyGradients; each memory adds its own step.
+// The kernel of SokApplyGradients; host and device tables each add their step.
 #ifndef SOK_TF_OPTIMIZER_OP_H_
 #define SOK_TF_OPTIMIZER_OP_H_
 

@@ -1,4 +1,4 @@
-// One optimizer step on the rows of a batch, of as many tables as take it alike.
+// One optimizer step on the rows of a batch, for all tables that make the same step.
 #include <vector>
 
 #include "cpp/core/cpu/apply.h"

@@ -100,7 +100,7 @@ REGISTER_OP("SokTakePart")
     .Input("round: int32")
     .Output("part: float")
     .Output("part_splits: int32")
-    .SetIsStateful()  // so that nothing computes it beforehand: Horovod's op must run on all ranks
+    .SetIsStateful()  // so that it is not folded beforehand: Horovod's op must run on all ranks
     .SetShapeFn(PartShapes)
     .Doc(
         "What of a message travels in a round, counted from 0: all of it where one round is "

@@ -19,8 +19,8 @@ struct Piece {
   int64_t to, count;
 };
 
-// Writes pieces to a message of one memory, then `more_rounds` into the heads of the blocks that
-// begin at `heads`.
+// Writes pieces to a message in host or device memory, then `more_rounds` into the heads of the
+// blocks that begin at `heads`.
 using WriteMessage = absl::Status (*)(OpKernelContext* ctx, const std::vector<Piece>& pieces,
                                       const std::vector<int64_t>& heads, int32_t more_rounds,
                                       Tensor* message);

@@ -9,7 +9,7 @@
 
 namespace sok {
 
-// One a feature, or none where the op has no owners: keys go to key % world_size as they are.
+// One per feature, or none if the op has no owners: keys then go to key % world_size unchanged.
 absl::Status GetPlacements(OpKernelConstruction* ctx, const FeatureAttrs& features,
                            int64_t world_size, std::vector<RowPlacement>* placements);
 

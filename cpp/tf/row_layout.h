@@ -1,4 +1,4 @@
-// Where rows are in a row message (cpu/message.h), from what was asked of each rank.
+// Where rows are in a row message (cpu/message.h), from the number of keys sent to each rank.
 //
 //     counts  [world_size, num_tables]: unique keys of table i sent to rank r
 //     message [head | rows of table 0 | rows of table 1 ..] [head | ..]      one block per rank
@@ -21,7 +21,7 @@ class RowLayout {
   int64_t start(int64_t r, int i) const { return starts_[r][i]; }
   int64_t count(int64_t r, int i) const { return counts_[r][i]; }
   int64_t num_unique(int i) const;  // of all ranks
-  // The message has that many words.
+  // Checks that the message has num_words() words.
   absl::Status Check(const Tensor& message) const;
 
  private:

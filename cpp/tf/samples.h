@@ -13,7 +13,7 @@
 
 namespace sok {
 
-// Attributes `dims` and `combiners`, and where the op has them `table_names`, `max_hotness`,
+// Attributes `dims` and `combiners`, and if the op has them `table_names`, `max_hotness`,
 // `key_limits` and `batch_multiples`.
 class FeatureAttrs {
  public:
@@ -26,25 +26,25 @@ class FeatureAttrs {
   const BatchLimits& limits(int i) const { return limits_[i]; }
   bool has_samples(int i) const { return combiners_[i] != Combiner::kNone; }
 
-  // Of all tables: shapes agree. Reads nothing of the tensors, which may be in device memory.
+  // Checks the shapes for all tables. Does not read the tensors, which may be in device memory.
   absl::Status CheckShapes(const OpInputList& keys, const OpInputList& row_splits,
                            const OpInputList& weights) const;
-  // Of all tables: shapes agree and the batch, in host memory, keeps its limits.
+  // Checks for all tables that shapes agree and that the batch, in host memory, keeps its limits.
   absl::Status Check(Executor& ex, const OpInputList& keys, const OpInputList& row_splits,
                      const OpInputList& weights) const;
   Samples MakeSamples(int i, const Tensor& inverse, const Tensor& row_splits,
                       const Tensor& weights) const;
   Samples MakeSamples(int i, int64_t num_keys, const Tensor& row_splits,
                       const Tensor& weights) const;  // without `inverse`
-  // Of all tables, by the op's inputs `inverse`, `row_splits` and `weights`.
+  // The samples of all tables, from the op's inputs `inverse`, `row_splits` and `weights`.
   absl::Status GetSamples(OpKernelContext* ctx, std::vector<Samples>* samples) const;
   // The same, and the gradients of their embeddings, the input `grads`.
   absl::Status GetGradients(OpKernelContext* ctx, std::vector<Samples>* samples,
                             OpInputList* grads) const;
-  // Output `embeddings`: where those of each table go.
+  // Allocates the output `embeddings`; `out` gets the data of each table.
   absl::Status MakeEmbeddings(OpKernelContext* ctx, const std::vector<Samples>& samples,
                               std::vector<float*>* out) const;
-  // [batch, dim], or [num_keys, dim] where the combiner is "none".
+  // [batch, dim], or [num_keys, dim] if the combiner is "none".
   TensorShape OutputShape(int i, const Samples& samples) const;
 
  private:
@@ -68,7 +68,7 @@ class FeatureOp : public OpKernel {
 };
 
 // Shape function: output i is [batch, dims[i]] by the list input `row_splits`, or [num_keys,
-// dims[i]] by the list input `keys` where combiners[i] is "none".
+// dims[i]] by the list input `keys` if combiners[i] is "none".
 absl::Status SetEmbeddingShapes(tensorflow::shape_inference::InferenceContext* c, const char* keys,
                                 const char* row_splits);
 

@@ -1,15 +1,15 @@
-// Turns of exchanges in a `tf.compat.v1` session, one after the other in the order of the program.
+// Orders turns of exchanges in a `tf.compat.v1` session, one after the other as in the program.
 //
-//     SokTurn (begins 1) -> .. -> SokTurn (ends 1) ---> SokTurn (begins 2) -> .. -> SokTurn (ends 2)
-//                                                  added
+//     SokTurn (begin 1) -> .. -> SokTurn (end 1) ---> SokTurn (begin 2) -> .. -> SokTurn (end 2)
+//                                                added
 //
-// TensorFlow orders ops on one resource in functions, not in graphs that a session runs: there it
-// runs what is fetched, when its inputs are there. A program cannot order such ops itself, since an
-// op that waits for another has it run. So edges are added to what is left of a graph when all that
-// is not fetched has been taken out.
+// TensorFlow orders ops on one resource in functions, but not in graphs that a session runs: there
+// a fetched op runs as soon as its inputs are ready. A program cannot order such ops itself, since
+// a control edge makes TensorFlow run an op that was not fetched. So edges are added to the pruned
+// graph, which holds only ops that are needed.
 //
-// Iterations of a loop run at the same time, too, several of them and in any order. Of a loop that
-// exchanges, one runs at a time.
+// Several iterations of a loop also run at the same time, in any order. A loop with exchanges must
+// run one iteration at a time.
 #include <map>
 #include <set>
 #include <string>
@@ -33,7 +33,7 @@ struct Turn {
   std::vector<Node*> ends;
 };
 
-// By number, which grows as the program makes them.
+// By number, which grows in program order.
 std::map<int64_t, Turn> TurnsOf(const Graph& graph) {
   std::map<int64_t, Turn> turns;
   for (Node* const node : graph.op_nodes()) {
@@ -62,7 +62,7 @@ void Order(const std::map<int64_t, Turn>& turns, Graph* graph) {
   const Turn* last = nullptr;
   for (const auto& [number, turn] : turns) {
     if (turn.begin == nullptr || turn.ends.empty()) continue;
-    // A turn that what follows depends on the other way round, by the program's own doing.
+    // The program itself orders these two turns the other way round: an edge would close a cycle.
     const bool against = last != nullptr && Reaches(*graph, turn.begin, last->ends);
     if (against) continue;
     if (last != nullptr) {
@@ -72,8 +72,8 @@ void Order(const std::map<int64_t, Turn>& turns, Graph* graph) {
   }
 }
 
-// Lets the loops of which a part waits for other ranks, and the loops around them, run one
-// iteration at a time.
+// Makes loops that contain a wait for other ranks, and the loops around them, run one iteration at
+// a time.
 absl::Status OneIterationAtATime(Graph* graph) {
   std::vector<const Node*> waits;
   for (const Node* const node : graph->op_nodes()) {

@@ -1,4 +1,4 @@
-// A table's snapshot, out of it and into it. Both are in host memory, wherever the table is.
+// Export and import of a table's snapshot, which is in host memory wherever the table is.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -77,9 +77,9 @@ absl::Status WriteSnapshot(OpKernelContext* ctx, const TableSnapshot& snapshot, 
 
 namespace {
 
-// Inputs 1 to 11 of SokTableImport and SokTableReadAside. Fails on what does not fit a table of
-// these options, also on more keys than it may hold if they are to `replace` its content: a bad
-// import must not cost what is there.
+// Reads inputs 1 to 11 of SokTableImport and SokTableReadAside. Fails if they do not fit a table of
+// these options; if they are to `replace` its content, also on more keys than it may hold: a bad
+// import must not lose the present content.
 absl::Status ReadSnapshot(OpKernelContext* ctx, const TableOptions& options, bool replace,
                           TableSnapshot* snapshot) {
   const Tensor &keys = ctx->input(1), &rows = ctx->input(2), &slot_rows = ctx->input(3);
@@ -161,7 +161,7 @@ class TableExportOp : public OpKernel {
 };
 SOK_REGISTER_TABLE_KERNEL(SOK_SNAPSHOT_IN_HOST_MEMORY(Name("SokTableExport")), TableExportOp);
 
-// The inputs of ops that take a snapshot, ReadSnapshot's.
+// The inputs of ops that take a snapshot, for ReadSnapshot.
 #define SOK_SNAPSHOT_INPUTS(op)       \
   op.Input("handle: resource")        \
       .Input("keys: int64")           \
@@ -204,7 +204,7 @@ class TableImportOp : public OpKernel {
 };
 SOK_REGISTER_TABLE_KERNEL(SOK_SNAPSHOT_IN_HOST_MEMORY(Name("SokTableImport")), TableImportOp);
 
-// ---- a restore over ranks: each reads its part aside, and takes it when all have theirs ----
+// ---- a restore over ranks: each reads its part aside, and takes it once all have theirs ----
 
 namespace {
 

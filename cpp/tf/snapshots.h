@@ -23,15 +23,15 @@
 
 namespace sok {
 
-// ResourceExhausted where a table cannot hold so many keys as its whole content.
+// ResourceExhausted if a table may not hold so many keys.
 absl::Status CheckReplacement(const TableOptions& options, int64_t num_keys);
 
-// The table aside that sok_aside_keep has put by under this number (streams.cc), or null.
+// The table aside that sok_aside_keep has stored under this number (streams.cc), or null.
 std::shared_ptr<Table> TakeMadeAside(int64_t number);
-// Frees what was put by for a table.
+// Frees the tables made aside for a table.
 void DropMadeAside(const TableResource* owner);
 
-// Outputs 0 to 4, of a table of width `dim`.
+// Outputs 0 to 4, of a table of this dim.
 absl::Status WriteRows(OpKernelContext* ctx, const KeyedRows& content, int64_t dim);
 // Outputs 0 to 10.
 absl::Status WriteSnapshot(OpKernelContext* ctx, const TableSnapshot& snapshot, int64_t dim);

@@ -55,7 +55,7 @@ absl::Status CheckShapes(const Tensor& indices, const Tensor& keys, const Tensor
       weights.shape().DebugString(), ", a dense shape of ", dense_shape.NumElements(), " axes"));
 }
 
-// The values of entries in the order found; as they are where that is empty.
+// The values of entries in `order`; unchanged if that is empty.
 template <typename T>
 absl::Status InOrder(const Tensor& values, const std::vector<int64_t>& order, int i,
                      OpOutputList* sorted) {

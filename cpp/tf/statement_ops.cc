@@ -1,11 +1,11 @@
-// What ranks state of their optimizers and weights, compared (sok_like/lookup/same_weights.py).
+// Compares what ranks state of their optimizers and weights (sok_like/lookup/same_weights.py).
 //
 //     statements    rate | step | sum, absolute sum of variable 0 | .. of variable 1 | ..
 //       rank 0      0.01 |  2   |  0.3   4.0                      |
 //       rank 1      0.01 |  2   |  0.7   4.1                      |    -> raises: variable 0
 //
-// One op, because TensorFlow builds two functions for each of its own assertions, in every step
-// that is traced.
+// One op, because TensorFlow builds two functions for each of its own assertions in every traced
+// step.
 #include <algorithm>
 #include <cmath>
 
@@ -19,7 +19,7 @@ REGISTER_OP("SokCompareStatements")
     .Input("statements: float")
     .Attr("variables: list(string)")
     .Attr("tolerance: float")
-    .SetIsStateful()  // it may raise, so it runs
+    .SetIsStateful()  // it may raise, so it must run
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc("Raises where the rows of statements [world_size, 2 + 2 * variables] are not alike.");
 
@@ -63,8 +63,8 @@ class CompareStatementsOp : public OpKernel {
   }
 
  private:
-  // Whether a column differs over the ranks by more than rounding of what column `size` holds; not
-  // if one is NaN, which the model's own checks are for.
+  // Whether a column differs between ranks by more than rounding errors, relative to column `size`;
+  // false if one is NaN, which the model's own checks are for.
   static bool Differ(const Tensor& statements, int64_t column, int64_t size, float tolerance) {
     const auto of = statements.matrix<float>();
     if (statements.dim_size(0) == 0) return false;

@@ -1,9 +1,8 @@
 // A table's content in parts, out of it and into a table aside: for Python, which reads and writes
-// the files. An op hands the table over as a number; the functions below, called by ctypes, work
-// under it, so that no copy of the whole table is ever made. sok_like/table/streams.py calls them.
+// the files. An op hands the table over as a number. The functions below, called by ctypes, take
+// this number, so the whole table is never copied. sok_like/table/streams.py calls them.
 //
-// Each function returns null, or what went wrong ("CODE: message"), valid until the thread's next
-// call.
+// Each function returns null, or the error ("CODE: message"), valid until the thread's next call.
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -19,21 +18,21 @@
 namespace sok {
 namespace {
 
-// What a number stands for. It does not keep the table alive: a session that was cancelled may
-// never ask for it.
+// What a number stands for. It does not keep the table alive: a cancelled session may never ask for
+// it.
 struct Handed {
   tensorflow::core::WeakPtr<TableResource> table;
   TableRunner run;
   bool with_slots = true, evict = false;
 };
 
-std::mutex mutex;  // of the two maps
+std::mutex mutex;  // guards last_number and the two maps
 int64_t last_number = 0;
 std::map<int64_t, Handed>& HandedTables() {
   static auto* const tables = new std::map<int64_t, Handed>;
   return *tables;
 }
-// What was made aside for a table, until an op takes it.
+// A table made aside for another one, until an op takes it.
 struct Made {
   const TableResource* owner;
   std::shared_ptr<Table> table;
@@ -220,14 +219,14 @@ struct MadeAside {
   std::shared_ptr<Table> aside;
 };
 
-// It will hold `num_keys` keys.
+// The table aside will hold `num_keys` keys.
 SOK_EXPORTED const char* sok_aside_open(int64_t number, int64_t num_keys, MadeAside** opened) {
   auto made = std::make_unique<MadeAside>();
   Handed handed;
   absl::Status status = Take(number, &handed, &made->table);
   if (status.ok()) status = CheckReplacement(made->table->options(), num_keys);
   if (!status.ok()) return Told(status);
-  // A session that was cancelled has left its own: so no more than one is ever left.
+  // A cancelled session may have left a table; so at most one is ever left.
   DropMadeAside(made->table.get());
   made->run = handed.run;
   status = made->run([&](CallContext context) {
@@ -239,7 +238,7 @@ SOK_EXPORTED const char* sok_aside_open(int64_t number, int64_t num_keys, MadeAs
   return nullptr;
 }
 
-// One part. `width` floats of slot rows per key, of the slots named; records may be null.
+// Imports one part. slot_rows [num_keys, sum of slot_widths]; records [num_keys, 3] or null.
 SOK_EXPORTED const char* sok_aside_import(MadeAside* made, int64_t num_keys, const uint64_t* keys,
                                           const float* rows, const float* slot_rows,
                                           int64_t num_slots, const char* const* slot_names,
@@ -275,7 +274,7 @@ SOK_EXPORTED int64_t sok_aside_keep(MadeAside* made) {
   return last_number;
 }
 
-// Frees a table that no op will take, where another rank has failed.
+// Frees a table that no op will take, because another rank has failed.
 SOK_EXPORTED void sok_aside_drop(int64_t number) { TakeMadeAside(number); }
 
 SOK_EXPORTED void sok_aside_close(MadeAside* made) { delete made; }

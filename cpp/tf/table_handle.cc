@@ -95,7 +95,7 @@ absl::Status TableAttrs::Init(OpKernelConstruction* ctx) {
 absl::Status TableAttrs::Options(TableOptions* options) const {
   *options = options_;
   TF_RETURN_IF_ERROR(ProcessSeed(&options->seed));
-  // An initializer's own seed tells two tables of one name apart; it never replaces the job's.
+  // An initializer's own seed is added to the job's, to distinguish tables of one name.
   options->seed += initializer_seed_ * 0x9E3779B97F4A7C15ull;
   return absl::OkStatus();
 }

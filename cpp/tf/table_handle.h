@@ -13,7 +13,7 @@ namespace sok {
 class TableAttrs {
  public:
   absl::Status Init(OpKernelConstruction* ctx);
-  // With the seed that sok.Init has set; an error before it has.
+  // With the seed that sok.Init has set; an error before that.
   absl::Status Options(TableOptions* options) const;
 
   const std::string& container() const { return container_; }

@@ -2,7 +2,7 @@
 //
 // TensorFlow is not instrumented, so the sanitizer does not see how an op's outputs reach the next
 // op. To it, each tensor that one thread fills and another reads is a race. Here the end of every
-// op of this library happens before the begin of every op that begins later:
+// op of this library happens before the beginning of every op that begins later:
 //
 //     op on thread 1:  begin ----- end (release)
 //     op on thread 2:                     begin (acquire) ----- end        ordered: no report
@@ -22,7 +22,7 @@ namespace sok {
 
 inline char tsan_edge;
 
-// `Kernel`, of which each construction and each call are between the two edges.
+// `Kernel` with each construction and each call between the two edges.
 template <typename Kernel>
 class BetweenEdges final : public Kernel {
  public:

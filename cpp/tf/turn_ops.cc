@@ -1,10 +1,10 @@
-// What keeps ranks in step: whole exchanges take turns, and each message says which call it is of.
+// Keeps ranks in step: whole exchanges take turns, and each message says which call it is of.
 //
 //     SokTurn -> SokStampCall =exchange=> SokCheckMessage -> .. -> SokTurn        one lookup's turn
 //
 // SokTurn computes nothing. It takes the process's token, a resource, so TensorFlow keeps the turns
-// of a function or a loop in the order of the program, and a lookup that failed on all ranks ends
-// the step before any rank has begun the next one.
+// of a function or a loop in program order. A lookup that failed on all ranks ends the step before
+// any rank has begun the next one.
 #include <algorithm>
 #include <cstring>
 
@@ -64,7 +64,7 @@ class StampCallOp : public OpKernel {
     if (forwarded < 0) std::memcpy(block, ctx->input(0).data(), stamped->TotalBytes());
     Call call = NextCall(lookup_, static_cast<Stage>(stage_), wire_);
     for (int64_t r = 0; r < splits.NumElements(); ++r) {
-      call.words[0] = block[0];  // a failure stays one
+      call.words[0] = block[0];  // a failed block stays failed
       WriteHead(call, block);
       block += splits.flat<int32_t>()(r);
     }

@@ -1,10 +1,10 @@
-// What this process waits for from other ranks, so that a wait without end can be told and ended.
+// What this process waits for from other ranks, so that an endless wait can be reported and ended.
 //
 //     SokBeginWait -> collective -> SokEndWait
 //           \-> SokWatch             ends with the wait, or fails when waits are stopped
 //
-// The collective itself cannot be ended by us. SokWatch stands beside it and fails first, so that
-// the step's error is the reason given and not that of the transport, which is shut down next.
+// This library cannot end the collective itself. SokWatch runs beside it and fails first, so that
+// the step's error is the reason given, not the error of the transport, which is shut down next.
 #include <chrono>
 #include <cstdio>
 #include <functional>
@@ -31,7 +31,7 @@ using Finish = std::function<void(absl::Status)>;
 struct Wait {
   std::string what;
   Clock::time_point start = Clock::now();
-  Finish watcher;  // empty where there is none
+  Finish watcher;  // empty if there is none
 };
 
 class Waits {
@@ -52,7 +52,7 @@ class Waits {
     return absl::OkStatus();
   }
 
-  // Calls `watcher` at the end of the wait, at once if that is past.
+  // Calls `watcher` at the end of the wait, at once if it has ended.
   void Watch(int64_t id, Finish watcher) {
     absl::Status status;
     {
@@ -93,20 +93,20 @@ class Waits {
     }
   }
 
-  // Those begun go on: the ranks that left may have taken part in them.
+  // Waits that have begun continue: the ranks that left may have taken part in them.
   void Refuse(const std::string& reason) {
     const std::lock_guard<std::mutex> lock(mutex_);
     refused_ = reason;
   }
 
-  // Seconds of all that ended.
+  // Seconds of all waits that have ended.
   double Total() {
     const std::lock_guard<std::mutex> lock(mutex_);
     return waited_;
   }
 
-  // The longest one: what it is for, its seconds and which it is of all that this process began;
-  // where there is none, "", 0 and the last that ended.
+  // The longest wait: its name, its seconds and its number among all that this process began; if
+  // there is none, "", 0 and the number of the last wait.
   std::tuple<std::string, double, int64_t> Longest() {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (waits_.empty()) return {"", 0.0, last_};
@@ -175,8 +175,8 @@ class WatchOp : public AsyncOpKernel {
     const int64_t id = ctx->input(0).scalar<int64_t>()();
     CancellationManager* const cancellation = ctx->cancellation_manager();
     const auto token = cancellation == nullptr ? 0 : cancellation->get_cancellation_token();
-    // A step that failed elsewhere must not wait for this. From the call of Watch on, which may be
-    // the end of the step, nothing of it is touched here.
+    // A step that failed elsewhere must not wait for this op. The call of Watch may end the step,
+    // so nothing of the step is touched after it.
     if (cancellation != nullptr) {
       const absl::Status cancelled = absl::CancelledError("the step failed elsewhere");
       const bool registered = cancellation->RegisterCallback(
@@ -194,12 +194,12 @@ REGISTER_KERNEL_BUILDER(Name("SokWatch").Device(tensorflow::DEVICE_CPU), WatchOp
 
 }  // namespace sok
 
-// For a thread of Python's, which can run no ops where the program builds a v1 graph.
+// For a Python thread, which cannot run ops if the program builds a v1 graph.
 
 #define SOK_EXPORT extern "C" __attribute__((visibility("default")))
 
-// Seconds of what this process has been waiting for longest, its name, and its number among all
-// waits of the process; 0, "" and the number of waits where it waits for nothing.
+// The longest present wait: its seconds, its name, and its number among all waits of the process;
+// 0, "" and the number of waits if there is none.
 SOK_EXPORT double sok_longest_wait(char* what, int64_t size, int64_t* number) {
   const auto [name, seconds, id] = sok::Waits::Get().Longest();
   std::snprintf(what, size, "%s", name.c_str());
@@ -210,8 +210,8 @@ SOK_EXPORT double sok_longest_wait(char* what, int64_t size, int64_t* number) {
 // Seconds of all waits of this process that have ended.
 SOK_EXPORT double sok_waited_seconds() { return sok::Waits::Get().Total(); }
 
-// Ends all waits of this process, and those that would begin later: they raise the reason.
+// Ends all waits of this process and refuses later ones: they raise the reason.
 SOK_EXPORT void sok_stop_waits(const char* reason) { sok::Waits::Get().Stop(reason); }
 
-// Lets no wait begin any more: it raises its name and the reason.
+// Refuses new waits: each raises its name and the reason.
 SOK_EXPORT void sok_refuse_waits(const char* reason) { sok::Waits::Get().Refuse(reason); }

@@ -128,7 +128,7 @@ class ExactFilter final : public AdmissionFilter {
   struct Shard {
     Index index;
     std::vector<Entry> entries;
-    std::vector<uint32_t> free;  // places in `entries`; room for all of them
+    std::vector<uint32_t> free;  // places in `entries`; has capacity for all of them
   };
 
   Entry& FindOrAdd(uint64_t hash, uint64_t key) noexcept {
@@ -223,7 +223,7 @@ class BloomFilter final : public AdmissionFilter {
     return static_cast<int64_t>(std::min<uint64_t>(counter, kMost));
   }
 
-  // Different places of a key's counters.
+  // The distinct places of a key's counters.
   int Places(uint64_t hash, int64_t* places) const {
     const BloomPlaces all(shape_, hash);
     for (int i = 0; i < shape_.num_hashes; ++i) places[i] = all[i];

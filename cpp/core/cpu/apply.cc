@@ -48,7 +48,7 @@ inline void UpdateRow(const Rule& rule, const float* __restrict grad, float clip
   for (int64_t d = 0; d < dim; ++d) rule.Update(Clip(grad[d], clip_value), row + d, dim);
 }
 
-// In eight partial sums: one order of summation whatever the vector width.
+// Eight partial sums: the order of summation does not depend on the vector width.
 template <int64_t kDim>
 inline float SumOfSquares(const float* __restrict grad, float clip_value, int64_t variable_dim) {
   const int64_t dim = kDim > 0 ? kDim : variable_dim;
@@ -125,11 +125,11 @@ void UpdateRows(Executor& ex, const Batch& batch, const Rule& rule) {
   });
 }
 
-// The table's optimizer; null if there is not yet one and it can take this one; throws otherwise.
-// Needs a lock.
+// The table's optimizer if it is this one; null if the table has none yet and can take this one;
+// throws otherwise. Needs a lock.
 OptimizerState* Attached(const CpuTable& table, const OptimizerOptions& options) {
   if (RowCatchUp* const catch_up = table.catch_up().get()) {
-    // The class has no subclasses, and this is done for every table of every step.
+    // Not dynamic_cast: the class has no subclasses, and this runs for every table at every step.
     const bool is_state = typeid(*catch_up) == typeid(OptimizerState);
     auto* const state = is_state ? static_cast<OptimizerState*>(catch_up) : nullptr;
     if (state != nullptr && state->options() == options) return state;
@@ -139,8 +139,8 @@ OptimizerState* Attached(const CpuTable& table, const OptimizerOptions& options)
         ". Received: " + options.ToString());
   }
   if (table.format().is_narrow() && ReplayKindOf(options) != ReplayKind::kNothing) {
-    // Each time such a row is brought up to date it would be rounded anew: rows would depend on
-    // when somebody saved them.
+    // Such a row would be rounded each time it is brought up to date, so rows would depend on when
+    // they were saved.
     throw std::invalid_argument("A table of dtype " +
                                 std::string(RowTypeName(table.options().row_type)) +
                                 " needs an optimizer that changes the rows of the batch only, as "
@@ -172,11 +172,11 @@ OptimizerState* Attach(Executor& ex, CpuTable& table, const OptimizerOptions& op
   return attached;
 }
 
-// Gradients of the keys that have a row. A table with policies gives rows at lookups only: a key
+// Gradients of the keys that have a row. In a table with policies only lookups give rows: a key
 // that waits, or was evicted since it was looked up, has no row to update.
 class PresentGradients {
  public:
-  // Needs the exclusive lock. `row_numbers` [num_keys] gets those of the keys that stay.
+  // Needs the exclusive lock. `row_numbers` [num_keys] gets those of the keys that have a row.
   void Take(Executor& ex, CpuTable& table, const uint64_t* keys, const float* grads,
             int64_t num_keys, uint32_t* row_numbers) {
     table.FindRows(ex, keys, num_keys, row_numbers);
@@ -223,20 +223,20 @@ class PresentGradients {
 // One table's part in a step. Needs the exclusive lock while it lives.
 class TableStep {
  public:
-  // Throws where the table has, or cannot take, this optimizer; changes nothing.
+  // Throws if the table has another optimizer or cannot take this one. Changes nothing.
   void Begin(const TableGradients& batch, const OptimizerOptions& options) {
     batch_ = &batch;
     state_ = Attached(*batch.table, options);
   }
 
-  // Whether Prepare can fail for another reason than a lack of memory.
+  // Whether Prepare can fail for other reasons than lack of memory.
   bool may_fail() const {
     const TableOptions& options = batch_->table->options();
     const int64_t most = options.max_capacity > 0 ? options.max_capacity : int64_t{kNoRow};
     return !options.use_hashtable || batch_->table->size() + batch_->num_keys > most;
   }
 
-  // Finds the rows and does all that can fail, once; updates nothing.
+  // Finds the rows and does all that can fail; updates nothing. A second call does nothing.
   void Prepare(Executor& ex, const OptimizerOptions& options, bool keys_are_unique) {
     if (is_prepared_) return;
     CpuTable& table = *batch_->table;
@@ -268,12 +268,12 @@ class TableStep {
     keys_ = keys;
     table.BringRows(ex, row_numbers_.get(), num_rows_, /*writes=*/true);
     if (state_->owes() && state_->history().IsLong(table.row_bytes())) table.CatchUpRows(ex);
-    // Rows that say they are one step ahead of the history must not come to be.
+    // Append must not fail after rows were marked with a step that it has not appended.
     if (state_->owes()) state_->history().Reserve();
     is_prepared_ = true;
   }
 
-  // The table's own number of the optimizer's step.
+  // The table's own number for the optimizer's step.
   int64_t NumberOf(int64_t step) const { return batch_->table->step_number().Of(step); }
 
   template <typename Rule>
@@ -307,7 +307,7 @@ class TableStep {
   OptimizerState* state_ = nullptr;
   bool is_prepared_ = false;
   Scratch<uint32_t> row_numbers_;   // [num_rows_], each once
-  const uint64_t* keys_ = nullptr;  // [num_rows_]: the caller's, or one of those below, as grads_
+  const uint64_t* keys_ = nullptr;  // [num_rows_]: like grads_ the caller's or one of those below
   const float* grads_ = nullptr;    // [num_rows_, dim]
   int64_t num_rows_ = 0;
   PresentGradients present_;
@@ -357,7 +357,7 @@ void ApplyGradients(Executor& ex, const std::vector<TableGradients>& batches,
     steps[first[k]].Prepare(inner, options, keys_are_unique);
   });
   const float decay = static_cast<float>(1.0 - AsWritten(options.weight_decay) * learning_rate);
-  // Mostly one number for all: tables that were restored go on counting from their dumps.
+  // Usually one number for all. Restored tables continue counting from their dumps.
   std::map<int64_t, std::vector<int64_t>> by_number;
   for (size_t i = 0; i < steps.size(); ++i) {
     by_number[steps[i].NumberOf(step)].push_back(static_cast<int64_t>(i));

@@ -3,19 +3,19 @@
 //     keys, grads -> find_or_insert -> row numbers -> for each row: [catch up] -> update
 //
 // Everything happens under the table's exclusive lock. Rows are independent, so threads take
-// ranges of the batch; each row and its slot rows are prefetched, whole, some rows before their
-// turn. What a row missed since its last step is replayed first (adam_replay.h).
+// ranges of the batch; each row and its slot rows are prefetched completely, some rows ahead. Steps
+// that a row missed are replayed first (adam_replay.h).
 //
-// Several tables take one step together (group.h). Those that might not be able to (nearly full, or
-// without a hash table) find their rows first; only then is any row updated. So all tables make the
-// step or none does, unless memory runs out.
+// Several tables make one step together (group.h). Tables that may fail (nearly full, or without a
+// hashtable) find their rows first; only then is any row updated. So all tables make the step or
+// none does, unless memory runs out.
 //
-// Mostly the keys are those of the table's last lookup, and their row numbers are still at hand
+// Usually the keys are those of the table's last lookup, and it still knows their row numbers
 // (CpuTable::RecallRows).
 //
-// Invariant: a row occurs once. Equal keys are found by marking row numbers in a bitmap (cheaper
-// than sorting keys, and most callers send unique ones) and are merged in order of position, so
-// the result does not depend on the number of threads.
+// Invariant: each row is updated once. Equal keys are found by marking row numbers in a bitmap
+// (cheaper than sorting keys, and most callers send unique ones) and are merged in order of
+// position, so the result does not depend on the number of threads.
 #ifndef SOK_CORE_CPU_APPLY_H_
 #define SOK_CORE_CPU_APPLY_H_
 
@@ -28,14 +28,14 @@
 
 namespace sok {
 
-// Attaches the rule's slot variables on first use; a different rule or other fixed options on a
-// table that has one throws std::invalid_argument naming both. Equal keys are summed first, in
-// order. Missing keys are inserted; in a table with policies, where lookups alone give rows, their
+// Attaches the rule's slot variables at the first step; a later step with another rule or other
+// options throws std::invalid_argument naming both. Gradients of equal keys are summed first, in
+// order. Missing keys are inserted; in a table with policies, where only lookups give rows, their
 // gradients are dropped. `step` counts from 1 (Adam's bias correction).
-// An empty batch still counts as a step (dense meaning: every row's moments decay).
-// `keys_are_unique`: the caller knows, and the search for equal keys is left out; if it was wrong
-// the rows of equal keys are undefined.
-// Throws std::length_error where FindOrInsertRows does; then no step was made.
+// An empty batch is a step too (dense rules: every row's moments decay).
+// `keys_are_unique`: skips the search for equal keys; if that is wrong, the rows of equal keys are
+// undefined.
+// Throws std::length_error if FindOrInsertRows does; then no step was made.
 void ApplyGradients(Executor& ex, CpuTable& table, const OptimizerOptions& options,
                     float learning_rate, int64_t step, const uint64_t* keys,  // [num_keys]
                     const float* grads,                                       // [num_keys, dim]
@@ -49,9 +49,9 @@ struct TableGradients {
   int64_t num_keys = 0;
 };
 
-// The same step on several tables, each named once (std::invalid_argument otherwise). Where it
-// throws, no table has made the step; keys that a nearly full table lacked may have been inserted,
-// with their initial rows.
+// The same step on several tables, each named once (std::invalid_argument otherwise). If it throws
+// anything but std::bad_alloc, no table has made the step; missing keys of a nearly full table may
+// have been inserted, with their initial rows.
 void ApplyGradients(Executor& ex, const std::vector<TableGradients>& batches,
                     const OptimizerOptions& options, float learning_rate, int64_t step,
                     bool keys_are_unique = false);

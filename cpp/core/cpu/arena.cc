@@ -9,7 +9,7 @@ namespace {
 
 int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// Whole cache lines when that wastes no more than an eighth: a row then takes the fewest lines.
+// Whole cache lines if that wastes at most an eighth: a row then touches the fewest lines.
 int64_t StrideOf(int64_t row_floats) {
   const int64_t lines = RoundUp(row_floats, 16);
   return (lines - row_floats) * 8 <= lines ? lines : RoundUp(row_floats, 4);
@@ -24,12 +24,12 @@ Arena::Arena(int64_t row_floats, const StorageOptions& storage, const std::strin
   if (!storage.is_used()) return;
   file_ = std::make_unique<RowFile>(storage, table, (stride_ * 4) << shift_);
   cache_ = std::make_unique<RowCache>(file_.get(), storage);
-  const int64_t row_bytes = RoundUp(stride_ * 4, RowBlockBytes()) + RowBlockBytes();  // it may use
+  const int64_t row_bytes = RoundUp(stride_ * 4, RowBlockBytes()) + RowBlockBytes();  // at most
   part_rows_ = std::max<int64_t>(64, storage.memory_bytes / row_bytes / 2);
 }
 
 void Arena::AddChunk(size_t chunk) {
-  // Everything that can throw comes first, so that the two vectors cannot differ.
+  // Everything that can throw comes first, so that the two vectors stay equally long.
   if (chunk >= chunks_.capacity()) chunks_.reserve(std::max(chunk + 1, chunks_.size() * 2));
   if (chunk >= base_.capacity()) base_.reserve(std::max(chunk + 1, base_.size() * 2));
   Memory memory;

@@ -9,7 +9,7 @@
 namespace sok {
 namespace {
 
-// Beside the number of rows: small tables may change often.
+// Keys allowed beyond the number of rows: small tables may change often.
 constexpr size_t kFreeKeys = size_t{1} << 16;
 
 size_t NumKeys(const ChangeLog::Interval& interval) {
@@ -21,7 +21,7 @@ void SortUnique(std::vector<uint64_t>* keys) {
   keys->erase(std::unique(keys->begin(), keys->end()), keys->end());
 }
 
-// Joins runs that belong together.
+// Appends `run`, or extends the last run if `run` continues it.
 void Add(const StepRun& run, std::vector<StepRun>* runs) {
   if (!runs->empty()) {
     StepRun& last = runs->back();
@@ -39,7 +39,7 @@ void Add(const StepRun& run, std::vector<StepRun>* runs) {
 
 void ChangeLog::Grow(size_t num_rows) {
   if (num_rows <= last_.size()) return;
-  last_.reserve(num_rows);  // no more than that
+  last_.reserve(num_rows);  // exactly, not twice as much
   last_.resize(num_rows);
 }
 
@@ -48,14 +48,14 @@ int64_t ChangeLog::Begin(int64_t num_rows) {
   Grow(static_cast<size_t>(num_rows));
   Interval next;
   next.mark = intervals_.empty() ? 1 : intervals_.back().mark + 1;
-  if (next.mark == 0) {  // 2^32 dumps later
+  if (next.mark == 0) {  // after 2^32 dumps
     std::fill(last_.begin(), last_.end(), 0);
     intervals_.clear();
     next.mark = 1;
   }
   intervals_.push_back(std::move(next));
   intervals_.back().number = ++last_number;
-  // What is asked for is mostly the last interval.
+  // Usually only the last interval is asked for.
   size_t num_keys = 0, kept = 1;
   for (; kept < intervals_.size(); ++kept) {
     num_keys += NumKeys(intervals_[intervals_.size() - 1 - kept]);
@@ -96,7 +96,7 @@ void ChangeLog::Touch(const uint64_t* keys, const uint32_t* rows, int64_t num_ke
 
 void ChangeLog::Erase(uint64_t key, uint32_t row) noexcept {
   if (intervals_.empty()) return;
-  if (row < last_.size()) last_[row] = 0;  // the next key in this row is another one
+  if (row < last_.size()) last_[row] = 0;  // the next key in this row is a different one
   Interval& now = intervals_.back();
   if (now.whole) return;
   try {

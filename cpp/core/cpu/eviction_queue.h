@@ -1,15 +1,15 @@
 // EvictionQueue: keys by score, lowest first, of equal scores the lower key.
 //
-// A heap of (score, key, row) that is put right when it is read and not when a score changes: LRU
-// and LFU scores rise, so an entry that is out of date stands too early, is met, and is put back
-// with the score of the day. A score that falls (custom) gets a second entry; the first is dropped
-// when it is met. Keys that left the table are dropped likewise.
+// A heap of (score, key, row) that is corrected when it is read, not when a score changes. LRU and
+// LFU scores rise, so an outdated entry comes out too early and is put back with the present score.
+// A key whose score falls (custom) gets a second entry; the first is dropped when it comes out. So
+// are entries of keys that left the table.
 //
 // Invariant: every key of the table has an entry that is not above its score. Which keys come out
 // therefore depends on scores and keys alone.
 //
-// Cost: nothing until the first eviction, then 24 bytes a key; O(log size) a new or evicted key,
-// and for each touched key that has become one of the lowest.
+// Cost: nothing until the first eviction, then 24 bytes per key; O(log size) per new or evicted key
+// and per outdated entry that comes out.
 #ifndef SOK_CORE_CPU_EVICTION_QUEUE_H_
 #define SOK_CORE_CPU_EVICTION_QUEUE_H_
 
@@ -31,7 +31,7 @@ class EvictionQueue {
     }
   };
 
-  // Until the first Build there is nothing to keep up to date.
+  // Before the first Build there is nothing to keep up to date.
   bool is_built() const { return is_built_; }
   int64_t bytes() const { return static_cast<int64_t>(heap_.capacity() * sizeof(Entry)); }
 
@@ -48,21 +48,21 @@ class EvictionQueue {
     const size_t needed = heap_.size() + static_cast<size_t>(more);
     if (needed > heap_.capacity()) heap_.reserve(std::max(needed, 2 * heap_.size()));
   }
-  // Entries of keys that fell in score or left the table outnumber the others.
+  // Whether entries of keys that fell in score or left the table outnumber the others.
   bool IsStale(int64_t size) const { return static_cast<int64_t>(heap_.size()) > 2 * size + 1024; }
   void Clear() {
     std::vector<Entry>().swap(heap_);
     is_built_ = false;
   }
 
-  // The next `count` keys, lowest first. `score_of(entry)` returns a pointer to the key's score, or
-  // null where the key is no longer in that row; keys for which `is_kept(row)` holds stay. There
-  // must be enough others. Throws std::bad_alloc before anything changed.
+  // Removes the `count` lowest keys, lowest first. `score_of(entry)` returns a pointer to the key's
+  // score, or null if the key is no longer in that row. Keys with is_kept(row) stay; there must be
+  // enough others. Throws std::bad_alloc before anything has changed.
   template <typename ScoreOf, typename IsKept>
   std::vector<Entry> Take(int64_t count, ScoreOf score_of, IsKept is_kept) {
     std::vector<Entry> taken;
     taken.reserve(static_cast<size_t>(count));
-    size_t end = heap_.size();  // of the heap; behind it lie entries met, of keys that stay
+    size_t end = heap_.size();  // of the heap; behind it lie entries of keys that stay
     const auto at = [this](size_t i) { return heap_.begin() + static_cast<int64_t>(i); };
     while (static_cast<int64_t>(taken.size()) < count && end > 0) {
       std::pop_heap(heap_.begin(), at(end));
@@ -74,7 +74,7 @@ class EvictionQueue {
         continue;
       }
       --end;
-      // A score that fell has another entry; one that is right may have two.
+      // A key whose score fell has another entry; a correct entry may occur twice.
       const bool is_right = score != nullptr && *score == entry.score;
       if (is_right && is_kept(entry.row)) continue;
       if (is_right && (taken.empty() || taken.back().key != entry.key)) taken.push_back(entry);

@@ -8,7 +8,7 @@
 namespace sok {
 namespace {
 
-constexpr int64_t kKeysPerThread = 1024;  // what is worth waking another thread for
+constexpr int64_t kKeysPerThread = 1024;  // enough to wake another thread for
 
 // The exception of the lowest item that threw one.
 class FirstError {

@@ -1,18 +1,18 @@
 // Group: several tables in one call, on several threads.
 //
-//     named       B A C A            as the call names them; a table may come twice
+//     named       B A C A            as the call names them; a table may occur twice
 //     locked      A B C              each once, in order of address
-//     worked on   B(0) A(1,3) C(2)   each by one thread: side by side where there are many of about
-//                                    one size, else one after the other with all threads inside
+//     processed   B(0) A(1,3) C(2)   many tables of similar size: in parallel, one thread each;
+//                                    otherwise one after the other, each with all threads
 //
-// Side by side, threads meet once a call and not once a pass and table; that is what many small
-// tables need.
+// In parallel, threads synchronise once per call and not once per pass and table. Many small tables
+// need that.
 //
-// Invariant: the threads that share out a call's work take no lock. The calling thread takes those
-// of all tables before. So no thread of a pool waits for a lock whose holder waits for that pool;
-// and as locks are taken in one order, two calls on the same tables cannot wait for each other.
+// Invariant: the threads that share a call's work take no lock; the calling thread locks all tables
+// before. So no thread of a pool waits for a lock whose holder waits for that pool. Locks are taken
+// in one order, so two calls on the same tables cannot wait for each other.
 //
-// How work is shared out shows in no result: every table is worked on, also where another fails,
+// Results do not depend on how work is shared: every table is processed, even if another one fails,
 // and the error is that of the first.
 #ifndef SOK_CORE_CPU_GROUP_H_
 #define SOK_CORE_CPU_GROUP_H_
@@ -26,7 +26,7 @@
 
 namespace sok {
 
-// Calls fn(executor, i) for every i, side by side or in turn by the keys of each. If calls throw,
+// Calls fn(executor, i) for every i, in parallel or in turn depending on num_keys. If calls throw,
 // the exception of the lowest i is rethrown once all have ended.
 void ForEachOf(Executor& ex, const std::vector<int64_t>& num_keys,
                const std::function<void(Executor&, int64_t)>& fn);
@@ -35,7 +35,7 @@ class TableGroup {
  public:
   explicit TableGroup(const std::vector<CpuTable*>& tables);  // [num_members], may repeat
 
-  // A table that is named more than once, or null.
+  // A table that is named more than once; null if there is none.
   const CpuTable* repeated() const { return repeated_; }
 
   // Calls fn(executor, members, count) for every table, with its members in order: positions in

@@ -11,7 +11,7 @@
 namespace sok {
 namespace {
 
-// Below this the heap serves better: no system call, no rounding to pages.
+// Smaller blocks come from the heap: no system call, no rounding to pages.
 constexpr size_t kMapFrom = size_t{64} << 10;
 constexpr size_t kPageBytes = 4096;
 
@@ -29,7 +29,7 @@ void* Map(size_t bytes, bool huge) {
       (kHugePageBytes - reinterpret_cast<uintptr_t>(base) % kHugePageBytes) % kHugePageBytes;
   if (head > 0) munmap(begin, head);
   if (slack > head) munmap(begin + head + bytes, slack - head);
-  madvise(begin + head, bytes, MADV_HUGEPAGE);  // advice: small pages serve if it is refused
+  madvise(begin + head, bytes, MADV_HUGEPAGE);  // only advice: if refused, pages are small
   return begin + head;
 }
 #endif

@@ -2,7 +2,7 @@
 //
 // Large blocks are mapped: their pages cost nothing until they are touched, read as zero at first,
 // and go back to the system when freed. With huge pages a block of 2 MiB takes one TLB entry
-// instead of 512, which is a third of the time of random lookups in a large table.
+// instead of 512, which saves a third of the time of random lookups in a large table.
 #ifndef SOK_CORE_CPU_MEMORY_H_
 #define SOK_CORE_CPU_MEMORY_H_
 
@@ -45,22 +45,21 @@ class Memory {
   bool mapped_ = false;
 };
 
-// Blocks of equal size, cut from shared huge pages. The index shards of a table are each too small
-// for huge pages, but as keys spread evenly they are of one size and double at about the same time:
-// together they fill a slab, and when the last of them has moved on its memory goes back.
-// Thread-safe.
+// Blocks of equal size, cut from slabs of huge pages. An index shard is too small for huge pages.
+// But keys spread evenly, so the shards of a table are of one size and double at about the same
+// time: together they fill a slab, which is freed with its last block. Thread-safe.
 class BlockPool {
  public:
   void* Allocate(size_t bytes);  // zeroed; throws std::bad_alloc
   void Free(void* block, size_t bytes) noexcept;
-  int64_t idle_bytes() const;  // freed, but in a slab that others still use
+  int64_t idle_bytes() const;  // of freed blocks in slabs that are still in use
 
  private:
   static constexpr int kSlabBlocks = 16;
   struct Slab {
     Memory memory;
     size_t block_bytes;
-    uint32_t used = 0;     // a bit per block
+    uint32_t used = 0;     // one bit per block
     uint32_t touched = 0;  // blocks that may no longer read as zero
   };
   mutable std::mutex mutex_;

@@ -6,7 +6,7 @@
 namespace sok {
 namespace {
 
-// Of the second word, the upper 8 bits: 4 for the wire, 4 for the stage.
+// The upper 8 bits of the second word: 4 for the wire, 4 for the stage.
 constexpr int kWireShift = 60, kStageShift = 56;
 constexpr uint64_t kStageMask = 0xF;
 constexpr int64_t kNameWord = 3;

@@ -2,8 +2,8 @@
 //
 //     key message (int64)   [head | num_keys of table 0 .. N-1 | keys of table 0 | of table 1 ..]
 //
-//         of a table that counts occurrences: num_keys + kCounted, and behind its keys as many
-//         words that say how often each occurs in the rank's batch
+//         of a table that counts occurrences: num_keys + kCounted, and after its keys one word per
+//         key that says how often it occurs in the rank's batch
 //
 //     row message (float32) [head | rows of table 0 | rows of table 1 ..]
 //
@@ -13,13 +13,15 @@
 //                            wire, stage and number of the call | hash of the lookup's name |
 //                            the name's first 40 bytes]
 //
-// The head's first word is why a bad batch on one rank cannot leave the others waiting: whatever
-// happens to a rank before an exchange, it takes part in it and sends the reason instead of data;
-// every rank reads the reason at the same place and raises it. The rest of the head is why ranks
-// that are in different calls cannot read each other's data: each rank sees all heads, and raises
-// unless they are equal. What is too large for the transport travels in rounds, of which the first
-// brings the heads: all ranks read there how many more there will be. Row messages of one table group have the layout of the key message they
-// answer, so neither counts nor keys travel twice.
+// A bad batch on one rank cannot leave the others waiting: a rank that failed before an exchange
+// still takes part in it, but sends the reason instead of data. Every rank finds the reason through
+// the head's first word and raises it. The rest of the head names the call: each rank sees all
+// heads and raises unless they are equal, so ranks in different calls cannot read each other's
+// data.
+//
+// Messages too large for the transport travel in rounds. The first round brings the heads, where
+// all ranks read how many more there will be. Row messages have the layout of the key message that
+// they answer, so neither counts nor keys travel twice.
 #ifndef SOK_CORE_CPU_MESSAGE_H_
 #define SOK_CORE_CPU_MESSAGE_H_
 
@@ -34,7 +36,7 @@ namespace sok {
 // Which part of a call a message belongs to.
 enum class Stage : uint8_t { kKeys = 1, kRows = 2, kGradients = 3, kNotes = 4 };
 
-// What the floats of a call's row messages travel as (cpp/tf/narrow_ops.cc).
+// The type in which the floats of a call's row messages travel (cpp/tf/narrow_ops.cc).
 enum class Wire : uint8_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
 const char* NameOf(Wire wire);
 
@@ -62,7 +64,7 @@ void WriteHead(const Call& call, T* block);
 template <typename T>
 Call ReadHead(const T* block);
 
-// Ranks met in one exchange that are in different calls.
+// Ranks in different calls met in one exchange.
 class OutOfStep : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -72,43 +74,44 @@ class OutOfStep : public std::runtime_error {
 template <typename T>
 std::vector<T> FailedBlock(const std::string& reason, const Call& call);
 
-// The reason a block carries, or "" for a block with data. Throws std::invalid_argument for a block
-// too short to be one.
+// The reason that a block carries, or "" for a block with data. Throws std::invalid_argument if the
+// block is shorter than its text.
 template <typename T>
 std::string FailureIn(const T* block, int64_t num_words);
 
-// Blocks of all source ranks, one behind the other, as an exchange delivers them.
+// The keys of one table in one rank's block.
 struct KeySegment {
   const uint64_t* keys;
   int64_t num_keys;
   const int64_t* occurrences = nullptr;  // [num_keys]; null: not sent
 };
 
-// Added to the number of keys whose occurrences follow them.
+// Added to the number of keys if their occurrences follow them.
 inline constexpr int64_t kCounted = int64_t{1} << 62;
 
-// Cuts a received key message into [world_size][num_tables] segments. Throws std::runtime_error
-// with "rank r: reason" if any rank failed, std::invalid_argument if lengths do not add up.
+// Cuts a received key message, the blocks of all source ranks one after the other, into
+// [world_size][num_tables] segments. Throws std::runtime_error with "rank r: reason" if any rank
+// failed, std::invalid_argument if lengths do not add up.
 std::vector<std::vector<KeySegment>> ParseKeyMessage(const int64_t* message, const int32_t* splits,
                                                      int64_t world_size, int64_t num_tables);
 
-// The same of a message that carries no failure and may lie in device memory, where only `heads`,
-// the head and num_tables words of each rank's block (fewer where the block has fewer), are read.
+// The same for a message without failures that may lie in device memory: only `heads` are read, the
+// head and num_tables words of each rank's block (fewer if the block has fewer).
 std::vector<std::vector<KeySegment>> CutKeyMessage(const std::vector<const int64_t*>& heads,
                                                    const int64_t* message, const int32_t* splits,
                                                    int64_t num_tables);
 
-// Throws OutOfStep, naming all calls, if the ranks' heads are of different ones; std::runtime_error
-// with "rank r: reason" for the first rank whose block says it failed.
+// Both throw OutOfStep, naming all calls, if the ranks' heads are of different calls. ThrowIfFailed
+// throws std::runtime_error with "rank r: reason" for the first rank that failed.
 template <typename T>
 void ThrowIfFailed(const T* message, const int32_t* splits, int64_t world_size);
 template <typename T>
 void ThrowIfOutOfStep(const T* message, const int32_t* splits, int64_t world_size);
 
-// Where a block of floats says how many rounds follow the first: the upper half of its first word.
+// The float of a block that says how many rounds follow the first: the upper half of word 0.
 constexpr int64_t kRoundsWord = 1;
 
-// The most rounds that a rank's block announces. The heads must be there.
+// The largest number of rounds that a rank's block announces. All heads must have arrived.
 int32_t MoreRounds(const float* message, const int32_t* splits, int64_t world_size);
 
 }  // namespace sok

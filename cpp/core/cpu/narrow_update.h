@@ -1,5 +1,5 @@
-// One step on a row of 16 bits: a few columns at a time are widened, updated beside their slot
-// values as every rule expects them, and rounded back.
+// One step on a 16-bit row: a few columns at a time are widened, updated together with their slot
+// values in the layout that every rule expects, and rounded back.
 //
 //     columns of the row, widened | of slot 0 | of slot 1 | ...     kColumns floats each
 #ifndef SOK_CORE_CPU_NARROW_UPDATE_H_
@@ -13,7 +13,7 @@
 
 namespace sok {
 
-// The row being updated, and what its rounding is drawn from.
+// The row being updated, and what its random rounding depends on.
 struct NarrowRow {
   const RowFormat& format;
   float* row;
@@ -25,7 +25,7 @@ struct NarrowRow {
 
   float* slots() const { return row + format.embedding_floats(); }
 
-  // Calls update(first, count, columns) for all columns, `columns` [count] and to be overwritten.
+  // Calls update(first, count, columns) for blocks of all columns; it overwrites `columns` [count].
   template <int kSlots, typename Update>
   void ForEachBlock(const Update& update) const {
     float block[kColumns * (1 + kSlots)];

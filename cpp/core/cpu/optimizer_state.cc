@@ -10,8 +10,7 @@ namespace {
 
 constexpr int64_t kBlock = 16;
 
-// Not inlined: as part of a loop over blocks, GCC unrolls the loops in it before it has had a
-// chance to vectorise them.
+// Not inlined: inside a loop over blocks, GCC would unroll these loops before it vectorises them.
 template <typename Count>
 __attribute__((noinline)) void ReplayBlock(const StepHistory::Factors& factors, int num_terms,
                                            float epsilon, const float* w, const float* m,
@@ -71,7 +70,7 @@ void OptimizerState::Replay(const float* row, const StepHistory::Factors& factor
     return;
   }
   if (history_.kind() == ReplayKind::kMomentum) {
-    // With TF1's formula the rate is in the term and the sign is not in the momentum.
+    // In TF1's formula the term contains the rate, and the momentum has the opposite sign.
     float scale = options_.nesterov ? options_.momentum : 1.0f;
     if (options_.momentum_before_rate) scale = -scale;
     const float term = scale * factors.terms[0];
@@ -97,7 +96,7 @@ void OptimizerState::ReplaySteps(const float* row, float* embedding) const {
   const uint32_t end = std::min(now, first + history_.window());
   // Beyond the window only weight decay is left.
   const double rest = end < now ? history_.Since(end).row : 1.0;
-  // In blocks on the stack: rows catch up where a batch is half written and nothing may throw.
+  // Blocks on the stack: rows are brought up while a batch is half written, and nothing may throw.
   for (int64_t d = 0; d < dim_; d += kBlock) {
     WalkSteps<kBlock>(history_, first, end, rest, beta_1_, beta_2_, options_.epsilon, row + d,
                       row + dim_ + d, row + 2 * dim_ + d, std::min(kBlock, dim_ - d),
@@ -109,7 +108,7 @@ bool OptimizerState::HasDuplicates(const uint32_t* row_numbers, int64_t num_keys
   uint32_t largest = 0;
   for (int64_t k = 0; k < num_keys; ++k) largest = std::max(largest, row_numbers[k]);
   const size_t words = largest / 64 + 1;
-  // Half as much again: a growing table would otherwise grow this in every step.
+  // Half as much again: with a growing table, it would otherwise be resized at every step.
   if (words > seen_.size()) seen_.resize(words + words / 2);
   uint64_t repeated = 0;
   for (int64_t k = 0; k < num_keys; ++k) {

@@ -1,11 +1,11 @@
-// What an optimizer keeps with a table, beside the slot rows: its options, the history of steps,
-// and the means to bring an idle row up to the present.
+// OptimizerState: what an optimizer keeps with a table besides the slot rows, namely its options
+// and the history of steps. It brings idle rows up to date.
 //
-// Attached to the table as its RowCatchUp by the first ApplyGradients. For rules that touch the
-// rows of the batch only it is never pending and costs nothing.
+// The first ApplyGradients attaches it to the table as its RowCatchUp. For rules that change only
+// the rows of the batch it is never pending and costs nothing.
 //
-// Threads: everything but Append and Rebase may run at once on different rows; the table's lock
-// keeps those two apart from all else.
+// Threads: calls on different rows may run concurrently. The table's exclusive lock separates
+// Append, Rebase and HasDuplicates from all others.
 #ifndef SOK_CORE_CPU_OPTIMIZER_STATE_H_
 #define SOK_CORE_CPU_OPTIMIZER_STATE_H_
 
@@ -41,7 +41,7 @@ class OptimizerState final : public RowCatchUp {
   }
   double Decay() const override { return history_.decay(); }
 
-  // Step numbers are stored as bits: a float counts to 2^24 only.
+  // Step numbers are stored as the bits of a uint32: a float counts to 2^24 only.
   uint32_t LastStep(const float* row) const {
     uint32_t last_step;
     std::memcpy(&last_step, row + last_step_offset_, sizeof(last_step));
@@ -51,17 +51,17 @@ class OptimizerState final : public RowCatchUp {
     std::memcpy(row + last_step_offset_, &last_step, sizeof(last_step));
   }
 
-  // True if a row number occurs twice. Not thread-safe: it keeps one bit per row between calls.
+  // True if a row number occurs twice. Not thread-safe: it uses seen_.
   bool HasDuplicates(const uint32_t* row_numbers, int64_t num_keys);
 
  private:
-  // Writes the embedding as of now; `row` is left alone.
+  // Writes the up-to-date embedding, which may be at `row`; changes nothing else.
   void Replay(const float* row, const StepHistory::Factors& factors, float* embedding) const;
   void ReplaySteps(const float* row, float* embedding) const;
 
   const OptimizerOptions options_;
   const int64_t dim_;
-  const double beta_1_, beta_2_;  // as written: to find that takes a microsecond
+  const double beta_1_, beta_2_;  // AsWritten, which takes a microsecond
   StepHistory history_;
   int64_t row_floats_ = 0;
   int64_t last_step_offset_ = 0;

@@ -6,7 +6,7 @@ void PlaceRows(Executor& ex, const RowPlacement& placement, int64_t world_size, 
                int64_t num_keys, uint64_t* keys) {
   constexpr int64_t kGrain = 1 << 14;
   ex.ParallelFor(num_keys, kGrain, [=](int64_t begin, int64_t end) {
-    const RowPlacement mine = placement;  // `keys` might be it, for all the compiler knows
+    const RowPlacement mine = placement;  // a local copy, which `keys` cannot alias
     for (int64_t k = begin; k < end; ++k) keys[k] = PlaceRow(mine, world_size, ids[k]);
   });
 }

@@ -1,4 +1,4 @@
-// TableRecords: what a table with policies knows of its keys, beside their rows.
+// TableRecords: what a table with policies stores about its keys, besides their rows.
 //
 //     row number r -> records[r]  | key | frequency | last step |        24 bytes
 //                     scores[r]   | score |                              8 bytes, for custom scores
@@ -6,7 +6,7 @@
 //     lowest scores -> queue      (eviction_queue.h)
 //     evicted rows -> buffer      the last `evicted_buffer` of them, until they are popped
 //
-// A table without policies has none of this. The table's lock covers it.
+// A table without policies has none of this. The table's lock protects it.
 //
 // Invariants, since the table was made, cleared or replaced:
 //     seen    == found + admitted + refused
@@ -47,7 +47,7 @@ struct TableRecords {
   }
   bool has_scores() const { return options.score == ScoreKind::kCustom; }
 
-  // Room for rows below `num_rows`. Throws std::bad_alloc.
+  // Makes room for rows below `num_rows`, `num_new` of them new. Throws std::bad_alloc.
   void Reserve(int64_t num_rows, int64_t num_new) {
     if (static_cast<size_t>(num_rows) > records.size()) {
       records.resize(static_cast<size_t>(num_rows));
@@ -55,7 +55,7 @@ struct TableRecords {
     }
     if (queue.is_built()) queue.Reserve(num_new);
   }
-  // A key has got a row.
+  // Records a key that got a row.
   void Add(uint32_t row, uint64_t key, int64_t frequency, int64_t last_step, int64_t score = 0) {
     records[row] = {key, frequency, last_step};
     if (has_scores()) scores[row] = score;
@@ -74,7 +74,7 @@ struct TableRecords {
 
   const PolicyOptions options;
   int64_t step = 0;
-  PolicyCounts statistics;  // of counts; size, buffered, waiting and step are filled in later
+  PolicyCounts statistics;         // without size, seen, buffered, waiting and step
   std::vector<KeyRecord> records;  // [rows given out]
   std::vector<int64_t> scores;     // parallel to it, or empty
   std::unique_ptr<AdmissionFilter> filter;

@@ -43,7 +43,7 @@ void ReplayedSteps::BeginEpoch(const OptimizerOptions& options) {
 void ReplayedSteps::Append(const Segment& segment) {
   for (const StepRun& run : segment.steps) {
     if (run.count == 0) {
-      // The epoch ends where it has steps; the next one begins with a step.
+      // Ends the epoch if it has steps; an empty epoch continues.
       if (!epochs_.empty() && !epochs_.back().state->history().empty()) {
         BeginEpoch(segment.options);
       }

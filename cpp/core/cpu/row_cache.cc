@@ -6,9 +6,9 @@ namespace sok {
 namespace {
 
 constexpr uint32_t kLfuCount = 7;
-constexpr int64_t kGap = 64;        // blocks that are not here and do not divide a run
+constexpr int64_t kGap = 64;        // a run may skip this many blocks that are not here
 constexpr int64_t kAround = 16;     // blocks, a power of two: Linux' fault_around_bytes
-constexpr int64_t kRunsGrain = 16;  // worth another thread: each is a system call or more
+constexpr int64_t kRunsGrain = 16;  // runs worth another thread: each takes a system call or more
 
 bool IsScan(RowUse use) { return use == RowUse::kScan || use == RowUse::kScanWrite; }
 bool Writes(RowUse use) { return use == RowUse::kWrite || use == RowUse::kScanWrite; }
@@ -44,12 +44,12 @@ void RowCache::TouchBlock(int64_t at, RowUse use) {
 }
 
 void RowCache::Bring(Executor& ex, RowUse use) {
-  if (absent_.empty() && num_here_ <= limit_) return;  // more than that where a scan ended
+  if (absent_.empty() && num_here_ <= limit_) return;  // a scan may leave more than limit_
   std::sort(absent_.begin(), absent_.end());
   const int64_t num_absent = static_cast<int64_t>(absent_.size());
   file_.CheckWritten();  // what could not be written must not be read
   MakeRoom(ex, num_absent);
-  std::vector<Run> runs;  // of neighbours that are on the disk; others are zeros
+  std::vector<Run> runs;  // of neighbours that are on the disk; other blocks are zeros
   for (int64_t at : absent_) {
     if (!blocks_[at].is_on_disk) continue;
     if (!runs.empty() && runs.back().last + 1 == at) {
@@ -62,9 +62,9 @@ void RowCache::Bring(Executor& ex, RowUse use) {
   for (int64_t at : absent_) {
     Block& block = blocks_[at];
     block.is_here = 1;
-    block.count = 0;  // a second touch shows that more may follow
+    block.count = 0;  // only a second touch suggests that more will follow
     if (!IsScan(use)) continue;
-    block.is_leaving = 1;  // the next to go: a scan must not drive out what lookups need
+    block.is_leaving = 1;  // dropped next: a scan must not displace what lookups need
     leaving_.push_back(at);
   }
   num_here_ += num_absent;
@@ -81,7 +81,7 @@ void RowCache::Bring(Executor& ex, RowUse use) {
   for (const Run& run : runs) UnmapAround(run);
 }
 
-// Where a page is mapped for reading, Linux maps its neighbours if it has them anyway.
+// When Linux maps a page for reading, it also maps neighbours that are in its page cache.
 void RowCache::UnmapAround(const Run& run) {
   const int64_t end =
       std::min<int64_t>(static_cast<int64_t>(blocks_.size()), (run.last | (kAround - 1)) + 1);
@@ -120,7 +120,7 @@ void RowCache::Choose(int64_t num_blocks) {
   }
 }
 
-// Blocks that are leaving, as few ranges of the file: what is not here does not divide them.
+// The leaving blocks as few ranges of the file: blocks that are not here do not split a range.
 std::vector<RowCache::Run> RowCache::LeavingRuns() {
   leaving_.erase(std::remove_if(leaving_.begin(), leaving_.end(),
                                 [this](int64_t at) { return !blocks_[at].is_leaving; }),

@@ -1,20 +1,20 @@
-// RowCache: which blocks of a RowFile are mapped, so that they count as memory of the process.
+// RowCache: which blocks of a RowFile are mapped ("here"), so that they count as process memory.
 //
-//     blocks of the file     | 7 |   | 3 |   |   | 1 | 0 |   | 0 |   | ... each 4 KiB, about 20 rows
-//                                                  ^ hand
-//     a batch touches        *   *       *                             those not here are fetched,
-//                                                                       all before one is waited for
-//     too many are here      hand: counts one down, or drops a block whose count is 0
+//     counts of blocks      | 7 |   | 3 |   |   | 1 | 0 |   | 0 |   |   4 KiB, about 20 rows each;
+//                                                 ^ hand                blank: not here
+//     a batch touches         *   *       *                             absent blocks are fetched
+//                                                                       together, then waited for
+//     too many are here     hand: counts a block down, or drops it if its count is 0
 //
-// A touch counts a block up, to 1 (LRU) or 7 (LFU): the clock algorithm (Corbato 1968), counting as
-// in Smith, "Sequentiality and prefetching in database systems", 1978. Rows are numbered in order of
-// arrival, so under a skewed distribution the rows that are read often lie in few blocks.
+// A touch counts a block up, to 1 (LRU) or 7 (LFU): the clock algorithm (Corbato 1968), with counts
+// as in Smith, "Sequentiality and prefetching in database systems", 1978. Rows are numbered in
+// order of arrival, so under a skewed distribution the rows that are read often lie in few blocks.
 //
-// Written behind: the system writes blocks that were dropped when it sees fit.
+// The system writes dropped blocks to disk later, when it sees fit.
 //
-// Invariant: what this class knows decides how long an access takes, never what it reads. A block
-// that is read although it is not here is fetched by the system. Blocks of the last two batches are
-// never dropped, so memory stays below the limit and those two.
+// Invariant: this class decides how long an access takes, never what it reads: the system fetches a
+// block that is read without being here. Blocks of the last two batches are never dropped, so
+// memory stays below the limit plus those two batches.
 //
 // Thread-safe.
 #ifndef SOK_CORE_CPU_ROW_CACHE_H_
@@ -32,7 +32,7 @@ namespace sok {
 enum class RowUse {
   kRead,
   kWrite,
-  kScan,       // read once, as by a dump: the first to go
+  kScan,       // read once, as by a dump: dropped first
   kScanWrite,  // read and written once
 };
 
@@ -40,8 +40,8 @@ class RowCache {
  public:
   RowCache(RowFile* file, const StorageOptions& storage);
 
-  // A batch, from its making to its end under the lock: Touch each block, then End. `bytes`: of the
-  // file by now.
+  // A batch: Touch each block, then End. Holds the lock while it exists. `bytes`: the file's
+  // present size.
   class Batch {
    public:
     Batch(RowCache* cache, RowUse use, int64_t bytes);
@@ -50,8 +50,8 @@ class RowCache {
       const int64_t last = (offset + bytes - 1) >> cache_.shift_;
       for (int64_t b = offset >> cache_.shift_; b <= last; ++b) cache_.TouchBlock(b, use_);
     }
-    // Has the blocks that are not here fetched, and others dropped for them. Throws
-    // std::runtime_error where the disk fails.
+    // Fetches the touched blocks that are not here and drops others for them. Throws
+    // std::runtime_error if the disk fails.
     void End(Executor& ex) { cache_.Bring(ex, use_); }
 
    private:
@@ -65,10 +65,10 @@ class RowCache {
   StorageStats Stats() const;
 
  private:
-  static constexpr uint32_t kBatches = (1u << 24) - 1;  // they are counted modulo that and one
+  static constexpr uint32_t kBatches = (1u << 24) - 1;  // batches count modulo kBatches + 1
   struct Block {
-    uint32_t batch : 24;  // that touched it last
-    uint32_t count : 3;   // of touches, less rounds of the hand
+    uint32_t batch : 24;  // the last one that touched it
+    uint32_t count : 3;   // of touches, minus visits of the hand
     uint32_t is_here : 1;
     uint32_t is_dirty : 1;  // may differ from the disk
     uint32_t is_leaving : 1;
@@ -78,20 +78,20 @@ class RowCache {
     int64_t first, last;  // blocks, both included
   };
 
-  // Whether the block is of this batch or the one before.
+  // Whether this batch or the one before touched the block.
   bool IsNeeded(const Block& block) const { return ((batch_ - block.batch) & kBatches) <= 1; }
   void TouchBlock(int64_t block, RowUse use);
   void Bring(Executor& ex, RowUse use);
   void UnmapAround(const Run& run);
   void MakeRoom(Executor& ex, int64_t num_blocks);
-  // Moves the hand until so many more blocks are leaving, or all others are needed.
+  // Moves the hand until `num_blocks` more blocks are leaving, or all others are needed.
   void Choose(int64_t num_blocks);
   std::vector<Run> LeavingRuns();
   void DropLeaving(Executor& ex);
 
   RowFile& file_;
   const int64_t block_bytes_;
-  const int shift_;      // of a power of two, block_bytes_
+  const int shift_;      // log2 of block_bytes_
   const int64_t limit_;  // blocks
   const uint32_t most_counted_;
   mutable std::mutex mutex_;
@@ -99,7 +99,7 @@ class RowCache {
   uint32_t batch_ = 2;
   int64_t num_here_ = 0;
   int64_t hand_ = 0;
-  std::vector<int64_t> absent_;   // blocks of the batch
+  std::vector<int64_t> absent_;   // blocks of the batch that are not here
   std::vector<int64_t> leaving_;  // some of them may have been touched since
   StorageStats stats_;
 };

@@ -19,7 +19,7 @@ namespace sok {
 namespace {
 
 constexpr size_t kSegmentChunks = 256;
-constexpr int64_t kFetchBytes = int64_t{128} << 10;     // the system cuts off longer ones
+constexpr int64_t kFetchBytes = int64_t{128} << 10;     // the system truncates longer requests
 constexpr int kPopulateRead = 22, kPopulateWrite = 23;  // of madvise; older headers lack them
 
 std::string Where(const StorageOptions& storage, const std::string& table) {
@@ -39,7 +39,7 @@ bool IsInMemory(int file) {
   return static_cast<int64_t>(info.f_type) == kTmpfs || static_cast<int64_t>(info.f_type) == kRamfs;
 }
 
-// A file without a name, or with one for a moment where the file system knows no other.
+// A file without a name. If the file system does not support that, it has a name for a moment.
 int OpenScratch(const std::string& directory) {
   const int file = open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
   if (file >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)) return file;
@@ -60,7 +60,7 @@ RowFile::RowFile(const StorageOptions& storage, const std::string& table, int64_
     : storage_(storage),
       table_(table),
       chunk_bytes_((chunk_bytes + RowBlockBytes() - 1) / RowBlockBytes() * RowBlockBytes()) {
-  std::error_code ignored;  // opening tells
+  std::error_code ignored;  // opening the file will fail too
   std::filesystem::create_directories(storage.path, ignored);
   file_ = OpenScratch(storage.path);
   if (file_ < 0) {
@@ -131,8 +131,8 @@ float* RowFile::AddChunk(size_t chunk) {
     fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, chunk_bytes_);
     throw std::bad_alloc();
   }
-  madvise(at, chunk_bytes_, MADV_RANDOM);    // neighbours of a block are no better than others
-  madvise(at, chunk_bytes_, MADV_DONTFORK);  // rows of two processes must not be one
+  madvise(at, chunk_bytes_, MADV_RANDOM);    // no readahead: neighbours are no likelier to be used
+  madvise(at, chunk_bytes_, MADV_DONTFORK);  // a forked process must not share the rows
   ++num_chunks_;
   return static_cast<float*>(at);
 }
@@ -154,7 +154,7 @@ void RowFile::Fetch(int64_t offset, int64_t bytes) const {
 void RowFile::Map(int64_t offset, int64_t bytes, bool writes) const {
   const int advice = writes ? kPopulateWrite : kPopulateRead;
   ForMapped(offset, bytes, [this, advice](char* at, size_t size) {
-    // EINVAL: Linux before 5.14. There each page is mapped where it is first used.
+    // EINVAL: Linux before 5.14. There each page is mapped when it is first used.
     if (madvise(at, size, advice) != 0 && errno != EINVAL) Fail("read", errno);
   });
 }
@@ -164,7 +164,7 @@ void RowFile::Unmap(int64_t offset, int64_t bytes) const {
 }
 
 void RowFile::CheckWritten() const {
-  // Of a range without pages: it waits for nothing and tells of any page that failed.
+  // For a range without pages: it waits for nothing and reports any page whose write failed.
   if (sync_file_range(file_, bytes(), 1, SYNC_FILE_RANGE_WAIT_BEFORE) != 0) Fail("written", errno);
 }
 

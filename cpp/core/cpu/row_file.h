@@ -1,16 +1,16 @@
 // RowFile: the chunks of an arena as parts of a file, mapped into memory.
 //
-//     file     | chunk 0 | chunk 1 | ... |       without a name: it goes with the process, however
-//                   |         |                  that ends
+//     file     | chunk 0 | chunk 1 | ... |       without a name: it disappears with the process,
+//                   |         |                  even after a crash
 //     address  | segment: 256 chunks      |  | segment | ...       reserved at once, so that the
 //                                                                  chunks of one are one mapping
 //
-// Whoever has a row's address reads and writes the row there; the system fetches what is not in
-// memory. So the file changes no result. What the process has in memory is decided in row_cache.h;
-// beyond that the system's page cache holds what fits into memory that nobody else needs.
+// A row is read and written at its address; the system fetches what is not in memory. So the file
+// changes no result. RowCache decides what the process keeps in memory; beyond that, the system's
+// page cache holds what fits into free memory.
 //
-// Invariant: a chunk that is mapped has its space on the disk. A full disk is an error where a table
-// grows, never at an address.
+// Invariant: a mapped chunk has its space on the disk. A full disk is an error when a table grows,
+// never when a row is accessed.
 #ifndef SOK_CORE_CPU_ROW_FILE_H_
 #define SOK_CORE_CPU_ROW_FILE_H_
 
@@ -25,8 +25,8 @@ namespace sok {
 
 class RowFile {
  public:
-  // Makes the directory where it is missing. Throws std::invalid_argument where no file can be
-  // made there. `chunk_bytes` is rounded up to whole blocks.
+  // Makes the directory if it is missing. Throws std::invalid_argument if no file can be made there
+  // or its file system is in memory. `chunk_bytes` is rounded up to whole blocks.
   RowFile(const StorageOptions& storage, const std::string& table, int64_t chunk_bytes);
   ~RowFile();
   RowFile(const RowFile&) = delete;
@@ -35,19 +35,19 @@ class RowFile {
   int64_t chunk_bytes() const { return chunk_bytes_; }
   int64_t bytes() const { return num_chunks_ * chunk_bytes_; }  // on the disk
 
-  // Zeros at first. Throws std::length_error where the disk or `storage.file_bytes` is full, and
-  // std::bad_alloc where addresses are.
+  // A chunk of zeros. Throws std::length_error if the disk or `storage.file_bytes` is full, and
+  // std::bad_alloc if no addresses are left.
   float* AddChunk(size_t chunk);
   void FreeChunk(size_t chunk) noexcept;
 
-  // Of a range of whole blocks in [0, num_chunks * chunk_bytes). Fetch returns at once, Map when the
-  // range is in memory and addresses lead there. They throw std::runtime_error where the disk fails.
+  // For a range of whole blocks of chunks that exist. Fetch begins to read and returns at once. Map
+  // returns when the range is in memory and mapped; throws std::runtime_error if the disk fails.
   void Fetch(int64_t offset, int64_t bytes) const;
   void Map(int64_t offset, int64_t bytes, bool writes) const;
-  // The range no longer counts as memory of the process. The system writes what was changed, and
-  // keeps the rest as long as nobody else needs the memory.
+  // The range no longer counts as memory of the process. The system writes changed blocks to disk
+  // and keeps the range in its page cache while memory is free.
   void Unmap(int64_t offset, int64_t bytes) const;
-  // Throws std::runtime_error where the system could not write a block since the last call.
+  // Throws std::runtime_error if the system failed to write a block since the last call.
   void CheckWritten() const;
 
  private:
@@ -64,7 +64,7 @@ class RowFile {
   std::vector<char*> segments_;
 };
 
-// What is read, written and kept in memory at a time: a page.
+// The unit of reading, writing and caching: a page, at least 4 KiB.
 int64_t RowBlockBytes();
 
 }  // namespace sok

@@ -16,7 +16,7 @@ inline void WithHalf(RowType type, F&& f) {
   f(Float16());
 }
 
-// The finalizer of MurmurHash3 (Appleby): neighbours have nothing in common, in vectors.
+// The finalizer of MurmurHash3 (Appleby): neighbours give unrelated bits, and it vectorises.
 inline uint32_t Mixed(uint32_t x) {
   x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
   x = (x ^ (x >> 13)) * 0xC2B2AE35u;

@@ -1,19 +1,19 @@
-// RowFormat: how an embedding lies in memory, and how it gets there.
+// RowFormat: how an embedding lies in memory, and how it is read and written.
 //
 //     float32                | embedding, dim floats                 | slot rows |
 //     bfloat16, float16      | embedding, dim halves | pad to 4 bytes | slot rows |
 //
 // Slot rows are float32 always, and so is everything outside of a table: lookups, gradients, dumps.
 //
-// Rows that are given or initial are rounded to nearest. What an optimizer made of a row is rounded
-// at random, up or down, so that small steps add up. The random bits are a function of (seed, table
-// name, key, column, step), as initial rows are: they depend on no thread, rank or order.
+// Assigned and initial rows are rounded to nearest. Rows that an optimizer updated are rounded up
+// or down at random, so that small steps add up. Like initial rows, the random bits are a function
+// of (seed, table name, key, column, step): they depend on no thread, rank or order.
 //
-//     Philox counter   | key, low half | key, high half | first column | step |   for up to 64 columns
+//     Philox counter   | key, low half | key, high half | first column | step |   for <= 64 columns
 //     Philox block     | start | stride | unused |
 //     bits of column   mixed(start + (column - first) * stride)
 //
-// Invariant: what Read gives, Write puts back as it was.
+// Invariant: Write of the values that Read gave leaves the row unchanged.
 #ifndef SOK_CORE_CPU_ROW_FORMAT_H_
 #define SOK_CORE_CPU_ROW_FORMAT_H_
 
@@ -36,16 +36,16 @@ class RowFormat {
         philox_key1_(initializer.philox_key1) {}
 
   bool is_narrow() const { return type_ != RowType::kFloat32; }
-  // From a row to its slot rows.
+  // Floats from a row to its slot rows.
   int64_t embedding_floats() const { return is_narrow() ? (dim_ + 1) / 2 : dim_; }
 
   // ---- narrow rows only ----
-  // `values` [dim], on both sides.
+  // `values` [dim].
   void Read(const float* row, float* values) const { ReadColumns(row, 0, dim_, values); }
   void Write(const float* values, float* row) const;
-  // What reading the row would give, had it been written.
+  // Changes `values` as Write and then Read would.
   void Round(float* values) const;
-  // Whether all are finite after rounding that are before.
+  // Whether rounding makes no finite value infinite.
   bool Holds(const float* values, int64_t count) const;
 
   // Columns [first, first + count) of an update.

@@ -2,8 +2,7 @@
 //
 // `WithDim` turns the widths that models use into compile-time constants, so that the compiler
 // unrolls and vectorises the loop over a row; any other width runs the same code with a variable.
-// `omp simd` at each such loop makes sure of it. Without it g++ unrolls up to 16 iterations before
-// it looks for vectors.
+// Each such loop needs `omp simd`: without it g++ unrolls up to 16 iterations before it vectorises.
 #ifndef SOK_CORE_CPU_ROW_OPS_H_
 #define SOK_CORE_CPU_ROW_OPS_H_
 
@@ -14,7 +13,7 @@ namespace sok {
 
 inline constexpr int64_t kCacheLineFloats = 16;
 
-// Asks for the lines of `row`: the first ones, beyond which the hardware sees the stream by itself.
+// Prefetches the first lines of `row`; beyond those the hardware prefetches the stream by itself.
 // kWrite: the row will be written too.
 template <bool kWrite>
 inline void PrefetchRow(const float* row, int64_t num_floats) {
@@ -23,7 +22,7 @@ inline void PrefetchRow(const float* row, int64_t num_floats) {
   for (int64_t d = 0; d < end; d += kCacheLineFloats) {
     __builtin_prefetch(row + d, kWrite ? 1 : 0, 3);
   }
-  // A row that does not start on a line ends on one more.
+  // A row that does not start at a line boundary ends in one more line.
   __builtin_prefetch(row + end - 1, kWrite ? 1 : 0, 3);
 }
 

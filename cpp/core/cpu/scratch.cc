@@ -29,8 +29,8 @@ Pool& ThePool() {
   return *pool;
 }
 
-// Blocks come in powers of two and one and a half times those, so that calls of varying size find
-// each other's blocks.
+// Block sizes are powers of two and 1.5 times those, so that calls of varying size can use each
+// other's blocks.
 size_t RoundUp(size_t bytes) {
   size_t size = 64;
   while (size < bytes) size *= 2;
@@ -64,14 +64,14 @@ class SmallBlocks {
     }
     return false;
   }
-  static thread_local bool is_gone;  // the thread ends, and other objects of it may outlive this
+  static thread_local bool is_gone;  // the thread is ending; its other objects may outlive this one
 
  private:
   static int Class(size_t size) {
     const int power = 63 - __builtin_clzll(size);  // 6 for 64
     return 2 * (power - 6) + ((size & (size - 1)) != 0);
   }
-  void* idle_[20][2] = {};  // to 48 KiB
+  void* idle_[20][2] = {};  // up to 48 KiB
 };
 thread_local bool SmallBlocks::is_gone = false;
 thread_local SmallBlocks small_blocks;
@@ -112,7 +112,7 @@ void ReleaseScratch(void* block, size_t bytes) noexcept {
         pool.idle_bytes += size;
         return;
       } catch (const std::bad_alloc&) {
-        // Called by destructors: short of memory is the time to give the block back.
+        // Destructors call this, so it must not throw: the block is freed instead.
       }
     }
   }

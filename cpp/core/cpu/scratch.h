@@ -4,12 +4,12 @@
 // blocks back to the system at once, and touching fresh pages again costs as much as the work
 // itself. Freed blocks therefore wait in a short list for the next call, on any thread.
 //
-// Smaller ones wait for their own thread, which finds them in its cache: a lookup in a small table
+// Smaller blocks stay with their thread, which finds them in its cache: a lookup in a small table
 // takes no longer than a few calls of malloc.
 //
-// Invariant: the list never holds more than kMaxIdleBytes, a thread not more than two blocks of
-// each size below 64 KiB (0.3 MB in all); what exceeds it is freed. Cost: one mutex taken per block
-// of 64 KiB and more.
+// Invariant: the list holds at most kMaxIdleBytes, and a thread at most two blocks of each size
+// below 64 KiB (0.3 MB in all); the rest is freed. Cost: one mutex lock per block of 64 KiB or
+// more.
 #ifndef SOK_CORE_CPU_SCRATCH_H_
 #define SOK_CORE_CPU_SCRATCH_H_
 

@@ -13,7 +13,7 @@ bool IsAfter(const int64_t* a, const int64_t* b) {
   return a[0] > b[0] || (a[0] == b[0] && a[1] > b[1]);
 }
 
-// No early exit: mostly all entries are in order.
+// No early exit: usually all entries are in order.
 bool AreInOrder(Executor& ex, const int64_t* indices, int64_t num_entries) {
   std::atomic<bool> in_order{true};
   ex.ParallelFor(num_entries, kGrain, [&](int64_t begin, int64_t end) {
@@ -27,7 +27,8 @@ bool AreInOrder(Executor& ex, const int64_t* indices, int64_t num_entries) {
   return in_order;
 }
 
-// Splits of entries that are in order: each range writes those after the row before it, to its last.
+// Splits of entries that are in order. A range of entries writes the splits after the row of the
+// entry before it, up to the row of its last entry.
 template <typename RowOf>
 void WriteSplits(Executor& ex, RowOf row_of, int64_t num_entries, int64_t batch,
                  int64_t* row_splits) {

@@ -4,13 +4,13 @@
 //                                                                                    |
 //                                              | embedding, dim | slot rows of the optimizer |
 //
-// Index and rows are apart: growth rehashes index shards one by one and never moves a row. Row
+// Index and rows are separate: growth rehashes index shards one by one and never moves a row. Row
 // numbers are dense over the table; erased ones are used again, last erased first. A new key's row
 // is a pure function of (seed, table name, key, column), see initializer.h.
 //
-// A batch is looked up by ranges of keys, each range in blocks whose cache misses overlap. New keys
-// are grouped by index shard and each shard is worked on by one thread: there are no locks on that
-// path, and neither rows nor row numbers depend on how many threads took part.
+// Threads look up ranges of a batch, each in blocks whose cache misses overlap. New keys are
+// grouped by index shard, and one thread works on each shard: that path has no locks, and neither
+// rows nor row numbers depend on the number of threads.
 //
 // Whole calls lock the table themselves: readers share, writers exclude.
 //
@@ -21,7 +21,7 @@
 //
 // With policies (policy.h) the table keeps one record per key (records.h). A training lookup then
 // goes through RecordTrainingLookup, which decides which keys get a row and which make room for
-// them; FindOrInsert does so by itself. A table without policies keeps no records.
+// them; FindOrInsert calls it by itself. A table without policies keeps no records.
 //
 // Cost: three cache misses to find a key (digests, key and row number, row), 0.01 us per key
 // and thread with them overlapped; 15 to 30 bytes of index per key.
@@ -43,24 +43,24 @@ namespace sok {
 class ChangeLog;
 class RowFormat;
 
-// Rows may owe updates (dense Adam: the moments of an absent row decay at every step). Attached by
-// the optimizer; the table asks it whenever a row is read or copied out.
+// Rows may owe updates (dense Adam: at every step the moments of all rows decay). Attached by the
+// optimizer; the table asks it whenever a row is read or copied out.
 class RowCatchUp {
  public:
   virtual ~RowCatchUp() = default;
   virtual std::string ToString() const = 0;  // of the optimizer's options, to all digits
-  virtual bool pending() const = 0;          // false: rows may be read as they stand (fast path)
-  // `row` points at [dim | slot rows...]: only float32 rows may owe anything. Brings it up to the
-  // current step. Must not throw: rows are brought up while a batch is half written.
+  virtual bool pending() const = 0;          // false: all rows are up to date (fast path)
+  // Brings `row`, [dim | slot rows...], up to the current step; only float32 rows may owe anything.
+  // Must not throw: rows are brought up while a batch is half written.
   virtual void Apply(float* row) const = 0;
-  // Embedding as it would read now, without writing to `row`.
+  // The up-to-date embedding, without writing to `row`.
   virtual void Read(const float* row, float* embedding) const = 0;
   // All rows have been brought up to the current step: the history may be forgotten. A row whose
   // last_step is the initial one counts as brought up too. Called under the exclusive lock.
   virtual void Rebase() = 0;
-  virtual int64_t bytes() const { return 0; }  // that it holds beside the rows
-  // What the weight decay of the steps since the last Rebase leaves of an initial row. A new row
-  // counts them as missed ones, from last_step = 0 on; the table keeps those before.
+  virtual int64_t bytes() const { return 0; }  // that it holds besides the rows
+  // The factor by which weight decay since the last Rebase scales an initial row. A new row owes
+  // these steps (last_step = 0); the table keeps the factor of the steps before.
   virtual double Decay() const { return 1.0; }
 };
 
@@ -109,34 +109,34 @@ class CpuTable final : public Table {
 
   // ---- parts, for fused code in core/cpu: the caller holds the lock ----
   TableMutex& mutex() const;
-  // As Find; needs a shared lock. As FindOrInsert, of a table without policies; needs the exclusive
-  // lock.
+  // Read is Find and needs a shared lock. ReadOrInsert is FindOrInsert of a table without policies
+  // and needs the exclusive lock.
   void Read(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows,
             uint8_t* found) const;
   void ReadOrInsert(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows);
-  // Has rows that are about to be used fetched from disk, all in one go; nothing where rows are in
-  // memory. kNoRow and missing keys are passed over. Needs a shared lock.
+  // Fetch rows that are about to be used from disk, all in one go; do nothing if rows are in
+  // memory. Skip kNoRow and missing keys. Need a shared lock.
   void BringRows(Executor& ex, const uint32_t* row_numbers, int64_t num_rows, bool writes) const;
   void BringKeys(Executor& ex, const uint64_t* keys, int64_t num_keys, bool writes) const;
-  // kNoRow where the key is missing. Needs a shared lock.
+  // kNoRow for missing keys. Needs a shared lock.
   void FindRows(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers) const;
   // Needs the exclusive lock. `num_inserted` may be null. All or nothing as FindOrInsert.
   void FindOrInsertRows(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers,
                         int64_t* num_inserted);
-  // Keeps the row numbers of keys that do not repeat for the update that follows a lookup. Needs
-  // the exclusive lock. What the table forgets by lack of memory is only looked up again.
+  // Keeps the row numbers of unique keys for the update that follows a lookup. Needs the exclusive
+  // lock. If memory is short it keeps none, and they are looked up again.
   void RememberRows(const uint64_t* keys, int64_t num_keys, const uint32_t* row_numbers) noexcept;
   // False unless these are the keys remembered last and none of them can have got another row
   // since. Needs a lock.
   bool RecallRows(const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers) const;
-  // RecordTrainingLookup of keys of which each stands for `occurrences` [num_keys] of them, or null
-  // for one; they matter where the table counts occurrences. Returns the row numbers, ascending, of
-  // new rows that this lookup must not read: their keys read MissingRow. Needs the exclusive lock.
+  // RecordTrainingLookup where each key stands for `occurrences` [num_keys] of it (null: one); they
+  // matter if the table counts occurrences. Returns the row numbers, ascending, of new rows that
+  // this lookup must not read: their keys read MissingRow. Needs the exclusive lock.
   std::vector<uint32_t> RecordTrainingRows(Executor& ex, const uint64_t* keys,
                                            const int64_t* occurrences, int64_t num_keys);
   bool counts_occurrences() const { return options().policy.count_occurrences && keeps_records(); }
   const RowFormat& format() const;
-  // As `format` has it; stays valid until the key is erased, slots are configured, or Clear.
+  // Laid out as `format` says; valid until the key is erased, slots are configured, or Clear.
   float* Row(uint32_t row_number) const;
   void Rows(const uint32_t* row_numbers, int64_t num_rows, const float** rows) const;
   void ReadRow(uint32_t row_number, float* row) const;  // [dim], catch-up included
@@ -144,19 +144,19 @@ class CpuTable final : public Table {
   void MissingRow(uint64_t key, float* row) const;      // [dim], what a key without a row reads
   void CountDroppedGradients(int64_t num_keys);         // needs the exclusive lock
 
-  // ConfigureSlots where the caller holds the exclusive lock. If a present slot moves or goes, rows
-  // are caught up first and the catch-up is detached: it knows the old offsets.
+  // ConfigureSlots for a caller that holds the exclusive lock. If a present slot moves or goes,
+  // rows are brought up to date first and the catch-up is detached: it knows the old offsets.
   void LayOutSlots(Executor& ex, const std::vector<SlotVariableSpec>& specs);
   StepNumber& step_number() const;  // of the optimizer; needs the exclusive lock
   const std::vector<SlotVariableSpec>& slots() const;
   int64_t SlotOffset(const std::string& name) const;  // floats from Row(); throws std::out_of_range
-  // Brings all rows up to date and has the history forgotten. Needs the exclusive lock.
+  // Brings all rows up to date and forgets the history. Needs the exclusive lock.
   void CatchUpRows(Executor& ex);
   int64_t row_bytes() const;  // of the rows given out so far
-  // Whatever the optimizer keeps beside the rows; owned by the table.
+  // What the optimizer keeps besides the rows; owned by the table.
   void AttachCatchUp(std::shared_ptr<RowCatchUp> catch_up);
   const std::shared_ptr<RowCatchUp>& catch_up() const;
-  ChangeLog* changes() const;  // null where no delta has been asked for; needs the exclusive lock
+  ChangeLog* changes() const;  // null until a delta may follow; needs the exclusive lock
 
  private:
   void RecordAndRead(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows,

@@ -1,4 +1,4 @@
-// Replacing all of a table's content: made aside, where it may fail, then swapped, which cannot.
+// Replaces all of a table's content: builds it aside, which may fail, then swaps, which cannot.
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -24,17 +24,17 @@ void CpuTable::Impl::SwapContent(Impl& other) noexcept {
 std::unique_ptr<Table> CpuTable::MakeAside(CallContext context) const {
   auto aside = std::make_unique<CpuTable>(options());
   aside->ConfigureSlots(context, Slots());
-  aside->impl_->initial_row_scale = InitialRowScale(context);  // unless the content knows better
+  aside->impl_->initial_row_scale = InitialRowScale(context);  // unless the content has its own
   return aside;
 }
 
 void CpuTable::TakeContent(CallContext context, Table& other) {
   auto& aside = static_cast<CpuTable&>(other);
   const std::unique_lock<TableMutex> lock(impl_->mutex);
-  // An optimizer may have come meanwhile. Its slots lie first, where it looks for them.
+  // An optimizer may have attached meanwhile. Its slots come first, where it expects them.
   aside.ConfigureSlots(context, SlotsWithThoseOf(aside.slots(), slots()));
   impl_->SwapContent(*aside.impl_);
-  impl_->changes.reset();  // of the content that is gone
+  impl_->changes.reset();  // they are of the replaced content
   impl_->slots.swap(aside.impl_->slots);
   impl_->slot_initial.swap(aside.impl_->slot_initial);
   impl_->ForgetSteps();  // no row owes anything any more

@@ -1,4 +1,4 @@
-// What changed since a dump: the calls of CpuTable that begin a log of changes and read it.
+// Changes since a dump: the calls of CpuTable that begin a log of changes and read it.
 #include <mutex>
 #include <stdexcept>
 
@@ -37,7 +37,7 @@ std::vector<uint64_t> CpuTable::Impl::BeginChanges(Executor& ex, int64_t since,
       present.push_back(interval.touched[i]);
       owing.push_back(rows[i]);
     }
-    if (Pending()) {  // the others stay as they are: who reads the delta replays the steps
+    if (Pending()) {  // the others stay as they are: the delta's reader replays their steps
       const int64_t num_owing = static_cast<int64_t>(owing.size());
       ForEachPart(ex, owing.data(), num_owing, RowUse::kScanWrite, [&](int64_t from, int64_t to) {
         ex.ParallelFor(to - from, 512, [&](int64_t begin, int64_t end) {
@@ -68,7 +68,7 @@ int64_t CpuTable::KeepChanges(CallContext) {
   const std::unique_lock<TableMutex> lock(impl_->mutex);
   auto changes = std::make_unique<ChangeLog>();
   const int64_t number = changes->Begin(impl_->next_row);
-  // The rows owe nothing, which those of the dump's own table may have.
+  // The rows owe nothing; those of the table that wrote the dump may have owed steps.
   changes->CaughtUp();
   impl_->changes = std::move(changes);
   return number;

@@ -1,10 +1,10 @@
-// Eviction: which keys lose their row, and what becomes of it.
+// Eviction: which keys lose their row, and what happens to it.
 //
 //     full: lowest scores (MakeRoomByScore)  |  EvictRows: row -> buffer, key out of the index,
-//     when called for (Evict)                |             row number free for the next new key
+//     on request (Evict)                     |             row number free for the next new key
 //
-// A row is brought up to the present before it is handed back. Who takes its place starts from an
-// initial row and initial slot rows, as everywhere.
+// A row is brought up to date before it goes to the buffer. The next key with its row number starts
+// from an initial row and initial slot rows, like any new key.
 #include <algorithm>
 #include <mutex>
 
@@ -65,7 +65,7 @@ void CpuTable::Impl::EvictRows(const std::vector<EvictionQueue::Entry>& entries)
     const EvictionQueue::Entry& entry = entries[i];
     if (i >= count - keep) {
       float* const row = arena->Row(entry.row);
-      if (pending) catch_up->Apply(row);  // what is handed back owes nothing
+      if (pending) catch_up->Apply(row);  // buffered rows owe nothing
       EvictedRow& to = evicted[i - (count - keep)];
       to.record = rec.records[entry.row];
       ReadRow(row, to.row.data());
@@ -91,7 +91,7 @@ int64_t CpuTable::Evict(CallContext context) {
 int64_t CpuTable::Impl::Evict(Executor& ex) {
   TableRecords& rec = Records();
   const PolicyOptions& policy = rec.options;
-  // All at once: what a delta's reader does, who has no rows to judge by.
+  // All rows, not only those judged: a delta's reader does the same, and has no rows to judge by.
   if (policy.l2_threshold >= 0.0f && Pending()) CatchUpAll(ex);
   std::vector<uint8_t> goes(static_cast<size_t>(next_row));
   const auto judge = [&](int64_t first, int64_t last) {

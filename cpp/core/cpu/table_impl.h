@@ -1,6 +1,6 @@
-// Inside of CpuTable, shared by its source files: table.cc (lookup), table_insert.cc (new and
-// erased keys), table_policy.cc (admission and eviction), table_state.cc (slots, export, import)
-// table_changes.cc (what changed since a dump) and table_aside.cc (replacing all content).
+// Inside of CpuTable, shared by its source files: table.cc (lookup, erase), table_insert.cc (new
+// keys), table_policy.cc (admission, records), table_evict.cc (eviction), table_state.cc (slots,
+// import), table_reader.cc (export), table_changes.cc (deltas), table_aside.cc (replacing content).
 #ifndef SOK_CORE_CPU_TABLE_IMPL_H_
 #define SOK_CORE_CPU_TABLE_IMPL_H_
 
@@ -26,7 +26,7 @@
 namespace sok {
 
 // Positions of a batch, grouped by the index shard of their key; within a shard in batch order.
-// The grouping is a function of the keys alone, so a shard can be worked on by any thread.
+// The grouping is a function of the keys alone, so any thread can work on a shard.
 struct ShardGroups {
   std::vector<uint32_t> positions;
   int64_t offsets[kNumShards + 1] = {};
@@ -35,18 +35,18 @@ struct ShardGroups {
   int64_t count(int shard) const { return offsets[shard + 1] - offsets[shard]; }
 };
 
-// Keys of a training lookup, classified, by index shard.
+// Keys of a training lookup, classified and grouped by index shard.
 struct LookupBatch {
   int64_t step = 0;
   const uint64_t* keys = nullptr;  // [num_keys], as they came
-  // How often a position's key occurs there [num_keys], where occurrences count; null: once.
+  // [num_keys] How many occurrences each position stands for, if they count; null: one each.
   const int64_t* occurrences = nullptr;
   ShardGroups present, missing;
   // Missing keys, each once and ascending: first those that get a row, then those that wait. The
   // places of shard s begin at missing.offsets[s].
   std::vector<uint64_t> unique;
-  std::vector<int64_t> counts;     // what those that get a row have been seen, this lookup included
-  std::vector<int64_t> occurring;  // of `unique` in this lookup; 0 where occurrences do not count
+  std::vector<int64_t> counts;     // of the keys that get a row, this lookup included
+  std::vector<int64_t> occurring;  // of `unique` in this lookup; 0 if occurrences do not count
   int64_t num_admitted[kNumShards] = {};
   int64_t num_refused[kNumShards] = {};
 };
@@ -56,42 +56,42 @@ struct CpuTable::Impl {
 
   // ---- reading ----
   void FindRange(const uint64_t* keys, int64_t num_keys, uint32_t* rows) const;
-  // Find, copy out and count the missing ones, which read their initial row.
+  // Finds keys and copies their rows out; missing keys read ReadMissingRows. Returns their number.
   int64_t ReadRange(const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers,
                     float* rows) const;
   // ReadRange of a whole batch.
   int64_t ReadBatch(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers,
                     float* rows) const;
   void CopyOut(uint32_t row_number, bool pending, float* out) const;
-  // Calls fn(begin, end) on ranges of rows [0, num_rows), which it may use on all threads. Where
-  // rows are on disk each range has been brought to memory.
+  // Calls fn(begin, end) on ranges that cover rows [0, num_rows), in turn; fn may use all threads.
+  // If rows are on disk, each range has been brought to memory.
   template <typename Fn>
   void ForEachRange(Executor& ex, int64_t num_rows, RowUse use, const Fn& fn) const;
-  // The same of listed rows.
+  // The same for listed rows.
   template <typename Fn>
   void ForEachPart(Executor& ex, const uint32_t* rows, int64_t num_rows, RowUse use,
                    const Fn& fn) const;
-  // Initial rows, less the weight decay of steps that the catch-up has forgotten.
+  // Initial rows, scaled by the weight decay of steps that the catch-up has forgotten.
   void InitialEmbeddings(const uint64_t* keys, int64_t num_keys, float* const* rows) const;
   void ReadInitialRows(const uint64_t* keys, int64_t num_keys, float* const* rows) const;
-  // What keys without a row read: their initial row, or `no_permission` where a filter admits keys.
+  // What keys without a row read: their initial row, or `no_permission` if the table filters keys.
   void ReadMissingRows(const uint64_t* keys, int64_t num_keys, float* const* rows) const;
   bool Pending() const { return catch_up != nullptr && catch_up->pending(); }
 
   // ---- changing ----
-  // `rows` as FindRows left it: inserts what is missing. `inserted` [num_keys] or null: 1 at the
+  // Inserts the missing keys; `rows` as FindRows left it. `inserted` [num_keys] or null: 1 at the
   // first position of each new key. Returns the number of keys inserted; `misses` gets the
-  // positions that were missing. A new key gets its initial row, or with `given` [num_keys, dim]
-  // the one given at its last position.
+  // positions that were missing. A new key gets its initial row, or the row of `given`
+  // [num_keys, dim] at its last position.
   int64_t InsertMissing(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* rows,
                         uint8_t* inserted, ShardGroups* misses, const float* given = nullptr);
-  // InsertMissing of keys as ReadBatch left `row_numbers` and `rows`. What the missing keys have
-  // read is the row that they get. A row that owes steps starts from its initial row all the same,
-  // so that it is rounded as if another call had inserted it.
+  // InsertMissing with `row_numbers` and `rows` as ReadBatch left them: missing keys get the row
+  // that they have read. If rows owe steps, they get their initial row instead, so that it is
+  // rounded as if another call had inserted it.
   void InsertRead(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers,
                   uint8_t* inserted, const float* rows);
-  // FindRows, or kNoRow for all where nearly all keys are new: inserting finds the others, and the
-  // index is walked once instead of twice.
+  // FindRows, or kNoRow for all if nearly all keys are new: inserting finds the others, and the
+  // index is probed once instead of twice.
   void FindUnlessNew(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* rows) const;
   int64_t InsertDirect(Executor& ex, const uint64_t* keys, uint32_t* rows,
                        const ShardGroups& misses);
@@ -110,35 +110,35 @@ struct CpuTable::Impl {
   void Clear();
 
   // ---- admission and eviction; all but Records need `records` ----
-  TableRecords& Records() const;  // throws std::invalid_argument where there are none
+  TableRecords& Records() const;  // throws std::invalid_argument if there are none
   // A training lookup of keys, which may repeat. `rows` gets row numbers, kNoRow for keys that
-  // wait. `withheld` gets the row numbers, ascending, of new rows that this lookup does not read.
+  // wait. `withheld` gets the row numbers, ascending, of new rows that this lookup must not read.
   void RecordTrainingLookup(Executor& ex, const uint64_t* keys, const int64_t* occurrences,
                             int64_t num_keys, uint32_t* rows, std::vector<uint32_t>* withheld);
   void ClassifyMissing(Executor& ex, LookupBatch* batch);
-  // The unique missing keys of a shard, ascending; returns how many.
+  // Lists the unique missing keys of a shard, ascending; returns how many.
   int64_t ListMissing(int64_t shard, LookupBatch* batch) const;
   void CountLookup(Executor& ex, const LookupBatch& batch, uint32_t* rows);
   int64_t Evict(Executor& ex);
-  // Evicts so many keys of least score that `num_new` find room; those in `rows` stay.
+  // Evicts keys of least score until `num_new` keys have room; those in `rows` stay.
   void MakeRoomByScore(int64_t num_new, const uint32_t* rows, int64_t num_rows);
   void EvictRows(const std::vector<EvictionQueue::Entry>& entries);
-  // Around the insertion of keys that are written and not looked up. `rows` as FindRows left it.
+  // Before and after inserting keys that are written, not looked up. `rows` as FindRows left it.
   void PrepareToWrite(const uint64_t* keys, const uint32_t* rows, int64_t num_keys);
   void RecordWritten(const uint64_t* keys, const uint32_t* rows, const ShardGroups& misses);
 
   // ---- state ----
   void ImportRecords(const TableSnapshot& snapshot, const uint32_t* rows);
   void CatchUpAll(Executor& ex);
-  void ForgetSteps();  // no row owes anything; their weight decay goes on to initial_row_scale
+  void ForgetSteps();  // no row owes anything; the steps' weight decay goes to initial_row_scale
   double InitialRowScale() const;
   void CatchUpInOrder(Executor& ex);
-  // Rows and slot rows of keys, whose row numbers may be kNoRow. Either may be null.
+  // Copies rows and slot rows of keys, whose row numbers may be kNoRow. Either may be null.
   void CopyRows(Executor& ex, const uint64_t* keys, const uint32_t* row_numbers, int64_t num_keys,
                 float* rows, float* slot_rows) const;
   void CopyRecords(const uint32_t* row_numbers, int64_t num_keys, int64_t* records) const;
-  // Begins the next interval of changes. Fills `changes` but for its snapshot; the keys touched
-  // since, or none where it is `whole`.
+  // Begins the next interval of changes. Fills `changes` except its snapshot; returns the present
+  // keys that were touched since, none if it is `whole`.
   std::vector<uint64_t> BeginChanges(Executor& ex, int64_t since, TableChanges* changes);
   void Touch(const uint64_t* keys, const uint32_t* rows, int64_t num_keys) noexcept {
     if (changes != nullptr) changes->Touch(keys, rows, num_keys);
@@ -153,10 +153,10 @@ struct CpuTable::Impl {
   bool IsPresent(uint32_t row) const { return (present_words()[row / 64] >> (row % 64)) & 1; }
   uint64_t* present_words() const { return static_cast<uint64_t*>(present.data()); }
 
-  // An embedding to a row and back.
+  // The embedding of a row, `values` [dim].
   void ReadRow(const float* row, float* values) const;
   void WriteRow(const float* values, float* row) const;
-  // Throws std::invalid_argument where rows [num_keys, dim] hold what would become infinite.
+  // Throws std::invalid_argument if rows [num_keys, dim] hold values that would become infinite.
   void RequireRowsFit(const uint64_t* keys, const float* rows, int64_t num_keys) const;
 
   int64_t slot_floats() const { return static_cast<int64_t>(slot_initial.size()); }
@@ -171,13 +171,13 @@ struct CpuTable::Impl {
   Index shards[kNumShards];
   std::unique_ptr<Arena> arena;
   std::vector<uint32_t> free_rows;  // last in, first out
-  int64_t next_row = 0;             // rows below have been given out at some time
-  Memory present;                   // without hashtable: a bit per row that has been written
+  int64_t next_row = 0;             // row numbers below have been given out at some time
+  Memory present;                   // without hashtable: one bit per row, set once it is written
   std::atomic<int64_t> size{0};     // atomic so that size() needs no lock
   // Changes whenever a key may have got another row number, or a missing key another initial row.
   uint64_t version = 0;
 
-  // What RememberRows was given, at what version.
+  // What RememberRows was given, and at which version.
   std::vector<uint64_t> remembered_keys;
   std::vector<uint32_t> remembered_rows;
   uint64_t remembered_version = 0;
@@ -188,7 +188,7 @@ struct CpuTable::Impl {
   double initial_row_scale = 1.0;  // weight decay of steps that no catch_up remembers
   StepNumber step_number;
   std::unique_ptr<TableRecords> records;  // null without policies
-  std::unique_ptr<ChangeLog> changes;     // null where no delta has been asked for
+  std::unique_ptr<ChangeLog> changes;     // null until a delta may follow
 };
 
 template <typename Fn>
@@ -242,7 +242,7 @@ inline void CpuTable::Impl::WriteRow(const float* values, float* row) const {
 // Positions per part of a batch; parts depend on the batch alone.
 inline constexpr int64_t kPartKeys = 4096;
 
-// Shards to hand to a thread at a time, so that it gets a thousand keys or so.
+// Shards to hand to a thread at a time, so that it gets about a thousand keys.
 inline int64_t ShardGrain(int64_t num_keys) {
   const int64_t grain = num_keys > 0 ? 1024 * kNumShards / num_keys : kNumShards;
   return grain < 1 ? 1 : (grain > kNumShards ? kNumShards : grain);

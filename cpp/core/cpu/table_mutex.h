@@ -1,10 +1,10 @@
-// TableMutex: many readers or one writer, as std::shared_mutex, and two things that it lacks.
+// TableMutex: many readers or one writer, like std::shared_mutex, with two additions.
 //
 // A writer may become a reader with no other writer in between, and a thread may release what
-// another one has locked. So the reader of a whole table can prepare the content, then read it part
-// by part, from any thread, while lookups that change nothing go on.
+// another one has locked. So a TableReader can prepare the content as a writer, then read it in
+// parts, from any thread, while lookups that change nothing continue.
 //
-// Readers go first: a writer waits until nobody reads. Taken once per batch, never per key.
+// Readers have priority: a writer waits until nobody reads. Taken once per batch, never per key.
 #ifndef SOK_CORE_CPU_TABLE_MUTEX_H_
 #define SOK_CORE_CPU_TABLE_MUTEX_H_
 

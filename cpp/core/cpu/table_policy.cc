@@ -2,9 +2,9 @@
 //
 //     lookup    find -> missing, unique, by shard -> filter -> room, evicting -> insert -> count
 //
-// Everything that can throw happens before the first count: a lookup that failed was not seen. All
-// work is by index shard, so records do not depend on the number of threads; and as missing keys
-// are sorted, row numbers do not depend on the order of the keys.
+// Everything that can throw happens before the first count: a lookup that failed is not counted.
+// All work is by index shard, so records do not depend on the number of threads. Missing keys are
+// sorted, so row numbers do not depend on the order of the keys.
 #include <algorithm>
 #include <mutex>
 #include <new>
@@ -46,7 +46,7 @@ void CpuTable::Impl::RecordTrainingLookup(Executor& ex, const uint64_t* keys,
     ClassifyMissing(ex, &batch);
   }
 
-  // Those that are admitted, of all shards, in an order that is a function of the keys alone.
+  // The admitted keys of all shards, in an order that is a function of the keys alone.
   std::vector<uint64_t> new_keys;
   std::vector<int64_t> new_counts, new_occurring;
   for (int s = 0; s < kNumShards; ++s) {
@@ -144,11 +144,11 @@ void CpuTable::Impl::CountLookup(Executor& ex, const LookupBatch& batch, uint32_
   const int64_t step = batch.step;
   const bool pending = Pending();
   int64_t num_found[kNumShards] = {}, num_refused[kNumShards] = {};
-  bool fell[kNumShards] = {};  // a last step went back, as SetStep did
+  bool fell[kNumShards] = {};  // a last step decreased, since SetStep went back
   const int64_t grain = ShardGrain(present.total() + missing.total());
   ex.ParallelFor(kNumShards, grain, [&](int64_t begin, int64_t end) {
     for (int64_t s = begin; s < end; ++s) {
-      constexpr int64_t kAhead = 16;  // records on their way, as rows in a lookup
+      constexpr int64_t kAhead = 16;  // records prefetched, as rows in a lookup
       for (int64_t i = present.offsets[s]; i < present.offsets[s + 1]; ++i) {
         if (i + kAhead < present.total()) {
           __builtin_prefetch(&rec.records[rows[present.positions[i + kAhead]]], 1);
@@ -159,7 +159,7 @@ void CpuTable::Impl::CountLookup(Executor& ex, const LookupBatch& batch, uint32_
           record.frequency += batch.occurrences == nullptr ? 1 : batch.occurrences[position];
         }
         if (record.last_step == step) continue;
-        // Once here instead of at the reading and at the update.
+        // Once here, instead of when the row is read and again when it is updated.
         if (pending) catch_up->Apply(arena->Row(row));
         fell[s] |= record.last_step > step;
         if (!rec.options.count_occurrences) ++record.frequency;
@@ -190,7 +190,7 @@ void CpuTable::Impl::CountLookup(Executor& ex, const LookupBatch& batch, uint32_
     try {
       rec.statistics.forgotten += filter->ForgetOldest(rec.options.max_waiting);
     } catch (const std::bad_alloc&) {
-      // The lookup has been counted. The next one tries again.
+      // The lookup has been counted already. The next one tries again.
     }
   }
 }
@@ -211,7 +211,7 @@ void CpuTable::Impl::RecordWritten(const uint64_t* keys, const uint32_t* rows,
   TableRecords& rec = *records;
   for (uint32_t position : misses.positions) {
     const uint32_t row = rows[position];
-    if (rec.records[row].last_step >= 0) continue;  // was there after all, or came twice
+    if (rec.records[row].last_step >= 0) continue;  // was present after all, or occurred twice
     rec.Add(row, keys[position], /*frequency=*/0, rec.step);
     rec.Enter(row);
     ++rec.statistics.written;

@@ -1,11 +1,11 @@
-// Reading all of a table, or what changed, in parts: what a dump is written from.
+// Reads all of a table, or what changed, in parts, to write a dump.
 //
-//     keys        the kListed smallest that are greater than those before, sorted: one walk
-//                 through the index for each kListed keys
+//     keys        the kListed smallest that are greater than those before, sorted: one pass over
+//                 the index per kListed keys
 //     rows        found by the keys, as in a lookup
 //
-// So memory does not grow with the table: 12 bytes for each of 2 * kListed keys. The lock is kept
-// from the first part to the last, as a reader's.
+// So memory does not grow with the table: 12 bytes for each of 2 * kListed keys. The reader holds
+// the table's lock, shared, from the first part to the last.
 #include <algorithm>
 #include <limits>
 #include <memory>
@@ -21,10 +21,10 @@ namespace {
 
 constexpr int64_t kListed = 4 << 20;
 
-// A byte at a time from the lowest; bytes that all keys share are skipped.
+// Radix sort, one byte at a time from the lowest; skips bytes that all keys share.
 void Sort(std::vector<uint64_t>* keys) {
   const int64_t n = static_cast<int64_t>(keys->size());
-  // Not from the list of scratch memory, which would keep it.
+  // Not a Scratch, whose memory would be kept.
   const std::unique_ptr<uint64_t[]> scratch(new uint64_t[n]);
   uint64_t *from = keys->data(), *to = scratch.get();
   for (int shift = 0; shift < 64; shift += 8) {
@@ -42,8 +42,8 @@ void Sort(std::vector<uint64_t>* keys) {
 
 class CpuTable::Reader final : public TableReader {
  public:
-  // Takes over the lock, which its caller makes a shared one, when nothing can fail any more.
-  // `about` lacks the snapshot. `given`: the keys to read, unless `is_whole`.
+  // Releases the table's lock in the end; the caller makes it a shared one when nothing can fail
+  // any more. `about` lacks the snapshot. `given`: the keys to read, unless `is_whole`.
   Reader(const CpuTable& table, TableChanges about, std::vector<uint64_t> given, bool is_whole,
          bool with_slots)
       : table_(table),
@@ -92,7 +92,7 @@ class CpuTable::Reader final : public TableReader {
   }
 
  private:
-  // The next keys into listed_; there are some.
+  // Lists the next keys in listed_; there must be some.
   void ListMore() {
     const Impl& impl = *table_.impl_;
     const int64_t left = num_keys_ - num_read_;

@@ -12,8 +12,8 @@
 
 namespace sok {
 
-// All rows in the order in which they lie on disk; an order of keys would visit each block as often
-// as it has rows.
+// Brings rows up in the order in which they lie on disk; in the order of keys each block would be
+// visited as often as it has rows.
 void CpuTable::Impl::CatchUpInOrder(Executor& ex) {
   std::vector<bool> is_used(static_cast<size_t>(next_row));
   for (const Index& shard : shards) {
@@ -41,8 +41,8 @@ void CpuTable::Impl::CatchUpAll(Executor& ex) {
       });
     }
     if (!options.use_hashtable) {
-      // A row that was never touched owes as much as the others; once the history is forgotten
-      // only a materialised row can show it.
+      // A row that was never written owes as much as the others. Once the history is forgotten,
+      // only a materialised row can hold the effect.
       const int64_t num_rows = options.max_capacity;
       for (int64_t row = 0; row < num_rows; ++row) arena->ReserveRow(static_cast<uint32_t>(row));
       ForEachRange(ex, num_rows, RowUse::kScanWrite, [&](int64_t first, int64_t last) {
@@ -128,7 +128,7 @@ void CpuTable::LayOutSlots(Executor& ex, const std::vector<SlotVariableSpec>& sp
   auto arena = std::make_unique<Arena>(embedding_floats + static_cast<int64_t>(slot_initial.size()),
                                        impl.options.storage, impl.options.name);
 
-  // A catch-up knows the old offsets: rows must not owe anything once one of them changes.
+  // A catch-up knows the old offsets: rows must not owe anything when an offset changes.
   bool offsets_stay = true;
   for (const SlotVariableSpec& spec : impl.slots) {
     offsets_stay &=
@@ -136,8 +136,8 @@ void CpuTable::LayOutSlots(Executor& ex, const std::vector<SlotVariableSpec>& sp
   }
   if (!offsets_stay) impl.CatchUpAll(ex);
 
-  // All new chunks first: mapped, not yet committed. Nothing can fail once rows are being moved,
-  // and as old chunks are freed on the way, no more than one exists twice.
+  // All new chunks first: mapped, not yet committed. Nothing can fail once rows are being moved.
+  // Old chunks are freed on the way, so at most one chunk exists twice.
   Arena& old = *impl.arena;
   const int64_t num_rows =
       std::min(impl.options.use_hashtable ? impl.next_row : impl.options.max_capacity,
@@ -149,7 +149,7 @@ void CpuTable::LayOutSlots(Executor& ex, const std::vector<SlotVariableSpec>& sp
   const std::vector<KeptSlot> kept = KeptSlots(impl.slots, specs, embedding_floats);
   std::atomic<bool> learnt{false};  // rows got an initial value that was not known before
   std::exception_ptr disk_error;
-  int64_t first = 0;  // row of the chunk being moved
+  int64_t first = 0;  // first row of the chunk being moved
   const std::function<void(int64_t, int64_t)> move_rows = [&](int64_t begin, int64_t end) {
     for (int64_t r = first + begin; r < first + end; ++r) {
       const float* const from = old.Row(static_cast<uint32_t>(r));
@@ -177,7 +177,7 @@ void CpuTable::LayOutSlots(Executor& ex, const std::vector<SlotVariableSpec>& sp
     try {
       old.BringRange(ex, first, count, RowUse::kScan);
       arena->BringRange(ex, first, count, RowUse::kScanWrite);
-    } catch (...) {  // the disk's error; the rows are moved all the same
+    } catch (...) {  // a disk error; the rows are moved nevertheless
       if (!disk_error) disk_error = std::current_exception();
     }
     ex.ParallelFor(count, 1024, move_rows);
@@ -258,7 +258,7 @@ void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool r
   std::vector<int64_t> offsets;
   for (const std::string& name : snapshot.slot_names) offsets.push_back(SlotOffset(name));
   std::vector<uint32_t> row_numbers(num_keys);
-  ShardGroups groups;  // by shard, as Assign: of equal keys the last wins
+  ShardGroups groups;  // by shard, as in Assign: of equal keys the last wins
   GroupByShard(
       ex, snapshot.keys.data(), static_cast<int64_t>(num_keys), [](int64_t) { return true; },
       &groups);
@@ -278,7 +278,7 @@ void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool r
     }
   };
   FindOrInsertRows(ex, snapshot.keys.data(), static_cast<int64_t>(num_keys), row_numbers.data(),
-                   nullptr);  // the last that may fail
+                   nullptr);  // the last call that may fail
   ex.ParallelFor(kNumShards, ShardGrain(static_cast<int64_t>(num_keys)), write);
   impl.Touch(snapshot.keys.data(), row_numbers.data(), static_cast<int64_t>(num_keys));
   if (impl.records != nullptr) impl.ImportRecords(snapshot, row_numbers.data());

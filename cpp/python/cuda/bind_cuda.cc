@@ -1,7 +1,7 @@
 // `_core.CudaTable`: CudaTable on device arrays, with the methods of `_core.Table`.
 //
 // Every method takes `stream=` (the address of a CUDA stream, 0 for the default one) and returns
-// before the device has done the work, unless it returns something of the host. Results are
+// before the device has done the work, unless it returns a value on the host. Results are
 // CudaArrays, or the arrays given as `rows=` and `found=`, so that a loop need not allocate.
 #include "cpp/python/cuda/bind_cuda.h"
 
@@ -66,7 +66,7 @@ struct DeviceMemory {
     const DeviceView view_;
   };
 
-  // What the caller gave, checked, or a new array.
+  // The caller's array, checked, or a new array.
   template <typename T>
   class Output {
    public:
@@ -92,7 +92,7 @@ struct DeviceMemory {
 
    private:
     py::object object_;
-    std::optional<DeviceView> view_;  // of what the caller gave
+    std::optional<DeviceView> view_;  // of the caller's array
     Element* data_ = nullptr;
   };
 

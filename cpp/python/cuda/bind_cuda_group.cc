@@ -1,4 +1,4 @@
-// Lookups and optimizer steps of many tables, in the launches of one.
+// Lookups and optimizer steps of many tables, in shared launches.
 #include <pybind11/stl.h>
 
 #include "cpp/core/cuda/update/apply.h"

@@ -13,7 +13,7 @@ using cuda::CudaTable;
 using cuda::Stream;
 
 // Scratch of the calls below, for one Python thread at a time (they hold the interpreter's lock).
-// Never freed: device memory must not be given back while the process is ending.
+// Never freed: device memory must not be freed while the process exits.
 cuda::Workspace& SharedWorkspace() {
   static cuda::Workspace* const workspace = new cuda::Workspace;
   return *workspace;
@@ -61,9 +61,9 @@ py::tuple UniqueWithInverse(const py::object& keys, int64_t world_size, uint64_t
   return py::make_tuple(std::move(unique), std::move(inverse), std::move(offsets));
 }
 
-// The arguments of a combine call. Values on the device are not checked.
 const std::vector<int64_t> kAnyLength = {-1};
 
+// The arguments of a combine call. Values on the device are not checked.
 struct SampleViews {
   Samples samples;
   std::vector<DeviceView> views;  // what `samples` points to
@@ -121,7 +121,7 @@ std::unique_ptr<CudaArray> CombineOfTable(CudaTable& table, const py::object& ro
     cuda::CombineRows(stream, {{views.samples, ref, numbers.as<uint32_t>(), out->as<float>()}});
     return out;
   }
-  // Rows that owe steps are brought up once each, on their way out; keys that wait have no row.
+  // Rows that owe steps are brought up once each while they are copied; waiting keys have no row.
   const cuda::Workspace::Scope scope(SharedWorkspace(), stream);
   float* const rows = SharedWorkspace().Take<float>(numbers.length() * table.dim());
   table.GatherRows(stream, numbers.as<uint32_t>(), numbers.length(), rows);

@@ -21,7 +21,7 @@ std::string Text(const std::vector<int64_t>& shape) {
   return "[" + text + "]";
 }
 
-// Strides may be left out, or say what is so anyway.
+// Strides may be missing, or those of a contiguous array.
 bool IsContiguous(const py::dict& interface, const std::vector<int64_t>& shape, size_t item) {
   if (!interface.contains("strides") || interface["strides"].is_none()) return true;
   const auto strides = interface["strides"].cast<std::vector<int64_t>>();
@@ -85,7 +85,7 @@ py::capsule CudaArray::Dlpack(std::optional<int64_t> stream,
                            ")");
   }
   if (copy.value_or(false)) throw py::buffer_error("A CudaArray is shared without a copy only");
-  // The array API: nothing or 1 for the default stream, 2 for that of the thread, never 0.
+  // The array API: None or 1 is the default stream, 2 the thread's, and 0 is not allowed.
   const int64_t consumer = stream.value_or(1);
   if (consumer == 0 || consumer < -1) {
     throw py::value_error(

@@ -1,8 +1,8 @@
 // Arrays in device memory, in and out of Python by DLPack (dlpack.h) or `__cuda_array_interface__`
-// (version 3): CuPy, PyTorch, JAX and Numba arrays come in, and what goes out is a `CudaArray`,
-// which they all take without a copy. Nothing here needs any of them. An array that has both comes
-// in by DLPack, where its library itself puts its work before ours; PyTorch's interface names no
-// stream.
+// (version 3). CuPy, PyTorch, JAX and Numba arrays come in. A `CudaArray` goes out, which all of
+// them take without a copy. Nothing here needs these libraries. An array with both interfaces comes
+// in by DLPack: there its library orders its own work before ours, while PyTorch's
+// `__cuda_array_interface__` names no stream.
 #ifndef SOK_PYTHON_CUDA_DEVICE_ARRAY_H_
 #define SOK_PYTHON_CUDA_DEVICE_ARRAY_H_
 
@@ -40,8 +40,8 @@ class CudaArray {
   void Shorten(int64_t rows) { shape_[0] = rows; }
   cuda::Stream stream() const { return stream_; }
   pybind11::dict Interface() const;
-  // As the array API has it. `stream`: the consumer's; work on this array so far comes before what
-  // follows there. -1 for none of that. Throws BufferError for what cannot be had without a copy.
+  // As in the array API. `stream`: the consumer's; its later work is ordered after the work on this
+  // array so far. -1: no ordering. Throws BufferError if a copy would be needed.
   pybind11::capsule Dlpack(std::optional<int64_t> stream,
                            const std::optional<std::pair<int32_t, int32_t>>& device,
                            std::optional<bool> copy) const;
@@ -52,7 +52,7 @@ class CudaArray {
   std::vector<int64_t> shape_;
   std::string type_;  // as in NumPy's interface: "<f4", "<i8", "|b1", ...
   cuda::Stream stream_;
-  std::shared_ptr<cuda::Buffer> buffer_;  // with those who took it by DLPack
+  std::shared_ptr<cuda::Buffer> buffer_;  // shared with consumers by DLPack
 };
 
 // An array that came in. Valid while this and the Python object live.

@@ -137,7 +137,7 @@ py::capsule ToDlpack(std::shared_ptr<cuda::Buffer> buffer, const std::vector<int
   outgoing->managed.deleter = &DeleteOutgoing;
   PyObject* const capsule = PyCapsule_New(&outgoing->managed, kFresh, &DropCapsule);
   if (capsule == nullptr) throw py::error_already_set();
-  outgoing.release();  // the capsule's, or its consumer's
+  outgoing.release();  // the capsule or its consumer owns it now
   return py::reinterpret_steal<py::capsule>(capsule);
 }
 

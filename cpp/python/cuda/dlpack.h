@@ -4,12 +4,11 @@
 //     (a consumer renames it            |
 //      to "used_dltensor")              +--> deleter, called once by whoever owns it
 //
-// The structs are those of the DLPack specification in their first form, without a version number:
-// what `__dlpack__()` gives to a consumer that does not ask for another. Nothing here needs a
-// library.
+// The structs are those of the first DLPack specification, without a version number, which
+// `__dlpack__()` gives to a consumer that does not ask for another. Nothing here needs a library.
 //
 // Invariant: an unused capsule calls the deleter when it is destroyed; a renamed one does not,
-// since its consumer has or will.
+// since its consumer does.
 #ifndef SOK_PYTHON_CUDA_DLPACK_H_
 #define SOK_PYTHON_CUDA_DLPACK_H_
 
@@ -53,7 +52,7 @@ struct ManagedTensor {
 static_assert(sizeof(void*) != 8 || (sizeof(Tensor) == 48 && sizeof(ManagedTensor) == 64),
               "the layout of the specification");
 
-// An array as it came in. The memory is the producer's until `owner` goes.
+// An array that came in. The producer keeps the memory until `owner` is destroyed.
 struct Incoming {
   uint64_t address = 0;
   std::vector<int64_t> shape;

@@ -1,4 +1,5 @@
-// Stands in for cpp/python/cuda/ in a build without CUDA: the names are there and say what to do.
+// Replaces cpp/python/cuda/ in a build without CUDA: the names exist, and their errors say what to
+// do.
 #include "cpp/python/bind.h"
 
 namespace py = pybind11;

@@ -1,4 +1,4 @@
-// One optimizer step on the rows of a batch, of as many device tables as take it alike.
+// One optimizer step on the rows of a batch, for all device tables that make the same step.
 #include "cpp/core/cuda/update/apply.h"
 
 #include <vector>

@@ -8,7 +8,7 @@
 
 namespace sok {
 
-// After FeatureAttrs::CheckShapes. The tensors must outlive what is returned.
+// Call it after FeatureAttrs::CheckShapes. The tensors must outlive the result.
 inline cuda::BatchInput BatchInputOf(const FeatureAttrs& features, int i, const Tensor& keys,
                                      const Tensor& row_splits) {
   cuda::BatchInput input;

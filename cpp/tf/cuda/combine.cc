@@ -1,5 +1,5 @@
-// SokCombine and SokCombineGrad on the device: rows that came back from their owners, read where
-// they lie in the message, and gradients written where they belong in theirs.
+// SokCombine and SokCombineGrad on the device. Rows are read where they lie in the received
+// message, and gradients are written to their places in the message to be sent.
 #include "cpp/core/cuda/lookup/combine.h"
 
 #include "cpp/tf/cuda/device_messages.h"
@@ -9,7 +9,7 @@ namespace sok {
 
 namespace {
 
-// The word at which each unique row of each table begins; tables one behind the other.
+// The word at which each unique row of each table begins; tables one after the other.
 std::vector<const int64_t*> RowStarts(cuda::Stream stream, cuda::Workspace& workspace,
                                       const RowLayout& layout, const FeatureAttrs& features) {
   std::vector<cuda::RowSegment> segments;

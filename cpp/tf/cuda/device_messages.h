@@ -14,12 +14,12 @@
 
 namespace sok {
 
-// WithWorkspace for what may also fail in TF's way.
+// WithWorkspace for functions that may also return a Status.
 absl::Status TryWithWorkspace(
     OpKernelContext* ctx, const std::function<absl::Status(cuda::Workspace&, cuda::Stream)>& fn);
 
-// The first `num_words` words of each rank's block, a head and more, on the host, filled up with
-// zeros. Throws what ThrowIfFailed does. Waits, once unless that throws.
+// The first `num_words` words of each rank's block, a head and more, on the host, padded with
+// zeros. Throws what ThrowIfFailed does. Waits, once unless it throws.
 template <typename T>
 std::vector<T> CheckedHeads(cuda::Stream stream, cuda::Workspace& workspace, const Tensor& message,
                             const Tensor& splits, int64_t world_size, int64_t num_words) {
@@ -41,11 +41,11 @@ std::vector<T> CheckedHeads(cuda::Stream stream, cuda::Workspace& workspace, con
   return heads;
 }
 
-// WriteHead where the blocks are in device memory. Does not wait.
+// WriteHead for blocks in device memory. Does not wait.
 void WriteHeadsOnDevice(cuda::Stream stream, cuda::Workspace& workspace, const Call& call,
                         const std::vector<float*>& blocks);
 
-// FailAll (messages.h) where the message is in device memory.
+// FailAll (messages.h) for a message in device memory.
 template <typename T>
 absl::Status FailAllOnDevice(tensorflow::OpKernelContext* ctx, const absl::Status& status,
                              const Call& call, int64_t world_size) {

@@ -1,8 +1,8 @@
 // SokGatherRows and SokMergeGrads on the device: what an owner does for all ranks.
 //
-// Keys of all ranks that are one table's are found together; rows go straight from the table to
-// their places in the message, and gradients are summed straight from theirs. The host reads the
-// messages' heads, in one copy.
+// A table's keys of all ranks are found together. Rows go directly from the table to their places
+// in the message, and gradients are summed directly from theirs. The host reads the messages'
+// heads, in one copy.
 #include "absl/strings/str_cat.h"
 #include "cpp/core/cuda/lookup/combine.h"
 #include "cpp/core/cuda/lookup/unique.h"
@@ -84,7 +84,7 @@ class DeviceGatherRowsOp : public RankOp {
     TF_RETURN_IF_ERROR(PlaceRowBlocks(segments, dims, &starts, &words));
     int64_t total = 0;
     for (int64_t r = 0; r < world_size_; ++r) total += words[r];
-    // Filled in a temporary: should a table turn out full, the output is a failed message instead.
+    // Filled in a temporary: if a table turns out full, the output is a failed message instead.
     Tensor rows, splits;
     TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_FLOAT, TensorShape({total}), &rows));
     tensorflow::AllocatorAttributes on_host;
@@ -125,7 +125,7 @@ class DeviceGatherRowsOp : public RankOp {
     std::vector<cuda::Move<uint64_t>> moves;
     for (size_t i = 0; i < tables.size(); ++i) {
       CudaTable& table = tables[i]->table();
-      if (!insert_ || table.keeps_records()) {  // what is to be inserted has been
+      if (!insert_ || table.keeps_records()) {  // keys to insert have been inserted
         for (int64_t r = 0; r < world_size_; ++r) {
           const KeySegment& segment = segments[r][i];
           finds.push_back({&table, segment.keys, segment.num_keys, out + starts[r][i]});
@@ -184,7 +184,7 @@ class DeviceMergeGradsOp : public GradientOp {
     for (int64_t r = 0; r < world_size_; ++r) {
       TF_RETURN_IF_ERROR(CheckGradWords(r, words[r], grad_splits.flat<int32_t>()(r)));
     }
-    // All tables' keys and rows, one table behind the other, in rank order.
+    // All tables' keys and rows, one table after the other, in rank order.
     std::vector<int64_t> first(n + 1, 0);
     for (int64_t i = 0; i < n; ++i) first[i + 1] = first[i] + NumKeys(segments, i);
     uint64_t* const keys = workspace.Take<uint64_t>(first[n]);

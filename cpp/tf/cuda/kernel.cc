@@ -48,7 +48,7 @@ struct SharedWorkspace {
   cuda::Workspace workspace;
 };
 
-// Kept for the life of the process, as TF keeps its streams.
+// Kept for the life of the process, because TF keeps its streams.
 SharedWorkspace& WorkspaceOf(cuda::Stream stream) {
   static std::mutex mutex;
   static auto* const workspaces = new std::map<cuda::Stream, std::unique_ptr<SharedWorkspace>>;

@@ -4,16 +4,15 @@
 //     SokLookup etc.   REGISTER_OP and the host tables' kernel      cpp/tf/lookup_ops.cc     CPU
 //                      the device tables' kernel                    cpp/tf/cuda/lookup.cc    GPU
 //
-// An op is one, whichever table its handle names: TensorFlow places it where the table was made.
-// Handles are in host memory; keys, rows and gradients are where the table is. Ops on one table
-// have one kernel for both: SOK_REGISTER_TABLE_KERNEL.
+// Each op serves both kinds of table: TensorFlow places it where the table was made. Handles are in
+// host memory; keys, rows and gradients are where the table is. Ops on one table have one kernel
+// for both: SOK_REGISTER_TABLE_KERNEL.
 //
 // Invariant: a kernel holds a table's mutex from the first call on the table to the last, so that
-// row numbers stay valid between them; those of several tables in one order, that of their
-// addresses. What it enqueues on TF's stream is behind everything that was enqueued for the table
-// before.
+// row numbers stay valid between them. It locks several tables in order of their addresses. Its
+// work on TF's stream is ordered after all earlier work for the table.
 //
-// Tests register these kernels in the place of the CPU's, over emulated devices in host memory.
+// Tests register these kernels in place of the CPU's, over emulated devices in host memory.
 #ifndef SOK_TF_CUDA_KERNEL_H_
 #define SOK_TF_CUDA_KERNEL_H_
 
@@ -55,8 +54,8 @@ using DeviceTablePtr = tensorflow::core::RefCountPtr<DeviceTableResource>;
 absl::Status WithTables(OpKernelContext* ctx, const std::vector<DeviceTablePtr>& tables,
                         const std::function<void(cuda::Stream)>& fn);
 
-// Scratch memory for kernels without a table, one for each stream, for one kernel at a time. Runs
-// `fn(workspace, stream)` inside a Scope of it.
+// Scratch memory for kernels without a table: one workspace per stream, for one kernel at a time.
+// Runs `fn(workspace, stream)` inside a Scope of it.
 absl::Status WithWorkspace(OpKernelContext* ctx,
                            const std::function<void(cuda::Workspace&, cuda::Stream)>& fn);
 

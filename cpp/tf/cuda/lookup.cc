@@ -4,8 +4,8 @@
 //     once           how many unique keys, or what is wrong      to the host: the op waits here
 //     all tables     find or insert -> row numbers -> combine    on the device
 //
-// The host has to know the number of unique keys, for it is a shape. It learns in the same copy
-// whether a batch is bad, so nothing of a bad batch has gone into any table.
+// The host must know the number of unique keys, because it is a shape. The same copy says whether a
+// batch is bad, so nothing of a bad batch has gone into any table.
 #include <cstring>
 #include <vector>
 
@@ -70,7 +70,7 @@ class DeviceLookupOp : public FeatureOp {
   }
 
  private:
-  // Throws where a batch is bad. num_unique [n] is on the host.
+  // Throws if a batch is bad. num_unique [n] is on the host.
   void MakeUnique(cuda::Workspace& workspace, cuda::Stream stream, const OpInputList& keys,
                   const OpInputList& row_splits, OpOutputList& inverse,
                   std::vector<Tensor>* uniques, uint32_t* num_unique) const {
@@ -134,7 +134,7 @@ class DeviceLookupOp : public FeatureOp {
       if (!inserts_keys(i)) continue;
       const CudaTable::TableKeys& batch = *inserted++;
       const cuda::TableRef ref = batch.table->Ref();  // after it has grown
-      if (ref.history.now == 0) {                     // rows read as they stand
+      if (ref.history.now == 0) {                     // rows owe nothing
         of_tables.push_back({samples[i], ref, batch.row_numbers, out[i]});
       } else {
         gathers.push_back({batch.table, batch.row_numbers, batch.num_keys, take_rows(i)});
@@ -170,7 +170,7 @@ class DeviceLookupGradOp : public FeatureOp {
           {samples[i], grads[i].flat<float>().data(), num_unique, dim, out->flat<float>().data()});
     }
     OP_REQUIRES_OK(ctx, WithWorkspace(ctx, [&](cuda::Workspace& workspace, cuda::Stream stream) {
-                     // No unique key without a position that reads it.
+                     // Every unique key has a position that reads it.
                      cuda::CombineGradient(stream, workspace, batches, /*all_occur=*/true);
                    }));
   }

@@ -1,4 +1,4 @@
-// SokTakePart and SokJoinParts where the message is in device memory.
+// SokTakePart and SokJoinParts for a message in device memory.
 #include "cpp/tf/parts.h"
 
 #include "cpp/tf/cuda/device_messages.h"

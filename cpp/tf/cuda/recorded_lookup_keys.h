@@ -1,5 +1,5 @@
 // Keys of a training lookup that go to device tables with policies. As on the host, a table that
-// several features (or ranks) name is one table and gets all its keys in one call.
+// several features (or ranks) name gets all its keys in one call.
 #ifndef SOK_TF_CUDA_RECORDED_LOOKUP_KEYS_H_
 #define SOK_TF_CUDA_RECORDED_LOOKUP_KEYS_H_
 
@@ -16,7 +16,7 @@ class RecordedLookupKeys {
  public:
   explicit RecordedLookupKeys(const std::vector<DeviceTablePtr>& tables) : tables_(tables) {}
 
-  // `keys`, of which none repeats, are in device memory, and must be there until Record returns.
+  // `keys` are distinct and in device memory, and must stay there until Record returns.
   void Add(int64_t feature, const uint64_t* keys, int64_t num_keys) {
     DeviceTableResource* const table = tables_[feature].get();
     if (!table->options().policy.keeps_records()) return;
@@ -27,14 +27,14 @@ class RecordedLookupKeys {
     it->num_keys += num_keys;
   }
 
-  // What RecordTrainingLookup throws, as a Status.
+  // What RecordTrainingLookup throws becomes a Status.
   absl::Status Record(OpKernelContext* ctx) {
     for (Batch& batch : batches_) {
       TF_RETURN_IF_ERROR(Guard([&] {
         cuda::CudaTable& table = batch.table->table();
         const std::lock_guard<cuda::HeldMutex> lock(table.mutex());
         const cuda::Stream stream = StreamOf(ctx);
-        if (batch.segments.size() == 1) {  // a feature's, or a rank's, are distinct
+        if (batch.segments.size() == 1) {  // keys of one feature or rank are distinct
           const uint64_t* const distinct = batch.segments[0].from;
           return table.RecordTrainingLookup(stream, distinct, batch.num_keys, /*distinct=*/true);
         }

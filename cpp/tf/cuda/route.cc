@@ -1,7 +1,7 @@
-// SokRoute on the device. The host learns how many keys go where from one copy for all tables,
-// with what the checks found in it; keys never leave the device.
+// SokRoute on the device. One copy for all tables tells the host how many keys go where and what
+// the checks found; keys never leave the device.
 //
-//     per table   check | place | unique by owner          kernels, nothing waited for
+//     per table   check | place | unique by owner          kernels, nothing waits
 //     all tables  [owner offsets 0 .. N-1 | findings]      =one copy=> host: layout of the message
 //     message     heads and keys of all ranks              one kernel
 #include <cstring>
@@ -139,7 +139,7 @@ class DeviceRouteOp : public FeatureOp {
   }
 
   int64_t world_size_;
-  std::vector<RowPlacement> placements_;  // none: keys go to key % world_size as they are
+  std::vector<RowPlacement> placements_;  // empty: keys go to key % world_size unchanged
 };
 SOK_REGISTER_DEVICE_KERNEL(
     Name("SokRoute").HostMemory("problems").HostMemory("splits").HostMemory("counts"),

@@ -1,4 +1,4 @@
-// TF's stream. A file of its own, because the emulator has another.
+// TF's stream. A file of its own, because the emulator has its own version.
 #include "xla/stream_executor/stream.h"
 
 #include "cpp/tf/cuda/kernel.h"

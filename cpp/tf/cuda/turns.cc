@@ -1,4 +1,4 @@
-// SokStampCall and SokCheckMessage where the message is in device memory.
+// SokStampCall and SokCheckMessage for a message in device memory.
 #include "cpp/tf/cuda/device_messages.h"
 
 namespace sok {
@@ -15,11 +15,11 @@ class DeviceStampCallOp : public OpKernel {
     const Tensor &message = ctx->input(0), &splits = ctx->input(1);
     OP_REQUIRES_OK(ctx, CheckSplits(message, splits, splits.NumElements()));
     const Call call = NextCall(lookup_, static_cast<Stage>(stage_), wire_);
-    ctx->set_output(0, message);  // only what says whose it is changes
+    ctx->set_output(0, message);  // only the words that name the call change
     int64_t* block = const_cast<int64_t*>(message.flat<int64_t>().data());
     OP_REQUIRES_OK(ctx, Guard([&] {
                      for (int64_t r = 0; r < splits.NumElements(); ++r) {
-                       // A failure, whose length is the first word, stays one.
+                       // The first word stays: a failed block stays failed.
                        cuda::UploadWords(StreamOf(ctx), call.words.data() + 1, Call::kNumWords - 1,
                                          reinterpret_cast<uint64_t*>(block + 1));
                        block += splits.flat<int32_t>()(r);

@@ -1,5 +1,5 @@
-// Aggregated increments: one atomic operation gives many threads their places 0, 1, 2, ..., in
-// whatever order they come.
+// Aggregated increments: one atomic operation gives many threads their places 0, 1, 2, ..., in any
+// order.
 #ifndef SOK_CORE_CUDA_DEVICE_AGGREGATED_INCREMENT_CUH_
 #define SOK_CORE_CUDA_DEVICE_AGGREGATED_INCREMENT_CUH_
 
@@ -23,7 +23,7 @@ SOK_DEVICE uint32_t AggregatedIncrement(uint32_t* counter) {
   return together.shfl(first, 0) + static_cast<uint32_t>(together.thread_rank());
 }
 
-// The same for the lanes of a whole warp, all of which call it: for kernels with several counters,
+// The same for a whole warp, all lanes of which must call it: for kernels with several counters,
 // whose threads must not be taken for one group. A lane that does not count gets no valid place.
 SOK_DEVICE uint32_t AggregatedIncrement(const cooperative_groups::thread_block_tile<kWarp>& warp,
                                         bool counts, uint32_t* counter) {

@@ -18,7 +18,7 @@ constexpr size_t kAlignment = 256;
 size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 // The pool of the current device. It is kept for the life of the process: buffers may be freed
-// while static objects are torn down.
+// while static objects are destroyed.
 cudaMemPool_t Pool() {
   static std::mutex mutex;
   static std::map<int, cudaMemPool_t>* const pools = new std::map<int, cudaMemPool_t>;
@@ -32,7 +32,7 @@ cudaMemPool_t Pool() {
   properties.location.id = device;
   cudaMemPool_t pool;
   CudaCheck(cudaMemPoolCreate(&pool, &properties), "cudaMemPoolCreate");
-  uint64_t keep = UINT64_MAX;  // bytes that stay in the pool when a stream is waited for
+  uint64_t keep = UINT64_MAX;  // bytes that stay in the pool when a stream is synchronised
   CudaCheck(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep),
             "cudaMemPoolSetAttribute");
   (*pools)[device] = pool;
@@ -40,7 +40,7 @@ cudaMemPool_t Pool() {
 }
 
 // Pinned host memory for one small copy, kept for the next. A copy to memory that is not pinned
-// goes through the driver's own, in a call that blocks.
+// goes through the driver's pinned memory, in a call that blocks.
 class PinnedPiece {
  public:
   explicit PinnedPiece(size_t bytes) {
@@ -69,7 +69,7 @@ class PinnedPiece {
     static std::mutex mutex;
     return mutex;
   }
-  static std::vector<void*>& Free() {  // as many as threads that copy at once
+  static std::vector<void*>& Free() {  // at most one per thread that copies at the same time
     static auto* const pieces = new std::vector<void*>;
     return *pieces;
   }
@@ -81,7 +81,7 @@ class PinnedPiece {
 
 void CudaCheck(int code, const char* what) {
   if (code == cudaSuccess) return;
-  cudaGetLastError();  // an error that was reported must not come up again in the next call
+  cudaGetLastError();  // the next call must not report this error again
   throw CudaError(std::string(what) +
                   " failed: " + cudaGetErrorString(static_cast<cudaError_t>(code)));
 }
@@ -127,8 +127,8 @@ void ReleaseMemory() {
 void CopyToDevice(Stream stream, void* to, const void* from, size_t bytes) {
   if (bytes == 0) return;
   CudaCheck(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
-  // CUDA takes a copy of pageable memory before it returns, but not of memory that is pinned, nor
-  // for sure where the device can read the host's pages.
+  // CUDA copies pageable memory before it returns, but not pinned memory, and not for sure where
+  // the device can read the host's pages.
   Synchronize(stream);
 }
 
@@ -156,7 +156,7 @@ void OrderAfter(Stream later, Stream earlier) {
   CudaCheck(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
   cudaError_t error = cudaEventRecord(event, earlier);
   if (error == cudaSuccess) error = cudaStreamWaitEvent(later, event, 0);
-  cudaEventDestroy(event);  // lives on until it has happened
+  cudaEventDestroy(event);  // CUDA keeps it until it has happened
   CudaCheck(error, "cudaStreamWaitEvent");
 }
 
@@ -182,7 +182,7 @@ StreamPoint::StreamPoint() {
 
 StreamPoint::~StreamPoint() {
   cudaEventDestroy(event_);
-  cudaGetLastError();  // it fails when the process is ending; no later call shall report that
+  cudaGetLastError();  // it fails while the process exits; no later call must report that
 }
 
 void StreamPoint::Record(Stream stream) {
@@ -198,7 +198,7 @@ bool StreamPoint::HasPassed(uint64_t round) {
   asked_in_ = round;
   const cudaError_t state = cudaEventQuery(event_);
   if (state == cudaErrorNotReady) {
-    cudaGetLastError();  // no error, but CUB looks at the last one after its launches
+    cudaGetLastError();  // not a failure, but CUB checks the last error after its launches
     return false;
   }
   CudaCheck(state, "cudaEventQuery");
@@ -237,7 +237,8 @@ Buffer::Buffer(size_t bytes, Stream stream)
   if (bytes == 0) return;
   cudaError_t error = cudaMallocFromPoolAsync(&data_, bytes, Pool(), stream);
   if (error == cudaErrorMemoryAllocation) {
-    // What the pool keeps may be in pieces that are too small, or freed on a stream that is behind.
+    // The memory that the pool keeps may be in pieces that are too small, or not yet freed because
+    // its stream is behind.
     cudaGetLastError();
     ReleaseMemory();
     error = cudaMallocFromPoolAsync(&data_, bytes, Pool(), stream);
@@ -252,13 +253,13 @@ Buffer::Buffer(size_t bytes, Stream stream)
 
 void Buffer::Free() noexcept {
   if (data_ != nullptr) {
-    // The stream 0 is another one on each device.
+    // Stream 0 is a different stream on each device.
     int current = device_;
     cudaGetDevice(&current);
     if (current != device_) cudaSetDevice(device_);
-    cudaFreeAsync(data_, stream_);  // fails only when the process is ending
+    cudaFreeAsync(data_, stream_);  // fails only while the process exits
     if (current != device_) cudaSetDevice(current);
-    cudaGetLastError();  // clears the error: no later call shall report it
+    cudaGetLastError();  // clears the error: no later call must report it
   }
   data_ = nullptr;
   bytes_ = 0;
@@ -278,7 +279,7 @@ void Workspace::Reset(Stream stream) {
   if (needed > 0) blocks_.emplace_back(needed, stream);
 }
 
-constexpr size_t kMostAhead = size_t{256} << 20;  // bytes taken beyond what is asked for
+constexpr size_t kMostAhead = size_t{256} << 20;  // bytes; larger blocks only if asked for
 
 void* Workspace::TakeBytes(size_t bytes) {
   bytes = Aligned(bytes);

@@ -1,15 +1,15 @@
-// Devices, errors and memory: what every part of the CUDA backend stands on.
+// Devices, errors and memory: the base of the CUDA backend.
 //
-// Memory comes from a pool of its own through cudaMallocFromPoolAsync: allocating and freeing are
-// ordered with the work of a stream and never wait for it, and the pool keeps what was freed. A
-// warm step allocates nothing at all: its scratch is that of a Workspace, which has grown to the
-// size of the largest call.
+// Memory comes from a pool of the library through cudaMallocFromPoolAsync. Allocating and freeing
+// are ordered with the work of a stream and never wait for it; the pool keeps freed memory. A warm
+// step allocates nothing: its scratch comes from a Workspace that has grown to the size of the
+// largest call.
 //
 // Streams are explicit everywhere; null is the default stream of the current device. A stream must
-// outlive what was last used on it: memory is given back in its order.
+// outlive what was last used on it, because memory is freed in its order.
 //
 // Devices are the caller's choice (cudaSetDevice). Memory stays with the device that was current
-// when it was taken.
+// when it was allocated.
 //
 // Compiled by host compilers too: includes nothing of CUDA.
 #ifndef SOK_CORE_CUDA_DEVICE_DEVICE_H_
@@ -37,7 +37,7 @@ class CudaError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-class DeviceMemoryError : public CudaError {  // it ran out
+class DeviceMemoryError : public CudaError {  // device memory ran out
  public:
   using CudaError::CudaError;
 };
@@ -45,11 +45,11 @@ class DeviceMemoryError : public CudaError {  // it ran out
 // Throws CudaError unless `code` is cudaSuccess. `what` names the call that gave it.
 void CudaCheck(int code, const char* what);
 
-int DeviceCount();     // 0 where there is no device or no driver
+int DeviceCount();     // 0 without a device or driver
 void RequireDevice();  // throws CudaError that says what is missing
 int CurrentDevice();
-// Gives what the pool of the current device keeps but does not use back to the device, for other
-// programs and libraries. Waits for the device.
+// Returns unused memory from the pool of the current device to the device, for other programs and
+// libraries. Waits for the device.
 void ReleaseMemory();
 
 void Synchronize(Stream stream);  // waits for all work on the stream
@@ -60,7 +60,7 @@ void CopyOnDevice(Stream stream, void* to, const void* from, size_t bytes);  // 
 void FillWithZeros(Stream stream, void* to, size_t bytes);                   // async
 void OrderAfter(Stream later, Stream earlier);  // what follows on `later` waits for `earlier`
 
-// Makes a device the current one, until its end: for calls from threads that have another.
+// Makes a device current while it exists, for calls from threads with another current device.
 class DeviceScope {
  public:
   explicit DeviceScope(int device);
@@ -72,7 +72,7 @@ class DeviceScope {
   const int before_;
 };
 
-// What figures have to be told of the current device.
+// What benchmark results should say about the current device.
 struct DeviceInfo {
   std::string name;
   int64_t bytes = 0, free_bytes = 0, l2_bytes = 0;
@@ -81,8 +81,8 @@ struct DeviceInfo {
 };
 DeviceInfo CurrentDeviceInfo();
 
-// A point of a stream's work that the host looks for now and then. Tables of one call share one: a
-// point that has been recorded again comes later than those that it stood for. For several threads.
+// A point of a stream's work that the host polls. Tables of one call share one: once it is recorded
+// again it is later than the points it stood for, and so still valid for them. Thread-safe.
 class StreamPoint {
  public:
   StreamPoint();
@@ -91,7 +91,7 @@ class StreamPoint {
   StreamPoint& operator=(const StreamPoint&) = delete;
 
   void Record(Stream stream);
-  // Asks the driver, but once in a round (NextRound) and no more once it has passed.
+  // Asks the driver at most once per round (NextRound), and no more once the point has passed.
   bool HasPassed(uint64_t round);
   void Wait();
   static uint64_t NextRound();
@@ -103,7 +103,7 @@ class StreamPoint {
   uint64_t asked_in_ = 0;
 };
 
-// A point of a stream's work, with the time at which the device comes to it.
+// A point of a stream's work, with the time at which the device reaches it.
 class TimedEvent {
  public:
   TimedEvent();
@@ -118,7 +118,7 @@ class TimedEvent {
   Event event_ = nullptr;
 };
 
-// A piece of device memory, given back in the order of the stream it was allocated on.
+// A piece of device memory, freed in the order of the stream it was allocated on.
 class Buffer {
  public:
   Buffer() = default;
@@ -133,8 +133,7 @@ class Buffer {
   Buffer& operator=(const Buffer&) = delete;
 
   void Zero();  // async
-  // Given back in the order of this stream from now on. The caller has ordered it after the old
-  // one.
+  // Frees it in the order of `stream` instead, which the caller has ordered after the old one.
   void MoveTo(Stream stream) { stream_ = stream; }
   void* data() const { return data_; }
   template <typename T>
@@ -159,11 +158,11 @@ class Buffer {
   int device_ = 0;
 };
 
-// Scratch of one call after another on one stream: each call takes pieces, a Scope gives them all
+// Scratch for one call after another on one stream: each call takes pieces, a Scope gives them all
 // back. Pieces are reused in the order of the stream, so nothing waits.
 class Workspace {
  public:
-  // Give-back point: what was taken after it was made is free again when it goes.
+  // Scopes nest. The end of the outermost one gives all pieces back.
   class Scope {
    public:
     Scope(Workspace& workspace, Stream stream) : workspace_(workspace) {

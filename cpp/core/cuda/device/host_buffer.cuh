@@ -1,5 +1,5 @@
-// Pinned host memory, which the device reads and writes without the driver's copy of it: for the
-// pieces of a large copy.
+// Pinned host memory for the pieces of a large copy: the device accesses it directly, without a
+// staging copy in the driver.
 #ifndef SOK_CORE_CUDA_DEVICE_HOST_BUFFER_CUH_
 #define SOK_CORE_CUDA_DEVICE_HOST_BUFFER_CUH_
 

@@ -5,11 +5,11 @@
 //     first_block   0              3        4
 //
 // A job is a struct of what one table needs, with `NumThreads()` for the host and `Run(thread)` for
-// the device. Jobs are handed over as the kernel's argument, so nothing is copied to the device
-// before and nothing waits; a launch takes as many as fit into the 4 KiB of arguments that all
-// toolkits and drivers allow. A launch of one job knows its fields at fixed places, as any kernel.
+// the device. Jobs are passed as the kernel's argument, so nothing is copied to the device before
+// and nothing waits. A launch takes as many jobs as fit into the 4 KiB of arguments that all
+// toolkits and drivers allow. A single job has a kernel of its own, with fields at fixed places.
 //
-// Invariant: jobs of one launch run side by side in no order, so none may read what another writes.
+// Invariant: jobs of one launch run concurrently, in no order: none may read what another writes.
 #ifndef SOK_CORE_CUDA_DEVICE_JOBS_CUH_
 #define SOK_CORE_CUDA_DEVICE_JOBS_CUH_
 
@@ -23,8 +23,8 @@
 namespace sok {
 namespace cuda {
 
-// How many blocks a multiprocessor is to hold: `kMinBlocks` of a job, for which ptxas by itself
-// would rather spill registers than hold one block less. 0: as it sees fit.
+// Blocks that a multiprocessor should hold: `kMinBlocks` of a job. By itself, ptxas would spill
+// registers of such a job rather than hold one block less. 0: ptxas decides.
 template <typename Job, typename = void>
 struct MinBlocks {
   static constexpr int value = 0;
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads, MinBlocks<Job>::value)
   jobs.job[low].Run(static_cast<int64_t>(block) * kThreads + static_cast<int64_t>(threadIdx.x));
 }
 
-// Runs all jobs, in as few launches as hold them. Does not synchronise.
+// Runs all jobs, in as few launches as possible. Does not synchronise.
 template <typename Job>
 void LaunchJobs(Stream stream, const std::vector<Job>& jobs) {
   static_assert(sizeof(Jobs<Job>) <= 4096 && std::is_trivially_copyable_v<Job>);

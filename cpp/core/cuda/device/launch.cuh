@@ -16,8 +16,8 @@ namespace cuda {
 inline constexpr int kThreads = 256;  // of a block
 inline constexpr int kWarp = 32;
 
-// A number of elements that is known on the host only up to a bound: a kernel is launched for
-// `most` and reads `actual` from device memory, so that nothing waits for it.
+// A number of elements of which the host knows only a bound: a kernel is launched for `most` and
+// reads `actual` from device memory, so that nothing waits for it.
 struct Count {
   int64_t most = 0;
   const uint32_t* actual = nullptr;  // null: exactly `most`
@@ -34,7 +34,7 @@ struct Count {
 #define SOK_DEVICE __device__ __forceinline__
 // An array that the threads of a block share, in a kernel.
 #define SOK_SHARED(type, name, count) __shared__ type name[count]
-#else  // the emulator has SOK_SHARED
+#else  // the emulator defines SOK_SHARED
 #define SOK_DEVICE inline
 #endif
 
@@ -42,8 +42,8 @@ SOK_DEVICE int64_t GlobalThread() {
   return static_cast<int64_t>(blockIdx.x) * kThreads + static_cast<int64_t>(threadIdx.x);
 }
 
-// Runs `kernel` on at least `num_threads` threads, in whole blocks. Nothing to do is no launch: a
-// grid of no blocks is an error in CUDA. Does not synchronise.
+// Runs `kernel` on at least `num_threads` threads, in whole blocks. For 0 threads it launches
+// nothing, since an empty grid is an error in CUDA. Does not synchronise.
 template <typename... Parameters, typename... Arguments>
 void Launch(void (*kernel)(Parameters...), int64_t num_threads, Stream stream,
             Arguments&&... arguments) {

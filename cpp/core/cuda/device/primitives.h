@@ -1,4 +1,4 @@
-// Sorting and scanning, through CUB. In one file, because its templates take long to compile.
+// Sorting and scanning by CUB. In one file, because CUB's templates take long to compile.
 // All async; scratch comes from the workspace.
 #ifndef SOK_CORE_CUDA_DEVICE_PRIMITIVES_H_
 #define SOK_CORE_CUDA_DEVICE_PRIMITIVES_H_

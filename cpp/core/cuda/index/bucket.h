@@ -5,8 +5,8 @@
 //
 // A slot's digest byte is its state: 0 empty, 1 erased, 2..255 claimed by a key with that digest.
 // Keys are never compared with a sentinel, so every 64-bit key is legal. A row number is stored
-// plus one; 0 says that whoever claimed the slot has not finished writing it (or that the slot has
-// none). A bucket of zeros is an empty bucket.
+// plus one; 0 means that the slot has no row, or that the thread that claimed it has not published
+// one yet. A bucket of zeros is an empty bucket.
 //
 // Compiled by host compilers too: includes nothing of CUDA.
 #ifndef SOK_CORE_CUDA_INDEX_BUCKET_H_
@@ -39,10 +39,9 @@ struct IndexRef {
         mask(static_cast<uint64_t>(num_buckets) - 1),
         home(ProbeHome::Of(mask + 1)) {}
   SOK_HD Bucket* Home(uint64_t hash) const { return buckets + home(hash); }
-  // The bucket behind this one in a probe: 1 further, then 2, then 3. That comes to every bucket,
-  // their number being a power of two, and keys of neighbouring full buckets do not queue up behind
-  // one another: at a load of 0.95 a new key looks at 5 buckets, going 1 further each time at 13.
-  // `step`: 0 at the home bucket.
+  // The next bucket of a probe: 1 further, then 2, then 3. This reaches every bucket, because their
+  // number is a power of two, and full neighbours do not form clusters: at a load factor of 0.95 a
+  // new key visits 5 buckets, with steps of 1 it would visit 13. `step`: 0 at the home bucket.
   SOK_HD Bucket* Next(const Bucket* bucket, uint64_t* step) const {
     *step += 1;
     return buckets + ((static_cast<uint64_t>(bucket - buckets) + *step) & mask);

@@ -12,10 +12,9 @@
 namespace sok {
 namespace cuda {
 
-// For kernels during which nothing writes to the index: read-only loads, the digests in one of 16
-// bytes. The row number of a slot is asked for together with its key, before it is known whether it
-// is wanted: the compiler, left to itself, puts its load behind the comparison, a trip to memory
-// later.
+// For kernels during which nothing writes to the index: read-only loads, the digests in one load of
+// 16 bytes. The row number of a slot is loaded together with its key, before the keys are compared.
+// Left to itself, the compiler would load it after the comparison, one memory latency later.
 struct ReadOnlyMemory {
   SOK_DEVICE DigestWords Digests(const Bucket* bucket) const {
     const ulonglong2 words = *reinterpret_cast<const ulonglong2*>(bucket->digests);
@@ -35,9 +34,9 @@ struct ReadOnlyMemory {
   SOK_DEVICE uint64_t Key(const Bucket* bucket, int slot) const { return bucket->keys[slot]; }
 };
 
-// For kernels whose threads insert or erase. All words are read where the swaps happen, in the L2
-// cache: a line kept in L1 might be looked at for ever. An acquiring load is not used but where it
-// must be, since the hardware throws away all of L1 after each (CCTL.IVALL).
+// For kernels whose threads insert or erase. All words are read in the L2 cache, where the swaps
+// happen: a stale line in L1 might be read forever. Acquire loads are used only where needed, since
+// the hardware invalidates all of L1 after each (CCTL.IVALL).
 struct ContendedMemory {
   template <typename T>
   using Atomic = ::cuda::atomic_ref<T, ::cuda::thread_scope_device>;
@@ -45,9 +44,10 @@ struct ContendedMemory {
   SOK_DEVICE DigestWords Digests(const Bucket* bucket) const {
     uint32_t words[kBucketSlots / 4];
 #ifdef __CUDA_ARCH__
-    // Relaxed reads of four words in one access, which atomic_ref does not offer: of the words that
-    // are swapped, since PTX promises nothing of accesses of different sizes to one place. A cached
-    // load (`__ldcg`) would be a hint only, which the compiler may keep in a register over a loop.
+    // Relaxed reads of four words in one access, which atomic_ref does not offer. The words have
+    // the size of the swaps, since PTX guarantees nothing for accesses of different sizes to one
+    // place. `__ldcg` is only a hint, and the compiler may keep its value in a register over a
+    // loop.
     asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
                  : "l"(__cvta_generic_to_global(bucket->digests))

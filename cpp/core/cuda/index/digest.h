@@ -1,8 +1,7 @@
-// Sixteen digests compared with one, in plain 64-bit arithmetic: the same in kernels and in tests on
-// the host.
+// Compares sixteen digests with one in plain 64-bit arithmetic, the same on host and device.
 //
-// A bucket has 16 slots, each with a byte of its key's hash (see hash.h). Match tells which slots
-// may hold a key before any key is read.
+// A bucket has 16 slots, each with one byte of its key's hash, the digest (see hash.h). The digests
+// tell which slots may hold a key before any key is read.
 #ifndef SOK_CORE_CUDA_INDEX_DIGEST_H_
 #define SOK_CORE_CUDA_INDEX_DIGEST_H_
 
@@ -19,7 +18,7 @@ SOK_HD inline uint32_t MatchEight(uint64_t bytes, uint8_t digest) {
   constexpr uint64_t kLow7 = 0x7F7F7F7F7F7F7F7Full;
   const uint64_t x = bytes ^ (0x0101010101010101ull * digest);  // 0 where equal
   const uint64_t zero = ~(((x & kLow7) + kLow7) | x | kLow7);   // 0x80 where 0, exactly
-  return static_cast<uint32_t>(((zero >> 7) * 0x0102040810204080ull) >> 56);  // a bit per byte
+  return static_cast<uint32_t>(((zero >> 7) * 0x0102040810204080ull) >> 56);  // one bit per byte
 }
 
 // The 16 digests of a bucket as two words, slot 0 in the lowest byte of `low`.

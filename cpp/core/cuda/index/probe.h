@@ -5,28 +5,28 @@
 //       row word          0                0                row + 1     0
 //
 // A probe visits buckets from the key's home on and ends at the first with an empty slot. An
-// inserting thread that did not meet its key claims the first empty slot of that bucket: it swaps
-// the digest byte in by compare-and-swap of the word around it, then writes the key, then publishes
-// the row number with release order. A thread that meets a claimed slot with its own digest and no
-// row yet looks again: the key may be its own.
+// inserting thread that did not find its key claims the first empty slot of that bucket: it sets
+// the digest byte by compare-and-swap of the word around it, then writes the key, then publishes
+// the row number with release order. A thread that finds a claimed slot with its own digest and no
+// row yet reads again: the key may be its own.
 //
 // Why a key is inserted once. Claimed slots stay claimed while a batch is inserted (erasing and
-// rehashing are calls of their own), so a bucket once full stays full. Let A and B insert one key
-// and claim slots a and b, a before b in probe order. B chose the first slot that it saw empty, so
-// it saw a taken; a was empty until A took it, hence B saw A's digest there, waited for A's row and
-// found the key. The argument looks at one word at a time: it needs neither the 16 digests read as
-// one nor reads that are up to date, since the swap fails on a word that has changed.
+// rehashing are separate calls), so a full bucket stays full. Let A and B insert one key and claim
+// slots a and b, a before b in probe order. B chose the first slot that it saw empty, so it saw a
+// taken. Slot a was empty until A claimed it, hence B saw A's digest there, waited for A's row and
+// found the key. The argument is about one word at a time. It needs neither one atomic read of all
+// 16 digests nor up-to-date reads, since compare-and-swap fails on a word that has changed.
 //
-// What may be read in which order. The two words of a slot change once while a batch is inserted,
-// the key word from 0 to the key, the row word from 0 to the row number plus one. So each is final
-// as soon as it is not 0, both are asked for at once, and only a key word that still reads 0 beside
-// a row may be older than it: then the row is read again with acquire order, and the key behind it.
+// Order of reads. The two words of a slot change once while a batch is inserted: the key word from
+// 0 to the key, the row word from 0 to the row number plus one. So each is final once it is not 0,
+// and both are loaded at once. Only a key word that reads 0 beside a row may be older than the row:
+// then the row is read again with acquire order, and the key after it.
 //
-// Progress: a thread waits only for one that is between its claim and its publication, and nothing
-// there waits for another.
+// Progress: a thread waits only for a thread between its claim and its publication, which waits for
+// nobody.
 //
 // `Memory` is how words are read and written: device memory in bucket_memory.cuh; in tests, host
-// memory with several threads, or with a second thread acted out between any two steps.
+// memory with several threads, or with a second thread simulated between any two steps.
 //
 //     DigestWords Digests(const Bucket*)                     relaxed, never from a stale cache
 //     uint32_t Row(const Bucket*, int slot)                  relaxed
@@ -35,7 +35,7 @@
 //     bool Claim(Bucket*, int word, uint32_t expected, uint32_t desired)      compare-and-swap
 //     void Publish(Bucket*, int slot, uint64_t key, uint32_t row)             release
 //     uint32_t TakeRow(Bucket*, int slot)                    swaps the row word with 0
-//     void MarkErased(Bucket*, int slot)                     never lets the byte be 0 on the way
+//     void MarkErased(Bucket*, int slot)                     the byte is never 0 in between
 #ifndef SOK_CORE_CUDA_INDEX_PROBE_H_
 #define SOK_CORE_CUDA_INDEX_PROBE_H_
 
@@ -69,8 +69,8 @@ SOK_HD inline uint32_t FindRow(const Memory& memory, const IndexRef& index, uint
   }
 }
 
-// Row number of a key, which is inserted if it is missing: then new_row() is called, once, and
-// *is_new set. The caller has made room: at least one slot of the index stays empty.
+// Row number of a key. A missing key is inserted: new_row() is called once and *is_new is set. The
+// caller has made room: at least one slot of the index stays empty.
 template <typename Memory, typename NewRow>
 SOK_HD inline uint32_t FindOrInsertRow(const Memory& memory, const IndexRef& index, uint64_t hash,
                                        uint64_t key, const NewRow& new_row, bool* is_new) {
@@ -105,8 +105,8 @@ SOK_HD inline uint32_t FindOrInsertRow(const Memory& memory, const IndexRef& ind
     const int slot = SOK_CTZ(empty);
     const uint32_t word = WordOf(digests, slot / 4);
     const uint32_t byte = static_cast<uint32_t>(digest) << (slot % 4 * 8);  // the byte was 0
-    // Claim and publication in one turn of the loop: a thread that looks again never keeps the one
-    // it waits for from going on, whatever order the hardware runs them in.
+    // Claim and publication in one iteration: a thread that reads again never keeps the one it
+    // waits for from progressing, whatever order the hardware runs them in.
     if (memory.Claim(bucket, slot / 4, word, word | byte)) {
       const uint32_t row = new_row();
       memory.Publish(bucket, slot, key, row + 1);
@@ -117,7 +117,7 @@ SOK_HD inline uint32_t FindOrInsertRow(const Memory& memory, const IndexRef& ind
   return found - 1;
 }
 
-// Inserts a key that is not there and that no other thread inserts: for rehashing.
+// Inserts a missing key that no other thread inserts: for rehashing.
 template <typename Memory>
 SOK_HD inline void InsertUniqueRow(const Memory& memory, const IndexRef& index, uint64_t hash,
                                    uint64_t key, uint32_t row) {
@@ -141,8 +141,8 @@ SOK_HD inline void InsertUniqueRow(const Memory& memory, const IndexRef& index, 
   }
 }
 
-// Row number that the key had, or kNoRow. Of threads that erase one key, one gets the row number.
-// The slot is not used again until the index is rehashed.
+// Erases a key; returns the row number that it had, or kNoRow. Of threads that erase one key, one
+// gets the row number. The slot is not used again until the index is rehashed.
 template <typename Memory>
 SOK_HD inline uint32_t EraseRow(const Memory& memory, const IndexRef& index, uint64_t hash,
                                 uint64_t key) {
@@ -152,7 +152,7 @@ SOK_HD inline uint32_t EraseRow(const Memory& memory, const IndexRef& index, uin
     const DigestWords digests = memory.Digests(bucket);
     for (uint32_t match = MatchDigests(digests, digest); match != 0; match &= match - 1) {
       const int slot = SOK_CTZ(match);
-      // While a byte changes to 1 it may look like another digest: without a row it is ignored.
+      // While its byte changes to 1 it may look like another digest; without a row it is ignored.
       if (memory.Row(bucket, slot) == 0 || memory.Key(bucket, slot) != key) continue;
       const uint32_t row = memory.TakeRow(bucket, slot);
       if (row == 0) return kNoRow;  // another thread erased it first

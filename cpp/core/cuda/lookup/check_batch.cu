@@ -13,7 +13,7 @@ SOK_DEVICE void KeepLeast(uint64_t* least, int64_t i) {
   atomicMin(reinterpret_cast<unsigned long long*>(least), static_cast<unsigned long long>(i));
 }
 
-// Thread i looks at sample i and key i; thread 0 also at the ends.
+// Thread i checks sample i and key i; thread 0 also copies the ends.
 struct CheckJob {
   BatchLimits limits;
   const uint64_t* keys;

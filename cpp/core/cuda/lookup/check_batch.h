@@ -1,10 +1,10 @@
-// Checks of a batch on the device, as CheckBatch does them on the host (cpu/lookup.h).
+// Checks a batch on the device, as CheckBatch (cpu/lookup.h) does on the host.
 //
 //     CheckBatches  ->  BatchFinding, in device memory  =copied with other counts=>  RefuseFound
 //
-// The first offender is found by an atomic minimum over positions; what it looks like is fetched
-// only when there is one. So the good batches of many tables cost one kernel, and 32 bytes each of
-// a copy that is made anyway.
+// An atomic minimum over positions finds the first bad sample or key; its values are fetched only
+// if there is one. So the good batches of many tables cost one kernel, and 32 bytes each in a copy
+// that is made anyway.
 #ifndef SOK_CORE_CUDA_LOOKUP_CHECK_BATCH_H_
 #define SOK_CORE_CUDA_LOOKUP_CHECK_BATCH_H_
 
@@ -37,8 +37,8 @@ struct BatchFinding {
 // Async. Writes `findings` [number of inputs], in device memory.
 void CheckBatches(Stream stream, const std::vector<BatchInput>& inputs, BatchFinding* findings);
 
-// Throws std::invalid_argument in the words of the CPU's CheckBatch for a batch of which `finding`,
-// now on the host, says that it is bad. Waits only then.
+// If `finding`, now on the host, says that the batch is bad: waits, and throws
+// std::invalid_argument with the message of the CPU's CheckBatch.
 void RefuseFound(Stream stream, const BatchInput& input, const BatchFinding& finding);
 
 }  // namespace cuda

@@ -12,7 +12,7 @@ namespace sok {
 namespace cuda {
 namespace {
 
-constexpr int kAhead = 4;  // rows asked for before the first is added
+constexpr int kAhead = 4;  // rows loaded before the first is added
 
 struct TableRows {
   TableRef table;

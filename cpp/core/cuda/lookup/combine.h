@@ -1,24 +1,24 @@
 // Combine on the device: rows of one sample reduced to one, its gradient, and sums of duplicates.
 //
-// Forward: a thread takes one piece of one sample's row and visits the sample's keys in order, so a
-// sum runs in order of position, as on the CPU, with its bits.
+// Forward: a thread takes one piece of one sample's row and visits the sample's keys in order, so
+// sums run in order of position and have the CPU's bits.
 //
 // Backward: positions are sorted by the row they read (stable, so each row's positions stay in
-// order) and cut into tiles; a thread takes one piece of all rows of a tile. What lies
-// within a tile is summed in order of position, with the CPU's bits; a row that goes on over tiles
-// leaves a partial sum in each, and these are added in order of tile. So a key that makes up half
-// of the batch takes a few hundred additions in a row, not half a million, and still:
+// order) and cut into tiles; a thread takes one piece of all rows of a tile. A row within one tile
+// is summed in order of position, with the CPU's bits. A row that spans tiles leaves a partial sum
+// in each, and these are added in order of tile. So a key that makes up half of the batch takes a
+// few hundred successive additions, not half a million. Still:
 //
 // Invariant: the order of every sum depends on the batch alone, never on how threads run.
 //
 //     sorted    0 0 1 1 | 1 1 1 1 | 1 2 3 3 |        tiles of 4
 //     row       0: within    1: tail of tile 0, all of tile 1, head of tile 2    2, 3: within
 //
-// Rows may lie scattered in a message of several ranks (segments.h); they are read and written
-// there, in the order of the others: in pieces of 16 bytes where all rows of a table begin at a
-// multiple of that (`aligned`: offsets are multiples of 4), else by word.
+// Rows may lie scattered in a message of several ranks (segments.h). They are read and written
+// there, with the same order of sums: in pieces of 16 bytes if all rows of a table begin at a
+// multiple of that (`aligned`: offsets are multiples of 4), otherwise by word.
 //
-// Batches of many tables, of whatever widths, share their launches and one sort.
+// Batches of many tables, of any widths, share their launches and one sort.
 //
 // All async. `inverse` and `row_splits` are not checked.
 #ifndef SOK_CORE_CUDA_LOOKUP_COMBINE_H_
@@ -45,7 +45,7 @@ struct CombineBatch {
 };
 void CombineRows(Stream stream, const std::vector<CombineBatch>& batches);
 
-// Straight from a table, by row number; kNoRow reads zeros. Only while its rows owe nothing.
+// Directly from a table, by row number; kNoRow reads zeros. Only while its rows owe nothing.
 struct TableCombineBatch {
   Samples samples;
   TableRef table;
@@ -54,7 +54,7 @@ struct TableCombineBatch {
 };
 void CombineRows(Stream stream, const std::vector<TableCombineBatch>& batches);
 
-// From rows of which row u begins at words[offsets[u]].
+// From rows where row u begins at words[offsets[u]].
 struct ScatteredCombineBatch {
   Samples samples;
   const float* words;
@@ -75,8 +75,8 @@ struct CombineGradientBatch {
   int64_t dim;
   float* out;  // [num_unique, dim]
 };
-// Overwrites `out`: rows that occur in `inverse` with their sums, the others with zeros, or not at
-// all where `all_occur` says that the caller needs no others.
+// Overwrites `out`: rows that occur in `inverse` with their sums, the others with zeros. With
+// `all_occur` the others are not written: the caller does not need them.
 void CombineGradient(Stream stream, Workspace& workspace,
                      const std::vector<CombineGradientBatch>& batches, bool all_occur = false);
 

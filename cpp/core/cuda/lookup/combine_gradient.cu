@@ -26,11 +26,11 @@ SOK_DEVICE Piece<kWidth>* PieceIn(const Rows& rows, uint32_t row, int64_t column
   return reinterpret_cast<Piece<kWidth>*>(rows(row)) + column;
 }
 
-// A thread takes one piece of all rows of a tile.
+// A thread sums one piece of all rows of a tile.
 template <int kWidth, typename Grads, typename Rows>
 struct SumTilesJob {
-  // Rows asked for before the first is added; threads of narrow pieces are four times as many, and
-  // offsets of scattered rows take the registers of as many pieces.
+  // Rows loaded before the first is added. Fewer if pieces are narrow, since there are four times
+  // as many threads, or if rows are scattered, since their offsets take registers.
   static constexpr bool kScattered = !std::is_same_v<Rows, DenseRows<float>>;
   static constexpr int kAhead = kWidth == 1 || kScattered ? 4 : 8;
   static constexpr int kMinBlocks = kWidth == 1 ? 4 : 0;
@@ -89,7 +89,7 @@ struct SumTilesJob {
   }
 };
 
-// For each tile whose last row begins there and goes on: its partial sums, in order of tile.
+// For each tile whose last row begins there and goes on: adds its partial sums in order of tile.
 template <int kWidth, typename Rows>
 struct JoinTilesJob {
   SortedPositions sorted;

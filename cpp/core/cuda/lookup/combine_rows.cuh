@@ -1,4 +1,4 @@
-// Rows as the kernels of combine.h find them, and launches by the width of their pieces.
+// How the kernels of combine.h find rows: dense, or scattered in a message.
 #ifndef SOK_CORE_CUDA_LOOKUP_COMBINE_ROWS_CUH_
 #define SOK_CORE_CUDA_LOOKUP_COMBINE_ROWS_CUH_
 
@@ -11,7 +11,7 @@
 namespace sok {
 namespace cuda {
 
-// Rows [num, dim] one behind the other; T is float or const float.
+// Contiguous rows [num, dim]; T is float or const float.
 template <typename T>
 struct DenseRows {
   T* rows;

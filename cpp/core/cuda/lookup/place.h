@@ -1,4 +1,4 @@
-// Places of a batch of rows on the device: core/place.h, one thread per id.
+// PlaceRow (core/place.h) for a batch on the device, one thread per id.
 #ifndef SOK_CORE_CUDA_LOOKUP_PLACE_H_
 #define SOK_CORE_CUDA_LOOKUP_PLACE_H_
 
@@ -10,7 +10,7 @@
 namespace sok {
 namespace cuda {
 
-// Async. An id outside [0, num_rows) gets some key; CheckBatch says which it is.
+// Async. An id outside [0, num_rows) gets an arbitrary key; CheckBatches finds it.
 void PlaceRows(Stream stream, const RowPlacement& placement, int64_t world_size, const int64_t* ids,
                int64_t num_keys, uint64_t* keys);  // both [num_keys]
 

@@ -9,12 +9,12 @@ namespace cuda {
 namespace {
 
 constexpr int kPerThread = 8;
-constexpr size_t kMostUploaded = size_t{1} << 16;  // bytes; a wait takes less than more launches
+constexpr size_t kMostUploaded = size_t{1} << 16;  // bytes; for more, a wait beats the launches
 
-// Words as a kernel's argument, of which CUDA takes a copy before a launch returns. A copy of
-// pageable memory would have to be waited for.
+// Words as a kernel argument, which CUDA copies before the launch returns. A copy from pageable
+// memory would have to be waited for.
 struct ArgumentWords {
-  static constexpr size_t kMost = 448;  // 3.5 of the 4 KiB that arguments may have
+  static constexpr size_t kMost = 448;  // 3.5 of the 4 KiB that arguments may take
   uint64_t words[kMost];
 };
 
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kThreads)
 // Segments as kernels see them: none is empty, so `begin` ascends.
 template <typename T>
 struct Piece {
-  int64_t begin;  // number of its first element, counted through all segments
+  int64_t begin;  // number of its first element, counted over all segments
   const T* from;
   T* to;
 };

@@ -4,11 +4,11 @@
 //     moved     [a b d] [c e f]                                all keys of a table together
 //     offsets   table 0: 3, 5, 12 ..                           of rows that stay where they are
 //
-// The host knows the lengths. It hands over a list of segments, and one kernel does them all,
-// however many tables and ranks there are. Rows are addressed by word, because behind a message's
-// head nothing is aligned to 16 bytes.
+// The host knows the lengths. It passes a list of segments, and one kernel handles them all,
+// however many tables and ranks there are. Rows are addressed by word, because nothing behind a
+// message's head is aligned to 16 bytes.
 //
-// All async but Heads, with scratch from the workspace.
+// All async except Heads, with scratch from the workspace.
 #ifndef SOK_CORE_CUDA_LOOKUP_SEGMENTS_H_
 #define SOK_CORE_CUDA_LOOKUP_SEGMENTS_H_
 
@@ -22,11 +22,11 @@
 namespace sok {
 namespace cuda {
 
-// Copies a few words of the host's, which may change as soon as this returns. Does not wait, but
-// for more than 64 KiB.
+// Copies a few words from the host, where they may change as soon as this returns. Waits only for
+// more than 64 KiB.
 void UploadWords(Stream stream, const void* words, size_t num_words, uint64_t* to);
 
-// A copy of host values, valid as long as what was taken from the workspace. As UploadWords.
+// A copy of host values, in memory of the workspace. Waits as UploadWords does.
 template <typename T>
 T* Upload(Stream stream, Workspace& workspace, const std::vector<T>& values) {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(uint64_t) == 0, "words");
@@ -51,12 +51,12 @@ struct RowSegment {
   int64_t start;  // word that the first row begins at
   int64_t dim;    // words from a row to the next
 };
-// The word that each row of the segments begins at, one segment behind the other.
+// The word that each row of the segments begins at, one segment after the other.
 void RowOffsets(Stream stream, Workspace& workspace, const std::vector<RowSegment>& segments,
                 int64_t* offsets);
 
 // The first `num_words` words of each block of a message, on the host; blocks with fewer are
-// filled up with zeros. `lengths` [num_blocks] on the host. Waits.
+// padded with zeros. `lengths` [num_blocks] on the host. Waits.
 template <typename T>
 std::vector<T> Heads(Stream stream, Workspace& workspace, const T* message, const int32_t* lengths,
                      int64_t num_blocks, int64_t num_words);

@@ -27,7 +27,7 @@ struct SharesJob {
   }
 };
 
-// Positions count within their batch, rows through all batches, so that one sort does them all.
+// Positions count within their batch, rows over all batches, so that one sort handles all.
 struct NumberJob {
   const int32_t* inverse;  // [num_keys]
   int64_t num_keys;
@@ -44,7 +44,7 @@ struct NumberJob {
 };
 
 // Long enough that few partial sums are left, short enough that there are tiles for all threads of
-// a device: a thread takes 16 bytes of a tile's rows. By the shape of the batch alone.
+// a device: a thread takes 16 bytes of a tile's rows. Depends only on the shape of the batch.
 int64_t TileOf(int64_t num_keys, int64_t dim) {
   const int64_t pieces = (dim + 3) / 4;
   int64_t tile = 32;

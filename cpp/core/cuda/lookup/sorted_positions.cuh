@@ -1,9 +1,9 @@
 // Positions of batches sorted by the row that they read, for the sums of combine.h.
 //
 //     inverse    0 1 0 2 | 1 0              two batches, of 3 and 2 unique rows
-//     row        0 1 0 2 | 4 3              rows count through all batches
+//     row        0 1 0 2 | 4 3              rows count over all batches
 //     sorted     0 0 1 2 | 3 4              one stable sort leaves each batch in its place
-//     position   0 2 1 3 | 1 0              and counts within it
+//     position   0 2 1 3 | 1 0              positions count within their batch
 #ifndef SOK_CORE_CUDA_LOOKUP_SORTED_POSITIONS_CUH_
 #define SOK_CORE_CUDA_LOOKUP_SORTED_POSITIONS_CUH_
 
@@ -33,7 +33,7 @@ struct SortedPositions {
   int64_t num_tiles() const { return (num_keys + tile - 1) / tile; }
 };
 
-// What sums need of a batch, whatever its gradients and rows are.
+// What sums need of a batch besides its gradients and rows.
 struct PositionBatch {
   const Samples* samples;
   int64_t num_unique;

@@ -15,9 +15,9 @@ namespace {
 
 constexpr uint32_t kEmptySlot = 0xFFFFFFFFu;
 
-// Positions as they are kept in the slots: the one to stay is the least.
+// How positions are coded in the slots: the least code wins.
 struct Positions {
-  uint32_t last;  // num_keys - 1 where the last occurrence is wanted, else 0
+  uint32_t last;  // num_keys - 1 if the last occurrence is wanted, else 0
 
   SOK_HD uint32_t Code(uint32_t position) const { return last == 0 ? position : last - position; }
 };
@@ -46,7 +46,7 @@ struct MeetJob {
         there = atomicCAS(&places.slots[slot], kEmptySlot, code);
         if (there == kEmptySlot) there = code;
       }
-      // Whatever code the slot holds by now, it is a position of this same key.
+      // Whatever code the slot holds by now, it is a position of the same key.
       if (there != code && keys[places.positions.Code(there)] != key) continue;
       if (there > code) atomicMin(&places.slots[slot], code);
       places.slot_of[i] = static_cast<uint32_t>(slot);
@@ -71,7 +71,7 @@ struct FlagJob {
   }
 };
 
-// Ranks count through all batches: a batch's own begin at that of its first key.
+// Ranks count over all batches: those of a batch begin at the rank of its first key.
 struct WriteUniqueJob {
   UniqueBatch batch;
   Places places;
@@ -96,12 +96,12 @@ struct WriteUniqueJob {
 
 // ---- by owner ----
 
-// A batch on its way from order of occurrence to order by owner.
+// A batch that is brought from order of occurrence to order by owner.
 struct Routed {
   const uint64_t* in_order;  // [num_keys] unique keys by first occurrence
   Count num_unique;
   int64_t world_size;
-  uint32_t first_owner;     // owners count through all batches: that of rank 0 in this one
+  uint32_t first_owner;     // owners count over all batches: the number of this one's rank 0
   uint32_t* owners;         // [num_keys]
   uint32_t* order;          // [num_keys] places in `in_order`
   uint32_t* sorted_owners;  // the same, sorted
@@ -110,7 +110,7 @@ struct Routed {
   UniqueByOwnerBatch batch;
 };
 
-// Owner of each unique key; what lies behind them goes to the end of the batch.
+// Owner of each unique key; unused places get the highest, so that they go to the batch's end.
 struct OwnersJob : Routed {
   int64_t NumThreads() const { return num_unique.most; }
   SOK_DEVICE void Run(int64_t i) const {
@@ -172,7 +172,7 @@ struct OneOwnerJob {
 
 // ---- all batches ----
 
-// One batch after the other in an array of as many elements as `size_of` says: where each begins.
+// Where each batch begins in an array that holds size_of(num_keys) elements per batch.
 template <typename Batch, typename F>
 std::vector<int64_t> Starts(const std::vector<Batch>& batches, const F& size_of) {
   std::vector<int64_t> starts = {0};
@@ -188,7 +188,7 @@ int64_t NumSlots(int64_t num_keys) {
   return num_slots;
 }
 
-// Lets equal keys of each batch meet.
+// Gives equal keys of each batch one slot.
 template <typename Batch>
 std::vector<Places> Meet(Stream stream, Workspace& workspace, const std::vector<Batch>& batches,
                          Occurrence occurrence) {
@@ -265,7 +265,7 @@ void UniqueByOwner(Stream stream, Workspace& workspace,
                         num_unique + b});
   }
   Unique(stream, workspace, unsorted);
-  if (world_size == 1) {  // in order as they are
+  if (world_size == 1) {  // they are in order already
     std::vector<OneOwnerJob> jobs;
     for (int64_t b = 0; b < num_batches; ++b) {
       jobs.push_back({num_unique + b, batches[b].owner_offsets});

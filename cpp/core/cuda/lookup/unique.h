@@ -1,7 +1,7 @@
 // Unique keys with inverse, and their partition by owner, on the device.
 //
-// A table of positions, twice as large as the batch: a slot holds the position of a key, so keys
-// are never copied, never compared with a sentinel and need no publication; they are input.
+// A hash table of positions, at least twice as large as the batch: a slot holds the position of a
+// key. Keys are input, so they are never copied, compared with a sentinel or published.
 //
 //     keys     k0 k1 k2 k1 k0         slots   . 1 . 0 2 .      equal keys meet in one slot, where
 //     slot_of   3  1  4  1  3                                  the least position stays (atomicMin)
@@ -9,7 +9,7 @@
 //     inverse   0  1  2  1  0
 //
 // Invariant: unique keys are in the order of their first occurrence, whatever order the threads ran
-// in. (The CPU's order is another: by owner, then hash.) With owners: by owner, then that order.
+// in. (The CPU's order differs: by owner, then hash.) With owners: by owner, then that order.
 //
 // Batches of many tables share their launches (jobs.cuh), one scan and one sort; each has the
 // result that it would have alone.

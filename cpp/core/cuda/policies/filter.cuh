@@ -1,8 +1,8 @@
-// How often a filter has seen a key, read and counted by kernels. See cpu/admission.h, whose counts
-// these are.
+// How often a filter has seen a key, read and counted by kernels. The counts are those of
+// cpu/admission.h.
 //
-// A lookup reads all counts before it counts anything (two kernels), so that what a key counts does
-// not depend on the order of threads. Counting is adding 1 with saturation, in any order.
+// A lookup reads all counts before it counts anything (two kernels), so counts do not depend on the
+// order of threads. Counting adds 1 with saturation, in any order.
 #ifndef SOK_CORE_CUDA_POLICIES_FILTER_CUH_
 #define SOK_CORE_CUDA_POLICIES_FILTER_CUH_
 
@@ -31,8 +31,8 @@ SOK_DEVICE uint64_t LoadCounter(const FilterRef& filter, int64_t place) {
   }
 }
 
-// Adds 1 unless the counter is at its largest value. Small ones are counted in the 32-bit word that
-// holds them.
+// Adds 1 unless the counter is at its largest value. Small counters are changed within the 32-bit
+// word that holds them.
 SOK_DEVICE void CountUp(const FilterRef& filter, int64_t place) {
   if (filter.counter_bits == 64) {
     auto* const counter = static_cast<unsigned long long*>(filter.counters) + place;
@@ -69,7 +69,7 @@ SOK_DEVICE WaitingRow* WaitingRowAt(const TableRef& waiting, uint32_t row) {
   return reinterpret_cast<WaitingRow*>(waiting.Row(row));
 }
 
-// A waiting key as it stands; zeros where it is not known.
+// What the filter knows of a key; zeros if nothing.
 SOK_DEVICE WaitingRow FindWaiting(const FilterRef& filter, uint64_t hash, uint64_t key) {
   if (filter.is_bloom) return {LeastCounter(filter, hash), 0};
   if (!filter.is_exact) return {0, 0};

@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kThreads)
       counts = records[row].last_step != step;
     } else {
       const WaitingRow seen = FindWaiting(filter, hash, key);
-      // A Bloom filter does not know when: it counts a key again in each lookup.
+      // A Bloom filter does not know the last step: it counts a key in each lookup.
       counts = seen.next_step != step + 1;
       frequency = seen.count + (counts && seen.count != INT64_MAX ? 1 : 0);
       is_refused = filter.filter_freq > 1 && frequency < filter.filter_freq;
@@ -189,8 +189,8 @@ __global__ void __launch_bounds__(kThreads)
   if (is_other) others[other_place] = static_cast<uint32_t>(i);
 }
 
-// A warp for each row. The squares are added from the first column on, as on the CPU: each lane
-// brings one of 32 and all of them add up all.
+// One warp per row. The squares are added from the first column on, as on the CPU: each lane
+// computes one of 32, and every lane adds all of them.
 __global__ void __launch_bounds__(kThreads)
     ListLightKernel(TableRef table, Count num_rows, const uint32_t* rows, float l2_threshold,
                     uint32_t* light, uint32_t* num_light) {

@@ -1,16 +1,16 @@
-// What a table with policies knows of its keys, in device memory. Decisions: core/policy.h; the
-// same on the CPU: core/cpu/records.h.
+// DeviceRecords: what a table with policies stores about its keys, in device memory. Decisions:
+// core/policy.h; the same on the CPU: core/cpu/records.h.
 //
-//     row number r -> records[r]  | key | frequency | last step | custom score |   32 bytes: the
-//                                                                   unit that device memory moves
+//     row number r -> records[r]  | key | frequency | last step | custom score |   32 bytes: one
+//                                                                     sector of device memory
 //     waiting keys -> a table of its own, whose "rows" are  | count, 8 | last step + 1, 8 |
 //       or, Bloom:    counters of 1 to 8 bytes, at the CPU's places (core/bloom.h)
 //     evicted rows -> a buffer in host memory (core/evicted_buffer.h)
 //
-// The exact filter is a CudaTable of four-float rows because it needs all that one has: insertion
-// by all threads, growth without waiting, erasing. A new row of zeros reads "never seen".
+// The exact filter is a CudaTable of four-float rows because it needs what a table has: insertion
+// by all threads, growth without waiting, erasing. A new row of zeros means "never seen".
 //
-// The step and the counts of keys are the host's: every call that changes them waits for the device
+// The host keeps the step and the counts of keys. Every call that changes them waits for the device
 // once, to learn how many keys it admits.
 //
 // Invariants, since the table was made, cleared or replaced:
@@ -42,8 +42,8 @@ struct alignas(16) DeviceRecord {
 };
 static_assert(sizeof(DeviceRecord) == 32, "a record is one sector of memory");
 
-// What a record says of importance: larger stays longer. In the order of unsigned numbers, so that
-// it can be taken apart into digits.
+// The score of a record: larger stays longer. In the order of unsigned numbers, so that it can be
+// split into digits.
 SOK_HD inline uint64_t OrderedScore(const DeviceRecord& record, ScoreKind kind) {
   const int64_t score = kind == ScoreKind::kLru   ? record.last_step
                         : kind == ScoreKind::kLfu ? record.frequency
@@ -51,14 +51,14 @@ SOK_HD inline uint64_t OrderedScore(const DeviceRecord& record, ScoreKind kind) 
   return static_cast<uint64_t>(score) ^ (uint64_t{1} << 63);
 }
 
-// Where a selection of the lowest rows ended, for the next one: see lowest.cuh.
+// Where a selection of the lowest rows ended, for the next one: see select_lowest.cuh.
 struct LowestHint {
   explicit LowestHint(Stream stream);
 
   void Forget();  // async
 
   Buffer end;           // uint64 [2]: score and key up to which rows were taken
-  int slack_bits = 64;  // the next ones are looked for up to 2^slack_bits beyond it
+  int slack_bits = 64;  // the next survey lists rows up to 2^slack_bits beyond it
   bool was_used = false;
 };
 
@@ -88,7 +88,7 @@ struct DeviceRecords {
 
   void MoveTo(Stream stream);
   int64_t bytes(Stream stream) const;
-  // Room for records of rows below `num_rows`; new ones hold no key. Async.
+  // Makes room for records of rows below `num_rows`; new ones hold no key. Async.
   void Reserve(Stream stream, int64_t num_rows);
   void Clear(Stream stream);  // waits
 
@@ -97,18 +97,18 @@ struct DeviceRecords {
   bool has_scores() const { return options.score == ScoreKind::kCustom; }
   bool is_bloom() const { return options.filters() && options.bloom_max_keys > 0; }
 
-  // Counters of a Bloom filter, and back. Wait.
+  // Counters of a Bloom filter, to and from the host. Both wait.
   std::vector<int64_t> ExportCounters(Stream stream) const;
   void ImportCounters(Stream stream, const std::vector<int64_t>& counters);
   // Keys of the exact filter, ascending. Waits.
   std::vector<WaitingKey> ExportWaiting(Stream stream) const;
-  // Either filter takes keys: it counts at least what they say.
+  // Both filters take keys: counts are then at least those given.
   void ImportWaiting(Stream stream, const std::vector<WaitingKey>& keys);
 
   const PolicyOptions options;
   int64_t step = 0;
-  PolicyCounts statistics;  // of counts; size, buffered, waiting and step are filled in later
-  Buffer records;           // DeviceRecord [rows there is memory for]
+  PolicyCounts statistics;             // without those that CudaTable::Statistics fills in
+  Buffer records;                      // DeviceRecord [rows that the arena has memory for]
   std::unique_ptr<CudaTable> waiting;  // exact filter, or null
   BloomShape bloom;
   Buffer counters;           // of a Bloom filter

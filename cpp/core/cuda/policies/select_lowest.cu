@@ -20,7 +20,7 @@ constexpr int kCopies = 32;
 constexpr int kLaneDigits = kDigits / kWarp;
 constexpr int64_t kSurveyThreads = 1 << 15;  // enough to keep the memory busy; each ends in atomics
 constexpr int64_t kCountThreads = 1 << 17;   // a block counts in shared memory what it reads
-constexpr int64_t kFewRows = 1 << 14;        // that may be listed however few are wanted
+constexpr int64_t kFewRows = 1 << 14;        // may be listed even if fewer are wanted
 
 struct Candidates {
   const DeviceRecord* records;
@@ -32,7 +32,7 @@ struct Candidates {
   SOK_DEVICE uint32_t Row(int64_t i) const {
     return list == nullptr ? static_cast<uint32_t>(i) : list[i];
   }
-  // Null where the row holds no key or stays.
+  // Null if the row holds no key or must stay.
   SOK_DEVICE const DeviceRecord* Get(int64_t i) const {
     if (list != nullptr) return records + list[i];
     if (records[i].last_step < 0 || (kept[i / 32] >> (i % 32) & 1) != 0) return nullptr;
@@ -40,7 +40,7 @@ struct Candidates {
   }
 };
 
-// Bits that are set in all candidates, and in any; how many lie up to the hint.
+// Bits that are set in all candidates, and in any; the number of candidates up to the hint.
 struct Survey {
   Word score_and, key_and, score_or, key_or;
   uint32_t num_listed;
@@ -48,7 +48,7 @@ struct Survey {
 };
 static_assert(std::has_unique_object_representations_v<Survey>, "no padding");
 
-// Score and key as one number, to be added to.
+// Score and key as one number of 128 bits.
 struct Ceiling {
   uint64_t score, key;
 
@@ -66,8 +66,8 @@ struct Ceiling {
   }
 };
 
-// The digits chosen so far: rows with (score & score_mask, key & key_mask) below are taken, those
-// above are not, and of equal ones `remaining`, or all when `done`.
+// The digits chosen so far: rows with (score & score_mask, key & key_mask) below are taken, rows
+// above are not, and of equal rows `remaining`, or all if `done`.
 struct Choice {
   uint64_t score, score_mask, key, key_mask;
   uint32_t remaining;
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(kThreads)
   uint32_t before = up_to - total;
 #pragma unroll
   for (int d = 0; d < kLaneDigits; ++d) {
-    if (before < remaining && remaining <= before + counts[d]) {  // in one lane, for one digit
+    if (before < remaining && remaining <= before + counts[d]) {  // true for one digit of one lane
       const uint64_t digit = static_cast<uint64_t>(lane * kLaneDigits + d) << shift;
       (of_key ? choice->key : choice->score) |= digit;
       (of_key ? choice->key_mask : choice->score_mask) |= uint64_t{0xFF} << shift;
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(kThreads)
   out[i] = of_key ? record.key : OrderedScore(record, kind);
 }
 
-// By key, then, as the sort is stable, by score.
+// Sorts by key, then by score; the sort is stable.
 void SortRows(Stream stream, Workspace& workspace, const DeviceRecord* records, ScoreKind kind,
               int64_t count, uint32_t* rows) {
   uint64_t* const keys = workspace.Take<uint64_t>(count);
@@ -245,7 +245,7 @@ void SelectLowest(Stream stream, Workspace& workspace, const DeviceRecord* recor
       candidates.list = listed;
       candidates.num_rows = num_listed;
     }
-    // In large steps where the list was of no use, in small ones where it might be shorter.
+    // Large steps if the list could not be used, small ones if it could be shorter.
     const int change = num_listed < count       ? 4
                        : num_listed > limit     ? -8
                        : num_listed > 4 * count ? -1

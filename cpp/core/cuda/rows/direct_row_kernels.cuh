@@ -1,6 +1,5 @@
-// Kernels of a table without a hashtable (direct_rows.h). All its rows lie in the arena from the
-// start, so that a batch of keys becomes row numbers, and what reads and updates rows by number
-// does the rest.
+// Kernels of a table without a hashtable (direct_rows.h). All its rows are in the arena from the
+// start. Keys become row numbers, and the kernels for rows by number do the rest.
 #ifndef SOK_CORE_CUDA_ROWS_DIRECT_ROW_KERNELS_CUH_
 #define SOK_CORE_CUDA_ROWS_DIRECT_ROW_KERNELS_CUH_
 
@@ -16,8 +15,8 @@ namespace cuda {
 
 inline constexpr uint64_t kNoPosition = ~uint64_t{0};
 
-// Async. rows[i] = row number of keys[i]. first_refused [number of batches], in device memory: the
-// first position whose key the table does not have and whose row number is kNoRow, or kNoPosition.
+// Async. rows[i] = row number of keys[i], or kNoRow if the table does not have the key.
+// first_refused [number of batches], in device memory: the first such position, or kNoPosition.
 struct RowNumberBatch {
   DirectRows direct;
   const uint64_t* keys;

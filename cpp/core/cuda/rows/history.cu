@@ -6,7 +6,7 @@
 
 namespace sok {
 namespace cuda {
-// The numbers of step n, which the host works out.
+// The numbers of step n, which the host computes.
 struct StepRecord {
   uint32_t n;
   double alpha;
@@ -28,7 +28,7 @@ struct AppendJob {
   double* log_decay;
   float* beta_1_power;
   float* beta_2_power;
-  double* alpha;  // the constants that replay a step; null where steps are not replayed
+  double* alpha;  // the constants of a step, for kAdamSteps; otherwise null
   double* decay;
 
   int64_t NumThreads() const { return std::max<int64_t>(1, int64_t{length + 1} * num_terms); }

@@ -1,14 +1,14 @@
-// History: the steps of a table's optimizer, with the records that rows are brought up from in
-// device memory.
+// History: the steps of a table's optimizer, with the records by which rows are brought up to date
+// in device memory.
 //
-// The same records as StepHistory (adam_replay.h), which goes along on the host for its shape and
-// its sums of logarithms. A step appends one summand to the records that still grow, in a kernel
-// with the CPU's double arithmetic. Where the CPU keeps a ring and looks older steps up in runs,
-// here all rows are brought up by one kernel when the records are full (every kMaxSteps steps) and
-// the history starts anew: a sweep over the table takes less than a thousandth of that many steps.
+// The same records as StepHistory (adam_replay.h), which the host also keeps for its shape and its
+// sums of logarithms. A step appends one summand to the records that still grow, in a kernel with
+// the CPU's double arithmetic. The CPU keeps a ring and computes older records from runs. Here one
+// kernel brings all rows up when the records are full (every kMaxSteps steps), and the history
+// starts anew: this sweep takes less than a thousandth of the time of so many steps.
 //
-// Where steps are replayed one at a time (ReplayKind::kAdamSteps) there are no terms to grow: a
-// record holds the constants of a step, and the sweep replays up to kMaxSteps per element.
+// If steps are replayed one at a time (ReplayKind::kAdamSteps) there are no terms to grow: a record
+// holds the constants of a step, and the sweep replays up to kMaxSteps per element.
 #ifndef SOK_CORE_CUDA_ROWS_HISTORY_H_
 #define SOK_CORE_CUDA_ROWS_HISTORY_H_
 
@@ -41,10 +41,10 @@ class History {
   HistoryRef Ref() const;
 
   void Reserve() { steps_.Reserve(); }  // for one step, on the host
-  // Async. One step of tables that make it together.
+  // Async. Appends one step of tables that make it together.
   static void Append(Stream stream, const std::vector<History*>& histories, float learning_rate,
                      int64_t step);
-  void Forget(Stream stream);  // async; every row has been brought up
+  void Forget(Stream stream);  // async; every row must be up to date
   void MoveTo(Stream stream);  // see Buffer
 
  private:
@@ -52,7 +52,7 @@ class History {
 
   const OptimizerOptions options_;
   const int64_t max_steps_;
-  const double beta_1_, beta_2_;  // as written: to find that takes a microsecond
+  const double beta_1_, beta_2_;  // AsWritten, which takes a microsecond
   StepHistory steps_;
   uint32_t base_ = 0;
   uint32_t now_ = 0;
@@ -61,8 +61,8 @@ class History {
   Buffer log_decay_;     // [max_steps]
   Buffer beta_1_power_;  // [max_steps]
   Buffer beta_2_power_;  // [max_steps]
-  Buffer alpha_;         // [max_steps], where steps are replayed
-  Buffer decay_;         // [max_steps], where they are and there is weight decay
+  Buffer alpha_;         // [max_steps], for kAdamSteps
+  Buffer decay_;         // [max_steps], for kAdamSteps with weight decay
 };
 
 }  // namespace cuda

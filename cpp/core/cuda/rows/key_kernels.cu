@@ -13,8 +13,8 @@ namespace {
 
 namespace cg = cooperative_groups;
 
-// Row number of a new key. The stack and next_row stand still while a batch is inserted; the
-// counters are updated behind it.
+// Row number of a new key. The stack and next_row do not change while a batch is inserted; the
+// counters are updated afterwards.
 struct NewRow {
   Counters* counters;
   const uint32_t* free_rows;
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kThreads)
   rows[i] = FindRow(ReadOnlyMemory(), table.index, HashKey(key), key);
 }
 
-// A lane inserts a key, then the warp writes the rows that are new.
+// Each lane inserts a key, then the warp writes the new rows.
 struct InsertJob {
   TableRef table;
   const uint64_t* keys;
@@ -61,8 +61,8 @@ struct InsertJob {
   }
 };
 
-// Adds what a batch has inserted to the counters: free row numbers were taken first. Writes to the
-// host by itself: a copy of so few bytes would hold the stream up for longer than it takes itself.
+// Adds the keys that a batch inserted to the counters: free row numbers were used first. Writes to
+// the host by itself: a copy of so few bytes would delay the stream for longer.
 struct UpdateCountersJob {
   Counters* counters;
   Counters* host_counters;
@@ -123,7 +123,7 @@ __global__ void BookErasedKernel(Counters* counters) {
   if (threadIdx.x == 0) counters->size -= counters->erased;
 }
 
-// The bucket of the i-th slot of an index, where the slot holds a key; else null.
+// The bucket of the i-th slot of an index if the slot holds a key; else null.
 SOK_DEVICE const Bucket* BucketWithKey(const IndexRef& index, int64_t i, int* slot) {
   const uint64_t b = static_cast<uint64_t>(i) / kBucketSlots;
   if (b > index.mask) return nullptr;
@@ -132,7 +132,7 @@ SOK_DEVICE const Bucket* BucketWithKey(const IndexRef& index, int64_t i, int* sl
   return digest > kErasedDigest ? index.buckets + b : nullptr;
 }
 
-// A thread for each slot of the old index.
+// One thread per slot of the old index.
 __global__ void __launch_bounds__(kThreads) RehashKernel(IndexRef from, IndexRef to) {
   int slot;
   const Bucket* const bucket = BucketWithKey(from, GlobalThread(), &slot);

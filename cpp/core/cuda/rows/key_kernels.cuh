@@ -15,9 +15,9 @@ namespace cuda {
 void FindKeys(Stream stream, const TableRef& table, const uint64_t* keys, Count num_keys,
               uint32_t* rows);
 
-// Inserts missing keys, with initial rows and slot rows, and brings the counters up to date.
-// The caller has made room in index and arena. `inserted` may be null. The counters as they are
-// then are also written to `host_counters`, pinned host memory, unless it is null.
+// Inserts missing keys, with initial rows and slot rows, and updates the counters. The caller has
+// made room in index and arena. `inserted` may be null. The new counters are also written to
+// `host_counters`, pinned host memory, unless it is null.
 struct InsertBatch {
   TableRef table;
   const uint64_t* keys;
@@ -26,20 +26,20 @@ struct InsertBatch {
   uint8_t* inserted = nullptr;
   Counters* host_counters = nullptr;
 };
-// Of different tables, in two launches for all.
+// For different tables, in two launches together.
 void InsertKeys(Stream stream, const std::vector<InsertBatch>& batches);
 
 // Puts the row numbers of erased keys on the free stack, which has room for all row numbers.
 void EraseKeys(Stream stream, const TableRef& table, const uint64_t* keys, int64_t num_keys);
 
-// Copies all keys to an empty index; erased slots are left behind.
+// Copies all keys to an empty index, without erased slots.
 void Rehash(Stream stream, const IndexRef& from, const IndexRef& to, Counters* counters);
 
-// All keys and their row numbers, in the order of no particular slot. *cursor must be 0.
+// Lists all keys and their row numbers, in no particular order. *cursor must be 0.
 void ListKeys(Stream stream, const IndexRef& index, uint64_t* keys, uint32_t* rows,
               uint32_t* cursor);
 
-// Buckets visited to find a key that is there: the sum over all keys, and the most for one.
+// Buckets visited to find present keys: the sum over all keys, and the most for one.
 struct ProbeLengths {
   unsigned long long total;  // NOLINT: what CUDA's atomics take
   unsigned long long most;   // NOLINT
@@ -47,7 +47,7 @@ struct ProbeLengths {
 // Adds to *lengths, in device memory.
 void AddProbeLengths(Stream stream, const IndexRef& index, ProbeLengths* lengths);
 
-// How many positions of a batch have a key that is missing, and the table's counters as they are.
+// How many positions of a batch have a missing key, and the table's present counters.
 struct MissBatch {
   TableRef table;
   const uint64_t* keys;
@@ -57,10 +57,10 @@ struct Misses {
   uint32_t num_missing;
   Counters counters;
 };
-// Of different tables, in two launches for all. Writes `misses` [batches], in device memory.
+// For different tables, in two launches together. Writes `misses` [batches], in device memory.
 void CountMisses(Stream stream, const std::vector<MissBatch>& batches, Misses* misses);
 
-// Counts the positions with kNoRow whose key occurs at no earlier position: `first[i]` says so.
+// Counts the positions with kNoRow that are the first of their key, as `first[i]` says.
 void CountMissing(Stream stream, const uint32_t* rows, const uint8_t* first, int64_t num_keys,
                   uint32_t* count);
 

@@ -1,15 +1,14 @@
-// Rows in and out of a table, a warp for 32 of them.
+// Rows in and out of a table, one warp per 32 rows.
 //
-// Each lane brings one row (it has probed for it); then the warp copies the 32 rows together. The
-// pieces of all rows, 16 bytes each, are numbered through, and lane l takes the pieces l, l + 32,
-// ...:
+// Each lane has probed for one row; then the warp copies the 32 rows together. The pieces of all
+// rows, 16 bytes each, are numbered consecutively, and lane l copies the pieces l, l + 32, ...:
 //
-//     row 0             row 1             ...       dim 16: four pieces a row
+//     row 0             row 1             ...       dim 16: four pieces per row
 //     p0  p1  p2  p3    p4  p5  p6  p7    ...       lanes 0..31 take p0..p31, then p32..p63, ...
 //
-// So all lanes work whatever the width, the dense side is read and written in one stretch, and
-// kInFlight loads are under way before the first is used. A row whose width or address does not
-// allow 16 bytes goes in pieces of 4.
+// So all lanes work at any width, the dense side is read and written contiguously, and kInFlight
+// loads are under way before the first is used. A row whose width or address does not allow 16
+// bytes is copied in pieces of 4.
 #ifndef SOK_CORE_CUDA_ROWS_ROW_ACCESS_CUH_
 #define SOK_CORE_CUDA_ROWS_ROW_ACCESS_CUH_
 
@@ -50,7 +49,7 @@ struct Pieces {
       if (per_row == uint32_t{1} << s) shift = s;
     }
   }
-  // Mostly a power of two: a division takes longer than the 16 bytes it leads to.
+  // Usually a power of two: a division takes longer than copying the 16 bytes.
   SOK_DEVICE uint32_t RowOf(uint32_t piece) const {
     return shift >= 0 ? piece >> shift : piece / per_row;
   }
@@ -114,7 +113,7 @@ struct SeriesTerm {
   SOK_HD float operator()(int i) const { return static_cast<float>(terms[i] * since); }
 };
 
-// The elements `w` of a row as they are now; `m` and `v` as they were.
+// Brings the elements `w` of a row up to date; `m` and `v` are still the old ones.
 template <int kWidth>
 SOK_DEVICE void Replay(const HistoryRef& history, const Debt& debt, const Piece<kWidth>& m,
                        const Piece<kWidth>& v, Piece<kWidth>* w) {
@@ -131,7 +130,7 @@ SOK_DEVICE void Replay(const HistoryRef& history, const Debt& debt, const Piece<
   }
 }
 
-// Offset of the velocity that the replay reads, in rows of dim floats.
+// Offset of the velocity that the replay reads, in multiples of dim floats.
 SOK_DEVICE int VelocityRow(const HistoryRef& history) {
   return history.kind == ReplayKind::kAmsgrad ? 3 : 2;
 }
@@ -141,7 +140,7 @@ SOK_DEVICE Piece<kWidth> LoadPiece(const float* row, int64_t piece) {
   return reinterpret_cast<const Piece<kWidth>*>(row)[piece];
 }
 
-// One piece of a row as it reads now, without writing to the row.
+// One up-to-date piece of a row, without writing to the row.
 template <int kWidth>
 SOK_DEVICE Piece<kWidth> ReadPiece(const TableRef& table, const Debt& debt, const float* row,
                                    int64_t piece) {
@@ -172,7 +171,7 @@ SOK_DEVICE Piece<kWidth> InitialPiece(const TableRef& table, uint64_t key, uint3
   return out;
 }
 
-// Writes piece `quad` of a new row: initial embedding, initial slot rows, zeros behind them.
+// Writes piece `quad` of a new row: initial embedding, initial slot rows, then zeros.
 SOK_DEVICE void WriteNewQuad(const TableRef& table, uint64_t key, uint32_t quad, float* row) {
   Piece<4> values = {};
   if (int64_t{4} * quad < table.dim) values = InitialPiece<4>(table, key, quad);
@@ -185,9 +184,9 @@ SOK_DEVICE void WriteNewQuad(const TableRef& table, uint64_t key, uint32_t quad,
   reinterpret_cast<Piece<4>*>(row)[quad] = values;
 }
 
-// Writes the warp's new rows. `row`: this lane's, null for none. Where many lanes have one, the
-// pieces of all 32 rows are numbered through, as in copying; where few have, row after row takes
-// fewer turns.
+// Writes the warp's new rows. `row`: this lane's, null for none. If many lanes have one, the pieces
+// of all 32 rows are numbered consecutively, as in copying; if few have, row after row takes fewer
+// turns.
 SOK_DEVICE void WriteNewRows(const Warp& warp, const TableRef& table, uint64_t key, float* row) {
   uint32_t pending = warp.ballot(row != nullptr);
   if (pending == 0) return;
@@ -231,7 +230,7 @@ SOK_DEVICE void CopyRowsOut(const Warp& warp, const TableRef& table, const Piece
   const uint32_t num_pieces = in_warp * pieces.per_row;
   Piece<kWidth>* const dense =
       reinterpret_cast<Piece<kWidth>*>(out) + first * int64_t{pieces.per_row};
-  constexpr int kLoads = kOwes ? 1 : kInFlight;  // what a row owes takes registers
+  constexpr int kLoads = kOwes ? 1 : kInFlight;  // a Debt takes registers
   for (uint32_t start = 0; start < num_pieces; start += kLoads * kWarp) {
     Piece<kWidth> values[kLoads];
     bool has_value[kLoads];

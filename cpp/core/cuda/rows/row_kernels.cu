@@ -56,7 +56,7 @@ struct CopyRowsJob {
   }
 };
 
-// A launch for the batches of each kind: pieces wide or not, rows that owe steps or do not.
+// One launch for the batches of each kind: pieces wide or not, rows that owe steps or do not.
 template <template <int, bool> class Job, typename Batch, int kWidth, bool kOwes>
 void LaunchKind(Stream stream, const std::vector<Batch>& batches) {
   std::vector<Job<kWidth, kOwes>> jobs;
@@ -78,7 +78,7 @@ void LaunchAll(Stream stream, const std::vector<Batch>& batches) {
   LaunchKind<Job, Batch, 1, true>(stream, batches);
 }
 
-// A warp for each row: these are the rare calls (assign, sweep), so simple is enough.
+// One warp per row: these calls are rare (assign, sweep), so a simple kernel is enough.
 __global__ void __launch_bounds__(kThreads)
     CatchUpKernel(TableRef table, const uint32_t* row_numbers, const uint8_t* take,
                   Count num_rows) {
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A warp for each row here too.
+// One warp per row here too.
 __global__ void __launch_bounds__(kThreads)
     WriteRowsKernel(TableRef table, const uint32_t* row_numbers, const uint8_t* take,
                     int64_t num_rows, int64_t width, const float* rows) {

@@ -22,7 +22,7 @@ struct FindBatch {
 };
 void FindAndCopy(Stream stream, const std::vector<FindBatch>& batches);
 
-// rows[i] = row of row_numbers[i] as it reads now; kNoRow only where the table filters keys.
+// rows[i] = up-to-date row of row_numbers[i]; kNoRow only if the table filters keys.
 struct CopyBatch {
   TableRef table;
   const uint32_t* row_numbers;
@@ -31,23 +31,23 @@ struct CopyBatch {
 };
 void CopyRows(Stream stream, const std::vector<CopyBatch>& batches);
 
-// Brings rows up to the present: those of the positions with take[i] != 0 (null: all), whose row
-// numbers do not repeat; or, with null row_numbers, rows 0 .. num_rows - 1.
+// Brings rows up to date: those at positions with take[i] != 0 (null: all), whose row numbers must
+// not repeat; or, with null row_numbers, rows 0 .. num_rows - 1.
 void CatchUpRows(Stream stream, const TableRef& table, const uint32_t* row_numbers,
                  const uint8_t* take, Count num_rows);
 
 // Writes the first `width` floats of rows: those at position i with take[i] != 0 (null: all).
-// Row numbers that are taken do not repeat. `rows` [num_rows, width]
+// Row numbers that are taken must not repeat. `rows` [num_rows, width]
 void WriteRows(Stream stream, const TableRef& table, const uint32_t* row_numbers,
                const uint8_t* take, int64_t num_rows, int64_t width, const float* rows);
 
-// Whole rows, slot rows included, as they stand. `rows` [num_rows, row_floats]
+// Copies whole rows with slot rows, not brought up to date. `rows` [num_rows, row_floats]
 void CopyWholeRows(Stream stream, const TableRef& table, const uint32_t* row_numbers,
                    int64_t num_rows, float* rows);
 
-// Copies rows 0 .. num_rows - 1 to another arena. from_column[c] is where column c of a new row
-// comes from in the old one, or kInitialColumn for slot_initial, or KeptUnlessUnknown(column) for
-// the old one's unless that is NaN: a slot of a row that waits for its initial value.
+// Copies rows 0 .. num_rows - 1 to another arena. from_column[c] is the old column that column c of
+// a new row comes from, or kInitialColumn for slot_initial, or KeptUnlessUnknown(column) for the
+// old column unless it is NaN, a slot that waits for its initial value.
 inline constexpr int32_t kInitialColumn = -1;
 SOK_HD constexpr int32_t KeptUnlessUnknown(int32_t column) {
   return -2 - column;

@@ -1,11 +1,11 @@
-// TableRef: what kernels need of a table, by value. Owned by CudaTable (table.h).
+// TableRef: what kernels need of a table, by value. CudaTable (table.h) owns the memory.
 //
 //     index     buckets of 16 digests | 16 keys | 16 row numbers          bucket.h
 //     chunks    [chunk 0] [chunk 1] ...      row r: chunk r >> chunk_shift, place r & chunk_mask
 //     row       | embedding, dim | slot rows of the optimizer | padding to 16 bytes |
-//     counters  row numbers given out, free ones, slots in use; the device alone knows them
+//     counters  row numbers given out, free ones, slots in use; only the device knows them
 //
-// Growing adds chunks and writes their addresses behind the others, so a row never moves.
+// Growing adds chunks and appends their addresses, so a row never moves.
 // Compiled by host compilers too: includes nothing of CUDA.
 #ifndef SOK_CORE_CUDA_ROWS_TABLE_REF_H_
 #define SOK_CORE_CUDA_ROWS_TABLE_REF_H_
@@ -60,7 +60,7 @@ struct TableRef {
   int64_t dim = 0;
   int64_t row_floats = 0;               // embedding and slot rows
   const float* slot_initial = nullptr;  // [row_floats - dim]
-  int64_t last_step_offset = 0;         // floats from the row; where rows owe steps
+  int64_t last_step_offset = 0;         // floats from the row; if rows owe steps
   Initializer initializer;
   float initial_scale = 1.0f;  // weight decay of steps that the history has forgotten
   HistoryRef history;

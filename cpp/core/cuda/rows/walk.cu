@@ -20,8 +20,8 @@ struct WalkedSteps {
   SOK_HD double Decay(uint32_t k) const { return decay == nullptr ? 1.0 : decay[k]; }
 };
 
-// Steps first..end of a row, which are those in which momentum is left, and what the weight decay
-// of later ones leaves of it; a float, as the CPU has it.
+// Steps first..end of a row, in which momentum is left, and the factor of the weight decay in later
+// steps; a float, as on the CPU.
 struct Stretch {
   uint32_t first = 0;
   uint32_t end = 0;
@@ -49,7 +49,7 @@ SOK_DEVICE uint32_t RowNumber(const TableRef& table, const WalkedRows& rows, int
   return rows.row_numbers != nullptr ? rows.row_numbers[i] : static_cast<uint32_t>(i);
 }
 
-// A warp for 32 rows, whose elements are numbered through; see row_access.cuh.
+// One warp per 32 rows, whose elements are numbered consecutively; see row_access.cuh.
 __global__ void __launch_bounds__(kThreads)
     WalkKernel(TableRef table, WalkedRows rows, Pieces<1> elements, float* out) {
   const Warp warp = cg::tiled_partition<kWarp>(cg::this_thread_block());
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t i = GlobalThread();
   const int64_t first = i - warp.thread_rank();
   if (first >= count) return;  // the whole warp
-  float* row = nullptr;        // of those that owe something
+  float* row = nullptr;        // null if it owes nothing
   Stretch stretch;
   if (i < count) {
     const uint32_t number = RowNumber(table, rows, i);

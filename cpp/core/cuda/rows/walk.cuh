@@ -1,7 +1,7 @@
 // Rows whose missed steps are replayed one at a time: ReplayKind::kAdamSteps, see adam_replay.h.
 //
-// In a kernel of its own, before an update and after a copy: within those the replay took 10 to 20
-// registers more, and all other tables would have paid for it with fewer threads at once.
+// In a kernel of its own, before an update and after a copy. Inside those kernels the replay took
+// 10 to 20 more registers, so all other tables would have run with fewer threads at once.
 //
 //     update   row -> replay, in place -> the rule, for a row that is up to date
 //     read     row -> copied as it is -> replayed row over the copy
@@ -18,20 +18,21 @@
 namespace sok {
 namespace cuda {
 
-// Rows by key or by number. A key or number without a row is passed over.
+// Rows by key or by number. A key or number without a row is skipped.
 struct WalkedRows {
   Count num_rows;
   const uint64_t* keys = nullptr;         // [num_rows]; null: by number
   const uint32_t* row_numbers = nullptr;  // [num_rows]; null, without keys: 0, 1, 2, ...
-  const uint8_t* take = nullptr;          // [num_rows], 0 for those to pass over; null: all
+  const uint8_t* take = nullptr;          // [num_rows], 0: skip; null: all
 };
 
 inline bool IsWalked(const TableRef& table) {
   return table.history.kind == ReplayKind::kAdamSteps && table.history.now > 0;
 }
 
-// Async. Writes the rows that owe steps, as they are now, over `out` [num_rows, dim]; with null
-// brings them up in place, with their slots: then no row may occur twice. IsWalked(table).
+// Async. Writes the rows that owe steps, brought up to date, over `out` [num_rows, dim]. If `out`
+// is null, brings them up in place, with their slots; then no row may occur twice. Needs
+// IsWalked(table).
 void Walk(Stream stream, const TableRef& table, const WalkedRows& rows, float* out);
 
 }  // namespace cuda

@@ -1,13 +1,13 @@
-// HeldMutex: std::recursive_mutex, and one thing that it lacks. Who has locked it may hold it beyond
-// its thread, and release it from any other one.
+// HeldMutex: a std::recursive_mutex that can also be held independently of a thread, and released
+// from any thread.
 //
 //     lock()             waits while another thread is inside, and while it is held
-//     Hold()             from inside: from now on only LockHeld() comes in
-//     LockHeld()         the holder's calls, from any thread
+//     Hold()             from inside: from now on only LockHeld() gets in
+//     LockHeld()         for the holder's calls, from any thread
 //     Release()          from any thread
 //
-// So the reader of a whole table reads part by part, and nothing changes in between. Taken once per
-// batch, never per key.
+// So a TableReader reads part by part, and nothing changes in between. Taken once per batch, never
+// per key.
 #ifndef SOK_CORE_CUDA_TABLE_HELD_MUTEX_H_
 #define SOK_CORE_CUDA_TABLE_HELD_MUTEX_H_
 
@@ -54,7 +54,7 @@ class HeldMutex {
 
   std::mutex mutex_;
   std::condition_variable free_;
-  std::thread::id inside_;  // the thread whose depth_ it is
+  std::thread::id inside_;  // the thread that depth_ is of
   int64_t depth_ = 0;
   bool held_ = false;
 };

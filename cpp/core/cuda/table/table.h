@@ -2,34 +2,34 @@
 //
 //     key -> hash -> bucket -> row number -> chunk of the arena -> row
 //
-// What is as on the CPU: index and rows apart, buckets of 16 digests, chunks that never move, slot
-// rows behind each row, initial rows as a pure function of (seed, table name, key, column), rows
-// that owe steps and are brought up when they are read. What differs:
+// As on the CPU: index and rows are separate, buckets have 16 digests, chunks never move, slot rows
+// follow each row, initial rows are a pure function of (seed, table name, key, column), and rows
+// that owe steps are brought up when they are read. Differences:
 //
-// * A batch is inserted by all threads at once, by compare-and-swap (probe.h). Which row *number* a
-//   key gets depends on their order; rows do not.
-// * The size is known to the device alone. The host keeps an upper bound (size_bound.h) and makes
-//   room for a batch before it launches the kernels: chunks for the rows, and an index of twice the
-//   size when more than `max_load_factor` of the slots may be in use. All of it is work on the
-//   stream. The host waits only when the bound says that memory must grow, to learn the real size
-//   first, and within one batch of max_capacity.
+// * All threads insert a batch at once, by compare-and-swap (probe.h). Their order decides which
+//   row *number* a key gets, but not the row.
+// * Only the device knows the size. The host keeps an upper bound (size_bound.h) and makes room for
+//   a batch before it launches the kernels: chunks for the rows, and an index of twice the size
+//   when more than `max_load_factor` of the slots may be in use. All of it is work on the stream.
+//   The host waits, to learn the real size, only when the bound says that memory must grow or that
+//   the batch might exceed max_capacity.
 // * Erased slots are used again after the next rehash, row numbers at once.
 //
-// Every call takes the stream it works on. A call on another stream than the last waits for it
-// on the device; what the caller's own arrays need is up to the caller. The device that is current
-// when the table is made must be current at each call, or CudaError is thrown. "Async": does not
-// wait for the device in a warm step. Pointers are to device memory unless the name says host.
+// Every call takes the stream it works on. A call on another stream than the last is ordered after
+// it on the device; the caller must order its own arrays. The device that is current when the table
+// is made must be current at each call, or CudaError is thrown. "Async": does not wait for the
+// device in a warm step. Pointers are to device memory unless the name says host.
 //
 // With policies (core/policy.h) the table keeps one record per key (records.h). A training lookup
 // then goes through RecordTrainingLookup, which decides which keys get a row and which make room;
-// FindOrInsert does so by itself, and every call that may insert waits for the device, once.
+// FindOrInsert calls it by itself, and every call that may insert waits for the device once.
 // A table without policies keeps no records and pays nothing for them.
 //
-// With use_hashtable=false there is no index: the row number is key / world_size, and memory for
-// all max_capacity rows is taken, and their initial rows written, when the table is made. Clear
-// writes them again. Every call that takes keys waits for the device once, so that it can throw
-// std::out_of_range for a key of another rank or beyond the range before anything has changed.
-// Erase throws std::invalid_argument.
+// With use_hashtable=false there is no index: the row number is key / world_size. The constructor
+// takes memory for all max_capacity rows and writes their initial rows; Clear writes them again.
+// Every call that takes keys waits for the device once, so that it can throw std::out_of_range for
+// a key of another rank or beyond the range before anything has changed. Erase throws
+// std::invalid_argument.
 #ifndef SOK_CORE_CUDA_TABLE_TABLE_H_
 #define SOK_CORE_CUDA_TABLE_TABLE_H_
 
@@ -51,8 +51,8 @@ class History;
 
 class CudaTable final : public Table {
  public:
-  // Throws CudaError where there is no device. max_load_factor in (0, 0.97]: of the slots, the
-  // share that may be in use before the index grows.
+  // Throws CudaError if there is no device. max_load_factor in (0, 0.97]: the share of the slots
+  // that may be in use before the index grows.
   explicit CudaTable(const TableOptions& options, double max_load_factor = 0.875,
                      Stream stream = nullptr);
   ~CudaTable() override;
@@ -80,12 +80,12 @@ class CudaTable final : public Table {
   void Import(CallContext context, const TableSnapshot& snapshot, bool replace = false) override;
   std::unique_ptr<Table> MakeAside(CallContext context) const override;
   void TakeContent(CallContext context, Table& aside) override;
-  // Both layouts exist for a moment. Slots that move are caught up first, and the optimizer
-  // must be attached again.
+  // Both layouts exist for a moment. All rows are brought up to date first, and the optimizer must
+  // be attached again.
   void ConfigureSlots(CallContext context, const std::vector<SlotVariableSpec>& specs) override;
   std::vector<SlotVariableSpec> Slots() const override;
   void RecordTrainingLookup(CallContext context, const uint64_t* keys, int64_t num_keys) override;
-  // The same; with `distinct` the caller says that no key repeats, and none is looked for.
+  // The same; `distinct`: no key repeats, and the search for equal keys is skipped.
   void RecordTrainingLookup(Stream stream, const uint64_t* keys, int64_t num_keys, bool distinct);
   int64_t Evict(CallContext context) override;
   EvictedRows PopEvicted() override;  // from host memory
@@ -96,22 +96,22 @@ class CudaTable final : public Table {
                        const int64_t* scores) override;
   void SetStep(int64_t step) override;
 
-  // ---- parts, for fused code: the caller holds the lock, for as long as it needs row numbers to
-  // stay valid. Whole calls may be made under it ----
+  // ---- parts, for fused code: the caller holds the lock as long as row numbers must stay valid.
+  // It may make whole calls meanwhile ----
   HeldMutex& mutex() const;
   Stream stream() const;  // of the last call
-  // Async. kNoRow where the key is missing.
+  // Async. kNoRow for missing keys.
   void FindRows(Stream stream, const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers);
   // Async. As FindOrInsert, without the rows. `num_actual`: in device memory, the number of keys if
   // it is less than num_keys; null for num_keys.
   void FindOrInsertRows(Stream stream, const uint64_t* keys, int64_t num_keys,
                         uint32_t* row_numbers, uint8_t* inserted,
                         const uint32_t* num_actual = nullptr);
-  // Async. Rows by number, none of them kNoRow (which reads `no_permission` where a filter admits
-  // keys); a row number stays valid until its key is erased or evicted.
+  // Async. Reads rows by number. kNoRow reads `no_permission` and is allowed only if the table
+  // filters keys. A row number stays valid until its key is erased or evicted.
   void GatherRows(Stream stream, const uint32_t* row_numbers, int64_t num_rows, float* rows,
                   const uint32_t* num_actual = nullptr);
-  // ---- the same for many tables, in the launches of one. A table may occur several times ----
+  // ---- the same for many tables, in shared launches. A table may occur several times ----
   struct TableFind {
     CudaTable* table;
     const uint64_t* keys;  // [num_keys]
@@ -132,8 +132,7 @@ class CudaTable final : public Table {
     float* rows;  // [num_rows, dim]
   };
   static void Find(Stream stream, const std::vector<TableFind>& batches);
-  // Of the tables with a hashtable that keep no records and occur once, all take their keys or none
-  // does.
+  // All or nothing for the tables that have a hashtable, keep no records and occur once.
   static void FindOrInsertRows(Stream stream, const std::vector<TableKeys>& batches);
   static void FindOrInsert(Stream stream, const std::vector<TableFind>& batches);
   static void GatherRows(Stream stream, const std::vector<TableRows>& batches);
@@ -144,18 +143,18 @@ class CudaTable final : public Table {
   void CheckOptimizer(const OptimizerOptions& options) const;
   // The optimizer of the table, attached (with its slots) at the first call. Throws as above.
   History& Attach(Stream stream, const OptimizerOptions& options);
-  // Async. Brings all rows up when the history has no room for another step, and takes the host
-  // memory of one, so that AppendStep does not fail.
+  // Async. Brings all rows up if the history is full, and reserves host memory for one step, so
+  // that AppendStep does not fail.
   void MakeRoomForStep(Stream stream);
-  // Async. Of tables with the same optimizer, whose rows owe steps.
+  // Async. Appends a step of tables with the same optimizer, whose rows owe steps.
   static void AppendStep(Stream stream, const std::vector<CudaTable*>& tables, float learning_rate,
                          int64_t step);
-  // Async. Positions with kNoRow are keys whose gradient finds no row.
+  // Async. Counts the positions with kNoRow: keys whose gradient finds no row.
   void CountDroppedGradients(Stream stream, const uint32_t* row_numbers, int64_t num_rows,
                              const uint32_t* num_actual);
   StepNumber& step_number() const;  // of the optimizer
   TableRef Ref() const;
-  // The same for kernels of the caller's on this stream, which come behind the last call.
+  // The same for the caller's kernels on this stream, which are ordered after the last call.
   TableRef Ref(Stream stream);
   Workspace& workspace();
 

@@ -1,9 +1,9 @@
-// A CudaTable without a hashtable: its rows, its keys, and what waits for the device there.
+// A CudaTable without a hashtable: its rows, and the check of its keys.
 //
 // The table has all its rows from the start: `next_row` and `size` of the counters are set once, so
 // that the history, slots and snapshots treat the rows as those of any other table. Nothing grows
-// and nothing is inserted; what is left of a lookup is to refuse keys before anything changes, for
-// which the host has to look at the one number that says whether all are good.
+// and nothing is inserted. A lookup must only refuse bad keys before anything changes: the host
+// waits for one number that says whether all keys are good.
 #include "cpp/core/cuda/rows/direct_row_kernels.cuh"
 #include "cpp/core/cuda/rows/row_kernels.cuh"
 #include "cpp/core/cuda/table/table_impl.h"

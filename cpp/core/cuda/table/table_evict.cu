@@ -1,12 +1,12 @@
-// Eviction: which keys lose their row, and what becomes of it.
+// Eviction: which keys lose their row, and what happens to it.
 //
 //     full: lowest scores (EvictLowest)  |  EvictRows: the last rows -> buffer in host memory,
-//     when called for (Evict)            |             keys out of the index,
+//     on request (Evict)                 |             keys out of the index,
 //                                        |             row numbers free for new keys
 //
-// A row is brought up to the present before it is handed back. Who takes its place starts from an
-// initial row and initial slot rows, as everywhere. Rows are put into order only where the buffer
-// shows it.
+// A row is brought up to date before it goes to the buffer. The next key with its row number starts
+// from an initial row and initial slot rows, like any new key. Rows are sorted only if the buffer
+// shows their order.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -49,7 +49,7 @@ void CudaTable::Impl::EvictRows(const uint32_t* going, int64_t count) {
   if (keep > 0) {
     const uint32_t* const last = going + (count - keep);
     if (history != nullptr && history->pending()) {
-      CatchUpRows(stream, Ref(), last, nullptr, keep);  // what is handed back owes nothing
+      CatchUpRows(stream, Ref(), last, nullptr, keep);  // buffered rows owe nothing
     }
     const TableRef ref = Ref();
     const int64_t piece_size = std::min(keep, std::max<int64_t>(1, kPieceFloats / ref.row_floats));

@@ -42,16 +42,16 @@ struct CudaTable::Impl {
   Impl(const TableOptions& table_options, double load_factor, Stream first_stream);
   ~Impl();
 
-  // Puts `next` behind the stream of the last call. Throws CudaError unless the table's device is
+  // Orders `next` after the stream of the last call. Throws CudaError unless the table's device is
   // the current one.
   void Use(Stream next);
-  // The same, locked.
+  // Locks the table, then Use.
   [[nodiscard]] std::unique_lock<HeldMutex> Enter(Stream next);
 
   // ---- what the host knows of the counters ----
   void StartCopy();
   void CopyIsUnderWay();  // work that writes host_counters was put on the stream
-  // The same of several tables, with one point of the stream.
+  // The same for several tables, with one point of the stream.
   static void CopiesAreUnderWay(const std::vector<Impl*>& tables);
   void WaitForCopy();
   void LearnCounters();               // exactly; waits
@@ -64,8 +64,8 @@ struct CudaTable::Impl {
   int64_t MaxUsed(int64_t buckets) const;
   int64_t chunk_rows() const { return int64_t{1} << chunk_shift; }
   bool HasRoom(int64_t num_keys) const;
-  // Makes room for a batch and books it. Throws std::length_error.
-  // `num_missing`: what LearnMisses found, if it was asked.
+  // Makes room for a batch and adds it to the bounds. Throws std::length_error.
+  // `num_missing`: what LearnMisses found; -1 if it was not called.
   void MakeRoom(const uint64_t* keys, int64_t num_keys, const uint32_t* num_actual,
                 int64_t num_missing = -1, uint64_t round = StreamPoint::NextRound());
   // A batch that might fill its table, if all its keys were new.
@@ -76,11 +76,11 @@ struct CudaTable::Impl {
     int64_t num_missing = -1;  // positions whose key is missing
   };
   bool MayFill(int64_t num_keys) const { return size.bound() + num_keys > most(); }
-  // Fills in num_missing, and what the host knows of the counters, of different tables. Waits once.
+  // Fills in num_missing of different tables and what the host knows of their counters. Waits once.
   static void LearnMisses(Stream stream, std::vector<Newcomers>* batches);
   int64_t CountNew(const uint64_t* keys, int64_t num_keys);
-  // Makes room and says what is to be launched. Where `host_counters` is set in it, the launch is
-  // to be followed by CopyIsUnderWay.
+  // Makes room and returns what to launch. If its `host_counters` is set, CopyIsUnderWay must
+  // follow the launch.
   InsertBatch MakeInsert(const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers,
                          uint8_t* inserted, const uint32_t* num_actual, int64_t num_missing = -1,
                          uint64_t round = StreamPoint::NextRound());
@@ -93,7 +93,7 @@ struct CudaTable::Impl {
   void MakeDirectRows();
   // Row numbers of keys. Waits; throws std::out_of_range if one is not the table's.
   void FindDirectRows(const uint64_t* keys, Count num_keys, uint32_t* row_numbers);
-  // Of many tables; waits once.
+  // For many tables; waits once.
   struct DirectBatch {
     Impl* table;
     const uint64_t* keys;
@@ -104,38 +104,38 @@ struct CudaTable::Impl {
   void FindDirect(const uint64_t* keys, int64_t num_keys, float* out, uint8_t* found);
 
   // ---- admission and eviction; all but Records need `records` ----
-  DeviceRecords& Records() const;  // throws std::invalid_argument where there are none
-  // What a call at `step` finds. Waits, and changes nothing.
+  DeviceRecords& Records() const;  // throws std::invalid_argument if there are none
+  // Classifies the keys of a call at `step`. Waits, and changes nothing.
   KeyBatch Classify(const uint64_t* keys, int64_t num_keys, bool distinct, int64_t step,
                     const FilterRef& filter);
   // A training lookup; `distinct`: no key repeats.
   KeyBatch RecordTrainingLookup(const uint64_t* keys, int64_t num_keys, bool distinct = false);
-  // Keys that are written and not looked up.
+  // Inserts keys that are written and not looked up.
   KeyBatch InsertWritten(const uint64_t* keys, int64_t num_keys);
-  // 1 at the first position of each key, in the workspace; null if not wanted.
+  // 1 at the first position of each key, in the workspace; null unless `asked`.
   const uint8_t* FirstPositions(const uint64_t* keys, int64_t num_keys, bool asked);
-  // Room for the keys that are admitted, evicting others where there is a score. All or nothing:
-  // throws std::length_error, or CudaError when memory runs out.
+  // Makes room for the admitted keys; evicts others if there is a score. All or nothing: throws
+  // std::length_error, or CudaError if memory runs out.
   void MakeRoomFor(const KeyBatch& batch);
   void MakeRoomInFilter(const KeyBatch& batch);
   void InsertAdmitted(const KeyBatch& batch, const int64_t* frequencies, int64_t step);
   void ForgetWaiting(const uint64_t* keys, int64_t num_keys);
   void BoundWaiting();  // may wait
   void EvictLowest(const KeyBatch& batch, int64_t count);
-  // Rows in the order in which they go.
+  // Evicts rows, in this order.
   void EvictRows(const uint32_t* rows, int64_t count);
   int64_t Evict();
   void ExpireWaiting();
-  // Of the keys in rows [num_keys], in this order, into host memory [num_keys, 3].
+  // Reads the records of rows [num_keys], in this order, into host memory [num_keys, 3].
   void ReadRecords(const uint32_t* rows, int64_t num_keys, int64_t* out);
   void ExportCounters(RecordSnapshot* snapshot);  // all but the records
   void ImportRecords(const RecordSnapshot& snapshot, const uint64_t* keys, const uint32_t* rows,
                      int64_t num_keys);
 
   void CatchUpAll();
-  void ForgetSteps();  // no row owes anything; their weight decay goes on to initial_row_scale
+  void ForgetSteps();  // no row owes anything; the steps' weight decay goes to initial_row_scale
   double InitialRowScale() const;
-  // All but the optimizer's history. The counters of both must be known.
+  // All but the optimizer's history. The host must know the counters of both.
   void SwapContent(Impl& other) noexcept;
   TableRef Ref() const;
 

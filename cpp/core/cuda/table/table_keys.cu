@@ -106,7 +106,7 @@ void CudaTable::Assign(CallContext context, const uint64_t* keys, int64_t num_ke
   FindOrInsertRows(stream, keys, num_keys, row_numbers, nullptr);
   ChooseOccurrence(stream, impl.workspace, keys, num_keys, Occurrence::kLast, last);
   if (impl.history != nullptr && impl.history->pending()) {
-    // The slot rows must not owe the given row anything.
+    // Steps that are owed so far must not change the given row later.
     CatchUpRows(stream, impl.Ref(), row_numbers, last, num_keys);
   }
   WriteRows(stream, impl.Ref(), row_numbers, last, num_keys, dim(), rows);

@@ -1,5 +1,5 @@
-// Calls on many CudaTables at once, in the launches of one (jobs.cuh). Tables with policies wait
-// for the device anyway, and are called one by one; those without a hashtable wait once for all.
+// Calls on many CudaTables at once, in shared launches (jobs.cuh). Tables with policies wait for
+// the device anyway and are called one by one. Those without a hashtable wait once for all.
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -51,16 +51,16 @@ void CudaTable::FindOrInsertRows(Stream stream, const std::vector<TableKeys>& ba
       later.push_back(batch);
     }
   }
-  Impl::FindDirectRows(stream, direct);  // refuses keys before any table takes some
-  while (!later.empty()) {  // once more for tables that occur again: room is made for a batch
+  Impl::FindDirectRows(stream, direct);  // refuses bad keys before any table inserts keys
+  while (!later.empty()) {  // once more for tables that occur again: room is made per batch
     std::unordered_set<CudaTable*> tables;
     std::vector<InsertBatch> inserts;
     std::vector<Impl*> copying;
     now.swap(later);
     later.clear();
     const uint64_t round = StreamPoint::NextRound();
-    // Tables near their capacity look for misses first, all of them with one wait.
-    std::unordered_map<CudaTable*, size_t> newcomer_of;  // its place plus one
+    // Tables near their capacity count missing keys first, all of them with one wait.
+    std::unordered_map<CudaTable*, size_t> newcomer_of;  // its place in `newcomers` plus one
     std::vector<Impl::Newcomers> newcomers;
     for (const TableKeys& batch : now) {
       Impl& impl = *batch.table->impl_;

@@ -2,11 +2,11 @@
 //
 //     keys -> unique -> find, ask the filter -> | had a row | admitted | refused |     one kernel
 //       the host learns how many of each                                               the one wait
-//       room in filter, index and arena; evict where the table is full                 may fail
+//       room in filter, index and arena; evict if the table is full                    may fail
 //       insert, write records, count                                                   cannot fail
 //
-// Everything that can throw happens before the first count: a lookup that failed was not seen. Only
-// row numbers depend on the order of threads.
+// Everything that can throw happens before the first count: a lookup that failed is not counted.
+// Only row numbers depend on the order of threads.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -140,8 +140,7 @@ void CudaTable::Impl::InsertAdmitted(const KeyBatch& batch, const int64_t* frequ
   StartCopy();
 }
 
-// Without waiting for how many were there: a copy that starts behind the erasure brings the bounds
-// up to date.
+// Does not wait for the number of keys that waited: a copy after the erasure updates the bounds.
 void CudaTable::Impl::ForgetWaiting(const uint64_t* keys, int64_t num_keys) {
   if (records->waiting == nullptr || num_keys == 0) return;
   Impl& waiting = *records->waiting->impl_;
@@ -149,7 +148,7 @@ void CudaTable::Impl::ForgetWaiting(const uint64_t* keys, int64_t num_keys) {
   waiting.StartCopy();
 }
 
-// On the host: that the filter is full is rare, as an eighth of it goes each time.
+// On the host: the filter is rarely full, since each time an eighth of it goes.
 void CudaTable::Impl::BoundWaiting() {
   DeviceRecords& rec = *records;
   if (!rec.options.bounds_waiting()) return;

@@ -1,10 +1,10 @@
-// Reading all of a CudaTable in parts: what a dump, and Export, is written from.
+// Reads all of a CudaTable in parts, for dumps and Export.
 //
 //     keys, row numbers   sorted once by key, and kept in device memory: 12 bytes per key
 //     rows, records       gathered by row number for each part, and copied through pinned memory
 //
 // The table's mutex is held from the first part to the last. Without a hashtable there is nothing
-// to sort: the row number is the place.
+// to sort: the row number is the position.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ namespace cuda {
 
 class CudaTable::Reader final : public TableReader {
  public:
-  // Holds the mutex, which its caller has locked. The host knows the counters.
+  // Holds the mutex, which the caller has locked. The host must know the counters.
   Reader(Impl& impl, bool with_slots) : impl_(impl), num_keys_(impl.size.known()) {
     TableSnapshot& snapshot = about_.snapshot;
     snapshot.initial_row_scale = impl.InitialRowScale();
@@ -89,7 +89,7 @@ class CudaTable::Reader final : public TableReader {
     const size_t key_bytes = static_cast<size_t>(num_keys_) * sizeof(uint64_t);
     sorted_keys_ = Buffer(key_bytes, stream);
     sorted_rows_ = Buffer(key_bytes / 2, stream);
-    // Memory of their own, CUB's included: this much scratch should not stay with the table.
+    // Temporary memory, also for CUB: so much scratch should not stay with the table.
     const Buffer keys(key_bytes, stream), rows(key_bytes / 2, stream);
     Workspace scratch;
     const Workspace::Scope scope(scratch, stream);

@@ -52,7 +52,7 @@ DeviceRecords::DeviceRecords(const TableOptions& table, Stream stream)
   dropped_gradients.Zero();
   if (is_bloom()) {
     bloom = ShapeOfBloomFilter(options);
-    // A multiple of 4 bytes: small counters are counted in the word that holds them.
+    // A multiple of 4 bytes: small counters are changed within the word that holds them.
     counters =
         Buffer(static_cast<size_t>(bloom.num_counters() * options.bloom_counter_bits / 8), stream);
     counters.Zero();
@@ -153,7 +153,7 @@ std::vector<WaitingKey> DeviceRecords::ExportWaiting(Stream stream) const {
 void DeviceRecords::ImportWaiting(Stream stream, const std::vector<WaitingKey>& imported) {
   if (imported.empty() || !options.filters()) return;
   if (is_bloom()) {
-    // Rare and small compared with the rest of an import: on the host.
+    // On the host: this is rare, and little work compared with the rest of an import.
     std::vector<int64_t> counts = ExportCounters(stream);
     for (const WaitingKey& key : imported) {
       const BloomPlaces places(bloom, HashKey(key.key));

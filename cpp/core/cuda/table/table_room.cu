@@ -1,4 +1,4 @@
-// Room in a CudaTable: what the host knows of its size, and memory for a batch before it comes.
+// Room in a CudaTable: what the host knows of its size, and memory for a batch before its kernels.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace sok {
 namespace cuda {
 namespace {
 
-constexpr int64_t kMaxRows = 0xFFFFFFFE;  // a row number plus one must not be kNoRow's
+constexpr int64_t kMaxRows = 0xFFFFFFFE;  // a row number plus one must not be kNoRow
 
 }  // namespace
 
@@ -99,7 +99,7 @@ void CudaTable::Impl::LearnMisses(Stream stream, std::vector<Newcomers>* batches
   for (size_t b = 0; b < found.size(); ++b) {
     Newcomers& batch = (*batches)[b];
     batch.num_missing = found[b].num_missing;
-    // A copy that was under way has arrived: it was before this one.
+    // A copy that was under way has arrived: it started before this one.
     if (batch.impl->size.copy_under_way()) batch.impl->TakeCounters();
     batch.impl->used.Set(found[b].counters.used);
     batch.impl->rows.Set(found[b].counters.next_row);
@@ -117,7 +117,7 @@ void CudaTable::Impl::MakeRoom(const uint64_t* keys, int64_t num_keys, const uin
     num_missing = self[0].num_missing;
   }
   if (num_missing >= 0) num_keys = num_missing;
-  if (!HasRoom(num_keys)) WaitForCopy();  // an earlier batch: the stream goes on with later ones
+  if (!HasRoom(num_keys)) WaitForCopy();  // of an earlier batch: the device has later work
   if (!HasRoom(num_keys)) {
     LearnCounters();
     const bool is_full = size.known() + num_keys > most();
@@ -129,7 +129,7 @@ void CudaTable::Impl::MakeRoom(const uint64_t* keys, int64_t num_keys, const uin
       if (num_missing < 0) num_keys = actual_keys;
     }
     if (size.known() + num_keys > most()) {
-      num_keys = CountNew(keys, actual_keys);  // equal keys once
+      num_keys = CountNew(keys, actual_keys);  // counts equal keys once
       if (size.known() + num_keys > most()) {
         throw std::length_error(
             "A table must not grow beyond max_capacity=" + std::to_string(most()) +
@@ -157,13 +157,13 @@ int64_t CudaTable::Impl::CountNew(const uint64_t* keys, int64_t num_keys) {
 }
 
 void CudaTable::Impl::GrowFor(int64_t num_keys) {
-  // Room for a second batch of this size, where that is little: otherwise a table that is
-  // nearly full without growing would have to learn its size before every batch.
+  // Room for a second batch of this size, if that is little: otherwise a table that is nearly full
+  // would have to learn its size before every batch.
   const int64_t ahead = std::min(num_keys, size.known() / 8);
   const int64_t wanted = size.known() + num_keys + ahead;
   if (used.known() + num_keys + ahead > MaxUsed(num_buckets)) {
     int64_t new_num_buckets = num_buckets;
-    // At its size only if that frees a good part of the slots, or it would soon be done again.
+    // Keeps its size only if that frees a good part of the slots; else it would rehash again soon.
     if (wanted > num_buckets * kBucketSlots * max_load_factor * 7 / 8) new_num_buckets *= 2;
     while (wanted > MaxUsed(new_num_buckets)) new_num_buckets *= 2;
     ResizeIndex(new_num_buckets);
@@ -182,7 +182,7 @@ void CudaTable::Impl::ResizeIndex(int64_t new_num_buckets) {
   new_buckets.Zero();
   const IndexRef to(new_buckets.as<Bucket>(), new_num_buckets);
   if (size.known() > 0) Rehash(stream, Ref().index, to, counters.as<Counters>());
-  buckets = std::move(new_buckets);  // the old ones go when the stream has come so far
+  buckets = std::move(new_buckets);  // the old ones are freed in the order of the stream
   num_buckets = new_num_buckets;
   if (size.known() > 0) used.Set(size.known());
 }
@@ -192,7 +192,7 @@ InsertBatch CudaTable::Impl::MakeInsert(const uint64_t* keys, int64_t num_keys,
                                         const uint32_t* num_actual, int64_t num_missing,
                                         uint64_t round) {
   MakeRoom(keys, num_keys, num_actual, num_missing, round);
-  const bool copy = !size.copy_under_way();  // else that one still writes to host_counters
+  const bool copy = !size.copy_under_way();  // a copy under way still writes to host_counters
   return {Ref(),       keys,     Count(num_keys, num_actual),
           row_numbers, inserted, copy ? host_counters : nullptr};
 }
@@ -203,7 +203,7 @@ void CudaTable::Impl::ReserveFreeRows() {
   const size_t bytes = static_cast<size_t>(most_rows) * sizeof(uint32_t);
   if (bytes <= free_rows.bytes()) return;
   Buffer larger(bytes + bytes / 4, stream);
-  larger.Zero();  // all of it is copied when it grows again, what was never written too
+  larger.Zero();  // growing copies all of it, even what was never written
   if (free_rows.bytes() > 0) {
     CopyOnDevice(stream, larger.data(), free_rows.data(), free_rows.bytes());
   }

@@ -1,4 +1,4 @@
-// Content into a CudaTable, also aside, in place of what it has. table_reader.cu: out of it.
+// Import into a CudaTable, also aside, to replace its content. Export is in table_reader.cu.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace cuda {
 
 namespace {
 
-// The positions in a snapshot that count: of equal keys the last, in the place of the first.
+// The positions of a snapshot that are used: of equal keys the last, in the place of the first.
 std::vector<int64_t> LastPositions(const std::vector<uint64_t>& keys) {
   std::vector<int64_t> positions;
   std::unordered_map<uint64_t, size_t> places(keys.size());
@@ -63,8 +63,8 @@ void CudaTable::Import(CallContext context, const TableSnapshot& snapshot, bool 
   Buffer keys(static_cast<size_t>(num_keys) * sizeof(uint64_t), stream);
   Buffer row_numbers(static_cast<size_t>(num_keys) * sizeof(uint32_t), stream);
   CopyToDevice(stream, keys.data(), host_keys.data(), keys.bytes());
-  // In one piece, so that all of it fits or nothing is changed. An empty table has room made for
-  // all first, and then takes more keys than a batch may have.
+  // In one piece, so that all of it fits or nothing is changed. An empty table makes room for all
+  // keys first, and then takes more of them than a batch may have.
   const bool fits = impl.is_direct() || (Size(stream) == 0 && num_keys <= impl.most());
   if (fits) Reserve(stream, num_keys);
   const int64_t piece_keys = fits ? kPieceKeys : std::max<int64_t>(1, num_keys);
@@ -73,7 +73,7 @@ void CudaTable::Import(CallContext context, const TableSnapshot& snapshot, bool 
                      row_numbers.as<uint32_t>() + first, nullptr);
   }
 
-  // Whole rows: what the snapshot lacks has the table's own initial values.
+  // Whole rows: slots that the snapshot lacks get the table's initial values.
   const int64_t width = row_floats(), slot_width = snapshot.slot_width();
   std::vector<int64_t> offsets;
   for (const std::string& name : snapshot.slot_names) {
@@ -113,7 +113,7 @@ std::unique_ptr<Table> CudaTable::MakeAside(CallContext context) const {
   const double max_load_factor = impl_->max_load_factor;
   auto aside = std::make_unique<CudaTable>(options(), max_load_factor, context.stream());
   aside->ConfigureSlots(context, Slots());
-  aside->impl_->initial_row_scale = InitialRowScale(context);  // unless the content knows better
+  aside->impl_->initial_row_scale = InitialRowScale(context);  // unless the content has its own
   return aside;
 }
 
@@ -138,8 +138,8 @@ void CudaTable::TakeContent(CallContext context, Table& other) {
   Impl &impl = *impl_, &aside = *static_cast<CudaTable&>(other).impl_;
   const auto lock = impl.Enter(stream);
   const auto aside_lock = aside.Enter(stream);
-  // An optimizer may have come meanwhile: the rows are laid out for it. With slots behind its own
-  // it must be attached again, and takes them away.
+  // An optimizer may have attached meanwhile: the rows are laid out for it. If other slots follow
+  // its own, it must be attached again, which removes them.
   other.ConfigureSlots(context, SlotsWithThoseOf(aside.slots, impl.slots));
   impl.ForgetSteps();  // no row owes anything any more
   if (aside.slots.size() != impl.slots.size()) impl.history = nullptr;

@@ -17,7 +17,7 @@ namespace cuda {
 namespace {
 
 constexpr int64_t kMaxDim = int64_t{1} << 20;       // the pieces of 32 rows are numbered in 32 bits
-constexpr int64_t kChunkFloats = int64_t{1} << 19;  // of embeddings: 2 MiB
+constexpr int64_t kChunkFloats = int64_t{1} << 19;  // embeddings of a chunk: 2 MiB
 
 const TableOptions& Validated(const TableOptions& options, double max_load_factor) {
   options.Validate();
@@ -116,7 +116,7 @@ CudaTable::Impl::~Impl() {
   } catch (const CudaError&) {
   }
   cudaFreeHost(host_counters);
-  cudaGetLastError();  // they fail when the process is ending; no later call shall report that
+  cudaGetLastError();  // they fail while the process exits; no later call must report that
 }
 
 void CudaTable::Impl::Use(Stream next) {
@@ -154,7 +154,7 @@ TableRef CudaTable::Impl::Ref() const {
   ref.dim = options.dim;
   ref.row_floats = options.dim + static_cast<int64_t>(slot_initial.size());
   ref.slot_initial = device_slot_initial.as<float>();
-  ref.last_step_offset = ref.row_floats - 1;  // the last slot, where there is one
+  ref.last_step_offset = ref.row_floats - 1;  // the last slot, if there is one
   ref.initializer = initializer;
   ref.initial_scale = static_cast<float>(initial_row_scale);
   if (history != nullptr) ref.history = history->Ref();
@@ -194,7 +194,7 @@ void CudaTable::Clear(CallContext context) {
   const Stream stream = context.stream();
   const auto lock = impl.Enter(stream);
   impl.step_number.ResumeFrom(-1);
-  if (impl.is_direct()) {  // every key stays, with its initial row
+  if (impl.is_direct()) {  // every key stays and gets its initial row
     impl.ForgetSteps();
     return WriteInitialRows(stream, impl.Ref(), impl.direct);
   }

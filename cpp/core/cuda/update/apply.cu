@@ -35,10 +35,10 @@ struct Batch {
   float clip_value;  // infinite for none
 };
 
-// The step that a row updated now was last brought up to.
+// The last_step of a row that is updated now.
 SOK_DEVICE uint32_t ThisStep(const HistoryRef& history) { return history.base + history.now + 1; }
 
-// Catches a piece of a row up; x[s] are its slots, x[0] the embedding.
+// Brings a piece of a row up to date, then decays it; x[0] is the embedding, x[s] its slots.
 template <int kSlots, int kWidth>
 SOK_DEVICE void CatchUpPiece(const HistoryRef& history, const Debt& debt, float decay,
                              Piece<kWidth> (&x)[kSlots + 1]) {
@@ -65,7 +65,7 @@ SOK_DEVICE void CatchUpPiece(const HistoryRef& history, const Debt& debt, float 
   }
 }
 
-// A warp updates 32 rows together; see row_access.cuh. Element-wise rules.
+// Element-wise rules: a warp updates 32 rows together; see row_access.cuh.
 template <typename Rule, int kWidth>
 struct UpdateJob {
   Batch batch;
@@ -150,7 +150,7 @@ struct UpdateRowWiseJob {
     }
     float sum = 0.0f;
     for (int j = 0; j < kRowLanes; ++j) sum += lanes.shfl(partial, j);
-    // Every lane works the rate out for itself on a copy of the accumulator; one stores it.
+    // Every lane computes the rate on its own copy of the accumulator; one lane stores it.
     float accumulator = row[table.dim];
     const float rate = rule.Rate(sum, &accumulator, table.dim);
     lanes.sync();  // all have read the accumulator and last_step
@@ -194,7 +194,7 @@ struct RunRule {
   }
 };
 
-// Rows of the step, one table's.
+// One table's rows of the step.
 struct RowGradients {
   CudaTable* table;
   const uint32_t* row_numbers;  // [num_rows]
@@ -202,7 +202,7 @@ struct RowGradients {
   Count num_rows;
 };
 
-// `number`: of the step, to all these tables.
+// `number`: the number of the step, the same for all these tables.
 void UpdateAlike(Stream stream, const std::vector<RowGradients>& rows,
                  const OptimizerOptions& options, float learning_rate, int64_t number) {
   const float no_clip = std::numeric_limits<float>::infinity();
@@ -231,7 +231,7 @@ void UpdateAlike(Stream stream, const std::vector<RowGradients>& rows,
   CudaTable::AppendStep(stream, owing, learning_rate, number);
 }
 
-// Mostly one number for all: tables that were restored go on counting from their dumps.
+// Usually one number for all. Restored tables continue counting from their dumps.
 void Update(Stream stream, const std::vector<RowGradients>& rows, const OptimizerOptions& options,
             float learning_rate, int64_t step) {
   std::map<int64_t, std::vector<RowGradients>> by_number;
@@ -244,7 +244,7 @@ void Update(Stream stream, const std::vector<RowGradients>& rows, const Optimize
   for (const RowGradients& of_table : rows) of_table.table->step_number().Made(step);
 }
 
-// The rows to update. A table with policies gives rows at lookups only: a key that waits, or was
+// The rows to update. In a table with policies only lookups give rows: a key that waits, or was
 // evicted since it was looked up, has no row.
 void FindRowsToUpdate(Stream stream, const std::vector<CudaTable::TableKeys>& batches) {
   std::vector<CudaTable::TableKeys> inserting;
