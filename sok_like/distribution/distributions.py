@@ -330,11 +330,9 @@ def set_distribution(value: Any) -> None:
 
     Args:
         value: `ModelParallel` or `DataParallel`, ours or Keras' own.
-        value: `ModelParallel` or `DataParallel`, ours or Keras' own.
 
     Raises:
         TypeError: `value` is another object.
-        ValueError: as for `ModelParallel`.
     """
     global _hooks, _distribution
     if value is not None:

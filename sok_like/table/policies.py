@@ -83,7 +83,7 @@ class CBFFilter:
 
     For n = `max_element_size` waiting keys the filter has m = -n ln(p) / ln(2)^2 counters; each key
     uses k = m / n ln(2) of them (Fan et al., Summary Cache, 2000; the sizes are those of Bloom's
-    uses k = m / n ln(2) of them (Fan et al., Summary Cache, 2000; the sizes are those of a Bloom
+    filter). The count of a key is the minimum of its counters: too large with probability
     p = `false_positive_probability`, never too small.
 
     Args:
