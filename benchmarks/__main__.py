@@ -15,7 +15,6 @@ import sys
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "--only", default="", help="run what has one of these in its name: 'w1', 'adam', 'w2,w4'"

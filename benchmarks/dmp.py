@@ -30,7 +30,6 @@ TARGET = 1.0
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dmp", description=__doc__)
     parser.add_argument("--scale", type=float, default=0.05, help="rows of the tables times this")
     parser.add_argument("--batch_size", type=int, default=4096, help="over all ranks together")

@@ -29,7 +29,6 @@ COLUMNS = ("variables", "growth", "peak")
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dmp_memory", description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--scale", type=float, default=0.2, help="rows of the tables times this")
@@ -99,7 +98,7 @@ def table(figures: dict[str, dict[str, dict[str, int]]]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Launches the contenders one after the other, and prints their figures."""
+    """Launches one contender after the other, and prints."""
     args = parse(argv)
     if args.alone:
         measure(args)

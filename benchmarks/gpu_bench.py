@@ -104,7 +104,7 @@ class Bench:
         return 2 * 4 * self.sizes.copy_floats / timing.device
 
     def batches(self, num_keys: int) -> list[Any]:
-        """Batches of random keys that are present."""
+        """Batches of present keys."""
         shape = (self.sizes.num_batches, self.sizes.batch)
         keys = self.rng.integers(0, num_keys, shape, dtype=np.int64) * FACTOR
         return [self.up(part) for part in keys]

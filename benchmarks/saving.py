@@ -43,7 +43,7 @@ def filled(num_keys: int, dim: int) -> Any:
 
 
 def copied(source: pathlib.Path, target: pathlib.Path) -> None:
-    """Runs `cp` and flushes the copy to the disk."""
+    """`cp` with a flush to the disk."""
     subprocess.run(["cp", source, target], check=True)
     with open(target, "rb") as file:
         os.fsync(file.fileno())
@@ -95,7 +95,6 @@ def _bytes(path):
 
 
 def main() -> None:
-    """Prints a table of the results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--keys", type=parse_count, default=parse_count("10M"))
     parser.add_argument("--dim", type=int, default=16)

@@ -118,7 +118,7 @@ def measure(num_keys: int) -> dict[str, Any]:
 
 
 def text_table(results: list[dict[str, Any]]) -> str:
-    """The results as a Markdown table."""
+    """A Markdown table."""
     lines = [
         "| keys | inserts/s | lookups/s | bytes per key beside the row: mean, worst, last "
         "| table GiB | peak growth of the process GiB |",

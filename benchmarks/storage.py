@@ -21,7 +21,6 @@ EXPONENT = 1.05
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.storage", description=__doc__)
     parser.add_argument("--path", default="out/rows", help="a directory on a disk")
     parser.add_argument("--keys", type=int, default=1_000_000, help="of the table")

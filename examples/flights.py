@@ -114,7 +114,6 @@ def report(ranks, test, logits, trained_rows, seconds, keys, table_bytes):
 
 
 def main():
-    """Trains, evaluates, and reports."""
     arguments = parse_arguments()
     ranks = flights_ranks.Ranks()
     sok.Init(global_batch_size=arguments.batch_size, seed=arguments.seed)

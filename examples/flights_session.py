@@ -132,7 +132,6 @@ def show_progress(step, steps, loss, seconds):
 
 
 def main():
-    """Trains, evaluates, and reports."""
     arguments = flights.parse_arguments()
     ranks = flights_ranks.Ranks()
     train, test = flights_data.load(arguments.rows)

@@ -32,7 +32,6 @@ NAMES = ["_x_".join(cross) for cross in flights_data.FEATURES]
 
 
 def parse_arguments():
-    """Reads the command line."""
     parser = argparse.ArgumentParser(description="Predicts late arrivals from feature columns.")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=3072, help="over all ranks together")
@@ -128,7 +127,6 @@ def make_train_op(network, choice):
 
 
 def main():
-    """Trains, evaluates, and reports."""
     arguments = parse_arguments()
     ranks = flights_ranks.Ranks()
     train, test = flights_data.load(arguments.rows)

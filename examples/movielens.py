@@ -20,7 +20,6 @@ FEATURES = ("user", "film", "genres", "user_bias", "film_bias")
 
 
 def parse_arguments():
-    """Reads the command line."""
     parser = argparse.ArgumentParser(description="Predicts the ratings of films.")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=512, help="over all ranks together")
@@ -126,7 +125,6 @@ def nearest_films(model, titles, title, count=5):
 
 
 def main():
-    """Trains, scores and prints."""
     arguments = parse_arguments()
     sok.Init(global_batch_size=arguments.batch_size, seed=arguments.seed)
     tf.keras.utils.set_random_seed(arguments.seed)

@@ -167,7 +167,6 @@ def handler_of(model):
 
 
 def main():
-    """Trains, or serves."""
     parser = argparse.ArgumentParser(description="Serves the flights model over HTTP.")
     parser.add_argument("--train", action="store_true", help="train and export, then end")
     parser.add_argument("--folder", default="out/served")

@@ -85,7 +85,7 @@ class ModelConfig:
 
 
 def scaled_rows(num_rows: int, scale: float) -> int:
-    """Number of rows of a table multiplied by `scale`."""
+    """Rows of a scaled table."""
     return max(round(num_rows * scale), min(num_rows, FEWEST_ROWS))
 
 

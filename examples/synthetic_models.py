@@ -31,7 +31,6 @@ OPTIMIZERS = {
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
     parser = argparse.ArgumentParser(description="Trains a synthetic recommendation model.")
     flag = argparse.BooleanOptionalAction
     add = parser.add_argument

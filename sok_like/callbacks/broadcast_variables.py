@@ -13,9 +13,9 @@ from sok_like.runtime.checks import as_integer, wrong_argument
 class BroadcastVariables(tf.keras.callbacks.Callback):
     """Gives all ranks the weights of one rank, once, at the first step of `fit`.
 
-    If the model is built, it does so before the step. If the first call builds the model (a
-    subclassed model under tf_keras), it does so after the step, and includes the optimizer's
-    variables. Tables, and shards that belong to one rank, are unchanged.
+    It does so before the step if the model is built. Otherwise (a subclassed model under tf_keras)
+    it does so after the step, and includes the optimizer's variables. Tables, and shards of one
+    rank, are unchanged.
 
     Args:
         root_rank: The rank whose values are used.

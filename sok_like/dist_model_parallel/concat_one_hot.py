@@ -55,7 +55,7 @@ class ConcatOneHotEmbedding(tf.keras.layers.Layer):
         self.supports_jit = False
 
     def build(self, input_shape=None):
-        """Only marks the layer as built: its table exists since the construction."""
+        """The table exists since the construction."""
         self.built = True
 
     def call(self, inputs):

@@ -53,7 +53,7 @@ class Embedding(tf.keras.layers.Layer):
 
     Raises:
         ValueError: a dimension < 1, an unknown combiner, 1-D ids with a combiner, nested ragged
-            ids, or weights that do not fit.
+            ids, unfit weights.
         TypeError: ids are not integers, or weights are not floats.
         tf.errors.InvalidArgumentError: an id is outside the table; names the id and the table.
     """

@@ -134,5 +134,4 @@ class HashEmbedding(TableLayer):
 
     @classmethod
     def from_config(cls, config):
-        """A layer from its configuration."""
         return super().from_config({k: v for k, v in config.items() if k != "hash_table"})

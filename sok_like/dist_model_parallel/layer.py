@@ -449,7 +449,6 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config):
-        """A layer from its configuration."""
         layers = [tf.keras.layers.deserialize(each) for each in config["embeddings"]]
         return super().from_config({**config, "embeddings": layers})
 

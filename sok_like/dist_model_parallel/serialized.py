@@ -37,7 +37,6 @@ class Serialized:
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
-        """An optimizer from its configuration."""
         config = dict(config)
         sparse_as_dense = config.pop("dmp_sparse_as_dense")
         described = {**config.pop("dmp_class"), "config": config}

@@ -1,8 +1,8 @@
 """Collectives along a mesh axis, with the gradients that sharded layers need.
 
-A line is the set of ranks that differ only in their index along one mesh axis. Between layers, all
-ranks of a line along a model axis have the same whole activations, and in the backward pass the
-same whole gradients of them. Therefore:
+A line is the ranks that differ only in their index along one mesh axis. Between layers, all ranks
+of a line along a model axis have the same whole activations, and the same whole gradients of them.
+Therefore:
 
     forward             backward
     gather the shards   take the own shard: all ranks have the whole gradient

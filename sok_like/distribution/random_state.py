@@ -49,7 +49,7 @@ def encoded(seed: int) -> bytes:
 
 
 def set_encoded(data: bytes) -> int:
-    """Sets the generators of Python and NumPy; returns TensorFlow's seed."""
+    """Sets the generators; returns TensorFlow's seed."""
     state = json.loads(data)
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))

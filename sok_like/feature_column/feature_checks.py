@@ -62,7 +62,7 @@ def _features_of(columns: Sequence[Any]) -> Iterator[tuple[Any, str]]:
 
 
 def _wanted(column, key):
-    """The kind of values that a column of TensorFlow takes; None for other columns."""
+    """The values that a column of TensorFlow takes; None for others."""
     if isinstance(column, fc.NumericColumn) or key == getattr(column, "weight_feature_key", None):
         return _NUMBERS
     if isinstance(column, fc.IdentityCategoricalColumn):

@@ -60,8 +60,7 @@ as_variable.look_up = rows_by_key
 class _UnwrapOnTypeError(tf.__internal__.dispatch.OpDispatcher):
     """`tf.nn.embedding_lookup` of a table inside a variable of Keras 3.
 
-    TensorFlow takes that variable for a tensor. It calls this after a TypeError, which the
-    conversion to a tensor raises.
+    TensorFlow takes it for a tensor, and calls this when the conversion raises TypeError.
     """
 
     def __init__(self, function):

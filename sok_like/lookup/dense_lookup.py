@@ -133,7 +133,7 @@ def _num_rows(table):
 
 def _range_check(ids, num_rows, table_name):
     """Whether all ids are in range, an id that is not, and the text of the rule."""
-    # Without ids these are the dtype's largest and smallest values, which pass the check.
+    # Without ids these are the dtype's largest and smallest values, which pass.
     least = tf.cast(tf.reduce_min(ids), tf.int64)
     largest = tf.cast(tf.reduce_max(ids), tf.int64)
     in_range = (least >= 0) & (largest < num_rows)

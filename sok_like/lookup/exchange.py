@@ -3,10 +3,10 @@
     ids -> SokRoute =keys=> SokUnpackKeys -> gather -> SokPackRows =rows=> SokCombine -> embeddings
            back:            the variables' gradients <- SokUnpackRows <=gradients=
 
-A feature is an input together with one shard of its table. The shard has all rows on one rank (a
-slice of columns), or some of the rows on each rank, or it is a hash table. Rows of a hash table are
-found by key where those of a dense table are gathered. All features of a layer travel together: two
-collectives forward, one back. Each rank asks for its distinct ids only.
+A feature is an input with one shard of its table. The shard has all rows on one rank (a slice of
+columns), or some rows on each rank, or it is a hash table, whose rows are found by key and not
+gathered. All features of a layer travel together: two collectives forward, one back. Each rank asks
+for its distinct ids only.
 
 If a rank fails before an exchange, its message carries the error as text. Every rank raises it
 after the exchange.

@@ -26,8 +26,8 @@ class Exporting:
     """The tables of a model while it is traced.
 
     Args:
-        tables: The replacement of each EmbeddingVariable, by the variable's `id`.
-        whole: The replacement of everything else that is spread over ranks, by its holder's `id`.
+        tables: The replacement of each EmbeddingVariable, by its `id`.
+        whole: The replacement of what else is spread over ranks, by the `id` of its holder.
     """
 
     def __init__(self, tables: Mapping[int, StockTable], whole: Mapping[int, Any]):

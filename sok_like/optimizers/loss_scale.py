@@ -23,7 +23,6 @@ class LossScaling:
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
-        """Makes an optimizer from its configuration."""
         config = dict(config)
         inner = config.pop("inner_optimizer")
         inner = tf.keras.utils.deserialize_keras_object(inner, custom_objects)

@@ -51,7 +51,7 @@ class Owner:
 
 
 class _Training:
-    """The optimizers that train a table now, and that did before."""
+    """A table's present and former optimizers."""
 
     def __init__(self) -> None:
         self.owner: Owner | None = None

@@ -81,8 +81,8 @@ def agreed(
         The messages of all ranks, by rank.
 
     Raises:
-        RuntimeError: the ranks are in different calls. A problem on one of several ranks raises
-            `raises`, "rank r: problem"; on a single rank the exception itself is raised.
+        RuntimeError: the ranks are in different calls.
+        `raises`: "rank r: problem". A single rank raises the exception itself.
     """
     message, error = {}, None
     try:
@@ -126,7 +126,7 @@ def _told_by_all(message, communicator):
 
 
 def problem_of(error: Exception) -> dict[str, Any]:
-    """The message that tells the other ranks of an exception."""
+    """The message to other ranks about an exception."""
     memory = isinstance(error, MemoryError) and bool(str(error))
     named = memory or isinstance(error, tf.errors.OpError)
     text = str(getattr(error, "message", error)) if named else f"{type(error).__name__}: {error}"

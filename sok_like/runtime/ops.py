@@ -71,7 +71,7 @@ tf.register_tensor_conversion_function(tf.IndexedSlices, _no_dense_gradient, pri
 
 
 def lookup_on_one_rank(**arguments: Any) -> list[tf.Tensor]:
-    """Looks keys up where there is one rank: a whole lookup in one op.
+    """A whole lookup in one op, for one rank.
 
     Args:
         arguments: Those of SokLookup, with one item per table: `handles`; `keys`, int64

@@ -21,11 +21,11 @@ class _Rank:
     heard: float
     what: str = ""  # the exchange it waits for, empty if none
     since: float = 0.0
-    ended: str = ""  # how it ended, empty if it has not
-    number: int = 0  # of the wait, or of its last one if it does not wait
+    ended: str = ""  # how it ended, if it has
+    number: int = 0  # of its wait, or of its last one
     lost: bool = False  # it ended without saying how
-    leaves: bool = False  # it takes part in no exchange that begins from now on
-    stopped: bool = False  # it no longer waits, because a verdict has reached it
+    leaves: bool = False  # it joins no exchange that begins from now on
+    stopped: bool = False  # it waits no longer: a verdict has reached it
 
 
 class Judge:
@@ -77,7 +77,7 @@ class Judge:
         return all(rank.stopped or rank.leaves for rank in self._ranks)
 
     def left(self) -> str:
-        """Which ranks take part in no more exchanges, and why; empty if all ranks do."""
+        """Which ranks join no more exchanges, and why; empty if all do."""
         gone = [r for r, rank in enumerate(self._ranks) if rank.leaves]
         return "; ".join(f"rank {r} {self._ranks[r].ended}" for r in gone)
 

@@ -94,12 +94,12 @@ class _Watch(threading.Thread):
         self._library = ctypes.CDLL(str(native.ops_path()))
         self._library.sok_longest_wait.restype = ctypes.c_double
         self._limit, self._listener, self._secret = limit, listener, secret
-        self._ended = ""  # how this rank ended, empty if it has not
+        self._ended = ""  # how this rank ended, if it has
         self._leaves = False  # it has stopped staying for the others
         self._waited_for = False  # some rank is in an exchange
         self._left = ""  # which ranks have left
         self._stop_time = 0.0
-        self._last_word = time.monotonic()  # when rank 0 last sent something
+        self._last_word = time.monotonic()  # time of rank 0's last message
         self._selector = selectors.DefaultSelector()
         self._server = None
         if listener is None:

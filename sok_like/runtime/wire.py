@@ -14,8 +14,8 @@ def check(dtype: Any, where: str = "", argument: str = "wire_dtype") -> str | No
 
     Args:
         dtype: A dtype of TensorFlow or NumPy, or its name.
-        where: The table, layer or lookup that it belongs to, for the error.
-        argument: Name of the argument, for the error.
+        where: Its table, layer or lookup, for the error.
+        argument: Its name in the error.
     """
     if dtype is None:
         return None

@@ -3,9 +3,8 @@
     keys    every rank =keys=> rank 0 puts them into buckets
     rows    every rank =some rows at a time=> rank 0 writes them to their positions
 
-Rank 0 needs memory for the index and all rows in their exported dtype, for 64 MiB of rows in
-transit, and for about 60 bytes per key while a table's keys are placed. Every rank needs memory for
-a copy of its own rows.
+Rank 0 needs memory for the index and all rows in their exported dtype, 64 MiB of rows in transit,
+and about 60 bytes per key of the table being placed. Every rank needs a copy of its own rows.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None) -> None
     Raises:
         TypeError: a variable or the optimizer is of another kind.
         ValueError: two variables have the same name, or there are several optimizers.
-        RuntimeError: in a graph; or a rank could not write, or the folder is not shared.
+        RuntimeError: in a graph; a rank could not write; the folder is not shared.
     """
     folder, communicator = pathlib.Path(path), comm.current()
     dumped = _dumped("dump", dump_vars, optimizer)
@@ -105,9 +105,9 @@ def load(path: str | os.PathLike, load_vars: Any, optimizer: Any = None) -> None
         TypeError: a variable or the optimizer is of another kind.
         ValueError: two variables have the same name, or there are several optimizers.
         RuntimeError: in a graph; or a file is missing, damaged, or does not fit the variable.
-        tf.errors.ResourceExhaustedError: a table cannot hold all keys. After each of these errors
-            all variables are unchanged. If memory runs out while rows are written, the error names
-            the variables that were loaded.
+        tf.errors.ResourceExhaustedError: a table cannot hold all keys. These errors change no
+            variable. If memory runs out while rows are written, the error names the variables that
+            were loaded.
     """
     folder, communicator = pathlib.Path(path), comm.current()
     dumped = _dumped("load", load_vars, optimizer)

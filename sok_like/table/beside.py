@@ -39,7 +39,7 @@ class Kinds:
     Attributes:
         tables: EmbeddingVariables, each once.
         sharded: Shards of a ModelParallel. The common part holds their whole values.
-        own: Other variables that each rank has for itself, such as tables of `dist_model_parallel`.
+        own: Other variables of single ranks, such as tables of `dist_model_parallel`.
         holders: Holders of dense tables, as checkpoints find them (`dense_tables.py`).
     """
 
@@ -93,8 +93,8 @@ def save(
         tables: EmbeddingVariables, the same on all ranks.
         common: Called on every rank with the references of the dumps. On rank 0 it puts the file
             in its place.
-        references: The references that rank 0 will write into the file; None: new ones.
-        dump: Writes one table to a folder, on all ranks; None: `sok.Saver` writes it.
+        references: Those that rank 0 will write into the file; None: new ones.
+        dump: Writes one table to a folder, on all ranks; None: `sok.Saver` does.
         kept: Other names beside the file that belong to this save.
 
     Raises:

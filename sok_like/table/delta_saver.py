@@ -143,7 +143,7 @@ class _Work:
             raise dump_owners.explained(error, self._table) from error
 
     def see(self, told):
-        """Checks all shards of this dump, after they were written and before they are named."""
+        """Checks all shards of this dump before they are named."""
         dump_owners.see_shards(self._folder, [each["entry"] for each in told])
         return told[self._communicator.rank]
 

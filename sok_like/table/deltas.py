@@ -41,7 +41,7 @@ class Content:
         dim: The table's `embedding_dim`.
 
     Attributes:
-        rest: Everything that does not belong to a key; its arrays by key are empty.
+        rest: What belongs to no key; its arrays by key are empty.
         num_keys: Number of keys.
 
     Raises:
@@ -64,7 +64,7 @@ class Content:
         self.num_keys = self._count()
 
     def parts(self) -> Iterator[Shard]:
-        """Keys with everything that belongs to them; each key is in one part."""
+        """Keys with their data; each key is in one part."""
         yield from map(self._part, self._positions())
 
     def _part(self, position):
@@ -224,7 +224,7 @@ class Content:
         return is_mine(keys, self._rank, self._world_size)
 
     def _without_keys(self):
-        """Everything but the keys, from the last dump.
+        """The last dump without its keys.
 
         Counters of Bloom filters cannot be split by key. The maximum over all shards is right for
         every key, if a little too large. At the same number of ranks each rank keeps its own.

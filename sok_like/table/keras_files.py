@@ -87,7 +87,7 @@ def _check_eager(call):
 
 
 def _check(kinds, call):
-    """Raises NotImplementedError if variables that each rank has for itself would be lost."""
+    """Raises NotImplementedError if a rank's own variables would be lost."""
     ranks = comm.current().world_size
     if kinds.own and ranks > 1:
         raise NotImplementedError(
@@ -215,8 +215,8 @@ def _put_back(model: Any) -> Iterator[None]:
     holders = [] if model is None else dense_in_keras.holders_of(model)
     held = {id(each) for holder in holders for each in holder.own_variables()}
     for each in [] if model is None else model.variables:
-        # An error would leave some of these loaded. Others are excluded: reading a shard is a
-        # collective, and dense tables of holders are loaded last, when nothing can fail any more.
+        # An error leaves some of these loaded. Reading a shard would be a collective, and dense
+        # tables of holders are loaded last, when nothing can fail.
         if not (is_embedding_variable(each) or hasattr(each, "_sok_shard") or id(each) in held):
             kept.append((each, np.asarray(each).copy()))
     try:

@@ -21,11 +21,11 @@ def write_part(
         items: `[num_items, ...]`.
         first: Number of items of other ranks before these.
         table: The table's name, for errors.
-        begin: Bytes that this rank writes at the start of the file.
-        head: Number of bytes before the first item of all ranks.
+        begin: What this rank writes at the start of the file.
+        head: Number of bytes before the first item of all.
 
     Raises:
-        OSError: the file could not be written; names the file and the table.
+        OSError: names the file and the table.
     """
     item_bytes = int(np.prod(items.shape[1:], dtype=np.int64)) * items.itemsize
     items = np.ascontiguousarray(items, items.dtype.newbyteorder("<"))

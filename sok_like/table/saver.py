@@ -216,7 +216,7 @@ class Reading:
         ranks = self._communicator.rank, self._communicator.world_size
         what = f"restore of table '{variable.table_name}'"
         content = deltas.content_of(dump, *ranks, variable.dim, what)
-        # Deltas may follow a dump that was read with its optimizer state.
+        # Deltas may follow unless state was left out.
         self._last = (dump.deltas or [dump])[-1].name
         rest, parts = self._checked(content.rest), map(self._checked, content.parts())
         self._made = streams.make_aside(handed, rest, content.num_keys, parts)

@@ -50,8 +50,8 @@ class Column:
     """An array by key that is computed part by part while it is written.
 
     Args:
-        shape: Shape of the whole array.
-        dtype: Dtype of its elements.
+        shape: Of the whole array.
+        dtype: Of its elements.
         part: Called in order with `begin`, `end` and the keys of these rows (None for the array
             of keys itself). Returns the elements, which must not change afterwards.
     """

@@ -64,7 +64,7 @@ class _Stored:
 
 
 class ShardSource:
-    """Reads a shard's keys, and what belongs to them, part by part.
+    """Reads a shard's keys and their data part by part.
 
     Attributes:
         name: Its name in errors.
@@ -85,11 +85,11 @@ class ShardSource:
         raise NotImplementedError
 
     def part(self, begin: int, end: int) -> Shard:
-        """The keys at these positions with everything that belongs to them."""
+        """The keys at these positions with their data."""
         raise NotImplementedError
 
     def without_keys(self) -> Shard:
-        """Everything that does not belong to a key."""
+        """What belongs to no key."""
         raise NotImplementedError
 
 

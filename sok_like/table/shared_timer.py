@@ -1,7 +1,7 @@
 """Saving by time on several ranks. All must save at the same step, so rank 0's clock decides.
 
-Asking rank 0 at each step would cost one exchange per step. So its answer says at which step to ask
-next: after a hundredth of the interval, estimated from the duration of past steps.
+Asking rank 0 at each step would cost an exchange each. So its answer says at which step to ask
+next: after about a hundredth of the interval.
 """
 
 from __future__ import annotations

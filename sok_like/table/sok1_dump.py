@@ -139,10 +139,10 @@ def write(
 
     Args:
         filepath: Existing folder.
-        table: The table's name, which names the files.
+        table: The table's name.
         key_dtype: Dtype of the keys in the file.
-        shard: Path of this rank's shard of the dump, and its number of keys. Set once it is
-            written; keys and rows are read from there.
+        shard: Path of this rank's shard of the dump and its number of keys; filled once the shard
+            is written.
         dim: The table's `embedding_dim`.
 
     Raises:

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Sok1Names:
-    """The names that SOK 1.x gives to attributes of an EmbeddingVariable."""
+    """Attributes of an EmbeddingVariable by their names in SOK 1.x."""
 
     handle: Any
     _options: dict

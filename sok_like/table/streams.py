@@ -108,9 +108,9 @@ def make_aside(number: int, rest: Shard, num_keys: int, parts: Iterable[Shard]) 
 
     Args:
         number: The result of `hand_over`.
-        rest: Everything that does not belong to a key.
+        rest: What belongs to no key.
         num_keys: Number of keys in all parts.
-        parts: Keys with everything that belongs to them.
+        parts: Keys with their data.
 
     Raises:
         ValueError: the content does not fit the table.

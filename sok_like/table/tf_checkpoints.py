@@ -3,8 +3,8 @@
 On one rank the content of a table is inside the checkpoint. On several, rank 0 writes the
 checkpoint and every rank writes its part of the tables beside it (`beside.py`). Both kinds can be
 read at any number of ranks. Dense tables of dist_model_parallel are stored by slice
-(`dense_tables.py`). Other variables that each rank has for itself (`de_local`, such as sok2's) go
-to one file per rank, and can be read at the same number of ranks only.
+(`dense_tables.py`). Other variables of single ranks (`de_local`, such as sok2's) go to one file per
+rank, and need the same number of ranks.
 
 TensorFlow has no hook where ranks could agree, so `install` wraps the one class through which
 `Checkpoint`, `CheckpointManager` and tf_keras' `save_weights` write and read. Checkpoints without

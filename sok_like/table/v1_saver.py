@@ -3,10 +3,10 @@
     model.ckpt-100.index, .data-...            the ordinary variables, and the name of each dump
     model.ckpt-100.tables/user.3f2a9c0b/       a dump of table 'user', as `sok.Saver` writes it
 
-A Saver sees a table as a string variable of the graph, which holds the name of a dump. `Saver.save`
-writes the dumps first, and then that string with all other variables. `restore` reads the string,
-then the dumps into content aside, then the rest; finally the tables take their content. A graph may
-be finalized before it saves, so the ops that dump are made together with the Saver.
+A Saver sees a table as a string variable of the graph: the name of a dump. `Saver.save` writes the
+dumps first, then that string with the rest. `restore` reads the string, then the dumps aside, then
+the rest; finally the tables take their content. A graph may be finalized before it saves, so the
+ops that dump are made with the Saver.
 
 A Saver passes its path to no op, so `install` wraps its two methods. Savers without tables do what
 they did, with one exception: ranks raise if they would overwrite each other's rows of a variable of
@@ -85,7 +85,7 @@ class TableInGraph:
         session.run(self._dump)
 
     def set_reference(self, session: Any, reference: str) -> None:
-        """Sets the name of the dump, which a Saver writes for the table."""
+        """Sets the reference that a Saver writes."""
         session.run(self._set, {self._given: reference})
 
     @property
