@@ -29,7 +29,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def suites() -> dict:
-    """Maps a name to (function that makes contenders and matches, rounds, calls per turn)."""
+    """By name: (function that makes contenders and matches, rounds, calls per turn)."""
     from benchmarks import groups, steps, tables
 
     return {
@@ -48,7 +48,6 @@ def suites() -> dict:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the suites and prints the results."""
     args = parse(argv)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf

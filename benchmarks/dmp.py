@@ -151,7 +151,6 @@ def make_batches(args: argparse.Namespace, num_ranks: int) -> tuple[Any, float, 
 
 
 def run(rule: str, args: argparse.Namespace, num_ranks: int, say) -> list:
-    """The matches of one optimizer."""
     from benchmarks import harness
 
     config, scale, batches = make_batches(args, num_ranks)
@@ -195,7 +194,6 @@ def start(threads: int) -> Any:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the requested optimizers and prints the results on rank 0."""
     args = parse(argv)
     hvd = start(args.threads)
     import tensorflow as tf

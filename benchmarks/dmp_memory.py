@@ -98,7 +98,6 @@ def table(figures: dict[str, dict[str, dict[str, int]]]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Launches one contender after the other, and prints."""
     args = parse(argv)
     if args.alone:
         measure(args)

@@ -1,10 +1,9 @@
 """Common parts of the measurements of device tables: sizes, timing of bursts, one line per figure.
 
-A time is measured between two events of the device around a burst of calls. It is the median of
-several bursts, after one burst to warm up. "host" after a figure means that the host took as long
-to launch the calls, so the device waited. Batches are distinct, and their rows are several times
-the size of the device's cache. Bandwidth is that of a device-to-device copy in the same run, with
-reads and writes counted.
+A time is between two device events around a burst of calls: the median of several bursts, after one
+to warm up. "host" after a figure means that the host took as long to launch the calls, so the
+device waited. Batches are distinct, and their rows are several times the size of the device's
+cache. Bandwidth is that of a device-to-device copy in the same run, counting reads and writes.
 """
 
 from __future__ import annotations
@@ -104,7 +103,6 @@ class Bench:
         return 2 * 4 * self.sizes.copy_floats / timing.device
 
     def batches(self, num_keys: int) -> list[Any]:
-        """Batches of present keys."""
         shape = (self.sizes.num_batches, self.sizes.batch)
         keys = self.rng.integers(0, num_keys, shape, dtype=np.int64) * FACTOR
         return [self.up(part) for part in keys]

@@ -4,8 +4,8 @@
     G300   300 tables, the same batch
 
 A step is lookup, gradient from a given upstream gradient, and Adagrad. TensorFlow's contender uses
-dense variables and row numbers. On several ranks each rank has all of its tables, and gradients are
-averaged as `sok.OptimizerWrapper` averages those of ordinary variables.
+dense variables and row numbers. Each rank has all of its tables, and gradients are averaged as
+`sok.OptimizerWrapper` averages those of ordinary variables.
 
     python -m sok_like.run -np 2 -m benchmarks --only groups --threads 1
 """

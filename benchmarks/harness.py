@@ -5,9 +5,9 @@
     ...
     ratio = median over rounds of (ours / peer) in that round
 
-On a machine that others also use, speed drifts over seconds. Two turns of one round see nearly the
-same machine; two runs do not. Turns are bursts because in training a step follows another step of
-its own kind and finds its own data in the caches.
+On a shared machine, speed drifts over seconds: two turns of one round see nearly the same machine,
+two runs do not. Turns are bursts because in training a step follows its own kind and finds its own
+data in the caches.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Contender:
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """A ratio to report, `ours / peer`; it should be at most `target`, which may be None."""
+    """A ratio to report: `ours / peer`, at most `target` if that is not None."""
 
     name: str
     ours: str

@@ -53,7 +53,6 @@ class Job:
         return float(text)
 
     def end(self) -> None:
-        """Lets all ranks end."""
         self._signal(signal.SIGCONT)
         self._process.communicate("\n")
 

@@ -30,7 +30,6 @@ ROUNDS = 3
 
 
 def filled(num_keys: int, dim: int) -> Any:
-    """A table with rows of ones."""
     import tensorflow as tf
 
     import sok_like as sok

@@ -118,7 +118,6 @@ def measure(num_keys: int) -> dict[str, Any]:
 
 
 def text_table(results: list[dict[str, Any]]) -> str:
-    """A Markdown table."""
     lines = [
         "| keys | inserts/s | lookups/s | bytes per key beside the row: mean, worst, last "
         "| table GiB | peak growth of the process GiB |",

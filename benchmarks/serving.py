@@ -167,7 +167,6 @@ def measure(contender: str, kind: str, num_keys: int) -> dict[str, Any]:
 
 
 def text_table(results: list[dict[str, Any]]) -> str:
-    """A Markdown table."""
     small, large = (str(size) for size in BATCHES)
     lines = [
         f"| contender | keys | load s | resident bytes/key | file bytes/key | lookups/s, batch "

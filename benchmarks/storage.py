@@ -57,7 +57,6 @@ def keys_of(args, rng, uniform):
 
 
 def step_of(table, optimizer, dense):
-    """A function of keys that takes one training step."""
     import tensorflow as tf
 
     weights = [layer.trainable_variables for layer in dense]
@@ -82,7 +81,6 @@ def step_of(table, optimizer, dense):
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Prints one line per distribution of keys and kind of step."""
     args = parse(argv)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
@@ -120,7 +118,6 @@ def fill(args, rng, steps):
 
 
 def report(args, rng, steps, what, uniform):
-    """Measures one distribution of keys."""
     times: dict[str, list[float]] = {"memory": [], "disk": []}
     table = steps["disk"][0]
     for i in range(args.steps + 10):

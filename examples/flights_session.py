@@ -87,7 +87,6 @@ class Network:
         return tf.squeeze(top, axis=1)
 
     def feed(self, part):
-        """Feeds one batch of `Flights`."""
         return {self.keys: part.keys, self.dense: part.dense, self.labels: part.labels}
 
 

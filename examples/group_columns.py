@@ -99,7 +99,6 @@ class Network:
         return wide + tf.squeeze(deep, axis=1)
 
     def feed(self, part):
-        """Feeds one batch of `Flights`."""
         return {self.keys: part.keys, self.dense: part.dense, self.labels: part.labels}
 
 

@@ -39,8 +39,6 @@ class TableGroup:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """One embedding table."""
-
     num_rows: int
     width: int
 
@@ -71,7 +69,7 @@ class ModelConfig:
     pool: int = 1
 
     def tables(self, scale: float = 1.0) -> list[Table]:
-        """All tables, their numbers of rows multiplied by `scale`."""
+        """All tables, their rows multiplied by `scale`."""
         return [
             Table(scaled_rows(group.num_rows, scale), group.width)
             for group in self.groups
@@ -85,7 +83,6 @@ class ModelConfig:
 
 
 def scaled_rows(num_rows: int, scale: float) -> int:
-    """Rows of a scaled table."""
     return max(round(num_rows * scale), min(num_rows, FEWEST_ROWS))
 
 

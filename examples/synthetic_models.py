@@ -3,9 +3,9 @@
     python examples/synthetic_models.py --model tiny --scale 0.05
     python -m sok_like.run -np 2 examples/synthetic_models.py --model tiny --scale 0.05
 
-There are six models, from tiny (55 tables, 4.2 GiB) to colossal (2,002 tables, 22 TiB); `--scale`
-shrinks their tables until they fit. The program prints which rank holds what, samples per second,
-and the time of a step.
+Six models, from tiny (55 tables, 4.2 GiB) to colossal (2,002 tables, 22 TiB); `--scale` shrinks
+their tables until they fit. Prints which rank holds what, samples per second, and the time of a
+step.
 """
 
 from __future__ import annotations

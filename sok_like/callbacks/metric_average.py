@@ -18,9 +18,8 @@ class MetricAverage(tf.keras.callbacks.Callback):
     """Replaces the metrics of an epoch by their means over ranks, the same bits on every rank.
 
     `ReduceLROnPlateau`, `EarlyStopping` and `ModelCheckpoint` then decide the same on all ranks. It
-    must come before them in the list of callbacks. It takes one collective per epoch. Each rank
-    counts once, whatever its number of samples. The mean of an AUC over ranks is not the AUC of all
-    samples.
+    must come before them in the list of callbacks. One collective per epoch. Each rank counts once,
+    whatever its number of samples. The mean of an AUC over ranks is not the AUC of all samples.
 
     Raises:
         ValueError: at the start of training, if a callback that monitors a metric comes before this

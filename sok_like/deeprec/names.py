@@ -67,7 +67,7 @@ def enable_group_embedding(fusion_type: str = "collective") -> None:
 
 
 def _refused(name, instead):
-    """Stands for a function of DeepRec that is missing here; raises and names another way."""
+    """Stands for a function of DeepRec that is missing here; names another way."""
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{name} is not in this version. {instead}")

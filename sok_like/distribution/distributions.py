@@ -275,8 +275,8 @@ def initialize(
 ) -> None:
     """Starts Horovod. Only needed if the mesh has two axes, and then before `sok.Init`.
 
-    The launcher (mpirun, horovodrun) has started and connected the processes, so the arguments,
-    which are those of Keras' function, are only checked.
+    The launcher (mpirun, horovodrun) has started and connected the processes, so the arguments of
+    Keras' function are only checked.
 
     Args:
         job_addresses: Ignored.

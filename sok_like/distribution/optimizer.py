@@ -27,7 +27,7 @@ _STOCK = ("keras.src", "tf_keras.src")
 _ELEMENTWISE = (
     *("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion"),
 )
-# Methods that a subclass must not replace if it is to work on shards.
+# Methods that a subclass on shards must not replace.
 _UPDATES = ("update_step", "apply", "apply_gradients", "_clip_gradients", "_apply_weight_decay")
 
 
@@ -282,7 +282,7 @@ def _build_by_view(own):
     def build(self, *args, **kwargs):
         if isinstance(self, _TakesParts) or works_on_shards():
             return own(self, *args, **kwargs)
-        # The only argument is named `variables` or `var_list`, depending on the class.
+        # The argument is named `variables` or `var_list`, depending on the class.
         variables = list(next(iter((*args, *kwargs.values()))))
         shards = [variable for variable in variables if shard_of(variable) is not None]
         if not shards:

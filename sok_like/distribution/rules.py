@@ -1,8 +1,8 @@
 """How each layer class computes on shards of its variables.
 
-A layer runs its own `call`, which reads whole variables, if it has no rule, or if its rule does not
-support the way in which its variables are sharded. The rule is chosen at each call, so a layer and
-its variables may be made in any order.
+A layer runs its own `call`, which reads whole variables, if it has no rule, or its rule does not
+support how its variables are sharded. The rule is chosen at each call, so a layer and its variables
+may be made in any order.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class EmbeddingLayer(TableLayer):
         self.built = True
 
     def build(self, input_shape=None):
-        # The table needs no shape; this only tells Keras that the layer is built.
+        # This only tells Keras that the layer is built.
         self.built = True
 
     def get_config(self):

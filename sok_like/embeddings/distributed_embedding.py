@@ -18,15 +18,14 @@ class DistributedEmbedding(EmbeddingLayer):
     """Model-parallel `tf.nn.embedding_lookup_sparse` over a hash table.
 
     Args:
-        combiner: "sum", "mean" or "sqrtn", in upper or lower case: reduces the rows of one field of
-            one sample. The mean is over the valid keys; a field without keys gives zeros.
+        combiner: "sum", "mean" or "sqrtn", in any case: reduces the rows of one field of one
+            sample. The mean is over the valid keys; a field without keys gives zeros.
         max_vocabulary_size_per_gpu: Maximum number of keys per rank; None: no limit.
         embedding_vec_size: Length of a row.
         slot_num: Feature fields per sample.
         max_nnz: Maximum number of valid keys per field and sample.
         max_feature_num: Maximum number of valid keys per sample, in SOK 1.x. Here it is only
-            checked, because memory depends on the actual input. 1 (default) means `slot_num *
-            max_nnz`.
+            checked. 1 (default) means `slot_num * max_nnz`.
         use_hashtable: False: keys are row numbers in `[0, max_vocabulary_size_per_gpu * ranks)`.
         key_dtype: int64, int32, uint64 or uint32; None: int64.
         embedding_initializer: Keras initializer or its name; uniform in [-0.05, 0.05] by default.

@@ -92,8 +92,6 @@ class _Columns:
 
 
 class _ColumnsLayer(tf.keras.layers.Layer):
-    """Base of the two layers."""
-
     _sequence = False
 
     def __init__(self, feature_columns: Any, *, gradient_scale: str = "auto", **kwargs: Any):

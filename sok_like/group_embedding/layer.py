@@ -133,7 +133,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
         return dict(self._tables.by_name)
 
     def build(self, input_shape=None):
-        # The tables need no shape; this only tells Keras that the layer is built.
+        # This only tells Keras that the layer is built.
         self.built = True
 
     def call(self, inputs, training=True):
@@ -212,7 +212,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
                 "or 'string', or put `tf.keras.layers.Discretization` before it. "
                 f"Received: {dtype.name} {where}"
             )
-        # Floats that got here are those with which Keras builds a model.
+        # Only Keras, when it builds a model, passes floats.
         padded = self.pad_key is not None and dense and rank == 2 and not dtype.is_floating
         if padded and not self._may_be_padded(dtype):
             raise ValueError(

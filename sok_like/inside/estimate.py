@@ -126,7 +126,7 @@ def _index_bytes(keys):
 
 
 def _share_up_to(count, mean):
-    """The share of parts with at most `count` keys: Poisson's distribution, by its normal limit."""
+    """The share of parts with at most `count` keys: Poisson, by its normal limit."""
     return 0.5 * (1 + math.erf((count + 0.5 - mean) / math.sqrt(2 * mean)))
 
 

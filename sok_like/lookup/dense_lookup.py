@@ -3,10 +3,10 @@
     ids, flat --unique--> distinct ids --gather--> distinct rows --by inverse--> rows of the ids
                                                                  \\--or combined by sample
 
-A table here is an ordinary `tf.Variable` or tensor `[input_dim, output_dim]`, and its keys are row
-numbers. Everything is done with TensorFlow's own ops. Each distinct row is read once. In the
-backward pass its gradients are summed before they reach the table, so the table's gradient is an
-IndexedSlices without repeated indices.
+A table here is an ordinary `tf.Variable` or tensor `[input_dim, output_dim]`; its keys are row
+numbers, and all ops are TensorFlow's own. Each distinct row is read once. In the backward pass its
+gradients are summed before they reach the table, so the table's gradient is an IndexedSlices
+without repeated indices.
 
 Arithmetic uses the table's dtype. Ids outside the table raise on every device; TensorFlow's own
 gather would return zeros for them on a GPU.

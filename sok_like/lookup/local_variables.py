@@ -38,7 +38,7 @@ def mark_local(variable: Any) -> Any:
 def is_local(variable: Any) -> bool:
     """Whether a variable is this rank's own: neither averaged over ranks nor broadcast.
 
-    True for marked variables and for every EmbeddingVariable, whichever layer it belongs to.
+    True for marked variables and every EmbeddingVariable, whichever layer it belongs to.
     """
     return is_embedding_variable(variable) or any(
         getattr(face, "de_local", False) for face in _faces(variable)

@@ -112,7 +112,7 @@ def _trained_variables():
         if any(getattr(target, "graph", None) is not graph for target in targets):
             return []
     variables = list(filter(_is_ordinary, found.get("flat_sources_raw", ())))
-    # If the program asks for tables only, all ordinary variables that the tape watches.
+    # If the program asks for tables only: all that the tape watches.
     variables = variables or list(filter(_is_ordinary, tape.watched_variables()))
     if variables:
         tape._sok_compared = True

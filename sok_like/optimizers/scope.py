@@ -16,22 +16,22 @@ from sok_like.table.variable import is_embedding_variable
 
 _lock = threading.Lock()
 _open_scopes = 0
-# Classes and the methods that they defined themselves; the last scope restores these.
+# (Class, its own method or None): the last scope restores these.
 _replaced: list[tuple[type, Any]] = []
 
 
 class OptimizerScope:
     """A scope in which a stock optimizer's `apply_gradients` accepts embedding variables.
 
-    With embedding variables it does the same as that of `sok.OptimizerWrapper(optimizer)`; without,
-    it is unchanged. Outside of the scope a stock optimizer raises and names the wrapper.
+    With embedding variables it does what that of `sok.OptimizerWrapper(optimizer)` does; without,
+    it is unchanged. Outside the scope a stock optimizer raises and names the wrapper.
 
         with sok.OptimizerScope(embedding_variables):
             optimizer.apply_gradients(zip(gradients, embedding_variables))
 
     Args:
-        trainable_variables: List or tuple of variables, as in SOK 1.x. The scope applies to every
-            embedding variable, whatever the list contains.
+        trainable_variables: List or tuple of variables, as in SOK 1.x. Its content does not matter:
+            the scope applies to every embedding variable.
 
     Raises:
         RuntimeError: `trainable_variables` is neither a list nor a tuple.

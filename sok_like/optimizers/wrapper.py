@@ -23,8 +23,7 @@ def OptimizerWrapper(
 
     Embedding variables are updated by the fused rule with exactly the optimizer's meaning (see
     `sok_like.optimizers.rules`). Ordinary variables are updated by the optimizer itself, with their
-    gradients averaged over ranks. It works in `model.compile`, in a loop with a tape, and in a v1
-    graph.
+    gradients averaged over ranks. For `model.compile`, loops with a tape, and v1 graphs.
 
     Args:
         optimizer: SGD, Adagrad, Adam, AdamW or Ftrl of Keras 3 or tf_keras; GradientDescent,

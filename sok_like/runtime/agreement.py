@@ -163,7 +163,7 @@ def raise_first(
 
 
 def encoded(message: Any) -> np.ndarray:
-    """JSON as int64, eight bytes per word: the form in which ranks exchange messages."""
+    """JSON as int64, eight bytes per word: the form of the ranks' messages."""
     text = json.dumps(message).encode()
     return np.frombuffer(text + b" " * (-len(text) % 8), np.int64)
 

@@ -134,9 +134,8 @@ class SingleProcess:
 def _not_folded(tensor):
     """`tensor`, with its value hidden from TensorFlow's graph optimizers.
 
-    Optimizers compute constant values beforehand, on one rank alone, and Horovod's ops are not
-    marked against it. A rank whose input is constant, for instance empty, would then run its
-    collective without the others.
+    They compute constants beforehand, on one rank alone, and Horovod's ops are not marked against
+    it. A rank whose input is constant, say empty, would run its collective without the others.
     """
     rank = tensor.shape.rank
     if tf.executing_eagerly() or not rank:

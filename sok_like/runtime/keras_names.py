@@ -26,7 +26,7 @@ class _StandIn:
         self._load = load
 
     def from_config(self, config: dict, **kwargs: Any) -> Any:
-        """Imports the class, which registers itself, and makes an object of it."""
+        """Imports the class, which registers itself; makes an object."""
         return self._load().from_config(config, **kwargs)
 
 

@@ -1,8 +1,8 @@
 """Finds and loads the two shared libraries, at first use and never at import of the package.
 
-`ops()` is the TensorFlow op library, `core()` the NumPy module. Each file says what it was built
-for (`cpp/build_info.cc`). Before loading, that is compared with the running TensorFlow and
-processor: a wrong library would fail with a missing symbol or an illegal instruction.
+`ops()` is the TensorFlow op library, `core()` the NumPy module. Before loading, the build text in
+the file (`cpp/build_info.cc`) is compared with the running TensorFlow and processor: the wrong
+library would fail with a missing symbol or an illegal instruction.
 """
 
 import importlib

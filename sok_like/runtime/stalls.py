@@ -99,7 +99,7 @@ class _Watch(threading.Thread):
         self._waited_for = False  # some rank is in an exchange
         self._left = ""  # which ranks have left
         self._stop_time = 0.0
-        self._last_word = time.monotonic()  # time of rank 0's last message
+        self._last_word = time.monotonic()  # from rank 0
         self._selector = selectors.DefaultSelector()
         self._server = None
         if listener is None:

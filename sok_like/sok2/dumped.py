@@ -30,7 +30,7 @@ class Content(NamedTuple):
 
 
 class Dumped:
-    """A variable, with the optimizer whose slots are dumped with it.
+    """A variable and the optimizer whose slots are dumped with it.
 
     Raises:
         TypeError: it is not a variable of this package, or the optimizer does not train it.

@@ -364,7 +364,6 @@ def _bounds(name, var_type, max_capacity, evict_strategy):
 
 
 def _initializer(given, var_type):
-    """The initializer for an EmbeddingVariable."""
     known = tf.keras.initializers
     if given is None or given in ("", "random"):
         given = "uniform" if var_type == "hbm" else "normal"

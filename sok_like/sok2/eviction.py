@@ -32,7 +32,7 @@ def sparse_read_and_evict(
 
     Raises:
         TypeError: `var` is not such a table.
-        tf.errors.InvalidArgumentError: this call evicted more rows than a rank keeps (65,536, or
+        tf.errors.InvalidArgumentError: this call evicted more rows than a rank keeps (65,536 or
             `max_capacity` if that is less); the oldest are lost.
     """
     table = unwrap(var)

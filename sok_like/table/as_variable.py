@@ -163,8 +163,8 @@ class AsVariable:
 
     @property
     def _distributed_container(self):
-        # Optimizers ask for this first, to name the state they are about to allocate. The state of
-        # a stock optimizer would be dense. tf.distribute also asks before it updates a variable.
+        # Optimizers ask for this first, to name the state they are about to allocate (dense state,
+        # for a stock one). tf.distribute asks, too, before it updates a variable.
         check_replicas()
         self._refuse_stock_optimizer()
         raise AttributeError("_distributed_container")

@@ -4,8 +4,8 @@
     m.keras.tables/dense_rows.3f2a/0-of-2.npz   on several: the slices of rank 0
 
 Keras visits layers and optimizers in any order, and a slot variable is sliced like its table. So
-slot variables are stored with their tables, and both are read once Keras has visited the whole
-model. The optimizer's other variables are stored where Keras puts them (`dense_tables.py`).
+slot variables are stored with their tables, and both are read once Keras has visited all of a
+model. The optimizer's other variables are where Keras puts them (`dense_tables.py`).
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ class Reading:
     """The dense tables of one save.
 
     Args:
-        found: Maps (id of the holder, key of the part) to the shape of the whole and a list of
-            blocks. A block has a range of rows, a range of columns, and a function to read it.
+        found: By holder's id and part's key: the shape of the whole, and a list of blocks. A block
+            has a range of rows, a range of columns, and a function that reads it.
     """
 
     def __init__(self, found: Mapping[tuple[str, str], tuple[tuple[int, int], list[Any]]]):

@@ -63,12 +63,12 @@ def _place(folder, table):
 
 
 def wrote(folder: str, variable: Any) -> None:
-    """Records that the dump in a folder belongs to this table."""
+    """Makes a table the dump's only owner."""
     _known_by[_place(folder, variable.table_name)] = [weakref.ref(variable)]
 
 
 def read(folder: str, variable: Any) -> None:
-    """Records that the dump in a folder belongs to this table, too."""
+    """Adds a table to the dump's owners."""
     _known_by.setdefault(_place(folder, variable.table_name), []).append(weakref.ref(variable))
 
 

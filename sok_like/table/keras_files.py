@@ -1,8 +1,8 @@
 """Keras' files on any number of ranks: `.keras`, `.weights.h5`, and `BackupAndRestore`.
 
-On one rank the content of a table is inside the file. On several, all ranks make the same call with
-the same path. Rank 0 writes the file, and every rank writes its part of the tables beside it
-(`beside.py`). Both kinds can be read at any number of ranks.
+On one rank a table's content is inside the file. On several, all ranks make the same call with the
+same path. Rank 0 writes the file, and every rank its part of the tables beside it (`beside.py`).
+Both kinds can be read at any number of ranks.
 
 A file is written under another name and renamed, so a killed process leaves the previous one
 intact. Keras has no hook where ranks could agree, so `install` wraps its four functions that write

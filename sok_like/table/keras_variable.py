@@ -31,7 +31,7 @@ def as_weight(variable: EmbeddingVariable):
     held = None if held is None else held()
     if held is None:
         held = _wrapper_class()(variable)
-        # Weak, as the wrapper refers to `variable`. Layers that share a table list one wrapper.
+        # Weak, as it refers to `variable`. Layers that share a table list one wrapper.
         variable._keras_variable = weakref.ref(held)
     return held
 

@@ -110,8 +110,8 @@ class PolicyMethods:
     def get_version(self, keys: Any) -> tf.Tensor:
         """Step of a key's last training lookup, int64, counted from 0 like DeepRec's global step.
 
-        Arguments and shape are those of `get_frequency`. A key never seen has 0, and so has a
-        waiting key of a CBFFilter, which does not store steps.
+        Arguments and shape are those of `get_frequency`. 0 for a key never seen, and for waiting
+        keys of a CBFFilter, which does not store their steps.
 
         Raises:
             ValueError: the table keeps no records.

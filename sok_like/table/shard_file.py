@@ -91,7 +91,7 @@ class Shard:
 def write_shard(
     folder: str, name: str, shard: Shard, progress: str | None = None
 ) -> dict[str, Any]:
-    """Writes one rank's shard under another name, flushes it to the disk, and renames it.
+    """Writes one rank's shard to a temporary file, flushes it to the disk, and renames it.
 
     Args:
         folder: Folder; created if it is missing.

@@ -131,7 +131,7 @@ _BESIDE = "sok_like: beside the checkpoint, "
 
 
 def checkpointed(snapshot: Any) -> dict[str, Any]:
-    """The tensors of a table inside a checkpoint, with the line that says which rank's they are."""
+    """The tensors of a table inside a checkpoint, which say which rank's they are."""
     communicator = comm.current()
     tensors = snapshot._asdict()
     place = f"sok_like: rank {communicator.rank} of {communicator.world_size}, step "

@@ -97,8 +97,8 @@ class Sok1Dump:
 def find(filepath: str, table: str, key_dtype: Any) -> Sok1Dump | None:
     """The dump of a table; None if there are no files of SOK 1.x.
 
-    `filepath` is a file of keys or a folder. In a folder, the file with the table's name is used,
-    or else the only file if SOK chose its name.
+    `filepath` is a file of keys or a folder: then the file with the table's name is used, or the
+    only file if SOK chose its name.
 
     Raises:
         FileNotFoundError: the folder has files of SOK 1.x, but none is certain to be this table's.

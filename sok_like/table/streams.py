@@ -84,8 +84,8 @@ def content(number: int, dim: int, since: int | None = None) -> Iterator[tuple[S
     Args:
         number: The result of `hand_over`.
         dim: The table's `embedding_dim`.
-        since: None for the whole table. Otherwise what changed since that instant (0: everything,
-            and the table records changes from now on).
+        since: None for the whole table; else what changed since that instant (0: everything, and
+            the table records changes from now on).
 
     Yields:
         The shard, and the number of this instant if the table records changes.

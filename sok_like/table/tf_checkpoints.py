@@ -242,7 +242,7 @@ def _dense_reads(holders, path):
 
 @contextlib.contextmanager
 def _part_of(saver, objects, others=False):
-    """A scope in which a saver restores only `objects`, or with `others` all but these."""
+    """A scope in which a saver restores only `objects`; `others`: all but them."""
     chosen, before = {id(each) for each in objects}, saver._shardable_tensors_by_task
     registered = saver._registered_savers
     parts = {

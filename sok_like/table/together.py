@@ -63,7 +63,7 @@ def expected() -> bool:
 
 
 def restored(table: Any, content: Any, then: Callable[[], None] | None = None) -> None:
-    """Lets `table` take the content at the end of the call; of two contents the later counts.
+    """Lets `table` take the content at the end of the call; of two, the later.
 
     Args:
         table: EmbeddingVariable.
