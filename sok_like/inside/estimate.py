@@ -2,7 +2,7 @@
 
 The sizes are those of `cpp/core/cpu/index.h` and `arena.h`:
 
-    index   64 parts; each doubles its buckets of 16 slots, 13 bytes per slot, when it is 7/8 full
+    index   64 parts; each doubles its buckets of 16 slots, 13 bytes a slot, when 7/8 full
     rows    embedding, slot rows, padding; in chunks of a power of two of rows, 2 to 4 MiB
     record  24 bytes per key, in a table with policies
     change  4 bytes per key and 8 per key touched since the last dump, in a table with deltas
