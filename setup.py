@@ -12,7 +12,7 @@ from setuptools import Extension, setup
 from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
-# Older ones refuse pyproject.toml's license with a sentence that does not say so.
+# Older versions reject pyproject.toml's license with a message that does not mention setuptools.
 if int(setuptools.__version__.partition(".")[0]) < 77:
     raise SystemExit(
         "setuptools 77 or newer is required to build sok_like. "
@@ -24,8 +24,10 @@ ROOT = pathlib.Path(__file__).resolve().parent
 
 
 class FreshBuild(build):
-    """Begins in empty folders: an earlier build may have held files that are gone since, and CMake
-    remembers the programs of pip's isolated environment, which pip has removed."""
+    """Starts with empty folders: earlier builds may have left files that no longer exist.
+
+    CMake also remembers the programs of pip's isolated environment, which pip has removed.
+    """
 
     def run(self):
         for folder in (self.build_lib, self.build_temp):
@@ -34,7 +36,7 @@ class FreshBuild(build):
 
 
 class CMakeBuild(build_ext):
-    """One CMake build serves both extensions, so the per-extension machinery is not used."""
+    """Makes both extensions by one CMake build, without setuptools' code per extension."""
 
     def run(self):
         # An editable install keeps its objects in the clone, where later builds are incremental.
@@ -42,11 +44,11 @@ class CMakeBuild(build_ext):
             folder, prefix = ROOT / os.environ.get("SOK_BUILD", "build"), ROOT
         else:
             folder, prefix = map(os.path.abspath, (self.build_temp, self.build_lib))
-        # pip's cmake and ninja lie beside the building Python, which need not be on PATH.
+        # pip's cmake and ninja lie beside the building Python, which may not be on PATH.
         path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
         configure = ["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja"]
         configure += [f"-DPython_EXECUTABLE={sys.executable}"]
-        if not self.editable_mode:  # nobody edits what it compiles, with any compiler
+        if not self.editable_mode:  # users do not edit the sources, and have any compiler
             configure += ["-DSOK_WERROR=OFF", "-DSOK_PRECOMPILE=ON"]
         configure += shlex.split(os.environ.get("CMAKE_ARGS", ""))
         build = ["cmake", "--build", folder]

@@ -1,1 +1,1 @@
-"""Benchmarks of sok_like against what users have today; `python -m benchmarks --help`."""
+"""Benchmarks of sok_like against the alternatives of today; `python -m benchmarks --help`."""

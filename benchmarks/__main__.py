@@ -15,7 +15,6 @@ import sys
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "--only", default="", help="run what has one of these in its name: 'w1', 'adam', 'w2,w4'"
@@ -30,7 +29,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def suites() -> dict:
-    """Name: (function that makes contenders and matches, rounds, calls per turn)."""
+    """By name: (function that makes contenders and matches, rounds, calls per turn)."""
     from benchmarks import groups, steps, tables
 
     return {
@@ -49,7 +48,6 @@ def suites() -> dict:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the suites; returns 1 if a target is missed on full-sized data."""
     args = parse(argv)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf

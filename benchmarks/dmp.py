@@ -30,7 +30,6 @@ TARGET = 1.0
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dmp", description=__doc__)
     parser.add_argument("--scale", type=float, default=0.05, help="rows of the tables times this")
     parser.add_argument("--batch_size", type=int, default=4096, help="over all ranks together")
@@ -69,11 +68,11 @@ class Trainer:
         self._step = make_step(self.model, self.optimizer)
 
     def __call__(self, i: int) -> float:
-        """One step, done when this returns; the loss."""
+        """Takes one step and waits for it; returns the loss."""
         return float(self._step(*self._batches[i % len(self._batches)]))
 
     def variable_bytes(self) -> int:
-        """The variables of the model and the optimizer, on this rank."""
+        """Bytes of the variables of the model and the optimizer on this rank."""
         import tensorflow as tf
 
         slots = self.optimizer.variables
@@ -89,7 +88,7 @@ def _place():
 
 
 def _replicated_model(config, scale):
-    """`synthetic_models.SyntheticModel` with Keras' own embeddings in place of ours."""
+    """`synthetic_models.SyntheticModel` with Keras' own embeddings instead of ours."""
     import synthetic_models
     import tensorflow as tf
 
@@ -117,13 +116,13 @@ def _replicated_model(config, scale):
 
 
 def _stock_step(model, optimizer):
-    """`synthetic_models.make_step` with the tape of Horovod."""
+    """`synthetic_models.make_step` with Horovod's tape."""
     import horovod.tensorflow as hvd
     import synthetic_models
     import tensorflow as tf
 
     variables = model.trainable_variables
-    # Horovod's tape wants what Keras 3's variables hold.
+    # Horovod's tape needs the TensorFlow variables inside Keras 3's.
     sources = [v if isinstance(v, tf.Variable) else v.value for v in variables]
 
     @tf.function
@@ -138,7 +137,7 @@ def _stock_step(model, optimizer):
 
 
 def make_batches(args: argparse.Namespace, num_ranks: int) -> tuple[Any, float, list]:
-    """The model, its scale, and its batches, whole."""
+    """The model, its scale, and its whole batches."""
     import synthetic_data
     from synthetic_config import MODELS
 
@@ -152,7 +151,6 @@ def make_batches(args: argparse.Namespace, num_ranks: int) -> tuple[Any, float, 
 
 
 def run(rule: str, args: argparse.Namespace, num_ranks: int, say) -> list:
-    """The matches of one optimizer."""
     from benchmarks import harness
 
     config, scale, batches = make_batches(args, num_ranks)
@@ -175,7 +173,7 @@ def run(rule: str, args: argparse.Namespace, num_ranks: int, say) -> list:
 
 
 def start(threads: int) -> Any:
-    """Horovod, and TensorFlow with so many threads on this rank; 0: the host's cores by its ranks.
+    """Starts Horovod, and TensorFlow with `threads` threads; 0: the host's cores by its ranks.
 
     Returns:
         Horovod's module.
@@ -196,7 +194,6 @@ def start(threads: int) -> Any:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the requested optimizers and prints, on rank 0."""
     args = parse(argv)
     hvd = start(args.threads)
     import tensorflow as tf

@@ -29,7 +29,6 @@ COLUMNS = ("variables", "growth", "peak")
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dmp_memory", description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--scale", type=float, default=0.2, help="rows of the tables times this")
@@ -42,17 +41,17 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def _status(field):
-    """Bytes of a field of this process's status."""
+    """Bytes in a field of this process's status."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(field))
 
 
 def measure(args: argparse.Namespace) -> None:
-    """What a launched rank does: rank 0 writes the figures of the rank with most."""
+    """Runs on each launched rank: rank 0 writes the figures of the rank with the most."""
     hvd = dmp.start(threads=0)
     import tensorflow as tf
 
-    tf.reduce_sum(tf.ones([8]))  # TensorFlow makes its devices
+    tf.reduce_sum(tf.ones([8]))  # makes TensorFlow create its devices
     config, scale, batches = dmp.make_batches(args, hvd.size())
     before = _status("VmRSS")
     trainer = dmp.Trainer(args.alone, args.only, config, scale, batches)
@@ -66,7 +65,7 @@ def measure(args: argparse.Namespace) -> None:
 
 
 def launch(args: argparse.Namespace, rule: str, contender: str) -> dict[str, int]:
-    """The figures of one contender, from a launch of its own."""
+    """The figures of one contender, launched by itself."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "figures.json")
         options = ["--only", rule, "--alone", contender, "--json", path]
@@ -84,7 +83,7 @@ def launch(args: argparse.Namespace, rule: str, contender: str) -> dict[str, int
 
 
 def table(figures: dict[str, dict[str, dict[str, int]]]) -> str:
-    """Markdown, in MiB, each with its share of the peer's."""
+    """A Markdown table in MiB, each with its ratio to the peer's."""
     lines = [
         "| optimizer | contender | " + " | ".join(f"{c} MiB (of peer's)" for c in COLUMNS) + " |",
         "|---|---|" + "---|" * len(COLUMNS),
@@ -99,7 +98,6 @@ def table(figures: dict[str, dict[str, dict[str, int]]]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Launches each contender in turn, and prints."""
     args = parse(argv)
     if args.alone:
         measure(args)

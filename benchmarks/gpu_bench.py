@@ -1,10 +1,9 @@
-"""Shared by the measurements of device tables: sizes, timing of bursts, one line per figure.
+"""Common parts of the measurements of device tables: sizes, timing of bursts, one line per figure.
 
-Times are between two events of the device around a burst of calls, the median of several bursts
-after one to warm up; "host" behind a figure says that the host took as long to hand the calls over,
-so that the device waited. Batches are distinct and their rows several times the size of the
-device's cache. Bandwidth is that of a device-to-device copy, reads and writes counted, measured in
-the same run.
+A time is between two device events around a burst of calls: the median of several bursts, after one
+to warm up. "host" after a figure means that the host took as long to launch the calls, so the
+device waited. Batches are distinct, and their rows are several times the size of the device's
+cache. Bandwidth is that of a device-to-device copy in the same run, counting reads and writes.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ FACTOR = 2654435761  # key i of a table is i * FACTOR
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What to measure with; the defaults are those of the published figures of peers."""
+    """Sizes of the measurements; the defaults are those of peers' published figures."""
 
     log2_slots: int = 27
     batch: int = 1 << 20
@@ -31,7 +30,7 @@ class Sizes:
     step_batch: int = 65536
     step_features: int = 26
     step_vocabulary: int = 100_000
-    num_batches: int = 8  # distinct ones
+    num_batches: int = 8  # distinct batches
     calls: int = 20
     repeats: int = 5
     copy_floats: int = 1 << 28
@@ -39,14 +38,14 @@ class Sizes:
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Seconds of one call: on the device, and for the host to hand it over."""
+    """Seconds per call: on the device, and on the host to launch it."""
 
     device: float
     host: float
 
 
 class Bench:
-    """Times calls on one device and prints a line for each."""
+    """Times calls on one device and prints one line per measurement."""
 
     def __init__(self, core: Any, sizes: Sizes) -> None:
         self.core = core
@@ -76,7 +75,7 @@ class Bench:
         return Timing(end.seconds_since(start) / calls, host / calls)
 
     def time(self, call: Callable[[], Any]) -> Timing:
-        """Median over repeats, after one burst that warms up."""
+        """The median over repeats, after one burst to warm up."""
         bursts = [self.burst(call, self.sizes.calls) for _ in range(self.sizes.repeats + 1)][1:]
         return sorted(bursts, key=lambda timing: timing.device)[len(bursts) // 2]
 
@@ -104,13 +103,12 @@ class Bench:
         return 2 * 4 * self.sizes.copy_floats / timing.device
 
     def batches(self, num_keys: int) -> list[Any]:
-        """Random present keys."""
         shape = (self.sizes.num_batches, self.sizes.batch)
         keys = self.rng.integers(0, num_keys, shape, dtype=np.int64) * FACTOR
         return [self.up(part) for part in keys]
 
     def parts(self, num_keys: int) -> list[range]:
-        """Numbers of all keys, in batches."""
+        """The numbers of all keys, in batches."""
         starts = range(0, num_keys, self.sizes.batch)
         return [range(b, min(b + self.sizes.batch, num_keys)) for b in starts]
 

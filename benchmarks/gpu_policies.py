@@ -1,17 +1,17 @@
 """Training lookups of device tables with admission or eviction, and of a table without policies.
 
-Run by `benchmarks/gpu_table.py`. A case is `find_or_insert` of one batch:
+`benchmarks/gpu_table.py` runs this. A case is `find_or_insert` of one batch:
 
     no policy         all keys present; asynchronous
-    filter present    all keys present, in a table with `filter_freq`: each has a record to count in
-    filter waiting    no key admitted yet: each is counted among the waiting ones
-    lru full          at capacity, a sixteenth of the batch new: as many rows go, lowest step first
+    filter present    all keys present, in a table with `filter_freq`: each has a record to update
+    filter waiting    no key admitted yet: each is counted among the waiting keys
+    lru full          at capacity, 1/16 of the batch new: as many keys go, lowest step first
 
-Lookups of tables with policies wait for the device, so their time is the host's too. The bytes that
-a call must move are those of `gpu_table`, and a record read and written for each present key; for
-a waiting key the slot and the count of the filter instead; for a new key in the place of an old
-one both slots, both records and the new row. What the selection of the lowest rows reads of all
-records is not among them.
+Lookups of tables with policies wait for the device, so their time includes the host's. The bytes
+that a call must move are those of `gpu_table`, plus a record read and written per present key. For
+a waiting key they are the slot and the count of the filter instead. For a new key that replaces an
+old one they are both slots, both records and the new row. The records read to select the lowest
+scores are not counted.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ NEVER = 1 << 30  # a frequency that no key reaches
 
 
 def lookups(bench: Bench, dim: int, probe_bytes: int) -> None:
-    """All cases, over tables of the same size."""
+    """Runs all cases, on tables of the same size."""
     sizes = bench.sizes
     num_keys = sizes.update_keys
     present = probe_bytes + 2 * 4 * dim
     timing, table = _present(bench, dim, {})
     bench.report(f"lookup no policy      dim {dim:3}", sizes.batch, present, timing)
-    del table  # before there is another
+    del table  # frees it before the next one is made
     timing, table = _present(bench, dim, {"filter_freq": NEVER})
     moved = present + 2 * RECORD
     bench.report(f"lookup filter present dim {dim:3}", sizes.batch, moved, timing)
 
-    # Of keys that were never written, the same few batches: they wait from the first call on.
+    # The same few batches of keys that were never written: they wait from the first call on.
     first = num_keys
     waiting = []
     for _ in range(sizes.num_batches):
@@ -60,7 +60,7 @@ def lookups(bench: Bench, dim: int, probe_bytes: int) -> None:
 
 def _present(bench: Bench, dim: int, policy: dict[str, Any]) -> tuple[Timing, Any]:
     sizes = bench.sizes
-    # Room for batches that are booked as if they were new, as in `gpu_table`.
+    # Room for batches that are counted as new at first, as in `gpu_table`.
     table = bench.core.CudaTable(
         "gpu", dim, initial_capacity=sizes.update_keys + 3 * sizes.batch, policy=policy
     )
@@ -72,8 +72,8 @@ def _present(bench: Bench, dim: int, policy: dict[str, Any]) -> tuple[Timing, An
 def _full(bench: Bench, dim: int, probe_bytes: int) -> None:
     sizes = bench.sizes
     num_keys, num_calls = sizes.update_keys, _num_calls(bench)
-    # Old keys are drawn from the upper half. What was not looked up since it was written goes
-    # lowest key first, so only the lower half goes, as it is large enough.
+    # Old keys are drawn from the upper half. Keys not looked up since they were written are evicted
+    # lowest key first, so only keys of the lower half are evicted; it is large enough.
     num_new = max(1, min(sizes.batch // 16, num_keys // 2 // num_calls))
     numbers = bench.rng.integers(num_keys // 2, num_keys, (num_calls, sizes.batch))
     numbers[:, :num_new] = num_keys + np.arange(num_calls * num_new).reshape(-1, num_new)
@@ -94,7 +94,7 @@ def _full(bench: Bench, dim: int, probe_bytes: int) -> None:
 
 
 def _fill(bench: Bench, table: Any) -> None:
-    """Keys 0 .. update_keys - 1, written: admitted whatever the policy."""
+    """Writes keys 0 .. update_keys - 1, which admits them under every policy."""
     for part in bench.parts(bench.sizes.update_keys):
         table.row_numbers(bench.upload(part), insert=True)
 

@@ -5,8 +5,8 @@
     python -m benchmarks.gpu_table --quick          # seconds: that it runs, not how fast
 
 Needs `sok_like._core` built with CUDA (`make cuda`, `tools/build_cuda.sh --install`), NumPy and a
-device; neither TensorFlow nor CuPy. `benchmarks/gpu_bench.py` says how calls are timed. The share
-of the copy bandwidth counts the bytes that a call must move:
+device, but neither TensorFlow nor CuPy. `benchmarks/gpu_bench.py` says how calls are timed. The
+share of the copy bandwidth counts the bytes that a call must move:
 
     find, find_or_insert    key, 16 digests, key and row number of the slot, row in and out
     assign                  the same: a present key, its row read from the batch and written
@@ -15,9 +15,9 @@ of the copy bandwidth counts the bytes that a call must move:
     step                    each key; its row out and its gradient in; each unique key's slot, row
                             and slot rows in, and the rows out again
 
-Lookups of tables with admission or eviction follow for one width, see `benchmarks/gpu_policies.py`.
-Where PyTorch sees the device, its `embedding` and `embedding_bag` on indices (no hash table) are
-timed beside `find`.
+Lookups of tables with admission or eviction follow for one `dim`, see `benchmarks/gpu_policies.py`.
+If PyTorch sees the device, its `embedding` and `embedding_bag` on indices (no hash table) are timed
+beside `find`.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class TableBench(Bench):
 
     def lookups(self, dim: int, load: float) -> None:
         sizes, core = self.sizes, self.core
-        # Batches of present keys are booked as if they were new until the device has said that they
-        # were not. With room for a few, no call makes the table grow, which would halve the load.
+        # Batches are counted as new until the device has reported that their keys are present. Room
+        # for a few of them keeps the table from growing, which would halve the load.
         spare = 3 * sizes.batch
         num_keys = min(int(load * 2**sizes.log2_slots), int(0.97 * 2**sizes.log2_slots) - spare - 1)
         table = core.CudaTable("gpu", dim, initial_capacity=num_keys + spare, max_load_factor=0.97)
         parts = self.parts(num_keys)
-        # The last ones are timed: new keys into a table of nearly this load.
+        # The last parts are timed: new keys in a table with nearly this load.
         num_timed = min(len(parts) // 2, 8)
         for part in parts[:-num_timed]:
             table.row_numbers(self.upload(part), insert=True)
@@ -121,7 +121,7 @@ class TableBench(Bench):
         self.report(f"update {rule:12} dim {dim:3}", count, moved, timing)
 
     def steps(self) -> None:
-        """26 features of 100k keys each, drawn by Zipf's law, as one table; Adagrad."""
+        """26 features with 100k keys each, drawn by Zipf's law, in one table; Adagrad."""
         sizes, core, dim = self.sizes, self.core, 16
         shape = (sizes.num_batches, sizes.step_batch, sizes.step_features)
         weights = 1 / np.arange(1, sizes.step_vocabulary + 1) ** 1.05
@@ -147,7 +147,7 @@ class TableBench(Bench):
         table = table_of_all()
 
         def by_key() -> None:
-            """The optimizer gets keys and searches for equal ones itself."""
+            """The optimizer gets keys and finds equal ones itself."""
             batch = next(batches)
             table.find_or_insert(batch, rows=rows, inserted=flags)
             core.cuda_apply_gradients(table, "adagrad", 0.01, next(num_steps), batch, grads)
@@ -169,7 +169,7 @@ class TableBench(Bench):
         self.grouped_step(keys, grads, moved)
 
     def grouped_step(self, keys: np.ndarray, grads: Any, moved: float) -> None:
-        """The same with a table for each feature: `keys` [batches, examples, features]."""
+        """The same with one table per feature: `keys` `[batches, examples, features]`."""
         sizes, core = self.sizes, self.core
         features = range(sizes.step_features)
         room = sizes.step_vocabulary + 2 * sizes.step_batch
@@ -193,7 +193,7 @@ class TableBench(Bench):
         self.report(name, keys[0].size, moved, self.time(step))
 
     def torch_embedding(self, dim: int) -> None:
-        """PyTorch's gathers on indices, where it is installed and sees the device."""
+        """Times PyTorch's gathers on indices, if PyTorch is installed and sees the device."""
         try:
             import torch
         except ImportError:
@@ -236,13 +236,13 @@ class TableBench(Bench):
 
 
 def run(core: Any, sizes: Sizes, json_file: str | None = None) -> list[dict[str, Any]]:
-    """Measures everything that fits into device memory; says what did not. Returns the figures.
+    """Measures everything that fits into device memory, says what did not, and returns the figures.
 
-    `json_file` has the figures so far after each measurement, should the time be up.
+    `json_file` is written after each measurement, in case the time runs out.
     """
     bench = TableBench(core, sizes)
     tasks: list[tuple[str, Any]] = [("step", bench.steps)]
-    # The width of the published figures first, should the time be up.
+    # The width of the published figures comes first, in case the time runs out.
     dims = sorted(sizes.dims, key=lambda dim: dim != 32)
     for dim in dims:
         for load in sizes.loads:
@@ -259,7 +259,7 @@ def run(core: Any, sizes: Sizes, json_file: str | None = None) -> list[dict[str,
             task()
         except core.CudaError as error:
             print(f"{name}: skipped ({error})")
-        core.cuda_release_memory()  # to PyTorch, and whole to the next table
+        core.cuda_release_memory()  # for PyTorch, and in one piece for the next table
         if json_file:
             with open(json_file, "w") as file:
                 json.dump(bench.figures, file, indent=1)

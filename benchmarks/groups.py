@@ -1,10 +1,10 @@
-"""Many tables in one group lookup, in one call per table, and in a loop of TensorFlow's own.
+"""Many tables: in one group lookup, in one call per table, and in a loop of TensorFlow's lookups.
 
     G26    26 tables, batch 256 over all ranks, 1 to 4 keys per sample, mean, dim 16, 10k rows each
     G300   300 tables, the same batch
 
-A step is lookup, gradient from a given upstream gradient, Adagrad. TensorFlow's side are dense
-variables, given row numbers; on several ranks each rank has them all, and gradients are averaged as
+A step is lookup, gradient from a given upstream gradient, and Adagrad. TensorFlow's contender uses
+dense variables and row numbers. Each rank has all of its tables, and gradients are averaged as
 `sok.OptimizerWrapper` averages those of ordinary variables.
 
     python -m sok_like.run -np 2 -m benchmarks --only groups --threads 1
@@ -23,17 +23,17 @@ from benchmarks.harness import Contender, Match
 from benchmarks.steps import cycle, dense_variable, insert
 from sok_like.runtime import comm
 
-BATCHES = 8  # distinct batches, then the first again
+BATCHES = 8  # number of distinct batches, used in turn
 GROUP, EACH, STOCK = "ours", "ours, a call each", "tf.nn.embedding_lookup_sparse in a loop"
 
 
 class Tables(NamedTuple):
-    """This rank's samples, a list over batches; a batch comes as two tensors, whatever the tables.
+    """This rank's samples, as lists over batches; each batch is two tensors for all tables.
 
     Attributes:
         positions: int64 `[num_keys]`, rows of the tables' arrays, table after table.
         row_splits: int64 `[num_tables, batch + 1]`.
-        num_rows: Rows of a table.
+        num_rows: Rows per table.
         dim: Length of a row.
     """
 
@@ -44,7 +44,7 @@ class Tables(NamedTuple):
 
 
 def tables(num_tables: int, batch: int, rank: int, world_size: int, quick: bool = False) -> Tables:
-    """Hotness uniform in 1 to 4, Zipf as in W1; each rank has a part of the batch."""
+    """Hotness is uniform in 1 to 4, keys follow Zipf's law as in W1; each rank has a part."""
     num_rows = 500 if quick else 10_000
     rng = np.random.default_rng([num_tables, rank])
     order = np.random.default_rng(num_tables).permutation(num_rows)
@@ -59,7 +59,7 @@ def tables(num_tables: int, batch: int, rank: int, world_size: int, quick: bool 
 
 
 def groups(num_tables: int, batch: int, quick: bool) -> tuple[dict[str, Contender], list[Match]]:
-    """The lookup alone, and a step."""
+    """Contenders for the lookup alone and for a step."""
     ranks = comm.current()
     data = tables(num_tables, batch, ranks.rank, ranks.world_size, quick)
     splits = [tf.constant(s) for s in data.row_splits]
@@ -88,7 +88,7 @@ def groups(num_tables: int, batch: int, quick: bool) -> tuple[dict[str, Contende
 
 
 def _functions(lookup, variables, wrap):
-    """Of a batch: the lookup alone, side by side as an input layer has it, and a step."""
+    """Functions of a batch: the lookup alone, concatenated as in an input layer, and a step."""
     optimizer = tf.compat.v1.train.AdagradOptimizer(0.01)
     if wrap:
         optimizer = sok.OptimizerWrapper(optimizer)

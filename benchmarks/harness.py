@@ -5,9 +5,9 @@
     ...
     ratio = median over rounds of (ours / peer) in that round
 
-On a machine that others use as well, speed drifts over seconds: two turns of one round see nearly
-the same machine, two runs do not. Bursts, because in training a step follows its own kind and
-finds its own data in the caches.
+On a shared machine, speed drifts over seconds: two turns of one round see nearly the same machine,
+two runs do not. Turns are bursts because in training a step follows its own kind and finds its own
+data in the caches.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Contender:
 
     Attributes:
         call: Does the work of call number i and returns when it is done.
-        prepare: Readies call number i; not timed.
+        prepare: Prepares call number i; not timed.
         warm_up: Calls before the first round.
     """
 
@@ -39,7 +39,7 @@ class Contender:
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """A ratio to report: `ours / peer`, at most `target`, which may be None."""
+    """A ratio to report: `ours / peer`, at most `target` if that is not None."""
 
     name: str
     ours: str
@@ -49,7 +49,7 @@ class Match:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The result of a match. Times in milliseconds, medians over rounds."""
+    """The result of a match. Times are in milliseconds, medians over rounds."""
 
     name: str
     ours: str
@@ -74,7 +74,7 @@ def interleave(
     progress: Callable[[str], None] = lambda text: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Times of the contenders' turns in milliseconds, `rounds` each; the order alternates."""
+    """Times of each contender's turns in milliseconds, one per round; the order alternates."""
     calls = dict.fromkeys(contenders, 0)
 
     def timed(name):
@@ -99,7 +99,7 @@ def interleave(
 
 
 def judge(times: Mapping[str, Sequence[float]], matches: Sequence[Match]) -> list[Result]:
-    """The matches' results from the turns' times."""
+    """Computes the results of matches from the times of turns."""
     results = []
     for match in matches:
         ours, peer = times[match.ours], times[match.peer]
@@ -151,7 +151,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def machine(threads: int) -> dict[str, Any]:
-    """The machine and the versions that the figures depend on."""
+    """The machine and versions on which the figures depend."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -181,7 +181,7 @@ def _read(path):
 
 
 def progress_line(text: str) -> None:
-    """Overwrites one line of a terminal; silent where there is none."""
+    """Overwrites one line of a terminal; prints nothing without one."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\033[K{text}"[:120])
         sys.stderr.flush()

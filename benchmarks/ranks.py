@@ -1,11 +1,11 @@
-"""The same global batch of W1 on one rank with two threads and on two ranks with one thread each.
+"""The same global batch of W1: on one rank with two threads, and on two ranks with one thread.
 
     parent --"layer"--> rank 0 of a job --broadcast--> its other ranks     a burst of steps
     parent <--"8.13"--- rank 0                                             its median in ms
 
-Both jobs live through the whole run and take turns; the one that waits is stopped by a signal, so
-that its ranks, which poll, take no core. The cores are the same, so two ranks can at best take the
-time of one.
+Both jobs exist during the whole run and take turns. A signal stops the waiting job, because its
+ranks poll and would take a core. The cores are the same, so two ranks can at best be as fast as
+one.
 
     python -m benchmarks --only two-ranks
 """
@@ -26,12 +26,12 @@ BURST, TARGET = 5, 1.25
 
 
 class Job:
-    """Ranks that take a step when they are told to.
+    """Ranks that take a step on request.
 
     Args:
-        num_ranks: How many; they share `num_threads` threads.
-        num_threads: Of TensorFlow, over all ranks.
-        quick: Whether the data is small.
+        num_ranks: Number of ranks; they share `num_threads` threads.
+        num_threads: Number of TensorFlow's threads over all ranks.
+        quick: Whether the data are small.
     """
 
     def __init__(self, num_ranks: int, num_threads: int, quick: bool):
@@ -44,7 +44,7 @@ class Job:
         self._signal(signal.SIGSTOP)
 
     def burst(self, name: str) -> float:
-        """Milliseconds of a step of `name`, the median of a burst."""
+        """Milliseconds per step of `name`, the median of a burst."""
         self._signal(signal.SIGCONT)
         self._process.stdin.write(f"{name}\n")
         self._process.stdin.flush()
@@ -53,7 +53,6 @@ class Job:
         return float(text)
 
     def end(self) -> None:
-        """Lets all ranks return."""
         self._signal(signal.SIGCONT)
         self._process.communicate("\n")
 
@@ -69,7 +68,7 @@ class Job:
 
 
 def rank_main(num_threads: int, quick: bool) -> None:
-    """A rank: makes its contenders, then runs bursts of those that rank 0 reads from its input."""
+    """Runs as a rank: makes its contenders, then runs bursts that rank 0 reads from its input."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
 
@@ -116,7 +115,7 @@ def rank_main(num_threads: int, quick: bool) -> None:
 
 
 def contest(num_threads: int, rounds: int, quick: bool) -> list[harness.Result]:
-    """Both jobs in turns."""
+    """Times both jobs in turns."""
     from benchmarks.steps import RAGGED, SPARSE
 
     one, two = "ours, one rank", "ours, two ranks"

@@ -2,10 +2,10 @@
 
     make bench-saving                        ARGS="--keys 10M --dim 16 --json FILE"
 
-One process writes and reads, in the same run: a full dump, a delta of 1 % of the keys, the restore
-of both, `cp` of the dump's file (with fsync, as the dump has), and a checkpoint of a dense variable
-with as many bytes. "peak" is what the process holds more than before, at most, sampled;
-a restore builds the new content beside the old.
+One process writes and reads, in the same run: a full dump, a delta of 1% of the keys, the restore
+of both, `cp` of the dump's file (with fsync, as in a dump), and a checkpoint of a dense variable
+with as many bytes. "peak" is the largest sampled increase of the process's memory; a restore builds
+the new content beside the old.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ ROUNDS = 3
 
 
 def filled(num_keys: int, dim: int) -> Any:
-    """A table with rows of ones."""
     import tensorflow as tf
 
     import sok_like as sok
@@ -43,14 +42,14 @@ def filled(num_keys: int, dim: int) -> Any:
 
 
 def copied(source: pathlib.Path, target: pathlib.Path) -> None:
-    """`cp`, to the disk."""
+    """`cp` with a flush to the disk."""
     subprocess.run(["cp", source, target], check=True)
     with open(target, "rb") as file:
         os.fsync(file.fileno())
 
 
 def run(num_keys: int, dim: int, rounds: int, folder: pathlib.Path) -> list[dict[str, Any]]:
-    """Per kind of save: seconds (the least of the rounds), bytes and the largest peak."""
+    """For each kind of save: seconds (minimum of the rounds), bytes and the largest peak."""
     import tensorflow as tf
 
     import sok_like as sok
@@ -95,7 +94,6 @@ def _bytes(path):
 
 
 def main() -> None:
-    """Prints a table of the results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--keys", type=parse_count, default=parse_count("10M"))
     parser.add_argument("--dim", type=int, default=16)

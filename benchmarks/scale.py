@@ -30,18 +30,18 @@ SUFFIXES = {"K": 10**3, "M": 10**6, "G": 10**9}
 
 
 def parse_count(text: str) -> int:
-    """ "10M" as 10_000_000."""
+    """Converts "10M" to 10_000_000."""
     factor = SUFFIXES.get(text[-1:].upper(), 1)
     return int(text[:-1] if factor > 1 else text) * factor
 
 
 def needed_bytes(num_keys: int) -> int:
-    """What a run may take: rows, an index about to double, and batches."""
+    """Bytes that a run may take: rows, an index about to double, and batches."""
     return num_keys * (ROW_BYTES + 30) + (1 << 30)
 
 
 def free_bytes() -> int:
-    """Memory that is free without swapping."""
+    """Bytes of memory that are available without swapping."""
     with open("/proc/meminfo") as file:
         for line in file:
             if line.startswith("MemAvailable:"):
@@ -55,7 +55,7 @@ def _resident():
 
 
 class _Peak:
-    """Largest resident size seen by a thread that looks every few milliseconds."""
+    """Largest resident size, read by a thread every few milliseconds."""
 
     def __enter__(self):
         self.bytes = _resident()
@@ -74,7 +74,7 @@ class _Peak:
 
 
 def measure(num_keys: int) -> dict[str, Any]:
-    """One size: grows a table from empty, then looks up random keys."""
+    """Measures one size: grows a table from empty, then looks up random keys."""
     from sok_like import _core
 
     before = _resident()
@@ -86,7 +86,7 @@ def measure(num_keys: int) -> dict[str, Any]:
             begin = time.perf_counter()
             table.find_or_insert(keys)
             seconds += time.perf_counter() - begin
-            # Now and then: stats() walks the index, which empties the caches of what was there.
+            # Only sometimes: stats() walks the index, which evicts other data from the caches.
             if start // BATCH % max(1, num_keys // BATCH // 200) == 0 or start + BATCH >= num_keys:
                 stats = table.stats()
                 size = stats["size"]
@@ -108,7 +108,7 @@ def measure(num_keys: int) -> dict[str, Any]:
         "lookups_per_second": BATCH / float(np.median(times)),
         "bytes_beside_mean": float(np.mean(beside)),
         "bytes_beside_last": beside[-1],
-        # Small tables have fixed costs and a first chunk: the worst of the last nine tenths.
+        # Small tables have fixed costs and a first chunk, so the worst of the last nine tenths.
         "bytes_beside_worst": max(beside[len(beside) // 10 :]),
         "table_gib": stats["bytes"] / 2**30,
         "peak_gib": (peak.bytes - before) / 2**30,
@@ -118,7 +118,6 @@ def measure(num_keys: int) -> dict[str, Any]:
 
 
 def text_table(results: list[dict[str, Any]]) -> str:
-    """Markdown."""
     lines = [
         "| keys | inserts/s | lookups/s | bytes per key beside the row: mean, worst, last "
         "| table GiB | peak growth of the process GiB |",
@@ -135,7 +134,7 @@ def text_table(results: list[dict[str, Any]]) -> str:
 
 
 def plot(results: list[dict[str, Any]], path: str) -> None:
-    """Bytes beside the row, and keys inserted per second, by number of keys."""
+    """Plots bytes beside the row, and keys inserted per second, over the number of keys."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -2,11 +2,11 @@
 
     python -m benchmarks.serving [--keys 10M] [--threads N] [--json FILE]
 
-Each SavedModel is loaded by a process of its own, which has TensorFlow only. It reports the time
-from the call of `tf.saved_model.load` to the first answer, growth of its resident memory per key,
-and lookups per second of batches of present keys in random order. DenseHashTable cannot hold two
-keys and hashes an integer by itself, so it is also asked for ids of fields, `id + (field << 40)`,
-of which it gets few: with many it does not end.
+A process that has only TensorFlow loads each SavedModel. It reports the time from the call of
+`tf.saved_model.load` to the first answer, the growth of its resident memory per key, and lookups
+per second for batches of present keys in random order. DenseHashTable cannot hold two reserved
+keys, and uses integers as their own hash. So it is also asked for ids of fields, `id + (field <<
+40)`, but only for a few: with many it does not end.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ def make_keys(kind: str, num_keys: int) -> np.ndarray:
     """int64 `[num_keys]`, each once."""
     if kind == "fields":
         return (np.arange(num_keys) % 26 << 40) + np.arange(num_keys) // 26 + 1
-    # Odd multiples are a bijection on 64 bits, so no key repeats; 0 and -1 stay free.
+    # Multiples of an odd number are a bijection on 64 bits: no key repeats, and 0 and -1 stay free.
     numbers = np.arange(1, num_keys + 1, dtype=np.uint64)
     return (numbers * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
 
 
 def rows_of(keys: np.ndarray) -> np.ndarray:
-    """float32 `[num_keys, DIM]`, a function of the key that a check can repeat."""
+    """float32 `[num_keys, DIM]`, a function of the key, so that a check can repeat it."""
     first = (keys % 1009).astype(np.float32)[:, np.newaxis]
     return first + np.arange(DIM, dtype=np.float32)
 
 
 def export(contender: str, kind: str, num_keys: int, path: str) -> dict[str, Any]:
-    """Writes the SavedModel; of this package also measures its own op."""
+    """Writes the SavedModel; for this package it also measures the package's own op."""
     import tensorflow as tf
 
     spec = tf.TensorSpec([None], tf.int64, "keys")
@@ -69,7 +69,7 @@ def export(contender: str, kind: str, num_keys: int, path: str) -> dict[str, Any
                 deleted_key=tf.constant(-1, tf.int64),
                 initial_num_buckets=1 << int(np.ceil(np.log2(num_keys * 1.3))),
             )
-            # TensorFlow cannot put what it made of these into a SavedModel's graph.
+            # TensorFlow cannot put its tensors of these into a SavedModel's graph.
             for name in ("_default_value", "_empty_key", "_deleted_key"):
                 setattr(self.table, name, getattr(self.table, name).numpy())
 
@@ -117,7 +117,7 @@ def export(contender: str, kind: str, num_keys: int, path: str) -> dict[str, Any
 
 
 def serve(kind: str, num_keys: int, path: str) -> dict[str, Any]:
-    """Loads a SavedModel in this process, which has no package, and asks it for rows."""
+    """Loads a SavedModel in this process, which does not load the package, and reads rows."""
     import tensorflow as tf
 
     tf.constant(0) + 1
@@ -136,7 +136,7 @@ def serve(kind: str, num_keys: int, path: str) -> dict[str, Any]:
 
 
 def _lookups(function, keys):
-    """Lookups per second by size of the batch, median over rounds."""
+    """Lookups per second by batch size, median over rounds."""
     import tensorflow as tf
 
     random, rates = np.random.default_rng(1), {}
@@ -159,7 +159,7 @@ def _child(task, *arguments):
 
 
 def measure(contender: str, kind: str, num_keys: int) -> dict[str, Any]:
-    """One row of the table."""
+    """One row of the result table."""
     with tempfile.TemporaryDirectory() as folder:
         found = _child("export", contender, kind, num_keys, folder)
         found |= _child("serve", kind, num_keys, folder)
@@ -167,7 +167,6 @@ def measure(contender: str, kind: str, num_keys: int) -> dict[str, Any]:
 
 
 def text_table(results: list[dict[str, Any]]) -> str:
-    """Markdown."""
     small, large = (str(size) for size in BATCHES)
     lines = [
         f"| contender | keys | load s | resident bytes/key | file bytes/key | lookups/s, batch "
@@ -192,7 +191,7 @@ def text_table(results: list[dict[str, Any]]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs all contenders, or the child's task that it is called with."""
+    """Runs all contenders, or the task of a child process."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--keys", type=parse_count, default=10_000_000)
     parser.add_argument("--threads", type=int, default=os.cpu_count())

@@ -3,10 +3,10 @@
     make soak                     20 minutes on 2 ranks
     make soak ARGS="--minutes 2"
 
-Each rank trains a table whose keys never stop being new. Now and then it evicts, dumps, restores
-the dump and pops evicted rows. Once a second it reads its resident memory. At the end a line is
-fitted through the second half of the readings. The program fails if a rank's memory grows by a
-MiB a minute or more, or if the table's counts do not add up.
+Each rank trains a table that always gets new keys. At intervals it evicts, dumps, restores the dump
+and pops evicted rows. Once per second it reads its resident memory. At the end a line is fitted
+through the second half of the readings. The program fails if a rank's memory grows by 1 MiB per
+minute or more, or if the table's counts do not add up.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ DUMP_EVERY = 500  # steps
 
 
 def resident_mib() -> float:
-    """Memory of this process, without what is swapped out."""
+    """Memory of this process in MiB, without swapped pages."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def slope(times: list[float], sizes: list[float]) -> float:
-    """MiB a minute, fitted through the second half of the readings."""
+    """MiB per minute, fitted through the second half of the readings."""
     half = len(times) // 2
     return float(np.polyfit(np.array(times[half:]) / 60, sizes[half:], 1)[0])
 
 
 def check_counts(counts) -> None:
-    """AssertionError unless nothing was lost without being counted."""
+    """Raises AssertionError if something was lost without being counted."""
     assert counts.seen == counts.found + counts.admitted + counts.refused, counts
     assert counts.size == counts.admitted + counts.written - counts.evicted - counts.erased, counts
     assert counts.evicted == counts.popped + counts.buffered + counts.dropped, counts
@@ -50,7 +50,7 @@ def check_counts(counts) -> None:
 
 
 class Soak:
-    """A table, its optimizer under a learning rate that changes at every step, and its dumps."""
+    """A table, its optimizer with a learning rate that changes at every step, and its dumps."""
 
     def __init__(self, folder: str):
         option = sok.EmbeddingVariableOption(
@@ -74,8 +74,8 @@ class Soak:
         self.optimizer.apply_gradients(zip(gradients, [self.table], strict=True))
 
     def run(self, number: int) -> None:
-        """Training step `number`, and what is due after it."""
-        # Half of the keys come again and again, and half were never seen or come a second time.
+        """Takes training step `number`, and does what is due after it."""
+        # Half of the keys come repeatedly; the other half are new or come for the second time.
         known = self.rng.integers(0, CAPACITY, BATCH // 2)
         new = self.rng.integers(0, 4 * BATCH, BATCH // 2) + (number // 4) * BATCH + 2**40
         self.step(tf.constant(np.concatenate([known, new])))

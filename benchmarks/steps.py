@@ -1,7 +1,7 @@
 """W1 and W2: a training step is lookup, gradient and update.
 
-Every contender is given the same upstream gradient instead of a loss, so that what differs is the
-embedding alone. Tables of ours and the peers' hash tables hold all keys before the first step.
+Every contender gets the same upstream gradient instead of a loss, so they differ in the embedding
+only. Our tables and the peers' hash tables hold all keys before the first step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OURS, GROUP = "ours", "ours, 26 tables"
 EVALUATION = "ours, evaluation"
 TORCH = "torch EmbeddingBag"
 RAGGED, SPARSE = "ours, ragged group", "ours, sparse group"
-WARM_UP_OURS = 60  # Adam's replay has rows with gaps to catch up
+WARM_UP_OURS = 60  # Adam's replay must catch up rows with gaps
 EMPTY_KEY, DELETED_KEY = -(2**63), -(2**63) + 1  # DenseHashTable reserves two keys
 
 
@@ -36,16 +36,16 @@ def _optimizer(rule):
 
 
 def trainer(rule, variables, forward, *, wrap):
-    """A function of a batch that does one step, and one that looks up only.
+    """A function that takes one step on a batch, and one that only looks up.
 
-    `forward(*inputs)` gives a list of embeddings; the gradient given to each is 0.01.
+    `forward(*inputs)` returns a list of embeddings; the gradient of each is 0.01.
     """
     optimizer = _optimizer(rule)
     if wrap:
         optimizer = sok.OptimizerWrapper(optimizer)
     if hasattr(optimizer, "build"):
         optimizer.build(variables)
-    # Gradients of 0.01 of the embeddings' shapes, made once: no contender pays for them.
+    # Upstream gradients of 0.01, made once, so that no contender pays for them.
     upstream: list[tf.Tensor] = []
 
     @tf.function(reduce_retracing=True)
@@ -76,7 +76,7 @@ def dense_variable(num_rows, dim):
 
 
 def _index_table(keys):
-    """DenseHashTable from keys to positions `0, 1, ...`, presized to at most half full."""
+    """A DenseHashTable from keys to positions `0, 1, ...`, at most half full from the start."""
     buckets = 1 << (2 * len(keys) - 1).bit_length()
     table = tf.lookup.experimental.DenseHashTable(
         tf.int64,
@@ -96,7 +96,7 @@ def _index_table(keys):
 
 
 def w1(rule: str, quick: bool) -> tuple[dict[str, Contender], list[Match]]:
-    """One layer with 26 fields, and 26 tables in a group, beside one dense array."""
+    """One layer with 26 fields, and 26 tables in a group, against one dense array."""
     data = workloads.w1(quick)
     keys = [(tf.constant(k),) for k in data.keys]
     contenders = {
@@ -139,7 +139,7 @@ def w1_layer(rule, data, keys):
 
 
 def _w1_tables(data):
-    """A table for each feature, with all its keys."""
+    """One table per feature, with all its keys."""
     features = data.keys.shape[-1]
     tables = [sok.EmbeddingVariable(data.dim, name=f"w1_{f}") for f in range(features)]
     rows = data.num_rows // features
@@ -149,7 +149,7 @@ def _w1_tables(data):
 
 
 def w1_groups_of_ids(rule, data):
-    """26 tables, given a RaggedTensor or a SparseTensor each. Without a rule the lookup alone."""
+    """26 tables, each with a RaggedTensor or a SparseTensor. Without a rule: lookup only."""
     tables = _w1_tables(data)
     batch = data.keys.shape[1]
     splits = tf.range(batch + 1, dtype=tf.int64)
@@ -170,7 +170,7 @@ def w1_groups_of_ids(rule, data):
 
 
 def _group_call(rule, tables):
-    """A step, or without a rule a lookup, with ids of either kind: they share the tables."""
+    """A step, or without a rule a lookup, for ids of either kind, which share the tables."""
 
     def forward(ids):
         return sok.group_embedding_lookup_sparse(tables, ids, "sum", training=True)
@@ -184,7 +184,7 @@ def _w1_group(rule, data, keys):
     tables = _w1_tables(data)
 
     def forward(keys):
-        # A model has its features in separate tensors.
+        # Models have their features in separate tensors.
         columns = tf.unstack(tf.transpose(keys))
         group = [
             group_lookup.HashFeature(table, column)
@@ -209,7 +209,7 @@ def _w1_dense(rule, data, inputs, table):
 
 
 def w1_forward(quick: bool) -> tuple[dict[str, Contender], list[Match]]:
-    """The lookup of W1 alone."""
+    """W1's lookup alone."""
     data = workloads.w1(quick)
     keys = [(tf.constant(k),) for k in data.keys]
     layer = sok.DistributedEmbedding("sum", None, data.dim, slot_num=26, max_nnz=1)
@@ -242,7 +242,7 @@ def w1_forward(quick: bool) -> tuple[dict[str, Contender], list[Match]]:
 
 
 def _torch_bag(data) -> dict[str, Contender]:
-    """torch, where it is installed: EmbeddingBag over positions, one bag per key."""
+    """PyTorch's EmbeddingBag over positions, one bag per key, if PyTorch is installed."""
     try:
         import torch
     except ImportError:
@@ -257,7 +257,7 @@ def _torch_bag(data) -> dict[str, Contender]:
 
 
 def w2(rule: str, quick: bool) -> tuple[dict[str, Contender], list[Match]]:
-    """A group of 4 tables beside 4 dense arrays."""
+    """A group of 4 tables against 4 dense arrays."""
     data = workloads.w2(quick)
     if rule == "Adam":
         name, target = "Keras 3 Adam on dense", 0.06
@@ -274,7 +274,7 @@ def w2(rule: str, quick: bool) -> tuple[dict[str, Contender], list[Match]]:
 
 
 def w2_forward(quick: bool) -> tuple[dict[str, Contender], list[Match]]:
-    """The lookup of W2 alone."""
+    """W2's lookup alone."""
     data = workloads.w2(quick)
     everything = workloads.mixed(np.arange(data.num_rows))
     peer = "TF DenseHashTable + embedding_lookup_sparse"

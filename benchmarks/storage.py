@@ -21,7 +21,6 @@ EXPONENT = 1.05
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.storage", description=__doc__)
     parser.add_argument("--path", default="out/rows", help="a directory on a disk")
     parser.add_argument("--keys", type=int, default=1_000_000, help="of the table")
@@ -31,7 +30,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def tables(args):
-    """One table in memory and one on disk, and an optimizer each."""
+    """One table in memory and one on disk, each with an optimizer."""
     import tensorflow as tf
 
     import sok_like as sok
@@ -48,7 +47,7 @@ def tables(args):
 
 
 def keys_of(args, rng, uniform):
-    """`[batch, features]`; by Zipf's law over all keys, or each as often as any other."""
+    """Keys `[batch, features]`, drawn by Zipf's law over all keys, or uniformly."""
     from benchmarks import workloads
 
     shape = (args.batch, FEATURES)
@@ -58,7 +57,6 @@ def keys_of(args, rng, uniform):
 
 
 def step_of(table, optimizer, dense):
-    """A function of keys that makes one training step."""
     import tensorflow as tf
 
     weights = [layer.trainable_variables for layer in dense]
@@ -83,7 +81,6 @@ def step_of(table, optimizer, dense):
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Prints a line per distribution of keys and kind of step."""
     args = parse(argv)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
@@ -109,7 +106,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def fill(args, rng, steps):
-    """Rows in order of arrival by Zipf's law, then all keys that have not come."""
+    """Inserts rows in their order of arrival by Zipf's law, then all remaining keys."""
     batches = [keys_of(args, rng, False) for _ in range(args.keys // (args.batch * FEATURES))]
     rest = np.arange(args.keys)
     rest = np.append(rest, np.zeros(-len(rest) % (args.batch * FEATURES), rest.dtype))
@@ -121,7 +118,6 @@ def fill(args, rng, steps):
 
 
 def report(args, rng, steps, what, uniform):
-    """Measures one distribution of keys."""
     times: dict[str, list[float]] = {"memory": [], "disk": []}
     table = steps["disk"][0]
     for i in range(args.steps + 10):

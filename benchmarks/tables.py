@@ -1,4 +1,4 @@
-"""W3 and W4: a table through its ops, against TF's DenseHashTable."""
+"""W3 and W4: a table through its ops, against TensorFlow's DenseHashTable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PRESIZED = f"{PEER} presized"
 
 
 def _dense_hash_table(num_keys, dim):
-    """Presized to at most half full, so that it never grows."""
+    """At most half full from the start, so that it never grows."""
     return tf.lookup.experimental.DenseHashTable(
         tf.int64,
         tf.float32,
@@ -30,9 +30,10 @@ def _dense_hash_table(num_keys, dim):
 
 
 class _Fresh:
-    """A contender that starts every call with an empty table; creating it is not timed.
+    """A contender that starts every call with an empty table; creating the table is not timed.
 
-    That favours the peer: it touches all of its memory when it is made, we touch ours as we grow.
+    This favours the peer, which touches all of its memory when it is made. Ours does so as it
+    grows.
     """
 
     def __init__(self, make, insert, batches):
@@ -57,10 +58,10 @@ class _Fresh:
 
 
 def w3(quick: bool) -> tuple[dict[str, Contender], list[Match]]:
-    """Ours without a size and with `initial_capacity`, the peer presized. All are given rows.
+    """Ours with and without `initial_capacity`; the peer with it. All are given rows.
 
-    One contender of ours inserts as training does: by lookup, which makes initial rows and returns
-    them.
+    One of our contenders inserts as training does: by a lookup, which makes and returns initial
+    rows.
     """
     data = workloads.w3(quick)
     rows = np.random.default_rng(3).random((data.batch, data.dim), np.float32)
@@ -100,7 +101,7 @@ def w3(quick: bool) -> tuple[dict[str, Contender], list[Match]]:
 
 
 def w4(quick: bool) -> tuple[dict[str, Contender], list[Match]]:
-    """`find` returns rows and which keys were present; `lookup` is a layer's path in evaluation."""
+    """`find` returns rows and which keys were present; `lookup` is a layer's evaluation."""
     data = workloads.w3(quick)
     picks = workloads.w4(quick)
     keys = [(tf.constant(data.keys[p]),) for p in picks]

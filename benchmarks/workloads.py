@@ -1,13 +1,13 @@
-"""The data of the workloads, in NumPy: the same for every contender.
+"""The data of the workloads, in NumPy, the same for every contender.
 
     W1  26 features, batch 8192, one key each, dim 16, 100k keys per feature
     W2  4 tables, batch 4096, 1 to 20 keys per sample, sum, dim 64, 1M keys per table
     W3  2M new keys in batches of 65,536, dim 16
-    W4  65,536 random keys of 2M that are there, dim 16
+    W4  65,536 random keys of 2M that are present, dim 16
 
-Keys of W1 and W2 follow Zipf's law with exponent 1.05, cut off at the vocabulary. A dense peer is
-given positions in its array; whoever looks keys up is given 64-bit keys, the positions hashed, so
-that neighbours in the array do not have neighbouring keys.
+Keys of W1 and W2 follow Zipf's law with exponent 1.05, cut off at the vocabulary. Dense peers get
+positions in their array. Tables get 64-bit keys, which are the hashed positions, so that neighbours
+in the array do not have neighbouring keys.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 ZIPF_EXPONENT = 1.05
-BATCHES = 64  # distinct batches, then the first again
+BATCHES = 64  # number of distinct batches, used in turn
 
 
 class FixedBatches(NamedTuple):
@@ -27,7 +27,7 @@ class FixedBatches(NamedTuple):
         positions: int64 `[num_batches, batch, num_features]`, rows of one array over all features.
         keys: int64, the same shape, `mixed(positions)`.
         num_rows: Rows of that array.
-        dim: Row width.
+        dim: Length of a row.
     """
 
     positions: np.ndarray
@@ -51,7 +51,7 @@ class RaggedTable(NamedTuple):
 
 
 class RaggedBatches(NamedTuple):
-    """W2: tables with the sizes they share."""
+    """W2: tables with their common sizes."""
 
     tables: list[RaggedTable]
     batch: int
@@ -64,8 +64,8 @@ class NewKeys(NamedTuple):
 
     Attributes:
         keys: int64 `[num_keys]`, all different.
-        batch: Keys of one call.
-        dim: Row width.
+        batch: Number of keys per call.
+        dim: Length of a row.
     """
 
     keys: np.ndarray
@@ -74,7 +74,7 @@ class NewKeys(NamedTuple):
 
 
 def mixed(positions: np.ndarray) -> np.ndarray:
-    """int64 keys that differ wherever positions do: SplitMix64's finaliser, one to one."""
+    """int64 keys, one to one: SplitMix64's finaliser of the positions."""
     x = positions.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -89,7 +89,7 @@ def zipf(rng: np.random.Generator, exponent: float, num_rows: int, shape) -> np.
 
 
 def w1(quick: bool = False, batches: int = BATCHES) -> FixedBatches:
-    """Concatenated features: feature f has the rows from `f * 100_000` on."""
+    """Concatenated features: the rows of feature f begin at `f * 100_000`."""
     batch, features, rows = (1024, 26, 10_000) if quick else (8192, 26, 100_000)
     rng = np.random.default_rng(1)
     drawn = zipf(rng, ZIPF_EXPONENT, rows, (batches, batch, features))
@@ -115,12 +115,12 @@ def w2(quick: bool = False, batches: int = BATCHES) -> RaggedBatches:
 
 
 def w3(quick: bool = False) -> NewKeys:
-    """Keys in no order; a multiple of the batch is not required."""
+    """Keys in no order; their number need not be a multiple of the batch."""
     return NewKeys(mixed(np.arange(100_000 if quick else 2_000_000)), 65_536, 16)
 
 
 def w4(quick: bool = False, batches: int = BATCHES) -> list[np.ndarray]:
-    """Positions `[65_536]` into the keys of `w3`, drawn evenly, a list over batches."""
+    """Positions `[65_536]` in the keys of `w3`, drawn uniformly, as a list over batches."""
     present = w3(quick)
     rng = np.random.default_rng(4)
     return [rng.integers(0, len(present.keys), present.batch) for _ in range(batches)]

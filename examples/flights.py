@@ -4,8 +4,8 @@
     python -m sok_like.run -np 2 examples/flights.py
 
 Every rank reads its share of each global batch and holds its share of the table, so more ranks
-train the same model. The test flights are spread over the year: the model has seen other flights
-of the same day, as an airline has by the afternoon. It is not a forecast of days to come.
+train the same model. The test flights are spread over the year: the model has seen other flights of
+the same day, as an airline has by the afternoon. It does not forecast future days.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import tensorflow as tf
 
 import sok_like as sok
 
-# About so many test flights are scored while training; the final figures use all of them.
+# About this many test flights are scored during training; the final figures use all of them.
 CURVE_ROWS = 8192
 CURVE_POINTS = 12
 
@@ -30,7 +30,7 @@ CURVE_POINTS = 12
 def parse_arguments():
     """Reads the command line; both flights programs take the same options."""
     parser = argparse.ArgumentParser(description="Predicts late arrivals of flights.")
-    # More than one pass learns single aircraft by heart: test AUC falls from the second on.
+    # A second pass memorizes single aircraft: test AUC falls from then on.
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=3072, help="over all ranks together")
     parser.add_argument("--embedding-dim", type=int, default=8)
@@ -48,10 +48,10 @@ def curve_flights(test):
 
 
 class Curves(tf.keras.callbacks.Callback):
-    """Keeps the loss of each step, and now and then scores some test flights.
+    """Stores the loss of each step, and at intervals scores some test flights.
 
-    All ranks score at the same steps, because a lookup involves all of them. The time this takes
-    is kept in `seconds`, so that it is not counted as training.
+    All ranks score at the same steps, because a lookup involves all of them. `seconds` is the time
+    for scoring, which does not count as training.
     """
 
     def __init__(self, score, labels, every):
@@ -75,7 +75,7 @@ class Curves(tf.keras.callbacks.Callback):
 
 
 def make_scorer(model, flights, local_batch, ranks):
-    """Returns a function of no arguments that gives the logits of all `flights` on every rank."""
+    """Returns a function without arguments that returns all `flights`' logits on every rank."""
     forward = tf.function(lambda keys, dense: model((keys, dense), training=False))
     batches = ranks.shard(len(flights), local_batch)
 
@@ -114,7 +114,6 @@ def report(ranks, test, logits, trained_rows, seconds, keys, table_bytes):
 
 
 def main():
-    """Trains, evaluates, reports."""
     arguments = parse_arguments()
     ranks = flights_ranks.Ranks()
     sok.Init(global_batch_size=arguments.batch_size, seed=arguments.seed)

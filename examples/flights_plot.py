@@ -1,4 +1,4 @@
-"""Draws the course of a training run and its ROC curve into a PNG."""
+"""Draws a training run's curves and its ROC curve into a PNG file."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What the flights examples need to know of the other ranks: number, joining, broadcasting."""
+"""What the flights examples use of other ranks: numbers, joining, broadcasting."""
 
 import os
 
@@ -7,7 +7,7 @@ import tensorflow as tf
 
 
 class Ranks:
-    """This process among the launched ones; without a launcher a world of one rank, no Horovod.
+    """This process among the launched ones; without a launcher, one rank without Horovod.
 
     Attributes:
         rank: number of this process, 0 to `size - 1`.
@@ -47,8 +47,8 @@ class Ranks:
     def shard(self, num_rows, local_batch):
         """This rank's batches of `num_rows` rows, the same number of full batches on every rank.
 
-        A lookup is a collective, so no rank may make fewer of them than another. Rows are dealt
-        out in turn; the tail is filled by starting again at the first row, and `join` drops it.
+        A lookup is a collective, so all ranks must make the same number of them. Rows are dealt out
+        in turn. The last batches continue with the first rows again, which `join` drops.
 
         Returns:
             int64 `[batches, local_batch]` of row numbers.
@@ -58,7 +58,7 @@ class Ranks:
         return (rows % num_rows).reshape(batches, local_batch)
 
     def join(self, values, num_rows):
-        """Puts what every rank computed for its `shard` back into the order of the rows.
+        """Puts the results of all ranks for their `shard` back into the order of the rows.
 
         Args:
             values: float32 `[batches * local_batch]`, this rank's results.

@@ -3,8 +3,8 @@
     python examples/flights_session.py
     python -m sok_like.run -np 2 examples/flights_session.py
 
-Same data, same table, same network; written the way scripts were written before TF 2. The table's
-rows are updated by LazyAdam, which touches only the rows of the batch, the rest by TF1's Adam.
+Data, table and network are the same; the code is that of scripts before TF 2. LazyAdam updates the
+table, only the rows of the batch; TF1's Adam updates the other variables.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ def dense_stack(tensor, units, weights):
     Args:
         tensor: float32 `[batch, inputs]`.
         units: widths of the layers.
-        weights: list of (matrix, bias), one for each layer.
+        weights: list of (matrix, bias), one per layer.
     """
     for layer, (matrix, bias) in enumerate(weights):
         tensor = tf.matmul(tensor, matrix) + bias
@@ -53,7 +53,7 @@ def make_weights(name, inputs, units, seed):
 
 
 class Network:
-    """The graph's model: its placeholders, variables and the two outputs, to train and to test."""
+    """The graph's model: its placeholders, its variables, and outputs for training and testing."""
 
     def __init__(self, num_features, num_columns, local_batch, arguments, max_keys):
         dim = arguments.embedding_dim
@@ -76,7 +76,7 @@ class Network:
         )
         embedding_variables = self.embedding.trainable_variables
         self.tables, _ = sok.split_embedding_variable_from_others(embedding_variables)
-        # Its own lookup, because one that trains inserts every key it meets.
+        # A lookup of its own: a training lookup inserts every key it meets.
         self.test_logits = self._logits(training=False)
 
     def _logits(self, training):
@@ -87,14 +87,13 @@ class Network:
         return tf.squeeze(top, axis=1)
 
     def feed(self, part):
-        """Feeds one batch of `Flights`."""
         return {self.keys: part.keys, self.dense: part.dense, self.labels: part.labels}
 
 
 def make_train_op(network, learning_rate, ranks):
     """One step of both optimizers, as a single op.
 
-    The embedding layer sums its gradient over the ranks itself; the others are averaged here.
+    The embedding layer sums its gradient over ranks itself; other gradients are averaged here.
     """
     tables = network.tables
     gradients = tf.gradients(network.loss, [*tables, *network.dense_variables])
@@ -111,7 +110,7 @@ def make_train_op(network, learning_rate, ranks):
 
 
 def make_session_scorer(session, network, flights_part, local_batch, ranks):
-    """Returns a function of no arguments that gives the logits of all flights on every rank."""
+    """Returns a function without arguments that returns all flights' logits on every rank."""
     batches = ranks.shard(len(flights_part), local_batch)
 
     def score():
@@ -132,7 +131,6 @@ def show_progress(step, steps, loss, seconds):
 
 
 def main():
-    """Trains, evaluates, reports."""
     arguments = flights.parse_arguments()
     ranks = flights_ranks.Ranks()
     train, test = flights_data.load(arguments.rows)
@@ -153,8 +151,8 @@ def main():
         same_start = [v.assign(ranks.broadcast_op(v)) for v in network.dense_variables]
         table_sizes = [(table.size(), table.bytes()) for table in network.tables]
 
-    # Not `with Session()`: that would make the graph the default again, and the ranks' results
-    # could not be joined eagerly between two runs.
+    # Not `with Session()`: that makes the graph the default again, and the ranks' results could
+    # not be joined eagerly between two runs.
     with contextlib.closing(tf.compat.v1.Session(graph=graph)) as session:
         session.run(sok_init)
         session.run(table_initializers)

@@ -4,10 +4,10 @@
     python -m sok_like.run -np 2 examples/group_columns.py
     python examples/group_columns.py --optimizer adagrad
 
-Each feature has a table of its own. The wide part is a row of one float for every key, trained by
-FTRL, which keeps keys that say nothing at 0; the deep part feeds an MLP, trained by Adagrad. A
-group of columns is one fused lookup, however many tables it has: three of them, and on several
-ranks two exchanges for each. `--optimizer` has all of it trained by one of the two.
+Each feature has a table of its own. The wide part has a row of one float per key, trained by FTRL,
+which keeps keys without influence at 0. The deep part feeds an MLP and is trained by Adagrad. A
+group of columns takes one fused lookup, however many tables it has. There are three groups; on
+several ranks each takes two exchanges. With `--optimizer` a single optimizer trains everything.
 """
 
 import argparse
@@ -27,12 +27,11 @@ fc = sok.feature_column
 v1 = tf.compat.v1
 
 HIDDEN = (64, 32)
-# Names of features and columns become scopes, so they have only characters legal in scopes.
+# Names of features and columns become scopes, so they use only characters that scopes allow.
 NAMES = ["_x_".join(cross) for cross in flights_data.FEATURES]
 
 
 def parse_arguments():
-    """Reads the command line."""
     parser = argparse.ArgumentParser(description="Predicts late arrivals from feature columns.")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=3072, help="over all ranks together")
@@ -72,7 +71,7 @@ class Network:
                 labels=self.labels, logits=self._logits(training=True)
             )
         )
-        # Once more with the same variables: a lookup that trains inserts every key it meets.
+        # Again with the same variables: a training lookup inserts every key it meets.
         self.test_logits = self._logits(training=False)
         self.wide_variables = v1.trainable_variables("wide/")
         self.deep_variables = v1.trainable_variables("deep/")
@@ -83,7 +82,7 @@ class Network:
     def _logits(self, training):
         """Logits of the placeholders' flights, float32 `[local_batch]`."""
         features = {
-            # Any 64-bit number is a key, also -1; in a RaggedTensor -1 is not padding.
+            # Any 64-bit number is a key, even -1: in a RaggedTensor -1 is not padding.
             name: tf.RaggedTensor.from_tensor(column[:, tf.newaxis])
             for name, column in zip(NAMES, tf.unstack(self.keys, axis=1), strict=True)
         }
@@ -100,12 +99,11 @@ class Network:
         return wide + tf.squeeze(deep, axis=1)
 
     def feed(self, part):
-        """Feeds one batch of `Flights`."""
         return {self.keys: part.keys, self.dense: part.dense, self.labels: part.labels}
 
 
 def make_optimizer(name):
-    """An optimizer that trains tables and other variables alike."""
+    """An optimizer that trains both tables and other variables."""
     stock = {
         "ftrl": lambda: v1.train.FtrlOptimizer(0.1, l1_regularization_strength=1e-4),
         "adagrad": lambda: v1.train.AdagradOptimizer(0.05),
@@ -114,7 +112,7 @@ def make_optimizer(name):
 
 
 def make_train_op(network, choice):
-    """One step: FTRL for the wide part and Adagrad for the deep one, or one of them for all."""
+    """One step: FTRL for the wide and Adagrad for the deep part, or one optimizer for all."""
     if choice != "both":
         return make_optimizer(choice).minimize(network.loss)
     variables = [*network.wide_variables, *network.deep_variables]
@@ -128,7 +126,6 @@ def make_train_op(network, choice):
 
 
 def main():
-    """Trains, evaluates, reports."""
     arguments = parse_arguments()
     ranks = flights_ranks.Ranks()
     train, test = flights_data.load(arguments.rows)
@@ -145,8 +142,8 @@ def main():
         same_start = [v.assign(ranks.broadcast_op(v)) for v in network.others]
         table_sizes = [(table.size(), table.bytes()) for table in network.tables]
 
-    # Not `with Session()`: that would make the graph the default again, and the ranks' results
-    # could not be joined eagerly.
+    # Not `with Session()`: that makes the graph the default again, and the ranks' results could
+    # not be joined eagerly.
     with contextlib.closing(v1.Session(graph=graph)) as session:
         for op in (sok_init, initializer, same_start):
             session.run(op)

@@ -3,11 +3,11 @@
     python examples/keras_model_parallel.py
     python -m sok_like.run -np 4 examples/keras_model_parallel.py
 
-First a classifier of small pictures with the layouts of the published example, `dense` and `conv2d`
-variables cut along their last dimension. Then a recommender: a table of users cut by rows, one of
-items cut by columns, and a hash table of whatever keys come. Both are trained on each mesh of so
-many ranks, (1, N), (2, N / 2) and (N, 1); losses are those of one process, and each rank holds its
-part.
+First a classifier of small pictures with the layouts of the published example: `dense` and `conv2d`
+variables are sharded along their last dimension. Then a recommender: a table of users sharded by
+rows, one of items sharded by columns, and a hash table of any keys. Both are trained on each mesh
+of N ranks, (1, N), (2, N / 2) and (N, 1). The losses are those of one process, and each rank holds
+its part.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def published_layouts(device_mesh):
 
 
 def classifier():
-    """Pictures `[batch, 8, 8, 1]` to logits `[batch, 4]`."""
+    """Maps pictures `[batch, 8, 8, 1]` to logits `[batch, 4]`."""
     model = tf.keras.Sequential(
         [
             layers.Input([8, 8, 1]),
@@ -57,7 +57,7 @@ def classifier():
 
 
 def pictures(random, samples):
-    """Noise with a bright quadrant, and which one: `[samples, 8, 8, 1]`, `[samples]`."""
+    """Noise with a bright quadrant, and its number: `[samples, 8, 8, 1]`, `[samples]`."""
     labels = random.integers(0, 4, samples)
     quadrants = np.zeros([4, 8, 8, 1], "float32")
     for label in range(4):
@@ -68,7 +68,7 @@ def pictures(random, samples):
 
 
 def recommender_layouts(device_mesh):
-    """Tables by rows and by columns, and the dense layers above them."""
+    """Tables sharded by rows and by columns, and the dense layers above them."""
     layout_map = LayoutMap(device_mesh)
     layout_map["users/embeddings"] = ("model", None)
     layout_map["items/embeddings"] = (None, "model")
@@ -79,7 +79,7 @@ def recommender_layouts(device_mesh):
 
 
 def recommender():
-    """User, item and query to a logit."""
+    """Maps user, item and query to a logit."""
     user = layers.Input([1], name="user", dtype="int64")
     item = layers.Input([1], name="item", dtype="int64")
     query = layers.Input([1], name="query", dtype="int64")
@@ -116,7 +116,7 @@ def train(shape, make_layouts, make_model, data, epochs):
     distribution = ModelParallel(
         device_mesh=device_mesh, layout_map=layout_map, batch_dim_name="batch"
     )
-    # Set the global distribution, or via `with distribution.scope():`
+    # This sets the global distribution; `with distribution.scope():` also works.
     set_distribution(distribution)
     tf.keras.utils.set_random_seed(7)
     model = make_model()

@@ -4,17 +4,17 @@ import numpy as np
 
 
 def auc(labels, scores):
-    """Area under the ROC curve: the chance that a positive scores above a negative.
+    """Area under the ROC curve: the probability that a positive scores above a negative.
 
-    Computed from the rank sum (Mann and Whitney 1947); equal scores share their mean rank, so that
-    a tie counts one half.
+    Computed from the rank sum (Mann and Whitney 1947). Equal scores share their mean rank, so a tie
+    counts one half.
 
     Args:
         labels: `[rows]`, 1 for a positive, 0 for a negative.
         scores: `[rows]`, any increasing function of the probability.
 
     Returns:
-        A float in [0, 1]; NaN when one of the two classes is absent.
+        A float in [0, 1]; NaN if one of the two classes is absent.
     """
     positive = np.asarray(labels) > 0.5
     num_positive = int(positive.sum())
@@ -28,7 +28,7 @@ def auc(labels, scores):
 
 
 def log_loss(labels, logits):
-    """Mean binary cross-entropy in nats, of logits, `[rows]` both; stable for large logits."""
+    """Mean binary cross-entropy in nats; labels and logits `[rows]`; stable for large logits."""
     labels, logits = np.asarray(labels, np.float64), np.asarray(logits, np.float64)
     return float(np.mean(np.logaddexp(0.0, logits) - labels * logits))
 

@@ -3,9 +3,9 @@
     python examples/movielens.py
     python -m sok_like.run -np 2 examples/movielens.py
 
-Users, films and genres are strings, as they stand in the data; no vocabulary is built. Each rank
-trains on its share of every global batch and holds its share of the tables. `--dense` trains the
-same model on `tf.keras.layers.Embedding` behind a vocabulary, in one process, for comparison.
+Users, films and genres are strings, as in the data; no vocabulary is built. Each rank trains on its
+share of every global batch and holds its share of the tables. For comparison, `--dense` trains the
+same model in one process, on `tf.keras.layers.Embedding` with a vocabulary.
 """
 
 import argparse
@@ -20,7 +20,6 @@ FEATURES = ("user", "film", "genres", "user_bias", "film_bias")
 
 
 def parse_arguments():
-    """Reads the command line."""
     parser = argparse.ArgumentParser(description="Predicts the ratings of films.")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=512, help="over all ranks together")
@@ -33,7 +32,7 @@ def parse_arguments():
 
 
 def features_of(ratings):
-    """The model's inputs: string tensors `[ratings]`, genres `[ratings, most genres]` padded."""
+    """The model's inputs: string tensors `[ratings]`; genres `[ratings, most genres]`, padded."""
     genres = tf.ragged.constant(ratings.genres).to_tensor("")
     users, films = tf.constant(ratings.users), tf.constant(ratings.films)
     return {
@@ -46,13 +45,13 @@ def features_of(ratings):
 
 
 def hashed_embeddings(dim):
-    """Five features in five hash tables; '' fills up the genres."""
+    """Five features in five hash tables; '' pads the genres."""
     widths = {"user": dim, "film": dim, "genres": dim, "user_bias": 1, "film_bias": 1}
     return sok.GroupEmbedding(widths, combiners="mean", pad_key="", name="features")
 
 
 class DenseEmbeddings(tf.keras.layers.Layer):
-    """The same rows from stock layers, each behind the vocabulary of its feature."""
+    """The same rows from stock layers, each with the vocabulary of its feature."""
 
     def __init__(self, dim, features, **kwargs):
         super().__init__(**kwargs)
@@ -95,21 +94,21 @@ class Ratings(tf.keras.Model):
 
 
 def batches_of(features, stars, local_batch, seed):
-    """This rank's share of every global batch, shuffled alike on all ranks."""
+    """This rank's share of every global batch, shuffled in the same way on all ranks."""
     dataset = tf.data.Dataset.from_tensor_slices((features, stars[:, np.newaxis]))
     dataset = dataset.shuffle(len(stars), seed=seed)
-    # Every rank must take the same number of steps; the few ratings left over are dropped.
+    # Every rank must take the same number of steps; the few remaining ratings are dropped.
     return sok.shard(dataset, drop_remainder=True).batch(local_batch, drop_remainder=True)
 
 
 def root_mean_squared_error(model, features, stars):
-    """Of predictions kept within 1 to 5 stars. All ranks score the same, together."""
+    """Error of predictions, clipped to 1 to 5 stars. All ranks score the same ratings together."""
     predicted = model.predict(features, batch_size=2048, verbose=0)[:, 0]
     return float(np.sqrt(np.mean((np.clip(predicted, 1, 5) - stars) ** 2)))
 
 
 def nearest_films(model, titles, title, count=5):
-    """Titles of the films whose rows point most nearly in the direction of a film's row."""
+    """Titles of the films whose rows have nearly the same direction as a film's row."""
     films = sorted(titles)
     asked = next((film for film in films if titles[film].startswith(title)), None)
     if asked is None:
@@ -119,14 +118,13 @@ def nearest_films(model, titles, title, count=5):
     inputs = {"user": blank, "film": names, "genres": blank[:, tf.newaxis]}
     inputs |= {"user_bias": blank, "film_bias": names}
     rows = model.embeddings(inputs, training=False)["film"]
-    rows -= tf.reduce_mean(rows, axis=0)  # what all films have in common says nothing
+    rows -= tf.reduce_mean(rows, axis=0)  # removes what all films have in common
     rows = tf.math.l2_normalize(rows, axis=1).numpy()
     order = np.argsort(-rows @ rows[films.index(asked)])
     return titles[asked], [titles[films[i]] for i in order if films[i] != asked][:count]
 
 
 def main():
-    """Trains, scores and prints."""
     arguments = parse_arguments()
     sok.Init(global_batch_size=arguments.batch_size, seed=arguments.seed)
     tf.keras.utils.set_random_seed(arguments.seed)

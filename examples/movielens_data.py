@@ -1,8 +1,8 @@
 """MovieLens-100K as the tables of ratings, films and users that the PyPI package `recbole` ships.
 
 100,000 ratings, 1 to 5 stars, of 1,682 films by 943 users (Harper and Konstan, The MovieLens
-Datasets, 2015). Only the data files of the package are read; nothing of it is imported. Ids and
-genres stay strings, as they stand in the files.
+Datasets, 2015). Only the data files of the package are read; no code of it is imported. Ids and
+genres stay strings, as in the files.
 """
 
 import csv
@@ -35,7 +35,7 @@ class Ratings:
         return len(self.stars)
 
     def take(self, rows):
-        """The ratings of which the numbers are in `rows`, `[num_rows]`."""
+        """The ratings with the numbers in `rows`, `[num_rows]`."""
         genres = [self.genres[row] for row in rows]
         return Ratings(self.users[rows], self.films[rows], genres, self.stars[rows])
 
@@ -64,7 +64,7 @@ def load(seed=0):
 
 
 def _read(kind):
-    """Yields a dictionary for each line of the package's file of that kind."""
+    """Yields one dictionary per line of the package's file of that kind."""
     package = importlib.util.find_spec("recbole")
     if package is None:
         raise FileNotFoundError(

@@ -3,10 +3,10 @@
     python examples/serve_flights.py --train --rows 60000      # or python -m sok_like.run -np 2 ...
     python examples/serve_flights.py --port 8501               # then open http://localhost:8501
 
-The first command needs sok_like. The second loads the SavedModel with TensorFlow alone: nothing of
-the package, nor of the other examples, is imported. It serves with the standard library, which is
-enough for a page and a handful of requests and needs no installation; for load, point TensorFlow
-Serving at the same folder (`out/served/model`, version 1).
+The first command needs sok_like. The second loads the SavedModel with TensorFlow only: it imports
+neither the package nor the other examples. It serves with the standard library, which needs no
+installation and is enough for a page and a few requests. For load, point TensorFlow Serving at the
+same folder (`out/served/model`, version 1).
 
     GET /                    a page on which one picks a flight
     GET /flights             their names, a JSON list
@@ -21,7 +21,7 @@ import urllib.parse
 
 import numpy as np
 
-PICKED = 200  # test flights on the page
+PICKED = 200  # number of test flights on the page
 
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>Late flights</title><style>
@@ -46,7 +46,7 @@ flight.onchange = ask;
 
 
 def train(arguments):
-    """Trains on all ranks and writes the SavedModel and the flights to pick from."""
+    """Trains on all ranks; writes the SavedModel and the flights to choose from."""
     import flights_data
     import flights_model
     import flights_ranks
@@ -102,7 +102,7 @@ def write_flights(folder, test, rows):
         f"{f.sched_dep_time // 100:02.0f}:{f.sched_dep_time % 100:02.0f}"
         for f in flights.iloc[picked].itertuples()
     ]
-    # Keys as text: numbers of JSON are exact to 53 bits in some readers.
+    # Keys as text: some readers of JSON keep numbers exact only up to 53 bits.
     content = {
         "names": names,
         "keys": [[str(key) for key in keys] for keys in test.keys[picked].tolist()],
@@ -112,7 +112,7 @@ def write_flights(folder, test, rows):
 
 
 class Model:
-    """The SavedModel and the flights, in a process with TensorFlow alone."""
+    """The SavedModel and the flights, in a process with TensorFlow only."""
 
     def __init__(self, folder):
         import tensorflow as tf
@@ -126,7 +126,7 @@ class Model:
         self._serve = self._loaded.signatures["serving_default"]
 
     def probability(self, flight):
-        """Of an arrival more than 15 minutes late."""
+        """The probability of an arrival more than 15 minutes late."""
         row = slice(flight, flight + 1)
         logits = self._serve(keys=self._keys[row], dense=self._dense[row])["output_0"]
         return 1.0 / (1.0 + float(np.exp(-logits.numpy()[0])))
@@ -167,7 +167,6 @@ def handler_of(model):
 
 
 def main():
-    """Trains, or serves."""
     parser = argparse.ArgumentParser(description="Serves the flights model over HTTP.")
     parser.add_argument("--train", action="store_true", help="train and export, then end")
     parser.add_argument("--folder", default="out/served")

@@ -1,6 +1,6 @@
-"""Six recommendation models from tiny to colossal, as DMP's synthetic benchmark has them.
+"""Six recommendation models from tiny to colossal, as in DMP's synthetic benchmark.
 
-    model      tables   tables alone (float32)
+    model      tables   tables only (float32)
     tiny           55         4.2 GiB
     small         107        26.3 GiB
     medium        311       206.2 GiB
@@ -9,14 +9,14 @@
     colossal    2,002    22,327.4 GiB
 
 Each has a few huge tables and many small ones. A table with several hotnesses is shared: it has one
-input for each of them. Rows of a sample are summed.
+input per hotness. Rows of a sample are summed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-# Scaling keeps at least this many rows, those of the smallest tables.
+# Scaling keeps at least this many rows, the number of the smallest tables.
 FEWEST_ROWS = 10
 
 
@@ -39,8 +39,6 @@ class TableGroup:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """One embedding table."""
-
     num_rows: int
     width: int
 
@@ -61,8 +59,8 @@ class ModelConfig:
         groups: Its tables.
         mlp_units: Widths of the dense layers; one of width 1 follows.
         num_numerical: Numerical features of a sample.
-        pool: The embeddings, side by side, are averaged over so many neighbouring columns before
-            the dense layers; 1 leaves them as they are.
+        pool: The concatenated embeddings are averaged over this many neighbouring columns before
+            the dense layers; 1 leaves them unchanged.
     """
 
     groups: tuple[TableGroup, ...]
@@ -71,7 +69,7 @@ class ModelConfig:
     pool: int = 1
 
     def tables(self, scale: float = 1.0) -> list[Table]:
-        """All tables, their rows times `scale`."""
+        """All tables, their rows multiplied by `scale`."""
         return [
             Table(scaled_rows(group.num_rows, scale), group.width)
             for group in self.groups
@@ -85,12 +83,11 @@ class ModelConfig:
 
 
 def scaled_rows(num_rows: int, scale: float) -> int:
-    """Rows of a shrunk table."""
     return max(round(num_rows * scale), min(num_rows, FEWEST_ROWS))
 
 
 def _groups(hottest: int, shared, alone) -> tuple[TableGroup, ...]:
-    """Shared tables have an input of hotness 1 and one of the hottest; the others one of 1."""
+    """Shared tables have inputs of hotness 1 and of the largest; others have one of hotness 1."""
     return (
         *(TableGroup(count, (1, hottest), rows, width) for count, rows, width in shared),
         *(TableGroup(count, (1,), rows, width) for count, rows, width in alone),
@@ -99,7 +96,7 @@ def _groups(hottest: int, shared, alone) -> tuple[TableGroup, ...]:
 
 K, M = 1000, 1000**2
 
-# Tables, rows, width: first of the shared ones.
+# (Number of tables, rows, width): the shared tables first.
 MODELS = {
     "tiny": ModelConfig(
         _groups(

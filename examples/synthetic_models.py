@@ -4,8 +4,8 @@
     python -m sok_like.run -np 2 examples/synthetic_models.py --model tiny --scale 0.05
 
 Six models, from tiny (55 tables, 4.2 GiB) to colossal (2,002 tables, 22 TiB); `--scale` shrinks
-their tables until they fit. Prints which rank holds what, then samples per second and
-the time of a step.
+their tables until they fit. Prints which rank holds what, samples per second, and the time of a
+step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from synthetic_config import MODELS, ModelConfig
 import sok_like as sok
 import sok_like.dist_model_parallel as dmp
 
-# Each with the slot variables that it keeps beside a row, as wide as the row.
+# Each with its number of slot variables that have the size of the row.
 OPTIMIZERS = {
     "sgd": (tf.keras.optimizers.SGD, 0),
     "adagrad": (tf.keras.optimizers.Adagrad, 1),
@@ -31,7 +31,6 @@ OPTIMIZERS = {
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
     parser = argparse.ArgumentParser(description="Trains a synthetic recommendation model.")
     flag = argparse.BooleanOptionalAction
     add = parser.add_argument
@@ -58,7 +57,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def dense_layers(config: ModelConfig) -> list[tf.keras.layers.Layer]:
-    """The layers behind the embeddings, the last of width 1."""
+    """The layers after the embeddings; the last has width 1."""
     layers = [tf.keras.layers.Dense(units, activation="relu") for units in config.mlp_units]
     return [*layers, tf.keras.layers.Dense(1)]
 
@@ -69,7 +68,7 @@ def interact(embeddings: list, numerical, pool: int):
     Args:
         embeddings: `[batch, width]`, one item per input.
         numerical: `[batch, num_numerical]`.
-        pool: Neighbouring columns of the embeddings that are averaged.
+        pool: Number of neighbouring columns of the embeddings to average.
     """
     columns = tf.concat(embeddings, axis=1)
     if pool > 1:
@@ -78,7 +77,7 @@ def interact(embeddings: list, numerical, pool: int):
 
 
 class SyntheticModel(tf.keras.Model):
-    """Embeddings, spread over the ranks, and dense layers, a replica on each."""
+    """Embeddings, spread over the ranks, and dense layers, with a replica on each rank."""
 
     def __init__(self, config: ModelConfig, scale: float = 1.0, **placement):
         super().__init__()
@@ -107,7 +106,7 @@ def loss_of(labels, logits):
 
 
 def make_step(model, optimizer):
-    """A training step on this rank's part of a batch; returns its loss."""
+    """A training step on this rank's part of a batch, which returns its loss."""
 
     @tf.function
     def step(ids, numerical, labels):
@@ -122,7 +121,7 @@ def make_step(model, optimizer):
 
 
 def as_tensors(batch: synthetic_data.Batch) -> tuple:
-    """Ids, numerical features and labels for `make_step`'s function."""
+    """Ids, numerical features and labels, as arguments of `make_step`'s function."""
     ids = [tf.constant(x) for x in batch.ids]
     return ids, tf.constant(batch.numerical), tf.constant(batch.labels)
 
@@ -152,7 +151,7 @@ def check_memory(plan, rank: int, slots: int) -> None:
 
 
 def show_progress(step: int, steps: int, loss: float, seconds: float) -> None:
-    """Now and then redraws a line."""
+    """Redraws a line at intervals."""
     if step == 1 or step == steps or step % max(1, steps // 20) == 0:
         end = "\n" if step == steps else ""
         text = f"step {step}/{steps}  loss {loss:.4f}  {1e3 * seconds:.1f} ms"
@@ -160,7 +159,7 @@ def show_progress(step: int, steps: int, loss: float, seconds: float) -> None:
 
 
 def main(argv: list[str] | None = None) -> dict[str, float]:
-    """Builds, trains, reports; returns the figures that it prints."""
+    """Builds, trains and reports; returns the printed figures."""
     arguments = parse_arguments(argv)
     config = MODELS[arguments.model]
     sok.Init(global_batch_size=arguments.batch_size, seed=arguments.seed)
@@ -202,7 +201,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     model(batches[0][:2])  # makes the variables
     dmp.broadcast_variables(model.variables, root_rank=0)
     optimizer = make_optimizer(arguments.learning_rate)
-    optimizer.build(model.trainable_variables)  # or the step would be compiled twice
+    optimizer.build(model.trainable_variables)  # otherwise the step would be compiled twice
     step = make_step(model, optimizer)
     losses, seconds = [], []
     total = arguments.warm_up_steps + arguments.num_steps

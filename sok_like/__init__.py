@@ -5,8 +5,8 @@
     sok.Init(global_batch_size=8192)
     layer = sok.DistributedEmbedding("sum", 1_000_000, 16, slot_num=26, max_nnz=1)
 
-Importing the package loads nothing else: a name is loaded, and TensorFlow with it, when it is first
-used, or when a model that Keras loads from a file names it.
+Importing the package loads nothing else. A name, and TensorFlow with it, is loaded at its first
+use, or when Keras loads a model file that has the name.
 """
 
 import functools
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from sok_like.table.saver import Saver as Saver
     from sok_like.table.storage import StorageOption as StorageOption
 
-# Where public names live.
+# Modules of the public names.
 _PUBLIC = lazy.by_name(
     {
         "sok_like.core.initialize": "Init",
@@ -130,7 +130,7 @@ _MODULES = (
     "tf_distributed_embedding",
 )
 
-# Class, as Keras' files name it: where it lives.
+# Modules of the classes, by their names in Keras' files.
 _IN_FILES = {
     "sok_like>Adam": "sok_like.optimizers.keras_adam",
     "sok_like>All2AllDenseEmbedding": "sok_like.embeddings.all2all_dense_embedding",
@@ -157,7 +157,7 @@ _IN_FILES = {
 
 
 def _class_in_file(name: str) -> Any:
-    """The class of a registered name."""
+    """The class with a registered name."""
     attribute = name.split(">")[1]
     other_names = {"EmbeddingAdam": "Adam", "DistributedOptimizer": "Serialized"}
     attribute = other_names.get(attribute, attribute)
@@ -169,7 +169,7 @@ announce({name: functools.partial(_class_in_file, name) for name in _IN_FILES})
 __all__ = [*_PUBLIC, *_MODULES]
 __version__ = "0.1.0"
 
-# Not declared, because there is one build of TensorFlow for the CPU and another for GPUs.
+# Not a declared dependency: TensorFlow has one build for the CPU and another for GPUs.
 _NEEDS_TENSORFLOW = (
     "sok_like needs TensorFlow 2.16.2 or newer, and none is installed. "
     "Type: pip install tensorflow-cpu==2.21.0"

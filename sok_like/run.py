@@ -3,13 +3,13 @@
     python -m sok_like.run -np 2 train.py --epochs 3
     python -m sok_like.run -np 2 -m package.program
 
-The launcher is `mpirun` where Horovod was built with MPI and there is an `mpirun` beside this
-Python or on PATH, else `horovodrun --gloo`. Ranks run this Python, inherit the environment, and may
-use all cores. There may be more ranks than cores, and the user may be root. Ctrl-C ends all ranks.
-The exit status is that of the first rank that failed; 1 under `horovodrun`.
+The launcher is `mpirun` if Horovod was built with MPI and there is an `mpirun` beside this Python
+or on PATH, else `horovodrun --gloo`. Ranks run this Python, inherit the environment, and may use
+all cores. There may be more ranks than cores, and the user may be root. Ctrl-C ends all ranks. The
+exit status is that of the first rank that failed; under `horovodrun` it is 1.
 
-This process becomes the launcher, so signals and the exit status need nobody to pass them on.
-Standard library only: it starts in a moment.
+This process becomes the launcher, so it need not pass on signals and the exit status. Standard
+library only, so it starts fast.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _parse(argv):
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Becomes the launcher, or one process of Python where one rank is asked for."""
+    """Becomes the launcher, or a single process of Python if one rank is requested."""
     options = _parse(argv)
     command = [sys.executable, *["-m"] * options.module, options.program, *options.arguments]
     if options.num_ranks > 1:

@@ -1,4 +1,4 @@
-"""`TFDistributedEmbedding` under its second path in SOK 1.x; the class is in `embeddings`."""
+"""`TFDistributedEmbedding` at its second path in SOK 1.x; the class is in `embeddings`."""
 
 from sok_like.embeddings.tf_distributed_embedding import (
     TFDistributedEmbedding as TFDistributedEmbedding,

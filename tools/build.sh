@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Compiles what changed since the last time and puts the two libraries into sok_like/.
+# Compiles what has changed since the last build, and puts the two libraries into sok_like/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PWD/${VENV:-.venv}/bin:$PATH
 build=${SOK_BUILD:-build}
 
-# Quiet when there is nothing to do, complete when something fails.
+# Prints nothing if there is nothing to do, and everything if something fails.
 cmake --build "$build" -- --quiet
 cmake --install "$build" --prefix . >/dev/null

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Builds the core, `_core` and, where .venv has TensorFlow, the op library with the CUDA backend in
-# build-cuda/, where nvcc is. Touches nothing that is installed; `tools/build_cuda.sh --install` puts
+# Builds the core, `_core` and, if .venv has TensorFlow, the op library with the CUDA backend in
+# build-cuda/. Needs nvcc. Changes nothing that is installed; `tools/build_cuda.sh --install` puts
 # the libraries into sok_like/.
-# WITH_TF=OFF leaves the op library out.
-# REPORT=1 prints registers, stack and spills of each kernel and fails if one spills.
-# PYTHON=... is the Python to build for, .venv's where there is one; ARCHITECTURES=90-real compiles
-# for one kind of device only.
+# WITH_TF=OFF omits the op library.
+# REPORT=1 prints registers, stack and spills of each kernel, and fails if one spills.
+# PYTHON=... is the Python to build for, by default .venv's if there is one.
+# ARCHITECTURES=90-real compiles for one kind of device only.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PWD/.venv/bin:$PATH
@@ -26,7 +26,7 @@ cmake -S . -B build-cuda "${generator[@]}" -DSOK_WITH_CUDA=ON -DSOK_WITH_TF=$wit
   -DPython_EXECUTABLE="$PYTHON" >/dev/null
 if [ -n "${REPORT:-}" ]; then
   touch cpp/core/cuda/*/*.cu
-  # Ninja prints what nvcc said when a file is done.
+  # Ninja prints nvcc's output when a file is done.
   cmake --build build-cuda --target sok_cuda | tools/kernel_report.py
 fi
 cmake --build build-cuda --parallel "$(nproc)" -- --quiet

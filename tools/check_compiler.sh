@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compiles a line of C++17, or says in one sentence what to install.
+# Compiles a line of C++17, or says what to install.
 set -euo pipefail
 
 compiler=${CXX:-c++}

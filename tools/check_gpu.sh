@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# Everything that wants a device, ordered by value, within 45 minutes, on a machine that need not have
-# an environment of this project:
+# Runs everything that needs a device, ordered by value, within 45 minutes. The machine need not
+# have an environment of this project:
 #
 #   tools/check_gpu.sh              the steps that have not passed yet
-#   tools/check_gpu.sh smoke test   these, passed or not
-#   tools/check_gpu.sh list         their names and limits in seconds
-#   tools/check_gpu.sh report       the table of what has run
-#   REHEARSE=1 tools/check_gpu.sh   the same without a device: under the emulator, sanitizers left out
+#   tools/check_gpu.sh smoke test   these steps, whether they have passed or not
+#   tools/check_gpu.sh list         names of the steps and their limits in seconds
+#   tools/check_gpu.sh report       the table of the steps that have run
+#   REHEARSE=1 tools/check_gpu.sh   the same without a device: by the emulator, without sanitizers
 #
-# Wants nvcc, CMake, and a Python with NumPy, pybind11, pytest, pytest-timeout and hypothesis, .venv's
-# where there is one; TensorFlow is not needed: the tests of the ops, and with them the kernels of the
-# exchange between ranks, run where one sees the device. PyTorch and CuPy are used where they are.
-# PYTHON=... chooses another.
+# Needs nvcc, CMake, and a Python with NumPy, pybind11, pytest, pytest-timeout and hypothesis, by
+# default .venv's if there is one; PYTHON=... chooses another. TensorFlow is optional: the tests of
+# the ops, and so the kernels of the exchange between ranks, run if it sees the device. PyTorch and
+# CuPy are used if they are installed.
 #
-# A step leaves STEP.log and, when it is done, STEP.result in OUT (build-cuda/check); at its limit it
-# is interrupted, and pytest still says what it has run. A step that has passed is not run again before
-# a source changes. The last lines are a table in Markdown, which OUT/report.md keeps. Exit status 1 if
-# a step failed; but for build and smoke, a failed step does not keep the next one from running.
+# A step writes STEP.log and, when it is done, STEP.result to OUT (build-cuda/check). At its limit
+# it is interrupted; pytest still reports what it has run. A step that has passed runs again only
+# after a source has changed. The last lines are a table in Markdown, also in OUT/report.md. The
+# exit status is 1 if a step failed. Later steps run nevertheless, except after build and smoke.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PWD/.venv/bin:$PATH PYTHONPATH=$PWD PYTHONUNBUFFERED=1
@@ -32,7 +32,7 @@ if [ -z "$REHEARSE" ]; then
   export SOK_TEST_GPU=required  # a test that finds no device fails
 fi
 
-# What is here, and what is missing.
+# Prints what is installed, and what is missing.
 info() {
   if [ -z "$REHEARSE" ]; then
     nvidia-smi
@@ -56,7 +56,7 @@ sys.exit(f"Install first: {' '.join(missing)}" if missing else 0)
 PY
 }
 
-# For this device only, which takes half the time.
+# Compiles for this device only, which takes half the time.
 build() {
   if [ -n "$REHEARSE" ]; then
     compgen -G "${SOK_BUILD:-build}/_cuda_emulated*.so" || { echo "The emulator comes with the C++ tests: make test" && false; }
@@ -69,17 +69,17 @@ build() {
     "$PYTHON" -c 'from sok_like import _core; print(_core.cuda_device_info())'
 }
 
-# Its error says what is missing: the build, the device, or a driver as new as the toolkit.
+# The error says what is missing: the build, the device, or a driver as new as the toolkit.
 require_device() {
   [ -n "$REHEARSE" ] || "$PYTHON" -c 'from sok_like import _core; _core.cuda_device_info()'
 }
 
-# The kernels of lookups and updates once, in seconds: a launch that fails at all shows here.
+# Runs the kernels of lookups and updates once, in seconds: launches that always fail show here.
 smoke() {
   require_device && "$PYTHON" -m benchmarks.gpu_table --quick ${REHEARSE:+--emulated}
 }
 
-# `run_tests MARKS FILE...`: of the device's tests, or of the emulator's.
+# `run_tests MARKS FILE...`: runs the device's tests, or the emulator's.
 run_tests() {
   local marks=$1
   shift
@@ -101,7 +101,7 @@ slow() {  # 100 million keys; under the emulator, what the step runs at all
   run_tests slow tests/cuda/test_table.py
 }
 
-# Without drawn cases, the benchmark, the tests of the core and TensorFlow, which take long under it.
+# Without random cases, the benchmark, the tests of the core and TensorFlow, which take long here.
 sanitize() {
   local long="agrees_with_a_dict or test_benchmark or test_core or test_ops"
   if [ -n "$REHEARSE" ]; then  # the same choice of tests, each time with other chances
@@ -121,7 +121,7 @@ bench() {
     ${REHEARSE:+--quick --emulated}
 }
 
-# Changes with every source that a step depends on.
+# A hash of every source on which a step depends.
 state() {
   find cpp sok_like benchmarks tests/cuda tests/core tools cmake CMakeLists.txt -type f \
     ! -name '*.so' ! -name '*.pyc' -print0 | sort -z | xargs -0 sha256sum | sha256sum | cut -c1-16

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compiles into $SOK_BUILD what needs no TensorFlow; tools/make_venv.sh does it while pip downloads that.
+# Compiles into $SOK_BUILD what needs no TensorFlow. tools/make_venv.sh calls it while pip runs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=$PWD/${VENV:-.venv} build=${SOK_BUILD:-build}

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints the first Python that can build this project, or one sentence that says what to install.
+# Prints the first Python that can build this project, or says what to install.
 set -euo pipefail
 
 # TensorFlow has wheels for Python 3.13 since 2.20.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What tools/check_gpu.sh has run, as tables in Markdown: gpu_report.py FOLDER STEP...
+"""Prints the results of tools/check_gpu.sh as Markdown tables: gpu_report.py FOLDER STEP...
 
-Reads what each step left in FOLDER: STEP.result, STEP.seconds, STEP.log, and bench.json.
+Reads the files of each step in FOLDER: STEP.result, STEP.seconds, STEP.log, and bench.json.
 """
 
 import json
@@ -9,7 +9,7 @@ import pathlib
 import re
 import sys
 
-# What a step's log says of itself: a pattern, and how its groups are told. All that match are told.
+# Patterns to find in a step's log, and how to print their groups. All matches are printed.
 FINDINGS = [
     (r"^={0,70} ?((?:\d+ [a-z]+,? ?)+) in [\d.]+ ?s", "{}"),  # pytest
     (r"ERROR SUMMARY: (\d+) errors?", "{} errors of the sanitizer"),
@@ -23,7 +23,7 @@ FINDINGS = [
 
 
 def findings(log: str) -> str:
-    """What `log` says, in the order of the patterns, each once."""
+    """Findings in `log`, in the order of the patterns, each once."""
     told: list[str] = []
     for pattern, words in FINDINGS:
         for match in re.finditer(pattern, log, re.MULTILINE):

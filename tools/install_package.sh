@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the package into $VENV so that edits of Python files count at once, and compiles the C++.
+# Installs the package into $VENV in editable mode, and compiles the C++.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/phase.sh

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Reads what `ptxas -v` says from standard input and prints a line for each kernel.
+"""Reads the output of `ptxas -v` from standard input and prints one line per kernel.
 
-Exit status 1 if a kernel of this project spills registers or keeps a stack frame.
+The exit status is 1 if a kernel of this project spills registers or has a stack frame.
 """
 
 import re

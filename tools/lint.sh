@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Format and lint of Python and C++, and the types of the package. Changes no file.
+# Checks format and lint of Python and C++, and the types of the package. Changes no file.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PWD/${VENV:-.venv}/bin:$PATH

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Creates $VENV and installs the pinned requirements into it, those of TensorFlow $TF among them.
-# Meanwhile compiles into $SOK_BUILD what needs no TensorFlow.
+# Creates $VENV and installs the pinned requirements, including those of TensorFlow $TF. Meanwhile
+# compiles into $SOK_BUILD what needs no TensorFlow.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/phase.sh
@@ -15,7 +15,7 @@ if [ ! -f "$pins.txt" ]; then
   echo "TF must be one of" ${known//.no_deps.txt/}". Received: TF=$TF" >&2
   exit 1
 fi
-# A Python that was upgraded or removed leaves an environment that no longer starts.
+# If Python was upgraded or removed, its environment no longer starts.
 if ! $python -c '' 2>/dev/null; then
   base=$(tools/find_python.sh)
   phase "Creating $venv with $base" "$base" -m venv --clear "$venv"
@@ -24,9 +24,9 @@ fi
 pip() { $python -m pip --disable-pip-version-check "$@"; }
 export PIP_PROGRESS_BAR=off  # a log has no use for it
 phase "Installing the tools of the build" pip install -r requirements/build.txt
-# Needs no requirement but those. If it fails, the build that is to come fails alike, and says so.
+# Needs only these requirements. If it fails, the later build fails in the same way and reports it.
 tools/compile_core.sh >/dev/null 2>&1 &
-# One resolver run over all files, so that no file undoes what another pinned. No isolation: the
+# One run of the resolver for all files, so that no file undoes another's pins. No isolation:
 # packages that come as source are built with the pinned setuptools.
 phase "Installing TensorFlow $TF and the other requirements, compiling the core (1 to 3 minutes)" \
   pip install --no-build-isolation -c requirements/constraints.txt \

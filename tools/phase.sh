@@ -1,5 +1,5 @@
-# For other scripts to source. `phase NAME COMMAND...` prints one line, the name and its seconds; what
-# the command prints goes to $LOG, which is named if the command fails.
+# To be sourced by other scripts. `phase NAME COMMAND...` prints one line: the name and its seconds.
+# The command's output goes to $LOG, which is named if the command fails.
 LOG=${LOG:-out/setup.log}
 
 phase() {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The tests marked gpu under compute-sanitizer: tools/sanitize_cuda.sh [ARGS], which go to pytest.
-# TOOLS="memcheck racecheck" chooses among its tools. Needs a device, the CUDA toolkit's
-# compute-sanitizer, and the library of tools/build_cuda.sh --install. PYTHON=... as there.
+# Runs the tests marked gpu under compute-sanitizer: tools/sanitize_cuda.sh [ARGS for pytest].
+# TOOLS="memcheck racecheck" chooses some of its tools. Needs a device, compute-sanitizer of the
+# CUDA toolkit, and the library of tools/build_cuda.sh --install. PYTHON=... as there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PWD/.venv/bin:$PATH
@@ -15,14 +15,14 @@ if [ "$("$PYTHON" -c 'from sok_like import _core; print(_core.cuda_device_count(
   echo "No CUDA device, or _core was built without CUDA: run tools/build_cuda.sh --install on a machine with one." >&2
   exit 1
 fi
-# racecheck looks at shared memory, of which only the sorts and scans have any; initcheck finds reads
-# of memory that nobody wrote, such as a row that its key was given and nobody filled; synccheck finds
-# warps that wait for lanes that do not come.
+# racecheck checks shared memory, which only the sorts and scans use. initcheck finds reads of
+# memory that was never written, such as a row that was assigned to a key but not filled. synccheck
+# finds warps that wait for lanes that never arrive.
 for tool in ${TOOLS:-memcheck racecheck initcheck synccheck}; do
   echo "compute-sanitizer --tool $tool"
   options=()
   if [ "$tool" = memcheck ]; then
-    # Memory used by one stream before or after it was another's to use.
+    # Memory that one stream uses while it belongs to another.
     options=(--track-stream-ordered-races all)
   fi
   compute-sanitizer --tool "$tool" "${options[@]}" --error-exitcode 1 --target-processes all \

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the op library with sanitizers and runs tests/lookup/stress_ops.py over it:
+# Builds the op library with sanitizers and runs tests/lookup/stress_ops.py with it:
 # tools/sanitize_ops.sh FOLDER SANITIZERS [arguments of stress_ops.py]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,29 +9,29 @@ sanitizers=$2
 shift 2
 
 echo "Building the op library with $sanitizers in $folder"
-# Not optimized much: that takes most of the time of a build.
+# -O1, because optimizing takes most of the build's time.
 cmake -S . -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=Sanitized -DCMAKE_CXX_FLAGS_SANITIZED=-O1 \
   -DSOK_SANITIZE="$sanitizers" -DSOK_WITH_TF=ON -DSOK_WITH_PYTHON=OFF -DSOK_WITH_TESTS=OFF \
   -DPython_EXECUTABLE="$(command -v python)" >/dev/null
 cmake --build "$folder" --target _ops -- --quiet
 
-# TensorFlow and Python are not instrumented, so the sanitizer's library comes before theirs. The
-# thread sanitizer knows them by that, and learns from cpp/tf/tsan_edges.h what it cannot see.
+# TensorFlow and Python are not instrumented, so the sanitizer's library is loaded before theirs.
+# The thread sanitizer recognizes them by that; cpp/tf/tsan_edges.h tells it what it cannot see.
 compiler=${CXX:-g++}
 case $sanitizers in
   *thread*)
     runtime=$("$compiler" -print-file-name=libtsan.so)
-    # Where TensorFlow's pool splits an op it hands work on as well; the C++ tests cover that.
+    # TensorFlow's pool also hands on work where it splits an op; the C++ tests cover that.
     export TF_NUM_INTRAOP_THREADS=1
     ;;
   *) runtime=$("$compiler" -print-file-name=libasan.so) ;;
 esac
-# Python frees nothing at its end, and TensorFlow passes containers and blocks between its own code
-# and its headers' code, which is instrumented.
+# Python frees nothing at exit. TensorFlow passes containers and blocks between its own code and the
+# code of its headers, which is instrumented.
 export ASAN_OPTIONS=detect_leaks=0:detect_container_overflow=0:alloc_dealloc_mismatch=0
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 export TSAN_OPTIONS=halt_on_error=1:ignore_noninstrumented_modules=1
 export TF_CPP_MIN_LOG_LEVEL=2
-# The thread sanitizer needs some ranges of addresses for itself: no random ones.
+# The thread sanitizer needs certain ranges of addresses, so these must not be random.
 setarch -R env LD_PRELOAD="$runtime $("$compiler" -print-file-name=libstdc++.so)" \
   python -m tests.lookup.stress_ops --ops "$folder/_ops.so" "$@"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# C++ tests of the core, then the Python tests: those that touch Keras under tf_keras first, then
-# all of them under Keras 3. SLOW=1 (`make test-all`) adds the tests marked slow, and full grids of
-# cases in place of pairs. Stops at the first run that fails, so that the last line always is the
-# summary of the run that decides.
+# Runs the C++ tests of the core, then the Python tests: first those that touch Keras under
+# tf_keras, then all of them under Keras 3. SLOW=1 (`make test-all`) adds the tests marked slow, and
+# full grids of cases instead of pairs. Stops at the first run that fails, so the last line is
+# always the summary of the run that decides.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PWD/${VENV:-.venv}/bin:$PATH
@@ -10,11 +10,11 @@ build=${SOK_BUILD:-build}
 . tools/phase.sh
 
 if compgen -G 'cpp/tests/*_test.cc' >/dev/null; then
-  # Not compiled by `make venv`: they take longer than the package.
+  # `make venv` does not compile them, because they take longer than the package.
   compile_tests() { cmake -S . -B "$build" -DSOK_WITH_TESTS=ON && cmake --build "$build"; }
   LOG=out/tests.log phase "Compiling the C++ tests" compile_tests
   ctest --test-dir "$build" --output-on-failure -j "$(nproc)"
-  # Emulated devices with other chances (docs/cuda.md).
+  # Emulated devices with other random decisions (docs/cuda.md).
   for seed in $([ -z "${SLOW:-}" ] || seq 2 20); do
     mkdir -p out
     SOK_EMULATOR_SEED=$seed ctest --test-dir "$build" --output-on-failure -R '^cuda_' \
@@ -25,7 +25,7 @@ fi
 
 not_slow="not slow"
 [ -z "${SLOW:-}" ] || not_slow="slow or not slow"
-# Files in the order of tests/conftest.py: xdist would leave those of one long test for the end.
+# In the order of tests/conftest.py: xdist would run files with a single long test last.
 workers=(-n auto --dist loadfile --no-loadscope-reorder)
 
 echo "Tests marked keras, under TF_USE_LEGACY_KERAS=1"

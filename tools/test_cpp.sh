@@ -14,10 +14,10 @@ echo "Building the C++ tests with $sanitizers in $folder"
 cmake -S . -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSOK_SANITIZE="$sanitizers" \
   -DSOK_WITH_TF=OFF -DSOK_WITH_PYTHON=OFF -DSOK_WITH_TESTS=ON >/dev/null
 cmake --build "$folder" -- --quiet
-# A first finding ends the test that made it, so that ctest counts it as failed.
-# A test asks for more memory than there is.
+# The first finding ends its test, so that ctest counts the test as failed.
+# One test asks for more memory than there is.
 export ASAN_OPTIONS=halt_on_error=1:allocator_may_return_null=1
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 export TSAN_OPTIONS=halt_on_error=1
-# The longest tests take minutes, so they run beside each other.
+# The longest tests take minutes, so tests run in parallel.
 ctest --test-dir "$folder" --output-on-failure --parallel "$(nproc)"

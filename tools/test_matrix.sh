@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# A selection of the tests on every TensorFlow of requirements/tensorflow/, under Keras 3 and tf_keras,
-# on 1 and on 2 ranks; prints the Markdown table of docs/install.md. Fails if a test fails.
-# VERSIONS="2.16.2 2.21.0" chooses some of them.
+# Runs a selection of the tests on every TensorFlow of requirements/tensorflow/, under Keras 3 and
+# tf_keras, on 1 and 2 ranks; prints the Markdown table of docs/install.md. Fails if a test fails.
+# VERSIONS="2.16.2 2.21.0" chooses some of the versions.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 versions=${VERSIONS:-$(cd requirements/tensorflow && ls *.no_deps.txt | sed 's/.no_deps.txt//')}
 one_rank="tests/lookup tests/optimizers tests/table tests/embeddings tests/group_embedding tests/runtime
   tests/test_training.py tests/test_session.py"
-# Files that compare what these modules of tests/checks found on the ranks.
+# Files that compare the results of these modules of tests/checks on the ranks.
 two_ranks="tests/test_parity.py tests/test_fit.py tests/sok2/test_ranks.py"
 checks=parity,fit,sok2
 export SOK_MOST_RANKS=2

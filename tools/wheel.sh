@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Puts a wheel of $VENV's TensorFlow into dist/, and lets auditwheel check what it links to.
+# Builds a wheel for $VENV's TensorFlow in dist/; auditwheel checks what it links to.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/phase.sh
@@ -7,7 +7,7 @@ venv=${VENV:-.venv}
 LOG=out/wheel.log
 rm -f "$LOG"
 
-# Wheels of several TensorFlows have one name, so each has a folder.
+# Wheels for several TensorFlows have the same name, so each has its own folder.
 folder=dist/tensorflow-${TF:?is set by make}
 rm -rf "$folder"
 phase "Compiling the wheel for TensorFlow $TF" "$venv/bin/python" -m pip wheel --verbose --no-deps \

@@ -1,4 +1,4 @@
-"""`sok.callbacks.BackupAndRestore`: training that goes on after an interruption, on any ranks."""
+"""`sok.callbacks.BackupAndRestore`: continues interrupted training, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
 from sok_like.runtime.checks import as_integer, wrong_argument
 
-# 128 + SIGTERM: what a shell reports of a process that the signal has ended.
+# 128 + SIGTERM: the status that a shell reports for a process ended by this signal.
 _EXIT_CODE = 143
 
 
 class BackupAndRestore(tf.keras.callbacks.Callback):
-    """Backs up model, optimizer and epoch; the next `fit` with the same folder goes on from there.
+    """Backs up model, optimizer and epoch; the next `fit` with the same folder continues from it.
 
-    Beyond Keras' callback of this name: weights and epoch are one checkpoint, so a process that is
-    killed leaves the last finished backup whole; any number of ranks may go on with what any number
-    wrote; and a SIGTERM, which schedulers send before they end a job, is answered by a backup and
-    an exit with code 143. All ranks give the same folder, on a file system that they share.
+    Differences from Keras' callback of this name: weights and epoch are one checkpoint, so a killed
+    process leaves the last finished backup intact. Any number of ranks may continue what any number
+    wrote. After a SIGTERM, which schedulers send before they end a job, it makes a backup and exits
+    with code 143. All ranks give the same folder, on a file system that they share.
 
     Args:
-        backup_dir: Folder of the backup, for nothing else.
-        save_freq: "epoch", or a number of batches. Training goes on at the start of the epoch in
-            which a backup was made, or of the next one if it was made at an epoch's end.
+        backup_dir: Folder of the backup; used for nothing else.
+        save_freq: "epoch", or a number of batches. Training continues at the start of the epoch in
+            which the backup was made, or of the next one if it was made at the end of an epoch.
         delete_checkpoint: Whether to remove the folder at the end of `fit`.
-        sigterm_every: After how many batches ranks ask each other for a SIGTERM; one rank looks
-            after every batch.
+        sigterm_every: Number of batches after which ranks ask each other for a SIGTERM; one rank
+            checks after every batch.
 
     Raises:
-        ValueError: an argument out of range, or a model that is not built.
-        RuntimeError: ranks with different folders.
+        ValueError: an argument is out of range, or the model is not built.
+        RuntimeError: ranks have different folders.
         SystemExit: after a SIGTERM and the backup.
     """
 
@@ -61,7 +61,7 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         self._batches, self._sigterm_every = batches, every
         self._seen, self._signalled, self._previous = 0, False, None
 
-    # ---- going on ----
+    # ---- restoring ----
 
     def on_train_begin(self, logs=None):
         if not self.model.built:
@@ -128,7 +128,7 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
             agreed(None, communicator, "the end of sok.callbacks.BackupAndRestore")
             if communicator.rank == 0:
                 shutil.rmtree(self.backup_dir, ignore_errors=True)
-            # No rank goes on, maybe with another `fit`, before the folder is gone.
+            # No rank continues, perhaps with another `fit`, before the folder is removed.
             agreed(None, communicator, "the removal of the backup")
         if hasattr(tf.keras, "__internal__"):
             self.model._training_state = None
@@ -146,7 +146,7 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
             self._previous = None
 
     def _on_signal(self, number, frame):
-        if self._signalled:  # the second one, or one after a `fit` that has raised: end at once
+        if self._signalled:  # the second one, or after a `fit` that raised: end at once
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
         self._signalled = True
@@ -170,11 +170,11 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
 
 
 class _BeginsAt:
-    """What tf_keras' `fit` asks for the epoch to begin with."""
+    """The object that tf_keras' `fit` asks for the first epoch."""
 
     def __init__(self, epoch):
         self._epoch = epoch
 
     def maybe_load_initial_counters_from_ckpt(self, steps_per_epoch, initial_epoch, mode):
-        """The epoch and the step to begin with."""
+        """The first epoch and the first step."""
         return self._epoch, 0

@@ -1,4 +1,4 @@
-"""`sok.callbacks.BroadcastVariables`: ordinary variables that start alike on all ranks."""
+"""`sok.callbacks.BroadcastVariables`: the same initial ordinary variables on all ranks."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from sok_like.runtime.checks import as_integer, wrong_argument
 
 
 class BroadcastVariables(tf.keras.callbacks.Callback):
-    """Gives all ranks the weights that one of them has, once, at the first step of `fit`.
+    """Gives all ranks the weights of one rank, once, at the first step of `fit`.
 
-    Before the step where the model is built; after it where the first call builds the model (a
-    subclassed model under tf_keras), and then the optimizer's variables too. Tables, and shards
-    that belong to one rank, are left alone.
+    It does so before the step if the model is built. Otherwise (a subclassed model under tf_keras)
+    it does so after the step, and includes the optimizer's variables. Tables, and shards of one
+    rank, are unchanged.
 
     Args:
-        root_rank: The rank whose values count.
+        root_rank: The rank whose values are used.
 
     Raises:
-        ValueError: the rank does not exist, or the ranks' models differ.
+        ValueError: the rank does not exist, or the models of the ranks differ.
     """
 
     def __init__(self, root_rank: int = 0):

@@ -1,4 +1,4 @@
-"""`sok.callbacks.MetricAverage`: metrics over all ranks, for the callbacks that act on them."""
+"""`sok.callbacks.MetricAverage`: averages metrics over ranks, for callbacks that use them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from sok_like.runtime.turns import in_turn
 class MetricAverage(tf.keras.callbacks.Callback):
     """Replaces the metrics of an epoch by their means over ranks, the same bits on every rank.
 
-    `ReduceLROnPlateau`, `EarlyStopping` and `ModelCheckpoint` then decide alike on all ranks. It
-    must stand before them in the list of callbacks. One collective per epoch. Each rank counts
-    once, whatever its number of samples; the mean of an AUC over ranks is not the AUC of all
-    samples.
+    `ReduceLROnPlateau`, `EarlyStopping` and `ModelCheckpoint` then decide the same on all ranks. It
+    must come before them in the list of callbacks. One collective per epoch. Each rank counts once,
+    whatever its number of samples. The mean of an AUC over ranks is not the AUC of all samples.
 
     Raises:
-        ValueError: at the start of training, where a callback that monitors a metric stands before
-            this one; at the end of an epoch, where the ranks have metrics of different names.
+        ValueError: at the start of training, if a callback that monitors a metric comes before this
+            one; at the end of an epoch, if ranks have metrics of different names.
     """
 
     def on_train_begin(self, logs=None):
@@ -40,7 +39,7 @@ class MetricAverage(tf.keras.callbacks.Callback):
         if communicator.world_size == 1 or logs is None:
             return
         names = sorted(name for name, value in logs.items() if _is_number(value))
-        # Names first, so that ranks with other metrics are told and not added up.
+        # The names come first, so that ranks with other metrics raise instead of being added.
         mine = [len(names), zlib.crc32("\n".join(names).encode())]
         mine += [float(np.asarray(logs[name])) for name in names]
         values, name = tf.constant(mine, tf.float64), "sok_metrics"
@@ -52,7 +51,7 @@ class MetricAverage(tf.keras.callbacks.Callback):
                 f"Received: {names} on rank {communicator.rank}, and "
                 f"{[int(rank[0]) for rank in ranks]} metrics, by rank"
             )
-        # Added up here in the order of ranks: all ranks get the same bits.
+        # Added in rank order, so all ranks get the same bits.
         means = np.mean([rank[2:] for rank in ranks], axis=0)
         logs.update(zip(names, means.tolist(), strict=True))
 
@@ -73,7 +72,7 @@ def _by_rank(gathered):
 
 
 def _callbacks_before(callback):
-    """The callbacks before `callback` in the list that calls it. Keras has no API for that."""
+    """The callbacks before `callback` in the list that calls it; Keras has no API for this."""
     frame = sys._getframe(1)
     while frame is not None:
         caller = frame.f_locals.get("self")

@@ -1,4 +1,4 @@
-"""`sok.callbacks.TableMetrics`: what tables hold, over the steps of `fit`, for TensorBoard."""
+"""`sok.callbacks.TableMetrics`: measures tables during `fit`, for TensorBoard."""
 
 from __future__ import annotations
 
@@ -12,34 +12,37 @@ from sok_like.runtime import comm, observed
 from sok_like.runtime.agreement import agreed
 from sok_like.runtime.checks import check_integer
 
-# What `tf.summary.scalar` writes beside a value. That is a part of TensorBoard, which need not be
-# where a model is trained.
+# The metadata that `tf.summary.scalar` writes beside a value. That function belongs to TensorBoard,
+# which may not be installed.
 _SCALAR = tf.compat.v1.SummaryMetadata(
     plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"), data_class=1
 )
 
 
 class TableMetrics(tf.keras.callbacks.Callback):
-    """Writes the size of each hash table of the model, of all ranks together.
+    """Writes the size of each hash table of the model, over all ranks together.
 
-    Every rank needs it. Rank 0 writes summaries named `<table>/...`: every `every` steps `keys`,
-    `new_keys` since the last time, `refused_keys` and `evicted_keys` (tables with policies),
-    `keys_rank_<r>` and `most_keys_over_mean`; of the ranks' batches of that step (tables in host
-    memory) `unique_ratio`, different keys over all keys, and `hottest_share`, the share of keys
-    that are among the most frequent 1 % of the different ones; at the end of each epoch also
-    `bytes`, `load` and `bytes_rank_<r>`, for which the index is read. On several ranks
-    `exchange/ms_per_step` is the time in exchanges, of the rank with the most, since the last time.
-    One collective at each of these and at the start of training, none between.
+    Every rank needs this callback. Rank 0 writes summaries named `<table>/...`.
+
+    Every `every` steps: `keys`, `new_keys` since the last time, `refused_keys` and `evicted_keys`
+    (tables with policies), `keys_rank_<r>` and `most_keys_over_mean`. For the ranks' batches of
+    that step (tables in host memory): `unique_ratio`, different keys over all keys, and
+    `hottest_share`, the share of the most frequent 1% of the different keys in all keys. On several
+    ranks `exchange/ms_per_step`: time in exchanges since the last time, of the rank with the most.
+
+    At the end of each epoch also `bytes`, `load` and `bytes_rank_<r>`, for which it reads the
+    index.
+
+    It takes one collective each time, and one at the start of training.
 
     Args:
         every: Steps between two measurements.
         log_dir: Folder for TensorBoard; the summaries are in its subfolder `tables`.
 
     Raises:
-        ValueError: `every` is not a positive integer; in training, where the model has no hash
-            table.
-        RuntimeError: at the start of training, where rank 0 cannot write to `log_dir`; on all
-            ranks. One process gets TensorFlow's error itself.
+        ValueError: `every` is not a positive integer; in training, if the model has no hash table.
+        RuntimeError: at the start of training, if rank 0 cannot write to `log_dir`; on all ranks.
+            One process gets TensorFlow's error itself.
     """
 
     def __init__(self, every: int = 100, log_dir: str | os.PathLike = "logs"):
@@ -54,7 +57,7 @@ class TableMetrics(tf.keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         self._tables = []
-        observed.observe_batches(False)  # where an earlier training was interrupted
+        observed.observe_batches(False)  # an earlier training may have been interrupted
         agreed(self._open, comm.current(), "sok.callbacks.TableMetrics")
         self._exchanged, self._exchange_step = observed.exchange_seconds(), self._step
 
@@ -80,7 +83,7 @@ class TableMetrics(tf.keras.callbacks.Callback):
             self._writer.flush()
 
     def _write(self, whole):
-        # A subclassed model has its tables after its first step.
+        # A subclassed model has no tables before its first step.
         self._tables = self._tables or tables_of(self.model)
         if not self._tables:
             raise ValueError(
@@ -91,12 +94,12 @@ class TableMetrics(tf.keras.callbacks.Callback):
         steps = self._step - self._exchange_step
         mine = 1e3 * (observed.exchange_seconds() - self._exchanged) / max(1, steps)
         found, exchanges = measure_ranks(self._tables, whole, mine)
-        # What the measurement itself exchanges is not of a step.
+        # Exchanges of the measurement itself do not belong to a step.
         self._exchanged, self._exchange_step = observed.exchange_seconds(), self._step
         if self._writer is None:
             return
         with self._writer.as_default(step=self._step):
-            if len(exchanges) > 1 and not whole:  # an epoch ends with a validation
+            if len(exchanges) > 1 and not whole:  # a validation ends an epoch
                 _write_scalar("exchange/ms_per_step", max(exchanges))
             for table in found:
                 for name, value in self._values(table, whole):

@@ -1,8 +1,8 @@
 """`sok.deeprec.CollectiveStrategy`: DeepRec's scopes for training with `tf.compat.v1` on ranks.
 
 strategy = CollectiveStrategy()          `install()`, and Horovod
-with strategy.scope():                   optimizers average, sessions start alike
-    with strategy.embedding_scope():     nothing more: every table is spread over the ranks
+with strategy.scope():                   optimizers average, sessions start with equal variables
+    with strategy.embedding_scope():     no effect: every table is spread over the ranks
         rows = tf.nn.group_embedding_lookup_sparse(...)
 """
 
@@ -29,11 +29,11 @@ ENGINES = ("sok", "hb")
 
 
 class CollectiveStrategy:
-    """Training on the ranks of the job, as DeepRec's class of this name has it.
+    """Training on the ranks of the job, like DeepRec's class of this name.
 
-    It calls `sok.deeprec.install()` and `sok.enable_distributed_strategy("collective")`. The
-    variable `COLLECTIVE_STRATEGY` of the environment, "sok" or "hb", chooses an engine in DeepRec;
-    here both are the same. Unlike there, `scope` leaves the learning rate as it is given.
+    It calls `sok.deeprec.install()` and `sok.enable_distributed_strategy("collective")`. In DeepRec
+    the environment variable `COLLECTIVE_STRATEGY`, "sok" or "hb", chooses an engine; here both are
+    the same. Unlike DeepRec's, `scope` does not change the learning rate.
 
     Raises:
         ValueError: `COLLECTIVE_STRATEGY` has another value.
@@ -51,15 +51,16 @@ class CollectiveStrategy:
 
     @contextlib.contextmanager
     def scope(self, *args: Any, **kwargs: Any) -> Iterator[CollectiveStrategy]:
-        """Within it `tf.compat.v1.train` knows the ranks.
+        """A scope in which `tf.compat.v1.train` works on ranks.
 
         Each optimizer's `apply_gradients` averages the gradients of ordinary variables over ranks,
-        with and without tables. A loss is taken for the mean over the rank's own batch:
-        `gradient_scale="auto"` is "mean". `MonitoredTrainingSession` gives all ranks the ordinary
-        variables of rank 0 before the first step; without a `config` it places ops softly.
+        with and without tables. Losses are treated as means over the rank's own batch:
+        `gradient_scale="auto"` is "mean". `MonitoredTrainingSession` gives all ranks rank 0's
+        ordinary variables before the first step. Without a `config` it allows soft placement of
+        ops.
 
         Args:
-            *args, **kwargs: For DeepRec's sake; without effect.
+            *args, **kwargs: DeepRec's; ignored.
         """
         train = tf.compat.v1.train
         optimizer = train.Optimizer.apply_gradients
@@ -75,10 +76,10 @@ class CollectiveStrategy:
 
     @contextlib.contextmanager
     def embedding_scope(self, **kwargs: Any) -> Iterator[CollectiveStrategy]:
-        """Where DeepRec's tables must be made. Here tables are spread over ranks everywhere.
+        """In DeepRec, tables must be made in it. Here tables are spread over ranks everywhere.
 
         Args:
-            **kwargs: For DeepRec's sake; without effect.
+            **kwargs: DeepRec's; ignored.
         """
         yield self
 
@@ -98,7 +99,7 @@ class CollectiveStrategy:
         )
 
     def export_saved_model(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raises NotImplementedError, and names what exports."""
+        """Raises NotImplementedError, and names the function that exports."""
         raise NotImplementedError(
             "A graph of tf.compat.v1 is not exported in this version. Make the model a tf.Module "
             "or a Keras model, restore its tables by sok.Saver, and call "
@@ -109,7 +110,7 @@ class CollectiveStrategy:
 def _averaging(stock):
     @functools.wraps(stock)
     def apply_gradients(self, grads_and_vars, *args, **kwargs):
-        # Such a class has come here with what it has averaged.
+        # A class with tables calls this function with gradients that it has averaged.
         if comm.current().world_size == 1 or knows_tables(self):
             return stock(self, grads_and_vars, *args, **kwargs)
         return OptimizerWrapper(self).apply_gradients(list(grads_and_vars), *args, **kwargs)
@@ -122,7 +123,7 @@ def _starting_alike(stock):
     def monitored_training_session(*args, **kwargs):
         given = inspect.signature(stock).bind(*args, **kwargs).arguments
         given["hooks"] = [*(given.get("hooks") or []), _Broadcast()]
-        if given.get("config") is None:  # scripts name "/gpu:0", which a machine may not have
+        if given.get("config") is None:  # scripts name "/gpu:0", which a machine may lack
             given["config"] = tf.compat.v1.ConfigProto(allow_soft_placement=True)
         return stock(**given)
 
@@ -130,7 +131,7 @@ def _starting_alike(stock):
 
 
 class _Broadcast(tf.compat.v1.train.SessionRunHook):
-    """Gives all ranks rank 0's ordinary variables, once a session is made or made anew."""
+    """Gives all ranks rank 0's ordinary variables whenever a session is created."""
 
     def begin(self) -> None:
         ordinary = [v for v in tf.compat.v1.global_variables() if not is_embedding_variable(v)]

@@ -44,7 +44,7 @@ from sok_like.optimizers.scope import train_tables
 from sok_like.runtime.tf_modules import roots
 from sok_like.table import policies
 
-# DeepRec's kinds of storage, for `StorageOption`, which takes DRAM, HBM and DRAM_SSDHASH.
+# DeepRec's kinds of storage, for `StorageOption`, which supports DRAM, HBM and DRAM_SSDHASH.
 StorageType = enum.Enum(
     "StorageType",
     "DEFAULT DRAM PMEM_MEMKIND PMEM_LIBPMEM SSDHASH LEVELDB HBM DRAM_PMEM DRAM_SSDHASH HBM_DRAM "
@@ -53,12 +53,12 @@ StorageType = enum.Enum(
 
 CacheStrategy = enum.Enum("CacheStrategy", "LRU LFU")
 
-# Module, name, original and wrapper: `uninstall` restores the original.
+# Module, name, original and wrapper; `uninstall` restores the original.
 _replaced: list[tuple[Any, str, Any, Any]] = []
 
 
 def enable_group_embedding(fusion_type: str = "collective") -> None:
-    """DeepRec's earlier name of `enable_distributed_strategy`.
+    """DeepRec's earlier name for `enable_distributed_strategy`.
 
     Args:
         fusion_type: Its `strategy`.
@@ -67,7 +67,7 @@ def enable_group_embedding(fusion_type: str = "collective") -> None:
 
 
 def _refused(name, instead):
-    """A function of DeepRec that does not exist here, and says what does."""
+    """Stands for a function of DeepRec that is missing here; names another way."""
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{name} is not in this version. {instead}")
@@ -98,7 +98,7 @@ _REFUSED_COLUMNS = {
 
 
 def _added() -> list[tuple[Any, str, Any]]:
-    """TensorFlow's module, the name that is added to it, and the value."""
+    """Tuples: a module of TensorFlow, the name to add to it, and the value."""
     names = [
         ("", "get_embedding_variable", get_embedding_variable),
         ("", "get_multihash_variable", get_multihash_variable),
@@ -147,7 +147,7 @@ def _module(root, path):
 
 
 def _wrapped() -> list[tuple[Any, str, Callable]]:
-    """TensorFlow's module or class, an existing name, and the function that wraps it."""
+    """Tuples: a module or class of TensorFlow, an existing name, and the function that wraps it."""
     v1 = tf.compat.v1
     return [
         (tf.feature_column, "embedding_column", _embedding_column),
@@ -197,7 +197,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Removes what `install` added; other values of the same names stay."""
+    """Removes what `install` added; values that others have set under these names stay."""
     for module, name, value in _added():
         if getattr(module, name, None) is value:
             delattr(module, name)

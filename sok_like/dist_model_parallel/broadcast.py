@@ -1,4 +1,4 @@
-"""Makes replicated variables equal on all ranks; local ones stay as they are."""
+"""Makes replicated variables equal on all ranks; variables local to a rank are unchanged."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _callback_class():
             self.broadcast_done = False
 
         def on_train_batch_end(self, batch, logs=None):
-            # Not earlier: only now all variables exist.
+            # Not earlier: only now do all variables exist.
             if self.broadcast_done:
                 return
             variables = replicas.with_optimizer(self.model.variables, self.model.optimizer)
@@ -62,7 +62,7 @@ def BroadcastGlobalVariablesCallback(root_rank: int = 0, device: str = "") -> An
 
     Args:
         root_rank: The rank whose values are copied.
-        device: Without effect.
+        device: Ignored.
 
     Returns:
         A `tf.keras.callbacks.Callback`. It also copies the optimizer's variables, so the optimizer

@@ -1,4 +1,4 @@
-"""The dense tables of a distributed layer, as `tf.train.Checkpoint` and Keras' files know them."""
+"""The dense tables of a distributed layer, as seen by `tf.train.Checkpoint` and Keras' files."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from sok_like.table.dense_tables import Part
 
 
 class DenseTables(tf.__internal__.tracking.Trackable):
-    """All dense tables of one layer: see `sok_like/table/dense_tables.py`."""
+    """All dense tables of a layer, see `sok_like/table/dense_tables.py`."""
 
     def __init__(self, layer: Any):
         self._layer = weakref.ref(layer)
         self.name, self.id = layer.name, secrets.token_hex(8)
-        self.table_name = f"dense_{layer.name}"  # of the folder beside a file
+        self.table_name = f"dense_{layer.name}"  # names the folder beside a file
         self.read_as: str | None = None
         dense_tables.register(self)
 
@@ -33,7 +33,7 @@ class DenseTables(tf.__internal__.tracking.Trackable):
         self.read_as = restored_tensors["id"].numpy().decode()
 
     def dense_parts(self, optimizers: Sequence[Any]) -> list[Part]:
-        """The parts of this rank, with the slot variables of these optimizers."""
+        """The parts of this rank, with their slot variables in these optimizers."""
         layer: Any = self._layer()
         layer.build()
         parts = []
@@ -55,7 +55,7 @@ class DenseTables(tf.__internal__.tracking.Trackable):
         return parts
 
     def shapes(self) -> dict[str, tuple[int, int]]:
-        """The shapes of the dense tables, by number."""
+        """The shapes of the dense tables, by id."""
         layer: Any = self._layer()
         plan = layer.strategy.plan
         return {
@@ -70,7 +70,7 @@ class DenseTables(tf.__internal__.tracking.Trackable):
         return [] if layer is None else layer.dense_variables()
 
     def variables_in(self, optimizer: Any) -> list[Any]:
-        """Its variables that an optimizer knows, and their slot variables."""
+        """The layer's variables that an optimizer knows, and their slot variables."""
         found = []
         for variable in self.own_variables():
             slots = slot_objects(optimizer, variable)
@@ -80,7 +80,7 @@ class DenseTables(tf.__internal__.tracking.Trackable):
 
 
 def _slots(variable, optimizers):
-    """Slot variables by name; of the one optimizer that has any."""
+    """Slot variables by name, from the only optimizer that has any."""
     found: dict[int, dict[str, Any]] = {}
     for optimizer in optimizers:
         inner = getattr(optimizer, "inner_optimizer", None) or optimizer
@@ -104,5 +104,5 @@ def _slots(variable, optimizers):
 def _slot(optimizer, variable, name):
     try:
         return optimizer.get_slot(as_tf_table(variable), name)
-    except KeyError:  # it has none of this variable
+    except KeyError:  # it has no such slot for this variable
         return None

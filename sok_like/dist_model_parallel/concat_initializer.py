@@ -13,7 +13,7 @@ from sok_like.runtime.checks import as_integer
 
 @tf.keras.utils.register_keras_serializable(package="sok_like")
 class ConcatInitializer(tf.keras.initializers.Initializer):
-    """Initializes the rows of each joined table as if it were alone.
+    """Initializes the rows of each joined table as if it were the only one.
 
     An initializer may depend on the shape (Glorot's does), so it is called with the shape of each
     table, not of the joined one.
@@ -75,6 +75,6 @@ def varied(initializer: Any, number: int) -> Any:
     seed = config.get("seed", 0)
     if "seed" not in config or not (seed is None or isinstance(seed, int)):
         return initializer
-    if seed is None:  # drawn as Keras does: the same on all ranks after set_random_seed
+    if seed is None:  # as Keras draws: the same on all ranks after set_random_seed
         seed = random.randint(1, 10**9)
     return type(made).from_config({**config, "seed": (seed + number * 1_000_003) % 2**31})

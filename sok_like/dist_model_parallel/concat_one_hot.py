@@ -1,4 +1,4 @@
-"""`ConcatOneHotEmbedding`: several features of one id each, in one table."""
+"""`ConcatOneHotEmbedding`: several features, one id each, in one table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sok_like.runtime.checks import check_integer
 
 @tf.keras.utils.register_keras_serializable(package="sok_like")
 class ConcatOneHotEmbedding(tf.keras.layers.Layer):
-    """Looks up one id of each feature in one table, which holds the features' rows in order.
+    """Looks up one id per feature in one table, which holds the features' rows in order.
 
     Args:
         feature_sizes: Number of rows of each feature. Its ids are in `[0, size)`.
@@ -29,13 +29,13 @@ class ConcatOneHotEmbedding(tf.keras.layers.Layer):
         `[batch, num_features, embedding_width]`, in the layer's compute dtype.
 
     Raises:
-        ValueError: no feature, a size < 1, or inputs of another number of features.
+        ValueError: no feature, a size < 1, or inputs with another number of features.
         TypeError: ids are not integers.
         tf.errors.InvalidArgumentError: an id is outside its feature; the message names both.
     """
 
     def __init__(self, feature_sizes: Sequence[int], embedding_width: int, **kwargs: Any):
-        kwargs.setdefault("autocast", False)  # of ids, to floats
+        kwargs.setdefault("autocast", False)  # would cast ids to floats
         super().__init__(**kwargs)
         self.feature_sizes = [check_integer("feature_sizes", size) for size in feature_sizes]
         if not self.feature_sizes:
@@ -55,7 +55,7 @@ class ConcatOneHotEmbedding(tf.keras.layers.Layer):
         self.supports_jit = False
 
     def build(self, input_shape=None):
-        """The table is there since the construction."""
+        """The table exists since the construction."""
         self.built = True
 
     def call(self, inputs):

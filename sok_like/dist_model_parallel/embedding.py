@@ -34,16 +34,16 @@ class Embedding(tf.keras.layers.Layer):
             `[input_dim, output_dim]` to start from.
 
     Call arguments:
-        inputs: Integers of any dtype. A `tf.Tensor` `[..., hotness]`, with a combiner of at least
-            two axes; a `tf.RaggedTensor` `[batch, None]`; or a `tf.SparseTensor`
-            `[batch, max_hotness]` in canonical order.
+        inputs: Integers of any dtype. A `tf.Tensor` `[..., hotness]` (with a combiner, at least two
+            axes); a `tf.RaggedTensor` `[batch, None]`; or a `tf.SparseTensor`
+            `[batch, max_hotness]` in any order.
         weights: Floats of the kind and shape of `inputs`, or None: the weight of each row; a mean
             is divided by the sum of weights. Needs a combiner.
 
     Output shape:
-        With a combiner `[..., output_dim]`, for ragged and sparse ids `[batch, output_dim]`; zeros
-        where there are no ids. Without one `[..., hotness, output_dim]`, for ragged and sparse ids
-        a ragged `[batch, None, output_dim]`. In the layer's compute dtype.
+        With a combiner `[..., output_dim]`, for ragged and sparse ids `[batch, output_dim]`;
+        samples without ids give zeros. Without one `[..., hotness, output_dim]`, for ragged and
+        sparse ids a ragged `[batch, None, output_dim]`. In the layer's compute dtype.
 
     Example:
 
@@ -52,9 +52,10 @@ class Embedding(tf.keras.layers.Layer):
         TensorShape([16, 64])
 
     Raises:
-        ValueError: a dimension < 1, another combiner, 1-D ids with a combiner, nested ragged ids.
-        TypeError: ids are not integers.
-        tf.errors.InvalidArgumentError: an id is outside the table; the message has both.
+        ValueError: a dimension < 1, an unknown combiner, 1-D ids with a combiner, nested ragged
+            ids, unfit weights.
+        TypeError: ids are not integers, or weights are not floats.
+        tf.errors.InvalidArgumentError: an id is outside the table; names the id and the table.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Embedding(tf.keras.layers.Layer):
         use_custom_kernel: bool = True,
         **kwargs: Any,
     ):
-        # Keras must cast neither ids to floats nor a whole table.
+        # Keras must not cast ids to floats, nor a whole table.
         kwargs.setdefault("autocast", False)
         weights = kwargs.pop("weights", None)
         super().__init__(activity_regularizer=_regularizer(activity_regularizer), **kwargs)
@@ -103,13 +104,13 @@ class Embedding(tf.keras.layers.Layer):
         self.built = True
 
     def set_weights(self, weights: Any) -> None:
-        """Sets the table, also of a layer that has not been called yet.
+        """Sets the table, even if the layer has not been called yet.
 
         Args:
             weights: A list of one array `[input_dim, output_dim]`.
 
         Raises:
-            ValueError: another number of arrays, or another shape.
+            ValueError: the number of arrays or the shape is wrong.
         """
         if not self.built:
             with tf.init_scope(), tf.name_scope(self.name):
@@ -147,10 +148,10 @@ class Embedding(tf.keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config):
-        """A layer from its own configuration or that of Keras' Embedding.
+        """A layer from its configuration, or from that of Keras' Embedding.
 
-        `mask_zero` and `input_length`, which only Keras' layer has, are ignored: no mask is made.
-        So are settings of other Keras versions that are None.
+        `mask_zero` and `input_length`, which only Keras' layer has, are ignored: there is no mask.
+        Settings of other Keras versions are ignored if they are None.
         """
         dropped = {"mask_zero", "input_length"} | ({"batch_input_shape"} if is_keras_3() else set())
         unset = {key for key in ("quantization_config",) if config.get(key) is None}

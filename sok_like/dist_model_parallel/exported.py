@@ -1,4 +1,4 @@
-"""A distributed layer in a SavedModel: its tables whole, and its lookup in TensorFlow's own ops."""
+"""A distributed layer in a SavedModel: whole tables, looked up by TensorFlow's own ops."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _SHARD = (
 
 
 def refuse_shards(layer: Any) -> None:
-    """TensorFlow's and Keras' own exports of these variables raise from now on."""
+    """Makes TensorFlow's and Keras' own exports of this rank's shards raise."""
     for held in (*layer.local_embedding_layers, *layer.row_layers):
         for weight in held.weights:
             refuse_saved_model(weight, _SHARD.format(name=layer.name))
 
 
 def whole_tables(plan: Plan, here: Shards) -> dict[str, tf.Variable]:
-    """Dense tables that are spread over ranks, whole and by `table_<id>`, on rank 0. Collective."""
+    """The sharded dense tables, whole, as `table_<id>`, on rank 0; elsewhere none. Collective."""
     found = {}
     for table in plan.tables:
         if plan.kinds[table.table_id] not in (COLUMN_WISE, ROW_WISE):
@@ -42,7 +42,7 @@ def whole_tables(plan: Plan, here: Shards) -> dict[str, tf.Variable]:
 
 
 def outputs(layer: Any, inputs: list[Any], whole: dict[str, Any], tables: Any) -> list[Any]:
-    """What the layer returns for data-parallel inputs, without an exchange.
+    """The layer's outputs for data-parallel inputs, without an exchange.
 
     Args:
         layer: The `DistributedEmbedding`.

@@ -1,7 +1,7 @@
 """Gradients of a hybrid model: all are averaged over ranks, except those of local variables.
 
-Each gradient's variable says whether it is local. Nothing is registered beforehand, and Horovod's
-own wrappers and state stay unchanged.
+The variable of each gradient says whether it is local. Nothing is registered beforehand, and
+Horovod's own wrappers and state stay unchanged.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def check_horovod_arguments(wrapper: str, arguments: dict[str, Any]) -> None:
 
 
 def _check_clipping(optimizer):
-    """Refuses norms that an optimizer takes of what this rank has of a gradient."""
+    """Refuses norms that an optimizer would compute from this rank's part of a gradient."""
     for name in ("clipnorm", "global_clipnorm"):
         value = getattr(optimizer, name, None)
         if value is not None and comm.current().world_size > 1:
@@ -78,8 +78,8 @@ def _horovod():
 def averaged(gradients: list, variables: list, sparse_as_dense: bool, name: str) -> list:
     """Averages over ranks the gradients of variables that are not local; None stays None.
 
-    All sparse gradients are returned with each index once, so that a variable that was looked up
-    several times in a step is trained as by a dense gradient.
+    All sparse gradients are returned with each index once. So a variable that is looked up
+    several times in a step is trained as with a dense gradient.
     """
     communicator = comm.current()
     gradients = [comm.distinct(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
@@ -178,7 +178,7 @@ def slot_reference(args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 class _Averaging(Serialized):
-    """The common part for optimizers of both Keras."""
+    """The common part of optimizers of both Kerases."""
 
     _dmp_sparse_as_dense = False
     dmp_averages = True
@@ -200,7 +200,7 @@ class _Averaging(Serialized):
 
 class _Keras3(_Averaging):
     def __setattr__(self, name, value):
-        # Keras' LossScaleOptimizer takes an optimizer over by switching its own scaling off.
+        # Keras' LossScaleOptimizer switches off the scaling of the optimizer that it wraps.
         taken_over = name == "loss_scale_factor" and value is None and name in self.__dict__
         if taken_over and comm.current().world_size > 1:
             raise ValueError(
@@ -214,7 +214,7 @@ class _Keras3(_Averaging):
     def apply(self, grads, trainable_variables=None):
         grads = list(grads)
         variables = trainable_variables
-        if variables is None:  # those that it was built with, including tables
+        if variables is None:  # those of `build`, including tables
             variables = getattr(self, "_sok_trainable", self._trainable_variables)
         variables = list(variables)
         if len(variables) == len(grads):  # otherwise Keras raises
@@ -231,14 +231,14 @@ class _TfKeras(_Averaging):
         aggregate = aggregate and not skip_gradients_aggregation
         if aggregate:
             pairs = self._dmp_averaged_pairs(pairs)
-        self.__dict__["_dmp_has_averaged"] = aggregate  # Keras calls `aggregate_gradients` itself
+        self.__dict__["_dmp_has_averaged"] = aggregate  # Keras itself calls `aggregate_gradients`
         try:
             return super().apply_gradients(pairs, name, skip_gradients_aggregation, **kwargs)
         finally:
             self.__dict__["_dmp_has_averaged"] = False
 
     def aggregate_gradients(self, grads_and_vars):
-        """Called by tf_keras' LossScaleOptimizer, which then decides whether to take the step."""
+        """tf_keras' LossScaleOptimizer calls this, and then decides whether to take the step."""
         if self.__dict__.get("_dmp_has_averaged"):
             return super().aggregate_gradients(grads_and_vars)
         pairs = super().aggregate_gradients(self._dmp_averaged_pairs(list(grads_and_vars)))
@@ -246,10 +246,10 @@ class _TfKeras(_Averaging):
 
 
 class _LossScaling(Serialized):
-    """Mixin over Keras 3's `LossScaleOptimizer`: ranks decide together."""
+    """Mixin over Keras 3's `LossScaleOptimizer`: all ranks decide together."""
 
     def get_config(self):
-        # Made again, an averaging optimizer would be within Keras' own loss scaling.
+        # From its own configuration an averaging optimizer would be inside Keras' loss scaling.
         inner = tf.keras.utils.serialize_keras_object(within(self.inner_optimizer))
         return {**super().get_config(), "inner_optimizer": inner}
 
@@ -262,7 +262,7 @@ class _LossScaling(Serialized):
 
 
 def _loss_scaling(optimizer, inner, sparse_as_dense):
-    """A view of Keras' LossScaleOptimizer around a view of its inner optimizer that averages."""
+    """A view of Keras' LossScaleOptimizer, around an averaging view of its inner optimizer."""
     cls = type(optimizer)
     if not any(base.__module__.startswith("keras.src.optimizers") for base in cls.__mro__):
         raise TypeError(
@@ -360,7 +360,7 @@ def DistributedOptimizer(
         ensure_initialized()
     _check_clipping(optimizer)
     view = object.__new__(cls)
-    # Not by the optimizer's __setattr__, which would track the dictionary as state to save.
+    # Bypasses the optimizer's __setattr__, which would track the dictionary for saving.
     object.__setattr__(view, "__dict__", optimizer.__dict__)
     view.__dict__["_dmp_sparse_as_dense"] = sparse_as_dense
     return view

@@ -47,9 +47,9 @@ class HashEmbedding(TableLayer):
     Output shape:
         As in `sok.Embedding`, in the layer's compute dtype.
 
-    The owner of a row gets its gradient, summed over ranks and divided by their number, the scale
-    that `dmp.DistributedGradientTape` gives every other table. Train with `sok.OptimizerWrapper`,
-    or a `dmp.DistributedOptimizer` around one.
+    The owner of a row gets its gradient, summed over ranks and divided by their number. This is
+    the scale that `dmp.DistributedGradientTape` gives to every other table. Train it with
+    `sok.OptimizerWrapper`, or a `dmp.DistributedOptimizer` around one.
 
     Raises:
         ValueError: an argument is out of range, 1-D ids with a combiner, nested ragged ids.
@@ -68,7 +68,7 @@ class HashEmbedding(TableLayer):
         key_dtype: Any = tf.int64,
         **kwargs: Any,
     ):
-        # Inputs are keys, which Keras must not cast to floats.
+        # Inputs are keys; Keras must not cast them to floats.
         kwargs.setdefault("autocast", False)
         super().__init__(**keras_arguments(kwargs))
         self.output_dim = check_integer("output_dim", output_dim)
@@ -77,7 +77,7 @@ class HashEmbedding(TableLayer):
         self.capacity = None if capacity is None else check_integer("capacity", capacity)
         self.initial_capacity = check_integer("initial_capacity", initial_capacity, 0)
         self.key_dtype = as_key_dtype(key_dtype, self.name)
-        # XLA cannot compile the table's ops; Keras 3 asks before it tries.
+        # XLA cannot compile the table's ops; Keras 3 checks this first.
         self.supports_jit = False
 
     def build(self, input_shape=None):
@@ -134,5 +134,4 @@ class HashEmbedding(TableLayer):
 
     @classmethod
     def from_config(cls, config):
-        """A layer from its own configuration."""
         return super().from_config({k: v for k, v in config.items() if k != "hash_table"})

@@ -1,6 +1,6 @@
 """Reads and writes a hash table as a pair of arrays, keys and rows.
 
-    get    each rank's keys and rows, some at a time =keys, floats=> rank 0 (or all) sorts them
+    get    each rank's keys and rows, in chunks =keys, floats=> rank 0 (or all) sorts them
     set    each rank takes the keys it owns out of the whole: nothing is sent
 
 The result is sorted by key, so it does not depend on the number of ranks.
@@ -19,7 +19,7 @@ from sok_like.runtime.agreement import send
 from sok_like.table.variable import EmbeddingVariable
 from sok_like.table.weights import owned
 
-# Bytes of a table that a rank sends at a time.
+# Bytes of a table that a rank sends at once.
 CHUNK_BYTES = 64 * 2**20
 
 
@@ -97,13 +97,13 @@ def as_array(what: str, value: Any) -> np.ndarray:
 
 
 def check_real(what: str, array: np.ndarray) -> None:
-    """ValueError unless `array` holds real numbers."""
+    """Raises ValueError unless `array` holds real numbers."""
     if array.dtype.kind not in "fiub" and array.dtype != tf.bfloat16.as_numpy_dtype:
         raise ValueError(f"`{what}` must hold real numbers. Received: {array.dtype}")
 
 
 def check_capacity(what: str, variable: EmbeddingVariable, keys: np.ndarray) -> None:
-    """ValueError if this rank cannot hold its keys."""
+    """Raises ValueError if this rank cannot hold its keys."""
     capacity, num_keys = variable.get_config()["capacity"], len(owned(keys))
     if capacity is not None and num_keys > capacity:
         raise ValueError(

@@ -39,7 +39,7 @@ from sok_like.runtime.initialize import ensure_initialized
 from sok_like.table import dense_in_keras, keras_files
 
 
-# A package of its own, because `sok.DistributedEmbedding` has the same name.
+# A package name of its own, because `sok.DistributedEmbedding` has the same class name.
 @tf.keras.utils.register_keras_serializable(package="sok_like.dist_model_parallel")
 class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
     """Looks up several inputs in several tables that are sharded over ranks.
@@ -50,24 +50,24 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
 
     Args:
         embeddings: Keras `Embedding`s or `sok_like.Embedding`s, or other layers with `input_dim`,
-            `output_dim` and perhaps `combiner` in their configuration and one weight, the table.
-            They only describe tables: new tables are made, and of other layer classes only `build`
-            is called, never `call`. `sok_like.HashEmbedding`s may be among them: key k is on rank
-            `k % world_size`, whatever the strategy and thresholds.
+            `output_dim` and perhaps `combiner` in their configuration, and with one weight, the
+            table. They only describe tables: new tables are made, and of other layer classes only
+            `build` is called, never `call`. `sok_like.HashEmbedding`s may be among them: key k is
+            on rank `k % world_size`, whatever the strategy and thresholds.
         strategy: "basic", "memory_balanced" or "memory_optimized": which rank gets which table.
         column_slice_threshold: Tables with more elements are sliced by columns; None slices only
             if there are fewer tables than ranks.
         row_slice_threshold: Tables with at least as many elements are row-wise over all ranks.
         dp_input: True: each rank passes all inputs, for its own samples. False: each rank passes
-            the inputs `layer.strategy.input_ids_list[rank]`, for the samples of all ranks, which
-            all have the same number. Then `row_slice_threshold` and `data_parallel_threshold` have
-            no effect. Each input of a hash table also belongs to one rank. On several ranks inputs
-            without a combiner are dense, `[global_batch]` or `[global_batch, hotness]`, and within
-            a `tf.function` all of one kind.
+            the inputs `layer.strategy.input_ids_list[rank]`, for the samples of all ranks; each
+            rank has the same number of samples. Then `row_slice_threshold` and
+            `data_parallel_threshold` are ignored, and each input of a hash table also belongs to
+            one rank. On several ranks inputs without a combiner must be dense, `[global_batch]` or
+            `[global_batch, hotness]`, and all of one kind within a `tf.function`.
         input_table_map: The table of each input; None: input i belongs to table i.
         data_parallel_threshold: Tables with at most as many elements are replicated on every rank.
         wire_dtype: "bfloat16" or "float16" rounds rows and gradients on their way between ranks,
-            see `sok_like.lookup.hash_lookup.lookup`. None, or "float32", does not. Rows of
+            see `sok_like.lookup.hash_lookup.lookup`. None or "float32": no rounding. Rows of
             replicated tables do not travel.
         **kwargs: Keras' own: `name`, `dtype`, `trainable`.
 
@@ -79,20 +79,21 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
 
     Returns:
         One output per input, in input order, each with the shape that the embedding alone would
-        give, in the layer's compute dtype. Only its owner gets the gradient of a table that is not
-        replicated, summed over ranks and divided by their number; see `DistributedGradientTape`.
+        give, in the layer's compute dtype. The gradient of a table that is not replicated goes to
+        its owner only, summed over ranks and divided by their number; see
+        `DistributedGradientTape`.
 
     Raises:
         ValueError: an argument is out of range, or the number of inputs is wrong.
-        TypeError: an input is not of integers.
+        TypeError: an input has no integers.
         tf.errors.InvalidArgumentError: an id is outside its table, or a hash table is full; on all
-            ranks, with table, id and rank.
+            ranks, naming table, id and rank.
 
     Attributes:
         strategy: The `DistEmbeddingStrategy`; `strategy.report()` says which rank owns what.
         dp_layers, local_embedding_layers, row_layers, hash_layers: The layers that hold this rank's
             variables.
-        dense_in_files: Its dense tables, as checkpoints and Keras' files know them.
+        dense_in_files: Its dense tables, as seen by checkpoints and Keras' files.
         not_in_files: Attributes that Keras' files leave out.
     """
 
@@ -120,12 +121,12 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         self.data_parallel_threshold = data_parallel_threshold
         self.wire_dtype = wire.check(wire_dtype, f"layer '{self.name}'")
         self._strategy_name = strategy
-        if not dp_input:  # without effect then, but checked
+        if not dp_input:  # ignored then, but checked
             check_threshold("row_slice_threshold", row_slice_threshold, 0)
             check_threshold("data_parallel_threshold", data_parallel_threshold, 0)
         descriptions = list_embeddings(embeddings)
         check_descriptions(descriptions)
-        # Not by Keras' __setattr__, which would track the embeddings as sublayers.
+        # Bypasses Keras' __setattr__, which would track the embeddings as sublayers.
         object.__setattr__(self, "_descriptions", descriptions)
         object.__setattr__(
             self,
@@ -160,7 +161,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         self.supports_jit = False
 
     def _find_shards(self) -> list[list[LookupShard]]:
-        """The shards of each table, in column order; of a row-wise table one item for all."""
+        """The shards of each table, in column order; for a row-wise table one item for all."""
         strategy = self.strategy
         shards: list[list[LookupShard]] = [[] for _ in strategy.plan.tables]
         for kind, group in enumerate(strategy.table_groups):
@@ -201,7 +202,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         shards = strategy.row_sliced_configs[self.rank]
         shards = [config for config in shards if config["input_dim"] > 0]
         self.row_layers = [build_layer(config, (), vary) for config in shards]
-        # Initial rows of a hash table depend on the key, so seeds are the same on all ranks.
+        # Initial rows of a hash table depend on the key, so all ranks use the same seed.
         self.hash_layers = [build_layer(config) for config in strategy.hash_configs]
         if self.world_size > 1:
             for layer in (*self.local_embedding_layers, *self.row_layers, *self.hash_layers):
@@ -215,7 +216,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         self.built = True
 
     def _needs_anchor(self) -> bool:
-        """Whether this rank's tape would miss an exchange that other ranks' tapes record."""
+        """Whether other ranks' tapes record an exchange that this rank's tape would miss."""
         used = [shard for table_id in set(self.strategy.plan.input_table_map)
                 for shard in self._shards[table_id] if shard.kind != DATA_PARALLEL]  # fmt: skip
         layers = self._layers_here()
@@ -251,15 +252,15 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         children = super()._trackable_children(save_type, **kwargs)
         if save_type != "checkpoint" or not tf.compat.v1.executing_eagerly_outside_functions():
             return children
-        # What the ranks have in common; of the dense tables each has its own part.
+        # Only what ranks have in common; of dense tables each rank has its own part.
         hashed = {f"hash_layer-{i}": layer for i, layer in enumerate(self.hash_layers)}
         return {"dense_tables": self.dense_in_files, **hashed}
 
-    # In Keras' files the layer writes its dense tables, whole, whichever layers hold their parts.
+    # In Keras' files the layer itself writes its dense tables whole, whichever layers hold them.
     not_in_files = ("dp_layers", "local_embedding_layers", "row_layers", "_descriptions")
 
     def save_own_variables(self, store):
-        """Dense tables into Keras' file, or on several ranks the name of the files beside it."""
+        """Writes dense tables into Keras' file, or on several ranks the name of files beside it."""
         if self.dense_in_files.shapes():
             dense_in_keras.save(self.dense_in_files, store)
 
@@ -286,7 +287,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
             exported.refuse_shards(self)
             outputs = mp_input.mp_input_lookup(self, inputs, tables, training)
         elif not self.dp_input:
-            # On one rank inputs arrive table after table; outputs are in input order.
+            # On one rank inputs come table after table; outputs are in input order.
             order = self.strategy.input_ids_list[0]
             placed = dict(zip(order, inputs, strict=True))
             outputs = self._lookup([placed[i] for i in range(len(order))], tables, training)
@@ -330,7 +331,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
                 (here if kinds[-1] else travelling).append(feature)
         found = iter(())
         if self.world_size > 1:
-            exported.refuse_shards(self)  # when Keras has made all variables
+            exported.refuse_shards(self)  # now Keras has made all variables
             # A wrong id of a replicated table must raise on all ranks, not on this one only.
             here, problems = exchange.in_range(here)
             name, communicator = unique_in_graph(self.name), comm.current()
@@ -361,7 +362,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
     def feature(
         self, table_id: int, shard: LookupShard, samples: FlatIds, tables: Any
     ) -> exchange.ShardFeature:
-        """Samples to look up in a shard of a table."""
+        """The feature that looks samples up in a shard of a table."""
         return exchange.ShardFeature(
             ids=samples.ids,
             row_splits=samples.row_splits,
@@ -413,7 +414,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         return shapes
 
     def compute_output_spec(self, inputs, training=True):
-        """Keras 3: what `call` returns for symbolic inputs."""
+        """Keras 3: the output of `call` for symbolic inputs."""
         import keras
 
         inputs = _as_list(inputs)
@@ -448,7 +449,6 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config):
-        """A layer from its own configuration."""
         layers = [tf.keras.layers.deserialize(each) for each in config["embeddings"]]
         return super().from_config({**config, "embeddings": layers})
 

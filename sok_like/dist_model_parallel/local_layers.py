@@ -16,17 +16,17 @@ from sok_like.table.variable import unwrap
 
 
 def check_descriptions(embeddings: Sequence[Any]) -> None:
-    """Refuses what an embedding has and the table made from its configuration would not.
+    """Refuses properties of an embedding that the table made from its configuration lacks.
 
     Raises:
-        ValueError: weights, or a regularizer of outputs.
+        ValueError: an embedding has weights, or a regularizer of outputs.
 
-    Warns of `mask_zero`, which the outputs do not have.
+    Warns of `mask_zero`: outputs have no mask.
     """
     for i, each in enumerate(embeddings):
         received = f"embeddings[{i}]: {type(each).__name__} '{getattr(each, 'name', i)}'"
         known = isinstance(each, (tf.keras.layers.Embedding, Embedding, HashEmbedding))
-        # tf_keras keeps those that were given to the constructor until the layer is built.
+        # tf_keras keeps weights given to the constructor until the layer is built.
         if (known and each.weights) or getattr(each, "_initial_weights", None) is not None:
             raise ValueError(
                 "`embeddings` must hold layers that are not built: their configurations make the "
@@ -53,8 +53,8 @@ def build_layer(config: dict[str, Any], sizes: Sequence[int] = (), vary: int = 0
     Args:
         config: The planner's configuration.
         sizes: Number of rows of each joined table, if there are several.
-        vary: Changes the seeds of its initializers, so that the shards of a table do not all start
-            with the same rows.
+        vary: Changes the seeds of its initializers, so that not all shards of a table start with
+            the same rows.
 
     Raises:
         ValueError: the layer does not have exactly one weight.
@@ -62,7 +62,7 @@ def build_layer(config: dict[str, Any], sizes: Sequence[int] = (), vary: int = 0
     config = dict(config)
     layer_type = config.pop("layer_type", None)
     if len(sizes) > 1 and not any(config["embeddings_initializer"]):
-        del config["embeddings_initializer"]  # a class of the user's may not take one
+        del config["embeddings_initializer"]  # a user's class may not accept one
     elif len(sizes) > 1:
         initializers = [each or "uniform" for each in config["embeddings_initializer"]]
         initializers = [varied(each, vary) for each in initializers]

@@ -2,17 +2,17 @@
 
     ids of the global batch -> lookup here -> split by rank =sizes, rows=> concatenate columns
 
-No ids are exchanged. The one int64 exchange tells the receiver how many rows each output has, and
-whether the sender failed. The rows are one exchange of floats, and so is their gradient.
+No ids are exchanged. One int64 exchange tells the receivers how many rows each output has, and
+whether a sender failed. The rows take one exchange of floats, and so does their gradient.
 
-The keys of a hash table go to their owners first, by the exchange of data-parallel input: two more
-collectives, after the sizes, and one more for the gradient.
+The keys of a hash table first go to their owners, by the exchange of data-parallel input. That
+takes two more collectives, after the sizes, and one more for the gradient.
 
-Outputs are `[local_batch, dim]` with a combiner, and for inputs `[global_batch]`; without one,
+Outputs are `[local_batch, dim]` with a combiner, and for inputs `[global_batch]`. Without one,
 inputs `[global_batch, hotness]` give `[local_batch, hotness, dim]`. Only the ranks that have an
-input know its axes. The others are told while they run, too late for a graph, whose shapes are
-known before: so in a graph the inputs without a combiner must all have the same number of axes, of
-which each rank then knows from its own.
+input know its axes; the others learn them at run time, too late for a graph, whose shapes must be
+known before. So in a graph all inputs without a combiner must have the same number of axes, which
+each rank takes from its own inputs.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from sok_like.runtime import comm, native, turns
 
 _PER_INPUT = 2  # sizes: local batch, hotness (-1 for an input of one axis)
 _ODD = "global batch not divisible by"
-_HEAD = 16  # floats before the rows for a rank, which say what call they are of
+_HEAD = 16  # floats before the rows for a rank, which name the call
 
 
 class NotDivisibleError(tf.errors.InvalidArgumentError, ValueError):
-    """A global batch that the ranks cannot divide; a ValueError, as in DMP."""
+    """The global batch is not divisible by the number of ranks; a ValueError, as in DMP."""
 
 
 def output_shapes(layer: Any, inputs: list[Any]) -> list[tuple[int | None, ...]]:
-    """Static shape of each output in a graph; `inputs` are this rank's own, of any Keras."""
+    """Static shape of each output in a graph; `inputs` are this rank's own, of either Keras."""
     plan, axes = layer.strategy.plan, _axes(layer, inputs)
     shapes: list[tuple[int | None, ...]] = []
     for table_id in plan.input_table_map:
@@ -48,7 +48,7 @@ def output_shapes(layer: Any, inputs: list[Any]) -> list[tuple[int | None, ...]]
 
 
 def _axes(layer, inputs):
-    """The axes of this rank's inputs without a combiner: 1 or 2; 0 if it has both."""
+    """The number of axes of this rank's inputs without a combiner: 1 or 2; 0 if it has both."""
     mine, table_of = layer.strategy.input_ids_list[layer.rank], layer.strategy.plan.input_table_map
     ranks = {
         len(ids.shape)
@@ -71,14 +71,14 @@ def mp_input_lookup(
 
     Raises:
         ValueError: an input of a table without a combiner is not a dense tensor of one or two axes.
-        tf.errors.InvalidArgumentError: an id is outside its table, or the global batch is not
-            divisible by the number of ranks (outside of graphs also a ValueError), or in a graph
-            inputs without a combiner differ in their axes; on all ranks, with the rank at fault.
+        tf.errors.InvalidArgumentError: an id is outside its table; the global batch is not
+            divisible by the number of ranks (outside of graphs also a ValueError); or, in a graph,
+            inputs without a combiner differ in their axes. On all ranks, naming the rank at fault.
     """
     communicator, world_size = comm.current(), layer.world_size
     name = unique_in_graph(layer.name)
     mine = layer.strategy.input_ids_list[layer.rank]
-    # Outside of graphs any axes are right.
+    # Outside of graphs any number of axes is fine.
     axes = 0 if tf.executing_eagerly() else _axes(layer, inputs) or -1
     samples, problems, sizes = {}, [], [tf.constant([axes], tf.int64)]
     for i, ids in zip(mine, inputs, strict=True):
@@ -98,7 +98,7 @@ def mp_input_lookup(
     with tf.control_dependencies(checks):
         received = tf.identity(received)
     static = None if tf.executing_eagerly() else output_shapes(layer, inputs)
-    # The sizes of all ranks' messages are known on all ranks, which raise alike.
+    # All ranks know the sizes of all ranks' messages, so all raise.
     fitting = native.ops().sok_check_blocks(words=_words_of_ranks(layer, received, static))
     with tf.control_dependencies([] if fitting is None else [fitting]):
         received = tf.identity(received)
@@ -142,14 +142,14 @@ def _lookup_hashed(layer, samples, tables, training, name):
         comm.current(),
         name,
         training=training,
-        gradient_scale=1.0,  # the message of all outputs divides the gradient
+        gradient_scale=1.0,  # the message of all outputs scales the gradient
         wire_dtype=layer.wire_dtype,
     )
     return dict(zip(inputs, rows, strict=True))
 
 
 def _prepare(layer, i, ids):
-    """An input as flat ids, texts of what is wrong with it, and its sizes `[2]`."""
+    """An input as flat ids, texts that say what is wrong with it, and its sizes `[2]`."""
     table_id = layer.strategy.plan.input_table_map[i]
     combiner = layer.combiner_of(table_id)
     ragged = isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
@@ -172,14 +172,14 @@ def _prepare(layer, i, ids):
     if not layer.is_hashed(table_id):
         num_rows = layer.strategy.plan.tables[table_id].input_dim
         problems.append(range_problem(flat.ids, num_rows, layer.table_name(table_id)))
-        # What is wrong with ids is raised before they are looked up.
+        # Errors about ids are raised before they are looked up.
         in_range = (flat.ids >= 0) & (flat.ids < num_rows)
         flat.ids = tf.where(in_range, flat.ids, tf.zeros_like(flat.ids))
     return flat, problems, tf.stack([batch // layer.world_size, hotness])
 
 
 def _split_notes(layer, received):
-    """What each rank takes for the axes of inputs, `[world_size]`, and all sizes, flat."""
+    """The number of axes that each rank assumes, `[world_size]`, and all sizes, flat."""
     axes, sizes = [], []
     for inputs in layer.strategy.input_ids_list:
         start = len(axes) + _PER_INPUT * sum(map(len, layer.strategy.input_ids_list[: len(axes)]))
@@ -189,7 +189,7 @@ def _split_notes(layer, received):
 
 
 def _require_axes(layer, told, received):
-    """What raises, on all ranks alike, where a graph's shapes are not those of the inputs."""
+    """Ops that raise on all ranks if a graph's shapes are not those of the inputs."""
     if tf.executing_eagerly():
         return []
     table_of = layer.strategy.plan.input_table_map
@@ -210,13 +210,13 @@ def _require_axes(layer, told, received):
 
 
 def _sizes(layer, received):
-    """By rank: the sizes of each of its inputs `[2]`."""
+    """For each rank, the sizes `[2]` of each of its inputs."""
     pairs = iter(tf.unstack(tf.reshape(received, [-1, _PER_INPUT])))
     return [[next(pairs) for _ in inputs] for inputs in layer.strategy.input_ids_list]
 
 
 def _words_of_ranks(layer, received, static):
-    """int64 `[world_size]`: words of the block that each rank sends to every other."""
+    """int64 `[world_size]`: words of the block that each rank sends to every other rank."""
     return tf.stack(
         [
             tf.add_n([tf.constant(_HEAD, tf.int64), *(w for _, w, _ in of_rank)])
@@ -226,7 +226,7 @@ def _words_of_ranks(layer, received, static):
 
 
 def _outputs_of_ranks(layer, received, static):
-    """By rank: of each of its inputs the number, the floats of its block, and the block's shape."""
+    """For each rank and each of its inputs: its number, the floats of its block, and its shape."""
     found = []
     for rank, sizes in enumerate(_sizes(layer, received)):
         found.append([])
@@ -239,7 +239,7 @@ def _outputs_of_ranks(layer, received, static):
 
 
 def _require_equal_batches(received):
-    """Raises, or in a graph returns what raises, on all ranks alike: all know all sizes."""
+    """Raises, or in a graph returns ops that raise, on all ranks: all know all sizes."""
     batches = received[::_PER_INPUT]
     alike = tf.reduce_all(batches == batches[0])
     samples = tf.strings.reduce_join(tf.strings.as_string(batches), separator=", ")
@@ -261,7 +261,7 @@ def _divide_gradient(values, divisor):
 
 
 def _message(layer, outputs, sizes, empty, name):
-    """Rows for all ranks, flat, and how many floats each of them gets.
+    """Rows for all ranks, flat, and the number of floats for each rank.
 
     It includes `empty` tensors so that their gradients, which are collectives, are computed.
     """
@@ -283,7 +283,7 @@ def _message(layer, outputs, sizes, empty, name):
 
 
 def _cut(arrived, sizes, heads, call):
-    """The parts of a message; back, those numbered in `heads` say what call they are of."""
+    """The parts of a message. In the gradient, parts numbered in `heads` name their call."""
 
     @tf.custom_gradient
     def run(arrived):
@@ -297,7 +297,7 @@ def _cut(arrived, sizes, heads, call):
 
 
 def _assemble(layer, arrived, received, call, static):
-    """The ranks' columns side by side, in input order; `static`: their shapes in a graph."""
+    """Joins the ranks' columns, in input order; `static`: their shapes in a graph."""
     sizes, shapes, numbers, heads = [], [], [], []
     for of_rank in _outputs_of_ranks(layer, received, static):
         heads.append(len(sizes))
@@ -318,6 +318,6 @@ def _assemble(layer, arrived, received, call, static):
 
 
 def _kept(size, static, i):
-    """The axes of an output without a combiner, of which the hotness -1 says there is one."""
+    """The axes of an output without a combiner; a hotness of -1 means that there is only one."""
     flat = len(static[i]) == 2 if static is not None else int(size[1]) < 0
     return size[:1] if flat else size

@@ -1,10 +1,10 @@
-"""Reads and writes the optimizer's state of distributed tables, whole, table by table.
+"""Reads and writes the optimizer's state of distributed tables, as whole tables.
 
-A slot variable has the shape of its variable, so it is sharded like the table, and is read and
-written like weights. Optimizers of both Keras keep their slot variables in lists, one item per
-trained variable: an attribute such as `_momentums` has a slot variable of every table, and the
-state uses its name without underscores. A hash table stores its slot rows with its rows, under
-the core's names.
+A slot variable has the shape of its variable. So it is sharded like the table, and is read and
+written like weights. Optimizers of both Kerases keep slot variables in lists with one item per
+trained variable: an attribute such as `_momentums` has a slot variable of every table. The state
+uses its name without underscores. A hash table stores its slot rows beside its rows, under the
+core's names.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ def slots_of(optimizer: Any, variable: Any) -> dict[str, Any]:
 
 
 def slot_objects(optimizer: Any, variable: Any) -> dict[str, Any] | None:
-    """The same, as the optimizer has them; None: it does not know the variable.
+    """As `slots_of`, but the optimizer's own objects; None if it does not know the variable.
 
-    Slot variables of another shape stay with the optimizer where all ranks have the same.
+    Slot variables of another shape stay with the optimizer if all ranks have the same.
 
     Raises:
-        NotImplementedError: one of a variable of this rank has another shape than its variable.
+        NotImplementedError: a slot variable of this rank's variable has another shape.
     """
     optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
-    places = getattr(optimizer, "_index_dict", None)  # tf_keras; Keras 3 has the other
+    places = getattr(optimizer, "_index_dict", None)  # tf_keras; Keras 3 has the attribute below
     if places is None:
         places = getattr(optimizer, "_trainable_variables_indices", None)
     key = optimizer._var_key(variable) if places else None
@@ -81,7 +81,7 @@ def slot_objects(optimizer: Any, variable: Any) -> dict[str, Any] | None:
 
 
 def _known_slots(plan, here, optimizer, communicator):
-    """This rank's slot variables by table and name; by table, the names known on any rank."""
+    """This rank's slot variables by table and name, and for each table the names on any rank."""
     mine: dict[int, dict[str, Any]] = {}
 
     def find():
@@ -125,7 +125,7 @@ def _get_hash_slots(variable, all_ranks):
     told = gather_text(json.dumps(described) + "\n", comm.current()).splitlines()
     known = max((json.loads(text) for text in told), key=len)
     keys, width = snapshot.keys.numpy(), sum(size for _, size in known)
-    # Without keys it has no slot rows, whatever slot variables the other ranks have.
+    # A rank without keys has no slot rows, whatever slot variables other ranks have.
     rows = snapshot.slot_rows.numpy().reshape(len(keys), width)
     dtype = variable.key_dtype.as_numpy_dtype
     whole = hash_weights.gather_by_key(keys, rows, dtype, all_ranks)
@@ -167,7 +167,7 @@ def set_state(
 
 
 def _open(plan, here, names, state):
-    """By table, each slot variable's array or `(keys, rows)`; ValueError unless they fit."""
+    """By table, each slot variable's array or `(keys, rows)`; ValueError if they do not fit."""
     rule = '`state` must be {"iterations": an integer, "tables": one dictionary per embedding}'
     if not isinstance(state, Mapping) or set(state) != {"iterations", "tables"}:
         raise ValueError(f"{rule}. Received: {state!r:.80}")

@@ -1,10 +1,10 @@
-"""Reads and writes whole tables from and to their shards, some rows at a time.
+"""Reads whole tables from their shards, and writes them to shards, some rows at a time.
 
     get    each rank reads the chunk's rows of its shards =floats=> rank 0 (or all) puts them
            into an array [input_dim, output_dim]
-    set    each rank copies its shards' part of the chunk out of the whole: nothing is sent
+    set    each rank copies its part of the chunk out of the whole: nothing is sent
 
-Files are mapped into memory, so a rank reads only its own shards.
+Files are memory-mapped, so a rank reads only its own shards.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def set_tables(
 
 
 def check_chunk(chunk: Any) -> None:
-    """ValueError unless it is a positive integer."""
+    """Raises ValueError unless it is a positive integer."""
     if as_integer(chunk) is None or chunk < 1:
         raise ValueError(f"`chunk` must be a positive integer. Received: chunk={chunk!r}")
 

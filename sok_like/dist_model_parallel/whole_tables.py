@@ -1,4 +1,4 @@
-"""Weights of a distributed layer, and an optimizer's state of them, as whole tables."""
+"""Weights of a distributed layer, and their optimizer state, as whole tables."""
 
 from __future__ import annotations
 
@@ -52,8 +52,9 @@ class WholeTables:
             use_lock: True: one rank at a time.
 
         Raises:
-            ValueError: a wrong number of weights, a wrong shape, a duplicate key, or more keys than
-                a rank's capacity, on any rank; all ranks raise, before anything is changed.
+            ValueError: on any rank a number of weights or a shape is wrong, a key is a duplicate,
+                or there are more keys than a rank's capacity; all ranks raise, and nothing has
+                changed.
         """
         self.build()
         set_tables(self.strategy.plan, self._shards_here(), weights, chunk, bool(use_lock))
@@ -85,20 +86,20 @@ class WholeTables:
 
         Args:
             optimizer: The optimizer of the tables, already built: `optimizer.build(variables)`.
-            state: The result of `get_optimizer_state`; arrays may be paths of `.npy` files. A hash
-                table's keys must be those that it holds, so set weights first.
+            state: The result of `get_optimizer_state`; paths of `.npy` files may replace arrays.
+                The keys of a hash table must be those that it holds, so set weights first.
             chunk, use_lock: As in `set_weights`.
 
         Raises:
-            ValueError: wrong structure, slot variables, shapes or keys, on any rank; all ranks
-                raise, before anything is changed.
+            ValueError: structure, slot variables, shapes or keys are wrong on any rank; all ranks
+                raise, and nothing has changed.
         """
         self.build()
         plan, places = self.strategy.plan, self._weights_here()
         optimizer_state.set_state(plan, places, optimizer, state, chunk, bool(use_lock))
 
     def whole_for_export(self) -> dict[str, Any]:
-        """What stands for this layer's dense tables in `sok.export_saved_model`."""
+        """The replacement of this layer's dense tables in `sok.export_saved_model`."""
         self.build()
         if comm.current().world_size == 1:
             return {}

@@ -1,4 +1,4 @@
-"""Keras' distributions on the TensorFlow backend, with variables that really are sharded.
+"""Keras' distributions on the TensorFlow backend, with variables that are actually sharded.
 
     from sok_like.distribution import DeviceMesh, LayoutMap, ModelParallel, set_distribution
 

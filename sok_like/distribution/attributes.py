@@ -1,4 +1,4 @@
-"""Replacing attributes of Keras' classes while a distribution is set."""
+"""Replaces attributes of Keras' classes while a distribution is set."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def attributes(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
-    """Replaces attributes of a class or module, and restores them at the end."""
+    """A scope in which attributes of a class or module are replaced."""
     before = {name: vars(owner).get(name) for name in values}
     for name, value in values.items():
         setattr(owner, name, value)
@@ -17,7 +17,7 @@ def attributes(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
         yield
     finally:
         for name, value in before.items():
-            if value is None:  # it was inherited, or is new
+            if value is None:  # it was inherited or did not exist
                 delattr(owner, name)
             else:
                 setattr(owner, name, value)

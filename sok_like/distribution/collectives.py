@@ -1,8 +1,8 @@
-"""Collectives along a mesh axis with the gradients that sharded layers need.
+"""Collectives along a mesh axis, with the gradients that sharded layers need.
 
-A line is the ranks that differ only in their index along one mesh axis. Between layers every rank
-of a line along a model axis has the same whole activations, and backward the same whole gradients
-of them. Therefore:
+A line is the ranks that differ only in their index along one mesh axis. Between layers, all ranks
+of a line along a model axis have the same whole activations, and the same whole gradients of them.
+Therefore:
 
     forward             backward
     gather the shards   take the own shard: all ranks have the whole gradient
@@ -10,12 +10,12 @@ of them. Therefore:
     sum                 nothing: all ranks have the gradient
     nothing (`shared`)  sum: each rank used the activation for its own part of the result
 
-Along the batch axis ranks have different samples. There the gradient of gathering a *variable* is
-summed (`reduce_scatter`). The gradient of gathering *outputs*, which all ranks put into the same
+Along the batch axis, ranks have different samples. There the gradient of gathering a *variable* is
+summed (`reduce_scatter`). The gradient of gathering *outputs*, which all ranks use in the same
 loss, is the own shard times the number of ranks, because gradients are later averaged along that
-axis; the gradient of splitting *inputs* takes that factor back.
+axis. The gradient of splitting *inputs* is divided by that factor.
 
-Each of these is the gradient of another one, so gradients of gradients are right too.
+Each of these is the gradient of another one, so gradients of gradients are right, too.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ def gather(
 def own_shard(
     tensor: tf.Tensor, dim: int, line: Communicator, name: str, *, scale: float = 1.0
 ) -> tf.Tensor:
-    """This rank's shard along `dim` of a tensor that all ranks of the line have whole.
+    """This rank's shard along `dim` of a tensor that all ranks of the line hold whole.
 
     Args:
-        scale: What the gradient is divided by: the factor that `gather` put in.
+        scale: Divisor of the gradient: the factor that `gather` used.
     """
     if line.world_size == 1:
         return tensor
@@ -155,7 +155,7 @@ _state = threading.local()
 
 @contextlib.contextmanager
 def samples_split() -> Iterator[None]:
-    """A context in which a model computes on this rank's samples of a batch."""
+    """A scope in which a model computes on this rank's samples of a batch."""
     _state.split = True
     try:
         yield
@@ -169,7 +169,7 @@ def samples_are_split() -> bool:
 
 
 def split_batch(tensor: Any, num_shards: int, index: int) -> Any:
-    """The samples of shard `index` of a dense, ragged or sparse tensor."""
+    """The samples of shard number `index` of a dense, ragged or sparse tensor."""
     if isinstance(tensor, tf.SparseTensor):
         start, stop = shard_bounds(tensor.dense_shape[0], num_shards, index)
         start_all = tf.concat([[start], tf.zeros_like(tensor.dense_shape[1:])], 0)

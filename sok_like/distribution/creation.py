@@ -32,7 +32,7 @@ def creator(distribution: Any) -> Any:
     """A function for `tf.variable_creator_scope`."""
 
     def create(next_creator, **kwargs):
-        if works_on_shards():  # an optimizer makes it: `slots_like`
+        if works_on_shards():  # an optimizer makes it, see `slots_like`
             return next_creator(**kwargs)
         variable = _keras_variable_of(kwargs)
         if variable is not None:
@@ -48,7 +48,7 @@ def creator(distribution: Any) -> Any:
 
 
 def _made(shard, next_creator, kwargs):
-    """A new variable with this rank's shard."""
+    """Makes a variable with this rank's shard."""
     variable, whole = _keras_variable_of(kwargs), kwargs.get("initial_value")
     if variable is not None:
         make_sharded(variable, shard)
@@ -57,7 +57,7 @@ def _made(shard, next_creator, kwargs):
         value = tf.cast(whole() if callable(whole) else whole, kwargs["dtype"])
         return value if works_on_shards() else shard.placement.take(value)
 
-    # A `tf.compat.v1` variable may come without a dtype.
+    # `tf.compat.v1` variables may come without a dtype.
     kwargs["dtype"] = kwargs.get("dtype") or getattr(whole, "dtype", tf.float32)
     made = next_creator(
         **{**kwargs, "initial_value": initial_value, "shape": shard.placement.local_shape}
@@ -70,7 +70,7 @@ def _made(shard, next_creator, kwargs):
 
 @contextlib.contextmanager
 def slots_like(reference: Any) -> Iterator[None]:
-    """A context in which slot variables, created `on_shards`, are sharded like `reference`.
+    """A scope in which slot variables, created `on_shards`, are sharded like `reference`.
 
     The distribution itself need not be active: a model is often trained after its `scope`.
     """
@@ -93,7 +93,7 @@ def slots_like(reference: Any) -> Iterator[None]:
 def cut_existing(variable: Any, distribution: Any) -> None:
     """Shards a Keras variable that was created before the distribution was set."""
     if not isinstance(variable, keras.Variable) or variable._value is None:
-        return  # tf_keras layers hold the TensorFlow variables themselves, which cannot be replaced
+        return  # tf_keras' layers hold TensorFlow's variables, which cannot be replaced
     if shard_of(variable) is None and not is_embedding_variable(variable):
         layout = getattr(variable, "_layout", None)
         shard = _shard_by_path(variable.path, variable.shape, distribution, layout)
@@ -139,10 +139,10 @@ def _shard_for(path, shape, distribution, layout=None):
 
 
 def _shard_by_path(path, shape, distribution, layout=None):
-    """The shard by the layout that the variable was given, or else by that of the map."""
+    """The shard, by the layout given to the variable, or else by the layout map."""
     try:
         axes = distribution.axes_of(path) if layout is None else layout.axes
-    except ValueError as error:  # several keys
+    except ValueError as error:  # several keys match
         raise ValueError(f"{error}, of shape {tuple(shape)}") from error
     if axes is None:
         return None

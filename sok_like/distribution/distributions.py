@@ -7,7 +7,7 @@
 
 While a distribution is set, a variable creator shards the variables that the map names
 (`creation.py`), and models are bound when they are compiled or called (`model.py`). When the
-distribution is unset, these hooks are removed; the variables and models they met stay as they are.
+distribution is unset, these hooks are removed. Variables and models that they met are unchanged.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from sok_like.table.variable import is_embedding_variable
 
 
 class Distribution(_KerasDistribution):
-    """Base of `ModelParallel` and `DataParallel`: splits batches, and shards nothing by itself.
+    """Base of `ModelParallel` and `DataParallel`: splits batches, but shards no variable.
 
     Args:
         device_mesh: `DeviceMesh`, Keras' or ours, with the device of every rank.
@@ -76,7 +76,7 @@ class Distribution(_KerasDistribution):
 
     @property
     def mesh(self) -> RankMesh:
-        """The ranks."""
+        """The mesh of ranks."""
         return self._mesh
 
     @property
@@ -96,10 +96,10 @@ class Distribution(_KerasDistribution):
         return tuple(layout.axes)
 
     def check_patterns(self, model: Any) -> None:
-        """Warns once per key of the layout map that has matched no variable so far."""
+        """Warns once per key of the layout map that has not matched any variable yet."""
         if self._layout_map is None or "_sok_checked" in vars(model) or not model.variables:
             return
-        object.__setattr__(model, "_sok_checked", True)  # not by Keras', which tracks attributes
+        object.__setattr__(model, "_sok_checked", True)  # bypasses Keras' tracking of attributes
         for variable in model.variables:
             axes = self.axes_of(path_of(variable))
             if axes is not None and is_embedding_variable(variable) and axes[1:] != (None,):
@@ -135,21 +135,21 @@ class Distribution(_KerasDistribution):
         )
 
     def get_tensor_layout(self, path: str) -> Any:
-        """The layout that the map has for an output; None if it has none.
+        """The layout of an output in the map; None if it has none.
 
-        It changes nothing: between layers activations are whole on every rank of a model axis.
+        It has no effect: between layers activations are whole on every rank of a model axis.
         """
         if self._layout_map is None or self.axes_of(path) is None:
             return None
         return self._layout_map[path]
 
     def distribute_dataset(self, dataset: Any) -> Any:
-        """The dataset itself: the model takes this rank's samples out of whole batches."""
+        """The dataset unchanged: the model takes this rank's samples out of whole batches."""
         return dataset
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Sets this distribution, and restores the former one at the end."""
+        """A scope with this distribution; at its end the former one is restored."""
         before = distribution()
         set_distribution(self)
         try:
@@ -158,11 +158,11 @@ class Distribution(_KerasDistribution):
             set_distribution(before)
 
     def summary(self, model: Any) -> str:
-        """A table of a built model's variables; see `summary`."""
+        """A table of a built model's variables; see the function `summary`."""
         return format_layouts(model, self)
 
     def optimizer(self, optimizer: Any) -> Any:
-        """Wraps an optimizer for a custom training loop; `compile` does this by itself."""
+        """Wraps an optimizer for a custom training loop; `compile` does so itself."""
         return distributed_optimizer(optimizer, self)
 
     def prepare(self, model: Any) -> None:
@@ -171,7 +171,7 @@ class Distribution(_KerasDistribution):
 
 
 class ModelParallel(Distribution, keras.distribution.ModelParallel):
-    """Shards the batches, and the variables that a layout map names.
+    """Splits the batches, and shards the variables that a layout map names.
 
     Args:
         device_mesh: `DeviceMesh`, Keras' or ours, with the device of every rank; by default the
@@ -179,12 +179,12 @@ class ModelParallel(Distribution, keras.distribution.ModelParallel):
         layout_map: `LayoutMap` from variable paths to layouts. Variables that it does not name are
             replicated.
         batch_dim_name: The mesh axis along which batches are split; the first by default.
-        auto_shard_dataset: False: every rank reads its own samples instead of whole batches;
-            losses, metrics and predictions are then those of its own samples.
+        auto_shard_dataset: False: every rank reads its own samples instead of whole batches.
+            Losses, metrics and predictions then cover its own samples only.
 
     Raises:
-        ValueError: `layout_map` is not a LayoutMap, its mesh is another one, the mesh does not
-            match the ranks, or it has no such axis.
+        ValueError: `layout_map` is not a LayoutMap, it has another mesh, the mesh does not match
+            the ranks, or the mesh does not have the batch axis.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class DataParallel(Distribution, keras.distribution.DataParallel):
 
     Args:
         device_mesh: `DeviceMesh`; batches are split along its first axis.
-        devices: Instead of a mesh: the devices of a mesh with the one axis "batch".
+        devices: Instead of a mesh: the devices of a mesh with the single axis "batch".
         auto_shard_dataset: As in `ModelParallel`.
 
     Raises:
@@ -248,7 +248,7 @@ _distribution: Any = None
 
 
 def summary(model: Any) -> str:
-    """A table of a model's variables: where each is and what a training step exchanges.
+    """A table of a model's variables: their places, and the collectives of a training step.
 
     Args:
         model: A built model that was compiled or called under a distribution.
@@ -273,18 +273,18 @@ def initialize(
     num_processes: int | None = None,
     process_id: int | None = None,
 ) -> None:
-    """Starts Horovod; needed only before `sok.Init`, and only if the mesh has two axes.
+    """Starts Horovod. Only needed if the mesh has two axes, and then before `sok.Init`.
 
     The launcher (mpirun, horovodrun) has started and connected the processes, so the arguments of
     Keras' function are only checked.
 
     Args:
-        job_addresses: Not used.
+        job_addresses: Ignored.
         num_processes: The number of ranks, or None.
         process_id: This rank, or None.
 
     Raises:
-        ValueError: the job has another number of ranks, or this process is another rank.
+        ValueError: `num_processes` or `process_id` differs from the launched job.
     """
     ensure_initialized(groups_later=True)
     communicator = comm.current()
@@ -299,7 +299,7 @@ def initialize(
 
 
 def distribute_tensor(tensor: Any, layout: Any) -> Any:
-    """This rank's shard of a tensor that all ranks have whole.
+    """This rank's shard of a tensor that all ranks hold whole.
 
     Args:
         tensor: A tensor or array; a symbolic Keras tensor is returned unchanged.
@@ -330,6 +330,9 @@ def set_distribution(value: Any) -> None:
 
     Args:
         value: `ModelParallel` or `DataParallel`, ours or Keras' own.
+
+    Raises:
+        TypeError: `value` is another object.
     """
     global _hooks, _distribution
     if value is not None:

@@ -1,4 +1,4 @@
-"""Prints a model's variables: where each is and what a training step exchanges for it."""
+"""Prints a model's variables: their places, and the collectives of a training step."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def format_layouts(model: Any, distribution: Any) -> str:
         distribution: The model's distribution.
 
     Returns:
-        Lines of text. One rank may call this alone: it uses no collective. The collectives of
-        activations are listed with the kernel or table they belong to. The last lines sum up the
-        bytes of the variables and, if it has any, of the optimizer's variables.
+        Lines of text. It uses no collective, so one rank may call it alone. Collectives of
+        activations are listed with the kernel or table they belong to. The last lines give the
+        total bytes of the variables and, if the model has an optimizer, of its variables.
 
     Raises:
         ValueError: the model is not built.
@@ -64,7 +64,7 @@ def _row(variable, layer, distribution):
     if shard is None:
         shape = tuple(variable.shape)
         layout: tuple = (None,) * len(shape)
-        # A rule without a sharded variable: its collectives are listed at the layer's first one.
+        # If a rule has no sharded variable, its collectives are listed at the layer's first one.
         first = rule is not None and rule.variable is None and _own_variables(layer)[0] is variable
         local, travels = shape, [rule.collectives] if first else []
     else:

@@ -1,14 +1,14 @@
 """Embedding lookup in a sharded table: ranks exchange rows, never the table.
 
-Every rank of a line along a model axis has the same ids, so each rank knows which rows are needed
-from which owner, and one collective is enough:
+All ranks of a line along a model axis have the same ids, so each knows which rows are needed from
+which owner, and one collective is enough:
 
     ('model', None)   unique ids, by owner -> own rows of them -> gathered -> rows of the ids
     (None, 'model')   own columns of the rows of the unique ids -> gathered
 
-Backward, each rank takes the gradients of its own rows or columns out of the whole gradient,
-without a collective. The gradient of Keras' Embedding has a value for each occurrence of an id, as
-in one process: Keras 3's optimizers square them one by one.
+In the backward pass each rank takes the gradients of its own rows or columns out of the whole
+gradient, without a collective. The gradient of Keras' Embedding has one value per occurrence of an
+id, as in one process, because Keras 3's optimizers square them one by one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def unique_rows(table: Any, ids: tf.Tensor, table_name: str) -> tuple[tf.Tensor,
 
 
 def rows_by_occurrence(table: Any, ids: tf.Tensor, table_name: str) -> tf.Tensor:
-    """The row of each id, whole on every rank; the gradient has a value for each id.
+    """The row of each id, whole on every rank; the gradient has one value per id.
 
     Args:
         table: A sharded variable with a rule, `[input_dim, output_dim]`.
@@ -109,7 +109,7 @@ def _with_gradient(function, back):
 
 
 def _in_order_of_owners(unique, cut):
-    """Which of the unique ids are this rank's, and where each one's row arrives."""
+    """Which of the unique ids this rank owns, and where the row of each unique id arrives."""
     owner = _owner(tf.cast(unique, tf.int64), cut.length, cut.num_shards)
     by_owner = tf.argsort(owner, stable=True)  # the order in which the ranks' rows arrive
     mine = tf.boolean_mask(by_owner, tf.gather(owner, by_owner) == cut.index)

@@ -104,7 +104,7 @@ class LayoutMap(keras.distribution.LayoutMap):
                 f"Path '{key}' matches multiple layout keys; it must match at most one. "
                 f"Received: {len(matching)} keys of the LayoutMap that match it, {matching}"
             )
-        return super().__getitem__(matching[0]) if matching else None  # by the exact match
+        return super().__getitem__(matching[0]) if matching else None  # as an exact match
 
 
 class RankMesh:
@@ -152,11 +152,11 @@ class RankMesh:
 
 @functools.cache
 def rank_mesh(device_mesh: Any) -> RankMesh:
-    """The one RankMesh of a DeviceMesh."""
+    """The RankMesh of a DeviceMesh; made once."""
     return RankMesh(device_mesh)
 
 
 def _rank_of(device):
-    """3 from 3, "cpu:3" or "/device:GPU:3"; otherwise the device itself, which is not a rank."""
+    """3 for 3, "cpu:3" or "/device:GPU:3"; otherwise the device itself, which is not a rank."""
     number = str(device).rsplit(":", 1)[-1]
     return int(number) if number.isdigit() else device

@@ -3,9 +3,9 @@
     batch [n, ...]  --own samples-->  [n/b, ...] --the model-->  [n/b, ...] --gathered-->  [n, ...]
 
 Every rank gets the same batches, computes the samples of its index along the batch axis, and
-receives the outputs for all samples. So what Keras does around the model (losses, metrics, sample
-weights, batches of another size, `predict`) is the same computation as in one process, on every
-rank.
+receives the outputs for all samples. So everything that Keras does around the model (losses,
+metrics, sample weights, batches of another size, `predict`) is the same computation as in one
+process, on every rank.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def bind(model: Any, distribution: Any) -> None:
             replaced[step] = same_batches.in_step(getattr(model, step), distribution)
         replaced["export"] = functools.partial(_refuse_saved_model, "model.export", model.name)
         replaced["_trackable_children"] = _not_in_saved_model(children, model.name)
-    for name, value in replaced.items():  # not by Keras' __setattr__, which tracks attributes
+    for name, value in replaced.items():  # bypasses Keras' tracking of attributes
         object.__setattr__(model, name, value)
 
 
@@ -78,7 +78,7 @@ def _refuse_saved_model(what, name, *args, **kwargs):
 
 
 def _not_in_saved_model(own_children, name):
-    """Wraps `_trackable_children`, which `tf.saved_model.save` asks, and checkpoints do."""
+    """Wraps `_trackable_children`, which `tf.saved_model.save` and checkpoints call."""
 
     @functools.wraps(own_children)
     def children(save_type="checkpoint", **kwargs):
@@ -90,10 +90,10 @@ def _not_in_saved_model(own_children, name):
 
 
 def hooks(distribution: Any) -> contextlib.ExitStack:
-    """A context in which models are bound when they are compiled or first called."""
+    """A scope in which models are bound when they are compiled or first called."""
     cls = tf.keras.Model
     keras_files.install()
-    # Where Keras looks whether a program's class has a `compile` of its own.
+    # The class where Keras looks for a `compile` that the program has overridden.
     compiles = next(base for base in cls.__mro__ if "compile" in vars(base))
 
     def compile(model, *args, **kwargs):
@@ -114,7 +114,7 @@ def hooks(distribution: Any) -> contextlib.ExitStack:
     for owner, name, hook in ((compiles, "compile", compile), (cls, "__call__", call)):
         stack.enter_context(attributes(owner, {name: functools.wraps(own[name])(hook)}))
     if is_keras_3():
-        # Keras lays outputs out that the layout map names; here they are whole on every rank.
+        # Keras would shard outputs that the layout map names; here they are whole on every rank.
         whole = {"distribute_tensor": lambda tensor, layout: tensor}
         stack.enter_context(attributes(backend_distribution, whole))
     return stack
@@ -163,7 +163,7 @@ def _splitting(model, own_call, distribution) -> Callable:
             )
         with _inside(), samples_split() if split else contextlib.nullcontext():
             outputs = own_call(*args, **kwargs)
-        distribution.check_patterns(model)  # any model has its variables now
+        distribution.check_patterns(model)  # now every model has its variables
         _put_under(model, distribution)
         return _of_all(outputs, batch, model, line) if split else outputs
 
@@ -189,7 +189,7 @@ def _batch_of(args, kwargs):
 
 
 def _of_all(outputs, batch, model, line):
-    """Gathers the outputs of this rank's samples, any structure of tensors, from all ranks."""
+    """Gathers the outputs for this rank's samples, any structure of tensors, from all ranks."""
     names = itertools.count()
 
     def gathered(tensor):
@@ -219,7 +219,7 @@ def _own_samples(value, line, name):
     if not tf.is_tensor(value) or value.shape.rank == 0:
         return value
     if isinstance(value, (tf.Tensor, tf.Variable)) and value.dtype.is_floating:
-        # Its gradient is that of all samples: it may be another model's output.
+        # Its gradient must be that of all samples, as it may be another model's output.
         return own_shard(tf.convert_to_tensor(value), 0, line, name, scale=line.world_size)
     return split_batch(value, line.world_size, line.rank)
 
@@ -230,12 +230,12 @@ def _symbolic(args, kwargs):
 
 
 def _by_rank_0(save) -> Callable:
-    """Wraps `save`: only rank 0 writes; the other ranks help to gather the values."""
+    """Wraps `save`: only rank 0 writes; other ranks take part in gathering the values."""
 
     @functools.wraps(save)
     def run(filepath, *args, **kwargs):
         path = str(filepath)
-        # Files of Keras 3's kind, and TensorFlow's checkpoints, are written so at a lower level.
+        # Keras 3's kind of files and TensorFlow's checkpoints do the same at a lower level.
         if path.endswith((".keras", ".weights.h5")) or (
             save.__name__ == "save_weights" and not path.endswith((".h5", ".hdf5"))
         ):

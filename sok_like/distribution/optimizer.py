@@ -1,4 +1,4 @@
-"""Stock optimizers on shards: gradients of whole batches, norms of whole ones, local slots."""
+"""Stock optimizers on shards: gradients of whole batches, norms of whole gradients, local slots."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from sok_like.optimizers.loss_scale import LossScaling
 from sok_like.runtime import comm, turns
 from sok_like.table.keras_variable import is_keras_3
 
-# These update each element of a variable independently, so they can work on a shard.
+# They update each element of a variable independently, so they can work on a shard.
 _STOCK = ("keras.src", "tf_keras.src")
 _ELEMENTWISE = (
     *("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion"),
 )
-# What a subclass may not replace if it is to work on shards.
+# Methods that a subclass on shards must not replace.
 _UPDATES = ("update_step", "apply", "apply_gradients", "_clip_gradients", "_apply_weight_decay")
 
 
 class _TakesParts:
-    """What both mixins share: gradients become this rank's parts, and Keras works on shards."""
+    """The common part of both mixins: Keras works on shards and on parts of gradients."""
 
     _sok_distribution: Any = None
 
@@ -51,7 +51,7 @@ class _TakesParts:
             super().apply(grads, trainable_variables)
 
     def apply_gradients(self, grads_and_vars, *args, **kwargs):
-        if is_keras_3():  # it calls `apply`
+        if is_keras_3():  # Keras 3 calls `apply`
             return super().apply_gradients(grads_and_vars, *args, **kwargs)
         pairs = list(grads_and_vars)
         variables = [variable for _, variable in pairs]
@@ -75,7 +75,7 @@ class _OnShards(_TakesParts):
 
     _sok_sums_rows = False  # Keras 3 squares the values of a repeated row one by one
     _sok_updated: tuple = ()
-    _sok_given_parts = False  # by a LossScaleOptimizer around it
+    _sok_given_parts = False  # a LossScaleOptimizer around it gives parts
     _sok_steps_together = True
 
     def build(self, variables):
@@ -97,17 +97,17 @@ class _OnShards(_TakesParts):
 
     def _sok_averaged(self, pairs, learning_rate, step):
         pairs = [(g, v) for g, v in pairs if g is not None]
-        self.__dict__["_sok_updated"] = tuple(v for _, v in pairs)  # what Keras is given
+        self.__dict__["_sok_updated"] = tuple(v for _, v in pairs)  # what Keras updates
         return pairs
 
     def update_step(self, gradient, variable, *args, **kwargs):
-        # Keras 3 takes an empty matrix for the bias of a layer, where it adds two of them.
+        # Keras 3 creates an empty matrix for a layer's bias where it adds two of them.
         if 0 in variable.shape:
             return None
         return super().update_step(gradient, variable, *args, **kwargs)
 
     def _clip_gradients(self, grads):
-        """Norms are those of whole gradients."""
+        """Clips by the norms of whole gradients."""
         each, all_together = self.clipnorm, getattr(self, "global_clipnorm", None)
         if not (each or all_together) or not any(map(shard_of, self._sok_updated)):
             return super()._clip_gradients(grads)
@@ -127,8 +127,8 @@ def _parts(grads, variables, distribution):
 class _ScalingOnShards(_TakesParts):
     """Mixed into a LossScaleOptimizer of either Keras, around an optimizer on shards.
 
-    All ranks skip a step or none does: where a gradient of one rank is not finite, those of all
-    ranks become NaN.
+    All ranks skip a step or none does: if a gradient of one rank is not finite, the gradients of
+    all ranks become NaN.
     """
 
     def _sok_parts(self, grads, variables):
@@ -150,10 +150,10 @@ def _plus(part, number):
 
 
 def check_variables(optimizer: Any, variables: Any) -> None:
-    """Refuses to train sharded variables by a rule that needs whole ones.
+    """Refuses to train sharded variables by a rule that needs whole variables.
 
     Raises:
-        ValueError: the optimizer's rule, or the constraint of a variable, needs whole variables.
+        ValueError: the optimizer's rule or a variable's constraint needs whole variables.
     """
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     shards = [variable for variable in variables if shard_of(variable) is not None]
@@ -224,7 +224,7 @@ def distributed_optimizer(optimizer: Any, distribution: Any) -> Any:
     cls = type(optimizer)
     inner = getattr(optimizer, "inner_optimizer", None)  # of a LossScaleOptimizer
     view = object.__new__((_class_on_shards if inner is None else _scaling_on_shards)(cls))  # type: ignore[arg-type]
-    # Not by the optimizer's __setattr__, which would track the dictionary as state to save.
+    # Bypasses the optimizer's __setattr__, which would track the dictionary for saving.
     object.__setattr__(view, "__dict__", optimizer.__dict__)
     view.__dict__["_sok_distribution"] = distribution
     if inner is not None:
@@ -235,9 +235,9 @@ def distributed_optimizer(optimizer: Any, distribution: Any) -> Any:
 
 
 def install() -> None:
-    """Stock optimizers, given shards, train as their views do; once in a process.
+    """Makes stock optimizers, if given shards, train as their views do; once per process.
 
-    So a training loop of the program's own needs no `distribution.optimizer`.
+    So a custom training loop needs no `distribution.optimizer`.
     """
     optimizers = tf.keras.optimizers
     if is_keras_3():
@@ -249,7 +249,7 @@ def install() -> None:
         return
     for cls in classes:
         setattr(cls, method, _by_view(getattr(cls, method)))
-    # Subclasses make their slots in a `build` of their own.
+    # Subclasses make their slot variables in their own `build`.
     known = [cls for cls in vars(optimizers).values() if isinstance(cls, type)]
     for base in {base for cls in (*known, *classes) for base in cls.__mro__}:
         if issubclass(base, optimizers.Optimizer) and "build" in vars(base):
@@ -282,7 +282,7 @@ def _build_by_view(own):
     def build(self, *args, **kwargs):
         if isinstance(self, _TakesParts) or works_on_shards():
             return own(self, *args, **kwargs)
-        # Classes name their only argument `variables` or `var_list`.
+        # The argument is named `variables` or `var_list`, depending on the class.
         variables = list(next(iter((*args, *kwargs.values()))))
         shards = [variable for variable in variables if shard_of(variable) is not None]
         if not shards:

@@ -4,8 +4,8 @@
 
     index 0: rows 0 1 2    1: rows 3 4 5    2: rows 6 7    3: rows 8 9
 
-If its axis does not divide a dimension, the first ranks hold one more. If the dimension is shorter
-than its axis, the last ranks hold none.
+If a dimension is not divisible by the length of its axis, the first ranks hold one more. If it is
+shorter than the axis, the last ranks hold none.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Cut:
 
 
 def shard_bounds(length: Any, num_shards: int, index: int) -> tuple[Any, Any]:
-    """Start and stop of shard `index`; the first `length % num_shards` shards have one more.
+    """Start and stop of shard number `index`; the first `length % num_shards` have one more.
 
     `length` may be a tensor.
     """

@@ -102,7 +102,7 @@ def run_product(
 
 
 def rides_along(product: CutProduct, kernel: Any, bias: Any) -> Any:
-    """The bias if it is a vector sharded like the output and needs no collective; else None."""
+    """The bias if it is a vector sharded like the output, which needs no collective; else None."""
     if bias is None or product.output_dim is None or len(bias.shape) != 1:
         return None
     return bias if only_cut(bias) == dataclasses.replace(only_cut(kernel), dim=0) else None

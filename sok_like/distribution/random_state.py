@@ -1,7 +1,7 @@
 """One random state on all ranks, so that replicated values and the order of samples agree.
 
-Keras draws the seeds of initializers from Python's generator and shuffles by TensorFlow's; programs
-make data by NumPy's. Nothing changes if the ranks have set the same seeds.
+Keras draws seeds of initializers from Python's generator and shuffles by TensorFlow's; programs
+make data by NumPy's. If the ranks have set the same seeds, nothing changes.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def agree_on_random_state() -> None:
     mine, name = tf.constant(sent), "sok_random_state"
     agreed = turns.in_turn(lambda: communicator.all_gather(mine, name), name, communicator)
     seed = set_encoded(agreed.numpy().tobytes())
-    if context.global_seed() != seed:  # setting it would restart its sequence
+    if context.global_seed() != seed:  # setting an equal seed would restart its sequence
         tf.random.set_seed(seed)
 
 
 def encoded(seed: int) -> bytes:
     """The state of Python's and NumPy's generators and TensorFlow's seed, as JSON.
 
-    Numbers only: bytes of another process must not become code, as pickled ones can.
+    Only numbers: bytes of another process must not become code, as pickled bytes can.
     """
     version, words, gauss = random.getstate()
     kind, key, *rest = np.random.get_state()
@@ -49,7 +49,7 @@ def encoded(seed: int) -> bytes:
 
 
 def set_encoded(data: bytes) -> int:
-    """Sets the generators; returns the seed."""
+    """Sets the generators; returns TensorFlow's seed."""
     state = json.loads(data)
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))

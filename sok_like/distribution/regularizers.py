@@ -1,4 +1,4 @@
-"""L1 and L2 penalties of a sharded variable: each rank's part of the sum, added up over ranks."""
+"""L1 and L2 penalties of sharded variables: each rank's part of the sum, summed over ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sok_like.distribution.sharded_variable import path_of, shard_of
 
 
 def hooks() -> contextlib.ExitStack:
-    """A context in which these penalties do not gather a sharded variable.
+    """A scope in which these penalties do not gather sharded variables.
 
     Other penalties need whole values, and gather them.
     """

@@ -1,8 +1,8 @@
 """How each layer class computes on shards of its variables.
 
-A layer without a rule, or whose variables are sharded in a way that its rule cannot use, runs its
-own `call`, which reads whole variables. The rule is chosen at each call, so a layer and its
-variables may be made in any order.
+A layer runs its own `call`, which reads whole variables, if it has no rule, or its rule does not
+support how its variables are sharded. The rule is chosen at each call, so a layer and its variables
+may be made in any order.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def rule_of(layer: Any) -> Rule | None:
 
 
 def install(layer: Any, distribution: Any) -> None:
-    """Makes a layer's `call` follow its rule from now on."""
+    """Makes a layer's `call` follow its rule."""
     loops = isinstance(layer, tf.keras.layers.RNN)
     if "call" in vars(layer) or not (loops or type(layer) in _RULES):
         return
@@ -77,7 +77,7 @@ def install(layer: Any, distribution: Any) -> None:
             return own_call(inputs, *args, **kwargs)
         return rule.run(inputs, *args, **kwargs)
 
-    # Not by Keras' __setattr__, which tracks attributes.
+    # Bypasses Keras' __setattr__, which tracks attributes.
     object.__setattr__(layer, "_sok_distribution", distribution)
     object.__setattr__(
         layer, "call", tf.autograph.experimental.do_not_convert(loop if loops else call)
@@ -90,7 +90,7 @@ def _takes_sparse(layer):
 
 
 def sums_repeated_ids(layer: Any) -> bool:
-    """Whether a layer's sparse gradients have each row once, in one process too."""
+    """Whether a layer's sparse gradients have each row once even in one process."""
     return isinstance(layer, Embedding)
 
 
@@ -170,8 +170,7 @@ def _sok_embedding(layer):
     def run(inputs, weights=None):
         ids = inputs if tf.is_tensor(inputs) else tf.convert_to_tensor(inputs)
         rows, inverse = lookup_rule.unique_rows(table, flat_values(ids), layer.name)
-        # The unique rows are a table in which the ids have other numbers. A graph may lose their
-        # static width, so it is set here.
+        # The unique rows form a table with new row numbers. A graph may lose their static width.
         rows = tf.ensure_shape(rows, [None, layer.output_dim])
         found = lookup_rows(
             rows, with_flat_values(ids, inverse), layer.combiner, weights, layer.name
@@ -182,7 +181,7 @@ def _sok_embedding(layer):
 
 
 def _batch_normalization(layer):
-    """Statistics are those of whole batches, so every rank normalizes all samples."""
+    """Statistics must be those of whole batches, so every rank normalizes all samples."""
     current = layer._sok_distribution
     line = current.mesh.along(current.batch_dim_name)
     if line.world_size == 1:
@@ -201,7 +200,7 @@ def _batch_normalization(layer):
 
 
 def _hash_table(layer):
-    """Splits the samples along the model axes too, so that each key is looked up once."""
+    """Also splits the samples along the model axes, so that each key is looked up once."""
     current = layer._sok_distribution
     lines = [current.mesh.along(a) for a in current.mesh.shape if a != current.batch_dim_name]
     own_call = type(layer).call
@@ -209,7 +208,7 @@ def _hash_table(layer):
     def run(inputs, training=True):
         for line in lines:
             inputs = split_batch(inputs, line.world_size, line.rank)
-        # The loss is a mean over the ranks along the batch axis; each key counts once.
+        # The loss is a mean over ranks along the batch axis, and each key counts once.
         before = layer.gradient_scale
         object.__setattr__(layer, "gradient_scale", "mean")
         try:

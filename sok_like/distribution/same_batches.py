@@ -1,15 +1,15 @@
-"""Ranks that must get the same batch tell each other digests of theirs, and raise if they differ.
+"""Compares digests of batches over ranks that must get the same batch, and raises if they differ.
 
     step's data --digests--.
                             >-- one exchange --> equal on all ranks, or all of them raise
     model's inputs --digests-'
 
-Programs written for Horovod give each rank data of its own. Under a distribution that trains on
-outputs and labels that do not belong together, or lets the replicated weights of ranks drift apart,
-without anything else to notice it by.
+Programs written for Horovod give each rank data of its own. Under a distribution this would train
+on outputs and labels that do not belong together, or let the ranks' replicated weights drift apart,
+and nothing else would detect it.
 
-Integers, texts and such are compared exactly, by a hash. Floats may come out of another model,
-computed on another processor, and are compared by a sum and a norm each, within a tolerance.
+Integers, texts and similar data are compared exactly, by a hash. Floats may come from another
+model, computed on another processor. They are compared by a sum and a norm, within a tolerance.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ import tensorflow as tf
 
 from sok_like.runtime import comm, native, turns
 
-# Of the norm: far above what processors round differently, far below what two batches differ by.
+# Relative to the norm: far above rounding differences of processors, far below those of batches.
 _TOLERANCE = 1e-3
 _step = threading.local()
 
 
 def in_step(own_step: Callable, distribution: Any) -> Callable:
-    """Wraps `train_step` or `test_step`: labels and sample weights are compared, too."""
+    """Wraps `train_step` or `test_step`, so that labels and sample weights are compared, too."""
 
     @functools.wraps(own_step)
     def step(data, *args, **kwargs):
         _step.data = list(zip(("x", "y", "sample_weight"), _unpacked(data), strict=True))
         try:
             result = own_step(data, *args, **kwargs)
-            if _step.data is not None:  # the step has called no model of a distribution
+            if _step.data is not None:  # the step has called no model under a distribution
                 with compared([], distribution):
                     pass
             return result
@@ -55,12 +55,12 @@ def _unpacked(data):
 
 @contextlib.contextmanager
 def compared(inputs: Any, distribution: Any) -> Iterator[None]:
-    """A scope whose ops run once all ranks have the same `inputs`, and data of the step around.
+    """A scope whose ops run only if all ranks have the same `inputs` and data of the step.
 
-    Ranks that differ in their index along the batch axis need not, without `auto_shard_dataset`.
+    Without `auto_shard_dataset`, data may differ between indices along the batch axis.
 
     Args:
-        inputs: Any structure of tensors and arrays; everything else in it is not compared.
+        inputs: Any structure of tensors and arrays; anything else in it is not compared.
 
     Raises:
         tf.errors.InvalidArgumentError: the batches of some ranks differ; on all ranks.
@@ -75,7 +75,7 @@ def compared(inputs: Any, distribution: Any) -> Iterator[None]:
         digested += map(tf.convert_to_tensor, tensors)
     ops = native.ops()
     shard = 0 if distribution.auto_shard_dataset else distribution.data_shard_id
-    with tf.device("CPU:0"):  # where the ops are
+    with tf.device("CPU:0"):  # the ops' device
         values = ops.sok_digest_batch(tensors=digested, shard=shard)
         told, lengths = turns.exchange_notes(values, [], comm.current(), "distribution_batch")
         same = ops.sok_compare_batches(

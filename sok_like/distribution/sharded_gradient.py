@@ -3,8 +3,8 @@
     tape.gradient(loss, kernel)  ->  ShardedGradient: this rank's part, and which part it is
 
 Norms and clipping sum over the ranks that hold the parts. Elementwise functions compute on the
-parts. Everything else converts it to a tensor, which gathers the whole gradient: right, if slow.
-Optimizers take the part.
+parts. Everything else converts it to a tensor, which gathers the whole gradient: right, but slow.
+Optimizers use the part.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sok_like.distribution.sharded_variable import Shard, shard_of
 from sok_like.lookup import norms
 from sok_like.runtime import comm
 
-# Key: Shard. A type of TensorFlow's holds text and numbers, but no other objects.
+# Shards by key: a TensorFlow ExtensionType can hold strings and numbers, but no other objects.
 _shards: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
@@ -33,11 +33,12 @@ class ShardedGradient(tf.experimental.ExtensionType):
     """This rank's part of a gradient.
 
     Attributes:
-        values: The part, `[*local_shape]`; of a sparse gradient rows of it, `[num_rows, ...]`.
-        rows: The row of the part to which each of `values` belongs, `[num_rows]`; int64 `[0]` if
-            the gradient is dense.
+        values: The part, `[*local_shape]`; for a sparse gradient some of its rows, `[num_rows,
+            ...]`.
+        rows: The row numbers of `values` within the part, `[num_rows]`; int64 `[0]` if the gradient
+            is dense.
         sparse: Whether the gradient is sparse. A row may occur several times.
-        key: Names the Shard.
+        key: Identifies the Shard.
     """
 
     values: tf.Tensor
@@ -60,7 +61,7 @@ class ShardedGradient(tf.experimental.ExtensionType):
 
     @property
     def local(self) -> Any:
-        """The part: a tensor, or `tf.IndexedSlices` with rows of the part."""
+        """The part: a tensor, or `tf.IndexedSlices` with rows of it."""
         if not self.sparse:
             return self.values
         shape = tf.constant(self._shard.placement.local_shape, self.rows.dtype)
@@ -114,7 +115,7 @@ class ShardedGradient(tf.experimental.ExtensionType):
 
 
 def sharded_gradient(gradient: Any, variable: Any) -> Any:
-    """The gradient of a sharded variable, from this rank's part; None stays None."""
+    """Wraps this rank's part of a sharded variable's gradient; None stays None."""
     shard = shard_of(variable)
     if gradient is None or shard is None:
         return gradient
@@ -123,16 +124,16 @@ def sharded_gradient(gradient: Any, variable: Any) -> Any:
         _shards[shard.key] = shard
     if isinstance(gradient, tf.IndexedSlices):
         return ShardedGradient(gradient.values, gradient.indices, True, shard.key)
-    # Horovod's ops lose the shape.
+    # Horovod's ops lose the static shape.
     gradient = tf.ensure_shape(gradient, shard.placement.local_shape)
     return ShardedGradient(gradient, tf.zeros([0], tf.int64), False, shard.key)
 
 
 def local_part(gradient: Any, variable: Any) -> Any:
-    """This rank's part of a sharded variable's gradient; that of another variable as it is.
+    """This rank's part of a sharded variable's gradient; other gradients unchanged.
 
     Raises:
-        ValueError: it has neither the shape of the variable nor that of the part.
+        ValueError: the gradient has neither the shape of the variable nor that of the part.
     """
     shard = shard_of(variable)
     if gradient is None or shard is None:
@@ -154,7 +155,7 @@ def local_part(gradient: Any, variable: Any) -> Any:
 
 
 def _whole(gradient, dtype=None, name=None, as_ref=False):
-    """Converts it to a tensor, a collective."""
+    """Converts a gradient to a tensor; a collective."""
     del name, as_ref
     if dtype is not None and not dtype.is_compatible_with(gradient.dtype):
         raise TypeError(f"The gradient has the dtype {gradient.dtype}. Received: dtype={dtype!r}")
@@ -170,7 +171,7 @@ def _squared_norms(gradients: Sequence[Any], of_parts: Callable) -> list:
 
     Args:
         gradients: ShardedGradients, tensors, IndexedSlices, None.
-        of_parts: The values of a ShardedGradient whose squares count.
+        of_parts: Returns the values of a ShardedGradient whose squares count.
     """
     squares: list[Any] = [None] * len(gradients)
     by_axes: dict[tuple[str, ...], list[int]] = {}
@@ -198,12 +199,12 @@ def _squared_norms(gradients: Sequence[Any], of_parts: Callable) -> list:
 
 
 def _occurrences(gradient):
-    """As TensorFlow's clipping has it: each value of a sparse gradient counts by itself."""
+    """TensorFlow's clipping counts each value of a sparse gradient separately."""
     return gradient.values
 
 
 def _sums(gradient):
-    """As `tf.norm` has it: the values of a row are summed first."""
+    """`tf.norm` first sums the values of each row."""
     return comm.distinct(gradient.local).values if gradient.sparse else gradient.values
 
 
@@ -211,7 +212,7 @@ _Gradient = typing.Union[ShardedGradient, tf.Tensor, tf.IndexedSlices]  # noqa: 
 
 
 def _with_shards(function):
-    """Of a list without a ShardedGradient TensorFlow's function is right, or that of `norms`."""
+    """Without a ShardedGradient in the list, TensorFlow's function or that of `norms` is right."""
 
     @functools.wraps(function)
     def dispatched(t_list, *args, **kwargs):
@@ -229,7 +230,7 @@ def _global_norm(t_list, name=None):
 
 
 def clip_by_global_norm(t_list, clip_norm, use_norm=None, name=None):
-    """`tf.clip_by_global_norm` of a list in which there may be ShardedGradients and None."""
+    """`tf.clip_by_global_norm` of a list that may contain ShardedGradients and None."""
     t_list = list(t_list)
     norm = _global_norm(t_list) if use_norm is None else use_norm
     # The factor is NaN if the norm is NaN or infinite.
@@ -271,7 +272,7 @@ def _unary(function, x):
 
 
 def _clips_by_value(function):
-    """Whether it is `tf.clip_by_value` with its limits, which clips each value of a sparse one."""
+    """Whether it is `tf.clip_by_value` with its limits, which may clip each sparse value."""
     inside = [cell.cell_contents for cell in function.__closure__ or ()]
     return any(getattr(value, "__name__", "") == "clip_by_value" for value in inside)
 
@@ -283,7 +284,7 @@ def _clips_by_value(function):
 def _binary(function, x, y):
     one = x if isinstance(x, ShardedGradient) else y
     parts = [_operand(value, one) for value in (x, y)]
-    # A row of a sparse gradient may occur several times, so only products with a number are exact.
+    # Rows of a sparse gradient may repeat, so only products with a number are exact.
     exact = (
         not one.sparse
         or (function.__name__ == "multiply" and x is not y)
@@ -296,7 +297,7 @@ def _binary(function, x, y):
 
 
 def _operand(value, one):
-    """What an elementwise function of a gradient's part takes for `value`; None if not known."""
+    """The operand `value` as seen by a gradient's part; None if that is not known."""
     if value is one or isinstance(value, (int, float)):
         return one.values if value is one else value
     if isinstance(value, ShardedGradient):

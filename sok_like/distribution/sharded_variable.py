@@ -1,8 +1,8 @@
-"""A variable whose shard this rank stores, for Keras 3 and for tf_keras.
+"""A variable of which this rank stores one shard, for Keras 3 and for tf_keras.
 
 It behaves like the whole variable: its `shape` is that of the whole, reading it gathers (a
 collective of the ranks along its axes), and assigning keeps this rank's shard. So code that does
-not know of shards is right, if not fast. Layers with a rule (`rules.py`) read `local` instead.
+not know about shards is right, if slow. Layers with a rule (`rules.py`) read `local` instead.
 Optimizers work inside `on_shards`, where the variable behaves like its shard.
 """
 
@@ -27,7 +27,7 @@ _mode = threading.local()
 
 @contextlib.contextmanager
 def on_shards() -> Iterator[None]:
-    """A context in which sharded variables behave like their shards, for optimizers."""
+    """A scope in which sharded variables behave like their shards, for optimizers."""
     before = getattr(_mode, "on_shards", False)
     _mode.on_shards = True
     try:
@@ -48,7 +48,7 @@ class Shard:
         placement: Which shard is on this rank.
         mesh: The ranks.
         batch_axis: The mesh axis whose ranks hold different samples.
-        key: The name under which gradients find it, once there is one.
+        key: The name by which its gradients refer to it; None before the first gradient.
     """
 
     key: str | None = None
@@ -87,10 +87,10 @@ def shard_of(variable: Any) -> Shard | None:
 
 @contextlib.contextmanager
 def held_whole(variables: Iterable[Any]) -> Iterator[None]:
-    """A context that gathers these variables once; reading them inside it returns that value.
+    """A scope that gathers these variables once; reading them inside it returns that value.
 
-    For loop bodies: iterations of a loop may run at the same time, and so would collectives of the
-    same name.
+    For loop bodies: iterations of a loop may run at the same time, and so could collectives of
+    the same name.
     """
     held = [v for v in variables if shard_of(v) is not None and v._sok_held is None]
     for variable in held:
@@ -103,7 +103,7 @@ def held_whole(variables: Iterable[Any]) -> Iterator[None]:
 
 
 def refuse_saved_model(variable: Any) -> None:
-    """ValueError: a SavedModel would hold the shard of one rank."""
+    """Raises ValueError: a SavedModel would hold the shard of one rank."""
     raise ValueError(
         "A SavedModel would hold one rank's shard of a sharded variable; use "
         "`sok.export_saved_model(model, path)`, or save the weights and export a model that was "
@@ -128,7 +128,7 @@ class _Sharded:
 
     _sok_shard: Shard
     _sok_held: tf.Tensor | tf.Variable | None = None
-    de_local = True  # so it is neither averaged nor broadcast
+    de_local = True  # neither averaged nor broadcast
 
     @property
     def layout(self) -> tuple:
@@ -198,7 +198,7 @@ def keras_3_class() -> type:
             return self._value.handle
 
         @property
-        def _shared_name(self):  # tf.train.Checkpoint asks for it
+        def _shared_name(self):  # for tf.train.Checkpoint
             return self._value._shared_name
 
         def numpy(self):
@@ -227,8 +227,8 @@ def tf_class(cls: type) -> type:
 
         @property
         def _handle(self):
-            # Eager ops of TensorFlow read the variable of a tensor by this name, past
-            # `_read_variable_op`: they would take the shard for the whole.
+            # TensorFlow's eager ops find a tensor's variable by this name and bypass
+            # `_read_variable_op`; they would take the shard for the whole.
             return vars(self)["_handle"] if works_on_shards() else None
 
         @_handle.setter
@@ -237,7 +237,7 @@ def tf_class(cls: type) -> type:
 
         @property
         def handle(self):
-            # A lookup is put beside its table, so a SavedModel's graph names the handle.
+            # A lookup is placed beside its table, so a SavedModel's graph has the handle.
             if isinstance(self._sok_held, tf.Variable) and not works_on_shards():
                 return self._sok_held.handle
             return vars(self)["_handle"]

@@ -1,8 +1,8 @@
-"""Gradients of a tape, and of `tf.gradients`, under a distribution: of whole batches and variables.
+"""Gradients of `tf.GradientTape` and `tf.gradients` under a distribution.
 
-A rank's own gradient is that of its samples, and of its shard. Programs that clip gradients or take
-their norm mean those of one process. So the gradients of variables are averaged along the batch
-axis where they are made, and those of shards say what they are (`sharded_gradient.py`).
+A rank's own gradient covers its samples and its shard only. Programs that clip gradients or take
+their norm expect those of one process. So gradients of variables are averaged along the batch axis
+when they are taken, and gradients of shards know which part they are (`sharded_gradient.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sok_like.table.variable import is_embedding_variable
 
 
 def install() -> None:
-    """Wraps both ways to a gradient, once in a process; other variables' gradients pass."""
+    """Wraps both functions, once per process; gradients of other variables are unchanged."""
     own = tf.GradientTape.gradient
     if hasattr(own, "_sok_own"):
         return
@@ -41,7 +41,7 @@ def install() -> None:
     gradient._sok_own = own  # type: ignore[attr-defined]
     tf.GradientTape.gradient = gradient
 
-    # `tf.gradients`, its form of TensorFlow 1 and `tf.hessians` all call this one.
+    # `tf.gradients` of TensorFlow 1 and 2 and `tf.hessians` all call this function.
     of_graph = gradients_util._GradientsHelper
 
     @functools.wraps(of_graph)
@@ -58,12 +58,12 @@ def _of_whole(gradients, sources):
 
 
 def put_under(variables: Sequence[Any], distribution: Any, *, distinct: bool = False) -> None:
-    """Remembers the distribution of a model's variables.
+    """Stores the distribution of a model's variables.
 
     Args:
         variables: Variables of either Keras.
-        distribution: Theirs.
-        distinct: Whether sparse gradients of theirs have each row once, in one process.
+        distribution: Their distribution.
+        distinct: Whether their sparse gradients have each row once in one process.
     """
     for variable in variables:
         for face in (variable, getattr(variable, "_value", None)):
@@ -80,13 +80,13 @@ def completed(
     *,
     are_parts: bool = False,
 ) -> list:
-    """Gradients of the whole batch: each is averaged along the batch axis unless it was before.
+    """Gradients of the whole batch: averages along the batch axis those that are not yet averaged.
 
     Args:
-        gradients: What the tape returned, or the program made of it.
-        sources: Of what. Gradients of anything but variables stay as they are.
-        distribution: Of variables that belong to no model; by default the current one.
-        are_parts: Whether those of sharded variables are this rank's parts, as a tape makes them.
+        gradients: Results of the tape, or what the program made of them.
+        sources: Their sources. Only gradients of variables are averaged.
+        distribution: For variables that belong to no model; by default the current one.
+        are_parts: Whether gradients of sharded variables are this rank's parts, as from a tape.
     """
     result = list(gradients)
     by_line: dict[Any, list[int]] = {}
@@ -104,14 +104,14 @@ def completed(
         means = _means(parts, [sources[i] for i in places], line)
         for i, part, mean in zip(places, parts, means, strict=True):
             if not isinstance(mean, tf.IndexedSlices):
-                mean = tf.ensure_shape(mean, part.shape)  # Horovod's ops lose it
+                mean = tf.ensure_shape(mean, part.shape)  # Horovod's ops lose the static shape
             mean._sok_complete = True
             result[i] = mean
     return result
 
 
 def distribution_of(source: Any, default: Any = None) -> Any:
-    """The distribution of a model's variable, else the default or the current one; or None."""
+    """The distribution of a model's variable, otherwise the default or the current one, or None."""
     if not isinstance(source, (tf.Variable, keras.Variable)) or is_embedding_variable(source):
         return None
     mine = getattr(source, "_sok_distribution", default)
@@ -128,7 +128,7 @@ def _is_complete(gradient, source):
 
 
 def _means(gradients, sources, line):
-    """The mean along a line of each gradient, a tensor or `tf.IndexedSlices`."""
+    """The mean of each gradient, a tensor or `tf.IndexedSlices`, along a line."""
     name = unique_in_graph("sok_distribution_gradients")
 
     def average():
@@ -143,7 +143,7 @@ def _means(gradients, sources, line):
 
 
 def _mean_of_slices(gradient, source, line, name):
-    """All ranks' rows: as in one process, where a row occurs for each of its ids in the batch."""
+    """The rows of all ranks: as in one process, one row per occurrence of an id in the batch."""
     values = line.all_gather(gradient.values, f"{name}_values")
     rows = line.all_gather(gradient.indices, f"{name}_rows")
     values = values / tf.cast(line.world_size, values.dtype)

@@ -1,1 +1,1 @@
-"""SOK 1.x's embedding layers, at the paths SOK published them."""
+"""SOK 1.x's embedding layers, at SOK's published paths."""

@@ -1,4 +1,4 @@
-"""`sok.All2AllDenseEmbedding`: one row for every key, nothing combined."""
+"""`sok.All2AllDenseEmbedding`: one row per key."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ class All2AllDenseEmbedding(EmbeddingLayer):
     """Model-parallel `tf.nn.embedding_lookup` over a hash table.
 
     Args:
-        max_vocabulary_size_per_gpu: Most keys a rank may hold; None grows without bound.
-        embedding_vec_size: Row width.
-        slot_num: Feature fields of a sample.
-        nnz_per_slot: Keys in every field.
-        dynamic_input: True takes a flat list of keys of any length instead, which may differ from
-            rank to rank: the output of `tf.unique`, say.
-        use_hashtable: False: keys are row indices in `[0, max_vocabulary_size_per_gpu * ranks)`.
-        key_dtype: int64, int32, uint64 or uint32; None stands for int64.
+        max_vocabulary_size_per_gpu: Maximum number of keys per rank; None: no limit.
+        embedding_vec_size: Length of a row.
+        slot_num: Feature fields per sample.
+        nnz_per_slot: Keys per field.
+        dynamic_input: True takes a flat list of keys instead, such as the output of `tf.unique`;
+            its length may differ between ranks.
+        use_hashtable: False: keys are row numbers in `[0, max_vocabulary_size_per_gpu * ranks)`.
+        key_dtype: int64, int32, uint64 or uint32; None: int64.
         embedding_initializer: Keras initializer or its name; uniform in [-0.05, 0.05] by default.
-        pad_key: Keys of this value are padding: their rows are zeros, not inserted, not trained.
-            None, the default: no padding, so -1 is a key that gets a row and trains it.
-        **kwargs: `gradient_scale` and `wire_dtype` (see `EmbeddingLayer`), and Keras' own `name`,
-            `dtype`, `trainable`.
+        pad_key: Keys of this value are padding: their rows are zeros, and they are neither inserted
+            nor trained. None (default): no padding, so -1 is a key like any other.
+        **kwargs: `gradient_scale`, `row_dtype` and `wire_dtype` (see `EmbeddingLayer`), and Keras'
+            own `name`, `dtype`, `trainable`.
 
     Input shape:
-        Integers `[batch, slot_num, nnz_per_slot]`, or any shape of that many keys a sample
-        (`[batch, slot_num * nnz_per_slot]`, say); with `dynamic_input`, `[num_keys]`.
+        Integers `[batch, slot_num, nnz_per_slot]`, or another shape with as many keys per sample,
+        such as `[batch, slot_num * nnz_per_slot]`; with `dynamic_input`, `[num_keys]`.
 
     Output shape:
         `[batch, slot_num, nnz_per_slot, embedding_vec_size]` in the layer's compute dtype; with
@@ -41,9 +41,9 @@ class All2AllDenseEmbedding(EmbeddingLayer):
 
     Raises:
         TypeError: the input is not a dense tensor of integers.
-        ValueError: an argument or a static shape out of its range.
-        tf.errors.InvalidArgumentError: a number of keys that is not a multiple of `slot_num *
-            nnz_per_slot`; without a hash table, a key out of range.
+        ValueError: an argument is out of range, or a static shape is wrong.
+        tf.errors.InvalidArgumentError: the number of keys is not a multiple of `slot_num *
+            nnz_per_slot`; with `use_hashtable=False`, a key is out of range.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class All2AllDenseEmbedding(EmbeddingLayer):
         feature = HashFeature(
             self.table,
             keys,
-            # Each place is a sample of one key, or of none where padding is.
+            # Each position is a sample of one key, or of none if it is padding.
             combiner="none" if row_splits is None else "sum",
             row_splits=row_splits,
             batch_multiple=keys_per_sample,
@@ -126,7 +126,7 @@ class All2AllDenseEmbedding(EmbeddingLayer):
     def compute_output_spec(self, inputs, training=True):
         import keras
 
-        # As a model is built, not in its first step. `call` is not traced then.
+        # Runs while a model is built, not in its first step; `call` is not traced then.
         if not isinstance(inputs, keras.KerasTensor):
             raise self._bad_input(inputs)
         check_dtype(inputs.dtype)

@@ -1,4 +1,4 @@
-"""What SOK's two layers share: their table, their configuration, their compute dtype."""
+"""What SOK's two layers share: table, configuration and compute dtype."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from sok_like.table.variable import EmbeddingVariable
 
 
 class EmbeddingLayer(TableLayer):
-    """A layer over one table of its own, named after the layer.
+    """A layer over one table, which has the name of the layer.
 
     Args:
-        max_vocabulary_size_per_gpu: Most keys a rank may hold; None grows without bound.
-        embedding_vec_size: Row width.
-        slot_num: Feature fields of a sample; all share the table, so keys tell them apart.
-        use_hashtable: False: keys are row indices in `[0, max_vocabulary_size_per_gpu * ranks)`.
-        key_dtype: int64, int32, uint64 or uint32; None stands for int64.
+        max_vocabulary_size_per_gpu: Maximum number of keys per rank; None: no limit.
+        embedding_vec_size: Length of a row.
+        slot_num: Feature fields per sample. All share the table: keys must differ between fields.
+        use_hashtable: False: keys are row numbers in `[0, max_vocabulary_size_per_gpu * ranks)`.
+        key_dtype: int64, int32, uint64 or uint32; None: int64.
         embedding_initializer: Keras initializer or its name; uniform in [-0.05, 0.05] by default.
         gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
             `sok_like.lookup.hash_lookup.lookup`.
-        row_dtype: "bfloat16" or "float16": rows take half the memory, see `dtype` of
-            `sok.EmbeddingVariable`. None, or "float32", does not.
+        row_dtype: "bfloat16" or "float16" halves the memory of rows, see `dtype` of
+            `sok.EmbeddingVariable`. None or "float32": no change.
         wire_dtype: "bfloat16" or "float16" rounds rows and gradients on their way between ranks,
-            see `sok_like.lookup.hash_lookup.lookup`. None, or "float32", does not.
-        pad_key: Keys of this value are padding: they contribute nothing, are not inserted and train
-            nothing. None: no padding; -1 is a key like any other.
+            see `sok_like.lookup.hash_lookup.lookup`. None or "float32": no rounding.
+        pad_key: Keys of this value are padding: they contribute nothing, and are neither inserted
+            nor trained. None: no padding; -1 is a key like any other.
         **kwargs: Keras' own: `name`, `dtype`, `trainable`.
     """
 
@@ -72,7 +72,7 @@ class EmbeddingLayer(TableLayer):
         self.row_dtype = wire.check(row_dtype, f"layer '{self.name}'", "row_dtype")
         self.wire_dtype = wire.check(wire_dtype, f"layer '{self.name}'")
         self.pad_key = None if pad_key is None else _check_pad_key(pad_key)
-        # XLA cannot compile the table's ops; Keras 3 asks before it tries.
+        # XLA cannot compile the table's ops; Keras 3 checks this first.
         self.supports_jit = False
         self._weight = as_weight(
             EmbeddingVariable(
@@ -89,7 +89,7 @@ class EmbeddingLayer(TableLayer):
         self.built = True
 
     def build(self, input_shape=None):
-        # The table needs no shape; Keras only wants to be told.
+        # This only tells Keras that the layer is built.
         self.built = True
 
     def get_config(self):
@@ -109,12 +109,12 @@ class EmbeddingLayer(TableLayer):
 
     @classmethod
     def from_config(cls, config):
-        """A layer from its own configuration; a program that loads a model needs no `sok.Init`."""
+        """A layer from its configuration; a program that loads a model needs no `sok.Init`."""
         ensure_initialized()
         return super().from_config(config)
 
     def request(self, inputs: Any) -> tuple[HashFeature, list[int] | None]:
-        """What to look up for an input, and the shape of its rows; None: as they are found."""
+        """The feature to look up for an input, and the shape of its rows; None: as looked up."""
         raise NotImplementedError
 
     def call(self, inputs, training=True):
@@ -133,10 +133,10 @@ class EmbeddingLayer(TableLayer):
         return self.run(training, rows)
 
     def without_padding(self, keys: tf.Tensor, row_splits: tf.Tensor | None):
-        """Keys int64 `[num_keys]` without padding, and row splits; None for one key per row."""
+        """Keys int64 `[num_keys]` without padding, and row splits; None if each row has one key."""
         if self.pad_key is None:
             return keys, row_splits
-        pad = (self.pad_key + 2**63) % 2**64 - 2**63  # by its bits, as `as_keys` has uint64
+        pad = (self.pad_key + 2**63) % 2**64 - 2**63  # the bits of uint64 as int64, as in `as_keys`
         valid = tf.not_equal(keys, tf.constant(pad, tf.int64))
         before = tf.concat([[0], tf.cumsum(tf.cast(valid, tf.int64))], 0)
         splits = before if row_splits is None else tf.gather(before, row_splits)

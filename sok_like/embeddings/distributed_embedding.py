@@ -18,36 +18,36 @@ class DistributedEmbedding(EmbeddingLayer):
     """Model-parallel `tf.nn.embedding_lookup_sparse` over a hash table.
 
     Args:
-        combiner: "sum" or "mean" (also "sqrtn"), in any case: how the rows of one field of one
-            sample become one. The mean is over the valid keys; a field without keys gives zeros.
-        max_vocabulary_size_per_gpu: Most keys a rank may hold; None grows without bound.
-        embedding_vec_size: Row width.
-        slot_num: Feature fields of a sample.
-        max_nnz: Most valid keys in one field of one sample.
-        max_feature_num: Most valid keys in a sample. Memory here is sized by what arrives, so it is
-            only checked; 1, the default, stands for `slot_num * max_nnz`.
-        use_hashtable: False: keys are row indices in `[0, max_vocabulary_size_per_gpu * ranks)`.
-        key_dtype: int64, int32, uint64 or uint32; None stands for int64.
+        combiner: "sum", "mean" or "sqrtn", in any case: reduces the rows of one field of one
+            sample. The mean is over the valid keys; a field without keys gives zeros.
+        max_vocabulary_size_per_gpu: Maximum number of keys per rank; None: no limit.
+        embedding_vec_size: Length of a row.
+        slot_num: Feature fields per sample.
+        max_nnz: Maximum number of valid keys per field and sample.
+        max_feature_num: Maximum number of valid keys per sample, in SOK 1.x. Here it is only
+            checked. 1 (default) means `slot_num * max_nnz`.
+        use_hashtable: False: keys are row numbers in `[0, max_vocabulary_size_per_gpu * ranks)`.
+        key_dtype: int64, int32, uint64 or uint32; None: int64.
         embedding_initializer: Keras initializer or its name; uniform in [-0.05, 0.05] by default.
-        pad_key: Keys of this value are padding: not in the sum or mean, not inserted, not trained.
-            None, the default: no padding, so -1 is a key that gets a row and trains it.
-        **kwargs: `gradient_scale` and `wire_dtype` (see `EmbeddingLayer`), and Keras' own `name`,
-            `dtype`, `trainable`.
+        pad_key: Keys of this value are padding: they are not in the sum or mean, not inserted and
+            not trained. None (default): no padding, so -1 is a key like any other.
+        **kwargs: `gradient_scale`, `row_dtype` and `wire_dtype` (see `EmbeddingLayer`), and Keras'
+            own `name`, `dtype`, `trainable`.
 
     Input shape: integers, one of
         `tf.SparseTensor` of dense shape `[batch * slot_num, max_nnz]`, row `sample * slot_num +
         slot`; `tf.RaggedTensor` `[batch * slot_num, None]` or `[batch, slot_num, None]`; a dense
-        tensor `[batch, slot_num]` (one key a field) or `[batch, slot_num, hotness]`.
-        The batch may differ from step to step and from rank to rank, and may be 0.
+        tensor `[batch, slot_num]` (one key per field) or `[batch, slot_num, hotness]`.
+        The batch may differ between steps and ranks, and may be 0.
 
     Output shape:
         `[batch, slot_num, embedding_vec_size]` in the layer's compute dtype.
 
     Raises:
         TypeError: the input is of another kind.
-        ValueError: an argument or a static shape out of its range.
-        tf.errors.InvalidArgumentError: a field with more than `max_nnz` keys, a number of rows that
-            is not a multiple of `slot_num`, or without a hash table a key out of range.
+        ValueError: an argument is out of range, or a static shape is wrong.
+        tf.errors.InvalidArgumentError: a field has more than `max_nnz` keys, the number of rows is
+            not a multiple of `slot_num`, or, with `use_hashtable=False`, a key is out of range.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class DistributedEmbedding(EmbeddingLayer):
         **kwargs: Any,
     ):
         if isinstance(combiner, str):
-            combiner = combiner.lower()  # SOK's documents write "Mean" and "Sum"
+            combiner = combiner.lower()  # SOK's documentation writes "Mean" and "Sum"
         if combiner == "none":
             raise ValueError(
                 "`combiner` must be 'sum', 'mean' or 'sqrtn'; sok.All2AllDenseEmbedding does not "
@@ -97,7 +97,7 @@ class DistributedEmbedding(EmbeddingLayer):
         feature = HashFeature(
             self.table,
             keys,
-            # One key a field: the row itself, whatever the combiner.
+            # With one key per field the result is its row, whatever the combiner.
             combiner="none" if row_splits is None else self.combiner,
             row_splits=row_splits,
             max_hotness=self.max_nnz,
@@ -106,7 +106,7 @@ class DistributedEmbedding(EmbeddingLayer):
         return feature, [-1, self.slot_num, self.embedding_vec_size]
 
     def _samples(self, inputs):
-        """Flat keys and int64 row splits `[batch * slot_num + 1]`, None for one key per row."""
+        """Flat keys and int64 row splits `[batch * slot_num + 1]`; None if each row has one key."""
         if isinstance(inputs, tf.SparseTensor):
             if inputs.shape.rank not in (None, 2):
                 raise self._bad_input(inputs)
@@ -130,12 +130,12 @@ class DistributedEmbedding(EmbeddingLayer):
         return flat, tf.range(rows + 1) * hotness
 
     def _dense_hotness(self, inputs):
-        """Keys in a field, None where unknown; raises where the static shape is wrong."""
+        """Keys per field, None if unknown; raises if the static shape is wrong."""
         shape = tuple(inputs.shape)
         if len(shape) not in (2, 3) or shape[1] not in (None, self.slot_num):
             raise self._bad_input(inputs)
         hotness = 1 if len(shape) == 2 else shape[2]
-        # With padding, only the op knows how many keys are valid.
+        # With padding only the op knows the number of valid keys.
         if hotness is not None and hotness > self.max_nnz and self.pad_key is None:
             raise ValueError(
                 f"A field may hold at most max_nnz={self.max_nnz} keys. "
@@ -163,7 +163,7 @@ class DistributedEmbedding(EmbeddingLayer):
     def compute_output_spec(self, inputs, training=True):
         import keras
 
-        # As a model is built, not in its first step. `call` is not traced then.
+        # Runs while a model is built, not in its first step; `call` is not traced then.
         if not isinstance(inputs, keras.KerasTensor):
             raise self._bad_input(inputs)
         check_dtype(inputs.dtype)

@@ -1,10 +1,10 @@
-"""`sok.fuse_lookups`: the hash-table layers of a functional model look up together.
+"""`sok.fuse_lookups`: one lookup for all hash-table layers of a functional model.
 
     ids_a -> layer a -> rows_a
     ids_b -> layer b -> rows_b       ==>       ids_a, ids_b -> FusedLookups -> rows_a, rows_b
 
-Keras calls layers one after the other, and each returns its rows before the next is called: on
-several ranks a model of four layers exchanges twelve times per step. The graph of a functional
+Keras calls layers one after the other, and each returns its rows before the next is called. So on
+several ranks a model with four layers exchanges twelve times per step. The graph of a functional
 model is known beforehand, so one layer can take all their inputs, and exchange three times.
 """
 
@@ -23,20 +23,20 @@ from sok_like.table.keras_variable import is_keras_3
 
 @tf.keras.utils.register_keras_serializable("sok_like")
 class FusedLookups(tf.keras.layers.Layer):
-    """Several embedding layers, looked up as one group. `sok.fuse_lookups` makes it.
+    """Several embedding layers, looked up as one group. Made by `sok.fuse_lookups`.
 
     Args:
-        layers: `sok.DistributedEmbedding`s and `sok.All2AllDenseEmbedding`s, two or more.
-        **kwargs: Keras' own: `name`, by which ranks agree on the call.
+        layers: Two or more of `sok.DistributedEmbedding` and `sok.All2AllDenseEmbedding`.
+        **kwargs: Keras' own: `name`, which must be the same on all ranks.
 
     Input shape:
-        A list of one input per layer, in order, each as its layer takes it.
+        A list with one input per layer, in order, as that layer takes it.
 
     Output shape:
-        A list of what each layer returns.
+        A list with the output of each layer.
 
     Raises:
-        ValueError: layers with different `gradient_scale`s or `wire_dtype`s.
+        ValueError: the layers differ in `gradient_scale` or `wire_dtype`.
     """
 
     def __init__(self, layers: Sequence[Any], **kwargs: Any):
@@ -91,25 +91,26 @@ class FusedLookups(tf.keras.layers.Layer):
 
 
 def fuse_lookups(model: Any) -> Any:
-    """The same functional model, whose embedding layers exchange once for all of them.
+    """The same functional model with one common exchange for its embedding layers.
 
-    Layers are shared with `model`, and with them their tables and weights. Fused are the
-    `sok.DistributedEmbedding`s and `sok.All2AllDenseEmbedding`s that `model` itself calls, once, on
-    what depends on none of the others. Others stay as they are, and so do subclasses with a `call`
-    of their own, layers with an `activity_regularizer`, and calls with `training=...`.
+    Layers are shared with `model`, and so are their tables and weights. A
+    `sok.DistributedEmbedding` or `sok.All2AllDenseEmbedding` is fused if `model` itself calls it
+    exactly once, and its input does not depend on another fused layer. Not fused are subclasses
+    with a `call` of their own, layers with an `activity_regularizer`, and calls with
+    `training=...`.
 
     Args:
         model: A functional Keras model.
 
     Returns:
-        A functional model of the same inputs and outputs. Compile and save it, not `model`: a file
-        of one is not for the other.
+        A functional model with the same inputs and outputs. Compile and save this one, not `model`:
+        a file of one does not fit the other.
 
     Raises:
-        TypeError: `model` is not what `tf.keras.Model(inputs, outputs)` makes: a subclassed one
-            holds a `sok.GroupEmbedding`.
-        ValueError: fewer than two layers can be fused, or they have different `gradient_scale`s
-            or `wire_dtype`s; `model` has losses or metrics added by `add_loss` or `add_metric`.
+        TypeError: `model` was not made by `tf.keras.Model(inputs, outputs)`; use a
+            `sok.GroupEmbedding` in a subclassed model.
+        ValueError: fewer than two layers can be fused, they differ in `gradient_scale` or
+            `wire_dtype`, or `model` has losses or metrics added by `add_loss` or `add_metric`.
     """
     nodes = _nodes_of(model)
     chosen, needed = _chosen(nodes)
@@ -146,7 +147,7 @@ def _check_nothing_is_lost(model, fused, layers):
         )
     kept = {id(layer) for layer in [*fused.layers, *layers]}
     lost = [layer.name for layer in model.layers if id(layer) not in kept]
-    if lost:  # add_loss and add_metric of tf_keras
+    if lost:  # from add_loss and add_metric of tf_keras
         raise ValueError(
             "Layers whose outputs are not among the model's must not be lost. Add losses and "
             f"metrics to the fused model. Received: model '{model.name}' with {lost}"
@@ -163,7 +164,7 @@ def _structure(model, what):
 
 
 def _nodes_of(model):
-    """Calls of layers, each behind those that it depends on; without the inputs."""
+    """Calls of layers, each after those that it depends on; without the inputs."""
     by_depth = getattr(model, "_nodes_by_depth", None)
     if not by_depth:
         raise TypeError(
@@ -191,7 +192,7 @@ def _arguments(node, tensors):
 
 
 def _only_looks_up(node):
-    """Whether a call does nothing that a lookup in a group would leave out."""
+    """Whether a fused lookup does everything that this call does."""
     layer = _layer_of(node)
     if not isinstance(layer, EmbeddingLayer) or type(layer).call is not EmbeddingLayer.call:
         return False
@@ -208,7 +209,7 @@ def _run(node, tensors):
 
 
 def _chosen(nodes):
-    """Calls to fuse, and the ids of the calls that they depend on."""
+    """The calls to fuse, and the ids of the calls that they depend on."""
     layers = [_layer_of(node) for node in nodes]
     maker = {id(t): node for node in nodes for t in tf.nest.flatten(node.outputs)}
     above: dict[int, set[int]] = {}  # ids of all calls that a call depends on

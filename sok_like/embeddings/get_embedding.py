@@ -8,21 +8,21 @@ from typing import Any
 
 import tensorflow as tf
 
-# Graph: its layers by name. A graph's layers die with it; those made eagerly live on.
+# Layers by name, for each graph. They are freed with their graph; eager ones are kept.
 _graphs: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _eager: dict[str, Any] = {}
 
 
 def get_embedding(name: str, constructor: Callable | None = None, **kwargs: Any) -> Any:
-    """The layer called `name`, made at the first call and returned by later ones.
+    """The layer called `name`: the first call makes it, later calls return it.
 
-    Each `tf.compat.v1` graph has layers of its own; eager code and functions share theirs.
+    Each `tf.compat.v1` graph has its own layers; eager code and functions share theirs.
 
     Args:
         name: The layer's name.
-        constructor: `sok.DistributedEmbedding` or `sok.All2AllDenseEmbedding`; needed at the first
-            call.
-        **kwargs: Its arguments; ignored by later calls.
+        constructor: `sok.DistributedEmbedding` or `sok.All2AllDenseEmbedding`; required in the
+            first call.
+        **kwargs: The constructor's arguments; later calls ignore them.
 
     Raises:
         ValueError: no layer has the name and no constructor is given.
@@ -39,7 +39,7 @@ def get_embedding(name: str, constructor: Callable | None = None, **kwargs: Any)
 
 
 def _layers():
-    with tf.init_scope():  # out of functions
+    with tf.init_scope():  # outside of functions
         if tf.executing_eagerly():
             return _eager
         return _graphs.setdefault(tf.compat.v1.get_default_graph(), {})

@@ -12,19 +12,18 @@ from sok_like.runtime.initialize import check_replicas
 
 @tf.keras.utils.register_keras_serializable("sok_like")
 class TFDistributedEmbedding(tf.keras.layers.Layer):
-    """`tf.nn.embedding_lookup` on an ordinary variable, which every rank holds whole.
+    """`tf.nn.embedding_lookup` on an ordinary variable, of which every rank holds all rows.
 
     SOK 1.x split its lookups over the replicas of a `tf.distribute` strategy. Here a process is one
-    replica, so the layer does the same without a strategy. Over ranks the variable is like any
-    other dense one: its gradient is averaged, and it starts from rank 0's values when the program
-    broadcasts it.
+    replica, so the layer needs no strategy. Over ranks the variable behaves like any other dense
+    one: its gradient is averaged, and it starts from rank 0's values if the program broadcasts it.
 
     Args:
-        vocabulary_size: Rows of the table; keys lie in `[0, vocabulary_size)`.
-        embedding_vec_size: Row width.
-        initializer: Name of a Keras initializer, an initializer, or the first rows themselves, an
+        vocabulary_size: Rows of the table; keys must be in `[0, vocabulary_size)`.
+        embedding_vec_size: Length of a row.
+        initializer: Name of a Keras initializer, an initializer, or the initial rows themselves: an
             array or tensor `[vocabulary_size, embedding_vec_size]`.
-        comm_options: Ignored: there is nothing to exchange.
+        comm_options: Ignored: nothing is exchanged.
         **kwargs: Keras' own: `name`, `dtype`, `trainable`.
 
     Input shape:
@@ -34,9 +33,9 @@ class TFDistributedEmbedding(tf.keras.layers.Layer):
         The input's shape plus a last axis `embedding_vec_size`, in the layer's compute dtype.
 
     Raises:
-        ValueError: an argument out of its range, first rows of another shape.
+        ValueError: an argument is out of range, or the initial rows have another shape.
         RuntimeError: within a `tf.distribute` strategy of several replicas.
-        tf.errors.InvalidArgumentError: a key out of range.
+        tf.errors.InvalidArgumentError: a key is out of range.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class TFDistributedEmbedding(tf.keras.layers.Layer):
         shape = (self._vocabulary_size, self._embedding_vec_size)
         if hasattr(initializer, "shape"):
             first = self._first_rows(initializer, shape)
-            # What a copy of the layer starts from: its rows come from a file of weights.
+            # The initializer of a copy of the layer, whose rows come from a file of weights.
             initializer = "GlorotNormal"
         else:
             first = tf.keras.initializers.get(initializer)

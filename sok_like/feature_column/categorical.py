@@ -45,7 +45,7 @@ class EmbeddingCategoricalColumn(
 
     @property
     def parse_example_spec(self):
-        # tf.io parses int64 and strings, nothing between them.
+        # tf.io parses only int64 and strings.
         dtype = tf.string if self.dtype == tf.string else tf.int64
         return {self.key: tf.io.VarLenFeature(dtype)}
 
@@ -76,7 +76,7 @@ class EmbeddingCategoricalColumn(
         return string_keys(values) if values.dtype == tf.string else as_keys(values)
 
     def check_dtype(self, dtype: tf.DType) -> None:
-        """ValueError, with what to do about it, unless a feature may have this dtype."""
+        """Raises ValueError, with a remedy, unless a feature may have this dtype."""
         wants_strings = self.dtype == tf.string
         if dtype == tf.string if wants_strings else may_be_keys(dtype):
             return
@@ -127,12 +127,12 @@ def categorical_column_with_embedding(
     Args:
         key: Name of the feature and of the column.
         dtype: tf.string, or int64, int32, uint64 or uint32.
-        partition_num: DeepRec's number of partitions: None or a positive integer, without effect.
+        partition_num: DeepRec's number of partitions: None or a positive integer; ignored.
             A table is always sharded over all ranks.
         ev_option: None or the `sok.EmbeddingVariableOption` of the table.
 
     Raises:
-        ValueError: an argument has another value.
+        ValueError: an argument is not one of these values.
         TypeError: `ev_option` is not an EmbeddingVariableOption.
     """
     dtype = tf.as_dtype(dtype)
@@ -170,13 +170,13 @@ def sparse_column_with_embedding(
     Args:
         column_name, dtype, partition_num: Its `key`, `dtype` and `partition_num`.
         steps_to_live: The same as an option with `GlobalStepEvict(steps_to_live)`; None or 0:
-            without eviction.
-        init_data_source: None.
-        ht_partition_num: DeepRec's number of hash table partitions; without effect.
-        evconfig, ev_option: Its `ev_option`; releases of DeepRec differ in the name.
+            no eviction.
+        init_data_source: Must be None.
+        ht_partition_num: DeepRec's number of hash table partitions; ignored.
+        evconfig, ev_option: Its `ev_option`; the name depends on the release of DeepRec.
 
     Raises:
-        ValueError: an argument has another value, or both names are given.
+        ValueError: an argument is not one of these values, or both names are given.
         TypeError: `ev_option` is not a sok.EmbeddingVariableOption.
     """
     if init_data_source is not None:

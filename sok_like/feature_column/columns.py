@@ -1,11 +1,11 @@
-"""`embedding_column` and `shared_embedding_columns`: stock columns that know their group and table.
+"""`embedding_column` and `shared_embedding_columns`: stock columns with a group and a table.
 
     categorical column                        table
     of this package, any key                  EmbeddingVariable, sharded over all ranks
     stock, ids in [0, num_buckets)            tf.Variable [num_buckets, dimension], on each rank
 
-The column is a stock EmbeddingColumn with two more attributes, so it also works wherever stock
-columns do, where it is looked up by itself.
+The column is a stock EmbeddingColumn with two more attributes. So it also works wherever stock
+columns do; there it is looked up by itself.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def embedding_column(
     """`tf.feature_column.embedding_column`, in the group of the current scope.
 
     Args:
-        categorical_column: A column of this package, or any stock column, whose table is then a
-            `tf.Variable`, as in TensorFlow.
+        categorical_column: A column of this package, or any stock column. The table of a stock
+            column is a `tf.Variable`, as in TensorFlow.
         dimension: Length of a row.
         combiner: "mean", "sum" or "sqrtn".
         initializer: Callable; None is a truncated normal distribution with standard deviation
@@ -125,7 +125,7 @@ def embedding_column(
         use_safe_embedding_lookup: False keeps negative ids of stock columns, and weights <= 0.
 
     Raises:
-        ValueError: an argument has another value.
+        ValueError: an argument is not one of these values.
     """
     return _make(
         [categorical_column],
@@ -155,12 +155,12 @@ def shared_embedding_columns(
 ) -> list[GroupEmbeddingColumn]:
     """`tf.compat.v1.feature_column.shared_embedding_columns`: one table for several features.
 
-    Columns of this name share their table in a graph, or in a Keras layer.
+    Columns with the same shared name share their table in a graph, or in a Keras layer.
 
     Args:
         categorical_columns: All with keys of one dtype, or all stock with the same number of
             buckets.
-        shared_embedding_collection_name: Name of the table; by default made of the columns' names.
+        shared_embedding_collection_name: Name of the table; default: from the columns' names.
         dimension, combiner, initializer, ckpt_to_load_from, tensor_name_in_ckpt, max_norm,
             trainable, use_safe_embedding_lookup: As in `embedding_column`.
 
@@ -168,7 +168,7 @@ def shared_embedding_columns(
         One column per categorical column, in order.
 
     Raises:
-        ValueError: an argument has another value.
+        ValueError: an argument is not one of these values.
     """
     if not categorical_columns:
         raise ValueError("`categorical_columns` must hold at least one column. Received: 0")

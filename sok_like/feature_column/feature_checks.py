@@ -1,4 +1,4 @@
-"""Checks of features where a model or a function is built; Keras 3 then runs no column on them."""
+"""Checks features while a model or function is built; Keras 3 runs no column on them then."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _INTEGERS, _STRINGS, _NUMBERS, _IDS = "integers", "strings", "numbers", "integer
 
 
 def check_features(columns: Sequence[Any], features: Mapping[str, Any], layer: str) -> None:
-    """Checks that features are there and have a dtype that their columns can take.
+    """Checks that features are given and have a dtype that their columns support.
 
     Raises:
-        ValueError: a feature is missing, or of another dtype.
+        ValueError: a feature is missing, or has another dtype.
     """
     for column, key in _features_of(columns):
         if key not in features:
@@ -62,7 +62,7 @@ def _features_of(columns: Sequence[Any]) -> Iterator[tuple[Any, str]]:
 
 
 def _wanted(column, key):
-    """What a column of TensorFlow takes; None for others."""
+    """The values that a column of TensorFlow takes; None for others."""
     if isinstance(column, fc.NumericColumn) or key == getattr(column, "weight_feature_key", None):
         return _NUMBERS
     if isinstance(column, fc.IdentityCategoricalColumn):

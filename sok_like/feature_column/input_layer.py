@@ -1,8 +1,8 @@
 """`input_layer` and `sequence_input_layer`: TF1's functions, with one fused lookup per group.
 
-Names of scopes and variables are those of `tf.compat.v1.feature_column.input_layer`, so that its
-checkpoints of ordinary variables can be restored. Outside of a graph nothing would own the tables
-between calls; use the layer `DenseFeatures` there.
+Names of scopes and variables are those of `tf.compat.v1.feature_column.input_layer`, so checkpoints
+of its ordinary variables can be restored. Outside of a graph nothing would own the tables between
+calls; use the layer `DenseFeatures` there.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def input_layer(
         trainable: Whether variables are trainable.
         cols_to_vars: A dictionary that receives one list of variables per column.
         cols_to_output_tensors: A dictionary that receives one `[batch, dimension]` per column.
-        training: False reads initial rows of unseen keys and inserts no keys.
+        training: False reads initial rows of missing keys and inserts no keys.
         gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
             `sok_like.lookup.hash_lookup.lookup`.
 

@@ -77,7 +77,7 @@ class _State(fc.StateManager):
 
 
 class _Columns:
-    """Sorted columns of a layer, and its hash tables by key. Keras must not look into it."""
+    """The sorted columns of a layer, and its hash tables by key. It is opaque to Keras."""
 
     def __init__(self, feature_columns, sequence):
         self.all = check_columns(feature_columns, in_graph=False, sequence=sequence)
@@ -87,19 +87,17 @@ class _Columns:
         self.tables: dict[str, EmbeddingVariable] = {}
 
     def table_keys(self):
-        """From each table's name to one of its columns."""
+        """Maps each table's name to one of its columns."""
         return {column.shared_name or column.name: column for column in reversed(self.fused)}
 
 
 class _ColumnsLayer(tf.keras.layers.Layer):
-    """Base of the two layers."""
-
     _sequence = False
 
     def __init__(self, feature_columns: Any, *, gradient_scale: str = "auto", **kwargs: Any):
         super().__init__(
             autocast=False, **keras_arguments(kwargs)
-        )  # or Keras would cast the weights of keys
+        )  # Keras would cast the weights of keys
         self.gradient_scale = check_gradient_scale(gradient_scale)
         self.supports_jit = False  # XLA cannot compile the tables' ops
         self._columns = _Columns(feature_columns, self._sequence)
@@ -148,12 +146,12 @@ class _ColumnsLayer(tf.keras.layers.Layer):
                 "The input must be a dictionary of features by name. "
                 f"Received: {features!r} (layer '{self.name}')"
             )
-        if not tf.executing_eagerly():  # a graph is being built, by tf_keras of a model, too
+        if not tf.executing_eagerly():  # a graph is being built, also when tf_keras builds a model
             check_features(self._columns.all, features, self.name)
         return LayerInputs(dict(features), self._state)
 
     def _shapes(self, features):
-        """Shapes of symbolic features, by name, which Keras 3 gives without running the columns."""
+        """Shapes of symbolic features, by name; Keras 3 does not run the columns on them."""
         if not isinstance(features, Mapping):
             self._inputs(features)  # raises
         check_features(self._columns.all, features, self.name)

@@ -1,7 +1,7 @@
 """`linear_model` over columns with keys: their weights are rows of a hash table.
 
-Stock columns and the bias are TensorFlow's; a column with keys adds the sum of its keys' rows, each
-`units` wide and 0 at first.
+Stock columns and the bias are TensorFlow's. A column with keys adds the sum of its keys' rows. They
+have `units` elements, initially 0.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def linear_model(
     initializer of the column's `ev_option`.
 
     Args:
-        features, feature_columns, units, weight_collections, trainable, cols_to_vars: As there.
+        features, feature_columns, units, weight_collections, trainable, cols_to_vars: As in
+            TensorFlow.
         sparse_combiner: "sum", "mean" or "sqrtn".
         training, gradient_scale: As in `sok.feature_column.input_layer`.
 

@@ -36,7 +36,7 @@ class _Ragged:
 
 
 class GraphInputs(_Ragged, old._LazyBuilder):
-    """Features in a graph, and the columns' transformations of them, each made once."""
+    """Features in a graph, and the columns' transformations of them; each is made once."""
 
     def sparse_tensors(self, categorical):
         """(ids, weights or None) of a categorical column, SparseTensors."""
@@ -56,15 +56,15 @@ class LayerInputs(_Ragged, fc.FeatureTransformationCache):
 
 
 def check_columns(feature_columns: Any, *, in_graph: bool, sequence: bool = False) -> list:
-    """The columns sorted by name, the order in which they are concatenated.
+    """The columns sorted by name, the order of concatenation.
 
     Args:
         in_graph: True requires columns of TF1's kind, False those of TF2's.
         sequence: Whether all columns must be over sequences; otherwise none may be.
 
     Raises:
-        ValueError: there are no columns, two have one name, one is not dense, or one does not fit
-            `sequence`.
+        ValueError: there are no columns, two have the same name, one is not dense, or one does not
+            fit `sequence`.
     """
     kind = old if in_graph else fc
     columns = kind._normalize_feature_columns(feature_columns)
@@ -99,7 +99,7 @@ def embeddings(
     gradient_scale: str,
     is_sequence: bool = False,
 ) -> dict[GroupEmbeddingColumn, tf.Tensor]:
-    """Looks up columns, those of a group together.
+    """Looks up columns; those of a group together.
 
     Args:
         columns: The columns to look up.
@@ -151,11 +151,11 @@ def ids_and_weights(outer: Any, inputs: Any) -> tuple[Any, Any]:
     """All ids of a categorical column and their weights (or None), ragged or sparse.
 
     Dense weights `[num_ids, 1]` beside SparseTensors of ids `[batch, hotness]` belong to the ids in
-    their order, as DeepRec's scripts have them.
+    their order, as in DeepRec's scripts.
 
     Raises:
-        ValueError: ragged ids with weights of another kind.
-        tf.errors.InvalidArgumentError: not one weight per id.
+        ValueError: ids are ragged and weights are of another kind.
+        tf.errors.InvalidArgumentError: there is not exactly one weight per id.
     """
     categorical, weight_key = outer, None
     while isinstance(categorical, (fc.WeightedCategoricalColumn, fc.SequenceCategoricalColumn)):

@@ -7,8 +7,8 @@
     with group_embedding_column_scope("user"):
         city = embedding_column(...)        group "user" again
 
-A group is only a name that its columns store, without a list of members. A layer looks up together
-the columns with the same name that are passed to it.
+A group is only a name that its columns store; there is no list of members. A layer looks up those
+of its columns together that have the same name.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _unnamed = itertools.count()
 
 @contextlib.contextmanager
 def group_embedding_column_scope(name: str | None = None) -> Iterator[str]:
-    """Embedding columns that are made inside this scope are looked up together.
+    """A scope whose embedding columns are looked up together.
 
     Args:
-        name: The group. Entering a name again adds to its group. In nested scopes the innermost
-            counts. None is a new group each time.
+        name: The group. A name that is used again adds to its group. In nested scopes the
+            innermost counts. None: a new group each time.
 
     Yields:
         The group's name.
@@ -49,7 +49,7 @@ def group_embedding_column_scope(name: str | None = None) -> Iterator[str]:
 
 
 def current_group() -> str | None:
-    """The innermost scope's group; None outside any scope."""
+    """The innermost scope's group; None outside of any scope."""
     stack = _stack()
     return stack[-1] if stack else None
 

@@ -1,4 +1,4 @@
-"""Tables of embedding columns: found or made in the graph's current variable scope."""
+"""Tables of embedding columns, found or made in the graph's current variable scope."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WEIGHTS = "embedding_weights"  # TensorFlow's name of a column's variable
 
 
 def graph_weights(column: Any, weight_collections: list | None, trainable: bool) -> Any:
-    """The table of an embedding column in the current variable scope; it is made if missing.
+    """The table of an embedding column in the current variable scope; made if it is missing.
 
     A shared table is found by its name anywhere in the graph, as in TensorFlow.
 

@@ -1,6 +1,6 @@
-"""What the group lookups take: checks, and every kind of ids brought to one form.
+"""Checks the arguments of group lookups, and converts every kind of ids to one form.
 
-Nothing the caller passed is changed; lists are copied.
+Arguments are never changed; lists are copied.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Ids(NamedTuple):
     """Ids of one table.
 
     Attributes:
-        ragged: A `tf.RaggedTensor` `[batch, None]` of integers; None until `by_sample` has made it.
-        weights: `[num_keys]` floats, one an id; None for ones.
-        sparse: The SparseTensor that `ragged` was made from; None where it was ragged already.
+        ragged: A `tf.RaggedTensor` `[batch, None]` of integers; None before `by_sample`.
+        weights: Floats `[num_keys]`; None for ones.
+        sparse: The SparseTensor from which `ragged` was made; None if the input was ragged.
     """
 
     ragged: Any
@@ -36,18 +36,18 @@ class Ids(NamedTuple):
 
 
 def table_name(table: Any) -> str:
-    """What errors call a table."""
+    """A table's name in errors."""
     if isinstance(table, EmbeddingVariable):
         return table.table_name
     return "table" if isinstance(table, tf.Tensor) and tf.executing_eagerly() else table.name
 
 
 def tables(params: Any) -> list:
-    """`params` as a list of EmbeddingVariables and of what TensorFlow can gather rows from.
+    """`params` as a list of EmbeddingVariables and of dense tables for TensorFlow's gather.
 
     Raises:
-        ValueError: None, or nothing at all.
-        TypeError: no table, or one that is partitioned.
+        ValueError: `params` is None or empty.
+        TypeError: an item is not a table, or is partitioned.
     """
     if params is None:
         raise ValueError("`params` must be given. Received: params=None")
@@ -79,10 +79,10 @@ def _table(param):
 
 
 def one_each(name: str, values: Any, num_tables: int) -> list:
-    """A copy of a list or tuple with an item for each table.
+    """A copy of a list or tuple with one item per table.
 
     Raises:
-        ValueError: no list or tuple, or of another length.
+        ValueError: it is neither a list nor a tuple, or has another length.
     """
     if not isinstance(values, (list, tuple)):
         raise ValueError(f"`{name}` must be a list or a tuple. Received: {name}={values!r}")
@@ -95,7 +95,7 @@ def one_each(name: str, values: Any, num_tables: int) -> list:
 
 
 def combiners(given: Sequence[str] | str | None, num_tables: int) -> list[str]:
-    """A combiner for each table; None is "mean", with a warning."""
+    """One combiner per table; None means "mean", with a warning."""
     if given is None:
         warnings.warn("`combiners` is None and taken for 'mean'.", stacklevel=3)
         given = "mean"
@@ -112,7 +112,7 @@ def combiners(given: Sequence[str] | str | None, num_tables: int) -> list[str]:
 
 
 def check_partition_strategy(partition_strategy: Any) -> None:
-    """ValueError unless "mod", the only way in which keys are spread over ranks."""
+    """Raises ValueError unless it is "mod", the only way to spread keys over ranks."""
     if partition_strategy != "mod":
         raise ValueError(
             "`partition_strategy` must be 'mod'. (Weights go by keyword, `sp_weights=`: releases "
@@ -122,7 +122,7 @@ def check_partition_strategy(partition_strategy: Any) -> None:
 
 
 def check_mode(training: Any, gradient_scale: Any, wire_dtype: Any, name: str) -> None:
-    """TypeError unless `training` is a bool; ValueError unless the others are what they are for."""
+    """Raises TypeError unless `training` is a bool, and ValueError if others are not legal."""
     if not isinstance(training, bool):
         raise TypeError(f"`training` must be a Python bool. Received: training={training!r}")
     check_gradient_scale(gradient_scale)
@@ -130,14 +130,14 @@ def check_mode(training: Any, gradient_scale: Any, wire_dtype: Any, name: str) -
 
 
 def ids_of(sp_ids: Any, sp_weights: Any, name: str, together: bool = False) -> Ids:
-    """Ids of one table and their weights in one form.
+    """Converts ids of one table and their weights to one form.
 
     With `together`, sparse ids of a hash table may be left for `by_sample` to sort.
 
     Raises:
-        TypeError: neither a SparseTensor nor a RaggedTensor, or weights that are not floats.
-        ValueError: not of two axes, or weights of another kind or static shape.
-        tf.errors.InvalidArgumentError: weights at other places than the ids.
+        TypeError: ids are neither a SparseTensor nor a RaggedTensor, or weights are not floats.
+        ValueError: ids do not have two axes, or weights have another kind or static shape.
+        tf.errors.InvalidArgumentError: weights are not at the positions of the ids.
     """
     if not isinstance(sp_ids, (tf.SparseTensor, tf.RaggedTensor)):
         raise TypeError(
@@ -167,7 +167,7 @@ def ids_of(sp_ids: Any, sp_weights: Any, name: str, together: bool = False) -> I
 
 
 def by_sample(ids: Sequence[Ids]) -> list[Ids]:
-    """The same, with what `ids_of` has left to sort: by one op for all tables."""
+    """Sorts what `ids_of` left unsorted, by one op for all tables."""
     left = [i for i in ids if i.ragged is None]
     sorted_ids = iter(samples_of([i.sparse for i in left], [i.weights for i in left]))
 
@@ -182,7 +182,7 @@ def by_sample(ids: Sequence[Ids]) -> list[Ids]:
 
 
 def check_integers(argument: str, ids: Any, name: str) -> None:
-    """TypeError unless ids are integers."""
+    """Raises TypeError unless ids are integers."""
     if not ids.dtype.is_integer:
         raise TypeError(
             f"`{argument}` must be integers. Received: {ids.dtype.name} (table '{name}'). "
@@ -204,7 +204,7 @@ def _check_weights(ids, weights, name):
 
 
 def _aligned(weights, checks, name):
-    """Flat weights, once they are known to lie where the ids do; None for None."""
+    """Flat weights, checked to be at the positions of the ids; None for None."""
     if weights is None:
         return None
     values = weights.values

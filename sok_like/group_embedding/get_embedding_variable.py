@@ -1,7 +1,7 @@
-"""`sok.get_embedding_variable`: DeepRec's way to a table, by name.
+"""`sok.get_embedding_variable`: tables by name, as in DeepRec.
 
-Tables are kept by their full name (that of the variable scope and their own), in a graph by the
-graph, eagerly by what `sok.Init` set up; asking again gives the same table.
+Tables are stored by their full name (the variable scope's and their own). In a graph they belong to
+the graph, eagerly to what `sok.Init` set up. Asking again returns the same table.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.lookup import by_key as by_key  # so that its tables can be looked up by key
+from sok_like.lookup import by_key as by_key  # makes its tables readable by key
 from sok_like.runtime import comm, wire
 from sok_like.runtime.initialize import ensure_initialized
 from sok_like.table.keys import as_key_dtype
@@ -25,7 +25,7 @@ from sok_like.table.variable import EmbeddingVariable
 
 _DEFAULT_INITIALIZER = "random_uniform"
 
-# Eagerly: communicator -> tables. One that `sok.Init` replaced takes its tables with it.
+# Eager tables by communicator. If `sok.Init` replaces it, its tables go with it.
 _eager: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
@@ -49,34 +49,34 @@ def get_embedding_variable(
     steps_to_live: int | None = None,
     capacity: int | None = None,
 ) -> EmbeddingVariable:
-    """The table of that name: made at the first call, the same one at the next.
+    """The table of this name: the first call makes it, later calls return it.
 
     Within `tf.compat.v1.variable_scope` the name begins with the scope's. A scope with `reuse=True`
-    gives tables that exist, and only those.
+    returns existing tables only.
 
     Args:
         name: Name of the table, the same on all ranks.
-        embedding_dim: Row width, at least 1.
+        embedding_dim: Length of a row, at least 1.
         key_dtype: int64, int32, uint64 or uint32.
-        value_dtype: How rows lie in memory: None or float32, bfloat16 or float16, the `dtype` of
-            `sok.EmbeddingVariable`. Lookups are float32 all the same.
-        initializer: Keras initializer or its name. That of `ev_option.init_option` takes its place,
-            as in DeepRec. None takes the variable scope's, then "random_uniform" (-0.05 to 0.05).
-        regularizer, constraint, custom_getter, init_data_source: None, also those of the scope. A
-            hash table has no dense value for them to work on.
-        trainable: Whether tapes watch the variable by themselves.
-        collections: In a graph, further collections to add it to; with GLOBAL_VARIABLES among them,
-            which it is always in.
-        caching_device, partitioner, validate_shape: Without effect: a table is spread over all
-            ranks, read in place, and has no shape to validate. With a partitioner the table may be
-            iterated over, as its one part.
+        value_dtype: Dtype of rows in memory: None or float32, bfloat16 or float16, see `dtype` of
+            `sok.EmbeddingVariable`. Lookups are float32 in any case.
+        initializer: Keras initializer or its name. That of `ev_option.init_option` replaces it, as
+            in DeepRec. None: the variable scope's, or else "random_uniform" (-0.05 to 0.05).
+        regularizer, constraint, custom_getter, init_data_source: Must be None, also in the variable
+            scope: a hash table has no dense value for them.
+        trainable: Whether tapes watch the variable automatically.
+        collections: In a graph, further collections for the table; must include GLOBAL_VARIABLES,
+            to which it always belongs.
+        caching_device, partitioner, validate_shape: Ignored: a table is spread over all ranks, read
+            in place, and has no shape to validate. With a partitioner, iterating over the table
+            yields it as the only part.
         ev_option: sok.EmbeddingVariableOption.
-        steps_to_live: DeepRec's older way to `GlobalStepEvict(steps_to_live)`; None or 0: none.
-        capacity: Most keys a rank may hold; None grows without bound.
+        steps_to_live: DeepRec's older form of `GlobalStepEvict(steps_to_live)`; None or 0: none.
+        capacity: Maximum number of keys per rank; None: no limit.
 
     Raises:
-        ValueError: an argument out of its range, one that would have to be ignored, or a table of
-            that name with other settings.
+        ValueError: an argument is out of range or would be ignored, or a table of this name has
+            other settings.
         TypeError: `ev_option` is not an EmbeddingVariableOption.
     """
     scope = tf.compat.v1.get_variable_scope()
@@ -127,7 +127,7 @@ def get_embedding_variable(
 
 
 def _tables() -> dict:
-    """Tables by full name, of the graph that is being built or of the eager program."""
+    """Tables by full name, of the current graph or of the eager program."""
     owner: Any = comm.current()
     if tf.executing_eagerly():
         return _eager.setdefault(owner, {})
@@ -138,7 +138,7 @@ def _tables() -> dict:
 
 
 def _check_same(table, options):
-    """ValueError unless `options` are those the table was made with."""
+    """Raises ValueError unless the table was made with `options`."""
     for argument, asked in options.items():
         made = table.options[argument]
         if _comparable(made) != _comparable(asked):
@@ -149,7 +149,7 @@ def _check_same(table, options):
 
 
 def _comparable(value):
-    """Equal for equal settings: initializers, which compare by identity, by what they are."""
+    """Equal for equal settings; initializers, which compare by identity, by their config."""
     if isinstance(value, EmbeddingVariableOption):
         init = value.init_option or InitializerOption()
         init = dataclasses.replace(init, initializer=_comparable(init.initializer))

@@ -1,4 +1,4 @@
-"""`sok.GroupEmbedding`: the features of a model as one Keras layer, looked up in one go.
+"""`sok.GroupEmbedding`: the features of a model as one Keras layer with one lookup.
 
 {"user": [batch], "film": [batch], "genres": [batch, None]}     integers or strings
      |               |                |
@@ -31,36 +31,36 @@ class GroupEmbedding(tf.keras.layers.Layer):
     """Embeddings of several features, each in a hash table, with one exchange for all of them.
 
     Args:
-        embedding_dims: Row width of each feature: a dictionary by feature name, or a list.
-        tables: Name of each feature's table, a dictionary or a list like `embedding_dims`; features
-            that name the same table share its rows. A feature left out, and every one for None,
-            has a table of its own.
+        embedding_dims: Length of each feature's rows: a dictionary by feature name, or a list.
+        tables: Name of each feature's table, a dictionary or a list like `embedding_dims`. Features
+            with the same table share its rows. Features that are left out, or all for None, have
+            tables of their own.
         combiners: "sum", "mean" or "sqrtn" of a sample's rows: one for all features, or a
             dictionary or a list like `embedding_dims` (left out of a dictionary: "mean").
         table_options: Dictionary from a table's name to keyword arguments of its
             sok.EmbeddingVariable: `initializer`, `capacity`, `ev_option`, ...
-        pad_key: What fills up a feature and is not a key: an integer, or a string for features of
-            strings; also of ragged and sparse features. None: every value is a key.
+        pad_key: A value that is padding and not a key: an integer, or a string for features of
+            strings; also in ragged and sparse features. None: every value is a key.
         gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
             `sok_like.lookup.hash_lookup.lookup`.
         wire_dtype: "bfloat16" or "float16" rounds rows and gradients on their way between ranks,
-            see `sok_like.lookup.hash_lookup.lookup`. None, or "float32", does not.
+            see `sok_like.lookup.hash_lookup.lookup`. None or "float32": no rounding.
         **kwargs: Keras' own: `name`, `dtype`, `trainable`. The name is part of the tables' names,
-            and so of what initial rows are drawn from.
+            on which initial rows depend.
 
     Input shape:
-        A dictionary (others of its entries are not looked at) or a list of features, of integers or
-        strings, each dense `[batch]` or `[batch, hotness]`, a RaggedTensor `[batch, None]`, or a
-        SparseTensor `[batch, max_hotness]`. The key of a string is its 64-bit fingerprint.
+        A dictionary (other entries are ignored) or a list of features, of integers or strings. Each
+        is dense `[batch]` or `[batch, hotness]`, a RaggedTensor `[batch, None]`, or a SparseTensor
+        `[batch, max_hotness]`. The key of a string is its 64-bit fingerprint.
 
     Output shape:
         A dictionary or a list like `embedding_dims`: `[batch, embedding_dim]` per feature, in the
         layer's compute dtype. A sample without keys gives zeros.
 
     Raises:
-        ValueError: an argument of another kind, features that share a table and not its
-            width, or an input that lacks a feature.
-        TypeError: a feature that holds neither integers nor strings.
+        ValueError: an argument is of another kind, features with the same table differ in
+            `embedding_dims`, or the input lacks a feature.
+        TypeError: a feature has neither integers nor strings.
         RuntimeError: `sok.Init` has not been called.
     """
 
@@ -133,7 +133,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
         return dict(self._tables.by_name)
 
     def build(self, input_shape=None):
-        # The tables need no shape; Keras only wants to be told.
+        # This only tells Keras that the layer is built.
         self.built = True
 
     def call(self, inputs, training=True):
@@ -155,7 +155,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
         return self._structure(unless_frozen(self, by_training(training, rows)))
 
     def _features(self, inputs):
-        """The layer's features by name, out of a dictionary or a list."""
+        """The layer's features by name, from a dictionary or a list."""
         if self._is_dict != isinstance(inputs, Mapping) or not (
             self._is_dict or isinstance(inputs, (list, tuple))
         ):
@@ -194,7 +194,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
         return tf.RaggedTensor.from_tensor(keys, row_splits_dtype=tf.int64)
 
     def _check(self, name, values):
-        """Raises unless a tensor, or Keras 3's sign for one, can be this feature."""
+        """Raises unless a tensor, or Keras 3's symbol for one, can be this feature."""
         where = f"(feature {name!r} of layer '{self.name}')"
         dtype, rank = tf.as_dtype(values.dtype), tf.TensorShape(values.shape).rank
         composite = isinstance(values, (tf.RaggedTensor, tf.SparseTensor))
@@ -212,7 +212,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
                 "or 'string', or put `tf.keras.layers.Discretization` before it. "
                 f"Received: {dtype.name} {where}"
             )
-        # Floats got here as what Keras builds a model with.
+        # Only Keras, when it builds a model, passes floats.
         padded = self.pad_key is not None and dense and rank == 2 and not dtype.is_floating
         if padded and not self._may_be_padded(dtype):
             raise ValueError(
@@ -262,7 +262,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
 
 
 class _Tables:
-    """Tables by name. Keras must not look into it: `HeldTable`s stand for them."""
+    """Tables by name. It is opaque to Keras, which sees the `HeldTable`s."""
 
     def __init__(self, by_name):
         self.by_name = by_name

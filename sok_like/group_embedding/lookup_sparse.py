@@ -2,13 +2,13 @@
 
     params  [EV a, variable b, EV c, EV a]
                 |        |       |     |
-                |   gather and   |     |          tf.Variable: in every process, on its own
+                |   gather and   |     |          tf.Variable: each process by itself
                 |   combine      |     |
                 +--------|-------+-----+--> sok_like.lookup: two collectives forward and
-                |        |       |     |    one back, or one fused op where there is one process
+                |        |       |     |    one back, or one fused op if there is one process
     outputs [ [B, D] , [B, D], [B, D], [B, D] ]
 
-How many tables there are changes nothing but the lengths of the messages.
+The number of tables only affects the lengths of the messages.
 """
 
 from __future__ import annotations
@@ -45,37 +45,38 @@ def group_embedding_lookup_sparse(
 
     Args:
         params: A table or a list of them; sok.EmbeddingVariables and tf.Variables (replicated, one
-            row an id) may be mixed, and a table may be named several times: its gradients add up.
+            row per id) may be mixed. A table may occur several times; its gradients are added.
         sp_ids: List with one item per table: a `tf.RaggedTensor` `[batch, None]`, or a
             `tf.SparseTensor` `[batch, max_hotness]`, in any order; integers. The batch may
             differ between tables.
-        combiners: List of "mean", "sum" or "sqrtn", or one for all; None is "mean", with a warning.
-        partition_strategy: Nothing but "mod".
+        combiners: List of "mean", "sum" or "sqrtn", or one for all; None: "mean", with a warning.
+        partition_strategy: Must be "mod".
         sp_weights: None, or a list with one item per table: None, or floats of the kind and shape
             of its ids. A mean is divided by the sum of the weights, sqrtn by the root of the sum of
-            their squares. Weights are a constant to the gradient of an EmbeddingVariable; those of
-            a tf.Variable get one.
-        name: Names the group's collectives: the same on all ranks.
-        is_sequence: Combine nothing: rows in the places of their ids, `combiners` only checked.
-        params_num_per_group: A positive integer. DeepRec's number of tables in one op; the op here
-            works on its tables side by side, whatever the number.
+            their squares. Weights of an EmbeddingVariable are constant in the gradient; those of a
+            tf.Variable have a gradient.
+        name: Name of the group's collectives, the same on all ranks.
+        is_sequence: True combines nothing: rows stay in the positions of their ids, and `combiners`
+            is only checked.
+        params_num_per_group: A positive integer, DeepRec's number of tables per op; ignored. The op
+            here works on its tables in parallel, whatever the number.
         training: False reads initial rows of missing keys without inserting them.
         gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
-            `sok_like.lookup.hash_lookup.lookup`. Of EmbeddingVariables only.
+            `sok_like.lookup.hash_lookup.lookup`. For EmbeddingVariables only.
         wire_dtype: "bfloat16" or "float16" rounds rows and gradients of EmbeddingVariables on their
-            way between ranks, see there. None, or "float32", does not.
+            way between ranks, see there. None or "float32": no rounding.
 
     Returns:
-        A list of `[batch, embedding_dim]` in the order of `params`; an empty sample, and one whose
+        A list of `[batch, embedding_dim]` in the order of `params`; an empty sample, or one whose
         divisor is 0, gives zeros. With `is_sequence` `[batch, T, embedding_dim]`, zeros where there
         is no id; T is a SparseTensor's second dimension or a RaggedTensor's longest row.
 
     Raises:
-        ValueError: an argument of another kind, or lists of different lengths.
-        TypeError: no table, a PartitionedVariable of several parts, ids that are not integers,
-            `training` that is not a bool.
-        tf.errors.InvalidArgumentError: an id outside a tf.Variable, or weights at other places than
-            the ids.
+        ValueError: an argument is of another kind, or lists differ in length.
+        TypeError: an item is not a table or is a PartitionedVariable of several parts, ids are not
+            integers, or `training` is not a bool.
+        tf.errors.InvalidArgumentError: an id is outside a tf.Variable, or weights are not at the
+            positions of the ids.
     """
     tables = arguments.tables(params)
     sp_ids = arguments.one_each("sp_ids", sp_ids, len(tables))
@@ -122,7 +123,7 @@ def group_embedding_lookup(
     gradient_scale: str = "auto",
     wire_dtype: Any = None,
 ) -> list[tf.Tensor]:
-    """`tf.nn.embedding_lookup` of many tables at once: a row for each id.
+    """`tf.nn.embedding_lookup` of many tables at once: one row per id.
 
     Args:
         params, partition_strategy, name, training, gradient_scale, wire_dtype: As in
@@ -130,13 +131,13 @@ def group_embedding_lookup(
         ids: List with one item per table: integers of any shape.
 
     Returns:
-        One tensor per table, of the shape of its ids plus a last axis `embedding_dim`.
+        One tensor per table, with the shape of its ids plus a last axis `embedding_dim`.
 
     Raises:
-        ValueError: an argument of another kind, or lists of different lengths.
-        TypeError: no table, a PartitionedVariable of several parts, ids that are not integers,
-            `training` that is not a bool.
-        tf.errors.InvalidArgumentError: an id outside a tf.Variable.
+        ValueError: an argument is of another kind, or lists differ in length.
+        TypeError: an item is not a table or is a PartitionedVariable of several parts, ids are not
+            dense integers, or `training` is not a bool.
+        tf.errors.InvalidArgumentError: an id is outside a tf.Variable.
     """
     tables = arguments.tables(params)
     ids = arguments.one_each("ids", ids, len(tables))
@@ -188,7 +189,7 @@ def _row_feature(table, ids):
 
 
 def _lookup_group(features, training, gradient_scale, wire_dtype, name):
-    """One lookup of all features that are not None; None in the places of the others."""
+    """One lookup of all features that are not None; None for the others."""
     given = [feature for feature in features if feature is not None]
     rows = iter(
         lookup(
@@ -218,7 +219,7 @@ def _dense_rows(table, ids: Ids, combiner):
         squares = tf.cast(ids.ragged.row_lengths(), rows.dtype)
     else:
         squares = tf.reduce_sum(tf.cast(weights * weights, rows.dtype), axis=1)
-    # Without the inner `where` the root's gradient at 0 would make a sample without ids NaN.
+    # Without the inner `where`, the gradient of the root at 0 would be NaN for empty samples.
     is_zero = tf.equal(squares, 0)
     root = tf.sqrt(tf.where(is_zero, tf.ones_like(squares), squares))
     return tf.where(is_zero[:, tf.newaxis], tf.zeros_like(rows), rows / root[:, tf.newaxis])
@@ -239,7 +240,7 @@ def _as_sequence(rows, ids: Ids):
         padded = ids.ragged.with_values(rows).to_tensor()
         padded.set_shape([_static_batch(ids), None, dim])
         return padded
-    # At the places of the ids, which may have gaps before them.
+    # Rows go to the positions of their ids, which may have gaps between them.
     shape = tf.concat([ids.sparse.dense_shape, [dim]], 0)
     padded = tf.scatter_nd(ids.sparse.indices, rows, shape)
     padded.set_shape(ids.sparse.shape.with_rank(2).concatenate([dim]))

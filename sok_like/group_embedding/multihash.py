@@ -1,11 +1,11 @@
 """`get_multihash_variable`: two small dense tables in place of one row per id, as in DeepRec.
 
     id -> (id // rows of the first table, id % rows of the second) -> rows -> added, multiplied or
-    put side by side
+    concatenated
 
 (H.-J. M. Shi et al., "Compositional embeddings using complementary partitions", 2020. There both
-tables divide by the same number, and only then do no two ids share both rows: give the second table
-as many rows as the quotient divides by.)
+divisions use the same number. No two ids share both rows if the second table has at least as many
+rows as the first.)
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class MultiHashVariable:
         self.name, self.variables, self.operation = name, variables, operation
 
     def lookup(self, ids: Any) -> tf.Tensor:
-        """Rows of ids of any shape, with the width behind it.
+        """Rows of ids of any shape, with a last axis for the row.
 
         Raises:
-            tf.errors.InvalidArgumentError: an id is negative, or beyond the product of the tables'
-                rows.
+            tf.errors.InvalidArgumentError: an id is not in `[0, rows[0]**2)`, for the first table's
+                number of rows.
         """
         ids = tf.cast(tf.convert_to_tensor(ids), tf.int64)
         first, second = [int(variable.shape[0]) for variable in self.variables]
@@ -75,23 +75,23 @@ def get_multihash_variable(
     synchronization: Any = tf.VariableSynchronization.AUTO,
     aggregation: Any = tf.VariableAggregation.NONE,
 ) -> MultiHashVariable:
-    """Two tf.Variables, `name_0` and `name_1`, that make up the rows of `rows[0]**2` ids.
+    """Two tf.Variables, `name_0` and `name_1`, that together give the rows of `rows[0]**2` ids.
 
     The row of an id is made of row `id // dims[0][0]` of the first table and `id % dims[1][0]` of
     the second.
 
     Args:
         name: Name of the pair.
-        dims: `[[rows, width], [rows, width]]`. Of one width, but for "concat".
-        num_of_partitions: 2.
-        complementary_strategy: "Q-R", quotient and remainder.
+        dims: `[[rows, width], [rows, width]]`. The widths must be equal, except for "concat".
+        num_of_partitions: Must be 2.
+        complementary_strategy: Must be "Q-R", quotient and remainder.
         operation: "add", "mul" (also "mult") or "concat".
-        partitioner: Without effect: the tables are small, and whole on each rank.
+        partitioner: Ignored: the tables are small, and every rank holds all of them.
 
     The other arguments are those of `tf.compat.v1.get_variable`.
 
     Raises:
-        ValueError: an argument has another value.
+        ValueError: an argument is not one of these values.
     """
 
     def check(argument, fits, required, received):
@@ -143,7 +143,7 @@ class _LookUp(tf.__internal__.dispatch.OpDispatcher):
     def handle(self, args, kwargs):
         try:
             arguments = self._signature.bind(*args, **kwargs).arguments
-        except TypeError:  # the caller's mistake, of which TensorFlow tells
+        except TypeError:  # a mistake of the caller, which TensorFlow reports
             return self.NOT_SUPPORTED
         table = arguments.get("params")
         if not isinstance(table, MultiHashVariable):

@@ -1,10 +1,10 @@
 """`sok.enable_distributed_strategy`: whether this process looks up alone or with others.
 
-Nothing is stored: a table's keys are on rank `key % world_size`, whatever the number of
-tables in a group, and a group of tables is looked up where they lie. With one process that is one
-fused op without Horovod ("localized"), with several it is an exchange between them ("collective").
-DeepRec puts whole tables on one process each as soon as a group has more tables than there are
-processes; there a checkpoint changes shape when a feature is added, here it does not.
+Nothing is stored: a table's keys are on rank `key % world_size`, whatever the number of tables in a
+group. With one process a group lookup is one fused op without Horovod ("localized"), with several
+it is an exchange between them ("collective"). DeepRec instead puts whole tables on one process each
+as soon as a group has more tables than there are processes. There a checkpoint changes its shape
+when a feature is added; here it does not.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ STRATEGIES = ("collective", "localized", None)
 
 
 def enable_distributed_strategy(strategy: str | None = "collective") -> None:
-    """DeepRec's switch, which initializes the package; instead of `sok.Init` or after it.
+    """DeepRec's switch, which initializes the package; use it instead of `sok.Init`, or after it.
 
-    Does nothing more where `sok.Init` has been called. To choose a seed, call `sok.Init`. In a
-    `tf.compat.v1` graph there is no op to run: all is done when this returns.
+    If `sok.Init` has been called, nothing else is initialized. To choose a seed, call `sok.Init`.
+    In a `tf.compat.v1` graph it takes effect at once; there is no op to run.
 
     Args:
         strategy: "collective": keys of every table are spread over all processes of the job, which
-            may be one; Horovod, where it is installed, is initialized in any case, since scripts go
-            on with `hvd.size()`. "localized" or None: this process is the whole job.
+            may be only one. If Horovod is installed it is always initialized, because scripts then
+            use `hvd.size()`. "localized" or None: this process is the whole job.
 
     Raises:
         ValueError: another strategy, such as DeepRec's "parameter_server".
-        RuntimeError: "localized" in a job of several processes. Each would train private copies of
-            the tables, and no copy would ever see the others' gradients.
+        RuntimeError: "localized" in a job of several processes: each would train its own copy of
+            the tables, and never see the others' gradients.
         ImportError: several processes, and Horovod is not installed.
     """
     if strategy not in STRATEGIES:

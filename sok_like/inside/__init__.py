@@ -1,1 +1,1 @@
-"""Looking inside: what tables hold, and what they will."""
+"""Measures tables, and estimates their memory."""

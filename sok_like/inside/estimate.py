@@ -1,11 +1,11 @@
-"""`sok.estimate_memory`: what a table will take, before it is made.
+"""`sok.estimate_memory`: the memory of a table before it is made.
 
 The sizes are those of `cpp/core/cpu/index.h` and `arena.h`:
 
     index   64 parts; each doubles its buckets of 5 slots, 64 bytes, when 3/4 full
     rows    embedding, slot rows, padding; in chunks of a power of two of rows, 2 to 4 MiB
-    record  24 bytes per key, of a table with policies
-    change  4 bytes per key and 8 per key touched since the last dump, of a table with deltas
+    record  24 bytes per key, in a table with policies
+    change  4 bytes per key and 8 per key touched since the last dump, in a table with deltas
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PARTS = 64
 _SLOTS, _BUCKET_BYTES = 5, 64
 _CHUNK_BYTES = 2 * 2**20
 _RECORD_BYTES = 24
-# Slot rows of a rule: rows as wide as the embedding, and single floats.
+# Slot rows by rule: number of rows of the embedding's length, and number of single floats.
 _SLOT_ROWS = {
     "sgd": (0, 0),
     "momentum": (1, 0),
@@ -40,7 +40,7 @@ class MemoryEstimate(NamedTuple):
     row_bytes: int  # rows and slot rows
     record_bytes: int
     bytes: int
-    change_bytes: int = 0  # what a table with deltas keeps of the keys touched
+    change_bytes: int = 0  # the record of touched keys, in a table with deltas
 
 
 def estimate_memory(
@@ -57,20 +57,20 @@ def estimate_memory(
 
     Args:
         num_keys: Keys of the whole table.
-        embedding_dim: Row width.
-        optimizer: A stock optimizer or a wrapped one, whose slot rows lie beside the rows; or
-            "sgd", "momentum", "adagrad", "row_wise_adagrad", "ftrl", "adam", "lazy_adam"; None for
-            rows alone, as in evaluation.
-        world_size: Number of ranks. Keys are taken as spread evenly.
+        embedding_dim: Length of a row.
+        optimizer: A stock or wrapped optimizer, whose slot rows lie beside the rows; or "sgd",
+            "momentum", "adagrad", "row_wise_adagrad", "ftrl", "adam", "lazy_adam"; None for rows
+            only, as in evaluation.
+        world_size: Number of ranks; keys are assumed to be spread evenly.
         keeps_records: Whether the table has a filter, an eviction policy or statistics.
-        touched_keys: Of a table whose deltas are dumped, the keys of the whole table that are
-            touched between two dumps; None for other tables.
-        storage_option: The table's `sok.StorageOption`. With rows on disk `row_bytes` are those in
-            memory: at most the first of `storage_size`, and those of one batch where it needs more.
+        touched_keys: For a table whose deltas are dumped, the number of keys of the whole table
+            that are touched between two dumps; None for other tables.
+        storage_option: The table's `sok.StorageOption`. With rows on disk, `row_bytes` are those in
+            memory: at most the first of `storage_size`. A batch that needs more takes more.
 
     Returns:
-        Bytes as `variable.stats()` counts them after training; the process needs more for batches
-        and TensorFlow.
+        Bytes as `variable.stats()` counts them after training. The process needs more for batches
+        and for TensorFlow.
 
     Raises:
         ValueError: an argument is out of range, or `optimizer` cannot train a table.
@@ -87,7 +87,7 @@ def estimate_memory(
     changes = 0
     if touched_keys is not None:
         touched = -(-check_integer("touched_keys", touched_keys, 0) // world_size)
-        # The list of keys doubles as it grows.
+        # The list of touched keys doubles as it grows.
         changes = 4 * keys + (8 << (touched - 1).bit_length() if touched else 0)
     return MemoryEstimate(index, rows, records, index + rows + records + changes, changes)
 
@@ -105,7 +105,7 @@ def _row_floats(dim, optimizer):
             "optimizer", f"None, an optimizer or one of {sorted(_SLOT_ROWS)}", optimizer
         )
     wide, single = _SLOT_ROWS[name]
-    # One more float says which steps an absent row owes.
+    # One more float says which steps an absent row has missed.
     owes = name == "adam" or (name == "momentum" and options and not options.get("lazy"))
     return dim * (1 + wide + bool(options.get("amsgrad"))) + single + bool(
         owes or options.get("weight_decay")
@@ -113,7 +113,7 @@ def _row_floats(dim, optimizer):
 
 
 def _index_bytes(keys):
-    """The mean over how keys fall into the parts, each of which doubles by itself."""
+    """The expected size; keys are distributed over the parts at random, and each part doubles."""
     mean = keys / _PARTS
     if not keys:
         return 0
@@ -126,7 +126,7 @@ def _index_bytes(keys):
 
 
 def _share_up_to(count, mean):
-    """Parts with at most so many keys: Poisson's distribution, by its normal limit."""
+    """The share of parts with at most `count` keys: Poisson, by its normal limit."""
     return 0.5 * (1 + math.erf((count + 0.5 - mean) / math.sqrt(2 * mean)))
 
 

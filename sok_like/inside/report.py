@@ -1,4 +1,4 @@
-"""`sok.report`: what the tables of a model hold, over all ranks."""
+"""`sok.report`: sizes of the tables of a model, over all ranks."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class TableReport(NamedTuple):
     name: str
     keys: int
     bytes: int
-    load: float  # of the index, the mean over ranks
+    load: float  # of the index, mean over ranks
     evicted: int
     refused: int
     keys_by_rank: tuple[int, ...]
     bytes_by_rank: tuple[int, ...]
-    unique_ratio: float | None = None  # different keys of each rank's batch, over all its keys
-    hottest_share: float | None = None  # of the batch's keys: those of its most frequent 1 %
+    unique_ratio: float | None = None  # different keys over all keys, of each rank's batch
+    hottest_share: float | None = None  # share of the most frequent 1% in the batch's keys
 
     @property
     def imbalance(self) -> float:
-        """Keys of the rank with the most, over the mean."""
+        """Keys of the rank with the most keys, over the mean."""
         mean = sum(self.keys_by_rank) / len(self.keys_by_rank)
         return max(self.keys_by_rank) / mean if mean else 1.0
 
@@ -47,9 +47,9 @@ def report(model: Any, *, print_table: bool = True) -> list[TableReport]:
         print_table: False prints nothing.
 
     Returns:
-        One `TableReport` per table, in the order of the model's variables, on every rank. What is
-        said of a batch is of the last one that `sok.callbacks.TableMetrics` has observed; None
-        where there was none.
+        One `TableReport` per table, in the order of the model's variables, on every rank. Numbers
+        of a batch are those of the last batch that `sok.callbacks.TableMetrics` has observed; None
+        if there is none.
 
     Raises:
         ValueError: ranks have different numbers of tables.
@@ -71,9 +71,9 @@ def tables_of(model: Any) -> list[EmbeddingVariable]:
 
 
 def measure(tables: list[EmbeddingVariable], with_bytes: bool = True) -> list[TableReport]:
-    """One TableReport per table; a collective where there are several ranks.
+    """One TableReport per table; a collective if there are several ranks.
 
-    Without `with_bytes` their bytes and load are 0, and no index is read.
+    Without `with_bytes`, bytes and load are 0, and no index is read.
     """
     return measure_ranks(tables, with_bytes)[0]
 
@@ -81,7 +81,7 @@ def measure(tables: list[EmbeddingVariable], with_bytes: bool = True) -> list[Ta
 def measure_ranks(
     tables: list[EmbeddingVariable], with_bytes: bool = True, mine: float = 0.0
 ) -> tuple[list[TableReport], list[float]]:
-    """The same, and one number of each rank, by rank."""
+    """As `measure`, and each rank's number `mine`, by rank."""
     communicator = comm.current()
     sent = [float(len(tables)), mine]
     gathered = np.array(sent + [n for table in tables for n in _numbers(table, with_bytes)])
@@ -131,7 +131,7 @@ def _of_ranks(table, ranks):
 
 
 def as_text(tables: list[TableReport]) -> str:
-    """A table of them."""
+    """The reports as a table of text."""
     head: tuple[str, ...] = (
         "table",
         "keys",

@@ -1,4 +1,4 @@
 """Lookups over ranks, of hash tables and of dense tables: route, exchange, gather, combine.
 
-May import `table`, `runtime` and `planner`. The front doors stand above it.
+May import `table`, `runtime` and `planner`. The front doors build on it.
 """

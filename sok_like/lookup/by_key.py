@@ -1,11 +1,11 @@
 """TensorFlow's own lookups of an EmbeddingVariable: by key, with gradients, over ranks.
 
     tf.gather, tf.nn.embedding_lookup     ask the variable for rows: `sparse_read`
-    tf.nn.embedding_lookup_sparse,        come here at once, by TensorFlow's dispatch on types
+    tf.nn.embedding_lookup_sparse,        TensorFlow's dispatch on types calls this module
     tf.nn.safe_embedding_lookup_sparse
 
-Here rows are looked up, and TensorFlow's own function combines them: every argument (weights,
-`max_norm`, `default_id`, ...) means what it means for a dense variable.
+This module looks rows up, and TensorFlow's own function combines them. So every argument (weights,
+`max_norm`, `default_id`, ...) means the same as for a dense variable.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ norms.install()
 
 
 def rows_by_key(variable: EmbeddingVariable, keys: Any, name: str | None = None) -> Any:
-    """Rows of keys over all ranks.
+    """Rows of keys of all ranks.
 
-    Unseen keys are inserted, but for a Keras call with `training=False`, which reads their initial
-    rows.
+    Missing keys are inserted, except in a Keras call with `training=False`, where their initial
+    rows are read.
 
     Args:
         keys: Integers of any shape, or a RaggedTensor of them.
-        name: Names the collectives: the same on all ranks. None takes the table's name.
+        name: Name of the collectives, the same on all ranks. None: from the table's name.
 
     Returns:
         float32, the shape of the keys plus a last axis `embedding_dim`.
@@ -58,9 +58,9 @@ as_variable.look_up = rows_by_key
 
 
 class _UnwrapOnTypeError(tf.__internal__.dispatch.OpDispatcher):
-    """`tf.nn.embedding_lookup` of a table that Keras 3 has wrapped, which TF takes for a tensor.
+    """`tf.nn.embedding_lookup` of a table inside a variable of Keras 3.
 
-    TensorFlow asks when that has raised a TypeError, as the conversion to a tensor does.
+    TensorFlow takes it for a tensor, and calls this when the conversion raises TypeError.
     """
 
     def __init__(self, function):
@@ -70,17 +70,17 @@ class _UnwrapOnTypeError(tf.__internal__.dispatch.OpDispatcher):
     def handle(self, args, kwargs):
         try:
             arguments = self._signature.bind(*args, **kwargs).arguments
-        except TypeError:  # the caller's mistake, which TensorFlow reports
+        except TypeError:  # a mistake of the caller, which TensorFlow reports
             return self.NOT_SUPPORTED
         params = arguments.get("params")
         table = _only_table(params)
         if table is None or params is table:
-            return self.NOT_SUPPORTED  # what failed was something else
+            return self.NOT_SUPPORTED  # the TypeError had another cause
         return self._function(**{**arguments, "params": table})
 
 
 def _only_table(params):
-    """The EmbeddingVariable that `params` is, or the only one in a list; else None."""
+    """The EmbeddingVariable that `params` is, or the only one in a list; otherwise None."""
     if isinstance(params, (list, tuple)) and len(params) == 1:
         params = params[0]
     return unwrap(params) if is_embedding_variable(params) else None
@@ -92,20 +92,20 @@ class _IsTable(type):
 
 
 class _Table(metaclass=_IsTable):
-    """The type of EmbeddingVariables, as they are and as Keras 3 wraps them."""
+    """The type of EmbeddingVariables, including those inside a variable of Keras 3."""
 
 
 def _dispatch(function, table, ids, kinds, by_key):
-    """Has TensorFlow call `by_key(table, arguments)` in place of a function of sparse ids.
+    """Makes TensorFlow call `by_key(table, arguments)` before `function`, which takes sparse ids.
 
     Args:
         table, ids: Names of the function's arguments.
-        kinds: Types of ids. TensorFlow has targets of its own for ragged ids of functions of v1,
-            and does not take a second one.
-        by_key: Returns arguments for `function`, without the table.
+        kinds: Legal types of ids. For ragged ids of v1 functions TensorFlow already has a dispatch
+            target, and accepts no second one.
+        by_key: Returns arguments for `function` that contain no table.
     """
     signature = inspect.signature(function)
-    # TensorFlow reads no other form, and on Python 3.10 takes `list[...]` for a class.
+    # TensorFlow supports only this form; on Python 3.10 it takes `list[...]` for a class.
     tables = typing.Union[_Table, typing.List[_Table]]  # noqa: UP006, UP007
 
     @tf.experimental.dispatch_for_api(function, {table: tables, ids: kinds})
@@ -113,7 +113,7 @@ def _dispatch(function, table, ids, kinds, by_key):
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         only = _only_table(bound.arguments[table])
-        if only is None:  # several, which no rule divides keys among
+        if only is None:  # several tables: no rule divides keys among them
             return NotImplemented
         return function(**{**bound.arguments, **by_key(only, bound.arguments)})
 
@@ -125,7 +125,7 @@ def _sparse(table, arguments):
 
 
 def _safe(table, arguments):
-    """Without the keys that are left out. Row 0 is that of `default_id`, or zeros."""
+    """Looks up only the keys that count. Row 0 is that of `default_id`, or zeros."""
     ids, weights = arguments["sparse_ids"], arguments["sparse_weights"]
     keys, default = as_keys(flat_values(ids)), arguments["default_id"]
     kept = keys >= 0

@@ -3,13 +3,13 @@
     ids, flat --unique--> distinct ids --gather--> distinct rows --by inverse--> rows of the ids
                                                                  \\--or combined by sample
 
-A table here is an ordinary `tf.Variable` or tensor `[input_dim, output_dim]`, its keys are row
-numbers, and all is done with TensorFlow's own ops. Each distinct row is read once; going back, its
+A table here is an ordinary `tf.Variable` or tensor `[input_dim, output_dim]`; its keys are row
+numbers, and all ops are TensorFlow's own. Each distinct row is read once. In the backward pass its
 gradients are summed before they reach the table, so the table's gradient is an IndexedSlices
 without repeated indices.
 
-Arithmetic is done in the table's dtype. Ids outside the table are an error on every device; left to
-itself, TensorFlow's gather returns zeros for them on a GPU.
+Arithmetic uses the table's dtype. Ids outside the table raise on every device; TensorFlow's own
+gather would return zeros for them on a GPU.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ DENSE_COMBINERS = (None, "sum", "mean")
 
 
 class Samples(NamedTuple):
-    """Ids of samples, flat.
+    """Flat ids of samples.
 
     Attributes:
         ids: int32 or int64 `[num_keys]`.
-        sample: int64 `[num_keys]`, ascending: the sample of each id.
-        batch: int64 scalar: the number of samples.
+        sample: int64 `[num_keys]`, the sample of each id, ascending.
+        batch: int64 scalar, the number of samples.
         weights: `[num_keys]` floats, or None.
     """
 
@@ -47,19 +47,20 @@ def embedding_lookup(param: Any, ids: Any, combiner: str | None = None, *, weigh
         param: The table: a float tensor or variable `[input_dim, output_dim]`.
         ids: Integers in `[0, input_dim)`: a dense tensor `[batch, hotness]`, a `tf.RaggedTensor`
             `[batch, None]`, or a `tf.SparseTensor` `[batch, max_hotness]` in any order.
-        combiner: How the rows of a sample become one: "sum", "mean", or None to keep them all.
-        weights: Floats of the shape and kind of `ids`: each row counts this often, and a mean is
-            divided by their sum. None for ones. They have a gradient too.
+        combiner: Reduces the rows of a sample to one: "sum" or "mean"; None keeps all rows.
+        weights: Floats of the shape and kind of `ids`; each row is multiplied by its weight, and a
+            mean is divided by their sum. None: ones. Weights have a gradient, too.
 
     Returns:
-        `[batch, output_dim]` with a combiner; a sample without ids gives zeros, and so does a mean
+        With a combiner `[batch, output_dim]`; a sample without ids gives zeros, and so does a mean
         whose weights add up to 0. Without one `[batch, hotness, output_dim]`, or a
-        `tf.RaggedTensor` `[batch, None, output_dim]` for ragged and sparse ids.
+        `tf.RaggedTensor` `[batch, None, output_dim]` for ragged and sparse ids. In the dtype of
+        `param`.
 
     Raises:
-        TypeError: `param` is not a tensor, or the ids are not integers.
+        TypeError: `param` is not a tensor, ids are not integers, or `weights` are not floats.
         ValueError: `ids` is not 2-D, `weights` do not fit them, or the combiner is unknown.
-        tf.errors.InvalidArgumentError: an id outside `[0, input_dim)`; it names the id.
+        tf.errors.InvalidArgumentError: an id is outside `[0, input_dim)`; names the id.
     """
     if not tf.is_tensor(param) or isinstance(param, (tf.RaggedTensor, tf.SparseTensor)):
         raise TypeError(f"`param` must be a dense tensor or a variable. Received: {param!r}")
@@ -78,8 +79,8 @@ def lookup_rows(table, ids, combiner: str | None, weights, table_name: str):
 
     Args:
         table: A tensor or a `tf.Variable`.
-        ids, combiner, weights: As there.
-        table_name: What errors call the table.
+        ids, combiner, weights: As in `embedding_lookup`.
+        table_name: The table's name in errors.
     """
     check_ids(ids, combiner, table_name)
     if combiner is None:
@@ -131,8 +132,8 @@ def _num_rows(table):
 
 
 def _range_check(ids, num_rows, table_name):
-    """Whether all ids are in range, one that is not, and the rule."""
-    # Without ids these are the dtype's largest and smallest value, which pass.
+    """Whether all ids are in range, an id that is not, and the text of the rule."""
+    # Without ids these are the dtype's largest and smallest values, which pass.
     least = tf.cast(tf.reduce_min(ids), tf.int64)
     largest = tf.cast(tf.reduce_max(ids), tf.int64)
     in_range = (least >= 0) & (largest < num_rows)
@@ -141,7 +142,7 @@ def _range_check(ids, num_rows, table_name):
 
 
 def range_problem(ids, num_rows, table_name):
-    """What is wrong with the ids as a text, empty if all are in range."""
+    """What is wrong with the ids, as a string tensor; empty if all are in range."""
     in_range, wrong, rule = _range_check(ids, num_rows, table_name)
     text = tf.strings.join(
         [f"{rule} Received: id ", tf.strings.as_string(wrong), f" with input_dim {num_rows}"]
@@ -150,7 +151,7 @@ def range_problem(ids, num_rows, table_name):
 
 
 def require_in_range(ids, num_rows, table_name):
-    """The ids; InvalidArgumentError unless all are row numbers of a table of so many rows."""
+    """The ids; raises InvalidArgumentError unless all are in `[0, num_rows)`."""
     num_rows = tf.cast(num_rows, tf.int64)
     in_range, wrong, rule = _range_check(ids, num_rows, table_name)
     if tf.executing_eagerly():
@@ -167,11 +168,11 @@ def require_in_range(ids, num_rows, table_name):
 
 
 def flatten(ids, weights=None) -> Samples:
-    """Ids of any kind as samples.
+    """Turns ids of any kind into samples.
 
     Raises:
-        ValueError: `weights` are of another kind or static shape than the ids.
-        tf.errors.InvalidArgumentError: they are of another shape, or of other row lengths.
+        ValueError: `weights` have another kind or static shape than the ids.
+        tf.errors.InvalidArgumentError: they have another shape, or other row lengths.
     """
     _check_weights(ids, weights)
     if isinstance(ids, tf.RaggedTensor):
@@ -233,11 +234,11 @@ def _check_weights(ids, weights):
 
 
 def check_ids(ids, combiner: str | None, table_name: str) -> None:
-    """Raises unless the ids are of a kind that can be looked up.
+    """Checks that ids of this kind can be looked up.
 
     Raises:
-        TypeError: they are not integers.
-        ValueError: not a 2-D RaggedTensor or SparseTensor, or a 1-D tensor with a combiner.
+        TypeError: the ids are not integers.
+        ValueError: they are a RaggedTensor or SparseTensor that is not 2-D, or 1-D with a combiner.
     """
     if not ids.dtype.is_integer:
         raise TypeError(
@@ -266,7 +267,7 @@ def check_ids(ids, combiner: str | None, table_name: str) -> None:
 
 
 def symbolic_output(layer: Any, inputs: Any) -> Any:
-    """Keras 3: what a layer with `output_dim` and a `combiner` returns for symbolic inputs."""
+    """Keras 3: the output of a layer with `output_dim` and `combiner` for symbolic inputs."""
     import keras
 
     check_ids(tf.TensorSpec(inputs.shape, tf.as_dtype(inputs.dtype)), layer.combiner, layer.name)
@@ -276,9 +277,9 @@ def symbolic_output(layer: Any, inputs: Any) -> Any:
 
 
 def as_row_numbers(ids):
-    """Integers as int32 or int64, so that none becomes the number of another row.
+    """Integers as int32 or int64, without turning any into the number of another row.
 
-    uint64 above the range of int64 becomes negative and so stays out of every table.
+    uint64 ids above the range of int64 become negative, and so stay outside of every table.
     """
     if ids.dtype in (tf.int32, tf.int64):
         return ids
@@ -286,7 +287,7 @@ def as_row_numbers(ids):
 
 
 def as_tf_table(param):
-    """The tensor or `tf.Variable` inside a variable of Keras 3; others as they are."""
+    """The tensor or `tf.Variable` inside a variable of Keras 3; other objects unchanged."""
     if isinstance(param, (tf.Tensor, tf.Variable)):
         return param
     value = getattr(param, "value", None)

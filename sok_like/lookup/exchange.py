@@ -3,13 +3,13 @@
     ids -> SokRoute =keys=> SokUnpackKeys -> gather -> SokPackRows =rows=> SokCombine -> embeddings
            back:            the variables' gradients <- SokUnpackRows <=gradients=
 
-A feature is an input together with one shard of its table: all its rows on one rank (a slice of
-columns), some of its rows on each, or a hash table, whose rows are found by key where a dense
-table's are gathered. All features of a layer travel together: two collectives forward, one back.
-Each rank asks for its distinct ids only.
+A feature is an input with one shard of its table. The shard has all rows on one rank (a slice of
+columns), or some rows on each rank, or it is a hash table, whose rows are found by key and not
+gathered. All features of a layer travel together: two collectives forward, one back. Each rank asks
+for its distinct ids only.
 
-An error of one rank before an exchange travels as a text in its message. Every rank raises it after
-the exchange.
+If a rank fails before an exchange, its message carries the error as text. Every rank raises it
+after the exchange.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sok_like.runtime import ops as wrapped_ops
 from sok_like.runtime.comm import Communicator
 from sok_like.table.variable import is_embedding_variable
 
-# In place of an owner, as the ops read them: rows over all ranks, and keys of a hash table.
+# Values of `owner`, also for the ops: rows on all ranks, and keys of a hash table.
 ALL_RANKS, BY_KEY = -1, -2
 
 
@@ -38,18 +38,18 @@ class ShardFeature:
 
     Attributes:
         ids: int64 `[num_keys]`, flat.
-        row_splits: int64 `[batch + 1]`, the samples' first ids; `[0]` of any dtype int64 where
+        row_splits: int64 `[batch + 1]`, the position of each sample's first id; int64 `[0]` if
             `combiner` is "none".
-        combiner: "sum", "mean", or "none" for one row per id; of a hash table "sqrtn", too.
-        table_name: What errors call the table.
-        num_rows: Rows of the whole table; 0 for a hash table by key, where any id is a key. A hash
-            table on one rank takes ids in `[0, num_rows)`, see `most_ids`.
+        combiner: "sum", "mean", or "none" for one row per id; hash tables also have "sqrtn".
+        table_name: The table's name in errors.
+        num_rows: Rows of the whole table. 0 for a hash table by key, where every id is legal. A
+            hash table on one rank takes ids in `[0, num_rows)`, see `most_ids`.
         dim: Columns of this shard.
-        owner: The rank that holds it, `ALL_RANKS` where each rank holds some rows one after the
-            other, or `BY_KEY`: rank `id % world_size`, whose row `id // world_size` it is where the
-            table is dense.
+        owner: The rank that holds it. `ALL_RANKS`: each rank holds a contiguous range of rows.
+            `BY_KEY`: rank `id % world_size` holds it; in a dense table as its row
+            `id // world_size`.
         row_offset: Its first row in the owner's variable.
-        variable: This rank's rows, an EmbeddingVariable for a hash table; None if it has none.
+        variable: This rank's rows, for a hash table an EmbeddingVariable; None if it has none.
     """
 
     ids: tf.Tensor
@@ -61,7 +61,7 @@ class ShardFeature:
     owner: int
     row_offset: int
     variable: Any  # tf.Variable, EmbeddingVariable or None
-    weights: tf.Tensor | None = None  # float32 [num_keys]; a constant to the gradient
+    weights: tf.Tensor | None = None  # float32 [num_keys]; constant in the gradient
 
 
 def most_ids(world_size: int) -> int:
@@ -83,24 +83,23 @@ def exchange_lookup(
     """Looks features up wherever their rows are.
 
     Args:
-        features: The same on all ranks, apart from the ids and the variables.
-        anchor: `[0, 1]`, on a rank without a trainable variable of its own: what makes its tape
-            record the exchange, so that the rank takes part in it backwards.
-        name: Names the collectives: the same on all ranks, and no other's at the same time.
-        training: Whether hash tables insert missing keys, or just read their initial rows.
-        problems: Texts, empty but for what already went wrong on this rank.
-        gradient_scale: What gradients are multiplied with; None divides them by the number of
-            ranks.
-        wire_dtype: As of `hash_lookup.lookup`; the same on all ranks.
+        features: The same on all ranks, except for ids and variables.
+        anchor: `[0, 1]`, on a rank that has no trainable variable: it makes the rank's tape record
+            the exchange, so that the rank takes part in its gradient.
+        name: Name of the collectives; the same on all ranks, and used by no other at the same time.
+        training: Whether hash tables insert missing keys; if not, their initial rows are read.
+        problems: Scalar strings, empty unless something already went wrong on this rank.
+        gradient_scale: Factor of the gradients; None: 1 / number of ranks.
+        wire_dtype: As in `hash_lookup.lookup`; the same on all ranks.
 
     Returns:
-        One float32 tensor per feature: `[batch, dim]`, or `[num_keys, dim]` where the combiner is
-        "none". The gradient of a row is the sum over the ranks that used it divided by the number
-        of ranks: the scale that averaged gradients of replicated variables have.
+        One float32 tensor per feature: `[batch, dim]`, or `[num_keys, dim]` if the combiner is
+        "none". The gradient of a row is the sum over the ranks that used it, divided by the number
+        of ranks. This is the scale of averaged gradients of replicated variables.
 
     Raises:
-        tf.errors.InvalidArgumentError: an id outside its table, a hash table that is full, or one
-            of `problems`; on every rank, naming the rank it happened on.
+        tf.errors.InvalidArgumentError: an id is outside its table, a hash table is full, or
+            `problems` has one; on every rank, naming the rank where it happened.
     """
     ops, world_size = native.ops(), communicator.world_size
     owners, dims = [f.owner for f in features], [f.dim for f in features]
@@ -154,7 +153,7 @@ def exchange_lookup(
 def lookup_here(
     features: Sequence[ShardFeature], training: bool = True, name: str = "lookup"
 ) -> list[tf.Tensor]:
-    """`lookup` in tables that are whole on this rank: no exchange, and in the tables' dtypes."""
+    """Looks up tables that are whole on this rank: without an exchange, in the tables' dtypes."""
     outputs: list[Any] = [None] * len(features)
     hashed = [i for i, f in enumerate(features) if f.owner == BY_KEY]
     found = hash_lookup.lookup(
@@ -189,12 +188,14 @@ def _lookup_dense(features):
 
 
 def in_range(features: Sequence[ShardFeature]) -> tuple[list[ShardFeature], list[tf.Tensor]]:
-    """The features with ids inside their tables only, and what was wrong with the others.
+    """The features with legal ids only, and what was wrong with the others.
 
-    For tables that are whole here while other ranks wait: the lookup must not fail on its own.
+    For tables that are whole on this rank while other ranks wait: the lookup must not fail here
+    alone.
 
     Returns:
-        The features, with row 0 in place of a wrong id; a text for each, empty if none is wrong.
+        The features, with row 0 in place of wrong ids; one text per feature, empty if none is
+        wrong.
     """
     fine, problems = [], []
     for feature in features:
@@ -206,7 +207,7 @@ def in_range(features: Sequence[ShardFeature]) -> tuple[list[ShardFeature], list
 
 
 def _rows_to_send(features, local_rows, anchor, training, world_size):
-    """The rows of each feature, float32 `[num_keys, dim]`; why hash tables could not give rows."""
+    """float32 `[num_keys, dim]` per feature, and why hash tables could not return rows."""
     places, problems = _gather(features, local_rows, training, world_size)
     rows = [
         tf.zeros([0, feature.dim]) if place is None else tf.cast(tf.gather(*place), tf.float32)
@@ -219,11 +220,11 @@ def _rows_to_send(features, local_rows, anchor, training, world_size):
 
 
 def _gather(features, local_rows, training=False, world_size=1):
-    """By feature: distinct rows of its variable, and where in them its rows are; or None.
+    """Per feature: distinct rows of its variable, and the positions of its rows in them; or None.
 
-    One gather per variable, of distinct rows, so that the variable's gradient has no index twice:
-    Keras 3 squares the values of sparse gradients as they come. Second, a text for each hash table,
-    empty unless it could not take its keys.
+    One gather per variable reads distinct rows, so no index repeats in the variable's gradient:
+    Keras 3 squares the values of sparse gradients as they come. Also one text per hash table, empty
+    unless it could not insert its keys.
     """
     sharing: dict[int, list[int]] = {}
     places: list[Any] = [None] * len(features)

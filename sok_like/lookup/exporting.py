@@ -1,10 +1,10 @@
-"""The context in which every lookup is one of TensorFlow's own ops: a model is traced in it.
+"""A scope in which every lookup uses TensorFlow's own ops; models are traced in it for export.
 
     HashFeature --StockTable--> rows --stock ops--> combined       in place of `hash_lookup.lookup`
 
-Layers whose tables are spread over ranks in other ways find what stands for them in `whole`.
-Results are those of `training=False` on any number of ranks, to the bit for float32 rows: rows of a
-sample are added one by one in the order of its keys, as the op does.
+Layers whose tables are spread over ranks in other ways find their replacement in `whole`. Results
+are those of `training=False` on any number of ranks, with the same bits for float32 rows: the rows
+of a sample are added one by one in the order of its keys, as the op adds them.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ _state = threading.local()
 
 
 class Exporting:
-    """What a model's tables are while it is traced.
+    """The tables of a model while it is traced.
 
     Args:
-        tables: What stands for each EmbeddingVariable, by its `id`.
-        whole: What stands for what else is spread over ranks, by the `id` of its holder.
+        tables: The replacement of each EmbeddingVariable, by its `id`.
+        whole: The replacement of what else is spread over ranks, by the `id` of its holder.
     """
 
     def __init__(self, tables: Mapping[int, StockTable], whole: Mapping[int, Any]):
         self._tables, self._whole = tables, whole
 
     def handles(self) -> dict[int, Any]:
-        """The handle of a variable of each table, by the `id` of the EmbeddingVariable."""
+        """The handle of each table's `rows` variable, by the `id` of the EmbeddingVariable."""
         return {key: table.rows.handle for key, table in self._tables.items()}
 
     def of_holder(self, holder: Any) -> Any:
-        """What stands for the tables of a layer.
+        """The replacement for the tables of a layer.
 
         Raises:
-            ValueError: it is not one of the model's.
+            ValueError: the layer is not one of the model's.
         """
         if id(holder) not in self._whole:
             raise ValueError(
@@ -72,9 +72,9 @@ class Exporting:
 
 
 def refuse_saved_model(variable: Any, why: str) -> None:
-    """TensorFlow's and Keras' own exports of a variable raise NotImplementedError from now on."""
+    """Makes TensorFlow's and Keras' own exports of a variable raise NotImplementedError."""
     variable = getattr(variable, "_value", variable)  # inside a variable of Keras 3
-    if variable is None:  # Keras has not made it yet
+    if variable is None:  # Keras has not created it yet
         return
 
     def refuse(*args, **kwargs):
@@ -90,7 +90,7 @@ def current() -> Exporting | None:
 
 @contextlib.contextmanager
 def exporting(what: Exporting) -> Iterator[None]:
-    """A context in which lookups are stock ops."""
+    """A scope in which lookups use stock ops."""
     before = current()
     _state.exporting, stand_ins.handles = what, what.handles()
     try:
@@ -100,11 +100,11 @@ def exporting(what: Exporting) -> Iterator[None]:
 
 
 def combined(rows: Any, combiner: str, row_splits: Any, weights: Any = None) -> tf.Tensor:
-    """Rows `[num_keys, dim]` combined by sample, `[batch, dim]`, to the bits of SokCombine.
+    """Combines rows `[num_keys, dim]` by sample to `[batch, dim]`, with the bits of SokCombine.
 
     Args:
         combiner: "sum", "mean", "sqrtn" or "none".
-        row_splits: int64 `[batch + 1]`; anything where nothing is combined.
+        row_splits: int64 `[batch + 1]`; ignored if the combiner is "none".
         weights: float32 `[num_keys]` or None.
     """
     if weights is not None:
@@ -126,7 +126,7 @@ def combined(rows: Any, combiner: str, row_splits: Any, weights: Any = None) -> 
 
 
 def _checks(feature):
-    """What the lookup op checks of the samples of a feature."""
+    """The checks that the lookup op makes of a feature's samples."""
     checks = []
 
     def require(ok, *said):

@@ -1,4 +1,4 @@
-"""The shards of a dense lookup, and an input as flat ids of samples."""
+"""The shards of a dense lookup, and inputs as flat ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sok_like.table.keys import as_keys
 class LookupShard(NamedTuple):
     """One owner's columns of a table, or all columns of a table whose rows are on all ranks.
 
-    `planner.Shard` says what a rank holds; this says where a lookup finds it.
+    `planner.Shard` describes what a rank holds; this describes where a lookup finds it.
 
     Attributes:
         owner: The rank that holds it, `exchange.ALL_RANKS`, or `exchange.BY_KEY` for a hash table.
@@ -49,7 +49,7 @@ def with_flat_values(values: Any, flat: tf.Tensor) -> Any:
 
 
 class FlatIds:
-    """An input of any kind as flat ids; it also turns looked-up rows into the output.
+    """An input of any kind as flat ids. It also gives looked-up rows the shape of the output.
 
     Attributes:
         ids: int64 `[num_keys]`.
@@ -72,7 +72,7 @@ class FlatIds:
             self.row_splits = tf.range(tf.reduce_prod(shape[:-1]) + 1) * shape[-1]
 
     def restore(self, rows: tf.Tensor) -> Any:
-        """Rows `[num_keys, dim]`, or combined ones `[batch, dim]`, in the shape of the output."""
+        """Rows `[num_keys, dim]`, or combined `[batch, dim]`, in the shape of the output."""
         ids, dim = self._source, rows.shape[-1]
         if isinstance(ids, tf.RaggedTensor):
             return ids.with_flat_values(rows) if self._combiner is None else rows

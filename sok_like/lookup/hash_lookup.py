@@ -1,12 +1,12 @@
-"""Lookup: keys of a group of tables to embeddings, on any number of ranks.
+"""Looks up keys in a group of tables, on any number of ranks.
 
     one rank      keys -> [ unique -> find or insert -> combine ] -> embeddings      one op
 
     N ranks       keys -> route =keys=> gather rows =rows=> combine -> embeddings
                   back:  merge by owner <=gradients= segment sum by key
 
-Two collectives forward and one back for the whole group, whatever the number of tables. All tables
-of a group are looked up together, if they are on one device; groups are independent of each other.
+The whole group needs two collectives forward and one back, whatever the number of tables. All
+tables of a group on one device are looked up together; groups are independent of each other.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ class HashFeature:
         variable: The table.
         keys: int64 `[num_keys]`, flat.
         combiner: "sum", "mean", "sqrtn", or "none" for one row per key.
-        row_splits: int64 `[batch + 1]`, the samples' first keys; None where `combiner` is "none".
-        weights: float32 `[num_keys]` or None for ones. A constant to the gradient.
-        max_hotness: Most keys a sample may hold; 0 for no bound.
-        batch_multiple: What the number of samples (of keys, where `combiner` is "none") must be a
-            multiple of.
+        row_splits: int64 `[batch + 1]`, the position of each sample's first key; None if `combiner`
+            is "none".
+        weights: float32 `[num_keys]`, or None for ones. Constant in the gradient.
+        max_hotness: Maximum number of keys per sample; 0: no limit.
+        batch_multiple: The number of samples (of keys, if `combiner` is "none") must be a multiple
+            of this.
     """
 
     variable: EmbeddingVariable
@@ -57,37 +58,37 @@ def lookup(
     wire_dtype: Any = None,
     name: str = "lookup",
 ) -> list[tf.Tensor]:
-    """Looks up a group of features in one go.
+    """Looks up a group of features together.
 
     Args:
-        features: What to look up; a table may appear more than once.
-        training: True inserts missing keys with their initial row. False reads the initial row and
-            inserts nothing.
-        gradient_scale: The gradient of a row is the sum over the ranks that used it ("sum", right
-            where the loss was divided by the global batch) or that sum divided by the number of
-            ranks ("mean", right where each rank's loss is a mean over its own batch). "auto" is
-            "mean" within Keras' `fit`; elsewhere it is "sum", with a warning on several ranks.
-        wire_dtype: What rows and gradients are rounded to on their way between ranks: "bfloat16" or
-            "float16", which halves what travels, or None (or "float32") for no rounding. The same
-            on all ranks. Rows of a rank's own keys are rounded, too, so that results do not depend
-            on who owns a key. On one rank nothing travels and nothing is rounded. Tables, optimizer
-            state and sums of gradients stay in float32.
-        name: Names the group's collectives: the same on all ranks. Tables on several devices are
-            looked up one device after the other, each with collectives of its own.
+        features: The features; a table may appear more than once.
+        training: True inserts missing keys with their initial rows. False reads the initial rows
+            and inserts nothing.
+        gradient_scale: The gradient of a row is the sum over the ranks that used it ("sum": for a
+            loss divided by the global batch), or that sum divided by the number of ranks ("mean":
+            for a loss that is a mean over the rank's own batch). "auto" is "mean" within Keras'
+            `fit`; elsewhere it is "sum", with a warning on several ranks.
+        wire_dtype: Rows and gradients are rounded to this dtype on their way between ranks:
+            "bfloat16" or "float16", which halves the traffic, or None (or "float32") for no
+            rounding. The same on all ranks. Rows of a rank's own keys are rounded, too, so that
+            results do not depend on the owner of a key. On one rank nothing is rounded. Tables,
+            optimizer state and sums of gradients stay in float32.
+        name: Name of the group's collectives; the same on all ranks. If tables are on several
+            devices, one device after the other is looked up, each with its own collectives.
 
     Returns:
         One float32 tensor per feature, in order: `[batch, embedding_dim]`, or
-        `[num_keys, embedding_dim]` where the combiner is "none". An empty sample gives zeros.
+        `[num_keys, embedding_dim]` if the combiner is "none". An empty sample gives zeros.
 
     Raises:
-        tf.errors.InvalidArgumentError: a sample longer than `max_hotness`; without a hash table, a
-            key out of range. On every rank, naming the rank it happened on.
-            Or a number that `wire_dtype` cannot hold, such as 70000 in float16.
+        tf.errors.InvalidArgumentError: a sample is longer than `max_hotness`; in a table without an
+            index, a key is out of range; or `wire_dtype` cannot hold a number, such as 70000 in
+            float16. On every rank, naming the rank where it happened.
         tf.errors.ResourceExhaustedError: a table is full. On every rank.
         tf.errors.FailedPreconditionError: ranks differ in `wire_dtype`. On every rank.
-        RuntimeError: within a Keras layer none of whose variables is the table.
-        NotImplementedError: within `tf.recompute_grad`; on several ranks a `wire_dtype` for tables
-            in device memory.
+        RuntimeError: within a Keras layer that does not have the table among its variables.
+        NotImplementedError: within `tf.recompute_grad`; or `wire_dtype` on several ranks, for
+            tables in device memory.
     """
     if not features:
         return []
@@ -112,8 +113,8 @@ def lookup(
             wire_dtype,
             f"{name}_part{positions[0]}" if earlier else name,
         )
-        # One group after the other: where one fails it does so on all ranks, and no rank waits in
-        # the collectives of the next.
+        # One group after the other. A group that fails does so on all ranks, and then no rank waits
+        # in the collectives of the next group.
         with tf.control_dependencies(earlier):
             earlier = group.lookup()
         for i, rows in zip(positions, earlier, strict=True):
@@ -121,7 +122,7 @@ def lookup(
     return outputs
 
 
-# TensorFlow's function that runs what is to be computed again for the gradient.
+# The function with which TensorFlow recomputes ops for their gradient.
 _RECOMPUTED = {"tensorflow.python.ops.custom_gradient": ["inner"]}
 
 
@@ -145,7 +146,7 @@ def _check_home(variable):
 
 @dataclasses.dataclass(frozen=True)
 class _DeviceGroup:
-    """Features whose tables are all on one device; the other fields are `lookup`'s arguments."""
+    """Features whose tables are on one device; the other fields are arguments of `lookup`."""
 
     device: str
     features: list[HashFeature]
@@ -162,7 +163,7 @@ class _DeviceGroup:
         with tf.name_scope(self.name):
             if communicator.world_size > 1:
                 return self._exchange(communicator)
-            with devices.device_scope(self.device):  # where its gradient runs, too
+            with devices.device_scope(self.device):  # its gradient runs there, too
                 return ops.lookup_on_one_rank(
                     handles=self._handles(), insert=self.training, name="lookup", **self._batch()
                 )
@@ -188,7 +189,7 @@ class _DeviceGroup:
                 self._said(),
                 self.wire_dtype,
             )
-            with devices.device_scope(self.device):  # where its gradient runs, too
+            with devices.device_scope(self.device):  # its gradient runs there, too
                 rows, sent = ops.gather_rows(
                     self._handles(),
                     message,
@@ -220,7 +221,7 @@ class _DeviceGroup:
             )
 
     def _said(self):
-        """What all ranks must say alike: a table or width of another rank's would be misread."""
+        """What ranks must agree on: otherwise rows of another table or width would be misread."""
         tables = [f.variable for f in self.features]
         names = [f"{table.table_name} " for table in tables]
         if names == [f"{self.name} "]:
@@ -232,7 +233,7 @@ class _DeviceGroup:
         return [f.variable.handle for f in self.features]
 
     def _batch(self):
-        """What SokLookup and SokRoute take of each feature, by their names for it."""
+        """The inputs of SokLookup and SokRoute for each feature, by their names in these ops."""
         return {
             "keys": [f.keys for f in self.features],
             "row_splits": [_or_empty(f.row_splits, tf.int64) for f in self.features],

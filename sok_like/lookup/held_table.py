@@ -1,4 +1,4 @@
-"""A table that a layer of several tables holds: a layer of its own, for Keras to save and load."""
+"""A layer around one table of a layer with several tables, for Keras to save and load."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from sok_like.table.variable import EmbeddingVariable
 
 
 class HeldTable(TableLayer):
-    """Puts `variable` among the weights of the layer that holds this one as an attribute.
+    """Adds `variable` to the weights of the layer that has this one as an attribute.
 
-    An attribute by itself, not in a container: tf.train.Checkpoint follows a layer's attributes
-    under Keras 3, not its lists and dictionaries.
+    It must be an attribute itself, not in a container: under Keras 3 tf.train.Checkpoint follows a
+    layer's attributes, but not its lists and dictionaries.
     """
 
     def __init__(self, variable: EmbeddingVariable, name: str):

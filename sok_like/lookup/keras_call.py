@@ -1,7 +1,7 @@
-"""Which Keras layer is being called, under either Keras: who must list a table that is looked up.
+"""Finds the Keras layers being called, under either Keras: one must list a table that is looked up.
 
-A variable that no layer lists is looked up and never trained, so such a lookup raises. Both Kerases
-keep the call in progress in a thread-local record; neither has a public name for it.
+A table that no layer lists would be looked up and never trained, so such a lookup raises. Both
+Kerases record the call in progress per thread; neither has a public name for the record.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HOLD = {
 
 
 def training_of_call() -> bool | Any:
-    """`training` of the Keras call in progress; True outside of one, and where it says nothing."""
+    """`training` of the Keras call in progress; True outside of one, or if the call has none."""
     if is_keras_3():
         call = _keras_3_call()
         training = None if call is None else call.get_value("training")
@@ -38,11 +38,12 @@ def training_of_call() -> bool | Any:
 
 
 def check_listed(variable: Any, keys: Any) -> None:
-    """Raises unless the layers of the Keras call in progress list a table that is to be trained.
+    """Raises unless a layer of the Keras call in progress lists a trainable table.
 
     The table is an EmbeddingVariable, or a tf.Variable with a `table_name`.
 
-    Keys that are symbolic tensors of tf_keras make each op a layer of its own, which lists nothing.
+    If keys are symbolic tensors of tf_keras, each op becomes a layer of its own, which lists
+    nothing.
 
     Raises:
         RuntimeError: no layer lists it.
@@ -60,7 +61,7 @@ def check_listed(variable: Any, keys: Any) -> None:
 
 
 def _layers_of_call():
-    """The layers of the call in progress, one after the other until the outermost."""
+    """The layers of the call in progress, from the innermost to the outermost."""
     if is_keras_3():
         call = _keras_3_call()
         if call is not None:
@@ -73,10 +74,10 @@ def _layers_of_call():
 
 
 def _layers_on_stack():
-    """tf_keras keeps the innermost layer only; the others are where they were called."""
+    """Outer layers, from the stack: tf_keras records the innermost layer only."""
     frame = sys._getframe(1)
     while frame is not None:
-        # Some TensorFlows rewrite the functions of tf_keras in a graph, under other names.
+        # In a graph some TensorFlows rewrite functions of tf_keras under other names.
         if frame.f_code.co_name in ("__call__", "tf____call__"):
             layer = frame.f_locals.get("self")
             if isinstance(layer, tf.keras.layers.Layer):
@@ -85,7 +86,7 @@ def _layers_on_stack():
 
 
 def _is_symbolic(keys):
-    if is_keras_3():  # refuses them in an op of TensorFlow
+    if is_keras_3():  # Keras 3 refuses them in TensorFlow's ops
         return False
     from tf_keras.src.engine import keras_tensor
 
@@ -93,7 +94,7 @@ def _is_symbolic(keys):
 
 
 def _lists(layer, variable):
-    # On the variable, as one of TensorFlow cannot be looked for in a set.
+    # Kept on the variable: a variable of TensorFlow cannot be an element of a set.
     known = variable.__dict__.setdefault("_listed_by", weakref.WeakSet())
     if layer not in known:
         if not any(_inside(weight) is variable for weight in layer.variables):
@@ -103,7 +104,7 @@ def _lists(layer, variable):
 
 
 def _inside(weight):
-    """The table of a weight, which may be a hash table or rows of a dense one."""
+    """The table of a weight: a hash table, or rows of a dense one."""
     return unwrap(weight) if is_embedding_variable(weight) else getattr(weight, "_value", weight)
 
 

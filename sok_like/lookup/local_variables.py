@@ -1,4 +1,4 @@
-"""Variables that differ from rank to rank: which those are, and names for their collectives."""
+"""Which variables differ between ranks, and names for collectives."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import tensorflow as tf
 
 from sok_like.table.variable import is_embedding_variable
 
-# Graph: how often each name was used in it.
+# How often each name was used, by graph.
 _used: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def _faces(variable: Any):
-    """A variable as everyone meets it: itself, what a wrapper holds, and the handle of both."""
+    """All objects by which a variable is seen: itself, the one it wraps, and their handles."""
     seen = [variable]
-    for name in ("_value", "_variable"):  # of Keras 3; of tf_keras' mixed precision
+    for name in ("_value", "_variable"):  # of Keras 3, and of tf_keras' mixed precision
         inner = getattr(variable, name, None)
         if isinstance(inner, tf.Variable):
             seen.append(inner)
-    # A reference variable of `tf.disable_v2_behavior()` has no handle.
+    # Reference variables (`tf.disable_v2_behavior()`) have no handle.
     handles = [getattr(face, "handle", None) for face in seen if isinstance(face, tf.Variable)]
     return seen + [handle for handle in handles if handle is not None]
 
 
 def mark_local(variable: Any) -> Any:
-    """Marks a variable as this rank's own, by `de_local = True`; returns it."""
+    """Marks a variable as this rank's own with `de_local = True`; returns it."""
     for face in _faces(variable):
         try:
             face.de_local = True
@@ -36,9 +36,9 @@ def mark_local(variable: Any) -> Any:
 
 
 def is_local(variable: Any) -> bool:
-    """Whether a variable is this rank's own: not to be averaged over ranks nor broadcast.
+    """Whether a variable is this rank's own: neither averaged over ranks nor broadcast.
 
-    One that was marked, or an EmbeddingVariable, whichever layer it belongs to.
+    True for marked variables and every EmbeddingVariable, whichever layer it belongs to.
     """
     return is_embedding_variable(variable) or any(
         getattr(face, "de_local", False) for face in _faces(variable)
@@ -46,11 +46,11 @@ def is_local(variable: Any) -> bool:
 
 
 def unique_in_graph(name: str) -> str:
-    """`name`, numbered from its second use in the graph being built.
+    """`name`, with a number from its second use in the graph being built.
 
-    Collectives of one graph may be under way together and are told apart by name. The number must
-    be the same on all ranks, so it counts within the graph: a rank may trace a function anew, for
-    an odd batch, while the others do not. Eager collectives end before the next begins.
+    Collectives of one graph may run at the same time and are matched by name. The number must be
+    the same on all ranks, so it is counted per graph: a rank may trace a function again, for an
+    odd batch, while others do not. Eager collectives end before the next one begins.
     """
     if tf.executing_eagerly():
         return name

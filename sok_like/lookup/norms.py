@@ -1,10 +1,10 @@
 """Norms of gradients over ranks, for programs that clip by hand.
 
-A tape gives a rank the gradients of its own keys, and of ordinary variables those of its own batch.
-A factor that follows from them would differ over ranks, and weights would drift apart. So of lists
-that hold gradients of tables `tf.clip_by_global_norm` and `tf.linalg.global_norm`, and of such a
-gradient `tf.clip_by_norm`, take the norm that one process with the whole batch would see: squares
-of tables' gradients are summed over ranks, other gradients averaged first.
+A tape gives a rank the gradients of its own keys, and for ordinary variables those of its own
+batch. A clipping factor computed from them would differ between ranks, and weights would drift
+apart. So `tf.clip_by_global_norm` and `tf.linalg.global_norm` of lists with gradients of tables,
+and `tf.clip_by_norm` of such a gradient, use the norm that one process with the whole batch would
+see. Squares of tables' gradients are summed over ranks; other gradients are averaged first.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _PART, _SHAPE_OF_PART = "_sok_part", tf.int64
 
 
 def marked_part(gradient: Any) -> Any:
-    """A gradient of a variable of which each rank has its own part; None stays None.
+    """Marks the gradient of a variable of which each rank has its own part; None stays None.
 
-    Slices are marked by the type of their dense shape, which outlives the function that has made
-    them: TensorFlow's own have int32. Tensors are marked for the function only.
+    Slices are marked by the dtype of their dense shape, which survives the end of a function;
+    TensorFlow uses int32. On tensors the mark lasts within the function only.
     """
     if isinstance(gradient, tf.IndexedSlices):
         shape = gradient.dense_shape
@@ -40,7 +40,7 @@ def marked_part(gradient: Any) -> Any:
 
 
 def is_part(gradient: Any) -> bool:
-    """Whether other ranks have other parts of it: it is marked, or of a table's keys."""
+    """Whether other ranks have other parts of it: it is marked, or a table's gradient."""
     # TensorFlow's gradients of ordinary variables have a dense shape.
     if isinstance(gradient, tf.IndexedSlices):
         return gradient.dense_shape is None or gradient.dense_shape.dtype == _SHAPE_OF_PART
@@ -48,7 +48,7 @@ def is_part(gradient: Any) -> bool:
 
 
 def summed_over_ranks(squares: tf.Tensor) -> tf.Tensor:
-    """The sum over ranks of a scalar; a collective."""
+    """The sum of a scalar over ranks; a collective."""
     communicator = comm.current()
     name = unique_in_graph("sok_norm")
     mine = tf.reshape(tf.cast(squares, tf.float32), [1])
@@ -58,10 +58,10 @@ def summed_over_ranks(squares: tf.Tensor) -> tf.Tensor:
 
 @functools.cache
 def install() -> None:
-    """Teaches TensorFlow's norms of gradients the ranks; once per process."""
+    """Makes TensorFlow's norms of gradients count all ranks; once per process."""
     stock = clip_ops.global_norm
-    clip_ops.global_norm = norm = _over_ranks(stock)  # which tf.clip_by_global_norm calls
-    # So that `tf.experimental.dispatch_for_api` takes it as it took the stock one.
+    clip_ops.global_norm = norm = _over_ranks(stock)  # tf.clip_by_global_norm calls it
+    # Lets `tf.experimental.dispatch_for_api` accept it as it accepts the stock function.
     signatures = dispatch._TYPE_BASED_DISPATCH_SIGNATURES
     signatures[norm] = signatures[stock]
     for module in (*roots(), tf.compat.v2):
@@ -86,7 +86,7 @@ def _over_ranks(stock):
 
 
 def _has_parts(t_list):
-    """Whether it has a part, and nothing for which another function is registered."""
+    """Whether the list has a part, and nothing for which another function is registered."""
     if not isinstance(t_list, Sequence):
         return False
     given = [gradient for gradient in t_list if gradient is not None]

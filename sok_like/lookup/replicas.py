@@ -1,4 +1,4 @@
-"""Variables that every rank holds: given to all ranks by one, or compared."""
+"""Variables that every rank holds: broadcasts them from one rank, or compares them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sok_like.runtime import comm, turns
 
 
 def with_optimizer(variables: Iterable[Any], optimizer: Any) -> list[Any]:
-    """A model's variables and those of its optimizer, each once."""
+    """A model's variables and its optimizer's, each once."""
     variables = list(variables)
     known = {id(variable) for variable in variables}
     own = optimizer.variables
@@ -23,15 +23,15 @@ def with_optimizer(variables: Iterable[Any], optimizer: Any) -> list[Any]:
 
 
 def broadcast(variables: Iterable[Any], root_rank: int, name: str) -> list[Any]:
-    """Gives variables of all ranks the values of one; those local to a rank are left alone.
+    """Gives variables of all ranks the values of one rank; skips those local to a rank.
 
     Args:
-        variables: Variables of TensorFlow or Keras, the same on all ranks, in this order.
-        root_rank: The rank whose values count.
-        name: Names the collectives: the same on all ranks.
+        variables: Variables of TensorFlow or Keras, the same on all ranks, in the same order.
+        root_rank: The rank whose values are used.
+        name: Name of the collectives, the same on all ranks.
 
     Returns:
-        The assignments, which a graph must run.
+        The assignments; in a graph they must be run.
     """
     communicator = comm.current()
     if communicator.world_size == 1:
@@ -51,11 +51,11 @@ def _from_root(value, root_rank, name, communicator):
 
 
 def check_same_shapes(variables: Sequence[Any], name: str) -> None:
-    """ValueError on all ranks unless they list variables of the same shapes and dtypes. Eager.
+    """ValueError on all ranks unless all list variables of equal shapes and dtypes. Eager only.
 
     Args:
         variables: This rank's list, of any length.
-        name: Names the collective: the same on all ranks.
+        name: Name of the collective, the same on all ranks.
     """
     communicator = comm.current()
     texts = [f"{v.dtype} {tuple(v.shape)}" for v in variables]

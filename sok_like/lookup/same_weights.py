@@ -1,14 +1,15 @@
-"""Ordinary variables, compared over ranks while tables are trained, whoever trains the variables.
+"""Compares ordinary variables over ranks while tables are trained, whoever trains the variables.
 
-A table's gradient is a collective, so all ranks are in it together. The tape that asks for it names
+A table's gradient is a collective, so all ranks take part in it. The tape that asks for it names
 the ordinary variables that are trained beside the table. Optimizers of this package average their
-gradients, and so may Horovod or the program; if nothing does, each rank trains weights of its own,
-and no rank would notice. So at a few steps the ranks compare two sums of each of these variables.
+gradients over ranks; Horovod or the program may do so, too. If nothing does, each rank trains
+different weights, and none would notice. So at a few steps the ranks compare two sums of each of
+these variables.
 
     step       1   2   3   4   ..   8   ..   16   ..
     compared       x   x   x        x        x          before the step is taken
 
-Not at step 1: Horovod's programs broadcast variables after it.
+Not at step 1: programs for Horovod broadcast variables after it.
 """
 
 from __future__ import annotations
@@ -23,23 +24,24 @@ from sok_like.lookup.local_variables import is_local
 from sok_like.runtime import callers, native, turns
 from sok_like.runtime.comm import Communicator
 
-# Relative, of what is compared: hosts with other processors may differ in the last bits.
+# Relative, for these sums: hosts with different processors may differ in the last bits.
 TOLERANCE = 1e-5
 _TAPES = {"tensorflow.python.eager.backprop": ("gradient",)}
 
 
 def compare(communicator: Communicator) -> list[tf.Tensor]:
-    """Compares the ordinary variables of the tape that is taking a gradient, where that is due.
+    """Compares the ordinary variables of the tape that is taking a gradient, if it is time.
 
-    To be called where the gradient of a lookup is made. Without a tape around it (`tf.gradients`, a
-    function within the tape) and in a v1 graph nothing is compared.
+    Call it where the gradient of a lookup is built. Without a tape around it (`tf.gradients`, a
+    function within the tape) and in a v1 graph it compares nothing.
 
     Returns:
+        Tensors that later ops must wait for.
         Tensors that what follows has to wait for.
 
     Raises:
-        tf.errors.InvalidArgumentError: a variable differs, on all ranks.
-        tf.errors.FailedPreconditionError: the ranks have other numbers of variables; on all ranks.
+        tf.errors.InvalidArgumentError: a variable differs; on all ranks.
+        tf.errors.FailedPreconditionError: the numbers of variables differ; on all ranks.
     """
     variables = _trained_variables()
     if not variables:
@@ -50,14 +52,14 @@ def compare(communicator: Communicator) -> list[tf.Tensor]:
     due = (step > 1) & (is_power | tf.equal(step, 3))
 
     def exchange():
-        # One op for all: a step is traced with it, and TensorFlow's own are ten for each variable.
+        # One op for all variables: TensorFlow's own ops would be ten per variable to trace.
         values = tf.numpy_function(_sums, [as_tf_table(v) for v in variables], tf.int64)
         values = tf.ensure_shape(values, [2 * len(variables)])
         name = f"comparison_of_{len(variables)}_ordinary_variables"
         told, _ = turns.exchange_notes(values, [], communicator, name)
         told = tf.reshape(told, [communicator.world_size, 2 * len(variables)])
         told = tf.bitcast(tf.cast(told, tf.int32), tf.float32)
-        # Rates and steps, which come first, are an optimizer's matter.
+        # Learning rates and steps, which come first, matter to optimizers only.
         done = check(tf.pad(told, [[0, 0], [2, 0]]), variables)
         with tf.control_dependencies(done):
             return tf.constant(True)
@@ -68,7 +70,7 @@ def compare(communicator: Communicator) -> list[tf.Tensor]:
 
 
 def _sums(*values):
-    """`sums_of` arrays, as the bits of float32."""
+    """`sums_of` for arrays, as the bits of float32."""
     sums = []
     for array in values:
         flat = np.asarray(array).astype(np.float64).ravel()
@@ -77,8 +79,8 @@ def _sums(*values):
 
 
 def check(statements: Any, variables: list[Any]) -> list:
-    """Raises unless all ranks' statements `[world_size, ...]` are alike; in a graph, the op."""
-    with tf.device("CPU:0"):  # where the op is, also when gradients are averaged on a device
+    """Raises unless all ranks' statements `[world_size, ...]` agree; in a graph returns the op."""
+    with tf.device("CPU:0"):  # the op's only device, even if gradients are averaged on another
         op = native.ops().sok_compare_statements(
             statements=statements,
             variables=[getattr(v, "path", v.name) for v in variables],
@@ -88,7 +90,7 @@ def check(statements: Any, variables: list[Any]) -> list:
 
 
 def sums_of(variable: Any) -> tf.Tensor:
-    """float32 `[2]`: a sum with different weights, which tells orders apart, and of absolutes."""
+    """float32 `[2]`: a sum that depends on the order of elements, and the sum of absolutes."""
     values = tf.reshape(tf.cast(as_tf_table(variable), tf.float64), [-1])
     weights = tf.cos(tf.range(1, tf.size(values) + 1, dtype=tf.float64))
     sums = [tf.reduce_sum(values * weights), tf.reduce_sum(tf.abs(values))]
@@ -96,7 +98,7 @@ def sums_of(variable: Any) -> tf.Tensor:
 
 
 def _trained_variables():
-    """The ordinary variables that a tape is asked about further up the stack; once for a tape."""
+    """The ordinary variables of a tape further up the stack; only once per tape."""
     frame = callers.frame_of(_TAPES)
     if frame is None or not tf.compat.v1.executing_eagerly_outside_functions():
         return []
@@ -105,12 +107,12 @@ def _trained_variables():
     if not targets or hasattr(tape, "_sok_compared"):
         return []
     if not tf.executing_eagerly():
-        # The gradient of a loop or of a branch takes no variables that its body does not take.
+        # The gradient of a loop or branch can use only variables that its body uses.
         graph = tf.compat.v1.get_default_graph()
         if any(getattr(target, "graph", None) is not graph for target in targets):
             return []
     variables = list(filter(_is_ordinary, found.get("flat_sources_raw", ())))
-    # Of tables alone: those that the program asks for by themselves.
+    # If the program asks for tables only: all that the tape watches.
     variables = variables or list(filter(_is_ordinary, tape.watched_variables()))
     if variables:
         tape._sok_compared = True
@@ -120,12 +122,12 @@ def _trained_variables():
 def _is_ordinary(source):
     if not isinstance(getattr(source, "_value", source), tf.Variable) or is_local(source):
         return False
-    # Those of a distribution follow its own rules.
+    # Variables of a distribution follow its own rules.
     return getattr(source, "_sok_distribution", None) is None
 
 
 def _counter(variable):
-    """How many gradients were taken beside a table, int64, counted at their first variable."""
+    """Number of gradients taken beside a table, int64, counted at their first variable."""
     table = as_tf_table(variable)
     if not hasattr(table, "_sok_gradients_taken"):
         with tf.init_scope(), tf.device("CPU:0"):

@@ -1,4 +1,4 @@
-"""SparseTensors of ids: sorted by sample first, as everything behind this expects them."""
+"""SparseTensors of ids, sorted by sample, as all later code expects them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sok_like.table.keys import as_keys
 
 
 class SparseSamples(NamedTuple):
-    """Keys of a SparseTensor by sample.
+    """Keys of a SparseTensor, by sample.
 
     Attributes:
         keys: int64 `[num_keys]`.
@@ -29,12 +29,12 @@ class SparseSamples(NamedTuple):
 def samples_of(
     sparse: Sequence[tf.SparseTensor], weights: Sequence[Any] | None = None
 ) -> list[SparseSamples]:
-    """Keys of hash tables by sample: one op for all tables.
+    """Keys of hash tables by sample, with one op for all tables.
 
     Args:
         sparse: Integers `[batch, max_hotness]`, in any order.
-        weights: Floats `[num_keys]`, or None, for each of `sparse`, in the order of its entries. A
-            constant to the gradient.
+        weights: For each of `sparse`, floats `[num_keys]` in the order of its entries, or None.
+            Constant in the gradient.
     """
     keys = [as_keys(s.values) for s in sparse]
     weights = [None] * len(sparse) if weights is None else list(weights)
@@ -68,15 +68,15 @@ def _with_stock_ops(sparse, keys, weights):
 def in_order(sparse: tf.SparseTensor) -> tf.SparseTensor:
     """The SparseTensor in canonical order: by sample, then by column.
 
-    Its values would be counted to other samples otherwise. TensorFlow's own lookups raise; raising
-    here would leave the other ranks waiting. Where the order is right already, the op passes its
-    inputs on.
+    Otherwise values would be assigned to other samples. TensorFlow's own lookups raise then, but
+    raising here would leave the other ranks waiting. If the order is right already, the op passes
+    its inputs on.
     """
     return tf.sparse.reorder(sparse)
 
 
 def as_ragged(sparse: tf.SparseTensor, hashed: bool = False) -> tf.RaggedTensor:
-    """Sparse ids as ragged ones, `[batch, None]`; with `hashed` int64 keys of hash tables."""
+    """Sparse ids as ragged ids `[batch, None]`; with `hashed` as int64 keys of hash tables."""
     if hashed and sparse.shape.rank == 2:
         (samples,) = samples_of([sparse])
         return tf.RaggedTensor.from_row_splits(samples.keys, samples.row_splits, validate=False)
@@ -87,7 +87,7 @@ def as_ragged(sparse: tf.SparseTensor, hashed: bool = False) -> tf.RaggedTensor:
 def row_splits(sparse: tf.SparseTensor) -> tf.Tensor:
     """int64 `[batch + 1]`: where each sample begins in a SparseTensor that is in order.
 
-    Half the ops of `RaggedTensor.from_value_rowids`.
+    Takes half the ops of `RaggedTensor.from_value_rowids`.
     """
     samples = tf.range(sparse.dense_shape[0] + 1)
     return tf.raw_ops.LowerBound(

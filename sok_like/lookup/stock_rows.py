@@ -1,8 +1,8 @@
-"""The rows of missing keys in TensorFlow's own ops, for graphs that run without this package.
+"""Rows of missing keys by TensorFlow's own ops, for graphs that run without this package.
 
-The same computation as `cpp/core/initializer.h`, in the same order of roundings: Philox4x32-10 (J.
-Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) on words of 32 bits, each in
-the low half of an int64. Products wrap around, and a word is what is left after masking.
+The same computation as `cpp/core/initializer.h`, rounded in the same order: Philox4x32-10 (J.
+Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) on words of 32 bits. Each
+word is in the low half of an int64; products wrap around, and masking leaves the word.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _WORD = 2**32 - 1
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
-# A truncated normal draws again beyond two standard deviations, at most so often.
+# A truncated normal is drawn again beyond two standard deviations, at most this often.
 _DRAWS = 64
 
 
 class MissingRows(tf.Module):
-    """What missing keys of a table read: 0, or their initial rows after all weight decay.
+    """The rows of a table's missing keys: 0, or their initial rows after all weight decay.
 
     Args:
         variable: The EmbeddingVariable.
@@ -70,7 +70,7 @@ class MissingRows(tf.Module):
         if self.kind == DEFAULT_ROWS:
             return tf.gather(self.default_rows, owner(keys, len(self.default_rows)))
         if self.kind == UNIFORM:
-            # 24 bits are exact in a float.
+            # A float holds 24 bits exactly.
             words = self._words(keys, 0)[:, : self.dim]
             unit = tf.cast(_right(words, 8), tf.float32) * np.float32(2**-24)
             return tf.minimum(self._number + self._scale * unit, self._limit)
@@ -80,7 +80,7 @@ class MissingRows(tf.Module):
         return self._number + self._scale * normal
 
     def _words(self, keys, draw):
-        """Words of 32 random bits, int64 `[num_keys, dim rounded up to 4]`."""
+        """Random words of 32 bits, int64 `[num_keys, dim rounded up to 4]`."""
         blocks = -(-self.dim // 4)
         low, high = keys & _WORD, _right(keys, 32) & _WORD
         block = tf.zeros_like(keys)[:, tf.newaxis] + tf.range(blocks, dtype=tf.int64)
@@ -92,7 +92,7 @@ class MissingRows(tf.Module):
         return tf.reshape(tf.stack(words, 2), [tf.size(keys), 4 * blocks])
 
     def _normals(self, keys, draw):
-        """Standard normals `[num_keys, dim]`, two of each pair of words."""
+        """Standard normals `[num_keys, dim]`; each pair of words gives two."""
         words = self._words(keys, draw)
         pairs = tf.reshape(words, [tf.size(keys), -1, 2])
         both = _normal_pairs(pairs[:, :, 0], pairs[:, :, 1])
@@ -115,7 +115,7 @@ class MissingRows(tf.Module):
 
 
 def _philox(counter, key):
-    """Philox4x32-10 of four words each in an int64, and a key of two words."""
+    """Philox4x32-10 of four words, each in an int64, with a key of two words."""
     c0, c1, c2, c3 = counter
     for i in range(_ROUNDS):
         first, second = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
@@ -157,7 +157,7 @@ def _log(x):
 
 
 def _normal_pairs(bits0, bits1):
-    """Two standard normals of two words (G. Box and M. Muller, 1958), as `NormalPair` does."""
+    """Two standard normals from two words (G. Box and M. Muller, 1958), as `NormalPair` does."""
     unit = tf.cast(_right(bits0, 8) + 1, tf.float32) * np.float32(2**-24)
     radius = tf.sqrt(-2.0 * _log(unit))
     quarter = _right((bits1 + 0x20000000) & _WORD, 30)

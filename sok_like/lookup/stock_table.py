@@ -1,10 +1,10 @@
-"""A table as plain variables, looked up by TensorFlow's own ops: what a SavedModel holds.
+"""A table as plain variables, looked up by TensorFlow's own ops: the content of a SavedModel.
 
     keys [n] --mix--> two buckets [n, 2] --gather--> 16 keys [n, 16] --equal--> slot --> row
 
-`sok_like/table/buckets.py` says how keys lie in buckets. Rows lie in the order of the buckets, so
-only the keys have free slots. Every 64-bit key is legal. A table without an index needs none here
-either: key k is row k.
+`sok_like/table/buckets.py` says how keys lie in buckets. Rows are in the order of the buckets
+without gaps, so only keys have free slots. Every 64-bit key is legal. A table without an index has
+none here either: key k is row k.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class StockTable(tf.Module):
 
     Args:
         variable: The EmbeddingVariable that it stands for.
-        buckets: Where the keys are; None for a table without an index.
+        buckets: The place of each key; None for a table without an index.
         num_rows: Number of rows.
-        row_dtype: One of `ROW_DTYPES`. int8 rows have a bfloat16 scale each.
-        missing: What missing keys read.
+        row_dtype: One of `ROW_DTYPES`. Each int8 row has a bfloat16 scale.
+        missing: The rows of missing keys.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class StockTable(tf.Module):
         num_rows = max(1, num_rows)  # a gather needs one
         with tf.device("/CPU:0"):
             dtype = tf.as_dtype(row_dtype)
-            # Filled in place, some rows at a time, so that no second copy is made.
+            # Filled in place, some rows at a time, which avoids a second copy.
             self.rows = tf.Variable(tf.zeros([num_rows, self.dim], dtype), False, name="rows")
             self.scales = None
             if dtype == tf.int8:
@@ -91,7 +91,7 @@ class StockTable(tf.Module):
             at = tf.where(~present)
             return tf.tensor_scatter_nd_update(found, at, self.missing(tf.gather_nd(keys, at)))
 
-        # Only a batch with missing keys pays for their rows.
+        # Only batches with missing keys pay for their rows.
         return tf.cond(tf.reduce_all(present), lambda: found, filled)
 
     def _in_range(self, keys):
@@ -107,11 +107,11 @@ class StockTable(tf.Module):
             return tf.identity(keys)
 
     def _find(self, keys):
-        """Row numbers `[num_keys]`, 0 for a missing key, and bool `[num_keys]`."""
+        """Row numbers `[num_keys]`, 0 for missing keys, and bool `[num_keys]`: whether present."""
         buckets = _choices(keys, self._num_buckets, self._salt)
         same = tf.equal(tf.gather(self.keys, buckets), keys[:, tf.newaxis, tf.newaxis])
         same = tf.cast(tf.reshape(same, [-1, 2 * SLOTS]), tf.float32)
-        # A key is in one slot at most, so the sum of slot numbers is its number, from 1 on.
+        # At most one slot has the key, so the sum of slot numbers (from 1) is its number.
         numbers = tf.range(1, 2 * SLOTS + 1, dtype=tf.float32)
         slot = tf.cast(tf.linalg.matvec(same, numbers), tf.int32)
         present = (slot > 0) & (keys != self._absent)
@@ -129,7 +129,7 @@ class StockTable(tf.Module):
 
 
 def _choices(keys, num_buckets, salt):
-    """`buckets.choices` in TensorFlow's ops, `[num_keys, 2]`."""
+    """`buckets.choices` by TensorFlow's ops, `[num_keys, 2]`."""
     hashed = keys ^ salt
     for shift, factor in zip((30, 27), FACTORS, strict=True):
         hashed = (hashed ^ _right(hashed, shift)) * (factor - 2**64 if factor >> 63 else factor)
@@ -141,13 +141,13 @@ def _choices(keys, num_buckets, salt):
 
 
 def _right(words, bits):
-    """Shifts zeros in, as for unsigned numbers."""
+    """Shifts in zeros, as for unsigned numbers."""
     shifted = tf.bitwise.right_shift(words, tf.constant(bits, tf.int64))
     return shifted & (2 ** (64 - bits) - 1)
 
 
 def _quantized(rows, table_name):
-    """int8 rows `[n, dim]` and their bfloat16 scales `[n]`, the largest element being 127."""
+    """int8 rows `[n, dim]` and their bfloat16 scales `[n]`; the largest element becomes 127."""
     if not np.isfinite(rows).all():
         raise ValueError(
             f"`row_dtype` int8 needs finite rows. Received: NaN or infinite ones (table "

@@ -1,4 +1,4 @@
-"""What layers over one hash table share: the table, compute dtype, the weights file of Keras 3."""
+"""What layers over one hash table share: the table, compute dtype, and Keras 3's weights file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like.lookup import by_key as by_key  # so that its tables can be looked up by key
+from sok_like.lookup import by_key as by_key  # makes its tables readable by key
 from sok_like.lookup.training_flag import by_training
 from sok_like.runtime import comm
 from sok_like.table import beside, keras_files
@@ -18,18 +18,18 @@ from sok_like.table.weights import owned
 
 
 class TableLayer(tf.keras.layers.Layer):
-    """A layer over one table, which a subclass puts into `_weight`."""
+    """A layer over one table; a subclass sets `_weight`."""
 
-    _weight: Any  # no value here: tf_keras tracks no attribute that the class has
+    _weight: Any  # no value here: tf_keras does not track attributes that the class has
 
     @property
     def embedding_variable(self) -> Any:
-        """The layer's EmbeddingVariable, as it appears among its `trainable_variables`."""
+        """The layer's EmbeddingVariable, as it is in its `trainable_variables`."""
         return self._weight
 
     @property
     def table(self) -> EmbeddingVariable:
-        """The layer's EmbeddingVariable itself, under either Keras."""
+        """The EmbeddingVariable itself, under either Keras."""
         return getattr(self._weight, "_embedding_variable", self._weight)
 
     @classmethod
@@ -38,7 +38,7 @@ class TableLayer(tf.keras.layers.Layer):
             return super().from_config(config)
         except TypeError as error:
             # Keras prints the whole configuration first, again at each level of a model, and the
-            # cause last. It passes a ValueError on as it is.
+            # cause last. It passes on a ValueError unchanged.
             cause = error.__context__ or error
             raise ValueError(
                 f"{cls.__name__} '{config.get('name')}' cannot be made from its configuration: "
@@ -50,12 +50,12 @@ class TableLayer(tf.keras.layers.Layer):
         return self.as_output(by_training(training, lookup))
 
     def as_output(self, rows: Any) -> Any:
-        """Rows in the layer's compute dtype; without a gradient while it is frozen."""
+        """Rows in the layer's compute dtype; they have no gradient while the layer is frozen."""
         # Keras 2 has no compute dtype after `tf.disable_v2_behavior()`.
         return tf.cast(unless_frozen(self, rows), self.compute_dtype or tf.float32)
 
     def save_own_variables(self, store):
-        """Content into Keras' file, or on several ranks the name of the dump beside it."""
+        """Writes the table into Keras' file, or on several ranks the name of its dump."""
         reference = beside.reference_of(self.table)
         if reference is not None:
             store["beside"] = np.frombuffer(reference.encode(), np.uint8)
@@ -67,7 +67,7 @@ class TableLayer(tf.keras.layers.Layer):
                 "model.save_weights('x.weights.h5'), or by sok.Saver"
             )
         for field, value in self.table.snapshot()._asdict().items():
-            # The file holds numbers only: names go in as their bytes.
+            # The file can hold numbers only, so names are stored as bytes.
             names = field == "slot_names"
             store[field] = _bytes_of_names(value.numpy()) if names else value.numpy()
 
@@ -77,7 +77,7 @@ class TableLayer(tf.keras.layers.Layer):
             reference = np.asarray(store["beside"]).tobytes().decode()
             beside.restore(self.table, keras_files.path_read(), reference)
             return
-        # A table without policies wrote no records, and earlier versions no step and no scale.
+        # Tables without policies have no records; earlier versions wrote no step and no scale.
         optional = {*RecordedSnapshot._fields} - {*TableSnapshot._fields}
         optional |= {"optimizer_step", "initial_row_scale"}
         fields = {
@@ -90,25 +90,26 @@ class TableLayer(tf.keras.layers.Layer):
 
 
 def freeze_tables(layer: Any) -> None:
-    """Has the tables of a layer made with `trainable=False` say so where Keras asks them.
+    """Freezes the tables of a layer made with `trainable=False`, as Keras sees them.
 
-    They are made trainable, and so the layer trains them once its `trainable` is True.
+    The tables themselves are trainable, so the layer trains them once its `trainable` is True.
     """
     if not layer.trainable:
-        # Of the layers within, too. An assignment of what the attribute is would be left out.
+        # Includes inner layers. A plain assignment of the present value would have no effect.
         tf.keras.layers.Layer.trainable.fset(layer, False)
 
 
 def unless_frozen(layer: Any, rows: Any) -> Any:
-    """The rows, without a gradient while the layer's `trainable` is False."""
+    """The rows; they have no gradient while the layer's `trainable` is False."""
     return rows if layer.trainable else tf.nest.map_structure(tf.stop_gradient, rows)
 
 
 def keras_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Keras' own arguments of a layer, without those that it would ignore here.
+    """Checks Keras' own arguments of a layer, and returns them.
 
     Raises:
-        TypeError: `weights`, which tf_keras sets as it builds a layer; tables exist before.
+        TypeError: `weights` is given, which tf_keras sets when it builds a layer; tables exist
+            before.
     """
     if "weights" in kwargs:
         raise TypeError(
@@ -120,7 +121,7 @@ def keras_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _owned(fields):
-    """What this rank owns of a table that one rank wrote."""
+    """The part that this rank owns of a table that one rank wrote."""
     if comm.current().world_size == 1:
         return fields
     mine = owned(np.ascontiguousarray(fields["keys"]))

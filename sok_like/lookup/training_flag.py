@@ -1,4 +1,4 @@
-"""The `training` argument of a Keras call: a bool, an integer, or in tf_keras graphs a tensor."""
+"""The `training` argument of a Keras call: a bool, an integer, or a tensor in tf_keras graphs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 def by_training(training: Any, function: Callable[[bool], Any]) -> Any:
     """`function(training)` with a Python bool.
 
-    `training` may be a tensor in graphs of tf_keras; then both branches are built.
+    In graphs of tf_keras `training` may be a tensor; then both branches are built.
     """
     if tf.is_tensor(training):
         static = tf.get_static_value(training)

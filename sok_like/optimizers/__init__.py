@@ -1,4 +1,4 @@
-"""Optimizers that know embedding variables: fused updates of the rows of a batch."""
+"""Optimizers that can train embedding variables, with fused updates of the rows of a batch."""
 
 from sok_like.optimizers.adam import Adam as Adam
 from sok_like.optimizers.lazy_adam import LazyAdam as LazyAdam

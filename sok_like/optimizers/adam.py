@@ -1,4 +1,4 @@
-"""`sok.optimizers.Adam`, for embedding variables alone."""
+"""`sok.optimizers.Adam`, for embedding variables only."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from sok_like.optimizers import keras_adam
 
 @tf.keras.utils.register_keras_serializable("sok_like", name="EmbeddingAdam")
 class Adam(keras_adam.Adam):
-    """Adam for embedding variables alone; ValueError for any other.
+    """Adam for embedding variables only; raises ValueError for any other variable.
 
-    For programs that split a model's variables and give each kind an optimizer of its own.
+    For programs that split a model's variables and use one optimizer for each kind.
 
     Args:
-        learning_rate, beta_1, beta_2, epsilon: As Keras' Adam.
+        learning_rate, beta_1, beta_2, epsilon: As in Keras' Adam.
         name: Name of the optimizer.
     """
 

@@ -2,12 +2,12 @@
 
     AdagradDecayOptimizer     acc = max(rate acc, initial) once per `accumulator_decay_step` steps
     AdagradDecayOptimizerV2   of the program, at a row's next update; then Adagrad
-    AdamAsyncOptimizer        Adam that touches the rows of the batch only; or RMSProp with momentum
+    AdamAsyncOptimizer        Adam that changes only the rows of the batch; or RMSProp with momentum
     AdamWOptimizer            Adam with decoupled weight decay of the rows of the batch
 
 Source of the formulas: DeepRec's `tensorflow/python/training` and
-`tensorflow/core/kernels/training_ali_ops.cc`. Tables take the fused rules "adagrad_decay",
-"lazy_adam" and "rmsprop" (cpp/core/optimizer.h); ordinary variables are updated here, with the same
+`tensorflow/core/kernels/training_ali_ops.cc`. Tables use the fused rules "adagrad_decay",
+"lazy_adam" and "rmsprop" (cpp/core/optimizer.h). Ordinary variables are updated here, by the same
 formulas in TensorFlow's ops.
 """
 
@@ -24,7 +24,7 @@ v1 = tf.compat.v1
 
 
 class _Rows:
-    """The rows of a variable that a gradient touches, or all of them, to read and to write."""
+    """Reads and writes the rows of a variable that a gradient has, or all rows."""
 
     def __init__(self, indices=None):
         self._indices = indices
@@ -40,10 +40,10 @@ class _Rows:
 
 
 class _RowOptimizer(v1.train.Optimizer):  # type: ignore[name-defined]
-    """A stock optimizer of which a subclass says how some rows of a variable are updated.
+    """A stock optimizer; a subclass defines how some rows of a variable are updated.
 
-    TensorFlow calls the four methods of dense and sparse gradients, reference and resource
-    variables; equal indices are summed first.
+    TensorFlow calls one of the four methods, for dense or sparse gradients of reference or resource
+    variables. It sums equal indices first.
     """
 
     def _update(self, gradient, variable, rows):
@@ -102,7 +102,7 @@ class _AdagradDecay(_RowOptimizer):
         )
 
     def own_step(self):
-        # Decays are due by the step of the program, which may not count this optimizer's updates.
+        # Decay depends on the program's step, which may differ from the number of updates here.
         return tf.cast(tf.convert_to_tensor(self._global_step), tf.int64) + 1
 
     def _create_slots(self, var_list):
@@ -133,7 +133,7 @@ class _AdagradDecay(_RowOptimizer):
 
 
 class _AdamRows(_RowOptimizer):
-    """Adam's moments of rows, and its powers of beta, of which each variable has its own."""
+    """Adam's moments of rows, and the powers of beta that each variable has for itself."""
 
     def __init__(self, learning_rate, beta1, beta2, epsilon, use_locking, name):
         super().__init__(use_locking, name)
@@ -236,7 +236,7 @@ class _AdamW(_AdamRows):
 
 
 def _published(cls, name, doc):
-    """The class of tables and ordinary variables, under DeepRec's name."""
+    """The class for tables and ordinary variables, under DeepRec's name."""
     aware = embedding_aware(cls)
     aware.__name__ = aware.__qualname__ = name
     aware.__module__, aware.__doc__ = __name__, doc

@@ -1,9 +1,9 @@
 """Stock optimizers that also train embedding variables.
 
-`embedding_aware(cls)` is a subclass of a stock optimizer class. It takes the embedding variables
-out of what the stock class is given, updates them by the core's fused rule, and leaves everything
-else to the stock class, after averaging the ordinary gradients over ranks. One mixin for each of
-the families: Keras 3, tf_keras, its legacy optimizers, tf.compat.v1.train.
+`embedding_aware(cls)` is a subclass of a stock optimizer class. It updates embedding variables by
+the core's fused rule. It averages the ordinary gradients over ranks and leaves the other variables
+to the stock class. There is one mixin for each family: Keras 3, tf_keras, its legacy optimizers,
+tf.compat.v1.train.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sok_like.table.variable import is_embedding_variable, unwrap
 
 
 def split(pairs: Iterable[tuple[Any, Any]]) -> tuple[list, list]:
-    """(gradient, variable) pairs of embedding variables, unwrapped, and the others."""
+    """Splits (gradient, variable) pairs into embedding variables, unwrapped, and others."""
     embedding, other = [], []
     for gradient, variable in pairs:
         if is_embedding_variable(variable):
@@ -40,7 +40,7 @@ _OPTIONS = ("lazy", "average", "skip_nonfinite")
 
 
 class EmbeddingAware:
-    """What the families share. The state is in `_sok_*` attributes."""
+    """The common part of all families. The state is in `_sok_*` attributes."""
 
     _sok_lazy = False
     _sok_average = True
@@ -65,9 +65,9 @@ class EmbeddingAware:
 
     @property
     def initializer(self) -> tf.Operation | None:
-        """In a `tf.compat.v1` graph the op that initializes the optimizer's own variables.
+        """In a `tf.compat.v1` graph, the op that initializes the optimizer's own variables.
 
-        State that belongs to rows is with the table, and starts with its row.
+        State that belongs to rows is stored in the table and initialized with its row.
         """
         variables: Any = getattr(self, "variables")  # noqa: B009 (of the stock class)
         variables = list(variables() if callable(variables) else variables)
@@ -99,7 +99,7 @@ class EmbeddingAware:
         return optimizer
 
     def _sok_take(self, variables):
-        """The variables that are left to the stock class."""
+        """The variables that the stock class must train."""
         others = []
         for variable in variables:
             if is_embedding_variable(variable):
@@ -114,10 +114,10 @@ class EmbeddingAware:
         return others
 
     def _sok_tell_missing(self, pairs):
-        """What stock optimizers say of variables that no gradient came for.
+        """Reports variables without a gradient, as stock optimizers do.
 
         Raises:
-            ValueError: there is none for any.
+            ValueError: no variable has a gradient.
         """
         missing = [_path_of(variable) for gradient, variable in pairs if gradient is None]
         if missing and len(missing) == len(pairs):
@@ -130,16 +130,16 @@ class EmbeddingAware:
             )
 
     def _sok_update(self, pairs, learning_rate, step):
-        """Fused updates of (gradient, EmbeddingVariable) pairs; returns their ops in a graph.
+        """Updates EmbeddingVariables by fused rules, from their gradients; returns ops in a graph.
 
-        One op for all tables of one rule and device: it shares them out over threads.
+        One op updates all tables of one rule and device; it distributes them over threads.
         """
         pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
         if not pairs:
-            return []  # an optimizer without a rule for tables trains ordinary variables
+            return []  # an optimizer without a rule for tables may train ordinary variables
         decaying = self.embedding_rule
         plain = decaying.replace(weight_decay=0.0)
-        steps: dict[int, int] = collections.Counter()  # a variable given twice takes two
+        steps: dict[int, int] = collections.Counter()  # a variable given twice takes two steps
         calls: dict[Any, list] = {}
         for gradient, variable in pairs:
             if self._sok_skip_nonfinite:
@@ -148,13 +148,13 @@ class EmbeddingAware:
             call = (rule, variable.device, steps[id(variable)])
             calls.setdefault(call, []).append((gradient, variable))
             steps[id(variable)] += 1
-        # Plain gradient descent keeps nothing beside the rows that another optimizer could take.
+        # Plain gradient descent has no state beside the rows that another optimizer could use.
         owned = [] if plain.rule == "sgd" else [variable for _, variable in pairs]
         with tf.control_dependencies(owner.take(self, _name_of(self), owned)):
             return [rule.apply(tables, learning_rate, step) for (rule, *_), tables in calls.items()]
 
     def _sok_finite(self, gradient, variable):
-        """The rows of a gradient that have neither NaN nor infinity; the others are counted."""
+        """The rows of a gradient without NaN and infinity; counts the others."""
         gradient, finite = ops.finite_rows(gradient)
         skipped = tf.size(finite, tf.int64) - tf.math.count_nonzero(finite)
         counted = self._sok_counter(f"skipped_{variable.table_name}").assign_add(skipped)
@@ -162,7 +162,7 @@ class EmbeddingAware:
             return ops.masked(gradient, finite)
 
     def skipped_gradients(self, variable: Any) -> tf.Variable:
-        """Keys of this rank whose gradient for `variable` was skipped so far, int64 scalar.
+        """Number of this rank's keys whose gradient for `variable` was skipped, int64 scalar.
 
         Raises:
             TypeError: `variable` is not an EmbeddingVariable.
@@ -179,7 +179,7 @@ class EmbeddingAware:
         return self._sok_counter(f"skipped_{unwrap(variable).table_name}")
 
     def _sok_counter(self, name):
-        """An int64 counter: one variable per graph, as the optimizer's beta powers are."""
+        """An int64 counter: one variable per graph, like the optimizer's powers of beta."""
         counters = self.__dict__.setdefault("_sok_counters", {})
         with tf.init_scope():
             graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -191,19 +191,19 @@ class EmbeddingAware:
         return counters[graph, name]
 
     def _sok_averages(self):
-        """Whether ordinary gradients of this process are averaged over several ranks here."""
-        # A dmp.DistributedOptimizer around this has done it.
+        """Whether this optimizer averages ordinary gradients over several ranks."""
+        # A dmp.DistributedOptimizer around it has already done so.
         average = self._sok_average and not getattr(self, "dmp_averages", False)
         return average and _world_size() > 1
 
     def _sok_averaged(self, pairs, learning_rate, step):
-        """Ordinary pairs with gradients averaged over ranks; raises where the ranks drift apart."""
+        """Ordinary pairs with averaged gradients; raises if the ranks have drifted apart."""
         pairs = [(g, v) for g, v in pairs if g is not None]
         if not pairs or not self._sok_averages():
             return pairs
         communicator = comm.current()
         rank, world_size = communicator.rank, communicator.world_size
-        # Shards of dense tables (dist_model_parallel) are one rank's own, as tables are.
+        # Shards of dense tables (dist_model_parallel) belong to one rank, like tables.
         local = [is_local(variable) for _, variable in pairs]
         shared = [None if own else g for (g, _), own in zip(pairs, local, strict=True)]
         variables = [v for (_, v), own in zip(pairs, local, strict=True) if not own]
@@ -221,10 +221,10 @@ class EmbeddingAware:
             ]
 
     def _sok_compared(self, pairs, learning_rate, step, averages=None):
-        """Compares the rates of ranks where `_sok_averaged` does not; a context for updates.
+        """Compares learning rates of ranks if `_sok_averaged` does not; a context for updates.
 
-        Tables and shards of tables have rows on all ranks, so all ranks are in this step. Of other
-        variables nothing says so.
+        If a table or a shard of one is trained, all ranks are in this step, as its rows are on all
+        of them. Other variables do not guarantee that.
         """
         variables = [variable for gradient, variable in pairs if gradient is not None]
         on_all_ranks = [is_local(variable) for variable in variables]
@@ -244,7 +244,7 @@ def _world_size():
 
 
 def _follows_schedule(optimizer):
-    """Whether a Keras optimizer computes its rate from its step."""
+    """Whether a Keras optimizer computes its learning rate from its step."""
     hyper = getattr(optimizer, "_hyper", {})  # of tf_keras' legacy optimizers
     rate = hyper.get("learning_rate", getattr(optimizer, "_learning_rate", None))
     decays = bool(getattr(optimizer, "_initial_decay", 0.0))
@@ -269,8 +269,8 @@ def _decays(optimizer, variable):
 
 class _Keras3(EmbeddingAware):
     def __setattr__(self, name, value):
-        # Keras' LossScaleOptimizer takes an optimizer over by switching its own scaling off. The
-        # stock one cannot look into a gradient by key; say so here, in `compile`, not in step one.
+        # Keras' LossScaleOptimizer switches off the scaling of the optimizer that it wraps. The
+        # stock class cannot handle gradients by key; raise here, in `compile`, not in step one.
         if name == "loss_scale_factor" and not getattr(self, "_sok_scaling_allowed", True):
             raise ValueError(
                 "Keras' LossScaleOptimizer, which `compile` puts around an optimizer under "
@@ -283,14 +283,14 @@ class _Keras3(EmbeddingAware):
             self.__dict__["_sok_scaling_allowed"] = False
 
     def build(self, variables):
-        # Past Keras' __setattr__, which would make them the optimizer's own, to save and to load.
+        # Bypasses Keras' __setattr__, which would make them part of the optimizer's saved state.
         self.__dict__["_sok_trainable"] = list(variables)
         others = self._sok_take(variables)
-        if others:  # Keras builds once, and may meet ordinary variables in a later call
+        if others:  # Keras builds once; ordinary variables may come in a later call
             super().build(others)
 
     def apply_gradients(self, grads_and_vars, name=None, *, experimental_aggregate_gradients=True):
-        # The last two are arguments of Keras 2.
+        # The last two are arguments of tf_keras.
         pairs, average = list(grads_and_vars), self._sok_average
         self.__dict__["_sok_average"] = average and experimental_aggregate_gradients
         try:
@@ -305,7 +305,7 @@ class _Keras3(EmbeddingAware):
         if trainable_variables is None:
             trainable_variables = getattr(self, "_sok_trainable", None)
             if trainable_variables is None or len(trainable_variables) != len(grads):
-                return super().apply(grads)  # raises Keras' own sentence
+                return super().apply(grads)  # raises Keras' own error
         trainable_variables = list(trainable_variables)
         if not self.built:
             self.build(trainable_variables)
@@ -321,7 +321,7 @@ class _Keras3(EmbeddingAware):
         rate, step = self.learning_rate, self._iterations + 1
         with self._sok_compared(pairs, rate, step):
             self._sok_update(embedding, rate, step)
-        # Keras 3, unlike the others, would square the parts of a row's gradient one by one.
+        # Unlike the others, Keras 3 would square the parts of a row's gradient one by one.
         other = self._sok_averaged(other, rate, step)
         if self._sok_sums_rows:
             other = [(_summed(g), v) for g, v in other]
@@ -345,7 +345,7 @@ def unscaled(gradient: tf.IndexedSlices | None, scale: Any) -> tf.IndexedSlices 
 class _TfKeras(EmbeddingAware):
     def build(self, var_list):
         others = self._sok_take(var_list)
-        if others:  # Keras builds once, and may meet ordinary variables in a later call
+        if others:  # Keras builds once; ordinary variables may come in a later call
             super().build(others)
 
     def apply_gradients(
@@ -359,7 +359,7 @@ class _TfKeras(EmbeddingAware):
             if not hasattr(self, "_current_learning_rate"):
                 self._compute_current_learning_rate()
         if graph_step.builds_v1_graph():
-            # Without `name`: Keras takes it for new variables, and they exist.
+            # Without `name`, which Keras would use for new variables; they exist already.
             again = functools.partial(
                 self.apply_gradients, pairs, experimental_aggregate_gradients=aggregate, **kwargs
             )
@@ -373,14 +373,14 @@ class _TfKeras(EmbeddingAware):
             other = self._sok_averaged(other, rate, step)
         other = [(g, v) for g, v in other if g is not None]
         if not other:
-            self._compute_current_learning_rate()  # what `learning_rate` of a schedule returns
+            self._compute_current_learning_rate()  # sets `learning_rate` of a schedule
             return self.iterations.assign_add(1)
         if aggregate:  # over the replicas of a strategy
             other = super().aggregate_gradients(other)
         return super().apply_gradients(other, name, True, **kwargs)
 
     def aggregate_gradients(self, grads_and_vars):
-        """Called by tf_keras' LossScaleOptimizer, which then decides whether to take the step."""
+        """tf_keras' LossScaleOptimizer calls this, and then decides whether to take the step."""
         embedding, other = split(grads_and_vars)
         other = self._sok_averaged(other, self._sok_learning_rate(), self.iterations + 1)
         other = super().aggregate_gradients(other) if other else other
@@ -404,7 +404,7 @@ class _TfKeras(EmbeddingAware):
 
 class _V1(EmbeddingAware):
     def compute_gradients(self, loss, var_list=None, *args, **kwargs):
-        # A layer's variables under Keras 3 are wrapped, and v1 knows its own kinds only.
+        # Keras 3 wraps a layer's variables, and v1 accepts only its own kinds.
         if var_list is not None:
             var_list = [unwrap(variable) for variable in tf.nest.flatten(var_list)]
         return super().compute_gradients(loss, var_list, *args, **kwargs)
@@ -414,11 +414,11 @@ class _V1(EmbeddingAware):
         self._sok_take([v for _, v in pairs])
         embedding, other = split(pairs)
         if not any(g is not None for g, _ in pairs):
-            return super().apply_gradients(pairs, global_step, name)  # raises TF's own sentence
+            return super().apply_gradients(pairs, global_step, name)  # raises TF's own error
         rate = getattr(self, "_lr", None)
         rate = self._call_if_callable(self._learning_rate if rate is None else rate)
         counter = self._sok_counter("steps")
-        own = getattr(self, "own_step", None)  # of an optimizer that counts otherwise
+        own = getattr(self, "own_step", None)  # for an optimizer that counts differently
         step = counter.read_value() + 1 if own is None else own()
         with self._sok_compared(pairs, rate, step):
             updates = self._sok_update(embedding, rate, step)
@@ -433,7 +433,7 @@ class _V1(EmbeddingAware):
 
 
 def _checked_init(cls):
-    """The stock class's constructor, after which numbers that no rule takes are refused."""
+    """The stock class's constructor; afterwards it refuses numbers that no rule accepts."""
 
     @functools.wraps(cls.__init__)
     def init(self, *args, **kwargs):
@@ -441,14 +441,14 @@ def _checked_init(cls):
         try:
             rule = self._sok_rule()
         except ValueError:
-            return  # a setting that tables cannot follow matters where there is a table
+            return  # a setting without a rule only matters once there is a table
         rule.check()
 
     return init
 
 
 def knows_tables(optimizer: Any) -> bool:
-    """Whether an optimizer takes embedding variables by itself."""
+    """Whether an optimizer can train embedding variables."""
     inner = getattr(optimizer, "inner_optimizer", None)
     return isinstance(optimizer if inner is None else inner, EmbeddingAware)
 
@@ -476,16 +476,16 @@ def embedding_aware(cls: type) -> type:
             f"Received: {cls.__module__}.{cls.__qualname__}"
         )
     members = {"__module__": __name__, "__init__": _checked_init(cls)}
-    # The legacy Adam and Adam have one name, and files tell their subclasses apart by theirs.
+    # The legacy Adam and Adam have the same name; files must distinguish their subclasses.
     kind = "Legacy" if ".legacy." in cls.__module__ else ""
     aware = type(f"EmbeddingAware{kind}{cls.__name__}", (family, cls), members)
-    if family is not _V1:  # clones and saved models look the class up by name
+    if family is not _V1:  # clones and saved models find the class by its name
         tf.keras.utils.register_keras_serializable("sok_like")(aware)
     return aware
 
 
 def __getattr__(name: str) -> type:
-    """The subclass of a Keras optimizer by its name, `EmbeddingAwareAdam`, as files have it."""
+    """The subclass of a Keras optimizer by its name in files, such as `EmbeddingAwareAdam`."""
     if name.startswith("EmbeddingAware") and hasattr(tf.keras.optimizers, name[14:]):
         return embedding_aware(getattr(tf.keras.optimizers, name[14:]))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

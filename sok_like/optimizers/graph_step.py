@@ -13,16 +13,16 @@ import tensorflow as tf
 
 
 def builds_v1_graph() -> bool:
-    """Whether ops made now go into a graph that a session is to run."""
+    """Whether ops made now belong to a graph that a session will run."""
     return not tf.executing_eagerly() and not tf.inside_function()
 
 
 def as_op(step: Callable[[], Any], name: str) -> tf.Operation:
-    """The op that does all of `step()`, in its order. Variables must exist already."""
+    """The op that does all of `step()`, in order. Variables must exist already."""
 
     def whole():
         step()
         return tf.constant(True)
 
-    # A function runs as a whole, whatever of it is asked for.
+    # A function always runs as a whole, whichever of its results is fetched.
     return tf.group(tf.function(whole, autograph=False)(), name=name)

@@ -11,10 +11,11 @@ from sok_like.optimizers.embedding_aware import embedding_aware
 class Adam(embedding_aware(tf.keras.optimizers.Adam)):  # type: ignore[misc]
     """`tf.keras.optimizers.Adam` that also trains embedding variables.
 
-    The meaning is Adam's on a dense variable: the moments of every row decay at every step, whether
-    the row is in the batch or not. The cost is that of the rows in the batch: a row catches up when
-    it is next read or updated. Gradients of equal keys are summed. Arguments are those of
-    `tf.keras.optimizers.Adam` (learning_rate 0.001, beta_1 0.9, beta_2 0.999, epsilon 1e-7).
+    The result is that of Adam on a dense variable: the moments of every row decay at every step,
+    whether the row is in the batch or not. The cost is only that of the rows in the batch: a row
+    catches up when it is next read or updated. Gradients of equal keys are summed. Arguments are
+    those of `tf.keras.optimizers.Adam` (learning_rate 0.001, beta_1 0.9, beta_2 0.999, epsilon
+    1e-7).
 
     Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015.
     """

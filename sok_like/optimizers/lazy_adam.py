@@ -1,4 +1,4 @@
-"""LazyAdam: Adam that moves only the rows of the batch."""
+"""LazyAdam: Adam that changes only the rows of the batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sok_like.optimizers.keras_adam import Adam
 class LazyAdam(Adam):
     """`sok.tf.keras.optimizers.Adam` with the update of `LazyAdamOptimizer`, for Keras' `compile`.
 
-    Ordinary variables follow Keras' Adam; rows of embedding variables move only when they are in
+    Ordinary variables follow Keras' Adam. Rows of embedding variables change only when they are in
     the batch.
     """
 
@@ -20,14 +20,14 @@ class LazyAdam(Adam):
 
 
 class LazyAdamOptimizer(embedding_aware(tf.compat.v1.train.AdamOptimizer)):  # type: ignore[misc]
-    """Adam that touches only the rows a gradient names; the optimizer of TF 1's `tf.contrib.opt`.
+    """Adam that changes only the rows of a gradient; the optimizer of TF 1's `tf.contrib.opt`.
 
-    For an absent row neither moments nor weights change, where Adam would decay the moments and go
-    on moving the row. Dense gradients follow Adam. The bias correction counts every step.
+    Absent rows keep their moments and weights. Adam would decay the moments and still move the
+    rows. Dense gradients follow Adam. The bias correction counts every step.
 
     Args:
         learning_rate: Number, tensor or callable.
-        beta1, beta2, epsilon: As `tf.compat.v1.train.AdamOptimizer` (0.9, 0.999, 1e-8).
+        beta1, beta2, epsilon: As in `tf.compat.v1.train.AdamOptimizer` (0.9, 0.999, 1e-8).
         use_locking: Locks ordinary variables during their update.
         name: Name of the optimizer.
     """
@@ -52,7 +52,7 @@ class LazyAdamOptimizer(embedding_aware(tf.compat.v1.train.AdamOptimizer)):  # t
         return self._lazy_update(grad, var, indices)
 
     def _lazy_update(self, grad, var, indices):
-        """Adam's formula on rows `indices` of an ordinary variable; indices do not repeat."""
+        """Adam's formula for rows `indices` of an ordinary variable; indices do not repeat."""
         beta1_power, beta2_power = (
             tf.cast(power, var.dtype.base_dtype) for power in self._get_beta_accumulators()
         )

@@ -1,7 +1,7 @@
-"""tf_keras' legacy optimizers, which are those of `tf.compat.v1.keras`, with embedding variables.
+"""tf_keras' legacy optimizers (also those of `tf.compat.v1.keras`) for embedding variables.
 
-Taken over are SGD, with or without momentum, and Adam. Of Adagrad, RMSprop and others no rule of
-the core has the exact meaning.
+Supported are SGD, with or without momentum, and Adam. The core has no rule with exactly the meaning
+of Adagrad, RMSprop and others.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class LegacyKeras(EmbeddingAware):
         others = self._sok_take([variable for _, variable in pairs])
         embedding, other = split(pairs)
         if not any(gradient is not None for gradient, _ in pairs):
-            return super().apply_gradients(pairs, name)  # raises Keras' own sentence
+            return super().apply_gradients(pairs, name)  # raises Keras' own error
         self._sok_tell_missing(pairs)
-        self._sok_rule()  # now, as Keras makes variables of its numbers
+        self._sok_rule()  # before Keras turns its numbers into variables
         with tf.init_scope():
             self._create_all_weights(others)
         step = self.iterations.read_value() + 1
@@ -49,7 +49,7 @@ class LegacyKeras(EmbeddingAware):
             return super().apply_gradients(other, name, experimental_aggregate_gradients=False)
 
     def _aggregate_gradients(self, grads_and_vars):
-        """Called by tf_keras' LossScaleOptimizer, which then decides whether to take the step."""
+        """tf_keras' LossScaleOptimizer calls this, and then decides whether to take the step."""
         embedding, other = split(grads_and_vars)
         with tf.init_scope():
             self._create_all_weights([variable for _, variable in other])
@@ -64,8 +64,8 @@ def legacy_rule(optimizer: Any) -> OptimizerRule:
     """The core's rule of a legacy optimizer.
 
     Raises:
-        ValueError: another optimizer than SGD and Adam, a setting that a row cannot honour, or in a
-            `tf.compat.v1` graph one that had taken steps before it met embedding variables.
+        ValueError: it is neither SGD nor Adam, has a setting that a row cannot follow, or, in a
+            `tf.compat.v1` graph, has taken steps before it met embedding variables.
     """
     check_keras_settings(optimizer)
     kind = next(
@@ -79,7 +79,7 @@ def legacy_rule(optimizer: Any) -> OptimizerRule:
     if kind == "SGD":
         momentum = _number(optimizer, "momentum")
         options: dict[str, Any] = {"momentum": momentum, "nesterov": bool(optimizer.nesterov)}
-        # The sparse kernel leaves other rows alone.
+        # The sparse kernel does not change other rows.
         rule = ("momentum", {**options, "lazy": True}) if momentum else ("sgd", {})
     elif kind == "Adam":
         rule = (
@@ -102,7 +102,7 @@ def legacy_rule(optimizer: Any) -> OptimizerRule:
 
 
 def _number(optimizer, hyper):
-    """A number that Keras keeps as it was given, and from the first step on as a variable."""
+    """A number that Keras keeps as given at first, and as a variable from the first step on."""
     value = optimizer._hyper[hyper]
     numbers = optimizer.__dict__.setdefault("_sok_numbers", {})
     if isinstance(value, tf.Variable):

@@ -1,8 +1,8 @@
 """Dynamic loss scaling (`mixed_float16`) with embedding variables, under Keras 3.
 
-Keras' own `LossScaleOptimizer` cannot look into a gradient whose indices are keys, and decides on
-each rank by itself whether a step is skipped: ranks that disagree would wait for each other for
-ever. This subclass looks at the values, and decides once for all ranks.
+Keras' own `LossScaleOptimizer` cannot handle a gradient whose indices are keys. It also decides on
+each rank separately whether to skip a step, so ranks that disagree would wait for each other
+forever. This subclass checks the values, and decides once for all ranks.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ class LossScaling:
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
-        """An optimizer from its own configuration."""
         config = dict(config)
         inner = config.pop("inner_optimizer")
         inner = tf.keras.utils.deserialize_keras_object(inner, custom_objects)
-        inner.__dict__["_sok_scaling_allowed"] = True  # by this class alone
+        inner.__dict__["_sok_scaling_allowed"] = True  # only for this class
         made = cls(inner, **config)
         inner.__dict__["_sok_scaling_allowed"] = False
         return made
@@ -44,7 +43,7 @@ class LossScaling:
         return all_finite(grads, comm.current() if known else comm.SingleProcess())
 
     def _stateful_handle_finite_grads(self, grads, trainable_variables):
-        # Keras divides by the scale too; a gradient by key is divided here, where it stays one.
+        # Keras divides by the scale, too, but gradients by key would not stay sparse there.
         scale = tf.convert_to_tensor(self.dynamic_scale)
         variables = trainable_variables or self._trainable_variables
         grads = [
@@ -54,7 +53,7 @@ class LossScaling:
         super()._stateful_handle_finite_grads(grads, trainable_variables)
 
     def _overwrite_variable_with_gradient(self, variable):
-        # Keras asks whether a gradient is to be left unscaled: here, because it already is.
+        # Keras asks whether to leave a gradient unscaled: yes, as it already is.
         return is_embedding_variable(variable) or super()._overwrite_variable_with_gradient(
             variable
         )

@@ -1,11 +1,11 @@
 """A table's slot rows belong to one optimizer.
 
-A stock optimizer has moments of its own for each variable. Those of a table lie beside its rows, so
-no optimizer may go on from what another one left there:
+A stock optimizer has its own moments for each variable. Those of a table lie beside its rows, so an
+optimizer must not continue with what another one left there:
 
     the first optimizer of a table           owns it
-    another one, new to the table            takes it over: slot rows start anew, as Keras' would
-    one that the table was taken from, or    raises: its own moments are gone
+    another one, new to the table            takes it over: slot rows get their initial values
+    one that lost the table, or              raises: its own moments are gone
     two in one function or graph
 """
 
@@ -27,20 +27,20 @@ _TOGETHER = "in a function or graph in which another optimizer trains the table,
 
 
 class Owner:
-    """Stands for an optimizer; views of it share one."""
+    """Represents an optimizer; its views share one Owner."""
 
     def __init__(self) -> None:
-        self._losses = 0  # tables that other optimizers have taken over
+        self._losses = 0  # number of tables that other optimizers have taken over
         self._losses_in_functions: tf.Variable | None = None
 
     def lose(self) -> None:
-        """Another optimizer takes a table over. Eager only."""
+        """Counts a table that another optimizer takes over. Eager only."""
         self._losses += 1
         if self._losses_in_functions is not None:
             self._losses_in_functions.assign(self._losses)
 
     def check(self, message: str) -> tf.Operation:
-        """In a function, an op that fails if a table is lost between now and when it runs."""
+        """In a function, an op that fails if a table was lost between now and its run."""
         with tf.init_scope(), tf.device("/CPU:0"):
             if self._losses_in_functions is None:
                 self._losses_in_functions = tf.Variable(
@@ -51,28 +51,28 @@ class Owner:
 
 
 class _Training:
-    """Who trains a table, and did so before."""
+    """A table's present and former optimizers."""
 
     def __init__(self) -> None:
         self.owner: Owner | None = None
-        self.graph: Any = None  # weak, the outermost one that the owner's last step was put into
+        self.graph: Any = None  # weak; the outermost graph of the owner's last step
         self.former: weakref.WeakSet[Owner] = weakref.WeakSet()
 
 
 def take(optimizer: Any, name: str, variables: Sequence[Any]) -> list[tf.Operation]:
-    """Makes `optimizer` the owner of tables that it is about to update.
+    """Makes `optimizer` the owner of the tables that it is about to update.
 
     Args:
-        optimizer: Keeps its `Owner` in its `__dict__`.
-        name: What errors call it.
+        optimizer: Stores its `Owner` in its `__dict__`.
+        name: Its name in errors.
         variables: EmbeddingVariables.
 
     Returns:
-        Ops that have to run before the update.
+        Ops that must run before the update.
 
     Raises:
-        RuntimeError: a table that was taken from this optimizer, or that another one trains in the
-            same function or graph.
+        RuntimeError: another optimizer has taken a table from this one, or trains it in the same
+            function or graph.
     """
     if not variables:
         return []
@@ -108,13 +108,13 @@ def _take(owner, variable, graph, in_session, name):
         variable.load_snapshot(**variable.snapshot(with_slots=False)._asdict())
         training.former.add(former)
         former.lose()
-        variable.__dict__["_training"] = training  # loading forgets it
+        variable.__dict__["_training"] = training  # load_snapshot removes it
     training.owner = owner
     training.graph = None if graph is None else weakref.ref(graph)
 
 
 def _outermost_graph():
-    """The function or graph that ops made now end up in."""
+    """The outermost function or graph to which ops made now belong."""
     graph = tf.compat.v1.get_default_graph()
     while getattr(getattr(graph, "outer_graph", None), "building_function", False):
         graph = graph.outer_graph

@@ -1,15 +1,15 @@
-"""Which update a stock optimizer means, as the core's rule.
+"""Translates a stock optimizer into the core's update rule.
 
-A rule is the name and the fixed numbers of one update formula. Reading it off a stock optimizer
-either gives exactly that optimizer's meaning on a dense variable, or raises:
+A rule is the name of an update formula with its fixed numbers. Either the rule has exactly that
+optimizer's meaning on a dense variable, or the translation raises:
 
     Keras 3, tf_keras          SGD, Adagrad, Adam, AdamW, Ftrl, with schedules, weight decay and
                                clipvalue
     tf.compat.v1.train         GradientDescent, Momentum, Adagrad, Adam, Ftrl
 
-Two meanings need saying. Adam and Keras' momentum move rows that are not in the batch, and so does
-the core (it catches such a row up when it is next read). FTRL is TF's sparse FTRL: rows that are
-not in the batch stay; Keras 3's dense formula would set every row to zero at the first step.
+Two points to note. Adam and Keras' momentum move rows that are not in the batch, and so does the
+core (it brings such a row up to date when it is next read). FTRL is TensorFlow's sparse FTRL, which
+leaves them unchanged; Keras 3's dense formula would set every row to zero at the first step.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class OptimizerRule:
     options: tuple[tuple[str, Any], ...] = ()
 
     def replace(self, rule: str | None = None, **options: Any) -> OptimizerRule:
-        """This rule under another name or with other options."""
+        """This rule with another name or other options."""
         return OptimizerRule(rule or self.rule, tuple({**dict(self.options), **options}.items()))
 
     def check(self) -> None:
-        """ValueError unless its numbers are those of a rule, as the first step would check them."""
+        """Raises ValueError unless its numbers are legal, as the first step would."""
         core = native.core()
-        # A step without keys on a temporary table.
+        # Takes a step without keys on a temporary table.
         no_keys: np.ndarray = np.zeros(0, np.int64)
         no_rows: np.ndarray = np.zeros((0, 1), np.float32)
         core.apply_gradients(
@@ -53,7 +53,7 @@ class OptimizerRule:
         learning_rate: Any,
         step: Any,
     ) -> Any:
-        """One update of the rows in the gradients of one or more tables, all or none.
+        """Updates the rows in the gradients of one or more tables, all or none.
 
         Args:
             pairs: (gradient, variable), each variable once. Values of a gradient are
@@ -62,7 +62,10 @@ class OptimizerRule:
             step: Scalar, counting from 1.
 
         Returns:
-            Nothing when eager; the op in a graph.
+            None when eager; the op in a graph.
+
+        Raises:
+            TypeError: a gradient is not tf.IndexedSlices.
         """
         for gradient, variable in pairs:
             if not isinstance(gradient, tf.IndexedSlices):
@@ -86,10 +89,10 @@ def rule_of(optimizer: Any) -> OptimizerRule:
     """The rule that a stock optimizer stands for.
 
     Raises:
-        ValueError: it is not one of those above, or has a setting that one row cannot honour
+        ValueError: it is not in the list above, or has a setting that a single row cannot follow
             (a norm over the whole gradient, an average of weights).
     """
-    if hasattr(optimizer, "own_rule"):  # of `sok_like.optimizers.deeprec`
+    if hasattr(optimizer, "own_rule"):  # those in `sok_like.optimizers.deeprec`
         return optimizer.own_rule()
     for cls in type(optimizer).__mro__:
         if cls.__module__.split(".")[0] in ("keras", "tf_keras") and cls.__name__ in _KERAS:
@@ -107,7 +110,7 @@ def rule_of(optimizer: Any) -> OptimizerRule:
 
 
 def check_keras_settings(optimizer: Any) -> None:
-    """ValueError for a setting that a row cannot honour by itself."""
+    """Raises ValueError for a setting that a single row cannot follow."""
     refused = {
         "clipnorm": "the norm of a gradient that is spread over ranks",
         "global_clipnorm": "a norm over the whole model",
@@ -127,7 +130,7 @@ def check_keras_settings(optimizer: Any) -> None:
 
 
 def _reading(rule, number, fixed=None, **attributes):
-    """A function that reads a rule off an optimizer: of which attribute each option is."""
+    """A function that reads a rule off an optimizer; `attributes` maps options to attributes."""
 
     def read(optimizer):
         numbers = {option: number(optimizer, name) for option, name in attributes.items()}
@@ -137,7 +140,7 @@ def _reading(rule, number, fixed=None, **attributes):
 
 
 def _present(optimizer, attribute):
-    # A flag may be given as 0 or 1.
+    # Flags may be given as 0 or 1.
     kind = bool if attribute in ("amsgrad", "nesterov") else float
     return kind(getattr(optimizer, attribute))
 
@@ -148,13 +151,13 @@ def _keras_sgd(o):
 
 def _v1_momentum(o):
     options = {"momentum": number_of(o, "_momentum"), "nesterov": bool(o._use_nesterov)}
-    # Its sparse kernel leaves other rows alone.
+    # Its sparse kernel does not change other rows.
     options |= {"lazy": True, "momentum_before_rate": True}
     return OptimizerRule("momentum", tuple(options.items()))
 
 
 def number_of(optimizer: Any, attribute: str) -> float:
-    """A setting that a rule keeps for the whole training; ValueError if it is a tensor."""
+    """A setting that a rule keeps for the whole training; raises ValueError for a tensor."""
     value = getattr(optimizer, attribute)
     value = value() if callable(value) else value
     if not isinstance(value, (int, float)):

@@ -1,11 +1,11 @@
-"""What an optimizer needs to be the same on all ranks, compared as the ranks train.
+"""Compares during training what an optimizer must have in common on all ranks.
 
 Each rank states its learning rate, its step and, once, two sums of every ordinary variable. The
-statements travel with the averaged gradients, so they cost no collective of their own.
+statements travel with the averaged gradients, so they need no collective of their own.
 
-Where no gradients are averaged, as in a model of tables alone, `compare` exchanges rate and step by
-themselves, and only where there may be something to say: at a rank's first step with another rate.
-If the rate of one rank alone changes, the other ranks are in another call, and all ranks raise.
+If no gradients are averaged, as in a model with tables only, `compare` exchanges learning rate and
+step separately, but only at a rank's first step with another learning rate. If it changes on one
+rank only, the other ranks are in another call, and all ranks raise.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from sok_like.lookup.same_weights import check, sums_of
 from sok_like.runtime import turns
 from sok_like.runtime.comm import Communicator
 
-# Variables are compared at the second step: programs often broadcast them after the first.
+# Variables are compared at the second step: programs often broadcast them after the first one.
 COMPARED_AT = 2
-# Schedules change the rate all the time: theirs is compared every so many steps.
+# Schedules change the learning rate at every step; it is compared every so many steps.
 COMPARED_EVERY = 16
 
 
 def statement(rate: Any, step: Any, variables: Sequence[Any], rank: int, world_size: int) -> Any:
-    """This rank's statement in its row of a table of zeros.
+    """A table of zeros, with this rank's statement in its own row.
 
     Args:
         rate: Scalar, the learning rate.
@@ -34,7 +34,7 @@ def statement(rate: Any, step: Any, variables: Sequence[Any], rank: int, world_s
         variables: Ordinary variables before the update, the same on all ranks.
 
     Returns:
-        float32 `[world_size, 2 + 2 * len(variables)]`. The sum over ranks holds all statements.
+        float32 `[world_size, 2 + 2 * len(variables)]`. Summed over ranks it has all statements.
     """
     step = tf.cast(step, tf.int64)
     sums = _if(
@@ -49,21 +49,21 @@ def statement(rate: Any, step: Any, variables: Sequence[Any], rank: int, world_s
 
 
 def compare(rate: Any, step: Any, compared: Any, communicator: Communicator) -> list:
-    """Compares rate and step over ranks by an exchange of their own, where that is due.
+    """Compares learning rate and step over ranks in an exchange of its own, if it is time.
 
     Args:
         rate: Scalar, the learning rate.
         step: Scalar, counting from 1.
-        compared: int64 variable, the bits of the rate that was compared last; None where the rate
-            comes from a schedule, or in a graph of `tf.compat.v1`, whose sessions exchange nothing
-            under a condition and so compare at every step.
+        compared: int64 variable with the bits of the learning rate that was compared last. None if
+            it comes from a schedule, or in a `tf.compat.v1` graph: exchanges cannot depend on a
+            condition there, so every step compares.
 
     Returns:
-        Ops and tensors that an update has to wait for; nothing when eager.
+        Ops and tensors that an update must wait for; none when eager.
 
     Raises:
-        tf.errors.InvalidArgumentError: the ranks have different rates, or are at different steps.
-        tf.errors.FailedPreconditionError: other ranks have come to another call. Both on all ranks.
+        tf.errors.InvalidArgumentError: ranks have different learning rates, or different steps.
+        tf.errors.FailedPreconditionError: other ranks are in another call. Both on all ranks.
     """
     rate, step = tf.cast(rate, tf.float32), tf.cast(step, tf.int64)
     bits = tf.cast(tf.bitcast(rate, tf.int32), tf.int64)

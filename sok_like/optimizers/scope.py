@@ -1,4 +1,4 @@
-"""`sok.OptimizerScope`: within it stock optimizers train embedding variables."""
+"""`sok.OptimizerScope`: a scope in which stock optimizers train embedding variables."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from sok_like.table.variable import is_embedding_variable
 
 _lock = threading.Lock()
 _open_scopes = 0
-# Class and what stood in its own dictionary: what the last scope puts back.
+# (Class, its own method or None): the last scope restores these.
 _replaced: list[tuple[type, Any]] = []
 
 
 class OptimizerScope:
-    """Within the scope a stock optimizer's `apply_gradients` takes embedding variables.
+    """A scope in which a stock optimizer's `apply_gradients` accepts embedding variables.
 
-    Given some, it does what that of `sok.OptimizerWrapper(optimizer)` does; given none, what it
-    always does. Outside, a stock optimizer raises and names the wrapper.
+    With embedding variables it does what that of `sok.OptimizerWrapper(optimizer)` does; without,
+    it is unchanged. Outside the scope a stock optimizer raises and names the wrapper.
 
         with sok.OptimizerScope(embedding_variables):
             optimizer.apply_gradients(zip(gradients, embedding_variables))
 
     Args:
-        trainable_variables: List or tuple of variables, for SOK 1.x's sake: the scope holds for
-            every embedding variable.
+        trainable_variables: List or tuple of variables, as in SOK 1.x. Its content does not matter:
+            the scope applies to every embedding variable.
 
     Raises:
         RuntimeError: `trainable_variables` is neither a list nor a tuple.
@@ -60,19 +60,19 @@ class OptimizerScope:
             _open_scopes -= 1
             while _open_scopes == 0 and _replaced:
                 cls, before = _replaced.pop()
-                if before is None:  # it was inherited
+                if before is None:  # the class had inherited it
                     del cls.apply_gradients  # type: ignore[attr-defined]
                 else:
                     cls.apply_gradients = before  # type: ignore[attr-defined]
 
 
 def train_tables(stock: Callable) -> Callable:
-    """A stock optimizer's `apply_gradients` that takes embedding variables, too."""
+    """A stock optimizer's `apply_gradients` that accepts embedding variables, too."""
 
     @functools.wraps(stock)
     def apply_gradients(self, grads_and_vars, *args, **kwargs):
         pairs = list(grads_and_vars)
-        # An aware class takes the tables out by itself, and comes here with the others.
+        # An aware class handles the tables by itself, and calls this with the other variables.
         if not knows_tables(self) and any(is_embedding_variable(v) for _, v in pairs):
             return OptimizerWrapper(self).apply_gradients(pairs, *args, **kwargs)
         return stock(self, pairs, *args, **kwargs)
@@ -86,5 +86,5 @@ def _stock_classes():
         return classes
     from tf_keras.src.mixed_precision.loss_scale_optimizer import LossScaleOptimizerV3
 
-    # The last one asks all variables before it asks its inner optimizer.
+    # The last one looks at all variables before its inner optimizer does.
     return [*classes, tf.keras.optimizers.legacy.Optimizer, LossScaleOptimizerV3]

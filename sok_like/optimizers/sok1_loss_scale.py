@@ -19,7 +19,7 @@ def LossScaleOptimizer(optimizer: Any, loss_scale: float | str = "dynamic") -> A
 
     Args:
         optimizer: Optimizer of tf_keras, of `tf.compat.v1.keras` or of this package.
-        loss_scale: What the loss is multiplied by, fixed; "dynamic": found during training.
+        loss_scale: A fixed factor of the loss, or "dynamic": found during training.
 
     Returns:
         `tf.keras.mixed_precision.LossScaleOptimizer` around it, with `get_scaled_loss`,
@@ -36,7 +36,7 @@ def LossScaleOptimizer(optimizer: Any, loss_scale: float | str = "dynamic") -> A
             "`sok.OptimizerWrapper(tf.keras.optimizers.LossScaleOptimizer(optimizer))`."
         )
     if not knows_tables(optimizer):
-        # Averaging is up to the program, as it was. Without a rule it is for ordinary variables.
+        # The program averages, as before. Optimizers without a rule train ordinary variables only.
         with contextlib.suppress(ValueError):
             optimizer = OptimizerWrapper(optimizer, average_dense_gradients=False)
     if loss_scale == "dynamic":
@@ -53,7 +53,7 @@ def LossScaleOptimizer(optimizer: Any, loss_scale: float | str = "dynamic") -> A
 
 
 class _InGraphs:
-    """Mixin over tf_keras' loss scaling: what a `tf.compat.v1` graph needs of it."""
+    """Mixin over tf_keras' loss scaling for `tf.compat.v1` graphs."""
 
     inner_optimizer: Any
 

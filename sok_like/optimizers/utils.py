@@ -1,4 +1,4 @@
-"""Telling the variables that this package trains from those it does not."""
+"""Separates the variables that this package trains from other variables."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from sok_like.table.variable import is_embedding_variable
 def split_embedding_variable_from_others(
     variables: Sequence[Any],
 ) -> tuple[list[Any], list[Any]]:
-    """Splits a model's variables into those of embedding tables and the others.
+    """Splits a model's variables into embedding variables and others.
 
-    Gradients of embedding variables are complete on the rank that owns the rows; those of other
-    variables still have to be averaged over ranks. So the two are often treated apart.
+    Gradients of embedding variables are complete on the rank that owns the rows. Those of other
+    variables must still be averaged over ranks, so programs often handle the two separately.
 
     Args:
         variables: List or tuple of trainable variables.
 
     Returns:
-        `(embedding_variables, other_variables)`, lists in the order given.
+        `(embedding_variables, other_variables)`, two lists in the order given.
 
     Raises:
         ValueError: `variables` is neither a list nor a tuple.
@@ -35,5 +35,5 @@ def split_embedding_variable_from_others(
 
 
 def filter_variables(variables: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """SOK 2.x's name for the same split, in lists: `(sok_variables, other_variables)`."""
+    """The same split under SOK 2.x's name: lists `(sok_variables, other_variables)`."""
     return split_embedding_variable_from_others(list(variables))

@@ -21,29 +21,29 @@ def OptimizerWrapper(
 ) -> Any:
     """The same optimizer, able to train a model's embedding and ordinary variables together.
 
-    Embedding variables are updated by the fused rule that has the optimizer's exact meaning
-    (`sok_like.optimizers.rules` lists which), ordinary ones by the optimizer itself, with their
-    gradients averaged over ranks. For `model.compile`, a loop with a tape, or a v1 graph alike.
+    Embedding variables are updated by the fused rule with exactly the optimizer's meaning (see
+    `sok_like.optimizers.rules`). Ordinary variables are updated by the optimizer itself, with their
+    gradients averaged over ranks. For `model.compile`, loops with a tape, and v1 graphs.
 
     Args:
         optimizer: SGD, Adagrad, Adam, AdamW or Ftrl of Keras 3 or tf_keras; GradientDescent,
             Momentum, Adagrad, Adam or Ftrl of `tf.compat.v1.train`; or Keras'
             `LossScaleOptimizer` around one of them.
-        lazy: Adam and momentum move only the rows of the batch, as a LazyAdam does, and not every
+        lazy: Adam and momentum move only the rows of the batch, as LazyAdam does, instead of every
             row that still has momentum.
-        average_dense_gradients: False where something else already averages them over ranks.
-        skip_nonfinite_gradients: Leave out the keys of a step whose gradient, summed over samples
-            and ranks, holds NaN or infinity, as if the batch had not contained them, and count
-            them: `optimizer.skipped_gradients(variable)`. Otherwise such a gradient makes the row
-            NaN for good. Rows of embedding variables only. It costs a pass over their gradients.
+        average_dense_gradients: Set it to False if something else already averages them over ranks.
+        skip_nonfinite_gradients: Skips keys whose gradient, summed over samples and ranks, has NaN
+            or infinity in a step, as if the batch had not contained them. It counts them:
+            `optimizer.skipped_gradients(variable)`. Otherwise such a gradient makes the row NaN
+            forever. For embedding variables only; it costs a pass over their gradients.
 
     Returns:
-        A view of `optimizer` of a subclass of its class; both share all state, so that a change of
-        the learning rate on one is seen by the other.
+        A view of `optimizer`, whose class is a subclass of the optimizer's. Both share all state: a
+        change of the learning rate on one is seen by the other.
 
     Raises:
         TypeError: `optimizer` is not of these families.
-        ValueError: an optimizer or a setting that embedding variables cannot follow exactly.
+        ValueError: embedding variables cannot follow the optimizer or one of its settings exactly.
     """
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:  # Keras' LossScaleOptimizer
@@ -62,7 +62,7 @@ def OptimizerWrapper(
 def _view(cls, optimizer):
     """An instance of `cls` that shares all state with `optimizer`."""
     view = object.__new__(cls)
-    # Past the optimizers' own __setattr__, which would track the dictionary as a thing to save.
+    # Bypasses the optimizers' own __setattr__, which would track the dictionary for saving.
     object.__setattr__(view, "__dict__", optimizer.__dict__)
     return view
 
@@ -75,7 +75,7 @@ def _loss_scaling_class(cls):
 
 
 def __getattr__(name: str) -> type:
-    """The class around Keras 3's `LossScaleOptimizer` by its name, as files have it."""
+    """The class around Keras 3's `LossScaleOptimizer`, by its name in files."""
     if name == "EmbeddingAwareLossScaleOptimizer" and is_keras_3():
         return _loss_scaling_class(tf.keras.optimizers.LossScaleOptimizer)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

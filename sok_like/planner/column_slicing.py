@@ -16,19 +16,19 @@ def num_slices(table: TableConfig, threshold: int | None, world_size: int) -> in
     """Number of slices of a table; 1 if `threshold` is None."""
     if threshold is None or table.size <= threshold:
         return 1
-    # ceil(size / threshold), rounded up to a power of two, without a loop that could fail to end.
+    # ceil(size / threshold), rounded up to a power of two, without a loop that might not end.
     needed = -(-table.size // threshold)
     return min(1 << (needed - 1).bit_length(), world_size, table.output_dim)
 
 
 def slice_widths(output_dim: int, slices: int) -> list[int]:
-    """Columns of each slice."""
+    """Number of columns of each slice."""
     narrow, wider = divmod(output_dim, slices)
     return [narrow + 1] * wider + [narrow] * (slices - wider)
 
 
 def automatic_threshold(tables: Sequence[TableConfig], world_size: int) -> int | None:
-    """The threshold that gives every rank a slice, as far as the tables' columns allow; or None.
+    """The threshold that gives every rank a slice, as far as the tables' columns allow, or None.
 
     With at least as many tables as ranks no table is sliced. Otherwise the largest slice is halved
     until there are as many slices as ranks; the threshold is one less than the last slice that was

@@ -1,4 +1,4 @@
-"""Parallel lists that DMP's strategy publishes and only its users' programs read.
+"""Parallel lists that DMP's strategy publishes; only programs of its users read them.
 
 This package reads `Plan` instead. All of these lists follow from the strategy's other attributes.
 """

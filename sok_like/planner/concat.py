@@ -4,9 +4,9 @@
     table b [5, 8]   rows 3..7                          row offset 3     key of b + 3
 
 Tables are joined if they have the same class and the same settings, apart from the number of rows,
-the name and the initializer; each keeps its own initializer. A table with a constraint is never
-joined, because a constraint may read whole columns (as MaxNorm does by default); nor is one with a
-regularizer that is not a sum over elements.
+the name and the initializer. Each keeps its own initializer. A table with a constraint is never
+joined, because a constraint may read whole columns (as MaxNorm does by default). Neither is a table
+with a regularizer that is not a sum over elements.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def shard_traffic(
     element_bytes: int,
     key_bytes: int,
 ) -> Traffic:
-    """Keys and bytes of one shard; see the head of this file."""
+    """Keys and bytes of one shard; see the docstring of this module."""
     others = plan.world_size - 1
     table = plan.tables[shard.table_id]
     row_bytes = shard.num_columns * element_bytes
@@ -84,7 +84,7 @@ def format_report(
     element_bytes: int,
     key_bytes: int,
 ) -> str:
-    """The report.
+    """Formats the report.
 
     Args:
         plan: The plan.

@@ -61,21 +61,21 @@ class DistEmbeddingStrategy(CompatibilityLists):
         table_groups: Ids of the data-parallel, column-wise and row-wise tables; if there are hash
             tables, a fourth list has theirs.
         input_groups: Inputs of each group.
-        map_groups: For each of them, its table's position in the group.
+        map_groups: For each of these inputs, its table's position in the group.
         rev_group_ids: Position of input i in the concatenated `input_groups`.
         dp_configs: Configurations of the replicated tables.
-        hash_configs: Configurations of the hash tables, of which each rank holds the keys with
+        hash_configs: Configurations of the hash tables. Each rank holds their keys with
             `key % world_size == rank`.
         table_ids: Per rank, the column-wise tables it holds, in its own order.
         input_ids_list: Per rank, the inputs of those tables, table after table.
         local_configs: Per rank, configurations of its layers: merged, joined, named.
         local_group_list: Per rank and layer, positions in `table_ids[rank]` of the joined tables.
-        local_weight_offsets: Per rank and layer, the first row of each of them, then the number of
-            rows.
+        local_weight_offsets: Per rank and layer, the first row of each joined table, then the
+            number of rows.
         row_sliced_configs: Per rank, configurations of the row-wise shards; `input_dim` is 0 for
             an empty shard of a table with fewer rows than ranks.
 
-    `CompatibilityLists` has the others.
+    `CompatibilityLists` has further attributes.
 
     Raises:
         ValueError: an argument is out of range, or `column_slice_threshold` leaves a rank without a
@@ -224,7 +224,7 @@ class DistEmbeddingStrategy(CompatibilityLists):
         self.local_group_list: list[list[list[int]]] = []
         self.local_weight_offsets: list[list[list[int]]] = []
         # Columns are numbered in rank order, so a rank's columns of a table are contiguous even if
-        # its slices were not neighbours. The slices have no content yet, so any numbering will do.
+        # its slices were not neighbours. Slices have no content yet, so any numbering is valid.
         self._column_ranges: list[dict[int, tuple[int, int]]] = []
         assigned = [0] * len(configs)
         for slices in ranks:
@@ -245,8 +245,8 @@ class DistEmbeddingStrategy(CompatibilityLists):
             self.local_weight_offsets.append(offsets)
 
     def _check_no_rank_is_idle(self, ranks, sliced, configs) -> None:
-        # Replicated and row-wise tables give every rank work. Without a threshold from the user
-        # the tables were sliced as far as it helped.
+        # Replicated and row-wise tables give every rank work. Without a threshold of the user,
+        # tables were already sliced as far as it helps.
         if self.column_slice_threshold is None or all(ranks) or len(configs) < len(self._tables):
             return
         if any(
@@ -264,11 +264,11 @@ class DistEmbeddingStrategy(CompatibilityLists):
     # Hash tables.
 
     def deal_hash_inputs(self) -> None:
-        """Gives each input of a hash table to a rank, for model-parallel inputs.
+        """Assigns each input of a hash table to a rank, for model-parallel inputs.
 
-        `input_ids_list` then holds numbers of inputs, those of hash tables after the others of
-        their rank. The parallel lists (`local_maps`, ...) have items for those others only. An
-        input goes to the rank with the fewest inputs so far.
+        `input_ids_list` then holds numbers of inputs; on each rank those of hash tables come last.
+        The parallel lists (`local_maps`, ...) have items for the other inputs only. An input goes
+        to the rank with the fewest inputs so far.
         """
         if not self.hash_configs:
             return

@@ -27,11 +27,11 @@ KINDS = ("data-parallel", "column-wise", "row-wise", "hash table")
 
 @dataclasses.dataclass(frozen=True)
 class TableConfig:
-    """What the planner needs to know of an embedding.
+    """The properties of an embedding that the planner needs.
 
     Attributes:
         table_id: Its position in the user's list.
-        input_dim: Number of rows; 0 for a hash table, which gets rows with its keys.
+        input_dim: Number of rows; 0 for a hash table, whose rows are created with its keys.
         output_dim: Number of columns.
         config: The embedding's own configuration, with its class under `"layer_type"` (None if the
             user gave a plain dictionary without it).

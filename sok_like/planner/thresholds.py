@@ -7,7 +7,7 @@ Sizes are numbers of elements, `input_dim * output_dim`, not bytes:
     otherwise                          column-wise
 
 If the two thresholds overlap, a table within both is replicated. On one rank all tables are
-column-wise, which means whole.
+column-wise, and whole.
 """
 
 from __future__ import annotations

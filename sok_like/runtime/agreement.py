@@ -1,7 +1,7 @@
-"""How ranks agree on what they do together, and raise on all what went wrong on one.
+"""Agreement between ranks, and errors that every rank raises.
 
-`raise_on_all` works in graphs as well, and `Steps` (steps.py) takes code that may fail into them;
-the others are for code outside of graphs.
+`raise_on_all` also works in graphs, and `Steps` (steps.py) runs code that may fail inside one. The
+other functions work outside of graphs only.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from sok_like.runtime.comm import Communicator
 
 
 def name_of(communicator: Communicator) -> str:
-    """Of exchanges outside of v1 graphs: one for all calls, so that different ones can be told."""
-    return f"agreement_{communicator.world_size}"  # a group of ranks counts its own
+    """The name of exchanges outside of v1 graphs: one for all calls, so that unequal calls meet."""
+    return f"agreement_{communicator.world_size}"  # a subset of the ranks has a name of its own
 
 
 def send(
     block: np.ndarray, communicator: Communicator, all_ranks: bool, name: str = "dmp_get_weights"
 ) -> np.ndarray:
-    """Flat blocks of all ranks in rank order, on rank 0 or on all; `name` as of `turns.in_turn`."""
+    """Gathers flat blocks in rank order, on rank 0 or on all; `name` is that of `turns.in_turn`."""
     mine = tf.constant(block)
 
     def collective():
@@ -39,21 +39,21 @@ def send(
 
 
 def gather_text(text: str, communicator: Communicator) -> str:
-    """The ranks' texts, one behind the other."""
+    """The texts of all ranks, concatenated in rank order."""
     letters = np.frombuffer(text.encode(), np.uint8).astype(np.int64)
     told, _ = turns.exchange_notes(tf.constant(letters), [], communicator, "texts")
     return told.numpy().astype(np.uint8).tobytes().decode()
 
 
 def raise_on_all(problems: Sequence[Any], communicator: Communicator, name: str) -> list[tf.Tensor]:
-    """Raises on all ranks where any has a problem: the first problem of the first such rank.
+    """Raises on all ranks if any rank has a problem: the first problem of the first such rank.
 
     Args:
-        problems: Scalar texts, empty but for what went wrong on this rank.
-        name: What the other ranks call it, too.
+        problems: Scalar strings; empty unless something went wrong on this rank.
+        name: Name of the exchange; the same on all ranks.
 
     Returns:
-        Tensors to depend on in a graph, where they are what raises.
+        Tensors to depend on in a graph: they raise when they are evaluated.
 
     Raises:
         tf.errors.InvalidArgumentError: "rank r: problem".
@@ -68,20 +68,21 @@ def agreed(
     call: str = "",
     raises: type[Exception] = RuntimeError,
 ) -> list:
-    """Calls `function` unless it is None, on every rank; if one raises, all of them do.
+    """Calls `function`, unless it is None, on every rank. If one rank raises, all ranks do.
 
-    It works in a program without eager execution, too, with a graph and a session of its own.
+    It also works without eager execution, in a graph and a session of its own.
 
     Args:
-        function: Returns what this rank says: JSON, or None.
-        call: What the user has called; ranks in different calls raise.
-        raises: What a problem of several ranks is raised as.
+        function: Returns this rank's message: JSON, or None.
+        call: The call of the user; ranks in different calls raise.
+        raises: Type of the exception on several ranks.
 
     Returns:
-        What the ranks said, by rank.
+        The messages of all ranks, by rank.
 
     Raises:
-        RuntimeError: `rank r: problem`, or the calls that differ; the error itself on one rank.
+        RuntimeError: the ranks are in different calls.
+        `raises`: "rank r: problem". A single rank raises the exception itself.
     """
     message, error = {}, None
     try:
@@ -98,13 +99,13 @@ def agreed(
 
 
 def all_or_none(function: Callable[[], Any] | None, communicator: Communicator) -> None:
-    """Calls `function` unless it is None; an exception on one rank is a ValueError on all."""
+    """Calls `function` unless it is None. If it raises on one rank, all ranks raise ValueError."""
     agreed(function, communicator, raises=ValueError)
 
 
 @contextlib.contextmanager
 def naming(call: str) -> Iterator[None]:
-    """Adds the call of this rank to the error where the others are in none of its kind."""
+    """Adds this rank's call to the error raised where the other ranks make no such call."""
     try:
         yield
     except (tf.errors.FailedPreconditionError, tf.errors.DeadlineExceededError) as error:
@@ -125,7 +126,7 @@ def _told_by_all(message, communicator):
 
 
 def problem_of(error: Exception) -> dict[str, Any]:
-    """What a rank tells of an exception."""
+    """The message to other ranks about an exception."""
     memory = isinstance(error, MemoryError) and bool(str(error))
     named = memory or isinstance(error, tf.errors.OpError)
     text = str(getattr(error, "message", error)) if named else f"{type(error).__name__}: {error}"
@@ -138,10 +139,10 @@ def raise_first(
     cause: Exception | None = None,
     in_graph: bool = False,
 ) -> None:
-    """Raises the problem of the first rank that told one, or the calls that differ.
+    """Raises the problem of the first rank that reported one, or the calls that differ.
 
-    `in_graph`: it is raised within an op of a graph, where only Python's own exception becomes
-    TensorFlow's.
+    `in_graph`: whether an op of a graph raises it. TensorFlow translates only Python's own
+    exceptions there.
     """
     for rank, message in enumerate(messages):
         if "error" not in message:
@@ -162,7 +163,7 @@ def raise_first(
 
 
 def encoded(message: Any) -> np.ndarray:
-    """JSON as int64, eight letters each: what ranks can tell each other."""
+    """JSON as int64, eight bytes per word: the form of the ranks' messages."""
     text = json.dumps(message).encode()
     return np.frombuffer(text + b" " * (-len(text) % 8), np.int64)
 

@@ -42,6 +42,6 @@ def wrong_argument(
     of: str = "",
     error: type[Exception] = ValueError,
 ) -> Exception:
-    """The error that says what an argument must be, what it was, and `of` which table or column."""
+    """The error for an argument: what was required, what was received, `of` which table."""
     where = f" ({of})" if of else ""
     return error(f"`{argument}` must be {required}. Received: {argument}={received!r}{where}")

@@ -1,12 +1,11 @@
-"""The processes of a job and what they say to each other.
+"""The processes of a job and the collectives between them.
 
-A `Communicator` is all the rest of the package knows of the outside: this process's rank, how many
-ranks there are, and seven collectives. One process needs none of them and gets `SingleProcess`;
-several get `HorovodCommunicator`, which adds nothing to Horovod but stable names. Tests pass their
-own.
+A `Communicator` is all that the rest of the package knows of other processes: this process's rank,
+the number of ranks, and seven collectives. One process needs none of them and gets `SingleProcess`.
+Several get `HorovodCommunicator`, a thin layer over Horovod. Tests pass their own.
 
-Every collective must be called by all ranks, in graphs that agree on its name: Horovod matches
-collectives by name. `turns` keeps them in one order and `stalls` names a rank that stays away.
+All ranks must call every collective, in graphs under the same name: Horovod matches collectives by
+name. `turns` keeps them in one order, and `stalls` names a rank that stays away.
 """
 
 from __future__ import annotations
@@ -28,16 +27,17 @@ _WORLD_SIZE_VARIABLES = (
     "SLURM_STEP_NUM_TASKS",
 )
 
-# What Horovod and Open MPI read as they start; values that are set count. docs/install.md has the
-# figures. An exchange waits for Horovod's thread, which looks for work once in a cycle (1 ms if
-# nothing is said). A rank that waits in MPI polls, which takes the core from the rank it waits for.
+# Settings that Horovod and Open MPI read as they start. Values of the user are kept.
+# docs/install.md has the figures. An exchange waits for Horovod's thread, which looks for work once
+# per cycle (1 ms by default). A rank that waits in MPI polls, and so takes the core from the rank
+# it waits for.
 _TRANSPORT = {"HOROVOD_CYCLE_TIME": "0.1", "OMPI_MCA_mpi_yield_when_idle": "1"}
 
-# What MPI's int32 counts, in elements: those of one tensor, or of all that ranks gather.
+# MPI counts elements in int32: those of one tensor, or of everything that ranks gather.
 _MOST_COUNTED = 2**31 - 1
 
-# The name of all-to-alls that every rank does in one order: each is met by the others' next one.
-# It is what Horovod calls those outside of graphs.
+# The name of all-to-alls that every rank makes in the same order: each meets the others' next one.
+# Horovod gives this name to all-to-alls outside of graphs.
 IN_TURN = "HorovodAlltoall"
 
 
@@ -49,13 +49,13 @@ class Communicator(Protocol):
     world_size: int
 
     def subset(self, groups: Sequence[Sequence[int]]) -> Communicator:
-        """The communicator of this rank's group; ranks there are counted within the group.
+        """The communicator of this rank's group, which counts ranks within the group.
 
         Args:
-            groups: Disjoint groups of ranks, the same on all ranks, which must all call this.
+            groups: Disjoint groups of ranks, the same on all ranks. Every rank must call this.
 
         Raises:
-            ValueError: this rank is in none of them.
+            ValueError: this rank is in no group.
             RuntimeError: the transport cannot make groups any more.
         """
         ...
@@ -66,12 +66,12 @@ class Communicator(Protocol):
         """Sends the next `splits[r]` items of `tensor` to rank r, for every r.
 
         Args:
-            tensor: `[sum(splits)]`; in a graph from a stateful op, see `_not_folded`.
+            tensor: `[sum(splits)]`; in a graph it must come from a stateful op, see `_not_folded`.
             splits: int32 `[world_size]`.
             name: The same on all ranks.
 
         Returns:
-            What the ranks sent here, in rank order, and int32 `[world_size]`, how much each sent.
+            The items received, in rank order, and int32 `[world_size]`: how many each rank sent.
         """
         ...
 
@@ -132,26 +132,26 @@ class SingleProcess:
 
 
 def _not_folded(tensor):
-    """`tensor`, of unknown value to whatever optimizes TensorFlow's graphs.
+    """`tensor`, with its value hidden from TensorFlow's graph optimizers.
 
-    They compute what they know beforehand, on one rank alone, and Horovod's ops do not tell them
-    that they must not be: a rank whose input is constant, say an empty one, would leave the others.
+    They compute constants beforehand, on one rank alone, and Horovod's ops are not marked against
+    it. A rank whose input is constant, say empty, would run its collective without the others.
     """
     rank = tensor.shape.rank
     if tf.executing_eagerly() or not rank:
         return tensor
     with tf.device("/CPU:0"):
-        # What depends on a random op is never known beforehand. This one draws from [-1, 0), and a
-        # slice of that size is the whole, without a copy.
+        # A value that depends on a random op is not constant. This op draws -1, the only integer in
+        # [-1, 0), and a slice of size -1 is the whole tensor, without a copy.
         size = tf.raw_ops.RandomUniformInt(shape=[rank], minval=-1, maxval=0, seed=1, seed2=1)
     return tf.slice(tensor, [0] * rank, size)
 
 
 def _counted(tensor, parts, what):
-    """`tensor`; an error where MPI could not count the elements of `parts` ranks in its int32.
+    """`tensor`; raises if MPI could not count the elements of `parts` ranks in its int32.
 
     Raises:
-        tf.errors.InvalidArgumentError: on the ranks that give too much, in a graph when it runs.
+        tf.errors.InvalidArgumentError: on ranks with too many elements; in a graph when it runs.
     """
     limit = _MOST_COUNTED // parts
     text = f"`{what}` must be given at most {limit} elements by each rank. Received: "
@@ -167,7 +167,7 @@ def _counted(tensor, parts, what):
 
 
 def _as_carried(tensor):
-    """The same bits in a type that Horovod moves: it does not know bfloat16."""
+    """The same bits in a dtype that Horovod can send, which bfloat16 is not."""
     return tf.bitcast(tensor, tf.float16) if tensor.dtype == tf.bfloat16 else tensor
 
 
@@ -176,12 +176,12 @@ def _bits_as(tensor, dtype):
 
 
 def _as_summed(tensor):
-    """The same numbers in a type that Horovod adds."""
+    """The same numbers in a dtype that Horovod can add."""
     return tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor
 
 
 def distinct(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """The same gradient with each index once: Keras 3 squares the values as they come."""
+    """The same gradient with each index once: Keras 3 would square repeated ones separately."""
     indices, inverse = tf.unique(slices.indices)
     values = tf.math.unsorted_segment_sum(slices.values, inverse, tf.size(indices))
     return tf.IndexedSlices(values, indices, slices.dense_shape)
@@ -191,8 +191,8 @@ class HorovodCommunicator:
     """Horovod's collectives, over MPI, Gloo or NCCL as Horovod was built and launched.
 
     Args:
-        groups_later: Initialises Horovod so that `subset` can make groups; it then agrees on them
-            in each of its cycles. Without effect where the program has initialised Horovod.
+        groups_later: Initialises Horovod so that `subset` can make groups later. Its ranks then
+            agree on groups in each cycle. No effect if the program has initialised Horovod.
 
     Raises:
         ImportError: Horovod is not installed, or cannot be loaded.
@@ -243,7 +243,7 @@ class HorovodCommunicator:
         return mine
 
     def _group(self, ranks):
-        """The communicator of some ranks, on them; on the others, which register it too, None."""
+        """The communicator of `ranks`; None on the other ranks, which must register it, too."""
         if ranks not in self._groups:
             try:
                 process_set = self._hvd.add_process_set(ranks)
@@ -317,7 +317,7 @@ class HorovodCommunicator:
 
 
 def launched_world_size() -> int:
-    """The number of processes this one was launched with, as far as can be told without Horovod."""
+    """The number of processes that were launched, as far as it is known without Horovod."""
     horovod = sys.modules.get("horovod.tensorflow")
     if horovod is not None and horovod.is_initialized():
         return horovod.size()
@@ -325,7 +325,7 @@ def launched_world_size() -> int:
 
 
 def _said_by_launcher():
-    """The environment variable that tells the number of processes, and the number; or "" and 1."""
+    """The environment variable with the number of processes, and the number; or "" and 1."""
     for variable in _WORLD_SIZE_VARIABLES:
         value = os.environ.get(variable, "")
         if value.isdigit():
@@ -334,7 +334,7 @@ def _said_by_launcher():
 
 
 def _check_connected(size):
-    """RuntimeError where Horovod has not found the other processes, and each would train alone."""
+    """RuntimeError if Horovod did not find the other processes: each would train alone."""
     variable, launched = _said_by_launcher()
     if size == 1 and launched > 1:
         raise RuntimeError(
@@ -374,11 +374,11 @@ def set_current(communicator: Communicator | None) -> None:
 
 
 def choose(groups_later: bool = False) -> Communicator:
-    """The communicator for how this process was launched; one that can make groups if asked to.
+    """The communicator that fits how this process was launched; `groups_later` as for Horovod's.
 
     Raises:
-        ImportError: several processes, and Horovod is missing or cannot be loaded.
-        RuntimeError: several processes, and Horovod did not find the others.
+        ImportError: there are several processes, and Horovod is missing or cannot be loaded.
+        RuntimeError: there are several processes, and Horovod did not find the others.
     """
     if launched_world_size() > 1:
         return HorovodCommunicator(groups_later)

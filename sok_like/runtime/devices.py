@@ -25,11 +25,10 @@ def gpu_in_use() -> bool:
 
 
 def table_scope() -> Any:
-    """The scope that a table is made in.
+    """The device scope in which a table is made.
 
-    The libraries have a CUDA runtime of their own, which may need a newer driver than TensorFlow's.
-    Where it can use no device, TensorFlow must not put a table there: it is made in host memory,
-    with a RuntimeWarning.
+    The package's libraries have a CUDA runtime of their own, which may need a newer driver than
+    TensorFlow's. If it can use no device, tables are made in host memory, with a RuntimeWarning.
     """
     if not _tensorflow_may_use_gpu() or not _runtime_problem():
         return contextlib.nullcontext()
@@ -54,7 +53,7 @@ def _runtime_problem():
     if core.cuda_device_count() > 0:
         return ""
     try:
-        core.cuda_device_info()  # which says why
+        core.cuda_device_info()  # raises the reason
     except RuntimeError as error:
         return str(error)
     return "it finds no device"
@@ -84,7 +83,7 @@ def device_scope(device: str) -> Any:
 
 
 def group_by_device(devices: Sequence[str]) -> list[tuple[str, list[int]]]:
-    """The different devices, in order of first appearance, each with its positions."""
+    """The distinct devices, in order of first appearance, each with its positions."""
     positions: dict[str, list[int]] = {}
     for position, device in enumerate(devices):
         positions.setdefault(device, []).append(position)

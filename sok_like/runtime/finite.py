@@ -1,7 +1,7 @@
-"""Loss scaling on several ranks: all of them take a step, or none does.
+"""Loss scaling on several ranks: either all of them take a step, or none does.
 
-Keras looks at the gradients of its own process. So a rank whose gradients overflow would leave a
-step out that the others take: their collectives would wait for it, and their scales would differ.
+Keras checks the gradients of its own process only. A rank whose gradients overflow would skip a
+step that the others take. Their collectives would wait for it, and the loss scales would differ.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tensorflow as tf
 from sok_like.runtime import turns
 from sok_like.runtime.comm import Communicator
 
-_DECISION = object()  # in the place of a variable
+_DECISION = object()  # stands in the place of a variable
 
 
 def all_finite(gradients: Iterable[Any], communicator: Communicator) -> tf.Tensor:
@@ -30,9 +30,9 @@ def all_finite(gradients: Iterable[Any], communicator: Communicator) -> tf.Tenso
 
 
 def with_decision(pairs: Sequence[tuple], communicator: Communicator) -> list[tuple]:
-    """(gradient, variable) pairs, and one more: NaN where a rank's gradients are not finite.
+    """The (gradient, variable) pairs and one more: NaN unless all ranks' gradients are finite.
 
-    For tf_keras, whose scaling looks at what an optimizer's `aggregate_gradients` returns.
+    For tf_keras, whose loss scaling checks what an optimizer's `aggregate_gradients` returns.
     """
     if communicator.world_size == 1 or len(without_decision(pairs)) < len(pairs):
         return list(pairs)
@@ -41,5 +41,5 @@ def with_decision(pairs: Sequence[tuple], communicator: Communicator) -> list[tu
 
 
 def without_decision(pairs: Iterable[tuple]) -> list[tuple]:
-    """The pairs that were given to `with_decision`."""
+    """The pairs without the one that `with_decision` added."""
     return [(gradient, variable) for gradient, variable in pairs if variable is not _DECISION]

@@ -1,8 +1,8 @@
-"""What a row's gradient, summed over ranks, is multiplied with.
+"""The factor by which the gradient of a row, summed over ranks, is multiplied.
 
-A program's loss is either a mean over the rank's own batch ("mean": divide by the number of ranks)
-or was divided by the batch of all ranks ("sum": leave it). Keras' `fit` does the former; of a loop
-of the program's own nothing is known. "auto" tells them apart when a gradient is taken.
+A program's loss is either a mean over the rank's own batch ("mean": divide by the number of ranks),
+or it was divided by the batch of all ranks ("sum": leave it). Keras' `fit` does the former; a loop
+of the program's own may do either. "auto" decides when a gradient is taken.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from sok_like.runtime.checks import wrong_argument
 
 GRADIENT_SCALES = ("auto", "sum", "mean")
 
-# The attribute `gradient_scale` of an op that was made with "auto"; no true scale is 0.
+# "auto" in the attribute `gradient_scale` of an op. No factor is 0.
 _AUTO = 0.0
-# Functions of Keras' trainers that take one training step, also where `train_step` is the user's.
+# Functions of Keras' trainers that take one training step, also if the user overrides `train_step`.
 _TRAINERS = {
     "keras.src.backend.tensorflow.trainer": {"one_step_on_data", "train_step"},
     "tf_keras.src.engine.training": {"run_step", "train_step"},
@@ -35,12 +35,12 @@ def check(gradient_scale: str) -> str:
 
 
 def attribute(gradient_scale: str, world_size: int) -> float:
-    """`gradient_scale` as the attribute of an op."""
+    """`gradient_scale` encoded as an op's attribute."""
     return {"auto": _AUTO, "sum": 1.0, "mean": 1.0 / world_size}[gradient_scale]
 
 
 def factor(attribute: float, world_size: int) -> float:
-    """The number to multiply with. To be called where the gradient is taken: "auto" looks there."""
+    """The factor. Call it where the gradient is taken: "auto" looks at the call stack."""
     if attribute != _AUTO:
         return attribute
     if _scopes_of_means or within_fit():
@@ -51,7 +51,7 @@ def factor(attribute: float, world_size: int) -> float:
 
 @contextlib.contextmanager
 def losses_are_means() -> Iterator[None]:
-    """Within it "auto" takes losses for means over the rank's own batch."""
+    """A scope in which "auto" takes losses for means over the rank's own batch."""
     global _scopes_of_means
     _scopes_of_means += 1
     try:
@@ -61,7 +61,7 @@ def losses_are_means() -> Iterator[None]:
 
 
 def within_fit() -> bool:
-    """Whether Keras' trainer is taking a training step, or building it, further up the stack."""
+    """Whether Keras' trainer is taking or tracing a training step further up the stack."""
     return callers.within(_TRAINERS)
 
 

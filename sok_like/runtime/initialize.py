@@ -16,27 +16,28 @@ _INT32_MAX = 2**31 - 1
 def Init(*, global_batch_size: int, seed: int | None = None, **kwargs: Any):
     """Initializes the package in this process.
 
-    With one process nothing else is needed. With several (`python -m sok_like.run -np 2 ...`),
-    Horovod carries what they exchange; it is initialised here unless the program has done so.
+    One process needs nothing else. Several (`python -m sok_like.run -np 2 ...`) communicate through
+    Horovod, which this call initialises unless the program has done so.
 
     Args:
         global_batch_size: Samples of a training step, summed over all ranks. At least one per rank;
-            used for nothing else: it need not be a multiple of the number of ranks, and a smaller
-            last batch or a different batch on each rank just works.
-        seed: What initial rows are drawn from. Rank 0's counts on every rank; when ranks
-            disagree, a warning says so. None: a random seed, drawn on rank 0.
-        **kwargs: Ignored, with a warning that names them, as programs may hand on what they got.
+            nothing else depends on it. It need not be a multiple of the number of ranks, and
+            batches may differ between steps and ranks.
+        seed: Seed of initial rows. All ranks use rank 0's; a warning is printed where ranks
+            disagree. None: a random seed, drawn on rank 0.
+        **kwargs: Ignored, with a warning that names them.
 
     Returns:
-        `'OK'` as a string tensor. In a `tf.compat.v1` graph, an op to be run before any other:
+        `'OK'` as a string tensor. In a `tf.compat.v1` graph, the op to run before any other:
         `sess.run(sok_init)`.
 
     Raises:
-        TypeError: `global_batch_size` is missing or not an integer.
+        TypeError: `global_batch_size` is missing or not an integer; `seed` is not an integer.
         ValueError: `global_batch_size` is smaller than the number of ranks; `seed` is outside
             `[-2**63, 2**63)`.
-        RuntimeError: called before with other arguments (the same arguments again do nothing), or
-            within a `tf.distribute` strategy of several replicas.
+        ImportError: there are several processes, and Horovod is missing or cannot be loaded.
+        RuntimeError: called again with other arguments (the same ones are legal), or within a
+            `tf.distribute` strategy of several replicas.
     """
     global _arguments
     if kwargs:
@@ -67,7 +68,7 @@ def Init(*, global_batch_size: int, seed: int | None = None, **kwargs: Any):
 
 
 def check_replicas() -> None:
-    """RuntimeError within a `tf.distribute` strategy of more than one replica."""
+    """Raises RuntimeError within a `tf.distribute` strategy of more than one replica."""
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if replicas > 1:
         raise RuntimeError(
@@ -78,7 +79,7 @@ def check_replicas() -> None:
 
 
 def ensure_initialized(seed: int | None = None, groups_later: bool = False) -> None:
-    """What a front door does in place of `Init`: at once, also where a graph is being built."""
+    """Stands for `Init` in front doors; acts at once, also while a graph is being built."""
     if comm.is_initialized():
         return
     seed = _checked_seed(seed)
@@ -87,7 +88,7 @@ def ensure_initialized(seed: int | None = None, groups_later: bool = False) -> N
     if tf.executing_eagerly():
         _agree_on_seed(comm.current(), seed)
         return
-    # In a session of its own, which leaves devices other than the CPU to the program's.
+    # A session of its own, which leaves devices other than the CPU to the program's session.
     config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
     with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
         session.run(_agree_on_seed(comm.current(), seed))

@@ -1,10 +1,9 @@
-"""Names of this package's classes in Keras' files, known to Keras before the classes are loaded.
+"""Announces this package's classes to Keras, so that it can load them from files.
 
-Keras makes an object of a file only if its class was registered, and a class registers itself when
-its module is imported, which imports TensorFlow. So the registry of each Keras first gets stand-ins
-that import the class when a file asks for it. Where a Keras is not imported yet, an import hook
-waits for the registry's module; it looks at names of modules only, and goes when it has done its
-work.
+Keras makes an object from a file only if its class is registered. A class registers itself when its
+module is imported, which imports TensorFlow. So the registry of each Keras first gets stand-ins
+that import the class when a file asks for it. If a Keras is not imported yet, an import hook waits
+for the registry's module. The hook compares module names only, and removes itself when it is done.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ REGISTRIES = ("keras.src.saving.object_registration", "tf_keras.src.saving.objec
 
 
 class _StandIn:
-    """What Keras asks of a class that it makes an object of."""
+    """Has the one method of a class that Keras needs to make an object."""
 
     def __init__(self, load: Callable[[], Any]):
         self._load = load
 
     def from_config(self, config: dict, **kwargs: Any) -> Any:
-        """An object of the class, which registers itself now."""
+        """Imports the class, which registers itself; makes an object."""
         return self._load().from_config(config, **kwargs)
 
 
@@ -35,7 +34,7 @@ def announce(classes: Mapping[str, Callable[[], Any]]) -> None:
     """Registers stand-ins with both Kerases, now or when one is imported.
 
     Args:
-        classes: Registered name ("package>Class") to a function that imports the class.
+        classes: Maps a registered name ("package>Class") to a function that imports the class.
     """
     for registry in REGISTRIES:
         if registry in sys.modules:
@@ -51,7 +50,7 @@ def _register(registry, classes):
 
 
 class _Hook(importlib.abc.MetaPathFinder):
-    """Finds a registry's module as it would be found without it, and registers once it is run."""
+    """Leaves it to others to find a registry's module, and registers once it has run."""
 
     def __init__(self, registry, classes):
         self._registry, self._classes = registry, classes

@@ -1,6 +1,6 @@
-"""How ranks are started: Horovod's transports, their launchers, and the words of a launch line.
+"""How ranks are started: Horovod's transports, their launchers, and the launch command.
 
-Standard library only, and Horovod is looked at, never loaded: that takes seconds.
+Standard library only. Horovod's files are inspected but never loaded: loading takes seconds.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ NO_HOROVOD = (
 
 
 def search_path() -> str:
-    """PATH, with the programs of this Python's environment first, whether it is active or not."""
+    """PATH, with this Python's environment first, whether that is active or not."""
     return os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 
 def find_program(name: str) -> str | None:
-    """The path of a program of this Python's environment, or of one on PATH."""
+    """The path of a program, in this Python's environment or else on PATH; None if missing."""
     return shutil.which(name, path=search_path())
 
 
 def horovod_library() -> pathlib.Path | None:
-    """The file of Horovod's collectives for TensorFlow; None where they are not installed."""
+    """The file of Horovod's collectives for TensorFlow; None if they are not installed."""
     spec = importlib.util.find_spec("horovod")
     folders = spec.submodule_search_locations if spec else None
     found = [file for f in folders or () for file in pathlib.Path(f).glob("tensorflow/mpi_lib*.so")]
@@ -39,7 +39,7 @@ def horovod_library() -> pathlib.Path | None:
 
 
 def horovod_transports() -> list[str]:
-    """Launchers that the installed Horovod can work with, by what its library's file says."""
+    """Launchers that the installed Horovod supports, according to its library's file."""
     library = horovod_library()
     if library is None:
         return []
@@ -52,7 +52,7 @@ def horovod_transports() -> list[str]:
 
 
 def launch_line(num_ranks: int, launcher: str | None = None) -> list[str]:
-    """The words to put before a command, so that it runs on `num_ranks` ranks of this host.
+    """The words to put before a command to run it on `num_ranks` ranks of this host.
 
     Args:
         num_ranks: 1 or more.
@@ -85,7 +85,7 @@ def _mpirun_options(program):
         [program, "--version"], capture_output=True, text=True, check=False
     ).stdout
     if not any(word in said for word in ("Open MPI", "OpenRTE", "PRTE", "prterun")):
-        return []  # others bind nothing, and start for root, too
-    # Without the first, root may not start it; without the second, no more ranks than cores. Bound
-    # to a core each, ranks could not use the cores that are idle.
+        return []  # others bind no ranks to cores and start for root, too
+    # The first lets root start it; the second allows more ranks than cores. Ranks that are bound to
+    # one core each could not use idle cores.
     return ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]

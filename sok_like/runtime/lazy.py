@@ -7,7 +7,7 @@ from typing import Any
 
 
 def by_name(modules: Mapping[str, str]) -> dict[str, str]:
-    """The module of each name: `modules` of the function `names`, turned round."""
+    """The module of each name: the inverse of `modules` of the function `names`."""
     return {name: module for module, listed in modules.items() for name in listed.split()}
 
 
@@ -18,8 +18,8 @@ def names(
 
     Args:
         package: Its `__name__`.
-        modules: By module, the public names that live there, separated by spaces. A module
-            that begins with a dot is one of the package.
+        modules: Maps a module to its public names, separated by spaces. A module that begins
+            with a dot belongs to the package.
     """
     public = by_name(modules)
     loaded = sys.modules[package].__dict__

@@ -1,7 +1,7 @@
 """Finds and loads the two shared libraries, at first use and never at import of the package.
 
-`ops()` is the TensorFlow op library, `core()` the NumPy module. Before loading, the build text of
-`cpp/build_info.cc` in the file is compared with the running TensorFlow and processor: the wrong
+`ops()` is the TensorFlow op library, `core()` the NumPy module. Before loading, the build text in
+the file (`cpp/build_info.cc`) is compared with the running TensorFlow and processor: the wrong
 library would fail with a missing symbol or an illegal instruction.
 """
 
@@ -19,7 +19,7 @@ _REMEDY = "Rebuild it with `make venv`, or with `pip install .`"
 _BUILD_INFO = re.compile(rb"sok_build_info\{tensorflow=([^;}]*);cpu=([^}]*)\}")
 
 _folder = pathlib.Path(__file__).resolve().parent.parent
-_ops_file: pathlib.Path | None = None  # tests put another library in the place of `_ops.so`
+_ops_file: pathlib.Path | None = None  # tests replace `_ops.so` by another library
 _loaded: dict[str, ModuleType] = {}
 # Re-entrant: importing TensorFlow under the lock may run code that asks for a library.
 _lock = threading.RLock()
@@ -35,7 +35,7 @@ def ops() -> ModuleType:
 
 
 def ops_path() -> pathlib.Path:
-    """Where the op library is, which `ops()` loads. Imports TensorFlow.
+    """The path of the op library that `ops()` loads. Imports TensorFlow.
 
     A clone may hold libraries for other TensorFlows beside `_ops.so`, as `_ops.2.21.0.so`.
     """
@@ -110,7 +110,7 @@ def _read_build_info(path):
 
 
 def _where(path):
-    """What to do about a library that is missing, which another copy of the package may have."""
+    """What to do about a missing library, which another copy of the package may have."""
     for folder in map(pathlib.Path, sys.path):
         other = (folder / path.parent.name / path.name).resolve()
         if other.exists() and other != path:

@@ -1,6 +1,6 @@
-"""What this process has observed of its own steps: keys of a batch, and time in exchanges.
+"""Statistics of this process's own steps: the keys of a batch, and the time in exchanges.
 
-Counters of the C++ library, which are always there; batches are kept only while they are observed.
+The C++ library counts. It keeps batches only while they are observed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class ObservedBatch(NamedTuple):
 
     keys: int
     unique: int  # different keys
-    hottest: int  # keys that are among the most frequent 1 % of the different ones
+    hottest: int  # occurrences of the most frequent 1% of the different keys
 
 
 @functools.cache
@@ -30,12 +30,12 @@ def _library():
 
 
 def observe_batches(on: bool) -> None:
-    """True: forgets what was kept and keeps the keys of lookups from now on; False: no more."""
+    """If `on`, forgets earlier batches and keeps those to come; if not, keeps no more."""
     _library().sok_observe_batches(int(on))
 
 
 def observed_batch(table_name: str) -> ObservedBatch:
-    """What was kept of a table in host memory; of others, and of none, zeros."""
+    """The batch kept of a table in host memory; zeros for other tables and without one."""
     unique, hottest = ctypes.c_int64(0), ctypes.c_int64(0)
     keys = _library().sok_observed_batch(
         table_name.encode(), ctypes.byref(unique), ctypes.byref(hottest)

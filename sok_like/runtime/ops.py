@@ -1,8 +1,8 @@
 """The op library's differentiable ops, each followed by its gradient.
 
-Wrappers only where arguments need arranging; the other ops (`sok_table_size`, ...) are used as the
-library gives them. A gradient for a table handle is `tf.IndexedSlices(gradients, keys)`: its
-indices are keys, not positions, and may be any 64-bit number.
+There are wrappers only where arguments need arranging; other ops (`sok_table_size`, ...) are called
+directly. The gradient of a table handle is `tf.IndexedSlices(gradients, keys)`: its indices are
+keys, not positions, and may be any 64-bit integer.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _UNIQUE = "_sok_keys_are_unique"  # an attribute of tensors
 
 
 def keys_are_unique(gradient: tf.IndexedSlices) -> bool:
-    """Whether the gradient is known to have each key once: it came from one lookup alone.
+    """Whether the gradient is known to have each key once, because it came from one lookup.
 
-    Gradients of several lookups are concatenated by TensorFlow, which makes another tensor of keys.
+    TensorFlow concatenates the gradients of several lookups, which makes a new tensor of keys.
     """
     return getattr(gradient.indices, _UNIQUE, False)
 
 
 def finite_rows(gradient: tf.IndexedSlices) -> tuple[tf.IndexedSlices, tf.Tensor]:
-    """The gradient with each key once, and bool `[num_keys]`: whether its row is finite."""
+    """The gradient with each key once, and bool `[num_keys]`: which rows are finite."""
     if not keys_are_unique(gradient):
         gradient = comm.distinct(gradient)
         setattr(gradient.indices, _UNIQUE, True)
@@ -45,8 +45,8 @@ def masked(gradient: tf.IndexedSlices, kept: tf.Tensor) -> tf.IndexedSlices:
 def _slices(grads, keys, *, unique=False):
     if unique:
         setattr(keys, _UNIQUE, True)
-    # Without a dense shape, so that what would make the gradient dense raises: keys are not
-    # positions, and it would fill the memory with zeros.
+    # Keys are not positions: a dense gradient would fill the memory with zeros. Without a dense
+    # shape, the conversion to one raises.
     return tf.IndexedSlices(grads, keys)
 
 
@@ -62,25 +62,25 @@ def _no_dense_gradient(slices, dtype=None, name=None, as_ref=False):
     del dtype, name, as_ref
     if slices.dense_shape is not None:
         return NotImplemented
-    # Not a ValueError or TypeError, whose text TensorFlow would replace.
+    # Not a ValueError or TypeError: TensorFlow would replace their text.
     raise NotImplementedError(_NO_DENSE_GRADIENT.format(slices=slices))
 
 
-# Before TensorFlow's own conversion, which has 100.
+# Tried before TensorFlow's own conversion, which has priority 100.
 tf.register_tensor_conversion_function(tf.IndexedSlices, _no_dense_gradient, priority=90)
 
 
 def lookup_on_one_rank(**arguments: Any) -> list[tf.Tensor]:
-    """The whole lookup where there is one rank.
+    """A whole lookup in one op, for one rank.
 
     Args:
-        arguments: Those of SokLookup, one item per table: `handles`; `keys`, int64 `[num_keys]`;
-            `row_splits`, int64 `[batch + 1]`, anything where the combiner is "none"; `weights`,
-            float32 `[num_keys]`, or empty; `table_names`, `dims` and so on. `insert`: whether
-            missing keys are inserted; otherwise their initial row is read.
+        arguments: Those of SokLookup, with one item per table: `handles`; `keys`, int64
+            `[num_keys]`; `row_splits`, int64 `[batch + 1]`, ignored for the combiner "none";
+            `weights`, float32 `[num_keys]`, or empty; `table_names`, `dims` and so on. `insert`:
+            whether missing keys are inserted; if not, their initial rows are returned.
 
     Returns:
-        `[batch, dim]` per table, `[num_keys, dim]` where its combiner is "none".
+        `[batch, dim]` per table, or `[num_keys, dim]` if its combiner is "none".
     """
     return list(native.ops().sok_lookup(**arguments).embeddings)
 
@@ -97,7 +97,7 @@ def _lookup_grad(op, *grads):
     if op.get_attr("insert"):
         unique_keys = [outputs[n + i] for i in used]
         inverse = [outputs[2 * n + i] for i in used]
-    else:  # a lookup that inserts nothing has not prepared its gradient
+    else:  # a lookup without inserts did not prepare its gradient
         with tf.device("CPU:0"):
             unique_keys, inverse = native.ops().sok_unique_keys(keys=[inputs[n + i] for i in used])
     with devices.device_scope(outputs[0].device):
@@ -111,7 +111,7 @@ def _lookup_grad(op, *grads):
             combiners=[combiners[i] for i in used],
         )
     for i, row_grad, keys in zip(used, row_grads, unique_keys, strict=True):
-        # Of a function under two tapes TensorFlow returns no tensor that it has not made there.
+        # For a function under two tapes, TensorFlow returns only tensors made within it.
         keys = keys if tf.executing_eagerly() else tf.identity(keys)
         result[i] = _slices(row_grad, keys, unique=True)
     return result
@@ -133,13 +133,13 @@ def gather_rows(
     scale: str,
     name: str,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Rows of the keys all ranks asked this one for.
+    """Rows of the keys that all ranks requested from this one.
 
     Args:
         handles: One resource per table.
         message: int64, the key messages received.
         splits: int32 `[world_size]`, their lengths.
-        scale: "auto", "sum" or "mean", of the gradients that come back.
+        scale: "auto", "sum" or "mean": the scale of the gradients that come back.
 
     Returns:
         float32, the row messages to send back, and int32 `[world_size]`, their lengths.
@@ -167,7 +167,7 @@ def _gather_rows_grad(op, grad, *_):
     with devices.device_scope(op.outputs[0].device):
         merged = native.ops().sok_merge_grads(
             grads=grad,
-            grad_splits=op.outputs[1],  # gradients come back in the places of the rows sent
+            grad_splits=op.outputs[1],  # gradients come back in the positions of the rows sent
             message=message,
             splits=splits,
             heads=op.outputs[2],
@@ -189,12 +189,12 @@ def find_rows(handle: tf.Tensor, keys: tf.Tensor, dim: int, *, insert: bool):
     Args:
         handle: The table.
         keys: int64 `[num_keys]`, each once.
-        dim: Row width.
-        insert: Whether missing keys are inserted, or just read their initial row.
+        dim: The table's `embedding_dim`.
+        insert: Whether missing keys are inserted; if not, their initial rows are read.
 
     Returns:
-        float32 `[num_keys, dim]`, and a string: empty, or why the table could not take the keys.
-        The other ranks wait for the rows, so that is for the row message to tell.
+        float32 `[num_keys, dim]`, and a string: empty, or why the table could not insert the keys.
+        The row message carries it, because the other ranks wait for the rows.
     """
     return native.ops().sok_find_rows(handle=handle, keys=keys, dim=dim, insert=insert)
 
@@ -216,7 +216,7 @@ def _pack_rows_grad(op, grad, _):
         return [None] * len(op.inputs)
     rows = native.ops().sok_unpack_rows(
         row_message=grad,
-        row_splits=op.outputs[1],  # gradients come back in the places of the rows sent
+        row_splits=op.outputs[1],  # gradients come back in the positions of the rows sent
         message=op.inputs[n],
         splits=op.inputs[n + 1],
         N=n,
@@ -230,13 +230,13 @@ def _pack_rows_grad(op, grad, _):
 def combine(
     rows: tf.Tensor, splits: tf.Tensor, call: tf.Tensor, routed: Any, batch: dict[str, Any]
 ) -> list[tf.Tensor]:
-    """Embeddings from the rows that came back; the end of a lookup over ranks.
+    """Combines the rows that came back into embeddings: the end of a lookup over ranks.
 
     Args:
         rows: float32, the row messages received; `splits`: int32 `[world_size]`, their lengths.
-        call: int64 `[8]`, the call that they are of.
-        routed: What SokRoute returned for the batch.
-        batch: The arguments of SokRoute: `row_splits`, `weights`, `dims` and `combiners` count.
+        call: int64 `[8]`, the call that they belong to.
+        routed: The result of SokRoute for the batch.
+        batch: The arguments of SokRoute; only `row_splits`, `weights`, `dims`, `combiners` count.
 
     Returns:
         As `lookup_on_one_rank`.
@@ -259,9 +259,9 @@ def _combine_grad(op, *grads):
     n = op.get_attr("N")
     inputs = list(op.inputs)
     inverse, row_splits, weights = (inputs[3 + k * n : 3 + (k + 1) * n] for k in range(3))
-    # From behind the check of the rows: where the lookup failed, no gradient travels.
+    # Passed on by the check of the rows: where the lookup failed, no gradient travels.
     call = inputs[3 + 3 * n]
-    # Each table sends its gradients back, even if all are zero: the other ranks wait for them.
+    # Every table sends its gradients back, even if all are zero: the other ranks wait for them.
     grads = [
         tf.zeros_like(output) if grad is None else tf.convert_to_tensor(grad)
         for grad, output in zip(grads, op.outputs, strict=True)

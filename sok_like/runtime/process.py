@@ -29,7 +29,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Number of this process among those of its host. For the choice of a device, nothing else.
+    """Number of this process among those of its host. Use it only to choose a device.
 
     Raises:
         RuntimeError: `sok.Init` has not been called.
@@ -51,21 +51,21 @@ def local_size() -> int:
 
 
 def shard(dataset: tf.data.Dataset, *, drop_remainder: bool) -> tf.data.Dataset:
-    """This rank's share of a dataset: as many elements as every other rank has.
+    """This rank's share of a dataset. Every rank gets the same number of elements.
 
     Element i goes to rank `i % size()`. Every lookup involves all ranks, so a rank with one batch
-    more than another would wait for good. Call it before `batch`, so that a global batch of
-    `sok.Init` is `global_batch_size // size()` elements here.
+    more than another would wait forever. Call it before `batch`: a global batch of `sok.Init` is
+    then `global_batch_size // size()` elements here.
 
     Args:
-        dataset: The same elements in the same order on all ranks: shuffle it with a seed, or after
-            this call.
-        drop_remainder: What to do with the last elements where the ranks do not divide their
-            number. True leaves them out. False repeats elements from the start of the dataset.
+        dataset: Has the same elements in the same order on all ranks: shuffle it with a seed, or
+            after this call.
+        drop_remainder: What to do if the number of elements is not a multiple of the number of
+            ranks. True drops the last elements. False repeats elements from the start.
 
     Raises:
-        ValueError: `drop_remainder=False` for a dataset that does not know its number of elements;
-            `dataset.apply(tf.data.experimental.assert_cardinality(n))` tells it.
+        ValueError: `drop_remainder` is False and the dataset does not know its number of elements;
+            set it by `dataset.apply(tf.data.experimental.assert_cardinality(n))`.
         RuntimeError: `sok.Init` has not been called.
     """
     import tensorflow as tf
@@ -84,13 +84,13 @@ def shard(dataset: tf.data.Dataset, *, drop_remainder: bool) -> tf.data.Dataset:
             "`dataset` must know its number of elements where drop_remainder is False: see "
             "tf.data.experimental.assert_cardinality. Received: a dataset of unknown cardinality"
         )
-    # An element counts once all ranks have theirs.
+    # Keeps only windows that have an element for every rank.
     windows = dataset.window(ranks, drop_remainder=True)
     return windows.flat_map(lambda *parts: _zip(parts).skip(mine).take(1))
 
 
 def _zip(parts):
-    """One dataset of the elements of a window, whose components are datasets themselves."""
+    """One dataset of the elements of a window, which holds one dataset per component."""
     import tensorflow as tf
 
     return tf.data.Dataset.zip(parts if len(parts) > 1 else parts[0])

@@ -1,7 +1,7 @@
-"""Gradients of a table's gradients: there are none, and a program that asks for one is told.
+"""Gradients of a table's gradients do not exist; a program that asks for one gets an error.
 
-TensorFlow also asks where no one uses them: where a function is called under two tapes, it makes a
-gradient of the gradient and feeds it zeros. So there zeros pass.
+TensorFlow also asks where nobody uses them: for a function called under two tapes, it builds the
+gradient of the gradient and feeds it zeros. Such zeros pass.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NO_SECOND_ORDER = (
     "with respect to the rows that a lookup returns: `inner_tape.watch(rows)`, then "
     "`inner_tape.gradient(loss, rows)`. Received: a gradient of `tape.gradient(loss, table)`"
 )
-# By which TensorFlow differentiates a function beforehand.
+# The functions in which TensorFlow builds gradients beforehand.
 _BEFOREHAND = {
     "tensorflow.python.eager.polymorphic_function.concrete_function": [
         "_build_functions_for_outputs"
@@ -26,15 +26,15 @@ _BEFOREHAND = {
 
 
 def refused(grads: Sequence[tf.Tensor | None], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Zeros in the shapes of `inputs`, for a gradient that TensorFlow makes beforehand.
+    """Zeros in the shapes of `inputs`, for a gradient that TensorFlow builds beforehand.
 
     Args:
-        grads: Gradients of what an op of a gradient has returned.
-        inputs: What that op has taken.
+        grads: Gradients of the outputs of a gradient op.
+        inputs: The inputs of that op.
 
     Raises:
         NotImplementedError: the program asks for the gradient.
-        tf.errors.InvalidArgumentError: where it runs, if it was made beforehand and is not zero.
+        tf.errors.InvalidArgumentError: when it runs, if it was built beforehand and is not zero.
     """
     if not callers.within(_BEFOREHAND):
         raise NotImplementedError(_NO_SECOND_ORDER)

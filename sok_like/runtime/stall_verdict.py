@@ -1,8 +1,8 @@
-"""From what each rank reports: whether ranks wait in vain, and for whom.
+"""Judges from the reports of all ranks whether ranks wait in vain, and for whom.
 
-A collective does not end at one time on all ranks. Where many processes share the cores, a rank may
-be seconds late in noticing its end, while another waits for the next one or has finished. Each rank
-numbers its waits, so that this is not taken for ranks that wait for different things.
+A collective does not end at the same time on all ranks. Where many processes share the cores, a
+rank may notice its end seconds late, while another waits for the next one or has finished. So each
+rank numbers its waits; otherwise these ranks would seem to wait for different things.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 
 _SURE = 1.5  # seconds after which a report counts as current
 _LATE = 20.0  # seconds that a rank may be late in noticing the end of a collective
-_SILENT = 5.0  # seconds without a report, from a rank that answers no more
+_SILENT = 5.0  # seconds without a report after which a rank counts as silent
 
 
 @dataclasses.dataclass
 class _Rank:
     heard: float
-    what: str = ""  # it waits for, empty if for nothing
+    what: str = ""  # the exchange it waits for, empty if none
     since: float = 0.0
-    ended: str = ""  # how
-    number: int = 0  # of the wait; of its last one where it waits for nothing
+    ended: str = ""  # how it ended, if it has
+    number: int = 0  # of its wait, or of its last one
     lost: bool = False  # it ended without saying how
-    leaves: bool = False  # it comes to no exchange that begins from now on
-    stopped: bool = False  # it waits no longer, for a verdict has reached it
+    leaves: bool = False  # it joins no exchange that begins from now on
+    stopped: bool = False  # it waits no longer: a verdict has reached it
 
 
 class Judge:
@@ -45,9 +45,9 @@ class Judge:
         """Takes a rank's report.
 
         Args:
-            rank: Whose.
-            report: `what` it waits for, how many `seconds`, the `number` of the wait among all
-                of its own, how it has `ended`, whether it `leaves` now and has `stopped`.
+            rank: The rank that reports.
+            report: `what` it waits for and for how many `seconds`, the `number` of that wait among
+                its own, how it has `ended`, and whether it `leaves` now and has `stopped` waiting.
         """
         now = time.monotonic()
         seconds = report.get("seconds")
@@ -65,7 +65,7 @@ class Judge:
         known.ended = known.ended or "has ended without a word"
 
     def all_ended(self) -> bool:
-        """Whether every rank has."""
+        """Whether every rank has ended."""
         return all(rank.ended for rank in self._ranks)
 
     def any_waits(self) -> bool:
@@ -73,16 +73,16 @@ class Judge:
         return any(rank.what for rank in self._ranks)
 
     def all_stopped(self) -> bool:
-        """Whether a verdict has reached every rank that is there."""
+        """Whether a verdict has reached every rank that has not left."""
         return all(rank.stopped or rank.leaves for rank in self._ranks)
 
     def left(self) -> str:
-        """Which ranks come to no exchange any more, and why; empty if all do."""
+        """Which ranks join no more exchanges, and why; empty if all do."""
         gone = [r for r, rank in enumerate(self._ranks) if rank.leaves]
         return "; ".join(f"rank {r} {self._ranks[r].ended}" for r in gone)
 
     def verdict(self) -> str:
-        """Why those who wait need wait no longer; empty if they should."""
+        """Why the ranks that wait should stop waiting; empty if they should go on."""
         now = time.monotonic()
         waiting = {r: now - rank.since for r, rank in enumerate(self._ranks) if rank.what}
         if not waiting:
@@ -100,9 +100,9 @@ class Judge:
         return f"{where(what)}: {_list(came)} came and waited for {seconds:.0f} s; {reasons}"
 
     def _in_vain(self, waiting, came, away):
-        """Whether what is waited for cannot come."""
+        """Whether the exchange that they wait for cannot happen."""
         number = self._ranks[came[0]].number
-        if len(waiting) == len(self._ranks) and away:  # all wait, and not all for the same
+        if len(waiting) == len(self._ranks) and away:  # all wait, but not all for the same
             concerned = list(waiting)
             certain = all(self._ranks[r].number == number for r in waiting)
         elif any(self._ranks[r].ended for r in away):
@@ -123,7 +123,7 @@ class Judge:
 
 
 def where(what: str) -> str:
-    """How errors call an exchange."""
+    """The name of an exchange in errors."""
     return f"the exchange '{what}'"
 
 

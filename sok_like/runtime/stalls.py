@@ -1,11 +1,11 @@
-"""Says which rank others wait for in vain, and ends their waiting.
+"""Names the rank that others wait for in vain, and ends their waiting.
 
-A collective cannot be ended from outside, and the transport knows no lookups. So each process has a
-thread beside the program that tells rank 0's, over a connection of its own, what it waits for and
-for how long. Rank 0 compares. When a rank has waited for `SOK_STALL_TIMEOUT` seconds, or waits for
-one that has ended, or all ranks wait for different things, it sends all of them the reason. They
-print it and raise it where they wait. Once all have, they shut the transport down; were it down on
-one of them before, the others would raise the transport's error.
+A collective cannot be ended from outside, and the transport does not know about lookups. So each
+process has a thread beside the program. It tells rank 0's thread, over a connection of its own,
+what the process waits for and for how long. Rank 0 compares. If a rank has waited for
+`SOK_STALL_TIMEOUT` seconds, or waits for a rank that has ended, or all ranks wait for different
+things, rank 0 sends all of them the reason. They print it and raise it where they wait. The
+transport is shut down once all have done so: earlier, some would raise the transport's error.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from sok_like.runtime.checks import as_integer
 from sok_like.runtime.comm import Communicator
 
 _PERIOD = 0.25  # seconds from one report to the next
-# A rank that ends stays, so that its end is told before it is felt. After some seconds it says that
-# it leaves, then no exchange begins anywhere. One that has begun gets its verdict before it goes.
+# A rank that ends stays for some seconds, so that the others know before a collective fails. Then
+# it says that it leaves, and no exchange begins anywhere. One that has begun gets its verdict
+# first.
 _STAYS = 4.0
 _LEAVES = 1.0
 _LONGEST = 25.0
@@ -43,7 +44,7 @@ _watch: _Watch | None = None
 
 
 def timeout() -> float:
-    """Seconds that a rank may wait for others: `SOK_STALL_TIMEOUT`, 120 by default, 0 for ever."""
+    """Seconds that a rank may wait for others: `SOK_STALL_TIMEOUT`, by default 120; 0: forever."""
     text = os.environ.get("SOK_STALL_TIMEOUT", "120")
     try:
         seconds = float(text)
@@ -58,7 +59,7 @@ def timeout() -> float:
 
 
 def start(communicator: Communicator) -> None:
-    """Starts this process's thread, once; every rank must call it. Nothing on one rank."""
+    """Starts this process's thread, once; every rank must call it. No effect on one rank."""
     global _watch
     if _watch is not None or communicator.world_size == 1:
         return
@@ -74,7 +75,7 @@ def start(communicator: Communicator) -> None:
 
 
 def raise_reason(error: Exception) -> None:
-    """Raises why waiting was ended, if it was, in place of the transport's `error`."""
+    """If waiting was ended, raises the reason in the place of the transport's `error`."""
     if _watch is not None:
         _watch.told.wait(2 * _PERIOD)
         if _watch.reason:
@@ -87,18 +88,18 @@ class _Watch(threading.Thread):
     def __init__(self, communicator, limit, listener, address, secret):
         super().__init__(name="sok_stalls", daemon=True)
         self.reason = ""
-        self.told = threading.Event()  # that waiting was ended, or that all ranks have ended
+        self.told = threading.Event()  # set when waiting was ended, or all ranks have ended
         self._rank, self._world_size = communicator.rank, communicator.world_size
         native.ops()  # loads the library
         self._library = ctypes.CDLL(str(native.ops_path()))
         self._library.sok_longest_wait.restype = ctypes.c_double
         self._limit, self._listener, self._secret = limit, listener, secret
-        self._ended = ""  # how this rank ended
-        self._leaves = False  # it stays no longer
+        self._ended = ""  # how this rank ended, if it has
+        self._leaves = False  # it has stopped staying for the others
         self._waited_for = False  # some rank is in an exchange
         self._left = ""  # which ranks have left
         self._stop_time = 0.0
-        self._last_word = time.monotonic()  # of rank 0
+        self._last_word = time.monotonic()  # from rank 0
         self._selector = selectors.DefaultSelector()
         self._server = None
         if listener is None:
@@ -143,7 +144,7 @@ class _Watch(threading.Thread):
         self.join(1.0)
 
     def _longest_wait(self):
-        """What this rank waits for ("": nothing), for how many seconds, the number of the wait."""
+        """What this rank waits for ("" if nothing), for how many seconds, and the wait's number."""
         what = ctypes.create_string_buffer(512)
         number = ctypes.c_int64()
         seconds = self._library.sok_longest_wait(
@@ -201,7 +202,7 @@ class _Watch(threading.Thread):
             if line is self._server:
                 what, _, _ = self._longest_wait()
                 if self._left.startswith("rank 0 ") and not what:
-                    self.told.set()  # it said so, and nothing here waits for it
+                    self.told.set()  # it announced that, and nothing here waits for it
                     return
                 here = f"in {stall_verdict.where(what)}" if what else "in no exchange"
                 self._end_waits(f"rank 0 has ended without a word; rank {self._rank} was {here}")
@@ -222,7 +223,7 @@ class _Watch(threading.Thread):
             self.told.set()
 
     def _end_waits(self, reason):
-        """Without rank 0, which would say when all ranks have stopped."""
+        """Ends waiting without rank 0, which would say when all ranks have stopped."""
         self._stop_waits(reason)
         time.sleep(_PERIOD)
         self._shut_down()
@@ -261,12 +262,12 @@ class _Line:
         try:
             self._connection.send(json.dumps(message).encode() + b"\n")
         except BlockingIOError:
-            pass  # a rank that reads nothing is told by its silence
+            pass  # a rank that reads nothing is noticed by its silence
         except OSError:
             self.close()
 
     def messages(self) -> list[dict[str, Any]]:
-        """What has come."""
+        """The messages that have arrived."""
         try:
             received = self._connection.recv(_MAX_LINE)
         except BlockingIOError:
@@ -308,7 +309,7 @@ def _address(listener):
 
 
 def _from_rank_0(text, communicator):
-    """Rank 0's text, on all ranks; in a session of its own where a v1 graph is being built."""
+    """Rank 0's text, on all ranks; uses a session of its own while a v1 graph is being built."""
     data = np.frombuffer(text.encode(), np.uint8)
     if tf.executing_eagerly():
         return communicator.all_gather(tf.constant(data), "sok_stalls").numpy().tobytes().decode()

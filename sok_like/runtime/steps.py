@@ -1,8 +1,8 @@
-"""Work in steps that all ranks take together: Python code that may fail, inside a graph or not.
+"""Work in steps that all ranks take together: Python code that may fail, in a graph or not.
 
-A rank that raised by itself would leave the others waiting in the next collective. So a step keeps
-what went wrong to itself, tells all ranks, and every rank raises the first rank's problem.
-`agreement.agreed` is the same for code outside of graphs.
+A rank that raised by itself would leave the others waiting in the next collective. So each step
+catches its error and tells all ranks, and every rank raises the first rank's problem.
+`agreement.agreed` does the same for code outside of graphs.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Steps:
     """Steps of one call, one after the other.
 
     Args:
-        communicator: Of the ranks that take them.
+        communicator: Of the ranks that take the steps.
         name: Of their collectives in a v1 graph; the same on all ranks.
-        call: What the user has called, in errors of ranks in different calls.
-        mark: Makes an op that reads and writes the resource which the call is about. Functions
-            called from a graph know no resources, so in a tf.function such ops put the call
-            behind what stands before it in the program, and before what stands after `done`.
+        call: The user's call, for the error of ranks in different calls.
+        mark: Makes an op that reads and writes the resource of the call. Python functions that a
+            graph calls use no resource, so nothing would order them. In a tf.function these ops
+            put the call after what precedes it in the program, and before what follows `end`.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Steps:
         self._communicator, self._name, self._call = communicator, name, call
         self._mark = None if tf.executing_eagerly() else mark
         self._begun = [self._mark()] if self._mark is not None else []
-        self._told: Any = None  # string scalar: what all ranks said at the last step, in JSON
+        self._told: Any = None  # string scalar: all ranks' messages of the last step, in JSON
         self._count = 0
 
     def take(
@@ -52,19 +52,19 @@ class Steps:
         verify: Callable[[list], None] | None = None,
         undo: Callable[[], None] | None = None,
     ) -> list:
-        """Runs `function` on every rank, then compares notes.
+        """Runs `function` on every rank, then compares the ranks' messages.
 
         Args:
-            function: Called with what all ranks said at the step before (a list by rank; nothing at
-                the first step) and the inputs as NumPy arrays. Returns what this rank says (JSON,
-                or None), followed by the outputs if there are any.
+            function: Called with all ranks' messages of the step before (a list by rank; left out
+                in the first step) and the inputs as NumPy arrays. Returns this rank's message
+                (JSON, or None), followed by the outputs if there are any.
             inputs: Tensors.
-            outputs: Their dtypes.
-            verify: Called with what all ranks say; what it raises, it must raise on all of them.
-            undo: Called where a rank has failed, before that is raised.
+            outputs: Dtypes of the outputs.
+            verify: Called with all ranks' messages. What it raises, it must raise on all ranks.
+            undo: Called if a rank has failed, before the error is raised.
 
         Returns:
-            The output tensors, which are there once no rank has failed.
+            The output tensors, available once no rank has failed.
 
         Raises:
             RuntimeError: `rank r: ...`, on all ranks; tf.errors.ResourceExhaustedError for a
@@ -121,12 +121,12 @@ class Steps:
         return agreement.encoded({**message, "call": self._call})
 
     def done(self) -> Any:
-        """A context in which ops come after the last step."""
-        eager = tf.executing_eagerly()  # it has happened
+        """A context in which ops run after the last step."""
+        eager = tf.executing_eagerly()  # the step has run already
         return tf.control_dependencies([] if eager else [self._told])
 
     def end(self, result: Any) -> Any:
-        """`result`, a tensor, when the call is done; what comes after in a tf.function waits."""
+        """`result`, a tensor, once the call is done; later ops of a tf.function wait for it."""
         with self.done():
             marks = [self._mark()] if self._mark is not None else []
             with tf.control_dependencies(marks):
@@ -134,13 +134,13 @@ class Steps:
 
 
 def text_of(scalar: Any) -> bytes:
-    """A string scalar as such a function is given it: in a graph bytes, when eager an array."""
+    """The bytes of a string scalar, which is bytes in a graph and an array when eager."""
     return np.asarray(scalar, dtype=object).item()
 
 
 def _call(function, inputs, dtypes):
     outputs = tf.numpy_function(function, inputs, dtypes)
-    # TF returns one output by itself when eager, in a list in a graph.
+    # TensorFlow returns a single output by itself when eager, and in a list in a graph.
     return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
 

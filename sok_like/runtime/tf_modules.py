@@ -1,4 +1,4 @@
-"""TensorFlow's modules to which names are added."""
+"""The modules of TensorFlow to which this package adds names."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import tensorflow as tf
 def roots() -> list[ModuleType]:
     """`tf`, and `tf.compat.v1` under each of its names.
 
-    `import tensorflow.compat.v1` makes a module of its own beside the one that `tf.compat.v1` was
-    until then, and puts it in that place. They share all modules below.
+    `import tensorflow.compat.v1` makes a second module, which replaces the one that was
+    `tf.compat.v1` until then. Both share all submodules.
     """
     names = ("tensorflow._api.v2.compat.v1", "tensorflow.compat.v1")
     found = [tf, tf.compat.v1, *map(importlib.import_module, names)]

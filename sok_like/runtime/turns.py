@@ -3,17 +3,17 @@
     Turn -> keys =exchange=> check -> rows =exchange=> check -> Turn      a lookup forward
     Turn -> gradients =exchange=> check -> Turn                           and back
 
-The first and the last op of a turn take a resource, the process's token. TensorFlow keeps ops on
-one resource in the order in which a function, a branch or a loop's body makes them. So a lookup
-that fails, which it does on all ranks, ends the step before any rank has begun the next lookup.
+The first and the last op of a turn take a resource, the process's token. TensorFlow runs ops on one
+resource in the order in which a function, a branch or a loop body creates them. A lookup that fails
+does so on all ranks, so it ends the step before any rank has begun the next lookup.
 
-Because all ranks exchange in one order, the next exchange of one rank is met by the next one of
-the others, whatever it is called. Each message says which call it is of (cpp/core/cpu/message.h):
-where ranks are in different ones, all of them raise.
+All ranks exchange in one order, so the next exchange of one rank meets the next one of the others,
+whatever its name. Each message says which call it belongs to (cpp/core/cpu/message.h). If ranks are
+in different calls, all of them raise.
 
-A `tf.compat.v1` graph runs what is fetched, in no order. There turns have numbers, by which
-cpp/tf/session_order.cc puts those of one run in order, and exchanges meet by name. Turns in a loop,
-a branch or a function of such a graph have no number; they meet by name, too.
+A `tf.compat.v1` graph runs what is fetched, in no fixed order. There turns have numbers, by which
+cpp/tf/session_order.cc sorts those of one run, and exchanges meet by name. Turns in a loop, a
+branch or a function of such a graph have no number. They meet by name, too.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from sok_like.runtime import devices, native, second_order, stalls
 from sok_like.runtime.comm import IN_TURN, Communicator
 
 _token: tf.Tensor | None = None
-# As cpp/core/cpu/message.h has them: stages of a call, and the int64 words of a head.
+# As in cpp/core/cpu/message.h: stages of a call, and the int64 words of a head.
 _KEYS, _ROWS, _NOTES = 1, 2, 4
 _HEAD = 8
 
 
 @contextlib.contextmanager
 def turn() -> Iterator[list[Any]]:
-    """The scope of exchanges that no other exchange of this process may come between.
+    """A scope of exchanges; no other exchange of this process comes between them.
 
     Yields:
-        A list for the tensors whose values end the turn.
+        A list: append the tensors whose values end the turn.
     """
     done: list[Any] = []
     graph = _function_graph()
@@ -48,7 +48,7 @@ def turn() -> Iterator[list[Any]]:
             yield done
         return
     token, ops = _token_here(), native.ops()
-    # TensorFlow orders no ops in the gradient of a function that it makes by itself.
+    # TensorFlow does not order the ops in gradients of functions that it makes by itself.
     earlier = getattr(graph, "_sok_turn", None)
     with tf.control_dependencies([] if earlier is None else [earlier]):
         begin = ops.sok_turn(token=token)
@@ -60,7 +60,7 @@ def turn() -> Iterator[list[Any]]:
 
 @contextlib.contextmanager
 def _numbered_turn():
-    """`turn` where a session runs the graph; nothing eagerly, and in a loop or branch of TF 1."""
+    """`turn` in a graph for a session. No effect eagerly, and in a loop or branch of TF 1."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     if graph is None or graph._get_control_flow_context() is not None:
         yield
@@ -76,7 +76,7 @@ def _numbered_turn():
 
 
 def _ends_numbered_turn(results):
-    """Ops behind which a numbered turn has brought its results; without one, nothing."""
+    """Ops that mark the end of a numbered turn once `results` are there; elsewhere none."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     number = getattr(graph, "_sok_number", None)
     if number is None:
@@ -86,19 +86,19 @@ def _ends_numbered_turn(results):
 
 
 def in_turn(collective: Callable[[], Any], name: str, communicator: Communicator) -> Any:
-    """What a collective of `communicator` returns: tensors that ranks make together, in a turn.
+    """Runs a collective of `communicator` in a turn, and returns its tensors.
 
-    In a graph the transport tells collectives apart by `name`. Eagerly it takes them as they come;
-    there the ranks first tell each other which one they are in.
+    In a graph the transport matches collectives by `name`. Eagerly it takes them as they come, so
+    the ranks first tell each other which one they are in.
 
     Raises:
-        tf.errors.FailedPreconditionError: eagerly, where ranks are in different calls; on all.
+        tf.errors.FailedPreconditionError: eagerly, if ranks are in different calls; on all ranks.
     """
     if tf.executing_eagerly() and communicator.world_size > 1:
         exchange_notes(tf.zeros([0], tf.int64), [], communicator, name)
 
     def run():
-        # An absolute scope: what Keras numbers by itself ("functional_3") may differ over ranks.
+        # An absolute scope: names that Keras numbers ("functional_3") may differ between ranks.
         with tf.name_scope("sok_turn/"):
             return collective()
 
@@ -118,10 +118,10 @@ def exchange_keys(
     said: str | None = None,
     wire_dtype: str | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """`exchange` of the keys with which a call of the lookup `name` begins: an int64 message.
+    """`exchange` of an int64 message of keys, which begins a call of the lookup `name`.
 
-    The ranks must agree on `wire_dtype`, see `exchange_rows`, and on `said`, which is what errors
-    call the lookup: by default its name.
+    The ranks must agree on `wire_dtype`, see `exchange_rows`, and on `said`: the lookup's name in
+    errors, by default `name`.
     """
     return _first_exchange(message, splits, communicator, name, "keys", _KEYS, said, wire_dtype)
 
@@ -129,15 +129,15 @@ def exchange_keys(
 def exchange_notes(
     values: tf.Tensor, problems: Sequence[tf.Tensor], communicator: Communicator, name: str
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """What every rank tells all ranks; in a turn of its own.
+    """Every rank sends a note to all ranks, in a turn of its own.
 
     Args:
-        values: int64 `[num_values]`, as many as this rank likes.
-        problems: Texts, empty but for what went wrong on this rank: raised on all ranks.
-        name: What errors call it: the same on all ranks.
+        values: int64 `[num_values]`; the number may differ between ranks.
+        problems: Scalar strings, empty unless something went wrong on this rank. All ranks raise.
+        name: The call in errors; the same on all ranks.
 
     Returns:
-        int64, the ranks' values in rank order, and int32 `[world_size]`, how many each has sent.
+        int64, the values of all ranks in rank order, and int32 `[world_size]`, how many each sent.
     """
     ops, world_size = native.ops(), communicator.world_size
     message, splits = ops.sok_pack_note(
@@ -150,7 +150,7 @@ def exchange_notes(
 
 
 def head_of_rows(name: str, wire_dtype: str | None = None) -> tf.Tensor:
-    """float32 `[16]`: what begins each block of a message of rows of lookup `name`; in a turn."""
+    """float32 `[16]`: the head of each block of a row message of lookup `name`; within a turn."""
     words = native.ops().sok_stamp_call(
         message=tf.zeros([_HEAD], tf.int64),
         splits=[_HEAD],
@@ -162,7 +162,7 @@ def head_of_rows(name: str, wire_dtype: str | None = None) -> tf.Tensor:
 
 
 def head_of_gradients(call: tf.Tensor) -> tf.Tensor:
-    """float32 `[16]`, which begins each block of the gradients of rows of a call."""
+    """float32 `[16]`: the head of each block of the gradients of a call's rows."""
     next_stage = tf.one_hot(1, _HEAD, tf.constant(1 << 56, tf.int64), tf.constant(0, tf.int64))
     return tf.reshape(tf.bitcast(call + next_stage, tf.float32), [-1])
 
@@ -184,32 +184,32 @@ def exchange(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Sends each rank its block of a message; within a turn.
 
-    All of it at once, or in rounds where the transport cannot count the words: the heads, which
-    travel in the first, say how many there are.
+    The message travels at once, or in rounds if the transport cannot count its words. The heads,
+    which travel in the first round, say how many there are.
 
     Args:
         message: int64 or float32, blocks that begin with a head.
         splits: int32 `[world_size]`, the blocks' lengths.
-        name: Of the collective, in a v1 graph.
+        name: The collective's name in a v1 graph.
 
     Returns:
-        The message received, its splits, and int64 `[8]`, the call that it is of: no gradient
-        passes them.
+        The message received, its splits, and int64 `[8]`, the call that it belongs to. No gradient
+        passes through them.
 
     Raises:
-        tf.errors.InvalidArgumentError, tf.errors.ResourceExhaustedError: what a rank told.
+        tf.errors.InvalidArgumentError, tf.errors.ResourceExhaustedError: a rank reported it.
         tf.errors.FailedPreconditionError: the ranks are in different calls. Both on all ranks.
     """
     words = message.dtype.size // tf.float32.size
-    # Under a tape TensorFlow would make the gradient of the loop below; callers know theirs.
+    # Under a tape TensorFlow would differentiate the loop below; callers have their own gradient.
     message = tf.stop_gradient(message)
-    # All of one type, so that keys that meet gradients are told apart by us, by their names.
+    # Always float32: keys that meet gradients then raise our error, which names the calls.
     carried = tf.reshape(tf.bitcast(message, tf.float32), [-1]) if words > 1 else message
     with tf.init_scope():
-        ordered = tf.executing_eagerly()  # also where a function that is called so is being built
+        ordered = tf.executing_eagerly()  # also while a function called eagerly is traced
 
     def send(number):
-        # A session's exchange is not met by one outside, whose name is another.
+        # The names differ, so that an exchange in a session never meets one outside.
         what, collective = (name, IN_TURN) if ordered else (f"{name} (in a session)", name)
         with tf.name_scope(f"{name}_exchange"):
             return _send_round(carried, splits * words, number, communicator, what, collective)
@@ -220,7 +220,7 @@ def exchange(
     )
     state = received, lengths, call
     if ordered and not tf.executing_eagerly() and not devices.gpu_in_use():
-        # Not by calling the function: for that, Python would describe the devices each time.
+        # Not an ordinary call of the function: Python would describe the devices each time.
         state = tf.raw_ops.StatefulPartitionedCall(
             args=[carried, splits * words, more, *state],
             Tout=[tensor.dtype for tensor in state],
@@ -237,13 +237,13 @@ def exchange(
 
 
 def _send_round(carried, splits, number, communicator, what, collective):
-    """The part of a message that travels in one round, as it is received, and its splits."""
+    """Sends the part of a message that belongs to one round; returns what arrives, its splits."""
     part, lengths = native.ops().sok_take_part(message=carried, splits=splits, round=number)
     return _waiting_for(what, [part], lambda: communicator.all_to_all(part, lengths, collective))
 
 
 def _further_rounds(send, more, received, lengths, call):
-    """What all rounds bring, its splits, and the call that it is of; `more` follow the first."""
+    """The message of all rounds, its splits, and its call; `more` rounds follow the first."""
     ops, world_size = native.ops(), lengths.shape[0]
 
     def next_round(number, received, lengths, _):
@@ -264,8 +264,8 @@ def _further_rounds(send, more, received, lengths, call):
 def _rounds_function(communicator):
     """`_further_rounds` as one function for all exchanges of a communicator.
 
-    A loop for each exchange made the first step of a model several times as long: TensorFlow
-    optimizes and instantiates the two functions of each.
+    A loop per exchange made the first step of a model several times as long: TensorFlow
+    optimizes and instantiates the two functions of each loop.
     """
     made = getattr(communicator, "_sok_rounds", None)
     if made is None:
@@ -297,7 +297,7 @@ def _rounds_function(communicator):
 
 @functools.cache
 def _not_rewritten():
-    """Calls with it do not have the function optimized again, each for itself."""
+    """A configuration with which a call does not optimize its function again."""
     config = tf.compat.v1.ConfigProto()
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     return config.SerializeToString()
@@ -313,8 +313,8 @@ def exchange_rows(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """`exchange`, differentiable in `rows`: the gradient travels back in a turn of its own.
 
-    It waits for what `before_gradient` returns, which is called where the gradient is taken. Both
-    travel as `wire_dtype`, None for float32, which the heads of the message must say, too.
+    The gradient waits for the tensors of `before_gradient`, which is called where the gradient is
+    taken. Both travel as `wire_dtype` (None: float32), which the heads of the message must name.
     """
 
     def exchange_floats(message, splits, name):
@@ -324,8 +324,8 @@ def exchange_rows(
         received, lengths, call = exchange(narrow, narrow_splits, communicator, name)
         return *native.ops().sok_widen_rows(narrow=received, narrow_splits=lengths), call
 
-    # Splits are arguments, too: in a v1 graph TensorFlow takes any variable that is found by going
-    # back from what is captured for one that the function reads.
+    # Splits are arguments, too: in a v1 graph TensorFlow goes back from captured tensors, and takes
+    # any variable it finds for one that the function reads.
     @tf.custom_gradient
     def run(rows, splits):
         received, lengths, call = exchange_floats(rows, splits, name)
@@ -351,7 +351,7 @@ def exchange_rows(
 
 
 def _waiting_for(what, inputs, collective):
-    """What `collective` of `inputs` returns; until it is there, this process waits for `what`."""
+    """Runs `collective` after `inputs`; until it is done, this process waits for `what`."""
     ops = native.ops()
     with tf.control_dependencies(inputs):
         wait = ops.sok_begin_wait(what=what)
@@ -371,7 +371,7 @@ def _waiting_for(what, inputs, collective):
 
 
 def _behind(ops, result):
-    """The same tensors, there once the ops have run."""
+    """The same tensors, available once the ops have run."""
     with tf.control_dependencies(ops):
         return tf.nest.map_structure(
             lambda t: None if t is None else tf.identity(t), result, expand_composites=True
@@ -379,7 +379,7 @@ def _behind(ops, result):
 
 
 def _function_graph():
-    """The graph being built of a function, a branch or a loop's body; None elsewhere."""
+    """The graph being built of a function, a branch or a loop body; None elsewhere."""
     if tf.executing_eagerly():
         return None
     graph = tf.compat.v1.get_default_graph()
@@ -389,7 +389,7 @@ def _function_graph():
 def _token_here():
     """The token: one for a process, or one for each v1 graph."""
     token = _outermost_token()
-    # The gradient of a loop's body takes no resource but those of the body.
+    # The gradient of a loop's body can take only resources of that body.
     forward = getattr(tf.compat.v1.get_default_graph(), "_forward_graph", None)
     return token if forward is None else forward.capture(token)
 

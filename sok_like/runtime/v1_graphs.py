@@ -1,8 +1,7 @@
-"""Graphs of `tf.compat.v1` with tables that leave the process, or come from another: refused.
+"""Refuses to write or read files of `tf.compat.v1` graphs with tables.
 
-A graph's file holds the op that makes a table, and nothing of the table's options, files and rows.
-So a SavedModel of a session would serve no rows, and an imported graph could not restore its
-tables.
+A graph's file holds the op that makes a table, but not the table's options, files and rows. A
+SavedModel of a session would serve no rows, and an imported graph could not restore its tables.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _IMPORTED = (
 
 
 def refuse() -> None:
-    """Wraps what writes and reads such graphs; once, as the ops of tables are loaded."""
+    """Wraps the functions that write and read such graphs; once, when the ops are loaded."""
     builder: Any = tf.compat.v1.saved_model.Builder
     for name in ("add_meta_graph_and_variables", "add_meta_graph"):
         setattr(builder, name, _writing(getattr(builder, name), name))
@@ -41,7 +40,7 @@ def refuse() -> None:
 def _writing(own, what):
     @functools.wraps(own)
     def add(self, *args, **kwargs):
-        # Not the session's graph: both write the default one.
+        # Not the session's graph: both functions write the default one.
         operations = tf.compat.v1.get_default_graph().get_operations()
         names = [op.name.rpartition("/")[0] for op in operations if op.type == _TABLE]
         if names:

@@ -1,4 +1,4 @@
-"""The dtypes that rows may have: in a table, and with their gradients between ranks."""
+"""The dtypes of rows: in a table, and (with their gradients) between ranks."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def check(dtype: Any, where: str = "", argument: str = "wire_dtype") -> str | None:
-    """The name of a dtype, or None for float32 and None; ValueError unless it is one of those.
+    """The name of a dtype; None for None and float32. ValueError unless it is in `DTYPES`.
 
     Args:
         dtype: A dtype of TensorFlow or NumPy, or its name.
-        where: Which table, layer or lookup it is of, for the error.
-        argument: As which it was given.
+        where: Its table, layer or lookup, for the error.
+        argument: Its name in the error.
     """
     if dtype is None:
         return None
     name = None
-    if not isinstance(dtype, int):  # TensorFlow would take it for a dtype's number
+    if not isinstance(dtype, int):  # TensorFlow would take it for the number of a dtype
         try:
             name = tf.as_dtype(dtype).name
         except (TypeError, ValueError):

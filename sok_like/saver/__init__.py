@@ -1,4 +1,4 @@
-"""Holds `Saver`, the module, at the path SOK 1.x published it."""
+"""Holds the module `Saver`, at SOK 1.x's published path."""
 
 import importlib
 from typing import Any

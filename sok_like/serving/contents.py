@@ -1,10 +1,10 @@
-"""The tables of a model, gathered from the ranks into variables of rank 0.
+"""Gathers the tables of a model from the ranks into variables of rank 0.
 
     keys    every rank =keys=> rank 0 puts them into buckets
-    rows    every rank =some rows at a time=> rank 0 writes them to their places
+    rows    every rank =some rows at a time=> rank 0 writes them to their positions
 
-Rank 0 needs room for the index and all rows in their exported dtype, 64 MiB of rows in flight, and
-while a table is placed some 60 bytes per key; every rank for a copy of its own rows.
+Rank 0 needs memory for the index and all rows in their exported dtype, 64 MiB of rows in transit,
+and about 60 bytes per key of the table being placed. Every rank needs a copy of its own rows.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from sok_like.runtime.agreement import all_or_none, send
 from sok_like.table import buckets
 from sok_like.table.variable import EmbeddingVariable, unwrap
 
-# Bytes of rows that the ranks send at a time, together.
+# Bytes of rows that all ranks together send at once.
 CHUNK_BYTES = 64 * 2**20
 
 
 def variables_of(model: Any) -> list[Any]:
-    """The model's variables, and what else it tracks that is one; each once."""
+    """The model's variables, including other variables that it tracks; each once."""
     found: dict[int, Any] = {}
     listed = getattr(model, "variables", ())
     for variable in [*listed, *_tracked(model)]:
@@ -39,7 +39,7 @@ def variables_of(model: Any) -> list[Any]:
 
 
 def holders_of(model: Any) -> Iterator[Any]:
-    """Layers whose tables are spread over ranks in their own way: they have `whole_for_export`."""
+    """Layers that spread their tables over ranks themselves: they have `whole_for_export`."""
     seen = set()
     layers = getattr(model, "_flatten_layers", lambda: ())()
     for item in [*layers, *_tracked(model)]:
@@ -69,7 +69,7 @@ def stock_table(variable: EmbeddingVariable, row_dtype: str, initial: bool) -> S
         _sent(keys[at : at + step], communicator, name) for at in range(0, max(numbers), step)
     ]
     made: list[StockTable] = []
-    positions: list[np.ndarray] = []  # by chunk: where its rows go
+    positions: list[np.ndarray] = []  # by chunk: the positions of its rows
 
     def make():
         if communicator.rank != 0:
@@ -90,7 +90,7 @@ def stock_table(variable: EmbeddingVariable, row_dtype: str, initial: bool) -> S
 
     problems: list[ValueError] = []
     for number, at in enumerate(range(0, max(numbers), step)):
-        # Also after a problem: the other ranks send all chunks.
+        # Continues after a problem, because the other ranks send all chunks.
         chunk = _sent(rows[at : at + step].reshape(-1), communicator, name)
         if made and not problems:
             try:
@@ -107,13 +107,13 @@ def stock_table(variable: EmbeddingVariable, row_dtype: str, initial: bool) -> S
 
 
 def _sent(block, communicator, name):
-    """Blocks of all ranks on rank 0, in rank order."""
+    """The ranks' blocks on rank 0, in rank order."""
     return block if communicator.world_size == 1 else send(block, communicator, False, name)
 
 
 @contextlib.contextmanager
 def held_whole(variables: Iterable[Any]) -> Iterator[None]:
-    """A context in which variables that are sharded over ranks are read as whole ones.
+    """A scope in which variables that are sharded over ranks are read whole.
 
     Every rank must enter it; the whole value is gathered on all of them.
     """

@@ -3,10 +3,10 @@
     every rank   agree on the call | gather each table on rank 0 |      raise what rank 0 raised
     rank 0                                                       | trace, check, write |
 
-The model's functions are traced anew in a context in which every lookup is stock ops on plain
-variables (`sok_like/lookup/exporting.py`). So padding, combiners, weights and inputs of any kind
-are what the layers make of them. What was traced is then searched for ops that stock TensorFlow
-does not have.
+The model's functions are traced again in a scope in which every lookup uses stock ops on plain
+variables (`sok_like/lookup/exporting.py`). So padding, combiners, weights and inputs of all kinds
+work as in the layers. The traced graph is then searched for ops that stock TensorFlow does not
+have.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sok_like.table.variable import EmbeddingVariable
 
 MISSING = ("zeros", "initial")
 
-# Ops that stock TensorFlow has and that call into this process.
+# Ops of stock TensorFlow that call into this process.
 _PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 
 
@@ -42,31 +42,31 @@ def export_saved_model(
 ) -> None:
     """Writes a SavedModel that TensorFlow 2 and TensorFlow Serving load without this package.
 
-    Every rank must call this, with the same arguments. Rank 0 writes; the other ranks may see
-    another file system. It computes what the model does with `training=False`, to the bit if
-    `row_dtype` is "float32" and `missing` is "initial".
+    Every rank must call this, with the same arguments. Rank 0 writes; other ranks may have another
+    file system. The SavedModel computes what the model does with `training=False`, with the same
+    bits if `row_dtype` is "float32" and `missing` is "initial".
 
     Args:
         model: A Keras model or layer that has been called once, or a tf.Module.
-        path: Folder of the SavedModel. A SavedModel that is there is replaced when the new one is
+        path: Folder of the SavedModel. An existing SavedModel is replaced when the new one is
             complete.
-        missing: What a key reads that has no row: "zeros", or "initial" for the row that training
+        missing: What a key without a row reads: "zeros", or "initial" for the row that training
             would give it.
-        row_dtype: "float32", "bfloat16", or "int8" with a scale per row.
-        signatures: What is exported, as "serving_default" unless it has names:
+        row_dtype: "float32", "bfloat16", or "int8" with one scale per row.
+        signatures: What to export; it is called "serving_default" unless it has names:
             None: a Keras model with `inputs`, or the tf.functions of a tf.Module that have an
             `input_signature`, `__call__` as "serving_default";
-            the input of the model, as specs or as tensors whose first axis is the batch, in the
-            structure that the model is called with;
+            the inputs of the model, as specs or as tensors whose first axis is the batch, in the
+            structure with which the model is called;
             a dictionary from names to tf.functions that have an `input_signature`.
 
-    A signature takes and returns tensors by name. A ragged input `x` is `x_values` and
-    `x_row_splits`; a sparse one `x_indices`, `x_values` and `x_dense_shape`.
+    A signature takes and returns tensors by name. A ragged input `x` becomes `x_values` and
+    `x_row_splits`; a sparse one becomes `x_indices`, `x_values` and `x_dense_shape`.
 
     Raises:
-        ValueError: an argument is out of range, or the model has a part that cannot be exported;
-            the message names it. On all ranks.
-        TypeError: `model` is of another type.
+        ValueError: an argument is out of range, or a part of the model cannot be exported; names
+            it. On all ranks.
+        TypeError: `model` has another type.
         RuntimeError: TensorFlow is not executing eagerly.
     """
     communicator = comm.current()
@@ -130,7 +130,7 @@ def _write(model, path, functions, module, what):
     for name, function in concrete.items():
         _check_ops(function.graph, name)
     read = {id(v): v for function in concrete.values() for v in function.graph.variables}
-    # What stands for these is among the tables and the whole variables.
+    # The replacements of spread variables are among the tables and the whole variables.
     module.captured = [v for v in read.values() if not contents.is_spread(v)]
     module.resources = [
         item
@@ -141,7 +141,7 @@ def _write(model, path, functions, module, what):
     try:
         tf.saved_model.save(module, aside, signatures=concrete)
         _move(aside, path)
-    except AssertionError as error:  # TensorFlow's for a resource that the module does not hold
+    except AssertionError as error:  # a resource that the module does not hold
         raise ValueError(
             f"`model` uses a resource that none of its attributes holds, so it cannot be exported: "
             f"{error}"
@@ -163,10 +163,10 @@ def _traced(each, what):
 
 
 class _OwnTraces:
-    """Save options by which the tf.functions within a model are traced anew.
+    """Save options that make TensorFlow trace the tf.functions within a model again.
 
-    A trace made before holds this package's ops, or the tables of another export. TensorFlow keeps
-    one trace for each policy of a SavedModel's variables, and this one is equal to no other.
+    Earlier traces have this package's ops, or tables of another export. TensorFlow keeps one trace
+    per policy of a SavedModel's variables, and this policy is equal to no other.
     """
 
     def __init__(self):
@@ -174,7 +174,7 @@ class _OwnTraces:
 
 
 def _check_ops(graph, name):
-    """ValueError if the graph, or a function that it calls, has an op that is not TensorFlow's."""
+    """ValueError if the graph, or a function that it calls, has an op that TensorFlow lacks."""
     places = [(node.name, node.op) for node in graph.as_graph_def().node]
     for function in graph.as_graph_def().library.function:
         places += [(f"{function.signature.name}/{n.name}", n.op) for n in function.node_def]
@@ -198,7 +198,7 @@ def _check_path(path):
 
 
 def _move(aside, path):
-    """Renames the complete SavedModel to its place, so that no one reads half of it."""
+    """Renames the complete SavedModel to its place, so that nobody reads an incomplete one."""
     gfile = tf.io.gfile
     old = f"{aside}.old"
     if gfile.exists(path):

@@ -1,7 +1,7 @@
-"""What of a model is exported: functions by name, and what each takes.
+"""Which functions of a model are exported, by name, and their inputs.
 
-A SavedModel's signatures take and return tensors by name. A ragged or sparse input is therefore
-its parts, and an output its parts or its place in the model's structure:
+A SavedModel's signatures take and return tensors by name. So a ragged or sparse value becomes its
+parts, and an output without a name is named by its position in the model's structure:
 
     {"user": ragged, "item": dense}   ->   user_values, user_row_splits, item
     [rows, rows]                      ->   output_0, output_1
@@ -32,7 +32,7 @@ class Signature(NamedTuple):
     Attributes:
         call: Takes `arguments` and returns any structure of tensors.
         arguments: A list, each item a structure of specs.
-        names: Names of the inputs that have none in the structure, in its order; or None.
+        names: Names of inputs that the structure does not name, in its order; or None.
     """
 
     call: Callable
@@ -44,7 +44,7 @@ def find(model: Any, signatures: Any) -> dict[str, Signature]:
     """The functions to export, by name.
 
     Raises:
-        ValueError: `signatures` is of another kind, or is needed and missing.
+        ValueError: `signatures` is of another kind, or is missing but needed.
     """
     if signatures is not None and not _is_by_name(signatures):
         structure = tf.nest.map_structure(_as_spec, signatures)
@@ -125,7 +125,7 @@ def _of_function(name, function):
 
 
 def _of_keras(model):
-    """Structure of specs and names of the inputs of a Keras model; None where it is not known."""
+    """Structure of specs, and names, of a Keras model's inputs; None if they are not known."""
     inputs = getattr(model, "inputs", None)
     if inputs:
         structure = getattr(model, "_inputs_struct", None)
@@ -136,7 +136,7 @@ def _of_keras(model):
         leaves = tf.nest.flatten(structure)
         names = [re.sub(r":\d+$", "", leaf.name) for leaf in leaves]
         return tf.nest.map_structure(_as_spec, structure), names
-    if hasattr(model, "save_spec") and model.save_spec() is not None:  # tf_keras, once called
+    if hasattr(model, "save_spec") and model.save_spec() is not None:  # tf_keras, after a call
         arguments, _ = model.save_spec()
         return (arguments[0] if arguments else None), None
     return None, None
@@ -151,7 +151,7 @@ def _inference(model):
 
 
 def _as_spec(value):
-    """A spec of a KerasTensor, tensor or spec; the batch is not fixed."""
+    """The spec of a KerasTensor, tensor or spec, with a variable batch."""
     if isinstance(value, _SPECS) or not hasattr(value, "shape"):
         return value
     if isinstance(value, tf.RaggedTensor):
@@ -200,7 +200,7 @@ def _whole(spec, tensors):
 
 
 def _outputs(structure):
-    """Tensors by name."""
+    """The outputs as tensors by name."""
     leaves = _leaves(structure)
     named = isinstance(structure, Mapping)
     found = {}
@@ -229,7 +229,7 @@ def _leaves(structure, path=()):
 
 
 def _of_path(path):
-    """The path as a name: ("0", "user") -> "user", ("0", "1") -> "args_1"."""
+    """The name of a path: ("0", "user") -> "user", ("0", "1") -> "args_1"."""
     steps = path[1:] if len(path) > 1 and path[0].isdigit() else path
     text = re.sub(r"\W", "_", "_".join(steps))
     return f"args_{text}" if text[:1].isdigit() else text

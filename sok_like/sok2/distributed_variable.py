@@ -4,7 +4,7 @@
     "distributed"        rows r, r + n, r + 2 n, ...
     "localized:#"        all rows if r is #, else none
 
-What a rank holds is an ordinary resource variable `[rows here, dim]`: any optimizer of TensorFlow
+A rank's part is an ordinary resource variable `[rows here, dim]`: any optimizer of TensorFlow
 trains it, and reading it reads this rank's rows. `lookup_sparse` and `all2all_dense_embedding` find
 rows of all ranks.
 """
@@ -33,19 +33,19 @@ _count = itertools.count()
 
 
 def Variable(*args: Any, mode: str | None = None, **kwargs: Any) -> Any:
-    """A variable spread over ranks.
+    """A dense variable whose rows are spread over ranks.
 
     Args:
-        *args, **kwargs: As of `tf.Variable`: `initial_value`, `trainable`, `name`, `dtype`, ... The
-            initial value `[rows, dim]` is that of the whole table, the same on all ranks; `[dim]`
-            is one row. Without one, `shape=[rows, dim]` and `initializer` make it.
-        mode: "distributed" (None is the same) or "localized:#" with the number of a rank.
+        *args, **kwargs: As for `tf.Variable`: `initial_value`, `trainable`, `name`, `dtype`, ...
+            The initial value `[rows, dim]` is that of the whole table, the same on all ranks;
+            `[dim]` is one row. Without one, `shape=[rows, dim]` and `initializer` make it.
+        mode: "distributed" (or None), or "localized:#" with the number of a rank.
 
     Returns:
         This rank's part, a tf.Variable `[rows here, dim]`; `.global_shape` is that of the table.
 
     Raises:
-        ValueError: another mode or shape, or a rank that does not exist.
+        ValueError: a mode or shape is not one of these, or the rank does not exist.
         RuntimeError: `init` has not been called.
     """
     home = home_of(mode)
@@ -55,10 +55,10 @@ def Variable(*args: Any, mode: str | None = None, **kwargs: Any) -> Any:
 
 
 def home_of(mode: str | None) -> int | None:
-    """The rank of mode "localized:#", None for "distributed" and None.
+    """The rank of mode "localized:#"; None for "distributed" and None.
 
     Raises:
-        ValueError: another mode, or a rank that does not exist.
+        ValueError: the mode is not one of these, or the rank does not exist.
     """
     world_size = comm.current().world_size
     if mode is None or mode == "distributed":
@@ -73,7 +73,7 @@ def home_of(mode: str | None) -> int | None:
 
 
 class ShardedVariable(ResourceVariable):
-    """This rank's rows of a dense table: what the two kinds share."""
+    """This rank's rows of a dense table: the common part of the two kinds."""
 
     _keras_variable: Any = None
 
@@ -147,8 +147,8 @@ class ShardedVariable(ResourceVariable):
         here = self._rows_here()
         by_row = _by_row(initializer, dim, rows)
         if by_row is not None and tf.compat.v1.executing_eagerly_outside_functions():
-            # As rows of tables are drawn: the same on any number of ranks, and no rank makes those
-            # of the others.
+            # Drawn like rows of tables: the same on any number of ranks, and no rank draws the
+            # others' rows.
             with tf.init_scope():
                 drawn = EmbeddingVariable(
                     dim, name=self._table_name, initializer=by_row, trainable=False
@@ -166,14 +166,14 @@ class ShardedVariable(ResourceVariable):
             )
 
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        """Rows by their number in this rank's part; norms know their gradient for a part's."""
+        """Rows by their number in this rank's part; norms recognize the gradient as a part's."""
 
         @tf.custom_gradient
         def read(indices):
             rows = super(ShardedVariable, self).sparse_read(indices, name)
 
             def back(gradient, variables=None):
-                if not variables:  # it is not trainable
+                if not variables:  # not trainable
                     return None
                 flat = tf.reshape(indices, [-1])
                 values = tf.reshape(gradient, [tf.size(flat), self.dim])
@@ -186,7 +186,7 @@ class ShardedVariable(ResourceVariable):
 
     @property
     def table_name(self) -> str:
-        """The name that was given, and what errors call the table."""
+        """The given name, which errors use, too."""
         return self._table_name
 
     @property
@@ -196,12 +196,12 @@ class ShardedVariable(ResourceVariable):
 
     @property
     def dim(self) -> int:
-        """Columns of the table."""
+        """Number of columns of the table."""
         return self._global_shape[1]
 
     @property
     def owner(self) -> int:
-        """Where its rows are, as `sok_like.lookup.exchange` says it."""
+        """The owner of its rows, as `sok_like.lookup.exchange` expects it."""
         return BY_KEY if self._home is None else self._home
 
     @property
@@ -216,18 +216,18 @@ class ShardedVariable(ResourceVariable):
 
     @property
     def target_gpu(self) -> int:
-        """The rank that holds all rows; -1 where each rank holds some."""
+        """The rank that holds all rows; -1 if each rank holds some."""
         return -1 if self._home is None else self._home
 
     def key_map(self, indices: Any) -> Any:
-        """Rows of the part of the rank that has rows `indices` of the table."""
+        """The row numbers, within their rank's part, of rows `indices` of the table."""
         return indices // self._world_size if self._home is None else indices
 
     def as_weight(self) -> Any:
         """This variable as a weight of a layer: `self.table = variable.as_weight()`.
 
-        Keras 3 tracks only variables of its own, so there it is one that holds this one, the same
-        one each time. tf_keras tracks this one as it is.
+        Keras 3 tracks only its own variables, so there it is one of them that holds this variable,
+        the same one each time. tf_keras tracks this variable as it is.
         """
         keras_files.install()
         if not is_keras_3():
@@ -243,7 +243,7 @@ class ShardedVariable(ResourceVariable):
 
 
 class DistributedVariable(ShardedVariable):
-    """Rows r, r + n, r + 2 n, ... on rank r of n. Arguments as of `Variable`."""
+    """Rows r, r + n, r + 2 n, ... are on rank r of n. Arguments as for `Variable`."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         if kwargs.get("target_gpu") is not None:
@@ -252,19 +252,19 @@ class DistributedVariable(ShardedVariable):
 
 
 class LocalizedVariable(ShardedVariable):
-    """All rows on rank `target_gpu`, none on the others. Other arguments as of `Variable`."""
+    """All rows are on rank `target_gpu`, none on others. Other arguments as for `Variable`."""
 
     def __init__(self, *args: Any, target_gpu: int, **kwargs: Any):
         super().__init__(*args, target_gpu=target_gpu, **kwargs)
 
 
 def is_static(variable: Any) -> bool:
-    """Whether a variable is one of `Variable`, also as Keras 3 wraps it."""
+    """Whether a variable was made by `Variable`, even if Keras 3 has wrapped it."""
     return isinstance(plain(variable), ShardedVariable)
 
 
 def plain(variable: Any) -> Any:
-    """The table inside a Keras 3 variable; anything else as it is."""
+    """The table inside a Keras 3 variable; other objects unchanged."""
     inner = getattr(variable, "_value", None)
     return inner if isinstance(inner, ShardedVariable) else unwrap(variable)
 
@@ -300,7 +300,7 @@ def _checked_shape(shape, initializer, name):
 
 
 def _by_row(initializer, dim, rows):
-    """The same distribution without a shape to fill; None where elements depend on their place."""
+    """The same distribution without a shape; None if elements depend on their position."""
     if not isinstance(initializer, str) and not hasattr(initializer, "get_config"):
         return None  # a function
     drawn, known = row_initializer(initializer, dim, rows), tf.keras.initializers

@@ -2,14 +2,14 @@
 
     <table>-key                      keys
     <table>-weight                   rows, in the order of the keys
-    <table>-<optimizer>-<slot>       one slot of these rows
-    <table>-<optimizer>-iterations   the optimizer's steps; SOK 2.x knows no such file
+    <table>-<optimizer>-<slot>       one slot variable of these rows
+    <table>-<optimizer>-iterations   the optimizer's number of steps; SOK 2.x has no such file
 
-Each begins with a head of 296 bytes, texts filled up with spaces on the left, integers big-endian:
+Each begins with a head of 296 bytes; texts are padded with spaces on the left, integers big-endian:
 
     256  table | 4  kind: 0 key, 1 rows, 2 slot | 32  slot | 4  dtype, see `_DTYPES`
 
-The numbers behind it are little-endian. A name has "_" in the place of punctuation.
+The numbers after it are little-endian. In names "_" replaces punctuation.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DTYPES = (
 
 
 def stem(name: str) -> str:
-    """The name of a variable as its files have it."""
+    """The name of a variable as it appears in file names."""
     return name.translate({ord(letter): "_" for letter in string.punctuation})
 
 
@@ -45,7 +45,7 @@ def head(table: str, kind: int, slot: str, dtype: Any) -> bytes:
     """The head of a file.
 
     Raises:
-        ValueError: a text that does not fit, or a dtype that files do not have.
+        ValueError: a text is too long, or files cannot have the dtype.
     """
     numbers = [i for i, known in enumerate(_DTYPES) if np.dtype(known) == np.dtype(dtype)]
     if not numbers:
@@ -62,11 +62,11 @@ def head(table: str, kind: int, slot: str, dtype: Any) -> bytes:
 
 
 def read(path: pathlib.Path, kind: int, dim: int | None = None) -> np.ndarray:
-    """The items of a file: `[num_items]`, or `[num_items, dim]` mapped into memory.
+    """The items of a file: `[num_items]`, or `[num_items, dim]` memory-mapped.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is no file of that kind, or was cut off.
+        FileNotFoundError: the file is missing.
+        ValueError: the file is of another kind, or truncated.
     """
     size = path.stat().st_size
     with open(path, "rb") as file:

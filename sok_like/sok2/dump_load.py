@@ -1,8 +1,8 @@
 """`dump` and `load` of SOK 2.x, on any number of ranks.
 
-Each rank writes its part of every file, of which rank 0 publishes all when the last part is there.
-On the way back each rank keeps the keys it holds, so a dump of 4 ranks loads on 1, 3 or 64. An
-error of one rank is raised on all, and leaves all files and variables as they were.
+Each rank writes its part of every file; rank 0 publishes the files when all parts are there. On the
+way back each rank keeps the keys it holds, so a dump of 4 ranks can be loaded on 1, 3 or 64. An
+error on one rank raises on all ranks, and leaves all files and variables unchanged.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from sok_like.table.shard_file import sync_folder
 
 
 def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None) -> None:
-    """Writes tables, and what an optimizer keeps for their rows, into files of SOK 2.x's format.
+    """Writes tables and the optimizer's slots of their rows into files of SOK 2.x's format.
 
-    Every rank must call it, with a folder that all share.
+    Every rank must call it, with a folder that all ranks share.
 
     Args:
-        path: Folder; made where it is missing.
-        dump_vars: A variable of this package or a list of them; files are named after variables.
-        optimizer: None, an OptimizerWrapper or SGD, or, of tables of `Variable` only, one of
-            `tf_keras.optimizers.legacy`; also in a list of one.
+        path: Folder; created if it is missing.
+        dump_vars: A variable of this package or a list of them; files have the variables' names.
+        optimizer: None, an OptimizerWrapper or SGD, or, if all tables are of `Variable`, one of
+            `tf_keras.optimizers.legacy`; or a list with one of these.
 
     Raises:
-        TypeError: a variable or an optimizer of another kind.
-        ValueError: two variables of one name.
-        RuntimeError: in a graph; a rank could not write, or the folder is not shared.
+        TypeError: a variable or the optimizer is of another kind.
+        ValueError: two variables have the same name, or there are several optimizers.
+        RuntimeError: in a graph; a rank could not write; the folder is not shared.
     """
     folder, communicator = pathlib.Path(path), comm.current()
     dumped = _dumped("dump", dump_vars, optimizer)
     parts: list[tuple[str, bytes, np.ndarray]] = []
-    owners: dict[str, str] = {}  # the tables of the files
+    owners: dict[str, str] = {}  # the table of each file
 
     def count():
         for table in dumped:
@@ -93,21 +93,21 @@ def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None) -> None
 
 
 def load(path: str | os.PathLike, load_vars: Any, optimizer: Any = None) -> None:
-    """Reads what `dump` wrote here or in SOK 2.x, on any number of ranks; every rank must call it.
+    """Reads what `dump` wrote, here or in SOK 2.x, on any number of ranks; every rank must call it.
 
-    Keys of a DynamicVariable that the files do not have stay as they are.
+    Keys of a DynamicVariable that are not in the files are unchanged.
 
     Args:
         path: Folder.
-        load_vars, optimizer: As of `dump`. The names must be those that were dumped.
+        load_vars, optimizer: As in `dump`. The names must be those that were dumped.
 
     Raises:
-        TypeError: a variable or an optimizer of another kind.
-        ValueError: two variables of one name.
-        RuntimeError: in a graph; a file is missing, damaged, or does not fit the variable.
-        tf.errors.ResourceExhaustedError: a table has no room for its keys. After each of these all
-            variables are as they were. Where memory ends while rows are written, the error names
-            the variables that are loaded.
+        TypeError: a variable or the optimizer is of another kind.
+        ValueError: two variables have the same name, or there are several optimizers.
+        RuntimeError: in a graph; or a file is missing, damaged, or does not fit the variable.
+        tf.errors.ResourceExhaustedError: a table cannot hold all keys. These errors change no
+            variable. If memory runs out while rows are written, the error names the variables that
+            were loaded.
     """
     folder, communicator = pathlib.Path(path), comm.current()
     dumped = _dumped("load", load_vars, optimizer)
@@ -145,7 +145,7 @@ def _dumped(call, variables, optimizer):
         optimizer = optimizer[0] if optimizer else None
     variables = list(variables) if isinstance(variables, (list, tuple)) else [variables]
     if optimizer is not None:
-        optimizer_name(optimizer)  # raises for another kind
+        optimizer_name(optimizer)  # raises if it is of another kind
     dumped = [Dumped(variable, optimizer) for variable in variables]
     names = [table.stem for table in dumped]
     if len(set(names)) < len(names):

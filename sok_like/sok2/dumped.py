@@ -1,4 +1,4 @@
-"""One variable as `dump` and `load` see it: keys, rows and slots of this rank in NumPy."""
+"""A variable as `dump` and `load` see it: keys, rows and slots of this rank, in NumPy."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sok_like.sok2.optimizer import SGD, OptimizerWrapper, legacy_name, static_s
 from sok_like.table.export_assign import held_here
 from sok_like.table.variable import is_embedding_variable, unwrap
 
-# Optimizers of tf.compat.v1.train by the name of Keras' that has their formula.
+# Optimizers of tf.compat.v1.train, by Keras' name of the same formula.
 _V1 = {"GradientDescent": "SGD", "Momentum": "SGD"}
 
 
 class Content(NamedTuple):
-    """What `Dumped.read` found for this rank."""
+    """The result of `Dumped.read` for this rank."""
 
     keys: np.ndarray  # int64 [num_keys]
     rows: np.ndarray  # [num_keys, dim]
@@ -30,10 +30,10 @@ class Content(NamedTuple):
 
 
 class Dumped:
-    """A variable and the optimizer whose slots go with it.
+    """A variable and the optimizer whose slots are dumped with it.
 
     Raises:
-        TypeError: no variable of this package, or an optimizer that does not train it.
+        TypeError: it is not a variable of this package, or the optimizer does not train it.
     """
 
     def __init__(self, variable: Any, optimizer: Any):
@@ -56,7 +56,7 @@ class Dumped:
     # ---- to files ----
 
     def parts(self) -> list[tuple[str, bytes, np.ndarray]]:
-        """This rank's part of each file: (name, head, items), the same files on all ranks."""
+        """This rank's part of each file: (name, head, items); all ranks have the same files."""
         if self._static:
             keys, rows = self._variable._rows_here(), self._variable.numpy()
         else:
@@ -96,7 +96,7 @@ class Dumped:
         slot = self._slot(name)
         if self._static:
             return slot.numpy()
-        if is_embedding_variable(slot):  # a row that had no update yet has none
+        if is_embedding_variable(slot):  # a row without an update has no slots yet
             return slot.find(keys.view(np.int64) if keys.dtype == np.uint64 else keys)[0].numpy()
         return export(slot)[1].numpy()
 
@@ -115,7 +115,7 @@ class Dumped:
     # ---- from files ----
 
     def read(self, folder: pathlib.Path) -> Content:
-        """This rank's part of what is in a folder.
+        """Reads this rank's part of the files in a folder.
 
         Raises:
             FileNotFoundError: a file is missing.
@@ -148,7 +148,7 @@ class Dumped:
     def _slot_file(self, folder, name):
         path = folder / self._file(files.SLOT, name)
         if not path.exists() and optimizer_name(self._optimizer) == "Adamax":
-            # The name that SOK 2.x gave Adamax' files.
+            # The name that SOK 2.x gives to Adamax' files.
             return folder / files.file_name(self.stem, files.SLOT, "Adam", name)
         return path
 
@@ -179,7 +179,7 @@ class Dumped:
         return np.flatnonzero(held_here(variable, tf.constant(signed)).numpy())
 
     def check_room(self, content: Content) -> None:
-        """ResourceExhaustedError where the tables cannot take all keys of what `read` returned."""
+        """Raises ResourceExhaustedError if the tables cannot hold all keys that `read` returned."""
         if self._static:
             return
         slots = [self._slot(name) for name in content.slots] if self._by_rows() else []
@@ -187,7 +187,7 @@ class Dumped:
             _check_room(unwrap(table), content.keys)
 
     def take(self, content: Content) -> None:
-        """Writes what `read` returned into the variable, its slots and the optimizer's step."""
+        """Writes the content from `read` into the variable, its slots and the optimizer's step."""
         if self._static:
             self._variable.assign(content.rows)
             for name, values in content.slots.items():
@@ -221,7 +221,7 @@ def _check_room(table, keys, chunk=2**20):
     stats = table.stats()
     if not stats.max_capacity:
         return
-    if table.keeps_records:  # keys that are not in the file make room
+    if table.keeps_records:  # keys that are not in the file may be evicted
         needed = len(keys)
     else:
         parts = (keys[at : at + chunk] for at in range(0, len(keys), chunk))
@@ -237,7 +237,7 @@ def _check_room(table, keys, chunk=2**20):
 
 
 def optimizer_name(optimizer: Any) -> str:
-    """What files call an optimizer.
+    """The optimizer's name in files.
 
     Raises:
         TypeError: it is neither one of this package nor one of tf_keras' legacy ones.

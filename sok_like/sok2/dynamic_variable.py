@@ -1,10 +1,10 @@
 """`DynamicVariable`, `export` and `assign` of SOK 2.x: a hash table that grows.
 
     var_type    here
-    "hbm"       grows without a bound, or up to `max_capacity` keys on a rank; then it raises
-    "hybrid"    holds `max_capacity` keys on a rank; then the key seen longest ago makes room
+    "hbm"       grows without a limit, or up to `max_capacity` keys per rank; then it raises
+    "hybrid"    holds `max_capacity` keys per rank; then the key seen longest ago is evicted
 
-Both are an EmbeddingVariable, in the memory of the device that TensorFlow gives its variables.
+Both are EmbeddingVariables, in the memory of the device that TensorFlow gives its variables.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.lookup import by_key as by_key  # so that tables can be looked up by key
+from sok_like.lookup import by_key as by_key  # makes tables readable by key
 from sok_like.runtime import comm, native
 from sok_like.runtime.checks import as_integer, wrong_argument
 from sok_like.runtime.initialize import ensure_initialized
@@ -30,10 +30,10 @@ _count = itertools.count()
 
 _VAR_TYPES = ("hbm", "hybrid")
 _HYBRID_CAPACITY = 64 * 2**20
-# Evicted rows that a rank keeps for `sparse_read_and_evict`.
+# Number of evicted rows that a rank keeps for `sparse_read_and_evict`.
 _MOST_KEPT = 2**16
 _SCORES = {"kLru": "lru", "kLfu": "lfu", "kCustomized": "custom"}
-# Layout of HierarchicalKV's buckets and of its split between two memories; no result depends on it.
+# Layout of HierarchicalKV's buckets and its division of memory; results do not depend on it.
 _LAYOUT = (
     *("max_hbm_for_vectors", "max_bucket_size", "max_load_factor", "block_size", "io_block_size"),
     *("device_id", "io_by_cpu", "reserved_key_start_bit", "num_of_buckets_per_alloc", "api_lock"),
@@ -41,36 +41,36 @@ _LAYOUT = (
 
 
 class DynamicVariable(EmbeddingVariable):
-    """A table whose rows are made when their keys are first looked up.
+    """A table whose rows are created when their keys are first looked up.
 
     Args:
-        dimension: Row width, at least 1.
+        dimension: Length of a row, at least 1.
         initializer: "random" (also None and ""; "hbm" draws from [0, 1), "hybrid" from a normal
-            distribution), "uniform" from [0, 1), "normal", "ones", "zeros", a number as a string,
-            or what `sok.EmbeddingVariable` takes.
-        var_type: "hbm" or "hybrid"; None is "hybrid".
-        name: Name of the table, the same on all ranks. Rows are drawn from it, and dumps are named
-            after it.
-        constraint: None.
-        trainable: Whether tapes watch the variable by themselves.
-        key_type: dtype of exported keys; "hybrid" has int64 only. None is int64.
+            distribution), "uniform" in [0, 1), "normal", "ones", "zeros", a number as a string, or
+            an initializer of `sok.EmbeddingVariable`.
+        var_type: "hbm" or "hybrid"; None: "hybrid".
+        name: Name of the table, the same on all ranks. Initial rows depend on it, and dumps have
+            this name.
+        constraint: Must be None.
+        trainable: Whether tapes watch the variable automatically.
+        key_type: Dtype of exported keys; "hybrid" has int64 only. None: int64.
         dtype: float32, or None for it.
-        mode: None spreads keys over ranks by `key % size`; "localized:#" keeps all of them on one.
-            Keys of such a table in a job of n ranks lie in `[0, 2**64 // n - 1)`.
-        init_capacity: Keys to make room for at once; None: none.
-        max_capacity: Most keys of a rank; None: no bound for "hbm", 2**26 for "hybrid".
-        evict_strategy: Of "hybrid": "kLru", "kLfu" or "kCustomized" (`assign_scores`).
-        filter_ratio: 1.0: every key gets a row.
+        mode: None spreads keys over ranks by `key % size`; "localized:#" keeps all of them on one
+            rank. Keys of such a table in a job of n ranks must be in `[0, 2**64 // n - 1)`.
+        init_capacity: Number of keys to allocate at once; None: none.
+        max_capacity: Maximum number of keys per rank; None: no limit for "hbm", 2**26 for "hybrid".
+        evict_strategy: For "hybrid": "kLru" (None), "kLfu" or "kCustomized" (`assign_scores`).
+        filter_ratio: Must be 1.0: every key gets a row.
         **kwargs: The layout of HierarchicalKV (`max_hbm_for_vectors`, `max_bucket_size`, ...),
-            which has no counterpart here: ignored, with a warning that names them.
+            which does not exist here: ignored, with a warning that names them.
 
     Raises:
-        ValueError: an argument out of its range.
-        TypeError: an unknown argument.
-        NotImplementedError: "hybrid" with other keys than int64, a dtype, constraint or filter that
-            rows cannot have.
+        ValueError: an argument is out of range.
+        TypeError: an argument is unknown.
+        NotImplementedError: "hybrid" with other keys than int64, or a dtype, constraint or filter
+            that is not supported.
 
-    It may be made without `init`, which is then called.
+    If `init` was not called, this calls it.
     """
 
     def __init__(
@@ -121,22 +121,22 @@ class DynamicVariable(EmbeddingVariable):
 
     @property
     def size(self) -> tf.Tensor:
-        """`[keys of this rank, dimension]`, int64 `[2]`."""
+        """`[number of keys on this rank, dimension]`, int64 `[2]`."""
         return self.total_count()
 
     @property
     def dimension(self) -> int:
-        """Floats in a row."""
+        """Floats per row."""
         return self.dim
 
     @property
     def key_type(self) -> tf.DType:
-        """dtype of exported keys."""
+        """Dtype of exported keys."""
         return self.key_dtype
 
     @property
     def handle_dtype(self) -> tf.DType:
-        """dtype of rows."""
+        """Dtype of rows."""
         return self.dtype
 
     @property
@@ -146,7 +146,7 @@ class DynamicVariable(EmbeddingVariable):
 
     @property
     def config_dict(self) -> dict[str, Any]:
-        """The arguments that were given behind `mode`."""
+        """The arguments that were given after `mode`."""
         return dict(self._config_dict)
 
     @property
@@ -161,7 +161,7 @@ class DynamicVariable(EmbeddingVariable):
 
     @property
     def target_gpu(self) -> int:
-        """The rank that holds all keys; -1 where each rank holds some."""
+        """The rank that holds all keys; -1 if each rank holds some."""
         return -1 if self.home is None else self.home
 
     @property
@@ -176,14 +176,13 @@ class DynamicVariable(EmbeddingVariable):
     # ---- rows ----
 
     def sparse_read(self, indices: Any, name: str | None = None) -> Any:
-        """Rows of keys over all ranks, with a gradient; every rank must call it.
+        """Rows of keys of all ranks, with a gradient; every rank must call it.
 
         Args:
             indices: Keys, integers of any shape.
 
         Returns:
-            float32, the shape of the keys plus a last axis `dimension`. Keys that were not there
-            are now.
+            float32, the shape of the keys plus a last axis `dimension`. Missing keys are inserted.
         """
         if self.home is None or self._world_size == 1:
             return super().sparse_read(indices, name)
@@ -195,16 +194,16 @@ class DynamicVariable(EmbeddingVariable):
         """Adds `sparse_delta.values` to the rows of the keys `sparse_delta.indices`.
 
         Args:
-            sparse_delta: tf.IndexedSlices with keys that this rank holds; equal keys add up. A key
-                that is not there gets its initial row first.
-            use_locking, name: Without a meaning here.
+            sparse_delta: tf.IndexedSlices with keys that this rank holds; values of equal keys are
+                added. A missing key first gets its initial row.
+            use_locking, name: Ignored.
 
         Returns:
-            Nothing when eager; the op in a graph.
+            None when eager; the op in a graph.
 
         Raises:
             TypeError: `sparse_delta` is not a tf.IndexedSlices.
-            tf.errors.InvalidArgumentError: a key of another rank.
+            tf.errors.InvalidArgumentError: another rank holds a key.
         """
         keys, values = self._delta(sparse_delta)
         delta = comm.distinct(tf.IndexedSlices(values, keys))
@@ -212,12 +211,12 @@ class DynamicVariable(EmbeddingVariable):
         return self._write(delta.indices, rows + delta.values)
 
     def scatter_sub(self, sparse_delta: Any, use_locking: bool = False, name: Any = None) -> Any:
-        """Subtracts `sparse_delta.values`; otherwise as `scatter_add`."""
+        """Subtracts `sparse_delta.values`; otherwise like `scatter_add`."""
         keys, values = self._delta(sparse_delta)
         return self.scatter_add(tf.IndexedSlices(-values, keys))
 
     def scatter_update(self, sparse_delta: Any, use_locking: bool = False, name: Any = None) -> Any:
-        """Writes `sparse_delta.values`, of equal keys the last; otherwise as `scatter_add`."""
+        """Writes `sparse_delta.values`, of equal keys the last; otherwise like `scatter_add`."""
         return self._write(*self._delta(sparse_delta))
 
     def _delta(self, sparse_delta):
@@ -274,10 +273,10 @@ class DynamicVariable(EmbeddingVariable):
 
 
 def export(var: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """Keys `[size]` and rows `[size, dimension]` of this rank, on the CPU, ascending by key.
+    """This rank's keys `[size]`, ascending, and rows float32 `[size, dimension]`, on the CPU.
 
     Args:
-        var: DynamicVariable, or a slot of `OptimizerWrapper.get_slot`.
+        var: DynamicVariable, or a slot from `OptimizerWrapper.get_slot`.
 
     Raises:
         TypeError: `var` is something else.
@@ -287,20 +286,20 @@ def export(var: Any) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def assign(var: Any, indices: Any, values: Any) -> Any:
-    """Writes rows by key, inserting missing keys; of equal keys the last wins.
+    """Writes rows by key and inserts missing keys; if keys repeat, the last row wins.
 
     Args:
-        var: DynamicVariable, or a slot of `OptimizerWrapper.get_slot`.
-        indices: `[num_keys]`, integers. Each rank takes those it holds and leaves the rest.
+        var: DynamicVariable, or a slot from `OptimizerWrapper.get_slot`.
+        indices: `[num_keys]`, integers. Each rank writes the keys it holds and ignores the rest.
         values: float32 `[num_keys, dimension]`.
 
     Returns:
-        `var` when eager, as 2.x says; the op in a graph.
+        `var` when eager, as in 2.x; the op in a graph.
 
     Raises:
         TypeError: `var` is something else, or keys are not integers.
-        tf.errors.InvalidArgumentError: shapes do not fit.
-        tf.errors.ResourceExhaustedError: the table cannot take all new keys; none was written.
+        tf.errors.InvalidArgumentError: the shapes do not fit.
+        tf.errors.ResourceExhaustedError: the table cannot hold all new keys; none was written.
     """
     assigned = getattr(var, "sok2_assign", None)
     if assigned is None:
@@ -345,7 +344,7 @@ def _check_layout(name, kwargs):
 
 
 def _bounds(name, var_type, max_capacity, evict_strategy):
-    """The arguments of an EmbeddingVariable that bound its keys."""
+    """The arguments of an EmbeddingVariable that limit its keys."""
     if var_type == "hbm":
         if evict_strategy is not None:
             raise ValueError(
@@ -365,7 +364,6 @@ def _bounds(name, var_type, max_capacity, evict_strategy):
 
 
 def _initializer(given, var_type):
-    """What an EmbeddingVariable draws rows from."""
     known = tf.keras.initializers
     if given is None or given in ("", "random"):
         given = "uniform" if var_type == "hbm" else "normal"

@@ -18,22 +18,22 @@ _DROPPED = PolicyCounts._fields.index("dropped")
 def sparse_read_and_evict(
     var: Any, indices: Any, name: str | None = None
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Rows of keys, and what had to leave a full table for them; every rank must call it.
+    """Rows of keys, and the rows evicted from a full table for them; every rank must call it.
 
     Args:
         var: DynamicVariable of var_type "hybrid".
-        indices: Keys, integers of any shape. Missing ones are inserted.
-        name: Names the ops in a graph.
+        indices: Keys, integers of any shape. Missing keys are inserted.
+        name: Name scope of the ops.
 
     Returns:
-        Rows, float32, the shape of the keys plus a last axis `dimension`, with a gradient; keys
-        `[num_evicted]` int64 and rows `[num_evicted, dimension]` that have left this rank since the
-        last call, by this or other lookups, oldest first.
+        Rows, float32, the shape of the keys plus a last axis `dimension`, with a gradient. Evicted
+        keys `[num_evicted]` int64 and rows `[num_evicted, dimension]` of this rank, since the last
+        call, by this or other lookups, oldest first.
 
     Raises:
         TypeError: `var` is not such a table.
-        tf.errors.InvalidArgumentError: this call evicted more rows than a rank keeps, 65,536 or
-            `max_capacity`; the oldest are lost.
+        tf.errors.InvalidArgumentError: this call evicted more rows than a rank keeps (65,536 or
+            `max_capacity` if that is less); the oldest are lost.
     """
     table = unwrap(var)
     if getattr(table, "backend_type", None) != "hybrid":
@@ -57,10 +57,10 @@ def _dropped(table):
 
 
 def incremental_model_dump(sok_vars: Any, time_threshold: Any, sess: Any = None) -> Any:
-    """Raises: a table knows the step of a key's last lookup, not the time.
+    """Raises: a table knows the step of a key's last lookup, but not its time.
 
     `rows = variable.export()` of a "hybrid" table has `keys`, `values` and `versions`, the step of
-    each key's last training lookup: keep those with `rows.versions >= step`.
+    each key's last training lookup: select those with `rows.versions >= step`.
 
     Raises:
         NotImplementedError: always.

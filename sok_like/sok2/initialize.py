@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.lookup import by_key as by_key  # so that its tables can be looked up by key
+from sok_like.lookup import by_key as by_key  # makes its tables readable by key
 from sok_like.runtime import comm
 from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.initialize import check_replicas, ensure_initialized
@@ -16,7 +16,7 @@ from sok_like.sok2.distributed_variable import is_static
 from sok_like.table.keras_variable import is_keras_3
 from sok_like.table.variable import is_embedding_variable
 
-# TensorFlow's version as SOK 2.x's scripts ask for it.
+# TensorFlow's version in the form that SOK 2.x's scripts use.
 tf_version = [int(part) for part in tf.__version__.split(".")[:2]]
 
 _COMM_TOOLS = ("horovod", "single")
@@ -25,17 +25,17 @@ _COMM_TOOLS = ("horovod", "single")
 def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
     """Initializes the package in this process.
 
-    Several processes need Horovod, which is initialised here unless the program has done so. A
-    second call with the same tool does nothing.
+    Several processes need Horovod, which this call initialises unless the program has done so. A
+    second call with the same tool has no effect.
 
     Args:
         comm_tool: "horovod"; with one process also "single".
-        use_legacy_optimizer: In SOK 2.x True put `tf.keras.optimizers.legacy` in the place of
-            `tf.keras.optimizers`. Here `OptimizerWrapper` takes both, so TensorFlow stays as it is;
-            under tf_keras a warning says so.
+        use_legacy_optimizer: In SOK 2.x, True replaced `tf.keras.optimizers` by
+            `tf.keras.optimizers.legacy`. Here `OptimizerWrapper` takes both, so TensorFlow is
+            unchanged; under tf_keras a warning says so.
 
     Raises:
-        ValueError: another tool, or "single" in a job of several processes.
+        ValueError: `comm_tool` is another tool, or "single" in a job of several processes.
         RuntimeError: within a `tf.distribute` strategy of several replicas.
     """
     if comm_tool not in _COMM_TOOLS:
@@ -60,7 +60,7 @@ def filter_variables(vars: Iterable[Any]) -> tuple[list[Any], list[Any]]:
     """Splits variables into those of this package and the others: `(sok_vars, other_vars)`.
 
     Args:
-        vars: Variables of both kinds, also as Keras 3 wraps them.
+        vars: Variables of both kinds, including those inside a variable of Keras 3.
     """
     sok_vars: list[Any] = []
     other_vars: list[Any] = []

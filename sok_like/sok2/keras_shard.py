@@ -1,4 +1,4 @@
-"""A `Variable` as a layer's weight under Keras 3, which tracks only variables of its own."""
+"""A `Variable` as a layer's weight under Keras 3, which tracks only its own variables."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from sok_like.lookup.local_variables import mark_local
 
 @functools.cache
 def keras_class():
-    """The class of Keras 3 variables that hold one of `Variable`."""
+    """The class of Keras 3 variables that hold a `Variable`."""
     import keras
 
     class KerasShardedVariable(keras.Variable):
-        """A Keras 3 variable whose value is one of `Variable`."""
+        """A Keras 3 variable whose value is a `Variable`."""
 
         def __init__(self, variable):
             self._given = variable

@@ -1,9 +1,9 @@
 """`lookup_sparse` and `all2all_dense_embedding` of SOK 2.x.
 
                      one rank                    several ranks
-    spread tables    group lookup                group lookup: two collectives, one back
-    dense tables     group lookup                exchange of dense tables: the same
-    localized        group lookup                together with those
+    spread tables    group lookup                group lookup: two collectives, and one back
+    dense tables     group lookup                exchange of dense tables: the same number
+    localized        group lookup                together with dense tables
 
 All tables of a kind travel together.
 """
@@ -39,28 +39,29 @@ def lookup_sparse(
 ) -> Any:
     """Rows of one or several tables, combined by sample; every rank must call it.
 
-    Missing keys of a DynamicVariable are inserted, but for a Keras call with `training=False`,
-    which reads their initial rows.
+    Missing keys of a DynamicVariable are inserted, except in a Keras call with `training=False`,
+    where their initial rows are read.
 
     Args:
-        params: A variable of this package or a list of them, of all kinds. One that is named twice
-            gets the sum of its gradients.
+        params: A variable of this package or a list of them, of any kind. The gradients of a
+            variable that occurs twice are added.
         sp_ids: A `tf.SparseTensor` `[batch, max_hotness]` or `tf.RaggedTensor` `[batch, None]` of
             integers, or a list with one for each of `params`.
         sp_weights: None, or floats of the kind and shape of `sp_ids`. A mean is divided by the sum
-            of the weights. They are a constant to the gradient.
+            of the weights. They are constant in the gradient.
         combiners: "mean", "sum" or "sqrtn", or a list with one for each of `params`; None: "mean".
-        use_low_frequency_filter: Takes tables of var_type "hybrid" only; their `filter_ratio`, 1.0,
-            admits every key, as it does without the filter.
+        use_low_frequency_filter: Only for tables of var_type "hybrid"; their `filter_ratio`, 1.0,
+            admits every key, as without the filter.
 
     Returns:
-        `[batch, dim]`, or a list of them if `sp_ids` is a list or a tuple. An empty sample, and one
-        whose weights add up to 0, gives zeros. The gradient of a row is the sum over all ranks.
+        `[batch, dim]` in the variable's dtype, or a list of these if `sp_ids` is a list or a tuple.
+        An empty sample, or one whose weights add up to 0, gives zeros. The gradient of a row is the
+        sum over all ranks.
 
     Raises:
-        TypeError: a variable, ids or weights of another kind.
-        ValueError: lists of different lengths, or another combiner.
-        tf.errors.InvalidArgumentError: an id outside its table; on every rank.
+        TypeError: a variable, ids or weights are of another kind.
+        ValueError: lists differ in length, or a combiner is unknown.
+        tf.errors.InvalidArgumentError: an id is outside its table; on every rank.
     """
     is_list = isinstance(sp_ids, (list, tuple))
     tables = [_table(param) for param in _as_list(params)]
@@ -82,19 +83,19 @@ def lookup_sparse(
 
 
 def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
-    """A row for each index; every rank must call it.
+    """One row per index; every rank must call it.
 
     Args:
         param: A variable of this package.
         indices: Integers of any shape.
 
     Returns:
-        The shape of the indices plus a last axis `dim`. The gradient of a row is the sum over all
-        ranks.
+        The shape of the indices plus a last axis `dim`, in the variable's dtype. The gradient of a
+        row is the sum over all ranks.
 
     Raises:
-        TypeError: a variable of another kind, or indices that are not dense integers.
-        tf.errors.InvalidArgumentError: an index outside its table; on every rank.
+        TypeError: the variable is of another kind, or indices are not dense integers.
+        tf.errors.InvalidArgumentError: an index is outside its table; on every rank.
     """
     table = _table(param)
     indices = tf.convert_to_tensor(indices)
@@ -149,7 +150,7 @@ def _check_filter(use_filter, tables):
 
 
 def _by_exchange(table):
-    """Whether a table's rows are found by `exchange_lookup`, and not by the lookup of its kind."""
+    """Whether `exchange_lookup` finds a table's rows, instead of the lookup of its kind."""
     if comm.current().world_size == 1 or exporting.current() is not None:
         return False
     return is_static(table) or table.home is not None
@@ -179,7 +180,7 @@ def _look_up(tables, ids, weights, combiners, name, training):
         flat, splits = as_keys(known.ragged.values), tf.cast(known.ragged.row_splits, tf.int64)
         features.append(_shard(tables[i], flat, splits, combiners[i], known.weights))
         batches.append(known.ragged.shape[0])
-    # After the other tables: where those fail they do so on all ranks.
+    # After the other tables: if those fail, they fail on all ranks.
     with tf.control_dependencies([outputs[i] for i in grouped]):
         found = _exchange(features, f"{name}_dense", training)
     for i, rows, batch in zip(exchanged, found, batches, strict=True):
@@ -188,7 +189,7 @@ def _look_up(tables, ids, weights, combiners, name, training):
 
 
 def _constant(weights):
-    """Weights without a gradient; what is neither ragged nor sparse raises later."""
+    """Weights without a gradient. Weights that are neither ragged nor sparse raise later."""
     if isinstance(weights, (tf.RaggedTensor, tf.SparseTensor)):
         return with_flat_values(weights, tf.stop_gradient(flat_values(weights)))
     return weights

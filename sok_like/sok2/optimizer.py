@@ -1,12 +1,12 @@
-"""`OptimizerWrapper` and `SGD` of SOK 2.x: they update the rows in a gradient, and no others.
+"""`OptimizerWrapper` and `SGD` of SOK 2.x: they update only the rows of a gradient.
 
-    optimizer                                     rows of a DynamicVariable by
+    optimizer                                     rows of a DynamicVariable are updated by
     SGD, Adagrad, Adam, AdamW, Ftrl of Keras;     a fused rule (`sok_like.optimizers.rules`), Adam
     SGD, Adam of tf_keras' legacy ones;           and momentum in their lazy form
     those of tf.compat.v1.train
     other legacy ones: Adamax, Adadelta, ...      the optimizer itself (`row_optimizer`)
 
-Variables of `Variable` are updated by the optimizer as it is, or not wrapped at all.
+A `Variable` is updated by the optimizer itself; the optimizer may also be used without a wrapper.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sok_like.sok2.row_optimizer import RowOptimizer
 from sok_like.sok2.slots import SlotRows
 from sok_like.table.variable import is_embedding_variable
 
-# Rule: the slots by Keras' names, and what the core calls them.
+# For each rule, the slots by Keras' names, and their names in the core.
 _SLOTS = {
     "sgd": {},
     "momentum": {"momentum": "momentum"},
@@ -33,7 +33,7 @@ _SLOTS = {
     "lazy_adam": {"m": "momentum", "v": "velocity"},
     "ftrl": {"accumulator": "accumulator", "linear": "linear"},
 }
-# tf_keras' legacy optimizers that a fused rule follows.
+# tf_keras' legacy optimizers for which there is a fused rule.
 _FUSED_LEGACY = ("SGD", "Adam")
 
 
@@ -46,18 +46,18 @@ class OptimizerWrapper:
             `tf.compat.v1.train`.
 
     Raises:
-        TypeError: another kind of optimizer.
-        ValueError: an optimizer or a setting that rows cannot follow.
+        TypeError: the optimizer is of another kind.
+        ValueError: rows cannot follow the optimizer or one of its settings.
     """
 
-    # So that setting any other attribute of the optimizer here raises, and is not ignored.
+    # Setting any other attribute of the optimizer here raises, instead of being ignored.
     __slots__ = ("__weakref__", "_iterations", "_optimizer", "_rows", "_view")
 
     def __init__(self, optimizer: Any):
         self._optimizer = optimizer
         self._rows: RowOptimizer | None = None
         self._view: Any = None
-        self._iterations: Any = None  # those of tf.compat.v1.train keep a count of their own
+        self._iterations: Any = None  # those of tf.compat.v1.train have their own counter
         if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
             with tf.init_scope():
                 self._iterations = tf.Variable(
@@ -78,12 +78,12 @@ class OptimizerWrapper:
 
     @property
     def optimizer(self) -> Any:
-        """The optimizer that was given."""
+        """The wrapped optimizer."""
         return self._optimizer
 
     @property
     def learning_rate(self) -> Any:
-        """The optimizer's learning rate; one that is set here is set there."""
+        """The optimizer's learning rate; setting it here sets it there."""
         for name in ("learning_rate", "_lr", "_learning_rate"):
             if hasattr(self._optimizer, name):
                 return getattr(self._optimizer, name)
@@ -103,7 +103,7 @@ class OptimizerWrapper:
 
     @property
     def iterations(self) -> Any:
-        """Steps that this wrapper has taken; None for optimizers of tf.compat.v1.train."""
+        """Steps of this wrapper, a variable; None for optimizers of tf.compat.v1.train."""
         return self._iterations
 
     def apply_gradients(
@@ -112,16 +112,16 @@ class OptimizerWrapper:
         """Takes one step.
 
         Args:
-            grads_and_vars: (gradient, variable) pairs; pairs without a gradient are left out.
-                Variables that are not of this package have their gradients averaged over ranks.
-            global_step: A variable that is increased by 1.
-            name: Names the op in a graph.
+            grads_and_vars: (gradient, variable) pairs; pairs without a gradient are skipped.
+                Gradients of variables that are not of this package are averaged over ranks.
+            global_step: A variable to increase by 1.
+            name: Name of the op in a graph.
 
         Returns:
             The op in a graph.
 
         Raises:
-            ValueError: no gradient at all.
+            ValueError: no variable has a gradient.
         """
         pairs = [(gradient, variable) for gradient, variable in grads_and_vars]
         if all(gradient is None for gradient, _ in pairs):
@@ -139,9 +139,9 @@ class OptimizerWrapper:
 
     @contextlib.contextmanager
     def _own_iterations(self):
-        """The optimizer may train other variables by itself: each of the two counts its steps."""
+        """Counts steps separately: the optimizer may train other variables by itself."""
         inner = getattr(self._optimizer, "inner_optimizer", None)
-        # Past Keras' __setattr__, which would make the counter the optimizer's own, to be saved.
+        # Bypasses Keras' __setattr__, which would save the counter with the optimizer.
         state = (self._optimizer if inner is None else inner).__dict__
         kept, state["_iterations"] = state.get("_iterations"), self._iterations
         try:
@@ -150,19 +150,20 @@ class OptimizerWrapper:
             state["_iterations"] = kept
 
     def get_slot_names(self) -> list[str]:
-        """Names of what the optimizer keeps for each row."""
+        """Names of the optimizer's slots of each row."""
         return list(self._slots_of_rule() if self._rows is None else self._rows.slot_names)
 
     def get_slot(self, var: Any, name: str) -> Any:
-        """What the optimizer keeps for the rows of a variable: `export` and `assign` take it.
+        """A slot of the rows of a variable, for `export` and `assign`.
 
         Args:
             var: A variable of this package.
             name: One of `get_slot_names()`.
 
         Raises:
-            ValueError: another name.
-            NotImplementedError: of a `Variable`, where the optimizer does not say.
+            ValueError: `name` is not one of these.
+            TypeError: `var` is not a variable of this package.
+            NotImplementedError: for a `Variable`, if the optimizer has no slots by name.
         """
         if name not in self.get_slot_names():
             raise wrong_argument("name", f"one of {self.get_slot_names()}", name)
@@ -179,7 +180,7 @@ class OptimizerWrapper:
         return SlotRows(variable, self._slots_of_rule()[name], initial)
 
     def core_slot(self, name: str) -> str:
-        """What the core calls a slot of a fused rule."""
+        """The core's name of a slot of a fused rule."""
         return self._slots_of_rule()[name]
 
     def _slots_of_rule(self):
@@ -191,7 +192,7 @@ class OptimizerWrapper:
 
 
 class SGD:
-    """Gradient descent on the rows in a gradient.
+    """Gradient descent on the rows of a gradient.
 
     Args:
         lr: The learning rate.
@@ -221,10 +222,11 @@ class SGD:
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[Any, Any]], global_step: Any = None, name: Any = None
     ) -> Any:
-        """Takes one step; arguments as of `OptimizerWrapper.apply_gradients`.
+        """Takes one step; arguments as in `OptimizerWrapper.apply_gradients`.
 
         Raises:
-            TypeError: a variable that is not of this package, whose ranks would drift apart.
+            TypeError: a variable is not of this package; ranks would drift apart.
+            ValueError: no variable has a gradient.
         """
         pairs = [(g, plain(v)) for g, v in grads_and_vars if g is not None]
         done = []
@@ -248,7 +250,7 @@ class SGD:
 
 
 def legacy_name(optimizer: Any) -> str | None:
-    """The class of one of tf_keras' legacy optimizers that this one is; None for others."""
+    """The tf_keras legacy class of an optimizer; None for other optimizers."""
     for cls in type(optimizer).__mro__:
         if cls.__module__.startswith("tf_keras.src.optimizers.legacy."):
             return cls.__name__
@@ -256,10 +258,10 @@ def legacy_name(optimizer: Any) -> str | None:
 
 
 def static_slot(optimizer: Any, variable: Any, name: str) -> tf.Variable:
-    """The variable in which a stock optimizer keeps a slot of a `Variable`.
+    """The variable with a stock optimizer's slot of a `Variable`.
 
     Raises:
-        NotImplementedError: an optimizer that does not tell.
+        NotImplementedError: the optimizer has no slots by name.
     """
     if legacy_name(optimizer) is None:
         raise NotImplementedError(

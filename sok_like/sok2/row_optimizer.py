@@ -1,10 +1,10 @@
-"""Any of tf_keras' legacy optimizers on rows of tables: what no fused rule of the core follows.
+"""tf_keras' legacy optimizers on rows of tables, where the core has no fused rule.
 
     table, slot tables --rows of the gradient's keys--> variables [num_keys, dim]
                                                           | the optimizer itself
     table, slot tables <------------------------------- variables
 
-Each slot is a table of its own, whose rows start from the value that the optimizer gives slots.
+Each slot is a table of its own. Its rows start from the optimizer's initial value of the slot.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RowOptimizer:
     def __init__(self, optimizer: Any):
         self._optimizer = optimizer
         self._initial = _initial_slots(optimizer)
-        # By `id` of a table: (the table, its slots); and the variables [None, dim].
+        # By `id` of a table: (the table, its slots), and variables [None, dim].
         self._slots: dict[int, tuple[EmbeddingVariable, dict[str, EmbeddingVariable]]] = {}
         self._copies: dict[int, tf.Variable] = {}
 
@@ -43,17 +43,17 @@ class RowOptimizer:
         return list(self._initial)
 
     def slot(self, table: EmbeddingVariable, name: str) -> EmbeddingVariable:
-        """The table of a slot."""
+        """The table that holds a slot."""
         return self._slots_of(table)[name]
 
     def apply_gradients(self, pairs: list[tuple[Any, Any]]) -> Any:
-        """One step of all variables.
+        """Updates all variables.
 
         Args:
             pairs: (gradient, variable); gradients of tables are tf.IndexedSlices of keys.
 
         Raises:
-            TypeError: a variable that is not of this package, or a gradient of a table that is not
+            TypeError: a variable is not of this package, or a table's gradient is not
                 tf.IndexedSlices.
         """
         stock, tables = [], []
@@ -78,7 +78,7 @@ class RowOptimizer:
             return tf.group(*[op for op in written if op is not None])
 
     def _read(self, gradient, table):
-        """Keys, the gradient of the copy, the copy, and all (table, copy) pairs."""
+        """Keys, the copy's gradient, the copy, and all (table, copy) pairs."""
         if not isinstance(gradient, tf.IndexedSlices):
             raise TypeError(
                 "The gradient of a DynamicVariable must be tf.IndexedSlices of keys. "
@@ -120,7 +120,7 @@ class RowOptimizer:
 
 
 def _initial_slots(optimizer):
-    """By slot the value it starts from, seen on a variable of one element."""
+    """The initial value of each slot, found with a variable of one element."""
     if not tf.compat.v1.executing_eagerly_outside_functions():
         raise NotImplementedError(
             f"In a graph of tf.compat.v1 tables cannot follow {type(optimizer).__name__}; they can "

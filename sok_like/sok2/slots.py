@@ -1,4 +1,4 @@
-"""A slot of a fused rule, which lies in the rows of its table, as `export` and `assign` see it."""
+"""A slot of a fused rule, stored in the rows of its table, for `export` and `assign`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class SlotRows:
 
     Args:
         table: The table.
-        slot: What the core calls the slot.
-        initial: What it starts from.
+        slot: The core's name of the slot.
+        initial: Its initial value.
     """
 
     def __init__(self, table: EmbeddingVariable, slot: str, initial: float):
         self.table, self._slot, self._initial = table, slot, initial
 
     def sok2_export(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Keys `[size]` and values `[size, dim]`, ascending by key."""
+        """Keys `[size]` and float32 values `[size, dim]`, ascending by key."""
         content = _Content(self.table, self._slot)
         values = content.values()
         values = np.where(np.isnan(values), np.float32(self._initial), values)
@@ -33,7 +33,7 @@ class SlotRows:
         return _of_key_dtype(keys, self.table.key_dtype), tf.constant(values)
 
     def sok2_assign(self, keys: Any, values: Any) -> None:
-        """Sets values by key; missing keys get a row, and keys of other ranks are left out."""
+        """Sets values by key; missing keys get a row, and keys of other ranks are ignored."""
         keys = tf.reshape(as_keys(keys), [-1])
         values = as_rows(values, "values", self.table.table_name)
         mine = held_here(self.table, keys)

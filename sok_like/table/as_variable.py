@@ -1,8 +1,9 @@
 """What TensorFlow asks of a variable, and what a table answers.
 
 TensorFlow's own lookups read rows with `sparse_read`, which finds them by key. A table has no dense
-value: every read of one raises `NoDenseValue` and names the way to do it. It is a TypeError because
-TensorFlow's dispatch, on a TypeError, asks `sok_like.lookup.by_key` how to do the same by key.
+value: every read of one raises `NoDenseValue` and names a function to use instead. It is a
+TypeError because TensorFlow's dispatch, on a TypeError, asks `sok_like.lookup.by_key` to do the
+same by key.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _NO_DENSE_VALUE = (
 )
 
 
-# (variable, keys, name) -> rows; `sok_like.lookup.by_key`, which stands above, puts it here.
+# (variable, keys, name) -> rows. `sok_like.lookup.by_key`, a higher layer, sets it.
 look_up: Callable[[Any, Any, Any], Any] | None = None
 
 
@@ -48,7 +49,7 @@ _NO_SAVED_MODEL = (
 
 
 class _StandIns(threading.local):
-    """In a thread that exports a model: the handles of what stands for tables, by their `id`."""
+    """In a thread that exports a model: the handles that stand for tables, by the table's `id`."""
 
     def __init__(self):
         self.handles: Mapping[int, Any] = {}
@@ -61,7 +62,7 @@ class AsVariable:
     """Methods of an EmbeddingVariable that TensorFlow calls on any variable."""
 
     _trained_by_sok = False
-    is_partitioned = False  # made with a partitioner, for whose parts scripts ask
+    is_partitioned = False  # True if made with a partitioner, whose parts scripts ask for
     _handle: Any
 
     @property
@@ -71,17 +72,17 @@ class AsVariable:
 
     @property
     def table_name(self) -> str:
-        """What errors call the table."""
+        """The table's name in errors."""
         raise NotImplementedError
 
     # ---- rows by key ----
 
     def sparse_read(self, indices: Any, name: str | None = None) -> Any:
-        """Rows of keys over all ranks, with a gradient: what `tf.gather(variable, keys)` calls.
+        """Rows of keys of all ranks, with a gradient; `tf.gather(variable, keys)` calls it.
 
         Args:
             indices: Keys, integers of any shape.
-            name: Names the lookup's collectives: the same on all ranks.
+            name: Name of the lookup's collectives; the same on all ranks.
 
         Returns:
             float32, the shape of the keys plus a last axis `embedding_dim`.
@@ -90,7 +91,7 @@ class AsVariable:
         return look_up(self, indices, name)
 
     def gather_nd(self, indices: Any, name: str | None = None) -> Any:
-        """Rows of keys `[..., 1]`; more indices than the key would name elements of a row."""
+        """Rows of keys `[..., 1]`; a longer last axis would index elements of a row."""
         indices = tf.convert_to_tensor(indices)
         if indices.shape.rank is None or indices.shape[-1] != 1:
             raise self._no_dense_value(f"gather_nd with indices of shape {indices.shape}")
@@ -117,7 +118,7 @@ class AsVariable:
         raise self._no_dense_value("variable.read_value()")
 
     def read_value_no_copy(self):
-        # TensorFlow's lookups go on with this, and ask it for rows or convert it, which raises.
+        # TensorFlow's lookups use this; then they ask it for rows, or convert it, which raises.
         return self
 
     def initialized_value(self):
@@ -130,7 +131,7 @@ class AsVariable:
         raise self._no_dense_value("a conversion to a NumPy array")
 
     def __iter__(self):
-        if self.is_partitioned:  # as a PartitionedVariable; here there is one part
+        if self.is_partitioned:  # behaves as a PartitionedVariable, with one part
             return iter([self])
         raise self._no_dense_value("an iteration")
 
@@ -138,10 +139,10 @@ class AsVariable:
         raise self._no_dense_value("the truth value of a variable")
 
     def is_initialized(self, name: str | None = None) -> tf.Tensor:
-        """True: a table is ready from its creation on, in a graph once its initializer ran."""
+        """True: a table is ready when it is created; in a graph, once its initializer has run."""
         return tf.constant(True, name=name)
 
-    # Comparing elements is a read as well; a variable in a list is looked for by identity.
+    # Comparing elements would be a read as well; a list finds a variable by identity.
 
     def __eq__(self, other):
         return self is other
@@ -162,15 +163,15 @@ class AsVariable:
 
     @property
     def _distributed_container(self):
-        # Optimizers ask for this first, to name the state they are about to allocate: for a stock
-        # one that would be dense. tf.distribute asks too, before it updates a variable.
+        # Optimizers ask for this first, to name the state they are about to allocate (dense state,
+        # for a stock one). tf.distribute asks, too, before it updates a variable.
         check_replicas()
         self._refuse_stock_optimizer()
         raise AttributeError("_distributed_container")
 
     @property
     def constraint(self):
-        # Optimizers of v1 without slots ask for nothing but this before they update.
+        # This is all that v1 optimizers without slots ask for before an update.
         self._refuse_stock_optimizer()
         return None
 
@@ -184,7 +185,7 @@ class AsVariable:
 
     @contextlib.contextmanager
     def asked_by_known_optimizer(self):
-        """Within it, an optimizer that knows embedding variables may ask as stock ones do."""
+        """A scope in which an optimizer that supports tables may ask as stock ones do."""
         before, self._trained_by_sok = self._trained_by_sok, True
         try:
             yield

@@ -1,11 +1,11 @@
-"""Tables beside a file of TensorFlow or Keras: what a save by several ranks consists of.
+"""Tables beside a file of TensorFlow or Keras: the files of a save by several ranks.
 
     model.keras                          the common part, written by rank 0; it names the dumps
     model.keras.tables/user.3f2a9c0b/    a dump of table 'user', as `sok.Saver` writes it
 
-All ranks make the same call with the same path. Every save writes new dumps, then rank 0 puts the
-common part in its place, which is the instant at which the save counts. Only then are the dumps
-before it removed. So a process that is killed at any instant leaves the last finished save whole.
+All ranks make the same call with the same path. Every save writes new dumps. Then rank 0 puts the
+common part in its place: from that instant the save is valid. Only then are the earlier dumps
+removed. So a process that is killed at any instant leaves the last finished save intact.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _SAME_PATH = (
 
 
 class Kinds:
-    """Those of some variables that are not the same on all ranks.
+    """The variables, out of some given ones, that are not the same on all ranks.
 
     Attributes:
         tables: EmbeddingVariables, each once.
-        sharded: Shards of a ModelParallel, whose whole values the common part holds.
-        own: Other variables of one rank, such as tables of `dist_model_parallel`.
-        holders: Holders of dense tables, which checkpoints meet (`dense_tables.py`).
+        sharded: Shards of a ModelParallel. The common part holds their whole values.
+        own: Other variables of single ranks, such as tables of `dist_model_parallel`.
+        holders: Holders of dense tables, as checkpoints find them (`dense_tables.py`).
     """
 
     def __init__(self, variables: Iterable[Any]):
@@ -61,12 +61,12 @@ class Kinds:
 
 
 def new_reference(variable: Any) -> str:
-    """A name, never used before, of a dump of a table."""
+    """A new, unique name for a dump of a table."""
     return new_reference_of(variable.table_name)
 
 
 def new_reference_of(name: str) -> str:
-    """The same, by the table's name."""
+    """The same, from the table's name."""
     return f"{dump_file.file_stem(name)}.{secrets.randbits(62):016x}"
 
 
@@ -88,18 +88,18 @@ def save(
     """Writes tables beside a file, then the file; all ranks call it.
 
     Args:
-        call: What the user has called, for errors.
-        path: Of the file, the same on all ranks.
+        call: The user's call, for errors.
+        path: Path of the file, the same on all ranks.
         tables: EmbeddingVariables, the same on all ranks.
-        common: Called with the references of the dumps, on every rank; on rank 0 it puts the file
+        common: Called on every rank with the references of the dumps. On rank 0 it puts the file
             in its place.
-        references: What rank 0 will write into the file; None: new ones are made.
+        references: Those that rank 0 will write into the file; None: new ones.
         dump: Writes one table to a folder, on all ranks; None: `sok.Saver` does.
-        kept: What else of this save lies beside the file.
+        kept: Other names beside the file that belong to this save.
 
     Raises:
-        RuntimeError: one of the ranks has failed, or they differ in path or tables; on all ranks.
-            The save before is whole, unless rank 0 failed in the midst of writing the file.
+        RuntimeError: a rank has failed, or ranks differ in path or tables; on all ranks. The
+            previous save is intact, unless rank 0 failed while writing the file.
     """
     communicator = comm.current()
     tables = list(tables)
@@ -128,27 +128,27 @@ def dump_table(table: Any, folder: str) -> None:
 
 
 def restore(variable: Any, path: str, reference: str) -> None:
-    """Reads a table back from beside the file at `path`, at any number of ranks; all call it.
+    """Reads a table from beside the file at `path`, at any number of ranks; all ranks call it.
 
-    The table may have another name than the one that was written, as inside the file of one rank.
+    As in a file of one rank, the table that was written may have had another name.
 
     Raises:
-        RuntimeError: the dump is missing or damaged, or does not fit; on all ranks, and the table
-            is as it was.
+        RuntimeError: the dump is missing, damaged or does not fit; on all ranks. The table is then
+            unchanged.
     """
     folder = folder_of(path, reference)
-    # A model's layer is known by its place, and a table is named after it: perhaps by Keras, anew.
+    # A file finds a layer by its place in the model; Keras may give its table a new name.
     saver.restored(saver.Reading(variable, folder, any_name=True))
     dump_owners.forget(folder, variable)
 
 
 def remove(path: str) -> None:
-    """Removes all tables beside a file, which is gone."""
+    """Removes all tables beside a file that is gone."""
     shutil.rmtree(path + SUFFIX, ignore_errors=True)
 
 
 def check_seen(path: str) -> None:
-    """FileNotFoundError where this rank does not see the file at `path`."""
+    """Raises FileNotFoundError if this rank does not see the file at `path`."""
     if not os.path.exists(path):
         raise FileNotFoundError(
             "All ranks must read the same file, on a file system that they share. "
@@ -159,12 +159,12 @@ def check_seen(path: str) -> None:
 def agree_on_file(path: str, communicator: Any, call: str) -> None:
     """Raises on all ranks unless all of them see the same bytes at `path`.
 
-    A relative path, or one of a host's own disk, may lead each rank to a file of its own. What the
-    ranks took from different files would drift apart in silence.
+    A relative path, or one on a host's own disk, may mean another file on each rank. Ranks that
+    read different files would differ silently from then on.
 
     Raises:
-        FileNotFoundError: on one rank, where there is no file; on several it is a RuntimeError.
-        RuntimeError: a rank sees no file, or another one.
+        FileNotFoundError: the file is missing, on one rank. On several it is a RuntimeError.
+        RuntimeError: a rank sees no file, or a different one.
     """
 
     def look():
@@ -182,7 +182,7 @@ def agree_on_file(path: str, communicator: Any, call: str) -> None:
 
 
 def _digest(path):
-    """SHA-256 of a file, or of all files of a folder."""
+    """The SHA-256 of a file, or of all files of a folder."""
     found = pathlib.Path(path)
     digest = hashlib.sha256()
     for file in sorted(found.rglob("*")) if found.is_dir() else [found]:
@@ -233,7 +233,7 @@ _latest: dict[str, set[str]] = {}
 
 
 def _kept_for_backup(path):
-    """What `path.bkp` needs: Keras' BackupAndRestore(double_checkpoint=True) copies the file."""
+    """What `path.bkp` needs: BackupAndRestore(double_checkpoint=True) of Keras copies the file."""
     if not os.path.exists(f"{path}.bkp"):
         return set()
     if path in _latest:
@@ -243,7 +243,7 @@ def _kept_for_backup(path):
     return set()
 
 
-# ---- which file is being read or written; known to the functions around it alone ----
+# ---- which file is being read or written; only the functions around it know ----
 
 _reading: list[str] = []
 _writing: list[list[tuple[Any, str]]] = []
@@ -251,7 +251,7 @@ _writing: list[list[tuple[Any, str]]] = []
 
 @contextlib.contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Within it, tables that are asked to read themselves find their dumps beside `path`."""
+    """A scope in which tables that Keras reads find their dumps beside `path`."""
     _reading.append(path)
     try:
         yield
@@ -260,13 +260,13 @@ def reading(path: str) -> Iterator[None]:
 
 
 def path_read() -> str | None:
-    """The file being read."""
+    """The file being read; None if there is none."""
     return _reading[-1] if _reading else None
 
 
 @contextlib.contextmanager
 def writing(tables: Sequence[Any], references: Sequence[str]) -> Iterator[None]:
-    """Within it, tables that are asked to write themselves write their reference."""
+    """A scope in which tables that Keras writes write their reference."""
     pairs = zip(tables, references, strict=True)
     _writing.append([(weakref.ref(table), reference) for table, reference in pairs])
     try:
@@ -276,6 +276,6 @@ def writing(tables: Sequence[Any], references: Sequence[str]) -> Iterator[None]:
 
 
 def reference_of(variable: Any) -> str | None:
-    """The dump that stands for a table in the file being written; None: the table goes inside."""
+    """The dump that the file being written names for a table; None: the table goes inside."""
     found = _writing[-1] if _writing else []
     return next((reference for table, reference in found if table() is variable), None)

@@ -1,16 +1,16 @@
-"""Keys in buckets of eight: an index that a lookup reads in one gather, and never grows.
+"""Keys in buckets of eight: an index of fixed size that a lookup reads in one gather.
 
     key --mix--> 64 bits --> two buckets, one of which holds it
 
-    bucket    | key | key | ... | key |     8 slots, the free ones behind the taken ones
-    start     row of the bucket's first key; rows lie one after the other, without gaps
+    bucket    | key | key | ... | key |     8 slots, free ones last
+    start     row of the bucket's first key; the rows of its keys follow without gaps
 
-A key that finds its bucket full moves another one to that one's other bucket (cuckoo hashing with
-buckets: Dietzfelbinger and Weidling, "Balanced allocation and dictionaries with tightly packed
+A key whose bucket is full moves another key from there to that key's other bucket (cuckoo hashing
+with buckets: Dietzfelbinger and Weidling, "Balanced allocation and dictionaries with tightly packed
 constant size bins", 2007). Two choices of eight slots hold every key up to a load of 0.98, so
 nothing overflows at `LOAD`. Free slots hold a number that is not a key of this table.
 
-All of it depends on the keys alone, so equal tables have equal files.
+Everything depends on the keys alone, so equal tables have equal files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 SLOTS = 8
-# Keys per slot. 8 / 0.9 + 4 / 7.2 = 9.4 bytes per key; keys find their place in about 20 rounds.
+# Keys per slot. 8 / 0.9 + 4 / 7.2 = 9.4 bytes per key; it takes about 20 rounds to place the keys.
 LOAD = 0.9
 # Factors of SplitMix64's finaliser, as in cpp/core/hash.h.
 FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -29,14 +29,14 @@ _TRIES = 8
 
 
 class Buckets(NamedTuple):
-    """Where keys are.
+    """The place of each key.
 
     Attributes:
         keys: int64 `[num_buckets, SLOTS]`.
-        starts: int32 or int64 `[num_buckets]`: the row of each bucket's first key.
-        rows: int64 `[num_keys]`: the row of each key, in the order that they were given.
-        salt: int64: what keys are mixed with.
-        absent: int64: what free slots hold, not one of the keys.
+        starts: int32 or int64 `[num_buckets]`, the row of each bucket's first key.
+        rows: int64 `[num_keys]`, the row of each key, in the order in which keys were given.
+        salt: int64, mixed into each key.
+        absent: int64, the content of free slots; not one of the keys.
     """
 
     keys: np.ndarray
@@ -47,7 +47,7 @@ class Buckets(NamedTuple):
 
 
 def choices(keys: np.ndarray, num_buckets: int, salt: int) -> tuple[np.ndarray, np.ndarray]:
-    """The two buckets of each key, int64 `[num_keys]` each; never the same one twice."""
+    """The two buckets of each key, int64 `[num_keys]` each; they always differ."""
     hashed: Any = keys.view(np.uint64) ^ np.uint64(salt % 2**64)
     for shift, factor in zip((30, 27), FACTORS, strict=True):
         hashed ^= hashed >> np.uint64(shift)
@@ -69,11 +69,11 @@ def place(keys: np.ndarray, load: float = LOAD) -> Buckets:
         load: Keys per slot, below 0.95.
 
     Raises:
-        RuntimeError: no place was found for all keys with any of several salts.
+        RuntimeError: none of several salts gave a place to every key.
     """
     num_buckets = max(2, -int(-len(keys) // (SLOTS * load)))
     for attempt in range(_TRIES):
-        # Not 0: all keys would then be mixed as the table in memory does.
+        # Not 0: that would mix keys as the table in memory does.
         salt = ((attempt + 1) * 0x9E3779B97F4A7C15 + 2**63) % 2**64 - 2**63
         occupants = _occupants(*choices(keys, num_buckets, salt), num_buckets)
         if occupants is not None:
@@ -85,7 +85,7 @@ def place(keys: np.ndarray, load: float = LOAD) -> Buckets:
 
 
 def _occupants(first, second, num_buckets):
-    """The key in each slot, `[num_buckets, SLOTS]`, -1 for none; None where some have no place."""
+    """The key in each slot, `[num_buckets, SLOTS]`, -1 for none; None if a key has no place."""
     small = np.int32 if max(len(first), num_buckets) < 2**31 else np.int64
     occupants = np.full([num_buckets, SLOTS], -1, small)
     counts = np.zeros(num_buckets, np.int8)
@@ -104,12 +104,12 @@ def _occupants(first, second, num_buckets):
         occupants[at[fits], slot[fits]] = waiting[fits]
         counts[at[heads]] += np.add.reduceat(fits, heads, dtype=np.int8)
         left, at = waiting[~fits], at[~fits]
-        # One of those left over at a bucket takes the place of a key there.
+        # One of the keys left over at a bucket takes the place of a key there.
         takes = np.r_[True, at[1:] != at[:-1]][: len(at)]
         taken = at[takes], random.integers(0, SLOTS, np.count_nonzero(takes))
         waiting = np.concatenate([left[~takes], occupants[taken]])
         occupants[taken] = left[takes]
-        target[waiting] ^= both[waiting]  # the other bucket of each
+        target[waiting] ^= both[waiting]  # each goes to its other bucket
     return None if len(waiting) else occupants
 
 

@@ -1,12 +1,12 @@
 """`sok.Saver().dump`: full dumps that deltas may follow, and the deltas.
 
-    saver.dump(table, folder)                   all keys; from here on the table keeps what changes
-    saver.dump(table, folder, since="last")     the keys touched since, the keys erased, the steps
+    saver.dump(table, folder)                   all keys; from now on the table records changes
+    saver.dump(table, folder, since="last")     keys touched and keys erased since; optimizer steps
     saver.restore(table, folder)                base and deltas, in order
-    saver.compact(table, folder)                one base in their place
+    saver.compact(table, folder)                merges base and deltas into one base
 
-All are collective, in steps that all ranks take together (`sok_like/runtime/steps.py`), and a
-failure on one rank is raised on all of them, before anything was replaced.
+All calls are collective, in steps that all ranks take together (`sok_like/runtime/steps.py`). A
+failure on one rank raises on all of them, before anything was replaced.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sok_like.runtime import comm
 from sok_like.runtime.steps import Steps, text_of
 from sok_like.table import deltas, dump_file, dump_owners, shard_file, streams
 
-_KEPT_NUMBERS = 256  # dumps that a table remembers; the log of changes goes back less far
+_KEPT_NUMBERS = 256  # dumps that a table remembers; its log of changes is shorter
 
 
 class DeltaSaver:
@@ -34,16 +34,15 @@ class DeltaSaver:
     ) -> tf.Tensor:
         """Writes the table, or what changed since an earlier dump, into folder `filepath`.
 
-        A full dump begins anew: the table keeps from then on which keys are touched, 4 bytes per
-        row and 8 per key touched. A delta holds the keys touched and those erased or evicted since,
-        and takes the time and the space of these. The dumps in the folder that came after `since`
-        are replaced by it.
+        After a full dump the table records which keys are touched, at 4 bytes per row and 8 per
+        key touched. A delta holds the keys touched, and those erased or evicted since; its time
+        and size grow with these. It replaces the dumps in the folder that came after `since`.
 
         Args:
             embedding_variable: EmbeddingVariable, in host memory.
-            filepath: Folder, the same for a base and its deltas; made where it is missing.
-            since: None for a full dump. For a delta an earlier dump in this folder: `"last"`, what
-                `dump` has returned for it, or the optimizer's step at which it was made.
+            filepath: Folder, the same for a base and its deltas; created if it is missing.
+            since: None for a full dump. For a delta, an earlier dump in this folder: `"last"`,
+                the name that `dump` returned for it, or the optimizer's step when it was made.
 
         Returns:
             The name of this dump, a string scalar.
@@ -52,9 +51,9 @@ class DeltaSaver:
             TypeError: `embedding_variable` is not an EmbeddingVariable, or `since` is not one of
                 the above.
             RuntimeError: a rank could not write, ranks dump different tables, there is no such
-                dump, the table does not keep what changed since, or is in device memory; on all
-                ranks, naming the rank (in a graph `tf.errors.UnknownError`). The dumps
-                before are untouched.
+                dump, the table has not recorded the changes since, or is in device memory. It
+                raises on all ranks and names the rank (in a graph `tf.errors.UnknownError`).
+                Earlier dumps are unchanged.
         """
         variable = dump_owners.checked(embedding_variable)
         dump_owners.check_arguments(variable, filepath)
@@ -65,13 +64,13 @@ class DeltaSaver:
         return work.steps.end(tf.ensure_shape(name, []))
 
     def compact(self, embedding_variable: Any, filepath: str | os.PathLike) -> tf.Tensor:
-        """Merges the deltas in folder `filepath` into their base; the table itself is left alone.
+        """Merges the deltas in folder `filepath` into their base; the table is unchanged.
 
-        Deltas may go on from the last one. Needs some 16 MiB parts of memory, whatever the size of
-        the dump.
+        A new delta may follow the last one. Memory needed: some parts of 16 MiB, whatever the size
+        of the dump.
 
         Args:
-            embedding_variable: EmbeddingVariable of the name and row width that was dumped.
+            embedding_variable: EmbeddingVariable with the name and `embedding_dim` of the dump.
             filepath: Folder.
 
         Returns:
@@ -79,8 +78,8 @@ class DeltaSaver:
 
         Raises:
             TypeError: `embedding_variable` is not an EmbeddingVariable.
-            RuntimeError: as of `restore_from_file`, or a rank could not write; on all ranks. The
-                dump and its deltas are as they were.
+            RuntimeError: as for `restore_from_file`, or a rank could not write; on all ranks.
+                The dump and its deltas are unchanged.
         """
         variable = dump_owners.checked(embedding_variable)
         dump_owners.check_arguments(variable, filepath)
@@ -91,7 +90,7 @@ class DeltaSaver:
 
 
 def remember(variable: Any, name: str, number: int) -> None:
-    """The table keeps what changes since the dump of that name, under that number."""
+    """Records, under `number`, that the table keeps what changes since the dump `name`."""
     known = variable.__dict__.setdefault("_dump_numbers", {})
     known[name] = number
     while len(known) > _KEPT_NUMBERS:
@@ -99,7 +98,7 @@ def remember(variable: Any, name: str, number: int) -> None:
 
 
 class _Work:
-    """What the ranks do in the steps of one call."""
+    """The steps that ranks take in one call."""
 
     def __init__(self, variable, filepath, call, name):
         self._variable, self._filepath, self._table = variable, filepath, variable.table_name
@@ -114,14 +113,14 @@ class _Work:
 
     @property
     def _folder(self):
-        return os.fspath(self._filepath)  # asked for in each run
+        return os.fspath(self._filepath)  # evaluated in each run
 
     def agree(self):
-        """The number of a new dump, drawn in each run: a graph's op writes another each time."""
+        """A new dump's id, drawn in each run: the op of a graph writes another dump each time."""
         return {"id": f"{secrets.randbits(62):016x}"}
 
     def write(self, inputs=(), outputs=(), verify=None):
-        """The steps from the shards to the manifest, which leave nothing where a rank fails."""
+        """The steps from the shards to the manifest; they leave no file if a rank fails."""
         undo = self.remove_mine
         self.steps.take(self.write_mine, inputs, verify=verify, undo=undo)
         self.steps.take(self.see, undo=undo)
@@ -144,7 +143,7 @@ class _Work:
             raise dump_owners.explained(error, self._table) from error
 
     def see(self, told):
-        """All shards of this dump, between writing and naming them."""
+        """Checks all shards of this dump before they are named."""
         dump_owners.see_shards(self._folder, [each["entry"] for each in told])
         return told[self._communicator.rank]
 
@@ -169,7 +168,7 @@ class WholeDump(_Work):
     def __init__(self, variable, filepath, rows_only):
         super().__init__(variable, filepath, "dump_to_file", "dump")
         self._rows_only = rows_only
-        self.latest: list[Any] = []  # this rank's shard and its keys, for SOK 1.x's files
+        self.latest: list[Any] = []  # path of this rank's shard, and its number of keys
 
     def agree(self):
         dump_owners.check_owner(self._folder, self._variable)
@@ -198,7 +197,7 @@ class _Dump(_Work):
         self._number = 0
 
     def agree(self, *given):
-        """The dump that this one follows, and its number in this rank's table; 0 for none."""
+        """The dump to follow, and its number in this rank's table (0: a full dump)."""
         dump_owners.check_owner(self._folder, self._variable)
         said, number = {**super().agree(), "since": None}, 0
         if given:
@@ -259,13 +258,13 @@ class _Compaction(_Work):
     def write_manifest(self, told):
         entries = [each["entry"] for each in told]
         if self._communicator.rank == 0 and entries[0] is not None:
-            # It takes the name of the last delta, so that the next one finds what it follows.
+            # The base takes the name of the last delta, which the next delta follows.
             last = self._read_manifest().deltas[-1]
             self._write_manifest(last.name, entries, last.step, [])
 
 
 def _given(since, table):
-    """`since` as the inputs of a step: none, or one."""
+    """`since` as inputs of a step: none, or one tensor."""
     if since is None:
         return []
     if tf.is_tensor(since) and (since.dtype == tf.string or since.dtype.is_integer):
@@ -289,7 +288,7 @@ def _same_start(told):
 
 
 def _dump_since(base, since, table):
-    """The dump of a chain that a delta is to follow."""
+    """The dump of the chain that the delta `since` follows."""
     if not base.may_grow:
         raise ValueError(
             f"A delta must follow a dump that `dump` has written. Received: a dump of "

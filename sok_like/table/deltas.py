@@ -1,13 +1,13 @@
-"""A dump with deltas, read: the base, and in order what changed since.
+"""Reads a dump with deltas: the base, then what changed since, in order.
 
-    base | delta 1 | delta 2         each by the ranks of its time, with any number of them
+    base | delta 1 | delta 2         each written by any number of ranks
 
-Of every key the last dump that mentions it counts: it holds the key's row, or says that the key is
-erased. A delta that is `whole` stands for all keys of the rank that wrote it.
+For every key, the last dump that mentions it counts: it holds the key's row, or says that the key
+is erased. A delta that is `whole` replaces all keys of the rank that wrote it.
 
-Where an optimizer moves rows outside of the batch (dense Adam, momentum, weight decay), a row that
-no later delta holds has moved all the same. Its delta logs the steps, and the row goes through them
-here, as the row of the live table does when it is next read: with the same bits.
+Some optimizers move rows outside of the batch (dense Adam, momentum, weight decay). Then a row that
+no later delta holds has moved as well. The deltas log the steps, and the row goes through them
+here, as a row in memory does when it is next read: with the same bits.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _OPTIMIZER = re.compile(r"(\w+)\((.*)\)")
 
 
 class Content:
-    """What `rank` of `world_size` owns of a dump and its deltas, read part by part.
+    """The part of a dump and its deltas that `rank` of `world_size` owns, read piece by piece.
 
     Args:
-        dumps: The base and each delta in order, as the sources of its shards by rank.
-        rank: Whose keys to read.
-        world_size: Of how many ranks.
-        dim: Row width.
+        dumps: The base and each delta in order; of each, its shards by rank.
+        rank: The rank whose keys to read.
+        world_size: Number of ranks.
+        dim: The table's `embedding_dim`.
 
     Attributes:
-        rest: What does not go by key; its arrays by key are empty.
-        num_keys: How many keys there are.
+        rest: What belongs to no key; its arrays by key are empty.
+        num_keys: Number of keys.
 
     Raises:
-        ValueError: a base where a delta belongs, shards with different slot variables, or with
+        ValueError: a base in the place of a delta, shards with different slot variables, or
             filters of different sizes.
     """
 
@@ -64,7 +64,7 @@ class Content:
         self.num_keys = self._count()
 
     def parts(self) -> Iterator[Shard]:
-        """Keys with all that goes with them; each key is in one part."""
+        """Keys with their data; each key is in one part."""
         yield from map(self._part, self._positions())
 
     def _part(self, position):
@@ -77,9 +77,9 @@ class Content:
         return shard
 
     def sorted(self) -> Shard:
-        """The whole of it for `write_shard`, with keys that ascend; it is read while it is written.
+        """All of it, for `write_shard`, in ascending order of keys; it is read while it is written.
 
-        Of a dump with deltas, whose keys ascend in each file.
+        Only for a dump with deltas, whose keys ascend in each file.
         """
         arrays = {name: getattr(self.rest, name) for name in BY_KEY}
         columns: dict[str, Any] = {
@@ -92,7 +92,7 @@ class Content:
         return dataclasses.replace(self.rest, **columns)
 
     def _in_order(self, name):
-        """An array by key, in the order of the keys, whose next rows each call returns."""
+        """A function that returns the next rows of an array by key, in the order of the keys."""
         found = (getattr(shard, name) for shard in self._sorted_parts())
         left: list[np.ndarray] = []
 
@@ -134,7 +134,7 @@ class Content:
         return found
 
     def _count(self):
-        """Keys; learns on the way which slots and records they have."""
+        """Counts the keys, and finds out which slot variables and records they have."""
         count, first, has_records = 0, None, True
         for _, source, rest, _, _, kept in self._positions():
             count += int(kept.sum())
@@ -153,12 +153,12 @@ class Content:
         return count
 
     def _positions(self):
-        """Parts of the sources, and which of their keys count; only where there are some."""
+        """Parts of the sources, and which of their keys count; leaves out parts without any."""
         for positions in self._ranges():
             yield from positions
 
     def _ranges(self):
-        """The same range by range: the keys of each are greater than those of the one before."""
+        """The same by range; the keys of a range are greater than those of the one before."""
         if len(self._dumps) == 1:  # every key counts
             yield self._all_positions()
             return
@@ -191,19 +191,19 @@ class Content:
                     yield 0, source, rest, begin, end, kept
 
     def _erased(self, rests):
-        """The keys of this rank that a delta says are gone, sorted."""
+        """This rank's keys that a delta marks as erased, sorted."""
         found = [rest.erased for rest in rests if rest.erased is not None]
         keys = np.concatenate([np.zeros([0], np.int64), *found])
         return np.unique(keys[self._is_mine(keys)].view(np.uint64))
 
     def _counting(self, parts, erased):
-        """Of the keys of one range by dump, those that no later dump mentions."""
+        """The keys of one range, by dump, that no later dump mentions."""
         later = np.zeros([0], np.uint64)  # keys of this rank that a later dump mentions
-        # Of a later dump by so many ranks, those whose keys replace all that was there.
+        # By later dump: its number of ranks, and the ranks whose shard replaces all earlier keys.
         replaced: list[tuple[int, list[int]]] = []
         for number in range(len(self._dumps) - 1, -1, -1):
             mentioned, rests = [later, erased[number]], self._rests[number]
-            while parts[number]:  # a part's keys are freed with it
+            while parts[number]:  # frees the keys of a part after use
                 source, rest, begin, keys = parts[number].pop()
                 kept = self._is_mine(keys)
                 mentioned.append(keys[kept].view(np.uint64))
@@ -224,10 +224,10 @@ class Content:
         return is_mine(keys, self._rank, self._world_size)
 
     def _without_keys(self):
-        """Of the last dump.
+        """The last dump without its keys.
 
-        Counters of Bloom filters cannot be taken apart by key: the largest of all shards' are right
-        for every key, if a little too large. At the same number of ranks each takes its own.
+        Counters of Bloom filters cannot be split by key. The maximum over all shards is right for
+        every key, if a little too large. At the same number of ranks each rank keeps its own.
         """
         last, filters = self._rests[-1], self._rests[-1]
         if len(last) == self._world_size:
@@ -253,13 +253,13 @@ class Content:
 def content_of(
     dump: Dump, rank: int, world_size: int, dim: int, progress: str | None = None
 ) -> Content:
-    """What `rank` of `world_size` owns of a dump and its deltas; checks all files first.
+    """The part of a dump and its deltas that `rank` of `world_size` owns; checks all files first.
 
     Args:
-        progress: Of what call rank 0 says how far it is; None: it is silent.
+        progress: The call whose progress rank 0 prints; None: it prints nothing.
 
     Raises:
-        ValueError: a file is damaged, or is not part of this dump.
+        ValueError: a file is damaged, or does not belong to this dump.
     """
     dumps = [dump, *dump.deltas]
     size = sum(file.stat().st_size for each in dumps for file in each.files)
@@ -291,7 +291,7 @@ def _selected(shard, kept):
 
 def _log_of(shard):
     """Rule, options and steps, as `ReplayedSteps` takes them."""
-    if shard.whole:  # its rows owe nothing
+    if shard.whole:  # its rows owe no steps
         return "sgd", {}, np.zeros([1, 3])
     if not shard.optimizer:
         return "sgd", {}, shard.steps
@@ -309,8 +309,8 @@ def _number(text) -> Any:
 
 
 def _bring_up(shard, number, logs, dim):
-    """Takes the rows of dump `number` through the steps of all later deltas."""
-    # Mostly all ranks have logged the same. A rank that exported its rows has not.
+    """Takes the rows of dump number `number` through the steps of all later deltas."""
+    # Usually all ranks have logged the same steps. A rank that has exported its rows has not.
     paths = np.zeros(len(shard.keys), np.int64)
     different = [[_same_as(shards, log) for log in shards] for shards in logs]
     for first in different:
@@ -331,7 +331,7 @@ def _bring_up(shard, number, logs, dim):
 
 
 def _same_as(shards, log):
-    """The first rank that has logged the same."""
+    """The first rank that has logged the same steps."""
     return next(
         rank
         for rank, other in enumerate(shards)

@@ -1,11 +1,11 @@
-"""Dense tables that are spread over ranks, in Keras' files: whole, or by slice beside the file.
+"""Dense tables that are spread over ranks, in Keras' files: whole, or sliced beside the file.
 
-    m.keras                                     on one rank whole tables: "0", "0.momentum", "1"
-    m.keras.tables/dense_rows.3f2a/0-of-2.npz   on several the slices of rank 0
+    m.keras                                     on one rank: whole tables, "0", "0.momentum", "1"
+    m.keras.tables/dense_rows.3f2a/0-of-2.npz   on several: the slices of rank 0
 
-Keras meets layers and optimizers in any order, and a slot variable is sliced as its table is. So
-slot variables lie with their tables, and both are read when Keras has met all of a model. The
-optimizer's other variables lie where Keras puts them (`dense_tables.py`).
+Keras visits layers and optimizers in any order, and a slot variable is sliced like its table. So
+slot variables are stored with their tables, and both are read once Keras has visited all of a
+model. The optimizer's other variables are where Keras puts them (`dense_tables.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sok_like.table import beside, dense_tables, together
 from sok_like.table.dense_reading import Reading
 from sok_like.table.dense_tables import Holder
 
-ID = "tables"  # of the one holder in a folder
+ID = "tables"  # the id of the only holder in a folder
 _REFERENCE, _RANKS = "beside", "ranks"
 _state = threading.local()
 
@@ -37,7 +37,7 @@ def holders_of(model: Any) -> list[Any]:
 
 
 def is_hidden(layer: Any, name: str) -> bool:
-    """Whether Keras' files leave out an attribute of a layer, because the layer writes it."""
+    """Whether Keras' files leave out an attribute of a layer, which writes it itself."""
     return name in getattr(layer, "not_in_files", ())
 
 
@@ -46,22 +46,22 @@ def is_hidden(layer: Any, name: str) -> bool:
 
 @contextlib.contextmanager
 def saving(model: Any) -> Iterator[None]:
-    """Within it, tables are written with the slot variables of the model's optimizer."""
+    """A scope in which tables are written with the slot variables of the model's optimizer."""
     with dense_tables.of_root(_optimizers(model)):
         yield
 
 
 def _optimizers(model):
-    # Of tf_keras' legacy optimizers Keras' files hold nothing.
+    # Keras' files hold nothing of tf_keras' legacy optimizers.
     optimizer = getattr(model, "optimizer", None)
     return [optimizer] if hasattr(optimizer, "save_own_variables") else []
 
 
 def save(holder: Holder, store: Any) -> None:
-    """What a layer writes into Keras' file.
+    """Writes the part of a holder that Keras' file contains.
 
     Raises:
-        NotImplementedError: on several ranks, not by a save of a model.
+        NotImplementedError: on several ranks, outside of a save of a model.
     """
     reference, ranks = beside.reference_of(holder), comm.current().world_size
     if reference is not None:
@@ -78,7 +78,7 @@ def save(holder: Holder, store: Any) -> None:
 
 
 def write_beside(holder: Any, folder: str) -> None:
-    """What this rank writes beside the file."""
+    """Writes this rank's part beside the file."""
     communicator = comm.current()
     dense_tables.write(folder, communicator.rank, communicator.world_size, [ID], [holder])
 
@@ -90,7 +90,7 @@ def load(holder: Holder, store: Any, path_read: Callable[[], str]) -> None:
     """Reads what `save` wrote, at the end of `loading`.
 
     Args:
-        path_read: Says which file is being read.
+        path_read: Returns the path of the file being read.
 
     Raises:
         ValueError: the file has other tables, or none.
@@ -112,10 +112,10 @@ def load(holder: Holder, store: Any, path_read: Callable[[], str]) -> None:
 
 @contextlib.contextmanager
 def loading(model: Any, discarded: Callable[[], bool]) -> Iterator[None]:
-    """Within it tables that are read wait for its end, where the model's optimizer is known.
+    """A scope that reads tables at its end, when the model's optimizer is known.
 
     Args:
-        discarded: Whether what was read must not be taken: Keras collects errors.
+        discarded: Whether the values must be discarded: Keras collects errors.
     """
     before, _state.found = getattr(_state, "found", None), []
     try:
@@ -137,7 +137,7 @@ def _copy_of(holder, reading):
     parts = dense_tables.parts_of(holder)
     slots = [part for part in parts if "." in part.key]
     mine, received = {part.key.partition(".")[2] for part in slots}, reading.slot_names(ID)
-    if mine and received and mine != received:  # Keras, too, goes on with the optimizer as it is
+    if mine and received and mine != received:  # Keras, too, keeps the optimizer's state then
         warnings.warn(
             f"The optimizer's state of layer '{holder.name}' is not loaded: it has the slot "
             f"variables {sorted(mine)}, and that of the file {sorted(received)}",
@@ -150,7 +150,7 @@ def _copy_of(holder, reading):
 
 
 class _Copy:
-    """Of tables, when all of a call is read."""
+    """Copies tables once everything of a call is read."""
 
     def __init__(self, reading, parts):
         self._reading, self._parts = reading, parts

@@ -1,4 +1,4 @@
-"""Dense tables in files of any number of ranks: whoever reads takes its own slices."""
+"""Reads dense tables from files of any number of ranks; each reader takes its own slices."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Reading:
     """The dense tables of one save.
 
     Args:
-        found: By the holder's id and the part's key: the shape of the whole, and blocks, each of
-            them from and to row, from and to column, and a function that reads it.
+        found: By holder's id and part's key: the shape of the whole, and a list of blocks. A block
+            has a range of rows, a range of columns, and a function that reads it.
     """
 
     def __init__(self, found: Mapping[tuple[str, str], tuple[tuple[int, int], list[Any]]]):
@@ -26,7 +26,7 @@ class Reading:
 
     @classmethod
     def of_checkpoint(cls, path: str, folder: str | None) -> Reading:
-        """Of a checkpoint, and of the folder beside it if several ranks wrote it."""
+        """Of a checkpoint, and of the folder beside it if several ranks wrote that."""
         reader = tf.train.load_checkpoint(path)
         if folder is not None:
             return cls.of_folder(folder, json.loads(reader.get_tensor(KEY))["world_size"])
@@ -40,10 +40,10 @@ class Reading:
 
     @classmethod
     def of_folder(cls, folder: str, world_size: int) -> Reading:
-        """Of the files of some ranks.
+        """Of the files of `world_size` ranks.
 
         Raises:
-            OSError: a file is missing, or none of NumPy's.
+            OSError: a file is missing, or is not in NumPy's format.
         """
         found: dict[tuple[str, str], tuple[tuple[int, int], list[Any]]] = {}
         for rank in range(world_size):
@@ -57,7 +57,7 @@ class Reading:
 
     @classmethod
     def of_wholes(cls, holder_id: str, wholes: Any, parts: Sequence[Part]) -> Reading:
-        """Of a mapping of whole tables and slot variables; it keeps what the parts need of them."""
+        """Of a mapping of whole tables and slot variables; keeps what the parts need."""
         found, slices = {}, {part.key: (part.rows, part.columns) for part in parts}
         for key in wholes.keys():
             whole, mine = np.asarray(wholes[key]), []
@@ -69,11 +69,11 @@ class Reading:
         return cls(found)
 
     def check_tables(self, holder: Holder, read_as: str, parts: Sequence[Part]) -> None:
-        """ValueError unless there are all tables of a holder and no others, and its parts, whole.
+        """Raises ValueError unless a holder's tables are the same and its parts are complete.
 
         Args:
-            read_as: Its id in the save.
-            parts: Of this rank.
+            read_as: The holder's id in the save.
+            parts: The parts of this rank.
         """
         received = {
             key: tuple(shape)
@@ -88,7 +88,7 @@ class Reading:
                 f"A checkpoint must have the tables of layer '{holder.name}'. Received: one "
                 f"without {missing}, and with {more} besides, numbers of `embeddings`"
             )
-        for key, shape in expected.items():  # of all tables, so that ranks judge alike
+        for key, shape in expected.items():  # checks all tables, so that ranks agree
             if received[key] != shape:
                 raise ValueError(
                     f"A checkpoint must have the tables of layer '{holder.name}' in their shapes. "
@@ -98,12 +98,12 @@ class Reading:
             self._check_part(holder, read_as, part)
 
     def slot_names(self, read_as: str) -> set[str]:
-        """The names of the slot variables that the save has of a holder."""
+        """The names of the holder's slot variables in the save."""
         keys = [key for name, key in self._found if name == read_as]
         return {key.partition(".")[2] for key in keys if "." in key}
 
     def check_slots(self, holder: Holder, read_as: str, parts: Sequence[Part]) -> None:
-        """ValueError unless a save with slot variables has those of a holder's parts, whole."""
+        """Raises ValueError if the save has slot variables, but not all of those of the parts."""
         missing = sorted({part.key for part in parts if (read_as, part.key) not in self._found})
         names = self.slot_names(read_as)
         if missing and names:

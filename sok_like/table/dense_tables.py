@@ -1,14 +1,14 @@
-"""Dense tables that are spread over ranks, in `tf.train.Checkpoint`: by slice, for any ranks.
+"""Dense tables that are spread over ranks, in `tf.train.Checkpoint`, for any number of ranks.
 
     model.ckpt                                the rest, and the name of each holder
     model.ckpt.tables/dense.3f2a/0-of-2.npz   the slices of rank 0, a block of rows at a time
 
 A holder, such as a layer of `dist_model_parallel`, says which rows and columns of which whole
-tables lie on this rank, and those of the optimizer's slot variables. On one rank the whole tables
-are inside the checkpoint. Whoever reads takes its own slices out of the blocks of all files.
+tables lie on this rank, and the same for the optimizer's slot variables. On one rank the whole
+tables are inside the checkpoint. A reader takes its own slices out of the blocks of all files.
 
-TensorFlow knows variables of an optimizer by their number in lists, and those numbers would differ
-from rank to rank. So the lists that it sees are without the holders' variables.
+TensorFlow knows an optimizer's variables by their positions in lists, which would differ between
+ranks. So the lists that it sees do not contain the holders' variables.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import tensorflow as tf
 
 from sok_like.table.keras_variable import is_keras_3
 
-KEY = "sok_like/dense"  # of the tensor that says where the tables are
+KEY = "sok_like/dense"  # name of the tensor that says where the tables are
 BLOCK_BYTES = 8 * 2**20
 _state = threading.local()
 _holders: weakref.WeakSet = weakref.WeakSet()
@@ -41,41 +41,41 @@ class Part(NamedTuple):
     """A slice of a whole table, or of one of its slot variables."""
 
     key: str  # "<table>" or "<table>.<slot variable>"
-    shape: tuple[int, int]  # of the whole
-    rows: tuple[int, int]  # this rank's, from and to
+    shape: tuple[int, int]  # of the whole table
+    rows: tuple[int, int]  # of this rank: from, to
     columns: tuple[int, int]
     variable: tf.Variable
-    first_row: int  # of the slice in the variable
-    written: bool  # False where another rank writes the same
+    first_row: int  # of the slice within the variable
+    written: bool  # False if another rank writes the same slice
 
 
 class Holder(Protocol):
-    """What holds dense tables; `tf.train.Checkpoint` knows it as a Trackable."""
+    """An object that holds dense tables; `tf.train.Checkpoint` sees it as a Trackable."""
 
     name: str  # for errors
-    id: str  # in files; never the same for two of a process
+    id: str  # in files; unique within a process
     read_as: str | None  # its id in the file that is read
 
     def dense_parts(self, optimizers: Sequence[Any]) -> list[Part]:
-        """The parts of this rank, with the slot variables of these optimizers."""
+        """The parts of this rank, with their slot variables in these optimizers."""
 
     def shapes(self) -> dict[str, tuple[int, int]]:
-        """The whole tables by key, also those of which this rank has no part."""
+        """Shapes of the whole tables by key, including those of which this rank has no part."""
 
     def own_variables(self) -> list[Any]:
         """This rank's variables."""
 
     def variables_in(self, optimizer: Any) -> list[Any]:
-        """Its variables that an optimizer knows, and their slot variables."""
+        """The holder's variables that an optimizer knows, and their slot variables."""
 
 
 def register(holder: Holder) -> None:
-    """From now on optimizers keep the holder's variables out of checkpoints."""
+    """From now on, optimizers keep the holder's variables out of checkpoints."""
     _holders.add(holder)
     _install()
 
 
-# ---- what TensorFlow sees of an optimizer ----
+# ---- an optimizer as TensorFlow sees it ----
 
 
 @functools.cache
@@ -106,7 +106,7 @@ def _install():
 
 
 def _saving(own):
-    """Keras' files: an optimizer's variables by their numbers, without those of holders."""
+    """In Keras' files: an optimizer's variables by number, without those of holders."""
 
     @functools.wraps(own)
     def save(self, store):
@@ -148,7 +148,7 @@ def _hidden(optimizer):
 
 
 class _Others(tf.__internal__.tracking.Trackable):
-    """A list of an optimizer's variables, without those of holders."""
+    """A list of an optimizer's variables without those of holders."""
 
     def fill(self, items, hidden):
         ordered = [items[name] for name in sorted(items, key=int) if id(items[name]) not in hidden]
@@ -166,7 +166,7 @@ class _Others(tf.__internal__.tracking.Trackable):
 
 @contextlib.contextmanager
 def of_root(objects: Iterable[Any]) -> Iterator[None]:
-    """Within it, holders that are written or read take their optimizers from these objects."""
+    """A scope in which holders take their optimizers from these objects, to write or read."""
     before = getattr(_state, "optimizers", ())
     _state.optimizers = [each for each in objects if is_optimizer(each)]
     try:
@@ -176,12 +176,12 @@ def of_root(objects: Iterable[Any]) -> Iterator[None]:
 
 
 def is_optimizer(thing: Any) -> bool:
-    """Whether it is an optimizer of either Keras, or of TensorFlow."""
+    """Whether it is an optimizer of either Keras or of TensorFlow."""
     return hasattr(thing, "apply_gradients") and not hasattr(thing, "compile")
 
 
 def is_built(optimizer: Any) -> bool:
-    """Whether an optimizer has its slot variables."""
+    """Whether an optimizer has created its slot variables."""
     inner = getattr(optimizer, "inner_optimizer", None) or optimizer
     if hasattr(inner, "get_slot_names"):
         return bool(inner.get_slot_names()) or not hasattr(inner, "_create_all_weights")
@@ -191,10 +191,10 @@ def is_built(optimizer: Any) -> bool:
 
 
 def build_optimizers(objects: Sequence[Any], path: str) -> None:
-    """Makes the slot variables that a checkpoint has: numbers in lists then mean the same.
+    """Makes the slot variables that the checkpoint has, so that positions in lists agree.
 
     Raises:
-        ValueError: an optimizer is not built, and no built model among the objects has it.
+        ValueError: an optimizer is not built and belongs to no built model among the objects.
     """
     note = note_of(path)
     if note is None or not note["slots"]:
@@ -216,7 +216,7 @@ def build_optimizers(objects: Sequence[Any], path: str) -> None:
 
 
 def parts_of(holder: Holder) -> list[Part]:
-    """Its parts on this rank, with the slot variables of the call's optimizers."""
+    """The holder's parts on this rank, with slot variables of the optimizers of `of_root`."""
     return holder.dense_parts(getattr(_state, "optimizers", ()))
 
 
@@ -224,7 +224,7 @@ def parts_of(holder: Holder) -> list[Part]:
 
 
 def tensors_of(holders: Sequence[Holder]) -> Iterator[tuple[str, Any]]:
-    """On one rank: whole tables by the names that they have in the checkpoint, then the note."""
+    """On one rank: whole tables by their names in the checkpoint, then the note."""
     slots = False
     for holder in holders:
         for key, value in wholes_of(holder):
@@ -234,7 +234,7 @@ def tensors_of(holders: Sequence[Holder]) -> Iterator[tuple[str, Any]]:
 
 
 def wholes_of(holder: Holder) -> Iterator[tuple[str, Any]]:
-    """On one rank: the key and the value of each whole table, and of its slot variables."""
+    """On one rank: the key and value of each whole table and of its slot variables."""
     for part in parts_of(holder):
         value = part.variable.read_value()
         if value.shape[0] != part.shape[0]:
@@ -243,13 +243,13 @@ def wholes_of(holder: Holder) -> Iterator[tuple[str, Any]]:
 
 
 def note(folder: str, world_size: int, holders: Sequence[Holder]) -> str:
-    """What the checkpoint of several ranks says of the files beside it."""
+    """The checkpoint's note on the files that several ranks wrote beside it."""
     slots = any("." in part.key for holder in holders for part in parts_of(holder))
     return json.dumps({"folder": folder, "world_size": world_size, "slots": slots})
 
 
 def write(folder: str, rank: int, world_size: int, ids: Sequence[str], holders: Any) -> None:
-    """Writes this rank's file of several ranks' tables; `ids` are the same on all ranks."""
+    """Writes this rank's file of the holders' parts; `ids` are the same on all ranks."""
     file = file_of(folder, rank, world_size)
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -265,12 +265,12 @@ def write(folder: str, rank: int, world_size: int, ids: Sequence[str], holders: 
 
 
 def file_of(folder: str, rank: int, world_size: int) -> pathlib.Path:
-    """The file of one rank."""
+    """The path of one rank's file."""
     return pathlib.Path(folder) / f"{rank}-of-{world_size}.npz"
 
 
 def blocks_of(part: Part) -> Iterator[tuple[int, int]]:
-    """From and to of the rows of each block: alike for all ranks, so that readers meet them."""
+    """First and last row (exclusive) of each block; bounds are the same on all ranks."""
     step = max(1, BLOCK_BYTES // (4 * part.shape[1]))
     start, end = part.rows
     while start < end:
@@ -293,13 +293,13 @@ def _write_part(archive, holder_id, part):
 
 
 def note_of(path: str) -> dict | None:
-    """What a checkpoint says of its dense tables; None: it has none."""
+    """The note of a checkpoint on its dense tables; None if it has none."""
     reader = tf.train.load_checkpoint(path)
     return json.loads(reader.get_tensor(KEY)) if reader.has_tensor(KEY) else None
 
 
 def unreached(objects: Sequence[Any], variables: Sequence[Any]) -> list[str]:
-    """Names of holders that have some of the variables and are not among the objects."""
+    """Names of holders that own one of the variables but are not among the objects."""
     reached, known = {id(each) for each in objects}, {id(each) for each in variables}
     return [
         holder.name
@@ -309,5 +309,5 @@ def unreached(objects: Sequence[Any], variables: Sequence[Any]) -> list[str]:
 
 
 def parts_to_read(holders: Sequence[Holder]) -> list[tuple[Holder, list[Part]]]:
-    """The holders that the checkpoint being read has, each with its parts."""
+    """The holders that the checkpoint being read contains, each with its parts."""
     return [(holder, parts_of(holder)) for holder in holders if holder.read_as is not None]

@@ -1,21 +1,21 @@
-"""Files of a dump: a table on disk, whole at every instant, for any number of ranks.
+"""Files of a dump: a table on disk, valid at every instant, for any number of ranks.
 
-    FOLDER/<table>.json                     manifest: what table, and its shard files with SHA-256
+    FOLDER/<table>.json                     manifest: the table, and its shard files with SHA-256
     FOLDER/<table>.<dump id>.0-of-2.npz     keys of rank 0 of 2, their rows and slot rows
     FOLDER/<table>.<dump id>.1-of-2.npz
 
-A manifest may go on with deltas, each with shards of its own (`sok_like/table/deltas.py`): what
-changed since the base, or since the delta before. There is one manifest for all of them, which
-names the files in order, so that none can be lost, exchanged or taken from another dump unseen.
+A manifest may continue with deltas, each with its own shards (`sok_like/table/deltas.py`): the
+changes since the base, or since the delta before. One manifest names all files in order, so a file
+that is lost, exchanged or taken from another dump is detected.
 
-`sok_like/table/shard_file.py` describes the shards. Every file is written aside, brought to the
-disk and renamed. The manifest comes last and names the dump's own shard files, so a reader sees the
-dump before or the dump after, never half of one. Then what other dumps of the table have left
-behind is removed: the shards of the dump before, those of dumps that never had a manifest, and
-files that a killed process was writing.
+`sok_like/table/shard_file.py` describes the shards. Every file is written under another name,
+flushed to the disk and renamed. The manifest comes last and names the dump's own shard files, so a
+reader sees the old dump or the new one, never a mixture. Then leftovers of the table's other dumps
+are removed: the shards of the previous dump, shards that never had a manifest, and files that a
+killed process was writing.
 
-The manifest holds a SHA-256 of itself. Dumps of version 1, whose manifest did not, are read too.
-Those that no delta can follow are of version 2.
+The manifest contains a SHA-256 of itself. Dumps of version 1, without it, can be read too. Version
+2 is a dump that no delta can follow.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ _MAX_STEM = 120  # characters: file systems take 255, and the rest of a name nee
 
 @dataclasses.dataclass
 class Dump:
-    """What a manifest says."""
+    """The content of a manifest."""
 
     files: list[pathlib.Path]
-    entries: list[dict[str, Any] | None]  # of each file, None in version 1
-    identity: str  # differs from dump to dump
+    entries: list[dict[str, Any] | None]  # one per file; None in version 1
+    identity: str  # differs between dumps
     name: str = ""  # "" in version 1
-    step: int = -1  # of the optimizer; -1: not known
+    step: int = -1  # of the optimizer; -1: unknown
     may_grow: bool = False  # whether deltas may follow
     deltas: list[Dump] = dataclasses.field(default_factory=list)  # in order
 
     def open(self, number: int, dim: int, progress: Progress | None = None) -> ShardFile:
-        """One of the shards; ValueError as of `ShardFile`."""
+        """Opens one of the shards; raises ValueError as `ShardFile` does."""
         entry, world_size = self.entries[number], len(self.files)
         file = ShardFile(self.files[number], dim, entry, progress)
-        # Version 1 does not say which file is whose.
+        # Version 1 does not say which file belongs to which rank.
         if entry is None:
             for keys in file.parts("keys"):
                 if not is_mine(keys, number, world_size).all():
@@ -80,7 +80,7 @@ class Dump:
 
 
 def shard_name(table: str, dump_id: str, rank: int, world_size: int) -> str:
-    """File name of one rank's part of a dump."""
+    """The name of one rank's file of a dump."""
     return f"{file_stem(table)}.{dump_id}.{rank}-of-{world_size}.npz"
 
 
@@ -89,7 +89,7 @@ def check_seen(folder: str, entries: Sequence[dict[str, Any]]) -> None:
 
     Raises:
         FileNotFoundError: a file of another rank is missing: the folder is not shared.
-        ValueError: a file of another size.
+        ValueError: a file has another size.
     """
     for rank, entry in enumerate(entries):
         path = pathlib.Path(folder) / entry["file"]
@@ -107,7 +107,7 @@ def check_seen(folder: str, entries: Sequence[dict[str, Any]]) -> None:
 
 
 def check_bytes(folder: str, entry: dict[str, Any], rank: int, chunk: int = 2**22) -> None:
-    """ValueError unless a shard, read from the folder, is what its rank has written."""
+    """Raises ValueError unless a shard, read from the folder, is what its rank wrote."""
     path, digest = pathlib.Path(folder) / entry["file"], hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
         while data := file.read(chunk):
@@ -129,16 +129,16 @@ def write_manifest(
     step: int = -1,
     deltas: Sequence[dict[str, Any]] | None = None,
 ) -> None:
-    """Makes a complete set of shards the table's dump, and removes the dump before it.
+    """Makes a complete set of shards the table's dump, and removes the previous dump.
 
     Args:
         entries: What `write_shard` returned, by rank.
         step: The optimizer's step of the base.
-        deltas: What follows the base, each with the fields `dump`, `since` (the dump before it),
-            `step` and `shards`; None where no delta can follow.
+        deltas: The deltas after the base, each with the fields `dump`, `since` (the dump before
+            it), `step` and `shards`; None if no delta can follow.
 
     Raises:
-        OSError: it could not be written. The dump before it is still there.
+        OSError: the manifest could not be written. The previous dump is still there.
     """
     path = pathlib.Path(folder)
     manifest = {
@@ -164,7 +164,7 @@ def write_manifest(
     except OSError as error:
         aside.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(target)) from error
-    # The dump is complete. What cannot be removed now, the next one removes.
+    # The dump is complete. Files that cannot be removed now are removed by the next dump.
     with contextlib.suppress(OSError):
         sync_folder(path)
         listed = [*entries, *(entry for delta in deltas or () for entry in delta["shards"])]
@@ -185,7 +185,7 @@ def _checksum(manifest):
 
 
 def only_table(folder: str) -> str | None:
-    """The table of a folder with one dump; None: there are others, or none.
+    """The table of a folder with one dump; None if it has several, or none.
 
     Raises:
         ValueError: the manifest is damaged.
@@ -195,12 +195,12 @@ def only_table(folder: str) -> str | None:
 
 
 def read_manifest(folder: str, table: str, dim: int) -> Dump:
-    """The shard files of a table's dump.
+    """Reads the manifest of a table's dump.
 
     Raises:
         FileNotFoundError: there is no dump of the table, or one of its files is missing.
         ValueError: the manifest is not one of this package, damaged, of a later version, or of
-            another table or row width.
+            another table or `embedding_dim`.
     """
     path = pathlib.Path(folder) / f"{file_stem(table)}.json"
     if not path.exists():
@@ -237,7 +237,7 @@ def read_manifest(folder: str, table: str, dim: int) -> Dump:
 
 
 def _dump_of(path, table, fields, identity):
-    """What the manifest, or one of its deltas, says of its own files."""
+    """The files that a manifest, or one of its deltas, lists."""
     listed = fields["shards"]
     names = [shard["file"] if isinstance(shard, dict) else shard for shard in listed]
     entries = [shard if isinstance(shard, dict) else None for shard in listed]
@@ -255,7 +255,7 @@ def has_shards(folder: str, table: str) -> bool:
 
 
 def _load(path):
-    """The manifest, with the fields of its version."""
+    """Reads a manifest and checks the fields of its version."""
     try:
         if path.stat().st_size > _MAX_MANIFEST:
             raise ValueError(f"{path.stat().st_size} bytes")
@@ -284,7 +284,7 @@ def _without_repeats(pairs):
 
 
 def _problem(manifest, version):
-    """What is wrong with the fields, or ''."""
+    """What is wrong with the fields; '' if nothing."""
     if manifest.keys() != _FIELDS[version]:
         return f"the fields {sorted(manifest)!r:.200}"
     if version > 1 and manifest["sha256"] != _checksum(manifest):
@@ -315,7 +315,7 @@ def _has_fields(found, fields):
 
 
 def _check_complete(path, table, names):
-    """ValueError unless the names are those of all parts of one dump, in order."""
+    """Raises ValueError unless the names are those of one dump's shards, in order."""
     pattern = re.escape(file_stem(table)) + r"\.(\w+)\.0-of-(\d{1,9})\.npz"
     first = re.fullmatch(pattern, names[0] if names else "")
     world_size = min(int(first.group(2)), len(names) + 1) if first else 0
@@ -328,15 +328,15 @@ def _check_complete(path, table, names):
 
 
 def is_mine(keys: np.ndarray, rank: int, world_size: int) -> np.ndarray:
-    """Which of the keys, int64, `rank` of `world_size` owns: `uint64(key) % world_size == rank`."""
+    """Which of the int64 keys `rank` of `world_size` owns: `uint64(key) % world_size == rank`."""
     return np.ascontiguousarray(keys).view(np.uint64) % np.uint64(world_size) == rank
 
 
 def file_stem(table: str) -> str:
-    """A table's name as files have it."""
-    # Any table name is a file name, and has no dot in it: "a" must not claim files of "a.b".
+    """A table's name as it appears in file names."""
+    # Legal for any table name, and without a dot: "a" must not claim the files of "a.b".
     stem = urllib.parse.quote(table, safe="").replace(".", "%2E") or "_"
     if len(stem) <= _MAX_STEM:
         return stem
-    # A quoted name has no "+", so no other table's name is this one.
+    # Quoted names have no "+", so this differs from every other table's name.
     return f"{stem[:_MAX_STEM]}+{hashlib.sha256(table.encode()).hexdigest()[:32]}"

@@ -1,4 +1,4 @@
-"""What dumps and restores of tables have in common: who may write where, and errors that say so."""
+"""What dumps and restores of tables share: who may write where, and the errors that say so."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sok_like.runtime.process import local_size
 from sok_like.table import dump_file
 from sok_like.table.variable import is_embedding_variable, unwrap
 
-# Who wrote or read the dump in a folder, by folder and table name. Variables have no hash.
+# The tables that wrote or read the dump in a folder, by folder and table name.
 _known_by: dict[tuple[str, str], list[weakref.ref]] = {}
 
 
 def checked(variable: Any) -> Any:
-    """The EmbeddingVariable; an error of anything else, and of one that only `sok2.dump` takes."""
+    """The EmbeddingVariable; raises for anything else, and for one that only `sok2.dump` takes."""
     if not is_embedding_variable(variable):
         raise TypeError(
             f"`embedding_variable` must be an EmbeddingVariable. Received: {variable!r}"
@@ -34,11 +34,11 @@ def checked(variable: Any) -> Any:
 
 
 def check_arguments(variable: Any, filepath: Any, **flags: Any) -> None:
-    """What the methods of a Saver are given: a folder, and flags by name.
+    """Checks the arguments of a Saver's methods: a folder, and flags by name.
 
     Raises:
         TypeError: `filepath` is not a str or an os.PathLike, or a flag is not a bool.
-        ValueError: an empty `filepath`, which would be the working directory.
+        ValueError: `filepath` is empty, which would mean the working directory.
     """
     table = variable.table_name
     if not isinstance(filepath, (str, os.PathLike)) or isinstance(os.fspath(filepath), bytes):
@@ -63,22 +63,22 @@ def _place(folder, table):
 
 
 def wrote(folder: str, variable: Any) -> None:
-    """The dump in a folder is this table's."""
+    """Makes a table the dump's only owner."""
     _known_by[_place(folder, variable.table_name)] = [weakref.ref(variable)]
 
 
 def read(folder: str, variable: Any) -> None:
-    """The dump in a folder is this table's, too."""
+    """Adds a table to the dump's owners."""
     _known_by.setdefault(_place(folder, variable.table_name), []).append(weakref.ref(variable))
 
 
 def forget(folder: str, variable: Any) -> None:
-    """Lets other tables of this name write to a folder, which is one dump's own."""
+    """Lets other tables of this name write to a folder, which belongs to one dump only."""
     _known_by.pop(_place(folder, variable.table_name), None)
 
 
 def check_owner(folder: str, variable: Any) -> None:
-    """ValueError where a dump would replace that of another table of this program."""
+    """Raises ValueError if a dump would replace that of another table of this program."""
     known = [ref() for ref in _known_by.get(_place(folder, variable.table_name), [])]
     alive = [table for table in known if table is not None]
     if alive and all(table is not variable for table in alive):
@@ -89,7 +89,7 @@ def check_owner(folder: str, variable: Any) -> None:
 
 
 def same_dump(told: list) -> None:
-    """RuntimeError unless all ranks have told of the same `dump`."""
+    """Raises RuntimeError unless all ranks report the same `dump`."""
     if len({message["dump"] for message in told}) > 1:
         raise RuntimeError(
             "All ranks must read the same dump, from a folder that they share. Received: different "
@@ -98,13 +98,13 @@ def same_dump(told: list) -> None:
 
 
 def see_shards(folder: str, entries: Sequence[Any]) -> None:
-    """Raises unless the folder shows all shards of a dump, before its manifest may name them.
+    """Raises unless the folder shows all shards of a dump; called before the manifest names them.
 
-    Rank 0 looks at all of them. Every shard is read back by one rank that did not write it, of
-    another host where there are several: a rank reads as much as it wrote.
+    Rank 0 looks for all of them. Every shard is read back by one rank that did not write it, on
+    another host if there are several: each rank reads about as much as it wrote.
 
     Args:
-        entries: What `write_shard` has returned, by rank; None where there was nothing to write.
+        entries: The results of `write_shard`, by rank; None where there was nothing to write.
     """
     rank, world_size = comm.current().rank, comm.current().world_size
     if entries[0] is None:
@@ -117,5 +117,5 @@ def see_shards(folder: str, entries: Sequence[Any]) -> None:
 
 
 def explained(error: OSError, table: str) -> OSError:
-    """The same, naming the table."""
+    """The same error, with the table's name."""
     return OSError(error.errno, f"{error.strerror} (dump of table '{table}')", error.filename)

@@ -38,10 +38,10 @@ def export(variable: Any) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def assign(variable: Any, keys: Any, rows: Any) -> Any:
-    """Writes rows by key, inserting missing keys; of equal keys the last wins.
+    """Writes rows by key and inserts missing keys; if keys repeat, the last row wins.
 
-    Every rank may pass any keys: each takes those it owns and leaves the rest, so the same full
-    list can be given on all ranks. Slot rows of present keys stay as they are.
+    Every rank may pass any keys: each writes those that it owns and ignores the rest, so all ranks
+    may pass the same full list. Slot rows of existing keys are unchanged.
 
     Args:
         variable: EmbeddingVariable.
@@ -49,13 +49,13 @@ def assign(variable: Any, keys: Any, rows: Any) -> Any:
         rows: float32 `[num_keys, embedding_dim]`.
 
     Returns:
-        Nothing when eager; the op in a graph.
+        None when eager; the op in a graph.
 
     Raises:
         TypeError: `variable` is not an EmbeddingVariable, keys are not integers, or rows are not
             real numbers.
-        tf.errors.InvalidArgumentError: shapes do not fit.
-        tf.errors.ResourceExhaustedError: the table cannot take all new keys; none was written.
+        tf.errors.InvalidArgumentError: the shapes do not fit.
+        tf.errors.ResourceExhaustedError: the table cannot hold all new keys; none was written.
     """
     variable = _checked(variable)
     keys = tf.reshape(as_keys(keys), [-1])
@@ -67,7 +67,7 @@ def assign(variable: Any, keys: Any, rows: Any) -> Any:
 
 
 def held_here(variable: Any, keys: tf.Tensor) -> tf.Tensor:
-    """Whether int64 `keys` `[num_keys]` are this rank's, bool `[num_keys]`."""
+    """Which of the int64 `keys` `[num_keys]` belong to this rank, bool `[num_keys]`."""
     communicator = comm.current()
     if variable.home is not None:
         return tf.fill(tf.shape(keys), variable.home == communicator.rank)

@@ -1,11 +1,10 @@
-"""Keras initializers as what the core draws initial rows from.
+"""Translates Keras initializers into what the core draws initial rows from.
 
-A hash table has no shape to fill: its rows come into being one by one. So an initializer becomes a
-distribution that each element is drawn from by itself, as a pure function of (seed, table, key,
-column). Initializers that are one (constants, uniform, normal, truncated normal, and Keras'
-variance-scaling family) are taken over exactly; any other is asked once for a matrix of
-4096 rows (or as many as `InitializerOption.default_value_dim` says), and key k starts from row k
-mod 4096.
+A hash table has no shape to fill: its rows are created one by one. So an initializer becomes a
+distribution. Each element is drawn from it alone, as a pure function of (seed, table, key, column).
+Constants, uniform, normal, truncated normal, and Keras' variance-scaling family are taken over
+exactly. Any other initializer is called once for a matrix of 4096 rows (or
+`InitializerOption.default_value_dim`), and key k starts from row k mod 4096.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ import tensorflow as tf
 from sok_like.runtime.checks import as_integer
 from sok_like.table.policies import DEFAULT_VALUE_DIM
 
-# Where initializers of the names below come from; those of tf.compat.v1 are in init_ops.
+# Modules of the initializers that are named below; those of tf.compat.v1 are in init_ops.
 _KNOWN_MODULES = ("keras.", "tf_keras.", "tensorflow.python.ops.init_ops")
 
-# A normal distribution cut at two standard deviations has this standard deviation; Keras divides by
-# it so that the cut one has the variance asked for (keras.initializers.VarianceScaling).
+# The standard deviation of a standard normal distribution cut at two standard deviations. Keras
+# divides by it to reach the requested variance (keras.initializers.VarianceScaling).
 _TRUNCATED_STDDEV = 0.87962566103423978
 
 
@@ -35,7 +34,7 @@ class RowInitializer(NamedTuple):
     kind: str  # "constant", "uniform", "normal", "truncated_normal", "default_rows"
     a: float = 0.0
     b: float = 0.0
-    seed: int = 0  # tells initializers of the same kind apart
+    seed: int = 0  # distinguishes initializers of the same kind
     default_rows: tuple[float, ...] = ()  # [num_default_rows * dim]
 
 
@@ -49,13 +48,12 @@ def row_initializer(
 
     Args:
         initializer: A name, an instance or class of `tf.keras.initializers` or of
-            `tf.compat.v1`, or a callable `(shape, dtype) -> tensor`. A callable must
-            return the same on all ranks.
-        dim: Row width, the fan-out of the variance-scaling family.
-        num_rows: Rows of the whole table, the family's fan-in; None (a table without bound) takes
-            `dim` in its place.
-        num_default_rows: Rows of the matrix that an initializer which is not element by element is
-            asked for. Another number than 4096 makes that matrix of any initializer.
+            `tf.compat.v1`, or a callable `(shape, dtype) -> tensor`, which must return the same on
+            all ranks.
+        dim: `embedding_dim`, the fan-out of the variance-scaling family.
+        num_rows: Rows of the whole table, the family's fan-in; None (no bound): `dim` instead.
+        num_default_rows: Rows of the matrix that an initializer which is not elementwise is called
+            for. A value other than 4096 does the same for every initializer.
 
     Raises:
         ValueError: Keras does not know the name, or rows would not be finite real numbers.
@@ -112,7 +110,7 @@ def _variance_scaling(config, dim, num_rows):
 
 
 def _scaled(scale: float, mode: str, distribution: str) -> Callable:
-    # The named members of the family keep these three out of their config.
+    # The named members of the family do not keep these three in their config.
     return lambda config, dim, num_rows: _variance_scaling(
         {"scale": scale, "mode": mode, "distribution": distribution}, dim, num_rows
     )
@@ -144,7 +142,7 @@ _TRANSLATIONS: dict[str, Callable] = {
 
 
 def _constant(value, dim):
-    if isinstance(value, dict):  # Keras 3 writes an array so
+    if isinstance(value, dict):  # the form in which Keras 3 writes an array
         value = value["config"]["value"]
     value = np.asarray(value, np.float32)
     if value.size == 1:
@@ -162,7 +160,7 @@ def _constant(value, dim):
 
 def _default_rows(instance, config, num_rows, dim):
     if config.get("seed", 0) is None:
-        # Keras would draw a seed of its own in each process; ranks must agree.
+        # Keras would draw another seed in each process, but ranks must agree.
         name = f"{type(instance).__module__}.{type(instance).__qualname__}"
         instance = type(instance).from_config({**config, "seed": zlib.crc32(name.encode())})
     shape = (num_rows, dim)

@@ -1,12 +1,12 @@
 """Keras' files on any number of ranks: `.keras`, `.weights.h5`, and `BackupAndRestore`.
 
 On one rank a table's content is inside the file. On several, all ranks make the same call with the
-same path; rank 0 writes the file, and every rank its part of the tables beside it (`beside.py`).
-Both kinds are read at any number of ranks.
+same path. Rank 0 writes the file, and every rank its part of the tables beside it (`beside.py`).
+Both kinds can be read at any number of ranks.
 
-A file is written aside and renamed, so whoever is killed leaves the one before. Keras has no place
-where ranks could agree, so `install` wraps the four functions of it that write and read files; for
-models without tables and shards they do what they did.
+A file is written under another name and renamed, so a killed process leaves the previous one
+intact. Keras has no hook where ranks could agree, so `install` wraps its four functions that write
+and read files. For models without tables and shards they do what they did.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _busy = False
 
 @functools.cache
 def install() -> None:
-    """Makes the running Keras' files, and checkpoints, know tables and shards; once per process."""
+    """Teaches the running Keras' files, and checkpoints, tables and shards; once per process."""
     tf_checkpoints.install()
     keras_refusals.install(_kinds)
     package = "keras.src" if is_keras_3() else "tf_keras.src"
@@ -62,7 +62,7 @@ def install() -> None:
     if is_keras_3():
         module = importlib.import_module(f"{package}.callbacks.backup_and_restore")
         cls, method = module.BackupAndRestore, "on_train_end"
-        # Its callbacks ask whether a folder is there and then make it; another rank may be first.
+        # Keras checks whether a folder exists and then makes it; another rank may be faster.
         module.file_utils.makedirs = tf.io.gfile.makedirs
     else:
         module = importlib.import_module(f"{package}.distribute.worker_training_state")
@@ -74,7 +74,7 @@ def _kinds(model):
     """The variables of a model that are not the same on all ranks."""
     try:
         variables = model.variables
-    except ValueError:  # tf_keras' models that are not built have none
+    except ValueError:  # tf_keras' models have none before they are built
         return beside.Kinds(())
     holders = dense_in_keras.holders_of(model)
     held = {id(each) for holder in holders for each in holder.own_variables()}
@@ -87,7 +87,7 @@ def _check_eager(call):
 
 
 def _check(kinds, call):
-    """NotImplementedError where variables of one rank would be lost."""
+    """Raises NotImplementedError if a rank's own variables would be lost."""
     ranks = comm.current().world_size
     if kinds.own and ranks > 1:
         raise NotImplementedError(
@@ -126,15 +126,15 @@ def save_together(
     """Writes a file on rank 0, and tables beside it; all ranks call it with the same path.
 
     Args:
-        call: What the user has called, for errors.
-        filepath: The file.
+        call: The user's call, for errors.
+        filepath: Path of the file.
         write: Writes a file to the path that it is given.
-        tables: The tables in it, and the holders of dense tables.
-        collective: Whether writing involves all ranks. Then the others write, too, to a file that
-            is discarded.
+        tables: The tables in the file, and the holders of dense tables.
+        collective: Whether writing involves all ranks. Then the other ranks write, too, to a file
+            that is discarded.
 
     Raises:
-        RuntimeError: a rank has failed, or paths differ; on all ranks, and the file before stays.
+        RuntimeError: a rank has failed, or paths differ; on all ranks. The previous file stays.
     """
     communicator = comm.current()
     named = isinstance(filepath, (str, os.PathLike))
@@ -210,13 +210,13 @@ def _loading_weights(own):
 
 @contextlib.contextmanager
 def _put_back(model: Any) -> Iterator[None]:
-    """After an error within it, gives ordinary variables back their values; on all ranks."""
+    """If an error is raised within it, restores the values of ordinary variables, on all ranks."""
     kept = []
     holders = [] if model is None else dense_in_keras.holders_of(model)
     held = {id(each) for holder in holders for each in holder.own_variables()}
     for each in [] if model is None else model.variables:
-        # Of these an error leaves some loaded. To read one is a collective. Dense tables of
-        # holders are loaded when nothing can fail any more.
+        # An error leaves some of these loaded. Reading a shard would be a collective, and dense
+        # tables of holders are loaded last, when nothing can fail.
         if not (is_embedding_variable(each) or hasattr(each, "_sok_shard") or id(each) in held):
             kept.append((each, np.asarray(each).copy()))
     try:
@@ -228,7 +228,7 @@ def _put_back(model: Any) -> Iterator[None]:
 
 
 def _loading_state(own):
-    """Keras' walk through what is loaded; it calls itself for what is inside."""
+    """Wraps Keras' walk through what it loads; it calls itself for inner objects."""
 
     @functools.wraps(own)
     def load(saveable, weights_store, assets_store, inner_path, *args, **kwargs):
@@ -292,15 +292,15 @@ def _names_this_package(filepath):
 
 
 def path_read() -> str:
-    """The file that Keras is reading right now.
+    """The file that Keras is reading at the moment.
 
     Raises:
-        RuntimeError: none that is known.
+        RuntimeError: its path is not known.
     """
     path = beside.path_read()
     frame: Any = sys._getframe(1)
     while path is None and frame is not None:
-        # The first layer of a process is made, and `install` called, within Keras' `load_model`.
+        # `load_model` may make the first layer of a process, which calls `install` only then.
         if frame.f_code.co_name in ("load_model", "load_weights_only"):
             found = frame.f_locals.get("filepath")
             path = os.fspath(found) if isinstance(found, (str, os.PathLike)) else None
@@ -317,7 +317,7 @@ def path_read() -> str:
 
 
 def _by_rank_0(own):
-    """The removal of a backup, which the ranks share: by rank 0, when all are done with it."""
+    """Wraps the removal of a backup that ranks share: rank 0 removes it once all are done."""
 
     @functools.wraps(own)
     def remove(self, *args, **kwargs):

@@ -1,7 +1,7 @@
-"""What Keras' saving would get wrong with tables, or on several ranks, and refuses instead.
+"""Refuses what Keras' saving would do wrong with tables, or on several ranks.
 
-The older HDF5 files (`model.save("m.h5")`) hold what each layer has on one rank, and the ranks
-would write over each other. `overwrite=False` asks at a terminal, which ranks do not have.
+The older HDF5 files (`model.save("m.h5")`) hold what each layer has on one rank, and ranks would
+overwrite each other's. `overwrite=False` asks the user at a terminal, which ranks do not have.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _check(model, call, kinds_of, path=""):
 
 
 def _writing(own, call, kinds_of):
-    """A function of a model and a path, which refuses before it opens the file."""
+    """Wraps a function of a model and a path; it refuses before it opens the file."""
 
     @functools.wraps(own)
     def run(model, filepath, *args, **kwargs):

@@ -1,7 +1,7 @@
 """An EmbeddingVariable as a layer's weight, under either Keras.
 
-tf_keras tracks a `tf.Variable` as it is. Keras 3 tracks only its own variables, so there the
-EmbeddingVariable goes inside one, which passes on the handle that tapes and graphs look at.
+tf_keras tracks a `tf.Variable` as it is. Keras 3 tracks only its own variables, so there one of
+them wraps the EmbeddingVariable, and passes on the handle that tapes and graphs look at.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def is_keras_3() -> bool:
 
 
 def as_weight(variable: EmbeddingVariable):
-    """The object that a layer of the running Keras holds to have `variable` among its weights."""
+    """The object by which a layer of the running Keras has `variable` among its weights."""
     importlib.import_module("sok_like.table.keras_files").install()
     if not is_keras_3():
         return variable
@@ -31,7 +31,7 @@ def as_weight(variable: EmbeddingVariable):
     held = None if held is None else held()
     if held is None:
         held = _wrapper_class()(variable)
-        # Weakly, as it holds this one: layers that share a table list one variable.
+        # Weak, as it refers to `variable`. Layers that share a table list one wrapper.
         variable._keras_variable = weakref.ref(held)
     return held
 
@@ -78,11 +78,11 @@ def _wrapper_class():
             return self._embedding_variable.__array__()
 
         def __tf_tracing_type__(self, context):
-            # An argument of a tf.function is this variable, not the array it cannot become.
+            # tf.function would otherwise convert its argument to an array, which raises.
             return default_types.Weakref(weakref.ref(self))
 
         def __iter__(self):
-            # Without this, Python would ask for rows 0, 1, 2, ... without end.
+            # Without this, Python would ask for rows 0, 1, 2, ... forever.
             return iter(self._embedding_variable)
 
         def __eq__(self, other):
@@ -95,7 +95,7 @@ def _wrapper_class():
             return id(self)
 
         def __getattr__(self, name):
-            # What a table has and a Keras variable lacks: size, stats, find, export's keys, ...
+            # Attributes of a table that a Keras variable does not have: size, stats, find, ...
             if name.startswith("_"):
                 raise AttributeError(name)
             return getattr(self._embedding_variable, name)

@@ -1,4 +1,4 @@
-"""Keys and rows in TensorFlow: which dtypes they may have, and which rank owns a key."""
+"""Keys and rows in TensorFlow: their legal dtypes, and which rank owns a key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DTYPES = (tf.int64, tf.int32, tf.uint64, tf.uint32)
 
 
 def as_key_dtype(key_dtype: Any, table: str) -> tf.DType:
-    """The dtype that keys are exported in.
+    """The dtype in which keys are exported.
 
     Raises:
         ValueError: `key_dtype` is not one of `DTYPES`.
@@ -29,8 +29,8 @@ def as_key_dtype(key_dtype: Any, table: str) -> tf.DType:
     return dtype
 
 
-# By which Keras 3 builds a subclassed model that it loads: it calls the model with symbolic floats,
-# whatever its inputs were. Where that raises it goes on, and leaves weights of other layers out.
+# Keras 3 builds a loaded subclassed model with these: they call it with symbolic floats, whatever
+# its inputs were. If that raises, Keras goes on and leaves weights of other layers out.
 _KERAS_BUILDS = {
     "keras.src.layers.layer": ("_build_by_run_for_single_pos_arg", "_build_by_run_for_kwargs")
 }
@@ -40,8 +40,8 @@ def as_keys(keys: Any, argument: str = "keys") -> tf.Tensor:
     """Keys of any integer dtype as int64: signed ones by value, uint64 by its bits.
 
     Args:
-        keys: A dense tensor or what can be made one. An empty list holds no keys.
-        argument: What errors call them.
+        keys: A dense tensor, or something convertible to one. An empty list holds no keys.
+        argument: Name of the argument in errors.
 
     Raises:
         TypeError: keys are not a dense tensor of integers.
@@ -68,12 +68,12 @@ def as_keys(keys: Any, argument: str = "keys") -> tf.Tensor:
 
 
 def may_be_keys(dtype: tf.DType) -> bool:
-    """Whether values of this dtype are keys, or stand for keys while Keras builds a model."""
+    """Whether a dtype is one of keys, or stands for keys while Keras builds a model."""
     return dtype.is_integer or (dtype.is_floating and callers.within(_KERAS_BUILDS))
 
 
 def check_dtype(dtype: Any, argument: str = "keys") -> None:
-    """TypeError, with what to do about it, unless keys may have this dtype."""
+    """Raises TypeError, with a remedy, unless keys may have this dtype."""
     dtype = tf.as_dtype(dtype)
     if not may_be_keys(dtype):
         what = "Keys" if argument == "keys" else f"`{argument}`"
@@ -83,7 +83,7 @@ def check_dtype(dtype: Any, argument: str = "keys") -> None:
 
 
 def dtype_hint(dtype: tf.DType) -> str:
-    """How to make keys of values of a dtype that no keys have."""
+    """How to make keys out of values whose dtype keys cannot have."""
     if dtype == tf.string:
         return (
             "(`tf.keras.layers.Hashing(num_bins)` turns strings into keys; a large num_bins, say "
@@ -96,13 +96,13 @@ def dtype_hint(dtype: tf.DType) -> str:
 
 
 def string_keys(strings: Any) -> tf.Tensor:
-    """int64 keys of strings: the 64-bit FarmHash fingerprint of the bytes of each.
+    """int64 keys of strings: the 64-bit FarmHash fingerprint of each string's bytes.
 
-    The same in every process. Two strings with one fingerprint share a row; among n strings the
-    chance that any two do is about n**2 / 2**65: 3e-8 for a million, 3 % for a billion.
+    It is the same in every process. Two strings with one fingerprint share a row. Among n strings
+    the chance that any two do is about n**2 / 2**65: 3e-8 for a million, 3% for a billion.
 
     Args:
-        strings: String tensor of any shape, which the keys have too.
+        strings: String tensor of any shape; the keys have the same shape.
     """
     strings = tf.convert_to_tensor(strings)
     data = tf.reshape(strings, [-1])
@@ -114,7 +114,7 @@ def as_rows(rows: Any, argument: str, table: str) -> tf.Tensor:
     """Rows, or gradients of rows, as float32.
 
     Raises:
-        TypeError: they are not a dense tensor of real numbers; casting would drop a part of them.
+        TypeError: they are not a dense tensor of real numbers; casting would drop information.
     """
     try:
         rows = tf.convert_to_tensor(rows)
@@ -132,7 +132,7 @@ def as_rows(rows: Any, argument: str, table: str) -> tf.Tensor:
 
 def owner(keys: tf.Tensor, world_size: int) -> tf.Tensor:
     """Ranks that own int64 `keys`: `uint64(key) % world_size`, int64, the shape of `keys`."""
-    # TF's floormod has no uint64 kernel everywhere: split off the sign bit instead.
+    # TensorFlow's floormod lacks a uint64 kernel in places: the sign bit is split off instead.
     low = tf.bitwise.bitwise_and(keys, tf.int64.max)
     high = tf.cast(keys < 0, tf.int64) * (2**63 % world_size)
     return tf.math.floormod(tf.math.floormod(low, world_size) + high, world_size)

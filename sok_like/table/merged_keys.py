@@ -1,7 +1,7 @@
-"""Keys of several sorted sources, range by range: what a dump and its deltas are merged by.
+"""Reads the keys of several sorted sources range by range, to merge a dump and its deltas.
 
-base, rank 0    2 4 6 | 8 10 12 | 14        all keys between two bars are looked at together,
-base, rank 1    1 3 5 | 7 9     | 13        so what is in memory does not grow with the dumps
+base, rank 0    2 4 6 | 8 10 12 | 14        all keys between two bars are read together,
+base, rank 1    1 3 5 | 7 9     | 13        so memory does not grow with the dumps
 delta, rank 0   4     | 8       |
 """
 
@@ -20,7 +20,7 @@ class Run(NamedTuple):
     """The keys of one source in one range."""
 
     source: int  # its number
-    begin: int  # position of the first of them
+    begin: int  # position of the first key
     keys: np.ndarray  # int64
 
 
@@ -30,18 +30,18 @@ def ranges(
     """Ranges of keys in ascending order, by uint64 value.
 
     Args:
-        sources: The keys of each ascend.
-        num_bytes: About what all keys of a range take, with what goes with them: a merge holds
-            several copies.
+        sources: Sources whose keys ascend.
+        num_bytes: Approximate bytes of all keys of a range with what belongs to them. A merge
+            holds several copies.
 
     Yields:
-        The last key that belongs to a range, and the keys of the sources that have some in it.
+        The last key that belongs to a range, and the runs of the sources that have keys in it.
 
     Raises:
-        ValueError: keys that do not ascend.
+        ValueError: keys do not ascend.
     """
     total = sum(source.num_keys * source.key_bytes for source in sources)
-    # In proportion to their sizes, so that sources come to their ends together.
+    # In proportion to their sizes, so that all sources end at about the same time.
     share = min(1.0, num_bytes / max(1, total))
     readers = [_Reader(source, share) for source in sources]
     last = np.uint64(2**64 - 1)
@@ -56,7 +56,7 @@ def ranges(
 
 
 class _Reader:
-    """The keys of a source that were read and not yet taken."""
+    """A source's keys that were read and not yet taken."""
 
     def __init__(self, source, share):
         self._source, self._step = source, max(1, int(source.num_keys * share))
@@ -71,7 +71,7 @@ class _Reader:
         if len(self.keys) or not self.has_more:
             return
         end = min(self._end + self._step, self._source.num_keys)
-        # From the key before them on, which must be smaller.
+        # Includes the key before them, which must be smaller.
         first = max(0, self._begin - 1)
         keys = self._source.keys(first, end).view(np.uint64)
         if not (keys[1:] > keys[:-1]).all():

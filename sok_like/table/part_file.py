@@ -1,4 +1,4 @@
-"""A file that several ranks write together, each its own part: those of SOK 1.x and 2.x."""
+"""Files of SOK 1.x and 2.x, in which every rank writes its own part."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from sok_like.table.dump_owners import explained
 def write_part(
     path: pathlib.Path, items: np.ndarray, first: int, table: str, begin: bytes = b"", head: int = 0
 ) -> None:
-    """Writes items of this rank, little-endian, through to the disk.
+    """Writes this rank's items, little-endian, and flushes them to the disk.
 
     Args:
-        path: Made where it is missing.
+        path: The file; created if it is missing.
         items: `[num_items, ...]`.
-        first: How many items of other ranks stand before these.
-        table: Named in errors.
-        begin: What this rank writes to the start of the file.
-        head: Bytes before the first item of all.
+        first: Number of items of other ranks before these.
+        table: The table's name, for errors.
+        begin: What this rank writes at the start of the file.
+        head: Number of bytes before the first item of all.
 
     Raises:
-        OSError: it names the file and the table.
+        OSError: names the file and the table.
     """
     item_bytes = int(np.prod(items.shape[1:], dtype=np.int64)) * items.itemsize
     items = np.ascontiguousarray(items, items.dtype.newbyteorder("<"))
     try:
-        # Without a buffer, whose rest would be written once more when the file is closed.
+        # Unbuffered: after an error, closing the file would write the rest of a buffer again.
         with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o666), "wb", buffering=0) as file:
             _write(file, 0, begin)
             _write(file, head + first * item_bytes, items)

@@ -21,7 +21,7 @@ _default_count = "lookups"
 
 
 def set_default_count(count: str) -> None:
-    """What options made from now on count by default: "lookups" or "occurrences"."""
+    """Sets what later options count by default: "lookups" or "occurrences"."""
     global _default_count
     _default_count = count
 
@@ -53,16 +53,16 @@ class CounterFilter:
     """A key gets its row in the `filter_freq`-th training lookup that contains it.
 
     Until then it reads `InitializerOption.default_value_no_permission`, and its gradient is
-    dropped. With `EmbeddingVariableOption(count="occurrences")` its occurrences count instead, and
-    the lookup that completes them makes the row, which its gradient moves, but still reads the
-    value of a waiting key. Counts are exact; a waiting key takes 40 to 70 bytes. If too many keys
-    wait, the table forgets those seen longest ago (of equal steps the lower key, as unsigned
-    numbers), and an eighth more.
+    dropped. With `EmbeddingVariableOption(count="occurrences")` its occurrences count instead. The
+    lookup that completes the count makes the row, and its gradient moves it, but this lookup still
+    reads the value of a waiting key. Counts are exact; a waiting key takes 40 to 70 bytes. If too
+    many keys wait, the table forgets those seen longest ago (at equal steps the lower key, as
+    unsigned), and an eighth more.
 
     Args:
         filter_freq: Number of lookups; 0 and 1 admit every key.
-        max_waiting: Most keys that may wait on a rank after a lookup. None: as many as the table's
-            capacity, without a bound if it has none.
+        max_waiting: Maximum number of waiting keys per rank after a lookup. None: the table's
+            capacity, or no limit if it has none.
 
     Raises:
         ValueError: `filter_freq` is not an integer >= 0, or `max_waiting` is neither None nor a
@@ -95,7 +95,7 @@ class CBFFilter:
             that name. Counters stop at their largest value.
 
     Raises:
-        ValueError: an argument has another value.
+        ValueError: an argument is not one of these values.
     """
 
     filter_freq: int = 0
@@ -127,7 +127,7 @@ class CBFFilter:
 
     @property
     def counter_bits(self) -> int:
-        """Bits of a counter. Signed counters are kept as unsigned ones, which hold as much."""
+        """Bits of a counter. Signed counters are stored as unsigned ones, which hold as much."""
         return int(self.counter_type.removeprefix("u").removeprefix("int"))
 
 
@@ -179,8 +179,8 @@ class L2WeightEvict:
 class ScoreEvict:
     """A full table evicts the keys of least score to make room for new ones.
 
-    Among equal scores the lower key (as unsigned) is evicted first. Keys of the lookup itself stay;
-    if they alone exceed the capacity, it raises `tf.errors.ResourceExhaustedError`.
+    Of equal scores the lower key (as unsigned) is evicted first. Keys of the lookup itself stay. If
+    they alone exceed the capacity, the lookup raises `tf.errors.ResourceExhaustedError`.
 
     Args:
         score: "lru": the step of the last training lookup that contained the key. "lfu": the number
@@ -188,7 +188,7 @@ class ScoreEvict:
         capacity: Maximum number of keys per rank; None: the variable's capacity.
 
     Raises:
-        ValueError: an argument has another value.
+        ValueError: `score` or `capacity` is not one of these values.
     """
 
     score: str = "lru"
@@ -240,19 +240,19 @@ class EmbeddingVariableOption:
     """Policies and settings of an EmbeddingVariable.
 
     Args:
-        ht_type, ht_partition_num: DeepRec's type and partitions of its hash table; without effect.
+        ht_type, ht_partition_num: DeepRec's type and partitions of its hash table; ignored.
         evict_option: GlobalStepEvict, L2WeightEvict or ScoreEvict, or a list with at most one of
             each.
-        ckpt: None; `sok.Saver` restores rows.
+        ckpt: Must be None; `sok.Saver` restores rows.
         filter_option: CounterFilter or CBFFilter.
-        storage_option: StorageOption; "DRAM_SSDHASH" has rows on disk.
+        storage_option: StorageOption; "DRAM_SSDHASH" keeps rows on disk.
         init_option: InitializerOption.
         evicted_buffer_size: Number of evicted rows that each rank keeps for
             `variable.pop_evicted()`; when it is full, the oldest are dropped and counted.
         record_statistics: True keeps frequencies, steps and counts even without a policy.
         count: What frequencies and filters count. "lookups": the training lookups that contain a
-            key, each once. "occurrences": how often the key occurs in them, on all ranks together,
-            as in DeepRec; in host memory only. None: "lookups", or "occurrences" after
+            key. "occurrences": how often the key occurs in them, on all ranks together, as in
+            DeepRec; in host memory only. None: "lookups", or "occurrences" after
             `sok.deeprec.install()`.
 
     Raises:
@@ -315,7 +315,7 @@ class EmbeddingVariableOption:
         return self.keeps_records and self.count == "occurrences"
 
     def attributes(self, capacity: int | None) -> dict[str, Any]:
-        """The policies as attributes of the op of a table of that capacity."""
+        """The policies as attributes of the op that makes a table of this capacity."""
         # A policy without effect (filter_freq=1) still keeps records.
         found: dict[str, Any] = {"record": self.keeps_records}
         found["count_occurrences"] = self.counts_occurrences
@@ -369,7 +369,7 @@ def with_steps_to_live(
     """`option` with `GlobalStepEvict(steps_to_live)`; None or 0 leaves it as it is.
 
     Args:
-        where: What the error names, such as "table 't'".
+        where: Which table it is, for the error, such as "table 't'".
 
     Raises:
         ValueError: the option has another GlobalStepEvict, or `steps_to_live` is out of range.

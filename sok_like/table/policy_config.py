@@ -1,4 +1,4 @@
-"""Options of an EmbeddingVariable as JSON values and back, for the configuration of a layer."""
+"""Options of an EmbeddingVariable as JSON values and back, for the configuration of layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sok_like.table import policies
 
 
 def to_config(option: Any) -> Any:
-    """An option as JSON values; options in it likewise, initializers as Keras serializes them."""
+    """An option as JSON values, nested options likewise; Keras serializes initializers."""
     if isinstance(option, (list, tuple)):
         return [to_config(item) for item in option]
     if not dataclasses.is_dataclass(option):
@@ -24,7 +24,7 @@ def to_config(option: Any) -> Any:
 
 
 def from_config(config: Any) -> Any:
-    """The inverse of `to_config`; an option itself stays as it is."""
+    """The inverse of `to_config`; returns an option unchanged."""
     if isinstance(config, list):
         return [from_config(item) for item in config]
     if not isinstance(config, dict) or "option" not in config:

@@ -1,10 +1,10 @@
 """Statistics, eviction and scores of tables with policies.
 
-Such a table counts its training lookups, which are its steps, and keeps one record per key: the
-number of lookups that contained it, and the step of the last one. A lookup is one call of a layer
-or group lookup with `training=True`, by all ranks together. A key counts once per lookup, even if
-it occurs several times, in several features or on several ranks. With
-`EmbeddingVariableOption(count="occurrences")` all of these count.
+Such a table counts its training lookups (its steps) and keeps one record per key: the number of
+lookups that contained the key, and the step of the last one. A lookup is one call of a layer or a
+group lookup with `training=True`, on all ranks together. A key counts once per lookup, even if it
+occurs several times, in several features or on several ranks. With
+`EmbeddingVariableOption(count="occurrences")` every occurrence counts.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from sok_like.table.keys import as_keys
 
 
 class PolicyCounts(NamedTuple):
-    """Counts since the table was made, cleared or restored; numbers eagerly, tensors in a graph.
+    """Counts since the table was made, cleared or restored: numbers eagerly, tensors in a graph.
 
-    Every key is counted: `seen == found + admitted + refused`,
-    `size == admitted + written - evicted - erased`, `evicted == popped + buffered + dropped`.
+    Always `seen == found + admitted + refused`, `size == admitted + written - evicted - erased` and
+    `evicted == popped + buffered + dropped`.
     """
 
     size: Any  # keys with a row
     seen: Any  # keys of training lookups, each once per step
-    found: Any  # of these: had a row
-    admitted: Any  # of these: got a row
-    refused: Any  # of these: must wait
+    found: Any  # those that had a row
+    admitted: Any  # those that got a row
+    refused: Any  # those that must wait
     written: Any  # new keys from sok.assign and restored dumps
     erased: Any
     evicted: Any
@@ -88,7 +88,7 @@ class PolicyMethods:
         return tf.concat([size, [self._options["embedding_dim"]]], 0)
 
     def get_dynamic_shape(self) -> tf.Tensor:
-        """The same, with the keys that wait in a CounterFilter, as in DeepRec; of this rank."""
+        """As `total_count` of this rank, but also counts keys that wait in a CounterFilter."""
         shape = self.total_count()
         if not self.keeps_records:
             return shape
@@ -108,10 +108,10 @@ class PolicyMethods:
         return self._of_any_rank(keys, "get_frequency")[0]
 
     def get_version(self, keys: Any) -> tf.Tensor:
-        """Step of a key's last training lookup, counted from 0 as DeepRec's global step is.
+        """Step of a key's last training lookup, int64, counted from 0 like DeepRec's global step.
 
-        Args and the shape as in `get_frequency`. A key never seen has 0. A CBFFilter does not know
-        the steps of waiting keys: 0.
+        Arguments and shape are those of `get_frequency`. 0 for a key never seen, and for waiting
+        keys of a CBFFilter, which does not store their steps.
 
         Raises:
             ValueError: the table keeps no records.
@@ -119,10 +119,10 @@ class PolicyMethods:
         return tf.maximum(self._of_any_rank(keys, "get_version")[1] - 1, 0)
 
     def export(self) -> ExportedRows:
-        """Keys of this rank with rows, versions and frequencies, as in DeepRec.
+        """This rank's keys with rows, versions and frequencies, as in DeepRec.
 
         Raises:
-            ValueError: the table keeps no records. `sok.export(variable)` needs none.
+            ValueError: the table keeps no records. `sok.export(variable)` does not need any.
         """
         self._need_records("export")
         exported = native.ops().sok_table_export(handle=self.handle, with_slots=False, evict=False)
@@ -132,7 +132,7 @@ class PolicyMethods:
         )
 
     def _of_any_rank(self, keys, method):
-        """Frequencies and last steps of keys, wherever they are."""
+        """Frequencies and last steps of keys of any rank."""
         self._need_records(method)
         shape, communicator = tf.shape(tf.convert_to_tensor(keys)), comm.current()
         keys = tf.reshape(as_keys(keys), [-1])
@@ -141,7 +141,7 @@ class PolicyMethods:
         if communicator.world_size > 1:
             everyone, lengths = turns.exchange_notes(keys, [], communicator, name)
         statistics = self.key_statistics(everyone)
-        # A key is known on its own rank; elsewhere it reads 0 and -1.
+        # Only the owner knows a key; on other ranks it reads 0 and -1.
         found = tf.stack([statistics.frequencies, statistics.last_steps + 1])
         if communicator.world_size > 1:
             asked, name = found, f"{name}_found"
@@ -250,7 +250,7 @@ class PolicyMethods:
         if isinstance(value, (list, tuple)) and not value:
             return tf.zeros([0], tf.int64)
         value = tf.convert_to_tensor(value)
-        if not value.dtype.is_integer or value.dtype == tf.uint64:  # whose upper half would wrap
+        if not value.dtype.is_integer or value.dtype == tf.uint64:  # its upper half would wrap
             raise TypeError(
                 f"`{argument}` must be of an integer dtype that int64 can hold. "
                 f"Received: {value.dtype.name} (table '{self._options['name']}')"

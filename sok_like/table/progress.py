@@ -1,4 +1,4 @@
-"""What rank 0 says of a dump or a restore that takes long."""
+"""The progress messages of long dumps and restores."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _SECONDS = 2.0
 
 
 class Progress:
-    """Says every 2 s how far a call has come, on rank 0 and to stderr.
+    """Prints every 2 s to stderr how far a call has come, on rank 0 only.
 
     Args:
-        what: Such as "dump of table 'items'".
+        what: The call, such as "dump of table 'items'".
         total: Bytes that this rank will write or read.
     """
 
@@ -23,7 +23,7 @@ class Progress:
         self._begin = self._last = time.monotonic()
 
     def add(self, num_bytes: int) -> None:
-        """So many bytes more are done."""
+        """Notes that so many more bytes are done."""
         self._done += num_bytes
         now = time.monotonic()
         if now - self._last < _SECONDS or comm.current().rank != 0:

@@ -1,14 +1,15 @@
-"""`sok.Saver`: whole tables to files and back, on any number of ranks.
+"""`sok.Saver`: dumps whole tables to files and restores them, on any number of ranks.
 
-Each rank writes the part it holds; on the way back each rank reads all parts and keeps the keys it
-owns, so a dump of 4 ranks loads on 1, 3 or 64. `sok_like/table/dump_file.py` describes the files.
+Each rank writes its shard. On the way back each rank reads all shards and keeps the keys it owns,
+so a dump of 4 ranks can be restored on 1, 3 or 64. `sok_like/table/dump_file.py` describes the
+files.
 
 Both directions are collective, in steps that all ranks take together (`sok_like/runtime/steps.py`):
 
-    dump      agree on call and dump | write the shards | see them all               | manifest
+    dump      agree on call and dump | write the shards | see all shards             | manifest
     restore   agree on call          | read the shards  | make the new content aside | take it
 
-A failure on one rank is raised on all of them, before anything was replaced.
+A failure on one rank raises on all of them, before anything was replaced.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ from sok_like.table.keys import as_rows
 
 
 class Saver(delta_saver.DeltaSaver):
-    """Dumps tables with their optimizer state, whole or what has changed; restores on any ranks.
+    """Dumps tables with their optimizer state, whole or as deltas; restores on any number of ranks.
 
-    Works eagerly; in a `tf.compat.v1` graph the methods return an op to be run, and ask an
-    `os.PathLike` for its folder in each run.
+    The methods work eagerly. In a `tf.compat.v1` graph they return an op to run, and an
+    `os.PathLike` is asked for its folder in each run.
     """
 
     def dump_to_file(
@@ -58,18 +59,18 @@ class Saver(delta_saver.DeltaSaver):
     ) -> tf.Tensor:
         """Writes keys, rows and slot rows of one instant into folder `filepath`.
 
-        A table with policies adds what it knows of its keys; GlobalStepEvict and L2WeightEvict
-        are carried out first, as by `embedding_variable.evict()`.
+        A table with policies adds its records. GlobalStepEvict and L2WeightEvict are applied first,
+        as by `embedding_variable.evict()`.
 
-        With several hosts the folder must be on a file system they share. The dump before it in
-        the same folder stays whole until this one is.
+        With several hosts the folder must be on a file system they share. An earlier dump in the
+        folder stays valid until the new one is complete.
 
         Args:
             embedding_variable: EmbeddingVariable.
-            filepath: Folder; made where it is missing.
-            rows_only: Leaves the optimizer's state out: slot rows and number of steps.
-            sok1_files: Writes keys and rows once more, into the two files that SOK 1.x's Saver
-                wrote, when the dump is whole: see `sok_like/table/sok1_dump.py`.
+            filepath: Folder; created if it is missing.
+            rows_only: Omits the optimizer's state: slot rows and number of steps.
+            sok1_files: When the dump is complete, also writes keys and rows into the two files that
+                SOK 1.x's Saver wrote, see `sok_like/table/sok1_dump.py`.
 
         Returns:
             `'OK'`.
@@ -77,8 +78,9 @@ class Saver(delta_saver.DeltaSaver):
         Raises:
             TypeError: `embedding_variable` is not an EmbeddingVariable.
             RuntimeError: a rank could not write, ranks dump different tables, the folder is not
-                shared, or another table of the same name was dumped there; on all ranks, naming
-                the rank (in a graph `tf.errors.UnknownError`). The dump before is untouched.
+                shared, or another table of the same name was dumped there. It raises on all ranks
+                and names the rank (in a graph `tf.errors.UnknownError`). The earlier dump is
+                unchanged.
         """
         variable = checked(embedding_variable)
         check_arguments(variable, filepath, rows_only=rows_only, sok1_files=sok1_files)
@@ -98,36 +100,36 @@ class Saver(delta_saver.DeltaSaver):
     ) -> tf.Tensor:
         """Replaces the table's content by the dump in folder `filepath`, with its deltas.
 
-        The next `dump(since="last")` may follow at once. Otherwise this is `restore_from_file`,
-        which reads deltas, too: see there for the arguments and errors.
+        Afterwards `dump(since="last")` may follow at once. Otherwise this is `restore_from_file`,
+        which reads deltas, too; arguments and errors are the same.
         """
         return self.restore_from_file(embedding_variable, filepath, rows_only=rows_only)
 
     def restore_from_file(
         self, embedding_variable: Any, filepath: str | os.PathLike, *, rows_only: bool = False
     ) -> tf.Tensor:
-        """Replaces the table's content by the dump in folder `filepath`, and by its deltas.
+        """Replaces the table's content by the dump in folder `filepath`, with its deltas.
 
-        The optimizer goes on from the dump's step, whatever it has counted itself: see
+        The optimizer continues from the dump's step, whatever it has counted itself: see
         docs/semantics.md.
 
         Args:
-            embedding_variable: EmbeddingVariable of the name and row width that was dumped.
-            filepath: Folder. A dump of SOK 1.x is read as well, from its folder or from the path of
-                its file of keys: see `sok_like/table/sok1_dump.py`.
-            rows_only: Leaves the optimizer's state out: slot rows start from their initial values,
-                and steps count from 1.
+            embedding_variable: EmbeddingVariable with the name and `embedding_dim` of the dump.
+            filepath: Folder. For a dump of SOK 1.x, its folder or the path of its file of keys: see
+                `sok_like/table/sok1_dump.py`.
+            rows_only: Ignores the optimizer's state: slot rows get their initial values, and steps
+                count from 1.
 
         Returns:
             `'OK'`.
 
         Raises:
             TypeError: `embedding_variable` is not an EmbeddingVariable.
-            RuntimeError: no dump, a damaged file, another row width, keys that the table cannot
-                have, or ranks that restore different tables or dumps; on all ranks, naming the
-                rank and the file (in a graph `tf.errors.UnknownError`).
+            RuntimeError: there is no dump, a file is damaged, `embedding_dim` differs, the table
+                cannot have some of the keys, or ranks restore different tables or dumps. It raises
+                on all ranks and names the rank and the file (in a graph `tf.errors.UnknownError`).
             tf.errors.ResourceExhaustedError: a rank cannot hold its keys; on all ranks.
-                After either error the table is as it was, on every rank.
+                After either error the table is unchanged on every rank.
         """
         return restored(Reading(checked(embedding_variable), filepath, rows_only))
 
@@ -136,8 +138,8 @@ class Saver(delta_saver.DeltaSaver):
 
         Args:
             embedding_variable: EmbeddingVariable.
-            tensors: A tensor `[num_rows, embedding_dim]`, or a list of such, one after the other.
-                The same on all ranks; each takes the keys it owns.
+            tensors: A tensor `[num_rows, embedding_dim]`, or a list of such tensors, which are
+                concatenated. The same on all ranks; each rank takes the keys it owns.
 
         Returns:
             `'OK'`.
@@ -145,8 +147,8 @@ class Saver(delta_saver.DeltaSaver):
         Raises:
             TypeError: `embedding_variable` is not an EmbeddingVariable, or rows are not real
                 numbers.
-            ValueError: no tensor at all.
-            tf.errors.InvalidArgumentError: rows of another width.
+            ValueError: `tensors` is an empty list.
+            tf.errors.InvalidArgumentError: the rows are not `[num_rows, embedding_dim]`.
         """
         variable = checked(embedding_variable)
         tensors = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
@@ -162,16 +164,16 @@ class Saver(delta_saver.DeltaSaver):
 
 
 class Reading:
-    """The first half of a restore, which may fail: a table's new content, made aside on all ranks.
+    """The first half of a restore, which may fail: makes a table's new content aside, on all ranks.
 
     Args:
-        variable, filepath, rows_only: As of `restore_from_file`.
-        any_name: True: if the folder has one dump, it may be of a table of another name.
+        variable, filepath, rows_only: As in `restore_from_file`.
+        any_name: True: a folder with a single dump may be that of a table of another name.
 
     Attributes:
-        variable: The table, which is as it was.
-        aside: What its `take_aside` wants.
-        steps: Those that the ranks have taken, when what they said is there.
+        variable: The table, which is unchanged.
+        aside: The argument of its `take_aside`.
+        steps: The steps that the ranks have taken so far.
     """
 
     def __init__(
@@ -214,7 +216,7 @@ class Reading:
         ranks = self._communicator.rank, self._communicator.world_size
         what = f"restore of table '{variable.table_name}'"
         content = deltas.content_of(dump, *ranks, variable.dim, what)
-        # Deltas may follow on what was read whole.
+        # Deltas may follow unless state was left out.
         self._last = (dump.deltas or [dump])[-1].name
         rest, parts = self._checked(content.rest), map(self._checked, content.parts())
         self._made = streams.make_aside(handed, rest, content.num_keys, parts)
@@ -236,21 +238,21 @@ class Reading:
         dump_owners.read(os.fspath(self._filepath), self.variable)
 
     def number(self) -> tf.Tensor:
-        """Begins to keep what changes, where deltas may follow; when the table has its content."""
+        """Starts to record changes if deltas may follow. Called when the table has its content."""
         return native.ops().sok_table_keep_changes(handle=self.variable.handle, keep=self._keep)
 
     def remember(self, _: Any, number: Any) -> None:
-        """Takes what `number` has returned."""
+        """Stores the result of `number`."""
         if number > 0:
             delta_saver.remember(self.variable, self._last, int(number))
 
     def keep_changes(self) -> None:
-        """Both. Eager only."""
+        """Does both. Eager only."""
         self.remember(None, self.number())
 
 
 def restored(reading: Reading) -> tf.Tensor:
-    """The second half of a restore, now or with those of other tables; `'OK'`."""
+    """The second half of a restore, at once or together with other tables; `'OK'`."""
     if together.expected():
         together.restored(reading.variable, reading.aside, reading.keep_changes)
         return tf.constant("OK")
@@ -262,7 +264,7 @@ def restored(reading: Reading) -> tf.Tensor:
     return reading.steps.end("OK")
 
 
-# What `read_aside` takes beside a table that was made part by part.
+# Arguments of `read_aside` for a table that was made part by part.
 _NOTHING: dict[str, Any] = {
     "keys": np.zeros([0], np.int64),
     "rows": np.zeros([0], np.float32),
@@ -273,11 +275,11 @@ _NOTHING: dict[str, Any] = {
 
 
 def _dump_of(variable, folder, name):
-    """The dump of the table: of this package, or where there is none, of SOK 1.x."""
+    """The dump of the table: one of this package, otherwise one of SOK 1.x."""
     try:
         return dump_file.read_manifest(folder, name, variable.dim)
     except FileNotFoundError:
-        # Files for SOK 1.x beside a dump, or beside a part of one, are its own, without slot rows.
+        # Files for SOK 1.x beside a dump, or a part of one, belong to it and have no slot rows.
         ours = any(pathlib.Path(folder).glob("*.json"))
         if ours or dump_file.has_shards(folder, variable.table_name):
             raise
@@ -293,7 +295,7 @@ def _ok_after(done):
 
 
 def _check_keys(keys, variable):
-    """ValueError where lookups of the table's key dtype could not reach a key."""
+    """Raises ValueError if lookups with the table's key dtype could not reach a key."""
     dtype = variable.key_dtype.as_numpy_dtype
     if np.dtype(dtype).itemsize == 8:
         return

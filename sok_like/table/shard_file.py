@@ -1,20 +1,20 @@
 """One rank's file of a dump: an `.npz` that NumPy reads.
 
 The file is uncompressed. Its arrays are `keys` int64 `[size]`, `rows` float32 `[size, dim]`,
-`slot_rows` float32 `[size, sum of slot widths]`, `slot_names`, `slot_widths`, `optimizer_step`, the
-steps that the slot rows have behind them, and `initial_row_scale`, a float64: what weight decay has
-left of the rows of keys that are not there. A table with policies adds `records` int64
+`slot_rows` float32 `[size, sum of slot widths]`, `slot_names`, `slot_widths`, `optimizer_step`
+(steps that the slot rows have gone through), and `initial_row_scale`, a float64: the factor by
+which weight decay has shrunk the rows of absent keys. A table with policies adds `records` int64
 `[size, 3]` (frequency, last step, custom score), `waiting` int64 `[num_waiting, 3]` (key, count,
 last step), `counters` int64 of a Bloom filter, and `step`. A delta adds `erased` int64
-`[num_erased]`, `whole` (1 where the keys replace all others of their rank), and the steps that move
-the rows it does not hold, `steps` float64 `[num_runs, 3]` (count, learning rate, number of the
-first; count 0: there every row was brought up to date) of the `optimizer` named.
+`[num_erased]`, `whole` (1 if the keys replace all others of their rank), and the log of the steps
+that moved rows which it does not hold: `steps` float64 `[num_runs, 3]` (count, learning rate,
+number of the first step; count 0: every row was brought up to date then) of the `optimizer` named.
 
-NaN in a slot row means that the key came while no optimizer was attached: the optimizer's initial
-value takes its place.
+NaN in a slot row means that the key was inserted while no optimizer was attached; it is replaced by
+the optimizer's initial value.
 
-Neither side holds the file in memory: writing takes a few parts of `PIECE` bytes, and so does
-reading, of which `sok_like/table/shard_reader.py` knows.
+Neither writing nor reading (`sok_like/table/shard_reader.py`) holds the file in memory: each takes
+a few parts of `PIECE` bytes.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def _no_counters():
 
 
 class Column:
-    """An array by key that is made part by part while it is written.
+    """An array by key that is computed part by part while it is written.
 
     Args:
         shape: Of the whole array.
-        dtype: Its elements.
-        part: Called in order with `begin`, `end` and the keys of these rows (None for the keys
-            themselves); the elements there, which do not change any more.
+        dtype: Of its elements.
+        part: Called in order with `begin`, `end` and the keys of these rows (None for the array
+            of keys itself). Returns the elements, which must not change afterwards.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, part: Callable[..., np.ndarray]):
@@ -66,9 +66,9 @@ class Column:
 
 @dataclasses.dataclass
 class Shard:
-    """Keys, rows and slot rows of one instant, and what policies know of them.
+    """Keys, rows and slot rows of one instant, with the records of policies.
 
-    While it is written, keys, rows, slot rows and records may be `Column`s.
+    While a shard is written, keys, rows, slot rows and records may be `Column`s.
     """
 
     keys: Any  # int64 [size]
@@ -76,13 +76,13 @@ class Shard:
     slot_rows: Any  # float32 [size, sum(slot_widths)]
     slot_names: list[str]
     slot_widths: list[int]
-    records: Any = None  # int64 [size, 3], None where there are none
+    records: Any = None  # int64 [size, 3]; None without records
     waiting: np.ndarray = dataclasses.field(default_factory=_no_waiting)  # int64 [num_waiting, 3]
     counters: np.ndarray = dataclasses.field(default_factory=_no_counters)  # int64 [num_counters]
-    step: int = -1  # -1: not known
-    optimizer_step: int = -1  # -1: not known
-    initial_row_scale: float = -1.0  # -1: not known
-    erased: np.ndarray | None = None  # int64 [num_erased]; None but in a delta, as those below
+    step: int = -1  # -1: unknown
+    optimizer_step: int = -1  # -1: unknown
+    initial_row_scale: float = -1.0  # -1: unknown
+    erased: np.ndarray | None = None  # int64 [num_erased]; this and the rest are for deltas only
     whole: bool = False
     steps: np.ndarray | None = None  # float64 [num_runs, 3]
     optimizer: str = ""
@@ -91,19 +91,19 @@ class Shard:
 def write_shard(
     folder: str, name: str, shard: Shard, progress: str | None = None
 ) -> dict[str, Any]:
-    """Writes one rank's part, aside, through to the disk, and renamed.
+    """Writes one rank's shard to a temporary file, flushes it to the disk, and renames it.
 
     Args:
-        folder: Made where it is missing.
-        name: Of the file.
-        shard: What to write.
-        progress: Of what call rank 0 says how far it is; None: it is silent.
+        folder: Folder; created if it is missing.
+        name: Name of the file.
+        shard: The content.
+        progress: The call whose progress rank 0 prints; None: it prints nothing.
 
     Returns:
-        `file`, `bytes`, `sha256` and `keys` (how many), as the manifest lists them.
+        `file`, `bytes`, `sha256` and `keys` (their number), as the manifest lists them.
 
     Raises:
-        OSError: the folder cannot be written; it names the file.
+        OSError: the file could not be written; names the file.
     """
     path = pathlib.Path(folder)
     path.mkdir(parents=True, exist_ok=True)
@@ -131,7 +131,7 @@ def write_shard(
 
 
 class _Behind:
-    """A function on a thread of its own, one call behind: no more than two calls' data is held."""
+    """Runs a function on a thread of its own, one call behind: at most two calls' data is held."""
 
     def __init__(self, function: Callable[[Any], Any]):
         self._function, self._last = function, None
@@ -150,7 +150,7 @@ class _Behind:
 
 
 def sync_folder(path: pathlib.Path) -> None:
-    """Makes renames in a folder survive a loss of power."""
+    """Makes renames in a folder survive a power failure."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -159,19 +159,19 @@ def sync_folder(path: pathlib.Path) -> None:
 
 
 class _Sink:
-    """Where zipfile writes to. It remembers the first failure and takes the rest in silence.
+    """The file that zipfile writes to. It keeps the first error and then ignores all data.
 
-    zipfile would otherwise fail a second time when it closes, and a third in its destructor.
+    Otherwise zipfile would fail a second time when it closes, and a third in its destructor.
     """
 
     def __init__(self, file, progress):
         self._file, self._progress = file, progress
         self.bytes, self.error, self.digest = 0, None, hashlib.sha256()
-        # A table's next part is read while the one before is written and hashed.
+        # The next part of a table is read while the previous one is written and hashed.
         self._behind = _Behind(self._write), _Behind(self.digest.update)
 
     def read(self, at, num_bytes):
-        """What has been written there; `error` where that failed."""
+        """Reads back what was written at `at`; raises `error` if that failed."""
         self._behind[0].wait()
         data = b"" if self.error is not None else os.pread(self._file.fileno(), num_bytes, at)
         if len(data) != num_bytes:
@@ -179,7 +179,7 @@ class _Sink:
         return data
 
     def write(self, data):
-        """Of bytes, or a memoryview of what nobody changes."""
+        """Writes bytes, or a memoryview of data that nobody changes."""
         for work in self._behind:
             work(data)
         self.bytes += len(data)
@@ -196,7 +196,7 @@ class _Sink:
             self.error = error
 
     def close(self):
-        """When all is written, or nothing more will be."""
+        """Call it when everything is written, or nothing more will be."""
         for work in self._behind:
             work.end()
 
@@ -241,7 +241,7 @@ def _write_arrays(sink, arrays):
 
 
 def _write_column(member, column, sink, keys_at):
-    """Writes it part by part, with the keys read back from the file; where its elements begin."""
+    """Writes it part by part; keys are read back from the file. Returns where elements begin."""
     descr = np.lib.format.dtype_to_descr(column.dtype)
     header = {"descr": descr, "fortran_order": False, "shape": column.shape}
     np.lib.format.write_array_header_1_0(member, header)

@@ -1,7 +1,7 @@
-"""Reading one rank's file of a dump, without trust and in parts.
+"""Reads one rank's file of a dump in parts, without trusting it.
 
-Sizes are checked before anything is made of them. A checksum covers every byte: the manifest's
-SHA-256 the file, and where the manifest names none (dumps of version 1), CRC-32 each array with its
+Sizes are checked before memory is allocated for them. A checksum covers every byte: the manifest's
+SHA-256 covers the file. Dumps of version 1 have none; there CRC-32 covers each array and its
 header.
 """
 
@@ -64,14 +64,14 @@ class _Stored:
 
 
 class ShardSource:
-    """What a shard's keys are read from, part by part.
+    """Reads a shard's keys and their data part by part.
 
     Attributes:
-        name: In errors.
-        num_keys: How many there are.
-        slot_names: Of the slot rows.
-        slot_widths: Of each.
-        key_bytes: What goes with a key.
+        name: Its name in errors.
+        num_keys: Number of keys.
+        slot_names: Names of the slot variables.
+        slot_widths: Their widths in a slot row.
+        key_bytes: Bytes that belong to one key.
     """
 
     name: str
@@ -81,20 +81,20 @@ class ShardSource:
     key_bytes: int
 
     def keys(self, begin: int, end: int) -> np.ndarray:
-        """Those of the positions."""
+        """The keys at positions `begin` to `end`."""
         raise NotImplementedError
 
     def part(self, begin: int, end: int) -> Shard:
-        """What goes by key, of the keys at the positions."""
+        """The keys at these positions with their data."""
         raise NotImplementedError
 
     def without_keys(self) -> Shard:
-        """All that does not go by key."""
+        """What belongs to no key."""
         raise NotImplementedError
 
 
 class ShardInMemory(ShardSource):
-    """A shard that is there."""
+    """A shard in memory."""
 
     def __init__(self, shard: Shard):
         self.name, self._shard, self.num_keys = "a shard", shard, len(shard.keys)
@@ -118,16 +118,16 @@ class ShardInMemory(ShardSource):
 
 
 class ShardFile(ShardSource):
-    """A shard file whose checksums are right; arrays are read as they are asked for.
+    """A shard file whose checksums are right; arrays are read on demand.
 
     Args:
         path: The file.
-        dim: Row width.
-        entry: What the manifest says of it; None for dumps of version 1, which said nothing.
-        progress: Is told the bytes that have been read.
+        dim: The table's `embedding_dim`.
+        entry: The manifest's entry for the file; None in version 1, which had none.
+        progress: Is told how many bytes were read.
 
     Raises:
-        ValueError: damaged, or of wrong shapes; it names the file and what in it.
+        ValueError: damaged, or of wrong shapes; names the file and the fault.
     """
 
     def __init__(
@@ -140,19 +140,19 @@ class ShardFile(ShardSource):
         self.path, self.name = (
             path,
             str(path),
-        )  # opened for each read: a job's files may be more than it may hold open
+        )  # opened for each read: a job may have more files than one process may hold open
         try:
             self._size = os.path.getsize(path)
             self._check_bytes(entry, progress)
             self._arrays = self._found(entry is not None)
             self._check_shapes(dim)
-        except Exception as error:  # what zipfile and NumPy raise of damaged bytes is not listed
+        except Exception as error:  # damaged bytes raise undocumented errors of zipfile and NumPy
             known = isinstance(error, ValueError)
             what = str(error) if known else f"{type(error).__name__}: {error}"
             raise ValueError(f"{path} must be a whole shard file. Received: {what}") from error
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> np.ndarray:
-        """Rows `begin` to `end` of an array; without them all of it."""
+        """Rows `begin` to `end` of an array; by default all rows."""
         stored = self._arrays[name]
         if not stored.shape:
             return self._elements(stored.at, (), stored.dtype)
@@ -190,7 +190,7 @@ class ShardFile(ShardSource):
         return shard
 
     def read_all(self) -> Shard:
-        """The whole of it."""
+        """The whole shard."""
         by_key, rest = self.part(0, self.num_keys), self.without_keys()
         given = {name: getattr(by_key, name) for name in BY_KEY}
         return dataclasses.replace(rest, **given)
@@ -199,7 +199,7 @@ class ShardFile(ShardSource):
 
     def _elements(self, at, shape, dtype):
         found = np.empty(shape, dtype)
-        if not dtype.itemsize:  # texts of length 0
+        if not dtype.itemsize:  # strings of length 0
             return found
         with open(self.path, "rb", buffering=0) as file:
             file.seek(at)
@@ -255,7 +255,7 @@ class ShardFile(ShardSource):
         return arrays
 
     def _start_of(self, info, is_checked):
-        """Where a member's bytes begin; by the manifest's SHA-256 they may be known to be right."""
+        """Where a member's bytes begin. Checks its CRC-32 unless the file's SHA-256 was checked."""
         if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
             raise ValueError("compressed, which no dump is")
         at = info.header_offset

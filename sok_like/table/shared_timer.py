@@ -1,7 +1,7 @@
-"""Saving by the clock on several ranks, which must save at the same step: rank 0's clock counts.
+"""Saving by time on several ranks. All must save at the same step, so rank 0's clock decides.
 
-To ask rank 0 at each step would cost an exchange each. Its answer says when to ask next: after a
-hundredth of the interval, by the time that steps took.
+Asking rank 0 at each step would cost an exchange each. So its answer says at which step to ask
+next: after about a hundredth of the interval.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LOOKS = 100  # exchanges per interval
 
 
 class SharedTimer:
-    """Tells at which steps a `CheckpointSaverHook` saves; in place of its `after_run`'s own timer.
+    """Decides at which steps a `CheckpointSaverHook` saves, instead of the hook's own timer.
 
     Args:
         every_secs: Seconds from one save to the next.
@@ -30,8 +30,8 @@ class SharedTimer:
         self._next = 0
 
     def after_run(self, hook: Any, run_context: Any, run_values: Any) -> None:
-        """What the hook does after a run: it saves if it is time; all ranks or none."""
-        # Read beside the training op, so it may be of before that op or of after it.
+        """Replaces the hook's `after_run`: all ranks save if it is time, or none does."""
+        # The step was read while the training op ran: it may be the one before that op or after it.
         if run_values.results + hook._steps_per_run < self._next:
             return
         step = int(run_context.session.run(hook._global_step_tensor))

@@ -1,8 +1,8 @@
-"""A shard at one instant, as tensors: what dumps, checkpoints and copies are made of.
+"""A shard at one instant, as tensors: for dumps, checkpoints and copies.
 
-A checkpoint says whose part of a table it holds: behind the slot names comes the line `sok_like:
-rank 0 of 1, step 17, decay 0.9`, or the name of the dump that lies beside it. (TensorFlow would not
-read earlier checkpoints if these were tensors of their own.)
+A checkpoint says which rank's part of a table it holds. The slot names end with the line `sok_like:
+rank 0 of 1, step 17, decay 0.9`, or with the name of the dump beside the checkpoint. (TensorFlow
+could not read earlier checkpoints if these were separate tensors.)
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class TableSnapshot(NamedTuple):
     slot_rows: Any  # float32 [size, sum of slot widths]
     slot_names: Any  # string [num_slots]
     slot_widths: Any  # int64 [num_slots]
-    optimizer_step: Any  # int64 scalar, that the slot rows have behind them; -1: not known
-    initial_row_scale: Any  # float64 scalar, what weight decay left of them; -1: not known
+    optimizer_step: Any  # int64 scalar, steps that slot rows have gone through; -1: unknown
+    initial_row_scale: Any  # float64 scalar, left by weight decay of initial rows; -1: unknown
 
 
 class RecordedSnapshot(NamedTuple):
-    """The same of a table with policies."""
+    """A shard at one instant, of a table with policies."""
 
     keys: Any
     rows: Any
@@ -45,15 +45,15 @@ class RecordedSnapshot(NamedTuple):
 
 
 class Snapshots:
-    """Methods of an EmbeddingVariable that read and write all of its shard."""
+    """Methods of an EmbeddingVariable that read and write its whole shard."""
 
     handle: Any
     keeps_records: bool
 
     def snapshot(self, with_slots: bool = True, evict: bool = False) -> Any:
-        """Keys, rows and slot rows of one instant, with the records of a table that keeps some.
+        """Keys, rows and slot rows of one instant, with the records of a table that keeps them.
 
-        `evict` first removes what a dump does not hold: see `evict()`.
+        `evict` first removes the keys that a dump omits: see `evict()`.
         """
         fields = native.ops().sok_table_export(
             handle=self.handle, with_slots=with_slots, evict=evict
@@ -62,20 +62,20 @@ class Snapshots:
         return kind(*(getattr(fields, field) for field in kind._fields))
 
     def hand_over(self, with_slots: bool = True, evict: bool = False) -> Any:
-        """The number by which `streams` reads the same part by part, or makes a table aside."""
+        """The number by which `streams` reads the same content in parts, or makes a table aside."""
         return native.ops().sok_table_hand_over(
             handle=self.handle, with_slots=with_slots, evict=evict
         )
 
     def mark(self) -> Any:
-        """An op that changes nothing, and that a tf.function takes to change the table."""
+        """An op without effect that a tf.function treats as a change of the table."""
         return native.ops().sok_table_keep_changes(handle=self.handle, keep=False)
 
     def load_snapshot(self, *, replace: bool = True, **content: Any) -> Any:
-        """The inverse of `snapshot`, of its fields; `replace` removes all other keys first.
+        """The inverse of `snapshot`, with its fields; `replace` removes all other keys first.
 
-        A snapshot of a table without policies has no records: its keys count as never seen.
-        NaN in a slot row stands for the optimizer's initial value. A failure changes nothing.
+        Without records (a table without policies) the keys count as never seen. NaN in a slot row
+        stands for the optimizer's initial value. After a failure nothing has changed.
         """
         self._forget_optimizer()
         return native.ops().sok_table_import(
@@ -83,24 +83,24 @@ class Snapshots:
         )
 
     def _forget_optimizer(self):
-        """Slot rows that are loaded are any optimizer's, see `sok_like.optimizers.owner`."""
+        """Loaded slot rows may be of any optimizer, see `sok_like.optimizers.owner`."""
         self.__dict__.pop("_training", None)
 
     def read_aside(self, made: Any = 0, **content: Any) -> tuple[Any, Any]:
-        """The first half of `load_snapshot`, which may fail: the table stays as it is.
+        """The first half of `load_snapshot`, which may fail: the table is unchanged.
 
         Args:
-            made: What `streams.make_aside` has returned, in place of the content; 0: nothing.
-            content: As of `load_snapshot`.
+            made: The result of `streams.make_aside`, in place of the content; 0: none.
+            content: As in `load_snapshot`.
 
         Returns:
-            What `take_aside` wants, and a string scalar: why there is none, empty if all is well.
+            The argument of `take_aside`, and a string scalar: why it failed, empty if it did not.
         """
         fields = _content(**content)
         return native.ops().sok_table_read_aside(handle=self.handle, made=made, **fields)
 
     def take_aside(self, aside: Any) -> Any:
-        """The second half, which does not fail; `aside` must not be used again."""
+        """The second half, which cannot fail; `aside` must not be used again."""
         self._forget_optimizer()
         return native.ops().sok_table_take_aside(handle=self.handle, aside=aside)
 
@@ -131,7 +131,7 @@ _BESIDE = "sok_like: beside the checkpoint, "
 
 
 def checkpointed(snapshot: Any) -> dict[str, Any]:
-    """The tensors of a table inside a checkpoint, which say what rank's part they are."""
+    """The tensors of a table inside a checkpoint, which say which rank's they are."""
     communicator = comm.current()
     tensors = snapshot._asdict()
     place = f"sok_like: rank {communicator.rank} of {communicator.world_size}, step "
@@ -143,7 +143,7 @@ def checkpointed(snapshot: Any) -> dict[str, Any]:
 
 
 def referring(variable: Any, reference: str) -> dict[str, Any]:
-    """The same tensors without content: a checkpoint whose tables lie beside it."""
+    """The same tensors without content, for a checkpoint whose tables lie beside it."""
     variable._pending_reference = reference
     tensors = {
         "keys": np.zeros([0], np.int64),
@@ -164,12 +164,12 @@ def referring(variable: Any, reference: str) -> dict[str, Any]:
 
 
 def pending_reference(variable: Any) -> str:
-    """What `referring` wrote last."""
+    """The reference that `referring` wrote last."""
     return variable._pending_reference
 
 
 def reference_in(tensors: dict[str, Any]) -> str | None:
-    """Where the table lies beside its checkpoint; None: its content is inside. Eager only."""
+    """The reference of a table beside its checkpoint; None: its content is inside. Eager only."""
     names = np.asarray(tensors["slot_names"], dtype=object)
     line = bytes(names[-1]).decode() if len(names) else ""
     return line.removeprefix(_BESIDE) if line.startswith(_BESIDE) else None
@@ -178,7 +178,7 @@ def reference_in(tensors: dict[str, Any]) -> str | None:
 def from_checkpoint(tensors: dict[str, Any], table: str) -> dict[str, Any]:
     """The inverse of `checkpointed`: keyword arguments of `load_snapshot`.
 
-    What one rank wrote goes to any number of ranks, of which each takes the keys it owns.
+    What one rank wrote can be read on any number of ranks; each takes the keys it owns.
 
     Raises:
         tf.errors.InvalidArgumentError: the part of another rank, or of another number of ranks.
@@ -220,7 +220,7 @@ def from_checkpoint(tensors: dict[str, Any], table: str) -> dict[str, Any]:
 
 
 def _owned(content, written_by, mine):
-    """The keys of this rank among those that one rank wrote, with what belongs to them."""
+    """This rank's keys among those that one rank wrote, with what belongs to them."""
 
     def kept(keys):
         return tf.logical_or(

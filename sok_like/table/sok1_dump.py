@@ -3,13 +3,13 @@
     FOLDER/<variable>_keys.file      keys, int64 or uint32, nothing else
     FOLDER/<variable>_values.file    rows in the same order, float32 `[num_keys, dim]`
 
-Both are little-endian and have no header, so the table that is restored says how wide keys and rows
-are; files of other widths do not fit together and are refused. SOK named its variables by itself,
-`EmbeddingVariable`, `EmbeddingVariable_1` and so on: such a name tells nothing of the table.
+Both are little-endian and have no header. The dtype of keys and the row size come from the table
+that is restored; files of other sizes are refused. SOK named its variables by itself,
+`EmbeddingVariable`, `EmbeddingVariable_1` and so on: such a name does not identify a table.
 
-`write` makes such files of a table, for programs that read what SOK's Saver wrote. Each rank
-writes its part of both, aside; rank 0 then removes the old keys, and renames first the rows, then
-the keys. So files of keys and rows that are both there belong together.
+`write` makes such files of a table, for programs that read what SOK's Saver wrote. Each rank writes
+its part of both under another name. Rank 0 then removes the old keys, and renames first the rows,
+then the keys. So if both files are there, they belong together.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _KEYS, _VALUES = "_keys.file", "_values.file"
 
 @dataclasses.dataclass
 class Sok1Dump:
-    """A pair of files, with the methods of a dump of one shard."""
+    """A pair of files, with the interface of a dump of one shard."""
 
     keys_file: pathlib.Path
     table: str
@@ -51,23 +51,23 @@ class Sok1Dump:
 
     @property
     def identity(self) -> str:
-        """Equal on ranks that see the same files."""
+        """The same on ranks that see the same files."""
         sizes = [os.path.getsize(path) for path in (self.keys_file, self._values_file())]
         return hashlib.sha256(repr((self.keys_file.name, sizes)).encode()).hexdigest()
 
     @property
     def deltas(self) -> list[Any]:
-        """None: SOK knew no deltas."""
+        """Empty: SOK had no deltas."""
         return []
 
     name, may_grow = "", False
 
     def open(self, number: int, dim: int, progress: Any = None) -> ShardInMemory:
-        """Keys and rows; rows stay in the file until they are asked for.
+        """Keys and rows; rows stay in the file until they are read.
 
         Raises:
             FileNotFoundError: the file of the rows is missing.
-            ValueError: sizes that do not fit the table, a key twice.
+            ValueError: the sizes do not fit the table, or a key occurs twice.
         """
         values_file = self._values_file()
         sizes = [os.path.getsize(path) for path in (self.keys_file, values_file)]
@@ -95,14 +95,13 @@ class Sok1Dump:
 
 
 def find(filepath: str, table: str, key_dtype: Any) -> Sok1Dump | None:
-    """The dump of a table, or None where there are no files of SOK 1.x.
+    """The dump of a table; None if there are no files of SOK 1.x.
 
-    `filepath` is a file of keys, or a folder: then the file that has the table's name counts, or
-    the only one if SOK named it.
+    `filepath` is a file of keys or a folder: then the file with the table's name is used, or the
+    only file if SOK chose its name.
 
     Raises:
-        FileNotFoundError: the folder has files of SOK 1.x, and none of them is sure to be this
-            table's.
+        FileNotFoundError: the folder has files of SOK 1.x, but none is certain to be this table's.
     """
     path, key_dtype = pathlib.Path(filepath), np.dtype(key_dtype)
     if path.name.endswith(_KEYS) and path.is_file():
@@ -122,7 +121,7 @@ def find(filepath: str, table: str, key_dtype: Any) -> Sok1Dump | None:
 
 
 def _stem(table):
-    # SOK took the name as it is; not every name of a table is one of a file.
+    # SOK used the name unchanged, but not every table name can be a file name.
     plain = not {"/", "\0"} & set(table) and len(table.encode()) <= 120
     return table if plain else file_stem(table)
 
@@ -136,18 +135,18 @@ def write(
     shard: Sequence[Any],
     dim: int,
 ) -> None:
-    """Writes both files, as steps that all ranks take; in a graph, when it runs.
+    """Writes both files, in steps that all ranks take; in a graph, when it runs.
 
     Args:
-        filepath: Folder; there already.
-        table: The files' name.
-        key_dtype: Of the keys in the file.
-        shard: This rank's shard of the dump and the number of its keys, once it has been written;
-            keys and rows are read from there.
-        dim: Row width.
+        filepath: Existing folder.
+        table: The table's name.
+        key_dtype: Dtype of the keys in the file.
+        shard: Path of this rank's shard of the dump and its number of keys; filled once the shard
+            is written.
+        dim: The table's `embedding_dim`.
 
     Raises:
-        RuntimeError: as of `Steps.take`; then no file of keys is there.
+        RuntimeError: as in `Steps.take`; then there is no file of keys.
     """
     rank, key_dtype = communicator.rank, np.dtype(key_dtype)
     aside: list[pathlib.Path] = []
@@ -180,7 +179,7 @@ def write(
         if rank == 0:
             for kind, path in reversed(list(zip((_KEYS, _VALUES), aside, strict=True))):
                 os.replace(path, target(kind))
-                # What killed processes left.
+                # Left by killed processes.
                 for old in path.parent.glob(f"{glob.escape(target(kind).stem)}.*.tmp"):
                     if re.fullmatch(r"\.[0-9a-f]{16}\.tmp", old.name[len(target(kind).stem) :]):
                         old.unlink(missing_ok=True)

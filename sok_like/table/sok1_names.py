@@ -1,4 +1,4 @@
-"""What SOK 1.x's programs ask of an embedding variable."""
+"""Attributes of an embedding variable that programs of SOK 1.x use."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 
 class Sok1Names:
-    """Names of an EmbeddingVariable in SOK 1.x."""
+    """Attributes of an EmbeddingVariable by their names in SOK 1.x."""
 
     handle: Any
     _options: dict
 
     @property
     def m_var_name(self) -> str:
-        """The name in the names of a dump's files."""
+        """The table's name, as it appears in names of dump files."""
         return self._options["name"]
 
     @property
@@ -23,5 +23,5 @@ class Sok1Names:
 
     @property
     def values(self) -> tuple[Any]:
-        """The variable of each replica in this process, of which there is one."""
+        """The variables of the replicas in this process: there is one."""
         return (self,)

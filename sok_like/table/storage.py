@@ -1,4 +1,4 @@
-"""Where the rows of a table are: in memory, or on disk with those in use in memory."""
+"""Where a table keeps its rows: in memory, or on disk with the rows in use in memory."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ def _is_size(value: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class StorageOption:
-    """Where rows are: in the memory of the table's device, or on disk with those in use in memory.
+    """Where rows are kept: in the memory of the table's device, or on disk.
 
-    With "DRAM_SSDHASH" the index stays in memory, and rows with their slot rows are in a file, one
-    per table and rank. Values are those of a table in memory, to the last bit. The file is scratch
-    space: it has no name and goes with the process; a dump is what lasts.
+    With "DRAM_SSDHASH" the index and the rows in use stay in memory; all rows with their slot rows
+    are in a file, one per table and rank. Values are bit-identical to those of a table in memory.
+    The file is temporary: it has no name and ends with the process. Dumps are permanent.
 
     Args:
         storage_type: None, "DRAM", "HBM" or "DRAM_SSDHASH", or an enum member of that name.
-        storage_path: With "DRAM_SSDHASH" a directory on a disk, which is made if it is missing.
+        storage_path: With "DRAM_SSDHASH" a directory on a disk; created if it is missing.
         storage_size: With "DRAM_SSDHASH" `[bytes of rows in memory]` or `[bytes of rows in memory,
             maximum bytes of the file]`, per table and rank; further entries must be 0. One batch
-            may exceed the first. The system's page cache, which gives way to others, is not part
-            of it. None: `[2**30]`, as in DeepRec.
-        cache_strategy: With "DRAM_SSDHASH" which rows leave memory first, in blocks of 4 KiB.
-            "LFU" or None: those used seldom. "LRU": those not used for long.
-        layout: None.
+            may exceed the first. It does not include the system's page cache, which is freed when
+            memory is short. None: `[2**30]`, as in DeepRec.
+        cache_strategy: With "DRAM_SSDHASH": which rows leave memory first, in blocks of 4 KiB.
+            "LFU" or None: those used least often. "LRU": those unused for longest.
+        layout: Must be None.
 
     Raises:
-        ValueError: an argument has another value, or would be ignored.
+        ValueError: an argument is not one of these values, or would be ignored.
     """
 
     storage_type: Any = None
@@ -105,11 +105,12 @@ class StorageOption:
         return self.storage_type == "DRAM_SSDHASH"
 
     def attributes(self) -> dict[str, Any]:
-        """The option as attributes of the op of a table."""
+        """The option as attributes of the op that makes a table."""
         if not self.is_on_disk or self.storage_path is None:
             return {}
         return {
-            # Absolute: the file is made anew where slot rows come or the content is replaced.
+            # Absolute, as the file is made again when slot rows are added or the content is
+            # replaced.
             "storage_path": os.path.abspath(self.storage_path),
             "storage_memory": self.storage_size[0],
             "storage_file": self.storage_size[1] if len(self.storage_size) > 1 else 0,

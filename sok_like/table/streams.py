@@ -1,11 +1,11 @@
-"""A table's content in parts: out of a table for files, and from files into a table aside.
+"""A table's content in parts: from a table into files, and from files into a table aside.
 
-An op hands the table over as a number (`EmbeddingVariable.hand_over`), and functions of the op
-library work under it, called by ctypes: code that runs within a graph knows no tensors. So a dump
-or a restore takes a few parts of memory beside the table, whatever its size.
+An op hands the table over as a number (`EmbeddingVariable.hand_over`). With this number, functions
+of the op library are called by ctypes, because Python code within a graph has no tensors. So a dump
+or a restore needs only a few parts of memory beside the table, whatever its size.
 
-While a table is read, calls that change it wait, so all parts are of one instant. Lookups that
-insert nothing go on, where the table is in host memory.
+While a table is read, calls that change it wait, so all parts are of one instant. In host memory,
+lookups that insert nothing go on.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Content(ctypes.Structure):
 
 @functools.cache
 def _library():
-    native.ops()  # which checks the file, and loads it
+    native.ops()  # checks the file and loads it
     library = ctypes.CDLL(str(native.ops_path()))
     arguments = {
         "sok_stream_open": [_INT64, _INT64, _POINTER, _POINTER],
@@ -69,7 +69,7 @@ def _library():
 
 
 def see_problem(problem: bytes | None) -> None:
-    """Raises what an op or a function of a table has told instead of failing by itself."""
+    """Raises the problem that an op or a function reported instead of failing by itself."""
     code, _, text = (problem or b"").decode().partition(": ")
     if code == "RESOURCE_EXHAUSTED":
         raise MemoryError(text)
@@ -82,17 +82,17 @@ def content(number: int, dim: int, since: int | None = None) -> Iterator[tuple[S
     """The content of a table, as a shard that is read while it is written.
 
     Args:
-        number: By which the table was handed over.
-        dim: Row width.
-        since: None for all of the table; else what changed since that instant (0: everything, and
-            from now on the table keeps what changes).
+        number: The result of `hand_over`.
+        dim: The table's `embedding_dim`.
+        since: None for the whole table; else what changed since that instant (0: everything, and
+            the table records changes from now on).
 
     Yields:
-        The shard, and the number of this instant, where the table keeps what changes.
+        The shard, and the number of this instant if the table records changes.
 
     Raises:
-        ValueError: the table does not keep what changed since, or is in device memory.
-        MemoryError: there is too little.
+        ValueError: the table has not recorded the changes since, or is in device memory.
+        MemoryError: there is too little memory.
     """
     library, stream, about = _library(), _POINTER(), _Content()
     opened = ctypes.byref(stream), ctypes.byref(about)
@@ -104,16 +104,16 @@ def content(number: int, dim: int, since: int | None = None) -> Iterator[tuple[S
 
 
 def make_aside(number: int, rest: Shard, num_keys: int, parts: Iterable[Shard]) -> int:
-    """A table aside with this content, which the op of `read_aside` takes by its number.
+    """Makes a table aside with this content; the op of `read_aside` takes it by its number.
 
     Args:
-        number: By which the table was handed over.
-        rest: What does not go by key.
-        num_keys: In all parts.
-        parts: What goes by key.
+        number: The result of `hand_over`.
+        rest: What belongs to no key.
+        num_keys: Number of keys in all parts.
+        parts: Keys with their data.
 
     Raises:
-        ValueError: content that does not fit the table.
+        ValueError: the content does not fit the table.
         MemoryError: more keys than the table may hold, or too little memory.
     """
     library, made = _library(), _POINTER()
@@ -128,7 +128,7 @@ def make_aside(number: int, rest: Shard, num_keys: int, parts: Iterable[Shard]) 
 
 
 def drop_aside(number: int) -> None:
-    """Frees what `make_aside` has made, where it will not be taken."""
+    """Frees what `make_aside` made, if it will not be taken."""
     _library().sok_aside_drop(number)
 
 

@@ -1,14 +1,14 @@
 """`tf.train.Checkpoint` on any number of ranks: all make the same call with the same path.
 
-On one rank a table's content is inside the checkpoint. On several, rank 0 writes the checkpoint and
-every rank its part of the tables beside it (`beside.py`); both kinds are read at any number of
-ranks. Dense tables of dist_model_parallel are kept by slice (`dense_tables.py`). Other variables
-that are one rank's own (`de_local`, such as sok2's) go to one file per rank, and are read at the
-same number of ranks.
+On one rank the content of a table is inside the checkpoint. On several, rank 0 writes the
+checkpoint and every rank writes its part of the tables beside it (`beside.py`). Both kinds can be
+read at any number of ranks. Dense tables of dist_model_parallel are stored by slice
+(`dense_tables.py`). Other variables of single ranks (`de_local`, such as sok2's) go to one file per
+rank, and need the same number of ranks.
 
-TensorFlow has no place where ranks could agree, so `install` wraps the one class through which
+TensorFlow has no hook where ranks could agree, so `install` wraps the one class through which
 `Checkpoint`, `CheckpointManager` and tf_keras' `save_weights` write and read. Checkpoints without
-tables and shards pass through as they are.
+tables and shards are unchanged.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from sok_like.table.variable import is_embedding_variable, unwrap
 
 _CALL = "a save of tf.train.Checkpoint"
 _READ = "a restore of tf.train.Checkpoint"
-_OWN = "sok_like/ranks"  # key of the tensor that names the files of variables of one rank
+_OWN = "sok_like/ranks"  # name of the tensor that says where variables of single ranks are
 
 
 @functools.cache
 def install() -> None:
-    """Makes TensorFlow's object-based checkpoints know tables; once per process."""
+    """Teaches TensorFlow's object-based checkpoints to store tables; once per process."""
     saver = functional_saver.MultiDeviceSaver
     saver.save = _wrapped(saver.save, _save)
     saver.restore = _wrapped(saver.restore, _restore)
@@ -107,7 +107,7 @@ def _restoring(own):
 
 
 def _check_reached(objects):
-    """ValueError where a model has tables that TensorFlow does not find in it."""
+    """Raises ValueError if TensorFlow does not find a table of a model in it."""
     known = {id(unwrap(each)) for each in objects if is_embedding_variable(each)}
     for model in objects:
         variables = _variables_of(model) if isinstance(model, tf.keras.layers.Layer) else ()
@@ -125,19 +125,19 @@ def _check_reached(objects):
 def _variables_of(model):
     try:
         return model.variables
-    except ValueError:  # tf_keras' models that are not built have none
+    except ValueError:  # tf_keras' models have none before they are built
         return ()
 
 
 def _kinds(saver):
-    """The objects of a saver that are not the same on all ranks."""
+    """A saver's objects that are not the same on all ranks."""
     tensors = [t for shards in saver._shardable_tensors_by_task.values() for t in shards]
     known: dict[int, Any] = {id(_object_of(t)): _object_of(t) for t in tensors}
     return beside.Kinds(each for each in known.values() if each is not None)
 
 
 def _object_of(tensor):
-    """What a tensor belongs to; a restore has put TensorFlow's adapters around it."""
+    """The object of a tensor, without the adapters that a restore puts around it."""
     found = tensor.trackable
     while isinstance(found, (Converter, TrackableSaveable)):
         found = found.obj if isinstance(found, Converter) else found._trackable
@@ -183,7 +183,7 @@ def _save(write, saver, file_prefix, options):
 
 
 def _write_parts(saver, kinds, path, told):
-    """What this rank alone has."""
+    """Writes what only this rank has."""
     if kinds.own:
         _write_own(saver, kinds.own, path, told["ranks"])
     if kinds.holders:
@@ -208,14 +208,14 @@ def _restore(read, saver, file_prefix, options):
             return read(saver, file_prefix, options)
 
     if communicator.world_size > 1:
-        # It has the checksum of every tensor.
+        # The index has the checksum of every tensor.
         beside.agree_on_file(f"{path}.index", communicator, _READ)
         if kinds.own:
             agreed(lambda: _check_own(path, communicator), communicator, _READ)
             run = _with_own(run, saver, kinds.own, path, communicator)
     dense: list[Any] = []
     with together():
-        # Tables first: what they refuse must not cost an ordinary variable its value.
+        # Tables first: an error there must leave ordinary variables unchanged.
         if kinds.tables or kinds.holders:
             agreed(read_tables, communicator, _READ)
         if kinds.holders:
@@ -227,7 +227,7 @@ def _restore(read, saver, file_prefix, options):
 
 
 def _dense_reads(holders, path):
-    """A function for each holder that is in a file: it copies what is this rank's."""
+    """Functions, one per holder in the file, that copy this rank's parts."""
     found = dense_tables.parts_to_read(holders)
     if not found:
         return
@@ -242,7 +242,7 @@ def _dense_reads(holders, path):
 
 @contextlib.contextmanager
 def _part_of(saver, objects, others=False):
-    """Within it, a saver restores some objects alone, or all the `others`."""
+    """A scope in which a saver restores only `objects`; `others`: all but them."""
     chosen, before = {id(each) for each in objects}, saver._shardable_tensors_by_task
     registered = saver._registered_savers
     parts = {
@@ -270,7 +270,7 @@ def _path_of(file_prefix, kinds):
 
 
 def _add_tensor(saver, key, text):
-    """One more tensor, which belongs to no object, among those that are written."""
+    """Adds a tensor that belongs to no object to those that are written."""
     shards = next(iter(saver._shardable_tensors_by_task.values()))
     tensor = tf.constant(text)
     spec = SaveSpec(tensor, "", key, dtype=tf.string, device=tensor.device)
@@ -337,7 +337,7 @@ def _check_own(path, communicator):
 
 
 def _with_own(run, saver, objects, path, communicator):
-    """`run`, that takes the variables of this rank from its file."""
+    """A `run` that reads this rank's variables from its file."""
     if communicator.rank == 0:
         return run
 

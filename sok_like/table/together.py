@@ -1,11 +1,11 @@
-"""Restores of several tables by one call: every table takes its new content, or none does.
+"""Restores several tables in one call: every table takes its new content, or none does.
 
     with together():                     a call that reads several tables
-        restored(table, content, ...)    made aside; the table keeps what it has
-    ...                                  here all of them take theirs, which does not fail
+        restored(table, content, ...)    content made aside; the table is unchanged
+    ...                                  at the end all of them take it, which cannot fail
 
-Until then the old and the new content of all tables of the call are in memory. The new one alone
-counts where tables are empty, as they are when a program starts.
+Until then the old and the new content of all these tables are in memory. If tables are empty, as at
+the start of a program, that is the new content alone.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from sok_like.runtime.steps import text_of
 
 class _Aside(NamedTuple):
     table: Any
-    content: Any  # what `read_aside` has returned
+    content: Any  # the result of `read_aside`
     then: Callable[[], None] | None
 
 
 class _Calls(threading.local):
-    """The call of a thread, whose restores wait: none, or one."""
+    """The call of a thread whose restores wait: none, or one."""
 
     waiting: dict[int, _Aside] | None = None
 
@@ -37,10 +37,10 @@ _calls = _Calls()
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """Within it, eager restores wait for its end; an exception discards them.
+    """A scope in which eager restores wait for its end; an exception discards them.
 
-    The end is not a collective: its callers on several ranks agree that all of them came here.
-    A call within another belongs to that one. In a graph it does nothing.
+    The end is not a collective: callers on several ranks agree first that all of them reached it.
+    A scope within another joins the outer one. In a graph it has no effect.
     """
     if _calls.waiting is not None or not tf.executing_eagerly():
         yield
@@ -58,28 +58,28 @@ def together() -> Iterator[None]:
 
 
 def expected() -> bool:
-    """Whether a restore that this thread makes now is one of several."""
+    """Whether a restore by this thread now is one of several."""
     return _calls.waiting is not None and tf.executing_eagerly()
 
 
 def restored(table: Any, content: Any, then: Callable[[], None] | None = None) -> None:
-    """Has `table` take the content aside at the end of the call; of two, the later.
+    """Lets `table` take the content at the end of the call; of two, the later.
 
     Args:
         table: EmbeddingVariable.
-        content: What its `read_aside` has returned, without a problem.
-        then: Called when it has.
+        content: The result of its `read_aside`, which reported no problem.
+        then: Called afterwards.
     """
     assert _calls.waiting is not None
     _calls.waiting[id(table)] = _Aside(table, content, then)
 
 
 def restore_snapshot(table: Any, **content: Any) -> Any:
-    """`table.load_snapshot(**content)`, with the other tables of the call.
+    """`table.load_snapshot(**content)`, together with the other tables of the call.
 
     Raises:
-        tf.errors.ResourceExhaustedError: the table has no room for so many keys, or no memory.
-        tf.errors.InvalidArgumentError: the content does not fit. After both nothing has changed.
+        tf.errors.ResourceExhaustedError: the table may not hold so many keys, or memory is short.
+        tf.errors.InvalidArgumentError: the content does not fit. Neither error changes the table.
     """
     if not expected():
         return table.load_snapshot(**content)

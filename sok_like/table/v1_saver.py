@@ -3,14 +3,14 @@
     model.ckpt-100.index, .data-...            the ordinary variables, and the name of each dump
     model.ckpt-100.tables/user.3f2a9c0b/       a dump of table 'user', as `sok.Saver` writes it
 
-To a Saver a table is a string variable of the graph: the name of its dump. `Saver.save` writes the
-dumps first and then that string with everything else; `restore` reads the string, then the dumps,
-all aside, then the rest, and then the tables take their content.
-A graph may be finalized before it saves, so the ops that dump are made when the Saver is.
+A Saver sees a table as a string variable of the graph: the name of a dump. `Saver.save` writes the
+dumps first, then that string with the rest. `restore` reads the string, then the dumps aside, then
+the rest; finally the tables take their content. A graph may be finalized before it saves, so the
+ops that dump are made with the Saver.
 
-TensorFlow gives a Saver's path to nobody, so `install` wraps its two methods. Savers without tables
-do what they did, but for those of variables of which each rank has rows of its own (`de_local`):
-ranks that would write them over each other raise.
+A Saver passes its path to no op, so `install` wraps its two methods. Savers without tables do what
+they did, with one exception: ranks raise if they would overwrite each other's rows of a variable of
+which each rank has rows of its own (`de_local`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OWN_ROWS = (
 
 @functools.cache
 def install() -> None:
-    """Makes TensorFlow's name-based savers know tables; once per process."""
+    """Teaches TensorFlow's name-based savers to store tables; once per process."""
     cls = tf.compat.v1.train.Saver
     cls.save = _saving(cls.save)
     cls.restore = _restoring(cls.restore)
@@ -48,7 +48,7 @@ def install() -> None:
 
 
 class _Folder(os.PathLike):
-    """A folder that is known when the op runs."""
+    """A folder whose path is known only when the op runs."""
 
     def __init__(self):
         self.path = ""
@@ -63,7 +63,7 @@ class TableInGraph:
     def __init__(self, variable: Any):
         self._variable, self._folder = variable, _Folder()
         with variable.graph.as_default(), tf.control_dependencies(None), tf.device("/CPU:0"):
-            # The name by which checkpoints know the table.
+            # The table's name in checkpoints.
             name = f"{variable._shared_name}/dump"
             handle = tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=name, name=name)
             self.element = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.string)
@@ -71,7 +71,7 @@ class TableInGraph:
             self._set = tf.raw_ops.AssignVariableOp(resource=handle, value=self._given)
             self._dump = saver.Saver().dump_to_file(variable, self._folder, sok1_files=False)
             reading = saver.Reading(variable, self._folder)
-            # The content is kept aside from one run of the session to another.
+            # The content stays aside between two runs of the session.
             name = f"{variable._shared_name}/aside"
             aside = tf.raw_ops.VarHandleOp(dtype=tf.variant, shape=[], shared_name=name, name=name)
             self._read = tf.raw_ops.AssignVariableOp(resource=aside, value=reading.aside)
@@ -85,16 +85,16 @@ class TableInGraph:
         session.run(self._dump)
 
     def set_reference(self, session: Any, reference: str) -> None:
-        """What a Saver writes of the table."""
+        """Sets the reference that a Saver writes."""
         session.run(self._set, {self._given: reference})
 
     @property
     def key(self) -> str:
-        """The name by which a Saver writes the reference."""
+        """The name under which a Saver writes the reference."""
         return self.element.op.inputs[0].op.name
 
     def read(self, session: Any, path: str, reference: str) -> None:
-        """Makes the content aside that a Saver's file at `path` refers to; all ranks call it."""
+        """Reads the dump that a Saver's file at `path` refers to, aside; all ranks call it."""
         self._folder.path = beside.folder_of(path, reference)
         session.run(self._read)
 
@@ -103,12 +103,12 @@ class TableInGraph:
         session.run(self._take)
 
     def forget(self, session: Any) -> None:
-        """Frees what `read` has made."""
+        """Frees the content that `read` made."""
         session.run(self._forget)
 
 
 def in_graph(variable: Any) -> TableInGraph:
-    """The ops of a table in its graph; made once."""
+    """The ops of a table in its graph; they are made once."""
     found = getattr(variable, "_table_in_graph", None)
     if found is None:
         found = variable._table_in_graph = TableInGraph(variable)
@@ -124,7 +124,7 @@ def _tables_of(own_saver):
 
 
 def _check_own_rows(own_saver, path, tables):
-    """NotImplementedError where ranks would write their own rows of a variable to one file."""
+    """Raises NotImplementedError if ranks would write their own rows of a variable to one file."""
     listed = own_saver._var_list
     listed = list(listed.values()) if isinstance(listed, dict) else tf.nest.flatten(listed or [])
     local = beside.Kinds(listed).own
@@ -179,7 +179,7 @@ def _restoring(own):
         (told, *_) = agreed(lambda: _references(self, path, tables), communicator, _RESTORE)
         read = []
         try:
-            # Tables first: what they refuse must not cost an ordinary variable its value.
+            # Tables first: an error there must leave ordinary variables unchanged.
             for name, reference in told.items():
                 read.append(in_graph(known[name]))
                 read[-1].read(sess, path, reference)
@@ -195,7 +195,7 @@ def _restoring(own):
 
 
 def _references(own_saver, path, tables):
-    """What the file at `path` says of its tables: names of dumps; of those that it knows."""
+    """The names of dumps that the file at `path` has, by table."""
     listed = own_saver._var_list
     named = listed if isinstance(listed, dict) else {}
     keys = {table._shared_name: in_graph(table).key for table in tables}
@@ -203,7 +203,7 @@ def _references(own_saver, path, tables):
         unwrap(each)._shared_name: key for key, each in named.items() if is_embedding_variable(each)
     }
     reader = tf.train.load_checkpoint(path)
-    # The Saver itself raises for one that the file lacks.
+    # For tables that the file lacks, the Saver itself raises.
     return {
         name: reader.get_tensor(key).decode()
         for name, key in keys.items()

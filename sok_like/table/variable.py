@@ -1,9 +1,9 @@
 """EmbeddingVariable: this rank's shard of a table, as TensorFlow sees it.
 
-To TensorFlow it is a resource variable whose handle belongs to a table instead of a tensor: tapes
-watch it, graphs capture it, `tf.train.Checkpoint` tracks it, and its gradient is
-`tf.IndexedSlices(gradients, keys)`. It has no dense value to be read or assigned; rows are reached
-by key, through the layers, `sok.export` and `sok.assign`.
+TensorFlow sees a resource variable whose handle belongs to a table instead of a tensor: tapes watch
+it, graphs capture it, `tf.train.Checkpoint` tracks it, and its gradient is
+`tf.IndexedSlices(gradients, keys)`. It has no dense value to read or assign. Rows are reached by
+key, through the layers, `sok.export` and `sok.assign`.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ _unique_ids = itertools.count()
 
 
 class MemoryStats(NamedTuple):
-    """What a shard holds, in keys and bytes."""
+    """Keys and bytes of a shard."""
 
     size: int
     capacity: int  # keys that fit before the index grows
-    max_capacity: int  # 0: no bound
+    max_capacity: int  # 0: no limit
     num_buckets: int
     load_factor: float
     mean_probe_length: float  # buckets visited to find a key
     max_probe_length: int
     index_bytes: int
-    arena_bytes: int  # rows and slot rows; of those on disk: in memory
-    bytes: int  # in memory, all in all
-    resident_bytes: int = 0  # of rows on disk: in memory of the process
+    arena_bytes: int  # rows and slot rows in memory
+    bytes: int  # total in memory
+    resident_bytes: int = 0  # rows on disk: their bytes in memory of the process
     file_bytes: int = 0
     bytes_read: int = 0
-    bytes_written: int = 0  # at most: what was to be written may not have changed
+    bytes_written: int = 0  # upper bound: blocks to write may be unchanged
     blocks_evicted: int = 0  # blocks of 4 KiB that left memory
 
 
@@ -58,41 +58,41 @@ class EmbeddingVariable(
 ):
     """One rank's shard of a table: a hash table from 64-bit keys to rows of floats.
 
-    Key k belongs to rank `uint64(k) % world_size`. A row that is not there yet is
-    created from (seed, table name, key, column) alone, so it has the same bits whenever, wherever
-    and on however many ranks the key arrives.
+    Key k belongs to rank `uint64(k) % world_size`. A missing row is created from (seed, table name,
+    key, column) alone. So it has the same bits whenever, wherever and on however many ranks the key
+    arrives.
 
     Args:
-        embedding_dim: Row width, at least 1.
-        name: Name of the table, the same on all ranks; part of what initial rows are drawn from.
+        embedding_dim: Length of a row, at least 1.
+        name: Name of the table, the same on all ranks; initial rows depend on it.
         key_dtype: int64, int32, uint64 or uint32.
         initializer: Keras initializer or its name; see `sok_like.table.initializers`.
-        capacity: Most keys a rank may hold; None grows without bound. A key too many is a
+        capacity: Maximum number of keys per rank; None: no limit. A key beyond it raises
             `tf.errors.ResourceExhaustedError` and changes nothing.
         use_hashtable: False: no index; key k is row `k // world_size`, and keys must lie in
             `[0, capacity * world_size)`.
-        initial_capacity: Keys to make room for at once.
-        dtype: How rows lie in memory: float32, or bfloat16 or float16 in half of it. Lookups,
-            gradients, slot variables and dumps are float32 all the same. Rows that are given or
-            initial are rounded to nearest, updated rows at random (stochastic rounding), from bits
-            that are drawn as initial rows are. Host memory only; at most 4,096 columns; an
-            optimizer that changes every row at every step, as Adam that is not lazy, is an error.
-        trainable: Whether tapes watch the variable by themselves.
-        ev_option: sok.EmbeddingVariableOption: which keys get a row and which lose it. Its
-            initializer, if it has one, takes the place of `initializer`.
+        initial_capacity: Number of keys to allocate at once.
+        dtype: Dtype of rows in memory: float32, or bfloat16 or float16 in half the memory. Lookups,
+            gradients, slot variables and dumps are float32 in any case. Given and initial rows are
+            rounded to nearest. Updated rows are rounded at random (stochastic rounding), with bits
+            that are drawn like initial rows. Host memory only; at most 4,096 columns. An optimizer
+            that changes every row at every step, such as dense Adam, raises.
+        trainable: Whether tapes watch the variable automatically.
+        ev_option: sok.EmbeddingVariableOption: which keys get a row, and which lose it. Its
+            initializer, if it has one, replaces `initializer`.
 
-    The shard is on the device that TensorFlow gives its variables: on a GPU where the op library
-    was built with CUDA and the process sees one. `with tf.device("/CPU:0"):` keeps it in host
-    memory, where tables without a hash table are anyway.
+    The shard is on the device that TensorFlow gives its variables: on a GPU if the op library was
+    built with CUDA and the process sees one. `with tf.device("/CPU:0"):` keeps it in host memory.
+    Tables with `use_hashtable=False` are always there.
 
     Raises:
-        ValueError: an argument out of its range.
+        ValueError: an argument is out of range.
         TypeError: `ev_option` is not an EmbeddingVariableOption.
         RuntimeError: `sok.Init` has not been called; within a `tf.distribute` strategy of several
             replicas.
     """
 
-    # The rank that holds all keys, in a job of several; None: rank `key % world_size` holds a key.
+    # The only rank that holds keys, in a job of several. None: rank `key % world_size` holds a key.
     home: int | None = None
 
     def __init__(
@@ -111,7 +111,7 @@ class EmbeddingVariable(
     ):
         check_replicas()
         communicator = comm.current()
-        for module in ("tf_checkpoints", "v1_saver"):  # they stand above this one
+        for module in ("tf_checkpoints", "v1_saver"):  # modules above this one
             importlib.import_module(f"sok_like.table.{module}").install()
         _check_arguments(name, embedding_dim, capacity, use_hashtable, initial_capacity)
         key_dtype = as_key_dtype(key_dtype, name)
@@ -121,7 +121,7 @@ class EmbeddingVariable(
                 "`ev_option` must be None or a sok.EmbeddingVariableOption. "
                 f"Received: ev_option={ev_option!r} (table '{name}')"
             )
-        # NumPy's integers are fine with Python and unknown to TensorFlow's attributes and to JSON.
+        # TensorFlow's attributes and JSON do not accept NumPy's integers.
         embedding_dim = operator.index(embedding_dim)
         capacity = as_integer(capacity)
         initial_capacity = operator.index(initial_capacity)
@@ -156,7 +156,7 @@ class EmbeddingVariable(
         with tf.init_scope():
             in_graph_mode = not tf.executing_eagerly()
             with tf.name_scope(name) as scope, devices.table_scope():
-                # In a graph two variables of one name are told apart by their scope, as TF does.
+                # In a graph, scopes distinguish two variables of one name, as in TensorFlow.
                 unique = scope.rstrip("/") if in_graph_mode else f"{name}_{next(_unique_ids)}"
                 handle = native.ops().sok_table_handle(
                     shared_name=unique,
@@ -201,7 +201,7 @@ class EmbeddingVariable(
                 collections.append(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
             tf.compat.v1.add_to_collections(collections, self)
         else:
-            # The table dies with its last reader, not with the process.
+            # The table is freed with its last reader, not at the end of the process.
             self._handle_deleter = resource_variable_ops.EagerResourceDeleter(
                 handle=handle, handle_device=handle.device
             )
@@ -210,41 +210,41 @@ class EmbeddingVariable(
 
     @property
     def table_name(self) -> str:
-        """The name initial rows are drawn from; `.name` is what TensorFlow made of it."""
+        """The name that initial rows depend on; `.name` is what TensorFlow made of it."""
         return self._options["name"]
 
     @property
     def dim(self) -> int:
-        """Floats in a row."""
+        """Floats per row."""
         return self._options["embedding_dim"]
 
     @property
     def key_dtype(self) -> tf.DType:
-        """dtype that `export` returns keys in."""
+        """The dtype in which `export` returns keys."""
         return tf.as_dtype(self._options["key_dtype"])
 
     @property
     def row_dtype(self) -> tf.DType:
-        """dtype that rows have in memory; `.dtype` is what lookups give, float32."""
+        """The dtype of rows in memory; `.dtype` is that of lookups, float32."""
         return tf.as_dtype(self._options["dtype"])
 
     @property
     def _graph_element(self):
-        """What `tf.compat.v1.train.Saver` writes in the table's place, in a graph."""
+        """The tensor that `tf.compat.v1.train.Saver` writes for the table, in a graph."""
         if not self._in_graph_mode:
             return None
         return importlib.import_module("sok_like.table.v1_saver").in_graph(self).element
 
     @_graph_element.setter
     def _graph_element(self, value):
-        pass  # BaseResourceVariable's constructor says that there is none
+        pass  # BaseResourceVariable's constructor sets it to None
 
     def _as_graph_element(self):
-        return None  # a fetch of a session: there is no dense value
+        return None  # not to be fetched by a session: there is no dense value
 
     @property
     def key_limit(self) -> int:
-        """Keys must lie in `[0, key_limit)`; 0 where every key is legal."""
+        """Keys must lie in `[0, key_limit)`; 0: every key is legal."""
         if self._options["use_hashtable"]:
             return 0
         return self._options["capacity"] * self._world_size
@@ -271,8 +271,8 @@ class EmbeddingVariable(
     def as_weight(self) -> Any:
         """This table as a weight of a layer: `self.table = variable.as_weight()`.
 
-        Keras 3 tracks only variables of its own, so there it is one that holds this table, the same
-        one each time. tf_keras and tf.Module track an EmbeddingVariable as it is.
+        Keras 3 tracks only its own variables, so there it is one of them that holds this table, the
+        same one each time. tf_keras and tf.Module track an EmbeddingVariable as it is.
         """
         from sok_like.table.keras_variable import as_weight
 
@@ -281,11 +281,11 @@ class EmbeddingVariable(
     # ---- what it holds ----
 
     def size(self) -> tf.Tensor:
-        """Keys this rank holds, int64 scalar."""
+        """Number of keys on this rank, int64 scalar."""
         return native.ops().sok_table_size(handle=self.handle)
 
     def bytes(self) -> tf.Tensor:
-        """Memory this rank's shard holds, index, rows and slot rows, int64 scalar."""
+        """Bytes of memory of this rank's shard (index, rows and slot rows), int64 scalar."""
         stats = native.ops().sok_table_stats(handle=self.handle)
         return tf.cast(stats[MemoryStats._fields.index("bytes")], tf.int64)
 
@@ -301,60 +301,62 @@ class EmbeddingVariable(
         )
 
     def find(self, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Rows of keys in this rank's shard, without inserting.
+        """Rows of keys in this rank's shard; inserts nothing.
 
         Args:
             keys: `[num_keys]`, integers.
 
         Returns:
-            float32 `[num_keys, embedding_dim]` and bool `[num_keys]`: whether the key was there.
-            A key that was not reads its initial row.
+            float32 `[num_keys, embedding_dim]`, and bool `[num_keys]`: whether the key was present.
+            An absent key reads its initial row.
         """
         return native.ops().sok_table_find(handle=self.handle, keys=_int64(keys))
 
     def erase(self, keys: Any) -> tf.Tensor:
-        """Removes keys `[num_keys]` from this rank's shard; returns how many were there."""
+        """Removes keys `[num_keys]` from this rank's shard; returns how many were present."""
         return native.ops().sok_table_erase(handle=self.handle, keys=_int64(keys))
 
     def clear(self) -> Any:
-        """Removes every key of this rank's shard; in a graph returns the op that does."""
+        """Removes every key of this rank's shard; in a graph, returns the op that does so."""
         return native.ops().sok_table_clear(handle=self.handle)
 
     # ---- what TensorFlow asks of a variable ----
 
     def record_access(self) -> None:
         """Tells tapes and graphs that the variable is about to be read."""
-        # A strategy of one replica asks for the variable's container first, as stock optimizers do.
+        # tf.distribute's strategy of one replica asks for the container first, as stock optimizers
+        # do.
         with self.asked_by_known_optimizer():
             resource_variable_ops.variable_accessed(self)
 
     @property
     def shape(self) -> tf.TensorShape:
-        """`[keys this rank holds, embedding_dim]`: what Keras' `summary` counts.
+        """`[number of keys on this rank, embedding_dim]`, which Keras' `summary` counts.
 
-        In a graph, where the number of keys may change, `[None, embedding_dim]`.
+        In a graph the number may change: `[None, embedding_dim]`.
         """
         if not tf.executing_eagerly():
             return self.get_shape()
         return tf.TensorShape([int(self.total_count()[0]), self.dim])
 
     def get_shape(self) -> tf.TensorShape:
-        """`[None, embedding_dim]`: to TensorFlow's ops the number of rows is not known."""
+        """`[None, embedding_dim]`: TensorFlow's ops do not know the number of rows."""
         return tf.TensorShape([None, self.dim])
 
     def numpy(self) -> TableWeights:
-        """Keys and rows of this rank, by which Keras gets weights. It is not an array."""
+        """Keys and rows of this rank, from which Keras gets weights. It is not an array."""
         return get_weights(self)
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> None:
-        """Sets what `numpy()` returned, as Keras' `set_weights` does; takes nothing else."""
+        """Sets what `numpy()` returned, as Keras' `set_weights` does; accepts nothing else."""
         weights = weights_of(value)
         if weights is None:
             raise self._by_position("assign")
         set_weights(self, weights)
 
     def __tf_tracing_type__(self, signature_context):
-        # As of any variable, but that a function is not traced anew when the table has grown.
+        # Without the number of rows, so that functions are not traced again when the table has
+        # grown.
         traced = super().__tf_tracing_type__(signature_context)
         return type(traced)(
             shape=self.get_shape(),
@@ -390,7 +392,7 @@ class EmbeddingVariable(
 
 
 def beside() -> Any:
-    """The module of tables beside a file, which stands above this one."""
+    """The module of tables beside a file, a higher layer."""
     return importlib.import_module("sok_like.table.beside")
 
 
@@ -446,11 +448,11 @@ def _int64(keys):
 
 
 def unwrap(variable: Any) -> Any:
-    """The EmbeddingVariable inside a Keras 3 variable; anything else as it is."""
+    """The EmbeddingVariable inside a Keras 3 variable; any other object unchanged."""
     inner = getattr(variable, "_embedding_variable", None)
     return variable if inner is None else inner
 
 
 def is_embedding_variable(variable: Any) -> bool:
-    """True for an EmbeddingVariable, also one that Keras 3 has wrapped."""
+    """Whether it is an EmbeddingVariable, possibly wrapped by Keras 3."""
     return isinstance(unwrap(variable), EmbeddingVariable)

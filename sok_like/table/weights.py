@@ -1,7 +1,7 @@
 """A shard's keys and rows as one value: what `get_weights` returns and `set_weights` takes.
 
-Keras gets and sets weights as arrays by position. Rows without their keys would be of no use, so a
-table's value is a `TableWeights`: it holds both and refuses to be an array.
+Keras gets and sets weights as arrays, by position. Rows without their keys would be useless, so the
+value of a table is a `TableWeights`: it holds both and refuses to become an array.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NO_ARRAY = (
 
 
 class _AnyRows(tf.TensorShape):
-    """`[None, embedding_dim]`, equal to a shape of any number of rows."""
+    """`[None, embedding_dim]`; equal to shapes with any number of rows."""
 
     def __eq__(self, other):
         try:
@@ -38,7 +38,7 @@ class _AnyRows(tf.TensorShape):
 
 
 class _Carrier(np.ndarray):
-    """An array that remembers what it was made of, also below a view of it."""
+    """An array that remembers the TableWeights it was made of; views of it do, too."""
 
     table_weights: Any = None
 
@@ -71,7 +71,7 @@ class TableWeights:
         return f"TableWeights('{self.name}', {len(self.keys)} keys, dim={self.rows.shape[1]})"
 
     def __array__(self, dtype=None, copy=None):
-        # tf_keras' `set_weights` asks for an array of the variable's dtype, and assigns that.
+        # tf_keras' `set_weights` asks for an array of the variable's dtype and assigns that.
         if dtype != np.float32:
             raise TypeError(_NO_ARRAY.format(name=self.name, what="a conversion to an array"))
         carrier = np.array(self.rows).view(_Carrier).copy()
@@ -80,14 +80,14 @@ class TableWeights:
 
 
 def weights_of(value: Any) -> TableWeights | None:
-    """`value` if it is a TableWeights, or the one an array was made of; else None."""
+    """`value` if it is a TableWeights, or the one that an array was made of; otherwise None."""
     if isinstance(value, TableWeights):
         return value
     return getattr(getattr(value, "base", None), "table_weights", None)
 
 
 def owned(keys: np.ndarray) -> np.ndarray:
-    """Positions of the keys that this rank owns; `keys` int64."""
+    """Positions of the int64 `keys` that this rank owns."""
     communicator = comm.current()
     owners = keys.view(np.uint64) % np.uint64(communicator.world_size)
     return np.flatnonzero(owners == communicator.rank)
@@ -105,7 +105,7 @@ def set_weights(variable: Any, weights: TableWeights) -> None:
     """Makes this rank's shard hold these keys and no others. Eager only.
 
     Raises:
-        ValueError: rows of another width, or keys that another rank owns.
+        ValueError: the rows are not `[num_keys, embedding_dim]`, or another rank owns a key.
     """
     keys, name = weights.keys, variable.table_name
     keys = keys.view(np.int64) if keys.dtype == np.uint64 else keys.astype(np.int64)
@@ -123,19 +123,19 @@ def set_weights(variable: Any, weights: TableWeights) -> None:
 
 
 def replace_rows(variable: Any, keys: np.ndarray, rows: Any, chunk: int = 2**24) -> None:
-    """Makes this rank hold those of the keys that it owns and no others.
+    """Makes this rank's shard hold those of the keys that it owns, and no others.
 
     Slot rows of keys that stay are kept.
 
     Args:
-        keys: int64 `[n]`, each once.
-        rows: `[n, embedding_dim]`, perhaps mapped from a file.
-        chunk: Most elements of `rows` to read at a time.
+        keys: int64 `[num_keys]`, each once.
+        rows: `[num_keys, embedding_dim]`; may be memory-mapped.
+        chunk: Maximum number of elements of `rows` to read at a time.
     """
     mine = owned(keys)
     present = variable.snapshot(with_slots=False).keys.numpy()
     gone = np.setdiff1d(present, keys[mine])
-    if len(gone):  # a table without an index has all its keys always
+    if len(gone):  # a table without an index always has all its keys
         variable.erase(gone)
     step = max(1, chunk // variable.dim)
     for start in range(0, len(mine), step):

@@ -1,3 +1,3 @@
-"""Holds `keras`, at the path SOK 1.x published its optimizers."""
+"""Holds `keras`, at the path of SOK 1.x's optimizers."""
 
 from sok_like.tf import keras as keras
