@@ -7,8 +7,8 @@
     peer     keras.layers.Embedding, a replica on each rank, gradients averaged by Horovod's tape
 
 All train the same dense layers on the same batches. The contenders of an optimizer take turns in
-one launch; every rank times them, rank 0's times count, which differ little, as each step ends with
-the others'. Then, a launch for each contender, what memory it takes (`benchmarks/dmp_memory.py`).
+one launch. Rank 0's times are reported; they differ little, because all ranks end a step together.
+Then one launch per contender measures its memory (`benchmarks/dmp_memory.py`).
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def test_workloads(sok):
 
 def test_ranks_records_and_optimizers(sok):
     whole = sok.estimate_memory(10**7, 16, "adam")
-    assert whole.index_bytes / 1e7 == pytest.approx(21.8, rel=0.1)  # measured: docs/benchmarks.md
+    assert whole.index_bytes / 1e7 == pytest.approx(26.8, rel=0.1)  # measured: docs/benchmarks.md
     assert whole.row_bytes / 1e7 == pytest.approx(208, rel=0.01)
     half = sok.estimate_memory(10**7, 16, "adam", world_size=2)
     assert half.bytes == pytest.approx(whole.bytes / 2, rel=0.1)
