@@ -55,8 +55,8 @@ void Index::MakeRoom(int64_t num_keys) {
   if (num_buckets == 0) {
     num_buckets = 1;
   } else if (size_ + num_keys > num_buckets * Bucket::kSlots * 5 / 8) {
-    // Rehashing at the same size pays only if it frees a good part of the slots: at 3/4 one in
-    // eight, so that a table where keys come and go is not rehashed at every insert.
+    // Rehashing at the same size pays only if it frees a good part of the slots, at 5/8 one in
+    // eight. Otherwise a table where keys come and go would be rehashed again and again.
     num_buckets *= 2;
   }
   while (size_ + num_keys > MaxUsed(num_buckets)) num_buckets *= 2;
@@ -82,7 +82,7 @@ void Index::Rehash(int64_t num_buckets) {
 
 uint32_t Index::FindOrInsert(uint64_t hash, uint64_t key, uint32_t row) noexcept {
   Bucket* bucket = const_cast<Bucket*>(Home(hash));
-  Bucket* free_bucket = nullptr;  // the first that has a slot
+  Bucket* free_bucket = nullptr;  // the first with a slot for a new key
   for (;;) {
     const uint32_t match = bucket->Match(key);
     if (match != 0) return bucket->rows[__builtin_ctz(match)];

@@ -12,8 +12,8 @@
 // where they are: only the index moves.
 //
 // Cost: 12.8 bytes per slot, 17 to 34 per key between two doublings; 1.01 buckets per find at a load
-// of 3/8, 1.2 at 3/4. Nothing is allocated before the
-// first key. Not thread-safe by itself; the table's lock covers it.
+// of 3/8, 1.2 at 3/4. Nothing is allocated before the first key. Not thread-safe by itself; the
+// table's lock covers it.
 #ifndef SOK_CORE_CPU_INDEX_H_
 #define SOK_CORE_CPU_INDEX_H_
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cpp/core/cpu/change_log.h"
+#include "cpp/core/cpu/combine_blocks.h"
 #include "cpp/core/cpu/group.h"
 #include "cpp/core/cpu/route.h"
 #include "cpp/core/cpu/row_format.h"
@@ -17,7 +18,6 @@ namespace {
 
 constexpr int64_t kGrain = 1024;    // keys worth handing to another thread
 constexpr int64_t kRowsAhead = 12;  // rows asked for before they are read
-constexpr int64_t kBlockKeys = 256;
 
 // Needs the exclusive lock.
 void CombineInserted(Executor& ex, CpuTable& table, const FeatureLookup& feature) {
@@ -162,99 +162,6 @@ void Withhold(Executor& ex, const CpuTable& table, const RowNumbers& withheld,
     if (!Contains(withheld, numbers[i])) continue;
     table.MissingRow(request.keys[i], request.rows + i * table.dim());
   }
-}
-
-// A block of keys, found while the rows of the block before it are combined: its rows are on their
-// way meanwhile, and what is kept of a key stays in the cache.
-class FoundBlock {
- public:
-  FoundBlock(const CpuTable& table, int64_t max_keys)
-      : table_(table), max_keys_(max_keys), numbers_(max_keys), rows_(max_keys) {}
-
-  // Needs a lock from here until Rows.
-  void Find(const uint64_t* keys, int64_t num_keys) {
-    keys_ = keys;
-    num_keys_ = num_keys;
-    InlineExecutor here;
-    table_.FindRows(here, keys, num_keys, numbers_.get());
-    const int64_t row_floats = table_.format().embedding_floats();
-    for (int64_t i = 0; i < num_keys; ++i) {
-      if (numbers_[i] == kNoRow) continue;
-      rows_[i] = table_.Row(numbers_[i]);
-      PrefetchRow<false>(rows_[i], row_floats);
-    }
-  }
-
-  // Missing keys read MissingRow; rows of 16 bits are widened. The table owes no steps.
-  const float* const* Rows() {
-    const RowFormat& format = table_.format();
-    for (int64_t i = 0; i < num_keys_; ++i) {
-      const bool is_missing = numbers_[i] == kNoRow;
-      if (!is_missing && !format.is_narrow()) continue;
-      if (!made_up_) made_up_ = Scratch<float>(max_keys_ * table_.dim());
-      float* const row = made_up_.get() + i * table_.dim();
-      if (is_missing) {
-        table_.MissingRow(keys_[i], row);
-      } else {
-        format.Read(rows_[i], row);
-      }
-      rows_[i] = row;
-    }
-    return rows_.get();
-  }
-
- private:
-  const CpuTable& table_;
-  const int64_t max_keys_;
-  const uint64_t* keys_ = nullptr;
-  int64_t num_keys_ = 0;
-  Scratch<uint32_t> numbers_;
-  Scratch<const float*> rows_;
-  Scratch<float> made_up_;  // [max_keys, dim] where it is needed
-};
-
-// Samples of keys that are found each by itself. Needs a lock; the table owes no steps.
-void CombineBlocks(Executor& ex, const CpuTable& table, const uint64_t* keys,
-                   const Samples& samples, float* out) {
-  table.BringKeys(ex, keys, samples.num_keys, /*writes=*/false);
-  const int64_t num_samples = samples.num_samples();
-  const int64_t keys_each = 1 + samples.num_keys / std::max<int64_t>(1, num_samples);
-  ex.ParallelFor(num_samples, std::max<int64_t>(1, kGrain / keys_each), [&](int64_t first,
-                                                                            int64_t last) {
-    int64_t most_keys = kBlockKeys;
-    for (int64_t s = first; s < last; ++s) {
-      most_keys = std::max(most_keys, samples.End(s) - samples.Begin(s));
-    }
-    FoundBlock blocks[] = {{table, most_keys}, {table, most_keys}};
-    const auto combine = [&](FoundBlock* block, int64_t begin, int64_t end) {
-      const int64_t first_key = samples.Begin(begin);
-      int64_t row_splits[kBlockKeys + 1];
-      for (int64_t s = begin; s <= end; ++s) row_splits[s - begin] = samples.Begin(s) - first_key;
-      Samples part = samples;
-      part.num_keys = row_splits[end - begin];
-      part.row_splits = row_splits;
-      part.batch = end - begin;
-      if (part.weights != nullptr) part.weights += first_key;
-      InlineExecutor here;
-      CombineRows(here, part, block->Rows(), part.num_keys, table.dim(),
-                  out + begin * table.dim());
-    };
-    int64_t before = first, begin = first;
-    int number = 0;
-    while (begin < last) {
-      int64_t end = begin + 1;
-      while (end < last && end - begin < kBlockKeys &&
-             samples.End(end) - samples.Begin(begin) <= kBlockKeys) {
-        ++end;
-      }
-      blocks[number].Find(keys + samples.Begin(begin), samples.Begin(end) - samples.Begin(begin));
-      if (begin > first) combine(&blocks[1 - number], before, begin);
-      before = begin;
-      begin = end;
-      number = 1 - number;
-    }
-    combine(&blocks[1 - number], before, last);
-  });
 }
 
 // A lookup that inserts nothing: each key is found by itself, however often it occurs.

@@ -44,7 +44,8 @@ void CpuTable::Impl::CheckCapacity(const uint64_t* keys, const ShardGroups& miss
 }
 
 // Writes the initial rows and slot rows of new keys.
-void CpuTable::Impl::WriteInitialRows(const uint64_t* keys, const uint32_t* rows, int64_t num_keys) {
+void CpuTable::Impl::WriteInitialRows(const uint64_t* keys, const uint32_t* rows,
+                                      int64_t num_keys) {
   // Rows of 16 bits are made here; nothing may fail any more, so it is not the heap.
   float embeddings[kMaxNarrowDim];
   const bool narrow = format.is_narrow();
