@@ -432,7 +432,7 @@ def _check_arguments(name, dim, capacity, use_hashtable, initial_capacity):
 
 def _check_fits(row_dtype, dim, rows, of):
     if row_dtype != "float32" and dim > 4096:
-        raise wrong_argument("embedding_dim", "at most 4096 where rows have 16 bits", dim, of)
+        raise wrong_argument("embedding_dim", "at most 4096 if rows have 16 bits", dim, of)
     if row_dtype != "float16":
         return
     largest = max(map(abs, (rows.a, rows.b, *rows.default_rows)))
