@@ -172,7 +172,7 @@ def test_errors_of_exchanges_in_rounds_are_raised_on_all_ranks(in_rounds):
 def test_a_block_beyond_what_is_counted_is_an_error_on_all_ranks(in_rounds):
     for result in (each["failures"] for each in in_rounds):
         error, after = result["block"]
-        assert "InvalidArgumentError" in error and "rank 1: what a rank sends" in error
+        assert "InvalidArgumentError" in error and "rank 1: the message from one rank" in error
         assert "at most 4000 words" in error and after == 1.0
         error, after = result["block_of_rows"]
         assert "ResourceExhaustedError" in error and "at most 4000 words" in error and after == 1.0
