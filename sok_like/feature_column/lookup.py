@@ -85,7 +85,7 @@ def check_columns(feature_columns: Any, *, in_graph: bool, sequence: bool = Fals
         if is_sequence != sequence:
             wanted = "must have a sequence categorical column here"
             if not sequence:
-                wanted = "must not be over sequences here; sequence_input_layer takes it"
+                wanted = "must not have a sequence categorical column; use sequence_input_layer"
             raise ValueError(f"Column '{column.name}' {wanted}. Received: {column!r}")
     return sorted(columns, key=lambda column: column.name)
 
