@@ -62,7 +62,7 @@ class Judge:
         """Notes that a rank's connection has ended."""
         known = self._ranks[rank]
         known.what, known.lost, known.leaves = "", not known.ended, True
-        known.ended = known.ended or "has ended without a word"
+        known.ended = known.ended or "has ended without a message"
 
     def all_ended(self) -> bool:
         """Whether every rank has ended."""

@@ -205,7 +205,7 @@ class _Watch(threading.Thread):
                     self.told.set()  # it announced that, and nothing here waits for it
                     return
                 here = f"in {stall_verdict.where(what)}" if what else "in no exchange"
-                self._end_waits(f"rank 0 has ended without a word; rank {self._rank} was {here}")
+                self._end_waits(f"rank 0 has ended without a message; rank {self._rank} was {here}")
             elif line.rank is not None:
                 self._judge.lose(line.rank)
                 self._lines.pop(line.rank, None)

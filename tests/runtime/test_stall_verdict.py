@@ -56,7 +56,7 @@ def test_a_rank_without_a_word(clock):
     judge = Judge(2, 10)
     judge.hear(0, report("users_keys", 2))
     judge.lose(1)
-    assert "rank 1 has ended without a word" in judge.verdict()
+    assert "rank 1 has ended without a message" in judge.verdict()
     assert not judge.all_ended()
 
 

@@ -145,7 +145,7 @@ def test_the_end_of_rank_0_names_the_exchange(monkeypatch, what):
     watch.run()
     rank_0.close()
     where = f"in the exchange '{what}'" if what else "in no exchange"
-    assert reasons == [f"rank 0 has ended without a word; rank 1 was {where}"]
+    assert reasons == [f"rank 0 has ended without a message; rank 1 was {where}"]
 
 
 def test_the_thread_hides_nothing_of_its_base():

@@ -187,6 +187,6 @@ def test_more_elements_than_mpi_counts_raise(rank_results, world_size):
         for name in ("gathered", "in a function", "summed", "averaged", "broadcast"):
             most = each if name in ("gathered", "in a function") else 16
             assert result[name].startswith("InvalidArgumentError")
-            assert f"at most {most} elements by each rank. Received: " in result[name]
+            assert f"at most {most} elements on each rank. Received: " in result[name]
             assert str(most + 1) in result[name]
         assert result["fine"] == [each * world_size] * 2
