@@ -109,7 +109,7 @@ class _Watch(threading.Thread):
             except OSError as error:
                 warnings.warn(
                     f"sok_like: rank {self._rank} cannot reach rank 0 at {address[0]}:{address[1]} "
-                    f"({error}); a rank that others wait for in vain will not be named.",
+                    f"({error}); if ranks stop waiting for another rank, the reason is unknown.",
                     stacklevel=2,
                 )
                 self._limit = 0
