@@ -112,7 +112,7 @@ def _number(optimizer, hyper):
         if hyper not in numbers:
             raise ValueError(
                 "A legacy optimizer of Keras must be wrapped, or used with embedding variables, "
-                f"before its first step in a graph. Received: {optimizer._name} after one"
+                f"before its first step in a graph. Received: {optimizer._name} after it"
             )
         return numbers[hyper]
     value = value() if callable(value) else value

@@ -149,7 +149,7 @@ def save_together(
 
     def common(references):
         if not named:
-            raise TypeError(f"`filepath` must be a path on several ranks. Received: {filepath!r}")
+            raise TypeError(f"On several ranks `filepath` must be a path. Received: {filepath!r}")
         with _writing(tables, references):
             if communicator.rank == 0:
                 _replaced(path, write) if path.endswith(_FILES) else write(path)
