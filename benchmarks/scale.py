@@ -149,7 +149,7 @@ def plot(results: list[dict[str, Any]], path: str) -> None:
             right.semilogx(size[1:], np.diff(size) / np.diff(seconds) / 1e6, label=label)
     left.axhline(32, color="grey", linestyle=":")
     left.set(xlabel="keys", ylabel="bytes per key beside the row", ylim=(0, 60))
-    right.set(xlabel="keys", ylabel="million keys inserted a second", ylim=(0, None))
+    right.set(xlabel="keys", ylabel="million keys inserted per second", ylim=(0, None))
     for axes in (left, right):
         axes.grid(alpha=0.3)
         axes.legend()

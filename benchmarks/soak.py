@@ -117,7 +117,7 @@ def main(arguments: list[str]) -> int:
     print(
         f"rank {communicator.rank}: {number} steps in {times[-1] / 60:.1f} minutes, "
         f"{counts.evicted} keys evicted, {counts.forgotten} forgotten while waiting, "
-        f"{sizes[-1]:.0f} MiB resident, {grown:+.2f} MiB a minute",
+        f"{sizes[-1]:.0f} MiB resident, {grown:+.2f} MiB per minute",
         flush=True,
     )
     assert counts.evicted > 0, counts

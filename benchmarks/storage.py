@@ -135,7 +135,7 @@ def report(args, rng, steps, what, uniform):
     blocks = (after.bytes_read - before.bytes_read) / 4096 / args.steps
     print(
         f"{what}: {memory:.1f} ms in memory, {disk:.1f} ms on disk, ratio {disk / memory:.2f}; "
-        f"{blocks:.0f} blocks read a step, {after.resident_bytes / 2**20:.0f} of "
+        f"{blocks:.0f} blocks read per step, {after.resident_bytes / 2**20:.0f} of "
         f"{after.file_bytes / 2**20:.0f} MiB in memory",
         flush=True,
     )

@@ -214,7 +214,9 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     low, median, high = np.percentile(seconds[arguments.warm_up_steps :], [25, 50, 75])
     if rank == 0:
         print(f"step           {1e3 * median:.2f} ms, median ({1e3 * low:.2f}-{1e3 * high:.2f})")
-        print(f"samples        {arguments.batch_size / median:,.0f} a second, {num_ranks} rank(s)")
+        print(
+            f"samples        {arguments.batch_size / median:,.0f} per second, {num_ranks} rank(s)"
+        )
     return {"first_loss": losses[0], "last_loss": losses[-1], "step_seconds": float(median)}
 
 

@@ -39,7 +39,7 @@ def versions() -> Iterator[tuple[str, str]]:
 
     yield f"TensorFlow {tf.version.VERSION}", os.path.dirname(tf.__file__)
     yield f"Keras {tf.keras.__version__}", "in use"
-    yield "tf_keras", installed("tf_keras") or "no; it is for TF_USE_LEGACY_KERAS=1 alone"
+    yield "tf_keras", installed("tf_keras") or "no; only needed for TF_USE_LEGACY_KERAS=1"
     from sok_like.runtime import native
 
     native.ops()

@@ -36,7 +36,7 @@ def _parse(argv):
         parser.error(f"-np must be a positive integer. Received: -np {options.num_ranks}")
     if not options.module and not os.path.exists(options.program):
         parser.error(
-            "the program must be a Python file, or the name of a module behind -m. "
+            "the program must be a Python file, or the name of a module after -m. "
             f"Received: {options.program}, which does not exist"
         )
     return options

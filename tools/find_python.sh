@@ -37,6 +37,6 @@ if [ -n "$lacks_venv" ]; then
 elif [ -n "$lacks_headers" ]; then
   echo "$lacks_headers has no C headers: install them (Debian and Ubuntu: the package python$(version_of "$lacks_headers")-dev)." >&2
 else
-  echo "Python 3.10 to 3.$newest is required for TensorFlow ${TF:-2.21.0} and none of '${PYTHON:-python3 $names}' is one: install it, or name it with 'make PYTHON=/path/to/python'." >&2
+  echo "Python 3.10 to 3.$newest is required for TensorFlow ${TF:-2.21.0} and none of '${PYTHON:-python3 $names}' is suitable: install it, or name it with 'make PYTHON=/path/to/python'." >&2
 fi
 exit 1

@@ -21,8 +21,8 @@ void CheckMultiple(const std::string& table, const BatchLimits& limits, bool has
 
 void CheckEnds(const std::string& table, int64_t first, int64_t last, int64_t num_keys) {
   if (first == 0 && last == num_keys) return;
-  Refuse(table, "row_splits must lead from 0 to num_keys = " + std::to_string(num_keys) +
-                    ". Received: " + std::to_string(first) + " to " + std::to_string(last));
+  Refuse(table, "row_splits must begin with 0 and end with num_keys = " + std::to_string(num_keys) +
+                    ". Received: " + std::to_string(first) + " and " + std::to_string(last));
 }
 
 void RefuseSample(const std::string& table, const BatchLimits& limits, int64_t sample,

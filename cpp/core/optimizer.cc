@@ -81,7 +81,8 @@ void OptimizerOptions::Validate() const {
       Require(row_weight_decay >= 0.0f && row_weight_decay < 1.0f, "row_weight_decay", "in [0, 1)",
               row_weight_decay);
       Require(row_weight_decay == 0.0f || (kind == OptimizerKind::kLazyAdam && !amsgrad),
-              "row_weight_decay", "0 but for lazy_adam without amsgrad", row_weight_decay);
+              "row_weight_decay", "0 unless the rule is lazy_adam without amsgrad",
+              row_weight_decay);
       break;
     case OptimizerKind::kRmsprop:
       Require(beta_1 >= 0.0f && beta_1 < 1.0f, "beta_1", "in [0, 1)", beta_1);

@@ -62,13 +62,15 @@ BloomSize SizeOfBloomFilter(int64_t max_keys, double probability) {
 
 void RequireRecords(bool keeps_records, const std::string& table) {
   if (keeps_records) return;
-  throw std::invalid_argument("This needs a table with an admission or eviction policy, or with " +
-                              std::string("records kept. Received: table '") + table + "' without");
+  throw std::invalid_argument(
+      "This call needs a table with an admission or eviction policy, or with record=True. "
+      "Received: table '" +
+      table + "' without either");
 }
 
 void RequireCustomScore(ScoreKind score, const std::string& table) {
   if (score == ScoreKind::kCustom) return;
-  throw std::invalid_argument("Scores can be assigned where eviction is by custom score. " +
+  throw std::invalid_argument("Scores can be assigned only if eviction uses custom scores. " +
                               std::string("Received: table '") + table + "' with another policy");
 }
 
@@ -81,7 +83,7 @@ void CheckTableStep(int64_t step, const std::string& table) {
 void CheckSnapshotRecords(int64_t num_values, int64_t num_keys, const std::string& table) {
   if (num_values == 0 || num_values == 3 * num_keys) return;
   throw std::invalid_argument(
-      "Import: `records` must hold 3 values a key, " + std::to_string(3 * num_keys) +
+      "Import: `records` must hold 3 values per key, " + std::to_string(3 * num_keys) +
       ". Received: " + std::to_string(num_values) + " (table '" + table + "')");
 }
 
@@ -90,8 +92,8 @@ void CheckBatchFits(int64_t num_new, int64_t num_kept, int64_t max_capacity,
   if (num_kept + num_new <= max_capacity) return;
   throw std::length_error(
       "A batch must not need more than max_capacity=" + std::to_string(max_capacity) +
-      " rows. Received: " + std::to_string(num_new) + " new keys beside " +
-      std::to_string(num_kept) + " that are there (table '" + table + "')");
+      " rows. Received: " + std::to_string(num_new) + " new keys and " + std::to_string(num_kept) +
+      " present keys (table '" + table + "')");
 }
 
 double HalfSumOfSquares(const float* row, int64_t dim) {

@@ -50,8 +50,8 @@ void CheckSlotWidths(const std::vector<SlotVariableSpec>& present, const Optimiz
       if (held.name != wanted.name || held.width == wanted.width) continue;
       throw std::invalid_argument("Slot variable '" + wanted.name + "' of " + options.ToString() +
                                   " must be " + std::to_string(wanted.width) +
-                                  " floats wide. Table '" + table + "' holds one of " +
-                                  std::to_string(held.width));
+                                  " floats wide. Received: " + std::to_string(held.width) +
+                                  " (table '" + table + "')");
     }
   }
 }

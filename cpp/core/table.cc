@@ -47,8 +47,8 @@ TableSnapshot Table::Export(CallContext context, bool with_slots, bool evict) {
 
 std::unique_ptr<TableReader> Table::OpenChanges(CallContext, int64_t) {
   throw std::invalid_argument(
-      "Deltas are kept of tables in host memory, as `with tf.device(\"/CPU:0\"):` makes them. "
-      "Received: table '" +
+      "Deltas are supported only for tables in host memory (create them under `with "
+      "tf.device(\"/CPU:0\"):`). Received: table '" +
       options().name + "' in device memory");
 }
 

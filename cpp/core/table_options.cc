@@ -61,7 +61,7 @@ void ValidateInitializer(const TableOptions& options) {
 void TableOptions::Validate() const {
   Require(dim >= 1 && dim <= (int64_t{1} << 30), *this, "`dim` must be between 1 and 2^30", dim);
   Require(row_type == RowType::kFloat32 || dim <= kMaxNarrowDim, *this,
-          "`dim` must be at most 4096 where rows have 16 bits", dim);
+          "`dim` must be at most 4096 if rows have 16 bits", dim);
   Require(max_capacity >= 0, *this, "`max_capacity` must not be negative", max_capacity);
   Require(max_capacity <= kMaxRows, *this, "`max_capacity` must be below 2^32", max_capacity);
   Require(initial_capacity >= 0, *this, "`initial_capacity` must not be negative",
@@ -74,7 +74,7 @@ void TableOptions::Validate() const {
   Require(use_hashtable || max_capacity >= 1, *this,
           "`max_capacity` must be positive when `use_hashtable` is false", max_capacity);
   Require(!storage.is_used() || storage.memory_bytes > 0, *this,
-          "`storage_size` must begin with the bytes of rows in memory, a positive integer",
+          "The first value of `storage_size`, the bytes of rows in memory, must be positive",
           storage.memory_bytes);
   Require(storage.file_bytes >= 0, *this, "`storage_size` must not be negative",
           storage.file_bytes);

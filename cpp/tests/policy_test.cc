@@ -176,7 +176,7 @@ void SnapshotsHoldWhatIsKnown() {
   CHECK((Present(other) == Keys{1, 2, 3}));  // seen before the snapshot, and now
   TableSnapshot bad = snapshot;
   bad.policy.records.pop_back();
-  CHECK_THROWS(other.Import(ex, bad, true), std::invalid_argument, "3 values a key");
+  CHECK_THROWS(other.Import(ex, bad, true), std::invalid_argument, "3 values per key");
   CHECK((Present(other) == Keys{1, 2, 3}));
   other.ConfigureSlots(ex, {{"accumulator", 2, 0.0f, true}});
   bad = snapshot;

@@ -128,7 +128,9 @@ REGISTER_OP("SokCompareBatches")
     .Attr("tolerance: float")
     .SetIsStateful()  // it may raise, so it must run
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc("Raises where digests of all ranks differ between ranks that read the same shard.");
+    .Doc(
+        "Raises if two ranks that read the same shard have different digests. digests and lengths "
+        "hold those of all ranks, in rank order.");
 
 class CompareBatchesOp : public OpKernel {
  public:
@@ -154,14 +156,16 @@ class CompareBatchesOp : public OpKernel {
       int64_t first = 0;  // the first rank that reads the same shard
       while (of_rank_0[first * width] != of_rank[0]) ++first;
       for (int64_t i = 0; i < static_cast<int64_t>(names_.size()); ++i) {
-        OP_REQUIRES(ctx,
-                    Equal(of_rank + 1 + 2 * i, of_rank_0 + first * width + 1 + 2 * i, floats_[i],
-                          tolerance_),
-                    absl::InvalidArgumentError(absl::StrCat(
-                        "Every rank must get the same batches: a distribution splits them itself. "
-                        "Received: on rank ",
-                        rank, " other values than on rank ", first, " in ", names_[i],
-                        ". Without `shard`, and with one seed of `shuffle`, ranks read the same")));
+        OP_REQUIRES(
+            ctx,
+            Equal(of_rank + 1 + 2 * i, of_rank_0 + first * width + 1 + 2 * i, floats_[i],
+                  tolerance_),
+            absl::InvalidArgumentError(absl::StrCat(
+                "Every rank must get the same batches: a distribution splits them itself. "
+                "Received: on rank ",
+                rank, " other values than on rank ", first, " in ", names_[i],
+                ". To read the same batches on all ranks, omit `shard` and give `shuffle` the "
+                "same seed")));
       }
     }
   }

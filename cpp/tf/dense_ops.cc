@@ -48,7 +48,7 @@ class UnpackKeysOp : public RankOp {
   explicit UnpackKeysOp(OpKernelConstruction* ctx) : RankOp(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("owners", &owners_));
     OP_REQUIRES(ctx, owners_.size() == static_cast<size_t>(num_outputs()),
-                absl::InvalidArgumentError("owners must be one a feature"));
+                absl::InvalidArgumentError("owners must have one item per feature"));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -160,7 +160,8 @@ class PackRowsOp : public RankOp {
     OpInputList rows;
     OP_REQUIRES_OK(ctx, ctx->input_list("rows", &rows));
     const int64_t n = dims_.size();
-    OP_REQUIRES(ctx, rows.size() == n, absl::InvalidArgumentError("dims must be one a feature"));
+    OP_REQUIRES(ctx, rows.size() == n,
+                absl::InvalidArgumentError("dims must have one item per feature"));
     Segments segments;
     OP_REQUIRES_OK(ctx, ParseKeys(ctx->input(n), ctx->input(n + 1), world_size_, n, &segments));
     const Call call = ReadHead(ctx->input(n).flat<int64_t>().data()).At(Stage::kRows);

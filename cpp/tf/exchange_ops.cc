@@ -53,13 +53,15 @@ REGISTER_OP("SokRoute")
       return absl::OkStatus();
     })
     .Doc(
-        "Unique keys of N tables by owner, as one key message. counts [world_size, N] are the "
-        "unique keys sent; inverse [num_keys] points into a table's unique keys, owner-major. With "
-        "owners, the keys are rows of dense tables of key_limits rows, and what is sent are the "
-        "places of those rows: a table's owner, -1 where its rows are laid over all ranks, or -2 "
-        "for the keys of a hash table, which stay as they are. The first of the problems that is "
-        "not empty is sent instead, as this rank's failure. Keys of tables that are counted travel "
-        "with how often they occur. SokStampCall says whose call it is.");
+        "Groups the unique keys of N tables by owner, in one key message. counts [world_size, N] "
+        "is the number of unique keys sent to each rank; inverse [num_keys] is each key's position "
+        "among its table's unique keys, which are ordered by owner. owners is empty if all tables "
+        "are hash tables; else it has one item per table: the rank that holds all rows of a dense "
+        "table, -1 if its rows are distributed over all ranks, or -2 for a hash table. Keys of a "
+        "dense table are row numbers below key_limits and are sent as positions of rows; keys of a "
+        "hash table are sent unchanged. If one of the problems is not empty, the message holds the "
+        "first of them instead, as this rank's failure. For tables with counted, each key is sent "
+        "with its number of occurrences. SokStampCall adds the number of the call.");
 
 class RouteOp : public FeatureOp {
  public:

@@ -18,10 +18,12 @@ REGISTER_OP("SokTableInitializer")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) { return SetShapes(c, {{}, {2}, {4}, {-1, -1}, {}}); })
     .Doc(
-        "Of the row of a missing key: its kind, in the order of InitializerKind; the two words of "
-        "the Philox key; a, scale, limit and what weight decay multiplies the row by; default rows "
-        "[num_default_rows, dim]; whether it is a row, rounded as rows are. A table that admits "
-        "keys by a filter has the kind constant, its value for keys without permission: no row.");
+        "Describes what a missing key reads. kind is an InitializerKind; philox_key holds the two "
+        "words of the Philox key; numbers holds a, scale, limit and the factor by which weight "
+        "decay multiplies the row; default_rows has shape [num_default_rows, dim]. If is_row is "
+        "true, this is an initial row, rounded to the dtype of the table's rows. It is false if "
+        "the table admits keys by a filter: kind is then constant, with the value for keys without "
+        "permission.");
 
 absl::Status Describe(OpKernelContext* ctx) {
   TablePtr table;

@@ -25,8 +25,8 @@ absl::Status BlockFits(int64_t words, size_t word_size) {
   const int64_t sent = words * (word_size / sizeof(float));
   if (sent <= limit) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("what a rank sends to another in one exchange must have at most ", limit,
-                   " words of 4 bytes. Received: ", sent, "; use a smaller batch"));
+      absl::StrCat("the message from one rank to another may have at most ", limit,
+                   " words of 4 bytes per exchange. Received: ", sent, "; use a smaller batch"));
 }
 
 int64_t WordsOfRound(int64_t world_size) {

@@ -75,7 +75,7 @@ absl::Status Unfit(const Call& call, const float* values, float least) {
   while (!IsTooLarge(*values, least)) ++values;
   return absl::InvalidArgumentError(absl::StrCat(
       "the ", call.ToString(), " ", kUnfitForWire, " -", least, " and ", least, ". Received: ",
-      *values, call.wire() == Wire::kFloat16 ? "; wire_dtype='bfloat16' takes it" : ""));
+      *values, call.wire() == Wire::kFloat16 ? "; wire_dtype='bfloat16' can hold it" : ""));
 }
 
 // Sets outputs 0 and 1 to the message and its splits, with each block for which IsConverted holds
@@ -92,8 +92,10 @@ absl::Status ConvertBlocks(OpKernelContext* ctx, NewWords new_words, Convert con
     const int32_t before = words;
     if (IsConverted(from, before)) words = new_words(from, before);
     if (words < kHeadWords<float> && words != before) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "a narrow block must be as long as its numbers. Received: ", before, " words"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("a narrow block must have the length that its number of floats requires. "
+                       "Received: ",
+                       before, " words"));
     }
     total += words;
     from += before;

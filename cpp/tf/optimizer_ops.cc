@@ -49,10 +49,10 @@ REGISTER_OP("SokApplyGradients")
       return absl::OkStatus();
     })
     .Doc(
-        "The same step on N different tables: updates a table's rows of keys [num_keys] by grads "
-        "[num_keys, dim]; equal keys are summed, where `keys_are_unique` does not say that no "
-        "table "
-        "has any. `step` counts from 1. Where it fails, no table has made the step.");
+        "Makes the same optimizer step in N different tables: updates the rows of keys [num_keys] "
+        "with grads [num_keys, dim]. The gradients of equal keys are summed; `keys_are_unique` "
+        "says that no table has equal keys. `step` counts from 1. If the op fails, no table has "
+        "made the step.");
 
 struct HostStep {
   static absl::Status Apply(OpKernelContext* ctx, const std::vector<HostTablePtr>&,

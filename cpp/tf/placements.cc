@@ -11,7 +11,9 @@ absl::Status GetPlacements(OpKernelConstruction* ctx, const FeatureAttrs& featur
   TF_RETURN_IF_ERROR(ctx->GetAttr("row_offsets", &row_offsets));
   const size_t places = owners.empty() ? 0 : features.size();
   if (owners.size() != places || row_offsets.size() != places) {
-    return absl::InvalidArgumentError("owners and row_offsets must be empty or one a table");
+    return absl::InvalidArgumentError(absl::StrCat(
+        "owners and row_offsets must be empty or have one item per table. Received: ",
+        owners.size(), " and ", row_offsets.size(), " items for ", features.size(), " tables"));
   }
   for (size_t i = 0; i < places; ++i) {
     const bool dense = owners[i] >= kAllRanks && features.key_limit(i) > 0;

@@ -122,7 +122,7 @@ REGISTER_OP("SokTableAssignScores")
       TF_RETURN_IF_ERROR(c->Merge(keys, scores, &keys));
       return ScalarShape(c);
     })
-    .Doc("Custom scores [num_keys] of keys; missing keys are passed over.");
+    .Doc("Sets the custom scores [num_keys] of keys; missing keys are ignored.");
 
 absl::Status AssignScores(OpKernelContext* ctx) {
   const Tensor &keys = ctx->input(1), &scores = ctx->input(2);

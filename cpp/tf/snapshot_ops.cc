@@ -87,7 +87,7 @@ absl::Status ReadSnapshot(OpKernelContext* ctx, const TableOptions& options, boo
   const int64_t n = keys.NumElements();
   if (names.NumElements() != widths.NumElements()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "slot_names and slot_widths must be of one length. Received: ", names.NumElements(),
+        "slot_names and slot_widths must have the same length. Received: ", names.NumElements(),
         " and ", widths.NumElements()));
   }
   if (replace) TF_RETURN_IF_ERROR(CheckReplacement(options, n));
@@ -227,10 +227,11 @@ SOK_SNAPSHOT_INPUTS(REGISTER_OP("SokTableReadAside"))
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) { return SetShapes(c, {{}, {}}); })
     .Doc(
-        "A table of the same kind with the content that SokTableImport would give it, or the "
-        "problem that stands against it: the op itself does not fail, so that its rank can tell "
-        "the others. The table stays as it is. `made` stands for a table aside that was made part "
-        "by part (sok_aside_keep); 0: there is none, and the other inputs count.");
+        "Makes a second table of the same kind, with the content that SokTableImport would give "
+        "it, and leaves the first table unchanged. If that is impossible, the op does not fail but "
+        "returns the reason in `problem`, so that its rank can tell the others. `made` is the "
+        "number of a second table that was made in parts (sok_aside_keep); if it is 0, there is no "
+        "such table and the other inputs are read.");
 
 absl::Status ReadAside(OpKernelContext* ctx) {
   TablePtr table;
@@ -241,9 +242,9 @@ absl::Status ReadAside(OpKernelContext* ctx) {
   found.table = TakeMadeAside(number);
   absl::Status status = absl::OkStatus();
   if (found.table == nullptr && number != 0) {
-    status = absl::FailedPreconditionError(absl::StrCat(
-        "Restores of one table must come one after the other. Received: two at a time (table '",
-        table->options().name, "')"));
+    status = absl::FailedPreconditionError(
+        absl::StrCat("Only one restore of a table may run at a time. Received: two (table '",
+                     table->options().name, "')"));
   } else if (found.table == nullptr) {
     status = ReadSnapshot(ctx, table->options(), /*replace=*/true, &snapshot);
   }
@@ -269,12 +270,13 @@ REGISTER_OP("SokTableTakeAside")
     .Input("handle: resource")
     .Input("aside: variant")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc("Replaces a table's content by that of a table aside, which must not be used again.");
+    .Doc("Replaces a table's content by that of `aside`, which must not be used again.");
 
 absl::Status TakeAside(OpKernelContext* ctx) {
   const auto* const aside = ctx->input(1).scalar<tensorflow::Variant>()().get<Aside>();
   if (aside == nullptr || aside->table == nullptr) {
-    return absl::InvalidArgumentError("aside must come from SokTableReadAside, without a problem");
+    return absl::InvalidArgumentError(
+        "aside must be an output of SokTableReadAside whose problem is empty");
   }
   return WithTable(
       ctx, [&](Table& table, CallContext context) { table.TakeContent(context, *aside->table); });

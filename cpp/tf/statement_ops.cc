@@ -21,7 +21,9 @@ REGISTER_OP("SokCompareStatements")
     .Attr("tolerance: float")
     .SetIsStateful()  // it may raise, so it must run
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc("Raises where the rows of statements [world_size, 2 + 2 * variables] are not alike.");
+    .Doc(
+        "Raises if statements [world_size, 2 + 2 * variables], one row per rank, differ between "
+        "ranks by more than tolerance; the steps must be equal.");
 
 class CompareStatementsOp : public OpKernel {
  public:

@@ -53,12 +53,12 @@ absl::Status Take(int64_t number, Handed* handed, TablePtr* table) {
   const std::lock_guard<std::mutex> lock(mutex);
   const auto found = HandedTables().find(number);
   if (found == HandedTables().end()) {
-    return absl::InvalidArgumentError(absl::StrCat("no table was handed over as ", number));
+    return absl::InvalidArgumentError(absl::StrCat("no table is registered under number ", number));
   }
   *handed = std::move(found->second);
   HandedTables().erase(found);
   *table = handed->table.GetNewRef();
-  if (*table == nullptr) return absl::InvalidArgumentError("the table is gone");
+  if (*table == nullptr) return absl::InvalidArgumentError("the table has been deleted");
   return absl::OkStatus();
 }
 

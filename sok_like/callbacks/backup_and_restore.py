@@ -160,7 +160,7 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         if communicator.rank == 0:
             print(
                 f"SIGTERM on rank {told.index(True)}: saved to {self.backup_dir}; the next fit "
-                f"with this folder goes on with epoch {self._now + 1}.",
+                f"with this folder continues with epoch {self._now + 1}.",
                 file=sys.stderr,
                 flush=True,
             )

@@ -30,7 +30,7 @@ class MetricAverage(tf.keras.callbacks.Callback):
         for callback in _callbacks_before(self):
             if hasattr(callback, "monitor"):
                 raise ValueError(
-                    "sok.callbacks.MetricAverage() must stand before every callback that monitors "
+                    "sok.callbacks.MetricAverage() must come before every callback that monitors "
                     f"a metric. Received: {type(callback).__name__} before it"
                 )
 

@@ -87,12 +87,12 @@ _REFUSED = {
 _REFUSED_COLUMNS = {
     name: _refused(name, instead)
     for name, instead in {
-        "categorical_column_with_adaptive_embedding": "A CounterFilter keeps rare keys out of the "
-        "table, categorical_column_with_embedding(key, ev_option=tf.EmbeddingVariableOption("
-        "filter_option=tf.CounterFilter(n))); add an embedding_column over "
-        "categorical_column_with_hash_bucket(key, ...) for what they share.",
-        "categorical_column_with_multihash": "tf.get_multihash_variable(...) and "
-        "tf.nn.embedding_lookup(variable, ids) have its rows.",
+        "categorical_column_with_adaptive_embedding": "To keep rare keys out of the table, use "
+        "categorical_column_with_embedding(key, ev_option=tf.EmbeddingVariableOption(filter_option="
+        "tf.CounterFilter(n))). For rows that rare keys share, add an embedding_column over "
+        "categorical_column_with_hash_bucket(key, ...).",
+        "categorical_column_with_multihash": "Use tf.get_multihash_variable(...) and "
+        "tf.nn.embedding_lookup(variable, ids), which give its rows.",
     }.items()
 }
 

@@ -56,7 +56,7 @@ def outputs(layer: Any, inputs: list[Any], whole: dict[str, Any], tables: Any) -
     if not layer.dp_input:
         raise ValueError(
             f"Layer '{layer.name}' has dp_input=False on {layer.world_size} ranks: each rank takes "
-            "inputs of its own, so no one process can take them all and it cannot be exported. Put "
+            "its own inputs, so no single process can take them all and it cannot be exported. Put "
             "its weights (`get_weights`, `set_weights`) into a layer with dp_input=True."
         )
     plan, found = layer.strategy.plan, []

@@ -62,8 +62,8 @@ def _check_clipping(optimizer):
         value = getattr(optimizer, name, None)
         if value is not None and comm.current().world_size > 1:
             raise ValueError(
-                f"`{name}` must be None on several ranks: a rank has a part of the tables only, so "
-                "each would clip by another norm. `clipvalue` works, and so does "
+                f"`{name}` must be None on several ranks: each rank has only a part of the tables "
+                "and would clip by a different norm. `clipvalue` works, and so does "
                 "`tf.clip_by_global_norm` of what a DistributedGradientTape returns. "
                 f"Received: {name}={value!r} ({type(optimizer).__name__})"
             )
@@ -205,7 +205,7 @@ class _Keras3(_Averaging):
         if taken_over and comm.current().world_size > 1:
             raise ValueError(
                 "Keras' LossScaleOptimizer, which `compile` puts around an optimizer under "
-                "`mixed_float16`, decides on each rank by itself whether a step is taken. Use "
+                "`mixed_float16`, decides on each rank separately whether to take a step. Use "
                 "`DistributedOptimizer(tf.keras.optimizers.LossScaleOptimizer(optimizer))`, where "
                 "the ranks decide together. Received: a DistributedOptimizer inside of it"
             )

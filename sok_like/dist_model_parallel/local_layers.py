@@ -36,13 +36,13 @@ def check_descriptions(embeddings: Sequence[Any]) -> None:
         if getattr(each, "activity_regularizer", None) is not None:
             raise ValueError(
                 "`embeddings` must hold layers without an `activity_regularizer`, since their "
-                "`call` is not used. Put a `tf.keras.layers.ActivityRegularization` behind the "
+                "`call` is not used. Put a `tf.keras.layers.ActivityRegularization` after the "
                 f"output. Received: {received} with one"
             )
         if getattr(each, "mask_zero", False):
             warnings.warn(
-                "`mask_zero=True` is without effect in a DistributedEmbedding: outputs have no "
-                f"mask, and id 0 is a row like others. Received: {received} with it",
+                "`mask_zero=True` has no effect in a DistributedEmbedding: outputs have no mask, "
+                f"and id 0 has a row like any other. Received: {received} with it",
                 stacklevel=4,
             )
 

@@ -155,8 +155,8 @@ def _prepare(layer, i, ids):
     ragged = isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
     if combiner is None and (ragged or ids.shape.rank not in (1, 2)):
         raise ValueError(
-            "With dp_input=False an input without a combiner must be a dense tensor "
-            "[global_batch] or [global_batch, hotness], on more than one rank. "
+            "With dp_input=False on more than one rank, an input without a combiner must be a "
+            "dense tensor [global_batch] or [global_batch, hotness]. "
             f"Received: {ids!r} (input {i})"
         )
     flat = layer.flatten(i, ids)
@@ -202,8 +202,8 @@ def _require_axes(layer, told, received):
     alike = tf.reduce_all(axes == axes[0]) & tf.reduce_all(told == axes[0])
     rule = (
         "In a graph, with dp_input=False on more than one rank, all inputs without a combiner must "
-        "be [global_batch], or all [global_batch, hotness], on ranks that have none the latter. "
-        "Received: numbers of axes, rank after rank, "
+        "be [global_batch], or all [global_batch, hotness]; ranks without such inputs assume the "
+        "latter. Received: numbers of axes, rank after rank, "
     )
     text = tf.strings.reduce_join(tf.strings.as_string(axes), separator=", ")
     return [tf.debugging.Assert(alike, [tf.strings.join([rule, text])])]
@@ -243,7 +243,7 @@ def _require_equal_batches(received):
     batches = received[::_PER_INPUT]
     alike = tf.reduce_all(batches == batches[0])
     samples = tf.strings.reduce_join(tf.strings.as_string(batches), separator=", ")
-    rule = "all inputs must have one global batch. Received samples for each rank, input by input: "
+    rule = "all inputs must have the same global batch. Received samples per rank, input by input: "
     text = tf.strings.join([rule, samples])
     if tf.executing_eagerly():
         if not alike:

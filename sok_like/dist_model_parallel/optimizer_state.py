@@ -73,8 +73,8 @@ def slot_objects(optimizer: Any, variable: Any) -> dict[str, Any] | None:
             found[attribute.strip("_")] = item
         elif is_local(variable):
             raise NotImplementedError(
-                "Slot variables of sharded tables of dist_model_parallel are kept if they have the "
-                f"tables' shapes. Received: {type(optimizer).__name__}, whose {attribute} of "
+                "Slot variables of the sharded tables of dist_model_parallel must have the tables' "
+                f"shapes. Received: {type(optimizer).__name__}, whose {attribute} of "
                 f"'{variable.name}' has the shape {tuple(item.shape)}"
             )
     return found

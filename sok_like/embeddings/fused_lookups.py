@@ -45,7 +45,7 @@ class FusedLookups(tf.keras.layers.Layer):
             given = {getattr(layer, argument) for layer in layers}
             if len(given) > 1:
                 raise ValueError(
-                    f"Layers that are looked up together must have one `{argument}`. "
+                    f"Layers that are looked up together must have the same `{argument}`. "
                     f"Received: {sorted(given, key=str)}"
                 )
         self.layers = list(layers)
@@ -117,7 +117,8 @@ def fuse_lookups(model: Any) -> Any:
     if len(chosen) < 2:
         raise ValueError(
             "A model must have two sok.DistributedEmbedding or sok.All2AllDenseEmbedding layers, "
-            "called once, on what depends on none of the others, for their lookups to be fused. "
+            "called once, on inputs that do not depend on the other layers, so that their lookups "
+            "can be fused. "
             f"Received: model '{model.name}' with {len(chosen)}"
         )
     tensors = {id(tensor): tensor for tensor in tf.nest.flatten(model.inputs)}
@@ -142,15 +143,16 @@ def fuse_lookups(model: Any) -> Any:
 def _check_nothing_is_lost(model, fused, layers):
     if type(model) is not type(fused):
         raise TypeError(
-            "sok.fuse_lookups takes what tf.keras.Model(inputs, outputs) makes: methods of a "
+            "sok.fuse_lookups needs a model made by tf.keras.Model(inputs, outputs): methods of a "
             f"subclass, such as train_step, would be lost. Received: {type(model).__name__}"
         )
     kept = {id(layer) for layer in [*fused.layers, *layers]}
     lost = [layer.name for layer in model.layers if id(layer) not in kept]
     if lost:  # from add_loss and add_metric of tf_keras
         raise ValueError(
-            "Layers whose outputs are not among the model's must not be lost. Add losses and "
-            f"metrics to the fused model. Received: model '{model.name}' with {lost}"
+            "A model must not have layers that its outputs do not depend on, such as those of "
+            "add_loss: the fused model would lose them. Add losses and metrics to the fused model. "
+            f"Received: model '{model.name}' with {lost}"
         )
 
 
@@ -168,8 +170,8 @@ def _nodes_of(model):
     by_depth = getattr(model, "_nodes_by_depth", None)
     if not by_depth:
         raise TypeError(
-            "sok.fuse_lookups needs a functional model, whose graph is known. A subclassed model "
-            "holds a sok.GroupEmbedding instead. "
+            "sok.fuse_lookups needs a functional model, whose graph is known. Use a "
+            "sok.GroupEmbedding in a subclassed model. "
             f"Received: {type(model).__name__} '{getattr(model, 'name', model)}'"
         )
     depths = sorted(by_depth, reverse=True)

@@ -71,8 +71,9 @@ def check_columns(feature_columns: Any, *, in_graph: bool, sequence: bool = Fals
     for column in columns:
         if sequence and not is_fused(column):
             raise ValueError(
-                "Embedding columns of this package are required, in a group or with keys, without "
-                f"`max_norm` or `ckpt_to_load_from`. Received: {column!r}"
+                "Embedding columns of this package are required, each in a group or over a column "
+                "with keys, without `max_norm` or `ckpt_to_load_from`. "
+                f"Received: {column!r}"
             )
         if not isinstance(column, old._DenseColumn if in_graph else fc.DenseColumn):
             raise ValueError(
@@ -85,7 +86,7 @@ def check_columns(feature_columns: Any, *, in_graph: bool, sequence: bool = Fals
         if is_sequence != sequence:
             wanted = "must have a sequence categorical column here"
             if not sequence:
-                wanted = "must not be over sequences here; sequence_input_layer takes it"
+                wanted = "must not have a sequence categorical column; use sequence_input_layer"
             raise ValueError(f"Column '{column.name}' {wanted}. Received: {column!r}")
     return sorted(columns, key=lambda column: column.name)
 

@@ -97,7 +97,7 @@ def one_each(name: str, values: Any, num_tables: int) -> list:
 def combiners(given: Sequence[str] | str | None, num_tables: int) -> list[str]:
     """One combiner per table; None means "mean", with a warning."""
     if given is None:
-        warnings.warn("`combiners` is None and taken for 'mean'.", stacklevel=3)
+        warnings.warn("`combiners` is None: 'mean' is used.", stacklevel=3)
         given = "mean"
     if isinstance(given, str):
         given = [given] * num_tables
@@ -115,8 +115,8 @@ def check_partition_strategy(partition_strategy: Any) -> None:
     """Raises ValueError unless it is "mod", the only way to spread keys over ranks."""
     if partition_strategy != "mod":
         raise ValueError(
-            "`partition_strategy` must be 'mod'. (Weights go by keyword, `sp_weights=`: releases "
-            "of DeepRec differ in the order.) "
+            "`partition_strategy` must be 'mod'. (Pass weights by keyword, `sp_weights=`, because "
+            "the order of arguments differs between releases of DeepRec.) "
             f"Received: partition_strategy={partition_strategy!r}"
         )
 
@@ -194,7 +194,7 @@ def _check_weights(ids, weights, name):
     kind = tf.RaggedTensor if isinstance(ids, tf.RaggedTensor) else tf.SparseTensor
     if not isinstance(weights, kind) or not ids.shape.is_compatible_with(weights.shape):
         raise ValueError(
-            "`sp_weights` must be of the kind and shape of `sp_ids`. "
+            "`sp_weights` must have the same kind and shape as `sp_ids`. "
             f"Received: sp_ids={ids!r}, sp_weights={weights!r} (table '{name}')"
         )
     if not weights.dtype.is_floating:
@@ -208,7 +208,7 @@ def _aligned(weights, checks, name):
     if weights is None:
         return None
     values = weights.values
-    rule = f"`sp_weights` must have a weight for each id, no less or more (table '{name}')"
+    rule = f"`sp_weights` must have exactly one weight per id (table '{name}')"
     made = []
     for left, right in checks:
         left, right = tf.cast(left, tf.int64), tf.cast(right, tf.int64)

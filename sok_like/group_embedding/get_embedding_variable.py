@@ -90,8 +90,8 @@ def get_embedding_variable(
     for argument, value in refused.items():
         if value is not None:
             raise ValueError(
-                f"`{argument}` must be None: it cannot act on a hash table, and is not ignored "
-                f"silently. Received: {argument}={value!r} (table '{name}')"
+                f"`{argument}` must be None: hash tables do not support it. "
+                f"Received: {argument}={value!r} (table '{name}')"
             )
     of_option = ev_option.init_option.initializer if ev_option and ev_option.init_option else None
     ev_option = with_steps_to_live(ev_option, steps_to_live, f"table '{name}'")
@@ -113,7 +113,7 @@ def get_embedding_variable(
         if table is None:
             if scope.reuse is True:
                 raise ValueError(
-                    f"A scope with reuse=True needs a table '{full_name}' that exists. "
+                    f"In a scope with reuse=True, table '{full_name}' must exist. "
                     f"Received: {sorted(tables) or 'no table'}"
                 )
             table = tables[full_name] = EmbeddingVariable(**options)

@@ -121,7 +121,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
                 setattr(self, f"_table_{len(made)}", HeldTable(made[name], f"{self.name}_{name}"))
             elif made[name].dim != self._dims[feature]:
                 raise ValueError(
-                    f"Features of table '{name}' must have rows of one width, {made[name].dim}. "
+                    f"Features of table '{name}' must have the same width, {made[name].dim}. "
                     f"Received: embedding_dims[{feature!r}]={self._dims[feature]} "
                     f"(layer '{self.name}')"
                 )
@@ -216,8 +216,9 @@ class GroupEmbedding(tf.keras.layers.Layer):
         padded = self.pad_key is not None and dense and rank == 2 and not dtype.is_floating
         if padded and not self._may_be_padded(dtype):
             raise ValueError(
-                "`pad_key` must be of the kind of every feature [batch, hotness], or the feature a "
-                f"RaggedTensor. Received: pad_key={self.pad_key!r}, {dtype.name} {where}"
+                "`pad_key` must have the same kind (integer or string) as every feature of shape "
+                "[batch, hotness]; pass other features as RaggedTensors. "
+                f"Received: pad_key={self.pad_key!r}, {dtype.name} {where}"
             )
 
     def _may_be_padded(self, dtype):

@@ -86,7 +86,7 @@ def group_embedding_lookup_sparse(
     arguments.check_mode(training, gradient_scale, wire_dtype, name)
     if sp_weights is not None and is_sequence:
         raise ValueError(
-            "`sp_weights` must be None where is_sequence is True: nothing is combined. "
+            "`sp_weights` must be None if is_sequence is True: nothing is combined. "
             f"Received: sp_weights={sp_weights!r}"
         )
     if sp_weights is None:

@@ -110,7 +110,7 @@ def get_multihash_variable(
     fits = [len(pair) for pair in pairs] == [2, 2] and min(numbers, default=0) >= 1
     check("dims", fits, "two pairs [rows, width] of positive integers", dims)
     same = operation == "concat" or pairs[0][1] == pairs[1][1]
-    check("dims", same, f"of one width where operation='{operation}'", dims)
+    check("dims", same, f"of the same width if operation='{operation}'", dims)
     variables = [
         v1.get_variable(
             f"{name}_{number}",

@@ -211,7 +211,7 @@ def _same_splits(ids, weights):
 
 
 def _equal(left, right):
-    return tf.assert_equal(left, right, "`weights` must have a weight for each id, no less or more")
+    return tf.assert_equal(left, right, "`weights` must have exactly one weight per id")
 
 
 def _aligned(weights, checks):
@@ -226,7 +226,7 @@ def _check_weights(ids, weights):
     same_kind = all(isinstance(ids, kind) == isinstance(weights, kind) for kind in kinds)
     if not same_kind or not ids.shape.is_compatible_with(weights.shape):
         raise ValueError(
-            f"`weights` must be of the kind and shape of `ids`. Received: ids={ids!r}, "
+            f"`weights` must have the same kind and shape as `ids`. Received: ids={ids!r}, "
             f"weights={weights!r}"
         )
     if not weights.dtype.is_floating:
@@ -242,8 +242,8 @@ def check_ids(ids, combiner: str | None, table_name: str) -> None:
     """
     if not ids.dtype.is_integer:
         raise TypeError(
-            f"Ids of table '{table_name}' must be integers, since floats do not hold all of them "
-            "(float32 none of the odd ones above 2**24). Where Keras makes the input, give it one: "
+            f"Ids of table '{table_name}' must be integers, because floats cannot represent all of "
+            "them (float32: no odd integer above 2**24). Give the Keras input an integer dtype: "
             f"`Input(shape, dtype='int64')`. Received: {ids.dtype.name}"
         )
     rank = ids.shape.rank

@@ -139,8 +139,8 @@ def _check_not_recomputed(features):
 def _check_home(variable):
     if variable.home is not None and comm.current().world_size > 1:
         raise ValueError(
-            f"Table '{variable.table_name}' has all its keys on rank {variable.home}, where "
-            "sok_like.sok2's lookups find them. Received: a lookup that asks rank key % world_size"
+            f"Table '{variable.table_name}' has all its keys on rank {variable.home} and needs a "
+            "lookup of sok_like.sok2. Received: a lookup that asks rank key % world_size"
         )
 
 

@@ -17,9 +17,9 @@ from sok_like.table.variable import is_embedding_variable, unwrap
 
 _NOT_LISTED = (
     "Table '{name}' is looked up in layer '{layer}', which does not list it among its "
-    "variables: `fit` would never train it. {hold}; a Lambda can hold none. sok.GroupEmbedding and "
-    "the other layers of this package hold their tables themselves. A table that is not to be "
-    "trained takes `trainable=False`."
+    "variables: `fit` would never train it. {hold}; a Lambda layer cannot hold one. "
+    "sok.GroupEmbedding and the other layers of this package hold their tables themselves. For a "
+    "table that is not trained, set `trainable=False`."
 )
 _HOLD = {
     True: "A layer holds a table by `self.table = variable.as_weight()`",

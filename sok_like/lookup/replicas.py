@@ -71,11 +71,11 @@ def check_same_shapes(variables: Sequence[Any], name: str) -> None:
         return
     differing = (i for i, codes in enumerate(zip(*lists, strict=False)) if len(set(codes)) > 1)
     first = next(differing, min(map(len, lists)))
-    here = f"'{_name(variables[first])}', {texts[first]}" if first < len(texts) else "no such one"
+    here = f"'{_name(variables[first])}', {texts[first]}" if first < len(texts) else "missing"
     raise ValueError(
         "The ranks must have the same variables in the same order. Received: "
         f"{[len(other) for other in lists]} variables, by rank; the first that differs is number "
-        f"{first}, on rank {communicator.rank} {here}"
+        f"{first}, which on rank {communicator.rank} is {here}"
     )
 
 

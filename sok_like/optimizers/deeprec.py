@@ -243,18 +243,18 @@ def _published(cls, name, doc):
     return aware
 
 
-_ADAGRAD_DECAY = """Adagrad whose accumulators decay by periods of the global step.
+_ADAGRAD_DECAY = """Adagrad with accumulators that decay at multiples of a number of global steps.
 
     When a row is updated for the first time after `global_step + 1` reached another multiple of
     `accumulator_decay_step`, its accumulator becomes
     `max(accumulator * accumulator_decay_rate, initial_accumulator_value)`. A row that missed
-    several multiples decays once at each of its next updates. In tables an accumulator and the
-    number of its decays take one float per element each.
+    several multiples decays once at each of its next updates. In tables, each element of a row has
+    two more floats: its accumulator and the number of its decays.
 
     Args:
         learning_rate: Scalar.
         global_step: The program's step, a variable.
-        initial_accumulator_value: Positive; what accumulators start from and never fall below.
+        initial_accumulator_value: Positive; the initial value and the minimum of accumulators.
         accumulator_decay_step: Positive integer.
         accumulator_decay_rate: In (0, 1).
 
@@ -269,19 +269,20 @@ AdagradDecayOptimizerV2: Any = _published(
 AdamAsyncOptimizer: Any = _published(
     _AdamAsync,
     "AdamAsyncOptimizer",
-    """Adam whose powers of beta belong to each variable, and that moves rows of the batch only.
+    """Adam that updates only the rows of the batch; each variable has its own powers of beta.
 
-    With `apply_sparse_rmsprop=True` tables and sparse gradients take RMSProp with momentum:
+    With `apply_sparse_rmsprop=True`, tables and sparse gradients use RMSProp with momentum:
     `v = beta2 v + (1 - beta2) g^2`, `m = beta1 m + lr g / sqrt(v + epsilon)`, `w -= m`.
     """,
 )
 AdamWOptimizer: Any = _published(
     _AdamW,
     "AdamWOptimizer",
-    """Adam with decoupled weight decay of what has a gradient, as in DeepRec.
+    """Adam with decoupled weight decay of all that has a gradient, as in DeepRec.
 
-    A table's row: `w -= alpha (m / (sqrt(v) + epsilon) + weight_decay w)` with Adam's
-    `alpha = lr sqrt(1 - beta2^t) / (1 - beta1^t)`, rows of the batch only. An ordinary variable
-    decays by `weight_decay w`, without the rate. Both are DeepRec's formulas.
+    Rows of a table: `w -= alpha (m / (sqrt(v) + epsilon) + weight_decay w)` with Adam's
+    `alpha = lr sqrt(1 - beta2^t) / (1 - beta1^t)`, only for the rows of the batch. An ordinary
+    variable decays by `weight_decay w`, which the learning rate does not multiply. Both are
+    DeepRec's formulas.
     """,
 )

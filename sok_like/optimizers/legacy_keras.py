@@ -93,8 +93,8 @@ def legacy_rule(optimizer: Any) -> OptimizerRule:
         )
     else:
         raise ValueError(
-            "Of tf_keras' legacy optimizers, which tf.compat.v1.keras has, embedding variables can "
-            "follow SGD and Adam; of tf.compat.v1.train's also Adagrad and Ftrl. "
+            "Embedding variables support SGD and Adam of tf_keras' legacy optimizers (those of "
+            "tf.compat.v1.keras), and of tf.compat.v1.train also Adagrad and Ftrl. "
             f"Received: {type(optimizer).__module__}.{type(optimizer).__qualname__}"
         )
     clip = {"clip_value": optimizer.clipvalue or 0.0}
@@ -111,8 +111,8 @@ def _number(optimizer, hyper):
                 return float(value.numpy())
         if hyper not in numbers:
             raise ValueError(
-                "A legacy optimizer of Keras must be wrapped, or meet embedding variables, before "
-                f"its first step in a graph. Received: {optimizer._name} after one"
+                "A legacy optimizer of Keras must be wrapped, or used with embedding variables, "
+                f"before its first step in a graph. Received: {optimizer._name} after it"
             )
         return numbers[hyper]
     value = value() if callable(value) else value

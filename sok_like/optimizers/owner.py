@@ -19,8 +19,8 @@ import tensorflow as tf
 
 _TWO_OPTIMIZERS = (
     "EmbeddingVariable '{table}' must be trained by one optimizer at a time: the optimizer's state "
-    "lies beside the rows. Received: a step of optimizer '{optimizer}', {why}. Use one optimizer "
-    "for the table, or a table for each"
+    "is stored with the rows. Received: a step of optimizer '{optimizer}', {why}. Use one "
+    "optimizer for the table, or a table for each"
 )
 _TAKEN = "after another optimizer has taken the table over"
 _TOGETHER = "in a function or graph in which another optimizer trains the table, too"

@@ -104,7 +104,7 @@ def rule_of(optimizer: Any) -> OptimizerRule:
         if cls.__module__.startswith("tensorflow.python.training") and cls.__name__ in _V1:
             return _V1[cls.__name__](optimizer)
     raise ValueError(
-        f"sok.OptimizerWrapper knows Keras' {', '.join(_KERAS)} and tf.compat.v1.train's "
+        f"sok.OptimizerWrapper supports Keras' {', '.join(_KERAS)} and tf.compat.v1.train's "
         f"{', '.join(_V1)}. Received: {type(optimizer).__module__}.{type(optimizer).__qualname__}"
     )
 

@@ -154,7 +154,7 @@ def _counted(tensor, parts, what):
         tf.errors.InvalidArgumentError: on ranks with too many elements; in a graph when it runs.
     """
     limit = _MOST_COUNTED // parts
-    text = f"`{what}` must be given at most {limit} elements by each rank. Received: "
+    text = f"`{what}` must have at most {limit} elements on each rank. Received: "
     known = tensor.shape.num_elements()
     if known is not None:
         if known > limit:

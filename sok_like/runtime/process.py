@@ -81,7 +81,7 @@ def shard(dataset: tf.data.Dataset, *, drop_remainder: bool) -> tf.data.Dataset:
         return dataset.repeat().take(total).shard(ranks, mine)
     if not drop_remainder:
         raise ValueError(
-            "`dataset` must know its number of elements where drop_remainder is False: see "
+            "`dataset` must know its number of elements if drop_remainder is False: see "
             "tf.data.experimental.assert_cardinality. Received: a dataset of unknown cardinality"
         )
     # Keeps only windows that have an element for every rank.

@@ -62,7 +62,7 @@ class Judge:
         """Notes that a rank's connection has ended."""
         known = self._ranks[rank]
         known.what, known.lost, known.leaves = "", not known.ended, True
-        known.ended = known.ended or "has ended without a word"
+        known.ended = known.ended or "has ended without a message"
 
     def all_ended(self) -> bool:
         """Whether every rank has ended."""
@@ -94,10 +94,10 @@ class Judge:
         if waiting[first] < self._limit and not self._in_vain(waiting, came, away):
             return ""
         if not away:
-            return f"{where(what)} takes longer than {self._limit:g} s, though all ranks have come"
+            return f"{where(what)} takes longer than {self._limit:g} s, though all ranks are in it"
         reasons = "; ".join(f"rank {r} {self._doing(r, now)}" for r in away)
         seconds = waiting[first]
-        return f"{where(what)}: {_list(came)} came and waited for {seconds:.0f} s; {reasons}"
+        return f"{where(what)}: {_list(came)} reached it and waited for {seconds:.0f} s; {reasons}"
 
     def _in_vain(self, waiting, came, away):
         """Whether the exchange that they wait for cannot happen."""
@@ -119,7 +119,9 @@ class Judge:
             return rank.ended
         if now - rank.heard > _SILENT:
             return f"has not answered for {now - rank.heard:.0f} s"
-        return f"is in {where(rank.what)}" if rank.what else "did not come: it is in no exchange"
+        return (
+            f"is in {where(rank.what)}" if rank.what else "did not reach it and is in no exchange"
+        )
 
 
 def where(what: str) -> str:

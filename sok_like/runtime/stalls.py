@@ -109,7 +109,7 @@ class _Watch(threading.Thread):
             except OSError as error:
                 warnings.warn(
                     f"sok_like: rank {self._rank} cannot reach rank 0 at {address[0]}:{address[1]} "
-                    f"({error}); a rank that others wait for in vain will not be named.",
+                    f"({error}); if ranks stop waiting for another rank, the reason is unknown.",
                     stacklevel=2,
                 )
                 self._limit = 0
@@ -205,7 +205,7 @@ class _Watch(threading.Thread):
                     self.told.set()  # it announced that, and nothing here waits for it
                     return
                 here = f"in {stall_verdict.where(what)}" if what else "in no exchange"
-                self._end_waits(f"rank 0 has ended without a word; rank {self._rank} was {here}")
+                self._end_waits(f"rank 0 has ended without a message; rank {self._rank} was {here}")
             elif line.rank is not None:
                 self._judge.lose(line.rank)
                 self._lines.pop(line.rank, None)

@@ -161,7 +161,7 @@ class ShardedVariable(ResourceVariable):
     def _check_no_initializer(self, shape, initializer):
         if shape is not None or initializer is not None:
             raise ValueError(
-                "`shape` and `initializer` must be None where an initial value is given. Received: "
+                "`shape` and `initializer` must be None if an initial value is given. Received: "
                 f"shape={shape}, initializer={initializer!r} (variable '{self._table_name}')"
             )
 
@@ -288,7 +288,7 @@ def _as_table(value, name):
 def _checked_shape(shape, initializer, name):
     if shape is None or initializer is None:
         raise ValueError(
-            "`shape` and `initializer` must both be given where there is no initial value. "
+            "`shape` and `initializer` must both be given if there is no initial value. "
             f"Received: shape={shape}, initializer={initializer!r} (variable '{name}')"
         )
     dims = tf.TensorShape(shape)

@@ -49,7 +49,7 @@ def head(table: str, kind: int, slot: str, dtype: Any) -> bytes:
     """
     numbers = [i for i, known in enumerate(_DTYPES) if np.dtype(known) == np.dtype(dtype)]
     if not numbers:
-        raise ValueError(f"Files of sok2.dump have no {np.dtype(dtype)} (table '{table}')")
+        raise ValueError(f"Files of sok2.dump cannot hold {np.dtype(dtype)} (table '{table}')")
     texts = [(table.encode(), _NAME), (slot.encode(), _SLOT_NAME)]
     for text, most in texts:
         if len(text) > most:

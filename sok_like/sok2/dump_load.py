@@ -129,7 +129,7 @@ def load(path: str | os.PathLike, load_vars: Any, optimizer: Any = None) -> None
                     None,
                     None,
                     f"{getattr(error, 'message', error)}. Loaded before it on this rank: {loaded}; "
-                    f"perhaps in part: '{table.stem}'; on other ranks perhaps all",
+                    f"possibly loaded in part: '{table.stem}'; other ranks may have loaded all",
                 ) from error
 
     agreed(read, communicator, call)
@@ -138,10 +138,10 @@ def load(path: str | os.PathLike, load_vars: Any, optimizer: Any = None) -> None
 
 def _dumped(call, variables, optimizer):
     if not tf.executing_eagerly():
-        raise RuntimeError(f"sok2.{call} works eagerly. Received: a call in a graph")
+        raise RuntimeError(f"sok2.{call} must be called eagerly. Received: a call in a graph")
     if isinstance(optimizer, (list, tuple)):
         if len(optimizer) > 1:
-            raise ValueError(f"`optimizer` must be one. Received: {len(optimizer)} of them")
+            raise ValueError(f"`optimizer` must be one optimizer. Received: {len(optimizer)}")
         optimizer = optimizer[0] if optimizer else None
     variables = list(variables) if isinstance(variables, (list, tuple)) else [variables]
     if optimizer is not None:

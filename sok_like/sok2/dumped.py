@@ -41,13 +41,13 @@ class Dumped:
         self._static = is_static(variable)
         if not self._static and not is_embedding_variable(variable):
             raise TypeError(
-                "Variables to dump and load must be of sok2: Variable, DynamicVariable. "
+                "A variable to dump or load must be a sok2.Variable or a sok2.DynamicVariable. "
                 f"Received: {variable!r}"
             )
         wrapped = isinstance(optimizer, (OptimizerWrapper, SGD)) or optimizer is None
         if not self._static and not wrapped:
             raise TypeError(
-                "`optimizer` must be a sok2.OptimizerWrapper where a DynamicVariable is dumped or "
+                "`optimizer` must be a sok2.OptimizerWrapper if a DynamicVariable is dumped or "
                 f"loaded. Received: {optimizer!r}"
             )
         self._variable, self._optimizer = variable, optimizer
@@ -173,7 +173,8 @@ class Dumped:
         dtype = np.dtype(variable.key_dtype.as_numpy_dtype)
         if not np.array_equal(keys.astype(dtype).astype(keys.dtype), keys):
             raise ValueError(
-                f"Table '{self.stem}' has keys of {dtype}. Received: a dump with keys beyond them"
+                f"Table '{self.stem}' has keys of {dtype}. "
+                "Received: a dump with keys outside that dtype"
             )
         signed = np.array(keys, np.uint64 if keys.dtype == np.uint64 else np.int64).view(np.int64)
         return np.flatnonzero(held_here(variable, tf.constant(signed)).numpy())
@@ -232,7 +233,7 @@ def _check_room(table, keys, chunk=2**20):
             None,
             None,
             f"Table '{table.table_name}' holds at most {stats.max_capacity} keys on this rank. "
-            f"Received: a dump with which it would have {needed}",
+            f"Received: a dump after which it would hold {needed}",
         )
 
 

@@ -312,7 +312,7 @@ def assign(var: Any, indices: Any, values: Any) -> Any:
 def _check_supported(name, var_type, key_type, dtype, constraint, filter_ratio):
     if var_type == "hybrid" and key_type != tf.int64:
         raise NotImplementedError(
-            "`key_type` must be int64 where var_type is 'hybrid'. "
+            "`key_type` must be int64 if var_type is 'hybrid'. "
             f"Received: key_type={key_type.name} (table '{name}')"
         )
     if dtype is not None and tf.as_dtype(dtype) != tf.float32:
@@ -325,19 +325,21 @@ def _check_supported(name, var_type, key_type, dtype, constraint, filter_ratio):
         )
     if filter_ratio != 1.0:
         raise NotImplementedError(
-            "`filter_ratio` must be 1.0: keys are not admitted by chance. A filter by frequency is "
-            "sok.EmbeddingVariable(..., ev_option=sok.EmbeddingVariableOption(filter_option="
-            f"sok.CounterFilter(n))). Received: filter_ratio={filter_ratio!r} (table '{name}')"
+            "`filter_ratio` must be 1.0: keys cannot be admitted at random. To admit them by "
+            "frequency, use sok.EmbeddingVariable(..., ev_option=sok.EmbeddingVariableOption("
+            "filter_option=sok.CounterFilter(n))). "
+            f"Received: filter_ratio={filter_ratio!r} (table '{name}')"
         )
 
 
 def _check_layout(name, kwargs):
     unknown = sorted(set(kwargs) - set(_LAYOUT))
     if unknown:
-        raise TypeError(f"DynamicVariable knows no argument {unknown} (table '{name}')")
+        raise TypeError(f"DynamicVariable has no arguments {unknown} (table '{name}')")
     if kwargs:
         warnings.warn(
-            "DynamicVariable ignores the layout of HierarchicalKV, on which no result depends. "
+            "DynamicVariable ignores the arguments of HierarchicalKV's layout, which do not change "
+            "results. "
             f"Received: {kwargs} (table '{name}')",
             stacklevel=3,
         )
@@ -348,7 +350,7 @@ def _bounds(name, var_type, max_capacity, evict_strategy):
     if var_type == "hbm":
         if evict_strategy is not None:
             raise ValueError(
-                "`evict_strategy` must be None where var_type is 'hbm', which evicts nothing. "
+                "`evict_strategy` must be None if var_type is 'hbm', which evicts nothing. "
                 f"Received: evict_strategy={evict_strategy!r} (table '{name}')"
             )
         return {"capacity": max_capacity}

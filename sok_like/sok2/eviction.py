@@ -46,7 +46,7 @@ def sparse_read_and_evict(
             popped, after = table.pop_evicted(), _dropped(table)
         check = tf.debugging.Assert(
             tf.equal(before, after),
-            ["Rows that left table", table.table_name, "were lost: ask for fewer keys at a time"],
+            ["Rows evicted from table", table.table_name, "were lost: pass fewer keys at a time"],
         )
         with tf.control_dependencies([] if check is None else [check]):
             return tf.identity(rows), tf.identity(popped.keys), tf.identity(popped.rows)
@@ -66,8 +66,8 @@ def incremental_model_dump(sok_vars: Any, time_threshold: Any, sess: Any = None)
         NotImplementedError: always.
     """
     raise NotImplementedError(
-        "incremental_model_dump selects keys by time, and tables know steps: the rows of "
-        "`rows = variable.export()` of a DynamicVariable of var_type 'hybrid' that training has "
+        "incremental_model_dump selects keys by time, but tables record steps. After `rows = "
+        "variable.export()` of a DynamicVariable of var_type 'hybrid', the rows that training has "
         "looked up since step s are those with `rows.versions >= s`. "
         f"Received: time_threshold={time_threshold!r}"
     )

@@ -42,7 +42,7 @@ def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
         raise wrong_argument("comm_tool", f"one of {_COMM_TOOLS}", comm_tool)
     if use_legacy_optimizer and not is_keras_3():
         warnings.warn(
-            "sok2.init leaves tf.keras.optimizers as it is; name tf.keras.optimizers.legacy where "
+            "sok2.init does not change tf.keras.optimizers; write tf.keras.optimizers.legacy where "
             "you want those. Received: use_legacy_optimizer=True",
             stacklevel=2,
         )

@@ -133,7 +133,7 @@ def _table(param):
         return table
     if not is_embedding_variable(table):
         raise TypeError(
-            f"`params` must hold variables of sok2: Variable, DynamicVariable. Received: {param!r}"
+            f"`params` must hold sok2.Variables or sok2.DynamicVariables. Received: {param!r}"
         )
     return table
 
@@ -144,7 +144,7 @@ def _check_filter(use_filter, tables):
     for table in tables:
         if getattr(table, "backend_type", None) != "hybrid":
             raise ValueError(
-                "`use_low_frequency_filter` must be False but for DynamicVariables of var_type "
+                "`use_low_frequency_filter` must be False except for DynamicVariables of var_type "
                 f"'hybrid'. Received: True for table '{table.table_name}'"
             )
 

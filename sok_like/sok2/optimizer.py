@@ -72,8 +72,8 @@ class OptimizerWrapper:
             self._view = wrapper.OptimizerWrapper(optimizer, lazy=True)
         except ValueError as error:
             raise ValueError(
-                f"{error} (tf_keras.optimizers.legacy has optimizers of every kind that "
-                "sok2.OptimizerWrapper takes.)"
+                f"{error} (sok2.OptimizerWrapper also takes the optimizers of "
+                "tf_keras.optimizers.legacy.)"
             ) from error
 
     @property
@@ -265,7 +265,7 @@ def static_slot(optimizer: Any, variable: Any, name: str) -> tf.Variable:
     """
     if legacy_name(optimizer) is None:
         raise NotImplementedError(
-            "Slots of a sok2.Variable can be had of tf_keras.optimizers.legacy only. "
+            "Slots of a sok2.Variable are available only for tf_keras.optimizers.legacy. "
             f"Received: {type(optimizer).__module__}.{type(optimizer).__qualname__}"
         )
     with tf.init_scope():

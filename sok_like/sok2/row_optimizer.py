@@ -123,8 +123,8 @@ def _initial_slots(optimizer):
     """The initial value of each slot, found with a variable of one element."""
     if not tf.compat.v1.executing_eagerly_outside_functions():
         raise NotImplementedError(
-            f"In a graph of tf.compat.v1 tables cannot follow {type(optimizer).__name__}; they can "
-            "follow SGD and Adam of Keras, and those of tf.compat.v1.train"
+            f"In a graph of tf.compat.v1, tables do not support {type(optimizer).__name__}; they "
+            "support SGD and Adam of Keras, and the optimizers of tf.compat.v1.train"
         )
     with tf.init_scope():
         kept = list(optimizer._weights)

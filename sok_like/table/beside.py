@@ -27,8 +27,8 @@ from sok_like.table.variable import is_embedding_variable, unwrap
 
 SUFFIX = ".tables"
 _SAME_PATH = (
-    "All ranks must save to the same path, on a file system that they share; where it holds a "
-    "metric, `sok.callbacks.MetricAverage()` before makes it the same on all ranks. "
+    "All ranks must save to the same path, on a file system that they share; if the path "
+    "contains a metric, put `sok.callbacks.MetricAverage()` first in the list of callbacks. "
     "Received: {here!r} on rank {rank} and {first!r} on rank 0"
 )
 

@@ -236,7 +236,7 @@ class Content:
         counters = [rest.counters for rest in filters if len(rest.counters)]
         if len({len(c) for c in counters}) > 1:
             raise ValueError(
-                "All shards of a dump must have filters of one size. Received: "
+                "All shards of a dump must have filters of the same size. Received: "
                 f"{sorted({len(c) for c in counters})} counters"
             )
         nothing = np.zeros([0], np.int64)

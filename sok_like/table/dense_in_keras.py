@@ -139,8 +139,8 @@ def _copy_of(holder, reading):
     mine, received = {part.key.partition(".")[2] for part in slots}, reading.slot_names(ID)
     if mine and received and mine != received:  # Keras, too, keeps the optimizer's state then
         warnings.warn(
-            f"The optimizer's state of layer '{holder.name}' is not loaded: it has the slot "
-            f"variables {sorted(mine)}, and that of the file {sorted(received)}",
+            f"The optimizer's state of layer '{holder.name}' is not loaded: the optimizer "
+            f"has the slot variables {sorted(mine)}, the file {sorted(received)}",
             stacklevel=2,
         )
         parts = [part for part in parts if "." not in part.key]

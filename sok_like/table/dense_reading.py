@@ -86,7 +86,7 @@ class Reading:
                              ((expected, received), (received, expected)))  # fmt: skip
             raise ValueError(
                 f"A checkpoint must have the tables of layer '{holder.name}'. Received: one "
-                f"without {missing}, and with {more} besides, numbers of `embeddings`"
+                f"without tables {missing} and with extra tables {more} (numbers in `embeddings`)"
             )
         for key, shape in expected.items():  # checks all tables, so that ranks agree
             if received[key] != shape:

@@ -128,8 +128,8 @@ def _loading(own):
         ordinary = _ordinary(self, hidden)
         if len(store.keys()) != len(ordinary):  # as Keras does
             warnings.warn(
-                f"The state of optimizer '{self.name}' is not loaded: it has {len(ordinary)} "
-                f"variables, and that of the file {len(store.keys())}",
+                f"The state of optimizer '{self.name}' is not loaded: the optimizer has "
+                f"{len(ordinary)} variables, the file {len(store.keys())}",
                 stacklevel=2,
             )
             return

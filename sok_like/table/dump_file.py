@@ -114,8 +114,8 @@ def check_bytes(folder: str, entry: dict[str, Any], rank: int, chunk: int = 2**2
             digest.update(data)
     if digest.hexdigest() != entry["sha256"]:
         raise ValueError(
-            f"{path} must have the bytes that rank {rank} has written. Received: bytes of another "
-            "SHA-256; the folder does not yet show them, or has lost them"
+            f"{path} must have the bytes that rank {rank} has written. Received: bytes with a "
+            "different SHA-256; the folder does not yet show them, or has lost them"
         )
 
 
@@ -206,7 +206,7 @@ def read_manifest(folder: str, table: str, dim: int) -> Dump:
     if not path.exists():
         known = sorted(p.stem for p in pathlib.Path(folder).glob("*.json"))
         shards = has_shards(folder, table)
-        lost = ", and shards of it without their manifest, which must be copied with them"
+        lost = ", and shards of the table without their manifest; copy the manifest, too"
         raise FileNotFoundError(
             f"A dump of table '{table}' is required at {path}. Received: a folder with dumps of "
             f"{known or 'no table'}{lost if shards else ''}"
@@ -229,8 +229,8 @@ def read_manifest(folder: str, table: str, dim: int) -> Dump:
         before = dump.deltas[-1] if dump.deltas else dump
         if delta["since"] != before.name:
             raise ValueError(
-                f"{path} must list the deltas of one dump in order. Received: one that follows "
-                f"{delta['since']!r:.80} behind {before.name!r:.80}"
+                f"{path} must list the deltas of one dump in order. Received: a delta that follows "
+                f"{delta['since']!r:.80} after {before.name!r:.80}"
             )
         dump.deltas.append(_dump_of(path, table, delta, identity))
     return dump
@@ -279,7 +279,7 @@ def _load(path):
 def _without_repeats(pairs):
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise ValueError(f"a field twice among {[name for name, _ in pairs]!r:.200}")
+        raise ValueError(f"a duplicate field among {[name for name, _ in pairs]!r:.200}")
     return fields
 
 
@@ -288,7 +288,7 @@ def _problem(manifest, version):
     if manifest.keys() != _FIELDS[version]:
         return f"the fields {sorted(manifest)!r:.200}"
     if version > 1 and manifest["sha256"] != _checksum(manifest):
-        return "fields of another SHA-256"
+        return "fields whose SHA-256 differs from the one recorded"
     deltas = manifest.get("deltas", [])
     if not isinstance(deltas, list) or type(manifest.get("step", -1)) is not int:
         return f"deltas={deltas!r:.80} and step={manifest.get('step')!r:.80}"

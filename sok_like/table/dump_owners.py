@@ -28,7 +28,7 @@ def checked(variable: Any) -> Any:
     if variable.home is not None and comm.current().world_size > 1:
         raise ValueError(
             "`embedding_variable` must have its keys on rank key % world_size. Received: table "
-            f"'{variable.table_name}', all on rank {variable.home}; sok_like.sok2.dump takes it"
+            f"'{variable.table_name}', all on rank {variable.home}; use sok_like.sok2.dump"
         )
     return variable
 

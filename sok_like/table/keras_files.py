@@ -33,13 +33,13 @@ from sok_like.table.variable import is_embedding_variable
 
 _FILES = (".keras", ".h5")
 _OWN_VARIABLES = (
-    "Variables that each of {ranks} ranks has for itself cannot be in a file of Keras; "
-    "tf.train.Checkpoint keeps them for the same number of ranks. "
+    "Keras' files cannot hold variables that differ between the {ranks} ranks; "
+    "tf.train.Checkpoint saves them for the same number of ranks. "
     "Received: {call} of a model with the variable {name!r}"
 )
 _IN_A_GRAPH = (
     "Keras' files of a model with tables need eager execution; in a program without it "
-    "tf.compat.v1.train.Saver keeps the model, on any number of ranks. "
+    "tf.compat.v1.train.Saver saves the model, on any number of ranks. "
     "Received: {call} without eager execution"
 )
 _busy = False
@@ -149,7 +149,7 @@ def save_together(
 
     def common(references):
         if not named:
-            raise TypeError(f"`filepath` must be a path on several ranks. Received: {filepath!r}")
+            raise TypeError(f"On several ranks `filepath` must be a path. Received: {filepath!r}")
         with _writing(tables, references):
             if communicator.rank == 0:
                 _replaced(path, write) if path.endswith(_FILES) else write(path)

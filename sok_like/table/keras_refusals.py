@@ -81,7 +81,7 @@ def _asking(own):
         if alone or (sys.stdin is not None and sys.stdin.isatty()):
             return own(filepath)
         raise FileExistsError(
-            "A file must not exist where `overwrite=False` and nobody can be asked, as on several "
+            "With `overwrite=False` the file must not exist, as no user can be asked on several "
             f"ranks. Received: {str(filepath)!r}, which exists"
         )
 

@@ -230,7 +230,7 @@ class ShardFile(ShardSource):
             if progress is not None:
                 progress.add(len(piece))
         if digest.hexdigest() != entry["sha256"]:
-            raise ValueError("bytes of another SHA-256 than the manifest says")
+            raise ValueError("a SHA-256 that differs from the manifest's")
 
     def _found(self, is_checked):
         arrays: dict[str, _Stored] = {}
@@ -238,9 +238,7 @@ class ShardFile(ShardSource):
             for info in archive.infolist():
                 name = info.filename.removesuffix(".npy")
                 if name not in _MEMBERS or name in arrays or not info.filename.endswith(".npy"):
-                    raise ValueError(
-                        f"an array {info.filename!r:.80}, which no dump has or only once"
-                    )
+                    raise ValueError(f"an unknown or duplicate array {info.filename!r:.80}")
                 try:
                     start = self._start_of(info, is_checked)
                     arrays[name] = self._array(start, info.file_size, *_MEMBERS[name])
@@ -257,7 +255,7 @@ class ShardFile(ShardSource):
     def _start_of(self, info, is_checked):
         """Where a member's bytes begin. Checks its CRC-32 unless the file's SHA-256 was checked."""
         if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
-            raise ValueError("compressed, which no dump is")
+            raise ValueError("a compressed array; dumps are not compressed")
         at = info.header_offset
         head = self._bytes(at, 30)
         if len(head) < 30 or head[:4] != b"PK\x03\x04":
@@ -265,7 +263,7 @@ class ShardFile(ShardSource):
         name_bytes, extra_bytes = (int.from_bytes(head[i : i + 2], "little") for i in (26, 28))
         start = at + 30 + name_bytes + extra_bytes
         if self._bytes(at + 30, name_bytes) != info.filename.encode():
-            raise ValueError(f"another name at byte {at + 30}")
+            raise ValueError(f"a different name at byte {at + 30}")
         if info.file_size > self._size - start:
             raise ValueError(f"{info.file_size} bytes, more than the file has from byte {start} on")
         if not is_checked:

@@ -115,8 +115,8 @@ def find(filepath: str, table: str, key_dtype: Any) -> Sok1Dump | None:
     if len(files) == 1 and re.fullmatch(rf"EmbeddingVariable(_\d+)?{_KEYS}", files[0].name):
         return Sok1Dump(files[0], table, key_dtype)
     raise FileNotFoundError(
-        f"Which dump of SOK 1.x is that of table '{table}' must be said: give the path of its file "
-        f"of keys. Received: {filepath} with {[file.name for file in files]}"
+        f"The dump of SOK 1.x for table '{table}' must be named: give the path of its key file. "
+        f"Received: {filepath} with {[file.name for file in files]}"
     )
 
 

@@ -57,7 +57,7 @@ class StorageOption:
             name is None or name in STORAGE_TYPES,
             "storage_type",
             f"None or one of {STORAGE_TYPES}. For a table that is larger than memory, on PMEM or "
-            "SSD, use DRAM_SSDHASH, which has its rows in a file and those in use in host memory",
+            "SSD, use DRAM_SSDHASH, which keeps rows in a file and those in use in host memory",
             self.storage_type,
         )
         object.__setattr__(self, "storage_type", name)
@@ -86,7 +86,7 @@ class StorageOption:
             and not any(sizes[2:]),
             "storage_size",
             "[bytes of rows in memory] or [bytes of rows in memory, maximum bytes of the file], "
-            "and then zeros",
+            "optionally followed by zeros",
             self.storage_size,
         )
         object.__setattr__(self, "storage_size", tuple(map(int, sizes)))

@@ -329,8 +329,8 @@ def _check_own(path, communicator):
     if note is None or note["world_size"] != communicator.world_size:
         ranks = "one rank" if note is None else f"{note['world_size']} ranks"
         raise ValueError(
-            "A checkpoint with variables of single ranks must be restored at the number of ranks "
-            "that wrote it; sok2.dump and sok2.load carry them to another. "
+            "A checkpoint with variables that differ between ranks must be restored on the number "
+            "of ranks that wrote it; sok2.dump and sok2.load also work with another number. "
             f"Received: {path!r} of {ranks}, on {communicator.world_size} ranks"
         )
     beside.check_seen(str(_file_of(path, note["folder"], communicator)))

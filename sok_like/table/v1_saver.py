@@ -30,9 +30,9 @@ from sok_like.table.variable import is_embedding_variable, unwrap
 
 _SAVE, _RESTORE = "tf.compat.v1.train.Saver.save", "tf.compat.v1.train.Saver.restore"
 _OWN_ROWS = (
-    "Ranks must not write their own rows of a variable over each other: give a "
-    "tf.compat.v1.train.Saver a path of its own on each rank and no hash table, or leave the "
-    "variable out (`var_list=`). Received: {path!r} on {ranks} ranks, variable {name!r}"
+    "Ranks must not overwrite each other's rows of a variable: give the tf.compat.v1.train.Saver a "
+    "separate path on each rank and no hash table, or leave the variable out (`var_list=`). "
+    "Received: {path!r} on {ranks} ranks, variable {name!r}"
 )
 
 

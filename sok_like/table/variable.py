@@ -422,7 +422,7 @@ def _check_arguments(name, dim, capacity, use_hashtable, initial_capacity):
     if capacity is not None and not 1 <= (as_integer(capacity) or 0) < 2**32 - 1:
         raise wrong_argument("capacity", "None or an integer in [1, 2**32 - 1)", capacity, of)
     if capacity is None and not use_hashtable:
-        raise wrong_argument("capacity", "given where use_hashtable is False", capacity, of)
+        raise wrong_argument("capacity", "given if use_hashtable is False", capacity, of)
     if initial is None or initial < 0:
         raise wrong_argument("initial_capacity", "an integer >= 0", initial_capacity, of)
     if capacity is not None and initial > capacity:
@@ -432,12 +432,14 @@ def _check_arguments(name, dim, capacity, use_hashtable, initial_capacity):
 
 def _check_fits(row_dtype, dim, rows, of):
     if row_dtype != "float32" and dim > 4096:
-        raise wrong_argument("embedding_dim", "at most 4096 where rows have 16 bits", dim, of)
+        raise wrong_argument("embedding_dim", "at most 4096 if rows have 16 bits", dim, of)
     if row_dtype != "float16":
         return
     largest = max(map(abs, (rows.a, rows.b, *rows.default_rows)))
     if largest > 65504:
-        raise wrong_argument("initializer", "within what float16 holds, 65504", largest, of)
+        raise wrong_argument(
+            "initializer", "within [-65504, 65504], the range of float16", largest, of
+        )
 
 
 def _int64(keys):

@@ -116,8 +116,8 @@ def set_weights(variable: Any, weights: TableWeights) -> None:
         )
     if len(owned(keys)) != len(keys):
         raise ValueError(
-            f"The weights of table '{name}' must be those of rank {comm.current().rank}: every "
-            f"rank sets what it got itself, at the same number of ranks. Received: {weights!r}"
+            f"The weights of table '{name}' must be those of rank {comm.current().rank}: each rank "
+            f"sets the weights that it got, on the same number of ranks. Received: {weights!r}"
         )
     replace_rows(variable, keys, weights.rows)
 

@@ -46,7 +46,7 @@ def infinities():
         found[door, "function"] = _four_steps(door, make_optimizer(), tf.function)
     found["sok", "eager"] = _four_steps("sok", _doors()["sok"](), lambda function: function)
     if is_keras_3():
-        with pytest.raises(ValueError, match="decides on each rank by itself"):
+        with pytest.raises(ValueError, match="decides on each rank separately"):
             _scaling(dmp.DistributedOptimizer(_stock()))
     elif not is_keras_3():
         with pytest.raises(TypeError, match="must be around the DistributedOptimizer"):

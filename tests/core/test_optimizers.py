@@ -254,7 +254,7 @@ def test_other_rule_or_option_is_refused():
         ("adagrad_decay", {"initial_accumulator": 0.0}, 0.1, 1, "`initial_accumulator`"),
         ("rmsprop", {"beta_1": 1.0}, 0.1, 1, "`beta_1`"),
         ("lazy_adam", {"row_weight_decay": 1.0}, 0.1, 1, "`row_weight_decay`"),
-        ("adam", {"row_weight_decay": 0.1}, 0.1, 1, "`row_weight_decay` must be 0 but"),
+        ("adam", {"row_weight_decay": 0.1}, 0.1, 1, "`row_weight_decay` must be 0 unless"),
         ("sgd", {}, 0.1, 0, "`step` counts from 1"),
         ("sgd", {"weight_decay": 20.0}, 0.1, 1, "must be below 1"),
         ("sgd", {"clip_value": -1.0}, 0.1, 1, "`clip_value`"),
@@ -317,7 +317,6 @@ def test_a_key_that_comes_between_an_import_and_the_optimizer():
 def test_imported_slot_of_other_width_is_refused():
     table = make_table(4, "user")
     table.import_(np.array([1]), np.ones((1, 4)), {"momentum": np.ones((1, 1))})
-    with pytest.raises(
-        ValueError, match="'momentum' of adam.*4 floats wide.*'user' holds one of 1"
-    ):
+    message = r"'momentum' of adam.*4 floats wide. Received: 1 \(table 'user'\)"
+    with pytest.raises(ValueError, match=message):
         _core.apply_gradients(table, "adam", 0.1, 1, np.array([1]), np.ones((1, 4)))

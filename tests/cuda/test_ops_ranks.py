@@ -143,8 +143,8 @@ def test_every_rank_gets_the_message(rank_results, fault, mode, world_size):
 def test_bad_row_splits_are_told_to_all_ranks(rank_results, world_size):
     texts = {
         "decrease": "row_splits must not decrease. Received: 5 before 4 at sample 1",
-        "end": "row_splits must lead from 0 to num_keys = 4. Received: 0 to 3",
-        "begin": "row_splits must lead from 0 to num_keys = 4. Received: 1 to 4",
+        "end": "row_splits must begin with 0 and end with num_keys = 4. Received: 0 and 3",
+        "begin": "row_splits must begin with 0 and end with num_keys = 4. Received: 1 and 4",
         "none": "row_splits must hold at least one element",
     }
     for told, sizes, shapes in rank_results(world_size, "bad_row_splits"):

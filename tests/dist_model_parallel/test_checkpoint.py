@@ -124,7 +124,7 @@ def test_files_of_keras_with_other_tables_raise_and_with_another_optimizer_warn(
         sok.dist_model_parallel.DistributedEmbedding(tables)
         for tables in (wide, wide[:1], [*wide, *wide[:1]])
     ]
-    matches = (r"shape \(9, 4\) for", r"with \['1'\] besides", r"without \['2'\]")
+    matches = (r"shape \(9, 4\) for", r"extra tables \['1'\]", r"without tables \['2'\]")
     for layer, match in zip(layers, matches, strict=True):
         inputs = [tf.keras.Input([2], dtype="int64") for _ in layer.get_weights()]
         outer = tf.keras.Model(inputs, layer(inputs))

@@ -272,14 +272,14 @@ def test_weights_that_are_refused():
     ids = tf.constant([[1, 2]])
     with pytest.raises(ValueError, match="`weights` need a combiner"):
         layer_of()(ids, weights=tf.ones([1, 2]))
-    with pytest.raises(ValueError, match="of the kind and shape of `ids`"):
+    with pytest.raises(ValueError, match="the same kind and shape as `ids`"):
         layer_of("sum")(ids, weights=tf.ones([1, 3]))
-    with pytest.raises(ValueError, match="of the kind and shape of `ids`"):
+    with pytest.raises(ValueError, match="the same kind and shape as `ids`"):
         layer_of("sum")(tf.ragged.constant([[1, 2]]), weights=tf.ones([1, 2]))
     with pytest.raises(TypeError, match="`weights` must be floats. Received: int32"):
         layer_of("sum")(ids, weights=tf.ones([1, 2], tf.int32))
     ragged = tf.ragged.constant([[1, 2], [3]])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="a weight for each id"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="exactly one weight per id"):
         layer_of("sum")(ragged, weights=tf.ragged.constant([[1.0], [2.0, 3.0]]))
 
 

@@ -348,5 +348,5 @@ def test_regularizer_of_outputs_that_would_not_be_made():
 
 def test_mask_that_is_not_made():
     layer = tf.keras.layers.Embedding(6, 3, mask_zero=True, name="users")
-    with pytest.warns(UserWarning, match="`mask_zero=True` is without effect.*'users'"):
+    with pytest.warns(UserWarning, match="`mask_zero=True` has no effect.*'users'"):
         dmp.DistributedEmbedding([layer])

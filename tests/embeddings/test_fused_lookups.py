@@ -99,10 +99,10 @@ def test_errors(sok):
     class Subclassed(tf.keras.Model):
         pass
 
-    with pytest.raises(TypeError, match=r"GroupEmbedding instead. Received: Subclassed"):
+    with pytest.raises(TypeError, match=r"GroupEmbedding in a subclassed.*Received: Subclassed"):
         sok.fuse_lookups(Subclassed())
     rows = [embedding(sok, name, gradient_scale=name)(keys) for name in ("sum", "mean")]
-    with pytest.raises(ValueError, match=r"one `gradient_scale`. Received: \['mean', 'sum'\]"):
+    with pytest.raises(ValueError, match=r"same `gradient_scale`. Received: \['mean', 'sum'\]"):
         sok.fuse_lookups(tf.keras.Model(keys, rows))
 
 
@@ -118,7 +118,7 @@ def test_what_would_be_lost_raises(sok):
     model = tf.keras.Model(keys, rows)
     if not is_keras_3():
         model.add_loss(tf.reduce_sum(rows[0]))
-        with pytest.raises(ValueError, match=r"must not be lost.*add_loss"):
+        with pytest.raises(ValueError, match=r"would lose them.*Received: .*add_loss"):
             sok.fuse_lookups(model)
 
 

@@ -278,7 +278,7 @@ def test_refused(fc, graph):
     with pytest.raises(ValueError, match="has keys of a hash table and no number of buckets"):
         stock.input_layer(IDS, [tf.feature_column.embedding_column(keys, 2)])
     sequence = fc.sequence_categorical_column_with_embedding("a", tf.int64)
-    with pytest.raises(ValueError, match="'a_embedding' must not be over sequences"):
+    with pytest.raises(ValueError, match="'a_embedding' must not have a sequence"):
         fc.input_layer(IDS, [fc.embedding_column(sequence, 2)])
     with pytest.raises(ValueError, match="must have a sequence categorical column"):
         fc.sequence_input_layer(IDS, [column])

@@ -46,25 +46,25 @@ def call(sok):
         ({"combiners": "min"}, ValueError, "one of ('sum', 'mean', 'sqrtn').*'min'"),
         ({"combiners": 3}, ValueError, "`combiners` must be a list or a tuple.*3"),
         ({"partition_strategy": "div"}, ValueError, "must be 'mod'.*'div'"),
-        ({"partition_strategy": [WEIGHTS] * 2}, ValueError, "Weights go by keyword"),
+        ({"partition_strategy": [WEIGHTS] * 2}, ValueError, "Pass weights by keyword"),
         ({"sp_weights": [WEIGHTS]}, ValueError, "`sp_weights` must have an item for each of the 2"),
         ({"sp_weights": WEIGHTS}, ValueError, "`sp_weights` must be a list or a tuple"),
         ({"sp_weights": [IDS, None]}, TypeError, "`sp_weights` must be floats.*int64.*'users'"),
         (
             {"sp_weights": [None, WEIGHTS.to_sparse()]},
             ValueError,
-            "of the kind and shape of `sp_ids`.*'ads",
+            "the same kind and shape as `sp_ids`.*'ads",
         ),
-        ({"sp_weights": [WEIGHTS[:1], None]}, ValueError, "of the kind and shape.*'users'"),
+        ({"sp_weights": [WEIGHTS[:1], None]}, ValueError, "the same kind and shape.*'users'"),
         (
             {"sp_weights": [tf.ragged.constant([[1.0, 2.0], [3.0]]), None]},
             tf.errors.InvalidArgumentError,
-            "a weight for each id, no less or more (table 'users')",
+            "exactly one weight per id (table 'users')",
         ),
         (
             {"sp_weights": [tf.ragged.constant([[1.0], [3.0]]), None]},
             tf.errors.InvalidArgumentError,
-            "a weight for each id, no less or more (table 'users')",
+            "exactly one weight per id (table 'users')",
         ),
         ({"sp_weights": [WEIGHTS, None], "is_sequence": True}, ValueError, "nothing is combined"),
         ({"params_num_per_group": 0}, ValueError, "positive integer.*0"),
@@ -84,7 +84,7 @@ def test_refused(call, replaced, error, words):
 
 
 def test_no_combiners_are_means_with_a_warning(call):
-    with pytest.warns(UserWarning, match="`combiners` is None and taken for 'mean'") as caught:
+    with pytest.warns(UserWarning, match="`combiners` is None: 'mean' is used") as caught:
         found = call(combiners=None)
     assert caught[0].filename == __file__
     for ours, right in zip(found, call(combiners=["mean", "mean"]), strict=True):

@@ -86,7 +86,7 @@ def test_scopes_and_graphs(sok):
         assert v1.get_collection("mine") == [first]
         with v1.variable_scope(scope, reuse=True):
             assert sok.get_embedding_variable("users", 2) is first
-            with pytest.raises(ValueError, match="'fields/items' that exists"):
+            with pytest.raises(ValueError, match="'fields/items' must exist"):
                 sok.get_embedding_variable("items", 2)
         read = rows_of(sok, first)
         with v1.Session() as session:

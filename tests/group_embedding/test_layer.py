@@ -95,7 +95,7 @@ def test_evaluation_inserts_nothing(sok):
         ({"embedding_dims": {}}, ValueError, "embedding_dims"),
         ({"embedding_dims": 16}, ValueError, "embedding_dims"),
         ({"embedding_dims": {"a": 0}}, ValueError, "positive integers"),
-        ({"embedding_dims": {"a": 2, "b": 3}, "tables": {"b": "a"}}, ValueError, "one width, 2"),
+        ({"embedding_dims": {"a": 2, "b": 3}, "tables": {"b": "a"}}, ValueError, "same width, 2"),
         ({"embedding_dims": {"a": 2}, "tables": {"c": "a"}}, ValueError, "tables"),
         ({"embedding_dims": [2, 2], "tables": ["a"]}, ValueError, "tables"),
         ({"embedding_dims": {"a": 2}, "combiners": "max"}, ValueError, "combiner"),

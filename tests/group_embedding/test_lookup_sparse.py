@@ -322,7 +322,7 @@ def test_v1_graph_and_session(sok):
             np.testing.assert_allclose(after[0], [rows[0] + 3 * rows[1]] * 2, rtol=1e-6)
             assert session.run(size) == 2
             wrong = v1.SparseTensorValue([[0, 0], [0, 2], [2, 0]], [1.0, 3.0, 0.5], [4, 3])
-            with pytest.raises(tf.errors.InvalidArgumentError, match="a weight for each id"):
+            with pytest.raises(tf.errors.InvalidArgumentError, match="one weight per id"):
                 session.run(found, {sparse: value, weights: wrong})
 
 

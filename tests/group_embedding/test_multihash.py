@@ -66,7 +66,7 @@ def test_ids_that_no_row_stands_for(multihash, wrong):
     [
         ({"dims": [[5, 2]]}, "`dims` must be two pairs"),
         ({"dims": [[5, 2], [0, 2]]}, "`dims` must be two pairs .*positive"),
-        ({"dims": [[5, 2], [3, 4]]}, "`dims` must be of one width where operation='add'"),
+        ({"dims": [[5, 2], [3, 4]]}, "`dims` must be of the same width if operation='add'"),
         ({"operation": "max"}, "`operation` must be one of"),
         ({"complementary_strategy": "R-Q"}, "`complementary_strategy` must be 'Q-R'"),
         ({"num_of_partitions": 3}, "`num_of_partitions` must be 2"),

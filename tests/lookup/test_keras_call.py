@@ -118,7 +118,7 @@ def test_a_table_in_a_lambda_raises(sok):
     table = make_table(sok)
     keys = tf.keras.Input([2], dtype="int64")
     layer = tf.keras.layers.Lambda(lambda k: tf.gather(table, k), output_shape=(2, 1), name="bare")
-    with pytest.raises(RuntimeError, match="'held' is looked up.*a Lambda can hold none"):
+    with pytest.raises(RuntimeError, match="'held' is looked up.*a Lambda layer cannot hold one"):
         model = tf.keras.Model(keys, layer(keys))  # tf_keras calls the layer already here
         model(KEYS)
 

@@ -155,7 +155,7 @@ def test_an_index_outside_of_the_batch(sok, row):
     indices = INDICES.copy()
     indices[4, 0] = row
     ids = tf.SparseTensor(indices, tf.constant(IDS), SHAPE)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="row_splits must lead.*'outside'"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="row_splits must begin.*'outside'"):
         sok.group_embedding_lookup_sparse([table], [ids], "sum")
 
 

@@ -54,10 +54,10 @@ def test_numbers_too_large_raise_on_all_ranks(rank_results):
         for text in result["row"]:
             assert text.startswith("InvalidArgumentError") and "rank 1: the rows of" in text
             assert "'wire_overflow: 5' (wire_dtype=float16) must hold numbers" in text
-            assert "Received: 70000; wire_dtype='bfloat16' takes it" in text
+            assert "Received: 70000; wire_dtype='bfloat16' can hold it" in text
         for text in result["gradient"]:
             assert text.startswith("InvalidArgumentError") and "rank 1: the gradients of" in text
-            assert "Received: 100000; wire_dtype='bfloat16' takes it" in text
+            assert "Received: 100000; wire_dtype='bfloat16' can hold it" in text
         # What was infinite before is left to whoever checks for it, a loss scale say.
         assert result["infinite"] == [[1.0] * checks.DIM]
         assert result["after"] == [[2.0] * checks.DIM]  # neither gradient was applied

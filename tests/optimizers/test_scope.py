@@ -204,7 +204,7 @@ def test_a_fixed_loss_scale_is_for_tf_keras(sok):
 @legacy
 @pytest.mark.parametrize("name", ["Adagrad", "RMSprop", "Ftrl"])
 def test_a_legacy_optimizer_without_a_rule(sok, name):
-    with pytest.raises(ValueError, match=f"follow SGD and Adam.*Received: .*{name}"):
+    with pytest.raises(ValueError, match=f"support SGD and Adam.*Received: .*{name}"):
         sok.OptimizerWrapper(getattr(tf.compat.v1.keras.optimizers, name)(0.1))
 
 

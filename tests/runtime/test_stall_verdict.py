@@ -35,8 +35,8 @@ def test_a_rank_that_does_not_come_is_named_when_the_time_is_over(clock):
     assert hear(judge, report("users_keys", 9), report(), report("users_keys", 8)) == ""
     verdict = hear(judge, report("users_keys", 11), report(), report("users_keys", 10))
     assert verdict == (
-        "the exchange 'users_keys': ranks 0, 2 came and waited for 11 s; "
-        "rank 1 did not come: it is in no exchange"
+        "the exchange 'users_keys': ranks 0, 2 reached it and waited for 11 s; "
+        "rank 1 did not reach it and is in no exchange"
     )
 
 
@@ -56,7 +56,7 @@ def test_a_rank_without_a_word(clock):
     judge = Judge(2, 10)
     judge.hear(0, report("users_keys", 2))
     judge.lose(1)
-    assert "rank 1 has ended without a word" in judge.verdict()
+    assert "rank 1 has ended without a message" in judge.verdict()
     assert not judge.all_ended()
 
 
@@ -85,14 +85,16 @@ def test_ranks_that_wait_for_different_things(clock):
     judge = Judge(2, 100)
     assert hear(judge, report("a_keys", 1), report("b_keys", 5)) == ""
     verdict = hear(judge, report("a_keys", 2), report("b_keys", 6))
-    assert "'b_keys': rank 1 came" in verdict and "rank 0 is in the exchange 'a_keys'" in verdict
+    assert (
+        "'b_keys': rank 1 reached it" in verdict and "rank 0 is in the exchange 'a_keys'" in verdict
+    )
 
 
 def test_a_rank_late_in_noticing_that_an_exchange_is_over_gets_time(clock):
     judge = Judge(2, 100)
     assert hear(judge, report("a_keys", 15, number=7), report("a_rows", 15, number=8)) == ""
     verdict = hear(judge, report("a_keys", 25, number=7), report("a_rows", 25, number=8))
-    assert "'a_keys': rank 0 came" in verdict
+    assert "'a_keys': rank 0 reached it" in verdict
 
 
 def test_a_rank_that_answers_no_more(clock):
@@ -105,7 +107,7 @@ def test_a_rank_that_answers_no_more(clock):
 
 def test_all_came_and_it_takes_long(clock):
     verdict = hear(Judge(2, 10), report("users_rows", 11), report("users_rows", 11))
-    assert "all ranks have come" in verdict
+    assert "all ranks are in it" in verdict
 
 
 def test_all_have_ended(clock):

@@ -88,7 +88,9 @@ def test_a_rank_that_has_finished_is_named():
     )
     assert fine == "fine"
     assert "DeadlineExceededError" in message
-    assert "'early_keys': rank 0 came" in message and "rank 1 has finished its steps" in message
+    assert (
+        "'early_keys': rank 0 reached it" in message and "rank 1 has finished its steps" in message
+    )
     assert seconds < 40
 
 
@@ -105,8 +107,8 @@ def test_a_rank_that_hangs_is_named_after_the_time_limit():
         "tests.runtime.test_stalls:hangs", 2, env=env, alone=False
     )
     for message in (first, second):
-        assert "DeadlineExceededError" in message and "'hung_keys': rank 0 came" in message
-        assert "rank 1 did not come: it is in no exchange" in message
+        assert "DeadlineExceededError" in message and "'hung_keys': rank 0 reached it" in message
+        assert "rank 1 did not reach it and is in no exchange" in message
     assert 3 <= seconds < 12
 
 
@@ -115,7 +117,7 @@ def test_a_session_does_not_meet_an_eager_call():
         "tests.runtime.test_stalls:session_beside_eager", 2, alone=False
     ):
         assert "DeadlineExceededError" in message and "has finished" not in message
-        assert "(in a session)" in message and "all ranks have come" not in message
+        assert "(in a session)" in message and "all ranks are in it" not in message
         assert seconds < 60
 
 
@@ -145,7 +147,7 @@ def test_the_end_of_rank_0_names_the_exchange(monkeypatch, what):
     watch.run()
     rank_0.close()
     where = f"in the exchange '{what}'" if what else "in no exchange"
-    assert reasons == [f"rank 0 has ended without a word; rank 1 was {where}"]
+    assert reasons == [f"rank 0 has ended without a message; rank 1 was {where}"]
 
 
 def test_the_thread_hides_nothing_of_its_base():

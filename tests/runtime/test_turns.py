@@ -172,7 +172,7 @@ def test_errors_of_exchanges_in_rounds_are_raised_on_all_ranks(in_rounds):
 def test_a_block_beyond_what_is_counted_is_an_error_on_all_ranks(in_rounds):
     for result in (each["failures"] for each in in_rounds):
         error, after = result["block"]
-        assert "InvalidArgumentError" in error and "rank 1: what a rank sends" in error
+        assert "InvalidArgumentError" in error and "rank 1: the message from one rank" in error
         assert "at most 4000 words" in error and after == 1.0
         error, after = result["block_of_rows"]
         assert "ResourceExhaustedError" in error and "at most 4000 words" in error and after == 1.0
@@ -187,6 +187,6 @@ def test_more_elements_than_mpi_counts_raise(rank_results, world_size):
         for name in ("gathered", "in a function", "summed", "averaged", "broadcast"):
             most = each if name in ("gathered", "in a function") else 16
             assert result[name].startswith("InvalidArgumentError")
-            assert f"at most {most} elements by each rank. Received: " in result[name]
+            assert f"at most {most} elements on each rank. Received: " in result[name]
             assert str(most + 1) in result[name]
         assert result["fine"] == [each * world_size] * 2

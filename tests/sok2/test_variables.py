@@ -199,7 +199,7 @@ def test_lookup_sparse_returns_what_it_was_given():
 @pytest.mark.parametrize(
     "arguments, error, message",
     [
-        (([TABLE], ["ids"]), TypeError, "variables of sok2"),
+        (([TABLE], ["ids"]), TypeError, "must hold sok2.Variables"),
         (("variable", "ids", None, ["mean", "sum"]), ValueError, "each of the 1 tables"),
         (("variable", "ids", None, "max"), ValueError, "combiners"),
         ((["variable"] * 2, ["ids"]), ValueError, "each of the 2 tables"),

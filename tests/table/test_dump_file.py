@@ -227,7 +227,7 @@ def test_a_missing_shard(tmp_path):
     [
         ({"version": 99}, "must be of version 3 or earlier. Received: version 99"),
         ({"format": "else"}, "must be the manifest of"),
-        ({"dim": 4}, "whole manifest. Received: fields of another SHA-256"),
+        ({"dim": 4}, "whole manifest. Received: fields whose SHA-256 differs"),
     ],
 )
 def test_a_manifest_of_something_else(tmp_path, change, message):

@@ -144,5 +144,5 @@ def test_keras_files_without_eager_execution_name_the_v1_saver(sok, tmp_path):
             lambda: model.load_weights(path),
             lambda: tf.keras.models.load_model(whole),
         ):
-            with pytest.raises(NotImplementedError, match="compat.v1.train.Saver keeps the model"):
+            with pytest.raises(NotImplementedError, match="compat.v1.train.Saver saves the model"):
                 call()

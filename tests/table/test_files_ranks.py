@@ -136,7 +136,7 @@ def test_dense_tables_are_written_and_read_by_all_ranks_or_none(rank_results):
         assert result["failed"]["kept"] and result["failed"]["same"]
         assert all("ends in '.weights.h5'" in text for text in result["h5"])
         assert not result["h5 file"]
-        assert "`overwrite=False` and nobody can be asked" in result["twice"]
+        assert "`overwrite=False` the file must not exist" in result["twice"]
         assert result["skipped"] == (None, True)
         (first, second), (expected, found) = result["renamed"]
         assert first != second

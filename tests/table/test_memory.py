@@ -89,7 +89,7 @@ def test_restores_that_were_cancelled_leave_no_more_than_one_content(sok):
     content = dict(zip(("keys", "rows", "slot_rows"), empty, strict=True))
     content |= {"slot_names": np.zeros([0], object), "slot_widths": keys[:0]}
     _, problem = table.read_aside(taken[0], **content)
-    assert b"Restores of one table must come one after the other" in problem.numpy()
+    assert b"Only one restore of a table may run at a time" in problem.numpy()
     aside, problem = table.read_aside(taken[-1], **content)
     assert not problem.numpy()
     table.take_aside(aside)

@@ -40,14 +40,14 @@ def test_the_path_of_the_keys(sok, tmp_path):
     for number, name in enumerate(("EmbeddingVariable", "EmbeddingVariable_1")):
         write(tmp_path, name, rows=ROWS + 100 * number)
     layer = a_layer(sok)
-    with pytest.raises(Exception, match="Which dump of SOK 1.x.*'films'.*Variable_1_keys.file"):
+    with pytest.raises(Exception, match="The dump of SOK 1.x.*'films'.*Variable_1_keys.file"):
         sok.Saver().restore_from_file(layer.embedding_variable, str(tmp_path))
     _, rows = restored(sok, layer, tmp_path / "EmbeddingVariable_1_keys.file")
     np.testing.assert_array_equal(rows, 100 + ROWS[np.argsort(KEYS)])
 
 
 def test_the_dump_of_another_table_is_not_taken(sok, tmp_path):
-    with pytest.raises(Exception, match="Which dump of SOK 1.x.*'films'.*people_keys.file"):
+    with pytest.raises(Exception, match="The dump of SOK 1.x.*'films'.*people_keys.file"):
         restored(sok, a_layer(sok), write(tmp_path, "people"))
 
 
@@ -123,7 +123,7 @@ def test_a_dump_without_its_manifest_is_not_taken_for_one_of_sok(sok, tmp_path):
     with pytest.raises(Exception, match=r"'other' is required.*dumps of \['copied'\]"):
         sok.Saver().restore_from_file(other, tmp_path)
     (tmp_path / "copied.json").unlink()
-    with pytest.raises(Exception, match="shards of it without their manifest"):
+    with pytest.raises(Exception, match="shards of the table without their manifest"):
         sok.Saver().restore_from_file(table, tmp_path)
     for shard in tmp_path.glob("*.npz"):
         shard.unlink()

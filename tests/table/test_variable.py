@@ -84,7 +84,7 @@ def test_arguments_out_of_their_range(sok, argument, value, required):
 
 
 def test_rows_by_index_need_a_capacity(sok):
-    with pytest.raises(ValueError, match="`capacity` must be given where use_hashtable is False"):
+    with pytest.raises(ValueError, match="`capacity` must be given if use_hashtable is False"):
         sok.EmbeddingVariable(3, use_hashtable=False)
 
 

@@ -341,7 +341,7 @@ void ApplyGradients(Executor& ex, const std::vector<TableGradients>& batches,
   }
   const TableGroup group(tables);
   if (const CpuTable* const twice = group.repeated()) {
-    throw std::invalid_argument("A step must take each table once. Received: table '" +
+    throw std::invalid_argument("Each table may occur only once in a step. Received: table '" +
                                 twice->options().name + "' twice");
   }
   const TableGroup::Lock lock(group, /*exclusive=*/true);

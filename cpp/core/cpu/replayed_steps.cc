@@ -50,9 +50,10 @@ void ReplayedSteps::Append(const Segment& segment) {
       continue;
     }
     if (run.count < 0 || run.count >= (int64_t{1} << 31) || run.step < 1) {
-      throw std::invalid_argument("A run of steps must have a count and a step from 1. Received: " +
-                                  std::to_string(run.count) + " from step " +
-                                  std::to_string(run.step));
+      throw std::invalid_argument(
+          "A run of steps must have a count in [1, 2^31) and a first step of at least 1. "
+          "Received: count " +
+          std::to_string(run.count) + ", first step " + std::to_string(run.step));
     }
     if (epochs_.empty()) {
       BeginEpoch(segment.options);

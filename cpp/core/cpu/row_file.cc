@@ -65,14 +65,13 @@ RowFile::RowFile(const StorageOptions& storage, const std::string& table, int64_
   file_ = OpenScratch(storage.path);
   if (file_ < 0) {
     throw std::invalid_argument(
-        "`storage_path` must be a directory that can be written to, or be made. Received: " +
+        "`storage_path` must be a writable directory, or one that can be created. Received: " +
         Where(storage, table) + ": " + std::strerror(errno));
   }
   if (IsInMemory(file_)) {
     close(file_);
     throw std::invalid_argument(
-        "`storage_path` must be on a disk: what is written to a file system in memory stays in "
-        "memory. Received: " +
+        "`storage_path` must be on a disk, not on a file system in memory. Received: " +
         Where(storage, table));
   }
 }

@@ -12,9 +12,8 @@ std::vector<uint64_t> CpuTable::Impl::BeginChanges(Executor& ex, int64_t since,
   ChangeLog::Interval interval;
   if (since != 0 && (changes == nullptr || !changes->Has(since))) {
     throw std::invalid_argument(
-        "A table must keep what changed since the dump that a delta follows. "
-        "Received: table '" +
-        options.name + "', which does not any more; the next dump must be a full one");
+        "A delta needs the changes since the dump that it follows. Received: table '" +
+        options.name + "', which no longer has them; the next dump must be a full one");
   }
   if (options.policy.evicts_on_call()) Evict(ex);
   const auto find = [&](const std::vector<uint64_t>& keys, uint32_t* rows) {

@@ -200,9 +200,9 @@ void CpuTable::Impl::RequireRowsFit(const uint64_t* keys, const float* rows,
   int64_t i = 0;
   while (format.Holds(rows + i * options.dim, options.dim)) ++i;
   throw std::invalid_argument(
-      "Rows must be within what " + std::string(RowTypeName(options.row_type)) +
-      " holds. Received: a row that would become infinite, of key " +
-      std::to_string(static_cast<int64_t>(keys[i])) + " (table '" + options.name + "')");
+      "Rows must be within the range of " + std::string(RowTypeName(options.row_type)) +
+      ". Received: the row of key " + std::to_string(static_cast<int64_t>(keys[i])) +
+      ", which would become infinite (table '" + options.name + "')");
 }
 
 void CpuTable::Impl::CopyRows(Executor& ex, const uint64_t* keys, const uint32_t* row_numbers,

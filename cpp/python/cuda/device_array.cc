@@ -80,11 +80,13 @@ py::capsule CudaArray::Dlpack(std::optional<int64_t> stream,
                               const std::optional<std::pair<int32_t, int32_t>>& device,
                               std::optional<bool> copy) const {
   if (device.has_value() && *device != DlpackDevice()) {
-    throw py::buffer_error("A CudaArray is shared on its own device only. Required: dl_device (" +
-                           std::to_string(device->first) + ", " + std::to_string(device->second) +
-                           ")");
+    throw py::buffer_error(
+        "A CudaArray can be shared only on its own device. Received: dl_device=(" +
+        std::to_string(device->first) + ", " + std::to_string(device->second) + ")");
   }
-  if (copy.value_or(false)) throw py::buffer_error("A CudaArray is shared without a copy only");
+  if (copy.value_or(false)) {
+    throw py::buffer_error("A CudaArray can be shared only without a copy. Received: copy=True");
+  }
   // The array API: None or 1 is the default stream, 2 the thread's, and 0 is not allowed.
   const int64_t consumer = stream.value_or(1);
   if (consumer == 0 || consumer < -1) {

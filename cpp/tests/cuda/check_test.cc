@@ -95,10 +95,10 @@ void BadBatchesAreRefused() {
   b.row_splits[400] = 0;
   Agree(b, "at sample 399 (table 't')");
   b.row_splits.back() += 1;
-  Agree(b, "row_splits must lead from 0");
+  Agree(b, "row_splits must begin with 0");
   b = GoodBatch(700, 4);
   b.row_splits[0] = 1;
-  Agree(b, "Received: 1 to");
+  Agree(b, "Received: 1 and");
   b = GoodBatch(700, 4);
   b.limits.multiple = 3;
   Agree(b, "the number of rows must be a multiple of 3. Received: 700");

@@ -106,7 +106,7 @@ void SlotsAndSnapshots(Table& table, CallContext context) {
   CHECK_THROWS(table.Import(context, bad, true), std::invalid_argument, "`rows` must hold 6");
   bad = snapshot;
   bad.policy.records = {1, 2};
-  CHECK_THROWS(table.Import(context, bad, true), std::invalid_argument, "3 values a key, 9");
+  CHECK_THROWS(table.Import(context, bad, true), std::invalid_argument, "3 values per key, 9");
   bad = snapshot;
   bad.slot_widths = {1, 2};
   CHECK_THROWS(table.Import(context, bad, true), std::invalid_argument, "must have width");

@@ -234,12 +234,12 @@ void SnapshotsCrossOver(const PolicyOptions& policy, int64_t max_capacity) {
   TableSnapshot wrong;
   wrong.policy.records = {1, 2, 3};
   CHECK_THROWS(twins.device.Import(kStream, wrong, true), std::invalid_argument,
-               "`records` must hold 3 values a key, 0. Received: 3");
+               "`records` must hold 3 values per key, 0. Received: 3");
   wrong.policy.records.clear();
   wrong.policy.counters = {1, 2, 3};
   if (policy.bloom_max_keys > 0) {
     CHECK_THROWS(twins.device.Import(kStream, wrong, true), std::invalid_argument,
-                 "must be restored by one of its size");
+                 "must be restored from one of the same size");
   }
   twins.Compare();  // `replace` did not come to pass
 }
@@ -350,7 +350,7 @@ void Errors() {
   CHECK(table.keeps_records() && table.filters());
   CHECK_THROWS(table.SetStep(-1), std::invalid_argument, "`step` must be in [0, 2^62]");
   CHECK_THROWS(table.AssignScores(kStream, nullptr, 0, nullptr), std::invalid_argument,
-               "by custom score");
+               "custom scores");
   CHECK_THROWS(cuda::CudaTable unbounded(Options(Scored(ScoreKind::kLru))), std::invalid_argument,
                "positive `max_capacity`");
 }

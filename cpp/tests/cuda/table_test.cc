@@ -272,7 +272,7 @@ void StaysOnItsDevice() {
     cuda::CudaTable table(Options(8));
     FindOrInsert(table, {1, 2, 3});
     cudaSetDevice(1);
-    CHECK_THROWS(FindOrInsert(table, {4}), cuda::CudaError, "its device current: 0. Received: 1");
+    CHECK_THROWS(FindOrInsert(table, {4}), cuda::CudaError, "must be the table's: 0. Received: 1");
     cuda::CudaTable other(Options(8));  // on device 1
     FindOrInsert(other, {1});
     cudaSetDevice(0);

@@ -245,8 +245,8 @@ Buffer::Buffer(size_t bytes, Stream stream)
   }
   if (error == cudaErrorMemoryAllocation) {
     cudaGetLastError();
-    throw DeviceMemoryError("Device memory ran out: " + std::to_string(bytes) +
-                            " bytes were asked for");
+    throw DeviceMemoryError("Device memory ran out while allocating " + std::to_string(bytes) +
+                            " bytes");
   }
   CudaCheck(error, "cudaMallocFromPoolAsync");
 }

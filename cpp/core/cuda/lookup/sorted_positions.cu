@@ -61,7 +61,10 @@ std::vector<SortedBatch> SortPositions(Stream stream, Workspace& workspace,
     num_keys += source.samples->num_keys;
     num_rows += source.num_unique;
   }
-  if (num_rows > UINT32_MAX) throw std::invalid_argument("A batch must have fewer than 2^32 rows");
+  if (num_rows > UINT32_MAX) {
+    throw std::invalid_argument("A batch must have fewer than 2^32 rows. Received: " +
+                                std::to_string(num_rows));
+  }
   uint32_t* scratch[4];
   for (uint32_t*& array : scratch) array = workspace.Take<uint32_t>(num_keys);
   const auto [rows, positions, sorted_rows, sorted_positions] = scratch;

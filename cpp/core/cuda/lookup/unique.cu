@@ -249,8 +249,9 @@ void UniqueByOwner(Stream stream, Workspace& workspace,
   const int64_t num_batches = batches.size();
   const int64_t num_owners = num_batches * (world_size + 1);
   if (num_owners > UINT32_MAX) {
-    throw std::invalid_argument("A batch must not have so many tables: " +
-                                std::to_string(num_batches));
+    throw std::invalid_argument(
+        "The number of tables times (world_size + 1) must be below 2^32. Received: " +
+        std::to_string(num_batches) + " tables, world_size=" + std::to_string(world_size));
   }
   const Workspace::Scope scope(workspace, stream);
   uint32_t* const num_unique = workspace.Take<uint32_t>(num_batches);

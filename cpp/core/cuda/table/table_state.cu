@@ -37,15 +37,14 @@ const TableOptions& Validated(const TableOptions& options, double max_load_facto
   }
   if (options.storage.is_used()) {
     throw std::invalid_argument(
-        "Rows on disk are those of tables in host memory, as `with tf.device(\"/CPU:0\"):` makes "
-        "them. Received: storage_path='" +
+        "`storage_path` is supported only for tables in host memory (create them under `with "
+        "tf.device(\"/CPU:0\"):`). Received: storage_path='" +
         options.storage.path + "' (table '" + options.name + "' in device memory)");
   }
   if (options.policy.count_occurrences && options.policy.keeps_records()) {
     throw std::invalid_argument(
-        "`count` must be 'lookups' for a table in device memory; `with tf.device(\"/CPU:0\"):` "
-        "keeps "
-        "it in host memory, which counts 'occurrences', too. Received: count='occurrences' "
+        "`count` must be 'lookups' for a table in device memory; a table in host memory (`with "
+        "tf.device(\"/CPU:0\"):`) also supports 'occurrences'. Received: count='occurrences' "
         "(table '" +
         options.name + "')");
   }
@@ -122,7 +121,7 @@ CudaTable::Impl::~Impl() {
 void CudaTable::Impl::Use(Stream next) {
   const int current = CurrentDevice();
   if (current != device) {
-    throw CudaError("A table must be used with its device current: " + std::to_string(device) +
+    throw CudaError("The current CUDA device must be the table's: " + std::to_string(device) +
                     ". Received: " + std::to_string(current) + " (table '" + options.name + "')");
   }
   if (next == stream) return;

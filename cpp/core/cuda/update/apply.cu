@@ -263,7 +263,7 @@ void RequireDifferentTables(const std::vector<TableGradients>& batches) {
   std::unordered_set<CudaTable*> tables;
   for (const TableGradients& batch : batches) {
     if (tables.insert(batch.table).second) continue;
-    throw std::invalid_argument("A step must take each table once. Received: table '" +
+    throw std::invalid_argument("Each table may occur only once in a step. Received: table '" +
                                 batch.table->options().name + "' twice");
   }
 }
