@@ -199,7 +199,7 @@ void RowsOnDiskAreForHostMemory() {
   TableOptions options = Options(false);
   options.storage.path = ".";
   options.storage.memory_bytes = 1 << 20;
-  CHECK_THROWS(cuda::CudaTable{options}, std::invalid_argument, "disk");
+  CHECK_THROWS(cuda::CudaTable{options}, std::invalid_argument, "tables in host memory");
 }
 
 }  // namespace
