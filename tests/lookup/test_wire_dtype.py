@@ -130,7 +130,7 @@ def test_fused_layers_have_one_dtype(sok):
         ]
         return tf.keras.Model(keys, [layer(keys) for layer in layers])
 
-    with pytest.raises(ValueError, match=r"one `wire_dtype`. Received: \[None, 'bfloat16'\]"):
+    with pytest.raises(ValueError, match=r"same `wire_dtype`. Received: \[None, 'bfloat16'\]"):
         sok.fuse_lookups(model("bfloat16", None))
     assert len(sok.fuse_lookups(model(None, "float32"))(np.array([[1], [2]]))) == 2
 

@@ -216,7 +216,7 @@ def test_gradient_accumulation_is_refused(sok):
 
 @pytest.mark.parametrize("make", [lambda: keras.RMSprop(), lambda: v1.RMSPropOptimizer(0.1)])
 def test_optimizer_without_a_rule(sok, make):
-    with pytest.raises(ValueError, match=r"knows Keras' SGD, Adagrad, Adam.*Received: .*RMS"):
+    with pytest.raises(ValueError, match=r"supports Keras' SGD, Adagrad, Adam.*Received: .*RMS"):
         sok.OptimizerWrapper(make())
 
 
