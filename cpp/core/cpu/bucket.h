@@ -3,10 +3,10 @@
 //     byte 0                40                   60     61       64
 //     | 5 keys, 8 bytes     | 5 row numbers, 4   | used | erased | -
 //
-// A probe that ends in its first bucket, as most do, costs one cache miss, be the key present or
-// missing. Keys are compared as they are: five of them take less time than a second cache line, so
-// there are no digests. Bit s of `used` says that slot s holds a key, bit s of `erased` that it held
-// one and probes must go on; with neither bit the slot is empty.
+// Most probes end in their first bucket. They cost one cache miss, for present and for missing keys.
+// A probe compares the five keys themselves, which takes less time than a second cache line, so
+// there are no digests. Bit s of `used` says that slot s holds a key. Bit s of `erased` says that it
+// held one, so that probes must go on. With neither bit the slot is empty.
 #ifndef SOK_CORE_CPU_BUCKET_H_
 #define SOK_CORE_CPU_BUCKET_H_
 

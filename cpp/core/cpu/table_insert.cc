@@ -77,13 +77,13 @@ void CpuTable::Impl::WriteGivenRow(const float* given, bool is_new, uint32_t row
   WriteRow(given, row);
 }
 
-// Row numbers for new keys, one per missing position. Where the whole batch is missing they go by
-// position: then given rows are read, and rows are written, one after the other. Elsewhere they go
-// by place in the grouping.
+// Row numbers for new keys, one per missing position. If the whole batch is missing, number i is for
+// position i, so that given rows are read and new rows are written in order. Otherwise it is for
+// place i of the grouping.
 struct CpuTable::Impl::NewNumbers {
   const ShardGroups& misses;
   const bool by_position;
-  const int64_t from_free;         // the first so many are free ones, from the end of free_rows
+  const int64_t from_free;         // so many come from free_rows, beginning at its end
   const uint32_t* const free_end;  // which must not change meanwhile
   const int64_t first_row;         // the first of the others
 
@@ -126,7 +126,7 @@ int64_t CpuTable::Impl::InsertMissing(Executor& ex, const uint64_t* keys, int64_
     arena->Bring(ex, new_rows.data(), total, RowUse::kWrite);
   }
 
-  // Both made before the first key goes in, since making them may fail.
+  // Both are created before the first key is inserted, because creating them may fail.
   const std::function<void(int64_t, int64_t)> write_new = [&](int64_t begin, int64_t end) {
     WriteNewRows(keys, numbers, rows, given, begin, end);
   };
@@ -200,7 +200,7 @@ int64_t CpuTable::Impl::InsertIntoIndex(Executor& ex, const uint64_t* keys,
   return num_inserted;
 }
 
-// Writes the rows numbered [begin, end), but for those that a repeated key has left over.
+// Writes the rows numbered [begin, end), except those that a repeated key has left over.
 void CpuTable::Impl::WriteNewRows(const uint64_t* keys, const NewNumbers& numbers,
                                   const uint32_t* rows, const float* given, int64_t begin,
                                   int64_t end) {
