@@ -20,7 +20,7 @@ _held = None  # the file, locked, of the test that runs
 
 def collect_seldom():
     """Python looks for garbage less often: traces of TensorFlow's stay and are large."""
-    gc.set_threshold(50_000, 20, 10)
+    gc.set_threshold(500_000, 20, 10)
 
 
 def folder():

@@ -29,6 +29,7 @@ from sok_like.distribution.optimizer import check_variables, distributed_optimiz
 from sok_like.distribution.rules import install, sums_repeated_ids
 from sok_like.lookup import exporting
 from sok_like.runtime import comm
+from sok_like.runtime.tensor_checks import checked
 from sok_like.table import keras_files
 from sok_like.table.keras_variable import is_keras_3
 
@@ -199,14 +200,12 @@ def _of_all(outputs, batch, model, line):
                 f"Received: {tensor!r} from model '{model.name}'"
             )
         whole = gather(tensor, 0, line, f"model_output_{next(names)}", scale=line.world_size)
-        same = tf.debugging.assert_equal(
-            tf.shape(whole, tf.int64)[0],
-            batch,
+        rows = tf.shape(whole, tf.int64)[0]
+        text = (
             f"Model '{model.name}' must output one row per sample. Received: output rows over all "
-            "ranks, and samples:",
+            "ranks, and samples:"
         )
-        with tf.control_dependencies([] if same is None else [same]):
-            return tf.identity(whole)
+        return checked(whole, tf.equal(rows, batch), text, rows, batch)
 
     return tf.nest.map_structure(gathered, outputs)
 

@@ -20,6 +20,7 @@ from tensorflow.python.feature_column import feature_column_v2 as fc
 from sok_like.feature_column.categorical import table_column
 from sok_like.feature_column.columns import GroupEmbeddingColumn, is_fused
 from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
+from sok_like.runtime.tensor_checks import checked
 
 
 class _Ragged:
@@ -193,13 +194,10 @@ def _one_each(inputs, weight_key):
 
 def _in_order_of(ids, dense, weight_key):
     values = tf.cast(tf.reshape(dense, [-1]), tf.float32)
-    check = tf.debugging.assert_equal(
-        tf.size(values),
-        tf.size(ids.values),
-        f"Feature '{weight_key}' must have a weight for each id",
-    )
-    with tf.control_dependencies([check] if check is not None else []):
-        return tf.SparseTensor(ids.indices, tf.identity(values), ids.dense_shape)
+    sizes = tf.size(values), tf.size(ids.values)
+    text = f"Feature '{weight_key}' must have a weight for each id. Received: weights and ids:"
+    values = checked(values, tf.equal(*sizes), text, *sizes)
+    return tf.SparseTensor(ids.indices, values, ids.dense_shape)
 
 
 def _retain(values, keep):
@@ -232,16 +230,13 @@ def sequences(
     lengths = [
         _lengths(ids_and_weights(column.categorical_column, inputs)[0]) for column in columns
     ]
-    checks = [
-        tf.debugging.assert_equal(
-            length,
-            lengths[0],
-            f"Features must have the same lengths. Received: different lengths in columns "
-            f"'{columns[0].name}' and '{column.name}'",
+    for column, length in zip(columns[1:], lengths[1:], strict=True):
+        text = (
+            "Features must have the same lengths. Received: different lengths in columns "
+            f"'{columns[0].name}' and '{column.name}'"
         )
-        for column, length in zip(columns[1:], lengths[1:], strict=True)
-    ]
-    with tf.control_dependencies([check for check in checks if check is not None]):
+        lengths[0] = checked(lengths[0], tf.reduce_all(tf.equal(length, lengths[0])), text)
+    with tf.control_dependencies([lengths[0]]):
         return tf.concat([found[column] for column in columns], 2), tf.identity(lengths[0])
 
 

@@ -18,6 +18,7 @@ from typing import Protocol, runtime_checkable
 import tensorflow as tf
 
 from sok_like.runtime.launchers import NO_HOROVOD, horovod_library
+from sok_like.runtime.tensor_checks import checked
 
 # Set for each process by the launchers of Horovod, Open MPI, MPICH and Slurm (srun).
 _WORLD_SIZE_VARIABLES = (
@@ -160,10 +161,8 @@ def _counted(tensor, parts, what):
         if known > limit:
             raise tf.errors.InvalidArgumentError(None, None, f"{text}{known}")
         return tensor
-    size, most = tf.size(tensor, tf.int64), tf.constant(limit, tf.int64)
-    check = tf.debugging.assert_less_equal(size, most, text)
-    with tf.control_dependencies([] if check is None else [check]):
-        return tf.identity(tensor)
+    size = tf.size(tensor, tf.int64)
+    return checked(tensor, size <= limit, text, size)
 
 
 def _as_carried(tensor):

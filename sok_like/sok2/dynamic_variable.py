@@ -19,6 +19,7 @@ from sok_like.lookup import by_key as by_key  # makes tables readable by key
 from sok_like.runtime import comm, native
 from sok_like.runtime.checks import as_integer, wrong_argument
 from sok_like.runtime.initialize import ensure_initialized
+from sok_like.runtime.tensor_checks import checked
 from sok_like.sok2.distributed_variable import home_of
 from sok_like.table import export_assign
 from sok_like.table.export_assign import held_here
@@ -234,9 +235,7 @@ class DynamicVariable(EmbeddingVariable):
                 + ("key % size" if self.home is None else f"none: rank {self.home} holds all")
                 + f" (table '{self.table_name}'); sok2.assign takes keys of any rank"
             )
-            check = tf.debugging.assert_equal(mine, True, rule)
-            with tf.control_dependencies([] if check is None else [check]):
-                keys = tf.identity(keys)
+            keys = checked(keys, mine, rule)
         return keys, values
 
     def _write(self, keys, rows):

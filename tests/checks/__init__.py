@@ -40,10 +40,11 @@ _IN_GRAPHS = (
 )
 SLOW = {
     2: (
-        *("parity.sgd.mean", "parity.adagrad", "groups.train_ftrl", "hashed.train_adam"),
+        *("parity.sgd.mean", "parity.momentum", "parity.adagrad", "parity.ftrl"),
+        *("groups.train_ftrl", "hashed.train_adam"),
         *("distribution_steps.2x1", *_IN_GRAPHS),
     ),
-    3: ("parity.sgd", "parity.adam", "columns", "sok2_dense.clipped", "programs.random_runs"),
+    3: ("parity.sgd", "parity.adam", "columns", "sok2.dense", "sok2_dense.clipped", "programs"),
     4: ("parity.lazy_adam", "parity.adagrad", "dmp.columns", "hashed", "distribution.2x2"),
 }
 SLOW_UNDER_TF_KERAS = (

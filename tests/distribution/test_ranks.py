@@ -120,7 +120,7 @@ def test_mesh_shape_alone_changes_the_sharding(rank_results):
     assert [shapes["dense/kernel"] for shapes in sharded] == [(64, 4)] * 2
     assert [shapes["dense_1/kernel"] for shapes in sharded] == [(8, 3), (8, 2)]
     assert [shapes["conv2d/kernel"] for shapes in sharded] == [(3, 3, 2, 2)] * 2
-    assert [rank[(2, 1)]["local"] for rank in published] == [{}, {}]
+    assert [rank["local on (2, 1)"] for rank in published] == [{}, {}]
 
 
 def test_model_that_was_not_built_is_sharded(rank_results):
