@@ -194,7 +194,7 @@ class EmbeddingAware:
         """Whether this optimizer averages ordinary gradients over several ranks."""
         # A dmp.DistributedOptimizer around it has already done so.
         average = self._sok_average and not getattr(self, "dmp_averages", False)
-        return average and _world_size() > 1
+        return average and comm.current_or_single().world_size > 1
 
     def _sok_averaged(self, pairs, learning_rate, step):
         """Ordinary pairs with averaged gradients; raises if the ranks have drifted apart."""
@@ -231,16 +231,12 @@ class EmbeddingAware:
         averages = self._sok_averages() if averages is None else averages
         told = averages and not all(on_all_ranks)
         due = not told and (self._sok_steps_together or any(on_all_ranks))
-        if _world_size() == 1 or not due:
+        if comm.current_or_single().world_size == 1 or not due:
             return contextlib.nullcontext()
         by_steps = _follows_schedule(self) or graph_step.builds_v1_graph()
         compared = None if by_steps else self._sok_counter("rate_compared")
         checks = same_on_ranks.compare(learning_rate, step, compared, comm.current())
         return tf.control_dependencies([] if tf.executing_eagerly() else checks)
-
-
-def _world_size():
-    return comm.current().world_size if comm.is_initialized() else 1
 
 
 def _follows_schedule(optimizer):
@@ -384,8 +380,7 @@ class _TfKeras(EmbeddingAware):
         embedding, other = split(grads_and_vars)
         other = self._sok_averaged(other, self._sok_learning_rate(), self.iterations + 1)
         other = super().aggregate_gradients(other) if other else other
-        communicator = comm.current() if comm.is_initialized() else comm.SingleProcess()
-        return finite.with_decision([*embedding, *other], communicator)
+        return finite.with_decision([*embedding, *other], comm.current_or_single())
 
     def minimize(self, loss, var_list, tape=None):
         if not graph_step.builds_v1_graph() or tape is not None:
