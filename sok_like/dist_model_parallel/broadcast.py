@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from sok_like.lookup import replicas
 from sok_like.runtime import comm
+from sok_like.runtime.checks import require
 from sok_like.runtime.initialize import ensure_initialized
 
 
@@ -27,12 +28,8 @@ def broadcast_variables(model_vars: Iterable[Any], root_rank: int = 0) -> None:
     """
     with tf.init_scope():
         ensure_initialized()
-    communicator = comm.current()
-    if not 0 <= root_rank < communicator.world_size:
-        raise ValueError(
-            f"`root_rank` must be in [0, {communicator.world_size}). "
-            f"Received: root_rank={root_rank}"
-        )
+    ranks = comm.current().world_size
+    require(0 <= root_rank < ranks, "root_rank", f"in [0, {ranks})", root_rank)
     replicas.broadcast(model_vars, root_rank, "dmp_broadcast")
 
 

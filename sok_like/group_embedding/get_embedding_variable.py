@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from sok_like.lookup import by_key as by_key  # makes its tables readable by key
 from sok_like.runtime import comm, wire
+from sok_like.runtime.checks import require
 from sok_like.runtime.initialize import ensure_initialized
 from sok_like.table.keys import as_key_dtype
 from sok_like.table.policies import (
@@ -88,11 +89,8 @@ def get_embedding_variable(
         "init_data_source": init_data_source,
     }
     for argument, value in refused.items():
-        if value is not None:
-            raise ValueError(
-                f"`{argument}` must be None: hash tables do not support it. "
-                f"Received: {argument}={value!r} (table '{name}')"
-            )
+        required = "None: hash tables do not support it"
+        require(value is None, argument, required, value, f"table '{name}'")
     of_option = ev_option.init_option.initializer if ev_option and ev_option.init_option else None
     ev_option = with_steps_to_live(ev_option, steps_to_live, f"table '{name}'")
     full_name = f"{scope.name}/{name}" if scope.name else name

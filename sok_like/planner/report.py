@@ -27,7 +27,7 @@ from sok_like.planner.tables import (
     Plan,
     Shard,
 )
-from sok_like.runtime.checks import as_integer
+from sok_like.runtime.checks import as_integer, require
 
 _HEADINGS = ("rank", "table", "kind", "rows", "columns", "bytes", "keys/step", "bytes/step")
 
@@ -101,11 +101,8 @@ def format_report(
     """
     num_inputs = len(plan.input_table_map)
     keys_per_sample = list(hotness) if isinstance(hotness, Sequence) else [hotness] * num_inputs
-    if len(keys_per_sample) != num_inputs:
-        raise ValueError(
-            f"`hotness` must be one integer or one per input ({num_inputs} of them). "
-            f"Received: hotness={hotness!r}"
-        )
+    required = f"one integer or one per input ({num_inputs} of them)"
+    require(len(keys_per_sample) == num_inputs, "hotness", required, hotness)
     arguments = {
         "local_batch": local_batch,
         "slots_per_row": slots_per_row,
@@ -115,10 +112,8 @@ def format_report(
     }
     for argument, value in arguments.items():
         integer = as_integer(value)
-        if integer is None or integer < 0:
-            raise ValueError(
-                f"`{argument}` must be a non-negative integer. Received: {argument}={value!r}"
-            )
+        fits = integer is not None and integer >= 0
+        require(fits, argument, "a non-negative integer", value)
     lines = []
     totals = []
     for rank in range(plan.world_size):

@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime import comm
+from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.steps import Steps, text_of
 from sok_like.table import deltas, dump_file, dump_owners, shard_file, streams
 
@@ -273,10 +274,8 @@ def _given(since, table):
         return [tf.constant(since)]
     if isinstance(since, (int, np.integer)) and not isinstance(since, bool):
         return [tf.constant(int(since), tf.int64)]
-    raise TypeError(
-        '`since` must be None, "last", what `dump` has returned, or a step. '
-        f"Received: since={since!r} (table '{table}')"
-    )
+    required = 'None, "last", what `dump` has returned, or a step'
+    raise wrong_argument("since", required, since, f"table '{table}'", TypeError)
 
 
 def _same_start(told):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sok_like.runtime import comm
+from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.process import local_size
 from sok_like.table import dump_file
 from sok_like.table.variable import is_embedding_variable, unwrap
@@ -40,22 +41,18 @@ def check_arguments(variable: Any, filepath: Any, **flags: Any) -> None:
         TypeError: `filepath` is not a str or an os.PathLike, or a flag is not a bool.
         ValueError: `filepath` is empty, which would mean the working directory.
     """
-    table = variable.table_name
+    of = f"table '{variable.table_name}'"
     if not isinstance(filepath, (str, os.PathLike)) or isinstance(os.fspath(filepath), bytes):
-        raise TypeError(
-            "`filepath` must be a folder, as a str or an os.PathLike. "
-            f"Received: filepath={filepath!r} (table '{table}')"
-        )
+        required = "a folder, as a str or an os.PathLike"
+        raise wrong_argument("filepath", required, filepath, of, TypeError)
     if filepath == "":
         raise ValueError(
             "`filepath` must name a folder; '.' is the working directory. "
-            f"Received: filepath='' (table '{table}')"
+            f"Received: filepath='' ({of})"
         )
     for name, value in flags.items():
         if not isinstance(value, (bool, np.bool_)):
-            raise TypeError(
-                f"`{name}` must be True or False. Received: {name}={value!r} (table '{table}')"
-            )
+            raise wrong_argument(name, "True or False", value, of, TypeError)
 
 
 def _place(folder, table):
