@@ -8,6 +8,7 @@ same by key.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,7 +16,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime.attributes import attributes
 from sok_like.runtime.initialize import check_replicas
 
 _STOCK_OPTIMIZER = (
@@ -173,9 +173,15 @@ class AsVariable:
         # v1 optimizers differentiate with respect to this.
         return self.handle
 
+    @contextlib.contextmanager
     def asked_by_known_optimizer(self):
         """A scope in which an optimizer that supports tables may ask as stock ones do."""
-        return attributes(self, {"_trained_by_sok": True})
+        # Threads that look up one table meet here: no attribute may disappear.
+        before, self._trained_by_sok = self._trained_by_sok, True
+        try:
+            yield
+        finally:
+            self._trained_by_sok = before
 
 
 def _refused(method):

@@ -16,7 +16,7 @@ import os
 import pathlib
 import secrets
 import shutil
-import types
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -238,7 +238,7 @@ def _kept_for_backup(path):
 
 # ---- which file is being read or written; only the functions around it know ----
 
-_now = types.SimpleNamespace()
+_now = threading.local()
 
 
 def reading(path: str) -> contextlib.AbstractContextManager[None]:

@@ -71,15 +71,18 @@ def install() -> None:
 
 def _kinds(model):
     """The variables of a model that are not the same on all ranks."""
-    variables = tf_checkpoints.variables_of(model)
-    return beside.Kinds([*_ordinary(model, variables), *dense_in_keras.holders_of(model)])
+    try:
+        ordinary = _ordinary(model)
+    except ValueError:  # tf_keras' models have no variables before they are built
+        return beside.Kinds(())
+    return beside.Kinds([*ordinary, *dense_in_keras.holders_of(model)])
 
 
-def _ordinary(model, variables):
-    """The variables that no holder of dense tables has."""
+def _ordinary(model):
+    """The variables of a model that no holder of dense tables has."""
     holders = dense_in_keras.holders_of(model)
     held = {id(each) for holder in holders for each in holder.own_variables()}
-    return [each for each in variables if id(each) not in held]
+    return [each for each in model.variables if id(each) not in held]
 
 
 def _check_eager(call):
@@ -205,7 +208,7 @@ def _put_back(model: Any) -> Iterator[None]:
     # of holders are loaded last, when nothing can fail.
     kept = [
         (each, np.asarray(each).copy())
-        for each in ([] if model is None else _ordinary(model, model.variables))
+        for each in ([] if model is None else _ordinary(model))
         if not is_embedding_variable(each) and not hasattr(each, "_sok_shard")
     ]
     try:

@@ -109,7 +109,7 @@ def _check_reached(objects):
     """Raises ValueError if TensorFlow does not find a table of a model in it."""
     known = {id(unwrap(each)) for each in objects if is_embedding_variable(each)}
     for model in objects:
-        variables = variables_of(model) if isinstance(model, tf.keras.layers.Layer) else ()
+        variables = _variables_of(model) if isinstance(model, tf.keras.layers.Layer) else ()
         tables = beside.Kinds(variables).tables
         lost = [table.table_name for table in tables if id(table) not in known]
         lost += dense_tables.unreached(objects, variables)
@@ -121,8 +121,7 @@ def _check_reached(objects):
             )
 
 
-def variables_of(model: Any) -> Any:
-    """A model's variables."""
+def _variables_of(model):
     try:
         return model.variables
     except ValueError:  # tf_keras' models have none before they are built
