@@ -22,7 +22,7 @@ from sok_like.lookup.local_variables import is_local
 from sok_like.optimizers import graph_step, owner, same_on_ranks
 from sok_like.optimizers.rules import OptimizerRule, rule_of
 from sok_like.runtime import comm, finite, ops, turns
-from sok_like.table.variable import is_embedding_variable, unwrap
+from sok_like.table.variable import checked, is_embedding_variable, unwrap
 
 
 def split(pairs: Iterable[tuple[Any, Any]]) -> tuple[list, list]:
@@ -168,15 +168,14 @@ class EmbeddingAware:
             TypeError: `variable` is not an EmbeddingVariable.
             ValueError: the optimizer was wrapped without `skip_nonfinite_gradients=True`.
         """
-        if not is_embedding_variable(variable):
-            raise TypeError(f"`variable` must be an EmbeddingVariable. Received: {variable!r}")
+        table = checked(variable)
         if not self._sok_skip_nonfinite:
             raise ValueError(
                 "`skipped_gradients` needs an optimizer of "
                 "`sok.OptimizerWrapper(..., skip_nonfinite_gradients=True)`. "
                 f"Received: {type(self).__name__} without"
             )
-        return self._sok_counter(f"skipped_{unwrap(variable).table_name}")
+        return self._sok_counter(f"skipped_{table.table_name}")
 
     def _sok_counter(self, name):
         """An int64 counter: one variable per graph, like the optimizer's powers of beta."""

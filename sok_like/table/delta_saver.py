@@ -84,7 +84,7 @@ class DeltaSaver:
         """
         variable = dump_owners.checked(embedding_variable)
         dump_owners.check_arguments(variable, filepath)
-        work = _Compaction(variable, filepath)
+        work = _Compaction(variable, filepath, "compact")
         work.steps.take(work.agree)
         work.write(verify=dump_owners.same_dump)
         return work.steps.end("OK")
@@ -101,13 +101,13 @@ def remember(variable: Any, name: str, number: int) -> None:
 class _Work:
     """The steps that ranks take in one call."""
 
-    def __init__(self, variable, filepath, call, name):
+    def __init__(self, variable, filepath, call, name=None):
         self._variable, self._filepath, self._table = variable, filepath, variable.table_name
         self._communicator = comm.current()
         self._written: list[str] = []
         self.steps = Steps(
             self._communicator,
-            f"sok_{name}_{self._table}",
+            f"sok_{name or call}_{self._table}",
             f"{call} of table '{self._table}'",
             variable.mark,
         )
@@ -194,7 +194,7 @@ class WholeDump(_Work):
 
 class _Dump(_Work):
     def __init__(self, variable, filepath):
-        super().__init__(variable, filepath, "dump", "dump")
+        super().__init__(variable, filepath, "dump")
         self._number = 0
 
     def agree(self, *given):
@@ -244,9 +244,6 @@ class _Dump(_Work):
 
 
 class _Compaction(_Work):
-    def __init__(self, variable, filepath):
-        super().__init__(variable, filepath, "compact", "compact")
-
     def write_mine(self, told):
         dump, communicator = self._read_manifest(), self._communicator
         if not dump.deltas:

@@ -456,3 +456,10 @@ def unwrap(variable: Any) -> Any:
 def is_embedding_variable(variable: Any) -> bool:
     """Whether it is an EmbeddingVariable, possibly wrapped by Keras 3."""
     return isinstance(unwrap(variable), EmbeddingVariable)
+
+
+def checked(variable: Any, argument: str = "variable") -> EmbeddingVariable:
+    """The EmbeddingVariable itself; raises TypeError for anything else."""
+    if not is_embedding_variable(variable):
+        raise TypeError(f"`{argument}` must be an EmbeddingVariable. Received: {variable!r}")
+    return unwrap(variable)
