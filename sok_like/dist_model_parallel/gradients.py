@@ -207,21 +207,22 @@ class _Keras3(_Averaging):
 class _OfTfKeras(_Averaging):
     """The common part of tf_keras' optimizers and its legacy ones."""
 
-    def _dmp_apply(self, apply, grads_and_vars, aggregate):
+    def _dmp_apply(self, own, grads_and_vars, average):
+        """`own(pairs)`, the stock step, with averaged gradients."""
         pairs = without_decision(grads_and_vars)
-        if aggregate:
+        if average:
             pairs = self._dmp_averaged_pairs(pairs)
-        self.__dict__["_dmp_has_averaged"] = aggregate  # Keras itself calls `aggregate_gradients`
+        self.__dict__["_dmp_has_averaged"] = average  # Keras itself calls `aggregate_gradients`
         try:
-            return apply(pairs)
+            return own(pairs)
         finally:
             self.__dict__["_dmp_has_averaged"] = False
 
-    def _dmp_aggregate(self, aggregate, grads_and_vars):
+    def _dmp_aggregate(self, own, grads_and_vars):
         """tf_keras' LossScaleOptimizer calls this, and then decides whether to take the step."""
         if self.__dict__.get("_dmp_has_averaged"):
-            return aggregate(grads_and_vars)
-        pairs = aggregate(self._dmp_averaged_pairs(list(grads_and_vars)))
+            return own(grads_and_vars)
+        pairs = own(self._dmp_averaged_pairs(list(grads_and_vars)))
         return with_decision(list(pairs), comm.current())
 
 
