@@ -95,12 +95,13 @@ def get_embedding_variable(
     ev_option = with_steps_to_live(ev_option, steps_to_live, f"table '{name}'")
     full_name = f"{scope.name}/{name}" if scope.name else name
     ensure_initialized()
+    initializers = (of_option, initializer, scope.initializer, _DEFAULT_INITIALIZER)
     options = {
         "embedding_dim": embedding_dim,
         "name": full_name,
         "key_dtype": as_key_dtype(key_dtype, full_name).name,
         "dtype": wire.check(value_dtype, f"table '{full_name}'", "value_dtype") or "float32",
-        "initializer": _first(of_option, initializer, scope.initializer, _DEFAULT_INITIALIZER),
+        "initializer": next(each for each in initializers if each is not None),
         "capacity": capacity,
         "trainable": trainable,
         "ev_option": ev_option,
@@ -155,10 +156,6 @@ def _comparable(value):
     if hasattr(value, "get_config") and not isinstance(value, type):
         return type(value), repr(sorted(value.get_config().items()))
     return value
-
-
-def _first(*values):
-    return next(value for value in values if value is not None)
 
 
 def _check(name, collections, ev_option):
