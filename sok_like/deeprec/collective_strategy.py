@@ -23,6 +23,7 @@ from sok_like.lookup import replicas
 from sok_like.optimizers.embedding_aware import knows_tables
 from sok_like.optimizers.wrapper import OptimizerWrapper
 from sok_like.runtime import comm, gradient_scale
+from sok_like.runtime.attributes import attributes
 from sok_like.table.variable import is_embedding_variable
 
 ENGINES = ("sok", "hb")
@@ -63,16 +64,11 @@ class CollectiveStrategy:
             *args, **kwargs: DeepRec's; ignored.
         """
         train = tf.compat.v1.train
-        optimizer = train.Optimizer.apply_gradients
-        session = train.MonitoredTrainingSession
-        train.Optimizer.apply_gradients = _averaging(optimizer)
-        train.MonitoredTrainingSession = _starting_alike(session)
-        try:
+        averaging = {"apply_gradients": _averaging(train.Optimizer.apply_gradients)}
+        alike = {"MonitoredTrainingSession": _starting_alike(train.MonitoredTrainingSession)}
+        with attributes(train.Optimizer, averaging), attributes(train, alike):
             with gradient_scale.losses_are_means():
                 yield self
-        finally:
-            train.Optimizer.apply_gradients = optimizer
-            train.MonitoredTrainingSession = session
 
     @contextlib.contextmanager
     def embedding_scope(self, **kwargs: Any) -> Iterator[CollectiveStrategy]:

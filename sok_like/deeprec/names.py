@@ -230,21 +230,23 @@ def _shared_embedding_columns(stock):
     return shared_embedding_columns
 
 
-def _input_layer(stock):
-    def input_layer(features, feature_columns, *args, **kwargs):
-        feature_columns = old._normalize_feature_columns(feature_columns)  # may be a generator
-        ours = any(isinstance(column, GroupEmbeddingColumn) for column in feature_columns)
-        look_up = feature_column.input_layer if ours else stock
-        return look_up(features, feature_columns, *args, **kwargs)
+def _with_columns(own, is_ours):
+    """A wrapper of a function of features and columns; it calls `own` if a column is ours."""
 
-    return input_layer
+    def wrap(stock):
+        def with_columns(features, feature_columns, *args, **kwargs):
+            feature_columns = old._normalize_feature_columns(feature_columns)  # may be a generator
+            function = own if any(map(is_ours, feature_columns)) else stock
+            return function(features, feature_columns, *args, **kwargs)
+
+        return with_columns
+
+    return wrap
 
 
-def _linear_model(stock):
-    def linear_model(features, feature_columns, *args, **kwargs):
-        feature_columns = old._normalize_feature_columns(feature_columns)  # may be a generator
-        ours = any(table_column(column) is not None for column in feature_columns)
-        model = feature_column.linear_model if ours else stock
-        return model(features, feature_columns, *args, **kwargs)
-
-    return linear_model
+_input_layer = _with_columns(
+    feature_column.input_layer, lambda column: isinstance(column, GroupEmbeddingColumn)
+)
+_linear_model = _with_columns(
+    feature_column.linear_model, lambda column: table_column(column) is not None
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +9,7 @@ import tensorflow as tf
 
 from sok_like.lookup import replicas
 from sok_like.runtime import comm
+from sok_like.runtime.checks import require
 from sok_like.runtime.initialize import ensure_initialized
 
 
@@ -27,34 +27,26 @@ def broadcast_variables(model_vars: Iterable[Any], root_rank: int = 0) -> None:
     """
     with tf.init_scope():
         ensure_initialized()
-    communicator = comm.current()
-    if not 0 <= root_rank < communicator.world_size:
-        raise ValueError(
-            f"`root_rank` must be in [0, {communicator.world_size}). "
-            f"Received: root_rank={root_rank}"
-        )
+    ranks = comm.current().world_size
+    require(0 <= root_rank < ranks, "root_rank", f"in [0, {ranks})", root_rank)
     replicas.broadcast(model_vars, root_rank, "dmp_broadcast")
 
 
-@functools.cache
-def _callback_class():
-    class BroadcastGlobalVariables(tf.keras.callbacks.Callback):
-        """Broadcasts a model's and its optimizer's variables once, after the first batch."""
+class _BroadcastGlobalVariables(tf.keras.callbacks.Callback):
+    """Broadcasts a model's and its optimizer's variables once, after the first batch."""
 
-        def __init__(self, root_rank):
-            super().__init__()
-            self.root_rank = root_rank
-            self.broadcast_done = False
+    def __init__(self, root_rank):
+        super().__init__()
+        self.root_rank = root_rank
+        self.broadcast_done = False
 
-        def on_train_batch_end(self, batch, logs=None):
-            # Not earlier: only now do all variables exist.
-            if self.broadcast_done:
-                return
-            variables = replicas.with_optimizer(self.model.variables, self.model.optimizer)
-            broadcast_variables(variables, self.root_rank)
-            self.broadcast_done = True
-
-    return BroadcastGlobalVariables
+    def on_train_batch_end(self, batch, logs=None):
+        # Not earlier: only now do all variables exist.
+        if self.broadcast_done:
+            return
+        variables = replicas.with_optimizer(self.model.variables, self.model.optimizer)
+        broadcast_variables(variables, self.root_rank)
+        self.broadcast_done = True
 
 
 def BroadcastGlobalVariablesCallback(root_rank: int = 0, device: str = "") -> Any:
@@ -68,4 +60,4 @@ def BroadcastGlobalVariablesCallback(root_rank: int = 0, device: str = "") -> An
         A `tf.keras.callbacks.Callback`. It also copies the optimizer's variables, so the optimizer
         must be a `DistributedOptimizer`, which marks those of local variables.
     """
-    return _callback_class()(root_rank)
+    return _BroadcastGlobalVariables(root_rank)

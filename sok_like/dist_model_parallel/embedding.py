@@ -73,11 +73,12 @@ class Embedding(tf.keras.layers.Layer):
         # Keras must not cast ids to floats, nor a whole table.
         kwargs.setdefault("autocast", False)
         weights = kwargs.pop("weights", None)
-        super().__init__(activity_regularizer=_regularizer(activity_regularizer), **kwargs)
+        regularizer = tf.keras.regularizers.get
+        super().__init__(activity_regularizer=regularizer(activity_regularizer), **kwargs)
         self.input_dim = check_integer("input_dim", input_dim)
         self.output_dim = check_integer("output_dim", output_dim)
         self.embeddings_initializer = tf.keras.initializers.get(embeddings_initializer)
-        self.embeddings_regularizer = _regularizer(embeddings_regularizer)
+        self.embeddings_regularizer = regularizer(embeddings_regularizer)
         self.embeddings_constraint = tf.keras.constraints.get(embeddings_constraint)
         self.combiner = check_combiner(combiner, DENSE_COMBINERS)
         self.use_custom_kernel = bool(use_custom_kernel)
@@ -156,7 +157,3 @@ class Embedding(tf.keras.layers.Layer):
         dropped = {"mask_zero", "input_length"} | ({"batch_input_shape"} if is_keras_3() else set())
         unset = {key for key in ("quantization_config",) if config.get(key) is None}
         return super().from_config({k: v for k, v in config.items() if k not in dropped | unset})
-
-
-def _regularizer(identifier: Any) -> Any:
-    return tf.keras.regularizers.get(identifier)

@@ -15,6 +15,7 @@ from sok_like.dist_model_parallel.serialized import Serialized, registered, with
 from sok_like.lookup import norms
 from sok_like.lookup.local_variables import is_local, mark_local, unique_in_graph
 from sok_like.runtime import comm, turns
+from sok_like.runtime.attributes import view
 from sok_like.runtime.finite import all_finite, with_decision, without_decision
 from sok_like.runtime.initialize import ensure_initialized
 
@@ -118,31 +119,12 @@ class _AveragingTape:
         """`tf.GradientTape.gradient`, averaged over ranks unless the source is local."""
         gradients = self._tape.gradient(target, sources, *args, **kwargs)
         flat = averaged(
-            _flatten(gradients), _flatten(sources), self._sparse_as_dense, "dmp_gradients"
+            tf.nest.flatten(gradients),
+            tf.nest.flatten(sources),
+            self._sparse_as_dense,
+            "dmp_gradients",
         )
-        return _pack(gradients, iter(flat))
-
-
-def _is_leaf(value):
-    return not isinstance(value, (list, tuple, dict)) or isinstance(value, tf.IndexedSlices)
-
-
-def _flatten(structure):
-    if _is_leaf(structure):
-        return [structure]
-    items = structure.values() if isinstance(structure, dict) else structure
-    return [leaf for item in items for leaf in _flatten(item)]
-
-
-def _pack(structure, leaves):
-    if _is_leaf(structure):
-        return next(leaves)
-    if isinstance(structure, dict):
-        return {key: _pack(item, leaves) for key, item in structure.items()}
-    packed = [_pack(item, leaves) for item in structure]
-    if hasattr(structure, "_fields"):
-        return type(structure)(*packed)
-    return type(structure)(packed)
+        return tf.nest.pack_sequence_as(gradients, flat)
 
 
 def DistributedGradientTape(
@@ -222,27 +204,39 @@ class _Keras3(_Averaging):
         return super().apply(grads, trainable_variables)
 
 
-class _TfKeras(_Averaging):
-    def apply_gradients(
-        self, grads_and_vars, name=None, skip_gradients_aggregation=False, **kwargs
-    ):
+class _OfTfKeras(_Averaging):
+    """The common part of tf_keras' optimizers and its legacy ones."""
+
+    def _dmp_apply(self, own, grads_and_vars, average):
+        """`own(pairs)`, the stock step, with averaged gradients."""
         pairs = without_decision(grads_and_vars)
-        aggregate = kwargs.pop("experimental_aggregate_gradients", True)
-        aggregate = aggregate and not skip_gradients_aggregation
-        if aggregate:
+        if average:
             pairs = self._dmp_averaged_pairs(pairs)
-        self.__dict__["_dmp_has_averaged"] = aggregate  # Keras itself calls `aggregate_gradients`
+        self.__dict__["_dmp_has_averaged"] = average  # Keras itself calls `aggregate_gradients`
         try:
-            return super().apply_gradients(pairs, name, skip_gradients_aggregation, **kwargs)
+            return own(pairs)
         finally:
             self.__dict__["_dmp_has_averaged"] = False
 
-    def aggregate_gradients(self, grads_and_vars):
+    def _dmp_aggregate(self, own, grads_and_vars):
         """tf_keras' LossScaleOptimizer calls this, and then decides whether to take the step."""
         if self.__dict__.get("_dmp_has_averaged"):
-            return super().aggregate_gradients(grads_and_vars)
-        pairs = super().aggregate_gradients(self._dmp_averaged_pairs(list(grads_and_vars)))
+            return own(grads_and_vars)
+        pairs = own(self._dmp_averaged_pairs(list(grads_and_vars)))
         return with_decision(list(pairs), comm.current())
+
+
+class _TfKeras(_OfTfKeras):
+    def apply_gradients(
+        self, grads_and_vars, name=None, skip_gradients_aggregation=False, **kwargs
+    ):
+        average = kwargs.pop("experimental_aggregate_gradients", True)
+        skip, own = skip_gradients_aggregation, super().apply_gradients
+        average = average and not skip
+        return self._dmp_apply(lambda p: own(p, name, skip, **kwargs), grads_and_vars, average)
+
+    def aggregate_gradients(self, grads_and_vars):
+        return self._dmp_aggregate(super().aggregate_gradients, grads_and_vars)
 
 
 class _LossScaling(Serialized):
@@ -270,10 +264,9 @@ def _loss_scaling(optimizer, inner, sparse_as_dense):
             "`LossScaleOptimizer(DistributedOptimizer(optimizer))`. "
             f"Received: DistributedOptimizer({cls.__name__}(...))"
         )
-    view = object.__new__(_loss_scaling_class(cls))
-    object.__setattr__(view, "__dict__", optimizer.__dict__)
-    view.inner_optimizer = DistributedOptimizer(inner, sparse_as_dense=sparse_as_dense)
-    return view
+    made = view(_loss_scaling_class(cls), optimizer)
+    made.inner_optimizer = DistributedOptimizer(inner, sparse_as_dense=sparse_as_dense)
+    return made
 
 
 @functools.cache
@@ -286,27 +279,17 @@ def _named(cls, family):
     return registered(type(f"Distributed{cls.__name__}", (family, cls), members))
 
 
-class _TfKerasLegacy(_Averaging):
+class _TfKerasLegacy(_OfTfKeras):
     def add_slot(self, var, *args, **kwargs):
         slot = super().add_slot(var, *args, **kwargs)
         return mark_local(slot) if is_local(var) else slot
 
     def apply_gradients(self, grads_and_vars, name=None, experimental_aggregate_gradients=True):
-        pairs = without_decision(grads_and_vars)
-        if experimental_aggregate_gradients:
-            pairs = self._dmp_averaged_pairs(pairs)
-        self.__dict__["_dmp_has_averaged"] = experimental_aggregate_gradients
-        try:
-            return super().apply_gradients(pairs, name, experimental_aggregate_gradients)
-        finally:
-            self.__dict__["_dmp_has_averaged"] = False
+        average, own = experimental_aggregate_gradients, super().apply_gradients
+        return self._dmp_apply(lambda p: own(p, name, average), grads_and_vars, average)
 
     def _aggregate_gradients(self, grads_and_vars):
-        """As `_TfKeras.aggregate_gradients`."""
-        if self.__dict__.get("_dmp_has_averaged"):
-            return super()._aggregate_gradients(grads_and_vars)
-        pairs = super()._aggregate_gradients(self._dmp_averaged_pairs(list(grads_and_vars)))
-        return with_decision(list(pairs), comm.current())
+        return self._dmp_aggregate(super()._aggregate_gradients, grads_and_vars)
 
 
 @functools.cache
@@ -359,8 +342,6 @@ def DistributedOptimizer(
     with tf.init_scope():
         ensure_initialized()
     _check_clipping(optimizer)
-    view = object.__new__(cls)
-    # Bypasses the optimizer's __setattr__, which would track the dictionary for saving.
-    object.__setattr__(view, "__dict__", optimizer.__dict__)
-    view.__dict__["_dmp_sparse_as_dense"] = sparse_as_dense
-    return view
+    made = view(cls, optimizer)
+    made.__dict__["_dmp_sparse_as_dense"] = sparse_as_dense
+    return made

@@ -22,7 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.lookup import exchange, same_weights
-from sok_like.lookup.dense_lookup import range_problem
+from sok_like.lookup.dense_lookup import legal_ids
 from sok_like.lookup.flat_ids import FlatIds
 from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.runtime import comm, native, turns
@@ -171,10 +171,9 @@ def _prepare(layer, i, ids):
     problems = [tf.where(batch % layer.world_size != 0, odd, "")]
     if not layer.is_hashed(table_id):
         num_rows = layer.strategy.plan.tables[table_id].input_dim
-        problems.append(range_problem(flat.ids, num_rows, layer.table_name(table_id)))
         # Errors about ids are raised before they are looked up.
-        in_range = (flat.ids >= 0) & (flat.ids < num_rows)
-        flat.ids = tf.where(in_range, flat.ids, tf.zeros_like(flat.ids))
+        flat.ids, wrong = legal_ids(flat.ids, num_rows, layer.table_name(table_id))
+        problems.append(wrong)
     return flat, problems, tf.stack([batch // layer.world_size, hotness])
 
 
@@ -209,12 +208,6 @@ def _require_axes(layer, told, received):
     return [tf.debugging.Assert(alike, [tf.strings.join([rule, text])])]
 
 
-def _sizes(layer, received):
-    """For each rank, the sizes `[2]` of each of its inputs."""
-    pairs = iter(tf.unstack(tf.reshape(received, [-1, _PER_INPUT])))
-    return [[next(pairs) for _ in inputs] for inputs in layer.strategy.input_ids_list]
-
-
 def _words_of_ranks(layer, received, static):
     """int64 `[world_size]`: words of the block that each rank sends to every other rank."""
     return tf.stack(
@@ -228,9 +221,10 @@ def _words_of_ranks(layer, received, static):
 def _outputs_of_ranks(layer, received, static):
     """For each rank and each of its inputs: its number, the floats of its block, and its shape."""
     found = []
-    for rank, sizes in enumerate(_sizes(layer, received)):
+    sizes = iter(tf.unstack(tf.reshape(received, [-1, _PER_INPUT])))  # rank after rank
+    for rank, inputs in enumerate(layer.strategy.input_ids_list):
         found.append([])
-        for i, size in zip(layer.strategy.input_ids_list[rank], sizes, strict=True):
+        for i, size in zip(inputs, sizes, strict=False):
             table_id = layer.strategy.plan.input_table_map[i]
             dim = layer.shard_of(table_id, rank).dim
             kept = size[:1] if layer.combiner_of(table_id) else _kept(size, static, i)

@@ -22,11 +22,11 @@ from sok_like.lookup.local_variables import is_local
 from sok_like.planner.tables import Plan
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import all_or_none, gather_text, in_turn
-from sok_like.runtime.checks import as_integer
+from sok_like.runtime.checks import as_integer, check_integer
 from sok_like.table.weights import owned
 
 # By table: the Keras variable that holds this rank's shard, and the first row of the shard in it.
-Weights = Mapping[int, tuple[Any, int]]
+Weights = weights.Shards
 
 
 def slots_of(optimizer: Any, variable: Any) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def set_state(
     sources: list[dict[str, Any]] = []
 
     def check():
-        weights.check_chunk(chunk)
+        check_integer("chunk", chunk)
         sources.extend(_open(plan, here, names, state))
 
     all_or_none(check, communicator)

@@ -11,6 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_like.runtime.attributes import view
+
 PACKAGE, NAME = "sok_like.dist_model_parallel", "DistributedOptimizer"
 
 
@@ -48,7 +50,4 @@ class Serialized:
 
 def within(optimizer: Any) -> Any:
     """A view of an optimizer of `DistributedOptimizer` whose class is the inner one."""
-    view = object.__new__(optimizer._dmp_class)
-    # Bypasses the optimizer's __setattr__, which would track the dictionary for saving.
-    object.__setattr__(view, "__dict__", optimizer.__dict__)
-    return view
+    return view(optimizer._dmp_class, optimizer)

@@ -20,7 +20,7 @@ from sok_like.dist_model_parallel.hash_weights import CHUNK_BYTES
 from sok_like.planner.tables import DATA_PARALLEL, HASHED, Plan, TableConfig
 from sok_like.runtime import comm, turns
 from sok_like.runtime.agreement import all_or_none, in_turn, send
-from sok_like.runtime.checks import as_integer
+from sok_like.runtime.checks import check_integer
 from sok_like.table.weights import replace_rows
 
 # By table: the variable that holds this rank's shard, and the first row of the shard in it.
@@ -96,17 +96,11 @@ def set_tables(
     sources: list[Any] = []
 
     def check():
-        check_chunk(chunk)
+        check_integer("chunk", chunk)
         sources.extend(_open(plan, here, weights))
 
     all_or_none(check, communicator)
     in_turn(lambda: _copy(plan, here, sources, chunk), communicator, use_lock)
-
-
-def check_chunk(chunk: Any) -> None:
-    """Raises ValueError unless it is a positive integer."""
-    if as_integer(chunk) is None or chunk < 1:
-        raise ValueError(f"`chunk` must be a positive integer. Received: chunk={chunk!r}")
 
 
 def _copy(plan, here, sources, chunk):

@@ -20,9 +20,8 @@ Each of these is the gradient of another one, so gradients of gradients are righ
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
@@ -30,6 +29,7 @@ import tensorflow as tf
 from sok_like.distribution.placement import shard_bounds
 from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.runtime import turns
+from sok_like.runtime.attributes import attributes
 from sok_like.runtime.comm import Communicator
 
 
@@ -153,14 +153,9 @@ def _shard_along(tensor, dim, line):
 _state = threading.local()
 
 
-@contextlib.contextmanager
-def samples_split() -> Iterator[None]:
+def samples_split() -> AbstractContextManager[None]:
     """A scope in which a model computes on this rank's samples of a batch."""
-    _state.split = True
-    try:
-        yield
-    finally:
-        _state.split = False
+    return attributes(_state, {"split": True})
 
 
 def samples_are_split() -> bool:

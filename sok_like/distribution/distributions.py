@@ -31,6 +31,7 @@ from sok_like.distribution.placement import Placement
 from sok_like.distribution.random_state import agree_on_random_state
 from sok_like.distribution.sharded_variable import path_of
 from sok_like.runtime import comm
+from sok_like.runtime.checks import require
 from sok_like.runtime.initialize import ensure_initialized
 from sok_like.table.variable import is_embedding_variable
 
@@ -61,11 +62,9 @@ class Distribution(_KerasDistribution):
     def _place(self, device_mesh, batch_dim_name, auto_shard_dataset):
         if batch_dim_name is None:
             batch_dim_name = device_mesh.axis_names[0]
-        if batch_dim_name not in device_mesh.axis_names:
-            raise ValueError(
-                "`batch_dim_name` must be an axis of the mesh, one of "
-                f"{tuple(device_mesh.axis_names)}. Received: batch_dim_name={batch_dim_name!r}"
-            )
+        names = tuple(device_mesh.axis_names)
+        required = f"an axis of the mesh, one of {names}"
+        require(batch_dim_name in names, "batch_dim_name", required, batch_dim_name)
         self._device_mesh = device_mesh
         self._batch_dim_name = batch_dim_name
         self._auto_shard_dataset = auto_shard_dataset
@@ -292,10 +291,8 @@ def initialize(
         ("num_processes", num_processes, communicator.world_size),
         ("process_id", process_id, communicator.rank),
     ):
-        if given is not None and given != real:
-            raise ValueError(
-                f"`{name}` must be that of the launched job, {real}. Received: {name}={given!r}"
-            )
+        required = f"that of the launched job, {real}"
+        require(given is None or given == real, name, required, given)
 
 
 def distribute_tensor(tensor: Any, layout: Any) -> Any:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from sok_like.distribution.rules import install, rule_of
 from sok_like.distribution.sharded_variable import path_of, shard_of
+from sok_like.planner.report import aligned
 from sok_like.table.variable import is_embedding_variable
 
 HEADER = ("path", "global shape", "layout", "local shape", "bytes here", "collectives of a step")
@@ -38,7 +39,8 @@ def format_layouts(model: Any, distribution: Any) -> str:
         install(layer, distribution)
     owners = {id(v): layer for layer in model._flatten_layers() for v in _own_variables(layer)}
     rows = [_row(v, owners.get(id(v)), distribution) for v in model.variables]
-    lines = _aligned([HEADER, *(map(str, row) for row in rows)])
+    cells = [HEADER, *(list(map(str, row)) for row in rows)]
+    lines = [line.rstrip() for line in aligned(cells, left=range(len(HEADER)))]
     lines.append(f"variables here: {sum(_bytes(v) for v in model.variables):,} bytes")
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None:
@@ -94,12 +96,3 @@ def _bytes(variable):
     shard = shard_of(variable)
     shape = tuple(variable.shape) if shard is None else shard.placement.local_shape
     return math.prod(shape) * tf.as_dtype(variable.dtype).size
-
-
-def _aligned(rows):
-    rows = [list(row) for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]

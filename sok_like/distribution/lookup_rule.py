@@ -46,14 +46,22 @@ def unique_rows(table: Any, ids: tf.Tensor, table_name: str) -> tuple[tf.Tensor,
     """
     shard: Any = shard_of(table)
     cut = shard.placement.cuts[0]
+    line, path = shard.mesh.along(cut.axis), shard.placement.path
     ids = require_in_range(as_row_numbers(ids), shard.placement.global_shape[0], table_name)
     unique, inverse = tf.unique(ids)
     if cut.dim == 1:
         columns = local_rows(table, unique)
-        line = shard.mesh.along(cut.axis)
-        whole = gather(columns, 1, line, f"{shard.placement.path}_columns", length=cut.length)
-        return whole, inverse
-    return _rows(table, shard, unique), inverse
+        return gather(columns, 1, line, f"{path}_columns", length=cut.length), inverse
+
+    name = unique_in_graph(f"{path}_rows")
+    mine, position = _in_order_of_owners(unique, cut)
+
+    def of_rows(rows):
+        return tf.gather(turns.in_turn(lambda: line.all_gather(rows, name), name, line), position)
+
+    start, _ = cut.bounds()
+    exchange = _with_gradient(of_rows, lambda grad: tf.gather(grad, mine))
+    return exchange(local_rows(table, tf.gather(unique, mine) - start)), inverse
 
 
 def rows_by_occurrence(table: Any, ids: tf.Tensor, table_name: str) -> tf.Tensor:
@@ -114,20 +122,6 @@ def _in_order_of_owners(unique, cut):
     by_owner = tf.argsort(owner, stable=True)  # the order in which the ranks' rows arrive
     mine = tf.boolean_mask(by_owner, tf.gather(owner, by_owner) == cut.index)
     return mine, tf.math.invert_permutation(by_owner)
-
-
-def _rows(table, shard, unique):
-    cut = shard.placement.cuts[0]
-    line = shard.mesh.along(cut.axis)
-    name = unique_in_graph(f"{shard.placement.path}_rows")
-    mine, position = _in_order_of_owners(unique, cut)
-    start, _ = cut.bounds()
-
-    def of_rows(rows):
-        return tf.gather(turns.in_turn(lambda: line.all_gather(rows, name), name, line), position)
-
-    exchange = _with_gradient(of_rows, lambda grad: tf.gather(grad, mine))
-    return exchange(local_rows(table, tf.gather(unique, mine) - start))
 
 
 def _owner(ids, length, num_shards):

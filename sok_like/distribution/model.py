@@ -14,7 +14,7 @@ import contextlib
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,28 +22,19 @@ import tensorflow as tf
 from keras.src.backend import distribution_lib as backend_distribution
 
 from sok_like.distribution import regularizers, same_batches, tape
-from sok_like.distribution.attributes import attributes
 from sok_like.distribution.collectives import gather, own_shard, samples_split, split_batch
 from sok_like.distribution.creation import cut_existing
 from sok_like.distribution.optimizer import check_variables, distributed_optimizer
 from sok_like.distribution.rules import install, sums_repeated_ids
 from sok_like.lookup import exporting
 from sok_like.runtime import comm
+from sok_like.runtime.attributes import attributes
 from sok_like.runtime.tensor_checks import checked
 from sok_like.table import keras_files
 from sok_like.table.keras_variable import is_keras_3
 
+# `inside`: within a model's call; the models inside it get batches that are already split.
 _state = threading.local()
-
-
-@contextlib.contextmanager
-def _inside() -> Iterator[None]:
-    """Marks a model's call: the models inside it get batches that are already split."""
-    _state.inside = True
-    try:
-        yield
-    finally:
-        _state.inside = False
 
 
 def bind(model: Any, distribution: Any) -> None:
@@ -162,7 +153,8 @@ def _splitting(model, own_call, distribution) -> Callable:
                 lambda t: _own_samples(t, line, f"model_input_{next(names)}"),
                 (args, kwargs),
             )
-        with _inside(), samples_split() if split else contextlib.nullcontext():
+        inside = attributes(_state, {"inside": True})
+        with inside, samples_split() if split else contextlib.nullcontext():
             outputs = own_call(*args, **kwargs)
         distribution.check_patterns(model)  # now every model has its variables
         _put_under(model, distribution)

@@ -20,6 +20,7 @@ from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.optimizers.embedding_aware import embedding_aware
 from sok_like.optimizers.loss_scale import LossScaling
 from sok_like.runtime import comm, turns
+from sok_like.runtime.attributes import view
 from sok_like.table.keras_variable import is_keras_3
 
 # They update each element of a variable independently, so they can work on a shard.
@@ -223,15 +224,13 @@ def distributed_optimizer(optimizer: Any, distribution: Any) -> Any:
         )
     cls = type(optimizer)
     inner = getattr(optimizer, "inner_optimizer", None)  # of a LossScaleOptimizer
-    view = object.__new__((_class_on_shards if inner is None else _scaling_on_shards)(cls))  # type: ignore[arg-type]
-    # Bypasses the optimizer's __setattr__, which would track the dictionary for saving.
-    object.__setattr__(view, "__dict__", optimizer.__dict__)
-    view.__dict__["_sok_distribution"] = distribution
+    made = view((_class_on_shards if inner is None else _scaling_on_shards)(cls), optimizer)  # type: ignore[arg-type]
+    made.__dict__["_sok_distribution"] = distribution
     if inner is not None:
         inner = distributed_optimizer(inner, distribution)
         inner.__dict__["_sok_given_parts"] = True
-        view.__dict__["inner_optimizer" if is_keras_3() else "_optimizer"] = inner
-    return view
+        made.__dict__["inner_optimizer" if is_keras_3() else "_optimizer"] = inner
+    return made
 
 
 def install() -> None:
@@ -270,8 +269,8 @@ def _by_view(own):
         shards = [variable for variable in variables if shard_of(variable) is not None]
         if not shards:
             return own(self, first, *args, **kwargs)
-        view = distributed_optimizer(self, tape.distribution_of(shards[0]))
-        return getattr(view, own.__name__)(first, *args, **kwargs)
+        made = distributed_optimizer(self, tape.distribution_of(shards[0]))
+        return getattr(made, own.__name__)(first, *args, **kwargs)
 
     apply._sok_own = own
     return apply

@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.distribution.attributes import attributes
 from sok_like.distribution.collectives import summed
 from sok_like.distribution.sharded_variable import path_of, shard_of
+from sok_like.runtime.attributes import attributes
 
 
 def hooks() -> contextlib.ExitStack:

@@ -72,7 +72,7 @@ def install(layer: Any, distribution: Any) -> None:
     @functools.wraps(own_call)
     def call(inputs, *args, **kwargs):
         rule = rule_of(layer)
-        unfit = isinstance(inputs, tf.SparseTensor) and not _takes_sparse(layer)
+        unfit = isinstance(inputs, tf.SparseTensor) and not isinstance(layer, Embedding)
         if rule is None or unfit or exporting.current():
             return own_call(inputs, *args, **kwargs)
         return rule.run(inputs, *args, **kwargs)
@@ -85,10 +85,6 @@ def install(layer: Any, distribution: Any) -> None:
     object.__setattr__(layer, "supports_jit", False)  # XLA cannot compile Horovod's collectives
 
 
-def _takes_sparse(layer):
-    return isinstance(layer, Embedding)
-
-
 def sums_repeated_ids(layer: Any) -> bool:
     """Whether a layer's sparse gradients have each row once even in one process."""
     return isinstance(layer, Embedding)
@@ -97,14 +93,6 @@ def sums_repeated_ids(layer: Any) -> bool:
 def _kernel(layer):
     """The kernel variable itself, not Keras 3's property."""
     return vars(layer).get("_kernel", getattr(layer, "kernel", None))
-
-
-def _dense(layer):
-    return _einsum(layer, "...i,io->...o")
-
-
-def _einsum_dense(layer):
-    return _einsum(layer, layer.equation)
 
 
 def _einsum(layer, equation):
@@ -225,8 +213,8 @@ def _hash_table(layer):
 _LOOKUP = "all_gather of the batch's rows"
 
 _RULES: dict[type, Callable] = {
-    tf.keras.layers.Dense: _dense,
-    tf.keras.layers.EinsumDense: _einsum_dense,
+    tf.keras.layers.Dense: lambda layer: _einsum(layer, "...i,io->...o"),
+    tf.keras.layers.EinsumDense: lambda layer: _einsum(layer, layer.equation),
     tf.keras.layers.Embedding: _keras_embedding,
     tf.keras.layers.BatchNormalization: _batch_normalization,
     Embedding: _sok_embedding,

@@ -29,6 +29,11 @@ _shards: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
 
+def _swapped(function):
+    """A reflected operator."""
+    return lambda self, other: function(other, self)
+
+
 class ShardedGradient(tf.experimental.ExtensionType):
     """This rank's part of a gradient.
 
@@ -77,38 +82,11 @@ class ShardedGradient(tf.experimental.ExtensionType):
     def __array__(self, dtype=None, copy=None):
         return np.asarray(self.numpy(), dtype)
 
-    def __add__(self, other):
-        return tf.add(self, other)
-
-    def __radd__(self, other):
-        return tf.add(other, self)
-
-    def __sub__(self, other):
-        return tf.subtract(self, other)
-
-    def __rsub__(self, other):
-        return tf.subtract(other, self)
-
-    def __mul__(self, other):
-        return tf.multiply(self, other)
-
-    def __rmul__(self, other):
-        return tf.multiply(other, self)
-
-    def __truediv__(self, other):
-        return tf.divide(self, other)
-
-    def __rtruediv__(self, other):
-        return tf.divide(other, self)
-
-    def __pow__(self, other):
-        return tf.pow(self, other)
-
-    def __neg__(self):
-        return tf.negative(self)
-
-    def __abs__(self):
-        return tf.abs(self)
+    __add__, __radd__ = tf.add, _swapped(tf.add)
+    __sub__, __rsub__ = tf.subtract, _swapped(tf.subtract)
+    __mul__, __rmul__ = tf.multiply, _swapped(tf.multiply)
+    __truediv__, __rtruediv__ = tf.divide, _swapped(tf.divide)
+    __pow__, __neg__, __abs__ = tf.pow, tf.negative, tf.abs
 
     def __getitem__(self, item):
         return tf.convert_to_tensor(self)[item]

@@ -21,19 +21,14 @@ from sok_like.distribution.collectives import gather
 from sok_like.distribution.mesh import RankMesh
 from sok_like.distribution.placement import Placement
 from sok_like.lookup.dense_lookup import as_tf_table
+from sok_like.runtime.attributes import attributes
 
 _mode = threading.local()
 
 
-@contextlib.contextmanager
-def on_shards() -> Iterator[None]:
+def on_shards() -> contextlib.AbstractContextManager[None]:
     """A scope in which sharded variables behave like their shards, for optimizers."""
-    before = getattr(_mode, "on_shards", False)
-    _mode.on_shards = True
-    try:
-        yield
-    finally:
-        _mode.on_shards = before
+    return attributes(_mode, {"on_shards": True})
 
 
 def works_on_shards() -> bool:

@@ -9,7 +9,7 @@ import tensorflow as tf
 from sok_like.embeddings.base import EmbeddingLayer
 from sok_like.lookup.hash_lookup import HashFeature
 from sok_like.runtime.checks import check_integer
-from sok_like.table.keys import as_keys, check_dtype
+from sok_like.table.keys import as_keys
 
 
 @tf.keras.utils.register_keras_serializable("sok_like")
@@ -67,12 +67,13 @@ class All2AllDenseEmbedding(EmbeddingLayer):
             embedding_initializer=embedding_initializer,
             **kwargs,
         )
-        nnz_per_slot = check_integer("nnz_per_slot", nnz_per_slot)
-        self.nnz_per_slot = nnz_per_slot
+        self.nnz_per_slot = check_integer("nnz_per_slot", nnz_per_slot)
         self.dynamic_input = bool(dynamic_input)
 
     def request(self, inputs):
-        self._check(inputs)
+        if not tf.is_tensor(inputs) or isinstance(inputs, (tf.SparseTensor, tf.RaggedTensor)):
+            raise self._bad_input(inputs)
+        self._check_shape(inputs.shape)
         keys = as_keys(tf.reshape(inputs, [-1]))
         keys_per_sample = 1 if self.dynamic_input else self.slot_num * self.nnz_per_slot
         keys, row_splits = self.without_padding(keys, None)
@@ -86,11 +87,6 @@ class All2AllDenseEmbedding(EmbeddingLayer):
         )
         shape = [-1, self.slot_num, self.nnz_per_slot, self.embedding_vec_size]
         return feature, None if self.dynamic_input else shape
-
-    def _check(self, inputs):
-        if not tf.is_tensor(inputs) or isinstance(inputs, (tf.SparseTensor, tf.RaggedTensor)):
-            raise self._bad_input(inputs)
-        self._check_shape(inputs.shape)
 
     def _bad_input(self, inputs):
         return TypeError(
@@ -123,15 +119,8 @@ class All2AllDenseEmbedding(EmbeddingLayer):
             return (batch, self.embedding_vec_size)
         return (batch, self.slot_num, self.nnz_per_slot, self.embedding_vec_size)
 
-    def compute_output_spec(self, inputs, training=True):
-        import keras
-
-        # Runs while a model is built, not in its first step; `call` is not traced then.
-        if not isinstance(inputs, keras.KerasTensor):
-            raise self._bad_input(inputs)
-        check_dtype(inputs.dtype)
+    def _check_symbol(self, inputs):
         self._check_shape(tf.TensorShape(inputs.shape))
-        return keras.KerasTensor(self.compute_output_shape(inputs.shape), dtype=self.compute_dtype)
 
     def get_config(self):
         return {

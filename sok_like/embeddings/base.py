@@ -9,11 +9,11 @@ import tensorflow as tf
 from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.table_layer import TableLayer, freeze_tables, keras_arguments
 from sok_like.runtime import wire
-from sok_like.runtime.checks import as_integer, check_integer
+from sok_like.runtime.checks import as_integer, check_integer, wrong_argument
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
 from sok_like.runtime.initialize import ensure_initialized
 from sok_like.table.keras_variable import as_weight
-from sok_like.table.keys import as_key_dtype
+from sok_like.table.keys import as_key_dtype, check_dtype
 from sok_like.table.variable import EmbeddingVariable
 
 
@@ -38,6 +38,10 @@ class EmbeddingLayer(TableLayer):
         **kwargs: Keras' own: `name`, `dtype`, `trainable`.
     """
 
+    # Methods of a subclass: the error for an input of another kind, and the check of a shape.
+    _bad_input: Any
+    _check_symbol: Any
+
     def __init__(
         self,
         *,
@@ -54,15 +58,13 @@ class EmbeddingLayer(TableLayer):
         **kwargs: Any,
     ):
         super().__init__(**keras_arguments(kwargs))
-        slot_num = check_integer("slot_num", slot_num)
-        embedding_vec_size = check_integer("embedding_vec_size", embedding_vec_size)
+        self.slot_num = check_integer("slot_num", slot_num)
+        self.embedding_vec_size = check_integer("embedding_vec_size", embedding_vec_size)
         if max_vocabulary_size_per_gpu is not None:
             max_vocabulary_size_per_gpu = check_integer(
                 "max_vocabulary_size_per_gpu", max_vocabulary_size_per_gpu
             )
         self.max_vocabulary_size_per_gpu = max_vocabulary_size_per_gpu
-        self.embedding_vec_size = embedding_vec_size
-        self.slot_num = slot_num
         self.use_hashtable = bool(use_hashtable)
         self.key_dtype = as_key_dtype(tf.int64 if key_dtype is None else key_dtype, self.name)
         self.embedding_initializer = tf.keras.initializers.get(
@@ -76,7 +78,7 @@ class EmbeddingLayer(TableLayer):
         self.supports_jit = False
         self._weight = as_weight(
             EmbeddingVariable(
-                embedding_vec_size,
+                self.embedding_vec_size,
                 name=self.name,
                 key_dtype=self.key_dtype,
                 initializer=self.embedding_initializer,
@@ -132,6 +134,16 @@ class EmbeddingLayer(TableLayer):
 
         return self.run(training, rows)
 
+    def compute_output_spec(self, inputs, training=True):
+        import keras
+
+        # Runs while a model is built, not in its first step; `call` is not traced then.
+        if not isinstance(inputs, keras.KerasTensor):
+            raise self._bad_input(inputs)
+        check_dtype(inputs.dtype)
+        self._check_symbol(inputs)
+        return keras.KerasTensor(self.compute_output_shape(inputs.shape), dtype=self.compute_dtype)
+
     def without_padding(self, keys: tf.Tensor, row_splits: tf.Tensor | None):
         """Keys int64 `[num_keys]` without padding, and row splits; None if each row has one key."""
         if self.pad_key is None:
@@ -146,7 +158,5 @@ class EmbeddingLayer(TableLayer):
 def _check_pad_key(pad_key):
     integer = as_integer(pad_key)
     if integer is None or not -(2**63) <= integer < 2**64:
-        raise ValueError(
-            f"`pad_key` must be None or an integer of 64 bits. Received: pad_key={pad_key!r}"
-        )
+        raise wrong_argument("pad_key", "None or an integer of 64 bits", pad_key)
     return integer

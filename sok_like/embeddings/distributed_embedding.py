@@ -10,7 +10,7 @@ from sok_like.embeddings.base import EmbeddingLayer
 from sok_like.lookup.hash_lookup import HashFeature
 from sok_like.lookup.sparse_ids import samples_of
 from sok_like.runtime.checks import check_combiner, check_integer
-from sok_like.table.keys import as_keys, check_dtype
+from sok_like.table.keys import as_keys
 
 
 @tf.keras.utils.register_keras_serializable("sok_like")
@@ -80,16 +80,15 @@ class DistributedEmbedding(EmbeddingLayer):
             embedding_initializer=embedding_initializer,
             **kwargs,
         )
-        max_nnz = check_integer("max_nnz", max_nnz)
-        max_feature_num = check_integer("max_feature_num", max_feature_num)
-        if max_feature_num > self.slot_num * max_nnz:
-            raise ValueError(
-                "`max_feature_num` must lie in [1, slot_num * max_nnz] = "
-                f"[1, {self.slot_num * max_nnz}]. Received: max_feature_num={max_feature_num}"
-            )
         self.combiner = combiner
-        self.max_nnz = max_nnz
-        self.max_feature_num = max_feature_num
+        self.max_nnz = check_integer("max_nnz", max_nnz)
+        self.max_feature_num = check_integer("max_feature_num", max_feature_num)
+        most = self.slot_num * self.max_nnz
+        if self.max_feature_num > most:
+            raise ValueError(
+                f"`max_feature_num` must lie in [1, slot_num * max_nnz] = [1, {most}]. "
+                f"Received: max_feature_num={max_feature_num}"
+            )
 
     def request(self, inputs):
         keys, row_splits = self._samples(inputs)
@@ -160,16 +159,9 @@ class DistributedEmbedding(EmbeddingLayer):
             batch = None
         return (batch, self.slot_num, self.embedding_vec_size)
 
-    def compute_output_spec(self, inputs, training=True):
-        import keras
-
-        # Runs while a model is built, not in its first step; `call` is not traced then.
-        if not isinstance(inputs, keras.KerasTensor):
-            raise self._bad_input(inputs)
-        check_dtype(inputs.dtype)
+    def _check_symbol(self, inputs):
         if not (getattr(inputs, "sparse", False) or getattr(inputs, "ragged", False)):
             self._dense_hotness(inputs)
-        return keras.KerasTensor(self.compute_output_shape(inputs.shape), dtype=self.compute_dtype)
 
     def get_config(self):
         return {

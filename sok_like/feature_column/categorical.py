@@ -180,10 +180,9 @@ def sparse_column_with_embedding(
         TypeError: `ev_option` is not a sok.EmbeddingVariableOption.
     """
     if init_data_source is not None:
-        raise ValueError(
-            "`init_data_source` must be None: use sok.assign or sok.Saver to load rows. "
-            f"Received: init_data_source={init_data_source!r} (column '{column_name}')"
-        )
+        required = "None: use sok.assign or sok.Saver to load rows"
+        of = f"column '{column_name}'"
+        raise wrong_argument("init_data_source", required, init_data_source, of)
     if evconfig is not None and ev_option is not None:
         raise ValueError(
             "`ev_option` must be given once, under this name or as `evconfig`. "

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from sok_like.lookup import by_key as by_key  # makes its tables readable by key
 from sok_like.runtime import comm, wire
+from sok_like.runtime.checks import require
 from sok_like.runtime.initialize import ensure_initialized
 from sok_like.table.keys import as_key_dtype
 from sok_like.table.policies import (
@@ -88,21 +89,19 @@ def get_embedding_variable(
         "init_data_source": init_data_source,
     }
     for argument, value in refused.items():
-        if value is not None:
-            raise ValueError(
-                f"`{argument}` must be None: hash tables do not support it. "
-                f"Received: {argument}={value!r} (table '{name}')"
-            )
+        required = "None: hash tables do not support it"
+        require(value is None, argument, required, value, f"table '{name}'")
     of_option = ev_option.init_option.initializer if ev_option and ev_option.init_option else None
     ev_option = with_steps_to_live(ev_option, steps_to_live, f"table '{name}'")
     full_name = f"{scope.name}/{name}" if scope.name else name
     ensure_initialized()
+    initializers = (of_option, initializer, scope.initializer, _DEFAULT_INITIALIZER)
     options = {
         "embedding_dim": embedding_dim,
         "name": full_name,
         "key_dtype": as_key_dtype(key_dtype, full_name).name,
         "dtype": wire.check(value_dtype, f"table '{full_name}'", "value_dtype") or "float32",
-        "initializer": _first(of_option, initializer, scope.initializer, _DEFAULT_INITIALIZER),
+        "initializer": next(each for each in initializers if each is not None),
         "capacity": capacity,
         "trainable": trainable,
         "ev_option": ev_option,
@@ -157,10 +156,6 @@ def _comparable(value):
     if hasattr(value, "get_config") and not isinstance(value, type):
         return type(value), repr(sorted(value.get_config().items()))
     return value
-
-
-def _first(*values):
-    return next(value for value in values if value is not None)
 
 
 def _check(name, collections, ev_option):

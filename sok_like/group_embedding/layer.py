@@ -19,7 +19,7 @@ from sok_like.lookup.held_table import HeldTable
 from sok_like.lookup.table_layer import freeze_tables, keras_arguments, unless_frozen
 from sok_like.lookup.training_flag import by_training
 from sok_like.runtime import wire
-from sok_like.runtime.checks import as_integer, check_combiner
+from sok_like.runtime.checks import as_integer, check_combiner, wrong_argument
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
 from sok_like.table import policy_config
 from sok_like.table.keys import as_keys, may_be_keys, string_keys
@@ -274,10 +274,8 @@ def _by_feature(argument, values, features, default):
     if values is None and features is not None:
         return default
     if isinstance(values, str) or not hasattr(values, "__len__") or not len(values):
-        raise ValueError(
-            f"`{argument}` must be a dictionary or a list with an entry for each feature. "
-            f"Received: {argument}={values!r}"
-        )
+        required = "a dictionary or a list with an entry for each feature"
+        raise wrong_argument(argument, required, values)
     given = dict(values) if isinstance(values, Mapping) else dict(enumerate(values))
     if features is None:
         return given

@@ -22,7 +22,7 @@ from sok_like.group_embedding import arguments
 from sok_like.group_embedding.arguments import Ids, table_name
 from sok_like.lookup.dense_lookup import lookup_rows
 from sok_like.lookup.hash_lookup import HashFeature, lookup
-from sok_like.runtime.checks import check_integer
+from sok_like.runtime.checks import check_integer, wrong_argument
 from sok_like.table.keys import as_keys
 from sok_like.table.variable import EmbeddingVariable
 
@@ -84,13 +84,11 @@ def group_embedding_lookup_sparse(
     arguments.check_partition_strategy(partition_strategy)
     name = name or "group_embedding_lookup_sparse"
     arguments.check_mode(training, gradient_scale, wire_dtype, name)
-    if sp_weights is not None and is_sequence:
-        raise ValueError(
-            "`sp_weights` must be None if is_sequence is True: nothing is combined. "
-            f"Received: sp_weights={sp_weights!r}"
-        )
     if sp_weights is None:
         sp_weights = [None] * len(tables)
+    elif is_sequence:
+        required = "None if is_sequence is True: nothing is combined"
+        raise wrong_argument("sp_weights", required, sp_weights)
     sp_weights = arguments.one_each("sp_weights", sp_weights, len(tables))
     check_integer("params_num_per_group", params_num_per_group)
     with tf.name_scope(name):

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.runtime.checks import as_integer
+from sok_like.runtime.checks import as_integer, require
 
 v1 = tf.compat.v1
 OPERATIONS = ("add", "mul", "mult", "concat")
@@ -93,24 +93,16 @@ def get_multihash_variable(
     Raises:
         ValueError: an argument is not one of these values.
     """
-
-    def check(argument, fits, required, received):
-        if not fits:
-            raise ValueError(
-                f"`{argument}` must be {required}. Received: {argument}={received!r} "
-                f"(table '{name}')"
-            )
-
-    check("num_of_partitions", num_of_partitions == 2, "2", num_of_partitions)
-    strategy = complementary_strategy
-    check("complementary_strategy", strategy == "Q-R", "'Q-R'", strategy)
-    check("operation", operation in OPERATIONS, f"one of {OPERATIONS}", operation)
+    of, strategy = f"table '{name}'", complementary_strategy
+    require(num_of_partitions == 2, "num_of_partitions", "2", num_of_partitions, of)
+    require(strategy == "Q-R", "complementary_strategy", "'Q-R'", strategy, of)
+    require(operation in OPERATIONS, "operation", f"one of {OPERATIONS}", operation, of)
     pairs = [list(pair) if isinstance(pair, (list, tuple)) else [] for pair in dims]
     numbers = [as_integer(number) or 0 for pair in pairs for number in pair]
     fits = [len(pair) for pair in pairs] == [2, 2] and min(numbers, default=0) >= 1
-    check("dims", fits, "two pairs [rows, width] of positive integers", dims)
+    require(fits, "dims", "two pairs [rows, width] of positive integers", dims, of)
     same = operation == "concat" or pairs[0][1] == pairs[1][1]
-    check("dims", same, f"of the same width if operation='{operation}'", dims)
+    require(same, "dims", f"of the same width if operation='{operation}'", dims, of)
     variables = [
         v1.get_variable(
             f"{name}_{number}",

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from sok_like.planner.report import aligned
 from sok_like.runtime import comm, observed
 from sok_like.runtime.turns import in_turn
 from sok_like.table.variable import EmbeddingVariable, is_embedding_variable, unwrap
@@ -55,7 +56,7 @@ def report(model: Any, *, print_table: bool = True) -> list[TableReport]:
         ValueError: ranks have different numbers of tables.
     """
     tables = tables_of(model)
-    found = measure(tables)
+    found, _ = measure_ranks(tables)
     if print_table and comm.current().rank == 0:
         print(as_text(found))
     return found
@@ -70,18 +71,13 @@ def tables_of(model: Any) -> list[EmbeddingVariable]:
     return list({id(table): table for table in tables}.values())
 
 
-def measure(tables: list[EmbeddingVariable], with_bytes: bool = True) -> list[TableReport]:
-    """One TableReport per table; a collective if there are several ranks.
-
-    Without `with_bytes`, bytes and load are 0, and no index is read.
-    """
-    return measure_ranks(tables, with_bytes)[0]
-
-
 def measure_ranks(
     tables: list[EmbeddingVariable], with_bytes: bool = True, mine: float = 0.0
 ) -> tuple[list[TableReport], list[float]]:
-    """As `measure`, and each rank's number `mine`, by rank."""
+    """One TableReport per table, and each rank's number `mine`; a collective on several ranks.
+
+    Without `with_bytes`, bytes and load are 0, and no index is read.
+    """
     communicator = comm.current()
     sent = [float(len(tables)), mine]
     gathered = np.array(sent + [n for table in tables for n in _numbers(table, with_bytes)])
@@ -156,13 +152,7 @@ def as_text(tables: list[TableReport]) -> str:
         )
         for t in tables
     ]
-    widths = [max(len(line[i]) for line in (head, *lines)) for i in range(len(head))]
-
-    def padded(line):
-        cells = zip(line, widths, strict=True)
-        return "  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(cells))
-
-    return "\n".join(padded(line) for line in (head, *lines))
+    return "\n".join(aligned([head, *lines], left={0}))
 
 
 def _share(value):

@@ -141,13 +141,14 @@ def _range_check(ids, num_rows, table_name):
     return in_range, wrong, f"Ids of table '{table_name}' must be in [0, input_dim)."
 
 
-def range_problem(ids, num_rows, table_name):
-    """What is wrong with the ids, as a string tensor; empty if all are in range."""
+def legal_ids(ids, num_rows, table_name):
+    """The ids, with 0 in place of wrong ones, and what is wrong: a text, empty if none is."""
     in_range, wrong, rule = _range_check(ids, num_rows, table_name)
     text = tf.strings.join(
         [f"{rule} Received: id ", tf.strings.as_string(wrong), f" with input_dim {num_rows}"]
     )
-    return tf.where(in_range, "", text)
+    inside = (ids >= 0) & (ids < num_rows)
+    return tf.where(inside, ids, tf.zeros_like(ids)), tf.where(in_range, "", text)
 
 
 def require_in_range(ids, num_rows, table_name):

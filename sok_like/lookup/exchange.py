@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from sok_like.lookup import hash_lookup as hash_lookup
 from sok_like.lookup import same_weights
-from sok_like.lookup.dense_lookup import range_problem, require_in_range
+from sok_like.lookup.dense_lookup import legal_ids, require_in_range
 from sok_like.runtime import native, turns
 from sok_like.runtime import ops as wrapped_ops
 from sok_like.runtime.comm import Communicator
@@ -154,22 +154,14 @@ def lookup_here(
     features: Sequence[ShardFeature], training: bool = True, name: str = "lookup"
 ) -> list[tf.Tensor]:
     """Looks up tables that are whole on this rank: without an exchange, in the tables' dtypes."""
-    outputs: list[Any] = [None] * len(features)
-    hashed = [i for i, f in enumerate(features) if f.owner == BY_KEY]
-    found = hash_lookup.lookup(
-        [
-            hash_lookup.HashFeature(f.variable, f.ids, f.combiner, f.row_splits)
-            for f in (features[i] for i in hashed)
-        ],
-        training=training,
-        name=name,
-    )
-    for i, rows in zip(hashed, found, strict=True):
-        outputs[i] = rows
-    dense = [i for i, f in enumerate(features) if f.owner != BY_KEY]
-    for i, rows in zip(dense, _lookup_dense([features[i] for i in dense]), strict=True):
-        outputs[i] = rows
-    return outputs
+    hashed = [
+        hash_lookup.HashFeature(f.variable, f.ids, f.combiner, f.row_splits)
+        for f in features
+        if f.owner == BY_KEY
+    ]
+    found = iter(hash_lookup.lookup(hashed, training=training, name=name))
+    dense = iter(_lookup_dense([f for f in features if f.owner != BY_KEY]))
+    return [next(found if f.owner == BY_KEY else dense) for f in features]
 
 
 def _lookup_dense(features):
@@ -199,10 +191,9 @@ def in_range(features: Sequence[ShardFeature]) -> tuple[list[ShardFeature], list
     """
     fine, problems = [], []
     for feature in features:
-        inside = (feature.ids >= 0) & (feature.ids < feature.num_rows)
-        ids = tf.where(inside, feature.ids, tf.zeros_like(feature.ids))
+        ids, problem = legal_ids(feature.ids, feature.num_rows, feature.table_name)
         fine.append(dataclasses.replace(feature, ids=ids))
-        problems.append(range_problem(feature.ids, feature.num_rows, feature.table_name))
+        problems.append(problem)
     return fine, problems
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.lookup.stock_table import StockTable
+from sok_like.runtime.attributes import attributes
 from sok_like.table.as_variable import stand_ins
 
 _state = threading.local()
@@ -91,12 +92,9 @@ def current() -> Exporting | None:
 @contextlib.contextmanager
 def exporting(what: Exporting) -> Iterator[None]:
     """A scope in which lookups use stock ops."""
-    before = current()
-    _state.exporting, stand_ins.handles = what, what.handles()
-    try:
+    stand = attributes(stand_ins, {"handles": what.handles()})
+    with attributes(_state, {"exporting": what}), stand:
         yield
-    finally:
-        _state.exporting, stand_ins.handles = before, {}
 
 
 def combined(rows: Any, combiner: str, row_splits: Any, weights: Any = None) -> tf.Tensor:

@@ -60,12 +60,11 @@ class FlatIds:
         if isinstance(ids, tf.SparseTensor):
             ids = as_ragged(ids, hashed)
         self._source, self._combiner = ids, combiner
-        ragged = isinstance(ids, tf.RaggedTensor)
-        values = ids.flat_values if ragged else tf.reshape(ids, [-1])
+        values = flat_values(ids)
         self.ids = as_keys(values) if hashed else tf.cast(as_row_numbers(values), tf.int64)
         if combiner is None:
             self.row_splits = tf.zeros([0], tf.int64)
-        elif ragged:
+        elif isinstance(ids, tf.RaggedTensor):
             self.row_splits = tf.cast(ids.row_splits, tf.int64)
         else:
             shape = tf.shape(ids, tf.int64)

@@ -74,8 +74,7 @@ def install() -> None:
 def _over_ranks(stock):
     @functools.wraps(stock)
     def global_norm(t_list, name=None):
-        several = comm.is_initialized() and comm.current().world_size > 1
-        if not several or not _has_parts(t_list):
+        if comm.current_or_single().world_size == 1 or not _has_parts(t_list):
             return stock(t_list, name)
         parts = [g for g in t_list if g is not None and is_part(g)]
         whole = _averaged([g for g in t_list if g is not None and not is_part(g)])
@@ -95,8 +94,8 @@ def _has_parts(t_list):
 
 
 def _clip_by_norm(t, clip_norm, axes=None, name=None):
-    several = comm.is_initialized() and comm.current().world_size > 1
-    if not several or not is_part(t) or axes is not None:
+    alone = comm.current_or_single().world_size == 1
+    if alone or not is_part(t) or axes is not None:
         return NotImplemented
     norm = tf.sqrt(summed_over_ranks(_squares([t])))
     limit = tf.cast(clip_norm, norm.dtype)

@@ -37,7 +37,6 @@ def compare(communicator: Communicator) -> list[tf.Tensor]:
 
     Returns:
         Tensors that later ops must wait for.
-        Tensors that what follows has to wait for.
 
     Raises:
         tf.errors.InvalidArgumentError: a variable differs; on all ranks.

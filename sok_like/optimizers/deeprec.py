@@ -61,9 +61,6 @@ class _RowOptimizer(v1.train.Optimizer):  # type: ignore[name-defined]
     def _resource_apply_sparse(self, grad, var, indices):
         return self._update(grad, var, _Rows(indices))
 
-    def _number(self, value):
-        return self._call_if_callable(value)
-
 
 class _AdagradDecay(_RowOptimizer):
     def __init__(
@@ -123,7 +120,7 @@ class _AdagradDecay(_RowOptimizer):
             tf.cast(self._initial_accumulator_value, power.dtype),
         )
         accumulator = tf.where(late, decayed, accumulator) + gradient * gradient
-        rate = tf.cast(self._number(self._learning_rate), power.dtype)
+        rate = tf.cast(self._call_if_callable(self._learning_rate), power.dtype)
         row = rows.read(variable) - rate * gradient / tf.sqrt(accumulator)
         return tf.group(
             rows.write(accumulators, accumulator),
@@ -146,19 +143,20 @@ class _AdamRows(_RowOptimizer):
                 self._zeros_slot(var, slot, self._name)
             dtype = var.dtype.base_dtype
             for slot, beta in (("beta1_power", self._beta1), ("beta2_power", self._beta2)):
-                initial = v1.constant_initializer(self._number(beta))
+                initial = v1.constant_initializer(self._call_if_callable(beta))
                 args = (initial, tf.TensorShape([]), dtype, slot, self._name)
                 self._get_or_make_slot_with_initializer(var, *args)
+
+    def _settings(self, dtype):
+        values = (self._lr, self._beta1, self._beta2, self._epsilon)
+        return [tf.cast(self._call_if_callable(value), dtype) for value in values]
 
     def _adam(self, gradient, variable, rows, decay=0.0):
         dtype = gradient.dtype
         moments, velocities = self.get_slot(variable, "m"), self.get_slot(variable, "v")
         powers = [self.get_slot(variable, f"beta{i}_power") for i in (1, 2)]
         power_1, power_2 = [tf.convert_to_tensor(power) for power in powers]
-        rate, beta_1, beta_2, epsilon = [
-            tf.cast(self._number(value), dtype)
-            for value in (self._lr, self._beta1, self._beta2, self._epsilon)
-        ]
+        rate, beta_1, beta_2, epsilon = self._settings(dtype)
         alpha = rate * tf.sqrt(1 - power_2) / (1 - power_1)
         m = beta_1 * rows.read(moments) + (1 - beta_1) * gradient
         v = beta_2 * rows.read(velocities) + (1 - beta_2) * gradient * gradient
@@ -200,10 +198,7 @@ class _AdamAsync(_AdamRows):
             return self._adam(gradient, variable, rows)
         dtype = gradient.dtype
         moments, velocities = self.get_slot(variable, "m"), self.get_slot(variable, "v")
-        rate, beta_1, beta_2, epsilon = [
-            tf.cast(self._number(value), dtype)
-            for value in (self._lr, self._beta1, self._beta2, self._epsilon)
-        ]
+        rate, beta_1, beta_2, epsilon = self._settings(dtype)
         v = beta_2 * rows.read(velocities) + (1 - beta_2) * gradient * gradient
         m = beta_1 * rows.read(moments) + rate * gradient * tf.math.rsqrt(v + epsilon)
         return tf.group(
@@ -232,7 +227,7 @@ class _AdamW(_AdamRows):
         return OptimizerRule("lazy_adam", self._numbers(row_weight_decay=decay))
 
     def _update(self, gradient, variable, rows):
-        return self._adam(gradient, variable, rows, self._number(self._weight_decay))
+        return self._adam(gradient, variable, rows, self._call_if_callable(self._weight_decay))
 
 
 def _published(cls, name, doc):

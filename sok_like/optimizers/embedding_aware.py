@@ -22,7 +22,7 @@ from sok_like.lookup.local_variables import is_local
 from sok_like.optimizers import graph_step, owner, same_on_ranks
 from sok_like.optimizers.rules import OptimizerRule, rule_of
 from sok_like.runtime import comm, finite, ops, turns
-from sok_like.table.variable import is_embedding_variable, unwrap
+from sok_like.table.variable import checked, is_embedding_variable, unwrap
 
 
 def split(pairs: Iterable[tuple[Any, Any]]) -> tuple[list, list]:
@@ -168,15 +168,14 @@ class EmbeddingAware:
             TypeError: `variable` is not an EmbeddingVariable.
             ValueError: the optimizer was wrapped without `skip_nonfinite_gradients=True`.
         """
-        if not is_embedding_variable(variable):
-            raise TypeError(f"`variable` must be an EmbeddingVariable. Received: {variable!r}")
+        table = checked(variable)
         if not self._sok_skip_nonfinite:
             raise ValueError(
                 "`skipped_gradients` needs an optimizer of "
                 "`sok.OptimizerWrapper(..., skip_nonfinite_gradients=True)`. "
                 f"Received: {type(self).__name__} without"
             )
-        return self._sok_counter(f"skipped_{unwrap(variable).table_name}")
+        return self._sok_counter(f"skipped_{table.table_name}")
 
     def _sok_counter(self, name):
         """An int64 counter: one variable per graph, like the optimizer's powers of beta."""
@@ -194,7 +193,7 @@ class EmbeddingAware:
         """Whether this optimizer averages ordinary gradients over several ranks."""
         # A dmp.DistributedOptimizer around it has already done so.
         average = self._sok_average and not getattr(self, "dmp_averages", False)
-        return average and _world_size() > 1
+        return average and comm.current_or_single().world_size > 1
 
     def _sok_averaged(self, pairs, learning_rate, step):
         """Ordinary pairs with averaged gradients; raises if the ranks have drifted apart."""
@@ -231,16 +230,12 @@ class EmbeddingAware:
         averages = self._sok_averages() if averages is None else averages
         told = averages and not all(on_all_ranks)
         due = not told and (self._sok_steps_together or any(on_all_ranks))
-        if _world_size() == 1 or not due:
+        if comm.current_or_single().world_size == 1 or not due:
             return contextlib.nullcontext()
         by_steps = _follows_schedule(self) or graph_step.builds_v1_graph()
         compared = None if by_steps else self._sok_counter("rate_compared")
         checks = same_on_ranks.compare(learning_rate, step, compared, comm.current())
         return tf.control_dependencies([] if tf.executing_eagerly() else checks)
-
-
-def _world_size():
-    return comm.current().world_size if comm.is_initialized() else 1
 
 
 def _follows_schedule(optimizer):
@@ -384,8 +379,7 @@ class _TfKeras(EmbeddingAware):
         embedding, other = split(grads_and_vars)
         other = self._sok_averaged(other, self._sok_learning_rate(), self.iterations + 1)
         other = super().aggregate_gradients(other) if other else other
-        communicator = comm.current() if comm.is_initialized() else comm.SingleProcess()
-        return finite.with_decision([*embedding, *other], communicator)
+        return finite.with_decision([*embedding, *other], comm.current_or_single())
 
     def minimize(self, loss, var_list, tape=None):
         if not graph_step.builds_v1_graph() or tape is not None:

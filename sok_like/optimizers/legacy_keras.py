@@ -56,8 +56,7 @@ class LegacyKeras(EmbeddingAware):
         rate, step = self._decayed_lr(tf.float32), self.iterations.read_value() + 1
         other = self._sok_averaged(other, rate, step)
         other = list(super()._aggregate_gradients(other)) if other else other
-        communicator = comm.current() if comm.is_initialized() else comm.SingleProcess()
-        return with_decision([*embedding, *other], communicator)
+        return with_decision([*embedding, *other], comm.current_or_single())
 
 
 def legacy_rule(optimizer: Any) -> OptimizerRule:
@@ -68,14 +67,7 @@ def legacy_rule(optimizer: Any) -> OptimizerRule:
             `tf.compat.v1` graph, has taken steps before it met embedding variables.
     """
     check_keras_settings(optimizer)
-    kind = next(
-        (
-            cls.__name__
-            for cls in type(optimizer).__mro__
-            if cls.__module__.startswith("tf_keras.src.optimizers.legacy.")
-        ),
-        None,
-    )
+    kind = legacy_name(optimizer)
     if kind == "SGD":
         momentum = _number(optimizer, "momentum")
         options: dict[str, Any] = {"momentum": momentum, "nesterov": bool(optimizer.nesterov)}
@@ -99,6 +91,14 @@ def legacy_rule(optimizer: Any) -> OptimizerRule:
         )
     clip = {"clip_value": optimizer.clipvalue or 0.0}
     return OptimizerRule(rule[0], tuple({**rule[1], **clip}.items()))
+
+
+def legacy_name(optimizer: Any) -> str | None:
+    """The tf_keras legacy class of an optimizer; None for other optimizers."""
+    for cls in type(optimizer).__mro__:
+        if cls.__module__.startswith("tf_keras.src.optimizers.legacy."):
+            return cls.__name__
+    return None
 
 
 def _number(optimizer, hyper):

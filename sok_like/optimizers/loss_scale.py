@@ -39,8 +39,7 @@ class LossScaling:
 
     def check_finite(self, grads: Any) -> tf.Tensor:
         """Whether all gradients of all ranks are finite, bool scalar, the same on every rank."""
-        known = comm.is_initialized()
-        return all_finite(grads, comm.current() if known else comm.SingleProcess())
+        return all_finite(grads, comm.current_or_single())
 
     def _stateful_handle_finite_grads(self, grads, trainable_variables):
         # Keras divides by the scale, too, but gradients by key would not stay sparse there.

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from sok_like.optimizers.embedding_aware import knows_tables
 from sok_like.optimizers.wrapper import OptimizerWrapper
+from sok_like.runtime.checks import wrong_argument
 from sok_like.table.keras_variable import is_keras_3
 from sok_like.table.variable import is_embedding_variable
 
@@ -39,10 +40,8 @@ class OptimizerScope:
 
     def __init__(self, trainable_variables: Sequence[Any]):
         if not isinstance(trainable_variables, (list, tuple)):
-            raise RuntimeError(
-                "`trainable_variables` must be a list or a tuple of variables. "
-                f"Received: trainable_variables={trainable_variables!r}"
-            )
+            required, given = "a list or a tuple of variables", trainable_variables
+            raise wrong_argument("trainable_variables", required, given, error=RuntimeError)
 
     def __enter__(self) -> OptimizerScope:
         global _open_scopes

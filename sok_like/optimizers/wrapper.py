@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from sok_like.optimizers.embedding_aware import embedding_aware
 from sok_like.optimizers.loss_scale import LossScaling
+from sok_like.runtime.attributes import view
 from sok_like.table.keras_variable import is_keras_3
 
 
@@ -51,20 +52,12 @@ def OptimizerWrapper(
         return _loss_scaling(optimizer, inner, *options)
     cls = embedding_aware(type(optimizer))  # type: ignore[arg-type]
     cls._sok_rule(optimizer).check()  # type: ignore[attr-defined]
-    view = _view(cls, optimizer)
-    view.__dict__["_sok_lazy"] = lazy
-    view.__dict__["_sok_average"] = average_dense_gradients
-    view.__dict__["_sok_skip_nonfinite"] = skip_nonfinite_gradients
-    view.__dict__["_sok_scaling_allowed"] = False
-    return view
-
-
-def _view(cls, optimizer):
-    """An instance of `cls` that shares all state with `optimizer`."""
-    view = object.__new__(cls)
-    # Bypasses the optimizers' own __setattr__, which would track the dictionary for saving.
-    object.__setattr__(view, "__dict__", optimizer.__dict__)
-    return view
+    made = view(cls, optimizer)
+    made.__dict__["_sok_lazy"] = lazy
+    made.__dict__["_sok_average"] = average_dense_gradients
+    made.__dict__["_sok_skip_nonfinite"] = skip_nonfinite_gradients
+    made.__dict__["_sok_scaling_allowed"] = False
+    return made
 
 
 @functools.cache
@@ -89,6 +82,6 @@ def _loss_scaling(optimizer, inner, lazy, average_dense_gradients, skip_nonfinit
         average_dense_gradients=average_dense_gradients,
         skip_nonfinite_gradients=skip_nonfinite_gradients,
     )
-    view = _view(_loss_scaling_class(type(optimizer)), optimizer) if is_keras_3() else optimizer
-    setattr(view, "inner_optimizer" if is_keras_3() else "_optimizer", wrapped)
-    return view
+    made = view(_loss_scaling_class(type(optimizer)), optimizer) if is_keras_3() else optimizer
+    setattr(made, "inner_optimizer" if is_keras_3() else "_optimizer", wrapped)
+    return made

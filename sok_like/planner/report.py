@@ -17,7 +17,7 @@ bytes of a full table; without a capacity it shows "grows" and counts no bytes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from sok_like.planner.tables import (
     COLUMN_WISE,
@@ -27,7 +27,7 @@ from sok_like.planner.tables import (
     Plan,
     Shard,
 )
-from sok_like.runtime.checks import as_integer
+from sok_like.runtime.checks import as_integer, require
 
 _HEADINGS = ("rank", "table", "kind", "rows", "columns", "bytes", "keys/step", "bytes/step")
 
@@ -101,11 +101,8 @@ def format_report(
     """
     num_inputs = len(plan.input_table_map)
     keys_per_sample = list(hotness) if isinstance(hotness, Sequence) else [hotness] * num_inputs
-    if len(keys_per_sample) != num_inputs:
-        raise ValueError(
-            f"`hotness` must be one integer or one per input ({num_inputs} of them). "
-            f"Received: hotness={hotness!r}"
-        )
+    required = f"one integer or one per input ({num_inputs} of them)"
+    require(len(keys_per_sample) == num_inputs, "hotness", required, hotness)
     arguments = {
         "local_batch": local_batch,
         "slots_per_row": slots_per_row,
@@ -115,10 +112,8 @@ def format_report(
     }
     for argument, value in arguments.items():
         integer = as_integer(value)
-        if integer is None or integer < 0:
-            raise ValueError(
-                f"`{argument}` must be a non-negative integer. Received: {argument}={value!r}"
-            )
+        fits = integer is not None and integer >= 0
+        require(fits, argument, "a non-negative integer", value)
     lines = []
     totals = []
     for rank in range(plan.world_size):
@@ -153,25 +148,18 @@ def format_report(
         totals.append(total_bytes)
     mean = sum(totals) / plan.world_size
     largest = max(totals) / mean if mean else 1.0
-    return "\n".join(
-        [
-            *_aligned(lines),
-            f"largest rank {max(totals):,} bytes, {largest:.2f} of the mean",
-        ]
-    )
+    cells = [[f"{c:,}" if isinstance(c, int) else c for c in line] for line in lines]
+    text = aligned([_HEADINGS, *cells], left={1, 2})  # names; the rest are numbers
+    return "\n".join([*text, f"largest rank {max(totals):,} bytes, {largest:.2f} of the mean"])
 
 
-def _aligned(lines: Sequence[tuple]) -> list[str]:
-    cells = [
-        _HEADINGS,
-        *(tuple(f"{c:,}" if isinstance(c, int) else c for c in line) for line in lines),
-    ]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(_HEADINGS))]
-    left = {1, 2}  # names; the rest are numbers
+def aligned(rows: Sequence[Sequence[str]], left: Container[int]) -> list[str]:
+    """One line per row; cells are aligned to the right, those of the columns `left` to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
             cell.ljust(width) if i in left else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
+        )
+        for row in rows
     ]

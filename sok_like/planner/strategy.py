@@ -29,7 +29,7 @@ from sok_like.planner.tables import (
     is_hashed,
     read_tables,
 )
-from sok_like.runtime.checks import as_integer
+from sok_like.runtime.checks import check_integer
 
 Config = dict[str, Any]
 
@@ -93,11 +93,7 @@ class DistEmbeddingStrategy(CompatibilityLists):
         data_parallel_threshold: int | None = None,
     ):
         placement.check_strategy(strategy)
-        ranks = as_integer(world_size)
-        if ranks is None or ranks < 1:
-            raise ValueError(
-                f"`world_size` must be a positive integer. Received: world_size={world_size!r}"
-            )
+        ranks = check_integer("world_size", world_size)
         check = thresholds.check_threshold
         self.world_size = ranks
         self.strategy = "basic" if ranks == 1 else strategy

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, ROW_WISE
-from sok_like.runtime.checks import as_integer
+from sok_like.runtime.checks import as_integer, wrong_argument
 
 
 def check_threshold(argument: str, value: Any, minimum: int) -> int | None:
@@ -25,10 +25,8 @@ def check_threshold(argument: str, value: Any, minimum: int) -> int | None:
         return None
     integer = as_integer(value)
     if integer is None or integer < minimum:
-        raise ValueError(
-            f"`{argument}` must be None or a number of elements, an integer >= {minimum}. "
-            f"Received: {argument}={value!r}"
-        )
+        required = f"None or a number of elements, an integer >= {minimum}"
+        raise wrong_argument(argument, required, value)
     return integer
 
 
@@ -53,10 +51,8 @@ def check_input_table_map(input_table_map: Any, num_tables: int) -> list[int]:
     if input_table_map is None:
         return list(range(num_tables))
     if not isinstance(input_table_map, Iterable):
-        raise TypeError(
-            "`input_table_map` must be None or a list of integers, one table per input. "
-            f"Received: input_table_map={input_table_map!r}"
-        )
+        required = "None or a list of integers, one table per input"
+        raise wrong_argument("input_table_map", required, input_table_map, error=TypeError)
     tables = []
     for i, value in enumerate(input_table_map):
         table = as_integer(value)

@@ -24,7 +24,7 @@ def check_integer(argument: str, value: Any, minimum: int = 1) -> int:
     integer = as_integer(value)
     if integer is None or integer < minimum:
         required = "a positive integer" if minimum == 1 else f"an integer >= {minimum}"
-        raise ValueError(f"`{argument}` must be {required}. Received: {argument}={value!r}")
+        raise wrong_argument(argument, required, value)
     return integer
 
 
@@ -32,7 +32,7 @@ def check_combiner(combiner: Any, legal: Sequence[str | None] = COMBINERS) -> An
     """`combiner` itself; ValueError unless it is one of `legal`."""
     if any(combiner is choice or combiner == choice for choice in legal):
         return combiner
-    raise ValueError(f"`combiner` must be one of {tuple(legal)}. Received: combiner={combiner!r}")
+    raise wrong_argument("combiner", f"one of {tuple(legal)}", combiner)
 
 
 def wrong_argument(
@@ -45,3 +45,9 @@ def wrong_argument(
     """The error for an argument: what was required, what was received, `of` which table."""
     where = f" ({of})" if of else ""
     return error(f"`{argument}` must be {required}. Received: {argument}={received!r}{where}")
+
+
+def require(fits: bool, argument: str, required: str, received: Any, of: str = "") -> None:
+    """Raises ValueError unless an argument fits."""
+    if not fits:
+        raise wrong_argument(argument, required, received, of)

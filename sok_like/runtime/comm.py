@@ -361,6 +361,11 @@ def current() -> Communicator:
     return _current
 
 
+def current_or_single() -> Communicator:
+    """The communicator of this process; before `sok.Init` that of a single one."""
+    return SingleProcess() if _current is None else _current
+
+
 def is_initialized() -> bool:
     """Whether `sok.Init` (or a front door that calls it) has run in this process."""
     return _current is not None

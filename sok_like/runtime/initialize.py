@@ -125,6 +125,7 @@ def _agree_on_seed(communicator, seed):
     ops = native.ops()
     mine = secrets.randbelow(_INT32_MAX) if seed is None else seed
     mine = tf.constant(mine, tf.int64, name="sok_seed")
+    agreed, warn = mine, None
     if communicator.world_size > 1:
         told, _ = turns.exchange_notes(mine[tf.newaxis], [], communicator, "sok_init")
         agreed = told[0]
@@ -142,10 +143,6 @@ def _agree_on_seed(communicator, seed):
                     "on rank 0; rank 0's is used.",
                 ),
             )
-        else:
-            warn = None
-    else:
-        agreed, warn = mine, None
     set_seed = ops.sok_set_seed(seed=agreed)
     dependencies = [op for op in (set_seed, warn) if isinstance(op, tf.Operation)]
     with tf.control_dependencies(dependencies):

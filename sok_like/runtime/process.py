@@ -34,20 +34,20 @@ def local_rank() -> int:
     Raises:
         RuntimeError: `sok.Init` has not been called.
     """
-    if size() == 1:
-        return 0
-    import horovod.tensorflow as hvd
-
-    return hvd.local_rank()
+    return _here()[0]
 
 
 def local_size() -> int:
     """Number of processes of this host."""
+    return _here()[1]
+
+
+def _here():
     if size() == 1:
-        return 1
+        return 0, 1
     import horovod.tensorflow as hvd
 
-    return hvd.local_size()
+    return hvd.local_rank(), hvd.local_size()
 
 
 def shard(dataset: tf.data.Dataset, *, drop_remainder: bool) -> tf.data.Dataset:

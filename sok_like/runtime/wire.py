@@ -6,6 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_like.runtime.checks import wrong_argument
+
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -26,8 +28,5 @@ def check(dtype: Any, where: str = "", argument: str = "wire_dtype") -> str | No
         except (TypeError, ValueError):
             pass
     if name not in DTYPES:
-        raise ValueError(
-            f"`{argument}` must be None or one of {DTYPES}. "
-            f"Received: {argument}={dtype!r}{where and f' ({where})'}"
-        )
+        raise wrong_argument(argument, f"None or one of {DTYPES}", dtype, where)
     return None if name == "float32" else name

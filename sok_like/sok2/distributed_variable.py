@@ -23,10 +23,11 @@ from sok_like.lookup import norms
 from sok_like.lookup.exchange import BY_KEY
 from sok_like.lookup.local_variables import mark_local
 from sok_like.runtime import comm
+from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.initialize import check_replicas
 from sok_like.table import keras_files, tf_checkpoints, v1_saver
 from sok_like.table.initializers import row_initializer
-from sok_like.table.keras_variable import is_keras_3
+from sok_like.table.keras_variable import holder_class, is_keras_3
 from sok_like.table.variable import EmbeddingVariable, unwrap
 
 _count = itertools.count()
@@ -65,10 +66,8 @@ def home_of(mode: str | None) -> int | None:
         return None
     kind, _, number = mode.partition(":") if isinstance(mode, str) else ("", "", "")
     if kind != "localized" or not number.isdecimal() or int(number) >= world_size:
-        raise ValueError(
-            "`mode` must be 'distributed' or 'localized:#' with the number of one of the "
-            f"{world_size} ranks. Received: mode={mode!r}"
-        )
+        required = "'distributed' or 'localized:#' with the number of one of the "
+        raise wrong_argument("mode", f"{required}{world_size} ranks", mode)
     return int(number)
 
 
@@ -233,9 +232,7 @@ class ShardedVariable(ResourceVariable):
         if not is_keras_3():
             return self
         if self._keras_variable is None:
-            from sok_like.sok2.keras_shard import keras_class
-
-            self._keras_variable = keras_class()(self)
+            self._keras_variable = mark_local(holder_class()(self, tuple(self.shape)))
         return self._keras_variable
 
     def __deepcopy__(self, memo):

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from sok_like.optimizers.legacy_keras import legacy_name
 from sok_like.runtime import comm
 from sok_like.sok2 import dump_files as files
 from sok_like.sok2.distributed_variable import is_static, plain
 from sok_like.sok2.dynamic_variable import assign, export
-from sok_like.sok2.optimizer import SGD, OptimizerWrapper, legacy_name, static_slot
+from sok_like.sok2.optimizer import SGD, OptimizerWrapper, static_slot
 from sok_like.table.export_assign import held_here
 from sok_like.table.variable import is_embedding_variable, unwrap
 

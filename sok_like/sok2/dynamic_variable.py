@@ -314,21 +314,18 @@ def _check_supported(name, var_type, key_type, dtype, constraint, filter_ratio):
             "`key_type` must be int64 if var_type is 'hybrid'. "
             f"Received: key_type={key_type.name} (table '{name}')"
         )
+    of, error = f"table '{name}'", NotImplementedError
     if dtype is not None and tf.as_dtype(dtype) != tf.float32:
-        raise NotImplementedError(
-            f"`dtype` must be float32. Received: dtype={dtype!r} (table '{name}')"
-        )
+        raise wrong_argument("dtype", "float32", dtype, of, error)
     if constraint is not None:
-        raise NotImplementedError(
-            f"`constraint` must be None. Received: constraint={constraint!r} (table '{name}')"
-        )
+        raise wrong_argument("constraint", "None", constraint, of, error)
     if filter_ratio != 1.0:
-        raise NotImplementedError(
-            "`filter_ratio` must be 1.0: keys cannot be admitted at random. To admit them by "
-            "frequency, use sok.EmbeddingVariable(..., ev_option=sok.EmbeddingVariableOption("
-            "filter_option=sok.CounterFilter(n))). "
-            f"Received: filter_ratio={filter_ratio!r} (table '{name}')"
+        required = (
+            "1.0: keys cannot be admitted at random. To admit them by frequency, use "
+            "sok.EmbeddingVariable(..., ev_option=sok.EmbeddingVariableOption("
+            "filter_option=sok.CounterFilter(n)))"
         )
+        raise wrong_argument("filter_ratio", required, filter_ratio, of, error)
 
 
 def _check_layout(name, kwargs):
@@ -348,10 +345,8 @@ def _bounds(name, var_type, max_capacity, evict_strategy):
     """The arguments of an EmbeddingVariable that limit its keys."""
     if var_type == "hbm":
         if evict_strategy is not None:
-            raise ValueError(
-                "`evict_strategy` must be None if var_type is 'hbm', which evicts nothing. "
-                f"Received: evict_strategy={evict_strategy!r} (table '{name}')"
-            )
+            required = "None if var_type is 'hbm', which evicts nothing"
+            raise wrong_argument("evict_strategy", required, evict_strategy, f"table '{name}'")
         return {"capacity": max_capacity}
     score = _SCORES.get(evict_strategy or "kLru")
     if score is None:

@@ -18,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.optimizers import wrapper
+from sok_like.optimizers.legacy_keras import legacy_name
 from sok_like.optimizers.rules import OptimizerRule, check_keras_settings
 from sok_like.runtime.checks import wrong_argument
 from sok_like.sok2.distributed_variable import is_static, plain
@@ -247,14 +248,6 @@ class SGD:
         if global_step is not None:
             done.append(global_step.assign_add(tf.ones([], global_step.dtype)))
         return tf.group(*[op for op in done if op is not None], name=name)
-
-
-def legacy_name(optimizer: Any) -> str | None:
-    """The tf_keras legacy class of an optimizer; None for other optimizers."""
-    for cls in type(optimizer).__mro__:
-        if cls.__module__.startswith("tf_keras.src.optimizers.legacy."):
-            return cls.__name__
-    return None
 
 
 def static_slot(optimizer: Any, variable: Any, name: str) -> tf.Variable:

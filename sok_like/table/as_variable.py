@@ -58,6 +58,13 @@ class _StandIns(threading.local):
 stand_ins = _StandIns()
 
 
+def _unreadable(what):
+    def read(self, *args, **kwargs):
+        raise self._no_dense_value(what)
+
+    return read
+
+
 class AsVariable:
     """Methods of an EmbeddingVariable that TensorFlow calls on any variable."""
 
@@ -108,35 +115,22 @@ class AsVariable:
     def _no_dense_value(self, what):
         return TypeError(_NO_DENSE_VALUE.format(name=self.table_name, what=what))
 
-    def _read_variable_op(self, no_copy=False):
-        raise self._no_dense_value("a read of the whole variable")
-
-    def value(self):
-        raise self._no_dense_value("variable.value()")
-
-    def read_value(self):
-        raise self._no_dense_value("variable.read_value()")
+    _read_variable_op = _unreadable("a read of the whole variable")
+    value = _unreadable("variable.value()")
+    read_value = _unreadable("variable.read_value()")
+    initialized_value = _unreadable("variable.initialized_value()")
+    _dense_tensor_conversion = _unreadable("a conversion to a tensor")
+    __array__ = _unreadable("a conversion to a NumPy array")
+    __bool__ = _unreadable("the truth value of a variable")
 
     def read_value_no_copy(self):
         # TensorFlow's lookups use this; then they ask it for rows, or convert it, which raises.
         return self
 
-    def initialized_value(self):
-        raise self._no_dense_value("variable.initialized_value()")
-
-    def _dense_tensor_conversion(self, dtype=None, name=None, as_ref=False):
-        raise self._no_dense_value("a conversion to a tensor")
-
-    def __array__(self, *args, **kwargs):
-        raise self._no_dense_value("a conversion to a NumPy array")
-
     def __iter__(self):
         if self.is_partitioned:  # behaves as a PartitionedVariable, with one part
             return iter([self])
         raise self._no_dense_value("an iteration")
-
-    def __bool__(self):
-        raise self._no_dense_value("the truth value of a variable")
 
     def is_initialized(self, name: str | None = None) -> tf.Tensor:
         """True: a table is ready when it is created; in a graph, once its initializer has run."""
@@ -147,11 +141,7 @@ class AsVariable:
     def __eq__(self, other):
         return self is other
 
-    def __ne__(self, other):
-        return self is not other
-
-    def __hash__(self):
-        return id(self)
+    __ne__, __hash__ = object.__ne__, object.__hash__
 
     def _export_to_saved_model_graph(self, *args, **kwargs):
         raise NotImplementedError(_NO_SAVED_MODEL.format(name=self.table_name))
@@ -186,6 +176,7 @@ class AsVariable:
     @contextlib.contextmanager
     def asked_by_known_optimizer(self):
         """A scope in which an optimizer that supports tables may ask as stock ones do."""
+        # Threads that look up one table meet here: no attribute may disappear.
         before, self._trained_by_sok = self._trained_by_sok, True
         try:
             yield

@@ -16,12 +16,14 @@ import os
 import pathlib
 import secrets
 import shutil
+import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
+from sok_like.runtime.attributes import attributes
 from sok_like.table import dump_file, dump_owners, saver
 from sok_like.table.variable import is_embedding_variable, unwrap
 
@@ -60,13 +62,8 @@ class Kinds:
         return bool(self.tables or self.sharded or self.own or self.holders)
 
 
-def new_reference(variable: Any) -> str:
+def new_reference(name: str) -> str:
     """A new, unique name for a dump of a table."""
-    return new_reference_of(variable.table_name)
-
-
-def new_reference_of(name: str) -> str:
-    """The same, from the table's name."""
     return f"{dump_file.file_stem(name)}.{secrets.randbits(62):016x}"
 
 
@@ -79,7 +76,7 @@ def save(
     call: str,
     path: str,
     tables: Sequence[Any],
-    common: Callable[[Sequence[str]], Any],
+    common: Callable[[Sequence[str]], None],
     *,
     references: Sequence[str] | None = None,
     dump: Callable[[Any, str], Any] | None = None,
@@ -103,8 +100,8 @@ def save(
     """
     communicator = comm.current()
     tables = list(tables)
-    mine = list(references) if references is not None else [new_reference(t) for t in tables]
     names = [table.table_name for table in tables]
+    mine = list(map(new_reference, names)) if references is None else list(references)
 
     def start():
         _check_local(path)
@@ -117,7 +114,7 @@ def save(
         folder = folder_of(path, reference)
         (dump or dump_table)(table, folder)
         dump_owners.forget(folder, table)
-    agreed(lambda: _without_value(common(chosen)), communicator, call)
+    agreed(lambda: common(chosen), communicator, call)
     if communicator.rank == 0:
         _remove_others(path, [*chosen, *kept])
 
@@ -194,10 +191,6 @@ def _digest(path):
     return digest.hexdigest()
 
 
-def _without_value(_):
-    return None
-
-
 def _check_local(path):
     if "://" in path:
         raise ValueError(
@@ -245,37 +238,34 @@ def _kept_for_backup(path):
 
 # ---- which file is being read or written; only the functions around it know ----
 
-_reading: list[str] = []
-_writing: list[list[tuple[Any, str]]] = []
+_now = threading.local()
 
 
-@contextlib.contextmanager
-def reading(path: str) -> Iterator[None]:
+def reading(path: str) -> contextlib.AbstractContextManager[None]:
     """A scope in which tables that Keras reads find their dumps beside `path`."""
-    _reading.append(path)
-    try:
-        yield
-    finally:
-        _reading.pop()
+    return attributes(_now, {"path_read": path})
 
 
 def path_read() -> str | None:
     """The file being read; None if there is none."""
-    return _reading[-1] if _reading else None
+    return getattr(_now, "path_read", None)
 
 
-@contextlib.contextmanager
-def writing(tables: Sequence[Any], references: Sequence[str]) -> Iterator[None]:
+def writing(
+    tables: Sequence[Any], references: Sequence[str]
+) -> contextlib.AbstractContextManager[None]:
     """A scope in which tables that Keras writes write their reference."""
     pairs = zip(tables, references, strict=True)
-    _writing.append([(weakref.ref(table), reference) for table, reference in pairs])
-    try:
-        yield
-    finally:
-        _writing.pop()
+    written = [(weakref.ref(table), reference) for table, reference in pairs]
+    return attributes(_now, {"written": written})
+
+
+def is_writing() -> bool:
+    """Whether such a scope is active."""
+    return hasattr(_now, "written")
 
 
 def reference_of(variable: Any) -> str | None:
     """The dump that the file being written names for a table; None: the table goes inside."""
-    found = _writing[-1] if _writing else []
+    found = getattr(_now, "written", ())
     return next((reference for table, reference in found if table() is variable), None)

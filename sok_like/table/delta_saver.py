@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime import comm
+from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.steps import Steps, text_of
 from sok_like.table import deltas, dump_file, dump_owners, shard_file, streams
 
@@ -83,7 +84,7 @@ class DeltaSaver:
         """
         variable = dump_owners.checked(embedding_variable)
         dump_owners.check_arguments(variable, filepath)
-        work = _Compaction(variable, filepath)
+        work = _Compaction(variable, filepath, "compact")
         work.steps.take(work.agree)
         work.write(verify=dump_owners.same_dump)
         return work.steps.end("OK")
@@ -100,13 +101,13 @@ def remember(variable: Any, name: str, number: int) -> None:
 class _Work:
     """The steps that ranks take in one call."""
 
-    def __init__(self, variable, filepath, call, name):
+    def __init__(self, variable, filepath, call, name=None):
         self._variable, self._filepath, self._table = variable, filepath, variable.table_name
         self._communicator = comm.current()
         self._written: list[str] = []
         self.steps = Steps(
             self._communicator,
-            f"sok_{name}_{self._table}",
+            f"sok_{name or call}_{self._table}",
             f"{call} of table '{self._table}'",
             variable.mark,
         )
@@ -193,7 +194,7 @@ class WholeDump(_Work):
 
 class _Dump(_Work):
     def __init__(self, variable, filepath):
-        super().__init__(variable, filepath, "dump", "dump")
+        super().__init__(variable, filepath, "dump")
         self._number = 0
 
     def agree(self, *given):
@@ -243,9 +244,6 @@ class _Dump(_Work):
 
 
 class _Compaction(_Work):
-    def __init__(self, variable, filepath):
-        super().__init__(variable, filepath, "compact", "compact")
-
     def write_mine(self, told):
         dump, communicator = self._read_manifest(), self._communicator
         if not dump.deltas:
@@ -273,10 +271,8 @@ def _given(since, table):
         return [tf.constant(since)]
     if isinstance(since, (int, np.integer)) and not isinstance(since, bool):
         return [tf.constant(int(since), tf.int64)]
-    raise TypeError(
-        '`since` must be None, "last", what `dump` has returned, or a step. '
-        f"Received: since={since!r} (table '{table}')"
-    )
+    required = 'None, "last", what `dump` has returned, or a step'
+    raise wrong_argument("since", required, since, f"table '{table}'", TypeError)
 
 
 def _same_start(told):

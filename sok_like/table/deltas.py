@@ -117,22 +117,6 @@ class Content:
                 found[name] = None if arrays[0] is None else np.concatenate(arrays)[order]
             yield dataclasses.replace(rest, **found)
 
-    def whole(self) -> Shard:
-        """All parts together."""
-        found, begin = dataclasses.replace(self.rest), 0
-        for name in ("keys", "rows", "slot_rows", "records"):
-            array = getattr(found, name)
-            if array is not None:
-                setattr(found, name, np.zeros([self.num_keys, *array.shape[1:]], array.dtype))
-        for part in self.parts():
-            end = begin + len(part.keys)
-            found.keys[begin:end], found.rows[begin:end] = part.keys, part.rows
-            found.slot_rows[begin:end] = part.slot_rows
-            if found.records is not None:
-                found.records[begin:end] = part.records
-            begin = end
-        return found
-
     def _count(self):
         """Counts the keys, and finds out which slot variables and records they have."""
         count, first, has_records = 0, None, True

@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime import comm
+from sok_like.runtime.attributes import attributes
 from sok_like.table import beside, dense_tables, together
 from sok_like.table.dense_reading import Reading
 from sok_like.table.dense_tables import Holder
@@ -44,11 +45,9 @@ def is_hidden(layer: Any, name: str) -> bool:
 # ---- writing ----
 
 
-@contextlib.contextmanager
-def saving(model: Any) -> Iterator[None]:
+def saving(model: Any) -> contextlib.AbstractContextManager[None]:
     """A scope in which tables are written with the slot variables of the model's optimizer."""
-    with dense_tables.of_root(_optimizers(model)):
-        yield
+    return dense_tables.of_root(_optimizers(model))
 
 
 def _optimizers(model):
@@ -117,12 +116,9 @@ def loading(model: Any, discarded: Callable[[], bool]) -> Iterator[None]:
     Args:
         discarded: Whether the values must be discarded: Keras collects errors.
     """
-    before, _state.found = getattr(_state, "found", None), []
-    try:
+    found: list[Any] = []
+    with attributes(_state, {"found": found}):
         yield
-        found = _state.found
-    finally:
-        _state.found = before
     if not discarded():
         with dense_tables.of_root(_optimizers(model)):
             copies = [_copy_of(*each) for each in found]

@@ -24,11 +24,12 @@ import warnings
 import weakref
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
 
+from sok_like.runtime.attributes import attributes
 from sok_like.table.keras_variable import is_keras_3
 
 KEY = "sok_like/dense"  # name of the tensor that says where the tables are
@@ -164,15 +165,9 @@ class _Others(tf.__internal__.tracking.Trackable):
 # ---- the objects of one call of `tf.train.Checkpoint` ----
 
 
-@contextlib.contextmanager
-def of_root(objects: Iterable[Any]) -> Iterator[None]:
+def of_root(objects: Iterable[Any]) -> contextlib.AbstractContextManager[None]:
     """A scope in which holders take their optimizers from these objects, to write or read."""
-    before = getattr(_state, "optimizers", ())
-    _state.optimizers = [each for each in objects if is_optimizer(each)]
-    try:
-        yield
-    finally:
-        _state.optimizers = before
+    return attributes(_state, {"optimizers": [each for each in objects if is_optimizer(each)]})
 
 
 def is_optimizer(thing: Any) -> bool:
@@ -250,14 +245,20 @@ def note(folder: str, world_size: int, holders: Sequence[Holder]) -> str:
 
 def write(folder: str, rank: int, world_size: int, ids: Sequence[str], holders: Any) -> None:
     """Writes this rank's file of the holders' parts; `ids` are the same on all ranks."""
-    file = file_of(folder, rank, world_size)
+    with flushed(file_of(folder, rank, world_size)) as opened:
+        with zipfile.ZipFile(opened, "w") as archive:
+            for holder_id, holder in zip(ids, holders, strict=True):
+                for part in parts_of(holder):
+                    _write_part(archive, holder_id, part)
+
+
+@contextlib.contextmanager
+def flushed(file: pathlib.Path) -> Iterator[BinaryIO]:
+    """A scope that writes a file, and flushes it to the disk; an OSError names the file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         with open(file, "wb") as opened:
-            with zipfile.ZipFile(opened, "w") as archive:
-                for holder_id, holder in zip(ids, holders, strict=True):
-                    for part in parts_of(holder):
-                        _write_part(archive, holder_id, part)
+            yield opened
             opened.flush()
             os.fsync(opened.fileno())
     except OSError as error:

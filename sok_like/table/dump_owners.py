@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from sok_like.runtime import comm
+from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.process import local_size
 from sok_like.table import dump_file
-from sok_like.table.variable import is_embedding_variable, unwrap
+from sok_like.table import variable as embedding_variable
 
 # The tables that wrote or read the dump in a folder, by folder and table name.
 _known_by: dict[tuple[str, str], list[weakref.ref]] = {}
@@ -20,11 +21,7 @@ _known_by: dict[tuple[str, str], list[weakref.ref]] = {}
 
 def checked(variable: Any) -> Any:
     """The EmbeddingVariable; raises for anything else, and for one that only `sok2.dump` takes."""
-    if not is_embedding_variable(variable):
-        raise TypeError(
-            f"`embedding_variable` must be an EmbeddingVariable. Received: {variable!r}"
-        )
-    variable = unwrap(variable)
+    variable = embedding_variable.checked(variable, "embedding_variable")
     if variable.home is not None and comm.current().world_size > 1:
         raise ValueError(
             "`embedding_variable` must have its keys on rank key % world_size. Received: table "
@@ -40,22 +37,18 @@ def check_arguments(variable: Any, filepath: Any, **flags: Any) -> None:
         TypeError: `filepath` is not a str or an os.PathLike, or a flag is not a bool.
         ValueError: `filepath` is empty, which would mean the working directory.
     """
-    table = variable.table_name
+    of = f"table '{variable.table_name}'"
     if not isinstance(filepath, (str, os.PathLike)) or isinstance(os.fspath(filepath), bytes):
-        raise TypeError(
-            "`filepath` must be a folder, as a str or an os.PathLike. "
-            f"Received: filepath={filepath!r} (table '{table}')"
-        )
+        required = "a folder, as a str or an os.PathLike"
+        raise wrong_argument("filepath", required, filepath, of, TypeError)
     if filepath == "":
         raise ValueError(
             "`filepath` must name a folder; '.' is the working directory. "
-            f"Received: filepath='' (table '{table}')"
+            f"Received: filepath='' ({of})"
         )
     for name, value in flags.items():
         if not isinstance(value, (bool, np.bool_)):
-            raise TypeError(
-                f"`{name}` must be True or False. Received: {name}={value!r} (table '{table}')"
-            )
+            raise wrong_argument(name, "True or False", value, of, TypeError)
 
 
 def _place(folder, table):

@@ -8,13 +8,7 @@ import tensorflow as tf
 
 from sok_like.runtime import comm, native
 from sok_like.table.keys import as_keys, as_rows, owner
-from sok_like.table.variable import is_embedding_variable, unwrap
-
-
-def _checked(variable):
-    if not is_embedding_variable(variable):
-        raise TypeError(f"`variable` must be an EmbeddingVariable. Received: {variable!r}")
-    return unwrap(variable)
+from sok_like.table.variable import checked
 
 
 def export(variable: Any) -> tuple[tf.Tensor, tf.Tensor]:
@@ -30,7 +24,7 @@ def export(variable: Any) -> tuple[tf.Tensor, tf.Tensor]:
     Raises:
         TypeError: `variable` is not an EmbeddingVariable.
     """
-    variable = _checked(variable)
+    variable = checked(variable)
     snapshot = variable.snapshot(with_slots=False)
     if variable.key_dtype == tf.uint64:
         return tf.bitcast(snapshot.keys, tf.uint64), snapshot.rows
@@ -57,7 +51,7 @@ def assign(variable: Any, keys: Any, rows: Any) -> Any:
         tf.errors.InvalidArgumentError: the shapes do not fit.
         tf.errors.ResourceExhaustedError: the table cannot hold all new keys; none was written.
     """
-    variable = _checked(variable)
+    variable = checked(variable)
     keys = tf.reshape(as_keys(keys), [-1])
     rows = as_rows(rows, "rows", variable.table_name)
     if comm.current().world_size > 1:

@@ -42,7 +42,6 @@ _IN_A_GRAPH = (
     "tf.compat.v1.train.Saver saves the model, on any number of ranks. "
     "Received: {call} without eager execution"
 )
-_busy = False
 
 
 @functools.cache
@@ -73,12 +72,17 @@ def install() -> None:
 def _kinds(model):
     """The variables of a model that are not the same on all ranks."""
     try:
-        variables = model.variables
-    except ValueError:  # tf_keras' models have none before they are built
+        ordinary = _ordinary(model)
+    except ValueError:  # tf_keras' models have no variables before they are built
         return beside.Kinds(())
+    return beside.Kinds([*ordinary, *dense_in_keras.holders_of(model)])
+
+
+def _ordinary(model):
+    """The variables of a model that no holder of dense tables has."""
     holders = dense_in_keras.holders_of(model)
     held = {id(each) for holder in holders for each in holder.own_variables()}
-    return beside.Kinds([*(each for each in variables if id(each) not in held), *holders])
+    return [each for each in model.variables if id(each) not in held]
 
 
 def _check_eager(call):
@@ -105,7 +109,7 @@ def _saving(own, call):
             return own(model, place, *args, **kwargs)
 
         kinds = _kinds(model)
-        if _busy or not kinds or not comm.is_initialized():
+        if beside.is_writing() or not kinds or not comm.is_initialized():
             return write(filepath)
         _check_eager(call)
         _check(kinds, call)
@@ -150,7 +154,7 @@ def save_together(
     def common(references):
         if not named:
             raise TypeError(f"On several ranks `filepath` must be a path. Received: {filepath!r}")
-        with _writing(tables, references):
+        with beside.writing(tables, references):
             if communicator.rank == 0:
                 _replaced(path, write) if path.endswith(_FILES) else write(path)
             elif collective:
@@ -165,17 +169,6 @@ def _dump(table, folder):
         agreed(lambda: dense_in_keras.write_beside(table, folder), comm.current())
     else:
         beside.dump_table(table, folder)
-
-
-@contextlib.contextmanager
-def _writing(tables: Sequence[Any], references: Sequence[str]) -> Iterator[None]:
-    global _busy
-    before, _busy = _busy, True
-    try:
-        with beside.writing(tables, references):
-            yield
-    finally:
-        _busy = before
 
 
 def _replaced(path, write):
@@ -211,14 +204,13 @@ def _loading_weights(own):
 @contextlib.contextmanager
 def _put_back(model: Any) -> Iterator[None]:
     """If an error is raised within it, restores the values of ordinary variables, on all ranks."""
-    kept = []
-    holders = [] if model is None else dense_in_keras.holders_of(model)
-    held = {id(each) for holder in holders for each in holder.own_variables()}
-    for each in [] if model is None else model.variables:
-        # An error leaves some of these loaded. Reading a shard would be a collective, and dense
-        # tables of holders are loaded last, when nothing can fail.
-        if not (is_embedding_variable(each) or hasattr(each, "_sok_shard") or id(each) in held):
-            kept.append((each, np.asarray(each).copy()))
+    # An error leaves some of these loaded. Reading a shard would be a collective, and dense tables
+    # of holders are loaded last, when nothing can fail.
+    kept = [
+        (each, np.asarray(each).copy())
+        for each in ([] if model is None else _ordinary(model))
+        if not is_embedding_variable(each) and not hasattr(each, "_sok_shard")
+    ]
     try:
         yield
     except BaseException:
@@ -322,17 +314,12 @@ def _by_rank_0(own):
     @functools.wraps(own)
     def remove(self, *args, **kwargs):
         model = getattr(self, "model", None) or getattr(self, "_model", None)
-        if not comm.is_initialized() or comm.current().world_size == 1 or not _kinds(model):
-            return own(self, *args, **kwargs)
-        communicator = comm.current()
+        communicator = comm.current_or_single()
+        run = functools.partial(own, self, *args, **kwargs)
+        if communicator.world_size == 1 or not _kinds(model):
+            return run()
         call = "the end of BackupAndRestore"
         agreed(None, communicator, call)
-        mine = communicator.rank == 0
-
-        def run():
-            if mine:
-                own(self, *args, **kwargs)
-
-        agreed(run, communicator, call)
+        agreed(run if communicator.rank == 0 else None, communicator, call)
 
     return remove

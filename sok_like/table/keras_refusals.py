@@ -77,7 +77,7 @@ def _reading(own, call, kinds_of):
 def _asking(own):
     @functools.wraps(own)
     def ask(filepath):
-        alone = not comm.is_initialized() or comm.current().world_size == 1
+        alone = comm.current_or_single().world_size == 1
         if alone or (sys.stdin is not None and sys.stdin.isatty()):
             return own(filepath)
         raise FileExistsError(

@@ -37,28 +37,41 @@ def as_weight(variable: EmbeddingVariable):
 
 
 @functools.cache
-def _wrapper_class():
+def holder_class():
+    """The class of Keras 3 variables whose value is a given variable with a `table_name`."""
     import keras
 
-    class KerasEmbeddingVariable(keras.Variable):
-        """A Keras 3 variable whose value is an EmbeddingVariable."""
+    class HeldVariable(keras.Variable):
+        """A Keras 3 variable whose value is another variable."""
 
-        def __init__(self, variable):
-            self._embedding_variable = variable
+        def __init__(self, variable, shape):
+            self._held = variable
             super().__init__(
                 initializer=lambda *args, **kwargs: None,  # never called: see _initialize
-                shape=(0, variable.dim),
-                dtype="float32",
+                shape=shape,
+                dtype=variable.dtype.name,
                 trainable=variable.trainable,
                 autocast=False,
                 name=variable.table_name.replace("/", "_"),
             )
 
         def _initialize_with_initializer(self, initializer):
-            self._value = self._embedding_variable
+            self._value = self._held
 
         def _deferred_initialize(self):
-            self._value = self._embedding_variable
+            self._value = self._held
+
+    return HeldVariable
+
+
+@functools.cache
+def _wrapper_class():
+    class KerasEmbeddingVariable(holder_class()):
+        """A Keras 3 variable whose value is an EmbeddingVariable."""
+
+        def __init__(self, variable):
+            self._embedding_variable = variable
+            super().__init__(variable, (0, variable.dim))
 
         @property
         def shape(self):
@@ -88,11 +101,7 @@ def _wrapper_class():
         def __eq__(self, other):
             return self is other
 
-        def __ne__(self, other):
-            return self is not other
-
-        def __hash__(self):
-            return id(self)
+        __ne__, __hash__ = object.__ne__, object.__hash__
 
         def __getattr__(self, name):
             # Attributes of a table that a Keras variable does not have: size, stats, find, ...

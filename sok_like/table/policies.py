@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from sok_like.runtime.checks import as_integer, wrong_argument
+from sok_like.runtime.checks import as_integer, require
 from sok_like.table.storage import StorageOption as StorageOption
 
 DEFAULT_VALUE_DIM = 4096
@@ -26,14 +26,9 @@ def set_default_count(count: str) -> None:
     _default_count = count
 
 
-def _require(ok: bool, argument: str, required: str, received: Any) -> None:
-    if not ok:
-        raise wrong_argument(argument, required, received)
-
-
 def _require_count(argument: str, value: Any) -> None:
     known = value is None or (_is_int(value, 1) and value < 2**63)
-    _require(known, argument, "None or a positive integer", value)
+    require(known, argument, "None or a positive integer", value)
 
 
 def _is_int(value: Any, least: int) -> bool:
@@ -73,7 +68,7 @@ class CounterFilter:
     max_waiting: int | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self):
-        _require(_is_int(self.filter_freq, 0), "filter_freq", "an integer >= 0", self.filter_freq)
+        require(_is_int(self.filter_freq, 0), "filter_freq", "an integer >= 0", self.filter_freq)
         _require_count("max_waiting", self.max_waiting)
 
 
@@ -105,10 +100,10 @@ class CBFFilter:
 
     def __post_init__(self):
         name = getattr(self.counter_type, "name", self.counter_type)
-        _require(name in COUNTER_TYPES, "counter_type", f"one of {COUNTER_TYPES}", name)
+        require(name in COUNTER_TYPES, "counter_type", f"one of {COUNTER_TYPES}", name)
         object.__setattr__(self, "counter_type", name)
         largest = 2 ** (self.counter_bits - (not name.startswith("u"))) - 1
-        _require(
+        require(
             _is_int(self.filter_freq, 0) and self.filter_freq <= min(largest, 2**63 - 1),
             "filter_freq",
             f"an integer in [0, {largest}], the range of {name}",
@@ -116,14 +111,14 @@ class CBFFilter:
         )
         if self.filter_freq <= 1:
             return
-        _require(
+        require(
             _is_int(self.max_element_size, 1),
             "max_element_size",
             "a positive integer",
             self.max_element_size,
         )
         p = self.false_positive_probability
-        _require(_is_number(p) and 0 < p < 1, "false_positive_probability", "a number in (0, 1)", p)
+        require(_is_number(p) and 0 < p < 1, "false_positive_probability", "a number in (0, 1)", p)
 
     @property
     def counter_bits(self) -> int:
@@ -167,7 +162,7 @@ class L2WeightEvict:
 
     def __post_init__(self):
         value = self.l2_weight_threshold
-        _require(
+        require(
             _is_number(value) and (value == -1.0 or 0 < value < float("inf")),
             "l2_weight_threshold",
             "-1 or a positive number",
@@ -195,8 +190,8 @@ class ScoreEvict:
     capacity: int | None = None
 
     def __post_init__(self):
-        _require(self.score in SCORES, "score", f"one of {SCORES}", self.score)
-        _require(
+        require(self.score in SCORES, "score", f"one of {SCORES}", self.score)
+        require(
             self.capacity is None or (_is_int(self.capacity, 1) and self.capacity < 2**32 - 1),
             "capacity",
             "None or an integer in [1, 2**32 - 1)",
@@ -230,9 +225,9 @@ class InitializerOption:
 
     def __post_init__(self):
         rows, value = self.default_value_dim, self.default_value_no_permission
-        _require(_is_int(rows, 1), "default_value_dim", "a positive integer", rows)
+        require(_is_int(rows, 1), "default_value_dim", "a positive integer", rows)
         finite = _is_number(value) and abs(value) < float("inf")
-        _require(finite, "default_value_no_permission", "a finite number", value)
+        require(finite, "default_value_no_permission", "a finite number", value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,20 +273,20 @@ class EmbeddingVariableOption:
         for eviction in evictions:
             _check_class("evict_option", eviction, EVICTIONS)
         kinds = [type(eviction).__name__ for eviction in evictions]
-        _require(
+        require(
             len(set(kinds)) == len(kinds), "evict_option", "at most one policy of each kind", kinds
         )
         _check_class("filter_option", self.filter_option, (CounterFilter, CBFFilter))
         _check_class("storage_option", self.storage_option, (StorageOption,))
         _check_class("init_option", self.init_option, (InitializerOption,))
-        _require(self.ckpt is None, "ckpt", "None; sok.Saver restores tables", self.ckpt)
+        require(self.ckpt is None, "ckpt", "None; sok.Saver restores tables", self.ckpt)
         size = self.evicted_buffer_size
-        _require(_is_int(size, 0), "evicted_buffer_size", "an integer >= 0", size)
+        require(_is_int(size, 0), "evicted_buffer_size", "an integer >= 0", size)
         recorded = self.record_statistics
-        _require(isinstance(recorded, bool), "record_statistics", "a bool", recorded)
+        require(isinstance(recorded, bool), "record_statistics", "a bool", recorded)
         if self.count is None:
             object.__setattr__(self, "count", _default_count)
-        _require(self.count in COUNTS, "count", f"one of {COUNTS}", self.count)
+        require(self.count in COUNTS, "count", f"one of {COUNTS}", self.count)
         if size > 0 and not any(self.evictions):
             raise ValueError(
                 "`evicted_buffer_size` needs an `evict_option`: without one nothing is evicted. "

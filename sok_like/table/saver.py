@@ -160,7 +160,9 @@ class Saver(delta_saver.DeltaSaver):
         parts = [as_rows(tensor, "tensors", variable.table_name) for tensor in tensors]
         rows = tf.concat(parts, axis=0)
         keys = tf.range(tf.shape(rows, tf.int64)[0], dtype=tf.int64)
-        return _ok_after(assign(variable, keys, rows))
+        done = assign(variable, keys, rows)
+        with tf.control_dependencies([done] if isinstance(done, tf.Operation) else []):
+            return tf.constant("OK")
 
 
 class Reading:
@@ -287,11 +289,6 @@ def _dump_of(variable, folder, name):
         if old is None:
             raise
         return old
-
-
-def _ok_after(done):
-    with tf.control_dependencies([done] if isinstance(done, tf.Operation) else []):
-        return tf.constant("OK")
 
 
 def _check_keys(keys, variable):

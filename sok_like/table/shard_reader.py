@@ -189,12 +189,6 @@ class ShardFile(ShardSource):
             shard.whole, shard.optimizer = bool(self.read("whole")), str(self.read("optimizer"))
         return shard
 
-    def read_all(self) -> Shard:
-        """The whole shard."""
-        by_key, rest = self.part(0, self.num_keys), self.without_keys()
-        given = {name: getattr(by_key, name) for name in BY_KEY}
-        return dataclasses.replace(rest, **given)
-
     # ---- reading and checking the file ----
 
     def _elements(self, at, shape, dtype):

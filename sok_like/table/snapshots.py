@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime import comm, native
+from sok_like.table.keys import owner
 
 
 class TableSnapshot(NamedTuple):
@@ -223,11 +224,7 @@ def _owned(content, written_by, mine):
     """This rank's keys among those that one rank wrote, with what belongs to them."""
 
     def kept(keys):
-        return tf.logical_or(
-            written_by > 1,
-            tf.bitcast(keys, tf.uint64) % tf.constant(mine[1], tf.uint64)
-            == tf.constant(mine[0], tf.uint64),
-        )
+        return tf.logical_or(written_by > 1, tf.equal(owner(keys, mine[1]), mine[0]))
 
     here = kept(tf.convert_to_tensor(content["keys"]))
     by_key = {

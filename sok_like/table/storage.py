@@ -6,15 +6,10 @@ import dataclasses
 import os
 from typing import Any
 
-from sok_like.runtime.checks import as_integer
+from sok_like.runtime.checks import as_integer, require
 
 STORAGE_TYPES = ("DRAM", "HBM", "DRAM_SSDHASH")
 CACHE_STRATEGIES = ("LRU", "LFU")
-
-
-def _require(ok: bool, argument: str, required: str, received: Any) -> None:
-    if not ok:
-        raise ValueError(f"`{argument}` must be {required}. Received: {argument}={received!r}")
 
 
 def _is_size(value: Any) -> bool:
@@ -53,7 +48,7 @@ class StorageOption:
 
     def __post_init__(self):
         name = getattr(self.storage_type, "name", self.storage_type)
-        _require(
+        require(
             name is None or name in STORAGE_TYPES,
             "storage_type",
             f"None or one of {STORAGE_TYPES}. For a table that is larger than memory, on PMEM or "
@@ -61,25 +56,25 @@ class StorageOption:
             self.storage_type,
         )
         object.__setattr__(self, "storage_type", name)
-        _require(self.layout is None, "layout", "None", self.layout)
+        require(self.layout is None, "layout", "None", self.layout)
         if self.is_on_disk:
             self._check_disk()
             return
         for argument in ("storage_path", "storage_size", "cache_strategy"):
             value = getattr(self, argument)
             required = "None: only storage_type DRAM_SSDHASH has rows on disk"
-            _require(value is None, argument, required, value)
+            require(value is None, argument, required, value)
 
     def _check_disk(self):
         path = self.storage_path
         is_path = isinstance(path, (str, os.PathLike)) and os.fspath(path) != ""
-        _require(is_path, "storage_path", "a directory on a disk for DRAM_SSDHASH", path)
+        require(is_path, "storage_path", "a directory on a disk for DRAM_SSDHASH", path)
         object.__setattr__(self, "storage_path", os.fspath(path))
         sizes = self.storage_size
         if sizes is None:
             sizes = 2**30
         sizes = tuple(sizes) if isinstance(sizes, (list, tuple)) else (sizes,)
-        _require(
+        require(
             0 < len(sizes) <= 4
             and all(map(_is_size, sizes))
             and sizes[0] > 0
@@ -91,7 +86,7 @@ class StorageOption:
         )
         object.__setattr__(self, "storage_size", tuple(map(int, sizes)))
         strategy = getattr(self.cache_strategy, "name", self.cache_strategy)
-        _require(
+        require(
             strategy is None or strategy in CACHE_STRATEGIES,
             "cache_strategy",
             f"None or one of {CACHE_STRATEGIES}",

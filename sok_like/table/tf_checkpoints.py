@@ -13,12 +13,10 @@ tables and shards are unchanged.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
 import os
-import pathlib
 from typing import Any
 
 import numpy as np
@@ -34,6 +32,7 @@ from tensorflow.python.training.saving.saveable_object_util import TrackableSave
 
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
+from sok_like.runtime.attributes import attributes
 from sok_like.table import beside, dense_tables, snapshots
 from sok_like.table.dense_reading import Reading
 from sok_like.table.together import together
@@ -155,8 +154,8 @@ def _save(write, saver, file_prefix, options):
     path = _path_of(file_prefix, kinds)
     communicator = comm.current()
     mine = {
-        "ranks": beside.new_reference_of("ranks"),
-        "dense": beside.new_reference_of("dense"),
+        "ranks": beside.new_reference("ranks"),
+        "dense": beside.new_reference("dense"),
         "ids": [holder.id for holder in kinds.holders],
     }
     kept: list[str] = []
@@ -240,21 +239,17 @@ def _dense_reads(holders, path):
         yield functools.partial(reading.restore, name, parts)
 
 
-@contextlib.contextmanager
 def _part_of(saver, objects, others=False):
     """A scope in which a saver restores only `objects`; `others`: all but them."""
-    chosen, before = {id(each) for each in objects}, saver._shardable_tensors_by_task
-    registered = saver._registered_savers
+    chosen = {id(each) for each in objects}
     parts = {
         task: [each for each in shards if (id(unwrap(_object_of(each))) in chosen) != others]
-        for task, shards in before.items()
+        for task, shards in saver._shardable_tensors_by_task.items()
     }
-    saver._shardable_tensors_by_task = {task: part for task, part in parts.items() if part}
-    saver._registered_savers = registered if others else {}
-    try:
-        yield
-    finally:
-        saver._shardable_tensors_by_task, saver._registered_savers = before, registered
+    registered = saver._registered_savers if others else {}
+    tensors = {task: part for task, part in parts.items() if part}
+    names = {"_shardable_tensors_by_task": tensors, "_registered_savers": registered}
+    return attributes(saver, names)
 
 
 def _path_of(file_prefix, kinds):
@@ -299,24 +294,17 @@ def _tensors_of(saver, objects):
 
 
 def _file_of(path, reference, communicator):
-    name = f"{communicator.rank}-of-{communicator.world_size}.npz"
-    return pathlib.Path(beside.folder_of(path, reference)) / name
+    folder = beside.folder_of(path, reference)
+    return dense_tables.file_of(folder, communicator.rank, communicator.world_size)
 
 
 def _write_own(saver, objects, path, reference):
-    file = _file_of(path, reference, comm.current())
-    file.parent.mkdir(parents=True, exist_ok=True)
     arrays = {}
     for tensor in _tensors_of(saver, objects):
         value = tensor.tensor if tensor.tensor is not None else tensor._tensor_save_spec.tensor
         arrays[tensor.checkpoint_key] = np.asarray(value)
-    try:
-        with open(file, "wb") as opened:
-            np.savez(opened, **arrays)
-            opened.flush()
-            os.fsync(opened.fileno())
-    except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(file)) from error
+    with dense_tables.flushed(_file_of(path, reference, comm.current())) as opened:
+        np.savez(opened, **arrays)
 
 
 def _note_of(path):

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from sok_like.runtime.attributes import attributes
 from sok_like.runtime.steps import text_of
 
 
@@ -46,11 +47,8 @@ def together() -> Iterator[None]:
         yield
         return
     waiting: dict[int, _Aside] = {}
-    _calls.waiting = waiting
-    try:
+    with attributes(_calls, {"waiting": waiting}):
         yield
-    finally:
-        _calls.waiting = None
     for aside in waiting.values():
         aside.table.take_aside(aside.content)
         if aside.then is not None:

@@ -115,19 +115,22 @@ def in_graph(variable: Any) -> TableInGraph:
     return found
 
 
+def _listed(own_saver):
+    """The variables that a Saver was made for."""
+    listed = own_saver._var_list
+    return list(listed.values()) if isinstance(listed, dict) else tf.nest.flatten(listed or [])
+
+
 def _tables_of(own_saver):
     """A Saver's tables, in the same order on all ranks."""
-    listed = own_saver._var_list
-    listed = list(listed.values()) if isinstance(listed, dict) else tf.nest.flatten(listed or [])
-    found = {id(unwrap(each)): unwrap(each) for each in listed if is_embedding_variable(each)}
+    known = filter(is_embedding_variable, _listed(own_saver))
+    found = {id(unwrap(each)): unwrap(each) for each in known}
     return sorted(found.values(), key=lambda table: table._shared_name)
 
 
 def _check_own_rows(own_saver, path, tables):
     """Raises NotImplementedError if ranks would write their own rows of a variable to one file."""
-    listed = own_saver._var_list
-    listed = list(listed.values()) if isinstance(listed, dict) else tf.nest.flatten(listed or [])
-    local = beside.Kinds(listed).own
+    local = beside.Kinds(_listed(own_saver)).own
     if not local or comm.current().world_size == 1:
         return
     told = agreed(lambda: {"path": os.path.abspath(path)}, comm.current(), _SAVE)
@@ -216,7 +219,7 @@ def _beginning(own):
     def begin(self):
         own(self)
         seconds = self._timer._every_secs
-        if seconds is None or not comm.is_initialized() or comm.current().world_size == 1:
+        if seconds is None or comm.current_or_single().world_size == 1:
             return
         if any(map(is_embedding_variable, tf.compat.v1.global_variables())):
             self._shared_timer = SharedTimer(seconds, comm.current())

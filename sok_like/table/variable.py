@@ -117,10 +117,8 @@ class EmbeddingVariable(
         key_dtype = as_key_dtype(key_dtype, name)
         row_dtype = wire.check(dtype, f"table '{name}'", "dtype") or "float32"
         if ev_option is not None and not isinstance(ev_option, EmbeddingVariableOption):
-            raise TypeError(
-                "`ev_option` must be None or a sok.EmbeddingVariableOption. "
-                f"Received: ev_option={ev_option!r} (table '{name}')"
-            )
+            required = "None or a sok.EmbeddingVariableOption"
+            raise wrong_argument("ev_option", required, ev_option, f"table '{name}'", TypeError)
         # TensorFlow's attributes and JSON do not accept NumPy's integers.
         embedding_dim = operator.index(embedding_dim)
         capacity = as_integer(capacity)
@@ -367,7 +365,7 @@ class EmbeddingVariable(
 
     def _serialize_to_tensors(self):
         if self._world_size > 1 and tf.executing_eagerly():
-            return snapshots.referring(self, beside().new_reference(self))
+            return snapshots.referring(self, beside().new_reference(self.table_name))
         return checkpointed(self.snapshot(evict=True))
 
     def _restore_from_tensors(self, restored_tensors):
@@ -458,3 +456,10 @@ def unwrap(variable: Any) -> Any:
 def is_embedding_variable(variable: Any) -> bool:
     """Whether it is an EmbeddingVariable, possibly wrapped by Keras 3."""
     return isinstance(unwrap(variable), EmbeddingVariable)
+
+
+def checked(variable: Any, argument: str = "variable") -> EmbeddingVariable:
+    """The EmbeddingVariable itself; raises TypeError for anything else."""
+    if not is_embedding_variable(variable):
+        raise TypeError(f"`{argument}` must be an EmbeddingVariable. Received: {variable!r}")
+    return unwrap(variable)

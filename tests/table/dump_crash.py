@@ -23,6 +23,7 @@ import time
 import numpy as np
 
 from sok_like.table import deltas, dump_file, shard_file
+from tests.table.in_memory import whole
 
 TABLE, DIM, SIZE, WORLD_SIZE = "items", 16, 20_000, 2
 
@@ -54,9 +55,9 @@ def write(folder, number):
 def read(folder):
     """The one number of the rows, momenta and step of the dump that is there."""
     dump = dump_file.read_manifest(folder, TABLE, DIM)
-    whole = deltas.content_of(dump, 0, 1, DIM).whole()
-    assert sorted(whole.keys) == list(range(SIZE * WORLD_SIZE)), "keys are missing"
-    numbers = {*np.unique(whole.rows), *np.unique(whole.slot_rows), whole.optimizer_step}
+    found = whole(deltas.content_of(dump, 0, 1, DIM))
+    assert sorted(found.keys) == list(range(SIZE * WORLD_SIZE)), "keys are missing"
+    numbers = {*np.unique(found.rows), *np.unique(found.slot_rows), found.optimizer_step}
     assert len(numbers) == 1, f"rows of several dumps: {numbers}"
     return int(numbers.pop())
 

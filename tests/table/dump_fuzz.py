@@ -22,6 +22,7 @@ import zipfile
 import numpy as np
 
 from sok_like.table import deltas, dump_file, shard_file, shard_reader
+from tests.table.in_memory import whole
 
 DIM, SIZE = 4, 600
 TABLE = "items/of one"
@@ -98,13 +99,14 @@ def write_dump(folder, shards, version):
 
 def read_dump(folder):
     """All keys with their rows and whatever else the dump holds of them."""
-    return deltas.content_of(dump_file.read_manifest(folder, TABLE, DIM), 0, 1, DIM).whole()
+    dump = dump_file.read_manifest(folder, TABLE, DIM)
+    return whole(deltas.content_of(dump, 0, 1, DIM))
 
 
 def owned_by(shards, rank, world_size, dim):
     """What `rank` of `world_size` owns of the shards of one dump, which are not in a file."""
     sources = [shard_reader.ShardInMemory(shard) for shard in shards]
-    return deltas.Content([sources], rank, world_size, dim).whole()
+    return whole(deltas.Content([sources], rank, world_size, dim))
 
 
 def contents(shard):

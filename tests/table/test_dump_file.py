@@ -10,6 +10,7 @@ import pytest
 
 from sok_like.table import deltas, dump_file, shard_file, shard_reader
 from tests.table import dump_crash, dump_fuzz
+from tests.table.in_memory import whole, whole_file
 
 
 def shard(keys, dim=3, seed=0):
@@ -27,14 +28,14 @@ def dump(folder, shards, table="user id/x", dump_id="1", dim=3):
 
 
 def read(folder, table="user id/x", dim=3):
-    return deltas.content_of(dump_file.read_manifest(folder, table, dim), 0, 1, dim).whole()
+    return whole(deltas.content_of(dump_file.read_manifest(folder, table, dim), 0, 1, dim))
 
 
 def test_shard_comes_back_as_written(tmp_path):
     written = shard([-1, 5, 2**63 - 1])
     written.optimizer_step = 12
     entry = shard_file.write_shard(tmp_path, "a.npz", written)
-    back = shard_reader.ShardFile(tmp_path / "a.npz", 3, entry).read_all()
+    back = whole_file(shard_reader.ShardFile(tmp_path / "a.npz", 3, entry))
     np.testing.assert_array_equal(back.keys, written.keys)
     np.testing.assert_array_equal(back.rows, written.rows)
     np.testing.assert_array_equal(back.slot_rows, written.slot_rows)

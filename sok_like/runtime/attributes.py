@@ -1,4 +1,4 @@
-"""Replaces attributes of Keras' classes while a distribution is set."""
+"""Attributes that have other values in a scope, or that two objects share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def attributes(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
-    """A scope in which attributes of a class or module are replaced."""
+    """A scope in which attributes of `owner`, such as a `threading.local`, are replaced."""
     before = {name: vars(owner).get(name) for name in values}
     for name, value in values.items():
         setattr(owner, name, value)
@@ -21,3 +21,11 @@ def attributes(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
                 delattr(owner, name)
             else:
                 setattr(owner, name, value)
+
+
+def view(cls: type, owner: Any) -> Any:
+    """An instance of `cls` that shares all attributes with `owner`, such as an optimizer."""
+    made: Any = object.__new__(cls)
+    # Bypasses the __setattr__ of Keras' optimizers, which would track the dictionary for saving.
+    object.__setattr__(made, "__dict__", owner.__dict__)
+    return made
