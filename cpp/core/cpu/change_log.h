@@ -23,7 +23,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cpp/core/changes.h"
+#include "cpp/core/table.h"
 
 namespace sok {
 

@@ -33,7 +33,6 @@
 #include <string>
 #include <vector>
 
-#include "cpp/core/changes.h"
 #include "cpp/core/cpu/table_mutex.h"
 #include "cpp/core/step_number.h"
 #include "cpp/core/table.h"
