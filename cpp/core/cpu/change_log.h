@@ -58,6 +58,8 @@ class ChangeLog {
   int64_t bytes() const;
 
  private:
+  template <typename Log>
+  void Try(const Log& log) noexcept;
   void Shrink(Interval* interval) noexcept;
   bool TooMany(const Interval& interval) const;
   void Grow(size_t num_rows);
