@@ -12,6 +12,8 @@
 #define SOK_CORE_BLOOM_H_
 
 #include <cstdint>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "cpp/core/hash.h"
@@ -56,7 +58,12 @@ struct BloomPlaces {
 
 // Throws std::invalid_argument naming both sizes, unless `counters` has this filter's size or is
 // empty.
-void CheckBloomCounters(const BloomShape& shape, const std::vector<int64_t>& counters);
+inline void CheckBloomCounters(const BloomShape& shape, const std::vector<int64_t>& counters) {
+  if (counters.empty() || static_cast<int64_t>(counters.size()) == shape.num_counters()) return;
+  throw std::invalid_argument("A Bloom filter must be restored from one of the same size, " +
+                              std::to_string(shape.num_counters()) + " counters. Received: " +
+                              std::to_string(counters.size()) + " counters");
+}
 
 }  // namespace sok
 

@@ -166,11 +166,6 @@ Initializer MakeInitializer(const InitializerOptions& options, uint64_t seed,
   return init;
 }
 
-void InitialRow(const InitializerOptions& options, uint64_t seed, uint64_t table_name_hash,
-                uint64_t key, int64_t dim, float* out) {
-  InitialRows(MakeInitializer(options, seed, table_name_hash, dim), &key, 1, dim, &out);
-}
-
 void InitialRows(const Initializer& init, const uint64_t* keys, int64_t num_keys, int64_t dim,
                  float* const* rows) {
   if (init.kind == InitializerKind::kConstant) {

@@ -43,10 +43,6 @@ struct Initializer {
 Initializer MakeInitializer(const InitializerOptions& options, uint64_t seed,
                             uint64_t table_name_hash, int64_t dim);
 
-// One row. `out` [dim]
-void InitialRow(const InitializerOptions& options, uint64_t seed, uint64_t table_name_hash,
-                uint64_t key, int64_t dim, float* out);
-
 // Many rows, several at a time in vector registers; the same bits as InitialElement.
 void InitialRows(const Initializer& initializer, const uint64_t* keys, int64_t num_keys,
                  int64_t dim, float* const* rows);  // rows[i] [dim]

@@ -5,21 +5,14 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "cpp/core/names.h"
+
 namespace sok {
 namespace {
 
-struct KindName {
-  OptimizerKind kind;
-  const char* name;
-};
-
-constexpr KindName kKinds[] = {
-    {OptimizerKind::kSgd, "sgd"},         {OptimizerKind::kMomentum, "momentum"},
-    {OptimizerKind::kAdagrad, "adagrad"}, {OptimizerKind::kRowWiseAdagrad, "rowwise_adagrad"},
-    {OptimizerKind::kAdam, "adam"},       {OptimizerKind::kLazyAdam, "lazy_adam"},
-    {OptimizerKind::kFtrl, "ftrl"},       {OptimizerKind::kAdagradDecay, "adagrad_decay"},
-    {OptimizerKind::kRmsprop, "rmsprop"},
-};
+constexpr const char* kKinds[] = {"sgd",    "momentum",  "adagrad", "rowwise_adagrad",
+                                  "adam",   "lazy_adam", "ftrl",    "adagrad_decay",
+                                  "rmsprop"};
 
 // Above this the momentum of an idle row takes more than 55,000 steps to die out, and the history
 // that replays them would cost more than the rows.
@@ -43,20 +36,10 @@ void Require(bool condition, const char* name, const char* requirement, float re
 }  // namespace
 
 OptimizerKind ParseOptimizerKind(const std::string& name) {
-  for (const KindName& entry : kKinds) {
-    if (name == entry.name) return entry.kind;
-  }
-  throw std::invalid_argument(
+  return ValueNamed<OptimizerKind>(
+      name, kKinds,
       "The optimizer rule must be one of sgd, momentum, adagrad, rowwise_adagrad, adam, "
-      "lazy_adam, ftrl, adagrad_decay, rmsprop. Received: '" +
-      name + "'");
-}
-
-const char* OptimizerKindName(OptimizerKind kind) {
-  for (const KindName& entry : kKinds) {
-    if (kind == entry.kind) return entry.name;
-  }
-  throw std::invalid_argument("Unknown optimizer kind: " + std::to_string(static_cast<int>(kind)));
+      "lazy_adam, ftrl, adagrad_decay, rmsprop");
 }
 
 double AsWritten(float value) { return std::strtod(Text(value).c_str(), nullptr); }
@@ -114,9 +97,27 @@ void OptimizerOptions::Validate() const {
   }
 }
 
+void CheckStep(const OptimizerOptions& options, float learning_rate, int64_t step) {
+  options.Validate();
+  const bool ftrl = options.kind == OptimizerKind::kFtrl;
+  if (!std::isfinite(learning_rate) || (ftrl && learning_rate <= 0.0f)) {
+    throw std::invalid_argument("`learning_rate` must be a finite " +
+                                std::string(ftrl ? "positive " : "") +
+                                "number. Received: " + std::to_string(learning_rate));
+  }
+  if (step < 1) {
+    throw std::invalid_argument("`step` counts from 1. Received: " + std::to_string(step));
+  }
+  if (!(1.0 - AsWritten(options.weight_decay) * learning_rate > 0.0)) {
+    throw std::invalid_argument(
+        "`weight_decay * learning_rate` must be below 1. Received: weight_decay=" +
+        std::to_string(options.weight_decay) + ", learning_rate=" + std::to_string(learning_rate));
+  }
+}
+
 std::string OptimizerOptions::ToString(int digits) const {
   std::ostringstream out;
-  out << OptimizerKindName(kind) << '(';
+  out << kKinds[static_cast<int>(kind)] << '(';
   const char* separator = "";
   ForEachField(*this, [&](const char* name, auto value, int kinds) {
     if ((kinds >> static_cast<int>(kind) & 1) == 0) return;

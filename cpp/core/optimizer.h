@@ -46,7 +46,6 @@ enum class OptimizerKind {
 // "sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "lazy_adam", "ftrl", "adagrad_decay",
 // "rmsprop"
 OptimizerKind ParseOptimizerKind(const std::string& name);
-const char* OptimizerKindName(OptimizerKind kind);
 
 // Fixed for the life of a table's optimizer. Fields that a rule does not read are ignored.
 struct OptimizerOptions {
@@ -117,6 +116,10 @@ struct OptimizerOptions {
   // Kind and the fields its rule reads: "adam(beta_1=0.9, ...)". 9 digits identify a float exactly.
   std::string ToString(int digits = 7) const;
 };
+
+// Throws std::invalid_argument unless the options are valid, `learning_rate` fits the rule and
+// `step` counts from 1.
+void CheckStep(const OptimizerOptions& options, float learning_rate, int64_t step);
 
 // The decimal number that a float option was written as: 0.999f is 0.99900001287, so 1 - 0.999f has
 // a relative error of 1e-5. Rules use the nearest number of 7 digits instead.

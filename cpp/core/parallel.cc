@@ -18,11 +18,6 @@ constexpr int64_t kRangesPerThread = 4;
 
 }  // namespace
 
-void InlineExecutor::ParallelFor(int64_t n, int64_t grain,
-                                 const std::function<void(int64_t, int64_t)>& fn) {
-  if (n > 0) fn(0, n);
-}
-
 // A call is a `Job` on its caller's stack. Threads join it while it is listed, claim ranges from
 // its counter and leave; the caller takes it off the list and waits until the last one has left.
 struct ThreadPool::Impl {

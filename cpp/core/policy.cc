@@ -4,15 +4,14 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "cpp/core/names.h"
+
 namespace sok {
 
 ScoreKind ParseScoreKind(const std::string& name) {
-  if (name.empty()) return ScoreKind::kNone;
-  if (name == "lru") return ScoreKind::kLru;
-  if (name == "lfu") return ScoreKind::kLfu;
-  if (name == "custom") return ScoreKind::kCustom;
-  throw std::invalid_argument("The score must be one of '', 'lru', 'lfu', 'custom'. Received: '" +
-                              name + "'");
+  constexpr const char* kScores[] = {"", "lru", "lfu", "custom"};
+  return ValueNamed<ScoreKind>(name, kScores,
+                               "The score must be one of '', 'lru', 'lfu', 'custom'");
 }
 
 void PolicyOptions::Validate(const std::string& table, int64_t max_capacity,

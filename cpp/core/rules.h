@@ -12,10 +12,6 @@
 
 namespace sok {
 
-// Throws std::invalid_argument unless the options are valid, `learning_rate` fits the rule and
-// `step` counts from 1.
-void CheckStep(const OptimizerOptions& options, float learning_rate, int64_t step);
-
 inline MomentumRule MakeMomentumRule(const OptimizerOptions& options, float learning_rate) {
   MomentumRule rule;
   rule.momentum = options.momentum;

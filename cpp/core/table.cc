@@ -5,8 +5,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "cpp/core/changes.h"
-
 namespace sok {
 namespace {
 

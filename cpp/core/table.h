@@ -81,7 +81,24 @@ struct TableSnapshot : KeyedRows {
   double initial_row_scale = -1.0;  // as Table::InitialRowScale; -1: not known
 };
 
-struct TableChanges;
+// Consecutive steps of an optimizer that also moves rows outside the batch (adam_replay.h).
+struct StepRun {
+  int64_t count = 0;  // 0: at this point every row was brought up to date and owes nothing
+  double learning_rate = 0.0;
+  int64_t step = 0;  // the table's own number of the first of these steps
+};
+
+// What changed in a table between two dumps.
+struct TableChanges {
+  TableSnapshot snapshot;        // the keys touched; if `whole`, all keys
+  std::vector<uint64_t> erased;  // ascending; keys that no longer have a row
+  bool whole = false;            // the snapshot replaces the table's earlier content
+  // The steps that move untouched rows and the optimizer that made them (OptimizerOptions::ToString
+  // with 9 digits); empty if the optimizer changes only the rows of the batch.
+  std::vector<StepRun> steps;
+  std::string optimizer;
+  int64_t number = 0;  // of this instant, for Table::OpenChanges
+};
 
 // Reads a table's content at one instant in parts, for a dump. While the reader exists, calls that
 // change the table wait; for a table in device memory all calls wait.

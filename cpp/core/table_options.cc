@@ -3,8 +3,15 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "cpp/core/names.h"
+
 namespace sok {
 namespace {
+
+constexpr const char* kKeyTypes[] = {"int64", "int32", "uint64", "uint32"};
+constexpr const char* kRowTypes[] = {"float32", "float16", "bfloat16"};
+constexpr const char* kInitializers[] = {"constant", "uniform", "normal", "truncated_normal",
+                                         "default_rows"};
 
 [[noreturn]] void Fail(const TableOptions& options, const std::string& requirement,
                        const std::string& received) {
@@ -83,57 +90,24 @@ void TableOptions::Validate() const {
 }
 
 KeyType ParseKeyType(const std::string& name) {
-  for (KeyType type : {KeyType::kInt64, KeyType::kInt32, KeyType::kUint64, KeyType::kUint32}) {
-    if (name == KeyTypeName(type)) return type;
-  }
-  throw std::invalid_argument(
-      "The key type must be one of 'int64', 'int32', 'uint64', 'uint32'. Received: '" + name + "'");
+  return ValueNamed<KeyType>(name, kKeyTypes,
+                             "The key type must be one of 'int64', 'int32', 'uint64', 'uint32'");
 }
 
-const char* KeyTypeName(KeyType type) {
-  switch (type) {
-    case KeyType::kInt64:
-      return "int64";
-    case KeyType::kInt32:
-      return "int32";
-    case KeyType::kUint64:
-      return "uint64";
-    case KeyType::kUint32:
-      return "uint32";
-  }
-  return "?";
-}
+const char* KeyTypeName(KeyType type) { return kKeyTypes[static_cast<int>(type)]; }
 
 RowType ParseRowType(const std::string& name) {
-  for (RowType type : {RowType::kFloat32, RowType::kBfloat16, RowType::kFloat16}) {
-    if (name == RowTypeName(type)) return type;
-  }
-  throw std::invalid_argument(
-      "A row's dtype must be one of 'float32', 'bfloat16', 'float16'. Received: '" + name + "'");
+  return ValueNamed<RowType>(name, kRowTypes,
+                             "A row's dtype must be one of 'float32', 'bfloat16', 'float16'");
 }
 
-const char* RowTypeName(RowType type) {
-  switch (type) {
-    case RowType::kFloat32:
-      return "float32";
-    case RowType::kBfloat16:
-      return "bfloat16";
-    case RowType::kFloat16:
-      return "float16";
-  }
-  return "?";
-}
+const char* RowTypeName(RowType type) { return kRowTypes[static_cast<int>(type)]; }
 
 InitializerKind ParseInitializerKind(const std::string& name) {
-  if (name == "constant") return InitializerKind::kConstant;
-  if (name == "uniform") return InitializerKind::kUniform;
-  if (name == "normal") return InitializerKind::kNormal;
-  if (name == "truncated_normal") return InitializerKind::kTruncatedNormal;
-  if (name == "default_rows") return InitializerKind::kDefaultRows;
-  throw std::invalid_argument(
+  return ValueNamed<InitializerKind>(
+      name, kInitializers,
       "The initializer must be one of 'constant', 'uniform', 'normal', 'truncated_normal', "
-      "'default_rows'. Received: '" +
-      name + "'");
+      "'default_rows'");
 }
 
 }  // namespace sok

@@ -33,9 +33,15 @@ namespace sok {
 pybind11::tuple SnapshotToTuple(const TableSnapshot& snapshot, const TableOptions& options);
 TableSnapshot SnapshotFrom(const pybind11::object& keys, const pybind11::object& rows,
                            const std::optional<pybind11::dict>& slots, const TableOptions& options);
-pybind11::dict MemoryStatsToDict(const MemoryStats& stats);
 pybind11::dict EvictedToDict(const EvictedRows& popped, const TableOptions& options);
-pybind11::dict PolicyCountsToDict(const PolicyCounts& statistics);
+
+// The fields that ForEachField lists.
+template <typename Statistics>
+pybind11::dict FieldsToDict(const Statistics& statistics) {
+  pybind11::dict out;
+  statistics.ForEachField([&](const char* name, auto value) { out[name] = value; });
+  return out;
+}
 
 template <typename Memory, typename... Stream>
 struct TableCalls {
@@ -113,7 +119,7 @@ struct TableCalls {
 
   static pybind11::dict Stats(const Table& table, Stream... stream) {
     const Call call(stream...);
-    return MemoryStatsToDict(Released([&] { return table.Stats(call); }));
+    return FieldsToDict(Released([&] { return table.Stats(call); }));
   }
 
   static void ConfigureSlots(Table& table, const std::vector<SlotVariableSpec>& specs,
@@ -149,7 +155,7 @@ struct TableCalls {
 
   static pybind11::dict Statistics(const Table& table, Stream... stream) {
     const Call call(stream...);
-    return PolicyCountsToDict(Released([&] { return table.Statistics(call); }));
+    return FieldsToDict(Released([&] { return table.Statistics(call); }));
   }
 
   static pybind11::tuple KeyStatistics(const Table& table, const object& key_object,

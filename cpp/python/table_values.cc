@@ -62,12 +62,6 @@ TableSnapshot SnapshotFrom(const py::object& key_object, const py::object& row_o
   return snapshot;
 }
 
-py::dict MemoryStatsToDict(const MemoryStats& stats) {
-  py::dict out;
-  stats.ForEachField([&](const char* name, auto value) { out[name] = value; });
-  return out;
-}
-
 py::dict EvictedToDict(const EvictedRows& popped, const TableOptions& options) {
   const int64_t n = static_cast<int64_t>(popped.keys.size());
   py::dict out;
@@ -77,12 +71,6 @@ py::dict EvictedToDict(const EvictedRows& popped, const TableOptions& options) {
   out["slot_names"] = popped.slot_names;
   out["frequencies"] = ToNumpy(popped.frequencies, {n});
   out["last_steps"] = ToNumpy(popped.last_steps, {n});
-  return out;
-}
-
-py::dict PolicyCountsToDict(const PolicyCounts& counts) {
-  py::dict out;
-  counts.ForEachField([&](const char* name, int64_t value) { out[name] = value; });
   return out;
 }
 

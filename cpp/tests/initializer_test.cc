@@ -49,7 +49,8 @@ void RowsAreElements(InitializerKind kind) {
     InitialRows(init, keys.data(), static_cast<int64_t>(keys.size()), dim, pointers.data());
     std::vector<float> single(dim);
     for (size_t i = 0; i < keys.size(); ++i) {
-      InitialRow(options, 42, HashName("t", 1), keys[i], dim, single.data());
+      float* const row = single.data();
+      InitialRows(init, &keys[i], 1, dim, &row);
       for (int64_t c = 0; c < dim; ++c) {
         const float element = InitialElement(init, keys[i], static_cast<uint32_t>(c), dim);
         CHECK(std::memcmp(&element, &pointers[i][c], sizeof element) == 0);

@@ -1,7 +1,6 @@
-#include "cpp/core/cpu/place.h"
-
 #include <vector>
 
+#include "cpp/core/cpu/route.h"
 #include "cpp/tests/check.h"
 
 namespace sok {

@@ -75,7 +75,7 @@ void ThreadCountDoesNotShow() {
       std::vector<uint32_t> numbers(keys.size());
       {
         const std::unique_lock<TableMutex> lock(table.mutex());
-        table.FindOrInsertRows(pool, keys.data(), 20000, numbers.data(), nullptr);
+        table.FindOrInsertRows(pool, keys.data(), 20000, numbers.data());
       }
       rows.insert(rows.end(), numbers.begin(), numbers.end());
       table.Erase(pool, keys.data(), 5000);
@@ -102,7 +102,7 @@ void RowNumbersAreDense() {
     std::vector<uint32_t> numbers(keys.size());
     {
       const std::unique_lock<TableMutex> lock(table.mutex());
-      table.FindOrInsertRows(pool, keys.data(), 6000, numbers.data(), nullptr);
+      table.FindOrInsertRows(pool, keys.data(), 6000, numbers.data());
     }
     for (uint32_t n : numbers) CHECK(n < 4000 + 6000);
     if (round % 2) table.Erase(pool, keys.data() + round, 1500);
@@ -145,7 +145,7 @@ void SlotsAreLaidBehindTheRow() {
   std::vector<uint32_t> rows(n);
   std::vector<std::vector<float>> expected(n);
   const std::unique_lock<TableMutex> lock(table.mutex());
-  table.FindOrInsertRows(pool, keys.data(), n, rows.data(), nullptr);
+  table.FindOrInsertRows(pool, keys.data(), n, rows.data());
   table.LayOutSlots(pool, {{"m", 3, 0.5f, true}, {"last_step", 1, -1.0f, false}});
   CHECK_EQ(table.SlotOffset("m"), 3);
   CHECK_EQ(table.SlotOffset("last_step"), 6);
@@ -286,7 +286,7 @@ void RecallsRowsUntilTheyMayChange() {
   for (int change = 0; change < 5; ++change) {
     CpuTable table(Options(4));
     CHECK(!table.RecallRows(keys, 0, recalled));
-    table.FindOrInsertRows(ex, keys, 3, rows, nullptr);
+    table.FindOrInsertRows(ex, keys, 3, rows);
     CHECK(!table.RecallRows(keys, 3, recalled));  // not asked to remember
     table.RememberRows(keys, 3, rows);
     CHECK(table.RecallRows(keys, 3, recalled));

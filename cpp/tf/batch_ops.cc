@@ -7,6 +7,7 @@
 //
 // Two ops, because a traced step would hold a hundred of TensorFlow's ops in their place.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -21,9 +22,7 @@ namespace sok {
 
 namespace {
 
-struct Digest {
-  int64_t words[2];
-};
+using Digest = std::array<int64_t, 2>;
 
 // All weights differ, so that another order gives another sum: a Weyl sequence in [1, 2).
 template <typename T>
@@ -104,15 +103,12 @@ class DigestBatchOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    Tensor* digests;
-    OP_REQUIRES_OK(ctx,
-                   ctx->allocate_output(0, TensorShape({1 + 2 * ctx->num_inputs()}), &digests));
-    int64_t* out = digests->flat<int64_t>().data();
-    *out++ = shard_;
-    for (int i = 0; i < ctx->num_inputs(); ++i, out += 2) {
+    std::vector<int64_t> digests = {shard_};
+    for (int i = 0; i < ctx->num_inputs(); ++i) {
       const Digest digest = DigestOf(ctx->input(i));
-      std::memcpy(out, digest.words, sizeof(digest.words));
+      digests.insert(digests.end(), digest.begin(), digest.end());
     }
+    OP_REQUIRES_OK(ctx, SetVector(ctx, 0, digests));
   }
 
  private:

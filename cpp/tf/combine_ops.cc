@@ -48,14 +48,14 @@ class CombineOp : public FeatureOp {
     const Tensor &message = ctx->input(0), &splits = ctx->input(1), &counts = ctx->input(2);
     const int64_t world_size = counts.dim_size(0);
     OP_REQUIRES_OK(ctx, CheckSplits(message, splits, world_size));
-    const RowLayout layout(counts, features_);
+    const RowLayout layout(counts, features_.dims());
     OP_REQUIRES_OK(ctx, layout.Check(message));
     std::vector<Samples> samples;
     std::vector<float*> outs;
     OP_REQUIRES_OK(ctx, features_.GetSamples(ctx, &samples));
     OP_REQUIRES_OK(ctx, features_.MakeEmbeddings(ctx, samples, &outs));
     OP_REQUIRES_OK(ctx, ForEachTable(ctx, NumKeys(samples), [&](Executor& inner, int64_t i) {
-                     const int64_t dim = features_.dim(i), num_unique = layout.num_unique(i);
+                     const int64_t dim = features_.dim(i), num_unique = layout.num_rows(i);
                      const Scratch<const float*> rows(num_unique);
                      int64_t k = 0;
                      for (int64_t r = 0; r < world_size; ++r) {
@@ -96,17 +96,17 @@ class CombineGradOp : public FeatureOp {
     OP_REQUIRES_OK(ctx, features_.GetGradients(ctx, &samples, &grads));
     const Tensor& counts = ctx->input(features_.size());
     const int64_t world_size = counts.dim_size(0);
-    const RowLayout layout(counts, features_);
+    const RowLayout layout(counts, features_.dims());
     Tensor* message;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({layout.num_words()}), &message));
     float* out = message->flat<float>().data();
     Call call;
     OP_REQUIRES_OK(ctx, GetCall(ctx, &call));
     for (int64_t r = 0; r < world_size; ++r) {
-      WriteHead(call.At(Stage::kGradients), out + layout.start(r, 0) - kHeadWords<float>);
+      WriteHead(call.At(Stage::kGradients), out + layout.head(r));
     }
     OP_REQUIRES_OK(ctx, ForEachTable(ctx, NumKeys(samples), [&](Executor& inner, int64_t i) {
-                     const int64_t dim = features_.dim(i), num_unique = layout.num_unique(i);
+                     const int64_t dim = features_.dim(i), num_unique = layout.num_rows(i);
                      const Scratch<float> by_key(num_unique * dim);
                      CombineGradient(inner, samples[i], grads[i].flat<float>().data(), num_unique,
                                      dim, by_key.get());

@@ -108,6 +108,13 @@ using TfType =
     std::conditional_t<std::is_same_v<T, uint64_t>, int64_t,
                        std::conditional_t<std::is_same_v<T, std::string>, tensorflow::tstring, T>>;
 
+// The elements of a tensor, row by row.
+template <typename T>
+std::vector<T> ValuesOf(const Tensor& tensor) {
+  const T* const values = tensor.flat<T>().data();
+  return {values, values + tensor.NumElements()};
+}
+
 // Output `i`, of this shape, with these values.
 template <typename T>
 absl::Status SetOutput(OpKernelContext* ctx, int i, const TensorShape& shape,

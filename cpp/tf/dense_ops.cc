@@ -7,24 +7,14 @@
 //
 // Between the two are TensorFlow's own ops, so any optimizer sees ordinary sparse gradients. A
 // feature's keys of all ranks come as one list, rank by rank.
-#include <cstring>
+#include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "cpp/core/cpu/place.h"
+#include "cpp/core/place.h"
 #include "cpp/tf/messages.h"
+#include "cpp/tf/row_layout.h"
 
 namespace sok {
-
-namespace {
-
-// Words of the row message that answers rank `rank`.
-int64_t NumWords(const Segments& segments, int64_t rank, const std::vector<int64_t>& dims) {
-  int64_t words = kHeadWords<float>;
-  for (size_t i = 0; i < dims.size(); ++i) words += segments[rank][i].num_keys * dims[i];
-  return words;
-}
-
-}  // namespace
 
 REGISTER_OP("SokUnpackKeys")
     .Input("message: int64")
@@ -57,8 +47,10 @@ class UnpackKeysOp : public RankOp {
     OP_REQUIRES_OK(ctx,
                    ParseKeys(ctx->input(0), ctx->input(1), world_size_, num_outputs(), &segments));
     for (int i = 0; i < num_outputs(); ++i) {
+      int64_t num_keys = 0;
+      for (const auto& of_rank : segments) num_keys += of_rank[i].num_keys;
       Tensor* out;
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(i, TensorShape({NumKeys(segments, i)}), &out));
+      OP_REQUIRES_OK(ctx, ctx->allocate_output(i, TensorShape({num_keys}), &out));
       int64_t* row = out->flat<int64_t>().data();
       const uint64_t divisor = owners_[i] == kByKey ? 1 : world_size_;
       for (const auto& of_rank : segments) {
@@ -173,39 +165,28 @@ class PackRowsOp : public RankOp {
  private:
   absl::Status Write(OpKernelContext* ctx, const OpInputList& rows, const Segments& segments,
                      const Call& call) const {
-    const int64_t n = dims_.size();
-    std::vector<const float*> next(n);
-    for (int64_t i = 0; i < n; ++i) {
-      const TensorShape expected({NumKeys(segments, i), dims_[i]});
+    const RowLayout layout(segments, dims_);
+    for (int i = 0; i < rows.size(); ++i) {
+      const TensorShape expected({layout.num_rows(i), dims_[i]});
       if (rows[i].shape() != expected) {
         return absl::InvalidArgumentError(
             absl::StrCat("the rows of feature ", i, " must have the shape ", expected.DebugString(),
                          ", one row per key. Received: ", rows[i].shape().DebugString()));
       }
-      next[i] = rows[i].flat<float>().data();
     }
-    std::vector<int64_t> words(world_size_);
-    int64_t total = 0;
-    for (int64_t r = 0; r < world_size_; ++r) {
-      words[r] = NumWords(segments, r, dims_);
-      TF_RETURN_IF_ERROR(BlockFits(words[r], sizeof(float)));
-      total += words[r];
-    }
-    Tensor *message, *splits;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({total}), &message));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({world_size_}), &splits));
-    float* out = message->flat<float>().data();
-    for (int64_t r = 0; r < world_size_; ++r) {
-      splits->flat<int32_t>()(r) = words[r];
-      WriteHead(call, out);
-      out += kHeadWords<float>;
-      for (int64_t i = 0; i < n; ++i) {
-        const int64_t size = segments[r][i].num_keys * dims_[i];
-        if (size > 0) std::memcpy(out, next[i], size * sizeof(float));
-        next[i] += size;
-        out += size;
+    OutputMessage made;
+    TF_RETURN_IF_ERROR(made.Allocate(ctx, layout.words()));
+    float* const out = made.message.flat<float>().data();
+    for (int64_t r = 0; r < world_size_; ++r) WriteHead(call, out + layout.head(r));
+    for (int i = 0; i < rows.size(); ++i) {
+      const float* next = rows[i].flat<float>().data();
+      for (int64_t r = 0; r < world_size_; ++r) {
+        const int64_t size = layout.count(r, i) * dims_[i];
+        std::copy_n(next, size, out + layout.start(r, i));
+        next += size;
       }
     }
+    made.Set(ctx);
     return absl::OkStatus();
   }
 
@@ -236,26 +217,23 @@ class UnpackRowsOp : public GradientOp {
     Segments segments;
     OP_REQUIRES_OK(ctx, ParseKeys(ctx->input(2), ctx->input(3), world_size_, n, &segments));
     OP_REQUIRES_OK(ctx, CheckSplits(rows, row_splits, world_size_));
-    std::vector<float*> next(n);
+    const RowLayout layout(segments, dims_);
+    for (int64_t r = 0; r < world_size_; ++r) {
+      const int64_t required = layout.words()[r], received = row_splits.flat<int32_t>()(r);
+      OP_REQUIRES(ctx, required == received,
+                  absl::InvalidArgumentError(
+                      absl::StrCat("the rows of rank ", r, " must fill ", required,
+                                   " words, one row per key. Received: ", received)));
+    }
     for (int64_t i = 0; i < n; ++i) {
       Tensor* out;
-      OP_REQUIRES_OK(ctx,
-                     ctx->allocate_output(i, TensorShape({NumKeys(segments, i), dims_[i]}), &out));
-      next[i] = out->flat<float>().data();
-    }
-    const float* in = rows.flat<float>().data();
-    for (int64_t r = 0; r < world_size_; ++r) {
-      const int64_t words = NumWords(segments, r, dims_);
-      OP_REQUIRES(ctx, words == row_splits.flat<int32_t>()(r),
-                  absl::InvalidArgumentError(absl::StrCat(
-                      "the rows of rank ", r, " must fill ", words,
-                      " words, one row per key. Received: ", row_splits.flat<int32_t>()(r))));
-      in += kHeadWords<float>;
-      for (int64_t i = 0; i < n; ++i) {
-        const int64_t size = segments[r][i].num_keys * dims_[i];
-        for (int64_t k = 0; k < size; ++k) next[i][k] = in[k] * scale_;
-        next[i] += size;
-        in += size;
+      const TensorShape shape({layout.num_rows(i), dims_[i]});
+      OP_REQUIRES_OK(ctx, ctx->allocate_output(i, shape, &out));
+      float* next = out->flat<float>().data();
+      for (int64_t r = 0; r < world_size_; ++r) {
+        const float* const in = rows.flat<float>().data() + layout.start(r, i);
+        next = std::transform(in, in + layout.count(r, i) * dims_[i], next,
+                              [this](float value) { return value * scale_; });
       }
     }
   }

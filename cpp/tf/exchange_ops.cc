@@ -8,16 +8,13 @@
 // error is raised after the exchange, on every rank.
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
 #include "cpp/core/cpu/apply.h"
-#include "cpp/core/cpu/group.h"
 #include "cpp/core/cpu/lookup.h"
-#include "cpp/core/cpu/place.h"
 #include "cpp/core/cpu/route.h"
 #include "cpp/core/cpu/scratch.h"
 #include "cpp/tf/messages.h"
-#include "cpp/tf/placements.h"
-#include "cpp/tf/samples.h"
+#include "cpp/tf/route_op.h"
+#include "cpp/tf/row_layout.h"
 
 namespace sok {
 
@@ -63,69 +60,53 @@ REGISTER_OP("SokRoute")
         "first of them instead, as this rank's failure. For tables with counted, each key is sent "
         "with its number of occurrences. SokStampCall adds the number of the call.");
 
-class RouteOp : public FeatureOp {
+class HostRouteOp : public RouteOp {
  public:
-  explicit RouteOp(OpKernelConstruction* ctx) : FeatureOp(ctx) {
+  explicit HostRouteOp(OpKernelConstruction* ctx) : RouteOp(ctx) {
     if (!ctx->status().ok()) return;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
-    OP_REQUIRES_OK(ctx, GetPlacements(ctx, features_, world_size_, &placements_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("counted", &counted_));
     OP_REQUIRES(ctx, counted_.empty() || counted_.size() == static_cast<size_t>(features_.size()),
                 absl::InvalidArgumentError("counted must be empty or have one item per table"));
   }
 
-  void Compute(OpKernelContext* ctx) override {
-    OpInputList keys, row_splits, weights;
-    OpOutputList inverse;
-    OP_REQUIRES_OK(
-        ctx, GetLists(ctx, {{"keys", &keys}, {"row_splits", &row_splits}, {"weights", &weights}},
-                      {{"inverse", &inverse}}));
-    const int64_t n = keys.size();
-    Tensor* counts;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(2, TensorShape({world_size_, n}), &counts));
-    std::vector<Tensor*> inverses(n);
-    for (int64_t i = 0; i < n; ++i) {
-      OP_REQUIRES_OK(ctx, inverse.allocate(i, keys[i].shape(), &inverses[i]));
-    }
+ private:
+  using Routes = std::vector<std::unique_ptr<Route>>;
+
+  absl::Status Group(OpKernelContext* ctx, const Batch& batch) const override {
     TfExecutor ex(ctx);
+    TF_RETURN_IF_ERROR(features_.Check(ex, batch.in));
+    const int64_t n = batch.num_tables();
     std::vector<int64_t> num_keys(n);
-    for (int64_t i = 0; i < n; ++i) num_keys[i] = keys[i].NumElements();
-    std::vector<std::unique_ptr<Route>> routes(n);
-    const Call call;  // SokStampCall says which
-    absl::Status status = FirstProblem(ctx);
-    if (status.ok()) status = features_.Check(ex, keys, row_splits, weights);
-    if (status.ok()) {
-      status = Guard([&] {
-        ForEachOf(ex, num_keys, [&](Executor& inner, int64_t i) {
-          const uint64_t* routed = Keys(keys[i]);
-          Scratch<uint64_t> placed;
-          if (!placements_.empty() && placements_[i].owner != kByKey) {
-            placed = Scratch<uint64_t>(num_keys[i]);
-            PlaceRows(inner, placements_[i], world_size_, keys[i].flat<int64_t>().data(),
-                      num_keys[i], placed.get());
-            routed = placed.get();
-          }
-          routes[i] =
-              std::make_unique<Route>(inner, routed, num_keys[i], world_size_, Places(inverses[i]));
-        });
-      });
-    }
-    if (status.ok()) status = Write(ctx, ex, routes, inverses, call, counts);
-    if (!status.ok()) {
-      counts->flat<int64_t>().setZero();
-      for (Tensor* inv : inverses) inv->flat<uint32_t>().setZero();
-      OP_REQUIRES_OK(ctx, FailAll<int64_t>(ctx, status, call, world_size_));
-    }
+    for (int64_t i = 0; i < n; ++i) num_keys[i] = batch.in.keys[i].NumElements();
+    Routes routes(n);
+    TF_RETURN_IF_ERROR(ForEachTable(ctx, num_keys, [&](Executor& inner, int64_t i) {
+      const Tensor& keys = batch.in.keys[i];
+      const uint64_t* routed = Keys(keys);
+      Scratch<uint64_t> placed;
+      if (is_placed(i)) {
+        placed = Scratch<uint64_t>(num_keys[i]);
+        PlaceRows(inner, placements_[i], world_size_, keys.flat<int64_t>().data(), num_keys[i],
+                  placed.get());
+        routed = placed.get();
+      }
+      routes[i] = std::make_unique<Route>(inner, routed, num_keys[i], world_size_,
+                                          Places(batch.inverse[i]));
+    }));
+    return Write(ctx, ex, routes, batch);
   }
 
- private:
-  absl::Status Write(OpKernelContext* ctx, Executor& ex,
-                     const std::vector<std::unique_ptr<Route>>& routes,
-                     const std::vector<Tensor*>& inverses, const Call& call, Tensor* counts) const {
-    const int64_t n = routes.size();
+  absl::Status Fail(OpKernelContext* ctx, const absl::Status& status,
+                    const Batch& batch) const override {
+    for (Tensor* inverse : batch.inverse) inverse->flat<uint32_t>().setZero();
+    return FailAll<int64_t>(ctx, status, Call(), world_size_);
+  }
+
+  absl::Status Write(OpKernelContext* ctx, Executor& ex, const Routes& routes,
+                     const Batch& batch) const {
+    const int64_t n = batch.num_tables();
     std::vector<std::vector<int64_t>> occurrences(n);  // of unique keys, if they are counted
     const auto is_counted = [this](int64_t i) { return !counted_.empty() && counted_[i]; };
-    auto count = counts->matrix<int64_t>();
+    auto count = batch.counts->matrix<int64_t>();
     std::vector<int64_t> words(world_size_, kHeadWords<int64_t> + n);
     std::vector<std::vector<uint64_t>> unique(n);
     for (int64_t i = 0; i < n; ++i) {
@@ -138,21 +119,14 @@ class RouteOp : public FeatureOp {
       }
       if (!is_counted(i)) continue;
       occurrences[i].resize(unique[i].size());
-      const auto inverse = inverses[i]->flat<uint32_t>();
+      const auto inverse = batch.inverse[i]->flat<uint32_t>();
       for (int64_t k = 0; k < inverse.size(); ++k) ++occurrences[i][inverse(k)];
     }
-    int64_t total = 0;
+    OutputMessage made;
+    TF_RETURN_IF_ERROR(made.Allocate(ctx, words));
+    int64_t* out = made.message.flat<int64_t>().data();
     for (int64_t r = 0; r < world_size_; ++r) {
-      TF_RETURN_IF_ERROR(BlockFits(words[r], sizeof(int64_t)));
-      total += words[r];
-    }
-    Tensor *message, *splits;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({total}), &message));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({world_size_}), &splits));
-    int64_t* out = message->flat<int64_t>().data();
-    for (int64_t r = 0; r < world_size_; ++r) {
-      splits->flat<int32_t>()(r) = words[r];
-      WriteHead(call, out);
+      WriteHead(Call(), out);  // SokStampCall says which
       out += kHeadWords<int64_t>;
       for (int64_t i = 0; i < n; ++i) *out++ = count(r, i) + (is_counted(i) ? kCounted : 0);
       for (int64_t i = 0; i < n; ++i) {
@@ -161,14 +135,13 @@ class RouteOp : public FeatureOp {
         if (is_counted(i)) out = std::copy_n(occurrences[i].data() + first, count(r, i), out);
       }
     }
+    made.Set(ctx);
     return absl::OkStatus();
   }
 
-  int64_t world_size_;
-  std::vector<RowPlacement> placements_;  // empty: keys go to key % world_size unchanged
-  std::vector<bool> counted_;             // empty: no table's keys are counted
+  std::vector<bool> counted_;  // empty: no table's keys are counted
 };
-REGISTER_KERNEL_BUILDER(Name("SokRoute").Device(tensorflow::DEVICE_CPU), RouteOp);
+REGISTER_KERNEL_BUILDER(Name("SokRoute").Device(tensorflow::DEVICE_CPU), HostRouteOp);
 
 REGISTER_OP("SokGatherRows")
     .Input("handles: N * resource")
@@ -214,7 +187,8 @@ class GatherRowsOp : public RankOp {
       heads.insert(heads.end(), block, block + kHeadWords<int64_t> + n);
       block += splits.flat<int32_t>()(r);
     }
-    OP_REQUIRES_OK(ctx, SetHeads(ctx, heads, world_size_));
+    const TensorShape shape({world_size_, kHeadWords<int64_t> + n});
+    OP_REQUIRES_OK(ctx, SetOutput(ctx, 2, shape, heads));
     const Call call = ReadHead(message.flat<int64_t>().data()).At(Stage::kRows);
     absl::Status status = Write(ctx, tables, segments, call);
     if (!status.ok()) OP_REQUIRES_OK(ctx, FailAll<float>(ctx, status, call, world_size_));
@@ -223,41 +197,27 @@ class GatherRowsOp : public RankOp {
  private:
   absl::Status Write(OpKernelContext* ctx, const std::vector<HostTablePtr>& tables,
                      const Segments& segments, const Call& call) const {
-    const int64_t n = tables.size();
-    std::vector<int64_t> words(world_size_, kHeadWords<float>);
-    int64_t total = 0;
-    for (int64_t r = 0; r < world_size_; ++r) {
-      for (int64_t i = 0; i < n; ++i) {
-        words[r] += segments[r][i].num_keys * tables[i]->table().dim();
-      }
-      TF_RETURN_IF_ERROR(BlockFits(words[r], sizeof(float)));
-      total += words[r];
-    }
-    // Filled in a temporary: if a table turns out full, the output is a failed message instead.
-    Tensor rows, splits;
-    TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_FLOAT, TensorShape({total}), &rows));
-    TF_RETURN_IF_ERROR(
-        ctx->allocate_temp(tensorflow::DT_INT32, TensorShape({world_size_}), &splits));
+    std::vector<int64_t> dims;
+    for (const HostTablePtr& table : tables) dims.push_back(table->options().dim);
+    const RowLayout layout(segments, dims);
+    OutputMessage made;
+    TF_RETURN_IF_ERROR(made.Allocate(ctx, layout.words()));
     TfExecutor ex(ctx);
     TF_RETURN_IF_ERROR(Guard([&] {
       std::vector<RowRequest> requests;
-      requests.reserve(world_size_ * n);
-      float* out = rows.flat<float>().data();
+      requests.reserve(world_size_ * dims.size());
+      float* const out = made.message.flat<float>().data();
       for (int64_t r = 0; r < world_size_; ++r) {
-        WriteHead(call, out);
-        out += kHeadWords<float>;
-        splits.flat<int32_t>()(r) = words[r];
-        for (int64_t i = 0; i < n; ++i) {
+        WriteHead(call, out + layout.head(r));
+        for (size_t i = 0; i < dims.size(); ++i) {
           const KeySegment& segment = segments[r][i];
-          requests.push_back(
-              {&tables[i]->table(), segment.keys, segment.num_keys, segment.occurrences, out});
-          out += segment.num_keys * tables[i]->table().dim();
+          requests.push_back({&tables[i]->table(), segment.keys, segment.num_keys,
+                              segment.occurrences, out + layout.start(r, i)});
         }
       }
       ReadGroup(ex, requests, insert_);
     }));
-    ctx->set_output(0, rows);
-    ctx->set_output(1, splits);
+    made.Set(ctx);
     return absl::OkStatus();
   }
 
@@ -303,33 +263,21 @@ class MergeGradsOp : public GradientOp {
     OP_REQUIRES_OK(ctx, CheckSplits(message, splits, world_size_));
     Segments segments;
     OP_REQUIRES_OK(ctx, CutByHeads(ctx->input(4), message, splits, world_size_, n, &segments));
+    const RowLayout layout(segments, dims_);
+    OP_REQUIRES_OK(ctx, layout.CheckGradients(grad_splits));
     std::vector<int64_t> num_keys(n);
-    std::vector<std::vector<const float*>> blocks(world_size_);  // of a rank, for each table
-    const float* next = grads.flat<float>().data();
-    for (int64_t r = 0; r < world_size_; ++r) {
-      const float* const begin = next;
-      next += kHeadWords<float>;
-      for (int64_t i = 0; i < n; ++i) {
-        blocks[r].push_back(next);
-        num_keys[i] += segments[r][i].num_keys;
-        next += segments[r][i].num_keys * dims_[i];
-      }
-      OP_REQUIRES_OK(ctx, CheckGradWords(r, next - begin, grad_splits.flat<int32_t>()(r)));
-    }
     std::vector<Tensor> unique(n), merged(n);
     for (int64_t i = 0; i < n; ++i) {
+      num_keys[i] = layout.num_rows(i);
       const TensorShape rows({num_keys[i], dims_[i]});
       OP_REQUIRES_OK(
           ctx, ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({num_keys[i]}), &unique[i]));
       OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_FLOAT, rows, &merged[i]));
     }
-    TfExecutor ex(ctx);
     std::vector<int64_t> num_unique(n);
-    OP_REQUIRES_OK(ctx, Guard([&] {
-                     ForEachOf(ex, num_keys, [&](Executor& inner, int64_t i) {
-                       num_unique[i] = MergeTable(inner, i, num_keys[i], segments, blocks,
-                                                  &unique[i], &merged[i]);
-                     });
+    OP_REQUIRES_OK(ctx, ForEachTable(ctx, num_keys, [&](Executor& inner, int64_t i) {
+                     num_unique[i] =
+                         MergeTable(inner, i, segments, layout, grads, &unique[i], &merged[i]);
                    }));
     for (int64_t i = 0; i < n; ++i) {
       ctx->set_output(i, unique[i].Slice(0, num_unique[i]));
@@ -339,17 +287,17 @@ class MergeGradsOp : public GradientOp {
 
  private:
   // Returns the number of unique keys.
-  int64_t MergeTable(Executor& ex, int64_t i, int64_t num_keys, const Segments& segments,
-                     const std::vector<std::vector<const float*>>& blocks, Tensor* unique,
-                     Tensor* merged) const {
-    const int64_t dim = dims_[i];
+  int64_t MergeTable(Executor& ex, int64_t i, const Segments& segments, const RowLayout& layout,
+                     const Tensor& message, Tensor* unique, Tensor* merged) const {
+    const int64_t num_keys = layout.num_rows(i), dim = dims_[i];
     const Scratch<uint64_t> keys(num_keys);
     const Scratch<float> grads(num_keys * dim);
     int64_t at = 0;
     for (int64_t r = 0; r < world_size_; ++r) {
       const KeySegment& segment = segments[r][i];
       std::copy_n(segment.keys, segment.num_keys, keys.get() + at);
-      std::copy_n(blocks[r][i], segment.num_keys * dim, grads.get() + at * dim);
+      std::copy_n(message.flat<float>().data() + layout.start(r, i), segment.num_keys * dim,
+                  grads.get() + at * dim);
       at += segment.num_keys;
     }
     float* const sums = merged->flat<float>().data();

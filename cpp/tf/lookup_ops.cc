@@ -55,17 +55,18 @@ class LookupOp : public FeatureOp {
   void Compute(OpKernelContext* ctx) override {
     std::vector<HostTablePtr> tables;
     OP_REQUIRES_OK(ctx, LookupTables(ctx, "handles", &tables));
-    OpInputList keys, row_splits, weights;
+    FeatureInputs in;
     OpOutputList embeddings, unique_keys, inverse;
-    OP_REQUIRES_OK(
-        ctx,
-        GetLists(
-            ctx, {{"keys", &keys}, {"row_splits", &row_splits}, {"weights", &weights}},
-            {{"embeddings", &embeddings}, {"unique_keys", &unique_keys}, {"inverse", &inverse}}));
+    OP_REQUIRES_OK(ctx, in.Get(ctx));
+    OP_REQUIRES_OK(ctx, GetLists(ctx, {},
+                                 {{"embeddings", &embeddings},
+                                  {"unique_keys", &unique_keys},
+                                  {"inverse", &inverse}}));
     TfExecutor ex(ctx);
+    const OpInputList& keys = in.keys;
     const int n = keys.size();
     // Every table's batch is checked before the first table changes.
-    OP_REQUIRES_OK(ctx, features_.Check(ex, keys, row_splits, weights));
+    OP_REQUIRES_OK(ctx, features_.Check(ex, in));
     // The outputs that only the gradient of a training lookup reads are aligned parts of one block.
     constexpr int64_t kAlignment = EIGEN_MAX_ALIGN_BYTES / sizeof(int32_t);
     std::vector<int64_t> places(n + 1);
@@ -80,7 +81,8 @@ class LookupOp : public FeatureOp {
     std::vector<FeatureLookup> lookups(n);
     for (int i = 0; i < n; ++i) {
       FeatureLookup& lookup = lookups[i];
-      lookup.samples = features_.MakeSamples(i, keys[i].NumElements(), row_splits[i], weights[i]);
+      lookup.samples =
+          features_.MakeSamples(i, keys[i].NumElements(), in.row_splits[i], in.weights[i]);
       Tensor* out;
       OP_REQUIRES_OK(ctx, embeddings.allocate(i, features_.OutputShape(i, lookup.samples), &out));
       lookup.table = &tables[i]->table();

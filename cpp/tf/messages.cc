@@ -69,15 +69,6 @@ absl::Status ParseKeys(const tensorflow::Tensor& message, const tensorflow::Tens
   return status;
 }
 
-absl::Status SetHeads(tensorflow::OpKernelContext* ctx, const std::vector<int64_t>& heads,
-                      int64_t world_size) {
-  const int64_t num_words = heads.size() / world_size;
-  Tensor* output;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({world_size, num_words}), &output));
-  std::copy(heads.begin(), heads.end(), output->flat<int64_t>().data());
-  return absl::OkStatus();
-}
-
 absl::Status CutByHeads(const Tensor& heads, const Tensor& message, const Tensor& splits,
                         int64_t world_size, int64_t num_tables, Segments* segments) {
   const int64_t num_words = kHeadWords<int64_t> + num_tables;
@@ -96,29 +87,16 @@ absl::Status CutByHeads(const Tensor& heads, const Tensor& message, const Tensor
   });
 }
 
-absl::Status CheckGradWords(int64_t rank, int64_t required, int64_t received) {
-  if (required == received) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("the gradients of rank ", rank, " must hold ", required,
-                   " words, one row per key it asked for. Received: ", received));
-}
-
-absl::Status SetCall(tensorflow::OpKernelContext* ctx, const Call& call, int32_t more_rounds) {
-  Tensor *words, *more;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({Call::kNumWords}), &words));
-  TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({}), &more));
-  WriteHead(call.At(call.stage()), words->flat<int64_t>().data());  // without a failure
-  more->scalar<int32_t>()() = more_rounds;
-  return absl::OkStatus();
-}
-
-absl::Status GetWire(tensorflow::OpKernelConstruction* ctx, Wire* wire) {
-  tensorflow::DataType dtype;
-  TF_RETURN_IF_ERROR(ctx->GetAttr("wire_dtype", &dtype));
-  *wire = dtype == tensorflow::DT_BFLOAT16 ? Wire::kBfloat16
-          : dtype == tensorflow::DT_HALF   ? Wire::kFloat16
-                                           : Wire::kFloat32;
-  return absl::OkStatus();
+absl::Status SetCall(tensorflow::OpKernelContext* ctx, const float* message, const int32_t* splits,
+                     int64_t world_size) {
+  const absl::Status status = RaisedByRank([&] { ThrowIfOutOfStep(message, splits, world_size); });
+  if (absl::IsFailedPrecondition(status)) CatchUpWith(message, splits, world_size);
+  TF_RETURN_IF_ERROR(status);
+  const int32_t more_rounds = MoreRounds(message, splits, world_size);
+  if (more_rounds == 0) TF_RETURN_IF_ERROR(RaiseFailure(message, splits, world_size));
+  const Call first = ReadHead(message), call = first.At(first.stage());  // without a failure
+  TF_RETURN_IF_ERROR(SetVector(ctx, 0, std::vector<int64_t>(call.words.begin(), call.words.end())));
+  return SetScalar(ctx, 1, more_rounds);
 }
 
 absl::Status GetCall(tensorflow::OpKernelContext* ctx, Call* call) {
@@ -140,6 +118,37 @@ absl::Status FirstProblem(tensorflow::OpKernelContext* ctx) {
     if (!text.empty()) return absl::InvalidArgumentError(std::string(text));
   }
   return absl::OkStatus();
+}
+
+absl::Status OutputMessage::Allocate(OpKernelContext* ctx, const std::vector<int64_t>& words) {
+  const tensorflow::DataType type = ctx->expected_output_dtype(0);
+  int64_t total = 0;
+  for (const int64_t of_rank : words) {
+    TF_RETURN_IF_ERROR(BlockFits(of_rank, tensorflow::DataTypeSize(type)));
+    total += of_rank;
+  }
+  TF_RETURN_IF_ERROR(
+      ctx->allocate_temp(type, TensorShape({total}), &message, ctx->output_alloc_attr(0)));
+  TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT32,
+                                        TensorShape({static_cast<int64_t>(words.size())}), &splits,
+                                        ctx->output_alloc_attr(1)));
+  std::copy(words.begin(), words.end(), splits.flat<int32_t>().data());
+  return absl::OkStatus();
+}
+
+void OutputMessage::Set(OpKernelContext* ctx) const {
+  ctx->set_output(0, message);
+  ctx->set_output(1, splits);
+}
+
+StampOp::StampOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+  tensorflow::DataType wire;
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("lookup", &lookup_));
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("stage", &stage_));
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("wire_dtype", &wire));
+  wire_ = wire == tensorflow::DT_BFLOAT16 ? Wire::kBfloat16
+          : wire == tensorflow::DT_HALF   ? Wire::kFloat16
+                                          : Wire::kFloat32;
 }
 
 }  // namespace sok

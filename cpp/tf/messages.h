@@ -36,13 +36,6 @@ absl::Status RaisedByRank(const absl::Status& status);  // of such a function
 // Of a key message: [world_size][num_tables].
 using Segments = std::vector<std::vector<KeySegment>>;
 
-// The number of keys of a table from all ranks.
-inline int64_t NumKeys(const Segments& segments, int64_t table) {
-  int64_t num_keys = 0;
-  for (const auto& of_rank : segments) num_keys += of_rank[table].num_keys;
-  return num_keys;
-}
-
 // Cuts a received key message into segments; raises a failure that it carries.
 absl::Status ParseKeys(const tensorflow::Tensor& message, const tensorflow::Tensor& splits,
                        int64_t world_size, int64_t num_tables, Segments* segments);
@@ -53,14 +46,6 @@ void CatchUpWith(const T* message, const int32_t* splits, int64_t world_size) {
   for (int64_t r = 0; r < world_size; message += splits[r], ++r) {
     if (splits[r] >= kHeadWords<T>) CatchUp(ReadHead(message));
   }
-}
-
-// Raises if ranks are in different calls; after that they number their calls alike.
-template <typename T>
-absl::Status RaiseOutOfStep(const T* message, const int32_t* splits, int64_t world_size) {
-  const absl::Status status = RaisedByRank([&] { ThrowIfOutOfStep(message, splits, world_size); });
-  if (absl::IsFailedPrecondition(status)) CatchUpWith(message, splits, world_size);
-  return status;
 }
 
 // Part of the failure of a rank that has a number too large for the wire.
@@ -81,28 +66,31 @@ absl::Status RaiseFailure(const T* message, const int32_t* splits, int64_t world
   return status;
 }
 
-// Output 2 of SokGatherRows, in host memory: the head and one word per table of each rank's key
-// message, `heads` [world_size, kHeadWords + num_tables].
-absl::Status SetHeads(tensorflow::OpKernelContext* ctx, const std::vector<int64_t>& heads,
-                      int64_t world_size);
-// Cuts the message of these heads, which carries no failure and may lie in device memory.
+// Cuts a key message, which carries no failure and may lie in device memory, by its heads: the head
+// and one word per table of each rank's block, [world_size, kHeadWords + num_tables].
 absl::Status CutByHeads(const Tensor& heads, const Tensor& message, const Tensor& splits,
                         int64_t world_size, int64_t num_tables, Segments* segments);
 
-// Checks that the gradients of a rank, `received` words, are one row per key that it asked for.
-absl::Status CheckGradWords(int64_t rank, int64_t required, int64_t received);
-
-// Sets the outputs of SokCheckMessage: the call, and how many rounds follow.
-absl::Status SetCall(tensorflow::OpKernelContext* ctx, const Call& call, int32_t more_rounds);
-
-// The attribute `wire_dtype`.
-absl::Status GetWire(tensorflow::OpKernelConstruction* ctx, Wire* wire);
+// Checks a message as SokCheckMessage does, and sets its outputs: the call, and how many rounds
+// follow. After ranks were found in different calls, they number their calls alike.
+absl::Status SetCall(tensorflow::OpKernelContext* ctx, const float* message, const int32_t* splits,
+                     int64_t world_size);
 
 // The call that the input `call` [8] holds.
 absl::Status GetCall(tensorflow::OpKernelContext* ctx, Call* call);
 
 // The first text of the list input `problems` that is not empty, as a failure of this rank.
 absl::Status FirstProblem(OpKernelContext* ctx);
+
+// A message and its splits, for outputs 0 and 1. They become outputs when the message is complete:
+// an op that fails before sends a failed message instead.
+struct OutputMessage {
+  Tensor message, splits;
+
+  // words [world_size] of each rank's block, checked against what a block may hold.
+  absl::Status Allocate(OpKernelContext* ctx, const std::vector<int64_t>& words);
+  void Set(OpKernelContext* ctx) const;
+};
 
 // Sets outputs 0 and 1, a message and its splits, to the same failed block for every rank.
 template <typename T>
@@ -141,6 +129,20 @@ class GradientOp : public RankOp {
  protected:
   std::vector<int64_t> dims_;
   float scale_;
+};
+
+// A kernel of SokStampCall.
+class StampOp : public OpKernel {
+ public:
+  explicit StampOp(OpKernelConstruction* ctx);
+
+ protected:
+  Call Next() const { return NextCall(lookup_, static_cast<Stage>(stage_), wire_); }
+
+ private:
+  std::string lookup_;
+  int64_t stage_;
+  Wire wire_;
 };
 
 }  // namespace sok

@@ -85,7 +85,7 @@ template <typename NewWords, typename Convert>
 absl::Status ConvertBlocks(OpKernelContext* ctx, NewWords new_words, Convert convert) {
   const Tensor &message = ctx->input(0), &splits = ctx->input(1);
   TF_RETURN_IF_ERROR(CheckSplits(message, splits, splits.NumElements()));
-  std::vector<int32_t> lengths = LengthsOf(splits), converted = lengths;
+  std::vector<int32_t> lengths = ValuesOf<int32_t>(splits), converted = lengths;
   const float* from = message.flat<float>().data();
   int64_t total = 0;
   for (int32_t& words : converted) {
@@ -115,7 +115,7 @@ absl::Status ConvertBlocks(OpKernelContext* ctx, NewWords new_words, Convert con
     to += converted[r];
   }
   ctx->set_output(0, out);
-  return SetLengths(ctx, converted);
+  return SetVector(ctx, 1, converted);
 }
 
 }  // namespace

@@ -8,15 +8,6 @@
 
 namespace sok {
 
-absl::Status SetLengths(OpKernelContext* ctx, const std::vector<int32_t>& lengths) {
-  return SetVector(ctx, 1, lengths);
-}
-
-std::vector<int32_t> LengthsOf(const Tensor& splits) {
-  const int32_t* const lengths = splits.flat<int32_t>().data();
-  return {lengths, lengths + splits.NumElements()};
-}
-
 absl::Status PartShapes(InferenceContext* c) {
   c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
   c->set_output(1, c->input(1));
@@ -27,7 +18,7 @@ absl::Status TakePart(OpKernelContext* ctx, WriteMessage write) {
   const Tensor &message = ctx->input(0), &splits = ctx->input(1);
   TF_RETURN_IF_ERROR(CheckSplits(message, splits, splits.NumElements()));
   const int32_t round = ctx->input(2).scalar<int32_t>()();
-  const std::vector<int32_t> lengths = LengthsOf(splits);
+  const std::vector<int32_t> lengths = ValuesOf<int32_t>(splits);
   const int64_t share = WordsOfRound(lengths.size()), begin = round * share;
   std::vector<int32_t> taken;
   std::vector<int64_t> heads;
@@ -43,7 +34,7 @@ absl::Status TakePart(OpKernelContext* ctx, WriteMessage write) {
     from += length;
     longest = std::max(longest, length);
   }
-  TF_RETURN_IF_ERROR(SetLengths(ctx, taken));
+  TF_RETURN_IF_ERROR(SetVector(ctx, 1, taken));
   if (num_words == message.NumElements()) {
     ctx->set_output(0, message);
     return absl::OkStatus();
@@ -59,7 +50,8 @@ absl::Status JoinParts(OpKernelContext* ctx, WriteMessage write) {
   const Tensor &part = ctx->input(2), &part_splits = ctx->input(3);
   TF_RETURN_IF_ERROR(CheckSplits(message, splits, splits.NumElements()));
   TF_RETURN_IF_ERROR(CheckSplits(part, part_splits, splits.NumElements()));
-  const std::vector<int32_t> blocks = LengthsOf(splits), parts = LengthsOf(part_splits);
+  const std::vector<int32_t> blocks = ValuesOf<int32_t>(splits),
+                             parts = ValuesOf<int32_t>(part_splits);
   std::vector<int32_t> lengths;
   std::vector<int64_t> heads;
   std::vector<Piece> pieces;
@@ -74,7 +66,7 @@ absl::Status JoinParts(OpKernelContext* ctx, WriteMessage write) {
     block += blocks[r];
     next += parts[r];
   }
-  TF_RETURN_IF_ERROR(SetLengths(ctx, lengths));
+  TF_RETURN_IF_ERROR(SetVector(ctx, 1, lengths));
   Tensor* joined;
   TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({num_words}), &joined));
   return write(ctx, pieces, heads, 0, joined);

@@ -32,10 +32,6 @@ absl::Status JoinParts(OpKernelContext* ctx, WriteMessage write);
 // Shape function: a message of any length, and as many splits as input 1 has.
 absl::Status PartShapes(InferenceContext* c);
 
-// Output 1, int32 [world_size], and what such a tensor holds.
-absl::Status SetLengths(OpKernelContext* ctx, const std::vector<int32_t>& lengths);
-std::vector<int32_t> LengthsOf(const Tensor& splits);
-
 }  // namespace sok
 
 #endif  // SOK_TF_PARTS_H_

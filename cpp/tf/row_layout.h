@@ -7,25 +7,40 @@
 
 #include <vector>
 
-#include "cpp/tf/samples.h"
+#include "cpp/tf/messages.h"
 
 namespace sok {
 
 class RowLayout {
  public:
-  RowLayout(const Tensor& counts, const FeatureAttrs& features);
+  // Of the message that a rank receives; `counts` is the output of its SokRoute.
+  RowLayout(const Tensor& counts, const std::vector<int64_t>& dims);
+  // Of the message that an owner sends, from the keys that all ranks asked it for.
+  RowLayout(const Segments& segments, const std::vector<int64_t>& dims);
 
-  int64_t world_size() const { return static_cast<int64_t>(starts_.size()); }
-  int64_t num_words() const { return num_words_; }  // of the whole message
-  // The first word of table i's rows from rank r, and how many rows there are.
-  int64_t start(int64_t r, int i) const { return starts_[r][i]; }
-  int64_t count(int64_t r, int i) const { return counts_[r][i]; }
-  int64_t num_unique(int i) const;  // of all ranks
+  int64_t world_size() const { return static_cast<int64_t>(counts_.size()); }
+  int num_tables() const { return static_cast<int>(dims_.size()); }
+  int64_t dim(int i) const { return dims_[i]; }
+  int64_t num_words() const { return num_words_; }                           // of the whole message
+  const std::vector<int64_t>& words() const { return words_; }               // of each rank's block
+  int64_t head(int64_t r) const { return start(r, 0) - kHeadWords<float>; }  // where a block begins
+  int64_t start(int64_t r, int i) const { return starts_[r][i]; }  // of table i's rows from rank r
+  int64_t count(int64_t r, int i) const { return counts_[r][i]; }  // how many rows there are
+  int64_t num_rows(int i) const;                                   // of all ranks
+  bool IsAligned(int i) const;  // whether all rows of table i begin at a multiple of 16 bytes
   // Checks that the message has num_words() words.
   absl::Status Check(const Tensor& message) const;
+  // Checks that gradients with these splits are one row per key.
+  absl::Status CheckGradients(const Tensor& splits) const;
 
  private:
-  std::vector<std::vector<int64_t>> starts_, counts_;  // [world_size][num_tables]
+  using Counts = std::vector<std::vector<int64_t>>;  // [world_size][num_tables]
+  RowLayout(Counts counts, const std::vector<int64_t>& dims);
+
+  const std::vector<int64_t> dims_;
+  const Counts counts_;
+  Counts starts_;
+  std::vector<int64_t> words_;
   int64_t num_words_ = 0;
 };
 

@@ -44,38 +44,36 @@ absl::Status FeatureAttrs::Init(OpKernelConstruction* ctx) {
   return absl::OkStatus();
 }
 
-absl::Status FeatureAttrs::CheckShapes(const OpInputList& keys, const OpInputList& row_splits,
-                                       const OpInputList& weights) const {
+absl::Status FeatureAttrs::CheckShapes(const FeatureInputs& in) const {
   return Guard([&] {
-    for (int i = 0; i < size(); ++i) CheckShape(i, keys[i], row_splits[i], weights[i]);
+    for (int i = 0; i < size(); ++i) CheckShape(i, in);
   });
 }
 
-absl::Status FeatureAttrs::Check(Executor& ex, const OpInputList& keys,
-                                 const OpInputList& row_splits, const OpInputList& weights) const {
+absl::Status FeatureAttrs::Check(Executor& ex, const FeatureInputs& in) const {
   return Guard([&] {
     for (int i = 0; i < size(); ++i) {
-      CheckShape(i, keys[i], row_splits[i], weights[i]);
-      CheckBatch(ex, table_names_[i], limits_[i], Keys(keys[i]), keys[i].NumElements(),
-                 has_samples(i) ? row_splits[i].flat<int64_t>().data() : nullptr,
-                 row_splits[i].NumElements() - 1);
+      CheckShape(i, in);
+      CheckBatch(ex, table_names_[i], limits_[i], Keys(in.keys[i]), in.keys[i].NumElements(),
+                 has_samples(i) ? in.row_splits[i].flat<int64_t>().data() : nullptr,
+                 in.row_splits[i].NumElements() - 1);
     }
     for (int i = 0; ObservesBatches() && i < size(); ++i) {
-      ObserveBatch(table_names_[i], Keys(keys[i]), keys[i].NumElements());
+      ObserveBatch(table_names_[i], Keys(in.keys[i]), in.keys[i].NumElements());
     }
   });
 }
 
-void FeatureAttrs::CheckShape(int i, const Tensor& keys, const Tensor& row_splits,
-                              const Tensor& weights) const {
-  if (has_samples(i) && row_splits.NumElements() < 1) {
+void FeatureAttrs::CheckShape(int i, const FeatureInputs& in) const {
+  const int64_t num_keys = in.keys[i].NumElements(), num_weights = in.weights[i].NumElements();
+  if (has_samples(i) && in.row_splits[i].NumElements() < 1) {
     throw std::invalid_argument(
         absl::StrCat("row_splits must hold at least one element (table '", table_names_[i], "')"));
   }
-  if (weights.NumElements() != 0 && weights.NumElements() != keys.NumElements()) {
-    throw std::invalid_argument(
-        absl::StrCat("weights must hold one weight per key: ", keys.NumElements(),
-                     ". Received: ", weights.NumElements(), " (table '", table_names_[i], "')"));
+  if (num_weights != 0 && num_weights != num_keys) {
+    throw std::invalid_argument(absl::StrCat("weights must hold one weight per key: ", num_keys,
+                                             ". Received: ", num_weights, " (table '",
+                                             table_names_[i], "')"));
   }
 }
 

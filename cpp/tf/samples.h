@@ -13,6 +13,15 @@
 
 namespace sok {
 
+// Inputs of each table: its flat keys, and its samples.
+struct FeatureInputs {
+  OpInputList keys, row_splits, weights;
+
+  absl::Status Get(OpKernelContext* ctx) {
+    return GetLists(ctx, {{"keys", &keys}, {"row_splits", &row_splits}, {"weights", &weights}});
+  }
+};
+
 // Attributes `dims` and `combiners`, and if the op has them `table_names`, `max_hotness`,
 // `key_limits` and `batch_multiples`.
 class FeatureAttrs {
@@ -21,17 +30,16 @@ class FeatureAttrs {
 
   int size() const { return static_cast<int>(dims_.size()); }
   int64_t dim(int i) const { return dims_[i]; }
+  const std::vector<int64_t>& dims() const { return dims_; }
   const std::string& table_name(int i) const { return table_names_[i]; }
   int64_t key_limit(int i) const { return limits_[i].key_limit; }
   const BatchLimits& limits(int i) const { return limits_[i]; }
   bool has_samples(int i) const { return combiners_[i] != Combiner::kNone; }
 
   // Checks the shapes for all tables. Does not read the tensors, which may be in device memory.
-  absl::Status CheckShapes(const OpInputList& keys, const OpInputList& row_splits,
-                           const OpInputList& weights) const;
+  absl::Status CheckShapes(const FeatureInputs& in) const;
   // Checks for all tables that shapes agree and that the batch, in host memory, keeps its limits.
-  absl::Status Check(Executor& ex, const OpInputList& keys, const OpInputList& row_splits,
-                     const OpInputList& weights) const;
+  absl::Status Check(Executor& ex, const FeatureInputs& in) const;
   Samples MakeSamples(int i, const Tensor& inverse, const Tensor& row_splits,
                       const Tensor& weights) const;
   Samples MakeSamples(int i, int64_t num_keys, const Tensor& row_splits,
@@ -48,7 +56,7 @@ class FeatureAttrs {
   TensorShape OutputShape(int i, const Samples& samples) const;
 
  private:
-  void CheckShape(int i, const Tensor& keys, const Tensor& row_splits, const Tensor& weights) const;
+  void CheckShape(int i, const FeatureInputs& in) const;
 
   std::vector<int64_t> dims_;
   std::vector<Combiner> combiners_;

@@ -32,7 +32,6 @@ absl::Status ReadPolicy(OpKernelContext* ctx, RecordSnapshot* policy) {
     return absl::InvalidArgumentError(absl::StrCat(
         "waiting must have shape [num_waiting, 3]. Received: ", waiting.shape().DebugString()));
   }
-  const auto values = [](const Tensor& tensor) { return tensor.flat<int64_t>().data(); };
   constexpr const char* kScalars[] = {"step", "optimizer_step", "initial_row_scale"};
   for (int i = 0; i < 3; ++i) {
     const tensorflow::TensorShape& shape = ctx->input(9 + i).shape();
@@ -40,10 +39,10 @@ absl::Status ReadPolicy(OpKernelContext* ctx, RecordSnapshot* policy) {
     return absl::InvalidArgumentError(
         absl::StrCat(kScalars[i], " must be a scalar. Received: shape ", shape.DebugString()));
   }
-  policy->records.assign(values(records), values(records) + records.NumElements());
-  policy->counters.assign(values(counters), values(counters) + counters.NumElements());
+  policy->records = ValuesOf<int64_t>(records);
+  policy->counters = ValuesOf<int64_t>(counters);
   for (int64_t i = 0; i < waiting.NumElements(); i += 3) {
-    const int64_t* const key = values(waiting) + i;
+    const int64_t* const key = waiting.flat<int64_t>().data() + i;
     policy->waiting.push_back({static_cast<uint64_t>(key[0]), key[1], key[2]});
   }
   policy->step = ctx->input(9).scalar<int64_t>()();
@@ -93,8 +92,8 @@ absl::Status ReadSnapshot(OpKernelContext* ctx, const TableOptions& options, boo
   if (replace) TF_RETURN_IF_ERROR(CheckReplacement(options, n));
   for (int64_t i = 0; i < names.NumElements(); ++i) {
     snapshot->slot_names.push_back(names.flat<tensorflow::tstring>()(i));
-    snapshot->slot_widths.push_back(widths.flat<int64_t>()(i));
   }
+  snapshot->slot_widths = ValuesOf<int64_t>(widths);
   const int64_t slot_width = snapshot->slot_width();
   if (rows.NumElements() != n * options.dim || slot_rows.NumElements() != n * slot_width) {
     return absl::InvalidArgumentError(
@@ -102,10 +101,9 @@ absl::Status ReadSnapshot(OpKernelContext* ctx, const TableOptions& options, boo
                      slot_width, " floats. Received: ", rows.shape().DebugString(), " and ",
                      slot_rows.shape().DebugString(), " (table '", options.name, "')"));
   }
-  const auto floats = [](const Tensor& tensor) { return tensor.flat<float>().data(); };
   snapshot->keys.assign(Keys(keys), Keys(keys) + n);
-  snapshot->rows.assign(floats(rows), floats(rows) + rows.NumElements());
-  snapshot->slot_rows.assign(floats(slot_rows), floats(slot_rows) + slot_rows.NumElements());
+  snapshot->rows = ValuesOf<float>(rows);
+  snapshot->slot_rows = ValuesOf<float>(slot_rows);
   TF_RETURN_IF_ERROR(ReadPolicy(ctx, &snapshot->policy));
   snapshot->optimizer_step = ctx->input(10).scalar<int64_t>()();
   snapshot->initial_row_scale = ctx->input(11).scalar<double>()();
@@ -255,9 +253,7 @@ absl::Status ReadAside(OpKernelContext* ctx) {
       found.table = std::move(made);
     });
   }
-  Tensor* aside;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({}), &aside));
-  aside->scalar<tensorflow::Variant>()() = std::move(found);
+  TF_RETURN_IF_ERROR(SetScalar<tensorflow::Variant>(ctx, 0, std::move(found)));
   return SetScalar(ctx, 1, status.ok() ? std::string() : status.ToString());
 }
 SOK_REGISTER_TABLE_KERNEL(SOK_SNAPSHOT_IN_HOST_MEMORY(Name("SokTableReadAside"))

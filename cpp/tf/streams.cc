@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "cpp/core/changes.h"
 #include "cpp/tf/common.h"
 #include "cpp/tf/snapshots.h"
 

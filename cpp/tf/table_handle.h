@@ -46,9 +46,7 @@ class TableHandleOp : public OpKernel {
     TablePtr table;
     OP_REQUIRES_OK(ctx,
                    tensorflow::LookupOrCreateResource<TableResource>(ctx, handle, &table, creator));
-    Tensor* output;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &output));
-    output->scalar<tensorflow::ResourceHandle>()() = handle;
+    OP_REQUIRES_OK(ctx, SetScalar(ctx, 0, handle));
   }
 
  private:

@@ -45,13 +45,9 @@ REGISTER_OP("SokStampCall")
         "The message with each block's head saying that it is of the next call of lookup, whose "
         "rows travel as wire_dtype. Within a turn, so that all ranks count calls alike.");
 
-class StampCallOp : public OpKernel {
+class StampCallOp : public StampOp {
  public:
-  explicit StampCallOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("lookup", &lookup_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("stage", &stage_));
-    OP_REQUIRES_OK(ctx, GetWire(ctx, &wire_));
-  }
+  using StampOp::StampOp;
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& splits = ctx->input(1);
@@ -62,18 +58,13 @@ class StampCallOp : public OpKernel {
                                                               &stamped, &forwarded));
     int64_t* block = stamped->flat<int64_t>().data();
     if (forwarded < 0) std::memcpy(block, ctx->input(0).data(), stamped->TotalBytes());
-    Call call = NextCall(lookup_, static_cast<Stage>(stage_), wire_);
+    Call call = Next();
     for (int64_t r = 0; r < splits.NumElements(); ++r) {
       call.words[0] = block[0];  // a failed block stays failed
       WriteHead(call, block);
       block += splits.flat<int32_t>()(r);
     }
   }
-
- private:
-  std::string lookup_;
-  int64_t stage_;
-  Wire wire_;
 };
 REGISTER_KERNEL_BUILDER(Name("SokStampCall").Device(tensorflow::DEVICE_CPU), StampCallOp);
 
@@ -101,12 +92,8 @@ class CheckMessageOp : public RankOp {
   void Compute(OpKernelContext* ctx) override {
     const Tensor &message = ctx->input(0), &splits = ctx->input(1);
     OP_REQUIRES_OK(ctx, CheckSplits(message, splits, world_size_));
-    const float* const words = message.flat<float>().data();
-    const int32_t* const lengths = splits.flat<int32_t>().data();
-    OP_REQUIRES_OK(ctx, RaiseOutOfStep(words, lengths, world_size_));
-    const int32_t more_rounds = MoreRounds(words, lengths, world_size_);
-    if (more_rounds == 0) OP_REQUIRES_OK(ctx, RaiseFailure(words, lengths, world_size_));
-    OP_REQUIRES_OK(ctx, SetCall(ctx, ReadHead(words), more_rounds));
+    OP_REQUIRES_OK(ctx, SetCall(ctx, message.flat<float>().data(), splits.flat<int32_t>().data(),
+                                world_size_));
   }
 };
 REGISTER_KERNEL_BUILDER(Name("SokCheckMessage").Device(tensorflow::DEVICE_CPU), CheckMessageOp);
@@ -131,21 +118,19 @@ class PackNoteOp : public RankOp {
     const Call call;  // SokStampCall says which
     const Tensor& values = ctx->input(0);
     const int64_t words = kHeadWords<int64_t> + values.NumElements();
+    OutputMessage note;
     absl::Status status = FirstProblem(ctx);
-    if (status.ok()) status = BlockFits(words, sizeof(int64_t));
+    if (status.ok()) status = note.Allocate(ctx, std::vector<int64_t>(world_size_, words));
     if (!status.ok()) {
       OP_REQUIRES_OK(ctx, FailAll<int64_t>(ctx, status, call, world_size_));
       return;
     }
-    Tensor *message, *splits;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({world_size_ * words}), &message));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, TensorShape({world_size_}), &splits));
-    int64_t* out = message->flat<int64_t>().data();
+    int64_t* out = note.message.flat<int64_t>().data();
     for (int64_t r = 0; r < world_size_; ++r, out += words) {
       WriteHead(call, out);
       std::copy_n(values.flat<int64_t>().data(), values.NumElements(), out + kHeadWords<int64_t>);
-      splits->flat<int32_t>()(r) = words;
     }
+    note.Set(ctx);
   }
 };
 REGISTER_KERNEL_BUILDER(Name("SokPackNote").Device(tensorflow::DEVICE_CPU), PackNoteOp);

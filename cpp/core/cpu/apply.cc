@@ -254,7 +254,7 @@ class TableStep {
     } else if (table.RecallRows(keys, num_rows_, row_numbers_.get())) {
       keys_are_unique = true;
     } else {
-      table.FindOrInsertRows(ex, keys, num_rows_, row_numbers_.get(), nullptr);
+      table.FindOrInsertRows(ex, keys, num_rows_, row_numbers_.get());
     }
     if (!keys_are_unique && state_->HasDuplicates(row_numbers_.get(), num_rows_)) {
       merged_keys_ = Scratch<uint64_t>(num_rows_);

@@ -75,11 +75,23 @@ void ChangeLog::Shrink(Interval* interval) noexcept {
   std::vector<uint64_t>().swap(interval->erased);
 }
 
-void ChangeLog::Touch(const uint64_t* keys, const uint32_t* rows, int64_t num_keys) noexcept {
+// Calls log(interval) with the present interval. If memory is short, or the interval has become too
+// large, it is `whole`.
+template <typename Log>
+void ChangeLog::Try(const Log& log) noexcept {
   if (intervals_.empty()) return;
   Interval& now = intervals_.back();
-  if (now.whole) return;
   try {
+    log(now);
+    if (TooMany(now)) Shrink(&now);
+  } catch (const std::bad_alloc&) {
+    Shrink(&now);
+  }
+}
+
+void ChangeLog::Touch(const uint64_t* keys, const uint32_t* rows, int64_t num_keys) noexcept {
+  Try([&](Interval& now) {
+    if (now.whole) return;
     for (int64_t i = 0; i < num_keys; ++i) {
       const uint32_t row = rows[i];
       if (row == kNoRow) continue;
@@ -88,23 +100,14 @@ void ChangeLog::Touch(const uint64_t* keys, const uint32_t* rows, int64_t num_ke
       last_[row] = now.mark;
       now.touched.push_back(keys[i]);
     }
-    if (TooMany(now)) Shrink(&now);
-  } catch (const std::bad_alloc&) {
-    Shrink(&now);
-  }
+  });
 }
 
 void ChangeLog::Erase(uint64_t key, uint32_t row) noexcept {
-  if (intervals_.empty()) return;
-  if (row < last_.size()) last_[row] = 0;  // the next key in this row is a different one
-  Interval& now = intervals_.back();
-  if (now.whole) return;
-  try {
-    now.erased.push_back(key);
-    if (TooMany(now)) Shrink(&now);
-  } catch (const std::bad_alloc&) {
-    Shrink(&now);
-  }
+  Try([&](Interval& now) {
+    if (row < last_.size()) last_[row] = 0;  // the next key in this row is a different one
+    if (!now.whole) now.erased.push_back(key);
+  });
 }
 
 void ChangeLog::TouchAll() noexcept {
@@ -112,21 +115,11 @@ void ChangeLog::TouchAll() noexcept {
 }
 
 void ChangeLog::Step(double learning_rate, int64_t step) noexcept {
-  if (intervals_.empty()) return;
-  try {
-    Add({1, learning_rate, step}, &intervals_.back().steps);
-  } catch (const std::bad_alloc&) {
-    TouchAll();
-  }
+  Try([&](Interval& now) { Add({1, learning_rate, step}, &now.steps); });
 }
 
 void ChangeLog::CaughtUp() noexcept {
-  if (intervals_.empty()) return;
-  try {
-    Add({}, &intervals_.back().steps);
-  } catch (const std::bad_alloc&) {
-    TouchAll();
-  }
+  Try([&](Interval& now) { Add({}, &now.steps); });
 }
 
 bool ChangeLog::has_steps() const {

@@ -23,7 +23,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cpp/core/changes.h"
+#include "cpp/core/table.h"
 
 namespace sok {
 
@@ -58,6 +58,8 @@ class ChangeLog {
   int64_t bytes() const;
 
  private:
+  template <typename Log>
+  void Try(const Log& log) noexcept;
   void Shrink(Interval* interval) noexcept;
   bool TooMany(const Interval& interval) const;
   void Grow(size_t num_rows);

@@ -24,7 +24,7 @@ void CombineInserted(Executor& ex, CpuTable& table, const FeatureLookup& feature
   const int64_t num_unique = feature.num_unique;
   const Scratch<uint32_t> numbers(num_unique);
   const Scratch<const float*> rows(num_unique);
-  table.FindOrInsertRows(ex, feature.unique_keys, num_unique, numbers.get(), nullptr);
+  table.FindOrInsertRows(ex, feature.unique_keys, num_unique, numbers.get());
   table.RememberRows(feature.unique_keys, num_unique, numbers.get());
   const RowCatchUp* catch_up = table.catch_up().get();
   const bool pending = catch_up != nullptr && catch_up->pending();
@@ -185,86 +185,84 @@ void CombineByKey(Executor& ex, const CpuTable& table, const FeatureLookup& feat
   CombineBlocks(ex, table, feature.keys, samples, feature.out);
 }
 
-// All features of one table, whose lock is held: the exclusive one to insert.
-void LookupTable(Executor& ex, std::vector<FeatureLookup>& features, const int64_t* members,
-                 int64_t num_members, bool insert) {
-  CpuTable& table = *features[members[0]].table;
-  if (!insert) {
-    for (int64_t m = 0; m < num_members; ++m) CombineByKey(ex, table, features[members[m]]);
-    return;
+int64_t NumKeys(const FeatureLookup& feature) { return feature.samples.num_keys; }
+int64_t NumKeys(const RowRequest& request) { return request.num_keys; }
+
+// The places of one table's items in a call.
+struct Members {
+  const int64_t* places;  // [count]
+  int64_t count;
+
+  const int64_t* begin() const { return places; }
+  const int64_t* end() const { return places + count; }
+};
+
+// Calls fn(executor, table, members) for every table. All tables are locked, exclusively to insert,
+// and rows on disk have been fetched.
+template <typename Item, typename Fn>
+void ForEachTable(Executor& ex, const std::vector<Item>& items, bool insert, const Fn& fn) {
+  std::vector<CpuTable*> tables;
+  std::vector<int64_t> num_keys;
+  tables.reserve(items.size());
+  num_keys.reserve(items.size());
+  for (const Item& item : items) {
+    tables.push_back(item.table);
+    num_keys.push_back(NumKeys(item));
   }
-  for (int64_t m = 0; m < num_members; ++m) {
-    FeatureLookup& feature = features[members[m]];
-    feature.num_unique = UniqueKeys(ex, feature.keys, feature.samples.num_keys, feature.unique_keys,
-                                    feature.inverse);
-    feature.samples.inverse = feature.inverse;
-  }
-  RowNumbers withheld;
-  if (table.keeps_records()) {
-    SeenKeys seen;
-    for (int64_t m = 0; m < num_members; ++m) seen.Add(features[members[m]]);
-    withheld = seen.Record(ex, table);
-    insert = false;  // what is to be inserted has been
-  }
-  for (int64_t m = 0; m < num_members; ++m) {
-    const FeatureLookup& feature = features[members[m]];
-    if (insert) {
-      CombineInserted(ex, table, feature);
-    } else {
-      CombineFound(ex, table, feature.unique_keys, feature.num_unique, feature.samples, feature.out,
-                   withheld);
-    }
-  }
+  const TableGroup group(tables);
+  const TableGroup::Lock lock(group, /*exclusive=*/insert);
+  for (const Item& item : items) item.table->BringKeys(ex, item.keys, NumKeys(item), insert);
+  group.ForEach(ex, num_keys, [&](Executor& inner, const int64_t* places, int64_t count) {
+    fn(inner, *tables[places[0]], Members{places, count});
+  });
+}
+
+// Records a training lookup of a table's items, if it keeps records: keys that are to be inserted
+// then have been. Returns what SeenKeys::Record does.
+template <typename Item>
+RowNumbers RecordMembers(Executor& ex, CpuTable& table, const std::vector<Item>& items,
+                         const Members& members) {
+  if (!table.keeps_records()) return {};
+  SeenKeys seen;
+  for (int64_t i : members) seen.Add(items[i]);
+  return seen.Record(ex, table);
 }
 
 }  // namespace
 
 void LookupGroup(Executor& ex, std::vector<FeatureLookup>* features, bool insert) {
-  std::vector<CpuTable*> tables;
-  std::vector<int64_t> num_keys;
-  tables.reserve(features->size());
-  num_keys.reserve(features->size());
-  for (const FeatureLookup& feature : *features) {
-    tables.push_back(feature.table);
-    num_keys.push_back(feature.samples.num_keys);
-  }
-  const TableGroup group(tables);
-  const TableGroup::Lock lock(group, /*exclusive=*/insert);
-  for (const FeatureLookup& feature : *features) {
-    feature.table->BringKeys(ex, feature.keys, feature.samples.num_keys, insert);
-  }
-  group.ForEach(ex, num_keys, [&](Executor& inner, const int64_t* members, int64_t num_members) {
-    LookupTable(inner, *features, members, num_members, insert);
+  std::vector<FeatureLookup>& lookups = *features;
+  ForEachTable(ex, lookups, insert, [&](Executor& inner, CpuTable& table, Members members) {
+    if (!insert) {
+      for (int64_t i : members) CombineByKey(inner, table, lookups[i]);
+      return;
+    }
+    for (int64_t i : members) {
+      FeatureLookup& feature = lookups[i];
+      feature.num_unique =
+          UniqueKeys(inner, feature.keys, NumKeys(feature), feature.unique_keys, feature.inverse);
+      feature.samples.inverse = feature.inverse;
+    }
+    const RowNumbers withheld = RecordMembers(inner, table, lookups, members);
+    for (int64_t i : members) {
+      const FeatureLookup& feature = lookups[i];
+      if (table.keeps_records()) {
+        CombineFound(inner, table, feature.unique_keys, feature.num_unique, feature.samples,
+                     feature.out, withheld);
+      } else {
+        CombineInserted(inner, table, feature);
+      }
+    }
   });
 }
 
 void ReadGroup(Executor& ex, const std::vector<RowRequest>& requests, bool insert) {
-  std::vector<CpuTable*> tables;
-  std::vector<int64_t> num_keys;
-  tables.reserve(requests.size());
-  num_keys.reserve(requests.size());
-  for (const RowRequest& request : requests) {
-    tables.push_back(request.table);
-    num_keys.push_back(request.num_keys);
-  }
-  const TableGroup group(tables);
-  const TableGroup::Lock lock(group, /*exclusive=*/insert);
-  for (const RowRequest& request : requests) {
-    request.table->BringKeys(ex, request.keys, request.num_keys, insert);
-  }
-  group.ForEach(ex, num_keys, [&](Executor& inner, const int64_t* members, int64_t num_members) {
-    CpuTable& table = *requests[members[0]].table;
-    bool insert_missing = insert;
-    RowNumbers withheld;
-    if (insert && table.keeps_records()) {
-      SeenKeys seen;
-      for (int64_t m = 0; m < num_members; ++m) seen.Add(requests[members[m]]);
-      withheld = seen.Record(inner, table);
-      insert_missing = false;
-    }
-    for (int64_t m = 0; m < num_members; ++m) {
-      const RowRequest& request = requests[members[m]];
-      if (insert_missing) {
+  ForEachTable(ex, requests, insert, [&](Executor& inner, CpuTable& table, Members members) {
+    const RowNumbers withheld =
+        insert ? RecordMembers(inner, table, requests, members) : RowNumbers();
+    for (int64_t i : members) {
+      const RowRequest& request = requests[i];
+      if (insert && !table.keeps_records()) {
         table.ReadOrInsert(inner, request.keys, request.num_keys, request.rows);
       } else {
         table.Read(inner, request.keys, request.num_keys, request.rows, nullptr);

@@ -31,6 +31,21 @@ const char* NameOf(Stage stage) {
   }
 }
 
+// The reason that a block carries, or "" for a block with data. Throws std::invalid_argument if the
+// block is shorter than its text.
+template <typename T>
+std::string FailureIn(const T* block, int64_t num_words) {
+  const uint64_t length =
+      num_words < kHeadWords<T> ? 0 : static_cast<uint32_t>(ReadHead(block).words[0]);
+  if (length == 0) return "";
+  if (length > (num_words - kHeadWords<T>)*sizeof(T)) {
+    throw std::invalid_argument("a failed message block must hold its text of " +
+                                std::to_string(length) +
+                                " bytes. Received: " + std::to_string(num_words) + " words");
+  }
+  return std::string(reinterpret_cast<const char*>(block + kHeadWords<T>), length);
+}
+
 bool SameCall(const Call& a, const Call& b) {
   return std::equal(a.words.begin() + 1, a.words.end(), b.words.begin() + 1);
 }
@@ -137,19 +152,6 @@ std::vector<T> FailedBlock(const std::string& reason, const Call& call) {
 }
 
 template <typename T>
-std::string FailureIn(const T* block, int64_t num_words) {
-  const uint64_t length =
-      num_words < kHeadWords<T> ? 0 : static_cast<uint32_t>(ReadHead(block).words[0]);
-  if (length == 0) return "";
-  if (length > (num_words - kHeadWords<T>)*sizeof(T)) {
-    throw std::invalid_argument("a failed message block must hold its text of " +
-                                std::to_string(length) +
-                                " bytes. Received: " + std::to_string(num_words) + " words");
-  }
-  return std::string(reinterpret_cast<const char*>(block + kHeadWords<T>), length);
-}
-
-template <typename T>
 void ThrowIfFailed(const T* message, const int32_t* splits, int64_t world_size) {
   ThrowIfOutOfStep(message, splits, world_size);
   for (int64_t rank = 0; rank < world_size; ++rank) {
@@ -207,7 +209,6 @@ std::vector<std::vector<KeySegment>> ParseKeyMessage(const int64_t* message, con
   template void WriteHead<T>(const Call&, T*);                             \
   template Call ReadHead<T>(const T*);                                     \
   template std::vector<T> FailedBlock<T>(const std::string&, const Call&); \
-  template std::string FailureIn<T>(const T*, int64_t);                    \
   template void ThrowIfOutOfStep<T>(const T*, const int32_t*, int64_t);    \
   template void ThrowIfFailed<T>(const T*, const int32_t*, int64_t)
 SOK_INSTANTIATE(int64_t);

@@ -74,11 +74,6 @@ class OutOfStep : public std::runtime_error {
 template <typename T>
 std::vector<T> FailedBlock(const std::string& reason, const Call& call);
 
-// The reason that a block carries, or "" for a block with data. Throws std::invalid_argument if the
-// block is shorter than its text.
-template <typename T>
-std::string FailureIn(const T* block, int64_t num_words);
-
 // The keys of one table in one rank's block.
 struct KeySegment {
   const uint64_t* keys;

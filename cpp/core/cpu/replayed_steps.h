@@ -17,7 +17,6 @@
 #include <utility>
 #include <vector>
 
-#include "cpp/core/changes.h"
 #include "cpp/core/cpu/optimizer_state.h"
 
 namespace sok {

@@ -6,7 +6,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "cpp/core/cpu/scratch.h"
 #include "cpp/core/hash.h"
 
 namespace sok {
@@ -113,46 +112,33 @@ void CheckNumKeys(int64_t num_keys) {
 
 }  // namespace
 
-struct Route::Impl {
-  int64_t num_keys = 0;
-  int64_t num_partitions = 0;
-  Scratch<uint64_t> scattered;             // [num_keys] partition by partition, unique keys first
-  std::vector<int64_t> partition_offsets;  // [num_partitions + 1] into `scattered`
-  std::vector<int64_t> unique_offsets;     // [num_partitions + 1] into the unique keys
-  std::vector<int64_t> owner_offsets;      // [world_size + 1]
-
-  void RunSerial(const uint64_t* keys, int32_t* inverse);
-  void RunPartitioned(Executor& ex, const uint64_t* keys, int64_t world_size, int32_t* inverse);
-};
-
-void Route::Impl::RunSerial(const uint64_t* keys, int32_t* inverse) {
-  num_partitions = 1;
+void Route::RunSerial(const uint64_t* keys, int32_t* inverse) {
   LocalTable table;
-  const int64_t num_unique = table.Run(keys, num_keys, scattered.get(), inverse);
-  partition_offsets = {0, num_keys};
-  unique_offsets = {0, num_unique};
-  owner_offsets = unique_offsets;
+  const int64_t num_unique = table.Run(keys, num_keys_, scattered_.get(), inverse);
+  partition_offsets_ = {0, num_keys_};
+  unique_offsets_ = {0, num_unique};
+  owner_offsets_ = unique_offsets_;
 }
 
-void Route::Impl::RunPartitioned(Executor& ex, const uint64_t* keys, int64_t world_size,
-                                 int32_t* inverse) {
+void Route::RunPartitioned(Executor& ex, const uint64_t* keys, int64_t world_size,
+                           int32_t* inverse) {
   const int64_t per_owner = std::clamp<int64_t>(
-      PowerOfTwoAtLeast(num_keys / (kPartitionKeys * world_size)), 1, kMaxHashPartitions);
-  num_partitions = world_size * per_owner;
+      PowerOfTwoAtLeast(num_keys_ / (kPartitionKeys * world_size)), 1, kMaxHashPartitions);
+  num_partitions_ = world_size * per_owner;
   int hash_shift = 64;
   for (int64_t p = per_owner; p > 1; p /= 2) --hash_shift;
-  const int64_t num_chunks = (num_keys + kChunkKeys - 1) / kChunkKeys;
+  const int64_t num_chunks = (num_keys_ + kChunkKeys - 1) / kChunkKeys;
   const FastModulo owner_of(static_cast<uint64_t>(world_size));
   const auto chunk_end = [&](int64_t chunk) {
-    return std::min((chunk + 1) * kChunkKeys, num_keys);
+    return std::min((chunk + 1) * kChunkKeys, num_keys_);
   };
 
-  const Scratch<uint32_t> partition_of(num_keys);
+  const Scratch<uint32_t> partition_of(num_keys_);
   // places[chunk, partition]: first a count, then where the chunk's next key of it goes.
-  std::vector<uint32_t> places(num_chunks * num_partitions, 0);
+  std::vector<uint32_t> places(num_chunks * num_partitions_, 0);
   ex.ParallelFor(num_chunks, 1, [&](int64_t first, int64_t last) {
     for (int64_t chunk = first; chunk < last; ++chunk) {
-      uint32_t* count = &places[chunk * num_partitions];
+      uint32_t* count = &places[chunk * num_partitions_];
       for (int64_t i = chunk * kChunkKeys; i < chunk_end(chunk); ++i) {
         // A shift by 64 is undefined, hence the two steps.
         uint64_t partition = (Mix(keys[i]) >> 1) >> (hash_shift - 1);
@@ -163,58 +149,59 @@ void Route::Impl::RunPartitioned(Executor& ex, const uint64_t* keys, int64_t wor
     }
   });
 
-  partition_offsets.resize(num_partitions + 1);
+  partition_offsets_.resize(num_partitions_ + 1);
   uint32_t place = 0;
-  for (int64_t p = 0; p < num_partitions; ++p) {
-    partition_offsets[p] = place;
+  for (int64_t p = 0; p < num_partitions_; ++p) {
+    partition_offsets_[p] = place;
     for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
-      const uint32_t count = places[chunk * num_partitions + p];
-      places[chunk * num_partitions + p] = place;
+      const uint32_t count = places[chunk * num_partitions_ + p];
+      places[chunk * num_partitions_ + p] = place;
       place += count;
     }
   }
-  partition_offsets[num_partitions] = place;
+  partition_offsets_[num_partitions_] = place;
 
   ex.ParallelFor(num_chunks, 1, [&](int64_t first, int64_t last) {
-    std::vector<uint32_t> next(num_partitions);
+    std::vector<uint32_t> next(num_partitions_);
     for (int64_t chunk = first; chunk < last; ++chunk) {
-      std::copy_n(&places[chunk * num_partitions], num_partitions, next.data());
+      std::copy_n(&places[chunk * num_partitions_], num_partitions_, next.data());
       for (int64_t i = chunk * kChunkKeys; i < chunk_end(chunk); ++i) {
-        scattered[next[partition_of[i]]++] = keys[i];
+        scattered_[next[partition_of[i]]++] = keys[i];
       }
     }
   });
 
-  const Scratch<int32_t> local_ids(num_keys);
-  std::vector<int32_t> num_local(num_partitions);
-  ex.ParallelFor(num_partitions, std::max<int64_t>(1, num_partitions / 64),
+  const Scratch<int32_t> local_ids(num_keys_);
+  std::vector<int32_t> num_local(num_partitions_);
+  ex.ParallelFor(num_partitions_, std::max<int64_t>(1, num_partitions_ / 64),
                  [&](int64_t first, int64_t last) {
                    LocalTable table;
                    for (int64_t p = first; p < last; ++p) {
-                     const int64_t begin = partition_offsets[p];
-                     uint64_t* partition_keys = &scattered[begin];
-                     num_local[p] = table.Run(partition_keys, partition_offsets[p + 1] - begin,
+                     const int64_t begin = partition_offsets_[p];
+                     uint64_t* partition_keys = &scattered_[begin];
+                     num_local[p] = table.Run(partition_keys, partition_offsets_[p + 1] - begin,
                                               partition_keys, &local_ids[begin]);
                    }
                  });
 
-  unique_offsets.resize(num_partitions + 1);
-  unique_offsets[0] = 0;
-  for (int64_t p = 0; p < num_partitions; ++p) {
-    unique_offsets[p + 1] = unique_offsets[p] + num_local[p];
+  unique_offsets_.resize(num_partitions_ + 1);
+  unique_offsets_[0] = 0;
+  for (int64_t p = 0; p < num_partitions_; ++p) {
+    unique_offsets_[p + 1] = unique_offsets_[p] + num_local[p];
   }
-  owner_offsets.resize(world_size + 1);
+  owner_offsets_.resize(world_size + 1);
   for (int64_t owner = 0; owner <= world_size; ++owner) {
-    owner_offsets[owner] = unique_offsets[owner * per_owner];
+    owner_offsets_[owner] = unique_offsets_[owner * per_owner];
   }
 
   ex.ParallelFor(num_chunks, 1, [&](int64_t first, int64_t last) {
-    std::vector<uint32_t> next(num_partitions);
+    std::vector<uint32_t> next(num_partitions_);
     for (int64_t chunk = first; chunk < last; ++chunk) {
-      std::copy_n(&places[chunk * num_partitions], num_partitions, next.data());
+      std::copy_n(&places[chunk * num_partitions_], num_partitions_, next.data());
       for (int64_t i = chunk * kChunkKeys; i < chunk_end(chunk); ++i) {
         const uint32_t partition = partition_of[i];
-        inverse[i] = static_cast<int32_t>(unique_offsets[partition]) + local_ids[next[partition]++];
+        inverse[i] =
+            static_cast<int32_t>(unique_offsets_[partition]) + local_ids[next[partition]++];
       }
     }
   });
@@ -222,37 +209,27 @@ void Route::Impl::RunPartitioned(Executor& ex, const uint64_t* keys, int64_t wor
 
 Route::Route(Executor& ex, const uint64_t* keys, int64_t num_keys, int64_t world_size,
              int32_t* inverse)
-    : impl_(new Impl) {
+    : num_keys_(num_keys) {
   CheckNumKeys(num_keys);
   if (world_size < 1) {
     throw std::invalid_argument("`world_size` must be at least 1. Received: " +
                                 std::to_string(world_size));
   }
-  impl_->num_keys = num_keys;
-  impl_->scattered = Scratch<uint64_t>(num_keys);
+  scattered_ = Scratch<uint64_t>(num_keys);
   if (world_size == 1 && num_keys <= kSerialKeys) {
-    impl_->RunSerial(keys, inverse);
+    RunSerial(keys, inverse);
   } else {
-    impl_->RunPartitioned(ex, keys, world_size, inverse);
+    RunPartitioned(ex, keys, world_size, inverse);
   }
 }
 
-Route::~Route() = default;
-Route::Route(Route&&) noexcept = default;
-Route& Route::operator=(Route&&) noexcept = default;
-
-int64_t Route::num_unique() const { return impl_->unique_offsets.back(); }
-
-const std::vector<int64_t>& Route::owner_offsets() const { return impl_->owner_offsets; }
-
 void Route::WriteUnique(Executor& ex, uint64_t* unique) const {
-  const Impl& impl = *impl_;
-  ex.ParallelFor(impl.num_partitions, std::max<int64_t>(1, impl.num_partitions / 16),
+  ex.ParallelFor(num_partitions_, std::max<int64_t>(1, num_partitions_ / 16),
                  [&](int64_t first, int64_t last) {
                    for (int64_t p = first; p < last; ++p) {
-                     std::copy_n(&impl.scattered[impl.partition_offsets[p]],
-                                 impl.unique_offsets[p + 1] - impl.unique_offsets[p],
-                                 unique + impl.unique_offsets[p]);
+                     std::copy_n(&scattered_[partition_offsets_[p]],
+                                 unique_offsets_[p + 1] - unique_offsets_[p],
+                                 unique + unique_offsets_[p]);
                    }
                  });
 }
@@ -264,6 +241,15 @@ int64_t UniqueKeys(Executor& ex, const uint64_t* keys, int64_t num_keys, uint64_
   const Route route(ex, keys, num_keys, /*world_size=*/1, inverse);
   route.WriteUnique(ex, unique);
   return route.num_unique();
+}
+
+void PlaceRows(Executor& ex, const RowPlacement& placement, int64_t world_size, const int64_t* ids,
+               int64_t num_keys, uint64_t* keys) {
+  constexpr int64_t kGrain = 1 << 14;
+  ex.ParallelFor(num_keys, kGrain, [=](int64_t begin, int64_t end) {
+    const RowPlacement mine = placement;  // a local copy, which `keys` cannot alias
+    for (int64_t k = begin; k < end; ++k) keys[k] = PlaceRow(mine, world_size, ids[k]);
+  });
 }
 
 }  // namespace sok

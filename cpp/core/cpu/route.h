@@ -23,10 +23,11 @@
 #define SOK_CORE_CPU_ROUTE_H_
 
 #include <cstdint>
-#include <memory>
 #include <vector>
 
+#include "cpp/core/cpu/scratch.h"
 #include "cpp/core/parallel.h"
+#include "cpp/core/place.h"
 
 namespace sok {
 
@@ -39,23 +40,33 @@ class Route {
   // int32) and for world_size < 1.
   Route(Executor& ex, const uint64_t* keys, int64_t num_keys, int64_t world_size,
         int32_t* inverse);  // [num_keys]
-  ~Route();
-  Route(Route&&) noexcept;
-  Route& operator=(Route&&) noexcept;
 
-  int64_t num_unique() const;
-  const std::vector<int64_t>& owner_offsets() const;       // [world_size + 1] into the unique keys
+  int64_t num_unique() const { return unique_offsets_.back(); }
+  // [world_size + 1] into the unique keys
+  const std::vector<int64_t>& owner_offsets() const { return owner_offsets_; }
   void WriteUnique(Executor& ex, uint64_t* unique) const;  // [num_unique]
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  void RunSerial(const uint64_t* keys, int32_t* inverse);
+  void RunPartitioned(Executor& ex, const uint64_t* keys, int64_t world_size, int32_t* inverse);
+
+  const int64_t num_keys_;
+  int64_t num_partitions_ = 1;
+  Scratch<uint64_t> scattered_;             // [num_keys] partition by partition, unique keys first
+  std::vector<int64_t> partition_offsets_;  // [num_partitions + 1] into `scattered_`
+  std::vector<int64_t> unique_offsets_;     // [num_partitions + 1] into the unique keys
+  std::vector<int64_t> owner_offsets_;      // [world_size + 1]
 };
 
 // The unique keys of a batch by themselves: writes the first num_unique of unique [num_keys], in
 // the order of a Route for one owner, and inverse [num_keys]; returns num_unique.
 int64_t UniqueKeys(Executor& ex, const uint64_t* keys, int64_t num_keys, uint64_t* unique,
                    int32_t* inverse);
+
+// PlaceRow for a batch: the keys of a dense table, which are routed like any others.
+// Ids must be in [0, num_rows); CheckBatch names one that is not.
+void PlaceRows(Executor& ex, const RowPlacement& placement, int64_t world_size, const int64_t* ids,
+               int64_t num_keys, uint64_t* keys);  // both [num_keys]
 
 }  // namespace sok
 

@@ -43,6 +43,15 @@ void RowCache::TouchBlock(int64_t at, RowUse use) {
   if (!IsScan(use) && block.count < most_counted_) ++block.count;
 }
 
+template <typename Fn>
+void RowCache::ForEach(Executor& ex, const std::vector<Run>& runs, const Fn& fn) const {
+  ex.ParallelFor(static_cast<int64_t>(runs.size()), kRunsGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      fn(runs[i].first * block_bytes_, (runs[i].last - runs[i].first + 1) * block_bytes_);
+    }
+  });
+}
+
 void RowCache::Bring(Executor& ex, RowUse use) {
   if (absent_.empty() && num_here_ <= limit_) return;  // a scan may leave more than limit_
   std::sort(absent_.begin(), absent_.end());
@@ -68,15 +77,8 @@ void RowCache::Bring(Executor& ex, RowUse use) {
     leaving_.push_back(at);
   }
   num_here_ += num_absent;
-  const auto for_all = [&](auto fn) {
-    ex.ParallelFor(static_cast<int64_t>(runs.size()), kRunsGrain, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        fn(runs[i].first * block_bytes_, (runs[i].last - runs[i].first + 1) * block_bytes_);
-      }
-    });
-  };
-  for_all([this](int64_t offset, int64_t bytes) { file_.Fetch(offset, bytes); });
-  for_all([this, use](int64_t offset, int64_t bytes) { file_.Map(offset, bytes, Writes(use)); });
+  ForEach(ex, runs, [&](int64_t offset, int64_t bytes) { file_.Fetch(offset, bytes); });
+  ForEach(ex, runs, [&](int64_t offset, int64_t bytes) { file_.Map(offset, bytes, Writes(use)); });
   if (Writes(use)) return;
   for (const Run& run : runs) UnmapAround(run);
 }
@@ -143,12 +145,7 @@ std::vector<RowCache::Run> RowCache::LeavingRuns() {
 }
 
 void RowCache::DropLeaving(Executor& ex) {
-  const std::vector<Run> runs = LeavingRuns();
-  ex.ParallelFor(static_cast<int64_t>(runs.size()), kRunsGrain, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      file_.Unmap(runs[i].first * block_bytes_, (runs[i].last - runs[i].first + 1) * block_bytes_);
-    }
-  });
+  ForEach(ex, LeavingRuns(), [&](int64_t offset, int64_t bytes) { file_.Unmap(offset, bytes); });
   for (int64_t at : leaving_) {
     Block& block = blocks_[at];
     if (block.is_dirty) {

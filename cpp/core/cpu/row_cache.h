@@ -77,6 +77,9 @@ class RowCache {
   struct Run {
     int64_t first, last;  // blocks, both included
   };
+  // Calls fn(offset, bytes) for each run, in parallel.
+  template <typename Fn>
+  void ForEach(Executor& ex, const std::vector<Run>& runs, const Fn& fn) const;
 
   // Whether this batch or the one before touched the block.
   bool IsNeeded(const Block& block) const { return ((batch_ - block.batch) & kBatches) <= 1; }

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <mutex>
 #include <new>
 #include <stdexcept>
 
@@ -17,9 +16,6 @@ namespace {
 constexpr int kBlock = 64;
 // Below this a range is not worth another thread.
 constexpr int64_t kReadGrain = 2048;
-
-using SharedLock = std::shared_lock<TableMutex>;
-using ExclusiveLock = std::unique_lock<TableMutex>;
 
 const TableOptions& Validated(const TableOptions& options) {
   options.Validate();
@@ -73,6 +69,13 @@ void CpuTable::Impl::FindRange(const uint64_t* keys, int64_t num_keys, uint32_t*
     }
     for (int i = 0; i < n; ++i) rows[begin + i] = indexes[i]->FindFrom(homes[i], keys[begin + i]);
   }
+}
+
+void CpuTable::Impl::FindRows(Executor& ex, const uint64_t* keys, int64_t num_keys,
+                              uint32_t* rows) const {
+  ex.ParallelFor(num_keys, kReadGrain, [&](int64_t begin, int64_t end) {
+    FindRange(keys + begin, end - begin, rows + begin);
+  });
 }
 
 void CpuTable::Impl::CopyOut(uint32_t row_number, bool pending, float* out) const {
@@ -209,9 +212,7 @@ int64_t CpuTable::Impl::ReadBatch(Executor& ex, const uint64_t* keys, int64_t nu
                                   uint32_t* row_numbers, float* rows) const {
   std::atomic<int64_t> num_missing{0};
   if (arena->is_on_disk()) {
-    ex.ParallelFor(num_keys, kReadGrain, [&](int64_t begin, int64_t end) {
-      FindRange(keys + begin, end - begin, row_numbers + begin);
-    });
+    FindRows(ex, keys, num_keys, row_numbers);
     arena->Bring(ex, row_numbers, num_keys, RowUse::kWrite);
   }
   ex.ParallelFor(num_keys, kReadGrain, [&](int64_t begin, int64_t end) {
@@ -272,9 +273,7 @@ void CpuTable::Impl::FindUnlessNew(Executor& ex, const uint64_t* keys, int64_t n
       return;
     }
   }
-  ex.ParallelFor(num_keys, kReadGrain, [&](int64_t begin, int64_t end) {
-    FindRange(keys + begin, end - begin, rows + begin);
-  });
+  FindRows(ex, keys, num_keys, rows);
   arena->Bring(ex, rows, num_keys, RowUse::kWrite);
 }
 
@@ -292,9 +291,7 @@ void CpuTable::BringKeys(Executor& ex, const uint64_t* keys, int64_t num_keys, b
 
 void CpuTable::FindRows(Executor& ex, const uint64_t* keys, int64_t num_keys,
                         uint32_t* row_numbers) const {
-  ex.ParallelFor(num_keys, kReadGrain, [&](int64_t begin, int64_t end) {
-    impl_->FindRange(keys + begin, end - begin, row_numbers + begin);
-  });
+  impl_->FindRows(ex, keys, num_keys, row_numbers);
 }
 
 void CpuTable::RememberRows(const uint64_t* keys, int64_t num_keys,
@@ -320,14 +317,13 @@ bool CpuTable::RecallRows(const uint64_t* keys, int64_t num_keys, uint32_t* row_
 }
 
 void CpuTable::FindOrInsertRows(Executor& ex, const uint64_t* keys, int64_t num_keys,
-                                uint32_t* row_numbers, int64_t* num_inserted) {
+                                uint32_t* row_numbers) {
   CheckBatch(num_keys, impl_->options);
   impl_->FindUnlessNew(ex, keys, num_keys, row_numbers);
   if (impl_->records != nullptr) impl_->PrepareToWrite(keys, row_numbers, num_keys);
   ShardGroups misses;
-  const int64_t n = impl_->InsertMissing(ex, keys, num_keys, row_numbers, nullptr, &misses);
+  impl_->InsertMissing(ex, keys, num_keys, row_numbers, nullptr, &misses);
   if (impl_->records != nullptr) impl_->RecordWritten(keys, row_numbers, misses);
-  if (num_inserted != nullptr) *num_inserted = n;
 }
 
 void CpuTable::Assign(CallContext context, const uint64_t* keys, int64_t num_keys,

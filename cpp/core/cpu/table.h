@@ -33,7 +33,6 @@
 #include <string>
 #include <vector>
 
-#include "cpp/core/changes.h"
 #include "cpp/core/cpu/table_mutex.h"
 #include "cpp/core/step_number.h"
 #include "cpp/core/table.h"
@@ -120,9 +119,9 @@ class CpuTable final : public Table {
   void BringKeys(Executor& ex, const uint64_t* keys, int64_t num_keys, bool writes) const;
   // kNoRow for missing keys. Needs a shared lock.
   void FindRows(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers) const;
-  // Needs the exclusive lock. `num_inserted` may be null. All or nothing as FindOrInsert.
-  void FindOrInsertRows(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers,
-                        int64_t* num_inserted);
+  // Needs the exclusive lock. All or nothing as FindOrInsert.
+  void FindOrInsertRows(Executor& ex, const uint64_t* keys, int64_t num_keys,
+                        uint32_t* row_numbers);
   // Keeps the row numbers of unique keys for the update that follows a lookup. Needs the exclusive
   // lock. If memory is short it keeps none, and they are looked up again.
   void RememberRows(const uint64_t* keys, int64_t num_keys, const uint32_t* row_numbers) noexcept;

@@ -1,6 +1,5 @@
 // Replaces all of a table's content: builds it aside, which may fail, then swaps, which cannot.
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include "cpp/core/cpu/table_impl.h"
@@ -30,7 +29,7 @@ std::unique_ptr<Table> CpuTable::MakeAside(CallContext context) const {
 
 void CpuTable::TakeContent(CallContext context, Table& other) {
   auto& aside = static_cast<CpuTable&>(other);
-  const std::unique_lock<TableMutex> lock(impl_->mutex);
+  const ExclusiveLock lock(impl_->mutex);
   // An optimizer may have attached meanwhile. Its slots come first, where it expects them.
   aside.ConfigureSlots(context, SlotsWithThoseOf(aside.slots(), slots()));
   impl_->SwapContent(*aside.impl_);

@@ -1,5 +1,4 @@
 // Changes since a dump: the calls of CpuTable that begin a log of changes and read it.
-#include <mutex>
 #include <stdexcept>
 
 #include "cpp/core/cpu/scratch.h"
@@ -16,11 +15,6 @@ std::vector<uint64_t> CpuTable::Impl::BeginChanges(Executor& ex, int64_t since,
         options.name + "', which no longer has them; the next dump must be a full one");
   }
   if (options.policy.evicts_on_call()) Evict(ex);
-  const auto find = [&](const std::vector<uint64_t>& keys, uint32_t* rows) {
-    ex.ParallelFor(static_cast<int64_t>(keys.size()), 2048, [&](int64_t begin, int64_t end) {
-      FindRange(keys.data() + begin, end - begin, rows + begin);
-    });
-  };
   std::vector<uint64_t> present;
   if (since != 0) interval = changes->Since(since);
   if (since == 0 || interval.whole) {
@@ -29,7 +23,7 @@ std::vector<uint64_t> CpuTable::Impl::BeginChanges(Executor& ex, int64_t since,
   } else {
     const int64_t num_touched = static_cast<int64_t>(interval.touched.size());
     const Scratch<uint32_t> rows(num_touched);
-    find(interval.touched, rows.get());
+    FindRows(ex, interval.touched.data(), num_touched, rows.get());
     std::vector<uint32_t> owing;
     for (int64_t i = 0; i < num_touched; ++i) {
       if (rows[i] == kNoRow) continue;
@@ -49,7 +43,7 @@ std::vector<uint64_t> CpuTable::Impl::BeginChanges(Executor& ex, int64_t since,
     }
     const int64_t num_erased = static_cast<int64_t>(interval.erased.size());
     const Scratch<uint32_t> erased_rows(num_erased);
-    find(interval.erased, erased_rows.get());
+    FindRows(ex, interval.erased.data(), num_erased, erased_rows.get());
     for (int64_t i = 0; i < num_erased; ++i) {
       if (erased_rows[i] == kNoRow) result->erased.push_back(interval.erased[i]);
     }
@@ -64,7 +58,7 @@ std::vector<uint64_t> CpuTable::Impl::BeginChanges(Executor& ex, int64_t since,
 }
 
 int64_t CpuTable::KeepChanges(CallContext) {
-  const std::unique_lock<TableMutex> lock(impl_->mutex);
+  const ExclusiveLock lock(impl_->mutex);
   auto changes = std::make_unique<ChangeLog>();
   const int64_t number = changes->Begin(impl_->next_row);
   // The rows owe nothing; those of the table that wrote the dump may have owed steps.

@@ -6,7 +6,6 @@
 // A row is brought up to date before it goes to the buffer. The next key with its row number starts
 // from an initial row and initial slot rows, like any new key.
 #include <algorithm>
-#include <mutex>
 
 #include "cpp/core/cpu/records.h"
 #include "cpp/core/cpu/table_impl.h"
@@ -84,7 +83,7 @@ void CpuTable::Impl::EvictRows(const std::vector<EvictionQueue::Entry>& entries)
 }
 
 int64_t CpuTable::Evict(CallContext context) {
-  const std::unique_lock<TableMutex> lock(impl_->mutex);
+  const ExclusiveLock lock(impl_->mutex);
   return impl_->Evict(context.threads());
 }
 
@@ -126,7 +125,7 @@ int64_t CpuTable::Impl::Evict(Executor& ex) {
 }
 
 EvictedRows CpuTable::PopEvicted() {
-  const std::unique_lock<TableMutex> lock(impl_->mutex);
+  const ExclusiveLock lock(impl_->mutex);
   TableRecords& rec = impl_->Records();
   rec.buffer.SetSlots(impl_->slots);
   rec.statistics.popped += rec.buffer.size();

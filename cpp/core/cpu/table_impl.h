@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <shared_mutex>
 #include <string>
 #include <vector>
@@ -24,6 +25,9 @@
 #include "cpp/core/initializer.h"
 
 namespace sok {
+
+using SharedLock = std::shared_lock<TableMutex>;
+using ExclusiveLock = std::unique_lock<TableMutex>;
 
 // Positions of a batch, grouped by the index shard of their key; within a shard in batch order.
 // The grouping is a function of the keys alone, so any thread can work on a shard.
@@ -56,6 +60,7 @@ struct CpuTable::Impl {
 
   // ---- reading ----
   void FindRange(const uint64_t* keys, int64_t num_keys, uint32_t* rows) const;
+  void FindRows(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* rows) const;
   // Finds keys and copies their rows out; missing keys read ReadMissingRows. Returns their number.
   int64_t ReadRange(const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers,
                     float* rows) const;
@@ -80,11 +85,10 @@ struct CpuTable::Impl {
 
   // ---- changing ----
   // Inserts the missing keys; `rows` as FindRows left it. `inserted` [num_keys] or null: 1 at the
-  // first position of each new key. Returns the number of keys inserted; `misses` gets the
-  // positions that were missing. A new key gets its initial row, or the row of `given`
-  // [num_keys, dim] at its last position.
-  int64_t InsertMissing(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* rows,
-                        uint8_t* inserted, ShardGroups* misses, const float* given = nullptr);
+  // first position of each new key. `misses` gets the positions that were missing. A new key gets
+  // its initial row, or the row of `given` [num_keys, dim] at its last position.
+  void InsertMissing(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* rows,
+                     uint8_t* inserted, ShardGroups* misses, const float* given = nullptr);
   // InsertMissing with `row_numbers` and `rows` as ReadBatch left them: missing keys get the row
   // that they have read. If rows owe steps, they get their initial row instead, so that it is
   // rounded as if another call had inserted it.
@@ -93,8 +97,7 @@ struct CpuTable::Impl {
   // FindRows, or kNoRow for all if nearly all keys are new: inserting finds the others, and the
   // index is probed once instead of twice.
   void FindUnlessNew(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* rows) const;
-  int64_t InsertDirect(Executor& ex, const uint64_t* keys, uint32_t* rows,
-                       const ShardGroups& misses);
+  void InsertDirect(Executor& ex, const uint64_t* keys, uint32_t* rows, const ShardGroups& misses);
   // The steps of InsertMissing.
   struct NewNumbers;
   void MakeRoom(Executor& ex, const uint64_t* keys, const ShardGroups& misses);

@@ -98,12 +98,12 @@ struct CpuTable::Impl::NewNumbers {
   }
 };
 
-int64_t CpuTable::Impl::InsertMissing(Executor& ex, const uint64_t* keys, int64_t num_keys,
-                                      uint32_t* rows, uint8_t* inserted, ShardGroups* misses,
-                                      const float* given) {
+void CpuTable::Impl::InsertMissing(Executor& ex, const uint64_t* keys, int64_t num_keys,
+                                   uint32_t* rows, uint8_t* inserted, ShardGroups* misses,
+                                   const float* given) {
   if (std::find(rows, rows + num_keys, kNoRow) == rows + num_keys) {  // mostly
     *misses = ShardGroups();
-    return 0;
+    return;
   }
   GroupByShard(ex, keys, num_keys, [rows](int64_t i) { return rows[i] == kNoRow; }, misses);
   const int64_t total = misses->total();
@@ -150,7 +150,6 @@ int64_t CpuTable::Impl::InsertMissing(Executor& ex, const uint64_t* keys, int64_
   if (changes != nullptr) {
     for (uint32_t position : misses->positions) changes->Touch(&keys[position], &rows[position], 1);
   }
-  return num_inserted;
 }
 
 void CpuTable::Impl::MakeRoom(Executor& ex, const uint64_t* keys, const ShardGroups& misses) {
@@ -246,8 +245,9 @@ void CpuTable::Impl::TakeBack(const NewNumbers& numbers, const uint32_t* rows,
   next_row += std::max<int64_t>(0, end_used - from_free);
 }
 
-int64_t CpuTable::Impl::InsertDirect(Executor& ex, const uint64_t* keys, uint32_t* rows,
-                                     const ShardGroups& misses) {
+// No key is new to such a table.
+void CpuTable::Impl::InsertDirect(Executor& ex, const uint64_t* keys, uint32_t* rows,
+                                  const ShardGroups& misses) {
   std::vector<uint64_t> new_keys;
   std::vector<uint32_t> new_rows;
   new_keys.reserve(misses.positions.size());
@@ -272,7 +272,6 @@ int64_t CpuTable::Impl::InsertDirect(Executor& ex, const uint64_t* keys, uint32_
     WriteInitialRows(new_keys.data() + begin, new_rows.data() + begin, end - begin);
   });
   Touch(new_keys.data(), new_rows.data(), num_new);
-  return 0;  // no key is new to such a table
 }
 
 void CpuTable::Impl::ReserveIndex(Executor& ex, int64_t num_keys) {

@@ -6,7 +6,6 @@
 // All work is by index shard, so records do not depend on the number of threads. Missing keys are
 // sorted, so row numbers do not depend on the order of the keys.
 #include <algorithm>
-#include <mutex>
 #include <new>
 
 #include "cpp/core/cpu/records.h"
@@ -14,12 +13,6 @@
 #include "cpp/core/cpu/table_impl.h"
 
 namespace sok {
-namespace {
-
-using SharedLock = std::shared_lock<TableMutex>;
-using ExclusiveLock = std::unique_lock<TableMutex>;
-
-}  // namespace
 
 TableRecords& CpuTable::Impl::Records() const {
   RequireRecords(records != nullptr, options.name);
@@ -34,9 +27,7 @@ void CpuTable::Impl::RecordTrainingLookup(Executor& ex, const uint64_t* keys,
   batch.step = rec.step + 1;
   batch.keys = keys;
   batch.occurrences = occurrences;
-  ex.ParallelFor(num_keys, 2048, [&](int64_t begin, int64_t end) {
-    FindRange(keys + begin, end - begin, rows + begin);
-  });
+  FindRows(ex, keys, num_keys, rows);
   arena->Bring(ex, rows, num_keys, RowUse::kWrite);
   const auto is_present = [rows](int64_t i) { return rows[i] != kNoRow; };
   const auto is_missing = [rows](int64_t i) { return rows[i] == kNoRow; };

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -135,7 +134,7 @@ class CpuTable::Reader final : public TableReader {
 std::unique_ptr<TableReader> CpuTable::OpenContent(CallContext context, bool with_slots,
                                                    bool evict) {
   Executor& ex = context.threads();
-  std::unique_lock<TableMutex> lock(impl_->mutex);
+  ExclusiveLock lock(impl_->mutex);
   if (evict && impl_->options.policy.evicts_on_call()) impl_->Evict(ex);
   impl_->CatchUpAll(ex);
   auto reader =
@@ -146,7 +145,7 @@ std::unique_ptr<TableReader> CpuTable::OpenContent(CallContext context, bool wit
 
 std::unique_ptr<TableReader> CpuTable::OpenChanges(CallContext context, int64_t since) {
   Executor& ex = context.threads();
-  std::unique_lock<TableMutex> lock(impl_->mutex);
+  ExclusiveLock lock(impl_->mutex);
   TableChanges about;
   std::vector<uint64_t> touched = impl_->BeginChanges(ex, since, &about);
   const bool is_whole = about.whole;

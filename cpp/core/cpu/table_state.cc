@@ -4,7 +4,6 @@
 #include <cmath>
 #include <exception>
 #include <functional>
-#include <mutex>
 #include <stdexcept>
 #include <string>
 
@@ -74,7 +73,7 @@ double CpuTable::Impl::InitialRowScale() const {
 }
 
 double CpuTable::InitialRowScale(CallContext) const {
-  const std::shared_lock<TableMutex> lock(impl_->mutex);
+  const SharedLock lock(impl_->mutex);
   return impl_->InitialRowScale();
 }
 
@@ -107,12 +106,12 @@ void CpuTable::AttachCatchUp(std::shared_ptr<RowCatchUp> catch_up) {
 const std::shared_ptr<RowCatchUp>& CpuTable::catch_up() const { return impl_->catch_up; }
 
 std::vector<SlotVariableSpec> CpuTable::Slots() const {
-  const std::shared_lock<TableMutex> lock(impl_->mutex);
+  const SharedLock lock(impl_->mutex);
   return impl_->slots;
 }
 
 void CpuTable::ConfigureSlots(CallContext context, const std::vector<SlotVariableSpec>& specs) {
-  const std::unique_lock<TableMutex> lock(impl_->mutex);
+  const ExclusiveLock lock(impl_->mutex);
   LayOutSlots(context.threads(), specs);
 }
 
@@ -246,7 +245,7 @@ void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool r
                       static_cast<int64_t>(snapshot.keys.size()));
   const size_t num_keys = snapshot.keys.size();
   const int64_t width = snapshot.slot_width();
-  const std::unique_lock<TableMutex> lock(impl.mutex);
+  const ExclusiveLock lock(impl.mutex);
   if (impl.records != nullptr && impl.records->filter != nullptr) {
     impl.records->filter->CheckCounters(snapshot.policy.counters);
   }
@@ -277,8 +276,8 @@ void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool r
       }
     }
   };
-  FindOrInsertRows(ex, snapshot.keys.data(), static_cast<int64_t>(num_keys), row_numbers.data(),
-                   nullptr);  // the last call that may fail
+  FindOrInsertRows(ex, snapshot.keys.data(), static_cast<int64_t>(num_keys),
+                   row_numbers.data());  // the last call that may fail
   ex.ParallelFor(kNumShards, ShardGrain(static_cast<int64_t>(num_keys)), write);
   impl.Touch(snapshot.keys.data(), row_numbers.data(), static_cast<int64_t>(num_keys));
   if (impl.records != nullptr) impl.ImportRecords(snapshot, row_numbers.data());

@@ -33,8 +33,8 @@ struct TableArrays {
     CheckLength(tables, argument, row_list);
     for (size_t t = 0; t < tables.size(); ++t) {
       keys.push_back(DeviceKeys(*tables[t], key_list[t], stream));
-      rows.emplace_back(row_list[t], argument, std::vector<const char*>{"<f4"},
-                        std::vector<int64_t>{keys[t].length(), tables[t]->dim()}, stream);
+      rows.push_back(
+          DeviceView(row_list[t], argument, {"<f4"}, {keys[t].length(), tables[t]->dim()}, stream));
     }
   }
 };

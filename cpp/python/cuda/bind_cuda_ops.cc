@@ -61,7 +61,10 @@ py::tuple UniqueWithInverse(const py::object& keys, int64_t world_size, uint64_t
   return py::make_tuple(std::move(unique), std::move(inverse), std::move(offsets));
 }
 
-const std::vector<int64_t> kAnyLength = {-1};
+// A new array of floats.
+std::unique_ptr<CudaArray> NewFloatsOn(Stream stream, int64_t num_rows, int64_t dim) {
+  return std::make_unique<CudaArray>(std::vector<int64_t>{num_rows, dim}, "<f4", stream);
+}
 
 // The arguments of a combine call. Values on the device are not checked.
 struct SampleViews {
@@ -71,7 +74,7 @@ struct SampleViews {
   SampleViews(const py::object& inverse, const py::object& row_splits, const std::string& combiner,
               const py::object& weights, Stream stream) {
     samples.combiner = ParseCombiner(combiner);
-    views.emplace_back(inverse, "inverse", std::vector<const char*>{"<i4"}, kAnyLength, stream);
+    views.push_back(DeviceView(inverse, "inverse", {"<i4"}, {-1}, stream));
     samples.inverse = views.back().as<int32_t>();
     samples.num_keys = views.back().length();
     if ((samples.combiner == Combiner::kNone) != row_splits.is_none()) {
@@ -79,16 +82,14 @@ struct SampleViews {
                             combiner);
     }
     if (!row_splits.is_none()) {
-      views.emplace_back(row_splits, "row_splits", std::vector<const char*>{"<i8"}, kAnyLength,
-                         stream);
+      views.push_back(DeviceView(row_splits, "row_splits", {"<i8"}, {-1}, stream));
       const DeviceView& splits = views.back();
       if (splits.length() < 1) throw py::value_error("`row_splits` must have shape [batch + 1]");
       samples.row_splits = splits.as<int64_t>();
       samples.batch = splits.length() - 1;
     }
     if (!weights.is_none()) {
-      views.emplace_back(weights, "weights", std::vector<const char*>{"<f4"},
-                         std::vector<int64_t>{samples.num_keys}, stream);
+      views.push_back(DeviceView(weights, "weights", {"<f4"}, {samples.num_keys}, stream));
       samples.weights = views.back().as<float>();
     }
   }
@@ -101,8 +102,7 @@ std::unique_ptr<CudaArray> Combine(const py::object& rows, const py::object& inv
   const SampleViews views(inverse, row_splits, combiner, weights, stream);
   const DeviceView row_view(rows, "rows", {"<f4"}, {-1, -1}, stream);
   const int64_t dim = row_view.length(1);
-  auto out = std::make_unique<CudaArray>(std::vector<int64_t>{views.samples.num_samples(), dim},
-                                         "<f4", stream);
+  auto out = NewFloatsOn(stream, views.samples.num_samples(), dim);
   cuda::CombineRows(stream, {{views.samples, row_view.as<float>(), dim, out->as<float>()}});
   return out;
 }
@@ -114,8 +114,7 @@ std::unique_ptr<CudaArray> CombineOfTable(CudaTable& table, const py::object& ro
   const Stream stream = StreamOf(stream_address);
   const SampleViews views(inverse, row_splits, combiner, weights, stream);
   const DeviceView numbers(row_numbers, "row_numbers", {"<u4"}, {-1}, stream);
-  auto out = std::make_unique<CudaArray>(
-      std::vector<int64_t>{views.samples.num_samples(), table.dim()}, "<f4", stream);
+  auto out = NewFloatsOn(stream, views.samples.num_samples(), table.dim());
   const cuda::TableRef ref = table.Ref(stream);
   if (ref.history.now == 0 && !table.keeps_records()) {
     cuda::CombineRows(stream, {{views.samples, ref, numbers.as<uint32_t>(), out->as<float>()}});
@@ -137,7 +136,7 @@ std::unique_ptr<CudaArray> CombineGradient(const py::object& grad, const py::obj
   const SampleViews views(inverse, row_splits, combiner, weights, stream);
   const DeviceView grad_view(grad, "grad", {"<f4"}, {views.samples.num_samples(), -1}, stream);
   const int64_t dim = grad_view.length(1);
-  auto out = std::make_unique<CudaArray>(std::vector<int64_t>{num_unique, dim}, "<f4", stream);
+  auto out = NewFloatsOn(stream, num_unique, dim);
   cuda::CombineGradient(
       stream, SharedWorkspace(),
       {{views.samples, grad_view.as<float>(), num_unique, dim, out->as<float>()}});

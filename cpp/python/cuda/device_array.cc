@@ -9,8 +9,10 @@ namespace py = pybind11;
 namespace sok {
 namespace {
 
+int64_t ItemBytes(const std::string& type) { return std::stoi(type.substr(2)); }
+
 size_t BytesOf(const std::vector<int64_t>& shape, const std::string& type) {
-  size_t bytes = static_cast<size_t>(std::stoi(type.substr(2)));
+  size_t bytes = static_cast<size_t>(ItemBytes(type));
   for (int64_t n : shape) bytes *= static_cast<size_t>(n);
   return bytes;
 }
@@ -19,18 +21,6 @@ std::string Text(const std::vector<int64_t>& shape) {
   std::string text;
   for (int64_t n : shape) text += (text.empty() ? "" : ", ") + (n < 0 ? "?" : std::to_string(n));
   return "[" + text + "]";
-}
-
-// Strides may be missing, or those of a contiguous array.
-bool IsContiguous(const py::dict& interface, const std::vector<int64_t>& shape, size_t item) {
-  if (!interface.contains("strides") || interface["strides"].is_none()) return true;
-  const auto strides = interface["strides"].cast<std::vector<int64_t>>();
-  int64_t expected = static_cast<int64_t>(item);
-  for (size_t axis = shape.size(); axis-- > 0;) {
-    if (shape[axis] > 1 && strides[axis] != expected) return false;
-    expected *= shape[axis];
-  }
-  return true;
 }
 
 }  // namespace
@@ -48,12 +38,6 @@ CudaArray::CudaArray(const py::array& host, cuda::Stream stream)
                 host.dtype().attr("str").cast<std::string>(), stream) {
   const py::array contiguous = py::array::ensure(host, py::array::c_style);
   cuda::CopyToDevice(stream, buffer_->data(), contiguous.data(), buffer_->bytes());
-}
-
-int64_t CudaArray::size() const {
-  int64_t size = 1;
-  for (int64_t n : shape_) size *= n;
-  return size;
 }
 
 py::dict CudaArray::Interface() const {
@@ -108,8 +92,10 @@ dlpack::Incoming FromInterface(const py::object& object, cuda::Stream stream) {
   dlpack::Incoming array;
   array.shape = interface["shape"].cast<std::vector<int64_t>>();
   array.type = interface["typestr"].cast<std::string>();
-  array.contiguous =
-      IsContiguous(interface, array.shape, static_cast<size_t>(std::stoi(array.type.substr(2))));
+  if (interface.contains("strides") && !interface["strides"].is_none()) {
+    const auto strides = interface["strides"].cast<std::vector<int64_t>>();
+    array.contiguous = dlpack::IsContiguous(array.shape, strides.data(), ItemBytes(array.type));
+  }
   array.address = interface["data"].cast<py::tuple>()[0].cast<uint64_t>();
   if (interface.contains("stream") && !interface["stream"].is_none()) {
     const uint64_t producer = interface["stream"].cast<uint64_t>();
@@ -125,7 +111,9 @@ dlpack::Incoming ArrayOf(const py::object& object, const std::string& name, cuda
     cuda::OrderAfter(stream, own.stream());
     return {reinterpret_cast<uint64_t>(own.as<void>()), own.shape(), own.type(), true, nullptr};
   }
-  if (dlpack::HasDlpack(object)) return dlpack::FromDlpack(object, name, stream);
+  if (py::hasattr(object, "__dlpack__") && py::hasattr(object, "__dlpack_device__")) {
+    return dlpack::FromDlpack(object, name, stream);
+  }
   if (py::hasattr(object, "__cuda_array_interface__")) return FromInterface(object, stream);
   throw py::value_error(name +
                         " must be an array in device memory (with __dlpack__ or "

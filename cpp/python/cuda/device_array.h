@@ -36,7 +36,6 @@ class CudaArray {
   }
   const std::vector<int64_t>& shape() const { return shape_; }
   const std::string& type() const { return type_; }
-  int64_t size() const;
   void Shorten(int64_t rows) { shape_[0] = rows; }
   cuda::Stream stream() const { return stream_; }
   pybind11::dict Interface() const;

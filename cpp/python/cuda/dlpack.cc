@@ -40,16 +40,6 @@ DataType TypeOf(const std::string& type) {
   throw py::buffer_error("DLPack has no type for " + type);
 }
 
-bool IsContiguous(const Tensor& tensor) {
-  if (tensor.strides == nullptr) return true;
-  int64_t expected = 1;
-  for (int32_t axis = tensor.ndim; axis-- > 0;) {
-    if (tensor.shape[axis] > 1 && tensor.strides[axis] != expected) return false;
-    expected *= tensor.shape[axis];
-  }
-  return true;
-}
-
 // What an outgoing tensor points to.
 struct Outgoing {
   ManagedTensor managed;
@@ -69,8 +59,12 @@ void DropCapsule(PyObject* capsule) {
 
 }  // namespace
 
-bool HasDlpack(const py::object& object) {
-  return py::hasattr(object, "__dlpack__") && py::hasattr(object, "__dlpack_device__");
+bool IsContiguous(const std::vector<int64_t>& shape, const int64_t* strides, int64_t item) {
+  for (size_t axis = shape.size(); axis-- > 0;) {
+    if (shape[axis] > 1 && strides[axis] != item) return false;
+    item *= shape[axis];
+  }
+  return true;
 }
 
 Incoming FromDlpack(const py::object& object, const std::string& name, cuda::Stream stream) {
@@ -110,7 +104,8 @@ Incoming FromDlpack(const py::object& object, const std::string& name, cuda::Str
   incoming.address = reinterpret_cast<uint64_t>(tensor.data) + tensor.byte_offset;
   incoming.shape.assign(tensor.shape, tensor.shape + tensor.ndim);
   incoming.type = TypeString(tensor.type);
-  incoming.contiguous = IsContiguous(tensor);
+  incoming.contiguous =
+      tensor.strides == nullptr || IsContiguous(incoming.shape, tensor.strides, 1);
   return incoming;
 }
 

@@ -61,7 +61,8 @@ struct Incoming {
   std::shared_ptr<void> owner;
 };
 
-bool HasDlpack(const pybind11::object& object);
+// Whether an array lies in row-major order without gaps. `item`: the stride of neighbours.
+bool IsContiguous(const std::vector<int64_t>& shape, const int64_t* strides, int64_t item);
 
 // Takes what `object.__dlpack__` gives for work on `stream`; the producer orders its own work
 // before it. Throws ValueError naming `name` for memory that is not of the current CUDA device.

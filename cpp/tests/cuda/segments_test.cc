@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "cpp/core/cpu/combine.h"
-#include "cpp/core/cpu/place.h"
+#include "cpp/core/cpu/route.h"
 #include "cpp/core/cuda/lookup/combine.h"
-#include "cpp/core/cuda/lookup/place.h"
+#include "cpp/core/cuda/lookup/unique.h"
 #include "cpp/tests/check.h"
 #include "cpp/tests/emulator/cuda_runtime.h"
 

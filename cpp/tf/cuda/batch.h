@@ -9,16 +9,15 @@
 namespace sok {
 
 // Call it after FeatureAttrs::CheckShapes. The tensors must outlive the result.
-inline cuda::BatchInput BatchInputOf(const FeatureAttrs& features, int i, const Tensor& keys,
-                                     const Tensor& row_splits) {
+inline cuda::BatchInput BatchInputOf(const FeatureAttrs& features, int i, const FeatureInputs& in) {
   cuda::BatchInput input;
   input.table = features.table_name(i);
   input.limits = features.limits(i);
-  input.keys = Keys(keys);
-  input.num_keys = keys.NumElements();
+  input.keys = Keys(in.keys[i]);
+  input.num_keys = in.keys[i].NumElements();
   if (features.has_samples(i)) {
-    input.row_splits = row_splits.flat<int64_t>().data();
-    input.batch = row_splits.NumElements() - 1;
+    input.row_splits = in.row_splits[i].flat<int64_t>().data();
+    input.batch = in.row_splits[i].NumElements() - 1;
   }
   return input;
 }

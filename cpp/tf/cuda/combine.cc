@@ -4,37 +4,9 @@
 
 #include "cpp/tf/cuda/device_messages.h"
 #include "cpp/tf/row_layout.h"
+#include "cpp/tf/samples.h"
 
 namespace sok {
-
-namespace {
-
-// The word at which each unique row of each table begins; tables one after the other.
-std::vector<const int64_t*> RowStarts(cuda::Stream stream, cuda::Workspace& workspace,
-                                      const RowLayout& layout, const FeatureAttrs& features) {
-  std::vector<cuda::RowSegment> segments;
-  std::vector<int64_t> first = {0};
-  for (int i = 0; i < features.size(); ++i) {
-    first.push_back(first.back() + layout.num_unique(i));
-    for (int64_t r = 0; r < layout.world_size(); ++r) {
-      segments.push_back({layout.count(r, i), layout.start(r, i), features.dim(i)});
-    }
-  }
-  int64_t* const offsets = workspace.Take<int64_t>(first.back());
-  cuda::RowOffsets(stream, workspace, segments, offsets);
-  std::vector<const int64_t*> of_table;
-  for (int i = 0; i < features.size(); ++i) of_table.push_back(offsets + first[i]);
-  return of_table;
-}
-
-// Whether all rows of a table begin at a multiple of 16 bytes of the message.
-bool IsAligned(const RowLayout& layout, int table, int64_t dim) {
-  bool aligned = dim % 4 == 0;
-  for (int64_t r = 0; r < layout.world_size(); ++r) aligned &= layout.start(r, table) % 4 == 0;
-  return aligned;
-}
-
-}  // namespace
 
 class DeviceCombineOp : public FeatureOp {
  public:
@@ -45,17 +17,16 @@ class DeviceCombineOp : public FeatureOp {
     std::vector<Samples> samples;
     std::vector<float*> out;
     OP_REQUIRES_OK(ctx, features_.GetSamples(ctx, &samples));
-    const RowLayout layout(counts, features_);
+    const RowLayout layout(counts, features_.dims());
     OP_REQUIRES_OK(ctx, CheckSplits(message, splits, layout.world_size()));
     OP_REQUIRES_OK(ctx, layout.Check(message));
     OP_REQUIRES_OK(ctx, features_.MakeEmbeddings(ctx, samples, &out));
     OP_REQUIRES_OK(ctx, WithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
-                     const auto starts = RowStarts(stream, ws, layout, features_);
+                     const auto starts = RowStarts(stream, ws, layout);
                      std::vector<cuda::ScatteredCombineBatch> batches;
                      for (int i = 0; i < features_.size(); ++i) {
-                       const int64_t dim = features_.dim(i);
-                       batches.push_back({samples[i], message.flat<float>().data(), starts[i], dim,
-                                          out[i], IsAligned(layout, i, dim)});
+                       batches.push_back({samples[i], message.flat<float>().data(), starts[i],
+                                          features_.dim(i), out[i], layout.IsAligned(i)});
                      }
                      cuda::CombineRows(stream, batches);
                    }));
@@ -73,29 +44,25 @@ class DeviceCombineGradOp : public FeatureOp {
     OpInputList grads;
     std::vector<Samples> samples;
     OP_REQUIRES_OK(ctx, features_.GetGradients(ctx, &samples, &grads));
-    const RowLayout layout(ctx->input(features_.size()), features_);
+    const RowLayout layout(ctx->input(features_.size()), features_.dims());
     Tensor* message;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({layout.num_words()}), &message));
     float* const words = message->flat<float>().data();
     Call call;
     OP_REQUIRES_OK(ctx, GetCall(ctx, &call));
     call = call.At(Stage::kGradients);
-    OP_REQUIRES_OK(ctx, WithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
-                     cuda::FillWithZeros(stream, words, message->TotalBytes());
-                     std::vector<float*> blocks;
-                     for (int64_t r = 0; r < layout.world_size(); ++r) {
-                       blocks.push_back(words + layout.start(r, 0) - kHeadWords<float>);
-                     }
-                     WriteHeadsOnDevice(stream, ws, call, blocks);
-                     const auto starts = RowStarts(stream, ws, layout, features_);
-                     std::vector<cuda::ScatteredGradientBatch> batches;
-                     for (int i = 0; i < features_.size(); ++i) {
-                       batches.push_back({samples[i], grads[i].flat<float>().data(),
-                                          layout.num_unique(i), features_.dim(i), starts[i], words,
-                                          IsAligned(layout, i, features_.dim(i))});
-                     }
-                     cuda::CombineGradient(stream, ws, batches);
-                   }));
+    OP_REQUIRES_OK(
+        ctx, WithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
+          cuda::FillWithZeros(stream, words, message->TotalBytes());
+          WriteHeadsOnDevice(stream, ws, call, layout, words);
+          const auto starts = RowStarts(stream, ws, layout);
+          std::vector<cuda::ScatteredGradientBatch> batches;
+          for (int i = 0; i < features_.size(); ++i) {
+            batches.push_back({samples[i], grads[i].flat<float>().data(), layout.num_rows(i),
+                               features_.dim(i), starts[i], words, layout.IsAligned(i)});
+          }
+          cuda::CombineGradient(stream, ws, batches);
+        }));
   }
 };
 SOK_REGISTER_DEVICE_KERNEL(Name("SokCombineGrad").HostMemory("counts").HostMemory("call"),

@@ -3,7 +3,6 @@
 #ifndef SOK_TF_CUDA_DEVICE_MESSAGES_H_
 #define SOK_TF_CUDA_DEVICE_MESSAGES_H_
 
-#include <cstring>
 #include <functional>
 #include <string>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "cpp/core/cuda/lookup/segments.h"
 #include "cpp/tf/cuda/kernel.h"
 #include "cpp/tf/messages.h"
+#include "cpp/tf/row_layout.h"
 
 namespace sok {
 
@@ -18,32 +18,29 @@ namespace sok {
 absl::Status TryWithWorkspace(
     OpKernelContext* ctx, const std::function<absl::Status(cuda::Workspace&, cuda::Stream)>& fn);
 
-// The first `num_words` words of each rank's block, a head and more, on the host, padded with
-// zeros. Throws what ThrowIfFailed does. Waits, once unless it throws.
+// Whether no block carries a failure and all are of one call. `heads`: the first words of each
+// rank's block, a head and maybe more.
 template <typename T>
-std::vector<T> CheckedHeads(cuda::Stream stream, cuda::Workspace& workspace, const Tensor& message,
-                            const Tensor& splits, int64_t world_size, int64_t num_words) {
-  const T* const words = message.flat<T>().data();
-  const int32_t* const lengths = splits.flat<int32_t>().data();
-  std::vector<T> heads = cuda::Heads(stream, workspace, words, lengths, world_size, num_words);
-  bool all_good = true;
-  for (int64_t r = 0; r < world_size && all_good; ++r) {
-    all_good = lengths[r] >= kHeadWords<T>;
-    if (!all_good) break;
+bool AllGood(const std::vector<T>& heads, const int32_t* lengths, int64_t world_size) {
+  const int64_t num_words = heads.size() / world_size;
+  const Call first = ReadHead(heads.data());
+  for (int64_t r = 0; r < world_size; ++r) {
+    if (lengths[r] < kHeadWords<T>) return false;
     const Call call = ReadHead(&heads[r * num_words]);
-    all_good = call.words[0] == 0 && call.words == ReadHead(heads.data()).words;
+    const bool failed = static_cast<uint32_t>(call.words[0]) != 0;
+    if (failed || call.At(call.stage()).words != first.At(first.stage()).words) return false;
   }
-  if (!all_good) {
-    std::vector<T> whole(message.NumElements());
-    cuda::CopyToHost(stream, whole.data(), words, whole.size() * sizeof(T));
-    ThrowIfFailed(whole.data(), lengths, world_size);
-  }
-  return heads;
+  return true;
 }
 
-// WriteHead for blocks in device memory. Does not wait.
+// Where the rows of each table begin in a message, as words counted from its begin: those of all
+// ranks, one rank after the other. In memory of the workspace.
+std::vector<const int64_t*> RowStarts(cuda::Stream stream, cuda::Workspace& workspace,
+                                      const RowLayout& layout);
+
+// WriteHead for all blocks of a row message in device memory. Does not wait.
 void WriteHeadsOnDevice(cuda::Stream stream, cuda::Workspace& workspace, const Call& call,
-                        const std::vector<float*>& blocks);
+                        const RowLayout& layout, float* message);
 
 // FailAll (messages.h) for a message in device memory.
 template <typename T>

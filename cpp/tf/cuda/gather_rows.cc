@@ -3,7 +3,6 @@
 // A table's keys of all ranks are found together. Rows go directly from the table to their places
 // in the message, and gradients are summed directly from theirs. The host reads the messages'
 // heads, in one copy.
-#include "absl/strings/str_cat.h"
 #include "cpp/core/cuda/lookup/combine.h"
 #include "cpp/core/cuda/lookup/unique.h"
 #include "cpp/tf/cuda/device_messages.h"
@@ -24,26 +23,6 @@ void CollectKeys(const Segments& segments, int64_t table, uint64_t* to,
   }
 }
 
-// Where each rank's rows of each table begin in the message that answers the keys; checked against
-// what a block may hold. words [world_size].
-absl::Status PlaceRowBlocks(const Segments& segments, const std::vector<int64_t>& dims,
-                            std::vector<std::vector<int64_t>>* starts,
-                            std::vector<int64_t>* words) {
-  int64_t at = 0;
-  for (const auto& of_rank : segments) {
-    const int64_t begin = at;
-    at += kHeadWords<float>;
-    starts->emplace_back();
-    for (size_t i = 0; i < dims.size(); ++i) {
-      starts->back().push_back(at);
-      at += of_rank[i].num_keys * dims[i];
-    }
-    words->push_back(at - begin);
-    TF_RETURN_IF_ERROR(BlockFits(at - begin, sizeof(float)));
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 class DeviceGatherRowsOp : public RankOp {
@@ -59,15 +38,21 @@ class DeviceGatherRowsOp : public RankOp {
     const Tensor& message = ctx->input(n);
     const Tensor& splits = ctx->input(n + 1);
     OP_REQUIRES_OK(ctx, CheckSplits(message, splits, world_size_));
-    Segments segments;
+    const int64_t* const words = message.flat<int64_t>().data();
+    const int32_t* const lengths = splits.flat<int32_t>().data();
     const int64_t num_words = kHeadWords<int64_t> + n;
     std::vector<int64_t> heads;
     absl::Status read = WithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
-      heads = CheckedHeads<int64_t>(stream, ws, message, splits, world_size_, num_words);
+      heads = cuda::Heads(stream, ws, words, lengths, world_size_, num_words);
+      if (AllGood(heads, lengths, world_size_)) return;
+      std::vector<int64_t> whole(message.NumElements());
+      cuda::CopyToHost(stream, whole.data(), words, message.TotalBytes());
+      ThrowIfFailed(whole.data(), lengths, world_size_);
     });
     // A rank's failure reached every rank in this message: all raise it here.
     OP_REQUIRES_OK(ctx, RaisedByRank(read));
-    OP_REQUIRES_OK(ctx, SetHeads(ctx, heads, world_size_));
+    OP_REQUIRES_OK(ctx, SetOutput(ctx, 2, TensorShape({world_size_, num_words}), heads));
+    Segments segments;
     OP_REQUIRES_OK(ctx,
                    CutByHeads(*ctx->mutable_output(2), message, splits, world_size_, n, &segments));
     const Call call = ReadHead(heads.data()).At(Stage::kRows);
@@ -78,21 +63,11 @@ class DeviceGatherRowsOp : public RankOp {
  private:
   absl::Status Write(OpKernelContext* ctx, const std::vector<DeviceTablePtr>& tables,
                      const Segments& segments, const Call& call) const {
-    std::vector<int64_t> dims, words;
+    std::vector<int64_t> dims;
     for (const DeviceTablePtr& table : tables) dims.push_back(table->options().dim);
-    std::vector<std::vector<int64_t>> starts;
-    TF_RETURN_IF_ERROR(PlaceRowBlocks(segments, dims, &starts, &words));
-    int64_t total = 0;
-    for (int64_t r = 0; r < world_size_; ++r) total += words[r];
-    // Filled in a temporary: if a table turns out full, the output is a failed message instead.
-    Tensor rows, splits;
-    TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_FLOAT, TensorShape({total}), &rows));
-    tensorflow::AllocatorAttributes on_host;
-    on_host.set_on_host(true);
-    TF_RETURN_IF_ERROR(
-        ctx->allocate_temp(tensorflow::DT_INT32, TensorShape({world_size_}), &splits, on_host));
-    float* const out = rows.flat<float>().data();
-    for (int64_t r = 0; r < world_size_; ++r) splits.flat<int32_t>()(r) = words[r];
+    const RowLayout layout(segments, dims);
+    OutputMessage made;
+    TF_RETURN_IF_ERROR(made.Allocate(ctx, layout.words()));
     if (insert_) {
       RecordedLookupKeys recorded(tables);
       for (const auto& of_rank : segments) {
@@ -103,22 +78,20 @@ class DeviceGatherRowsOp : public RankOp {
       TF_RETURN_IF_ERROR(recorded.Record(ctx));
     }
     TF_RETURN_IF_ERROR(WithTables(ctx, tables, [&](cuda::Stream stream) {
-      if (!tables.empty()) Gather(stream, tables, segments, starts, call, out);
+      if (tables.empty()) return;
+      Gather(stream, tables, segments, layout, call, made.message.flat<float>().data());
     }));
-    ctx->set_output(0, rows);
-    ctx->set_output(1, splits);
+    made.Set(ctx);
     return absl::OkStatus();
   }
 
   // Under the tables' mutexes.
   void Gather(cuda::Stream stream, const std::vector<DeviceTablePtr>& tables,
-              const Segments& segments, const std::vector<std::vector<int64_t>>& starts,
-              const Call& call, float* out) const {
+              const Segments& segments, const RowLayout& layout, const Call& call,
+              float* out) const {
     cuda::Workspace& workspace = tables[0]->table().workspace();
     const cuda::Workspace::Scope scope(workspace, stream);
-    std::vector<float*> blocks;
-    for (const auto& of_rank : starts) blocks.push_back(out + of_rank[0] - kHeadWords<float>);
-    WriteHeadsOnDevice(stream, workspace, call, blocks);
+    WriteHeadsOnDevice(stream, workspace, call, layout, out);
     std::vector<CudaTable::TableFind> finds;
     std::vector<CudaTable::TableKeys> inserts;
     std::vector<CudaTable::TableRows> gathers;
@@ -128,18 +101,18 @@ class DeviceGatherRowsOp : public RankOp {
       if (!insert_ || table.keeps_records()) {  // keys to insert have been inserted
         for (int64_t r = 0; r < world_size_; ++r) {
           const KeySegment& segment = segments[r][i];
-          finds.push_back({&table, segment.keys, segment.num_keys, out + starts[r][i]});
+          finds.push_back({&table, segment.keys, segment.num_keys, out + layout.start(r, i)});
         }
         continue;
       }
-      const int64_t num_keys = NumKeys(segments, i);
+      const int64_t num_keys = layout.num_rows(i);
       uint64_t* const keys = workspace.Take<uint64_t>(num_keys);
       uint32_t* row_numbers = workspace.Take<uint32_t>(num_keys);
       CollectKeys(segments, i, keys, &moves);
       inserts.push_back({&table, keys, num_keys, row_numbers});
       for (int64_t r = 0; r < world_size_; ++r) {
-        gathers.push_back({&table, row_numbers, segments[r][i].num_keys, out + starts[r][i]});
-        row_numbers += segments[r][i].num_keys;
+        gathers.push_back({&table, row_numbers, layout.count(r, i), out + layout.start(r, i)});
+        row_numbers += layout.count(r, i);
       }
     }
     cuda::MoveSegments(stream, workspace, moves);
@@ -178,29 +151,18 @@ class DeviceMergeGradsOp : public GradientOp {
     const int64_t n = dims_.size();
     Segments segments;
     TF_RETURN_IF_ERROR(CutByHeads(heads, message, splits, world_size_, n, &segments));
-    std::vector<std::vector<int64_t>> starts;
-    std::vector<int64_t> words;
-    TF_RETURN_IF_ERROR(PlaceRowBlocks(segments, dims_, &starts, &words));
-    for (int64_t r = 0; r < world_size_; ++r) {
-      TF_RETURN_IF_ERROR(CheckGradWords(r, words[r], grad_splits.flat<int32_t>()(r)));
-    }
-    // All tables' keys and rows, one table after the other, in rank order.
+    const RowLayout layout(segments, dims_);
+    TF_RETURN_IF_ERROR(layout.CheckGradients(grad_splits));
+    // All tables' keys, one table after the other, in rank order.
     std::vector<int64_t> first(n + 1, 0);
-    for (int64_t i = 0; i < n; ++i) first[i + 1] = first[i] + NumKeys(segments, i);
+    for (int64_t i = 0; i < n; ++i) first[i + 1] = first[i] + layout.num_rows(i);
     uint64_t* const keys = workspace.Take<uint64_t>(first[n]);
     int32_t* const inverse = workspace.Take<int32_t>(first[n]);
-    int64_t* const offsets = workspace.Take<int64_t>(first[n]);
     uint32_t* const num_unique = workspace.Take<uint32_t>(n);
     std::vector<cuda::Move<uint64_t>> moves;
-    std::vector<cuda::RowSegment> rows;
-    for (int64_t i = 0; i < n; ++i) {
-      CollectKeys(segments, i, keys + first[i], &moves);
-      for (int64_t r = 0; r < world_size_; ++r) {
-        rows.push_back({segments[r][i].num_keys, starts[r][i], dims_[i]});
-      }
-    }
+    for (int64_t i = 0; i < n; ++i) CollectKeys(segments, i, keys + first[i], &moves);
     cuda::MoveSegments(stream, workspace, moves);
-    cuda::RowOffsets(stream, workspace, rows, offsets);
+    const std::vector<const int64_t*> starts = RowStarts(stream, workspace, layout);
     std::vector<Tensor> unique(n);
     std::vector<cuda::UniqueBatch> batches;
     for (int64_t i = 0; i < n; ++i) {
@@ -219,10 +181,9 @@ class DeviceMergeGradsOp : public GradientOp {
       Tensor* merged;
       TF_RETURN_IF_ERROR(ctx->allocate_output(n + i, TensorShape({count, dims_[i]}), &merged));
       ctx->set_output(i, unique[i].Slice(0, count));
-      bool aligned = dims_[i] % 4 == 0;  // all rows begin at multiples of 16 bytes
-      for (const auto& of_rank : starts) aligned &= of_rank[i] % 4 == 0;
       sums.push_back({inverse + first[i], first[i + 1] - first[i], grads.flat<float>().data(),
-                      offsets + first[i], count, dims_[i], merged->flat<float>().data(), aligned});
+                      starts[i], count, dims_[i], merged->flat<float>().data(),
+                      layout.IsAligned(i)});
     }
     cuda::SumScatteredRows(stream, workspace, sums, scale_);
     return absl::OkStatus();

@@ -32,13 +32,13 @@ class DeviceLookupOp : public FeatureOp {
   void Compute(OpKernelContext* ctx) override {
     std::vector<DeviceTablePtr> tables;
     OP_REQUIRES_OK(ctx, LookupTables(ctx, "handles", &tables));
-    OpInputList keys, row_splits, weights;
+    FeatureInputs in;
     OpOutputList unique_keys, inverse;
-    OP_REQUIRES_OK(
-        ctx, GetLists(ctx, {{"keys", &keys}, {"row_splits", &row_splits}, {"weights", &weights}},
-                      {{"unique_keys", &unique_keys}, {"inverse", &inverse}}));
+    OP_REQUIRES_OK(ctx, in.Get(ctx));
+    OP_REQUIRES_OK(ctx, GetLists(ctx, {}, {{"unique_keys", &unique_keys}, {"inverse", &inverse}}));
+    const OpInputList& keys = in.keys;
     const int n = keys.size();
-    OP_REQUIRES_OK(ctx, features_.CheckShapes(keys, row_splits, weights));
+    OP_REQUIRES_OK(ctx, features_.CheckShapes(in));
     std::vector<Tensor> uniques(n);
     for (int i = 0; i < n; ++i) {
       Tensor* unused;
@@ -48,8 +48,7 @@ class DeviceLookupOp : public FeatureOp {
     }
     std::vector<uint32_t> num_unique(n);
     OP_REQUIRES_OK(ctx, WithWorkspace(ctx, [&](cuda::Workspace& workspace, cuda::Stream stream) {
-                     MakeUnique(workspace, stream, keys, row_splits, inverse, &uniques,
-                                num_unique.data());
+                     MakeUnique(workspace, stream, in, inverse, &uniques, num_unique.data());
                    }));
     if (insert_) {
       RecordedLookupKeys recorded(tables);
@@ -61,7 +60,7 @@ class DeviceLookupOp : public FeatureOp {
     for (int i = 0; i < n; ++i) {
       uniques[i] = uniques[i].Slice(0, num_unique[i]);
       unique_keys.set(i, uniques[i]);
-      samples.push_back(features_.MakeSamples(i, *inverse[i], row_splits[i], weights[i]));
+      samples.push_back(features_.MakeSamples(i, *inverse[i], in.row_splits[i], in.weights[i]));
     }
     OP_REQUIRES_OK(ctx, features_.MakeEmbeddings(ctx, samples, &out));
     OP_REQUIRES_OK(ctx, WithTables(ctx, tables, [&](cuda::Stream stream) {
@@ -71,10 +70,9 @@ class DeviceLookupOp : public FeatureOp {
 
  private:
   // Throws if a batch is bad. num_unique [n] is on the host.
-  void MakeUnique(cuda::Workspace& workspace, cuda::Stream stream, const OpInputList& keys,
-                  const OpInputList& row_splits, OpOutputList& inverse,
-                  std::vector<Tensor>* uniques, uint32_t* num_unique) const {
-    const size_t n = keys.size();
+  void MakeUnique(cuda::Workspace& workspace, cuda::Stream stream, const FeatureInputs& in,
+                  OpOutputList& inverse, std::vector<Tensor>* uniques, uint32_t* num_unique) const {
+    const size_t n = in.keys.size();
     // What the host learns, in one piece for one copy: [n] findings, then [n] numbers.
     auto* const findings = static_cast<cuda::BatchFinding*>(
         static_cast<void*>(workspace.Take<char>(n * (sizeof(cuda::BatchFinding) + 4))));
@@ -82,7 +80,7 @@ class DeviceLookupOp : public FeatureOp {
     std::vector<cuda::BatchInput> inputs;
     std::vector<cuda::UniqueBatch> batches;
     for (size_t i = 0; i < n; ++i) {
-      inputs.push_back(BatchInputOf(features_, i, keys[i], row_splits[i]));
+      inputs.push_back(BatchInputOf(features_, i, in));
       batches.push_back({inputs[i].keys, inputs[i].num_keys, Keys(&(*uniques)[i]),
                          Places(inverse[i]), numbers + i});
     }

@@ -6,65 +6,42 @@
 //     message     heads and keys of all ranks              one kernel
 #include <cstring>
 
-#include "cpp/core/cuda/lookup/place.h"
 #include "cpp/core/cuda/lookup/unique.h"
 #include "cpp/tf/cuda/batch.h"
 #include "cpp/tf/cuda/device_messages.h"
-#include "cpp/tf/placements.h"
+#include "cpp/tf/route_op.h"
 
 namespace sok {
 
-class DeviceRouteOp : public FeatureOp {
+class DeviceRouteOp : public RouteOp {
  public:
-  explicit DeviceRouteOp(OpKernelConstruction* ctx) : FeatureOp(ctx) {
-    if (!ctx->status().ok()) return;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
-    OP_REQUIRES_OK(ctx, GetPlacements(ctx, features_, world_size_, &placements_));
-  }
-
-  void Compute(OpKernelContext* ctx) override {
-    Inputs in;
-    OpOutputList inverse;
-    OP_REQUIRES_OK(
-        ctx,
-        GetLists(ctx,
-                 {{"keys", &in.keys}, {"row_splits", &in.row_splits}, {"weights", &in.weights}},
-                 {{"inverse", &inverse}}));
-    const int64_t n = in.keys.size();
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(2, TensorShape({world_size_, n}), &in.counts));
-    in.inverse.resize(n);
-    for (int64_t i = 0; i < n; ++i) {
-      OP_REQUIRES_OK(ctx, inverse.allocate(i, in.keys[i].shape(), &in.inverse[i]));
-    }
-    absl::Status status = FirstProblem(ctx);
-    if (status.ok()) status = features_.CheckShapes(in.keys, in.row_splits, in.weights);
-    if (status.ok()) {
-      status = TryWithWorkspace(ctx, [&](cuda::Workspace& workspace, cuda::Stream stream) {
-        return Run(ctx, workspace, stream, in);
-      });
-    }
-    if (status.ok()) return;
-    in.counts->flat<int64_t>().setZero();
-    for (Tensor* inv : in.inverse) {
-      OP_REQUIRES_OK(
-          ctx, Guard([&] { cuda::FillWithZeros(StreamOf(ctx), inv->data(), inv->TotalBytes()); }));
-    }
-    OP_REQUIRES_OK(ctx, FailAllOnDevice<int64_t>(ctx, status, Call(), world_size_));
-  }
+  using RouteOp::RouteOp;
 
  private:
-  struct Inputs {
-    OpInputList keys, row_splits, weights;
-    Tensor* counts;
-    std::vector<Tensor*> inverse;
-  };
+  absl::Status Group(OpKernelContext* ctx, const Batch& batch) const override {
+    TF_RETURN_IF_ERROR(features_.CheckShapes(batch.in));
+    return TryWithWorkspace(ctx, [&](cuda::Workspace& workspace, cuda::Stream stream) {
+      return Run(ctx, workspace, stream, batch);
+    });
+  }
+
+  absl::Status Fail(OpKernelContext* ctx, const absl::Status& status,
+                    const Batch& batch) const override {
+    TF_RETURN_IF_ERROR(Guard([&] {
+      for (Tensor* inverse : batch.inverse) {
+        cuda::FillWithZeros(StreamOf(ctx), inverse->data(), inverse->TotalBytes());
+      }
+    }));
+    return FailAllOnDevice<int64_t>(ctx, status, Call(), world_size_);
+  }
 
   absl::Status Run(OpKernelContext* ctx, cuda::Workspace& workspace, cuda::Stream stream,
-                   const Inputs& in) const {
-    const int64_t n = in.keys.size();
+                   const Batch& batch) const {
+    const FeatureInputs& in = batch.in;
+    const int64_t n = batch.num_tables();
     std::vector<cuda::BatchInput> batches;
     for (int64_t i = 0; i < n; ++i) {
-      batches.push_back(BatchInputOf(features_, i, in.keys[i], in.row_splits[i]));
+      batches.push_back(BatchInputOf(features_, i, in));
     }
     // Both in one piece, for one copy: [n, world_size + 1] offsets, then [n] findings.
     const int64_t num_offsets = n * (world_size_ + 1);
@@ -76,7 +53,7 @@ class DeviceRouteOp : public FeatureOp {
     for (int64_t i = 0; i < n; ++i) {
       const int64_t num_keys = batches[i].num_keys;
       const uint64_t* keys = batches[i].keys;
-      if (!placements_.empty() && placements_[i].owner != kByKey) {
+      if (is_placed(i)) {
         uint64_t* const placed = workspace.Take<uint64_t>(num_keys);
         cuda::PlaceRows(stream, placements_[i], world_size_, in.keys[i].flat<int64_t>().data(),
                         num_keys, placed);
@@ -84,7 +61,7 @@ class DeviceRouteOp : public FeatureOp {
       }
       unique.push_back(workspace.Take<uint64_t>(num_keys));
       routed.push_back(
-          {keys, num_keys, unique[i], Places(in.inverse[i]), learned + i * (world_size_ + 1)});
+          {keys, num_keys, unique[i], Places(batch.inverse[i]), learned + i * (world_size_ + 1)});
     }
     cuda::CheckBatches(stream, batches, findings);
     cuda::UniqueByOwner(stream, workspace, routed, world_size_);
@@ -95,7 +72,7 @@ class DeviceRouteOp : public FeatureOp {
       std::memcpy(&finding, host.data() + num_offsets + i * kWords, sizeof(finding));
       cuda::RefuseFound(stream, batches[i], finding);
     }
-    return Write(ctx, workspace, stream, host, unique, in.counts);
+    return Write(ctx, workspace, stream, host, unique, batch.counts);
   }
 
   // `offsets` [n, world_size + 1] into each table's unique keys.
@@ -106,7 +83,6 @@ class DeviceRouteOp : public FeatureOp {
     auto count = counts->matrix<int64_t>();
     constexpr int64_t kHead = kHeadWords<int64_t>;
     std::vector<int64_t> words(world_size_, kHead + n), heads;
-    int64_t total = 0;
     for (int64_t r = 0; r < world_size_; ++r) {
       heads.insert(heads.end(), kHead, 0);  // SokStampCall says whose call it is
       for (int64_t i = 0; i < n; ++i) {
@@ -115,17 +91,13 @@ class DeviceRouteOp : public FeatureOp {
         heads.push_back(count(r, i));
         words[r] += count(r, i);
       }
-      TF_RETURN_IF_ERROR(BlockFits(words[r], sizeof(int64_t)));
-      total += words[r];
     }
-    Tensor *message, *splits;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({total}), &message));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({world_size_}), &splits));
+    OutputMessage made;
+    TF_RETURN_IF_ERROR(made.Allocate(ctx, words));
     const int64_t* const device_heads = cuda::Upload(stream, workspace, heads);
-    uint64_t* out = Keys(message);
+    uint64_t* out = Keys(&made.message);
     std::vector<cuda::Move<uint64_t>> moves;
     for (int64_t r = 0; r < world_size_; ++r) {
-      splits->flat<int32_t>()(r) = words[r];
       moves.push_back(
           {reinterpret_cast<const uint64_t*>(device_heads + r * (kHead + n)), out, kHead + n});
       out += kHead + n;
@@ -135,11 +107,9 @@ class DeviceRouteOp : public FeatureOp {
       }
     }
     cuda::MoveSegments(stream, workspace, moves);
+    made.Set(ctx);
     return absl::OkStatus();
   }
-
-  int64_t world_size_;
-  std::vector<RowPlacement> placements_;  // empty: keys go to key % world_size unchanged
 };
 SOK_REGISTER_DEVICE_KERNEL(
     Name("SokRoute").HostMemory("problems").HostMemory("splits").HostMemory("counts"),

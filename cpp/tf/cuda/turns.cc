@@ -3,18 +3,14 @@
 
 namespace sok {
 
-class DeviceStampCallOp : public OpKernel {
+class DeviceStampCallOp : public StampOp {
  public:
-  explicit DeviceStampCallOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("lookup", &lookup_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("stage", &stage_));
-    OP_REQUIRES_OK(ctx, GetWire(ctx, &wire_));
-  }
+  using StampOp::StampOp;
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor &message = ctx->input(0), &splits = ctx->input(1);
     OP_REQUIRES_OK(ctx, CheckSplits(message, splits, splits.NumElements()));
-    const Call call = NextCall(lookup_, static_cast<Stage>(stage_), wire_);
+    const Call call = Next();
     ctx->set_output(0, message);  // only the words that name the call change
     int64_t* block = const_cast<int64_t*>(message.flat<int64_t>().data());
     OP_REQUIRES_OK(ctx, Guard([&] {
@@ -26,11 +22,6 @@ class DeviceStampCallOp : public OpKernel {
                      }
                    }));
   }
-
- private:
-  std::string lookup_;
-  int64_t stage_;
-  Wire wire_;
 };
 SOK_REGISTER_DEVICE_KERNEL(Name("SokStampCall").HostMemory("splits"), DeviceStampCallOp);
 
@@ -41,43 +32,23 @@ class DeviceCheckMessageOp : public RankOp {
   void Compute(OpKernelContext* ctx) override {
     const Tensor &message = ctx->input(0), &splits = ctx->input(1);
     OP_REQUIRES_OK(ctx, CheckSplits(message, splits, world_size_));
+    const float* const words = message.flat<float>().data();
+    const int32_t* const lengths = splits.flat<int32_t>().data();
     constexpr int64_t kHead = kHeadWords<float>;
     std::vector<float> heads;
     OP_REQUIRES_OK(ctx, WithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
-                     heads = cuda::Heads(stream, ws, message.flat<float>().data(),
-                                         splits.flat<int32_t>().data(), world_size_, kHead);
+                     heads = cuda::Heads(stream, ws, words, lengths, world_size_, kHead);
                    }));
-    std::vector<int32_t> lengths(splits.flat<int32_t>().data(),
-                                 splits.flat<int32_t>().data() + world_size_);
-    if (AllGood(heads, lengths)) {
+    if (AllGood(heads, lengths, world_size_)) {
       const std::vector<int32_t> of_heads(world_size_, kHead);
-      const int32_t more_rounds = MoreRounds(heads.data(), of_heads.data(), world_size_);
-      OP_REQUIRES_OK(ctx, SetCall(ctx, ReadHead(heads.data()), more_rounds));
+      OP_REQUIRES_OK(ctx, SetCall(ctx, heads.data(), of_heads.data(), world_size_));
       return;
     }
     std::vector<float> whole(message.NumElements());
     OP_REQUIRES_OK(ctx, Guard([&] {
-                     cuda::CopyToHost(StreamOf(ctx), whole.data(), message.data(),
-                                      message.TotalBytes());
+                     cuda::CopyToHost(StreamOf(ctx), whole.data(), words, message.TotalBytes());
                    }));
-    OP_REQUIRES_OK(ctx, RaiseOutOfStep(whole.data(), lengths.data(), world_size_));
-    const int32_t more_rounds = MoreRounds(whole.data(), lengths.data(), world_size_);
-    if (more_rounds == 0) {
-      OP_REQUIRES_OK(ctx, RaiseFailure(whole.data(), lengths.data(), world_size_));
-    }
-    OP_REQUIRES_OK(ctx, SetCall(ctx, ReadHead(whole.data()), more_rounds));
-  }
-
- private:
-  bool AllGood(const std::vector<float>& heads, const std::vector<int32_t>& lengths) const {
-    const Call first = ReadHead(heads.data());
-    for (int64_t r = 0; r < world_size_; ++r) {
-      if (lengths[r] < kHeadWords<float>) return false;
-      const Call call = ReadHead(&heads[r * kHeadWords<float>]);
-      const bool failed = static_cast<uint32_t>(call.words[0]) != 0;
-      if (failed || call.At(call.stage()).words != first.At(first.stage()).words) return false;
-    }
-    return true;
+    OP_REQUIRES_OK(ctx, SetCall(ctx, whole.data(), lengths, world_size_));
   }
 };
 SOK_REGISTER_DEVICE_KERNEL(

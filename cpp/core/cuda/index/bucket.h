@@ -8,17 +8,39 @@
 // plus one; 0 means that the slot has no row, or that the thread that claimed it has not published
 // one yet. A bucket of zeros is an empty bucket.
 //
+// The digests tell which slots may hold a key before any key is read. Sixteen of them are compared
+// with one in plain 64-bit arithmetic, the same on host and device.
+//
 // Compiled by host compilers too: includes nothing of CUDA.
 #ifndef SOK_CORE_CUDA_INDEX_BUCKET_H_
 #define SOK_CORE_CUDA_INDEX_BUCKET_H_
 
 #include <cstdint>
 
-#include "cpp/core/cuda/index/digest.h"
 #include "cpp/core/hash.h"
 
 namespace sok {
 namespace cuda {
+
+inline constexpr int kBucketSlots = 16;
+
+// Bit i is set where byte i of `bytes` (0 is the lowest) equals `digest`.
+SOK_HD inline uint32_t MatchEight(uint64_t bytes, uint8_t digest) {
+  constexpr uint64_t kLow7 = 0x7F7F7F7F7F7F7F7Full;
+  const uint64_t x = bytes ^ (0x0101010101010101ull * digest);  // 0 where equal
+  const uint64_t zero = ~(((x & kLow7) + kLow7) | x | kLow7);   // 0x80 where 0, exactly
+  return static_cast<uint32_t>(((zero >> 7) * 0x0102040810204080ull) >> 56);  // one bit per byte
+}
+
+// The 16 digests of a bucket as two words, slot 0 in the lowest byte of `low`.
+struct DigestWords {
+  uint64_t low;
+  uint64_t high;
+};
+
+SOK_HD inline uint32_t MatchDigests(const DigestWords& digests, uint8_t digest) {
+  return MatchEight(digests.low, digest) | MatchEight(digests.high, digest) << 8;
+}
 
 struct alignas(16) Bucket {
   uint32_t digests[kBucketSlots / 4];  // slot s is byte s % 4 of word s / 4

@@ -170,6 +170,13 @@ struct OneOwnerJob {
   }
 };
 
+__global__ void __launch_bounds__(kThreads)
+    PlaceKernel(RowPlacement placement, int64_t world_size, const int64_t* ids, int64_t num_keys,
+                uint64_t* keys) {
+  const int64_t i = GlobalThread();
+  if (i < num_keys) keys[i] = PlaceRow(placement, world_size, ids[i]);
+}
+
 // ---- all batches ----
 
 // Where each batch begins in an array that holds size_of(num_keys) elements per batch.
@@ -301,6 +308,11 @@ void ChooseOccurrence(Stream stream, Workspace& workspace, const uint64_t* keys,
   const std::vector<Batch> one = {{keys, num_keys}};
   const Places places = Meet(stream, workspace, one, occurrence)[0];
   LaunchJobs<FlagJob<uint8_t>>(stream, {{places, num_keys, chosen}});
+}
+
+void PlaceRows(Stream stream, const RowPlacement& placement, int64_t world_size, const int64_t* ids,
+               int64_t num_keys, uint64_t* keys) {
+  Launch(PlaceKernel, num_keys, stream, placement, world_size, ids, num_keys, keys);
 }
 
 }  // namespace cuda

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "cpp/core/cuda/device/device.h"
+#include "cpp/core/place.h"
 
 namespace sok {
 namespace cuda {
@@ -53,6 +54,11 @@ void UniqueByOwner(Stream stream, Workspace& workspace,
 enum class Occurrence { kFirst, kLast };
 void ChooseOccurrence(Stream stream, Workspace& workspace, const uint64_t* keys, int64_t num_keys,
                       Occurrence occurrence, uint8_t* chosen);  // [num_keys]
+
+// PlaceRow (core/place.h) for a batch: the keys of a dense table, for UniqueByOwner.
+// Async. An id outside [0, num_rows) gets an arbitrary key; CheckBatches finds it.
+void PlaceRows(Stream stream, const RowPlacement& placement, int64_t world_size, const int64_t* ids,
+               int64_t num_keys, uint64_t* keys);  // both [num_keys]
 
 }  // namespace cuda
 }  // namespace sok

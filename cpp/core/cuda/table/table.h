@@ -109,8 +109,7 @@ class CudaTable final : public Table {
                         const uint32_t* num_actual = nullptr);
   // Async. Reads rows by number. kNoRow reads `no_permission` and is allowed only if the table
   // filters keys. A row number stays valid until its key is erased or evicted.
-  void GatherRows(Stream stream, const uint32_t* row_numbers, int64_t num_rows, float* rows,
-                  const uint32_t* num_actual = nullptr);
+  void GatherRows(Stream stream, const uint32_t* row_numbers, int64_t num_rows, float* rows);
   // ---- the same for many tables, in shared launches. A table may occur several times ----
   struct TableFind {
     CudaTable* table;

@@ -23,10 +23,6 @@ void CudaTable::Impl::MakeDirectRows() {
   WriteInitialRows(stream, Ref(), direct);
 }
 
-void CudaTable::Impl::FindDirectRows(const uint64_t* keys, Count num_keys, uint32_t* row_numbers) {
-  FindDirectRows(stream, {{this, keys, num_keys, row_numbers}});
-}
-
 void CudaTable::Impl::FindDirectRows(Stream stream, const std::vector<DirectBatch>& batches) {
   if (batches.empty()) return;
   const size_t n = batches.size();
@@ -52,7 +48,7 @@ void CudaTable::Impl::FindDirect(const uint64_t* keys, int64_t num_keys, float* 
                                  uint8_t* found) {
   const Workspace::Scope scope(workspace, stream);
   uint32_t* const row_numbers = workspace.Take<uint32_t>(num_keys);
-  FindDirectRows(keys, num_keys, row_numbers);
+  FindDirectRows(stream, {{this, keys, num_keys, row_numbers}});
   CopyRows(stream, {{Ref(), row_numbers, num_keys, out}});
   if (found == nullptr || num_keys == 0) return;
   CudaCheck(cudaMemsetAsync(found, 1, static_cast<size_t>(num_keys), stream), "cudaMemsetAsync");

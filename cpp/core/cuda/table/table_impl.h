@@ -50,8 +50,7 @@ struct CudaTable::Impl {
 
   // ---- what the host knows of the counters ----
   void StartCopy();
-  void CopyIsUnderWay();  // work that writes host_counters was put on the stream
-  // The same for several tables, with one point of the stream.
+  // Work that writes host_counters was put on the stream. One point of it serves all these tables.
   static void CopiesAreUnderWay(const std::vector<Impl*>& tables);
   void WaitForCopy();
   void LearnCounters();               // exactly; waits
@@ -79,8 +78,8 @@ struct CudaTable::Impl {
   // Fills in num_missing of different tables and what the host knows of their counters. Waits once.
   static void LearnMisses(Stream stream, std::vector<Newcomers>* batches);
   int64_t CountNew(const uint64_t* keys, int64_t num_keys);
-  // Makes room and returns what to launch. If its `host_counters` is set, CopyIsUnderWay must
-  // follow the launch.
+  // Makes room and returns what to launch. If its `host_counters` is set, CopiesAreUnderWay
+  // must follow the launch.
   InsertBatch MakeInsert(const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers,
                          uint8_t* inserted, const uint32_t* num_actual, int64_t num_missing = -1,
                          uint64_t round = StreamPoint::NextRound());
@@ -91,15 +90,13 @@ struct CudaTable::Impl {
   // ---- without a hashtable ----
   bool is_direct() const { return direct.num_rows > 0; }
   void MakeDirectRows();
-  // Row numbers of keys. Waits; throws std::out_of_range if one is not the table's.
-  void FindDirectRows(const uint64_t* keys, Count num_keys, uint32_t* row_numbers);
-  // For many tables; waits once.
   struct DirectBatch {
     Impl* table;
     const uint64_t* keys;
     Count num_keys;
     uint32_t* row_numbers;
   };
+  // Row numbers of keys. Waits once; throws std::out_of_range if a key is not its table's.
   static void FindDirectRows(Stream stream, const std::vector<DirectBatch>& batches);
   void FindDirect(const uint64_t* keys, int64_t num_keys, float* out, uint8_t* found);
 

@@ -37,7 +37,8 @@ void CudaTable::FindRows(Stream stream, const uint64_t* keys, int64_t num_keys,
                          uint32_t* row_numbers) {
   CheckBatch(num_keys, impl_->options);
   impl_->Use(stream);
-  if (impl_->is_direct()) return impl_->FindDirectRows(keys, num_keys, row_numbers);
+  if (impl_->is_direct())
+    return impl_->FindDirectRows(stream, {{impl_.get(), keys, num_keys, row_numbers}});
   FindKeys(stream, impl_->Ref(), keys, num_keys, row_numbers);
 }
 
@@ -49,7 +50,7 @@ void CudaTable::FindOrInsertRows(Stream stream, const uint64_t* keys, int64_t nu
   Impl& impl = *impl_;
   impl.Use(stream);
   if (impl.is_direct()) {  // no key is new to it
-    impl.FindDirectRows(keys, Count(num_keys, num_actual), row_numbers);
+    impl.FindDirectRows(stream, {{&impl, keys, Count(num_keys, num_actual), row_numbers}});
     if (inserted != nullptr) FillWithZeros(stream, inserted, static_cast<size_t>(num_keys));
     return;
   }
@@ -68,7 +69,7 @@ void CudaTable::FindOrInsertRows(Stream stream, const uint64_t* keys, int64_t nu
   }
   const InsertBatch batch = impl.MakeInsert(keys, num_keys, row_numbers, inserted, num_actual);
   InsertKeys(stream, {batch});
-  if (batch.host_counters != nullptr) impl.CopyIsUnderWay();
+  if (batch.host_counters != nullptr) Impl::CopiesAreUnderWay({&impl});
 }
 
 void CudaTable::FindOrInsert(CallContext context, const uint64_t* keys, int64_t num_keys,
@@ -90,9 +91,9 @@ void CudaTable::FindOrInsert(CallContext context, const uint64_t* keys, int64_t 
 }
 
 void CudaTable::GatherRows(Stream stream, const uint32_t* row_numbers, int64_t num_rows,
-                           float* rows, const uint32_t* num_actual) {
+                           float* rows) {
   impl_->Use(stream);
-  CopyRows(stream, {{impl_->Ref(), row_numbers, Count(num_rows, num_actual), rows}});
+  CopyRows(stream, {{impl_->Ref(), row_numbers, num_rows, rows}});
 }
 
 void CudaTable::Assign(CallContext context, const uint64_t* keys, int64_t num_keys,

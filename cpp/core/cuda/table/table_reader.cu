@@ -12,7 +12,6 @@
 #include <mutex>
 #include <utility>
 
-#include "cpp/core/changes.h"
 #include "cpp/core/cuda/device/host_buffer.cuh"
 #include "cpp/core/cuda/device/primitives.h"
 #include "cpp/core/cuda/rows/direct_row_kernels.cuh"

@@ -24,10 +24,8 @@ void CudaTable::Impl::StartCopy() {
   CudaCheck(cudaMemcpyAsync(host_counters, counters.data(), sizeof(Counters),
                             cudaMemcpyDeviceToHost, stream),
             "cudaMemcpyAsync");
-  CopyIsUnderWay();
+  CopiesAreUnderWay({this});
 }
-
-void CudaTable::Impl::CopyIsUnderWay() { CopiesAreUnderWay({this}); }
 
 void CudaTable::Impl::CopiesAreUnderWay(const std::vector<Impl*>& tables) {
   if (tables.empty()) return;

@@ -272,11 +272,10 @@ void RequireDifferentTables(const std::vector<TableGradients>& batches) {
 
 void ApplyGradientsToRows(Stream stream, CudaTable& table, const OptimizerOptions& options,
                           float learning_rate, int64_t step, const uint32_t* row_numbers,
-                          const float* grads, int64_t num_rows, const uint32_t* num_actual) {
+                          const float* grads, int64_t num_rows) {
   CheckStep(options, learning_rate, step);
   table.Attach(stream, options);
-  Update(stream, {{&table, row_numbers, grads, Count(num_rows, num_actual)}}, options,
-         learning_rate, step);
+  Update(stream, {{&table, row_numbers, grads, num_rows}}, options, learning_rate, step);
 }
 
 void ApplyGradients(Stream stream, const std::vector<TableGradients>& batches,

@@ -43,12 +43,11 @@ void ApplyGradients(Stream stream, const std::vector<TableGradients>& batches,
 
 // For a caller that kept the row numbers of its lookup. Row numbers must not repeat, except kNoRow
 // in a table with policies.
-// `num_actual`: in device memory, the number of rows if it is less than num_rows; may be null.
 void ApplyGradientsToRows(Stream stream, CudaTable& table, const OptimizerOptions& options,
                           float learning_rate, int64_t step,
                           const uint32_t* row_numbers,  // [num_rows]
                           const float* grads,           // [num_rows, dim]
-                          int64_t num_rows, const uint32_t* num_actual = nullptr);
+                          int64_t num_rows);
 
 }  // namespace cuda
 }  // namespace sok

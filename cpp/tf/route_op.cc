@@ -1,9 +1,11 @@
-#include "cpp/tf/placements.h"
+#include "cpp/tf/route_op.h"
 
 #include "absl/strings/str_cat.h"
 
 namespace sok {
+namespace {
 
+// One per feature, or none if the op has no owners.
 absl::Status GetPlacements(OpKernelConstruction* ctx, const FeatureAttrs& features,
                            int64_t world_size, std::vector<RowPlacement>* placements) {
   std::vector<int64_t> owners, row_offsets;
@@ -24,6 +26,32 @@ absl::Status GetPlacements(OpKernelConstruction* ctx, const FeatureAttrs& featur
     placements->push_back({features.key_limit(i), owners[i], row_offsets[i]});
   }
   return absl::OkStatus();
+}
+
+}  // namespace
+
+RouteOp::RouteOp(OpKernelConstruction* ctx) : FeatureOp(ctx) {
+  if (!ctx->status().ok()) return;
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("world_size", &world_size_));
+  OP_REQUIRES_OK(ctx, GetPlacements(ctx, features_, world_size_, &placements_));
+}
+
+void RouteOp::Compute(OpKernelContext* ctx) {
+  Batch batch;
+  OpOutputList inverse;
+  OP_REQUIRES_OK(ctx, batch.in.Get(ctx));
+  OP_REQUIRES_OK(ctx, ctx->output_list("inverse", &inverse));
+  const int64_t n = batch.in.keys.size();
+  OP_REQUIRES_OK(ctx, ctx->allocate_output(2, TensorShape({world_size_, n}), &batch.counts));
+  batch.inverse.resize(n);
+  for (int64_t i = 0; i < n; ++i) {
+    OP_REQUIRES_OK(ctx, inverse.allocate(i, batch.in.keys[i].shape(), &batch.inverse[i]));
+  }
+  absl::Status status = FirstProblem(ctx);
+  if (status.ok()) status = Group(ctx, batch);
+  if (status.ok()) return;
+  batch.counts->flat<int64_t>().setZero();
+  OP_REQUIRES_OK(ctx, Fail(ctx, status, batch));
 }
 
 }  // namespace sok
