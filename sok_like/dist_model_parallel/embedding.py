@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import tensorflow as tf
@@ -151,9 +152,16 @@ class Embedding(tf.keras.layers.Layer):
     def from_config(cls, config):
         """A layer from its configuration, or from that of Keras' Embedding.
 
-        `mask_zero` and `input_length`, which only Keras' layer has, are ignored: there is no mask.
-        Settings of other Keras versions are ignored if they are None.
+        `mask_zero` and `input_length`, which only Keras' layer has, are ignored: there is no mask,
+        and `mask_zero=True` gives a warning. Settings of other Keras versions are ignored if they
+        are None.
         """
+        if config.get("mask_zero"):
+            warnings.warn(
+                "`mask_zero=True` has no effect in this Embedding: outputs have no mask, and id 0 "
+                f"has a row like any other. Received: the configuration of '{config.get('name')}'",
+                stacklevel=2,
+            )
         dropped = {"mask_zero", "input_length"} | ({"batch_input_shape"} if is_keras_3() else set())
         unset = {key for key in ("quantization_config",) if config.get(key) is None}
         return super().from_config({k: v for k, v in config.items() if k not in dropped | unset})

@@ -126,6 +126,23 @@ class _AveragingTape:
         )
         return tf.nest.pack_sequence_as(gradients, flat)
 
+    def jacobian(self, *args, **kwargs):
+        """`tf.GradientTape.jacobian`, on one rank."""
+        return self._on_one_rank("jacobian")(*args, **kwargs)
+
+    def batch_jacobian(self, *args, **kwargs):
+        """`tf.GradientTape.batch_jacobian`, on one rank."""
+        return self._on_one_rank("batch_jacobian")(*args, **kwargs)
+
+    def _on_one_rank(self, method):
+        if (world_size := comm.current().world_size) > 1:
+            raise NotImplementedError(
+                f"A DistributedGradientTape averages gradients, not what `{method}` returns. Call "
+                "it on a tf.GradientTape, for the derivatives of this rank's samples. "
+                f"Received: `{method}` on {world_size} ranks"
+            )
+        return getattr(self._tape, method)
+
 
 def DistributedGradientTape(
     gradtape: tf.GradientTape, *, sparse_as_dense: bool = False, **horovod_arguments: Any

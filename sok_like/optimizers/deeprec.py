@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from sok_like.optimizers.embedding_aware import embedding_aware
 from sok_like.optimizers.rules import OptimizerRule, number_of
+from sok_like.runtime.checks import require
 
 v1 = tf.compat.v1
 
@@ -73,19 +74,17 @@ class _AdagradDecay(_RowOptimizer):
         use_locking: bool = False,
         name: str = "AdagradDecay",
     ):
-        for argument, value, fits in (
-            ("initial_accumulator_value", initial_accumulator_value, initial_accumulator_value > 0),
-            ("accumulator_decay_step", accumulator_decay_step, accumulator_decay_step > 0),
-            ("accumulator_decay_rate", accumulator_decay_rate, 0 < accumulator_decay_rate < 1),
-        ):
-            if not fits:
-                wanted = "in (0, 1)" if argument.endswith("rate") else "positive"
-                raise ValueError(f"`{argument}` must be {wanted}. Received: {argument}={value!r}")
+        initial, rate = initial_accumulator_value, accumulator_decay_rate
+        steps = int(accumulator_decay_step)
+        whole = steps > 0 and steps == accumulator_decay_step  # as 1e5 is, and 1.5 is not
+        require(initial > 0, "initial_accumulator_value", "positive", initial)
+        require(whole, "accumulator_decay_step", "a positive whole number", accumulator_decay_step)
+        require(0 < rate < 1, "accumulator_decay_rate", "in (0, 1)", rate)
         super().__init__(use_locking, name)
         self._learning_rate = learning_rate
         self._global_step = global_step
         self._initial_accumulator_value = initial_accumulator_value
-        self._accumulator_decay_step = int(accumulator_decay_step)
+        self._accumulator_decay_step = steps
         self._accumulator_decay_rate = accumulator_decay_rate
 
     def own_rule(self):

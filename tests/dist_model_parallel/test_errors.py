@@ -348,5 +348,6 @@ def test_regularizer_of_outputs_that_would_not_be_made():
 
 def test_mask_that_is_not_made():
     layer = tf.keras.layers.Embedding(6, 3, mask_zero=True, name="users")
-    with pytest.warns(UserWarning, match="`mask_zero=True` has no effect.*'users'"):
+    with pytest.warns(UserWarning, match="`mask_zero=True` has no effect.*'users'") as warned:
         dmp.DistributedEmbedding([layer])
+    assert len(warned) == 1

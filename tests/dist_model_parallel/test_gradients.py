@@ -64,6 +64,19 @@ def test_only_gradients_of_shared_variables_are_averaged(halving):
     assert halving.averaged == [1]
 
 
+@pytest.mark.parametrize("method", ["jacobian", "batch_jacobian"])
+def test_jacobians_are_those_of_one_rank(halving, method):
+    x = tf.constant([[1.0, 2.0]])
+    with dmp.DistributedGradientTape(tf.GradientTape(persistent=True)) as tape:
+        tape.watch(x)
+        y = x * x
+    with pytest.raises(NotImplementedError, match=f"not what `{method}` returns.* on 2 ranks"):
+        getattr(tape, method)(y, x)
+    halving.world_size = 1
+    right = np.array([[2.0, 0.0], [0.0, 4.0]])
+    np.testing.assert_array_equal(np.squeeze(getattr(tape, method)(y, x)), right)
+
+
 def test_a_source_given_by_the_wrapper_or_by_what_it_holds(halving):
     variable = mark_local(weight([1.0]))
     faces = [variable, copy.copy(variable)]

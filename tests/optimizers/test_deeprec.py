@@ -172,7 +172,9 @@ def test_decays_go_by_the_global_step(sok):
     "options, message",
     [
         ({"initial_accumulator_value": 0.0}, "`initial_accumulator_value` must be positive"),
-        ({"accumulator_decay_step": 0}, "`accumulator_decay_step` must be positive"),
+        ({"accumulator_decay_step": 0}, "`accumulator_decay_step` must be a positive whole"),
+        ({"accumulator_decay_step": 0.5}, "a positive whole number. Received: .*=0.5"),
+        ({"accumulator_decay_step": 1.5}, "a positive whole number. Received: .*=1.5"),
         ({"accumulator_decay_rate": 1.0}, r"`accumulator_decay_rate` must be in \(0, 1\)"),
     ],
 )
