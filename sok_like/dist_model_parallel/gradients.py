@@ -158,7 +158,8 @@ def DistributedGradientTape(
     Returns:
         A tape whose `gradient` averages all gradients over ranks, except those of local variables
         (`de_local`), which have that scale already. All ranks must call it with the same sources,
-        apart from local ones.
+        apart from local ones. Its `jacobian` and `batch_jacobian` raise NotImplementedError on
+        several ranks.
 
     Raises:
         TypeError: Horovod's wrapper does not have an argument.
