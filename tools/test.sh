@@ -29,7 +29,7 @@ not_slow="not slow"
 workers=(-n auto --dist loadfile --no-loadscope-reorder)
 
 # Ranks wait for each other a quarter of their time. The second run has a low priority, so it gets
-# the cores in that time and hardly keeps the first one from them.
+# the cores in that time and hardly keeps the first one from them (tests/cores.py).
 mkdir -p out
 TF_USE_LEGACY_KERAS=1 nice -n 10 python -m pytest -m "keras and ($not_slow)" "${workers[@]}" "$@" \
   >out/tests_tf_keras.log 2>&1 &
