@@ -18,7 +18,6 @@ cores.collect_seldom()
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):  # not one of xdist's workers
         os.environ.pop("PYTEST_XDIST_WORKER", None)  # of a run whose test started this one
-        cores.own_session()
         shutil.rmtree(cores.folder_of(os.getpid()), ignore_errors=True)
     if emulated.asked_for():
         emulated.install()

@@ -6,10 +6,6 @@ lasts a slice of the scheduler, and all together several times as long as the ra
     a test               shares the cores with the tests of other workers
     a launch of ranks    alone(), but where they hardly exchange
     waiting for a launch that another worker makes    lent()
-
-A run with a lower priority, which `make test` starts beside another run, is not kept from the cores
-by these locks. Its sessions give way to those of the other: Linux shares the cores among sessions,
-and priorities count within each.
 """
 
 import contextlib
@@ -25,22 +21,6 @@ _held = None  # the file, locked, of the test that runs
 def collect_seldom():
     """Python looks for garbage less often: traces of TensorFlow's stay and are large."""
     gc.set_threshold(500_000, 20, 10)
-
-
-def own_session():
-    """Puts this process and its children in a session of their own, if its priority is lower.
-
-    Not a process that leads a group, as one does that was started from a terminal.
-    """
-    if os.nice(0) > 0 and os.getpgrp() != os.getpid():
-        os.setsid()
-        give_way(os.getpid())
-
-
-def give_way(pid):
-    """Gives the session of process `pid` the priority of this process."""
-    with contextlib.suppress(OSError):  # a kernel that shares the cores among processes
-        pathlib.Path(f"/proc/{pid}/autogroup").write_text(str(os.nice(0)))
 
 
 def folder():

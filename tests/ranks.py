@@ -93,7 +93,6 @@ def run_ranks(
             text=True,
             start_new_session=True,
         )
-        cores.give_way(process.pid)
         late = False
         try:
             launcher_output, _ = process.communicate(timeout=timeout)

@@ -1,15 +1,8 @@
 """What keeps the tests of several workers apart does not keep them from ending."""
 
 import fcntl
-import os
-import pathlib
-import subprocess
-import sys
-
-import pytest
 
 from tests import cores
-from tests.ranks import ROOT
 
 
 def test_a_share_that_is_lent_twice_is_away_until_the_first_loan_ends(monkeypatch, tmp_path):
@@ -23,22 +16,3 @@ def test_a_share_that_is_lent_twice_is_away_until_the_first_loan_ends(monkeypatc
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises where it is held
             fcntl.flock(other, fcntl.LOCK_UN)
         fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
-
-
-@pytest.mark.skipif(
-    not pathlib.Path("/proc/self/autogroup").exists(), reason="sessions have no priorities here"
-)
-@pytest.mark.parametrize("lower", [0, 5])
-def test_a_run_with_a_lower_priority_gets_a_session_that_gives_way(lower):
-    program = (
-        "import os; from tests import cores; cores.own_session();"
-        "print(os.getsid(0) == os.getpid(), open('/proc/self/autogroup').read())"
-    )
-    found = subprocess.check_output(
-        [sys.executable, "-c", program], cwd=ROOT, preexec_fn=lambda: os.nice(lower), text=True
-    )
-    own, _, _, priority = found.split()
-    expected = os.nice(0) + lower
-    assert own == str(expected > 0)
-    if expected:
-        assert int(priority) == expected
