@@ -22,7 +22,7 @@ from sok_like.lookup.local_variables import is_local
 from sok_like.optimizers import graph_step, owner, same_on_ranks
 from sok_like.optimizers.rules import OptimizerRule, rule_of
 from sok_like.runtime import comm, finite, ops, turns
-from sok_like.table.variable import checked, is_embedding_variable, unwrap
+from sok_like.table.variable import as_embedding_variable, is_embedding_variable, unwrap
 
 
 def split(pairs: Iterable[tuple[Any, Any]]) -> tuple[list, list]:
@@ -168,7 +168,7 @@ class EmbeddingAware:
             TypeError: `variable` is not an EmbeddingVariable.
             ValueError: the optimizer was wrapped without `skip_nonfinite_gradients=True`.
         """
-        table = checked(variable)
+        table = as_embedding_variable(variable)
         if not self._sok_skip_nonfinite:
             raise ValueError(
                 "`skipped_gradients` needs an optimizer of "

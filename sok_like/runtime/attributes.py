@@ -6,18 +6,20 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+_ABSENT = object()
+
 
 @contextlib.contextmanager
 def attributes(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
     """A scope in which attributes of `owner`, such as a `threading.local`, are replaced."""
-    before = {name: vars(owner).get(name) for name in values}
+    before = {name: vars(owner).get(name, _ABSENT) for name in values}
     for name, value in values.items():
         setattr(owner, name, value)
     try:
         yield
     finally:
         for name, value in before.items():
-            if value is None:  # it was inherited or did not exist
+            if value is _ABSENT:  # it was inherited or did not exist
                 delattr(owner, name)
             else:
                 setattr(owner, name, value)

@@ -10,8 +10,8 @@ import tensorflow as tf
 def checked(tensor: Any, condition: Any, text: str, *received: Any) -> Any:
     """`tensor`, of which nothing is read unless `condition`, a bool scalar, is true.
 
-    `tf.debugging`'s checks build a `tf.cond` each in a graph, which takes tens of times as long to
-    trace as one op, and its two functions are optimized with every step.
+    In a graph each of `tf.debugging`'s checks is a `tf.cond`, which takes many times as long to
+    trace as one op.
 
     Raises:
         tf.errors.InvalidArgumentError: with `text` and the tensors of `received`.

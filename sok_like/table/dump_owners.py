@@ -13,7 +13,7 @@ from sok_like.runtime import comm
 from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.process import local_size
 from sok_like.table import dump_file
-from sok_like.table import variable as embedding_variable
+from sok_like.table.variable import as_embedding_variable
 
 # The tables that wrote or read the dump in a folder, by folder and table name.
 _known_by: dict[tuple[str, str], list[weakref.ref]] = {}
@@ -21,7 +21,7 @@ _known_by: dict[tuple[str, str], list[weakref.ref]] = {}
 
 def checked(variable: Any) -> Any:
     """The EmbeddingVariable; raises for anything else, and for one that only `sok2.dump` takes."""
-    variable = embedding_variable.checked(variable, "embedding_variable")
+    variable = as_embedding_variable(variable, "embedding_variable")
     if variable.home is not None and comm.current().world_size > 1:
         raise ValueError(
             "`embedding_variable` must have its keys on rank key % world_size. Received: table "

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from sok_like.runtime import comm, native
 from sok_like.table.keys import as_keys, as_rows, owner
-from sok_like.table.variable import checked
+from sok_like.table.variable import as_embedding_variable
 
 
 def export(variable: Any) -> tuple[tf.Tensor, tf.Tensor]:
@@ -24,7 +24,7 @@ def export(variable: Any) -> tuple[tf.Tensor, tf.Tensor]:
     Raises:
         TypeError: `variable` is not an EmbeddingVariable.
     """
-    variable = checked(variable)
+    variable = as_embedding_variable(variable)
     snapshot = variable.snapshot(with_slots=False)
     if variable.key_dtype == tf.uint64:
         return tf.bitcast(snapshot.keys, tf.uint64), snapshot.rows
@@ -51,7 +51,7 @@ def assign(variable: Any, keys: Any, rows: Any) -> Any:
         tf.errors.InvalidArgumentError: the shapes do not fit.
         tf.errors.ResourceExhaustedError: the table cannot hold all new keys; none was written.
     """
-    variable = checked(variable)
+    variable = as_embedding_variable(variable)
     keys = tf.reshape(as_keys(keys), [-1])
     rows = as_rows(rows, "rows", variable.table_name)
     if comm.current().world_size > 1:

@@ -458,7 +458,7 @@ def is_embedding_variable(variable: Any) -> bool:
     return isinstance(unwrap(variable), EmbeddingVariable)
 
 
-def checked(variable: Any, argument: str = "variable") -> EmbeddingVariable:
+def as_embedding_variable(variable: Any, argument: str = "variable") -> EmbeddingVariable:
     """The EmbeddingVariable itself; raises TypeError for anything else."""
     if not is_embedding_variable(variable):
         raise TypeError(f"`{argument}` must be an EmbeddingVariable. Received: {variable!r}")
