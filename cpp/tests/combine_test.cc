@@ -126,6 +126,25 @@ void TestThreadCountDoesNotShow() {
   }
 }
 
+// Gradients in two pieces, as an owner gets them from two ranks.
+void TestAddedGradient() {
+  const Problem p(16, 20000, true, false, Combiner::kNone);
+  InlineExecutor one;
+  std::vector<float> expected(p.num_unique * p.dim);
+  CombineGradient(one, p.samples, p.grad.data(), p.num_unique, p.dim, expected.data());
+  for (int num_threads : {1, 3}) {
+    ThreadPool pool(num_threads);
+    std::vector<float> sums(expected.size(), -1.0f);
+    Samples piece = p.samples;
+    piece.num_keys = 7001;
+    CombineGradient(pool, piece, p.grad.data(), p.num_unique, p.dim, sums.data());
+    piece.inverse += piece.num_keys;
+    piece.num_keys = p.samples.num_keys - piece.num_keys;
+    AddGradient(pool, piece, p.grad.data() + 7001 * p.dim, p.num_unique, p.dim, sums.data());
+    CHECK(sums == expected);
+  }
+}
+
 void TestZeroDivisorAndNonFinite() {
   InlineExecutor ex;
   const float nan = std::numeric_limits<float>::quiet_NaN();
@@ -179,6 +198,7 @@ int main() {
     }
   }
   sok::TestThreadCountDoesNotShow();
+  sok::TestAddedGradient();
   sok::TestZeroDivisorAndNonFinite();
   sok::TestNames();
   return 0;

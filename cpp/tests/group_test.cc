@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "cpp/core/cpu/apply.h"
 #include "cpp/core/cpu/lookup.h"
 #include "cpp/tests/check.h"
 
@@ -210,6 +211,75 @@ void TestPoliciesSeeOneLookup() {
   }
 }
 
+// An owner: the keys of three ranks, each rank's rows in a place of its own. Every kind of table
+// gives the rows that it gives key by key, and knows the unique keys' row numbers for the update.
+void TestBlocksOfAnOwner() {
+  ThreadPool pool(3);
+  const std::vector<std::vector<uint64_t>> keys_of_rank = {{7, 3, 900}, {}, {3, 12, 7, 5}};
+  const std::vector<uint64_t> keys = {7, 3, 900, 3, 12, 7, 5};
+  for (int kind = 0; kind < 4; ++kind) {  // plain, bfloat16, rows that owe steps, policies
+    TableOptions options;
+    options.name = "owner" + std::to_string(kind);
+    options.dim = 5;
+    if (kind == 1) options.row_type = RowType::kBfloat16;
+    if (kind == 3) {
+      options.policy.filter_freq = 4;
+      options.policy.count_occurrences = true;
+      options.policy.no_permission = 0.5f;
+    }
+    CpuTable table(options);
+    if (kind == 2) {
+      OptimizerOptions adam;
+      adam.kind = OptimizerKind::kAdam;
+      const std::vector<uint64_t> trained = {3, 7}, other = {1000};
+      const std::vector<float> grads(10, 0.25f);
+      ApplyGradients(pool, table, adam, 0.1f, 1, trained.data(), grads.data(), 2);
+      ApplyGradients(pool, table, adam, 0.1f, 2, other.data(), grads.data(), 1);
+    }
+    for (const bool insert : {false, true, true, false}) {
+      const std::vector<int64_t> occurrences = {1, 1, 1, 3, 1, 1, 1};
+      std::vector<std::vector<float>> rows(3);
+      std::vector<int32_t> inverse(keys.size());
+      std::vector<uint64_t> unique(keys.size());
+      std::vector<FeatureLookup> lookups(1);
+      lookups[0].table = &table;
+      lookups[0].keys = keys.data();
+      lookups[0].occurrences = occurrences.data();
+      lookups[0].samples.num_keys = keys.size();
+      lookups[0].samples.combiner = Combiner::kNone;
+      lookups[0].inverse = inverse.data();
+      lookups[0].unique_keys = unique.data();
+      for (int r = 0; r < 3; ++r) {
+        rows[r].assign(keys_of_rank[r].size() * 5, -1.0f);
+        lookups[0].blocks.push_back({static_cast<int64_t>(keys_of_rank[r].size()), rows[r].data()});
+      }
+      const auto find = [&] {
+        std::vector<float> found(keys.size() * 5);
+        table.Find(pool, keys.data(), keys.size(), found.data(), nullptr);
+        return found;
+      };
+      // A key reads its initial row before it has one. What gets a row is read from the next lookup.
+      const std::vector<float> expected = find();
+      LookupGroup(pool, &lookups, insert);
+      std::vector<float> joined;
+      for (const std::vector<float>& of_rank : rows) {
+        joined.insert(joined.end(), of_rank.begin(), of_rank.end());
+      }
+      CHECK(joined == expected);
+      CHECK(kind == 3 || find() == expected);
+      for (size_t k = 0; insert && k < keys.size(); ++k) CHECK_EQ(unique[inverse[k]], keys[k]);
+      if (!insert) continue;
+      CHECK_EQ(lookups[0].num_unique, 5);
+      std::vector<uint32_t> recalled(5), found(5);
+      CHECK_EQ(table.RecallRows(unique.data(), 5, recalled.data()), kind != 3);
+      table.FindRows(pool, unique.data(), 5, found.data());
+      if (kind != 3) CHECK(recalled == found);
+    }
+    // In two lookups key 3 came eight times and key 7 four times, the others twice.
+    CHECK_EQ(table.size(), kind == 3 ? 2 : kind == 2 ? 6 : 5);
+  }
+}
+
 // Groups that overlap, in other orders, beside calls on single tables, all on one pool.
 void TestCallsAtOnce() {
   ThreadPool pool(3);
@@ -256,6 +326,7 @@ int main() {
   sok::TestAgainstRowsByKey();
   sok::TestFullTableInTheMiddle();
   sok::TestPoliciesSeeOneLookup();
+  sok::TestBlocksOfAnOwner();
   sok::TestCallsAtOnce();
   return 0;
 }

@@ -133,6 +133,15 @@ absl::Status SetScalar(OpKernelContext* ctx, int i, const T& value) {
   return SetOutput(ctx, i, TensorShape({}), std::vector<T>{value});
 }
 
+// Outputs [first, first + count), each empty and of one axis.
+inline absl::Status SetEmpty(OpKernelContext* ctx, int first, int count) {
+  Tensor* out;
+  for (int i = first; i < first + count; ++i) {
+    TF_RETURN_IF_ERROR(ctx->allocate_output(i, TensorShape({0}), &out));
+  }
+  return absl::OkStatus();
+}
+
 // Part of a shape function: output i has the axes shapes[i], where -1 is any length.
 absl::Status SetShapes(InferenceContext* c, std::initializer_list<std::vector<int64_t>> shapes);
 // Output i has any number of rows of dims[i] floats, by the attribute `dims`.

@@ -8,13 +8,13 @@
 // error is raised after the exchange, on every rank.
 #include <algorithm>
 
-#include "cpp/core/cpu/apply.h"
 #include "cpp/core/cpu/lookup.h"
 #include "cpp/core/cpu/route.h"
 #include "cpp/core/cpu/scratch.h"
 #include "cpp/tf/messages.h"
 #include "cpp/tf/route_op.h"
 #include "cpp/tf/row_layout.h"
+#include "cpp/tf/samples.h"
 
 namespace sok {
 
@@ -150,6 +150,8 @@ REGISTER_OP("SokGatherRows")
     .Output("rows: float")
     .Output("row_splits: int32")
     .Output("heads: int64")
+    .Output("unique_keys: N * int64")
+    .Output("inverse: N * uint32")
     .Attr("N: int >= 1")
     .Attr("world_size: int >= 1")
     .Attr("dims: list(int)")
@@ -160,11 +162,36 @@ REGISTER_OP("SokGatherRows")
       int world_size;
       TF_RETURN_IF_ERROR(c->GetAttr("world_size", &world_size));
       c->set_output(2, c->Matrix(world_size, InferenceContext::kUnknownDim));
+      for (int i = 3; i < c->num_outputs(); ++i) {
+        c->set_output(i, c->Vector(InferenceContext::kUnknownDim));
+      }
       return SetMessageShapes(c);
     })
     .Doc(
-        "Rows of the keys that all ranks asked this one for, as one row message, and the heads of "
-        "the key messages, which SokMergeGrads needs in host memory.");
+        "Rows of the keys that all ranks asked this one for, as one row message, and what "
+        "SokMergeGrads needs: the heads of the key messages, in host memory, and of each table the "
+        "unique keys of all ranks and the place of each key among them. Without `insert` and in "
+        "device memory, unique_keys and inverse are empty.");
+
+// One table's keys in the messages of all ranks, in rank order.
+struct RankKeys {
+  std::vector<uint64_t> keys;
+  std::vector<int64_t> occurrences;  // of each, where they are counted
+
+  void Collect(const Segments& segments, int64_t table, bool counts) {
+    int64_t num_keys = 0;
+    for (const std::vector<KeySegment>& of_rank : segments) num_keys += of_rank[table].num_keys;
+    keys.reserve(num_keys);
+    for (const std::vector<KeySegment>& of_rank : segments) {
+      const KeySegment& segment = of_rank[table];
+      keys.insert(keys.end(), segment.keys, segment.keys + segment.num_keys);
+      if (!counts) continue;
+      occurrences.resize(keys.size(), 1);
+      if (segment.occurrences == nullptr) continue;
+      std::copy_n(segment.occurrences, segment.num_keys, occurrences.end() - segment.num_keys);
+    }
+  }
+};
 
 class GatherRowsOp : public RankOp {
  public:
@@ -191,34 +218,45 @@ class GatherRowsOp : public RankOp {
     OP_REQUIRES_OK(ctx, SetOutput(ctx, 2, shape, heads));
     const Call call = ReadHead(message.flat<int64_t>().data()).At(Stage::kRows);
     absl::Status status = Write(ctx, tables, segments, call);
-    if (!status.ok()) OP_REQUIRES_OK(ctx, FailAll<float>(ctx, status, call, world_size_));
+    if (status.ok()) return;
+    OP_REQUIRES_OK(ctx, SetEmpty(ctx, 3, 2 * n));
+    OP_REQUIRES_OK(ctx, FailAll<float>(ctx, status, call, world_size_));
   }
 
  private:
   absl::Status Write(OpKernelContext* ctx, const std::vector<HostTablePtr>& tables,
                      const Segments& segments, const Call& call) const {
+    const int n = tables.size();
     std::vector<int64_t> dims;
     for (const HostTablePtr& table : tables) dims.push_back(table->options().dim);
     const RowLayout layout(segments, dims);
     OutputMessage made;
     TF_RETURN_IF_ERROR(made.Allocate(ctx, layout.words()));
-    TfExecutor ex(ctx);
-    TF_RETURN_IF_ERROR(Guard([&] {
-      std::vector<RowRequest> requests;
-      requests.reserve(world_size_ * dims.size());
-      float* const out = made.message.flat<float>().data();
+    float* const out = made.message.flat<float>().data();
+    for (int64_t r = 0; r < world_size_; ++r) WriteHead(call, out + layout.head(r));
+    std::vector<int64_t> num_unique(n);  // at most
+    for (int i = 0; insert_ && i < n; ++i) num_unique[i] = layout.num_rows(i);
+    UniqueOutputs unique;
+    TF_RETURN_IF_ERROR(unique.Allocate(ctx, num_unique));
+    std::vector<RankKeys> keys(n);
+    std::vector<FeatureLookup> lookups(n);
+    for (int i = 0; i < n; ++i) {
+      FeatureLookup& lookup = lookups[i];
+      lookup.table = &tables[i]->table();
+      keys[i].Collect(segments, i, lookup.table->counts_occurrences());
+      lookup.keys = keys[i].keys.data();
+      lookup.occurrences = keys[i].occurrences.empty() ? nullptr : keys[i].occurrences.data();
+      lookup.samples.num_keys = layout.num_rows(i);
+      lookup.samples.combiner = Combiner::kNone;
       for (int64_t r = 0; r < world_size_; ++r) {
-        WriteHead(call, out + layout.head(r));
-        for (size_t i = 0; i < dims.size(); ++i) {
-          const KeySegment& segment = segments[r][i];
-          requests.push_back({&tables[i]->table(), segment.keys, segment.num_keys,
-                              segment.occurrences, out + layout.start(r, i)});
-        }
+        lookup.blocks.push_back({layout.count(r, i), out + layout.start(r, i)});
       }
-      ReadGroup(ex, requests, insert_);
-    }));
+      unique.Place(i, &lookup);
+    }
+    TfExecutor ex(ctx);
+    TF_RETURN_IF_ERROR(Guard([&] { LookupGroup(ex, &lookups, insert_); }));
     made.Set(ctx);
-    return absl::OkStatus();
+    return unique.Set(ctx, lookups);
   }
 
   bool insert_;
@@ -231,6 +269,8 @@ REGISTER_OP("SokMergeGrads")
     .Input("message: int64")
     .Input("splits: int32")
     .Input("heads: int64")
+    .Input("row_keys: N * int64")
+    .Input("inverse: N * uint32")
     .Output("unique_keys: N * int64")
     .Output("row_grads: N * float")
     .Attr("N: int >= 1")
@@ -249,7 +289,7 @@ REGISTER_OP("SokMergeGrads")
     })
     .Doc(
         "Gradients that all ranks sent for this rank's rows, those of equal keys summed in rank "
-        "order and scaled.");
+        "order and scaled. row_keys and inverse are the unique_keys and inverse of SokGatherRows.");
 
 class MergeGradsOp : public GradientOp {
  public:
@@ -265,48 +305,62 @@ class MergeGradsOp : public GradientOp {
     OP_REQUIRES_OK(ctx, CutByHeads(ctx->input(4), message, splits, world_size_, n, &segments));
     const RowLayout layout(segments, dims_);
     OP_REQUIRES_OK(ctx, layout.CheckGradients(grad_splits));
+    OpInputList row_keys, places;
+    OpOutputList unique_keys, row_grads;
+    OP_REQUIRES_OK(ctx, GetLists(ctx, {{"row_keys", &row_keys}, {"inverse", &places}},
+                                 {{"unique_keys", &unique_keys}, {"row_grads", &row_grads}}));
     std::vector<int64_t> num_keys(n);
-    std::vector<Tensor> unique(n), merged(n);
+    std::vector<Tensor> unique(n), inverse(n);
     for (int64_t i = 0; i < n; ++i) {
       num_keys[i] = layout.num_rows(i);
-      const TensorShape rows({num_keys[i], dims_[i]});
-      OP_REQUIRES_OK(
-          ctx, ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({num_keys[i]}), &unique[i]));
-      OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_FLOAT, rows, &merged[i]));
+      unique[i] = row_keys[i];
+      inverse[i] = places[i];
+      if (places[i].NumElements() == num_keys[i]) continue;
+      // A lookup that inserts nothing has found every key by itself.
+      const TensorShape shape({num_keys[i]});
+      OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_INT64, shape, &unique[i]));
+      OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_UINT32, shape, &inverse[i]));
+      OP_REQUIRES_OK(ctx, Guard([&] {
+                       RankKeys keys;
+                       keys.Collect(segments, i, /*counts=*/false);
+                       TfExecutor ex(ctx);
+                       const int64_t num_unique = UniqueKeys(ex, keys.keys.data(), num_keys[i],
+                                                             Keys(&unique[i]), Places(&inverse[i]));
+                       unique[i] = unique[i].Slice(0, num_unique);
+                     }));
     }
-    std::vector<int64_t> num_unique(n);
-    OP_REQUIRES_OK(ctx, ForEachTable(ctx, num_keys, [&](Executor& inner, int64_t i) {
-                     num_unique[i] =
-                         MergeTable(inner, i, segments, layout, grads, &unique[i], &merged[i]);
-                   }));
+    std::vector<float*> sums(n);
     for (int64_t i = 0; i < n; ++i) {
-      ctx->set_output(i, unique[i].Slice(0, num_unique[i]));
-      ctx->set_output(n + i, merged[i].Slice(0, num_unique[i]));
+      Tensor* out;
+      const TensorShape shape({unique[i].NumElements(), dims_[i]});
+      OP_REQUIRES_OK(ctx, row_grads.allocate(i, shape, &out));
+      sums[i] = out->flat<float>().data();
+      unique_keys.set(i, unique[i]);
     }
+    OP_REQUIRES_OK(ctx, ForEachTable(ctx, num_keys, [&](Executor& inner, int64_t i) {
+                     Merge(inner, i, layout, grads, Places(inverse[i]), unique[i].NumElements(),
+                           sums[i]);
+                   }));
   }
 
  private:
-  // Returns the number of unique keys.
-  int64_t MergeTable(Executor& ex, int64_t i, const Segments& segments, const RowLayout& layout,
-                     const Tensor& message, Tensor* unique, Tensor* merged) const {
-    const int64_t num_keys = layout.num_rows(i), dim = dims_[i];
-    const Scratch<uint64_t> keys(num_keys);
-    const Scratch<float> grads(num_keys * dim);
-    int64_t at = 0;
+  void Merge(Executor& ex, int64_t i, const RowLayout& layout, const Tensor& message,
+             const int32_t* inverse, int64_t num_unique, float* sums) const {
+    Samples samples;
+    samples.combiner = Combiner::kNone;
+    samples.inverse = inverse;
+    const int64_t dim = dims_[i];
     for (int64_t r = 0; r < world_size_; ++r) {
-      const KeySegment& segment = segments[r][i];
-      std::copy_n(segment.keys, segment.num_keys, keys.get() + at);
-      std::copy_n(message.flat<float>().data() + layout.start(r, i), segment.num_keys * dim,
-                  grads.get() + at * dim);
-      at += segment.num_keys;
+      const float* const grads = message.flat<float>().data() + layout.start(r, i);
+      samples.num_keys = layout.count(r, i);
+      if (r == 0) {
+        CombineGradient(ex, samples, grads, num_unique, dim, sums);
+      } else {
+        AddGradient(ex, samples, grads, num_unique, dim, sums);
+      }
+      samples.inverse += samples.num_keys;
     }
-    float* const sums = merged->flat<float>().data();
-    const int64_t num_unique =
-        MergeGradients(ex, keys.get(), grads.get(), num_keys, dim, Keys(unique), sums);
-    if (scale_ != 1.0f) {
-      for (int64_t k = 0; k < num_unique * dim; ++k) sums[k] *= scale_;
-    }
-    return num_unique;
+    for (int64_t k = 0; scale_ != 1.0f && k < num_unique * dim; ++k) sums[k] *= scale_;
   }
 };
 REGISTER_KERNEL_BUILDER(Name("SokMergeGrads").Device(tensorflow::DEVICE_CPU), MergeGradsOp);

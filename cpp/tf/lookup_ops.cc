@@ -56,28 +56,18 @@ class LookupOp : public FeatureOp {
     std::vector<HostTablePtr> tables;
     OP_REQUIRES_OK(ctx, LookupTables(ctx, "handles", &tables));
     FeatureInputs in;
-    OpOutputList embeddings, unique_keys, inverse;
+    OpOutputList embeddings;
     OP_REQUIRES_OK(ctx, in.Get(ctx));
-    OP_REQUIRES_OK(ctx, GetLists(ctx, {},
-                                 {{"embeddings", &embeddings},
-                                  {"unique_keys", &unique_keys},
-                                  {"inverse", &inverse}}));
+    OP_REQUIRES_OK(ctx, GetLists(ctx, {}, {{"embeddings", &embeddings}}));
     TfExecutor ex(ctx);
     const OpInputList& keys = in.keys;
     const int n = keys.size();
     // Every table's batch is checked before the first table changes.
     OP_REQUIRES_OK(ctx, features_.Check(ex, in));
-    // The outputs that only the gradient of a training lookup reads are aligned parts of one block.
-    constexpr int64_t kAlignment = EIGEN_MAX_ALIGN_BYTES / sizeof(int32_t);
-    std::vector<int64_t> places(n + 1);
-    for (int i = 0; insert_ && i < n; ++i) {
-      const int64_t blocks = (keys[i].NumElements() + kAlignment - 1) / kAlignment;
-      places[i + 1] = places[i] + blocks * kAlignment;
-    }
-    Tensor all_unique, all_inverse;
-    const TensorShape block({places[n]});
-    OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_INT64, block, &all_unique));
-    OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_UINT32, block, &all_inverse));
+    std::vector<int64_t> num_unique(n);  // at most
+    for (int i = 0; insert_ && i < n; ++i) num_unique[i] = keys[i].NumElements();
+    UniqueOutputs unique;
+    OP_REQUIRES_OK(ctx, unique.Allocate(ctx, num_unique));
     std::vector<FeatureLookup> lookups(n);
     for (int i = 0; i < n; ++i) {
       FeatureLookup& lookup = lookups[i];
@@ -87,16 +77,11 @@ class LookupOp : public FeatureOp {
       OP_REQUIRES_OK(ctx, embeddings.allocate(i, features_.OutputShape(i, lookup.samples), &out));
       lookup.table = &tables[i]->table();
       lookup.keys = Keys(keys[i]);
-      lookup.inverse = Places(&all_inverse) + places[i];
-      lookup.unique_keys = Keys(&all_unique) + places[i];
       lookup.out = out->flat<float>().data();
-      const int64_t num_keys = insert_ ? keys[i].NumElements() : 0;
-      inverse.set(i, all_inverse.Slice(places[i], places[i] + num_keys));
+      unique.Place(i, &lookup);
     }
     OP_REQUIRES_OK(ctx, Guard([&] { LookupGroup(ex, &lookups, insert_); }));
-    for (int i = 0; i < n; ++i) {
-      unique_keys.set(i, all_unique.Slice(places[i], places[i] + lookups[i].num_unique));
-    }
+    OP_REQUIRES_OK(ctx, unique.Set(ctx, lookups));
   }
 
  private:

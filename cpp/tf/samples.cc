@@ -137,6 +137,35 @@ absl::Status FeatureAttrs::MakeEmbeddings(OpKernelContext* ctx, const std::vecto
   return absl::OkStatus();
 }
 
+absl::Status UniqueOutputs::Allocate(OpKernelContext* ctx, const std::vector<int64_t>& num_keys) {
+  constexpr int64_t kAlignment = EIGEN_MAX_ALIGN_BYTES / sizeof(int32_t);
+  num_keys_ = num_keys;
+  int64_t end = 0;
+  for (const int64_t count : num_keys) {
+    starts_.push_back(end);
+    end += (count + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({end}), &unique_keys_));
+  return ctx->allocate_temp(tensorflow::DT_UINT32, TensorShape({end}), &inverse_);
+}
+
+void UniqueOutputs::Place(int i, FeatureLookup* lookup) {
+  lookup->unique_keys = Keys(&unique_keys_) + starts_[i];
+  lookup->inverse = Places(&inverse_) + starts_[i];
+}
+
+absl::Status UniqueOutputs::Set(OpKernelContext* ctx,
+                                const std::vector<FeatureLookup>& lookups) const {
+  OpOutputList unique_keys, inverse;
+  TF_RETURN_IF_ERROR(GetLists(ctx, {}, {{"unique_keys", &unique_keys}, {"inverse", &inverse}}));
+  for (size_t i = 0; i < lookups.size(); ++i) {
+    const int64_t start = starts_[i];
+    unique_keys.set(i, unique_keys_.Slice(start, start + lookups[i].num_unique));
+    inverse.set(i, inverse_.Slice(start, start + num_keys_[i]));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status SetEmbeddingShapes(InferenceContext* c, const char* keys, const char* row_splits) {
   std::vector<int64_t> dims;
   std::vector<std::string> combiners;

@@ -75,6 +75,22 @@ class FeatureOp : public OpKernel {
   FeatureAttrs features_;
 };
 
+// The outputs `unique_keys` and `inverse` of a lookup, which only its gradient reads: for each table
+// an aligned part of one block. Empty for a lookup that inserts nothing.
+class UniqueOutputs {
+ public:
+  // num_keys: [num_tables]
+  absl::Status Allocate(OpKernelContext* ctx, const std::vector<int64_t>& num_keys);
+  // Where the lookup of table i writes.
+  void Place(int i, FeatureLookup* lookup);
+  // Sets the outputs when all lookups have been made.
+  absl::Status Set(OpKernelContext* ctx, const std::vector<FeatureLookup>& lookups) const;
+
+ private:
+  std::vector<int64_t> starts_, num_keys_;
+  Tensor unique_keys_, inverse_;
+};
+
 // Shape function: output i is [batch, dims[i]] by the list input `row_splits`, or [num_keys,
 // dims[i]] by the list input `keys` if combiners[i] is "none".
 absl::Status SetEmbeddingShapes(tensorflow::shape_inference::InferenceContext* c, const char* keys,

@@ -106,10 +106,9 @@ PositionMap MapPositions(Executor& ex, const Samples& samples) {
 
 // Adds into rows [first, last) of `out` the gradients of all positions that read them.
 template <int64_t kDim>
-void GradientRange(const Samples& samples, const PositionMap& map, const float* grad,
-                   int64_t variable_dim, int32_t first, int32_t last, float* out) {
+void AddToRange(const Samples& samples, const PositionMap& map, const float* grad,
+                int64_t variable_dim, int32_t first, int32_t last, float* out) {
   const int64_t dim = kDim > 0 ? kDim : variable_dim;
-  std::fill(out + first * dim, out + last * dim, 0.0f);
   const uint32_t num_rows = static_cast<uint32_t>(last - first);
   int32_t positions[kScanBlock + kRowsAhead];
   for (int64_t block = 0; block < samples.num_keys; block += kScanBlock) {
@@ -137,10 +136,8 @@ void GradientRange(const Samples& samples, const PositionMap& map, const float* 
 
 // The same for all rows and by one thread: sample by sample, without lists of positions.
 template <int64_t kDim>
-void GradientOfSamples(const Samples& samples, const float* grad, int64_t variable_dim,
-                       int64_t num_unique, float* out) {
+void AddSamples(const Samples& samples, const float* grad, int64_t variable_dim, float* out) {
   const int64_t dim = kDim > 0 ? kDim : variable_dim;
-  std::fill_n(out, num_unique * dim, 0.0f);
   const bool none = samples.combiner == Combiner::kNone;
   const int64_t num_samples = samples.num_samples();
   const int64_t last = samples.num_keys - 1;
@@ -172,6 +169,31 @@ double Dot(const float* a, const float* b, int64_t dim) {
   return sum;
 }
 
+// CombineGradient, or AddGradient if it `adds`.
+void SumGradient(Executor& ex, const Samples& samples, const float* grad, int64_t num_unique,
+                 int64_t dim, bool adds, float* out) {
+  // Every part walks all positions, so there are no more parts than threads to run them. A row
+  // belongs to one part: how many there are does not show in the sums.
+  const int64_t work_parts = 1 + samples.num_keys * dim / kGrainFloats;
+  const int64_t num_parts =
+      std::min<int64_t>({ex.num_threads(), work_parts, std::max<int64_t>(1, num_unique)});
+  if (num_parts == 1) {
+    if (!adds) std::fill_n(out, num_unique * dim, 0.0f);
+    return WithDim(dim, [&](auto constant) {
+      AddSamples<decltype(constant)::value>(samples, grad, dim, out);
+    });
+  }
+  const PositionMap map = MapPositions(ex, samples);
+  WithDim(dim, [&](auto constant) {
+    ex.ParallelFor(num_parts, 1, [&](int64_t first_part, int64_t last_part) {
+      const int64_t first = num_unique * first_part / num_parts;
+      const int64_t last = num_unique * last_part / num_parts;
+      if (!adds) std::fill(out + first * dim, out + last * dim, 0.0f);
+      AddToRange<decltype(constant)::value>(samples, map, grad, dim, first, last, out);
+    });
+  });
+}
+
 }  // namespace
 
 void CombineRows(Executor& ex, const Samples& samples, const float* const* rows, int64_t num_unique,
@@ -187,24 +209,12 @@ void CombineRows(Executor& ex, const Samples& samples, const float* const* rows,
 
 void CombineGradient(Executor& ex, const Samples& samples, const float* grad, int64_t num_unique,
                      int64_t dim, float* out) {
-  // Every part walks all positions, so there are no more parts than threads to run them. A row
-  // belongs to one part: how many there are does not show in the sums.
-  const int64_t work_parts = 1 + samples.num_keys * dim / kGrainFloats;
-  const int64_t num_parts =
-      std::min<int64_t>({ex.num_threads(), work_parts, std::max<int64_t>(1, num_unique)});
-  if (num_parts == 1) {
-    return WithDim(dim, [&](auto constant) {
-      GradientOfSamples<decltype(constant)::value>(samples, grad, dim, num_unique, out);
-    });
-  }
-  const PositionMap map = MapPositions(ex, samples);
-  WithDim(dim, [&](auto constant) {
-    ex.ParallelFor(num_parts, 1, [&](int64_t first_part, int64_t last_part) {
-      const int64_t first = num_unique * first_part / num_parts;
-      const int64_t last = num_unique * last_part / num_parts;
-      GradientRange<decltype(constant)::value>(samples, map, grad, dim, first, last, out);
-    });
-  });
+  SumGradient(ex, samples, grad, num_unique, dim, /*adds=*/false, out);
+}
+
+void AddGradient(Executor& ex, const Samples& samples, const float* grad, int64_t num_unique,
+                 int64_t dim, float* out) {
+  SumGradient(ex, samples, grad, num_unique, dim, /*adds=*/true, out);
 }
 
 void WeightGradient(Executor& ex, const Samples& samples, const float* const* rows,

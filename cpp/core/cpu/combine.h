@@ -32,6 +32,9 @@ void CombineRows(Executor& ex, const Samples& samples, const float* const* rows,
 // Bit-equal for any number of threads.
 void CombineGradient(Executor& ex, const Samples& samples, const float* grad, int64_t num_unique,
                      int64_t dim, float* out);  // [num_unique, dim], overwritten
+// The same, added to what `out` holds.
+void AddGradient(Executor& ex, const Samples& samples, const float* grad, int64_t num_unique,
+                 int64_t dim, float* out);
 
 // d loss / d weights. [num_keys]
 void WeightGradient(Executor& ex, const Samples& samples, const float* const* rows,

@@ -19,89 +19,122 @@ namespace {
 constexpr int64_t kGrain = 1024;    // keys worth handing to another thread
 constexpr int64_t kRowsAhead = 12;  // rows asked for before they are read
 
-// Needs the exclusive lock.
-void CombineInserted(Executor& ex, CpuTable& table, const FeatureLookup& feature) {
-  const int64_t num_unique = feature.num_unique;
-  const Scratch<uint32_t> numbers(num_unique);
-  const Scratch<const float*> rows(num_unique);
-  table.FindOrInsertRows(ex, feature.unique_keys, num_unique, numbers.get());
-  table.RememberRows(feature.unique_keys, num_unique, numbers.get());
-  const RowCatchUp* catch_up = table.catch_up().get();
-  const bool pending = catch_up != nullptr && catch_up->pending();
-  ex.ParallelFor(num_unique, kGrain, [&](int64_t begin, int64_t end) {
-    table.Rows(numbers.get() + begin, end - begin, rows.get() + begin);
-    for (int64_t i = begin; pending && i < end; ++i) catch_up->Apply(table.Row(numbers[i]));
-  });
-  if (pending && table.changes() != nullptr) {
-    table.changes()->Touch(feature.unique_keys, numbers.get(), num_unique);
-  }
-  const bool narrow = table.format().is_narrow();
-  const int64_t narrow_floats = table.format().embedding_floats();
-  const Scratch<float> widened(narrow ? num_unique * table.dim() : 0);
-  ex.ParallelFor(narrow ? num_unique : 0, kGrain, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      if (i + kRowsAhead < end) PrefetchRow<false>(rows[i + kRowsAhead], narrow_floats);
-      float* const row = widened.get() + i * table.dim();
-      table.format().Read(rows[i], row);
-      rows[i] = row;
-    }
-  });
-  CombineRows(ex, feature.samples, rows.get(), num_unique, table.dim(), feature.out);
-}
-
 using RowNumbers = std::vector<uint32_t>;  // ascending
 
 bool Contains(const RowNumbers& rows, uint32_t row) {
   return !rows.empty() && std::binary_search(rows.begin(), rows.end(), row);
 }
 
-// samples.inverse reads the rows of `keys`. Those of `withheld` read what missing keys read. Needs a
-// lock.
-void CombineFound(Executor& ex, const CpuTable& table, const uint64_t* keys, int64_t num_unique,
-                  const Samples& samples, float* out, const RowNumbers& withheld) {
-  const int64_t dim = table.dim();
-  const Scratch<uint32_t> numbers(num_unique);
-  const Scratch<const float*> rows(num_unique);
-  table.FindRows(ex, keys, num_unique, numbers.get());
-  table.BringRows(ex, numbers.get(), num_unique, /*writes=*/false);
-  const RowCatchUp* catch_up = table.catch_up().get();
-  const bool pending = catch_up != nullptr && catch_up->pending();
-  const bool readable = !pending && !table.format().is_narrow();  // where they lie
-  std::atomic<bool> all_in_place{readable && withheld.empty()};
-  ex.ParallelFor(all_in_place ? num_unique : 0, kGrain, [&](int64_t begin, int64_t end) {
-    const uint32_t* const first = numbers.get() + begin;
-    if (std::find(first, first + (end - begin), kNoRow) != first + (end - begin)) {
-      all_in_place = false;
-    } else {
-      table.Rows(first, end - begin, rows.get() + begin);
+// The rows of unique keys, to be read as floats while the table is locked.
+class UniqueRows {
+ public:
+  UniqueRows(Executor& ex, CpuTable& table, const uint64_t* keys, int64_t num_keys)
+      : ex_(ex),
+        table_(table),
+        keys_(keys),
+        num_keys_(num_keys),
+        numbers_(num_keys),
+        rows_(num_keys) {}
+
+  // Inserts missing keys, and keeps the row numbers for the update. Needs the exclusive lock.
+  void Insert() {
+    table_.FindOrInsertRows(ex_, keys_, num_keys_, numbers_.get());
+    table_.RememberRows(keys_, num_keys_, numbers_.get());
+    const RowCatchUp* catch_up = table_.catch_up().get();
+    const bool pending = catch_up != nullptr && catch_up->pending();
+    ex_.ParallelFor(num_keys_, kGrain, [&](int64_t begin, int64_t end) {
+      table_.Rows(numbers_.get() + begin, end - begin, rows_.get() + begin);
+      for (int64_t i = begin; pending && i < end; ++i) catch_up->Apply(table_.Row(numbers_[i]));
+    });
+    if (pending && table_.changes() != nullptr) {
+      table_.changes()->Touch(keys_, numbers_.get(), num_keys_);
     }
-  });
-  std::vector<int64_t> made_up;  // keys whose row is not readable in place
-  for (int64_t i = 0; !all_in_place && i < num_unique; ++i) {
-    if (Contains(withheld, numbers[i])) numbers[i] = kNoRow;
-    if (numbers[i] == kNoRow || !readable) {
-      made_up.push_back(i);
-    } else {
-      rows[i] = table.Row(numbers[i]);
-    }
+    if (table_.format().is_narrow()) Widen();
   }
-  const int64_t row_floats = table.format().embedding_floats();
-  const Scratch<float> scratch(static_cast<int64_t>(made_up.size()) * dim);
-  ex.ParallelFor(made_up.size(), kGrain / 4, [&](int64_t begin, int64_t end) {
-    for (int64_t k = begin; k < end; ++k) {
-      const uint32_t ahead = numbers[made_up[std::min(k + kRowsAhead, end - 1)]];
-      if (ahead != kNoRow) PrefetchRow<false>(table.Row(ahead), row_floats);
-      const int64_t i = made_up[k];
-      float* row = scratch.get() + k * dim;
-      if (numbers[i] == kNoRow) {
-        table.MissingRow(keys[i], row);
+
+  // Missing keys, and those with a row in `withheld`, read what missing keys read.
+  void Find(const RowNumbers& withheld) {
+    table_.FindRows(ex_, keys_, num_keys_, numbers_.get());
+    table_.BringRows(ex_, numbers_.get(), num_keys_, /*writes=*/false);
+    const RowCatchUp* catch_up = table_.catch_up().get();
+    const bool pending = catch_up != nullptr && catch_up->pending();
+    const bool readable = !pending && !table_.format().is_narrow();  // where they lie
+    std::atomic<bool> all_in_place{readable && withheld.empty()};
+    ex_.ParallelFor(all_in_place ? num_keys_ : 0, kGrain, [&](int64_t begin, int64_t end) {
+      const uint32_t* const first = numbers_.get() + begin;
+      if (std::find(first, first + (end - begin), kNoRow) != first + (end - begin)) {
+        all_in_place = false;
       } else {
-        table.ReadRow(numbers[i], row);
+        table_.Rows(first, end - begin, rows_.get() + begin);
       }
-      rows[i] = row;
+    });
+    std::vector<int64_t> made_up;  // keys whose row is not readable in place
+    for (int64_t i = 0; !all_in_place && i < num_keys_; ++i) {
+      if (Contains(withheld, numbers_[i])) numbers_[i] = kNoRow;
+      if (numbers_[i] == kNoRow || !readable) {
+        made_up.push_back(i);
+      } else {
+        rows_[i] = table_.Row(numbers_[i]);
+      }
     }
-  });
-  CombineRows(ex, samples, rows.get(), num_unique, dim, out);
+    MakeUp(made_up);
+  }
+
+  // Combines the rows that samples.inverse names.
+  void Combine(const Samples& samples, float* out) const {
+    CombineRows(ex_, samples, rows_.get(), num_keys_, table_.dim(), out);
+  }
+
+ private:
+  void Widen() {
+    const int64_t dim = table_.dim(), narrow_floats = table_.format().embedding_floats();
+    made_ = Scratch<float>(num_keys_ * dim);
+    ex_.ParallelFor(num_keys_, kGrain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        if (i + kRowsAhead < end) PrefetchRow<false>(rows_[i + kRowsAhead], narrow_floats);
+        float* const row = made_.get() + i * dim;
+        table_.format().Read(rows_[i], row);
+        rows_[i] = row;
+      }
+    });
+  }
+
+  void MakeUp(const std::vector<int64_t>& keys) {
+    const int64_t dim = table_.dim(), row_floats = table_.format().embedding_floats();
+    made_ = Scratch<float>(static_cast<int64_t>(keys.size()) * dim);
+    ex_.ParallelFor(keys.size(), kGrain / 4, [&](int64_t begin, int64_t end) {
+      for (int64_t k = begin; k < end; ++k) {
+        const uint32_t ahead = numbers_[keys[std::min(k + kRowsAhead, end - 1)]];
+        if (ahead != kNoRow) PrefetchRow<false>(table_.Row(ahead), row_floats);
+        const int64_t i = keys[k];
+        float* const row = made_.get() + k * dim;
+        if (numbers_[i] == kNoRow) {
+          table_.MissingRow(keys_[i], row);
+        } else {
+          table_.ReadRow(numbers_[i], row);
+        }
+        rows_[i] = row;
+      }
+    });
+  }
+
+  Executor& ex_;
+  CpuTable& table_;
+  const uint64_t* const keys_;  // [num_keys]
+  const int64_t num_keys_;
+  Scratch<uint32_t> numbers_;   // [num_keys]
+  Scratch<const float*> rows_;  // [num_keys] into the arena or made_
+  Scratch<float> made_;         // rows that cannot be read where they lie
+};
+
+// The rows of the feature's keys, to where they belong.
+void Combine(const UniqueRows& rows, const FeatureLookup& feature, Samples samples) {
+  if (feature.blocks.empty()) return rows.Combine(samples, feature.out);
+  for (const RowBlock& block : feature.blocks) {
+    samples.num_keys = block.num_keys;
+    rows.Combine(samples, block.rows);
+    samples.inverse += block.num_keys;
+  }
 }
 
 void CheckSplits(const std::string& table, const BatchLimits& limits, const int64_t* row_splits,
@@ -120,52 +153,31 @@ void CheckSplits(const std::string& table, const BatchLimits& limits, const int6
   }
 }
 
-// Keys of a training lookup of a table with policies, and how often each occurs, where the table
-// counts that.
-struct SeenKeys {
+// Records a training lookup of a table's features, those at `places`: keys that are to be inserted
+// then have been. Returns the rows that this lookup must not read. Needs the exclusive lock.
+RowNumbers Record(Executor& ex, CpuTable& table, const std::vector<FeatureLookup>& lookups,
+                  const int64_t* places, int64_t count) {
+  if (!table.keeps_records()) return {};
+  const bool counts = table.counts_occurrences();
   std::vector<uint64_t> keys;
-  std::vector<int64_t> occurrences;
-
-  // Needs the exclusive lock.
-  RowNumbers Record(Executor& ex, CpuTable& table) const {
-    return table.RecordTrainingRows(
-        ex, keys.data(), table.counts_occurrences() ? occurrences.data() : nullptr, keys.size());
-  }
-  void Add(const FeatureLookup& feature) {
+  std::vector<int64_t> occurrences;  // of each key, if the table counts them
+  for (const int64_t* place = places; place < places + count; ++place) {
+    const FeatureLookup& feature = lookups[*place];
     const size_t first = keys.size();
     keys.insert(keys.end(), feature.unique_keys, feature.unique_keys + feature.num_unique);
-    if (!feature.table->counts_occurrences()) return;
+    if (!counts) continue;
     occurrences.resize(keys.size());
-    for (int64_t i = 0; i < feature.samples.num_keys; ++i) {
-      ++occurrences[first + feature.inverse[i]];
+    for (int64_t k = 0; k < feature.samples.num_keys; ++k) {
+      occurrences[first + feature.inverse[k]] +=
+          feature.occurrences == nullptr ? 1 : feature.occurrences[k];
     }
   }
-  void Add(const RowRequest& request) {
-    keys.insert(keys.end(), request.keys, request.keys + request.num_keys);
-    if (!request.table->counts_occurrences()) return;
-    if (request.occurrences == nullptr) {
-      occurrences.resize(keys.size(), 1);
-    } else {
-      occurrences.insert(occurrences.end(), request.occurrences,
-                         request.occurrences + request.num_keys);
-    }
-  }
-};
-
-// Overwrites the rows that a lookup must not read.
-void Withhold(Executor& ex, const CpuTable& table, const RowNumbers& withheld,
-              const RowRequest& request) {
-  if (withheld.empty()) return;
-  const Scratch<uint32_t> numbers(request.num_keys);
-  table.FindRows(ex, request.keys, request.num_keys, numbers.get());
-  for (int64_t i = 0; i < request.num_keys; ++i) {
-    if (!Contains(withheld, numbers[i])) continue;
-    table.MissingRow(request.keys[i], request.rows + i * table.dim());
-  }
+  return table.RecordTrainingRows(ex, keys.data(), counts ? occurrences.data() : nullptr,
+                                  keys.size());
 }
 
 // A lookup that inserts nothing: each key is found by itself, however often it occurs.
-void CombineByKey(Executor& ex, const CpuTable& table, const FeatureLookup& feature) {
+void CombineByKey(Executor& ex, CpuTable& table, const FeatureLookup& feature) {
   const int64_t num_keys = feature.samples.num_keys;
   const RowCatchUp* catch_up = table.catch_up().get();
   Samples samples = feature.samples;
@@ -175,99 +187,61 @@ void CombineByKey(Executor& ex, const CpuTable& table, const FeatureLookup& feat
     const Scratch<int32_t> inverse(num_keys);
     const int64_t n = UniqueKeys(ex, feature.keys, num_keys, unique.get(), inverse.get());
     samples.inverse = inverse.get();
-    CombineFound(ex, table, unique.get(), n, samples, feature.out, {});
-    return;
+    UniqueRows rows(ex, table, unique.get(), n);
+    rows.Find({});
+    return Combine(rows, feature, samples);
   }
-  if (feature.samples.combiner == Combiner::kNone && feature.samples.weights == nullptr) {
-    table.Read(ex, feature.keys, num_keys, feature.out, nullptr);
-    return;
+  if (samples.combiner != Combiner::kNone || samples.weights != nullptr) {
+    return CombineBlocks(ex, table, feature.keys, samples, feature.out);
   }
-  CombineBlocks(ex, table, feature.keys, samples, feature.out);
-}
-
-int64_t NumKeys(const FeatureLookup& feature) { return feature.samples.num_keys; }
-int64_t NumKeys(const RowRequest& request) { return request.num_keys; }
-
-// The places of one table's items in a call.
-struct Members {
-  const int64_t* places;  // [count]
-  int64_t count;
-
-  const int64_t* begin() const { return places; }
-  const int64_t* end() const { return places + count; }
-};
-
-// Calls fn(executor, table, members) for every table. All tables are locked, exclusively to insert,
-// and rows on disk have been fetched.
-template <typename Item, typename Fn>
-void ForEachTable(Executor& ex, const std::vector<Item>& items, bool insert, const Fn& fn) {
-  std::vector<CpuTable*> tables;
-  std::vector<int64_t> num_keys;
-  tables.reserve(items.size());
-  num_keys.reserve(items.size());
-  for (const Item& item : items) {
-    tables.push_back(item.table);
-    num_keys.push_back(NumKeys(item));
+  if (feature.blocks.empty()) return table.Read(ex, feature.keys, num_keys, feature.out, nullptr);
+  const uint64_t* keys = feature.keys;
+  for (const RowBlock& block : feature.blocks) {
+    table.Read(ex, keys, block.num_keys, block.rows, nullptr);
+    keys += block.num_keys;
   }
-  const TableGroup group(tables);
-  const TableGroup::Lock lock(group, /*exclusive=*/insert);
-  for (const Item& item : items) item.table->BringKeys(ex, item.keys, NumKeys(item), insert);
-  group.ForEach(ex, num_keys, [&](Executor& inner, const int64_t* places, int64_t count) {
-    fn(inner, *tables[places[0]], Members{places, count});
-  });
-}
-
-// Records a training lookup of a table's items, if it keeps records: keys that are to be inserted
-// then have been. Returns what SeenKeys::Record does.
-template <typename Item>
-RowNumbers RecordMembers(Executor& ex, CpuTable& table, const std::vector<Item>& items,
-                         const Members& members) {
-  if (!table.keeps_records()) return {};
-  SeenKeys seen;
-  for (int64_t i : members) seen.Add(items[i]);
-  return seen.Record(ex, table);
 }
 
 }  // namespace
 
 void LookupGroup(Executor& ex, std::vector<FeatureLookup>* features, bool insert) {
   std::vector<FeatureLookup>& lookups = *features;
-  ForEachTable(ex, lookups, insert, [&](Executor& inner, CpuTable& table, Members members) {
-    if (!insert) {
-      for (int64_t i : members) CombineByKey(inner, table, lookups[i]);
-      return;
-    }
-    for (int64_t i : members) {
-      FeatureLookup& feature = lookups[i];
-      feature.num_unique =
-          UniqueKeys(inner, feature.keys, NumKeys(feature), feature.unique_keys, feature.inverse);
+  std::vector<CpuTable*> tables;
+  std::vector<int64_t> num_keys;
+  tables.reserve(lookups.size());
+  num_keys.reserve(lookups.size());
+  for (const FeatureLookup& feature : lookups) {
+    tables.push_back(feature.table);
+    num_keys.push_back(feature.samples.num_keys);
+  }
+  const TableGroup group(tables);
+  const TableGroup::Lock lock(group, /*exclusive=*/insert);
+  for (const FeatureLookup& feature : lookups) {
+    feature.table->BringKeys(ex, feature.keys, feature.samples.num_keys, insert);
+  }
+  group.ForEach(ex, num_keys, [&](Executor& inner, const int64_t* places, int64_t count) {
+    CpuTable& table = *tables[places[0]];
+    for (const int64_t* place = places; place < places + count; ++place) {
+      FeatureLookup& feature = lookups[*place];
+      if (!insert) {
+        CombineByKey(inner, table, feature);
+        continue;
+      }
+      feature.num_unique = UniqueKeys(inner, feature.keys, feature.samples.num_keys,
+                                      feature.unique_keys, feature.inverse);
       feature.samples.inverse = feature.inverse;
     }
-    const RowNumbers withheld = RecordMembers(inner, table, lookups, members);
-    for (int64_t i : members) {
-      const FeatureLookup& feature = lookups[i];
+    if (!insert) return;
+    const RowNumbers withheld = Record(inner, table, lookups, places, count);
+    for (const int64_t* place = places; place < places + count; ++place) {
+      const FeatureLookup& feature = lookups[*place];
+      UniqueRows rows(inner, table, feature.unique_keys, feature.num_unique);
       if (table.keeps_records()) {
-        CombineFound(inner, table, feature.unique_keys, feature.num_unique, feature.samples,
-                     feature.out, withheld);
+        rows.Find(withheld);
       } else {
-        CombineInserted(inner, table, feature);
+        rows.Insert();
       }
-    }
-  });
-}
-
-void ReadGroup(Executor& ex, const std::vector<RowRequest>& requests, bool insert) {
-  ForEachTable(ex, requests, insert, [&](Executor& inner, CpuTable& table, Members members) {
-    const RowNumbers withheld =
-        insert ? RecordMembers(inner, table, requests, members) : RowNumbers();
-    for (int64_t i : members) {
-      const RowRequest& request = requests[i];
-      if (insert && !table.keeps_records()) {
-        table.ReadOrInsert(inner, request.keys, request.num_keys, request.rows);
-      } else {
-        table.Read(inner, request.keys, request.num_keys, request.rows, nullptr);
-        Withhold(inner, table, withheld, request);
-      }
+      Combine(rows, feature, feature.samples);
     }
   });
 }

@@ -1,6 +1,9 @@
-// Lookup on one rank: from unique keys to combined rows without a copy in between.
+// Lookup in the tables of one rank: from unique keys to combined rows without a copy in between.
 //
 //     unique keys -> find (or insert) -> row pointers into the arena -> combine -> out
+//
+// An owner looks up the keys that all ranks ask it for in the same way, without samples. It copies
+// their rows to the places that they have in the ranks' messages.
 //
 // A lookup that does not insert takes the keys as they come. Unique keys are for inserting and for
 // the gradient, which finds them itself where it is wanted.
@@ -28,17 +31,27 @@
 
 namespace sok {
 
+// Where the rows of consecutive keys go.
+struct RowBlock {
+  int64_t num_keys = 0;
+  float* rows = nullptr;  // [num_keys, dim], written
+};
+
 // Keys to look up in one table.
 struct FeatureLookup {
   CpuTable* table = nullptr;
   const uint64_t* keys = nullptr;  // [samples.num_keys]
-  Samples samples;                 // but its `inverse`, which is written below
+  // [num_keys] How often each key occurs, for tables that count that; null: once each.
+  const int64_t* occurrences = nullptr;
+  Samples samples;  // but its `inverse`, which is written below
   // Written with `insert`, for the gradient; without it neither read nor written:
   int32_t* inverse = nullptr;       // [num_keys]
   uint64_t* unique_keys = nullptr;  // [num_keys], the first num_unique of them
   int64_t num_unique = 0;
-  // Written: [batch, dim], or [num_keys, dim] where the combiner is kNone.
+  // Written: [batch, dim], or [num_keys, dim] where the combiner is kNone. An owner has `blocks`
+  // instead, in the order of the keys; its combiner is kNone.
   float* out = nullptr;
+  std::vector<RowBlock> blocks;
 };
 
 // With `insert`, missing keys are inserted with their initial row; without, they read it. With
@@ -46,20 +59,8 @@ struct FeatureLookup {
 // without a row read what missing keys read. A table may have several features.
 //
 // Each table is all or nothing (std::length_error when it is full). The others of the group are
-// looked up all the same; the error is that of the first, and nothing in `out` counts.
+// looked up all the same; the error is that of the first, and nothing that was written counts.
 void LookupGroup(Executor& ex, std::vector<FeatureLookup>* features, bool insert);
-
-// Keys that a rank asks a table for; they may repeat.
-struct RowRequest {
-  CpuTable* table = nullptr;
-  const uint64_t* keys = nullptr;  // [num_keys]
-  int64_t num_keys = 0;
-  const int64_t* occurrences = nullptr;  // [num_keys] of the keys in the batch; null: one each
-  float* rows = nullptr;                 // [num_keys, dim], written
-};
-
-// The rows of all requests, as LookupGroup has them; those to one table are met in order.
-void ReadGroup(Executor& ex, const std::vector<RowRequest>& requests, bool insert);
 
 // Throws std::invalid_argument naming the table, the first offender and what was required.
 // `row_splits` may be null (no samples): [batch + 1] otherwise, and must lead from 0 to num_keys.

@@ -249,13 +249,6 @@ void CpuTable::FindOrInsert(CallContext context, const uint64_t* keys, int64_t n
   impl_->InsertRead(ex, keys, num_keys, row_numbers.get(), inserted, rows);
 }
 
-void CpuTable::ReadOrInsert(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows) {
-  CheckBatch(num_keys, impl_->options);
-  const Scratch<uint32_t> row_numbers(num_keys);
-  if (impl_->ReadBatch(ex, keys, num_keys, row_numbers.get(), rows) == 0) return;
-  impl_->InsertRead(ex, keys, num_keys, row_numbers.get(), nullptr, rows);
-}
-
 void CpuTable::Impl::FindUnlessNew(Executor& ex, const uint64_t* keys, int64_t num_keys,
                                    uint32_t* rows) const {
   // Every key takes a row number until it is found, so there must be enough for all. Rows on disk

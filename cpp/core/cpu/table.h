@@ -108,11 +108,9 @@ class CpuTable final : public Table {
 
   // ---- parts, for fused code in core/cpu: the caller holds the lock ----
   TableMutex& mutex() const;
-  // Read is Find and needs a shared lock. ReadOrInsert is FindOrInsert of a table without policies
-  // and needs the exclusive lock.
+  // Find, with a shared lock.
   void Read(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows,
             uint8_t* found) const;
-  void ReadOrInsert(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows);
   // Fetch rows that are about to be used from disk, all in one go; do nothing if rows are in
   // memory. Skip kNoRow and missing keys. Need a shared lock.
   void BringRows(Executor& ex, const uint32_t* row_numbers, int64_t num_rows, bool writes) const;

@@ -52,6 +52,7 @@ class DeviceGatherRowsOp : public RankOp {
     // A rank's failure reached every rank in this message: all raise it here.
     OP_REQUIRES_OK(ctx, RaisedByRank(read));
     OP_REQUIRES_OK(ctx, SetOutput(ctx, 2, TensorShape({world_size_, num_words}), heads));
+    OP_REQUIRES_OK(ctx, SetEmpty(ctx, 3, 2 * n));  // SokMergeGrads finds the unique keys itself
     Segments segments;
     OP_REQUIRES_OK(ctx,
                    CutByHeads(*ctx->mutable_output(2), message, splits, world_size_, n, &segments));
