@@ -4,6 +4,7 @@ import functools
 import os
 import pathlib
 import shutil
+import sys
 
 import pytest
 
@@ -40,6 +41,11 @@ def may_have_device(folder=pathlib.Path("/dev")):
     A container may have been given any of a machine's devices, and under WSL there is another file.
     """
     return any(folder.glob("nvidia[0-9]*")) or (folder / "dxg").exists()
+
+
+def pytest_collection_finish():
+    if "tensorflow" in sys.modules:  # as in every worker, but not in the process that has workers
+        cores.tune_no_datasets()
 
 
 def pytest_collection_modifyitems(items):

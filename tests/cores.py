@@ -23,6 +23,25 @@ def collect_seldom():
     gc.set_threshold(500_000, 20, 10)
 
 
+def tune_no_datasets():
+    """tf.data without the threads that tune it.
+
+    An iterator that is deleted waits for its thread. TensorFlow tells the thread to stop before it
+    says so where the thread looks, so now and then the thread sleeps on, up to a minute. In tests
+    this is an idle minute of all ranks, whenever Python collects garbage.
+    """
+    import tensorflow as tf
+    from tensorflow.python.data.ops import dataset_ops
+
+    options = tf.data.Options()
+    options.autotune.enabled = False
+
+    def untuned(dataset):
+        return dataset_ops._OptionsDataset(dataset, options)
+
+    dataset_ops.DatasetV2._apply_debug_options = untuned
+
+
 def folder():
     """Where the workers of a test run leave what more than one of them wants."""
     run = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()

@@ -105,8 +105,10 @@ def is_slow(world_size, name):
 def run(world_size, check=None):
     """The checks for `world_size` ranks, or the one of them of that name: results by name."""
     import sok_like as sok
+    from tests import cores
     from tests.checks.parity import SEED
 
+    cores.tune_no_datasets()
     sok.Init(global_batch_size=12, seed=SEED)
     results, only = {}, tuple(os.environ.get("SOK_CHECKS", "").split(","))
     modules = [name for name, most in MODULES.items() if world_size <= most]
