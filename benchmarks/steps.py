@@ -19,7 +19,7 @@ from sok_like.lookup import hash_lookup as group_lookup
 RATE = 0.01
 OURS, GROUP = "ours", "ours, 26 tables"
 EVALUATION = "ours, evaluation"
-TORCH = "torch EmbeddingBag"
+TORCH, FBGEMM = "torch EmbeddingBag", "fbgemm_gpu"
 RAGGED, SPARSE = "ours, ragged group", "ours, sparse group"
 WARM_UP_OURS = 60  # Adam's replay must catch up rows with gaps
 EMPTY_KEY, DELETED_KEY = -(2**63), -(2**63) + 1  # DenseHashTable reserves two keys
@@ -125,6 +125,9 @@ def w1(rule: str, quick: bool) -> tuple[dict[str, Contender], list[Match]]:
         of_groups = target if rule == "Adagrad" else None
         matches += [Match(f"W1 step {rule}", group, name, of_groups) for group in (SPARSE, RAGGED)]
         matches.append(Match(f"W1 step {rule}", GROUP, name))
+    contenders.update(_fbgemm(rule, data))
+    if FBGEMM in contenders:
+        matches += [Match(f"W1 step {rule}", ours, FBGEMM) for ours in (OURS, SPARSE, RAGGED)]
     return contenders, matches
 
 
@@ -251,6 +254,31 @@ def _torch_bag(data) -> dict[str, Contender]:
     offsets = torch.arange(data.positions[0].size)
     batches = [(torch.from_numpy(p.reshape(-1)), offsets) for p in data.positions]
     return {TORCH: Contender(cycle(torch.no_grad()(bags), batches))}
+
+
+def _fbgemm(rule, data) -> dict[str, Contender]:
+    """FBGEMM's table-batched bags over positions, which update in their backward, if installed."""
+    try:
+        import torch
+        from fbgemm_gpu import split_table_batched_embeddings_ops_training as fbgemm
+    except (ImportError, OSError):  # OSError: built for another version of PyTorch
+        return {}
+    kinds = {"SGD": "EXACT_SGD", "Adagrad": "EXACT_ADAGRAD"}
+    if rule not in kinds:
+        return {}
+    _, batch, features = data.positions.shape
+    rows = data.num_rows // features
+    place = (fbgemm.EmbeddingLocation.HOST, fbgemm.ComputeDevice.CPU)
+    bags = fbgemm.SplitTableBatchedEmbeddingBagsCodegen(
+        [(rows, data.dim, *place)] * features,
+        optimizer=getattr(fbgemm.OptimType, kinds[rule]),
+        learning_rate=RATE,
+    )
+    in_table = (data.positions - rows * np.arange(features)).transpose(0, 2, 1)
+    batches = [(torch.from_numpy(np.ascontiguousarray(p).reshape(-1)),) for p in in_table]
+    offsets = torch.arange(batch * features + 1)
+    upstream = torch.full([batch, features * data.dim], 0.01)
+    return {FBGEMM: Contender(cycle(lambda ids: bags(ids, offsets).backward(upstream), batches))}
 
 
 # ---- W2 ----

@@ -86,6 +86,7 @@ def _load_ops():
     except tf.errors.OpError as error:
         raise ImportError(f"{path} could not be loaded: {error.message}. {_REMEDY}.") from error
     importlib.import_module("sok_like.runtime.v1_graphs").refuse()
+    importlib.import_module("sok_like.runtime.autograph").take_as_is()
     return library
 
 

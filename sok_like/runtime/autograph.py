@@ -1,0 +1,14 @@
+"""AutoGraph takes the functions of this package as they are, as it takes TensorFlow's and Keras'.
+
+None of them branches on a tensor by `if` or `while`, so there is nothing to convert. Conversion
+would rewrite each of them, and all that they call, when a user's `tf.function` is traced: the first
+trace of a lookup and update of eight tables took 2.0 to 2.5 s, and takes 0.3 to 0.4 without it.
+"""
+
+from tensorflow.python.autograph.core import config
+
+
+def take_as_is() -> None:
+    """Adds the package to those that AutoGraph does not convert."""
+    rule = config.DoNotConvert(__name__.partition(".")[0])
+    config.CONVERSION_RULES = (rule, *config.CONVERSION_RULES)
