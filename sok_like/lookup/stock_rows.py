@@ -68,7 +68,7 @@ class MissingRows(tf.Module):
         if self.kind == CONSTANT:
             return tf.fill([tf.size(keys), self.dim], tf.constant(self._number))
         if self.kind == DEFAULT_ROWS:
-            return tf.gather(self.default_rows, owner(keys, len(self.default_rows)))
+            return tf.gather(self.default_rows, owner(keys, self.default_rows.shape[0]))
         if self.kind == UNIFORM:
             # A float holds 24 bits exactly.
             words = self._words(keys, 0)[:, : self.dim]
