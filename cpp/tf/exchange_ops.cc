@@ -238,23 +238,25 @@ class GatherRowsOp : public RankOp {
     for (int i = 0; insert_ && i < n; ++i) num_unique[i] = layout.num_rows(i);
     UniqueOutputs unique;
     TF_RETURN_IF_ERROR(unique.Allocate(ctx, num_unique));
-    std::vector<RankKeys> keys(n);
     std::vector<FeatureLookup> lookups(n);
-    for (int i = 0; i < n; ++i) {
-      FeatureLookup& lookup = lookups[i];
-      lookup.table = &tables[i]->table();
-      keys[i].Collect(segments, i, lookup.table->counts_occurrences());
-      lookup.keys = keys[i].keys.data();
-      lookup.occurrences = keys[i].occurrences.empty() ? nullptr : keys[i].occurrences.data();
-      lookup.samples.num_keys = layout.num_rows(i);
-      lookup.samples.combiner = Combiner::kNone;
-      for (int64_t r = 0; r < world_size_; ++r) {
-        lookup.blocks.push_back({layout.count(r, i), out + layout.start(r, i)});
+    TF_RETURN_IF_ERROR(Guard([&] {
+      std::vector<RankKeys> keys(n);
+      for (int i = 0; i < n; ++i) {
+        FeatureLookup& lookup = lookups[i];
+        lookup.table = &tables[i]->table();
+        keys[i].Collect(segments, i, lookup.table->counts_occurrences());
+        lookup.keys = keys[i].keys.data();
+        lookup.occurrences = keys[i].occurrences.empty() ? nullptr : keys[i].occurrences.data();
+        lookup.samples.num_keys = layout.num_rows(i);
+        lookup.samples.combiner = Combiner::kNone;
+        for (int64_t r = 0; r < world_size_; ++r) {
+          lookup.blocks.push_back({layout.count(r, i), out + layout.start(r, i)});
+        }
+        unique.Place(i, &lookup);
       }
-      unique.Place(i, &lookup);
-    }
-    TfExecutor ex(ctx);
-    TF_RETURN_IF_ERROR(Guard([&] { LookupGroup(ex, &lookups, insert_); }));
+      TfExecutor ex(ctx);
+      LookupGroup(ex, &lookups, insert_);
+    }));
     made.Set(ctx);
     return unique.Set(ctx, lookups);
   }
