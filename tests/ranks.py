@@ -28,13 +28,14 @@ from tests import cores
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Seconds. Nothing takes so long that does not hang, on a machine ten times slower either.
 HANG_LIMIT = 1200
-# Ranks of a test wait for each other most of their time. One that waits sleeps (a time in ns); by
-# default Open MPI keeps a core from the rank that it waits for. Horovod's cycles are in ms.
+# A rank that waits for another one sleeps (a time in ns); by default Open MPI keeps a core from the
+# rank that it waits for. Horovod's cycles are in ms. Most of a test's time is the tracing of
+# functions: shorter sleeps and cycles take more from it than sooner exchanges give.
 _WAITING = {
-    "HOROVOD_CYCLE_TIME": "0.5",
+    "HOROVOD_CYCLE_TIME": "2",
     "OMPI_MCA_mpi_yield_when_idle": "1",
     "OMPI_MCA_threads_pthreads_yield_strategy": "nanosleep",
-    "OMPI_MCA_threads_pthreads_nanosleep_time": "50000",
+    "OMPI_MCA_threads_pthreads_nanosleep_time": "200000",
 }
 _TAIL = 3000  # characters of a rank's output shown when a run fails
 

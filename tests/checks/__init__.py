@@ -32,8 +32,8 @@ WITHOUT_KERAS = (
     *("deeprec", "deltas", "tapes", "norms", "storage", "shards", "fewer_ranks"),
 )
 # What `make test-all` alone runs on so many ranks, and what it alone runs on two under tf_keras:
-# names of checks, or their beginnings. What each holds, others hold on fewer ranks, with another
-# optimizer, eagerly or under Keras 3.
+# names of checks, or their beginnings. What each holds, others hold on other numbers of ranks, with
+# another optimizer, eagerly or under the other Keras.
 _IN_GRAPHS = (
     *("not_averaged.dmp_by_rank_nothing_graph", "not_averaged.dmp_start_graph"),
     *("not_averaged.group_nothing_graph", "not_averaged.sok_apart_graph"),
@@ -41,7 +41,7 @@ _IN_GRAPHS = (
 SLOW = {
     2: (
         *("parity.sgd.mean", "parity.momentum", "parity.adagrad", "parity.ftrl"),
-        *("groups.train_ftrl", "hashed.train_adam"),
+        *("parity.adam.sum", "groups.train_ftrl", "groups.train_adam", "hashed.train_adam"),
         *("distribution_steps.2x1", *_IN_GRAPHS),
     ),
     3: ("parity.sgd", "parity.adam", "columns", "sok2.dense", "sok2_dense.clipped", "programs"),
@@ -54,6 +54,8 @@ SLOW_UNDER_TF_KERAS = (
     *("distribution_use.dataset", "distribution_optimizers.plain", "fit.fit_group_layer"),
     *("distribution_optimizers.compiled", "drift.other_rates_of_tables", "drift.other_schedules"),
     *("distribution_batches.same", "distribution_batches.own_2x1", "other_ranks.parallel"),
+    *("distribution_use.published", "distribution_use.own_loop", "distribution_optimizers.mixed"),
+    *("distribution_ops", "dmp.columns", "other_ranks.tape", "by_key", "wire"),
     *("files.session", "files.refused", "serving", *_IN_GRAPHS),
 )
 
