@@ -41,7 +41,7 @@ _IN_GRAPHS = (
 SLOW = {
     2: (
         *("parity.sgd.mean", "parity.momentum", "parity.adagrad", "parity.ftrl"),
-        *("parity.adam.sum", "groups.train_ftrl", "groups.train_adam", "hashed.train_adam"),
+        *("parity.adam.sum", "groups.train_ftrl", "groups.train_adagrad", "hashed.train_adam"),
         *("distribution_steps.2x1", *_IN_GRAPHS),
     ),
     3: ("parity.sgd", "parity.adam", "columns", "sok2.dense", "sok2_dense.clipped", "programs"),
