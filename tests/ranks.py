@@ -29,8 +29,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Seconds. Nothing takes so long that does not hang, on a machine ten times slower either.
 HANG_LIMIT = 1200
 # A rank that waits for another one sleeps (a time in ns); by default Open MPI keeps a core from the
-# rank that it waits for. Horovod's cycles are in ms. Most of a test's time is the tracing of
-# functions: shorter sleeps and cycles take more from it than sooner exchanges give.
+# rank that it waits for. Horovod's cycles are in ms. Ranks spend most of a test tracing functions:
+# waking up more often slows this down by more than it speeds up the exchanges.
 _WAITING = {
     "HOROVOD_CYCLE_TIME": "2",
     "OMPI_MCA_mpi_yield_when_idle": "1",
