@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from sok_like.runtime.process import rank as rank
     from sok_like.runtime.process import shard as shard
     from sok_like.runtime.process import size as size
+    from sok_like.saving.saver import Saver as Saver
     from sok_like.serving.export import export_saved_model as export_saved_model
     from sok_like.table.export_assign import assign as assign
     from sok_like.table.export_assign import export as export
@@ -80,7 +81,6 @@ if TYPE_CHECKING:
     from sok_like.table.policies import InitializerOption as InitializerOption
     from sok_like.table.policies import L2WeightEvict as L2WeightEvict
     from sok_like.table.policies import ScoreEvict as ScoreEvict
-    from sok_like.table.saver import Saver as Saver
     from sok_like.table.storage import StorageOption as StorageOption
 
 # Modules of the public names.
@@ -110,7 +110,7 @@ _PUBLIC = lazy.by_name(
         "sok_like.table.export_assign": "assign export",
         "sok_like.table.policies": "CBFFilter CounterFilter EmbeddingVariableOption "
         "GlobalStepEvict InitializerOption L2WeightEvict ScoreEvict",
-        "sok_like.table.saver": "Saver",
+        "sok_like.saving.saver": "Saver",
         "sok_like.table.storage": "StorageOption",
     }
 )

@@ -36,7 +36,7 @@ from sok_like.runtime import comm, wire
 from sok_like.runtime.agreement import raise_on_all
 from sok_like.runtime.checks import check_combiner
 from sok_like.runtime.initialize import ensure_initialized
-from sok_like.table import dense_in_keras, keras_files
+from sok_like.saving import dense_in_keras, keras_files
 
 
 # A package name of its own, because `sok.DistributedEmbedding` has the same class name.

@@ -10,9 +10,9 @@ import tensorflow as tf
 from sok_like.lookup import by_key as by_key  # makes its tables readable by key
 from sok_like.lookup.training_flag import by_training
 from sok_like.runtime import comm
-from sok_like.table import beside, keras_files
+from sok_like.saving import keras_files, transaction
+from sok_like.saving.pieces import restore_snapshot
 from sok_like.table.snapshots import RecordedSnapshot, TableSnapshot
-from sok_like.table.together import restore_snapshot
 from sok_like.table.variable import EmbeddingVariable
 from sok_like.table.weights import owned
 
@@ -56,7 +56,7 @@ class TableLayer(tf.keras.layers.Layer):
 
     def save_own_variables(self, store):
         """Writes the table into Keras' file, or on several ranks the name of its dump."""
-        reference = beside.reference_of(self.table)
+        reference = transaction.reference_of(self.table)
         if reference is not None:
             store["beside"] = np.frombuffer(reference.encode(), np.uint8)
             return
@@ -75,7 +75,7 @@ class TableLayer(tf.keras.layers.Layer):
         """The inverse of `save_own_variables`; other keys are removed."""
         if "beside" in store:
             reference = np.asarray(store["beside"]).tobytes().decode()
-            beside.restore(self.table, keras_files.path_read(), reference)
+            transaction.restore(self.table, keras_files.path_read(), reference)
             return
         # Tables without policies have no records; earlier versions wrote no step and no scale.
         optional = {*RecordedSnapshot._fields} - {*TableSnapshot._fields}

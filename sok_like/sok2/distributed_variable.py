@@ -25,7 +25,7 @@ from sok_like.lookup.local_variables import mark_local
 from sok_like.runtime import comm
 from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.initialize import check_replicas
-from sok_like.table import keras_files, tf_checkpoints, v1_saver
+from sok_like.saving import checkpoints, keras_files, v1_saver
 from sok_like.table.initializers import row_initializer
 from sok_like.table.keras_variable import holder_class, is_keras_3
 from sok_like.table.variable import EmbeddingVariable, unwrap
@@ -97,7 +97,7 @@ class ShardedVariable(ResourceVariable):
         target_gpu: int | None = None,
     ):
         check_replicas()
-        tf_checkpoints.install()
+        checkpoints.install()
         v1_saver.install()
         communicator = comm.current()
         self._rank, self._world_size = communicator.rank, communicator.world_size

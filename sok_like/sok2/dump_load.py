@@ -18,10 +18,10 @@ import tensorflow as tf
 
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
+from sok_like.saving.format.part_file import write_part
+from sok_like.saving.format.shard_file import sync_folder
 from sok_like.sok2 import dump_files as files
 from sok_like.sok2.dumped import Dumped, optimizer_name
-from sok_like.table.part_file import write_part
-from sok_like.table.shard_file import sync_folder
 
 
 def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None) -> None:

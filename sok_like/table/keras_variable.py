@@ -24,7 +24,7 @@ def is_keras_3() -> bool:
 
 def as_weight(variable: EmbeddingVariable):
     """The object by which a layer of the running Keras has `variable` among its weights."""
-    importlib.import_module("sok_like.table.keras_files").install()
+    importlib.import_module("sok_like.saving.keras_files").install()
     if not is_keras_3():
         return variable
     held = getattr(variable, "_keras_variable", None)

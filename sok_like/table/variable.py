@@ -20,7 +20,7 @@ from tensorflow.python.ops import handle_data_util, resource_variable_ops
 from sok_like.runtime import comm, devices, native, wire
 from sok_like.runtime.checks import as_integer, wrong_argument
 from sok_like.runtime.initialize import check_replicas
-from sok_like.table import snapshots, together
+from sok_like.table import snapshots
 from sok_like.table.as_variable import AsVariable
 from sok_like.table.initializers import row_initializer
 from sok_like.table.keys import as_key_dtype, as_keys
@@ -111,8 +111,8 @@ class EmbeddingVariable(
     ):
         check_replicas()
         communicator = comm.current()
-        for module in ("tf_checkpoints", "v1_saver"):  # modules above this one
-            importlib.import_module(f"sok_like.table.{module}").install()
+        for module in ("checkpoints", "v1_saver"):  # modules above this one
+            saving(module).install()
         _check_arguments(name, embedding_dim, capacity, use_hashtable, initial_capacity)
         key_dtype = as_key_dtype(key_dtype, name)
         row_dtype = wire.check(dtype, f"table '{name}'", "dtype") or "float32"
@@ -231,7 +231,7 @@ class EmbeddingVariable(
         """The tensor that `tf.compat.v1.train.Saver` writes for the table, in a graph."""
         if not self._in_graph_mode:
             return None
-        return importlib.import_module("sok_like.table.v1_saver").in_graph(self).element
+        return saving("v1_saver").in_graph(self).element
 
     @_graph_element.setter
     def _graph_element(self, value):
@@ -365,16 +365,18 @@ class EmbeddingVariable(
 
     def _serialize_to_tensors(self):
         if self._world_size > 1 and tf.executing_eagerly():
-            return snapshots.referring(self, beside().new_reference(self.table_name))
+            reference = saving("transaction").new_reference(self.table_name)
+            return snapshots.referring(self, reference)
         return checkpointed(self.snapshot(evict=True))
 
     def _restore_from_tensors(self, restored_tensors):
         if tf.executing_eagerly():
             reference = snapshots.reference_in(restored_tensors)
             if reference is not None:
-                return beside().restore(self, beside().path_read(), reference)
+                beside = saving("transaction")
+                return beside.restore(self, beside.path_read(), reference)
         content = from_checkpoint(restored_tensors, self.table_name)
-        return together.restore_snapshot(self, **content)
+        return saving("pieces").restore_snapshot(self, **content)
 
     def __deepcopy__(self, memo):
         with devices.device_scope(self.device):
@@ -389,9 +391,9 @@ class EmbeddingVariable(
         return _rebuild, (self.get_config(), state)
 
 
-def beside() -> Any:
-    """The module of tables beside a file, a higher layer."""
-    return importlib.import_module("sok_like.table.beside")
+def saving(module: str) -> Any:
+    """A module of the higher layer that stores tables in files."""
+    return importlib.import_module(f"sok_like.saving.{module}")
 
 
 def _rebuild(config, state):

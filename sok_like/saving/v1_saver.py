@@ -1,0 +1,238 @@
+"""`tf.compat.v1.train.Saver` and `MonitoredTrainingSession` on any number of ranks.
+
+    model.ckpt-100.index, .data-...            the ordinary variables, and the name of each dump
+    model.ckpt-100.tables/user.3f2a9c0b/       a dump of table 'user', as `sok.Saver` writes it
+
+A Saver sees a table as a string variable of the graph: the name of a dump. `Saver.save` writes the
+dumps first, then that string with the rest. `restore` reads the string, then the dumps aside, then
+the rest; finally the tables take their content. A graph may be finalized before it saves, so the
+ops that dump are made with the Saver.
+
+A Saver passes its path to no op, so `install` wraps its two methods. Savers without tables do what
+they did, with one exception: ranks raise if they would overwrite each other's rows of a variable of
+which each rank has rows of its own (`de_local`).
+"""
+
+from __future__ import annotations
+
+import functools
+import numbers
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.runtime import comm
+from sok_like.runtime.agreement import agreed
+from sok_like.saving import saver, transaction
+from sok_like.saving.shared_timer import SharedTimer
+from sok_like.table.variable import is_embedding_variable, unwrap
+
+_SAVE, _RESTORE = "tf.compat.v1.train.Saver.save", "tf.compat.v1.train.Saver.restore"
+_OWN_ROWS = (
+    "Ranks must not overwrite each other's rows of a variable: give the tf.compat.v1.train.Saver a "
+    "separate path on each rank and no hash table, or leave the variable out (`var_list=`). "
+    "Received: {path!r} on {ranks} ranks, variable {name!r}"
+)
+
+
+@functools.cache
+def install() -> None:
+    """Teaches TensorFlow's name-based savers to store tables; once per process."""
+    cls = tf.compat.v1.train.Saver
+    cls.save = _saving(cls.save)
+    cls.restore = _restoring(cls.restore)
+    hook = tf.compat.v1.train.CheckpointSaverHook
+    hook.begin = _beginning(hook.begin)
+    hook.after_run = _after_run(hook.after_run)
+
+
+class _Folder(os.PathLike):
+    """A folder whose path is known only when the op runs."""
+
+    def __init__(self):
+        self.path = ""
+
+    def __fspath__(self):
+        return self.path
+
+
+class TableInGraph:
+    """The ops by which a v1 graph saves and restores one table."""
+
+    def __init__(self, variable: Any):
+        self._variable, self._folder = variable, _Folder()
+        with variable.graph.as_default(), tf.control_dependencies(None), tf.device("/CPU:0"):
+            # The table's name in checkpoints.
+            name = f"{variable._shared_name}/dump"
+            handle = tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=name, name=name)
+            self.element = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.string)
+            self._given = tf.compat.v1.placeholder(tf.string, [])
+            self._set = tf.raw_ops.AssignVariableOp(resource=handle, value=self._given)
+            self._dump = saver.Saver().dump_to_file(variable, self._folder, sok1_files=False)
+            reading = saver.Reading(variable, self._folder)
+            # The content stays aside between two runs of the session.
+            name = f"{variable._shared_name}/aside"
+            aside = tf.raw_ops.VarHandleOp(dtype=tf.variant, shape=[], shared_name=name, name=name)
+            self._read = tf.raw_ops.AssignVariableOp(resource=aside, value=reading.aside)
+            self._forget = tf.raw_ops.DestroyResourceOp(resource=aside)
+            content = tf.raw_ops.ReadVariableOp(resource=aside, dtype=tf.variant)
+            self._take = variable.take_aside(content)
+
+    def dump(self, session: Any, folder: str) -> None:
+        """Writes the table to a folder; all ranks call it."""
+        self._folder.path = folder
+        session.run(self._dump)
+
+    def set_reference(self, session: Any, reference: str) -> None:
+        """Sets the reference that a Saver writes."""
+        session.run(self._set, {self._given: reference})
+
+    @property
+    def key(self) -> str:
+        """The name under which a Saver writes the reference."""
+        return self.element.op.inputs[0].op.name
+
+    def read(self, session: Any, path: str, reference: str) -> None:
+        """Reads the dump that a Saver's file at `path` refers to, aside; all ranks call it."""
+        self._folder.path = transaction.folder_of(path, reference)
+        session.run(self._read)
+
+    def take(self, session: Any) -> None:
+        """Replaces the table's content by the one aside."""
+        session.run(self._take)
+
+    def forget(self, session: Any) -> None:
+        """Frees the content that `read` made."""
+        session.run(self._forget)
+
+
+def in_graph(variable: Any) -> TableInGraph:
+    """The ops of a table in its graph; they are made once."""
+    found = getattr(variable, "_table_in_graph", None)
+    if found is None:
+        found = variable._table_in_graph = TableInGraph(variable)
+    return found
+
+
+def _listed(own_saver):
+    """The variables that a Saver was made for."""
+    listed = own_saver._var_list
+    return list(listed.values()) if isinstance(listed, dict) else tf.nest.flatten(listed or [])
+
+
+def _tables_of(own_saver):
+    """A Saver's tables, in the same order on all ranks."""
+    known = filter(is_embedding_variable, _listed(own_saver))
+    found = {id(unwrap(each)): unwrap(each) for each in known}
+    return sorted(found.values(), key=lambda table: table._shared_name)
+
+
+def _check_own_rows(own_saver, path, tables):
+    """Raises NotImplementedError if ranks would write their own rows of a variable to one file."""
+    local = transaction.Kinds(_listed(own_saver)).own
+    if not local or comm.current().world_size == 1:
+        return
+    told = agreed(lambda: {"path": os.path.abspath(path)}, comm.current(), _SAVE)
+    paths = {each["path"] for each in told}
+    if tables or len(paths) < len(told):
+        raise NotImplementedError(
+            _OWN_ROWS.format(name=local[0].name, ranks=len(told), path=os.fspath(path))
+        )
+
+
+def _saving(own):
+    @functools.wraps(own)
+    def save(self, sess, save_path, global_step=None, *args, **kwargs):
+        tables = [] if tf.executing_eagerly() else _tables_of(self)
+        _check_own_rows(self, save_path, tables)
+        if not tables:
+            return own(self, sess, save_path, global_step, *args, **kwargs)
+        if global_step is not None and not isinstance(global_step, numbers.Integral):
+            global_step = int(tf.compat.v1.train.global_step(sess, global_step))
+        number = f"{global_step:08d}" if self._pad_step_number else str(global_step)
+        path = os.fspath(save_path) if global_step is None else f"{os.fspath(save_path)}-{number}"
+
+        def common(references):
+            if comm.current().rank != 0:
+                return
+            for table, reference in zip(tables, references, strict=True):
+                in_graph(table).set_reference(sess, reference)
+            own(self, sess, save_path, global_step, *args, **kwargs)
+
+        def dump(table, folder):
+            in_graph(table).dump(sess, folder)
+
+        transaction.save(_SAVE, path, tables, common, dump=dump)
+        return path
+
+    return save
+
+
+def _restoring(own):
+    @functools.wraps(own)
+    def restore(self, sess, save_path):
+        tables = [] if tf.executing_eagerly() or save_path is None else _tables_of(self)
+        if not tables:
+            return own(self, sess, save_path)
+        communicator, path = comm.current(), os.fspath(save_path)
+        known = {table._shared_name: table for table in tables}
+        if communicator.world_size > 1:
+            transaction.agree_on_file(f"{path}.index", communicator, _RESTORE)
+        (told, *_) = agreed(lambda: _references(self, path, tables), communicator, _RESTORE)
+        read = []
+        try:
+            # Tables first: an error there must leave ordinary variables unchanged.
+            for name, reference in told.items():
+                read.append(in_graph(known[name]))
+                read[-1].read(sess, path, reference)
+            agreed(lambda: own(self, sess, save_path), communicator, _RESTORE)
+            for table in read:
+                table.take(sess)
+        finally:
+            for table in read:
+                table.forget(sess)
+        return None
+
+    return restore
+
+
+def _references(own_saver, path, tables):
+    """The names of dumps that the file at `path` has, by table."""
+    listed = own_saver._var_list
+    named = listed if isinstance(listed, dict) else {}
+    keys = {table._shared_name: in_graph(table).key for table in tables}
+    keys |= {
+        unwrap(each)._shared_name: key for key, each in named.items() if is_embedding_variable(each)
+    }
+    reader = tf.train.load_checkpoint(path)
+    # For tables that the file lacks, the Saver itself raises.
+    return {
+        name: reader.get_tensor(key).decode()
+        for name, key in keys.items()
+        if reader.has_tensor(key)
+    }
+
+
+def _beginning(own):
+    @functools.wraps(own)
+    def begin(self):
+        own(self)
+        seconds = self._timer._every_secs
+        if seconds is None or comm.current_or_single().world_size == 1:
+            return
+        if any(map(is_embedding_variable, tf.compat.v1.global_variables())):
+            self._shared_timer = SharedTimer(seconds, comm.current())
+
+    return begin
+
+
+def _after_run(own):
+    @functools.wraps(own)
+    def after_run(self, run_context, run_values):
+        timer = getattr(self, "_shared_timer", None)
+        if timer is None:
+            return own(self, run_context, run_values)
+        return timer.after_run(self, run_context, run_values)
+
+    return after_run
