@@ -67,7 +67,7 @@ class CollectiveStrategy:
         averaging = {"apply_gradients": _averaging(train.Optimizer.apply_gradients)}
         alike = {"MonitoredTrainingSession": _starting_alike(train.MonitoredTrainingSession)}
         with attributes(train.Optimizer, averaging), attributes(train, alike):
-            with gradient_scale.losses_are_means():
+            with gradient_scale.losses_are_means:
                 yield self
 
     @contextlib.contextmanager

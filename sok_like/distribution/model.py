@@ -29,9 +29,9 @@ from sok_like.distribution.rules import install, sums_repeated_ids
 from sok_like.lookup import exporting
 from sok_like.runtime import comm
 from sok_like.runtime.attributes import attributes
+from sok_like.runtime.keras_version import is_keras_3
 from sok_like.runtime.tensor_checks import checked
 from sok_like.table import keras_files
-from sok_like.table.keras_variable import is_keras_3
 
 # `inside`: within a model's call; the models inside it get batches that are already split.
 _state = threading.local()

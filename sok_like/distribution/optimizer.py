@@ -21,7 +21,7 @@ from sok_like.optimizers.embedding_aware import embedding_aware
 from sok_like.optimizers.loss_scale import LossScaling
 from sok_like.runtime import comm, turns
 from sok_like.runtime.attributes import view
-from sok_like.table.keras_variable import is_keras_3
+from sok_like.runtime.keras_version import is_keras_3
 
 # They update each element of a variable independently, so they can work on a shard.
 _STOCK = ("keras.src", "tf_keras.src")

@@ -12,7 +12,7 @@ import tensorflow as tf
 from sok_like.optimizers.embedding_aware import knows_tables
 from sok_like.optimizers.wrapper import OptimizerWrapper
 from sok_like.runtime.checks import wrong_argument
-from sok_like.table.keras_variable import is_keras_3
+from sok_like.runtime.keras_version import is_keras_3
 from sok_like.table.variable import is_embedding_variable
 
 _lock = threading.Lock()

@@ -184,21 +184,26 @@ def put(owner: Any, name: str, value: Any, why: str) -> Hook:
 class Within(threading.local):
     """A wrapper that only notes, per thread, that the functions which it wraps are running.
 
-    _in_a_build = Within()
-    hooks.wrap(Layer, "build", _in_a_build, "...")
-    ...
-    if _in_a_build: ...
+        _in_a_build = Within()
+        hooks.wrap(Layer, "build", _in_a_build, "...")
+        ...
+        if _in_a_build: ...
+
+    It can also be entered by `with`.
     """
 
     _depth = 0
 
     def __call__(self, own: Callable, *args: Any, **kwargs: Any) -> Any:
         """Calls `own`."""
-        self._depth += 1
-        try:
+        with self:
             return own(*args, **kwargs)
-        finally:
-            self._depth -= 1
+
+    def __enter__(self) -> None:
+        self._depth += 1
+
+    def __exit__(self, *error: Any) -> None:
+        self._depth -= 1
 
     def __bool__(self) -> bool:
         return self._depth > 0
