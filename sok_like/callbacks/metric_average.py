@@ -62,12 +62,6 @@ def _by_rank(gathered):
     return ranks
 
 
-@hooks.at_init
-def _install():
-    why = "MetricAverage must come before callbacks that monitor metrics"
-    hooks.wrap(tf.keras.callbacks.CallbackList, "on_train_begin", _beginning, why)
-
-
 def _beginning(own, self, logs=None):
     ours = [i for i, callback in enumerate(self.callbacks) if isinstance(callback, MetricAverage)]
     for callback in self.callbacks[: max(ours, default=0)]:
@@ -77,3 +71,9 @@ def _beginning(own, self, logs=None):
                 f"metric. Received: {type(callback).__name__} before it"
             )
     return own(self, logs)
+
+
+@hooks.at_init
+def _install():
+    why = "MetricAverage must come before callbacks that monitor metrics"
+    hooks.wrap(tf.keras.callbacks.CallbackList, "on_train_begin", _beginning, why)

@@ -126,27 +126,6 @@ def lookup(
 _recomputed = hooks.Within()
 
 
-@hooks.at_init
-def _install():
-    # A program may decorate functions by `tf.recompute_grad` before `sok.Init`. What it has made of
-    # a function is a custom gradient, which TensorFlow calls by one of these two.
-    codes: list[Any] = []
-    looking = True
-
-    def call(own, f, args, kwargs):
-        if looking:
-            codes.append(f.__code__)
-        if getattr(f, "__code__", None) in codes:
-            return _recomputed(own, f, args, kwargs)
-        return own(f, args, kwargs)
-
-    for name in ("_eager_mode_decorator", "_graph_mode_decorator"):
-        hooks.wrap(custom_gradient, name, call, "lookups within tf.recompute_grad raise")
-    with tf.Graph().as_default():
-        tf.recompute_grad(tf.identity)(tf.constant(0.0))
-    looking = False
-
-
 def _check_not_recomputed(features):
     if _recomputed:
         names = ", ".join(repr(feature.variable.table_name) for feature in features)
@@ -270,3 +249,24 @@ class _DeviceGroup:
 
 def _or_empty(tensor, dtype):
     return tf.zeros([0], dtype) if tensor is None else tf.cast(tensor, dtype)
+
+
+@hooks.at_init
+def _install():
+    # A program may decorate functions by `tf.recompute_grad` before `sok.Init`. What it has made of
+    # a function is a custom gradient, which TensorFlow calls by one of these two.
+    codes: list[Any] = []
+    looking = True
+
+    def call(own, f, args, kwargs):
+        if looking:
+            codes.append(f.__code__)
+        if getattr(f, "__code__", None) in codes:
+            return _recomputed(own, f, args, kwargs)
+        return own(f, args, kwargs)
+
+    for name in ("_eager_mode_decorator", "_graph_mode_decorator"):
+        hooks.wrap(custom_gradient, name, call, "lookups within tf.recompute_grad raise")
+    with tf.Graph().as_default():
+        tf.recompute_grad(tf.identity)(tf.constant(0.0))
+    looking = False

@@ -78,13 +78,6 @@ def _layers_of_call():
 _OUTER = "sok_outer"
 
 
-@hooks.at_init
-def _install():
-    if not is_keras_3():
-        why = "finds the layers around the one that looks a table up"
-        hooks.wrap(type(_tf_keras_call()), "enter", _entering, why)
-
-
 def _entering(own, self, layer, *args, **kwargs):
     entered = own(self, layer, *args, **kwargs)
     entered._state[_OUTER] = self._state if self.in_call else None
@@ -127,3 +120,10 @@ def _tf_keras_call():
     from tf_keras.src.engine import base_layer_utils
 
     return base_layer_utils.call_context()
+
+
+@hooks.at_init
+def _install():
+    if not is_keras_3():
+        why = "finds the layers around the one that looks a table up"
+        hooks.wrap(type(_tf_keras_call()), "enter", _entering, why)

@@ -39,13 +39,6 @@ class _Asked(threading.local):
 _asked = _Asked()
 
 
-@hooks.at_init
-def _install():
-    hooks.wrap(
-        tf.GradientTape, "gradient", _gradient, "variables trained beside a table are compared"
-    )
-
-
 def _gradient(own, self, target, sources, *args, **kwargs):
     _asked.calls.append((self, target, sources))
     try:
@@ -157,3 +150,10 @@ def _counter(variable):
             counter = tf.Variable(0, dtype=tf.int64, trainable=False, name="gradients_taken")
         object.__setattr__(table, "_sok_gradients_taken", counter)
     return table._sok_gradients_taken
+
+
+@hooks.at_init
+def _install():
+    hooks.wrap(
+        tf.GradientTape, "gradient", _gradient, "variables trained beside a table are compared"
+    )

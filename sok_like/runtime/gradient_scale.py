@@ -46,13 +46,6 @@ def factor(attribute: float, world_size: int) -> float:
     return 1.0
 
 
-@hooks.at_init
-def _install():
-    why = "a step of fit has a mean over the rank's own batch as its loss"
-    hooks.wrap(tf.keras.Model, "make_train_function", _making_steps, why)
-    hooks.wrap(tf.keras.Model, "train_step", losses_are_means, why)
-
-
 def _making_steps(own, self, force=False):
     # Keras traces and runs training steps, also those of an overridden `train_step`, within calls
     # of `self.train_function`. One of the two Kerases returns it.
@@ -88,3 +81,10 @@ def _warn_once(world_size):
             "batch of all ranks. Received: gradient_scale='auto', taken as 'sum'.",
             stacklevel=2,
         )
+
+
+@hooks.at_init
+def _install():
+    why = "a step of fit has a mean over the rank's own batch as its loss"
+    hooks.wrap(tf.keras.Model, "make_train_function", _making_steps, why)
+    hooks.wrap(tf.keras.Model, "train_step", losses_are_means, why)

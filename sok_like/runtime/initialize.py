@@ -6,7 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
+# The last two are imported for their hooks.
+from sok_like.runtime import autograph as autograph
 from sok_like.runtime import comm, hooks, native, stalls, turns
+from sok_like.runtime import v1_graphs as v1_graphs
 from sok_like.runtime.checks import as_integer, wrong_argument
 
 _arguments: dict | None = None

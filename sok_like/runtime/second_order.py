@@ -22,16 +22,6 @@ _NO_SECOND_ORDER = (
 _beforehand = hooks.Within()
 
 
-@hooks.at_init
-def _install():
-    hooks.wrap(
-        concrete_function._TapeGradientFunctions,
-        "_build_functions_for_outputs",
-        _beforehand,
-        "TensorFlow builds gradients of gradients beforehand in it, for nobody yet",
-    )
-
-
 def refused(grads: Sequence[tf.Tensor | None], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Zeros in the shapes of `inputs`, for a gradient that TensorFlow builds beforehand.
 
@@ -49,3 +39,13 @@ def refused(grads: Sequence[tf.Tensor | None], inputs: Sequence[tf.Tensor]) -> l
     none = tf.reduce_all([tf.reduce_all(tf.equal(gradient, 0.0)) for gradient in floats])
     with tf.control_dependencies([tf.raw_ops.Assert(condition=none, data=[_NO_SECOND_ORDER])]):
         return [tf.zeros_like(value) for value in inputs]
+
+
+@hooks.at_init
+def _install():
+    hooks.wrap(
+        concrete_function._TapeGradientFunctions,
+        "_build_functions_for_outputs",
+        _beforehand,
+        "TensorFlow builds gradients of gradients beforehand in it, for nobody yet",
+    )

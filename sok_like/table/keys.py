@@ -35,14 +35,6 @@ def as_key_dtype(key_dtype: Any, table: str) -> tf.DType:
 _keras_builds = hooks.Within()
 
 
-@hooks.at_init
-def _install():
-    if is_keras_3():
-        for name in ("_build_by_run_for_single_pos_arg", "_build_by_run_for_kwargs"):
-            why = "symbolic floats stand for keys while Keras builds a model"
-            hooks.wrap(tf.keras.layers.Layer, name, _keras_builds, why)
-
-
 def as_keys(keys: Any, argument: str = "keys") -> tf.Tensor:
     """Keys of any integer dtype as int64: signed ones by value, uint64 by its bits.
 
@@ -143,3 +135,11 @@ def owner(keys: tf.Tensor, world_size: int) -> tf.Tensor:
     low = tf.bitwise.bitwise_and(keys, tf.int64.max)
     high = tf.cast(keys < 0, tf.int64) * (2**63 % world_size)
     return tf.math.floormod(tf.math.floormod(low, world_size) + high, world_size)
+
+
+@hooks.at_init
+def _install():
+    if is_keras_3():
+        for name in ("_build_by_run_for_single_pos_arg", "_build_by_run_for_kwargs"):
+            why = "symbolic floats stand for keys while Keras builds a model"
+            hooks.wrap(tf.keras.layers.Layer, name, _keras_builds, why)
