@@ -126,12 +126,15 @@ def main() -> None:
     except (ImportError, AssertionError) as error:
         print(*lines, sep="\n")
         raise SystemExit(f"{'FAILED':<20} {error}") from None
+    from sok_like.runtime import private_names
     from sok_like.runtime.process import rank
 
     if rank() == 0:
         print(*lines, sep="\n")
         for name, why, state in wrapped():
             print(f"{'wrapped':<20} {name}, {state}: {why}")
+        for owner, names, why in private_names.table():
+            print(f"{'read':<20} {owner} {names}: {why}")
         print(f"{'self-test':<20} passed on {done}, {time.monotonic() - start:.0f} s")
 
 

@@ -185,8 +185,9 @@ assert Owner().first() == 1 and Owner().second() == 3
 sok.Init(global_batch_size=1)
 assert Owner().first() == 10
 from sok_like.__main__ import wrapped
-states = {state for _, _, state in wrapped()}
-assert len(hooks.listing()) > 25 and states <= {"in place", "in place, within another wrapper"}, hooks.listing()
+found = wrapped()
+states = {state for _, _, state in found}
+assert len(found) > 25 and states <= {"in place", "in place, within another wrapper"}, found
 print("done")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
