@@ -18,17 +18,17 @@ _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 # The user's choice among several networks, as docs/install.md says how to make it: interfaces, or
 # for Open MPI networks such as 10.0.0.0/8 as well.
 _INTERFACES = ("HOROVOD_GLOO_IFACE", "OMPI_MCA_btl_tcp_if_include")
-# This host's name in the launcher's list.
-_NAMES = ("HOROVOD_HOSTNAME", "PMIX_HOSTNAME")
 
 
-def name() -> str:
-    """This host's name in the launcher's list, or else its own."""
-    return next((os.environ[n] for n in _NAMES if os.environ.get(n)), socket.gethostname())
+def names() -> list[str]:
+    """This host's name, by which launchers start ranks there, and its addresses."""
+    addresses = [_of_interface(interface) for _, interface in socket.if_nameindex()]
+    own = os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
+    return [own, *(found for found in addresses if not _is_loopback(found))]
 
 
-def address(hosts: Sequence[str]) -> str:
-    """This host's address in the network of `hosts`, the names of a job's hosts.
+def address(hosts: Sequence[Sequence[str]]) -> str:
+    """This host's address in the network of `hosts`, whose names are given.
 
     It is that of the interface named to the launcher, if any, or else of the one from which packets
     reach another host. The loopback if there is none.
@@ -47,8 +47,12 @@ def _candidates(hosts) -> Iterator[str]:
                     yield found
         elif word.strip():
             yield _of_interface(word.strip())
-    yield from (_towards(host) for host in dict.fromkeys(hosts) if host != name())
-    yield _towards("192.0.2.1")  # an address of nobody's, so by the default route
+    mine = names()
+    others = [host for host in hosts if host != mine]
+    yield from (_towards(word) for word in dict.fromkeys(host[0] for host in others))
+    # Names that this host does not know. Addresses that are its own, too, are those of bridges.
+    addresses = dict.fromkeys(word for host in others for word in host[1:] if word not in mine)
+    yield from map(_towards, addresses)
 
 
 def _of_interface(interface) -> str:

@@ -151,7 +151,7 @@ class Judge:
             if not rank.connected:
                 return "has never reported"
             last = f"in {where(rank.what)}" if rank.what else "in no exchange"
-            return f"has not answered for {now - rank.heard:.0f} s; then it was {last}"
+            return f"has not answered for {now - rank.heard:.0f} s; its last report: {last}"
         return (
             f"is in {where(rank.what)}" if rank.what else "did not reach it and is in no exchange"
         )

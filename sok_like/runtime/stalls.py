@@ -71,7 +71,7 @@ def start(communicator: Communicator) -> None:
     if _watch is not None or communicator.world_size == 1:
         return
     limit, secret = timeout(), secrets.token_hex(32)
-    names = _gather(hosts.name(), communicator)
+    names = _gather(hosts.names(), communicator)
     selector, door, mine = selectors.DefaultSelector(), None, ""
     if communicator.rank == 0 and limit:
         host = hosts.address(names) if _several_hosts() else hosts.LOOPBACK
