@@ -102,7 +102,7 @@ def self_test() -> str:
 
 
 def main() -> None:
-    """Prints one line per pair, then the result of the self-test."""
+    """Prints one line per pair, the functions that are wrapped, and the result of the self-test."""
     start = time.monotonic()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     lines = []
@@ -113,10 +113,13 @@ def main() -> None:
     except (ImportError, AssertionError) as error:
         print(*lines, sep="\n")
         raise SystemExit(f"{'FAILED':<20} {error}") from None
+    from sok_like.runtime import hooks
     from sok_like.runtime.process import rank
 
     if rank() == 0:
         print(*lines, sep="\n")
+        for name, why, state in hooks.listing():
+            print(f"{'wrapped, ' + state:<20} {name}: {why}")
         print(f"{'self-test':<20} passed on {done}, {time.monotonic() - start:.0f} s")
 
 
