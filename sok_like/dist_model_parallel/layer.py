@@ -267,7 +267,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
     def load_own_variables(self, store):
         """The inverse of `save_own_variables`, at any number of ranks."""
         if self.dense_in_files.shapes():
-            dense_in_keras.load(self.dense_in_files, store, keras_files.path_read)
+            dense_in_keras.load(self.dense_in_files, store)
 
     # Lookup.
 

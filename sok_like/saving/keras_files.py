@@ -1,8 +1,9 @@
 """Keras' files on any number of ranks: `.keras`, `.weights.h5`, and `BackupAndRestore`.
 
 On one rank a table's content is inside the file. On several, all ranks make the same call with the
-same path. Rank 0 writes the file, and every rank its part of the tables beside it
-(`transaction.py`). Both kinds can be read at any number of ranks.
+same path. Rank 0 writes the file, and every rank its part of the tables beside it. Both kinds can
+be read at any number of ranks. This module finds the pieces in a model; `transaction.py` keeps the
+promises.
 
 A file is written under another name and renamed, so a killed process leaves the previous one
 intact. Keras has no hook where ranks could agree, so `install` wraps its four functions that write
@@ -15,10 +16,9 @@ import contextlib
 import functools
 import importlib
 import os
-import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,15 @@ import tensorflow as tf
 
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
-from sok_like.saving import checkpoints, dense_in_keras, keras_refusals, transaction
-from sok_like.saving.pieces import together
+from sok_like.saving import (
+    checkpoints,
+    dense_in_keras,
+    keras_refusals,
+    optimizer_variables,
+    transaction,
+)
+from sok_like.saving.hash_pieces import HashPiece
+from sok_like.saving.pieces import Kinds, Piece, Prepared
 from sok_like.table.keras_variable import is_keras_3
 from sok_like.table.variable import is_embedding_variable
 
@@ -74,8 +81,8 @@ def _kinds(model):
     try:
         ordinary = _ordinary(model)
     except ValueError:  # tf_keras' models have no variables before they are built
-        return transaction.Kinds(())
-    return transaction.Kinds([*ordinary, *dense_in_keras.holders_of(model)])
+        return Kinds(())
+    return Kinds([*ordinary, *dense_in_keras.holders_of(model)])
 
 
 def _ordinary(model):
@@ -113,9 +120,8 @@ def _saving(own, call):
             return write(filepath)
         _check_eager(call)
         _check(kinds, call)
-        with dense_in_keras.saving(model):
-            spread = [*kinds.tables, *kinds.holders]
-            return save_together(call, filepath, write, spread, bool(kinds.sharded))
+        with optimizer_variables.of_root(dense_in_keras.optimizers_of(model)):
+            return save_together(call, filepath, write, kinds, bool(kinds.sharded))
 
     return save
 
@@ -124,7 +130,7 @@ def save_together(
     call: str,
     filepath: Any,
     write: Callable[[Any], Any],
-    tables: Sequence[Any] = (),
+    kinds: Kinds | None = None,
     collective: bool = True,
 ) -> None:
     """Writes a file on rank 0, and tables beside it; all ranks call it with the same path.
@@ -133,7 +139,7 @@ def save_together(
         call: The user's call, for errors.
         filepath: Path of the file.
         write: Writes a file to the path that it is given.
-        tables: The tables in the file, and the holders of dense tables.
+        kinds: The tables in the file, and the holders of dense tables; None: neither.
         collective: Whether writing involves all ranks. Then the other ranks write, too, to a file
             that is discarded.
 
@@ -150,25 +156,21 @@ def save_together(
         _replaced(path, write)
         transaction.remove(path)  # of an earlier save by several ranks
         return
+    kinds = kinds or Kinds(())
+    pieces: list[Piece] = [HashPiece(table) for table in kinds.tables]
+    pieces += map(dense_in_keras.piece_of, kinds.holders)
 
     def common(references):
         if not named:
             raise TypeError(f"On several ranks `filepath` must be a path. Received: {filepath!r}")
-        with transaction.writing(tables, references):
+        with transaction.writing([*kinds.tables, *kinds.holders], references):
             if communicator.rank == 0:
                 _replaced(path, write) if path.endswith(_FILES) else write(path)
             elif collective:
                 with tempfile.TemporaryDirectory(prefix="sok_save_") as folder:
                     write(os.path.join(folder, os.path.basename(path)))
 
-    transaction.save(call, path, tables, common, dump=_dump)
-
-
-def _dump(table, folder):
-    if hasattr(table, "dense_parts"):
-        agreed(lambda: dense_in_keras.write_beside(table, folder), comm.current())
-    else:
-        transaction.dump_table(table, folder)
+    transaction.save(call, path, pieces, common)
 
 
 def _replaced(path, write):
@@ -191,32 +193,41 @@ def _loading_weights(own):
     @functools.wraps(own)
     def load(model, filepath, *args, **kwargs):
         call, kinds = "a load of weights", _kinds(model)
-        if kinds and comm.is_initialized():
-            _check_eager(call)
-            _check(kinds, call)
-        with _put_back(model if kinds.tables or kinds.holders else None):
-            read = functools.partial(own, model, filepath, *args, **kwargs)
-            return _together(call, bool(kinds), filepath, read)
+        read = functools.partial(own, model, filepath, *args, **kwargs)
+        if not kinds or not comm.is_initialized():
+            return read()
+        _check_eager(call)
+        _check(kinds, call)
+
+        def run():
+            transaction.prepare(_Replaced(model))
+            return read()
+
+        return transaction.load(call, _path(filepath), run)
 
     return load
 
 
-@contextlib.contextmanager
-def _put_back(model: Any) -> Iterator[None]:
-    """If an error is raised within it, restores the values of ordinary variables, on all ranks."""
-    # An error leaves some of these loaded. Reading a shard would be a collective, and dense tables
-    # of holders are loaded last, when nothing can fail.
-    kept = [
-        (each, np.asarray(each).copy())
-        for each in ([] if model is None else _ordinary(model))
-        if not is_embedding_variable(each) and not hasattr(each, "_sok_shard")
-    ]
-    try:
-        yield
-    except BaseException:
-        for variable, value in kept:
+class _Replaced(Prepared):
+    """The values of a model's ordinary variables, which Keras replaces while it reads."""
+
+    def __init__(self, model):
+        # Reading a shard would be a collective, and pieces take their content at the end.
+        known = _ordinary(model)
+        for optimizer in dense_in_keras.optimizers_of(model):
+            known += optimizer_variables.ordinary(optimizer)
+        self._kept = [
+            (each, np.asarray(each).copy())
+            for each in known
+            if not is_embedding_variable(each) and not hasattr(each, "_sok_shard")
+        ]
+
+    def commit(self):
+        self._kept.clear()
+
+    def drop(self):
+        for variable, value in self._kept:
             variable.assign(value)
-        raise
 
 
 def _loading_state(own):
@@ -252,28 +263,19 @@ def _walking(own):
 def _loading_model(own):
     @functools.wraps(own)
     def load(filepath, *args, **kwargs):
-        ours = _names_this_package(filepath)
-        call = "a load of a model"
-        return _together(call, ours, filepath, lambda: own(filepath, *args, **kwargs))
+        if not comm.is_initialized():
+            return own(filepath, *args, **kwargs)
+        ours, call = _names_this_package(filepath), "a load of a model"
+        if ours:
+            _check_eager(call)
+        read = functools.partial(own, filepath, *args, **kwargs)
+        return transaction.load(call, _path(filepath), read, collective=ours)
 
     return load
 
 
-def _together(call, ours, filepath, read):
-    named = isinstance(filepath, (str, os.PathLike))
-    if not ours or not named or not comm.is_initialized():
-        return read()
-    _check_eager(call)
-    path, loaded = os.fspath(filepath), []
-
-    def run():
-        with transaction.reading(path):
-            loaded.append(read())
-
-    transaction.agree_on_file(path, comm.current(), call)
-    with together():
-        agreed(run, comm.current(), call)
-    return loaded[0]
+def _path(filepath):
+    return os.fspath(filepath) if isinstance(filepath, (str, os.PathLike)) else None
 
 
 def _names_this_package(filepath):
@@ -281,28 +283,6 @@ def _names_this_package(filepath):
         with zipfile.ZipFile(filepath) as archive:
             return b"sok_like" in archive.read("config.json")
     return False
-
-
-def path_read() -> str:
-    """The file that Keras is reading at the moment.
-
-    Raises:
-        RuntimeError: its path is not known.
-    """
-    path = transaction.path_read()
-    frame: Any = sys._getframe(1)
-    while path is None and frame is not None:
-        # `load_model` may make the first layer of a process, which calls `install` only then.
-        if frame.f_code.co_name in ("load_model", "load_weights_only"):
-            found = frame.f_locals.get("filepath")
-            path = os.fspath(found) if isinstance(found, (str, os.PathLike)) else None
-        frame = frame.f_back
-    if path is None:
-        raise RuntimeError(
-            "A file that several ranks wrote must be read by its path, as its tables lie beside "
-            "it. Received: a file object"
-        )
-    return path
 
 
 # ---- BackupAndRestore ----

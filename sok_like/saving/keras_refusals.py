@@ -26,7 +26,7 @@ def install(kinds_of: Callable[[Any], Any]) -> None:
     """Wraps Keras' functions.
 
     Args:
-        kinds_of: Returns the `transaction.Kinds` of a model.
+        kinds_of: Returns the `pieces.Kinds` of a model.
     """
     package = "keras.src" if is_keras_3() else "tf_keras.src"
     asking: Any = importlib.import_module(f"{package}.utils.io_utils")

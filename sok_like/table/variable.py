@@ -365,18 +365,11 @@ class EmbeddingVariable(
 
     def _serialize_to_tensors(self):
         if self._world_size > 1 and tf.executing_eagerly():
-            reference = saving("transaction").new_reference(self.table_name)
-            return snapshots.referring(self, reference)
+            return snapshots.referring(self, "")  # the save puts the name there
         return checkpointed(self.snapshot(evict=True))
 
     def _restore_from_tensors(self, restored_tensors):
-        if tf.executing_eagerly():
-            reference = snapshots.reference_in(restored_tensors)
-            if reference is not None:
-                beside = saving("transaction")
-                return beside.restore(self, beside.path_read(), reference)
-        content = from_checkpoint(restored_tensors, self.table_name)
-        return saving("pieces").restore_snapshot(self, **content)
+        return self.load_snapshot(**from_checkpoint(restored_tensors, self.table_name))
 
     def __deepcopy__(self, memo):
         with devices.device_scope(self.device):
