@@ -29,6 +29,7 @@ from sok_like.runtime.agreement import agreed
 from sok_like.saving import (
     checkpoints,
     dense_in_keras,
+    folders,
     keras_refusals,
     optimizer_variables,
     transaction,
@@ -154,7 +155,7 @@ def save_together(
             write(filepath)
             return
         _replaced(path, write)
-        transaction.remove(path)  # of an earlier save by several ranks
+        folders.remove_all(path)  # of an earlier save by several ranks
         return
     kinds = kinds or Kinds(())
     pieces: list[Piece] = [HashPiece(table) for table in kinds.tables]

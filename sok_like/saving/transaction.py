@@ -20,9 +20,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import pathlib
-import secrets
-import shutil
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -33,12 +30,10 @@ import tensorflow as tf
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
 from sok_like.runtime.attributes import attributes
-from sok_like.saving import dump_owners
-from sok_like.saving.format import manifest
+from sok_like.saving import dump_owners, folders
 from sok_like.saving.pieces import Piece, Prepared
 
 _T = TypeVar("_T")
-SUFFIX = ".tables"
 _SAME_PATH = (
     "All ranks must save to the same path, on a file system that they share; if the path "
     "contains a metric, put `sok.callbacks.MetricAverage()` first in the list of callbacks. "
@@ -46,16 +41,6 @@ _SAME_PATH = (
 )
 # What `agreed` raises on all ranks, once all of them have said how far they have come.
 _ON_ALL_RANKS = (RuntimeError, tf.errors.ResourceExhaustedError)
-
-
-def new_reference(name: str) -> str:
-    """A new, unique name of a folder."""
-    return f"{manifest.file_stem(name)}.{secrets.randbits(62):016x}"
-
-
-def folder_of(path: str, reference: str) -> str:
-    """The folder of one piece beside the file at `path`."""
-    return os.path.join(path + SUFFIX, reference)
 
 
 # ---- saving ----
@@ -81,23 +66,27 @@ def save(
 
     def start():
         _check_local(path)
-        return {"path": path, "pieces": names, "references": list(map(new_reference, names))}
+        return {
+            "path": path,
+            "pieces": names,
+            "references": list(map(folders.new_reference, names)),
+        }
 
     told = agreed(start, communicator, call)
     _check_same(call, told)
-    references = told[0]["references"]
-    folders = [folder_of(path, reference) for reference in references]
+    references, places = told[0]["references"], []
 
     def write():
-        return [piece.write(folder) for piece, folder in zip(pieces, folders, strict=True)]
+        places.extend(folders.folder_of(path, reference) for reference in references)
+        return [piece.write(folder) for piece, folder in zip(pieces, places, strict=True)]
 
     def see():
-        for folder, entries in zip(folders, by_piece, strict=True):
+        for folder, entries in zip(places, by_piece, strict=True):
             dump_owners.see_shards(folder, entries)
 
     def publish():
         if communicator.rank == 0:
-            for piece, folder, entries in zip(pieces, folders, by_piece, strict=True):
+            for piece, folder, entries in zip(pieces, places, by_piece, strict=True):
                 piece.finish(folder, entries)
         common(references)
 
@@ -108,11 +97,11 @@ def save(
     except Exception as error:
         # Otherwise another rank may go on, and publish what this one removes.
         if communicator.world_size == 1 or isinstance(error, _ON_ALL_RANKS):
-            _remove(path, folders)
+            folders.remove(path, references)
         raise
     agreed(publish, communicator, call)
     if communicator.rank == 0:
-        _remove_others(path, references)
+        folders.remove_others(path, references)
 
 
 def _check_local(path):
@@ -134,42 +123,6 @@ def _check_same(call, told):
                 f"All ranks must save the same tables ({call}). Received: {each['pieces']} on rank "
                 f"{rank} and {first['pieces']} on rank 0"
             )
-
-
-def _remove(path, folders):
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        os.rmdir(path + SUFFIX)  # unless another save is there
-
-
-def _remove_others(path, references):
-    kept = set(references) | _kept_for_backup(path)
-    with contextlib.suppress(OSError):
-        for old in pathlib.Path(path + SUFFIX).iterdir():
-            if old.name not in kept:
-                shutil.rmtree(old, ignore_errors=True)
-    _latest[path] = set(references)
-
-
-# References of the last save to a path, by this process.
-_latest: dict[str, set[str]] = {}
-
-
-def _kept_for_backup(path):
-    """What `path.bkp` needs: BackupAndRestore(double_checkpoint=True) of Keras copies the file."""
-    if not os.path.exists(f"{path}.bkp"):
-        return set()
-    if path in _latest:
-        return _latest[path]
-    with contextlib.suppress(OSError):
-        return {old.name for old in pathlib.Path(path + SUFFIX).iterdir()}
-    return set()
-
-
-def remove(path: str) -> None:
-    """Removes all folders beside a file that is gone, or that needs none."""
-    shutil.rmtree(path + SUFFIX, ignore_errors=True)
 
 
 # ---- loading ----
@@ -280,7 +233,7 @@ def folder_read(reference: str) -> str:
             "A file that several ranks wrote must be read by its path, after `sok.Init`, as its "
             "tables lie beside it. Received: a file object, or a load before `sok.Init`"
         )
-    return folder_of(_load.path, reference)
+    return folders.folder_of(_load.path, reference)
 
 
 def agree_on_file(path: str | None, communicator: Any, call: str) -> None:
