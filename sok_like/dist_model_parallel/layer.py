@@ -36,7 +36,7 @@ from sok_like.runtime import comm, wire
 from sok_like.runtime.agreement import raise_on_all
 from sok_like.runtime.checks import check_combiner
 from sok_like.runtime.initialize import ensure_initialized
-from sok_like.saving import dense_in_keras, keras_files
+from sok_like.saving import dense_in_keras
 
 
 # A package name of its own, because `sok.DistributedEmbedding` has the same class name.
@@ -112,7 +112,6 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         super().__init__(**kwargs)
         with tf.init_scope():
             ensure_initialized()
-        keras_files.install()
         communicator = comm.current()
         self.rank, self.world_size = communicator.rank, communicator.world_size
         self.dp_input = bool(dp_input)

@@ -84,7 +84,6 @@ def _not_in_saved_model(own_children, name):
 def hooks(distribution: Any) -> contextlib.ExitStack:
     """A scope in which models are bound when they are compiled or first called."""
     cls = tf.keras.Model
-    keras_files.install()
     # The class where Keras looks for a `compile` that the program has overridden.
     compiles = next(base for base in cls.__mro__ if "compile" in vars(base))
 

@@ -6,7 +6,7 @@ number of ranks. Dense tables of dist_model_parallel are stored by slice (`dense
 variables of single ranks (`de_local`, such as sok2's) need the same number of ranks. This module
 only finds these pieces; `transaction.py` keeps the promises.
 
-TensorFlow has no hook where ranks could agree, so `install` wraps the one class through which
+TensorFlow has no hook where ranks could agree, so `install.py` wraps the one class through which
 `Checkpoint`, `CheckpointManager` and tf_keras' `save_weights` write and read. Checkpoints without
 tables and shards are unchanged.
 """
@@ -21,8 +21,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.checkpoint import checkpoint as checkpoint_lib
-from tensorflow.python.checkpoint import checkpoint_management, functional_saver, util
+from tensorflow.python.checkpoint import util
 from tensorflow.python.trackable import trackable_utils
 from tensorflow.python.training.saving.saveable_object import SaveSpec
 from tensorflow.python.training.saving.saveable_object_util import (
@@ -53,66 +52,39 @@ _READ = "a restore of tf.train.Checkpoint"
 _OWN, _DENSE = "sok_like/ranks", "sok_like/dense"
 
 
-@functools.cache
-def install() -> None:
-    """Teaches TensorFlow's object-based checkpoints to store tables; once per process."""
-    saver = functional_saver.MultiDeviceSaver
-    saver.save = _wrapped(saver.save, _save)
-    saver.restore = _wrapped(saver.restore, _restore)
-    whole: Any = checkpoint_lib.TrackableSaver
-    whole.save, whole.restore = _saving(whole.save), _restoring(whole.restore)
-    management: Any = checkpoint_management
-    own = management._delete_file_if_exists
-
-    @functools.wraps(own)
-    def delete(filespec):
-        own(filespec)
-        if str(filespec).endswith(".index"):
-            folders.remove_all(str(filespec).removesuffix(".index"))
-
-    management._delete_file_if_exists = delete
+def save_objects(own: Callable, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """`TrackableSaver.save`: finds the optimizers whose slot variables are saved with tables."""
+    if not tf.executing_eagerly():
+        return own(self, *args, **kwargs)
+    objects = util.list_objects(self._graph_view)
+    _check_reached(objects)
+    with optimizer_variables.of_root(objects):
+        return own(self, *args, **kwargs)
 
 
-def _wrapped(own, ours):
-    @functools.wraps(own)
-    def method(self, file_prefix, options=None):
-        return ours(own, self, file_prefix, options)
+def restore_objects(own: Callable, self: Any, save_path: Any, *args: Any, **kwargs: Any) -> Any:
+    """`TrackableSaver.restore`: builds optimizers first, so that list positions agree."""
+    if save_path is None or not tf.executing_eagerly():
+        return own(self, save_path, *args, **kwargs)
+    objects = util.list_objects(self._graph_view)
+    if not Kinds(objects).holders:
+        return own(self, save_path, *args, **kwargs)
 
-    return method
+    def build():
+        note = _note(os.fspath(save_path), _DENSE)
+        if note is not None and note["slots"]:
+            optimizer_variables.build(objects)
 
-
-def _saving(own):
-    @functools.wraps(own)
-    def save(self, *args, **kwargs):
-        if not tf.executing_eagerly():
-            return own(self, *args, **kwargs)
-        objects = util.list_objects(self._graph_view)
-        _check_reached(objects)
-        with optimizer_variables.of_root(objects):
-            return own(self, *args, **kwargs)
-
-    return save
+    agreed(build, comm.current(), _READ, ValueError)
+    with optimizer_variables.of_root(util.list_objects(self._graph_view)):
+        return own(self, save_path, *args, **kwargs)
 
 
-def _restoring(own):
-    @functools.wraps(own)
-    def restore(self, save_path, *args, **kwargs):
-        if save_path is None or not tf.executing_eagerly():
-            return own(self, save_path, *args, **kwargs)
-        objects = util.list_objects(self._graph_view)
-        if not Kinds(objects).holders:
-            return own(self, save_path, *args, **kwargs)
-
-        def build():
-            note = _note(os.fspath(save_path), _DENSE)
-            if note is not None and note["slots"]:
-                optimizer_variables.build(objects)
-
-        agreed(build, comm.current(), _READ, ValueError)
-        with optimizer_variables.of_root(util.list_objects(self._graph_view)):
-            return own(self, save_path, *args, **kwargs)
-
-    return restore
+def delete(own: Callable, filespec: Any) -> None:
+    """`_delete_file_if_exists` of managers and v1 savers: removes the folders, too."""
+    own(filespec)
+    if str(filespec).endswith(".index"):
+        folders.remove_all(str(filespec).removesuffix(".index"))
 
 
 def _check_reached(objects):
@@ -171,8 +143,9 @@ def _path_of(file_prefix, kinds):
 # ---- saving ----
 
 
-def _save(write, saver, file_prefix, options):
-    kinds = _kinds(saver)
+def save(write: Callable, self: Any, file_prefix: Any, options: Any = None) -> Any:
+    """`MultiDeviceSaver.save`: puts tables inside, or beside the checkpoint."""
+    saver, kinds = self, _kinds(self)
     if not kinds or not comm.is_initialized():
         return write(saver, file_prefix, options)
     if comm.current().world_size == 1:
@@ -256,8 +229,9 @@ def _put(saver, key, value):
 # ---- restoring ----
 
 
-def _restore(read, saver, file_prefix, options):
-    kinds = _kinds(saver)
+def restore(read: Callable, self: Any, file_prefix: Any, options: Any = None) -> Any:
+    """`MultiDeviceSaver.restore`: reads everything, then assigns it."""
+    saver, kinds = self, _kinds(self)
     if not kinds or not tf.executing_eagerly() or not comm.is_initialized():
         return read(saver, file_prefix, options)
     path = _path_of(file_prefix, kinds)

@@ -6,7 +6,7 @@ be read at any number of ranks. This module finds the pieces in a model; `transa
 promises.
 
 A file is written under another name and renamed, so a killed process leaves the previous one
-intact. Keras has no hook where ranks could agree, so `install` wraps its four functions that write
+intact. Keras has no hook where ranks could agree, so `install.py` wraps its functions that write
 and read files. For models without tables and shards they do what they did.
 """
 
@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import os
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -26,17 +25,9 @@ import tensorflow as tf
 
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
-from sok_like.saving import (
-    checkpoints,
-    dense_in_keras,
-    folders,
-    keras_refusals,
-    optimizer_variables,
-    transaction,
-)
+from sok_like.saving import dense_in_keras, folders, optimizer_variables, transaction
 from sok_like.saving.hash_pieces import HashPiece
 from sok_like.saving.pieces import Kinds, Piece, Prepared
-from sok_like.table.keras_variable import is_keras_3
 from sok_like.table.variable import is_embedding_variable
 
 _FILES = (".keras", ".h5")
@@ -52,32 +43,7 @@ _IN_A_GRAPH = (
 )
 
 
-@functools.cache
-def install() -> None:
-    """Teaches the running Keras' files, and checkpoints, tables and shards; once per process."""
-    checkpoints.install()
-    keras_refusals.install(_kinds)
-    package = "keras.src" if is_keras_3() else "tf_keras.src"
-    library: Any = importlib.import_module(f"{package}.saving.saving_lib")
-    library.save_model = _saving(library.save_model, "a save of a model")
-    library.save_weights_only = _saving(library.save_weights_only, "a save of weights")
-    library.load_model = _loading_model(library.load_model)
-    library.load_weights_only = _loading_weights(library.load_weights_only)
-    library._load_state = _loading_state(library._load_state)
-    walk = "_walk_saveable" if is_keras_3() else "_walk_trackable"
-    setattr(library, walk, _walking(getattr(library, walk)))
-    if is_keras_3():
-        module = importlib.import_module(f"{package}.callbacks.backup_and_restore")
-        cls, method = module.BackupAndRestore, "on_train_end"
-        # Keras checks whether a folder exists and then makes it; another rank may be faster.
-        module.file_utils.makedirs = tf.io.gfile.makedirs
-    else:
-        module = importlib.import_module(f"{package}.distribute.worker_training_state")
-        cls, method = module.WorkerTrainingState, "delete_backup"
-    setattr(cls, method, _by_rank_0(getattr(cls, method)))
-
-
-def _kinds(model):
+def kinds_of(model: Any) -> Kinds:
     """The variables of a model that are not the same on all ranks."""
     try:
         ordinary = _ordinary(model)
@@ -110,21 +76,27 @@ def _check(kinds, call):
 # ---- writing ----
 
 
-def _saving(own, call):
-    @functools.wraps(own)
-    def save(model, filepath, *args, **kwargs):
-        def write(place):
-            return own(model, place, *args, **kwargs)
+def save_model(own: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    """`saving_lib.save_model`."""
+    return _save("a save of a model", own, model, filepath, *args, **kwargs)
 
-        kinds = _kinds(model)
-        if transaction.is_writing() or not kinds or not comm.is_initialized():
-            return write(filepath)
-        _check_eager(call)
-        _check(kinds, call)
-        with optimizer_variables.of_root(dense_in_keras.optimizers_of(model)):
-            return save_together(call, filepath, write, kinds, bool(kinds.sharded))
 
-    return save
+def save_weights(own: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    """`saving_lib.save_weights_only`."""
+    return _save("a save of weights", own, model, filepath, *args, **kwargs)
+
+
+def _save(call, own, model, filepath, *args, **kwargs):
+    def write(place):
+        return own(model, place, *args, **kwargs)
+
+    kinds = kinds_of(model)
+    if transaction.is_writing() or not kinds or not comm.is_initialized():
+        return write(filepath)
+    _check_eager(call)
+    _check(kinds, call)
+    with optimizer_variables.of_root(dense_in_keras.optimizers_of(model)):
+        return save_together(call, filepath, write, kinds, bool(kinds.sharded))
 
 
 def save_together(
@@ -190,23 +162,20 @@ def _replaced(path, write):
 # ---- reading ----
 
 
-def _loading_weights(own):
-    @functools.wraps(own)
-    def load(model, filepath, *args, **kwargs):
-        call, kinds = "a load of weights", _kinds(model)
-        read = functools.partial(own, model, filepath, *args, **kwargs)
-        if not kinds or not comm.is_initialized():
-            return read()
-        _check_eager(call)
-        _check(kinds, call)
+def load_weights(own: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    """`saving_lib.load_weights_only`."""
+    call, kinds = "a load of weights", kinds_of(model)
+    read = functools.partial(own, model, filepath, *args, **kwargs)
+    if not kinds or not comm.is_initialized():
+        return read()
+    _check_eager(call)
+    _check(kinds, call)
 
-        def run():
-            transaction.prepare(_Replaced(model))
-            return read()
+    def run():
+        transaction.prepare(_Replaced(model))
+        return read()
 
-        return transaction.load(call, _path(filepath), run)
-
-    return load
+    return transaction.load(call, _path(filepath), run)
 
 
 class _Replaced(Prepared):
@@ -231,48 +200,36 @@ class _Replaced(Prepared):
             variable.assign(value)
 
 
-def _loading_state(own):
-    """Wraps Keras' walk through what it loads; it calls itself for inner objects."""
+def load_state(own: Callable, *args: Any, **kwargs: Any) -> Any:
+    """`saving_lib._load_state`, Keras' walk through what it loads; it calls itself."""
+    # The two Kerases have different names for the first argument.
+    saveable, inner_path = args[0], kwargs["inner_path"] if "inner_path" in kwargs else args[3]
 
-    @functools.wraps(own)
-    def load(saveable, weights_store, assets_store, inner_path, *args, **kwargs):
-        def run():
-            return own(saveable, weights_store, assets_store, inner_path, *args, **kwargs)
+    def discarded():
+        return bool(kwargs.get("failed_saveables")) and not kwargs.get("skip_mismatch")
 
-        if inner_path:
-            return run()
-
-        def discarded():
-            return bool(kwargs.get("failed_saveables")) and not kwargs.get("skip_mismatch")
-
-        with dense_in_keras.loading(saveable, discarded):
-            return run()
-
-    return load
+    if inner_path:
+        return own(*args, **kwargs)
+    with dense_in_keras.loading(saveable, discarded):
+        return own(*args, **kwargs)
 
 
-def _walking(own):
-    @functools.wraps(own)
-    def walk(saveable):
-        for name, child in own(saveable):
-            if not dense_in_keras.is_hidden(saveable, name):
-                yield name, child
-
-    return walk
+def walk(own: Callable, *args: Any) -> Iterator[tuple[str, Any]]:
+    """`saving_lib._walk_saveable`: leaves out what a layer writes itself."""
+    for name, child in own(*args):
+        if not dense_in_keras.is_hidden(args[0], name):
+            yield name, child
 
 
-def _loading_model(own):
-    @functools.wraps(own)
-    def load(filepath, *args, **kwargs):
-        if not comm.is_initialized():
-            return own(filepath, *args, **kwargs)
-        ours, call = _names_this_package(filepath), "a load of a model"
-        if ours:
-            _check_eager(call)
-        read = functools.partial(own, filepath, *args, **kwargs)
-        return transaction.load(call, _path(filepath), read, collective=ours)
-
-    return load
+def load_model(own: Callable, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    """`saving_lib.load_model`."""
+    if not comm.is_initialized():
+        return own(filepath, *args, **kwargs)
+    ours, call = _names_this_package(filepath), "a load of a model"
+    if ours:
+        _check_eager(call)
+    read = functools.partial(own, filepath, *args, **kwargs)
+    return transaction.load(call, _path(filepath), read, collective=ours)
 
 
 def _path(filepath):
@@ -289,18 +246,14 @@ def _names_this_package(filepath):
 # ---- BackupAndRestore ----
 
 
-def _by_rank_0(own):
-    """Wraps the removal of a backup that ranks share: rank 0 removes it once all are done."""
-
-    @functools.wraps(own)
-    def remove(self, *args, **kwargs):
-        model = getattr(self, "model", None) or getattr(self, "_model", None)
-        communicator = comm.current_or_single()
-        run = functools.partial(own, self, *args, **kwargs)
-        if communicator.world_size == 1 or not _kinds(model):
-            return run()
-        call = "the end of BackupAndRestore"
-        agreed(None, communicator, call)
-        agreed(run if communicator.rank == 0 else None, communicator, call)
-
-    return remove
+def remove_backup(own: Callable, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """The removal of a backup that ranks share: rank 0 removes it once all are done."""
+    model = getattr(self, "model", None) or getattr(self, "_model", None)
+    communicator = comm.current_or_single()
+    run = functools.partial(own, self, *args, **kwargs)
+    if communicator.world_size == 1 or not kinds_of(model):
+        return run()
+    call = "the end of BackupAndRestore"
+    agreed(None, communicator, call)
+    agreed(run if communicator.rank == 0 else None, communicator, call)
+    return None

@@ -8,19 +8,16 @@ them with its tables (`dense_pieces.py`).
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime.attributes import attributes
-from sok_like.table.keras_variable import is_keras_3
 
 _state = threading.local()
 _holders: weakref.WeakSet = weakref.WeakSet()
@@ -29,7 +26,6 @@ _holders: weakref.WeakSet = weakref.WeakSet()
 def register(holder: Any) -> None:
     """From now on, optimizers keep the holder's variables out of checkpoints."""
     _holders.add(holder)
-    _install()
 
 
 def unreached(objects: Sequence[Any], variables: Sequence[Any]) -> list[str]:
@@ -45,63 +41,45 @@ def unreached(objects: Sequence[Any], variables: Sequence[Any]) -> list[str]:
 # ---- an optimizer as TensorFlow and Keras see it ----
 
 
-@functools.cache
-def _install():
-    if is_keras_3():
-        cls: Any = importlib.import_module("keras.src.backend.tensorflow.optimizer").TFOptimizer
-    else:
-        cls = importlib.import_module("tf_keras.src.optimizers.optimizer")._BaseOptimizer
-    own = cls._trackable_children
-
-    @functools.wraps(own)
-    def children(self, save_type="checkpoint", **kwargs):
-        found = own(self, save_type, **kwargs)
-        hidden = save_type == "checkpoint" and _hidden(self)
-        if not hidden:
-            return found
-        kept = vars(self).setdefault("_sok_lists", {})
-        for name, child in found.items():
-            items = child._trackable_children() if isinstance(child, list) else {}
-            if items:
-                kept.setdefault(name, _Others()).fill(items, hidden)
-                found[name] = kept[name]
+def children(own: Callable, self: Any, save_type: str = "checkpoint", **kwargs: Any) -> Any:
+    """`_trackable_children` of Keras' optimizers."""
+    found = own(self, save_type, **kwargs)
+    hidden = save_type == "checkpoint" and _hidden(self)
+    if not hidden:
         return found
-
-    cls._trackable_children = children
-    cls.save_own_variables = _saving(cls.save_own_variables)
-    cls.load_own_variables = _loading(cls.load_own_variables)
-
-
-def _saving(own):
-    """In Keras' files: an optimizer's variables by number, without those of holders."""
-
-    @functools.wraps(own)
-    def save(self, store):
-        if not _hidden(self):
-            return own(self, store)
-        for number, variable in enumerate(ordinary(self)):
-            store[str(number)] = np.asarray(variable)
-
-    return save
+    kept = vars(self).setdefault("_sok_lists", {})
+    for name, child in found.items():
+        items = child._trackable_children() if isinstance(child, list) else {}
+        if items:
+            kept.setdefault(name, _Others()).fill(items, hidden)
+            found[name] = kept[name]
+    return found
 
 
-def _loading(own):
-    @functools.wraps(own)
-    def load(self, store):
-        if not _hidden(self):
-            return own(self, store)
-        found = ordinary(self)
-        if len(store.keys()) != len(found):  # as Keras does
-            warnings.warn(
-                f"The state of optimizer '{self.name}' is not loaded: the optimizer has "
-                f"{len(found)} variables, the file {len(store.keys())}",
-                stacklevel=2,
-            )
-            return
-        for number, variable in enumerate(found):
-            variable.assign(np.array(store[str(number)]))
+def save(own: Callable, self: Any, store: Any) -> None:
+    """`save_own_variables` of Keras' optimizers: variables by number, without those of holders."""
+    if not _hidden(self):
+        return own(self, store)
+    for number, variable in enumerate(ordinary(self)):
+        store[str(number)] = np.asarray(variable)
+    return None
 
-    return load
+
+def load(own: Callable, self: Any, store: Any) -> None:
+    """`load_own_variables` of Keras' optimizers."""
+    if not _hidden(self):
+        return own(self, store)
+    found = ordinary(self)
+    if len(store.keys()) != len(found):  # as Keras does
+        warnings.warn(
+            f"The state of optimizer '{self.name}' is not loaded: the optimizer has "
+            f"{len(found)} variables, the file {len(store.keys())}",
+            stacklevel=2,
+        )
+        return None
+    for number, variable in enumerate(found):
+        variable.assign(np.array(store[str(number)]))
+    return None
 
 
 def ordinary(optimizer: Any) -> list[Any]:

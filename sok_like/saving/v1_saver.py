@@ -8,16 +8,16 @@ dumps first, then that string with the rest. `restore` reads the string, then th
 compares the checksums of the rest. A graph may be finalized before it saves, so the ops that save
 are made with the Saver.
 
-A Saver passes its path to no op, so `install` wraps its two methods. Savers without tables do what
-they did, with one exception: ranks raise if they would overwrite each other's rows of a variable of
-which each rank has rows of its own (`de_local`).
+A Saver passes its path to no op, so `install.py` wraps its two methods. Savers without tables do
+what they did, with one exception: ranks raise if they would overwrite each other's rows of a
+variable of which each rank has rows of its own (`de_local`).
 """
 
 from __future__ import annotations
 
-import functools
 import numbers
 import os
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -36,17 +36,6 @@ _OWN_ROWS = (
     "separate path on each rank and no hash table, or leave the variable out (`var_list=`). "
     "Received: {path!r} on {ranks} ranks, variable {name!r}"
 )
-
-
-@functools.cache
-def install() -> None:
-    """Teaches TensorFlow's name-based savers to store tables; once per process."""
-    cls = tf.compat.v1.train.Saver
-    cls.save = _saving(cls.save)
-    cls.restore = _restoring(cls.restore)
-    hook = tf.compat.v1.train.CheckpointSaverHook
-    hook.begin = _beginning(hook.begin)
-    hook.after_run = _after_run(hook.after_run)
 
 
 class TableInGraph:
@@ -105,6 +94,11 @@ def _piece(table, session):
     return HashPiece(table, _Ops(session, in_graph(table)))
 
 
+def element_of(variable: Any) -> Any:
+    """The tensor that a Saver writes for a table."""
+    return in_graph(variable).element
+
+
 def in_graph(variable: Any) -> TableInGraph:
     """The ops of a table in its graph; they are made once."""
     found = getattr(variable, "_table_in_graph", None)
@@ -139,49 +133,51 @@ def _check_own_rows(own_saver, path, tables):
         )
 
 
-def _saving(own):
-    @functools.wraps(own)
-    def save(self, sess, save_path, global_step=None, *args, **kwargs):
-        tables = [] if tf.executing_eagerly() else _tables_of(self)
-        _check_own_rows(self, save_path, tables)
-        if not tables:
-            return own(self, sess, save_path, global_step, *args, **kwargs)
-        if global_step is not None and not isinstance(global_step, numbers.Integral):
-            global_step = int(tf.compat.v1.train.global_step(sess, global_step))
-        number = f"{global_step:08d}" if self._pad_step_number else str(global_step)
-        path = os.fspath(save_path) if global_step is None else f"{os.fspath(save_path)}-{number}"
+def save(
+    own: Callable,
+    self: Any,
+    sess: Any,
+    save_path: Any,
+    global_step: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """`tf.compat.v1.train.Saver.save`: writes tables beside the file."""
+    tables = [] if tf.executing_eagerly() else _tables_of(self)
+    _check_own_rows(self, save_path, tables)
+    if not tables:
+        return own(self, sess, save_path, global_step, *args, **kwargs)
+    if global_step is not None and not isinstance(global_step, numbers.Integral):
+        global_step = int(tf.compat.v1.train.global_step(sess, global_step))
+    number = f"{global_step:08d}" if self._pad_step_number else str(global_step)
+    path = os.fspath(save_path) if global_step is None else f"{os.fspath(save_path)}-{number}"
 
-        def common(references):
-            if comm.current().rank != 0:
-                return
-            for table, reference in zip(tables, references, strict=True):
-                in_graph(table).set_reference(sess, reference)
-            own(self, sess, save_path, global_step, *args, **kwargs)
+    def common(references):
+        if comm.current().rank != 0:
+            return
+        for table, reference in zip(tables, references, strict=True):
+            in_graph(table).set_reference(sess, reference)
+        own(self, sess, save_path, global_step, *args, **kwargs)
 
-        pieces = [_piece(table, sess) for table in tables]
-        transaction.save(_SAVE, path, pieces, common)
-        return path
-
-    return save
+    pieces = [_piece(table, sess) for table in tables]
+    transaction.save(_SAVE, path, pieces, common)
+    return path
 
 
-def _restoring(own):
-    @functools.wraps(own)
-    def restore(self, sess, save_path):
-        tables = [] if tf.executing_eagerly() or save_path is None else _tables_of(self)
-        if not tables:
-            return own(self, sess, save_path)
-        path, known = os.fspath(save_path), {table._shared_name: table for table in tables}
+def restore(own: Callable, self: Any, sess: Any, save_path: Any) -> Any:
+    """`tf.compat.v1.train.Saver.restore`: reads tables from beside the file."""
+    tables = [] if tf.executing_eagerly() or save_path is None else _tables_of(self)
+    if not tables:
+        return own(self, sess, save_path)
+    path, known = os.fspath(save_path), {table._shared_name: table for table in tables}
 
-        def read():
-            for name, reference in _references(self, path, tables).items():
-                folder = transaction.folder_read(reference)
-                transaction.prepare(_piece(known[name], sess).prepare(folder))
-            transaction.prepare(_Ordinary(self, path, lambda: own(self, sess, save_path)))
+    def read():
+        for name, reference in _references(self, path, tables).items():
+            folder = transaction.folder_read(reference)
+            transaction.prepare(_piece(known[name], sess).prepare(folder))
+        transaction.prepare(_Ordinary(path, lambda: own(self, sess, save_path)))
 
-        return transaction.load(_RESTORE, path, read, compared=f"{path}.index")
-
-    return restore
+    return transaction.load(_RESTORE, path, read, compared=f"{path}.index")
 
 
 class _Ordinary(Prepared):
@@ -189,7 +185,7 @@ class _Ordinary(Prepared):
 
     may_fail = True
 
-    def __init__(self, own_saver, path, restore):
+    def __init__(self, path, restore):
         self.commit = restore
         reader = tf.train.load_checkpoint(path)
         for name in reader.get_variable_to_shape_map():
@@ -213,25 +209,19 @@ def _references(own_saver, path, tables):
     }
 
 
-def _beginning(own):
-    @functools.wraps(own)
-    def begin(self):
-        own(self)
-        seconds = self._timer._every_secs
-        if seconds is None or comm.current_or_single().world_size == 1:
-            return
-        if any(map(is_embedding_variable, tf.compat.v1.global_variables())):
-            self._shared_timer = SharedTimer(seconds, comm.current())
-
-    return begin
+def begin(own: Callable, self: Any) -> None:
+    """`CheckpointSaverHook.begin`: ranks save at the same step, by rank 0's clock."""
+    own(self)
+    seconds = self._timer._every_secs
+    if seconds is None or comm.current_or_single().world_size == 1:
+        return
+    if any(map(is_embedding_variable, tf.compat.v1.global_variables())):
+        self._shared_timer = SharedTimer(seconds, comm.current())
 
 
-def _after_run(own):
-    @functools.wraps(own)
-    def after_run(self, run_context, run_values):
-        timer = getattr(self, "_shared_timer", None)
-        if timer is None:
-            return own(self, run_context, run_values)
-        return timer.after_run(self, run_context, run_values)
-
-    return after_run
+def after_run(own: Callable, self: Any, run_context: Any, run_values: Any) -> None:
+    """`CheckpointSaverHook.after_run`: saves if that clock says so."""
+    timer = getattr(self, "_shared_timer", None)
+    if timer is None:
+        return own(self, run_context, run_values)
+    return timer.after_run(self, run_context, run_values)
