@@ -15,7 +15,7 @@ import importlib.util
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from sok_like.runtime import lazy
+from sok_like.runtime import hooks, lazy
 from sok_like.runtime.keras_names import announce
 
 if TYPE_CHECKING:
@@ -164,6 +164,8 @@ def _class_in_file(name: str) -> Any:
     return getattr(importlib.import_module(_IN_FILES[name]), attribute)
 
 
+# Modules that change TensorFlow or Keras once `sok.Init` is called.
+hooks.load_at_init("sok_like.saving.install")
 announce({name: functools.partial(_class_in_file, name) for name in _IN_FILES})
 
 __all__ = [*_PUBLIC, *_MODULES]
