@@ -14,7 +14,6 @@ A failure on one rank raises on all of them, before anything was replaced.
 from __future__ import annotations
 
 import os
-import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -275,8 +274,7 @@ def _dump_of(variable, folder, name):
         return manifest.read_manifest(folder, name, variable.dim)
     except FileNotFoundError:
         # Files for SOK 1.x beside a dump, or a part of one, belong to it and have no slot rows.
-        ours = any(pathlib.Path(folder).glob("*.json"))
-        if ours or manifest.has_shards(folder, variable.table_name):
+        if manifest.manifests(folder) or manifest.has_shards(folder, variable.table_name):
             raise
         old = files_of_sok1.find(folder, variable.table_name, variable.key_dtype.as_numpy_dtype)
         if old is None:

@@ -184,6 +184,11 @@ def write(path: Path, data: bytes) -> None:
             left = left[file.write(left) :]
 
 
+def explained(error: OSError, table: str) -> OSError:
+    """The same error, with the name of the table whose dump has failed."""
+    return OSError(error.errno, f"{error.strerror} (dump of table '{table}')", error.filename)
+
+
 def _opened(gfile, at):
     file = gfile.GFile(at, "rb")
     file.seek(0)  # else it is opened, and found missing, at the first read
