@@ -1,12 +1,12 @@
 """The one place where functions of TensorFlow and Keras are replaced by functions of this package.
 
-    @hooks.at_init                        # called by the first `sok.Init`, in order of imports
-    def _install():
-        hooks.wrap(tf.keras.Model, "fit", _fit, "tells the ranks that an epoch begins")
-
     def _fit(own, self, x=None, *args, **kwargs):    # `own` is Keras' function
         ...
         return own(self, x, *args, **kwargs)
+
+    @hooks.at_init
+    def _install():
+        hooks.wrap(tf.keras.Model, "fit", _fit, "tells the ranks that an epoch begins")
 
 A wrapper names the arguments that it uses; they must be the first ones of the function that it
 wraps. A function that is missing or takes other arguments raises ImportError when it is wrapped:
@@ -42,9 +42,10 @@ _initialized = False
 
 
 def at_init(install: Callable[[], None]) -> Callable[[], None]:
-    """Decorator of a function that wraps others: `install_all` calls it once; now, if it has run.
+    """Decorator of a function that wraps others; stands at the end of its module.
 
-    Reading the module that defines it changes nothing before `sok.Init`.
+    The first `sok.Init` calls the functions of the modules that are loaded, in order of imports.
+    Later ones are called here, while their module is being loaded.
     """
     with _lock:
         _installers.append(install)
@@ -115,7 +116,7 @@ class Hook:
         ours = getattr(self.value, "__func__", self.value)
         while function is not None:
             if function is ours:
-                return "in place, wrapped again by another package"
+                return "in place, within another wrapper"
             function = getattr(function, "__wrapped__", None)
         return "not in effect: replaced by another package"
 
@@ -132,18 +133,19 @@ class Hook:
             _hooks.remove(self)
 
 
-def wrap(owner: Any, name: str, wrapper: Callable, why: str) -> Hook:
+def wrap(owner: Any, name: str, wrapper: Callable, why: str, *, copies: bool = True) -> Hook:
     """Replaces a function of TensorFlow or Keras by `wrapper`, which receives it.
 
     Args:
         owner: A class (for methods, static and class methods), a module, or the dotted name of a
-            module. If it is a module, the function is also replaced where a loaded module has
-            copied it by `from owner import name`.
+            module.
         name: Name of the function.
         wrapper: Called with the function itself, then the call's arguments. Its arguments after the
             first are the function's first ones, by name; it must take all of them, or have `*args`
             (`**kwargs`) for the rest.
         why: What it is for, in one line.
+        copies: For a module: whether the function is also replaced where another loaded module has
+            it, for instance by `from owner import name`. This package's modules keep theirs.
 
     Returns:
         The hook, which can be undone.
@@ -167,19 +169,26 @@ def wrap(owner: Any, name: str, wrapper: Callable, why: str) -> Hook:
     # AutoGraph must not convert it; it still converts a user's functions that are called in it.
     hooked.autograph_info__ = None  # type: ignore[attr-defined]
     is_method_of_class = isinstance(static, (staticmethod, classmethod))
-    return put(owner, name, type(static)(hooked) if is_method_of_class else hooked, why)
+    value = type(static)(hooked) if is_method_of_class else hooked
+    return put(owner, name, value, why, copies=copies)
 
 
-def put(owner: Any, name: str, value: Any, why: str) -> Hook:
-    """Replaces an attribute of a class or module by any value; the rest is as for `wrap`."""
+def put(
+    owner: Any, name: str, value: Any, why: str, *, copies: bool = False, added: bool = False
+) -> Hook:
+    """Replaces an attribute of a class or module by any value; the rest is as for `wrap`.
+
+    Args:
+        added: Whether the attribute may be missing. Then it is added.
+    """
     if isinstance(owner, str):
         owner = _module(owner)
     where = f"{_name_of(owner)}.{name}"
     own = inspect.getattr_static(owner, name, _ABSENT)
-    if own is _ABSENT:
+    if own is _ABSENT and not added:
         raise unknown_version(where, "none")
     places = [(owner, name, own if name in vars(owner) else _ABSENT)]
-    if isinstance(owner, types.ModuleType) and callable(own):
+    if copies and isinstance(owner, types.ModuleType):
         places += [(module, alias, own) for module, alias in _copies(own, owner)]
     for holder, attribute, _ in places:
         setattr(holder, attribute, value)
@@ -192,21 +201,26 @@ def put(owner: Any, name: str, value: Any, why: str) -> Hook:
 class Within(threading.local):
     """A wrapper that only notes, per thread, that the functions which it wraps are running.
 
-    _in_a_build = Within()
-    hooks.wrap(Layer, "build", _in_a_build, "...")
-    ...
-    if _in_a_build: ...
+        _in_a_build = Within()
+        hooks.wrap(Layer, "build", _in_a_build, "...")
+        ...
+        if _in_a_build: ...
+
+    It can also be entered by `with`.
     """
 
     _depth = 0
 
     def __call__(self, own: Callable, *args: Any, **kwargs: Any) -> Any:
         """Calls `own`."""
-        self._depth += 1
-        try:
+        with self:
             return own(*args, **kwargs)
-        finally:
-            self._depth -= 1
+
+    def __enter__(self) -> None:
+        self._depth += 1
+
+    def __exit__(self, *error: Any) -> None:
+        self._depth -= 1
 
     def __bool__(self) -> bool:
         return self._depth > 0

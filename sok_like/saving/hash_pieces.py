@@ -7,7 +7,6 @@ model.keras.tables/user.3f2a9c0b/user.json                    the manifest
 from __future__ import annotations
 
 import os
-import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -176,8 +175,7 @@ def _dump_of(variable, folder, name):
         return manifest.read_manifest(folder, name, variable.dim)
     except FileNotFoundError:
         # Files for SOK 1.x beside a dump, or a part of one, belong to it and have no slot rows.
-        ours = any(pathlib.Path(folder).glob("*.json"))
-        if ours or manifest.has_shards(folder, variable.table_name):
+        if manifest.manifests(folder) or manifest.has_shards(folder, variable.table_name):
             raise
         old = sok1_files.find(folder, variable.table_name, variable.key_dtype.as_numpy_dtype)
         if old is None:

@@ -11,6 +11,7 @@ import importlib
 import tensorflow as tf
 
 from sok_like.runtime.hooks import at_init, put, wrap
+from sok_like.runtime.keras_version import is_keras_3
 from sok_like.saving import (
     checkpoints,
     keras_files,
@@ -18,7 +19,6 @@ from sok_like.saving import (
     optimizer_variables,
     v1_saver,
 )
-from sok_like.table.keras_variable import is_keras_3
 from sok_like.table.variable import EmbeddingVariable
 
 

@@ -10,14 +10,9 @@ import functools
 import weakref
 from typing import Any
 
-import tensorflow as tf
 from tensorflow.core.function.trace_type import default_types
 
-
-@functools.cache
-def is_keras_3() -> bool:
-    """Whether `tf.keras` is Keras 3; False under `TF_USE_LEGACY_KERAS=1`, where it is tf_keras."""
-    return not hasattr(tf.keras, "__internal__")
+from sok_like.runtime.keras_version import is_keras_3
 
 
 def as_weight(variable: Any) -> Any:

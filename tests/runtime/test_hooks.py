@@ -129,7 +129,7 @@ def test_the_listing_says_whether_a_hook_is_in_effect(undone):
 
     theirs.__wrapped__ = ours
     Base.method = theirs
-    assert state() == "in place, wrapped again by another package"
+    assert state() == "in place, within another wrapper"
     Base.method = lambda self: None
     assert state() == "not in effect: replaced by another package"
     Base.method = ours  # so that it can be undone
@@ -184,6 +184,10 @@ hooks.undo_all()
 assert Owner().first() == 1 and Owner().second() == 3
 sok.Init(global_batch_size=1)
 assert Owner().first() == 10
+from sok_like.__main__ import wrapped
+found = wrapped()
+states = {state for _, _, state in found}
+assert len(found) > 25 and states <= {"in place", "in place, within another wrapper"}, found
 print("done")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from sok_like.runtime.keras_version import is_keras_3
 from sok_like.saving import folders
 from sok_like.table import snapshots
-from sok_like.table.keras_variable import is_keras_3
 from sok_like.table.variable import EmbeddingVariable
 
 ELSEWHERE = "elsewhere.0123456789abcdef"

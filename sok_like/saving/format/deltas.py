@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from sok_like.runtime import native
-from sok_like.saving.format import merged_keys
+from sok_like.saving.format import durable, merged_keys
 from sok_like.saving.format.manifest import Dump, is_mine
 from sok_like.saving.format.progress import Progress
 from sok_like.saving.format.shard_file import PIECE, Column, Shard
@@ -246,7 +246,7 @@ def content_of(
         ValueError: a file is damaged, or does not belong to this dump.
     """
     dumps = [dump, *dump.deltas]
-    size = sum(file.stat().st_size for each in dumps for file in each.files)
+    size = sum(durable.size(file) for each in dumps for file in each.files)
     told = Progress(progress, size) if progress else None
     sources = [[each.open(n, dim, told) for n in range(len(each.files))] for each in dumps]
     return Content(sources, rank, world_size, dim)

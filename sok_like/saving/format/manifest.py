@@ -22,11 +22,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import glob
 import hashlib
 import json
-import os
-import pathlib
 import re
 import urllib.parse
 from collections.abc import Sequence
@@ -34,8 +31,8 @@ from typing import Any
 
 import numpy as np
 
+from sok_like.saving.format import durable
 from sok_like.saving.format.progress import Progress
-from sok_like.saving.format.shard_file import sync_folder
 from sok_like.saving.format.shard_reader import ShardFile
 
 FORMAT = "sok_like table"
@@ -56,7 +53,7 @@ _MAX_STEM = 120  # characters: file systems take 255, and the rest of a name nee
 class Dump:
     """The content of a manifest."""
 
-    files: list[pathlib.Path]
+    files: list[str]
     entries: list[dict[str, Any] | None]  # one per file; None in version 1
     identity: str  # differs between dumps
     name: str = ""  # "" in version 1
@@ -92,24 +89,24 @@ def check_seen(folder: str, entries: Sequence[dict[str, Any]]) -> None:
         ValueError: a file has another size.
     """
     for rank, entry in enumerate(entries):
-        path = pathlib.Path(folder) / entry["file"]
-        if not path.exists():
+        path = durable.join(folder, entry["file"])
+        if not durable.exists(path):
             raise FileNotFoundError(
                 f"The folder of a dump must be on a file system that all ranks share. "
                 f"Received: {folder!r}, where {entry['file']}, which rank {rank} has written, "
                 "is missing"
             )
-        if path.stat().st_size != entry["bytes"]:
+        if durable.size(path) != entry["bytes"]:
             raise ValueError(
                 f"{path} must have the {entry['bytes']} bytes that rank {rank} has written. "
-                f"Received: {path.stat().st_size}"
+                f"Received: {durable.size(path)}"
             )
 
 
 def check_bytes(folder: str, entry: dict[str, Any], rank: int, chunk: int = 2**22) -> None:
     """Raises ValueError unless a shard, read from the folder, is what its rank wrote."""
-    path, digest = pathlib.Path(folder) / entry["file"], hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
+    path, digest = durable.join(folder, entry["file"]), hashlib.sha256()
+    with durable.open_to_read(path) as file:
         while data := file.read(chunk):
             digest.update(data)
     if digest.hexdigest() != entry["sha256"]:
@@ -140,7 +137,6 @@ def write_manifest(
     Raises:
         OSError: the manifest could not be written. The previous dump is still there.
     """
-    path = pathlib.Path(folder)
     manifest = {
         "format": FORMAT,
         "version": 2 if deltas is None else VERSION,
@@ -153,30 +149,23 @@ def write_manifest(
     if deltas is not None:
         manifest |= {"step": step, "deltas": list(deltas)}
     manifest["sha256"] = _checksum(manifest)
-    target = path / f"{file_stem(table)}.json"
-    aside = target.with_suffix(".json.tmp")
-    try:
-        with open(aside, "wb") as file:
-            file.write((json.dumps(manifest, indent=1) + "\n").encode())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, target)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(target)) from error
+    durable.write(_path_of(folder, table), (json.dumps(manifest, indent=1) + "\n").encode())
     # The dump is complete. Files that cannot be removed now are removed by the next dump.
     with contextlib.suppress(OSError):
-        sync_folder(path)
         listed = [*entries, *(entry for delta in deltas or () for entry in delta["shards"])]
-        _remove_others(path, table, {entry["file"] for entry in listed})
+        _remove_others(folder, table, {entry["file"] for entry in listed})
 
 
-def _remove_others(path, table, kept):
-    stem = file_stem(table)
-    ours = re.compile(re.escape(stem) + r"\.(\w+\.\d+-of-\d+\.npz(\.tmp)?|json\.tmp)")
-    for old in path.glob(f"{glob.escape(stem)}.*"):
-        if ours.fullmatch(old.name) and old.name not in kept:
-            old.unlink(missing_ok=True)
+def _path_of(folder, table):
+    return durable.join(folder, f"{file_stem(table)}.json")
+
+
+def _remove_others(folder, table, kept):
+    stem = re.escape(file_stem(table))
+    ours = re.compile(stem + r"\.(\w+\.\d+-of-\d+\.npz(\.tmp)?|json\.tmp)")
+    for name in durable.names(folder):
+        if ours.fullmatch(name) and name not in kept:
+            durable.remove(durable.join(folder, name))
 
 
 def _checksum(manifest):
@@ -190,8 +179,13 @@ def only_table(folder: str) -> str | None:
     Raises:
         ValueError: the manifest is damaged.
     """
-    found = list(pathlib.Path(folder).glob("*.json"))
-    return _load(found[0])["table"] if len(found) == 1 else None
+    found = manifests(folder)
+    return _load(durable.join(folder, found[0]))["table"] if len(found) == 1 else None
+
+
+def manifests(folder: str) -> list[str]:
+    """The names of all files in a folder that may be manifests."""
+    return [name for name in durable.names(folder) if name.endswith(".json")]
 
 
 def read_manifest(folder: str, table: str, dim: int) -> Dump:
@@ -202,9 +196,9 @@ def read_manifest(folder: str, table: str, dim: int) -> Dump:
         ValueError: the manifest is not one of this package, damaged, of a later version, or of
             another table or `embedding_dim`.
     """
-    path = pathlib.Path(folder) / f"{file_stem(table)}.json"
-    if not path.exists():
-        known = sorted(p.stem for p in pathlib.Path(folder).glob("*.json"))
+    path = _path_of(folder, table)
+    if not durable.exists(path):
+        known = [name.removesuffix(".json") for name in manifests(folder)]
         shards = has_shards(folder, table)
         lost = ", and shards of the table without their manifest; copy the manifest, too"
         raise FileNotFoundError(
@@ -223,7 +217,7 @@ def read_manifest(folder: str, table: str, dim: int) -> Dump:
             f"{manifest['dim']!r:.80} in {path}"
         )
     identity = manifest.get("sha256") or _checksum(manifest)
-    dump = _dump_of(path, table, manifest, identity)
+    dump = _dump_of(folder, table, manifest, identity)
     dump.may_grow = version > 2
     for delta in manifest.get("deltas", ()):
         before = dump.deltas[-1] if dump.deltas else dump
@@ -232,34 +226,37 @@ def read_manifest(folder: str, table: str, dim: int) -> Dump:
                 f"{path} must list the deltas of one dump in order. Received: a delta that follows "
                 f"{delta['since']!r:.80} after {before.name!r:.80}"
             )
-        dump.deltas.append(_dump_of(path, table, delta, identity))
+        dump.deltas.append(_dump_of(folder, table, delta, identity))
     return dump
 
 
-def _dump_of(path, table, fields, identity):
+def _dump_of(folder, table, fields, identity):
     """The files that a manifest, or one of its deltas, lists."""
     listed = fields["shards"]
     names = [shard["file"] if isinstance(shard, dict) else shard for shard in listed]
     entries = [shard if isinstance(shard, dict) else None for shard in listed]
+    path = _path_of(folder, table)
     _check_complete(path, table, names)
-    files = [path.parent / name for name in names]
+    files = [durable.join(folder, name) for name in names]
     for file in files:
-        if not file.exists():
+        if not durable.exists(file):
             raise FileNotFoundError(f"The dump {path} needs {file}, which is missing")
     return Dump(files, entries, identity, fields.get("dump", ""), fields.get("step", -1))
 
 
 def has_shards(folder: str, table: str) -> bool:
     """Whether a folder has any shard of the table, in a dump or without one."""
-    return any(pathlib.Path(folder).glob(f"{glob.escape(file_stem(table))}.*-of-*.npz"))
+    shard = re.compile(re.escape(file_stem(table)) + r"\..*-of-.*\.npz")
+    return any(map(shard.fullmatch, durable.names(folder)))
 
 
 def _load(path):
     """Reads a manifest and checks the fields of its version."""
     try:
-        if path.stat().st_size > _MAX_MANIFEST:
-            raise ValueError(f"{path.stat().st_size} bytes")
-        manifest = json.loads(path.read_bytes(), object_pairs_hook=_without_repeats)
+        num_bytes = durable.size(path)
+        if num_bytes > _MAX_MANIFEST:
+            raise ValueError(f"{num_bytes} bytes")
+        manifest = json.loads(durable.read(path), object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} must be a manifest in JSON. Received: {error}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:

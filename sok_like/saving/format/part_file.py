@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
-import pathlib
 from typing import Any
 
 import numpy as np
 
-from sok_like.saving.dump_owners import explained
+from sok_like.saving.format.durable import explained
 
 
 def write_part(
-    path: pathlib.Path, items: np.ndarray, first: int, table: str, begin: bytes = b"", head: int = 0
+    path: str | os.PathLike,
+    items: np.ndarray,
+    first: int,
+    table: str,
+    begin: bytes = b"",
+    head: int = 0,
 ) -> None:
     """Writes this rank's items, little-endian, and flushes them to the disk.
 

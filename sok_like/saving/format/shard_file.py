@@ -26,13 +26,13 @@ import errno
 import hashlib
 import math
 import os
-import pathlib
 import zipfile
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from sok_like.saving.format import durable
 from sok_like.saving.format.progress import Progress
 
 PIECE = 2**24  # bytes that are read, written and hashed at a time
@@ -105,27 +105,15 @@ def write_shard(
     Raises:
         OSError: the file could not be written; names the file.
     """
-    path = pathlib.Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
-    aside, arrays = path / f"{name}.tmp", _arrays_of(shard)
+    durable.make_folder(folder)
+    arrays = _arrays_of(shard)
     size = sum(array.nbytes for array in arrays.values())
-    try:
-        with open(aside, "w+b", buffering=0) as file:
-            sink = _Sink(file, Progress(progress, size) if progress else None)
-            with contextlib.closing(sink):
-                _write_arrays(sink, arrays)
-            if sink.error is None:
-                os.fsync(file.fileno())
+    with durable.written(durable.join(folder, name)) as file:
+        sink = _Sink(file, Progress(progress, size) if progress else None)
+        with contextlib.closing(sink):
+            _write_arrays(sink, arrays)
         if sink.error is not None:
             raise sink.error
-        os.replace(aside, path / name)
-        sync_folder(path)
-    except OSError as error:
-        if error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path / name)) from error
-    finally:
-        aside.unlink(missing_ok=True)
     digest = sink.digest.hexdigest()
     return {"file": name, "bytes": sink.bytes, "sha256": digest, "keys": len(shard.keys)}
 
@@ -147,15 +135,6 @@ class _Behind:
 
     def end(self):
         self._threads.shutdown()
-
-
-def sync_folder(path: pathlib.Path) -> None:
-    """Makes renames in a folder survive a power failure."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 class _Sink:

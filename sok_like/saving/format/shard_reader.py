@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import math
 import os
-import pathlib
 import re
 import zipfile
 import zlib
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from sok_like.saving.format import durable
 from sok_like.saving.format.progress import Progress
 from sok_like.saving.format.shard_file import PIECE, Shard
 
@@ -132,17 +132,15 @@ class ShardFile(ShardSource):
 
     def __init__(
         self,
-        path: pathlib.Path,
+        path: str | os.PathLike,
         dim: int,
         entry: dict[str, Any] | None = None,
         progress: Progress | None = None,
     ):
-        self.path, self.name = (
-            path,
-            str(path),
-        )  # opened for each read: a job may have more files than one process may hold open
+        # Opened for each read: a job may have more files than one process may hold open.
+        self.path = self.name = os.fspath(path)
         try:
-            self._size = os.path.getsize(path)
+            self._size = durable.size(path)
             self._check_bytes(entry, progress)
             self._arrays = self._found(entry is not None)
             self._check_shapes(dim)
@@ -195,14 +193,7 @@ class ShardFile(ShardSource):
         found = np.empty(shape, dtype)
         if not dtype.itemsize:  # strings of length 0
             return found
-        with open(self.path, "rb", buffering=0) as file:
-            file.seek(at)
-            left = memoryview(found.reshape(-1).view(np.uint8))
-            while len(left):
-                read = file.readinto(left)
-                if not read:
-                    raise ValueError(f"{self.path} ends at byte {file.tell()} now")
-                left = left[read:]
+        durable.read_into(self.path, at, found.reshape(-1).view(np.uint8))
         return found
 
     def _bytes(self, at, size):
@@ -228,7 +219,7 @@ class ShardFile(ShardSource):
 
     def _found(self, is_checked):
         arrays: dict[str, _Stored] = {}
-        with zipfile.ZipFile(self.path) as archive:
+        with durable.open_to_read(self.path) as file, zipfile.ZipFile(file) as archive:
             for info in archive.infolist():
                 name = info.filename.removesuffix(".npy")
                 if name not in _MEMBERS or name in arrays or not info.filename.endswith(".npy"):
