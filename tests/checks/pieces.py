@@ -12,7 +12,9 @@ ROWS, BATCH = (20, 7), 12
 
 
 def checks(world_size):
-    return {"unshared": unshared, "damaged": damaged} if world_size == 2 else {}
+    if world_size > 2:
+        return {}
+    return {"old": old, **({"unshared": unshared, "damaged": damaged} if world_size == 2 else {})}
 
 
 def made(seed):
@@ -171,3 +173,22 @@ def optimizer_fails(model, load, before):
         return message_of(load), same(before, state(model))
     finally:
         cls.load_own_variables = own
+
+
+def old():
+    """Files of version 0.1, which two ranks have written."""
+    import sok_like as sok
+    from tests.saving import old_files
+
+    model, folder = old_files.made(5.0), old_files.FOLDER
+    expected, found = old_files.state(old_files.made(1.0)), []
+    tf.train.Checkpoint(model=model).read(str(folder / "model"))
+    found.append(old_files.state(model))
+    if hasattr(tf.keras, "version"):  # Keras 3 has written it
+        model = old_files.made(5.0)
+        model.load_weights(str(folder / "model.weights.h5"))
+        found.append(old_files.state(model))
+    own = old_files.own(5.0)
+    message = message_of(tf.train.Checkpoint(own=own).read, str(folder / "own"))
+    read = message or bool((own.numpy() == 1 + sok.rank()).all())
+    return {"same": [same(expected, each) for each in found], "own": read}

@@ -19,3 +19,11 @@ def test_one_damaged_byte_of_any_file_raises_on_all_ranks_and_changes_nothing(ra
         for name, (file, message, kept) in result.items():
             assert message is not None and kept, (name, message, kept)
             assert file in message or name in ("data", "alone", "optimizer"), (name, message)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_files_of_version_0_1_are_read(rank_results, num_ranks):
+    for result in rank_results(num_ranks, "pieces.old"):
+        assert result["same"] == [True] * len(result["same"]) and result["same"]
+        if num_ranks == 2:
+            assert result["own"] is True
