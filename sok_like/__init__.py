@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from sok_like.group_embedding.strategy import (
         enable_distributed_strategy as enable_distributed_strategy,
     )
-    from sok_like.inside.estimate import estimate_memory as estimate_memory
-    from sok_like.inside.report import report as report
+    from sok_like.inspection.estimate import estimate_memory as estimate_memory
+    from sok_like.inspection.report import report as report
     from sok_like.lookup.by_key import EmbeddingVariable as EmbeddingVariable
     from sok_like.lookup.dense_lookup import embedding_lookup as embedding_lookup
     from sok_like.optimizers.scope import OptimizerScope as OptimizerScope
@@ -98,8 +98,8 @@ _PUBLIC = lazy.by_name(
         "sok_like.group_embedding.lookup_sparse": "group_embedding_lookup "
         "group_embedding_lookup_sparse",
         "sok_like.group_embedding.strategy": "enable_distributed_strategy",
-        "sok_like.inside.estimate": "estimate_memory",
-        "sok_like.inside.report": "report",
+        "sok_like.inspection.estimate": "estimate_memory",
+        "sok_like.inspection.report": "report",
         "sok_like.lookup.by_key": "EmbeddingVariable",
         "sok_like.lookup.dense_lookup": "embedding_lookup",
         "sok_like.optimizers.scope": "OptimizerScope",
@@ -148,7 +148,7 @@ _IN_FILES = {
     "sok_like>SequenceFeatures": "sok_like.feature_column.layers",
     "sok_like>TFDistributedEmbedding": "sok_like.embeddings.tf_distributed_embedding",
     "sok_like.dist_model_parallel>DistributedEmbedding": "sok_like.dist_model_parallel.layer",
-    "sok_like.dist_model_parallel>DistributedOptimizer": "sok_like.dist_model_parallel.serialized",
+    "sok_like.dist_model_parallel>DistributedOptimizer": "sok_like.dist_model_parallel.gradients",
     **{
         f"sok_like>EmbeddingAware{name}": "sok_like.optimizers.embedding_aware"
         for name in ("SGD", "Adagrad", "Adam", "AdamW", "Ftrl")
