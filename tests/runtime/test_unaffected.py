@@ -41,7 +41,10 @@ def found(folder):
     model.save_weights(folder / "model.weights.h5")
     model.save(folder / "model.h5")
     tf.train.Checkpoint(model=model).write(str(folder / "checkpoint"))
-    loaded = [tf.keras.models.load_model(folder / name) for name in ("model.keras", "model.h5")]
+    loaded = [
+        tf.keras.models.load_model(folder / name, compile=name == "model.keras")
+        for name in ("model.keras", "model.h5")
+    ]
     loaded[0].load_weights(folder / "model.weights.h5")
     tf.train.Checkpoint(model=loaded[0]).read(str(folder / "checkpoint"))
     loaded[0].fit(inputs, inputs[:, 0], batch_size=4, verbose=0)
