@@ -85,7 +85,7 @@ def _ends_numbered_turn(results):
         return [native.ops().sok_turn(token=_token_here(), number=number, ends=True)]
 
 
-def in_turn(collective: Callable[[], Any], name: str, communicator: Communicator) -> Any:
+def exchange_in_turn(collective: Callable[[], Any], name: str, communicator: Communicator) -> Any:
     """Runs a collective of `communicator` in a turn, and returns its tensors.
 
     In a graph the transport matches collectives by `name`. Eagerly it takes them as they come, so
