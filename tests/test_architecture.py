@@ -49,6 +49,8 @@ STANDARD_LIBRARY_ONLY = (
     "sok_like/runtime/checks.py",
     "sok_like/table/policies.py",
     "sok_like/runtime/launchers.py",
+    "sok_like/runtime/hosts.py",
+    "sok_like/runtime/stall_connections.py",
     "sok_like/run.py",
     "sok_like/install_horovod.py",
 )
