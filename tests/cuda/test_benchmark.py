@@ -1,6 +1,7 @@
 """The benchmark of the device tables runs, with its small sizes; its figures are not checked."""
 
 from benchmarks import gpu_table
+from tests.cuda import stub_libraries
 
 
 def test_every_figure_is_printed(cuda, capsys):
@@ -26,3 +27,13 @@ def test_loads_are_those_asked_for(cuda):
     loads = {float(f["name"].split()[-1]) for f in figures if f["name"].startswith("find ")}
     # 3 batches of 128 keys stay free of 4096 slots.
     assert loads == {0.5, 0.88}
+
+
+def test_the_lookups_of_pytorch(cuda, capsys):
+    """Against a stub: that the lines run, which else need a device."""
+    torch = stub_libraries.torch_with_embeddings()
+    bench = gpu_table.TableBench(cuda, gpu_table.QUICK)
+    bench._torch_lookups(torch, 4)
+    assert set(torch.calls) == {"embedding", "embedding_bag sum"}
+    names = [figure["name"].split(" dim")[0].strip() for figure in bench.figures]
+    assert names == ["torch embedding", "torch embedding_bag"]
