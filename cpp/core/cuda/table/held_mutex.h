@@ -14,7 +14,9 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <set>
 #include <thread>
+#include <vector>
 
 namespace sok {
 namespace cuda {
@@ -57,6 +59,17 @@ class HeldMutex {
   std::thread::id inside_;  // the thread that depth_ is of
   int64_t depth_ = 0;
   bool held_ = false;
+};
+
+// Holds several mutexes, which may repeat. One order keeps two calls from waiting for each other.
+class HeldMutexes {
+ public:
+  explicit HeldMutexes(const std::set<HeldMutex*>& mutexes) {
+    for (HeldMutex* mutex : mutexes) locks_.emplace_back(*mutex);
+  }
+
+ private:
+  std::vector<std::unique_lock<HeldMutex>> locks_;
 };
 
 }  // namespace cuda
