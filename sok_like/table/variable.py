@@ -66,7 +66,7 @@ class EmbeddingVariable(
         embedding_dim: Length of a row, at least 1.
         name: Name of the table, the same on all ranks; initial rows depend on it.
         key_dtype: int64, int32, uint64 or uint32.
-        initializer: Keras initializer or its name; see `sok_like.table.initializers`.
+        initializer: Keras initializer or its name; see docs/semantics/keys_and_rows.md.
         capacity: Maximum number of keys per rank; None: no limit. A key beyond it raises
             `tf.errors.ResourceExhaustedError` and changes nothing.
         use_hashtable: False: no index; key k is row `k // world_size`, and keys must lie in
