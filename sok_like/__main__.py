@@ -8,7 +8,9 @@ The exit status is 1 if something that one process needs is missing or broken.
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import sys
 import time
 from collections.abc import Iterator
@@ -101,8 +103,19 @@ def self_test() -> str:
     return "1 process" if ranks == 1 else f"{ranks} processes"
 
 
+def wrapped() -> list[tuple[str, str, str]]:
+    """What the package wraps in TensorFlow and Keras (`hooks.listing()`), all of it loaded."""
+    import sok_like
+    from sok_like.runtime import hooks
+
+    for module in pkgutil.walk_packages(sok_like.__path__, "sok_like."):
+        if not module.name.endswith(("__main__", "_ops")):
+            importlib.import_module(module.name)
+    return hooks.listing()
+
+
 def main() -> None:
-    """Prints one line per pair, then the result of the self-test."""
+    """Prints one line per pair, the functions that are wrapped, and the result of the self-test."""
     start = time.monotonic()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     lines = []
@@ -113,10 +126,15 @@ def main() -> None:
     except (ImportError, AssertionError) as error:
         print(*lines, sep="\n")
         raise SystemExit(f"{'FAILED':<20} {error}") from None
+    from sok_like.runtime import private_names
     from sok_like.runtime.process import rank
 
     if rank() == 0:
         print(*lines, sep="\n")
+        for name, why, state in wrapped():
+            print(f"{'wrapped':<20} {name}, {state}: {why}")
+        for owner, names, why in private_names.table():
+            print(f"{'read':<20} {owner} {names}: {why}")
         print(f"{'self-test':<20} passed on {done}, {time.monotonic() - start:.0f} s")
 
 

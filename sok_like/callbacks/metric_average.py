@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import numbers
-import sys
 import zlib
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime import comm
+from sok_like.runtime import comm, hooks
 from sok_like.runtime.turns import in_turn
 
 
@@ -25,14 +24,6 @@ class MetricAverage(tf.keras.callbacks.Callback):
         ValueError: at the start of training, if a callback that monitors a metric comes before this
             one; at the end of an epoch, if ranks have metrics of different names.
     """
-
-    def on_train_begin(self, logs=None):
-        for callback in _callbacks_before(self):
-            if hasattr(callback, "monitor"):
-                raise ValueError(
-                    "sok.callbacks.MetricAverage() must come before every callback that monitors "
-                    f"a metric. Received: {type(callback).__name__} before it"
-                )
 
     def on_epoch_end(self, epoch, logs=None):
         communicator = comm.current()
@@ -71,13 +62,18 @@ def _by_rank(gathered):
     return ranks
 
 
-def _callbacks_before(callback):
-    """The callbacks before `callback` in the list that calls it; Keras has no API for this."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        caller = frame.f_locals.get("self")
-        if isinstance(caller, tf.keras.callbacks.CallbackList):
-            callbacks = list(caller.callbacks)
-            return callbacks[: callbacks.index(callback)] if callback in callbacks else []
-        frame = frame.f_back
-    return []
+def _beginning(own, self, logs=None):
+    ours = [i for i, callback in enumerate(self.callbacks) if isinstance(callback, MetricAverage)]
+    for callback in self.callbacks[: max(ours, default=0)]:
+        if hasattr(callback, "monitor"):
+            raise ValueError(
+                "sok.callbacks.MetricAverage() must come before every callback that monitors a "
+                f"metric. Received: {type(callback).__name__} before it"
+            )
+    return own(self, logs)
+
+
+@hooks.at_init
+def _install():
+    why = "MetricAverage must come before callbacks that monitor metrics"
+    hooks.wrap(tf.keras.callbacks.CallbackList, "on_train_begin", _beginning, why)

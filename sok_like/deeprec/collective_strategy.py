@@ -9,7 +9,6 @@ with strategy.scope():                   optimizers average, sessions start with
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import os
 from collections.abc import Iterator
@@ -22,8 +21,7 @@ from sok_like.group_embedding.strategy import enable_distributed_strategy
 from sok_like.lookup import replicas
 from sok_like.optimizers.embedding_aware import knows_tables
 from sok_like.optimizers.wrapper import OptimizerWrapper
-from sok_like.runtime import comm, gradient_scale
-from sok_like.runtime.attributes import attributes
+from sok_like.runtime import comm, gradient_scale, hooks
 from sok_like.table.variable import is_embedding_variable
 
 ENGINES = ("sok", "hb")
@@ -64,11 +62,15 @@ class CollectiveStrategy:
             *args, **kwargs: DeepRec's; ignored.
         """
         train = tf.compat.v1.train
-        averaging = {"apply_gradients": _averaging(train.Optimizer.apply_gradients)}
-        alike = {"MonitoredTrainingSession": _starting_alike(train.MonitoredTrainingSession)}
-        with attributes(train.Optimizer, averaging), attributes(train, alike):
-            with gradient_scale.losses_are_means():
-                yield self
+        why = "sok.deeprec.CollectiveStrategy.scope"
+        with contextlib.ExitStack() as stack:
+            for owner, name, wrapper in (
+                (train.Optimizer, "apply_gradients", _averaging),
+                (train, "MonitoredTrainingSession", _starting_alike),
+            ):
+                stack.callback(hooks.wrap(owner, name, wrapper, why, copies=False).undo)
+            stack.enter_context(gradient_scale.losses_are_means)
+            yield self
 
     @contextlib.contextmanager
     def embedding_scope(self, **kwargs: Any) -> Iterator[CollectiveStrategy]:
@@ -103,27 +105,19 @@ class CollectiveStrategy:
         )
 
 
-def _averaging(stock):
-    @functools.wraps(stock)
-    def apply_gradients(self, grads_and_vars, *args, **kwargs):
-        # A class with tables calls this function with gradients that it has averaged.
-        if comm.current().world_size == 1 or knows_tables(self):
-            return stock(self, grads_and_vars, *args, **kwargs)
-        return OptimizerWrapper(self).apply_gradients(list(grads_and_vars), *args, **kwargs)
-
-    return apply_gradients
+def _averaging(own, self, grads_and_vars, *args, **kwargs):
+    # A class with tables calls this function with gradients that it has averaged.
+    if comm.current().world_size == 1 or knows_tables(self):
+        return own(self, grads_and_vars, *args, **kwargs)
+    return OptimizerWrapper(self).apply_gradients(list(grads_and_vars), *args, **kwargs)
 
 
-def _starting_alike(stock):
-    @functools.wraps(stock)
-    def monitored_training_session(*args, **kwargs):
-        given = inspect.signature(stock).bind(*args, **kwargs).arguments
-        given["hooks"] = [*(given.get("hooks") or []), _Broadcast()]
-        if given.get("config") is None:  # scripts name "/gpu:0", which a machine may lack
-            given["config"] = tf.compat.v1.ConfigProto(allow_soft_placement=True)
-        return stock(**given)
-
-    return monitored_training_session
+def _starting_alike(own, *args, **kwargs):
+    given = inspect.signature(own).bind(*args, **kwargs).arguments
+    given["hooks"] = [*(given.get("hooks") or []), _Broadcast()]
+    if given.get("config") is None:  # scripts name "/gpu:0", which a machine may lack
+        given["config"] = tf.compat.v1.ConfigProto(allow_soft_placement=True)
+    return own(**given)
 
 
 class _Broadcast(tf.compat.v1.train.SessionRunHook):

@@ -41,6 +41,7 @@ from sok_like.group_embedding.multihash import get_multihash_variable
 from sok_like.group_embedding.strategy import enable_distributed_strategy
 from sok_like.optimizers import deeprec as optimizers
 from sok_like.optimizers.scope import train_tables
+from sok_like.runtime import hooks
 from sok_like.runtime.tf_modules import roots
 from sok_like.table import policies
 
@@ -53,8 +54,7 @@ StorageType = enum.Enum(
 
 CacheStrategy = enum.Enum("CacheStrategy", "LRU LFU")
 
-# Module, name, original and wrapper; `uninstall` restores the original.
-_replaced: list[tuple[Any, str, Any, Any]] = []
+_hooks: list[hooks.Hook] = []
 
 
 def enable_group_embedding(fusion_type: str = "collective") -> None:
@@ -187,13 +187,10 @@ def install() -> None:
     for module, name, value in places:
         setattr(module, name, value)
     policies.set_default_count("occurrences")
-    if _replaced:
-        return
-    for module, name, wrap in _wrapped():
-        stock = getattr(module, name)
-        wrapper = functools.wraps(stock)(wrap(stock))
-        setattr(module, name, wrapper)
-        _replaced.append((module, name, stock, wrapper))
+    for owner, name, wrapper in () if _hooks else _wrapped():
+        why = "sok.deeprec.install(): DeepRec's meaning, for its columns and tables"
+        # Where DeepRec's scripts look; TensorFlow's own callers keep its functions.
+        _hooks.append(hooks.wrap(owner, name, wrapper, why, copies=False))
 
 
 def uninstall() -> None:
@@ -201,52 +198,36 @@ def uninstall() -> None:
     for module, name, value in _added():
         if getattr(module, name, None) is value:
             delattr(module, name)
-    for module, name, stock, wrapper in _replaced:
-        if getattr(module, name) is wrapper:
-            setattr(module, name, stock)
-    _replaced.clear()
+    while _hooks:
+        _hooks.pop().undo()
     policies.set_default_count("lookups")
 
 
 # ---- wrappers of TensorFlow's functions, for groups and tables ----
 
 
-def _embedding_column(stock):
-    def embedding_column(categorical_column, *args, **kwargs):
-        ours = current_group() is not None or table_column(categorical_column) is not None
-        make = feature_column.embedding_column if ours else stock
-        return make(categorical_column, *args, **kwargs)
-
-    return embedding_column
+def _embedding_column(own, categorical_column, *args, **kwargs):
+    ours = current_group() is not None or table_column(categorical_column) is not None
+    make = feature_column.embedding_column if ours else own
+    return make(categorical_column, *args, **kwargs)
 
 
-def _shared_embedding_columns(stock):
-    def shared_embedding_columns(categorical_columns, *args, **kwargs):
-        with_keys = any(table_column(column) is not None for column in categorical_columns)
-        ours = current_group() is not None or with_keys
-        make = feature_column.shared_embedding_columns if ours else stock
-        return make(categorical_columns, *args, **kwargs)
-
-    return shared_embedding_columns
+def _shared_embedding_columns(own, categorical_columns, *args, **kwargs):
+    with_keys = any(table_column(column) is not None for column in categorical_columns)
+    ours = current_group() is not None or with_keys
+    make = feature_column.shared_embedding_columns if ours else own
+    return make(categorical_columns, *args, **kwargs)
 
 
-def _with_columns(own, is_ours):
-    """A wrapper of a function of features and columns; it calls `own` if a column is ours."""
-
-    def wrap(stock):
-        def with_columns(features, feature_columns, *args, **kwargs):
-            feature_columns = old._normalize_feature_columns(feature_columns)  # may be a generator
-            function = own if any(map(is_ours, feature_columns)) else stock
-            return function(features, feature_columns, *args, **kwargs)
-
-        return with_columns
-
-    return wrap
+def _input_layer(own, features, feature_columns, *args, **kwargs):
+    feature_columns = old._normalize_feature_columns(feature_columns)  # may be a generator
+    ours = any(isinstance(column, GroupEmbeddingColumn) for column in feature_columns)
+    make = feature_column.input_layer if ours else own
+    return make(features, feature_columns, *args, **kwargs)
 
 
-_input_layer = _with_columns(
-    feature_column.input_layer, lambda column: isinstance(column, GroupEmbeddingColumn)
-)
-_linear_model = _with_columns(
-    feature_column.linear_model, lambda column: table_column(column) is not None
-)
+def _linear_model(own, features, feature_columns, *args, **kwargs):
+    feature_columns = old._normalize_feature_columns(feature_columns)
+    ours = any(table_column(column) is not None for column in feature_columns)
+    make = feature_column.linear_model if ours else own
+    return make(features, feature_columns, *args, **kwargs)

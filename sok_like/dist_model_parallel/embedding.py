@@ -14,7 +14,7 @@ from sok_like.lookup.dense_lookup import (
     symbolic_output,
 )
 from sok_like.runtime.checks import check_combiner, check_integer
-from sok_like.table.keras_variable import is_keras_3
+from sok_like.runtime.keras_version import is_keras_3
 
 
 @tf.keras.utils.register_keras_serializable(package="sok_like")

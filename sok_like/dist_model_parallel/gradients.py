@@ -29,8 +29,6 @@ _ONLY_WITH = {
     "scale_local_gradients": True,
 }
 
-norms.install()
-
 
 def check_horovod_arguments(wrapper: str, arguments: dict[str, Any]) -> None:
     """Refuses arguments that would change the result.

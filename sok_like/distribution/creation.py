@@ -24,7 +24,7 @@ from sok_like.distribution.sharded_variable import (
     tf_class,
     works_on_shards,
 )
-from sok_like.table.keras_variable import is_keras_3
+from sok_like.runtime.keras_version import is_keras_3
 from sok_like.table.variable import is_embedding_variable
 
 

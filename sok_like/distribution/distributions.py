@@ -21,11 +21,10 @@ import keras
 import tensorflow as tf
 from keras.src.distribution.distribution_lib import Distribution as _KerasDistribution
 
-from sok_like.distribution import optimizer, tape
 from sok_like.distribution.creation import creator
 from sok_like.distribution.format_layouts import format_layouts
 from sok_like.distribution.mesh import DeviceMesh, RankMesh, TensorLayout, list_devices, rank_mesh
-from sok_like.distribution.model import bind, hooks
+from sok_like.distribution.model import bind, binding
 from sok_like.distribution.optimizer import distributed_optimizer
 from sok_like.distribution.placement import Placement
 from sok_like.distribution.random_state import agree_on_random_state
@@ -335,8 +334,6 @@ def set_distribution(value: Any) -> None:
     global _hooks, _distribution
     if value is not None:
         value = _ours(value)
-        tape.install()
-        optimizer.install()
         agree_on_random_state()
     if _hooks is not None:
         _hooks.close()
@@ -346,7 +343,7 @@ def set_distribution(value: Any) -> None:
     if value is not None:
         _hooks = contextlib.ExitStack()
         _hooks.enter_context(tf.variable_creator_scope(creator(value)))
-        _hooks.enter_context(hooks(value))
+        _hooks.enter_context(binding(value))
 
 
 def _ours(value):

@@ -27,11 +27,11 @@ from sok_like.distribution.creation import cut_existing
 from sok_like.distribution.optimizer import check_variables, distributed_optimizer
 from sok_like.distribution.rules import install, sums_repeated_ids
 from sok_like.lookup import exporting
-from sok_like.runtime import comm
+from sok_like.runtime import comm, hooks
 from sok_like.runtime.attributes import attributes
+from sok_like.runtime.keras_version import is_keras_3
 from sok_like.runtime.tensor_checks import checked
 from sok_like.saving import keras_files
-from sok_like.table.keras_variable import is_keras_3
 
 # `inside`: within a model's call; the models inside it get batches that are already split.
 _state = threading.local()
@@ -81,34 +81,38 @@ def _not_in_saved_model(own_children, name):
     return children
 
 
-def hooks(distribution: Any) -> contextlib.ExitStack:
+def binding(distribution: Any) -> contextlib.ExitStack:
     """A scope in which models are bound when they are compiled or first called."""
-    cls = tf.keras.Model
     keras_files.install()
+
+    def compile(own, self, *args, **kwargs):
+        bind(self, distribution)
+        own(self, *args, **kwargs)
+        if self.optimizer is not None:
+            self.optimizer = distributed_optimizer(self.optimizer, distribution)
+            check_variables(self.optimizer, self.trainable_variables if self.built else ())
+
+    def call(own, self, *args, **kwargs):
+        if not getattr(_state, "inside", False) and "_sok_distribution" not in vars(self):
+            bind(self, distribution)
+            _adopt_optimizer(self, distribution)
+        return own(self, *args, **kwargs)
+
+    cls = tf.keras.Model
     # The class where Keras looks for a `compile` that the program has overridden.
     compiles = next(base for base in cls.__mro__ if "compile" in vars(base))
-
-    def compile(model, *args, **kwargs):
-        bind(model, distribution)
-        own["compile"](model, *args, **kwargs)
-        if model.optimizer is not None:
-            model.optimizer = distributed_optimizer(model.optimizer, distribution)
-            check_variables(model.optimizer, model.trainable_variables if model.built else ())
-
-    def call(model, *args, **kwargs):
-        if not getattr(_state, "inside", False) and "_sok_distribution" not in vars(model):
-            bind(model, distribution)
-            _adopt_optimizer(model, distribution)
-        return own["__call__"](model, *args, **kwargs)
-
-    own = {"compile": cls.compile, "__call__": cls.__call__}
-    stack = regularizers.hooks()
-    for owner, name, hook in ((compiles, "compile", compile), (cls, "__call__", call)):
-        stack.enter_context(attributes(owner, {name: functools.wraps(own[name])(hook)}))
+    why = "models are bound to the distribution"
+    wrapped = [(compiles, "compile", compile, why), (cls, "__call__", call, why)]
+    stack = regularizers.penalties_of_shards()
+    for owner, name, wrapper, why in wrapped:
+        stack.callback(hooks.wrap(owner, name, wrapper, why).undo)
     if is_keras_3():
-        # Keras would shard outputs that the layout map names; here they are whole on every rank.
-        whole = {"distribute_tensor": lambda tensor, layout: tensor}
-        stack.enter_context(attributes(backend_distribution, whole))
+        why = "outputs that the layout map names are whole on every rank"
+        hook = hooks.put(
+            *(backend_distribution, "distribute_tensor", lambda tensor, layout: tensor, why),
+            added=True,  # Keras' TensorFlow backend has none
+        )
+        stack.callback(hook.undo)
     return stack
 
 

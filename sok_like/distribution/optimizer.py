@@ -19,9 +19,9 @@ from sok_like.distribution.sharded_variable import on_shards, path_of, shard_of,
 from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.optimizers.embedding_aware import embedding_aware
 from sok_like.optimizers.loss_scale import LossScaling
-from sok_like.runtime import comm, turns
+from sok_like.runtime import comm, hooks, turns
 from sok_like.runtime.attributes import view
-from sok_like.table.keras_variable import is_keras_3
+from sok_like.runtime.keras_version import is_keras_3
 
 # They update each element of a variable independently, so they can work on a shard.
 _STOCK = ("keras.src", "tf_keras.src")
@@ -233,8 +233,37 @@ def distributed_optimizer(optimizer: Any, distribution: Any) -> Any:
     return made
 
 
-def install() -> None:
-    """Makes stock optimizers, if given shards, train as their views do; once per process.
+def _apply(own, self, grads, trainable_variables=None):
+    given = trainable_variables
+    made = _view_of(self, self._trainable_variables if given is None else given)
+    return own(self, grads, given) if made is None else made.apply(grads, given)
+
+
+def _apply_gradients(own, self, grads_and_vars, *args, **kwargs):
+    pairs = list(grads_and_vars)
+    made = _view_of(self, [variable for _, variable in pairs])
+    step = functools.partial(own, self) if made is None else made.apply_gradients
+    return step(pairs, *args, **kwargs)
+
+
+def _build(own, self, *args, **kwargs):
+    # The argument is named `variables` or `var_list`, depending on the class.
+    variables = list(next(iter((*args, *kwargs.values()))))
+    made = _view_of(self, variables)
+    return own(self, variables) if made is None else made.build(variables)
+
+
+def _view_of(optimizer, variables):
+    """The view of a stock optimizer that trains shards, if there are any; otherwise None."""
+    if isinstance(optimizer, _TakesParts) or works_on_shards():
+        return None
+    shards = [variable for variable in variables if shard_of(variable) is not None]
+    return distributed_optimizer(optimizer, tape.distribution_of(shards[0])) if shards else None
+
+
+@hooks.at_init
+def _install():
+    """Makes stock optimizers, if given shards, train as their views do.
 
     So a custom training loop needs no `distribution.optimizer`.
     """
@@ -244,48 +273,11 @@ def install() -> None:
     else:
         scaling = tf.keras.mixed_precision.LossScaleOptimizer(optimizers.SGD())
         classes, method = (optimizers.Optimizer, type(scaling)), "apply_gradients"
-    if hasattr(getattr(optimizers.Optimizer, method), "_sok_own"):
-        return
+    why = "optimizers train shards of variables"
     for cls in classes:
-        setattr(cls, method, _by_view(getattr(cls, method)))
+        hooks.wrap(cls, method, _apply if is_keras_3() else _apply_gradients, why)
     # Subclasses make their slot variables in their own `build`.
     known = [cls for cls in vars(optimizers).values() if isinstance(cls, type)]
     for base in {base for cls in (*known, *classes) for base in cls.__mro__}:
         if issubclass(base, optimizers.Optimizer) and "build" in vars(base):
-            base.build = _build_by_view(base.build)
-
-
-def _by_view(own):
-    @functools.wraps(own)
-    def apply(self, first, *args, **kwargs):
-        if isinstance(self, _TakesParts) or works_on_shards():
-            return own(self, first, *args, **kwargs)
-        if is_keras_3():
-            given = args[0] if args else kwargs.get("trainable_variables")
-            variables = self._trainable_variables if given is None else given
-        else:
-            first = list(first)
-            variables = [variable for _, variable in first]
-        shards = [variable for variable in variables if shard_of(variable) is not None]
-        if not shards:
-            return own(self, first, *args, **kwargs)
-        made = distributed_optimizer(self, tape.distribution_of(shards[0]))
-        return getattr(made, own.__name__)(first, *args, **kwargs)
-
-    apply._sok_own = own
-    return apply
-
-
-def _build_by_view(own):
-    @functools.wraps(own)
-    def build(self, *args, **kwargs):
-        if isinstance(self, _TakesParts) or works_on_shards():
-            return own(self, *args, **kwargs)
-        # The argument is named `variables` or `var_list`, depending on the class.
-        variables = list(next(iter((*args, *kwargs.values()))))
-        shards = [variable for variable in variables if shard_of(variable) is not None]
-        if not shards:
-            return own(self, variables)
-        return distributed_optimizer(self, tape.distribution_of(shards[0])).build(variables)
-
-    return build
+            hooks.wrap(base, "build", _build, why)

@@ -7,7 +7,6 @@ when they are taken, and gradients of shards know which part they are (`sharded_
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,34 +21,19 @@ from sok_like.distribution.sharded_gradient import (
 )
 from sok_like.distribution.sharded_variable import shard_of
 from sok_like.lookup.local_variables import is_local, unique_in_graph
-from sok_like.runtime import comm, turns
+from sok_like.runtime import comm, hooks, turns
 from sok_like.table.variable import is_embedding_variable
 
 
-def install() -> None:
-    """Wraps both functions, once per process; gradients of other variables are unchanged."""
-    own = tf.GradientTape.gradient
-    if hasattr(own, "_sok_own"):
-        return
+def _gradient(own, self, target, sources, *args, **kwargs):
+    gradients = own(self, target, sources, *args, **kwargs)
+    flat = tf.nest.flatten(sources)
+    return tf.nest.pack_sequence_as(sources, _of_whole(tf.nest.flatten(gradients), flat))
 
-    @functools.wraps(own)
-    def gradient(self, target, sources, *args, **kwargs):
-        gradients = own(self, target, sources, *args, **kwargs)
-        flat = tf.nest.flatten(sources)
-        return tf.nest.pack_sequence_as(sources, _of_whole(tf.nest.flatten(gradients), flat))
 
-    gradient._sok_own = own  # type: ignore[attr-defined]
-    tf.GradientTape.gradient = gradient
-
-    # `tf.gradients` of TensorFlow 1 and 2 and `tf.hessians` all call this function.
-    of_graph = gradients_util._GradientsHelper
-
-    @functools.wraps(of_graph)
-    def gradients(ys, xs, *args, **kwargs):
-        flat = list(xs) if isinstance(xs, (list, tuple)) else [xs]
-        return _of_whole(of_graph(ys, xs, *args, **kwargs), flat)
-
-    gradients_util._GradientsHelper = gradients
+def _gradients(own, ys, xs, *args, **kwargs):
+    flat = list(xs) if isinstance(xs, (list, tuple)) else [xs]
+    return _of_whole(own(ys, xs, *args, **kwargs), flat)
 
 
 def _of_whole(gradients, sources):
@@ -149,3 +133,11 @@ def _mean_of_slices(gradient, source, line, name):
     values = values / tf.cast(line.world_size, values.dtype)
     mean = tf.IndexedSlices(values, rows, gradient.dense_shape)
     return comm.distinct(mean) if getattr(source, "_sok_distinct", False) else mean
+
+
+@hooks.at_init
+def _install():
+    why = "gradients of variables under a distribution are those of the whole batch"
+    hooks.wrap(tf.GradientTape, "gradient", _gradient, why)
+    # `tf.gradients` of TensorFlow 1 and 2 and `tf.hessians` all call this function.
+    hooks.wrap(gradients_util, "_GradientsHelper", _gradients, why)

@@ -18,7 +18,7 @@ import tensorflow as tf
 from sok_like.embeddings.base import EmbeddingLayer
 from sok_like.lookup.hash_lookup import lookup
 from sok_like.lookup.training_flag import by_training
-from sok_like.table.keras_variable import is_keras_3
+from sok_like.runtime.keras_version import is_keras_3
 
 
 @tf.keras.utils.register_keras_serializable("sok_like")

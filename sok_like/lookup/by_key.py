@@ -17,17 +17,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.lookup import norms
 from sok_like.lookup.flat_ids import FlatIds, flat_values, with_flat_values
 from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.keras_call import training_of_call
+from sok_like.lookup.norms import is_part as is_part  # its hooks belong to every lookup
 from sok_like.lookup.training_flag import by_training
 from sok_like.table import as_variable
 from sok_like.table.keys import as_keys
 from sok_like.table.variable import EmbeddingVariable as EmbeddingVariable
 from sok_like.table.variable import is_embedding_variable, unwrap
-
-norms.install()
 
 
 def rows_by_key(variable: EmbeddingVariable, keys: Any, name: str | None = None) -> Any:

@@ -16,10 +16,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.ops import custom_gradient
 
 from sok_like.lookup import exporting, same_weights
 from sok_like.lookup.keras_call import check_listed
-from sok_like.runtime import callers, comm, devices, native, ops, turns, wire
+from sok_like.runtime import comm, devices, hooks, native, ops, turns, wire
 from sok_like.runtime.checks import COMBINERS, check_combiner
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
 from sok_like.table.variable import EmbeddingVariable
@@ -122,12 +123,11 @@ def lookup(
     return outputs
 
 
-# The function with which TensorFlow recomputes ops for their gradient.
-_RECOMPUTED = {"tensorflow.python.ops.custom_gradient": ["inner"]}
+_recomputed = hooks.Within()
 
 
 def _check_not_recomputed(features):
-    if callers.within(_RECOMPUTED):
+    if _recomputed:
         names = ", ".join(repr(feature.variable.table_name) for feature in features)
         raise NotImplementedError(
             "A lookup cannot be computed again for its gradient. Look rows up before "
@@ -249,3 +249,24 @@ class _DeviceGroup:
 
 def _or_empty(tensor, dtype):
     return tf.zeros([0], dtype) if tensor is None else tf.cast(tensor, dtype)
+
+
+@hooks.at_init
+def _install():
+    # A program may decorate functions by `tf.recompute_grad` before `sok.Init`. What it has made of
+    # a function is a custom gradient, which TensorFlow calls by one of these two.
+    codes: list[Any] = []
+    looking = True
+
+    def call(own, f, args, kwargs):
+        if looking:
+            codes.append(f.__code__)
+        if getattr(f, "__code__", None) in codes:
+            return _recomputed(own, f, args, kwargs)
+        return own(f, args, kwargs)
+
+    for name in ("_eager_mode_decorator", "_graph_mode_decorator"):
+        hooks.wrap(custom_gradient, name, call, "lookups within tf.recompute_grad raise")
+    with tf.Graph().as_default():
+        tf.recompute_grad(tf.identity)(tf.constant(0.0))
+    looking = False

@@ -10,9 +10,8 @@ import sys
 import weakref
 from typing import Any
 
-import tensorflow as tf
-
-from sok_like.table.keras_variable import is_keras_3
+from sok_like.runtime import hooks
+from sok_like.runtime.keras_version import is_keras_3
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 _NOT_LISTED = (
@@ -68,21 +67,21 @@ def _layers_of_call():
             yield call.entry_layer
         return
     call = _tf_keras_call()
-    if call.in_call and call.layer is not None:
-        yield call.layer
-        yield from _layers_on_stack()
+    state = call._state if call.in_call else None
+    while state is not None:
+        if state["layer"] is not None:
+            yield state["layer"]
+        state = state.get(_OUTER)
 
 
-def _layers_on_stack():
-    """Outer layers, from the stack: tf_keras records the innermost layer only."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        # In a graph some TensorFlows rewrite functions of tf_keras under other names.
-        if frame.f_code.co_name in ("__call__", "tf____call__"):
-            layer = frame.f_locals.get("self")
-            if isinstance(layer, tf.keras.layers.Layer):
-                yield layer
-        frame = frame.f_back
+# tf_keras records the innermost layer only. So each record gets the one around it.
+_OUTER = "sok_outer"
+
+
+def _entering(own, self, layer, *args, **kwargs):
+    entered = own(self, layer, *args, **kwargs)
+    entered._state[_OUTER] = self._state if self.in_call else None
+    return entered
 
 
 def _is_symbolic(keys):
@@ -121,3 +120,10 @@ def _tf_keras_call():
     from tf_keras.src.engine import base_layer_utils
 
     return base_layer_utils.call_context()
+
+
+@hooks.at_init
+def _install():
+    if not is_keras_3():
+        why = "finds the layers around the one that looks a table up"
+        hooks.wrap(type(_tf_keras_call()), "enter", _entering, why)

@@ -9,7 +9,6 @@ see. Squares of tables' gradients are summed over ranks; other gradients are ave
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,8 +17,7 @@ from tensorflow.python.ops import clip_ops
 from tensorflow.python.util import dispatch
 
 from sok_like.lookup.local_variables import unique_in_graph
-from sok_like.runtime import comm, turns
-from sok_like.runtime.tf_modules import roots
+from sok_like.runtime import comm, hooks, turns
 
 _PART, _SHAPE_OF_PART = "_sok_part", tf.int64
 
@@ -56,32 +54,13 @@ def summed_over_ranks(squares: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.reduce_sum(every), squares.dtype)
 
 
-@functools.cache
-def install() -> None:
-    """Makes TensorFlow's norms of gradients count all ranks; once per process."""
-    stock = clip_ops.global_norm
-    clip_ops.global_norm = norm = _over_ranks(stock)  # tf.clip_by_global_norm calls it
-    # Lets `tf.experimental.dispatch_for_api` accept it as it accepts the stock function.
-    signatures = dispatch._TYPE_BASED_DISPATCH_SIGNATURES
-    signatures[norm] = signatures[stock]
-    for module in (*roots(), tf.compat.v2):
-        for holder in (module, module.linalg):
-            if getattr(holder, "global_norm", None) is stock:
-                holder.global_norm = norm
-    tf.experimental.dispatch_for_api(tf.clip_by_norm, {"t": tf.IndexedSlices})(_clip_by_norm)
-
-
-def _over_ranks(stock):
-    @functools.wraps(stock)
-    def global_norm(t_list, name=None):
-        if comm.current_or_single().world_size == 1 or not _has_parts(t_list):
-            return stock(t_list, name)
-        parts = [g for g in t_list if g is not None and is_part(g)]
-        whole = _averaged([g for g in t_list if g is not None and not is_part(g)])
-        squares = summed_over_ranks(_squares(parts))
-        return tf.sqrt(squares + tf.cast(_squares(whole), squares.dtype), name=name)
-
-    return global_norm
+def _global_norm(own, t_list, name=None):
+    if comm.current_or_single().world_size == 1 or not _has_parts(t_list):
+        return own(t_list, name)
+    parts = [g for g in t_list if g is not None and is_part(g)]
+    whole = _averaged([g for g in t_list if g is not None and not is_part(g)])
+    squares = summed_over_ranks(_squares(parts))
+    return tf.sqrt(squares + tf.cast(_squares(whole), squares.dtype), name=name)
 
 
 def _has_parts(t_list):
@@ -93,6 +72,7 @@ def _has_parts(t_list):
     return known and any(map(is_part, given))
 
 
+@tf.experimental.dispatch_for_api(tf.clip_by_norm, {"t": tf.IndexedSlices})
 def _clip_by_norm(t, clip_norm, axes=None, name=None):
     alone = comm.current_or_single().world_size == 1
     if alone or not is_part(t) or axes is not None:
@@ -114,3 +94,12 @@ def _squares(gradients):
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
     sums = [tf.reduce_sum(tf.square(value)) for value in values]
     return tf.add_n([tf.cast(each, sums[0].dtype) for each in sums]) if sums else tf.zeros([])
+
+
+@hooks.at_init
+def _install():
+    stock = clip_ops.global_norm
+    hook = hooks.wrap(clip_ops, "global_norm", _global_norm, "norms of gradients count all ranks")
+    # Lets `tf.experimental.dispatch_for_api` accept it as it accepts the stock function.
+    signatures = dispatch._TYPE_BASED_DISPATCH_SIGNATURES
+    signatures[hook.value] = signatures[stock]

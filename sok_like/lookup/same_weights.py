@@ -14,6 +14,7 @@ Not at step 1: programs for Horovod broadcast variables after it.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,29 @@ import tensorflow as tf
 
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.lookup.local_variables import is_local
-from sok_like.runtime import callers, native, turns
+from sok_like.runtime import hooks, native, turns
 from sok_like.runtime.comm import Communicator
 
 # Relative, for these sums: hosts with different processors may differ in the last bits.
 TOLERANCE = 1e-5
-_TAPES = {"tensorflow.python.eager.backprop": ("gradient",)}
+
+
+class _Asked(threading.local):
+    """The calls of `GradientTape.gradient` in progress in this thread, the innermost last."""
+
+    def __init__(self):
+        self.calls: list[tuple[tf.GradientTape, Any, Any]] = []
+
+
+_asked = _Asked()
+
+
+def _gradient(own, self, target, sources, *args, **kwargs):
+    _asked.calls.append((self, target, sources))
+    try:
+        return own(self, target, sources, *args, **kwargs)
+    finally:
+        _asked.calls.pop()
 
 
 def compare(communicator: Communicator) -> list[tf.Tensor]:
@@ -97,20 +115,19 @@ def sums_of(variable: Any) -> tf.Tensor:
 
 
 def _trained_variables():
-    """The ordinary variables of a tape further up the stack; only once per tape."""
-    frame = callers.frame_of(_TAPES)
-    if frame is None or not tf.compat.v1.executing_eagerly_outside_functions():
+    """The ordinary variables of the tape whose gradient is being taken; only once per tape."""
+    if not _asked.calls or not tf.compat.v1.executing_eagerly_outside_functions():
         return []
-    found = frame.f_locals
-    tape, targets = found["self"], found.get("flat_targets")
-    if not targets or hasattr(tape, "_sok_compared"):
+    tape, target, sources = _asked.calls[-1]
+    if hasattr(tape, "_sok_compared"):
         return []
     if not tf.executing_eagerly():
         # The gradient of a loop or branch can use only variables that its body uses.
         graph = tf.compat.v1.get_default_graph()
+        targets = tf.nest.flatten(target, expand_composites=True)
         if any(getattr(target, "graph", None) is not graph for target in targets):
             return []
-    variables = list(filter(_is_ordinary, found.get("flat_sources_raw", ())))
+    variables = list(filter(_is_ordinary, tf.nest.flatten(sources)))
     # If the program asks for tables only: all that the tape watches.
     variables = variables or list(filter(_is_ordinary, tape.watched_variables()))
     if variables:
@@ -133,3 +150,10 @@ def _counter(variable):
             counter = tf.Variable(0, dtype=tf.int64, trainable=False, name="gradients_taken")
         object.__setattr__(table, "_sok_gradients_taken", counter)
     return table._sok_gradients_taken
+
+
+@hooks.at_init
+def _install():
+    hooks.wrap(
+        tf.GradientTape, "gradient", _gradient, "variables trained beside a table are compared"
+    )

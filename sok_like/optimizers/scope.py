@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,14 +10,14 @@ import tensorflow as tf
 
 from sok_like.optimizers.embedding_aware import knows_tables
 from sok_like.optimizers.wrapper import OptimizerWrapper
+from sok_like.runtime import hooks
 from sok_like.runtime.checks import wrong_argument
-from sok_like.table.keras_variable import is_keras_3
+from sok_like.runtime.keras_version import is_keras_3
 from sok_like.table.variable import is_embedding_variable
 
 _lock = threading.Lock()
 _open_scopes = 0
-# (Class, its own method or None): the last scope restores these.
-_replaced: list[tuple[type, Any]] = []
+_hooks: list[hooks.Hook] = []
 
 
 class OptimizerScope:
@@ -49,34 +48,25 @@ class OptimizerScope:
             _open_scopes += 1
             if _open_scopes == 1:
                 for cls in _stock_classes():
-                    _replaced.append((cls, cls.__dict__.get("apply_gradients")))
-                    cls.apply_gradients = train_tables(cls.apply_gradients)
+                    why = "sok.OptimizerScope: stock optimizers train tables"
+                    _hooks.append(hooks.wrap(cls, "apply_gradients", train_tables, why))
         return self
 
     def __exit__(self, *error: Any) -> None:
         global _open_scopes
         with _lock:
             _open_scopes -= 1
-            while _open_scopes == 0 and _replaced:
-                cls, before = _replaced.pop()
-                if before is None:  # the class had inherited it
-                    del cls.apply_gradients  # type: ignore[attr-defined]
-                else:
-                    cls.apply_gradients = before  # type: ignore[attr-defined]
+            while _open_scopes == 0 and _hooks:
+                _hooks.pop().undo()
 
 
-def train_tables(stock: Callable) -> Callable:
-    """A stock optimizer's `apply_gradients` that accepts embedding variables, too."""
-
-    @functools.wraps(stock)
-    def apply_gradients(self, grads_and_vars, *args, **kwargs):
-        pairs = list(grads_and_vars)
-        # An aware class handles the tables by itself, and calls this with the other variables.
-        if not knows_tables(self) and any(is_embedding_variable(v) for _, v in pairs):
-            return OptimizerWrapper(self).apply_gradients(pairs, *args, **kwargs)
-        return stock(self, pairs, *args, **kwargs)
-
-    return apply_gradients
+def train_tables(own: Callable, self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+    """Wraps a stock optimizer's `apply_gradients`, so that it accepts embedding variables, too."""
+    pairs = list(grads_and_vars)
+    # An aware class handles the tables by itself, and calls this with the other variables.
+    if not knows_tables(self) and any(is_embedding_variable(v) for _, v in pairs):
+        return OptimizerWrapper(self).apply_gradients(pairs, *args, **kwargs)
+    return own(self, pairs, *args, **kwargs)
 
 
 def _stock_classes():

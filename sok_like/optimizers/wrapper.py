@@ -10,7 +10,7 @@ import tensorflow as tf
 from sok_like.optimizers.embedding_aware import embedding_aware
 from sok_like.optimizers.loss_scale import LossScaling
 from sok_like.runtime.attributes import view
-from sok_like.table.keras_variable import is_keras_3
+from sok_like.runtime.keras_version import is_keras_3
 
 
 def OptimizerWrapper(

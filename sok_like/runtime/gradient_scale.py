@@ -2,29 +2,26 @@
 
 A program's loss is either a mean over the rank's own batch ("mean": divide by the number of ranks),
 or it was divided by the batch of all ranks ("sum": leave it). Keras' `fit` does the former; a loop
-of the program's own may do either. "auto" decides when a gradient is taken.
+of the program's own may do either. "auto" decides when a gradient is taken: hooks in Keras tell
+whether `fit` takes it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Iterator
 
-from sok_like.runtime import callers
+import tensorflow as tf
+
+from sok_like.runtime import hooks
 from sok_like.runtime.checks import wrong_argument
 
 GRADIENT_SCALES = ("auto", "sum", "mean")
 
 # "auto" in the attribute `gradient_scale` of an op. No factor is 0.
 _AUTO = 0.0
-# Functions of Keras' trainers that take one training step, also if the user overrides `train_step`.
-_TRAINERS = {
-    "keras.src.backend.tensorflow.trainer": {"one_step_on_data", "train_step"},
-    "tf_keras.src.engine.training": {"run_step", "train_step"},
-}
 _warned = False
-_scopes_of_means = 0
+# Where it is entered, "auto" takes losses for means over the rank's own batch.
+losses_are_means = hooks.Within()
 
 
 def check(gradient_scale: str) -> str:
@@ -40,29 +37,38 @@ def attribute(gradient_scale: str, world_size: int) -> float:
 
 
 def factor(attribute: float, world_size: int) -> float:
-    """The factor. Call it where the gradient is taken: "auto" looks at the call stack."""
+    """The factor. Call it where the gradient is taken: "auto" depends on who takes it."""
     if attribute != _AUTO:
         return attribute
-    if _scopes_of_means or within_fit():
+    if losses_are_means:
         return 1.0 / world_size
     _warn_once(world_size)
     return 1.0
 
 
-@contextlib.contextmanager
-def losses_are_means() -> Iterator[None]:
-    """A scope in which "auto" takes losses for means over the rank's own batch."""
-    global _scopes_of_means
-    _scopes_of_means += 1
-    try:
-        yield
-    finally:
-        _scopes_of_means -= 1
+def _making_steps(own, self, force=False):
+    # Keras traces and runs training steps, also those of an overridden `train_step`, within calls
+    # of `self.train_function`. One of the two Kerases returns it.
+    returned = own(self, force)
+    if not isinstance(self.train_function, _StepsOfFit):
+        self.train_function = _StepsOfFit(self.train_function)
+    return None if returned is None else self.train_function
 
 
-def within_fit() -> bool:
-    """Whether Keras' trainer is taking or tracing a training step further up the stack."""
-    return callers.within(_TRAINERS)
+class _StepsOfFit:
+    """A `train_function` of Keras that notes when it is running."""
+
+    def __init__(self, own):
+        self._own = own
+
+    def __call__(self, *args, **kwargs):
+        with losses_are_means:
+            return self._own(*args, **kwargs)
+
+    def __getattr__(self, name):  # of a `tf.function`
+        if name == "_own":  # while it is being copied
+            raise AttributeError(name)
+        return getattr(self._own, name)
 
 
 def _warn_once(world_size):
@@ -75,3 +81,10 @@ def _warn_once(world_size):
             "batch of all ranks. Received: gradient_scale='auto', taken as 'sum'.",
             stacklevel=2,
         )
+
+
+@hooks.at_init
+def _install():
+    why = "a step of fit has a mean over the rank's own batch as its loss"
+    hooks.wrap(tf.keras.Model, "make_train_function", _making_steps, why)
+    hooks.wrap(tf.keras.Model, "train_step", losses_are_means, why)

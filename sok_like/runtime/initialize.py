@@ -6,7 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.runtime import comm, native, stalls, turns
+from sok_like.runtime import autograph as autograph  # for its hooks, as two below
+from sok_like.runtime import comm, hooks, native, stalls, turns
+from sok_like.runtime import private_names as private_names
+from sok_like.runtime import v1_graphs as v1_graphs
 from sok_like.runtime.checks import as_integer, wrong_argument
 
 _arguments: dict | None = None
@@ -35,7 +38,8 @@ def Init(*, global_batch_size: int, seed: int | None = None, **kwargs: Any):
         TypeError: `global_batch_size` is missing or not an integer; `seed` is not an integer.
         ValueError: `global_batch_size` is smaller than the number of ranks; `seed` is outside
             `[-2**63, 2**63)`.
-        ImportError: there are several processes, and Horovod is missing or cannot be loaded.
+        ImportError: there are several processes, and Horovod is missing or cannot be loaded; or the
+            running TensorFlow or Keras lacks a function that must be wrapped.
         RuntimeError: called again with other arguments (the same ones are legal), or within a
             `tf.distribute` strategy of several replicas.
     """
@@ -56,6 +60,7 @@ def Init(*, global_batch_size: int, seed: int | None = None, **kwargs: Any):
             f"with the same arguments. Received: {_format(arguments)}"
         )
     check_replicas()
+    hooks.install_all()
     communicator = comm.current() if comm.is_initialized() else comm.choose()
     _check_batch(global_batch_size, communicator.world_size)
     again = _arguments is not None
@@ -83,6 +88,7 @@ def ensure_initialized(seed: int | None = None, groups_later: bool = False) -> N
     if comm.is_initialized():
         return
     seed = _checked_seed(seed)
+    hooks.install_all()
     comm.set_current(comm.choose(groups_later))
     stalls.start(comm.current())
     if tf.executing_eagerly():

@@ -85,8 +85,6 @@ def _load_ops():
         library = tf.load_op_library(str(path))
     except tf.errors.OpError as error:
         raise ImportError(f"{path} could not be loaded: {error.message}. {_REMEDY}.") from error
-    importlib.import_module("sok_like.runtime.v1_graphs").refuse()
-    importlib.import_module("sok_like.runtime.autograph").take_as_is()
     return library
 
 

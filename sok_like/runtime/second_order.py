@@ -1,7 +1,8 @@
 """Gradients of a table's gradients do not exist; a program that asks for one gets an error.
 
-TensorFlow also asks where nobody uses them: for a function called under two tapes, it builds the
-gradient of the gradient and feeds it zeros. Such zeros pass.
+For a function that is called under two tapes, TensorFlow builds the gradient of the gradient
+beforehand, though the program may never ask for it. Then it passes zeros in, and gets zeros back
+instead of an error.
 """
 
 from __future__ import annotations
@@ -9,20 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function import concrete_function
 
-from sok_like.runtime import callers
+from sok_like.runtime import hooks
 
 _NO_SECOND_ORDER = (
     "The gradient of a table cannot be differentiated again. A penalty on gradients can be taken "
     "with respect to the rows that a lookup returns: `inner_tape.watch(rows)`, then "
     "`inner_tape.gradient(loss, rows)`. Received: a gradient of `tape.gradient(loss, table)`"
 )
-# The functions in which TensorFlow builds gradients beforehand.
-_BEFOREHAND = {
-    "tensorflow.python.eager.polymorphic_function.concrete_function": [
-        "_build_functions_for_outputs"
-    ]
-}
+_beforehand = hooks.Within()
 
 
 def refused(grads: Sequence[tf.Tensor | None], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -36,9 +33,19 @@ def refused(grads: Sequence[tf.Tensor | None], inputs: Sequence[tf.Tensor]) -> l
         NotImplementedError: the program asks for the gradient.
         tf.errors.InvalidArgumentError: when it runs, if it was built beforehand and is not zero.
     """
-    if not callers.within(_BEFOREHAND):
+    if not _beforehand:
         raise NotImplementedError(_NO_SECOND_ORDER)
     floats = [g for g in grads if g is not None and g.dtype.is_floating]
     none = tf.reduce_all([tf.reduce_all(tf.equal(gradient, 0.0)) for gradient in floats])
     with tf.control_dependencies([tf.raw_ops.Assert(condition=none, data=[_NO_SECOND_ORDER])]):
         return [tf.zeros_like(value) for value in inputs]
+
+
+@hooks.at_init
+def _install():
+    hooks.wrap(
+        concrete_function._TapeGradientFunctions,
+        "_build_functions_for_outputs",
+        _beforehand,
+        "TensorFlow builds gradients of gradients beforehand in it, for nobody yet",
+    )

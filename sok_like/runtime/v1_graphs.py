@@ -6,11 +6,10 @@ SavedModel of a session would serve no rows, and an imported graph could not res
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
+
+from sok_like.runtime import hooks
 
 _TABLE = "SokTableHandle"
 _EXPORTED = (
@@ -28,37 +27,28 @@ _IMPORTED = (
 )
 
 
-def refuse() -> None:
-    """Wraps the functions that write and read such graphs; once, when the ops are loaded."""
-    builder: Any = tf.compat.v1.saved_model.Builder
+def _writing(own, self, *args, **kwargs):
+    # Not the session's graph: both functions write the default one.
+    operations = tf.compat.v1.get_default_graph().get_operations()
+    names = [op.name.rpartition("/")[0] for op in operations if op.type == _TABLE]
+    if names:
+        raise NotImplementedError(_EXPORTED.format(what=own.__name__, names=names))
+    return own(self, *args, **kwargs)
+
+
+def _reading(own, variable_def, import_scope=None):
+    if not tf.executing_eagerly():
+        graph, name = tf.compat.v1.get_default_graph(), variable_def.variable_name
+        name = f"{import_scope}/{name}" if import_scope else name
+        if graph.as_graph_element(name).op.type == _TABLE:
+            raise NotImplementedError(_IMPORTED.format(name=name.rpartition("/")[0]))
+    return own(variable_def, import_scope)
+
+
+@hooks.at_init
+def _install():
     for name in ("add_meta_graph_and_variables", "add_meta_graph"):
-        setattr(builder, name, _writing(getattr(builder, name), name))
-    variable: Any = resource_variable_ops.ResourceVariable
-    variable.from_proto = staticmethod(_reading(variable.from_proto))
-
-
-def _writing(own, what):
-    @functools.wraps(own)
-    def add(self, *args, **kwargs):
-        # Not the session's graph: both functions write the default one.
-        operations = tf.compat.v1.get_default_graph().get_operations()
-        names = [op.name.rpartition("/")[0] for op in operations if op.type == _TABLE]
-        if names:
-            raise NotImplementedError(_EXPORTED.format(what=what, names=names))
-        return own(self, *args, **kwargs)
-
-    return add
-
-
-def _reading(own):
-    @functools.wraps(own)
-    def from_proto(variable_def, import_scope=None):
-        if not tf.executing_eagerly():
-            graph, name = tf.compat.v1.get_default_graph(), variable_def.variable_name
-            name = f"{import_scope}/{name}" if import_scope else name
-            if graph.as_graph_element(name).op.type == _TABLE:
-                name = name.rpartition("/")[0]
-                raise NotImplementedError(_IMPORTED.format(name=name))
-        return own(variable_def, import_scope)
-
-    return from_proto
+        why = "a SavedModel of a session would hold no rows"
+        hooks.wrap(tf.compat.v1.saved_model.Builder, name, _writing, why)
+    why = "a graph that is read from a file lacks the options of tables"
+    hooks.wrap(resource_variable_ops.ResourceVariable, "from_proto", _reading, why)

@@ -23,7 +23,8 @@ import tensorflow as tf
 
 from sok_like.runtime import comm, native
 from sok_like.runtime.steps import Steps, text_of
-from sok_like.saving import delta_saver, dump_owners, pieces, sok1_files, streams
+from sok_like.saving import delta_saver, dump_owners, pieces, streams
+from sok_like.saving import sok1_files as files_of_sok1
 from sok_like.saving.dump_owners import (
     check_arguments,
     checked,
@@ -82,7 +83,7 @@ class Saver(delta_saver.DeltaSaver):
         work.write([handed])
         if sok1_files:
             key_dtype, table = variable.key_dtype.as_numpy_dtype, variable.table_name
-            sok1_files.write(
+            files_of_sok1.write(
                 work.steps, comm.current(), filepath, table, key_dtype, work.latest, variable.dim
             )
         return work.steps.end("OK")
@@ -277,7 +278,7 @@ def _dump_of(variable, folder, name):
         ours = any(pathlib.Path(folder).glob("*.json"))
         if ours or manifest.has_shards(folder, variable.table_name):
             raise
-        old = sok1_files.find(folder, variable.table_name, variable.key_dtype.as_numpy_dtype)
+        old = files_of_sok1.find(folder, variable.table_name, variable.key_dtype.as_numpy_dtype)
         if old is None:
             raise
         return old

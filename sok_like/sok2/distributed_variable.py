@@ -25,9 +25,10 @@ from sok_like.lookup.local_variables import mark_local
 from sok_like.runtime import comm
 from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.initialize import check_replicas
+from sok_like.runtime.keras_version import is_keras_3
 from sok_like.saving import checkpoints, keras_files, v1_saver
 from sok_like.table.initializers import row_initializer
-from sok_like.table.keras_variable import holder_class, is_keras_3
+from sok_like.table.keras_variable import holder_class
 from sok_like.table.variable import EmbeddingVariable, unwrap
 
 _count = itertools.count()

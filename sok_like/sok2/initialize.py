@@ -12,8 +12,8 @@ from sok_like.lookup import by_key as by_key  # makes its tables readable by key
 from sok_like.runtime import comm
 from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.initialize import check_replicas, ensure_initialized
+from sok_like.runtime.keras_version import is_keras_3
 from sok_like.sok2.distributed_variable import is_static
-from sok_like.table.keras_variable import is_keras_3
 from sok_like.table.variable import is_embedding_variable
 
 # TensorFlow's version in the form that SOK 2.x's scripts use.

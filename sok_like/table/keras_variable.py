@@ -10,16 +10,10 @@ import functools
 import importlib
 import weakref
 
-import tensorflow as tf
 from tensorflow.core.function.trace_type import default_types
 
+from sok_like.runtime.keras_version import is_keras_3 as is_keras_3
 from sok_like.table.variable import EmbeddingVariable
-
-
-@functools.cache
-def is_keras_3() -> bool:
-    """Whether `tf.keras` is Keras 3; False under `TF_USE_LEGACY_KERAS=1`, where it is tf_keras."""
-    return not hasattr(tf.keras, "__internal__")
 
 
 def as_weight(variable: EmbeddingVariable):

@@ -6,8 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.runtime import callers
+from sok_like.runtime import hooks
 from sok_like.runtime.checks import wrong_argument
+from sok_like.runtime.keras_version import is_keras_3
 
 DTYPES = (tf.int64, tf.int32, tf.uint64, tf.uint32)
 
@@ -29,11 +30,9 @@ def as_key_dtype(key_dtype: Any, table: str) -> tf.DType:
     return dtype
 
 
-# Keras 3 builds a loaded subclassed model with these: they call it with symbolic floats, whatever
-# its inputs were. If that raises, Keras goes on and leaves weights of other layers out.
-_KERAS_BUILDS = {
-    "keras.src.layers.layer": ("_build_by_run_for_single_pos_arg", "_build_by_run_for_kwargs")
-}
+# Keras 3 builds a loaded subclassed model by calling it with symbolic floats, whatever its inputs
+# were. If that raises, Keras goes on and leaves weights of other layers out.
+_keras_builds = hooks.Within()
 
 
 def as_keys(keys: Any, argument: str = "keys") -> tf.Tensor:
@@ -69,7 +68,7 @@ def as_keys(keys: Any, argument: str = "keys") -> tf.Tensor:
 
 def may_be_keys(dtype: tf.DType) -> bool:
     """Whether a dtype is one of keys, or stands for keys while Keras builds a model."""
-    return dtype.is_integer or (dtype.is_floating and callers.within(_KERAS_BUILDS))
+    return dtype.is_integer or (dtype.is_floating and bool(_keras_builds))
 
 
 def check_dtype(dtype: Any, argument: str = "keys") -> None:
@@ -136,3 +135,11 @@ def owner(keys: tf.Tensor, world_size: int) -> tf.Tensor:
     low = tf.bitwise.bitwise_and(keys, tf.int64.max)
     high = tf.cast(keys < 0, tf.int64) * (2**63 % world_size)
     return tf.math.floormod(tf.math.floormod(low, world_size) + high, world_size)
+
+
+@hooks.at_init
+def _install():
+    if is_keras_3():
+        for name in ("_build_by_run_for_single_pos_arg", "_build_by_run_for_kwargs"):
+            why = "symbolic floats stand for keys while Keras builds a model"
+            hooks.wrap(tf.keras.layers.Layer, name, _keras_builds, why)

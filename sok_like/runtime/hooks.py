@@ -1,0 +1,282 @@
+"""The one place where functions of TensorFlow and Keras are replaced by functions of this package.
+
+    def _fit(own, self, x=None, *args, **kwargs):    # `own` is Keras' function
+        ...
+        return own(self, x, *args, **kwargs)
+
+    @hooks.at_init
+    def _install():
+        hooks.wrap(tf.keras.Model, "fit", _fit, "tells the ranks that an epoch begins")
+
+A wrapper names the arguments that it uses; they must be the first ones of the function that it
+wraps. A function that is missing or takes other arguments raises ImportError when it is wrapped:
+another TensorFlow or Keras may have moved it, and nothing must go on without it.
+
+`python -m sok_like` prints `listing()`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+KNOWN = (
+    "TensorFlow 2.16.2 to 2.21 with Keras 3.12 to 3.15, or with tf_keras of TensorFlow's version"
+)
+_FRAMEWORKS = ("tensorflow", "keras", "tf_keras")
+_ABSENT = object()
+
+_lock = threading.RLock()
+_installers: list[Callable[[], None]] = []
+_waiting: list[Callable[[], None]] = []
+_hooks: list[Hook] = []
+_initialized = False
+
+
+def at_init(install: Callable[[], None]) -> Callable[[], None]:
+    """Decorator of a function that wraps others; stands at the end of its module.
+
+    The first `sok.Init` calls the functions of the modules that are loaded, in order of imports.
+    Later ones are called here, while their module is being loaded.
+    """
+    with _lock:
+        _installers.append(install)
+        _waiting.append(install)
+        if _initialized:
+            install_all()
+    return install
+
+
+def install_all() -> None:
+    """Calls the functions under `at_init` that have not been called; `sok.Init` calls it.
+
+    Raises:
+        ImportError: a function that must be wrapped is missing. Then nothing is wrapped.
+    """
+    global _initialized
+    with _lock:
+        try:
+            while _waiting:
+                _waiting[0]()
+                del _waiting[0]  # it remains if it has raised
+            _initialized = True
+        except BaseException:
+            undo_all()  # all or nothing
+            raise
+
+
+def undo_all() -> None:
+    """Puts every function back, for tests; the next `sok.Init` wraps them again."""
+    global _initialized
+    with _lock:
+        while _hooks:
+            _hooks[-1].undo()
+        _initialized = False
+        _waiting[:] = _installers
+
+
+@dataclasses.dataclass(eq=False)
+class Hook:
+    """A name of TensorFlow or Keras that has another value.
+
+    Attributes:
+        name: Dotted, with the module.
+        why: One line.
+        value: What it is now.
+    """
+
+    name: str
+    why: str
+    value: Any
+    # (Holder, attribute, its own value): the owner, then modules that have copied it.
+    _places: list[tuple[Any, str, Any]]
+
+    def state(self) -> str:
+        """Whether the hook is in effect."""
+        (owner, attribute, _), *_ = self._places
+        now = inspect.getattr_static(owner, attribute, None)
+        if now is self.value:
+            return "in place"
+        function: Any = getattr(now, "__func__", now)
+        ours = getattr(self.value, "__func__", self.value)
+        while function is not None:
+            if function is ours:
+                return "in place, within another wrapper"
+            function = getattr(function, "__wrapped__", None)
+        return "not in effect: replaced by another package"
+
+    def undo(self) -> None:
+        """Puts the name's own value back, unless somebody else has changed it since."""
+        with _lock:
+            for holder, attribute, own in reversed(self._places):
+                if inspect.getattr_static(holder, attribute, None) is not self.value:
+                    continue
+                if own is _ABSENT:  # a class had inherited it
+                    delattr(holder, attribute)
+                else:
+                    setattr(holder, attribute, own)
+            _hooks.remove(self)
+
+
+def wrap(owner: Any, name: str, wrapper: Callable, why: str, *, copies: bool = True) -> Hook:
+    """Replaces a function of TensorFlow or Keras by `wrapper`, which receives it.
+
+    Args:
+        owner: A class (for methods, static and class methods), a module, or the dotted name of a
+            module.
+        name: Name of the function.
+        wrapper: Called with the function itself, then the call's arguments. Its arguments after the
+            first are the function's first ones, by name; it must take all of them, or have `*args`
+            (`**kwargs`) for the rest.
+        why: What it is for, in one line.
+        copies: For a module: whether the function is also replaced where another loaded module has
+            it, for instance by `from owner import name`. This package's modules keep theirs.
+
+    Returns:
+        The hook, which can be undone.
+
+    Raises:
+        ImportError: there is no such function, or it has other arguments.
+    """
+    if isinstance(owner, str):
+        owner = _module(owner)
+    where = f"{_name_of(owner)}.{name}"
+    static = inspect.getattr_static(owner, name, None)
+    own = getattr(static, "__func__", static)  # of a static or class method
+    if not callable(own):
+        raise unknown_version(f"the function {where}", "none")
+    _check_arguments(where, own, wrapper)
+
+    @functools.wraps(own)
+    def hooked(*args, **kwargs):
+        return wrapper(own, *args, **kwargs)
+
+    # AutoGraph must not convert it; it still converts a user's functions that are called in it.
+    hooked.autograph_info__ = None  # type: ignore[attr-defined]
+    is_method_of_class = isinstance(static, (staticmethod, classmethod))
+    value = type(static)(hooked) if is_method_of_class else hooked
+    return put(owner, name, value, why, copies=copies)
+
+
+def put(
+    owner: Any, name: str, value: Any, why: str, *, copies: bool = False, added: bool = False
+) -> Hook:
+    """Replaces an attribute of a class or module by any value; the rest is as for `wrap`.
+
+    Args:
+        added: Whether the attribute may be missing. Then it is added.
+    """
+    if isinstance(owner, str):
+        owner = _module(owner)
+    where = f"{_name_of(owner)}.{name}"
+    own = inspect.getattr_static(owner, name, _ABSENT)
+    if own is _ABSENT and not added:
+        raise unknown_version(where, "none")
+    places = [(owner, name, own if name in vars(owner) else _ABSENT)]
+    if copies and isinstance(owner, types.ModuleType):
+        places += [(module, alias, own) for module, alias in _copies(own, owner)]
+    for holder, attribute, _ in places:
+        setattr(holder, attribute, value)
+    hook = Hook(where, why, value, places)
+    with _lock:
+        _hooks.append(hook)
+    return hook
+
+
+class Within(threading.local):
+    """A wrapper that only notes, per thread, that the functions which it wraps are running.
+
+        _in_a_build = Within()
+        hooks.wrap(Layer, "build", _in_a_build, "...")
+        ...
+        if _in_a_build: ...
+
+    It can also be entered by `with`.
+    """
+
+    _depth = 0
+
+    def __call__(self, own: Callable, *args: Any, **kwargs: Any) -> Any:
+        """Calls `own`."""
+        with self:
+            return own(*args, **kwargs)
+
+    def __enter__(self) -> None:
+        self._depth += 1
+
+    def __exit__(self, *error: Any) -> None:
+        self._depth -= 1
+
+    def __bool__(self) -> bool:
+        return self._depth > 0
+
+
+def listing() -> list[tuple[str, str, str]]:
+    """(Name, reason, state) of each name that is replaced now, in alphabetical order."""
+    with _lock:
+        return sorted((hook.name, hook.why, hook.state()) for hook in _hooks)
+
+
+def unknown_version(required: str, received: str) -> ImportError:
+    """The error of a TensorFlow or Keras that lacks something, with the versions known to work."""
+    modules = {name: sys.modules.get(name) for name in _FRAMEWORKS}
+    running = [f"{name} {getattr(m, '__version__', '?')}" for name, m in modules.items() if m]
+    return ImportError(
+        f"sok_like needs {required}, and works with {KNOWN}. "
+        f"Received: {received} in {', '.join(running)}"
+    )
+
+
+def _module(name):
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise unknown_version(f"the module {name}", f"no module {error.name}") from error
+
+
+def _name_of(owner):
+    if isinstance(owner, types.ModuleType):
+        return owner.__name__
+    return f"{owner.__module__}.{owner.__qualname__}"
+
+
+def _check_arguments(where, own, wrapper):
+    """Raises ImportError unless the wrapper's arguments are the first ones of the function."""
+    theirs = list(inspect.signature(own).parameters.values())
+    ours = list(inspect.signature(wrapper).parameters.values())[1:]
+    kinds = {parameter.kind for parameter in ours}
+    named = [p.name for p in ours if p.kind is p.POSITIONAL_OR_KEYWORD]
+    by_keyword = [p.name for p in ours if p.kind is p.KEYWORD_ONLY]
+    found = [p.name for p in theirs if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    enough = found[: len(named)] == named and {*by_keyword} <= {p.name for p in theirs}
+    known = {*named, *by_keyword}
+    rest = [p for p in theirs if p.name not in known]
+    for parameter in rest:
+        positional = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        if positional or parameter.kind is parameter.VAR_POSITIONAL:
+            enough &= inspect.Parameter.VAR_POSITIONAL in kinds
+        if not positional and parameter.kind is not parameter.VAR_POSITIONAL:
+            enough &= inspect.Parameter.VAR_KEYWORD in kinds
+    if not enough:
+        required = f"the function {where}({', '.join(map(str, ours))})"
+        raise unknown_version(required, f"{where}{inspect.signature(own)}")
+
+
+def _copies(function, owner) -> Iterator[tuple[Any, str]]:
+    """The modules, and names in them, under which a function of `owner` is known besides."""
+    for module in list(sys.modules.values()):
+        # `vars` does not load what a lazy module would load on request.
+        if not isinstance(module, types.ModuleType) or module is owner:
+            continue
+        if module.__name__.partition(".")[0] == __name__.partition(".")[0]:
+            continue  # this package calls what it has imported
+        for alias, value in list(vars(module).items()):
+            if value is function:
+                yield module, alias
