@@ -30,4 +30,4 @@ def names(
         loaded[name] = getattr(importlib.import_module(public[name], package), name)
         return loaded[name]
 
-    return sorted(public), load, lambda: sorted([*loaded, *public])
+    return sorted(public), load, lambda: sorted(public)

@@ -132,3 +132,9 @@ def test_listed_members_are_documented(path):
     # MkDocs is silent about a member that does not exist.
     for name in MEMBERS[path]:
         assert inspect.getdoc(getattr(resolve(path), name)), name
+
+
+def test_tables_entry_lists_what_tab_shows():
+    path = "sok_like.EmbeddingVariable"
+    shown = {name for name in dir(resolve(path)) if not name.startswith("_")}
+    assert set(MEMBERS[path]) == shown - {"name", "dtype", "device", "trainable"}  # tf.Variable's
