@@ -70,7 +70,8 @@ _TENSORFLOW = [
     ),
     (
         "tensorflow.python.checkpoint.functional_saver:MultiDeviceSaver",
-        "_shardable_tensors_by_task _registered_savers",
+        "_shardable_tensors_by_task _registered_savers _keys_to_restore_fn _restore_fn_to_keys "
+        "_num_unique_tasks",
         "the tensors of a checkpoint",
     ),
     (

@@ -14,7 +14,9 @@ ROWS, BATCH = (20, 7), 12
 def checks(world_size):
     if world_size > 2:
         return {}
-    return {"old": old, **({"unshared": unshared, "damaged": damaged} if world_size == 2 else {})}
+    # The last one names layers of one rank alone, after which the ranks' names differ.
+    on_two = {"unshared": unshared, "schemes": schemes, "damaged": damaged}
+    return {"old": old, **(on_two if world_size == 2 else {})}
 
 
 def made(seed):
@@ -173,6 +175,26 @@ def optimizer_fails(model, load, before):
         return message_of(load), same(before, state(model))
     finally:
         cls.load_own_variables = own
+
+
+def schemes():
+    """Paths with a scheme: of a file system that all ranks see, and of none."""
+    folder, here = shared("schemes"), set(os.listdir())
+    folder.mkdir(parents=True, exist_ok=True)
+    model = made(3)
+    written, found = state(model), {}
+    ways = {"c": (tf.train.Checkpoint(model=model).write, tf.train.Checkpoint(model=model).read)}
+    if hasattr(tf.keras, "version"):  # tf_keras writes HDF5 files to local disks only
+        ways["w.weights.h5"] = (model.save_weights, model.load_weights)
+    for name, (write, read) in ways.items():
+        path = f"file://{folder}/{name}"
+        write(path)
+        model.layers[-1].kernel.assign_add(tf.ones_like(model.layers[-1].kernel))
+        tables_of(model)[0].clear()
+        read(path)
+        unknown = message_of(write, f"surely_none://bucket/{name}")
+        found[name] = (folder / f"{name}.tables").is_dir(), same(written, state(model)), unknown
+    return {"ways": found, "here": set(os.listdir()) - here}
 
 
 def old():
