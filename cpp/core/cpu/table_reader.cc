@@ -220,10 +220,10 @@ class CpuTable::Reader final : public TableReader {
 
   const CpuTable& table_;
   TableChanges about_;
-  Range listed_;        // the next keys, ascending; their rows unless they must be found
-  size_t place_ = 0;    // in listed_
-  std::vector<Range> ranges_;       // after listed_, the next one at the end
-  std::vector<uint64_t> bounds_;    // the last key of each range
+  Range listed_;                  // the next keys, ascending; their rows unless they must be found
+  size_t place_ = 0;              // in listed_
+  std::vector<Range> ranges_;     // after listed_, the next one at the end
+  std::vector<uint64_t> bounds_;  // the last key of each range
   int64_t num_ranges_ = 0, num_walked_ = 0;
   std::vector<uint32_t> part_rows_;  // row numbers of the keys that were read last, if known
   int64_t part_first_ = 0;

@@ -273,8 +273,7 @@ void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool r
   impl.FindUnlessNew(ex, keys, n, row_numbers.data());
   // Of keys that are all new to a hash table, the rows are written while they are inserted.
   const bool is_new =
-      impl.options.use_hashtable &&
-      std::count(row_numbers.begin(), row_numbers.end(), kNoRow) == n;
+      impl.options.use_hashtable && std::count(row_numbers.begin(), row_numbers.end(), kNoRow) == n;
   ShardGroups groups;  // by shard, as in Assign: of equal keys the last wins
   if (!is_new) GroupByShard(ex, keys, n, [](int64_t) { return true; }, &groups);
   const auto write_slots = [&](int64_t position) {
