@@ -15,9 +15,9 @@ FLOORS = [{"runtime"}, {"table", "planner"}, {"saving"}, {"lookup"}]
 # The front doors stand above all floors. A door knows no other door, with these exceptions:
 DOORS: dict[str, set[str]] = {
     # TableMetrics writes what `sok.report` measures.
-    "callbacks": {"inside"},
+    "callbacks": {"inspection"},
     # An estimate needs the slot rows of an optimizer's rule.
-    "inside": {"optimizers"},
+    "inspection": {"optimizers"},
     # SOK's paths of what the other doors have.
     "core": {"optimizers"},
     "kit_lib": set(),
@@ -49,6 +49,8 @@ STANDARD_LIBRARY_ONLY = (
     "sok_like/runtime/checks.py",
     "sok_like/table/policies.py",
     "sok_like/runtime/launchers.py",
+    "sok_like/runtime/hosts.py",
+    "sok_like/runtime/stall_connections.py",
     "sok_like/run.py",
     "sok_like/install_horovod.py",
 )

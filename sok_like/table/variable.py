@@ -26,6 +26,7 @@ from sok_like.table.initializers import row_initializer
 from sok_like.table.keys import as_key_dtype, as_keys
 from sok_like.table.policies import EmbeddingVariableOption, InitializerOption
 from sok_like.table.policy_methods import PolicyMethods
+from sok_like.table.shown_names import ShownNames
 from sok_like.table.snapshots import Snapshots, checkpointed, from_checkpoint
 from sok_like.table.sok1_names import Sok1Names
 from sok_like.table.weights import TableWeights, get_weights, set_weights, weights_of
@@ -54,7 +55,8 @@ class MemoryStats(NamedTuple):
 
 
 class EmbeddingVariable(
-    AsVariable, PolicyMethods, Snapshots, Sok1Names, resource_variable_ops.BaseResourceVariable
+    *(ShownNames, AsVariable, PolicyMethods, Snapshots, Sok1Names),
+    resource_variable_ops.BaseResourceVariable,
 ):
     """One rank's shard of a table: a hash table from 64-bit keys to rows of floats.
 
@@ -66,7 +68,7 @@ class EmbeddingVariable(
         embedding_dim: Length of a row, at least 1.
         name: Name of the table, the same on all ranks; initial rows depend on it.
         key_dtype: int64, int32, uint64 or uint32.
-        initializer: Keras initializer or its name; see `sok_like.table.initializers`.
+        initializer: Keras initializer or its name; see docs/semantics/keys_and_rows.md.
         capacity: Maximum number of keys per rank; None: no limit. A key beyond it raises
             `tf.errors.ResourceExhaustedError` and changes nothing.
         use_hashtable: False: no index; key k is row `k // world_size`, and keys must lie in
@@ -92,6 +94,14 @@ class EmbeddingVariable(
             replicas.
     """
 
+    _shown_names = (
+        *("name", "dtype", "device", "trainable"),  # of every tf.Variable
+        *("table_name", "dim", "key_dtype", "row_dtype", "shape", "size", "bytes", "stats"),
+        *("find", "export", "assign", "erase", "clear", "numpy"),
+        *("evict", "pop_evicted", "assign_scores", "set_step", "get_frequency", "get_version"),
+        *("statistics", "key_statistics", "total_count", "get_dynamic_shape"),
+        *("m_var_name", "emb_handle", "values"),
+    )
     # The only rank that holds keys, in a job of several. None: rank `key % world_size` holds a key.
     home: int | None = None
     # Returns what `tf.compat.v1.train.Saver` writes for a table. `sok_like.saving`, a higher layer,

@@ -8,9 +8,9 @@
 // In parallel, threads synchronise once per call and not once per pass and table. Many small tables
 // need that.
 //
-// Invariant: the threads that share a call's work take no lock; the calling thread locks all tables
-// before. So no thread of a pool waits for a lock whose holder waits for that pool. Locks are taken
-// in one order, so two calls on the same tables cannot wait for each other.
+// Invariant: the calling thread locks all tables before. The threads that share the call's work take
+// no table's lock, only those that nobody holds while waiting for the pool (parallel.h). Locks are
+// taken in one order, so two calls on the same tables cannot wait for each other.
 //
 // Results do not depend on how work is shared: every table is processed, even if another one fails,
 // and the error is that of the first.

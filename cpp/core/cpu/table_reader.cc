@@ -62,7 +62,7 @@ class CpuTable::Reader final : public TableReader {
     snapshot.policy.waiting = impl.records->filter->ExportKeys();
     snapshot.policy.counters = impl.records->filter->ExportCounters();
   }
-  ~Reader() override { table_.mutex().unlock_shared(); }
+  ~Reader() override { table_.mutex().Release(); }
 
   const TableChanges& about() const override { return about_; }
   int64_t num_keys() const override { return num_keys_; }
@@ -139,7 +139,7 @@ std::unique_ptr<TableReader> CpuTable::OpenContent(CallContext context, bool wit
   impl_->CatchUpAll(ex);
   auto reader =
       std::make_unique<Reader>(*this, TableChanges(), std::vector<uint64_t>(), true, with_slots);
-  lock.release()->Downgrade();
+  lock.release()->Hold();
   return reader;
 }
 
@@ -151,7 +151,7 @@ std::unique_ptr<TableReader> CpuTable::OpenChanges(CallContext context, int64_t 
   const bool is_whole = about.whole;
   auto reader = std::make_unique<Reader>(*this, std::move(about), std::move(touched), is_whole,
                                          /*with_slots=*/true);
-  lock.release()->Downgrade();
+  lock.release()->Hold();
   return reader;
 }
 
