@@ -187,22 +187,28 @@ class _Replaced(Prepared):
     """The values of a model's ordinary variables, which Keras replaces while it reads."""
 
     def __init__(self, model):
-        # Reading a shard would be a collective, and pieces take their content at the end.
         known = _ordinary(model)
         for optimizer in dense_in_keras.optimizers_of(model):
             known += optimizer_variables.ordinary(optimizer)
-        self._kept = [
-            (each, np.asarray(each).copy())
-            for each in known
-            if not is_embedding_variable(each) and not hasattr(each, "_sok_shard")
-        ]
+        self._kept = [(each, _value(each)) for each in known if not is_embedding_variable(each)]
 
     def commit(self):
         self._kept.clear()
 
     def drop(self):
         for variable, value in self._kept:
-            variable.assign(value)
+            if hasattr(variable, "_sok_shard"):
+                tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+            else:
+                variable.assign(value)
+
+
+def _value(variable):
+    """A copy of this rank's value; a shard's own `numpy()` would be a collective."""
+    if hasattr(variable, "_sok_shard"):
+        dtype = tf.as_dtype(variable.dtype)
+        return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=dtype).numpy()
+    return np.asarray(variable).copy()
 
 
 def load_state(own: Callable, *args: Any, **kwargs: Any) -> Any:
