@@ -121,10 +121,10 @@ mutants: $(STAMPS)/requirements
 	@$(VENV)/bin/python -m tests.cuda.mutants $(ARGS)
 
 fuzz: venv
-	@$(VENV)/bin/python -m tests.table.dump_fuzz $(ARGS)
+	@$(VENV)/bin/python -m tests.saving.fuzz $(ARGS)
 
 crash: venv
-	@$(VENV)/bin/python -m tests.table.dump_crash $(ARGS)
+	@$(VENV)/bin/python -m tests.saving.crash $(ARGS)
 
 clean:
 	rm -rf build build-* dist out *.egg-info sok_like/*.so .venv*/stamps/package

@@ -15,7 +15,7 @@ import importlib.util
 import warnings
 from typing import Any
 
-from sok_like.runtime import lazy
+from sok_like.runtime import hooks, lazy
 from sok_like.runtime.keras_names import announce
 
 # Modules of the classes, by their names in Keras' files.
@@ -52,6 +52,14 @@ def _class_in_file(name: str) -> Any:
     return getattr(importlib.import_module(_IN_FILES[name]), attribute)
 
 
+# Modules that change TensorFlow or Keras once `sok.Init` is called.
+# What lower packages do not import, and changes TensorFlow or Keras.
+hooks.load_at_init(
+    "sok_like.runtime.autograph",
+    "sok_like.runtime.private_names",
+    "sok_like.runtime.v1_graphs",
+    "sok_like.saving.install",
+)
 announce({name: functools.partial(_class_in_file, name) for name in _IN_FILES})
 
 __all__, _load, __dir__ = lazy.names(__name__)

@@ -46,6 +46,7 @@ from sok_like.runtime.process import local_rank as local_rank
 from sok_like.runtime.process import rank as rank
 from sok_like.runtime.process import shard as shard
 from sok_like.runtime.process import size as size
+from sok_like.saving.saver import Saver as Saver
 from sok_like.serving.export import export_saved_model as export_saved_model
 from sok_like.table.export_assign import assign as assign
 from sok_like.table.export_assign import export as export
@@ -56,7 +57,6 @@ from sok_like.table.policies import GlobalStepEvict as GlobalStepEvict
 from sok_like.table.policies import InitializerOption as InitializerOption
 from sok_like.table.policies import L2WeightEvict as L2WeightEvict
 from sok_like.table.policies import ScoreEvict as ScoreEvict
-from sok_like.table.saver import Saver as Saver
 from sok_like.table.storage import StorageOption as StorageOption
 
 __version__: str

@@ -69,7 +69,7 @@ def run_ranks(
             (anything pickle takes) is the rank's result; or the path of a script, whose result is
             its output as text.
         num_ranks: number of processes.
-        launcher: `"mpirun"`, or `"gloo"` for `horovodrun --gloo`.
+        launcher: `"mpirun"`, or `"gloo"` for `horovodrun --gloo`; or the words before the program.
         args: dictionary of JSON values, the function's keyword arguments; of a script, a list of
             command line words.
         env: dictionary of environment variables to set beside the inherited ones.
@@ -84,8 +84,9 @@ def run_ranks(
     with launch(), tempfile.TemporaryDirectory(prefix="sok_ranks_") as folder:
         folder = pathlib.Path(folder)
         main = [sys.executable, "-m", "tests.rank_main", str(target), str(folder), json.dumps(args)]
+        line = launch_line(num_ranks, launcher) if isinstance(launcher, str) else launcher
         process = subprocess.Popen(
-            launch_line(num_ranks, launcher) + main,
+            line + main,
             cwd=ROOT,
             env=_environment(env),
             stdin=subprocess.DEVNULL,

@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 versions=${VERSIONS:-$(cd requirements/tensorflow && ls *.no_deps.txt | sed 's/.no_deps.txt//')}
-one_rank="tests/lookup tests/optimizers tests/table tests/embeddings tests/group_embedding tests/runtime
+one_rank="tests/lookup tests/optimizers tests/table tests/saving tests/embeddings tests/group_embedding tests/runtime
   tests/test_training.py tests/test_session.py"
 # Files that compare the results of these modules of tests/checks on the ranks.
 two_ranks="tests/test_parity.py tests/test_fit.py tests/sok2/test_ranks.py"

@@ -12,25 +12,28 @@ import tensorflow as tf
 from sok_like.dist_model_parallel.optimizer_state import slot_objects
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.planner.tables import DATA_PARALLEL, HASHED
-from sok_like.table import dense_tables
-from sok_like.table.dense_tables import Part
+from sok_like.saving import optimizer_variables
+from sok_like.saving.dense_pieces import Part
 
 
 class DenseTables(tf.__internal__.tracking.Trackable):
-    """All dense tables of a layer, see `sok_like/table/dense_tables.py`."""
+    """All dense tables of a layer, see `sok_like/saving/dense_pieces.py`."""
 
     def __init__(self, layer: Any):
         self._layer = weakref.ref(layer)
         self.name, self.id = layer.name, secrets.token_hex(8)
         self.table_name = f"dense_{layer.name}"  # names the folder beside a file
-        self.read_as: str | None = None
-        dense_tables.register(self)
+        optimizer_variables.register(self)
 
     def _serialize_to_tensors(self):
         return {"id": tf.constant(self.id)}
 
     def _restore_from_tensors(self, restored_tensors):
-        self.read_as = restored_tensors["id"].numpy().decode()
+        # Eagerly, `sok_like.saving.checkpoints` reads the tables that the id stands for.
+        raise NotImplementedError(
+            "tf.train.Checkpoint restores dense tables of dist_model_parallel eagerly only. "
+            f"Received: a restore in a graph of layer '{self.name}'"
+        )
 
     def dense_parts(self, optimizers: Sequence[Any]) -> list[Part]:
         """The parts of this rank, with their slot variables in these optimizers."""

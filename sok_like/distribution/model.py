@@ -31,7 +31,7 @@ from sok_like.runtime import comm, hooks
 from sok_like.runtime.attributes import attributes
 from sok_like.runtime.keras_version import is_keras_3
 from sok_like.runtime.tensor_checks import checked
-from sok_like.table import keras_files
+from sok_like.saving import keras_files
 
 # `inside`: within a model's call; the models inside it get batches that are already split.
 _state = threading.local()
@@ -83,7 +83,6 @@ def _not_in_saved_model(own_children, name):
 
 def binding(distribution: Any) -> contextlib.ExitStack:
     """A scope in which models are bound when they are compiled or first called."""
-    keras_files.install()
 
     def compile(own, self, *args, **kwargs):
         bind(self, distribution)

@@ -2,7 +2,7 @@
 
     keys [n] --mix--> two buckets [n, 2] --gather--> 16 keys [n, 16] --equal--> slot --> row
 
-`sok_like/table/buckets.py` says how keys lie in buckets. Rows are in the order of the buckets
+`sok_like/lookup/buckets.py` says how keys lie in buckets. Rows are in the order of the buckets
 without gaps, so only keys have free slots. Every 64-bit key is legal. A table without an index has
 none here either: key k is row k.
 """
@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok_like.lookup.buckets import FACTORS, SLOTS, Buckets
 from sok_like.lookup.stock_rows import MissingRows
-from sok_like.table.buckets import FACTORS, SLOTS, Buckets
 
 ROW_DTYPES = ("float32", "bfloat16", "int8")
 

@@ -10,9 +10,9 @@ import tensorflow as tf
 from sok_like.lookup import by_key as by_key  # makes its tables readable by key
 from sok_like.lookup.training_flag import by_training
 from sok_like.runtime import comm
-from sok_like.table import beside, keras_files
+from sok_like.saving import transaction
+from sok_like.saving.hash_pieces import HashPiece
 from sok_like.table.snapshots import RecordedSnapshot, TableSnapshot
-from sok_like.table.together import restore_snapshot
 from sok_like.table.variable import EmbeddingVariable
 from sok_like.table.weights import owned
 
@@ -56,7 +56,7 @@ class TableLayer(tf.keras.layers.Layer):
 
     def save_own_variables(self, store):
         """Writes the table into Keras' file, or on several ranks the name of its dump."""
-        reference = beside.reference_of(self.table)
+        reference = transaction.reference_of(self.table)
         if reference is not None:
             store["beside"] = np.frombuffer(reference.encode(), np.uint8)
             return
@@ -75,7 +75,8 @@ class TableLayer(tf.keras.layers.Layer):
         """The inverse of `save_own_variables`; other keys are removed."""
         if "beside" in store:
             reference = np.asarray(store["beside"]).tobytes().decode()
-            beside.restore(self.table, keras_files.path_read(), reference)
+            folder = transaction.folder_read(reference)
+            transaction.prepare(HashPiece(self.table).prepare(folder))
             return
         # Tables without policies have no records; earlier versions wrote no step and no scale.
         optional = {*RecordedSnapshot._fields} - {*TableSnapshot._fields}
@@ -86,7 +87,7 @@ class TableLayer(tf.keras.layers.Layer):
             if field not in optional or field in store
         }
         fields["slot_names"] = _names_of_bytes(fields["slot_names"])
-        restore_snapshot(self.table, **_owned(fields))
+        transaction.prepare(HashPiece(self.table).prepare_content(**_owned(fields)))
 
 
 def freeze_tables(layer: Any) -> None:

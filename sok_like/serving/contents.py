@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok_like.lookup import buckets
 from sok_like.lookup.stock_rows import MissingRows
 from sok_like.lookup.stock_table import StockTable
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import all_or_none, send
-from sok_like.table import buckets
 from sok_like.table.variable import EmbeddingVariable, unwrap
 
 # Bytes of rows that all ranks together send at once.

@@ -8,9 +8,9 @@ key, through the layers, `sok.export` and `sok.assign`.
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import operator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -20,7 +20,7 @@ from tensorflow.python.ops import handle_data_util, resource_variable_ops
 from sok_like.runtime import comm, devices, native, wire
 from sok_like.runtime.checks import as_integer, wrong_argument
 from sok_like.runtime.initialize import check_replicas
-from sok_like.table import snapshots, together
+from sok_like.table import snapshots
 from sok_like.table.as_variable import AsVariable
 from sok_like.table.initializers import row_initializer
 from sok_like.table.keys import as_key_dtype, as_keys
@@ -94,6 +94,9 @@ class EmbeddingVariable(
 
     # The only rank that holds keys, in a job of several. None: rank `key % world_size` holds a key.
     home: int | None = None
+    # Returns what `tf.compat.v1.train.Saver` writes for a table. `sok_like.saving`, a higher layer,
+    # sets it.
+    element_in_graph: Callable[[Any], Any] | None = None
 
     def __init__(
         self,
@@ -111,8 +114,6 @@ class EmbeddingVariable(
     ):
         check_replicas()
         communicator = comm.current()
-        for module in ("tf_checkpoints", "v1_saver"):  # modules above this one
-            importlib.import_module(f"sok_like.table.{module}").install()
         _check_arguments(name, embedding_dim, capacity, use_hashtable, initial_capacity)
         key_dtype = as_key_dtype(key_dtype, name)
         row_dtype = wire.check(dtype, f"table '{name}'", "dtype") or "float32"
@@ -231,7 +232,8 @@ class EmbeddingVariable(
         """The tensor that `tf.compat.v1.train.Saver` writes for the table, in a graph."""
         if not self._in_graph_mode:
             return None
-        return importlib.import_module("sok_like.table.v1_saver").in_graph(self).element
+        assert self.element_in_graph is not None, "sok.Init sets it"
+        return self.element_in_graph(self)
 
     @_graph_element.setter
     def _graph_element(self, value):
@@ -365,16 +367,11 @@ class EmbeddingVariable(
 
     def _serialize_to_tensors(self):
         if self._world_size > 1 and tf.executing_eagerly():
-            return snapshots.referring(self, beside().new_reference(self.table_name))
+            return snapshots.referring(self, "")  # the save puts the name there
         return checkpointed(self.snapshot(evict=True))
 
     def _restore_from_tensors(self, restored_tensors):
-        if tf.executing_eagerly():
-            reference = snapshots.reference_in(restored_tensors)
-            if reference is not None:
-                return beside().restore(self, beside().path_read(), reference)
-        content = from_checkpoint(restored_tensors, self.table_name)
-        return together.restore_snapshot(self, **content)
+        return self.load_snapshot(**from_checkpoint(restored_tensors, self.table_name))
 
     def __deepcopy__(self, memo):
         with devices.device_scope(self.device):
@@ -387,11 +384,6 @@ class EmbeddingVariable(
         tensors = checkpointed(self.snapshot())
         state = {field: tensor.numpy() for field, tensor in tensors.items()}
         return _rebuild, (self.get_config(), state)
-
-
-def beside() -> Any:
-    """The module of tables beside a file, a higher layer."""
-    return importlib.import_module("sok_like.table.beside")
 
 
 def _rebuild(config, state):

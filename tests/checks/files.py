@@ -186,7 +186,7 @@ def message_of(call, *arguments, **keywords):
 def refused():
     """Paths of one's own; a rank that cannot write or read: all raise, and what was stays."""
     from sok_like.runtime import comm
-    from sok_like.table import shard_file
+    from sok_like.saving.format import shard_file
 
     rank, folder, found = comm.current().rank, shared("refused"), {}
     model = made()

@@ -74,7 +74,7 @@ def restore():
     """What ranks hold after restoring a dump of one rank, written here by hand."""
     import sok_like as sok
     from sok_like.runtime import comm
-    from sok_like.table import dump_file, shard_file
+    from sok_like.saving.format import manifest, shard_file
 
     folder = _shared_folder()
     if comm.current().rank == 0:
@@ -85,9 +85,9 @@ def restore():
             waiting=np.array([[20, 2, 9], [21, 1, 8]]),
             step=9,
         )
-        name = dump_file.shard_name("restored", "0", 0, 1)
+        name = manifest.shard_name("restored", "0", 0, 1)
         entry = shard_file.write_shard(str(folder), name, shard)
-        dump_file.write_manifest(str(folder), "restored", 2, "int64", "0", [entry])
+        manifest.write_manifest(str(folder), "restored", 2, "int64", "0", [entry])
     comm.current().barrier()
     counting = sok.EmbeddingVariableOption(filter_option=sok.CounterFilter(3))
     table = sok.EmbeddingVariable(2, name="restored", ev_option=counting)

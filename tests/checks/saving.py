@@ -84,16 +84,16 @@ def order(sok, rank, folder):
 
 def not_shared(sok, rank, folder):
     """Each rank has a folder of its own; each holds a dump of this rank alone before."""
-    from sok_like.table import dump_file, shard_file
+    from sok_like.saving.format import manifest, shard_file
 
     mine = folder / str(rank)
     part = shard_file.Shard(
         *(np.array([3], np.int64), np.ones([1, 2], np.float32), np.zeros([1, 0], np.float32)),
         *([], []),
     )
-    name = dump_file.shard_name("apart", f"0{rank}", 0, 1)
+    name = manifest.shard_name("apart", f"0{rank}", 0, 1)
     entry = shard_file.write_shard(mine, name, part)
-    dump_file.write_manifest(mine, "apart", 2, "int64", f"0{rank}", [entry])
+    manifest.write_manifest(mine, "apart", 2, "int64", f"0{rank}", [entry])
     before = sorted(path.name for path in mine.iterdir())
     table = filled(sok, "apart", range(6))
     messages = [message_of(sok.Saver().dump_to_file, table, mine)]
@@ -113,7 +113,7 @@ def uneven(sok, rank, folder):
 
 def unseen(sok, rank, folder):
     """What rank 1 has written has its size and other bytes: its host has not delivered them yet."""
-    from sok_like.table import shard_file
+    from sok_like.saving.format import shard_file
 
     own, saver = shard_file.write_shard, sok.Saver()
 

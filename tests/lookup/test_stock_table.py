@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from sok_like.lookup import buckets
 from sok_like.lookup.exporting import Exporting, exporting
 from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.stock_rows import MissingRows
 from sok_like.lookup.stock_table import StockTable
-from sok_like.table import buckets
 
 RANDOM = np.random.default_rng(0)
 KEYS = np.r_[RANDOM.integers(-(2**63), 2**63 - 1, 300), [0, -1, 2**63 - 1, -(2**63)]]

@@ -123,29 +123,42 @@ def test_a_session_does_not_meet_an_eager_call():
 
 @pytest.mark.parametrize("what", ["early_keys", ""])
 def test_the_end_of_rank_0_names_the_exchange(monkeypatch, what):
-    import socket
+    import selectors
+    import threading
     import types
 
     from sok_like.runtime import stalls
+    from sok_like.runtime.stall_connections import Door, Line
 
     def longest_wait(text, size, number):
         text.value = what.encode()
         return 1.0
 
-    rank_0 = socket.create_server(("127.0.0.1", 0))
-    communicator = types.SimpleNamespace(rank=1, world_size=2)
-    watch = stalls._Watch(communicator, 60.0, None, rank_0.getsockname(), "secret")
+    calls = selectors.DefaultSelector()
+    door = Door("127.0.0.1", "secret", 2, calls)
+
+    def let_in_and_end():
+        while not isinstance(line := door.answer(calls.select()[0][0].data), Line):
+            pass
+        line.close()
+
+    rank_0 = threading.Thread(target=let_in_and_end)
+    rank_0.start()
+    communicator, calls_of_1 = (
+        types.SimpleNamespace(rank=1, world_size=2),
+        selectors.DefaultSelector(),
+    )
+    watch = stalls._Watch(communicator, 60.0, door.address, "secret", calls_of_1)
     watch._library = types.SimpleNamespace(sok_longest_wait=longest_wait)
     reasons = []
 
     def end(reason):
         reasons.append(reason)
-        watch.told.set()
+        watch._closed.set()
 
     monkeypatch.setattr(watch, "_end_waits", end)
-    rank_0.accept()[0].close()
+    rank_0.join()
     watch.run()
-    rank_0.close()
     where = f"in the exchange '{what}'" if what else "in no exchange"
     assert reasons == [f"rank 0 has ended without a message; rank 1 was {where}"]
 

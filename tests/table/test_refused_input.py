@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from sok_like.optimizers.rules import OptimizerRule
-from sok_like.table.saver import Saver
+from sok_like.saving.saver import Saver
 
 pytestmark = pytest.mark.keras
 

@@ -1,0 +1,144 @@
+"""Dense tables that are spread over ranks, in Keras' files: whole, or sliced beside the file.
+
+    m.keras                                     on one rank: whole tables, "0", "0.momentum", "1"
+    m.keras.tables/dense_rows.3f2a/0-of-2.npz   on several: the slices of rank 0
+
+Keras visits layers and optimizers in any order, and a slot variable is sliced like its table. So
+slot variables are stored with their tables, and both are read once Keras has visited all of a
+model. The optimizer's other variables are where Keras puts them (`dense_pieces.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like.runtime import comm
+from sok_like.runtime.attributes import attributes
+from sok_like.saving import dense_pieces, optimizer_variables, transaction
+from sok_like.saving.dense_pieces import DensePiece, Holder, Slice, Stored
+
+_ID = "tables"  # the id of the only holder in a folder
+_REFERENCE, _RANKS = "beside", "ranks"
+_LISTED = 1  # second number of `_RANKS`: the folder has a list of files; version 0.1 had none
+_state = threading.local()
+
+
+def holders_of(model: Any) -> list[Any]:
+    """The holders of a model's layers, in the same order on all ranks."""
+    layers = model._flatten_layers() if hasattr(model, "_flatten_layers") else ()
+    found = [getattr(layer, "dense_in_files", None) for layer in layers]
+    return list({id(each): each for each in found if each is not None}.values())
+
+
+def piece_of(holder: Holder) -> DensePiece:
+    """A holder as a piece beside Keras' file."""
+    return DensePiece(holder.table_name, [holder], [_ID])
+
+
+def is_hidden(layer: Any, name: str) -> bool:
+    """Whether Keras' files leave out an attribute of a layer, which writes it itself."""
+    return name in getattr(layer, "not_in_files", ())
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """The optimizer of a model if Keras' files hold it."""
+    # They hold nothing of tf_keras' legacy optimizers.
+    optimizer = getattr(model, "optimizer", None)
+    return [optimizer] if hasattr(optimizer, "save_own_variables") else []
+
+
+def save(holder: Holder, store: Any) -> None:
+    """Writes the part of a holder that Keras' file contains.
+
+    Raises:
+        NotImplementedError: on several ranks, outside of a save of a model.
+    """
+    reference, ranks = transaction.reference_of(holder), comm.current().world_size
+    if reference is not None:
+        store[_REFERENCE] = np.frombuffer(reference.encode(), np.uint8)
+        store[_RANKS] = np.array([ranks, _LISTED])
+        return
+    if ranks > 1:
+        raise NotImplementedError(
+            f"The tables of layer '{holder.name}' are spread over {ranks} ranks and are saved with "
+            "their model: model.save('x.keras'), model.save_weights('x.weights.h5')"
+        )
+    for key, value in dense_pieces.wholes_of(holder):
+        store[key] = (tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value).numpy()
+
+
+# ---- reading ----
+
+
+def load(holder: Holder, store: Any) -> None:
+    """Reads what `save` wrote, at the end of `loading`.
+
+    Raises:
+        ValueError: the file has other tables, or none.
+    """
+    with optimizer_variables.of_root(()):
+        parts = dense_pieces.parts_of(holder)
+    if _REFERENCE in store:
+        reference = np.asarray(store[_REFERENCE]).tobytes().decode()
+        ranks, *listed = np.asarray(store[_RANKS]).tolist()
+        folder = transaction.folder_read(reference)
+        stored = Stored.of_folder(folder, ranks, listed == [_LISTED])
+    else:
+        stored = Stored.of_slices(_slices_in(store, parts))
+    stored.check_tables(holder, _ID, parts)
+    if getattr(_state, "found", None) is None:
+        transaction.prepare(stored.prepare(_ID, parts))
+    else:
+        _state.found.append((holder, stored))
+
+
+def _slices_in(store, parts):
+    """This rank's slices of whole tables and slot variables, which are copied at once."""
+    found, mine = {}, {part.key: (part.rows, part.columns) for part in parts}
+    for key in store.keys():
+        whole = np.asarray(store[key])
+        rows, columns = mine.get(key.split(".")[0], ((0, 0), (0, 0)))
+        value = np.array(whole[slice(*rows), slice(*columns)])
+        found[_ID, key] = Slice(whole.shape, rows, columns, functools.partial(np.asarray, value))
+    return found
+
+
+@contextlib.contextmanager
+def loading(model: Any, discarded: Callable[[], bool]) -> Iterator[None]:
+    """A scope that prepares tables at its end, when the model's optimizer is known.
+
+    Args:
+        discarded: Whether the values must be discarded: Keras collects errors.
+    """
+    found: list[Any] = []
+    with attributes(_state, {"found": found}):
+        yield
+    if discarded():
+        return
+    with optimizer_variables.of_root(optimizers_of(model)):
+        for holder, stored in found:
+            transaction.prepare(stored.prepare(_ID, _parts_in(holder, stored)))
+
+
+def _parts_in(holder, stored):
+    """The parts of a holder that are read; not slot variables of another optimizer."""
+    parts = dense_pieces.parts_of(holder)
+    mine = {part.key.partition(".")[2] for part in parts if "." in part.key}
+    received = stored.slot_names(_ID)
+    if mine and received and mine != received:  # Keras, too, keeps the optimizer's state then
+        warnings.warn(
+            f"The optimizer's state of layer '{holder.name}' is not loaded: the optimizer "
+            f"has the slot variables {sorted(mine)}, the file {sorted(received)}",
+            stacklevel=2,
+        )
+        return [part for part in parts if "." not in part.key]
+    stored.check_slots(holder, _ID, parts)
+    return parts

@@ -1,0 +1,303 @@
+"""Dense tables that are spread over ranks: written by slices, read by any number of ranks.
+
+    model.ckpt                                the rest, and the name of each holder
+    model.ckpt.tables/dense.3f2a/0-of-2.npz   the slices of rank 0, a block of rows at a time
+
+A holder, such as a layer of `dist_model_parallel`, says which rows and columns of which whole
+tables lie on this rank, and the same for the optimizer's slot variables. On one rank the whole
+tables are inside the file. A reader takes its own slices out of the blocks of all files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like.runtime import comm
+from sok_like.saving import array_files, optimizer_variables
+from sok_like.saving.array_files import Folder
+from sok_like.saving.pieces import Prepared
+
+BLOCK_BYTES = 8 * 2**20
+
+
+class Part(NamedTuple):
+    """A slice of a whole table, or of one of its slot variables."""
+
+    key: str  # "<table>" or "<table>.<slot variable>"
+    shape: tuple[int, int]  # of the whole table
+    rows: tuple[int, int]  # of this rank: from, to
+    columns: tuple[int, int]
+    variable: tf.Variable
+    first_row: int  # of the slice within the variable
+    written: bool  # False if another rank writes the same slice
+
+
+class Holder(Protocol):
+    """An object that holds dense tables; `tf.train.Checkpoint` sees it as a Trackable."""
+
+    name: str  # for errors
+    table_name: str  # names a folder beside a file
+    id: str  # in files; unique within a process
+
+    def dense_parts(self, optimizers: Sequence[Any]) -> list[Part]:
+        """The parts of this rank, with their slot variables in these optimizers."""
+
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """Shapes of the whole tables by key, including those of which this rank has no part."""
+
+    def own_variables(self) -> list[Any]:
+        """This rank's variables."""
+
+    def variables_in(self, optimizer: Any) -> list[Any]:
+        """The holder's variables that an optimizer knows, and their slot variables."""
+
+
+def parts_of(holder: Holder) -> list[Part]:
+    """The holder's parts on this rank, with slot variables of the optimizers in scope."""
+    return holder.dense_parts(optimizer_variables.in_scope())
+
+
+def wholes_of(holder: Holder) -> Iterator[tuple[str, Any]]:
+    """On one rank: the key and value of each whole table and of its slot variables."""
+    for part in parts_of(holder):
+        value = part.variable.read_value()
+        if value.shape[0] != part.shape[0]:
+            value = value[part.first_row : part.first_row + part.shape[0]]
+        yield part.key, value
+
+
+class DensePiece:
+    """The dense tables of some holders, as a piece; both directions within `of_root`.
+
+    Args:
+        name: Of the folder.
+        holders: The holders, in the same order on all ranks.
+        ids: Their ids in files, the same on all ranks.
+    """
+
+    def __init__(self, name: str, holders: Sequence[Holder], ids: Sequence[str]):
+        self.name, self._holders, self._ids = name, list(holders), list(ids)
+
+    def write(self, folder: str) -> dict[str, Any]:
+        """Writes this rank's slices."""
+        communicator = comm.current()
+        return array_files.write(folder, communicator.rank, communicator.world_size, self._blocks())
+
+    def _blocks(self):
+        for holder_id, holder in zip(self._ids, self._holders, strict=True):
+            for part in parts_of(holder):
+                for start, stop in blocks_of(part) if part.written else ():
+                    offset = part.first_row - part.rows[0]
+                    block = tf.gather(part.variable, tf.range(start + offset, stop + offset))
+                    block = tf.cast(block, tf.float32) if block.dtype == tf.bfloat16 else block
+                    slice_ = (*part.shape, start, stop, *part.columns)
+                    yield ",".join(map(str, (holder_id, part.key, *slice_))), block.numpy()
+
+    def finish(self, folder: str, entries: Sequence[dict[str, Any]]) -> None:
+        """Lists the files of all ranks."""
+        array_files.finish(folder, entries)
+
+
+def blocks_of(part: Part) -> Iterator[tuple[int, int]]:
+    """First and last row (exclusive) of each block; bounds are the same on all ranks."""
+    step = max(1, BLOCK_BYTES // (4 * part.shape[1]))
+    start, end = part.rows
+    while start < end:
+        stop = min(end, (start // step + 1) * step)
+        yield start, stop
+        start = stop
+
+
+# ---- reading ----
+
+
+class Block(NamedTuple):
+    """A slice of a whole table in a file."""
+
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+    name: str  # of the array
+    rank: int  # that has written it
+
+
+class Slice(NamedTuple):
+    """A slice of a whole table inside a file."""
+
+    shape: tuple[int, int]  # of the whole table
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+    read: Callable[[], np.ndarray]
+
+
+class Stored:
+    """The dense tables of one save.
+
+    Args:
+        found: By holder's id and part's key: the shape of the whole, and its blocks.
+        arrays: Yields, for blocks that it is given, each with its value.
+        identity: As in `Prepared`.
+    """
+
+    def __init__(
+        self,
+        found: Mapping[tuple[str, str], tuple[tuple[int, int], list[Block]]],
+        arrays: Callable[[Iterable[Block]], Iterator[tuple[Block, np.ndarray]]],
+        identity: str = "",
+    ):
+        self._found, self._arrays, self.identity = found, arrays, identity
+
+    @classmethod
+    def of_folder(cls, path: str, world_size: int, listed: bool) -> Stored:
+        """Of a folder that `world_size` ranks have written.
+
+        Each rank compares the SHA-256 of some files, so that together they compare all. The blocks
+        that a rank reads have a CRC-32 besides.
+
+        Raises:
+            OSError, ValueError: a file is missing or damaged; names the file.
+        """
+        folder, communicator = Folder(path, world_size, listed), comm.current()
+        folder.check(range(communicator.rank, world_size, communicator.world_size))
+        found: dict[tuple[str, str], tuple[tuple[int, int], list[Block]]] = {}
+        for rank in range(world_size):
+            with folder.open(rank) as archive:
+                for name in archive.files:
+                    holder, key, *numbers = name.split(",")
+                    rows, columns, *slice_ = map(int, numbers)
+                    blocks = found.setdefault((holder, key), ((rows, columns), []))[1]
+                    a, b, c, d = slice_
+                    blocks.append(Block((a, b), (c, d), name, rank))
+
+        def arrays(blocks):
+            blocks = list(blocks)
+            for rank in sorted({block.rank for block in blocks}):
+                with folder.open(rank) as archive:
+                    for block in blocks:
+                        if block.rank == rank:
+                            yield block, archive[block.name]
+
+        return cls(found, arrays, folder.identity)
+
+    @classmethod
+    def of_slices(cls, slices: Mapping[tuple[str, str], Slice]) -> Stored:
+        """Of slices inside a file, by holder's id and part's key."""
+        found = {
+            (holder, key): (each.shape, [Block(each.rows, each.columns, f"{holder},{key}", 0)])
+            for (holder, key), each in slices.items()
+        }
+
+        def arrays(blocks):
+            for block in blocks:
+                holder, key = block.name.split(",", 1)
+                yield block, slices[holder, key].read()
+
+        return cls(found, arrays)
+
+    def slot_names(self, read_as: str) -> set[str]:
+        """The names of the holder's slot variables in the save."""
+        keys = [key for name, key in self._found if name == read_as]
+        return {key.partition(".")[2] for key in keys if "." in key}
+
+    def check_tables(self, holder: Holder, read_as: str, parts: Sequence[Part]) -> None:
+        """Raises ValueError unless a holder's tables are the same and its parts are complete.
+
+        Args:
+            read_as: The holder's id in the save.
+            parts: The parts of this rank.
+        """
+        received = {
+            key: tuple(shape)
+            for (name, key), (shape, _) in self._found.items()
+            if name == read_as and "." not in key
+        }
+        expected = holder.shapes()
+        if received.keys() != expected.keys():
+            missing, more = (sorted(a.keys() - b.keys(), key=int) for a, b in
+                             ((expected, received), (received, expected)))  # fmt: skip
+            raise ValueError(
+                f"A checkpoint must have the tables of layer '{holder.name}'. Received: one "
+                f"without tables {missing} and with extra tables {more} (numbers in `embeddings`)"
+            )
+        for key, shape in expected.items():  # checks all tables, so that ranks agree
+            if received[key] != shape:
+                raise ValueError(
+                    f"A checkpoint must have the tables of layer '{holder.name}' in their shapes. "
+                    f"Received: '{key}' of shape {received[key]} for a table of shape {shape}"
+                )
+        self._check_parts(holder, read_as, [part for part in parts if "." not in part.key])
+
+    def check_slots(self, holder: Holder, read_as: str, parts: Sequence[Part]) -> None:
+        """Raises ValueError if the save has slot variables, but not all of those of the parts."""
+        slots = [part for part in parts if "." in part.key]
+        missing = sorted({part.key for part in slots if (read_as, part.key) not in self._found})
+        names = self.slot_names(read_as)
+        if missing and names:
+            raise ValueError(
+                f"A checkpoint must have the optimizer's slot variables of layer '{holder.name}'. "
+                f"Received: one without {missing}"
+            )
+        self._check_parts(holder, read_as, slots if names else ())
+
+    def _check_parts(self, holder, read_as, parts):
+        for part in parts:
+            held = sum(_common(block.rows, part.rows) * _common(block.columns, part.columns)
+                       for block in self._found[read_as, part.key][1])  # fmt: skip
+            if held != (part.rows[1] - part.rows[0]) * (part.columns[1] - part.columns[0]):
+                raise ValueError(f"Rows of '{part.key}' of layer '{holder.name}' are missing.")
+
+    def prepare(self, read_as: str, parts: Sequence[Part]) -> Prepared:
+        """Reads parts into memory; `read_as` is their holder's id in the save."""
+        values, wanted = [], []
+        for part in parts:
+            _, blocks = self._found.get((read_as, part.key), (None, None))
+            if blocks is None:
+                continue
+            shape = part.rows[1] - part.rows[0], part.columns[1] - part.columns[0]
+            value = np.empty(shape, part.variable.dtype.as_numpy_dtype)
+            values.append((part, value))
+            wanted += [
+                (block, part, value)
+                for block in blocks
+                if _common(block.rows, part.rows) * _common(block.columns, part.columns)
+            ]
+        found = {block: [(p, v) for b, p, v in wanted if b == block] for block, *_ in wanted}
+        for block, array in self._arrays(found):
+            for part, value in found[block]:
+                _copy(block, array, part, value)
+        return _Values(values, self.identity)
+
+
+def _copy(block, array, part, value):
+    """The elements that a block and a part have in common."""
+    (a, b), (c, d) = block.rows, block.columns
+    array = array.reshape(b - a, d - c)
+    (start, stop), (left, right) = part.rows, part.columns
+    low, high, first, last = max(a, start), min(b, stop), max(c, left), min(d, right)
+    value[low - start : high - start, first - left : last - left] = array[
+        low - a : high - a, first - c : last - c
+    ]
+
+
+def _common(one, other):
+    return max(0, min(one[1], other[1]) - max(one[0], other[0]))
+
+
+class _Values(Prepared):
+    """Slices in memory."""
+
+    def __init__(self, values, identity):
+        self._values, self.identity = values, identity
+
+    def commit(self):
+        for part, value in self._values:
+            offset = part.first_row - part.rows[0]
+            for start, stop in blocks_of(part):
+                tf.raw_ops.ResourceScatterUpdate(
+                    resource=part.variable.handle,
+                    indices=tf.range(start + offset, stop + offset, dtype=tf.int64),
+                    updates=value[start - part.rows[0] : stop - part.rows[0]],
+                )

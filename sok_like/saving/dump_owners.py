@@ -1,0 +1,110 @@
+"""What dumps and restores of tables share: who may write where, and the errors that say so."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sok_like.runtime import comm
+from sok_like.runtime.checks import wrong_argument
+from sok_like.runtime.process import local_size
+from sok_like.saving.format import durable, manifest
+from sok_like.table.variable import as_embedding_variable
+
+# The tables that wrote or read the dump in a folder, by folder and table name.
+_known_by: dict[tuple[str, str], list[weakref.ref]] = {}
+
+
+def checked(variable: Any) -> Any:
+    """The EmbeddingVariable; raises for anything else, and for one that only `sok2.dump` takes."""
+    variable = as_embedding_variable(variable, "embedding_variable")
+    if variable.home is not None and comm.current().world_size > 1:
+        raise ValueError(
+            "`embedding_variable` must have its keys on rank key % world_size. Received: table "
+            f"'{variable.table_name}', all on rank {variable.home}; use sok_like.sok2.dump"
+        )
+    return variable
+
+
+def check_arguments(variable: Any, filepath: Any, **flags: Any) -> None:
+    """Checks the arguments of a Saver's methods: a folder, and flags by name.
+
+    Raises:
+        TypeError: `filepath` is not a str or an os.PathLike, or a flag is not a bool.
+        ValueError: `filepath` is empty, which would mean the working directory.
+    """
+    of = f"table '{variable.table_name}'"
+    if not isinstance(filepath, (str, os.PathLike)) or isinstance(os.fspath(filepath), bytes):
+        required = "a folder, as a str or an os.PathLike"
+        raise wrong_argument("filepath", required, filepath, of, TypeError)
+    if filepath == "":
+        raise ValueError(
+            "`filepath` must name a folder; '.' is the working directory. "
+            f"Received: filepath='' ({of})"
+        )
+    for name, value in flags.items():
+        if not isinstance(value, (bool, np.bool_)):
+            raise wrong_argument(name, "True or False", value, of, TypeError)
+
+
+def _place(folder, table):
+    local = durable.local(folder)
+    return os.path.normpath(folder) if local is None else os.path.realpath(local), table
+
+
+def wrote(folder: str, variable: Any) -> None:
+    """Makes a table the dump's only owner."""
+    _known_by[_place(folder, variable.table_name)] = [weakref.ref(variable)]
+
+
+def read(folder: str, variable: Any) -> None:
+    """Adds a table to the dump's owners."""
+    _known_by.setdefault(_place(folder, variable.table_name), []).append(weakref.ref(variable))
+
+
+def forget(folder: str, variable: Any) -> None:
+    """Lets other tables of this name write to a folder, which belongs to one dump only."""
+    _known_by.pop(_place(folder, variable.table_name), None)
+
+
+def check_owner(folder: str, variable: Any) -> None:
+    """Raises ValueError if a dump would replace that of another table of this program."""
+    known = [ref() for ref in _known_by.get(_place(folder, variable.table_name), [])]
+    alive = [table for table in known if table is not None]
+    if alive and all(table is not variable for table in alive):
+        raise ValueError(
+            "Tables that are dumped into one folder must have different names. Received: two "
+            f"tables '{variable.table_name}' for {folder!r}; dump one of them into another folder"
+        )
+
+
+def same_dump(told: list) -> None:
+    """Raises RuntimeError unless all ranks report the same `dump`."""
+    if len({message["dump"] for message in told}) > 1:
+        raise RuntimeError(
+            "All ranks must read the same dump, from a folder that they share. Received: different "
+            "dumps"
+        )
+
+
+def see_shards(folder: str, entries: Sequence[Any]) -> None:
+    """Raises unless the folder shows all shards of a dump; called before the manifest names them.
+
+    Rank 0 looks for all of them. Every shard is read back by one rank that did not write it, on
+    another host if there are several: each rank reads about as much as it wrote.
+
+    Args:
+        entries: The results of `write_shard`, by rank; None where there was nothing to write.
+    """
+    rank, world_size = comm.current().rank, comm.current().world_size
+    if entries[0] is None:
+        return
+    if rank == 0:
+        manifest.check_seen(folder, entries)
+    if world_size > 1:
+        other = (rank + (local_size() % world_size or 1)) % world_size
+        manifest.check_bytes(folder, entries[other], other)

@@ -1,0 +1,1 @@
+"""The files of a dump, without TensorFlow: their layout, their checksums, and how they are read."""

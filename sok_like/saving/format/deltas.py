@@ -1,0 +1,323 @@
+"""Reads a dump with deltas: the base, then what changed since, in order.
+
+    base | delta 1 | delta 2         each written by any number of ranks
+
+For every key, the last dump that mentions it counts: it holds the key's row, or says that the key
+is erased. A delta that is `whole` replaces all keys of the rank that wrote it.
+
+Some optimizers move rows outside of the batch (dense Adam, momentum, weight decay). Then a row that
+no later delta holds has moved as well. The deltas log the steps, and the row goes through them
+here, as a row in memory does when it is next read: with the same bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from sok_like.runtime import native
+from sok_like.saving.format import durable, merged_keys
+from sok_like.saving.format.manifest import Dump, is_mine
+from sok_like.saving.format.progress import Progress
+from sok_like.saving.format.shard_file import PIECE, Column, Shard
+from sok_like.saving.format.shard_reader import BY_KEY, ShardSource
+
+_ROWS_AT_ONCE = 2**16
+_OPTIMIZER = re.compile(r"(\w+)\((.*)\)")
+
+
+class Content:
+    """The part of a dump and its deltas that `rank` of `world_size` owns, read piece by piece.
+
+    Args:
+        dumps: The base and each delta in order; of each, its shards by rank.
+        rank: The rank whose keys to read.
+        world_size: Number of ranks.
+        dim: The table's `embedding_dim`.
+
+    Attributes:
+        rest: What belongs to no key; its arrays by key are empty.
+        num_keys: Number of keys.
+
+    Raises:
+        ValueError: a base in the place of a delta, shards with different slot variables, or
+            filters of different sizes.
+    """
+
+    def __init__(
+        self, dumps: Sequence[Sequence[ShardSource]], rank: int, world_size: int, dim: int
+    ):
+        self._dumps, self._rank, self._world_size, self._dim = dumps, rank, world_size, dim
+        self._rests = [[source.without_keys() for source in sources] for sources in dumps]
+        for number, (sources, rests) in enumerate(zip(dumps, self._rests, strict=True)):
+            if any((rest.erased is not None) != (number > 0) for rest in rests):
+                kind = "a delta" if number else "the base of a dump"
+                raise ValueError(f"{sources[0].name} must be {kind}")
+        self._logs = [[_log_of(rest) for rest in rests] for rests in self._rests[1:]]
+        self._owing = any(len(steps) for logs in self._logs for _, _, steps in logs)
+        self.rest = self._without_keys()
+        self.num_keys = self._count()
+
+    def parts(self) -> Iterator[Shard]:
+        """Keys with their data; each key is in one part."""
+        yield from map(self._part, self._positions())
+
+    def _part(self, position):
+        number, source, _, begin, end, kept = position
+        shard = _selected(source.part(begin, end), kept)
+        if self._owing:
+            _bring_up(shard, number, self._logs, self._dim)
+        if self.rest.records is None:
+            shard.records = None
+        return shard
+
+    def sorted(self) -> Shard:
+        """All of it, for `write_shard`, in ascending order of keys; it is read while it is written.
+
+        Only for a dump with deltas, whose keys ascend in each file.
+        """
+        arrays = {name: getattr(self.rest, name) for name in BY_KEY}
+        columns: dict[str, Any] = {
+            name: Column((self.num_keys, *array.shape[1:]), array.dtype, self._in_order(name))
+            for name, array in arrays.items()
+            if array is not None and (name == "keys" or array.shape[1])
+        }
+        if "slot_rows" not in columns:
+            columns["slot_rows"] = np.zeros([self.num_keys, 0], np.float32)
+        return dataclasses.replace(self.rest, **columns)
+
+    def _in_order(self, name):
+        """A function that returns the next rows of an array by key, in the order of the keys."""
+        found = (getattr(shard, name) for shard in self._sorted_parts())
+        left: list[np.ndarray] = []
+
+        def part(begin, end, _):
+            while sum(map(len, left)) < end - begin:
+                left.append(next(found))
+            rows = np.concatenate(left)
+            left[:] = [rows[end - begin :]]
+            return rows[: end - begin]
+
+        return part
+
+    def _sorted_parts(self):
+        for positions in self._ranges():
+            shards = [self._part(position) for position in positions]
+            if not shards:
+                continue
+            order = np.argsort(np.concatenate([each.keys for each in shards]).view(np.uint64))
+            rest, found = shards[0], {}
+            for name in BY_KEY:
+                arrays = [getattr(each, name) for each in shards]
+                found[name] = None if arrays[0] is None else np.concatenate(arrays)[order]
+            yield dataclasses.replace(rest, **found)
+
+    def _count(self):
+        """Counts the keys, and finds out which slot variables and records they have."""
+        count, first, has_records = 0, None, True
+        for _, source, rest, _, _, kept in self._positions():
+            count += int(kept.sum())
+            slots = source.slot_names, source.slot_widths
+            first = first or slots
+            if slots != first:
+                raise ValueError(
+                    "All shards of a dump must have the same slot variables. Received: "
+                    f"{source.slot_names} and {first[0]}"
+                )
+            has_records &= rest.records is not None
+        rest = self.rest
+        rest.slot_names, rest.slot_widths = first or ([], [])
+        rest.slot_rows = np.zeros([0, sum(rest.slot_widths)], np.float32)
+        rest.records = np.zeros([0, 3], np.int64) if first and has_records else None
+        return count
+
+    def _positions(self):
+        """Parts of the sources, and which of their keys count; leaves out parts without any."""
+        for positions in self._ranges():
+            yield from positions
+
+    def _ranges(self):
+        """The same by range; the keys of a range are greater than those of the one before."""
+        if len(self._dumps) == 1:  # every key counts
+            yield self._all_positions()
+            return
+        numbered = [
+            (number, source, rest)
+            for number, sources in enumerate(self._dumps)
+            for source, rest in zip(sources, self._rests[number], strict=True)
+        ]
+        erased = [self._erased(rests) for rests in self._rests]
+        for bound, runs in merged_keys.ranges([source for _, source, _ in numbered]):
+            parts: list[list[Any]] = [[] for _ in self._dumps]
+            while runs:
+                each, begin, keys = runs.pop()
+                number, source, rest = numbered[each]
+                parts[number].append((source, rest, begin, keys))
+            gone = []
+            for number, keys in enumerate(erased):
+                count = int(np.searchsorted(keys, bound, side="right"))
+                gone.append(keys[:count])
+                erased[number] = keys[count:]
+            yield self._counting(parts, gone)
+
+    def _all_positions(self):
+        for source, rest in zip(self._dumps[0], self._rests[0], strict=True):
+            step = max(1, PIECE // max(1, source.key_bytes))
+            for begin in range(0, source.num_keys, step):
+                end = min(begin + step, source.num_keys)
+                kept = self._is_mine(source.keys(begin, end))
+                if kept.any():
+                    yield 0, source, rest, begin, end, kept
+
+    def _erased(self, rests):
+        """This rank's keys that a delta marks as erased, sorted."""
+        found = [rest.erased for rest in rests if rest.erased is not None]
+        keys = np.concatenate([np.zeros([0], np.int64), *found])
+        return np.unique(keys[self._is_mine(keys)].view(np.uint64))
+
+    def _counting(self, parts, erased):
+        """The keys of one range, by dump, that no later dump mentions."""
+        later = np.zeros([0], np.uint64)  # keys of this rank that a later dump mentions
+        # By later dump: its number of ranks, and the ranks whose shard replaces all earlier keys.
+        replaced: list[tuple[int, list[int]]] = []
+        for number in range(len(self._dumps) - 1, -1, -1):
+            mentioned, rests = [later, erased[number]], self._rests[number]
+            while parts[number]:  # frees the keys of a part after use
+                source, rest, begin, keys = parts[number].pop()
+                kept = self._is_mine(keys)
+                mentioned.append(keys[kept].view(np.uint64))
+                kept &= _unmentioned(keys, later)
+                for world_size, ranks in replaced:
+                    kept &= ~np.isin(_owners(keys, world_size), ranks)
+                if kept.any():
+                    yield number, source, rest, begin, begin + len(keys), kept
+            if number:
+                later = np.unique(np.concatenate(mentioned))
+            whole = [rank for rank, rest in enumerate(rests) if rest.whole]
+            if whole:
+                replaced.append((len(rests), whole))
+
+    def _is_mine(self, keys):
+        if self._world_size == 1:
+            return np.ones(len(keys), bool)
+        return is_mine(keys, self._rank, self._world_size)
+
+    def _without_keys(self):
+        """The last dump without its keys.
+
+        Counters of Bloom filters cannot be split by key. The maximum over all shards is right for
+        every key, if a little too large. At the same number of ranks each rank keeps its own.
+        """
+        last, filters = self._rests[-1], self._rests[-1]
+        if len(last) == self._world_size:
+            filters = [last[self._rank]]
+        waiting = [rest.waiting[self._is_mine(rest.waiting[:, 0])] for rest in last]
+        counters = [rest.counters for rest in filters if len(rest.counters)]
+        if len({len(c) for c in counters}) > 1:
+            raise ValueError(
+                "All shards of a dump must have filters of the same size. Received: "
+                f"{sorted({len(c) for c in counters})} counters"
+            )
+        nothing = np.zeros([0], np.int64)
+        return Shard(
+            *(nothing, np.zeros([0, self._dim], np.float32), np.zeros([0, 0], np.float32), [], []),
+            waiting=np.concatenate(waiting),
+            counters=functools.reduce(np.maximum, counters) if counters else nothing,
+            step=max(rest.step for rest in last),
+            optimizer_step=max(rest.optimizer_step for rest in last),
+            initial_row_scale=max(rest.initial_row_scale for rest in last),
+        )
+
+
+def content_of(
+    dump: Dump, rank: int, world_size: int, dim: int, progress: str | None = None
+) -> Content:
+    """The part of a dump and its deltas that `rank` of `world_size` owns; checks all files first.
+
+    Args:
+        progress: The call whose progress rank 0 prints; None: it prints nothing.
+
+    Raises:
+        ValueError: a file is damaged, or does not belong to this dump.
+    """
+    dumps = [dump, *dump.deltas]
+    size = sum(durable.size(file) for each in dumps for file in each.files)
+    told = Progress(progress, size) if progress else None
+    sources = [[each.open(n, dim, told) for n in range(len(each.files))] for each in dumps]
+    return Content(sources, rank, world_size, dim)
+
+
+def _owners(keys, world_size):
+    return (keys.view(np.uint64) % np.uint64(world_size)).astype(np.int64)
+
+
+def _unmentioned(keys, later):
+    kept, keys = np.ones(len(keys), bool), np.ascontiguousarray(keys).view(np.uint64)
+    if not len(later) or not len(keys):
+        return kept
+    at = np.minimum(np.searchsorted(keys, later), len(keys) - 1)
+    kept[at[keys[at] == later]] = False
+    return kept
+
+
+def _selected(shard, kept):
+    if kept.all():
+        return shard
+    records = None if shard.records is None else shard.records[kept]
+    slots = shard.slot_rows[kept], shard.slot_names, shard.slot_widths
+    return Shard(np.ascontiguousarray(shard.keys[kept]), shard.rows[kept], *slots, records=records)
+
+
+def _log_of(shard):
+    """Rule, options and steps, as `ReplayedSteps` takes them."""
+    if shard.whole:  # its rows owe no steps
+        return "sgd", {}, np.zeros([1, 3])
+    if not shard.optimizer:
+        return "sgd", {}, shard.steps
+    named = _OPTIMIZER.fullmatch(shard.optimizer)
+    if named is None:
+        raise ValueError(f"A delta must name its optimizer. Received: {shard.optimizer!r:.200}")
+    pairs = (pair.split("=") for pair in named.group(2).split(", "))
+    return named.group(1), {name: _number(text) for name, text in pairs}, shard.steps
+
+
+def _number(text) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if text.isdigit() else float(text)
+
+
+def _bring_up(shard, number, logs, dim):
+    """Takes the rows of dump number `number` through the steps of all later deltas."""
+    # Usually all ranks have logged the same steps. A rank that has exported its rows has not.
+    paths = np.zeros(len(shard.keys), np.int64)
+    different = [[_same_as(shards, log) for log in shards] for shards in logs]
+    for first in different:
+        if len(set(first)) > 1:
+            paths = paths * len(first) + np.asarray(first)[_owners(shard.keys, len(first))]
+            paths = np.unique(paths, return_inverse=True)[1]
+    for path in np.unique(paths):
+        mine = np.flatnonzero(paths == path)
+        key = shard.keys[mine[:1]]
+        segments = [shards[first[_owners(key, len(shards))[0]]]
+                    for shards, first in zip(logs, different, strict=True)]  # fmt: skip
+        steps = native.core().ReplayedSteps(dim, shard.slot_names, shard.slot_widths, segments)
+        for begin in range(0, len(mine), _ROWS_AT_ONCE):
+            at = mine[begin : begin + _ROWS_AT_ONCE]
+            rows, slot_rows = shard.rows[at], shard.slot_rows[at]
+            steps.bring_up(number, rows, slot_rows)
+            shard.rows[at], shard.slot_rows[at] = rows, slot_rows
+
+
+def _same_as(shards, log):
+    """The first rank that has logged the same steps."""
+    return next(
+        rank
+        for rank, other in enumerate(shards)
+        if other[:2] == log[:2] and np.array_equal(other[2], log[2])
+    )

@@ -1,0 +1,339 @@
+"""Files of a dump: a table on disk, valid at every instant, for any number of ranks.
+
+    FOLDER/<table>.json                     manifest: the table, and its shard files with SHA-256
+    FOLDER/<table>.<dump id>.0-of-2.npz     keys of rank 0 of 2, their rows and slot rows
+    FOLDER/<table>.<dump id>.1-of-2.npz
+
+A manifest may continue with deltas, each with its own shards (`deltas.py`): the changes since the
+base, or since the delta before. One manifest names all files in order, so a file that is lost,
+exchanged or taken from another dump is detected.
+
+`shard_file.py` describes the shards. Every file is written under another name,
+flushed to the disk and renamed. The manifest comes last and names the dump's own shard files, so a
+reader sees the old dump or the new one, never a mixture. Then leftovers of the table's other dumps
+are removed: the shards of the previous dump, shards that never had a manifest, and files that a
+killed process was writing.
+
+The manifest contains a SHA-256 of itself. Dumps of version 1, without it, can be read too. Version
+2 is a dump that no delta can follow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import re
+import urllib.parse
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sok_like.saving.format import durable
+from sok_like.saving.format.progress import Progress
+from sok_like.saving.format.shard_reader import ShardFile
+
+FORMAT = "sok_like table"
+VERSION = 3
+
+_FIELDS = {
+    1: {"format", "version", "table", "dim", "key_dtype", "shards"},
+    2: {"format", "version", "table", "dim", "key_dtype", "dump", "shards", "sha256"},
+}
+_FIELDS[3] = _FIELDS[2] | {"step", "deltas"}
+_DELTA_FIELDS = {"dump": str, "since": str, "step": int, "shards": list}
+_SHARD_FIELDS = {"file": str, "bytes": int, "sha256": str, "keys": int}
+_MAX_MANIFEST = 64 * 2**20  # bytes: a quarter of a million ranks
+_MAX_STEM = 120  # characters: file systems take 255, and the rest of a name needs up to 60
+
+
+@dataclasses.dataclass
+class Dump:
+    """The content of a manifest."""
+
+    files: list[str]
+    entries: list[dict[str, Any] | None]  # one per file; None in version 1
+    identity: str  # differs between dumps
+    name: str = ""  # "" in version 1
+    step: int = -1  # of the optimizer; -1: unknown
+    may_grow: bool = False  # whether deltas may follow
+    deltas: list[Dump] = dataclasses.field(default_factory=list)  # in order
+
+    def open(self, number: int, dim: int, progress: Progress | None = None) -> ShardFile:
+        """Opens one of the shards; raises ValueError as `ShardFile` does."""
+        entry, world_size = self.entries[number], len(self.files)
+        file = ShardFile(self.files[number], dim, entry, progress)
+        # Version 1 does not say which file belongs to which rank.
+        if entry is None:
+            for keys in file.parts("keys"):
+                if not is_mine(keys, number, world_size).all():
+                    raise ValueError(
+                        f"{self.files[number]} must hold keys of rank {number} of {world_size}. "
+                        "Received: keys of another rank"
+                    )
+        return file
+
+
+def shard_name(table: str, dump_id: str, rank: int, world_size: int) -> str:
+    """The name of one rank's file of a dump."""
+    return f"{file_stem(table)}.{dump_id}.{rank}-of-{world_size}.npz"
+
+
+def check_seen(folder: str, entries: Sequence[dict[str, Any]]) -> None:
+    """Raises unless the folder shows each shard that was written.
+
+    Raises:
+        FileNotFoundError: a file of another rank is missing: the folder is not shared.
+        ValueError: a file has another size.
+    """
+    for rank, entry in enumerate(entries):
+        path = durable.join(folder, entry["file"])
+        if not durable.exists(path):
+            raise FileNotFoundError(
+                f"The folder of a dump must be on a file system that all ranks share. "
+                f"Received: {folder!r}, where {entry['file']}, which rank {rank} has written, "
+                "is missing"
+            )
+        if durable.size(path) != entry["bytes"]:
+            raise ValueError(
+                f"{path} must have the {entry['bytes']} bytes that rank {rank} has written. "
+                f"Received: {durable.size(path)}"
+            )
+
+
+def check_bytes(folder: str, entry: dict[str, Any], rank: int, chunk: int = 2**22) -> None:
+    """Raises ValueError unless a shard, read from the folder, is what its rank wrote."""
+    path, digest = durable.join(folder, entry["file"]), hashlib.sha256()
+    with durable.open_to_read(path) as file:
+        while data := file.read(chunk):
+            digest.update(data)
+    if digest.hexdigest() != entry["sha256"]:
+        raise ValueError(
+            f"{path} must have the bytes that rank {rank} has written. Received: bytes with a "
+            "different SHA-256; the folder does not yet show them, or has lost them"
+        )
+
+
+def write_manifest(
+    folder: str,
+    table: str,
+    dim: int,
+    key_dtype: str,
+    dump_id: str,
+    entries: Sequence[dict[str, Any]],
+    step: int = -1,
+    deltas: Sequence[dict[str, Any]] | None = None,
+) -> None:
+    """Makes a complete set of shards the table's dump, and removes the previous dump.
+
+    Args:
+        entries: What `write_shard` returned, by rank.
+        step: The optimizer's step of the base.
+        deltas: The deltas after the base, each with the fields `dump`, `since` (the dump before
+            it), `step` and `shards`; None if no delta can follow.
+
+    Raises:
+        OSError: the manifest could not be written. The previous dump is still there.
+    """
+    manifest = {
+        "format": FORMAT,
+        "version": 2 if deltas is None else VERSION,
+        "table": table,
+        "dim": dim,
+        "key_dtype": key_dtype,
+        "dump": dump_id,
+        "shards": list(entries),
+    }
+    if deltas is not None:
+        manifest |= {"step": step, "deltas": list(deltas)}
+    manifest["sha256"] = _checksum(manifest)
+    durable.write(_path_of(folder, table), (json.dumps(manifest, indent=1) + "\n").encode())
+    # The dump is complete. Files that cannot be removed now are removed by the next dump.
+    with contextlib.suppress(OSError):
+        listed = [*entries, *(entry for delta in deltas or () for entry in delta["shards"])]
+        _remove_others(folder, table, {entry["file"] for entry in listed})
+
+
+def _path_of(folder, table):
+    return durable.join(folder, f"{file_stem(table)}.json")
+
+
+def _remove_others(folder, table, kept):
+    stem = re.escape(file_stem(table))
+    ours = re.compile(stem + r"\.(\w+\.\d+-of-\d+\.npz(\.tmp)?|json\.tmp)")
+    for name in durable.names(folder):
+        if ours.fullmatch(name) and name not in kept:
+            durable.remove(durable.join(folder, name))
+
+
+def _checksum(manifest):
+    fields = {field: value for field, value in manifest.items() if field != "sha256"}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def only_table(folder: str) -> str | None:
+    """The table of a folder with one dump; None if it has several, or none.
+
+    Raises:
+        ValueError: the manifest is damaged.
+    """
+    found = manifests(folder)
+    return _load(durable.join(folder, found[0]))["table"] if len(found) == 1 else None
+
+
+def manifests(folder: str) -> list[str]:
+    """The names of all files in a folder that may be manifests."""
+    return [name for name in durable.names(folder) if name.endswith(".json")]
+
+
+def read_manifest(folder: str, table: str, dim: int) -> Dump:
+    """Reads the manifest of a table's dump.
+
+    Raises:
+        FileNotFoundError: there is no dump of the table, or one of its files is missing.
+        ValueError: the manifest is not one of this package, damaged, of a later version, or of
+            another table or `embedding_dim`.
+    """
+    path = _path_of(folder, table)
+    if not durable.exists(path):
+        known = [name.removesuffix(".json") for name in manifests(folder)]
+        shards = has_shards(folder, table)
+        lost = ", and shards of the table without their manifest; copy the manifest, too"
+        raise FileNotFoundError(
+            f"A dump of table '{table}' is required at {path}. Received: a folder with dumps of "
+            f"{known or 'no table'}{lost if shards else ''}"
+        )
+    manifest = _load(path)
+    version = manifest["version"]
+    if manifest["table"] != table:
+        raise ValueError(
+            f"{path} must be the manifest of table '{table}'. Received: {manifest['table']!r:.80}"
+        )
+    if manifest["dim"] != dim:
+        raise ValueError(
+            f"Table '{table}' has rows of {dim} floats. Received: a dump with rows of "
+            f"{manifest['dim']!r:.80} in {path}"
+        )
+    identity = manifest.get("sha256") or _checksum(manifest)
+    dump = _dump_of(folder, table, manifest, identity)
+    dump.may_grow = version > 2
+    for delta in manifest.get("deltas", ()):
+        before = dump.deltas[-1] if dump.deltas else dump
+        if delta["since"] != before.name:
+            raise ValueError(
+                f"{path} must list the deltas of one dump in order. Received: a delta that follows "
+                f"{delta['since']!r:.80} after {before.name!r:.80}"
+            )
+        dump.deltas.append(_dump_of(folder, table, delta, identity))
+    return dump
+
+
+def _dump_of(folder, table, fields, identity):
+    """The files that a manifest, or one of its deltas, lists."""
+    listed = fields["shards"]
+    names = [shard["file"] if isinstance(shard, dict) else shard for shard in listed]
+    entries = [shard if isinstance(shard, dict) else None for shard in listed]
+    path = _path_of(folder, table)
+    _check_complete(path, table, names)
+    files = [durable.join(folder, name) for name in names]
+    for file in files:
+        if not durable.exists(file):
+            raise FileNotFoundError(f"The dump {path} needs {file}, which is missing")
+    return Dump(files, entries, identity, fields.get("dump", ""), fields.get("step", -1))
+
+
+def has_shards(folder: str, table: str) -> bool:
+    """Whether a folder has any shard of the table, in a dump or without one."""
+    shard = re.compile(re.escape(file_stem(table)) + r"\..*-of-.*\.npz")
+    return any(map(shard.fullmatch, durable.names(folder)))
+
+
+def _load(path):
+    """Reads a manifest and checks the fields of its version."""
+    try:
+        num_bytes = durable.size(path)
+        if num_bytes > _MAX_MANIFEST:
+            raise ValueError(f"{num_bytes} bytes")
+        manifest = json.loads(durable.read(path), object_pairs_hook=_without_repeats)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} must be a manifest in JSON. Received: {error}") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise ValueError(f"{path} must be the manifest of a '{FORMAT}' dump")
+    version = manifest.get("version")
+    if type(version) is not int or not 1 <= version <= VERSION:
+        raise ValueError(
+            f"{path} must be of version {VERSION} or earlier. "
+            f"Received: version {version!r:.80}; it needs a later sok_like"
+        )
+    problem = _problem(manifest, version)
+    if problem:
+        raise ValueError(f"{path} must be a whole manifest. Received: {problem}")
+    return manifest
+
+
+def _without_repeats(pairs):
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError(f"a duplicate field among {[name for name, _ in pairs]!r:.200}")
+    return fields
+
+
+def _problem(manifest, version):
+    """What is wrong with the fields; '' if nothing."""
+    if manifest.keys() != _FIELDS[version]:
+        return f"the fields {sorted(manifest)!r:.200}"
+    if version > 1 and manifest["sha256"] != _checksum(manifest):
+        return "fields whose SHA-256 differs from the one recorded"
+    deltas = manifest.get("deltas", [])
+    if not isinstance(deltas, list) or type(manifest.get("step", -1)) is not int:
+        return f"deltas={deltas!r:.80} and step={manifest.get('step')!r:.80}"
+    for delta in deltas:
+        if not _has_fields(delta, _DELTA_FIELDS):
+            return f"a delta {delta!r:.200}"
+    for shards in (manifest["shards"], *(delta["shards"] for delta in deltas)):
+        if not isinstance(shards, list):
+            return f"shards={shards!r:.80}"
+        for shard in shards:
+            if version == 1 and not isinstance(shard, str):
+                return f"a shard {shard!r:.80}"
+            if version > 1 and not _has_fields(shard, _SHARD_FIELDS):
+                return f"a shard {shard!r:.200}"
+    return ""
+
+
+def _has_fields(found, fields):
+    return (
+        isinstance(found, dict)
+        and found.keys() == fields.keys()
+        and all(type(found[field]) is kind for field, kind in fields.items())
+    )
+
+
+def _check_complete(path, table, names):
+    """Raises ValueError unless the names are those of one dump's shards, in order."""
+    pattern = re.escape(file_stem(table)) + r"\.(\w+)\.0-of-(\d{1,9})\.npz"
+    first = re.fullmatch(pattern, names[0] if names else "")
+    world_size = min(int(first.group(2)), len(names) + 1) if first else 0
+    if first is None or names != [
+        shard_name(table, first.group(1), rank, int(first.group(2))) for rank in range(world_size)
+    ]:
+        raise ValueError(
+            f"{path} must list one shard file per rank of one dump. Received: {names!r:.300}"
+        )
+
+
+def is_mine(keys: np.ndarray, rank: int, world_size: int) -> np.ndarray:
+    """Which of the int64 keys `rank` of `world_size` owns: `uint64(key) % world_size == rank`."""
+    return np.ascontiguousarray(keys).view(np.uint64) % np.uint64(world_size) == rank
+
+
+def file_stem(table: str) -> str:
+    """A table's name as it appears in file names."""
+    # Legal for any table name, and without a dot: "a" must not claim the files of "a.b".
+    stem = urllib.parse.quote(table, safe="").replace(".", "%2E") or "_"
+    if len(stem) <= _MAX_STEM:
+        return stem
+    # Quoted names have no "+", so this differs from every other table's name.
+    return f"{stem[:_MAX_STEM]}+{hashlib.sha256(table.encode()).hexdigest()[:32]}"

@@ -1,0 +1,51 @@
+"""Files of SOK 1.x and 2.x, in which every rank writes its own part."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from sok_like.saving.format.durable import explained
+
+
+def write_part(
+    path: str | os.PathLike,
+    items: np.ndarray,
+    first: int,
+    table: str,
+    begin: bytes = b"",
+    head: int = 0,
+) -> None:
+    """Writes this rank's items, little-endian, and flushes them to the disk.
+
+    Args:
+        path: The file; created if it is missing.
+        items: `[num_items, ...]`.
+        first: Number of items of other ranks before these.
+        table: The table's name, for errors.
+        begin: What this rank writes at the start of the file.
+        head: Number of bytes before the first item of all.
+
+    Raises:
+        OSError: names the file and the table.
+    """
+    item_bytes = int(np.prod(items.shape[1:], dtype=np.int64)) * items.itemsize
+    items = np.ascontiguousarray(items, items.dtype.newbyteorder("<"))
+    try:
+        # Unbuffered: after an error, closing the file would write the rest of a buffer again.
+        with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o666), "wb", buffering=0) as file:
+            _write(file, 0, begin)
+            _write(file, head + first * item_bytes, items)
+            os.fsync(file.fileno())
+    except OSError as error:
+        named = OSError(error.errno, error.strerror, error.filename or str(path))
+        raise explained(named, table) from error
+
+
+def _write(file, position, data: Any):
+    rest = memoryview(data).cast("B") if len(data) else memoryview(b"")
+    file.seek(position)
+    while rest:
+        rest = rest[file.write(rest) :]

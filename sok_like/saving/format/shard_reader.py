@@ -1,0 +1,304 @@
+"""Reads one rank's file of a dump in parts, without trusting it.
+
+Sizes are checked before memory is allocated for them. A checksum covers every byte: the manifest's
+SHA-256 covers the file. Dumps of version 1 have none; there CRC-32 covers each array and its
+header.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import os
+import re
+import zipfile
+import zlib
+from typing import Any
+
+import numpy as np
+
+from sok_like.saving.format import durable
+from sok_like.saving.format.progress import Progress
+from sok_like.saving.format.shard_file import PIECE, Shard
+
+# dtypes as `.npy` headers name them, and the number of axes.
+_MEMBERS = {
+    "keys": ("<i8", 1),
+    "rows": ("<f4", 2),
+    "slot_rows": ("<f4", 2),
+    "slot_names": ("<U", 1),
+    "slot_widths": ("<i8", 1),
+    "optimizer_step": ("<i8", 0),
+    "initial_row_scale": ("<f8", 0),
+    "records": ("<i8", 2),
+    "waiting": ("<i8", 2),
+    "counters": ("<i8", 1),
+    "step": ("<i8", 0),
+    "erased": ("<i8", 1),
+    "whole": ("<i8", 0),
+    "steps": ("<f8", 2),
+    "optimizer": ("<U", 0),
+}
+BY_KEY = ("keys", "rows", "slot_rows", "records")
+_REQUIRED = {"keys", "rows", "slot_rows", "slot_names", "slot_widths"}
+_OF_POLICIES = {"records", "waiting", "counters", "step"}
+_OF_DELTAS = {"erased", "whole", "steps", "optimizer"}
+_HEADER = re.compile(
+    rb"\{'descr': '([<|][A-Za-z]\d{1,6})', 'fortran_order': False, "
+    rb"'shape': \(((?:\d{1,19}(?:, ?\d{1,19})*,?)?)\), \} *\n"
+)
+
+
+@dataclasses.dataclass
+class _Stored:
+    """Where the elements of an array lie in the file."""
+
+    at: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def row_bytes(self):
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+
+class ShardSource:
+    """Reads a shard's keys and their data part by part.
+
+    Attributes:
+        name: Its name in errors.
+        num_keys: Number of keys.
+        slot_names: Names of the slot variables.
+        slot_widths: Their widths in a slot row.
+        key_bytes: Bytes that belong to one key.
+    """
+
+    name: str
+    num_keys: int
+    slot_names: list[str]
+    slot_widths: list[int]
+    key_bytes: int
+
+    def keys(self, begin: int, end: int) -> np.ndarray:
+        """The keys at positions `begin` to `end`."""
+        raise NotImplementedError
+
+    def part(self, begin: int, end: int) -> Shard:
+        """The keys at these positions with their data."""
+        raise NotImplementedError
+
+    def without_keys(self) -> Shard:
+        """What belongs to no key."""
+        raise NotImplementedError
+
+
+class ShardInMemory(ShardSource):
+    """A shard in memory."""
+
+    def __init__(self, shard: Shard):
+        self.name, self._shard, self.num_keys = "a shard", shard, len(shard.keys)
+        self.slot_names, self.slot_widths = shard.slot_names, shard.slot_widths
+        arrays = (getattr(shard, name) for name in BY_KEY)
+        self.key_bytes = sum(a[:1].nbytes for a in arrays if a is not None)
+
+    def keys(self, begin, end):
+        return np.asarray(self._shard.keys[begin:end])
+
+    def part(self, begin, end):
+        found = {name: getattr(self._shard, name) for name in BY_KEY}
+        found = {name: a if a is None else np.array(a[begin:end]) for name, a in found.items()}
+        return Shard(slot_names=self.slot_names, slot_widths=self.slot_widths, **found)
+
+    def without_keys(self):
+        found = {name: getattr(self._shard, name) for name in BY_KEY}
+        return dataclasses.replace(
+            self._shard, **{name: a if a is None else a[:0] for name, a in found.items()}
+        )
+
+
+class ShardFile(ShardSource):
+    """A shard file whose checksums are right; arrays are read on demand.
+
+    Args:
+        path: The file.
+        dim: The table's `embedding_dim`.
+        entry: The manifest's entry for the file; None in version 1, which had none.
+        progress: Is told how many bytes were read.
+
+    Raises:
+        ValueError: damaged, or of wrong shapes; names the file and the fault.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        dim: int,
+        entry: dict[str, Any] | None = None,
+        progress: Progress | None = None,
+    ):
+        # Opened for each read: a job may have more files than one process may hold open.
+        self.path = self.name = os.fspath(path)
+        try:
+            self._size = durable.size(path)
+            self._check_bytes(entry, progress)
+            self._arrays = self._found(entry is not None)
+            self._check_shapes(dim)
+        except Exception as error:  # damaged bytes raise undocumented errors of zipfile and NumPy
+            known = isinstance(error, ValueError)
+            what = str(error) if known else f"{type(error).__name__}: {error}"
+            raise ValueError(f"{path} must be a whole shard file. Received: {what}") from error
+
+    def read(self, name: str, begin: int = 0, end: int | None = None) -> np.ndarray:
+        """Rows `begin` to `end` of an array; by default all rows."""
+        stored = self._arrays[name]
+        if not stored.shape:
+            return self._elements(stored.at, (), stored.dtype)
+        end = stored.shape[0] if end is None else min(end, stored.shape[0])
+        shape = (max(0, end - begin), *stored.shape[1:])
+        return self._elements(stored.at + begin * stored.row_bytes, shape, stored.dtype)
+
+    def parts(self, name: str) -> Any:
+        """The rows of an array, some `PIECE` bytes at a time; one part if there are none."""
+        stored = self._arrays[name]
+        step = max(1, PIECE // max(1, stored.row_bytes))
+        for begin in range(0, max(1, stored.shape[0]), step):
+            yield self.read(name, begin, begin + step)
+
+    def keys(self, begin, end):
+        return self.read("keys", begin, end)
+
+    def part(self, begin, end):
+        names = (name for name in BY_KEY if name in self._arrays)
+        found = {name: self.read(name, begin, end) for name in names}
+        return Shard(slot_names=self.slot_names, slot_widths=self.slot_widths, **found)
+
+    def without_keys(self):
+        shard = self.part(0, 0)
+        if "optimizer_step" in self._arrays:
+            shard.optimizer_step = int(self.read("optimizer_step"))
+        if "initial_row_scale" in self._arrays:
+            shard.initial_row_scale = float(self.read("initial_row_scale"))
+        if "step" in self._arrays:
+            shard.waiting, shard.counters = self.read("waiting"), self.read("counters")
+            shard.step = int(self.read("step"))
+        if "erased" in self._arrays:
+            shard.erased, shard.steps = self.read("erased"), self.read("steps")
+            shard.whole, shard.optimizer = bool(self.read("whole")), str(self.read("optimizer"))
+        return shard
+
+    # ---- reading and checking the file ----
+
+    def _elements(self, at, shape, dtype):
+        found = np.empty(shape, dtype)
+        if not dtype.itemsize:  # strings of length 0
+            return found
+        durable.read_into(self.path, at, found.reshape(-1).view(np.uint8))
+        return found
+
+    def _bytes(self, at, size):
+        size = max(0, min(size, self._size - at))
+        return self._elements(at, (size,), np.dtype(np.uint8)).tobytes()
+
+    def _pieces(self, at, size):
+        for begin in range(at, at + size, PIECE):
+            yield self._bytes(begin, min(PIECE, at + size - begin))
+
+    def _check_bytes(self, entry, progress):
+        if entry is None:
+            return
+        if self._size != entry["bytes"]:
+            raise ValueError(f"{self._size} bytes where the manifest says {entry['bytes']}")
+        digest = hashlib.sha256()
+        for piece in self._pieces(0, self._size):
+            digest.update(piece)
+            if progress is not None:
+                progress.add(len(piece))
+        if digest.hexdigest() != entry["sha256"]:
+            raise ValueError("a SHA-256 that differs from the manifest's")
+
+    def _found(self, is_checked):
+        arrays: dict[str, _Stored] = {}
+        with durable.open_to_read(self.path) as file, zipfile.ZipFile(file) as archive:
+            for info in archive.infolist():
+                name = info.filename.removesuffix(".npy")
+                if name not in _MEMBERS or name in arrays or not info.filename.endswith(".npy"):
+                    raise ValueError(f"an unknown or duplicate array {info.filename!r:.80}")
+                try:
+                    start = self._start_of(info, is_checked)
+                    arrays[name] = self._array(start, info.file_size, *_MEMBERS[name])
+                except Exception as error:
+                    raise ValueError(f"array '{name}': {error}") from error
+        missing = _REQUIRED - arrays.keys()
+        for together in (_OF_POLICIES, _OF_DELTAS):
+            if arrays.keys() & together:
+                missing |= together - arrays.keys()
+        if missing:
+            raise ValueError(f"no arrays {sorted(missing)}")
+        return arrays
+
+    def _start_of(self, info, is_checked):
+        """Where a member's bytes begin. Checks its CRC-32 unless the file's SHA-256 was checked."""
+        if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
+            raise ValueError("a compressed array; dumps are not compressed")
+        at = info.header_offset
+        head = self._bytes(at, 30)
+        if len(head) < 30 or head[:4] != b"PK\x03\x04":
+            raise ValueError(f"no header at byte {at}")
+        name_bytes, extra_bytes = (int.from_bytes(head[i : i + 2], "little") for i in (26, 28))
+        start = at + 30 + name_bytes + extra_bytes
+        if self._bytes(at + 30, name_bytes) != info.filename.encode():
+            raise ValueError(f"a different name at byte {at + 30}")
+        if info.file_size > self._size - start:
+            raise ValueError(f"{info.file_size} bytes, more than the file has from byte {start} on")
+        if not is_checked:
+            crc = 0
+            for piece in self._pieces(start, info.file_size):
+                crc = zlib.crc32(piece, crc)
+            if crc != info.CRC:
+                raise ValueError(f"another CRC-32 of bytes {start} to {start + info.file_size}")
+        return start
+
+    def _array(self, start, size, kind, rank):
+        view = self._bytes(start, min(size, 4096))
+        if view[:6] != b"\x93NUMPY" or view[6:8] not in (b"\1\0", b"\2\0"):
+            raise ValueError("no .npy header")
+        width = 2 if view[6] == 1 else 4
+        begin = 8 + width + int.from_bytes(view[8 : 8 + width], "little")
+        if begin > len(view):
+            raise ValueError(f"a header of {begin} bytes")
+        found = _HEADER.fullmatch(view[8 + width : begin])
+        if found is None:
+            raise ValueError(f"a header {view[8 + width : begin]!r:.200}")
+        descr = found.group(1).decode()
+        shape = tuple(int(length) for length in re.findall(rb"\d+", found.group(2)))
+        named = descr == kind if kind != "<U" else descr.startswith("<U")
+        if not named or len(shape) != rank:
+            raise ValueError(f"dtype {descr} and shape {shape}")
+        dtype = np.dtype(descr)
+        if math.prod(shape) * dtype.itemsize != size - begin:
+            raise ValueError(f"{size - begin} bytes for shape {shape} of {descr}")
+        return _Stored(start + begin, shape, dtype)
+
+    def _check_shapes(self, dim):
+        shape = {name: stored.shape for name, stored in self._arrays.items()}
+        self.slot_names = [str(name) for name in self.read("slot_names")]
+        self.slot_widths = [int(width) for width in self.read("slot_widths")]
+        size, width = shape["keys"][0], sum(self.slot_widths)
+        shapes = shape["rows"], shape["slot_rows"]
+        if shapes != ((size, dim), (size, width)) or min(self.slot_widths, default=1) < 1:
+            raise ValueError(
+                f"{size} keys, rows {shapes[0]} and slot rows {shapes[1]} of widths "
+                f"{self.slot_widths}, for a table with rows of {dim}"
+            )
+        if len(self.slot_names) != len(self.slot_widths) or "" in self.slot_names:
+            raise ValueError(f"slot names {self.slot_names} for {len(self.slot_widths)} widths")
+        if shape.get("records", (size, 3)) != (size, 3):
+            raise ValueError(f"records {shape['records']} of {size} keys")
+        if shape.get("waiting", (0, 3))[1:] != (3,):
+            raise ValueError(f"waiting keys {shape['waiting']}")
+        if shape.get("steps", (0, 3))[1:] != (3,):
+            raise ValueError(f"steps {shape['steps']}")
+        self.num_keys = size
+        by_key = (self._arrays[name] for name in BY_KEY if name in self._arrays)
+        self.key_bytes = sum(stored.row_bytes for stored in by_key)

@@ -1,0 +1,259 @@
+"""Keras' files on any number of ranks: `.keras`, `.weights.h5`, and `BackupAndRestore`.
+
+On one rank a table's content is inside the file. On several, all ranks make the same call with the
+same path. Rank 0 writes the file, and every rank its part of the tables beside it. Both kinds can
+be read at any number of ranks. This module finds the pieces in a model; `transaction.py` keeps the
+promises.
+
+A file is written under another name and renamed, so a killed process leaves the previous one
+intact. Keras has no hook where ranks could agree, so `install.py` wraps its functions that write
+and read files. For models without tables and shards they do what they did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like.runtime import comm
+from sok_like.runtime.agreement import agreed
+from sok_like.saving import dense_in_keras, folders, optimizer_variables, transaction
+from sok_like.saving.hash_pieces import HashPiece
+from sok_like.saving.pieces import Kinds, Piece, Prepared
+from sok_like.table.variable import is_embedding_variable
+
+_FILES = (".keras", ".h5")
+_OWN_VARIABLES = (
+    "Keras' files cannot hold variables that differ between the {ranks} ranks; "
+    "tf.train.Checkpoint saves them for the same number of ranks. "
+    "Received: {call} of a model with the variable {name!r}"
+)
+_IN_A_GRAPH = (
+    "Keras' files of a model with tables need eager execution; in a program without it "
+    "tf.compat.v1.train.Saver saves the model, on any number of ranks. "
+    "Received: {call} without eager execution"
+)
+
+
+def kinds_of(model: Any) -> Kinds:
+    """The variables of a model that are not the same on all ranks."""
+    try:
+        ordinary = _ordinary(model)
+    except ValueError:  # tf_keras' models have no variables before they are built
+        return Kinds(())
+    return Kinds([*ordinary, *dense_in_keras.holders_of(model)])
+
+
+def _ordinary(model):
+    """The variables of a model that no holder of dense tables has."""
+    holders = dense_in_keras.holders_of(model)
+    held = {id(each) for holder in holders for each in holder.own_variables()}
+    return [each for each in model.variables if id(each) not in held]
+
+
+def _check_eager(call):
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        raise NotImplementedError(_IN_A_GRAPH.format(call=call))
+
+
+def _check(kinds, call):
+    """Raises NotImplementedError if a rank's own variables would be lost."""
+    ranks = comm.current().world_size
+    if kinds.own and ranks > 1:
+        raise NotImplementedError(
+            _OWN_VARIABLES.format(ranks=ranks, call=call, name=kinds.own[0].name)
+        )
+
+
+# ---- writing ----
+
+
+def save_model(own: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    """`saving_lib.save_model`."""
+    return _save("a save of a model", own, model, filepath, *args, **kwargs)
+
+
+def save_weights(own: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    """`saving_lib.save_weights_only`."""
+    return _save("a save of weights", own, model, filepath, *args, **kwargs)
+
+
+def _save(call, own, model, filepath, *args, **kwargs):
+    def write(place):
+        return own(model, place, *args, **kwargs)
+
+    kinds = kinds_of(model)
+    if transaction.is_writing() or not kinds or not comm.is_initialized():
+        return write(filepath)
+    _check_eager(call)
+    _check(kinds, call)
+    with optimizer_variables.of_root(dense_in_keras.optimizers_of(model)):
+        return save_together(call, filepath, write, kinds, bool(kinds.sharded))
+
+
+def save_together(
+    call: str,
+    filepath: Any,
+    write: Callable[[Any], Any],
+    kinds: Kinds | None = None,
+    collective: bool = True,
+) -> None:
+    """Writes a file on rank 0, and tables beside it; all ranks call it with the same path.
+
+    Args:
+        call: The user's call, for errors.
+        filepath: Path of the file.
+        write: Writes a file to the path that it is given.
+        kinds: The tables in the file, and the holders of dense tables; None: neither.
+        collective: Whether writing involves all ranks. Then the other ranks write, too, to a file
+            that is discarded.
+
+    Raises:
+        RuntimeError: a rank has failed, or paths differ; on all ranks. The previous file stays.
+    """
+    communicator = comm.current()
+    named = isinstance(filepath, (str, os.PathLike))
+    path = os.fspath(filepath) if named else ""
+    if communicator.world_size == 1:
+        if not named or "://" in path or not path.endswith(_FILES):
+            write(filepath)
+            return
+        _replaced(path, write)
+        folders.remove_all(path)  # of an earlier save by several ranks
+        return
+    kinds = kinds or Kinds(())
+    pieces: list[Piece] = [HashPiece(table) for table in kinds.tables]
+    pieces += map(dense_in_keras.piece_of, kinds.holders)
+
+    def common(references):
+        if not named:
+            raise TypeError(f"On several ranks `filepath` must be a path. Received: {filepath!r}")
+        with transaction.writing([*kinds.tables, *kinds.holders], references):
+            if communicator.rank == 0:
+                _replaced(path, write) if path.endswith(_FILES) else write(path)
+            elif collective:
+                with tempfile.TemporaryDirectory(prefix="sok_save_") as folder:
+                    write(os.path.join(folder, os.path.basename(path)))
+
+    transaction.save(call, path, pieces, common)
+
+
+def _replaced(path, write):
+    folder, name = os.path.split(path)
+    aside = os.path.join(folder, f".writing-{name}")
+    try:
+        write(aside)
+        with open(aside, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(aside)
+
+
+# ---- reading ----
+
+
+def load_weights(own: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    """`saving_lib.load_weights_only`."""
+    call, kinds = "a load of weights", kinds_of(model)
+    read = functools.partial(own, model, filepath, *args, **kwargs)
+    if not kinds or not comm.is_initialized():
+        return read()
+    _check_eager(call)
+    _check(kinds, call)
+
+    def run():
+        transaction.prepare(_Replaced(model))
+        return read()
+
+    return transaction.load(call, _path(filepath), run)
+
+
+class _Replaced(Prepared):
+    """The values of a model's ordinary variables, which Keras replaces while it reads."""
+
+    def __init__(self, model):
+        # Reading a shard would be a collective, and pieces take their content at the end.
+        known = _ordinary(model)
+        for optimizer in dense_in_keras.optimizers_of(model):
+            known += optimizer_variables.ordinary(optimizer)
+        self._kept = [
+            (each, np.asarray(each).copy())
+            for each in known
+            if not is_embedding_variable(each) and not hasattr(each, "_sok_shard")
+        ]
+
+    def commit(self):
+        self._kept.clear()
+
+    def drop(self):
+        for variable, value in self._kept:
+            variable.assign(value)
+
+
+def load_state(own: Callable, *args: Any, **kwargs: Any) -> Any:
+    """`saving_lib._load_state`, Keras' walk through what it loads; it calls itself."""
+    # The two Kerases have different names for the first argument.
+    saveable, inner_path = args[0], kwargs["inner_path"] if "inner_path" in kwargs else args[3]
+
+    def discarded():
+        return bool(kwargs.get("failed_saveables")) and not kwargs.get("skip_mismatch")
+
+    if inner_path:
+        return own(*args, **kwargs)
+    with dense_in_keras.loading(saveable, discarded):
+        return own(*args, **kwargs)
+
+
+def walk(own: Callable, *args: Any) -> Iterator[tuple[str, Any]]:
+    """`saving_lib._walk_saveable`: leaves out what a layer writes itself."""
+    for name, child in own(*args):
+        if not dense_in_keras.is_hidden(args[0], name):
+            yield name, child
+
+
+def load_model(own: Callable, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    """`saving_lib.load_model`."""
+    if not comm.is_initialized():
+        return own(filepath, *args, **kwargs)
+    ours, call = _names_this_package(filepath), "a load of a model"
+    if ours:
+        _check_eager(call)
+    read = functools.partial(own, filepath, *args, **kwargs)
+    return transaction.load(call, _path(filepath), read, collective=ours)
+
+
+def _path(filepath):
+    return os.fspath(filepath) if isinstance(filepath, (str, os.PathLike)) else None
+
+
+def _names_this_package(filepath):
+    with contextlib.suppress(OSError, KeyError, TypeError, zipfile.BadZipFile):
+        with zipfile.ZipFile(filepath) as archive:
+            return b"sok_like" in archive.read("config.json")
+    return False
+
+
+# ---- BackupAndRestore ----
+
+
+def remove_backup(own: Callable, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """The removal of a backup that ranks share: rank 0 removes it once all are done."""
+    model = getattr(self, "model", None) or getattr(self, "_model", None)
+    communicator = comm.current_or_single()
+    run = functools.partial(own, self, *args, **kwargs)
+    if communicator.world_size == 1 or not kinds_of(model):
+        return run()
+    call = "the end of BackupAndRestore"
+    agreed(None, communicator, call)
+    agreed(run if communicator.rank == 0 else None, communicator, call)
+    return None

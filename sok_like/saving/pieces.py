@@ -1,0 +1,94 @@
+"""The contract between what is saved, how ranks agree on it, and where it is saved.
+
+    piece       one kind of state: a hash table, dense tables, variables of one rank
+    transaction what is promised of all pieces of a call: whole, checked, on all ranks or none
+    container   a Keras file, a checkpoint, a v1 Saver: finds pieces and hands them over
+
+A piece reads and writes this rank's part. It makes no promise and talks to no other rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from sok_like.table.variable import is_embedding_variable, unwrap
+
+
+class Prepared:
+    """New content that lies ready; the present content is still in use.
+
+    Attributes:
+        identity: The same on ranks that have read the same files.
+        may_fail: True for objects of others, whose `commit` may raise. They take theirs first.
+        target: The object that takes the content; of two contents of one object, the later counts.
+    """
+
+    identity: str = ""
+    target: Any = None
+    may_fail: bool = False
+
+    def commit(self) -> None:
+        """Replaces the present content; cannot fail. Nothing is read from a file any more."""
+        raise NotImplementedError
+
+    def drop(self) -> None:
+        """Frees the new content: the present one stays."""
+
+
+class Piece(Protocol):
+    """A part of a program's state that ranks store in files of their own.
+
+    Attributes:
+        name: Part of the folder's name, and for errors; the same on all ranks.
+    """
+
+    name: str
+
+    def write(self, folder: str) -> dict[str, Any]:
+        """Writes this rank's file into a new folder, and flushes it to the disk.
+
+        Returns:
+            `file` (its name), `bytes` and `sha256`.
+        """
+
+    def finish(self, folder: str, entries: Sequence[dict[str, Any]]) -> None:
+        """Lists the files, which all ranks have seen, in the folder. Rank 0 calls it.
+
+        Args:
+            entries: What `write` has returned, by rank.
+        """
+
+    def prepare(self, folder: str) -> Prepared:
+        """Reads this rank's part, and verifies every byte of it.
+
+        Raises:
+            OSError, ValueError: a file is missing, damaged or does not fit; names the file.
+        """
+
+
+class Kinds:
+    """The variables, out of some given ones, that are not the same on all ranks.
+
+    Attributes:
+        tables: EmbeddingVariables, each once.
+        sharded: Shards of a ModelParallel. The common part holds their whole values.
+        own: Other variables of single ranks, such as tables of `dist_model_parallel`.
+        holders: Holders of dense tables, as checkpoints find them (`dense_pieces.py`).
+    """
+
+    def __init__(self, variables: Iterable[Any]):
+        variables = list(variables)
+        unwrapped = [unwrap(each) for each in variables if is_embedding_variable(each)]
+        self.tables = list({id(table): table for table in unwrapped}.values())
+        others = [each for each in variables if not is_embedding_variable(each)]
+        self.sharded = [each for each in others if hasattr(each, "_sok_shard")]
+        self.own = [
+            each
+            for each in others
+            if getattr(each, "de_local", False) and not hasattr(each, "_sok_shard")
+        ]
+        self.holders = [each for each in others if hasattr(each, "dense_parts")]
+
+    def __bool__(self):
+        return bool(self.tables or self.sharded or self.own or self.holders)

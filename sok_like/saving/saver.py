@@ -1,0 +1,237 @@
+"""`sok.Saver`: dumps whole tables to files and restores them, on any number of ranks.
+
+Each rank writes its shard. On the way back each rank reads all shards and keeps the keys it owns,
+so a dump of 4 ranks can be restored on 1, 3 or 64. `format/manifest.py` describes the files.
+
+Both directions are collective, in steps that all ranks take together (`sok_like/runtime/steps.py`):
+
+    dump      agree on call and dump | write the shards | see all shards             | manifest
+    restore   agree on call          | read the shards  | make the new content aside | take it
+
+A failure on one rank raises on all of them, before anything was replaced.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like.runtime import comm, native
+from sok_like.runtime.steps import Steps, text_of
+from sok_like.saving import delta_saver, dump_owners, hash_pieces, streams
+from sok_like.saving import sok1_files as files_of_sok1
+from sok_like.saving.dump_owners import (
+    check_arguments,
+    checked,
+    same_dump,
+)
+from sok_like.table.export_assign import assign
+from sok_like.table.keys import as_rows
+
+
+class Saver(delta_saver.DeltaSaver):
+    """Dumps tables with their optimizer state, whole or as deltas; restores on any number of ranks.
+
+    The methods work eagerly. In a `tf.compat.v1` graph they return an op to run, and an
+    `os.PathLike` is asked for its folder in each run.
+    """
+
+    def dump_to_file(
+        self,
+        embedding_variable: Any,
+        filepath: str | os.PathLike,
+        *,
+        rows_only: bool = False,
+        sok1_files: bool = True,
+    ) -> tf.Tensor:
+        """Writes keys, rows and slot rows of one instant into folder `filepath`.
+
+        A table with policies adds its records. GlobalStepEvict and L2WeightEvict are applied first,
+        as by `embedding_variable.evict()`.
+
+        With several hosts the folder must be on a file system they share. An earlier dump in the
+        folder stays valid until the new one is complete.
+
+        Args:
+            embedding_variable: EmbeddingVariable.
+            filepath: Folder; created if it is missing.
+            rows_only: Omits the optimizer's state: slot rows and number of steps.
+            sok1_files: When the dump is complete, also writes keys and rows into the two files that
+                SOK 1.x's Saver wrote, see `sok_like/saving/sok1_files.py`.
+
+        Returns:
+            `'OK'`.
+
+        Raises:
+            TypeError: `embedding_variable` is not an EmbeddingVariable.
+            RuntimeError: a rank could not write, ranks dump different tables, the folder is not
+                shared, or another table of the same name was dumped there. It raises on all ranks
+                and names the rank (in a graph `tf.errors.UnknownError`). The earlier dump is
+                unchanged.
+        """
+        variable = checked(embedding_variable)
+        check_arguments(variable, filepath, rows_only=rows_only, sok1_files=sok1_files)
+        work = delta_saver.WholeDump(variable, filepath, rows_only)
+        work.steps.take(work.agree)
+        handed = variable.hand_over(not rows_only, evict=True)
+        work.write([handed])
+        if sok1_files:
+            key_dtype, table = variable.key_dtype.as_numpy_dtype, variable.table_name
+            files_of_sok1.write(
+                work.steps, comm.current(), filepath, table, key_dtype, work.latest, variable.dim
+            )
+        return work.steps.end("OK")
+
+    def restore(
+        self, embedding_variable: Any, filepath: str | os.PathLike, *, rows_only: bool = False
+    ) -> tf.Tensor:
+        """Replaces the table's content by the dump in folder `filepath`, with its deltas.
+
+        Afterwards `dump(since="last")` may follow at once. Otherwise this is `restore_from_file`,
+        which reads deltas, too; arguments and errors are the same.
+        """
+        return self.restore_from_file(embedding_variable, filepath, rows_only=rows_only)
+
+    def restore_from_file(
+        self, embedding_variable: Any, filepath: str | os.PathLike, *, rows_only: bool = False
+    ) -> tf.Tensor:
+        """Replaces the table's content by the dump in folder `filepath`, with its deltas.
+
+        The optimizer continues from the dump's step, whatever it has counted itself: see
+        docs/semantics.md.
+
+        Args:
+            embedding_variable: EmbeddingVariable with the name and `embedding_dim` of the dump.
+            filepath: Folder. For a dump of SOK 1.x, its folder or the path of its file of keys: see
+                `sok_like/saving/sok1_files.py`.
+            rows_only: Ignores the optimizer's state: slot rows get their initial values, and steps
+                count from 1.
+
+        Returns:
+            `'OK'`.
+
+        Raises:
+            TypeError: `embedding_variable` is not an EmbeddingVariable.
+            RuntimeError: there is no dump, a file is damaged, `embedding_dim` differs, the table
+                cannot have some of the keys, or ranks restore different tables or dumps. It raises
+                on all ranks and names the rank and the file (in a graph `tf.errors.UnknownError`).
+            tf.errors.ResourceExhaustedError: a rank cannot hold its keys; on all ranks.
+                After either error the table is unchanged on every rank.
+        """
+        return restored(Reading(checked(embedding_variable), filepath, rows_only))
+
+    def load_embedding_values(self, embedding_variable: Any, tensors: Sequence[Any]) -> Any:
+        """Writes rows of a dense table: row i becomes the row of key i.
+
+        Args:
+            embedding_variable: EmbeddingVariable.
+            tensors: A tensor `[num_rows, embedding_dim]`, or a list of such tensors, which are
+                concatenated. The same on all ranks; each rank takes the keys it owns.
+
+        Returns:
+            `'OK'`.
+
+        Raises:
+            TypeError: `embedding_variable` is not an EmbeddingVariable, or rows are not real
+                numbers.
+            ValueError: `tensors` is an empty list.
+            tf.errors.InvalidArgumentError: the rows are not `[num_rows, embedding_dim]`.
+        """
+        variable = checked(embedding_variable)
+        tensors = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
+        if not tensors:
+            raise ValueError(
+                "`tensors` must hold at least one tensor. "
+                f"Received: tensors=[] (table '{variable.table_name}')"
+            )
+        parts = [as_rows(tensor, "tensors", variable.table_name) for tensor in tensors]
+        rows = tf.concat(parts, axis=0)
+        keys = tf.range(tf.shape(rows, tf.int64)[0], dtype=tf.int64)
+        done = assign(variable, keys, rows)
+        with tf.control_dependencies([done] if isinstance(done, tf.Operation) else []):
+            return tf.constant("OK")
+
+
+class Reading:
+    """The first half of a restore, which may fail: makes a table's new content aside, on all ranks.
+
+    Args:
+        variable, filepath, rows_only: As in `restore_from_file`.
+        any_name: True: a folder with a single dump may be that of a table of another name.
+
+    Attributes:
+        variable: The table, which is unchanged.
+        aside: The argument of its `take_aside`.
+        steps: The steps that the ranks have taken so far.
+    """
+
+    def __init__(
+        self,
+        variable: Any,
+        filepath: str | os.PathLike,
+        rows_only: bool = False,
+        any_name: bool = False,
+    ):
+        check_arguments(variable, filepath, rows_only=rows_only)
+        self.variable, self._filepath, self._rows_only = variable, filepath, rows_only
+        self._any_name = any_name
+        self._communicator, self._last, self._made = comm.current(), "", 0
+        table = variable.table_name
+        self.steps = Steps(
+            self._communicator,
+            f"sok_restore_{table}",
+            f"restore_from_file of table '{table}'",
+            variable.mark,
+        )
+        self.steps.take(lambda: None)
+        made, self._keep = self.steps.take(
+            self._read,
+            [variable.hand_over()],
+            outputs=[tf.int64, tf.bool],
+            verify=same_dump,
+            undo=self._drop,
+        )
+        aside, problem = variable.read_aside(made, **hash_pieces.NOTHING)
+        self.steps.take(
+            lambda _, text: streams.see_problem(text_of(text)), [problem], verify=self._finished
+        )
+        with self.steps.done():
+            self.aside = tf.identity(aside)
+
+    def _read(self, _, handed):
+        options = self._rows_only, self._any_name
+        found = hash_pieces.make_aside(
+            self.variable, os.fspath(self._filepath), int(handed), *options
+        )
+        self._made, self._last = found.made, found.last
+        return {"dump": found.identity}, np.int64(found.made), np.bool_(found.may_grow)
+
+    def _drop(self):
+        streams.drop_aside(self._made)
+        self._made = 0
+
+    def _finished(self, _):
+        dump_owners.read(os.fspath(self._filepath), self.variable)
+
+    def number(self) -> tf.Tensor:
+        """Starts to record changes if deltas may follow. Called when the table has its content."""
+        return native.ops().sok_table_keep_changes(handle=self.variable.handle, keep=self._keep)
+
+    def remember(self, _: Any, number: Any) -> None:
+        """Stores the result of `number`."""
+        if number > 0:
+            delta_saver.remember(self.variable, self._last, int(number))
+
+
+def restored(reading: Reading) -> tf.Tensor:
+    """The second half of a restore; `'OK'`."""
+    with reading.steps.done():
+        taken = reading.variable.take_aside(reading.aside)
+    with tf.control_dependencies([taken] if isinstance(taken, tf.Operation) else []):
+        number = reading.number()
+    reading.steps.take(reading.remember, [number])
+    return reading.steps.end("OK")

@@ -1,0 +1,201 @@
+"""A table's content in parts: from a table into files, and from files into a table aside.
+
+An op hands the table over as a number (`EmbeddingVariable.hand_over`). With this number, functions
+of the op library are called by ctypes, because Python code within a graph has no tensors. So a dump
+or a restore needs only a few parts of memory beside the table, whatever its size.
+
+While a table is read, calls that change it wait, so all parts are of one instant. In host memory,
+lookups that insert nothing go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from sok_like.runtime import native
+from sok_like.saving.format.shard_file import Column, Shard
+
+_INT64, _POINTER = ctypes.c_int64, ctypes.c_void_p
+
+
+class _Content(ctypes.Structure):
+    """`StreamContent` of cpp/tf/streams.cc."""
+
+    _fields_ = [
+        *((name, _INT64) for name in (
+            *("num_keys", "slot_width", "num_slots", "has_records", "num_waiting"),
+            *("num_counters", "step", "optimizer_step", "num_erased", "whole", "num_steps"),
+            "number",
+        )),
+        ("initial_row_scale", ctypes.c_double),
+        ("slot_names", ctypes.POINTER(ctypes.c_char_p)),
+        *((name, _POINTER) for name in ("slot_widths", "waiting", "counters", "erased", "steps")),
+        ("optimizer", ctypes.c_char_p),
+    ]  # fmt: skip
+
+
+@functools.cache
+def _library():
+    native.ops()  # checks the file and loads it
+    library = ctypes.CDLL(str(native.ops_path()))
+    arguments = {
+        "sok_stream_open": [_INT64, _INT64, _POINTER, _POINTER],
+        "sok_stream_keys": [_POINTER, _INT64, _POINTER],
+        "sok_stream_rows": [_POINTER, _INT64, _POINTER, _INT64, *[_POINTER] * 3],
+        "sok_stream_close": [_POINTER],
+        "sok_aside_open": [_INT64, _INT64, _POINTER],
+        "sok_aside_import": [
+            *(_POINTER, _INT64, *[_POINTER] * 3, _INT64, *[_POINTER] * 3, _INT64, _POINTER),
+            *(_INT64, _POINTER, _INT64, _INT64, ctypes.c_double),
+        ],
+        "sok_aside_keep": [_POINTER],
+        "sok_aside_drop": [_INT64],
+        "sok_aside_close": [_POINTER],
+    }
+    for name, kinds in arguments.items():
+        function = getattr(library, name)
+        function.argtypes = kinds
+        function.restype = ctypes.c_char_p
+    for name in ("sok_stream_close", "sok_aside_drop", "sok_aside_close"):
+        getattr(library, name).restype = None
+    library.sok_aside_keep.restype = _INT64
+    return library
+
+
+def see_problem(problem: bytes | None) -> None:
+    """Raises the problem that an op or a function reported instead of failing by itself."""
+    code, _, text = (problem or b"").decode().partition(": ")
+    if code == "RESOURCE_EXHAUSTED":
+        raise MemoryError(text)
+    if code:
+        raise ValueError(text)
+
+
+@contextlib.contextmanager
+def content(number: int, dim: int, since: int | None = None) -> Iterator[tuple[Shard, int]]:
+    """The content of a table, as a shard that is read while it is written.
+
+    Args:
+        number: The result of `hand_over`.
+        dim: The table's `embedding_dim`.
+        since: None for the whole table; else what changed since that instant (0: everything, and
+            the table records changes from now on).
+
+    Yields:
+        The shard, and the number of this instant if the table records changes.
+
+    Raises:
+        ValueError: the table has not recorded the changes since, or is in device memory.
+        MemoryError: there is too little memory.
+    """
+    library, stream, about = _library(), _POINTER(), _Content()
+    opened = ctypes.byref(stream), ctypes.byref(about)
+    see_problem(library.sok_stream_open(int(number), -1 if since is None else int(since), *opened))
+    try:
+        yield _shard_of(library, stream, about, dim, since), about.number
+    finally:
+        library.sok_stream_close(stream)
+
+
+def make_aside(number: int, rest: Shard, num_keys: int, parts: Iterable[Shard]) -> int:
+    """Makes a table aside with this content; the op of `read_aside` takes it by its number.
+
+    Args:
+        number: The result of `hand_over`.
+        rest: What belongs to no key.
+        num_keys: Number of keys in all parts.
+        parts: Keys with their data.
+
+    Raises:
+        ValueError: the content does not fit the table.
+        MemoryError: more keys than the table may hold, or too little memory.
+    """
+    library, made = _library(), _POINTER()
+    see_problem(library.sok_aside_open(int(number), num_keys, ctypes.byref(made)))
+    try:
+        for part in parts:
+            _import(library, made, part)
+        _import(library, made, rest)
+        return library.sok_aside_keep(made)
+    finally:
+        library.sok_aside_close(made)
+
+
+def drop_aside(number: int) -> None:
+    """Frees what `make_aside` made, if it will not be taken."""
+    _library().sok_aside_drop(number)
+
+
+def _import(library, made, shard):
+    names = [name.encode() for name in shard.slot_names]
+    arrays: list[Any] = [
+        *(np.ascontiguousarray(shard.keys, np.int64), np.ascontiguousarray(shard.rows, np.float32)),
+        *(np.ascontiguousarray(shard.slot_rows, np.float32),),
+        *(np.asarray(shard.slot_widths, np.int64),),
+        *(np.ascontiguousarray(shard.waiting, np.int64),),
+        *(np.ascontiguousarray(shard.counters, np.int64),),
+    ]
+    records = None if shard.records is None else np.ascontiguousarray(shard.records, np.int64)
+    keys, rows, slot_rows, widths, waiting, counters = (array.ctypes.data for array in arrays)
+    see_problem(
+        library.sok_aside_import(
+            *(made, len(shard.keys), keys, rows, slot_rows),
+            *(len(names), (ctypes.c_char_p * len(names))(*names), widths),
+            None if records is None else records.ctypes.data,
+            *(len(shard.waiting), waiting, len(shard.counters), counters),
+            *(shard.step, shard.optimizer_step, shard.initial_row_scale),
+        )
+    )
+
+
+def _shard_of(library, stream, about, dim, since):
+    def keys(begin, end, _):
+        found = np.empty([end - begin], np.int64)
+        see_problem(library.sok_stream_keys(stream, end - begin, found.ctypes.data))
+        return found
+
+    def column(place, width, dtype):
+        def part(begin, end, keys):
+            found = np.empty([end - begin, width], dtype)
+            wanted: list[Any] = [None, None, None]
+            wanted[place] = found.ctypes.data
+            given = begin, keys.ctypes.data, end - begin
+            see_problem(library.sok_stream_rows(stream, *given, *wanted))
+            return found
+
+        return Column((about.num_keys, width), dtype, part)
+
+    slot_rows: Any = column(1, about.slot_width, np.float32)
+    if not about.slot_width:
+        slot_rows = np.zeros([about.num_keys, 0], np.float32)
+    shard = Shard(
+        Column((about.num_keys,), np.int64, keys),
+        column(0, dim, np.float32),
+        slot_rows,
+        [about.slot_names[i].decode() for i in range(about.num_slots)],
+        _copied(about.slot_widths, [about.num_slots], np.int64).tolist(),
+    )
+    shard.optimizer_step, shard.initial_row_scale = about.optimizer_step, about.initial_row_scale
+    if about.has_records:
+        shard.records = column(2, 3, np.int64)
+        shard.waiting = _copied(about.waiting, [about.num_waiting, 3], np.int64)
+        shard.counters = _copied(about.counters, [about.num_counters], np.int64)
+        shard.step = about.step
+    if since is not None:
+        shard.erased = _copied(about.erased, [about.num_erased], np.int64)
+        shard.whole, shard.optimizer = bool(about.whole), about.optimizer.decode()
+        shard.steps = _copied(about.steps, [about.num_steps, 3], np.float64)
+    return shard
+
+
+def _copied(address, shape, dtype):
+    found = np.zeros(shape, dtype)
+    if found.nbytes:
+        ctypes.memmove(found.ctypes.data, address, found.nbytes)
+    return found

@@ -1,0 +1,304 @@
+"""What all saves and loads promise, kept in one place for every kind of state and of file.
+
+    model.keras                          the common part, written by rank 0; it names the folders
+    model.keras.tables/user.3f2a9c0b/    a piece of several ranks, such as a dump of table 'user'
+
+All ranks make the same call with the same path.
+
+    save   agree on call, path and pieces | every rank writes its parts, flushed | every file is
+           seen, with its SHA-256, by a rank that did not write it | rank 0 puts the common part in
+           its place by one rename: from that instant the save is valid | earlier folders go
+    load   agree on the file | every rank prepares all pieces: it reads and verifies every byte that
+           it will use | all agree | every rank commits, which cannot fail, or drops everything
+
+So a process that is killed at any instant leaves the last finished save intact, and a load changes
+everything on all ranks, or nothing on any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from sok_like.runtime import comm
+from sok_like.runtime.agreement import agreed
+from sok_like.runtime.attributes import attributes
+from sok_like.saving import dump_owners, folders
+from sok_like.saving.pieces import Piece, Prepared
+
+_T = TypeVar("_T")
+_SAME_PATH = (
+    "All ranks must save to the same path, on a file system that they share; if the path "
+    "contains a metric, put `sok.callbacks.MetricAverage()` first in the list of callbacks. "
+    "Received: {here!r} on rank {rank} and {first!r} on rank 0"
+)
+# What `agreed` raises on all ranks, once all of them have said how far they have come.
+_ON_ALL_RANKS = (RuntimeError, tf.errors.ResourceExhaustedError)
+
+
+# ---- saving ----
+
+
+def save(
+    call: str, path: str, pieces: Sequence[Piece], common: Callable[[Sequence[str]], None]
+) -> None:
+    """Writes pieces beside a file, then the file; all ranks call it.
+
+    Args:
+        call: The user's call, for errors.
+        path: Path of the file, the same on all ranks.
+        pieces: The pieces, the same on all ranks.
+        common: Called on every rank with the references of the pieces. On rank 0 it puts the file
+            in its place.
+
+    Raises:
+        RuntimeError: a rank has failed, or ranks differ in path or pieces; on all ranks. The
+            previous save is intact, unless rank 0 failed while writing the file.
+    """
+    communicator, names = comm.current(), [piece.name for piece in pieces]
+
+    def start():
+        _check_local(path)
+        return {
+            "path": path,
+            "pieces": names,
+            "references": list(map(folders.new_reference, names)),
+        }
+
+    told = agreed(start, communicator, call)
+    _check_same(call, told)
+    references, places = told[0]["references"], []
+
+    def write():
+        places.extend(folders.folder_of(path, reference) for reference in references)
+        return [piece.write(folder) for piece, folder in zip(pieces, places, strict=True)]
+
+    def see():
+        for folder, entries in zip(places, by_piece, strict=True):
+            dump_owners.see_shards(folder, entries)
+
+    def publish():
+        if communicator.rank == 0:
+            for piece, folder, entries in zip(pieces, places, by_piece, strict=True):
+                piece.finish(folder, entries)
+        common(references)
+
+    try:
+        told = agreed(write, communicator, call)
+        by_piece = [list(entries) for entries in zip(*told, strict=True)]
+        agreed(see, communicator, call)
+    except Exception as error:
+        # Otherwise another rank may go on, and publish what this one removes.
+        if communicator.world_size == 1 or isinstance(error, _ON_ALL_RANKS):
+            folders.remove(path, references)
+        raise
+    agreed(publish, communicator, call)
+    if communicator.rank == 0:
+        folders.remove_others(path, references)
+
+
+def _check_local(path):
+    if "://" in path:
+        raise ValueError(
+            "A save by several ranks, or of tables in a session, must be to a path of a local or "
+            f"shared file system. Received: {path!r}"
+        )
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+
+
+def _check_same(call, told):
+    first = told[0]
+    for rank, each in enumerate(told):
+        if each["path"] != first["path"]:
+            raise RuntimeError(_SAME_PATH.format(here=each["path"], rank=rank, first=first["path"]))
+        if each["pieces"] != first["pieces"]:
+            raise RuntimeError(
+                f"All ranks must save the same tables ({call}). Received: {each['pieces']} on rank "
+                f"{rank} and {first['pieces']} on rank 0"
+            )
+
+
+# ---- loading ----
+
+
+class _Load(threading.local):
+    """The load that a thread is in: what is prepared so far, and the file's path; or none."""
+
+    prepared: list[Prepared] | None = None
+    path: str | None = None
+
+
+_load = _Load()
+
+
+def load(
+    call: str,
+    path: str | None,
+    read: Callable[[], _T],
+    *,
+    compared: str | None = None,
+    collective: bool = True,
+) -> _T:
+    """Reads a file and its pieces; all ranks call it.
+
+    Args:
+        call: The user's call, for errors.
+        path: Path of the file; None: not known, so all its pieces must be inside.
+        read: Finds pieces in the file, and hands each to `prepare`. It is no collective.
+        compared: The file that must be the same on all ranks; None: the one at `path`.
+        collective: False if it is not known yet whether the file has pieces.
+
+    Returns:
+        The result of `read`.
+
+    Raises:
+        FileNotFoundError: the file is missing, on one rank. On several it is a RuntimeError.
+        RuntimeError: a rank sees another file, or has failed; on all ranks. Nothing has changed.
+            A single rank raises the error itself.
+    """
+    if _load.prepared is not None:  # part of another one
+        return read()
+    communicator, compared = comm.current(), compared or path
+    prepared: list[Prepared] = []
+    results: list[_T] = []
+
+    def run():
+        with attributes(_load, {"prepared": prepared, "path": path}):
+            results.append(read())
+
+    def look():
+        return [each.identity for each in prepared]
+
+    try:
+        if collective:
+            agree_on_file(compared, communicator, call)
+            agreed(run, communicator, call)
+        else:
+            run()
+            if not prepared:
+                return results[0]
+            agree_on_file(compared, communicator, call)
+        _check_same_pieces(agreed(look, communicator, call))
+        # What may fail takes its content while nothing else has.
+        agreed(lambda: _commit(prepared, may_fail=True), communicator, call)
+    except BaseException:
+        for each in reversed(prepared):
+            each.drop()
+        raise
+    _commit(prepared, may_fail=False)
+    return results[0]
+
+
+def _commit(prepared, may_fail):
+    for each in prepared:
+        if each.may_fail == may_fail:
+            each.commit()
+
+
+def _check_same_pieces(told):
+    for rank, identities in enumerate(told):
+        if identities != told[0]:
+            raise RuntimeError(
+                "All ranks must read the same dumps beside a file, on a file system that they "
+                f"share, or equal copies. Received: others on rank {rank} than on rank 0"
+            )
+
+
+def prepare(prepared: Prepared) -> None:
+    """Hands over what a container has found; outside of `load` it takes its content at once."""
+    if _load.prepared is None:
+        prepared.commit()
+        return
+    for each in [e for e in _load.prepared if e.target is prepared.target is not None]:
+        each.drop()
+        _load.prepared.remove(each)
+    _load.prepared.append(prepared)
+
+
+def folder_read(reference: str) -> str:
+    """The folder of a piece beside the file that is being read.
+
+    Raises:
+        RuntimeError: its path is not known.
+    """
+    if _load.path is None:
+        raise RuntimeError(
+            "A file that several ranks wrote must be read by its path, after `sok.Init`, as its "
+            "tables lie beside it. Received: a file object, or a load before `sok.Init`"
+        )
+    return folders.folder_of(_load.path, reference)
+
+
+def agree_on_file(path: str | None, communicator: Any, call: str) -> None:
+    """Raises on all ranks unless all of them see the same bytes at `path`.
+
+    A relative path, or one on a host's own disk, may mean another file on each rank. Ranks that
+    read different files would differ silently from then on.
+
+    Raises:
+        RuntimeError: a rank sees no file, or a different one.
+    """
+    if path is None or communicator.world_size == 1:
+        return
+
+    def look():
+        if not tf.io.gfile.exists(path):
+            raise FileNotFoundError(
+                "All ranks must read the same file, on a file system that they share. "
+                f"Received: {path!r}, which is missing"
+            )
+        return _digest(path)
+
+    told = agreed(look, communicator, call)
+    for rank, digest in enumerate(told):
+        if digest != told[0]:
+            raise RuntimeError(
+                "All ranks must read the same file, on a file system that they share, or equal "
+                f"copies. Received: {os.path.abspath(path)!r} on this rank, and another file on "
+                f"rank {rank} than on rank 0"
+            )
+
+
+def _digest(path):
+    """The SHA-256 of a file, or of all files of a folder."""
+    digest, files = hashlib.sha256(), [path]
+    if tf.io.gfile.isdir(path):
+        found = tf.io.gfile.walk(path)
+        files = sorted(os.path.join(folder, name) for folder, _, names in found for name in names)
+    for file in files:
+        digest.update(os.path.relpath(file, path).encode())
+        with tf.io.gfile.GFile(file, "rb") as opened:
+            while data := opened.read(2**22):
+                digest.update(data)
+    return digest.hexdigest()
+
+
+# ---- which references a Keras file that is being written gets ----
+
+_now = threading.local()
+
+
+def writing(
+    objects: Sequence[Any], references: Sequence[str]
+) -> contextlib.AbstractContextManager[None]:
+    """A scope in which tables that Keras writes write their reference."""
+    pairs = zip(objects, references, strict=True)
+    return attributes(_now, {"written": [(weakref.ref(each), name) for each, name in pairs]})
+
+
+def is_writing() -> bool:
+    """Whether such a scope is active."""
+    return hasattr(_now, "written")
+
+
+def reference_of(thing: Any) -> str | None:
+    """The folder that the file being written names for an object; None: it goes inside."""
+    found = getattr(_now, "written", ())
+    return next((reference for each, reference in found if each() is thing), None)

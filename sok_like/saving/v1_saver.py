@@ -1,0 +1,227 @@
+"""`tf.compat.v1.train.Saver` and `MonitoredTrainingSession` on any number of ranks.
+
+    model.ckpt-100.index, .data-...            the ordinary variables, and the name of each dump
+    model.ckpt-100.tables/user.3f2a9c0b/       a dump of table 'user', as `sok.Saver` writes it
+
+A Saver sees a table as a string variable of the graph: the name of a dump. `Saver.save` writes the
+dumps first, then that string with the rest. `restore` reads the string, then the dumps aside, and
+compares the checksums of the rest. A graph may be finalized before it saves, so the ops that save
+are made with the Saver.
+
+A Saver passes its path to no op, so `install.py` wraps its two methods. Savers without tables do
+what they did, with one exception: ranks raise if they would overwrite each other's rows of a
+variable of which each rank has rows of its own (`de_local`).
+"""
+
+from __future__ import annotations
+
+import numbers
+import os
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.runtime import comm
+from sok_like.runtime.agreement import agreed
+from sok_like.saving import hash_pieces, transaction
+from sok_like.saving.hash_pieces import HashPiece
+from sok_like.saving.pieces import Kinds, Prepared
+from sok_like.saving.shared_timer import SharedTimer
+from sok_like.table.variable import is_embedding_variable, unwrap
+
+_SAVE, _RESTORE = "tf.compat.v1.train.Saver.save", "tf.compat.v1.train.Saver.restore"
+_OWN_ROWS = (
+    "Ranks must not overwrite each other's rows of a variable: give the tf.compat.v1.train.Saver a "
+    "separate path on each rank and no hash table, or leave the variable out (`var_list=`). "
+    "Received: {path!r} on {ranks} ranks, variable {name!r}"
+)
+
+
+class TableInGraph:
+    """The ops by which a v1 graph saves and restores one table."""
+
+    def __init__(self, variable: Any):
+        with variable.graph.as_default(), tf.control_dependencies(None), tf.device("/CPU:0"):
+            # The table's name in checkpoints.
+            name = f"{variable._shared_name}/dump"
+            handle = tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=name, name=name)
+            self.element = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.string)
+            self._given = tf.compat.v1.placeholder(tf.string, [])
+            self._set = tf.raw_ops.AssignVariableOp(resource=handle, value=self._given)
+            self.handed = {evict: variable.hand_over(evict=evict) for evict in (False, True)}
+            self.made = tf.compat.v1.placeholder(tf.int64, [])
+            made, self.problem = variable.read_aside(self.made, **hash_pieces.NOTHING)
+            # The content stays aside between two runs of the session.
+            name = f"{variable._shared_name}/aside"
+            aside = tf.raw_ops.VarHandleOp(dtype=tf.variant, shape=[], shared_name=name, name=name)
+            self.read = tf.raw_ops.AssignVariableOp(resource=aside, value=made)
+            self.forget = tf.raw_ops.DestroyResourceOp(resource=aside)
+            content = tf.raw_ops.ReadVariableOp(resource=aside, dtype=tf.variant)
+            self.take = variable.take_aside(content)
+
+    def set_reference(self, session: Any, reference: str) -> None:
+        """Sets the reference that a Saver writes."""
+        session.run(self._set, {self._given: reference})
+
+    @property
+    def key(self) -> str:
+        """The name under which a Saver writes the reference."""
+        return self.element.op.inputs[0].op.name
+
+
+class _Ops:
+    """`hash_pieces.Ops` in a session."""
+
+    def __init__(self, session, ops):
+        self._session, self._ops = session, ops
+
+    def hand_over(self, evict):
+        return int(self._session.run(self._ops.handed[evict]))
+
+    def read_aside(self, made, **content):
+        run = [self._ops.problem, self._ops.read]
+        return self._session.run(run, {self._ops.made: made})[0]
+
+    def take_aside(self):
+        self._session.run(self._ops.take)
+
+    def drop(self):
+        self._session.run(self._ops.forget)
+
+
+def _piece(table, session):
+    return HashPiece(table, _Ops(session, in_graph(table)))
+
+
+def element_of(variable: Any) -> Any:
+    """The tensor that a Saver writes for a table."""
+    return in_graph(variable).element
+
+
+def in_graph(variable: Any) -> TableInGraph:
+    """The ops of a table in its graph; they are made once."""
+    found = getattr(variable, "_table_in_graph", None)
+    if found is None:
+        found = variable._table_in_graph = TableInGraph(variable)
+    return found
+
+
+def _listed(own_saver):
+    """The variables that a Saver was made for."""
+    listed = own_saver._var_list
+    return list(listed.values()) if isinstance(listed, dict) else tf.nest.flatten(listed or [])
+
+
+def _tables_of(own_saver):
+    """A Saver's tables, in the same order on all ranks."""
+    known = filter(is_embedding_variable, _listed(own_saver))
+    found = {id(unwrap(each)): unwrap(each) for each in known}
+    return sorted(found.values(), key=lambda table: table._shared_name)
+
+
+def _check_own_rows(own_saver, path, tables):
+    """Raises NotImplementedError if ranks would write their own rows of a variable to one file."""
+    local = Kinds(_listed(own_saver)).own
+    if not local or comm.current().world_size == 1:
+        return
+    told = agreed(lambda: {"path": os.path.abspath(path)}, comm.current(), _SAVE)
+    paths = {each["path"] for each in told}
+    if tables or len(paths) < len(told):
+        raise NotImplementedError(
+            _OWN_ROWS.format(name=local[0].name, ranks=len(told), path=os.fspath(path))
+        )
+
+
+def save(
+    own: Callable,
+    self: Any,
+    sess: Any,
+    save_path: Any,
+    global_step: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """`tf.compat.v1.train.Saver.save`: writes tables beside the file."""
+    tables = [] if tf.executing_eagerly() else _tables_of(self)
+    _check_own_rows(self, save_path, tables)
+    if not tables:
+        return own(self, sess, save_path, global_step, *args, **kwargs)
+    if global_step is not None and not isinstance(global_step, numbers.Integral):
+        global_step = int(tf.compat.v1.train.global_step(sess, global_step))
+    number = f"{global_step:08d}" if self._pad_step_number else str(global_step)
+    path = os.fspath(save_path) if global_step is None else f"{os.fspath(save_path)}-{number}"
+
+    def common(references):
+        if comm.current().rank != 0:
+            return
+        for table, reference in zip(tables, references, strict=True):
+            in_graph(table).set_reference(sess, reference)
+        own(self, sess, save_path, global_step, *args, **kwargs)
+
+    pieces = [_piece(table, sess) for table in tables]
+    transaction.save(_SAVE, path, pieces, common)
+    return path
+
+
+def restore(own: Callable, self: Any, sess: Any, save_path: Any) -> Any:
+    """`tf.compat.v1.train.Saver.restore`: reads tables from beside the file."""
+    tables = [] if tf.executing_eagerly() or save_path is None else _tables_of(self)
+    if not tables:
+        return own(self, sess, save_path)
+    path, known = os.fspath(save_path), {table._shared_name: table for table in tables}
+
+    def read():
+        for name, reference in _references(self, path, tables).items():
+            folder = transaction.folder_read(reference)
+            transaction.prepare(_piece(known[name], sess).prepare(folder))
+        transaction.prepare(_Ordinary(path, lambda: own(self, sess, save_path)))
+
+    return transaction.load(_RESTORE, path, read, compared=f"{path}.index")
+
+
+class _Ordinary(Prepared):
+    """The ordinary variables of a Saver: TensorFlow reads and assigns them by one op."""
+
+    may_fail = True
+
+    def __init__(self, path, restore):
+        self.commit = restore
+        reader = tf.train.load_checkpoint(path)
+        for name in reader.get_variable_to_shape_map():
+            reader.get_tensor(name)  # compares its checksum
+
+
+def _references(own_saver, path, tables):
+    """The names of dumps that the file at `path` has, by table."""
+    listed = own_saver._var_list
+    named = listed if isinstance(listed, dict) else {}
+    keys = {table._shared_name: in_graph(table).key for table in tables}
+    keys |= {
+        unwrap(each)._shared_name: key for key, each in named.items() if is_embedding_variable(each)
+    }
+    reader = tf.train.load_checkpoint(path)
+    # For tables that the file lacks, the Saver itself raises.
+    return {
+        name: reader.get_tensor(key).decode()
+        for name, key in keys.items()
+        if reader.has_tensor(key)
+    }
+
+
+def begin(own: Callable, self: Any) -> None:
+    """`CheckpointSaverHook.begin`: ranks save at the same step, by rank 0's clock."""
+    own(self)
+    seconds = self._timer._every_secs
+    if seconds is None or comm.current_or_single().world_size == 1:
+        return
+    if any(map(is_embedding_variable, tf.compat.v1.global_variables())):
+        self._shared_timer = SharedTimer(seconds, comm.current())
+
+
+def after_run(own: Callable, self: Any, run_context: Any, run_values: Any) -> None:
+    """`CheckpointSaverHook.after_run`: saves if that clock says so."""
+    timer = getattr(self, "_shared_timer", None)
+    if timer is None:
+        return own(self, run_context, run_values)
+    return timer.after_run(self, run_context, run_values)

@@ -1,0 +1,267 @@
+"""Dump files: whole or refused, for any number of ranks."""
+
+import errno
+import json
+import os
+import pathlib
+
+import numpy as np
+import pytest
+
+from sok_like.saving.format import deltas, shard_file, shard_reader
+from sok_like.saving.format import manifest as manifest_file
+from tests.saving import crash, fuzz
+from tests.saving.in_memory import whole, whole_file
+
+
+def shard(keys, dim=3, seed=0):
+    keys = np.asarray(keys, np.int64)
+    values = np.random.default_rng(seed).standard_normal((len(keys), 3 * dim)).astype(np.float32)
+    return shard_file.Shard(
+        keys, values[:, :dim], values[:, dim:], ["momentum", "velocity"], [dim, dim]
+    )
+
+
+def dump(folder, shards, table="user id/x", dump_id="1", dim=3):
+    names = [
+        manifest_file.shard_name(table, dump_id, rank, len(shards)) for rank in range(len(shards))
+    ]
+    entries = [shard_file.write_shard(folder, *pair) for pair in zip(names, shards, strict=True)]
+    manifest_file.write_manifest(folder, table, dim, "int64", dump_id, entries)
+
+
+def read(folder, table="user id/x", dim=3):
+    return whole(deltas.content_of(manifest_file.read_manifest(folder, table, dim), 0, 1, dim))
+
+
+def test_shard_comes_back_as_written(tmp_path):
+    written = shard([-1, 5, 2**63 - 1])
+    written.optimizer_step = 12
+    entry = shard_file.write_shard(tmp_path, "a.npz", written)
+    back = whole_file(shard_reader.ShardFile(tmp_path / "a.npz", 3, entry))
+    np.testing.assert_array_equal(back.keys, written.keys)
+    np.testing.assert_array_equal(back.rows, written.rows)
+    np.testing.assert_array_equal(back.slot_rows, written.slot_rows)
+    assert (back.slot_names, back.slot_widths) == (["momentum", "velocity"], [3, 3])
+    assert (back.optimizer_step, back.step, entry["keys"]) == (12, -1, 3)
+    with np.load(tmp_path / "a.npz") as arrays:  # as the documentation says, without this package
+        np.testing.assert_array_equal(arrays["rows"], written.rows)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+def test_every_key_has_one_owner(world_size):
+    keys = np.asarray([0, 1, -1, -2, 2**62, -(2**63), 17, 18], np.int64)
+    parts = [
+        fuzz.owned_by([shard(keys[:5]), shard(keys[5:])], rank, world_size, 3)
+        for rank in range(world_size)
+    ]
+    assert sorted(k for part in parts for k in part.keys) == sorted(keys)
+    for rank, part in enumerate(parts):
+        assert all(int(key) % 2**64 % world_size == rank for key in part.keys)
+
+
+def test_a_table_without_keys(tmp_path):
+    dump(tmp_path, [shard([])])
+    part = read(tmp_path)
+    assert part.keys.shape == (0,) and part.rows.shape == (0, 3)
+
+
+def test_the_later_dump_replaces_the_earlier(tmp_path):
+    dump(tmp_path, [shard([0]), shard([1])], dump_id="1")
+    dump(tmp_path, [shard([3])], dump_id="2")
+    assert read(tmp_path).keys.tolist() == [3]
+    assert len(list(tmp_path.glob("*.npz"))) == 1
+
+
+def test_a_dump_cut_short_leaves_the_earlier_one_and_the_next_one_clears_up(tmp_path):
+    dump(tmp_path, [shard([1])], dump_id="1")
+    name = manifest_file.shard_name("user id/x", "2", 0, 1)
+    # All that a second dump does before it has its manifest, and what a killed one leaves.
+    shard_file.write_shard(tmp_path, name, shard([2]))
+    (tmp_path / f"{name}.tmp").write_bytes(b"half")
+    (tmp_path / "user%20id%2Fx.json.tmp").write_bytes(b"{")
+    others = ["user%20id%2Fx.backup.npz", "user%20id%2Fxy.2.0-of-1.npz", "else.npz.tmp"]
+    for other in others:
+        (tmp_path / other).write_bytes(b"not ours")
+    assert read(tmp_path).keys.tolist() == [1]
+    dump(tmp_path, [shard([3])], dump_id="3")
+    manifest, part = "user%20id%2Fx.json", manifest_file.shard_name("user id/x", "3", 0, 1)
+    assert {path.name for path in tmp_path.iterdir()} == {manifest, part, *others}
+
+
+def test_everything_is_on_the_disk_before_it_is_named_and_before_the_old_dump_goes(
+    tmp_path, monkeypatch
+):
+    """A loss of power at any instant leaves the dump before it or the new one."""
+    dump(tmp_path, [shard([1])], dump_id="1")
+    done = []
+    fsync, replace, unlink = os.fsync, os.replace, os.unlink
+
+    def note_fsync(number):
+        done.append(("sync", pathlib.Path(f"/proc/self/fd/{number}").resolve().name))
+        fsync(number)
+
+    def note_replace(aside, target):
+        done.append(("name", pathlib.Path(target).name))
+        assert done[-2] == ("sync", pathlib.Path(aside).name)
+        replace(aside, target)
+
+    def note_unlink(path):
+        unlink(path)
+        done.append(("remove", pathlib.Path(path).name))
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "replace", note_replace)
+    monkeypatch.setattr(os, "unlink", note_unlink)
+    dump(tmp_path, [shard([2])], dump_id="2")
+    stem, folder = "user%20id%2Fx", ("sync", tmp_path.name)
+    assert [what for what in done if what[0] != "sync" or what == folder] == [
+        ("name", f"{stem}.2.0-of-1.npz"),
+        folder,
+        ("name", f"{stem}.json"),
+        folder,
+        ("remove", f"{stem}.1.0-of-1.npz"),
+    ]
+
+
+def test_tables_of_similar_names_do_not_touch_each_other(tmp_path):
+    dump(tmp_path, [shard([1])], table="a")
+    dump(tmp_path, [shard([2])], table="a.b")
+    dump(tmp_path, [shard([3])], table="a", dump_id="2")
+    assert read(tmp_path, "a.b").keys.tolist() == [2]
+
+
+@pytest.mark.parametrize("table", ["../up", "nul\0inside", "/etc/x", "n" * 300, "é" * 300, "."])
+def test_any_name_is_a_file_in_the_folder(tmp_path, table):
+    folder = tmp_path / "dumps"
+    dump(folder, [shard([4])], table=table)
+    dump(folder, [shard([5])], table=table + "'")
+    assert read(folder, table).keys.tolist() == [4]
+    assert [path.name for path in tmp_path.iterdir()] == ["dumps"]
+    assert len(list(folder.iterdir())) == 4
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "header"])
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_damaged_file_is_refused(tmp_path, damage, version):
+    written = fuzz.make_shard(0, 1, False)
+    fuzz.write_dump(tmp_path, [written], version)
+    (path,) = tmp_path.glob("*.npz")
+    data = bytearray(path.read_bytes())
+    if damage == "flip":
+        data[data.index(np.float32(written.rows[20, 1]).tobytes())] ^= 1
+    elif damage == "header":  # other keys than were: the array's own CRC-32 would not be reached
+        data[data.index(f"({fuzz.SIZE},)".encode()) + 2] ^= 1
+    else:
+        data = data[: len(data) // 2] if damage == "cut" else b""
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"\.npz must be a whole shard file"):
+        fuzz.read_dump(tmp_path)
+
+
+@pytest.mark.parametrize("edit", ["none", "one of two", "twice", "dropped records"])
+def test_version_1_does_not_load_a_part(tmp_path, edit):
+    fuzz.write_dump(tmp_path, [fuzz.make_shard(rank, 2, True) for rank in (0, 1)], 1)
+    (path,) = tmp_path.glob("*.json")
+    manifest = json.loads(path.read_text())
+    first, second = manifest["shards"]
+    manifest["shards"] = {"none": [], "one of two": [first], "twice": [first, first]}.get(
+        edit, [first, second]
+    )
+    path.write_text(json.dumps(manifest))
+    if edit == "dropped records":
+        data = (tmp_path / first).read_bytes()
+        (tmp_path / first).write_bytes(data.replace(b"records.npy", b"recordt.npy"))
+    with pytest.raises(ValueError, match=r"one shard file per rank|whole shard file.*recordt"):
+        fuzz.read_dump(tmp_path)
+
+
+@pytest.mark.parametrize("with_policy", [False, True])
+def test_version_1_is_read(tmp_path, with_policy):
+    shards = [fuzz.make_shard(rank, 2, with_policy) for rank in (0, 1)]
+    fuzz.write_dump(tmp_path, shards, 1)
+    back = fuzz.read_dump(tmp_path)
+    assert fuzz.contents(back) == fuzz.contents(fuzz.owned_by(shards, 0, 1, 4))
+    assert back.optimizer_step == -1
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("with_policy", [False, True])
+def test_fuzzed_dumps_are_refused_or_right(version, with_policy):
+    counts, wrong = fuzz.run(80, 99, version, with_policy)
+    assert not wrong
+    assert sum(counts.values()) == 80 and len(counts) > 8
+
+
+def test_a_killed_process_leaves_a_whole_dump():
+    kills = 4 if os.environ.get("SLOW") else 2  # `make crash`: 200
+    counts = crash.run(kills, 0)
+    assert counts["old"] + counts["new"] == kills
+
+
+def test_no_dump_of_the_table(tmp_path):
+    dump(tmp_path, [shard([1])], table="other")
+    with pytest.raises(FileNotFoundError, match=r"table 'mine' is required.*\['other'\]"):
+        manifest_file.read_manifest(tmp_path, "mine", 3)
+
+
+def test_another_row_width(tmp_path):
+    dump(tmp_path, [shard([1])])
+    with pytest.raises(ValueError, match="rows of 4 floats. Received: a dump with rows of 3"):
+        manifest_file.read_manifest(tmp_path, "user id/x", 4)
+
+
+def test_another_table_under_the_name(tmp_path):
+    dump(tmp_path, [shard([1])], table="other")
+    (tmp_path / "other.json").rename(tmp_path / "mine.json")
+    with pytest.raises(ValueError, match="manifest of table 'mine'. Received: 'other'"):
+        manifest_file.read_manifest(tmp_path, "mine", 3)
+
+
+def test_a_missing_shard(tmp_path):
+    dump(tmp_path, [shard([1]), shard([2])])
+    next(tmp_path.glob("*.1-of-2.npz")).unlink()
+    with pytest.raises(FileNotFoundError, match="1-of-2.npz, which is missing"):
+        manifest_file.read_manifest(tmp_path, "user id/x", 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 99}, "must be of version 3 or earlier. Received: version 99"),
+        ({"format": "else"}, "must be the manifest of"),
+        ({"dim": 4}, "whole manifest. Received: fields whose SHA-256 differs"),
+    ],
+)
+def test_a_manifest_of_something_else(tmp_path, change, message):
+    dump(tmp_path, [shard([1])])
+    (path,) = tmp_path.glob("*.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ValueError, match=message):
+        manifest_file.read_manifest(tmp_path, "user id/x", 3)
+
+
+def test_slot_variables_must_agree():
+    other = shard([2])
+    other.slot_names = ["accumulator", "linear"]
+    with pytest.raises(ValueError, match="same slot variables"):
+        fuzz.owned_by([shard([1]), other], 0, 1, 3)
+
+
+def test_a_folder_that_is_not_shared(tmp_path):
+    entry = shard_file.write_shard(tmp_path / "mine", "a.npz", shard([1]))
+    other = shard_file.write_shard(tmp_path / "other", "b.npz", shard([2]))
+    with pytest.raises(FileNotFoundError, match=r"all ranks share.*b\.npz, which rank 1"):
+        manifest_file.check_seen(str(tmp_path / "mine"), [entry, other])
+
+
+@pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_told_once_and_names_the_file(tmp_path, capsys):
+    # The shard goes to a device that is always full.
+    (tmp_path / "a.npz.tmp").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left.*a\.npz") as raised:
+        shard_file.write_shard(tmp_path, "a.npz", shard(range(1000)))
+    assert raised.value.errno == errno.ENOSPC
+    del raised
+    assert "Exception ignored" not in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,334 @@
+"""Damaged dumps: each is refused with an error that names a file, or read as what was written.
+
+    python -m tests.saving.fuzz --mutations 50000       (`make fuzz`)
+
+Each mutation changes bytes of one file (set, flip, insert, remove, repeat, cut, zero, splice) or
+the structure of the dump (members of a shard, headers, the manifest's fields, files exchanged). It
+is undone before the next. Never may a row differ, nor reading take more than twice the memory of
+the files.
+"""
+
+import argparse
+import collections
+import io
+import json
+import pathlib
+import random
+import tempfile
+import tracemalloc
+import warnings
+import zipfile
+
+import numpy as np
+
+from sok_like.saving.format import deltas, shard_file, shard_reader
+from sok_like.saving.format import manifest as manifest_file
+from tests.saving.in_memory import whole
+
+DIM, SIZE = 4, 600
+TABLE = "items/of one"
+_SPARE_BYTES = 2**15  # beside the arrays; less than half of the smallest dump
+_KEYS_BYTES = 2**14  # of a dump with deltas, whose files are merged: the keys of all of them
+
+
+def make_shard(rank, world_size, with_policy):
+    """Contents that depend on the rank alone."""
+    random_state = np.random.default_rng(rank)
+    keys = np.arange(SIZE, dtype=np.int64) * world_size + rank
+    floats = random_state.standard_normal((SIZE, 3 * DIM)).astype(np.float32)
+    shard = shard_file.Shard(
+        *(keys, floats[:, :DIM], floats[:, DIM:], ["momentum", "velocity"], [DIM, DIM]),
+        optimizer_step=7,
+    )
+    if with_policy:
+        shard.records = random_state.integers(0, 9, (SIZE, 3))
+        shard.waiting = np.stack([keys + 2000, keys % 5, keys % 3], axis=1)
+        shard.counters, shard.step = np.arange(64, dtype=np.int64), 11
+    return shard
+
+
+def add_deltas(folder, base, with_policy):
+    """Makes a dump one of version 3, with a delta of one rank and one of two."""
+    random_state, chain = np.random.default_rng(7), []
+    for number, world_size in ((1, 1), (2, 2)):
+        entries = []
+        for rank in range(world_size):
+            delta = make_shard(rank, world_size, with_policy)
+            chosen = random_state.permutation(SIZE)[:40]
+            for field in ("keys", "rows", "slot_rows", "records"):
+                if getattr(delta, field) is not None:
+                    setattr(delta, field, getattr(delta, field)[np.sort(chosen)])
+            delta.erased = np.setdiff1d(np.arange(7, 60, 9) * world_size + rank, delta.keys)
+            delta.steps = np.array([[3, 0.1, 8.0], [0, 0, 0], [2, 0.05, 11]])
+            delta.optimizer = "adam(beta_1=0.9, beta_2=0.999, epsilon=1e-07, amsgrad=false)"
+            name = manifest_file.shard_name(TABLE, f"de{number}", rank, world_size)
+            entries.append(shard_file.write_shard(folder, name, delta))
+        since = chain[-1]["dump"] if chain else "5eed"
+        chain.append({"dump": f"de{number}", "since": since, "step": 9, "shards": entries})
+    manifest_file.write_manifest(folder, TABLE, DIM, "int64", "5eed", base, 7, chain)
+
+
+def write_dump(folder, shards, version):
+    """A dump of this version, or of version 1 as it was written then."""
+    names = [
+        manifest_file.shard_name(TABLE, "5eed", rank, len(shards)) for rank in range(len(shards))
+    ]
+    if version > 1:
+        entries = [
+            shard_file.write_shard(folder, *pair) for pair in zip(names, shards, strict=True)
+        ]
+        if version > 2:
+            return add_deltas(folder, entries, shards[0].step >= 0)
+        return manifest_file.write_manifest(folder, TABLE, DIM, "int64", "5eed", entries)
+    for name, shard in zip(names, shards, strict=True):
+        policy = {}
+        if shard.step >= 0:
+            fields = ("records", "waiting", "counters", "step")
+            policy = {field: getattr(shard, field) for field in fields}
+        np.savez(
+            pathlib.Path(folder) / name,
+            keys=shard.keys,
+            rows=shard.rows,
+            slot_rows=shard.slot_rows,
+            slot_names=np.asarray(shard.slot_names),
+            slot_widths=np.asarray(shard.slot_widths, np.int64),
+            **policy,
+        )
+    manifest = {"format": manifest_file.FORMAT, "version": 1, "table": TABLE, "dim": DIM}
+    manifest |= {"key_dtype": "int64", "shards": names}
+    path = pathlib.Path(folder) / f"{names[0].split('.')[0]}.json"
+    path.write_text(json.dumps(manifest, indent=1) + "\n")
+
+
+def read_dump(folder):
+    """All keys with their rows and whatever else the dump holds of them."""
+    dump = manifest_file.read_manifest(folder, TABLE, DIM)
+    return whole(deltas.content_of(dump, 0, 1, DIM))
+
+
+def owned_by(shards, rank, world_size, dim):
+    """What `rank` of `world_size` owns of the shards of one dump, which are not in a file."""
+    sources = [shard_reader.ShardInMemory(shard) for shard in shards]
+    return whole(deltas.Content([sources], rank, world_size, dim))
+
+
+def contents(shard):
+    """What must not differ, as bytes."""
+    fields = (shard.keys, shard.rows, shard.slot_rows, shard.waiting, shard.counters, shard.records)
+    arrays = tuple(b"" if a is None else np.ascontiguousarray(a).tobytes() for a in fields)
+    return (*arrays, shard.slot_names, shard.slot_widths, shard.step)
+
+
+# ---- mutations of bytes: of the file, given another file's bytes to take from ----
+
+
+def _at(data, draw):
+    return draw.randrange(len(data) + 1)
+
+
+def _set(data, other, draw):
+    at = min(_at(data, draw), len(data) - 1)
+    return data[:at] + bytes([draw.randrange(256)]) + data[at + 1 :]
+
+
+def _flip(data, other, draw):
+    at = min(_at(data, draw), len(data) - 1)
+    return data[:at] + bytes([data[at] ^ 1 << draw.randrange(8)]) + data[at + 1 :]
+
+
+def _insert(data, other, draw):
+    at = _at(data, draw)
+    return data[:at] + draw.randbytes(draw.randrange(1, 40)) + data[at:]
+
+
+def _remove(data, other, draw):
+    at = _at(data, draw)
+    return data[:at] + data[at + draw.randrange(1, 40) :]
+
+
+def _repeat(data, other, draw):
+    at, size = _at(data, draw), draw.randrange(1, 200)
+    return data[:at] + data[at : at + size] + data[at:]
+
+
+def _cut(data, other, draw):
+    return data[: _at(data, draw)]
+
+
+def _zero(data, other, draw):
+    at, size = _at(data, draw), draw.randrange(1, 100)
+    return data[:at] + bytes(len(data[at : at + size])) + data[at + size :]
+
+
+def _splice(data, other, draw):
+    at, size = _at(data, draw), draw.randrange(1, 400)
+    return data[:at] + other[at : at + size] + data[at + size :]
+
+
+def _large_numbers(data, other, draw):
+    at = _at(data, draw)
+    return data[:at] + b"\xff" * draw.randrange(1, 9) + data[at + 8 :]
+
+
+_OF_BYTES = [_set, _set, _flip, _flip, _insert, _remove, _repeat, _cut, _zero, _splice]
+_OF_BYTES += [_large_numbers]
+
+
+def _mutate_bytes(files, draw):
+    path, other = draw.choice(files), draw.choice(files)
+    data = path.read_bytes()
+    change = draw.choice(_OF_BYTES)
+    return {path: change(data, other.read_bytes(), draw)}, change.__name__.strip("_")
+
+
+# ---- mutations of the structure ----
+
+
+def _repacked(members, compression=zipfile.ZIP_STORED):
+    buffer = io.BytesIO()
+    warnings.simplefilter("ignore", UserWarning)  # of a name that comes twice
+    with zipfile.ZipFile(buffer, "w", compression) as archive:
+        for name, data in members:
+            archive.writestr(zipfile.ZipInfo(name), data, compression)
+    return buffer.getvalue()
+
+
+def _mutate_members(files, draw):
+    path = draw.choice([file for file in files if file.suffix == ".npz"])
+    with zipfile.ZipFile(path) as archive:
+        members = [(name, archive.read(name)) for name in archive.namelist()]
+    at = draw.randrange(len(members))
+    name, data = members[at]
+    kind = draw.choice(["rename", "drop", "double", "header", "compress", "cut", "bomb"])
+    if kind == "rename":
+        members[at] = (draw.choice(["keys.npy", "x.npy", name[:-1], "../" + name]), data)
+    elif kind == "drop":
+        # All that policies know can be missing as well as not: version 1 cannot tell.
+        members.pop(at)
+    elif kind == "double":
+        members.append((name, data))
+    elif kind == "header":
+        old = f"{draw.choice([SIZE, DIM, 2 * DIM, 2])}".encode()
+        new = draw.choice([b"0", b"1", b"-1", b"9" * 18, b"9" * 40, b"1,1", b"(2**40"])
+        members[at] = (name, data[:10] + data[10:128].replace(old, new, 1) + data[128:])
+    elif kind == "cut":
+        members[at] = (name, data[: draw.randrange(len(data))])
+    elif kind == "bomb":
+        members[at] = (name, data + bytes(2**22))
+    packed = zipfile.ZIP_DEFLATED if kind in ("compress", "bomb") else zipfile.ZIP_STORED
+    return {path: _repacked(members, packed)}, f"member {kind}"
+
+
+def _mutate_manifest(files, draw):
+    (path,) = (file for file in files if file.suffix == ".json")
+    manifest = json.loads(path.read_text())
+    kind = draw.choice(["drop", "value", "shards", "deep"])
+    field = draw.choice(sorted(manifest))
+    if kind == "drop":
+        del manifest[field]
+    elif kind == "value":
+        manifest[field] = draw.choice([None, 0, -1, 1, 2, 3, 4, "", "x", [], {}, True, 1e9, [[1]]])
+    elif kind == "shards":
+        shards = manifest["shards"]
+        edits = [[], shards[:1], shards[1:], shards[::-1], shards * 2, [shards[0]] * 2]
+        edits += [["../x.npz", "/etc/passwd"], [path.name, path.name]]
+        manifest["shards"] = draw.choice(edits)
+    text = json.dumps(manifest)
+    if kind == "deep":
+        text = "[" * 100_000
+    return {path: text.encode()}, f"manifest {kind}"
+
+
+def _mutate_files(files, draw):
+    a, b = draw.sample(files, 2)
+    if draw.random() < 0.5:
+        return {a: b.read_bytes(), b: a.read_bytes()}, "files exchanged"
+    return {a: b.read_bytes()}, "file copied"
+
+
+_KINDS = [_mutate_bytes] * 6 + [_mutate_members] * 2 + [_mutate_manifest] * 2 + [_mutate_files]
+
+
+# ---- the run ----
+
+
+def read_measured(folder):
+    """What a dump holds, None where it is refused, or what is wrong; and the bytes it took."""
+    before, _ = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    try:
+        result = read_dump(folder)
+    except (ValueError, OSError) as error:
+        result = None if str(folder) in str(error) else f"names no file: {error!r}"
+    except Exception as error:
+        result = f"{type(error).__name__}: {error}"
+    return result, tracemalloc.get_traced_memory()[1] - before
+
+
+def outcome(folder, expected, limit):
+    """'refused', 'right', or what is wrong."""
+    result, taken = read_measured(folder)
+    if taken > limit:  # perhaps a table of Python's own has grown, which it does once
+        result, again = read_measured(folder)
+        taken = min(taken, again)
+    if isinstance(result, str):
+        return result
+    if taken > limit:
+        return f"took {taken} bytes where {limit} are allowed"
+    if result is None:
+        return "refused"
+    return "right" if contents(result) == expected else "another content"
+
+
+def run(num_mutations, seed, version, with_policy):
+    """Counts of outcomes, and descriptions of those that must not be."""
+    draw = random.Random(seed)
+    counts, wrong = collections.Counter(), []
+    with tempfile.TemporaryDirectory() as folder:
+        shards = [make_shard(rank, 2, with_policy) for rank in range(2)]
+        write_dump(folder, shards, version)
+        files = sorted(pathlib.Path(folder).iterdir())
+        expected = contents(read_dump(folder))
+        assert version > 2 or expected == contents(owned_by(shards, 0, 1, DIM))
+        originals = {file: file.read_bytes() for file in files}
+        total = sum(map(len, originals.values()))
+        tracemalloc.start()
+        try:
+            for number in range(num_mutations):
+                changed, kind = draw.choice(_KINDS)(files, draw)
+                for file, data in changed.items():
+                    file.write_bytes(data)
+                total_now = total + sum(len(d) - len(originals[f]) for f, d in changed.items())
+                spare = _SPARE_BYTES + (version > 2) * _KEYS_BYTES
+                found = outcome(folder, expected, 2 * max(total, total_now) + spare)
+                counts[kind.split()[0], found if found in ("refused", "right") else "wrong"] += 1
+                if found not in ("refused", "right"):
+                    wrong.append(f"{kind} (mutation {number} of seed {seed}): {found}")
+                for file in changed:
+                    file.write_bytes(originals[file])
+        finally:
+            tracemalloc.stop()
+    return counts, wrong
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--mutations", type=int, default=50_000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    failed = 0
+    kinds = [(version, with_policy) for version in (2, 1, 3) for with_policy in (False, True)]
+    for part, (version, with_policy) in enumerate(kinds):
+        counts, wrong = run(options.mutations // 6, options.seed + part, version, with_policy)
+        print(f"version {version}{', with policies' if with_policy else ''}")
+        for (kind, found), count in sorted(counts.items()):
+            print(f"  {kind:15} {found:8} {count}")
+        for text in wrong[:20]:
+            print(f"  WRONG {text}")
+        failed += len(wrong)
+    print(f"{options.mutations // 6 * 6} mutations, {failed} wrong")
+    raise SystemExit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()

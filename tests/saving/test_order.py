@@ -1,0 +1,99 @@
+"""A dump or a restore within a tf.function comes between what stands before it and after it."""
+
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_like.saving import streams
+from sok_like.saving.format import manifest
+
+
+def slow(monkeypatch, module, name):
+    """A function that gives ops which do not wait for it the time to come first."""
+    own = getattr(module, name)
+
+    def function(*arguments, **keywords):
+        time.sleep(0.3)
+        return own(*arguments, **keywords)
+
+    monkeypatch.setattr(module, name, function)
+
+
+def rows_of(table):
+    found = table.snapshot()
+    return dict(zip(found.keys.numpy().tolist(), found.rows.numpy()[:, 0].tolist(), strict=True))
+
+
+def write(sok, table, value, keys=(1, 2)):
+    sok.assign(table, tf.constant(keys, tf.int64), tf.fill([len(keys), 2], value))
+
+
+@pytest.mark.parametrize("method", ["dump_to_file", "dump"])
+def test_a_dump_holds_what_came_before_it_and_nothing_that_comes_after(
+    sok, tmp_path, monkeypatch, method
+):
+    table, saver = sok.EmbeddingVariable(2, name="ordered"), sok.Saver()
+
+    @tf.function
+    def program():
+        write(sok, table, 1.0)
+        getattr(saver, method)(table, tmp_path)
+        write(sok, table, 2.0)
+        table.erase([2])
+
+    slow(monkeypatch, streams, "content")
+    program()
+    assert rows_of(table) == {1: 2.0}
+    saver.restore(table, tmp_path)
+    assert rows_of(table) == {1: 1.0, 2: 1.0}
+
+
+def test_dumps_and_restores_of_one_program_see_each_other(sok, tmp_path, monkeypatch):
+    table, saver = sok.EmbeddingVariable(2, name="ordered"), sok.Saver()
+
+    @tf.function
+    def program():
+        write(sok, table, 1.0)
+        saver.dump(table, tmp_path)
+        write(sok, table, 2.0, keys=(2,))
+        saver.dump(table, tmp_path, since="last")
+        write(sok, table, 3.0)
+        rows = [sok.export(table)[1]]
+        saver.restore(table, tmp_path)
+        rows.append(sok.export(table)[1])
+        write(sok, table, 4.0, keys=(1,))
+        return [*rows, sok.export(table)[1]]
+
+    slow(monkeypatch, streams, "content")
+    slow(monkeypatch, manifest, "write_manifest")
+    found = [rows.numpy()[:, 0].tolist() for rows in program()]
+    assert found == [[3.0, 3.0], [1.0, 2.0], [4.0, 2.0]]
+    saver.restore(table, tmp_path)
+    assert rows_of(table) == {1: 1.0, 2: 2.0}
+
+
+def test_an_optimizer_s_step_comes_after_the_dump_before_it(sok, tmp_path, monkeypatch):
+    table = sok.EmbeddingVariable(2, name="ordered")
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(1.0))
+    write(sok, table, 1.0)
+
+    def step():
+        keys = tf.constant([1, 2], tf.int64)
+        optimizer.apply_gradients([(tf.IndexedSlices(tf.ones([2, 2]), keys), table)])
+
+    step()
+
+    @tf.function
+    def program():
+        step()
+        sok.Saver().dump_to_file(table, tmp_path)
+        step()
+
+    slow(monkeypatch, streams, "content")
+    program()
+    assert rows_of(table) == {1: -2.0, 2: -2.0}
+    sok.Saver().restore_from_file(table, tmp_path)
+    assert rows_of(table) == {1: -1.0, 2: -1.0}
+    assert int(np.asarray(table.snapshot().optimizer_step)) == 2

@@ -1,0 +1,168 @@
+"""Dumps of SOK 1.x: files of keys and of rows, written here with NumPy as SOK wrote them."""
+
+import resource
+
+import numpy as np
+import pytest
+
+from sok_like.saving.format import part_file
+
+KEYS = np.array([7, 2, 2**40 + 1, 12, 5])
+ROWS = np.arange(20, dtype=np.float32).reshape(5, 4)
+
+
+def write(folder, name, keys=KEYS, rows=ROWS, dtype="<i8"):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}_keys.file").write_bytes(np.asarray(keys).astype(dtype).tobytes())
+    (folder / f"{name}_values.file").write_bytes(rows.astype("<f4").tobytes())
+    return folder
+
+
+def a_layer(sok, name="films", dim=4, **arguments):
+    return sok.All2AllDenseEmbedding(None, dim, 1, 1, dynamic_input=True, name=name, **arguments)
+
+
+def restored(sok, layer, path):
+    sok.assign(layer.embedding_variable, [99], np.ones([1, layer.table.dim]))  # is to go
+    status = sok.Saver().restore_from_file(layer.embedding_variable, str(path))
+    assert status.numpy() == b"OK"
+    return [tensor.numpy() for tensor in sok.export(layer.embedding_variable)]
+
+
+@pytest.mark.parametrize("name", ["films", "EmbeddingVariable", "EmbeddingVariable_3"])
+def test_a_folder_with_the_table_or_the_only_one_that_sok_named(sok, tmp_path, name):
+    keys, rows = restored(sok, a_layer(sok), write(tmp_path, name))
+    np.testing.assert_array_equal(keys, np.sort(KEYS))
+    np.testing.assert_array_equal(rows, ROWS[np.argsort(KEYS)])
+
+
+def test_the_path_of_the_keys(sok, tmp_path):
+    for number, name in enumerate(("EmbeddingVariable", "EmbeddingVariable_1")):
+        write(tmp_path, name, rows=ROWS + 100 * number)
+    layer = a_layer(sok)
+    with pytest.raises(Exception, match="The dump of SOK 1.x.*'films'.*Variable_1_keys.file"):
+        sok.Saver().restore_from_file(layer.embedding_variable, str(tmp_path))
+    _, rows = restored(sok, layer, tmp_path / "EmbeddingVariable_1_keys.file")
+    np.testing.assert_array_equal(rows, 100 + ROWS[np.argsort(KEYS)])
+
+
+def test_the_dump_of_another_table_is_not_taken(sok, tmp_path):
+    with pytest.raises(Exception, match="The dump of SOK 1.x.*'films'.*people_keys.file"):
+        restored(sok, a_layer(sok), write(tmp_path, "people"))
+
+
+def test_keys_of_32_bits(sok, tmp_path):
+    keys = np.array([7, 2**32 - 1, 3, 9, 4])
+    layer = a_layer(sok, key_dtype="uint32")
+    found, rows = restored(sok, layer, write(tmp_path, "films", keys, dtype="<u4"))
+    np.testing.assert_array_equal(found, np.sort(keys))
+    np.testing.assert_array_equal(rows, ROWS[np.argsort(keys)])
+
+
+@pytest.mark.parametrize("name", ["a/b", "nul\0inside", "n" * 300])
+def test_names_that_are_none_of_a_file(sok, tmp_path, name):
+    table = sok.EmbeddingVariable(4, name=name)
+    sok.assign(table, KEYS, ROWS)
+    sok.Saver().dump_to_file(table, str(tmp_path))
+    (keys_file,) = tmp_path.glob("*_keys.file")
+    fresh = sok.EmbeddingVariable(4, name=name)
+    for other in [*tmp_path.glob("*.json"), *tmp_path.glob("*.npz")]:
+        other.unlink()
+    sok.Saver().restore_from_file(fresh, str(tmp_path))
+    keys, rows = sok.export(fresh)
+    np.testing.assert_array_equal(keys, np.sort(KEYS))
+    np.testing.assert_array_equal(rows, ROWS[np.argsort(KEYS)])
+    assert keys_file.parent == tmp_path
+
+
+def test_an_empty_table(sok, tmp_path):
+    keys, rows = restored(sok, a_layer(sok), write(tmp_path, "films", KEYS[:0], ROWS[:0]))
+    assert (keys.shape, rows.shape) == ((0,), (0, 4))
+
+
+@pytest.mark.parametrize(
+    "change, match",
+    [
+        ({"dim": 2}, "rows of 2 floats.*Received: 40 and 80 bytes"),  # as 10 keys of 32 bits?
+        ({"dim": 8}, "rows of 8 floats.*Received: 40 and 80 bytes"),
+        ({"key_dtype": "uint32"}, "keys of uint32 and rows of 4 floats"),
+        ({"keys": KEYS[[0, 1, 2, 3, 0]]}, "must hold each key once"),
+        ({"rows": None}, "films_values.file, which is missing"),
+    ],
+)
+def test_files_that_do_not_fit_the_table(sok, tmp_path, change, match):
+    layer = a_layer(sok, **{k: v for k, v in change.items() if k in ("dim", "key_dtype")})
+    write(tmp_path, "films", change.get("keys", KEYS))
+    if "rows" in change:
+        (tmp_path / "films_values.file").unlink()
+    sok.assign(layer.embedding_variable, [99], np.ones([1, layer.table.dim]))
+    with pytest.raises(Exception, match=match):
+        sok.Saver().restore_from_file(layer.embedding_variable, str(tmp_path))
+    assert sok.export(layer.embedding_variable)[0].numpy().tolist() == [99]
+
+
+def test_training_goes_on_from_a_dump(sok, tmp_path):
+    import tensorflow as tf
+
+    layer = a_layer(sok)
+    restored(sok, layer, write(tmp_path, "films"))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(tf.constant([7], tf.int64)))
+    gradients = tape.gradient(loss, layer.trainable_variables)
+    optimizer = sok.optimizers.Adam(0.5)
+    optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
+    rows, _ = layer.table.find(np.array([7, 2]))
+    np.testing.assert_allclose(rows, ROWS[:2] - [[0.5], [0.0]], rtol=1e-5)
+
+
+def test_a_dump_without_its_manifest_is_not_taken_for_one_of_sok(sok, tmp_path):
+    table = sok.EmbeddingVariable(2, name="copied")
+    sok.assign(table, [1, 2], np.ones([2, 2]))
+    sok.Saver().dump_to_file(table, tmp_path)
+    other = sok.EmbeddingVariable(2, name="other")
+    with pytest.raises(Exception, match=r"'other' is required.*dumps of \['copied'\]"):
+        sok.Saver().restore_from_file(other, tmp_path)
+    (tmp_path / "copied.json").unlink()
+    with pytest.raises(Exception, match="shards of the table without their manifest"):
+        sok.Saver().restore_from_file(table, tmp_path)
+    for shard in tmp_path.glob("*.npz"):
+        shard.unlink()
+    table.clear()
+    sok.Saver().restore_from_file(table, tmp_path)  # what SOK 1.x would have written
+    assert int(table.size()) == 2
+
+
+def test_what_killed_processes_left_goes_with_the_next_dump(sok, tmp_path):
+    left = [tmp_path / f"films_{kind}.{'0' * 16}.tmp" for kind in ("keys", "values")]
+    others = [tmp_path / name for name in (f"films_2_keys.{'0' * 16}.tmp", "films_keys.mine.tmp")]
+    for path in left + others:
+        path.write_bytes(b"half")
+    table = sok.EmbeddingVariable(2, name="films")
+    sok.Saver().dump_to_file(table, tmp_path)
+    assert not any(path.exists() for path in left) and all(path.exists() for path in others)
+    assert (tmp_path / "films_keys.file").exists()
+
+
+@pytest.mark.parametrize("door", ["sok1", "sok2"])
+def test_a_full_disk_names_table_and_file_and_leaves_no_keys(sok, tmp_path, monkeypatch, door):
+    from sok_like import sok2
+
+    table = sok2.DynamicVariable(4, name="films")
+    sok.assign(table, range(4000), np.ones([4000, 4], np.float32))
+    own, (soft, hard) = part_file._write, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def write(*arguments):  # as if the disk took 40 kB
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, hard))
+        try:
+            own(*arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    monkeypatch.setattr(part_file, "_write", write)
+    with pytest.raises(Exception, match=r"File too large \(dump of table 'films.*'\): '.*films"):
+        if door == "sok1":
+            sok.Saver().dump_to_file(table, tmp_path)
+        else:
+            sok2.dump(tmp_path, table)
+    left = sorted(path.suffix for path in tmp_path.iterdir())
+    assert left == ([".json", ".npz"] if door == "sok1" else [])
