@@ -126,9 +126,9 @@ tf_keras.src.engine.training:Model
 def table(*texts: str) -> dict[str, list[str]]:
     """Names by class or module, in these texts; by default for TensorFlow and the running Keras."""
     found: dict[str, list[str]] = {}
-    for line in "".join(texts or (_TENSORFLOW, _KERAS_3 if is_keras_3() else _TF_KERAS)).split(
-        "\n"
-    ):
+    owner = ""
+    texts = texts or (_TENSORFLOW, _KERAS_3 if is_keras_3() else _TF_KERAS)
+    for line in "".join(texts).split("\n"):
         if line.startswith("    "):
             found[owner] += line.split()
         elif line and not line.startswith("#"):
