@@ -264,7 +264,7 @@ def merge_gradients(keys: ArrayLike, grads: ArrayLike) -> tuple[NDArray[Any], ND
     """
 
 def crc32_of_blocks(data: Any, first: int, block: int) -> np.ndarray:
-    """CRC-32 (uint32) of the first `first` bytes of a buffer and of each `block` bytes after them."""
+    """CRC-32 (uint32) of the first `first` bytes, and of each `block` bytes after them."""
 
 def crc32_of_two(first: int, second: int, num_bytes: int) -> int:
     """CRC-32 of bytes with CRC `first` followed by `num_bytes` bytes with CRC `second`."""

@@ -35,7 +35,7 @@ def read(folder, table="user id/x", dim=3):
 
 
 def test_shard_comes_back_as_written(tmp_path):
-    written = shard([-1, 5, 2**63 - 1])
+    written = shard([5, 2**63 - 1, -1])  # they ascend as unsigned numbers
     written.optimizer_step = 12
     entry = shard_file.write_shard(tmp_path, "a.npz", written)
     back = whole_file(shard_reader.ShardFile(tmp_path / "a.npz", 3, entry))
