@@ -82,8 +82,8 @@ class Sok1Dump:
         keys = np.frombuffer(durable.read(self.keys_file), dtype).astype(np.int64)
         if len(np.unique(keys)) != num_keys:
             raise ValueError(f"{self.keys_file} must hold each key once")
-        rows: Any = _Rows(values_file, (num_keys, dim))
-        return ShardInMemory(Shard(keys, rows, np.zeros([num_keys, 0], np.float32), [], []))
+        rows, no_slots = _Rows(values_file, (num_keys, dim)), np.zeros([num_keys, 0], np.float32)
+        return ShardInMemory(Shard(keys, rows, no_slots, [], []))
 
     def _values_file(self):
         path = self.keys_file.removesuffix(_KEYS) + _VALUES

@@ -73,6 +73,7 @@ def deltas_of(folder, with_policy, write):
 def write_old_shard(folder, name, shard):
     """A shard as package version 0.1 wrote it, and its entry in a manifest of version 2 or 3."""
     path = pathlib.Path(folder) / name
+    path.parent.mkdir(exist_ok=True)
     np.savez(path, **shard_file._arrays_of(shard))
     checksum = hashlib.sha256(path.read_bytes()).hexdigest()
     return {

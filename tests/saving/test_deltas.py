@@ -242,7 +242,7 @@ DAMAGES = {
     "missing": (lambda folder: files_of(folder)[1].unlink(), "is missing"),
     "base missing": (lambda folder: files_of(folder)[0].unlink(), "is missing"),
     "exchanged": (exchanged, "must be a whole shard file|as the manifest says"),
-    "foreign": (foreign, "SHA-256 that differs"),
+    "foreign": (foreign, "checksum that differs"),
     "out of order": (lambda folder: edited(folder, list.reverse), "in order"),
     "one left out": (lambda folder: edited(folder, lambda deltas: deltas.pop(0)), "in order"),
     "twice": (lambda folder: edited(folder, lambda d: d.append(d[-1])), "in order"),

@@ -167,7 +167,9 @@ class Content:
             step = max(1, PIECE // max(1, source.key_bytes))
             for begin in range(0, source.num_keys, step):
                 end = min(begin + step, source.num_keys)
-                kept = self._is_mine(source.keys(begin, end))
+                kept = np.ones(end - begin, bool)
+                if self._world_size > 1:
+                    kept = self._is_mine(source.keys(begin, end))
                 if kept.any():
                     yield 0, source, rest, begin, end, kept
 

@@ -147,10 +147,10 @@ def read(path: Path, at: int = 0, num_bytes: int | None = None) -> bytes:
 
 
 @contextlib.contextmanager
-def written(path: Path, *, aside: str = ASIDE) -> Iterator[Any]:
+def written(path: Path) -> Iterator[Any]:
     """A file to write, which replaces the one at `path` when the block ends.
 
-    Until then its name is `path + aside`. It is flushed to the disk before it gets its name. If the
+    Until then its name ends with `ASIDE`. It is flushed to the disk before it gets its name. If the
     block or a later step raises, it is removed and the file before is untouched.
 
     Yields:
@@ -160,7 +160,7 @@ def written(path: Path, *, aside: str = ASIDE) -> Iterator[Any]:
     Raises:
         OSError: the file could not be written; names the file.
     """
-    there = os.fspath(path) + aside
+    there = os.fspath(path) + ASIDE
     place = local(there)
     try:
         with _naming(path):

@@ -183,8 +183,9 @@ class ShardFile(ShardSource):
         return keys[before:]
 
     def part(self, begin, end):
-        names = (name for name in BY_KEY if name in self._arrays)
-        found = {name: self.read(name, begin, end) for name in names}
+        found = {"keys": self.keys(begin, end)}
+        others = (name for name in BY_KEY[1:] if name in self._arrays)
+        found.update((name, self.read(name, begin, end)) for name in others)
         records = found.get("records")
         # A frequency, and the last step: -1 if it is not known.
         if records is not None and (records[:, :2] < (0, -1)).any():
