@@ -25,7 +25,8 @@ from sok_like.saving.format import durable, merged_keys
 from sok_like.saving.format.manifest import Dump, is_mine
 from sok_like.saving.format.progress import Progress
 from sok_like.saving.format.shard_file import PIECE, Column, Shard
-from sok_like.saving.format.shard_reader import BY_KEY, ShardSource
+from sok_like.saving.format.shard_reader import ShardSource
+from sok_like.table.content import BY_KEY
 
 _ROWS_AT_ONCE = 2**16
 _OPTIMIZER = re.compile(r"(\w+)\((.*)\)")

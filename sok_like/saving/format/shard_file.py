@@ -34,16 +34,9 @@ import numpy as np
 
 from sok_like.saving.format import durable
 from sok_like.saving.format.progress import Progress
+from sok_like.table.content import Content
 
 PIECE = 2**24  # bytes that are read, written and hashed at a time
-
-
-def _no_waiting():
-    return np.zeros([0, 3], np.int64)
-
-
-def _no_counters():
-    return np.zeros([0], np.int64)
 
 
 class Column:
@@ -65,24 +58,10 @@ class Column:
 
 
 @dataclasses.dataclass
-class Shard:
-    """Keys, rows and slot rows of one instant, with the records of policies.
+class Shard(Content):
+    """One rank's part of a dump. While it is written, arrays by key may be `Column`s."""
 
-    While a shard is written, keys, rows, slot rows and records may be `Column`s.
-    """
-
-    keys: Any  # int64 [size]
-    rows: Any  # float32 [size, dim]
-    slot_rows: Any  # float32 [size, sum(slot_widths)]
-    slot_names: list[str]
-    slot_widths: list[int]
-    records: Any = None  # int64 [size, 3]; None without records
-    waiting: np.ndarray = dataclasses.field(default_factory=_no_waiting)  # int64 [num_waiting, 3]
-    counters: np.ndarray = dataclasses.field(default_factory=_no_counters)  # int64 [num_counters]
-    step: int = -1  # -1: unknown
-    optimizer_step: int = -1  # -1: unknown
-    initial_row_scale: float = -1.0  # -1: unknown
-    erased: np.ndarray | None = None  # int64 [num_erased]; this and the rest are for deltas only
+    erased: np.ndarray | None = None  # int64 [num_erased]; all of these are for deltas only
     whole: bool = False
     steps: np.ndarray | None = None  # float64 [num_runs, 3]
     optimizer: str = ""
