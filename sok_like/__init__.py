@@ -53,7 +53,13 @@ def _class_in_file(name: str) -> Any:
 
 
 # Modules that change TensorFlow or Keras once `sok.Init` is called.
-hooks.load_at_init("sok_like.saving.install")
+# What lower packages do not import, and changes TensorFlow or Keras.
+hooks.load_at_init(
+    "sok_like.runtime.autograph",
+    "sok_like.runtime.private_names",
+    "sok_like.runtime.v1_graphs",
+    "sok_like.saving.install",
+)
 announce({name: functools.partial(_class_in_file, name) for name in _IN_FILES})
 
 __all__, _load, __dir__ = lazy.names(__name__)

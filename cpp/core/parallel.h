@@ -26,20 +26,23 @@
 
 namespace sok {
 
-// fn(begin, end), not owned. Unlike a std::function it takes no memory, so making one cannot fail.
-class RangeFunction {
+// A function that is not owned. Unlike a std::function it takes no memory, so making one cannot fail.
+template <typename... Args>
+class FunctionRef {
  public:
-  template <typename Fn, std::enable_if_t<!std::is_same_v<Fn, RangeFunction>, int> = 0>
-  RangeFunction(const Fn& fn)  // implicit, for lambdas
-      : fn_(&fn), call_([](const void* function, int64_t begin, int64_t end) {
-          (*static_cast<const Fn*>(function))(begin, end);
+  template <typename Fn, std::enable_if_t<!std::is_same_v<Fn, FunctionRef>, int> = 0>
+  FunctionRef(const Fn& fn)  // implicit, for lambdas
+      : fn_(&fn), call_([](const void* function, Args... args) {
+          (*static_cast<const Fn*>(function))(static_cast<Args>(args)...);
         }) {}
-  void operator()(int64_t begin, int64_t end) const { call_(fn_, begin, end); }
+  void operator()(Args... args) const { call_(fn_, static_cast<Args>(args)...); }
 
  private:
   const void* fn_;
-  void (*call_)(const void*, int64_t, int64_t);
+  void (*call_)(const void*, Args...);
 };
+
+using RangeFunction = FunctionRef<int64_t, int64_t>;  // of begin and end
 
 class Executor {
  public:

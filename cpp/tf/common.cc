@@ -156,7 +156,7 @@ absl::Status Guard(const std::function<void()>& fn) {
 }
 
 absl::Status ForEachTable(OpKernelContext* ctx, const std::vector<int64_t>& num_keys,
-                          const std::function<void(Executor&, int64_t)>& fn) {
+                          FunctionRef<Executor&, int64_t> fn) {
   TfExecutor ex(ctx);
   return Guard([&] { ForEachOf(ex, num_keys, fn); });
 }

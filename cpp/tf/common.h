@@ -100,7 +100,7 @@ absl::Status GetLists(OpKernelContext* ctx, InputLists inputs, OutputLists outpu
 
 // ForEachOf (core/cpu/group.h) on TF's threads; exceptions become a Status as in Guard.
 absl::Status ForEachTable(OpKernelContext* ctx, const std::vector<int64_t>& num_keys,
-                          const std::function<void(Executor&, int64_t)>& fn);
+                          FunctionRef<Executor&, int64_t> fn);
 
 // Keys are int64 in TF and uint64 in the core: the same bits. Texts are tstring in TF.
 template <typename T>

@@ -23,7 +23,7 @@ def _no_counters():
 class Content:
     """Keys, rows and slot rows of one instant, with the records of policies.
 
-    Fields are tensors, arrays, or, in a `Shard` that is being written, columns.
+    Fields are tensors, arrays, or in a `Shard` arrays without memory.
     """
 
     keys: Any  # int64 [size]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -32,6 +33,8 @@ from sok_like.table.sok1_names import Sok1Names
 from sok_like.table.weights import TableWeights, get_weights, set_weights, weights_of
 
 _unique_ids = itertools.count()
+# Tables without a name that were made, by graph, or by communicator: one for each `sok.Init`.
+_num_unnamed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 class MemoryStats(NamedTuple):
@@ -66,7 +69,10 @@ class EmbeddingVariable(
 
     Args:
         embedding_dim: Length of a row, at least 1.
-        name: Name of the table, the same on all ranks; initial rows depend on it.
+        name: Name of the table, the same on all ranks; initial rows depend on it. None:
+            "embedding", then "embedding_1" and so on, in the order in which tables without a name
+            are made in a graph, or in the process since `sok.Init`. All ranks must make them in the
+            same order.
         key_dtype: int64, int32, uint64 or uint32.
         initializer: Keras initializer or its name; see docs/semantics/keys_and_rows.md.
         capacity: Maximum number of keys per rank; None: no limit. A key beyond it raises
@@ -112,7 +118,7 @@ class EmbeddingVariable(
         self,
         embedding_dim: int,
         *,
-        name: str = "embedding",
+        name: str | None = None,
         key_dtype: Any = tf.int64,
         initializer: Any = "random_uniform",
         capacity: int | None = None,
@@ -124,6 +130,7 @@ class EmbeddingVariable(
     ):
         check_replicas()
         communicator = comm.current()
+        is_unnamed, name = name is None, "embedding" if name is None else name
         _check_arguments(name, embedding_dim, capacity, use_hashtable, initial_capacity)
         key_dtype = as_key_dtype(key_dtype, name)
         row_dtype = wire.check(dtype, f"table '{name}'", "dtype") or "float32"
@@ -164,6 +171,8 @@ class EmbeddingVariable(
         shape = tf.TensorShape([capacity, embedding_dim])
         with tf.init_scope():
             in_graph_mode = not tf.executing_eagerly()
+            if is_unnamed:  # nothing was wrong: a rank that failed has taken no number
+                name = self._options["name"] = _numbered(name, communicator)
             with tf.name_scope(name) as scope, devices.table_scope():
                 # In a graph, scopes distinguish two variables of one name, as in TensorFlow.
                 unique = scope.rstrip("/") if in_graph_mode else f"{name}_{next(_unique_ids)}"
@@ -411,6 +420,14 @@ def _set_handle_data(handle, shape):
         )
     )
     handle_data_util.set_handle_data(handle, data)
+
+
+def _numbered(name, communicator):
+    """The name of the next table without one, numbered as Keras numbers layers."""
+    owner = communicator if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    number = _num_unnamed.get(owner, 0)
+    _num_unnamed[owner] = number + 1
+    return f"{name}_{number}" if number else name
 
 
 def _check_arguments(name, dim, capacity, use_hashtable, initial_capacity):
