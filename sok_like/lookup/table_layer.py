@@ -12,7 +12,7 @@ from sok_like.lookup.training_flag import by_training
 from sok_like.runtime import comm
 from sok_like.saving import transaction
 from sok_like.saving.hash_pieces import HashPiece
-from sok_like.table.snapshots import RecordedSnapshot, TableSnapshot
+from sok_like.table.content import BY_KEY, FIELDS, REQUIRED
 from sok_like.table.variable import EmbeddingVariable
 from sok_like.table.weights import owned
 
@@ -76,7 +76,7 @@ class TableLayer(tf.keras.layers.Layer):
                 "and is saved with its model: model.save('x.keras'), "
                 "model.save_weights('x.weights.h5'), or by sok.Saver"
             )
-        for field, value in self.table.snapshot()._asdict().items():
+        for field, value in self.table.snapshot().fields().items():
             # The file can hold numbers only, so names are stored as bytes.
             names = field == "slot_names"
             store[field] = _bytes_of_names(value.numpy()) if names else value.numpy()
@@ -88,13 +88,10 @@ class TableLayer(tf.keras.layers.Layer):
             folder = transaction.folder_read(reference)
             transaction.prepare(HashPiece(self.table).prepare(folder))
             return
-        # Tables without policies have no records; earlier versions wrote no step and no scale.
-        optional = {*RecordedSnapshot._fields} - {*TableSnapshot._fields}
-        optional |= {"optimizer_step", "initial_row_scale"}
         fields = {
             field: np.asarray(store[field])
-            for field in RecordedSnapshot._fields
-            if field not in optional or field in store
+            for field in FIELDS
+            if field in REQUIRED or field in store
         }
         fields["slot_names"] = _names_of_bytes(fields["slot_names"])
         transaction.prepare(HashPiece(self.table).prepare_content(**_owned(fields)))
@@ -136,8 +133,7 @@ def _owned(fields):
     if comm.current().world_size == 1:
         return fields
     mine = owned(np.ascontiguousarray(fields["keys"]))
-    by_key = ("keys", "rows", "slot_rows", "records")
-    kept = {name: fields[name][mine] for name in by_key if len(fields.get(name, ()))}
+    kept = {name: fields[name][mine] for name in BY_KEY if len(fields.get(name, ()))}
     if len(fields.get("waiting", ())):
         keys = np.ascontiguousarray(fields["waiting"][:, 0])
         kept["waiting"] = fields["waiting"][owned(keys)]

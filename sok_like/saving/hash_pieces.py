@@ -18,6 +18,7 @@ from sok_like.runtime.steps import text_of
 from sok_like.saving import dump_owners, sok1_files, streams
 from sok_like.saving.format import deltas, durable, manifest, shard_file
 from sok_like.saving.pieces import Prepared
+from sok_like.table.content import nothing
 
 
 class Ops:
@@ -124,13 +125,7 @@ class Made(NamedTuple):
 
 
 # Arguments of `read_aside` for a table that was made part by part.
-NOTHING: dict[str, Any] = {
-    "keys": np.zeros([0], np.int64),
-    "rows": np.zeros([0], np.float32),
-    "slot_rows": np.zeros([0], np.float32),
-    "slot_names": np.zeros([0], object),
-    "slot_widths": np.zeros([0], np.int64),
-}
+NOTHING = nothing().fields()
 
 
 def make_aside(

@@ -48,8 +48,9 @@ def children(own: Callable, self: Any, save_type: str = "checkpoint", **kwargs: 
     if not hidden:
         return found
     kept = vars(self).setdefault("_sok_lists", {})
-    for name, child in found.items():
-        items = child._trackable_children() if isinstance(child, list) else {}
+    lists: dict[str, Any] = {name: c for name, c in found.items() if isinstance(c, list)}
+    for name, tracked in lists.items():  # TensorFlow's wrapper of a list
+        items = tracked._trackable_children()
         if items:
             kept.setdefault(name, _Others()).fill(items, hidden)
             found[name] = kept[name]

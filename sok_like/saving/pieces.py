@@ -4,7 +4,9 @@
     transaction what is promised of all pieces of a call: whole, checked, on all ranks or none
     container   a Keras file, a checkpoint, a v1 Saver: finds pieces and hands them over
 
-A piece reads and writes this rank's part. It makes no promise and talks to no other rank.
+A piece writes this rank's part. Its module also reads: it verifies every byte that this rank will
+use, and returns a `Prepared`, or raises an error that names the file. Neither makes a promise or
+talks to another rank.
 """
 
 from __future__ import annotations
@@ -57,13 +59,6 @@ class Piece(Protocol):
 
         Args:
             entries: What `write` has returned, by rank.
-        """
-
-    def prepare(self, folder: str) -> Prepared:
-        """Reads this rank's part, and verifies every byte of it.
-
-        Raises:
-            OSError, ValueError: a file is missing, damaged or does not fit; names the file.
         """
 
 

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from sok_like.runtime import native
-from sok_like.saving.format.shard_file import BY_KEY, Shard, unread
+from sok_like.saving.format.shard_file import Shard, unread
+from sok_like.table.content import BY_KEY
 
 _INT64, _POINTER = ctypes.c_int64, ctypes.c_void_p
 

@@ -164,7 +164,8 @@ def load(
             A single rank raises the error itself.
     """
     if _load.prepared is not None:  # part of another one
-        return read()
+        with attributes(_load, {"path": path}):
+            return read()
     communicator, compared = comm.current(), compared or path
     prepared: list[Prepared] = []
     results: list[_T] = []

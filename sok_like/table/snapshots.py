@@ -8,41 +8,14 @@ could not read earlier checkpoints if these were separate tensors.)
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime import comm, native
+from sok_like.table.content import BY_KEY, FIELDS, OF_POLICIES, Content, nothing
 from sok_like.table.keys import owner
-
-
-class TableSnapshot(NamedTuple):
-    """A shard at one instant, as tensors."""
-
-    keys: Any  # int64 [size], ascending as unsigned
-    rows: Any  # float32 [size, embedding_dim]
-    slot_rows: Any  # float32 [size, sum of slot widths]
-    slot_names: Any  # string [num_slots]
-    slot_widths: Any  # int64 [num_slots]
-    optimizer_step: Any  # int64 scalar, steps that slot rows have gone through; -1: unknown
-    initial_row_scale: Any  # float64 scalar, left by weight decay of initial rows; -1: unknown
-
-
-class RecordedSnapshot(NamedTuple):
-    """A shard at one instant, of a table with policies."""
-
-    keys: Any
-    rows: Any
-    slot_rows: Any
-    slot_names: Any
-    slot_widths: Any
-    records: Any  # int64 [size, 3]: frequency, last step, custom score
-    waiting: Any  # int64 [num_waiting, 3]: key, count, last step
-    counters: Any  # int64 [num_counters], of a Bloom filter
-    step: Any  # int64 scalar
-    optimizer_step: Any
-    initial_row_scale: Any
 
 
 class Snapshots:
@@ -51,7 +24,7 @@ class Snapshots:
     handle: Any
     keeps_records: bool
 
-    def snapshot(self, with_slots: bool = True, evict: bool = False) -> Any:
+    def snapshot(self, with_slots: bool = True, evict: bool = False) -> Content:
         """Keys, rows and slot rows of one instant, with the records of a table that keeps them.
 
         `evict` first removes the keys that a dump omits: see `evict()`.
@@ -59,8 +32,8 @@ class Snapshots:
         fields = native.ops().sok_table_export(
             handle=self.handle, with_slots=with_slots, evict=evict
         )
-        kind: Any = RecordedSnapshot if self.keeps_records else TableSnapshot
-        return kind(*(getattr(fields, field) for field in kind._fields))
+        known = [name for name in FIELDS if self.keeps_records or name not in OF_POLICIES]
+        return Content(**{name: getattr(fields, name) for name in known})
 
     def hand_over(self, with_slots: bool = True, evict: bool = False) -> Any:
         """The number by which `streams` reads the same content in parts, or makes a table aside."""
@@ -80,7 +53,7 @@ class Snapshots:
         """
         self._forget_optimizer()
         return native.ops().sok_table_import(
-            handle=self.handle, replace=replace, **_content(**content)
+            handle=self.handle, replace=replace, **_inputs(**content)
         )
 
     def _forget_optimizer(self):
@@ -97,7 +70,7 @@ class Snapshots:
         Returns:
             The argument of `take_aside`, and a string scalar: why it failed, empty if it did not.
         """
-        fields = _content(**content)
+        fields = _inputs(**content)
         return native.ops().sok_table_read_aside(handle=self.handle, made=made, **fields)
 
     def take_aside(self, aside: Any) -> Any:
@@ -106,35 +79,21 @@ class Snapshots:
         return native.ops().sok_table_take_aside(handle=self.handle, aside=aside)
 
 
-def _content(
-    records=None,
-    waiting=None,
-    counters=None,
-    step=-1,
-    optimizer_step=-1,
-    initial_row_scale=-1.0,
-    **rows,
-):
-    nothing = np.zeros([0, 3], np.int64)
-    return {
-        **rows,
-        "records": nothing if records is None else records,
-        "waiting": nothing if waiting is None else waiting,
-        "counters": nothing[:, 0] if counters is None else counters,
-        "step": step,
-        "optimizer_step": optimizer_step,
-        "initial_row_scale": initial_row_scale,
-    }
+def _inputs(**content):
+    """The content as inputs of an op."""
+    found = Content(**content)
+    records = np.zeros([0, 3], np.int64) if found.records is None else found.records
+    return {**{name: getattr(found, name) for name in FIELDS}, "records": records}
 
 
 _PLACE = re.compile(r"sok_like: rank (\d+) of (\d+), step (-?\d+)(?:, decay (\S+))?")
 _BESIDE = "sok_like: beside the checkpoint, "
 
 
-def checkpointed(snapshot: Any) -> dict[str, Any]:
+def checkpointed(snapshot: Content) -> dict[str, Any]:
     """The tensors of a table inside a checkpoint, which say which rank's they are."""
     communicator = comm.current()
-    tensors = snapshot._asdict()
+    tensors = snapshot.fields()
     place = f"sok_like: rank {communicator.rank} of {communicator.world_size}, step "
     step, scale = tensors.pop("optimizer_step"), tensors.pop("initial_row_scale")
     decay = tf.strings.as_string(scale, scientific=True, precision=17)
@@ -145,20 +104,9 @@ def checkpointed(snapshot: Any) -> dict[str, Any]:
 
 def referring(variable: Any, reference: str) -> dict[str, Any]:
     """The same tensors without content, for a checkpoint whose tables lie beside it."""
-    tensors = {
-        "keys": np.zeros([0], np.int64),
-        "rows": np.zeros([0, variable.dim], np.float32),
-        "slot_rows": np.zeros([0, 0], np.float32),
-        "slot_names": np.array([(_BESIDE + reference).encode()], dtype=object),
-        "slot_widths": np.zeros([0], np.int64),
-    }
-    if variable.keeps_records:
-        tensors |= {
-            "records": np.zeros([0, 3], np.int64),
-            "waiting": np.zeros([0, 3], np.int64),
-            "counters": np.zeros([0], np.int64),
-            "step": np.int64(-1),
-        }
+    tensors = nothing(variable.dim, variable.keeps_records).fields()
+    del tensors["optimizer_step"], tensors["initial_row_scale"]  # as in `checkpointed`
+    tensors["slot_names"] = np.array([(_BESIDE + reference).encode()], dtype=object)
     with tf.device("/CPU:0"):
         return {name: tf.constant(value) for name, value in tensors.items()}
 
@@ -221,11 +169,7 @@ def _owned(content, written_by, mine):
         return tf.logical_or(written_by > 1, tf.equal(owner(keys, mine[1]), mine[0]))
 
     here = kept(tf.convert_to_tensor(content["keys"]))
-    by_key = {
-        name: tf.boolean_mask(content[name], here)
-        for name in ("keys", "rows", "slot_rows", "records")
-        if name in content
-    }
+    by_key = {name: tf.boolean_mask(content[name], here) for name in BY_KEY if name in content}
     if "waiting" in content:
         waiting = tf.convert_to_tensor(content["waiting"])
         by_key["waiting"] = tf.boolean_mask(waiting, kept(waiting[:, 0]))

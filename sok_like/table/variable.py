@@ -395,7 +395,7 @@ class EmbeddingVariable(
     def __deepcopy__(self, memo):
         with devices.device_scope(self.device):
             copied = EmbeddingVariable(**self._options)
-        copied.load_snapshot(**self.snapshot()._asdict())
+        copied.load_snapshot(**self.snapshot().fields())
         memo[id(self)] = copied
         return copied
 

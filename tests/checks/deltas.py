@@ -53,7 +53,7 @@ def train(table, optimizer, steps, kind):
 
 def state(table):
     """All that a dump holds of this rank."""
-    return {name: np.asarray(value) for name, value in table.snapshot()._asdict().items()}
+    return {name: np.asarray(value) for name, value in table.snapshot().fields().items()}
 
 
 def read(kind, folder):

@@ -118,7 +118,7 @@ def state(model):
     """Keys, rows, slot rows and records of this rank, by table."""
     found = {}
     for table in tables_of(model):
-        snapshot = table.snapshot()._asdict()
+        snapshot = table.snapshot().fields()
         found[table.table_name] = {name: np.asarray(value) for name, value in snapshot.items()}
     return found
 
@@ -390,7 +390,8 @@ def _train_session(sok, folder, stop, **options):
         error = tf.matmul(tf.reshape(rows, [count, 8]), weights) - tf.constant(Y[mine])
         optimizer = sok.OptimizerWrapper(v1.train.AdamOptimizer(0.05))
         train = optimizer.minimize(tf.reduce_mean(error**2), global_step=step)
-        content = [*table.snapshot()[:3], weights.read_value(), step]
+        found = table.snapshot()
+        content = [found.keys, found.rows, found.slot_rows, weights.read_value(), step]
         hooks = [v1.train.StopAtStepHook(last_step=stop)]
         folder.mkdir(parents=True, exist_ok=True)
         with v1.train.MonitoredTrainingSession(

@@ -53,7 +53,9 @@ def state(model):
     known = optimizer.variables
     variables = [*model.variables, *(known() if callable(known) else known)]
     found = [np.asarray(each) for each in variables if not is_embedding_variable(each)]
-    return found + [np.asarray(part) for table in tables_of(model) for part in table.snapshot()]
+    for table in tables_of(model):
+        found += map(np.asarray, table.snapshot().fields().values())
+    return found
 
 
 def same(one, other):

@@ -72,7 +72,7 @@ def test_a_missing_key_reads_its_row_after_weight_decay(sok, tmp_path, forgotten
         gradient = tf.IndexedSlices(tf.ones([1, 6]), tf.constant([1], tf.int64))
         optimizer.apply_gradients([(gradient, decayed)])
     if forgotten:  # as after a restore: the history begins anew
-        decayed.load_snapshot(**decayed.snapshot()._asdict())
+        decayed.load_snapshot(**decayed.snapshot().fields())
     keys = KEYS[KEYS != 1]
     rows = MissingRows(decayed, True)(tf.constant(keys))
     np.testing.assert_allclose(rows, fresh.find(keys)[0] * 0.95**3, rtol=1e-6)

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from sok_like.saving.format.shard_reader import BY_KEY
+from sok_like.table.content import BY_KEY
 
 
 def whole(content):

@@ -40,7 +40,7 @@ def train(table, optimizer, keys, steps=1):
 
 
 def state(table):
-    return {name: np.asarray(value) for name, value in table.snapshot()._asdict().items()}
+    return {name: np.asarray(value) for name, value in table.snapshot().fields().items()}
 
 
 def check_same(one, other):

@@ -11,8 +11,8 @@ from tests.emulated import asked_for
 
 def state(table):
     """Keys, rows and slot rows by name, as NumPy sees them."""
-    found = table.snapshot()
-    return [np.asarray(tensor) for tensor in found]
+    found = table.snapshot().fields()
+    return [np.asarray(tensor) for tensor in found.values()]
 
 
 def step(table, optimizer, keys=(1, 2), value=1.0):
@@ -39,7 +39,7 @@ def copied(sok, way, folder, source, target):
         path = tf.train.Checkpoint(table=source).save(str(folder / "checkpoint"))
         tf.train.Checkpoint(table=target).restore(path).assert_consumed()
     else:
-        target.load_snapshot(**copy.deepcopy(source).snapshot()._asdict())
+        target.load_snapshot(**copy.deepcopy(source).snapshot().fields())
     return target
 
 
@@ -199,7 +199,7 @@ def test_a_restore_that_fails_changes_nothing(sok, tmp_path, problem):
     table = sok.EmbeddingVariable(2, name="users", capacity=10, use_hashtable=hashed)
     step(table, optimizer, keys=[1, 2])
     before = state(table)
-    content = dumped.snapshot()._asdict()
+    content = dumped.snapshot().fields()
     if problem == "wrong sizes":
         content["slot_widths"] = tf.constant([2**40, 2], tf.int64)
         with pytest.raises(tf.errors.OpError):
@@ -262,7 +262,7 @@ def test_an_earlier_checkpoint_is_read(sok, tmp_path, monkeypatch):
     step(table, make_optimizer(sok, "adam"))
 
     def earlier(snapshot):
-        tensors = snapshot._asdict()
+        tensors = snapshot.fields()
         tensors.pop("optimizer_step")
         return tensors
 

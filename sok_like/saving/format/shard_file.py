@@ -32,19 +32,11 @@ from sok_like.saving.format import durable
 from sok_like.saving.format.checksums import Pieces
 from sok_like.saving.format.npz import Layout
 from sok_like.saving.format.progress import Progress
+from sok_like.table.content import BY_KEY, Content
 
-BY_KEY = ("keys", "rows", "slot_rows", "records")  # arrays with one row per key
 PIECE = 2**24  # bytes that are read and written at a time
 _WRITERS = 2  # threads
 _WAITING = 4  # arrays that wait for them at most
-
-
-def _no_waiting():
-    return np.zeros([0, 3], np.int64)
-
-
-def _no_counters():
-    return np.zeros([0], np.int64)
 
 
 def unread(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -53,24 +45,13 @@ def unread(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 @dataclasses.dataclass
-class Shard:
-    """Keys, rows and slot rows of one instant, with the records of policies.
+class Shard(Content):
+    """One rank's part of a dump.
 
     If `read` is set, the arrays `BY_KEY` only show shapes and dtypes (`unread`), and `read` yields
     their rows: called with a number of rows, it yields arrays by name with about so many rows.
     """
 
-    keys: Any  # int64 [size]
-    rows: Any  # float32 [size, dim]
-    slot_rows: Any  # float32 [size, sum(slot_widths)]
-    slot_names: list[str]
-    slot_widths: list[int]
-    records: Any = None  # int64 [size, 3]; None without records
-    waiting: np.ndarray = dataclasses.field(default_factory=_no_waiting)  # int64 [num_waiting, 3]
-    counters: np.ndarray = dataclasses.field(default_factory=_no_counters)  # int64 [num_counters]
-    step: int = -1  # -1: unknown
-    optimizer_step: int = -1  # -1: unknown
-    initial_row_scale: float = -1.0  # -1: unknown
     erased: np.ndarray | None = None  # int64 [num_erased]; this and the next three: of deltas only
     whole: bool = False
     steps: np.ndarray | None = None  # float64 [num_runs, 3]

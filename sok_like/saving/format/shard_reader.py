@@ -21,7 +21,8 @@ import numpy as np
 
 from sok_like.saving.format import checksums, durable
 from sok_like.saving.format.progress import Progress
-from sok_like.saving.format.shard_file import BY_KEY, PIECE, Shard
+from sok_like.saving.format.shard_file import PIECE, Shard
+from sok_like.table.content import BY_KEY, OF_POLICIES, REQUIRED
 
 # dtypes as `.npy` headers name them, and the number of axes.
 _MEMBERS = {
@@ -41,8 +42,6 @@ _MEMBERS = {
     "steps": ("<f8", 2),
     "optimizer": ("<U", 0),
 }
-_REQUIRED = {"keys", "rows", "slot_rows", "slot_names", "slot_widths"}
-_OF_POLICIES = {"records", "waiting", "counters", "step"}
 _OF_DELTAS = {"erased", "whole", "steps", "optimizer"}
 _HEADER = re.compile(
     rb"\{'descr': '([<|][A-Za-z]\d{1,6})', 'fortran_order': False, "
@@ -245,8 +244,8 @@ class ShardFile(ShardSource):
                     arrays[name] = self._array(start, info.file_size, *_MEMBERS[name])
                 except Exception as error:
                     raise ValueError(f"array '{name}': {error}") from error
-        missing = _REQUIRED - arrays.keys()
-        for together in (_OF_POLICIES, _OF_DELTAS):
+        missing = {*REQUIRED} - arrays.keys()
+        for together in ({*OF_POLICIES}, _OF_DELTAS):
             if arrays.keys() & together:
                 missing |= together - arrays.keys()
         if missing:

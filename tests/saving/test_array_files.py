@@ -1,0 +1,90 @@
+"""Arrays of several ranks in one folder: every byte is covered, and errors name the file."""
+
+import pathlib
+
+import numpy as np
+import pytest
+
+from sok_like.saving import array_files
+
+
+def written(folder, seed=3):
+    rng = np.random.default_rng(seed)
+    arrays = [
+        {f"id,{rank},{i}": rng.normal(size=[3, 4]).astype("f") for i in range(2)}
+        for rank in range(2)
+    ]
+    entries = [array_files.write(folder, rank, 2, arrays[rank].items()) for rank in range(2)]
+    array_files.finish(folder, entries)
+    return arrays
+
+
+def read(folder):
+    files, found = array_files.Folder(folder, 2, listed=True), []
+    files.check(range(2))
+    for rank in range(2):
+        with files.open(rank) as archive:
+            found.append({name: archive[name] for name in archive.files})
+    return found
+
+
+def same(one, other):
+    assert [list(each) for each in one] == [list(each) for each in other]
+    for mine, theirs in zip(one, other, strict=True):
+        for name in mine:
+            np.testing.assert_array_equal(mine[name], theirs[name])
+
+
+def test_numpy_and_this_module_read_what_was_written(tmp_path):
+    arrays = written(str(tmp_path))
+    same(read(str(tmp_path)), arrays)
+    with np.load(tmp_path / "1-of-2.npz") as archive:
+        same([archive], arrays[1:])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("0-of-2.npz", "1-of-2.npz", "files.json")
+    ]
+
+
+def test_any_changed_byte_raises_or_changes_nothing(tmp_path):
+    arrays, rng, raised = written(str(tmp_path)), np.random.default_rng(5), 0
+    for file in sorted(tmp_path.iterdir()):
+        whole = file.read_bytes()
+        for at in rng.integers(0, len(whole), 150).tolist():
+            changed = bytes([whole[at] ^ int(rng.integers(1, 256))])
+            file.write_bytes(whole[:at] + changed + whole[at + 1 :])
+            try:
+                found = read(str(tmp_path))
+            except (ValueError, OSError) as error:
+                assert str(tmp_path) in str(error), (file.name, at, error)
+                raised += 1
+            else:  # white space of the list
+                same(found, arrays)
+        file.write_bytes(whole)
+    assert raised > 400
+    same(read(str(tmp_path)), arrays)
+
+
+@pytest.mark.parametrize("name", ["0-of-2.npz", "1-of-2.npz", "files.json"])
+@pytest.mark.parametrize("size", [None, 0, 100])
+def test_a_missing_or_short_file_is_named(tmp_path, name, size):
+    written(str(tmp_path))
+    path = pathlib.Path(tmp_path, name)
+    path.write_bytes(path.read_bytes()[:size]) if size is not None else path.unlink()
+    with pytest.raises((ValueError, OSError), match=name):
+        read(str(tmp_path))
+
+
+def test_the_list_or_a_file_of_another_save_is_not_taken(tmp_path):
+    for seed, folder in enumerate(("one", "other")):
+        written(str(tmp_path / folder), seed)
+    for name in ("files.json", "1-of-2.npz"):
+        mine, others = (tmp_path / folder / name for folder in ("one", "other"))
+        whole = mine.read_bytes()
+        mine.write_bytes(others.read_bytes())
+        with pytest.raises(ValueError, match="a different checksum"):
+            read(str(tmp_path / "one"))
+        mine.write_bytes(whole)
+    entries = [{"file": "0-of-1.npz", "bytes": 1, "sha256": ""}]
+    array_files.finish(str(tmp_path / "one"), entries)
+    with pytest.raises(ValueError, match="of another save"):
+        read(str(tmp_path / "one"))
