@@ -38,6 +38,7 @@ help:
 	@echo "make bench-groups  many tables in one lookup, on NUM_RANKS=2 ranks"
 	@echo "make soak       20 minutes at a full table: memory stays flat, counts add up"
 	@echo "make lint       ruff, mypy, clang-format"
+	@echo "make docs       the site, in out/site; the first time it makes .venv-docs"
 	@echo "make cuda       build with the CUDA backend, where nvcc is"
 	@echo "make soak-ranks random programs on 2 and 3 ranks; ARGS='--steps 20000'"
 	@echo "make asan tsan  C++ tests and op library under address and undefined, or thread sanitizer"
@@ -105,6 +106,14 @@ soak: venv
 
 lint: $(STAMPS)/requirements
 	@tools/lint.sh
+
+.PHONY: docs
+docs: .venv-docs/stamps/requirements
+	@tools/docs.sh
+
+.venv-docs/stamps/requirements: requirements/docs.txt requirements/constraints.txt
+	@tools/docs.sh venv
+	@mkdir -p $(@D) && touch $@
 
 cuda: $(STAMPS)/requirements
 	@tools/build_cuda.sh

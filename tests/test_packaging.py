@@ -86,15 +86,32 @@ def test_an_old_setuptools_is_named():
     assert 'pip install "setuptools>=77,<80"' in done.stderr
 
 
+def test_all_files_say_the_same_version():
+    said = {
+        file: re.search(pattern, (ROOT / file).read_text(), flags=re.M)[1]
+        for file, pattern in {
+            "sok_like/__init__.py": r'^__version__ = "(.*)"$',
+            "pyproject.toml": r'^version = "(.*)"$',
+            "CITATION.cff": r"^version: (.*)$",
+            "CHANGELOG.md": r"^## \[([\d.]+)\]",
+        }.items()
+    }
+    assert len(set(said.values())) == 1, said
+
+
 def test_the_marker_of_types_exists():
     assert (ROOT / "sok_like" / "py.typed").is_file()
 
 
 def test_one_process_needs_no_horovod_and_no_tf_keras(tmp_path):
-    # README's programs: the layers of all doors, `fit`, a session, saving, serving.
+    # The layers of all doors, `fit`, a session, saving, serving.
+    pages = ["distribution", "guides/dense_tables", "guides/saving", "guides/training", "serving"]
     (tmp_path / "readme.py").write_text(
         "\n".join(
-            program([block]).lstrip() for block in python_blocks("README.md") if 1 in block.ranks
+            program([block]).lstrip()
+            for page in pages
+            for block in python_blocks(f"docs/{page}.md")
+            if 1 in block.ranks
         )
     )
     done = run(

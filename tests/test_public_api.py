@@ -232,6 +232,23 @@ def test_every_public_name_is_documented(path):
     assert documentation.splitlines()[0].endswith(".")
 
 
+@pytest.mark.parametrize(
+    "path", ["", "callbacks", *sorted(MODULES - {"core", "embeddings", "saver", "tf"})]
+)
+def test_tab_shows_public_names_only(path):
+    module = resolve(path) if path else sok
+    assert {name for name in dir(module) if not name.startswith("_")} == set(module.__all__)
+
+
+def test_tab_shows_names_of_tables_for_users():
+    for table in (sok.EmbeddingVariable, sok.sok2.DynamicVariable):
+        shown = {name for name in dir(table) if not name.startswith("_")}
+        assert {"name", "erase", "evict"} <= shown
+        assert {"scatter_nd_add", "mark", "snapshot"} & shown == set()
+        assert all(hasattr(table, name) for name in shown)
+    assert "dimension" in shown
+
+
 def test_unknown_name():
     with pytest.raises(AttributeError, match="'sok_like' has no attribute 'HashTable'"):
         sok.HashTable  # noqa: B018

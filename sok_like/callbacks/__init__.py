@@ -6,3 +6,7 @@ from sok_like.callbacks.metric_average import MetricAverage as MetricAverage
 from sok_like.callbacks.table_metrics import TableMetrics as TableMetrics
 
 __all__ = ["BackupAndRestore", "BroadcastVariables", "MetricAverage", "TableMetrics"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -7,3 +7,7 @@ from sok_like.deeprec.names import install as install
 from sok_like.deeprec.names import uninstall as uninstall
 
 __all__ = ["CacheStrategy", "CollectiveStrategy", "StorageType", "install", "uninstall"]
+
+
+def __dir__() -> list[str]:
+    return __all__

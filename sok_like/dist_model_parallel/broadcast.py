@@ -59,5 +59,8 @@ def BroadcastGlobalVariablesCallback(root_rank: int = 0, device: str = "") -> An
     Returns:
         A `tf.keras.callbacks.Callback`. It also copies the optimizer's variables, so the optimizer
         must be a `DistributedOptimizer`, which marks those of local variables.
+
+    Raises:
+        ValueError: `root_rank` does not exist; raised after the first batch.
     """
     return _BroadcastGlobalVariables(root_rank)

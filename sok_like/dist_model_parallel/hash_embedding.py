@@ -33,7 +33,7 @@ class HashEmbedding(TableLayer):
         output_dim: Length of a row.
         combiner: "sum", "mean", "sqrtn", or None: how the rows of the last axis are reduced.
         embeddings_initializer: Keras initializer or its name; a row is a function of (seed, name,
-            key, column), see `sok_like.table.initializers`.
+            key, column), see docs/semantics/keys_and_rows.md.
         capacity: Maximum number of keys per rank; None: no limit.
         initial_capacity: Number of keys for which each rank allocates memory at first.
         key_dtype: int64, int32, uint64 or uint32: dtype of the keys in weights.

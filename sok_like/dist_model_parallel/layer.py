@@ -67,7 +67,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         input_table_map: The table of each input; None: input i belongs to table i.
         data_parallel_threshold: Tables with at most as many elements are replicated on every rank.
         wire_dtype: "bfloat16" or "float16" rounds rows and gradients on their way between ranks,
-            see `sok_like.lookup.hash_lookup.lookup`. None or "float32": no rounding. Rows of
+            see docs/semantics/ranks.md. None or "float32": no rounding. Rows of
             replicated tables do not travel.
         **kwargs: Keras' own: `name`, `dtype`, `trainable`.
 

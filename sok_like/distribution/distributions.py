@@ -298,8 +298,9 @@ def distribute_tensor(tensor: Any, layout: Any) -> Any:
     """This rank's shard of a tensor that all ranks hold whole.
 
     Args:
-        tensor: A tensor or array; a symbolic Keras tensor is returned unchanged.
-        layout: `TensorLayout` with a mesh.
+        tensor: A tensor or array of any shape; a symbolic Keras tensor is returned unchanged.
+        layout: `TensorLayout` with a mesh. Each axis that it names is divided by the ranks along
+            that axis of the mesh.
 
     Raises:
         ValueError: the layout has no mesh or does not fit the tensor.

@@ -42,7 +42,14 @@ def list_devices(device_type: str | None = None) -> list[str]:
 
 
 def get_device_count(device_type: str | None = None) -> int:
-    """The number of devices of the job, one per rank; see `list_devices`."""
+    """The number of devices of the job, one per rank.
+
+    Args:
+        device_type: As in `list_devices`.
+
+    Raises:
+        ValueError: as there.
+    """
     return len(list_devices(device_type))
 
 
@@ -71,6 +78,12 @@ class LayoutMap(keras.distribution.LayoutMap):
     A key equal to the path has priority; otherwise every key is a regular expression for
     `re.search`, as in the published API. (Keras' own class now uses `re.fullmatch`, and keeps that
     meaning when it is passed to `ModelParallel`.)
+
+    Args:
+        device_mesh: The DeviceMesh of layouts that are given as tuples, or None.
+
+    Raises:
+        ValueError: when a layout is set or read, see the methods.
     """
 
     def __setitem__(self, key: str, layout: Any) -> None:

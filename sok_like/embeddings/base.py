@@ -28,11 +28,11 @@ class EmbeddingLayer(TableLayer):
         key_dtype: int64, int32, uint64 or uint32; None: int64.
         embedding_initializer: Keras initializer or its name; uniform in [-0.05, 0.05] by default.
         gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
-            `sok_like.lookup.hash_lookup.lookup`.
+            docs/semantics/ranks.md.
         row_dtype: "bfloat16" or "float16" halves the memory of rows, see `dtype` of
             `sok.EmbeddingVariable`. None or "float32": no change.
         wire_dtype: "bfloat16" or "float16" rounds rows and gradients on their way between ranks,
-            see `sok_like.lookup.hash_lookup.lookup`. None or "float32": no rounding.
+            see docs/semantics/ranks.md. None or "float32": no rounding.
         pad_key: Keys of this value are padding: they contribute nothing, and are neither inserted
             nor trained. None: no padding; -1 is a key like any other.
         **kwargs: Keras' own: `name`, `dtype`, `trainable`.

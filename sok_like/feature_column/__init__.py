@@ -27,3 +27,22 @@ from sok_like.feature_column.linear_model import linear_model as linear_model
 from sok_like.feature_column.scope import (
     group_embedding_column_scope as group_embedding_column_scope,
 )
+
+__all__ = [
+    "DenseFeatures",
+    "SequenceFeatures",
+    "categorical_column_with_embedding",
+    "embedding_column",
+    "group_embedding_column_scope",
+    "input_layer",
+    "linear_model",
+    "sequence_categorical_column_with_embedding",
+    "sequence_input_layer",
+    "shared_embedding_columns",
+    "sparse_column_with_embedding",
+    "weighted_categorical_column",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__

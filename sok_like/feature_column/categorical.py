@@ -197,7 +197,14 @@ def sparse_column_with_embedding(
 def sequence_categorical_column_with_embedding(
     key: str, dtype: Any = tf.string, partition_num: int | None = None, ev_option: Any = None
 ) -> fc.SequenceCategoricalColumn:
-    """`categorical_column_with_embedding` for `sequence_input_layer`: one row per position."""
+    """`categorical_column_with_embedding` for `sequence_input_layer`: one row per position.
+
+    Args:
+        key, dtype, partition_num, ev_option: As there.
+
+    Raises:
+        ValueError, TypeError: As there.
+    """
     column = categorical_column_with_embedding(key, dtype, partition_num, ev_option)
     return fc.SequenceCategoricalColumn(column)
 

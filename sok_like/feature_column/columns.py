@@ -161,8 +161,8 @@ def shared_embedding_columns(
         categorical_columns: All with keys of one dtype, or all stock with the same number of
             buckets.
         shared_embedding_collection_name: Name of the table; default: from the columns' names.
-        dimension, combiner, initializer, ckpt_to_load_from, tensor_name_in_ckpt, max_norm,
-            trainable, use_safe_embedding_lookup: As in `embedding_column`.
+        dimension, combiner, initializer, max_norm, trainable: As in `embedding_column`.
+        ckpt_to_load_from, tensor_name_in_ckpt, use_safe_embedding_lookup: As there, too.
 
     Returns:
         One column per categorical column, in order.

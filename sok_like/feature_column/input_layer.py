@@ -42,7 +42,7 @@ def input_layer(
         cols_to_output_tensors: A dictionary that receives one `[batch, dimension]` per column.
         training: False reads initial rows of missing keys and inserts no keys.
         gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
-            `sok_like.lookup.hash_lookup.lookup`.
+            docs/semantics/ranks.md.
 
     Returns:
         float32 `[batch, sum of dimensions]`: the columns sorted by name.

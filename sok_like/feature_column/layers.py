@@ -182,7 +182,7 @@ class DenseFeatures(_ColumnsLayer):
     Args:
         feature_columns: Dense columns of this package and of TensorFlow.
         gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
-            `sok_like.lookup.hash_lookup.lookup`.
+            docs/semantics/ranks.md.
         **kwargs: Keras' own: `name`, `dtype`, `trainable`. The name is part of the tables' names,
             on which initial rows depend.
 

@@ -42,9 +42,9 @@ class GroupEmbedding(tf.keras.layers.Layer):
         pad_key: A value that is padding and not a key: an integer, or a string for features of
             strings; also in ragged and sparse features. None: every value is a key.
         gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
-            `sok_like.lookup.hash_lookup.lookup`.
+            docs/semantics/ranks.md.
         wire_dtype: "bfloat16" or "float16" rounds rows and gradients on their way between ranks,
-            see `sok_like.lookup.hash_lookup.lookup`. None or "float32": no rounding.
+            see docs/semantics/ranks.md. None or "float32": no rounding.
         **kwargs: Keras' own: `name`, `dtype`, `trainable`. The name is part of the tables' names,
             on which initial rows depend.
 

@@ -62,7 +62,7 @@ def group_embedding_lookup_sparse(
             here works on its tables in parallel, whatever the number.
         training: False reads initial rows of missing keys without inserting them.
         gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
-            `sok_like.lookup.hash_lookup.lookup`. For EmbeddingVariables only.
+            docs/semantics/ranks.md. For EmbeddingVariables only.
         wire_dtype: "bfloat16" or "float16" rounds rows and gradients of EmbeddingVariables on their
             way between ranks, see there. None or "float32": no rounding.
 

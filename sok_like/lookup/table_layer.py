@@ -24,13 +24,23 @@ class TableLayer(tf.keras.layers.Layer):
 
     @property
     def embedding_variable(self) -> Any:
-        """The layer's EmbeddingVariable, as it is in its `trainable_variables`."""
+        """The layer's EmbeddingVariable, as it is in its `trainable_variables`.
+
+        Raises:
+            RuntimeError: the layer is not built.
+        """
+        if "_weight" not in vars(self):
+            raise RuntimeError(
+                f"A {type(self).__name__} has its table once it is built: call the layer, or its "
+                f"`build()`, first. Received: layer '{self.name}', which is not built"
+            )
         return self._weight
 
     @property
     def table(self) -> EmbeddingVariable:
-        """The EmbeddingVariable itself, under either Keras."""
-        return getattr(self._weight, "_embedding_variable", self._weight)
+        """The EmbeddingVariable itself, under either Keras. RuntimeError before it is built."""
+        weight = self.embedding_variable
+        return getattr(weight, "_embedding_variable", weight)
 
     @classmethod
     def from_config(cls, config):

@@ -6,3 +6,7 @@ from sok_like.optimizers.scope import OptimizerScope as OptimizerScope
 from sok_like.optimizers.wrapper import OptimizerWrapper as OptimizerWrapper
 
 __all__ = ["Adam", "LazyAdam", "OptimizerScope", "OptimizerWrapper"]
+
+
+def __dir__() -> list[str]:
+    return __all__

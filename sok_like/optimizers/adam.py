@@ -16,6 +16,10 @@ class Adam(keras_adam.Adam):
     Args:
         learning_rate, beta_1, beta_2, epsilon: As in Keras' Adam.
         name: Name of the optimizer.
+
+    Raises:
+        ValueError: a setting that tables cannot follow, such as `clipnorm`; in `apply_gradients`,
+            another variable.
     """
 
     _sok_only_embeddings = True

@@ -30,6 +30,9 @@ class LazyAdamOptimizer(embedding_aware(tf.compat.v1.train.AdamOptimizer)):  # t
         beta1, beta2, epsilon: As in `tf.compat.v1.train.AdamOptimizer` (0.9, 0.999, 1e-8).
         use_locking: Locks ordinary variables during their update.
         name: Name of the optimizer.
+
+    Raises:
+        ValueError: in `apply_gradients`, no variable has a gradient.
     """
 
     _sok_lazy = True

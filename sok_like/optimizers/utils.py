@@ -35,5 +35,9 @@ def split_embedding_variable_from_others(
 
 
 def filter_variables(variables: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """The same split under SOK 2.x's name: lists `(sok_variables, other_variables)`."""
+    """The same split under SOK 2.x's name: lists `(sok_variables, other_variables)`.
+
+    Args:
+        variables: Any iterable of variables.
+    """
     return split_embedding_variable_from_others(list(variables))

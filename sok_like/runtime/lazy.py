@@ -28,4 +28,7 @@ def names(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], l
             loaded[name] = getattr(importlib.import_module(public[name]), name)
         return loaded[name]
 
-    return sorted(public), load, lambda: sorted({*loaded, *public})
+    def listed() -> list[str]:
+        return sorted([*public, *(name for name in loaded if name.startswith("__"))])
+
+    return sorted(public), load, listed

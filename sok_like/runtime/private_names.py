@@ -51,7 +51,7 @@ tensorflow.python.checkpoint.checkpoint:TrackableSaver
 # The tensors of a checkpoint.
 tensorflow.python.checkpoint.functional_saver:MultiDeviceSaver
     _shardable_tensors_by_task _registered_savers _keys_to_restore_fn _restore_fn_to_keys
-    _tensor_save_spec
+    _num_unique_tasks _tensor_save_spec
 # Columns with keys.
 tensorflow.python.feature_column.feature_column
     _LazyBuilder _CategoricalColumn _DenseColumn _normalize_feature_columns

@@ -41,6 +41,10 @@ class Line:
         key: Known to both sides only.
         rank: The other side's rank.
         is_server: Whether this side is rank 0.
+
+    Attributes:
+        open: False when the other side has closed the connection, or was not who it should be.
+        heard: Number of messages received.
     """
 
     def __init__(self, connection: socket.socket, key: bytes, rank: int, is_server: bool):
@@ -48,7 +52,7 @@ class Line:
         self.rank, self.open = rank, True
         self._connection, self._key = connection, key
         self._me, self._other = (b"server", b"client") if is_server else (b"client", b"server")
-        self._sent = self._heard = 0  # messages
+        self._sent = self.heard = 0  # messages
         self._unsent, self._read = b"", b""
 
     def fileno(self) -> int:
@@ -92,11 +96,11 @@ class Line:
             return None
         text, self._read = self._read[_HEAD.size : end], self._read[end:]
         if size > _LARGEST or not hmac.compare_digest(
-            tag, self._tag(self._other, self._heard, text)
+            tag, self._tag(self._other, self.heard, text)
         ):
             self.close()
             return None
-        self._heard += 1
+        self.heard += 1
         return json.loads(text)
 
     def _tag(self, sender, number, text):

@@ -40,7 +40,7 @@ _STAYS = 4.0
 _LEAVES = 1.0
 _LONGEST = 25.0
 _LATE_TO_STOP = 5.0  # seconds that the others wait for a rank to stop, before they shut down
-_CONNECTS = 10.0  # seconds that a rank tries to reach rank 0
+_CONNECTS = 30.0  # seconds that a rank tries to reach rank 0
 _SHUTS_DOWN = 10.0  # seconds that the transport gets to shut down after a verdict
 # The exit status of a process that cannot leave a collective, as docs/semantics/ranks.md says: that
 # of a failure which may not happen again (EX_TEMPFAIL), so a scheduler may start the job again.
@@ -243,8 +243,9 @@ class _Watch(threading.Thread):
             if source is self._server:
                 self._miss_rank_0()
             else:
-                self._judge.lose(source.rank)
                 self._lines.pop(source.rank, None)
+                if source.heard:  # else the rank gave up before it knew that it was let in
+                    self._judge.lose(source.rank)
 
     def _miss_rank_0(self):
         what, _, _ = self._longest_wait()

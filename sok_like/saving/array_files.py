@@ -12,22 +12,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import pathlib
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from sok_like.saving.format import manifest
+from sok_like.saving.format import durable, manifest
 
 _LIST = "files.json"
 
 
-def file_of(folder: str, rank: int, world_size: int) -> pathlib.Path:
+def file_of(folder: str, rank: int, world_size: int) -> str:
     """The path of one rank's file."""
-    return pathlib.Path(folder) / f"{rank}-of-{world_size}.npz"
+    return durable.join(folder, f"{rank}-of-{world_size}.npz")
 
 
 def write(
@@ -45,19 +43,15 @@ def write(
         OSError: names the file.
     """
     path = file_of(folder, rank, world_size)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with open(path, "wb") as file:
-            sink = _Hashed(file)
-            with zipfile.ZipFile(sink, "w") as archive:  # type: ignore[call-overload]
-                for name, array in arrays:
-                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                        np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-    return {"file": path.name, "bytes": sink.bytes, "sha256": sink.digest.hexdigest()}
+    durable.make_folder(folder)
+    with durable.written(path) as file:
+        sink = _Hashed(file)
+        with zipfile.ZipFile(sink, "w") as archive:  # type: ignore[call-overload]
+            for name, array in arrays:
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
+    name = f"{rank}-of-{world_size}.npz"
+    return {"file": name, "bytes": sink.bytes, "sha256": sink.digest.hexdigest()}
 
 
 class _Hashed:
@@ -67,7 +61,9 @@ class _Hashed:
         self._file, self.bytes, self.digest = file, 0, hashlib.sha256()
 
     def write(self, data):
-        self._file.write(data)
+        left = memoryview(data)
+        while left:
+            left = left[self._file.write(left) :]
         self.digest.update(data)
         self.bytes += len(data)
         return len(data)
@@ -78,11 +74,9 @@ class _Hashed:
 
 def finish(folder: str, entries: Sequence[dict[str, Any]]) -> None:
     """Lists the files of all ranks, in rank order."""
-    path, listed = pathlib.Path(folder) / _LIST, {"files": list(entries)}
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump({**listed, "sha256": _checksum(listed)}, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+    listed = {"files": list(entries)}
+    text = json.dumps({**listed, "sha256": _checksum(listed)}, indent=1)
+    durable.write(durable.join(folder, _LIST), text.encode())
 
 
 def _checksum(listed):
@@ -107,9 +101,9 @@ class Folder:
         self._folder, self.world_size, self.identity = folder, world_size, ""
         self._entries: list[dict[str, Any]] = []
         if listed:
-            self._read_list(pathlib.Path(folder) / _LIST)
+            self._read_list(durable.join(folder, _LIST))
         for rank in range(world_size):
-            if not file_of(folder, rank, world_size).is_file():
+            if not durable.exists(file_of(folder, rank, world_size)):
                 raise FileNotFoundError(
                     f"A file that rank {rank} has written must lie beside the file that is read. "
                     f"Received: no file {file_of(folder, rank, world_size)}"
@@ -117,11 +111,11 @@ class Folder:
 
     def _read_list(self, path):
         try:
-            found = json.loads(path.read_bytes())
+            found = json.loads(durable.read(path))
             self.identity, self._entries = found.pop("sha256"), found["files"]
             names = [each["file"] for each in self._entries]
             ranks = range(self.world_size)
-            known = [file_of(self._folder, rank, self.world_size).name for rank in ranks]
+            known = [f"{rank}-of-{self.world_size}.npz" for rank in ranks]
             if self.identity != _checksum(found) or names != known:
                 raise ValueError(f"files {names!r:.200} of another save, or another SHA-256")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -142,7 +136,7 @@ class Folder:
         """
         path = file_of(self._folder, rank, self.world_size)
         try:
-            with np.load(path, allow_pickle=False) as archive:
+            with durable.open_to_read(path) as file, np.load(file, allow_pickle=False) as archive:
                 yield archive
         except Exception as error:  # zipfile and NumPy raise undocumented errors for damaged bytes
             text = f"{type(error).__name__}: {error}"

@@ -72,7 +72,11 @@ def forget(folder: str, variable: Any) -> None:
 
 
 def check_owner(folder: str, variable: Any) -> None:
-    """Raises ValueError if a dump would replace that of another table of this program."""
+    """Raises ValueError if a dump would replace that of another table of this program.
+
+    Also if nothing can be written there, because there is no file system for the folder's scheme.
+    """
+    durable.exists(folder)
     known = [ref() for ref in _known_by.get(_place(folder, variable.table_name), [])]
     alive = [table for table in known if table is not None]
     if alive and all(table is not variable for table in alive):

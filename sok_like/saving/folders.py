@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pathlib
 import re
 import secrets
-import shutil
 from collections.abc import Iterable
 
-from sok_like.saving.format import manifest
+from sok_like.saving.format import durable, manifest
 
 _SUFFIX = ".tables"
 _OURS = re.compile(r".+\.[0-9a-f]{16}")
@@ -39,11 +37,9 @@ def folder_of(path: str, reference: str) -> str:
             f"A file must refer to a folder in {path + _SUFFIX} by one plain name. "
             f"Received: {reference!r:.200}"
         )
-    folder = os.path.join(path + _SUFFIX, reference)
-    found = [path + _SUFFIX, folder]
-    with contextlib.suppress(FileNotFoundError):  # the reader says what is missing
-        found += [each.path for each in os.scandir(folder)]
-    for each in found:
+    folder = durable.join(path + _SUFFIX, reference)
+    local = durable.local(folder)
+    for each in [] if local is None else [os.path.dirname(local), local, *_files_in(local)]:
         if os.path.islink(each):
             raise ValueError(
                 f"What lies in {path + _SUFFIX} must be no link. Received: {each}, a link to "
@@ -52,17 +48,21 @@ def folder_of(path: str, reference: str) -> str:
     return folder
 
 
+def _files_in(folder):
+    return [durable.join(folder, name) for name in durable.names(folder)]
+
+
 def remove(path: str, references: Iterable[str]) -> None:
     """Removes some folders beside a file."""
     for reference in references:
-        shutil.rmtree(os.path.join(path + _SUFFIX, reference), ignore_errors=True)
-    with contextlib.suppress(OSError):
-        os.rmdir(path + _SUFFIX)  # unless others are there
+        _remove(durable.join(path + _SUFFIX, reference))
+    if not durable.names(path + _SUFFIX):
+        _remove(path + _SUFFIX)
 
 
 def remove_all(path: str) -> None:
     """Removes all folders beside a file that is gone, or that needs none."""
-    shutil.rmtree(path + _SUFFIX, ignore_errors=True)  # does not follow links
+    _remove(path + _SUFFIX)
 
 
 def remove_others(path: str, references: Iterable[str]) -> None:
@@ -70,16 +70,18 @@ def remove_others(path: str, references: Iterable[str]) -> None:
     references = set(references)
     kept = references | _kept_for_backup(path)
     for name in _references_in(path) - kept:
-        shutil.rmtree(os.path.join(path + _SUFFIX, name), ignore_errors=True)
+        _remove(durable.join(path + _SUFFIX, name))
     _latest[path] = references
+
+
+def _remove(folder):
+    with contextlib.suppress(OSError):  # also of a link; the next save tries again
+        durable.remove_folder(folder)
 
 
 def _references_in(path):
     """The folders beside a file; not what others have put there."""
-    beside = pathlib.Path(path + _SUFFIX)
-    if beside.is_symlink() or not beside.is_dir():
-        return set()
-    return {each.name for each in beside.iterdir() if _OURS.fullmatch(each.name)}
+    return {name for name in durable.names(path + _SUFFIX) if _OURS.fullmatch(name)}
 
 
 # References of the last save to a path, by this process.
@@ -88,6 +90,6 @@ _latest: dict[str, set[str]] = {}
 
 def _kept_for_backup(path):
     """What `path.bkp` needs: BackupAndRestore(double_checkpoint=True) of Keras copies the file."""
-    if not os.path.exists(f"{path}.bkp"):
+    if not durable.exists(f"{path}.bkp"):
         return set()
     return _latest[path] if path in _latest else _references_in(path)

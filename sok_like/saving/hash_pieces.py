@@ -16,7 +16,7 @@ import tensorflow as tf
 from sok_like.runtime import comm
 from sok_like.runtime.steps import text_of
 from sok_like.saving import dump_owners, sok1_files, streams
-from sok_like.saving.format import deltas, manifest, shard_file
+from sok_like.saving.format import deltas, durable, manifest, shard_file
 from sok_like.saving.pieces import Prepared
 
 
@@ -64,7 +64,7 @@ class HashPiece:
                 what = f"dump of table '{self.name}'"
                 return shard_file.write_shard(folder, name, shard, what)
         except OSError as error:
-            raise dump_owners.explained(error, self.name) from error
+            raise durable.explained(error, self.name) from error
 
     def finish(self, folder: str, entries: Sequence[dict[str, Any]]) -> None:
         """Writes the manifest."""

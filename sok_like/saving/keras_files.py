@@ -26,6 +26,7 @@ import tensorflow as tf
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
 from sok_like.saving import dense_in_keras, folders, optimizer_variables, transaction
+from sok_like.saving.format import durable
 from sok_like.saving.hash_pieces import HashPiece
 from sok_like.saving.pieces import Kinds, Piece, Prepared
 from sok_like.table.variable import is_embedding_variable
@@ -123,11 +124,12 @@ def save_together(
     named = isinstance(filepath, (str, os.PathLike))
     path = os.fspath(filepath) if named else ""
     if communicator.world_size == 1:
-        if not named or "://" in path or not path.endswith(_FILES):
+        if not named:
             write(filepath)
             return
         _replaced(path, write)
-        folders.remove_all(path)  # of an earlier save by several ranks
+        if path.endswith(_FILES):
+            folders.remove_all(path)  # of an earlier save by several ranks
         return
     kinds = kinds or Kinds(())
     pieces: list[Piece] = [HashPiece(table) for table in kinds.tables]
@@ -138,7 +140,7 @@ def save_together(
             raise TypeError(f"On several ranks `filepath` must be a path. Received: {filepath!r}")
         with transaction.writing([*kinds.tables, *kinds.holders], references):
             if communicator.rank == 0:
-                _replaced(path, write) if path.endswith(_FILES) else write(path)
+                _replaced(path, write)
             elif collective:
                 with tempfile.TemporaryDirectory(prefix="sok_save_") as folder:
                     write(os.path.join(folder, os.path.basename(path)))
@@ -147,16 +149,19 @@ def save_together(
 
 
 def _replaced(path, write):
-    folder, name = os.path.split(path)
+    local = durable.local(path)
+    if local is None or not path.endswith(_FILES):
+        write(path)
+        return
+    folder, name = os.path.split(local)
     aside = os.path.join(folder, f".writing-{name}")
     try:
         write(aside)
         with open(aside, "rb") as file:
             os.fsync(file.fileno())
-        os.replace(aside, path)
+        durable.rename(aside, local)
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(aside)
+        durable.remove(aside)
 
 
 # ---- reading ----
@@ -182,22 +187,28 @@ class _Replaced(Prepared):
     """The values of a model's ordinary variables, which Keras replaces while it reads."""
 
     def __init__(self, model):
-        # Reading a shard would be a collective, and pieces take their content at the end.
         known = _ordinary(model)
         for optimizer in dense_in_keras.optimizers_of(model):
             known += optimizer_variables.ordinary(optimizer)
-        self._kept = [
-            (each, np.asarray(each).copy())
-            for each in known
-            if not is_embedding_variable(each) and not hasattr(each, "_sok_shard")
-        ]
+        self._kept = [(each, _value(each)) for each in known if not is_embedding_variable(each)]
 
     def commit(self):
         self._kept.clear()
 
     def drop(self):
         for variable, value in self._kept:
-            variable.assign(value)
+            if hasattr(variable, "_sok_shard"):
+                tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+            else:
+                variable.assign(value)
+
+
+def _value(variable):
+    """A copy of this rank's value; a shard's own `numpy()` would be a collective."""
+    if hasattr(variable, "_sok_shard"):
+        dtype = tf.as_dtype(variable.dtype)
+        return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=dtype).numpy()
+    return np.asarray(variable).copy()
 
 
 def load_state(own: Callable, *args: Any, **kwargs: Any) -> Any:

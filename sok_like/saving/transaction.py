@@ -31,6 +31,7 @@ from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
 from sok_like.runtime.attributes import attributes
 from sok_like.saving import dump_owners, folders
+from sok_like.saving.format import durable
 from sok_like.saving.pieces import Piece, Prepared
 
 _T = TypeVar("_T")
@@ -65,7 +66,7 @@ def save(
     communicator, names = comm.current(), [piece.name for piece in pieces]
 
     def start():
-        _check_local(path)
+        _make_parent(path)
         return {
             "path": path,
             "pieces": names,
@@ -104,13 +105,12 @@ def save(
         folders.remove_others(path, references)
 
 
-def _check_local(path):
-    if "://" in path:
-        raise ValueError(
-            "A save by several ranks, or of tables in a session, must be to a path of a local or "
-            f"shared file system. Received: {path!r}"
-        )
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+def _make_parent(path):
+    local = durable.local(path)
+    if local is not None:
+        durable.make_folder(os.path.dirname(local) or ".")
+    else:  # object stores have no folders; an unknown scheme raises
+        durable.exists(path)
 
 
 def _check_same(call, told):
@@ -249,7 +249,7 @@ def agree_on_file(path: str | None, communicator: Any, call: str) -> None:
         return
 
     def look():
-        if not tf.io.gfile.exists(path):
+        if not durable.exists(path):
             raise FileNotFoundError(
                 "All ranks must read the same file, on a file system that they share. "
                 f"Received: {path!r}, which is missing"
@@ -268,16 +268,20 @@ def agree_on_file(path: str | None, communicator: Any, call: str) -> None:
 
 def _digest(path):
     """The SHA-256 of a file, or of all files of a folder."""
-    digest, files = hashlib.sha256(), [path]
-    if tf.io.gfile.isdir(path):
-        found = tf.io.gfile.walk(path)
-        files = sorted(os.path.join(folder, name) for folder, _, names in found for name in names)
-    for file in files:
-        digest.update(os.path.relpath(file, path).encode())
-        with tf.io.gfile.GFile(file, "rb") as opened:
+    digest = hashlib.sha256()
+    for file in _files_of(path):
+        digest.update(file.removeprefix(path).encode())
+        with durable.open_to_read(file) as opened:
             while data := opened.read(2**22):
                 digest.update(data)
     return digest.hexdigest()
+
+
+def _files_of(path):
+    if not durable.is_folder(path):
+        return [path]
+    found = (_files_of(durable.join(path, name)) for name in durable.names(path))
+    return [file for files in found for file in files]
 
 
 # ---- which references a Keras file that is being written gets ----

@@ -237,7 +237,14 @@ class ShardedVariable(ResourceVariable):
 
 
 class DistributedVariable(ShardedVariable):
-    """Rows r, r + n, r + 2 n, ... are on rank r of n. Arguments as for `Variable`."""
+    """Rows r, r + n, r + 2 n, ... are on rank r of n.
+
+    Args:
+        *args, **kwargs: As for `Variable`, without `mode`.
+
+    Raises:
+        ValueError, RuntimeError: As for `Variable`.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any):
         if kwargs.get("target_gpu") is not None:
@@ -246,7 +253,15 @@ class DistributedVariable(ShardedVariable):
 
 
 class LocalizedVariable(ShardedVariable):
-    """All rows are on rank `target_gpu`, none on others. Other arguments as for `Variable`."""
+    """All rows are on rank `target_gpu`, none on others.
+
+    Args:
+        *args, **kwargs: As for `Variable`, without `mode`.
+        target_gpu: Number of a rank.
+
+    Raises:
+        ValueError, RuntimeError: As for `Variable`; also if the rank does not exist.
+    """
 
     def __init__(self, *args: Any, target_gpu: int, **kwargs: Any):
         super().__init__(*args, target_gpu=target_gpu, **kwargs)

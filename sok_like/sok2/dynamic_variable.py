@@ -74,6 +74,11 @@ class DynamicVariable(EmbeddingVariable):
     If `init` was not called, this calls it.
     """
 
+    _shown_names = (
+        *("dimension", "key_type", "handle_dtype", "initializer_str", "backend_type", "mode"),
+        *("config_dict", "target_gpu", "num_gpus", "scatter_add", "scatter_sub", "scatter_update"),
+    )
+
     def __init__(
         self,
         dimension: int,

@@ -62,6 +62,9 @@ def incremental_model_dump(sok_vars: Any, time_threshold: Any, sess: Any = None)
     `rows = variable.export()` of a "hybrid" table has `keys`, `values` and `versions`, the step of
     each key's last training lookup: select those with `rows.versions >= step`.
 
+    Args:
+        sok_vars, time_threshold, sess: As in SOK 2.x; unused.
+
     Raises:
         NotImplementedError: always.
     """

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,11 +27,14 @@ from sok_like.table.initializers import row_initializer
 from sok_like.table.keys import as_key_dtype, as_keys
 from sok_like.table.policies import EmbeddingVariableOption, InitializerOption
 from sok_like.table.policy_methods import PolicyMethods
+from sok_like.table.shown_names import ShownNames
 from sok_like.table.snapshots import Snapshots, checkpointed, from_checkpoint
 from sok_like.table.sok1_names import Sok1Names
 from sok_like.table.weights import TableWeights, get_weights, set_weights, weights_of
 
 _unique_ids = itertools.count()
+# Tables without a name that were made, by graph, or by communicator: one for each `sok.Init`.
+_num_unnamed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 class MemoryStats(NamedTuple):
@@ -54,7 +58,8 @@ class MemoryStats(NamedTuple):
 
 
 class EmbeddingVariable(
-    AsVariable, PolicyMethods, Snapshots, Sok1Names, resource_variable_ops.BaseResourceVariable
+    *(ShownNames, AsVariable, PolicyMethods, Snapshots, Sok1Names),
+    resource_variable_ops.BaseResourceVariable,
 ):
     """One rank's shard of a table: a hash table from 64-bit keys to rows of floats.
 
@@ -64,9 +69,12 @@ class EmbeddingVariable(
 
     Args:
         embedding_dim: Length of a row, at least 1.
-        name: Name of the table, the same on all ranks; initial rows depend on it.
+        name: Name of the table, the same on all ranks; initial rows depend on it. None:
+            "embedding", then "embedding_1" and so on, in the order in which tables without a name
+            are made in a graph, or in the process since `sok.Init`. All ranks must make them in the
+            same order.
         key_dtype: int64, int32, uint64 or uint32.
-        initializer: Keras initializer or its name; see `sok_like.table.initializers`.
+        initializer: Keras initializer or its name; see docs/semantics/keys_and_rows.md.
         capacity: Maximum number of keys per rank; None: no limit. A key beyond it raises
             `tf.errors.ResourceExhaustedError` and changes nothing.
         use_hashtable: False: no index; key k is row `k // world_size`, and keys must lie in
@@ -92,6 +100,14 @@ class EmbeddingVariable(
             replicas.
     """
 
+    _shown_names = (
+        *("name", "dtype", "device", "trainable"),  # of every tf.Variable
+        *("table_name", "dim", "key_dtype", "row_dtype", "shape", "size", "bytes", "stats"),
+        *("find", "export", "assign", "erase", "clear", "numpy"),
+        *("evict", "pop_evicted", "assign_scores", "set_step", "get_frequency", "get_version"),
+        *("statistics", "key_statistics", "total_count", "get_dynamic_shape"),
+        *("m_var_name", "emb_handle", "values"),
+    )
     # The only rank that holds keys, in a job of several. None: rank `key % world_size` holds a key.
     home: int | None = None
     # Returns what `tf.compat.v1.train.Saver` writes for a table. `sok_like.saving`, a higher layer,
@@ -102,7 +118,7 @@ class EmbeddingVariable(
         self,
         embedding_dim: int,
         *,
-        name: str = "embedding",
+        name: str | None = None,
         key_dtype: Any = tf.int64,
         initializer: Any = "random_uniform",
         capacity: int | None = None,
@@ -114,6 +130,7 @@ class EmbeddingVariable(
     ):
         check_replicas()
         communicator = comm.current()
+        is_unnamed, name = name is None, "embedding" if name is None else name
         _check_arguments(name, embedding_dim, capacity, use_hashtable, initial_capacity)
         key_dtype = as_key_dtype(key_dtype, name)
         row_dtype = wire.check(dtype, f"table '{name}'", "dtype") or "float32"
@@ -154,6 +171,8 @@ class EmbeddingVariable(
         shape = tf.TensorShape([capacity, embedding_dim])
         with tf.init_scope():
             in_graph_mode = not tf.executing_eagerly()
+            if is_unnamed:  # nothing was wrong: a rank that failed has taken no number
+                name = self._options["name"] = _numbered(name, communicator)
             with tf.name_scope(name) as scope, devices.table_scope():
                 # In a graph, scopes distinguish two variables of one name, as in TensorFlow.
                 unique = scope.rstrip("/") if in_graph_mode else f"{name}_{next(_unique_ids)}"
@@ -401,6 +420,14 @@ def _set_handle_data(handle, shape):
         )
     )
     handle_data_util.set_handle_data(handle, data)
+
+
+def _numbered(name, communicator):
+    """The name of the next table without one, numbered as Keras numbers layers."""
+    owner = communicator if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    number = _num_unnamed.get(owner, 0)
+    _num_unnamed[owner] = number + 1
+    return f"{name}_{number}" if number else name
 
 
 def _check_arguments(name, dim, capacity, use_hashtable, initial_capacity):

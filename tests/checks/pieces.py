@@ -12,7 +12,11 @@ ROWS, BATCH = (20, 7), 12
 
 
 def checks(world_size):
-    return {"unshared": unshared, "damaged": damaged} if world_size == 2 else {}
+    if world_size > 2:
+        return {}
+    # The last one names layers of one rank alone, after which the ranks' names differ.
+    on_two = {"unshared": unshared, "schemes": schemes, "damaged": damaged}
+    return {"old": old, **(on_two if world_size == 2 else {})}
 
 
 def made(seed):
@@ -171,3 +175,43 @@ def optimizer_fails(model, load, before):
         return message_of(load), same(before, state(model))
     finally:
         cls.load_own_variables = own
+
+
+def schemes():
+    """Paths with a scheme: of a file system that all ranks see, and of none."""
+    folder, here = shared("schemes"), set(os.listdir())
+    folder.mkdir(parents=True, exist_ok=True)
+    model = made(3)
+    written, found = state(model), {}
+    ways = {"c": (tf.train.Checkpoint(model=model).write, tf.train.Checkpoint(model=model).read)}
+    if hasattr(tf.keras, "version"):  # tf_keras writes HDF5 files to local disks only
+        ways["w.weights.h5"] = (model.save_weights, model.load_weights)
+    for name, (write, read) in ways.items():
+        path = f"file://{folder}/{name}"
+        write(path)
+        model.layers[-1].kernel.assign_add(tf.ones_like(model.layers[-1].kernel))
+        tables_of(model)[0].clear()
+        read(path)
+        unknown = message_of(write, f"nowhere://bucket/{name}")
+        found[name] = (folder / f"{name}.tables").is_dir(), same(written, state(model)), unknown
+    return {"ways": found, "here": set(os.listdir()) - here}
+
+
+def old():
+    """Files of version 0.1, which two ranks have written."""
+    import sok_like as sok
+    from tests.saving import old_files
+
+    folder, expected, found = old_files.FOLDER, old_files.state(old_files.made(1.0)), []
+    if hasattr(tf.keras, "version"):  # Keras 3 has written it; tf_keras names a model's parts apart
+        for read in (
+            lambda model: tf.train.Checkpoint(model=model).read(str(folder / "model")),
+            lambda model: model.load_weights(str(folder / "model.weights.h5")),
+        ):
+            model = old_files.made(5.0)
+            read(model)
+            found.append(same(expected, old_files.state(model)))
+    own = old_files.own(5.0)
+    message = message_of(tf.train.Checkpoint(own=own).read, str(folder / "own"))
+    read = message or bool((own.numpy() == 1 + sok.rank()).all())
+    return {"same": found, "own": read}

@@ -1,12 +1,23 @@
-"""Reads the documents: their code blocks, links and the file names they mention."""
+"""Reads the documents: code blocks, links, file names they mention, entries of the reference."""
 
 import dataclasses
 import os
 import pathlib
 import re
 
+from tools import site_pages
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-DOCUMENTS = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = sorted(
+    str(path.relative_to(ROOT))
+    for folder, pattern in [
+        (ROOT, "*.md"),
+        (ROOT / ".github", "**/*.md"),
+        (ROOT / "docs", "**/*.md"),
+        (ROOT / "docs", "**/*.ipynb"),
+    ]
+    for path in folder.glob(pattern)
+)
 
 # `<!-- snippet: alone, ranks 1 and 2 -->` on the line before a block of Python: it runs by itself,
 # on each of these numbers of ranks. A block without it joins the others of its document.
@@ -40,9 +51,15 @@ class Block:
         return f"{self.document}:{self.line}"
 
 
+def text_of(document):
+    """A document as Markdown."""
+    text = (ROOT / document).read_text()
+    return site_pages.markdown_of(text) if document.endswith(".ipynb") else text
+
+
 def blocks(document):
     """All fenced blocks of a document, in order."""
-    lines = (ROOT / document).read_text().splitlines()
+    lines = text_of(document).splitlines()
     found, start, language = [], None, ""
     for number, line in enumerate(lines):
         if not line.lstrip().startswith("```"):
@@ -63,7 +80,7 @@ def blocks(document):
 def output_of(block):
     """What a document says that a block prints: the next one, behind `<!-- printed -->`; or ""."""
     following = [each for each in blocks(block.document) if each.line > block.line]
-    lines = (ROOT / block.document).read_text().splitlines()
+    lines = text_of(block.document).splitlines()
     marked = following and lines[following[0].line - 3].strip() == "<!-- printed -->"
     return following[0].text if marked else ""
 
@@ -100,7 +117,7 @@ def programs():
 
 def prose(document):
     """The document without its fenced blocks."""
-    return re.sub(r"^```.*?^```$", "", (ROOT / document).read_text(), flags=re.M | re.S)
+    return re.sub(r"^```.*?^```$", "", text_of(document), flags=re.M | re.S)
 
 
 def links(document):
@@ -114,7 +131,27 @@ def paths(document):
     return _PATH.findall(prose(document))
 
 
+def entries(document):
+    """Names of the API that a page of the reference describes."""
+    return re.findall(r"^::: (\S+)$", prose(document), flags=re.M)
+
+
+def members(document):
+    """By entry that lists members of a class: their names."""
+    listed = re.findall(
+        r"^::: (\S+)\n    options:\n      members:(.*(?:\n        - .*)*)",
+        prose(document),
+        flags=re.M,
+    )
+    return {path: re.findall(r"\w+", names) for path, names in listed}
+
+
 def anchors(document):
-    """What `#...` may name: a heading in lower case, without signs, with dashes for blanks."""
+    """What `#...` may name: a heading in lower case, without signs, with dashes for blanks.
+
+    In the site's reference also the names of its entries.
+    """
     headings = re.findall(r"^#+ (.*)$", prose(document), flags=re.M)
-    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+    return entries(document) + [
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings
+    ]

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-# Under tf_keras the README's block trains the same way.
+# Under tf_keras the block of docs/distribution.md trains the same way.
 SLOW = [pytest.mark.slow] if os.environ.get("TF_USE_LEGACY_KERAS") == "1" else []
 pytestmark = [pytest.mark.keras, pytest.mark.ranks, *SLOW]
 

@@ -70,9 +70,9 @@ def size(path: Path) -> int:
 
 
 def names(folder: Path) -> list[str]:
-    """Names of the files and folders in a folder, sorted; none if the folder is missing."""
+    """Names of the files and folders in a folder, sorted; none if there is no such folder."""
     # TensorFlow's `listdir` calls a folder missing, too, if it has no file system for the scheme.
-    if not exists(folder):
+    if not exists(folder) or not is_folder(folder):
         return []
     found = _by(folder, os.listdir, lambda gfile, at: gfile.listdir(at))
     return sorted(name.rstrip("/") for name in found)  # object stores mark folders by "/"
@@ -121,7 +121,10 @@ def read_into(path: Path, at: int, buffer: Any) -> None:
     Raises:
         ValueError: the file ends before.
     """
-    left = memoryview(buffer).cast("B")
+    left = memoryview(buffer)
+    if not left.nbytes:  # such a view cannot be cast
+        return
+    left = left.cast("B")
     with _naming(path), open_to_read(path) as file:
         file.seek(at)
         while len(left):

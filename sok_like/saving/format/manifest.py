@@ -1,6 +1,6 @@
 """Files of a dump: a table on disk, valid at every instant, for any number of ranks.
 
-    FOLDER/<table>.json                     manifest: the table, and its shard files with SHA-256
+    FOLDER/<table>.json                     manifest: the table, and its shard files with checksums
     FOLDER/<table>.<dump id>.0-of-2.npz     keys of rank 0 of 2, their rows and slot rows
     FOLDER/<table>.<dump id>.1-of-2.npz
 
@@ -14,8 +14,9 @@ reader sees the old dump or the new one, never a mixture. Then leftovers of the 
 are removed: the shards of the previous dump, shards that never had a manifest, and files that a
 killed process was writing.
 
-The manifest contains a SHA-256 of itself. Dumps of version 1, without it, can be read too. Version
-2 is a dump that no delta can follow.
+The manifest contains a SHA-256 of itself. Versions 1 to 3 of the format, of package version 0.1,
+can be read: 1 has no checksums, 2 is a dump that no delta can follow (version 4: `deltas` is null),
+and both 2 and 3 have the SHA-256 of each file in the place of the checksum of `checksums.py`.
 """
 
 from __future__ import annotations
@@ -29,23 +30,25 @@ import urllib.parse
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from sok_like.saving.format import durable
+from sok_like.saving.format import checksums, durable
 from sok_like.saving.format.progress import Progress
 from sok_like.saving.format.shard_reader import ShardFile
 
 FORMAT = "sok_like table"
-VERSION = 3
+VERSION = 4
 
 _FIELDS = {
     1: {"format", "version", "table", "dim", "key_dtype", "shards"},
     2: {"format", "version", "table", "dim", "key_dtype", "dump", "shards", "sha256"},
 }
-_FIELDS[3] = _FIELDS[2] | {"step", "deltas"}
+_FIELDS[3] = _FIELDS[4] = _FIELDS[2] | {"step", "deltas"}
 _DELTA_FIELDS = {"dump": str, "since": str, "step": int, "shards": list}
-_SHARD_FIELDS = {"file": str, "bytes": int, "sha256": str, "keys": int}
-_MAX_MANIFEST = 64 * 2**20  # bytes: a quarter of a million ranks
+_OLD_SHARD_FIELDS = {"file": str, "bytes": int, "sha256": str, "keys": int}
+_SHARD_FIELDS = {"file": str, "bytes": int, "checksum": str, "keys": int}
+# Bytes of a manifest at most: for each file in its folder, for a character of the table's name
+# (JSON may need two escapes), and for the rest.
+_PER_FILE, _PER_CHARACTER, _REST = 2**10, 12, 2**14
+_MAX_NAME = 2**16  # characters of a table's name that is not known
 _MAX_STEM = 120  # characters: file systems take 255, and the rest of a name needs up to 60
 
 
@@ -64,16 +67,7 @@ class Dump:
     def open(self, number: int, dim: int, progress: Progress | None = None) -> ShardFile:
         """Opens one of the shards; raises ValueError as `ShardFile` does."""
         entry, world_size = self.entries[number], len(self.files)
-        file = ShardFile(self.files[number], dim, entry, progress)
-        # Version 1 does not say which file belongs to which rank.
-        if entry is None:
-            for keys in file.parts("keys"):
-                if not is_mine(keys, number, world_size).all():
-                    raise ValueError(
-                        f"{self.files[number]} must hold keys of rank {number} of {world_size}. "
-                        "Received: keys of another rank"
-                    )
-        return file
+        return ShardFile(self.files[number], dim, entry, progress, (number, world_size))
 
 
 def shard_name(table: str, dump_id: str, rank: int, world_size: int) -> str:
@@ -103,16 +97,13 @@ def check_seen(folder: str, entries: Sequence[dict[str, Any]]) -> None:
             )
 
 
-def check_bytes(folder: str, entry: dict[str, Any], rank: int, chunk: int = 2**22) -> None:
+def check_bytes(folder: str, entry: dict[str, Any], rank: int) -> None:
     """Raises ValueError unless a shard, read from the folder, is what its rank wrote."""
-    path, digest = durable.join(folder, entry["file"]), hashlib.sha256()
-    with durable.open_to_read(path) as file:
-        while data := file.read(chunk):
-            digest.update(data)
-    if digest.hexdigest() != entry["sha256"]:
+    path = durable.join(folder, entry["file"])
+    if checksums.of_entry(path, entry) != entry:
         raise ValueError(
             f"{path} must have the bytes that rank {rank} has written. Received: bytes with a "
-            "different SHA-256; the folder does not yet show them, or has lost them"
+            "different checksum; the folder does not yet show them, or has lost them"
         )
 
 
@@ -139,15 +130,15 @@ def write_manifest(
     """
     manifest = {
         "format": FORMAT,
-        "version": 2 if deltas is None else VERSION,
+        "version": VERSION,
         "table": table,
         "dim": dim,
         "key_dtype": key_dtype,
         "dump": dump_id,
         "shards": list(entries),
+        "step": step,
+        "deltas": None if deltas is None else list(deltas),
     }
-    if deltas is not None:
-        manifest |= {"step": step, "deltas": list(deltas)}
     manifest["sha256"] = _checksum(manifest)
     durable.write(_path_of(folder, table), (json.dumps(manifest, indent=1) + "\n").encode())
     # The dump is complete. Files that cannot be removed now are removed by the next dump.
@@ -180,7 +171,7 @@ def only_table(folder: str) -> str | None:
         ValueError: the manifest is damaged.
     """
     found = manifests(folder)
-    return _load(durable.join(folder, found[0]))["table"] if len(found) == 1 else None
+    return _load(folder, found[0])["table"] if len(found) == 1 else None
 
 
 def manifests(folder: str) -> list[str]:
@@ -205,8 +196,7 @@ def read_manifest(folder: str, table: str, dim: int) -> Dump:
             f"A dump of table '{table}' is required at {path}. Received: a folder with dumps of "
             f"{known or 'no table'}{lost if shards else ''}"
         )
-    manifest = _load(path)
-    version = manifest["version"]
+    manifest = _load(folder, f"{file_stem(table)}.json", len(table))
     if manifest["table"] != table:
         raise ValueError(
             f"{path} must be the manifest of table '{table}'. Received: {manifest['table']!r:.80}"
@@ -218,8 +208,8 @@ def read_manifest(folder: str, table: str, dim: int) -> Dump:
         )
     identity = manifest.get("sha256") or _checksum(manifest)
     dump = _dump_of(folder, table, manifest, identity)
-    dump.may_grow = version > 2
-    for delta in manifest.get("deltas", ()):
+    dump.may_grow = manifest.get("deltas") is not None
+    for delta in manifest.get("deltas") or ():
         before = dump.deltas[-1] if dump.deltas else dump
         if delta["since"] != before.name:
             raise ValueError(
@@ -250,12 +240,13 @@ def has_shards(folder: str, table: str) -> bool:
     return any(map(shard.fullmatch, durable.names(folder)))
 
 
-def _load(path):
+def _load(folder, name, name_length=_MAX_NAME):
     """Reads a manifest and checks the fields of its version."""
+    path = durable.join(folder, name)
     try:
-        num_bytes = durable.size(path)
-        if num_bytes > _MAX_MANIFEST:
-            raise ValueError(f"{num_bytes} bytes")
+        num_bytes, num_files = durable.size(path), len(durable.names(folder))
+        if num_bytes > _REST + _PER_CHARACTER * name_length + _PER_FILE * num_files:
+            raise ValueError(f"{num_bytes} bytes in a folder of {num_files} files")
         manifest = json.loads(durable.read(path), object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} must be a manifest in JSON. Received: {error}") from error
@@ -286,11 +277,13 @@ def _problem(manifest, version):
         return f"the fields {sorted(manifest)!r:.200}"
     if version > 1 and manifest["sha256"] != _checksum(manifest):
         return "fields whose SHA-256 differs from the one recorded"
-    deltas = manifest.get("deltas", [])
-    if not isinstance(deltas, list) or type(manifest.get("step", -1)) is not int:
-        return f"deltas={deltas!r:.80} and step={manifest.get('step')!r:.80}"
+    deltas, step = manifest.get("deltas", []), manifest.get("step", -1)
+    if version > 3 and deltas is None:
+        deltas = []
+    if not isinstance(deltas, list) or type(step) is not int or step < -1:
+        return f"deltas={deltas!r:.80} and step={step!r:.80}"
     for delta in deltas:
-        if not _has_fields(delta, _DELTA_FIELDS):
+        if not _has_fields(delta, _DELTA_FIELDS) or delta["step"] < -1:
             return f"a delta {delta!r:.200}"
     for shards in (manifest["shards"], *(delta["shards"] for delta in deltas)):
         if not isinstance(shards, list):
@@ -298,7 +291,9 @@ def _problem(manifest, version):
         for shard in shards:
             if version == 1 and not isinstance(shard, str):
                 return f"a shard {shard!r:.80}"
-            if version > 1 and not _has_fields(shard, _SHARD_FIELDS):
+            # A chain that version 0.1 has begun may go on in version 4.
+            known = [_OLD_SHARD_FIELDS, _SHARD_FIELDS][: 2 if version > 3 else 1]
+            if version > 1 and not any(_has_fields(shard, fields) for fields in known):
                 return f"a shard {shard!r:.200}"
     return ""
 
@@ -322,11 +317,6 @@ def _check_complete(path, table, names):
         raise ValueError(
             f"{path} must list one shard file per rank of one dump. Received: {names!r:.300}"
         )
-
-
-def is_mine(keys: np.ndarray, rank: int, world_size: int) -> np.ndarray:
-    """Which of the int64 keys `rank` of `world_size` owns: `uint64(key) % world_size == rank`."""
-    return np.ascontiguousarray(keys).view(np.uint64) % np.uint64(world_size) == rank
 
 
 def file_stem(table: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sok_like.saving.format.durable import explained
+from sok_like.saving.format.durable import explained, local
 
 
 def write_part(
@@ -33,6 +33,7 @@ def write_part(
     """
     item_bytes = int(np.prod(items.shape[1:], dtype=np.int64)) * items.itemsize
     items = np.ascontiguousarray(items, items.dtype.newbyteorder("<"))
+    path = local(path) or path
     try:
         # Unbuffered: after an error, closing the file would write the rest of a buffer again.
         with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o666), "wb", buffering=0) as file:
