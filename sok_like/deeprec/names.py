@@ -76,70 +76,55 @@ def _refused(name, instead):
     return refuse
 
 
-_REFUSED = {
-    name: _refused(name, instead)
-    for name, instead in {
-        "get_dynamic_dimension_embedding_variable": "Rows of a table have one width: give it the "
-        "widest, tf.get_embedding_variable(name, embedding_dim=...), or make one table per width "
-        "and look them up in one group, tf.nn.group_embedding_lookup_sparse.",
-    }.items()
-}
-_REFUSED_COLUMNS = {
-    name: _refused(name, instead)
-    for name, instead in {
-        "categorical_column_with_adaptive_embedding": "To keep rare keys out of the table, use "
-        "categorical_column_with_embedding(key, ev_option=tf.EmbeddingVariableOption(filter_option="
-        "tf.CounterFilter(n))). For rows that rare keys share, add an embedding_column over "
-        "categorical_column_with_hash_bucket(key, ...).",
-        "categorical_column_with_multihash": "Use tf.get_multihash_variable(...) and "
-        "tf.nn.embedding_lookup(variable, ids), which give its rows.",
-    }.items()
-}
+_REFUSED = _refused(
+    "get_dynamic_dimension_embedding_variable",
+    "Rows of a table have one width: give it the widest, tf.get_embedding_variable(name, "
+    "embedding_dim=...), or make one table per width and look them up in one group, "
+    "tf.nn.group_embedding_lookup_sparse.",
+)
+_REFUSED_COLUMNS = (
+    _refused(
+        "categorical_column_with_adaptive_embedding",
+        "To keep rare keys out of the table, use categorical_column_with_embedding(key, ev_option="
+        "tf.EmbeddingVariableOption(filter_option=tf.CounterFilter(n))). For rows that rare keys "
+        "share, add an embedding_column over categorical_column_with_hash_bucket(key, ...).",
+    ),
+    _refused(
+        "categorical_column_with_multihash",
+        "Use tf.get_multihash_variable(...) and tf.nn.embedding_lookup(variable, ids), which give "
+        "its rows.",
+    ),
+)
 
 
 def _added() -> list[tuple[Any, str, Any]]:
     """Tuples: a module of TensorFlow, the name to add to it, and the value."""
-    names = [
-        ("", "get_embedding_variable", get_embedding_variable),
-        ("", "get_multihash_variable", get_multihash_variable),
-        *(("", name, function) for name, function in _REFUSED.items()),
-        *(
-            ("", name, getattr(policies, name))
-            for name in (
-                "CBFFilter",
-                "CounterFilter",
-                "EmbeddingVariableOption",
-                "GlobalStepEvict",
-                "InitializerOption",
-                "L2WeightEvict",
-                "StorageOption",
-            )
+    every: dict[str, tuple[Any, ...]] = {
+        "": (
+            *(get_embedding_variable, get_multihash_variable, _REFUSED, policies.CBFFilter),
+            *(policies.CounterFilter, policies.EmbeddingVariableOption, policies.GlobalStepEvict),
+            *(policies.InitializerOption, policies.L2WeightEvict, policies.StorageOption),
         ),
-        ("config.experimental", "enable_distributed_strategy", enable_distributed_strategy),
-        ("config.experimental", "enable_group_embedding", enable_group_embedding),
-        *(
-            ("feature_column", name, getattr(feature_column, name))
-            for name in (
-                "categorical_column_with_embedding",
-                "group_embedding_column_scope",
-                "sequence_categorical_column_with_embedding",
-                "sparse_column_with_embedding",
-            )
+        "config.experimental": (enable_distributed_strategy, enable_group_embedding),
+        "feature_column": (
+            feature_column.categorical_column_with_embedding,
+            feature_column.group_embedding_column_scope,
+            feature_column.sequence_categorical_column_with_embedding,
+            feature_column.sparse_column_with_embedding,
+            *_REFUSED_COLUMNS,
         ),
-        *(("feature_column", name, function) for name, function in _REFUSED_COLUMNS.items()),
-        *(
-            ("train", name, getattr(optimizers, name))
-            for name in (
-                "AdagradDecayOptimizer",
-                "AdagradDecayOptimizerV2",
-                "AdamAsyncOptimizer",
-                "AdamWOptimizer",
-            )
+        "train": (
+            *(optimizers.AdagradDecayOptimizer, optimizers.AdagradDecayOptimizerV2),
+            *(optimizers.AdamAsyncOptimizer, optimizers.AdamWOptimizer),
         ),
-        ("nn", "group_embedding_lookup", group_embedding_lookup),
-        ("nn", "group_embedding_lookup_sparse", group_embedding_lookup_sparse),
+        "nn": (group_embedding_lookup, group_embedding_lookup_sparse),
+    }
+    return [
+        (_module(root, path), value.__name__, value)
+        for root in roots()
+        for path, values in every.items()
+        for value in values
     ]
-    return [(_module(root, path), name, value) for root in roots() for path, name, value in names]
 
 
 def _module(root, path):

@@ -283,7 +283,7 @@ def _copies(function, owner) -> Iterator[tuple[Any, str]]:
         # `vars` does not load what a lazy module would load on request.
         if not isinstance(module, types.ModuleType) or module is owner:
             continue
-        if module.__name__.partition(".")[0] == __name__.partition(".")[0]:
+        if str(vars(module).get("__name__")).partition(".")[0] == __name__.partition(".")[0]:
             continue  # this package calls what it has imported
         for alias, value in list(vars(module).items()):
             if value is function:
