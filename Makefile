@@ -26,6 +26,7 @@ help:
 	@echo "make venv       environment .venv: pinned requirements, Horovod, this package"
 	@echo "                TF=2.16.2 and TF=2.18.1 make another beside it, also for demo, test, bench"
 	@echo "make test-matrix  a selection of the tests on every TensorFlow; prints a table"
+	@echo "make next       the same on tf-nightly and keras-nightly, in an environment of its own"
 	@echo "make wheel      a wheel in dist/, of the TensorFlow that TF= chooses"
 	@echo "make demo       train examples/flights.py on NUM_RANKS=2 ranks; draws into out/"
 	@echo "make test       the tests; ARGS=... goes to pytest"
@@ -74,9 +75,12 @@ test: venv
 test-all: venv
 	@SLOW=1 tools/test.sh $(ARGS)
 
-.PHONY: test-matrix wheel
+.PHONY: test-matrix next wheel
 test-matrix:
 	@tools/test_matrix.sh $(ARGS)
+
+next:
+	@tools/next.sh
 
 wheel: venv
 	@tools/wheel.sh

@@ -12,6 +12,7 @@ share of the copy bandwidth counts the bytes that a call must move:
     assign                  the same: a present key, its row read from the batch and written
     insert                  key, digests and slot in and out, new row out
     update                  row number, gradient, row and slot rows in and out
+    sums by key             position of the row, gradient in, row of sums out
     step                    each key; its row out and its gradient in; each unique key's slot, row
                             and slot rows in, and the rows out again
 
@@ -192,6 +193,21 @@ class TableBench(Bench):
         name = f"step adagrad dim {dim} of {len(tables)} tables"
         self.report(name, keys[0].size, moved, self.time(step))
 
+    def hot_keys(self) -> None:
+        """Sums of gradients by key, where one key takes none, half or most of the positions."""
+        count, dim = self.sizes.step_batch, 16
+        grads = self.up(np.full((count, dim), 0.01, np.float32))
+        for percent in (0, 50, 90):
+            rows = self.rng.integers(0, count, count).astype(np.int32)
+            rows[self.rng.random(count) < percent / 100] = count // 2
+            inverse = self.up(rows)
+
+            def sums(inverse: Any = inverse) -> None:
+                self.core.cuda_combine_gradient(grads, inverse, None, count, "none")
+
+            name = f"sums by key dim {dim}, one key {percent} %"
+            self.report(name, count, 4 + 2 * 4 * dim, self.time(sums))
+
     def torch_embedding(self, dim: int) -> None:
         """Times PyTorch's gathers on indices, if PyTorch is installed and sees the device."""
         try:
@@ -241,7 +257,7 @@ def run(core: Any, sizes: Sizes, json_file: str | None = None) -> list[dict[str,
     `json_file` is written after each measurement, in case the time runs out.
     """
     bench = TableBench(core, sizes)
-    tasks: list[tuple[str, Any]] = [("step", bench.steps)]
+    tasks: list[tuple[str, Any]] = [("step", bench.steps), ("hot keys", bench.hot_keys)]
     # The width of the published figures comes first, in case the time runs out.
     dims = sorted(sizes.dims, key=lambda dim: dim != 32)
     for dim in dims:

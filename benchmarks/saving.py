@@ -1,11 +1,13 @@
 """Dumps and restores of a table, beside `cp` and `tf.train.Checkpoint` of the same bytes.
 
-    make bench-saving                        ARGS="--keys 10M --dim 16 --json FILE"
+    make bench-saving                        ARGS="--keys 10M 60M --dim 16 --json FILE"
 
 One process writes and reads, in the same run: a full dump, a delta of 1% of the keys, the restore
 of both, `cp` of the dump's file (with fsync, as in a dump), and a checkpoint of a dense variable
 with as many bytes. "peak" is the largest sampled increase of the process's memory; a restore builds
-the new content beside the old.
+the new content beside the old. "cpu" is the processor time of all threads, which other programs of
+the machine change less than the time. The last lines compare rates with the goals: in bytes per
+second, and in bytes per second of processor time.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import json
 import os
 import pathlib
+import resource
 import subprocess
 import tempfile
 import time
@@ -27,6 +30,8 @@ from benchmarks.scale import _Peak, _resident, parse_count
 
 CHUNK = 2**19
 ROUNDS = 3
+# What is compared, with what, and the rate at least as a part of that one's.
+GOALS = [("dump", "checkpoint, write", 1 / 2), ("restore", "checkpoint, read", 1 / 3)]
 
 
 def filled(num_keys: int, dim: int) -> Any:
@@ -34,7 +39,7 @@ def filled(num_keys: int, dim: int) -> Any:
 
     import sok_like as sok
 
-    table = sok.EmbeddingVariable(dim, name="saved", initial_capacity=num_keys)
+    table = sok.EmbeddingVariable(dim, name=f"saved_{num_keys}", initial_capacity=num_keys)
     for begin in range(0, num_keys, CHUNK):
         keys = np.arange(begin, min(num_keys, begin + CHUNK))
         sok.assign(table, keys, tf.ones([len(keys), dim]))
@@ -54,7 +59,6 @@ def run(num_keys: int, dim: int, rounds: int, folder: pathlib.Path) -> list[dict
 
     import sok_like as sok
 
-    sok.Init(global_batch_size=1, seed=7)
     table, saver, chain = filled(num_keys, dim), sok.Saver(), folder / "chain"
     touched = np.random.default_rng(0).choice(num_keys, num_keys // 100, replace=False)
     checkpoint = tf.train.Checkpoint(dense=tf.Variable(tf.ones([num_keys, dim])))
@@ -62,11 +66,13 @@ def run(num_keys: int, dim: int, rounds: int, folder: pathlib.Path) -> list[dict
     found: dict[str, dict[str, Any]] = {}
 
     def measure(kind: str, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
-        before, begin = _resident(), time.perf_counter()
+        before, cpu, begin = _resident(), _processor_time(), time.perf_counter()
         with _Peak() as peak:
             call(*arguments, **keywords)
         seconds, known = time.perf_counter() - begin, found.setdefault(kind, {"kind": kind})
+        cpu = _processor_time() - cpu
         known["seconds"] = min(known.get("seconds", seconds), seconds)
+        known["cpu"] = min(known.get("cpu", cpu), cpu)
         known["peak"] = max(known.get("peak", 0), peak.bytes - before)
         progress_line(f"{kind}: {seconds:.2f} s")
 
@@ -88,6 +94,18 @@ def run(num_keys: int, dim: int, rounds: int, folder: pathlib.Path) -> list[dict
     return list(found.values())
 
 
+def _processor_time() -> float:
+    """Seconds of this process and of programs that it has called."""
+    used = (resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def ratios(results: list[dict[str, Any]], field: str) -> dict[str, float]:
+    """The rates that have a goal, each as a part of the rate it is compared with."""
+    rate = {result["kind"]: result["bytes"] / result[field] for result in results}
+    return {f"{kind} / {other}": rate[kind] / rate[other] for kind, other, _ in GOALS}
+
+
 def _bytes(path):
     files = path.iterdir() if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files)
@@ -95,24 +113,43 @@ def _bytes(path):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--keys", type=parse_count, default=parse_count("10M"))
+    parser.add_argument("--keys", type=parse_count, nargs="+", default=[parse_count("10M")])
     parser.add_argument("--dim", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--folder", type=pathlib.Path, help="where to write; a temporary folder")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        results = run(options.keys, options.dim, options.rounds, pathlib.Path(folder))
-    here = machine(os.cpu_count() or 1)
-    print(f"{options.keys:,} keys, dim {options.dim}; {here['processor']}, {here['date']}")
-    for result in results:
-        rate, peak = result["bytes"] / result["seconds"] / 1e9, result["peak"] / 2**20
-        print(
-            f"{result['kind']:18} {result['seconds']:8.2f} s {result['bytes'] / 1e6:10.1f} MB "
-            f"{rate:7.2f} GB/s   peak {peak:7.0f} MiB"
-        )
+    import sok_like as sok
+
+    sok.Init(global_batch_size=1, seed=7)
+    here, by_size = machine(os.cpu_count() or 1), {}
+    for num_keys in options.keys:
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            results = run(num_keys, options.dim, options.rounds, pathlib.Path(folder))
+        by_size[num_keys] = results
+        print(f"{num_keys:,} keys, dim {options.dim}; {here['processor']}, {here['date']}")
+        for result in results:
+            rate, peak = result["bytes"] / result["seconds"] / 1e9, result["peak"] / 2**20
+            print(
+                f"{result['kind']:18} {result['seconds']:8.2f} s   cpu {result['cpu']:7.2f} s "
+                f"{result['bytes'] / 1e6:10.1f} MB {rate:7.2f} GB/s   peak {peak:7.0f} MiB"
+            )
+        by_cpu = ratios(results, "cpu")
+        for (name, ratio), (*_, goal) in zip(
+            ratios(results, "seconds").items(), GOALS, strict=True
+        ):
+            print(f"{name:30} {ratio:5.2f}, by cpu {by_cpu[name]:5.2f}   goal: {goal:.2f}")
+    first, last = by_size[options.keys[0]], by_size[options.keys[-1]]
+    for one, other in zip(first, last, strict=True) if len(options.keys) > 1 else ():
+        if one["kind"] in ("dump", "restore"):
+            rates = [each["bytes"] / each["seconds"] for each in (one, other)]
+            cpu = [each["bytes"] / each["cpu"] for each in (one, other)]
+            print(
+                f"{one['kind']}, {options.keys[-1]:,} / {options.keys[0]:,} keys: "
+                f"{rates[1] / rates[0]:5.2f}, by cpu {cpu[1] / cpu[0]:5.2f}   goal: 1.00"
+            )
     if options.json:
-        options.json.write_text(json.dumps({"machine": here, "results": results}, indent=1))
+        options.json.write_text(json.dumps({"machine": here, "results": by_size}, indent=1))
 
 
 if __name__ == "__main__":

@@ -2,11 +2,10 @@
 
 It is the one of the building Python. An isolated build of pip does not see the packages of the
 environment that pip installs into; where the build has no TensorFlow of its own, it is the one of
-that environment. Reads the package's files instead of importing it: importing takes seconds and may
-print.
+that environment. TensorFlow itself says its version and folders, whatever the name of its
+distribution (tensorflow-cpu, tf-nightly, a vendor's).
 """
 
-import importlib.metadata
 import importlib.util
 import os
 import pathlib
@@ -15,6 +14,10 @@ import sys
 
 # How pip hides an environment's packages from a build.
 _ISOLATION = ("PYTHONPATH", "PYTHONNOUSERSITE")
+_ASK = """
+import tensorflow as tf
+print(tf.version.VERSION, tf.sysconfig.get_include(), tf.sysconfig.get_lib(), sep=";")
+"""
 
 
 def config_line() -> str:
@@ -40,18 +43,15 @@ def _of_this_python():
             "TensorFlow is not installed in the building Python. "
             "Type: pip install tensorflow-cpu==2.21.0"
         )
-    root = pathlib.Path(spec.submodule_search_locations[0])
-    version = None
-    for name in ("tensorflow-cpu", "tensorflow", "tensorflow-intel", "tensorflow-aarch64"):
-        try:
-            version = importlib.metadata.version(name)
-            break
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    library = root / "libtensorflow_framework.so.2"
-    if version is None or not library.exists():
-        raise SystemExit(f"{root} is not a complete TensorFlow: no metadata, or no {library.name}")
-    return f"{version};{root / 'include'};{library}"
+    # In a process of its own, as importing may print.
+    done = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"The TensorFlow of {sys.executable} does not load: {done.stderr[-2000:]}")
+    version, include, folder = done.stdout.strip().splitlines()[-1].split(";")
+    library = pathlib.Path(folder, "libtensorflow_framework.so.2")
+    if not library.exists():
+        raise SystemExit(f"{folder} is not a complete TensorFlow: no {library.name}")
+    return f"{version};{include};{library}"
 
 
 if __name__ == "__main__":

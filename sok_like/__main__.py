@@ -133,8 +133,8 @@ def main() -> None:
         print(*lines, sep="\n")
         for name, why, state in wrapped():
             print(f"{'wrapped':<20} {name}, {state}: {why}")
-        for owner, names, why in private_names.table():
-            print(f"{'read':<20} {owner} {names}: {why}")
+        for owner, names in private_names.table().items():
+            print(f"{'read':<20} {owner}: {' '.join(names)}")
         print(f"{'self-test':<20} passed on {done}, {time.monotonic() - start:.0f} s")
 
 

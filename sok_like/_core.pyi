@@ -263,6 +263,12 @@ def merge_gradients(keys: ArrayLike, grads: ArrayLike) -> tuple[NDArray[Any], ND
         Unique keys `[num_unique]` and their sums `[num_unique, dim]`.
     """
 
+def crc32_of_blocks(data: Any, first: int, block: int) -> np.ndarray:
+    """CRC-32, uint32: of the first `first` bytes of a buffer, then of each `block` bytes."""
+
+def crc32_of_two(first: int, second: int, num_bytes: int) -> int:
+    """CRC-32 of bytes with CRC `first` followed by `num_bytes` bytes with CRC `second`."""
+
 def apply_gradients(
     table: Table, rule: str, learning_rate: float, step: int, keys: ArrayLike, grads: ArrayLike, *,
     keys_are_unique: bool = False, momentum: float = 0.0, nesterov: bool = False,

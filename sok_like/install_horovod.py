@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 import pathlib
 import platform
@@ -40,12 +41,25 @@ WITHOUT_XLA_HEADERS = (2, 19)
 NEEDS_XLA = "xla_mpi_ops.cc"
 
 
-def installed(*names: str) -> str | None:
-    """The version of the first of these distributions that is installed; None if none is."""
-    for name in names:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(name)
+def installed(name: str) -> str | None:
+    """The version of a distribution; None if it is not installed."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(name)
     return None
+
+
+def tensorflow_version() -> str | None:
+    """The version of the TensorFlow that this Python imports; None if there is none.
+
+    It says so itself, as its distribution has several names (tensorflow-cpu, tf-nightly, ...).
+    """
+    if importlib.util.find_spec("tensorflow") is None:
+        return None
+    ask = "import tensorflow as tf; print(tf.version.VERSION)"
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"The installed TensorFlow does not load: {done.stderr[-2000:]}")
+    return done.stdout.split()[-1]
 
 
 def cache_folder() -> pathlib.Path:
@@ -182,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--without-mpi", action="store_true", help="Gloo alone, no Open MPI")
     options = parser.parse_args(argv)
-    tensorflow = installed("tensorflow-cpu", "tensorflow")
+    tensorflow = tensorflow_version()
     if tensorflow is None:
         raise SystemExit(
             "Horovod is compiled against the installed TensorFlow, and none is installed. "

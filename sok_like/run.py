@@ -6,7 +6,8 @@
 The launcher is `mpirun` if Horovod was built with MPI and there is an `mpirun` beside this Python
 or on PATH, else `horovodrun --gloo`. Ranks run this Python, inherit the environment, and may use
 all cores. There may be more ranks than cores, and the user may be root. Ctrl-C ends all ranks. The
-exit status is that of the first rank that failed; under `horovodrun` it is 1.
+exit status is that of the first rank that failed, 75 if it waited in vain for a frozen rank; under
+`horovodrun` it is 1.
 
 This process becomes the launcher, so it need not pass on signals and the exit status. Standard
 library only, so it starts fast.

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests import cores, emulated
+from tests import asked_checks, cores, emulated
 from tests.ranks import RanksFailed, once_per_run, skip_many_ranks
 
 # Before anything imports TensorFlow, which reads it once.
@@ -43,7 +43,9 @@ def may_have_device(folder=pathlib.Path("/dev")):
     return any(folder.glob("nvidia[0-9]*")) or (folder / "dxg").exists()
 
 
-def pytest_collection_finish():
+def pytest_collection_finish(session):
+    global _selected
+    _selected = session.items  # the same in every worker
     if "tensorflow" in sys.modules:  # as in every worker, but not in the process that has workers
         cores.tune_no_datasets()
 
@@ -78,16 +80,15 @@ def _results_of_one_rank(check):
     """In this process, which runs a check when a test first asks for it."""
     from tests.checks import run
 
-    return [run(1, check)]
+    return [run(1, [check])]
 
 
 @functools.cache
 def _results(world_size):
     """What the ranks returned, or the exception that ended them: nothing is launched twice."""
     groups = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}  # meshes with two axes are groups of ranks
-    return once_per_run(
-        f"checks{world_size}", "tests.checks:run", world_size, {"world_size": world_size}, groups
-    )
+    arguments = {"world_size": world_size, "only": asked_checks.of(_selected, world_size)}
+    return once_per_run(f"checks{world_size}", "tests.checks:run", world_size, arguments, groups)
 
 
 @pytest.fixture
@@ -105,6 +106,9 @@ def rank_results(sok):
         ranks = _results_of_one_rank(check) if world_size == 1 else _results(world_size)
         if isinstance(ranks, RanksFailed):
             pytest.fail(str(ranks), pytrace=False)
+        assert all(check in result for result in ranks), (
+            f"{check} was not made: tests/asked_checks.py"
+        )
         found = [result[check] for result in ranks]
         for rank, result in enumerate(found):
             assert type(result).__name__ != "Raised", f"rank {rank}: {result!r}"

@@ -37,6 +37,15 @@ _WAITING = {
     "OMPI_MCA_threads_pthreads_yield_strategy": "nanosleep",
     "OMPI_MCA_threads_pthreads_nanosleep_time": "200000",
 }
+# A program that becomes another one. Linux sends it SIGTERM when the process `argv[1]`, which has
+# started it, ends in any way: so a launcher and its ranks end with a pytest that is killed.
+_ENDS_WITH = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
 _TAIL = 3000  # characters of a rank's output shown when a run fails
 
 
@@ -69,7 +78,7 @@ def run_ranks(
             (anything pickle takes) is the rank's result; or the path of a script, whose result is
             its output as text.
         num_ranks: number of processes.
-        launcher: `"mpirun"`, or `"gloo"` for `horovodrun --gloo`.
+        launcher: `"mpirun"`, or `"gloo"` for `horovodrun --gloo`; or the words before the program.
         args: dictionary of JSON values, the function's keyword arguments; of a script, a list of
             command line words.
         env: dictionary of environment variables to set beside the inherited ones.
@@ -84,8 +93,9 @@ def run_ranks(
     with launch(), tempfile.TemporaryDirectory(prefix="sok_ranks_") as folder:
         folder = pathlib.Path(folder)
         main = [sys.executable, "-m", "tests.rank_main", str(target), str(folder), json.dumps(args)]
+        line = launch_line(num_ranks, launcher) if isinstance(launcher, str) else launcher
         process = subprocess.Popen(
-            launch_line(num_ranks, launcher) + main,
+            ending_with_this_process([*line, *main]),
             cwd=ROOT,
             env=_environment(env),
             stdin=subprocess.DEVNULL,
@@ -113,6 +123,11 @@ def run_ranks(
                 + f"--- {launcher}\n{launcher_output[-_TAIL:]}"
             )
         return [_result(folder, rank) for rank in range(num_ranks)]
+
+
+def ending_with_this_process(command):
+    """The command, which gets SIGTERM when this process ends, killed or not."""
+    return [sys.executable, "-S", "-c", _ENDS_WITH, str(os.getpid()), *command]
 
 
 def once_per_run(name, target, num_ranks, args=None, env=None):

@@ -109,10 +109,9 @@ def test_a_build_that_breaks_leaves_its_log_and_nothing_else(monkeypatch, tmp_pa
 def test_installs_what_is_missing(monkeypatch, tmp_path):
     pip = stand_in(monkeypatch)
     monkeypatch.setenv("SOK_CACHE", str(tmp_path))
-    here = {"tensorflow": "2.18.1", "psutil": "7", "pyyaml": "6"}
-    monkeypatch.setattr(
-        module, "installed", lambda *names: next((here[n] for n in names if n in here), None)
-    )
+    here = {"psutil": "7", "pyyaml": "6"}
+    monkeypatch.setattr(module, "installed", here.get)
+    monkeypatch.setattr(module, "tensorflow_version", lambda: "2.18.1")
     module.main(["--without-mpi"])
     installs = [words for words in pip.commands if words[0] == "install"]
     assert installs[0] == ("install", "cloudpickle", "packaging")
@@ -125,7 +124,7 @@ def test_installs_what_is_missing(monkeypatch, tmp_path):
 
 
 def test_without_tensorflow_the_line_to_type_is_said(monkeypatch):
-    monkeypatch.setattr(module, "installed", lambda *names: None)
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit, match="Type: pip install tensorflow-cpu"):
         module.main([])
 
@@ -134,3 +133,9 @@ def test_the_tools_are_those_of_the_requirements():
     pinned = (ROOT / "requirements" / "build.txt").read_text()
     for tool in module.TOOLS:
         assert "==" not in tool or tool in pinned
+
+
+def test_tensorflow_itself_says_its_version():
+    import tensorflow as tf
+
+    assert module.tensorflow_version() == tf.version.VERSION

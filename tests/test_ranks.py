@@ -4,6 +4,8 @@ import functools
 import json
 import os
 import pathlib
+import subprocess
+import sys
 import time
 
 import pytest
@@ -70,10 +72,20 @@ def test_time_limit_ends_every_process(tmp_path):
     raised.match(rf"longer than {timeout} s(.|\n)*load average(.|\n)*rank 1 sleeps")
     for rank in range(2):
         pid = int((tmp_path / f"pid{rank}").read_text())
-        deadline = time.monotonic() + 100
-        while _runs(pid) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert not _runs(pid)
+        _until(lambda pid=pid: not _runs(pid))
+
+
+def test_a_killed_test_leaves_no_launcher_and_no_ranks(tmp_path):
+    args = {"folder": str(tmp_path), "seconds": ranks.HANG_LIMIT}
+    call = f"run_ranks('tests.test_ranks:sleep_and_tell', 2, args={args!r})"
+    command = [sys.executable, "-c", f"from tests.ranks import run_ranks; {call}"]
+    process = subprocess.Popen(command, cwd=ranks.ROOT, start_new_session=True)
+    _until(lambda: all(_told(tmp_path / f"pid{rank}") for rank in range(2)))
+    pids = [int((tmp_path / f"pid{rank}").read_text()) for rank in range(2)]
+    pids.append(_parent(pids[0]))  # the launcher
+    process.kill()
+    process.wait()
+    _until(lambda: not any(map(_runs, pids)))
 
 
 def test_script_gives_its_output(tmp_path):
@@ -87,6 +99,21 @@ def test_script_gives_its_output(tmp_path):
     assert [json.loads(text) for text in outputs] == [
         [str(rank), ["--steps", "3"], "5"] for rank in range(2)
     ]
+
+
+def _until(true):
+    deadline = time.monotonic() + 100
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def _told(file):
+    return file.exists() and file.read_text()
+
+
+def _parent(pid):
+    return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
 def _runs(pid):

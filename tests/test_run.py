@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.ranks import HANG_LIMIT, ROOT
+from tests.ranks import HANG_LIMIT, ROOT, ending_with_this_process
 
 LAUNCHERS = [
     pytest.param("mpirun", marks=pytest.mark.ranks),
@@ -43,7 +43,7 @@ def program(tmp_path):
 
 def start(*words):
     return subprocess.Popen(
-        [sys.executable, "-m", "sok_like.run", *words],
+        ending_with_this_process([sys.executable, "-m", "sok_like.run", *words]),
         cwd=ROOT,
         env={**os.environ, "WORDS": "two words, $HOME"},
         stdout=subprocess.PIPE,

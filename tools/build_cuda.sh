@@ -3,7 +3,8 @@
 # build-cuda/. Needs nvcc. Changes nothing that is installed; `tools/build_cuda.sh --install` puts
 # the libraries into sok_like/.
 # WITH_TF=OFF omits the op library.
-# REPORT=1 prints registers, stack and spills of each kernel, and fails if one spills.
+# REPORT=1 prints registers, stack and spills of each kernel, and how many loads of rows are under
+# way at once. It fails if a kernel spills, or loads fewer rows ahead than its source asks for.
 # PYTHON=... is the Python to build for, by default .venv's if there is one.
 # ARCHITECTURES=90-real compiles for one kind of device only.
 set -euo pipefail
@@ -28,6 +29,8 @@ if [ -n "${REPORT:-}" ]; then
   touch cpp/core/cuda/*/*.cu
   # Ninja prints nvcc's output when a file is done.
   cmake --build build-cuda --target sok_cuda | tools/kernel_report.py
+  objects=build-cuda/CMakeFiles/sok_cuda.dir/cpp/core/cuda
+  tools/loads_under_way.py $objects/rows/row_kernels.cu.o $objects/lookup/combine{,_gradient}.cu.o
 fi
 cmake --build build-cuda --parallel "$(nproc)" -- --quiet
 if [ "${1:-}" = --install ]; then

@@ -6,7 +6,8 @@
 #   tools/check_gpu.sh smoke test   these steps, whether they have passed or not
 #   tools/check_gpu.sh list         names of the steps and their limits in seconds
 #   tools/check_gpu.sh report       the table of the steps that have run
-#   REHEARSE=1 tools/check_gpu.sh   the same without a device: by the emulator, without sanitizers
+#   REHEARSE=1 tools/check_gpu.sh   the same without a device: by the emulator, without sanitizers,
+#                                   and as if TensorFlow were not there, except for the step ops
 #
 # Needs nvcc, CMake, and a Python with NumPy, pybind11, pytest, pytest-timeout and hypothesis, by
 # default .venv's if there is one; PYTHON=... chooses another. TensorFlow is optional: the tests of
@@ -30,6 +31,8 @@ declare -A LIMITS=([info]=30 [build]=420 [smoke]=120 [test]=540 [bench]=420 [mem
   [racecheck]=180 [initcheck]=180 [synccheck]=120 [slow]=150)
 if [ -z "$REHEARSE" ]; then
   export SOK_TEST_GPU=required  # a test that finds no device fails
+else
+  export PYTHONPATH=$PWD/tools/without_tensorflow:$PWD
 fi
 
 # Prints what is installed, and what is missing.
@@ -92,7 +95,7 @@ test_step() {
 }
 ops() {  # skipped without a TensorFlow that sees the device
   if [ -n "$REHEARSE" ]; then
-    SOK_TEST_OPS=emulated "$PYTHON" -m pytest -q -p no:cacheprovider tests/optimizers/test_rules.py
+    PYTHONPATH=$PWD SOK_TEST_OPS=emulated "$PYTHON" -m pytest -q -p no:cacheprovider tests/optimizers/test_rules.py
   else
     run_tests "not slow" tests/cuda/test_ops.py
   fi

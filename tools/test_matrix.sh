@@ -8,9 +8,7 @@ cd "$(dirname "$0")/.."
 versions=${VERSIONS:-$(cd requirements/tensorflow && ls *.no_deps.txt | sed 's/.no_deps.txt//')}
 one_rank="tests/lookup tests/optimizers tests/table tests/saving tests/embeddings tests/group_embedding tests/runtime
   tests/test_training.py tests/test_session.py"
-# Files that compare the results of these modules of tests/checks on the ranks.
 two_ranks="tests/test_parity.py tests/test_fit.py tests/sok2/test_ranks.py"
-checks=parity,fit,sok2
 export SOK_MOST_RANKS=2
 marked=("" "keras and ")  # what does not depend on Keras is tested once
 log=out/test_matrix.log
@@ -52,7 +50,7 @@ PYTHON
   done
   for legacy in 0 1; do
     echo "Testing $versions_of, TF_USE_LEGACY_KERAS=$legacy, 2 ranks"
-    row+=" $(SOK_CHECKS=$checks cell $legacy -m "${marked[legacy]}ranks" $two_ranks) |" || failed=1
+    row+=" $(cell $legacy -m "${marked[legacy]}ranks" $two_ranks) |" || failed=1
   done
   table+=$'\n'$row
   echo "$row"

@@ -32,14 +32,15 @@ void EvictedBuffer::SetSlots(const std::vector<SlotVariableSpec>& slots) {
     }
     slot_rows.push_back(std::move(slot_row));
   }
-  for (size_t i = 0; i < slot_rows.size(); ++i) rows_[i].slot_row = std::move(slot_rows[i]);
+  auto row = rows_.begin();
+  for (std::vector<float>& slot_row : slot_rows) (row++)->slot_row = std::move(slot_row);
   names_ = std::move(names);
   widths_ = std::move(widths);
 }
 
-std::deque<EvictedRow> EvictedBuffer::MakeRows(int64_t count, int64_t dim) const {
+std::list<EvictedRow> EvictedBuffer::MakeRows(int64_t count, int64_t dim) const {
   const int64_t width = std::accumulate(widths_.begin(), widths_.end(), int64_t{0});
-  std::deque<EvictedRow> rows(static_cast<size_t>(count));
+  std::list<EvictedRow> rows(static_cast<size_t>(count));
   for (EvictedRow& row : rows) {
     row.row.resize(static_cast<size_t>(dim));
     row.slot_row.resize(static_cast<size_t>(width));
@@ -47,8 +48,8 @@ std::deque<EvictedRow> EvictedBuffer::MakeRows(int64_t count, int64_t dim) const
   return rows;
 }
 
-int64_t EvictedBuffer::Append(std::deque<EvictedRow> rows, int64_t most) {
-  for (EvictedRow& row : rows) rows_.push_back(std::move(row));
+int64_t EvictedBuffer::Append(std::list<EvictedRow> rows, int64_t most) noexcept {
+  rows_.splice(rows_.end(), rows);
   int64_t num_dropped = 0;
   for (; size() > most; ++num_dropped) rows_.pop_front();
   return num_dropped;

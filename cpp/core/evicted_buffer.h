@@ -8,7 +8,7 @@
 #define SOK_CORE_EVICTED_BUFFER_H_
 
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <string>
 #include <vector>
 
@@ -30,15 +30,15 @@ class EvictedBuffer {
   // Converts the rows to these slots. Throws std::bad_alloc before anything has changed.
   void SetSlots(const std::vector<SlotVariableSpec>& slots);
   // Allocates `count` rows for the caller to fill and to append.
-  std::deque<EvictedRow> MakeRows(int64_t count, int64_t dim) const;
+  std::list<EvictedRow> MakeRows(int64_t count, int64_t dim) const;
   // Keeps only the last `most` rows; returns the number of rows dropped.
-  int64_t Append(std::deque<EvictedRow> rows, int64_t most);
+  int64_t Append(std::list<EvictedRow> rows, int64_t most) noexcept;
   // Removes and returns all rows, oldest first.
   EvictedRows Pop();
   void Clear() { rows_.clear(); }
 
  private:
-  std::deque<EvictedRow> rows_;
+  std::list<EvictedRow> rows_;  // of which Append takes others over without allocating
   std::vector<std::string> names_;
   std::vector<int64_t> widths_;
 };

@@ -1,9 +1,12 @@
 #include "cpp/core/optimizer.h"
 
+#include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <sstream>
 #include <stdexcept>
+#include <type_traits>
 
 #include "cpp/core/names.h"
 
@@ -128,9 +131,29 @@ std::string OptimizerOptions::ToString(int digits) const {
   return out.str();
 }
 
-// Equal if every field that the rule reads agrees to 7 digits: rules use no more digits.
+// Equal if every field that the rule reads agrees to 7 digits: rules use no more digits. By numbers,
+// not by text: this runs for every table at every step.
 bool OptimizerOptions::operator==(const OptimizerOptions& other) const {
-  return ToString() == other.ToString();
+  struct Number {
+    double value = 0.0;  // of a field that the rule reads
+    bool is_float = false;
+  };
+  const auto numbers_of = [](const OptimizerOptions& options) {
+    std::array<Number, 32> numbers;
+    size_t n = 0;
+    ForEachField(options, [&](const char*, auto value, int kinds) {
+      Number& number = numbers.at(n++);
+      number.is_float = std::is_same_v<decltype(value), float>;
+      if (kinds >> static_cast<int>(options.kind) & 1) number.value = static_cast<double>(value);
+    });
+    return numbers;
+  };
+  const std::array<Number, 32> mine = numbers_of(*this), others = numbers_of(other);
+  const auto agree = [](const Number& a, const Number& b) {
+    return a.value == b.value || (a.is_float && AsWritten(static_cast<float>(a.value)) ==
+                                                    AsWritten(static_cast<float>(b.value)));
+  };
+  return kind == other.kind && std::equal(mine.begin(), mine.end(), others.begin(), agree);
 }
 
 }  // namespace sok

@@ -16,13 +16,38 @@ namespace {
 // More ranges than threads, so that the others take over the share of a thread that is delayed.
 constexpr int64_t kRangesPerThread = 4;
 
+thread_local int ranges = 0;        // that this thread is in
+thread_local int leaf_mutexes = 0;  // that it holds
+
 }  // namespace
+
+void CheckMayWaitForPool() {
+  if (ranges > 0) throw std::logic_error("A range of ParallelFor must not wait for a pool itself");
+  if (leaf_mutexes > 0) throw std::logic_error("A LeafMutex must not be held while a pool works");
+}
+
+void CheckMayTakeTableLock() {
+  if (ranges > 0) throw std::logic_error("A range of ParallelFor must not take a table's lock");
+}
+
+InRange::InRange() { ++ranges; }
+InRange::~InRange() { --ranges; }
+
+void LeafMutex::lock() {
+  mutex_.lock();
+  ++leaf_mutexes;
+}
+
+void LeafMutex::unlock() {
+  --leaf_mutexes;
+  mutex_.unlock();
+}
 
 // A call is a `Job` on its caller's stack. Threads join it while it is listed, claim ranges from
 // its counter and leave; the caller takes it off the list and waits until the last one has left.
 struct ThreadPool::Impl {
   struct Job {
-    const std::function<void(int64_t, int64_t)>* fn;
+    const RangeFunction* fn;
     int64_t n;
     int64_t range;  // indices per range
     int64_t num_ranges;
@@ -36,11 +61,12 @@ struct ThreadPool::Impl {
 
   std::mutex mutex;
   std::condition_variable wake;
-  Job* jobs = nullptr;  // newest first: inner calls before outer ones; adding a job cannot fail
+  Job* jobs = nullptr;  // newest first; adding a job cannot fail
   bool stopping = false;
   std::vector<std::thread> threads;
 
   void RunRanges(Job* job) {
+    const InRange in_range;
     for (;;) {
       const int64_t i = job->next.fetch_add(1, std::memory_order_relaxed);
       if (i >= job->num_ranges) return;
@@ -99,12 +125,13 @@ ThreadPool::~ThreadPool() {
 
 int ThreadPool::num_threads() const { return static_cast<int>(impl_->threads.size()) + 1; }
 
-void ThreadPool::ParallelFor(int64_t n, int64_t grain,
-                             const std::function<void(int64_t, int64_t)>& fn) {
+void ThreadPool::ParallelFor(int64_t n, int64_t grain, RangeFunction fn) {
+  CheckMayWaitForPool();
   if (n <= 0) return;
   grain = std::max<int64_t>(grain, 1);
   const int64_t most = n / grain;  // ranges of at least `grain`
   if (most <= 1 || impl_->threads.empty()) {
+    const InRange in_range;
     fn(0, n);
     return;
   }

@@ -29,6 +29,7 @@ void BindTable(pybind11::module_& m);
 void BindCuda(pybind11::module_& m);
 void BindRoute(pybind11::module_& m);
 void BindOptimizer(pybind11::module_& m);
+void BindCrc32(pybind11::module_& m);
 
 // Fields of the options by name. Throws ValueError naming an unknown one.
 StorageOptions ParseStorage(const pybind11::dict& fields);

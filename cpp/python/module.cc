@@ -134,5 +134,6 @@ PYBIND11_MODULE(_core, m) {
   sok::BindTable(m);
   sok::BindRoute(m);
   sok::BindOptimizer(m);
+  sok::BindCrc32(m);
   sok::BindCuda(m);
 }

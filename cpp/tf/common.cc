@@ -98,14 +98,15 @@ tensorflow::thread::ThreadPool* TfExecutor::PoolOf(OpKernelContext* ctx) {
 
 int TfExecutor::num_threads() const { return std::max(1, pool_->NumThreads()); }
 
-void TfExecutor::ParallelFor(int64_t n, int64_t grain,
-                             const std::function<void(int64_t, int64_t)>& fn) {
+void TfExecutor::ParallelFor(int64_t n, int64_t grain, RangeFunction fn) {
+  CheckMayWaitForPool();
   if (n <= 0) return;
   // Several blocks per thread, so that a thread that loses its core for a while delays little.
   constexpr int64_t kBlocksPerThread = 4;
   const int64_t blocks = num_threads() * kBlocksPerThread;
   const int64_t block = std::max<int64_t>(std::max<int64_t>(grain, 1), (n + blocks - 1) / blocks);
   if (block >= n || num_threads() == 1) {
+    const InRange in_range;
     fn(0, n);
     return;
   }
@@ -115,6 +116,7 @@ void TfExecutor::ParallelFor(int64_t n, int64_t grain,
   int64_t error_begin = n;
   const auto params = InBlocksOf<tensorflow::thread::ThreadPool>(block, 0);
   pool_->ParallelFor(n, params, [&](int64_t begin, int64_t end) {
+    const InRange in_range;
     try {
       fn(begin, end);
     } catch (...) {
@@ -154,7 +156,7 @@ absl::Status Guard(const std::function<void()>& fn) {
 }
 
 absl::Status ForEachTable(OpKernelContext* ctx, const std::vector<int64_t>& num_keys,
-                          const std::function<void(Executor&, int64_t)>& fn) {
+                          FunctionRef<Executor&, int64_t> fn) {
   TfExecutor ex(ctx);
   return Guard([&] { ForEachOf(ex, num_keys, fn); });
 }

@@ -100,7 +100,7 @@ absl::Status GetLists(OpKernelContext* ctx, InputLists inputs, OutputLists outpu
 
 // ForEachOf (core/cpu/group.h) on TF's threads; exceptions become a Status as in Guard.
 absl::Status ForEachTable(OpKernelContext* ctx, const std::vector<int64_t>& num_keys,
-                          const std::function<void(Executor&, int64_t)>& fn);
+                          FunctionRef<Executor&, int64_t> fn);
 
 // Keys are int64 in TF and uint64 in the core: the same bits. Texts are tstring in TF.
 template <typename T>
@@ -174,15 +174,15 @@ class FunctionOp final : public OpKernel {
   REGISTER_KERNEL_BUILDER(builder.Device(tensorflow::DEVICE_CPU), Class); \
   REGISTER_KERNEL_BUILDER(builder.Device(tensorflow::DEVICE_GPU), Class)
 
-// TF's intra-op pool. The calling thread takes part, so a busy pool only slows a call down.
+// TF's intra-op pool. Its own threads run the ranges. The caller may run none of them, so it waits
+// while the pool is busy with other calls (core/parallel.h).
 class TfExecutor final : public Executor {
  public:
   explicit TfExecutor(OpKernelContext* ctx) : TfExecutor(PoolOf(ctx)) {}
   explicit TfExecutor(tensorflow::thread::ThreadPool* pool) : pool_(pool) {}
   static tensorflow::thread::ThreadPool* PoolOf(OpKernelContext* ctx);  // lives as long as TF does
   int num_threads() const override;
-  void ParallelFor(int64_t n, int64_t grain,
-                   const std::function<void(int64_t, int64_t)>& fn) override;
+  void ParallelFor(int64_t n, int64_t grain, RangeFunction fn) override;
 
  private:
   tensorflow::thread::ThreadPool* pool_;

@@ -216,6 +216,7 @@ struct MadeAside {
   TablePtr table;
   TableRunner run;
   std::shared_ptr<Table> aside;
+  TableSnapshot part;  // its memory serves one part after the other
 };
 
 // The table aside will hold `num_keys` keys.
@@ -247,13 +248,14 @@ SOK_EXPORTED const char* sok_aside_import(MadeAside* made, int64_t num_keys, con
                                           int64_t step, int64_t optimizer_step,
                                           double initial_row_scale) {
   return Told(made->run([&](CallContext context) {
-    TableSnapshot part;
+    TableSnapshot& part = made->part;
     part.slot_names.assign(slot_names, slot_names + num_slots);
     part.slot_widths.assign(slot_widths, slot_widths + num_slots);
     part.keys.assign(keys, keys + num_keys);
     part.rows.assign(rows, rows + num_keys * made->aside->dim());
     part.slot_rows.assign(slot_rows, slot_rows + num_keys * part.slot_width());
-    if (records != nullptr) part.policy.records.assign(records, records + 3 * num_keys);
+    part.policy.records.assign(records, records + (records == nullptr ? 0 : 3 * num_keys));
+    part.policy.waiting.clear();
     for (int64_t i = 0; i < 3 * num_waiting; i += 3) {
       part.policy.waiting.push_back(
           {static_cast<uint64_t>(waiting[i]), waiting[i + 1], waiting[i + 2]});

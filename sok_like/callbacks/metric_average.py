@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime import comm, hooks
-from sok_like.runtime.turns import in_turn
+from sok_like.runtime.turns import exchange_in_turn
 
 
 class MetricAverage(tf.keras.callbacks.Callback):
@@ -34,7 +34,9 @@ class MetricAverage(tf.keras.callbacks.Callback):
         mine = [len(names), zlib.crc32("\n".join(names).encode())]
         mine += [float(np.asarray(logs[name])) for name in names]
         values, name = tf.constant(mine, tf.float64), "sok_metrics"
-        gathered = in_turn(lambda: communicator.all_gather(values, name), name, communicator)
+        gathered = exchange_in_turn(
+            lambda: communicator.all_gather(values, name), name, communicator
+        )
         ranks = _by_rank(gathered.numpy())
         if any(rank[:2].tolist() != ranks[0][:2].tolist() for rank in ranks):
             raise ValueError(

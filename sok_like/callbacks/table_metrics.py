@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.inside.report import TableReport, measure_ranks, tables_of
+from sok_like.inspection.report import TableReport, measure_ranks, tables_of
 from sok_like.runtime import comm, observed
 from sok_like.runtime.agreement import agreed
 from sok_like.runtime.checks import check_integer

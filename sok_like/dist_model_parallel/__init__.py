@@ -5,44 +5,6 @@
 Importing this loads no TensorFlow: a name is loaded when first used.
 """
 
-from typing import TYPE_CHECKING
-
 from sok_like.runtime import lazy
 
-if TYPE_CHECKING:
-    from sok_like.dist_model_parallel.broadcast import (
-        BroadcastGlobalVariablesCallback as BroadcastGlobalVariablesCallback,
-    )
-    from sok_like.dist_model_parallel.broadcast import (
-        broadcast_variables as broadcast_variables,
-    )
-    from sok_like.dist_model_parallel.concat_initializer import (
-        ConcatInitializer as ConcatInitializer,
-    )
-    from sok_like.dist_model_parallel.concat_one_hot import (
-        ConcatOneHotEmbedding as ConcatOneHotEmbedding,
-    )
-    from sok_like.dist_model_parallel.embedding import Embedding as Embedding
-    from sok_like.dist_model_parallel.gradients import (
-        DistributedGradientTape as DistributedGradientTape,
-    )
-    from sok_like.dist_model_parallel.gradients import (
-        DistributedOptimizer as DistributedOptimizer,
-    )
-    from sok_like.dist_model_parallel.layer import DistributedEmbedding as DistributedEmbedding
-    from sok_like.lookup.local_variables import is_local as is_local
-    from sok_like.planner import DistEmbeddingStrategy as DistEmbeddingStrategy
-
-__all__, __getattr__, __dir__ = lazy.names(
-    __name__,
-    {
-        ".broadcast": "BroadcastGlobalVariablesCallback broadcast_variables",
-        ".concat_initializer": "ConcatInitializer",
-        ".concat_one_hot": "ConcatOneHotEmbedding",
-        ".embedding": "Embedding",
-        ".gradients": "DistributedGradientTape DistributedOptimizer",
-        ".layer": "DistributedEmbedding",
-        "sok_like.lookup.local_variables": "is_local",
-        "sok_like.planner": "DistEmbeddingStrategy",
-    },
-)
+__all__, __getattr__, __dir__ = lazy.names(__name__)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from sok_like.dist_model_parallel.optimizer_state import slot_objects
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.planner.tables import DATA_PARALLEL, HASHED
-from sok_like.saving import dense_pieces
+from sok_like.saving import optimizer_variables
 from sok_like.saving.dense_pieces import Part
 
 
@@ -23,14 +23,17 @@ class DenseTables(tf.__internal__.tracking.Trackable):
         self._layer = weakref.ref(layer)
         self.name, self.id = layer.name, secrets.token_hex(8)
         self.table_name = f"dense_{layer.name}"  # names the folder beside a file
-        self.read_as: str | None = None
-        dense_pieces.register(self)
+        optimizer_variables.register(self)
 
     def _serialize_to_tensors(self):
         return {"id": tf.constant(self.id)}
 
     def _restore_from_tensors(self, restored_tensors):
-        self.read_as = restored_tensors["id"].numpy().decode()
+        # Eagerly, `sok_like.saving.checkpoints` reads the tables that the id stands for.
+        raise NotImplementedError(
+            "tf.train.Checkpoint restores dense tables of dist_model_parallel eagerly only. "
+            f"Received: a restore in a graph of layer '{self.name}'"
+        )
 
     def dense_parts(self, optimizers: Sequence[Any]) -> list[Part]:
         """The parts of this rank, with their slot variables in these optimizers."""

@@ -11,13 +11,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.dist_model_parallel.serialized import Serialized, registered, within
 from sok_like.lookup import norms
 from sok_like.lookup.local_variables import is_local, mark_local, unique_in_graph
 from sok_like.runtime import comm, turns
 from sok_like.runtime.attributes import view
 from sok_like.runtime.finite import all_finite, with_decision, without_decision
 from sok_like.runtime.initialize import ensure_initialized
+from sok_like.runtime.keras_version import optimizer_family
 
 # Arguments of Horovod's wrappers: some have no effect here; the others must mean an average over
 # all ranks, or gradients of replicated and local variables would have different scales.
@@ -90,7 +90,7 @@ def averaged(gradients: list, variables: list, sparse_as_dense: bool, name: str)
         mine = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in mine]
     result = list(gradients)
     name = unique_in_graph(name)
-    means = turns.in_turn(lambda: communicator.average(mine, name), name, communicator)
+    means = turns.exchange_in_turn(lambda: communicator.average(mine, name), name, communicator)
     for i, gradient in zip(shared, means, strict=True):
         result[i] = gradient
     return [g if i in shared else norms.marked_part(g) for i, g in enumerate(result)]
@@ -173,6 +173,46 @@ def slot_reference(args: tuple, kwargs: dict[str, Any]) -> Any:
     """The variable for which `add_variable_from_reference` is called, in either Keras."""
     names = ("reference_variable", "model_variable")
     return args[0] if args else next(kwargs[name] for name in names if name in kwargs)
+
+
+def _registered(cls: type) -> type:
+    """Registers a class under the one name that Keras' files use for all of them."""
+    register = tf.keras.utils.register_keras_serializable
+    return register("sok_like.dist_model_parallel", "DistributedOptimizer")(cls)
+
+
+@_registered
+class Serialized:
+    """Mixin: saves an optimizer of `DistributedOptimizer`, for clones and files.
+
+    A configuration is that of the inner optimizer, plus the name of its class. A subclass sets the
+    inner class as `_dmp_class`.
+    """
+
+    _dmp_class: Any
+    _dmp_sparse_as_dense: bool
+
+    def get_config(self):
+        """The configuration of the inner optimizer, its class, and this class's own argument."""
+        described = tf.keras.utils.serialize_keras_object(_within(self))
+        return {
+            **described.pop("config"),
+            "dmp_class": described,
+            "dmp_sparse_as_dense": self._dmp_sparse_as_dense,
+        }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        config = dict(config)
+        sparse_as_dense = config.pop("dmp_sparse_as_dense")
+        described = {**config.pop("dmp_class"), "config": config}
+        optimizer = tf.keras.utils.deserialize_keras_object(described, custom_objects)
+        return DistributedOptimizer(optimizer, sparse_as_dense=sparse_as_dense)
+
+
+def _within(optimizer: Any) -> Any:
+    """A view of an optimizer of `DistributedOptimizer` whose class is the inner one."""
+    return view(optimizer._dmp_class, optimizer)
 
 
 class _Averaging(Serialized):
@@ -260,7 +300,7 @@ class _LossScaling(Serialized):
 
     def get_config(self):
         # From its own configuration an averaging optimizer would be inside Keras' loss scaling.
-        inner = tf.keras.utils.serialize_keras_object(within(self.inner_optimizer))
+        inner = tf.keras.utils.serialize_keras_object(_within(self.inner_optimizer))
         return {**super().get_config(), "inner_optimizer": inner}
 
     @property
@@ -274,7 +314,7 @@ class _LossScaling(Serialized):
 def _loss_scaling(optimizer, inner, sparse_as_dense):
     """A view of Keras' LossScaleOptimizer, around an averaging view of its inner optimizer."""
     cls = type(optimizer)
-    if not any(base.__module__.startswith("keras.src.optimizers") for base in cls.__mro__):
+    if optimizer_family(cls) != "keras":
         raise TypeError(
             "tf_keras' LossScaleOptimizer must be around the DistributedOptimizer: "
             "`LossScaleOptimizer(DistributedOptimizer(optimizer))`. "
@@ -292,7 +332,7 @@ def _loss_scaling_class(cls):
 
 def _named(cls, family):
     members = {"__module__": __name__, "_dmp_class": cls}
-    return registered(type(f"Distributed{cls.__name__}", (family, cls), members))
+    return _registered(type(f"Distributed{cls.__name__}", (family, cls), members))
 
 
 class _TfKerasLegacy(_OfTfKeras):
@@ -310,15 +350,9 @@ class _TfKerasLegacy(_OfTfKeras):
 
 @functools.cache
 def _averaging_class(cls):
-    if any(base.__module__.startswith("keras.src.optimizers") for base in cls.__mro__):
-        family: type = _Keras3
-    elif any(base.__module__ == "tf_keras.src.optimizers.optimizer" for base in cls.__mro__):
-        family = _TfKeras
-    elif any(
-        base.__module__ == "tf_keras.src.optimizers.legacy.optimizer_v2" for base in cls.__mro__
-    ):
-        family = _TfKerasLegacy
-    else:
+    families = {"keras": _Keras3, "tf_keras": _TfKeras, "legacy": _TfKerasLegacy}
+    family = families.get(optimizer_family(cls) or "")
+    if family is None:
         raise TypeError(
             "An optimizer of Keras 3 or tf_keras (also its legacy ones) is required. "
             f"Received: {cls.__module__}.{cls.__qualname__}"
@@ -346,11 +380,16 @@ def DistributedOptimizer(
         gradients it averages them over ranks, except those of local variables.
 
     Raises:
-        TypeError: `optimizer` is not such an optimizer, or Horovod's wrapper does not have an
-            argument.
+        TypeError: `optimizer` is not such an optimizer, or is a DistributedOptimizer already;
+            Horovod's wrapper does not have an argument.
         ValueError: a value is not supported; on several ranks, `clipnorm` or `global_clipnorm`.
     """
     check_horovod_arguments("DistributedOptimizer", horovod_arguments)
+    if getattr(optimizer, "dmp_averages", False):
+        raise TypeError(
+            "A DistributedOptimizer must not be wrapped again: it averages already. "
+            f"Received: {type(optimizer).__name__}"
+        )
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:  # Keras' LossScaleOptimizer
         return _loss_scaling(optimizer, inner, sparse_as_dense)

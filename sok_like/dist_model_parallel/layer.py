@@ -36,7 +36,7 @@ from sok_like.runtime import comm, wire
 from sok_like.runtime.agreement import raise_on_all
 from sok_like.runtime.checks import check_combiner
 from sok_like.runtime.initialize import ensure_initialized
-from sok_like.saving import dense_in_keras, keras_files
+from sok_like.saving import dense_in_keras
 
 
 # A package name of its own, because `sok.DistributedEmbedding` has the same class name.
@@ -112,7 +112,6 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         super().__init__(**kwargs)
         with tf.init_scope():
             ensure_initialized()
-        keras_files.install()
         communicator = comm.current()
         self.rank, self.world_size = communicator.rank, communicator.world_size
         self.dp_input = bool(dp_input)
@@ -267,7 +266,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
     def load_own_variables(self, store):
         """The inverse of `save_own_variables`, at any number of ranks."""
         if self.dense_in_files.shapes():
-            dense_in_keras.load(self.dense_in_files, store, keras_files.path_read)
+            dense_in_keras.load(self.dense_in_files, store)
 
     # Lookup.
 

@@ -21,7 +21,7 @@ from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.lookup.local_variables import is_local
 from sok_like.planner.tables import Plan
 from sok_like.runtime import comm
-from sok_like.runtime.agreement import all_or_none, gather_text, in_turn
+from sok_like.runtime.agreement import all_or_none, gather_text, one_rank_at_a_time
 from sok_like.runtime.checks import as_integer, check_integer
 from sok_like.table.weights import owned
 
@@ -162,7 +162,7 @@ def set_state(
                 source = sources[table_id][name]
                 weights.copy_shard(plan, table_id, slot, first_row, source, chunk)
 
-    in_turn(copy, communicator, use_lock)
+    one_rank_at_a_time(copy, communicator, use_lock)
     optimizer.iterations.assign(state["iterations"])
 
 

@@ -19,7 +19,7 @@ from sok_like.dist_model_parallel import hash_weights
 from sok_like.dist_model_parallel.hash_weights import CHUNK_BYTES
 from sok_like.planner.tables import DATA_PARALLEL, HASHED, Plan, TableConfig
 from sok_like.runtime import comm, turns
-from sok_like.runtime.agreement import all_or_none, in_turn, send
+from sok_like.runtime.agreement import all_or_none, one_rank_at_a_time, send
 from sok_like.runtime.checks import check_integer
 from sok_like.table.weights import replace_rows
 
@@ -75,7 +75,7 @@ def _agree_on_dtype(variable, communicator):
     # A rank without a shard does not know the table's dtype, but must send an empty block of it.
     mine = 0 if variable is None else variable.dtype.base_dtype.as_datatype_enum
     known, name = tf.constant([mine], tf.int32), "dmp_table_dtype"
-    known = turns.in_turn(lambda: communicator.all_gather(known, name), name, communicator)
+    known = turns.exchange_in_turn(lambda: communicator.all_gather(known, name), name, communicator)
     return int(tf.reduce_max(known))
 
 
@@ -100,7 +100,7 @@ def set_tables(
         sources.extend(_open(plan, here, weights))
 
     all_or_none(check, communicator)
-    in_turn(lambda: _copy(plan, here, sources, chunk), communicator, use_lock)
+    one_rank_at_a_time(lambda: _copy(plan, here, sources, chunk), communicator, use_lock)
 
 
 def _copy(plan, here, sources, chunk):

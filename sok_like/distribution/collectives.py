@@ -128,7 +128,7 @@ def shared(tensor: tf.Tensor, line: Communicator, name: str) -> tf.Tensor:
 
 def _in_turn(line, collective, tensor, name):
     """One collective, in the order of the program on every rank."""
-    return turns.in_turn(lambda: getattr(line, collective)(tensor, name), name, line)
+    return turns.exchange_in_turn(lambda: getattr(line, collective)(tensor, name), name, line)
 
 
 def _along_front(tensor, dim, gather_front):

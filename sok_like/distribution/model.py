@@ -83,7 +83,6 @@ def _not_in_saved_model(own_children, name):
 
 def binding(distribution: Any) -> contextlib.ExitStack:
     """A scope in which models are bound when they are compiled or first called."""
-    keras_files.install()
 
     def compile(own, self, *args, **kwargs):
         bind(self, distribution)

@@ -93,10 +93,10 @@ class _OnShards(_TakesParts):
             return grads
         return _parts(grads, variables, self._sok_distribution)
 
-    def _sok_averages(self):
+    def _sok_must_average(self):
         return False  # the tape has completed the gradients
 
-    def _sok_averaged(self, pairs, learning_rate, step):
+    def _sok_average_gradients(self, pairs, learning_rate, step):
         pairs = [(g, v) for g, v in pairs if g is not None]
         self.__dict__["_sok_updated"] = tuple(v for _, v in pairs)  # what Keras updates
         return pairs
@@ -138,7 +138,9 @@ class _ScalingOnShards(_TakesParts):
         finite = [tf.reduce_all(tf.math.is_finite(value)) for value in values]
         mine = tf.where(tf.reduce_all(tf.stack(finite)), 0.0, 1.0)
         name = unique_in_graph("sok_distribution_finite")
-        broken = turns.in_turn(lambda: comm.current().sum(mine, name), name, comm.current())
+        broken = turns.exchange_in_turn(
+            lambda: comm.current().sum(mine, name), name, comm.current()
+        )
         added = tf.where(broken > 0, float("nan"), 0.0)
         return [None if part is None else _plus(part, added) for part in parts]
 

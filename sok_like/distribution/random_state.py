@@ -27,7 +27,7 @@ def agree_on_random_state() -> None:
         seed = secrets.randbelow(2**31)
     sent = np.frombuffer(encoded(seed) if communicator.rank == 0 else b"", np.uint8)
     mine, name = tf.constant(sent), "sok_random_state"
-    agreed = turns.in_turn(lambda: communicator.all_gather(mine, name), name, communicator)
+    agreed = turns.exchange_in_turn(lambda: communicator.all_gather(mine, name), name, communicator)
     seed = set_encoded(agreed.numpy().tobytes())
     if context.global_seed() != seed:  # setting an equal seed would restart its sequence
         tf.random.set_seed(seed)

@@ -123,7 +123,7 @@ def _means(gradients, sources, line):
                 means[i] = _mean_of_slices(gradient, source, line, f"{name}_{i}")
         return means
 
-    return turns.in_turn(average, name, line)
+    return turns.exchange_in_turn(average, name, line)
 
 
 def _mean_of_slices(gradient, source, line, name):

@@ -50,7 +50,7 @@ def summed_over_ranks(squares: tf.Tensor) -> tf.Tensor:
     communicator = comm.current()
     name = unique_in_graph("sok_norm")
     mine = tf.reshape(tf.cast(squares, tf.float32), [1])
-    every = turns.in_turn(lambda: communicator.all_gather(mine, name), name, communicator)
+    every = turns.exchange_in_turn(lambda: communicator.all_gather(mine, name), name, communicator)
     return tf.cast(tf.reduce_sum(every), squares.dtype)
 
 
@@ -87,7 +87,7 @@ def _averaged(gradients):
     if not gradients:
         return []
     communicator, name = comm.current(), unique_in_graph("sok_norm_of_averages")
-    return turns.in_turn(lambda: communicator.average(gradients, name), name, communicator)
+    return turns.exchange_in_turn(lambda: communicator.average(gradients, name), name, communicator)
 
 
 def _squares(gradients):

@@ -47,7 +47,9 @@ def broadcast(variables: Iterable[Any], root_rank: int, name: str) -> list[Any]:
 
 
 def _from_root(value, root_rank, name, communicator):
-    return turns.in_turn(lambda: communicator.broadcast(value, root_rank, name), name, communicator)
+    return turns.exchange_in_turn(
+        lambda: communicator.broadcast(value, root_rank, name), name, communicator
+    )
 
 
 def check_same_shapes(variables: Sequence[Any], name: str) -> None:
@@ -60,7 +62,9 @@ def check_same_shapes(variables: Sequence[Any], name: str) -> None:
     communicator = comm.current()
     texts = [f"{v.dtype} {tuple(v.shape)}" for v in variables]
     mine = tf.constant([len(texts), *(zlib.crc32(text.encode()) for text in texts)], tf.int64)
-    gathered = turns.in_turn(lambda: communicator.all_gather(mine, name), name, communicator)
+    gathered = turns.exchange_in_turn(
+        lambda: communicator.all_gather(mine, name), name, communicator
+    )
     gathered = gathered.numpy().tolist()
     lists = []
     while gathered:

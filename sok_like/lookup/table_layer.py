@@ -10,8 +10,8 @@ import tensorflow as tf
 from sok_like.lookup import by_key as by_key  # makes its tables readable by key
 from sok_like.lookup.training_flag import by_training
 from sok_like.runtime import comm
-from sok_like.saving import keras_files, transaction
-from sok_like.saving.pieces import restore_snapshot
+from sok_like.saving import transaction
+from sok_like.saving.hash_pieces import HashPiece
 from sok_like.table.snapshots import RecordedSnapshot, TableSnapshot
 from sok_like.table.variable import EmbeddingVariable
 from sok_like.table.weights import owned
@@ -24,13 +24,23 @@ class TableLayer(tf.keras.layers.Layer):
 
     @property
     def embedding_variable(self) -> Any:
-        """The layer's EmbeddingVariable, as it is in its `trainable_variables`."""
+        """The layer's EmbeddingVariable, as it is in its `trainable_variables`.
+
+        Raises:
+            RuntimeError: the layer is not built.
+        """
+        if "_weight" not in vars(self):
+            raise RuntimeError(
+                f"A {type(self).__name__} has its table once it is built: call the layer, or its "
+                f"`build()`, first. Received: layer '{self.name}', which is not built"
+            )
         return self._weight
 
     @property
     def table(self) -> EmbeddingVariable:
-        """The EmbeddingVariable itself, under either Keras."""
-        return getattr(self._weight, "_embedding_variable", self._weight)
+        """The EmbeddingVariable itself, under either Keras. RuntimeError before it is built."""
+        weight = self.embedding_variable
+        return getattr(weight, "_embedding_variable", weight)
 
     @classmethod
     def from_config(cls, config):
@@ -75,7 +85,8 @@ class TableLayer(tf.keras.layers.Layer):
         """The inverse of `save_own_variables`; other keys are removed."""
         if "beside" in store:
             reference = np.asarray(store["beside"]).tobytes().decode()
-            transaction.restore(self.table, keras_files.path_read(), reference)
+            folder = transaction.folder_read(reference)
+            transaction.prepare(HashPiece(self.table).prepare(folder))
             return
         # Tables without policies have no records; earlier versions wrote no step and no scale.
         optional = {*RecordedSnapshot._fields} - {*TableSnapshot._fields}
@@ -86,7 +97,7 @@ class TableLayer(tf.keras.layers.Layer):
             if field not in optional or field in store
         }
         fields["slot_names"] = _names_of_bytes(fields["slot_names"])
-        restore_snapshot(self.table, **_owned(fields))
+        transaction.prepare(HashPiece(self.table).prepare_content(**_owned(fields)))
 
 
 def freeze_tables(layer: Any) -> None:

@@ -1,265 +1,22 @@
 """Stock optimizers that also train embedding variables.
 
-`embedding_aware(cls)` is a subclass of a stock optimizer class. It updates embedding variables by
-the core's fused rule. It averages the ordinary gradients over ranks and leaves the other variables
-to the stock class. There is one mixin for each family: Keras 3, tf_keras, its legacy optimizers,
-tf.compat.v1.train.
+`embedding_aware(cls)` is a subclass of a stock optimizer class, by one of four mixins: for Keras 3,
+tf_keras, its legacy optimizers and tf.compat.v1.train.
 """
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import functools
-import warnings
-from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
-from sok_like.lookup import same_weights
-from sok_like.lookup.local_variables import is_local
-from sok_like.optimizers import graph_step, owner, same_on_ranks
-from sok_like.optimizers.rules import OptimizerRule, rule_of
-from sok_like.runtime import comm, finite, ops, turns
-from sok_like.table.variable import as_embedding_variable, is_embedding_variable, unwrap
-
-
-def split(pairs: Iterable[tuple[Any, Any]]) -> tuple[list, list]:
-    """Splits (gradient, variable) pairs into embedding variables, unwrapped, and others."""
-    embedding, other = [], []
-    for gradient, variable in pairs:
-        if is_embedding_variable(variable):
-            embedding.append((gradient, unwrap(variable)))
-        else:
-            other.append((gradient, variable))
-    return embedding, other
-
-
-_OPTIONS = ("lazy", "average", "skip_nonfinite")
-
-
-class EmbeddingAware:
-    """The common part of all families. The state is in `_sok_*` attributes."""
-
-    _sok_lazy = False
-    _sok_average = True
-    _sok_only_embeddings = False
-    _sok_skip_nonfinite = False
-    _sok_sums_rows = True
-    # Whether all ranks take every step, whatever its variables are.
-    _sok_steps_together = False
-
-    @property
-    def embedding_rule(self) -> OptimizerRule:
-        """The core's rule for the optimizer's present settings."""
-        rule = self._sok_rule()
-        if not self._sok_lazy:
-            return rule
-        if rule.rule == "adam":
-            return rule.replace("lazy_adam")
-        return rule.replace(lazy=True) if rule.rule == "momentum" else rule
-
-    def _sok_rule(self):
-        return rule_of(self)
-
-    @property
-    def initializer(self) -> tf.Operation | None:
-        """In a `tf.compat.v1` graph, the op that initializes the optimizer's own variables.
-
-        State that belongs to rows is stored in the table and initialized with its row.
-        """
-        variables: Any = getattr(self, "variables")  # noqa: B009 (of the stock class)
-        variables = list(variables() if callable(variables) else variables)
-        # tf_keras does not list these.
-        numbers = [getattr(self, "_learning_rate", None), *getattr(self, "_hyper", {}).values()]
-        variables += [number for number in numbers if isinstance(number, tf.Variable)]
-        values = [getattr(variable, "value", variable) for variable in variables]
-        values = [
-            value if isinstance(value, tf.Variable) else variable
-            for value, variable in zip(values, variables, strict=True)
-        ]
-        return tf.group(*[value.initializer for value in values if value.initializer is not None])
-
-    def get_config(self):
-        config = super().get_config()
-        for option in _OPTIONS:
-            if getattr(self, f"_sok_{option}") != getattr(type(self), f"_sok_{option}"):
-                config[f"sok_{option}"] = getattr(self, f"_sok_{option}")
-        return config
-
-    @classmethod
-    def from_config(cls, config, **kwargs):
-        config = dict(config)
-        names = [f"sok_{option}" for option in _OPTIONS]
-        options = {name: config.pop(name) for name in names if name in config}
-        optimizer = super().from_config(config, **kwargs)
-        for key, value in options.items():
-            optimizer.__dict__[f"_{key}"] = value
-        return optimizer
-
-    def _sok_take(self, variables):
-        """The variables that the stock class must train."""
-        others = []
-        for variable in variables:
-            if is_embedding_variable(variable):
-                continue
-            if self._sok_only_embeddings:
-                raise ValueError(
-                    f"{type(self).__name__} trains embedding variables only; "
-                    "sok.tf.keras.optimizers.Adam trains both kinds. "
-                    f"Received: {variable!r}"
-                )
-            others.append(variable)
-        return others
-
-    def _sok_tell_missing(self, pairs):
-        """Reports variables without a gradient, as stock optimizers do.
-
-        Raises:
-            ValueError: no variable has a gradient.
-        """
-        missing = [_path_of(variable) for gradient, variable in pairs if gradient is None]
-        if missing and len(missing) == len(pairs):
-            raise ValueError(f"No gradients provided for any variable. Received: {missing}")
-        if missing:
-            warnings.warn(
-                f"Gradients do not exist for variables {missing}, which this step does not train. "
-                "Does the loss depend on them, and was it computed within the tape?",
-                stacklevel=3,
-            )
-
-    def _sok_update(self, pairs, learning_rate, step):
-        """Updates EmbeddingVariables by fused rules, from their gradients; returns ops in a graph.
-
-        One op updates all tables of one rule and device; it distributes them over threads.
-        """
-        pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
-        if not pairs:
-            return []  # an optimizer without a rule for tables may train ordinary variables
-        decaying = self.embedding_rule
-        plain = decaying.replace(weight_decay=0.0)
-        steps: dict[int, int] = collections.Counter()  # a variable given twice takes two steps
-        calls: dict[Any, list] = {}
-        for gradient, variable in pairs:
-            if self._sok_skip_nonfinite:
-                gradient = self._sok_finite(gradient, variable)
-            rule = decaying if _decays(self, variable) else plain
-            call = (rule, variable.device, steps[id(variable)])
-            calls.setdefault(call, []).append((gradient, variable))
-            steps[id(variable)] += 1
-        # Plain gradient descent has no state beside the rows that another optimizer could use.
-        owned = [] if plain.rule == "sgd" else [variable for _, variable in pairs]
-        with tf.control_dependencies(owner.take(self, _name_of(self), owned)):
-            return [rule.apply(tables, learning_rate, step) for (rule, *_), tables in calls.items()]
-
-    def _sok_finite(self, gradient, variable):
-        """The rows of a gradient without NaN and infinity; counts the others."""
-        gradient, finite = ops.finite_rows(gradient)
-        skipped = tf.size(finite, tf.int64) - tf.math.count_nonzero(finite)
-        counted = self._sok_counter(f"skipped_{variable.table_name}").assign_add(skipped)
-        with tf.control_dependencies([] if tf.executing_eagerly() else [counted]):
-            return ops.masked(gradient, finite)
-
-    def skipped_gradients(self, variable: Any) -> tf.Variable:
-        """Number of this rank's keys whose gradient for `variable` was skipped, int64 scalar.
-
-        Raises:
-            TypeError: `variable` is not an EmbeddingVariable.
-            ValueError: the optimizer was wrapped without `skip_nonfinite_gradients=True`.
-        """
-        table = as_embedding_variable(variable)
-        if not self._sok_skip_nonfinite:
-            raise ValueError(
-                "`skipped_gradients` needs an optimizer of "
-                "`sok.OptimizerWrapper(..., skip_nonfinite_gradients=True)`. "
-                f"Received: {type(self).__name__} without"
-            )
-        return self._sok_counter(f"skipped_{table.table_name}")
-
-    def _sok_counter(self, name):
-        """An int64 counter: one variable per graph, like the optimizer's powers of beta."""
-        counters = self.__dict__.setdefault("_sok_counters", {})
-        with tf.init_scope():
-            graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-            if (graph, name) not in counters:
-                with tf.device("CPU:0"):
-                    counters[graph, name] = tf.Variable(
-                        0, dtype=tf.int64, trainable=False, name=f"{_name_of(self)}/{name}"
-                    )
-        return counters[graph, name]
-
-    def _sok_averages(self):
-        """Whether this optimizer averages ordinary gradients over several ranks."""
-        # A dmp.DistributedOptimizer around it has already done so.
-        average = self._sok_average and not getattr(self, "dmp_averages", False)
-        return average and comm.current_or_single().world_size > 1
-
-    def _sok_averaged(self, pairs, learning_rate, step):
-        """Ordinary pairs with averaged gradients; raises if the ranks have drifted apart."""
-        pairs = [(g, v) for g, v in pairs if g is not None]
-        if not pairs or not self._sok_averages():
-            return pairs
-        communicator = comm.current()
-        rank, world_size = communicator.rank, communicator.world_size
-        # Shards of dense tables (dist_model_parallel) belong to one rank, like tables.
-        local = [is_local(variable) for _, variable in pairs]
-        shared = [None if own else g for (g, _), own in zip(pairs, local, strict=True)]
-        variables = [v for (_, v), own in zip(pairs, local, strict=True) if not own]
-        if not variables:
-            return pairs
-        mine = same_on_ranks.statement(learning_rate, step, variables, rank, world_size)
-        name = "sok_gradients"
-        *averaged, statements = turns.in_turn(
-            lambda: communicator.average([*shared, mine], name), name, communicator
-        )
-        with tf.control_dependencies(same_weights.check(statements * world_size, variables)):
-            return [
-                (g if own else tf.nest.map_structure(tf.identity, mean, expand_composites=True), v)
-                for (g, v), own, mean in zip(pairs, local, averaged, strict=True)
-            ]
-
-    def _sok_compared(self, pairs, learning_rate, step, averages=None):
-        """Compares learning rates of ranks if `_sok_averaged` does not; a context for updates.
-
-        If a table or a shard of one is trained, all ranks are in this step, as its rows are on all
-        of them. Other variables do not guarantee that.
-        """
-        variables = [variable for gradient, variable in pairs if gradient is not None]
-        on_all_ranks = [is_local(variable) for variable in variables]
-        averages = self._sok_averages() if averages is None else averages
-        told = averages and not all(on_all_ranks)
-        due = not told and (self._sok_steps_together or any(on_all_ranks))
-        if comm.current_or_single().world_size == 1 or not due:
-            return contextlib.nullcontext()
-        by_steps = _follows_schedule(self) or graph_step.builds_v1_graph()
-        compared = None if by_steps else self._sok_counter("rate_compared")
-        checks = same_on_ranks.compare(learning_rate, step, compared, comm.current())
-        return tf.control_dependencies([] if tf.executing_eagerly() else checks)
-
-
-def _follows_schedule(optimizer):
-    """Whether a Keras optimizer computes its learning rate from its step."""
-    hyper = getattr(optimizer, "_hyper", {})  # of tf_keras' legacy optimizers
-    rate = hyper.get("learning_rate", getattr(optimizer, "_learning_rate", None))
-    decays = bool(getattr(optimizer, "_initial_decay", 0.0))
-    return decays or isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule)
-
-
-def _name_of(optimizer):
-    named = isinstance(optimizer, tf.compat.v1.train.Optimizer)
-    return optimizer.get_name() if named else getattr(optimizer, "name", "optimizer")
-
-
-def _path_of(variable):
-    return unwrap(variable).table_name if is_embedding_variable(variable) else variable.name
-
-
-def _decays(optimizer, variable):
-    if not getattr(optimizer, "weight_decay", None):
-        return False
-    with variable.asked_by_known_optimizer():
-        return optimizer._use_weight_decay(variable)
+from sok_like.optimizers import graph_step
+from sok_like.optimizers.aware import EmbeddingAware, split
+from sok_like.optimizers.legacy_keras import LegacyKeras
+from sok_like.runtime import comm, finite
+from sok_like.runtime.keras_version import optimizer_family
+from sok_like.table.variable import is_embedding_variable, unwrap
 
 
 class _Keras3(EmbeddingAware):
@@ -310,14 +67,11 @@ class _Keras3(EmbeddingAware):
             return graph_step.as_op(lambda: self.apply(grads, trainable_variables), self.name)
         pairs = list(zip(grads, trainable_variables, strict=True))
         self._sok_tell_missing(pairs)
-        embedding, other = split(pairs)
-        if self.loss_scale_factor is not None:
-            embedding = [(unscaled(g, self.loss_scale_factor), v) for g, v in embedding]
-        rate, step = self.learning_rate, self._iterations + 1
-        with self._sok_compared(pairs, rate, step):
-            self._sok_update(embedding, rate, step)
+        scale = self.loss_scale_factor
+        if scale is not None:
+            pairs = [(unscaled(g, scale) if is_embedding_variable(v) else g, v) for g, v in pairs]
+        _, other = self._sok_step(pairs, self.learning_rate, self._iterations + 1)
         # Unlike the others, Keras 3 would square the parts of a row's gradient one by one.
-        other = self._sok_averaged(other, rate, step)
         if self._sok_sums_rows:
             other = [(_summed(g), v) for g, v in other]
         if other:
@@ -360,13 +114,8 @@ class _TfKeras(EmbeddingAware):
             )
             return graph_step.as_op(again, name or self.name)
         self._sok_tell_missing(pairs)
-        embedding, other = split(pairs)
         rate, step = self._sok_learning_rate(), self.iterations + 1
-        with self._sok_compared(pairs, rate, step, aggregate and self._sok_averages()):
-            self._sok_update(embedding, rate, step)
-        if aggregate:
-            other = self._sok_averaged(other, rate, step)
-        other = [(g, v) for g, v in other if g is not None]
+        _, other = self._sok_step(pairs, rate, step, aggregate)
         if not other:
             self._compute_current_learning_rate()  # sets `learning_rate` of a schedule
             return self.iterations.assign_add(1)
@@ -377,7 +126,8 @@ class _TfKeras(EmbeddingAware):
     def aggregate_gradients(self, grads_and_vars):
         """tf_keras' LossScaleOptimizer calls this, and then decides whether to take the step."""
         embedding, other = split(grads_and_vars)
-        other = self._sok_averaged(other, self._sok_learning_rate(), self.iterations + 1)
+        rate, step = self._sok_learning_rate(), self.iterations + 1
+        other = self._sok_average_gradients(other, rate, step)
         other = super().aggregate_gradients(other) if other else other
         return finite.with_decision([*embedding, *other], comm.current_or_single())
 
@@ -406,7 +156,6 @@ class _V1(EmbeddingAware):
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         pairs = list(grads_and_vars)
         self._sok_take([v for _, v in pairs])
-        embedding, other = split(pairs)
         if not any(g is not None for g, _ in pairs):
             return super().apply_gradients(pairs, global_step, name)  # raises TF's own error
         rate = getattr(self, "_lr", None)
@@ -414,11 +163,9 @@ class _V1(EmbeddingAware):
         counter = self._sok_counter("steps")
         own = getattr(self, "own_step", None)  # for an optimizer that counts differently
         step = counter.read_value() + 1 if own is None else own()
-        with self._sok_compared(pairs, rate, step):
-            updates = self._sok_update(embedding, rate, step)
-        if any(g is not None for g, _ in other):
-            updates.append(super().apply_gradients(self._sok_averaged(other, rate, step), None))
-        updates = [op for op in updates if op is not None]
+        updates, other = self._sok_step(pairs, rate, step)
+        if other:
+            updates.append(super().apply_gradients(other, None))
         with tf.control_dependencies([*updates, step] if not tf.executing_eagerly() else []):
             updates = [counter.assign_add(1)]
             if global_step is not None:
@@ -456,15 +203,9 @@ def embedding_aware(cls: type) -> type:
     """
     if issubclass(cls, EmbeddingAware):
         return cls
-    if issubclass(cls, tf.compat.v1.train.Optimizer):
-        family: type = _V1
-    elif any(base.__module__.startswith("keras.src.optimizers") for base in cls.__mro__):
-        family = _Keras3
-    elif any(base.__module__ == "tf_keras.src.optimizers.optimizer" for base in cls.__mro__):
-        family = _TfKeras
-    elif any(base.__name__ == "OptimizerV2" for base in cls.__mro__):
-        from sok_like.optimizers.legacy_keras import LegacyKeras as family
-    else:
+    families = {"tf.compat.v1": _V1, "keras": _Keras3, "tf_keras": _TfKeras, "legacy": LegacyKeras}
+    family = families.get(optimizer_family(cls) or "")
+    if family is None:
         raise TypeError(
             "An optimizer of Keras 3, tf_keras or tf.compat.v1.train is required. "
             f"Received: {cls.__module__}.{cls.__qualname__}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.optimizers.embedding_aware import EmbeddingAware, split
+from sok_like.optimizers.aware import EmbeddingAware, split
 from sok_like.optimizers.rules import OptimizerRule, check_keras_settings
 from sok_like.runtime import comm
 from sok_like.runtime.finite import with_decision, without_decision
@@ -25,7 +25,6 @@ class LegacyKeras(EmbeddingAware):
     def apply_gradients(self, grads_and_vars, name=None, experimental_aggregate_gradients=True):
         pairs = without_decision(grads_and_vars)
         others = self._sok_take([variable for _, variable in pairs])
-        embedding, other = split(pairs)
         if not any(gradient is not None for gradient, _ in pairs):
             return super().apply_gradients(pairs, name)  # raises Keras' own error
         self._sok_tell_missing(pairs)
@@ -34,15 +33,9 @@ class LegacyKeras(EmbeddingAware):
             self._create_all_weights(others)
         step = self.iterations.read_value() + 1
         rate = self._decayed_lr(tf.float32)
-        averages = experimental_aggregate_gradients and self._sok_averages()
-        with self._sok_compared(pairs, rate, step, averages):
-            updates = self._sok_update(embedding, rate, step)
-        if experimental_aggregate_gradients:
-            other = self._sok_averaged(other, rate, step)
-        other = [(gradient, variable) for gradient, variable in other if gradient is not None]
+        updates, other = self._sok_step(pairs, rate, step, experimental_aggregate_gradients)
         if experimental_aggregate_gradients and other:  # over the replicas of a strategy
             other = list(super()._aggregate_gradients(other))
-        updates = [op for op in updates if op is not None]
         with tf.control_dependencies([*updates, step] if not tf.executing_eagerly() else []):
             if not other:
                 return tf.group(self.iterations.assign_add(1), name=name)
@@ -54,7 +47,7 @@ class LegacyKeras(EmbeddingAware):
         with tf.init_scope():
             self._create_all_weights([variable for _, variable in other])
         rate, step = self._decayed_lr(tf.float32), self.iterations.read_value() + 1
-        other = self._sok_averaged(other, rate, step)
+        other = self._sok_average_gradients(other, rate, step)
         other = list(super()._aggregate_gradients(other)) if other else other
         return with_decision([*embedding, *other], comm.current_or_single())
 

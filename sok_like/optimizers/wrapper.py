@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.optimizers.embedding_aware import embedding_aware
+from sok_like.optimizers.embedding_aware import embedding_aware, knows_tables
 from sok_like.optimizers.loss_scale import LossScaling
 from sok_like.runtime.attributes import view
 from sok_like.runtime.keras_version import is_keras_3
@@ -43,21 +43,49 @@ def OptimizerWrapper(
         change of the learning rate on one is seen by the other.
 
     Raises:
-        TypeError: `optimizer` is not of these families.
-        ValueError: embedding variables cannot follow the optimizer or one of its settings exactly.
+        TypeError: `optimizer` is not of these families, or already trains embedding variables.
+        ValueError: embedding variables cannot follow the optimizer or one of its settings exactly;
+            `optimizer` has been wrapped before, with other options.
     """
+    _check_unwrapped(optimizer)
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:  # Keras' LossScaleOptimizer
         options = (lazy, average_dense_gradients, skip_nonfinite_gradients)
         return _loss_scaling(optimizer, inner, *options)
     cls = embedding_aware(type(optimizer))  # type: ignore[arg-type]
     cls._sok_rule(optimizer).check()  # type: ignore[attr-defined]
+    state = {
+        "_sok_lazy": lazy,
+        "_sok_average": average_dense_gradients,
+        "_sok_skip_nonfinite": skip_nonfinite_gradients,
+    }
+    # The wrappers of one optimizer share its attributes, so a second one would change the first.
+    before = {name: vars(optimizer).get(name, value) for name, value in state.items()}
+    if before != state:
+        raise ValueError(
+            "An optimizer that is wrapped twice must be given the same options, because both "
+            f"wrappers share its state. Received: {_listed(state)} after {_listed(before)} "
+            f"(optimizer {type(optimizer).__name__})"
+        )
     made = view(cls, optimizer)
-    made.__dict__["_sok_lazy"] = lazy
-    made.__dict__["_sok_average"] = average_dense_gradients
-    made.__dict__["_sok_skip_nonfinite"] = skip_nonfinite_gradients
+    made.__dict__.update(state)
     made.__dict__["_sok_scaling_allowed"] = False
     return made
+
+
+def _check_unwrapped(optimizer):
+    if not knows_tables(optimizer) and not getattr(optimizer, "dmp_averages", False):
+        return
+    raise TypeError(
+        "sok.OptimizerWrapper needs a stock optimizer. One that already trains embedding variables "
+        "must not be wrapped again, and DistributedOptimizer goes around the wrapper: "
+        "`DistributedOptimizer(sok.OptimizerWrapper(optimizer))`. "
+        f"Received: {type(optimizer).__module__}.{type(optimizer).__qualname__}"
+    )
+
+
+def _listed(state):
+    return ", ".join(f"{name.removeprefix('_sok_')}={value}" for name, value in state.items())
 
 
 @functools.cache

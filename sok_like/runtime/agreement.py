@@ -26,7 +26,7 @@ def name_of(communicator: Communicator) -> str:
 def send(
     block: np.ndarray, communicator: Communicator, all_ranks: bool, name: str = "dmp_get_weights"
 ) -> np.ndarray:
-    """Gathers flat blocks in rank order, on rank 0 or on all; `name` is that of `turns.in_turn`."""
+    """Gathers flat blocks in rank order, on rank 0 or on all, in a turn called `name`."""
     mine = tf.constant(block)
 
     def collective():
@@ -35,7 +35,7 @@ def send(
         splits = [block.size] + [0] * (communicator.world_size - 1)
         return communicator.all_to_all(mine, tf.constant(splits, tf.int32), name)[0]
 
-    return turns.in_turn(collective, name, communicator).numpy()
+    return turns.exchange_in_turn(collective, name, communicator).numpy()
 
 
 def gather_text(text: str, communicator: Communicator) -> str:
@@ -175,7 +175,9 @@ def decoded(words: Any, lengths: Any) -> list:
     return [json.loads(np.ascontiguousarray(part).tobytes()) for part in parts]
 
 
-def in_turn(function: Callable[[], Any], communicator: Communicator, use_lock: bool) -> None:
+def one_rank_at_a_time(
+    function: Callable[[], Any], communicator: Communicator, use_lock: bool
+) -> None:
     """Calls `function`, one rank at a time if `use_lock`."""
     if not use_lock:
         function()

@@ -30,7 +30,7 @@ def table_scope() -> Any:
     The package's libraries have a CUDA runtime of their own, which may need a newer driver than
     TensorFlow's. If it can use no device, tables are made in host memory, with a RuntimeWarning.
     """
-    if not _tensorflow_may_use_gpu() or not _runtime_problem():
+    if not _only_tensorflow_can_use_gpu():
         return contextlib.nullcontext()
     warnings.warn(
         "TensorFlow sees a GPU that the CUDA runtime of sok_like cannot use: "
@@ -40,6 +40,18 @@ def table_scope() -> Any:
         stacklevel=3,
     )
     return tf.device("/CPU:0")
+
+
+def message_scope() -> Any:
+    """The device scope of ops on messages between ranks, which have no table to follow.
+
+    TensorFlow chooses their device, but no GPU that the package's CUDA runtime cannot use.
+    """
+    return tf.device("/CPU:0") if _only_tensorflow_can_use_gpu() else contextlib.nullcontext()
+
+
+def _only_tensorflow_can_use_gpu():
+    return _tensorflow_may_use_gpu() and bool(_runtime_problem())
 
 
 def _tensorflow_may_use_gpu():
@@ -75,9 +87,10 @@ def device_scope(device: str) -> Any:
 
     Without it TensorFlow would place them, and copy their tensors, to the GPU. Collectives stay
     outside, because Horovod may have no GPU kernel. Without a GPU the scope is empty, so that
-    graphs name devices only if there is a choice.
+    graphs name devices only if there is a choice. TensorFlow has one even if the package's CUDA
+    runtime cannot use the GPU.
     """
-    if not device or not gpu_in_use():
+    if not device or not _tensorflow_may_use_gpu():
         return contextlib.nullcontext()
     return tf.device(device)
 

@@ -25,7 +25,7 @@ def all_finite(gradients: Iterable[Any], communicator: Communicator) -> tf.Tenso
     if communicator.world_size == 1:
         return finite
     mine, name = [tf.cast(finite, tf.float32)], "sok_finite"
-    (share,) = turns.in_turn(lambda: communicator.average(mine, name), name, communicator)
+    (share,) = turns.exchange_in_turn(lambda: communicator.average(mine, name), name, communicator)
     return tf.equal(share, 1.0)
 
 

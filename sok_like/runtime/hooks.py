@@ -34,6 +34,7 @@ _FRAMEWORKS = ("tensorflow", "keras", "tf_keras")
 _ABSENT = object()
 
 _lock = threading.RLock()
+_modules: list[str] = []
 _installers: list[Callable[[], None]] = []
 _waiting: list[Callable[[], None]] = []
 _hooks: list[Hook] = []
@@ -54,6 +55,11 @@ def at_init(install: Callable[[], None]) -> Callable[[], None]:
     return install
 
 
+def load_at_init(*modules: str) -> None:
+    """Lets `install_all` import modules first, so that lower packages need not know them."""
+    _modules.extend(modules)
+
+
 def install_all() -> None:
     """Calls the functions under `at_init` that have not been called; `sok.Init` calls it.
 
@@ -62,6 +68,8 @@ def install_all() -> None:
     """
     global _initialized
     with _lock:
+        for module in _modules:
+            importlib.import_module(module)
         try:
             while _waiting:
                 _waiting[0]()

@@ -6,10 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.runtime import autograph as autograph  # for its hooks, as two below
 from sok_like.runtime import comm, hooks, native, stalls, turns
-from sok_like.runtime import private_names as private_names
-from sok_like.runtime import v1_graphs as v1_graphs
 from sok_like.runtime.checks import as_integer, wrong_argument
 
 _arguments: dict | None = None

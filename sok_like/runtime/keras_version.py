@@ -1,4 +1,6 @@
-"""Which Keras `tf.keras` is."""
+"""Which Keras `tf.keras` is, and to which family an optimizer belongs."""
+
+from __future__ import annotations
 
 import functools
 
@@ -9,3 +11,17 @@ import tensorflow as tf
 def is_keras_3() -> bool:
     """Whether `tf.keras` is Keras 3; False under `TF_USE_LEGACY_KERAS=1`, where it is tf_keras."""
     return not hasattr(tf.keras, "__internal__")
+
+
+def optimizer_family(cls: type) -> str | None:
+    """ "tf.compat.v1", "keras", "tf_keras", "legacy" (of tf_keras), or None: none of these."""
+    if issubclass(cls, tf.compat.v1.train.Optimizer):
+        return "tf.compat.v1"
+    for base in cls.__mro__:
+        if base.__module__.startswith("keras.src.optimizers"):
+            return "keras"
+        if base.__module__ == "tf_keras.src.optimizers.optimizer":
+            return "tf_keras"
+        if base.__module__ == "tf_keras.src.optimizers.legacy.optimizer_v2":
+            return "legacy"
+    return None

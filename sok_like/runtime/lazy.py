@@ -1,33 +1,34 @@
 """Packages whose names are loaded when first used, so that importing them loads no TensorFlow."""
 
+import ast
 import importlib
+import pathlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 
-def by_name(modules: Mapping[str, str]) -> dict[str, str]:
-    """The module of each name: the inverse of `modules` of the function `names`."""
-    return {name: module for module, listed in modules.items() for name in listed.split()}
-
-
-def names(
-    package: str, modules: Mapping[str, str]
-) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+def names(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
     """`__all__`, `__getattr__` and `__dir__` of a package.
 
     Args:
-        package: Its `__name__`.
-        modules: Maps a module to its public names, separated by spaces. A module that begins
-            with a dot belongs to the package.
+        package: Its `__name__`. Its names are those that its `__init__.pyi` imports.
     """
-    public = by_name(modules)
     loaded = sys.modules[package].__dict__
+    stub = ast.parse(pathlib.Path(loaded["__file__"]).with_suffix(".pyi").read_text())
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    public = {alias.name: str(node.module) for node in imports for alias in node.names}
 
     def load(name: str) -> Any:
         if name not in public:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        loaded[name] = getattr(importlib.import_module(public[name], package), name)
+        if public[name] == package:
+            loaded[name] = importlib.import_module(f"{package}.{name}")
+        else:
+            loaded[name] = getattr(importlib.import_module(public[name]), name)
         return loaded[name]
 
-    return sorted(public), load, lambda: sorted(public)
+    def listed() -> list[str]:
+        return sorted([*public, *(name for name in loaded if name.startswith("__"))])
+
+    return sorted(public), load, listed

@@ -48,7 +48,13 @@ def ops_path() -> pathlib.Path:
 def _tensorflow_version():
     import tensorflow as tf
 
-    return tf.version.VERSION.replace("-", "")  # "2.18.0-rc1" is "2.18.0rc1" to pip
+    return _as_version(tf.version.VERSION)
+
+
+def _as_version(text):
+    """A version as pip writes it: "2.18.0-rc1" is "2.18.0rc1", and "2.23.0-dev1" "2.23.0.dev1"."""
+    text = re.sub(r"[-_.]?(a|b|rc)(?=\d)", r"\1", text)
+    return re.sub(r"[-_.]?dev(?=\d)", ".dev", text)
 
 
 def core() -> ModuleType:
@@ -105,7 +111,7 @@ def _read_build_info(path):
         match = _BUILD_INFO.search(bytes_)
         if match is None:
             raise ImportError(f"{path} does not say what it was built for. {_REMEDY}.")
-        return match[1].decode(), match[2].decode().split()
+        return _as_version(match[1].decode()), match[2].decode().split()
 
 
 def _where(path):

@@ -13,12 +13,14 @@ from typing import Any
 
 _SURE = 1.5  # seconds after which a report counts as current
 _LATE = 20.0  # seconds that a rank may be late in noticing the end of a collective
-_SILENT = 5.0  # seconds without a report after which a rank counts as silent
+_FRESH = 1.0  # seconds; reports come four times as often
+SILENT = 5.0  # seconds without a report after which a rank counts as silent
 
 
 @dataclasses.dataclass
 class _Rank:
     heard: float
+    connected: bool = False  # it has reported, and its connection has not ended
     what: str = ""  # the exchange it waits for, empty if none
     since: float = 0.0
     ended: str = ""  # how it ended, if it has
@@ -56,13 +58,20 @@ class Judge:
         number = report.get("number")
         number = number if isinstance(number, int) else 0
         said = {name: report.get(name) is True for name in ("leaves", "stopped")}
-        self._ranks[rank] = _Rank(now, what, now - seconds, ended, number, **said)
+        self._ranks[rank] = _Rank(now, True, what, now - seconds, ended, number, **said)
 
     def lose(self, rank: int) -> None:
         """Notes that a rank's connection has ended."""
         known = self._ranks[rank]
         known.what, known.lost, known.leaves = "", not known.ended, True
+        known.connected = False
         known.ended = known.ended or "has ended without a message"
+
+    def forgive(self, seconds: float) -> None:
+        """Takes no account of `seconds` that have just passed, in which nobody could be heard."""
+        for rank in self._ranks:
+            rank.heard += seconds
+            rank.since += seconds
 
     def all_ended(self) -> bool:
         """Whether every rank has ended."""
@@ -73,8 +82,19 @@ class Judge:
         return any(rank.what for rank in self._ranks)
 
     def all_stopped(self) -> bool:
-        """Whether a verdict has reached every rank that has not left."""
-        return all(rank.stopped or rank.leaves for rank in self._ranks)
+        """Whether a verdict has reached every rank that has not left and is not silent."""
+        return all(rank.stopped or rank.leaves or self._silent(rank) for rank in self._ranks)
+
+    def silent(self) -> str:
+        """Which ranks have stopped reporting for longer than the limit; empty if none has."""
+        now = time.monotonic()
+        limit = max(self._limit, SILENT)
+        silent = [
+            f"rank {r} has not answered for {now - rank.heard:.0f} s"
+            for r, rank in enumerate(self._ranks)
+            if rank.connected and now - rank.heard > limit
+        ]
+        return "; ".join(silent)
 
     def left(self) -> str:
         """Which ranks join no more exchanges, and why; empty if all do."""
@@ -84,18 +104,25 @@ class Judge:
     def verdict(self) -> str:
         """Why the ranks that wait should stop waiting; empty if they should go on."""
         now = time.monotonic()
-        waiting = {r: now - rank.since for r, rank in enumerate(self._ranks) if rank.what}
+        waiting = {
+            r: now - rank.since
+            for r, rank in enumerate(self._ranks)
+            if rank.what and not self._silent(rank)
+        }
         if not waiting:
             return ""
         first = max(waiting, key=lambda r: waiting[r])
         what = self._ranks[first].what
         came = [r for r in waiting if self._ranks[r].what == what]
         away = [r for r in range(len(self._ranks)) if r not in came]
-        if waiting[first] < self._limit and not self._in_vain(waiting, came, away):
-            return ""
+        if not self._in_vain(waiting, came, away):
+            # A rank whose last report is neither new nor old may be silent: soon that is known.
+            unsure = any(_FRESH < now - r.heard <= SILENT and not r.ended for r in self._ranks)
+            if waiting[first] < self._limit or unsure:
+                return ""
         if not away:
             return f"{where(what)} takes longer than {self._limit:g} s, though all ranks are in it"
-        reasons = "; ".join(f"rank {r} {self._doing(r, now)}" for r in away)
+        reasons = "; ".join(f"rank {r} {self._doing(self._ranks[r], now)}" for r in away)
         seconds = waiting[first]
         return f"{where(what)}: {_list(came)} reached it and waited for {seconds:.0f} s; {reasons}"
 
@@ -113,12 +140,18 @@ class Judge:
             return False
         return min(waiting[r] for r in concerned) > (_SURE if certain else _LATE)
 
-    def _doing(self, r, now):
-        rank = self._ranks[r]
+    @staticmethod
+    def _silent(rank):
+        return time.monotonic() - rank.heard > SILENT
+
+    def _doing(self, rank, now):
         if rank.ended:
             return rank.ended
-        if now - rank.heard > _SILENT:
-            return f"has not answered for {now - rank.heard:.0f} s"
+        if self._silent(rank):
+            if not rank.connected:
+                return "has never reported"
+            last = f"in {where(rank.what)}" if rank.what else "in no exchange"
+            return f"has not answered for {now - rank.heard:.0f} s; its last report: {last}"
         return (
             f"is in {where(rank.what)}" if rank.what else "did not reach it and is in no exchange"
         )

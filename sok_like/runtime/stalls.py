@@ -6,6 +6,9 @@ what the process waits for and for how long. Rank 0 compares. If a rank has wait
 `SOK_STALL_TIMEOUT` seconds, or waits for a rank that has ended, or all ranks wait for different
 things, rank 0 sends all of them the reason. They print it and raise it where they wait. The
 transport is shut down once all have done so: earlier, some would raise the transport's error.
+
+A transport that waits for a frozen rank, or for one behind a cut network, cannot be shut down. Then
+the process prints this, and ends with the status `STALLED`.
 """
 
 from __future__ import annotations
@@ -16,19 +19,18 @@ import json
 import os
 import secrets
 import selectors
-import socket
 import sys
 import threading
 import time
 import warnings
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime import native, stall_verdict
-from sok_like.runtime.checks import as_integer
+from sok_like.runtime import hosts, native, stall_verdict
 from sok_like.runtime.comm import Communicator
+from sok_like.runtime.stall_connections import Door, Line, connect
 
 _PERIOD = 0.25  # seconds from one report to the next
 # A rank that ends stays for some seconds, so that the others know before a collective fails. Then
@@ -38,7 +40,12 @@ _STAYS = 4.0
 _LEAVES = 1.0
 _LONGEST = 25.0
 _LATE_TO_STOP = 5.0  # seconds that the others wait for a rank to stop, before they shut down
-_MAX_LINE = 4096
+_CONNECTS = 30.0  # seconds that a rank tries to reach rank 0
+_SHUTS_DOWN = 10.0  # seconds that the transport gets to shut down after a verdict
+# The exit status of a process that cannot leave a collective, as docs/semantics/ranks.md says: that
+# of a failure which may not happen again (EX_TEMPFAIL), so a scheduler may start the job again.
+STALLED = 75
+_THE_END = "the end of the program"  # what a rank waits for that shuts the transport down
 
 _watch: _Watch | None = None
 
@@ -63,13 +70,18 @@ def start(communicator: Communicator) -> None:
     global _watch
     if _watch is not None or communicator.world_size == 1:
         return
-    limit = timeout()
-    listener = _listen() if communicator.rank == 0 else None
-    mine = _address(listener) if listener else ""
-    host, port, secret = json.loads(_from_rank_0(mine, communicator))
-    if limit == 0:
+    limit, secret = timeout(), secrets.token_hex(32)
+    names = _gather(hosts.names(), communicator)
+    selector, door, mine = selectors.DefaultSelector(), None, ""
+    if communicator.rank == 0 and limit:
+        host = hosts.address(names) if _several_hosts() else hosts.LOOPBACK
+        door = Door(host, secret, communicator.world_size, selector)
+        mine = json.dumps([*door.address, secret])
+    told = _gather(mine, communicator)[0]
+    if limit == 0 or not told:
         return
-    _watch = _Watch(communicator, limit, listener, (host, port), secret)
+    host, port, secret = json.loads(told)
+    _watch = _Watch(communicator, limit, door or (host, port), secret, selector)
     _watch.start()
     atexit.register(_watch.say_goodbye)
 
@@ -83,52 +95,82 @@ def raise_reason(error: Exception) -> None:
 
 
 class _Watch(threading.Thread):
-    """The thread of one process; rank 0's has a connection to each of the others."""
+    """The thread of one process; rank 0's has a connection to each of the others.
 
-    def __init__(self, communicator, limit, listener, address, secret):
+    Args:
+        communicator: This process's rank and the number of ranks.
+        limit: Seconds that a rank may wait.
+        rank_0: On rank 0 its door, elsewhere its address.
+        secret: What only the ranks of this job know.
+        selector: Waits for messages; has rank 0's door.
+    """
+
+    def __init__(self, communicator, limit, rank_0, secret, selector):
         super().__init__(name="sok_stalls", daemon=True)
         self.reason = ""
         self.told = threading.Event()  # set when waiting was ended, or all ranks have ended
-        self._rank, self._world_size = communicator.rank, communicator.world_size
+        self._rank = communicator.rank
         native.ops()  # loads the library
         self._library = ctypes.CDLL(str(native.ops_path()))
         self._library.sok_longest_wait.restype = ctypes.c_double
-        self._limit, self._listener, self._secret = limit, listener, secret
+        self._limit, self._selector = limit, selector
         self._ended = ""  # how this rank ended, if it has
         self._leaves = False  # it has stopped staying for the others
+        self._closes_at = float(
+            "inf"
+        )  # when its program had ended, and it shuts the transport down
+        self._closed = threading.Event()  # the transport is shut down
+        self._closing = threading.Lock()  # held meanwhile: it bears one call at a time
         self._waited_for = False  # some rank is in an exchange
         self._left = ""  # which ranks have left
         self._stop_time = 0.0
+        self._give_up = float("inf")  # when this process ends if the transport is not shut down
         self._last_word = time.monotonic()  # from rank 0
-        self._selector = selectors.DefaultSelector()
-        self._server = None
-        if listener is None:
+        self._slept, self._slept_in = 0.0, 0  # seconds that this process was stopped, in which wait
+        self._server: Line | None = None
+        self._door = rank_0 if isinstance(rank_0, Door) else None
+        if self._door is None:
             try:
-                self._server = _Line(socket.create_connection(address, timeout=10), self._selector)
-                self._server.send({"secret": secret, "rank": self._rank})
+                self._server = connect(rank_0, secret, self._rank, _CONNECTS)
+                selector.register(self._server, selectors.EVENT_READ, self._server)
             except OSError as error:
                 warnings.warn(
-                    f"sok_like: rank {self._rank} cannot reach rank 0 at {address[0]}:{address[1]} "
+                    f"sok_like: rank {self._rank} cannot reach rank 0 at {rank_0[0]}:{rank_0[1]} "
                     f"({error}); if ranks stop waiting for another rank, the reason is unknown.",
                     stacklevel=2,
                 )
                 self._limit = 0
         else:
-            self._selector.register(listener, selectors.EVENT_READ, None)
-            self._judge = stall_verdict.Judge(self._world_size, limit)
-            self._lines: dict[int, _Line] = {}
+            self._judge = stall_verdict.Judge(communicator.world_size, limit)
+            self._lines: dict[int, Line] = {}
 
     def run(self):
-        due = 0.0
-        while self._limit and not self.told.is_set():
-            for key, _ in self._selector.select(max(0.0, min(_PERIOD, due - time.monotonic()))):
-                self._receive(key)
+        due, turn = 0.0, time.monotonic()
+        while self._limit and not self._closed.is_set():
+            ready = self._selector.select(max(0.0, min(_PERIOD, due - time.monotonic())))
+            if time.monotonic() - turn > stall_verdict.SILENT:
+                self._forgive(time.monotonic() - turn)
+            turn = time.monotonic()
+            for key, _ in ready:
+                self._receive(key.data)
             if time.monotonic() >= due:
                 due = time.monotonic() + _PERIOD
                 self._report()
+            if time.monotonic() > self._give_up:
+                self._end_process()
+
+    def _forgive(self, seconds):
+        """After this process was stopped, as by Ctrl-Z, perhaps with all others: they may go on."""
+        _, _, number = self._longest_wait()
+        self._slept = seconds + (self._slept if self._slept_in == number else 0.0)
+        self._slept_in = number
+        if self._door is None:
+            self._last_word += seconds
+        else:
+            self._judge.forgive(seconds)
 
     def say_goodbye(self):
-        """Tells the others that this process ends, and how; returns soon."""
+        """Tells the others that this process ends, and how; shuts the transport down."""
         if not self.is_alive():
             return
         failure = getattr(sys, "last_type", None)
@@ -140,7 +182,8 @@ class _Watch(threading.Thread):
         due = time.monotonic() + _LONGEST
         while self._waited_for and time.monotonic() < due and not self.told.wait(_PERIOD):
             pass
-        self.told.set()
+        self._closes_at = time.monotonic()
+        self._close()
         self.join(1.0)
 
     def _longest_wait(self):
@@ -150,20 +193,22 @@ class _Watch(threading.Thread):
         seconds = self._library.sok_longest_wait(
             what, ctypes.c_int64(len(what)), ctypes.byref(number)
         )
-        return what.value.decode(errors="replace"), seconds, number.value
+        slept = self._slept if number.value == self._slept_in else 0.0
+        return what.value.decode(errors="replace"), max(0.0, seconds - slept), number.value
 
     def _report(self):
         what, seconds, number = self._longest_wait()
         report = {"what": what, "seconds": seconds, "number": number, "ended": self._ended}
         report |= {"leaves": self._leaves, "stopped": bool(self.reason)}
-        if self._listener is None:
+        if self._door is None:
             self._server.send(report)
             silence = time.monotonic() - self._last_word
-            if what and silence > self._limit:
-                self._end_waits(
-                    f"{stall_verdict.where(what)}: rank 0 has not answered for {silence:.0f} s"
-                )
+            waits = max(seconds if what else 0.0, time.monotonic() - self._closes_at)
+            if silence > stall_verdict.SILENT and waits > self._limit:
+                where = stall_verdict.where(what) if what else _THE_END
+                self._end_waits(f"{where}: rank 0 has not answered for {silence:.0f} s")
             return
+        self._door.dismiss_slow()
         self._judge.hear(self._rank, report)
         self._stop_waits(self._judge.verdict())
         late = self._stop_time and time.monotonic() - self._stop_time > _LATE_TO_STOP
@@ -173,42 +218,44 @@ class _Watch(threading.Thread):
             "stop": self.reason,
             "shut": bool(self.reason and (late or self._judge.all_stopped())),
             "over": self._judge.all_ended(),
+            "silent": self._judge.silent(),
         }
+        if not self._lines and time.monotonic() - self._closes_at > self._limit:
+            word["silent"] = "all other ranks have ended"
         for line in self._lines.values():
             line.send(word)
         self._obey(word)
 
-    def _receive(self, key):
-        if key.data is None:
-            connection, _ = self._listener.accept()
-            _Line(connection, self._selector)
+    def _receive(self, source):
+        if not isinstance(source, Line):
+            line = self._door.answer(source)
+            if line is not None:
+                self._lines[line.rank] = line
             return
-        line = key.data
-        for message in line.messages():
-            if line is self._server:
+        for message in source.messages():
+            if source is self._server:
                 self._last_word = time.monotonic()
                 self._obey(message)
-            elif line.rank is None:
-                known = secrets.compare_digest(str(message.get("secret")), self._secret)
-                rank = as_integer(message.get("rank"))
-                if not known or rank is None or not 0 < rank < self._world_size:
-                    line.close()
-                    return
-                line.rank = rank
-                self._lines[rank] = line
             else:
-                self._judge.hear(line.rank, message)
-        if not line.open:
-            if line is self._server:
-                what, _, _ = self._longest_wait()
-                if self._left.startswith("rank 0 ") and not what:
-                    self.told.set()  # it announced that, and nothing here waits for it
-                    return
-                here = f"in {stall_verdict.where(what)}" if what else "in no exchange"
-                self._end_waits(f"rank 0 has ended without a message; rank {self._rank} was {here}")
-            elif line.rank is not None:
-                self._judge.lose(line.rank)
-                self._lines.pop(line.rank, None)
+                self._judge.hear(source.rank, message)
+        if not source.open:
+            self._selector.unregister(source)
+            if source is self._server:
+                self._miss_rank_0()
+            else:
+                self._lines.pop(source.rank, None)
+                if source.heard:  # else the rank gave up before it knew that it was let in
+                    self._judge.lose(source.rank)
+
+    def _miss_rank_0(self):
+        what, _, _ = self._longest_wait()
+        if self._closes_at < float("inf"):
+            return  # it does not answer any more, so the limit holds
+        if self._left.startswith("rank 0 ") and not what:
+            self.told.set()  # it announced that, and nothing here waits for it
+        else:
+            here = f"in {stall_verdict.where(what)}" if what else "in no exchange"
+            self._end_waits(f"rank 0 has ended without a message; rank {self._rank} was {here}")
 
     def _obey(self, word):
         self._waited_for = bool(word.get("waited_for"))
@@ -217,16 +264,19 @@ class _Watch(threading.Thread):
             self._left = left
             self._library.sok_refuse_waits(left.encode())
         self._stop_waits(str(word.get("stop") or ""))
-        if word.get("shut"):
+        if word.get("silent") and self._closes_at < float("inf"):
+            self._end_waits(f"{_THE_END}: {word['silent']}")
+        elif word.get("shut"):
             self._shut_down()
         elif word.get("over"):
             self.told.set()
 
     def _end_waits(self, reason):
         """Ends waiting without rank 0, which would say when all ranks have stopped."""
-        self._stop_waits(reason)
-        time.sleep(_PERIOD)
-        self._shut_down()
+        if self._give_up == float("inf"):
+            self._stop_waits(reason)
+            time.sleep(_PERIOD)
+            self._shut_down()
 
     def _stop_waits(self, reason):
         """Raises the reason where this process waits."""
@@ -234,86 +284,55 @@ class _Watch(threading.Thread):
             return
         self.reason, self._stop_time = reason, time.monotonic()
         self._library.sok_stop_waits(reason.encode())
-        if not self._ended:
-            print(f"sok_like, rank {self._rank}: {reason}", file=sys.stderr, flush=True)
+        if not self._ended or self._closes_at < float("inf"):
+            self._say(reason)
 
     def _shut_down(self):
+        """Has the transport shut down, by which its collectives end, or soon the process."""
         self.told.set()
-        if self._ended:
-            return
+        if self._give_up == float("inf"):
+            self._give_up = time.monotonic() + _SHUTS_DOWN
+            threading.Thread(target=self._close, daemon=True).start()
+
+    def _close(self):
         import horovod.tensorflow as hvd
 
-        hvd.shutdown()
+        with self._closing:
+            hvd.shutdown()
+        self._closed.set()
+
+    def _end_process(self):
+        self._say(
+            f"Horovod cannot be shut down, so this process ends with status {STALLED}. "
+            f"The reason: {self.reason}"
+        )
+        _in_time(sys.stdout.flush)
+        os._exit(STALLED)
+
+    def _say(self, text):
+        _in_time(lambda: print(f"sok_like, rank {self._rank}: {text}", file=sys.stderr, flush=True))
 
 
-class _Line:
-    """A connection that carries one JSON object per line."""
-
-    def __init__(self, connection, selector):
-        connection.setblocking(False)
-        self.rank: int | None = None
-        self.open = True
-        self._connection, self._selector, self._read = connection, selector, b""
-        selector.register(connection, selectors.EVENT_READ, self)
-
-    def send(self, message: dict[str, Any]) -> None:
-        if not self.open:
-            return
-        try:
-            self._connection.send(json.dumps(message).encode() + b"\n")
-        except BlockingIOError:
-            pass  # a rank that reads nothing is noticed by its silence
-        except OSError:
-            self.close()
-
-    def messages(self) -> list[dict[str, Any]]:
-        """The messages that have arrived."""
-        try:
-            received = self._connection.recv(_MAX_LINE)
-        except BlockingIOError:
-            return []
-        except OSError:
-            received = b""
-        *lines, self._read = (self._read + received).split(b"\n")
-        try:
-            messages = [message for line in lines if isinstance(message := json.loads(line), dict)]
-        except ValueError:
-            messages = []
-        if not received or len(self._read) > _MAX_LINE:
-            self.close()
-        return messages
-
-    def close(self) -> None:
-        if self.open:
-            self.open = False
-            self._selector.unregister(self._connection)
-            self._connection.close()
+def _in_time(act: Callable[[], None]) -> None:
+    """Acts, for a second at most: a launcher that is stopped may read no output."""
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    thread.join(1.0)
 
 
-def _listen():
-    listener = socket.create_server(("", 0))
-    listener.setblocking(False)
-    return listener
-
-
-def _address(listener):
+def _several_hosts():
     import horovod.tensorflow as hvd
 
-    host = "127.0.0.1"
-    if hvd.local_size() != hvd.size():  # several hosts
-        try:
-            host = socket.gethostbyname(socket.getfqdn())
-        except OSError:
-            host = socket.gethostname()
-    return json.dumps([host, listener.getsockname()[1], secrets.token_hex(16)])
+    return hvd.local_size() != hvd.size()
 
 
-def _from_rank_0(text, communicator):
-    """Rank 0's text, on all ranks; uses a session of its own while a v1 graph is being built."""
-    data = np.frombuffer(text.encode(), np.uint8)
+def _gather(text, communicator):
+    """The texts of all ranks; uses a session of its own while a v1 graph is being built."""
+    data = np.frombuffer(json.dumps(text).encode() + b"\n", np.uint8)
     if tf.executing_eagerly():
-        return communicator.all_gather(tf.constant(data), "sok_stalls").numpy().tobytes().decode()
-    config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
-    with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
-        told = session.run(communicator.all_gather(tf.constant(data), "sok_stalls"))
-    return told.tobytes().decode()
+        told = communicator.all_gather(tf.constant(data), "sok_stalls").numpy()
+    else:
+        config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+        with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
+            told = session.run(communicator.all_gather(tf.constant(data), "sok_stalls"))
+    return [json.loads(line) for line in told.tobytes().decode().splitlines()]

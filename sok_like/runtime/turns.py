@@ -85,7 +85,7 @@ def _ends_numbered_turn(results):
         return [native.ops().sok_turn(token=_token_here(), number=number, ends=True)]
 
 
-def in_turn(collective: Callable[[], Any], name: str, communicator: Communicator) -> Any:
+def exchange_in_turn(collective: Callable[[], Any], name: str, communicator: Communicator) -> Any:
     """Runs a collective of `communicator` in a turn, and returns its tensors.
 
     In a graph the transport matches collectives by `name`. Eagerly it takes them as they come, so
@@ -151,13 +151,7 @@ def exchange_notes(
 
 def head_of_rows(name: str, wire_dtype: str | None = None) -> tf.Tensor:
     """float32 `[16]`: the head of each block of a row message of lookup `name`; within a turn."""
-    words = native.ops().sok_stamp_call(
-        message=tf.zeros([_HEAD], tf.int64),
-        splits=[_HEAD],
-        lookup=name,
-        stage=_ROWS,
-        wire_dtype=wire_dtype or tf.float32,
-    )
+    words = _stamped(tf.zeros([_HEAD], tf.int64), [_HEAD], name, _ROWS, wire_dtype)
     return tf.reshape(tf.bitcast(words, tf.float32), [-1])
 
 
@@ -167,14 +161,20 @@ def head_of_gradients(call: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tf.bitcast(call + next_stage, tf.float32), [-1])
 
 
+def _stamped(message, splits, lookup, stage, wire_dtype):
+    """The message, with the number and name of its call in the heads of its blocks."""
+    with devices.message_scope():
+        return native.ops().sok_stamp_call(
+            message=message,
+            splits=splits,
+            lookup=lookup,
+            stage=stage,
+            wire_dtype=wire_dtype or tf.float32,
+        )
+
+
 def _first_exchange(message, splits, communicator, name, what, stage, said=None, wire_dtype=None):
-    stamped = native.ops().sok_stamp_call(
-        message=message,
-        splits=splits,
-        lookup=said or name,
-        stage=stage,
-        wire_dtype=wire_dtype or tf.float32,
-    )
+    stamped = _stamped(message, splits, said or name, stage, wire_dtype)
     message, splits, _ = exchange(stamped, splits, communicator, f"{name}_{what}")
     return message, splits
 
@@ -215,9 +215,7 @@ def exchange(
             return _send_round(carried, splits * words, number, communicator, what, collective)
 
     received, lengths = send(0)
-    call, more = native.ops().sok_check_message(
-        received, lengths, world_size=communicator.world_size
-    )
+    call, more = _checked(received, lengths, communicator.world_size)
     state = received, lengths, call
     if ordered and not tf.executing_eagerly() and not devices.gpu_in_use():
         # Not an ordinary call of the function: Python would describe the devices each time.
@@ -238,18 +236,26 @@ def exchange(
 
 def _send_round(carried, splits, number, communicator, what, collective):
     """Sends the part of a message that belongs to one round; returns what arrives, its splits."""
-    part, lengths = native.ops().sok_take_part(message=carried, splits=splits, round=number)
+    with devices.message_scope():
+        part, lengths = native.ops().sok_take_part(message=carried, splits=splits, round=number)
     return _waiting_for(what, [part], lambda: communicator.all_to_all(part, lengths, collective))
+
+
+def _checked(received, lengths, world_size):
+    """The call that a message belongs to, and how many rounds of it follow."""
+    with devices.message_scope():
+        return native.ops().sok_check_message(received, lengths, world_size=world_size)
 
 
 def _further_rounds(send, more, received, lengths, call):
     """The message of all rounds, its splits, and its call; `more` rounds follow the first."""
-    ops, world_size = native.ops(), lengths.shape[0]
+    world_size = lengths.shape[0]
 
     def next_round(number, received, lengths, _):
-        received, lengths = ops.sok_join_parts(received, lengths, *send(number))
-        checked = ops.sok_check_message(received, lengths, world_size=world_size)
-        return number + 1, received, lengths, checked.call
+        part = send(number)
+        with devices.message_scope():
+            received, lengths = native.ops().sok_join_parts(received, lengths, *part)
+        return number + 1, received, lengths, _checked(received, lengths, world_size).call
 
     any_length = tf.TensorShape([None])
     return tf.while_loop(

@@ -1,12 +1,12 @@
 """`tf.train.Checkpoint` on any number of ranks: all make the same call with the same path.
 
 On one rank the content of a table is inside the checkpoint. On several, rank 0 writes the
-checkpoint and every rank writes its part of the tables beside it (`transaction.py`). Both kinds can
-be read at any number of ranks. Dense tables of dist_model_parallel are stored by slice
-(`dense_pieces.py`). Other variables of single ranks (`de_local`, such as sok2's) go to one file per
-rank, and need the same number of ranks.
+checkpoint and every rank writes its part of the tables beside it. Both kinds can be read at any
+number of ranks. Dense tables of dist_model_parallel are stored by slice (`dense_pieces.py`). Other
+variables of single ranks (`de_local`, such as sok2's) need the same number of ranks. This module
+only finds these pieces; `transaction.py` keeps the promises.
 
-TensorFlow has no hook where ranks could agree, so `install` wraps the one class through which
+TensorFlow has no hook where ranks could agree, so `install.py` wraps the one class through which
 `Checkpoint`, `CheckpointManager` and tf_keras' `save_weights` write and read. Checkpoints without
 tables and shards are unchanged.
 """
@@ -17,12 +17,11 @@ import dataclasses
 import functools
 import json
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
-from tensorflow.python.checkpoint import checkpoint as checkpoint_lib
-from tensorflow.python.checkpoint import checkpoint_management, functional_saver, util
+from tensorflow.python.checkpoint import util
 from tensorflow.python.trackable import trackable_utils
 from tensorflow.python.training.saving.saveable_object import SaveSpec
 from tensorflow.python.training.saving.saveable_object_util import (
@@ -33,77 +32,59 @@ from tensorflow.python.training.saving.saveable_object_util import TrackableSave
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
 from sok_like.runtime.attributes import attributes
-from sok_like.saving import dense_pieces, transaction
-from sok_like.saving.dense_reading import Reading
-from sok_like.saving.pieces import together
+from sok_like.saving import (
+    dense_pieces,
+    folders,
+    optimizer_variables,
+    own_variables,
+    transaction,
+)
+from sok_like.saving.dense_pieces import DensePiece, Slice, Stored
+from sok_like.saving.hash_pieces import HashPiece
+from sok_like.saving.own_variables import OwnVariables
+from sok_like.saving.pieces import Kinds, Piece, Prepared
 from sok_like.table import snapshots
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 _CALL = "a save of tf.train.Checkpoint"
 _READ = "a restore of tf.train.Checkpoint"
-_OWN = "sok_like/ranks"  # name of the tensor that says where variables of single ranks are
+# Names of the tensors that say where variables of single ranks, and dense tables, are.
+_OWN, _DENSE = "sok_like/ranks", "sok_like/dense"
 
 
-@functools.cache
-def install() -> None:
-    """Teaches TensorFlow's object-based checkpoints to store tables; once per process."""
-    saver = functional_saver.MultiDeviceSaver
-    saver.save = _wrapped(saver.save, _save)
-    saver.restore = _wrapped(saver.restore, _restore)
-    whole: Any = checkpoint_lib.TrackableSaver
-    whole.save, whole.restore = _saving(whole.save), _restoring(whole.restore)
-    management: Any = checkpoint_management
-    own = management._delete_file_if_exists
-
-    @functools.wraps(own)
-    def delete(filespec):
-        own(filespec)
-        if str(filespec).endswith(".index"):
-            transaction.remove(str(filespec).removesuffix(".index"))
-
-    management._delete_file_if_exists = delete
+def save_objects(own: Callable, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """`TrackableSaver.save`: finds the optimizers whose slot variables are saved with tables."""
+    if not tf.executing_eagerly():
+        return own(self, *args, **kwargs)
+    objects = util.list_objects(self._graph_view)
+    _check_reached(objects)
+    with optimizer_variables.of_root(objects):
+        return own(self, *args, **kwargs)
 
 
-def _wrapped(own, ours):
-    @functools.wraps(own)
-    def method(self, file_prefix, options=None):
-        return ours(own, self, file_prefix, options)
+def restore_objects(own: Callable, self: Any, save_path: Any, *args: Any, **kwargs: Any) -> Any:
+    """`TrackableSaver.restore`: builds optimizers first, so that list positions agree."""
+    if save_path is None or not tf.executing_eagerly():
+        return own(self, save_path, *args, **kwargs)
+    objects = util.list_objects(self._graph_view)
+    if not Kinds(objects).holders:
+        return own(self, save_path, *args, **kwargs)
 
-    return method
+    def build():
+        note = _note(os.fspath(save_path), _DENSE)
+        if note is not None and note["slots"]:
+            optimizer_variables.build(objects)
 
-
-def _saving(own):
-    @functools.wraps(own)
-    def save(self, *args, **kwargs):
-        if not tf.executing_eagerly():
-            return own(self, *args, **kwargs)
-        objects = util.list_objects(self._graph_view)
-        _check_reached(objects)
-        with dense_pieces.of_root(objects):
-            return own(self, *args, **kwargs)
-
-    return save
+    agreed(build, comm.current(), _READ, ValueError)
+    with optimizer_variables.of_root(util.list_objects(self._graph_view)):
+        return own(self, save_path, *args, **kwargs)
 
 
-def _restoring(own):
-    @functools.wraps(own)
-    def restore(self, save_path, *args, **kwargs):
-        if save_path is None or not tf.executing_eagerly():
-            return own(self, save_path, *args, **kwargs)
-        objects = util.list_objects(self._graph_view)
-        holders = transaction.Kinds(objects).holders
-        if not holders:
-            return own(self, save_path, *args, **kwargs)
-        agreed(
-            lambda: dense_pieces.build_optimizers(objects, os.fspath(save_path)),
-            comm.current(),
-            _READ,
-            ValueError,
-        )
-        with dense_pieces.of_root(util.list_objects(self._graph_view)):
-            return own(self, save_path, *args, **kwargs)
-
-    return restore
+def delete(own: Callable, filespec: Any) -> None:
+    """`_delete_file_if_exists` of managers and v1 savers: removes the folders, too."""
+    own(filespec)
+    if str(filespec).endswith(".index"):
+        folders.remove_all(str(filespec).removesuffix(".index"))
 
 
 def _check_reached(objects):
@@ -111,9 +92,9 @@ def _check_reached(objects):
     known = {id(unwrap(each)) for each in objects if is_embedding_variable(each)}
     for model in objects:
         variables = _variables_of(model) if isinstance(model, tf.keras.layers.Layer) else ()
-        tables = transaction.Kinds(variables).tables
+        tables = Kinds(variables).tables
         lost = [table.table_name for table in tables if id(table) not in known]
-        lost += dense_pieces.unreached(objects, variables)
+        lost += optimizer_variables.unreached(objects, variables)
         if lost:
             raise ValueError(
                 "tf.train.Checkpoint finds layers of a Keras model that are attributes of it, not "
@@ -131,9 +112,12 @@ def _variables_of(model):
 
 def _kinds(saver):
     """A saver's objects that are not the same on all ranks."""
-    tensors = [t for shards in saver._shardable_tensors_by_task.values() for t in shards]
-    known: dict[int, Any] = {id(_object_of(t)): _object_of(t) for t in tensors}
-    return transaction.Kinds(each for each in known.values() if each is not None)
+    known = {id(each): each for each in map(_object_of, _tensors_of(saver)) if each is not None}
+    return Kinds(known.values())
+
+
+def _tensors_of(saver):
+    return [tensor for shards in saver._shardable_tensors_by_task.values() for tensor in shards]
 
 
 def _object_of(tensor):
@@ -142,115 +126,6 @@ def _object_of(tensor):
     while isinstance(found, (Converter, TrackableSaveable)):
         found = found.obj if isinstance(found, Converter) else found._trackable
     return found
-
-
-def _save(write, saver, file_prefix, options):
-    kinds = _kinds(saver)
-    if not kinds or not comm.is_initialized():
-        return write(saver, file_prefix, options)
-    if comm.current().world_size == 1:
-        for key, value in dense_pieces.tensors_of(kinds.holders) if kinds.holders else ():
-            _add_tensor(saver, key, value)
-        return write(saver, file_prefix, options)
-    path = _path_of(file_prefix, kinds)
-    communicator = comm.current()
-    mine = {
-        "ranks": transaction.new_reference("ranks"),
-        "dense": transaction.new_reference("dense"),
-        "ids": [holder.id for holder in kinds.holders],
-    }
-    kept: list[str] = []
-
-    def common(_):
-        if communicator.rank == 0:
-            for key, text in notes.items():
-                _add_tensor(saver, key, text)
-            write(saver, file_prefix, options)
-
-    notes: dict[str, str] = {}
-    if kinds.own or kinds.holders:
-        told = agreed(lambda: mine, communicator, _CALL)[0]
-        kept = [told["ranks"], told["dense"]]
-        agreed(lambda: _write_parts(saver, kinds, path, told), communicator, _CALL)
-        ranks = communicator.world_size
-        if kinds.own:
-            notes[_OWN] = json.dumps({"world_size": ranks, "folder": told["ranks"]})
-        if kinds.holders:
-            notes[dense_pieces.KEY] = dense_pieces.note(told["dense"], ranks, kinds.holders)
-    references = [snapshots.pending_reference(table) for table in kinds.tables]
-    transaction.save(_CALL, path, kinds.tables, common, references=references, kept=kept)
-    return None
-
-
-def _write_parts(saver, kinds, path, told):
-    """Writes what only this rank has."""
-    if kinds.own:
-        _write_own(saver, kinds.own, path, told["ranks"])
-    if kinds.holders:
-        folder = transaction.folder_of(path, told["dense"])
-        place = comm.current().rank, comm.current().world_size
-        dense_pieces.write(folder, *place, told["ids"], kinds.holders)
-
-
-def _restore(read, saver, file_prefix, options):
-    kinds = _kinds(saver)
-    if not kinds or not tf.executing_eagerly() or not comm.is_initialized():
-        return read(saver, file_prefix, options)
-    communicator, path = comm.current(), _path_of(file_prefix, kinds)
-    restored: list[Any] = []
-
-    def read_tables():
-        with transaction.reading(path), _part_of(saver, [*kinds.tables, *kinds.holders]):
-            read(saver, file_prefix, options)
-
-    def run():
-        with _part_of(saver, [*kinds.tables, *kinds.holders], others=True):
-            return read(saver, file_prefix, options)
-
-    if communicator.world_size > 1:
-        # The index has the checksum of every tensor.
-        transaction.agree_on_file(f"{path}.index", communicator, _READ)
-        if kinds.own:
-            agreed(lambda: _check_own(path, communicator), communicator, _READ)
-            run = _with_own(run, saver, kinds.own, path, communicator)
-    dense: list[Any] = []
-    with together():
-        # Tables first: an error there must leave ordinary variables unchanged.
-        if kinds.tables or kinds.holders:
-            agreed(read_tables, communicator, _READ)
-        if kinds.holders:
-            agreed(lambda: dense.extend(_dense_reads(kinds.holders, path)), communicator, _READ)
-        agreed(lambda: restored.append(run()), communicator, _READ)
-    if kinds.holders:
-        agreed(lambda: [copy() for copy in dense] and None, communicator, _READ)
-    return restored[0]
-
-
-def _dense_reads(holders, path):
-    """Functions, one per holder in the file, that copy this rank's parts."""
-    found = dense_pieces.parts_to_read(holders)
-    if not found:
-        return
-    folder = (dense_pieces.note_of(path) or {}).get("folder")
-    reading = Reading.of_checkpoint(path, folder and transaction.folder_of(path, folder))
-    for holder, parts in found:
-        holder.read_as, name = None, holder.read_as
-        reading.check_tables(holder, name, [part for part in parts if "." not in part.key])
-        reading.check_slots(holder, name, [part for part in parts if "." in part.key])
-        yield functools.partial(reading.restore, name, parts)
-
-
-def _part_of(saver, objects, others=False):
-    """A scope in which a saver restores only `objects`; `others`: all but them."""
-    chosen = {id(each) for each in objects}
-    parts = {
-        task: [each for each in shards if (id(unwrap(_object_of(each))) in chosen) != others]
-        for task, shards in saver._shardable_tensors_by_task.items()
-    }
-    registered = saver._registered_savers if others else {}
-    tensors = {task: part for task, part in parts.items() if part}
-    names = {"_shardable_tensors_by_task": tensors, "_registered_savers": registered}
-    return attributes(saver, names)
 
 
 def _path_of(file_prefix, kinds):
@@ -265,18 +140,84 @@ def _path_of(file_prefix, kinds):
     return os.fspath(value.decode() if isinstance(value, bytes) else value)
 
 
-def _add_tensor(saver, key, text):
-    """Adds a tensor that belongs to no object to those that are written."""
+# ---- saving ----
+
+
+def save(write: Callable, self: Any, file_prefix: Any, options: Any = None) -> Any:
+    """`MultiDeviceSaver.save`: puts tables inside, or beside the checkpoint."""
+    saver, kinds = self, _kinds(self)
+    if not kinds or not comm.is_initialized():
+        return write(saver, file_prefix, options)
+    if comm.current().world_size == 1:
+        _put_inside(saver, kinds.holders)
+        return write(saver, file_prefix, options)
+    pieces: list[Piece] = [HashPiece(table) for table in kinds.tables]
+    if kinds.own:
+        pieces.append(OwnVariables(lambda: _values(saver, kinds.own)))
+    if kinds.holders:
+        ids = agreed(lambda: [each.id for each in kinds.holders], comm.current(), _CALL)[0]
+        pieces.append(DensePiece("dense", kinds.holders, ids))
+
+    def common(references):
+        if comm.current().rank == 0:
+            for piece, reference in zip(pieces, references, strict=True):
+                _refer(saver, kinds, piece, reference)
+            write(saver, file_prefix, options)
+
+    transaction.save(_CALL, _path_of(file_prefix, kinds), pieces, common)
+    return None
+
+
+def _values(saver, objects):
+    """Keys and values of objects."""
+    wanted = {id(each) for each in objects}
+    for tensor in _tensors_of(saver):
+        if id(_object_of(tensor)) in wanted:
+            value = tensor.tensor
+            yield tensor.checkpoint_key, tensor._tensor_save_spec.tensor if value is None else value
+
+
+def _refer(saver, kinds, piece, reference):
+    """Puts the name of a piece's folder into the checkpoint."""
+    note = {"folder": reference, "world_size": comm.current().world_size, "listed": True}
+    if isinstance(piece, OwnVariables):
+        _put(saver, _OWN, json.dumps(note))
+    elif isinstance(piece, DensePiece):
+        parts = [part for holder in kinds.holders for part in dense_pieces.parts_of(holder)]
+        note["slots"] = any("." in part.key for part in parts)
+        _put(saver, _DENSE, json.dumps(note))
+    else:
+        names = snapshots.referring(piece.table, reference)["slot_names"]
+        for tensor in _tensors_of(saver):
+            name = trackable_utils.extract_local_name(tensor.checkpoint_key)
+            if unwrap(_object_of(tensor)) is piece.table and name == "slot_names":
+                _put(saver, tensor.checkpoint_key, names)
+
+
+def _put_inside(saver, holders):
+    """On one rank: puts whole dense tables into the checkpoint."""
+    slots = False
+    for holder in holders:
+        for key, value in dense_pieces.wholes_of(holder):
+            slots = slots or "." in key
+            _put(saver, f"{_DENSE}/{holder.id}/{key}", value)
+    if holders:
+        _put(saver, _DENSE, json.dumps({"folder": None, "slots": slots}))
+
+
+def _put(saver, key, value):
+    """Writes a tensor under a key, in place of the one that an object may have there."""
     shards = next(iter(saver._shardable_tensors_by_task.values()))
-    tensor = tf.constant(text)
-    spec = SaveSpec(tensor, "", key, dtype=tf.string, device=tensor.device)
-    shards[:] = [shard for shard in shards if shard.checkpoint_key != key]
+    like, tensor = shards[0], tf.convert_to_tensor(value)
+    for found in saver._shardable_tensors_by_task.values():
+        found[:] = [shard for shard in found if shard.checkpoint_key != key]
+    spec = SaveSpec(tensor, "", key, dtype=tensor.dtype, device=tensor.device)
     shards.append(
         dataclasses.replace(
-            shards[0],
+            like,
             _tensor_save_spec=spec,
             tensor=tensor,
-            dtype=tf.string,
+            dtype=tensor.dtype,
             name=key,
             slice_spec="",
             checkpoint_key=key,
@@ -285,65 +226,145 @@ def _add_tensor(saver, key, text):
     )
 
 
-# ---- variables of one rank ----
+# ---- restoring ----
 
 
-def _tensors_of(saver, objects):
-    wanted = {id(each) for each in objects}
-    for shards in saver._shardable_tensors_by_task.values():
-        yield from (tensor for tensor in shards if id(_object_of(tensor)) in wanted)
+def restore(read: Callable, self: Any, file_prefix: Any, options: Any = None) -> Any:
+    """`MultiDeviceSaver.restore`: reads everything, then assigns it."""
+    saver, kinds = self, _kinds(self)
+    if not kinds or not tf.executing_eagerly() or not comm.is_initialized():
+        return read(saver, file_prefix, options)
+    path = _path_of(file_prefix, kinds)
+
+    def prepare():
+        own = _own_values(path) if kinds.own and comm.current().world_size > 1 else {}
+        for each in _prepared(path, _read(read, saver, file_prefix, options), own):
+            transaction.prepare(each)
+        for _, restore in saver._registered_savers.values():
+            transaction.prepare(_OfOthers(restore, file_prefix))
+
+    # The index has the checksum of every tensor.
+    transaction.load(_READ, path, prepare, compared=f"{path}.index")
+    return {}
 
 
-def _file_of(path, reference, communicator):
-    folder = transaction.folder_of(path, reference)
-    return dense_pieces.file_of(folder, communicator.rank, communicator.world_size)
+class _Found(NamedTuple):
+    """What a checkpoint has of one object."""
+
+    thing: Any
+    restore: Callable[[Any], Any]  # TensorFlow's function that assigns the tensors
+    tensors: dict[str, Any]
+    keys: list[str]  # in the checkpoint
 
 
-def _write_own(saver, objects, path, reference):
-    arrays = {}
-    for tensor in _tensors_of(saver, objects):
-        value = tensor.tensor if tensor.tensor is not None else tensor._tensor_save_spec.tensor
-        arrays[tensor.checkpoint_key] = np.asarray(value)
-    with dense_pieces.flushed(_file_of(path, reference, comm.current())) as opened:
-        np.savez(opened, **arrays)
+def _read(read, saver, file_prefix, options):
+    """Reads a checkpoint's own data, which TensorFlow verifies, without assigning it."""
+    objects, found = {}, []
+    for tensor in _tensors_of(saver):
+        key = tensor.checkpoint_key, tensor.slice_spec
+        objects[saver._keys_to_restore_fn[key]] = _object_of(tensor)
+
+    def keeping(restore, keys):
+        names = [name for name, _ in keys]
+        return lambda tensors: found.append(_Found(objects[restore], restore, tensors, names))
+
+    kept = {own: keeping(own, keys) for own, keys in saver._restore_fn_to_keys.items()}
+    instead = {
+        "_keys_to_restore_fn": {k: kept[own] for k, own in saver._keys_to_restore_fn.items()},
+        "_restore_fn_to_keys": {kept[own]: k for own, k in saver._restore_fn_to_keys.items()},
+        "_registered_savers": {},
+        "_num_unique_tasks": 1,  # with more, TensorFlow reads in a graph
+    }
+    with attributes(saver, instead):
+        read(saver, file_prefix, options)
+    return found
 
 
-def _note_of(path):
+def _prepared(path, found, own):
+    """The new content of each object; `own` has the values that differ between ranks."""
+    holders = {}
+    for each in found:
+        thing, names = each.thing, map(trackable_utils.extract_local_name, each.keys)
+        mine = {name: own[key] for name, key in zip(names, each.keys, strict=True) if key in own}
+        tensors = {**each.tensors, **{name: tf.constant(value) for name, value in mine.items()}}
+        if is_embedding_variable(thing):
+            piece, reference = HashPiece(unwrap(thing)), snapshots.reference_in(tensors)
+            if reference is not None:
+                yield piece.prepare(transaction.folder_read(reference))
+            else:
+                yield piece.prepare_content(**snapshots.from_checkpoint(tensors, piece.name))
+        elif hasattr(thing, "dense_parts"):
+            holders[tensors["id"].numpy().decode()] = thing
+        elif tensors.keys() == {"VARIABLE_VALUE"} and hasattr(thing, "shape"):
+            yield _Assigned(thing, each.restore, tensors["VARIABLE_VALUE"])
+        else:
+            yield _OfOthers(each.restore, tensors)
+    if holders:
+        stored = _dense(path)
+        for read_as, holder in holders.items():
+            parts = dense_pieces.parts_of(holder)
+            stored.check_tables(holder, read_as, parts)
+            stored.check_slots(holder, read_as, parts)
+            yield stored.prepare(read_as, parts)
+
+
+class _Assigned(Prepared):
+    """An ordinary variable."""
+
+    def __init__(self, variable, restore, value):
+        self._restore, self._value = restore, value
+        if not tf.TensorShape(variable.shape).is_compatible_with(value.shape):
+            raise ValueError(
+                f"A checkpoint must have the shape {variable.shape} of variable "
+                f"'{variable.name}'. Received: shape {value.shape}"
+            )
+
+    def commit(self):
+        self._restore({"VARIABLE_VALUE": self._value})
+
+
+class _OfOthers(Prepared):
+    """An object of TensorFlow that is no variable, such as a lookup table."""
+
+    may_fail = True
+
+    def __init__(self, restore, argument):
+        self._restore, self._argument = restore, argument
+
+    def commit(self):
+        self._restore(self._argument)
+
+
+def _note(path, key):
+    """A checkpoint's note on files beside it; None if it has none."""
     reader = tf.train.load_checkpoint(path)
-    return json.loads(reader.get_tensor(_OWN)) if reader.has_tensor(_OWN) else None
+    return json.loads(reader.get_tensor(key)) if reader.has_tensor(key) else None
 
 
-def _check_own(path, communicator):
-    note = _note_of(path)
-    if note is None or note["world_size"] != communicator.world_size:
-        ranks = "one rank" if note is None else f"{note['world_size']} ranks"
+def _own_values(path):
+    """By key: the values that only this rank has."""
+    note, ranks = _note(path, _OWN), comm.current().world_size
+    if note is None or note["world_size"] != ranks:
+        writers = "one rank" if note is None else f"{note['world_size']} ranks"
         raise ValueError(
             "A checkpoint with variables that differ between ranks must be restored on the number "
             "of ranks that wrote it; sok2.dump and sok2.load also work with another number. "
-            f"Received: {path!r} of {ranks}, on {communicator.world_size} ranks"
+            f"Received: {path!r} of {writers}, on {ranks} ranks"
         )
-    transaction.check_seen(str(_file_of(path, note["folder"], communicator)))
+    folder = transaction.folder_read(note["folder"])
+    return own_variables.read(folder, ranks, note.get("listed", False))
 
 
-def _with_own(run, saver, objects, path, communicator):
-    """A `run` that reads this rank's variables from its file."""
-    if communicator.rank == 0:
-        return run
-
-    def run_and_read():
-        names: dict[int, dict[str, str]] = {}
-        for tensor in _tensors_of(saver, objects):
-            local = trackable_utils.extract_local_name(tensor.checkpoint_key)
-            names.setdefault(id(_object_of(tensor)), {})[local] = tensor.checkpoint_key
-        found = []
-        with np.load(_file_of(path, _note_of(path)["folder"], communicator)) as arrays:
-            for each in objects:
-                keys = names[id(each)].items()
-                found.append({local: tf.constant(arrays[key]) for local, key in keys})
-        with _part_of(saver, objects, others=True):
-            restored = run()
-        for each, tensors in zip(objects, found, strict=True):
-            each._restore_from_tensors(tensors)
-        return restored
-
-    return run_and_read
+def _dense(path):
+    """The dense tables of a checkpoint."""
+    note = _note(path, _DENSE) or {}
+    if note.get("folder") is not None:
+        folder = transaction.folder_read(note["folder"])
+        return Stored.of_folder(folder, note["world_size"], note.get("listed", False))
+    reader, slices = tf.train.load_checkpoint(path), {}
+    for name, shape in reader.get_variable_to_shape_map().items():
+        if name.startswith(f"{_DENSE}/"):
+            holder, key = name.removeprefix(f"{_DENSE}/").split("/")
+            read, (rows, columns) = functools.partial(reader.get_tensor, name), shape
+            slices[holder, key] = Slice((rows, columns), (0, rows), (0, columns), read)
+    return Stored.of_slices(slices)

@@ -12,7 +12,6 @@ failure on one rank raises on all of them, before anything was replaced.
 from __future__ import annotations
 
 import os
-import pathlib
 import secrets
 from typing import Any
 
@@ -23,7 +22,7 @@ from sok_like.runtime import comm
 from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.steps import Steps, text_of
 from sok_like.saving import dump_owners, streams
-from sok_like.saving.format import deltas, manifest, shard_file
+from sok_like.saving.format import deltas, durable, manifest, shard_file
 
 _KEPT_NUMBERS = 256  # dumps that a table remembers; its log of changes is shorter
 
@@ -140,7 +139,7 @@ class _Work:
                 self._folder, name, shard, f"dump of table '{self._table}'"
             )
         except OSError as error:
-            raise dump_owners.explained(error, self._table) from error
+            raise durable.explained(error, self._table) from error
 
     def see(self, told):
         """Checks all shards of this dump before they are named."""
@@ -152,11 +151,11 @@ class _Work:
         try:
             manifest.write_manifest(*fields, name, entries, step, following)
         except OSError as error:
-            raise dump_owners.explained(error, self._table) from error
+            raise durable.explained(error, self._table) from error
 
     def remove_mine(self):
         while self._written:
-            (pathlib.Path(self._folder) / self._written.pop()).unlink(missing_ok=True)
+            durable.remove(durable.join(self._folder, self._written.pop()))
 
     def finished(self, _):
         self._written.clear()
@@ -179,7 +178,7 @@ class WholeDump(_Work):
             if self._rows_only:
                 shard.optimizer_step = 0
             entry = self._write(told[0]["id"], shard)
-            self.latest[:] = [pathlib.Path(self._folder) / entry["file"], len(shard.keys)]
+            self.latest[:] = [durable.join(self._folder, entry["file"]), len(shard.keys)]
         return {"id": told[0]["id"], "entry": entry}
 
     def write_manifest(self, told):

@@ -11,6 +11,7 @@ model. The optimizer's other variables are where Keras puts them (`dense_pieces.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -21,12 +22,12 @@ import tensorflow as tf
 
 from sok_like.runtime import comm
 from sok_like.runtime.attributes import attributes
-from sok_like.saving import dense_pieces, pieces, transaction
-from sok_like.saving.dense_pieces import Holder
-from sok_like.saving.dense_reading import Reading
+from sok_like.saving import dense_pieces, optimizer_variables, transaction
+from sok_like.saving.dense_pieces import DensePiece, Holder, Slice, Stored
 
-ID = "tables"  # the id of the only holder in a folder
+_ID = "tables"  # the id of the only holder in a folder
 _REFERENCE, _RANKS = "beside", "ranks"
+_LISTED = 1  # second number of `_RANKS`: the folder has a list of files; version 0.1 had none
 _state = threading.local()
 
 
@@ -37,21 +38,19 @@ def holders_of(model: Any) -> list[Any]:
     return list({id(each): each for each in found if each is not None}.values())
 
 
+def piece_of(holder: Holder) -> DensePiece:
+    """A holder as a piece beside Keras' file."""
+    return DensePiece(holder.table_name, [holder], [_ID])
+
+
 def is_hidden(layer: Any, name: str) -> bool:
     """Whether Keras' files leave out an attribute of a layer, which writes it itself."""
     return name in getattr(layer, "not_in_files", ())
 
 
-# ---- writing ----
-
-
-def saving(model: Any) -> contextlib.AbstractContextManager[None]:
-    """A scope in which tables are written with the slot variables of the model's optimizer."""
-    return dense_pieces.of_root(_optimizers(model))
-
-
-def _optimizers(model):
-    # Keras' files hold nothing of tf_keras' legacy optimizers.
+def optimizers_of(model: Any) -> list[Any]:
+    """The optimizer of a model if Keras' files hold it."""
+    # They hold nothing of tf_keras' legacy optimizers.
     optimizer = getattr(model, "optimizer", None)
     return [optimizer] if hasattr(optimizer, "save_own_variables") else []
 
@@ -65,7 +64,7 @@ def save(holder: Holder, store: Any) -> None:
     reference, ranks = transaction.reference_of(holder), comm.current().world_size
     if reference is not None:
         store[_REFERENCE] = np.frombuffer(reference.encode(), np.uint8)
-        store[_RANKS] = np.array([ranks])
+        store[_RANKS] = np.array([ranks, _LISTED])
         return
     if ranks > 1:
         raise NotImplementedError(
@@ -76,42 +75,45 @@ def save(holder: Holder, store: Any) -> None:
         store[key] = (tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value).numpy()
 
 
-def write_beside(holder: Any, folder: str) -> None:
-    """Writes this rank's part beside the file."""
-    communicator = comm.current()
-    dense_pieces.write(folder, communicator.rank, communicator.world_size, [ID], [holder])
-
-
 # ---- reading ----
 
 
-def load(holder: Holder, store: Any, path_read: Callable[[], str]) -> None:
+def load(holder: Holder, store: Any) -> None:
     """Reads what `save` wrote, at the end of `loading`.
-
-    Args:
-        path_read: Returns the path of the file being read.
 
     Raises:
         ValueError: the file has other tables, or none.
     """
-    with dense_pieces.of_root(()):
+    with optimizer_variables.of_root(()):
         parts = dense_pieces.parts_of(holder)
     if _REFERENCE in store:
         reference = np.asarray(store[_REFERENCE]).tobytes().decode()
-        folder = transaction.folder_of(path_read(), reference)
-        reading = Reading.of_folder(folder, int(np.asarray(store[_RANKS])[0]))
+        ranks, *listed = np.asarray(store[_RANKS]).tolist()
+        folder = transaction.folder_read(reference)
+        stored = Stored.of_folder(folder, ranks, listed == [_LISTED])
     else:
-        reading = Reading.of_wholes(ID, store, parts)
-    reading.check_tables(holder, ID, parts)
+        stored = Stored.of_slices(_slices_in(store, parts))
+    stored.check_tables(holder, _ID, parts)
     if getattr(_state, "found", None) is None:
-        reading.restore(ID, parts)
+        transaction.prepare(stored.prepare(_ID, parts))
     else:
-        _state.found.append((holder, reading))
+        _state.found.append((holder, stored))
+
+
+def _slices_in(store, parts):
+    """This rank's slices of whole tables and slot variables, which are copied at once."""
+    found, mine = {}, {part.key: (part.rows, part.columns) for part in parts}
+    for key in store.keys():
+        whole = np.asarray(store[key])
+        rows, columns = mine.get(key.split(".")[0], ((0, 0), (0, 0)))
+        value = np.array(whole[slice(*rows), slice(*columns)])
+        found[_ID, key] = Slice(whole.shape, rows, columns, functools.partial(np.asarray, value))
+    return found
 
 
 @contextlib.contextmanager
 def loading(model: Any, discarded: Callable[[], bool]) -> Iterator[None]:
-    """A scope that reads tables at its end, when the model's optimizer is known.
+    """A scope that prepares tables at its end, when the model's optimizer is known.
 
     Args:
         discarded: Whether the values must be discarded: Keras collects errors.
@@ -119,37 +121,24 @@ def loading(model: Any, discarded: Callable[[], bool]) -> Iterator[None]:
     found: list[Any] = []
     with attributes(_state, {"found": found}):
         yield
-    if not discarded():
-        with dense_pieces.of_root(_optimizers(model)):
-            copies = [_copy_of(*each) for each in found]
-        for copy in copies:
-            if pieces.expected():
-                pieces.restored(copy, None)
-            else:
-                copy.take_aside(None)
+    if discarded():
+        return
+    with optimizer_variables.of_root(optimizers_of(model)):
+        for holder, stored in found:
+            transaction.prepare(stored.prepare(_ID, _parts_in(holder, stored)))
 
 
-def _copy_of(holder, reading):
+def _parts_in(holder, stored):
+    """The parts of a holder that are read; not slot variables of another optimizer."""
     parts = dense_pieces.parts_of(holder)
-    slots = [part for part in parts if "." in part.key]
-    mine, received = {part.key.partition(".")[2] for part in slots}, reading.slot_names(ID)
+    mine = {part.key.partition(".")[2] for part in parts if "." in part.key}
+    received = stored.slot_names(_ID)
     if mine and received and mine != received:  # Keras, too, keeps the optimizer's state then
         warnings.warn(
             f"The optimizer's state of layer '{holder.name}' is not loaded: the optimizer "
             f"has the slot variables {sorted(mine)}, the file {sorted(received)}",
             stacklevel=2,
         )
-        parts = [part for part in parts if "." not in part.key]
-    else:
-        reading.check_slots(holder, ID, slots)
-    return _Copy(reading, parts)
-
-
-class _Copy:
-    """Copies tables once everything of a call is read."""
-
-    def __init__(self, reading, parts):
-        self._reading, self._parts = reading, parts
-
-    def take_aside(self, content):
-        self._reading.restore(ID, self._parts)
+        return [part for part in parts if "." not in part.key]
+    stored.check_slots(holder, _ID, parts)
+    return parts

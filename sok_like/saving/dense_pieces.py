@@ -1,41 +1,27 @@
-"""Dense tables that are spread over ranks, in `tf.train.Checkpoint`, for any number of ranks.
+"""Dense tables that are spread over ranks: written by slices, read by any number of ranks.
 
     model.ckpt                                the rest, and the name of each holder
     model.ckpt.tables/dense.3f2a/0-of-2.npz   the slices of rank 0, a block of rows at a time
 
 A holder, such as a layer of `dist_model_parallel`, says which rows and columns of which whole
 tables lie on this rank, and the same for the optimizer's slot variables. On one rank the whole
-tables are inside the checkpoint. A reader takes its own slices out of the blocks of all files.
-
-TensorFlow knows an optimizer's variables by their positions in lists, which would differ between
-ranks. So the lists that it sees do not contain the holders' variables.
+tables are inside the file. A reader takes its own slices out of the blocks of all files.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import importlib
-import json
-import os
-import pathlib
-import threading
-import warnings
-import weakref
-import zipfile
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime.attributes import attributes
-from sok_like.table.keras_variable import is_keras_3
+from sok_like.runtime import comm
+from sok_like.saving import array_files, optimizer_variables
+from sok_like.saving.array_files import Folder
+from sok_like.saving.pieces import Prepared
 
-KEY = "sok_like/dense"  # name of the tensor that says where the tables are
 BLOCK_BYTES = 8 * 2**20
-_state = threading.local()
-_holders: weakref.WeakSet = weakref.WeakSet()
 
 
 class Part(NamedTuple):
@@ -54,8 +40,8 @@ class Holder(Protocol):
     """An object that holds dense tables; `tf.train.Checkpoint` sees it as a Trackable."""
 
     name: str  # for errors
+    table_name: str  # names a folder beside a file
     id: str  # in files; unique within a process
-    read_as: str | None  # its id in the file that is read
 
     def dense_parts(self, optimizers: Sequence[Any]) -> list[Part]:
         """The parts of this rank, with their slot variables in these optimizers."""
@@ -70,162 +56,9 @@ class Holder(Protocol):
         """The holder's variables that an optimizer knows, and their slot variables."""
 
 
-def register(holder: Holder) -> None:
-    """From now on, optimizers keep the holder's variables out of checkpoints."""
-    _holders.add(holder)
-    _install()
-
-
-# ---- an optimizer as TensorFlow sees it ----
-
-
-@functools.cache
-def _install():
-    if is_keras_3():
-        cls: Any = importlib.import_module("keras.src.backend.tensorflow.optimizer").TFOptimizer
-    else:
-        cls = importlib.import_module("tf_keras.src.optimizers.optimizer")._BaseOptimizer
-    own = cls._trackable_children
-
-    @functools.wraps(own)
-    def children(self, save_type="checkpoint", **kwargs):
-        found = own(self, save_type, **kwargs)
-        hidden = save_type == "checkpoint" and _hidden(self)
-        if not hidden:
-            return found
-        kept = vars(self).setdefault("_sok_lists", {})
-        for name, child in found.items():
-            items = child._trackable_children() if isinstance(child, list) else {}
-            if items:
-                kept.setdefault(name, _Others()).fill(items, hidden)
-                found[name] = kept[name]
-        return found
-
-    cls._trackable_children = children
-    cls.save_own_variables = _saving(cls.save_own_variables)
-    cls.load_own_variables = _loading(cls.load_own_variables)
-
-
-def _saving(own):
-    """In Keras' files: an optimizer's variables by number, without those of holders."""
-
-    @functools.wraps(own)
-    def save(self, store):
-        hidden = _hidden(self)
-        if not hidden:
-            return own(self, store)
-        for number, variable in enumerate(_ordinary(self, hidden)):
-            store[str(number)] = np.asarray(variable)
-
-    return save
-
-
-def _loading(own):
-    @functools.wraps(own)
-    def load(self, store):
-        hidden = _hidden(self)
-        if not hidden:
-            return own(self, store)
-        ordinary = _ordinary(self, hidden)
-        if len(store.keys()) != len(ordinary):  # as Keras does
-            warnings.warn(
-                f"The state of optimizer '{self.name}' is not loaded: the optimizer has "
-                f"{len(ordinary)} variables, the file {len(store.keys())}",
-                stacklevel=2,
-            )
-            return
-        for number, variable in enumerate(ordinary):
-            variable.assign(np.array(store[str(number)]))
-
-    return load
-
-
-def _ordinary(optimizer, hidden):
-    return [each for each in optimizer.variables if id(each) not in hidden]
-
-
-def _hidden(optimizer):
-    return {id(v) for holder in list(_holders) for v in holder.variables_in(optimizer)}
-
-
-class _Others(tf.__internal__.tracking.Trackable):
-    """A list of an optimizer's variables without those of holders."""
-
-    def fill(self, items, hidden):
-        ordered = [items[name] for name in sorted(items, key=int) if id(items[name]) not in hidden]
-        self._items = {str(i): item for i, item in enumerate(ordered)}
-
-    def _trackable_children(self, save_type="checkpoint", **kwargs):
-        return dict(self._items)
-
-    def _lookup_dependency(self, name, cached_dependencies=None):
-        return self._items.get(name)
-
-
-# ---- the objects of one call of `tf.train.Checkpoint` ----
-
-
-def of_root(objects: Iterable[Any]) -> contextlib.AbstractContextManager[None]:
-    """A scope in which holders take their optimizers from these objects, to write or read."""
-    return attributes(_state, {"optimizers": [each for each in objects if is_optimizer(each)]})
-
-
-def is_optimizer(thing: Any) -> bool:
-    """Whether it is an optimizer of either Keras or of TensorFlow."""
-    return hasattr(thing, "apply_gradients") and not hasattr(thing, "compile")
-
-
-def is_built(optimizer: Any) -> bool:
-    """Whether an optimizer has created its slot variables."""
-    inner = getattr(optimizer, "inner_optimizer", None) or optimizer
-    if hasattr(inner, "get_slot_names"):
-        return bool(inner.get_slot_names()) or not hasattr(inner, "_create_all_weights")
-    return bool(
-        getattr(inner, "_index_dict", None) or getattr(inner, "_trainable_variables_indices", None)
-    )
-
-
-def build_optimizers(objects: Sequence[Any], path: str) -> None:
-    """Makes the slot variables that the checkpoint has, so that positions in lists agree.
-
-    Raises:
-        ValueError: an optimizer is not built and belongs to no built model among the objects.
-    """
-    note = note_of(path)
-    if note is None or not note["slots"]:
-        return
-    for model in objects:
-        optimizer = getattr(model, "optimizer", None)
-        if getattr(model, "built", False) and optimizer is not None and not is_built(optimizer):
-            if hasattr(optimizer, "_create_all_weights"):
-                optimizer._create_all_weights(model.trainable_variables)
-            elif hasattr(optimizer, "build"):
-                optimizer.build(model.trainable_variables)
-    for optimizer in filter(is_optimizer, objects):
-        if not is_built(optimizer):
-            raise ValueError(
-                "An optimizer of dense tables must be built before a checkpoint is restored: call "
-                "its build(model.trainable_variables). Received: an optimizer "
-                f"{type(optimizer).__name__} without slot variables"
-            )
-
-
 def parts_of(holder: Holder) -> list[Part]:
-    """The holder's parts on this rank, with slot variables of the optimizers of `of_root`."""
-    return holder.dense_parts(getattr(_state, "optimizers", ()))
-
-
-# ---- writing ----
-
-
-def tensors_of(holders: Sequence[Holder]) -> Iterator[tuple[str, Any]]:
-    """On one rank: whole tables by their names in the checkpoint, then the note."""
-    slots = False
-    for holder in holders:
-        for key, value in wholes_of(holder):
-            slots = slots or "." in key
-            yield f"{KEY}/{holder.id}/{key}", value
-    yield KEY, json.dumps({"folder": None, "slots": slots})
+    """The holder's parts on this rank, with slot variables of the optimizers in scope."""
+    return holder.dense_parts(optimizer_variables.in_scope())
 
 
 def wholes_of(holder: Holder) -> Iterator[tuple[str, Any]]:
@@ -237,37 +70,36 @@ def wholes_of(holder: Holder) -> Iterator[tuple[str, Any]]:
         yield part.key, value
 
 
-def note(folder: str, world_size: int, holders: Sequence[Holder]) -> str:
-    """The checkpoint's note on the files that several ranks wrote beside it."""
-    slots = any("." in part.key for holder in holders for part in parts_of(holder))
-    return json.dumps({"folder": folder, "world_size": world_size, "slots": slots})
+class DensePiece:
+    """The dense tables of some holders, as a piece; both directions within `of_root`.
 
+    Args:
+        name: Of the folder.
+        holders: The holders, in the same order on all ranks.
+        ids: Their ids in files, the same on all ranks.
+    """
 
-def write(folder: str, rank: int, world_size: int, ids: Sequence[str], holders: Any) -> None:
-    """Writes this rank's file of the holders' parts; `ids` are the same on all ranks."""
-    with flushed(file_of(folder, rank, world_size)) as opened:
-        with zipfile.ZipFile(opened, "w") as archive:
-            for holder_id, holder in zip(ids, holders, strict=True):
-                for part in parts_of(holder):
-                    _write_part(archive, holder_id, part)
+    def __init__(self, name: str, holders: Sequence[Holder], ids: Sequence[str]):
+        self.name, self._holders, self._ids = name, list(holders), list(ids)
 
+    def write(self, folder: str) -> dict[str, Any]:
+        """Writes this rank's slices."""
+        communicator = comm.current()
+        return array_files.write(folder, communicator.rank, communicator.world_size, self._blocks())
 
-@contextlib.contextmanager
-def flushed(file: pathlib.Path) -> Iterator[BinaryIO]:
-    """A scope that writes a file, and flushes it to the disk; an OSError names the file."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with open(file, "wb") as opened:
-            yield opened
-            opened.flush()
-            os.fsync(opened.fileno())
-    except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(file)) from error
+    def _blocks(self):
+        for holder_id, holder in zip(self._ids, self._holders, strict=True):
+            for part in parts_of(holder):
+                for start, stop in blocks_of(part) if part.written else ():
+                    offset = part.first_row - part.rows[0]
+                    block = tf.gather(part.variable, tf.range(start + offset, stop + offset))
+                    block = tf.cast(block, tf.float32) if block.dtype == tf.bfloat16 else block
+                    slice_ = (*part.shape, start, stop, *part.columns)
+                    yield ",".join(map(str, (holder_id, part.key, *slice_))), block.numpy()
 
-
-def file_of(folder: str, rank: int, world_size: int) -> pathlib.Path:
-    """The path of one rank's file."""
-    return pathlib.Path(folder) / f"{rank}-of-{world_size}.npz"
+    def finish(self, folder: str, entries: Sequence[dict[str, Any]]) -> None:
+        """Lists the files of all ranks."""
+        array_files.finish(folder, entries)
 
 
 def blocks_of(part: Part) -> Iterator[tuple[int, int]]:
@@ -280,35 +112,192 @@ def blocks_of(part: Part) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-def _write_part(archive, holder_id, part):
-    for start, stop in blocks_of(part) if part.written else ():
-        offset = part.first_row - part.rows[0]
-        block = tf.gather(part.variable, tf.range(start + offset, stop + offset))
-        block = tf.cast(block, tf.float32) if block.dtype == tf.bfloat16 else block
-        name = ",".join(map(str, (holder_id, part.key, *part.shape, start, stop, *part.columns)))
-        with archive.open(f"{name}.npy", "w", force_zip64=True) as opened:
-            np.lib.format.write_array(opened, block.numpy(), allow_pickle=False)
-
-
 # ---- reading ----
 
 
-def note_of(path: str) -> dict | None:
-    """The note of a checkpoint on its dense tables; None if it has none."""
-    reader = tf.train.load_checkpoint(path)
-    return json.loads(reader.get_tensor(KEY)) if reader.has_tensor(KEY) else None
+class Block(NamedTuple):
+    """A slice of a whole table in a file."""
+
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+    name: str  # of the array
+    rank: int  # that has written it
 
 
-def unreached(objects: Sequence[Any], variables: Sequence[Any]) -> list[str]:
-    """Names of holders that own one of the variables but are not among the objects."""
-    reached, known = {id(each) for each in objects}, {id(each) for each in variables}
-    return [
-        holder.name
-        for holder in list(_holders)
-        if id(holder) not in reached and known & {id(v) for v in holder.own_variables()}
+class Slice(NamedTuple):
+    """A slice of a whole table inside a file."""
+
+    shape: tuple[int, int]  # of the whole table
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+    read: Callable[[], np.ndarray]
+
+
+class Stored:
+    """The dense tables of one save.
+
+    Args:
+        found: By holder's id and part's key: the shape of the whole, and its blocks.
+        arrays: Yields, for blocks that it is given, each with its value.
+        identity: As in `Prepared`.
+    """
+
+    def __init__(
+        self,
+        found: Mapping[tuple[str, str], tuple[tuple[int, int], list[Block]]],
+        arrays: Callable[[Iterable[Block]], Iterator[tuple[Block, np.ndarray]]],
+        identity: str = "",
+    ):
+        self._found, self._arrays, self.identity = found, arrays, identity
+
+    @classmethod
+    def of_folder(cls, path: str, world_size: int, listed: bool) -> Stored:
+        """Of a folder that `world_size` ranks have written.
+
+        Each rank compares the SHA-256 of some files, so that together they compare all. The blocks
+        that a rank reads have a CRC-32 besides.
+
+        Raises:
+            OSError, ValueError: a file is missing or damaged; names the file.
+        """
+        folder, communicator = Folder(path, world_size, listed), comm.current()
+        folder.check(range(communicator.rank, world_size, communicator.world_size))
+        found: dict[tuple[str, str], tuple[tuple[int, int], list[Block]]] = {}
+        for rank in range(world_size):
+            with folder.open(rank) as archive:
+                for name in archive.files:
+                    holder, key, *numbers = name.split(",")
+                    rows, columns, *slice_ = map(int, numbers)
+                    blocks = found.setdefault((holder, key), ((rows, columns), []))[1]
+                    a, b, c, d = slice_
+                    blocks.append(Block((a, b), (c, d), name, rank))
+
+        def arrays(blocks):
+            blocks = list(blocks)
+            for rank in sorted({block.rank for block in blocks}):
+                with folder.open(rank) as archive:
+                    for block in blocks:
+                        if block.rank == rank:
+                            yield block, archive[block.name]
+
+        return cls(found, arrays, folder.identity)
+
+    @classmethod
+    def of_slices(cls, slices: Mapping[tuple[str, str], Slice]) -> Stored:
+        """Of slices inside a file, by holder's id and part's key."""
+        found = {
+            (holder, key): (each.shape, [Block(each.rows, each.columns, f"{holder},{key}", 0)])
+            for (holder, key), each in slices.items()
+        }
+
+        def arrays(blocks):
+            for block in blocks:
+                holder, key = block.name.split(",", 1)
+                yield block, slices[holder, key].read()
+
+        return cls(found, arrays)
+
+    def slot_names(self, read_as: str) -> set[str]:
+        """The names of the holder's slot variables in the save."""
+        keys = [key for name, key in self._found if name == read_as]
+        return {key.partition(".")[2] for key in keys if "." in key}
+
+    def check_tables(self, holder: Holder, read_as: str, parts: Sequence[Part]) -> None:
+        """Raises ValueError unless a holder's tables are the same and its parts are complete.
+
+        Args:
+            read_as: The holder's id in the save.
+            parts: The parts of this rank.
+        """
+        received = {
+            key: tuple(shape)
+            for (name, key), (shape, _) in self._found.items()
+            if name == read_as and "." not in key
+        }
+        expected = holder.shapes()
+        if received.keys() != expected.keys():
+            missing, more = (sorted(a.keys() - b.keys(), key=int) for a, b in
+                             ((expected, received), (received, expected)))  # fmt: skip
+            raise ValueError(
+                f"A checkpoint must have the tables of layer '{holder.name}'. Received: one "
+                f"without tables {missing} and with extra tables {more} (numbers in `embeddings`)"
+            )
+        for key, shape in expected.items():  # checks all tables, so that ranks agree
+            if received[key] != shape:
+                raise ValueError(
+                    f"A checkpoint must have the tables of layer '{holder.name}' in their shapes. "
+                    f"Received: '{key}' of shape {received[key]} for a table of shape {shape}"
+                )
+        self._check_parts(holder, read_as, [part for part in parts if "." not in part.key])
+
+    def check_slots(self, holder: Holder, read_as: str, parts: Sequence[Part]) -> None:
+        """Raises ValueError if the save has slot variables, but not all of those of the parts."""
+        slots = [part for part in parts if "." in part.key]
+        missing = sorted({part.key for part in slots if (read_as, part.key) not in self._found})
+        names = self.slot_names(read_as)
+        if missing and names:
+            raise ValueError(
+                f"A checkpoint must have the optimizer's slot variables of layer '{holder.name}'. "
+                f"Received: one without {missing}"
+            )
+        self._check_parts(holder, read_as, slots if names else ())
+
+    def _check_parts(self, holder, read_as, parts):
+        for part in parts:
+            held = sum(_common(block.rows, part.rows) * _common(block.columns, part.columns)
+                       for block in self._found[read_as, part.key][1])  # fmt: skip
+            if held != (part.rows[1] - part.rows[0]) * (part.columns[1] - part.columns[0]):
+                raise ValueError(f"Rows of '{part.key}' of layer '{holder.name}' are missing.")
+
+    def prepare(self, read_as: str, parts: Sequence[Part]) -> Prepared:
+        """Reads parts into memory; `read_as` is their holder's id in the save."""
+        values, wanted = [], []
+        for part in parts:
+            _, blocks = self._found.get((read_as, part.key), (None, None))
+            if blocks is None:
+                continue
+            shape = part.rows[1] - part.rows[0], part.columns[1] - part.columns[0]
+            value = np.empty(shape, part.variable.dtype.as_numpy_dtype)
+            values.append((part, value))
+            wanted += [
+                (block, part, value)
+                for block in blocks
+                if _common(block.rows, part.rows) * _common(block.columns, part.columns)
+            ]
+        found = {block: [(p, v) for b, p, v in wanted if b == block] for block, *_ in wanted}
+        for block, array in self._arrays(found):
+            for part, value in found[block]:
+                _copy(block, array, part, value)
+        return _Values(values, self.identity)
+
+
+def _copy(block, array, part, value):
+    """The elements that a block and a part have in common."""
+    (a, b), (c, d) = block.rows, block.columns
+    array = array.reshape(b - a, d - c)
+    (start, stop), (left, right) = part.rows, part.columns
+    low, high, first, last = max(a, start), min(b, stop), max(c, left), min(d, right)
+    value[low - start : high - start, first - left : last - left] = array[
+        low - a : high - a, first - c : last - c
     ]
 
 
-def parts_to_read(holders: Sequence[Holder]) -> list[tuple[Holder, list[Part]]]:
-    """The holders that the checkpoint being read contains, each with its parts."""
-    return [(holder, parts_of(holder)) for holder in holders if holder.read_as is not None]
+def _common(one, other):
+    return max(0, min(one[1], other[1]) - max(one[0], other[0]))
+
+
+class _Values(Prepared):
+    """Slices in memory."""
+
+    def __init__(self, values, identity):
+        self._values, self.identity = values, identity
+
+    def commit(self):
+        for part, value in self._values:
+            offset = part.first_row - part.rows[0]
+            for start, stop in blocks_of(part):
+                tf.raw_ops.ResourceScatterUpdate(
+                    resource=part.variable.handle,
+                    indices=tf.range(start + offset, stop + offset, dtype=tf.int64),
+                    updates=value[start - part.rows[0] : stop - part.rows[0]],
+                )

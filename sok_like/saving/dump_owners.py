@@ -12,7 +12,7 @@ import numpy as np
 from sok_like.runtime import comm
 from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.process import local_size
-from sok_like.saving.format import manifest
+from sok_like.saving.format import durable, manifest
 from sok_like.table.variable import as_embedding_variable
 
 # The tables that wrote or read the dump in a folder, by folder and table name.
@@ -52,7 +52,8 @@ def check_arguments(variable: Any, filepath: Any, **flags: Any) -> None:
 
 
 def _place(folder, table):
-    return os.path.realpath(folder), table
+    local = durable.local(folder)
+    return os.path.normpath(folder) if local is None else os.path.realpath(local), table
 
 
 def wrote(folder: str, variable: Any) -> None:
@@ -71,7 +72,11 @@ def forget(folder: str, variable: Any) -> None:
 
 
 def check_owner(folder: str, variable: Any) -> None:
-    """Raises ValueError if a dump would replace that of another table of this program."""
+    """Raises ValueError if a dump would replace that of another table of this program.
+
+    Also if nothing can be written there, because there is no file system for the folder's scheme.
+    """
+    durable.exists(folder)
     known = [ref() for ref in _known_by.get(_place(folder, variable.table_name), [])]
     alive = [table for table in known if table is not None]
     if alive and all(table is not variable for table in alive):
@@ -107,8 +112,3 @@ def see_shards(folder: str, entries: Sequence[Any]) -> None:
     if world_size > 1:
         other = (rank + (local_size() % world_size or 1)) % world_size
         manifest.check_bytes(folder, entries[other], other)
-
-
-def explained(error: OSError, table: str) -> OSError:
-    """The same error, with the table's name."""
-    return OSError(error.errno, f"{error.strerror} (dump of table '{table}')", error.filename)

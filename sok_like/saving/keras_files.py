@@ -1,11 +1,12 @@
 """Keras' files on any number of ranks: `.keras`, `.weights.h5`, and `BackupAndRestore`.
 
 On one rank a table's content is inside the file. On several, all ranks make the same call with the
-same path. Rank 0 writes the file, and every rank its part of the tables beside it
-(`transaction.py`). Both kinds can be read at any number of ranks.
+same path. Rank 0 writes the file, and every rank its part of the tables beside it. Both kinds can
+be read at any number of ranks. This module finds the pieces in a model; `transaction.py` keeps the
+promises.
 
 A file is written under another name and renamed, so a killed process leaves the previous one
-intact. Keras has no hook where ranks could agree, so `install` wraps its four functions that write
+intact. Keras has no hook where ranks could agree, so `install.py` wraps its functions that write
 and read files. For models without tables and shards they do what they did.
 """
 
@@ -13,12 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import os
-import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -26,9 +25,10 @@ import tensorflow as tf
 
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
-from sok_like.saving import checkpoints, dense_in_keras, keras_refusals, transaction
-from sok_like.saving.pieces import together
-from sok_like.table.keras_variable import is_keras_3
+from sok_like.saving import dense_in_keras, folders, optimizer_variables, transaction
+from sok_like.saving.format import durable
+from sok_like.saving.hash_pieces import HashPiece
+from sok_like.saving.pieces import Kinds, Piece, Prepared
 from sok_like.table.variable import is_embedding_variable
 
 _FILES = (".keras", ".h5")
@@ -44,38 +44,13 @@ _IN_A_GRAPH = (
 )
 
 
-@functools.cache
-def install() -> None:
-    """Teaches the running Keras' files, and checkpoints, tables and shards; once per process."""
-    checkpoints.install()
-    keras_refusals.install(_kinds)
-    package = "keras.src" if is_keras_3() else "tf_keras.src"
-    library: Any = importlib.import_module(f"{package}.saving.saving_lib")
-    library.save_model = _saving(library.save_model, "a save of a model")
-    library.save_weights_only = _saving(library.save_weights_only, "a save of weights")
-    library.load_model = _loading_model(library.load_model)
-    library.load_weights_only = _loading_weights(library.load_weights_only)
-    library._load_state = _loading_state(library._load_state)
-    walk = "_walk_saveable" if is_keras_3() else "_walk_trackable"
-    setattr(library, walk, _walking(getattr(library, walk)))
-    if is_keras_3():
-        module = importlib.import_module(f"{package}.callbacks.backup_and_restore")
-        cls, method = module.BackupAndRestore, "on_train_end"
-        # Keras checks whether a folder exists and then makes it; another rank may be faster.
-        module.file_utils.makedirs = tf.io.gfile.makedirs
-    else:
-        module = importlib.import_module(f"{package}.distribute.worker_training_state")
-        cls, method = module.WorkerTrainingState, "delete_backup"
-    setattr(cls, method, _by_rank_0(getattr(cls, method)))
-
-
-def _kinds(model):
+def kinds_of(model: Any) -> Kinds:
     """The variables of a model that are not the same on all ranks."""
     try:
         ordinary = _ordinary(model)
     except ValueError:  # tf_keras' models have no variables before they are built
-        return transaction.Kinds(())
-    return transaction.Kinds([*ordinary, *dense_in_keras.holders_of(model)])
+        return Kinds(())
+    return Kinds([*ordinary, *dense_in_keras.holders_of(model)])
 
 
 def _ordinary(model):
@@ -102,29 +77,34 @@ def _check(kinds, call):
 # ---- writing ----
 
 
-def _saving(own, call):
-    @functools.wraps(own)
-    def save(model, filepath, *args, **kwargs):
-        def write(place):
-            return own(model, place, *args, **kwargs)
+def save_model(own: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    """`saving_lib.save_model`."""
+    return _save("a save of a model", own, model, filepath, *args, **kwargs)
 
-        kinds = _kinds(model)
-        if transaction.is_writing() or not kinds or not comm.is_initialized():
-            return write(filepath)
-        _check_eager(call)
-        _check(kinds, call)
-        with dense_in_keras.saving(model):
-            spread = [*kinds.tables, *kinds.holders]
-            return save_together(call, filepath, write, spread, bool(kinds.sharded))
 
-    return save
+def save_weights(own: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    """`saving_lib.save_weights_only`."""
+    return _save("a save of weights", own, model, filepath, *args, **kwargs)
+
+
+def _save(call, own, model, filepath, *args, **kwargs):
+    def write(place):
+        return own(model, place, *args, **kwargs)
+
+    kinds = kinds_of(model)
+    if transaction.is_writing() or not kinds or not comm.is_initialized():
+        return write(filepath)
+    _check_eager(call)
+    _check(kinds, call)
+    with optimizer_variables.of_root(dense_in_keras.optimizers_of(model)):
+        return save_together(call, filepath, write, kinds, bool(kinds.sharded))
 
 
 def save_together(
     call: str,
     filepath: Any,
     write: Callable[[Any], Any],
-    tables: Sequence[Any] = (),
+    kinds: Kinds | None = None,
     collective: bool = True,
 ) -> None:
     """Writes a file on rank 0, and tables beside it; all ranks call it with the same path.
@@ -133,7 +113,7 @@ def save_together(
         call: The user's call, for errors.
         filepath: Path of the file.
         write: Writes a file to the path that it is given.
-        tables: The tables in the file, and the holders of dense tables.
+        kinds: The tables in the file, and the holders of dense tables; None: neither.
         collective: Whether writing involves all ranks. Then the other ranks write, too, to a file
             that is discarded.
 
@@ -144,136 +124,127 @@ def save_together(
     named = isinstance(filepath, (str, os.PathLike))
     path = os.fspath(filepath) if named else ""
     if communicator.world_size == 1:
-        if not named or "://" in path or not path.endswith(_FILES):
+        if not named:
             write(filepath)
             return
         _replaced(path, write)
-        transaction.remove(path)  # of an earlier save by several ranks
+        if path.endswith(_FILES):
+            folders.remove_all(path)  # of an earlier save by several ranks
         return
+    kinds = kinds or Kinds(())
+    pieces: list[Piece] = [HashPiece(table) for table in kinds.tables]
+    pieces += map(dense_in_keras.piece_of, kinds.holders)
 
     def common(references):
         if not named:
             raise TypeError(f"On several ranks `filepath` must be a path. Received: {filepath!r}")
-        with transaction.writing(tables, references):
+        with transaction.writing([*kinds.tables, *kinds.holders], references):
             if communicator.rank == 0:
-                _replaced(path, write) if path.endswith(_FILES) else write(path)
+                _replaced(path, write)
             elif collective:
                 with tempfile.TemporaryDirectory(prefix="sok_save_") as folder:
                     write(os.path.join(folder, os.path.basename(path)))
 
-    transaction.save(call, path, tables, common, dump=_dump)
-
-
-def _dump(table, folder):
-    if hasattr(table, "dense_parts"):
-        agreed(lambda: dense_in_keras.write_beside(table, folder), comm.current())
-    else:
-        transaction.dump_table(table, folder)
+    transaction.save(call, path, pieces, common)
 
 
 def _replaced(path, write):
-    folder, name = os.path.split(path)
+    local = durable.local(path)
+    if local is None or not path.endswith(_FILES):
+        write(path)
+        return
+    folder, name = os.path.split(local)
     aside = os.path.join(folder, f".writing-{name}")
     try:
         write(aside)
         with open(aside, "rb") as file:
             os.fsync(file.fileno())
-        os.replace(aside, path)
+        durable.rename(aside, local)
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(aside)
+        durable.remove(aside)
 
 
 # ---- reading ----
 
 
-def _loading_weights(own):
-    @functools.wraps(own)
-    def load(model, filepath, *args, **kwargs):
-        call, kinds = "a load of weights", _kinds(model)
-        if kinds and comm.is_initialized():
-            _check_eager(call)
-            _check(kinds, call)
-        with _put_back(model if kinds.tables or kinds.holders else None):
-            read = functools.partial(own, model, filepath, *args, **kwargs)
-            return _together(call, bool(kinds), filepath, read)
-
-    return load
-
-
-@contextlib.contextmanager
-def _put_back(model: Any) -> Iterator[None]:
-    """If an error is raised within it, restores the values of ordinary variables, on all ranks."""
-    # An error leaves some of these loaded. Reading a shard would be a collective, and dense tables
-    # of holders are loaded last, when nothing can fail.
-    kept = [
-        (each, np.asarray(each).copy())
-        for each in ([] if model is None else _ordinary(model))
-        if not is_embedding_variable(each) and not hasattr(each, "_sok_shard")
-    ]
-    try:
-        yield
-    except BaseException:
-        for variable, value in kept:
-            variable.assign(value)
-        raise
-
-
-def _loading_state(own):
-    """Wraps Keras' walk through what it loads; it calls itself for inner objects."""
-
-    @functools.wraps(own)
-    def load(saveable, weights_store, assets_store, inner_path, *args, **kwargs):
-        def run():
-            return own(saveable, weights_store, assets_store, inner_path, *args, **kwargs)
-
-        if inner_path:
-            return run()
-
-        def discarded():
-            return bool(kwargs.get("failed_saveables")) and not kwargs.get("skip_mismatch")
-
-        with dense_in_keras.loading(saveable, discarded):
-            return run()
-
-    return load
-
-
-def _walking(own):
-    @functools.wraps(own)
-    def walk(saveable):
-        for name, child in own(saveable):
-            if not dense_in_keras.is_hidden(saveable, name):
-                yield name, child
-
-    return walk
-
-
-def _loading_model(own):
-    @functools.wraps(own)
-    def load(filepath, *args, **kwargs):
-        ours = _names_this_package(filepath)
-        call = "a load of a model"
-        return _together(call, ours, filepath, lambda: own(filepath, *args, **kwargs))
-
-    return load
-
-
-def _together(call, ours, filepath, read):
-    named = isinstance(filepath, (str, os.PathLike))
-    if not ours or not named or not comm.is_initialized():
+def load_weights(own: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    """`saving_lib.load_weights_only`."""
+    call, kinds = "a load of weights", kinds_of(model)
+    read = functools.partial(own, model, filepath, *args, **kwargs)
+    if not kinds or not comm.is_initialized():
         return read()
     _check_eager(call)
-    path, loaded = os.fspath(filepath), []
+    _check(kinds, call)
 
     def run():
-        with transaction.reading(path):
-            loaded.append(read())
+        transaction.prepare(_Replaced(model))
+        return read()
 
-    transaction.agree_on_file(path, comm.current(), call)
-    with together():
-        agreed(run, comm.current(), call)
-    return loaded[0]
+    return transaction.load(call, _path(filepath), run)
+
+
+class _Replaced(Prepared):
+    """The values of a model's ordinary variables, which Keras replaces while it reads."""
+
+    def __init__(self, model):
+        known = _ordinary(model)
+        for optimizer in dense_in_keras.optimizers_of(model):
+            known += optimizer_variables.ordinary(optimizer)
+        self._kept = [(each, _value(each)) for each in known if not is_embedding_variable(each)]
+
+    def commit(self):
+        self._kept.clear()
+
+    def drop(self):
+        for variable, value in self._kept:
+            if hasattr(variable, "_sok_shard"):
+                tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+            else:
+                variable.assign(value)
+
+
+def _value(variable):
+    """A copy of this rank's value; a shard's own `numpy()` would be a collective."""
+    if hasattr(variable, "_sok_shard"):
+        dtype = tf.as_dtype(variable.dtype)
+        return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=dtype).numpy()
+    return np.asarray(variable).copy()
+
+
+def load_state(own: Callable, *args: Any, **kwargs: Any) -> Any:
+    """`saving_lib._load_state`, Keras' walk through what it loads; it calls itself."""
+    # The two Kerases have different names for the first argument.
+    saveable, inner_path = args[0], kwargs["inner_path"] if "inner_path" in kwargs else args[3]
+
+    def discarded():
+        return bool(kwargs.get("failed_saveables")) and not kwargs.get("skip_mismatch")
+
+    if inner_path:
+        return own(*args, **kwargs)
+    with dense_in_keras.loading(saveable, discarded):
+        return own(*args, **kwargs)
+
+
+def walk(own: Callable, *args: Any) -> Iterator[tuple[str, Any]]:
+    """`saving_lib._walk_saveable`: leaves out what a layer writes itself."""
+    for name, child in own(*args):
+        if not dense_in_keras.is_hidden(args[0], name):
+            yield name, child
+
+
+def load_model(own: Callable, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    """`saving_lib.load_model`."""
+    if not comm.is_initialized():
+        return own(filepath, *args, **kwargs)
+    ours, call = _names_this_package(filepath), "a load of a model"
+    if ours:
+        _check_eager(call)
+    read = functools.partial(own, filepath, *args, **kwargs)
+    return transaction.load(call, _path(filepath), read, collective=ours)
+
+
+def _path(filepath):
+    return os.fspath(filepath) if isinstance(filepath, (str, os.PathLike)) else None
 
 
 def _names_this_package(filepath):
@@ -283,43 +254,17 @@ def _names_this_package(filepath):
     return False
 
 
-def path_read() -> str:
-    """The file that Keras is reading at the moment.
-
-    Raises:
-        RuntimeError: its path is not known.
-    """
-    path = transaction.path_read()
-    frame: Any = sys._getframe(1)
-    while path is None and frame is not None:
-        # `load_model` may make the first layer of a process, which calls `install` only then.
-        if frame.f_code.co_name in ("load_model", "load_weights_only"):
-            found = frame.f_locals.get("filepath")
-            path = os.fspath(found) if isinstance(found, (str, os.PathLike)) else None
-        frame = frame.f_back
-    if path is None:
-        raise RuntimeError(
-            "A file that several ranks wrote must be read by its path, as its tables lie beside "
-            "it. Received: a file object"
-        )
-    return path
-
-
 # ---- BackupAndRestore ----
 
 
-def _by_rank_0(own):
-    """Wraps the removal of a backup that ranks share: rank 0 removes it once all are done."""
-
-    @functools.wraps(own)
-    def remove(self, *args, **kwargs):
-        model = getattr(self, "model", None) or getattr(self, "_model", None)
-        communicator = comm.current_or_single()
-        run = functools.partial(own, self, *args, **kwargs)
-        if communicator.world_size == 1 or not _kinds(model):
-            return run()
-        call = "the end of BackupAndRestore"
-        agreed(None, communicator, call)
-        agreed(run if communicator.rank == 0 else None, communicator, call)
-
-    return remove
+def remove_backup(own: Callable, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """The removal of a backup that ranks share: rank 0 removes it once all are done."""
+    model = getattr(self, "model", None) or getattr(self, "_model", None)
+    communicator = comm.current_or_single()
+    run = functools.partial(own, self, *args, **kwargs)
+    if communicator.world_size == 1 or not kinds_of(model):
+        return run()
+    call = "the end of BackupAndRestore"
+    agreed(None, communicator, call)
+    agreed(run if communicator.rank == 0 else None, communicator, call)
+    return None

@@ -6,14 +6,12 @@ overwrite each other's. `overwrite=False` asks the user at a terminal, which ran
 
 from __future__ import annotations
 
-import functools
-import importlib
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from sok_like.runtime import comm
-from sok_like.table.keras_variable import is_keras_3
+from sok_like.saving.keras_files import kinds_of
 
 _OLDER = (
     "Keras' older HDF5 files hold no hash tables, and no tables spread over ranks: use "
@@ -22,67 +20,34 @@ _OLDER = (
 )
 
 
-def install(kinds_of: Callable[[Any], Any]) -> None:
-    """Wraps Keras' functions.
-
-    Args:
-        kinds_of: Returns the `transaction.Kinds` of a model.
-    """
-    package = "keras.src" if is_keras_3() else "tf_keras.src"
-    asking: Any = importlib.import_module(f"{package}.utils.io_utils")
-    asking.ask_to_proceed_with_overwrite = _asking(asking.ask_to_proceed_with_overwrite)
-    if is_keras_3():
-        older: Any = importlib.import_module(f"{package}.legacy.saving.legacy_h5_format")
-        wrapped = {"save_model_to_hdf5": _writing}
-        wrapped |= dict.fromkeys(_READERS, _reading)
-    else:
-        older = importlib.import_module(f"{package}.saving.legacy.save")
-        wrapped = {"save_model": _writing, "save_weights": _writing, "load_weights": _writing}
-    for name, wrap in wrapped.items():
-        setattr(older, name, wrap(getattr(older, name), name.partition("_")[0], kinds_of))
+def write_older(own: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    """A function that writes or reads HDF5 at a path; it refuses before it opens the file."""
+    path, formats = str(filepath), (*args, kwargs.get("save_format"))
+    if path.endswith((".h5", ".hdf5", ".keras")) or "h5" in formats:
+        _check(model, own.__name__, path)
+    return own(model, filepath, *args, **kwargs)
 
 
-_READERS = ("load_weights_from_hdf5_group", "load_weights_from_hdf5_group_by_name")
+def read_older(own: Callable, *args: Any, **kwargs: Any) -> Any:
+    """A function that reads an open HDF5 file; its second argument is the model."""
+    _check(kwargs["model"] if "model" in kwargs else args[1], own.__name__)
+    return own(*args, **kwargs)
 
 
-def _check(model, call, kinds_of, path=""):
+def _check(model, function, path=""):
     kinds = kinds_of(model)
     if kinds.tables or ((kinds.holders or kinds.own) and comm.current().world_size > 1):
+        call = f"a {function.partition('_')[0]}"
         path = path and f" with the path {path!r}"
-        raise NotImplementedError(_OLDER.format(call=f"a {call}", name=model.name, path=path))
+        raise NotImplementedError(_OLDER.format(call=call, name=model.name, path=path))
 
 
-def _writing(own, call, kinds_of):
-    """Wraps a function of a model and a path; it refuses before it opens the file."""
-
-    @functools.wraps(own)
-    def run(model, filepath, *args, **kwargs):
-        path, formats = str(filepath), (*args, kwargs.get("save_format"))
-        if path.endswith((".h5", ".hdf5", ".keras")) or "h5" in formats:
-            _check(model, call, kinds_of, path)
-        return own(model, filepath, *args, **kwargs)
-
-    return run
-
-
-def _reading(own, call, kinds_of):
-    @functools.wraps(own)
-    def run(file, model, *args, **kwargs):
-        _check(model, call, kinds_of)
-        return own(file, model, *args, **kwargs)
-
-    return run
-
-
-def _asking(own):
-    @functools.wraps(own)
-    def ask(filepath):
-        alone = comm.current_or_single().world_size == 1
-        if alone or (sys.stdin is not None and sys.stdin.isatty()):
-            return own(filepath)
-        raise FileExistsError(
-            "With `overwrite=False` the file must not exist, as no user can be asked on several "
-            f"ranks. Received: {str(filepath)!r}, which exists"
-        )
-
-    return ask
+def ask(own: Callable, filepath: Any) -> bool:
+    """`ask_to_proceed_with_overwrite`."""
+    alone = comm.current_or_single().world_size == 1
+    if alone or (sys.stdin is not None and sys.stdin.isatty()):
+        return own(filepath)
+    raise FileExistsError(
+        "With `overwrite=False` the file must not exist, as no user can be asked on several "
+        f"ranks. Received: {str(filepath)!r}, which exists"
+    )

@@ -1,90 +1,94 @@
-"""Restores several tables in one call: every table takes its new content, or none does.
+"""The contract between what is saved, how ranks agree on it, and where it is saved.
 
-    with together():                     a call that reads several tables
-        restored(table, content, ...)    content made aside; the table is unchanged
-    ...                                  at the end all of them take it, which cannot fail
+    piece       one kind of state: a hash table, dense tables, variables of one rank
+    transaction what is promised of all pieces of a call: whole, checked, on all ranks or none
+    container   a Keras file, a checkpoint, a v1 Saver: finds pieces and hands them over
 
-Until then the old and the new content of all these tables are in memory. If tables are empty, as at
-the start of a program, that is the new content alone.
+A piece reads and writes this rank's part. It makes no promise and talks to no other rank.
 """
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
-import tensorflow as tf
-
-from sok_like.runtime.attributes import attributes
-from sok_like.runtime.steps import text_of
+from sok_like.table.variable import is_embedding_variable, unwrap
 
 
-class _Aside(NamedTuple):
-    table: Any
-    content: Any  # the result of `read_aside`
-    then: Callable[[], None] | None
+class Prepared:
+    """New content that lies ready; the present content is still in use.
 
-
-class _Calls(threading.local):
-    """The call of a thread whose restores wait: none, or one."""
-
-    waiting: dict[int, _Aside] | None = None
-
-
-_calls = _Calls()
-
-
-@contextlib.contextmanager
-def together() -> Iterator[None]:
-    """A scope in which eager restores wait for its end; an exception discards them.
-
-    The end is not a collective: callers on several ranks agree first that all of them reached it.
-    A scope within another joins the outer one. In a graph it has no effect.
+    Attributes:
+        identity: The same on ranks that have read the same files.
+        may_fail: True for objects of others, whose `commit` may raise. They take theirs first.
+        target: The object that takes the content; of two contents of one object, the later counts.
     """
-    if _calls.waiting is not None or not tf.executing_eagerly():
-        yield
-        return
-    waiting: dict[int, _Aside] = {}
-    with attributes(_calls, {"waiting": waiting}):
-        yield
-    for aside in waiting.values():
-        aside.table.take_aside(aside.content)
-        if aside.then is not None:
-            aside.then()
+
+    identity: str = ""
+    target: Any = None
+    may_fail: bool = False
+
+    def commit(self) -> None:
+        """Replaces the present content; cannot fail. Nothing is read from a file any more."""
+        raise NotImplementedError
+
+    def drop(self) -> None:
+        """Frees the new content: the present one stays."""
 
 
-def expected() -> bool:
-    """Whether a restore by this thread now is one of several."""
-    return _calls.waiting is not None and tf.executing_eagerly()
+class Piece(Protocol):
+    """A part of a program's state that ranks store in files of their own.
 
-
-def restored(table: Any, content: Any, then: Callable[[], None] | None = None) -> None:
-    """Lets `table` take the content at the end of the call; of two, the later.
-
-    Args:
-        table: EmbeddingVariable.
-        content: The result of its `read_aside`, which reported no problem.
-        then: Called afterwards.
+    Attributes:
+        name: Part of the folder's name, and for errors; the same on all ranks.
     """
-    assert _calls.waiting is not None
-    _calls.waiting[id(table)] = _Aside(table, content, then)
+
+    name: str
+
+    def write(self, folder: str) -> dict[str, Any]:
+        """Writes this rank's file into a new folder, and flushes it to the disk.
+
+        Returns:
+            `file` (its name), `bytes` and `sha256`.
+        """
+
+    def finish(self, folder: str, entries: Sequence[dict[str, Any]]) -> None:
+        """Lists the files, which all ranks have seen, in the folder. Rank 0 calls it.
+
+        Args:
+            entries: What `write` has returned, by rank.
+        """
+
+    def prepare(self, folder: str) -> Prepared:
+        """Reads this rank's part, and verifies every byte of it.
+
+        Raises:
+            OSError, ValueError: a file is missing, damaged or does not fit; names the file.
+        """
 
 
-def restore_snapshot(table: Any, **content: Any) -> Any:
-    """`table.load_snapshot(**content)`, together with the other tables of the call.
+class Kinds:
+    """The variables, out of some given ones, that are not the same on all ranks.
 
-    Raises:
-        tf.errors.ResourceExhaustedError: the table may not hold so many keys, or memory is short.
-        tf.errors.InvalidArgumentError: the content does not fit. Neither error changes the table.
+    Attributes:
+        tables: EmbeddingVariables, each once.
+        sharded: Shards of a ModelParallel. The common part holds their whole values.
+        own: Other variables of single ranks, such as tables of `dist_model_parallel`.
+        holders: Holders of dense tables, as checkpoints find them (`dense_pieces.py`).
     """
-    if not expected():
-        return table.load_snapshot(**content)
-    aside, problem = table.read_aside(**content)
-    code, _, text = text_of(problem).decode().partition(": ")
-    if code == "RESOURCE_EXHAUSTED":
-        raise tf.errors.ResourceExhaustedError(None, None, text)
-    if code:
-        raise tf.errors.InvalidArgumentError(None, None, text)
-    return restored(table, aside)
+
+    def __init__(self, variables: Iterable[Any]):
+        variables = list(variables)
+        unwrapped = [unwrap(each) for each in variables if is_embedding_variable(each)]
+        self.tables = list({id(table): table for table in unwrapped}.values())
+        others = [each for each in variables if not is_embedding_variable(each)]
+        self.sharded = [each for each in others if hasattr(each, "_sok_shard")]
+        self.own = [
+            each
+            for each in others
+            if getattr(each, "de_local", False) and not hasattr(each, "_sok_shard")
+        ]
+        self.holders = [each for each in others if hasattr(each, "dense_parts")]
+
+    def __bool__(self):
+        return bool(self.tables or self.sharded or self.own or self.holders)

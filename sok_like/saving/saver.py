@@ -14,7 +14,6 @@ A failure on one rank raises on all of them, before anything was replaced.
 from __future__ import annotations
 
 import os
-import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,14 +22,13 @@ import tensorflow as tf
 
 from sok_like.runtime import comm, native
 from sok_like.runtime.steps import Steps, text_of
-from sok_like.saving import delta_saver, dump_owners, pieces, streams
+from sok_like.saving import delta_saver, dump_owners, hash_pieces, streams
 from sok_like.saving import sok1_files as files_of_sok1
 from sok_like.saving.dump_owners import (
     check_arguments,
     checked,
     same_dump,
 )
-from sok_like.saving.format import deltas, manifest
 from sok_like.table.export_assign import assign
 from sok_like.table.keys import as_rows
 
@@ -197,7 +195,7 @@ class Reading:
             verify=same_dump,
             undo=self._drop,
         )
-        aside, problem = variable.read_aside(made, **_NOTHING)
+        aside, problem = variable.read_aside(made, **hash_pieces.NOTHING)
         self.steps.take(
             lambda _, text: streams.see_problem(text_of(text)), [problem], verify=self._finished
         )
@@ -205,29 +203,16 @@ class Reading:
             self.aside = tf.identity(aside)
 
     def _read(self, _, handed):
-        variable, folder = self.variable, os.fspath(self._filepath)
-        name = (manifest.only_table(folder) if self._any_name else None) or variable.table_name
-        dump = _dump_of(variable, folder, name)
-        ranks = self._communicator.rank, self._communicator.world_size
-        what = f"restore of table '{variable.table_name}'"
-        content = deltas.content_of(dump, *ranks, variable.dim, what)
-        # Deltas may follow unless state was left out.
-        self._last = (dump.deltas or [dump])[-1].name
-        rest, parts = self._checked(content.rest), map(self._checked, content.parts())
-        self._made = streams.make_aside(handed, rest, content.num_keys, parts)
-        keep = dump.may_grow and not self._rows_only
-        return {"dump": dump.identity}, np.int64(self._made), np.bool_(keep)
+        options = self._rows_only, self._any_name
+        found = hash_pieces.make_aside(
+            self.variable, os.fspath(self._filepath), int(handed), *options
+        )
+        self._made, self._last = found.made, found.last
+        return {"dump": found.identity}, np.int64(found.made), np.bool_(found.may_grow)
 
     def _drop(self):
         streams.drop_aside(self._made)
         self._made = 0
-
-    def _checked(self, shard):
-        _check_keys(shard.keys, self.variable)
-        if self._rows_only:
-            shard.slot_rows, shard.slot_names, shard.slot_widths = shard.slot_rows[:, :0], [], []
-            shard.optimizer_step = 0
-        return shard
 
     def _finished(self, _):
         dump_owners.read(os.fspath(self._filepath), self.variable)
@@ -241,57 +226,12 @@ class Reading:
         if number > 0:
             delta_saver.remember(self.variable, self._last, int(number))
 
-    def keep_changes(self) -> None:
-        """Does both. Eager only."""
-        self.remember(None, self.number())
-
 
 def restored(reading: Reading) -> tf.Tensor:
-    """The second half of a restore, at once or together with other tables; `'OK'`."""
-    if pieces.expected():
-        pieces.restored(reading.variable, reading.aside, reading.keep_changes)
-        return tf.constant("OK")
+    """The second half of a restore; `'OK'`."""
     with reading.steps.done():
         taken = reading.variable.take_aside(reading.aside)
     with tf.control_dependencies([taken] if isinstance(taken, tf.Operation) else []):
         number = reading.number()
     reading.steps.take(reading.remember, [number])
     return reading.steps.end("OK")
-
-
-# Arguments of `read_aside` for a table that was made part by part.
-_NOTHING: dict[str, Any] = {
-    "keys": np.zeros([0], np.int64),
-    "rows": np.zeros([0], np.float32),
-    "slot_rows": np.zeros([0], np.float32),
-    "slot_names": np.zeros([0], object),
-    "slot_widths": np.zeros([0], np.int64),
-}
-
-
-def _dump_of(variable, folder, name):
-    """The dump of the table: one of this package, otherwise one of SOK 1.x."""
-    try:
-        return manifest.read_manifest(folder, name, variable.dim)
-    except FileNotFoundError:
-        # Files for SOK 1.x beside a dump, or a part of one, belong to it and have no slot rows.
-        ours = any(pathlib.Path(folder).glob("*.json"))
-        if ours or manifest.has_shards(folder, variable.table_name):
-            raise
-        old = files_of_sok1.find(folder, variable.table_name, variable.key_dtype.as_numpy_dtype)
-        if old is None:
-            raise
-        return old
-
-
-def _check_keys(keys, variable):
-    """Raises ValueError if lookups with the table's key dtype could not reach a key."""
-    dtype = variable.key_dtype.as_numpy_dtype
-    if np.dtype(dtype).itemsize == 8:
-        return
-    known = keys.astype(dtype).astype(np.int64) == keys
-    if not known.all():
-        raise ValueError(
-            f"Table '{variable.table_name}' has keys of {variable.key_dtype.name}. Received: a "
-            f"dump with key {int(keys[~known][0])}"
-        )

@@ -15,10 +15,8 @@ then the keys. So if both files are there, they belong together.
 from __future__ import annotations
 
 import dataclasses
-import glob
 import hashlib
 import os
-import pathlib
 import re
 import secrets
 from collections.abc import Sequence
@@ -28,9 +26,10 @@ import numpy as np
 
 from sok_like.runtime.comm import Communicator
 from sok_like.runtime.steps import Steps
+from sok_like.saving.format import durable
 from sok_like.saving.format.manifest import file_stem
 from sok_like.saving.format.part_file import write_part
-from sok_like.saving.format.shard_file import Shard, sync_folder
+from sok_like.saving.format.shard_file import Shard
 from sok_like.saving.format.shard_reader import ShardFile, ShardInMemory
 
 _KEYS, _VALUES = "_keys.file", "_values.file"
@@ -40,20 +39,21 @@ _KEYS, _VALUES = "_keys.file", "_values.file"
 class Sok1Dump:
     """A pair of files, with the interface of a dump of one shard."""
 
-    keys_file: pathlib.Path
+    keys_file: str
     table: str
     key_dtype: np.dtype
 
     @property
-    def files(self) -> list[pathlib.Path]:
+    def files(self) -> list[str]:
         """The one file that stands for both."""
         return [self.keys_file]
 
     @property
     def identity(self) -> str:
         """The same on ranks that see the same files."""
-        sizes = [os.path.getsize(path) for path in (self.keys_file, self._values_file())]
-        return hashlib.sha256(repr((self.keys_file.name, sizes)).encode()).hexdigest()
+        sizes = [durable.size(path) for path in (self.keys_file, self._values_file())]
+        name = os.path.basename(self.keys_file)
+        return hashlib.sha256(repr((name, sizes)).encode()).hexdigest()
 
     @property
     def deltas(self) -> list[Any]:
@@ -70,7 +70,7 @@ class Sok1Dump:
             ValueError: the sizes do not fit the table, or a key occurs twice.
         """
         values_file = self._values_file()
-        sizes = [os.path.getsize(path) for path in (self.keys_file, values_file)]
+        sizes = [durable.size(path) for path in (self.keys_file, values_file)]
         num_keys, rest = divmod(sizes[0], self.key_dtype.itemsize)
         if rest or sizes[1] != 4 * dim * num_keys:
             raise ValueError(
@@ -78,20 +78,31 @@ class Sok1Dump:
                 f"so {self.keys_file} and {values_file} must hold {self.key_dtype.itemsize} and "
                 f"{4 * dim} bytes for each key. Received: {sizes[0]} and {sizes[1]} bytes"
             )
-        keys = np.fromfile(self.keys_file, self.key_dtype.newbyteorder("<")).astype(np.int64)
+        dtype = self.key_dtype.newbyteorder("<")
+        keys = np.frombuffer(durable.read(self.keys_file), dtype).astype(np.int64)
         if len(np.unique(keys)) != num_keys:
             raise ValueError(f"{self.keys_file} must hold each key once")
-        rows: np.ndarray = np.zeros([0, dim], np.float32)
-        if num_keys:
-            rows = np.memmap(values_file, "<f4", "r", shape=(num_keys, dim))
+        rows: Any = _Rows(values_file, (num_keys, dim))
         return ShardInMemory(Shard(keys, rows, np.zeros([num_keys, 0], np.float32), [], []))
 
     def _values_file(self):
-        name = self.keys_file.name.removesuffix(_KEYS) + _VALUES
-        path = self.keys_file.with_name(name)
-        if not path.exists():
+        path = self.keys_file.removesuffix(_KEYS) + _VALUES
+        if not durable.exists(path):
             raise FileNotFoundError(f"The keys {self.keys_file} need {path}, which is missing")
         return path
+
+
+class _Rows:
+    """Rows in a file; a slice of them is read."""
+
+    def __init__(self, path: str, shape: tuple[int, int]):
+        self._path, self.shape = path, shape
+
+    def __getitem__(self, positions: slice) -> np.ndarray:
+        begin, end, _ = positions.indices(self.shape[0])
+        rows = np.empty([max(0, end - begin), self.shape[1]], "<f4")
+        durable.read_into(self._path, 4 * self.shape[1] * begin, rows)
+        return rows
 
 
 def find(filepath: str, table: str, key_dtype: Any) -> Sok1Dump | None:
@@ -103,20 +114,20 @@ def find(filepath: str, table: str, key_dtype: Any) -> Sok1Dump | None:
     Raises:
         FileNotFoundError: the folder has files of SOK 1.x, but none is certain to be this table's.
     """
-    path, key_dtype = pathlib.Path(filepath), np.dtype(key_dtype)
-    if path.name.endswith(_KEYS) and path.is_file():
+    path, key_dtype = os.fspath(filepath), np.dtype(key_dtype)
+    if path.endswith(_KEYS) and durable.exists(path) and not durable.is_folder(path):
         return Sok1Dump(path, table, key_dtype)
-    named = path / f"{_stem(table)}{_KEYS}"
-    if named.is_file():
-        return Sok1Dump(named, table, key_dtype)
-    files = sorted(path.glob(f"*{_KEYS}"))
+    files = [name for name in durable.names(path) if name.endswith(_KEYS)]
     if not files:
         return None
-    if len(files) == 1 and re.fullmatch(rf"EmbeddingVariable(_\d+)?{_KEYS}", files[0].name):
-        return Sok1Dump(files[0], table, key_dtype)
+    own = f"{_stem(table)}{_KEYS}"
+    if own in files:
+        return Sok1Dump(durable.join(path, own), table, key_dtype)
+    if len(files) == 1 and re.fullmatch(rf"EmbeddingVariable(_\d+)?{_KEYS}", files[0]):
+        return Sok1Dump(durable.join(path, files[0]), table, key_dtype)
     raise FileNotFoundError(
         f"The dump of SOK 1.x for table '{table}' must be named: give the path of its key file. "
-        f"Received: {filepath} with {[file.name for file in files]}"
+        f"Received: {filepath} with {files}"
     )
 
 
@@ -149,42 +160,49 @@ def write(
         RuntimeError: as in `Steps.take`; then there is no file of keys.
     """
     rank, key_dtype = communicator.rank, np.dtype(key_dtype)
-    aside: list[pathlib.Path] = []
+    aside: list[str] = []
 
     def target(kind):
-        return pathlib.Path(filepath) / f"{_stem(table)}{kind}"
+        return durable.join(filepath, f"{_stem(table)}{kind}")
 
     def count(_):
         if rank == 0:
-            target(_KEYS).unlink(missing_ok=True)
-        return {"keys": shard[1], "dump": f"{secrets.randbits(62):016x}"}
+            durable.remove(target(_KEYS))
+        return {"file": shard[0], "keys": shard[1], "dump": f"{secrets.randbits(62):016x}"}
 
     def write_mine(told):
-        first = sum(message["keys"] for message in told[:rank])
         aside.clear()
-        kinds = (_KEYS, "keys", key_dtype), (_VALUES, "rows", np.dtype(np.float32))
-        mine = ShardFile(shard[0], dim)
-        for kind, array, dtype in kinds:
-            path, begin = target(kind).with_suffix(f".{told[0]['dump']}.tmp"), first
-            aside.append(path)
-            for part in mine.parts(array):
-                write_part(path, part.astype(dtype), begin, table)
-                begin += len(part)
+        for kind, array, dtype in ((_KEYS, "keys", key_dtype), (_VALUES, "rows", np.float32)):
+            aside.append(f"{_aside(target(kind))}.{told[0]['dump']}.tmp")
+            if durable.local(aside[-1]) is not None:
+                begin = sum(message["keys"] for message in told[:rank])
+                for part in ShardFile(shard[0], dim).parts(array):
+                    write_part(aside[-1], part.astype(dtype), begin, table)
+                    begin += len(part)
+            elif rank == 0:  # elsewhere a file cannot be written by several ranks
+                with durable.written(aside[-1]) as file:
+                    for message in told:
+                        for part in ShardFile(message["file"], dim).parts(array):
+                            file.write(part.astype(dtype).tobytes())
 
     def remove_mine():
         for path in aside:
-            path.unlink(missing_ok=True)
+            durable.remove(path)
 
     def publish(_):
         if rank == 0:
             for kind, path in reversed(list(zip((_KEYS, _VALUES), aside, strict=True))):
-                os.replace(path, target(kind))
+                durable.rename(path, target(kind))
                 # Left by killed processes.
-                for old in path.parent.glob(f"{glob.escape(target(kind).stem)}.*.tmp"):
-                    if re.fullmatch(r"\.[0-9a-f]{16}\.tmp", old.name[len(target(kind).stem) :]):
-                        old.unlink(missing_ok=True)
-            sync_folder(pathlib.Path(filepath))
+                stem = re.escape(os.path.basename(_aside(target(kind))))
+                for name in durable.names(filepath):
+                    if re.fullmatch(stem + r"\.[0-9a-f]{16}\.tmp(\.tmp)?", name):
+                        durable.remove(durable.join(filepath, name))
 
     steps.take(count)
     steps.take(write_mine, undo=remove_mine)
     steps.take(publish, undo=remove_mine)
+
+
+def _aside(target):
+    return target.removesuffix(".file")

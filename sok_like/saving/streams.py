@@ -10,6 +10,7 @@ lookups that insert nothing go on.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import ctypes
 import functools
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from sok_like.runtime import native
-from sok_like.saving.format.shard_file import Column, Shard
+from sok_like.saving.format.shard_file import BY_KEY, Shard, unread
 
 _INT64, _POINTER = ctypes.c_int64, ctypes.c_void_p
 
@@ -119,7 +120,7 @@ def make_aside(number: int, rest: Shard, num_keys: int, parts: Iterable[Shard]) 
     library, made = _library(), _POINTER()
     see_problem(library.sok_aside_open(int(number), num_keys, ctypes.byref(made)))
     try:
-        for part in parts:
+        for part in _ahead(parts):
             _import(library, made, part)
         _import(library, made, rest)
         return library.sok_aside_keep(made)
@@ -130,6 +131,16 @@ def make_aside(number: int, rest: Shard, num_keys: int, parts: Iterable[Shard]) 
 def drop_aside(number: int) -> None:
     """Frees what `make_aside` made, if it will not be taken."""
     _library().sok_aside_drop(number)
+
+
+def _ahead(items):
+    """The items; the next one is made on a thread while the present one is used."""
+    items = iter(items)
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        coming = threads.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = threads.submit(next, items, None)
+            yield item
 
 
 def _import(library, made, shard):
@@ -155,35 +166,31 @@ def _import(library, made, shard):
 
 
 def _shard_of(library, stream, about, dim, since):
-    def keys(begin, end, _):
-        found = np.empty([end - begin], np.int64)
-        see_problem(library.sok_stream_keys(stream, end - begin, found.ctypes.data))
-        return found
+    def read(num_rows):
+        for begin in range(0, about.num_keys, num_rows):
+            n = min(num_rows, about.num_keys - begin)
+            found = {
+                name: np.empty([n, *array.shape[1:]], array.dtype)
+                for name, array in shard.by_key().items()
+            }
+            keys = found["keys"].ctypes.data
+            see_problem(library.sok_stream_keys(stream, n, keys))
+            others = (found.get(name) for name in BY_KEY[1:])
+            wanted = [a.ctypes.data if a is not None and a.size else None for a in others]
+            see_problem(library.sok_stream_rows(stream, begin, keys, n, *wanted))
+            yield found
 
-    def column(place, width, dtype):
-        def part(begin, end, keys):
-            found = np.empty([end - begin, width], dtype)
-            wanted: list[Any] = [None, None, None]
-            wanted[place] = found.ctypes.data
-            given = begin, keys.ctypes.data, end - begin
-            see_problem(library.sok_stream_rows(stream, *given, *wanted))
-            return found
-
-        return Column((about.num_keys, width), dtype, part)
-
-    slot_rows: Any = column(1, about.slot_width, np.float32)
-    if not about.slot_width:
-        slot_rows = np.zeros([about.num_keys, 0], np.float32)
     shard = Shard(
-        Column((about.num_keys,), np.int64, keys),
-        column(0, dim, np.float32),
-        slot_rows,
+        unread((about.num_keys,), np.int64),
+        unread((about.num_keys, dim), np.float32),
+        unread((about.num_keys, about.slot_width), np.float32),
         [about.slot_names[i].decode() for i in range(about.num_slots)],
         _copied(about.slot_widths, [about.num_slots], np.int64).tolist(),
+        read=read,
     )
     shard.optimizer_step, shard.initial_row_scale = about.optimizer_step, about.initial_row_scale
     if about.has_records:
-        shard.records = column(2, 3, np.int64)
+        shard.records = unread((about.num_keys, 3), np.int64)
         shard.waiting = _copied(about.waiting, [about.num_waiting, 3], np.int64)
         shard.counters = _copied(about.counters, [about.num_counters], np.int64)
         shard.step = about.step

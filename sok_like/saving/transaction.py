@@ -1,11 +1,18 @@
-"""Tables beside a file of TensorFlow or Keras: the files of a save by several ranks.
+"""What all saves and loads promise, kept in one place for every kind of state and of file.
 
-    model.keras                          the common part, written by rank 0; it names the dumps
-    model.keras.tables/user.3f2a9c0b/    a dump of table 'user', as `sok.Saver` writes it
+    model.keras                          the common part, written by rank 0; it names the folders
+    model.keras.tables/user.3f2a9c0b/    a piece of several ranks, such as a dump of table 'user'
 
-All ranks make the same call with the same path. Every save writes new dumps. Then rank 0 puts the
-common part in its place: from that instant the save is valid. Only then are the earlier dumps
-removed. So a process that is killed at any instant leaves the last finished save intact.
+All ranks make the same call with the same path.
+
+    save   agree on call, path and pieces | every rank writes its parts, flushed | every file is
+           seen, with its SHA-256, by a rank that did not write it | rank 0 puts the common part in
+           its place by one rename: from that instant the save is valid | earlier folders go
+    load   agree on the file | every rank prepares all pieces: it reads and verifies every byte that
+           it will use | all agree | every rank commits, which cannot fail, or drops everything
+
+So a process that is killed at any instant leaves the last finished save intact, and a load changes
+everything on all ranks, or nothing on any.
 """
 
 from __future__ import annotations
@@ -13,161 +20,241 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import pathlib
-import secrets
-import shutil
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import tensorflow as tf
 
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
 from sok_like.runtime.attributes import attributes
-from sok_like.saving import dump_owners, saver
-from sok_like.saving.format import manifest
-from sok_like.table.variable import is_embedding_variable, unwrap
+from sok_like.saving import dump_owners, folders
+from sok_like.saving.format import durable
+from sok_like.saving.pieces import Piece, Prepared
 
-SUFFIX = ".tables"
+_T = TypeVar("_T")
 _SAME_PATH = (
     "All ranks must save to the same path, on a file system that they share; if the path "
     "contains a metric, put `sok.callbacks.MetricAverage()` first in the list of callbacks. "
     "Received: {here!r} on rank {rank} and {first!r} on rank 0"
 )
+# What `agreed` raises on all ranks, once all of them have said how far they have come.
+_ON_ALL_RANKS = (RuntimeError, tf.errors.ResourceExhaustedError)
 
 
-class Kinds:
-    """The variables, out of some given ones, that are not the same on all ranks.
-
-    Attributes:
-        tables: EmbeddingVariables, each once.
-        sharded: Shards of a ModelParallel. The common part holds their whole values.
-        own: Other variables of single ranks, such as tables of `dist_model_parallel`.
-        holders: Holders of dense tables, as checkpoints find them (`dense_pieces.py`).
-    """
-
-    def __init__(self, variables: Iterable[Any]):
-        variables = list(variables)
-        unwrapped = [unwrap(each) for each in variables if is_embedding_variable(each)]
-        self.tables = list({id(table): table for table in unwrapped}.values())
-        others = [each for each in variables if not is_embedding_variable(each)]
-        self.sharded = [each for each in others if hasattr(each, "_sok_shard")]
-        self.own = [
-            each
-            for each in others
-            if getattr(each, "de_local", False) and not hasattr(each, "_sok_shard")
-        ]
-        self.holders = [each for each in others if hasattr(each, "dense_parts")]
-
-    def __bool__(self):
-        return bool(self.tables or self.sharded or self.own or self.holders)
-
-
-def new_reference(name: str) -> str:
-    """A new, unique name for a dump of a table."""
-    return f"{manifest.file_stem(name)}.{secrets.randbits(62):016x}"
-
-
-def folder_of(path: str, reference: str) -> str:
-    """The folder of one dump beside the file at `path`."""
-    return os.path.join(path + SUFFIX, reference)
+# ---- saving ----
 
 
 def save(
-    call: str,
-    path: str,
-    tables: Sequence[Any],
-    common: Callable[[Sequence[str]], None],
-    *,
-    references: Sequence[str] | None = None,
-    dump: Callable[[Any, str], Any] | None = None,
-    kept: Sequence[str] = (),
+    call: str, path: str, pieces: Sequence[Piece], common: Callable[[Sequence[str]], None]
 ) -> None:
-    """Writes tables beside a file, then the file; all ranks call it.
+    """Writes pieces beside a file, then the file; all ranks call it.
 
     Args:
         call: The user's call, for errors.
         path: Path of the file, the same on all ranks.
-        tables: EmbeddingVariables, the same on all ranks.
-        common: Called on every rank with the references of the dumps. On rank 0 it puts the file
+        pieces: The pieces, the same on all ranks.
+        common: Called on every rank with the references of the pieces. On rank 0 it puts the file
             in its place.
-        references: Those that rank 0 will write into the file; None: new ones.
-        dump: Writes one table to a folder, on all ranks; None: `sok.Saver` does.
-        kept: Other names beside the file that belong to this save.
 
     Raises:
-        RuntimeError: a rank has failed, or ranks differ in path or tables; on all ranks. The
+        RuntimeError: a rank has failed, or ranks differ in path or pieces; on all ranks. The
             previous save is intact, unless rank 0 failed while writing the file.
     """
-    communicator = comm.current()
-    tables = list(tables)
-    names = [table.table_name for table in tables]
-    mine = list(map(new_reference, names)) if references is None else list(references)
+    communicator, names = comm.current(), [piece.name for piece in pieces]
 
     def start():
-        _check_local(path)
-        return {"path": path, "tables": names, "references": mine}
+        _make_parent(path)
+        return {
+            "path": path,
+            "pieces": names,
+            "references": list(map(folders.new_reference, names)),
+        }
 
     told = agreed(start, communicator, call)
     _check_same(call, told)
-    chosen = told[0]["references"]
-    for table, reference in zip(tables, chosen, strict=True):
-        folder = folder_of(path, reference)
-        (dump or dump_table)(table, folder)
-        dump_owners.forget(folder, table)
-    agreed(lambda: common(chosen), communicator, call)
+    references, places = told[0]["references"], []
+
+    def write():
+        places.extend(folders.folder_of(path, reference) for reference in references)
+        return [piece.write(folder) for piece, folder in zip(pieces, places, strict=True)]
+
+    def see():
+        for folder, entries in zip(places, by_piece, strict=True):
+            dump_owners.see_shards(folder, entries)
+
+    def publish():
+        if communicator.rank == 0:
+            for piece, folder, entries in zip(pieces, places, by_piece, strict=True):
+                piece.finish(folder, entries)
+        common(references)
+
+    try:
+        told = agreed(write, communicator, call)
+        by_piece = [list(entries) for entries in zip(*told, strict=True)]
+        agreed(see, communicator, call)
+    except Exception as error:
+        # Otherwise another rank may go on, and publish what this one removes.
+        if communicator.world_size == 1 or isinstance(error, _ON_ALL_RANKS):
+            folders.remove(path, references)
+        raise
+    agreed(publish, communicator, call)
     if communicator.rank == 0:
-        _remove_others(path, [*chosen, *kept])
+        folders.remove_others(path, references)
 
 
-def dump_table(table: Any, folder: str) -> None:
-    """Writes one table, as `sok.Saver` does; all ranks call it."""
-    saver.Saver().dump_to_file(table, folder, sok1_files=False)
+def _make_parent(path):
+    local = durable.local(path)
+    if local is not None:
+        durable.make_folder(os.path.dirname(local) or ".")
+    else:  # object stores have no folders; an unknown scheme raises
+        durable.exists(path)
 
 
-def restore(variable: Any, path: str, reference: str) -> None:
-    """Reads a table from beside the file at `path`, at any number of ranks; all ranks call it.
+def _check_same(call, told):
+    first = told[0]
+    for rank, each in enumerate(told):
+        if each["path"] != first["path"]:
+            raise RuntimeError(_SAME_PATH.format(here=each["path"], rank=rank, first=first["path"]))
+        if each["pieces"] != first["pieces"]:
+            raise RuntimeError(
+                f"All ranks must save the same tables ({call}). Received: {each['pieces']} on rank "
+                f"{rank} and {first['pieces']} on rank 0"
+            )
 
-    As in a file of one rank, the table that was written may have had another name.
+
+# ---- loading ----
+
+
+class _Load(threading.local):
+    """The load that a thread is in: what is prepared so far, and the file's path; or none."""
+
+    prepared: list[Prepared] | None = None
+    path: str | None = None
+
+
+_load = _Load()
+
+
+def load(
+    call: str,
+    path: str | None,
+    read: Callable[[], _T],
+    *,
+    compared: str | None = None,
+    collective: bool = True,
+) -> _T:
+    """Reads a file and its pieces; all ranks call it.
+
+    Args:
+        call: The user's call, for errors.
+        path: Path of the file; None: not known, so all its pieces must be inside.
+        read: Finds pieces in the file, and hands each to `prepare`. It is no collective.
+        compared: The file that must be the same on all ranks; None: the one at `path`.
+        collective: False if it is not known yet whether the file has pieces.
+
+    Returns:
+        The result of `read`.
 
     Raises:
-        RuntimeError: the dump is missing, damaged or does not fit; on all ranks. The table is then
-            unchanged.
+        FileNotFoundError: the file is missing, on one rank. On several it is a RuntimeError.
+        RuntimeError: a rank sees another file, or has failed; on all ranks. Nothing has changed.
+            A single rank raises the error itself.
     """
-    folder = folder_of(path, reference)
-    # A file finds a layer by its place in the model; Keras may give its table a new name.
-    saver.restored(saver.Reading(variable, folder, any_name=True))
-    dump_owners.forget(folder, variable)
+    if _load.prepared is not None:  # part of another one
+        return read()
+    communicator, compared = comm.current(), compared or path
+    prepared: list[Prepared] = []
+    results: list[_T] = []
+
+    def run():
+        with attributes(_load, {"prepared": prepared, "path": path}):
+            results.append(read())
+
+    def look():
+        return [each.identity for each in prepared]
+
+    try:
+        if collective:
+            agree_on_file(compared, communicator, call)
+            agreed(run, communicator, call)
+        else:
+            run()
+            if not prepared:
+                return results[0]
+            agree_on_file(compared, communicator, call)
+        _check_same_pieces(agreed(look, communicator, call))
+        # What may fail takes its content while nothing else has.
+        agreed(lambda: _commit(prepared, may_fail=True), communicator, call)
+    except BaseException:
+        for each in reversed(prepared):
+            each.drop()
+        raise
+    _commit(prepared, may_fail=False)
+    return results[0]
 
 
-def remove(path: str) -> None:
-    """Removes all tables beside a file that is gone."""
-    shutil.rmtree(path + SUFFIX, ignore_errors=True)
+def _commit(prepared, may_fail):
+    for each in prepared:
+        if each.may_fail == may_fail:
+            each.commit()
 
 
-def check_seen(path: str) -> None:
-    """Raises FileNotFoundError if this rank does not see the file at `path`."""
-    if not os.path.exists(path):
-        raise FileNotFoundError(
-            "All ranks must read the same file, on a file system that they share. "
-            f"Received: {path!r}, which is missing"
+def _check_same_pieces(told):
+    for rank, identities in enumerate(told):
+        if identities != told[0]:
+            raise RuntimeError(
+                "All ranks must read the same dumps beside a file, on a file system that they "
+                f"share, or equal copies. Received: others on rank {rank} than on rank 0"
+            )
+
+
+def prepare(prepared: Prepared) -> None:
+    """Hands over what a container has found; outside of `load` it takes its content at once."""
+    if _load.prepared is None:
+        prepared.commit()
+        return
+    for each in [e for e in _load.prepared if e.target is prepared.target is not None]:
+        each.drop()
+        _load.prepared.remove(each)
+    _load.prepared.append(prepared)
+
+
+def folder_read(reference: str) -> str:
+    """The folder of a piece beside the file that is being read.
+
+    Raises:
+        RuntimeError: its path is not known.
+    """
+    if _load.path is None:
+        raise RuntimeError(
+            "A file that several ranks wrote must be read by its path, after `sok.Init`, as its "
+            "tables lie beside it. Received: a file object, or a load before `sok.Init`"
         )
+    return folders.folder_of(_load.path, reference)
 
 
-def agree_on_file(path: str, communicator: Any, call: str) -> None:
+def agree_on_file(path: str | None, communicator: Any, call: str) -> None:
     """Raises on all ranks unless all of them see the same bytes at `path`.
 
     A relative path, or one on a host's own disk, may mean another file on each rank. Ranks that
     read different files would differ silently from then on.
 
     Raises:
-        FileNotFoundError: the file is missing, on one rank. On several it is a RuntimeError.
         RuntimeError: a rank sees no file, or a different one.
     """
+    if path is None or communicator.world_size == 1:
+        return
 
     def look():
-        check_seen(path)
-        return _digest(path) if communicator.world_size > 1 else ""
+        if not durable.exists(path):
+            raise FileNotFoundError(
+                "All ranks must read the same file, on a file system that they share. "
+                f"Received: {path!r}, which is missing"
+            )
+        return _digest(path)
 
     told = agreed(look, communicator, call)
     for rank, digest in enumerate(told):
@@ -181,84 +268,33 @@ def agree_on_file(path: str, communicator: Any, call: str) -> None:
 
 def _digest(path):
     """The SHA-256 of a file, or of all files of a folder."""
-    found = pathlib.Path(path)
     digest = hashlib.sha256()
-    for file in sorted(found.rglob("*")) if found.is_dir() else [found]:
-        if file.is_file():
-            digest.update(str(file.relative_to(found)).encode())
-            with open(file, "rb", buffering=0) as opened:
-                while data := opened.read(2**22):
-                    digest.update(data)
+    for file in _files_of(path):
+        digest.update(file.removeprefix(path).encode())
+        with durable.open_to_read(file) as opened:
+            while data := opened.read(2**22):
+                digest.update(data)
     return digest.hexdigest()
 
 
-def _check_local(path):
-    if "://" in path:
-        raise ValueError(
-            "A save by several ranks, or of tables in a session, must be to a path of a local or "
-            f"shared file system. Received: {path!r}"
-        )
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+def _files_of(path):
+    if not durable.is_folder(path):
+        return [path]
+    found = (_files_of(durable.join(path, name)) for name in durable.names(path))
+    return [file for files in found for file in files]
 
 
-def _check_same(call, told):
-    first = told[0]
-    for rank, each in enumerate(told):
-        if each["path"] != first["path"]:
-            raise RuntimeError(_SAME_PATH.format(here=each["path"], rank=rank, first=first["path"]))
-        if each["tables"] != first["tables"]:
-            raise RuntimeError(
-                f"All ranks must save the same tables ({call}). Received: {each['tables']} on rank "
-                f"{rank} and {first['tables']} on rank 0"
-            )
-
-
-def _remove_others(path, references):
-    kept = set(references) | _kept_for_backup(path)
-    with contextlib.suppress(OSError):
-        for old in pathlib.Path(path + SUFFIX).iterdir():
-            if old.name not in kept:
-                shutil.rmtree(old, ignore_errors=True)
-    _latest[path] = set(references)
-
-
-# References of the last save to a path, by this process.
-_latest: dict[str, set[str]] = {}
-
-
-def _kept_for_backup(path):
-    """What `path.bkp` needs: BackupAndRestore(double_checkpoint=True) of Keras copies the file."""
-    if not os.path.exists(f"{path}.bkp"):
-        return set()
-    if path in _latest:
-        return _latest[path]
-    with contextlib.suppress(OSError):
-        return {old.name for old in pathlib.Path(path + SUFFIX).iterdir()}
-    return set()
-
-
-# ---- which file is being read or written; only the functions around it know ----
+# ---- which references a Keras file that is being written gets ----
 
 _now = threading.local()
 
 
-def reading(path: str) -> contextlib.AbstractContextManager[None]:
-    """A scope in which tables that Keras reads find their dumps beside `path`."""
-    return attributes(_now, {"path_read": path})
-
-
-def path_read() -> str | None:
-    """The file being read; None if there is none."""
-    return getattr(_now, "path_read", None)
-
-
 def writing(
-    tables: Sequence[Any], references: Sequence[str]
+    objects: Sequence[Any], references: Sequence[str]
 ) -> contextlib.AbstractContextManager[None]:
     """A scope in which tables that Keras writes write their reference."""
-    pairs = zip(tables, references, strict=True)
-    written = [(weakref.ref(table), reference) for table, reference in pairs]
-    return attributes(_now, {"written": written})
+    pairs = zip(objects, references, strict=True)
+    return attributes(_now, {"written": [(weakref.ref(each), name) for each, name in pairs]})
 
 
 def is_writing() -> bool:
@@ -266,7 +302,7 @@ def is_writing() -> bool:
     return hasattr(_now, "written")
 
 
-def reference_of(variable: Any) -> str | None:
-    """The dump that the file being written names for a table; None: the table goes inside."""
+def reference_of(thing: Any) -> str | None:
+    """The folder that the file being written names for an object; None: it goes inside."""
     found = getattr(_now, "written", ())
-    return next((reference for table, reference in found if table() is variable), None)
+    return next((reference for each, reference in found if each() is thing), None)

@@ -4,27 +4,29 @@
     model.ckpt-100.tables/user.3f2a9c0b/       a dump of table 'user', as `sok.Saver` writes it
 
 A Saver sees a table as a string variable of the graph: the name of a dump. `Saver.save` writes the
-dumps first, then that string with the rest. `restore` reads the string, then the dumps aside, then
-the rest; finally the tables take their content. A graph may be finalized before it saves, so the
-ops that dump are made with the Saver.
+dumps first, then that string with the rest. `restore` reads the string, then the dumps aside, and
+compares the checksums of the rest. A graph may be finalized before it saves, so the ops that save
+are made with the Saver.
 
-A Saver passes its path to no op, so `install` wraps its two methods. Savers without tables do what
-they did, with one exception: ranks raise if they would overwrite each other's rows of a variable of
-which each rank has rows of its own (`de_local`).
+A Saver passes its path to no op, so `install.py` wraps its two methods. Savers without tables do
+what they did, with one exception: ranks raise if they would overwrite each other's rows of a
+variable of which each rank has rows of its own (`de_local`).
 """
 
 from __future__ import annotations
 
-import functools
 import numbers
 import os
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
-from sok_like.saving import saver, transaction
+from sok_like.saving import hash_pieces, transaction
+from sok_like.saving.hash_pieces import HashPiece
+from sok_like.saving.pieces import Kinds, Prepared
 from sok_like.saving.shared_timer import SharedTimer
 from sok_like.table.variable import is_embedding_variable, unwrap
 
@@ -36,32 +38,10 @@ _OWN_ROWS = (
 )
 
 
-@functools.cache
-def install() -> None:
-    """Teaches TensorFlow's name-based savers to store tables; once per process."""
-    cls = tf.compat.v1.train.Saver
-    cls.save = _saving(cls.save)
-    cls.restore = _restoring(cls.restore)
-    hook = tf.compat.v1.train.CheckpointSaverHook
-    hook.begin = _beginning(hook.begin)
-    hook.after_run = _after_run(hook.after_run)
-
-
-class _Folder(os.PathLike):
-    """A folder whose path is known only when the op runs."""
-
-    def __init__(self):
-        self.path = ""
-
-    def __fspath__(self):
-        return self.path
-
-
 class TableInGraph:
     """The ops by which a v1 graph saves and restores one table."""
 
     def __init__(self, variable: Any):
-        self._variable, self._folder = variable, _Folder()
         with variable.graph.as_default(), tf.control_dependencies(None), tf.device("/CPU:0"):
             # The table's name in checkpoints.
             name = f"{variable._shared_name}/dump"
@@ -69,20 +49,16 @@ class TableInGraph:
             self.element = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.string)
             self._given = tf.compat.v1.placeholder(tf.string, [])
             self._set = tf.raw_ops.AssignVariableOp(resource=handle, value=self._given)
-            self._dump = saver.Saver().dump_to_file(variable, self._folder, sok1_files=False)
-            reading = saver.Reading(variable, self._folder)
+            self.handed = {evict: variable.hand_over(evict=evict) for evict in (False, True)}
+            self.made = tf.compat.v1.placeholder(tf.int64, [])
+            made, self.problem = variable.read_aside(self.made, **hash_pieces.NOTHING)
             # The content stays aside between two runs of the session.
             name = f"{variable._shared_name}/aside"
             aside = tf.raw_ops.VarHandleOp(dtype=tf.variant, shape=[], shared_name=name, name=name)
-            self._read = tf.raw_ops.AssignVariableOp(resource=aside, value=reading.aside)
-            self._forget = tf.raw_ops.DestroyResourceOp(resource=aside)
+            self.read = tf.raw_ops.AssignVariableOp(resource=aside, value=made)
+            self.forget = tf.raw_ops.DestroyResourceOp(resource=aside)
             content = tf.raw_ops.ReadVariableOp(resource=aside, dtype=tf.variant)
-            self._take = variable.take_aside(content)
-
-    def dump(self, session: Any, folder: str) -> None:
-        """Writes the table to a folder; all ranks call it."""
-        self._folder.path = folder
-        session.run(self._dump)
+            self.take = variable.take_aside(content)
 
     def set_reference(self, session: Any, reference: str) -> None:
         """Sets the reference that a Saver writes."""
@@ -93,18 +69,34 @@ class TableInGraph:
         """The name under which a Saver writes the reference."""
         return self.element.op.inputs[0].op.name
 
-    def read(self, session: Any, path: str, reference: str) -> None:
-        """Reads the dump that a Saver's file at `path` refers to, aside; all ranks call it."""
-        self._folder.path = transaction.folder_of(path, reference)
-        session.run(self._read)
 
-    def take(self, session: Any) -> None:
-        """Replaces the table's content by the one aside."""
-        session.run(self._take)
+class _Ops:
+    """`hash_pieces.Ops` in a session."""
 
-    def forget(self, session: Any) -> None:
-        """Frees the content that `read` made."""
-        session.run(self._forget)
+    def __init__(self, session, ops):
+        self._session, self._ops = session, ops
+
+    def hand_over(self, evict):
+        return int(self._session.run(self._ops.handed[evict]))
+
+    def read_aside(self, made, **content):
+        run = [self._ops.problem, self._ops.read]
+        return self._session.run(run, {self._ops.made: made})[0]
+
+    def take_aside(self):
+        self._session.run(self._ops.take)
+
+    def drop(self):
+        self._session.run(self._ops.forget)
+
+
+def _piece(table, session):
+    return HashPiece(table, _Ops(session, in_graph(table)))
+
+
+def element_of(variable: Any) -> Any:
+    """The tensor that a Saver writes for a table."""
+    return in_graph(variable).element
 
 
 def in_graph(variable: Any) -> TableInGraph:
@@ -130,7 +122,7 @@ def _tables_of(own_saver):
 
 def _check_own_rows(own_saver, path, tables):
     """Raises NotImplementedError if ranks would write their own rows of a variable to one file."""
-    local = transaction.Kinds(_listed(own_saver)).own
+    local = Kinds(_listed(own_saver)).own
     if not local or comm.current().world_size == 1:
         return
     told = agreed(lambda: {"path": os.path.abspath(path)}, comm.current(), _SAVE)
@@ -141,60 +133,63 @@ def _check_own_rows(own_saver, path, tables):
         )
 
 
-def _saving(own):
-    @functools.wraps(own)
-    def save(self, sess, save_path, global_step=None, *args, **kwargs):
-        tables = [] if tf.executing_eagerly() else _tables_of(self)
-        _check_own_rows(self, save_path, tables)
-        if not tables:
-            return own(self, sess, save_path, global_step, *args, **kwargs)
-        if global_step is not None and not isinstance(global_step, numbers.Integral):
-            global_step = int(tf.compat.v1.train.global_step(sess, global_step))
-        number = f"{global_step:08d}" if self._pad_step_number else str(global_step)
-        path = os.fspath(save_path) if global_step is None else f"{os.fspath(save_path)}-{number}"
+def save(
+    own: Callable,
+    self: Any,
+    sess: Any,
+    save_path: Any,
+    global_step: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """`tf.compat.v1.train.Saver.save`: writes tables beside the file."""
+    tables = [] if tf.executing_eagerly() else _tables_of(self)
+    _check_own_rows(self, save_path, tables)
+    if not tables:
+        return own(self, sess, save_path, global_step, *args, **kwargs)
+    if global_step is not None and not isinstance(global_step, numbers.Integral):
+        global_step = int(tf.compat.v1.train.global_step(sess, global_step))
+    number = f"{global_step:08d}" if self._pad_step_number else str(global_step)
+    path = os.fspath(save_path) if global_step is None else f"{os.fspath(save_path)}-{number}"
 
-        def common(references):
-            if comm.current().rank != 0:
-                return
-            for table, reference in zip(tables, references, strict=True):
-                in_graph(table).set_reference(sess, reference)
-            own(self, sess, save_path, global_step, *args, **kwargs)
+    def common(references):
+        if comm.current().rank != 0:
+            return
+        for table, reference in zip(tables, references, strict=True):
+            in_graph(table).set_reference(sess, reference)
+        own(self, sess, save_path, global_step, *args, **kwargs)
 
-        def dump(table, folder):
-            in_graph(table).dump(sess, folder)
-
-        transaction.save(_SAVE, path, tables, common, dump=dump)
-        return path
-
-    return save
+    pieces = [_piece(table, sess) for table in tables]
+    transaction.save(_SAVE, path, pieces, common)
+    return path
 
 
-def _restoring(own):
-    @functools.wraps(own)
-    def restore(self, sess, save_path):
-        tables = [] if tf.executing_eagerly() or save_path is None else _tables_of(self)
-        if not tables:
-            return own(self, sess, save_path)
-        communicator, path = comm.current(), os.fspath(save_path)
-        known = {table._shared_name: table for table in tables}
-        if communicator.world_size > 1:
-            transaction.agree_on_file(f"{path}.index", communicator, _RESTORE)
-        (told, *_) = agreed(lambda: _references(self, path, tables), communicator, _RESTORE)
-        read = []
-        try:
-            # Tables first: an error there must leave ordinary variables unchanged.
-            for name, reference in told.items():
-                read.append(in_graph(known[name]))
-                read[-1].read(sess, path, reference)
-            agreed(lambda: own(self, sess, save_path), communicator, _RESTORE)
-            for table in read:
-                table.take(sess)
-        finally:
-            for table in read:
-                table.forget(sess)
-        return None
+def restore(own: Callable, self: Any, sess: Any, save_path: Any) -> Any:
+    """`tf.compat.v1.train.Saver.restore`: reads tables from beside the file."""
+    tables = [] if tf.executing_eagerly() or save_path is None else _tables_of(self)
+    if not tables:
+        return own(self, sess, save_path)
+    path, known = os.fspath(save_path), {table._shared_name: table for table in tables}
 
-    return restore
+    def read():
+        for name, reference in _references(self, path, tables).items():
+            folder = transaction.folder_read(reference)
+            transaction.prepare(_piece(known[name], sess).prepare(folder))
+        transaction.prepare(_Ordinary(path, lambda: own(self, sess, save_path)))
+
+    return transaction.load(_RESTORE, path, read, compared=f"{path}.index")
+
+
+class _Ordinary(Prepared):
+    """The ordinary variables of a Saver: TensorFlow reads and assigns them by one op."""
+
+    may_fail = True
+
+    def __init__(self, path, restore):
+        self.commit = restore
+        reader = tf.train.load_checkpoint(path)
+        for name in reader.get_variable_to_shape_map():
+            reader.get_tensor(name)  # compares its checksum
 
 
 def _references(own_saver, path, tables):
@@ -214,25 +209,19 @@ def _references(own_saver, path, tables):
     }
 
 
-def _beginning(own):
-    @functools.wraps(own)
-    def begin(self):
-        own(self)
-        seconds = self._timer._every_secs
-        if seconds is None or comm.current_or_single().world_size == 1:
-            return
-        if any(map(is_embedding_variable, tf.compat.v1.global_variables())):
-            self._shared_timer = SharedTimer(seconds, comm.current())
-
-    return begin
+def begin(own: Callable, self: Any) -> None:
+    """`CheckpointSaverHook.begin`: ranks save at the same step, by rank 0's clock."""
+    own(self)
+    seconds = self._timer._every_secs
+    if seconds is None or comm.current_or_single().world_size == 1:
+        return
+    if any(map(is_embedding_variable, tf.compat.v1.global_variables())):
+        self._shared_timer = SharedTimer(seconds, comm.current())
 
 
-def _after_run(own):
-    @functools.wraps(own)
-    def after_run(self, run_context, run_values):
-        timer = getattr(self, "_shared_timer", None)
-        if timer is None:
-            return own(self, run_context, run_values)
-        return timer.after_run(self, run_context, run_values)
-
-    return after_run
+def after_run(own: Callable, self: Any, run_context: Any, run_values: Any) -> None:
+    """`CheckpointSaverHook.after_run`: saves if that clock says so."""
+    timer = getattr(self, "_shared_timer", None)
+    if timer is None:
+        return own(self, run_context, run_values)
+    return timer.after_run(self, run_context, run_values)

@@ -26,7 +26,6 @@ from sok_like.runtime import comm
 from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.initialize import check_replicas
 from sok_like.runtime.keras_version import is_keras_3
-from sok_like.saving import checkpoints, keras_files, v1_saver
 from sok_like.table.initializers import row_initializer
 from sok_like.table.keras_variable import holder_class
 from sok_like.table.variable import EmbeddingVariable, unwrap
@@ -98,8 +97,6 @@ class ShardedVariable(ResourceVariable):
         target_gpu: int | None = None,
     ):
         check_replicas()
-        checkpoints.install()
-        v1_saver.install()
         communicator = comm.current()
         self._rank, self._world_size = communicator.rank, communicator.world_size
         self._home = None if target_gpu is None else home_of(f"localized:{target_gpu}")
@@ -229,7 +226,6 @@ class ShardedVariable(ResourceVariable):
         Keras 3 tracks only its own variables, so there it is one of them that holds this variable,
         the same one each time. tf_keras tracks this variable as it is.
         """
-        keras_files.install()
         if not is_keras_3():
             return self
         if self._keras_variable is None:

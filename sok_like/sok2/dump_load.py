@@ -18,8 +18,8 @@ import tensorflow as tf
 
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
+from sok_like.saving.format import durable
 from sok_like.saving.format.part_file import write_part
-from sok_like.saving.format.shard_file import sync_folder
 from sok_like.sok2 import dump_files as files
 from sok_like.sok2.dumped import Dumped, optimizer_name
 
@@ -46,6 +46,11 @@ def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None) -> None
     owners: dict[str, str] = {}  # the table of each file
 
     def count():
+        if durable.local(path) is None:
+            raise ValueError(
+                "All ranks write their parts into the same files, so `path` must be a folder on a "
+                f"disk that they share, without a scheme. Received: path={path!r}"
+            )
         for table in dumped:
             mine = table.parts()
             owners.update((name, table.stem) for name, *_ in mine)
@@ -78,7 +83,7 @@ def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None) -> None
                 )
         for file, (name, *_) in zip(aside, parts, strict=True):
             os.replace(file, folder / name)
-        sync_folder(folder)
+        durable.sync_folder(folder)
 
     def undone(function: Callable) -> None:
         try:

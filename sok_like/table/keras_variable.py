@@ -7,18 +7,16 @@ them wraps the EmbeddingVariable, and passes on the handle that tapes and graphs
 from __future__ import annotations
 
 import functools
-import importlib
 import weakref
+from typing import Any
 
 from tensorflow.core.function.trace_type import default_types
 
-from sok_like.runtime.keras_version import is_keras_3 as is_keras_3
-from sok_like.table.variable import EmbeddingVariable
+from sok_like.runtime.keras_version import is_keras_3
 
 
-def as_weight(variable: EmbeddingVariable):
+def as_weight(variable: Any) -> Any:
     """The object by which a layer of the running Keras has `variable` among its weights."""
-    importlib.import_module("sok_like.saving.keras_files").install()
     if not is_keras_3():
         return variable
     held = getattr(variable, "_keras_variable", None)

@@ -145,7 +145,6 @@ def checkpointed(snapshot: Any) -> dict[str, Any]:
 
 def referring(variable: Any, reference: str) -> dict[str, Any]:
     """The same tensors without content, for a checkpoint whose tables lie beside it."""
-    variable._pending_reference = reference
     tensors = {
         "keys": np.zeros([0], np.int64),
         "rows": np.zeros([0, variable.dim], np.float32),
@@ -162,11 +161,6 @@ def referring(variable: Any, reference: str) -> dict[str, Any]:
         }
     with tf.device("/CPU:0"):
         return {name: tf.constant(value) for name, value in tensors.items()}
-
-
-def pending_reference(variable: Any) -> str:
-    """The reference that `referring` wrote last."""
-    return variable._pending_reference
 
 
 def reference_in(tensors: dict[str, Any]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from typing import Any
 
 from sok_like.runtime.checks import as_integer, require
@@ -69,6 +70,9 @@ class StorageOption:
         path = self.storage_path
         is_path = isinstance(path, (str, os.PathLike)) and os.fspath(path) != ""
         require(is_path, "storage_path", "a directory on a disk for DRAM_SSDHASH", path)
+        # The file is mapped into memory, which no other file system can do. One slash: pathlib.
+        has_scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(path))
+        require(not has_scheme, "storage_path", "a directory on a disk, without a scheme", path)
         object.__setattr__(self, "storage_path", os.fspath(path))
         sizes = self.storage_size
         if sizes is None:

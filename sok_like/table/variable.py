@@ -8,9 +8,10 @@ key, through the layers, `sok.export` and `sok.assign`.
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import operator
+import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -32,6 +33,8 @@ from sok_like.table.sok1_names import Sok1Names
 from sok_like.table.weights import TableWeights, get_weights, set_weights, weights_of
 
 _unique_ids = itertools.count()
+# Tables without a name that were made, by graph, or by communicator: one for each `sok.Init`.
+_num_unnamed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 class MemoryStats(NamedTuple):
@@ -66,7 +69,10 @@ class EmbeddingVariable(
 
     Args:
         embedding_dim: Length of a row, at least 1.
-        name: Name of the table, the same on all ranks; initial rows depend on it.
+        name: Name of the table, the same on all ranks; initial rows depend on it. None:
+            "embedding", then "embedding_1" and so on, in the order in which tables without a name
+            are made in a graph, or in the process since `sok.Init`. All ranks must make them in the
+            same order.
         key_dtype: int64, int32, uint64 or uint32.
         initializer: Keras initializer or its name; see docs/semantics/keys_and_rows.md.
         capacity: Maximum number of keys per rank; None: no limit. A key beyond it raises
@@ -104,12 +110,15 @@ class EmbeddingVariable(
     )
     # The only rank that holds keys, in a job of several. None: rank `key % world_size` holds a key.
     home: int | None = None
+    # Returns what `tf.compat.v1.train.Saver` writes for a table. `sok_like.saving`, a higher layer,
+    # sets it.
+    element_in_graph: Callable[[Any], Any] | None = None
 
     def __init__(
         self,
         embedding_dim: int,
         *,
-        name: str = "embedding",
+        name: str | None = None,
         key_dtype: Any = tf.int64,
         initializer: Any = "random_uniform",
         capacity: int | None = None,
@@ -121,8 +130,7 @@ class EmbeddingVariable(
     ):
         check_replicas()
         communicator = comm.current()
-        for module in ("checkpoints", "v1_saver"):  # modules above this one
-            saving(module).install()
+        is_unnamed, name = name is None, "embedding" if name is None else name
         _check_arguments(name, embedding_dim, capacity, use_hashtable, initial_capacity)
         key_dtype = as_key_dtype(key_dtype, name)
         row_dtype = wire.check(dtype, f"table '{name}'", "dtype") or "float32"
@@ -163,6 +171,8 @@ class EmbeddingVariable(
         shape = tf.TensorShape([capacity, embedding_dim])
         with tf.init_scope():
             in_graph_mode = not tf.executing_eagerly()
+            if is_unnamed:  # nothing was wrong: a rank that failed has taken no number
+                name = self._options["name"] = _numbered(name, communicator)
             with tf.name_scope(name) as scope, devices.table_scope():
                 # In a graph, scopes distinguish two variables of one name, as in TensorFlow.
                 unique = scope.rstrip("/") if in_graph_mode else f"{name}_{next(_unique_ids)}"
@@ -241,7 +251,8 @@ class EmbeddingVariable(
         """The tensor that `tf.compat.v1.train.Saver` writes for the table, in a graph."""
         if not self._in_graph_mode:
             return None
-        return saving("v1_saver").in_graph(self).element
+        assert self.element_in_graph is not None, "sok.Init sets it"
+        return self.element_in_graph(self)
 
     @_graph_element.setter
     def _graph_element(self, value):
@@ -375,18 +386,11 @@ class EmbeddingVariable(
 
     def _serialize_to_tensors(self):
         if self._world_size > 1 and tf.executing_eagerly():
-            reference = saving("transaction").new_reference(self.table_name)
-            return snapshots.referring(self, reference)
+            return snapshots.referring(self, "")  # the save puts the name there
         return checkpointed(self.snapshot(evict=True))
 
     def _restore_from_tensors(self, restored_tensors):
-        if tf.executing_eagerly():
-            reference = snapshots.reference_in(restored_tensors)
-            if reference is not None:
-                beside = saving("transaction")
-                return beside.restore(self, beside.path_read(), reference)
-        content = from_checkpoint(restored_tensors, self.table_name)
-        return saving("pieces").restore_snapshot(self, **content)
+        return self.load_snapshot(**from_checkpoint(restored_tensors, self.table_name))
 
     def __deepcopy__(self, memo):
         with devices.device_scope(self.device):
@@ -399,11 +403,6 @@ class EmbeddingVariable(
         tensors = checkpointed(self.snapshot())
         state = {field: tensor.numpy() for field, tensor in tensors.items()}
         return _rebuild, (self.get_config(), state)
-
-
-def saving(module: str) -> Any:
-    """A module of the higher layer that stores tables in files."""
-    return importlib.import_module(f"sok_like.saving.{module}")
 
 
 def _rebuild(config, state):
@@ -421,6 +420,14 @@ def _set_handle_data(handle, shape):
         )
     )
     handle_data_util.set_handle_data(handle, data)
+
+
+def _numbered(name, communicator):
+    """The name of the next table without one, numbered as Keras numbers layers."""
+    owner = communicator if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    number = _num_unnamed.get(owner, 0)
+    _num_unnamed[owner] = number + 1
+    return f"{name}_{number}" if number else name
 
 
 def _check_arguments(name, dim, capacity, use_hashtable, initial_capacity):

@@ -1,8 +1,9 @@
 """What the ranks of a multi-rank test do, many checks in one launch.
 
 A check is a function without arguments that every rank calls; what it returns (anything pickle
-takes) is compared by the test that asks for it, `rank_results(world_size)["module.check"]`, a list
-with one item per rank. A check that raises gives a `Raised` in place of its result.
+takes) is compared by the test that asks for it, `rank_results(world_size, "module.check")`, a list
+with one item per rank. A check that raises gives a `Raised` in place of its result. A launch makes
+the checks that the selected tests ask for (tests/asked_checks.py).
 """
 
 import dataclasses
@@ -21,16 +22,10 @@ MODULES = {
     **{"distribution_use": 2, "fit": 2, "drift": 2, "by_key": 2, "sok1": 2, "saving": 2},
     **{"optimizers": 2, "distribution_steps": 4, "distribution_optimizers": 4},
     **{"distribution_batches": 4, "distribution_ops": 2},
-    **{"loss_scale": 2, "serving": 2, "inside": 2, "files": 4, "dense_files": 2},
+    **{"loss_scale": 2, "serving": 2, "inspection": 2, "files": 4, "dense_files": 2, "pieces": 2},
     **{"sok2": 3, "sok2_dense": 3, "norms": 2, "deeprec": 2, "deltas": 2, "tapes": 2, "saver": 3},
     **{"fused": 2, "storage": 2, "other_ranks": 4, "fewer_ranks": 3, "not_averaged": 2, "wire": 2},
 }
-# Not asked for by tests marked `keras`, so not run a second time, under tf_keras.
-WITHOUT_KERAS = (
-    *("groups", "columns", "policies", "failures", "steps", "programs", "saving", "sok2"),
-    "sok2_dense",
-    *("deeprec", "deltas", "tapes", "norms", "storage", "shards", "fewer_ranks"),
-)
 # What `make test-all` alone runs on so many ranks, and what it alone runs on two under tf_keras:
 # names of checks, or their beginnings. What each holds, others hold on other numbers of ranks, with
 # another optimizer, eagerly or under the other Keras.
@@ -104,25 +99,21 @@ def is_slow(world_size, name):
     return world_size > 1 and name.startswith(slow) and not os.environ.get("SLOW")
 
 
-def run(world_size, check=None):
-    """The checks for `world_size` ranks, or the one of them of that name: results by name."""
+def run(world_size, only):
+    """The checks named in `only`: results by name, without those of other numbers of ranks."""
     import sok_like as sok
     from tests import cores
     from tests.checks.parity import SEED
 
     cores.tune_no_datasets()
     sok.Init(global_batch_size=12, seed=SEED)
-    results, only = {}, tuple(os.environ.get("SOK_CHECKS", "").split(","))
-    modules = [name for name, most in MODULES.items() if world_size <= most]
-    if os.environ.get("TF_USE_LEGACY_KERAS") == "1":
-        modules = [name for name in modules if name not in WITHOUT_KERAS]
-    for name in modules if check is None else [check.partition(".")[0]]:
+    results = {}
+    asked = {name.partition(".")[0] for name in only}
+    for name in [name for name, most in MODULES.items() if name in asked and world_size <= most]:
         module = importlib.import_module(f"tests.checks.{name}")
         for of_module, function in module.checks(world_size).items():
             full_name = f"{name}.{of_module}"
-            if not full_name.startswith(only) or check not in (None, full_name):
-                continue
-            if is_slow(world_size, full_name):
+            if full_name not in only or is_slow(world_size, full_name):
                 continue
             start, cpu = time.monotonic(), time.process_time()
             try:

@@ -93,7 +93,7 @@ def renamed(folder):
 def fails(folder, trained):
     """A rank that cannot write, and one that cannot read: all raise, and what was stays."""
     from sok_like.runtime import comm
-    from sok_like.saving import dense_pieces
+    from sok_like.saving import array_files
 
     (model, layer), rank, path = trained, comm.current().rank, str(folder / "w.weights.h5")
     model.save_weights(path)
@@ -103,10 +103,10 @@ def fails(folder, trained):
     def fail(*arguments):
         raise OSError(28, "No space left on device", "here")
 
-    whole = dense_pieces.write
-    dense_pieces.write = fail if rank == 1 else whole
+    whole = array_files.write
+    array_files.write = fail if rank == 1 else whole
     messages = [message_of(model.save_weights, path)]
-    dense_pieces.write = whole
+    array_files.write = whole
     beside = pathlib.Path(f"{path}.tables")
     (file,) = beside.glob("dense*/1-of-2.npz")
     comm.current().barrier()

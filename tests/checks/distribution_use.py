@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.distribution.sharded_variable import path_of, shard_of
-from sok_like.table.keras_variable import is_keras_3
+from sok_like.runtime.keras_version import is_keras_3
 from tests.checks import Alone
 
 UNITS = 5
@@ -28,6 +28,7 @@ def checks(world_size):
             own_loop,
             files,
             from_files,
+            not_loaded,
             errors,
             exported,
             backed_up,
@@ -247,6 +248,38 @@ def from_files():
         return {"read": read, "local": local_shapes(model)}
 
     return {"written": [v.numpy() for v in source.weights], **under((1, 2), body)}
+
+
+def not_loaded():
+    """The last layer of rank 1 cannot be read: the shards that ranks have read are put back."""
+    from sok_like.runtime import comm
+
+    folder, cls = _shared_folder(), tf.keras.layers.Dense
+    own = cls.load_own_variables
+
+    def fail(self, store):
+        own(self, store)
+        if comm.current().rank == 1 and self.name == "dense_1":
+            raise OSError(5, "the disk is ill")
+
+    def body(dist):
+        model = make_model()
+        name = next(name for name in _names() if not name.endswith(".keras"))
+        model.save_weights(folder / name)
+        for variable in model.weights:
+            variable.assign(np.asarray(variable) + 1)
+        before = [v.numpy() for v in model.weights]
+        cls.load_own_variables = fail
+        try:
+            model.load_weights(folder / name)
+        except RuntimeError as error:
+            message = str(error)
+        finally:
+            cls.load_own_variables = own
+        same = all(map(np.array_equal, before, [v.numpy() for v in model.weights]))
+        return {"message": message, "same": same, "local": local_shapes(model)}
+
+    return under((1, 2), body)
 
 
 def errors():

@@ -7,7 +7,7 @@ import tensorflow as tf
 import sok_like as sok
 from sok_like import dist_model_parallel as dmp
 from sok_like.runtime import comm
-from sok_like.table.keras_variable import is_keras_3
+from sok_like.runtime.keras_version import is_keras_3
 
 SCALE = 1024.0
 

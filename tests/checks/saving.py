@@ -24,6 +24,7 @@ def together():
     found["shared"] = not_shared(sok, rank, folder / "shared")
     found["uneven"] = uneven(sok, rank, folder / "uneven")
     found["several"] = several(sok, rank, folder / "several")
+    found["elsewhere"] = elsewhere(sok, rank, folder / "elsewhere")
     found["unseen"] = unseen(sok, rank, folder / "unseen")
     found["alone"] = alone(sok, rank, folder / "alone")
     found["graph"] = graph(sok, rank, folder / "graph")
@@ -109,6 +110,40 @@ def uneven(sok, rank, folder):
     message = message_of(sok.Saver().restore_from_file, table, folder)
     rows = sok.export(table)[1].numpy().tolist()
     return {"message": message, "keys": keys_of(table), "rows": rows}
+
+
+def elsewhere(sok, rank, folder):
+    """Paths with schemes: of the disk, also by TensorFlow; of one process; of no file system."""
+    from sok_like.saving.format import durable
+
+    found, saver, local = {}, sok.Saver(), durable.local
+    table = filled(sok, "elsewhere", range(6))
+    for name in ("local", "by TensorFlow"):
+        if name != "local":
+            durable.local = lambda path: None if "file://" in str(path) else local(path)
+        path = f"file://{folder}/{name[:2]}"
+        try:
+            saver.dump(table, path)
+            sok.assign(table, [0, 1], tf.fill([2, 2], 7.0))
+            table.erase([4])
+            saver.dump(table, path, since="last")
+            sok.assign(table, range(6), tf.zeros([6, 2]))
+            saver.restore(table, path)
+            saver.compact(table, path)
+            saver.restore(table, path)
+            saver.dump_to_file(table, path + "/whole")
+            for file in durable.names(path + "/whole") if rank == 0 else ():
+                if not file.endswith(".file"):  # those of SOK 1.x are left
+                    durable.remove(durable.join(path, "whole", file))
+            saver.restore_from_file(table, path + "/whole")
+        finally:
+            durable.local = local
+        found[name] = dict(zip(keys_of(table), sok.export(table)[1][:, 0].numpy(), strict=True))
+    before = sorted(os.listdir("."))
+    calls = saver.dump, saver.dump_to_file, saver.restore, saver.compact
+    for scheme in ("s3", "ram"):  # each process has a `ram://` of its own
+        found[scheme] = [message_of(call, table, f"{scheme}://bucket/model") for call in calls]
+    return {**found, "kept": sorted(os.listdir(".")) == before}
 
 
 def unseen(sok, rank, folder):

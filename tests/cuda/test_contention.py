@@ -4,10 +4,13 @@ Under the emulator with few keys; on a device with as many as it runs at once, a
 is where an order of memory that only hardware has would show.
 """
 
+import concurrent.futures
+
 import numpy as np
 import pytest
 
 from sok_like import _core
+from tests.cuda import stub_libraries
 
 DIM = 4
 
@@ -81,13 +84,50 @@ def test_batches_of_any_length(cuda, num_keys, dim):
     assert table.size == num_keys - len(keys[::2])
 
 
+def test_calls_from_several_threads_take_turns(cuda):
+    """Steps, group steps and reads while another thread inserts keys, for which the table grows."""
+    keys, num_steps = np.arange(40), 40 if cuda is _core else 12
+    table, other = cuda.CudaTable("t", DIM), cuda.CudaTable("o", DIM)
+    expected = _core.Table("t", DIM).initial_rows(keys)
+    batch, grads = up(cuda, keys), up(cuda, np.ones((keys.size, DIM)), np.float32)
+    numbers = table.row_numbers(batch, insert=True)
+    inverse = up(cuda, keys, np.int32)
+
+    def steps():
+        for number in range(num_steps):
+            cuda.cuda_apply_gradients(table, "sgd", 0.5, 2 * number + 1, batch, grads)
+            cuda.cuda_group_apply_gradients(
+                [other, table], "sgd", 0.5, 2 * number + 2, [batch, batch], [grads, grads]
+            )
+
+    def inserts():
+        for number in range(num_steps):
+            more = up(cuda, np.arange(100) + 100 * (number + 1))
+            table.find_or_insert(more)
+            cuda.cuda_group_lookup([table, other], [more, more])
+
+    def reads():
+        for _ in range(num_steps):
+            rows = cuda.cuda_combine_of_table(table, numbers, inverse, None, "none").get()
+            assert np.isfinite(rows).all()
+            table.stats()
+
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(work) for work in (steps, inserts, reads)]:
+            done.result(timeout=300)
+    rows, found = table.find(batch)
+    assert found.get().all() and len(table) == 40 + 100 * num_steps
+    np.testing.assert_allclose(rows.get(), expected - np.float32(num_steps), rtol=1e-5)
+
+
 @pytest.mark.parametrize("library", ["torch", "cupy"])
-@pytest.mark.gpu
 def test_arrays_of_other_libraries(cuda, library):
-    if cuda is not _core:
-        pytest.skip("needs a device")
-    module = pytest.importorskip(library)
-    keys = np.arange(100_000)
+    """Under the emulator against stubs: that the lines below run, not what the libraries do."""
+    if cuda is _core:
+        module = pytest.importorskip(library)
+    else:
+        module = getattr(stub_libraries, library)(cuda)
+    keys = np.arange(100_000 if cuda is _core else 500)
     table = cuda.CudaTable("t", DIM)
     expected = _core.Table("t", DIM).initial_rows(keys)
     if library == "torch":

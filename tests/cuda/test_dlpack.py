@@ -209,6 +209,30 @@ def test_the_memory_lives_as_long_as_one_owner(cuda):
     assert cuda.bytes_allocated() == before
 
 
+def test_the_memory_is_freed_behind_the_work_of_its_consumer(cuda):
+    """The consumer gives it back while its stream is still to read it, as PyTorch does."""
+    if cuda.__name__ != "_cuda_emulated":
+        pytest.skip("needs streams that run late")
+    streams = 0, 32  # producer's, consumer's; the emulator does not look at the addresses
+    for _ in range(20):
+        array = cuda.CudaArray(np.array([7, 8, 9], np.float32), stream=streams[0])
+        capsule = array.__dlpack__(stream=streams[1])
+        managed = tensor_of(capsule)
+        api.PyCapsule_SetName(capsule, b"used_dltensor")
+        shared = Producer(array, FLOAT, 32)
+        target = cuda.CudaArray(np.zeros(3, np.float32), stream=streams[1])
+        cuda.cuda_copy(target, shared, stream=streams[1])
+        waits = cuda.num_stream_waits()
+        del array, shared, capsule
+        managed.deleter(ctypes.pointer(managed))
+        assert cuda.num_stream_waits() == waits + 1
+        other = cuda.CudaArray(
+            np.ones(3, np.float32), stream=streams[0]
+        )  # in the same memory, maybe
+        np.testing.assert_array_equal(target.get(), [7, 8, 9])
+        del other
+
+
 def test_a_round_trip_shares_the_memory(cuda):
     array = up(cuda, np.zeros(3), np.float32)
 

@@ -16,6 +16,7 @@ import sys
 import pytest
 
 from tests import emulated
+from tests.conftest import may_have_device
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -39,6 +40,18 @@ KERNELS = (
     "tests/test_training.py"
 )
 OF_KERAS = ["test_fit", "weights_file", "uninterrupted"]  # the same kernels, under more of Keras
+
+
+# Exits with 7 if TensorFlow or the op library cannot use a device.
+ASK = """
+import sys
+from sok_like.runtime import devices
+sys.exit(0 if devices.gpu_in_use() else 7)
+"""
+
+
+def ask_for_device():
+    return subprocess.run([sys.executable, "-c", ASK], cwd=ROOT, capture_output=True, text=True)
 
 
 def run_suite(files, at_least, absent=(), **environment):
@@ -75,9 +88,19 @@ def test_suite(files, at_least, absent):
 def test_suite_on_a_device(files, at_least):
     if importlib.util.find_spec("tensorflow") is None:
         pytest.skip("needs TensorFlow")
-    ask = "import sys; from sok_like import devices; sys.exit(0 if devices.gpu_in_use() else 7)"
-    answer = subprocess.run([sys.executable, "-c", ask], cwd=ROOT, capture_output=True, text=True)
+    answer = ask_for_device()
     if answer.returncode == 7:
         pytest.skip("needs a TensorFlow that sees the device, and an op library built with CUDA")
     assert answer.returncode == 0, answer.stderr[-2000:]
     run_suite(files, at_least)
+
+
+@pytest.mark.skipif(may_have_device(), reason="there may be a device")
+def test_without_a_device_the_answer_is_no():
+    answer = ask_for_device()
+    assert answer.returncode == 7, answer.stderr[-2000:]
+
+
+@pytest.mark.parametrize("path", sorted({*" ".join([*SUITES, KERNELS]).split()}))
+def test_what_a_device_is_to_run_is_there(path):
+    assert (ROOT / path).exists()

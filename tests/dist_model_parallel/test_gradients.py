@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import sok_like
 import sok_like.dist_model_parallel as dmp
 from sok_like.lookup.local_variables import mark_local, unique_in_graph
 from sok_like.runtime import comm
@@ -142,6 +143,14 @@ def test_arguments_of_horovods_wrappers(halving):
         dmp.DistributedGradientTape(tape, sum=True)
     with pytest.raises(TypeError, match="An optimizer of Keras 3 or tf_keras"):
         dmp.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1))
+
+
+def test_an_optimizer_averages_once(halving):
+    averaging = dmp.DistributedOptimizer(tf.keras.optimizers.SGD())
+    with pytest.raises(TypeError, match="must not be wrapped again.*Received: DistributedSGD"):
+        dmp.DistributedOptimizer(averaging)
+    with pytest.raises(TypeError, match="DistributedOptimizer goes around the wrapper"):
+        sok_like.OptimizerWrapper(averaging)
 
 
 def test_names_are_numbered_within_a_graph():

@@ -321,6 +321,15 @@ def test_weights_of_a_layer_that_was_not_called(sok):
     assert_same(layer.get_weights(), [np.ones([3, 2]), (np.array([4]), np.array([[5.0, 6.0]]))])
 
 
+def test_the_table_exists_once_the_layer_is_built(sok):
+    layer = sok.HashEmbedding(2, name="late")
+    for attribute in ("table", "embedding_variable"):
+        with pytest.raises(RuntimeError, match="call the layer, or its `build.*Received: .*'late'"):
+            getattr(layer, attribute)
+    layer.build()
+    assert layer.table.table_name == "late"
+
+
 def test_state_that_does_not_fit(sok):
     layer = dmp.DistributedEmbedding([sok.Embedding(3, 2), sok.HashEmbedding(2, name="misfit")])
     optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adagrad(0.1))

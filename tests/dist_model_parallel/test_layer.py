@@ -27,9 +27,9 @@ def _oracle(name, optimizer, world_size):
 
 
 @each_training
-def test_outputs_of_every_step(results, world_size, name, optimizer):
+def test_outputs_of_every_step(rank_results, world_size, name, optimizer):
     expected = _oracle(name, optimizer, world_size)["outputs"]
-    for rank, result in enumerate(results(f"{name}.{optimizer}")):
+    for rank, result in enumerate(rank_results(world_size, f"dmp.{name}.{optimizer}")):
         for step in range(cases.STEPS):
             for found, right in zip(result["outputs"][step], expected[step][rank], strict=True):
                 tolerance = 1e-6 if step == 0 else 1e-5
@@ -37,9 +37,9 @@ def test_outputs_of_every_step(results, world_size, name, optimizer):
 
 
 @each_training
-def test_weights_after_training(results, world_size, name, optimizer):
+def test_weights_after_training(rank_results, world_size, name, optimizer):
     expected = _oracle(name, optimizer, world_size)
-    for rank, result in enumerate(results(f"{name}.{optimizer}")):
+    for rank, result in enumerate(rank_results(world_size, f"dmp.{name}.{optimizer}")):
         for kind in ("tables", "heads"):
             for found, right in zip(result[kind], expected[kind], strict=True):
                 np.testing.assert_allclose(found, right, rtol=0, atol=1e-5)
@@ -47,8 +47,8 @@ def test_weights_after_training(results, world_size, name, optimizer):
 
 
 @each_world
-def test_shapes_are_those_of_the_plain_layers(results, world_size):
-    for rank, result in enumerate(results("basic.adagrad")):
+def test_shapes_are_those_of_the_plain_layers(rank_results, world_size):
+    for rank, result in enumerate(rank_results(world_size, "dmp.basic.adagrad")):
         for step in range(cases.STEPS):
             batch = len(cases.batch(cases.CASES["basic"], step, rank, world_size)[0])
             assert result["shapes"][step] == [
@@ -59,20 +59,20 @@ def test_shapes_are_those_of_the_plain_layers(results, world_size):
 
 @each_world
 @pytest.mark.parametrize("name", ["basic", "rows", "columns", "mixed"])
-def test_each_element_is_on_one_rank(results, world_size, name):
+def test_each_element_is_on_one_rank(rank_results, world_size, name):
     case = cases.CASES[name]
     whole = [rows * dim for rows, dim, _ in case.tables]
     copies = [
         world_size if size <= case.arguments.get("data_parallel_threshold", 0) else 1
         for size in whole
     ]
-    held = sum(result["elements"] for result in results(f"{name}.adagrad"))
+    held = sum(result["elements"] for result in rank_results(world_size, f"dmp.{name}.adagrad"))
     assert held == sum(size * n for size, n in zip(whole, copies, strict=True))
 
 
 @each_world
-def test_id_outside_its_table(results, world_size):
-    for result in results("out_of_range"):
+def test_id_outside_its_table(rank_results, world_size):
+    for result in rank_results(world_size, "dmp.out_of_range"):
         for name, message in result.items():
             assert message is not None, name
             assert "items" in message
@@ -103,9 +103,9 @@ def _model_parallel_oracle(world_size):
 
 @each_world
 @pytest.mark.parametrize("name", ["basic", "columns"])
-def test_model_parallel_input(results, world_size, name):
+def test_model_parallel_input(rank_results, world_size, name):
     outputs, tables = _model_parallel_oracle(world_size)
-    for rank, ranks in enumerate(results("model_parallel_inputs")):
+    for rank, ranks in enumerate(rank_results(world_size, "dmp.model_parallel_inputs")):
         seen = ranks[name]
         for found, right in zip(seen["outputs"], outputs[rank], strict=True):
             np.testing.assert_allclose(found, right, rtol=0, atol=1e-5)
@@ -122,16 +122,16 @@ def test_model_parallel_input(results, world_size, name):
 
 
 @each_world
-def test_model_parallel_input_with_an_idle_rank(results, world_size):
-    for rank, (out, gradients) in enumerate(results("idle_model_parallel")):
+def test_model_parallel_input_with_an_idle_rank(rank_results, world_size):
+    for rank, (out, gradients) in enumerate(rank_results(world_size, "dmp.idle_model_parallel")):
         np.testing.assert_array_equal(out, np.full([2, 1], 2.0))
         (gradient,) = gradients
         assert gradient.tolist() == ([[0], [2], [2]] if rank == 0 else [])
 
 
 @each_world
-def test_weights_from_files_and_weights_that_do_not_fit(results, world_size):
-    for seen in results("weights_from_files"):
+def test_weights_from_files_and_weights_that_do_not_fit(rank_results, world_size):
+    for seen in rank_results(world_size, "dmp.weights_from_files"):
         assert seen["whole"]
         assert "must hold 5 tables, one per embedding. Received: 4" in seen["short"]
         assert "must hold 5 tables, one per embedding. Received: 6" in seen["long"]
@@ -142,8 +142,8 @@ def test_weights_from_files_and_weights_that_do_not_fit(results, world_size):
 
 
 @each_world
-def test_a_batch_known_to_be_empty_in_a_graph(results, world_size):
-    ranks = results("empty_constants")
+def test_a_batch_known_to_be_empty_in_a_graph(rank_results, world_size):
+    ranks = rank_results(world_size, "dmp.empty_constants")
     for rank, (out, _) in enumerate(ranks):
         assert out == ([] if rank == 0 else [[6, 7], [6, 7]])
     # Two samples of two columns on each rank but the first, divided by the number of ranks.
@@ -152,15 +152,15 @@ def test_a_batch_known_to_be_empty_in_a_graph(results, world_size):
 
 
 @each_world
-def test_shards_do_not_start_alike(results, world_size):
-    for tables in results("initial_rows"):
+def test_shards_do_not_start_alike(rank_results, world_size):
+    for tables in rank_results(world_size, "dmp.initial_rows"):
         for table in tables:
             assert len(np.unique(table)) == table.size
 
 
 @each_world
-def test_local_variables_are_marked_and_not_broadcast(results, world_size):
-    for seen in results("marks"):
+def test_local_variables_are_marked_and_not_broadcast(rank_results, world_size):
+    for seen in rank_results(world_size, "dmp.marks"):
         own = len(seen["local"]) - seen["replicated"] if world_size > 1 else 0
         assert sum(seen["local"]) == own
         assert seen["slots"] == 2 * own
@@ -198,9 +198,9 @@ def _fit_oracle(world_size):
 
 
 @each_world
-def test_fit_with_other_data_on_each_rank(results, world_size):
+def test_fit_with_other_data_on_each_rank(rank_results, world_size):
     tables, head = _fit_oracle(world_size)
-    for seen in results("fit"):
+    for seen in rank_results(world_size, "dmp.fit"):
         for found, right in zip(seen["tables"], tables, strict=True):
             np.testing.assert_allclose(found, right, rtol=0, atol=1e-5)
         for found, right in zip(seen["head"], head, strict=True):

@@ -32,8 +32,8 @@ more_ranks = pytest.mark.parametrize("world_size", [3, 4])
 
 
 @each_world
-def test_one_id_a_sample_of_the_global_batch(results, world_size):
-    is_one_id_a_sample(results("one_id_a_sample"), world_size)
+def test_one_id_a_sample_of_the_global_batch(rank_results, world_size):
+    is_one_id_a_sample(rank_results(world_size, "dmp.one_id_a_sample"), world_size)
 
 
 @pytest.mark.slow
@@ -74,10 +74,10 @@ def is_one_id_a_sample(results, world_size):
 
 
 @each_world
-def test_an_old_optimizer_of_tf_keras(results, world_size):
+def test_an_old_optimizer_of_tf_keras(rank_results, world_size):
     if not hasattr(tf.keras, "__internal__"):
         pytest.skip("Keras 3 has no legacy optimizers")
-    is_legacy_adam(results("old_optimizer"), world_size)
+    is_legacy_adam(rank_results(world_size, "dmp.old_optimizer"), world_size)
 
 
 @pytest.mark.slow

@@ -70,9 +70,9 @@ def _train_on_one_process(world_size):
 
 
 @each_world
-def test_three_changed_lines_train_as_one_process_does(results, world_size):
+def test_three_changed_lines_train_as_one_process_does(rank_results, world_size):
     tables, head = _train_on_one_process(world_size)
-    for seen in results("user_guide"):
+    for seen in rank_results(world_size, "dmp.user_guide"):
         for found, right in zip(seen["tables"], tables, strict=True):
             np.testing.assert_allclose(found, right, rtol=0, atol=1e-5)
         for found, right in zip(seen["head"], head, strict=True):
@@ -80,9 +80,9 @@ def test_three_changed_lines_train_as_one_process_does(results, world_size):
 
 
 @each_world
-def test_slices_and_shared_tables_as_in_the_guide(results, world_size):
+def test_slices_and_shared_tables_as_in_the_guide(rank_results, world_size):
     expected = user_guide.tables()[0][[2]]
-    for seen in results("user_guide"):
+    for seen in rank_results(world_size, "dmp.user_guide"):
         assert seen["whole"] == user_guide.TABLE_SIZES
         np.testing.assert_array_equal(seen["first"], expected)
         np.testing.assert_array_equal(seen["last"], expected)

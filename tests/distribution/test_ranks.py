@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sok_like.table.keras_variable import is_keras_3
+from sok_like.runtime.keras_version import is_keras_3
 from tests.checks import distribution as mixed
 
 pytestmark = [pytest.mark.keras, pytest.mark.ranks]
@@ -49,8 +49,8 @@ def expected(optimizer, start, eager):
 
 @pytest.mark.parametrize("world_size, shape, optimizer", CASES)
 def test_mixed_model_is_the_unsharded_one(rank_results, world_size, shape, optimizer):
-    name = f"distribution.{shape[0]}x{shape[1]}.{optimizer}"
-    for rank, result in enumerate(rank_results(world_size, name)):
+    ranks = rank_results(world_size, f"distribution.{shape[0]}x{shape[1]}.{optimizer}")
+    for rank, result in enumerate(ranks):
         assert len(result["sharded"]["losses"]) == 4 * mixed.EPOCHS
         assert result["sharded"]["losses"][-1] < result["sharded"]["losses"][0]
         right = expected(optimizer, result["start"], mixed.is_eager(shape))
@@ -59,9 +59,8 @@ def test_mixed_model_is_the_unsharded_one(rank_results, world_size, shape, optim
 
 @pytest.mark.parametrize("world_size, shape, optimizer", CASES)
 def test_shards_and_slots_are_parts(rank_results, world_size, shape, optimizer):
-    name = f"distribution.{shape[0]}x{shape[1]}.{optimizer}"
     sizes = dict(zip(("batch", "model"), shape, strict=True))
-    ranks = rank_results(world_size, name)
+    ranks = rank_results(world_size, f"distribution.{shape[0]}x{shape[1]}.{optimizer}")
     of_layouts = [a for axes in mixed.LAYOUTS.values() for a in axes if a and sizes[a] > 1]
     slots_each = {"sgd": 1, "adam": 2, "adagrad": 1}[optimizer]
     for kind, number in (("shards", len(of_layouts)), ("slots", slots_each * len(of_layouts))):
@@ -142,6 +141,12 @@ def test_files_hold_whole_values(rank_results, check):
         for name, values in rank["read"].items():
             for found, written in zip(values, rank["written"], strict=True):
                 np.testing.assert_array_equal(found, written, err_msg=name)
+
+
+def test_a_file_that_one_rank_cannot_read_changes_no_shard(rank_results):
+    for rank in rank_results(2, "distribution_use.not_loaded"):
+        assert "rank 1: " in rank["message"] and "the disk is ill" in rank["message"]
+        assert rank["same"] and rank["local"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like.table.keras_variable import is_keras_3
+from sok_like.runtime.keras_version import is_keras_3
 
 pytestmark = pytest.mark.keras
 keras = tf.keras.optimizers
@@ -86,9 +86,20 @@ def test_wrapper_and_wrapped_share_their_state(sok, layer):
     assert int(stock.iterations) == int(wrapped.iterations) == 1
 
 
-def test_wrapping_twice_changes_nothing(sok):
-    wrapped = sok.OptimizerWrapper(keras.Adam(0.1))
-    assert type(sok.OptimizerWrapper(wrapped)) is type(wrapped)
+def test_a_wrapped_optimizer_is_not_wrapped_again(sok):
+    wrapped = sok.OptimizerWrapper(keras.Adam(0.1), lazy=True)
+    for optimizer in (wrapped, sok.tf.keras.optimizers.Adam(0.1)):
+        with pytest.raises(TypeError, match="must not be wrapped again.*Received: .*Adam"):
+            sok.OptimizerWrapper(optimizer)
+
+
+def test_wrappers_of_one_optimizer_agree(sok):
+    stock = keras.Adam(0.1)
+    wrapped = sok.OptimizerWrapper(stock, lazy=True)
+    message = "lazy=False, average=True, skip_nonfinite=False after lazy=True.*optimizer Adam"
+    with pytest.raises(ValueError, match=message):
+        sok.OptimizerWrapper(stock)
+    assert sok.OptimizerWrapper(stock, lazy=True).embedding_rule == wrapped.embedding_rule
 
 
 @pytest.mark.parametrize("make", [lambda: keras.SGD(0.1), lambda: v1.AdamOptimizer(0.1)])

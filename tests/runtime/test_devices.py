@@ -9,14 +9,35 @@ import pytest
 import tensorflow as tf
 
 from sok_like.lookup.hash_lookup import HashFeature, lookup
-from sok_like.runtime import devices
+from sok_like.runtime import devices, turns
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
 @pytest.fixture
 def gpu(monkeypatch):
-    monkeypatch.setattr(devices, "gpu_in_use", lambda: True)
+    monkeypatch.setattr(devices, "_tensorflow_may_use_gpu", lambda: True)
+    monkeypatch.setattr(devices, "_runtime_problem", lambda: "")
+
+
+@pytest.fixture
+def old_driver(monkeypatch):
+    """TensorFlow's CUDA works with the driver, that of this package does not."""
+
+    class Core:
+        @staticmethod
+        def cuda_device_count():
+            return 0
+
+        @staticmethod
+        def cuda_device_info():
+            raise RuntimeError("CUDA driver version is insufficient for CUDA runtime version")
+
+    monkeypatch.setattr(devices, "_tensorflow_may_use_gpu", lambda: True)
+    monkeypatch.setattr(devices.native, "core", lambda: Core)
+    devices._runtime_problem.cache_clear()
+    yield
+    devices._runtime_problem.cache_clear()
 
 
 def _made_in_graph(**kwargs):
@@ -153,9 +174,10 @@ ON_DEVICES = (
     *("SokTableHandle", "SokTableSize", "SokTableStats", "SokTableClear", "SokTableErase"),
     *("SokTableFind", "SokTableAssign", "SokTableExport", "SokTableImport"),
 )
+ON_MESSAGES = ("SokStampCall", "SokTakePart", "SokCheckMessage", "SokJoinParts")
 
 
-@pytest.mark.parametrize("op", ON_DEVICES)
+@pytest.mark.parametrize("op", ON_DEVICES + ON_MESSAGES)
 def test_every_op_has_a_kernel_for_each_device(sok, op):
     """With a library built with CUDA (tools/build_cuda.sh --install), whether or not there is one.
 
@@ -168,27 +190,51 @@ def test_every_op_has_a_kernel_for_each_device(sok, op):
         assert "GPU" in devices.kernel_devices(op)
 
 
-def test_a_driver_that_is_too_old_keeps_tables_in_host_memory(sok, monkeypatch):
-    """TensorFlow's CUDA works with the driver, that of this package does not."""
+@pytest.mark.filterwarnings("ignore:TensorFlow sees a GPU:RuntimeWarning")
+def test_an_old_driver_keeps_lookups_and_gradients_in_host_memory(sok, old_driver):
+    """TensorFlow would place an op without a handle, SokLookupGrad, on the GPU."""
+    with tf.Graph().as_default() as graph:
+        variable = sok.EmbeddingVariable(2)
+        feature = HashFeature(variable, tf.constant([1, 2], tf.int64))
+        (rows,) = lookup([feature], training=True)
+        tf.gradients(rows, variable.handle)
+        of_sok = {op.type: op.device for op in graph.get_operations() if op.type.startswith("Sok")}
+    assert {"SokLookup", "SokLookupGrad"} <= set(of_sok)
+    for op in ("SokTableHandle", "SokLookup", "SokLookupGrad"):
+        assert of_sok[op].endswith("/device:CPU:0"), op
 
-    class Core:
-        @staticmethod
-        def cuda_device_count():
-            return 0
 
-        @staticmethod
-        def cuda_device_info():
-            raise RuntimeError("CUDA driver version is insufficient for CUDA runtime version")
+class TwoRanks:
+    """Both ranks send what this one sends."""
 
-    monkeypatch.setattr(devices, "_tensorflow_may_use_gpu", lambda: True)
-    monkeypatch.setattr(devices.native, "core", lambda: Core)
-    devices._runtime_problem.cache_clear()
-    try:
-        with pytest.warns(RuntimeWarning, match="driver version is insufficient"):
-            assert _made_in_graph().endswith("/device:CPU:0")
-        assert not devices.gpu_in_use()
-    finally:
-        devices._runtime_problem.cache_clear()
+    world_size, rank = 2, 0
+
+    def all_to_all(self, values, splits, name):
+        return tf.identity(values), tf.identity(splits)
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+def test_an_old_driver_keeps_messages_in_host_memory(old_driver, in_function):
+    """The ops on messages have GPU kernels and no table to follow; loops over rounds, too."""
+
+    def exchange():
+        return turns.exchange_notes(tf.constant([3], tf.int64), [], TwoRanks(), "notes")
+
+    if in_function:
+        graph = tf.function(exchange).get_concrete_function().graph
+    else:
+        with tf.Graph().as_default() as graph:
+            exchange()
+    graph_def = graph.as_graph_def()
+    nodes = [*graph_def.node, *(n for f in graph_def.library.function for n in f.node_def)]
+    places = {(node.op, node.device[-5:]) for node in nodes if node.op in ON_MESSAGES}
+    assert places == {(op, "CPU:0") for op in ON_MESSAGES}
+
+
+def test_a_driver_that_is_too_old_keeps_tables_in_host_memory(sok, old_driver):
+    with pytest.warns(RuntimeWarning, match="driver version is insufficient"):
+        assert _made_in_graph().endswith("/device:CPU:0")
+    assert not devices.gpu_in_use()
 
 
 def test_a_driver_that_will_do_names_no_device(sok, monkeypatch):

@@ -139,3 +139,24 @@ def test_threads_load_once(monkeypatch):
     for thread in threads:
         thread.join()
     assert len(loads) == 1
+
+
+@pytest.mark.parametrize(
+    "built_for, running, fits",
+    [
+        ("2.23.0-dev20261026", "2.23.0.dev20261026", True),
+        ("2.23.0.dev20261026", "2.23.0-dev20261026", True),
+        ("2.18.0rc1", "2.18.0-rc1", True),
+        ("2.18.0", "2.18.0-rc1", False),
+        ("2.23.0-dev20261026", "2.23.0-dev20261027", False),
+    ],
+)
+def test_versions_are_compared_as_versions(folder, monkeypatch, built_for, running, fits):
+    import tensorflow as tf
+
+    monkeypatch.setattr(tf.version, "VERSION", running)
+    write_library(folder, "_ops.so", built_for, " avx")
+    # A file that fits is no library, which TensorFlow says.
+    message = "could not be loaded" if fits else "must be built for the running TensorFlow"
+    with pytest.raises(ImportError, match=message):
+        native.ops()

@@ -102,7 +102,61 @@ def test_a_rank_that_answers_no_more(clock):
     judge.hear(1, report())
     clock.now += 20
     judge.hear(0, report("users_keys", 12))
-    assert "rank 1 has not answered for 20 s" in judge.verdict()
+    assert judge.verdict().endswith(
+        "rank 1 has not answered for 20 s; its last report: in no exchange"
+    )
+    assert judge.all_stopped() is False
+    judge.hear(0, report(stopped=True))
+    assert judge.all_stopped()  # nobody waits for the silent one
+
+
+def test_a_silent_rank_is_not_counted_among_those_that_came(clock):
+    judge = Judge(2, 10)
+    hear(judge, report("users_keys", 8), report("users_keys", 8))
+    for _ in range(4):  # it may be late, so time passes until it is known to be silent
+        clock.now += 1
+        judge.hear(0, report("users_keys", clock.now - 992))
+        assert clock.now < 1002 or judge.verdict() == ""
+    clock.now += 2
+    judge.hear(0, report("users_keys", clock.now - 992))
+    assert judge.verdict() == (
+        "the exchange 'users_keys': rank 0 reached it and waited for 14 s; "
+        "rank 1 has not answered for 6 s; its last report: in the exchange 'users_keys'"
+    )
+
+
+def test_silence_ends_nothing_before_a_wait_is_too_long(clock):
+    judge = Judge(2, 10)
+    hear(judge, report("users_keys", 1), report("users_keys", 1))
+    clock.now += 100  # rank 1 computes, and holds Python's lock
+    judge.hear(0, report("users_keys", 9))
+    assert judge.verdict() == ""
+    assert judge.silent() == "rank 1 has not answered for 100 s"  # matters at the program's end
+    judge.lose(1)
+    assert judge.silent() == ""
+
+
+def test_a_rank_that_never_reported_is_said_to(clock):
+    judge = Judge(2, 10)
+    clock.now += 20
+    judge.hear(0, report("users_keys", 12))
+    assert judge.verdict().endswith("rank 1 has never reported") and judge.silent() == ""
+
+
+def test_a_pause_of_the_judge_does_not_count(clock):
+    judge = Judge(2, 10)
+    hear(judge, report("users_keys", 5), report())
+    clock.now += 100
+    judge.forgive(100)
+    assert judge.verdict() == ""
+    clock.now += 3
+    judge.hear(1, report())
+    assert judge.verdict() == ""
+    clock.now += 3
+    judge.hear(1, report())
+    assert "rank 0 reached it and waited for 11 s" in hear(
+        judge, report("users_keys", 11), report()
+    )
 
 
 def test_all_came_and_it_takes_long(clock):

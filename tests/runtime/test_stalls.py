@@ -121,33 +121,84 @@ def test_a_session_does_not_meet_an_eager_call():
         assert seconds < 60
 
 
-@pytest.mark.parametrize("what", ["early_keys", ""])
-def test_the_end_of_rank_0_names_the_exchange(monkeypatch, what):
-    import socket
+@pytest.fixture
+def watch(monkeypatch):
+    """Rank 1's thread, not started, whose wait is `watch.wait` and whose verdicts `watch.reasons`.
+
+    Rank 0 has let it in and ended.
+    """
+    import selectors
+    import threading
     import types
 
     from sok_like.runtime import stalls
+    from sok_like.runtime.stall_connections import Door, Line
+
+    calls = selectors.DefaultSelector()
+    door = Door("127.0.0.1", "secret", 2, calls)
+
+    def let_in_and_end():
+        while not isinstance(line := door.answer(calls.select()[0][0].data), Line):
+            pass
+        line.close()
+
+    rank_0 = threading.Thread(target=let_in_and_end)
+    rank_0.start()
+    made = stalls._Watch(
+        types.SimpleNamespace(rank=1, world_size=2),
+        60.0,
+        door.address,
+        "secret",
+        selectors.DefaultSelector(),
+    )
+    rank_0.join()
 
     def longest_wait(text, size, number):
-        text.value = what.encode()
-        return 1.0
-
-    rank_0 = socket.create_server(("127.0.0.1", 0))
-    communicator = types.SimpleNamespace(rank=1, world_size=2)
-    watch = stalls._Watch(communicator, 60.0, None, rank_0.getsockname(), "secret")
-    watch._library = types.SimpleNamespace(sok_longest_wait=longest_wait)
-    reasons = []
+        text.value = made.wait[0].encode()
+        return made.wait[1]
 
     def end(reason):
-        reasons.append(reason)
-        watch.told.set()
+        made.reasons.append(reason)
+        made._closed.set()
 
-    monkeypatch.setattr(watch, "_end_waits", end)
-    rank_0.accept()[0].close()
+    made._library = types.SimpleNamespace(sok_longest_wait=longest_wait)
+    made.wait, made.reasons, made._end_waits = ("", 0.0), [], end
+    return made
+
+
+@pytest.mark.parametrize("what", ["early_keys", ""])
+def test_the_end_of_rank_0_names_the_exchange(watch, what):
+    watch.wait = (what, 1.0)
     watch.run()
-    rank_0.close()
     where = f"in the exchange '{what}'" if what else "in no exchange"
-    assert reasons == [f"rank 0 has ended without a message; rank 1 was {where}"]
+    assert watch.reasons == [f"rank 0 has ended without a message; rank 1 was {where}"]
+
+
+@pytest.mark.parametrize(
+    "what, waited, silence, ends",
+    [
+        ("cold_keys", 61, 70, True),
+        ("cold_keys", 59, 70, False),  # rank 0 was busy for long, and the wait is young
+        ("cold_keys", 61, 1, False),  # rank 0 will say what to do
+        ("", 0, 70, False),
+    ],
+)
+def test_silence_of_rank_0_ends_only_what_waits_for_longer_than_the_limit(
+    watch, what, waited, silence, ends
+):
+    watch.wait = (what, float(waited))
+    watch._last_word = time.monotonic() - silence
+    watch._report()
+    silent = f"the exchange 'cold_keys': rank 0 has not answered for {silence} s"
+    assert watch.reasons == ([silent] if ends else [])
+
+
+def test_a_pause_of_this_process_does_not_count(watch):
+    watch.wait = ("cold_keys", 80.0)
+    watch._last_word = time.monotonic() - 70
+    watch._forgive(70.0)
+    watch._report()
+    assert watch.reasons == []
 
 
 def test_the_thread_hides_nothing_of_its_base():

@@ -3,13 +3,14 @@
     python -m tests.saving.fuzz --mutations 50000       (`make fuzz`)
 
 Each mutation changes bytes of one file (set, flip, insert, remove, repeat, cut, zero, splice) or
-the structure of the dump (members of a shard, headers, the manifest's fields, files exchanged). It
-is undone before the next. Never may a row differ, nor reading take more than twice the memory of
-the files.
+the structure of the dump (members of a shard, headers, the manifest's fields, files exchanged), or
+writes what no table can have, with right checksums. It is undone before the next. Never may a row
+differ, nor reading take more than twice the memory of the files.
 """
 
 import argparse
 import collections
+import hashlib
 import io
 import json
 import pathlib
@@ -23,6 +24,7 @@ import numpy as np
 
 from sok_like.saving.format import deltas, shard_file, shard_reader
 from sok_like.saving.format import manifest as manifest_file
+from tests.saving import wrong_content
 from tests.saving.in_memory import whole
 
 DIM, SIZE = 4, 600
@@ -47,8 +49,8 @@ def make_shard(rank, world_size, with_policy):
     return shard
 
 
-def add_deltas(folder, base, with_policy):
-    """Makes a dump one of version 3, with a delta of one rank and one of two."""
+def deltas_of(folder, with_policy, write):
+    """Deltas for version 3 or 4, one of one rank and one of two, as a manifest lists them."""
     random_state, chain = np.random.default_rng(7), []
     for number, world_size in ((1, 1), (2, 2)):
         entries = []
@@ -62,42 +64,54 @@ def add_deltas(folder, base, with_policy):
             delta.steps = np.array([[3, 0.1, 8.0], [0, 0, 0], [2, 0.05, 11]])
             delta.optimizer = "adam(beta_1=0.9, beta_2=0.999, epsilon=1e-07, amsgrad=false)"
             name = manifest_file.shard_name(TABLE, f"de{number}", rank, world_size)
-            entries.append(shard_file.write_shard(folder, name, delta))
+            entries.append(write(folder, name, delta))
         since = chain[-1]["dump"] if chain else "5eed"
         chain.append({"dump": f"de{number}", "since": since, "step": 9, "shards": entries})
-    manifest_file.write_manifest(folder, TABLE, DIM, "int64", "5eed", base, 7, chain)
+    return chain
+
+
+def write_old_shard(folder, name, shard):
+    """A shard as package version 0.1 wrote it, and its entry in a manifest of version 2 or 3."""
+    path = pathlib.Path(folder) / name
+    np.savez(path, **shard_file._arrays_of(shard))
+    checksum = hashlib.sha256(path.read_bytes()).hexdigest()
+    return {
+        **{"file": name, "bytes": path.stat().st_size},
+        **{"sha256": checksum, "keys": len(shard.keys)},
+    }
+
+
+# Versions of the format; the last two have deltas.
+VERSIONS = (1, 2, 4, 3, "4, deltas")
 
 
 def write_dump(folder, shards, version):
-    """A dump of this version, or of version 1 as it was written then."""
+    """A dump of this version as it was written then."""
     names = [
         manifest_file.shard_name(TABLE, "5eed", rank, len(shards)) for rank in range(len(shards))
     ]
-    if version > 1:
-        entries = [
-            shard_file.write_shard(folder, *pair) for pair in zip(names, shards, strict=True)
-        ]
-        if version > 2:
-            return add_deltas(folder, entries, shards[0].step >= 0)
-        return manifest_file.write_manifest(folder, TABLE, DIM, "int64", "5eed", entries)
-    for name, shard in zip(names, shards, strict=True):
-        policy = {}
-        if shard.step >= 0:
-            fields = ("records", "waiting", "counters", "step")
-            policy = {field: getattr(shard, field) for field in fields}
-        np.savez(
-            pathlib.Path(folder) / name,
-            keys=shard.keys,
-            rows=shard.rows,
-            slot_rows=shard.slot_rows,
-            slot_names=np.asarray(shard.slot_names),
-            slot_widths=np.asarray(shard.slot_widths, np.int64),
-            **policy,
-        )
-    manifest = {"format": manifest_file.FORMAT, "version": 1, "table": TABLE, "dim": DIM}
-    manifest |= {"key_dtype": "int64", "shards": names}
-    path = pathlib.Path(folder) / f"{names[0].split('.')[0]}.json"
-    path.write_text(json.dumps(manifest, indent=1) + "\n")
+    if version == 1:
+        for name, shard in zip(names, shards, strict=True):
+            arrays = shard_file._arrays_of(shard)
+            del arrays["optimizer_step"], arrays["initial_row_scale"]
+            np.savez(pathlib.Path(folder) / name, **arrays)
+        return write_old_manifest(folder, {"version": 1, "shards": names})
+    write = write_old_shard if version in (2, 3) else shard_file.write_shard
+    entries = [write(folder, *pair) for pair in zip(names, shards, strict=True)]
+    chain = None if version in (2, 4) else deltas_of(folder, shards[0].step >= 0, write)
+    if write is shard_file.write_shard:
+        given = folder, TABLE, DIM, "int64", "5eed", entries, 7, chain
+        return manifest_file.write_manifest(*given)
+    manifest = {"version": version, "shards": entries, "dump": "5eed"}
+    return write_old_manifest(
+        folder, manifest | ({} if chain is None else {"step": 7, "deltas": chain})
+    )
+
+
+def write_old_manifest(folder, fields):
+    manifest = {"format": manifest_file.FORMAT, "table": TABLE, "dim": DIM, "key_dtype": "int64"}
+    path = pathlib.Path(folder) / f"{manifest_file.file_stem(TABLE)}.json"
+    path.write_text(wrong_content.signed(manifest | fields))
 
 
 def read_dump(folder):
@@ -247,6 +261,7 @@ def _mutate_files(files, draw):
 
 
 _KINDS = [_mutate_bytes] * 6 + [_mutate_members] * 2 + [_mutate_manifest] * 2 + [_mutate_files]
+_KINDS += [wrong_content.in_shard] * 2 + [wrong_content.in_manifest]
 
 
 # ---- the run ----
@@ -289,7 +304,8 @@ def run(num_mutations, seed, version, with_policy):
         write_dump(folder, shards, version)
         files = sorted(pathlib.Path(folder).iterdir())
         expected = contents(read_dump(folder))
-        assert version > 2 or expected == contents(owned_by(shards, 0, 1, DIM))
+        merged = version in VERSIONS[3:]
+        assert merged or expected == contents(owned_by(shards, 0, 1, DIM))
         originals = {file: file.read_bytes() for file in files}
         total = sum(map(len, originals.values()))
         tracemalloc.start()
@@ -299,10 +315,11 @@ def run(num_mutations, seed, version, with_policy):
                 for file, data in changed.items():
                     file.write_bytes(data)
                 total_now = total + sum(len(d) - len(originals[f]) for f, d in changed.items())
-                spare = _SPARE_BYTES + (version > 2) * _KEYS_BYTES
+                spare = _SPARE_BYTES + merged * _KEYS_BYTES
                 found = outcome(folder, expected, 2 * max(total, total_now) + spare)
-                counts[kind.split()[0], found if found in ("refused", "right") else "wrong"] += 1
-                if found not in ("refused", "right"):
+                allowed = ("refused",) if kind.startswith("content") else ("refused", "right")
+                counts[kind.split()[0], found if found in allowed else "wrong"] += 1
+                if found not in allowed:
                     wrong.append(f"{kind} (mutation {number} of seed {seed}): {found}")
                 for file in changed:
                     file.write_bytes(originals[file])
@@ -317,16 +334,18 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     failed = 0
-    kinds = [(version, with_policy) for version in (2, 1, 3) for with_policy in (False, True)]
+    kinds = [(version, with_policy) for version in VERSIONS for with_policy in (False, True)]
     for part, (version, with_policy) in enumerate(kinds):
-        counts, wrong = run(options.mutations // 6, options.seed + part, version, with_policy)
+        counts, wrong = run(
+            options.mutations // len(kinds), options.seed + part, version, with_policy
+        )
         print(f"version {version}{', with policies' if with_policy else ''}")
         for (kind, found), count in sorted(counts.items()):
             print(f"  {kind:15} {found:8} {count}")
         for text in wrong[:20]:
             print(f"  WRONG {text}")
         failed += len(wrong)
-    print(f"{options.mutations // 6 * 6} mutations, {failed} wrong")
+    print(f"{options.mutations // len(kinds) * len(kinds)} mutations, {failed} wrong")
     raise SystemExit(failed > 0)
 
 

@@ -29,6 +29,17 @@ def test_a_folder_that_is_not_shared_raises_and_the_old_dumps_stay(found):
         assert seen["kept"] and seen["keys"] == [rank, rank + 2, rank + 4]
 
 
+def test_paths_with_a_scheme_are_written_where_they_say_or_raise_on_all_ranks(found):
+    for rank, seen in enumerate(result["elsewhere"] for result in found):
+        ones = {0: [7.0, 1.0], 1: [7.0, 1.0, 1.0]}[rank]
+        expected = dict(zip([k for k in range(rank, 6, 2) if k != 4], ones, strict=True))
+        assert seen["local"] == seen["by TensorFlow"] == expected
+        for message in seen["s3"]:
+            assert "rank 0: ValueError" in message and "is registered for 's3'" in message
+        assert "must be on a file system that all ranks share" in seen["ram"][0]
+        assert all(seen["ram"]) and seen["kept"]
+
+
 def test_a_shard_that_is_not_seen_as_it_was_written_leaves_the_old_dump(found):
     for seen in (result["unseen"] for result in found):
         for message in seen["messages"]:

@@ -72,20 +72,25 @@ def test_a_table_without_room_leaves_all_tables_and_variables(sok, tmp_path, kin
 
 
 def test_another_thread_restores_at_once(sok, tmp_path):
-    from sok_like.saving.pieces import together
+    from sok_like.saving import hash_pieces, transaction
 
     tables = [sok.EmbeddingVariable(2, name=name) for name in NAMES]
     filled(sok, tables, range(4), 1.0)
     saver = sok.Saver()
     for table in tables:
-        saver.dump_to_file(table, tmp_path)
+        saver.dump_to_file(table, tmp_path / table.table_name)
         table.clear()
-    with together():
-        saver.restore_from_file(tables[0], tmp_path)
-        thread = threading.Thread(target=saver.restore_from_file, args=(tables[1], tmp_path))
+
+    def read():
+        piece = hash_pieces.HashPiece(tables[0])
+        transaction.prepare(piece.prepare(str(tmp_path / piece.name)))
+        arguments = tables[1], tmp_path / tables[1].table_name
+        thread = threading.Thread(target=saver.restore_from_file, args=arguments)
         thread.start()
         thread.join()
-        assert [int(table.size()) for table in tables] == [0, 4]
+        return [int(table.size()) for table in tables]
+
+    assert transaction.load("a test", None, read) == [0, 4]
     assert [int(table.size()) for table in tables] == [4, 4]
 
 

@@ -1,5 +1,7 @@
 """The options of an EmbeddingVariable: what they take, and what their errors say."""
 
+import pathlib
+
 import pytest
 import tensorflow as tf
 
@@ -59,6 +61,13 @@ def test_equal_options_are_equal(option):
         (lambda: sok.StorageOption("DRAM", storage_size=[9]), "storage_size", "9"),
         (lambda: sok.StorageOption("DRAM_SSDHASH"), "storage_path", "None"),
         (lambda: sok.StorageOption("DRAM_SSDHASH", ""), "storage_path", "''"),
+        (lambda: sok.StorageOption("DRAM_SSDHASH", "s3://a/b"), "storage_path", "s3://a/b"),
+        (lambda: sok.StorageOption("DRAM_SSDHASH", "file:///a"), "storage_path", "file:///a"),
+        (
+            lambda: sok.StorageOption("DRAM_SSDHASH", pathlib.Path("gs://a")),
+            "storage_path",
+            "gs:/a",
+        ),
         (lambda: sok.StorageOption("DRAM_SSDHASH", "x", [0, 9]), "storage_size", "0, 9"),
         (lambda: sok.StorageOption("DRAM_SSDHASH", "x", [9, 9, 9]), "storage_size", "9, 9, 9"),
         (lambda: sok.StorageOption("DRAM_SSDHASH", "x", 1.5), "storage_size", "1.5"),

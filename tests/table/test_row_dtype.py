@@ -55,7 +55,7 @@ def test_what_16_bits_cannot_hold_is_refused(sok):
 
 
 def test_rows_take_half_the_memory(sok):
-    half, full = (sok.EmbeddingVariable(64, dtype=dtype) for dtype in ("float16", None))
+    half, full = (sok.EmbeddingVariable(64, name="t", dtype=dtype) for dtype in ("float16", None))
     for variable in (half, full):
         sok.assign(variable, np.arange(200_000), np.zeros([200_000, 64], np.float32))
     assert half.stats().arena_bytes < 0.6 * full.stats().arena_bytes

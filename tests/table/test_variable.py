@@ -37,6 +37,21 @@ def test_name_shape_and_dtype(variable):
     assert variable.dim == 3
 
 
+def test_tables_without_a_name_are_numbered(sok):
+    first, second = (sok.EmbeddingVariable(4) for _ in range(2))
+    assert [each.table_name for each in (first, second)] == ["embedding", "embedding_1"]
+    keys = tf.constant([1, 2], tf.int64)
+    assert not np.any(first.sparse_read(keys).numpy() == second.sparse_read(keys).numpy())
+    with pytest.raises(ValueError, match="table 'embedding'"):
+        sok.EmbeddingVariable(0)  # takes no number
+    assert sok.EmbeddingVariable(4).get_config()["name"] == "embedding_2"
+    assert copy.deepcopy(second).table_name == "embedding_1"
+    for _ in range(2):  # each graph has its own, so building one again gives the same names
+        with tf.Graph().as_default():
+            names = [sok.EmbeddingVariable(4).table_name for _ in range(2)]
+        assert names == ["embedding", "embedding_1"]
+
+
 def test_size_bytes_and_stats(sok, variable):
     assert variable.size().dtype == tf.int64
     assert int(variable.size()) == 0

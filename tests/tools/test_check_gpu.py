@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -40,6 +41,52 @@ def test_steps_that_have_passed_are_not_run_again(tmp_path):
     for step in ("info", "build", "smoke"):
         assert f"== {step} has passed" in again.stdout
     assert "== bench: the time is up" in again.stdout
+
+
+# What the script calls on a machine with a device. The sanitizer runs the command behind its
+# options; Python does not find TensorFlow, and says of the device what the script wants to hear.
+STUBS = {
+    "nvidia-smi": "echo '|   0  NVIDIA H100 80GB HBM3          On  | 00:0 |'",
+    "nvcc": "echo 'Cuda compilation tools, release 13.0, V13.0.1'",
+    "compute-sanitizer": """
+        while [[ $1 == --* ]]; do
+          case $1 in
+            --tool | --track-stream-ordered-races | --error-exitcode | --target-processes) ;;
+            *) echo "no such option: $1" && exit 2 ;;
+          esac
+          shift 2
+        done
+        exec "$@" """,
+    "python": f"""
+        case "$*" in
+          *cuda_device_count*) echo 1 && exit ;;
+          *cuda_device_info*) exit ;;
+        esac
+        export PYTHONPATH={ROOT}/tools/without_tensorflow:$PYTHONPATH
+        exec {sys.executable} "$@" """,
+}
+
+
+def test_every_step_finds_its_tests_without_tensorflow(tmp_path):
+    """Not rehearsed: the commands of a machine with a device, which here collect and do not run."""
+    for name, script in STUBS.items():
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    steps = "info smoke test bench memcheck ops racecheck initcheck synccheck slow".split()
+    done = check_gpu(
+        tmp_path / "out",
+        *steps,
+        REHEARSE="",
+        PYTHON=str(tmp_path / "python"),
+        PATH=f"{tmp_path}:{os.environ['PATH']}",
+        PYTEST_ADDOPTS="--collect-only",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "NVIDIA H100 80GB HBM3; nvcc 13.0" in done.stdout
+    found = re.findall(r"^=* ?(\d+)/\d+ tests collected", done.stdout, re.MULTILINE)
+    test, memcheck, ops, racecheck, initcheck, synccheck, slow = map(int, found)
+    assert test > 800 and memcheck > 200 and ops == 4 and slow == 2
+    assert racecheck == initcheck == synccheck == memcheck
 
 
 def test_limits_fit_into_the_time():

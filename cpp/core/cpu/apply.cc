@@ -229,16 +229,8 @@ class TableStep {
     state_ = Attached(*batch.table, options);
   }
 
-  // Whether Prepare can fail for other reasons than lack of memory.
-  bool may_fail() const {
-    const TableOptions& options = batch_->table->options();
-    const int64_t most = options.max_capacity > 0 ? options.max_capacity : int64_t{kNoRow};
-    return !options.use_hashtable || batch_->table->size() + batch_->num_keys > most;
-  }
-
-  // Finds the rows and does all that can fail; updates nothing. A second call does nothing.
+  // Finds the rows and does all that can fail; updates nothing.
   void Prepare(Executor& ex, const OptimizerOptions& options, bool keys_are_unique) {
-    if (is_prepared_) return;
     CpuTable& table = *batch_->table;
     if (state_ == nullptr) state_ = Attach(ex, table, options);
     const int64_t dim = table.dim();
@@ -254,7 +246,7 @@ class TableStep {
     } else if (table.RecallRows(keys, num_rows_, row_numbers_.get())) {
       keys_are_unique = true;
     } else {
-      table.FindOrInsertRows(ex, keys, num_rows_, row_numbers_.get());
+      table.FindOrInsertRows(ex, keys, num_rows_, row_numbers_.get(), keys_are_unique);
     }
     if (!keys_are_unique && state_->HasDuplicates(row_numbers_.get(), num_rows_)) {
       merged_keys_ = Scratch<uint64_t>(num_rows_);
@@ -270,7 +262,6 @@ class TableStep {
     if (state_->owes() && state_->history().IsLong(table.row_bytes())) table.CatchUpRows(ex);
     // Append must not fail after rows were marked with a step that it has not appended.
     if (state_->owes()) state_->history().Reserve();
-    is_prepared_ = true;
   }
 
   // The table's own number for the optimizer's step.
@@ -305,7 +296,6 @@ class TableStep {
  private:
   const TableGradients* batch_ = nullptr;
   OptimizerState* state_ = nullptr;
-  bool is_prepared_ = false;
   Scratch<uint32_t> row_numbers_;   // [num_rows_], each once
   const uint64_t* keys_ = nullptr;  // [num_rows_]: like grads_ the caller's or one of those below
   const float* grads_ = nullptr;    // [num_rows_, dim]
@@ -347,30 +337,25 @@ void ApplyGradients(Executor& ex, const std::vector<TableGradients>& batches,
   const TableGroup::Lock lock(group, /*exclusive=*/true);
   std::vector<TableStep> steps(batches.size());
   for (size_t i = 0; i < batches.size(); ++i) steps[i].Begin(batches[i], options);
-  std::vector<int64_t> first, keys_of_first;
-  for (size_t i = 0; i < batches.size(); ++i) {
-    if (!steps[i].may_fail()) continue;
-    first.push_back(static_cast<int64_t>(i));
-    keys_of_first.push_back(batches[i].num_keys);
-  }
-  ForEachOf(ex, keys_of_first, [&](Executor& inner, int64_t k) {
-    steps[first[k]].Prepare(inner, options, keys_are_unique);
-  });
+  // Everything that can fail, in all tables, before the first row is updated.
+  ForEachOf(ex, num_keys,
+            [&](Executor& inner, int64_t i) { steps[i].Prepare(inner, options, keys_are_unique); });
   const float decay = static_cast<float>(1.0 - AsWritten(options.weight_decay) * learning_rate);
   // Usually one number for all. Restored tables continue counting from their dumps.
-  std::map<int64_t, std::vector<int64_t>> by_number;
+  struct Alike {
+    std::vector<int64_t> places, num_keys;
+  };
+  std::map<int64_t, Alike> by_number;
   for (size_t i = 0; i < steps.size(); ++i) {
-    by_number[steps[i].NumberOf(step)].push_back(static_cast<int64_t>(i));
+    Alike& alike = by_number[steps[i].NumberOf(step)];
+    alike.places.push_back(static_cast<int64_t>(i));
+    alike.num_keys.push_back(num_keys[i]);
   }
-  for (const auto& [number, tables_of_it] : by_number) {
-    const std::vector<int64_t>& of_it = tables_of_it;
-    std::vector<int64_t> keys_of_it;
-    for (int64_t i : of_it) keys_of_it.push_back(num_keys[i]);
+  for (const auto& [number, alike] : by_number) {
+    const std::vector<int64_t>& places = alike.places;
     WithRule(options, learning_rate, number, [&](const auto& rule) {
-      ForEachOf(ex, keys_of_it, [&](Executor& inner, int64_t k) {
-        TableStep& table_step = steps[of_it[k]];
-        table_step.Prepare(inner, options, keys_are_unique);
-        table_step.Run(inner, rule, decay, learning_rate, step);
+      ForEachOf(ex, alike.num_keys, [&](Executor& inner, int64_t k) {
+        steps[places[k]].Run(inner, rule, decay, learning_rate, step);
       });
     });
   }

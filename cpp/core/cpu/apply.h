@@ -6,9 +6,8 @@
 // ranges of the batch; each row and its slot rows are prefetched completely, some rows ahead. Steps
 // that a row missed are replayed first (adam_replay.h).
 //
-// Several tables make one step together (group.h). Tables that may fail (nearly full, or without a
-// hashtable) find their rows first; only then is any row updated. So all tables make the step or
-// none does, unless memory runs out.
+// Several tables make one step together (group.h): all find their rows, which may fail; only then is
+// any row updated. So all tables make the step or none does.
 //
 // Usually the keys are those of the table's last lookup, and it still knows their row numbers
 // (CpuTable::RecallRows).
@@ -49,9 +48,8 @@ struct TableGradients {
   int64_t num_keys = 0;
 };
 
-// The same step on several tables, each named once (std::invalid_argument otherwise). If it throws
-// anything but std::bad_alloc, no table has made the step; missing keys of a nearly full table may
-// have been inserted, with their initial rows.
+// The same step on several tables, each named once (std::invalid_argument otherwise). If it throws,
+// no table has made the step; missing keys may have been inserted, with their initial rows.
 void ApplyGradients(Executor& ex, const std::vector<TableGradients>& batches,
                     const OptimizerOptions& options, float learning_rate, int64_t step,
                     bool keys_are_unique = false);

@@ -11,6 +11,8 @@ namespace {
 
 // Keys allowed beyond the number of rows: small tables may change often.
 constexpr size_t kFreeKeys = size_t{1} << 16;
+// Runs of steps, beyond one for eight rows: replaying more would take longer than reading all rows.
+constexpr size_t kFreeRuns = size_t{1} << 12;
 
 size_t NumKeys(const ChangeLog::Interval& interval) {
   return interval.touched.size() + interval.erased.size();
@@ -66,13 +68,15 @@ int64_t ChangeLog::Begin(int64_t num_rows) {
 }
 
 bool ChangeLog::TooMany(const Interval& interval) const {
-  return NumKeys(interval) > 2 * last_.size() + kFreeKeys;
+  return NumKeys(interval) > 2 * last_.size() + kFreeKeys ||
+         interval.steps.size() > last_.size() / 8 + kFreeRuns;
 }
 
 void ChangeLog::Shrink(Interval* interval) noexcept {
   interval->whole = true;
   std::vector<uint64_t>().swap(interval->touched);
   std::vector<uint64_t>().swap(interval->erased);
+  std::vector<StepRun>().swap(interval->steps);  // its rows will owe none
 }
 
 // Calls log(interval) with the present interval. If memory is short, or the interval has become too
@@ -115,11 +119,15 @@ void ChangeLog::TouchAll() noexcept {
 }
 
 void ChangeLog::Step(double learning_rate, int64_t step) noexcept {
-  Try([&](Interval& now) { Add({1, learning_rate, step}, &now.steps); });
+  Try([&](Interval& now) {
+    if (!now.whole) Add({1, learning_rate, step}, &now.steps);
+  });
 }
 
 void ChangeLog::CaughtUp() noexcept {
-  Try([&](Interval& now) { Add({}, &now.steps); });
+  Try([&](Interval& now) {
+    if (!now.whole) Add({}, &now.steps);
+  });
 }
 
 bool ChangeLog::has_steps() const {

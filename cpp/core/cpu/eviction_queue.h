@@ -40,6 +40,7 @@ class EvictionQueue {
     std::make_heap(heap_.begin(), heap_.end());
     is_built_ = true;
   }
+  // Never allocates for an entry that Take has removed, or that there is room for (Reserve).
   void Push(const Entry& entry) {
     heap_.push_back(entry);
     std::push_heap(heap_.begin(), heap_.end());

@@ -37,7 +37,7 @@ class FirstError {
 }  // namespace
 
 void ForEachOf(Executor& ex, const std::vector<int64_t>& num_keys,
-               const std::function<void(Executor&, int64_t)>& fn) {
+               FunctionRef<Executor&, int64_t> fn) {
   const int64_t n = static_cast<int64_t>(num_keys.size());
   int64_t total = 0, largest = 0;
   for (int64_t count : num_keys) {
@@ -88,7 +88,7 @@ TableGroup::TableGroup(const std::vector<CpuTable*>& tables)
 }
 
 void TableGroup::ForEach(Executor& ex, const std::vector<int64_t>& num_keys,
-                         const std::function<void(Executor&, const int64_t*, int64_t)>& fn) const {
+                         FunctionRef<Executor&, const int64_t*, int64_t> fn) const {
   std::vector<int64_t> of_tables(by_address_.size());
   for (size_t t = 0; t < of_tables.size(); ++t) {
     for (int64_t k = offsets_[t]; k < offsets_[t + 1]; ++k) of_tables[t] += num_keys[order_[k]];

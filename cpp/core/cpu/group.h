@@ -8,9 +8,9 @@
 // In parallel, threads synchronise once per call and not once per pass and table. Many small tables
 // need that.
 //
-// Invariant: the threads that share a call's work take no lock; the calling thread locks all tables
-// before. So no thread of a pool waits for a lock whose holder waits for that pool. Locks are taken
-// in one order, so two calls on the same tables cannot wait for each other.
+// Invariant: the calling thread locks all tables before. The threads that share the call's work take
+// no table's lock, only those that nobody holds while waiting for the pool (parallel.h). Locks are
+// taken in one order, so two calls on the same tables cannot wait for each other.
 //
 // Results do not depend on how work is shared: every table is processed, even if another one fails,
 // and the error is that of the first.
@@ -18,7 +18,6 @@
 #define SOK_CORE_CPU_GROUP_H_
 
 #include <cstdint>
-#include <functional>
 #include <vector>
 
 #include "cpp/core/cpu/table.h"
@@ -29,7 +28,7 @@ namespace sok {
 // Calls fn(executor, i) for every i, in parallel or in turn depending on num_keys. If calls throw,
 // the exception of the lowest i is rethrown once all have ended.
 void ForEachOf(Executor& ex, const std::vector<int64_t>& num_keys,
-               const std::function<void(Executor&, int64_t)>& fn);
+               FunctionRef<Executor&, int64_t> fn);
 
 class TableGroup {
  public:
@@ -41,7 +40,7 @@ class TableGroup {
   // Calls fn(executor, members, count) for every table, with its members in order: positions in
   // `tables`. num_keys: [num_members].
   void ForEach(Executor& ex, const std::vector<int64_t>& num_keys,
-               const std::function<void(Executor&, const int64_t*, int64_t)>& fn) const;
+               FunctionRef<Executor&, const int64_t*, int64_t> fn) const;
 
   // Holds the locks of all tables while it lives.
   class Lock {

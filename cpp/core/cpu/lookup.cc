@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <memory>
+#include <optional>
 #include <stdexcept>
 #include <vector>
 
@@ -38,7 +40,7 @@ class UniqueRows {
 
   // Inserts missing keys, and keeps the row numbers for the update. Needs the exclusive lock.
   void Insert() {
-    table_.FindOrInsertRows(ex_, keys_, num_keys_, numbers_.get());
+    table_.FindOrInsertRows(ex_, keys_, num_keys_, numbers_.get(), /*keys_are_unique=*/true);
     table_.RememberRows(keys_, num_keys_, numbers_.get());
     const RowCatchUp* catch_up = table_.catch_up().get();
     const bool pending = catch_up != nullptr && catch_up->pending();
@@ -153,28 +155,39 @@ void CheckSplits(const std::string& table, const BatchLimits& limits, const int6
   }
 }
 
-// Records a training lookup of a table's features, those at `places`: keys that are to be inserted
-// then have been. Returns the rows that this lookup must not read. Needs the exclusive lock.
-RowNumbers Record(Executor& ex, CpuTable& table, const std::vector<FeatureLookup>& lookups,
-                  const int64_t* places, int64_t count) {
-  if (!table.keeps_records()) return {};
-  const bool counts = table.counts_occurrences();
-  std::vector<uint64_t> keys;
-  std::vector<int64_t> occurrences;  // of each key, if the table counts them
-  for (const int64_t* place = places; place < places + count; ++place) {
-    const FeatureLookup& feature = lookups[*place];
-    const size_t first = keys.size();
-    keys.insert(keys.end(), feature.unique_keys, feature.unique_keys + feature.num_unique);
-    if (!counts) continue;
-    occurrences.resize(keys.size());
-    for (int64_t k = 0; k < feature.samples.num_keys; ++k) {
-      occurrences[first + feature.inverse[k]] +=
-          feature.occurrences == nullptr ? 1 : feature.occurrences[k];
+// The training lookup of a table with policies: one for all its features, those at `places`. Made
+// ready, which may fail and changes nothing, then made. Needs the exclusive lock.
+class RecordedLookup {
+ public:
+  RecordedLookup(Executor& ex, CpuTable& table, const std::vector<FeatureLookup>& lookups,
+                 const int64_t* places, int64_t count) {
+    const bool counts = table.counts_occurrences();
+    for (const int64_t* place = places; place < places + count; ++place) {
+      const FeatureLookup& feature = lookups[*place];
+      const size_t first = keys_.size();
+      keys_.insert(keys_.end(), feature.unique_keys, feature.unique_keys + feature.num_unique);
+      if (!counts) continue;
+      occurrences_.resize(keys_.size());
+      for (int64_t k = 0; k < feature.samples.num_keys; ++k) {
+        occurrences_[first + feature.inverse[k]] +=
+            feature.occurrences == nullptr ? 1 : feature.occurrences[k];
+      }
     }
+    lookup_.emplace(ex, table, keys_.data(), counts ? occurrences_.data() : nullptr,
+                    static_cast<int64_t>(keys_.size()));
   }
-  return table.RecordTrainingRows(ex, keys.data(), counts ? occurrences.data() : nullptr,
-                                  keys.size());
-}
+
+  // Keys that are to be inserted then have been. Returns the rows that must not be read.
+  const RowNumbers& Make(Executor& ex) {
+    lookup_->Make(ex);
+    return lookup_->withheld();
+  }
+
+ private:
+  std::vector<uint64_t> keys_;
+  std::vector<int64_t> occurrences_;  // of each key, if the table counts them
+  std::optional<TrainingLookup> lookup_;
+};
 
 // A lookup that inserts nothing: each key is found by itself, however often it occurs.
 void CombineByKey(Executor& ex, CpuTable& table, const FeatureLookup& feature) {
@@ -219,6 +232,9 @@ void LookupGroup(Executor& ex, std::vector<FeatureLookup>* features, bool insert
   for (const FeatureLookup& feature : lookups) {
     feature.table->BringKeys(ex, feature.keys, feature.samples.num_keys, insert);
   }
+  // Tables with policies are made ready first: if another table fails, none of them has counted the
+  // lookup or evicted a key.
+  std::vector<std::unique_ptr<RecordedLookup>> recorded(lookups.size());  // by first place
   group.ForEach(ex, num_keys, [&](Executor& inner, const int64_t* places, int64_t count) {
     CpuTable& table = *tables[places[0]];
     for (const int64_t* place = places; place < places + count; ++place) {
@@ -230,17 +246,25 @@ void LookupGroup(Executor& ex, std::vector<FeatureLookup>* features, bool insert
       feature.num_unique = UniqueKeys(inner, feature.keys, feature.samples.num_keys,
                                       feature.unique_keys, feature.inverse);
       feature.samples.inverse = feature.inverse;
+      if (table.keeps_records()) continue;
+      UniqueRows rows(inner, table, feature.unique_keys, feature.num_unique);
+      rows.Insert();
+      Combine(rows, feature, feature.samples);
     }
-    if (!insert) return;
-    const RowNumbers withheld = Record(inner, table, lookups, places, count);
+    if (!insert || !table.keeps_records()) return;
+    recorded[places[0]] = std::make_unique<RecordedLookup>(inner, table, lookups, places, count);
+  });
+  if (std::none_of(tables.begin(), tables.end(),
+                   [insert](const CpuTable* table) { return insert && table->keeps_records(); })) {
+    return;
+  }
+  group.ForEach(ex, num_keys, [&](Executor& inner, const int64_t* places, int64_t count) {
+    if (recorded[places[0]] == nullptr) return;
+    const RowNumbers& withheld = recorded[places[0]]->Make(inner);
     for (const int64_t* place = places; place < places + count; ++place) {
       const FeatureLookup& feature = lookups[*place];
-      UniqueRows rows(inner, table, feature.unique_keys, feature.num_unique);
-      if (table.keeps_records()) {
-        rows.Find(withheld);
-      } else {
-        rows.Insert();
-      }
+      UniqueRows rows(inner, *feature.table, feature.unique_keys, feature.num_unique);
+      rows.Find(withheld);
       Combine(rows, feature, feature.samples);
     }
   });

@@ -58,8 +58,9 @@ struct FeatureLookup {
 // policies `insert` observes a table's keys first, those of all its features in one call, and those
 // without a row read what missing keys read. A table may have several features.
 //
-// Each table is all or nothing (std::length_error when it is full). The others of the group are
-// looked up all the same; the error is that of the first, and nothing that was written counts.
+// Each table is all or nothing (std::length_error when it is full). Others without policies are
+// looked up all the same: their new keys have their initial rows. No table with policies has counted
+// the lookup or evicted a key. The error is that of the first, and nothing that was written counts.
 void LookupGroup(Executor& ex, std::vector<FeatureLookup>* features, bool insert);
 
 // Throws std::invalid_argument naming the table, the first offender and what was required.

@@ -66,7 +66,7 @@ void Memory::Free() noexcept {
 
 void* BlockPool::Allocate(size_t bytes) {
   constexpr uint32_t kAll = (1u << kSlabBlocks) - 1;
-  std::unique_lock<std::mutex> lock(mutex_);
+  std::unique_lock<LeafMutex> lock(mutex_);
   Slab* slab = nullptr;
   for (const auto& candidate : slabs_) {
     if (candidate->block_bytes == bytes && candidate->used != kAll) slab = candidate.get();
@@ -88,7 +88,7 @@ void* BlockPool::Allocate(size_t bytes) {
 }
 
 int64_t BlockPool::idle_bytes() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<LeafMutex> lock(mutex_);
   int64_t bytes = 0;
   for (const auto& slab : slabs_) {
     bytes +=
@@ -98,7 +98,7 @@ int64_t BlockPool::idle_bytes() const {
 }
 
 void BlockPool::Free(void* block, size_t bytes) noexcept {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<LeafMutex> lock(mutex_);
   for (auto& slab : slabs_) {
     const char* const begin = static_cast<const char*>(slab->memory.data());
     const char* const at = static_cast<const char*>(block);

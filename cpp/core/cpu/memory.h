@@ -9,9 +9,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
+
+#include "cpp/core/parallel.h"
 
 namespace sok {
 
@@ -62,7 +63,7 @@ class BlockPool {
     uint32_t used = 0;     // one bit per block
     uint32_t touched = 0;  // blocks that may no longer read as zero
   };
-  mutable std::mutex mutex_;
+  mutable LeafMutex mutex_;
   std::vector<std::unique_ptr<Slab>> slabs_;
 };
 

@@ -166,15 +166,18 @@ std::vector<std::vector<KeySegment>> CutKeyMessage(const std::vector<const int64
                                                    int64_t num_tables) {
   std::vector<std::vector<KeySegment>> segments(heads.size());
   for (size_t rank = 0; rank < heads.size(); ++rank) {
-    int64_t total = 0;
     const int64_t words = splits[rank], head = kHeadWords<int64_t> + num_tables;
     const int64_t* const counts = heads[rank] + kHeadWords<int64_t>;
     const auto num_keys = [counts](int64_t i) { return counts[i] & ~kCounted; };
     const auto is_counted = [counts](int64_t i) { return (counts[i] & kCounted) != 0; };
-    for (int64_t i = 0; i < num_tables && words >= head; ++i) {
-      total += num_keys(i) * (is_counted(i) ? 2 : 1);
+    // Counts come from another rank: none may lead out of its block, nor their sum wrap.
+    int64_t left = words - head;
+    for (int64_t i = 0; i < num_tables && left >= 0; ++i) {
+      const int64_t most = is_counted(i) ? left / 2 : left;
+      const bool fits = num_keys(i) >= 0 && num_keys(i) <= most;
+      left = fits ? left - num_keys(i) * (is_counted(i) ? 2 : 1) : -1;
     }
-    if (words != head + total) {
+    if (left != 0) {
       throw std::invalid_argument("the key message of rank " + std::to_string(rank) +
                                   " must hold " + std::to_string(num_tables) +
                                   " tables. Received: " + std::to_string(words) +

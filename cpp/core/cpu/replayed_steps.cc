@@ -24,7 +24,11 @@ ReplayedSteps::ReplayedSteps(int64_t dim, const std::vector<std::string>& slot_n
 void ReplayedSteps::BeginEpoch(const OptimizerOptions& options) {
   options.Validate();
   Epoch epoch;
-  epoch.state = std::make_unique<OptimizerState>(options, dim_);
+  // Its tables take a third of a millisecond to compute, and a log may have thousands of epochs.
+  if (pristine_ == nullptr || pristine_->options() != options) {
+    pristine_ = std::make_unique<OptimizerState>(options, dim_);
+  }
+  epoch.state = std::make_unique<OptimizerState>(*pristine_);
   for (const SlotVariableSpec& slot : OptimizerSlots(options, dim_)) {
     if (!slot.saved) continue;
     int64_t offset = 0;

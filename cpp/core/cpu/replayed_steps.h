@@ -50,6 +50,7 @@ class ReplayedSteps {
   std::vector<std::string> slot_names_;
   std::vector<int64_t> slot_widths_;
   std::vector<Epoch> epochs_;
+  std::unique_ptr<const OptimizerState> pristine_;  // with the options of the last epoch
   // For each dump: its epoch, and the number of steps of that epoch that its rows contain.
   std::vector<std::pair<size_t, uint32_t>> starts_;
 };

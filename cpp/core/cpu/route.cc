@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "cpp/core/hash.h"
+#include "cpp/core/cpu/local_table.h"
 
 namespace sok {
 namespace {
@@ -16,15 +16,6 @@ constexpr int64_t kPartitionKeys = 2048;  // aimed at, so that a partition's tab
 constexpr int64_t kMaxHashPartitions = 1024;
 constexpr int64_t kSerialKeys =
     4096;  // below this one table over all keys is faster than a scatter
-
-// Full-avalanche mix of a key; high bits choose the partition.
-inline uint64_t Mix(uint64_t key) {
-  key ^= key >> 32;
-  key *= 0xd6e8feb86659fd93ull;
-  key ^= key >> 32;
-  key *= 0xd6e8feb86659fd93ull;
-  return key ^ (key >> 32);
-}
 
 // key % divisor without a division: with m = ceil(2^128 / d), the fraction (m * key) mod 2^128
 // times d has the remainder as its integer part (Lemire, Kaser, Kurz: Faster remainder by direct
@@ -51,57 +42,6 @@ class FastModulo {
   uint64_t mask_;
   bool power_of_two_;
   Wide magic_;
-};
-
-// Smallest power of two >= n.
-int64_t PowerOfTwoAtLeast(int64_t n) {
-  int64_t power = 1;
-  while (power < n) power *= 2;
-  return power;
-}
-
-// Local ids of one partition's keys; a thread reuses one for all its partitions.
-class LocalTable {
- public:
-  // Gives keys[k] the id local_ids[k] in order of first occurrence, and writes the unique keys to
-  // unique[0..result). `unique` may be `keys` itself: its write position never passes the reads.
-  int32_t Run(const uint64_t* keys, int64_t num_keys, uint64_t* unique, int32_t* local_ids) {
-    const int64_t capacity = std::max<int64_t>(16, PowerOfTwoAtLeast(2 * num_keys));
-    if (capacity > capacity_) {
-      ids_ = Scratch<uint32_t>(capacity);
-      capacity_ = capacity;
-    }
-    uint32_t* const ids = ids_.get();  // local id + 1, 0 when free
-    std::memset(ids, 0, capacity * sizeof(uint32_t));
-    const uint64_t mask = static_cast<uint64_t>(capacity - 1);
-    const ProbeHome home = ProbeHome::Of(mask + 1);
-    uint32_t num_unique = 0;
-    for (int64_t k = 0; k < num_keys; ++k) {
-      const uint64_t key = keys[k];
-      uint64_t place = home(Mix(key));
-      // New or seen is a coin toss to the branch predictor, so both take the same path: the key is
-      // written behind the unique ones, and stays there if its place turns out to be free. Only a
-      // collision branches.
-      unique[num_unique] = key;
-      for (;;) {
-        const uint32_t id = ids[place];
-        const bool is_free = id == 0;
-        const uint32_t candidate = is_free ? num_unique : id - 1;
-        if (__builtin_expect(unique[candidate] == key, 1)) {
-          ids[place] = candidate + 1;
-          local_ids[k] = static_cast<int32_t>(candidate);
-          num_unique += is_free;
-          break;
-        }
-        place = (place + 1) & mask;
-      }
-    }
-    return static_cast<int32_t>(num_unique);
-  }
-
- private:
-  Scratch<uint32_t> ids_;
-  int64_t capacity_ = 0;
 };
 
 void CheckNumKeys(int64_t num_keys) {
@@ -141,7 +81,7 @@ void Route::RunPartitioned(Executor& ex, const uint64_t* keys, int64_t world_siz
       uint32_t* count = &places[chunk * num_partitions_];
       for (int64_t i = chunk * kChunkKeys; i < chunk_end(chunk); ++i) {
         // A shift by 64 is undefined, hence the two steps.
-        uint64_t partition = (Mix(keys[i]) >> 1) >> (hash_shift - 1);
+        uint64_t partition = (MixKey(keys[i]) >> 1) >> (hash_shift - 1);
         if (world_size > 1) partition += owner_of(keys[i]) * per_owner;
         partition_of[i] = static_cast<uint32_t>(partition);
         ++count[partition];

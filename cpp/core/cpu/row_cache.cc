@@ -26,21 +26,55 @@ RowCache::Batch::Batch(RowCache* cache, RowUse use, int64_t bytes)
     : cache_(*cache), use_(use), lock_(cache->mutex_) {
   const size_t num_blocks = static_cast<size_t>(bytes / cache_.block_bytes_);
   if (num_blocks > cache_.blocks_.size()) cache_.blocks_.resize(num_blocks, Block{});
-  cache_.absent_.clear();
-  cache_.batch_ = (cache_.batch_ + 1) & kBatches;
+  number_ = (cache_.batch_ + 1) & kBatches;
+  cache_.under_way_.push_back(number_);
+  cache_.batch_ = number_;
 }
 
-void RowCache::TouchBlock(int64_t at, RowUse use) {
-  Block& block = blocks_[at];
-  block.is_dirty |= Writes(use);
-  if (block.batch == batch_) return;
-  block.batch = batch_;
+RowCache::Batch::~Batch() {
+  if (!lock_.owns_lock()) lock_.lock();
+  std::vector<uint32_t>& under_way = cache_.under_way_;
+  under_way.erase(std::find(under_way.begin(), under_way.end(), number_));
+}
+
+void RowCache::Batch::TouchBlock(int64_t at) {
+  Block& block = cache_.blocks_[at];
+  block.is_dirty |= Writes(use_);
+  if (block.batch == number_) return;
+  block.batch = number_;
   if (!block.is_here) {
     absent_.push_back(at);
     return;
   }
   block.is_leaving = 0;
-  if (!IsScan(use) && block.count < most_counted_) ++block.count;
+  if (!IsScan(use_) && block.count < cache_.most_counted_) ++block.count;
+}
+
+void RowCache::Batch::End(Executor& ex) {
+  // A scan may leave more than limit_.
+  if (absent_.empty() && cache_.num_here_ <= cache_.limit_) return;
+  std::sort(absent_.begin(), absent_.end());
+  cache_.file_.CheckWritten();  // what could not be written must not be read
+  std::vector<Run> dropped;
+  cache_.MakeRoom(static_cast<int64_t>(absent_.size()), &dropped);
+  const std::vector<Run> runs = cache_.TakeIn(absent_);
+  lock_.unlock();
+  const RowFile& file = cache_.file_;
+  const bool writes = Writes(use_);
+  const auto each = [&](const std::vector<Run>& all, const auto& fn) {
+    cache_.ForEach(ex, all, fn);
+  };
+  each(dropped, [&](int64_t offset, int64_t bytes) { file.Unmap(offset, bytes); });
+  each(runs, [&](int64_t offset, int64_t bytes) { file.Fetch(offset, bytes); });
+  each(runs, [&](int64_t offset, int64_t bytes) { file.Map(offset, bytes, writes); });
+  lock_.lock();
+  for (int64_t at : absent_) {
+    Block& block = cache_.blocks_[at];
+    if (!IsScan(use_) || block.batch != number_) continue;
+    cache_.leaving_.push_back(at);  // dropped next: a scan must not displace what lookups need
+    block.is_leaving = 1;
+  }
+  for (size_t i = 0; !writes && i < runs.size(); ++i) cache_.UnmapAround(runs[i]);
 }
 
 template <typename Fn>
@@ -52,14 +86,9 @@ void RowCache::ForEach(Executor& ex, const std::vector<Run>& runs, const Fn& fn)
   });
 }
 
-void RowCache::Bring(Executor& ex, RowUse use) {
-  if (absent_.empty() && num_here_ <= limit_) return;  // a scan may leave more than limit_
-  std::sort(absent_.begin(), absent_.end());
-  const int64_t num_absent = static_cast<int64_t>(absent_.size());
-  file_.CheckWritten();  // what could not be written must not be read
-  MakeRoom(ex, num_absent);
-  std::vector<Run> runs;  // of neighbours that are on the disk; other blocks are zeros
-  for (int64_t at : absent_) {
+std::vector<RowCache::Run> RowCache::TakeIn(const std::vector<int64_t>& blocks) {
+  std::vector<Run> runs;  // of neighbours
+  for (int64_t at : blocks) {
     if (!blocks_[at].is_on_disk) continue;
     if (!runs.empty() && runs.back().last + 1 == at) {
       runs.back().last = at;
@@ -68,19 +97,12 @@ void RowCache::Bring(Executor& ex, RowUse use) {
     }
     stats_.bytes_read += block_bytes_;
   }
-  for (int64_t at : absent_) {
-    Block& block = blocks_[at];
-    block.is_here = 1;
-    block.count = 0;  // only a second touch suggests that more will follow
-    if (!IsScan(use)) continue;
-    block.is_leaving = 1;  // dropped next: a scan must not displace what lookups need
-    leaving_.push_back(at);
+  for (int64_t at : blocks) {
+    blocks_[at].is_here = 1;
+    blocks_[at].count = 0;  // only a second touch suggests that more will follow
   }
-  num_here_ += num_absent;
-  ForEach(ex, runs, [&](int64_t offset, int64_t bytes) { file_.Fetch(offset, bytes); });
-  ForEach(ex, runs, [&](int64_t offset, int64_t bytes) { file_.Map(offset, bytes, Writes(use)); });
-  if (Writes(use)) return;
-  for (const Run& run : runs) UnmapAround(run);
+  num_here_ += static_cast<int64_t>(blocks.size());
+  return runs;
 }
 
 // When Linux maps a page for reading, it also maps neighbours that are in its page cache.
@@ -98,11 +120,11 @@ void RowCache::UnmapAround(const Run& run) {
   }
 }
 
-void RowCache::MakeRoom(Executor& ex, int64_t num_blocks) {
-  if (num_here_ + num_blocks > limit_) DropLeaving(ex);
+void RowCache::MakeRoom(int64_t num_blocks, std::vector<Run>* dropped) {
+  if (num_here_ + num_blocks > limit_) DropLeaving(dropped);
   if (num_here_ + num_blocks <= limit_) return;
   Choose(num_here_ + num_blocks - limit_);
-  DropLeaving(ex);
+  DropLeaving(dropped);
 }
 
 void RowCache::Choose(int64_t num_blocks) {
@@ -123,29 +145,28 @@ void RowCache::Choose(int64_t num_blocks) {
 }
 
 // The leaving blocks as few ranges of the file: blocks that are not here do not split a range.
-std::vector<RowCache::Run> RowCache::LeavingRuns() {
+void RowCache::AddLeavingRuns(std::vector<Run>* runs) {
   leaving_.erase(std::remove_if(leaving_.begin(), leaving_.end(),
                                 [this](int64_t at) { return !blocks_[at].is_leaving; }),
                  leaving_.end());
   std::sort(leaving_.begin(), leaving_.end());
   leaving_.erase(std::unique(leaving_.begin(), leaving_.end()), leaving_.end());
-  std::vector<Run> runs;
+  const size_t first = runs->size();
   for (int64_t at : leaving_) {
-    bool joins = !runs.empty() && at - runs.back().last <= kGap;
-    for (int64_t b = joins ? runs.back().last + 1 : at; joins && b < at; ++b) {
+    bool joins = runs->size() > first && at - runs->back().last <= kGap;
+    for (int64_t b = joins ? runs->back().last + 1 : at; joins && b < at; ++b) {
       joins = !blocks_[b].is_here;
     }
     if (joins) {
-      runs.back().last = at;
+      runs->back().last = at;
     } else {
-      runs.push_back({at, at});
+      runs->push_back({at, at});
     }
   }
-  return runs;
 }
 
-void RowCache::DropLeaving(Executor& ex) {
-  ForEach(ex, LeavingRuns(), [&](int64_t offset, int64_t bytes) { file_.Unmap(offset, bytes); });
+void RowCache::DropLeaving(std::vector<Run>* dropped) {
+  AddLeavingRuns(dropped);
   for (int64_t at : leaving_) {
     Block& block = blocks_[at];
     if (block.is_dirty) {
@@ -160,7 +181,7 @@ void RowCache::DropLeaving(Executor& ex) {
 }
 
 void RowCache::Forget(int64_t offset, int64_t bytes) noexcept {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<LeafMutex> lock(mutex_);
   const int64_t end =
       std::min<int64_t>((offset + bytes) / block_bytes_, static_cast<int64_t>(blocks_.size()));
   for (int64_t b = offset / block_bytes_; b < end; ++b) {
@@ -170,7 +191,7 @@ void RowCache::Forget(int64_t offset, int64_t bytes) noexcept {
 }
 
 StorageStats RowCache::Stats() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<LeafMutex> lock(mutex_);
   StorageStats stats = stats_;
   stats.resident_bytes = num_here_ * block_bytes_;
   stats.file_bytes = file_.bytes();

@@ -13,13 +13,16 @@
 // The system writes dropped blocks to disk later, when it sees fit.
 //
 // Invariant: this class decides how long an access takes, never what it reads: the system fetches a
-// block that is read without being here. Blocks of the last two batches are never dropped, so
-// memory stays below the limit plus those two batches.
+// block that is read without being here. Blocks of the last two batches, and of batches whose
+// blocks are on their way, are never dropped. So memory stays below the limit plus those batches.
 //
-// Thread-safe.
+// Thread-safe. The lock covers what is known of the blocks, and is released while they are brought
+// and dropped, which a pool may do (parallel.h). So two batches at once may unmap a block that is
+// here: the next access takes longer.
 #ifndef SOK_CORE_CPU_ROW_CACHE_H_
 #define SOK_CORE_CPU_ROW_CACHE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <mutex>
 #include <vector>
@@ -40,24 +43,30 @@ class RowCache {
  public:
   RowCache(RowFile* file, const StorageOptions& storage);
 
-  // A batch: Touch each block, then End. Holds the lock while it exists. `bytes`: the file's
-  // present size.
+  // A batch: Touch each block, then End. Holds the lock until End. `bytes`: the file's present size.
   class Batch {
    public:
     Batch(RowCache* cache, RowUse use, int64_t bytes);
+    ~Batch();
+    Batch(const Batch&) = delete;
+    Batch& operator=(const Batch&) = delete;
     // The blocks of the file's bytes [offset, offset + bytes), which must exist.
     void Touch(int64_t offset, int64_t bytes) {
       const int64_t last = (offset + bytes - 1) >> cache_.shift_;
-      for (int64_t b = offset >> cache_.shift_; b <= last; ++b) cache_.TouchBlock(b, use_);
+      for (int64_t b = offset >> cache_.shift_; b <= last; ++b) TouchBlock(b);
     }
     // Fetches the touched blocks that are not here and drops others for them. Throws
     // std::runtime_error if the disk fails.
-    void End(Executor& ex) { cache_.Bring(ex, use_); }
+    void End(Executor& ex);
 
    private:
+    void TouchBlock(int64_t block);
+
     RowCache& cache_;
     const RowUse use_;
-    const std::lock_guard<std::mutex> lock_;
+    std::unique_lock<LeafMutex> lock_;
+    uint32_t number_;
+    std::vector<int64_t> absent_;  // touched blocks that are not here
   };
 
   // These bytes are no longer part of the file.
@@ -77,32 +86,39 @@ class RowCache {
   struct Run {
     int64_t first, last;  // blocks, both included
   };
-  // Calls fn(offset, bytes) for each run, in parallel.
+  // Calls fn(offset, bytes) for each run, in parallel. Without the lock.
   template <typename Fn>
   void ForEach(Executor& ex, const std::vector<Run>& runs, const Fn& fn) const;
 
-  // Whether this batch or the one before touched the block.
-  bool IsNeeded(const Block& block) const { return ((batch_ - block.batch) & kBatches) <= 1; }
-  void TouchBlock(int64_t block, RowUse use);
-  void Bring(Executor& ex, RowUse use);
-  void UnmapAround(const Run& run);
-  void MakeRoom(Executor& ex, int64_t num_blocks);
+  // All others need the lock.
+  // Batches begun since this one.
+  uint32_t AgeOf(uint32_t batch) const { return (batch_ - batch) & kBatches; }
+  // Whether a batch touched the block that is this one, the one before or under way.
+  bool IsNeeded(const Block& block) const {
+    const uint32_t oldest = under_way_.empty() ? 0 : AgeOf(under_way_.front());
+    return AgeOf(block.batch) <= std::max<uint32_t>(1, oldest);
+  }
+  // Both append the blocks that are no longer here to `dropped`.
+  void MakeRoom(int64_t num_blocks, std::vector<Run>* dropped);
+  void DropLeaving(std::vector<Run>* dropped);
   // Moves the hand until `num_blocks` more blocks are leaving, or all others are needed.
   void Choose(int64_t num_blocks);
-  std::vector<Run> LeavingRuns();
-  void DropLeaving(Executor& ex);
+  void AddLeavingRuns(std::vector<Run>* runs);
+  // The blocks are here from now on; returns those that are on the disk. Other blocks are zeros.
+  std::vector<Run> TakeIn(const std::vector<int64_t>& blocks);
+  void UnmapAround(const Run& run);
 
   RowFile& file_;
   const int64_t block_bytes_;
   const int shift_;      // log2 of block_bytes_
   const int64_t limit_;  // blocks
   const uint32_t most_counted_;
-  mutable std::mutex mutex_;
+  mutable LeafMutex mutex_;
   std::vector<Block> blocks_;
   uint32_t batch_ = 2;
+  std::vector<uint32_t> under_way_;  // batches that exist, oldest first
   int64_t num_here_ = 0;
   int64_t hand_ = 0;
-  std::vector<int64_t> absent_;   // blocks of the batch that are not here
   std::vector<int64_t> leaving_;  // some of them may have been touched since
   StorageStats stats_;
 };

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "cpp/core/parallel.h"
+
 namespace sok {
 namespace {
 
@@ -18,7 +20,7 @@ struct Block {
 };
 
 struct Pool {
-  std::mutex mutex;
+  LeafMutex mutex;
   std::vector<Block> idle;
   size_t idle_bytes = 0;
 };
@@ -85,7 +87,7 @@ void* AcquireScratch(size_t bytes) {
   }
   if (size >= kMinPooledBytes) {
     Pool& pool = ThePool();
-    const std::lock_guard<std::mutex> lock(pool.mutex);
+    const std::lock_guard<LeafMutex> lock(pool.mutex);
     // Backwards: the block released last is the warmest.
     for (size_t i = pool.idle.size(); i-- > 0;) {
       if (pool.idle[i].bytes != size) continue;
@@ -105,7 +107,7 @@ void ReleaseScratch(void* block, size_t bytes) noexcept {
   if (size < kMinPooledBytes && !SmallBlocks::is_gone && small_blocks.Give(block, size)) return;
   if (size >= kMinPooledBytes) {
     Pool& pool = ThePool();
-    const std::lock_guard<std::mutex> lock(pool.mutex);
+    const std::lock_guard<LeafMutex> lock(pool.mutex);
     if (pool.idle_bytes + size <= kMaxIdleBytes) {
       try {
         pool.idle.push_back({block, size});

@@ -224,8 +224,10 @@ int64_t CpuTable::Impl::ReadBatch(Executor& ex, const uint64_t* keys, int64_t nu
 
 void CpuTable::Impl::InsertRead(Executor& ex, const uint64_t* keys, int64_t num_keys,
                                 uint32_t* row_numbers, uint8_t* inserted, const float* rows) {
-  ShardGroups misses;
-  InsertMissing(ex, keys, num_keys, row_numbers, inserted, &misses, Pending() ? nullptr : rows);
+  Insertion insertion(keys, num_keys, row_numbers);
+  insertion.inserted = inserted;
+  insertion.given = Pending() ? nullptr : rows;
+  InsertMissing(ex, &insertion);
 }
 
 void CpuTable::FindOrInsert(CallContext context, const uint64_t* keys, int64_t num_keys,
@@ -310,13 +312,13 @@ bool CpuTable::RecallRows(const uint64_t* keys, int64_t num_keys, uint32_t* row_
 }
 
 void CpuTable::FindOrInsertRows(Executor& ex, const uint64_t* keys, int64_t num_keys,
-                                uint32_t* row_numbers) {
+                                uint32_t* row_numbers, bool keys_are_unique) {
   CheckBatch(num_keys, impl_->options);
   impl_->FindUnlessNew(ex, keys, num_keys, row_numbers);
-  if (impl_->records != nullptr) impl_->PrepareToWrite(keys, row_numbers, num_keys);
-  ShardGroups misses;
-  impl_->InsertMissing(ex, keys, num_keys, row_numbers, nullptr, &misses);
-  if (impl_->records != nullptr) impl_->RecordWritten(keys, row_numbers, misses);
+  Insertion insertion(keys, num_keys, row_numbers);
+  insertion.keys_are_unique = keys_are_unique;
+  impl_->InsertMissing(ex, &insertion);
+  if (impl_->records != nullptr) impl_->RecordWritten(insertion);
 }
 
 void CpuTable::Assign(CallContext context, const uint64_t* keys, int64_t num_keys,
@@ -338,11 +340,10 @@ void CpuTable::Assign(CallContext context, const uint64_t* keys, int64_t num_key
         &present);
   }
   if (num_missing > 0) {
-    if (impl_->records != nullptr) impl_->PrepareToWrite(keys, row_numbers.get(), num_keys);
-    ShardGroups misses;
-    impl_->InsertMissing(ex, keys, num_keys, row_numbers.get(), nullptr, &misses,
-                         direct ? nullptr : rows);
-    if (impl_->records != nullptr) impl_->RecordWritten(keys, row_numbers.get(), misses);
+    Insertion insertion(keys, num_keys, row_numbers.get());
+    insertion.given = direct ? nullptr : rows;
+    impl_->InsertMissing(ex, &insertion);
+    if (impl_->records != nullptr) impl_->RecordWritten(insertion);
   }
   impl_->Touch(keys, row_numbers.get(), num_keys);
   if (present.total() == 0) return;

@@ -20,7 +20,7 @@
 // std::out_of_range. Erase throws std::invalid_argument.
 //
 // With policies (policy.h) the table keeps one record per key (records.h). A training lookup then
-// goes through RecordTrainingLookup, which decides which keys get a row and which make room for
+// goes through a TrainingLookup, which decides which keys get a row and which make room for
 // them; FindOrInsert calls it by itself. A table without policies keeps no records.
 //
 // Cost: three cache misses to find a key (digests, key and row number, row), 0.01 us per key
@@ -117,20 +117,15 @@ class CpuTable final : public Table {
   void BringKeys(Executor& ex, const uint64_t* keys, int64_t num_keys, bool writes) const;
   // kNoRow for missing keys. Needs a shared lock.
   void FindRows(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers) const;
-  // Needs the exclusive lock. All or nothing as FindOrInsert.
-  void FindOrInsertRows(Executor& ex, const uint64_t* keys, int64_t num_keys,
-                        uint32_t* row_numbers);
+  // Needs the exclusive lock. All or nothing as FindOrInsert. `keys_are_unique` must be right.
+  void FindOrInsertRows(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers,
+                        bool keys_are_unique = false);
   // Keeps the row numbers of unique keys for the update that follows a lookup. Needs the exclusive
   // lock. If memory is short it keeps none, and they are looked up again.
   void RememberRows(const uint64_t* keys, int64_t num_keys, const uint32_t* row_numbers) noexcept;
   // False unless these are the keys remembered last and none of them can have got another row
   // since. Needs a lock.
   bool RecallRows(const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers) const;
-  // RecordTrainingLookup where each key stands for `occurrences` [num_keys] of it (null: one); they
-  // matter if the table counts occurrences. Returns the row numbers, ascending, of new rows that
-  // this lookup must not read: their keys read MissingRow. Needs the exclusive lock.
-  std::vector<uint32_t> RecordTrainingRows(Executor& ex, const uint64_t* keys,
-                                           const int64_t* occurrences, int64_t num_keys);
   bool counts_occurrences() const { return options().policy.count_occurrences && keeps_records(); }
   const RowFormat& format() const;
   // Laid out as `format` says; valid until the key is erased, slots are configured, or Clear.
@@ -156,11 +151,35 @@ class CpuTable final : public Table {
   ChangeLog* changes() const;  // null until a delta may follow; needs the exclusive lock
 
  private:
+  friend class TrainingLookup;
   void RecordAndRead(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows,
                      uint8_t* inserted);
 
   struct Impl;
   class Reader;
+  std::unique_ptr<Impl> impl_;
+};
+
+// RecordTrainingLookup in two parts, so that several tables can be made ready before the first of
+// them changes. Needs the table's exclusive lock while it lives.
+class TrainingLookup {
+ public:
+  // May fail, and has changed nothing. Each key stands for `occurrences` [num_keys] of it (null:
+  // one); they matter if the table counts occurrences. Both must outlive this object.
+  TrainingLookup(Executor& ex, CpuTable& table, const uint64_t* keys, const int64_t* occurrences,
+                 int64_t num_keys);
+  ~TrainingLookup();
+  TrainingLookup(const TrainingLookup&) = delete;
+  TrainingLookup& operator=(const TrainingLookup&) = delete;
+
+  // Evicts, inserts and counts. Cannot fail.
+  void Make(Executor& ex);
+  uint32_t* rows() const;  // [num_keys] row numbers; kNoRow for keys without a row
+  // Row numbers, ascending, of new rows that this lookup must not read: their keys read MissingRow.
+  const std::vector<uint32_t>& withheld() const;
+
+ private:
+  struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 

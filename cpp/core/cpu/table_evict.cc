@@ -1,7 +1,10 @@
 // Eviction: which keys lose their row, and what happens to it.
 //
-//     full: lowest scores (MakeRoomByScore)  |  EvictRows: row -> buffer, key out of the index,
-//     on request (Evict)                     |             row number free for the next new key
+//     full: lowest scores (ChooseEvicted)  |  EvictRows: row -> buffer, key out of the index,
+//     on request (Evict)                   |             row number free for the next new key
+//
+// Choosing keys may fail and changes nothing. EvictRows cannot fail, so it comes after everything
+// that can: a call that throws has evicted nothing.
 //
 // A row is brought up to date before it goes to the buffer. The next key with its row number starts
 // from an initial row and initial slot rows, like any new key.
@@ -12,15 +15,17 @@
 
 namespace sok {
 
-void CpuTable::Impl::MakeRoomByScore(int64_t num_new, const uint32_t* rows, int64_t num_rows) {
+void CpuTable::Impl::ChooseEvicted(Executor& ex, int64_t num_new, const Insertion& insertion,
+                                   Eviction* eviction) {
   TableRecords& rec = *records;
   const int64_t excess = size + num_new - options.max_capacity;
   if (rec.options.score == ScoreKind::kNone || excess <= 0) return;
   std::vector<bool> is_kept(static_cast<size_t>(next_row));
   int64_t num_kept = 0;
-  for (int64_t i = 0; i < num_rows; ++i) {
-    if (rows[i] == kNoRow || is_kept[rows[i]]) continue;
-    is_kept[rows[i]] = true;
+  for (int64_t i = 0; i < insertion.num_kept_rows; ++i) {
+    const uint32_t row = insertion.kept_rows[i];
+    if (row == kNoRow || is_kept[row]) continue;
+    is_kept[row] = true;
     ++num_kept;
   }
   CheckBatchFits(num_new, num_kept, options.max_capacity, options.name);
@@ -35,40 +40,49 @@ void CpuTable::Impl::MakeRoomByScore(int64_t num_new, const uint32_t* rows, int6
     }
     rec.queue.Build(std::move(entries));
   }
-  EvictRows(rec.queue.Take(
+  eviction->queue = &rec.queue;
+  eviction->entries = rec.queue.Take(
       excess,
       [&rec](const EvictionQueue::Entry& entry) {
         return rec.IsAt(entry.row, entry.key) ? rec.Score(entry.row) : nullptr;
       },
-      [&is_kept](uint32_t row) { return static_cast<bool>(is_kept[row]); }));
+      [&is_kept](uint32_t row) { return static_cast<bool>(is_kept[row]); });
+  PrepareEviction(ex, eviction);
 }
 
-void CpuTable::Impl::EvictRows(const std::vector<EvictionQueue::Entry>& entries) {
+void CpuTable::Impl::PrepareEviction(Executor& ex, Eviction* eviction) {
   TableRecords& rec = *records;
-  if (entries.empty()) return;
-  const int64_t count = static_cast<int64_t>(entries.size());
-  free_rows.reserve(free_rows.size() + entries.size());
+  const int64_t count = eviction->size();
+  if (count == 0) return;
+  // Twice as much as now, or more: the numbers come back at each call.
+  const size_t most = free_rows.size() + static_cast<size_t>(count);
+  if (most > free_rows.capacity()) free_rows.reserve(std::max(most, 2 * free_rows.capacity()));
   const int64_t keep = std::min(rec.options.evicted_buffer, count);
   rec.buffer.SetSlots(slots);
-  std::deque<EvictedRow> evicted = rec.buffer.MakeRows(keep, options.dim);
-  if (arena->is_on_disk()) {
-    std::vector<uint32_t> kept;
-    for (int64_t i = count - keep; i < count; ++i) kept.push_back(entries[i].row);
-    InlineExecutor inline_executor;
-    arena->Bring(inline_executor, kept.data(), keep, RowUse::kScanWrite);
-  }
-  // From here on nothing fails.
+  eviction->buffered = rec.buffer.MakeRows(keep, options.dim);
+  if (!arena->is_on_disk()) return;
+  std::vector<uint32_t> kept;
+  for (int64_t i = count - keep; i < count; ++i) kept.push_back(eviction->entries[i].row);
+  arena->Bring(ex, kept.data(), keep, RowUse::kScanWrite);
+}
+
+void CpuTable::Impl::EvictRows(Eviction* eviction) noexcept {
+  const int64_t count = eviction->size();
+  if (count == 0) return;
+  TableRecords& rec = *records;
   ++version;
   const bool pending = Pending();
+  const int64_t keep = static_cast<int64_t>(eviction->buffered.size());
+  auto to = eviction->buffered.begin();
   for (int64_t i = 0; i < count; ++i) {
-    const EvictionQueue::Entry& entry = entries[i];
+    const EvictionQueue::Entry& entry = eviction->entries[i];
     if (i >= count - keep) {
       float* const row = arena->Row(entry.row);
       if (pending) catch_up->Apply(row);  // buffered rows owe nothing
-      EvictedRow& to = evicted[i - (count - keep)];
-      to.record = rec.records[entry.row];
-      ReadRow(row, to.row.data());
-      CopySavedSlots(slots, row + format.embedding_floats(), to.slot_row.data());
+      to->record = rec.records[entry.row];
+      ReadRow(row, to->row.data());
+      CopySavedSlots(slots, row + format.embedding_floats(), to->slot_row.data());
+      ++to;
     }
     const uint64_t hash = HashKey(entry.key);
     shards[HashShard(hash)].Erase(hash, entry.key);
@@ -79,7 +93,9 @@ void CpuTable::Impl::EvictRows(const std::vector<EvictionQueue::Entry>& entries)
   size -= count;
   rec.statistics.evicted += count;
   rec.statistics.dropped += count - keep;
-  rec.statistics.dropped += rec.buffer.Append(std::move(evicted), rec.options.evicted_buffer);
+  rec.statistics.dropped +=
+      rec.buffer.Append(std::move(eviction->buffered), rec.options.evicted_buffer);
+  eviction->entries.clear();  // not to be put back
 }
 
 int64_t CpuTable::Evict(CallContext context) {
@@ -111,25 +127,29 @@ int64_t CpuTable::Impl::Evict(Executor& ex) {
   } else {
     ForEachRange(ex, next_row, RowUse::kScan, judge);
   }
-  std::vector<EvictionQueue::Entry> entries;
+  Eviction eviction;
+  std::vector<EvictionQueue::Entry>& entries = eviction.entries;
   for (int64_t row = 0; row < next_row; ++row) {
     if (goes[row]) entries.push_back({0, rec.records[row].key, static_cast<uint32_t>(row)});
   }
   std::sort(entries.begin(), entries.end(),
             [](const auto& a, const auto& b) { return a.key < b.key; });
-  EvictRows(entries);
+  PrepareEviction(ex, &eviction);
+  const int64_t num_evicted = eviction.size();
+  EvictRows(&eviction);
   if (rec.filter != nullptr && policy.steps_to_live > 0) {
     rec.filter->Expire(rec.step, policy.steps_to_live);
   }
-  return static_cast<int64_t>(entries.size());
+  return num_evicted;
 }
 
 EvictedRows CpuTable::PopEvicted() {
   const ExclusiveLock lock(impl_->mutex);
   TableRecords& rec = impl_->Records();
   rec.buffer.SetSlots(impl_->slots);
-  rec.statistics.popped += rec.buffer.size();
-  return rec.buffer.Pop();
+  EvictedRows popped = rec.buffer.Pop();
+  rec.statistics.popped += static_cast<int64_t>(popped.keys.size());
+  return popped;
 }
 
 }  // namespace sok

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
@@ -19,6 +20,7 @@
 #include "cpp/core/cpu/records.h"
 #include "cpp/core/cpu/row_format.h"
 #include "cpp/core/cpu/row_ops.h"
+#include "cpp/core/cpu/scratch.h"
 #include "cpp/core/cpu/table.h"
 #include "cpp/core/direct_rows.h"
 #include "cpp/core/hash.h"
@@ -39,12 +41,55 @@ struct ShardGroups {
   int64_t count(int shard) const { return offsets[shard + 1] - offsets[shard]; }
 };
 
+// Keys that are to lose their rows, chosen and not yet evicted. Puts them back if they never are.
+struct Eviction {
+  Eviction() = default;
+  Eviction(const Eviction&) = delete;
+  ~Eviction() {
+    for (const EvictionQueue::Entry& entry : entries) {
+      if (queue != nullptr) queue->Push(entry);
+    }
+  }
+  int64_t size() const { return static_cast<int64_t>(entries.size()); }
+
+  EvictionQueue* queue = nullptr;  // that they were taken from; null: from none
+  std::vector<EvictionQueue::Entry> entries;
+  std::list<EvictedRow> buffered;  // for the rows of the last entries
+};
+
+// New keys of a batch: made ready, then inserted. The pointers belong to the caller.
+struct Insertion {
+  Insertion(const uint64_t* batch_keys, int64_t n, uint32_t* row_numbers)
+      : keys(batch_keys), num_keys(n), rows(row_numbers), kept_rows(rows), num_kept_rows(n) {}
+
+  const uint64_t* keys;  // [num_keys]
+  int64_t num_keys;
+  uint32_t* rows;                // [num_keys] as FindRows left them
+  bool keys_are_unique = false;  // skips the search for equal keys; must be right
+  uint8_t* inserted = nullptr;   // [num_keys] or null: 1 at the first position of each new key
+  // [num_keys, dim] or null: a new key gets the row at its last position, or its initial row.
+  const float* given = nullptr;
+  const uint32_t* kept_rows;  // [num_kept_rows], which must not be evicted; may be kNoRow
+  int64_t num_kept_rows;
+
+  // What PrepareInsert found: first positions of missing keys; if keys repeat, also the last
+  // position of each, all positions, and for each of them which key of its shard it has.
+  ShardGroups misses, repeats;
+  std::vector<uint32_t> last;
+  Scratch<int32_t> local_ids;
+  Eviction eviction;
+};
+
 // Keys of a training lookup, classified and grouped by index shard.
 struct LookupBatch {
+  LookupBatch(const uint64_t* batch_keys, const int64_t* times, int64_t n)
+      : keys(batch_keys), occurrences(times), rows(n) {}
+
   int64_t step = 0;
-  const uint64_t* keys = nullptr;  // [num_keys], as they came
+  const uint64_t* keys;  // [num_keys], as they came
   // [num_keys] How many occurrences each position stands for, if they count; null: one each.
-  const int64_t* occurrences = nullptr;
+  const int64_t* occurrences;
+  Scratch<uint32_t> rows;  // [num_keys] kNoRow for keys that wait
   ShardGroups present, missing;
   // Missing keys, each once and ascending: first those that get a row, then those that wait. The
   // places of shard s begin at missing.offsets[s].
@@ -53,6 +98,12 @@ struct LookupBatch {
   std::vector<int64_t> occurring;  // of `unique` in this lookup; 0 if occurrences do not count
   int64_t num_admitted[kNumShards] = {};
   int64_t num_refused[kNumShards] = {};
+  // The admitted keys of all shards, in an order that is a function of the keys alone.
+  std::vector<uint64_t> new_keys;
+  std::vector<int64_t> new_counts, new_occurring;
+  std::vector<uint32_t> new_rows;
+  std::unique_ptr<Insertion> insertion;
+  std::vector<uint32_t> withheld;  // row numbers, ascending, that this lookup must not read
 };
 
 struct CpuTable::Impl {
@@ -84,11 +135,10 @@ struct CpuTable::Impl {
   bool Pending() const { return catch_up != nullptr && catch_up->pending(); }
 
   // ---- changing ----
-  // Inserts the missing keys; `rows` as FindRows left it. `inserted` [num_keys] or null: 1 at the
-  // first position of each new key. `misses` gets the positions that were missing. A new key gets
-  // its initial row, or the row of `given` [num_keys, dim] at its last position.
-  void InsertMissing(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* rows,
-                     uint8_t* inserted, ShardGroups* misses, const float* given = nullptr);
+  // Inserts the missing keys: PrepareInsert, which may fail and changes nothing, then Insert.
+  void InsertMissing(Executor& ex, Insertion* insertion);
+  void PrepareInsert(Executor& ex, Insertion* insertion);
+  void Insert(Executor& ex, Insertion* insertion);
   // InsertMissing with `row_numbers` and `rows` as ReadBatch left them: missing keys get the row
   // that they have read. If rows owe steps, they get their initial row instead, so that it is
   // rounded as if another call had inserted it.
@@ -97,16 +147,18 @@ struct CpuTable::Impl {
   // FindRows, or kNoRow for all if nearly all keys are new: inserting finds the others, and the
   // index is probed once instead of twice.
   void FindUnlessNew(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* rows) const;
-  void InsertDirect(Executor& ex, const uint64_t* keys, uint32_t* rows, const ShardGroups& misses);
-  // The steps of InsertMissing.
+  // The steps of both.
   struct NewNumbers;
-  void MakeRoom(Executor& ex, const uint64_t* keys, const ShardGroups& misses);
+  void DropRepeats(Executor& ex, Insertion* insertion) const;
+  void CheckCapacity(int64_t num_new, int64_t num_evicted) const;
+  void MakeRoom(Executor& ex, const ShardGroups& misses);
   int64_t InsertIntoIndex(Executor& ex, const uint64_t* keys, const NewNumbers& numbers,
                           uint32_t* rows, uint8_t* inserted);
-  void WriteNewRows(const uint64_t* keys, const NewNumbers& numbers, const uint32_t* rows,
-                    const float* given, int64_t begin, int64_t end);
+  void WriteNewRows(const Insertion& insertion, const NewNumbers& numbers, int64_t begin,
+                    int64_t end);
   void TakeBack(const NewNumbers& numbers, const uint32_t* rows, int64_t num_inserted);
-  void CheckCapacity(const uint64_t* keys, const ShardGroups& misses) const;
+  void ReserveDirect(Executor& ex, const uint64_t* keys, const ShardGroups& misses);
+  void InsertDirect(Executor& ex, const uint64_t* keys, uint32_t* rows, const ShardGroups& misses);
   void ReserveIndex(Executor& ex, int64_t num_keys);
   void WriteInitialRows(const uint64_t* keys, const uint32_t* rows, int64_t num_keys);
   void WriteGivenRow(const float* given, bool is_new, uint32_t row_number);
@@ -114,21 +166,21 @@ struct CpuTable::Impl {
 
   // ---- admission and eviction; all but Records need `records` ----
   TableRecords& Records() const;  // throws std::invalid_argument if there are none
-  // A training lookup of keys, which may repeat. `rows` gets row numbers, kNoRow for keys that
-  // wait. `withheld` gets the row numbers, ascending, of new rows that this lookup must not read.
-  void RecordTrainingLookup(Executor& ex, const uint64_t* keys, const int64_t* occurrences,
-                            int64_t num_keys, uint32_t* rows, std::vector<uint32_t>* withheld);
+  // A training lookup of keys, which may repeat: made ready, which may fail and counts nothing, then
+  // made.
+  void PrepareLookup(Executor& ex, int64_t num_keys, LookupBatch* batch);
+  void MakeLookup(Executor& ex, int64_t num_keys, LookupBatch* batch);
   void ClassifyMissing(Executor& ex, LookupBatch* batch);
   // Lists the unique missing keys of a shard, ascending; returns how many.
   int64_t ListMissing(int64_t shard, LookupBatch* batch) const;
-  void CountLookup(Executor& ex, const LookupBatch& batch, uint32_t* rows);
+  void CountLookup(Executor& ex, LookupBatch* batch);
   int64_t Evict(Executor& ex);
-  // Evicts keys of least score until `num_new` keys have room; those in `rows` stay.
-  void MakeRoomByScore(int64_t num_new, const uint32_t* rows, int64_t num_rows);
-  void EvictRows(const std::vector<EvictionQueue::Entry>& entries);
-  // Before and after inserting keys that are written, not looked up. `rows` as FindRows left it.
-  void PrepareToWrite(const uint64_t* keys, const uint32_t* rows, int64_t num_keys);
-  void RecordWritten(const uint64_t* keys, const uint32_t* rows, const ShardGroups& misses);
+  // Chooses keys of least score, so that `num_new` keys have room without them.
+  void ChooseEvicted(Executor& ex, int64_t num_new, const Insertion& insertion, Eviction* eviction);
+  void PrepareEviction(Executor& ex, Eviction* eviction);
+  void EvictRows(Eviction* eviction) noexcept;
+  // Records keys that were inserted because they are written, not looked up.
+  void RecordWritten(const Insertion& insertion);
 
   // ---- state ----
   void ImportRecords(const TableSnapshot& snapshot, const uint32_t* rows);

@@ -1,21 +1,21 @@
 // New keys: how a batch is inserted by several threads without locks and without order.
 //
 //     missing positions, grouped by shard
-//     1  make room in each shard's index, by shard    may fail; no key has been added
-//     2  row numbers: one per missing position, free ones first, then from the counter
-//     3  insert, by shard; a repeated key finds the row of its first position
-//     4  write the new rows
-//     5  row numbers left over by repeated keys go back
+//     1  of equal keys the first position stays, by shard
+//     2  choose keys to evict for them, if the table is full (table_evict.cc)
+//     3  room in each shard's index; row numbers, free ones first, then from the counter; chunks
+//     4  evict; insert, by shard
+//     5  write the new rows; equal keys get the row of their first position
 //
-// Everything that can throw happens before step 3. Row numbers depend on the batch alone, not on
-// how many threads took part.
+// Everything that can throw happens before step 4. So several tables can be made ready before the
+// first of them changes. Row numbers depend on the batch alone, not on how many threads took part.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <functional>
 #include <new>
 #include <stdexcept>
 
+#include "cpp/core/cpu/local_table.h"
 #include "cpp/core/cpu/table_impl.h"
 
 namespace sok {
@@ -24,20 +24,11 @@ namespace {
 constexpr int64_t kBlock = 32;
 constexpr int64_t kRowGrain = 1024;  // rows worth handing to another thread
 
-int64_t CountDistinct(const uint64_t* keys, const uint32_t* positions, int64_t n) {
-  std::vector<uint64_t> sorted(static_cast<size_t>(n));
-  for (int64_t i = 0; i < n; ++i) sorted[i] = keys[positions[i]];
-  std::sort(sorted.begin(), sorted.end());
-  return std::unique(sorted.begin(), sorted.end()) - sorted.begin();
-}
-
 }  // namespace
 
-void CpuTable::Impl::CheckCapacity(const uint64_t* keys, const ShardGroups& misses) const {
+void CpuTable::Impl::CheckCapacity(int64_t num_new, int64_t num_evicted) const {
   const int64_t most = options.max_capacity > 0 ? options.max_capacity : int64_t{kNoRow};
-  if (size + misses.total() <= most) return;
-  const int64_t num_new = CountDistinct(keys, misses.positions.data(), misses.total());
-  if (size + num_new <= most) return;
+  if (size - num_evicted + num_new <= most) return;
   throw std::length_error("A table must not grow beyond max_capacity=" + std::to_string(most) +
                           ". Received: " + std::to_string(num_new) + " new keys at size " +
                           std::to_string(size) + " (table '" + options.name + "')");
@@ -77,15 +68,15 @@ void CpuTable::Impl::WriteGivenRow(const float* given, bool is_new, uint32_t row
   WriteRow(given, row);
 }
 
-// Row numbers for new keys, one per missing position. If the whole batch is missing, number i is for
-// position i, so that given rows are read and new rows are written in order. Otherwise it is for
-// place i of the grouping.
+// Row numbers for new keys. If the whole batch is new, number i is for position i, so that given rows
+// are read and new rows are written in order. Otherwise it is for place i of the grouping.
 struct CpuTable::Impl::NewNumbers {
-  const ShardGroups& misses;
-  const bool by_position;
-  const int64_t from_free;         // so many come from free_rows, beginning at its end
-  const uint32_t* const free_end;  // which must not change meanwhile
-  const int64_t first_row;         // the first of the others
+  NewNumbers(const Impl& impl, const Insertion& insertion)
+      : misses(insertion.misses),
+        by_position(misses.total() == insertion.num_keys),
+        from_free(std::min(misses.total(), static_cast<int64_t>(impl.free_rows.size()))),
+        free_end(impl.free_rows.data() + impl.free_rows.size()),
+        first_row(impl.next_row) {}
 
   uint32_t operator[](int64_t i) const {
     return i < from_free ? free_end[-1 - i] : static_cast<uint32_t>(first_row + (i - from_free));
@@ -96,76 +87,135 @@ struct CpuTable::Impl::NewNumbers {
   uint32_t OfPlace(int64_t place) const {  // in the grouping
     return (*this)[by_position ? misses.positions[place] : place];
   }
+
+  const ShardGroups& misses;
+  const bool by_position;
+  const int64_t from_free;         // so many come from free_rows, beginning at its end
+  const uint32_t* const free_end;  // which must not change meanwhile
+  const int64_t first_row;         // the first of the others
 };
 
-void CpuTable::Impl::InsertMissing(Executor& ex, const uint64_t* keys, int64_t num_keys,
-                                   uint32_t* rows, uint8_t* inserted, ShardGroups* misses,
-                                   const float* given) {
-  if (std::find(rows, rows + num_keys, kNoRow) == rows + num_keys) {  // mostly
-    *misses = ShardGroups();
-    return;
+// Leaves the first position of each key in `misses`, and the others in `repeats`.
+void CpuTable::Impl::DropRepeats(Executor& ex, Insertion* insertion) const {
+  ShardGroups& all = insertion->misses;
+  const int64_t total = all.total();
+  Scratch<int32_t> local_ids(total);
+  const Scratch<uint64_t> keys(total);
+  int64_t num_unique[kNumShards];
+  ex.ParallelFor(kNumShards, ShardGrain(total), [&](int64_t begin, int64_t end) {
+    LocalTable table;
+    for (int64_t s = begin; s < end; ++s) {
+      const int64_t first = all.offsets[s], last = all.offsets[s + 1];
+      for (int64_t i = first; i < last; ++i) keys[i] = insertion->keys[all.positions[i]];
+      num_unique[s] =
+          table.Run(keys.get() + first, last - first, keys.get() + first, local_ids.get() + first);
+    }
+  });
+  ShardGroups firsts;
+  for (int s = 0; s < kNumShards; ++s) firsts.offsets[s + 1] = firsts.offsets[s] + num_unique[s];
+  if (firsts.total() == total) return;
+  firsts.positions.resize(static_cast<size_t>(firsts.total()));
+  insertion->last.resize(static_cast<size_t>(firsts.total()));
+  ex.ParallelFor(kNumShards, ShardGrain(total), [&](int64_t begin, int64_t end) {
+    for (int64_t s = begin; s < end; ++s) {
+      uint32_t* const first = firsts.positions.data() + firsts.offsets[s];
+      uint32_t* const last = insertion->last.data() + firsts.offsets[s];
+      int32_t seen = 0;
+      for (int64_t i = all.offsets[s]; i < all.offsets[s + 1]; ++i) {
+        const int32_t id = local_ids[i];
+        if (id == seen) first[seen++] = all.positions[i];
+        last[id] = all.positions[i];
+      }
+    }
+  });
+  insertion->repeats = std::move(all);
+  insertion->local_ids = std::move(local_ids);
+  all = std::move(firsts);
+}
+
+void CpuTable::Impl::PrepareInsert(Executor& ex, Insertion* insertion) {
+  const uint32_t* const rows = insertion->rows;
+  const int64_t num_keys = insertion->num_keys;
+  if (std::find(rows, rows + num_keys, kNoRow) == rows + num_keys) return;  // mostly
+  ShardGroups& misses = insertion->misses;
+  GroupByShard(
+      ex, insertion->keys, num_keys, [rows](int64_t i) { return rows[i] == kNoRow; }, &misses);
+  if (!insertion->keys_are_unique) DropRepeats(ex, insertion);
+  if (!options.use_hashtable) return ReserveDirect(ex, insertion->keys, misses);
+  const int64_t total = misses.total();
+  if (records != nullptr) {
+    records->Reserve(next_row + total, total);
+    ChooseEvicted(ex, total, *insertion, &insertion->eviction);
   }
-  GroupByShard(ex, keys, num_keys, [rows](int64_t i) { return rows[i] == kNoRow; }, misses);
-  const int64_t total = misses->total();
-  if (!options.use_hashtable) return InsertDirect(ex, keys, rows, *misses);
-  CheckCapacity(keys, *misses);
-  MakeRoom(ex, keys, *misses);
+  const int64_t num_evicted = insertion->eviction.size();
+  CheckCapacity(total, num_evicted);
+  MakeRoom(ex, misses);
 
   const int64_t num_free = static_cast<int64_t>(free_rows.size());
-  const int64_t from_free = std::min(total, num_free);
-  if (next_row + (total - from_free) > int64_t{kNoRow}) {
+  const int64_t end_row = next_row + std::max<int64_t>(0, total - num_free - num_evicted);
+  if (end_row > int64_t{kNoRow}) {
     throw std::length_error("A table must not hold more than 2^32 - 1 rows (table '" +
                             options.name + "')");
   }
-  arena->Reserve(next_row + (total - from_free));
-  const NewNumbers numbers{*misses, total == num_keys, from_free, free_rows.data() + num_free,
-                           next_row};
-  if (arena->is_on_disk()) {
-    std::vector<uint32_t> new_rows(static_cast<size_t>(total));
-    for (int64_t i = 0; i < total; ++i) new_rows[i] = numbers[i];
-    arena->Bring(ex, new_rows.data(), total, RowUse::kWrite);
+  arena->Reserve(end_row);
+  if (!arena->is_on_disk()) return;
+  std::vector<uint32_t> new_rows;
+  new_rows.reserve(static_cast<size_t>(num_evicted + num_free + end_row - next_row));
+  for (const EvictionQueue::Entry& entry : insertion->eviction.entries) {
+    new_rows.push_back(entry.row);
   }
+  const int64_t from_free = std::min(num_free, std::max<int64_t>(0, total - num_evicted));
+  new_rows.insert(new_rows.end(), free_rows.end() - from_free, free_rows.end());
+  for (int64_t row = next_row; row < end_row; ++row) {
+    new_rows.push_back(static_cast<uint32_t>(row));
+  }
+  arena->Bring(ex, new_rows.data(), static_cast<int64_t>(new_rows.size()), RowUse::kWrite);
+}
 
-  // Both are created before the first key is inserted, because creating them may fail.
-  const std::function<void(int64_t, int64_t)> write_new = [&](int64_t begin, int64_t end) {
-    WriteNewRows(keys, numbers, rows, given, begin, end);
-  };
-  // Equal keys are written by one thread, in order.
-  const std::function<void(int64_t, int64_t)> write_shards = [&](int64_t begin, int64_t end) {
-    for (int64_t i = misses->offsets[begin]; i < misses->offsets[end]; ++i) {
-      const int64_t position = misses->positions[i];
-      const bool is_new = rows[position] == numbers.OfPlace(i);
-      WriteGivenRow(given + position * options.dim, is_new, rows[position]);
-    }
-  };
-
-  const int64_t num_inserted = InsertIntoIndex(ex, keys, numbers, rows, inserted);
-  if (given != nullptr && num_inserted < total) {
-    ex.ParallelFor(kNumShards, ShardGrain(total), write_shards);
+void CpuTable::Impl::Insert(Executor& ex, Insertion* insertion) {
+  const uint64_t* const keys = insertion->keys;
+  uint32_t* const rows = insertion->rows;
+  const ShardGroups& misses = insertion->misses;
+  const int64_t total = misses.total();
+  if (total == 0) return;
+  if (options.use_hashtable) {
+    EvictRows(&insertion->eviction);
+    const NewNumbers numbers(*this, *insertion);
+    const int64_t num_inserted = InsertIntoIndex(ex, keys, numbers, rows, insertion->inserted);
+    ex.ParallelFor(total, kRowGrain, [&](int64_t begin, int64_t end) {
+      WriteNewRows(*insertion, numbers, begin, end);
+    });
+    TakeBack(numbers, rows, num_inserted);
+    size += num_inserted;
   } else {
-    ex.ParallelFor(total, kRowGrain, write_new);
+    InsertDirect(ex, keys, rows, misses);
   }
-  TakeBack(numbers, rows, num_inserted);
-  size += num_inserted;
-  if (changes != nullptr) {
-    for (uint32_t position : misses->positions) changes->Touch(&keys[position], &rows[position], 1);
+  const ShardGroups& repeats = insertion->repeats;
+  ex.ParallelFor(kNumShards, ShardGrain(repeats.total()), [&](int64_t begin, int64_t end) {
+    for (int64_t s = begin; s < end; ++s) {
+      const uint32_t* const first = misses.positions.data() + misses.offsets[s];
+      for (int64_t i = repeats.offsets[s]; i < repeats.offsets[s + 1]; ++i) {
+        rows[repeats.positions[i]] = rows[first[insertion->local_ids[i]]];
+      }
+    }
+  });
+  for (int64_t i = 0; changes != nullptr && i < total; ++i) {
+    const uint32_t position = misses.positions[i];
+    changes->Touch(&keys[position], &rows[position], 1);
   }
 }
 
-void CpuTable::Impl::MakeRoom(Executor& ex, const uint64_t* keys, const ShardGroups& misses) {
+void CpuTable::Impl::InsertMissing(Executor& ex, Insertion* insertion) {
+  PrepareInsert(ex, insertion);
+  Insert(ex, insertion);
+}
+
+void CpuTable::Impl::MakeRoom(Executor& ex, const ShardGroups& misses) {
   bool has_room = true;  // mostly: then no thread need be woken
   for (int s = 0; s < kNumShards; ++s) has_room = has_room && shards[s].HasRoom(misses.count(s));
   if (has_room) return;
   ex.ParallelFor(kNumShards, ShardGrain(misses.total()), [&](int64_t begin, int64_t end) {
-    for (int64_t s = begin; s < end; ++s) {
-      int64_t count = misses.count(s);
-      if (shards[s].HasRoom(count)) continue;
-      if (count > shards[s].size()) {
-        // Repeated keys must not make the index grow by more than one doubling.
-        count = CountDistinct(keys, misses.positions.data() + misses.offsets[s], count);
-      }
-      shards[s].MakeRoom(count);
-    }
+    for (int64_t s = begin; s < end; ++s) shards[s].MakeRoom(misses.count(static_cast<int>(s)));
   });
 }
 
@@ -199,23 +249,25 @@ int64_t CpuTable::Impl::InsertIntoIndex(Executor& ex, const uint64_t* keys,
   return num_inserted;
 }
 
-// Writes the rows numbered [begin, end), except those that a repeated key has left over.
-void CpuTable::Impl::WriteNewRows(const uint64_t* keys, const NewNumbers& numbers,
-                                  const uint32_t* rows, const float* given, int64_t begin,
-                                  int64_t end) {
+// Writes the rows numbered [begin, end). A key that was present after all (FindUnlessNew) has left
+// its number over: only a given row is written, to the row that it has.
+void CpuTable::Impl::WriteNewRows(const Insertion& insertion, const NewNumbers& numbers,
+                                  int64_t begin, int64_t end) {
   uint64_t new_keys[kBlock];
   uint32_t new_rows[kBlock];
   for (int64_t b = begin; b < end; b += kBlock) {
     int64_t num_new = 0;
     for (int64_t i = b; i < std::min(end, b + kBlock); ++i) {
       const int64_t position = numbers.Position(i);
-      if (rows[position] != numbers[i]) continue;
-      if (given != nullptr) {
-        WriteGivenRow(given + position * options.dim, /*is_new=*/true, numbers[i]);
-        continue;
+      const uint32_t row = insertion.rows[position];
+      const bool is_new = row == numbers[i];
+      if (insertion.given != nullptr) {
+        const int64_t last = insertion.last.empty() ? position : insertion.last[i];
+        WriteGivenRow(insertion.given + last * options.dim, is_new, row);
+      } else if (is_new) {
+        new_keys[num_new] = insertion.keys[position];
+        new_rows[num_new++] = row;
       }
-      new_keys[num_new] = keys[position];
-      new_rows[num_new++] = numbers[i];
     }
     WriteInitialRows(new_keys, new_rows, num_new);
   }
@@ -224,15 +276,15 @@ void CpuTable::Impl::WriteNewRows(const uint64_t* keys, const NewNumbers& number
 void CpuTable::Impl::TakeBack(const NewNumbers& numbers, const uint32_t* rows,
                               int64_t num_inserted) {
   const int64_t total = numbers.misses.total(), from_free = numbers.from_free;
-  const bool repeats = num_inserted < total;
+  const bool some_left = num_inserted < total;
   const auto is_used = [&](int64_t i) { return rows[numbers.Position(i)] == numbers[i]; };
   int64_t end_used = total;  // one past the last number in use
-  while (repeats && end_used > 0 && !is_used(end_used - 1)) --end_used;
+  while (some_left && end_used > 0 && !is_used(end_used - 1)) --end_used;
   std::vector<uint32_t> left_over;
   try {
     const int64_t end_kept = std::max(end_used, from_free);
     left_over.reserve(static_cast<size_t>(end_kept - num_inserted));
-    for (int64_t i = end_kept - 1; repeats && i >= 0; --i) {  // lowest last, to be taken first
+    for (int64_t i = end_kept - 1; some_left && i >= 0; --i) {  // lowest last, to be taken first
       if (!is_used(i)) left_over.push_back(numbers[i]);
     }
     // Only now: `numbers` reads free_rows, which may move.
@@ -246,32 +298,35 @@ void CpuTable::Impl::TakeBack(const NewNumbers& numbers, const uint32_t* rows,
 }
 
 // No key is new to such a table.
+void CpuTable::Impl::ReserveDirect(Executor& ex, const uint64_t* keys, const ShardGroups& misses) {
+  std::vector<uint32_t> rows;
+  rows.reserve(misses.positions.size());
+  for (uint32_t position : misses.positions) {
+    rows.push_back(DirectRow(keys[position]));
+    arena->ReserveRow(rows.back());
+  }
+  arena->Bring(ex, rows.data(), misses.total(), RowUse::kWrite);
+}
+
 void CpuTable::Impl::InsertDirect(Executor& ex, const uint64_t* keys, uint32_t* rows,
                                   const ShardGroups& misses) {
-  std::vector<uint64_t> new_keys;
-  std::vector<uint32_t> new_rows;
-  new_keys.reserve(misses.positions.size());
-  new_rows.reserve(misses.positions.size());
-  for (uint32_t position : misses.positions) {
-    new_rows.push_back(DirectRow(keys[position]));
-    arena->ReserveRow(new_rows.back());
-  }
-  arena->Bring(ex, new_rows.data(), misses.total(), RowUse::kWrite);
-  new_rows.clear();
-  for (uint32_t position : misses.positions) {
-    const uint32_t row = DirectRow(keys[position]);
-    rows[position] = row;
-    if (IsPresent(row)) continue;  // an equal key came before
-    present_words()[row / 64] |= uint64_t{1} << (row % 64);
-    new_keys.push_back(keys[position]);
-    new_rows.push_back(row);
-  }
   ++version;
-  const int64_t num_new = static_cast<int64_t>(new_keys.size());
-  ex.ParallelFor(num_new, 1024, [&](int64_t begin, int64_t end) {
-    WriteInitialRows(new_keys.data() + begin, new_rows.data() + begin, end - begin);
+  ex.ParallelFor(misses.total(), kRowGrain, [&](int64_t begin, int64_t end) {
+    uint64_t new_keys[kBlock];
+    uint32_t new_rows[kBlock];
+    for (int64_t b = begin; b < end; b += kBlock) {
+      const int64_t n = std::min(kBlock, end - b);
+      for (int64_t i = 0; i < n; ++i) {
+        const uint32_t position = misses.positions[b + i];
+        new_keys[i] = keys[position];
+        new_rows[i] = rows[position] = DirectRow(keys[position]);
+      }
+      WriteInitialRows(new_keys, new_rows, n);
+    }
   });
-  Touch(new_keys.data(), new_rows.data(), num_new);
+  for (uint32_t position : misses.positions) {
+    present_words()[rows[position] / 64] |= uint64_t{1} << (rows[position] % 64);
+  }
 }
 
 void CpuTable::Impl::ReserveIndex(Executor& ex, int64_t num_keys) {
@@ -299,6 +354,7 @@ void CpuTable::Impl::Clear() {
     std::memset(present.data(), 0, present.bytes());
   }
   ForgetSteps();  // no row owes anything any more
+  initial_row_scale = 1.0;
   if (records != nullptr) records->Clear();
   if (changes != nullptr) changes->TouchAll();
   step_number.ResumeFrom(-1);

@@ -1,8 +1,9 @@
 // Admission and eviction: the calls of CpuTable that read and write its records.
 //
-//     lookup    find -> missing, unique, by shard -> filter -> room, evicting -> insert -> count
+//     lookup    find -> missing, unique, by shard -> filter -> room | evict -> insert -> count
 //
-// Everything that can throw happens before the first count: a lookup that failed is not counted.
+// Everything that can throw happens before the first key is evicted: a lookup that failed has
+// changed nothing and is not counted.
 // All work is by index shard, so records do not depend on the number of threads. Missing keys are
 // sorted, so row numbers do not depend on the order of the keys.
 #include <algorithm>
@@ -19,55 +20,57 @@ TableRecords& CpuTable::Impl::Records() const {
   return *records;
 }
 
-void CpuTable::Impl::RecordTrainingLookup(Executor& ex, const uint64_t* keys,
-                                          const int64_t* occurrences, int64_t num_keys,
-                                          uint32_t* rows, std::vector<uint32_t>* withheld) {
+void CpuTable::Impl::PrepareLookup(Executor& ex, int64_t num_keys, LookupBatch* batch) {
   TableRecords& rec = *records;
-  LookupBatch batch;
-  batch.step = rec.step + 1;
-  batch.keys = keys;
-  batch.occurrences = occurrences;
+  const uint64_t* const keys = batch->keys;
+  uint32_t* const rows = batch->rows.get();
+  batch->step = rec.step + 1;
   FindRows(ex, keys, num_keys, rows);
   arena->Bring(ex, rows, num_keys, RowUse::kWrite);
   const auto is_present = [rows](int64_t i) { return rows[i] != kNoRow; };
   const auto is_missing = [rows](int64_t i) { return rows[i] == kNoRow; };
-  GroupByShard(ex, keys, num_keys, is_present, &batch.present);
-  if (batch.present.total() < num_keys) {
-    GroupByShard(ex, keys, num_keys, is_missing, &batch.missing);
-    ClassifyMissing(ex, &batch);
+  GroupByShard(ex, keys, num_keys, is_present, &batch->present);
+  if (batch->present.total() < num_keys) {
+    GroupByShard(ex, keys, num_keys, is_missing, &batch->missing);
+    ClassifyMissing(ex, batch);
   }
-
-  // The admitted keys of all shards, in an order that is a function of the keys alone.
-  std::vector<uint64_t> new_keys;
-  std::vector<int64_t> new_counts, new_occurring;
+  const auto append = [](const auto& from, int64_t first, int64_t count, auto* to) {
+    to->insert(to->end(), from.begin() + first, from.begin() + first + count);
+  };
   for (int s = 0; s < kNumShards; ++s) {
-    const int64_t first = batch.missing.offsets[s], last = first + batch.num_admitted[s];
-    new_keys.insert(new_keys.end(), batch.unique.begin() + first, batch.unique.begin() + last);
-    new_counts.insert(new_counts.end(), batch.counts.begin() + first, batch.counts.begin() + last);
-    new_occurring.insert(new_occurring.end(), batch.occurring.begin() + first,
-                         batch.occurring.begin() + last);
+    const int64_t first = batch->missing.offsets[s], count = batch->num_admitted[s];
+    append(batch->unique, first, count, &batch->new_keys);
+    append(batch->counts, first, count, &batch->new_counts);
+    append(batch->occurring, first, count, &batch->new_occurring);
   }
-  const int64_t num_admitted = static_cast<int64_t>(new_keys.size());
-  std::vector<uint32_t> new_rows(new_keys.size(), kNoRow);
-  rec.Reserve(next_row + num_admitted, num_admitted);
-  MakeRoomByScore(num_admitted, rows, num_keys);
-  ShardGroups groups;
-  InsertMissing(ex, new_keys.data(), num_admitted, new_rows.data(), nullptr, &groups);
-  for (int64_t i = 0; rec.options.count_occurrences && i < num_admitted; ++i) {
-    const int64_t before = new_counts[i] - new_occurring[i];
-    if (rec.filter != nullptr && before < rec.options.filter_freq) withheld->push_back(new_rows[i]);
-  }
-  std::sort(withheld->begin(), withheld->end());
+  const int64_t num_admitted = static_cast<int64_t>(batch->new_keys.size());
+  batch->new_rows.assign(batch->new_keys.size(), kNoRow);
+  if (rec.options.count_occurrences) batch->withheld.reserve(batch->new_keys.size());
+  batch->insertion =
+      std::make_unique<Insertion>(batch->new_keys.data(), num_admitted, batch->new_rows.data());
+  batch->insertion->keys_are_unique = true;
+  batch->insertion->kept_rows = rows;
+  batch->insertion->num_kept_rows = num_keys;
+  PrepareInsert(ex, batch->insertion.get());
+}
 
-  // From here on nothing fails.
-  rec.step = batch.step;
+void CpuTable::Impl::MakeLookup(Executor& ex, int64_t num_keys, LookupBatch* batch) {
+  TableRecords& rec = *records;
+  Insert(ex, batch->insertion.get());
+  const int64_t num_admitted = static_cast<int64_t>(batch->new_keys.size());
+  rec.step = batch->step;
   rec.statistics.admitted += num_admitted;
   for (int64_t i = 0; i < num_admitted; ++i) {
-    rec.Add(new_rows[i], new_keys[i], new_counts[i], batch.step);
-    rec.Enter(new_rows[i]);
+    const uint32_t row = batch->new_rows[i];
+    rec.Add(row, batch->new_keys[i], batch->new_counts[i], batch->step);
+    rec.Enter(row);
+    if (!rec.options.count_occurrences || rec.filter == nullptr) continue;
+    const int64_t before = batch->new_counts[i] - batch->new_occurring[i];
+    if (before < rec.options.filter_freq) batch->withheld.push_back(row);
   }
-  CountLookup(ex, batch, rows);
-  Touch(keys, rows, num_keys);
+  std::sort(batch->withheld.begin(), batch->withheld.end());
+  CountLookup(ex, batch);
+  Touch(batch->keys, batch->rows.get(), num_keys);
 }
 
 int64_t CpuTable::Impl::ListMissing(int64_t shard, LookupBatch* batch) const {
@@ -128,8 +131,10 @@ void CpuTable::Impl::ClassifyMissing(Executor& ex, LookupBatch* batch) {
   });
 }
 
-void CpuTable::Impl::CountLookup(Executor& ex, const LookupBatch& batch, uint32_t* rows) {
+void CpuTable::Impl::CountLookup(Executor& ex, LookupBatch* lookup) {
   TableRecords& rec = *records;
+  const LookupBatch& batch = *lookup;
+  uint32_t* const rows = batch.rows.get();
   AdmissionFilter* const filter = rec.filter.get();
   const ShardGroups &present = batch.present, &missing = batch.missing;
   const int64_t step = batch.step;
@@ -186,27 +191,16 @@ void CpuTable::Impl::CountLookup(Executor& ex, const LookupBatch& batch, uint32_
   }
 }
 
-void CpuTable::Impl::PrepareToWrite(const uint64_t* keys, const uint32_t* rows, int64_t num_keys) {
-  std::vector<uint64_t> missing;
-  for (int64_t i = 0; i < num_keys; ++i) {
-    if (rows[i] == kNoRow) missing.push_back(keys[i]);
-  }
-  std::sort(missing.begin(), missing.end());
-  const int64_t num_new = std::unique(missing.begin(), missing.end()) - missing.begin();
-  records->Reserve(next_row + static_cast<int64_t>(missing.size()), num_new);
-  MakeRoomByScore(num_new, rows, num_keys);
-}
-
-void CpuTable::Impl::RecordWritten(const uint64_t* keys, const uint32_t* rows,
-                                   const ShardGroups& misses) {
+void CpuTable::Impl::RecordWritten(const Insertion& insertion) {
   TableRecords& rec = *records;
-  for (uint32_t position : misses.positions) {
-    const uint32_t row = rows[position];
-    if (rec.records[row].last_step >= 0) continue;  // was present after all, or occurred twice
-    rec.Add(row, keys[position], /*frequency=*/0, rec.step);
+  for (uint32_t position : insertion.misses.positions) {
+    const uint32_t row = insertion.rows[position];
+    const uint64_t key = insertion.keys[position];
+    if (rec.records[row].last_step >= 0) continue;  // was present after all
+    rec.Add(row, key, /*frequency=*/0, rec.step);
     rec.Enter(row);
     ++rec.statistics.written;
-    if (rec.filter != nullptr) rec.filter->Forget(HashKey(keys[position]), keys[position]);
+    if (rec.filter != nullptr) rec.filter->Forget(HashKey(key), key);
   }
 }
 
@@ -234,41 +228,53 @@ void CpuTable::Impl::ImportRecords(const TableSnapshot& snapshot, const uint32_t
 
 void CpuTable::RecordTrainingLookup(CallContext context, const uint64_t* keys, int64_t num_keys) {
   const ExclusiveLock lock(impl_->mutex);
-  RecordTrainingRows(context.threads(), keys, nullptr, num_keys);
+  TrainingLookup lookup(context.threads(), *this, keys, nullptr, num_keys);
+  lookup.Make(context.threads());
 }
 
-std::vector<uint32_t> CpuTable::RecordTrainingRows(Executor& ex, const uint64_t* keys,
-                                                   const int64_t* occurrences, int64_t num_keys) {
-  impl_->Records();
-  const Scratch<uint32_t> rows(num_keys);
-  std::vector<uint32_t> withheld;
-  impl_->RecordTrainingLookup(ex, keys, occurrences, num_keys, rows.get(), &withheld);
-  return withheld;
+struct TrainingLookup::Impl {
+  CpuTable::Impl& table;
+  const int64_t num_keys;
+  LookupBatch batch;
+};
+
+TrainingLookup::TrainingLookup(Executor& ex, CpuTable& table, const uint64_t* keys,
+                               const int64_t* occurrences, int64_t num_keys) {
+  table.impl_->Records();
+  impl_.reset(new Impl{*table.impl_, num_keys, LookupBatch(keys, occurrences, num_keys)});
+  table.impl_->PrepareLookup(ex, num_keys, &impl_->batch);
 }
+
+TrainingLookup::~TrainingLookup() = default;
+
+void TrainingLookup::Make(Executor& ex) {
+  impl_->table.MakeLookup(ex, impl_->num_keys, &impl_->batch);
+}
+
+uint32_t* TrainingLookup::rows() const { return impl_->batch.rows.get(); }
+const std::vector<uint32_t>& TrainingLookup::withheld() const { return impl_->batch.withheld; }
 
 void CpuTable::RecordAndRead(Executor& ex, const uint64_t* keys, int64_t num_keys, float* rows,
                              uint8_t* inserted) {
-  const Scratch<uint32_t> row_numbers(num_keys);
-  std::vector<int64_t> missing;
   const ExclusiveLock lock(impl_->mutex);
-  if (inserted != nullptr) {
-    impl_->FindRange(keys, num_keys, row_numbers.get());
-    for (int64_t i = 0; i < num_keys; ++i) {
-      if (row_numbers[i] == kNoRow) missing.push_back(i);
-    }
+  std::vector<int64_t> missing;
+  TrainingLookup lookup(ex, *this, keys, nullptr, num_keys);
+  uint32_t* const row_numbers = lookup.rows();
+  for (int64_t i = 0; inserted != nullptr && i < num_keys; ++i) {
+    if (row_numbers[i] == kNoRow) missing.push_back(i);
   }
-  std::vector<uint32_t> withheld;
-  impl_->RecordTrainingLookup(ex, keys, nullptr, num_keys, row_numbers.get(), &withheld);
+  lookup.Make(ex);
   std::vector<bool> is_marked(missing.empty() ? 0 : static_cast<size_t>(impl_->next_row));
   for (int64_t i : missing) {
     if (row_numbers[i] == kNoRow) continue;
     inserted[i] = !is_marked[row_numbers[i]];
     is_marked[row_numbers[i]] = true;
   }
-  impl_->arena->Bring(ex, row_numbers.get(), num_keys, RowUse::kWrite);
+  impl_->arena->Bring(ex, row_numbers, num_keys, RowUse::kWrite);
   ex.ParallelFor(num_keys, 2048, [&](int64_t begin, int64_t end) {
-    impl_->ReadRange(keys + begin, end - begin, row_numbers.get() + begin, rows + begin * dim());
+    impl_->ReadRange(keys + begin, end - begin, row_numbers + begin, rows + begin * dim());
   });
+  const std::vector<uint32_t>& withheld = lookup.withheld();
   for (int64_t i = 0; !withheld.empty() && i < num_keys; ++i) {
     if (std::binary_search(withheld.begin(), withheld.end(), row_numbers[i])) {
       MissingRow(keys[i], rows + i * dim());

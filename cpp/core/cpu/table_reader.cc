@@ -1,14 +1,17 @@
 // Reads all of a table, or what changed, in parts, to write a dump.
 //
-//     keys        the kListed smallest that are greater than those before, sorted: one pass over
-//                 the index per kListed keys
-//     rows        found by the keys, as in a lookup
+//     keys        in ranges of about kRangeKeys, bounded by keys of a sample. One walk over the index
+//                 lists the keys of the next ranges, at least kListed or a quarter of all; then each
+//                 range is sorted by one thread
+//     rows        by the row numbers that the walk has found with the keys
 //
-// So memory does not grow with the table: 12 bytes for each of 2 * kListed keys. The reader holds
-// the table's lock, shared, from the first part to the last.
+// So there are at most four walks beyond kListed keys, and memory is 12 bytes per key listed: 3
+// bytes per key of a large table. The reader holds the table's lock, shared, from the first part to
+// the last.
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -18,23 +21,48 @@
 namespace sok {
 namespace {
 
-constexpr int64_t kListed = 4 << 20;
+constexpr int64_t kListed = 8 << 20, kWalks = 4;
+constexpr int64_t kRangeKeys = 1 << 19;
+constexpr int64_t kSampled = 64;  // keys per range: ranges then differ by an eighth or so in size
+
+struct Range {
+  std::vector<uint64_t> keys;
+  std::vector<uint32_t> rows;
+
+  void Add(const uint64_t* new_keys, const uint32_t* new_rows, int64_t n) {
+    keys.insert(keys.end(), new_keys, new_keys + n);
+    rows.insert(rows.end(), new_rows, new_rows + n);
+  }
+};
 
 // Radix sort, one byte at a time from the lowest; skips bytes that all keys share.
-void Sort(std::vector<uint64_t>* keys) {
-  const int64_t n = static_cast<int64_t>(keys->size());
-  // Not a Scratch, whose memory would be kept.
-  const std::unique_ptr<uint64_t[]> scratch(new uint64_t[n]);
-  uint64_t *from = keys->data(), *to = scratch.get();
-  for (int shift = 0; shift < 64; shift += 8) {
-    int64_t places[257] = {};
-    for (int64_t i = 0; i < n; ++i) ++places[(from[i] >> shift & 255) + 1];
-    if (std::find(places, places + 257, n) != places + 257) continue;
-    for (int i = 0; i < 256; ++i) places[i + 1] += places[i];
-    for (int64_t i = 0; i < n; ++i) to[places[from[i] >> shift & 255]++] = from[i];
-    std::swap(from, to);
+void Sort(Range* range) {
+  const int64_t n = static_cast<int64_t>(range->keys.size());
+  std::vector<int64_t> counts(8 * 256);
+  for (uint64_t key : range->keys) {
+    for (int b = 0; b < 8; ++b) ++counts[b * 256 + (key >> (8 * b) & 255)];
   }
-  if (from != keys->data()) std::copy_n(from, n, keys->data());
+  // Not a Scratch, whose memory would be kept.
+  const std::unique_ptr<uint64_t[]> other_keys(new uint64_t[n]);
+  const std::unique_ptr<uint32_t[]> other_rows(new uint32_t[n]);
+  uint64_t *keys = range->keys.data(), *to_keys = other_keys.get();
+  uint32_t *rows = range->rows.data(), *to_rows = other_rows.get();
+  for (int b = 0; b < 8; ++b) {
+    int64_t* const places = &counts[b * 256];
+    if (std::find(places, places + 256, n) != places + 256) continue;
+    int64_t place = 0;
+    for (int i = 0; i < 256; ++i) place += std::exchange(places[i], place);
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t to = places[keys[i] >> (8 * b) & 255]++;
+      to_keys[to] = keys[i];
+      to_rows[to] = rows[i];
+    }
+    std::swap(keys, to_keys);
+    std::swap(rows, to_rows);
+  }
+  if (keys == range->keys.data()) return;
+  std::copy_n(keys, n, range->keys.data());
+  std::copy_n(rows, n, range->rows.data());
 }
 
 }  // namespace
@@ -47,8 +75,8 @@ class CpuTable::Reader final : public TableReader {
          bool with_slots)
       : table_(table),
         about_(std::move(about)),
-        listed_(std::move(given)),
-        num_keys_(is_whole ? table.size() : static_cast<int64_t>(listed_.size())) {
+        listed_{std::move(given), {}},
+        num_keys_(is_whole ? table.size() : static_cast<int64_t>(listed_.keys.size())) {
     const Impl& impl = *table.impl_;
     TableSnapshot& snapshot = about_.snapshot;
     snapshot.initial_row_scale = impl.InitialRowScale();
@@ -62,71 +90,143 @@ class CpuTable::Reader final : public TableReader {
     snapshot.policy.waiting = impl.records->filter->ExportKeys();
     snapshot.policy.counters = impl.records->filter->ExportCounters();
   }
-  ~Reader() override { table_.mutex().unlock_shared(); }
+  ~Reader() override { table_.mutex().Release(); }
 
   const TableChanges& about() const override { return about_; }
   int64_t num_keys() const override { return num_keys_; }
 
-  void ReadKeys(CallContext, int64_t num_keys, uint64_t* keys) override {
-    while (num_keys > 0) {
-      if (next_ == listed_.size()) ListMore();
-      const int64_t n = std::min(num_keys, static_cast<int64_t>(listed_.size() - next_));
-      keys = std::copy_n(listed_.begin() + next_, n, keys);
-      next_ += n;
-      num_keys -= n;
+  void ReadKeys(CallContext context, int64_t num_keys, uint64_t* keys) override {
+    part_first_ = num_read_;
+    part_rows_.clear();
+    for (int64_t left = num_keys; left > 0;) {
+      if (place_ == listed_.keys.size()) ListMore(context.threads());
+      const int64_t n = std::min(left, static_cast<int64_t>(listed_.keys.size() - place_));
+      keys = std::copy_n(listed_.keys.begin() + place_, n, keys);
+      if (!listed_.rows.empty()) {
+        const auto rows = listed_.rows.begin() + place_;
+        part_rows_.insert(part_rows_.end(), rows, rows + n);
+      }
+      place_ += n;
       num_read_ += n;
+      left -= n;
     }
-    if (num_read_ == num_keys_) std::vector<uint64_t>().swap(listed_);
+    if (num_read_ == num_keys_) {
+      listed_ = Range();
+      place_ = 0;
+      ranges_.clear();
+    }
   }
 
-  void ReadRows(CallContext context, int64_t, const uint64_t* keys, int64_t num_keys, float* rows,
-                float* slot_rows, int64_t* records) const override {
+  void ReadRows(CallContext context, int64_t first, const uint64_t* keys, int64_t num_keys,
+                float* rows, float* slot_rows, int64_t* records) const override {
     const Impl& impl = *table_.impl_;
-    const Scratch<uint32_t> row_numbers(num_keys);
-    table_.FindRows(context.threads(), keys, num_keys, row_numbers.get());
+    const bool is_part =  // which ReadKeys has read last
+        first == part_first_ && num_keys == static_cast<int64_t>(part_rows_.size());
+    const Scratch<uint32_t> found(is_part ? 0 : num_keys);
+    if (!is_part) table_.FindRows(context.threads(), keys, num_keys, found.get());
+    const uint32_t* const row_numbers = is_part ? part_rows_.data() : found.get();
     if (rows != nullptr || slot_rows != nullptr) {
-      impl.CopyRows(context.threads(), keys, row_numbers.get(), num_keys, rows, slot_rows);
+      impl.CopyRows(context.threads(), keys, row_numbers, num_keys, rows, slot_rows);
     }
-    if (records != nullptr) impl.CopyRecords(row_numbers.get(), num_keys, records);
+    if (records != nullptr) impl.CopyRecords(row_numbers, num_keys, records);
   }
 
  private:
-  // Lists the next keys in listed_; there must be some.
-  void ListMore() {
+  // Makes listed_ the next range; there must be some.
+  void ListMore(Executor& ex) {
     const Impl& impl = *table_.impl_;
-    const int64_t left = num_keys_ - num_read_;
-    const uint64_t before = listed_.empty() ? 0 : listed_.back();
-    listed_.clear();
-    next_ = 0;
+    place_ = 0;
     if (!impl.options.use_hashtable) {
-      for (int64_t row = num_read_; row < num_read_ + std::min(left, kListed); ++row) {
-        listed_.push_back(impl.direct.KeyOf(static_cast<uint64_t>(row)));
+      const int64_t end = std::min(num_keys_, num_read_ + kRangeKeys);
+      listed_.keys.clear();
+      for (int64_t row = num_read_; row < end; ++row) {
+        listed_.keys.push_back(impl.direct.KeyOf(static_cast<uint64_t>(row)));
       }
       return;
     }
-    listed_.reserve(std::min(left, 2 * kListed));
-    uint64_t most = std::numeric_limits<uint64_t>::max();
-    for (const Index& shard : impl.shards) {
-      shard.ForEach([&](uint64_t key, uint32_t) {
-        if ((num_read_ > 0 && key <= before) || key > most) return;
-        listed_.push_back(key);
-        if (listed_.size() == 2 * kListed) most = KeepSmallest();
-      });
-    }
-    if (listed_.size() > static_cast<size_t>(kListed)) KeepSmallest();
-    Sort(&listed_);
+    do {  // a range may be empty
+      if (ranges_.empty()) Walk(ex);
+      listed_ = std::move(ranges_.back());
+      ranges_.pop_back();
+    } while (listed_.keys.empty());
   }
 
-  uint64_t KeepSmallest() {
-    std::nth_element(listed_.begin(), listed_.begin() + (kListed - 1), listed_.end());
-    listed_.resize(kListed);
-    return listed_.back();
+  // Lists and sorts the keys of the next ranges, in reverse order.
+  void Walk(Executor& ex) {
+    const Index* const shards = table_.impl_->shards;
+    if (num_ranges_ == 0) ChooseBounds();
+    const int64_t at_once = std::max(kListed, (num_keys_ + kWalks - 1) / kWalks) / kRangeKeys;
+    const int64_t num = std::min(at_once, num_ranges_ - num_walked_);
+    const uint64_t* const bounds = bounds_.data() + num_walked_;  // the last keys of these ranges
+    const bool has_before = num_walked_ > 0;
+    const uint64_t before = has_before ? bounds[-1] : 0, last = bounds[num - 1];
+    ranges_.resize(static_cast<size_t>(num));
+    const std::unique_ptr<std::mutex[]> mutexes(new std::mutex[num]);
+    ex.ParallelFor(kNumShards, 1, [&](int64_t begin, int64_t end) {
+      struct Few {
+        int64_t n = 0;
+        uint64_t keys[64];
+        uint32_t rows[64];
+      };
+      std::vector<Few> few(static_cast<size_t>(num));
+      const auto flush = [&](int64_t range) {
+        const std::lock_guard<std::mutex> lock(mutexes[range]);
+        ranges_[num - 1 - range].Add(few[range].keys, few[range].rows, few[range].n);
+        few[range].n = 0;
+      };
+      for (int64_t s = begin; s < end; ++s) {
+        shards[s].ForEach([&](uint64_t key, uint32_t row) {
+          if ((has_before && key <= before) || key > last) return;
+          int64_t range = 0;  // by halves, without branches to mispredict
+          for (int64_t n = num; n > 1; n -= n / 2) {
+            range += bounds[range + n / 2 - 1] < key ? n / 2 : 0;
+          }
+          Few& to = few[range];
+          to.keys[to.n] = key;
+          to.rows[to.n] = row;
+          if (++to.n == 64) flush(range);
+        });
+      }
+      for (int64_t range = 0; range < num; ++range) flush(range);
+    });
+    ex.ParallelFor(num, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t range = begin; range < end; ++range) Sort(&ranges_[range]);
+    });
+    num_walked_ += num;
+  }
+
+  void ChooseBounds() {
+    num_ranges_ = (num_keys_ + kRangeKeys - 1) / kRangeKeys;
+    std::vector<uint64_t> sample;
+    if (num_ranges_ > 1) {
+      // Shard and slot of a key depend on its hash, so some shards are as good as a sample of all.
+      const int64_t wanted = num_ranges_ * kSampled;
+      for (const Index& shard : table_.impl_->shards) {
+        const int64_t stride = shard.size() / wanted + 1;
+        int64_t n = 0;
+        shard.ForEach([&](uint64_t key, uint32_t) {
+          if (n++ % stride == 0) sample.push_back(key);
+        });
+        if (static_cast<int64_t>(sample.size()) >= wanted) break;
+      }
+      std::sort(sample.begin(), sample.end());
+    }
+    const int64_t size = static_cast<int64_t>(sample.size());
+    for (int64_t range = 1; range < num_ranges_; ++range) {
+      bounds_.push_back(sample[size * range / num_ranges_]);
+    }
+    bounds_.push_back(std::numeric_limits<uint64_t>::max());
   }
 
   const CpuTable& table_;
   TableChanges about_;
-  std::vector<uint64_t> listed_;  // ascending
-  size_t next_ = 0;               // in listed_
+  Range listed_;                  // the next keys, ascending; their rows unless they must be found
+  size_t place_ = 0;              // in listed_
+  std::vector<Range> ranges_;     // after listed_, the next one at the end
+  std::vector<uint64_t> bounds_;  // the last key of each range
+  int64_t num_ranges_ = 0, num_walked_ = 0;
+  std::vector<uint32_t> part_rows_;  // row numbers of the keys that were read last, if known
+  int64_t part_first_ = 0;
   const int64_t num_keys_;
   int64_t num_read_ = 0;
 };
@@ -139,7 +239,7 @@ std::unique_ptr<TableReader> CpuTable::OpenContent(CallContext context, bool wit
   impl_->CatchUpAll(ex);
   auto reader =
       std::make_unique<Reader>(*this, TableChanges(), std::vector<uint64_t>(), true, with_slots);
-  lock.release()->Downgrade();
+  lock.release()->Hold();
   return reader;
 }
 
@@ -151,7 +251,7 @@ std::unique_ptr<TableReader> CpuTable::OpenChanges(CallContext context, int64_t 
   const bool is_whole = about.whole;
   auto reader = std::make_unique<Reader>(*this, std::move(about), std::move(touched), is_whole,
                                          /*with_slots=*/true);
-  lock.release()->Downgrade();
+  lock.release()->Hold();
   return reader;
 }
 

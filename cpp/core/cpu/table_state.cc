@@ -204,6 +204,9 @@ void CpuTable::Impl::RequireRowsFit(const uint64_t* keys, const float* rows,
       ", which would become infinite (table '" + options.name + "')");
 }
 
+// Rows whose memory is asked for before they are copied, so that cache misses overlap.
+constexpr int64_t kAhead = 16;
+
 void CpuTable::Impl::CopyRows(Executor& ex, const uint64_t* keys, const uint32_t* row_numbers,
                               int64_t num_keys, float* rows, float* slot_rows) const {
   TableSnapshot named;
@@ -215,6 +218,9 @@ void CpuTable::Impl::CopyRows(Executor& ex, const uint64_t* keys, const uint32_t
     float* const initial_row = initial.data();
     for (int64_t i = begin; i < end; ++i) {
       const float* slot_row = initial.data() + dim;
+      if (i + kAhead < end && row_numbers[i + kAhead] != kNoRow) {
+        __builtin_prefetch(arena->Row(row_numbers[i + kAhead]));
+      }
       if (row_numbers[i] != kNoRow) {
         const float* const row = arena->Row(row_numbers[i]);
         if (rows != nullptr) ReadRow(row, rows + i * dim);
@@ -241,6 +247,11 @@ void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool r
   Executor& ex = context.threads();
   Impl& impl = *impl_;
   CheckSnapshot(snapshot, impl.options);
+  if (snapshot.keys.size() >= size_t{kNoRow}) {
+    throw std::invalid_argument("A snapshot must have at most 2^32 - 2 keys. Received: " +
+                                std::to_string(snapshot.keys.size()) + " (table '" +
+                                impl.options.name + "')");
+  }
   impl.RequireRowsFit(snapshot.keys.data(), snapshot.rows.data(),
                       static_cast<int64_t>(snapshot.keys.size()));
   const size_t num_keys = snapshot.keys.size();
@@ -256,11 +267,24 @@ void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool r
   LayOutSlots(ex, specs);
   std::vector<int64_t> offsets;
   for (const std::string& name : snapshot.slot_names) offsets.push_back(SlotOffset(name));
+  const int64_t n = static_cast<int64_t>(num_keys);
+  const uint64_t* const keys = snapshot.keys.data();
   std::vector<uint32_t> row_numbers(num_keys);
+  impl.FindUnlessNew(ex, keys, n, row_numbers.data());
+  // Of keys that are all new to a hash table, the rows are written while they are inserted.
+  const bool is_new =
+      impl.options.use_hashtable && std::count(row_numbers.begin(), row_numbers.end(), kNoRow) == n;
   ShardGroups groups;  // by shard, as in Assign: of equal keys the last wins
-  GroupByShard(
-      ex, snapshot.keys.data(), static_cast<int64_t>(num_keys), [](int64_t) { return true; },
-      &groups);
+  if (!is_new) GroupByShard(ex, keys, n, [](int64_t) { return true; }, &groups);
+  const auto write_slots = [&](int64_t position) {
+    float* const row = Row(row_numbers[position]);
+    const float* slot_row = snapshot.slot_rows.data() + position * width;
+    for (size_t s = 0; s < offsets.size(); ++s) {
+      for (int64_t k = 0; k < snapshot.slot_widths[s]; ++k, ++slot_row) {
+        if (!std::isnan(*slot_row)) row[offsets[s] + k] = *slot_row;  // else the initial value
+      }
+    }
+  };
   const std::function<void(int64_t, int64_t)> write = [&](int64_t begin, int64_t end) {
     for (int64_t i = groups.offsets[begin]; i < groups.offsets[end]; ++i) {
       const int64_t position = groups.positions[i];
@@ -268,17 +292,24 @@ void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool r
       impl.WriteRow(snapshot.rows.data() + position * dim(), row);
       std::copy(impl.slot_initial.begin(), impl.slot_initial.end(),
                 row + impl.format.embedding_floats());
-      const float* slot_row = snapshot.slot_rows.data() + position * width;
-      for (size_t s = 0; s < offsets.size(); ++s) {
-        for (int64_t k = 0; k < snapshot.slot_widths[s]; ++k, ++slot_row) {
-          if (!std::isnan(*slot_row)) row[offsets[s] + k] = *slot_row;  // else the initial value
-        }
-      }
+      write_slots(position);
     }
   };
-  FindOrInsertRows(ex, snapshot.keys.data(), static_cast<int64_t>(num_keys),
-                   row_numbers.data());  // the last call that may fail
-  ex.ParallelFor(kNumShards, ShardGrain(static_cast<int64_t>(num_keys)), write);
+  const std::function<void(int64_t, int64_t)> write_in_order = [&](int64_t begin, int64_t end) {
+    for (int64_t position = begin; position < end; ++position) write_slots(position);
+  };
+  if (impl.records != nullptr) impl.PrepareToWrite(keys, row_numbers.data(), n);
+  ShardGroups misses;
+  const int64_t size_before = impl.size;
+  impl.InsertMissing(ex, keys, n, row_numbers.data(), nullptr, &misses,
+                     is_new ? snapshot.rows.data() : nullptr);  // the last call that may fail
+  if (impl.records != nullptr) impl.RecordWritten(keys, row_numbers.data(), misses);
+  if (!is_new || impl.size - size_before < n) {
+    if (is_new) groups = std::move(misses);
+    ex.ParallelFor(kNumShards, ShardGrain(n), write);
+  } else if (width > 0) {
+    ex.ParallelFor(n, 1024, write_in_order);
+  }
   impl.Touch(snapshot.keys.data(), row_numbers.data(), static_cast<int64_t>(num_keys));
   if (impl.records != nullptr) impl.ImportRecords(snapshot, row_numbers.data());
   if (snapshot.optimizer_step >= 0) impl.step_number.ResumeFrom(snapshot.optimizer_step);

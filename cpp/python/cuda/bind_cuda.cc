@@ -112,11 +112,13 @@ py::object RowNumbers(CudaTable& table, const py::object& key_object, bool inser
   const DeviceMemory::Call call(stream);
   const DeviceMemory::Keys keys(table, key_object, call);
   const DeviceMemory::Output<uint32_t> numbers(out, "out", {keys.size()}, call);
-  const std::lock_guard<cuda::HeldMutex> lock(table.mutex());
-  if (insert) {
-    table.FindOrInsertRows(call.stream, keys.data(), keys.size(), numbers.data(), nullptr);
-  } else {
-    table.FindRows(call.stream, keys.data(), keys.size(), numbers.data());
+  {
+    const TableLock lock(table);
+    if (insert) {
+      table.FindOrInsertRows(call.stream, keys.data(), keys.size(), numbers.data(), nullptr);
+    } else {
+      table.FindRows(call.stream, keys.data(), keys.size(), numbers.data());
+    }
   }
   return numbers.object();
 }
@@ -126,8 +128,10 @@ py::object Gather(CudaTable& table, const py::object& row_numbers, const py::obj
   const DeviceMemory::Call call(stream);
   const DeviceMemory::Input<uint32_t> numbers(row_numbers, "row_numbers", {-1}, call);
   const DeviceMemory::Output<float> out(rows, "rows", {numbers.size(), table.dim()}, call);
-  const std::lock_guard<cuda::HeldMutex> lock(table.mutex());
-  table.GatherRows(call.stream, numbers.data(), numbers.size(), out.data());
+  {
+    const TableLock lock(table);
+    table.GatherRows(call.stream, numbers.data(), numbers.size(), out.data());
+  }
   return out.object();
 }
 

@@ -1,6 +1,8 @@
 // Lookups and optimizer steps of many tables, in shared launches.
 #include <pybind11/stl.h>
 
+#include <set>
+
 #include "cpp/core/cuda/update/apply.h"
 #include "cpp/python/cuda/bind_cuda.h"
 
@@ -21,6 +23,17 @@ void CheckLength(const Tables& tables, const char* argument, const py::list& lis
   throw py::value_error("`" + std::string(argument) + "` must have an array for each of " +
                         std::to_string(tables.size()) +
                         " tables. Received: " + std::to_string(list.size()));
+}
+
+// Runs `call` under the locks of the tables and without the interpreter's, which who holds a table
+// may need.
+template <typename F>
+void WithTables(const Tables& tables, const F& call) {
+  std::set<cuda::HeldMutex*> mutexes;
+  for (CudaTable* table : tables) mutexes.insert(&table->mutex());
+  const py::gil_scoped_release release;
+  const cuda::HeldMutexes locks(mutexes);
+  call();
 }
 
 // Keys of each table and the rows of floats that go with them.
@@ -59,11 +72,13 @@ py::list Lookup(const Tables& tables, const py::list& keys, const py::object& ro
     batches.push_back({tables[t], arrays.keys[t].as<uint64_t>(), arrays.keys[t].length(),
                        arrays.rows[t].as<float>()});
   }
-  if (insert) {
-    CudaTable::FindOrInsert(stream, batches);
-  } else {
-    CudaTable::Find(stream, batches);
-  }
+  WithTables(tables, [&] {
+    if (insert) {
+      CudaTable::FindOrInsert(stream, batches);
+    } else {
+      CudaTable::Find(stream, batches);
+    }
+  });
   return out;
 }
 
@@ -78,7 +93,9 @@ void Apply(const Tables& tables, const std::string& rule, float learning_rate, i
     batches.push_back({tables[t], arrays.keys[t].as<uint64_t>(), arrays.rows[t].as<float>(),
                        arrays.keys[t].length()});
   }
-  cuda::ApplyGradients(stream, batches, options, learning_rate, step, keys_are_unique);
+  WithTables(tables, [&] {
+    cuda::ApplyGradients(stream, batches, options, learning_rate, step, keys_are_unique);
+  });
 }
 
 }  // namespace

@@ -26,6 +26,7 @@ void Apply(CudaTable& table, const std::string& rule, float learning_rate, int64
   const OptimizerOptions options = OptionsFromKeywords(rule, keywords);
   const DeviceView key_view = DeviceKeys(table, keys, stream);
   const DeviceView grad_view(grads, "grads", {"<f4"}, {key_view.length(), table.dim()}, stream);
+  const TableLock lock(table);
   cuda::ApplyGradients(
       stream, {{&table, key_view.as<uint64_t>(), grad_view.as<float>(), key_view.length()}},
       options, learning_rate, step, keys_are_unique);
@@ -38,6 +39,7 @@ void ApplyToRows(CudaTable& table, const std::string& rule, float learning_rate,
   const OptimizerOptions options = OptionsFromKeywords(rule, keywords);
   const DeviceView rows(row_numbers, "row_numbers", {"<u4"}, {-1}, stream);
   const DeviceView grad_view(grads, "grads", {"<f4"}, {rows.length(), table.dim()}, stream);
+  const TableLock lock(table);
   cuda::ApplyGradientsToRows(stream, table, options, learning_rate, step, rows.as<uint32_t>(),
                              grad_view.as<float>(), rows.length());
 }
@@ -115,14 +117,15 @@ std::unique_ptr<CudaArray> CombineOfTable(CudaTable& table, const py::object& ro
   const SampleViews views(inverse, row_splits, combiner, weights, stream);
   const DeviceView numbers(row_numbers, "row_numbers", {"<u4"}, {-1}, stream);
   auto out = NewFloatsOn(stream, views.samples.num_samples(), table.dim());
+  const TableLock lock(table);
   const cuda::TableRef ref = table.Ref(stream);
   if (ref.history.now == 0 && !table.keeps_records()) {
     cuda::CombineRows(stream, {{views.samples, ref, numbers.as<uint32_t>(), out->as<float>()}});
     return out;
   }
   // Rows that owe steps are brought up once each while they are copied; waiting keys have no row.
-  const cuda::Workspace::Scope scope(SharedWorkspace(), stream);
-  float* const rows = SharedWorkspace().Take<float>(numbers.length() * table.dim());
+  const cuda::Workspace::Scope scope(table.workspace(), stream);
+  float* const rows = table.workspace().Take<float>(numbers.length() * table.dim());
   table.GatherRows(stream, numbers.as<uint32_t>(), numbers.length(), rows);
   cuda::CombineRows(stream, {{views.samples, rows, table.dim(), out->as<float>()}});
   return out;

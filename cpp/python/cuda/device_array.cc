@@ -79,10 +79,11 @@ py::capsule CudaArray::Dlpack(std::optional<int64_t> stream,
         "one. Received: " +
         std::to_string(consumer));
   }
-  if (consumer != -1) {
-    cuda::OrderAfter(consumer == 1 ? nullptr : StreamOf(static_cast<uint64_t>(consumer)), stream_);
-  }
-  return dlpack::ToDlpack(buffer_, shape_, type_);
+  // A consumer that names no stream is taken to work on the default one, which waits for others.
+  const cuda::Stream used_on =
+      consumer == 1 || consumer == -1 ? nullptr : StreamOf(static_cast<uint64_t>(consumer));
+  if (consumer != -1) cuda::OrderAfter(used_on, stream_);
+  return dlpack::ToDlpack(buffer_, shape_, type_, used_on);
 }
 
 namespace {

@@ -46,10 +46,15 @@ struct Outgoing {
   std::vector<int64_t> shape;
   std::vector<int64_t> strides;  // some consumers want them
   std::shared_ptr<cuda::Buffer> buffer;
+  cuda::Stream consumer;
 };
 
-// Any thread may call this, without Python's lock.
-void DeleteOutgoing(ManagedTensor* managed) { delete static_cast<Outgoing*>(managed->context); }
+// Any thread may call this, without Python's lock. The consumer's work may not be done yet.
+void DeleteOutgoing(ManagedTensor* managed) {
+  const std::unique_ptr<Outgoing> outgoing(static_cast<Outgoing*>(managed->context));
+  cuda::Buffer& buffer = *outgoing->buffer;
+  cuda::OnDevice(buffer.device(), [&] { cuda::OrderAfter(buffer.stream(), outgoing->consumer); });
+}
 
 void DropCapsule(PyObject* capsule) {
   if (!PyCapsule_IsValid(capsule, kFresh)) return;  // a consumer has taken it
@@ -110,7 +115,7 @@ Incoming FromDlpack(const py::object& object, const std::string& name, cuda::Str
 }
 
 py::capsule ToDlpack(std::shared_ptr<cuda::Buffer> buffer, const std::vector<int64_t>& shape,
-                     const std::string& type) {
+                     const std::string& type, cuda::Stream consumer) {
   auto outgoing = std::make_unique<Outgoing>();
   outgoing->shape = shape;
   outgoing->strides.resize(shape.size());
@@ -128,6 +133,7 @@ py::capsule ToDlpack(std::shared_ptr<cuda::Buffer> buffer, const std::vector<int
   tensor.strides = outgoing->strides.data();
   tensor.byte_offset = 0;
   outgoing->buffer = std::move(buffer);
+  outgoing->consumer = consumer;
   outgoing->managed.context = outgoing.get();
   outgoing->managed.deleter = &DeleteOutgoing;
   PyObject* const capsule = PyCapsule_New(&outgoing->managed, kFresh, &DropCapsule);

@@ -68,9 +68,10 @@ bool IsContiguous(const std::vector<int64_t>& shape, const int64_t* strides, int
 // before it. Throws ValueError naming `name` for memory that is not of the current CUDA device.
 Incoming FromDlpack(const pybind11::object& object, const std::string& name, cuda::Stream stream);
 
-// A capsule that shares `buffer`. `type`: as in NumPy's interface.
+// A capsule that shares `buffer`. `type`: as in NumPy's interface. `consumer`: where it is used; its
+// work until the deleter is called comes before the memory is freed. The stream must live so long.
 pybind11::capsule ToDlpack(std::shared_ptr<cuda::Buffer> buffer, const std::vector<int64_t>& shape,
-                           const std::string& type);
+                           const std::string& type, cuda::Stream consumer);
 
 }  // namespace dlpack
 }  // namespace sok

@@ -1,6 +1,7 @@
 // Unique, combine and its gradient under the emulator: against plain loops, and the CPU's bits.
 #include "cpp/core/cpu/combine.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -151,6 +152,39 @@ void GradientIsThatOfTheCpu(Combiner combiner, bool weighted, int64_t num_keys, 
   if (num_keys <= 32) CHECK(SameBits(out, expected));  // one tile
 }
 
+// Keys that take most of a batch: their partial sums are joined in groups of 64 tiles of 32
+// positions. Whole numbers, so that the plain sums are exact in any order.
+void HotKeysAreJoinedInGroups(const std::vector<int64_t>& counts, int64_t dim) {
+  std::mt19937 random(5);
+  Samples samples;
+  std::vector<int32_t> inverse;
+  for (size_t u = 0; u < counts.size(); ++u) inverse.insert(inverse.end(), counts[u], u);
+  std::shuffle(inverse.begin(), inverse.end(), random);
+  const int64_t num_keys = inverse.size(), num_unique = counts.size();
+  samples.inverse = inverse.data();
+  samples.num_keys = num_keys;
+  samples.combiner = Combiner::kNone;
+  std::vector<float> grad(num_keys * dim), out(num_unique * dim, -1.0f);
+  std::vector<int64_t> expected(num_unique * dim, 0);
+  for (int64_t i = 0; i < num_keys * dim; ++i) {
+    const int value = static_cast<int>(random() % 100);
+    grad[i] = static_cast<float>(value);
+    expected[inverse[i / dim] * dim + i % dim] += value;
+  }
+  cuda::Workspace workspace;
+  const int64_t before = emulator::num_launches;
+  cuda::CombineGradient(kStream, workspace, {{samples, grad.data(), num_unique, dim, out.data()}},
+                        true);
+  const int64_t launches = emulator::num_launches - before;
+  for (int64_t i = 0; i < num_unique * dim; ++i) {
+    CHECK_EQ(out[i], static_cast<float>(expected[i]));
+  }
+  // Groups take a launch, and only where there is more than one.
+  static int64_t without_groups = 0;
+  if (without_groups == 0) without_groups = launches;
+  CHECK_EQ(launches, without_groups + (num_keys > 64 * 32 ? 1 : 0));
+}
+
 }  // namespace
 }  // namespace sok
 
@@ -170,6 +204,13 @@ int main() {
         sok::GradientIsThatOfTheCpu(combiner, weighted, num_keys, 5, false);
       }
     }
+  }
+  for (int64_t dim : {4, 3}) {
+    sok::HotKeysAreJoinedInGroups({64 * 32}, dim);  // one group
+    sok::HotKeysAreJoinedInGroups({64 * 32 + 1}, dim);
+    sok::HotKeysAreJoinedInGroups({1, 64 * 32 - 1, 1}, dim);  // ends where a group ends
+    sok::HotKeysAreJoinedInGroups({64 * 32 - 1, 3 * 64 * 32}, dim);
+    sok::HotKeysAreJoinedInGroups({5, 3000, 7, 3500, 40, 32, 1, 2200}, dim);
   }
   CHECK_EQ(emulator::bytes_allocated, 0);
 }

@@ -8,6 +8,7 @@
 #include <cuda/atomic>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cpp/core/cuda/device/device.h"
@@ -188,6 +189,22 @@ bool OldEvent(bool planted) {  // recorded before the work that it stands for
   return value == 20;
 }
 
+bool ContextOnAnUnusedDevice(bool planted) {  // a thread "restores" the device 0 that it never had
+  cudaSetDevice(1);
+  emulator::forbidden_device = 0;
+  std::thread([planted] {
+    int before = 0;
+    cudaGetDevice(&before);
+    if (planted) {
+      cudaSetDevice(1);
+      cudaSetDevice(before);
+    } else {
+      const cuda::DeviceScope scope(1);
+    }
+  }).join();
+  return true;
+}
+
 // ---- threads ----
 
 // Sums of blocks, by way of shared memory.
@@ -253,6 +270,7 @@ int main() {
   Finds("freed on the wrong stream", FreedOnTheWrongStream, "");
   Finds("used on the wrong stream", UsedOnTheWrongStream, "before it is allocated");
   Finds("result read too early", ResultReadTooEarly, "wrong");
+  Finds("context on an unused device", ContextOnAnUnusedDevice, "a context is made on device 0");
   Finds("missing first barrier", [](bool planted) { return Barriers(!planted, true); }, "wrong");
   Finds("missing second barrier", [](bool planted) { return Barriers(true, !planted); }, "wrong");
   Finds("barrier that a thread misses", BarrierThatOneThreadMisses, "wait at a barrier");

@@ -6,9 +6,11 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "cpp/core/cpu/table.h"
+#include "cpp/core/cuda/device/host_buffer.cuh"
 #include "cpp/tests/check.h"
 #include "cpp/tests/emulator/cuda_runtime.h"
 
@@ -291,6 +293,38 @@ void StaysOnItsDevice() {
   CHECK_EQ(emulator::bytes_allocated, before);
 }
 
+// On device 1 of two: the end of a table, of its memory and of its readers makes no context on device
+// 0, whatever thread it comes from. The emulator ends the process where one does.
+void OtherDevicesAreNotTouched() {
+  std::thread([] {
+    cudaSetDevice(1);
+    emulator::forbidden_device = 0;
+    auto table = std::make_unique<cuda::CudaTable>(Options(8));
+    FindOrInsert(*table, {1, 2, 3});
+    auto workspace = std::make_unique<cuda::Workspace>();
+    {
+      const cuda::Workspace::Scope scope(*workspace, kStream);
+      workspace->Take<char>(100);
+    }
+    auto memory = std::make_unique<cuda::HostBuffer>(100);
+    auto event = std::make_unique<cuda::TimedEvent>();
+    std::thread([&] {
+      {
+        const cuda::DeviceScope scope(1);
+        CHECK_EQ(table->Size(kStream), 3);
+        CHECK(table->Export(kStream, true).keys.size() == 3);
+      }
+      table.reset();
+      workspace.reset();
+      memory.reset();
+      event.reset();
+      CHECK(!emulator::has_context);
+    }).join();
+    cuda::ReleaseMemory();  // the first thread's context is still current there
+  }).join();
+  emulator::forbidden_device = -1;
+}
+
 // Rank 1 of 3 has the keys 1, 4, 7, ...; the CPU's table gets the same calls.
 void WithoutAHashtable() {
   InlineExecutor ex;
@@ -408,6 +442,7 @@ int main() {
   sok::AWarmStepNeitherAllocatesNorWaits();
   sok::AnExportLeavesNoScratch();
   sok::StaysOnItsDevice();
+  sok::OtherDevicesAreNotTouched();
   sok::WithoutAHashtable();
   sok::AWarmLookupWithoutAHashtableWaitsOnce();
   sok::RefusesWhatItCannotDo();

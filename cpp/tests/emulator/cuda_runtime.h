@@ -91,6 +91,33 @@ inline cudaError_t cudaGetDevice(int* device) {
 }
 inline cudaError_t cudaSetDevice(int device) {
   emulator::current_device = device;
+  emulator::MakeContext();
+  return cudaSuccess;
+}
+
+// The driver's contexts: the number of the device plus one, null for none.
+enum cudaDriverEntryPointQueryResult {
+  cudaDriverEntryPointSuccess,
+  cudaDriverEntryPointSymbolNotFound
+};
+inline constexpr unsigned long long cudaEnableDefault = 0;
+inline int cuCtxGetCurrent(void** context) {
+  *context = reinterpret_cast<void*>(
+      emulator::has_context ? static_cast<intptr_t>(emulator::current_device) + 1 : 0);
+  return 0;
+}
+inline int cuCtxSetCurrent(void* context) {
+  emulator::has_context = context != nullptr;
+  emulator::current_device =
+      context == nullptr ? 0 : static_cast<int>(reinterpret_cast<intptr_t>(context)) - 1;
+  return 0;
+}
+inline cudaError_t cudaGetDriverEntryPoint(const char* name, void** call, unsigned long long,
+                                           cudaDriverEntryPointQueryResult* found) {
+  const bool sets = std::strcmp(name, "cuCtxSetCurrent") == 0;
+  *found = cudaDriverEntryPointSuccess;
+  *call =
+      sets ? reinterpret_cast<void*>(&cuCtxSetCurrent) : reinterpret_cast<void*>(&cuCtxGetCurrent);
   return cudaSuccess;
 }
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
@@ -98,12 +125,14 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   return cudaSuccess;
 }
 inline cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* bytes) {
+  emulator::MakeContext();
   *free_bytes = *bytes = size_t{1} << 32;
   return cudaSuccess;
 }
 inline cudaError_t cudaDriverGetVersion(int* version) { return *version = 0, cudaSuccess; }
 inline cudaError_t cudaRuntimeGetVersion(int* version) { return *version = 0, cudaSuccess; }
 inline cudaError_t cudaDeviceSynchronize() {
+  emulator::MakeContext();
   const emulator::Lock lock(emulator::device_mutex);
   ++emulator::num_host_waits;
   emulator::Streams::Get().FinishAll();
@@ -111,6 +140,7 @@ inline cudaError_t cudaDeviceSynchronize() {
 }
 inline cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t) { return cudaSuccess; }
 inline cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps*) {
+  emulator::MakeContext();
   *pool = nullptr;
   return cudaSuccess;
 }
@@ -119,6 +149,7 @@ inline cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*
 }
 inline cudaError_t cudaMallocFromPoolAsync(void** pointer, size_t bytes, cudaMemPool_t,
                                            cudaStream_t stream) {
+  emulator::MakeContext();
   const emulator::Lock lock(emulator::device_mutex);
   if (emulator::allocations_left-- <= 0) return cudaErrorMemoryAllocation;
   auto& memory = emulator::DeviceMemory::Get();
@@ -131,6 +162,7 @@ inline cudaError_t cudaMallocFromPoolAsync(void** pointer, size_t bytes, cudaMem
   return cudaSuccess;
 }
 inline cudaError_t cudaFreeAsync(void* pointer, cudaStream_t stream) {
+  emulator::MakeContext();
   if (pointer == nullptr) return cudaSuccess;
   const emulator::Lock lock(emulator::device_mutex);
   auto& memory = emulator::DeviceMemory::Get();
@@ -141,6 +173,7 @@ inline cudaError_t cudaFreeAsync(void* pointer, cudaStream_t stream) {
   return cudaSuccess;
 }
 inline cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
+  emulator::MakeContext();
   *pointer = std::malloc(bytes);
   if (*pointer == nullptr) return cudaErrorMemoryAllocation;
   const emulator::Lock lock(emulator::device_mutex);
@@ -148,6 +181,7 @@ inline cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
   return cudaSuccess;
 }
 inline cudaError_t cudaFreeHost(void* pointer) {
+  emulator::MakeContext();
   const emulator::Lock lock(emulator::device_mutex);
   emulator::DeviceMemory::Get().RemovePinned(pointer);
   std::free(pointer);
@@ -155,6 +189,7 @@ inline cudaError_t cudaFreeHost(void* pointer) {
 }
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                                    cudaStream_t stream) {
+  emulator::MakeContext();
   const emulator::Lock lock(emulator::device_mutex);
   const auto check = [=](bool now) {
     const auto& memory = emulator::DeviceMemory::Get();
@@ -177,6 +212,7 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cud
   return cudaSuccess;
 }
 inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+  emulator::MakeContext();
   const emulator::Lock lock(emulator::device_mutex);
   emulator::DeviceMemory::Get().RequireDevice(to, bytes, false, "cudaMemsetAsync");
   emulator::Enqueue(stream, [=] {
@@ -186,6 +222,7 @@ inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream
   return cudaSuccess;
 }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  emulator::MakeContext();
   const emulator::Lock lock(emulator::device_mutex);
   ++emulator::num_host_waits;
   emulator::Streams::Get().Finish(stream);
@@ -197,26 +234,31 @@ struct CUevent_st {
   std::shared_ptr<emulator::Streams::Point> last;
 };
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  emulator::MakeContext();
   *event = new CUevent_st;
   return cudaSuccess;
 }
 inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  emulator::MakeContext();
   delete event;
   return cudaSuccess;
 }
 inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  emulator::MakeContext();
   const emulator::Lock lock(emulator::device_mutex);
   ++emulator::num_event_calls;
   event->last = emulator::Streams::Get().Record(stream);
   return cudaSuccess;
 }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned = 0) {
+  emulator::MakeContext();
   const emulator::Lock lock(emulator::device_mutex);
   ++emulator::num_stream_waits;
   if (event->last != nullptr) emulator::Streams::Get().WaitFor(stream, event->last);
   return cudaSuccess;
 }
 inline cudaError_t cudaEventQuery(cudaEvent_t event) {
+  emulator::MakeContext();
   const emulator::Lock lock(emulator::device_mutex);
   ++emulator::num_event_calls;
   if (emulator::random_bits() % 4 == 0) return cudaErrorNotReady;
@@ -224,6 +266,7 @@ inline cudaError_t cudaEventQuery(cudaEvent_t event) {
   return event->last == nullptr || event->last->passed ? cudaSuccess : cudaErrorNotReady;
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  emulator::MakeContext();
   const emulator::Lock lock(emulator::device_mutex);
   ++emulator::num_host_waits;
   if (event->last != nullptr) emulator::Streams::Get().Finish(event->last);
@@ -237,6 +280,7 @@ inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t, cudaEv
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
+  emulator::MakeContext();
   const emulator::Lock lock(emulator::device_mutex);
   // Arguments are taken now, as they are.
   const auto given = std::make_shared<std::tuple<std::remove_const_t<Parameters>...>>(arguments...);

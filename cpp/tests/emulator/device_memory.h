@@ -37,7 +37,9 @@
 namespace emulator {
 
 inline unsigned first_seed = 1;  // SOK_EMULATOR_SEED (streams.h)
-inline int current_device = 0;
+inline thread_local int current_device = 0;
+inline thread_local bool has_context = false;  // of the current device; this thread
+inline int forbidden_device = -1;              // for tests: no call may make a context there
 // Arrays of tests and of TensorFlow that are in host memory count as device memory.
 inline bool host_arrays_allowed = false;
 // For tests with such arrays that look at results without waiting: streams do not run late, and
@@ -48,6 +50,14 @@ inline bool runs_at_once = false;
 [[noreturn]] inline void Fail(const std::string& what) {
   std::fprintf(stderr, "emulator: %s (SOK_EMULATOR_SEED=%u)\n", what.c_str(), first_seed);
   std::abort();
+}
+
+// What each call of the runtime does that needs a device.
+inline void MakeContext() {
+  if (current_device == forbidden_device) {
+    Fail("a context is made on device " + std::to_string(current_device) + ", which is not used");
+  }
+  has_context = true;
 }
 
 class DeviceMemory {

@@ -32,12 +32,10 @@ TableRunner DeviceTableResource::RunnerOf(OpKernelContext* ctx) {
 
 absl::Status WithTables(OpKernelContext* ctx, const std::vector<DeviceTablePtr>& tables,
                         const std::function<void(cuda::Stream)>& fn) {
-  // One order keeps two such ops from waiting for each other.
-  std::set<cuda::CudaTable*> order;
-  for (const DeviceTablePtr& table : tables) order.insert(&table->table());
+  std::set<cuda::HeldMutex*> mutexes;
+  for (const DeviceTablePtr& table : tables) mutexes.insert(&table->table().mutex());
   return Guard([&] {
-    std::vector<std::unique_lock<cuda::HeldMutex>> locks;
-    for (cuda::CudaTable* table : order) locks.emplace_back(table->mutex());
+    const cuda::HeldMutexes locks(mutexes);
     fn(StreamOf(ctx));
   });
 }

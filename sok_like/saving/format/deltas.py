@@ -21,13 +21,16 @@ from typing import Any
 import numpy as np
 
 from sok_like.runtime import native
-from sok_like.saving.format import merged_keys
-from sok_like.saving.format.manifest import Dump, is_mine
+from sok_like.saving.format import durable, merged_keys
+from sok_like.saving.format.manifest import Dump
 from sok_like.saving.format.progress import Progress
-from sok_like.saving.format.shard_file import PIECE, Column, Shard
-from sok_like.saving.format.shard_reader import BY_KEY, ShardSource
+from sok_like.saving.format.shard_file import PIECE, Shard, unread
+from sok_like.saving.format.shard_reader import ShardSource, is_mine
 
 _ROWS_AT_ONCE = 2**16
+# Steps that deltas of few keys may log. A table logs fewer (cpp/core/cpu/change_log.cc), but tables
+# of version 0.1 logged any number.
+_FREE_RUNS, _FREE_CATCH_UPS = 2**16, 2**12
 _OPTIMIZER = re.compile(r"(\w+)\((.*)\)")
 
 
@@ -58,10 +61,25 @@ class Content:
             if any((rest.erased is not None) != (number > 0) for rest in rests):
                 kind = "a delta" if number else "the base of a dump"
                 raise ValueError(f"{sources[0].name} must be {kind}")
+        self._check_logs()
         self._logs = [[_log_of(rest) for rest in rests] for rests in self._rests[1:]]
         self._owing = any(len(steps) for logs in self._logs for _, _, steps in logs)
         self.rest = self._without_keys()
         self.num_keys = self._count()
+
+    def _check_logs(self):
+        num_keys = sum(source.num_keys for sources in self._dumps for source in sources)
+        for sources, rests in zip(self._dumps[1:], self._rests[1:], strict=True):
+            for source, rest in zip(sources, rests, strict=True):
+                counts = rest.steps[:, 0]
+                most = _FREE_RUNS + 4 * num_keys, _FREE_CATCH_UPS + num_keys
+                received = len(counts), int((counts == 0).sum())
+                if received[0] > most[0] or received[1] > most[1]:
+                    raise ValueError(
+                        f"{source.name} must log at most {most[0]} runs of steps, {most[1]} of "
+                        f"them of no step, for {num_keys} keys. Received: {received[0]} and "
+                        f"{received[1]}"
+                    )
 
     def parts(self) -> Iterator[Shard]:
         """Keys with their data; each key is in one part."""
@@ -81,41 +99,20 @@ class Content:
 
         Only for a dump with deltas, whose keys ascend in each file.
         """
-        arrays = {name: getattr(self.rest, name) for name in BY_KEY}
-        columns: dict[str, Any] = {
-            name: Column((self.num_keys, *array.shape[1:]), array.dtype, self._in_order(name))
-            for name, array in arrays.items()
-            if array is not None and (name == "keys" or array.shape[1])
+        arrays: dict[str, Any] = {
+            name: unread((self.num_keys, *array.shape[1:]), array.dtype)
+            for name, array in self.rest.by_key().items()
         }
-        if "slot_rows" not in columns:
-            columns["slot_rows"] = np.zeros([self.num_keys, 0], np.float32)
-        return dataclasses.replace(self.rest, **columns)
+        return dataclasses.replace(self.rest, **arrays, read=self._sorted_parts)
 
-    def _in_order(self, name):
-        """A function that returns the next rows of an array by key, in the order of the keys."""
-        found = (getattr(shard, name) for shard in self._sorted_parts())
-        left: list[np.ndarray] = []
-
-        def part(begin, end, _):
-            while sum(map(len, left)) < end - begin:
-                left.append(next(found))
-            rows = np.concatenate(left)
-            left[:] = [rows[end - begin :]]
-            return rows[: end - begin]
-
-        return part
-
-    def _sorted_parts(self):
+    def _sorted_parts(self, _):
         for positions in self._ranges():
             shards = [self._part(position) for position in positions]
             if not shards:
                 continue
             order = np.argsort(np.concatenate([each.keys for each in shards]).view(np.uint64))
-            rest, found = shards[0], {}
-            for name in BY_KEY:
-                arrays = [getattr(each, name) for each in shards]
-                found[name] = None if arrays[0] is None else np.concatenate(arrays)[order]
-            yield dataclasses.replace(rest, **found)
+            arrays = [each.by_key() for each in shards]
+            yield {name: np.concatenate([a[name] for a in arrays])[order] for name in arrays[0]}
 
     def _count(self):
         """Counts the keys, and finds out which slot variables and records they have."""
@@ -246,7 +243,7 @@ def content_of(
         ValueError: a file is damaged, or does not belong to this dump.
     """
     dumps = [dump, *dump.deltas]
-    size = sum(file.stat().st_size for each in dumps for file in each.files)
+    size = sum(durable.size(file) for each in dumps for file in each.files)
     told = Progress(progress, size) if progress else None
     sources = [[each.open(n, dim, told) for n in range(len(each.files))] for each in dumps]
     return Content(sources, rank, world_size, dim)

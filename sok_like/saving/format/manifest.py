@@ -1,6 +1,6 @@
 """Files of a dump: a table on disk, valid at every instant, for any number of ranks.
 
-    FOLDER/<table>.json                     manifest: the table, and its shard files with SHA-256
+    FOLDER/<table>.json                     manifest: the table, and its shard files with checksums
     FOLDER/<table>.<dump id>.0-of-2.npz     keys of rank 0 of 2, their rows and slot rows
     FOLDER/<table>.<dump id>.1-of-2.npz
 
@@ -14,41 +14,41 @@ reader sees the old dump or the new one, never a mixture. Then leftovers of the 
 are removed: the shards of the previous dump, shards that never had a manifest, and files that a
 killed process was writing.
 
-The manifest contains a SHA-256 of itself. Dumps of version 1, without it, can be read too. Version
-2 is a dump that no delta can follow.
+The manifest contains a SHA-256 of itself. Versions 1 to 3 of the format, of package version 0.1,
+can be read: 1 has no checksums, 2 is a dump that no delta can follow (version 4: `deltas` is null),
+and both 2 and 3 have the SHA-256 of each file in the place of the checksum of `checksums.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import glob
 import hashlib
 import json
-import os
-import pathlib
 import re
 import urllib.parse
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from sok_like.saving.format import checksums, durable
 from sok_like.saving.format.progress import Progress
-from sok_like.saving.format.shard_file import sync_folder
 from sok_like.saving.format.shard_reader import ShardFile
 
 FORMAT = "sok_like table"
-VERSION = 3
+VERSION = 4
 
 _FIELDS = {
     1: {"format", "version", "table", "dim", "key_dtype", "shards"},
     2: {"format", "version", "table", "dim", "key_dtype", "dump", "shards", "sha256"},
 }
-_FIELDS[3] = _FIELDS[2] | {"step", "deltas"}
+_FIELDS[3] = _FIELDS[4] = _FIELDS[2] | {"step", "deltas"}
 _DELTA_FIELDS = {"dump": str, "since": str, "step": int, "shards": list}
-_SHARD_FIELDS = {"file": str, "bytes": int, "sha256": str, "keys": int}
-_MAX_MANIFEST = 64 * 2**20  # bytes: a quarter of a million ranks
+_OLD_SHARD_FIELDS = {"file": str, "bytes": int, "sha256": str, "keys": int}
+_SHARD_FIELDS = {"file": str, "bytes": int, "checksum": str, "keys": int}
+# Bytes of a manifest at most: for each file in its folder, for a character of the table's name
+# (JSON may need two escapes), and for the rest.
+_PER_FILE, _PER_CHARACTER, _REST = 2**10, 12, 2**14
+_MAX_NAME = 2**16  # characters of a table's name that is not known
 _MAX_STEM = 120  # characters: file systems take 255, and the rest of a name needs up to 60
 
 
@@ -56,7 +56,7 @@ _MAX_STEM = 120  # characters: file systems take 255, and the rest of a name nee
 class Dump:
     """The content of a manifest."""
 
-    files: list[pathlib.Path]
+    files: list[str]
     entries: list[dict[str, Any] | None]  # one per file; None in version 1
     identity: str  # differs between dumps
     name: str = ""  # "" in version 1
@@ -67,16 +67,7 @@ class Dump:
     def open(self, number: int, dim: int, progress: Progress | None = None) -> ShardFile:
         """Opens one of the shards; raises ValueError as `ShardFile` does."""
         entry, world_size = self.entries[number], len(self.files)
-        file = ShardFile(self.files[number], dim, entry, progress)
-        # Version 1 does not say which file belongs to which rank.
-        if entry is None:
-            for keys in file.parts("keys"):
-                if not is_mine(keys, number, world_size).all():
-                    raise ValueError(
-                        f"{self.files[number]} must hold keys of rank {number} of {world_size}. "
-                        "Received: keys of another rank"
-                    )
-        return file
+        return ShardFile(self.files[number], dim, entry, progress, (number, world_size))
 
 
 def shard_name(table: str, dump_id: str, rank: int, world_size: int) -> str:
@@ -92,30 +83,27 @@ def check_seen(folder: str, entries: Sequence[dict[str, Any]]) -> None:
         ValueError: a file has another size.
     """
     for rank, entry in enumerate(entries):
-        path = pathlib.Path(folder) / entry["file"]
-        if not path.exists():
+        path = durable.join(folder, entry["file"])
+        if not durable.exists(path):
             raise FileNotFoundError(
                 f"The folder of a dump must be on a file system that all ranks share. "
                 f"Received: {folder!r}, where {entry['file']}, which rank {rank} has written, "
                 "is missing"
             )
-        if path.stat().st_size != entry["bytes"]:
+        if durable.size(path) != entry["bytes"]:
             raise ValueError(
                 f"{path} must have the {entry['bytes']} bytes that rank {rank} has written. "
-                f"Received: {path.stat().st_size}"
+                f"Received: {durable.size(path)}"
             )
 
 
-def check_bytes(folder: str, entry: dict[str, Any], rank: int, chunk: int = 2**22) -> None:
+def check_bytes(folder: str, entry: dict[str, Any], rank: int) -> None:
     """Raises ValueError unless a shard, read from the folder, is what its rank wrote."""
-    path, digest = pathlib.Path(folder) / entry["file"], hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
-        while data := file.read(chunk):
-            digest.update(data)
-    if digest.hexdigest() != entry["sha256"]:
+    path = durable.join(folder, entry["file"])
+    if checksums.of_entry(path, entry) != entry:
         raise ValueError(
             f"{path} must have the bytes that rank {rank} has written. Received: bytes with a "
-            "different SHA-256; the folder does not yet show them, or has lost them"
+            "different checksum; the folder does not yet show them, or has lost them"
         )
 
 
@@ -140,43 +128,35 @@ def write_manifest(
     Raises:
         OSError: the manifest could not be written. The previous dump is still there.
     """
-    path = pathlib.Path(folder)
     manifest = {
         "format": FORMAT,
-        "version": 2 if deltas is None else VERSION,
+        "version": VERSION,
         "table": table,
         "dim": dim,
         "key_dtype": key_dtype,
         "dump": dump_id,
         "shards": list(entries),
+        "step": step,
+        "deltas": None if deltas is None else list(deltas),
     }
-    if deltas is not None:
-        manifest |= {"step": step, "deltas": list(deltas)}
     manifest["sha256"] = _checksum(manifest)
-    target = path / f"{file_stem(table)}.json"
-    aside = target.with_suffix(".json.tmp")
-    try:
-        with open(aside, "wb") as file:
-            file.write((json.dumps(manifest, indent=1) + "\n").encode())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, target)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(target)) from error
+    durable.write(_path_of(folder, table), (json.dumps(manifest, indent=1) + "\n").encode())
     # The dump is complete. Files that cannot be removed now are removed by the next dump.
     with contextlib.suppress(OSError):
-        sync_folder(path)
         listed = [*entries, *(entry for delta in deltas or () for entry in delta["shards"])]
-        _remove_others(path, table, {entry["file"] for entry in listed})
+        _remove_others(folder, table, {entry["file"] for entry in listed})
 
 
-def _remove_others(path, table, kept):
-    stem = file_stem(table)
-    ours = re.compile(re.escape(stem) + r"\.(\w+\.\d+-of-\d+\.npz(\.tmp)?|json\.tmp)")
-    for old in path.glob(f"{glob.escape(stem)}.*"):
-        if ours.fullmatch(old.name) and old.name not in kept:
-            old.unlink(missing_ok=True)
+def _path_of(folder, table):
+    return durable.join(folder, f"{file_stem(table)}.json")
+
+
+def _remove_others(folder, table, kept):
+    stem = re.escape(file_stem(table))
+    ours = re.compile(stem + r"\.(\w+\.\d+-of-\d+\.npz(\.tmp)?|json\.tmp)")
+    for name in durable.names(folder):
+        if ours.fullmatch(name) and name not in kept:
+            durable.remove(durable.join(folder, name))
 
 
 def _checksum(manifest):
@@ -190,8 +170,13 @@ def only_table(folder: str) -> str | None:
     Raises:
         ValueError: the manifest is damaged.
     """
-    found = list(pathlib.Path(folder).glob("*.json"))
-    return _load(found[0])["table"] if len(found) == 1 else None
+    found = manifests(folder)
+    return _load(folder, found[0])["table"] if len(found) == 1 else None
+
+
+def manifests(folder: str) -> list[str]:
+    """The names of all files in a folder that may be manifests."""
+    return [name for name in durable.names(folder) if name.endswith(".json")]
 
 
 def read_manifest(folder: str, table: str, dim: int) -> Dump:
@@ -202,17 +187,16 @@ def read_manifest(folder: str, table: str, dim: int) -> Dump:
         ValueError: the manifest is not one of this package, damaged, of a later version, or of
             another table or `embedding_dim`.
     """
-    path = pathlib.Path(folder) / f"{file_stem(table)}.json"
-    if not path.exists():
-        known = sorted(p.stem for p in pathlib.Path(folder).glob("*.json"))
+    path = _path_of(folder, table)
+    if not durable.exists(path):
+        known = [name.removesuffix(".json") for name in manifests(folder)]
         shards = has_shards(folder, table)
         lost = ", and shards of the table without their manifest; copy the manifest, too"
         raise FileNotFoundError(
             f"A dump of table '{table}' is required at {path}. Received: a folder with dumps of "
             f"{known or 'no table'}{lost if shards else ''}"
         )
-    manifest = _load(path)
-    version = manifest["version"]
+    manifest = _load(folder, f"{file_stem(table)}.json", len(table))
     if manifest["table"] != table:
         raise ValueError(
             f"{path} must be the manifest of table '{table}'. Received: {manifest['table']!r:.80}"
@@ -223,43 +207,47 @@ def read_manifest(folder: str, table: str, dim: int) -> Dump:
             f"{manifest['dim']!r:.80} in {path}"
         )
     identity = manifest.get("sha256") or _checksum(manifest)
-    dump = _dump_of(path, table, manifest, identity)
-    dump.may_grow = version > 2
-    for delta in manifest.get("deltas", ()):
+    dump = _dump_of(folder, table, manifest, identity)
+    dump.may_grow = manifest.get("deltas") is not None
+    for delta in manifest.get("deltas") or ():
         before = dump.deltas[-1] if dump.deltas else dump
         if delta["since"] != before.name:
             raise ValueError(
                 f"{path} must list the deltas of one dump in order. Received: a delta that follows "
                 f"{delta['since']!r:.80} after {before.name!r:.80}"
             )
-        dump.deltas.append(_dump_of(path, table, delta, identity))
+        dump.deltas.append(_dump_of(folder, table, delta, identity))
     return dump
 
 
-def _dump_of(path, table, fields, identity):
+def _dump_of(folder, table, fields, identity):
     """The files that a manifest, or one of its deltas, lists."""
     listed = fields["shards"]
     names = [shard["file"] if isinstance(shard, dict) else shard for shard in listed]
     entries = [shard if isinstance(shard, dict) else None for shard in listed]
+    path = _path_of(folder, table)
     _check_complete(path, table, names)
-    files = [path.parent / name for name in names]
+    files = [durable.join(folder, name) for name in names]
     for file in files:
-        if not file.exists():
+        if not durable.exists(file):
             raise FileNotFoundError(f"The dump {path} needs {file}, which is missing")
     return Dump(files, entries, identity, fields.get("dump", ""), fields.get("step", -1))
 
 
 def has_shards(folder: str, table: str) -> bool:
     """Whether a folder has any shard of the table, in a dump or without one."""
-    return any(pathlib.Path(folder).glob(f"{glob.escape(file_stem(table))}.*-of-*.npz"))
+    shard = re.compile(re.escape(file_stem(table)) + r"\..*-of-.*\.npz")
+    return any(map(shard.fullmatch, durable.names(folder)))
 
 
-def _load(path):
+def _load(folder, name, name_length=_MAX_NAME):
     """Reads a manifest and checks the fields of its version."""
+    path = durable.join(folder, name)
     try:
-        if path.stat().st_size > _MAX_MANIFEST:
-            raise ValueError(f"{path.stat().st_size} bytes")
-        manifest = json.loads(path.read_bytes(), object_pairs_hook=_without_repeats)
+        num_bytes, num_files = durable.size(path), len(durable.names(folder))
+        if num_bytes > _REST + _PER_CHARACTER * name_length + _PER_FILE * num_files:
+            raise ValueError(f"{num_bytes} bytes in a folder of {num_files} files")
+        manifest = json.loads(durable.read(path), object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} must be a manifest in JSON. Received: {error}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
@@ -289,11 +277,13 @@ def _problem(manifest, version):
         return f"the fields {sorted(manifest)!r:.200}"
     if version > 1 and manifest["sha256"] != _checksum(manifest):
         return "fields whose SHA-256 differs from the one recorded"
-    deltas = manifest.get("deltas", [])
-    if not isinstance(deltas, list) or type(manifest.get("step", -1)) is not int:
-        return f"deltas={deltas!r:.80} and step={manifest.get('step')!r:.80}"
+    deltas, step = manifest.get("deltas", []), manifest.get("step", -1)
+    if version > 3 and deltas is None:
+        deltas = []
+    if not isinstance(deltas, list) or type(step) is not int or step < -1:
+        return f"deltas={deltas!r:.80} and step={step!r:.80}"
     for delta in deltas:
-        if not _has_fields(delta, _DELTA_FIELDS):
+        if not _has_fields(delta, _DELTA_FIELDS) or delta["step"] < -1:
             return f"a delta {delta!r:.200}"
     for shards in (manifest["shards"], *(delta["shards"] for delta in deltas)):
         if not isinstance(shards, list):
@@ -301,7 +291,9 @@ def _problem(manifest, version):
         for shard in shards:
             if version == 1 and not isinstance(shard, str):
                 return f"a shard {shard!r:.80}"
-            if version > 1 and not _has_fields(shard, _SHARD_FIELDS):
+            # A chain that version 0.1 has begun may go on in version 4.
+            known = [_OLD_SHARD_FIELDS, _SHARD_FIELDS][: 2 if version > 3 else 1]
+            if version > 1 and not any(_has_fields(shard, fields) for fields in known):
                 return f"a shard {shard!r:.200}"
     return ""
 
@@ -325,11 +317,6 @@ def _check_complete(path, table, names):
         raise ValueError(
             f"{path} must list one shard file per rank of one dump. Received: {names!r:.300}"
         )
-
-
-def is_mine(keys: np.ndarray, rank: int, world_size: int) -> np.ndarray:
-    """Which of the int64 keys `rank` of `world_size` owns: `uint64(key) % world_size == rank`."""
-    return np.ascontiguousarray(keys).view(np.uint64) % np.uint64(world_size) == rank
 
 
 def file_stem(table: str) -> str:

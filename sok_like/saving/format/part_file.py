@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
-import pathlib
 from typing import Any
 
 import numpy as np
 
-from sok_like.saving.dump_owners import explained
+from sok_like.saving.format.durable import explained, local
 
 
 def write_part(
-    path: pathlib.Path, items: np.ndarray, first: int, table: str, begin: bytes = b"", head: int = 0
+    path: str | os.PathLike,
+    items: np.ndarray,
+    first: int,
+    table: str,
+    begin: bytes = b"",
+    head: int = 0,
 ) -> None:
     """Writes this rank's items, little-endian, and flushes them to the disk.
 
@@ -29,6 +33,7 @@ def write_part(
     """
     item_bytes = int(np.prod(items.shape[1:], dtype=np.int64)) * items.itemsize
     items = np.ascontiguousarray(items, items.dtype.newbyteorder("<"))
+    path = local(path) or path
     try:
         # Unbuffered: after an error, closing the file would write the rest of a buffer again.
         with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o666), "wb", buffering=0) as file:

@@ -19,23 +19,24 @@ a few parts of `PIECE` bytes.
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
-import contextlib
 import dataclasses
-import errno
-import hashlib
-import math
 import os
-import pathlib
-import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+from sok_like.saving.format import durable
+from sok_like.saving.format.checksums import Pieces
+from sok_like.saving.format.npz import Layout
 from sok_like.saving.format.progress import Progress
 
-PIECE = 2**24  # bytes that are read, written and hashed at a time
+BY_KEY = ("keys", "rows", "slot_rows", "records")  # arrays with one row per key
+PIECE = 2**24  # bytes that are read and written at a time
+_WRITERS = 2  # threads
+_WAITING = 4  # arrays that wait for them at most
 
 
 def _no_waiting():
@@ -46,29 +47,17 @@ def _no_counters():
     return np.zeros([0], np.int64)
 
 
-class Column:
-    """An array by key that is computed part by part while it is written.
-
-    Args:
-        shape: Of the whole array.
-        dtype: Of its elements.
-        part: Called in order with `begin`, `end` and the keys of these rows (None for the array
-            of keys itself). Returns the elements, which must not change afterwards.
-    """
-
-    def __init__(self, shape: tuple[int, ...], dtype: Any, part: Callable[..., np.ndarray]):
-        self.shape, self.dtype, self.part = shape, np.dtype(dtype), part
-        self.nbytes = math.prod(shape) * self.dtype.itemsize
-
-    def __len__(self):
-        return self.shape[0]
+def unread(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An array of this shape without memory, in the place of one that is read in parts."""
+    return np.broadcast_to(np.zeros((), dtype), shape)
 
 
 @dataclasses.dataclass
 class Shard:
     """Keys, rows and slot rows of one instant, with the records of policies.
 
-    While a shard is written, keys, rows, slot rows and records may be `Column`s.
+    If `read` is set, the arrays `BY_KEY` only show shapes and dtypes (`unread`), and `read` yields
+    their rows: called with a number of rows, it yields arrays by name with about so many rows.
     """
 
     keys: Any  # int64 [size]
@@ -82,10 +71,25 @@ class Shard:
     step: int = -1  # -1: unknown
     optimizer_step: int = -1  # -1: unknown
     initial_row_scale: float = -1.0  # -1: unknown
-    erased: np.ndarray | None = None  # int64 [num_erased]; this and the rest are for deltas only
+    erased: np.ndarray | None = None  # int64 [num_erased]; this and the next three: of deltas only
     whole: bool = False
     steps: np.ndarray | None = None  # float64 [num_runs, 3]
     optimizer: str = ""
+    read: Callable[[int], Iterator[dict[str, np.ndarray]]] | None = None
+
+    def by_key(self) -> dict[str, np.ndarray]:
+        """The arrays with one row per key."""
+        arrays = ((name, getattr(self, name)) for name in BY_KEY)
+        return {name: array for name, array in arrays if array is not None}
+
+    def parts(self, num_rows: int) -> Iterator[dict[str, np.ndarray]]:
+        """The rows of these arrays, about so many at a time."""
+        if self.read is not None:
+            yield from self.read(num_rows)
+            return
+        arrays = self.by_key()
+        for begin in range(0, len(self.keys), num_rows):
+            yield {name: array[begin : begin + num_rows] for name, array in arrays.items()}
 
 
 def write_shard(
@@ -100,108 +104,74 @@ def write_shard(
         progress: The call whose progress rank 0 prints; None: it prints nothing.
 
     Returns:
-        `file`, `bytes`, `sha256` and `keys` (their number), as the manifest lists them.
+        `file`, `bytes`, `checksum` and `keys` (their number), as the manifest lists them.
 
     Raises:
         OSError: the file could not be written; names the file.
     """
-    path = pathlib.Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
-    aside, arrays = path / f"{name}.tmp", _arrays_of(shard)
-    size = sum(array.nbytes for array in arrays.values())
-    try:
-        with open(aside, "w+b", buffering=0) as file:
-            sink = _Sink(file, Progress(progress, size) if progress else None)
-            with contextlib.closing(sink):
-                _write_arrays(sink, arrays)
-            if sink.error is None:
-                os.fsync(file.fileno())
-        if sink.error is not None:
-            raise sink.error
-        os.replace(aside, path / name)
-        sync_folder(path)
-    except OSError as error:
-        if error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path / name)) from error
-    finally:
-        aside.unlink(missing_ok=True)
-    digest = sink.digest.hexdigest()
-    return {"file": name, "bytes": sink.bytes, "sha256": digest, "keys": len(shard.keys)}
+    durable.make_folder(folder)
+    arrays = _arrays_of(shard)
+    layout = Layout({each: (array.shape, array.dtype) for each, array in arrays.items()})
+    with durable.written(durable.join(folder, name)) as file:
+        output = _Output(file, Progress(progress, layout.size) if progress else None)
+        with output.threads:
+            _write_arrays(output, layout, arrays, shard)
+    checksum = output.pieces.checksum(layout.size)
+    return {"file": name, "bytes": layout.size, "checksum": checksum, "keys": len(shard.keys)}
 
 
-class _Behind:
-    """Runs a function on a thread of its own, one call behind: at most two calls' data is held."""
-
-    def __init__(self, function: Callable[[Any], Any]):
-        self._function, self._last = function, None
-        self._threads = concurrent.futures.ThreadPoolExecutor(1)
-
-    def __call__(self, data):
-        self.wait()
-        self._last = self._threads.submit(self._function, data)
-
-    def wait(self):
-        if self._last is not None:
-            self._last.result()
-
-    def end(self):
-        self._threads.shutdown()
-
-
-def sync_folder(path: pathlib.Path) -> None:
-    """Makes renames in a folder survive a power failure."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-class _Sink:
-    """The file that zipfile writes to. It keeps the first error and then ignores all data.
-
-    Otherwise zipfile would fail a second time when it closes, and a third in its destructor.
-    """
+class _Output:
+    """Writes and hashes arrays on threads, while the next part of a table is read."""
 
     def __init__(self, file, progress):
-        self._file, self._progress = file, progress
-        self.bytes, self.error, self.digest = 0, None, hashlib.sha256()
-        # The next part of a table is read while the previous one is written and hashed.
-        self._behind = _Behind(self._write), _Behind(self.digest.update)
+        self._file, self._progress, self.pieces = file, progress, Pieces()
+        self.threads = concurrent.futures.ThreadPoolExecutor(_WRITERS)
+        self._waiting: collections.deque = collections.deque()
 
-    def read(self, at, num_bytes):
-        """Reads back what was written at `at`; raises `error` if that failed."""
-        self._behind[0].wait()
-        data = b"" if self.error is not None else os.pread(self._file.fileno(), num_bytes, at)
-        if len(data) != num_bytes:
-            raise self.error or OSError(errno.EIO, os.strerror(errno.EIO))
-        return data
-
-    def write(self, data):
-        """Writes bytes, or a memoryview of data that nobody changes."""
-        for work in self._behind:
-            work(data)
-        self.bytes += len(data)
+    def put(self, at: int, data: Any) -> None:
+        """Writes bytes, or an array that nobody changes, at a position; raises earlier errors."""
+        if not len(data):
+            return
+        data = memoryview(data)
+        self._waiting.append(self.threads.submit(self._write, at, data))
+        self.wait(_WAITING)
         if self._progress is not None:
-            self._progress.add(len(data))
-        return len(data)
+            self._progress.add(data.nbytes)
 
-    def _write(self, data):
-        left = memoryview(data)
-        try:
-            while self.error is None and len(left):
-                left = left[self._file.write(left) :]
-        except OSError as error:
-            self.error = error
+    def wait(self, left: int = 0) -> None:
+        """Waits until at most so many arrays are left to write."""
+        while len(self._waiting) > left:
+            self._waiting.popleft().result()
 
-    def close(self):
-        """Call it when everything is written, or nothing more will be."""
-        for work in self._behind:
-            work.end()
+    def _write(self, at, data):
+        self.pieces.add(at, data)
+        while data:
+            written = os.pwrite(self._file.fileno(), data, at)
+            at, data = at + written, data[written:]
 
-    def flush(self):
-        pass
+
+def _write_arrays(output, layout, arrays, shard):
+    for at, header in layout.npy_headers():
+        output.put(at, header)
+    by_key = {name: arrays[name] for name in shard.by_key()}
+    for name in arrays.keys() - by_key.keys():
+        output.put(layout.begins[name], arrays[name].tobytes())
+    row_bytes = {
+        name: array.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
+        for name, array in by_key.items()
+    }
+    begin = 0
+    for part in shard.parts(max(1, PIECE // max(1, sum(row_bytes.values())))):
+        for name, array in by_key.items():
+            rows = np.ascontiguousarray(part[name], array.dtype)
+            output.put(layout.begins[name] + begin * row_bytes[name], rows.reshape(-1).view("u1"))
+        begin += len(part["keys"])
+    if begin != len(shard.keys):
+        raise ValueError(f"A table must have {len(shard.keys)} keys. Received: {begin} keys of it")
+    output.wait()
+    for at, header in layout.zip_headers(output.pieces.crc):
+        output.put(at, header)
+    output.wait()
 
 
 def _arrays_of(shard):
@@ -224,32 +194,3 @@ def _arrays_of(shard):
         arrays["whole"] = np.asarray(shard.whole, np.int64)
         arrays["optimizer"] = np.asarray(shard.optimizer)
     return arrays
-
-
-def _write_arrays(sink, arrays):
-    keys_at = 0
-    with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
-        for name, array in arrays.items():
-            info = zipfile.ZipInfo(f"{name}.npy")
-            with archive.open(info, "w", force_zip64=True) as member:
-                if isinstance(array, Column):
-                    begins = _write_column(member, array, sink, keys_at)
-                    keys_at = begins if name == "keys" else keys_at
-                else:
-                    array = np.asarray(array, order="C")
-                    np.lib.format.write_array(member, array, allow_pickle=False)
-
-
-def _write_column(member, column, sink, keys_at):
-    """Writes it part by part; keys are read back from the file. Returns where elements begin."""
-    descr = np.lib.format.dtype_to_descr(column.dtype)
-    header = {"descr": descr, "fortran_order": False, "shape": column.shape}
-    np.lib.format.write_array_header_1_0(member, header)
-    begins, size = sink.bytes, len(column)
-    step = max(1, PIECE * size // max(1, column.nbytes))
-    for begin in range(0, size, step):
-        end, keys = min(begin + step, size), None
-        if keys_at:
-            keys = np.frombuffer(sink.read(keys_at + 8 * begin, 8 * (end - begin)), np.int64)
-        member.write(memoryview(column.part(begin, end, keys)).cast("B"))
-    return begins

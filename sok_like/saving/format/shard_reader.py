@@ -1,17 +1,17 @@
 """Reads one rank's file of a dump in parts, without trusting it.
 
-Sizes are checked before memory is allocated for them. A checksum covers every byte: the manifest's
-SHA-256 covers the file. Dumps of version 1 have none; there CRC-32 covers each array and its
-header.
+Sizes are checked before memory is allocated for them. The manifest's checksum covers every byte
+(`checksums.py`). Dumps of version 1 have none; there CRC-32 covers each array and its header.
+
+A right checksum proves that the file is as it was written, not that it was written rightly. So what
+no table can have is refused, too: a key twice, a key of another rank, negative counts and steps.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 import os
-import pathlib
 import re
 import zipfile
 import zlib
@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from sok_like.saving.format import checksums, durable
 from sok_like.saving.format.progress import Progress
-from sok_like.saving.format.shard_file import PIECE, Shard
+from sok_like.saving.format.shard_file import BY_KEY, PIECE, Shard
 
 # dtypes as `.npy` headers name them, and the number of axes.
 _MEMBERS = {
@@ -40,7 +41,6 @@ _MEMBERS = {
     "steps": ("<f8", 2),
     "optimizer": ("<U", 0),
 }
-BY_KEY = ("keys", "rows", "slot_rows", "records")
 _REQUIRED = {"keys", "rows", "slot_rows", "slot_names", "slot_widths"}
 _OF_POLICIES = {"records", "waiting", "counters", "step"}
 _OF_DELTAS = {"erased", "whole", "steps", "optimizer"}
@@ -125,6 +125,7 @@ class ShardFile(ShardSource):
         dim: The table's `embedding_dim`.
         entry: The manifest's entry for the file; None in version 1, which had none.
         progress: Is told how many bytes were read.
+        owner: The rank that wrote it, and the number of ranks; None: not known.
 
     Raises:
         ValueError: damaged, or of wrong shapes; names the file and the fault.
@@ -132,20 +133,23 @@ class ShardFile(ShardSource):
 
     def __init__(
         self,
-        path: pathlib.Path,
+        path: str | os.PathLike,
         dim: int,
         entry: dict[str, Any] | None = None,
         progress: Progress | None = None,
+        owner: tuple[int, int] | None = None,
     ):
-        self.path, self.name = (
-            path,
-            str(path),
-        )  # opened for each read: a job may have more files than one process may hold open
+        self._owner = owner
+        # Opened for each read: a job may have more files than one process may hold open.
+        self.path = self.name = os.fspath(path)
         try:
-            self._size = os.path.getsize(path)
+            self._size = durable.size(path)
             self._check_bytes(entry, progress)
             self._arrays = self._found(entry is not None)
             self._check_shapes(dim)
+            if entry is not None and self.num_keys != entry["keys"]:
+                raise ValueError(f"{self.num_keys} keys where the manifest says {entry['keys']}")
+            self._check_values()
         except Exception as error:  # damaged bytes raise undocumented errors of zipfile and NumPy
             known = isinstance(error, ValueError)
             what = str(error) if known else f"{type(error).__name__}: {error}"
@@ -168,11 +172,25 @@ class ShardFile(ShardSource):
             yield self.read(name, begin, begin + step)
 
     def keys(self, begin, end):
-        return self.read("keys", begin, end)
+        before = min(begin, 1)  # the key before them, which must be smaller
+        keys = self.read("keys", begin - before, end)
+        # Two files cannot hold the same key if each holds keys of its rank alone.
+        if self._owner is not None and not is_mine(keys, *self._owner).all():
+            of = "rank {} of {}".format(*self._owner)
+            raise ValueError(f"{self.path} must hold keys of {of}. Received: keys of another rank")
+        if not _ascend(keys):
+            raise ValueError(f"{self.path} must hold each key once. Received: keys out of order")
+        return keys[before:]
 
     def part(self, begin, end):
         names = (name for name in BY_KEY if name in self._arrays)
         found = {name: self.read(name, begin, end) for name in names}
+        records = found.get("records")
+        # A frequency, and the last step: -1 if it is not known.
+        if records is not None and (records[:, :2] < (0, -1)).any():
+            raise ValueError(
+                f"{self.path} must hold frequencies and steps. Received: negative ones"
+            )
         return Shard(slot_names=self.slot_names, slot_widths=self.slot_widths, **found)
 
     def without_keys(self):
@@ -195,14 +213,7 @@ class ShardFile(ShardSource):
         found = np.empty(shape, dtype)
         if not dtype.itemsize:  # strings of length 0
             return found
-        with open(self.path, "rb", buffering=0) as file:
-            file.seek(at)
-            left = memoryview(found.reshape(-1).view(np.uint8))
-            while len(left):
-                read = file.readinto(left)
-                if not read:
-                    raise ValueError(f"{self.path} ends at byte {file.tell()} now")
-                left = left[read:]
+        durable.read_into(self.path, at, found.reshape(-1).view(np.uint8))
         return found
 
     def _bytes(self, at, size):
@@ -218,17 +229,12 @@ class ShardFile(ShardSource):
             return
         if self._size != entry["bytes"]:
             raise ValueError(f"{self._size} bytes where the manifest says {entry['bytes']}")
-        digest = hashlib.sha256()
-        for piece in self._pieces(0, self._size):
-            digest.update(piece)
-            if progress is not None:
-                progress.add(len(piece))
-        if digest.hexdigest() != entry["sha256"]:
-            raise ValueError("a SHA-256 that differs from the manifest's")
+        if checksums.of_entry(self.path, entry, progress) != entry:
+            raise ValueError("a checksum that differs from the manifest's")
 
     def _found(self, is_checked):
         arrays: dict[str, _Stored] = {}
-        with zipfile.ZipFile(self.path) as archive:
+        with durable.open_to_read(self.path) as file, zipfile.ZipFile(file) as archive:
             for info in archive.infolist():
                 name = info.filename.removesuffix(".npy")
                 if name not in _MEMBERS or name in arrays or not info.filename.endswith(".npy"):
@@ -300,7 +306,7 @@ class ShardFile(ShardSource):
                 f"{size} keys, rows {shapes[0]} and slot rows {shapes[1]} of widths "
                 f"{self.slot_widths}, for a table with rows of {dim}"
             )
-        if len(self.slot_names) != len(self.slot_widths) or "" in self.slot_names:
+        if len({*self.slot_names} - {""}) != len(self.slot_widths):
             raise ValueError(f"slot names {self.slot_names} for {len(self.slot_widths)} widths")
         if shape.get("records", (size, 3)) != (size, 3):
             raise ValueError(f"records {shape['records']} of {size} keys")
@@ -311,3 +317,37 @@ class ShardFile(ShardSource):
         self.num_keys = size
         by_key = (self._arrays[name] for name in BY_KEY if name in self._arrays)
         self.key_bytes = sum(stored.row_bytes for stored in by_key)
+
+    def _check_values(self):
+        """Raises ValueError for what no table can have, except in the arrays by key."""
+        shard = self.without_keys()
+        if shard.step < -1 or shard.optimizer_step < -1:
+            raise ValueError(f"step {shard.step} and optimizer_step {shard.optimizer_step}")
+        scale = shard.initial_row_scale
+        if not (scale == -1 or 0 <= scale < math.inf):
+            raise ValueError(f"initial_row_scale {scale}")
+        if (shard.counters < 0).any() or (shard.waiting[:, 1:] < (0, -1)).any():
+            raise ValueError("negative counters, or keys that wait with negative counts or steps")
+        if len(np.unique(shard.waiting[:, 0])) != len(shard.waiting):
+            raise ValueError("a waiting key twice")
+        if shard.erased is None:
+            return
+        if not _ascend(shard.erased):
+            raise ValueError("an erased key twice, or out of order")
+        counts, _, first = shard.steps.T
+        whole = np.floor(shard.steps[:, ::2]) == shard.steps[:, ::2]  # False for NaN
+        if not (whole.all() and np.isfinite(shard.steps).all()):
+            raise ValueError("steps that are no numbers")
+        if (counts < 0).any() or (first[counts > 0] < 1).any() or counts.sum() >= 2**31:
+            raise ValueError("counts of steps below 0 or beyond 2^31, or a first step below 1")
+
+
+def is_mine(keys: np.ndarray, rank: int, world_size: int) -> np.ndarray:
+    """Which of the int64 keys `rank` of `world_size` owns: `uint64(key) % world_size == rank`."""
+    return np.ascontiguousarray(keys).view(np.uint64) % np.uint64(world_size) == rank
+
+
+def _ascend(keys):
+    """Whether each key is greater than the one before, by uint64 value."""
+    keys = keys.view(np.uint64)
+    return bool((keys[1:] > keys[:-1]).all())

@@ -39,6 +39,47 @@ cudaMemPool_t Pool() {
   return pool;
 }
 
+// The driver's calls for the context that is current on a thread. The runtime has only the number
+// of a device, which is 0 on a thread without a context, and cudaSetDevice(0) would make one there.
+struct ContextCalls {
+  int (*get)(void** context);
+  int (*set)(void* context);
+};
+
+#if CUDART_VERSION >= 12050
+cudaError_t FindInDriver(const char* name, void** call, cudaDriverEntryPointQueryResult* found) {
+  return cudaGetDriverEntryPointByVersion(name, call, 12000, cudaEnableDefault, found);
+}
+#else
+cudaError_t FindInDriver(const char* name, void** call, cudaDriverEntryPointQueryResult* found) {
+  return cudaGetDriverEntryPoint(name, call, cudaEnableDefault, found);
+}
+#endif
+
+template <typename Call>
+void FindInDriver(const char* name, Call* call) {
+  void* address = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  CudaCheck(FindInDriver(name, &address, &found), "cudaGetDriverEntryPoint");
+  if (found != cudaDriverEntryPointSuccess) throw CudaError(std::string("No ") + name);
+  *call = reinterpret_cast<Call>(address);
+}
+
+const ContextCalls& Contexts() {
+  static const ContextCalls calls = [] {
+    ContextCalls found;
+    FindInDriver("cuCtxGetCurrent", &found.get);
+    FindInDriver("cuCtxSetCurrent", &found.set);
+    return found;
+  }();
+  return calls;
+}
+
+void* CurrentContext() {
+  void* context = nullptr;
+  return Contexts().get(&context) == 0 ? context : nullptr;  // fails before the first call
+}
+
 // Pinned host memory for one small copy, kept for the next. A copy to memory that is not pinned
 // goes through the driver's pinned memory, in a call that blocks.
 class PinnedPiece {
@@ -114,10 +155,19 @@ int CurrentDevice() {
   return device;
 }
 
-DeviceScope::DeviceScope(int device) : before_(CurrentDevice()) {
+DeviceScope::DeviceScope(int device) : before_(CurrentContext()) {
   CudaCheck(cudaSetDevice(device), "cudaSetDevice");
 }
-DeviceScope::~DeviceScope() { cudaSetDevice(before_); }
+DeviceScope::~DeviceScope() { Contexts().set(before_); }
+
+void OnDevice(int device, const std::function<void()>& fn) noexcept {
+  try {
+    const DeviceScope scope(device);
+    fn();
+    cudaGetLastError();  // no later call must report what failed here
+  } catch (const CudaError&) {
+  }
+}
 
 void ReleaseMemory() {
   CudaCheck(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
@@ -176,13 +226,12 @@ DeviceInfo CurrentDeviceInfo() {
   return info;
 }
 
-StreamPoint::StreamPoint() {
+StreamPoint::StreamPoint() : device_(CurrentDevice()) {
   CudaCheck(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
 }
 
 StreamPoint::~StreamPoint() {
-  cudaEventDestroy(event_);
-  cudaGetLastError();  // it fails while the process exits; no later call must report that
+  OnDevice(device_, [this] { cudaEventDestroy(event_); });  // fails while the process exits
 }
 
 void StreamPoint::Record(Stream stream) {
@@ -212,13 +261,12 @@ uint64_t StreamPoint::NextRound() {
   return ++round;
 }
 
-TimedEvent::TimedEvent() {
+TimedEvent::TimedEvent() : device_(CurrentDevice()) {
   CudaCheck(cudaEventCreateWithFlags(&event_, cudaEventDefault), "cudaEventCreate");
 }
 
 TimedEvent::~TimedEvent() {
-  cudaEventDestroy(event_);
-  cudaGetLastError();
+  OnDevice(device_, [this] { cudaEventDestroy(event_); });
 }
 
 void TimedEvent::Record(Stream stream) {
@@ -253,13 +301,8 @@ Buffer::Buffer(size_t bytes, Stream stream)
 
 void Buffer::Free() noexcept {
   if (data_ != nullptr) {
-    // Stream 0 is a different stream on each device.
-    int current = device_;
-    cudaGetDevice(&current);
-    if (current != device_) cudaSetDevice(device_);
-    cudaFreeAsync(data_, stream_);  // fails only while the process exits
-    if (current != device_) cudaSetDevice(current);
-    cudaGetLastError();  // clears the error: no later call must report it
+    // Stream 0 is a different stream on each device. It fails only while the process exits.
+    OnDevice(device_, [this] { cudaFreeAsync(data_, stream_); });
   }
   data_ = nullptr;
   bytes_ = 0;

@@ -17,6 +17,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -60,7 +61,9 @@ void CopyOnDevice(Stream stream, void* to, const void* from, size_t bytes);  // 
 void FillWithZeros(Stream stream, void* to, size_t bytes);                   // async
 void OrderAfter(Stream later, Stream earlier);  // what follows on `later` waits for `earlier`
 
-// Makes a device current while it exists, for calls from threads with another current device.
+// Makes a device current while it exists, for calls from threads with another current device or
+// none. Afterwards the same context is current as before, or none: a context of a device that the
+// process does not use would take 500 MiB there.
 class DeviceScope {
  public:
   explicit DeviceScope(int device);
@@ -69,8 +72,11 @@ class DeviceScope {
   DeviceScope& operator=(const DeviceScope&) = delete;
 
  private:
-  const int before_;
+  void* const before_;  // CUcontext, or null
 };
+
+// Runs `fn` with `device` current, for destructors: from any thread, without throwing.
+void OnDevice(int device, const std::function<void()>& fn) noexcept;
 
 // What benchmark results should say about the current device.
 struct DeviceInfo {
@@ -97,6 +103,7 @@ class StreamPoint {
   static uint64_t NextRound();
 
  private:
+  const int device_;
   std::mutex mutex_;
   Event event_ = nullptr;
   bool has_passed_ = true;
@@ -115,6 +122,7 @@ class TimedEvent {
   double SecondsSince(const TimedEvent& earlier) const;  // waits for both
 
  private:
+  const int device_;
   Event event_ = nullptr;
 };
 
@@ -142,6 +150,7 @@ class Buffer {
   }
   size_t bytes() const { return bytes_; }
   int device() const { return device_; }
+  Stream stream() const { return stream_; }
 
  private:
   void Free() noexcept;

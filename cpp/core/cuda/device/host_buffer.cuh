@@ -14,11 +14,11 @@ namespace cuda {
 
 class HostBuffer {
  public:
-  explicit HostBuffer(size_t bytes) : bytes_(bytes) {
+  explicit HostBuffer(size_t bytes) : bytes_(bytes), device_(CurrentDevice()) {
     if (bytes > 0) CudaCheck(cudaMallocHost(&data_, bytes), "cudaMallocHost");
   }
   ~HostBuffer() {
-    if (data_ != nullptr) cudaFreeHost(data_);
+    if (data_ != nullptr) OnDevice(device_, [this] { cudaFreeHost(data_); });
   }
   HostBuffer(const HostBuffer&) = delete;
   HostBuffer& operator=(const HostBuffer&) = delete;
@@ -32,6 +32,7 @@ class HostBuffer {
  private:
   void* data_ = nullptr;
   size_t bytes_ = 0;
+  int device_ = 0;
 };
 
 }  // namespace cuda

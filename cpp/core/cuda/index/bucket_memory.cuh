@@ -69,8 +69,10 @@ struct ContendedMemory {
         .load(::cuda::memory_order_relaxed);
   }
   SOK_DEVICE uint64_t PublishedKey(const Bucket* bucket, int slot) const {
-    Atomic<uint32_t>(const_cast<Bucket*>(bucket)->rows[slot]).load(::cuda::memory_order_acquire);
-    return Key(bucket, slot);
+    // The row is not 0. Without the question ptxas would delete the load, and its order with it.
+    const uint32_t row = Atomic<uint32_t>(const_cast<Bucket*>(bucket)->rows[slot])
+                             .load(::cuda::memory_order_acquire);
+    return row == 0 ? 0 : Key(bucket, slot);
   }
   SOK_DEVICE bool Claim(Bucket* bucket, int word, uint32_t expected, uint32_t desired) const {
     return Atomic<uint32_t>(bucket->digests[word])

@@ -6,8 +6,8 @@
 // Backward: positions are sorted by the row they read (stable, so each row's positions stay in
 // order) and cut into tiles; a thread takes one piece of all rows of a tile. A row within one tile
 // is summed in order of position, with the CPU's bits. A row that spans tiles leaves a partial sum
-// in each, and these are added in order of tile. So a key that makes up half of the batch takes a
-// few hundred successive additions, not half a million. Still:
+// in each, and these are added in order of tile: first those of 64 tiles at a time, then the sums.
+// So a key that makes up half of a million positions takes some 400 successive additions. Still:
 //
 // Invariant: the order of every sum depends on the batch alone, never on how threads run.
 //

@@ -89,6 +89,61 @@ struct SumTilesJob {
   }
 };
 
+// First position behind those of `row`, of which `begin` is one.
+SOK_DEVICE int64_t EndOfRow(const SortedPositions& sorted, uint32_t row, int64_t begin) {
+  int64_t low = begin + 1, high = sorted.num_keys;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (sorted.rows[middle] == row) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// Partial sums of one row are joined in two levels: those of kGroup tiles at a time, then these. So
+// n of them take some 2 * kGroup + n / kGroup successive additions.
+constexpr int64_t kGroup = 64;
+
+// `sum` plus the first partial sums of tiles first .. last, in order.
+template <int kWidth>
+SOK_DEVICE void AddPartials(float* partials, int64_t per_row, int64_t column, int64_t first,
+                            int64_t last, int64_t stride, Piece<kWidth>* sum) {
+#pragma unroll 8
+  for (int64_t t = first; t <= last; t += stride) {
+    const Piece<kWidth> part = *Partial<kWidth>(partials, per_row, t, 0, column);
+    for (int i = 0; i < kWidth; ++i) sum->x[i] += part.x[i];
+  }
+}
+
+// For each group whose first row began before it: the row's partial sums in the group, added into
+// the first of them. Such a row has one if it goes on in the next tile, too.
+template <int kWidth>
+struct JoinGroupsJob {
+  SortedPositions sorted;
+  Pieces<kWidth> pieces;
+  float* partials;
+
+  int64_t NumThreads() const { return (sorted.num_tiles() + kGroup - 1) / kGroup * pieces.per_row; }
+  SOK_DEVICE void Run(int64_t thread) const {
+    const int64_t per_row = pieces.per_row;
+    const int64_t group = pieces.LongRowOf(thread);
+    const int64_t column = thread - group * per_row;
+    const int64_t first = group * kGroup, begin = first * sorted.tile;
+    if (begin == 0 || begin >= sorted.num_keys) return;
+    const uint32_t row = sorted.rows[begin];
+    if (sorted.rows[begin - 1] != row) return;
+    const int64_t last_tile = (EndOfRow(sorted, row, begin) - 1) / sorted.tile;
+    const int64_t last = last_tile < first + kGroup ? last_tile : first + kGroup - 1;
+    Piece<kWidth>* const joined = Partial<kWidth>(partials, per_row, first, 0, column);
+    Piece<kWidth> sum = *joined;
+    AddPartials(partials, per_row, column, first + 1, last, 1, &sum);
+    *joined = sum;
+  }
+};
+
 // For each tile whose last row begins there and goes on: adds its partial sums in order of tile.
 template <int kWidth, typename Rows>
 struct JoinTilesJob {
@@ -108,22 +163,12 @@ struct JoinTilesJob {
     const uint32_t row = sorted.rows[end - 1];
     if (sorted.rows[end] != row) return;
     if (begin > 0 && sorted.rows[begin - 1] == row) return;  // begins in an earlier tile
-    int64_t low = end, high = sorted.num_keys;               // first position behind the row
-    while (low < high) {
-      const int64_t middle = (low + high) / 2;
-      if (sorted.rows[middle] == row) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    const int64_t last_tile = (low - 1) / sorted.tile;
+    const int64_t last_tile = (EndOfRow(sorted, row, end) - 1) / sorted.tile;
+    const int64_t next_group = (t / kGroup + 1) * kGroup;  // its first tile
+    const int64_t last = last_tile < next_group ? last_tile : next_group - 1;
     Piece<kWidth> sum = *Partial<kWidth>(partials, per_row, t, 1, column);
-#pragma unroll 8
-    for (int64_t other = t + 1; other <= last_tile; ++other) {
-      const Piece<kWidth> part = *Partial<kWidth>(partials, per_row, other, 0, column);
-      for (int i = 0; i < kWidth; ++i) sum.x[i] += part.x[i];
-    }
+    AddPartials(partials, per_row, column, t + 1, last, 1, &sum);
+    AddPartials(partials, per_row, column, next_group, last_tile, kGroup, &sum);
     *PieceIn<kWidth>(out, row - sorted.first_row, column) = sum;
   }
 };
@@ -183,6 +228,7 @@ class Sums {
   void LaunchWidth(Stream stream, const std::vector<SortedBatch>& sorted,
                    const std::vector<float*>& partials) const {
     std::vector<SumTilesJob<kWidth, Grads, Rows>> sums;
+    std::vector<JoinGroupsJob<kWidth>> groups;
     std::vector<JoinTilesJob<kWidth, Rows>> joins;
     for (size_t b = 0; b < sorted.size(); ++b) {
       const Target& target = targets_[b];
@@ -190,9 +236,13 @@ class Sums {
       const Pieces<kWidth> pieces(batches_[b].dim);
       sums.push_back(
           {sorted[b].positions, sorted[b].shares, target.grads, pieces, target.out, partials[b]});
+      if (sorted[b].positions.num_tiles() > kGroup) {
+        groups.push_back({sorted[b].positions, pieces, partials[b]});
+      }
       joins.push_back({sorted[b].positions, pieces, partials[b], target.out});
     }
     LaunchJobs(stream, sums);
+    LaunchJobs(stream, groups);
     LaunchJobs(stream, joins);
   }
 

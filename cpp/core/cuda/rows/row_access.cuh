@@ -226,41 +226,46 @@ SOK_DEVICE void CopyRowsOut(const Warp& warp, const TableRef& table, const Piece
   if constexpr (kOwes) {
     if (row != nullptr) debt = DebtOf(table.history, LastStep(table, row));
   }
-  const bool any_missing = warp.any(row == nullptr && warp.thread_rank() < in_warp);
+  const uint32_t in_table = warp.ballot(row != nullptr);
   const uint32_t num_pieces = in_warp * pieces.per_row;
   Piece<kWidth>* const dense =
       reinterpret_cast<Piece<kWidth>*>(out) + first * int64_t{pieces.per_row};
   constexpr int kLoads = kOwes ? 1 : kInFlight;  // a Debt takes registers
-  for (uint32_t start = 0; start < num_pieces; start += kLoads * kWarp) {
-    Piece<kWidth> values[kLoads];
-    bool has_value[kLoads];
+  if (in_table != 0) {
+    // Every lane loads without a condition, if need be a piece that it does not store. ptxas for
+    // sm_90 waits for a conditional load before the next: 1 to 3 were under way, not kInFlight.
+    const float* const some_row = ShuffleRow(warp, row, SOK_CTZ(in_table));
+    const float* const readable = row != nullptr ? row : some_row;
+    for (uint32_t start = 0; start < num_pieces; start += kLoads * kWarp) {
+      Piece<kWidth> values[kLoads];
+      bool has_value[kLoads];
 #pragma unroll
-    for (int u = 0; u < kLoads; ++u) {
-      const uint32_t piece = start + u * kWarp + warp.thread_rank();
-      const uint32_t lane = pieces.RowOf(piece) % kWarp;
-      const float* const from = ShuffleRow(warp, row, lane);
-      has_value[u] = piece < num_pieces && from != nullptr;
-      if constexpr (kOwes) {
-        const Debt from_debt = ShuffleDebt(warp, debt, lane);
-        if (has_value[u]) {
-          values[u] = ReadPiece<kWidth>(table, from_debt, from, piece - lane * pieces.per_row);
+      for (int u = 0; u < kLoads; ++u) {
+        const uint32_t wanted = start + u * kWarp + warp.thread_rank();
+        const uint32_t piece = wanted < num_pieces ? wanted : num_pieces - 1;
+        const uint32_t lane = pieces.RowOf(piece);
+        const float* const from = ShuffleRow(warp, readable, lane);
+        const uint32_t column = piece - lane * pieces.per_row;
+        has_value[u] = wanted < num_pieces && (in_table >> lane & 1) != 0;
+        if constexpr (kOwes) {
+          const Debt from_debt = ShuffleDebt(warp, debt, lane);
+          if (has_value[u]) values[u] = ReadPiece<kWidth>(table, from_debt, from, column);
+        } else {
+          values[u] = LoadPiece<kWidth>(from, column);
         }
-      } else {
-        if (has_value[u]) values[u] = LoadPiece<kWidth>(from, piece - lane * pieces.per_row);
+      }
+#pragma unroll
+      for (int u = 0; u < kLoads; ++u) {
+        if (has_value[u]) dense[start + u * kWarp + warp.thread_rank()] = values[u];
       }
     }
-#pragma unroll
-    for (int u = 0; u < kLoads; ++u) {
-      if (has_value[u]) dense[start + u * kWarp + warp.thread_rank()] = values[u];
-    }
   }
-  if (!any_missing) return;
+  if (SOK_POPC(in_table) == in_warp) return;
   for (uint32_t start = 0; start < num_pieces; start += kWarp) {
     const uint32_t piece = start + warp.thread_rank();
     const uint32_t lane = pieces.RowOf(piece) % kWarp;
-    const float* const from = ShuffleRow(warp, row, lane);
     const uint64_t from_key = warp.shfl(key, lane);
-    if (piece >= num_pieces || from != nullptr) continue;
+    if (piece >= num_pieces || (in_table >> lane & 1) != 0) continue;
     Piece<kWidth> value;
     if (table.filters) {
       for (int i = 0; i < kWidth; ++i) value.x[i] = table.no_permission;

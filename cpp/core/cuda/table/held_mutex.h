@@ -1,7 +1,8 @@
 // HeldMutex: a std::recursive_mutex that can also be held independently of a thread, and released
 // from any thread.
 //
-//     lock()             waits while another thread is inside, and while it is held
+//     lock()             waits while another thread is inside, and while it is held; threads get in
+//                        in the order in which they came, so that nobody waits without bound
 //     Hold()             from inside: from now on only LockHeld() gets in
 //     LockHeld()         for the holder's calls, from any thread
 //     Release()          from any thread
@@ -14,7 +15,9 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <set>
 #include <thread>
+#include <vector>
 
 namespace sok {
 namespace cuda {
@@ -47,7 +50,13 @@ class HeldMutex {
   void Enter(bool as_holder) {
     const std::thread::id me = std::this_thread::get_id();
     std::unique_lock<std::mutex> lock(mutex_);
-    free_.wait(lock, [&] { return inside_ == me || (depth_ == 0 && (as_holder || !held_)); });
+    if (inside_ != me && as_holder) {
+      free_.wait(lock, [this] { return depth_ == 0; });
+    } else if (inside_ != me) {
+      const int64_t turn = last_turn_++;
+      free_.wait(lock, [&] { return depth_ == 0 && !held_ && turn == turn_; });
+      ++turn_;
+    }
     inside_ = me;
     ++depth_;
   }
@@ -56,7 +65,20 @@ class HeldMutex {
   std::condition_variable free_;
   std::thread::id inside_;  // the thread that depth_ is of
   int64_t depth_ = 0;
+  int64_t turn_ = 0;       // of the thread to get in next
+  int64_t last_turn_ = 0;  // given out so far
   bool held_ = false;
+};
+
+// Holds several mutexes, which may repeat. One order keeps two calls from waiting for each other.
+class HeldMutexes {
+ public:
+  explicit HeldMutexes(const std::set<HeldMutex*>& mutexes) {
+    for (HeldMutex* mutex : mutexes) locks_.emplace_back(*mutex);
+  }
+
+ private:
+  std::vector<std::unique_lock<HeldMutex>> locks_;
 };
 
 }  // namespace cuda

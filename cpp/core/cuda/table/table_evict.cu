@@ -10,6 +10,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <list>
 
 #include "cpp/core/cuda/device/primitives.h"
 #include "cpp/core/cuda/policies/record_kernels.cuh"
@@ -45,7 +46,8 @@ void CudaTable::Impl::EvictRows(const uint32_t* going, int64_t count) {
   ReserveFreeRows();
   const int64_t keep = std::min(rec.options.evicted_buffer, count);
   rec.buffer.SetSlots(slots);
-  std::deque<EvictedRow> evicted = rec.buffer.MakeRows(keep, options.dim);
+  std::list<EvictedRow> evicted = rec.buffer.MakeRows(keep, options.dim);
+  auto next = evicted.begin();
   if (keep > 0) {
     const uint32_t* const last = going + (count - keep);
     if (history != nullptr && history->pending()) {
@@ -67,7 +69,7 @@ void CudaTable::Impl::EvictRows(const uint32_t* going, int64_t count) {
       CopyToHost(stream, host_records.data(), records_piece.data(),
                  static_cast<size_t>(n) * sizeof(DeviceRecord));
       for (int64_t i = 0; i < n; ++i) {
-        EvictedRow& to = evicted[first + i];
+        EvictedRow& to = *next++;
         const DeviceRecord& record = host_records[i];
         const float* const row = host_rows.data() + i * ref.row_floats;
         to.record = {record.key, record.frequency, record.last_step};
@@ -143,8 +145,9 @@ EvictedRows CudaTable::PopEvicted() {
   const std::lock_guard<HeldMutex> lock(impl_->mutex);
   DeviceRecords& rec = impl_->Records();
   rec.buffer.SetSlots(impl_->slots);
-  rec.statistics.popped += rec.buffer.size();
-  return rec.buffer.Pop();
+  EvictedRows popped = rec.buffer.Pop();
+  rec.statistics.popped += static_cast<int64_t>(popped.keys.size());
+  return popped;
 }
 
 }  // namespace cuda

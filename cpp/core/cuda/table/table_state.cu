@@ -110,12 +110,10 @@ CudaTable::Impl::Impl(const TableOptions& table_options, double load_factor, Str
 }
 
 CudaTable::Impl::~Impl() {
-  try {
+  OnDevice(device, [this] {
     copy_point->Wait();  // a copy into the pinned memory may be under way
-  } catch (const CudaError&) {
-  }
-  cudaFreeHost(host_counters);
-  cudaGetLastError();  // they fail while the process exits; no later call must report that
+  });
+  OnDevice(device, [this] { cudaFreeHost(host_counters); });
 }
 
 void CudaTable::Impl::Use(Stream next) {

@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from tests.checks import inside
+from tests.checks import inspection
 
 pytestmark = pytest.mark.keras
 WORLDS = [1, pytest.param(2, marks=pytest.mark.ranks)]
@@ -12,10 +12,10 @@ WORLDS = [1, pytest.param(2, marks=pytest.mark.ranks)]
 
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_a_report_counts_all_ranks(rank_results, world_size):
-    ranks = rank_results(world_size, "inside.reported")
+    ranks = rank_results(world_size, "inspection.reported")
     for found in ranks:
         (table,) = found["tables"]
-        keys = set(inside.SKEWED.tolist())
+        keys = set(inspection.SKEWED.tolist())
         assert table["name"] == "inside" and table["keys"] == len(keys)
         assert table["keys_by_rank"] == tuple(
             sum(key % world_size == rank for key in keys) for rank in range(world_size)
@@ -38,7 +38,7 @@ def test_a_report_counts_all_ranks(rank_results, world_size):
 def test_metrics_are_written_by_rank_0(rank_results, world_size):
     import tensorflow as tf
 
-    ranks = rank_results(world_size, "inside.reported")
+    ranks = rank_results(world_size, "inspection.reported")
     (file,) = pathlib.Path(ranks[0]["folder"], "tables").iterdir()  # rank 0 alone writes
     written = [
         (value.tag, event.step, tf.make_ndarray(value.tensor).item())
@@ -63,7 +63,7 @@ def test_metrics_are_written_by_rank_0(rank_results, world_size):
 
 def test_tensorboard_takes_the_metrics_for_scalars(rank_results):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    (found,) = rank_results(1, "inside.reported")
+    (found,) = rank_results(1, "inspection.reported")
     events = accumulator.EventAccumulator(found["folder"] + "/tables")
     events.Reload()
     assert "inside/keys" in events.PluginTagToContent("scalars")

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from sok_like.planner.report import aligned
 from sok_like.runtime import comm, observed
-from sok_like.runtime.turns import in_turn
+from sok_like.runtime.turns import exchange_in_turn
 from sok_like.table.variable import EmbeddingVariable, is_embedding_variable, unwrap
 
 _FIELDS = ("size", "bytes", "load_factor", "evicted", "refused", "batch", "unique", "hottest")
@@ -84,7 +84,9 @@ def measure_ranks(
     if communicator.world_size > 1:
         name = "sok_report"
         value = tf.constant(gathered, tf.float64)
-        gathered = in_turn(lambda: communicator.all_gather(value, name), name, communicator).numpy()
+        gathered = exchange_in_turn(
+            lambda: communicator.all_gather(value, name), name, communicator
+        ).numpy()
     ranks, numbers = [], []
     while len(gathered):
         end = 2 + int(gathered[0]) * len(_FIELDS)

@@ -1,0 +1,63 @@
+# The public names; `runtime/lazy.py` reads them from here.
+from sok_like import callbacks as callbacks
+from sok_like import core as core
+from sok_like import deeprec as deeprec
+from sok_like import dist_model_parallel as dist_model_parallel
+from sok_like import distribution as distribution
+from sok_like import embeddings as embeddings
+from sok_like import feature_column as feature_column
+from sok_like import kit_lib as kit_lib
+from sok_like import optimizers as optimizers
+from sok_like import saver as saver
+from sok_like import sok2 as sok2
+from sok_like import tf as tf
+from sok_like import tf_distributed_embedding as tf_distributed_embedding
+from sok_like.core.initialize import Init as Init
+from sok_like.dist_model_parallel.embedding import Embedding as Embedding
+from sok_like.dist_model_parallel.hash_embedding import HashEmbedding as HashEmbedding
+from sok_like.embeddings.all2all_dense_embedding import (
+    All2AllDenseEmbedding as All2AllDenseEmbedding,
+)
+from sok_like.embeddings.distributed_embedding import DistributedEmbedding as DistributedEmbedding
+from sok_like.embeddings.fused_lookups import fuse_lookups as fuse_lookups
+from sok_like.embeddings.get_embedding import get_embedding as get_embedding
+from sok_like.group_embedding.get_embedding_variable import (
+    get_embedding_variable as get_embedding_variable,
+)
+from sok_like.group_embedding.layer import GroupEmbedding as GroupEmbedding
+from sok_like.group_embedding.lookup_sparse import group_embedding_lookup as group_embedding_lookup
+from sok_like.group_embedding.lookup_sparse import (
+    group_embedding_lookup_sparse as group_embedding_lookup_sparse,
+)
+from sok_like.group_embedding.strategy import (
+    enable_distributed_strategy as enable_distributed_strategy,
+)
+from sok_like.inspection.estimate import estimate_memory as estimate_memory
+from sok_like.inspection.report import report as report
+from sok_like.lookup.by_key import EmbeddingVariable as EmbeddingVariable
+from sok_like.lookup.dense_lookup import embedding_lookup as embedding_lookup
+from sok_like.optimizers.scope import OptimizerScope as OptimizerScope
+from sok_like.optimizers.utils import filter_variables as filter_variables
+from sok_like.optimizers.utils import (
+    split_embedding_variable_from_others as split_embedding_variable_from_others,
+)
+from sok_like.optimizers.wrapper import OptimizerWrapper as OptimizerWrapper
+from sok_like.runtime.process import local_rank as local_rank
+from sok_like.runtime.process import rank as rank
+from sok_like.runtime.process import shard as shard
+from sok_like.runtime.process import size as size
+from sok_like.saving.saver import Saver as Saver
+from sok_like.serving.export import export_saved_model as export_saved_model
+from sok_like.table.export_assign import assign as assign
+from sok_like.table.export_assign import export as export
+from sok_like.table.policies import CBFFilter as CBFFilter
+from sok_like.table.policies import CounterFilter as CounterFilter
+from sok_like.table.policies import EmbeddingVariableOption as EmbeddingVariableOption
+from sok_like.table.policies import GlobalStepEvict as GlobalStepEvict
+from sok_like.table.policies import InitializerOption as InitializerOption
+from sok_like.table.policies import L2WeightEvict as L2WeightEvict
+from sok_like.table.policies import ScoreEvict as ScoreEvict
+from sok_like.table.storage import StorageOption as StorageOption
+
+__version__: str
+__all__: list[str]

@@ -1,0 +1,253 @@
+"""The only place where saving touches a file system: files appear whole, and errors name the file.
+
+    with durable.written("FOLDER/items.json") as file:    # FOLDER/items.json.tmp
+        file.write(data)
+    # flushed to the disk, renamed, and the folder flushed; if anything failed, the file before
+
+A path is a `str` or an `os.PathLike`. Without a scheme, and with `file://`, it is local and handled
+by `os`. With another scheme (`ram://`, `gs://`) it is handled by `tf.io.gfile`, which keeps no
+promise beyond those of that file system: an object store has no flush, and a rename may be a copy.
+A scheme that TensorFlow has no file system for raises ValueError before anything is created.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+ASIDE = ".tmp"  # the end of the names of files that are being written
+_CHUNK = 2**24  # bytes copied at a time
+_NOT_FOUND, _UNIMPLEMENTED = 5, 12  # codes of errors of TensorFlow
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(/?)")
+
+Path = str | os.PathLike
+
+
+def local(path: Path) -> str | None:
+    """The path as `os` takes it; None if `tf.io.gfile` must handle it.
+
+    Raises:
+        ValueError: a path such as `gs:/bucket`, which `pathlib` makes of `gs://bucket`. It would be
+            a local folder.
+    """
+    path = os.fspath(path)
+    found = _SCHEME.match(path)
+    if found is None:
+        return path
+    if not found[2]:
+        raise ValueError(
+            "A path with a scheme must be a str with '://', which pathlib.Path shortens to ':/'. "
+            f"Received: {path!r}"
+        )
+    # As TensorFlow does: what stands between the second and the third slash is a host.
+    return re.sub("^file://[^/]*", "", path) if found[1] == "file" else None
+
+
+def join(folder: Path, *names: str) -> str:
+    """The path of a file in a folder."""
+    return os.path.join(os.fspath(folder), *names)
+
+
+def exists(path: Path) -> bool:
+    """Whether there is a file or a folder."""
+    return _by(path, os.path.exists, lambda gfile, at: gfile.exists(at))
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder."""
+    return _by(path, os.path.isdir, lambda gfile, at: gfile.isdir(at))
+
+
+def size(path: Path) -> int:
+    """Bytes of a file; raises FileNotFoundError if it is missing."""
+    return _by(path, os.path.getsize, lambda gfile, at: gfile.stat(at).length)
+
+
+def names(folder: Path) -> list[str]:
+    """Names of the files and folders in a folder, sorted; none if there is no such folder."""
+    # TensorFlow's `listdir` calls a folder missing, too, if it has no file system for the scheme.
+    if not exists(folder) or not is_folder(folder):
+        return []
+    found = _by(folder, os.listdir, lambda gfile, at: gfile.listdir(at))
+    return sorted(name.rstrip("/") for name in found)  # object stores mark folders by "/"
+
+
+def make_folder(path: Path) -> None:
+    """Makes a folder, and those above it, unless it is there."""
+    _by(path, lambda at: os.makedirs(at, exist_ok=True), lambda gfile, at: gfile.makedirs(at))
+
+
+def remove(path: Path) -> None:
+    """Removes a file if it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        _by(path, os.unlink, lambda gfile, at: gfile.remove(at))
+
+
+def remove_folder(path: Path) -> None:
+    """Removes a folder with its content if it is there; a link to a folder raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        _by(path, shutil.rmtree, lambda gfile, at: gfile.rmtree(at))
+
+
+def rename(aside: Path, path: Path) -> None:
+    """Gives a flushed file, or a folder, its final name at once, for good; replaces a file."""
+    _by(
+        path,
+        lambda at: os.replace(local(aside) or aside, at),
+        lambda gfile, at: gfile.rename(os.fspath(aside), at, overwrite=True),
+    )
+    sync_folder(os.path.dirname(os.fspath(path)) or ".")
+
+
+def sync_folder(path: Path) -> None:
+    """Makes renames and removals in a folder survive a power failure."""
+    _by(path, _sync, lambda gfile, at: None)
+
+
+def open_to_read(path: Path) -> Any:
+    """A binary file to read and to seek in, without a buffer."""
+    return _by(path, lambda at: open(at, "rb", buffering=0), _opened)
+
+
+def read_into(path: Path, at: int, buffer: Any) -> None:
+    """Fills a writable buffer with the bytes of a file from position `at` on.
+
+    Raises:
+        ValueError: the file ends before.
+    """
+    left = memoryview(buffer)
+    if not left.nbytes:  # such a view cannot be cast
+        return
+    left = left.cast("B")
+    with _naming(path), open_to_read(path) as file:
+        file.seek(at)
+        while len(left):
+            if local(path) is not None:
+                count = file.readinto(left)
+            else:
+                data = file.read(min(len(left), _CHUNK))
+                count = len(data)
+                left[:count] = data
+            if not count:
+                raise ValueError(f"{os.fspath(path)} ends at byte {file.tell()} now")
+            left = left[count:]
+
+
+def read(path: Path, at: int = 0, num_bytes: int | None = None) -> bytes:
+    """Bytes of a file from position `at` on; by default all of them."""
+    data = bytearray(size(path) - at if num_bytes is None else num_bytes)
+    read_into(path, at, data)
+    return bytes(data)
+
+
+@contextlib.contextmanager
+def written(path: Path, *, aside: str = ASIDE) -> Iterator[Any]:
+    """A file to write, which replaces the one at `path` when the block ends.
+
+    Until then its name is `path + aside`. It is flushed to the disk before it gets its name. If the
+    block or a later step raises, it is removed and the file before is untouched.
+
+    Yields:
+        A local binary file without a buffer, to write, read and seek in. For other file systems it
+        is temporary, and its bytes are copied when the block ends.
+
+    Raises:
+        OSError: the file could not be written; names the file.
+    """
+    there = os.fspath(path) + aside
+    place = local(there)
+    try:
+        with _naming(path):
+            if place is not None:
+                with open(place, "w+b", buffering=0) as file:
+                    yield file
+                    os.fsync(file.fileno())
+            else:
+                with tempfile.TemporaryFile(buffering=0) as file:
+                    yield file
+                    _upload(file, _gfile(), there)
+        rename(there, path)
+    except BaseException:
+        with contextlib.suppress(OSError, ValueError):
+            remove(there)
+        raise
+
+
+def write(path: Path, data: bytes) -> None:
+    """Writes a whole small file, as `written` does."""
+    with written(path) as file:
+        left = memoryview(data)
+        while left:
+            left = left[file.write(left) :]
+
+
+def explained(error: OSError, table: str) -> OSError:
+    """The same error, with the name of the table whose dump has failed."""
+    return OSError(error.errno, f"{error.strerror} (dump of table '{table}')", error.filename)
+
+
+def _opened(gfile, at):
+    file = gfile.GFile(at, "rb")
+    file.seek(0)  # else it is opened, and found missing, at the first read
+    return file
+
+
+def _upload(file, gfile, at):
+    file.seek(0)
+    with gfile.GFile(at, "wb") as target:
+        while data := file.read(_CHUNK):
+            target.write(data)
+
+
+def _sync(at):
+    opened = os.open(at, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _by(path: Path, on_disk: Callable[[str], Any], elsewhere: Callable[[Any, str], Any]) -> Any:
+    """Calls the function for the path's file system."""
+    place = local(path)
+    with _naming(path):
+        if place is not None:
+            return on_disk(place)
+        return elsewhere(_gfile(), os.fspath(path))
+
+
+def _gfile():
+    # Local files need no TensorFlow, and those who read them need not wait for its import.
+    import tensorflow as tf
+
+    return tf.io.gfile
+
+
+@contextlib.contextmanager
+def _naming(path):
+    """Errors of `os` that name no file get the path's name; those of TensorFlow become such."""
+    there = os.fspath(path)
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        number = error.errno or errno.EIO
+        raise OSError(number, error.strerror or str(error), there) from error
+    except Exception as error:
+        code = getattr(error, "error_code", None) if local(path) is None else None
+        if code is None:
+            raise
+        if code == _UNIMPLEMENTED:
+            raise ValueError(
+                "A path must be on a file system that TensorFlow can read and write. Received: "
+                f"{there!r}, and no file system is registered for '{there.partition('://')[0]}'"
+            ) from error
+        number = errno.ENOENT if code == _NOT_FOUND else errno.EIO
+        raise OSError(number, str(error) or os.strerror(number), there) from error

@@ -1,0 +1,196 @@
+"""A hash table as a piece: a dump of it in a folder, as `sok.Saver` writes one.
+
+model.keras.tables/user.3f2a9c0b/user.3f2a9c0b.0-of-2.npz     the shard of rank 0
+model.keras.tables/user.3f2a9c0b/user.json                    the manifest
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like.runtime import comm
+from sok_like.runtime.steps import text_of
+from sok_like.saving import dump_owners, sok1_files, streams
+from sok_like.saving.format import deltas, durable, manifest, shard_file
+from sok_like.saving.pieces import Prepared
+
+
+class Ops:
+    """What a piece asks of its table, eagerly; `v1_saver` asks the same in a session."""
+
+    def __init__(self, table: Any):
+        self._table, self._aside = table, None
+
+    def hand_over(self, evict: bool) -> int:
+        """The number by which `streams` finds the table, once."""
+        return int(self._table.hand_over(evict=evict))
+
+    def read_aside(self, made: int, **content: Any) -> bytes:
+        """Makes the new content; returns the problem, empty if there is none."""
+        self._aside, problem = self._table.read_aside(made, **content)
+        return text_of(problem)
+
+    def take_aside(self) -> None:
+        """Replaces the table's content."""
+        self._table.take_aside(self._aside)
+
+    def drop(self) -> None:
+        """Frees the new content."""
+        self._aside = None
+
+
+class HashPiece:
+    """An EmbeddingVariable, as a piece.
+
+    Args:
+        table: The EmbeddingVariable.
+        ops: What it is asked; None: eagerly.
+    """
+
+    def __init__(self, table: Any, ops: Any = None):
+        self.table, self.name, self._ops = table, table.table_name, ops or Ops(table)
+
+    def write(self, folder: str) -> dict[str, Any]:
+        """Writes this rank's shard."""
+        table, place = dump_owners.checked(self.table), comm.current()
+        name = manifest.shard_name(self.name, _dump_id(folder), place.rank, place.world_size)
+        try:
+            with streams.content(self._ops.hand_over(evict=True), table.dim) as (shard, _):
+                what = f"dump of table '{self.name}'"
+                return shard_file.write_shard(folder, name, shard, what)
+        except OSError as error:
+            raise durable.explained(error, self.name) from error
+
+    def finish(self, folder: str, entries: Sequence[dict[str, Any]]) -> None:
+        """Writes the manifest."""
+        key_dtype = self.table.key_dtype.name
+        about = folder, self.name, self.table.dim, key_dtype, _dump_id(folder)
+        manifest.write_manifest(*about, entries)
+
+    def prepare(self, folder: str) -> Prepared:
+        """Reads the keys that this rank owns; the dump may be that of a table of another name."""
+        # A file finds a layer by its place in the model; Keras may give its table a new name.
+        handed = self._ops.hand_over(evict=False)
+        try:
+            found = make_aside(self.table, folder, handed, any_name=True)
+        except MemoryError as error:
+            raise tf.errors.ResourceExhaustedError(None, None, str(error)) from error
+        return self._prepared(found.identity, found.made, **NOTHING)
+
+    def prepare_content(self, **content: Any) -> Prepared:
+        """The same for content that was inside a file: the arguments of `load_snapshot`."""
+        return self._prepared("", 0, **content)
+
+    def _prepared(self, identity, made, **content):
+        code, _, text = self._ops.read_aside(made, **content).decode().partition(": ")
+        if code == "RESOURCE_EXHAUSTED":
+            raise tf.errors.ResourceExhaustedError(None, None, text)
+        if code:
+            raise tf.errors.InvalidArgumentError(None, None, text)
+        return _Aside(identity, self._ops, self.table)
+
+
+class _Aside(Prepared):
+    """A table's new content."""
+
+    def __init__(self, identity, ops, table):
+        self.identity, self._ops, self.target = identity, ops, table
+
+    def commit(self):
+        self._ops.take_aside()
+        self._ops.drop()
+
+    def drop(self):
+        self._ops.drop()
+
+
+def _dump_id(folder):
+    """All ranks know it: the last part of the folder's name."""
+    return os.path.basename(folder).rpartition(".")[2]
+
+
+class Made(NamedTuple):
+    """What `make_aside` has read."""
+
+    made: int  # argument of `read_aside`, with `NOTHING`
+    identity: str  # of the dump
+    last: str  # name of the last dump of the chain
+    may_grow: bool  # whether deltas may follow
+
+
+# Arguments of `read_aside` for a table that was made part by part.
+NOTHING: dict[str, Any] = {
+    "keys": np.zeros([0], np.int64),
+    "rows": np.zeros([0], np.float32),
+    "slot_rows": np.zeros([0], np.float32),
+    "slot_names": np.zeros([0], object),
+    "slot_widths": np.zeros([0], np.int64),
+}
+
+
+def make_aside(
+    variable: Any, folder: str, handed: int, rows_only: bool = False, any_name: bool = False
+) -> Made:
+    """Reads the dump in a folder, with its deltas, into a table beside the present one.
+
+    Args:
+        variable: EmbeddingVariable.
+        folder: The folder.
+        handed: The result of its `hand_over`.
+        rows_only: Leaves out slot rows and the optimizer's step.
+        any_name: True: a folder with a single dump may be that of a table of another name.
+
+    Raises:
+        OSError, ValueError: there is no dump, or it is damaged or does not fit.
+        MemoryError: more keys than the table may hold, or too little memory.
+    """
+
+    def checked(shard):
+        _check_keys(shard.keys, variable)
+        if rows_only:
+            shard.slot_rows, shard.slot_names, shard.slot_widths = shard.slot_rows[:, :0], [], []
+            shard.optimizer_step = 0
+        return shard
+
+    name = (manifest.only_table(folder) if any_name else None) or variable.table_name
+    dump = _dump_of(variable, folder, name)
+    ranks = comm.current().rank, comm.current().world_size
+    what = f"restore of table '{variable.table_name}'"
+    content = deltas.content_of(dump, *ranks, variable.dim, what)
+    rest, parts = checked(content.rest), map(checked, content.parts())
+    made = streams.make_aside(handed, rest, content.num_keys, parts)
+    # Deltas may follow unless state was left out.
+    may_grow = dump.may_grow and not rows_only
+    return Made(made, dump.identity, (dump.deltas or [dump])[-1].name, may_grow)
+
+
+def _dump_of(variable, folder, name):
+    """The dump of the table: one of this package, otherwise one of SOK 1.x."""
+    try:
+        return manifest.read_manifest(folder, name, variable.dim)
+    except FileNotFoundError:
+        # Files for SOK 1.x beside a dump, or a part of one, belong to it and have no slot rows.
+        if manifest.manifests(folder) or manifest.has_shards(folder, variable.table_name):
+            raise
+        old = sok1_files.find(folder, variable.table_name, variable.key_dtype.as_numpy_dtype)
+        if old is None:
+            raise
+        return old
+
+
+def _check_keys(keys, variable):
+    """Raises ValueError if lookups with the table's key dtype could not reach a key."""
+    dtype = variable.key_dtype.as_numpy_dtype
+    if np.dtype(dtype).itemsize == 8:
+        return
+    known = keys.astype(dtype).astype(np.int64) == keys
+    if not known.all():
+        raise ValueError(
+            f"Table '{variable.table_name}' has keys of {variable.key_dtype.name}. Received: a "
+            f"dump with key {int(keys[~known][0])}"
+        )

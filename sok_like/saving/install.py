@@ -1,0 +1,91 @@
+"""All that saving changes in TensorFlow and Keras, put in by the first `sok.Init`.
+
+TensorFlow and Keras have no hooks by which ranks could agree on a save. Without tables and shards
+the wrapped functions work as before.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import tensorflow as tf
+
+from sok_like.runtime.hooks import at_init, put, wrap
+from sok_like.runtime.keras_version import is_keras_3
+from sok_like.saving import (
+    checkpoints,
+    keras_files,
+    keras_refusals,
+    optimizer_variables,
+    v1_saver,
+)
+from sok_like.table.variable import EmbeddingVariable
+
+
+@at_init
+def _install_savers():
+    EmbeddingVariable.element_in_graph = staticmethod(v1_saver.element_of)
+    package = "tensorflow.python.checkpoint"
+    devices = _of(f"{package}.functional_saver", "MultiDeviceSaver")
+    wrap(devices, "save", checkpoints.save, "puts tables into checkpoints, or beside them")
+    wrap(devices, "restore", checkpoints.restore, "reads all of a checkpoint, then assigns it")
+    objects = _of(f"{package}.checkpoint", "TrackableSaver")
+    wrap(objects, "save", checkpoints.save_objects, "finds the slot variables of tables")
+    wrap(objects, "restore", checkpoints.restore_objects, "builds optimizers of dense tables")
+    delete = "_delete_file_if_exists"
+    why = "removes tables with their checkpoint"
+    wrap(f"{package}.checkpoint_management", delete, checkpoints.delete, why)
+    saver, hook = tf.compat.v1.train.Saver, tf.compat.v1.train.CheckpointSaverHook
+    wrap(saver, "save", v1_saver.save, "writes tables beside the file")
+    wrap(saver, "restore", v1_saver.restore, "reads tables from beside the file")
+    wrap(hook, "begin", v1_saver.begin, "ranks save at the same step")
+    wrap(hook, "after_run", v1_saver.after_run, "ranks save at the same step")
+
+
+@at_init
+def _install_keras():
+    package = "keras.src" if is_keras_3() else "tf_keras.src"
+    library = f"{package}.saving.saving_lib"
+    for name, wrapper, why in (
+        ("save_model", keras_files.save_model, "ranks write one file, and tables beside it"),
+        ("save_weights_only", keras_files.save_weights, "the same of weights"),
+        ("load_model", keras_files.load_model, "ranks read one file"),
+        ("load_weights_only", keras_files.load_weights, "ranks load all of it, or nothing"),
+        ("_load_state", keras_files.load_state, "reads dense tables with their slot variables"),
+        (
+            "_walk_saveable" if is_keras_3() else "_walk_trackable",
+            keras_files.walk,
+            "leaves out what a layer over tables writes itself",
+        ),
+    ):
+        wrap(library, name, wrapper, why)
+    why = "asks no user on several ranks"
+    asking = f"{package}.utils.io_utils"
+    wrap(asking, "ask_to_proceed_with_overwrite", keras_refusals.ask, why)
+    why = "older files hold no tables"
+    if is_keras_3():
+        older = f"{package}.legacy.saving.legacy_h5_format"
+        wrap(older, "save_model_to_hdf5", keras_refusals.write_older, why)
+        wrap(older, "load_weights_from_hdf5_group", keras_refusals.read_older, why)
+        wrap(older, "load_weights_from_hdf5_group_by_name", keras_refusals.read_older, why)
+        # Keras checks whether a folder exists and then makes it; another rank may be faster.
+        why = "makes a folder that another rank may make"
+        put(f"{package}.utils.file_utils", "makedirs", tf.io.gfile.makedirs, why)
+        backup = _of(f"{package}.callbacks.backup_and_restore", "BackupAndRestore")
+        optimizer = _of("keras.src.backend.tensorflow.optimizer", "TFOptimizer")
+        removal = "on_train_end"
+    else:
+        for name in ("save_model", "save_weights", "load_weights"):
+            wrap(f"{package}.saving.legacy.save", name, keras_refusals.write_older, why)
+        backup = _of(f"{package}.distribute.worker_training_state", "WorkerTrainingState")
+        optimizer = _of(f"{package}.optimizers.optimizer", "_BaseOptimizer")
+        removal = "delete_backup"
+    wrap(backup, removal, keras_files.remove_backup, "one rank removes the backup, at the end")
+    why = "leaves out slot variables that are stored with dense tables"
+    wrap(optimizer, "_trackable_children", optimizer_variables.children, why)
+    wrap(optimizer, "save_own_variables", optimizer_variables.save, why)
+    wrap(optimizer, "load_own_variables", optimizer_variables.load, why)
+
+
+def _of(module, name):
+    return getattr(importlib.import_module(module), name)

@@ -1,0 +1,157 @@
+"""An optimizer's variables in files, without those of holders of dense tables.
+
+TensorFlow and Keras know an optimizer's variables by their positions in lists, which would differ
+between ranks. So the lists that they see do not contain the holders' variables: a holder stores
+them with its tables (`dense_pieces.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like.runtime.attributes import attributes
+
+_state = threading.local()
+_holders: weakref.WeakSet = weakref.WeakSet()
+
+
+def register(holder: Any) -> None:
+    """From now on, optimizers keep the holder's variables out of checkpoints."""
+    _holders.add(holder)
+
+
+def unreached(objects: Sequence[Any], variables: Sequence[Any]) -> list[str]:
+    """Names of holders that own one of the variables but are not among the objects."""
+    reached, known = {id(each) for each in objects}, {id(each) for each in variables}
+    return [
+        holder.name
+        for holder in list(_holders)
+        if id(holder) not in reached and known & {id(v) for v in holder.own_variables()}
+    ]
+
+
+# ---- an optimizer as TensorFlow and Keras see it ----
+
+
+def children(own: Callable, self: Any, save_type: str = "checkpoint", **kwargs: Any) -> Any:
+    """`_trackable_children` of Keras' optimizers."""
+    found = own(self, save_type, **kwargs)
+    hidden = save_type == "checkpoint" and _hidden(self)
+    if not hidden:
+        return found
+    kept = vars(self).setdefault("_sok_lists", {})
+    for name, child in found.items():
+        items = child._trackable_children() if isinstance(child, list) else {}
+        if items:
+            kept.setdefault(name, _Others()).fill(items, hidden)
+            found[name] = kept[name]
+    return found
+
+
+def save(own: Callable, self: Any, store: Any) -> None:
+    """`save_own_variables` of Keras' optimizers: variables by number, without those of holders."""
+    if not _hidden(self):
+        return own(self, store)
+    for number, variable in enumerate(ordinary(self)):
+        store[str(number)] = np.asarray(variable)
+    return None
+
+
+def load(own: Callable, self: Any, store: Any) -> None:
+    """`load_own_variables` of Keras' optimizers."""
+    if not _hidden(self):
+        return own(self, store)
+    found = ordinary(self)
+    if len(store.keys()) != len(found):  # as Keras does
+        warnings.warn(
+            f"The state of optimizer '{self.name}' is not loaded: the optimizer has "
+            f"{len(found)} variables, the file {len(store.keys())}",
+            stacklevel=2,
+        )
+        return None
+    for number, variable in enumerate(found):
+        variable.assign(np.array(store[str(number)]))
+    return None
+
+
+def ordinary(optimizer: Any) -> list[Any]:
+    """The variables of an optimizer that no holder stores."""
+    hidden, known = _hidden(optimizer), getattr(optimizer, "variables", ())
+    # A method: of an optimizer that Keras' files do not hold.
+    return [each for each in (() if callable(known) else known) if id(each) not in hidden]
+
+
+def _hidden(optimizer):
+    return {id(v) for holder in list(_holders) for v in holder.variables_in(optimizer)}
+
+
+class _Others(tf.__internal__.tracking.Trackable):
+    """A list of an optimizer's variables without those of holders."""
+
+    def fill(self, items, hidden):
+        ordered = [items[name] for name in sorted(items, key=int) if id(items[name]) not in hidden]
+        self._items = {str(i): item for i, item in enumerate(ordered)}
+
+    def _trackable_children(self, save_type="checkpoint", **kwargs):
+        return dict(self._items)
+
+    def _lookup_dependency(self, name, cached_dependencies=None):
+        return self._items.get(name)
+
+
+# ---- the optimizers of one save or load ----
+
+
+def of_root(objects: Iterable[Any]) -> contextlib.AbstractContextManager[None]:
+    """A scope in which holders take their optimizers from these objects, to write or read."""
+    return attributes(_state, {"optimizers": [each for each in objects if is_optimizer(each)]})
+
+
+def in_scope() -> Sequence[Any]:
+    """The optimizers of `of_root`; none outside of it."""
+    return getattr(_state, "optimizers", ())
+
+
+def is_optimizer(thing: Any) -> bool:
+    """Whether it is an optimizer of either Keras or of TensorFlow."""
+    return hasattr(thing, "apply_gradients") and not hasattr(thing, "compile")
+
+
+def is_built(optimizer: Any) -> bool:
+    """Whether an optimizer has created its slot variables."""
+    inner = getattr(optimizer, "inner_optimizer", None) or optimizer
+    if hasattr(inner, "get_slot_names"):
+        return bool(inner.get_slot_names()) or not hasattr(inner, "_create_all_weights")
+    return bool(
+        getattr(inner, "_index_dict", None) or getattr(inner, "_trainable_variables_indices", None)
+    )
+
+
+def build(objects: Sequence[Any]) -> None:
+    """Makes the slot variables of the optimizers among the objects, so that list positions agree.
+
+    Raises:
+        ValueError: an optimizer is not built and belongs to no built model among the objects.
+    """
+    for model in objects:
+        optimizer = getattr(model, "optimizer", None)
+        if getattr(model, "built", False) and optimizer is not None and not is_built(optimizer):
+            if hasattr(optimizer, "_create_all_weights"):
+                optimizer._create_all_weights(model.trainable_variables)
+            elif hasattr(optimizer, "build"):
+                optimizer.build(model.trainable_variables)
+    for optimizer in filter(is_optimizer, objects):
+        if not is_built(optimizer):
+            raise ValueError(
+                "An optimizer of dense tables must be built before a checkpoint is restored: call "
+                "its build(model.trainable_variables). Received: an optimizer "
+                f"{type(optimizer).__name__} without slot variables"
+            )

@@ -1,0 +1,49 @@
+"""Variables of which each rank has its own values: read by the number of ranks that wrote them.
+
+model.ckpt.tables/ranks.3f2a/1-of-2.npz     the values of rank 1, by their keys in the checkpoint
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from sok_like.runtime import comm
+from sok_like.saving import array_files
+
+
+class OwnVariables:
+    """Variables of this rank, as a piece.
+
+    Args:
+        values: Their keys in the checkpoint, and their values.
+    """
+
+    name = "ranks"
+
+    def __init__(self, values: Callable[[], Iterable[tuple[str, Any]]]):
+        self._values = values
+
+    def write(self, folder: str) -> dict[str, Any]:
+        """Writes the values of this rank."""
+        communicator = comm.current()
+        values = ((key, np.asarray(value)) for key, value in self._values())
+        return array_files.write(folder, communicator.rank, communicator.world_size, values)
+
+    def finish(self, folder: str, entries: Sequence[dict[str, Any]]) -> None:
+        """Lists the files of all ranks."""
+        array_files.finish(folder, entries)
+
+
+def read(folder: str, world_size: int, listed: bool) -> dict[str, np.ndarray]:
+    """The values of this rank, by key.
+
+    Raises:
+        OSError, ValueError: the file is missing or damaged.
+    """
+    files, rank = array_files.Folder(folder, world_size, listed), comm.current().rank
+    files.check([rank])
+    with files.open(rank) as archive:
+        return {key: archive[key] for key in archive.files}

@@ -1,0 +1,187 @@
+"""What a dump may not be, whatever its checksums say, and what is refused before it costs much."""
+
+import hashlib
+import itertools
+import json
+import pathlib
+import time
+import tracemalloc
+import zipfile
+import zlib
+
+import numpy as np
+import pytest
+
+from sok_like.saving.format import checksums, deltas, npz, shard_file, shard_reader
+from sok_like.saving.format import manifest as manifest_file
+from tests.saving import fuzz, wrong_content
+from tests.saving.in_memory import whole_file
+
+
+def manifest_of(folder):
+    (path,) = pathlib.Path(folder).glob("*.json")
+    return path, json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("size", [0, 1, checksums.BLOCK, 9 * checksums.BLOCK + 77])
+def test_the_order_of_writing_changes_no_checksum(tmp_path, size):
+    """Written in any order and cut anywhere, each block has the CRC-32 that zlib computes."""
+    random_state = np.random.default_rng(size)
+    data, pieces = random_state.bytes(size), checksums.Pieces()
+    cuts = sorted({0, size, *random_state.integers(0, size + 1, 20).tolist()})
+    for begin, end in random_state.permutation(list(itertools.pairwise(cuts))).tolist():
+        pieces.add(begin, memoryview(data)[begin:end])
+    (tmp_path / "a").write_bytes(data)
+    blocks = [data[at : at + checksums.BLOCK] for at in range(0, size, checksums.BLOCK)]
+    expected = np.asarray([zlib.crc32(block) for block in blocks], "<u4")
+    assert pieces.checksum(size) == hashlib.sha256(expected.tobytes()).hexdigest()
+    assert checksums.of_file(str(tmp_path / "a")) == pieces.checksum(size)
+    for begin in cuts[:-1]:
+        assert pieces.crc(begin, size) == zlib.crc32(data[begin:])
+
+
+def test_a_file_larger_than_its_parts_is_read_by_numpy_and_any_changed_byte_is_found(tmp_path):
+    size, dim = 2**18, 24
+    keys = np.arange(size, dtype=np.int64) * 3
+    rows = np.random.default_rng(0).standard_normal((size, dim)).astype(np.float32)
+    shard = shard_file.Shard(keys, rows, rows[:, :1], ["momentum"], [1])
+    assert rows.nbytes > shard_file.PIECE > checksums.BLOCK
+    entry = shard_file.write_shard(tmp_path, "a.npz", shard)
+    path = tmp_path / "a.npz"
+    with np.load(path) as arrays:
+        np.testing.assert_array_equal(arrays["rows"], rows)
+        np.testing.assert_array_equal(arrays["keys"], keys)
+        np.testing.assert_array_equal(arrays["slot_rows"], rows[:, :1])
+    back = whole_file(shard_reader.ShardFile(path, dim, entry))
+    np.testing.assert_array_equal(back.rows, rows)
+    for at in (0, 50, 2**20, 2**20 - 1, 2**24 + 5, entry["bytes"] - 1):
+        with path.open("r+b") as file:
+            file.seek(at)
+            (byte,) = file.read(1)
+            file.seek(at)
+            file.write(bytes([byte ^ 4]))
+        with pytest.raises(ValueError, match=r"a\.npz must be a whole.*checksum that differs"):
+            shard_reader.ShardFile(path, dim, entry)
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(bytes([byte]))
+    # Between two parts that are read one after the other.
+    step = shard_file.PIECE // 8
+    keys = np.arange(step + 9)
+    keys[step] = keys[step - 1]
+    rows = np.zeros([len(keys), 1], np.float32)
+    entry = shard_file.write_shard(
+        tmp_path, "b.npz", shard_file.Shard(keys, rows, rows[:, :0], [], [])
+    )
+    file = shard_reader.ShardFile(tmp_path / "b.npz", 1, entry)
+    file.keys(0, step)
+    with pytest.raises(ValueError, match=r"b\.npz must hold each key once"):
+        file.keys(step, step + 9)
+
+
+def test_positions_beyond_4_gib_are_what_zip_files_have(tmp_path):
+    layout = npz.Layout({"a": ((2**29 + 3,), np.int64), "b": ((5,), np.int64)})
+    path = tmp_path / "a.npz"
+    with path.open("wb") as file:  # with a hole of 4 GiB, which takes no space
+        small = [*layout.npy_headers()][1][1] + bytes(40)
+
+        def crc(begin, end):
+            return zlib.crc32(small) if end - begin == len(small) else 0
+
+        for at, header in [*layout.npy_headers(), *layout.zip_headers(crc)]:
+            file.seek(at)
+            file.write(header)
+    with zipfile.ZipFile(path) as archive:
+        sizes = {info.filename: (info.file_size, info.header_offset) for info in archive.filelist}
+        assert [*sizes] == ["a.npy", "b.npy"] and sizes["a.npy"] == (8 * (2**29 + 3) + 128, 0)
+        assert sizes["b.npy"][1] > 2**32 and archive.read("b.npy") == small
+
+
+def test_a_chain_of_version_0_1_goes_on(tmp_path):
+    """A delta is added to a base and deltas that have SHA-256, and all are read."""
+    shards = [fuzz.make_shard(rank, 2, True) for rank in (0, 1)]
+    fuzz.write_dump(tmp_path, shards, 3)
+    before = fuzz.read_dump(tmp_path)
+    dump = manifest_file.read_manifest(tmp_path, fuzz.TABLE, fuzz.DIM)
+    assert dump.may_grow
+    chain, last = [], dump
+    for delta in dump.deltas:
+        fields = {"dump": delta.name, "since": last.name, "step": delta.step}
+        chain.append({**fields, "shards": delta.entries})
+        last = delta
+    added = fuzz.make_shard(0, 1, True)
+    for field in ("keys", "rows", "slot_rows", "records"):
+        setattr(added, field, getattr(added, field)[:1] * 0)
+    added.erased, added.steps = added.keys[:0], np.zeros([0, 3])
+    name = manifest_file.shard_name(fuzz.TABLE, "fe", 0, 1)
+    entry = shard_file.write_shard(tmp_path, name, added)
+    chain.append({"dump": "fe", "since": last.name, "step": 9, "shards": [entry]})
+    manifest_file.write_manifest(
+        *(tmp_path, fuzz.TABLE, fuzz.DIM, "int64", dump.name, dump.entries, 7, chain)
+    )
+    assert manifest_of(tmp_path)[1]["version"] == 4
+    after = fuzz.read_dump(tmp_path)
+    assert {*after.keys.tolist()} == {*before.keys.tolist(), 0}
+    (at,) = np.flatnonzero(after.keys == 0)
+    assert (after.rows[at] == 0).all() and after.counters.tolist() == added.counters.tolist()
+
+
+def test_a_dump_that_may_not_grow_says_so(tmp_path):
+    fuzz.write_dump(tmp_path, [fuzz.make_shard(0, 1, False)], 4)
+    assert not manifest_file.read_manifest(tmp_path, fuzz.TABLE, fuzz.DIM).may_grow
+
+
+@pytest.mark.parametrize("version", [1, 4])
+def test_a_manifest_far_too_long_for_its_folder_is_not_read(tmp_path, version):
+    fuzz.write_dump(tmp_path, [fuzz.make_shard(0, 1, False)], version)
+    path, manifest = manifest_of(tmp_path)
+    path.write_text(wrong_content.signed({**manifest, "shards": manifest["shards"] * 60_000}))
+    assert path.stat().st_size > 2 * 2**20
+    begin = time.perf_counter()
+    tracemalloc.start()
+    try:
+        for read in (fuzz.read_dump, manifest_file.only_table):
+            with pytest.raises(ValueError, match=r"json must be a manifest.*a folder of 2 files"):
+                read(tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+    assert time.perf_counter() - begin < 2
+
+
+def test_the_longest_names_fit_the_limit(tmp_path):
+    for table in ("é" * 30_000, "\U0001f600" * 20_000, '"\\' * 9_000):
+        names = [manifest_file.shard_name(table, "1" * 16, rank, 40) for rank in range(40)]
+        entries = [
+            {"file": name, "bytes": 2**50, "checksum": "f" * 64, "keys": 2**50} for name in names
+        ]
+        for name in names:
+            (tmp_path / name).write_bytes(b"")
+        manifest_file.write_manifest(tmp_path, table, 4, "int64", "1" * 16, entries, 2**60, [])
+        assert len(manifest_file.read_manifest(tmp_path, table, 4).files) == 40
+        (path,) = tmp_path.glob("*.json")
+        path.unlink()
+
+
+@pytest.mark.parametrize("kind", ["different", "alternating"])
+def test_far_more_steps_than_keys_are_refused_at_once(tmp_path, kind):
+    """500,000 runs of steps for some keys took 49 s to replay."""
+    base = fuzz.make_shard(0, 1, False)
+    entries = [shard_file.write_shard(tmp_path, manifest_file.shard_name("t", "b", 0, 1), base)]
+    delta = fuzz.make_shard(0, 1, False)
+    for field in ("keys", "rows", "slot_rows"):
+        setattr(delta, field, getattr(delta, field)[:2])
+    delta.erased, delta.optimizer = delta.keys[:0], "adam(beta_1=0.9, beta_2=0.999, epsilon=1e-07)"
+    delta.steps = np.ones([500_000, 3])
+    delta.steps[:, 2] = np.arange(1, 500_001)
+    delta.steps[:, 1] = 1 / delta.steps[:, 2]
+    if kind == "alternating":
+        delta.steps[::2] = 0
+    more = [shard_file.write_shard(tmp_path, manifest_file.shard_name("t", "d", 0, 1), delta)]
+    chain = [{"dump": "d", "since": "b", "step": 1, "shards": more}]
+    manifest_file.write_manifest(tmp_path, "t", fuzz.DIM, "int64", "b", entries, 1, chain)
+    begin = time.process_time()
+    dump = manifest_file.read_manifest(tmp_path, "t", fuzz.DIM)
+    with pytest.raises(ValueError, match=r"npz must log at most \d+ runs.*for 602 keys.*500000"):
+        deltas.content_of(dump, 0, 1, fuzz.DIM)
+    assert time.process_time() - begin < 2
