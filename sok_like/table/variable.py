@@ -58,7 +58,11 @@ class MemoryStats(NamedTuple):
 
 
 class EmbeddingVariable(
-    *(ShownNames, AsVariable, PolicyMethods, Snapshots, Sok1Names),
+    ShownNames,
+    AsVariable,
+    PolicyMethods,
+    Snapshots,
+    Sok1Names,
     resource_variable_ops.BaseResourceVariable,
 ):
     """One rank's shard of a table: a hash table from 64-bit keys to rows of floats.
@@ -100,7 +104,7 @@ class EmbeddingVariable(
             replicas.
     """
 
-    _shown_names = (
+    _shown_names: tuple[str, ...] = (
         *("name", "dtype", "device", "trainable"),  # of every tf.Variable
         *("table_name", "dim", "key_dtype", "row_dtype", "shape", "size", "bytes", "stats"),
         *("find", "export", "assign", "erase", "clear", "numpy"),

@@ -1,6 +1,7 @@
 """Reads the documents: code blocks, links, file names they mention, entries of the reference."""
 
 import dataclasses
+import importlib.util
 import os
 import pathlib
 import re
@@ -22,6 +23,8 @@ DOCUMENTS = sorted(
 # `<!-- snippet: alone, ranks 1 and 2 -->` on the line before a block of Python: it runs by itself,
 # on each of these numbers of ranks. A block without it joins the others of its document.
 _MARK = re.compile(r"<!-- snippet: alone(?:, ranks ([\d and]+))? -->")
+# `<!-- snippet: needs optuna -->`: the block is left out where that library is missing.
+_NEEDS = re.compile(r"<!-- snippet: needs ([\w ]+) -->")
 # A folder of the repository, a slash, and what may follow in a path.
 _TOP = "benchmarks|cmake|cpp|docs|examples|requirements|sok_like|tests|tools"
 _PATH = re.compile(rf"`((?:{_TOP})/[\w./*-]*)`")
@@ -86,8 +89,15 @@ def output_of(block):
 
 
 def python_blocks(document):
-    """Its blocks of Python."""
-    return [block for block in blocks(document) if block.language == "python"]
+    """Its blocks of Python, without those that need a library that is not installed."""
+    lines = text_of(document).splitlines()
+    needs = {block.line: _NEEDS.fullmatch(lines[block.line - 3]) for block in blocks(document)}
+    return [
+        block
+        for block in blocks(document)
+        if block.language == "python"
+        and (not needs[block.line] or importlib.util.find_spec(needs[block.line][1]))
+    ]
 
 
 def program(parts):

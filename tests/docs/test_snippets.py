@@ -157,6 +157,10 @@ def test_block_runs_in_a_process_of_its_own(block, num_ranks, tmp_path):
     _check_block(block, num_ranks, *found)
 
 
+def test_the_first_page_is_short():
+    assert len((ROOT / "README.md").read_text().split()) <= 1200
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere(document):
     for target in links(document):
