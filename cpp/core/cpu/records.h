@@ -68,7 +68,8 @@ struct TableRecords {
   int64_t bytes() const {
     return static_cast<int64_t>(records.capacity() * sizeof(KeyRecord) +
                                 scores.capacity() * sizeof(int64_t)) +
-           (filter != nullptr ? filter->bytes() : 0) + queue.bytes();
+           (filter != nullptr ? filter->bytes() : 0) + queue.bytes() +
+           static_cast<int64_t>(kept.capacity() * sizeof(uint64_t));
   }
   void Clear();
 
@@ -80,6 +81,7 @@ struct TableRecords {
   std::unique_ptr<AdmissionFilter> filter;
   EvictionQueue queue;
   EvictedBuffer buffer;
+  std::vector<uint64_t> kept;  // one bit per row number, all zero between calls
 };
 
 }  // namespace sok

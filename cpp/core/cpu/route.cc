@@ -14,8 +14,11 @@ namespace {
 constexpr int64_t kChunkKeys = 16384;     // keys of one histogram
 constexpr int64_t kPartitionKeys = 2048;  // aimed at, so that a partition's table fits the L1 cache
 constexpr int64_t kMaxHashPartitions = 1024;
-constexpr int64_t kSerialKeys =
-    4096;  // below this one table over all keys is faster than a scatter
+// Up to here one table over all keys is faster than a scatter. An owner has one partition, so both
+// give the same order.
+constexpr int64_t kSerialKeys = 4096;
+static_assert(kSerialKeys <= 2 * kPartitionKeys, "two owners or more have one partition each");
+constexpr int64_t kCopiedKeys = 16384;  // worth handing to another thread
 
 // key % divisor without a division: with m = ceil(2^128 / d), the fraction (m * key) mod 2^128
 // times d has the remainder as its integer part (Lemire, Kaser, Kurz: Faster remainder by direct
@@ -52,12 +55,31 @@ void CheckNumKeys(int64_t num_keys) {
 
 }  // namespace
 
-void Route::RunSerial(const uint64_t* keys, int32_t* inverse) {
+void Route::RunSerial(const uint64_t* keys, int64_t world_size, int32_t* inverse) {
   LocalTable table;
-  const int64_t num_unique = table.Run(keys, num_keys_, scattered_.get(), inverse);
   partition_offsets_ = {0, num_keys_};
+  if (world_size == 1) {
+    const int64_t num_unique = table.Run(keys, num_keys_, scattered_.get(), inverse);
+    unique_offsets_ = {0, num_unique};
+    owner_offsets_ = unique_offsets_;
+    return;
+  }
+  const Scratch<uint64_t> unique(num_keys_);  // in order of first occurrence
+  const int64_t num_unique = table.Run(keys, num_keys_, unique.get(), inverse);
   unique_offsets_ = {0, num_unique};
-  owner_offsets_ = unique_offsets_;
+  owner_offsets_.assign(static_cast<size_t>(world_size) + 1, 0);
+  const FastModulo owner_of(static_cast<uint64_t>(world_size));
+  for (int64_t u = 0; u < num_unique; ++u) ++owner_offsets_[owner_of(unique[u]) + 1];
+  for (int64_t owner = 0; owner < world_size; ++owner) {
+    owner_offsets_[owner + 1] += owner_offsets_[owner];
+  }
+  std::vector<int64_t> next(owner_offsets_);
+  const Scratch<int32_t> place(num_unique);
+  for (int64_t u = 0; u < num_unique; ++u) {
+    place[u] = static_cast<int32_t>(next[owner_of(unique[u])]++);
+    scattered_[place[u]] = unique[u];
+  }
+  for (int64_t i = 0; i < num_keys_; ++i) inverse[i] = place[inverse[i]];
 }
 
 void Route::RunPartitioned(Executor& ex, const uint64_t* keys, int64_t world_size,
@@ -156,15 +178,17 @@ Route::Route(Executor& ex, const uint64_t* keys, int64_t num_keys, int64_t world
                                 std::to_string(world_size));
   }
   scattered_ = Scratch<uint64_t>(num_keys);
-  if (world_size == 1 && num_keys <= kSerialKeys) {
-    RunSerial(keys, inverse);
+  if (num_keys <= kSerialKeys) {
+    RunSerial(keys, world_size, inverse);
   } else {
     RunPartitioned(ex, keys, world_size, inverse);
   }
 }
 
 void Route::WriteUnique(Executor& ex, uint64_t* unique) const {
-  ex.ParallelFor(num_partitions_, std::max<int64_t>(1, num_partitions_ / 16),
+  // Few keys are copied here: to wake a thread for each of many small tables would take longer.
+  const int64_t grain = num_partitions_ * kCopiedKeys / std::max<int64_t>(1, num_unique());
+  ex.ParallelFor(num_partitions_, std::clamp<int64_t>(grain, 1, num_partitions_),
                  [&](int64_t first, int64_t last) {
                    for (int64_t p = first; p < last; ++p) {
                      std::copy_n(&scattered_[partition_offsets_[p]],

@@ -47,7 +47,7 @@ class Route {
   void WriteUnique(Executor& ex, uint64_t* unique) const;  // [num_unique]
 
  private:
-  void RunSerial(const uint64_t* keys, int32_t* inverse);
+  void RunSerial(const uint64_t* keys, int64_t world_size, int32_t* inverse);
   void RunPartitioned(Executor& ex, const uint64_t* keys, int64_t world_size, int32_t* inverse);
 
   const int64_t num_keys_;

@@ -14,21 +14,47 @@
 #include "cpp/core/cpu/table_impl.h"
 
 namespace sok {
+namespace {
+
+// Marks the rows of a batch, which must stay. The bits are kept from call to call, so that a call's
+// cost does not depend on the size of the table.
+class KeptRows {
+ public:
+  KeptRows(std::vector<uint64_t>* bits, const uint32_t* rows, int64_t num_rows, int64_t end_row)
+      : bits_(*bits), rows_(rows), num_rows_(num_rows) {
+    const size_t words = static_cast<size_t>(end_row / 64 + 1);
+    if (words > bits_.size()) bits_.resize(words + words / 2);
+    for (int64_t i = 0; i < num_rows; ++i) {
+      if (rows[i] == kNoRow || Has(rows[i])) continue;
+      bits_[rows[i] / 64] |= uint64_t{1} << (rows[i] % 64);
+      ++count_;
+    }
+  }
+  ~KeptRows() {
+    for (int64_t i = 0; i < num_rows_; ++i) {
+      if (rows_[i] != kNoRow) bits_[rows_[i] / 64] = 0;
+    }
+  }
+  KeptRows(const KeptRows&) = delete;
+  bool Has(uint32_t row) const { return bits_[row / 64] >> (row % 64) & 1; }
+  int64_t count() const { return count_; }  // each row once
+
+ private:
+  std::vector<uint64_t>& bits_;
+  const uint32_t* const rows_;
+  const int64_t num_rows_;
+  int64_t count_ = 0;
+};
+
+}  // namespace
 
 void CpuTable::Impl::ChooseEvicted(Executor& ex, int64_t num_new, const Insertion& insertion,
                                    Eviction* eviction) {
   TableRecords& rec = *records;
   const int64_t excess = size + num_new - options.max_capacity;
   if (rec.options.score == ScoreKind::kNone || excess <= 0) return;
-  std::vector<bool> is_kept(static_cast<size_t>(next_row));
-  int64_t num_kept = 0;
-  for (int64_t i = 0; i < insertion.num_kept_rows; ++i) {
-    const uint32_t row = insertion.kept_rows[i];
-    if (row == kNoRow || is_kept[row]) continue;
-    is_kept[row] = true;
-    ++num_kept;
-  }
-  CheckBatchFits(num_new, num_kept, options.max_capacity, options.name);
+  const KeptRows kept(&rec.kept, insertion.kept_rows, insertion.num_kept_rows, next_row);
+  CheckBatchFits(num_new, kept.count(), options.max_capacity, options.name);
   if (!rec.queue.is_built() || rec.queue.IsStale(size)) {
     std::vector<EvictionQueue::Entry> entries;
     entries.reserve(static_cast<size_t>(size + num_new));
@@ -46,7 +72,7 @@ void CpuTable::Impl::ChooseEvicted(Executor& ex, int64_t num_new, const Insertio
       [&rec](const EvictionQueue::Entry& entry) {
         return rec.IsAt(entry.row, entry.key) ? rec.Score(entry.row) : nullptr;
       },
-      [&is_kept](uint32_t row) { return static_cast<bool>(is_kept[row]); });
+      [&kept](uint32_t row) { return kept.Has(row); });
   PrepareEviction(ex, eviction);
 }
 

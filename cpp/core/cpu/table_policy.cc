@@ -349,6 +349,7 @@ void TableRecords::Clear() {
   statistics = PolicyCounts();
   std::vector<KeyRecord>().swap(records);
   std::vector<int64_t>().swap(scores);
+  std::vector<uint64_t>().swap(kept);
   if (filter != nullptr) filter->Clear();
   queue.Clear();
   buffer.Clear();
