@@ -90,7 +90,7 @@ keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer
 keras.src.models.functional:Functional
     _inputs_struct _outputs_struct _nodes_by_depth
 # Fit continues.
-keras.src.backend.tensorflow.trainer:TensorFlowTrainer
+keras.src.models.model:Model
     _initial_epoch
 # Keras' own layouts.
 keras.src.distribution.distribution_lib:ModelParallel
