@@ -28,7 +28,7 @@ CALLABLES = {
     "pad_key=None, gradient_scale='auto', wire_dtype=None, **kwargs",
     "HashEmbedding": "output_dim, combiner=None, embeddings_initializer='uniform', capacity=None, "
     "initial_capacity=0, key_dtype=tf.int64, **kwargs",
-    "EmbeddingVariable": "embedding_dim, *, name='embedding', key_dtype=tf.int64, "
+    "EmbeddingVariable": "embedding_dim, *, name=None, key_dtype=tf.int64, "
     "initializer='random_uniform', capacity=None, use_hashtable=True, initial_capacity=0, "
     "dtype=None, trainable=True, ev_option=None",
     "CBFFilter": "filter_freq=0, max_element_size=0, false_positive_probability=-1.0, "

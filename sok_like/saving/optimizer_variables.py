@@ -86,8 +86,9 @@ def load(own: Callable, self: Any, store: Any) -> None:
 def ordinary(optimizer: Any) -> list[Any]:
     """The variables of an optimizer that no holder stores."""
     hidden, known = _hidden(optimizer), getattr(optimizer, "variables", ())
-    # A method: of an optimizer that Keras' files do not hold.
-    return [each for each in (() if callable(known) else known) if id(each) not in hidden]
+    # A method: of an optimizer that Keras' files do not hold. tf_keras' list is callable, too.
+    known = known if isinstance(known, (list, tuple)) else ()
+    return [each for each in known if id(each) not in hidden]
 
 
 def _hidden(optimizer):
