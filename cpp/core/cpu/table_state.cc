@@ -298,14 +298,14 @@ void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool r
   const std::function<void(int64_t, int64_t)> write_in_order = [&](int64_t begin, int64_t end) {
     for (int64_t position = begin; position < end; ++position) write_slots(position);
   };
-  if (impl.records != nullptr) impl.PrepareToWrite(keys, row_numbers.data(), n);
-  ShardGroups misses;
+  Insertion insertion(keys, n, row_numbers.data());
+  if (is_new) insertion.given = snapshot.rows.data();
   const int64_t size_before = impl.size;
-  impl.InsertMissing(ex, keys, n, row_numbers.data(), nullptr, &misses,
-                     is_new ? snapshot.rows.data() : nullptr);  // the last call that may fail
-  if (impl.records != nullptr) impl.RecordWritten(keys, row_numbers.data(), misses);
+  impl.InsertMissing(ex, &insertion);  // the last call that may fail
+  if (impl.records != nullptr) impl.RecordWritten(insertion);
   if (!is_new || impl.size - size_before < n) {
-    if (is_new) groups = std::move(misses);
+    if (is_new)
+      groups = std::move(insertion.repeats.total() > 0 ? insertion.repeats : insertion.misses);
     ex.ParallelFor(kNumShards, ShardGrain(n), write);
   } else if (width > 0) {
     ex.ParallelFor(n, 1024, write_in_order);
