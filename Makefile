@@ -43,7 +43,8 @@ help:
 	@echo "make soak-ranks random programs on 2 and 3 ranks; ARGS='--steps 20000'"
 	@echo "make asan tsan  C++ tests and op library under address and undefined, or thread sanitizer"
 	@echo "make mutants    plants bugs in the CUDA backend: the emulator's tests find each; ARGS=..."
-	@echo "make fuzz       50,000 damaged dumps: each is refused or read right; ARGS=..."
+	@echo "make fuzz       50,000 damaged dumps, 3,000 damaged files of Keras and TensorFlow: each is"
+	@echo "                refused or read right; ARGS=... are those of the dumps"
 	@echo "make crash      200 processes killed while they dump; ARGS=..."
 	@echo "make clean      remove what was built; make distclean removes .venv as well"
 	@echo "PYTHON=..., CXX=... and SOK_CACHE=... choose the Python, the compiler, the wheel cache"
@@ -135,6 +136,7 @@ mutants: $(STAMPS)/requirements
 
 fuzz: venv
 	@$(VENV)/bin/python -m tests.saving.fuzz $(ARGS)
+	@$(VENV)/bin/python -m tests.saving.fuzz_files
 
 crash: venv
 	@$(VENV)/bin/python -m tests.saving.crash $(ARGS)

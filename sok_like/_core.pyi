@@ -302,6 +302,17 @@ def apply_gradients(
         TypeError: An option does not exist.
     """
 
+def slot_widths(rule: str, dim: int, **options: Any) -> dict[str, int]:
+    """Floats per row of each slot variable of a rule, by name, derived ones included.
+
+    Args:
+        rule, options: As in `apply_gradients`.
+        dim: Floats per row of the table.
+
+    Raises:
+        ValueError: There is no such rule, or an option is out of range.
+    """
+
 def _hash_pieces(key: int, num_buckets: int = 4) -> tuple[int, int, int]:
     """Index shard, home among so many buckets, and digest of a key, in this process."""
 

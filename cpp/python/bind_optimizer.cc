@@ -1,11 +1,13 @@
 // Optimizer steps on a table, from NumPy arrays.
 #include <pybind11/stl.h>
 
+#include <map>
 #include <memory>
 
 #include "cpp/core/cpu/apply.h"
 #include "cpp/core/cpu/replayed_steps.h"
 #include "cpp/core/optimizer.h"
+#include "cpp/core/slots.h"
 #include "cpp/python/bind.h"
 
 namespace py = pybind11;
@@ -40,6 +42,15 @@ OptimizerOptions OptionsFromKeywords(const std::string& rule, const py::kwargs& 
 }
 
 namespace {
+
+std::map<std::string, int64_t> SlotWidths(const std::string& rule, int64_t dim,
+                                          const py::kwargs& keywords) {
+  std::map<std::string, int64_t> found;
+  for (const SlotVariableSpec& slot : OptimizerSlots(OptionsFromKeywords(rule, keywords), dim)) {
+    found[slot.name] = slot.width;
+  }
+  return found;
+}
 
 // `segments`: one (rule, options, steps [num_runs, 3]) per delta.
 std::unique_ptr<ReplayedSteps> MakeReplayedSteps(int64_t dim, const std::vector<std::string>& names,
@@ -87,6 +98,8 @@ void BindOptimizer(py::module_& m) {
         py::arg("step"), py::arg("keys"), py::arg("grads"), py::kw_only(),
         py::arg("keys_are_unique") = false,
         "One optimizer step on the rows of `keys`; keywords are the fields of OptimizerOptions.");
+  m.def("slot_widths", &SlotWidths, py::arg("rule"), py::arg("dim"),
+        "Floats per row of each slot variable, by name; keywords as in apply_gradients.");
 }
 
 }  // namespace sok

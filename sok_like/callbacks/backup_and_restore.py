@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -14,6 +14,7 @@ import tensorflow as tf
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
 from sok_like.runtime.checks import as_integer, wrong_argument
+from sok_like.saving.format import durable
 
 # 128 + SIGTERM: the status that a shell reports for a process ended by this signal.
 _EXIT_CODE = 143
@@ -127,7 +128,8 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
             communicator = comm.current()
             agreed(None, communicator, "the end of sok.callbacks.BackupAndRestore")
             if communicator.rank == 0:
-                shutil.rmtree(self.backup_dir, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    durable.remove_folder(self.backup_dir)
             # No rank continues, perhaps with another `fit`, before the folder is removed.
             agreed(None, communicator, "the removal of the backup")
         if hasattr(tf.keras, "__internal__"):

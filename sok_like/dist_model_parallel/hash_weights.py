@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import send
+from sok_like.saving.format import durable
 from sok_like.table.variable import EmbeddingVariable
 from sok_like.table.weights import owned
 
@@ -84,11 +85,15 @@ def open_pair(what: str, pair: Any, width: int) -> tuple[np.ndarray, np.ndarray]
 
 
 def as_array(what: str, value: Any) -> np.ndarray:
-    """An array, or an `.npy` file mapped into memory; ValueError if the file cannot be read."""
+    """An array, or an `.npy` file, mapped into memory if it is local; ValueError if unreadable."""
     if not isinstance(value, (str, os.PathLike)):
         return value if isinstance(value, np.ndarray) else np.asarray(value)
     try:
-        return np.load(value, mmap_mode="r", allow_pickle=False)
+        place = durable.local(value)
+        if place is not None:
+            return np.load(place, mmap_mode="r", allow_pickle=False)
+        with durable.open_to_read(value) as file:
+            return np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise ValueError(
             f"`{what}` must be an array or the path of an .npy file. "

@@ -14,6 +14,7 @@ import math
 from typing import Any, NamedTuple
 
 from sok_like.optimizers.rules import rule_of
+from sok_like.runtime import native
 from sok_like.runtime.checks import check_integer, wrong_argument
 from sok_like.table.storage import StorageOption
 
@@ -21,16 +22,6 @@ _PARTS = 64
 _SLOTS, _BUCKET_BYTES = 5, 64
 _CHUNK_BYTES = 2 * 2**20
 _RECORD_BYTES = 24
-# Slot rows by rule: number of rows of the embedding's length, and number of single floats.
-_SLOT_ROWS = {
-    "sgd": (0, 0),
-    "momentum": (1, 0),
-    "adagrad": (1, 0),
-    "row_wise_adagrad": (0, 1),
-    "ftrl": (2, 0),
-    "lazy_adam": (2, 0),
-    "adam": (2, 0),
-}
 
 
 class MemoryEstimate(NamedTuple):
@@ -58,9 +49,9 @@ def estimate_memory(
     Args:
         num_keys: Keys of the whole table.
         embedding_dim: Length of a row.
-        optimizer: A stock or wrapped optimizer, whose slot rows lie beside the rows; or "sgd",
-            "momentum", "adagrad", "row_wise_adagrad", "ftrl", "adam", "lazy_adam"; None for rows
-            only, as in evaluation.
+        optimizer: A stock or wrapped optimizer, whose slot rows lie beside the rows; or the name of
+            a rule: "sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "lazy_adam", "ftrl",
+            "adagrad_decay", "rmsprop"; None for rows only, as in evaluation.
         world_size: Number of ranks; keys are assumed to be spread evenly.
         keeps_records: Whether the table has a filter, an eviction policy or statistics.
         touched_keys: For a table whose deltas are dumped, the number of keys of the whole table
@@ -100,16 +91,11 @@ def _row_floats(dim, optimizer):
     else:
         rule = getattr(optimizer, "embedding_rule", None) or rule_of(optimizer)
         name, options = rule.rule, dict(rule.options)
-    if name not in _SLOT_ROWS:
-        raise wrong_argument(
-            "optimizer", f"None, an optimizer or one of {sorted(_SLOT_ROWS)}", optimizer
-        )
-    wide, single = _SLOT_ROWS[name]
-    # One more float says which steps an absent row has missed.
-    owes = name == "adam" or (name == "momentum" and options and not options.get("lazy"))
-    return dim * (1 + wide + bool(options.get("amsgrad"))) + single + bool(
-        owes or options.get("weight_decay")
-    )  # fmt: skip
+    try:
+        return dim + sum(native.core().slot_widths(name, dim, **options).values())
+    except ValueError as error:
+        required = "None, an optimizer or the name of a rule"
+        raise wrong_argument("optimizer", required, f"{optimizer!r}: {error}") from error
 
 
 def _index_bytes(keys):

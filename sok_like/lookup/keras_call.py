@@ -16,14 +16,11 @@ from sok_like.table.variable import is_embedding_variable, unwrap
 
 _NOT_LISTED = (
     "Table '{name}' is looked up in layer '{layer}', which does not list it among its "
-    "variables: `fit` would never train it. {hold}; a Lambda layer cannot hold one. "
+    "variables: `fit` would never train it. A layer holds a table by `self.table = variable`; a "
+    "Lambda layer cannot hold one. "
     "sok.GroupEmbedding and the other layers of this package hold their tables themselves. For a "
     "table that is not trained, set `trainable=False`."
 )
-_HOLD = {
-    True: "A layer holds a table by `self.table = variable.as_weight()`",
-    False: "A layer holds a table by `self.table = variable`",
-}
 
 
 def training_of_call() -> bool | Any:
@@ -55,8 +52,7 @@ def check_listed(variable: Any, keys: Any) -> None:
             return
         outermost = layer.name
     if outermost is not None:
-        name, hold = variable.table_name, _HOLD[is_keras_3()]
-        raise RuntimeError(_NOT_LISTED.format(name=name, layer=outermost, hold=hold))
+        raise RuntimeError(_NOT_LISTED.format(name=variable.table_name, layer=outermost))
 
 
 def _layers_of_call():

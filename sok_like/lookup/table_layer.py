@@ -1,20 +1,14 @@
-"""What layers over one hash table share: the table, compute dtype, and Keras 3's weights file."""
+"""What layers over one hash table share: the table and the compute dtype."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from sok_like.lookup import by_key as by_key  # makes its tables readable by key
 from sok_like.lookup.training_flag import by_training
-from sok_like.runtime import comm
-from sok_like.saving import transaction
-from sok_like.saving.hash_pieces import HashPiece
-from sok_like.table.content import BY_KEY, FIELDS, REQUIRED
 from sok_like.table.variable import EmbeddingVariable
-from sok_like.table.weights import owned
 
 
 class TableLayer(tf.keras.layers.Layer):
@@ -64,38 +58,6 @@ class TableLayer(tf.keras.layers.Layer):
         # Keras 2 has no compute dtype after `tf.disable_v2_behavior()`.
         return tf.cast(unless_frozen(self, rows), self.compute_dtype or tf.float32)
 
-    def save_own_variables(self, store):
-        """Writes the table into Keras' file, or on several ranks the name of its dump."""
-        reference = transaction.reference_of(self.table)
-        if reference is not None:
-            store["beside"] = np.frombuffer(reference.encode(), np.uint8)
-            return
-        if comm.current().world_size > 1:
-            raise NotImplementedError(
-                f"Table '{self.table.table_name}' is spread over {comm.current().world_size} ranks "
-                "and is saved with its model: model.save('x.keras'), "
-                "model.save_weights('x.weights.h5'), or by sok.Saver"
-            )
-        for field, value in self.table.snapshot().fields().items():
-            # The file can hold numbers only, so names are stored as bytes.
-            names = field == "slot_names"
-            store[field] = _bytes_of_names(value.numpy()) if names else value.numpy()
-
-    def load_own_variables(self, store):
-        """The inverse of `save_own_variables`; other keys are removed."""
-        if "beside" in store:
-            reference = np.asarray(store["beside"]).tobytes().decode()
-            folder = transaction.folder_read(reference)
-            transaction.prepare(HashPiece(self.table).prepare(folder))
-            return
-        fields = {
-            field: np.asarray(store[field])
-            for field in FIELDS
-            if field in REQUIRED or field in store
-        }
-        fields["slot_names"] = _names_of_bytes(fields["slot_names"])
-        transaction.prepare(HashPiece(self.table).prepare_content(**_owned(fields)))
-
 
 def freeze_tables(layer: Any) -> None:
     """Freezes the tables of a layer made with `trainable=False`, as Keras sees them.
@@ -126,23 +88,3 @@ def keras_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
             f"elsewhere. Received: weights=... (layer {kwargs.get('name')!r})"
         )
     return kwargs
-
-
-def _owned(fields):
-    """The part that this rank owns of a table that one rank wrote."""
-    if comm.current().world_size == 1:
-        return fields
-    mine = owned(np.ascontiguousarray(fields["keys"]))
-    kept = {name: fields[name][mine] for name in BY_KEY if len(fields.get(name, ()))}
-    if len(fields.get("waiting", ())):
-        keys = np.ascontiguousarray(fields["waiting"][:, 0])
-        kept["waiting"] = fields["waiting"][owned(keys)]
-    return {**fields, **kept}
-
-
-def _bytes_of_names(names):
-    return np.frombuffer(b"\n".join(names), np.uint8)
-
-
-def _names_of_bytes(array):
-    return np.asarray(array.tobytes().split(b"\n") if len(array) else [], dtype=object)

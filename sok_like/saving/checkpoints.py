@@ -97,8 +97,9 @@ def _check_reached(objects):
         lost += optimizer_variables.unreached(objects, variables)
         if lost:
             raise ValueError(
-                "tf.train.Checkpoint finds layers of a Keras model that are attributes of it, not "
-                "those in a list or dictionary. Make them attributes, or use save_weights. "
+                "tf.train.Checkpoint finds layers and tables that are attributes of a Keras model "
+                "or layer, not those in a list or dictionary. Make them attributes, or use "
+                "save_weights. "
                 f"Received: model '{model.name}', whose tables of {lost} would be missing"
             )
 

@@ -23,6 +23,7 @@ from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.steps import Steps, text_of
 from sok_like.saving import dump_owners, streams
 from sok_like.saving.format import deltas, durable, manifest, shard_file
+from sok_like.saving.format.shard_reader import ShardFile
 
 _KEPT_NUMBERS = 256  # dumps that a table remembers; its log of changes is shorter
 
@@ -67,8 +68,8 @@ class DeltaSaver:
     def compact(self, embedding_variable: Any, filepath: str | os.PathLike) -> tf.Tensor:
         """Merges the deltas in folder `filepath` into their base; the table is unchanged.
 
-        A new delta may follow the last one. Memory needed: some parts of 16 MiB, whatever the size
-        of the dump.
+        Each rank reads what it wrote before the deltas are removed. A new delta may follow the last
+        one. Memory needed: some parts of 16 MiB, whatever the size of the dump.
 
         Args:
             embedding_variable: EmbeddingVariable with the name and `embedding_dim` of the dump.
@@ -249,7 +250,28 @@ class _Compaction(_Work):
         mine = communicator.rank, communicator.world_size, self._variable.dim
         content = deltas.content_of(dump, *mine, f"compact of table '{self._table}'")
         entry = self._write(told[0]["id"], content.sorted())
+        self._written_rest = content.rest
         return {"dump": dump.identity, "entry": entry}
+
+    def see(self, told):
+        mine = super().see(told)
+        if mine["entry"] is not None:
+            self._check_readable(mine["entry"])
+        return mine
+
+    def _check_readable(self, entry):
+        """Reads this rank's file as a restore will: the dump that it replaces is removed next."""
+        path, communicator = durable.join(self._folder, entry["file"]), self._communicator
+        mine, dim = (communicator.rank, communicator.world_size), self._variable.dim
+        file, wrote = ShardFile(path, dim, entry, owner=mine), self._written_rest
+        content = deltas.Content([[file]], *mine, dim)  # reads all keys, and checks their order
+        found = [content.num_keys, content.rest.slot_names, content.rest.records is None]
+        required = [entry["keys"], wrote.slot_names, wrote.records is None]
+        if found != required:
+            raise ValueError(
+                f"{path} must have as many keys of this rank, slot variables and records as were "
+                f"written: {required}. Received: {found}; the dump and its deltas are unchanged"
+            )
 
     def write_manifest(self, told):
         entries = [each["entry"] for each in told]

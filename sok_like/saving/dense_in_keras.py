@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from sok_like.runtime import comm
 from sok_like.runtime.attributes import attributes
-from sok_like.saving import dense_pieces, optimizer_variables, transaction
+from sok_like.saving import dense_pieces, optimizer_variables, sealed, transaction
 from sok_like.saving.dense_pieces import DensePiece, Holder, Slice, Stored
 
 _ID = "tables"  # the id of the only holder in a folder
@@ -71,8 +71,11 @@ def save(holder: Holder, store: Any) -> None:
             f"The tables of layer '{holder.name}' are spread over {ranks} ranks and are saved with "
             "their model: model.save('x.keras'), model.save_weights('x.weights.h5')"
         )
-    for key, value in dense_pieces.wholes_of(holder):
-        store[key] = (tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value).numpy()
+    wholes = (
+        (key, (tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value).numpy())
+        for key, value in dense_pieces.wholes_of(holder)
+    )
+    sealed.write(store, wholes)
 
 
 # ---- reading ----
@@ -92,6 +95,7 @@ def load(holder: Holder, store: Any) -> None:
         folder = transaction.folder_read(reference)
         stored = Stored.of_folder(folder, ranks, listed == [_LISTED])
     else:
+        sealed.check(store, set(store.keys()), "", f"the tables of layer '{holder.name}'")
         stored = Stored.of_slices(_slices_in(store, parts))
     stored.check_tables(holder, _ID, parts)
     if getattr(_state, "found", None) is None:
@@ -104,6 +108,8 @@ def _slices_in(store, parts):
     """This rank's slices of whole tables and slot variables, which are copied at once."""
     found, mine = {}, {part.key: (part.rows, part.columns) for part in parts}
     for key in store.keys():
+        if key == sealed.CHECKSUM:
+            continue
         whole = np.asarray(store[key])
         rows, columns = mine.get(key.split(".")[0], ((0, 0), (0, 0)))
         value = np.array(whole[slice(*rows), slice(*columns)])

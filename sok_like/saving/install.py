@@ -7,6 +7,7 @@ the wrapped functions work as before.
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import tensorflow as tf
 
@@ -15,6 +16,7 @@ from sok_like.runtime.keras_version import is_keras_3
 from sok_like.saving import (
     checkpoints,
     keras_files,
+    keras_layers,
     keras_refusals,
     optimizer_variables,
     v1_saver,
@@ -59,6 +61,9 @@ def _install_keras():
         ),
     ):
         wrap(library, name, wrapper, why)
+    layer: Any = tf.keras.layers.Layer
+    wrap(layer, "save_own_variables", keras_layers.save, "a layer's tables are no arrays")
+    wrap(layer, "load_own_variables", keras_layers.load, "the same, on the way back")
     why = "asks no user on several ranks"
     asking = f"{package}.utils.io_utils"
     wrap(asking, "ask_to_proceed_with_overwrite", keras_refusals.ask, why)
@@ -68,6 +73,8 @@ def _install_keras():
         wrap(older, "save_model_to_hdf5", keras_refusals.write_older, why)
         wrap(older, "load_weights_from_hdf5_group", keras_refusals.read_older, why)
         wrap(older, "load_weights_from_hdf5_group_by_name", keras_refusals.read_older, why)
+        tracker = _of(f"{package}.utils.tracking", "Tracker")
+        wrap(tracker, "track", keras_layers.track, "a layer's tables are among its weights")
         # Keras checks whether a folder exists and then makes it; another rank may be faster.
         why = "makes a folder that another rank may make"
         put(f"{package}.utils.file_utils", "makedirs", tf.io.gfile.makedirs, why)

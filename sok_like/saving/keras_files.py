@@ -32,6 +32,7 @@ from sok_like.saving.pieces import Kinds, Piece, Prepared
 from sok_like.table.variable import is_embedding_variable
 
 _FILES = (".keras", ".h5")
+_MARK = b"sok_like: holds tables"  # the comment of a `.keras`, which is a zip archive
 _OWN_VARIABLES = (
     "Keras' files cannot hold variables that differ between the {ranks} ranks; "
     "tf.train.Checkpoint saves them for the same number of ranks. "
@@ -157,11 +158,19 @@ def _replaced(path, write):
     aside = os.path.join(folder, f".writing-{name}")
     try:
         write(aside)
+        _mark(aside)
         with open(aside, "rb") as file:
             os.fsync(file.fileno())
         durable.rename(aside, local)
     finally:
         durable.remove(aside)
+
+
+def _mark(path):
+    """Lets `load_model` see that ranks must load the file together, whoever's layers it names."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.comment = _MARK
 
 
 # ---- reading ----
@@ -236,7 +245,7 @@ def load_model(own: Callable, filepath: Any, *args: Any, **kwargs: Any) -> Any:
     """`saving_lib.load_model`."""
     if not comm.is_initialized():
         return own(filepath, *args, **kwargs)
-    ours, call = _names_this_package(filepath), "a load of a model"
+    ours, call = _has_tables(filepath), "a load of a model"
     if ours:
         _check_eager(call)
     read = functools.partial(own, filepath, *args, **kwargs)
@@ -247,10 +256,10 @@ def _path(filepath):
     return os.fspath(filepath) if isinstance(filepath, (str, os.PathLike)) else None
 
 
-def _names_this_package(filepath):
+def _has_tables(filepath):
     with contextlib.suppress(OSError, KeyError, TypeError, zipfile.BadZipFile):
         with zipfile.ZipFile(filepath) as archive:
-            return b"sok_like" in archive.read("config.json")
+            return archive.comment == _MARK or b"sok_like" in archive.read("config.json")
     return False
 
 

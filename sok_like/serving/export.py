@@ -23,6 +23,7 @@ from sok_like.lookup.stock_table import ROW_DTYPES
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import all_or_none, gather_text
 from sok_like.runtime.checks import wrong_argument
+from sok_like.saving.format import durable
 from sok_like.serving import contents
 from sok_like.serving import signatures as signature
 from sok_like.table.variable import EmbeddingVariable
@@ -48,8 +49,8 @@ def export_saved_model(
 
     Args:
         model: A Keras model or layer that has been called once, or a tf.Module.
-        path: Folder of the SavedModel. An existing SavedModel is replaced when the new one is
-            complete.
+        path: Folder of the SavedModel, on any file system that TensorFlow writes (`gs://...`). An
+            existing SavedModel is replaced when the new one is complete.
         missing: What a key without a row reads: "zeros", or "initial" for the row that training
             would give it.
         row_dtype: "float32", "bfloat16", or "int8" with one scale per row.
@@ -147,8 +148,7 @@ def _write(model, path, functions, module, what):
             f"{error}"
         ) from error
     finally:
-        if tf.io.gfile.exists(aside):
-            tf.io.gfile.rmtree(aside)
+        durable.remove_folder(aside)
 
 
 def _traced(each, what):
@@ -188,7 +188,7 @@ def _check_ops(graph, name):
 
 def _check_path(path):
     gfile = tf.io.gfile
-    if not gfile.exists(path):
+    if not durable.exists(path):  # raises if there is no file system for the path
         return
     is_model = gfile.isdir(path) and gfile.exists(os.path.join(path, "saved_model.pb"))
     if not is_model and not (gfile.isdir(path) and not gfile.listdir(path)):
@@ -198,11 +198,25 @@ def _check_path(path):
 
 
 def _move(aside, path):
-    """Renames the complete SavedModel to its place, so that nobody reads an incomplete one."""
+    """Puts the complete SavedModel in its place, so that nobody reads an incomplete one."""
     gfile = tf.io.gfile
+    if durable.local(path) is None:
+        return _copy(aside, path)
     old = f"{aside}.old"
     if gfile.exists(path):
         gfile.rename(path, old)
     gfile.rename(aside, path)
     if gfile.exists(old):
         gfile.rmtree(old)
+
+
+def _copy(aside, path):
+    """`_move` for file systems that may not rename folders; `saved_model.pb` makes it a model."""
+    gfile, last = tf.io.gfile, "saved_model.pb"
+    durable.remove(durable.join(path, last))  # from now on nobody reads a mixture
+    durable.remove_folder(path)
+    files = [(folder, name) for folder, _, names in gfile.walk(aside) for name in names]
+    for folder, name in sorted(files, key=lambda file: file[1] == last):
+        target = path + folder[len(aside) :].rstrip("/")
+        durable.make_folder(target)
+        gfile.copy(durable.join(folder, name), durable.join(target, name))

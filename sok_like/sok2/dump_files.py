@@ -14,17 +14,19 @@ The numbers after it are little-endian. In names "_" replaces punctuation.
 
 from __future__ import annotations
 
-import pathlib
 import string
 from typing import Any
 
 import numpy as np
+
+from sok_like.saving.format import durable
 
 KEY, WEIGHT, SLOT = 0, 1, 2
 ITERATIONS = "iterations"
 HEAD = 296
 
 _NAME, _SLOT_NAME = 256, 32
+_PART = 2**22  # bytes read at a time
 _DTYPES = (
     *(np.int32, np.int64, np.uint32, np.uint64),
     *(np.float16, np.float32, np.float64),
@@ -61,16 +63,15 @@ def head(table: str, kind: int, slot: str, dtype: Any) -> bytes:
     return name + kind.to_bytes(4, "big") + slot_name + numbers[0].to_bytes(4, "big")
 
 
-def read(path: pathlib.Path, kind: int, dim: int | None = None) -> np.ndarray:
-    """The items of a file: `[num_items]`, or `[num_items, dim]` memory-mapped.
+def read(path: str, kind: int, dim: int | None = None) -> Any:
+    """The items of a file: an array `[num_items]`, or `Rows` `[num_items, dim]`.
 
     Raises:
         FileNotFoundError: the file is missing.
         ValueError: the file is of another kind, or truncated.
     """
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        begin = file.read(HEAD)
+    size = durable.size(path)
+    begin = durable.read(path, 0, min(size, HEAD))
     found = int.from_bytes(begin[_NAME : _NAME + 4], "big")
     number = int.from_bytes(begin[-4:], "big")
     if len(begin) < HEAD or found != kind or number >= len(_DTYPES):
@@ -82,7 +83,29 @@ def read(path: pathlib.Path, kind: int, dim: int | None = None) -> np.ndarray:
             f"{path} must hold whole rows of {width} bytes. Received: {size - HEAD} bytes"
         )
     count = (size - HEAD) // width
-    shape = (count,) if dim is None else (count, dim)
-    if not count:
-        return np.zeros(shape, dtype)
-    return np.memmap(path, dtype, "r", HEAD, shape)
+    if dim is None:
+        return np.frombuffer(durable.read(path, HEAD, size - HEAD), dtype)
+    return Rows(path, dtype, (count, dim))
+
+
+class Rows:
+    """Rows in a file, of which some are read; the file is on any file system."""
+
+    def __init__(self, path: str, dtype: np.dtype, shape: tuple[int, int]):
+        self._path, self._dtype, self.shape = path, dtype, shape
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, positions: np.ndarray) -> np.ndarray:
+        """The rows at these positions, which ascend; reads a few MiB at a time."""
+        found = np.empty([len(positions), self.shape[1]], self._dtype)
+        row_bytes = self.shape[1] * self._dtype.itemsize
+        step = max(1, _PART // max(1, row_bytes))
+        for begin in range(0, len(self), step):
+            part = np.empty([min(step, len(self) - begin), self.shape[1]], self._dtype)
+            first, last = np.searchsorted(positions, [begin, begin + len(part)]).tolist()
+            if first < last:
+                durable.read_into(self._path, HEAD + begin * row_bytes, part)
+                found[first:last] = part[positions[first:last] - begin]
+        return found

@@ -8,7 +8,6 @@ error on one rank raises on all ranks, and leaves all files and variables unchan
 from __future__ import annotations
 
 import os
-import pathlib
 import secrets
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +29,7 @@ def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None) -> None
     Every rank must call it, with a folder that all ranks share.
 
     Args:
-        path: Folder; created if it is missing.
+        path: Folder, on any file system that TensorFlow writes; created if it is missing.
         dump_vars: A variable of this package or a list of them; files have the variables' names.
         optimizer: None, an OptimizerWrapper or SGD, or, if all tables are of `Variable`, one of
             `tf_keras.optimizers.legacy`; or a list with one of these.
@@ -40,57 +39,72 @@ def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None) -> None
         ValueError: two variables have the same name, or there are several optimizers.
         RuntimeError: in a graph; a rank could not write; the folder is not shared.
     """
-    folder, communicator = pathlib.Path(path), comm.current()
+    folder, communicator = os.fspath(path), comm.current()
     dumped = _dumped("dump", dump_vars, optimizer)
     parts: list[tuple[str, bytes, np.ndarray]] = []
     owners: dict[str, str] = {}  # the table of each file
 
     def count():
-        if durable.local(path) is None:
-            raise ValueError(
-                "All ranks write their parts into the same files, so `path` must be a folder on a "
-                f"disk that they share, without a scheme. Received: path={path!r}"
-            )
         for table in dumped:
             mine = table.parts()
             owners.update((name, table.stem) for name, *_ in mine)
             parts.extend(mine)
-        folder.mkdir(parents=True, exist_ok=True)
+        durable.make_folder(folder)
         dump_id = f"{secrets.randbits(62):016x}"
         return {"dump": dump_id, "counts": [len(items) for *_, items in parts]}
 
     told = agreed(count, communicator, f"sok2.dump of {[table.stem for table in dumped]}")
     totals = np.sum([message["counts"] for message in told], 0)
     before = np.sum([message["counts"] for message in told[: communicator.rank]], 0)
-    aside = [folder / f"{name}.{told[0]['dump']}.tmp" for name, *_ in parts]
+    aside = [durable.join(folder, f"{name}.{told[0]['dump']}.tmp") for name, *_ in parts]
+    # Several ranks write into one file, if the file system can do that; otherwise rank 0 joins
+    # their files.
+    is_local = durable.local(folder) is not None
+    ranks = range(communicator.world_size)
 
     def write():
         firsts = np.broadcast_to(before, len(parts)).tolist()
         for file, first, (name, begin, items) in zip(aside, firsts, parts, strict=True):
             begin = begin if communicator.rank == 0 else b""
-            write_part(file, items, int(first), owners[name], begin, files.HEAD)
+            if is_local:
+                write_part(file, items, int(first), owners[name], begin, files.HEAD)
+            else:
+                data = np.ascontiguousarray(items, items.dtype.newbyteorder("<"))
+                durable.write(f"{file}.{communicator.rank}", begin + data.tobytes())
 
     def publish():
         if communicator.rank > 0:
             return
         for file, total, (name, _, items) in zip(aside, totals.tolist(), parts, strict=True):
             row = int(np.prod(items.shape[1:], dtype=np.int64)) * items.itemsize
-            wanted = files.HEAD + total * row
-            if file.stat().st_size != wanted:
+            wanted, written = files.HEAD + total * row, [file]
+            if not is_local:
+                written = [f"{file}.{rank}" for rank in ranks]
+            found = sum(durable.size(each) for each in written)
+            if found != wanted:
                 raise ValueError(
-                    f"{folder} must be a folder that all ranks share. Received: "
-                    f"{file.stat().st_size} bytes of {wanted} in {name}"
+                    f"{folder} must be a folder that all ranks share. Received: {found} bytes of "
+                    f"{wanted} in {name}"
                 )
+            if not is_local:
+                with durable.written(file) as joined:
+                    for each in written:
+                        joined.write(durable.read(each))
         for file, (name, *_) in zip(aside, parts, strict=True):
-            os.replace(file, folder / name)
-        durable.sync_folder(folder)
+            durable.rename(file, durable.join(folder, name))
+        remove(ranks)
+
+    def remove(of_ranks):
+        for file in aside:
+            durable.remove(file)
+            for rank in () if is_local else of_ranks:
+                durable.remove(f"{file}.{rank}")
 
     def undone(function: Callable) -> None:
         try:
             agreed(function, communicator, "sok2.dump")
         except BaseException:
-            for file in aside:
-                file.unlink(missing_ok=True)
+            remove([communicator.rank])
             raise
 
     undone(write)
@@ -114,7 +128,7 @@ def load(path: str | os.PathLike, load_vars: Any, optimizer: Any = None) -> None
             variable. If memory runs out while rows are written, the error names the variables that
             were loaded.
     """
-    folder, communicator = pathlib.Path(path), comm.current()
+    folder, communicator = os.fspath(path), comm.current()
     dumped = _dumped("load", load_vars, optimizer)
     call = f"sok2.load of {[table.stem for table in dumped]}"
     found: list[Any] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +9,7 @@ import tensorflow as tf
 
 from sok_like.optimizers.legacy_keras import legacy_name
 from sok_like.runtime import comm
+from sok_like.saving.format import durable
 from sok_like.sok2 import dump_files as files
 from sok_like.sok2.distributed_variable import is_static, plain
 from sok_like.sok2.dynamic_variable import assign, export
@@ -115,7 +115,7 @@ class Dumped:
 
     # ---- from files ----
 
-    def read(self, folder: pathlib.Path) -> Content:
+    def read(self, folder: str) -> Content:
         """Reads this rank's part of the files in a folder.
 
         Raises:
@@ -123,10 +123,11 @@ class Dumped:
             ValueError: a file is damaged, or does not fit the variable.
         """
         dim = self._variable.dim
-        keys = files.read(folder / self._file(files.KEY), files.KEY)
+        keys = files.read(durable.join(folder, self._file(files.KEY)), files.KEY)
         count = len(keys)
         mine = self._mine(keys)
-        rows = self._rows(folder / self._file(files.WEIGHT), files.WEIGHT, count, dim)[mine]
+        weights = durable.join(folder, self._file(files.WEIGHT))
+        rows = self._rows(weights, files.WEIGHT, count, dim)[mine]
         slots = {
             name: self._rows(self._slot_file(folder, name), files.SLOT, count, dim)[mine]
             for name in self._slot_names()
@@ -147,17 +148,17 @@ class Dumped:
         return rows
 
     def _slot_file(self, folder, name):
-        path = folder / self._file(files.SLOT, name)
-        if not path.exists() and optimizer_name(self._optimizer) == "Adamax":
+        path = durable.join(folder, self._file(files.SLOT, name))
+        if not durable.exists(path) and optimizer_name(self._optimizer) == "Adamax":
             # The name that SOK 2.x gives to Adamax' files.
-            return folder / files.file_name(self.stem, files.SLOT, "Adam", name)
+            return durable.join(folder, files.file_name(self.stem, files.SLOT, "Adam", name))
         return path
 
     def _read_iterations(self, folder):
         if self._iterations() is None:
             return None
-        path = folder / self._file(files.SLOT, files.ITERATIONS)
-        return int(files.read(path, files.SLOT)[0]) if path.exists() else None
+        path = durable.join(folder, self._file(files.SLOT, files.ITERATIONS))
+        return int(files.read(path, files.SLOT)[0]) if durable.exists(path) else None
 
     def _mine(self, keys):
         """Positions of the keys that this rank holds."""

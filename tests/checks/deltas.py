@@ -14,7 +14,7 @@ ERASED = {3: range(0, 20), 5: range(10, 40, 3)}  # before these steps
 
 
 def checks(world_size):
-    return {"chain": chain} if world_size == 2 else {}
+    return {"chain": chain, "even_keys": even_keys} if world_size == 2 else {}
 
 
 def batch(step):
@@ -113,3 +113,34 @@ def go_on(kind, folder):
     saver.dump(table, folder, since="last")
     pairs.append([state(table), state(read(kind, folder)[0])])
     return pairs
+
+
+def even_keys():
+    """A table with a filter, all of whose keys rank 0 owns: deltas, compacted, and read again."""
+    import sok_like as sok
+
+    option = sok.EmbeddingVariableOption(filter_option=sok.CounterFilter(2))
+    folder, saver = shared("deltas_even"), sok.Saver()
+    table = sok.EmbeddingVariable(DIM, name="even", ev_option=option)
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1))
+
+    def train(keys, steps):
+        keys = tf.RaggedTensor.from_tensor(tf.constant(keys, tf.int64)[:, tf.newaxis])
+        for _ in range(steps):
+            with tf.GradientTape() as tape:
+                (vectors,) = sok.group_embedding_lookup_sparse([table], [keys], ["sum"])
+                loss = tf.reduce_sum(vectors**2)
+            optimizer.apply_gradients(zip(tape.gradient(loss, [table]), [table], strict=True))
+
+    train([2, 4, 6, 8], 3)
+    saver.dump(table, folder)
+    train([4, 10, 12], 3)
+    saver.dump(table, folder, since="last")
+    saver.compact(table, folder)
+    other = sok.EmbeddingVariable(DIM, name="even", ev_option=option)
+    saver.restore(other, folder)
+    found = {"wrote": state(table), "read": state(other)}
+    train([4], 1)
+    saver.dump(table, folder, since="last")
+    saver.restore(other, folder)
+    return {**found, "wrote_on": state(table), "read_on": state(other)}

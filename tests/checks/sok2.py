@@ -26,6 +26,7 @@ def checks(world_size):
         "dense": dense,
         "shards": shards,
         "dump": dump,
+        "elsewhere": elsewhere,
         "load": load,
         "errors": errors,
     }
@@ -201,6 +202,42 @@ def dump():
         for slot in slots
     ]
     return files, [content(variable) for variable in variables], momenta
+
+
+def elsewhere():
+    """Dumps to file systems in which ranks cannot write into one file together."""
+    from sok_like.runtime import comm
+    from sok_like.saving.format import durable
+
+    sok2, _, world_size = context()
+    optimizer = sok2.SGD(RATE)
+    variables = [make(kind, f"sok2_elsewhere_{kind}") for kind in KINDS]
+    path, own = folder(f"elsewhere{world_size}"), durable.local
+    sok2.dump(path / "local", variables, optimizer)
+    # Local files, but as TensorFlow's file systems handle them.
+    durable.local = lambda at: None if str(at).startswith("file://") else own(at)
+    try:
+        sok2.dump(f"file://{path}/remote", variables, optimizer)
+        comm.current().barrier()
+        for variable in variables:
+            if hasattr(variable, "global_shape"):
+                variable.assign(tf.zeros_like(variable))
+            else:
+                sok2.assign(variable, np.arange(ROWS), np.zeros([ROWS, DIM], np.float32))
+        sok2.load(f"file://{path}/remote", variables, optimizer)
+    finally:
+        durable.local = own
+    files = {
+        name: {file.name: file.read_bytes() for file in (path / name).iterdir()}
+        for name in ("local", "remote")
+    }
+    problems = {}
+    for scheme in ("ram", "nowhere"):  # in memory of each process; of no file system
+        try:
+            sok2.dump(f"{scheme}://elsewhere", variables, optimizer)
+        except Exception as error:
+            problems[scheme] = f"{type(error).__name__}: {error}"
+    return files, problems, [content(variable) for variable in variables], os.listdir(".")
 
 
 def written_by_hand(path, name, keys, rows, dtype_number):

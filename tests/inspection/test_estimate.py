@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from benchmarks import workloads
+from sok_like.runtime import native
 
 RULES = {
     "sgd": ("sgd", {}),
@@ -18,8 +19,6 @@ RULES = {
 
 def taken(keys, dim, rule, options=None, batch=65_536):
     """Bytes of a table with its slot rows, after one update of all keys."""
-    from sok_like.runtime import native
-
     core = native.core()
     table = core.Table("estimated", dim)
     for at in range(0, len(keys), batch):
@@ -45,6 +44,42 @@ def test_each_rule(sok, name, dim, num_keys):
                                     tf.keras.optimizers.SGD(0.1, momentum=0.9))  # fmt: skip
     close(stats["bytes"], estimated.bytes, "bytes")
     close(stats["index_bytes"], estimated.index_bytes, "index")
+
+
+DEEPREC = {
+    "adagrad_decay": lambda optimizers: optimizers.AdagradDecayOptimizer(0.1, 0),
+    "rmsprop": lambda optimizers: optimizers.AdamAsyncOptimizer(0.1, apply_sparse_rmsprop=True),
+    "lazy_adam": lambda optimizers: optimizers.AdamAsyncOptimizer(0.1),
+}
+
+
+@pytest.mark.parametrize("rule", DEEPREC)
+def test_optimizers_of_deeprec(sok, rule):
+    from sok_like.optimizers import deeprec
+
+    optimizer = DEEPREC[rule](deeprec)
+    stats = taken(workloads.mixed(np.arange(120_000)), 8, rule)
+    close(stats["bytes"], sok.estimate_memory(120_000, 8, optimizer).bytes, rule)
+    assert sok.estimate_memory(9, 8, optimizer) == sok.estimate_memory(9, 8, rule)
+
+
+def test_slot_variables_of_all_rules(sok):
+    """Derived ones included: a row that moves outside of the batch says which steps it owes."""
+    core = native.core()
+    assert core.slot_widths("sgd", 8) == {}
+    assert core.slot_widths("sgd", 8, weight_decay=0.1) == {"last_step": 1}
+    assert core.slot_widths("rowwise_adagrad", 8) == {"accumulator": 1}
+    adam = {"momentum": 8, "velocity": 8}
+    assert core.slot_widths("lazy_adam", 8) == adam
+    assert core.slot_widths("adam", 8, amsgrad=True) == {
+        **adam,
+        "velocity_hat": 8,
+        "last_step": 1,
+    }
+    for rule in ("adagrad_decay", "ftrl", "rmsprop"):
+        assert sum(core.slot_widths(rule, 8).values()) == 16
+    with pytest.raises(ValueError, match="must be one of sgd"):
+        core.slot_widths("x", 8)
 
 
 def test_workloads(sok):

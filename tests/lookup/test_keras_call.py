@@ -83,19 +83,8 @@ def test_a_table_that_a_model_holds_trains(sok, how):
             np.testing.assert_allclose(found[key], row, rtol=1e-5, err_msg=f"{name}, key {key}")
 
 
-@pytest.mark.skipif(not KERAS_3, reason="tf_keras tracks every tf.Variable")
 @pytest.mark.parametrize("how", HOLDERS)
-def test_a_bare_table_in_a_model_of_keras_3_raises(sok, how):
-    hold, table_of = HOLDERS[how]
-    for lookup in lookups(sok).values():
-        model = model_of(hold(make_table(sok)), table_of, lookup)
-        with pytest.raises(RuntimeError, match=r"'held'.*does not list.*variable.as_weight\(\)"):
-            fit(sok, model)
-
-
-@pytest.mark.skipif(KERAS_3, reason="Keras 3 tracks only variables of its own")
-@pytest.mark.parametrize("how", HOLDERS)
-def test_a_bare_table_in_a_model_of_tf_keras_trains(sok, how):
+def test_a_bare_table_in_a_model_trains(sok, how):
     hold, table_of = HOLDERS[how]
     table = make_table(sok)
     fit(sok, model_of(hold(table), table_of, tf.gather))

@@ -189,7 +189,7 @@ _OF_BYTES = [_set, _set, _flip, _flip, _insert, _remove, _repeat, _cut, _zero, _
 _OF_BYTES += [_large_numbers]
 
 
-def _mutate_bytes(files, draw):
+def mutate_bytes(files, draw):
     path, other = draw.choice(files), draw.choice(files)
     data = path.read_bytes()
     change = draw.choice(_OF_BYTES)
@@ -261,7 +261,7 @@ def _mutate_files(files, draw):
     return {a: b.read_bytes()}, "file copied"
 
 
-_KINDS = [_mutate_bytes] * 6 + [_mutate_members] * 2 + [_mutate_manifest] * 2 + [_mutate_files]
+_KINDS = [mutate_bytes] * 6 + [_mutate_members] * 2 + [_mutate_manifest] * 2 + [_mutate_files]
 _KINDS += [wrong_content.in_shard] * 2 + [wrong_content.in_manifest]
 
 

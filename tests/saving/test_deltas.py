@@ -1,5 +1,6 @@
 """`sok.Saver().dump(since=...)` on one rank: what a delta holds, and chains that are refused."""
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from sok_like.saving.format import deltas
 from sok_like.saving.format import manifest as manifest_file
 from tests import emulated
 
@@ -155,6 +157,35 @@ def test_compact_leaves_one_base_of_the_same_content(sok, tmp_path):
         check_same(shard_of(tmp_path, 0), dict(arrays))
 
 
+def test_compact_that_wrote_what_cannot_be_read_removes_nothing(sok, tmp_path, monkeypatch):
+    saver, (table, optimizer) = sok.Saver(), made(sok)
+    train(table, optimizer, range(30))
+    saver.dump(table, tmp_path)
+    train(table, optimizer, [3], 2)
+    saver.dump(table, tmp_path, since="last")
+    files = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    own, own_parts = deltas.Content.sorted, deltas.Content._sorted_parts
+
+    def without_slots(self):
+        return dataclasses.replace(own(self), slot_names=["other", "velocity"])
+
+    def backwards(self, shard):
+        for part in own_parts(self, shard):
+            yield {name: array[::-1].copy() for name, array in part.items()}
+
+    for name, wrong, message in (
+        ("sorted", without_slots, "slot variables and records"),
+        ("_sorted_parts", backwards, "out of order"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(deltas.Content, name, wrong)
+            with pytest.raises(RuntimeError, match=message):
+                saver.compact(table, tmp_path)
+        assert {file: file.read_bytes() for file in tmp_path.iterdir()} == files
+    saver.compact(table, tmp_path)
+    check_same(state(restored(sok, tmp_path)[0]), state(table))
+
+
 def test_a_session_writes_and_reads_deltas(sok, tmp_path):
     with tf.Graph().as_default():
         init = sok.Init(global_batch_size=12, seed=7)
@@ -283,17 +314,20 @@ def test_since_must_name_a_dump_that_the_table_knows(sok, tmp_path):
     assert len(list(tmp_path.glob("*.npz"))) == 1
 
 
-def test_content_from_elsewhere_ends_the_chain(sok, tmp_path):
+@pytest.mark.parametrize("rows_only", [False, True])
+def test_a_delta_after_content_from_elsewhere_is_whole(sok, tmp_path, rows_only):
     saver, (table, optimizer) = sok.Saver(), made(sok)
     train(table, optimizer, range(5))
     saver.dump(table, tmp_path)
-    path = tf.train.Checkpoint(table=table).save(str(tmp_path / "checkpoint"))
-    tf.train.Checkpoint(table=table).restore(path)
-    files = sorted(tmp_path.iterdir())
-    with pytest.raises(RuntimeError, match="the next dump must be a full one"):
-        saver.dump(table, tmp_path, since="last")
-    assert sorted(tmp_path.iterdir()) == files
-    saver.dump(table, tmp_path)
+    if rows_only:
+        saver.restore(table, tmp_path, rows_only=True)
+    else:
+        path = tf.train.Checkpoint(table=table).save(str(tmp_path / "checkpoint"))
+        tf.train.Checkpoint(table=table).restore(path)
+    train(table, optimizer, [2, 7])
+    saver.dump(table, tmp_path, since="last")
+    assert shard_of(tmp_path, 1)["keys"].tolist() == [0, 1, 2, 3, 4, 7]
+    check_same(state(restored(sok, tmp_path)[0]), state(table))
 
 
 def test_a_delta_that_cannot_be_written_leaves_the_chain(sok, chain, monkeypatch):

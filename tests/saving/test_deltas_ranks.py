@@ -84,3 +84,12 @@ def test_another_number_of_ranks_goes_on_and_compacts(rank_results, kind):
             live = by_key([pairs[number][0] for pairs in ranks])
             read = by_key([pairs[number][1] for pairs in ranks])
             check_same(read, live, f"{kind} {writers} {number}")
+
+
+def test_compact_of_a_table_whose_keys_are_all_of_one_rank(rank_results):
+    for rank, found in enumerate(rank_results(2, "deltas.even_keys")):
+        for on in ("", "_on"):
+            assert found[f"read{on}"].keys() == found[f"wrote{on}"].keys()
+            for name, value in found[f"wrote{on}"].items():
+                np.testing.assert_array_equal(found[f"read{on}"][name], value, name)
+        assert found["wrote"]["keys"].tolist() == [[2, 4, 6, 8, 10, 12], []][rank]

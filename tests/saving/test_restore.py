@@ -272,3 +272,23 @@ def test_an_earlier_checkpoint_is_read(sok, tmp_path, monkeypatch):
     tf.train.Checkpoint(table=again).restore(path)
     for now, then in zip(state(again)[:5], state(table)[:5], strict=True):
         np.testing.assert_array_equal(now, then)
+
+
+def test_memory_that_runs_out_is_not_called_damage(sok, tmp_path, monkeypatch):
+    from sok_like.saving.format import durable
+
+    table = sok.EmbeddingVariable(2, name="large")
+    sok.assign(table, [1, 2], tf.ones([2, 2]))
+    sok.Saver().dump_to_file(table, tmp_path)
+    own = durable.read_into
+
+    def fail(path, at, buffer):
+        if str(path).endswith(".npz"):
+            raise MemoryError
+        return own(path, at, buffer)
+
+    monkeypatch.setattr(durable, "read_into", fail)
+    with pytest.raises(tf.errors.ResourceExhaustedError, match=r"out of memory while .*\.npz") as e:
+        sok.Saver().restore_from_file(table, tmp_path)
+    assert "whole shard file" not in str(e.value)
+    assert int(table.size()) == 2

@@ -5,7 +5,7 @@ import resource
 import numpy as np
 import pytest
 
-from sok_like.saving.format import part_file
+from sok_like.saving.format import durable, part_file
 
 KEYS = np.array([7, 2, 2**40 + 1, 12, 5])
 ROWS = np.arange(20, dtype=np.float32).reshape(5, 4)
@@ -113,6 +113,23 @@ def test_training_goes_on_from_a_dump(sok, tmp_path):
     optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
     rows, _ = layer.table.find(np.array([7, 2]))
     np.testing.assert_allclose(rows, ROWS[:2] - [[0.5], [0.0]], rtol=1e-5)
+
+
+@pytest.mark.parametrize("scheme", ["file", "ram"])
+def test_paths_with_a_scheme(sok, tmp_path, scheme):
+    """The files that a dump leaves for programs of SOK, and back without the dump."""
+    folder = f"{scheme}://{tmp_path}"
+    table = sok.EmbeddingVariable(4, name="films", key_dtype="int64")
+    sok.assign(table, KEYS, ROWS)
+    sok.Saver().dump_to_file(table, folder)
+    files = {name: durable.read(f"{folder}/{name}") for name in durable.names(folder)}
+    assert files["films_values.file"] == ROWS[np.argsort(KEYS)].tobytes()
+    for name in files:
+        if name not in ("films_keys.file", "films_values.file"):
+            durable.remove(f"{folder}/{name}")
+    keys, rows = restored(sok, a_layer(sok), folder)
+    np.testing.assert_array_equal(keys, np.sort(KEYS))
+    np.testing.assert_array_equal(rows, ROWS[np.argsort(KEYS)])
 
 
 def test_a_dump_without_its_manifest_is_not_taken_for_one_of_sok(sok, tmp_path):

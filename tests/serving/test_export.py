@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.ranks import HANG_LIMIT
 
@@ -82,3 +83,23 @@ def test_what_cannot_be_exported_says_so(served, case):
         message = rank["refused"][case] or ""
         for words in {**WORDS, **ON_RANKS}[case]:
             assert any(word in message for word in words.split("|")), message
+
+
+def test_a_file_system_of_tensorflow(sok):
+    """`ram://` cannot rename folders; a second export replaces the first."""
+    keys = tf.keras.Input([2], dtype="int64")
+    layer = sok.DistributedEmbedding("sum", None, 4, slot_num=2, max_nnz=1, name="served_in_ram")
+    model = tf.keras.Model(keys, tf.keras.layers.Flatten()(layer(keys)))
+    path = "ram://served/model"
+    for value in (1.0, 2.0):
+        sok.assign(layer.table, [1, 2], tf.fill([2, 4], value))
+        sok.export_saved_model(model, path)
+        (output,) = (
+            tf.saved_model.load(path)
+            .signatures["serving_default"](tf.constant([[1, 9]], tf.int64))
+            .values()
+        )
+        np.testing.assert_array_equal(output, [[value] * 4 + [0.0] * 4])
+    assert tf.io.gfile.listdir("ram://served") == ["model"]
+    with pytest.raises(ValueError, match="no file system is registered for 'nowhere'"):
+        sok.export_saved_model(model, "nowhere://bucket/model")

@@ -235,12 +235,15 @@ def test_what_rows_cannot_follow_raises():
         optimizer.apply_gradients([(tf.ones([1, 2]), tf.Variable([[1.0, 2.0]]))])
 
 
-def test_a_model_lists_both_kinds():
+@pytest.mark.parametrize("bare", [False, True])
+def test_a_model_lists_both_kinds(bare):
     class Model(tf.keras.Model):
         def __init__(self):
             super().__init__()
-            self.rows = sok2.Variable(np.ones([4, 2], np.float32), name="static").as_weight()
-            self.table = sok2.DynamicVariable(2, "1", "hbm", name="dynamic").as_weight()
+            rows = sok2.Variable(np.ones([4, 2], np.float32), name="static")
+            table = sok2.DynamicVariable(2, "1", "hbm", name="dynamic")
+            self.rows = rows if bare else rows.as_weight()
+            self.table = table if bare else table.as_weight()
             self.dense = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
 
         def call(self, ids):

@@ -114,6 +114,18 @@ def test_dump_and_load(rank_results, world_size):
         np.testing.assert_array_equal(whole(parts), momenta)
 
 
+def test_a_file_system_of_tensorflow(rank_results, world_size):
+    results = rank_results(world_size, "sok2.elsewhere")
+    for files, problems, _, here in results:
+        assert len(files["local"]) == 2 * len(check.KINDS) and files["remote"] == files["local"]
+        assert "no file system is registered for 'nowhere'" in problems["nowhere"]
+        assert (world_size == 1) == ("ram" not in problems), problems
+        assert not {"ram:", "nowhere:", "file:"} & set(here)
+    for i, kind in enumerate(check.KINDS):
+        loaded = [variables[i] for _, _, variables, _ in results]
+        np.testing.assert_array_equal(whole(loaded), check.start(kind))
+
+
 def test_files_are_those_of_sok_2(rank_results, world_size):
     files = rank_results(world_size, "sok2.dump")[0][0]
     for kind in check.KINDS:

@@ -33,8 +33,9 @@ void CpuTable::TakeContent(CallContext context, Table& other) {
   // An optimizer may have attached meanwhile. Its slots come first, where it expects them.
   aside.ConfigureSlots(context, SlotsWithThoseOf(aside.slots(), slots()));
   impl_->SwapContent(*aside.impl_);
-  impl_->changes.reset();  // they are of the replaced content
+  if (impl_->changes != nullptr) impl_->changes->TouchAll();
   impl_->slots.swap(aside.impl_->slots);
+  impl_->imported_slots.swap(aside.impl_->imported_slots);
   impl_->slot_initial.swap(aside.impl_->slot_initial);
   impl_->ForgetSteps();  // no row owes anything any more
   impl_->initial_row_scale = aside.impl_->initial_row_scale;

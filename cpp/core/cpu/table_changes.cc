@@ -63,6 +63,8 @@ int64_t CpuTable::KeepChanges(CallContext) {
   const int64_t number = changes->Begin(impl_->next_row);
   // The rows owe nothing; those of the table that wrote the dump may have owed steps.
   changes->CaughtUp();
+  // A delta of other slot variables than its base has could not be read: it must hold all keys.
+  if (!SameSavedSlots(impl_->imported_slots, impl_->slots)) changes->TouchAll();
   impl_->changes = std::move(changes);
   return number;
 }

@@ -238,7 +238,8 @@ struct CpuTable::Impl {
   uint64_t remembered_version = 0;
 
   std::vector<SlotVariableSpec> slots;
-  std::vector<float> slot_initial;  // what follows the embedding in a new row
+  std::vector<SlotVariableSpec> imported_slots;  // those of the last imported content
+  std::vector<float> slot_initial;               // what follows the embedding in a new row
   std::shared_ptr<RowCatchUp> catch_up;
   double initial_row_scale = 1.0;  // weight decay of steps that no catch_up remembers
   StepNumber step_number;

@@ -266,7 +266,11 @@ void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool r
   impl.CatchUpAll(ex);
   LayOutSlots(ex, specs);
   std::vector<int64_t> offsets;
-  for (const std::string& name : snapshot.slot_names) offsets.push_back(SlotOffset(name));
+  impl.imported_slots.clear();
+  for (size_t s = 0; s < snapshot.slot_names.size(); ++s) {
+    offsets.push_back(SlotOffset(snapshot.slot_names[s]));
+    impl.imported_slots.push_back({snapshot.slot_names[s], snapshot.slot_widths[s], 0.0f, true});
+  }
   const int64_t n = static_cast<int64_t>(num_keys);
   const uint64_t* const keys = snapshot.keys.data();
   std::vector<uint32_t> row_numbers(num_keys);

@@ -32,6 +32,7 @@ _ROWS_AT_ONCE = 2**16
 # of version 0.1 logged any number.
 _FREE_RUNS, _FREE_CATCH_UPS = 2**16, 2**12
 _OPTIMIZER = re.compile(r"(\w+)\((.*)\)")
+_WHOLE: tuple[str, dict[str, Any], np.ndarray] = "whole", {}, np.zeros([0, 3])  # as a log
 
 
 class Content:
@@ -127,10 +128,12 @@ class Content:
                     f"{source.slot_names} and {first[0]}"
                 )
             has_records &= rest.records is not None
-        rest = self.rest
-        rest.slot_names, rest.slot_widths = first or ([], [])
+        rest, last = self.rest, max(self._dumps[-1], key=lambda source: source.num_keys)
+        # Without a key of its own a rank has what the others have: it writes such a file, too.
+        rest.slot_names, rest.slot_widths = first or (last.slot_names, last.slot_widths)
         rest.slot_rows = np.zeros([0, sum(rest.slot_widths)], np.float32)
-        rest.records = np.zeros([0, 3], np.int64) if first and has_records else None
+        has_records = has_records if first else rest.step >= 0
+        rest.records = np.zeros([0, 3], np.int64) if has_records else None
         return count
 
     def _positions(self):
@@ -274,8 +277,8 @@ def _selected(shard, kept):
 
 def _log_of(shard):
     """Rule, options and steps, as `ReplayedSteps` takes them."""
-    if shard.whole:  # its rows owe no steps
-        return "sgd", {}, np.zeros([1, 3])
+    if shard.whole:
+        return _WHOLE
     if not shard.optimizer:
         return "sgd", {}, shard.steps
     named = _OPTIMIZER.fullmatch(shard.optimizer)
@@ -305,12 +308,21 @@ def _bring_up(shard, number, logs, dim):
         key = shard.keys[mine[:1]]
         segments = [shards[first[_owners(key, len(shards))[0]]]
                     for shards, first in zip(logs, different, strict=True)]  # fmt: skip
-        steps = native.core().ReplayedSteps(dim, shard.slot_names, shard.slot_widths, segments)
+        slots = shard.slot_names, shard.slot_widths
+        steps = native.core().ReplayedSteps(dim, *slots, _since_whole(segments))
         for begin in range(0, len(mine), _ROWS_AT_ONCE):
             at = mine[begin : begin + _ROWS_AT_ONCE]
             rows, slot_rows = shard.rows[at], shard.slot_rows[at]
             steps.bring_up(number, rows, slot_rows)
             shard.rows[at], shard.slot_rows[at] = rows, slot_rows
+
+
+def _since_whole(segments):
+    """The logs without those that no row owes: a whole delta has replaced all rows before it."""
+    # An earlier optimizer may have had slot variables that these rows lack.
+    last = max((n for n, log in enumerate(segments) if log[0] == _WHOLE[0]), default=-1)
+    nothing_owed = "sgd", {}, np.zeros([1, 3])
+    return [nothing_owed] * (last + 1) + segments[last + 1 :]
 
 
 def _same_as(shards, log):

@@ -201,6 +201,7 @@ def _opened(gfile, at):
 def _upload(file, gfile, at):
     file.seek(0)
     with gfile.GFile(at, "wb") as target:
+        target.write(b"")  # else an empty file would not be made
         while data := file.read(_CHUNK):
             target.write(data)
 

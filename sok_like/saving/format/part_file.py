@@ -21,7 +21,7 @@ def write_part(
     """Writes this rank's items, little-endian, and flushes them to the disk.
 
     Args:
-        path: The file; created if it is missing.
+        path: The file, which is local; created if it is missing.
         items: `[num_items, ...]`.
         first: Number of items of other ranks before these.
         table: The table's name, for errors.

@@ -149,6 +149,9 @@ class ShardFile(ShardSource):
             if entry is not None and self.num_keys != entry["keys"]:
                 raise ValueError(f"{self.num_keys} keys where the manifest says {entry['keys']}")
             self._check_values()
+        except MemoryError as error:
+            what = str(error) or "out of memory"
+            raise MemoryError(f"{what} while {path} was read") from error
         except Exception as error:  # damaged bytes raise undocumented errors of zipfile and NumPy
             known = isinstance(error, ValueError)
             what = str(error) if known else f"{type(error).__name__}: {error}"
@@ -242,12 +245,16 @@ class ShardFile(ShardSource):
                 try:
                     start = self._start_of(info, is_checked)
                     arrays[name] = self._array(start, info.file_size, *_MEMBERS[name])
+                except MemoryError:
+                    raise
                 except Exception as error:
                     raise ValueError(f"array '{name}': {error}") from error
         missing = {*REQUIRED} - arrays.keys()
         for together in ({*OF_POLICIES}, _OF_DELTAS):
             if arrays.keys() & together:
                 missing |= together - arrays.keys()
+        if missing == {"records"} and arrays["keys"].shape == (0,):
+            return arrays  # `compact` of version 0.1 left them out on a rank without keys
         if missing:
             raise ValueError(f"no arrays {sorted(missing)}")
         return arrays
