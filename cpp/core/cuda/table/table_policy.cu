@@ -10,6 +10,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <new>
 
 #include "cpp/core/cuda/device/host_buffer.cuh"
 #include "cpp/core/cuda/lookup/unique.h"
@@ -82,7 +83,12 @@ KeyBatch CudaTable::Impl::RecordTrainingLookup(const uint64_t* keys, int64_t num
                {{waiting.Ref(), batch.classified.refused, num_refused, batch.waiting_rows}});
     CountWaiting(stream, waiting.Ref(), batch.waiting_rows, num_refused, step);
     waiting.StartCopy();
-    BoundWaiting();
+    try {
+      BoundWaiting();
+    } catch (const std::bad_alloc&) {
+      // The lookup has been counted already. The next one tries again.
+    } catch (const DeviceMemoryError&) {
+    }
   }
   return batch;
 }

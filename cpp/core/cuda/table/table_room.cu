@@ -118,16 +118,16 @@ void CudaTable::Impl::MakeRoom(const uint64_t* keys, int64_t num_keys, const uin
   if (!HasRoom(num_keys)) WaitForCopy();  // of an earlier batch: the device has later work
   if (!HasRoom(num_keys)) {
     LearnCounters();
-    const bool is_full = size.known() + num_keys > most();
     int64_t actual_keys = num_given;
-    if (num_actual != nullptr && (num_missing < 0 || is_full)) {
+    if (num_actual != nullptr) {
       uint32_t actual = 0;
       CopyToHost(stream, &actual, num_actual, sizeof(actual));
       actual_keys = std::min<int64_t>(num_given, actual);
       if (num_missing < 0) num_keys = actual_keys;
     }
-    if (size.known() + num_keys > most()) {
-      num_keys = CountNew(keys, actual_keys);  // counts equal keys once
+    // Memory is for new keys, each once; with `num_actual` keys are unique already.
+    if (size.known() + num_keys > most() || (num_actual == nullptr && !HasRoom(num_keys))) {
+      num_keys = CountNew(keys, actual_keys);
       if (size.known() + num_keys > most()) {
         throw std::length_error(
             "A table must not grow beyond max_capacity=" + std::to_string(most()) +

@@ -191,8 +191,9 @@ void CudaTable::Clear(CallContext context) {
   const Stream stream = context.stream();
   const auto lock = impl.Enter(stream);
   impl.step_number.ResumeFrom(-1);
+  impl.ForgetSteps();  // no row owes anything any more
+  impl.initial_row_scale = 1.0;
   if (impl.is_direct()) {  // every key stays and gets its initial row
-    impl.ForgetSteps();
     return WriteInitialRows(stream, impl.Ref(), impl.direct);
   }
   impl.LearnCounters();
@@ -205,7 +206,6 @@ void CudaTable::Clear(CallContext context) {
   impl.arena = DeviceArena();
   impl.arena.stride = stride;
   impl.free_rows = Buffer();
-  impl.ForgetSteps();  // no row owes anything any more
   if (impl.records != nullptr) impl.records->Clear(stream);
 }
 

@@ -209,7 +209,6 @@ void UpdateAlike(Stream stream, const std::vector<RowGradients>& rows,
   std::vector<Batch> batches;
   for (const RowGradients& of_table : rows) {
     CudaTable& table = *of_table.table;
-    table.MakeRoomForStep(stream);
     if (table.keeps_records()) {
       table.CountDroppedGradients(stream, of_table.row_numbers, of_table.num_rows.most,
                                   of_table.num_rows.actual);
@@ -236,6 +235,7 @@ void Update(Stream stream, const std::vector<RowGradients>& rows, const Optimize
             float learning_rate, int64_t step) {
   std::map<int64_t, std::vector<RowGradients>> by_number;
   for (const RowGradients& of_table : rows) {
+    of_table.table->MakeRoomForStep(stream);  // may fail, so before the first table's update
     by_number[of_table.table->step_number().Of(step)].push_back(of_table);
   }
   for (const auto& [number, alike] : by_number) {
