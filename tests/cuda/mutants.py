@@ -113,7 +113,7 @@ MUTANTS = [
         "staging memory that the device has not read",
         f"{CORE}/lookup/segments.cu",
         "piece->memory.bytes() >= bytes && piece->read.HasPassed(round)",
-        "piece->memory.bytes() >= bytes",
+        "piece->memory.bytes() >= bytes && round > 0",
         ("cuda_segments_test",),
     ),
     Mutant(
