@@ -32,6 +32,7 @@ def run(world_size):
         "bad_row_splits": bad_row_splits,
         "two_devices": two_devices,
         "waits": waits,
+        **({"launches": launches} if world_size == 2 else {}),
         "kernels": kernels,
     }
     if world_size == 2:  # hash tables beside dense ones, of which SokRoute places the rows
@@ -140,8 +141,7 @@ def waits():
     import sok_like as sok
     from sok_like.lookup.hash_lookup import HashFeature, lookup
 
-    count = ctypes.CDLL(str(emulated.LIBRARY)).sok_emulator_host_waits
-    count.restype = ctypes.c_int64
+    count = _counter("host_waits")
     tables = [sok.EmbeddingVariable(4, name=f"waits{i}", initial_capacity=10_000) for i in range(2)]
     optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adagrad(0.1))
     optimizer.build(tables)
@@ -162,6 +162,64 @@ def waits():
         step(tf.range(number, number + 8, dtype=tf.int64))
         counts.append(count() - before)
     return counts[3:]
+
+
+def _counter(name):
+    count = getattr(ctypes.CDLL(str(emulated.LIBRARY)), f"sok_emulator_{name}")
+    count.restype = ctypes.c_int64
+    return count
+
+
+class Echo:
+    """As many ranks as asked for, each of which sends this one what this one sends to it."""
+
+    rank = 0
+
+    def __init__(self, world_size):
+        self.world_size = world_size
+
+    def all_to_all(self, tensor, splits, name):
+        return tf.identity(tensor), tf.identity(splits)
+
+
+def launches():
+    """Kernels, fills and copies of a warm step: {(tables, ranks): {part of the step: number}}."""
+    import sok_like as sok
+    from sok_like.lookup.hash_lookup import HashFeature, lookup
+    from sok_like.runtime import comm
+
+    count, own = _counter("launches"), comm.current()
+
+    def step(tables, optimizer, keys):
+        numbers = [count()]
+        with tf.GradientTape() as tape:
+            features = [HashFeature(table, keys, "sum", [0, 3, 64]) for table in tables]
+            found = lookup(features, training=True, name="launches")
+            numbers.append(count())
+            loss = tf.add_n([tf.reduce_sum(rows) for rows in found])
+        gradients = tape.gradient(loss, tables)
+        numbers.append(count())
+        optimizer.apply_gradients(zip(gradients, tables, strict=True))
+        numbers.append(count())
+        parts = ("lookup", "gradient", "update")
+        return dict(zip(parts, np.diff(numbers).tolist(), strict=True))
+
+    counts = {}
+    for num_tables, world_size in [(1, 1), (26, 1), (1, 8), (26, 8), (26, 64), (26, 200)]:
+        tables = [
+            sok.EmbeddingVariable(8, name=f"l{world_size}_{i}", initial_capacity=10_000)
+            for i in range(num_tables)
+        ]
+        optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adagrad(0.1))
+        optimizer.build(tables)
+        comm.set_current(Echo(world_size))
+        try:
+            for number in range(4):
+                keys = tf.range(number, number + 64, dtype=tf.int64) * 7
+                counts[num_tables, world_size] = step(tables, optimizer, keys)
+        finally:
+            comm.set_current(own)
+    return counts
 
 
 def kernels():

@@ -110,6 +110,27 @@ MUTANTS = [
         "  const int64_t num_erased = impl.counters.as<Counters>()->erased;",
     ),
     Mutant(
+        "staging memory that the device has not read",
+        f"{CORE}/lookup/segments.cu",
+        "piece->memory.bytes() >= bytes && piece->read.HasPassed(round)",
+        "piece->memory.bytes() >= bytes && round > 0",
+        ("cuda_segments_test",),
+    ),
+    Mutant(
+        "device 0 restored where nothing was current",
+        f"{CORE}/device/device.cu",
+        "Contexts().set(before_);",
+        "if (before_ == nullptr) cudaSetDevice(0);",
+        ("cuda_table_test",),
+    ),
+    Mutant(
+        "sums of groups that are not made",
+        f"{CORE}/lookup/combine_gradient.cu",
+        "    LaunchJobs(stream, groups);\n",
+        "",
+        ("cuda_combine_test",),
+    ),
+    Mutant(
         "missing barrier before counting",
         f"{CORE}/policies/select_lowest.cu",
         "  of_block[threadIdx.x] = 0;\n  __syncthreads();",

@@ -32,7 +32,8 @@ class Shared:
     def double(self):
         return self.values.astype(np.float64)
 
-    astype = double  # whatever the type asked for
+    def astype(self, dtype):
+        return self.values.astype(dtype)
 
     def cpu(self):
         return self

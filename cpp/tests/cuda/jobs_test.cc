@@ -210,6 +210,34 @@ void StepsOfEachTable(const OptimizerOptions& optimizer, bool unique_keys) {
   }
 }
 
+// The same rows, scattered over a message: the last first, with a gap before each.
+void RowsGoToTheirPlaces(std::vector<CudaTable::TableRows> gathers,
+                         std::vector<CudaTable::TableFind> finds, const std::vector<Rows>& rows) {
+  for (const int64_t gap : {4, 1}) {  // rows at multiples of 4 floats, or not
+    for (const bool by_key : {false, true}) {
+      std::vector<Rows> messages;
+      std::vector<std::vector<int64_t>> offsets;
+      for (size_t b = 0; b < rows.size(); ++b) {
+        const int64_t n = finds[b].num_keys, dim = finds[b].table->options().dim;
+        offsets.emplace_back();
+        for (int64_t i = 0; i < n; ++i) offsets[b].push_back((n - 1 - i) * (dim + gap) + gap);
+        messages.emplace_back(n * (dim + gap), -9.0f);
+        const cuda::RowPlaces places(messages[b].data(), offsets[b].data(), (dim + gap) % 4 == 0);
+        finds[b].rows = gathers[b].rows = places;
+      }
+      by_key ? CudaTable::Find(kStream, finds) : CudaTable::GatherRows(kStream, gathers);
+      for (size_t b = 0; b < rows.size(); ++b) {
+        const int64_t dim = finds[b].table->options().dim;
+        Rows expected(messages[b].size(), -9.0f);
+        for (size_t i = 0; i < offsets[b].size(); ++i) {
+          std::copy_n(&rows[b][i * dim], dim, &expected[offsets[b][i]]);
+        }
+        CHECK(SameBits(messages[b], expected));
+      }
+    }
+  }
+}
+
 void LookupsOfEachTable() {
   Twins twins(kTables);
   InlineExecutor ex;
@@ -247,6 +275,7 @@ void LookupsOfEachTable() {
   for (int t = 0; t < kTables; ++t) {
     CHECK_EQ(twins.device[t]->Size(kStream), twins.cpu[t]->size());
   }
+  RowsGoToTheirPlaces(gathers, finds, rows);
 }
 
 void AFullTableKeepsAllFromTakingKeys() {

@@ -11,6 +11,7 @@
 #include "cpp/core/cuda/lookup/combine.h"
 #include "cpp/core/cuda/lookup/unique.h"
 #include "cpp/tests/check.h"
+#include "cpp/tests/cuda/device_array.h"
 #include "cpp/tests/emulator/cuda_runtime.h"
 
 namespace sok {
@@ -61,27 +62,59 @@ void HeadsOfShortBlocksAreFilledUp() {
 }
 
 // A kernel takes the list of segments along; the host waits for none of it to arrive.
-void OnlyHeadsAreWaitedFor() {
+void OnlyHeadsAreWaitedFor(int64_t n) {
   cuda::Workspace workspace;
-  std::vector<int64_t> words(500, 7), to(500, 0), offsets(500);
+  std::vector<int64_t> words(n, 7), to(n, 0), offsets(n);
   std::vector<cuda::Move<int64_t>> moves;
   std::vector<cuda::RowSegment> rows;
-  for (int64_t i = 0; i < 500; ++i) {
+  for (int64_t i = 0; i < n; ++i) {
     moves.push_back({words.data() + i, to.data() + i, 1});
     rows.push_back({1, 3 * i, 1});
   }
-  const std::vector<int32_t> lengths(250, 2);
+  const std::vector<int32_t> lengths(n / 2, 2);
   for (bool warm : {false, true}) {
     const int64_t waits = emulator::num_host_waits, allocations = emulator::num_allocations;
+    const int64_t launches = emulator::num_launches;
     cuda::MoveSegments(kStream, workspace, moves);
     cuda::RowOffsets(kStream, workspace, rows, offsets.data());
     CHECK_EQ(emulator::num_host_waits, waits);
-    cuda::Heads(kStream, workspace, words.data(), lengths.data(), 250, 2);
+    CHECK_EQ(emulator::num_launches, launches + 4);  // each list, and what it is for
+    cuda::Heads(kStream, workspace, words.data(), lengths.data(), n / 2, 2);
     CHECK_EQ(emulator::num_host_waits, waits + 1);
     if (warm) CHECK_EQ(emulator::num_allocations, allocations);
   }
   CHECK(to == words);
-  for (int64_t i = 0; i < 500; ++i) CHECK_EQ(offsets[i], 3 * i);
+  for (int64_t i = 0; i < n; ++i) CHECK_EQ(offsets[i], 3 * i);
+}
+
+void WordsAreStoredInBlocks(int64_t num_blocks) {
+  const std::vector<int64_t> words = {7, -8, 9};
+  std::vector<uint64_t> message(num_blocks * 5, 1), expected(message);
+  std::vector<int64_t> targets;
+  for (int64_t b = 0; b < num_blocks; ++b) {
+    targets.push_back(b * 5 + b % 3);
+    for (int64_t w = 0; w < 3; ++w) expected[targets[b] + w] = static_cast<uint64_t>(words[w]);
+  }
+  const int64_t launches = emulator::num_launches;
+  cuda::StoreInBlocks(kStream, words.data(), 3, targets, message.data());
+  CHECK(message == expected);
+  CHECK_EQ(emulator::num_launches, launches + (num_blocks + 444) / 445);
+}
+
+// Streams run late, and the host goes on to write over what it has uploaded.
+void UploadedWordsMayChangeAtOnce() {
+  const auto stream = reinterpret_cast<cuda::Stream>(0x100);
+  for (const size_t count : {size_t{300}, size_t{1000}, size_t{30'000}}) {
+    std::vector<DeviceArray<uint64_t>> arrays;
+    for (uint64_t i = 0; i < 20; ++i) arrays.emplace_back(count, i, stream);
+    std::vector<uint64_t> words(count);
+    for (uint64_t i = 0; i < 20; ++i) {
+      std::fill(words.begin(), words.end(), 100 + i);
+      cuda::UploadWords(stream, words.data(), count, arrays[i]);
+    }
+    for (uint64_t i = 0; i < 20; ++i)
+      CHECK(arrays[i].Get() == std::vector<uint64_t>(count, 100 + i));
+  }
 }
 
 void PlacesAreThoseOfTheCpu() {
@@ -91,7 +124,8 @@ void PlacesAreThoseOfTheCpu() {
     const RowPlacement placement = {10, owner, 20};
     std::vector<uint64_t> expected(ids.size()), keys(ids.size());
     PlaceRows(ex, placement, 3, ids.data(), ids.size(), expected.data());
-    cuda::PlaceRows(kStream, placement, 3, ids.data(), ids.size(), keys.data());
+    const int64_t num_keys = static_cast<int64_t>(ids.size());
+    cuda::PlaceRows(kStream, 3, {{placement, ids.data(), num_keys, keys.data()}});
     CHECK(keys == expected);
   }
 }
@@ -191,6 +225,7 @@ void ScatteredRowsAreSummed(int64_t num_rows, float scale, int64_t dim, int64_t 
 }  // namespace sok
 
 int main() {
+  sok::UploadedWordsMayChangeAtOnce();
   emulator::host_arrays_allowed = emulator::runs_at_once = true;
   sok::MovesAreCopies<uint64_t>({});
   sok::MovesAreCopies<uint64_t>({0, 0});
@@ -200,7 +235,9 @@ int main() {
   sok::MovesAreCopies<int64_t>(std::vector<int64_t>(3000, 1));  // a list that is copied by itself
   sok::RowsBeginWhereTheirSegmentsSay();
   sok::HeadsOfShortBlocksAreFilledUp();
-  sok::OnlyHeadsAreWaitedFor();
+  for (int64_t n : {10, 500, 5000}) sok::OnlyHeadsAreWaitedFor(n);
+  sok::WordsAreStoredInBlocks(3);
+  sok::WordsAreStoredInBlocks(1000);
   sok::PlacesAreThoseOfTheCpu();
   using sok::Combiner;
   for (Combiner combiner : {Combiner::kNone, Combiner::kSum, Combiner::kMean, Combiner::kSqrtn}) {

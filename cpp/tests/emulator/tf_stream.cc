@@ -13,7 +13,11 @@ cuda::Stream StreamOf(tensorflow::OpKernelContext*) { return nullptr; }
 
 }  // namespace sok
 
-// For tests, by way of ctypes: how often this process has waited for the device.
+// For tests, by way of ctypes: how often this process has waited for the device, and how many kernels,
+// fills and copies it has launched.
 extern "C" __attribute__((visibility("default"))) int64_t sok_emulator_host_waits() {
   return emulator::num_host_waits;
+}
+extern "C" __attribute__((visibility("default"))) int64_t sok_emulator_launches() {
+  return emulator::num_launches;
 }

@@ -93,28 +93,25 @@ class DeviceGatherRowsOp : public RankOp {
     cuda::Workspace& workspace = tables[0]->table().workspace();
     const cuda::Workspace::Scope scope(workspace, stream);
     WriteHeadsOnDevice(stream, workspace, call, layout, out);
+    // One job per table, however many ranks its rows go to.
+    const std::vector<const int64_t*> starts = RowStarts(stream, workspace, layout);
     std::vector<CudaTable::TableFind> finds;
     std::vector<CudaTable::TableKeys> inserts;
     std::vector<CudaTable::TableRows> gathers;
     std::vector<cuda::Move<uint64_t>> moves;
     for (size_t i = 0; i < tables.size(); ++i) {
       CudaTable& table = tables[i]->table();
-      if (!insert_ || table.keeps_records()) {  // keys to insert have been inserted
-        for (int64_t r = 0; r < world_size_; ++r) {
-          const KeySegment& segment = segments[r][i];
-          finds.push_back({&table, segment.keys, segment.num_keys, out + layout.start(r, i)});
-        }
-        continue;
-      }
+      const cuda::RowPlaces rows(out, starts[i], layout.IsAligned(i));
       const int64_t num_keys = layout.num_rows(i);
       uint64_t* const keys = workspace.Take<uint64_t>(num_keys);
-      uint32_t* row_numbers = workspace.Take<uint32_t>(num_keys);
       CollectKeys(segments, i, keys, &moves);
-      inserts.push_back({&table, keys, num_keys, row_numbers});
-      for (int64_t r = 0; r < world_size_; ++r) {
-        gathers.push_back({&table, row_numbers, layout.count(r, i), out + layout.start(r, i)});
-        row_numbers += layout.count(r, i);
+      if (!insert_ || table.keeps_records()) {  // keys to insert have been inserted
+        finds.push_back({&table, keys, num_keys, rows});
+        continue;
       }
+      uint32_t* const row_numbers = workspace.Take<uint32_t>(num_keys);
+      inserts.push_back({&table, keys, num_keys, row_numbers});
+      gathers.push_back({&table, row_numbers, num_keys, rows});
     }
     cuda::MoveSegments(stream, workspace, moves);
     CudaTable::FindOrInsertRows(stream, inserts);

@@ -50,19 +50,20 @@ class DeviceRouteOp : public RouteOp {
     auto* const findings = reinterpret_cast<cuda::BatchFinding*>(learned + num_offsets);
     std::vector<uint64_t*> unique;
     std::vector<cuda::UniqueByOwnerBatch> routed;
+    std::vector<cuda::PlaceBatch> placing;
     for (int64_t i = 0; i < n; ++i) {
       const int64_t num_keys = batches[i].num_keys;
       const uint64_t* keys = batches[i].keys;
       if (is_placed(i)) {
         uint64_t* const placed = workspace.Take<uint64_t>(num_keys);
-        cuda::PlaceRows(stream, placements_[i], world_size_, in.keys[i].flat<int64_t>().data(),
-                        num_keys, placed);
+        placing.push_back({placements_[i], in.keys[i].flat<int64_t>().data(), num_keys, placed});
         keys = placed;
       }
       unique.push_back(workspace.Take<uint64_t>(num_keys));
       routed.push_back(
           {keys, num_keys, unique[i], Places(batch.inverse[i]), learned + i * (world_size_ + 1)});
     }
+    cuda::PlaceRows(stream, world_size_, placing);
     cuda::CheckBatches(stream, batches, findings);
     cuda::UniqueByOwner(stream, workspace, routed, world_size_);
     std::vector<int64_t> host(num_offsets + n * kWords);

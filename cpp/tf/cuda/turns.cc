@@ -12,14 +12,17 @@ class DeviceStampCallOp : public StampOp {
     OP_REQUIRES_OK(ctx, CheckSplits(message, splits, splits.NumElements()));
     const Call call = Next();
     ctx->set_output(0, message);  // only the words that name the call change
-    int64_t* block = const_cast<int64_t*>(message.flat<int64_t>().data());
+    uint64_t* const words = Keys(const_cast<Tensor*>(&message));
     OP_REQUIRES_OK(ctx, Guard([&] {
+                     // The first word stays: a failed block stays failed.
+                     std::vector<int64_t> targets;
+                     int64_t block = 0;
                      for (int64_t r = 0; r < splits.NumElements(); ++r) {
-                       // The first word stays: a failed block stays failed.
-                       cuda::UploadWords(StreamOf(ctx), call.words.data() + 1, Call::kNumWords - 1,
-                                         reinterpret_cast<uint64_t*>(block + 1));
+                       targets.push_back(block + 1);
                        block += splits.flat<int32_t>()(r);
                      }
+                     cuda::StoreInBlocks(StreamOf(ctx), call.words.data() + 1, Call::kNumWords - 1,
+                                         targets, words);
                    }));
   }
 };

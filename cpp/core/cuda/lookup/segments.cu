@@ -1,6 +1,10 @@
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
 
+#include "cpp/core/cuda/device/host_buffer.cuh"
 #include "cpp/core/cuda/device/launch.cuh"
 #include "cpp/core/cuda/lookup/segments.h"
 
@@ -9,7 +13,6 @@ namespace cuda {
 namespace {
 
 constexpr int kPerThread = 8;
-constexpr size_t kMostUploaded = size_t{1} << 16;  // bytes; for more, a wait beats the launches
 
 // Words as a kernel argument, which CUDA copies before the launch returns. A copy from pageable
 // memory would have to be waited for.
@@ -23,6 +26,57 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t i = GlobalThread();
   if (i < count) to[i] = values.words[i];
 }
+
+// Of the values, `num_words` words, then the targets they go to.
+__global__ void __launch_bounds__(kThreads)
+    StoreInBlocksKernel(const __grid_constant__ ArgumentWords values, int64_t num_words,
+                        int64_t num_targets, uint64_t* message) {
+  const int64_t i = GlobalThread();
+  if (i >= num_words * num_targets) return;
+  const int64_t block = i / num_words, word = i - block * num_words;
+  message[static_cast<int64_t>(values.words[num_words + block]) + word] = values.words[word];
+}
+
+// Pinned memory that words leave for the device from. A piece is used again once its stream has
+// read it, so that nobody waits: there are as many as are under way at once.
+class StagedCopies {
+ public:
+  static StagedCopies& OfCurrentDevice() {
+    static std::mutex mutex;
+    static auto* const of_device = new std::map<int, StagedCopies>;  // never freed, as the pools
+    const std::lock_guard<std::mutex> lock(mutex);
+    return (*of_device)[CurrentDevice()];
+  }
+  void Copy(Stream stream, const void* from, size_t bytes, void* to) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Piece& piece = FreePiece(bytes);
+    std::memcpy(piece.memory.as<char>(), from, bytes);
+    CudaCheck(cudaMemcpyAsync(to, piece.memory.as<char>(), bytes, cudaMemcpyHostToDevice, stream),
+              "cudaMemcpyAsync");
+    piece.read.Record(stream);
+  }
+
+ private:
+  struct Piece {
+    explicit Piece(size_t bytes) : memory(bytes) {}
+    HostBuffer memory;
+    StreamPoint read;
+  };
+
+  Piece& FreePiece(size_t bytes) {
+    const uint64_t round = StreamPoint::NextRound();
+    for (const auto& piece : pieces_) {
+      if (piece->memory.bytes() >= bytes && piece->read.HasPassed(round)) return *piece;
+    }
+    size_t room = size_t{64} << 10;
+    while (room < bytes) room *= 2;
+    pieces_.push_back(std::make_unique<Piece>(room));
+    return *pieces_.back();
+  }
+
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Piece>> pieces_;
+};
 
 // Segments as kernels see them: none is empty, so `begin` ascends.
 template <typename T>
@@ -78,20 +132,26 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void UploadWords(Stream stream, const void* words, size_t num_words, uint64_t* to) {
-  if (num_words * sizeof(uint64_t) > kMostUploaded) {
-    return CopyToDevice(stream, to, words, num_words * sizeof(uint64_t));
+  const size_t bytes = num_words * sizeof(uint64_t);
+  if (num_words > ArgumentWords::kMost) {
+    return StagedCopies::OfCurrentDevice().Copy(stream, words, bytes, to);
   }
-  const char* from = static_cast<const char*>(words);
-  while (num_words > 0) {
-    const size_t count = std::min(num_words, ArgumentWords::kMost);
-    ArgumentWords values;
-    std::memcpy(values.words, from, count * sizeof(uint64_t));
-    std::memset(values.words + count, 0, sizeof(values) - count * sizeof(uint64_t));
-    Launch(StoreKernel, static_cast<int64_t>(count), stream, values, static_cast<int64_t>(count),
-           to);
-    from += count * sizeof(uint64_t);
-    to += count;
-    num_words -= count;
+  ArgumentWords values = {};
+  std::memcpy(values.words, words, bytes);
+  const int64_t count = static_cast<int64_t>(num_words);
+  Launch(StoreKernel, count, stream, values, count, to);
+}
+
+void StoreInBlocks(Stream stream, const void* words, size_t num_words,
+                   const std::vector<int64_t>& targets, uint64_t* message) {
+  const size_t most = ArgumentWords::kMost - num_words;
+  for (size_t first = 0; first < targets.size(); first += most) {
+    const size_t count = std::min(most, targets.size() - first);
+    ArgumentWords values = {};
+    std::memcpy(values.words, words, num_words * sizeof(uint64_t));
+    std::memcpy(values.words + num_words, targets.data() + first, count * sizeof(uint64_t));
+    Launch(StoreInBlocksKernel, static_cast<int64_t>(num_words * count), stream, values,
+           static_cast<int64_t>(num_words), static_cast<int64_t>(count), message);
   }
 }
 

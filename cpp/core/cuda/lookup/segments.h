@@ -22,11 +22,15 @@
 namespace sok {
 namespace cuda {
 
-// Copies a few words from the host, where they may change as soon as this returns. Waits only for
-// more than 64 KiB.
+// Copies words from the host, where they may change as soon as this returns. One launch or copy:
+// a few words go as a kernel's argument, more by way of pinned memory.
 void UploadWords(Stream stream, const void* words, size_t num_words, uint64_t* to);
 
-// A copy of host values, in memory of the workspace. Waits as UploadWords does.
+// Writes the same few words to message[target ..] of each target. One launch for some 400 targets.
+void StoreInBlocks(Stream stream, const void* words, size_t num_words,
+                   const std::vector<int64_t>& targets, uint64_t* message);
+
+// A copy of host values, in memory of the workspace.
 template <typename T>
 T* Upload(Stream stream, Workspace& workspace, const std::vector<T>& values) {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(uint64_t) == 0, "words");

@@ -170,12 +170,15 @@ struct OneOwnerJob {
   }
 };
 
-__global__ void __launch_bounds__(kThreads)
-    PlaceKernel(RowPlacement placement, int64_t world_size, const int64_t* ids, int64_t num_keys,
-                uint64_t* keys) {
-  const int64_t i = GlobalThread();
-  if (i < num_keys) keys[i] = PlaceRow(placement, world_size, ids[i]);
-}
+struct PlaceJob {
+  PlaceBatch batch;
+  int64_t world_size;
+
+  int64_t NumThreads() const { return batch.num_keys; }
+  SOK_DEVICE void Run(int64_t i) const {
+    if (i < batch.num_keys) batch.keys[i] = PlaceRow(batch.placement, world_size, batch.ids[i]);
+  }
+};
 
 // ---- all batches ----
 
@@ -310,9 +313,10 @@ void ChooseOccurrence(Stream stream, Workspace& workspace, const uint64_t* keys,
   LaunchJobs<FlagJob<uint8_t>>(stream, {{places, num_keys, chosen}});
 }
 
-void PlaceRows(Stream stream, const RowPlacement& placement, int64_t world_size, const int64_t* ids,
-               int64_t num_keys, uint64_t* keys) {
-  Launch(PlaceKernel, num_keys, stream, placement, world_size, ids, num_keys, keys);
+void PlaceRows(Stream stream, int64_t world_size, const std::vector<PlaceBatch>& batches) {
+  std::vector<PlaceJob> jobs;
+  for (const PlaceBatch& batch : batches) jobs.push_back({batch, world_size});
+  LaunchJobs(stream, jobs);
 }
 
 }  // namespace cuda

@@ -55,10 +55,15 @@ enum class Occurrence { kFirst, kLast };
 void ChooseOccurrence(Stream stream, Workspace& workspace, const uint64_t* keys, int64_t num_keys,
                       Occurrence occurrence, uint8_t* chosen);  // [num_keys]
 
-// PlaceRow (core/place.h) for a batch: the keys of a dense table, for UniqueByOwner.
+// PlaceRow (core/place.h) for batches: the keys of dense tables, for UniqueByOwner.
 // Async. An id outside [0, num_rows) gets an arbitrary key; CheckBatches finds it.
-void PlaceRows(Stream stream, const RowPlacement& placement, int64_t world_size, const int64_t* ids,
-               int64_t num_keys, uint64_t* keys);  // both [num_keys]
+struct PlaceBatch {
+  RowPlacement placement;
+  const int64_t* ids;  // [num_keys]
+  int64_t num_keys;
+  uint64_t* keys;  // [num_keys]
+};
+void PlaceRows(Stream stream, int64_t world_size, const std::vector<PlaceBatch>& batches);
 
 }  // namespace cuda
 }  // namespace sok

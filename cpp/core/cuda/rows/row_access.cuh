@@ -215,21 +215,17 @@ SOK_DEVICE void WriteNewRows(const Warp& warp, const TableRef& table, uint64_t k
   }
 }
 
-// Copies the rows of the warp's lanes to rows first, first + 1, ... of `out` [count, dim]. A lane
-// without a row (null) reads the initial row of its key, or `no_permission`.
+// Copies the row of each of the warp's first `in_warp` lanes to its `to`. A lane without a row
+// (null) reads the initial row of its key, or `no_permission`.
 template <int kWidth, bool kOwes>
 SOK_DEVICE void CopyRowsOut(const Warp& warp, const TableRef& table, const Pieces<kWidth>& pieces,
-                            int64_t first, int64_t count, uint64_t key, const float* row,
-                            float* out) {
-  const uint32_t in_warp = count - first < kWarp ? static_cast<uint32_t>(count - first) : kWarp;
+                            uint32_t in_warp, uint64_t key, const float* row, float* to) {
   Debt debt;
   if constexpr (kOwes) {
     if (row != nullptr) debt = DebtOf(table.history, LastStep(table, row));
   }
   const uint32_t in_table = warp.ballot(row != nullptr);
   const uint32_t num_pieces = in_warp * pieces.per_row;
-  Piece<kWidth>* const dense =
-      reinterpret_cast<Piece<kWidth>*>(out) + first * int64_t{pieces.per_row};
   constexpr int kLoads = kOwes ? 1 : kInFlight;  // a Debt takes registers
   if (in_table != 0) {
     // Every lane loads without a condition, if need be a piece that it does not store. ptxas for
@@ -256,7 +252,11 @@ SOK_DEVICE void CopyRowsOut(const Warp& warp, const TableRef& table, const Piece
       }
 #pragma unroll
       for (int u = 0; u < kLoads; ++u) {
-        if (has_value[u]) dense[start + u * kWarp + warp.thread_rank()] = values[u];
+        const uint32_t piece = start + u * kWarp + warp.thread_rank();
+        const uint32_t lane = pieces.RowOf(piece) % kWarp;
+        float* const target = ShuffleRow(warp, to, lane);
+        if (!has_value[u]) continue;
+        reinterpret_cast<Piece<kWidth>*>(target)[piece - lane * pieces.per_row] = values[u];
       }
     }
   }
@@ -265,17 +265,19 @@ SOK_DEVICE void CopyRowsOut(const Warp& warp, const TableRef& table, const Piece
     const uint32_t piece = start + warp.thread_rank();
     const uint32_t lane = pieces.RowOf(piece) % kWarp;
     const uint64_t from_key = warp.shfl(key, lane);
+    float* const target = ShuffleRow(warp, to, lane);
     if (piece >= num_pieces || (in_table >> lane & 1) != 0) continue;
+    const uint32_t column = piece - lane * pieces.per_row;
     Piece<kWidth> value;
     if (table.filters) {
       for (int i = 0; i < kWidth; ++i) value.x[i] = table.no_permission;
     } else {
-      value = InitialPiece<kWidth>(table, from_key, piece - lane * pieces.per_row);
+      value = InitialPiece<kWidth>(table, from_key, column);
       if constexpr (kOwes) {
         for (int i = 0; i < kWidth; ++i) value.x[i] *= table.history.initial_decay;
       }
     }
-    dense[piece] = value;
+    reinterpret_cast<Piece<kWidth>*>(target)[column] = value;
   }
 }
 

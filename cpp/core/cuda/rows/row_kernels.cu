@@ -15,44 +15,77 @@ namespace {
 
 namespace cg = cooperative_groups;
 
+// Lanes that have a row, of a warp that `left` rows are left for.
+SOK_DEVICE uint32_t InWarp(int64_t left) {
+  return left < kWarp ? static_cast<uint32_t>(left) : kWarp;
+}
+
 template <int kWidth, bool kOwes>
 struct FindAndCopyJob {
-  FindBatch batch;
+  TableRef table;
+  const uint64_t* keys;
+  int64_t num_keys;
+  Places rows;
+  uint8_t* found;
   Pieces<kWidth> pieces;
 
-  int64_t NumThreads() const { return batch.num_keys; }
+  FindAndCopyJob() = default;
+  explicit FindAndCopyJob(const FindBatch& batch)
+      : table(batch.table),
+        keys(batch.keys),
+        num_keys(batch.num_keys),
+        rows(batch.rows),
+        found(batch.found),
+        pieces(batch.table.dim) {}
+
+  int64_t NumThreads() const { return num_keys; }
   SOK_DEVICE void Run(int64_t i) const {
     const Warp warp = cg::tiled_partition<kWarp>(cg::this_thread_block());
-    const TableRef& table = batch.table;
     const int64_t first = i - warp.thread_rank();
-    if (first >= batch.num_keys) return;  // the whole warp
+    if (first >= num_keys) return;  // the whole warp
     uint64_t key = 0;
     const float* row = nullptr;
-    if (i < batch.num_keys) {
-      key = batch.keys[i];
+    float* to = nullptr;
+    if (i < num_keys) {
+      to = rows.Row(i, table.dim);
+      key = keys[i];
       const uint32_t row_number = FindRow(ReadOnlyMemory(), table.index, HashKey(key), key);
       if (row_number != kNoRow) row = table.Row(row_number);
-      if (batch.found != nullptr) batch.found[i] = row_number != kNoRow ? 1 : 0;
+      if (found != nullptr) found[i] = row_number != kNoRow ? 1 : 0;
     }
-    CopyRowsOut<kWidth, kOwes>(warp, table, pieces, first, batch.num_keys, key, row, batch.rows);
+    CopyRowsOut<kWidth, kOwes>(warp, table, pieces, InWarp(num_keys - first), key, row, to);
   }
 };
 
 template <int kWidth, bool kOwes>
 struct CopyRowsJob {
-  CopyBatch batch;
+  TableRef table;
+  const uint32_t* row_numbers;
+  Count num_rows;
+  Places rows;
   Pieces<kWidth> pieces;
 
-  int64_t NumThreads() const { return batch.num_rows.most; }
+  CopyRowsJob() = default;
+  explicit CopyRowsJob(const CopyBatch& batch)
+      : table(batch.table),
+        row_numbers(batch.row_numbers),
+        num_rows(batch.num_rows),
+        rows(batch.rows),
+        pieces(batch.table.dim) {}
+
+  int64_t NumThreads() const { return num_rows.most; }
   SOK_DEVICE void Run(int64_t i) const {
     const Warp warp = cg::tiled_partition<kWarp>(cg::this_thread_block());
-    const TableRef& table = batch.table;
     const int64_t first = i - warp.thread_rank();
-    const int64_t count = batch.num_rows.Get();
+    const int64_t count = num_rows.Get();
     if (first >= count) return;
     const float* row = nullptr;
-    if (i < count && batch.row_numbers[i] != kNoRow) row = table.Row(batch.row_numbers[i]);
-    CopyRowsOut<kWidth, kOwes>(warp, table, pieces, first, count, 0, row, batch.rows);
+    float* to = nullptr;
+    if (i < count) {
+      to = rows.Row(i, table.dim);
+      if (row_numbers[i] != kNoRow) row = table.Row(row_numbers[i]);
+    }
+    CopyRowsOut<kWidth, kOwes>(warp, table, pieces, InWarp(count - first), 0, row, to);
   }
 };
 
@@ -62,10 +95,10 @@ void LaunchKind(Stream stream, const std::vector<Batch>& batches) {
   std::vector<Job<kWidth, kOwes>> jobs;
   for (const Batch& batch : batches) {
     const TableRef& table = batch.table;
-    const bool wide = table.dim % 4 == 0 && Aligned16(batch.rows);
+    const bool wide = table.dim % 4 == 0 && batch.rows.aligned && Aligned16(batch.rows.begin);
     const bool owes = table.history.kind != ReplayKind::kNothing && table.history.now > 0;
     if (wide != (kWidth == 4) || owes != kOwes) continue;
-    jobs.push_back({batch, Pieces<kWidth>(table.dim)});
+    jobs.emplace_back(batch);
   }
   LaunchJobs(stream, jobs);
 }
@@ -166,7 +199,7 @@ void CopyRows(Stream stream, const std::vector<CopyBatch>& batches) {
 void CatchUpRows(Stream stream, const TableRef& table, const uint32_t* row_numbers,
                  const uint8_t* take, Count num_rows) {
   if (IsWalked(table)) {
-    return Walk(stream, table, {num_rows, nullptr, row_numbers, take}, nullptr);
+    return WalkInPlace(stream, table, {num_rows, nullptr, row_numbers, take});
   }
   Launch(CatchUpKernel, num_rows.most * kWarp, stream, table, row_numbers, take, num_rows);
 }

@@ -17,7 +17,7 @@ struct FindBatch {
   TableRef table;
   const uint64_t* keys;
   int64_t num_keys;
-  float* rows;               // [num_keys, dim]
+  RowPlaces rows;            // [num_keys]
   uint8_t* found = nullptr;  // [num_keys] or null
 };
 void FindAndCopy(Stream stream, const std::vector<FindBatch>& batches);
@@ -27,7 +27,7 @@ struct CopyBatch {
   TableRef table;
   const uint32_t* row_numbers;
   Count num_rows;
-  float* rows;  // [num_rows, dim]
+  RowPlaces rows;  // [num_rows]
 };
 void CopyRows(Stream stream, const std::vector<CopyBatch>& batches);
 

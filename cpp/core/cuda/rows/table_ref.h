@@ -32,13 +32,14 @@ struct Counters {
 // Steps count from `base`, the last one at which no row owed anything.
 struct HistoryRef {
   ReplayKind kind = ReplayKind::kNothing;
-  bool decays = false;  // weight decay
-  int num_terms = 0;
+  bool decays = false;    // weight decay
+  int16_t num_terms = 0;  // few: the smaller a TableRef, the more jobs a launch holds
   uint32_t base = 0;
   uint32_t now = 0;  // steps since base; 0: nothing is owed
   uint32_t window = 0;
   float epsilon = 0.0f;
   float momentum_scale = 1.0f;          // kMomentum: sign and nesterov
+  float initial_decay = 1.0f;           // P(0, now), of a row that was never inserted
   const double* terms = nullptr;        // [now + 1, num_terms] F_i(s, now), frozen after `window`
   const double* log_decay = nullptr;    // [now + 1] log P(0, s)
   const float* beta_1_power = nullptr;  // [now + 1]
@@ -48,7 +49,27 @@ struct HistoryRef {
   const double* decay = nullptr;  // [now + 1]; null without weight decay
   double beta_1 = 0.0;
   double beta_2 = 0.0;
-  float initial_decay = 1.0f;  // P(0, now), of a row that was never inserted
+};
+
+// Where the rows of a batch go: row i to begin + i * dim, or scattered, to begin + offsets[i].
+struct Places {
+  float* begin = nullptr;
+  const int64_t* offsets = nullptr;
+
+  SOK_HD float* Row(int64_t i, int64_t dim) const {
+    return begin + (offsets == nullptr ? i * dim : offsets[i]);
+  }
+};
+
+// The same, and what the host must know of them.
+struct RowPlaces : Places {
+  bool aligned = true;  // all offsets are multiples of 4
+
+  RowPlaces(float* rows) { begin = rows; }  // NOLINT: dense rows
+  RowPlaces(float* message, const int64_t* row_offsets, bool are_aligned) : aligned(are_aligned) {
+    begin = message;
+    offsets = row_offsets;
+  }
 };
 
 struct TableRef {

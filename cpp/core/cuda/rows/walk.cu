@@ -51,7 +51,7 @@ SOK_DEVICE uint32_t RowNumber(const TableRef& table, const WalkedRows& rows, int
 
 // One warp per 32 rows, whose elements are numbered consecutively; see row_access.cuh.
 __global__ void __launch_bounds__(kThreads)
-    WalkKernel(TableRef table, WalkedRows rows, Pieces<1> elements, float* out) {
+    WalkKernel(TableRef table, WalkedRows rows, Pieces<1> elements, Places out) {
   const Warp warp = cg::tiled_partition<kWarp>(cg::this_thread_block());
   const HistoryRef& history = table.history;
   const int64_t count = rows.num_rows.Get();
@@ -59,11 +59,13 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t first = i - warp.thread_rank();
   if (first >= count) return;  // the whole warp
   float* row = nullptr;        // null if it owes nothing
+  float* to = nullptr;         // null in place
   Stretch stretch;
   if (i < count) {
     const uint32_t number = RowNumber(table, rows, i);
     if (number != kNoRow) {
       row = table.Row(number);
+      if (out.begin != nullptr) to = out.Row(i, table.dim);
       stretch = StretchOf(history, LastStep(table, row));
       if (stretch.first > history.now) row = nullptr;
     }
@@ -75,29 +77,35 @@ __global__ void __launch_bounds__(kThreads)
     const uint32_t e = start + warp.thread_rank();
     const uint32_t lane = elements.RowOf(e) % kWarp;
     float* const target = ShuffleRow(warp, row, lane);
+    float* const copy = ShuffleRow(warp, to, lane);
     const uint32_t from = warp.shfl(stretch.first, lane);
     const uint32_t end = warp.shfl(stretch.end, lane);
     const float rest = warp.shfl(stretch.rest, lane);
     if (e >= num_elements || target == nullptr) continue;
-    float* const w = target + (e - lane * elements.per_row);
+    const uint32_t column = e - lane * elements.per_row;
+    float* const w = target + column;
     float* const m = w + table.dim;
     float* const v = m + table.dim;
-    float* const walked = out == nullptr ? w : out + (first * table.dim + e);
+    float* const walked = copy == nullptr ? w : copy + column;
     WalkSteps<1>(steps, from, end, rest, history.beta_1, history.beta_2, history.epsilon, w, m, v,
                  1, walked);
-    if (out != nullptr) continue;
+    if (copy != nullptr) continue;
     *m *= history.beta_1_power[history.now + 1 - from];
     *v *= history.beta_2_power[history.now + 1 - from];
   }
-  if (out == nullptr && row != nullptr) {
+  if (to == nullptr && row != nullptr) {
     *reinterpret_cast<uint32_t*>(row + table.last_step_offset) = history.base + history.now;
   }
 }
 
 }  // namespace
 
-void Walk(Stream stream, const TableRef& table, const WalkedRows& rows, float* out) {
+void Walk(Stream stream, const TableRef& table, const WalkedRows& rows, const Places& out) {
   Launch(WalkKernel, rows.num_rows.most, stream, table, rows, Pieces<1>(table.dim), out);
+}
+
+void WalkInPlace(Stream stream, const TableRef& table, const WalkedRows& rows) {
+  Walk(stream, table, rows, Places());
 }
 
 }  // namespace cuda

@@ -1,4 +1,6 @@
 // Rows whose missed steps are replayed one at a time: ReplayKind::kAdamSteps, see adam_replay.h.
+// Dense Adam with beta_2 below 0.99 needs it, and 0.98 and 0.95 are what transformers are trained
+// with. Without it such a model would train with its tables in host memory only.
 //
 // In a kernel of its own, before an update and after a copy. Inside those kernels the replay took
 // 10 to 20 more registers, so all other tables would have run with fewer threads at once.
@@ -30,10 +32,11 @@ inline bool IsWalked(const TableRef& table) {
   return table.history.kind == ReplayKind::kAdamSteps && table.history.now > 0;
 }
 
-// Async. Writes the rows that owe steps, brought up to date, over `out` [num_rows, dim]. If `out`
-// is null, brings them up in place, with their slots; then no row may occur twice. Needs
-// IsWalked(table).
-void Walk(Stream stream, const TableRef& table, const WalkedRows& rows, float* out);
+// Both async; they need IsWalked(table).
+// Writes the rows that owe steps, brought up to date, over `out` [num_rows].
+void Walk(Stream stream, const TableRef& table, const WalkedRows& rows, const Places& out);
+// Brings them up in place, with their slots. No row may occur twice.
+void WalkInPlace(Stream stream, const TableRef& table, const WalkedRows& rows);
 
 }  // namespace cuda
 }  // namespace sok

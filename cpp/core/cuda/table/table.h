@@ -115,7 +115,7 @@ class CudaTable final : public Table {
     CudaTable* table;
     const uint64_t* keys;  // [num_keys]
     int64_t num_keys;
-    float* rows;  // [num_keys, dim]
+    RowPlaces rows;  // [num_keys]
   };
   struct TableKeys {
     CudaTable* table;
@@ -128,7 +128,7 @@ class CudaTable final : public Table {
     CudaTable* table;
     const uint32_t* row_numbers;  // [num_rows]
     int64_t num_rows;
-    float* rows;  // [num_rows, dim]
+    RowPlaces rows;  // [num_rows]
   };
   static void Find(Stream stream, const std::vector<TableFind>& batches);
   // All or nothing for the tables that have a hashtable, keep no records and occur once.

@@ -100,7 +100,8 @@ void CudaTable::FindOrInsert(Stream stream, const std::vector<TableFind>& batche
   for (const TableFind& batch : batches) {
     const auto& [table, keys, num_keys, rows] = batch;
     if (table->keeps_records()) {
-      table->FindOrInsert(stream, keys, num_keys, rows, nullptr);
+      table->RecordTrainingLookup(stream, keys, num_keys);
+      Find(stream, {batch});
       continue;
     }
     CheckBatch(num_keys, table->options());

@@ -219,7 +219,7 @@ void UpdateAlike(Stream stream, const std::vector<RowGradients>& rows,
   }
   for (const Batch& batch : batches) {
     if (!IsWalked(batch.table)) continue;
-    Walk(stream, batch.table, {batch.num_rows, nullptr, batch.row_numbers}, nullptr);
+    WalkInPlace(stream, batch.table, {batch.num_rows, nullptr, batch.row_numbers});
   }
   WithRule(options, learning_rate, number, RunRule{stream, batches});
   std::vector<CudaTable*> owing;
