@@ -82,8 +82,8 @@ class Sok1Dump:
         keys = np.frombuffer(durable.read(self.keys_file), dtype).astype(np.int64)
         if len(np.unique(keys)) != num_keys:
             raise ValueError(f"{self.keys_file} must hold each key once")
-        rows, no_slots = _Rows(values_file, (num_keys, dim)), np.zeros([num_keys, 0], np.float32)
-        return ShardInMemory(Shard(keys, rows, no_slots, [], []))
+        no_slots: np.ndarray = np.zeros([num_keys, 0], np.float32)
+        return ShardInMemory(Shard(keys, _Rows(values_file, (num_keys, dim)), no_slots, [], []))
 
     def _values_file(self):
         path = self.keys_file.removesuffix(_KEYS) + _VALUES
@@ -100,7 +100,7 @@ class _Rows:
 
     def __getitem__(self, positions: slice) -> np.ndarray:
         begin, end, _ = positions.indices(self.shape[0])
-        rows = np.empty([max(0, end - begin), self.shape[1]], "<f4")
+        rows: np.ndarray = np.empty([max(0, end - begin), self.shape[1]], "<f4")
         durable.read_into(self._path, 4 * self.shape[1] * begin, rows)
         return rows
 
