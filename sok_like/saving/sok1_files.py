@@ -100,7 +100,7 @@ class _Rows:
 
     def __getitem__(self, positions: slice) -> np.ndarray:
         begin, end, _ = positions.indices(self.shape[0])
-        rows = np.empty([max(0, end - begin), self.shape[1]], "<f4")
+        rows: np.ndarray = np.empty([max(0, end - begin), self.shape[1]], "<f4")
         durable.read_into(self._path, 4 * self.shape[1] * begin, rows)
         return rows
 

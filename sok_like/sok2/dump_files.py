@@ -104,7 +104,8 @@ class Rows:
         step = max(1, _PART // max(1, row_bytes))
         for begin in range(0, len(self), step):
             part = np.empty([min(step, len(self) - begin), self.shape[1]], self._dtype)
-            first, last = np.searchsorted(positions, [begin, begin + len(part)]).tolist()
+            first = int(np.searchsorted(positions, begin))
+            last = int(np.searchsorted(positions, begin + len(part)))
             if first < last:
                 durable.read_into(self._path, HEAD + begin * row_bytes, part)
                 found[first:last] = part[positions[first:last] - begin]
