@@ -226,9 +226,7 @@ def test_the_memory_is_freed_behind_the_work_of_its_consumer(cuda):
         del array, shared, capsule
         managed.deleter(ctypes.pointer(managed))
         assert cuda.num_stream_waits() == waits + 1
-        other = cuda.CudaArray(
-            np.ones(3, np.float32), stream=streams[0]
-        )  # in the same memory, maybe
+        other = cuda.CudaArray(np.ones(3, np.float32), stream=streams[0])
         np.testing.assert_array_equal(target.get(), [7, 8, 9])
         del other
 

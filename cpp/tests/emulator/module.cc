@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "cpp/core/cuda/device/device.h"
+#include "cpp/core/cuda/table/table.h"
 #include "cpp/python/bind.h"
 #include "cpp/tests/emulator/cuda_runtime.h"
 
@@ -16,6 +16,11 @@ PYBIND11_MODULE(_cuda_emulated, m) {
     sok::cuda::CopyToHost(nullptr, values.data(), reinterpret_cast<const void*>(address),
                           count * sizeof(int64_t));
     return values;
+  });
+  m.def("hold", [](const sok::cuda::CudaTable& table, bool held) {
+    if (!held) return table.mutex().Release();
+    const std::lock_guard<sok::cuda::HeldMutex> lock(table.mutex());
+    table.mutex().Hold();
   });
   m.def("num_stream_waits", [] { return emulator::num_stream_waits; });
 }
