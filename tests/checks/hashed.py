@@ -88,9 +88,10 @@ class Trainer:
         self.layer, self.way = make_layer(f"{name}_{optimizer}"), way
         averages = way == "wrapper"
         stock = OPTIMIZERS[optimizer]()
-        self.optimizer = sok.OptimizerWrapper(stock, average_dense_gradients=averages)
         if way == "optimizer":
             self.optimizer = dmp.DistributedOptimizer(sok.OptimizerWrapper(stock))
+        else:
+            self.optimizer = sok.OptimizerWrapper(stock, average_dense_gradients=averages)
         self.step = tf.function(self._step, input_signature=SIGNATURE) if graph else self._step
 
     def _step(self, *inputs):

@@ -62,9 +62,7 @@ def test_every_class_that_registers_itself_is_announced(sok):
     for name in set(sok._IN_FILES) - (set() if KERAS_3 else of_keras_3):
         loaded = sok._class_in_file(name)
         assert tf.keras.utils.get_registered_name(loaded) == name
-    for module in sok._MODULES:
-        getattr(sok, module)
-    for name in sok._PUBLIC:
+    for name in sok.__all__:
         getattr(sok, name)
     aware = "sok_like>EmbeddingAware"  # of any optimizer that a test has wrapped
     registered = {n for n in tf.keras.utils.get_custom_objects() if n.startswith("sok_like")}

@@ -229,6 +229,13 @@ class TableStep {
     state_ = Attached(*batch.table, options);
   }
 
+  // Whether the table may be full.
+  bool may_be_full() const {
+    const TableOptions& options = batch_->table->options();
+    const int64_t most = options.max_capacity > 0 ? options.max_capacity : int64_t{kNoRow};
+    return !options.use_hashtable || batch_->table->size() + batch_->num_keys > most;
+  }
+
   // Finds the rows and does all that can fail; updates nothing.
   void Prepare(Executor& ex, const OptimizerOptions& options, bool keys_are_unique) {
     CpuTable& table = *batch_->table;
@@ -337,9 +344,19 @@ void ApplyGradients(Executor& ex, const std::vector<TableGradients>& batches,
   const TableGroup::Lock lock(group, /*exclusive=*/true);
   std::vector<TableStep> steps(batches.size());
   for (size_t i = 0; i < batches.size(); ++i) steps[i].Begin(batches[i], options);
-  // Everything that can fail, in all tables, before the first row is updated.
-  ForEachOf(ex, num_keys,
-            [&](Executor& inner, int64_t i) { steps[i].Prepare(inner, options, keys_are_unique); });
+  // Everything that can fail, in all tables, before the first row is updated. Tables that may be
+  // full come first: if one of them is, the others have not even inserted their new keys.
+  std::vector<int64_t> full, others;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    (steps[i].may_be_full() ? full : others).push_back(static_cast<int64_t>(i));
+  }
+  for (const std::vector<int64_t>& places : {full, others}) {
+    std::vector<int64_t> of_these;
+    for (int64_t i : places) of_these.push_back(num_keys[i]);
+    ForEachOf(ex, of_these, [&](Executor& inner, int64_t k) {
+      steps[places[k]].Prepare(inner, options, keys_are_unique);
+    });
+  }
   const float decay = static_cast<float>(1.0 - AsWritten(options.weight_decay) * learning_rate);
   // Usually one number for all. Restored tables continue counting from their dumps.
   struct Alike {
