@@ -73,10 +73,10 @@ def _train_on_one_process(world_size):
 def test_three_changed_lines_train_as_one_process_does(rank_results, world_size):
     tables, head = _train_on_one_process(world_size)
     for seen in rank_results(world_size, "dmp.user_guide"):
-        for found, right in zip(seen["tables"], tables, strict=True):
-            np.testing.assert_allclose(found, right, rtol=0, atol=1e-5)
-        for found, right in zip(seen["head"], head, strict=True):
-            np.testing.assert_allclose(found, right, rtol=0, atol=1e-5)
+        pairs = [*zip(seen["tables"], tables, strict=True), *zip(seen["head"], head, strict=True)]
+        for found, right in pairs:
+            # Values grow to thousands, and TensorFlow adds in another order on other processors.
+            np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-5)
 
 
 @each_world
