@@ -94,7 +94,7 @@ for combiner in ("sum", "mean"):
             sok.Saver().dump(table, folder.name, since=None if step == 1 else "last")
     manifest = json.loads(pathlib.Path(folder.name, f"{combiner}.json").read_text())
     for dump in (manifest, *manifest["deltas"]):  # the files' bytes, by their SHA-256
-        digest.update(dump["shards"][0]["sha256"].encode())
+        digest.update(dump["shards"][0]["checksum"].encode())
         sizes.append(dump["shards"][0]["keys"])
     for tensor in sok.export(variable):
         digest.update(tensor.numpy().tobytes())

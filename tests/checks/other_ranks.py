@@ -445,8 +445,8 @@ class Session:
             loss = tf.reduce_mean((tf.matmul(vectors, top) - targets) ** 2) / sok.size()
             optimizer = sok.OptimizerWrapper(v1.train.AdamOptimizer(RATE))
             train = optimizer.minimize(loss, global_step=step)
-            found = table.snapshot()
-            content = [found.keys, found.rows, found.slot_rows, step]
+            kept = table.snapshot()
+            content = [kept.keys, kept.rows, kept.slot_rows, step]
             saver = v1.train.Saver()
             with v1.Session() as running:
                 running.run([v1.global_variables_initializer(), table.initializer])

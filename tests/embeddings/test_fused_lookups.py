@@ -26,7 +26,8 @@ def test_trains_as_stock_embeddings_do(rank_results, world_size):
         seen = np.concatenate([rank["rows"][table][0] for rank in found])
         rows = np.concatenate([rank["rows"][table][1] for rank in found])
         assert len(seen) == len(set(seen.tolist())) > 10
-        np.testing.assert_allclose(rows, expected[seen], rtol=1e-5, atol=1e-6)
+        # Rows grow to thousands, and TensorFlow adds in another order on other processors.
+        np.testing.assert_allclose(rows, expected[seen], rtol=5e-5, atol=1e-6)
     assert all(rank["alike"] for rank in found)
 
 
