@@ -76,7 +76,7 @@ def freezes(rank, how, inside, wakes):
         me = os.getpid()
         if wakes:  # when others have ended, while the launcher cannot end it, for it is stopped
             launcher = os.getppid()
-            wake = f"sleep 11; kill -CONT {me}; sleep 7; kill -CONT {launcher}"
+            wake = f"sleep 11; kill -CONT {me}; sleep 15; kill -CONT {launcher}"
             subprocess.Popen(["sh", "-c", wake], start_new_session=True)
             os.kill(launcher, signal.SIGSTOP)
         if inside:
