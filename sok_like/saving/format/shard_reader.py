@@ -351,6 +351,8 @@ class ShardFile(ShardSource):
 
 def is_mine(keys: np.ndarray, rank: int, world_size: int) -> np.ndarray:
     """Which of the int64 keys `rank` of `world_size` owns: `uint64(key) % world_size == rank`."""
+    if world_size == 1:
+        return np.ones(len(keys), bool)
     return np.ascontiguousarray(keys).view(np.uint64) % np.uint64(world_size) == rank
 
 
