@@ -22,7 +22,8 @@ PROGRAM = """
 import os, signal, sys, time
 rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("HOROVOD_RANK", "0")
 cores = len(os.sched_getaffinity(0))
-words = (rank, os.getpid(), cores, os.environ["WORDS"], sys.executable, sys.argv[1:])
+threads = os.environ.get("TF_NUM_INTRAOP_THREADS")
+words = (rank, os.getpid(), cores, threads, os.environ["WORDS"], sys.executable, sys.argv[1:])
 print("rank of", *map(repr, words), sep="|", flush=True)
 if sys.argv[1] == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -41,11 +42,12 @@ def program(tmp_path):
     return str(tmp_path / "program.py")
 
 
-def start(*words):
+def start(*words, **environment):
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("TF_NUM_")}
     return subprocess.Popen(
         ending_with_this_process([sys.executable, "-m", "sok_like.run", *words]),
         cwd=ROOT,
-        env={**os.environ, "WORDS": "two words, $HOME"},
+        env={**inherited, "WORDS": "two words, $HOME", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
@@ -55,7 +57,7 @@ def start(*words):
 
 
 def ranks(lines):
-    """What each rank has printed: number, process, cores, environment, Python, arguments."""
+    """What each rank has printed: number, process, cores, threads, environment, Python, arguments."""
     said = [line.rstrip().split("rank of|")[1].split("|") for line in lines if "rank of|" in line]
     return sorted([eval(word) for word in words] for words in said)
 
@@ -68,9 +70,18 @@ def test_ranks_get_the_environment_all_cores_and_the_arguments(program, launcher
     found = ranks(output.splitlines())
     assert [rank for rank, *_ in found] == ["0", "1", "2"], output
     cores = len(os.sched_getaffinity(0))
+    share = str(max(1, cores // 3)) if cores > 1 else None
+    assert (f"3 ranks share {cores} cores" in output) == (cores > 1)
     for _, _, *rest in found:
-        assert rest == [cores, "two words, $HOME", sys.executable, arguments]
+        assert rest == [cores, share, "two words, $HOME", sys.executable, arguments]
     assert run.returncode == {"mpirun": 7, "gloo": 1}[launcher]
+
+
+@pytest.mark.ranks
+def test_threads_that_the_user_chose_are_kept(program):
+    output = start("-np", "2", program, "", TF_NUM_INTRAOP_THREADS="5").communicate()[0]
+    assert [threads for _, _, _, threads, *_ in ranks(output.splitlines())] == ["5", "5"]
+    assert "share" not in output
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
