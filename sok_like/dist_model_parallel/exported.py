@@ -45,13 +45,8 @@ def outputs(layer: Any, inputs: list[Any], whole: dict[str, Any], tables: Any) -
     """The layer's outputs for data-parallel inputs, without an exchange.
 
     Args:
-        layer: The `DistributedEmbedding`.
-        inputs: All inputs.
         whole: The result of `whole_tables`.
         tables: This rank's variables, by kind and position.
-
-    Raises:
-        ValueError: the layer takes model-parallel input.
     """
     if not layer.dp_input:
         raise ValueError(

@@ -31,12 +31,7 @@ _ONLY_WITH = {
 
 
 def check_horovod_arguments(wrapper: str, arguments: dict[str, Any]) -> None:
-    """Refuses arguments that would change the result.
-
-    Raises:
-        TypeError: Horovod's wrapper does not have the argument.
-        ValueError: the value is not supported.
-    """
+    """Refuses arguments that would change the result."""
     for name, value in arguments.items():
         if name in _WITHOUT_EFFECT:
             fine = True

@@ -65,9 +65,6 @@ def open_pair(what: str, pair: Any, width: int) -> tuple[np.ndarray, np.ndarray]
         what: The argument's name in errors.
         pair: `(keys, rows)`, each an array or the path of an `.npy` file.
         width: Length of a row.
-
-    Raises:
-        ValueError: `pair` is not such a pair, its shapes are wrong, or a key is a duplicate.
     """
     rule = f"`{what}` of a hash table must be a pair (keys [n], rows [n, {width}])"
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:

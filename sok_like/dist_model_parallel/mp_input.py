@@ -64,10 +64,8 @@ def mp_input_lookup(
     """Outputs for this rank's samples, in input order.
 
     Args:
-        layer: The `DistributedEmbedding`.
         inputs: The inputs `strategy.input_ids_list[rank]`, for the global batch.
         tables: The layer's variables, by kind and position.
-        training: Whether hash tables insert missing keys.
 
     Raises:
         ValueError: an input of a table without a combiner is not a dense tensor of one or two axes.

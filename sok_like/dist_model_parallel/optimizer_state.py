@@ -30,11 +30,7 @@ Weights = weights.Shards
 
 
 def slots_of(optimizer: Any, variable: Any) -> dict[str, Any]:
-    """The slot variables of one variable of an optimizer that have its shape, by name.
-
-    Raises:
-        ValueError: the optimizer does not know the variable.
-    """
+    """The slot variables of one variable of an optimizer that have its shape, by name."""
     found = slot_objects(optimizer, variable)
     if found is None:
         raise ValueError(
@@ -49,9 +45,6 @@ def slot_objects(optimizer: Any, variable: Any) -> dict[str, Any] | None:
     """As `slots_of`, but the optimizer's own objects; None if it does not know the variable.
 
     Slot variables of another shape stay with the optimizer if all ranks have the same.
-
-    Raises:
-        NotImplementedError: a slot variable of this rank's variable has another shape.
     """
     optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
     places = getattr(optimizer, "_index_dict", None)  # tf_keras; Keras 3 has the attribute below

@@ -36,7 +36,6 @@ def unique_rows(table: Any, ids: tf.Tensor, table_name: str) -> tuple[tf.Tensor,
     Args:
         table: A sharded variable with a rule, `[input_dim, output_dim]`.
         ids: Integers `[num_keys]`.
-        table_name: The table's name in errors.
 
     Returns:
         `[num_unique, output_dim]` in the table's dtype, and `[num_keys]`.

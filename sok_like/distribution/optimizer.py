@@ -153,11 +153,7 @@ def _plus(part, number):
 
 
 def check_variables(optimizer: Any, variables: Any) -> None:
-    """Refuses to train sharded variables by a rule that needs whole variables.
-
-    Raises:
-        ValueError: the optimizer's rule or a variable's constraint needs whole variables.
-    """
+    """Refuses to train sharded variables by a rule that needs whole variables."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     shards = [variable for variable in variables if shard_of(variable) is not None]
     reason = _needs_whole_variables(type(optimizer)) if shards else None
@@ -213,10 +209,6 @@ def distributed_optimizer(optimizer: Any, distribution: Any) -> Any:
     Args:
         optimizer: A Keras optimizer. For sharded variables it must update each element
             independently (SGD, RMSprop, Adam, AdamW, Adadelta, Adagrad, Adamax, Nadam, Ftrl, Lion).
-        distribution: A `ModelParallel` or `DataParallel`.
-
-    Raises:
-        TypeError: `optimizer` is not a Keras optimizer.
     """
     if isinstance(optimizer, (_OnShards, _ScalingOnShards)):
         return optimizer

@@ -29,16 +29,12 @@ from sok_like.distribution.sharded_variable import shard_of
 
 
 class CutProduct(NamedTuple):
-    """How a product of an input and a kernel is computed if one kernel dimension is sharded.
+    """How a product of an input and a kernel is computed if one kernel dimension is sharded."""
 
-    Attributes:
-        input_dim: The dimension of the input that is split like the kernel's, or None; counted
-            from the end if it is after an ellipsis.
-        output_dim: The same for the output.
-    """
-
+    # The dimension of the input that is split like the kernel's, or None; counted from the end if
+    # it is after an ellipsis.
     input_dim: int | None
-    output_dim: int | None
+    output_dim: int | None  # the same for the output
 
     @property
     def collectives(self) -> str:
@@ -78,8 +74,6 @@ def run_product(
     """A layer's output before the activation, whole on every rank.
 
     Args:
-        product: Which dimensions are sharded.
-        inputs: The whole inputs.
         kernel, bias: Variables; the bias may be None, whole, or sharded.
         compute: Computes outputs, without the bias, from inputs and this rank's kernel.
         as_addend: Shapes a bias so that it can be added to outputs.

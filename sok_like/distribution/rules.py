@@ -33,19 +33,12 @@ from sok_like.lookup.flat_ids import flat_values, with_flat_values
 
 
 class Rule(NamedTuple):
-    """A layer's call on shards.
+    """A layer's call on shards."""
 
-    Attributes:
-        run: Takes the arguments of the layer's `call`.
-        collectives: The collectives of a training step, for `summary`.
-        variable: The sharded variable to which these collectives belong.
-        rides_along: A sharded bias that needs no collective of its own, or None.
-    """
-
-    run: Callable
-    collectives: str
-    variable: Any = None
-    rides_along: Any = None
+    run: Callable  # takes the arguments of the layer's `call`
+    collectives: str  # the collectives of a training step, for `summary`
+    variable: Any = None  # the sharded variable to which these collectives belong
+    rides_along: Any = None  # a sharded bias that needs no collective of its own, or None
 
 
 def rule_of(layer: Any) -> Rule | None:

@@ -45,8 +45,6 @@ def put_under(variables: Sequence[Any], distribution: Any, *, distinct: bool = F
     """Stores the distribution of a model's variables.
 
     Args:
-        variables: Variables of either Keras.
-        distribution: Their distribution.
         distinct: Whether their sparse gradients have each row once in one process.
     """
     for variable in variables:

@@ -62,10 +62,6 @@ def check_columns(feature_columns: Any, *, in_graph: bool, sequence: bool = Fals
     Args:
         in_graph: True requires columns of TF1's kind, False those of TF2's.
         sequence: Whether all columns must be over sequences; otherwise none may be.
-
-    Raises:
-        ValueError: there are no columns, two have the same name, one is not dense, or one does not
-            fit `sequence`.
     """
     kind = old if in_graph else fc
     columns = kind._normalize_feature_columns(feature_columns)
@@ -156,7 +152,6 @@ def ids_and_weights(outer: Any, inputs: Any) -> tuple[Any, Any]:
     their order, as in DeepRec's scripts.
 
     Raises:
-        ValueError: ids are ragged and weights are of another kind.
         tf.errors.InvalidArgumentError: there is not exactly one weight per id.
     """
     categorical, weight_key = outer, None

@@ -28,26 +28,17 @@ from sok_like.table.variable import EmbeddingVariable
 
 @dataclasses.dataclass(frozen=True)
 class HashFeature:
-    """Keys to look up in one table.
-
-    Attributes:
-        variable: The table.
-        keys: int64 `[num_keys]`, flat.
-        combiner: "sum", "mean", "sqrtn", or "none" for one row per key.
-        row_splits: int64 `[batch + 1]`, the position of each sample's first key; None if `combiner`
-            is "none".
-        weights: float32 `[num_keys]`, or None for ones. Constant in the gradient.
-        max_hotness: Maximum number of keys per sample; 0: no limit.
-        batch_multiple: The number of samples (of keys, if `combiner` is "none") must be a multiple
-            of this.
-    """
+    """Keys to look up in one table."""
 
     variable: EmbeddingVariable
-    keys: tf.Tensor
-    combiner: str = "none"
+    keys: tf.Tensor  # int64 `[num_keys]`, flat
+    combiner: str = "none"  # "sum", "mean", "sqrtn", or "none" for one row per key
+    # int64 `[batch + 1]`, the position of each sample's first key; None if `combiner` is "none".
     row_splits: tf.Tensor | None = None
+    # float32 `[num_keys]`, or None for ones. Constant in the gradient.
     weights: tf.Tensor | None = None
-    max_hotness: int = 0
+    max_hotness: int = 0  # maximum number of keys per sample; 0: no limit
+    # The number of samples (of keys, if `combiner` is "none") must be a multiple of this.
     batch_multiple: int = 1
 
 

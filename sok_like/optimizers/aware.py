@@ -111,11 +111,7 @@ class EmbeddingAware:
         return others
 
     def _sok_tell_missing(self, pairs):
-        """Reports variables without a gradient, as stock optimizers do.
-
-        Raises:
-            ValueError: no variable has a gradient.
-        """
+        """Reports variables without a gradient, as stock optimizers do."""
         missing = [_path_of(variable) for gradient, variable in pairs if gradient is None]
         if missing and len(missing) == len(pairs):
             raise ValueError(f"No gradients provided for any variable. Received: {missing}")

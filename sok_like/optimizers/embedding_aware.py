@@ -196,11 +196,7 @@ def knows_tables(optimizer: Any) -> bool:
 
 @functools.cache
 def embedding_aware(cls: type) -> type:
-    """A subclass of the stock optimizer class `cls` that also trains embedding variables.
-
-    Raises:
-        TypeError: `cls` belongs to none of the four families.
-    """
+    """A subclass of the stock optimizer class `cls` that also trains embedding variables."""
     if issubclass(cls, EmbeddingAware):
         return cls
     families = {"tf.compat.v1": _V1, "keras": _Keras3, "tf_keras": _TfKeras, "legacy": LegacyKeras}

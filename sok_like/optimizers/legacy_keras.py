@@ -53,12 +53,7 @@ class LegacyKeras(EmbeddingAware):
 
 
 def legacy_rule(optimizer: Any) -> OptimizerRule:
-    """The core's rule of a legacy optimizer.
-
-    Raises:
-        ValueError: it is neither SGD nor Adam, has a setting that a row cannot follow, or, in a
-            `tf.compat.v1` graph, has taken steps before it met embedding variables.
-    """
+    """The core's rule of a legacy optimizer."""
     check_keras_settings(optimizer)
     kind = legacy_name(optimizer)
     if kind == "SGD":

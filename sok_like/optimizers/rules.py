@@ -63,9 +63,6 @@ class OptimizerRule:
 
         Returns:
             None when eager; the op in a graph.
-
-        Raises:
-            TypeError: a gradient is not tf.IndexedSlices.
         """
         for gradient, variable in pairs:
             if not isinstance(gradient, tf.IndexedSlices):
@@ -86,12 +83,7 @@ class OptimizerRule:
 
 
 def rule_of(optimizer: Any) -> OptimizerRule:
-    """The rule that a stock optimizer stands for.
-
-    Raises:
-        ValueError: it is not in the list above, or has a setting that a single row cannot follow
-            (a norm over the whole gradient, an average of weights).
-    """
+    """The rule that a stock optimizer stands for."""
     if hasattr(optimizer, "own_rule"):  # those in `sok_like.optimizers.deeprec`
         return optimizer.own_rule()
     for cls in type(optimizer).__mro__:

@@ -87,7 +87,6 @@ def format_report(
     """Formats the report.
 
     Args:
-        plan: The plan.
         local_batch: Samples per rank and step.
         hotness: Keys per sample: one number for all inputs, or one per input.
         slots_per_row: Number of slot variables of the size of the row: 0 for SGD, 1 for Adagrad,

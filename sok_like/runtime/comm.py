@@ -149,11 +149,7 @@ def _not_folded(tensor):
 
 
 def _counted(tensor, parts, what):
-    """`tensor`; raises if MPI could not count the elements of `parts` ranks in its int32.
-
-    Raises:
-        tf.errors.InvalidArgumentError: on ranks with too many elements; in a graph when it runs.
-    """
+    """`tensor`; raises if MPI could not count the elements of `parts` ranks in its int32."""
     limit = _MOST_COUNTED // parts
     text = f"`{what}` must have at most {limit} elements on each rank. Received: "
     known = tensor.shape.num_elements()
@@ -194,7 +190,6 @@ class HorovodCommunicator:
             agree on groups in each cycle. No effect if the program has initialised Horovod.
 
     Raises:
-        ImportError: Horovod is not installed, or cannot be loaded.
         RuntimeError: Horovod did not find the other processes.
     """
 
@@ -348,11 +343,7 @@ _current: Communicator | None = None
 
 
 def current() -> Communicator:
-    """The communicator of this process.
-
-    Raises:
-        RuntimeError: `sok.Init` has not been called.
-    """
+    """The communicator of this process."""
     if _current is None:
         raise RuntimeError(
             "sok.Init must be called before any other call of sok_like. "

@@ -136,7 +136,6 @@ def gather_rows(
     """Rows of the keys that all ranks requested from this one.
 
     Args:
-        handles: One resource per table.
         message: int64, the key messages received.
         splits: int32 `[world_size]`, their lengths.
         scale: "auto", "sum" or "mean": the scale of the gradients that come back.
@@ -188,9 +187,7 @@ def find_rows(handle: tf.Tensor, keys: tf.Tensor, dim: int, *, insert: bool):
     """Rows of keys in this rank's shard, for other ranks to use.
 
     Args:
-        handle: The table.
         keys: int64 `[num_keys]`, each once.
-        dim: The table's `embedding_dim`.
         insert: Whether missing keys are inserted; if not, their initial rows are read.
 
     Returns:

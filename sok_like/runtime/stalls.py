@@ -98,10 +98,7 @@ class _Watch(threading.Thread):
     """The thread of one process; rank 0's has a connection to each of the others.
 
     Args:
-        communicator: This process's rank and the number of ranks.
-        limit: Seconds that a rank may wait.
         rank_0: On rank 0 its door, elsewhere its address.
-        secret: What only the ranks of this job know.
         selector: Waits for messages; has rank 0's door.
     """
 

@@ -31,12 +31,7 @@ def checked(variable: Any) -> Any:
 
 
 def check_arguments(variable: Any, filepath: Any, **flags: Any) -> None:
-    """Checks the arguments of a Saver's methods: a folder, and flags by name.
-
-    Raises:
-        TypeError: `filepath` is not a str or an os.PathLike, or a flag is not a bool.
-        ValueError: `filepath` is empty, which would mean the working directory.
-    """
+    """Checks the arguments of a Saver's methods: a folder, and flags by name."""
     of = f"table '{variable.table_name}'"
     if not isinstance(filepath, (str, os.PathLike)) or isinstance(os.fspath(filepath), bytes):
         required = "a folder, as a str or an os.PathLike"

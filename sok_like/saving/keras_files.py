@@ -111,8 +111,6 @@ def save_together(
     """Writes a file on rank 0, and tables beside it; all ranks call it with the same path.
 
     Args:
-        call: The user's call, for errors.
-        filepath: Path of the file.
         write: Writes a file to the path that it is given.
         kinds: The tables in the file, and the holders of dense tables; None: neither.
         collective: Whether writing involves all ranks. Then the other ranks write, too, to a file

@@ -67,7 +67,6 @@ class Sok1Dump:
 
         Raises:
             FileNotFoundError: the file of the rows is missing.
-            ValueError: the sizes do not fit the table, or a key occurs twice.
         """
         values_file = self._values_file()
         sizes = [durable.size(path) for path in (self.keys_file, values_file)]
@@ -110,9 +109,6 @@ def find(filepath: str, table: str, key_dtype: Any) -> Sok1Dump | None:
 
     `filepath` is a file of keys or a folder: then the file with the table's name is used, or the
     only file if SOK chose its name.
-
-    Raises:
-        FileNotFoundError: the folder has files of SOK 1.x, but none is certain to be this table's.
     """
     path, key_dtype = os.fspath(filepath), np.dtype(key_dtype)
     if path.endswith(_KEYS) and durable.exists(path) and not durable.is_folder(path):
@@ -149,12 +145,8 @@ def write(
     """Writes both files, in steps that all ranks take; in a graph, when it runs.
 
     Args:
-        filepath: Existing folder.
-        table: The table's name.
-        key_dtype: Dtype of the keys in the file.
         shard: Path of this rank's shard of the dump and its number of keys; filled once the shard
             is written.
-        dim: The table's `embedding_dim`.
 
     Raises:
         RuntimeError: as in `Steps.take`; then there is no file of keys.

@@ -44,11 +44,7 @@ def file_name(table: str, kind: int, optimizer: str = "", slot: str = "") -> str
 
 
 def head(table: str, kind: int, slot: str, dtype: Any) -> bytes:
-    """The head of a file.
-
-    Raises:
-        ValueError: a text is too long, or files cannot have the dtype.
-    """
+    """The head of a file."""
     numbers = [i for i, known in enumerate(_DTYPES) if np.dtype(known) == np.dtype(dtype)]
     if not numbers:
         raise ValueError(f"Files of sok2.dump cannot hold {np.dtype(dtype)} (table '{table}')")
@@ -68,7 +64,6 @@ def read(path: str, kind: int, dim: int | None = None) -> Any:
 
     Raises:
         FileNotFoundError: the file is missing.
-        ValueError: the file is of another kind, or truncated.
     """
     size = durable.size(path)
     begin = durable.read(path, 0, min(size, HEAD))

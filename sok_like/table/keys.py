@@ -14,11 +14,7 @@ DTYPES = (tf.int64, tf.int32, tf.uint64, tf.uint32)
 
 
 def as_key_dtype(key_dtype: Any, table: str) -> tf.DType:
-    """The dtype in which keys are exported.
-
-    Raises:
-        ValueError: `key_dtype` is not one of `DTYPES`.
-    """
+    """The dtype in which keys are exported."""
     try:
         dtype = tf.as_dtype(key_dtype)
     except TypeError:
@@ -40,10 +36,6 @@ def as_keys(keys: Any, argument: str = "keys") -> tf.Tensor:
 
     Args:
         keys: A dense tensor, or something convertible to one. An empty list holds no keys.
-        argument: Name of the argument in errors.
-
-    Raises:
-        TypeError: keys are not a dense tensor of integers.
     """
     if isinstance(keys, (list, tuple)) and not keys:
         return tf.zeros([0], tf.int64)  # TensorFlow would take it for floats
@@ -110,11 +102,7 @@ def string_keys(strings: Any) -> tf.Tensor:
 
 
 def as_rows(rows: Any, argument: str, table: str) -> tf.Tensor:
-    """Rows, or gradients of rows, as float32.
-
-    Raises:
-        TypeError: they are not a dense tensor of real numbers; casting would drop information.
-    """
+    """Rows, or gradients of rows, as float32."""
     try:
         rows = tf.convert_to_tensor(rows)
     except (TypeError, ValueError) as error:

@@ -365,9 +365,6 @@ def with_steps_to_live(
 
     Args:
         where: Which table it is, for the error, such as "table 't'".
-
-    Raises:
-        ValueError: the option has another GlobalStepEvict, or `steps_to_live` is out of range.
     """
     if not steps_to_live:
         return option

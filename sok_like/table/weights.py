@@ -102,11 +102,7 @@ def get_weights(variable: Any) -> TableWeights:
 
 
 def set_weights(variable: Any, weights: TableWeights) -> None:
-    """Makes this rank's shard hold these keys and no others. Eager only.
-
-    Raises:
-        ValueError: the rows are not `[num_keys, embedding_dim]`, or another rank owns a key.
-    """
+    """Makes this rank's shard hold these keys and no others. Eager only."""
     keys, name = weights.keys, variable.table_name
     keys = keys.view(np.int64) if keys.dtype == np.uint64 else keys.astype(np.int64)
     if weights.rows.shape != (len(keys), variable.dim):

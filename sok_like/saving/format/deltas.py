@@ -40,17 +40,10 @@ class Content:
 
     Args:
         dumps: The base and each delta in order; of each, its shards by rank.
-        rank: The rank whose keys to read.
-        world_size: Number of ranks.
-        dim: The table's `embedding_dim`.
 
     Attributes:
         rest: What belongs to no key; its arrays by key are empty.
         num_keys: Number of keys.
-
-    Raises:
-        ValueError: a base in the place of a delta, shards with different slot variables, or
-            filters of different sizes.
     """
 
     def __init__(

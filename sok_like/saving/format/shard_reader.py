@@ -63,21 +63,13 @@ class _Stored:
 
 
 class ShardSource:
-    """Reads a shard's keys and their data part by part.
+    """Reads a shard's keys and their data part by part."""
 
-    Attributes:
-        name: Its name in errors.
-        num_keys: Number of keys.
-        slot_names: Names of the slot variables.
-        slot_widths: Their widths in a slot row.
-        key_bytes: Bytes that belong to one key.
-    """
-
-    name: str
+    name: str  # its name in errors
     num_keys: int
     slot_names: list[str]
-    slot_widths: list[int]
-    key_bytes: int
+    slot_widths: list[int]  # their widths in a slot row
+    key_bytes: int  # bytes that belong to one key
 
     def keys(self, begin: int, end: int) -> np.ndarray:
         """The keys at positions `begin` to `end`."""
@@ -120,8 +112,6 @@ class ShardFile(ShardSource):
     """A shard file whose checksums are right; arrays are read on demand.
 
     Args:
-        path: The file.
-        dim: The table's `embedding_dim`.
         entry: The manifest's entry for the file; None in version 1, which had none.
         progress: Is told how many bytes were read.
         owner: The rank that wrote it, and the number of ranks; None: not known.
