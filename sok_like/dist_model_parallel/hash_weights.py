@@ -17,8 +17,8 @@ import tensorflow as tf
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import send
 from sok_like.saving.format import durable
+from sok_like.table.ownership import owned
 from sok_like.table.variable import EmbeddingVariable
-from sok_like.table.weights import owned
 
 # Bytes of a table that a rank sends at once.
 CHUNK_BYTES = 64 * 2**20

@@ -23,7 +23,7 @@ from sok_like.planner.tables import Plan
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import all_or_none, gather_text, one_rank_at_a_time
 from sok_like.runtime.checks import as_integer, check_integer
-from sok_like.table.weights import owned
+from sok_like.table.ownership import owned
 
 # By table: the Keras variable that holds this rank's shard, and the first row of the shard in it.
 Weights = weights.Shards

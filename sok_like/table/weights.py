@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime import comm, native
+from sok_like.table.ownership import owned
 
 _NO_ARRAY = (
     "The weights of table '{name}' are keys and rows, not one array: use their attributes `keys` "
@@ -84,13 +85,6 @@ def weights_of(value: Any) -> TableWeights | None:
     if isinstance(value, TableWeights):
         return value
     return getattr(getattr(value, "base", None), "table_weights", None)
-
-
-def owned(keys: np.ndarray) -> np.ndarray:
-    """Positions of the int64 `keys` that this rank owns."""
-    communicator = comm.current()
-    owners = keys.view(np.uint64) % np.uint64(communicator.world_size)
-    return np.flatnonzero(owners == communicator.rank)
 
 
 def get_weights(variable: Any) -> TableWeights:

@@ -23,6 +23,7 @@ from sok_like.saving.format import checksums, durable
 from sok_like.saving.format.progress import Progress
 from sok_like.saving.format.shard_file import PIECE, Shard
 from sok_like.table.content import BY_KEY, OF_POLICIES, REQUIRED
+from sok_like.table.ownership import owners
 
 # dtypes as `.npy` headers name them, and the number of axes.
 _MEMBERS = {
@@ -167,8 +168,9 @@ class ShardFile(ShardSource):
         before = min(begin, 1)  # the key before them, which must be smaller
         keys = self.read("keys", begin - before, end)
         # Two files cannot hold the same key if each holds keys of its rank alone.
-        if self._owner is not None and not is_mine(keys, *self._owner).all():
-            of = "rank {} of {}".format(*self._owner)
+        rank, world_size = self._owner or (0, 1)
+        if (owners(keys, world_size) != rank).any():
+            of = f"rank {rank} of {world_size}"
             raise ValueError(f"{self.path} must hold keys of {of}. Received: keys of another rank")
         if not _ascend(keys):
             raise ValueError(f"{self.path} must hold each key once. Received: keys out of order")
@@ -337,11 +339,6 @@ class ShardFile(ShardSource):
             raise ValueError("steps that are no numbers")
         if (counts < 0).any() or (first[counts > 0] < 1).any() or counts.sum() >= 2**31:
             raise ValueError("counts of steps below 0 or beyond 2^31, or a first step below 1")
-
-
-def is_mine(keys: np.ndarray, rank: int, world_size: int) -> np.ndarray:
-    """Which of the int64 keys `rank` of `world_size` owns: `uint64(key) % world_size == rank`."""
-    return np.ascontiguousarray(keys).view(np.uint64) % np.uint64(world_size) == rank
 
 
 def _ascend(keys):
