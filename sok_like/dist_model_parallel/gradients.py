@@ -84,8 +84,7 @@ def averaged(gradients: list, variables: list, sparse_as_dense: bool, name: str)
     if sparse_as_dense:
         mine = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in mine]
     result = list(gradients)
-    name = unique_in_graph(name)
-    means = turns.exchange_in_turn(lambda: communicator.average(mine, name), name, communicator)
+    means = turns.collective_in_turn(communicator, "average", mine, unique_in_graph(name))
     for i, gradient in zip(shared, means, strict=True):
         result[i] = gradient
     return [g if i in shared else norms.marked_part(g) for i, g in enumerate(result)]

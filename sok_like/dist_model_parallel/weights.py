@@ -74,8 +74,8 @@ def get_table(plan: Plan, table_id: int, here: Shards, all_ranks: bool) -> Any:
 def _agree_on_dtype(variable, communicator):
     # A rank without a shard does not know the table's dtype, but must send an empty block of it.
     mine = 0 if variable is None else variable.dtype.base_dtype.as_datatype_enum
-    known, name = tf.constant([mine], tf.int32), "dmp_table_dtype"
-    known = turns.exchange_in_turn(lambda: communicator.all_gather(known, name), name, communicator)
+    mine = tf.constant([mine], tf.int32)
+    known = turns.collective_in_turn(communicator, "all_gather", mine, "dmp_table_dtype")
     return int(tf.reduce_max(known))
 
 

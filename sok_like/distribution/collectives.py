@@ -28,9 +28,9 @@ import tensorflow as tf
 
 from sok_like.distribution.placement import shard_bounds
 from sok_like.lookup.local_variables import unique_in_graph
-from sok_like.runtime import turns
 from sok_like.runtime.attributes import attributes
 from sok_like.runtime.comm import Communicator
+from sok_like.runtime.turns import collective_in_turn as _in_turn
 
 
 def gather(
@@ -124,11 +124,6 @@ def shared(tensor: tf.Tensor, line: Communicator, name: str) -> tf.Tensor:
         return tf.identity(tensor), lambda grad: summed(grad, line, f"{name}_grad")
 
     return run(tensor)
-
-
-def _in_turn(line, collective, tensor, name):
-    """One collective, in the order of the program on every rank."""
-    return turns.exchange_in_turn(lambda: getattr(line, collective)(tensor, name), name, line)
 
 
 def _along_front(tensor, dim, gather_front):

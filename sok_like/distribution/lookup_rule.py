@@ -56,9 +56,7 @@ def unique_rows(table: Any, ids: tf.Tensor, table_name: str) -> tuple[tf.Tensor,
     mine, position = _in_order_of_owners(unique, cut)
 
     def of_rows(rows):
-        return tf.gather(
-            turns.exchange_in_turn(lambda: line.all_gather(rows, name), name, line), position
-        )
+        return tf.gather(turns.collective_in_turn(line, "all_gather", rows, name), position)
 
     start, _ = cut.bounds()
     exchange = _with_gradient(of_rows, lambda grad: tf.gather(grad, mine))
@@ -105,7 +103,7 @@ def rows_by_occurrence(table: Any, ids: tf.Tensor, table_name: str) -> tf.Tensor
 
     def of_rows(rows):
         rows = tf.gather(rows, tf.gather(place_among_own, tf.gather(first, mine)))
-        gathered = turns.exchange_in_turn(lambda: line.all_gather(rows, name), name, line)
+        gathered = turns.collective_in_turn(line, "all_gather", rows, name)
         return tf.gather(tf.gather(gathered, position), inverse)
 
     start, _ = cut.bounds()

@@ -138,9 +138,7 @@ class _ScalingOnShards(_TakesParts):
         finite = [tf.reduce_all(tf.math.is_finite(value)) for value in values]
         mine = tf.where(tf.reduce_all(tf.stack(finite)), 0.0, 1.0)
         name = unique_in_graph("sok_distribution_finite")
-        broken = turns.exchange_in_turn(
-            lambda: comm.current().sum(mine, name), name, comm.current()
-        )
+        broken = turns.collective_in_turn(comm.current(), "sum", mine, name)
         added = tf.where(broken > 0, float("nan"), 0.0)
         return [None if part is None else _plus(part, added) for part in parts]
 

@@ -218,9 +218,8 @@ class EmbeddingAware:
         if not variables:
             return pairs
         mine = same_on_ranks.statement(learning_rate, step, variables, rank, world_size)
-        name = "sok_gradients"
-        *averaged, statements = turns.exchange_in_turn(
-            lambda: communicator.average([*shared, mine], name), name, communicator
+        *averaged, statements = turns.collective_in_turn(
+            communicator, "average", [*shared, mine], "sok_gradients"
         )
         with tf.control_dependencies(same_weights.check(statements * world_size, variables)):
             return [

@@ -59,7 +59,6 @@ class Communicator(Protocol):
             ValueError: this rank is in no group.
             RuntimeError: the transport cannot make groups any more.
         """
-        ...
 
     def all_to_all(
         self, tensor: tf.Tensor, splits: tf.Tensor, name: str
@@ -74,31 +73,24 @@ class Communicator(Protocol):
         Returns:
             The items received, in rank order, and int32 `[world_size]`: how many each rank sent.
         """
-        ...
 
     def average(self, tensors: Sequence, name: str) -> list:
         """The mean over ranks of each tensor or `tf.IndexedSlices`; None stays None."""
-        ...
 
     def broadcast(self, tensor: tf.Tensor, root_rank: int, name: str) -> tf.Tensor:
         """`tensor` as it is on `root_rank`."""
-        ...
 
     def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """The ranks' tensors joined along their first axis, whose length may differ."""
-        ...
 
     def sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """The sum of the ranks' tensors, which have one shape."""
-        ...
 
     def reduce_scatter(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """This rank's part of the sum, cut along the first axis; the first parts may be longer."""
-        ...
 
     def barrier(self) -> None:
         """Returns when every rank has called it. Eager only."""
-        ...
 
 
 class SingleProcess:
@@ -297,14 +289,15 @@ class HorovodCommunicator:
         return _bits_as(result, tensor.dtype)
 
     def sum(self, tensor, name):
-        added = _as_summed(_not_folded(_counted(tensor, 1, name)))
-        options = {"op": self._hvd.Sum, "name": name, "process_set": self._process_set}
-        return tf.cast(self._hvd.allreduce(added, **options), tensor.dtype)
+        return self._added(self._hvd.allreduce, tensor, name)
 
     def reduce_scatter(self, tensor, name):
+        return self._added(self._hvd.reducescatter, tensor, name)
+
+    def _added(self, reduce, tensor, name):
         added = _as_summed(_not_folded(_counted(tensor, 1, name)))
         options = {"op": self._hvd.Sum, "name": name, "process_set": self._process_set}
-        return tf.cast(self._hvd.reducescatter(added, **options), tensor.dtype)
+        return tf.cast(reduce(added, **options), tensor.dtype)
 
     def barrier(self):
         self.all_gather(tf.zeros([1]), "sok_barrier")

@@ -110,6 +110,12 @@ def exchange_in_turn(collective: Callable[[], Any], name: str, communicator: Com
     return result if not ends else _behind(ends, result)
 
 
+def collective_in_turn(communicator: Communicator, collective: str, value: Any, name: str) -> Any:
+    """`exchange_in_turn` of a collective by its name, such as "all_gather"."""
+    run = getattr(communicator, collective)
+    return exchange_in_turn(lambda: run(value, name), name, communicator)
+
+
 def exchange_keys(
     message: tf.Tensor,
     splits: tf.Tensor,
