@@ -18,7 +18,7 @@ from sok_like.lookup import same_weights
 from sok_like.lookup.local_variables import is_local
 from sok_like.optimizers import graph_step, owner, same_on_ranks
 from sok_like.optimizers.rules import OptimizerRule, rule_of
-from sok_like.runtime import comm, ops, turns
+from sok_like.runtime import comm, finite, ops, turns
 from sok_like.table.variable import as_embedding_variable, is_embedding_variable, unwrap
 
 
@@ -226,6 +226,16 @@ class EmbeddingAware:
                 (g if own else tf.nest.map_structure(tf.identity, mean, expand_composites=True), v)
                 for (g, v), own, mean in zip(pairs, local, averaged, strict=True)
             ]
+
+    def _sok_aggregate(self, grads_and_vars, own, learning_rate, step):
+        """What tf_keras' LossScaleOptimizer asks for before it decides whether to take the step.
+
+        `own` is the stock method, which sums over the replicas of a strategy.
+        """
+        embedding, other = split(grads_and_vars)
+        other = self._sok_average_gradients(other, learning_rate, step)
+        other = list(own(other)) if other else other
+        return finite.with_decision([*embedding, *other], comm.current_or_single())
 
     def _sok_compare_rates(self, pairs, learning_rate, step, average):
         """Compares learning rates, unless averaging does; a context for updates.

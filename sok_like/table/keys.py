@@ -40,16 +40,8 @@ def as_keys(keys: Any, argument: str = "keys") -> tf.Tensor:
     if isinstance(keys, (list, tuple)) and not keys:
         return tf.zeros([0], tf.int64)  # TensorFlow would take it for floats
     if keys is None or isinstance(keys, (tf.RaggedTensor, tf.SparseTensor)):
-        raise TypeError(
-            f"`{argument}` must be a dense tensor of integers. Received: {argument}={keys!r}"
-        )
-    try:
-        keys = tf.convert_to_tensor(keys)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"`{argument}` must be a dense tensor of integers, of 64 bits at most. "
-            f"Received: {argument}={keys!r}"
-        ) from error
+        raise wrong_argument(argument, "a dense tensor of integers", keys, error=TypeError)
+    keys = _dense(keys, argument, "integers, of 64 bits at most")
     if keys.dtype == tf.int64:
         return keys
     if keys.dtype == tf.uint64:
@@ -103,18 +95,20 @@ def string_keys(strings: Any) -> tf.Tensor:
 
 def as_rows(rows: Any, argument: str, table: str) -> tf.Tensor:
     """Rows, or gradients of rows, as float32."""
-    try:
-        rows = tf.convert_to_tensor(rows)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"`{argument}` must be a dense tensor of real numbers (table '{table}'). "
-            f"Received: {argument}={rows!r}"
-        ) from error
+    rows = _dense(rows, argument, "real numbers", f"table '{table}'")
     if rows.dtype.is_floating or rows.dtype.is_integer:
         return tf.cast(rows, tf.float32)
     raise TypeError(
         f"`{argument}` must be real numbers. Received: {rows.dtype.name} (table '{table}')"
     )
+
+
+def _dense(values, argument, what, of=""):
+    try:
+        return tf.convert_to_tensor(values)
+    except (TypeError, ValueError) as error:
+        required = f"a dense tensor of {what}"
+        raise wrong_argument(argument, required, values, of, TypeError) from error
 
 
 def owner(keys: tf.Tensor, world_size: int) -> tf.Tensor:
