@@ -6,12 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.dist_model_parallel.weights import Shards, get_table
+from sok_like.dist_model_parallel.weights import Held, get_table
 from sok_like.lookup import exchange
 from sok_like.lookup.dense_lookup import require_in_range
 from sok_like.lookup.exporting import combined, refuse_saved_model
 from sok_like.lookup.hash_lookup import HashFeature, lookup
-from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, ROW_WISE, Plan
+from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, ROW_WISE
 from sok_like.runtime import comm
 
 _SHARD = (
@@ -28,13 +28,13 @@ def refuse_shards(layer: Any) -> None:
             refuse_saved_model(weight, _SHARD.format(name=layer.name))
 
 
-def whole_tables(plan: Plan, here: Shards) -> dict[str, tf.Variable]:
+def whole_tables(held: Held) -> dict[str, tf.Variable]:
     """The sharded dense tables, whole, as `table_<id>`, on rank 0; elsewhere none. Collective."""
     found = {}
-    for table in plan.tables:
-        if plan.kinds[table.table_id] not in (COLUMN_WISE, ROW_WISE):
+    for table in held.plan.tables:
+        if held.plan.kinds[table.table_id] not in (COLUMN_WISE, ROW_WISE):
             continue
-        values = get_table(plan, table.table_id, here, False)
+        values = get_table(held, table.table_id, False)
         if comm.current().rank == 0:
             with tf.device("/CPU:0"):
                 found[_key(table.table_id)] = tf.Variable(values, trainable=False)

@@ -188,7 +188,7 @@ class WholeDump(_Work):
 
     def finished(self, told):
         super().finished(told)
-        dump_owners.wrote(self._folder, self._variable)
+        dump_owners.mark_writer(self._folder, self._variable)
 
 
 class _Dump(_Work):
@@ -238,7 +238,7 @@ class _Dump(_Work):
 
     def finished(self, told):
         self._written.clear()
-        dump_owners.wrote(self._folder, self._variable)
+        dump_owners.mark_writer(self._folder, self._variable)
         remember(self._variable, told[0]["name"], self._number)
 
 

@@ -51,19 +51,14 @@ def _place(folder, table):
     return os.path.normpath(folder) if local is None else os.path.realpath(local), table
 
 
-def wrote(folder: str, variable: Any) -> None:
+def mark_writer(folder: str, variable: Any) -> None:
     """Makes a table the dump's only owner."""
     _known_by[_place(folder, variable.table_name)] = [weakref.ref(variable)]
 
 
-def read(folder: str, variable: Any) -> None:
+def mark_reader(folder: str, variable: Any) -> None:
     """Adds a table to the dump's owners."""
     _known_by.setdefault(_place(folder, variable.table_name), []).append(weakref.ref(variable))
-
-
-def forget(folder: str, variable: Any) -> None:
-    """Lets other tables of this name write to a folder, which belongs to one dump only."""
-    _known_by.pop(_place(folder, variable.table_name), None)
 
 
 def check_owner(folder: str, variable: Any) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from sok_like.runtime import comm
 from sok_like.saving import sealed, transaction
 from sok_like.saving.hash_pieces import HashPiece
-from sok_like.saving.pieces import Kinds, Prepared
+from sok_like.saving.pieces import NotSameOnRanks, Prepared
 from sok_like.table import snapshots
 from sok_like.table.content import FIELDS, REQUIRED
 from sok_like.table.keras_variable import is_keras_3
@@ -37,7 +37,7 @@ _NAME = re.compile(rf"(?:([1-9]\d*)\.)?({_NAMES})")
 def tables_of(layer: Any) -> list[EmbeddingVariable]:
     """The tables among a layer's own weights, each once, in their order."""
     lists = _lists_of(layer)
-    return Kinds(weight for weights in lists.values() for weight in weights).tables
+    return NotSameOnRanks(weight for weights in lists.values() for weight in weights).tables
 
 
 def track(own: Callable, self: Any, attr: Any) -> Any:

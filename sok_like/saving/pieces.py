@@ -54,7 +54,7 @@ class Piece(Protocol):
         """
 
 
-class Kinds:
+class NotSameOnRanks:
     """The variables, out of some given ones, that are not the same on all ranks.
 
     Attributes:

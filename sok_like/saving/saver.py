@@ -80,10 +80,7 @@ class Saver(delta_saver.DeltaSaver):
         handed = variable.hand_over(not rows_only, evict=True)
         work.write([handed])
         if sok1_files:
-            key_dtype, table = variable.key_dtype.as_numpy_dtype, variable.table_name
-            files_of_sok1.write(
-                work.steps, comm.current(), filepath, table, key_dtype, work.latest, variable.dim
-            )
+            files_of_sok1.write(work.steps, variable, filepath, work.latest)
         return work.steps.end("OK")
 
     def restore(
@@ -215,7 +212,7 @@ class Reading:
         self._made = 0
 
     def _finished(self, _):
-        dump_owners.read(os.fspath(self._filepath), self.variable)
+        dump_owners.mark_reader(os.fspath(self._filepath), self.variable)
 
     def number(self) -> tf.Tensor:
         """Starts to record changes if deltas may follow. Called when the table has its content."""

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from sok_like.runtime.comm import Communicator
+from sok_like.runtime import comm
 from sok_like.runtime.steps import Steps
 from sok_like.saving.format import durable
 from sok_like.saving.format.manifest import file_stem
@@ -133,15 +133,7 @@ def _stem(table):
     return table if plain else file_stem(table)
 
 
-def write(
-    steps: Steps,
-    communicator: Communicator,
-    filepath: Any,
-    table: str,
-    key_dtype: Any,
-    shard: Sequence[Any],
-    dim: int,
-) -> None:
+def write(steps: Steps, variable: Any, filepath: Any, shard: Sequence[Any]) -> None:
     """Writes both files, in steps that all ranks take; in a graph, when it runs.
 
     Args:
@@ -151,7 +143,8 @@ def write(
     Raises:
         RuntimeError: as in `Steps.take`; then there is no file of keys.
     """
-    rank, key_dtype = communicator.rank, np.dtype(key_dtype)
+    rank, table, dim = comm.current().rank, variable.table_name, variable.dim
+    key_dtype = np.dtype(variable.key_dtype.as_numpy_dtype)
     aside: list[str] = []
 
     def target(kind):
