@@ -64,19 +64,7 @@ def unique_rows(table: Any, ids: tf.Tensor, table_name: str) -> tuple[tf.Tensor,
 
 
 def rows_by_occurrence(table: Any, ids: tf.Tensor, table_name: str) -> tf.Tensor:
-    """The row of each id, whole on every rank; the gradient has one value per id.
-
-    Args:
-        table: A sharded variable with a rule, `[input_dim, output_dim]`.
-        ids: Integers `[num_keys]`.
-        table_name: The table's name in errors.
-
-    Returns:
-        `[num_keys, output_dim]` in the table's dtype.
-
-    Raises:
-        tf.errors.InvalidArgumentError: an id is outside the table.
-    """
+    """As `unique_rows`, but a row for each id, `[num_keys, output_dim]`; so is the gradient."""
     shard: Any = shard_of(table)
     cut = shard.placement.cuts[0]
     line = shard.mesh.along(cut.axis)
