@@ -58,10 +58,10 @@ def outputs(layer: Any, inputs: list[Any], whole: dict[str, Any], tables: Any) -
     for i, ids in enumerate(inputs):
         table_id = plan.input_table_map[i]
         samples = layer.flatten(i, ids)
-        combiner = layer.combiner_of(table_id) or "none"
+        combiner = layer._combiners[table_id] or "none"
         if _key(table_id) in whole:
             table = whole[_key(table_id)]
-            checked = require_in_range(samples.ids, table.shape[0], layer.table_name(table_id))
+            checked = require_in_range(samples.ids, table.shape[0], layer._names[table_id])
             rows = tf.cast(tf.gather(table, checked), tf.float32)
             rows = combined(rows, combiner, samples.row_splits)
         else:

@@ -380,14 +380,6 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         """The empty variable of a rank that has no other variable; None on other ranks."""
         return None if self._anchor is None else as_tf_table(self._anchor)
 
-    def combiner_of(self, table_id: int) -> str | None:
-        """A table's combiner."""
-        return self._combiners[table_id]
-
-    def table_name(self, table_id: int) -> str:
-        """A table's name in errors."""
-        return self._names[table_id]
-
     def shard_of(self, table_id: int, rank: int) -> LookupShard:
         """A rank's shard of a column-wise table, or of a hash table."""
         owners = (rank, exchange.BY_KEY)

@@ -228,8 +228,10 @@ def _gather(features, local_rows, training=False, world_size=1):
         unique, inverse = tf.unique(tf.concat([local_rows[i] for i in group], 0))
         if is_embedding_variable(first.variable):
             first.variable.record_access()
-            handle = first.variable.handle
-            found, problem = wrapped_ops.find_rows(handle, unique, first.dim, insert=training)
+            # Other ranks wait for the rows, so their message carries what went wrong here.
+            found, problem = native.ops().sok_find_rows(
+                handle=first.variable.handle, keys=unique, dim=first.dim, insert=training
+            )
             problems.append(problem)
         else:
             rows = unique // world_size if first.owner == BY_KEY else unique

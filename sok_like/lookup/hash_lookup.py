@@ -21,8 +21,8 @@ from tensorflow.python.ops import custom_gradient
 from sok_like.lookup import exporting, same_weights
 from sok_like.lookup.keras_call import check_listed
 from sok_like.runtime import comm, devices, hooks, native, ops, turns, wire
+from sok_like.runtime import gradient_scale as gradient_scales
 from sok_like.runtime.checks import COMBINERS, check_combiner
-from sok_like.runtime.gradient_scale import check as check_gradient_scale
 from sok_like.table.variable import EmbeddingVariable
 
 
@@ -84,7 +84,7 @@ def lookup(
     """
     if not features:
         return []
-    check_gradient_scale(gradient_scale)
+    gradient_scales.check(gradient_scale)
     wire_dtype = wire.check(wire_dtype, f"lookup '{name}'")
     for feature in features:
         check_listed(feature.variable, feature.keys)
@@ -155,9 +155,10 @@ class _DeviceGroup:
             if communicator.world_size > 1:
                 return self._exchange(communicator)
             with devices.device_scope(self.device):  # its gradient runs there, too
-                return ops.lookup_on_one_rank(
+                found = native.ops().sok_lookup(
                     handles=self._handles(), insert=self.training, name="lookup", **self._batch()
                 )
+                return list(found.embeddings)
 
     def _exchange(self, communicator):
         self._check_wire_dtype()
@@ -181,19 +182,19 @@ class _DeviceGroup:
                 self.wire_dtype,
             )
             with devices.device_scope(self.device):  # its gradient runs there, too
-                rows, sent = ops.gather_rows(
-                    self._handles(),
-                    message,
-                    splits,
-                    batch["dims"],
+                gathered = native.ops().sok_gather_rows(
+                    handles=self._handles(),
+                    message=message,
+                    splits=splits,
                     world_size=world_size,
+                    dims=batch["dims"],
                     insert=self.training,
-                    scale=self.gradient_scale,
+                    gradient_scale=gradient_scales.attribute(self.gradient_scale, world_size),
                     name="gather_rows",
                 )
             rows, received, call = turns.exchange_rows(
-                rows,
-                sent,
+                gathered.rows,
+                gathered.row_splits,
                 communicator,
                 f"{self.name}_rows",
                 same_weights.compare,
