@@ -12,11 +12,7 @@ import tensorflow as tf
 from sok_like.dist_model_parallel import exported, mp_input
 from sok_like.dist_model_parallel.checkpointed import DenseTables
 from sok_like.dist_model_parallel.hash_embedding import HASH_COMBINERS
-from sok_like.dist_model_parallel.local_layers import (
-    build_layer,
-    check_descriptions,
-    layer_table,
-)
+from sok_like.dist_model_parallel.local_layers import build_layer, check_descriptions, layer_table
 from sok_like.dist_model_parallel.whole_tables import WholeTables
 from sok_like.lookup import exchange, exporting
 from sok_like.lookup.dense_lookup import DENSE_COMBINERS, as_tf_table, check_ids
@@ -24,13 +20,7 @@ from sok_like.lookup.flat_ids import FlatIds, LookupShard
 from sok_like.lookup.local_variables import mark_local, unique_in_graph
 from sok_like.lookup.training_flag import by_training
 from sok_like.planner import DistEmbeddingStrategy
-from sok_like.planner.tables import (
-    COLUMN_WISE,
-    DATA_PARALLEL,
-    HASHED,
-    ROW_WISE,
-    list_embeddings,
-)
+from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, HASHED, ROW_WISE, list_embeddings
 from sok_like.planner.thresholds import check_threshold
 from sok_like.runtime import comm, wire
 from sok_like.runtime.agreement import raise_on_all

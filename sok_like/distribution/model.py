@@ -153,8 +153,7 @@ def _splitting(model, own_call, distribution) -> Callable:
             batch = _batch_of(args, kwargs)
             names = itertools.count()
             args, kwargs = tf.nest.map_structure(
-                lambda t: _own_samples(t, line, f"model_input_{next(names)}"),
-                (args, kwargs),
+                lambda t: _own_samples(t, line, f"model_input_{next(names)}"), (args, kwargs)
             )
         inside = attributes(_state, {"inside": True})
         with inside, samples_split() if split else contextlib.nullcontext():

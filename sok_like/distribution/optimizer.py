@@ -10,11 +10,7 @@ import tensorflow as tf
 from sok_like.dist_model_parallel.gradients import slot_reference
 from sok_like.distribution import tape
 from sok_like.distribution.creation import slots_like
-from sok_like.distribution.sharded_gradient import (
-    clip_by_global_norm,
-    local_part,
-    sharded_gradient,
-)
+from sok_like.distribution.sharded_gradient import clip_by_global_norm, local_part, sharded_gradient
 from sok_like.distribution.sharded_variable import on_shards, path_of, shard_of, works_on_shards
 from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.optimizers.embedding_aware import embedding_aware

@@ -90,8 +90,7 @@ def rule_of(optimizer: Any) -> OptimizerRule:
         if cls.__module__.split(".")[0] in ("keras", "tf_keras") and cls.__name__ in _KERAS:
             check_keras_settings(optimizer)
             return _KERAS[cls.__name__](optimizer).replace(
-                weight_decay=optimizer.weight_decay or 0.0,
-                clip_value=optimizer.clipvalue or 0.0,
+                weight_decay=optimizer.weight_decay or 0.0, clip_value=optimizer.clipvalue or 0.0
             )
         if cls.__module__.startswith("tensorflow.python.training") and cls.__name__ in _V1:
             return _V1[cls.__name__](optimizer)

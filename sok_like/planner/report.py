@@ -20,14 +20,7 @@ import dataclasses
 from collections.abc import Container, Sequence
 from typing import NamedTuple
 
-from sok_like.planner.tables import (
-    COLUMN_WISE,
-    DATA_PARALLEL,
-    HASHED,
-    KINDS,
-    Plan,
-    Shard,
-)
+from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, HASHED, KINDS, Plan, Shard
 from sok_like.runtime.checks import as_integer, require
 
 _HEADINGS = ("rank", "table", "kind", "rows", "columns", "bytes", "keys/step", "bytes/step")

@@ -21,12 +21,7 @@ from sok_like.runtime.launchers import NO_HOROVOD, horovod_library
 from sok_like.runtime.tensor_checks import checked
 
 # Set for each process by the launchers of Horovod, Open MPI, MPICH and Slurm (srun).
-_WORLD_SIZE_VARIABLES = (
-    "HOROVOD_SIZE",
-    "OMPI_COMM_WORLD_SIZE",
-    "PMI_SIZE",
-    "SLURM_STEP_NUM_TASKS",
-)
+_WORLD_SIZE_VARIABLES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 # Settings that Horovod and Open MPI read as they start. Values of the user are kept.
 # docs/install.md has the figures. An exchange waits for Horovod's thread, which looks for work once

@@ -32,13 +32,7 @@ from tensorflow.python.training.saving.saveable_object_util import TrackableSave
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
 from sok_like.runtime.attributes import attributes
-from sok_like.saving import (
-    dense_pieces,
-    folders,
-    optimizer_variables,
-    own_variables,
-    transaction,
-)
+from sok_like.saving import dense_pieces, folders, optimizer_variables, own_variables, transaction
 from sok_like.saving.dense_pieces import DensePiece, Slice, Stored
 from sok_like.saving.hash_pieces import HashPiece
 from sok_like.saving.own_variables import OwnVariables

@@ -24,11 +24,7 @@ from sok_like.runtime import comm, native
 from sok_like.runtime.steps import Steps, text_of
 from sok_like.saving import delta_saver, dump_owners, hash_pieces, streams
 from sok_like.saving import sok1_files as files_of_sok1
-from sok_like.saving.dump_owners import (
-    check_arguments,
-    checked,
-    same_dump,
-)
+from sok_like.saving.dump_owners import check_arguments, checked, same_dump
 from sok_like.table.export_assign import assign
 from sok_like.table.keys import as_rows
 

@@ -27,10 +27,7 @@ HEAD = 296
 
 _NAME, _SLOT_NAME = 256, 32
 _PART = 2**22  # bytes read at a time
-_DTYPES = (
-    *(np.int32, np.int64, np.uint32, np.uint64),
-    *(np.float16, np.float32, np.float64),
-)
+_DTYPES = (*(np.int32, np.int64, np.uint32, np.uint64), *(np.float16, np.float32, np.float64))
 
 
 def stem(name: str) -> str:

@@ -153,12 +153,7 @@ def from_checkpoint(tensors: dict[str, Any], table: str) -> dict[str, Any]:
     names.set_shape([None])
     for scalar in (step, scale):
         scalar.set_shape([])
-    content = {
-        **tensors,
-        "slot_names": names,
-        "optimizer_step": step,
-        "initial_row_scale": scale,
-    }
+    content = {**tensors, "slot_names": names, "optimizer_step": step, "initial_row_scale": scale}
     return owned(content, written_by > 1)
 
 

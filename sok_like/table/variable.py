@@ -57,11 +57,7 @@ class MemoryStats(NamedTuple):
 
 
 class EmbeddingVariable(
-    ShownNames,
-    AsVariable,
-    PolicyMethods,
-    Snapshots,
-    resource_variable_ops.BaseResourceVariable,
+    ShownNames, AsVariable, PolicyMethods, Snapshots, resource_variable_ops.BaseResourceVariable
 ):
     """One rank's shard of a table: a hash table from 64-bit keys to rows of floats.
 
