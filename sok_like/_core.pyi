@@ -56,7 +56,7 @@ class ReplayedSteps:
         """Brings up rows `[num_rows, dim]` and slot rows of a dump, 0 for the base, in place."""
 
 class _AnyTable:  # not a class at run time
-    """What `Table` and `CudaTable` have alike; of the latter what asks for the size waits."""
+    """The common part of `Table` and `CudaTable`. Reading the size of a CudaTable waits."""
 
     name: Final[str]
     dim: Final[int]

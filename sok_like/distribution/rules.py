@@ -133,9 +133,8 @@ def _keras_embedding(layer):
     def run(inputs):
         ids = tf.convert_to_tensor(inputs)
         ids = ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int32)
-        ids = tf.where(
-            ids < 0, ids + layer.input_dim, ids
-        )  # Keras counts negative ids from the end
+        # Keras counts negative ids from the end.
+        ids = tf.where(ids < 0, ids + layer.input_dim, ids)
         rows = lookup_rule.rows_by_occurrence(table, tf.reshape(ids, [-1]), layer.name)
         found = tf.reshape(rows, tf.concat([tf.shape(ids), [layer.output_dim]], 0))
         return tf.cast(tf.ensure_shape(found, [*ids.shape, layer.output_dim]), layer.compute_dtype)

@@ -34,33 +34,22 @@ ALL_RANKS, BY_KEY = -1, -2
 
 @dataclasses.dataclass(frozen=True)
 class ShardFeature:
-    """Ids to look up in one shard of a table.
+    """Ids to look up in one shard of a table."""
 
-    Attributes:
-        ids: int64 `[num_keys]`, flat.
-        row_splits: int64 `[batch + 1]`, the position of each sample's first id; int64 `[0]` if
-            `combiner` is "none".
-        combiner: "sum", "mean", or "none" for one row per id; hash tables also have "sqrtn".
-        table_name: The table's name in errors.
-        num_rows: Rows of the whole table. 0 for a hash table by key, where every id is legal. A
-            hash table on one rank takes ids in `[0, num_rows)`, see `most_ids`.
-        dim: Columns of this shard.
-        owner: The rank that holds it. `ALL_RANKS`: each rank holds a contiguous range of rows.
-            `BY_KEY`: rank `id % world_size` holds it; in a dense table as its row
-            `id // world_size`.
-        row_offset: Its first row in the owner's variable.
-        variable: This rank's rows, for a hash table an EmbeddingVariable; None if it has none.
-    """
-
-    ids: tf.Tensor
+    ids: tf.Tensor  # int64 [num_keys], flat
+    # int64 [batch + 1], the position of each sample's first id; [0] if `combiner` is "none".
     row_splits: tf.Tensor
-    combiner: str
-    table_name: str
+    combiner: str  # "sum", "mean", or "none" for one row per id; hash tables also have "sqrtn"
+    table_name: str  # in errors
+    # Of the whole table. 0 for a hash table by key, where every id is legal. A hash table on one
+    # rank takes ids in `[0, num_rows)`, see `most_ids`.
     num_rows: int
-    dim: int
+    dim: int  # columns of this shard
+    # The rank that holds it. `ALL_RANKS`: each rank holds a contiguous range of rows. `BY_KEY`:
+    # rank `id % world_size` holds it; in a dense table as its row `id // world_size`.
     owner: int
-    row_offset: int
-    variable: Any  # tf.Variable, EmbeddingVariable or None
+    row_offset: int  # its first row in the owner's variable
+    variable: Any  # this rank's rows: a tf.Variable, an EmbeddingVariable, or None
     weights: tf.Tensor | None = None  # float32 [num_keys]; constant in the gradient
 
 

@@ -113,9 +113,8 @@ class _Watch(threading.Thread):
         self._limit, self._selector = limit, selector
         self._ended = ""  # how this rank ended, if it has
         self._leaves = False  # it has stopped staying for the others
-        self._closes_at = float(
-            "inf"
-        )  # when its program had ended, and it shuts the transport down
+        # When its program had ended, and it shuts the transport down.
+        self._closes_at = float("inf")
         self._closed = threading.Event()  # the transport is shut down
         self._closing = threading.Lock()  # held meanwhile: it bears one call at a time
         self._waited_for = False  # some rank is in an exchange

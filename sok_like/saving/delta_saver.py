@@ -230,7 +230,8 @@ class _Dump(_Work):
             following, before = [], base
             while before.name != start["since"]:
                 delta = base.deltas[len(following)]
-                following.append(_described(delta, before.name))
+                about = {"dump": delta.name, "since": before.name, "step": delta.step}
+                following.append({**about, "shards": delta.entries})
                 before = delta
             following.append({"dump": name, "since": before.name, "step": step, "shards": entries})
             self._write_manifest(base.name, base.entries, base.step, following)
@@ -326,7 +327,3 @@ def _dump_since(base, since, table):
             f"Received: since={wanted!r}"
         )
     return found[-1]
-
-
-def _described(delta, since):
-    return {"dump": delta.name, "since": since, "step": delta.step, "shards": delta.entries}

@@ -46,17 +46,11 @@ class _Carrier(np.ndarray):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TableWeights:
-    """Keys and rows of one rank's shard, at one instant.
-
-    Attributes:
-        name: Name of the table.
-        keys: `[num_keys]`, in the table's key dtype, ascending as unsigned numbers.
-        rows: float32 `[num_keys, embedding_dim]`.
-    """
+    """Keys and rows of one rank's shard, at one instant."""
 
     name: str
-    keys: np.ndarray
-    rows: np.ndarray
+    keys: np.ndarray  # `[num_keys]`, in the table's key dtype, ascending as unsigned numbers
+    rows: np.ndarray  # float32 `[num_keys, embedding_dim]`
 
     @property
     def shape(self) -> tf.TensorShape:
