@@ -318,29 +318,20 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
             for shard in self._shards[table_id]:
                 feature = self.feature(table_id, shard, samples, tables)
                 (here if kinds[-1] else travelling).append(feature)
-        found = iter(())
+        travelled, checks = [], []
         if self.world_size > 1:
             exported.refuse_shards(self)  # now Keras has made all variables
             # A wrong id of a replicated table must raise on all ranks, not on this one only.
             here, problems = exchange.in_range(here)
-            name, communicator = unique_in_graph(self.name), comm.current()
+            name = unique_in_graph(self.name)
             if travelling:
-                found = iter(
-                    exchange.exchange_lookup(
-                        travelling,
-                        self.anchor(),
-                        communicator,
-                        name,
-                        training=training,
-                        problems=problems,
-                        wire_dtype=self.wire_dtype,
-                    )
-                )
-                checks = []
+                how = {"training": training, "problems": problems, "wire_dtype": self.wire_dtype}
+                travelled = exchange.exchange_lookup(travelling, self.anchor(), name, **how)
             else:
-                checks = raise_on_all(problems, communicator, name)
+                checks = raise_on_all(problems, comm.current(), name)
             with tf.control_dependencies(checks):
                 here = [dataclasses.replace(f, ids=tf.identity(f.ids)) for f in here]
+        found = iter(travelled)
         found_here = iter(exchange.lookup_here(here, training, self.name))
         outputs = []
         for table_id, samples, is_here in zip(plan.input_table_map, flat, kinds, strict=True):

@@ -107,14 +107,8 @@ def mp_input_lookup(
     outputs = [samples[i].restore(found.pop(i)) for i in mine]
     with turns.turn() as done:
         message, words = _message(layer, outputs, sizes[1:], list(found.values()), name)
-        arrived, _, call = turns.exchange_rows(
-            message,
-            tf.fill([world_size], words),
-            communicator,
-            f"{name}_rows",
-            same_weights.compare,
-            layer.wire_dtype,
-        )
+        lookup = turns.Lookup(communicator, name, same_weights.compare, layer.wire_dtype)
+        arrived, _, call = turns.exchange_rows(message, tf.fill([world_size], words), lookup)
         done.append(call)
     return _assemble(layer, arrived, received, call, static)
 
@@ -137,7 +131,6 @@ def _lookup_hashed(layer, samples, tables, training, name):
     rows = exchange.exchange_lookup(
         features,
         layer.anchor(),
-        comm.current(),
         name,
         training=training,
         gradient_scale=1.0,  # the message of all outputs scales the gradient

@@ -96,10 +96,10 @@ def _einsum(layer, equation):
 
     def run(inputs, training=None):
         inputs = tf.cast(tf.convert_to_tensor(inputs), layer.compute_dtype)
-        outputs = run_product(product, inputs, kernel, layer.bias, einsum(equation))
+        outputs = run_product(product, inputs, layer.bias, einsum(equation))
         return outputs if layer.activation is None else layer.activation(outputs)
 
-    return Rule(run, product.collectives, kernel, rides_along(product, kernel, layer.bias))
+    return Rule(run, product.collectives, kernel, rides_along(product, layer.bias))
 
 
 def _convolution(layer):
@@ -113,16 +113,17 @@ def _convolution(layer):
         return None
     last = layer.data_format == "channels_last"
     channels = -1 if last else 1
-    product = CutProduct(*((channels, None) if cut.dim == of_input else (None, channels)))
+    dims = (channels, None) if cut.dim == of_input else (None, channels)
+    product = CutProduct(kernel, *dims)
 
     def as_addend(bias):
         return bias if last else tf.reshape(bias, [-1] + [1] * layer.rank)
 
     def run(inputs):
-        outputs = run_product(product, inputs, kernel, layer.bias, layer.convolution_op, as_addend)
+        outputs = run_product(product, inputs, layer.bias, layer.convolution_op, as_addend)
         return outputs if layer.activation is None else layer.activation(outputs)
 
-    return Rule(run, product.collectives, kernel, rides_along(product, kernel, layer.bias))
+    return Rule(run, product.collectives, kernel, rides_along(product, layer.bias))
 
 
 def _keras_embedding(layer):
@@ -196,7 +197,7 @@ def _hash_table(layer):
         finally:
             object.__setattr__(layer, "gradient_scale", before)
         for line in reversed(lines):
-            rows = gather(rows, 0, line, f"{layer.name}_rows", scale=line.world_size)
+            rows = gather(rows, 0, line, f"{layer.name}_rows", gradient=line.world_size)
         return rows
 
     return Rule(run, "3 all_to_all of keys and rows over all ranks, all_gather of rows")

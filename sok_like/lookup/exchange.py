@@ -23,9 +23,8 @@ import tensorflow as tf
 from sok_like.lookup import hash_lookup as hash_lookup
 from sok_like.lookup import same_weights
 from sok_like.lookup.dense_lookup import legal_ids, require_in_range
-from sok_like.runtime import native, turns
+from sok_like.runtime import comm, native, turns
 from sok_like.runtime import ops as wrapped_ops
-from sok_like.runtime.comm import Communicator
 from sok_like.table.variable import is_embedding_variable
 
 # Values of `owner`, also for the ops: rows on all ranks, and keys of a hash table.
@@ -61,7 +60,6 @@ def most_ids(world_size: int) -> int:
 def exchange_lookup(
     features: Sequence[ShardFeature],
     anchor: tf.Variable | None,
-    communicator: Communicator,
     name: str,
     *,
     training: bool = True,
@@ -90,7 +88,9 @@ def exchange_lookup(
         tf.errors.InvalidArgumentError: an id is outside its table, a hash table is full, or
             `problems` has one; on every rank, naming the rank where it happened.
     """
-    ops, world_size = native.ops(), communicator.world_size
+    ops, communicator = native.ops(), comm.current()
+    world_size = communicator.world_size
+    lookup = turns.Lookup(communicator, name, same_weights.compare, wire_dtype)
     owners, dims = [f.owner for f in features], [f.dim for f in features]
     batch = {
         "keys": [f.ids for f in features],
@@ -112,9 +112,7 @@ def exchange_lookup(
             **batch,
         )
         with turns.turn() as done:
-            message, splits = turns.exchange_keys(
-                routed.message, routed.splits, communicator, name, wire_dtype=wire_dtype
-            )
+            message, splits = turns.exchange_keys(routed.message, routed.splits, lookup)
             local_rows = ops.sok_unpack_keys(
                 message=message,
                 splits=splits,
@@ -132,9 +130,7 @@ def exchange_lookup(
                 dims=dims,
                 gradient_scale=1.0 / world_size if gradient_scale is None else gradient_scale,
             )
-            rows, received, call = turns.exchange_rows(
-                rows, sent, communicator, f"{name}_rows", same_weights.compare, wire_dtype
-            )
+            rows, received, call = turns.exchange_rows(rows, sent, lookup)
             done.append(call)
         return wrapped_ops.combine(rows, received, call, routed, batch)
 

@@ -172,15 +172,11 @@ class _DeviceGroup:
                 name="route",
                 **batch,
             )
+        lookup = turns.Lookup(
+            communicator, self.name, same_weights.compare, self.wire_dtype, self._said()
+        )
         with turns.turn() as done:
-            message, splits = turns.exchange_keys(
-                routed.message,
-                routed.splits,
-                communicator,
-                self.name,
-                self._said(),
-                self.wire_dtype,
-            )
+            message, splits = turns.exchange_keys(routed.message, routed.splits, lookup)
             with devices.device_scope(self.device):  # its gradient runs there, too
                 gathered = native.ops().sok_gather_rows(
                     handles=self._handles(),
@@ -192,14 +188,7 @@ class _DeviceGroup:
                     gradient_scale=gradient_scales.attribute(self.gradient_scale, world_size),
                     name="gather_rows",
                 )
-            rows, received, call = turns.exchange_rows(
-                gathered.rows,
-                gathered.row_splits,
-                communicator,
-                f"{self.name}_rows",
-                same_weights.compare,
-                self.wire_dtype,
-            )
+            rows, received, call = turns.exchange_rows(gathered.rows, gathered.row_splits, lookup)
             done.append(call)
         with devices.device_scope(self.device):
             return ops.combine(rows, received, call, routed, batch)
