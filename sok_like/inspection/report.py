@@ -127,17 +127,9 @@ def _of_ranks(table, ranks):
 
 def as_text(tables: list[TableReport]) -> str:
     """The reports as a table of text."""
-    head: tuple[str, ...] = (
-        "table",
-        "keys",
-        "MiB",
-        "load",
-        "refused",
-        "evicted",
-        "most keys of a rank / mean",
-    )
+    head = ["table", "keys", "MiB", "load", "refused", "evicted", "most keys of a rank / mean"]
     of_batch = any(t.unique_ratio is not None for t in tables)
-    head += ("unique", "hottest 1 %") if of_batch else ()
+    head += ["unique", "hottest 1 %"] if of_batch else []
     lines = [
         (
             t.name,

@@ -66,11 +66,8 @@ def save(
 
     def start():
         _make_parent(path)
-        return {
-            "path": path,
-            "pieces": names,
-            "references": list(map(folders.new_reference, names)),
-        }
+        references = [folders.new_reference(name) for name in names]
+        return {"path": path, "pieces": names, "references": references}
 
     told = agreed(start, communicator, call)
     _check_same(call, told)
