@@ -50,7 +50,10 @@ def pytest_collection_finish(session):
         cores.tune_no_datasets()
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    if not os.environ.get("SLOW"):  # `make test-all` sets it
+        config.hook.pytest_deselected(items=[i for i in items if "slow" in i.keywords])
+        items[:] = [i for i in items if "slow" not in i.keywords]
     # First the files whose ranks have the cores to themselves: a launch would wait for the others.
     alone = {i.path for i in items if "ranks" in i.keywords and "beside" not in i.keywords}
     items.sort(key=lambda item: item.path not in alone)

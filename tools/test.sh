@@ -23,15 +23,13 @@ if compgen -G 'cpp/tests/*_test.cc' >/dev/null; then
   done
 fi
 
-not_slow="not slow"
-[ -z "${SLOW:-}" ] || not_slow="slow or not slow"
 # In the order of tests/conftest.py: xdist would run files with a single long test last.
 workers=(-n auto --dist loadfile --no-loadscope-reorder)
 
 echo "Tests marked keras, under TF_USE_LEGACY_KERAS=1"
 status=0
-TF_USE_LEGACY_KERAS=1 python -m pytest -m "keras and ($not_slow)" "${workers[@]}" "$@" || status=$?
+TF_USE_LEGACY_KERAS=1 python -m pytest -m keras "${workers[@]}" "$@" || status=$?
 [ "$status" -eq 0 ] || [ "$status" -eq 5 ] || exit "$status"  # 5: no test is marked
 
 echo "All tests, under Keras 3"
-TF_USE_LEGACY_KERAS=0 python -m pytest -m "$not_slow" "${workers[@]}" "$@"
+TF_USE_LEGACY_KERAS=0 python -m pytest "${workers[@]}" "$@"

@@ -46,7 +46,7 @@ PYTHON
   row="| $versions_of |"
   for legacy in 0 1; do
     echo "Testing $versions_of, TF_USE_LEGACY_KERAS=$legacy, 1 rank"
-    row+=" $(cell $legacy -m "${marked[legacy]}not slow and not ranks" -n auto --dist loadfile $one_rank) |" || failed=1
+    row+=" $(cell $legacy -m "${marked[legacy]}not ranks" -n auto --dist loadfile $one_rank) |" || failed=1
   done
   for legacy in 0 1; do
     echo "Testing $versions_of, TF_USE_LEGACY_KERAS=$legacy, 2 ranks"

@@ -93,6 +93,37 @@ void GrowsInDoublings() {
   CHECK_EQ(index.Find(HashKey(5), 5), Index::kMissing);
 }
 
+// As the shards of a table do. What was asked for in advance fits without growing.
+void GrowsAtItsLoad() {
+  int64_t grown_at[2];
+  for (int half = 0; half < 2; ++half) {
+    Index index;
+    index.GrowAt(half == 0 ? Index::kLoadParts * 3 / 4 : Index::kLoadParts * 5 / 8);
+    uint64_t key = 0;
+    for (; index.num_buckets() < 2048; ++key) Insert(&index, key, 0);
+    grown_at[half] = index.size() - 1;
+    index.Clear();
+    index.MakeRoom(3500);
+    CHECK_EQ(index.num_buckets(), 1024);
+    CHECK_EQ(index.capacity(), half == 0 ? 3840 : 3500);
+    for (key = 0; key < 3500; ++key) Insert(&index, key, 0);
+    CHECK_EQ(index.num_buckets(), 1024);
+  }
+  CHECK_EQ(grown_at[0], 1024 * 5 * 3 / 4);
+  CHECK_EQ(grown_at[1], 1024 * 5 * 5 / 8);
+}
+
+// Keys that come and go at the load where it grows are no reason to rehash it each time.
+void ErasedSlotsUseTheRestOfTheLoad() {
+  Index index;
+  index.GrowAt(Index::kLoadParts * 5 / 8);
+  for (uint64_t key = 0; key < 200000; ++key) {
+    Insert(&index, key, static_cast<uint32_t>(key));
+    if (key >= 3199) CHECK_EQ(index.Erase(HashKey(key - 3199), key - 3199), key - 3199);
+  }
+  CHECK_EQ(index.num_buckets(), 1024);
+}
+
 }  // namespace
 }  // namespace sok
 
@@ -101,4 +132,6 @@ int main() {
   sok::CollidingKeys();
   sok::ErasedSlotsDoNotPileUp();
   sok::GrowsInDoublings();
+  sok::GrowsAtItsLoad();
+  sok::ErasedSlotsUseTheRestOfTheLoad();
 }

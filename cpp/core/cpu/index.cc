@@ -46,21 +46,21 @@ void Index::Swap(Index& other) noexcept {
   std::swap(home_, other.home_);
   std::swap(size_, other.size_);
   std::swap(erased_, other.erased_);
+  std::swap(limit_, other.limit_);
   array_.Swap(other.array_);
 }
 
 void Index::MakeRoom(int64_t num_keys) {
   if (HasRoom(num_keys)) return;
-  int64_t num_buckets = this->num_buckets();
-  if (num_buckets == 0) {
-    num_buckets = 1;
-  } else if (size_ + num_keys > num_buckets * Bucket::kSlots * 5 / 8) {
-    // Rehashing at the same size pays only if it frees a good part of the slots, at 5/8 one in
-    // eight. Otherwise a table where keys come and go would be rehashed again and again.
-    num_buckets *= 2;
-  }
-  while (size_ + num_keys > MaxUsed(num_buckets)) num_buckets *= 2;
-  Rehash(num_buckets);
+  const int64_t wanted = size_ + num_keys, before = num_buckets();
+  int64_t num_buckets = std::max<int64_t>(before, 1);
+  // Rehashing at the same size pays only if it frees a good part of the slots, at 5/8 one in eight.
+  // Otherwise a table where keys come and go would be rehashed again and again.
+  const bool same_size = before > 0 && wanted <= before * Bucket::kSlots * 5 / 8;
+  if (before > 0 && !same_size) num_buckets *= 2;
+  while (wanted > MaxUsed(num_buckets)) num_buckets *= 2;
+  if (!same_size || wanted + erased_ > MaxUsed(num_buckets)) Rehash(num_buckets);
+  limit_ = same_size ? MaxUsed(num_buckets) : std::max(limit_, wanted);
 }
 
 void Index::Rehash(int64_t num_buckets) {
@@ -78,6 +78,7 @@ void Index::Rehash(int64_t num_buckets) {
   mask_ = mask;
   home_ = home;
   erased_ = 0;
+  limit_ = num_buckets * Bucket::kSlots * grow_at_ / kLoadParts;
 }
 
 uint32_t Index::FindOrInsert(uint64_t hash, uint64_t key, uint32_t row) noexcept {
@@ -123,6 +124,7 @@ void Index::Clear() noexcept {
   home_ = ProbeHome::Of(1, home_.multiplier);
   size_ = 0;
   erased_ = 0;
+  limit_ = 0;
 }
 
 void Index::AddProbeLengths(int64_t* total, int64_t* longest) const {

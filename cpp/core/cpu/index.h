@@ -7,11 +7,16 @@
 // that has an empty slot leaves an empty slot; from any other, a slot marked erased, so that probes
 // for keys further on do not stop early.
 //
-// Invariant: keys + erased slots <= 3/4 of all slots, so every probe ends. The array doubles when a
-// new key would break that, or is rehashed at its size when erased slots are to blame. Rows stay
-// where they are: only the index moves.
+// Invariant: keys + erased slots <= limit <= 3/4 of all slots, so every probe ends. The array doubles
+// when a new key would break that, or is rehashed at its size when erased slots are to blame. Rows
+// stay where they are: only the index moves.
 //
-// Cost: 12.8 bytes per slot, 17 to 34 per key between two doublings; 1.01 buckets per find at a load
+// The shards of a table have as many keys each. They grow at different loads, else all would grow
+// within a few batches, which would take many times as long as the others:
+//
+//     load    5/8 |---- shard 63 ---- ... ---- shard 1 ---- shard 0 | 3/4
+//
+// Cost: 12.8 bytes per slot, 17 to 41 per key between two doublings; 1.01 buckets per find at a load
 // of 3/8, 1.2 at 3/4. Nothing is allocated before the first key. Not thread-safe by itself; the
 // table's lock covers it.
 #ifndef SOK_CORE_CPU_INDEX_H_
@@ -68,11 +73,16 @@ class Index {
 
   int64_t size() const { return size_; }
   int64_t num_buckets() const { return array_.buckets == nullptr ? 0 : mask_ + 1; }
-  int64_t capacity() const { return MaxUsed(num_buckets()); }  // keys that fit before it grows
+  int64_t capacity() const { return limit_; }  // keys that fit before it grows
   int64_t bytes() const { return num_buckets() * static_cast<int64_t>(sizeof(Bucket)); }
 
   // Takes larger arrays from a pool shared with other shards. Before the first key.
   void UsePool(BlockPool* pool) { array_.pool = pool; }
+
+  // Grows at a load of `parts` / kLoadParts from now on; at least 5/8, at most 3/4. What MakeRoom was
+  // asked for in advance fits without.
+  static constexpr int kLoadParts = 512;
+  void GrowAt(int parts) { grow_at_ = parts; }
 
   // Where the probe of a key begins. Never null: an empty index shows one bucket without keys.
   const Bucket* Home(uint64_t hash) const { return buckets_ + home_(hash); }
@@ -91,7 +101,7 @@ class Index {
   // Makes room for `num_keys` keys beyond those present. Throws std::bad_alloc, changing nothing.
   void MakeRoom(int64_t num_keys);
   bool HasRoom(int64_t num_keys) const {
-    return size_ + erased_ + num_keys <= MaxUsed(num_buckets());
+    return size_ + erased_ + num_keys <= limit_;
   }
 
   // Returns the row number of a present key, or inserts the key with `row` and returns that.
@@ -126,7 +136,7 @@ class Index {
   const Bucket* Next(const Bucket* bucket) const {
     return buckets_ + ((bucket - buckets_ + 1) & mask_);
   }
-  void Rehash(int64_t num_buckets);
+  void Rehash(int64_t num_buckets);  // sets the limit at which it grows
 
   static const Bucket kNoKeys;
 
@@ -135,6 +145,8 @@ class Index {
   ProbeHome home_;
   int64_t size_ = 0;
   int64_t erased_ = 0;
+  int64_t limit_ = 0;  // of keys and erased slots
+  int grow_at_ = kLoadParts * 3 / 4;
 
   // Owns the buckets: from the pool where that pays, from the heap otherwise.
   struct Array {

@@ -39,7 +39,10 @@ CpuTable::Impl::Impl(const TableOptions& table_options)
       direct(DirectRowsOf(options)),
       pool(new BlockPool),
       arena(new Arena(format.embedding_floats(), options.storage, options.name)) {
-  for (Index& shard : shards) shard.UsePool(pool.get());
+  for (int s = 0; s < kNumShards; ++s) {
+    shards[s].UsePool(pool.get());
+    shards[s].GrowAt(Index::kLoadParts * 3 / 4 - s * Index::kLoadParts / 8 / kNumShards);
+  }
   if (!options.use_hashtable) {
     present = Memory(static_cast<size_t>((options.max_capacity + 63) / 64) * 8, false);
     size = options.max_capacity;

@@ -284,25 +284,35 @@ def _number(text) -> Any:
 
 def _bring_up(shard, number, logs, dim):
     """Takes the rows of dump number `number` through the steps of all later deltas."""
-    # Usually all ranks have logged the same steps. A rank that has exported its rows has not.
-    paths = np.zeros(len(shard.keys), np.int64)
     different = [[_same_as(shards, log) for log in shards] for shards in logs]
-    for first in different:
-        if len(set(first)) > 1:
-            paths = paths * len(first) + np.asarray(first)[owners(shard.keys, len(first))]
-            paths = np.unique(paths, return_inverse=True)[1]
-    for path in np.unique(paths):
-        mine = np.flatnonzero(paths == path)
-        key = shard.keys[mine[:1]]
+    for mine in _by_path(shard.keys, different):
+        key = shard.keys[mine][:1]
         segments = [shards[first[owners(key, len(shards))[0]]]
                     for shards, first in zip(logs, different, strict=True)]  # fmt: skip
         slots = shard.slot_names, shard.slot_widths
         steps = native.core().ReplayedSteps(dim, *slots, _since_whole(segments))
+        rows, slot_rows = shard.rows[mine], shard.slot_rows[mine]
+        steps.bring_up(number, rows, slot_rows)
+        shard.rows[mine], shard.slot_rows[mine] = rows, slot_rows
+
+
+def _by_path(keys, different):
+    """Indices of keys that owe the same steps, a few of them at a time."""
+    # Usually all ranks have logged the same steps. A rank that has exported its rows has not.
+    paths: Any = None
+    for first in different:
+        if len(set(first)) > 1:
+            before = 0 if paths is None else paths * len(first)
+            paths = before + np.asarray(first)[owners(keys, len(first))]
+            paths = np.unique(paths, return_inverse=True)[1]
+    if paths is None:  # slices, of which NumPy makes no copies
+        for begin in range(0, len(keys), _ROWS_AT_ONCE):
+            yield slice(begin, begin + _ROWS_AT_ONCE)
+        return
+    for path in np.unique(paths):
+        mine = np.flatnonzero(paths == path)
         for begin in range(0, len(mine), _ROWS_AT_ONCE):
-            at = mine[begin : begin + _ROWS_AT_ONCE]
-            rows, slot_rows = shard.rows[at], shard.slot_rows[at]
-            steps.bring_up(number, rows, slot_rows)
-            shard.rows[at], shard.slot_rows[at] = rows, slot_rows
+            yield mine[begin : begin + _ROWS_AT_ONCE]
 
 
 def _since_whole(segments):

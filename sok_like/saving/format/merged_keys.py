@@ -25,7 +25,7 @@ class Run(NamedTuple):
 
 
 def ranges(
-    sources: Sequence[ShardSource], num_bytes: int = PIECE // 4
+    sources: Sequence[ShardSource], num_bytes: int = 2 * PIECE
 ) -> Iterator[tuple[np.uint64, list[Run]]]:
     """Ranges of keys in ascending order, by uint64 value.
 

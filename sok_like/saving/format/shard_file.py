@@ -34,7 +34,7 @@ from sok_like.saving.format.npz import Layout
 from sok_like.saving.format.progress import Progress
 from sok_like.table.content import BY_KEY, Content
 
-PIECE = 2**24  # bytes that are read and written at a time
+PIECE = 2**22  # bytes that are read and written at a time: the memory is used again at once
 _WRITERS = 2  # threads
 _WAITING = 4  # arrays that wait for them at most
 
@@ -123,9 +123,11 @@ class _Output:
 
     def _write(self, at, data):
         self.pieces.add(at, data)
+        begin, size = at, data.nbytes
         while data:
             written = os.pwrite(self._file.fileno(), data, at)
             at, data = at + written, data[written:]
+        durable.begin_flush(self._file, begin, size)
 
 
 def _write_arrays(output, layout, arrays, shard):
