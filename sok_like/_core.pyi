@@ -5,7 +5,7 @@ float32.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,14 +30,10 @@ class SlotVariableSpec:
     def __init__(
         self, name: str, width: int, *, initial: float = 0.0, saved: bool = True
     ) -> None: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def width(self) -> int: ...
-    @property
-    def initial(self) -> float: ...
-    @property
-    def saved(self) -> bool: ...
+    name: Final[str]
+    width: Final[int]
+    initial: Final[float]
+    saved: Final[bool]
 
 class ReplayedSteps:
     """The steps that deltas have logged, for rows of the dumps before them.
@@ -59,27 +55,17 @@ class ReplayedSteps:
     ) -> None:
         """Brings up rows `[num_rows, dim]` and slot rows of a dump, 0 for the base, in place."""
 
-class _AnyTable(Protocol):
-    """What `Table` and `CudaTable` have alike; of the latter what asks for the size waits."""
+class _AnyTable:  # not a class at run time
+    """The common part of `Table` and `CudaTable`. Reading the size of a CudaTable waits."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def dim(self) -> int: ...
-    @property
-    def key_dtype(self) -> str: ...
-    @property
-    def size(self) -> int:
-        """Number of keys present."""
+    name: Final[str]
+    dim: Final[int]
+    key_dtype: Final[str]
+    size: Final[int]  # number of keys present
     def __len__(self) -> int: ...
-    @property
-    def capacity(self) -> int:
-        """Number of keys that fit before the index grows."""
-    @property
-    def slots(self) -> list[SlotVariableSpec]: ...
-    @property
-    def keeps_records(self) -> bool:
-        """Whether the table has policies."""
+    capacity: Final[int]  # number of keys that fit before the index grows
+    slots: Final[list[SlotVariableSpec]]
+    keeps_records: Final[bool]  # whether the table has policies
     def pop_evicted(self) -> dict[str, Any]:
         """Buffered evicted rows, oldest first: `keys`, `rows`, `slot_rows`, `slot_names`,
         `frequencies`, `last_steps`. They are in host memory."""
@@ -359,15 +345,12 @@ class CudaArray:
     """
 
     def __init__(self, array: NDArray[Any], *, stream: int = 0) -> None: ...
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+    __cuda_array_interface__: Final[dict[str, Any]]
     def __dlpack__(self, *, stream: int | None = None, **others: Any) -> Any:
         """As in the array API; BufferError for another `dl_device`, and for `copy=True`."""
     def __dlpack_device__(self) -> tuple[int, int]: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
+    shape: Final[tuple[int, ...]]
+    dtype: Final[np.dtype[Any]]
     def __len__(self) -> int: ...
     def get(self) -> NDArray[Any]:
         """A copy as a NumPy array. Waits for the stream."""

@@ -165,8 +165,8 @@ REGISTER_OP("SokWatch")
     .Input("id: int64")
     .SetShapeFn(NoOutputs)
     .Doc(
-        "Runs as long as the wait; fails where it was stopped. Not stateful, for TensorFlow would "
-        "put it in line with the ops between the wait's begin and its end.");
+        "Runs as long as the wait; fails where it was stopped. It is not stateful: TensorFlow runs "
+        "stateful ops one after the other, so it would keep the wait's end from running.");
 
 class WatchOp : public AsyncOpKernel {
  public:

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime import comm, hooks
-from sok_like.runtime.turns import exchange_in_turn
+from sok_like.runtime.turns import collective_in_turn
 
 
 class MetricAverage(tf.keras.callbacks.Callback):
@@ -33,10 +33,8 @@ class MetricAverage(tf.keras.callbacks.Callback):
         # The names come first, so that ranks with other metrics raise instead of being added.
         mine = [len(names), zlib.crc32("\n".join(names).encode())]
         mine += [float(np.asarray(logs[name])) for name in names]
-        values, name = tf.constant(mine, tf.float64), "sok_metrics"
-        gathered = exchange_in_turn(
-            lambda: communicator.all_gather(values, name), name, communicator
-        )
+        values = tf.constant(mine, tf.float64)
+        gathered = collective_in_turn(communicator, "all_gather", values, "sok_metrics")
         ranks = _by_rank(gathered.numpy())
         if any(rank[:2].tolist() != ranks[0][:2].tolist() for rank in ranks):
             raise ValueError(

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -42,7 +43,6 @@ from sok_like.group_embedding.strategy import enable_distributed_strategy
 from sok_like.optimizers import deeprec as optimizers
 from sok_like.optimizers.scope import train_tables
 from sok_like.runtime import hooks
-from sok_like.runtime.tf_modules import roots
 from sok_like.table import policies
 
 # DeepRec's kinds of storage, for `StorageOption`, which supports DRAM, HBM and DRAM_SSDHASH.
@@ -121,10 +121,21 @@ def _added() -> list[tuple[Any, str, Any]]:
     }
     return [
         (_module(root, path), value.__name__, value)
-        for root in roots()
+        for root in _roots()
         for path, values in every.items()
         for value in values
     ]
+
+
+def _roots():
+    """`tf`, and `tf.compat.v1` under each of its names.
+
+    `import tensorflow.compat.v1` makes a second module, which replaces the one that was
+    `tf.compat.v1` until then. Both share all submodules.
+    """
+    names = ("tensorflow._api.v2.compat.v1", "tensorflow.compat.v1")
+    found = [tf, tf.compat.v1, *map(importlib.import_module, names)]
+    return list({id(module): module for module in found}.values())
 
 
 def _module(root, path):

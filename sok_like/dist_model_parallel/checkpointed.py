@@ -40,17 +40,16 @@ class DenseTables(tf.__internal__.tracking.Trackable):
         layer: Any = self._layer()
         layer.build()
         parts = []
-        for table_id, (weight, first_row) in layer._weights_here().items():
-            plan = layer.strategy.plan
+        plan, here = layer._held()
+        for table_id, (weight, first_row) in here.items():
             if plan.kinds[table_id] == HASHED:
                 continue
-            table = plan.tables[table_id]
+            table, shard = plan.tables[table_id], plan.shard(table_id, layer.rank)
             shape = table.input_dim, table.output_dim
-            rows, columns, written = (0, shape[0]), (0, shape[1]), layer.rank == 0
-            if plan.kinds[table_id] != DATA_PARALLEL:
-                shard, written = plan.shard(table_id, layer.rank), True
-                rows = shard.row_start, shard.row_stop
-                columns = shard.column_start, shard.column_stop
+            rows = shard.row_start, shard.row_stop
+            columns = shard.column_start, shard.column_stop
+            # All ranks have the whole of a replicated table.
+            written = layer.rank == 0 or plan.kinds[table_id] != DATA_PARALLEL
             found = {f"{table_id}": as_tf_table(weight)}
             found |= {f"{table_id}.{k}": v for k, v in _slots(weight, optimizers).items()}
             for key, variable in found.items():

@@ -7,12 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.lookup.dense_lookup import (
-    DENSE_COMBINERS,
-    as_tf_table,
-    lookup_rows,
-    symbolic_output,
-)
+from sok_like.lookup.dense_lookup import DENSE_COMBINERS, as_tf_table, lookup_rows, symbolic_output
 from sok_like.runtime.checks import check_combiner, check_integer
 from sok_like.runtime.keras_version import is_keras_3
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.dist_model_parallel.weights import Shards, get_table
+from sok_like.dist_model_parallel.weights import Held, get_table
 from sok_like.lookup import exchange
 from sok_like.lookup.dense_lookup import require_in_range
 from sok_like.lookup.exporting import combined, refuse_saved_model
 from sok_like.lookup.hash_lookup import HashFeature, lookup
-from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, ROW_WISE, Plan
+from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, ROW_WISE
 from sok_like.runtime import comm
 
 _SHARD = (
@@ -28,13 +28,13 @@ def refuse_shards(layer: Any) -> None:
             refuse_saved_model(weight, _SHARD.format(name=layer.name))
 
 
-def whole_tables(plan: Plan, here: Shards) -> dict[str, tf.Variable]:
+def whole_tables(held: Held) -> dict[str, tf.Variable]:
     """The sharded dense tables, whole, as `table_<id>`, on rank 0; elsewhere none. Collective."""
     found = {}
-    for table in plan.tables:
-        if plan.kinds[table.table_id] not in (COLUMN_WISE, ROW_WISE):
+    for table in held.plan.tables:
+        if held.plan.kinds[table.table_id] not in (COLUMN_WISE, ROW_WISE):
             continue
-        values = get_table(plan, table.table_id, here, False)
+        values = get_table(held, table.table_id, False)
         if comm.current().rank == 0:
             with tf.device("/CPU:0"):
                 found[_key(table.table_id)] = tf.Variable(values, trainable=False)
@@ -45,13 +45,8 @@ def outputs(layer: Any, inputs: list[Any], whole: dict[str, Any], tables: Any) -
     """The layer's outputs for data-parallel inputs, without an exchange.
 
     Args:
-        layer: The `DistributedEmbedding`.
-        inputs: All inputs.
         whole: The result of `whole_tables`.
         tables: This rank's variables, by kind and position.
-
-    Raises:
-        ValueError: the layer takes model-parallel input.
     """
     if not layer.dp_input:
         raise ValueError(
@@ -63,10 +58,10 @@ def outputs(layer: Any, inputs: list[Any], whole: dict[str, Any], tables: Any) -
     for i, ids in enumerate(inputs):
         table_id = plan.input_table_map[i]
         samples = layer.flatten(i, ids)
-        combiner = layer.combiner_of(table_id) or "none"
+        combiner = layer._combiners[table_id] or "none"
         if _key(table_id) in whole:
             table = whole[_key(table_id)]
-            checked = require_in_range(samples.ids, table.shape[0], layer.table_name(table_id))
+            checked = require_in_range(samples.ids, table.shape[0], layer._names[table_id])
             rows = tf.cast(tf.gather(table, checked), tf.float32)
             rows = combined(rows, combiner, samples.row_splits)
         else:

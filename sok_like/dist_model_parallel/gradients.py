@@ -31,12 +31,7 @@ _ONLY_WITH = {
 
 
 def check_horovod_arguments(wrapper: str, arguments: dict[str, Any]) -> None:
-    """Refuses arguments that would change the result.
-
-    Raises:
-        TypeError: Horovod's wrapper does not have the argument.
-        ValueError: the value is not supported.
-    """
+    """Refuses arguments that would change the result."""
     for name, value in arguments.items():
         if name in _WITHOUT_EFFECT:
             fine = True
@@ -89,8 +84,7 @@ def averaged(gradients: list, variables: list, sparse_as_dense: bool, name: str)
     if sparse_as_dense:
         mine = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in mine]
     result = list(gradients)
-    name = unique_in_graph(name)
-    means = turns.exchange_in_turn(lambda: communicator.average(mine, name), name, communicator)
+    means = turns.collective_in_turn(communicator, "average", mine, unique_in_graph(name))
     for i, gradient in zip(shared, means, strict=True):
         result[i] = gradient
     return [g if i in shared else norms.marked_part(g) for i, g in enumerate(result)]

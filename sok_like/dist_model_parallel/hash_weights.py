@@ -17,8 +17,8 @@ import tensorflow as tf
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import send
 from sok_like.saving.format import durable
+from sok_like.table.ownership import owned
 from sok_like.table.variable import EmbeddingVariable
-from sok_like.table.weights import owned
 
 # Bytes of a table that a rank sends at once.
 CHUNK_BYTES = 64 * 2**20
@@ -65,9 +65,6 @@ def open_pair(what: str, pair: Any, width: int) -> tuple[np.ndarray, np.ndarray]
         what: The argument's name in errors.
         pair: `(keys, rows)`, each an array or the path of an `.npy` file.
         width: Length of a row.
-
-    Raises:
-        ValueError: `pair` is not such a pair, its shapes are wrong, or a key is a duplicate.
     """
     rule = f"`{what}` of a hash table must be a pair (keys [n], rows [n, {width}])"
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:

@@ -12,11 +12,7 @@ import tensorflow as tf
 from sok_like.dist_model_parallel import exported, mp_input
 from sok_like.dist_model_parallel.checkpointed import DenseTables
 from sok_like.dist_model_parallel.hash_embedding import HASH_COMBINERS
-from sok_like.dist_model_parallel.local_layers import (
-    build_layer,
-    check_descriptions,
-    layer_table,
-)
+from sok_like.dist_model_parallel.local_layers import build_layer, check_descriptions, layer_table
 from sok_like.dist_model_parallel.whole_tables import WholeTables
 from sok_like.lookup import exchange, exporting
 from sok_like.lookup.dense_lookup import DENSE_COMBINERS, as_tf_table, check_ids
@@ -24,13 +20,7 @@ from sok_like.lookup.flat_ids import FlatIds, LookupShard
 from sok_like.lookup.local_variables import mark_local, unique_in_graph
 from sok_like.lookup.training_flag import by_training
 from sok_like.planner import DistEmbeddingStrategy
-from sok_like.planner.tables import (
-    COLUMN_WISE,
-    DATA_PARALLEL,
-    HASHED,
-    ROW_WISE,
-    list_embeddings,
-)
+from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, HASHED, ROW_WISE, list_embeddings
 from sok_like.planner.thresholds import check_threshold
 from sok_like.runtime import comm, wire
 from sok_like.runtime.agreement import raise_on_all
@@ -328,29 +318,20 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
             for shard in self._shards[table_id]:
                 feature = self.feature(table_id, shard, samples, tables)
                 (here if kinds[-1] else travelling).append(feature)
-        found = iter(())
+        travelled, checks = [], []
         if self.world_size > 1:
             exported.refuse_shards(self)  # now Keras has made all variables
             # A wrong id of a replicated table must raise on all ranks, not on this one only.
             here, problems = exchange.in_range(here)
-            name, communicator = unique_in_graph(self.name), comm.current()
+            name = unique_in_graph(self.name)
             if travelling:
-                found = iter(
-                    exchange.exchange_lookup(
-                        travelling,
-                        self.anchor(),
-                        communicator,
-                        name,
-                        training=training,
-                        problems=problems,
-                        wire_dtype=self.wire_dtype,
-                    )
-                )
-                checks = []
+                how = {"training": training, "problems": problems, "wire_dtype": self.wire_dtype}
+                travelled = exchange.exchange_lookup(travelling, self.anchor(), name, **how)
             else:
-                checks = raise_on_all(problems, communicator, name)
+                checks = raise_on_all(problems, comm.current(), name)
             with tf.control_dependencies(checks):
                 here = [dataclasses.replace(f, ids=tf.identity(f.ids)) for f in here]
+        found = iter(travelled)
         found_here = iter(exchange.lookup_here(here, training, self.name))
         outputs = []
         for table_id, samples, is_here in zip(plan.input_table_map, flat, kinds, strict=True):
@@ -379,14 +360,6 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
     def anchor(self) -> Any:
         """The empty variable of a rank that has no other variable; None on other ranks."""
         return None if self._anchor is None else as_tf_table(self._anchor)
-
-    def combiner_of(self, table_id: int) -> str | None:
-        """A table's combiner."""
-        return self._combiners[table_id]
-
-    def table_name(self, table_id: int) -> str:
-        """A table's name in errors."""
-        return self._names[table_id]
 
     def shard_of(self, table_id: int, rank: int) -> LookupShard:
         """A rank's shard of a column-wise table, or of a hash table."""

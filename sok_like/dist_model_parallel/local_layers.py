@@ -18,9 +18,6 @@ from sok_like.table.variable import unwrap
 def check_descriptions(embeddings: Sequence[Any]) -> None:
     """Refuses properties of an embedding that the table made from its configuration lacks.
 
-    Raises:
-        ValueError: an embedding has weights, or a regularizer of outputs.
-
     Warns of `mask_zero`: outputs have no mask.
     """
     for i, each in enumerate(embeddings):
@@ -51,7 +48,6 @@ def build_layer(config: dict[str, Any], sizes: Sequence[int] = (), vary: int = 0
     """Makes a layer of this configuration, with its variable.
 
     Args:
-        config: The planner's configuration.
         sizes: Number of rows of each joined table, if there are several.
         vary: Changes the seeds of its initializers, so that not all shards of a table start with
             the same rows.

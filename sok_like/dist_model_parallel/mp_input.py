@@ -42,7 +42,7 @@ def output_shapes(layer: Any, inputs: list[Any]) -> list[tuple[int | None, ...]]
     shapes: list[tuple[int | None, ...]] = []
     for table_id in plan.input_table_map:
         dim = plan.tables[table_id].output_dim
-        flat = axes == 1 or layer.combiner_of(table_id) is not None
+        flat = axes == 1 or layer._combiners[table_id] is not None
         shapes.append((None, dim) if flat else (None, None, dim))
     return shapes
 
@@ -53,7 +53,7 @@ def _axes(layer, inputs):
     ranks = {
         len(ids.shape)
         for i, ids in zip(mine, inputs, strict=True)
-        if layer.combiner_of(table_of[i]) is None
+        if layer._combiners[table_of[i]] is None
     }
     return 0 if len(ranks) > 1 else next(iter(ranks), 2)
 
@@ -64,10 +64,8 @@ def mp_input_lookup(
     """Outputs for this rank's samples, in input order.
 
     Args:
-        layer: The `DistributedEmbedding`.
         inputs: The inputs `strategy.input_ids_list[rank]`, for the global batch.
         tables: The layer's variables, by kind and position.
-        training: Whether hash tables insert missing keys.
 
     Raises:
         ValueError: an input of a table without a combiner is not a dense tensor of one or two axes.
@@ -109,14 +107,8 @@ def mp_input_lookup(
     outputs = [samples[i].restore(found.pop(i)) for i in mine]
     with turns.turn() as done:
         message, words = _message(layer, outputs, sizes[1:], list(found.values()), name)
-        arrived, _, call = turns.exchange_rows(
-            message,
-            tf.fill([world_size], words),
-            communicator,
-            f"{name}_rows",
-            same_weights.compare,
-            layer.wire_dtype,
-        )
+        lookup = turns.Lookup(communicator, name, same_weights.compare, layer.wire_dtype)
+        arrived, _, call = turns.exchange_rows(message, tf.fill([world_size], words), lookup)
         done.append(call)
     return _assemble(layer, arrived, received, call, static)
 
@@ -134,12 +126,11 @@ def _lookup_hashed(layer, samples, tables, training, name):
         return {}
     features = []
     for i in inputs:
-        empty = FlatIds(tf.zeros([0, 1], tf.int64), layer.combiner_of(table_of[i]), hashed=True)
+        empty = FlatIds(tf.zeros([0, 1], tf.int64), layer._combiners[table_of[i]], hashed=True)
         features.append(_feature(layer, i, samples.get(i, empty), tables))
     rows = exchange.exchange_lookup(
         features,
         layer.anchor(),
-        comm.current(),
         name,
         training=training,
         gradient_scale=1.0,  # the message of all outputs scales the gradient
@@ -151,7 +142,7 @@ def _lookup_hashed(layer, samples, tables, training, name):
 def _prepare(layer, i, ids):
     """An input as flat ids, texts that say what is wrong with it, and its sizes `[2]`."""
     table_id = layer.strategy.plan.input_table_map[i]
-    combiner = layer.combiner_of(table_id)
+    combiner = layer._combiners[table_id]
     ragged = isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
     if combiner is None and (ragged or ids.shape.rank not in (1, 2)):
         raise ValueError(
@@ -172,7 +163,7 @@ def _prepare(layer, i, ids):
     if not layer.is_hashed(table_id):
         num_rows = layer.strategy.plan.tables[table_id].input_dim
         # Errors about ids are raised before they are looked up.
-        flat.ids, wrong = legal_ids(flat.ids, num_rows, layer.table_name(table_id))
+        flat.ids, wrong = legal_ids(flat.ids, num_rows, layer._names[table_id])
         problems.append(wrong)
     return flat, problems, tf.stack([batch // layer.world_size, hotness])
 
@@ -193,7 +184,7 @@ def _require_axes(layer, told, received):
         return []
     table_of = layer.strategy.plan.input_table_map
     inputs = [i for ids in layer.strategy.input_ids_list for i in ids]
-    plain = [k for k, i in enumerate(inputs) if layer.combiner_of(table_of[i]) is None]
+    plain = [k for k, i in enumerate(inputs) if layer._combiners[table_of[i]] is None]
     if not plain:
         return []
     hotness = tf.gather(received[1::_PER_INPUT], plain)
@@ -227,7 +218,7 @@ def _outputs_of_ranks(layer, received, static):
         for i, size in zip(inputs, sizes, strict=False):
             table_id = layer.strategy.plan.input_table_map[i]
             dim = layer.shard_of(table_id, rank).dim
-            kept = size[:1] if layer.combiner_of(table_id) else _kept(size, static, i)
+            kept = size[:1] if layer._combiners[table_id] else _kept(size, static, i)
             found[-1].append((i, size[0] * tf.abs(size[1]) * dim, tf.concat([kept, [dim]], 0)))
     return found
 

@@ -17,24 +17,17 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.dist_model_parallel import hash_weights, weights
+from sok_like.dist_model_parallel.weights import Held
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.lookup.local_variables import is_local
-from sok_like.planner.tables import Plan
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import all_or_none, gather_text, one_rank_at_a_time
 from sok_like.runtime.checks import as_integer, check_integer
-from sok_like.table.weights import owned
-
-# By table: the Keras variable that holds this rank's shard, and the first row of the shard in it.
-Weights = weights.Shards
+from sok_like.table.ownership import owned
 
 
 def slots_of(optimizer: Any, variable: Any) -> dict[str, Any]:
-    """The slot variables of one variable of an optimizer that have its shape, by name.
-
-    Raises:
-        ValueError: the optimizer does not know the variable.
-    """
+    """The slot variables of one variable of an optimizer that have its shape, by name."""
     found = slot_objects(optimizer, variable)
     if found is None:
         raise ValueError(
@@ -49,9 +42,6 @@ def slot_objects(optimizer: Any, variable: Any) -> dict[str, Any] | None:
     """As `slots_of`, but the optimizer's own objects; None if it does not know the variable.
 
     Slot variables of another shape stay with the optimizer if all ranks have the same.
-
-    Raises:
-        NotImplementedError: a slot variable of this rank's variable has another shape.
     """
     optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
     places = getattr(optimizer, "_index_dict", None)  # tf_keras; Keras 3 has the attribute below
@@ -80,8 +70,9 @@ def slot_objects(optimizer: Any, variable: Any) -> dict[str, Any] | None:
     return found
 
 
-def _known_slots(plan, here, optimizer, communicator):
+def _known_slots(held, optimizer, communicator):
     """This rank's slot variables by table and name, and for each table the names on any rank."""
+    plan, here = held
     mine: dict[int, dict[str, Any]] = {}
 
     def find():
@@ -98,10 +89,10 @@ def _known_slots(plan, here, optimizer, communicator):
     return mine, [sorted(of_table) for of_table in names]
 
 
-def get_state(plan: Plan, here: Weights, optimizer: Any, all_ranks: bool) -> dict[str, Any]:
+def get_state(held: Held, optimizer: Any, all_ranks: bool) -> dict[str, Any]:
     """See `DistributedEmbedding.get_optimizer_state`."""
-    communicator = comm.current()
-    mine, names = _known_slots(plan, here, optimizer, communicator)
+    (plan, here), communicator = held, comm.current()
+    mine, names = _known_slots(held, optimizer, communicator)
     tables = []
     for table in plan.tables:
         table_id, state = table.table_id, {}
@@ -111,7 +102,7 @@ def get_state(plan: Plan, here: Weights, optimizer: Any, all_ranks: bool) -> dic
             shard = {}
             if name in mine.get(table_id, {}):
                 shard = {table_id: (mine[table_id][name], here[table_id][1])}
-            state[name] = weights.get_table(plan, table_id, shard, all_ranks)
+            state[name] = weights.get_table(Held(plan, shard), table_id, all_ranks)
         tables.append(state)
     if not all_ranks and communicator.rank != 0:
         return {}
@@ -140,17 +131,15 @@ def _names(snapshot):
     return [name.decode() for name in snapshot.slot_names.numpy().tolist()]
 
 
-def set_state(
-    plan: Plan, here: Weights, optimizer: Any, state: Any, chunk: int, use_lock: bool
-) -> None:
+def set_state(held: Held, optimizer: Any, state: Any, chunk: int, use_lock: bool) -> None:
     """See `DistributedEmbedding.set_optimizer_state`."""
-    communicator = comm.current()
-    mine, names = _known_slots(plan, here, optimizer, communicator)
+    (plan, here), communicator = held, comm.current()
+    mine, names = _known_slots(held, optimizer, communicator)
     sources: list[dict[str, Any]] = []
 
     def check():
         check_integer("chunk", chunk)
-        sources.extend(_open(plan, here, names, state))
+        sources.extend(_open(held, names, state))
 
     all_or_none(check, communicator)
 
@@ -159,15 +148,16 @@ def set_state(
             if plan.tables[table_id].hashed:
                 _set_hash_slots(variable, sources[table_id], state["iterations"])
             for name, slot in mine.get(table_id, {}).items():
-                source = sources[table_id][name]
-                weights.copy_shard(plan, table_id, slot, first_row, source, chunk)
+                slots = Held(plan, {table_id: (slot, first_row)})
+                weights.copy_shard(slots, table_id, sources[table_id][name], chunk)
 
     one_rank_at_a_time(copy, communicator, use_lock)
     optimizer.iterations.assign(state["iterations"])
 
 
-def _open(plan, here, names, state):
+def _open(held, names, state):
     """By table, each slot variable's array or `(keys, rows)`; ValueError if they do not fit."""
+    plan, here = held
     rule = '`state` must be {"iterations": an integer, "tables": one dictionary per embedding}'
     if not isinstance(state, Mapping) or set(state) != {"iterations", "tables"}:
         raise ValueError(f"{rule}. Received: {state!r:.80}")

@@ -10,37 +10,44 @@ Files are memory-mapped, so a rank reads only its own shards.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from sok_like.dist_model_parallel import hash_weights
 from sok_like.dist_model_parallel.hash_weights import CHUNK_BYTES
+from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.planner.tables import DATA_PARALLEL, HASHED, Plan, TableConfig
 from sok_like.runtime import comm, turns
 from sok_like.runtime.agreement import all_or_none, one_rank_at_a_time, send
 from sok_like.runtime.checks import check_integer
 from sok_like.table.weights import replace_rows
 
-# By table: the variable that holds this rank's shard, and the first row of the shard in it.
-Shards = Mapping[int, tuple[Any, int]]
+
+class Held(NamedTuple):
+    """A plan, and by table what this rank holds: a variable, and the shard's first row in it."""
+
+    plan: Plan
+    here: Mapping[int, tuple[Any, int]]
 
 
-def get_tables(plan: Plan, here: Shards, all_ranks: bool) -> list[Any]:
+def get_tables(held: Held, all_ranks: bool) -> list[Any]:
     """All whole tables on rank 0 or on all ranks; an empty list elsewhere."""
-    wholes = [get_table(plan, table.table_id, here, all_ranks) for table in plan.tables]
+    wholes = [get_table(held, table.table_id, all_ranks) for table in held.plan.tables]
     return wholes if all_ranks or comm.current().rank == 0 else []
 
 
-def get_table(plan: Plan, table_id: int, here: Shards, all_ranks: bool) -> Any:
+def get_table(held: Held, table_id: int, all_ranks: bool) -> Any:
     """A whole table on rank 0 or on all ranks; None elsewhere."""
+    plan, here = held
     if plan.kinds[table_id] == HASHED:
         return hash_weights.get_hash_table(here[table_id][0], all_ranks)
     communicator = comm.current()
     receive = all_ranks or communicator.rank == 0
     table = plan.tables[table_id]
     variable, first_row = here.get(table_id, (None, 0))
+    variable = as_tf_table(variable)
     if plan.kinds[table_id] == DATA_PARALLEL or communicator.world_size == 1:
         return _read(variable, first_row, first_row + table.input_dim) if receive else None
     shards = plan.shards_of(table_id)
@@ -74,8 +81,8 @@ def get_table(plan: Plan, table_id: int, here: Shards, all_ranks: bool) -> Any:
 def _agree_on_dtype(variable, communicator):
     # A rank without a shard does not know the table's dtype, but must send an empty block of it.
     mine = 0 if variable is None else variable.dtype.base_dtype.as_datatype_enum
-    known, name = tf.constant([mine], tf.int32), "dmp_table_dtype"
-    known = turns.exchange_in_turn(lambda: communicator.all_gather(known, name), name, communicator)
+    mine = tf.constant([mine], tf.int32)
+    known = turns.collective_in_turn(communicator, "all_gather", mine, "dmp_table_dtype")
     return int(tf.reduce_max(known))
 
 
@@ -88,32 +95,30 @@ def _read(variable, start, stop):
     return tf.gather(variable, tf.range(start, stop, dtype=tf.int64)).numpy()
 
 
-def set_tables(
-    plan: Plan, here: Shards, weights: Sequence[Any], chunk: int, use_lock: bool
-) -> None:
+def set_tables(held: Held, weights: Sequence[Any], chunk: int, use_lock: bool) -> None:
     """Sets this rank's shards from whole tables; see `DistributedEmbedding.set_weights`."""
     communicator = comm.current()
     sources: list[Any] = []
 
     def check():
         check_integer("chunk", chunk)
-        sources.extend(_open(plan, here, weights))
+        sources.extend(_open(held, weights))
+
+    def copy():
+        for table_id, (variable, _) in held.here.items():
+            if held.plan.kinds[table_id] == HASHED:
+                replace_rows(variable, *sources[table_id], chunk)
+            else:
+                copy_shard(held, table_id, sources[table_id], chunk)
 
     all_or_none(check, communicator)
-    one_rank_at_a_time(lambda: _copy(plan, here, sources, chunk), communicator, use_lock)
+    one_rank_at_a_time(copy, communicator, use_lock)
 
 
-def _copy(plan, here, sources, chunk):
-    for table_id, (variable, first_row) in here.items():
-        if plan.kinds[table_id] == HASHED:
-            replace_rows(variable, *sources[table_id], chunk)
-        else:
-            copy_shard(plan, table_id, variable, first_row, sources[table_id], chunk)
-
-
-def copy_shard(plan, table_id, variable, first_row, source, chunk):
+def copy_shard(held: Held, table_id: int, source: np.ndarray, chunk: int) -> None:
     """Copies this rank's shard out of a whole dense table, `chunk` elements at a time."""
-    shard = plan.shard(table_id, comm.current().rank)
+    shard: Any = held.plan.shard(table_id, comm.current().rank)
+    variable, first_row = as_tf_table(held.here[table_id][0]), held.here[table_id][1]
     rows = max(1, chunk // shard.num_columns)
     for start in range(shard.row_start, shard.row_stop, rows):
         stop = min(start + rows, shard.row_stop)
@@ -124,8 +129,9 @@ def copy_shard(plan, table_id, variable, first_row, source, chunk):
         tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=indices, updates=updates)
 
 
-def _open(plan, here, weights):
+def _open(held, weights):
     """The weights as arrays, in memory or mapped; ValueError unless they fit the tables."""
+    plan, here = held
     rule = f"`weights` must hold {len(plan.tables)} tables, one per embedding. Received: "
     if not isinstance(weights, Iterable) or isinstance(weights, (str, bytes)):
         raise ValueError(f"{rule}{weights!r}")

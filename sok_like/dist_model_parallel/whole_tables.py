@@ -7,8 +7,7 @@ from typing import Any
 
 from sok_like.dist_model_parallel import exported, optimizer_state
 from sok_like.dist_model_parallel.local_layers import layer_table
-from sok_like.dist_model_parallel.weights import get_tables, set_tables
-from sok_like.lookup.dense_lookup import as_tf_table
+from sok_like.dist_model_parallel.weights import Held, get_tables, set_tables
 from sok_like.planner.tables import HASHED
 from sok_like.runtime import comm
 
@@ -37,7 +36,7 @@ class WholeTables:
             the other ranks an empty list.
         """
         self.build()
-        return get_tables(self.strategy.plan, self._shards_here(), bool(all_ranks))
+        return get_tables(self._held(), bool(all_ranks))
 
     def set_weights(
         self, weights: Sequence[Any], chunk: int = 134217728, use_lock: bool = False
@@ -57,7 +56,7 @@ class WholeTables:
                 changed.
         """
         self.build()
-        set_tables(self.strategy.plan, self._shards_here(), weights, chunk, bool(use_lock))
+        set_tables(self._held(), weights, chunk, bool(use_lock))
 
     def get_optimizer_state(self, optimizer: Any, all_ranks: bool = False) -> dict[str, Any]:
         """The optimizer's state of the whole tables; every rank must call this.
@@ -76,8 +75,7 @@ class WholeTables:
             ValueError: the optimizer does not know a table, on any rank; all ranks raise.
         """
         self.build()
-        places = self._weights_here()
-        return optimizer_state.get_state(self.strategy.plan, places, optimizer, bool(all_ranks))
+        return optimizer_state.get_state(self._held(), optimizer, bool(all_ranks))
 
     def set_optimizer_state(
         self, optimizer: Any, state: Any, chunk: int = 134217728, use_lock: bool = False
@@ -95,18 +93,17 @@ class WholeTables:
                 raise, and nothing has changed.
         """
         self.build()
-        plan, places = self.strategy.plan, self._weights_here()
-        optimizer_state.set_state(plan, places, optimizer, state, chunk, bool(use_lock))
+        optimizer_state.set_state(self._held(), optimizer, state, chunk, bool(use_lock))
 
     def whole_for_export(self) -> dict[str, Any]:
         """The replacement of this layer's dense tables in `sok.export_saved_model`."""
         self.build()
         if comm.current().world_size == 1:
             return {}
-        return exported.whole_tables(self.strategy.plan, self._shards_here())
+        return exported.whole_tables(self._held())
 
-    def _weights_here(self):
-        """By table: this rank's Keras variable, and the shard's first row in it."""
+    def _held(self) -> Held:
+        """What this rank holds, as Keras' variables; hash tables as EmbeddingVariables."""
         layers, places = self._layers_here(), {}
         for table_id, shards in enumerate(self._shards):
             for shard in shards:
@@ -114,9 +111,4 @@ class WholeTables:
                 if self._is_mine(shard) and layer is not None:
                     weight = layer_table(layer) if shard.kind == HASHED else layer.weights[0]
                     places[table_id] = weight, shard.row_offset
-        return places
-
-    def _shards_here(self):
-        """By table: this rank's TensorFlow variable, and the shard's first row in it."""
-        places = self._weights_here()
-        return {i: (as_tf_table(weight), row) for i, (weight, row) in places.items()}
+        return Held(self.strategy.plan, places)

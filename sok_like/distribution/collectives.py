@@ -28,9 +28,9 @@ import tensorflow as tf
 
 from sok_like.distribution.placement import shard_bounds
 from sok_like.lookup.local_variables import unique_in_graph
-from sok_like.runtime import turns
 from sok_like.runtime.attributes import attributes
 from sok_like.runtime.comm import Communicator
+from sok_like.runtime.turns import collective_in_turn as _in_turn
 
 
 def gather(
@@ -40,16 +40,15 @@ def gather(
     name: str,
     *,
     length: int | None = None,
-    gradient: str = "own shard",
-    scale: float = 1.0,
+    gradient: str | float = 1.0,
 ) -> tf.Tensor:
     """Concatenates the shards of the ranks of a line along `dim`.
 
     Args:
         tensor: This rank's shard of the whole along `dim`, as `placement.shard_bounds` cuts it.
         length: Length of the whole along `dim`, if known statically.
-        gradient: "own shard" of it, or of the "mean" or "sum" of the ranks' gradients.
-        scale: Factor of the own shard of the gradient.
+        gradient: Factor of the own shard of it; or the own shard of the "mean" or "sum" of the
+            ranks' gradients.
     """
     if line.world_size == 1:
         return tensor
@@ -61,14 +60,14 @@ def gather(
 
         def back(grad):
             grad = tf.convert_to_tensor(grad)  # it is sparse if the tensor was a table
-            if gradient != "own shard":
+            if isinstance(gradient, str):
                 ranks = line.world_size if gradient == "mean" else 1
                 grad = grad / tf.cast(ranks, grad.dtype)
                 return _along_front(
                     grad, dim, lambda g: _in_turn(line, "reduce_scatter", g, f"{name}_grad")
                 )
-            mine = own_shard(grad, dim, line, f"{name}_grad", scale=scale)
-            return mine if scale == 1.0 else mine * tf.cast(scale, mine.dtype)
+            mine = own_shard(grad, dim, line, f"{name}_grad", scale=gradient)
+            return mine if gradient == 1.0 else mine * tf.cast(gradient, mine.dtype)
 
         return whole, back
 
@@ -83,7 +82,7 @@ def own_shard(
     """This rank's shard along `dim` of a tensor that all ranks of the line hold whole.
 
     Args:
-        scale: Divisor of the gradient: the factor that `gather` used.
+        scale: Divisor of the gradient: the factor that `gather` used for its own.
     """
     if line.world_size == 1:
         return tensor
@@ -92,7 +91,7 @@ def own_shard(
     @tf.custom_gradient
     def run(tensor):
         def back(grad):
-            whole = gather(grad, dim, line, f"{name}_grad", scale=scale)
+            whole = gather(grad, dim, line, f"{name}_grad", gradient=scale)
             return whole if scale == 1.0 else whole / tf.cast(scale, whole.dtype)
 
         return _shard_along(tensor, dim, line), back
@@ -124,11 +123,6 @@ def shared(tensor: tf.Tensor, line: Communicator, name: str) -> tf.Tensor:
         return tf.identity(tensor), lambda grad: summed(grad, line, f"{name}_grad")
 
     return run(tensor)
-
-
-def _in_turn(line, collective, tensor, name):
-    """One collective, in the order of the program on every rank."""
-    return turns.exchange_in_turn(lambda: getattr(line, collective)(tensor, name), name, line)
 
 
 def _along_front(tensor, dim, gather_front):

@@ -51,10 +51,7 @@ class Distribution(_KerasDistribution):
     _layout_map: Any = None
 
     def __init__(
-        self,
-        device_mesh: Any,
-        batch_dim_name: str | None = None,
-        auto_shard_dataset: bool = True,
+        self, device_mesh: Any, batch_dim_name: str | None = None, auto_shard_dataset: bool = True
     ):
         self._place(device_mesh, batch_dim_name, auto_shard_dataset)
 

@@ -18,17 +18,10 @@ HEADER = ("path", "global shape", "layout", "local shape", "bytes here", "collec
 def format_layouts(model: Any, distribution: Any) -> str:
     """One line per variable: path, shapes, layout, bytes on this rank, collectives of a step.
 
-    Args:
-        model: A built model.
-        distribution: The model's distribution.
-
     Returns:
         Lines of text. It uses no collective, so one rank may call it alone. Collectives of
         activations are listed with the kernel or table they belong to. The last lines give the
         total bytes of the variables and, if the model has an optimizer, of its variables.
-
-    Raises:
-        ValueError: the model is not built.
     """
     if not model.built:
         raise ValueError(

@@ -36,7 +36,6 @@ def unique_rows(table: Any, ids: tf.Tensor, table_name: str) -> tuple[tf.Tensor,
     Args:
         table: A sharded variable with a rule, `[input_dim, output_dim]`.
         ids: Integers `[num_keys]`.
-        table_name: The table's name in errors.
 
     Returns:
         `[num_unique, output_dim]` in the table's dtype, and `[num_keys]`.
@@ -57,9 +56,7 @@ def unique_rows(table: Any, ids: tf.Tensor, table_name: str) -> tuple[tf.Tensor,
     mine, position = _in_order_of_owners(unique, cut)
 
     def of_rows(rows):
-        return tf.gather(
-            turns.exchange_in_turn(lambda: line.all_gather(rows, name), name, line), position
-        )
+        return tf.gather(turns.collective_in_turn(line, "all_gather", rows, name), position)
 
     start, _ = cut.bounds()
     exchange = _with_gradient(of_rows, lambda grad: tf.gather(grad, mine))
@@ -67,19 +64,7 @@ def unique_rows(table: Any, ids: tf.Tensor, table_name: str) -> tuple[tf.Tensor,
 
 
 def rows_by_occurrence(table: Any, ids: tf.Tensor, table_name: str) -> tf.Tensor:
-    """The row of each id, whole on every rank; the gradient has one value per id.
-
-    Args:
-        table: A sharded variable with a rule, `[input_dim, output_dim]`.
-        ids: Integers `[num_keys]`.
-        table_name: The table's name in errors.
-
-    Returns:
-        `[num_keys, output_dim]` in the table's dtype.
-
-    Raises:
-        tf.errors.InvalidArgumentError: an id is outside the table.
-    """
+    """As `unique_rows`, but a row for each id, `[num_keys, output_dim]`; so is the gradient."""
     shard: Any = shard_of(table)
     cut = shard.placement.cuts[0]
     line = shard.mesh.along(cut.axis)
@@ -106,7 +91,7 @@ def rows_by_occurrence(table: Any, ids: tf.Tensor, table_name: str) -> tf.Tensor
 
     def of_rows(rows):
         rows = tf.gather(rows, tf.gather(place_among_own, tf.gather(first, mine)))
-        gathered = turns.exchange_in_turn(lambda: line.all_gather(rows, name), name, line)
+        gathered = turns.collective_in_turn(line, "all_gather", rows, name)
         return tf.gather(tf.gather(gathered, position), inverse)
 
     start, _ = cut.bounds()

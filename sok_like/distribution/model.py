@@ -153,8 +153,7 @@ def _splitting(model, own_call, distribution) -> Callable:
             batch = _batch_of(args, kwargs)
             names = itertools.count()
             args, kwargs = tf.nest.map_structure(
-                lambda t: _own_samples(t, line, f"model_input_{next(names)}"),
-                (args, kwargs),
+                lambda t: _own_samples(t, line, f"model_input_{next(names)}"), (args, kwargs)
             )
         inside = attributes(_state, {"inside": True})
         with inside, samples_split() if split else contextlib.nullcontext():
@@ -194,7 +193,7 @@ def _of_all(outputs, batch, model, line):
                 "Outputs of a model whose batches are split must be dense tensors [batch, ...]. "
                 f"Received: {tensor!r} from model '{model.name}'"
             )
-        whole = gather(tensor, 0, line, f"model_output_{next(names)}", scale=line.world_size)
+        whole = gather(tensor, 0, line, f"model_output_{next(names)}", gradient=line.world_size)
         rows = tf.shape(whole, tf.int64)[0]
         text = (
             f"Model '{model.name}' must output one row per sample. Received: output rows over all "

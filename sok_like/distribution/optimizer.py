@@ -10,11 +10,7 @@ import tensorflow as tf
 from sok_like.dist_model_parallel.gradients import slot_reference
 from sok_like.distribution import tape
 from sok_like.distribution.creation import slots_like
-from sok_like.distribution.sharded_gradient import (
-    clip_by_global_norm,
-    local_part,
-    sharded_gradient,
-)
+from sok_like.distribution.sharded_gradient import clip_by_global_norm, local_part, sharded_gradient
 from sok_like.distribution.sharded_variable import on_shards, path_of, shard_of, works_on_shards
 from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.optimizers.embedding_aware import embedding_aware
@@ -138,9 +134,7 @@ class _ScalingOnShards(_TakesParts):
         finite = [tf.reduce_all(tf.math.is_finite(value)) for value in values]
         mine = tf.where(tf.reduce_all(tf.stack(finite)), 0.0, 1.0)
         name = unique_in_graph("sok_distribution_finite")
-        broken = turns.exchange_in_turn(
-            lambda: comm.current().sum(mine, name), name, comm.current()
-        )
+        broken = turns.collective_in_turn(comm.current(), "sum", mine, name)
         added = tf.where(broken > 0, float("nan"), 0.0)
         return [None if part is None else _plus(part, added) for part in parts]
 
@@ -153,11 +147,7 @@ def _plus(part, number):
 
 
 def check_variables(optimizer: Any, variables: Any) -> None:
-    """Refuses to train sharded variables by a rule that needs whole variables.
-
-    Raises:
-        ValueError: the optimizer's rule or a variable's constraint needs whole variables.
-    """
+    """Refuses to train sharded variables by a rule that needs whole variables."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     shards = [variable for variable in variables if shard_of(variable) is not None]
     reason = _needs_whole_variables(type(optimizer)) if shards else None
@@ -213,10 +203,6 @@ def distributed_optimizer(optimizer: Any, distribution: Any) -> Any:
     Args:
         optimizer: A Keras optimizer. For sharded variables it must update each element
             independently (SGD, RMSprop, Adam, AdamW, Adadelta, Adagrad, Adamax, Nadam, Ftrl, Lion).
-        distribution: A `ModelParallel` or `DataParallel`.
-
-    Raises:
-        TypeError: `optimizer` is not a Keras optimizer.
     """
     if isinstance(optimizer, (_OnShards, _ScalingOnShards)):
         return optimizer

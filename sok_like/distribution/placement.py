@@ -17,21 +17,13 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """A dimension sharded along a mesh axis.
-
-    Attributes:
-        dim: The dimension.
-        axis: The mesh axis.
-        length: Length of the whole dimension.
-        num_shards: Number of ranks along the axis.
-        index: This rank's index along the axis.
-    """
+    """A dimension sharded along a mesh axis."""
 
     dim: int
-    axis: str
-    length: int
-    num_shards: int
-    index: int
+    axis: str  # of the mesh
+    length: int  # of the whole dimension
+    num_shards: int  # ranks along the axis
+    index: int  # this rank's index along the axis
 
     def bounds(self, index: int | None = None) -> tuple[int, int]:
         """Start and stop of a shard, this rank's by default."""
@@ -58,7 +50,6 @@ class Placement:
     """How a variable is sharded over a mesh, and which shard this rank has.
 
     Args:
-        path: Path of the variable, for errors.
         global_shape: Shape of the whole variable.
         axes: One mesh axis or None per dimension.
         sizes, indices: Length of each mesh axis, and this rank's index along it, by axis name.

@@ -29,16 +29,13 @@ from sok_like.distribution.sharded_variable import shard_of
 
 
 class CutProduct(NamedTuple):
-    """How a product of an input and a kernel is computed if one kernel dimension is sharded.
+    """How a product of an input and a kernel is computed if one kernel dimension is sharded."""
 
-    Attributes:
-        input_dim: The dimension of the input that is split like the kernel's, or None; counted
-            from the end if it is after an ellipsis.
-        output_dim: The same for the output.
-    """
-
+    kernel: Any  # the variable
+    # The dimension of the input that is split like the kernel's, or None; counted from the end if
+    # it is after an ellipsis.
     input_dim: int | None
-    output_dim: int | None
+    output_dim: int | None  # the same for the output
 
     @property
     def collectives(self) -> str:
@@ -64,13 +61,12 @@ def einsum_product(equation: str, kernel: Any) -> CutProduct | None:
         return None
     of_input, of_kernel, of_output = match.groups()
     letter = of_kernel[cut.dim]
-    return CutProduct(_dim(of_input, letter), _dim(of_output, letter))
+    return CutProduct(kernel, _dim(of_input, letter), _dim(of_output, letter))
 
 
 def run_product(
     product: CutProduct,
     inputs: tf.Tensor,
-    kernel: Any,
     bias: Any,
     compute: Callable,
     as_addend: Callable = tf.convert_to_tensor,
@@ -78,34 +74,32 @@ def run_product(
     """A layer's output before the activation, whole on every rank.
 
     Args:
-        product: Which dimensions are sharded.
-        inputs: The whole inputs.
-        kernel, bias: Variables; the bias may be None, whole, or sharded.
+        bias: A variable, whole or sharded, or None.
         compute: Computes outputs, without the bias, from inputs and this rank's kernel.
         as_addend: Shapes a bias so that it can be added to outputs.
     """
-    shard: Any = shard_of(kernel)
-    cut = only_cut(kernel)
+    shard: Any = shard_of(product.kernel)
+    cut = only_cut(product.kernel)
     line, name = shard.mesh.along(cut.axis), shard.placement.path
     if product.input_dim is None:
         inputs = shared(inputs, line, f"{name}_input")
     else:
         inputs = own_shard(inputs, product.input_dim, line, f"{name}_input")
-    outputs = compute(inputs, tf.cast(kernel.local, inputs.dtype))
+    outputs = compute(inputs, tf.cast(product.kernel.local, inputs.dtype))
     if product.output_dim is None:
         outputs = summed(outputs, line, f"{name}_output")
     else:
-        if rides_along(product, kernel, bias) is not None:
+        if rides_along(product, bias) is not None:
             outputs, bias = outputs + as_addend(tf.cast(bias.local, outputs.dtype)), None
         outputs = gather(outputs, product.output_dim, line, f"{name}_output", length=cut.length)
     return outputs if bias is None else outputs + as_addend(tf.cast(bias, outputs.dtype))
 
 
-def rides_along(product: CutProduct, kernel: Any, bias: Any) -> Any:
+def rides_along(product: CutProduct, bias: Any) -> Any:
     """The bias if it is a vector sharded like the output, which needs no collective; else None."""
     if bias is None or product.output_dim is None or len(bias.shape) != 1:
         return None
-    return bias if only_cut(bias) == dataclasses.replace(only_cut(kernel), dim=0) else None
+    return bias if only_cut(bias) == dataclasses.replace(only_cut(product.kernel), dim=0) else None
 
 
 def einsum(equation: str) -> Callable:

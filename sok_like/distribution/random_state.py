@@ -26,8 +26,8 @@ def agree_on_random_state() -> None:
     if seed is None:
         seed = secrets.randbelow(2**31)
     sent = np.frombuffer(encoded(seed) if communicator.rank == 0 else b"", np.uint8)
-    mine, name = tf.constant(sent), "sok_random_state"
-    agreed = turns.exchange_in_turn(lambda: communicator.all_gather(mine, name), name, communicator)
+    mine = tf.constant(sent)
+    agreed = turns.collective_in_turn(communicator, "all_gather", mine, "sok_random_state")
     seed = set_encoded(agreed.numpy().tobytes())
     if context.global_seed() != seed:  # setting an equal seed would restart its sequence
         tf.random.set_seed(seed)

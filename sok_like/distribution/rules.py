@@ -33,19 +33,12 @@ from sok_like.lookup.flat_ids import flat_values, with_flat_values
 
 
 class Rule(NamedTuple):
-    """A layer's call on shards.
+    """A layer's call on shards."""
 
-    Attributes:
-        run: Takes the arguments of the layer's `call`.
-        collectives: The collectives of a training step, for `summary`.
-        variable: The sharded variable to which these collectives belong.
-        rides_along: A sharded bias that needs no collective of its own, or None.
-    """
-
-    run: Callable
-    collectives: str
-    variable: Any = None
-    rides_along: Any = None
+    run: Callable  # takes the arguments of the layer's `call`
+    collectives: str  # the collectives of a training step, for `summary`
+    variable: Any = None  # the sharded variable to which these collectives belong
+    rides_along: Any = None  # a sharded bias that needs no collective of its own, or None
 
 
 def rule_of(layer: Any) -> Rule | None:
@@ -103,10 +96,10 @@ def _einsum(layer, equation):
 
     def run(inputs, training=None):
         inputs = tf.cast(tf.convert_to_tensor(inputs), layer.compute_dtype)
-        outputs = run_product(product, inputs, kernel, layer.bias, einsum(equation))
+        outputs = run_product(product, inputs, layer.bias, einsum(equation))
         return outputs if layer.activation is None else layer.activation(outputs)
 
-    return Rule(run, product.collectives, kernel, rides_along(product, kernel, layer.bias))
+    return Rule(run, product.collectives, kernel, rides_along(product, layer.bias))
 
 
 def _convolution(layer):
@@ -120,16 +113,17 @@ def _convolution(layer):
         return None
     last = layer.data_format == "channels_last"
     channels = -1 if last else 1
-    product = CutProduct(*((channels, None) if cut.dim == of_input else (None, channels)))
+    dims = (channels, None) if cut.dim == of_input else (None, channels)
+    product = CutProduct(kernel, *dims)
 
     def as_addend(bias):
         return bias if last else tf.reshape(bias, [-1] + [1] * layer.rank)
 
     def run(inputs):
-        outputs = run_product(product, inputs, kernel, layer.bias, layer.convolution_op, as_addend)
+        outputs = run_product(product, inputs, layer.bias, layer.convolution_op, as_addend)
         return outputs if layer.activation is None else layer.activation(outputs)
 
-    return Rule(run, product.collectives, kernel, rides_along(product, kernel, layer.bias))
+    return Rule(run, product.collectives, kernel, rides_along(product, layer.bias))
 
 
 def _keras_embedding(layer):
@@ -140,9 +134,8 @@ def _keras_embedding(layer):
     def run(inputs):
         ids = tf.convert_to_tensor(inputs)
         ids = ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int32)
-        ids = tf.where(
-            ids < 0, ids + layer.input_dim, ids
-        )  # Keras counts negative ids from the end
+        # Keras counts negative ids from the end.
+        ids = tf.where(ids < 0, ids + layer.input_dim, ids)
         rows = lookup_rule.rows_by_occurrence(table, tf.reshape(ids, [-1]), layer.name)
         found = tf.reshape(rows, tf.concat([tf.shape(ids), [layer.output_dim]], 0))
         return tf.cast(tf.ensure_shape(found, [*ids.shape, layer.output_dim]), layer.compute_dtype)
@@ -204,7 +197,7 @@ def _hash_table(layer):
         finally:
             object.__setattr__(layer, "gradient_scale", before)
         for line in reversed(lines):
-            rows = gather(rows, 0, line, f"{layer.name}_rows", scale=line.world_size)
+            rows = gather(rows, 0, line, f"{layer.name}_rows", gradient=line.world_size)
         return rows
 
     return Rule(run, "3 all_to_all of keys and rows over all ranks, all_gather of rows")

@@ -35,21 +35,15 @@ def _swapped(function):
 
 
 class ShardedGradient(tf.experimental.ExtensionType):
-    """This rank's part of a gradient.
+    """This rank's part of a gradient."""
 
-    Attributes:
-        values: The part, `[*local_shape]`; for a sparse gradient some of its rows, `[num_rows,
-            ...]`.
-        rows: The row numbers of `values` within the part, `[num_rows]`; int64 `[0]` if the gradient
-            is dense.
-        sparse: Whether the gradient is sparse. A row may occur several times.
-        key: Identifies the Shard.
-    """
-
+    # The part, `[*local_shape]`; for a sparse gradient some of its rows, `[num_rows, ...]`.
     values: tf.Tensor
+    # The row numbers of `values` within the part, `[num_rows]`; int64 `[0]` if the gradient is
+    # dense.
     rows: tf.Tensor
-    sparse: bool
-    key: str
+    sparse: bool  # whether the gradient is sparse. A row may occur several times
+    key: str  # identifies the Shard
 
     @property
     def _shard(self) -> Shard:
@@ -108,11 +102,7 @@ def sharded_gradient(gradient: Any, variable: Any) -> Any:
 
 
 def local_part(gradient: Any, variable: Any) -> Any:
-    """This rank's part of a sharded variable's gradient; other gradients unchanged.
-
-    Raises:
-        ValueError: the gradient has neither the shape of the variable nor that of the part.
-    """
+    """This rank's part of a sharded variable's gradient; other gradients unchanged."""
     shard = shard_of(variable)
     if gradient is None or shard is None:
         return gradient

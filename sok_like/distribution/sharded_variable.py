@@ -70,7 +70,7 @@ class Shard:
                 self.mesh.along(cut.axis),
                 f"{self.placement.path}_dim{cut.dim}",
                 length=cut.length,
-                gradient="mean" if cut.axis == self.batch_axis else "own shard",
+                gradient="mean" if cut.axis == self.batch_axis else 1.0,
             )
         return local
 

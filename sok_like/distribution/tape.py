@@ -14,11 +14,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.ops import gradients_util
 
-from sok_like.distribution.sharded_gradient import (
-    ShardedGradient,
-    local_part,
-    sharded_gradient,
-)
+from sok_like.distribution.sharded_gradient import ShardedGradient, local_part, sharded_gradient
 from sok_like.distribution.sharded_variable import shard_of
 from sok_like.lookup.local_variables import is_local, unique_in_graph
 from sok_like.runtime import comm, hooks, turns
@@ -45,8 +41,6 @@ def put_under(variables: Sequence[Any], distribution: Any, *, distinct: bool = F
     """Stores the distribution of a model's variables.
 
     Args:
-        variables: Variables of either Keras.
-        distribution: Their distribution.
         distinct: Whether their sparse gradients have each row once in one process.
     """
     for variable in variables:

@@ -127,18 +127,8 @@ def embedding_column(
     Raises:
         ValueError: an argument is not one of these values.
     """
-    return _make(
-        [categorical_column],
-        None,
-        dimension,
-        combiner,
-        initializer,
-        ckpt_to_load_from,
-        tensor_name_in_ckpt,
-        max_norm,
-        trainable,
-        use_safe_embedding_lookup,
-    )[0]
+    rest = (ckpt_to_load_from, tensor_name_in_ckpt, max_norm, trainable, use_safe_embedding_lookup)
+    return _make([categorical_column], None, dimension, combiner, initializer, *rest)[0]
 
 
 def shared_embedding_columns(
@@ -180,18 +170,9 @@ def shared_embedding_columns(
             f"Received: {', '.join(column.name for column in categorical_columns)} with {kinds}"
         )
     names = sorted(column.name for column in categorical_columns)
-    return _make(
-        categorical_columns,
-        shared_embedding_collection_name or "_".join(names) + "_shared_embedding",
-        dimension,
-        combiner,
-        initializer,
-        ckpt_to_load_from,
-        tensor_name_in_ckpt,
-        max_norm,
-        trainable,
-        use_safe_embedding_lookup,
-    )
+    name = shared_embedding_collection_name or "_".join(names) + "_shared_embedding"
+    rest = (ckpt_to_load_from, tensor_name_in_ckpt, max_norm, trainable, use_safe_embedding_lookup)
+    return _make(categorical_columns, name, dimension, combiner, initializer, *rest)
 
 
 def _table_kind(column):
@@ -243,15 +224,6 @@ def _make(categorical_columns, shared_name, dimension, combiner, initializer, *r
         initializer = of_option
     if initializer is None:
         initializer = tf.compat.v1.truncated_normal_initializer(0.0, 1 / math.sqrt(dimension))
-    return [
-        GroupEmbeddingColumn(
-            column,
-            dimension,
-            combiner,
-            initializer,
-            *rest,
-            group=current_group(),
-            shared_name=shared_name,
-        )
-        for column in categorical_columns
-    ]
+    of_table = (dimension, combiner, initializer, *rest)
+    more = {"group": current_group(), "shared_name": shared_name}
+    return [GroupEmbeddingColumn(column, *of_table, **more) for column in categorical_columns]

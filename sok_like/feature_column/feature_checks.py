@@ -19,11 +19,7 @@ _INTEGERS, _STRINGS, _NUMBERS, _IDS = "integers", "strings", "numbers", "integer
 
 
 def check_features(columns: Sequence[Any], features: Mapping[str, Any], layer: str) -> None:
-    """Checks that features are given and have a dtype that their columns support.
-
-    Raises:
-        ValueError: a feature is missing, or has another dtype.
-    """
+    """Checks that features are given and have a dtype that their columns support."""
     for column, key in _features_of(columns):
         if key not in features:
             raise ValueError(

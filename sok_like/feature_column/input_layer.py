@@ -13,7 +13,14 @@ import tensorflow as tf
 from tensorflow.python.feature_column import feature_column_v2 as fc
 
 from sok_like.feature_column.columns import is_fused
-from sok_like.feature_column.lookup import GraphInputs, check_columns, embeddings, flat, sequences
+from sok_like.feature_column.lookup import (
+    Call,
+    GraphInputs,
+    check_columns,
+    embeddings,
+    flat,
+    sequences,
+)
 from sok_like.feature_column.tables import graph_weights
 
 v1 = tf.compat.v1
@@ -69,10 +76,7 @@ def input_layer(
                     cols_to_vars[column] = v1.get_collection(
                         v1.GraphKeys.GLOBAL_VARIABLES, scope.name
                     )
-        found = embeddings(
-            list(tables), tables, inputs, training=training, gradient_scale=gradient_scale
-        )
-        tensors.update(found)
+        tensors |= embeddings(list(tables), Call(tables, inputs, training, gradient_scale))
         outputs = [flat(column, tensors[column]) for column in columns]
         if cols_to_output_tensors is not None:
             cols_to_output_tensors.update(zip(columns, outputs, strict=True))
@@ -112,13 +116,8 @@ def sequence_input_layer(
         for column in columns:
             with v1.variable_scope(None, column._var_scope_name):
                 tables[column] = graph_weights(column, collections, trainable)
-        return sequences(
-            columns,
-            tables,
-            GraphInputs(features),
-            training=training,
-            gradient_scale=gradient_scale,
-        )
+        call = Call(tables, GraphInputs(features), training, gradient_scale)
+        return sequences(columns, call)
 
 
 def _collections(weight_collections):

@@ -17,6 +17,7 @@ from sok_like.feature_column.categorical import EmbeddingCategoricalColumn
 from sok_like.feature_column.columns import GroupEmbeddingColumn, is_fused
 from sok_like.feature_column.feature_checks import check_features
 from sok_like.feature_column.lookup import (
+    Call,
     LayerInputs,
     check_columns,
     embeddings,
@@ -140,6 +141,9 @@ class _ColumnsLayer(tf.keras.layers.Layer):
                 found[column] = self._state.get_variable(firsts[key], WEIGHTS)
         return found
 
+    def _call(self, features, training):
+        return Call(self._tables(), self._inputs(features), training, self.gradient_scale)
+
     def _inputs(self, features):
         if not isinstance(features, Mapping):
             raise ValueError(
@@ -200,16 +204,10 @@ class DenseFeatures(_ColumnsLayer):
 
     def call(self, features, training=True):
         def tensors(training):
-            inputs = self._inputs(features)
-            found = embeddings(
-                self._columns.fused,
-                self._tables(),
-                inputs,
-                training=training,
-                gradient_scale=self.gradient_scale,
-            )
+            call = self._call(features, training)
+            found = embeddings(self._columns.fused, call)
             for column in self._columns.stock:
-                found[column] = column.get_dense_tensor(inputs, self._state)
+                found[column] = column.get_dense_tensor(call.inputs, self._state)
             return tf.concat([flat(column, found[column]) for column in self._columns.all], 1)
 
         return tf.cast(by_training(training, tensors), self.compute_dtype)
@@ -249,16 +247,10 @@ class SequenceFeatures(_ColumnsLayer):
     _sequence = True
 
     def call(self, features, training=True):
-        rows, lengths = by_training(
-            training,
-            lambda training: sequences(
-                self._columns.all,
-                self._tables(),
-                self._inputs(features),
-                training=training,
-                gradient_scale=self.gradient_scale,
-            ),
-        )
+        def found(training):
+            return sequences(self._columns.all, self._call(features, training))
+
+        rows, lengths = by_training(training, found)
         return tf.cast(rows, self.compute_dtype), lengths
 
     def compute_output_shape(self, input_shape):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.feature_column import feature_column as old
@@ -62,10 +62,6 @@ def check_columns(feature_columns: Any, *, in_graph: bool, sequence: bool = Fals
     Args:
         in_graph: True requires columns of TF1's kind, False those of TF2's.
         sequence: Whether all columns must be over sequences; otherwise none may be.
-
-    Raises:
-        ValueError: there are no columns, two have the same name, one is not dense, or one does not
-            fit `sequence`.
     """
     kind = old if in_graph else fc
     columns = kind._normalize_feature_columns(feature_columns)
@@ -92,24 +88,21 @@ def check_columns(feature_columns: Any, *, in_graph: bool, sequence: bool = Fals
     return sorted(columns, key=lambda column: column.name)
 
 
+class Call(NamedTuple):
+    """What a call of a layer or function looks up."""
+
+    tables: Mapping[GroupEmbeddingColumn, Any]  # the table of each column
+    inputs: GraphInputs | LayerInputs
+    training: bool
+    gradient_scale: str
+
+
 def embeddings(
-    columns: Sequence[GroupEmbeddingColumn],
-    tables: Mapping[GroupEmbeddingColumn, Any],
-    inputs: Any,
-    *,
-    training: bool,
-    gradient_scale: str,
-    is_sequence: bool = False,
+    columns: Sequence[GroupEmbeddingColumn], call: Call, is_sequence: bool = False
 ) -> dict[GroupEmbeddingColumn, tf.Tensor]:
-    """Looks up columns; those of a group together.
+    """Looks up columns, those of a group together: `[batch, dimension]` per column.
 
-    Args:
-        columns: The columns to look up.
-        tables: The table of each column.
-        inputs: `GraphInputs` or `LayerInputs`.
-
-    Returns:
-        Per column `[batch, dimension]`, or `[batch, T, dimension]` with `is_sequence`.
+    With `is_sequence` it is `[batch, T, dimension]`.
     """
     groups: dict[Any, list[GroupEmbeddingColumn]] = {}
     for column in columns:
@@ -117,17 +110,17 @@ def embeddings(
     found: dict[GroupEmbeddingColumn, tf.Tensor] = {}
     for group, members in groups.items():
         name = group if isinstance(group, str) else group.name
-        pairs = [_ids_and_weights(column, inputs) for column in members]
+        pairs = [_ids_and_weights(column, call.inputs) for column in members]
         weights = [weights for _, weights in pairs]
         rows = group_embedding_lookup_sparse(
-            [tables[column] for column in members],
+            [call.tables[column] for column in members],
             [ids for ids, _ in pairs],
             [column.combiner for column in members],
             sp_weights=None if is_sequence and not any(w is not None for w in weights) else weights,
             name=re.sub(r"[^a-zA-Z0-9.]", "_", name),
             is_sequence=is_sequence,
-            training=training,
-            gradient_scale=gradient_scale,
+            training=call.training,
+            gradient_scale=call.gradient_scale,
         )
         found.update(zip(members, rows, strict=True))
     return found
@@ -156,7 +149,6 @@ def ids_and_weights(outer: Any, inputs: Any) -> tuple[Any, Any]:
     their order, as in DeepRec's scripts.
 
     Raises:
-        ValueError: ids are ragged and weights are of another kind.
         tf.errors.InvalidArgumentError: there is not exactly one weight per id.
     """
     categorical, weight_key = outer, None
@@ -206,30 +198,15 @@ def _retain(values, keep):
     return tf.sparse.retain(values, keep)
 
 
-def sequences(
-    columns: Sequence[GroupEmbeddingColumn],
-    tables: Mapping[GroupEmbeddingColumn, Any],
-    inputs: Any,
-    *,
-    training: bool,
-    gradient_scale: str,
-) -> tuple[tf.Tensor, tf.Tensor]:
+def sequences(columns: Sequence[GroupEmbeddingColumn], call: Call) -> tuple[tf.Tensor, tf.Tensor]:
     """`[batch, T, sum of dimensions]` of the columns in order, and lengths int64 `[batch]`.
 
     Raises:
         tf.errors.InvalidArgumentError: features have different lengths.
     """
-    found = embeddings(
-        columns,
-        tables,
-        inputs,
-        training=training,
-        gradient_scale=gradient_scale,
-        is_sequence=True,
-    )
-    lengths = [
-        _lengths(ids_and_weights(column.categorical_column, inputs)[0]) for column in columns
-    ]
+    found = embeddings(columns, call, is_sequence=True)
+    ids = [ids_and_weights(column.categorical_column, call.inputs)[0] for column in columns]
+    lengths = list(map(_lengths, ids))
     for column, length in zip(columns[1:], lengths[1:], strict=True):
         text = (
             "Features must have the same lengths. Received: different lengths in columns "

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from sok_like.planner.report import aligned
 from sok_like.runtime import comm, observed
-from sok_like.runtime.turns import exchange_in_turn
+from sok_like.runtime.turns import collective_in_turn
 from sok_like.table.variable import EmbeddingVariable, is_embedding_variable, unwrap
 
 _FIELDS = ("size", "bytes", "load_factor", "evicted", "refused", "batch", "unique", "hottest")
@@ -82,11 +82,8 @@ def measure_ranks(
     sent = [float(len(tables)), mine]
     gathered = np.array(sent + [n for table in tables for n in _numbers(table, with_bytes)])
     if communicator.world_size > 1:
-        name = "sok_report"
         value = tf.constant(gathered, tf.float64)
-        gathered = exchange_in_turn(
-            lambda: communicator.all_gather(value, name), name, communicator
-        ).numpy()
+        gathered = collective_in_turn(communicator, "all_gather", value, "sok_report").numpy()
     ranks, numbers = [], []
     while len(gathered):
         end = 2 + int(gathered[0]) * len(_FIELDS)
@@ -130,17 +127,9 @@ def _of_ranks(table, ranks):
 
 def as_text(tables: list[TableReport]) -> str:
     """The reports as a table of text."""
-    head: tuple[str, ...] = (
-        "table",
-        "keys",
-        "MiB",
-        "load",
-        "refused",
-        "evicted",
-        "most keys of a rank / mean",
-    )
+    head = ["table", "keys", "MiB", "load", "refused", "evicted", "most keys of a rank / mean"]
     of_batch = any(t.unique_ratio is not None for t in tables)
-    head += ("unique", "hottest 1 %") if of_batch else ()
+    head += ["unique", "hottest 1 %"] if of_batch else []
     lines = [
         (
             t.name,

@@ -29,21 +29,14 @@ _TRIES = 8
 
 
 class Buckets(NamedTuple):
-    """The place of each key.
+    """The place of each key."""
 
-    Attributes:
-        keys: int64 `[num_buckets, SLOTS]`.
-        starts: int32 or int64 `[num_buckets]`, the row of each bucket's first key.
-        rows: int64 `[num_keys]`, the row of each key, in the order in which keys were given.
-        salt: int64, mixed into each key.
-        absent: int64, the content of free slots; not one of the keys.
-    """
-
-    keys: np.ndarray
-    starts: np.ndarray
+    keys: np.ndarray  # int64 `[num_buckets, SLOTS]`
+    starts: np.ndarray  # int32 or int64 `[num_buckets]`, the row of each bucket's first key
+    # int64 `[num_keys]`, the row of each key, in the order in which keys were given.
     rows: np.ndarray
-    salt: int
-    absent: int
+    salt: int  # int64, mixed into each key
+    absent: int  # int64, the content of free slots; not one of the keys
 
 
 def choices(keys: np.ndarray, num_buckets: int, salt: int) -> tuple[np.ndarray, np.ndarray]:
@@ -67,9 +60,6 @@ def place(keys: np.ndarray, load: float = LOAD) -> Buckets:
     Args:
         keys: int64 `[num_keys]`, each once.
         load: Keys per slot, below 0.95.
-
-    Raises:
-        RuntimeError: none of several salts gave a place to every key.
     """
     num_buckets = max(2, -int(-len(keys) // (SLOTS * load)))
     for attempt in range(_TRIES):

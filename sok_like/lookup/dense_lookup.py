@@ -25,19 +25,12 @@ DENSE_COMBINERS = (None, "sum", "mean")
 
 
 class Samples(NamedTuple):
-    """Flat ids of samples.
+    """Flat ids of samples."""
 
-    Attributes:
-        ids: int32 or int64 `[num_keys]`.
-        sample: int64 `[num_keys]`, the sample of each id, ascending.
-        batch: int64 scalar, the number of samples.
-        weights: `[num_keys]` floats, or None.
-    """
-
-    ids: tf.Tensor
-    sample: tf.Tensor
-    batch: tf.Tensor
-    weights: tf.Tensor | None
+    ids: tf.Tensor  # int32 or int64 `[num_keys]`
+    sample: tf.Tensor  # int64 `[num_keys]`, the sample of each id, ascending
+    batch: tf.Tensor  # int64 scalar, the number of samples
+    weights: tf.Tensor | None  # `[num_keys]` floats, or None
 
 
 def embedding_lookup(param: Any, ids: Any, combiner: str | None = None, *, weights: Any = None):
@@ -235,12 +228,7 @@ def _check_weights(ids, weights):
 
 
 def check_ids(ids, combiner: str | None, table_name: str) -> None:
-    """Checks that ids of this kind can be looked up.
-
-    Raises:
-        TypeError: the ids are not integers.
-        ValueError: they are a RaggedTensor or SparseTensor that is not 2-D, or 1-D with a combiner.
-    """
+    """Checks that ids of this kind can be looked up."""
     if not ids.dtype.is_integer:
         raise TypeError(
             f"Ids of table '{table_name}' must be integers, because floats cannot represent all of "

@@ -23,9 +23,8 @@ import tensorflow as tf
 from sok_like.lookup import hash_lookup as hash_lookup
 from sok_like.lookup import same_weights
 from sok_like.lookup.dense_lookup import legal_ids, require_in_range
-from sok_like.runtime import native, turns
+from sok_like.runtime import comm, native, turns
 from sok_like.runtime import ops as wrapped_ops
-from sok_like.runtime.comm import Communicator
 from sok_like.table.variable import is_embedding_variable
 
 # Values of `owner`, also for the ops: rows on all ranks, and keys of a hash table.
@@ -34,33 +33,22 @@ ALL_RANKS, BY_KEY = -1, -2
 
 @dataclasses.dataclass(frozen=True)
 class ShardFeature:
-    """Ids to look up in one shard of a table.
+    """Ids to look up in one shard of a table."""
 
-    Attributes:
-        ids: int64 `[num_keys]`, flat.
-        row_splits: int64 `[batch + 1]`, the position of each sample's first id; int64 `[0]` if
-            `combiner` is "none".
-        combiner: "sum", "mean", or "none" for one row per id; hash tables also have "sqrtn".
-        table_name: The table's name in errors.
-        num_rows: Rows of the whole table. 0 for a hash table by key, where every id is legal. A
-            hash table on one rank takes ids in `[0, num_rows)`, see `most_ids`.
-        dim: Columns of this shard.
-        owner: The rank that holds it. `ALL_RANKS`: each rank holds a contiguous range of rows.
-            `BY_KEY`: rank `id % world_size` holds it; in a dense table as its row
-            `id // world_size`.
-        row_offset: Its first row in the owner's variable.
-        variable: This rank's rows, for a hash table an EmbeddingVariable; None if it has none.
-    """
-
-    ids: tf.Tensor
+    ids: tf.Tensor  # int64 [num_keys], flat
+    # int64 [batch + 1], the position of each sample's first id; [0] if `combiner` is "none".
     row_splits: tf.Tensor
-    combiner: str
-    table_name: str
+    combiner: str  # "sum", "mean", or "none" for one row per id; hash tables also have "sqrtn"
+    table_name: str  # in errors
+    # Of the whole table. 0 for a hash table by key, where every id is legal. A hash table on one
+    # rank takes ids in `[0, num_rows)`, see `most_ids`.
     num_rows: int
-    dim: int
+    dim: int  # columns of this shard
+    # The rank that holds it. `ALL_RANKS`: each rank holds a contiguous range of rows. `BY_KEY`:
+    # rank `id % world_size` holds it; in a dense table as its row `id // world_size`.
     owner: int
-    row_offset: int
-    variable: Any  # tf.Variable, EmbeddingVariable or None
+    row_offset: int  # its first row in the owner's variable
+    variable: Any  # this rank's rows: a tf.Variable, an EmbeddingVariable, or None
     weights: tf.Tensor | None = None  # float32 [num_keys]; constant in the gradient
 
 
@@ -72,7 +60,6 @@ def most_ids(world_size: int) -> int:
 def exchange_lookup(
     features: Sequence[ShardFeature],
     anchor: tf.Variable | None,
-    communicator: Communicator,
     name: str,
     *,
     training: bool = True,
@@ -101,7 +88,9 @@ def exchange_lookup(
         tf.errors.InvalidArgumentError: an id is outside its table, a hash table is full, or
             `problems` has one; on every rank, naming the rank where it happened.
     """
-    ops, world_size = native.ops(), communicator.world_size
+    ops, communicator = native.ops(), comm.current()
+    world_size = communicator.world_size
+    lookup = turns.Lookup(communicator, name, same_weights.compare, wire_dtype)
     owners, dims = [f.owner for f in features], [f.dim for f in features]
     batch = {
         "keys": [f.ids for f in features],
@@ -123,9 +112,7 @@ def exchange_lookup(
             **batch,
         )
         with turns.turn() as done:
-            message, splits = turns.exchange_keys(
-                routed.message, routed.splits, communicator, name, wire_dtype=wire_dtype
-            )
+            message, splits = turns.exchange_keys(routed.message, routed.splits, lookup)
             local_rows = ops.sok_unpack_keys(
                 message=message,
                 splits=splits,
@@ -143,9 +130,7 @@ def exchange_lookup(
                 dims=dims,
                 gradient_scale=1.0 / world_size if gradient_scale is None else gradient_scale,
             )
-            rows, received, call = turns.exchange_rows(
-                rows, sent, communicator, f"{name}_rows", same_weights.compare, wire_dtype
-            )
+            rows, received, call = turns.exchange_rows(rows, sent, lookup)
             done.append(call)
         return wrapped_ops.combine(rows, received, call, routed, batch)
 
@@ -228,8 +213,10 @@ def _gather(features, local_rows, training=False, world_size=1):
         unique, inverse = tf.unique(tf.concat([local_rows[i] for i in group], 0))
         if is_embedding_variable(first.variable):
             first.variable.record_access()
-            handle = first.variable.handle
-            found, problem = wrapped_ops.find_rows(handle, unique, first.dim, insert=training)
+            # Other ranks wait for the rows, so their message carries what went wrong here.
+            found, problem = native.ops().sok_find_rows(
+                handle=first.variable.handle, keys=unique, dim=first.dim, insert=training
+            )
             problems.append(problem)
         else:
             rows = unique // world_size if first.owner == BY_KEY else unique

@@ -39,11 +39,7 @@ class Exporting:
         return {key: table.rows.handle for key, table in self._tables.items()}
 
     def of_holder(self, holder: Any) -> Any:
-        """The replacement for the tables of a layer.
-
-        Raises:
-            ValueError: the layer is not one of the model's.
-        """
+        """The replacement for the tables of a layer."""
         if id(holder) not in self._whole:
             raise ValueError(
                 f"Layer '{holder.name}' is called by the model and is not among its layers, so it "
@@ -52,11 +48,7 @@ class Exporting:
         return self._whole[id(holder)]
 
     def rows(self, feature: Any) -> tf.Tensor:
-        """`hash_lookup.lookup` of one HashFeature.
-
-        Raises:
-            ValueError: its table is not one of the model's.
-        """
+        """`hash_lookup.lookup` of one HashFeature."""
         table = self._tables.get(id(feature.variable))
         if table is None:
             raise ValueError(

@@ -15,20 +15,14 @@ class LookupShard(NamedTuple):
     """One owner's columns of a table, or all columns of a table whose rows are on all ranks.
 
     `planner.Shard` describes what a rank holds; this describes where a lookup finds it.
-
-    Attributes:
-        owner: The rank that holds it, `exchange.ALL_RANKS`, or `exchange.BY_KEY` for a hash table.
-        dim: Number of its columns.
-        row_offset: Its first row in the owner's variable.
-        kind: Kind of the table; see `planner.tables`.
-        position: Position of the variable among the owner's variables of that kind.
     """
 
+    # The rank that holds it, `exchange.ALL_RANKS`, or `exchange.BY_KEY` for a hash table.
     owner: int
-    dim: int
-    row_offset: int
-    kind: int
-    position: int
+    dim: int  # number of its columns
+    row_offset: int  # its first row in the owner's variable
+    kind: int  # kind of the table; see `planner.tables`
+    position: int  # position of the variable among the owner's variables of that kind
 
 
 def flat_values(values: Any) -> tf.Tensor:

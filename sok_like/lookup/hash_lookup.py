@@ -21,33 +21,24 @@ from tensorflow.python.ops import custom_gradient
 from sok_like.lookup import exporting, same_weights
 from sok_like.lookup.keras_call import check_listed
 from sok_like.runtime import comm, devices, hooks, native, ops, turns, wire
+from sok_like.runtime import gradient_scale as gradient_scales
 from sok_like.runtime.checks import COMBINERS, check_combiner
-from sok_like.runtime.gradient_scale import check as check_gradient_scale
 from sok_like.table.variable import EmbeddingVariable
 
 
 @dataclasses.dataclass(frozen=True)
 class HashFeature:
-    """Keys to look up in one table.
-
-    Attributes:
-        variable: The table.
-        keys: int64 `[num_keys]`, flat.
-        combiner: "sum", "mean", "sqrtn", or "none" for one row per key.
-        row_splits: int64 `[batch + 1]`, the position of each sample's first key; None if `combiner`
-            is "none".
-        weights: float32 `[num_keys]`, or None for ones. Constant in the gradient.
-        max_hotness: Maximum number of keys per sample; 0: no limit.
-        batch_multiple: The number of samples (of keys, if `combiner` is "none") must be a multiple
-            of this.
-    """
+    """Keys to look up in one table."""
 
     variable: EmbeddingVariable
-    keys: tf.Tensor
-    combiner: str = "none"
+    keys: tf.Tensor  # int64 `[num_keys]`, flat
+    combiner: str = "none"  # "sum", "mean", "sqrtn", or "none" for one row per key
+    # int64 `[batch + 1]`, the position of each sample's first key; None if `combiner` is "none".
     row_splits: tf.Tensor | None = None
+    # float32 `[num_keys]`, or None for ones. Constant in the gradient.
     weights: tf.Tensor | None = None
-    max_hotness: int = 0
+    max_hotness: int = 0  # maximum number of keys per sample; 0: no limit
+    # The number of samples (of keys, if `combiner` is "none") must be a multiple of this.
     batch_multiple: int = 1
 
 
@@ -93,7 +84,7 @@ def lookup(
     """
     if not features:
         return []
-    check_gradient_scale(gradient_scale)
+    gradient_scales.check(gradient_scale)
     wire_dtype = wire.check(wire_dtype, f"lookup '{name}'")
     for feature in features:
         check_listed(feature.variable, feature.keys)
@@ -164,9 +155,10 @@ class _DeviceGroup:
             if communicator.world_size > 1:
                 return self._exchange(communicator)
             with devices.device_scope(self.device):  # its gradient runs there, too
-                return ops.lookup_on_one_rank(
+                found = native.ops().sok_lookup(
                     handles=self._handles(), insert=self.training, name="lookup", **self._batch()
                 )
+                return list(found.embeddings)
 
     def _exchange(self, communicator):
         self._check_wire_dtype()
@@ -180,34 +172,23 @@ class _DeviceGroup:
                 name="route",
                 **batch,
             )
+        lookup = turns.Lookup(
+            communicator, self.name, same_weights.compare, self.wire_dtype, self._said()
+        )
         with turns.turn() as done:
-            message, splits = turns.exchange_keys(
-                routed.message,
-                routed.splits,
-                communicator,
-                self.name,
-                self._said(),
-                self.wire_dtype,
-            )
+            message, splits = turns.exchange_keys(routed.message, routed.splits, lookup)
             with devices.device_scope(self.device):  # its gradient runs there, too
-                rows, sent = ops.gather_rows(
-                    self._handles(),
-                    message,
-                    splits,
-                    batch["dims"],
+                gathered = native.ops().sok_gather_rows(
+                    handles=self._handles(),
+                    message=message,
+                    splits=splits,
                     world_size=world_size,
+                    dims=batch["dims"],
                     insert=self.training,
-                    scale=self.gradient_scale,
+                    gradient_scale=gradient_scales.attribute(self.gradient_scale, world_size),
                     name="gather_rows",
                 )
-            rows, received, call = turns.exchange_rows(
-                rows,
-                sent,
-                communicator,
-                f"{self.name}_rows",
-                same_weights.compare,
-                self.wire_dtype,
-            )
+            rows, received, call = turns.exchange_rows(gathered.rows, gathered.row_splits, lookup)
             done.append(call)
         with devices.device_scope(self.device):
             return ops.combine(rows, received, call, routed, batch)

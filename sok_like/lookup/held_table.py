@@ -1,4 +1,4 @@
-"""A layer around one table of a layer with several tables, for Keras to save and load."""
+"""A layer that holds one table: a layer of several tables has one for each, which Keras saves."""
 
 from __future__ import annotations
 

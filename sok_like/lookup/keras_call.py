@@ -40,9 +40,6 @@ def check_listed(variable: Any, keys: Any) -> None:
 
     If keys are symbolic tensors of tf_keras, each op becomes a layer of its own, which lists
     nothing.
-
-    Raises:
-        RuntimeError: no layer lists it.
     """
     if not variable.trainable:
         return

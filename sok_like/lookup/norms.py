@@ -48,9 +48,9 @@ def is_part(gradient: Any) -> bool:
 def summed_over_ranks(squares: tf.Tensor) -> tf.Tensor:
     """The sum of a scalar over ranks; a collective."""
     communicator = comm.current()
-    name = unique_in_graph("sok_norm")
     mine = tf.reshape(tf.cast(squares, tf.float32), [1])
-    every = turns.exchange_in_turn(lambda: communicator.all_gather(mine, name), name, communicator)
+    name = unique_in_graph("sok_norm")
+    every = turns.collective_in_turn(communicator, "all_gather", mine, name)
     return tf.cast(tf.reduce_sum(every), squares.dtype)
 
 
@@ -86,8 +86,8 @@ def _clip_by_norm(t, clip_norm, axes=None, name=None):
 def _averaged(gradients):
     if not gradients:
         return []
-    communicator, name = comm.current(), unique_in_graph("sok_norm_of_averages")
-    return turns.exchange_in_turn(lambda: communicator.average(gradients, name), name, communicator)
+    name = unique_in_graph("sok_norm_of_averages")
+    return turns.collective_in_turn(comm.current(), "average", gradients, name)
 
 
 def _squares(gradients):

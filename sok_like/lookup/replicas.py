@@ -62,10 +62,7 @@ def check_same_shapes(variables: Sequence[Any], name: str) -> None:
     communicator = comm.current()
     texts = [f"{v.dtype} {tuple(v.shape)}" for v in variables]
     mine = tf.constant([len(texts), *(zlib.crc32(text.encode()) for text in texts)], tf.int64)
-    gathered = turns.exchange_in_turn(
-        lambda: communicator.all_gather(mine, name), name, communicator
-    )
-    gathered = gathered.numpy().tolist()
+    gathered = turns.collective_in_turn(communicator, "all_gather", mine, name).numpy().tolist()
     lists = []
     while gathered:
         length = gathered[0]

@@ -13,17 +13,11 @@ from sok_like.table.keys import as_keys
 
 
 class SparseSamples(NamedTuple):
-    """Keys of a SparseTensor, by sample.
+    """Keys of a SparseTensor, by sample."""
 
-    Attributes:
-        keys: int64 `[num_keys]`.
-        row_splits: int64 `[batch + 1]`.
-        weights: float32 `[num_keys]`, or None for ones.
-    """
-
-    keys: tf.Tensor
-    row_splits: tf.Tensor
-    weights: tf.Tensor | None
+    keys: tf.Tensor  # int64 `[num_keys]`
+    row_splits: tf.Tensor  # int64 `[batch + 1]`
+    weights: tf.Tensor | None  # float32 `[num_keys]`, or None for ones
 
 
 def samples_of(

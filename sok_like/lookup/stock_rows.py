@@ -141,6 +141,14 @@ def _float(text):
     return np.float32(float.fromhex(text))
 
 
+def _series(t, *coefficients):
+    """`c0 + t * (c1 + t * (c2 + t * c3))`, in this order."""
+    *others, total = map(_float, coefficients)
+    for coefficient in reversed(others):
+        total = coefficient + t * total
+    return total
+
+
 def _log(x):
     """Natural logarithm of floats in (0, 1], as `LogOf` computes it."""
     bits = tf.bitcast(x, tf.int32)
@@ -148,11 +156,7 @@ def _log(x):
     m = tf.bitcast(bits - exponent * (1 << 23), tf.float32)
     s = (m - 1.0) / (m + 1.0)
     t = s * s
-    tail = t * (
-        _float("0x1.555556p-2")
-        + t
-        * (_float("0x1.99999ap-3") + t * (_float("0x1.24924ap-3") + t * _float("0x1.c71c72p-4")))
-    )
+    tail = t * _series(t, "0x1.555556p-2", "0x1.99999ap-3", "0x1.24924ap-3", "0x1.c71c72p-4")
     return tf.cast(exponent, tf.float32) * _float("0x1.62e430p-1") + 2.0 * (s + s * tail)
 
 
@@ -165,29 +169,10 @@ def _normal_pairs(bits0, bits1):
     rest = _right(tf.where(rest >= 2**31, rest - 2**32, rest), 8)
     angle = tf.cast(rest, tf.float32) * _float("0x1.921fb6p-24")
     t = angle * angle
-    sine = angle + angle * (
-        t
-        * (
-            _float("-0x1.555556p-3")
-            + t
-            * (
-                _float("0x1.111112p-7")
-                + t * (_float("-0x1.a01a02p-13") + t * _float("0x1.71de3ap-19"))
-            )
-        )
-    )
-    cosine = 1.0 + t * (
-        -0.5
-        + t
-        * (
-            _float("0x1.555556p-5")
-            + t
-            * (
-                _float("-0x1.6c16c2p-10")
-                + t * (_float("0x1.a01a02p-16") + t * _float("-0x1.27e4fcp-22"))
-            )
-        )
-    )
+    odd_terms = ("-0x1.555556p-3", "0x1.111112p-7", "-0x1.a01a02p-13", "0x1.71de3ap-19")
+    even_terms = ("0x1.555556p-5", "-0x1.6c16c2p-10", "0x1.a01a02p-16", "-0x1.27e4fcp-22")
+    sine = angle + angle * (t * _series(t, *odd_terms))
+    cosine = 1.0 + t * (-0.5 + t * _series(t, *even_terms))
     odd = (quarter & 1) > 0
     x, y = tf.where(odd, sine, cosine), tf.where(odd, cosine, sine)
     x = tf.where((quarter == 1) | (quarter == 2), -x, x)

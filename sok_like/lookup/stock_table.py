@@ -40,11 +40,8 @@ class StockTable(tf.Module):
         missing: MissingRows,
     ):
         super().__init__(name="table")
-        self.table_name, self.dim, self.key_limit = (
-            variable.table_name,
-            variable.dim,
-            variable.key_limit,
-        )
+        self.table_name, self.dim = variable.table_name, variable.dim
+        self.key_limit = variable.key_limit
         self.missing = missing
         self.has_index = buckets is not None
         num_rows = max(1, num_rows)  # a gather needs one

@@ -18,7 +18,7 @@ from sok_like.lookup import same_weights
 from sok_like.lookup.local_variables import is_local
 from sok_like.optimizers import graph_step, owner, same_on_ranks
 from sok_like.optimizers.rules import OptimizerRule, rule_of
-from sok_like.runtime import comm, ops, turns
+from sok_like.runtime import comm, finite, ops, turns
 from sok_like.table.variable import as_embedding_variable, is_embedding_variable, unwrap
 
 
@@ -111,11 +111,7 @@ class EmbeddingAware:
         return others
 
     def _sok_tell_missing(self, pairs):
-        """Reports variables without a gradient, as stock optimizers do.
-
-        Raises:
-            ValueError: no variable has a gradient.
-        """
+        """Reports variables without a gradient, as stock optimizers do."""
         missing = [_path_of(variable) for gradient, variable in pairs if gradient is None]
         if missing and len(missing) == len(pairs):
             raise ValueError(f"No gradients provided for any variable. Received: {missing}")
@@ -222,15 +218,24 @@ class EmbeddingAware:
         if not variables:
             return pairs
         mine = same_on_ranks.statement(learning_rate, step, variables, rank, world_size)
-        name = "sok_gradients"
-        *averaged, statements = turns.exchange_in_turn(
-            lambda: communicator.average([*shared, mine], name), name, communicator
+        *averaged, statements = turns.collective_in_turn(
+            communicator, "average", [*shared, mine], "sok_gradients"
         )
         with tf.control_dependencies(same_weights.check(statements * world_size, variables)):
             return [
                 (g if own else tf.nest.map_structure(tf.identity, mean, expand_composites=True), v)
                 for (g, v), own, mean in zip(pairs, local, averaged, strict=True)
             ]
+
+    def _sok_aggregate(self, grads_and_vars, own, learning_rate, step):
+        """What tf_keras' LossScaleOptimizer asks for before it decides whether to take the step.
+
+        `own` is the stock method, which sums over the replicas of a strategy.
+        """
+        embedding, other = split(grads_and_vars)
+        other = self._sok_average_gradients(other, learning_rate, step)
+        other = list(own(other)) if other else other
+        return finite.with_decision([*embedding, *other], comm.current_or_single())
 
     def _sok_compare_rates(self, pairs, learning_rate, step, average):
         """Compares learning rates, unless averaging does; a context for updates.

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.optimizers import graph_step
-from sok_like.optimizers.aware import EmbeddingAware, split
+from sok_like.optimizers.aware import EmbeddingAware
 from sok_like.optimizers.legacy_keras import LegacyKeras
 from sok_like.runtime import comm, finite
 from sok_like.runtime.keras_version import optimizer_family
@@ -124,12 +124,8 @@ class _TfKeras(EmbeddingAware):
         return super().apply_gradients(other, name, True, **kwargs)
 
     def aggregate_gradients(self, grads_and_vars):
-        """tf_keras' LossScaleOptimizer calls this, and then decides whether to take the step."""
-        embedding, other = split(grads_and_vars)
         rate, step = self._sok_learning_rate(), self.iterations + 1
-        other = self._sok_average_gradients(other, rate, step)
-        other = super().aggregate_gradients(other) if other else other
-        return finite.with_decision([*embedding, *other], comm.current_or_single())
+        return self._sok_aggregate(grads_and_vars, super().aggregate_gradients, rate, step)
 
     def minimize(self, loss, var_list, tape=None):
         if not graph_step.builds_v1_graph() or tape is not None:
@@ -196,11 +192,7 @@ def knows_tables(optimizer: Any) -> bool:
 
 @functools.cache
 def embedding_aware(cls: type) -> type:
-    """A subclass of the stock optimizer class `cls` that also trains embedding variables.
-
-    Raises:
-        TypeError: `cls` belongs to none of the four families.
-    """
+    """A subclass of the stock optimizer class `cls` that also trains embedding variables."""
     if issubclass(cls, EmbeddingAware):
         return cls
     families = {"tf.compat.v1": _V1, "keras": _Keras3, "tf_keras": _TfKeras, "legacy": LegacyKeras}

@@ -10,10 +10,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.optimizers.aware import EmbeddingAware, split
+from sok_like.optimizers.aware import EmbeddingAware
 from sok_like.optimizers.rules import OptimizerRule, check_keras_settings
-from sok_like.runtime import comm
-from sok_like.runtime.finite import with_decision, without_decision
+from sok_like.runtime.finite import without_decision
+from sok_like.table.variable import is_embedding_variable
 
 
 class LegacyKeras(EmbeddingAware):
@@ -42,23 +42,15 @@ class LegacyKeras(EmbeddingAware):
             return super().apply_gradients(other, name, experimental_aggregate_gradients=False)
 
     def _aggregate_gradients(self, grads_and_vars):
-        """tf_keras' LossScaleOptimizer calls this, and then decides whether to take the step."""
-        embedding, other = split(grads_and_vars)
+        pairs = list(grads_and_vars)
         with tf.init_scope():
-            self._create_all_weights([variable for _, variable in other])
+            self._create_all_weights([v for _, v in pairs if not is_embedding_variable(v)])
         rate, step = self._decayed_lr(tf.float32), self.iterations.read_value() + 1
-        other = self._sok_average_gradients(other, rate, step)
-        other = list(super()._aggregate_gradients(other)) if other else other
-        return with_decision([*embedding, *other], comm.current_or_single())
+        return self._sok_aggregate(pairs, super()._aggregate_gradients, rate, step)
 
 
 def legacy_rule(optimizer: Any) -> OptimizerRule:
-    """The core's rule of a legacy optimizer.
-
-    Raises:
-        ValueError: it is neither SGD nor Adam, has a setting that a row cannot follow, or, in a
-            `tf.compat.v1` graph, has taken steps before it met embedding variables.
-    """
+    """The core's rule of a legacy optimizer."""
     check_keras_settings(optimizer)
     kind = legacy_name(optimizer)
     if kind == "SGD":

@@ -64,8 +64,6 @@ def take(optimizer: Any, name: str, variables: Sequence[Any]) -> list[tf.Operati
 
     Args:
         optimizer: Stores its `Owner` in its `__dict__`.
-        name: Its name in errors.
-        variables: EmbeddingVariables.
 
     Returns:
         Ops that must run before the update.

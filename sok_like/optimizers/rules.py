@@ -63,9 +63,6 @@ class OptimizerRule:
 
         Returns:
             None when eager; the op in a graph.
-
-        Raises:
-            TypeError: a gradient is not tf.IndexedSlices.
         """
         for gradient, variable in pairs:
             if not isinstance(gradient, tf.IndexedSlices):
@@ -86,20 +83,14 @@ class OptimizerRule:
 
 
 def rule_of(optimizer: Any) -> OptimizerRule:
-    """The rule that a stock optimizer stands for.
-
-    Raises:
-        ValueError: it is not in the list above, or has a setting that a single row cannot follow
-            (a norm over the whole gradient, an average of weights).
-    """
+    """The rule that a stock optimizer stands for."""
     if hasattr(optimizer, "own_rule"):  # those in `sok_like.optimizers.deeprec`
         return optimizer.own_rule()
     for cls in type(optimizer).__mro__:
         if cls.__module__.split(".")[0] in ("keras", "tf_keras") and cls.__name__ in _KERAS:
             check_keras_settings(optimizer)
             return _KERAS[cls.__name__](optimizer).replace(
-                weight_decay=optimizer.weight_decay or 0.0,
-                clip_value=optimizer.clipvalue or 0.0,
+                weight_decay=optimizer.weight_decay or 0.0, clip_value=optimizer.clipvalue or 0.0
             )
         if cls.__module__.startswith("tensorflow.python.training") and cls.__name__ in _V1:
             return _V1[cls.__name__](optimizer)

@@ -29,7 +29,6 @@ def statement(rate: Any, step: Any, variables: Sequence[Any], rank: int, world_s
     """A table of zeros, with this rank's statement in its own row.
 
     Args:
-        rate: Scalar, the learning rate.
         step: Scalar, counting from 1.
         variables: Ordinary variables before the update, the same on all ranks.
 
@@ -52,7 +51,6 @@ def compare(rate: Any, step: Any, compared: Any, communicator: Communicator) -> 
     """Compares learning rate and step over ranks in an exchange of its own, if it is time.
 
     Args:
-        rate: Scalar, the learning rate.
         step: Scalar, counting from 1.
         compared: int64 variable with the bits of the learning rate that was compared last. None if
             it comes from a schedule, or in a `tf.compat.v1` graph: exchanges cannot depend on a

@@ -8,9 +8,7 @@ from typing import Any
 from sok_like.table.variable import is_embedding_variable
 
 
-def split_embedding_variable_from_others(
-    variables: Sequence[Any],
-) -> tuple[list[Any], list[Any]]:
+def split_embedding_variable_from_others(variables: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Splits a model's variables into embedding variables and others.
 
     Gradients of embedding variables are complete on the rank that owns the rows. Those of other

@@ -54,24 +54,6 @@ class CompatibilityLists:
         num_slices = [held.count(table) for table in range(len(set(held)))]
         self.sliced_out_ranges = out_ranges(num_slices, input_map)
 
-    def _create_concat(
-        self, table_configs: Sequence[Config], input_maps: Sequence[int]
-    ) -> tuple[list[Config], list[int], list[int], list[list[int]], list[list[int]]]:
-        """Joins a rank's tables where their settings agree.
-
-        Args:
-            table_configs: The rank's tables.
-            input_maps: The table of each of its inputs.
-
-        Returns:
-            Configurations of the rank's layers; the layer and the row offset of each input; the
-            tables and the row offsets of each layer.
-        """
-        layers, groups, offsets = concat.join_tables(table_configs)
-        places = concat.locate(groups, offsets)
-        found = [places[table] for table in input_maps]
-        return layers, [layer for layer, _ in found], [row for _, row in found], groups, offsets
-
 
 def out_ranges(num_slices: Sequence[int], input_map: Sequence[int]) -> list[list[int]]:
     """`[i, i + n]` of each input i whose table has n > 1 slices."""

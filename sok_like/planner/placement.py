@@ -33,8 +33,6 @@ def place(
     """Assigns every slice to a rank.
 
     Args:
-        strategy: One of `STRATEGIES`.
-        world_size: Number of ranks.
         tables: The table of each slice; slices in table order.
         sizes: Elements of each slice.
 

@@ -18,15 +18,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Container, Sequence
+from typing import NamedTuple
 
-from sok_like.planner.tables import (
-    COLUMN_WISE,
-    DATA_PARALLEL,
-    HASHED,
-    KINDS,
-    Plan,
-    Shard,
-)
+from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, HASHED, KINDS, Plan, Shard
 from sok_like.runtime.checks import as_integer, require
 
 _HEADINGS = ("rank", "table", "kind", "rows", "columns", "bytes", "keys/step", "bytes/step")
@@ -43,74 +37,51 @@ class Traffic:
         return Traffic(self.num_keys + other.num_keys, self.num_bytes + other.num_bytes)
 
 
-def shard_traffic(
-    plan: Plan,
-    shard: Shard,
-    local_batch: int,
-    hotness: Sequence[int],
-    element_bytes: int,
-    key_bytes: int,
-) -> Traffic:
+class Step(NamedTuple):
+    """A training step, as `DistEmbeddingStrategy.report` describes it."""
+
+    local_batch: int
+    hotness: Sequence[int]
+    slots_per_row: int
+    element_bytes: int
+    key_bytes: int
+
+
+def shard_traffic(plan: Plan, shard: Shard, step: Step) -> Traffic:
     """Keys and bytes of one shard; see the docstring of this module."""
     others = plan.world_size - 1
     table = plan.tables[shard.table_id]
-    row_bytes = shard.num_columns * element_bytes
+    row_bytes = shard.num_columns * step.element_bytes
     combined = table.config.get("combiner") is not None
     total = Traffic(0, 0)
-    for table_id, keys_per_sample in zip(plan.input_table_map, hotness, strict=True):
+    for table_id, keys_per_sample in zip(plan.input_table_map, step.hotness, strict=True):
         if table_id != shard.table_id:
             continue
-        keys = others * local_batch * keys_per_sample
+        keys = others * step.local_batch * keys_per_sample
         if shard.kind == DATA_PARALLEL:
-            total += Traffic(0, keys * (row_bytes + key_bytes))
+            total += Traffic(0, keys * (row_bytes + step.key_bytes))
             continue
         if shard.kind == COLUMN_WISE:
-            rows = others * local_batch if combined else keys
+            rows = others * step.local_batch if combined else keys
         elif shard.kind == HASHED:
             keys = rows = -(-keys // plan.world_size)
         else:
             keys = rows = -(-keys * shard.num_rows // table.input_dim)
         # Rows forward, their gradients back.
-        total += Traffic(keys, keys * key_bytes + 2 * rows * row_bytes)
+        total += Traffic(keys, keys * step.key_bytes + 2 * rows * row_bytes)
     return total
 
 
-def format_report(
-    plan: Plan,
-    *,
-    local_batch: int,
-    hotness: int | Sequence[int],
-    slots_per_row: int,
-    element_bytes: int,
-    key_bytes: int,
-) -> str:
-    """Formats the report.
-
-    Args:
-        plan: The plan.
-        local_batch: Samples per rank and step.
-        hotness: Keys per sample: one number for all inputs, or one per input.
-        slots_per_row: Number of slot variables of the size of the row: 0 for SGD, 1 for Adagrad,
-            2 for Adam.
-        element_bytes: Bytes per element of a row.
-        key_bytes: Bytes per key.
-
-    Returns:
-        One line per shard and one per rank, numbers right-aligned; then the bytes of the largest
-        rank, and their ratio to the mean.
-    """
-    num_inputs = len(plan.input_table_map)
-    keys_per_sample = list(hotness) if isinstance(hotness, Sequence) else [hotness] * num_inputs
+def format_report(plan: Plan, step: Step) -> str:
+    """See `DistEmbeddingStrategy.report`; `step.hotness` may be one number for all inputs."""
+    num_inputs, hotness = len(plan.input_table_map), step.hotness
+    each = list(hotness) if isinstance(hotness, Sequence) else [hotness] * num_inputs
     required = f"one integer or one per input ({num_inputs} of them)"
-    require(len(keys_per_sample) == num_inputs, "hotness", required, hotness)
-    arguments = {
-        "local_batch": local_batch,
-        "slots_per_row": slots_per_row,
-        "element_bytes": element_bytes,
-        "key_bytes": key_bytes,
-        **{f"hotness[{i}]": value for i, value in enumerate(keys_per_sample)},
-    }
-    for argument, value in arguments.items():
+    require(len(each) == num_inputs, "hotness", required, hotness)
+    step = step._replace(hotness=each)
+    numbers = {**step._asdict(), **{f"hotness[{i}]": value for i, value in enumerate(each)}}
+    del numbers["hotness"]
+    for argument, value in numbers.items():
         integer = as_integer(value)
         fits = integer is not None and integer >= 0
         require(fits, argument, "a non-negative integer", value)
@@ -125,10 +96,8 @@ def format_report(
             if shard.kind == HASHED:
                 num_rows = table.config.get("capacity") or 0
                 rows = f"{rank} mod {plan.world_size}"
-            num_bytes = num_rows * shard.num_columns * (1 + slots_per_row) * element_bytes
-            traffic = shard_traffic(
-                plan, shard, local_batch, keys_per_sample, element_bytes, key_bytes
-            )
+            num_bytes = num_rows * shard.num_columns * (1 + step.slots_per_row) * step.element_bytes
+            traffic = shard_traffic(plan, shard, step)
             total_bytes, total = total_bytes + num_bytes, total + traffic
             name = table.config.get("name") or f"table {table.table_id}"
             lines.append(

@@ -17,7 +17,7 @@ from typing import Any
 
 from sok_like.planner import column_slicing, concat, placement, thresholds
 from sok_like.planner.compatibility import CompatibilityLists, out_ranges
-from sok_like.planner.report import format_report
+from sok_like.planner.report import Step, format_report
 from sok_like.planner.tables import (
     COLUMN_WISE,
     DATA_PARALLEL,
@@ -328,15 +328,22 @@ class DistEmbeddingStrategy(CompatibilityLists):
         element_bytes: int = 4,
         key_bytes: int = 8,
     ) -> str:
-        """What each rank holds and what a training step sends; see `report.format_report`."""
-        return format_report(
-            self.plan,
-            local_batch=local_batch,
-            hotness=hotness,
-            slots_per_row=slots_per_row,
-            element_bytes=element_bytes,
-            key_bytes=key_bytes,
-        )
+        """What each rank holds and what a training step sends.
+
+        Args:
+            local_batch: Samples per rank and step.
+            hotness: Keys per sample: one number for all inputs, or one per input.
+            slots_per_row: Number of slot variables of the size of the row: 0 for SGD, 1 for
+                Adagrad, 2 for Adam.
+            element_bytes: Bytes per element of a row.
+            key_bytes: Bytes per key.
+
+        Returns:
+            One line per shard and one per rank, numbers right-aligned; then the bytes of the
+            largest rank, and their ratio to the mean.
+        """
+        step = Step(local_batch, hotness, slots_per_row, element_bytes, key_bytes)  # type: ignore[arg-type]
+        return format_report(self.plan, step)
 
 
 def row_range(num_rows: int, rank: int, world_size: int) -> tuple[int, int]:

@@ -27,19 +27,13 @@ KINDS = ("data-parallel", "column-wise", "row-wise", "hash table")
 
 @dataclasses.dataclass(frozen=True)
 class TableConfig:
-    """The properties of an embedding that the planner needs.
+    """The properties of an embedding that the planner needs."""
 
-    Attributes:
-        table_id: Its position in the user's list.
-        input_dim: Number of rows; 0 for a hash table, whose rows are created with its keys.
-        output_dim: Number of columns.
-        config: The embedding's own configuration, with its class under `"layer_type"` (None if the
-            user gave a plain dictionary without it).
-    """
-
-    table_id: int
-    input_dim: int
+    table_id: int  # its position in the user's list
+    input_dim: int  # number of rows; 0 for a hash table, whose rows are created with its keys
     output_dim: int
+    # The embedding's own configuration, with its class under `"layer_type"` (None if the user gave
+    # a plain dictionary without it).
     config: Mapping[str, Any]
 
     @property
@@ -84,22 +78,16 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Every shard of every table, on every rank.
-
-    Attributes:
-        world_size: Number of ranks.
-        tables: The tables, by id.
-        kinds: Each table's kind (`DATA_PARALLEL`, `COLUMN_WISE`, `ROW_WISE` or `HASHED`), by id.
-        shards: Ordered by table, then rank. A row-wise table with fewer rows than ranks has empty
-            shards; a column-wise table has no shard on a rank that holds none of its columns.
-        input_table_map: The table of each input.
-    """
+    """Every shard of every table, on every rank."""
 
     world_size: int
-    tables: tuple[TableConfig, ...]
+    tables: tuple[TableConfig, ...]  # by id
+    # Each table's kind (`DATA_PARALLEL`, `COLUMN_WISE`, `ROW_WISE` or `HASHED`), by id.
     kinds: tuple[int, ...]
+    # Ordered by table, then rank. A row-wise table with fewer rows than ranks has empty shards; a
+    # column-wise table has no shard on a rank that holds none of its columns.
     shards: tuple[Shard, ...]
-    input_table_map: tuple[int, ...]
+    input_table_map: tuple[int, ...]  # the table of each input
 
     def shards_of(self, table_id: int) -> list[Shard]:
         """The shards of a table, in rank order."""
@@ -119,10 +107,6 @@ def read_tables(embeddings: Sequence[Any]) -> list[TableConfig]:
     """The tables of embeddings, which are objects with `get_config()` or plain dictionaries.
 
     A configuration with `"hash_table": True` is a hash table and needs no `input_dim`.
-
-    Raises:
-        ValueError: the list is empty, or an `input_dim` or `output_dim` is not a positive integer.
-        TypeError: `embeddings` is not a list, or an item is neither an embedding nor a dictionary.
     """
     embeddings = list_embeddings(embeddings)
     if not embeddings:

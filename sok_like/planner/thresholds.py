@@ -43,10 +43,6 @@ def check_input_table_map(input_table_map: Any, num_tables: int) -> list[int]:
     """The table of each input; None maps input i to table i.
 
     A table without inputs is legal: it has weights and no output.
-
-    Raises:
-        TypeError: `input_table_map` is not a list.
-        ValueError: an entry is not the position of a table.
     """
     if input_table_map is None:
         return list(range(num_tables))

@@ -50,7 +50,6 @@ def raise_on_all(problems: Sequence[Any], communicator: Communicator, name: str)
 
     Args:
         problems: Scalar strings; empty unless something went wrong on this rank.
-        name: Name of the exchange; the same on all ranks.
 
     Returns:
         Tensors to depend on in a graph: they raise when they are evaluated.

@@ -36,11 +36,7 @@ def check_combiner(combiner: Any, legal: Sequence[str | None] = COMBINERS) -> An
 
 
 def wrong_argument(
-    argument: str,
-    required: str,
-    received: Any,
-    of: str = "",
-    error: type[Exception] = ValueError,
+    argument: str, required: str, received: Any, of: str = "", error: type[Exception] = ValueError
 ) -> Exception:
     """The error for an argument: what was required, what was received, `of` which table."""
     where = f" ({of})" if of else ""

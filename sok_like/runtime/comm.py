@@ -21,12 +21,7 @@ from sok_like.runtime.launchers import NO_HOROVOD, horovod_library
 from sok_like.runtime.tensor_checks import checked
 
 # Set for each process by the launchers of Horovod, Open MPI, MPICH and Slurm (srun).
-_WORLD_SIZE_VARIABLES = (
-    "HOROVOD_SIZE",
-    "OMPI_COMM_WORLD_SIZE",
-    "PMI_SIZE",
-    "SLURM_STEP_NUM_TASKS",
-)
+_WORLD_SIZE_VARIABLES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 # Settings that Horovod and Open MPI read as they start. Values of the user are kept.
 # docs/install.md has the figures. An exchange waits for Horovod's thread, which looks for work once
@@ -59,7 +54,6 @@ class Communicator(Protocol):
             ValueError: this rank is in no group.
             RuntimeError: the transport cannot make groups any more.
         """
-        ...
 
     def all_to_all(
         self, tensor: tf.Tensor, splits: tf.Tensor, name: str
@@ -74,31 +68,24 @@ class Communicator(Protocol):
         Returns:
             The items received, in rank order, and int32 `[world_size]`: how many each rank sent.
         """
-        ...
 
     def average(self, tensors: Sequence, name: str) -> list:
         """The mean over ranks of each tensor or `tf.IndexedSlices`; None stays None."""
-        ...
 
     def broadcast(self, tensor: tf.Tensor, root_rank: int, name: str) -> tf.Tensor:
         """`tensor` as it is on `root_rank`."""
-        ...
 
     def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """The ranks' tensors joined along their first axis, whose length may differ."""
-        ...
 
     def sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """The sum of the ranks' tensors, which have one shape."""
-        ...
 
     def reduce_scatter(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """This rank's part of the sum, cut along the first axis; the first parts may be longer."""
-        ...
 
     def barrier(self) -> None:
         """Returns when every rank has called it. Eager only."""
-        ...
 
 
 class SingleProcess:
@@ -149,11 +136,7 @@ def _not_folded(tensor):
 
 
 def _counted(tensor, parts, what):
-    """`tensor`; raises if MPI could not count the elements of `parts` ranks in its int32.
-
-    Raises:
-        tf.errors.InvalidArgumentError: on ranks with too many elements; in a graph when it runs.
-    """
+    """`tensor`; raises if MPI could not count the elements of `parts` ranks in its int32."""
     limit = _MOST_COUNTED // parts
     text = f"`{what}` must have at most {limit} elements on each rank. Received: "
     known = tensor.shape.num_elements()
@@ -194,7 +177,6 @@ class HorovodCommunicator:
             agree on groups in each cycle. No effect if the program has initialised Horovod.
 
     Raises:
-        ImportError: Horovod is not installed, or cannot be loaded.
         RuntimeError: Horovod did not find the other processes.
     """
 
@@ -302,14 +284,15 @@ class HorovodCommunicator:
         return _bits_as(result, tensor.dtype)
 
     def sum(self, tensor, name):
-        added = _as_summed(_not_folded(_counted(tensor, 1, name)))
-        options = {"op": self._hvd.Sum, "name": name, "process_set": self._process_set}
-        return tf.cast(self._hvd.allreduce(added, **options), tensor.dtype)
+        return self._added(self._hvd.allreduce, tensor, name)
 
     def reduce_scatter(self, tensor, name):
+        return self._added(self._hvd.reducescatter, tensor, name)
+
+    def _added(self, reduce, tensor, name):
         added = _as_summed(_not_folded(_counted(tensor, 1, name)))
         options = {"op": self._hvd.Sum, "name": name, "process_set": self._process_set}
-        return tf.cast(self._hvd.reducescatter(added, **options), tensor.dtype)
+        return tf.cast(reduce(added, **options), tensor.dtype)
 
     def barrier(self):
         self.all_gather(tf.zeros([1]), "sok_barrier")
@@ -348,11 +331,7 @@ _current: Communicator | None = None
 
 
 def current() -> Communicator:
-    """The communicator of this process.
-
-    Raises:
-        RuntimeError: `sok.Init` has not been called.
-    """
+    """The communicator of this process."""
     if _current is None:
         raise RuntimeError(
             "sok.Init must be called before any other call of sok_like. "

@@ -24,8 +24,8 @@ def all_finite(gradients: Iterable[Any], communicator: Communicator) -> tf.Tenso
     finite = tf.reduce_all(tf.stack(each)) if each else tf.constant(True)
     if communicator.world_size == 1:
         return finite
-    mine, name = [tf.cast(finite, tf.float32)], "sok_finite"
-    (share,) = turns.exchange_in_turn(lambda: communicator.average(mine, name), name, communicator)
+    mine = [tf.cast(finite, tf.float32)]
+    (share,) = turns.collective_in_turn(communicator, "average", mine, "sok_finite")
     return tf.equal(share, 1.0)
 
 

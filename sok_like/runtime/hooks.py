@@ -92,17 +92,11 @@ def undo_all() -> None:
 
 @dataclasses.dataclass(eq=False)
 class Hook:
-    """A name of TensorFlow or Keras that has another value.
+    """A name of TensorFlow or Keras that has another value."""
 
-    Attributes:
-        name: Dotted, with the module.
-        why: One line.
-        value: What it is now.
-    """
-
-    name: str
-    why: str
-    value: Any
+    name: str  # dotted, with the module
+    why: str  # in one line
+    value: Any  # what it is now
     # (Holder, attribute, its own value): the owner, then modules that have copied it.
     _places: list[tuple[Any, str, Any]]
 

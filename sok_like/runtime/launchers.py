@@ -55,11 +55,7 @@ def launch_line(num_ranks: int, launcher: str | None = None) -> list[str]:
     """The words to put before a command to run it on `num_ranks` ranks of this host.
 
     Args:
-        num_ranks: 1 or more.
         launcher: `"mpirun"`, `"gloo"`, or None to choose.
-
-    Raises:
-        RuntimeError: Horovod, its transport or the launcher is missing.
     """
     transports = horovod_transports()
     if not transports:

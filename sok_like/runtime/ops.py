@@ -1,13 +1,11 @@
-"""The op library's differentiable ops, each followed by its gradient.
+"""The gradients of the op library's ops.
 
-There are wrappers only where arguments need arranging; other ops (`sok_table_size`, ...) are called
-directly. The gradient of a table handle is `tf.IndexedSlices(gradients, keys)`: its indices are
-keys, not positions, and may be any 64-bit integer.
+The gradient of a table handle is `tf.IndexedSlices(gradients, keys)`: its indices are keys, not
+positions, and may be any 64-bit integer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -70,21 +68,6 @@ def _no_dense_gradient(slices, dtype=None, name=None, as_ref=False):
 tf.register_tensor_conversion_function(tf.IndexedSlices, _no_dense_gradient, priority=90)
 
 
-def lookup_on_one_rank(**arguments: Any) -> list[tf.Tensor]:
-    """A whole lookup in one op, for one rank.
-
-    Args:
-        arguments: Those of SokLookup, with one item per table: `handles`; `keys`, int64
-            `[num_keys]`; `row_splits`, int64 `[batch + 1]`, ignored for the combiner "none";
-            `weights`, float32 `[num_keys]`, or empty; `table_names`, `dims` and so on. `insert`:
-            whether missing keys are inserted; if not, their initial rows are returned.
-
-    Returns:
-        `[batch, dim]` per table, or `[num_keys, dim]` if its combiner is "none".
-    """
-    return list(native.ops().sok_lookup(**arguments).embeddings)
-
-
 @tf.RegisterGradient("SokLookup")
 def _lookup_grad(op, *grads):
     n = op.get_attr("N")
@@ -122,41 +105,6 @@ tf.no_gradient("SokUniqueKeys")
 tf.no_gradient("SokSparseSamples")
 
 
-def gather_rows(
-    handles: Sequence[tf.Tensor],
-    message: tf.Tensor,
-    splits: tf.Tensor,
-    dims: list[int],
-    *,
-    world_size: int,
-    insert: bool,
-    scale: str,
-    name: str,
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Rows of the keys that all ranks requested from this one.
-
-    Args:
-        handles: One resource per table.
-        message: int64, the key messages received.
-        splits: int32 `[world_size]`, their lengths.
-        scale: "auto", "sum" or "mean": the scale of the gradients that come back.
-
-    Returns:
-        float32, the row messages to send back, and int32 `[world_size]`, their lengths.
-    """
-    gathered = native.ops().sok_gather_rows(
-        handles=handles,
-        message=message,
-        splits=splits,
-        world_size=world_size,
-        dims=dims,
-        insert=insert,
-        gradient_scale=gradient_scale.attribute(scale, world_size),
-        name=name,
-    )
-    return gathered.rows, gathered.row_splits
-
-
 @tf.RegisterGradient("SokGatherRows")
 def _gather_rows_grad(op, grad, *_):
     n = op.get_attr("N")
@@ -182,22 +130,6 @@ def _gather_rows_grad(op, grad, *_):
         for row_grads, keys in zip(merged.row_grads, merged.unique_keys, strict=True)
     ]
     return [*slices, None, None]
-
-
-def find_rows(handle: tf.Tensor, keys: tf.Tensor, dim: int, *, insert: bool):
-    """Rows of keys in this rank's shard, for other ranks to use.
-
-    Args:
-        handle: The table.
-        keys: int64 `[num_keys]`, each once.
-        dim: The table's `embedding_dim`.
-        insert: Whether missing keys are inserted; if not, their initial rows are read.
-
-    Returns:
-        float32 `[num_keys, dim]`, and a string: empty, or why the table could not insert the keys.
-        The row message carries it, because the other ranks wait for the rows.
-    """
-    return native.ops().sok_find_rows(handle=handle, keys=keys, dim=dim, insert=insert)
 
 
 @tf.RegisterGradient("SokFindRows")
@@ -240,7 +172,7 @@ def combine(
         batch: The arguments of SokRoute; only `row_splits`, `weights`, `dims`, `combiners` count.
 
     Returns:
-        As `lookup_on_one_rank`.
+        `[batch, dim]` per table, or `[num_keys, dim]` if its combiner is "none".
     """
     return list(
         native.ops().sok_combine(

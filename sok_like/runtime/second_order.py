@@ -25,12 +25,7 @@ _beforehand = hooks.Within()
 def refused(grads: Sequence[tf.Tensor | None], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Zeros in the shapes of `inputs`, for a gradient that TensorFlow builds beforehand.
 
-    Args:
-        grads: Gradients of the outputs of a gradient op.
-        inputs: The inputs of that op.
-
     Raises:
-        NotImplementedError: the program asks for the gradient.
         tf.errors.InvalidArgumentError: when it runs, if it was built beforehand and is not zero.
     """
     if not _beforehand:

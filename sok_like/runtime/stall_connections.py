@@ -37,7 +37,6 @@ class Line:
     """A connection to another rank of the job.
 
     Args:
-        connection: The socket.
         key: Known to both sides only.
         rank: The other side's rank.
         is_server: Whether this side is rank 0.
@@ -188,8 +187,6 @@ class Door:
 
     Args:
         host: The address of the interface to listen at.
-        secret: What the job's ranks know.
-        world_size: Number of ranks.
         selector: Watches the port and the lines: the data of their keys goes to `answer`, a `Line`
             is for the caller.
     """

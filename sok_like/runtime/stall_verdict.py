@@ -34,7 +34,6 @@ class Judge:
     """What rank 0 knows of all ranks.
 
     Args:
-        world_size: Number of ranks.
         limit: Seconds that a rank may wait.
     """
 
@@ -47,7 +46,6 @@ class Judge:
         """Takes a rank's report.
 
         Args:
-            rank: The rank that reports.
             report: `what` it waits for and for how many `seconds`, the `number` of that wait among
                 its own, how it has `ended`, and whether it `leaves` now and has `stopped` waiting.
         """

@@ -98,10 +98,7 @@ class _Watch(threading.Thread):
     """The thread of one process; rank 0's has a connection to each of the others.
 
     Args:
-        communicator: This process's rank and the number of ranks.
-        limit: Seconds that a rank may wait.
         rank_0: On rank 0 its door, elsewhere its address.
-        secret: What only the ranks of this job know.
         selector: Waits for messages; has rank 0's door.
     """
 
@@ -116,9 +113,8 @@ class _Watch(threading.Thread):
         self._limit, self._selector = limit, selector
         self._ended = ""  # how this rank ended, if it has
         self._leaves = False  # it has stopped staying for the others
-        self._closes_at = float(
-            "inf"
-        )  # when its program had ended, and it shuts the transport down
+        # When its program had ended, and it shuts the transport down.
+        self._closes_at = float("inf")
         self._closed = threading.Event()  # the transport is shut down
         self._closing = threading.Lock()  # held meanwhile: it bears one call at a time
         self._waited_for = False  # some rank is in an exchange

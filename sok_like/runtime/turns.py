@@ -19,6 +19,7 @@ branch or a function of such a graph have no number. They meet by name, too.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -110,20 +111,33 @@ def exchange_in_turn(collective: Callable[[], Any], name: str, communicator: Com
     return result if not ends else _behind(ends, result)
 
 
-def exchange_keys(
-    message: tf.Tensor,
-    splits: tf.Tensor,
-    communicator: Communicator,
-    name: str,
-    said: str | None = None,
-    wire_dtype: str | None = None,
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """`exchange` of an int64 message of keys, which begins a call of the lookup `name`.
+def collective_in_turn(communicator: Communicator, collective: str, value: Any, name: str) -> Any:
+    """`exchange_in_turn` of a collective by its name, such as "all_gather"."""
+    run = getattr(communicator, collective)
+    return exchange_in_turn(lambda: run(value, name), name, communicator)
 
-    The ranks must agree on `wire_dtype`, see `exchange_rows`, and on `said`: the lookup's name in
-    errors, by default `name`.
+
+@dataclasses.dataclass(frozen=True)
+class Lookup:
+    """What the two exchanges of a lookup have in common."""
+
+    communicator: Communicator
+    name: str  # of its collectives; the same on all ranks
+    # Called where the gradient of the rows is taken, which waits for the tensors returned.
+    before_gradient: Callable[[Communicator], list[tf.Tensor]]
+    wire_dtype: str | None  # as which rows and their gradients travel; None: float32
+    said: str = ""  # the lookup's name in errors, by default `name`
+
+
+def exchange_keys(
+    message: tf.Tensor, splits: tf.Tensor, lookup: Lookup
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """`exchange` of an int64 message of keys, which begins a call of the lookup.
+
+    The ranks must agree on its `said` and its `wire_dtype`.
     """
-    return _first_exchange(message, splits, communicator, name, "keys", _KEYS, said, wire_dtype)
+    stamped = _stamped(message, splits, lookup.said or lookup.name, _KEYS, lookup.wire_dtype)
+    return exchange(stamped, splits, lookup.communicator, f"{lookup.name}_keys")[:2]
 
 
 def exchange_notes(
@@ -144,7 +158,8 @@ def exchange_notes(
         values=values, problems=list(problems), world_size=world_size
     )
     with turn() as done:
-        message, splits = _first_exchange(message, splits, communicator, name, "notes", _NOTES)
+        stamped = _stamped(message, splits, name, _NOTES)
+        message, splits, _ = exchange(stamped, splits, communicator, f"{name}_notes")
         done.append(message)
     return tuple(ops.sok_unpack_note(message=message, splits=splits, world_size=world_size))
 
@@ -161,7 +176,7 @@ def head_of_gradients(call: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tf.bitcast(call + next_stage, tf.float32), [-1])
 
 
-def _stamped(message, splits, lookup, stage, wire_dtype):
+def _stamped(message, splits, lookup, stage, wire_dtype=None):
     """The message, with the number and name of its call in the heads of its blocks."""
     with devices.message_scope():
         return native.ops().sok_stamp_call(
@@ -171,12 +186,6 @@ def _stamped(message, splits, lookup, stage, wire_dtype):
             stage=stage,
             wire_dtype=wire_dtype or tf.float32,
         )
-
-
-def _first_exchange(message, splits, communicator, name, what, stage, said=None, wire_dtype=None):
-    stamped = _stamped(message, splits, said or name, stage, wire_dtype)
-    message, splits, _ = exchange(stamped, splits, communicator, f"{name}_{what}")
-    return message, splits
 
 
 def exchange(
@@ -212,7 +221,8 @@ def exchange(
         # The names differ, so that an exchange in a session never meets one outside.
         what, collective = (name, IN_TURN) if ordered else (f"{name} (in a session)", name)
         with tf.name_scope(f"{name}_exchange"):
-            return _send_round(carried, splits * words, number, communicator, what, collective)
+            part = _part(carried, splits * words, number)
+            return _send(part, communicator, what, collective)
 
     received, lengths = send(0)
     call, more = _checked(received, lengths, communicator.world_size)
@@ -234,11 +244,16 @@ def exchange(
         return tf.identity(received), lengths // words, call
 
 
-def _send_round(carried, splits, number, communicator, what, collective):
-    """Sends the part of a message that belongs to one round; returns what arrives, its splits."""
+def _part(carried, splits, number):
+    """The part of a message that belongs to one round, and its splits."""
     with devices.message_scope():
-        part, lengths = native.ops().sok_take_part(message=carried, splits=splits, round=number)
-    return _waiting_for(what, [part], lambda: communicator.all_to_all(part, lengths, collective))
+        return native.ops().sok_take_part(message=carried, splits=splits, round=number)
+
+
+def _send(part, communicator, what, collective):
+    """Sends a part of a message; returns what arrives, and its splits."""
+    values, splits = part
+    return _waiting_for(what, [values], lambda: communicator.all_to_all(values, splits, collective))
 
 
 def _checked(received, lengths, world_size):
@@ -277,23 +292,17 @@ def _rounds_function(communicator):
     if made is None:
         vector, scalar = tf.TensorSpec([None]), tf.TensorSpec([], tf.int32)
         splits = tf.TensorSpec([communicator.world_size], tf.int32)
+        call = tf.TensorSpec([_HEAD], tf.int64)
 
         @tf.function(
             autograph=False,
-            input_signature=[
-                vector,
-                splits,
-                scalar,
-                vector,
-                splits,
-                tf.TensorSpec([_HEAD], tf.int64),
-            ],
+            input_signature=[vector, splits, scalar, vector, splits, call],
             experimental_attributes={"_noinline": True},
         )
         def made(carried, splits, more, *state):
             def send(number):
                 what = "further rounds of a long message"
-                return _send_round(carried, splits, number, communicator, what, IN_TURN)
+                return _send(_part(carried, splits, number), communicator, what, IN_TURN)
 
             return _further_rounds(send, more, *state)
 
@@ -310,21 +319,16 @@ def _not_rewritten():
 
 
 def exchange_rows(
-    rows: tf.Tensor,
-    splits: tf.Tensor,
-    communicator: Communicator,
-    name: str,
-    before_gradient: Callable[[Communicator], list[tf.Tensor]],
-    wire_dtype: str | None = None,
+    rows: tf.Tensor, splits: tf.Tensor, lookup: Lookup
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """`exchange`, differentiable in `rows`: the gradient travels back in a turn of its own.
 
-    The gradient waits for the tensors of `before_gradient`, which is called where the gradient is
-    taken. Both travel as `wire_dtype` (None: float32), which the heads of the message must name.
+    The heads of the message must name the lookup's `wire_dtype`.
     """
+    communicator = lookup.communicator
 
     def exchange_floats(message, splits, name):
-        if wire_dtype is None:
+        if lookup.wire_dtype is None:
             return exchange(message, splits, communicator, name)
         narrow, narrow_splits = native.ops().sok_narrow_rows(message=message, splits=splits)
         received, lengths, call = exchange(narrow, narrow_splits, communicator, name)
@@ -334,12 +338,14 @@ def exchange_rows(
     # any variable it finds for one that the function reads.
     @tf.custom_gradient
     def run(rows, splits):
-        received, lengths, call = exchange_floats(rows, splits, name)
+        received, lengths, call = exchange_floats(rows, splits, f"{lookup.name}_rows")
 
         @tf.custom_gradient
         def send_back(grad, lengths):
             with turn() as done:
-                returned, _, returned_call = exchange_floats(grad, lengths, f"{name}_grad")
+                returned, _, returned_call = exchange_floats(
+                    grad, lengths, f"{lookup.name}_rows_grad"
+                )
                 done.append(returned_call)
 
             def refused(second):
@@ -348,7 +354,7 @@ def exchange_rows(
             return returned, refused
 
         def back(grad, *_):
-            with tf.control_dependencies(before_gradient(communicator)):
+            with tf.control_dependencies(lookup.before_gradient(communicator)):
                 return send_back(grad, lengths), None
 
         return (received, lengths, call), back

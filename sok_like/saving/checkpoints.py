@@ -32,17 +32,11 @@ from tensorflow.python.training.saving.saveable_object_util import TrackableSave
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
 from sok_like.runtime.attributes import attributes
-from sok_like.saving import (
-    dense_pieces,
-    folders,
-    optimizer_variables,
-    own_variables,
-    transaction,
-)
+from sok_like.saving import dense_pieces, folders, optimizer_variables, own_variables, transaction
 from sok_like.saving.dense_pieces import DensePiece, Slice, Stored
 from sok_like.saving.hash_pieces import HashPiece
 from sok_like.saving.own_variables import OwnVariables
-from sok_like.saving.pieces import Kinds, Piece, Prepared
+from sok_like.saving.pieces import NotSameOnRanks, Piece, Prepared
 from sok_like.table import snapshots
 from sok_like.table.variable import is_embedding_variable, unwrap
 
@@ -67,7 +61,7 @@ def restore_objects(own: Callable, self: Any, save_path: Any, *args: Any, **kwar
     if save_path is None or not tf.executing_eagerly():
         return own(self, save_path, *args, **kwargs)
     objects = util.list_objects(self._graph_view)
-    if not Kinds(objects).holders:
+    if not NotSameOnRanks(objects).holders:
         return own(self, save_path, *args, **kwargs)
 
     def build():
@@ -92,7 +86,7 @@ def _check_reached(objects):
     known = {id(unwrap(each)) for each in objects if is_embedding_variable(each)}
     for model in objects:
         variables = _variables_of(model) if isinstance(model, tf.keras.layers.Layer) else ()
-        tables = Kinds(variables).tables
+        tables = NotSameOnRanks(variables).tables
         lost = [table.table_name for table in tables if id(table) not in known]
         lost += optimizer_variables.unreached(objects, variables)
         if lost:
@@ -114,7 +108,7 @@ def _variables_of(model):
 def _kinds(saver):
     """A saver's objects that are not the same on all ranks."""
     known = {id(each): each for each in map(_object_of, _tensors_of(saver)) if each is not None}
-    return Kinds(known.values())
+    return NotSameOnRanks(known.values())
 
 
 def _tensors_of(saver):

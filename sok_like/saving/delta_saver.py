@@ -188,7 +188,7 @@ class WholeDump(_Work):
 
     def finished(self, told):
         super().finished(told)
-        dump_owners.wrote(self._folder, self._variable)
+        dump_owners.mark_writer(self._folder, self._variable)
 
 
 class _Dump(_Work):
@@ -230,7 +230,8 @@ class _Dump(_Work):
             following, before = [], base
             while before.name != start["since"]:
                 delta = base.deltas[len(following)]
-                following.append(_described(delta, before.name))
+                about = {"dump": delta.name, "since": before.name, "step": delta.step}
+                following.append({**about, "shards": delta.entries})
                 before = delta
             following.append({"dump": name, "since": before.name, "step": step, "shards": entries})
             self._write_manifest(base.name, base.entries, base.step, following)
@@ -238,7 +239,7 @@ class _Dump(_Work):
 
     def finished(self, told):
         self._written.clear()
-        dump_owners.wrote(self._folder, self._variable)
+        dump_owners.mark_writer(self._folder, self._variable)
         remember(self._variable, told[0]["name"], self._number)
 
 
@@ -326,7 +327,3 @@ def _dump_since(base, since, table):
             f"Received: since={wanted!r}"
         )
     return found[-1]
-
-
-def _described(delta, since):
-    return {"dump": delta.name, "since": since, "step": delta.step, "shards": delta.entries}

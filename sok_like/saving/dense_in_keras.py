@@ -56,11 +56,7 @@ def optimizers_of(model: Any) -> list[Any]:
 
 
 def save(holder: Holder, store: Any) -> None:
-    """Writes the part of a holder that Keras' file contains.
-
-    Raises:
-        NotImplementedError: on several ranks, outside of a save of a model.
-    """
+    """Writes the part of a holder that Keras' file contains."""
     reference, ranks = transaction.reference_of(holder), comm.current().world_size
     if reference is not None:
         store[_REFERENCE] = np.frombuffer(reference.encode(), np.uint8)

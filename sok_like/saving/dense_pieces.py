@@ -74,7 +74,6 @@ class DensePiece:
     """The dense tables of some holders, as a piece; both directions within `of_root`.
 
     Args:
-        name: Of the folder.
         holders: The holders, in the same order on all ranks.
         ids: Their ids in files, the same on all ranks.
     """
@@ -139,7 +138,6 @@ class Stored:
     Args:
         found: By holder's id and part's key: the shape of the whole, and its blocks.
         arrays: Yields, for blocks that it is given, each with its value.
-        identity: As in `Prepared`.
     """
 
     def __init__(
@@ -207,7 +205,6 @@ class Stored:
 
         Args:
             read_as: The holder's id in the save.
-            parts: The parts of this rank.
         """
         received = {
             key: tuple(shape)

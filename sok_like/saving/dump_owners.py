@@ -31,12 +31,7 @@ def checked(variable: Any) -> Any:
 
 
 def check_arguments(variable: Any, filepath: Any, **flags: Any) -> None:
-    """Checks the arguments of a Saver's methods: a folder, and flags by name.
-
-    Raises:
-        TypeError: `filepath` is not a str or an os.PathLike, or a flag is not a bool.
-        ValueError: `filepath` is empty, which would mean the working directory.
-    """
+    """Checks the arguments of a Saver's methods: a folder, and flags by name."""
     of = f"table '{variable.table_name}'"
     if not isinstance(filepath, (str, os.PathLike)) or isinstance(os.fspath(filepath), bytes):
         required = "a folder, as a str or an os.PathLike"
@@ -56,19 +51,14 @@ def _place(folder, table):
     return os.path.normpath(folder) if local is None else os.path.realpath(local), table
 
 
-def wrote(folder: str, variable: Any) -> None:
+def mark_writer(folder: str, variable: Any) -> None:
     """Makes a table the dump's only owner."""
     _known_by[_place(folder, variable.table_name)] = [weakref.ref(variable)]
 
 
-def read(folder: str, variable: Any) -> None:
+def mark_reader(folder: str, variable: Any) -> None:
     """Adds a table to the dump's owners."""
     _known_by.setdefault(_place(folder, variable.table_name), []).append(weakref.ref(variable))
-
-
-def forget(folder: str, variable: Any) -> None:
-    """Lets other tables of this name write to a folder, which belongs to one dump only."""
-    _known_by.pop(_place(folder, variable.table_name), None)
 
 
 def check_owner(folder: str, variable: Any) -> None:

@@ -49,7 +49,6 @@ class HashPiece:
     """An EmbeddingVariable, as a piece.
 
     Args:
-        table: The EmbeddingVariable.
         ops: What it is asked; None: eagerly.
     """
 
@@ -134,8 +133,6 @@ def make_aside(
     """Reads the dump in a folder, with its deltas, into a table beside the present one.
 
     Args:
-        variable: EmbeddingVariable.
-        folder: The folder.
         handed: The result of its `hand_over`.
         rows_only: Leaves out slot rows and the optimizer's step.
         any_name: True: a folder with a single dump may be that of a table of another name.

@@ -28,7 +28,7 @@ from sok_like.runtime.agreement import agreed
 from sok_like.saving import dense_in_keras, folders, optimizer_variables, transaction
 from sok_like.saving.format import durable
 from sok_like.saving.hash_pieces import HashPiece
-from sok_like.saving.pieces import Kinds, Piece, Prepared
+from sok_like.saving.pieces import NotSameOnRanks, Piece, Prepared
 from sok_like.table.variable import is_embedding_variable
 
 _FILES = (".keras", ".h5")
@@ -45,13 +45,13 @@ _IN_A_GRAPH = (
 )
 
 
-def kinds_of(model: Any) -> Kinds:
+def kinds_of(model: Any) -> NotSameOnRanks:
     """The variables of a model that are not the same on all ranks."""
     try:
         ordinary = _ordinary(model)
     except ValueError:  # tf_keras' models have no variables before they are built
-        return Kinds(())
-    return Kinds([*ordinary, *dense_in_keras.holders_of(model)])
+        return NotSameOnRanks(())
+    return NotSameOnRanks([*ordinary, *dense_in_keras.holders_of(model)])
 
 
 def _ordinary(model):
@@ -105,14 +105,12 @@ def save_together(
     call: str,
     filepath: Any,
     write: Callable[[Any], Any],
-    kinds: Kinds | None = None,
+    kinds: NotSameOnRanks | None = None,
     collective: bool = True,
 ) -> None:
     """Writes a file on rank 0, and tables beside it; all ranks call it with the same path.
 
     Args:
-        call: The user's call, for errors.
-        filepath: Path of the file.
         write: Writes a file to the path that it is given.
         kinds: The tables in the file, and the holders of dense tables; None: neither.
         collective: Whether writing involves all ranks. Then the other ranks write, too, to a file
@@ -132,7 +130,7 @@ def save_together(
         if path.endswith(_FILES):
             folders.remove_all(path)  # of an earlier save by several ranks
         return
-    kinds = kinds or Kinds(())
+    kinds = kinds or NotSameOnRanks(())
     pieces: list[Piece] = [HashPiece(table) for table in kinds.tables]
     pieces += map(dense_in_keras.piece_of, kinds.holders)
 

@@ -23,11 +23,11 @@ import numpy as np
 from sok_like.runtime import comm
 from sok_like.saving import sealed, transaction
 from sok_like.saving.hash_pieces import HashPiece
-from sok_like.saving.pieces import Kinds, Prepared
-from sok_like.table.content import BY_KEY, FIELDS, REQUIRED
+from sok_like.saving.pieces import NotSameOnRanks, Prepared
+from sok_like.table import snapshots
+from sok_like.table.content import FIELDS, REQUIRED
 from sok_like.table.keras_variable import is_keras_3
 from sok_like.table.variable import EmbeddingVariable, is_embedding_variable
-from sok_like.table.weights import owned
 
 _BESIDE = "beside"
 _NAMES = "|".join((*FIELDS, sealed.CHECKSUM, _BESIDE))
@@ -37,7 +37,7 @@ _NAME = re.compile(rf"(?:([1-9]\d*)\.)?({_NAMES})")
 def tables_of(layer: Any) -> list[EmbeddingVariable]:
     """The tables among a layer's own weights, each once, in their order."""
     lists = _lists_of(layer)
-    return Kinds(weight for weights in lists.values() for weight in weights).tables
+    return NotSameOnRanks(weight for weights in lists.values() for weight in weights).tables
 
 
 def track(own: Callable, self: Any, attr: Any) -> Any:
@@ -179,19 +179,7 @@ def _prepared(table, store, prefix, names):
             f"{keys.shape} and rows of shape {rows.shape}"
         )
     fields["slot_names"] = _names_of_bytes(fields["slot_names"])
-    return HashPiece(table).prepare_content(**_owned(fields))
-
-
-def _owned(fields):
-    """The part that this rank owns of a table that one rank wrote."""
-    if comm.current().world_size == 1:
-        return fields
-    mine = owned(np.ascontiguousarray(fields["keys"]))
-    kept = {name: fields[name][mine] for name in BY_KEY if len(fields.get(name, ()))}
-    if len(fields.get("waiting", ())):
-        keys = np.ascontiguousarray(fields["waiting"][:, 0])
-        kept["waiting"] = fields["waiting"][owned(keys)]
-    return {**fields, **kept}
+    return HashPiece(table).prepare_content(**snapshots.owned(fields))
 
 
 def _bytes_of_names(names):

@@ -138,11 +138,7 @@ def is_built(optimizer: Any) -> bool:
 
 
 def build(objects: Sequence[Any]) -> None:
-    """Makes the slot variables of the optimizers among the objects, so that list positions agree.
-
-    Raises:
-        ValueError: an optimizer is not built and belongs to no built model among the objects.
-    """
+    """Makes the slot variables of the optimizers among the objects: list positions then agree."""
     for model in objects:
         optimizer = getattr(model, "optimizer", None)
         if getattr(model, "built", False) and optimizer is not None and not is_built(optimizer):

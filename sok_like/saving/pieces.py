@@ -18,16 +18,12 @@ from sok_like.table.variable import is_embedding_variable, unwrap
 
 
 class Prepared:
-    """New content that lies ready; the present content is still in use.
+    """New content that lies ready; the present content is still in use."""
 
-    Attributes:
-        identity: The same on ranks that have read the same files.
-        may_fail: True for objects of others, whose `commit` may raise. They take theirs first.
-        target: The object that takes the content; of two contents of one object, the later counts.
-    """
-
-    identity: str = ""
+    identity: str = ""  # the same on ranks that have read the same files
+    # The object that takes the content; of two contents of one object, the later counts.
     target: Any = None
+    # True for objects of others, whose `commit` may raise. They take theirs first.
     may_fail: bool = False
 
     def commit(self) -> None:
@@ -39,13 +35,9 @@ class Prepared:
 
 
 class Piece(Protocol):
-    """A part of a program's state that ranks store in files of their own.
+    """A part of a program's state that ranks store in files of their own."""
 
-    Attributes:
-        name: Part of the folder's name, and for errors; the same on all ranks.
-    """
-
-    name: str
+    name: str  # part of the folder's name, and for errors; the same on all ranks
 
     def write(self, folder: str) -> dict[str, Any]:
         """Writes this rank's file into a new folder, and flushes it to the disk.
@@ -62,7 +54,7 @@ class Piece(Protocol):
         """
 
 
-class Kinds:
+class NotSameOnRanks:
     """The variables, out of some given ones, that are not the same on all ranks.
 
     Attributes:

@@ -24,11 +24,7 @@ from sok_like.runtime import comm, native
 from sok_like.runtime.steps import Steps, text_of
 from sok_like.saving import delta_saver, dump_owners, hash_pieces, streams
 from sok_like.saving import sok1_files as files_of_sok1
-from sok_like.saving.dump_owners import (
-    check_arguments,
-    checked,
-    same_dump,
-)
+from sok_like.saving.dump_owners import check_arguments, checked, same_dump
 from sok_like.table.export_assign import assign
 from sok_like.table.keys import as_rows
 
@@ -80,10 +76,7 @@ class Saver(delta_saver.DeltaSaver):
         handed = variable.hand_over(not rows_only, evict=True)
         work.write([handed])
         if sok1_files:
-            key_dtype, table = variable.key_dtype.as_numpy_dtype, variable.table_name
-            files_of_sok1.write(
-                work.steps, comm.current(), filepath, table, key_dtype, work.latest, variable.dim
-            )
+            files_of_sok1.write(work.steps, variable, filepath, work.latest)
         return work.steps.end("OK")
 
     def restore(
@@ -215,7 +208,7 @@ class Reading:
         self._made = 0
 
     def _finished(self, _):
-        dump_owners.read(os.fspath(self._filepath), self.variable)
+        dump_owners.mark_reader(os.fspath(self._filepath), self.variable)
 
     def number(self) -> tf.Tensor:
         """Starts to record changes if deltas may follow. Called when the table has its content."""

@@ -30,7 +30,6 @@ def check(store: Any, names: Collection[str], prefix: str, what: str) -> None:
     """Reads the arrays of these names, and raises ValueError if they do not have their checksum.
 
     Args:
-        store: A store of Keras.
         names: All names with this prefix, without it; if CHECKSUM is not among them, there is
             nothing to compare.
         what: Whose arrays they are, for the error.

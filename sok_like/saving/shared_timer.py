@@ -16,12 +16,7 @@ _LOOKS = 100  # exchanges per interval
 
 
 class SharedTimer:
-    """Decides at which steps a `CheckpointSaverHook` saves, instead of the hook's own timer.
-
-    Args:
-        every_secs: Seconds from one save to the next.
-        communicator: The ranks.
-    """
+    """Decides at which steps a `CheckpointSaverHook` saves, instead of the hook's own timer."""
 
     def __init__(self, every_secs: float, communicator: Communicator):
         self._every_secs, self._communicator = every_secs, communicator

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from sok_like.runtime.comm import Communicator
+from sok_like.runtime import comm
 from sok_like.runtime.steps import Steps
 from sok_like.saving.format import durable
 from sok_like.saving.format.manifest import file_stem
@@ -67,7 +67,6 @@ class Sok1Dump:
 
         Raises:
             FileNotFoundError: the file of the rows is missing.
-            ValueError: the sizes do not fit the table, or a key occurs twice.
         """
         values_file = self._values_file()
         sizes = [durable.size(path) for path in (self.keys_file, values_file)]
@@ -110,9 +109,6 @@ def find(filepath: str, table: str, key_dtype: Any) -> Sok1Dump | None:
 
     `filepath` is a file of keys or a folder: then the file with the table's name is used, or the
     only file if SOK chose its name.
-
-    Raises:
-        FileNotFoundError: the folder has files of SOK 1.x, but none is certain to be this table's.
     """
     path, key_dtype = os.fspath(filepath), np.dtype(key_dtype)
     if path.endswith(_KEYS) and durable.exists(path) and not durable.is_folder(path):
@@ -137,29 +133,18 @@ def _stem(table):
     return table if plain else file_stem(table)
 
 
-def write(
-    steps: Steps,
-    communicator: Communicator,
-    filepath: Any,
-    table: str,
-    key_dtype: Any,
-    shard: Sequence[Any],
-    dim: int,
-) -> None:
+def write(steps: Steps, variable: Any, filepath: Any, shard: Sequence[Any]) -> None:
     """Writes both files, in steps that all ranks take; in a graph, when it runs.
 
     Args:
-        filepath: Existing folder.
-        table: The table's name.
-        key_dtype: Dtype of the keys in the file.
         shard: Path of this rank's shard of the dump and its number of keys; filled once the shard
             is written.
-        dim: The table's `embedding_dim`.
 
     Raises:
         RuntimeError: as in `Steps.take`; then there is no file of keys.
     """
-    rank, key_dtype = communicator.rank, np.dtype(key_dtype)
+    rank, table, dim = comm.current().rank, variable.table_name, variable.dim
+    key_dtype = np.dtype(variable.key_dtype.as_numpy_dtype)
     aside: list[str] = []
 
     def target(kind):

@@ -85,7 +85,6 @@ def content(number: int, dim: int, since: int | None = None) -> Iterator[tuple[S
 
     Args:
         number: The result of `hand_over`.
-        dim: The table's `embedding_dim`.
         since: None for the whole table; else what changed since that instant (0: everything, and
             the table records changes from now on).
 
@@ -111,8 +110,6 @@ def make_aside(number: int, rest: Shard, num_keys: int, parts: Iterable[Shard]) 
     Args:
         number: The result of `hand_over`.
         rest: What belongs to no key.
-        num_keys: Number of keys in all parts.
-        parts: Keys with their data.
 
     Raises:
         ValueError: the content does not fit the table.

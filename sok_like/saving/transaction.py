@@ -53,7 +53,6 @@ def save(
     """Writes pieces beside a file, then the file; all ranks call it.
 
     Args:
-        call: The user's call, for errors.
         path: Path of the file, the same on all ranks.
         pieces: The pieces, the same on all ranks.
         common: Called on every rank with the references of the pieces. On rank 0 it puts the file
@@ -67,11 +66,8 @@ def save(
 
     def start():
         _make_parent(path)
-        return {
-            "path": path,
-            "pieces": names,
-            "references": list(map(folders.new_reference, names)),
-        }
+        references = [folders.new_reference(name) for name in names]
+        return {"path": path, "pieces": names, "references": references}
 
     told = agreed(start, communicator, call)
     _check_same(call, told)
@@ -149,7 +145,6 @@ def load(
     """Reads a file and its pieces; all ranks call it.
 
     Args:
-        call: The user's call, for errors.
         path: Path of the file; None: not known, so all its pieces must be inside.
         read: Finds pieces in the file, and hands each to `prepare`. It is no collective.
         compared: The file that must be the same on all ranks; None: the one at `path`.
@@ -224,11 +219,7 @@ def prepare(prepared: Prepared) -> None:
 
 
 def folder_read(reference: str) -> str:
-    """The folder of a piece beside the file that is being read.
-
-    Raises:
-        RuntimeError: its path is not known.
-    """
+    """The folder of a piece beside the file that is being read."""
     if _load.path is None:
         raise RuntimeError(
             "A file that several ranks wrote must be read by its path, after `sok.Init`, as its "
@@ -242,9 +233,6 @@ def agree_on_file(path: str | None, communicator: Any, call: str) -> None:
 
     A relative path, or one on a host's own disk, may mean another file on each rank. Ranks that
     read different files would differ silently from then on.
-
-    Raises:
-        RuntimeError: a rank sees no file, or a different one.
     """
     if path is None or communicator.world_size == 1:
         return

@@ -26,7 +26,7 @@ from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
 from sok_like.saving import hash_pieces, transaction
 from sok_like.saving.hash_pieces import HashPiece
-from sok_like.saving.pieces import Kinds, Prepared
+from sok_like.saving.pieces import NotSameOnRanks, Prepared
 from sok_like.saving.shared_timer import SharedTimer
 from sok_like.table.variable import is_embedding_variable, unwrap
 
@@ -122,7 +122,7 @@ def _tables_of(own_saver):
 
 def _check_own_rows(own_saver, path, tables):
     """Raises NotImplementedError if ranks would write their own rows of a variable to one file."""
-    local = Kinds(_listed(own_saver)).own
+    local = NotSameOnRanks(_listed(own_saver)).own
     if not local or comm.current().world_size == 1:
         return
     told = agreed(lambda: {"path": os.path.abspath(path)}, comm.current(), _SAVE)

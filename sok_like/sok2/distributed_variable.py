@@ -56,11 +56,7 @@ def Variable(*args: Any, mode: str | None = None, **kwargs: Any) -> Any:
 
 
 def home_of(mode: str | None) -> int | None:
-    """The rank of mode "localized:#"; None for "distributed" and None.
-
-    Raises:
-        ValueError: the mode is not one of these, or the rank does not exist.
-    """
+    """The rank of mode "localized:#"; None for "distributed" and None."""
     world_size = comm.current().world_size
     if mode is None or mode == "distributed":
         return None

@@ -27,10 +27,7 @@ HEAD = 296
 
 _NAME, _SLOT_NAME = 256, 32
 _PART = 2**22  # bytes read at a time
-_DTYPES = (
-    *(np.int32, np.int64, np.uint32, np.uint64),
-    *(np.float16, np.float32, np.float64),
-)
+_DTYPES = (*(np.int32, np.int64, np.uint32, np.uint64), *(np.float16, np.float32, np.float64))
 
 
 def stem(name: str) -> str:
@@ -44,11 +41,7 @@ def file_name(table: str, kind: int, optimizer: str = "", slot: str = "") -> str
 
 
 def head(table: str, kind: int, slot: str, dtype: Any) -> bytes:
-    """The head of a file.
-
-    Raises:
-        ValueError: a text is too long, or files cannot have the dtype.
-    """
+    """The head of a file."""
     numbers = [i for i, known in enumerate(_DTYPES) if np.dtype(known) == np.dtype(dtype)]
     if not numbers:
         raise ValueError(f"Files of sok2.dump cannot hold {np.dtype(dtype)} (table '{table}')")
@@ -68,7 +61,6 @@ def read(path: str, kind: int, dim: int | None = None) -> Any:
 
     Raises:
         FileNotFoundError: the file is missing.
-        ValueError: the file is of another kind, or truncated.
     """
     size = durable.size(path)
     begin = durable.read(path, 0, min(size, HEAD))

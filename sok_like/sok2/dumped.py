@@ -31,11 +31,7 @@ class Content(NamedTuple):
 
 
 class Dumped:
-    """A variable and the optimizer whose slots are dumped with it.
-
-    Raises:
-        TypeError: it is not a variable of this package, or the optimizer does not train it.
-    """
+    """A variable and the optimizer whose slots are dumped with it."""
 
     def __init__(self, variable: Any, optimizer: Any):
         variable = plain(variable)
@@ -240,11 +236,7 @@ def _check_room(table, keys, chunk=2**20):
 
 
 def optimizer_name(optimizer: Any) -> str:
-    """The optimizer's name in files.
-
-    Raises:
-        TypeError: it is neither one of this package nor one of tf_keras' legacy ones.
-    """
+    """The optimizer's name in files."""
     if isinstance(optimizer, SGD):
         return "SGD"
     stock = optimizer.optimizer if isinstance(optimizer, OptimizerWrapper) else optimizer

@@ -213,9 +213,7 @@ def _shard(table, ids, row_splits, combiner, weights):
 
 
 def _exchange(features, name, training):
-    found = exchange_lookup(
-        features, None, comm.current(), name, training=training, gradient_scale=1.0
-    )
+    found = exchange_lookup(features, None, name, training=training, gradient_scale=1.0)
     return [
         tf.cast(rows, feature.variable.dtype) for rows, feature in zip(found, features, strict=True)
     ]

@@ -251,11 +251,7 @@ class SGD:
 
 
 def static_slot(optimizer: Any, variable: Any, name: str) -> tf.Variable:
-    """The variable with a stock optimizer's slot of a `Variable`.
-
-    Raises:
-        NotImplementedError: the optimizer has no slots by name.
-    """
+    """The variable with a stock optimizer's slot of a `Variable`."""
     if legacy_name(optimizer) is None:
         raise NotImplementedError(
             "Slots of a sok2.Variable are available only for tf_keras.optimizers.legacy. "

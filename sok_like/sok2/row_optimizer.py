@@ -51,10 +51,6 @@ class RowOptimizer:
 
         Args:
             pairs: (gradient, variable); gradients of tables are tf.IndexedSlices of keys.
-
-        Raises:
-            TypeError: a variable is not of this package, or a table's gradient is not
-                tf.IndexedSlices.
         """
         stock, tables = [], []
         for gradient, variable in ((g, plain(v)) for g, v in pairs):

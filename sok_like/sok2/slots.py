@@ -16,9 +16,7 @@ class SlotRows:
     """The values of one slot for all keys of this rank; for use outside of graphs.
 
     Args:
-        table: The table.
         slot: The core's name of the slot.
-        initial: Its initial value.
     """
 
     def __init__(self, table: EmbeddingVariable, slot: str, initial: float):

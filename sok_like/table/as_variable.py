@@ -183,6 +183,23 @@ class AsVariable:
         finally:
             self._trained_by_sok = before
 
+    # ---- names of SOK 1.x ----
+
+    @property
+    def m_var_name(self) -> str:
+        """The table's name, as it appears in names of dump files."""
+        return self.table_name
+
+    @property
+    def emb_handle(self) -> Any:
+        """The resource handle of the table."""
+        return self.handle
+
+    @property
+    def values(self) -> tuple[Any]:
+        """The variables of the replicas in this process: there is one."""
+        return (self,)
+
 
 def _refused(method):
     def refuse(self, *args, **kwargs):

@@ -39,10 +39,7 @@ class RowInitializer(NamedTuple):
 
 
 def row_initializer(
-    initializer: Any,
-    dim: int,
-    num_rows: int | None,
-    num_default_rows: int = DEFAULT_VALUE_DIM,
+    initializer: Any, dim: int, num_rows: int | None, num_default_rows: int = DEFAULT_VALUE_DIM
 ) -> RowInitializer:
     """Translates a Keras initializer.
 

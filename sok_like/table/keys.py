@@ -14,11 +14,7 @@ DTYPES = (tf.int64, tf.int32, tf.uint64, tf.uint32)
 
 
 def as_key_dtype(key_dtype: Any, table: str) -> tf.DType:
-    """The dtype in which keys are exported.
-
-    Raises:
-        ValueError: `key_dtype` is not one of `DTYPES`.
-    """
+    """The dtype in which keys are exported."""
     try:
         dtype = tf.as_dtype(key_dtype)
     except TypeError:
@@ -40,24 +36,12 @@ def as_keys(keys: Any, argument: str = "keys") -> tf.Tensor:
 
     Args:
         keys: A dense tensor, or something convertible to one. An empty list holds no keys.
-        argument: Name of the argument in errors.
-
-    Raises:
-        TypeError: keys are not a dense tensor of integers.
     """
     if isinstance(keys, (list, tuple)) and not keys:
         return tf.zeros([0], tf.int64)  # TensorFlow would take it for floats
     if keys is None or isinstance(keys, (tf.RaggedTensor, tf.SparseTensor)):
-        raise TypeError(
-            f"`{argument}` must be a dense tensor of integers. Received: {argument}={keys!r}"
-        )
-    try:
-        keys = tf.convert_to_tensor(keys)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"`{argument}` must be a dense tensor of integers, of 64 bits at most. "
-            f"Received: {argument}={keys!r}"
-        ) from error
+        raise wrong_argument(argument, "a dense tensor of integers", keys, error=TypeError)
+    keys = _dense(keys, argument, "integers, of 64 bits at most")
     if keys.dtype == tf.int64:
         return keys
     if keys.dtype == tf.uint64:
@@ -110,23 +94,21 @@ def string_keys(strings: Any) -> tf.Tensor:
 
 
 def as_rows(rows: Any, argument: str, table: str) -> tf.Tensor:
-    """Rows, or gradients of rows, as float32.
-
-    Raises:
-        TypeError: they are not a dense tensor of real numbers; casting would drop information.
-    """
-    try:
-        rows = tf.convert_to_tensor(rows)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"`{argument}` must be a dense tensor of real numbers (table '{table}'). "
-            f"Received: {argument}={rows!r}"
-        ) from error
+    """Rows, or gradients of rows, as float32."""
+    rows = _dense(rows, argument, "real numbers", f"table '{table}'")
     if rows.dtype.is_floating or rows.dtype.is_integer:
         return tf.cast(rows, tf.float32)
     raise TypeError(
         f"`{argument}` must be real numbers. Received: {rows.dtype.name} (table '{table}')"
     )
+
+
+def _dense(values, argument, what, of=""):
+    try:
+        return tf.convert_to_tensor(values)
+    except (TypeError, ValueError) as error:
+        required = f"a dense tensor of {what}"
+        raise wrong_argument(argument, required, values, of, TypeError) from error
 
 
 def owner(keys: tf.Tensor, world_size: int) -> tf.Tensor:

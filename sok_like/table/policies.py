@@ -103,20 +103,13 @@ class CBFFilter:
         require(name in COUNTER_TYPES, "counter_type", f"one of {COUNTER_TYPES}", name)
         object.__setattr__(self, "counter_type", name)
         largest = 2 ** (self.counter_bits - (not name.startswith("u"))) - 1
-        require(
-            _is_int(self.filter_freq, 0) and self.filter_freq <= min(largest, 2**63 - 1),
-            "filter_freq",
-            f"an integer in [0, {largest}], the range of {name}",
-            self.filter_freq,
-        )
-        if self.filter_freq <= 1:
+        freq, required = self.filter_freq, f"an integer in [0, {largest}], the range of {name}"
+        fits = _is_int(freq, 0) and freq <= min(largest, 2**63 - 1)
+        require(fits, "filter_freq", required, freq)
+        if freq <= 1:
             return
-        require(
-            _is_int(self.max_element_size, 1),
-            "max_element_size",
-            "a positive integer",
-            self.max_element_size,
-        )
+        size = self.max_element_size
+        require(_is_int(size, 1), "max_element_size", "a positive integer", size)
         p = self.false_positive_probability
         require(_is_number(p) and 0 < p < 1, "false_positive_probability", "a number in (0, 1)", p)
 
@@ -162,12 +155,8 @@ class L2WeightEvict:
 
     def __post_init__(self):
         value = self.l2_weight_threshold
-        require(
-            _is_number(value) and (value == -1.0 or 0 < value < float("inf")),
-            "l2_weight_threshold",
-            "-1 or a positive number",
-            value,
-        )
+        fits = _is_number(value) and (value == -1.0 or 0 < value < float("inf"))
+        require(fits, "l2_weight_threshold", "-1 or a positive number", value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,12 +180,9 @@ class ScoreEvict:
 
     def __post_init__(self):
         require(self.score in SCORES, "score", f"one of {SCORES}", self.score)
-        require(
-            self.capacity is None or (_is_int(self.capacity, 1) and self.capacity < 2**32 - 1),
-            "capacity",
-            "None or an integer in [1, 2**32 - 1)",
-            self.capacity,
-        )
+        value = self.capacity
+        fits = value is None or (_is_int(value, 1) and value < 2**32 - 1)
+        require(fits, "capacity", "None or an integer in [1, 2**32 - 1)", value)
 
 
 EVICTIONS = (GlobalStepEvict, L2WeightEvict, ScoreEvict)
@@ -273,9 +259,8 @@ class EmbeddingVariableOption:
         for eviction in evictions:
             _check_class("evict_option", eviction, EVICTIONS)
         kinds = [type(eviction).__name__ for eviction in evictions]
-        require(
-            len(set(kinds)) == len(kinds), "evict_option", "at most one policy of each kind", kinds
-        )
+        distinct = len(set(kinds)) == len(kinds)
+        require(distinct, "evict_option", "at most one policy of each kind", kinds)
         _check_class("filter_option", self.filter_option, (CounterFilter, CBFFilter))
         _check_class("storage_option", self.storage_option, (StorageOption,))
         _check_class("init_option", self.init_option, (InitializerOption,))
@@ -365,9 +350,6 @@ def with_steps_to_live(
 
     Args:
         where: Which table it is, for the error, such as "table 't'".
-
-    Raises:
-        ValueError: the option has another GlobalStepEvict, or `steps_to_live` is out of range.
     """
     if not steps_to_live:
         return option

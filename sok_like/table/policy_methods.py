@@ -144,10 +144,7 @@ class PolicyMethods:
         # Only the owner knows a key; on other ranks it reads 0 and -1.
         found = tf.stack([statistics.frequencies, statistics.last_steps + 1])
         if communicator.world_size > 1:
-            asked, name = found, f"{name}_found"
-            found = turns.exchange_in_turn(
-                lambda: communicator.sum(asked, name), name, communicator
-            )
+            found = turns.collective_in_turn(communicator, "sum", found, f"{name}_found")
         first = tf.reduce_sum(tf.cast(lengths[: communicator.rank], tf.int64))
         mine = found[:, first : first + tf.size(keys, tf.int64)]
         return tf.reshape(mine[0], shape), tf.reshape(mine[1] - 1, shape)
@@ -270,7 +267,5 @@ class PolicyMethods:
     def _over_ranks(self, counts, what):
         communicator = comm.current()
         name = f"sok_{what}_{self._options['name']}"
-        gathered = turns.exchange_in_turn(
-            lambda: communicator.all_gather(counts, name), name, communicator
-        )
+        gathered = turns.collective_in_turn(communicator, "all_gather", counts, name)
         return tf.reduce_sum(tf.reshape(gathered, [communicator.world_size, -1]), axis=0)

@@ -153,20 +153,19 @@ def from_checkpoint(tensors: dict[str, Any], table: str) -> dict[str, Any]:
     names.set_shape([None])
     for scalar in (step, scale):
         scalar.set_shape([])
-    content = {
-        **tensors,
-        "slot_names": names,
-        "optimizer_step": step,
-        "initial_row_scale": scale,
-    }
-    return _owned(content, written_by, mine) if mine[1] > 1 else content
+    content = {**tensors, "slot_names": names, "optimizer_step": step, "initial_row_scale": scale}
+    return owned(content, written_by > 1)
 
 
-def _owned(content, written_by, mine):
-    """This rank's keys among those that one rank wrote, with what belongs to them."""
+def owned(content: dict[str, Any], is_part: Any = False) -> dict[str, Any]:
+    """What this rank owns of a table that one rank wrote; all of it if `is_part` is true."""
+    communicator = comm.current()
+    if communicator.world_size == 1:
+        return content
 
     def kept(keys):
-        return tf.logical_or(written_by > 1, tf.equal(owner(keys, mine[1]), mine[0]))
+        mine = tf.equal(owner(keys, communicator.world_size), communicator.rank)
+        return tf.logical_or(is_part, mine)
 
     here = kept(tf.convert_to_tensor(content["keys"]))
     by_key = {name: tf.boolean_mask(content[name], here) for name in BY_KEY if name in content}

@@ -78,24 +78,18 @@ class StorageOption:
         if sizes is None:
             sizes = 2**30
         sizes = tuple(sizes) if isinstance(sizes, (list, tuple)) else (sizes,)
-        require(
-            0 < len(sizes) <= 4
-            and all(map(_is_size, sizes))
-            and sizes[0] > 0
-            and not any(sizes[2:]),
-            "storage_size",
+        fits = 0 < len(sizes) <= 4 and all(map(_is_size, sizes))
+        required = (
             "[bytes of rows in memory] or [bytes of rows in memory, maximum bytes of the file], "
-            "optionally followed by zeros",
-            self.storage_size,
+            "optionally followed by zeros"
         )
+        fits = fits and sizes[0] > 0 and not any(sizes[2:])
+        require(fits, "storage_size", required, self.storage_size)
         object.__setattr__(self, "storage_size", tuple(map(int, sizes)))
         strategy = getattr(self.cache_strategy, "name", self.cache_strategy)
-        require(
-            strategy is None or strategy in CACHE_STRATEGIES,
-            "cache_strategy",
-            f"None or one of {CACHE_STRATEGIES}",
-            self.cache_strategy,
-        )
+        required = f"None or one of {CACHE_STRATEGIES}"
+        fits = strategy is None or strategy in CACHE_STRATEGIES
+        require(fits, "cache_strategy", required, self.cache_strategy)
         object.__setattr__(self, "cache_strategy", strategy)
 
     @property

@@ -29,7 +29,6 @@ from sok_like.table.policies import EmbeddingVariableOption, InitializerOption
 from sok_like.table.policy_methods import PolicyMethods
 from sok_like.table.shown_names import ShownNames
 from sok_like.table.snapshots import Snapshots, checkpointed, from_checkpoint
-from sok_like.table.sok1_names import Sok1Names
 from sok_like.table.weights import TableWeights, get_weights, set_weights, weights_of
 
 _unique_ids = itertools.count()
@@ -58,12 +57,7 @@ class MemoryStats(NamedTuple):
 
 
 class EmbeddingVariable(
-    ShownNames,
-    AsVariable,
-    PolicyMethods,
-    Snapshots,
-    Sok1Names,
-    resource_variable_ops.BaseResourceVariable,
+    ShownNames, AsVariable, PolicyMethods, Snapshots, resource_variable_ops.BaseResourceVariable
 ):
     """One rank's shard of a table: a hash table from 64-bit keys to rows of floats.
 

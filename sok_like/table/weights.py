@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime import comm, native
+from sok_like.table.ownership import owned
 
 _NO_ARRAY = (
     "The weights of table '{name}' are keys and rows, not one array: use their attributes `keys` "
@@ -45,17 +46,11 @@ class _Carrier(np.ndarray):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TableWeights:
-    """Keys and rows of one rank's shard, at one instant.
-
-    Attributes:
-        name: Name of the table.
-        keys: `[num_keys]`, in the table's key dtype, ascending as unsigned numbers.
-        rows: float32 `[num_keys, embedding_dim]`.
-    """
+    """Keys and rows of one rank's shard, at one instant."""
 
     name: str
-    keys: np.ndarray
-    rows: np.ndarray
+    keys: np.ndarray  # `[num_keys]`, in the table's key dtype, ascending as unsigned numbers
+    rows: np.ndarray  # float32 `[num_keys, embedding_dim]`
 
     @property
     def shape(self) -> tf.TensorShape:
@@ -86,13 +81,6 @@ def weights_of(value: Any) -> TableWeights | None:
     return getattr(getattr(value, "base", None), "table_weights", None)
 
 
-def owned(keys: np.ndarray) -> np.ndarray:
-    """Positions of the int64 `keys` that this rank owns."""
-    communicator = comm.current()
-    owners = keys.view(np.uint64) % np.uint64(communicator.world_size)
-    return np.flatnonzero(owners == communicator.rank)
-
-
 def get_weights(variable: Any) -> TableWeights:
     """This rank's keys and rows. Eager only."""
     snapshot = variable.snapshot(with_slots=False)
@@ -102,11 +90,7 @@ def get_weights(variable: Any) -> TableWeights:
 
 
 def set_weights(variable: Any, weights: TableWeights) -> None:
-    """Makes this rank's shard hold these keys and no others. Eager only.
-
-    Raises:
-        ValueError: the rows are not `[num_keys, embedding_dim]`, or another rank owns a key.
-    """
+    """Makes this rank's shard hold these keys and no others. Eager only."""
     keys, name = weights.keys, variable.table_name
     keys = keys.view(np.int64) if keys.dtype == np.uint64 else keys.astype(np.int64)
     if weights.rows.shape != (len(keys), variable.dim):

@@ -68,19 +68,18 @@ def _run(function, folder, label):
     """
     from sok_like.runtime import turns
 
-    own = turns._first_exchange
+    own = turns._stamped
 
-    def named(message, splits, communicator, name, what, stage, said=None, wire_dtype=None):
-        name, said = f"{name}_{label}", f"{said or name}_{label}"
-        return own(message, splits, communicator, name, what, stage, said, wire_dtype)
+    def named(message, splits, lookup, stage, wire_dtype=None):
+        return own(message, splits, f"{lookup}_{label}", stage, wire_dtype)
 
-    turns._first_exchange = named
+    turns._stamped = named
     try:
         return function(folder, label)
     except Exception as error:
         return "".join(traceback.format_exception(error))
     finally:
-        turns._first_exchange = own
+        turns._stamped = own
 
 
 def initial():

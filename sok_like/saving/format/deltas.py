@@ -25,7 +25,8 @@ from sok_like.saving.format import durable, merged_keys
 from sok_like.saving.format.manifest import Dump
 from sok_like.saving.format.progress import Progress
 from sok_like.saving.format.shard_file import PIECE, Shard, unread
-from sok_like.saving.format.shard_reader import ShardSource, is_mine
+from sok_like.saving.format.shard_reader import ShardSource
+from sok_like.table.ownership import owners
 
 _ROWS_AT_ONCE = 2**16
 # Steps that deltas of few keys may log. A table logs fewer (cpp/core/cpu/change_log.cc), but tables
@@ -40,17 +41,10 @@ class Content:
 
     Args:
         dumps: The base and each delta in order; of each, its shards by rank.
-        rank: The rank whose keys to read.
-        world_size: Number of ranks.
-        dim: The table's `embedding_dim`.
 
     Attributes:
         rest: What belongs to no key; its arrays by key are empty.
         num_keys: Number of keys.
-
-    Raises:
-        ValueError: a base in the place of a delta, shards with different slot variables, or
-            filters of different sizes.
     """
 
     def __init__(
@@ -195,7 +189,7 @@ class Content:
                 mentioned.append(keys[kept].view(np.uint64))
                 kept &= _unmentioned(keys, later)
                 for world_size, ranks in replaced:
-                    kept &= ~np.isin(_owners(keys, world_size), ranks)
+                    kept &= ~np.isin(owners(keys, world_size), ranks)
                 if kept.any():
                     yield number, source, rest, begin, begin + len(keys), kept
             if number:
@@ -205,9 +199,7 @@ class Content:
                 replaced.append((len(rests), whole))
 
     def _is_mine(self, keys):
-        if self._world_size == 1:
-            return np.ones(len(keys), bool)
-        return is_mine(keys, self._rank, self._world_size)
+        return owners(keys, self._world_size) == self._rank
 
     def _without_keys(self):
         """The last dump without its keys.
@@ -254,10 +246,6 @@ def content_of(
     return Content(sources, rank, world_size, dim)
 
 
-def _owners(keys, world_size):
-    return (keys.view(np.uint64) % np.uint64(world_size)).astype(np.int64)
-
-
 def _unmentioned(keys, later):
     kept, keys = np.ones(len(keys), bool), np.ascontiguousarray(keys).view(np.uint64)
     if not len(later) or not len(keys):
@@ -299,7 +287,7 @@ def _bring_up(shard, number, logs, dim):
     different = [[_same_as(shards, log) for log in shards] for shards in logs]
     for mine in _by_path(shard.keys, different):
         key = shard.keys[mine][:1]
-        segments = [shards[first[_owners(key, len(shards))[0]]]
+        segments = [shards[first[owners(key, len(shards))[0]]]
                     for shards, first in zip(logs, different, strict=True)]  # fmt: skip
         slots = shard.slot_names, shard.slot_widths
         steps = native.core().ReplayedSteps(dim, *slots, _since_whole(segments))
@@ -315,7 +303,7 @@ def _by_path(keys, different):
     for first in different:
         if len(set(first)) > 1:
             before = 0 if paths is None else paths * len(first)
-            paths = before + np.asarray(first)[_owners(keys, len(first))]
+            paths = before + np.asarray(first)[owners(keys, len(first))]
             paths = np.unique(paths, return_inverse=True)[1]
     if paths is None:  # slices, of which NumPy makes no copies
         for begin in range(0, len(keys), _ROWS_AT_ONCE):

@@ -31,12 +31,7 @@ Path = str | os.PathLike
 
 
 def local(path: Path) -> str | None:
-    """The path as `os` takes it; None if `tf.io.gfile` must handle it.
-
-    Raises:
-        ValueError: a path such as `gs:/bucket`, which `pathlib` makes of `gs://bucket`. It would be
-            a local folder.
-    """
+    """The path as `os` takes it; None if `tf.io.gfile` must handle it."""
     path = os.fspath(path)
     found = _SCHEME.match(path)
     if found is None:
@@ -117,11 +112,7 @@ def open_to_read(path: Path) -> Any:
 
 
 def read_into(path: Path, at: int, buffer: Any) -> None:
-    """Fills a writable buffer with the bytes of a file from position `at` on.
-
-    Raises:
-        ValueError: the file ends before.
-    """
+    """Fills a writable buffer with the bytes of a file from position `at` on."""
     left = memoryview(buffer)
     if not left.nbytes:  # such a view cannot be cast
         return

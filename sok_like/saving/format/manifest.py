@@ -76,12 +76,7 @@ def shard_name(table: str, dump_id: str, rank: int, world_size: int) -> str:
 
 
 def check_seen(folder: str, entries: Sequence[dict[str, Any]]) -> None:
-    """Raises unless the folder shows each shard that was written.
-
-    Raises:
-        FileNotFoundError: a file of another rank is missing: the folder is not shared.
-        ValueError: a file has another size.
-    """
+    """Raises unless the folder shows each shard that was written."""
     for rank, entry in enumerate(entries):
         path = durable.join(folder, entry["file"])
         if not durable.exists(path):
@@ -180,13 +175,7 @@ def manifests(folder: str) -> list[str]:
 
 
 def read_manifest(folder: str, table: str, dim: int) -> Dump:
-    """Reads the manifest of a table's dump.
-
-    Raises:
-        FileNotFoundError: there is no dump of the table, or one of its files is missing.
-        ValueError: the manifest is not one of this package, damaged, of a later version, or of
-            another table or `embedding_dim`.
-    """
+    """Reads the manifest of a table's dump."""
     path = _path_of(folder, table)
     if not durable.exists(path):
         known = [name.removesuffix(".json") for name in manifests(folder)]

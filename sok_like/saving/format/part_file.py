@@ -22,9 +22,7 @@ def write_part(
 
     Args:
         path: The file, which is local; created if it is missing.
-        items: `[num_items, ...]`.
         first: Number of items of other ranks before these.
-        table: The table's name, for errors.
         begin: What this rank writes at the start of the file.
         head: Number of bytes before the first item of all.
 

@@ -14,7 +14,6 @@ class Progress:
     """Prints every 2 s to stderr how far a call has come, on rank 0 only.
 
     Args:
-        what: The call, such as "dump of table 'items'".
         total: Bytes that this rank will write or read.
     """
 

@@ -79,9 +79,6 @@ def write_shard(
     """Writes one rank's shard to a temporary file, flushes it to the disk, and renames it.
 
     Args:
-        folder: Folder; created if it is missing.
-        name: Name of the file.
-        shard: The content.
         progress: The call whose progress rank 0 prints; None: it prints nothing.
 
     Returns:

@@ -23,6 +23,7 @@ from sok_like.saving.format import checksums, durable
 from sok_like.saving.format.progress import Progress
 from sok_like.saving.format.shard_file import PIECE, Shard
 from sok_like.table.content import BY_KEY, OF_POLICIES, REQUIRED
+from sok_like.table.ownership import owners
 
 # dtypes as `.npy` headers name them, and the number of axes.
 _MEMBERS = {
@@ -63,21 +64,13 @@ class _Stored:
 
 
 class ShardSource:
-    """Reads a shard's keys and their data part by part.
+    """Reads a shard's keys and their data part by part."""
 
-    Attributes:
-        name: Its name in errors.
-        num_keys: Number of keys.
-        slot_names: Names of the slot variables.
-        slot_widths: Their widths in a slot row.
-        key_bytes: Bytes that belong to one key.
-    """
-
-    name: str
+    name: str  # its name in errors
     num_keys: int
     slot_names: list[str]
-    slot_widths: list[int]
-    key_bytes: int
+    slot_widths: list[int]  # their widths in a slot row
+    key_bytes: int  # bytes that belong to one key
 
     def keys(self, begin: int, end: int) -> np.ndarray:
         """The keys at positions `begin` to `end`."""
@@ -120,8 +113,6 @@ class ShardFile(ShardSource):
     """A shard file whose checksums are right; arrays are read on demand.
 
     Args:
-        path: The file.
-        dim: The table's `embedding_dim`.
         entry: The manifest's entry for the file; None in version 1, which had none.
         progress: Is told how many bytes were read.
         owner: The rank that wrote it, and the number of ranks; None: not known.
@@ -177,8 +168,9 @@ class ShardFile(ShardSource):
         before = min(begin, 1)  # the key before them, which must be smaller
         keys = self.read("keys", begin - before, end)
         # Two files cannot hold the same key if each holds keys of its rank alone.
-        if self._owner is not None and not is_mine(keys, *self._owner).all():
-            of = "rank {} of {}".format(*self._owner)
+        rank, world_size = self._owner or (0, 1)
+        if (owners(keys, world_size) != rank).any():
+            of = f"rank {rank} of {world_size}"
             raise ValueError(f"{self.path} must hold keys of {of}. Received: keys of another rank")
         if not _ascend(keys):
             raise ValueError(f"{self.path} must hold each key once. Received: keys out of order")
@@ -347,13 +339,6 @@ class ShardFile(ShardSource):
             raise ValueError("steps that are no numbers")
         if (counts < 0).any() or (first[counts > 0] < 1).any() or counts.sum() >= 2**31:
             raise ValueError("counts of steps below 0 or beyond 2^31, or a first step below 1")
-
-
-def is_mine(keys: np.ndarray, rank: int, world_size: int) -> np.ndarray:
-    """Which of the int64 keys `rank` of `world_size` owns: `uint64(key) % world_size == rank`."""
-    if world_size == 1:
-        return np.ones(len(keys), bool)
-    return np.ascontiguousarray(keys).view(np.uint64) % np.uint64(world_size) == rank
 
 
 def _ascend(keys):
