@@ -4,7 +4,7 @@
 
 The core by itself, through `sok_like._core`. Bytes per key are those of the index and of everything
 else beside the rows. They are 17 to 41. The table shows their mean over the growth and their
-maximum, and the longest batch as a multiple of the median one, by the processor time of all threads.
+maximum, and the longest batch as a multiple of the median one, by processor time.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ def measure(num_keys: int) -> dict[str, Any]:
 
 def text_table(results: list[dict[str, Any]]) -> str:
     lines = [
-        "| keys | inserts/s | longest batch / median | lookups/s | bytes per key beside the row: mean, worst, last "
+        "| keys | inserts/s | longest batch / median | lookups/s "
+        "| bytes per key beside the row: mean, worst, last "
         "| table GiB | peak growth of the process GiB |",
         "|---|---|---|---|---|---|---|",
     ]

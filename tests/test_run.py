@@ -57,7 +57,7 @@ def start(*words, **environment):
 
 
 def ranks(lines):
-    """What each rank has printed: number, process, cores, threads, environment, Python, arguments."""
+    """What each rank printed: number, process, cores, threads, environment, Python, arguments."""
     said = [line.rstrip().split("rank of|")[1].split("|") for line in lines if "rank of|" in line]
     return sorted([eval(word) for word in words] for words in said)
 
