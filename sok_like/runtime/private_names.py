@@ -88,7 +88,10 @@ keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer
     _stateful_handle_finite_grads
 # The graph of a functional model.
 keras.src.models.functional:Functional
-    _inputs_struct _outputs_struct _nodes_by_depth
+    _inputs _inputs_struct _outputs_struct _nodes_by_depth
+# The inputs of a Sequential model.
+keras.src.models.sequential:Sequential
+    _functional
 # Fit continues.
 keras.src.models.model:Model
     _initial_epoch

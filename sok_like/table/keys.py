@@ -109,6 +109,32 @@ def string_keys(strings: Any) -> tf.Tensor:
     return tf.reshape(tf.bitcast(bytes_, tf.int64), tf.shape(strings))
 
 
+def check_kind(table: Any, dtype: tf.DType, feature: str) -> None:
+    """Notes whether a table's features are strings or integers, and raises if it has had others.
+
+    The fingerprint of "1" is not 1. So two features of different kinds would train different rows.
+    A table that has been cleared may have either kind.
+
+    Args:
+        table: The EmbeddingVariable. Files do not keep its kind.
+        dtype: Of the feature, before strings become keys.
+        feature: What has this dtype, for the error.
+
+    Raises:
+        TypeError: the table has had features of the other kind.
+    """
+    if dtype.is_floating:  # see `_keras_builds`
+        return
+    kind = "strings" if dtype == tf.string else "integers"
+    first = table.__dict__.setdefault("_kind_of_features", kind)
+    if kind != first:
+        raise TypeError(
+            f"All features of table '{table.table_name}' must be {first}, as its first one was: the "
+            "string '1' and the integer 1 have different keys. Convert one of them, or give each a "
+            f"table of its own. Received: {kind} ({feature})"
+        )
+
+
 def as_rows(rows: Any, argument: str, table: str) -> tf.Tensor:
     """Rows, or gradients of rows, as float32.
 
