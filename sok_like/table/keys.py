@@ -129,9 +129,9 @@ def check_kind(table: Any, dtype: tf.DType, feature: str) -> None:
     first = table.__dict__.setdefault("_kind_of_features", kind)
     if kind != first:
         raise TypeError(
-            f"All features of table '{table.table_name}' must be {first}, as its first one was. The "
-            "string '1' and the integer 1 have different keys: convert one of them, or give each "
-            f"a table of its own. Received: {kind} ({feature})"
+            f"All features of table '{table.table_name}' must be {first}, as its first one was. "
+            "The string '1' and the integer 1 have different keys: convert one of them, or give "
+            f"each a table of its own. Received: {kind} ({feature})"
         )
 
 
