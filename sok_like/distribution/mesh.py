@@ -147,7 +147,9 @@ class RankMesh:
                 f"{world_size} rank(s)"
             )
         if not comm.is_initialized():
-            ensure_initialized(groups_later=sum(size > 1 for size in sizes) > 1)
+            # Horovod accepts groups of ranks only if it was told at its start. A later mesh may
+            # have two axes if four ranks can be a grid.
+            ensure_initialized(groups_later=world_size > 3)
         self.device_mesh = device_mesh
         self.shape = dict(zip(names, sizes, strict=True))
         grid = np.arange(world_size).reshape(sizes)

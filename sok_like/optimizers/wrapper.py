@@ -10,7 +10,7 @@ import tensorflow as tf
 from sok_like.optimizers.embedding_aware import embedding_aware, knows_tables
 from sok_like.optimizers.loss_scale import LossScaling
 from sok_like.runtime.attributes import view
-from sok_like.runtime.keras_version import is_keras_3
+from sok_like.runtime.keras_version import is_keras_3, keras_optimizers
 
 
 def OptimizerWrapper(
@@ -27,9 +27,9 @@ def OptimizerWrapper(
     gradients averaged over ranks. For `model.compile`, loops with a tape, and v1 graphs.
 
     Args:
-        optimizer: SGD, Adagrad, Adam, AdamW or Ftrl of Keras 3 or tf_keras; GradientDescent,
-            Momentum, Adagrad, Adam or Ftrl of `tf.compat.v1.train`; or Keras'
-            `LossScaleOptimizer` around one of them.
+        optimizer: SGD, Adagrad, Adam, AdamW or Ftrl of Keras 3 or tf_keras, also by name or
+            configuration, as in `compile`; GradientDescent, Momentum, Adagrad, Adam or Ftrl of
+            `tf.compat.v1.train`; or Keras' `LossScaleOptimizer` around one of them.
         lazy: Adam and momentum move only the rows of the batch, as LazyAdam does, instead of every
             row that still has momentum.
         average_dense_gradients: Set it to False if something else already averages them over ranks.
@@ -47,6 +47,7 @@ def OptimizerWrapper(
         ValueError: embedding variables cannot follow the optimizer or one of its settings exactly;
             `optimizer` has been wrapped before, with other options.
     """
+    optimizer = named(optimizer)
     _check_unwrapped(optimizer)
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:  # Keras' LossScaleOptimizer
@@ -71,6 +72,12 @@ def OptimizerWrapper(
     made.__dict__.update(state)
     made.__dict__["_sok_scaling_allowed"] = False
     return made
+
+
+def named(optimizer: Any) -> Any:
+    """The optimizer that Keras means by a name or a configuration; any other object unchanged."""
+    by_name = isinstance(optimizer, (str, dict))
+    return keras_optimizers().get(optimizer) if by_name else optimizer
 
 
 def _check_unwrapped(optimizer):
