@@ -50,6 +50,7 @@ from sok_like.saving.saver import Saver as Saver
 from sok_like.serving.export import export_saved_model as export_saved_model
 from sok_like.table.export_assign import assign as assign
 from sok_like.table.export_assign import export as export
+from sok_like.table.keys import keys_of as keys_of
 from sok_like.table.policies import CBFFilter as CBFFilter
 from sok_like.table.policies import CounterFilter as CounterFilter
 from sok_like.table.policies import EmbeddingVariableOption as EmbeddingVariableOption

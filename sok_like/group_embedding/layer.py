@@ -22,7 +22,7 @@ from sok_like.runtime import wire
 from sok_like.runtime.checks import as_integer, check_combiner, wrong_argument
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
 from sok_like.table import policy_config
-from sok_like.table.keys import as_keys, check_kind, may_be_keys, string_keys
+from sok_like.table.keys import as_keys, check_kind, keys_of, may_be_keys
 from sok_like.table.variable import EmbeddingVariable
 
 
@@ -300,7 +300,7 @@ def _check_dim(feature, dim):
 
 
 def _keys(values):
-    return string_keys(values) if values.dtype == tf.string else as_keys(values)
+    return keys_of(values) if values.dtype == tf.string else as_keys(values)
 
 
 def _option(name, value):
