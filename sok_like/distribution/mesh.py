@@ -73,11 +73,11 @@ class DeviceMesh(keras.distribution.DeviceMesh):
 
 
 class LayoutMap(keras.distribution.LayoutMap):
-    """Keras' LayoutMap, in which a pattern may match anywhere in a path.
+    """Keras' LayoutMap, in which a pattern may also match a part of a path.
 
-    A key equal to the path has priority; otherwise every key is a regular expression for
-    `re.search`, as in the published API. (Keras' own class now uses `re.fullmatch`, and keeps that
-    meaning when it is passed to `ModelParallel`.)
+    A key equal to the path has priority, then a regular expression that matches the whole path, as
+    in Keras. If there is neither, one that matches a part of it counts, as in the published API.
+    (Keras' own class, passed to `ModelParallel`, keeps to whole paths.)
 
     Args:
         device_mesh: The DeviceMesh of layouts that are given as tuples, or None.
@@ -111,7 +111,8 @@ class LayoutMap(keras.distribution.LayoutMap):
         """
         if key in list(self):
             return super().__getitem__(key)
-        matching = [pattern for pattern in self if re.search(pattern, key)]
+        matching = [pattern for pattern in self if re.fullmatch(pattern, key)]
+        matching = matching or [pattern for pattern in self if re.search(pattern, key)]
         if len(matching) > 1:
             raise ValueError(
                 f"Path '{key}' matches multiple layout keys; it must match at most one. "

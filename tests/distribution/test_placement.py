@@ -57,6 +57,9 @@ def test_layout_map_searches_and_prefers_the_exact_path():
         layout_map["bias"] = (None,)
     with pytest.raises(ValueError, match="TensorLayout"):
         layout_map["gamma"] = "model"
+    layout_map["net/dense.*kernel"] = ("batch", None)  # of the whole path, which counts in Keras
+    assert layout_map["net/dense/kernel"].axes == ("batch", None)
+    assert layout_map["other/dense/kernel"].axes == (None, "model")
     layout_map["dense_bias"] = ("model",)
     with pytest.raises(
         ValueError, match=r"'net/dense_bias' matches multiple layout.*\['bias', 'dense_bias'\]"
