@@ -79,6 +79,9 @@ class _Keras3(EmbeddingAware):
         else:
             self._iterations.assign_add(1)
 
+    def _sok_learning_rate(self):
+        return self.learning_rate
+
 
 def _summed(gradient):
     return comm.distinct(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
