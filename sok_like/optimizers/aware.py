@@ -108,7 +108,8 @@ class EmbeddingAware:
         Args:
             table: The table's name.
         """
-        return self._sok_tables.get(per_table.key_of(self._sok_tables, table), self)
+        key = per_table.key_of(self._sok_tables, table)
+        return self if key is None else self._sok_tables[key]
 
     def _sok_take(self, variables):
         """The variables that the stock class must train."""
@@ -210,7 +211,8 @@ class EmbeddingAware:
                 "`sok.OptimizerWrapper(..., skip_nonfinite_gradients=True)`. "
                 f"Received: {type(self).__name__} without"
             )
-        return self._sok_counter(f"skipped_{table.table_name}")
+        counts = self.optimizer_of(table.table_name)
+        return counts._sok_counter(f"skipped_{table.table_name}")
 
     def _sok_counter(self, name):
         """An int64 counter: one variable per graph, like the optimizer's powers of beta."""

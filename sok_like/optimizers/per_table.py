@@ -51,7 +51,7 @@ def divide(optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> tuple[list, list
     Returns:
         A list of (optimizer, pairs), and the other pairs.
     """
-    tables, rest = optimizer._sok_tables, []
+    tables, rest = optimizer._sok_tables, list[tuple[Any, Any]]()
     own: dict[str, list] = {key: [] for key in tables}
     for gradient, variable in pairs:
         key = None

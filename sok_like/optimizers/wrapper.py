@@ -35,7 +35,8 @@ def OptimizerWrapper(
             from names of tables to optimizers of Keras for them; `RowWiseAdagrad` and `LazyAdam`
             may be among these.
         default: With a dictionary: the optimizer of all other tables and variables. The result is a
-            view of it. Its `optimizer_of("users").learning_rate` is that of a table's optimizer.
+            view of it. Its `optimizer_of("users").learning_rate` is that of a table's optimizer;
+            `model.save` keeps it, a tf.train.Checkpoint only the default's.
         lazy: Adam and momentum move only the rows of the batch, as LazyAdam does, instead of every
             row that still has momentum.
         average_dense_gradients: Set it to False if something else already averages them over ranks.

@@ -113,6 +113,15 @@ def test_the_default_may_be_one_that_tables_cannot_follow(sok):
         fit(model_of(sok, half), 1)
 
 
+def test_skipped_gradients_of_a_table_with_its_own_optimizer(sok):
+    table = sok.EmbeddingVariable(2, name="users")
+    optimizer = sok.OptimizerWrapper(
+        {"users": "adagrad"}, default="adam", skip_nonfinite_gradients=True
+    )
+    optimizer.apply_gradients([(tf.IndexedSlices(tf.fill([1, 2], np.inf), [5]), table)])
+    assert int(optimizer.skipped_gradients(table)) == 1
+
+
 def test_refused(sok):
     sgd = lambda: keras.SGD(0.1)  # noqa: E731
     for wrong in ({"itms": sgd()}, {"users": sgd(), "rows/users": sgd()}):
