@@ -50,7 +50,7 @@ class RowWiseAdagrad(embedding_aware(keras_optimizers().Optimizer)):  # type: ig
         # The base class reads the rule. Bypasses Keras' __setattr__, which is not ready yet.
         self.__dict__["initial_accumulator_value"] = initial_accumulator_value
         self.__dict__["epsilon"] = epsilon
-        self.__dict__["_accumulators"] = {}
+        self.__dict__["_sok_accumulators"] = {}
         if is_keras_3():
             super().__init__(learning_rate, name=name, **kwargs)
         else:
@@ -75,7 +75,7 @@ class RowWiseAdagrad(embedding_aware(keras_optimizers().Optimizer)):  # type: ig
             self._built = True
         for variable in others:
             key = self._var_key(variable)
-            if key in self._accumulators:
+            if key in self._sok_accumulators:
                 continue
             if is_local(variable):
                 raise ValueError(
@@ -83,7 +83,7 @@ class RowWiseAdagrad(embedding_aware(keras_optimizers().Optimizer)):  # type: ig
                     "of dist_model_parallel only; use Adagrad for it. "
                     f"Received: variable {variable.name!r}"
                 )
-            self._accumulators[key] = self._accumulator(variable)
+            self._sok_accumulators[key] = self._accumulator(variable)
 
     def _accumulator(self, variable):
         shape, value = variable.shape[:1], self.initial_accumulator_value
@@ -99,7 +99,7 @@ class RowWiseAdagrad(embedding_aware(keras_optimizers().Optimizer)):  # type: ig
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any = None) -> None:
         """One step of an ordinary variable; Keras calls it."""
         rate = self.learning_rate if learning_rate is None else learning_rate
-        accumulator = self._accumulators[self._var_key(variable)]
+        accumulator = self._sok_accumulators[self._var_key(variable)]
         # tf.Variables, also those inside variables of Keras 3, accept sparse updates.
         row, total = (getattr(v, "_value", v) for v in (variable, accumulator))
         sparse = isinstance(gradient, tf.IndexedSlices)
