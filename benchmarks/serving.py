@@ -105,7 +105,7 @@ def export(contender: str, kind: str, num_keys: int, path: str) -> dict[str, Any
             sok.assign(module.table, keys[at : at + CHUNK], rows_of(keys[at : at + CHUNK]))
         found["fill s"] = time.perf_counter() - start
         start = time.perf_counter()
-        sok.export_saved_model(module, path, row_dtype=contender)
+        sok.export_saved_model(module, path, missing="zeros", row_dtype=contender)
         find = tf.function(
             lambda keys: {"rows": module.table.find(keys)[0]}, input_signature=[spec]
         )

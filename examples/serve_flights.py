@@ -77,7 +77,6 @@ def train(arguments):
     sok.export_saved_model(
         model,
         folder / "model" / "1",
-        missing="initial",
         row_dtype=arguments.row_dtype,
         signatures=inputs,
     )

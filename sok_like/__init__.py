@@ -33,6 +33,7 @@ _IN_FILES = {
     "sok_like>GroupEmbedding": "sok_like.group_embedding.layer",
     "sok_like>HashEmbedding": "sok_like.dist_model_parallel.hash_embedding",
     "sok_like>LazyAdam": "sok_like.optimizers.lazy_adam",
+    "sok_like>RowWiseAdagrad": "sok_like.optimizers.rowwise_adagrad",
     "sok_like>SequenceFeatures": "sok_like.feature_column.layers",
     "sok_like>TFDistributedEmbedding": "sok_like.embeddings.tf_distributed_embedding",
     "sok_like.dist_model_parallel>DistributedEmbedding": "sok_like.dist_model_parallel.layer",
@@ -75,6 +76,14 @@ if importlib.util.find_spec("tensorflow") is None:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "comm":  # an earlier README imported it
+        warnings.warn(
+            "sok_like.comm is an earlier name. Use sok.rank(), sok.size() and sok.local_rank(). "
+            "Received: an import of `comm` from sok_like",
+            FutureWarning,
+            stacklevel=2,
+        )
+        return importlib.import_module("sok_like.runtime.comm")
     try:
         return _load(name)
     except ModuleNotFoundError as error:

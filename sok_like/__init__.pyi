@@ -36,6 +36,7 @@ from sok_like.inspection.estimate import estimate_memory as estimate_memory
 from sok_like.inspection.report import report as report
 from sok_like.lookup.by_key import EmbeddingVariable as EmbeddingVariable
 from sok_like.lookup.dense_lookup import embedding_lookup as embedding_lookup
+from sok_like.lookup.gather_batch import gather_batch as gather_batch
 from sok_like.optimizers.scope import OptimizerScope as OptimizerScope
 from sok_like.optimizers.utils import filter_variables as filter_variables
 from sok_like.optimizers.utils import (
@@ -50,6 +51,7 @@ from sok_like.saving.saver import Saver as Saver
 from sok_like.serving.export import export_saved_model as export_saved_model
 from sok_like.table.export_assign import assign as assign
 from sok_like.table.export_assign import export as export
+from sok_like.table.keys import keys_of as keys_of
 from sok_like.table.policies import CBFFilter as CBFFilter
 from sok_like.table.policies import CounterFilter as CounterFilter
 from sok_like.table.policies import EmbeddingVariableOption as EmbeddingVariableOption

@@ -7,8 +7,8 @@ The launcher is `mpirun` if Horovod was built with MPI and there is an `mpirun` 
 or on PATH, else `horovodrun --gloo`. Ranks run this Python and inherit the environment. The pool of
 TensorFlow has as many threads in each as its share of the cores, unless `TF_NUM_INTRAOP_THREADS` is
 set: with a thread per core in every rank, ranks take the cores from each other. There may be more
-ranks than cores, and the user may be root. Ctrl-C ends all ranks. The exit status is that of the first rank that failed,
-75 if it waited in vain for a frozen rank; under `horovodrun` it is 1.
+ranks than cores, and the user may be root. Ctrl-C ends all ranks. The exit status is that of the
+first rank that failed, 75 if it waited in vain for a frozen rank; under `horovodrun` it is 1.
 
 This process becomes the launcher, so it need not pass on signals and the exit status. Standard
 library only, so it starts fast.

@@ -49,14 +49,14 @@ CALLABLES = {
     "shard": "dataset, *, drop_remainder",
     "size": "",
     "OptimizerScope": "trainable_variables",
-    "OptimizerWrapper": "optimizer, *, lazy=False, average_dense_gradients=True, "
+    "OptimizerWrapper": "optimizer, *, default=None, lazy=False, average_dense_gradients=True, "
     "skip_nonfinite_gradients=False",
     "assign": "variable, keys, rows",
-    "callbacks.TableMetrics": "every=100, log_dir='logs'",
+    "callbacks.TableMetrics": "*, every=100, log_dir='logs'",
     "estimate_memory": "num_keys, embedding_dim, optimizer='adam', *, world_size=1, "
     "keeps_records=False, touched_keys=None, storage_option=None",
     "report": "model, *, print_table=True",
-    "export_saved_model": "model, path, missing='zeros', row_dtype='float32', signatures=None",
+    "export_saved_model": "model, path, missing='initial', row_dtype='float32', signatures=None",
     "dist_model_parallel.BroadcastGlobalVariablesCallback": "root_rank=0, device=''",
     "dist_model_parallel.ConcatInitializer": "initializer, sizes",
     "dist_model_parallel.DistEmbeddingStrategy": "embeddings, world_size, strategy='basic', "
@@ -94,6 +94,10 @@ CALLABLES = {
     "embedding_lookup": "param, ids, combiner=None, *, weights=None",
     "enable_distributed_strategy": "strategy='collective'",
     "export": "variable",
+    "gather_batch": "tensor, name='gather_batch'",
+    "keys_of": "strings",
+    "optimizers.RowWiseAdagrad": "learning_rate=0.01, initial_accumulator_value=0.0, "
+    "epsilon=1e-08, name='rowwise_adagrad', **kwargs",
     "feature_column.DenseFeatures": "feature_columns, *, gradient_scale='auto', **kwargs",
     "feature_column.SequenceFeatures": "feature_columns, *, gradient_scale='auto', **kwargs",
     "feature_column.categorical_column_with_embedding": EV_COLUMN,
@@ -259,3 +263,11 @@ def test_import_loads_no_tensorflow():
     program = "import sys, sok_like; print(sorted({'tensorflow', 'keras'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_an_earlier_name_of_the_readme_warns():
+    import sok_like as sok
+    from sok_like.runtime import comm
+
+    with pytest.warns(FutureWarning, match=r"sok.rank\(\)"):
+        assert sok.comm is comm

@@ -45,7 +45,7 @@ class TableMetrics(tf.keras.callbacks.Callback):
             One process gets TensorFlow's error itself.
     """
 
-    def __init__(self, every: int = 100, log_dir: str | os.PathLike = "logs"):
+    def __init__(self, *, every: int = 100, log_dir: str | os.PathLike = "logs"):
         super().__init__()
         self.every = check_integer("every", every)
         self.log_dir = os.fspath(log_dir)

@@ -268,7 +268,7 @@ def initialize(
     num_processes: int | None = None,
     process_id: int | None = None,
 ) -> None:
-    """Starts Horovod. Only needed if the mesh has two axes, and then before `sok.Init`.
+    """Starts Horovod. Only needed before `sok.Init`, if a mesh has two axes.
 
     The launcher (mpirun, horovodrun) has started and connected the processes, so the arguments of
     Keras' function are only checked.

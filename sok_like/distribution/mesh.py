@@ -73,11 +73,11 @@ class DeviceMesh(keras.distribution.DeviceMesh):
 
 
 class LayoutMap(keras.distribution.LayoutMap):
-    """Keras' LayoutMap, in which a pattern may match anywhere in a path.
+    """Keras' LayoutMap, in which a pattern may also match a part of a path.
 
-    A key equal to the path has priority; otherwise every key is a regular expression for
-    `re.search`, as in the published API. (Keras' own class now uses `re.fullmatch`, and keeps that
-    meaning when it is passed to `ModelParallel`.)
+    A key equal to the path has priority, then a regular expression that matches the whole path, as
+    in Keras. If there is neither, one that matches a part of it counts, as in the published API.
+    (Keras' own class, passed to `ModelParallel`, keeps to whole paths.)
 
     Args:
         device_mesh: The DeviceMesh of layouts that are given as tuples, or None.
@@ -111,7 +111,8 @@ class LayoutMap(keras.distribution.LayoutMap):
         """
         if key in list(self):
             return super().__getitem__(key)
-        matching = [pattern for pattern in self if re.search(pattern, key)]
+        matching = [pattern for pattern in self if re.fullmatch(pattern, key)]
+        matching = matching or [pattern for pattern in self if re.search(pattern, key)]
         if len(matching) > 1:
             raise ValueError(
                 f"Path '{key}' matches multiple layout keys; it must match at most one. "
@@ -147,7 +148,9 @@ class RankMesh:
                 f"{world_size} rank(s)"
             )
         if not comm.is_initialized():
-            ensure_initialized(groups_later=sum(size > 1 for size in sizes) > 1)
+            # Horovod accepts groups of ranks only if it was told at its start. A later mesh may
+            # have two axes if four ranks can be a grid.
+            ensure_initialized(groups_later=world_size > 3)
         self.device_mesh = device_mesh
         self.shape = dict(zip(names, sizes, strict=True))
         grid = np.arange(world_size).reshape(sizes)

@@ -17,7 +17,7 @@ from sok_like.optimizers.embedding_aware import embedding_aware
 from sok_like.optimizers.loss_scale import LossScaling
 from sok_like.runtime import comm, hooks, turns
 from sok_like.runtime.attributes import view
-from sok_like.runtime.keras_version import is_keras_3
+from sok_like.runtime.keras_version import is_keras_3, keras_optimizers
 
 # They update each element of a variable independently, so they can work on a shard.
 _STOCK = ("keras.src", "tf_keras.src")
@@ -206,7 +206,7 @@ def distributed_optimizer(optimizer: Any, distribution: Any) -> Any:
     """
     if isinstance(optimizer, (_OnShards, _ScalingOnShards)):
         return optimizer
-    if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
+    if not isinstance(optimizer, keras_optimizers().Optimizer):
         raise TypeError(
             f"A Keras optimizer is required. Received: {optimizer!r} of type {type(optimizer)}"
         )
@@ -255,7 +255,7 @@ def _install():
 
     So a custom training loop needs no `distribution.optimizer`.
     """
-    optimizers = tf.keras.optimizers
+    optimizers = keras_optimizers()
     if is_keras_3():
         classes, method = (optimizers.Optimizer, optimizers.LossScaleOptimizer), "apply"
     else:

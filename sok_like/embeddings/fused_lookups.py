@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.embeddings.base import EmbeddingLayer
+from sok_like.lookup.float_ids import inputs_of, layer_of, nodes_of
 from sok_like.lookup.hash_lookup import lookup
 from sok_like.lookup.training_flag import by_training
 from sok_like.runtime.keras_version import is_keras_3
@@ -125,7 +126,7 @@ def fuse_lookups(model: Any) -> Any:
     for node in nodes:
         if id(node) in needed:
             _run(node, tensors)
-    layers = [_layer_of(node) for node in chosen]
+    layers = [layer_of(node) for node in chosen]
     inputs = [_arguments(node, tensors)[0][0] for node in chosen]
     rows = FusedLookups(layers, name=f"fused_{layers[0].name}")(inputs)
     for node, found in zip(chosen, rows, strict=True):
@@ -166,25 +167,14 @@ def _structure(model, what):
 
 
 def _nodes_of(model):
-    """Calls of layers, each after those that it depends on; without the inputs."""
-    by_depth = getattr(model, "_nodes_by_depth", None)
-    if not by_depth:
+    nodes = nodes_of(model)
+    if not nodes:
         raise TypeError(
             "sok.fuse_lookups needs a functional model, whose graph is known. Use a "
             "sok.GroupEmbedding in a subclassed model. "
             f"Received: {type(model).__name__} '{getattr(model, 'name', model)}'"
         )
-    depths = sorted(by_depth, reverse=True)
-    return [node for depth in depths for node in by_depth[depth] if not node.is_input]
-
-
-def _layer_of(node):
-    return node.operation if is_keras_3() else node.layer
-
-
-def _inputs_of(node):
-    found = node.input_tensors if is_keras_3() else node.keras_inputs
-    return {id(tensor) for tensor in tf.nest.flatten(found)}
+    return nodes
 
 
 def _arguments(node, tensors):
@@ -195,7 +185,7 @@ def _arguments(node, tensors):
 
 def _only_looks_up(node):
     """Whether a fused lookup does everything that this call does."""
-    layer = _layer_of(node)
+    layer = layer_of(node)
     if not isinstance(layer, EmbeddingLayer) or type(layer).call is not EmbeddingLayer.call:
         return False
     args, kwargs = _arguments(node, {})
@@ -205,19 +195,19 @@ def _only_looks_up(node):
 
 def _run(node, tensors):
     args, kwargs = _arguments(node, tensors)
-    outputs = _layer_of(node)(*args, **kwargs)
+    outputs = layer_of(node)(*args, **kwargs)
     for old, new in zip(tf.nest.flatten(node.outputs), tf.nest.flatten(outputs), strict=True):
         tensors[id(old)] = new
 
 
 def _chosen(nodes):
     """The calls to fuse, and the ids of the calls that they depend on."""
-    layers = [_layer_of(node) for node in nodes]
+    layers = [layer_of(node) for node in nodes]
     maker = {id(t): node for node in nodes for t in tf.nest.flatten(node.outputs)}
     above: dict[int, set[int]] = {}  # ids of all calls that a call depends on
     chosen: list[Any] = []
     for node, layer in zip(nodes, layers, strict=True):
-        makers = [maker[key] for key in _inputs_of(node) if key in maker]
+        makers = [maker[key] for key in map(id, inputs_of(node)) if key in maker]
         above[id(node)] = {id(m) for m in makers}.union(*(above[id(m)] for m in makers))
         once = sum(other is layer for other in layers) == 1
         alone = not above[id(node)] & {id(other) for other in chosen}

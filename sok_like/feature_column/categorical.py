@@ -2,7 +2,7 @@
 
 feature          key
 integers         the integer itself, uint64 by its bits
-strings          `sok_like.table.keys.string_keys`, the same in every process
+strings          `sok_like.table.keys.keys_of`, the same in every process
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tensorflow.python.feature_column import feature_column as old
 from tensorflow.python.feature_column import feature_column_v2 as fc
 
 from sok_like.runtime.checks import as_integer, wrong_argument
-from sok_like.table.keys import DTYPES, as_keys, dtype_hint, may_be_keys, string_keys
+from sok_like.table.keys import DTYPES, as_keys, dtype_hint, keys_of, may_be_keys
 from sok_like.table.policies import EmbeddingVariableOption, with_steps_to_live
 
 
@@ -73,7 +73,7 @@ class EmbeddingCategoricalColumn(
             ValueError: `values` are strings and the column has integers, or the reverse.
         """
         self.check_dtype(values.dtype)
-        return string_keys(values) if values.dtype == tf.string else as_keys(values)
+        return keys_of(values) if values.dtype == tf.string else as_keys(values)
 
     def check_dtype(self, dtype: tf.DType) -> None:
         """Raises ValueError, with a remedy, unless a feature may have this dtype."""

@@ -179,7 +179,7 @@ def _table_kind(column):
     keys = table_column(column)
     if keys is None:
         return "buckets", column._num_buckets
-    return "keys", keys.key_dtype.name, repr(keys.ev_option)
+    return "keys", keys.dtype.name, repr(keys.ev_option)
 
 
 def _make(categorical_columns, shared_name, dimension, combiner, initializer, *rest):

@@ -21,6 +21,7 @@ from sok_like.feature_column.categorical import table_column
 from sok_like.feature_column.columns import GroupEmbeddingColumn, is_fused
 from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
 from sok_like.runtime.tensor_checks import checked
+from sok_like.table.keys import check_kind
 
 
 class _Ragged:
@@ -110,6 +111,9 @@ def embeddings(
     found: dict[GroupEmbeddingColumn, tf.Tensor] = {}
     for group, members in groups.items():
         name = group if isinstance(group, str) else group.name
+        for column in members:
+            if column.keys_column is not None:
+                check_kind(call.tables[column], column.keys_column.dtype, f"column '{column.name}'")
         pairs = [_ids_and_weights(column, call.inputs) for column in members]
         weights = [weights for _, weights in pairs]
         rows = group_embedding_lookup_sparse(

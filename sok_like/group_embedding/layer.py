@@ -22,7 +22,7 @@ from sok_like.runtime import wire
 from sok_like.runtime.checks import as_integer, check_combiner, wrong_argument
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
 from sok_like.table import policy_config
-from sok_like.table.keys import as_keys, may_be_keys, string_keys
+from sok_like.table.keys import as_keys, check_kind, keys_of, may_be_keys
 from sok_like.table.variable import EmbeddingVariable
 
 
@@ -60,7 +60,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
     Raises:
         ValueError: an argument is of another kind, features with the same table differ in
             `embedding_dims`, or the input lacks a feature.
-        TypeError: a feature has neither integers nor strings.
+        TypeError: a feature has neither integers nor strings, or a table has features of both.
         RuntimeError: `sok.Init` has not been called.
     """
 
@@ -212,6 +212,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
                 "or 'string', or put `tf.keras.layers.Discretization` before it. "
                 f"Received: {dtype.name} {where}"
             )
+        check_kind(self._tables.by_name[self._table_names[name]], dtype, where[1:-1])
         # Only Keras, when it builds a model, passes floats.
         padded = self.pad_key is not None and dense and rank == 2 and not dtype.is_floating
         if padded and not self._may_be_padded(dtype):
@@ -299,7 +300,7 @@ def _check_dim(feature, dim):
 
 
 def _keys(values):
-    return string_keys(values) if values.dtype == tf.string else as_keys(values)
+    return keys_of(values) if values.dtype == tf.string else as_keys(values)
 
 
 def _option(name, value):

@@ -17,6 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_like.lookup import float_ids as float_ids  # its hook belongs to every model with a table
 from sok_like.lookup.flat_ids import FlatIds, flat_values, with_flat_values
 from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.keras_call import training_of_call

@@ -9,14 +9,14 @@ from __future__ import annotations
 import collections
 import contextlib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from sok_like.lookup import same_weights
 from sok_like.lookup.local_variables import is_local
-from sok_like.optimizers import graph_step, owner, same_on_ranks
+from sok_like.optimizers import graph_step, owner, per_table, same_on_ranks
 from sok_like.optimizers.rules import OptimizerRule, rule_of
 from sok_like.runtime import comm, finite, ops, turns
 from sok_like.table.variable import as_embedding_variable, is_embedding_variable, unwrap
@@ -43,6 +43,7 @@ class EmbeddingAware:
     _sok_average = True
     _sok_only_embeddings = False
     _sok_skip_nonfinite = False
+    _sok_tables: Mapping[str, Any] = {}  # optimizers of single tables, see `per_table`
     _sok_sums_rows = True
     # Whether all ranks take every step, whatever its variables are.
     _sok_steps_together = False
@@ -83,21 +84,38 @@ class EmbeddingAware:
         for option in _OPTIONS:
             if getattr(self, f"_sok_{option}") != getattr(type(self), f"_sok_{option}"):
                 config[f"sok_{option}"] = getattr(self, f"_sok_{option}")
+        if self._sok_tables:
+            config["sok_tables"] = per_table.to_config(self._sok_tables)
         return config
 
     @classmethod
     def from_config(cls, config, **kwargs):
         config = dict(config)
+        tables = per_table.from_config(config.pop("sok_tables", {}))
         names = [f"sok_{option}" for option in _OPTIONS]
         options = {name: config.pop(name) for name in names if name in config}
         optimizer = super().from_config(config, **kwargs)
         for key, value in options.items():
             optimizer.__dict__[f"_{key}"] = value
+        optimizer.__dict__["_sok_tables"] = tables
         return optimizer
+
+    def optimizer_of(self, table: str) -> Any:
+        """The optimizer of a table, as in the dictionary of `sok.OptimizerWrapper`.
+
+        Its `learning_rate` can be read and set.
+
+        Args:
+            table: The table's name.
+        """
+        key = per_table.key_of(self._sok_tables, table)
+        return self if key is None else self._sok_tables[key]
 
     def _sok_take(self, variables):
         """The variables that the stock class must train."""
         others = []
+        variables = list(variables)
+        per_table.check_keys(self, variables)
         for variable in variables:
             if is_embedding_variable(variable):
                 continue
@@ -131,9 +149,14 @@ class EmbeddingAware:
         Returns:
             Ops of the updates, in a graph; and the pairs with which the stock class must go on.
         """
+        own, pairs = per_table.divide(self, pairs)
+        updates = []
+        for optimizer, of_table in own:
+            rate = optimizer._sok_learning_rate()
+            updates += optimizer._sok_step(of_table, rate, step, average)[0]
         embedding, other = split(pairs)
         with self._sok_compare_rates(pairs, learning_rate, step, average):
-            updates = self._sok_update(embedding, learning_rate, step)
+            updates += self._sok_update(embedding, learning_rate, step)
         if average:
             other = self._sok_average_gradients(other, learning_rate, step)
         return [op for op in updates if op is not None], [(g, v) for g, v in other if g is not None]
@@ -184,7 +207,8 @@ class EmbeddingAware:
                 "`sok.OptimizerWrapper(..., skip_nonfinite_gradients=True)`. "
                 f"Received: {type(self).__name__} without"
             )
-        return self._sok_counter(f"skipped_{table.table_name}")
+        counts = self.optimizer_of(table.table_name)
+        return counts._sok_counter(f"skipped_{table.table_name}")
 
     def _sok_counter(self, name):
         """An int64 counter: one variable per graph, like the optimizer's powers of beta."""

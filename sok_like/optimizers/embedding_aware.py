@@ -15,7 +15,7 @@ from sok_like.optimizers import graph_step
 from sok_like.optimizers.aware import EmbeddingAware
 from sok_like.optimizers.legacy_keras import LegacyKeras
 from sok_like.runtime import comm, finite
-from sok_like.runtime.keras_version import optimizer_family
+from sok_like.runtime.keras_version import keras_optimizers, optimizer_family
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 
@@ -78,6 +78,9 @@ class _Keras3(EmbeddingAware):
             super().apply(*zip(*other, strict=True))
         else:
             self._iterations.assign_add(1)
+
+    def _sok_learning_rate(self):
+        return self.learning_rate
 
 
 def _summed(gradient):
@@ -213,6 +216,6 @@ def embedding_aware(cls: type) -> type:
 
 def __getattr__(name: str) -> type:
     """The subclass of a Keras optimizer by its name in files, such as `EmbeddingAwareAdam`."""
-    if name.startswith("EmbeddingAware") and hasattr(tf.keras.optimizers, name[14:]):
-        return embedding_aware(getattr(tf.keras.optimizers, name[14:]))
+    if name.startswith("EmbeddingAware") and hasattr(keras_optimizers(), name[14:]):
+        return embedding_aware(getattr(keras_optimizers(), name[14:]))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import tensorflow as tf
 
 from sok_like.optimizers.embedding_aware import embedding_aware
+from sok_like.runtime.keras_version import keras_optimizers
 
 
 @tf.keras.utils.register_keras_serializable("sok_like")
-class Adam(embedding_aware(tf.keras.optimizers.Adam)):  # type: ignore[misc]
+class Adam(embedding_aware(keras_optimizers().Adam)):  # type: ignore[misc]
     """`tf.keras.optimizers.Adam` that also trains embedding variables.
 
     The result is that of Adam on a dense variable: the moments of every row decay at every step,

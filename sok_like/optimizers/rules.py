@@ -115,8 +115,9 @@ def check_keras_settings(optimizer: Any) -> None:
             raise ValueError(
                 f"An embedding variable cannot honour `{setting}`, {why}. "
                 f"Received: {setting}={getattr(optimizer, setting)!r} on {name}; leave "
-                "it out, or train embedding variables with an optimizer of their own "
-                "(sok.split_embedding_variable_from_others)."
+                "it out, or give tables an optimizer of their own "
+                "(sok.OptimizerWrapper({'table': ...}, default=...)). In a train_step, "
+                "tf.clip_by_global_norm takes norms over all ranks."
             )
 
 

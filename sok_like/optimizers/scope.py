@@ -12,7 +12,7 @@ from sok_like.optimizers.embedding_aware import knows_tables
 from sok_like.optimizers.wrapper import OptimizerWrapper
 from sok_like.runtime import hooks
 from sok_like.runtime.checks import wrong_argument
-from sok_like.runtime.keras_version import is_keras_3
+from sok_like.runtime.keras_version import is_keras_3, keras_optimizers
 from sok_like.table.variable import is_embedding_variable
 
 _lock = threading.Lock()
@@ -70,10 +70,10 @@ def train_tables(own: Callable, self: Any, grads_and_vars: Any, *args: Any, **kw
 
 
 def _stock_classes():
-    classes = [tf.compat.v1.train.Optimizer, tf.keras.optimizers.Optimizer]
+    classes = [tf.compat.v1.train.Optimizer, keras_optimizers().Optimizer]
     if is_keras_3():
         return classes
     from tf_keras.src.mixed_precision.loss_scale_optimizer import LossScaleOptimizerV3
 
     # The last one looks at all variables before its inner optimizer does.
-    return [*classes, tf.keras.optimizers.legacy.Optimizer, LossScaleOptimizerV3]
+    return [*classes, keras_optimizers().legacy.Optimizer, LossScaleOptimizerV3]

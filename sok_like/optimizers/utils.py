@@ -8,7 +8,9 @@ from typing import Any
 from sok_like.table.variable import is_embedding_variable
 
 
-def split_embedding_variable_from_others(variables: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def split_embedding_variable_from_others(
+    variables: Sequence[Any],
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Splits a model's variables into embedding variables and others.
 
     Gradients of embedding variables are complete on the rank that owns the rows. Those of other
@@ -18,7 +20,7 @@ def split_embedding_variable_from_others(variables: Sequence[Any]) -> tuple[list
         variables: List or tuple of trainable variables.
 
     Returns:
-        `(embedding_variables, other_variables)`, two lists in the order given.
+        `(embedding_variables, other_variables)`, two tuples in the order given.
 
     Raises:
         ValueError: `variables` is neither a list nor a tuple.
@@ -27,9 +29,8 @@ def split_embedding_variable_from_others(variables: Sequence[Any]) -> tuple[list
         raise ValueError(
             f"`variables` must be a list or a tuple of trainable variables. Received: {variables!r}"
         )
-    embedding = [v for v in variables if is_embedding_variable(v)]
-    other = [v for v in variables if not is_embedding_variable(v)]
-    return embedding, other
+    embedding = tuple(v for v in variables if is_embedding_variable(v))
+    return embedding, tuple(v for v in variables if not is_embedding_variable(v))
 
 
 def filter_variables(variables: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -38,4 +39,5 @@ def filter_variables(variables: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     Args:
         variables: Any iterable of variables.
     """
-    return split_embedding_variable_from_others(list(variables))
+    embedding, other = split_embedding_variable_from_others(list(variables))
+    return list(embedding), list(other)

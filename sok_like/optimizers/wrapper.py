@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -10,12 +11,13 @@ import tensorflow as tf
 from sok_like.optimizers.embedding_aware import embedding_aware, knows_tables
 from sok_like.optimizers.loss_scale import LossScaling
 from sok_like.runtime.attributes import view
-from sok_like.runtime.keras_version import is_keras_3
+from sok_like.runtime.keras_version import is_keras_3, keras_optimizers, optimizer_family
 
 
 def OptimizerWrapper(
     optimizer: Any,
     *,
+    default: Any = None,
     lazy: bool = False,
     average_dense_gradients: bool = True,
     skip_nonfinite_gradients: bool = False,
@@ -27,9 +29,14 @@ def OptimizerWrapper(
     gradients averaged over ranks. For `model.compile`, loops with a tape, and v1 graphs.
 
     Args:
-        optimizer: SGD, Adagrad, Adam, AdamW or Ftrl of Keras 3 or tf_keras; GradientDescent,
-            Momentum, Adagrad, Adam or Ftrl of `tf.compat.v1.train`; or Keras'
-            `LossScaleOptimizer` around one of them.
+        optimizer: SGD, Adagrad, Adam, AdamW or Ftrl of Keras 3 or tf_keras, also by name or
+            configuration, as in `compile`; GradientDescent, Momentum, Adagrad, Adam or Ftrl of
+            `tf.compat.v1.train`; or Keras' `LossScaleOptimizer` around one of them. Or a dictionary
+            from names of tables to optimizers of Keras for them; `RowWiseAdagrad` and `LazyAdam`
+            may be among these.
+        default: With a dictionary: the optimizer of all other tables and variables. The result is a
+            view of it. Its `optimizer_of("users").learning_rate` is that of a table's optimizer;
+            `model.save` keeps it, a tf.train.Checkpoint only the default's.
         lazy: Adam and momentum move only the rows of the batch, as LazyAdam does, instead of every
             row that still has momentum.
         average_dense_gradients: Set it to False if something else already averages them over ranks.
@@ -47,6 +54,11 @@ def OptimizerWrapper(
         ValueError: embedding variables cannot follow the optimizer or one of its settings exactly;
             `optimizer` has been wrapped before, with other options.
     """
+    is_dictionary = isinstance(optimizer, Mapping) and "class_name" not in optimizer
+    if is_dictionary or default is not None:
+        options = (lazy, average_dense_gradients, skip_nonfinite_gradients)
+        return _per_table(optimizer, is_dictionary, default, options)
+    optimizer = named(optimizer)
     _check_unwrapped(optimizer)
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:  # Keras' LossScaleOptimizer
@@ -54,6 +66,10 @@ def OptimizerWrapper(
         return _loss_scaling(optimizer, inner, *options)
     cls = embedding_aware(type(optimizer))  # type: ignore[arg-type]
     cls._sok_rule(optimizer).check()  # type: ignore[attr-defined]
+    return _view(optimizer, lazy, average_dense_gradients, skip_nonfinite_gradients)
+
+
+def _view(optimizer, lazy, average_dense_gradients, skip_nonfinite_gradients):
     state = {
         "_sok_lazy": lazy,
         "_sok_average": average_dense_gradients,
@@ -67,10 +83,48 @@ def OptimizerWrapper(
             f"wrappers share its state. Received: {_listed(state)} after {_listed(before)} "
             f"(optimizer {type(optimizer).__name__})"
         )
-    made = view(cls, optimizer)
+    made = view(embedding_aware(type(optimizer)), optimizer)
     made.__dict__.update(state)
     made.__dict__["_sok_scaling_allowed"] = False
     return made
+
+
+def _per_table(optimizers, is_dictionary, default, options):
+    if not is_dictionary or default is None or not optimizers:
+        raise ValueError(
+            "`optimizer` must be a dictionary by names of tables if `default`, the optimizer of "
+            "everything else, is given, and only then. "
+            f"Received: optimizer={optimizers!r}, default={default!r}"
+        )
+    default = named(default)
+    if vars(default).get("_sok_tables"):
+        raise ValueError(
+            "`default` must not have optimizers for tables already. "
+            f"Received: {type(default).__name__} with {sorted(default._sok_tables)}"
+        )
+    given = {key: named(each) for key, each in [*optimizers.items(), ("default", default)]}
+    families = {key: optimizer_family(type(each)) for key, each in given.items()}
+    if set(families.values()) - {"keras", "tf_keras"} or hasattr(default, "inner_optimizer"):
+        raise TypeError(
+            "Optimizers of tables, and the default, must be those of Keras 3 or tf_keras, without "
+            f"a LossScaleOptimizer. Received: {families}"
+        )
+    aware = {
+        # The default needs a rule for tables only if it meets one: it may clip by norms.
+        key: each if knows_tables(each) else _view(each, *options)
+        for key, each in given.items()
+    }
+    made = aware.pop("default")
+    for each in aware.values():
+        each._sok_rule().check()
+    made.__dict__["_sok_tables"] = aware
+    return made
+
+
+def named(optimizer: Any) -> Any:
+    """The optimizer that Keras means by a name or a configuration; any other object unchanged."""
+    by_name = isinstance(optimizer, (str, dict))
+    return keras_optimizers().get(optimizer) if by_name else optimizer
 
 
 def _check_unwrapped(optimizer):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+from typing import Any
 
 import tensorflow as tf
 
@@ -11,6 +13,11 @@ import tensorflow as tf
 def is_keras_3() -> bool:
     """Whether `tf.keras` is Keras 3; False under `TF_USE_LEGACY_KERAS=1`, where it is tf_keras."""
     return not hasattr(tf.keras, "__internal__")
+
+
+def keras_optimizers() -> Any:
+    """The running Keras' module of optimizers; `sok2.init` changes `tf.keras.optimizers`."""
+    return importlib.import_module("keras.optimizers" if is_keras_3() else "tf_keras.optimizers")
 
 
 def optimizer_family(cls: type) -> str | None:

@@ -88,7 +88,10 @@ keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer
     _stateful_handle_finite_grads
 # The graph of a functional model.
 keras.src.models.functional:Functional
-    _inputs_struct _outputs_struct _nodes_by_depth
+    _inputs _inputs_struct _outputs_struct _nodes_by_depth
+# The inputs of a Sequential model.
+keras.src.models.sequential:Sequential
+    _functional
 # Fit continues.
 keras.src.models.model:Model
     _initial_epoch
@@ -112,7 +115,8 @@ tf_keras.src.engine.base_layer:Layer
 # Optimizers that train tables.
 tf_keras.src.optimizers.optimizer:Optimizer
     _learning_rate _current_learning_rate _compute_current_learning_rate _iterations _index_dict
-    _use_weight_decay _clip_gradients _var_key _built
+    _use_weight_decay _clip_gradients _var_key _built _build_learning_rate
+    _serialize_hyperparameter
 tf_keras.src.optimizers.legacy.optimizer_v2:OptimizerV2
     _name _hyper _initial_decay _create_all_weights _decayed_lr _aggregate_gradients
 # The graph of a functional model.

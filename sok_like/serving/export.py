@@ -28,7 +28,7 @@ from sok_like.serving import contents
 from sok_like.serving import signatures as signature
 from sok_like.table.variable import EmbeddingVariable
 
-MISSING = ("zeros", "initial")
+MISSING = ("initial", "zeros")
 
 # Ops of stock TensorFlow that call into this process.
 _PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
@@ -37,7 +37,7 @@ _PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 def export_saved_model(
     model: Any,
     path: str | os.PathLike,
-    missing: str = "zeros",
+    missing: str = "initial",
     row_dtype: str = "float32",
     signatures: Any = None,
 ) -> None:
@@ -45,14 +45,14 @@ def export_saved_model(
 
     Every rank must call this, with the same arguments. Rank 0 writes; other ranks may have another
     file system. The SavedModel computes what the model does with `training=False`, with the same
-    bits if `row_dtype` is "float32" and `missing` is "initial".
+    bits if `row_dtype` is "float32" and `missing` is "initial", as they are by default.
 
     Args:
         model: A Keras model or layer that has been called once, or a tf.Module.
         path: Folder of the SavedModel, on any file system that TensorFlow writes (`gs://...`). An
             existing SavedModel is replaced when the new one is complete.
-        missing: What a key without a row reads: "zeros", or "initial" for the row that training
-            would give it.
+        missing: What a key without a row reads: "initial", the row that training would give it, as
+            in `predict`; or "zeros".
         row_dtype: "float32", "bfloat16", or "int8" with one scale per row.
         signatures: What to export; it is called "serving_default" unless it has names:
             None: a Keras model with `inputs`, or the tf.functions of a tf.Module that have an

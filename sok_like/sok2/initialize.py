@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
 from sok_like.lookup import by_key as by_key  # makes its tables readable by key
-from sok_like.runtime import comm
+from sok_like.runtime import comm, hooks
 from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.initialize import check_replicas, ensure_initialized
 from sok_like.runtime.keras_version import is_keras_3
@@ -19,6 +18,7 @@ from sok_like.table.variable import is_embedding_variable
 # TensorFlow's version in the form that SOK 2.x's scripts use.
 tf_version = [int(part) for part in tf.__version__.split(".")[:2]]
 
+_switched: list[hooks.Hook] = []
 _COMM_TOOLS = ("horovod", "single")
 
 
@@ -30,9 +30,9 @@ def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
 
     Args:
         comm_tool: "horovod"; with one process also "single".
-        use_legacy_optimizer: In SOK 2.x, True replaced `tf.keras.optimizers` by
-            `tf.keras.optimizers.legacy`. Here `OptimizerWrapper` takes both, so TensorFlow is
-            unchanged; under tf_keras a warning says so.
+        use_legacy_optimizer: True puts the classes of `tf.keras.optimizers.legacy` in the place of
+            those of `tf.keras.optimizers`, as SOK 2.x does: momentum, for one, has other numbers
+            there. False puts Keras' own back. Keras 3 has no legacy optimizers: no effect.
 
     Raises:
         ValueError: `comm_tool` is another tool, or "single" in a job of several processes.
@@ -40,12 +40,6 @@ def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
     """
     if comm_tool not in _COMM_TOOLS:
         raise wrong_argument("comm_tool", f"one of {_COMM_TOOLS}", comm_tool)
-    if use_legacy_optimizer and not is_keras_3():
-        warnings.warn(
-            "sok2.init does not change tf.keras.optimizers; write tf.keras.optimizers.legacy where "
-            "you want those. Received: use_legacy_optimizer=True",
-            stacklevel=2,
-        )
     check_replicas()
     ensure_initialized()
     world_size = comm.current().world_size
@@ -54,6 +48,19 @@ def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
             "`comm_tool` must be 'horovod' in a job of several processes. "
             f"Received: comm_tool='single' with {world_size}"
         )
+    if not is_keras_3():
+        _switch_optimizers(use_legacy_optimizer)
+
+
+def _switch_optimizers(to_legacy):
+    while _switched and not to_legacy:
+        _switched.pop().undo()
+    if to_legacy and not _switched:
+        optimizers = tf.keras.optimizers
+        for name, cls in vars(optimizers.legacy).items():
+            if isinstance(cls, type):
+                why = "sok2.init: scripts of SOK 2.x train with legacy optimizers"
+                _switched.append(hooks.put(optimizers, name, cls, why))
 
 
 def filter_variables(vars: Iterable[Any]) -> tuple[list[Any], list[Any]]:

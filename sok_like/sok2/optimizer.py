@@ -55,7 +55,7 @@ class OptimizerWrapper:
     __slots__ = ("__weakref__", "_iterations", "_optimizer", "_rows", "_view")
 
     def __init__(self, optimizer: Any):
-        self._optimizer = optimizer
+        self._optimizer = optimizer = wrapper.named(optimizer)
         self._rows: RowOptimizer | None = None
         self._view: Any = None
         self._iterations: Any = None  # those of tf.compat.v1.train have their own counter

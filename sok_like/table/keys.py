@@ -69,8 +69,8 @@ def dtype_hint(dtype: tf.DType) -> str:
     """How to make keys out of values whose dtype keys cannot have."""
     if dtype == tf.string:
         return (
-            "(`tf.keras.layers.Hashing(num_bins)` turns strings into keys; a large num_bins, say "
-            "2**62, lets hardly any two of them share one.)"
+            "(`sok.keys_of(strings)` turns strings into keys. So does, within a Keras model, "
+            "`tf.keras.layers.Hashing(num_bins)` with a large num_bins, say 2**62.)"
         )
     return (
         "(A Keras model casts its inputs to float32, which cannot hold large keys, unless it "
@@ -78,19 +78,59 @@ def dtype_hint(dtype: tf.DType) -> str:
     )
 
 
-def string_keys(strings: Any) -> tf.Tensor:
+def keys_of(strings: Any) -> Any:
     """int64 keys of strings: the 64-bit FarmHash fingerprint of each string's bytes.
 
-    It is the same in every process. Two strings with one fingerprint share a row. Among n strings
-    the chance that any two do is about n**2 / 2**65: 3e-8 for a million, 3% for a billion.
+    `sok.GroupEmbedding` and columns of strings use the same. Text is encoded as UTF-8. The key is
+    the same in every process and release. Two strings with one fingerprint share a row. Among n
+    strings the chance that any two do is about n**2 / 2**65: 3e-8 for a million, 3% for a billion.
 
     Args:
-        strings: String tensor of any shape; the keys have the same shape.
+        strings: Strings of any shape: a tensor, an array, a list, a RaggedTensor or a SparseTensor.
+
+    Returns:
+        int64 keys of the same shape and kind.
+
+    Raises:
+        TypeError: they are not strings. The fingerprint of a number is not that of its text.
     """
-    strings = tf.convert_to_tensor(strings)
+    if isinstance(strings, (tf.RaggedTensor, tf.SparseTensor)):
+        return strings.with_values(keys_of(strings.values))
+    try:
+        strings = tf.convert_to_tensor(strings)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"`strings` must be strings. Received: {strings!r}") from error
+    if strings.dtype != tf.string:
+        raise TypeError(f"`strings` must be strings. Received: {strings.dtype.name}")
     data = tf.reshape(strings, [-1])
     bytes_ = tf.raw_ops.Fingerprint(data=data, method="farmhash64")  # [num_keys, 8]
     return tf.reshape(tf.bitcast(bytes_, tf.int64), tf.shape(strings))
+
+
+def check_kind(table: Any, dtype: tf.DType, feature: str) -> None:
+    """Notes whether a table's features are strings or integers, and raises if it has had others.
+
+    The fingerprint of "1" is not 1. So two features of different kinds would train different rows.
+    A table that has been cleared may have either kind.
+
+    Args:
+        table: The EmbeddingVariable. Files do not keep its kind.
+        dtype: Of the feature, before strings become keys.
+        feature: What has this dtype, for the error.
+
+    Raises:
+        TypeError: the table has had features of the other kind.
+    """
+    if dtype.is_floating:  # see `_keras_builds`
+        return
+    kind = "strings" if dtype == tf.string else "integers"
+    first = table.__dict__.setdefault("_kind_of_features", kind)
+    if kind != first:
+        raise TypeError(
+            f"All features of table '{table.table_name}' must be {first}, as its first one was. "
+            "The string '1' and the integer 1 have different keys: convert one of them, or give "
+            f"each a table of its own. Received: {kind} ({feature})"
+        )
 
 
 def as_rows(rows: Any, argument: str, table: str) -> tf.Tensor:

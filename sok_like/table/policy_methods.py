@@ -110,13 +110,13 @@ class PolicyMethods:
     def get_version(self, keys: Any) -> tf.Tensor:
         """Step of a key's last training lookup, int64, counted from 0 like DeepRec's global step.
 
-        Arguments and shape are those of `get_frequency`. 0 for a key never seen, and for waiting
+        Arguments and shape are those of `get_frequency`. -1 for a key never seen, and for waiting
         keys of a CBFFilter, which does not store their steps.
 
         Raises:
             ValueError: the table keeps no records.
         """
-        return tf.maximum(self._of_any_rank(keys, "get_version")[1] - 1, 0)
+        return tf.maximum(self._of_any_rank(keys, "get_version")[1] - 1, -1)
 
     def export(self) -> ExportedRows:
         """This rank's keys with rows, versions and frequencies, as in DeepRec.

@@ -335,6 +335,7 @@ class EmbeddingVariable(
 
     def clear(self) -> Any:
         """Removes every key of this rank's shard; in a graph, returns the op that does so."""
+        self.__dict__.pop("_kind_of_features", None)
         return native.ops().sok_table_clear(handle=self.handle)
 
     # ---- what TensorFlow asks of a variable ----

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 
 def checks(world_size):
-    return {"all_kinds": all_kinds, "one_lookup": one_lookup}
+    return {"all_kinds": all_kinds, "one_lookup": one_lookup, "per_table": per_table}
 
 
 def all_kinds():
@@ -48,3 +48,27 @@ def one_lookup():
     gradient = tape.gradient(loss, layer.embedding_variable)
     keys = gradient.indices.numpy().tolist()
     return [ops.keys_are_unique(gradient), len(keys), len(set(keys))]
+
+
+def per_table():
+    """Rows and weights after `fit`; each table has its own optimizer, ranks share each batch."""
+    import sok_like as sok
+
+    keras, keys = tf.keras.optimizers, np.array([[1, 5], [2, 6], [1, 5], [3, 7]])
+    targets = np.array([[1.0], [-1.0], [2.0], [0.5]], np.float32)
+    tf.keras.utils.set_random_seed(3)
+    inputs = {name: tf.keras.Input([], dtype="int64", name=name) for name in ("users", "items")}
+    layer = sok.GroupEmbedding({"users": 2, "items": 2}, name="own_optimizers")
+    both = tf.keras.layers.Concatenate()(list(layer(inputs).values()))
+    model = tf.keras.Model(inputs, tf.keras.layers.Dense(1)(both))
+    schedule = keras.schedules.ExponentialDecay(0.05, 2, 0.5)
+    own = {"users": sok.optimizers.RowWiseAdagrad(0.1), "items": keras.Adam(schedule)}
+    model.compile(sok.OptimizerWrapper(own, default=keras.SGD(0.2)), "mse", jit_compile=False)
+    mine = slice(sok.rank(), None, sok.size())
+    features = dict(zip(inputs, keys[mine].T, strict=True))
+    model.fit(features, targets[mine], batch_size=4 // sok.size(), epochs=3, verbose=0)
+    found = {
+        name: tf.nn.embedding_lookup(table, keys[:, number]).numpy()
+        for number, (name, table) in enumerate(layer.tables.items())
+    }
+    return {**found, "kernel": model.layers[-1].get_weights()[0]}

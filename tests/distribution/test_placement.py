@@ -57,6 +57,9 @@ def test_layout_map_searches_and_prefers_the_exact_path():
         layout_map["bias"] = (None,)
     with pytest.raises(ValueError, match="TensorLayout"):
         layout_map["gamma"] = "model"
+    layout_map["net/dense.*kernel"] = ("batch", None)  # of the whole path, which counts in Keras
+    assert layout_map["net/dense/kernel"].axes == ("batch", None)
+    assert layout_map["other/dense/kernel"].axes == (None, "model")
     layout_map["dense_bias"] = ("model",)
     with pytest.raises(
         ValueError, match=r"'net/dense_bias' matches multiple layout.*\['bias', 'dense_bias'\]"
@@ -127,3 +130,23 @@ def test_mesh_and_classes_are_those_of_keras(sok):
     with dist.Distribution(mesh).scope():
         assert type(dist.distribution()) is dist.Distribution
     assert dist.distribution() is None
+
+
+def test_a_first_mesh_of_four_ranks_allows_a_grid_later(monkeypatch):
+    """Horovod accepts groups only if it was told at its start: DataParallel, then a 2-D mesh."""
+    from sok_like.distribution import mesh as module
+
+    for world_size in (2, 4):
+        asked = []
+
+        def start(groups_later, asked=asked):
+            asked.append(groups_later)
+            raise KeyError  # there is one rank: a mesh of more cannot be made here
+
+        monkeypatch.setattr(module, "ensure_initialized", start)
+        monkeypatch.setattr(module.comm, "is_initialized", lambda: False)
+        monkeypatch.setattr(module.comm, "launched_world_size", lambda n=world_size: n)
+        mesh = dist.DeviceMesh((world_size,), ["batch"], list(range(world_size)))
+        with pytest.raises(KeyError):
+            module.RankMesh(mesh)
+        assert asked == [world_size == 4]

@@ -20,6 +20,7 @@ def _results():
     programs = {
         "keras_model_parallel": ["--samples", "200", "--epochs", "2"],
         "movielens": ["--epochs", "1"],
+        "two_tower": ["--epochs", "3"],
         "group_columns": [*FLIGHTS, "--optimizer", "adagrad"],
         "serve_flights": ["--train", "--rows", "20000", "--folder", str(cores.folder() / SERVED)],
     }

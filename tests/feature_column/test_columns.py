@@ -164,6 +164,7 @@ def identity(name, buckets):
         (lambda: share(identity("i", 3), identity("j", 4)), "the same number of buckets.*i, j"),
         (lambda: share(keys_with(), identity("j", 4)), "keys of one dtype"),
         (lambda: share(keys_with(), keys_with(key="l", dtype=tf.int32)), "keys of one dtype"),
+        (lambda: share(keys_with(), keys_with(key="l", dtype=tf.int64)), "keys of one dtype"),
         (
             lambda: fc.sparse_column_with_embedding("k", init_data_source="file"),
             "`init_data_source` must be None",

@@ -80,6 +80,7 @@ def test_padding_of_ragged_and_sparse_features(sok):
     numbers = sok.GroupEmbedding({"n": 2}, combiners="sum", pad_key=0)
     numbers({"n": tf.ragged.constant([[1, 0], [0]])})
     assert int(numbers.tables["n"].size()) == 1
+    numbers.tables["n"].clear()
     assert numbers({"n": tf.ragged.constant([["0"]])})["n"].shape == (1, 2)  # strings have none
 
 
@@ -236,3 +237,27 @@ def test_weights_are_saved_and_loaded(sok, tmp_path):
     model.save(path)
     loaded = tf.keras.models.load_model(path)
     np.testing.assert_array_equal(loaded.predict(data, verbose=0), expected)
+
+
+def test_a_table_has_features_of_one_kind(sok):
+    """The key of "1" is not 1: silently the two would train different rows."""
+    layer = sok.GroupEmbedding({"item": 2, "seen": 2}, tables={"seen": "item"})
+    strings, integers = tf.constant(["1"]), tf.constant([[1, 2]])
+    for order in ((strings, integers), (integers, strings)):
+        layer.tables["item"].clear()
+        with pytest.raises(TypeError, match="must be .* as its first one was.*feature 'seen'"):
+            layer(dict(zip(("item", "seen"), order, strict=True)))
+    layer.tables["item"].clear()
+    layer({"item": strings, "seen": tf.strings.as_string(integers)})
+    for training in (True, False):
+        with pytest.raises(TypeError, match="must be strings"):
+            layer({"item": integers, "seen": integers}, training=training)
+    keys = sok.export(layer.tables["item"])[0]  # rows by hand: any keys
+    sok.assign(layer.tables["item"], keys, tf.ones([len(keys), 2]))
+
+
+def test_a_model_of_two_kinds_is_refused_when_it_is_made(sok):
+    layer = sok.GroupEmbedding([2, 2], tables=["item", "item"])
+    inputs = [tf.keras.Input([], dtype="string"), tf.keras.Input([3], dtype="int64")]
+    with pytest.raises(TypeError, match="must be strings.*Received: integers"):
+        layer(inputs)

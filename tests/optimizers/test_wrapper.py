@@ -267,3 +267,20 @@ def test_table_that_cannot_take_the_step_leaves_the_others_alone(sok):
     with pytest.raises(tf.errors.ResourceExhaustedError, match="max_capacity=1.*table 'full'"):
         optimizer.apply_gradients(zip(gradients, tables, strict=True))
     assert [int(table.size()) for table in tables] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("given", ["adam", "Adam", {"class_name": "SGD", "config": {}}])
+def test_optimizers_by_name(sok, layer, given):
+    """As Keras' strings: its defaults, seen by the step that they take."""
+    found = sok.OptimizerWrapper(given)
+    stock = keras.get(given)
+    assert isinstance(found, type(stock))
+    rows = layer(tf.constant([5], tf.int64), training=True).numpy()
+    ordinary = tf.Variable(rows)
+    found.apply_gradients([(tf.IndexedSlices(tf.ones([1, 2]), [5]), layer.embedding_variable)])
+    stock.apply_gradients([(tf.ones([1, 2]), ordinary)])
+    np.testing.assert_allclose(layer.table.find([5])[0], ordinary, rtol=1e-5)
+    with pytest.raises(ValueError, match="nosuch|Could not interpret|Unknown"):
+        sok.OptimizerWrapper("nosuch")
+    with pytest.raises(TypeError, match="positional"):
+        sok.callbacks.TableMetrics("logs")  # Keras' TensorBoard takes its folder first

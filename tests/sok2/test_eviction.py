@@ -11,7 +11,7 @@ from sok_like import sok2
 
 @pytest.fixture(autouse=True)
 def _one_rank(sok):
-    sok2.init()
+    sok2.init(use_legacy_optimizer=False)
 
 
 @pytest.mark.parametrize("as_function", [False, True])

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+import sok_like
 from sok_like import sok2
 
 pytestmark = pytest.mark.keras
@@ -275,3 +276,25 @@ def test_a_layer_that_does_not_list_a_variable_raises():
 
     with pytest.raises(RuntimeError, match="does not list it"):
         Layer()(tf.constant([1], tf.int64))
+
+
+@pytest.mark.skipif(not hasattr(tf.keras, "__internal__"), reason="Keras 3 has none")
+def test_init_switches_to_the_legacy_optimizers_as_in_2_x():
+    """Steps of momentum have other numbers there; the oracle is the legacy class itself."""
+    stock, dense = tf.keras.optimizers.SGD, tf.Variable(start())
+    try:
+        for _ in range(2):  # cells of a notebook
+            sok2.init()
+        for name in ("SGD", "Adam", "Ftrl", "Optimizer"):
+            assert getattr(tf.optimizers, name) is getattr(tf.keras.optimizers.legacy, name)
+        assert tf_keras.optimizers.SGD is stock is not legacy.SGD
+        table = sok2.DynamicVariable(DIM, "0", "hbm", name="switched")
+        sok2.assign(table, np.arange(ROWS), start())
+        train(lambda: tf.keras.optimizers.SGD(0.1, 0.9), table, False)
+        train(SPARSE["momentum"], dense, False, wrapped=False)
+        np.testing.assert_allclose(sok2.export(table)[1], dense, rtol=2e-5, atol=1e-6)
+        # The package's own optimizers stay those of Keras.
+        assert type(sok_like.OptimizerWrapper(stock(0.1))).__name__ == "EmbeddingAwareSGD"
+    finally:
+        sok2.init(use_legacy_optimizer=False)
+    assert tf.keras.optimizers.SGD is stock is tf.optimizers.SGD

@@ -13,7 +13,7 @@ TABLE = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 @pytest.fixture(autouse=True)
 def _one_rank(sok):
-    sok2.init()
+    sok2.init(use_legacy_optimizer=False)
 
 
 def test_variable_is_a_tf_variable_of_the_rows_given():
@@ -164,7 +164,7 @@ def test_filter_variables():
 
 def test_init():
     sok2.init("horovod", use_legacy_optimizer=False)
-    sok2.init("single")
+    sok2.init("single", use_legacy_optimizer=False)
     with pytest.raises(ValueError, match="`comm_tool` must be one of"):
         sok2.init("mpi")
     assert sok2.tf_version == [int(part) for part in tf.__version__.split(".")[:2]]

@@ -1,0 +1,151 @@
+"""`OptimizerWrapper({"users": ..., "items": ...}, default=...)` against each optimizer alone."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+pytestmark = pytest.mark.keras
+keras = tf.keras.optimizers
+KEYS = {"users": np.array([1, 2, 1, 3]), "items": np.array([5, 6, 7, 5])}
+TARGETS = np.array([[1.0], [-1.0], [2.0], [0.5]], np.float32)
+
+
+def schedule(rate):
+    return keras.schedules.ExponentialDecay(rate, 2, 0.5)
+
+
+def make(sok):
+    return {
+        "users": sok.optimizers.RowWiseAdagrad(0.1),
+        "items": keras.Adam(schedule(0.05)),
+    }, keras.SGD(0.2)
+
+
+def model_of(sok, optimizer, name="rows"):
+    tf.keras.utils.set_random_seed(3)
+    inputs = {key: tf.keras.Input([], dtype="int64", name=key) for key in KEYS}
+    rows = sok.GroupEmbedding({"users": 2, "items": 2}, name=name)(inputs)
+    both = tf.keras.layers.Concatenate()([rows["users"], rows["items"]])
+    model = tf.keras.Model(inputs, tf.keras.layers.Dense(1, name="top")(both))
+    if optimizer is not None:
+        model.compile(optimizer, "mse")
+    return model
+
+
+def fit(model, epochs=4):
+    model.fit(KEYS, TARGETS, batch_size=4, epochs=epochs, shuffle=False, verbose=0)
+
+
+def values(model):
+    found = {}
+    for value in model.get_weights():
+        if hasattr(value, "rows"):
+            found[value.name.rpartition("/")[2]] = value.rows
+        else:
+            found["kernel" if value.ndim == 2 else "bias"] = value
+    return found
+
+
+def alone(sok, steps):
+    """Three optimizers in a loop, each with its own variables."""
+    model = model_of(sok, None)
+    tables, default = make(sok)
+    tables["items"] = sok.OptimizerWrapper(tables["items"])
+    for _ in range(steps):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(KEYS, training=True) - TARGETS) ** 2)
+        variables = model.trainable_variables
+        gradients = dict(zip(map(id, variables), tape.gradient(loss, variables), strict=True))
+        for name, optimizer in [*tables.items(), (None, default)]:
+            own = [v for v in variables if _table_of(v) == name]
+            optimizer.apply_gradients([(gradients[id(v)], v) for v in own])
+    return values(model)
+
+
+def _table_of(variable):
+    return next((name for name in KEYS if name in variable.name), None)
+
+
+def same(found, expected):
+    assert found.keys() == expected.keys() == {"users", "items", "kernel", "bias"}
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+def test_each_table_follows_its_optimizer(sok, tmp_path):
+    tables, default = make(sok)
+    model = model_of(sok, sok.OptimizerWrapper(tables, default=default))
+    fit(model)
+    same(values(model), alone(sok, 4))
+    model.save(tmp_path / "m.keras")
+    loaded = tf.keras.models.load_model(tmp_path / "m.keras")
+    fit(loaded, 2)  # slot rows, steps and schedules go on
+    same(values(loaded), alone(sok, 6))
+
+
+def test_rates_of_tables(sok):
+    optimizer = sok.OptimizerWrapper({"items": keras.SGD(0.5)}, default=keras.SGD(0.1))
+    model = model_of(sok, optimizer)
+    assert model.optimizer.optimizer_of("rows/users") is model.optimizer
+    model.optimizer.optimizer_of("items").learning_rate = 0.0
+    model.predict(KEYS, verbose=0)
+    table = next(w for w in model.weights if "items" in w.name)
+    initial = getattr(table, "_embedding_variable", table).find([5, 6, 7])[0].numpy()
+    fit(model, 1)
+    np.testing.assert_array_equal(values(model)["items"], initial)
+
+
+def test_the_default_may_be_one_that_tables_cannot_follow(sok):
+    own = {"users": keras.SGD(0.1), "items": keras.SGD(0.1)}
+    stock = keras.RMSprop(0.05, clipnorm=0.01)
+    model = model_of(sok, sok.OptimizerWrapper(own, default=stock))
+    right = model_of(sok, None)
+    fit(model, 1)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((right(KEYS, training=True) - TARGETS) ** 2)
+    others = [v for v in right.trainable_variables if _table_of(v) is None]
+    optimizer = keras.RMSprop(0.05, clipnorm=0.01)
+    optimizer.apply_gradients(zip(tape.gradient(loss, others), others, strict=True))
+    for name in ("kernel", "bias"):
+        np.testing.assert_allclose(values(model)[name], values(right)[name], rtol=1e-5)
+    half = sok.OptimizerWrapper({"users": keras.SGD(0.1)}, default=keras.RMSprop(0.05))
+    with pytest.raises(ValueError, match="RMSprop"):
+        fit(model_of(sok, half), 1)
+
+
+def test_skipped_gradients_of_a_table_with_its_own_optimizer(sok):
+    table = sok.EmbeddingVariable(2, name="users")
+    optimizer = sok.OptimizerWrapper(
+        {"users": "adagrad"}, default="adam", skip_nonfinite_gradients=True
+    )
+    optimizer.apply_gradients([(tf.IndexedSlices(tf.fill([1, 2], np.inf), [5]), table)])
+    assert int(optimizer.skipped_gradients(table)) == 1
+
+
+def test_refused(sok):
+    sgd = lambda: keras.SGD(0.1)  # noqa: E731
+    for wrong in ({"itms": sgd()}, {"users": sgd(), "rows/users": sgd()}):
+        model = model_of(sok, sok.OptimizerWrapper(wrong, default=sgd()))
+        with pytest.raises(ValueError, match="itms|one optimizer"):
+            fit(model, 1)
+    v1 = tf.compat.v1.train.AdamOptimizer()
+    for wrong, default, words in (
+        ({"users": sgd()}, None, "`default`"),
+        (sgd(), sgd(), "only then"),
+        ({}, sgd(), "only then"),
+        ({"users": v1}, sgd(), "Keras 3 or tf_keras"),
+        ({"users": 3}, sgd(), "Keras 3 or tf_keras"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=words):
+            sok.OptimizerWrapper(wrong, default=default)
+    for settings in ({"clipnorm": 1.0}, {"use_ema": True}):
+        with pytest.raises(ValueError, match="cannot honour"):
+            sok.OptimizerWrapper({"users": keras.Adam(**settings)}, default=sgd())
+
+
+@pytest.mark.ranks
+def test_two_ranks_train_as_one(rank_results):
+    (alone,) = rank_results(1, "optimizers.per_table")
+    for found in rank_results(2, "optimizers.per_table"):
+        for name, values in alone.items():
+            np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-6, err_msg=name)

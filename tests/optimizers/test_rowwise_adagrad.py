@@ -1,0 +1,108 @@
+"""RowWiseAdagrad against its formula in NumPy, for tables and ordinary variables."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.optimizers.test_rules import (
+    KEYS,
+    check,
+    embedding_gradient,
+    gradients,
+    make_variable,
+)
+
+pytestmark = pytest.mark.keras
+RATE, START, EPSILON = 0.05, 0.2, 1e-3
+
+
+class Formula:
+    """One accumulator per row; equal positions are summed first."""
+
+    def __init__(self, rows):
+        self.rows = rows.astype(np.float64)
+        self.accumulator = np.full(len(rows), START)
+
+    def update(self, positions, values):
+        total = np.zeros_like(self.rows)
+        np.add.at(total, positions, values)
+        behind = tuple(range(1, total.ndim))
+        self.accumulator += (total**2).mean(axis=behind) if behind else total**2
+        scale = RATE / (np.sqrt(self.accumulator) + EPSILON)
+        self.rows -= total * scale.reshape([-1] + [1] * len(behind))
+
+
+def make(sok, **kwargs):
+    return sok.optimizers.RowWiseAdagrad(RATE, START, EPSILON, **kwargs)
+
+
+def test_rows_of_a_table(sok):
+    variable, initial = make_variable(sok)
+    optimizer, formula, seen = make(sok), Formula(initial), set()
+    for positions, values in gradients():
+        optimizer.apply_gradients([(embedding_gradient(positions, values), variable)])
+        formula.update(positions, values)
+        seen.update(positions.tolist())
+    check(variable, formula.rows, seen)
+    slots = variable.snapshot()
+    assert slots.slot_widths.numpy().tolist() == [1]  # a third of Adam's, at three floats per row
+    assert int(optimizer.iterations) == len(list(gradients()))
+
+
+@pytest.mark.parametrize("shape", [[5], [5, 3], [5, 2, 3]])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_ordinary_variables(sok, shape, sparse):
+    rng = np.random.default_rng(5)
+    start = rng.normal(size=shape).astype(np.float32)
+    variable, formula, optimizer = tf.Variable(start), Formula(start), make(sok)
+    step = tf.function(lambda gradient: optimizer.apply_gradients([(gradient, variable)]))
+    for _ in range(4):
+        positions = rng.integers(0, 5, 7)
+        values = rng.normal(size=[7, *shape[1:]]).astype(np.float32)
+        formula.update(positions, values)
+        gradient = tf.IndexedSlices(*map(tf.constant, (values, positions, shape)))
+        step(gradient if sparse else tf.convert_to_tensor(gradient))
+    np.testing.assert_allclose(variable, formula.rows, rtol=1e-5, atol=1e-6)
+
+
+def model_of(sok, optimizer):
+    keys = tf.keras.Input([], dtype="int64", name="k")
+    rows = sok.GroupEmbedding({"k": 3}, name="rows")({"k": keys})["k"]
+    model = tf.keras.Model({"k": keys}, tf.keras.layers.Dense(1, name="top")(rows))
+    model.compile(optimizer, "mse")
+    return model
+
+
+def test_in_compile_saved_and_loaded(sok, tmp_path):
+    data = {"k": KEYS[:4]}, np.arange(4, dtype=np.float32)[:, np.newaxis]
+    tf.keras.utils.set_random_seed(3)
+    model = model_of(sok, make(sok))
+    model.fit(*data, batch_size=4, epochs=2, verbose=0)
+    model.save(tmp_path / "m.keras")
+    loaded = tf.keras.models.load_model(tmp_path / "m.keras")
+    assert type(loaded.optimizer) is sok.optimizers.RowWiseAdagrad
+    assert loaded.optimizer.epsilon == EPSILON
+    for each in (model, loaded):  # with the accumulators: one step alone would differ
+        each.fit(*data, batch_size=4, verbose=0)
+    for mine, theirs in zip(model.get_weights(), loaded.get_weights(), strict=True):
+        mine, theirs = getattr(mine, "rows", mine), getattr(theirs, "rows", theirs)
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"epsilon": -1.0}, "epsilon"),
+        ({"initial_accumulator_value": -1.0}, "initial_accumulator"),
+    ],
+)
+def test_numbers_out_of_range(sok, settings, words):
+    with pytest.raises(ValueError, match=words):
+        sok.optimizers.RowWiseAdagrad(**settings)
+
+
+def test_settings_that_tables_cannot_follow(sok):
+    variable, _ = make_variable(sok)
+    optimizer = sok.optimizers.RowWiseAdagrad(clipnorm=1.0)
+    with pytest.raises(ValueError, match="clipnorm"):
+        optimizer.apply_gradients([(embedding_gradient([0], np.ones([1, 3])), variable)])

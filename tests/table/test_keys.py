@@ -1,0 +1,45 @@
+"""`sok.keys_of`: the keys of strings, as the layers give them."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+pytestmark = pytest.mark.keras
+
+NAMES = ["ann", "bob", "", "Zürich", "1"]
+
+
+def fingerprint(text):
+    """TensorFlow's own hash into buckets is the fingerprint modulo their number."""
+    return int(tf.strings.to_hash_bucket_fast(text, 2**31))
+
+
+def test_values_and_kinds(sok):
+    keys = sok.keys_of(NAMES)
+    assert keys.dtype == tf.int64 and len(set(keys.numpy().tolist())) == len(NAMES)
+    for name, key in zip(NAMES, keys.numpy().tolist(), strict=True):
+        assert (key % 2**64) % 2**31 == fingerprint(name)
+    for given in (np.array(NAMES), np.array(NAMES, object), tf.constant(NAMES), tuple(NAMES)):
+        np.testing.assert_array_equal(sok.keys_of(given), keys)
+    assert sok.keys_of("bob").numpy() == keys[1].numpy()
+    assert sok.keys_of([["ann"], ["bob"]]).shape == (2, 1)
+    ragged = tf.ragged.constant([["ann"], [], ["bob", ""]])
+    assert sok.keys_of(ragged).to_list() == [[keys[0]], [], [keys[1], keys[2]]]
+    assert sok.keys_of(tf.sparse.from_dense([["bob", ""]])).values.numpy() == keys[1].numpy()
+    in_graph = tf.data.Dataset.from_tensor_slices(NAMES).map(sok.keys_of)
+    assert list(in_graph.as_numpy_iterator()) == keys.numpy().tolist()
+
+
+@pytest.mark.parametrize("given", [[1], 1.5, None, ["a", 1], ["a", None], [], tf.constant([True])])
+def test_other_values_raise(sok, given):
+    with pytest.raises(TypeError, match="`strings` must be strings. Received"):
+        sok.keys_of(given)
+
+
+def test_rows_of_strings_by_hand(sok):
+    layer = sok.GroupEmbedding({"name": 2}, combiners="sum")
+    table = layer.tables["name"]
+    sok.assign(table, sok.keys_of(["ann", "bob"]), [[1.0, 2.0], [3.0, 4.0]])
+    found = layer({"name": tf.constant(["bob", "ann"])}, training=False)["name"]
+    np.testing.assert_array_equal(found, [[3, 4], [1, 2]])
+    np.testing.assert_array_equal(table.find(sok.keys_of(["ann"]))[0], [[1, 2]])
