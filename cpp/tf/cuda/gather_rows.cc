@@ -6,7 +6,6 @@
 #include "cpp/core/cuda/lookup/combine.h"
 #include "cpp/core/cuda/lookup/unique.h"
 #include "cpp/tf/cuda/device_messages.h"
-#include "cpp/tf/cuda/recorded_lookup_keys.h"
 
 namespace sok {
 
@@ -69,15 +68,6 @@ class DeviceGatherRowsOp : public RankOp {
     const RowLayout layout(segments, dims);
     OutputMessage made;
     TF_RETURN_IF_ERROR(made.Allocate(ctx, layout.words()));
-    if (insert_) {
-      RecordedLookupKeys recorded(tables);
-      for (const auto& of_rank : segments) {
-        for (size_t i = 0; i < tables.size(); ++i) {
-          recorded.Add(i, of_rank[i].keys, of_rank[i].num_keys);
-        }
-      }
-      TF_RETURN_IF_ERROR(recorded.Record(ctx));
-    }
     TF_RETURN_IF_ERROR(WithTables(ctx, tables, [&](cuda::Stream stream) {
       if (tables.empty()) return;
       Gather(stream, tables, segments, layout, call, made.message.flat<float>().data());
@@ -105,16 +95,17 @@ class DeviceGatherRowsOp : public RankOp {
       const int64_t num_keys = layout.num_rows(i);
       uint64_t* const keys = workspace.Take<uint64_t>(num_keys);
       CollectKeys(segments, i, keys, &moves);
-      if (!insert_ || table.keeps_records()) {  // keys to insert have been inserted
+      if (!insert_) {
         finds.push_back({&table, keys, num_keys, rows});
         continue;
       }
       uint32_t* const row_numbers = workspace.Take<uint32_t>(num_keys);
       inserts.push_back({&table, keys, num_keys, row_numbers});
+      inserts.back().distinct = world_size_ == 1;  // a rank sends a key once
       gathers.push_back({&table, row_numbers, num_keys, rows});
     }
     cuda::MoveSegments(stream, workspace, moves);
-    CudaTable::FindOrInsertRows(stream, inserts);
+    CudaTable::FindOrInsertRows(stream, inserts);  // the last that may fail
     CudaTable::Find(stream, finds);
     CudaTable::GatherRows(stream, gathers);
   }
