@@ -120,7 +120,7 @@ class CudaTable final : public Table {
     const uint64_t* keys;  // [num_keys]
     int64_t num_keys;
     uint32_t* row_numbers;                 // [num_keys]
-    const uint32_t* num_actual = nullptr;  // as above; null if the table occurs again
+    const uint32_t* num_actual = nullptr;  // as above
     bool distinct = false;                 // no key repeats: spares a table with policies a search
   };
   struct TableRows {

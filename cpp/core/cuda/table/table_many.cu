@@ -49,26 +49,29 @@ std::vector<CudaTable::TableKeys> OncePerTable(Stream stream, Workspace& workspa
   for (const CudaTable::TableKeys& batch : batches) ++times[batch.table];
   if (times.size() == batches.size()) return batches;
   std::vector<CudaTable::TableKeys> once;
-  std::vector<Move<uint64_t>> moves;
+  SegmentList list;
   for (const CudaTable::TableKeys& batch : batches) {
     CudaTable* const table = batch.table;
     int64_t& number = times[table];
     if (number == 1 || !table->options().use_hashtable) once.push_back(batch);
     if (number < 2 || !table->options().use_hashtable) continue;
     number = 0;  // its later batches come with this one
-    const size_t first = moves.size();
+    const size_t first = again->size();
     int64_t num_keys = 0;
-    for (const CudaTable::TableKeys& part : batches) {
+    for (CudaTable::TableKeys part : batches) {
       if (part.table != table) continue;
+      part.num_keys = OnHost(stream, {part.num_keys, part.num_actual});
+      part.num_actual = nullptr;
       again->push_back(part);
-      moves.push_back({part.keys, nullptr, OnHost(stream, {part.num_keys, part.num_actual})});
-      num_keys += moves.back().count;
+      num_keys += part.num_keys;
     }
     uint64_t* to = workspace.Take<uint64_t>(num_keys);
     once.push_back({table, to, num_keys, workspace.Take<uint32_t>(num_keys)});
-    for (size_t m = first; m < moves.size(); to += moves[m++].count) moves[m].to = to;
+    for (size_t b = first; b < again->size(); to += (*again)[b++].num_keys) {
+      list.Move((*again)[b].keys, to, (*again)[b].num_keys);
+    }
   }
-  MoveSegments(stream, workspace, moves);
+  list.Run(stream, workspace);
   return once;
 }
 
