@@ -37,6 +37,11 @@ NOINLINE void* operator new(size_t bytes) { return Allocate(bytes, 16); }
 NOINLINE void* operator new(size_t bytes, std::align_val_t a) {
   return Allocate(bytes, static_cast<size_t>(a));
 }
+NOINLINE void* operator new(size_t bytes, const std::nothrow_t&) noexcept try {
+  return Allocate(bytes, 16);
+} catch (const std::bad_alloc&) {
+  return nullptr;
+}
 NOINLINE void operator delete(void* p) noexcept { std::free(p); }
 NOINLINE void operator delete(void* p, size_t) noexcept { std::free(p); }
 NOINLINE void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
