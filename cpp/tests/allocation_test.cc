@@ -1,5 +1,6 @@
 // Every allocation of a call is made to fail in turn: the table must stay as it was, and the call
 // must succeed once memory is there again.
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <memory>
@@ -7,9 +8,11 @@
 #include <new>
 #include <shared_mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cpp/core/cpu/apply.h"
+#include "cpp/core/cpu/lookup.h"
 #include "cpp/core/cpu/optimizer_state.h"
 #include "cpp/core/cpu/scratch.h"
 #include "cpp/core/cpu/table.h"
@@ -33,6 +36,11 @@ void* Allocate(size_t bytes, size_t alignment) {
 NOINLINE void* operator new(size_t bytes) { return Allocate(bytes, 16); }
 NOINLINE void* operator new(size_t bytes, std::align_val_t a) {
   return Allocate(bytes, static_cast<size_t>(a));
+}
+NOINLINE void* operator new(size_t bytes, const std::nothrow_t&) noexcept try {
+  return Allocate(bytes, 16);
+} catch (const std::bad_alloc&) {
+  return nullptr;
 }
 NOINLINE void operator delete(void* p) noexcept { std::free(p); }
 NOINLINE void operator delete(void* p, size_t) noexcept { std::free(p); }
@@ -128,8 +136,79 @@ void Eviction() {
     CHECK_EQ(table.Statistics(pool).evicted, before.evicted + num_evicted);
   };
   fail_all([&] { table.RecordTrainingLookup(pool, more.data(), 400); }, 200);  // 300 are new
+  std::vector<uint8_t> inserted(400);
+  for (uint64_t& key : more) key += key >= 5000 ? 1000 : 0;
+  table.RecordTrainingLookup(pool, more.data(), 400);
+  fail_all([&] { table.FindOrInsert(pool, more.data(), 400, rows.data(), inserted.data()); }, 200);
+  CHECK_EQ(std::count(inserted.begin(), inserted.end(), 1), 200);
   for (uint64_t& key : keys) key += 10000;
   fail_all([&] { table.Assign(pool, keys.data(), 300, rows.data()); }, 300);
+}
+
+// A group lookup: no table with policies has counted it, inserted or evicted unless all have, and the
+// rows are combined then, too.
+void GroupLookup() {
+  std::vector<uint64_t> keys(40), more(80);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = i;
+  for (size_t i = 0; i < more.size(); ++i) more[i] = 30 + i / 2;
+  int64_t num_failures = 0;
+  bool ran_out = true;  // of memory, which a call may survive
+  for (int64_t n = 0; ran_out; ++n) {
+    std::vector<std::unique_ptr<CpuTable>> tables;
+    for (int t = 0; t < 4; ++t) {
+      TableOptions options;
+      options.name = "t" + std::to_string(t);
+      options.dim = kDim;
+      if (t != 1) options.max_capacity = 60;
+      options.row_type = t == 3 ? RowType::kBfloat16 : RowType::kFloat32;
+      if (t != 1) options.policy.score = ScoreKind::kLfu;
+      if (t == 2) options.policy.filter_freq = 2;
+      tables.push_back(std::make_unique<CpuTable>(options));
+    }
+    std::vector<CpuTable*> of_feature = {tables[0].get(), tables[1].get(), tables[2].get(),
+                                         tables[3].get(), tables[2].get()};
+    std::vector<std::vector<float>> out(5, std::vector<float>(more.size() * kDim));
+    std::vector<std::vector<uint64_t>> unique(5, std::vector<uint64_t>(more.size()));
+    std::vector<std::vector<int32_t>> inverse(5, std::vector<int32_t>(more.size()));
+    const auto lookup = [&](const std::vector<uint64_t>& of_all) {
+      std::vector<FeatureLookup> lookups(5);
+      for (size_t f = 0; f < 5; ++f) {
+        lookups[f].table = of_feature[f];
+        lookups[f].keys = of_all.data();
+        lookups[f].samples.num_keys = static_cast<int64_t>(of_all.size());
+        lookups[f].samples.combiner = Combiner::kNone;
+        lookups[f].unique_keys = unique[f].data();
+        lookups[f].inverse = inverse[f].data();
+        lookups[f].out = out[f].data();
+      }
+      InlineExecutor ex;
+      LookupGroup(ex, &lookups, /*insert=*/true);
+    };
+    lookup(keys);
+    InlineExecutor ex;
+    bool failed = false;
+    std::thread([&] {  // a new thread has no scratch memory left over
+      try {
+        allocations_left = n;
+        lookup(more);
+      } catch (const std::bad_alloc&) {
+        failed = true;
+      }
+      ran_out = allocations_left < 0;
+      allocations_left = -1;
+    })
+        .join();
+    num_failures += failed;
+    for (const auto& table : tables) {
+      if (!table->keeps_records()) continue;
+      const PolicyCounts counts = table->Statistics(ex);
+      CHECK_EQ(counts.step, failed ? 1 : 2);
+      CHECK_EQ(counts.evicted, failed || table->filters() ? 0 : 10);
+      CHECK_EQ(counts.waiting, !table->filters() ? 0 : failed ? 40 : 60);
+      CHECK_EQ(table->size(), table->filters() ? (failed ? 0 : 10) : failed ? 40 : 60);
+    }
+  }
+  CHECK(num_failures > 20);
 }
 
 // A step of several tables: none has moved unless all have.
@@ -251,6 +330,7 @@ int main() {
   sok::Run();
   sok::LargeBatch();
   sok::Eviction();
+  sok::GroupLookup();
   sok::StepOfSeveralTables();
   sok::ScratchIsReleasedWithoutMemory();
   sok::AssignToRowsThatOweSteps();

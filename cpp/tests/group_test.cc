@@ -83,9 +83,10 @@ void TestOneTableIsOneCall() {
     CHECK(group.repeated() == a || group.repeated() == b);
     std::vector<std::vector<int64_t>> seen(5);
     std::vector<int64_t> num_keys(5, 1000);
-    group.ForEach(pool, num_keys, [&](Executor&, const int64_t* members, int64_t count) {
-      seen[members[0]].assign(members, members + count);
-    });
+    group.ForEach(pool, group.PerTable(num_keys),
+                  [&](Executor&, const int64_t* members, int64_t count) {
+                    seen[members[0]].assign(members, members + count);
+                  });
     CHECK((seen == std::vector<std::vector<int64_t>>{{0, 4}, {1, 3}, {2}, {}, {}}));
   }
   CHECK(TableGroup({a, b, c}).repeated() == nullptr);

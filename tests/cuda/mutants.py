@@ -117,6 +117,14 @@ MUTANTS = [
         ("cuda_segments_test",),
     ),
     Mutant(
+        "a table's lookup is made before the other tables are ready",
+        f"{CORE}/table/table_many.cu",
+        "batch.keys, OnHost(stream, {batch.num_keys, batch.num_actual}), batch.distinct));\n",
+        "batch.keys, OnHost(stream, {batch.num_keys, batch.num_actual}), batch.distinct));\n"
+        "    lookups.back()->table->MakeTrainingLookup(lookups.back().get());\n",
+        ("cuda_half_step_test",),
+    ),
+    Mutant(
         "device 0 restored where nothing was current",
         f"{CORE}/device/device.cu",
         "Contexts().set(before_);",

@@ -87,12 +87,16 @@ TableGroup::TableGroup(const std::vector<CpuTable*>& tables)
   }
 }
 
-void TableGroup::ForEach(Executor& ex, const std::vector<int64_t>& num_keys,
-                         FunctionRef<Executor&, const int64_t*, int64_t> fn) const {
+std::vector<int64_t> TableGroup::PerTable(const std::vector<int64_t>& num_keys) const {
   std::vector<int64_t> of_tables(by_address_.size());
   for (size_t t = 0; t < of_tables.size(); ++t) {
     for (int64_t k = offsets_[t]; k < offsets_[t + 1]; ++k) of_tables[t] += num_keys[order_[k]];
   }
+  return of_tables;
+}
+
+void TableGroup::ForEach(Executor& ex, const std::vector<int64_t>& of_tables,
+                         FunctionRef<Executor&, const int64_t*, int64_t> fn) const {
   ForEachOf(ex, of_tables, [&](Executor& inner, int64_t t) {
     fn(inner, &order_[offsets_[t]], offsets_[t + 1] - offsets_[t]);
   });

@@ -37,9 +37,11 @@ class TableGroup {
   // A table that is named more than once; null if there is none.
   const CpuTable* repeated() const { return repeated_; }
 
+  // The keys of each table, in the order of ForEach. num_keys: [num_members].
+  std::vector<int64_t> PerTable(const std::vector<int64_t>& num_keys) const;
   // Calls fn(executor, members, count) for every table, with its members in order: positions in
-  // `tables`. num_keys: [num_members].
-  void ForEach(Executor& ex, const std::vector<int64_t>& num_keys,
+  // `tables`. of_tables: what PerTable returned. Allocates nothing.
+  void ForEach(Executor& ex, const std::vector<int64_t>& of_tables,
                FunctionRef<Executor&, const int64_t*, int64_t> fn) const;
 
   // Holds the locks of all tables while it lives.

@@ -30,39 +30,37 @@ bool Contains(const RowNumbers& rows, uint32_t row) {
 // The rows of unique keys, to be read as floats while the table is locked.
 class UniqueRows {
  public:
-  UniqueRows(Executor& ex, CpuTable& table, const uint64_t* keys, int64_t num_keys)
-      : ex_(ex),
-        table_(table),
-        keys_(keys),
-        num_keys_(num_keys),
-        numbers_(num_keys),
-        rows_(num_keys) {}
+  UniqueRows(CpuTable& table, const uint64_t* keys, int64_t num_keys)
+      : table_(table), keys_(keys), num_keys_(num_keys), numbers_(num_keys), rows_(num_keys) {}
 
   // Inserts missing keys, and keeps the row numbers for the update. Needs the exclusive lock.
-  void Insert() {
-    table_.FindOrInsertRows(ex_, keys_, num_keys_, numbers_.get(), /*keys_are_unique=*/true);
+  void Insert(Executor& ex) {
+    table_.FindOrInsertRows(ex, keys_, num_keys_, numbers_.get(), /*keys_are_unique=*/true);
     table_.RememberRows(keys_, num_keys_, numbers_.get());
     const RowCatchUp* catch_up = table_.catch_up().get();
     const bool pending = catch_up != nullptr && catch_up->pending();
-    ex_.ParallelFor(num_keys_, kGrain, [&](int64_t begin, int64_t end) {
+    ex.ParallelFor(num_keys_, kGrain, [&](int64_t begin, int64_t end) {
       table_.Rows(numbers_.get() + begin, end - begin, rows_.get() + begin);
       for (int64_t i = begin; pending && i < end; ++i) catch_up->Apply(table_.Row(numbers_[i]));
     });
     if (pending && table_.changes() != nullptr) {
       table_.changes()->Touch(keys_, numbers_.get(), num_keys_);
     }
-    if (table_.format().is_narrow()) Widen();
+    if (table_.format().is_narrow()) Widen(ex);
   }
 
-  // Missing keys, and those with a row in `withheld`, read what missing keys read.
-  void Find(const RowNumbers& withheld) {
-    table_.FindRows(ex_, keys_, num_keys_, numbers_.get());
-    table_.BringRows(ex_, numbers_.get(), num_keys_, /*writes=*/false);
-    const RowCatchUp* catch_up = table_.catch_up().get();
-    const bool pending = catch_up != nullptr && catch_up->pending();
-    const bool readable = !pending && !table_.format().is_narrow();  // where they lie
-    std::atomic<bool> all_in_place{readable && withheld.empty()};
-    ex_.ParallelFor(all_in_place ? num_keys_ : 0, kGrain, [&](int64_t begin, int64_t end) {
+  // Takes the memory of Find. `all_present`: no key will be missing or withheld.
+  void Reserve(bool all_present) {
+    if (all_present && readable()) return;
+    made_up_ = Scratch<int64_t>(num_keys_);
+    made_ = Scratch<float>(num_keys_ * table_.dim());
+  }
+
+  // Missing keys, and those with a row in `withheld`, read what missing keys read. Does not fail.
+  void Find(Executor& ex, const RowNumbers& withheld) {
+    table_.FindRows(ex, keys_, num_keys_, numbers_.get());
+    std::atomic<bool> all_in_place{readable() && withheld.empty()};
+    ex.ParallelFor(all_in_place ? num_keys_ : 0, kGrain, [&](int64_t begin, int64_t end) {
       const uint32_t* const first = numbers_.get() + begin;
       if (std::find(first, first + (end - begin), kNoRow) != first + (end - begin)) {
         all_in_place = false;
@@ -70,28 +68,33 @@ class UniqueRows {
         table_.Rows(first, end - begin, rows_.get() + begin);
       }
     });
-    std::vector<int64_t> made_up;  // keys whose row is not readable in place
+    int64_t num_made_up = 0;  // keys whose row is not readable in place
     for (int64_t i = 0; !all_in_place && i < num_keys_; ++i) {
       if (Contains(withheld, numbers_[i])) numbers_[i] = kNoRow;
-      if (numbers_[i] == kNoRow || !readable) {
-        made_up.push_back(i);
+      if (numbers_[i] == kNoRow || !readable()) {
+        made_up_[num_made_up++] = i;
       } else {
         rows_[i] = table_.Row(numbers_[i]);
       }
     }
-    MakeUp(made_up);
+    MakeUp(ex, num_made_up);
   }
 
   // Combines the rows that samples.inverse names.
-  void Combine(const Samples& samples, float* out) const {
-    CombineRows(ex_, samples, rows_.get(), num_keys_, table_.dim(), out);
+  void Combine(Executor& ex, const Samples& samples, float* out) const {
+    CombineRows(ex, samples, rows_.get(), num_keys_, table_.dim(), out);
   }
 
  private:
-  void Widen() {
+  bool readable() const {  // where they lie
+    const RowCatchUp* catch_up = table_.catch_up().get();
+    return (catch_up == nullptr || !catch_up->pending()) && !table_.format().is_narrow();
+  }
+
+  void Widen(Executor& ex) {
     const int64_t dim = table_.dim(), narrow_floats = table_.format().embedding_floats();
     made_ = Scratch<float>(num_keys_ * dim);
-    ex_.ParallelFor(num_keys_, kGrain, [&](int64_t begin, int64_t end) {
+    ex.ParallelFor(num_keys_, kGrain, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         if (i + kRowsAhead < end) PrefetchRow<false>(rows_[i + kRowsAhead], narrow_floats);
         float* const row = made_.get() + i * dim;
@@ -101,10 +104,10 @@ class UniqueRows {
     });
   }
 
-  void MakeUp(const std::vector<int64_t>& keys) {
+  void MakeUp(Executor& ex, int64_t count) {
     const int64_t dim = table_.dim(), row_floats = table_.format().embedding_floats();
-    made_ = Scratch<float>(static_cast<int64_t>(keys.size()) * dim);
-    ex_.ParallelFor(keys.size(), kGrain / 4, [&](int64_t begin, int64_t end) {
+    const Scratch<int64_t>& keys = made_up_;
+    ex.ParallelFor(count, kGrain / 4, [&](int64_t begin, int64_t end) {
       for (int64_t k = begin; k < end; ++k) {
         const uint32_t ahead = numbers_[keys[std::min(k + kRowsAhead, end - 1)]];
         if (ahead != kNoRow) PrefetchRow<false>(table_.Row(ahead), row_floats);
@@ -120,21 +123,21 @@ class UniqueRows {
     });
   }
 
-  Executor& ex_;
   CpuTable& table_;
   const uint64_t* const keys_;  // [num_keys]
   const int64_t num_keys_;
   Scratch<uint32_t> numbers_;   // [num_keys]
   Scratch<const float*> rows_;  // [num_keys] into the arena or made_
-  Scratch<float> made_;         // rows that cannot be read where they lie
+  Scratch<int64_t> made_up_;    // [num_keys] keys whose rows cannot be read where they lie
+  Scratch<float> made_;         // these rows
 };
 
 // The rows of the feature's keys, to where they belong.
-void Combine(const UniqueRows& rows, const FeatureLookup& feature, Samples samples) {
-  if (feature.blocks.empty()) return rows.Combine(samples, feature.out);
+void Combine(Executor& ex, const UniqueRows& rows, const FeatureLookup& feature, Samples samples) {
+  if (feature.blocks.empty()) return rows.Combine(ex, samples, feature.out);
   for (const RowBlock& block : feature.blocks) {
     samples.num_keys = block.num_keys;
-    rows.Combine(samples, block.rows);
+    rows.Combine(ex, samples, block.rows);
     samples.inverse += block.num_keys;
   }
 }
@@ -162,8 +165,13 @@ class RecordedLookup {
   RecordedLookup(Executor& ex, CpuTable& table, const std::vector<FeatureLookup>& lookups,
                  const int64_t* places, int64_t count) {
     const bool counts = table.counts_occurrences();
+    features_.reserve(count);
+    rows_.reserve(count);
     for (const int64_t* place = places; place < places + count; ++place) {
       const FeatureLookup& feature = lookups[*place];
+      features_.push_back(&feature);
+      rows_.emplace_back(table, feature.unique_keys, feature.num_unique);
+      rows_.back().Reserve(/*all_present=*/!table.filters());
       const size_t first = keys_.size();
       keys_.insert(keys_.end(), feature.unique_keys, feature.unique_keys + feature.num_unique);
       if (!counts) continue;
@@ -177,13 +185,18 @@ class RecordedLookup {
                     static_cast<int64_t>(keys_.size()));
   }
 
-  // Keys that are to be inserted then have been. Returns the rows that must not be read.
-  const RowNumbers& Make(Executor& ex) {
+  // Does not fail. Rows on disk have been brought to memory by the first part.
+  void Make(Executor& ex) {
     lookup_->Make(ex);
-    return lookup_->withheld();
+    for (size_t f = 0; f < rows_.size(); ++f) {
+      rows_[f].Find(ex, lookup_->withheld());
+      Combine(ex, rows_[f], *features_[f], features_[f]->samples);
+    }
   }
 
  private:
+  std::vector<const FeatureLookup*> features_;
+  std::vector<UniqueRows> rows_;  // of the features
   std::vector<uint64_t> keys_;
   std::vector<int64_t> occurrences_;  // of each key, if the table counts them
   std::optional<TrainingLookup> lookup_;
@@ -200,9 +213,10 @@ void CombineByKey(Executor& ex, CpuTable& table, const FeatureLookup& feature) {
     const Scratch<int32_t> inverse(num_keys);
     const int64_t n = UniqueKeys(ex, feature.keys, num_keys, unique.get(), inverse.get());
     samples.inverse = inverse.get();
-    UniqueRows rows(ex, table, unique.get(), n);
-    rows.Find({});
-    return Combine(rows, feature, samples);
+    UniqueRows rows(table, unique.get(), n);
+    rows.Reserve(/*all_present=*/false);
+    rows.Find(ex, {});
+    return Combine(ex, rows, feature, samples);
   }
   if (samples.combiner != Combiner::kNone || samples.weights != nullptr) {
     return CombineBlocks(ex, table, feature.keys, samples, feature.out);
@@ -235,7 +249,8 @@ void LookupGroup(Executor& ex, std::vector<FeatureLookup>* features, bool insert
   // Tables with policies are made ready first: if another table fails, none of them has counted the
   // lookup or evicted a key.
   std::vector<std::unique_ptr<RecordedLookup>> recorded(lookups.size());  // by first place
-  group.ForEach(ex, num_keys, [&](Executor& inner, const int64_t* places, int64_t count) {
+  const std::vector<int64_t> of_tables = group.PerTable(num_keys);
+  group.ForEach(ex, of_tables, [&](Executor& inner, const int64_t* places, int64_t count) {
     CpuTable& table = *tables[places[0]];
     for (const int64_t* place = places; place < places + count; ++place) {
       FeatureLookup& feature = lookups[*place];
@@ -247,9 +262,9 @@ void LookupGroup(Executor& ex, std::vector<FeatureLookup>* features, bool insert
                                       feature.unique_keys, feature.inverse);
       feature.samples.inverse = feature.inverse;
       if (table.keeps_records()) continue;
-      UniqueRows rows(inner, table, feature.unique_keys, feature.num_unique);
-      rows.Insert();
-      Combine(rows, feature, feature.samples);
+      UniqueRows rows(table, feature.unique_keys, feature.num_unique);
+      rows.Insert(inner);
+      Combine(inner, rows, feature, feature.samples);
     }
     if (!insert || !table.keeps_records()) return;
     recorded[places[0]] = std::make_unique<RecordedLookup>(inner, table, lookups, places, count);
@@ -258,15 +273,8 @@ void LookupGroup(Executor& ex, std::vector<FeatureLookup>* features, bool insert
                    [insert](const CpuTable* table) { return insert && table->keeps_records(); })) {
     return;
   }
-  group.ForEach(ex, num_keys, [&](Executor& inner, const int64_t* places, int64_t count) {
-    if (recorded[places[0]] == nullptr) return;
-    const RowNumbers& withheld = recorded[places[0]]->Make(inner);
-    for (const int64_t* place = places; place < places + count; ++place) {
-      const FeatureLookup& feature = lookups[*place];
-      UniqueRows rows(inner, *feature.table, feature.unique_keys, feature.num_unique);
-      rows.Find(withheld);
-      Combine(rows, feature, feature.samples);
-    }
+  group.ForEach(ex, of_tables, [&](Executor& inner, const int64_t* places, int64_t) {
+    if (recorded[places[0]] != nullptr) recorded[places[0]]->Make(inner);
   });
 }
 

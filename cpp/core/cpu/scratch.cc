@@ -1,6 +1,5 @@
 #include "cpp/core/cpu/scratch.h"
 
-#include <cstdlib>
 #include <mutex>
 #include <new>
 #include <utility>
@@ -12,6 +11,7 @@ namespace sok {
 namespace {
 
 constexpr size_t kMinPooledBytes = size_t{64} << 10;
+constexpr std::align_val_t kAlignment{64};
 constexpr size_t kMaxIdleBytes = size_t{128} << 20;
 
 struct Block {
@@ -46,7 +46,7 @@ class SmallBlocks {
   ~SmallBlocks() {
     for (auto& blocks : idle_) {
       for (void*& block : blocks) {
-        std::free(block);
+        ::operator delete(block, kAlignment);
         block = nullptr;
       }
     }
@@ -97,9 +97,7 @@ void* AcquireScratch(size_t bytes) {
       return data;
     }
   }
-  void* const data = std::aligned_alloc(64, size);
-  if (data == nullptr) throw std::bad_alloc();
-  return data;
+  return ::operator new(size, kAlignment);
 }
 
 void ReleaseScratch(void* block, size_t bytes) noexcept {
@@ -118,7 +116,7 @@ void ReleaseScratch(void* block, size_t bytes) noexcept {
       }
     }
   }
-  std::free(block);
+  ::operator delete(block, kAlignment);
 }
 
 }  // namespace sok

@@ -263,14 +263,14 @@ void CpuTable::RecordAndRead(Executor& ex, const uint64_t* keys, int64_t num_key
   for (int64_t i = 0; inserted != nullptr && i < num_keys; ++i) {
     if (row_numbers[i] == kNoRow) missing.push_back(i);
   }
+  // The last that may fail. No new key gets a higher row number.
+  std::vector<bool> is_marked(missing.empty() ? 0 : impl_->next_row + missing.size());
   lookup.Make(ex);
-  std::vector<bool> is_marked(missing.empty() ? 0 : static_cast<size_t>(impl_->next_row));
   for (int64_t i : missing) {
     if (row_numbers[i] == kNoRow) continue;
     inserted[i] = !is_marked[row_numbers[i]];
     is_marked[row_numbers[i]] = true;
   }
-  impl_->arena->Bring(ex, row_numbers, num_keys, RowUse::kWrite);
   ex.ParallelFor(num_keys, 2048, [&](int64_t begin, int64_t end) {
     impl_->ReadRange(keys + begin, end - begin, row_numbers + begin, rows + begin * dim());
   });

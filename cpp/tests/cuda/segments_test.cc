@@ -2,6 +2,7 @@
 // rows that lie scattered in a message.
 #include "cpp/core/cuda/lookup/segments.h"
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <vector>
@@ -26,30 +27,52 @@ void MovesAreCopies(const std::vector<int64_t>& counts) {
   for (int64_t count : counts) total += count + 3;
   std::vector<T> from(total), to(total, T{0}), expected(total, T{0});
   for (int64_t i = 0; i < total; ++i) from[i] = static_cast<T>(i + 1);
-  std::vector<cuda::Move<T>> moves;
+  cuda::SegmentList list;
   int64_t source = 0, target = total;
   for (int64_t count : counts) {  // to the other end, with gaps
     target -= count + 3;
-    moves.push_back({from.data() + source, to.data() + target, count});
+    list.Move(from.data() + source, to.data() + target, count);
     std::copy_n(from.begin() + source, count, expected.begin() + target);
     source += count;
   }
-  cuda::MoveSegments(kStream, workspace, moves);
+  list.Run(kStream, workspace);
   CHECK(to == expected);
 }
 
 void RowsBeginWhereTheirSegmentsSay() {
   cuda::Workspace workspace;
-  const std::vector<cuda::RowSegment> segments = {{0, 99, 1},   {300, 1, 4}, {0, 5, 5},
-                                                  {2, 5000, 3}, {1, 7, 9},   {0, 1, 1}};
   std::vector<int64_t> offsets(304, -1);
-  cuda::RowOffsets(kStream, workspace, segments, offsets.data());
+  cuda::SegmentList list;
+  list.WriteOffsets(0, 99, 1, offsets.data());
+  list.WriteOffsets(300, 1, 4, offsets.data());
+  list.WriteOffsets(2, 5000, 3, offsets.data() + 300);
+  list.WriteOffsets(1, 7, 9, offsets.data() + 302);
+  list.Run(kStream, workspace);
   for (int64_t i = 0; i < 300; ++i) CHECK_EQ(offsets[i], 1 + 4 * i);
   CHECK_EQ(offsets[300], 5000);
   CHECK_EQ(offsets[301], 5003);
   CHECK_EQ(offsets[302], 7);
   CHECK_EQ(offsets[303], -1);
-  cuda::RowOffsets(kStream, workspace, {}, nullptr);
+  cuda::SegmentList().Run(kStream, workspace);
+}
+
+// Words of the host to several places, beside moves and offsets in the same list.
+void KeptWordsGoUpWithTheList() {
+  cuda::Workspace workspace;
+  const std::vector<int64_t> first = {7, -8}, second = {9, 10, 11}, from = {1, 2};
+  std::vector<int64_t> to(12, 0);
+  std::vector<float> floats(5, 0.5f);
+  cuda::SegmentList list;
+  const int64_t a = list.Keep(first.data(), 2), b = list.Keep(second.data(), 3);
+  list.MoveKept(b, to.data(), 3);
+  list.Move(from.data(), to.data() + 3, 2);
+  list.MoveKept(a, to.data() + 5, 2);
+  list.MoveKept(a + 1, to.data() + 8, 1);
+  list.WriteOffsets(2, 50, 6, to.data() + 9);
+  list.MoveKept(a, floats.data(), 4);
+  list.Run(kStream, workspace);
+  CHECK(to == std::vector<int64_t>({9, 10, 11, 1, 2, 7, -8, 0, -8, 50, 56, 0}));
+  CHECK(std::memcmp(floats.data(), first.data(), 16) == 0 && floats[4] == 0.5f);
 }
 
 void HeadsOfShortBlocksAreFilledUp() {
@@ -65,22 +88,21 @@ void HeadsOfShortBlocksAreFilledUp() {
 void OnlyHeadsAreWaitedFor(int64_t n) {
   cuda::Workspace workspace;
   std::vector<int64_t> words(n, 7), to(n, 0), offsets(n);
-  std::vector<cuda::Move<int64_t>> moves;
-  std::vector<cuda::RowSegment> rows;
-  for (int64_t i = 0; i < n; ++i) {
-    moves.push_back({words.data() + i, to.data() + i, 1});
-    rows.push_back({1, 3 * i, 1});
-  }
   const std::vector<int32_t> lengths(n / 2, 2);
   for (bool warm : {false, true}) {
     const int64_t waits = emulator::num_host_waits, allocations = emulator::num_allocations;
     const int64_t launches = emulator::num_launches;
-    cuda::MoveSegments(kStream, workspace, moves);
-    cuda::RowOffsets(kStream, workspace, rows, offsets.data());
+    cuda::SegmentList list;
+    for (int64_t i = 0; i < n; ++i) {
+      list.Move(words.data() + i, to.data() + i, 1);
+      list.WriteOffsets(1, 3 * i, 1, offsets.data() + i);
+    }
+    list.Run(kStream, workspace);
     CHECK_EQ(emulator::num_host_waits, waits);
-    CHECK_EQ(emulator::num_launches, launches + 4);  // each list, and what it is for
+    CHECK_EQ(emulator::num_launches, launches + 2);  // the list, and what it is for
     cuda::Heads(kStream, workspace, words.data(), lengths.data(), n / 2, 2);
     CHECK_EQ(emulator::num_host_waits, waits + 1);
+    CHECK_EQ(emulator::num_launches, launches + 3 + (n / 2 + 446) / 447);
     if (warm) CHECK_EQ(emulator::num_allocations, allocations);
   }
   CHECK(to == words);
@@ -197,13 +219,13 @@ void ScatteredRowsAreCombinedAsDenseOnes(Combiner combiner, bool weighted, int64
 }
 
 void ScatteredRowsAreSummed(int64_t num_rows, float scale, int64_t dim, int64_t head) {
-  const int64_t num_unique = 7;
+  const int64_t num_unique = std::min<int64_t>(7, num_rows);
   std::mt19937 random(static_cast<unsigned>(num_rows));
   std::vector<float> rows(num_rows * dim);
   std::vector<int32_t> inverse(num_rows);
   std::vector<double> expected(num_unique * dim, 0.0);
   for (int64_t k = 0; k < num_rows; ++k) {
-    inverse[k] = static_cast<int32_t>(random() % (num_unique - 1));  // the last gets none
+    inverse[k] = static_cast<int32_t>(k < num_unique ? k : random() % num_unique);
     for (int64_t d = 0; d < dim; ++d) {
       rows[k * dim + d] = static_cast<float>(static_cast<int>(random() % 100) - 50);
       expected[inverse[k] * dim + d] += rows[k * dim + d] * scale;
@@ -234,6 +256,7 @@ int main() {
   sok::MovesAreCopies<int64_t>({2049});
   sok::MovesAreCopies<int64_t>(std::vector<int64_t>(3000, 1));  // a list that is copied by itself
   sok::RowsBeginWhereTheirSegmentsSay();
+  sok::KeptWordsGoUpWithTheList();
   sok::HeadsOfShortBlocksAreFilledUp();
   for (int64_t n : {10, 500, 5000}) sok::OnlyHeadsAreWaitedFor(n);
   sok::WordsAreStoredInBlocks(3);

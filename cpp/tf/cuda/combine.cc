@@ -22,7 +22,9 @@ class DeviceCombineOp : public FeatureOp {
     OP_REQUIRES_OK(ctx, layout.Check(message));
     OP_REQUIRES_OK(ctx, features_.MakeEmbeddings(ctx, samples, &out));
     OP_REQUIRES_OK(ctx, WithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
-                     const auto starts = RowStarts(stream, ws, layout);
+                     cuda::SegmentList list;
+                     const auto starts = RowStarts(ws, layout, &list);
+                     list.Run(stream, ws);
                      std::vector<cuda::ScatteredCombineBatch> batches;
                      for (int i = 0; i < features_.size(); ++i) {
                        batches.push_back({samples[i], message.flat<float>().data(), starts[i],
@@ -53,15 +55,16 @@ class DeviceCombineGradOp : public FeatureOp {
     call = call.At(Stage::kGradients);
     OP_REQUIRES_OK(
         ctx, WithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
-          cuda::FillWithZeros(stream, words, message->TotalBytes());
-          WriteHeadsOnDevice(stream, ws, call, layout, words);
-          const auto starts = RowStarts(stream, ws, layout);
+          cuda::SegmentList list;
+          WriteHeads(call, layout, words, &list);
+          const auto starts = RowStarts(ws, layout, &list);
+          list.Run(stream, ws);
           std::vector<cuda::ScatteredGradientBatch> batches;
           for (int i = 0; i < features_.size(); ++i) {
             batches.push_back({samples[i], grads[i].flat<float>().data(), layout.num_rows(i),
                                features_.dim(i), starts[i], words, layout.IsAligned(i)});
           }
-          cuda::CombineGradient(stream, ws, batches);
+          cuda::CombineGradient(stream, ws, batches);  // every row: each has a position
         }));
   }
 };

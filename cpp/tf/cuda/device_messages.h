@@ -33,14 +33,13 @@ bool AllGood(const std::vector<T>& heads, const int32_t* lengths, int64_t world_
   return true;
 }
 
-// Where the rows of each table begin in a message, as words counted from its begin: those of all
-// ranks, one rank after the other. In memory of the workspace.
-std::vector<const int64_t*> RowStarts(cuda::Stream stream, cuda::Workspace& workspace,
-                                      const RowLayout& layout);
+// Where the rows of each table will begin in a message once `list` has run, as words counted from
+// its begin: those of all ranks, one rank after the other. In memory of the workspace.
+std::vector<const int64_t*> RowStarts(cuda::Workspace& workspace, const RowLayout& layout,
+                                      cuda::SegmentList* list);
 
-// WriteHead for all blocks of a row message in device memory. Does not wait.
-void WriteHeadsOnDevice(cuda::Stream stream, cuda::Workspace& workspace, const Call& call,
-                        const RowLayout& layout, float* message);
+// WriteHead for all blocks of a row message in device memory, once `list` has run.
+void WriteHeads(const Call& call, const RowLayout& layout, float* message, cuda::SegmentList* list);
 
 // FailAll (messages.h) for a message in device memory.
 template <typename T>

@@ -6,7 +6,6 @@
 #include "cpp/core/cuda/lookup/combine.h"
 #include "cpp/core/cuda/lookup/unique.h"
 #include "cpp/tf/cuda/device_messages.h"
-#include "cpp/tf/cuda/recorded_lookup_keys.h"
 
 namespace sok {
 
@@ -14,11 +13,10 @@ using cuda::CudaTable;
 
 namespace {
 
-// Appends the moves that bring a table's keys of all ranks together, in rank order.
-void CollectKeys(const Segments& segments, int64_t table, uint64_t* to,
-                 std::vector<cuda::Move<uint64_t>>* moves) {
+// Brings a table's keys of all ranks together, in rank order.
+void CollectKeys(const Segments& segments, int64_t table, uint64_t* to, cuda::SegmentList* list) {
   for (const auto& of_rank : segments) {
-    moves->push_back({of_rank[table].keys, to, of_rank[table].num_keys});
+    list->Move(of_rank[table].keys, to, of_rank[table].num_keys);
     to += of_rank[table].num_keys;
   }
 }
@@ -69,15 +67,6 @@ class DeviceGatherRowsOp : public RankOp {
     const RowLayout layout(segments, dims);
     OutputMessage made;
     TF_RETURN_IF_ERROR(made.Allocate(ctx, layout.words()));
-    if (insert_) {
-      RecordedLookupKeys recorded(tables);
-      for (const auto& of_rank : segments) {
-        for (size_t i = 0; i < tables.size(); ++i) {
-          recorded.Add(i, of_rank[i].keys, of_rank[i].num_keys);
-        }
-      }
-      TF_RETURN_IF_ERROR(recorded.Record(ctx));
-    }
     TF_RETURN_IF_ERROR(WithTables(ctx, tables, [&](cuda::Stream stream) {
       if (tables.empty()) return;
       Gather(stream, tables, segments, layout, call, made.message.flat<float>().data());
@@ -92,29 +81,30 @@ class DeviceGatherRowsOp : public RankOp {
               float* out) const {
     cuda::Workspace& workspace = tables[0]->table().workspace();
     const cuda::Workspace::Scope scope(workspace, stream);
-    WriteHeadsOnDevice(stream, workspace, call, layout, out);
+    cuda::SegmentList list;
+    WriteHeads(call, layout, out, &list);
     // One job per table, however many ranks its rows go to.
-    const std::vector<const int64_t*> starts = RowStarts(stream, workspace, layout);
+    const std::vector<const int64_t*> starts = RowStarts(workspace, layout, &list);
     std::vector<CudaTable::TableFind> finds;
     std::vector<CudaTable::TableKeys> inserts;
     std::vector<CudaTable::TableRows> gathers;
-    std::vector<cuda::Move<uint64_t>> moves;
     for (size_t i = 0; i < tables.size(); ++i) {
       CudaTable& table = tables[i]->table();
       const cuda::RowPlaces rows(out, starts[i], layout.IsAligned(i));
       const int64_t num_keys = layout.num_rows(i);
       uint64_t* const keys = workspace.Take<uint64_t>(num_keys);
-      CollectKeys(segments, i, keys, &moves);
-      if (!insert_ || table.keeps_records()) {  // keys to insert have been inserted
+      CollectKeys(segments, i, keys, &list);
+      if (!insert_) {
         finds.push_back({&table, keys, num_keys, rows});
         continue;
       }
       uint32_t* const row_numbers = workspace.Take<uint32_t>(num_keys);
       inserts.push_back({&table, keys, num_keys, row_numbers});
+      inserts.back().distinct = world_size_ == 1;  // a rank sends a key once
       gathers.push_back({&table, row_numbers, num_keys, rows});
     }
-    cuda::MoveSegments(stream, workspace, moves);
-    CudaTable::FindOrInsertRows(stream, inserts);
+    list.Run(stream, workspace);
+    CudaTable::FindOrInsertRows(stream, inserts);  // the last that may fail
     CudaTable::Find(stream, finds);
     CudaTable::GatherRows(stream, gathers);
   }
@@ -157,10 +147,10 @@ class DeviceMergeGradsOp : public GradientOp {
     uint64_t* const keys = workspace.Take<uint64_t>(first[n]);
     int32_t* const inverse = workspace.Take<int32_t>(first[n]);
     uint32_t* const num_unique = workspace.Take<uint32_t>(n);
-    std::vector<cuda::Move<uint64_t>> moves;
-    for (int64_t i = 0; i < n; ++i) CollectKeys(segments, i, keys + first[i], &moves);
-    cuda::MoveSegments(stream, workspace, moves);
-    const std::vector<const int64_t*> starts = RowStarts(stream, workspace, layout);
+    cuda::SegmentList list;
+    for (int64_t i = 0; i < n; ++i) CollectKeys(segments, i, keys + first[i], &list);
+    const std::vector<const int64_t*> starts = RowStarts(workspace, layout, &list);
+    list.Run(stream, workspace);
     std::vector<Tensor> unique(n);
     std::vector<cuda::UniqueBatch> batches;
     for (int64_t i = 0; i < n; ++i) {

@@ -14,7 +14,6 @@
 #include "cpp/core/cuda/lookup/unique.h"
 #include "cpp/tf/cuda/batch.h"
 #include "cpp/tf/cuda/kernel.h"
-#include "cpp/tf/cuda/recorded_lookup_keys.h"
 #include "cpp/tf/samples.h"
 
 namespace sok {
@@ -50,11 +49,6 @@ class DeviceLookupOp : public FeatureOp {
     OP_REQUIRES_OK(ctx, WithWorkspace(ctx, [&](cuda::Workspace& workspace, cuda::Stream stream) {
                      MakeUnique(workspace, stream, in, inverse, &uniques, num_unique.data());
                    }));
-    if (insert_) {
-      RecordedLookupKeys recorded(tables);
-      for (int i = 0; i < n; ++i) recorded.Add(i, Keys(uniques[i]), num_unique[i]);
-      OP_REQUIRES_OK(ctx, recorded.Record(ctx));
-    }
     std::vector<Samples> samples;
     std::vector<float*> out;
     for (int i = 0; i < n; ++i) {
@@ -113,30 +107,27 @@ class DeviceLookupOp : public FeatureOp {
       of_rows.push_back({samples[i], rows, dim, out[i]});
       return rows;
     };
-    const auto inserts_keys = [&](size_t i) {
-      return insert_ && !tables[i]->table().keeps_records();
-    };
+    // Rows of those that owe steps, and of keys that a filter refused, are made up first.
+    std::vector<size_t> in_place;
     for (size_t i = 0; i < tables.size(); ++i) {
+      CudaTable& table = tables[i]->table();
       const uint64_t* const keys = Keys(uniques[i]);
       const int64_t num_keys = uniques[i].NumElements();
-      if (inserts_keys(i)) {
-        inserts.push_back(
-            {&tables[i]->table(), keys, num_keys, workspace.Take<uint32_t>(num_keys)});
+      if (!insert_) {
+        finds.push_back({&table, keys, num_keys, take_rows(i)});
+        continue;
+      }
+      uint32_t* const row_numbers = workspace.Take<uint32_t>(num_keys);
+      inserts.push_back({&table, keys, num_keys, row_numbers, nullptr, /*distinct=*/true});
+      if (table.Ref().history.now == 0 && !table.filters()) {
+        in_place.push_back(i);
       } else {
-        finds.push_back({&tables[i]->table(), keys, num_keys, take_rows(i)});
+        gathers.push_back({&table, row_numbers, num_keys, take_rows(i)});
       }
     }
-    CudaTable::FindOrInsertRows(stream, inserts);
-    auto inserted = inserts.begin();
-    for (size_t i = 0; i < tables.size(); ++i) {
-      if (!inserts_keys(i)) continue;
-      const CudaTable::TableKeys& batch = *inserted++;
-      const cuda::TableRef ref = batch.table->Ref();  // after it has grown
-      if (ref.history.now == 0) {                     // rows owe nothing
-        of_tables.push_back({samples[i], ref, batch.row_numbers, out[i]});
-      } else {
-        gathers.push_back({batch.table, batch.row_numbers, batch.num_keys, take_rows(i)});
-      }
+    CudaTable::FindOrInsertRows(stream, inserts);  // the last that may fail
+    for (const size_t i : in_place) {              // by tables that have grown
+      of_tables.push_back({samples[i], inserts[i].table->Ref(), inserts[i].row_numbers, out[i]});
     }
     CudaTable::Find(stream, finds);
     CudaTable::GatherRows(stream, gathers);

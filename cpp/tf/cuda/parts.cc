@@ -11,16 +11,15 @@ absl::Status WriteOnDevice(OpKernelContext* ctx, const std::vector<Piece>& piece
                            Tensor* message) {
   return WithWorkspace(ctx, [&](cuda::Workspace& workspace, cuda::Stream stream) {
     float* const to = message->flat<float>().data();
-    std::vector<cuda::Move<float>> moves;
-    for (const Piece& piece : pieces) moves.push_back({piece.from, to + piece.to, piece.count});
-    cuda::MoveSegments(stream, workspace, moves);
+    cuda::SegmentList list;
+    for (const Piece& piece : pieces) list.Move(piece.from, to + piece.to, piece.count);
+    list.Run(stream, workspace);
     if (heads.empty()) return;
-    const std::vector<int64_t> words(1, more_rounds);  // whose first half are the number's bits
-    const auto* const number =
-        reinterpret_cast<const float*>(cuda::Upload(stream, workspace, words));
-    moves.clear();
-    for (const int64_t head : heads) moves.push_back({number, to + head + kRoundsWord, 1});
-    cuda::MoveSegments(stream, workspace, moves);
+    cuda::SegmentList rounds;            // over words that were moved
+    const int64_t number = more_rounds;  // its first half are the number's bits
+    const int64_t kept = rounds.Keep(&number, 1);
+    for (const int64_t head : heads) rounds.MoveKept(kept, to + head + kRoundsWord, 1);
+    rounds.Run(stream, workspace);
   });
 }
 

@@ -95,19 +95,19 @@ class DeviceRouteOp : public RouteOp {
     }
     OutputMessage made;
     TF_RETURN_IF_ERROR(made.Allocate(ctx, words));
-    const int64_t* const device_heads = cuda::Upload(stream, workspace, heads);
     uint64_t* out = Keys(&made.message);
-    std::vector<cuda::Move<uint64_t>> moves;
+    cuda::SegmentList list;
+    const int64_t kept = list.Keep(heads.data(), static_cast<int64_t>(heads.size()));
     for (int64_t r = 0; r < world_size_; ++r) {
-      moves.push_back(
-          {reinterpret_cast<const uint64_t*>(device_heads + r * (kHead + n)), out, kHead + n});
+      list.MoveKept(kept + r * (kHead + n), out, kHead + n);
       out += kHead + n;
       for (int64_t i = 0; i < n; ++i) {
-        moves.push_back({unique[i] + offsets[i * (world_size_ + 1) + r], out, count(r, i)});
+        const uint64_t* const keys = unique[i] + offsets[i * (world_size_ + 1) + r];
+        list.Move(keys, out, count(r, i));
         out += count(r, i);
       }
     }
-    cuda::MoveSegments(stream, workspace, moves);
+    list.Run(stream, workspace);
     made.Set(ctx);
     return absl::OkStatus();
   }

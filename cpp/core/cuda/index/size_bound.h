@@ -29,6 +29,8 @@ class SizeBound {
     since_known_ += num_keys;
     if (copying_) since_copy_ += num_keys;
   }
+  // `count` keys were erased, and no copy is under way.
+  void Remove(int64_t count) { known_ -= count; }
   // A copy of the count was started after all batches so far.
   void CopyStarted() {
     copying_ = true;

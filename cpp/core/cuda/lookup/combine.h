@@ -93,7 +93,7 @@ struct ScatteredGradientBatch {
 void CombineGradient(Stream stream, Workspace& workspace,
                      const std::vector<ScatteredGradientBatch>& batches);
 
-// out[u] = scale * sum of the rows at words[offsets[k]] with inverse[k] == u. `out` is overwritten.
+// out[u] = scale * sum of the rows at words[offsets[k]] with inverse[k] == u. Each u must occur.
 struct ScatteredSumBatch {
   const int32_t* inverse;  // [num_rows]
   int64_t num_rows;

@@ -239,7 +239,9 @@ class Sums {
       if (sorted[b].positions.num_tiles() > kGroup) {
         groups.push_back({sorted[b].positions, pieces, partials[b]});
       }
-      joins.push_back({sorted[b].positions, pieces, partials[b], target.out});
+      if (sorted[b].positions.num_tiles() > 1) {
+        joins.push_back({sorted[b].positions, pieces, partials[b], target.out});
+      }
     }
     LaunchJobs(stream, sums);
     LaunchJobs(stream, groups);
@@ -280,15 +282,12 @@ void CombineGradient(Stream stream, Workspace& workspace,
 
 void SumScatteredRows(Stream stream, Workspace& workspace,
                       const std::vector<ScatteredSumBatch>& batches, float scale) {
-  std::vector<ZeroJob> zeros;
   std::vector<ScaleJob> scales;
   std::vector<Samples> samples;
   samples.reserve(batches.size());  // Sums keeps their addresses
   Sums<ScatteredRows<const float>, DenseRows<float>> sums;
   for (const ScatteredSumBatch& batch : batches) {
-    const int64_t count = batch.num_unique * batch.dim;
-    zeros.push_back({batch.out, count});
-    if (scale != 1.0f) scales.push_back({batch.out, count, scale});
+    if (scale != 1.0f) scales.push_back({batch.out, batch.num_unique * batch.dim, scale});
     samples.emplace_back();
     samples.back().inverse = batch.inverse;
     samples.back().num_keys = batch.num_rows;
@@ -298,7 +297,6 @@ void SumScatteredRows(Stream stream, Workspace& workspace,
     sums.Add(samples.back(), batch.num_unique, batch.dim, wide, {batch.words, batch.offsets},
              {batch.out, batch.dim});
   }
-  LaunchJobs(stream, zeros);
   sums.Launch(stream, workspace);
   LaunchJobs(stream, scales);
 }

@@ -78,26 +78,31 @@ class StagedCopies {
   std::vector<std::unique_ptr<Piece>> pieces_;
 };
 
-// Segments as kernels see them: none is empty, so `begin` ascends.
-template <typename T>
-struct Piece {
-  int64_t begin;  // number of its first element, counted over all segments
-  const T* from;
-  T* to;
-};
-struct RowPiece {
-  int64_t begin;
-  int64_t start;
-  int64_t dim;
+// Where the blocks of a message begin, and where the last one ends.
+struct BlockBegins {
+  static constexpr int64_t kMost = 448;
+  int64_t begin[kMost];
 };
 
-// The last piece that begins at or before element i.
-template <typename P>
-SOK_DEVICE int64_t PieceOf(const P* pieces, int64_t num_pieces, int64_t i) {
-  int64_t low = 0, high = num_pieces;
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    HeadsKernel(const __grid_constant__ BlockBegins blocks, int64_t num_blocks, int64_t num_words,
+                const T* message, T* heads) {
+  const int64_t i = GlobalThread();
+  if (i >= num_blocks * num_words) return;
+  const int64_t block = i / num_words;
+  const int64_t from = blocks.begin[block] + (i - block * num_words);
+  heads[i] = from < blocks.begin[block + 1] ? message[from] : T{0};
+}
+
+using Segment = SegmentList::Segment;
+
+// The last segment that begins at or before element i.
+SOK_DEVICE int64_t SegmentOf(const Segment* segments, int64_t num_segments, int64_t i) {
+  int64_t low = 0, high = num_segments;
   while (high - low > 1) {
     const int64_t middle = (low + high) / 2;
-    if (pieces[middle].begin <= i) {
+    if (segments[middle].begin <= i) {
       low = middle;
     } else {
       high = middle;
@@ -106,27 +111,30 @@ SOK_DEVICE int64_t PieceOf(const P* pieces, int64_t num_pieces, int64_t i) {
   return low;
 }
 
-// A block takes kPerThread stretches of kThreads elements; a thread searches once, then steps on.
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
-    MoveKernel(const Piece<T>* pieces, int64_t num_pieces, int64_t num_elements) {
-  int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads * kPerThread + threadIdx.x;
-  if (i >= num_elements) return;
-  int64_t p = PieceOf(pieces, num_pieces, i);
-  for (int u = 0; u < kPerThread && i < num_elements; ++u, i += kThreads) {
-    while (p + 1 < num_pieces && pieces[p + 1].begin <= i) ++p;
-    const int64_t at = i - pieces[p].begin;
-    pieces[p].to[at] = pieces[p].from[at];
-  }
+SOK_DEVICE void MoveWord(const Segment& segment, int64_t at) {
+  static_cast<T*>(segment.to)[at] = reinterpret_cast<const T*>(segment.from)[at];
 }
 
+// A block takes kPerThread stretches of kThreads elements; a thread searches once, then steps on.
 __global__ void __launch_bounds__(kThreads)
-    RowOffsetsKernel(const RowPiece* pieces, int64_t num_pieces, int64_t num_rows,
-                     int64_t* offsets) {
-  const int64_t i = GlobalThread();
-  if (i >= num_rows) return;
-  const RowPiece& piece = pieces[PieceOf(pieces, num_pieces, i)];
-  offsets[i] = piece.start + (i - piece.begin) * piece.dim;
+    SegmentsKernel(const Segment* segments, int64_t num_segments, int64_t num_elements) {
+  int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads * kPerThread + threadIdx.x;
+  if (i >= num_elements) return;
+  int64_t s = SegmentOf(segments, num_segments, i);
+  for (int u = 0; u < kPerThread && i < num_elements; ++u, i += kThreads) {
+    while (s + 1 < num_segments && segments[s + 1].begin <= i) ++s;
+    const Segment segment = segments[s];
+    const int64_t at = i - segment.begin;
+    if (segment.kind == SegmentList::kWords4) {
+      MoveWord<uint32_t>(segment, at);
+    } else if (segment.kind == SegmentList::kWords8) {
+      MoveWord<uint64_t>(segment, at);
+    } else {
+      static_cast<int64_t*>(segment.to)[at] =
+          static_cast<int64_t>(segment.from) + at * segment.kind;
+    }
+  }
 }
 
 }  // namespace
@@ -155,36 +163,33 @@ void StoreInBlocks(Stream stream, const void* words, size_t num_words,
   }
 }
 
-template <typename T>
-void MoveSegments(Stream stream, Workspace& workspace, const std::vector<Move<T>>& moves) {
-  std::vector<Piece<T>> pieces;
-  int64_t total = 0;
-  for (const Move<T>& move : moves) {
-    if (move.count == 0) continue;
-    pieces.push_back({total, move.from, move.to});
-    total += move.count;
-  }
-  if (total == 0) return;
-  const Workspace::Scope scope(workspace, stream);
-  const Piece<T>* const there = Upload(stream, workspace, pieces);
-  Launch(MoveKernel<T>, (total + kPerThread - 1) / kPerThread, stream, there,
-         static_cast<int64_t>(pieces.size()), total);
+void SegmentList::Add(int64_t count, uint64_t from, void* to, int64_t kind) {
+  if (count == 0) return;
+  segments_.push_back({num_elements_, from, to, kind});
+  num_elements_ += count;
 }
 
-void RowOffsets(Stream stream, Workspace& workspace, const std::vector<RowSegment>& segments,
-                int64_t* offsets) {
-  std::vector<RowPiece> pieces;
-  int64_t total = 0;
-  for (const RowSegment& segment : segments) {
-    if (segment.num_rows == 0) continue;
-    pieces.push_back({total, segment.start, segment.dim});
-    total += segment.num_rows;
-  }
-  if (total == 0) return;
+int64_t SegmentList::Keep(const int64_t* words, int64_t num_words) {
+  const int64_t place = static_cast<int64_t>(kept_.size());
+  kept_.insert(kept_.end(), words, words + num_words);
+  return place;
+}
+
+void SegmentList::Run(Stream stream, Workspace& workspace) {
+  if (num_elements_ == 0) return;
   const Workspace::Scope scope(workspace, stream);
-  const RowPiece* const there = Upload(stream, workspace, pieces);
-  Launch(RowOffsetsKernel, total, stream, there, static_cast<int64_t>(pieces.size()), total,
-         offsets);
+  const size_t list_words = segments_.size() * (sizeof(Segment) / sizeof(uint64_t));
+  uint64_t* const there = workspace.Take<uint64_t>(static_cast<int64_t>(list_words + kept_.size()));
+  for (const size_t s : from_kept_) {
+    segments_[s].from += reinterpret_cast<uint64_t>(there + list_words);
+  }
+  std::vector<uint64_t> words(list_words + kept_.size());
+  std::memcpy(words.data(), segments_.data(), list_words * sizeof(uint64_t));
+  std::copy(kept_.begin(), kept_.end(), words.begin() + static_cast<std::ptrdiff_t>(list_words));
+  UploadWords(stream, words.data(), words.size(), there);
+  Launch(SegmentsKernel, (num_elements_ + kPerThread - 1) / kPerThread, stream,
+         reinterpret_cast<const Segment*>(there), static_cast<int64_t>(segments_.size()),
+         num_elements_);
 }
 
 template <typename T>
@@ -193,20 +198,19 @@ std::vector<T> Heads(Stream stream, Workspace& workspace, const T* message, cons
   const Workspace::Scope scope(workspace, stream);
   std::vector<T> heads(num_blocks * num_words);
   T* const there = workspace.Take<T>(num_blocks * num_words);
-  FillWithZeros(stream, there, heads.size() * sizeof(T));
-  std::vector<Move<T>> moves;
-  for (int64_t b = 0; b < num_blocks; ++b) {
-    moves.push_back({message, there + b * num_words, std::min<int64_t>(num_words, lengths[b])});
-    message += lengths[b];
+  int64_t end = 0;
+  for (int64_t first = 0; first < num_blocks; first += BlockBegins::kMost - 1) {
+    const int64_t count = std::min(num_blocks - first, BlockBegins::kMost - 1);
+    BlockBegins blocks = {};
+    blocks.begin[0] = end;
+    for (int64_t b = 0; b < count; ++b) blocks.begin[b + 1] = end += lengths[first + b];
+    Launch(HeadsKernel<T>, count * num_words, stream, blocks, count, num_words, message,
+           there + first * num_words);
   }
-  MoveSegments(stream, workspace, moves);
   CopyToHost(stream, heads.data(), there, heads.size() * sizeof(T));
   return heads;
 }
 
-template void MoveSegments<uint64_t>(Stream, Workspace&, const std::vector<Move<uint64_t>>&);
-template void MoveSegments<int64_t>(Stream, Workspace&, const std::vector<Move<int64_t>>&);
-template void MoveSegments<float>(Stream, Workspace&, const std::vector<Move<float>>&);
 template std::vector<int64_t> Heads<int64_t>(Stream, Workspace&, const int64_t*, const int32_t*,
                                              int64_t, int64_t);
 template std::vector<float> Heads<float>(Stream, Workspace&, const float*, const int32_t*, int64_t,

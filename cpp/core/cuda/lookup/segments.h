@@ -4,7 +4,7 @@
 //     moved     [a b d] [c e f]                                all keys of a table together
 //     offsets   table 0: 3, 5, 12 ..                           of rows that stay where they are
 //
-// The host knows the lengths. It passes a list of segments, and one kernel handles them all,
+// The host knows the lengths. It passes one list of segments, and one kernel handles them all,
 // however many tables and ranks there are. Rows are addressed by word, because nothing behind a
 // message's head is aligned to 16 bytes.
 //
@@ -14,7 +14,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 #include <vector>
 
 #include "cpp/core/cuda/device/device.h"
@@ -30,34 +29,44 @@ void UploadWords(Stream stream, const void* words, size_t num_words, uint64_t* t
 void StoreInBlocks(Stream stream, const void* words, size_t num_words,
                    const std::vector<int64_t>& targets, uint64_t* message);
 
-// A copy of host values, in memory of the workspace.
-template <typename T>
-T* Upload(Stream stream, Workspace& workspace, const std::vector<T>& values) {
-  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(uint64_t) == 0, "words");
-  T* const there = workspace.Take<T>(static_cast<int64_t>(values.size()));
-  UploadWords(stream, values.data(), values.size() * (sizeof(T) / sizeof(uint64_t)),
-              reinterpret_cast<uint64_t*>(there));
-  return there;
-}
+// Work on segments, all of it in one kernel, with one list that goes to the device before.
+class SegmentList {
+ public:
+  // T has 4 or 8 bytes. Targets must not overlap.
+  template <typename T>
+  void Move(const T* from, T* to, int64_t count) {
+    Add(count, reinterpret_cast<uint64_t>(from), to, KindOf(sizeof(T)));
+  }
+  // Words of the host, which go to the device with the list: returns their place, for MoveKept.
+  int64_t Keep(const int64_t* words, int64_t num_words);
+  template <typename T>
+  void MoveKept(int64_t place, T* to, int64_t count) {
+    from_kept_.push_back(segments_.size());
+    Add(count, static_cast<uint64_t>(place) * sizeof(uint64_t), to, KindOf(sizeof(T)));
+  }
+  // offsets[i] = start + i * dim: the words that the rows of a segment begin at.
+  void WriteOffsets(int64_t num_rows, int64_t start, int64_t dim, int64_t* offsets) {
+    Add(num_rows, static_cast<uint64_t>(start), offsets, dim);
+  }
+  void Run(Stream stream, Workspace& workspace);
 
-template <typename T>
-struct Move {
-  const T* from;
-  T* to;
-  int64_t count;
-};
-// T: uint64_t, int64_t or float. Targets must not overlap.
-template <typename T>
-void MoveSegments(Stream stream, Workspace& workspace, const std::vector<Move<T>>& moves);
+  struct Segment {
+    int64_t begin;  // number of its first element, counted over all segments: none is empty
+    uint64_t from;  // an address, or the first offset
+    void* to;
+    int64_t kind;  // kWords4, kWords8, or the distance of rows whose offsets are written
+  };
+  static constexpr int64_t kWords4 = 0, kWords8 = -1;
 
-struct RowSegment {
-  int64_t num_rows;
-  int64_t start;  // word that the first row begins at
-  int64_t dim;    // words from a row to the next
+ private:
+  static constexpr int64_t KindOf(size_t bytes) { return bytes == 8 ? kWords8 : kWords4; }
+  void Add(int64_t count, uint64_t from, void* to, int64_t kind);
+
+  std::vector<Segment> segments_;
+  std::vector<size_t> from_kept_;  // of them, those whose `from` is counted from the kept words
+  std::vector<int64_t> kept_;
+  int64_t num_elements_ = 0;
 };
-// The word that each row of the segments begins at, one segment after the other.
-void RowOffsets(Stream stream, Workspace& workspace, const std::vector<RowSegment>& segments,
-                int64_t* offsets);
 
 // The first `num_words` words of each block of a message, on the host; blocks with fewer are
 // padded with zeros. `lengths` [num_blocks] on the host. Waits.

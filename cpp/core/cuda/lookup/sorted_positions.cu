@@ -9,13 +9,28 @@ namespace sok {
 namespace cuda {
 namespace {
 
-struct SharesJob {
+// Threads below num_keys number the positions: positions count within their batch, rows over all
+// batches, so that one sort handles all. Those behind them take a sample each and write the shares
+// of its positions, if there are shares.
+struct NumberJob {
   Samples samples;
   Shares shares;
+  uint32_t first_row;
+  uint32_t* rows;       // [num_keys]
+  uint32_t* positions;  // [num_keys]
 
-  int64_t NumThreads() const { return samples.num_samples(); }
-  SOK_DEVICE void Run(int64_t s) const {
-    if (s >= samples.num_samples()) return;
+  SOK_HD int64_t NumThreads() const {
+    return samples.num_keys + (shares.sample == nullptr ? 0 : samples.num_samples());
+  }
+  SOK_DEVICE void Run(int64_t i) const {
+    if (i < samples.num_keys) {
+      rows[i] = first_row + static_cast<uint32_t>(samples.inverse[i]);
+      positions[i] = static_cast<uint32_t>(i);
+    } else if (i < NumThreads()) {
+      WriteShares(i - samples.num_keys);
+    }
+  }
+  SOK_DEVICE void WriteShares(int64_t s) const {
     const bool none = samples.combiner == Combiner::kNone;
     const int64_t begin = samples.Begin(s), end = samples.End(s);
     const float divisor = none ? 1.0f : SampleDivisor(samples, begin, end);
@@ -24,22 +39,6 @@ struct SharesJob {
       const float weight = samples.weights == nullptr ? 1.0f : samples.weights[k];
       shares.factor[k] = divisor == 0.0f ? 0.0f : weight / divisor;
     }
-  }
-};
-
-// Positions count within their batch, rows over all batches, so that one sort handles all.
-struct NumberJob {
-  const int32_t* inverse;  // [num_keys]
-  int64_t num_keys;
-  uint32_t first_row;
-  uint32_t* rows;       // [num_keys]
-  uint32_t* positions;  // [num_keys]
-
-  int64_t NumThreads() const { return num_keys; }
-  SOK_DEVICE void Run(int64_t i) const {
-    if (i >= num_keys) return;
-    rows[i] = first_row + static_cast<uint32_t>(inverse[i]);
-    positions[i] = static_cast<uint32_t>(i);
   }
 };
 
@@ -69,7 +68,6 @@ std::vector<SortedBatch> SortPositions(Stream stream, Workspace& workspace,
   for (uint32_t*& array : scratch) array = workspace.Take<uint32_t>(num_keys);
   const auto [rows, positions, sorted_rows, sorted_positions] = scratch;
   std::vector<SortedBatch> sorted;
-  std::vector<SharesJob> shares;
   std::vector<NumberJob> numbers;
   int64_t at = 0, first_row = 0;
   for (const PositionBatch& source : sources) {
@@ -78,10 +76,9 @@ std::vector<SortedBatch> SortPositions(Stream stream, Workspace& workspace,
     if (samples.combiner != Combiner::kNone || samples.weights != nullptr) {
       batch.shares = {workspace.Take<int32_t>(samples.num_keys),
                       workspace.Take<float>(samples.num_keys)};
-      shares.push_back({samples, batch.shares});
     }
-    numbers.push_back({samples.inverse, samples.num_keys, static_cast<uint32_t>(first_row),
-                       rows + at, positions + at});
+    numbers.push_back(
+        {samples, batch.shares, static_cast<uint32_t>(first_row), rows + at, positions + at});
     batch.positions = {sorted_rows + at,
                        sorted_positions + at,
                        samples.num_keys,
@@ -92,7 +89,6 @@ std::vector<SortedBatch> SortPositions(Stream stream, Workspace& workspace,
     at += samples.num_keys;
     first_row += source.num_unique;
   }
-  LaunchJobs(stream, shares);
   LaunchJobs(stream, numbers);
   SortPairs(stream, workspace, rows, sorted_rows, positions, sorted_positions, num_keys,
             BitsBelow(num_rows));

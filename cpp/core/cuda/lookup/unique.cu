@@ -96,58 +96,52 @@ struct WriteUniqueJob {
 
 // ---- by owner ----
 
-// A batch that is brought from order of occurrence to order by owner.
+// A batch whose unique keys are sorted by owner. Owners count over all batches, so that one sort
+// handles all.
 struct Routed {
-  const uint64_t* in_order;  // [num_keys] unique keys by first occurrence
-  Count num_unique;
-  int64_t world_size;
-  uint32_t first_owner;     // owners count over all batches: the number of this one's rank 0
-  uint32_t* owners;         // [num_keys]
-  uint32_t* order;          // [num_keys] places in `in_order`
-  uint32_t* sorted_owners;  // the same, sorted
-  uint32_t* sorted_order;
-  uint32_t* place_of;  // [num_keys] the inverse of sorted_order
   UniqueByOwnerBatch batch;
+  Places places;
+  int64_t world_size;
+  uint32_t first_owner;     // the number of this batch's rank 0
+  uint32_t* owners;         // [num_keys]
+  uint32_t* positions;      // [num_keys]
+  uint32_t* sorted_owners;  // the same, sorted
+  uint32_t* sorted_positions;
+  uint32_t* place_of;  // [num_keys] of a key's first position: its place among the unique keys
 };
 
-// Owner of each unique key; unused places get the highest, so that they go to the batch's end.
+// The owner of each key at its first position. The other positions get the highest owner, so that
+// they go to the batch's end.
 struct OwnersJob : Routed {
-  int64_t NumThreads() const { return num_unique.most; }
+  int64_t NumThreads() const { return batch.num_keys; }
   SOK_DEVICE void Run(int64_t i) const {
-    if (i >= num_unique.most) return;
+    if (i >= batch.num_keys) return;
     const uint64_t world = static_cast<uint64_t>(world_size);
-    const uint64_t owner = i < num_unique.Get() ? in_order[i] % world : world;
-    owners[i] = first_owner + static_cast<uint32_t>(owner);
-    order[i] = static_cast<uint32_t>(i);
+    const bool is_first = ChosenPosition(places, i) == static_cast<uint32_t>(i);
+    owners[i] = first_owner + static_cast<uint32_t>(is_first ? batch.keys[i] % world : world);
+    positions[i] = static_cast<uint32_t>(i);
   }
 };
 
 // Owners ascend; owner_offsets[o] = first place with an owner of at least o.
-struct OffsetsJob : Routed {
-  int64_t NumThreads() const { return num_unique.most + 1; }
+struct WriteByOwnerJob : Routed {
+  int64_t NumThreads() const { return batch.num_keys + 1; }
   SOK_DEVICE void Run(int64_t i) const {
-    if (i > num_unique.most) return;
+    if (i > batch.num_keys) return;
     const int64_t before = i == 0 ? -1 : int64_t{sorted_owners[i - 1]} - first_owner;
-    const int64_t here =
-        i == num_unique.most ? world_size : int64_t{sorted_owners[i]} - first_owner;
+    const int64_t here = i == batch.num_keys ? world_size : int64_t{sorted_owners[i]} - first_owner;
     for (int64_t owner = before + 1; owner <= here; ++owner) batch.owner_offsets[owner] = i;
+    if (here == world_size) return;
+    batch.unique[i] = batch.keys[sorted_positions[i]];
+    place_of[sorted_positions[i]] = static_cast<uint32_t>(i);
   }
 };
 
-struct PermuteUniqueJob : Routed {
-  int64_t NumThreads() const { return num_unique.most; }
-  SOK_DEVICE void Run(int64_t i) const {
-    if (i >= num_unique.Get()) return;
-    batch.unique[i] = in_order[sorted_order[i]];
-    place_of[sorted_order[i]] = static_cast<uint32_t>(i);
-  }
-};
-
-struct PermuteInverseJob : Routed {
+struct InverseByOwnerJob : Routed {
   int64_t NumThreads() const { return batch.num_keys; }
   SOK_DEVICE void Run(int64_t i) const {
     if (i >= batch.num_keys) return;
-    batch.inverse[i] = static_cast<int32_t>(place_of[batch.inverse[i]]);
+    batch.inverse[i] = static_cast<int32_t>(place_of[ChosenPosition(places, i)]);
   }
 };
 
@@ -264,41 +258,37 @@ void UniqueByOwner(Stream stream, Workspace& workspace,
         std::to_string(num_batches) + " tables, world_size=" + std::to_string(world_size));
   }
   const Workspace::Scope scope(workspace, stream);
-  uint32_t* const num_unique = workspace.Take<uint32_t>(num_batches);
-  const std::vector<int64_t> first_key = Starts(batches, NumKeys);
-  const int64_t total = first_key.back();
-  uint64_t* const in_order = world_size == 1 ? nullptr : workspace.Take<uint64_t>(total);
-  std::vector<UniqueBatch> unsorted;
-  for (int64_t b = 0; b < num_batches; ++b) {
-    const UniqueByOwnerBatch& batch = batches[b];
-    unsorted.push_back({batch.keys, batch.num_keys,
-                        world_size == 1 ? batch.unique : in_order + first_key[b], batch.inverse,
-                        num_unique + b});
-  }
-  Unique(stream, workspace, unsorted);
-  if (world_size == 1) {  // they are in order already
+  if (world_size == 1) {  // order of occurrence is order by owner
+    uint32_t* const num_unique = workspace.Take<uint32_t>(num_batches);
+    std::vector<UniqueBatch> uniques;
     std::vector<OneOwnerJob> jobs;
     for (int64_t b = 0; b < num_batches; ++b) {
-      jobs.push_back({num_unique + b, batches[b].owner_offsets});
+      const UniqueByOwnerBatch& batch = batches[b];
+      uniques.push_back({batch.keys, batch.num_keys, batch.unique, batch.inverse, num_unique + b});
+      jobs.push_back({num_unique + b, batch.owner_offsets});
     }
+    Unique(stream, workspace, uniques);
     return LaunchJobs(stream, jobs);
   }
+  if (batches.empty()) return;
+  const std::vector<Places> places = Meet(stream, workspace, batches, Occurrence::kFirst);
+  const std::vector<int64_t> first_key = Starts(batches, NumKeys);
+  const int64_t total = first_key.back();
   uint32_t* scratch[5];
   for (uint32_t*& array : scratch) array = workspace.Take<uint32_t>(total);
-  const auto [owners, order, sorted_owners, sorted_order, place_of] = scratch;
+  const auto [owners, positions, sorted_owners, sorted_positions, place_of] = scratch;
   std::vector<Routed> routed;
   for (int64_t b = 0; b < num_batches; ++b) {
     const int64_t at = first_key[b];
-    routed.push_back({in_order + at, Count(batches[b].num_keys, num_unique + b), world_size,
-                      static_cast<uint32_t>(b * (world_size + 1)), owners + at, order + at,
-                      sorted_owners + at, sorted_order + at, place_of + at, batches[b]});
+    routed.push_back({batches[b], places[b], world_size,
+                      static_cast<uint32_t>(b * (world_size + 1)), owners + at, positions + at,
+                      sorted_owners + at, sorted_positions + at, place_of + at});
   }
   LaunchJobs(stream, JobsOf<OwnersJob>(routed));
-  SortPairs(stream, workspace, owners, sorted_owners, order, sorted_order, total,
+  SortPairs(stream, workspace, owners, sorted_owners, positions, sorted_positions, total,
             BitsBelow(num_owners));
-  LaunchJobs(stream, JobsOf<OffsetsJob>(routed));
-  LaunchJobs(stream, JobsOf<PermuteUniqueJob>(routed));
-  LaunchJobs(stream, JobsOf<PermuteInverseJob>(routed));
+  LaunchJobs(stream, JobsOf<WriteByOwnerJob>(routed));
+  LaunchJobs(stream, JobsOf<InverseByOwnerJob>(routed));
 }
 
 void ChooseOccurrence(Stream stream, Workspace& workspace, const uint64_t* keys, int64_t num_keys,

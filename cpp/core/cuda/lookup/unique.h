@@ -11,8 +11,8 @@
 // Invariant: unique keys are in the order of their first occurrence, whatever order the threads ran
 // in. (The CPU's order differs: by owner, then hash.) With owners: by owner, then that order.
 //
-// Batches of many tables share their launches (jobs.cuh), one scan and one sort; each has the
-// result that it would have alone.
+// Batches of many tables share their launches (jobs.cuh), and one scan or, by owner, one sort; each
+// has the result that it would have alone.
 //
 // All async: the number of unique keys stays on the device.
 #ifndef SOK_CORE_CUDA_LOOKUP_UNIQUE_H_

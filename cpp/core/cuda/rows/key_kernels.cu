@@ -27,13 +27,14 @@ struct NewRow {
   }
 };
 
-__global__ void __launch_bounds__(kThreads)
-    FindKeysKernel(TableRef table, const uint64_t* keys, Count num_keys, uint32_t* rows) {
-  const int64_t i = GlobalThread();
-  if (i >= num_keys.Get()) return;
-  const uint64_t key = keys[i];
-  rows[i] = FindRow(ReadOnlyMemory(), table.index, HashKey(key), key);
-}
+struct FindKeysJob : FindKeysBatch {
+  int64_t NumThreads() const { return num_keys.most; }
+  SOK_DEVICE void Run(int64_t i) const {
+    if (i >= num_keys.Get()) return;
+    const uint64_t key = keys[i];
+    rows[i] = FindRow(ReadOnlyMemory(), table.index, HashKey(key), key);
+  }
+};
 
 // Each lane inserts a key, then the warp writes the new rows.
 struct InsertJob {
@@ -184,9 +185,10 @@ int64_t NumSlots(const IndexRef& index) {
 
 }  // namespace
 
-void FindKeys(Stream stream, const TableRef& table, const uint64_t* keys, Count num_keys,
-              uint32_t* rows) {
-  Launch(FindKeysKernel, num_keys.most, stream, table, keys, num_keys, rows);
+void FindKeys(Stream stream, const std::vector<FindKeysBatch>& batches) {
+  std::vector<FindKeysJob> jobs;
+  for (const FindKeysBatch& batch : batches) jobs.push_back({batch});
+  LaunchJobs(stream, jobs);
 }
 
 void InsertKeys(Stream stream, const std::vector<InsertBatch>& batches) {

@@ -12,8 +12,13 @@ namespace sok {
 namespace cuda {
 
 // rows[i]: row number of keys[i], or kNoRow.
-void FindKeys(Stream stream, const TableRef& table, const uint64_t* keys, Count num_keys,
-              uint32_t* rows);
+struct FindKeysBatch {
+  TableRef table;
+  const uint64_t* keys;
+  Count num_keys;
+  uint32_t* rows;  // [num_keys]
+};
+void FindKeys(Stream stream, const std::vector<FindKeysBatch>& batches);
 
 // Inserts missing keys, with initial rows and slot rows, and updates the counters. The caller has
 // made room in index and arena. `inserted` may be null. The new counters are also written to

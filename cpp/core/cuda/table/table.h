@@ -85,8 +85,6 @@ class CudaTable final : public Table {
   void ConfigureSlots(CallContext context, const std::vector<SlotVariableSpec>& specs) override;
   std::vector<SlotVariableSpec> Slots() const override;
   void RecordTrainingLookup(CallContext context, const uint64_t* keys, int64_t num_keys) override;
-  // The same; `distinct`: no key repeats, and the search for equal keys is skipped.
-  void RecordTrainingLookup(Stream stream, const uint64_t* keys, int64_t num_keys, bool distinct);
   int64_t Evict(CallContext context) override;
   EvictedRows PopEvicted() override;  // from host memory
   PolicyCounts Statistics(CallContext context) const override;
@@ -123,6 +121,7 @@ class CudaTable final : public Table {
     int64_t num_keys;
     uint32_t* row_numbers;                 // [num_keys]
     const uint32_t* num_actual = nullptr;  // as above
+    bool distinct = false;                 // no key repeats: spares a table with policies a search
   };
   struct TableRows {
     CudaTable* table;
@@ -131,7 +130,8 @@ class CudaTable final : public Table {
     RowPlaces rows;  // [num_rows]
   };
   static void Find(Stream stream, const std::vector<TableFind>& batches);
-  // All or nothing for the tables that have a hashtable, keep no records and occur once.
+  // A training lookup of all tables. If it throws, none of them has changed: all memory is reserved
+  // first, and all keys that must leave are chosen. kNoRow for keys that a filter refuses.
   static void FindOrInsertRows(Stream stream, const std::vector<TableKeys>& batches);
   static void FindOrInsert(Stream stream, const std::vector<TableFind>& batches);
   static void GatherRows(Stream stream, const std::vector<TableRows>& batches);

@@ -1,8 +1,9 @@
 // Eviction: which keys lose their row, and what happens to it.
 //
-//     full: lowest scores (EvictLowest)  |  EvictRows: the last rows -> buffer in host memory,
-//     on request (Evict)                 |             keys out of the index,
-//                                        |             row numbers free for new keys
+//     full: lowest scores (ChooseLowest)  |  PrepareEviction: a copy of the last rows for the
+//     on request (Evict)                  |    buffer in host memory                  may fail
+//                                         |  EvictRows: keys out of the index,
+//                                         |    row numbers free for new keys       cannot fail
 //
 // A row is brought up to date before it goes to the buffer. The next key with its row number starts
 // from an initial row and initial slot rows, like any new key. Rows are sorted only if the buffer
@@ -24,7 +25,7 @@ namespace sok {
 namespace cuda {
 
 // The counters must be known exactly.
-void CudaTable::Impl::EvictLowest(const KeyBatch& batch, int64_t count) {
+CudaTable::Impl::Leaving CudaTable::Impl::ChooseLowest(const KeyBatch& batch, int64_t count) {
   DeviceRecords& rec = *records;
   const Workspace::Scope scope(workspace, stream);
   uint32_t* const lowest = workspace.Take<uint32_t>(count);
@@ -34,20 +35,19 @@ void CudaTable::Impl::EvictLowest(const KeyBatch& batch, int64_t count) {
   MarkRows(stream, batch.classified.rows, batch.distinct(), kept);
   SelectLowest(stream, workspace, rec.data(), rec.options.score, rows.known(), kept, count,
                rec.options.evicted_buffer > 0, &rec.hint, lowest);
-  EvictRows(lowest, count);
+  return PrepareEviction(lowest, count);
 }
 
-// The counters must be known exactly, and are afterwards.
-void CudaTable::Impl::EvictRows(const uint32_t* going, int64_t count) {
+// The counters must be known exactly.
+CudaTable::Impl::Leaving CudaTable::Impl::PrepareEviction(const uint32_t* going, int64_t count) {
   DeviceRecords& rec = *records;
-  if (count == 0) return;
-  const Workspace::Scope scope(workspace, stream);
-  uint64_t* const keys = workspace.Take<uint64_t>(count);
+  if (count == 0) return {};
+  Leaving leaving{going, count, workspace.Take<uint64_t>(count), {}};
   ReserveFreeRows();
   const int64_t keep = std::min(rec.options.evicted_buffer, count);
   rec.buffer.SetSlots(slots);
-  std::list<EvictedRow> evicted = rec.buffer.MakeRows(keep, options.dim);
-  auto next = evicted.begin();
+  leaving.buffered = rec.buffer.MakeRows(keep, options.dim);
+  auto next = leaving.buffered.begin();
   if (keep > 0) {
     const uint32_t* const last = going + (count - keep);
     if (history != nullptr && history->pending()) {
@@ -78,14 +78,21 @@ void CudaTable::Impl::EvictRows(const uint32_t* going, int64_t count) {
       }
     }
   }
-  // From here on nothing fails.
-  GatherKeys(stream, rec.data(), going, count, keys);
-  EraseKeys(stream, Ref(), keys, count);
-  RemoveRecords(stream, rec.data(), going, count);
-  size.Set(size.known() - count);
+  return leaving;
+}
+
+void CudaTable::Impl::EvictRows(Leaving leaving) {
+  DeviceRecords& rec = *records;
+  const int64_t count = leaving.count;
+  if (count == 0) return;
+  GatherKeys(stream, rec.data(), leaving.rows, count, leaving.keys);
+  EraseKeys(stream, Ref(), leaving.keys, count);
+  RemoveRecords(stream, rec.data(), leaving.rows, count);
+  size.Remove(count);
   rec.statistics.evicted += count;
-  rec.statistics.dropped += count - keep;
-  rec.statistics.dropped += rec.buffer.Append(std::move(evicted), rec.options.evicted_buffer);
+  rec.statistics.dropped += count - static_cast<int64_t>(leaving.buffered.size());
+  rec.statistics.dropped +=
+      rec.buffer.Append(std::move(leaving.buffered), rec.options.evicted_buffer);
 }
 
 int64_t CudaTable::Impl::Evict() {
@@ -111,7 +118,7 @@ int64_t CudaTable::Impl::Evict() {
     GatherKeys(stream, rec.data(), going, count, keys);
     SortPairs(stream, workspace, keys, sorted_keys, going, in_order, count, 64);
   }
-  EvictRows(in_order, count);
+  EvictRows(PrepareEviction(in_order, count));
   if (rec.waiting != nullptr && policy.steps_to_live > 0) ExpireWaiting();
   return count;
 }

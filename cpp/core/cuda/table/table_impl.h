@@ -5,6 +5,7 @@
 #ifndef SOK_CORE_CUDA_TABLE_TABLE_IMPL_H_
 #define SOK_CORE_CUDA_TABLE_TABLE_IMPL_H_
 
+#include <list>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -34,6 +35,9 @@ struct DeviceArena {
   // Async. Chunks stay where they are; only the array of addresses may be copied to a larger one.
   void Reserve(Stream stream, int64_t wanted_chunks, int64_t chunk_rows);
 };
+
+// The actual number: waits if only the device knows it.
+int64_t OnHost(Stream stream, const Count& count);
 
 // Throws std::invalid_argument unless a batch may have so many keys.
 void CheckBatch(int64_t num_keys, const TableOptions& options);
@@ -105,22 +109,39 @@ struct CudaTable::Impl {
   // Classifies the keys of a call at `step`. Waits, and changes nothing.
   KeyBatch Classify(const uint64_t* keys, int64_t num_keys, bool distinct, int64_t step,
                     const FilterRef& filter);
-  // A training lookup; `distinct`: no key repeats.
-  KeyBatch RecordTrainingLookup(const uint64_t* keys, int64_t num_keys, bool distinct = false);
+  // Rows to evict, with scratch of the workspace and copies for the buffer.
+  struct Leaving {
+    const uint32_t* rows = nullptr;  // [count], in this order
+    int64_t count = 0;
+    uint64_t* keys = nullptr;  // [count]
+    std::list<EvictedRow> buffered;
+  };
+  // A training lookup that only remains to be made. Its scratch lives as long as it.
+  struct TrainingLookup {
+    Impl* table;
+    Workspace::Scope scope;
+    KeyBatch batch;
+    int64_t step;
+    Leaving leaving;
+  };
+  // All that may fail; changes nothing that is read. `distinct`: no key repeats.
+  std::unique_ptr<TrainingLookup> PrepareTrainingLookup(const uint64_t* keys, int64_t num_keys,
+                                                        bool distinct = false);
+  void MakeTrainingLookup(TrainingLookup* lookup);  // does not fail
   // Inserts keys that are written and not looked up.
   KeyBatch InsertWritten(const uint64_t* keys, int64_t num_keys);
   // 1 at the first position of each key, in the workspace; null unless `asked`.
   const uint8_t* FirstPositions(const uint64_t* keys, int64_t num_keys, bool asked);
-  // Makes room for the admitted keys; evicts others if there is a score. All or nothing: throws
-  // std::length_error, or CudaError if memory runs out.
-  void MakeRoomFor(const KeyBatch& batch);
+  // Makes room for the admitted keys. If others must leave for them, returns these: EvictRows must
+  // come before InsertAdmitted. Throws std::length_error, or CudaError if memory runs out.
+  [[nodiscard]] Leaving MakeRoomFor(const KeyBatch& batch);
   void MakeRoomInFilter(const KeyBatch& batch);
   void InsertAdmitted(const KeyBatch& batch, const int64_t* frequencies, int64_t step);
   void ForgetWaiting(const uint64_t* keys, int64_t num_keys);
   void BoundWaiting();  // may wait
-  void EvictLowest(const KeyBatch& batch, int64_t count);
-  // Evicts rows, in this order.
-  void EvictRows(const uint32_t* rows, int64_t count);
+  Leaving ChooseLowest(const KeyBatch& batch, int64_t count);
+  Leaving PrepareEviction(const uint32_t* rows, int64_t count);
+  void EvictRows(Leaving leaving);  // does not fail
   int64_t Evict();
   void ExpireWaiting();
   // Reads the records of rows [num_keys], in this order, into host memory [num_keys, 3].

@@ -39,7 +39,7 @@ void CudaTable::FindRows(Stream stream, const uint64_t* keys, int64_t num_keys,
   impl_->Use(stream);
   if (impl_->is_direct())
     return impl_->FindDirectRows(stream, {{impl_.get(), keys, num_keys, row_numbers}});
-  FindKeys(stream, impl_->Ref(), keys, num_keys, row_numbers);
+  FindKeys(stream, {{impl_->Ref(), keys, num_keys, row_numbers}});
 }
 
 void CudaTable::FindOrInsertRows(Stream stream, const uint64_t* keys, int64_t num_keys,
@@ -55,15 +55,11 @@ void CudaTable::FindOrInsertRows(Stream stream, const uint64_t* keys, int64_t nu
     return;
   }
   if (impl.records != nullptr) {
-    if (num_actual != nullptr) {
-      uint32_t actual = 0;
-      CopyToHost(stream, &actual, num_actual, sizeof(actual));
-      num_keys = std::min<int64_t>(num_keys, actual);
-    }
+    num_keys = OnHost(stream, {num_keys, num_actual});
     const Workspace::Scope scope(impl.workspace, stream);
     const uint8_t* const first = impl.FirstPositions(keys, num_keys, inserted != nullptr);
     const KeyBatch batch = impl.InsertWritten(keys, num_keys);
-    FindKeys(stream, impl.Ref(), keys, num_keys, row_numbers);
+    FindKeys(stream, {{impl.Ref(), keys, num_keys, row_numbers}});
     if (inserted != nullptr) FlagInserted(stream, batch, row_numbers, first, inserted);
     return;
   }
@@ -81,10 +77,11 @@ void CudaTable::FindOrInsert(CallContext context, const uint64_t* keys, int64_t 
   if (impl_->records != nullptr) {
     CheckBatch(num_keys, impl_->options);
     const uint8_t* const first = impl_->FirstPositions(keys, num_keys, inserted != nullptr);
-    const KeyBatch batch = impl_->RecordTrainingLookup(keys, num_keys);
-    FindKeys(stream, impl_->Ref(), keys, num_keys, row_numbers);
-    if (inserted != nullptr) FlagInserted(stream, batch, row_numbers, first, inserted);
-    return FindAndCopy(stream, {{impl_->Ref(), keys, num_keys, rows}});
+    const auto lookup = impl_->PrepareTrainingLookup(keys, num_keys);
+    impl_->MakeTrainingLookup(lookup.get());
+    FindKeys(stream, {{impl_->Ref(), keys, num_keys, row_numbers}});
+    if (inserted != nullptr) FlagInserted(stream, lookup->batch, row_numbers, first, inserted);
+    return GatherRows(stream, row_numbers, num_keys, rows);
   }
   FindOrInsertRows(stream, keys, num_keys, row_numbers, inserted);
   GatherRows(stream, row_numbers, num_keys, rows);
@@ -126,7 +123,7 @@ int64_t CudaTable::Erase(CallContext context, const uint64_t* keys, int64_t num_
   uint32_t* row_numbers = nullptr;
   if (impl.records != nullptr) {
     row_numbers = impl.workspace.Take<uint32_t>(num_keys);
-    FindKeys(stream, impl.Ref(), keys, num_keys, row_numbers);
+    FindKeys(stream, {{impl.Ref(), keys, num_keys, row_numbers}});
   }
   EraseKeys(stream, impl.Ref(), keys, num_keys);
   impl.StartCopy();

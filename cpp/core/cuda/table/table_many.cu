@@ -1,9 +1,11 @@
-// Calls on many CudaTables at once, in shared launches (jobs.cuh). Tables with policies wait for
-// the device anyway and are called one by one. Those without a hashtable wait once for all.
+// Calls on many CudaTables at once, in shared launches (jobs.cuh). Tables with policies prepare and
+// make their lookups one by one: each waits for the device. Those without a hashtable wait once for
+// all.
+#include <memory>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
+#include "cpp/core/cuda/lookup/segments.h"
 #include "cpp/core/cuda/rows/key_kernels.cuh"
 #include "cpp/core/cuda/rows/row_kernels.cuh"
 #include "cpp/core/cuda/table/table.h"
@@ -36,59 +38,102 @@ void CudaTable::Find(Stream stream, const std::vector<TableFind>& batches) {
   FindAndCopy(stream, finds);
 }
 
+namespace {
+
+// One batch per table with a hashtable. If such a table occurs several times, its batches are put
+// into `again` as they were, and their keys come together in the order of the batches.
+std::vector<CudaTable::TableKeys> OncePerTable(Stream stream, Workspace& workspace,
+                                               const std::vector<CudaTable::TableKeys>& batches,
+                                               std::vector<CudaTable::TableKeys>* again) {
+  std::unordered_map<CudaTable*, int64_t> times;
+  for (const CudaTable::TableKeys& batch : batches) ++times[batch.table];
+  if (times.size() == batches.size()) return batches;
+  std::vector<CudaTable::TableKeys> once;
+  SegmentList list;
+  for (const CudaTable::TableKeys& batch : batches) {
+    CudaTable* const table = batch.table;
+    int64_t& number = times[table];
+    if (number == 1 || !table->options().use_hashtable) once.push_back(batch);
+    if (number < 2 || !table->options().use_hashtable) continue;
+    number = 0;  // its later batches come with this one
+    const size_t first = again->size();
+    int64_t num_keys = 0;
+    for (CudaTable::TableKeys part : batches) {
+      if (part.table != table) continue;
+      part.num_keys = OnHost(stream, {part.num_keys, part.num_actual});
+      part.num_actual = nullptr;
+      again->push_back(part);
+      num_keys += part.num_keys;
+    }
+    uint64_t* to = workspace.Take<uint64_t>(num_keys);
+    once.push_back({table, to, num_keys, workspace.Take<uint32_t>(num_keys)});
+    for (size_t b = first; b < again->size(); to += (*again)[b++].num_keys) {
+      list.Move((*again)[b].keys, to, (*again)[b].num_keys);
+    }
+  }
+  list.Run(stream, workspace);
+  return once;
+}
+
+}  // namespace
+
 void CudaTable::FindOrInsertRows(Stream stream, const std::vector<TableKeys>& batches) {
+  if (batches.empty()) return;
+  Workspace& workspace = batches[0].table->impl_->workspace;
+  const Workspace::Scope scope(workspace, stream);
+  std::vector<TableKeys> recorded, plain, found_later;
   std::vector<Impl::DirectBatch> direct;
-  std::vector<TableKeys> now, later;
-  for (const TableKeys& batch : batches) {
+  std::vector<Impl::Newcomers> newcomers;  // tables near their capacity count missing keys first
+  const uint64_t round = StreamPoint::NextRound();
+  for (const TableKeys& batch : OncePerTable(stream, workspace, batches, &found_later)) {
     Impl& impl = *batch.table->impl_;
     CheckBatch(batch.num_keys, impl.options);
-    if (batch.num_keys == 0) continue;
     impl.Use(stream);
-    if (impl.is_direct()) {
-      direct.push_back(
-          {&impl, batch.keys, Count(batch.num_keys, batch.num_actual), batch.row_numbers});
+    const Count num_keys(batch.num_keys, batch.num_actual);
+    if (impl.records != nullptr) {  // counts a lookup without keys, too
+      recorded.push_back(batch);
+    } else if (batch.num_keys == 0) {
+      continue;
+    } else if (impl.is_direct()) {
+      direct.push_back({&impl, batch.keys, num_keys, batch.row_numbers});
     } else {
-      later.push_back(batch);
-    }
-  }
-  Impl::FindDirectRows(stream, direct);  // refuses bad keys before any table inserts keys
-  while (!later.empty()) {  // once more for tables that occur again: room is made per batch
-    std::unordered_set<CudaTable*> tables;
-    std::vector<InsertBatch> inserts;
-    std::vector<Impl*> copying;
-    now.swap(later);
-    later.clear();
-    const uint64_t round = StreamPoint::NextRound();
-    // Tables near their capacity count missing keys first, all of them with one wait.
-    std::unordered_map<CudaTable*, size_t> newcomer_of;  // its place in `newcomers` plus one
-    std::vector<Impl::Newcomers> newcomers;
-    for (const TableKeys& batch : now) {
-      Impl& impl = *batch.table->impl_;
-      if (impl.records != nullptr || !newcomer_of.emplace(batch.table, 0).second) continue;
+      plain.push_back(batch);
       impl.PollCounters(round);
-      if (!impl.MayFill(batch.num_keys)) continue;
-      newcomers.push_back({&impl, batch.keys, Count(batch.num_keys, batch.num_actual)});
-      newcomer_of[batch.table] = newcomers.size();
+      if (impl.MayFill(batch.num_keys)) newcomers.push_back({&impl, batch.keys, num_keys});
     }
-    Impl::LearnMisses(stream, &newcomers);
-    for (const TableKeys& batch : now) {
-      Impl& impl = *batch.table->impl_;
-      if (!tables.insert(batch.table).second) {
-        later.push_back(batch);
-      } else if (impl.records != nullptr) {
-        batch.table->FindOrInsertRows(stream, batch.keys, batch.num_keys, batch.row_numbers,
-                                      nullptr, batch.num_actual);
-      } else {
-        const size_t newcomer = newcomer_of[batch.table];
-        inserts.push_back(impl.MakeInsert(
-            batch.keys, batch.num_keys, batch.row_numbers, nullptr, batch.num_actual,
-            newcomer > 0 ? newcomers[newcomer - 1].num_missing : -1, round));
-        if (inserts.back().host_counters != nullptr) copying.push_back(&impl);
-      }
-    }
-    InsertKeys(stream, inserts);
-    Impl::CopiesAreUnderWay(copying);
   }
+  Impl::FindDirectRows(stream, direct);
+  Impl::LearnMisses(stream, &newcomers);
+  std::vector<std::unique_ptr<Impl::TrainingLookup>> lookups;
+  for (const TableKeys& batch : recorded) {
+    lookups.push_back(batch.table->impl_->PrepareTrainingLookup(
+        batch.keys, OnHost(stream, {batch.num_keys, batch.num_actual}), batch.distinct));
+  }
+  std::vector<InsertBatch> inserts;
+  std::vector<Impl*> copying;
+  auto newcomer = newcomers.begin();
+  for (const TableKeys& batch : plain) {
+    Impl& impl = *batch.table->impl_;
+    const bool is_newcomer = newcomer != newcomers.end() && newcomer->impl == &impl;
+    const int64_t num_missing = is_newcomer ? newcomer++->num_missing : -1;
+    inserts.push_back(impl.MakeInsert(batch.keys, batch.num_keys, batch.row_numbers, nullptr,
+                                      batch.num_actual, num_missing, round));
+    if (inserts.back().host_counters != nullptr) copying.push_back(&impl);
+  }
+  found_later.insert(found_later.end(), recorded.begin(), recorded.end());
+
+  // From here on nothing fails.
+  for (const auto& lookup : lookups) lookup->table->MakeTrainingLookup(lookup.get());
+  InsertKeys(stream, inserts);
+  Impl::CopiesAreUnderWay(copying);
+  std::vector<FindKeysBatch> finds;
+  for (const TableKeys& batch : found_later) {
+    finds.push_back({batch.table->impl_->Ref(),
+                     batch.keys,
+                     {batch.num_keys, batch.num_actual},
+                     batch.row_numbers});
+  }
+  FindKeys(stream, finds);
 }
 
 void CudaTable::FindOrInsert(Stream stream, const std::vector<TableFind>& batches) {
@@ -97,13 +142,7 @@ void CudaTable::FindOrInsert(Stream stream, const std::vector<TableFind>& batche
   const Workspace::Scope scope(workspace, stream);
   std::vector<TableKeys> inserts;
   std::vector<TableRows> gathers;
-  for (const TableFind& batch : batches) {
-    const auto& [table, keys, num_keys, rows] = batch;
-    if (table->keeps_records()) {
-      table->RecordTrainingLookup(stream, keys, num_keys);
-      Find(stream, {batch});
-      continue;
-    }
+  for (const auto& [table, keys, num_keys, rows] : batches) {
     CheckBatch(num_keys, table->options());
     uint32_t* const row_numbers = workspace.Take<uint32_t>(num_keys);
     inserts.push_back({table, keys, num_keys, row_numbers});

@@ -2,10 +2,11 @@
 //
 //     keys -> unique -> find, ask the filter -> | had a row | admitted | refused |     one kernel
 //       the host learns how many of each                                               the one wait
-//       room in filter, index and arena; evict if the table is full                    may fail
-//       insert, write records, count                                                   cannot fail
+//       room in filter, index and arena; choose whom to evict if the table is full     may fail
+//       evict, insert, write records, count                                            cannot fail
 //
 // Everything that can throw happens before the first count: a lookup that failed is not counted.
+// A lookup of several tables prepares it in all of them before it changes the first (table_many.cu).
 // Only row numbers depend on the order of threads.
 #include <cuda_runtime.h>
 
@@ -58,15 +59,21 @@ KeyBatch CudaTable::Impl::Classify(const uint64_t* keys, int64_t num_keys, bool 
   return batch;
 }
 
-KeyBatch CudaTable::Impl::RecordTrainingLookup(const uint64_t* keys, int64_t num_keys,
-                                               bool distinct) {
-  DeviceRecords& rec = *records;
-  const int64_t step = rec.step + 1;
-  const KeyBatch batch = Classify(keys, num_keys, distinct, step, rec.Filter());
-  MakeRoomInFilter(batch);
-  MakeRoomFor(batch);
+std::unique_ptr<CudaTable::Impl::TrainingLookup> CudaTable::Impl::PrepareTrainingLookup(
+    const uint64_t* keys, int64_t num_keys, bool distinct) {
+  std::unique_ptr<TrainingLookup> lookup(
+      new TrainingLookup{this, {workspace, stream}, {}, records->step + 1, {}});
+  lookup->batch = Classify(keys, num_keys, distinct, lookup->step, records->Filter());
+  MakeRoomInFilter(lookup->batch);
+  lookup->leaving = MakeRoomFor(lookup->batch);
+  return lookup;
+}
 
-  // From here on nothing fails.
+void CudaTable::Impl::MakeTrainingLookup(TrainingLookup* lookup) {
+  DeviceRecords& rec = *records;
+  const KeyBatch& batch = lookup->batch;
+  const int64_t step = lookup->step;
+  EvictRows(std::move(lookup->leaving));
   rec.step = step;
   rec.statistics.found += batch.counts.found;
   rec.statistics.admitted += batch.counts.admitted;
@@ -90,7 +97,6 @@ KeyBatch CudaTable::Impl::RecordTrainingLookup(const uint64_t* keys, int64_t num
     } catch (const DeviceMemoryError&) {
     }
   }
-  return batch;
 }
 
 KeyBatch CudaTable::Impl::InsertWritten(const uint64_t* keys, int64_t num_keys) {
@@ -98,7 +104,7 @@ KeyBatch CudaTable::Impl::InsertWritten(const uint64_t* keys, int64_t num_keys) 
   const KeyBatch batch =
       Classify(keys, num_keys, false, rec.step, FilterRef());  // nothing is refused
   MakeRoomInFilter(batch);
-  MakeRoomFor(batch);
+  EvictRows(MakeRoomFor(batch));
   InsertAdmitted(batch, nullptr, rec.step);
   ForgetWaiting(batch.classified.admitted, batch.counts.admitted);
   rec.statistics.written += batch.counts.admitted;
@@ -112,19 +118,21 @@ const uint8_t* CudaTable::Impl::FirstPositions(const uint64_t* keys, int64_t num
   return first;
 }
 
-void CudaTable::Impl::MakeRoomFor(const KeyBatch& batch) {
+CudaTable::Impl::Leaving CudaTable::Impl::MakeRoomFor(const KeyBatch& batch) {
   const int64_t num_new = batch.counts.admitted;
-  if (num_new == 0) return;
+  if (num_new == 0) return {};
   LearnCounters();
   const int64_t excess = size.known() + num_new - options.max_capacity;
-  if (records->options.score != ScoreKind::kNone && excess > 0) {
+  const bool evicts = records->options.score != ScoreKind::kNone && excess > 0;
+  if (evicts) {
     CheckBatchFits(num_new, batch.counts.present, options.max_capacity, options.name);
-    GrowFor(num_new);  // all memory first
-    records->Reserve(stream, arena.num_chunks * chunk_rows());
-    EvictLowest(batch, excess);
+    GrowFor(num_new);
+    CountBatch(num_new);
+  } else {
+    MakeRoom(batch.classified.admitted, num_new, nullptr);
   }
-  MakeRoom(batch.classified.admitted, num_new, nullptr);
   records->Reserve(stream, arena.num_chunks * chunk_rows());
+  return evicts ? ChooseLowest(batch, excess) : Leaving();
 }
 
 void CudaTable::Impl::MakeRoomInFilter(const KeyBatch& batch) {
@@ -221,17 +229,11 @@ void CudaTable::Impl::ImportRecords(const RecordSnapshot& snapshot, const uint64
 // ---- calls ----
 
 void CudaTable::RecordTrainingLookup(CallContext context, const uint64_t* keys, int64_t num_keys) {
-  RecordTrainingLookup(context.stream(), keys, num_keys, /*distinct=*/false);
-}
-
-void CudaTable::RecordTrainingLookup(Stream stream, const uint64_t* keys, int64_t num_keys,
-                                     bool distinct) {
   Impl& impl = *impl_;
   impl.Records();
   CheckBatch(num_keys, impl.options);
-  const auto lock = impl.Enter(stream);
-  const Workspace::Scope scope(impl.workspace, impl.stream);
-  impl.RecordTrainingLookup(keys, num_keys, distinct);
+  const auto lock = impl.Enter(context.stream());
+  impl.MakeTrainingLookup(impl.PrepareTrainingLookup(keys, num_keys).get());
 }
 
 PolicyCounts CudaTable::Statistics(CallContext context) const {
@@ -271,7 +273,7 @@ int64_t CudaTable::AssignScores(CallContext context, const uint64_t* keys, int64
   uint8_t* const last = impl.workspace.Take<uint8_t>(num_keys);
   uint32_t* const num_present = impl.workspace.Take<uint32_t>(1);
   FillWithZeros(stream, num_present, sizeof(uint32_t));
-  FindKeys(stream, impl.Ref(), keys, num_keys, rows);
+  FindKeys(stream, {{impl.Ref(), keys, num_keys, rows}});
   ChooseOccurrence(stream, impl.workspace, keys, num_keys, Occurrence::kLast, last);
   WriteScores(stream, impl.records->data(), rows, last, scores, num_keys, num_present);
   uint32_t assigned = 0;

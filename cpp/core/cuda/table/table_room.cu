@@ -18,6 +18,13 @@ constexpr int64_t kMaxRows = 0xFFFFFFFE;  // a row number plus one must not be k
 
 }  // namespace
 
+int64_t OnHost(Stream stream, const Count& count) {
+  if (count.actual == nullptr) return count.most;
+  uint32_t actual = 0;
+  CopyToHost(stream, &actual, count.actual, sizeof(actual));
+  return std::min<int64_t>(count.most, actual);
+}
+
 // ---- what the host knows of the counters ----
 
 void CudaTable::Impl::StartCopy() {
@@ -118,13 +125,8 @@ void CudaTable::Impl::MakeRoom(const uint64_t* keys, int64_t num_keys, const uin
   if (!HasRoom(num_keys)) WaitForCopy();  // of an earlier batch: the device has later work
   if (!HasRoom(num_keys)) {
     LearnCounters();
-    int64_t actual_keys = num_given;
-    if (num_actual != nullptr) {
-      uint32_t actual = 0;
-      CopyToHost(stream, &actual, num_actual, sizeof(actual));
-      actual_keys = std::min<int64_t>(num_given, actual);
-      if (num_missing < 0) num_keys = actual_keys;
-    }
+    const int64_t actual_keys = OnHost(stream, {num_given, num_actual});
+    if (num_missing < 0) num_keys = actual_keys;
     // Memory is for new keys, each once; with `num_actual` keys are unique already.
     if (size.known() + num_keys > most() || (num_actual == nullptr && !HasRoom(num_keys))) {
       num_keys = CountNew(keys, actual_keys);
@@ -145,7 +147,7 @@ int64_t CudaTable::Impl::CountNew(const uint64_t* keys, int64_t num_keys) {
   uint32_t* const row_numbers = workspace.Take<uint32_t>(num_keys);
   uint8_t* const first = workspace.Take<uint8_t>(num_keys);
   uint32_t* const count = workspace.Take<uint32_t>(1);
-  FindKeys(stream, Ref(), keys, num_keys, row_numbers);
+  FindKeys(stream, {{Ref(), keys, num_keys, row_numbers}});
   ChooseOccurrence(stream, workspace, keys, num_keys, Occurrence::kFirst, first);
   FillWithZeros(stream, count, sizeof(uint32_t));
   CountMissing(stream, row_numbers, first, num_keys, count);

@@ -235,7 +235,6 @@ void Update(Stream stream, const std::vector<RowGradients>& rows, const Optimize
             float learning_rate, int64_t step) {
   std::map<int64_t, std::vector<RowGradients>> by_number;
   for (const RowGradients& of_table : rows) {
-    of_table.table->MakeRoomForStep(stream);  // may fail, so before the first table's update
     by_number[of_table.table->step_number().Of(step)].push_back(of_table);
   }
   for (const auto& [number, alike] : by_number) {
@@ -247,16 +246,18 @@ void Update(Stream stream, const std::vector<RowGradients>& rows, const Optimize
 // The rows to update. In a table with policies only lookups give rows: a key that waits, or was
 // evicted since it was looked up, has no row.
 void FindRowsToUpdate(Stream stream, const std::vector<CudaTable::TableKeys>& batches) {
+  std::vector<FindKeysBatch> finds;
   std::vector<CudaTable::TableKeys> inserting;
   for (const CudaTable::TableKeys& batch : batches) {
     if (batch.table->keeps_records()) {
-      FindKeys(stream, batch.table->Ref(stream), batch.keys,
-               Count(batch.num_keys, batch.num_actual), batch.row_numbers);
+      finds.push_back({batch.table->Ref(stream), batch.keys,
+                       Count(batch.num_keys, batch.num_actual), batch.row_numbers});
     } else {
       inserting.push_back(batch);
     }
   }
   CudaTable::FindOrInsertRows(stream, inserting);
+  FindKeys(stream, finds);
 }
 
 void RequireDifferentTables(const std::vector<TableGradients>& batches) {
@@ -275,6 +276,7 @@ void ApplyGradientsToRows(Stream stream, CudaTable& table, const OptimizerOption
                           const float* grads, int64_t num_rows) {
   CheckStep(options, learning_rate, step);
   table.Attach(stream, options);
+  table.MakeRoomForStep(stream);
   Update(stream, {{&table, row_numbers, grads, num_rows}}, options, learning_rate, step);
 }
 
@@ -317,8 +319,9 @@ void ApplyGradients(Stream stream, const std::vector<TableGradients>& batches,
     sums.push_back({samples, batch.grads, num_keys, batch.table->dim(), summed});
   }
   Unique(stream, workspace, uniques);
-  FindRowsToUpdate(stream, keys);
-  CombineGradient(stream, workspace, sums, /*all_occur=*/true);  // the last to take scratch
+  CombineGradient(stream, workspace, sums, /*all_occur=*/true);
+  for (const TableGradients& batch : batches) batch.table->MakeRoomForStep(stream);
+  FindRowsToUpdate(stream, keys);  // the last that may fail: then no table has new keys
   Update(stream, rows, options, learning_rate, step);
 }
 
