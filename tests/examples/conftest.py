@@ -20,6 +20,7 @@ def _results():
     programs = {
         "keras_model_parallel": ["--samples", "200", "--epochs", "2"],
         "movielens": ["--epochs", "1"],
+        "sasrec": ["--epochs", "3", "--folder", str(cores.folder() / "sasrec")],
         "group_columns": [*FLIGHTS, "--optimizer", "adagrad"],
         "serve_flights": ["--train", "--rows", "20000", "--folder", str(cores.folder() / SERVED)],
     }
