@@ -87,7 +87,8 @@ class Embedding(tf.keras.layers.Layer):
         self.combiner = check_combiner(combiner, DENSE_COMBINERS)
         self.use_custom_kernel = bool(use_custom_kernel)
         required = "False with a combiner, whose output has no positions to mask"
-        require(not mask_zero or combiner is None, "mask_zero", required, mask_zero, self.name)
+        of = f"layer '{self.name}'"
+        require(not mask_zero or combiner is None, "mask_zero", required, mask_zero, of)
         self.mask_zero = self.supports_masking = bool(mask_zero)
         # XLA cannot compile shapes that depend on values, such as the number of unique ids.
         self.supports_jit = False

@@ -172,7 +172,8 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         ):
             mask_zero = not table.hashed and table.config.get("mask_zero")
             required = "False with a combiner, whose output has no positions to mask"
-            require(not mask_zero or combiner is None, "mask_zero", required, mask_zero, name)
+            of = f"table '{name}'"
+            require(not mask_zero or combiner is None, "mask_zero", required, mask_zero, of)
             self._masked.append(0 if mask_zero else pad_key if combiner is None else None)
         self.supports_masking = any(pad is not None for pad in self._masked)
 
