@@ -63,6 +63,18 @@ def load(seed=0):
     return all_ratings.take(order[held_out:]), all_ratings.take(order[:held_out]), titles
 
 
+def histories():
+    """For each user the ids of the films, from the first rated to the last: lists of strings.
+
+    Raises:
+        FileNotFoundError: the package `recbole` is not installed.
+    """
+    found = {}
+    for row in sorted(_read("inter"), key=lambda row: float(row["timestamp:float"])):
+        found.setdefault(row["user_id:token"], []).append(row["item_id:token"])
+    return [found[user] for user in sorted(found)]
+
+
 def _read(kind):
     """Yields one dictionary per line of the package's file of that kind."""
     package = importlib.util.find_spec("recbole")

@@ -23,11 +23,11 @@ CALLABLES = {
     + "embedding_initializer=None, **kwargs",
     "Embedding": "input_dim, output_dim, embeddings_initializer='uniform', "
     "embeddings_regularizer=None, activity_regularizer=None, embeddings_constraint=None, "
-    "combiner=None, use_custom_kernel=True, **kwargs",
+    "combiner=None, use_custom_kernel=True, mask_zero=False, **kwargs",
     "GroupEmbedding": "embedding_dims, *, tables=None, combiners='mean', table_options=None, "
     "pad_key=None, gradient_scale='auto', wire_dtype=None, **kwargs",
     "HashEmbedding": "output_dim, combiner=None, embeddings_initializer='uniform', capacity=None, "
-    "initial_capacity=0, key_dtype=tf.int64, **kwargs",
+    "initial_capacity=0, key_dtype=tf.int64, pad_key=None, **kwargs",
     "EmbeddingVariable": "embedding_dim, *, name=None, key_dtype=tf.int64, "
     "initializer='random_uniform', capacity=None, use_hashtable=True, initial_capacity=0, "
     "dtype=None, trainable=True, ev_option=None",

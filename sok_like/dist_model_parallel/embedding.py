@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import tensorflow as tf
 
-from sok_like.lookup.dense_lookup import DENSE_COMBINERS, as_tf_table, lookup_rows, symbolic_output
-from sok_like.runtime.checks import check_combiner, check_integer
+from sok_like.lookup.dense_lookup import (
+    DENSE_COMBINERS,
+    as_tf_table,
+    lookup_rows,
+    symbolic_output,
+)
+from sok_like.lookup.padding import mask_of
+from sok_like.runtime.checks import check_combiner, check_integer, require
 from sok_like.runtime.keras_version import is_keras_3
 
 
@@ -26,6 +31,8 @@ class Embedding(tf.keras.layers.Layer):
         embeddings_constraint: Constraint of the table.
         combiner: "sum", "mean", or None: how the rows of the last axis are reduced.
         use_custom_kernel: For compatibility with DMP, without effect.
+        mask_zero: True: id 0 is padding, so the output has a Keras mask, False for id 0. As in
+            Keras' layer, id 0 has a row. Needs `combiner=None`.
         **kwargs: Keras' own: `name`, `dtype`, `trainable`, and `weights`, a list of one array
             `[input_dim, output_dim]` to start from.
 
@@ -64,6 +71,7 @@ class Embedding(tf.keras.layers.Layer):
         embeddings_constraint: Any = None,
         combiner: str | None = None,
         use_custom_kernel: bool = True,
+        mask_zero: bool = False,
         **kwargs: Any,
     ):
         # Keras must not cast ids to floats, nor a whole table.
@@ -78,6 +86,10 @@ class Embedding(tf.keras.layers.Layer):
         self.embeddings_constraint = tf.keras.constraints.get(embeddings_constraint)
         self.combiner = check_combiner(combiner, DENSE_COMBINERS)
         self.use_custom_kernel = bool(use_custom_kernel)
+        required = "False with a combiner, whose output has no positions to mask"
+        of = f"layer '{self.name}'"
+        require(not mask_zero or combiner is None, "mask_zero", required, mask_zero, of)
+        self.mask_zero = self.supports_masking = bool(mask_zero)
         # XLA cannot compile shapes that depend on values, such as the number of unique ids.
         self.supports_jit = False
         if weights is not None:
@@ -123,6 +135,9 @@ class Embedding(tf.keras.layers.Layer):
         rows = lookup_rows(table, inputs, self.combiner, weights, self.name)
         return tf.cast(rows, self.compute_dtype)
 
+    def compute_mask(self, inputs, mask=None):
+        return mask_of(inputs, 0) if self.mask_zero else None
+
     def compute_output_shape(self, input_shape):
         shape = tuple(input_shape)
         return (*(shape if self.combiner is None else shape[:-1]), self.output_dim)
@@ -141,22 +156,16 @@ class Embedding(tf.keras.layers.Layer):
             "embeddings_constraint": tf.keras.constraints.serialize(self.embeddings_constraint),
             "combiner": self.combiner,
             "use_custom_kernel": self.use_custom_kernel,
+            "mask_zero": self.mask_zero,
         }
 
     @classmethod
     def from_config(cls, config):
         """A layer from its configuration, or from that of Keras' Embedding.
 
-        `mask_zero` and `input_length`, which only Keras' layer has, are ignored: there is no mask,
-        and `mask_zero=True` gives a warning. Settings of other Keras versions are ignored if they
-        are None.
+        `input_length`, which only Keras' layer has, is ignored. Settings of other Keras versions
+        are ignored if they are None.
         """
-        if config.get("mask_zero"):
-            warnings.warn(
-                "`mask_zero=True` has no effect in this Embedding: outputs have no mask, and id 0 "
-                f"has a row like any other. Received: the configuration of '{config.get('name')}'",
-                stacklevel=2,
-            )
-        dropped = {"mask_zero", "input_length"} | ({"batch_input_shape"} if is_keras_3() else set())
+        dropped = {"input_length"} | ({"batch_input_shape"} if is_keras_3() else set())
         unset = {key for key in ("quantization_config",) if config.get(key) is None}
         return super().from_config({k: v for k, v in config.items() if k not in dropped | unset})

@@ -58,12 +58,11 @@ def outputs(layer: Any, inputs: list[Any], whole: dict[str, Any], tables: Any) -
     for i, ids in enumerate(inputs):
         table_id = plan.input_table_map[i]
         samples = layer.flatten(i, ids)
-        combiner = layer._combiners[table_id] or "none"
         if _key(table_id) in whole:
             table = whole[_key(table_id)]
             checked = require_in_range(samples.ids, table.shape[0], layer._names[table_id])
             rows = tf.cast(tf.gather(table, checked), tf.float32)
-            rows = combined(rows, combiner, samples.row_splits)
+            rows = combined(rows, samples.combiner, samples.row_splits)
         else:
             feature = layer.feature(
                 table_id, layer.shard_of(table_id, exchange.ALL_RANKS), samples, tables
@@ -71,7 +70,9 @@ def outputs(layer: Any, inputs: list[Any], whole: dict[str, Any], tables: Any) -
             if plan.kinds[table_id] == DATA_PARALLEL:
                 (rows,) = exchange.lookup_here([feature], training=False)
             else:
-                hashed = HashFeature(feature.variable, samples.ids, combiner, samples.row_splits)
+                hashed = HashFeature(
+                    feature.variable, samples.ids, samples.combiner, samples.row_splits
+                )
                 (rows,) = lookup([hashed], training=False)
         found.append(samples.restore(rows))
     return found

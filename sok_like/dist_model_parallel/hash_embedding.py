@@ -10,15 +10,14 @@ from sok_like.lookup.dense_lookup import check_ids, symbolic_output
 from sok_like.lookup.flat_ids import FlatIds
 from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.local_variables import mark_local
+from sok_like.lookup.padding import check_pad_key, mask_of
 from sok_like.lookup.table_layer import TableLayer, freeze_tables, keras_arguments
 from sok_like.runtime import comm
-from sok_like.runtime.checks import COMBINERS, check_combiner, check_integer
+from sok_like.runtime.checks import OPTIONAL_COMBINERS, check_combiner, check_integer
 from sok_like.runtime.initialize import ensure_initialized
 from sok_like.table.keras_variable import as_weight
 from sok_like.table.keys import as_key_dtype
 from sok_like.table.variable import EmbeddingVariable
-
-HASH_COMBINERS = (None, *COMBINERS)
 
 
 @tf.keras.utils.register_keras_serializable(package="sok_like")
@@ -37,11 +36,14 @@ class HashEmbedding(TableLayer):
         capacity: Maximum number of keys per rank; None: no limit.
         initial_capacity: Number of keys for which each rank allocates memory at first.
         key_dtype: int64, int32, uint64 or uint32: dtype of the keys in weights.
+        pad_key: Keys of this value are padding: they are neither inserted nor trained, and not in
+            the sum or mean. Without a combiner their rows are zeros, and the output has a Keras
+            mask, False for padding. None: no padding and no mask.
         **kwargs: Keras' own: `name`, also the table's, which must be the same on all ranks,
             `dtype`, `trainable`.
 
     Call arguments:
-        inputs: Integers, as in `sok.Embedding`; every value is a key.
+        inputs: Integers, as in `sok.Embedding`; every value but `pad_key` is a key.
         training: True inserts missing keys. False reads their initial rows and inserts no keys.
 
     Output shape:
@@ -66,17 +68,20 @@ class HashEmbedding(TableLayer):
         capacity: int | None = None,
         initial_capacity: int = 0,
         key_dtype: Any = tf.int64,
+        pad_key: int | None = None,
         **kwargs: Any,
     ):
         # Inputs are keys; Keras must not cast them to floats.
         kwargs.setdefault("autocast", False)
         super().__init__(**keras_arguments(kwargs))
         self.output_dim = check_integer("output_dim", output_dim)
-        self.combiner = check_combiner(combiner, HASH_COMBINERS)
+        self.combiner = check_combiner(combiner, OPTIONAL_COMBINERS)
         self.embeddings_initializer = tf.keras.initializers.get(embeddings_initializer)
         self.capacity = None if capacity is None else check_integer("capacity", capacity)
         self.initial_capacity = check_integer("initial_capacity", initial_capacity, 0)
         self.key_dtype = as_key_dtype(key_dtype, self.name)
+        self.pad_key = check_pad_key(pad_key, f"layer '{self.name}'")
+        self.supports_masking = self.pad_key is not None and combiner is None
         # XLA cannot compile the table's ops; Keras 3 checks this first.
         self.supports_jit = False
 
@@ -104,14 +109,17 @@ class HashEmbedding(TableLayer):
         if not tf.is_tensor(inputs):
             inputs = tf.convert_to_tensor(inputs)
         check_ids(inputs, self.combiner, self.name)
-        flat = FlatIds(inputs, self.combiner, hashed=True)
-        feature = HashFeature(self.table, flat.ids, self.combiner or "none", flat.row_splits)
+        flat = FlatIds(inputs, self.combiner, hashed=True, pad_key=self.pad_key)
+        feature = HashFeature(self.table, flat.ids, flat.combiner, flat.row_splits)
 
         def rows(training):
             (found,) = lookup([feature], training=training, gradient_scale="mean", name=self.name)
             return flat.restore(found)
 
         return self.run(training, rows)
+
+    def compute_mask(self, inputs, mask=None):
+        return mask_of(inputs, self.pad_key) if self.supports_masking else None
 
     def compute_output_shape(self, input_shape):
         shape = tuple(input_shape)
@@ -130,6 +138,7 @@ class HashEmbedding(TableLayer):
             "capacity": self.capacity,
             "initial_capacity": self.initial_capacity,
             "key_dtype": self.key_dtype.name,
+            "pad_key": self.pad_key,
         }
 
     @classmethod

@@ -11,20 +11,20 @@ import tensorflow as tf
 
 from sok_like.dist_model_parallel import exported, mp_input
 from sok_like.dist_model_parallel.checkpointed import DenseTables
-from sok_like.dist_model_parallel.hash_embedding import HASH_COMBINERS
 from sok_like.dist_model_parallel.local_layers import build_layer, check_descriptions, layer_table
 from sok_like.dist_model_parallel.whole_tables import WholeTables
 from sok_like.lookup import exchange, exporting
 from sok_like.lookup.dense_lookup import DENSE_COMBINERS, as_tf_table, check_ids
 from sok_like.lookup.flat_ids import FlatIds, LookupShard
 from sok_like.lookup.local_variables import mark_local, unique_in_graph
+from sok_like.lookup.padding import mask_of
 from sok_like.lookup.training_flag import by_training
 from sok_like.planner import DistEmbeddingStrategy
 from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, HASHED, ROW_WISE, list_embeddings
 from sok_like.planner.thresholds import check_threshold
 from sok_like.runtime import comm, wire
 from sok_like.runtime.agreement import raise_on_all
-from sok_like.runtime.checks import check_combiner
+from sok_like.runtime.checks import OPTIONAL_COMBINERS, check_combiner, require
 from sok_like.runtime.initialize import ensure_initialized
 from sok_like.saving import dense_in_keras
 
@@ -114,7 +114,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
             check_threshold("row_slice_threshold", row_slice_threshold, 0)
             check_threshold("data_parallel_threshold", data_parallel_threshold, 0)
         descriptions = list_embeddings(embeddings)
-        check_descriptions(descriptions)
+        check_descriptions(descriptions, bool(dp_input) or self.world_size == 1)
         # Bypasses Keras' __setattr__, which would track the embeddings as sublayers.
         object.__setattr__(self, "_descriptions", descriptions)
         object.__setattr__(
@@ -134,12 +134,13 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
             self.strategy.deal_hash_inputs()
         object.__setattr__(self, "_shards", self._find_shards())
         tables = self.strategy.plan.tables
-        legal = [HASH_COMBINERS if table.hashed else DENSE_COMBINERS for table in tables]
+        legal = [OPTIONAL_COMBINERS if table.hashed else DENSE_COMBINERS for table in tables]
         self._combiners = [
             check_combiner(table.config.get("combiner"), each)
             for each, table in zip(legal, tables, strict=True)
         ]
         self._names = [str(t.config.get("name") or f"table_{t.table_id}") for t in tables]
+        self._find_masks(tables)
         self.dp_layers: list[Any] = []
         self.local_embedding_layers: list[Any] = []
         self.row_layers: list[Any] = []
@@ -148,6 +149,23 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         object.__setattr__(self, "dense_in_files", DenseTables(self))
         # XLA cannot compile shapes that depend on values, such as the number of unique ids.
         self.supports_jit = False
+
+    def _find_masks(self, tables):
+        """Sets what is padding of each table, and the ids that the masks of its outputs leave out.
+
+        Id 0 of `mask_zero` has a row, as in Keras. A `pad_key` has none.
+        """
+        self._pad_keys = [t.config.get("pad_key") if t.hashed else None for t in tables]
+        self._masked: list[int | None] = []
+        for name, combiner, pad_key, table in zip(
+            self._names, self._combiners, self._pad_keys, tables, strict=True
+        ):
+            mask_zero = not table.hashed and table.config.get("mask_zero")
+            required = "False with a combiner, whose output has no positions to mask"
+            of = f"table '{name}'"
+            require(not mask_zero or combiner is None, "mask_zero", required, mask_zero, of)
+            self._masked.append(0 if mask_zero else pad_key if combiner is None else None)
+        self.supports_masking = any(pad is not None for pad in self._masked)
 
     def _find_shards(self) -> list[list[LookupShard]]:
         """The shards of each table, in column order; for a row-wise table one item for all."""
@@ -275,13 +293,8 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         elif not self.dp_input and self.world_size > 1:
             exported.refuse_shards(self)
             outputs = mp_input.mp_input_lookup(self, inputs, tables, training)
-        elif not self.dp_input:
-            # On one rank inputs come table after table; outputs are in input order.
-            order = self.strategy.input_ids_list[0]
-            placed = dict(zip(order, inputs, strict=True))
-            outputs = self._lookup([placed[i] for i in range(len(order))], tables, training)
         else:
-            outputs = self._lookup(inputs, tables, training)
+            outputs = self._lookup(self._in_input_order(inputs), tables, training)
         return [tf.cast(output, self.compute_dtype) for output in outputs]
 
     def _as_tensors(self, inputs):
@@ -346,7 +359,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         return exchange.ShardFeature(
             ids=samples.ids,
             row_splits=samples.row_splits,
-            combiner=self._combiners[table_id] or "none",
+            combiner=samples.combiner,
             table_name=self._names[table_id],
             num_rows=self.strategy.plan.tables[table_id].input_dim,
             dim=shard.dim,
@@ -374,9 +387,25 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         """Checks input i and returns its flat ids."""
         table_id = self.strategy.plan.input_table_map[i]
         check_ids(ids, self._combiners[table_id], self._names[table_id])
-        return FlatIds(ids, self._combiners[table_id], self.is_hashed(table_id))
+        pad_key = self._pad_keys[table_id]
+        return FlatIds(ids, self._combiners[table_id], self.is_hashed(table_id), pad_key)
 
     # Keras.
+
+    def compute_mask(self, inputs, mask=None):
+        """One mask per input, in input order, or None: as the embeddings alone would give."""
+        if not self.supports_masking:
+            return None
+        table_of = self.strategy.plan.input_table_map
+        in_order = self._in_input_order(_as_list(inputs))
+        return [mask_of(x, self._masked[i]) for i, x in zip(table_of, in_order, strict=True)]
+
+    def _in_input_order(self, inputs):
+        """All inputs. With dp_input=False, one rank takes them table after table."""
+        if self.dp_input:
+            return inputs
+        placed = dict(zip(self.strategy.input_ids_list[0], inputs, strict=True))
+        return [placed[i] for i in range(len(inputs))]
 
     def compute_output_shape(self, input_shape):
         plan, shapes = self.strategy.plan, []
@@ -395,9 +424,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         if not self.dp_input and self.world_size > 1:
             shapes = mp_input.output_shapes(self, inputs)
             return [keras.KerasTensor(shape, dtype=self.compute_dtype) for shape in shapes]
-        if not self.dp_input:
-            placed = dict(zip(self.strategy.input_ids_list[0], inputs, strict=True))
-            inputs = [placed[i] for i in range(len(inputs))]
+        inputs = self._in_input_order(inputs)
         shapes = self.compute_output_shape([x.shape for x in inputs])
         for table_id, x, shape in zip(plan.input_table_map, inputs, shapes, strict=True):
             combiner = self._combiners[table_id]

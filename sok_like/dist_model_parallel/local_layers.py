@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,10 +14,16 @@ from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.table.variable import unwrap
 
 
-def check_descriptions(embeddings: Sequence[Any]) -> None:
+def check_descriptions(embeddings: Sequence[Any], can_mask: bool) -> None:
     """Refuses properties of an embedding that the table made from its configuration lacks.
 
-    Warns of `mask_zero`: outputs have no mask.
+    Args:
+        embeddings: The descriptions.
+        can_mask: Whether this process knows the ids of its outputs.
+
+    Raises:
+        ValueError: an embedding has weights, a regularizer of outputs, or a mask that cannot be
+            made.
     """
     for i, each in enumerate(embeddings):
         received = f"embeddings[{i}]: {type(each).__name__} '{getattr(each, 'name', i)}'"
@@ -36,11 +41,13 @@ def check_descriptions(embeddings: Sequence[Any]) -> None:
                 "`call` is not used. Put a `tf.keras.layers.ActivityRegularization` after the "
                 f"output. Received: {received} with one"
             )
-        if getattr(each, "mask_zero", False):
-            warnings.warn(
-                "`mask_zero=True` has no effect in a DistributedEmbedding: outputs have no mask, "
-                f"and id 0 has a row like any other. Received: {received} with it",
-                stacklevel=4,
+        masks = getattr(each, "mask_zero", False)
+        masks = masks or (isinstance(each, HashEmbedding) and each.supports_masking)
+        if masks and not can_mask:
+            raise ValueError(
+                "With dp_input=False on more than one rank, `embeddings` must not make masks "
+                "(`mask_zero=True`, or `pad_key` without a combiner): a rank does not know the ids "
+                f"of its outputs. Received: {received} with one"
             )
 
 

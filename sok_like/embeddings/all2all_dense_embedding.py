@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from sok_like.embeddings.base import EmbeddingLayer
 from sok_like.lookup.hash_lookup import HashFeature
+from sok_like.lookup.padding import mask_of
 from sok_like.runtime.checks import check_integer
 from sok_like.table.keys import as_keys
 
@@ -27,7 +28,8 @@ class All2AllDenseEmbedding(EmbeddingLayer):
         key_dtype: int64, int32, uint64 or uint32; None: int64.
         embedding_initializer: Keras initializer or its name; uniform in [-0.05, 0.05] by default.
         pad_key: Keys of this value are padding: their rows are zeros, and they are neither inserted
-            nor trained. None (default): no padding, so -1 is a key like any other.
+            nor trained. The rows have a Keras mask `[batch, slot_num, nnz_per_slot]`, False for
+            padding. None (default): no padding and no mask, so -1 is a key like any other.
         **kwargs: `gradient_scale`, `row_dtype` and `wire_dtype` (see `EmbeddingLayer`), and Keras'
             own `name`, `dtype`, `trainable`.
 
@@ -69,6 +71,7 @@ class All2AllDenseEmbedding(EmbeddingLayer):
         )
         self.nnz_per_slot = check_integer("nnz_per_slot", nnz_per_slot)
         self.dynamic_input = bool(dynamic_input)
+        self.supports_masking = self.pad_key is not None
 
     def request(self, inputs):
         if not tf.is_tensor(inputs) or isinstance(inputs, (tf.SparseTensor, tf.RaggedTensor)):
@@ -118,6 +121,10 @@ class All2AllDenseEmbedding(EmbeddingLayer):
         if self.dynamic_input:
             return (batch, self.embedding_vec_size)
         return (batch, self.slot_num, self.nnz_per_slot, self.embedding_vec_size)
+
+    def compute_mask(self, inputs, mask=None):
+        shape = None if self.dynamic_input else (-1, self.slot_num, self.nnz_per_slot)
+        return mask_of(inputs, self.pad_key, shape)
 
     def _check_symbol(self, inputs):
         self._check_shape(tf.TensorShape(inputs.shape))

@@ -6,10 +6,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_like.lookup import padding
 from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.table_layer import TableLayer, freeze_tables, keras_arguments
 from sok_like.runtime import wire
-from sok_like.runtime.checks import as_integer, check_integer, wrong_argument
+from sok_like.runtime.checks import check_integer
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
 from sok_like.runtime.initialize import ensure_initialized
 from sok_like.table.keras_variable import as_weight
@@ -73,7 +74,7 @@ class EmbeddingLayer(TableLayer):
         self.gradient_scale = check_gradient_scale(gradient_scale)
         self.row_dtype = wire.check(row_dtype, f"layer '{self.name}'", "row_dtype")
         self.wire_dtype = wire.check(wire_dtype, f"layer '{self.name}'")
-        self.pad_key = None if pad_key is None else _check_pad_key(pad_key)
+        self.pad_key = padding.check_pad_key(pad_key, f"layer '{self.name}'")
         # XLA cannot compile the table's ops; Keras 3 checks this first.
         self.supports_jit = False
         self._weight = as_weight(
@@ -148,15 +149,4 @@ class EmbeddingLayer(TableLayer):
         """Keys int64 `[num_keys]` without padding, and row splits; None if each row has one key."""
         if self.pad_key is None:
             return keys, row_splits
-        pad = (self.pad_key + 2**63) % 2**64 - 2**63  # the bits of uint64 as int64, as in `as_keys`
-        valid = tf.not_equal(keys, tf.constant(pad, tf.int64))
-        before = tf.concat([[0], tf.cumsum(tf.cast(valid, tf.int64))], 0)
-        splits = before if row_splits is None else tf.gather(before, row_splits)
-        return tf.boolean_mask(keys, valid), splits
-
-
-def _check_pad_key(pad_key):
-    integer = as_integer(pad_key)
-    if integer is None or not -(2**63) <= integer < 2**64:
-        raise wrong_argument("pad_key", "None or an integer of 64 bits", pad_key)
-    return integer
+        return padding.without(self.pad_key, keys, row_splits)

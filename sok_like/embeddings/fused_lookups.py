@@ -51,6 +51,7 @@ class FusedLookups(tf.keras.layers.Layer):
                 )
         self.layers = list(layers)
         self.supports_jit = False
+        self.supports_masking = any(layer.supports_masking for layer in self.layers)
         self.built = True
 
     def call(self, inputs, training=True):
@@ -72,6 +73,10 @@ class FusedLookups(tf.keras.layers.Layer):
             found = found if shape is None else tf.reshape(found, shape)
             outputs.append(layer.as_output(found))
         return outputs
+
+    def compute_mask(self, inputs, mask=None):
+        pairs = zip(self.layers, inputs, strict=True)
+        return [layer.compute_mask(x) if layer.supports_masking else None for layer, x in pairs]
 
     def compute_output_shape(self, input_shape):
         shapes = zip(self.layers, input_shape, strict=True)

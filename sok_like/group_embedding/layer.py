@@ -14,15 +14,23 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
+from sok_like.lookup import padding
+from sok_like.lookup.flat_ids import FlatIds, flat_values, with_flat_values
+from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.held_table import HeldTable
+from sok_like.lookup.sparse_ids import samples_of
 from sok_like.lookup.table_layer import freeze_tables, keras_arguments, unless_frozen
 from sok_like.lookup.training_flag import by_training
 from sok_like.runtime import wire
-from sok_like.runtime.checks import as_integer, check_combiner, wrong_argument
+from sok_like.runtime.checks import (
+    OPTIONAL_COMBINERS,
+    as_integer,
+    check_combiner,
+    wrong_argument,
+)
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
 from sok_like.table import policy_config
-from sok_like.table.keys import as_keys, check_kind, keys_of, may_be_keys
+from sok_like.table.keys import check_kind, may_be_keys
 from sok_like.table.variable import EmbeddingVariable
 
 
@@ -35,12 +43,15 @@ class GroupEmbedding(tf.keras.layers.Layer):
         tables: Name of each feature's table, a dictionary or a list like `embedding_dims`. Features
             with the same table share its rows. Features that are left out, or all for None, have
             tables of their own.
-        combiners: "sum", "mean" or "sqrtn" of a sample's rows: one for all features, or a
-            dictionary or a list like `embedding_dims` (left out of a dictionary: "mean").
+        combiners: "sum", "mean" or "sqrtn" of a sample's rows, or None, which keeps the row of each
+            key: one for all features, or a dictionary or a list like `embedding_dims` (left out of
+            a dictionary: "mean").
         table_options: Dictionary from a table's name to keyword arguments of its
             sok.EmbeddingVariable: `initializer`, `capacity`, `ev_option`, ...
         pad_key: A value that is padding and not a key: an integer, or a string for features of
-            strings; also in ragged and sparse features. None: every value is a key.
+            strings; also in ragged and sparse features. Without a combiner its rows are zeros, and
+            the output has a Keras mask, False for padding. None: every value is a key, and there
+            are no masks.
         gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
             docs/semantics/ranks.md.
         wire_dtype: "bfloat16" or "float16" rounds rows and gradients on their way between ranks,
@@ -54,8 +65,10 @@ class GroupEmbedding(tf.keras.layers.Layer):
         `[batch, max_hotness]`. The key of a string is its 64-bit fingerprint.
 
     Output shape:
-        A dictionary or a list like `embedding_dims`: `[batch, embedding_dim]` per feature, in the
-        layer's compute dtype. A sample without keys gives zeros.
+        A dictionary or a list like `embedding_dims`, in the layer's compute dtype. Per feature
+        `[batch, embedding_dim]`; a sample without keys gives zeros. Without a combiner, features
+        `[batch, hotness]` give `[batch, hotness, embedding_dim]`, and ragged and sparse ones a
+        RaggedTensor `[batch, None, embedding_dim]`.
 
     Raises:
         ValueError: an argument is of another kind, features with the same table differ in
@@ -69,7 +82,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
         embedding_dims: Mapping[str, int] | Sequence[int],
         *,
         tables: Mapping[str, str] | Sequence[str] | None = None,
-        combiners: str | Mapping[str, str] | Sequence[str] = "mean",
+        combiners: str | Mapping[str, str | None] | Sequence[str | None] | None = "mean",
         table_options: Mapping[str, Mapping[str, Any]] | None = None,
         pad_key: int | str | None = None,
         gradient_scale: str = "auto",
@@ -81,15 +94,17 @@ class GroupEmbedding(tf.keras.layers.Layer):
         self.gradient_scale = check_gradient_scale(gradient_scale)
         self.wire_dtype = wire.check(wire_dtype, f"layer '{self.name}'")
         self.pad_key = pad_key
+        if not isinstance(pad_key, str):
+            self.pad_key = padding.check_pad_key(pad_key, f"layer '{self.name}'")
         self._is_dict = isinstance(embedding_dims, Mapping)
         dims = _by_feature("embedding_dims", embedding_dims, None, None)
         own = {name: name if self._is_dict else f"table_{name}" for name in dims}
         self._dims = {name: _check_dim(name, dim) for name, dim in dims.items()}
         self._table_names = _by_feature("tables", tables, dims, own)
-        if isinstance(combiners, str):
+        if combiners is None or isinstance(combiners, str):
             combiners = dict.fromkeys(dims, combiners) if self._is_dict else [combiners] * len(dims)
         self._combiners = {
-            name: check_combiner(combiner)
+            name: check_combiner(combiner, OPTIONAL_COMBINERS)
             for name, combiner in _by_feature(
                 "combiners", combiners, dims, dict.fromkeys(dims, "mean")
             ).items()
@@ -100,6 +115,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
         }
         self._tables = _Tables(self._make_tables())
         freeze_tables(self)
+        self.supports_masking = pad_key is not None and None in self._combiners.values()
         self.built = True
 
     def _make_tables(self):
@@ -138,19 +154,22 @@ class GroupEmbedding(tf.keras.layers.Layer):
 
     def call(self, inputs, training=True):
         features = self._features(inputs)
-        ids = [self._ids(name, value) for name, value in features.items()]
+        ids = self._flat_ids(features)
+        tables = [self._tables.by_name[self._table_names[name]] for name in features]
 
         def rows(training):
-            found = group_embedding_lookup_sparse(
-                [self._tables.by_name[self._table_names[name]] for name in features],
-                ids,
-                list(self._combiners.values()),
-                name=self.name,
+            found = lookup(
+                [
+                    HashFeature(table, i.ids, i.combiner, i.row_splits)
+                    for table, i in zip(tables, ids, strict=True)
+                ],
                 training=training,
                 gradient_scale=self.gradient_scale,
                 wire_dtype=self.wire_dtype,
+                name=self.name,
             )
-            return [tf.cast(tensor, self.compute_dtype) for tensor in found]
+            outputs = [i.restore(tensor) for i, tensor in zip(ids, found, strict=True)]
+            return [tf.cast(output, self.compute_dtype) for output in outputs]
 
         return self._structure(unless_frozen(self, by_training(training, rows)))
 
@@ -173,37 +192,51 @@ class GroupEmbedding(tf.keras.layers.Layer):
             )
         return {name: given[name] for name in self._dims}
 
-    def _ids(self, name, values):
-        """Keys of a feature: a RaggedTensor or SparseTensor of int64."""
-        composite = isinstance(values, (tf.RaggedTensor, tf.SparseTensor))
-        values = values if composite else tf.convert_to_tensor(values)
-        self._check(name, values)
-        if composite:
-            keys = values.with_values(_keys(values.values))
-            if not self._may_be_padded(values.dtype):
-                return keys
-            kept = values.values != tf.constant(self.pad_key, values.dtype)
-            if isinstance(values, tf.SparseTensor):
-                return tf.sparse.retain(keys, kept)
-            return tf.ragged.boolean_mask(keys, values.with_values(kept))
-        keys = _keys(values)
-        if values.shape.rank == 1:
-            keys, values = keys[:, tf.newaxis], values[:, tf.newaxis]
-        if self._may_be_padded(values.dtype):
-            return tf.ragged.boolean_mask(keys, values != tf.constant(self.pad_key, values.dtype))
-        return tf.RaggedTensor.from_tensor(keys, row_splits_dtype=tf.int64)
+    def _flat_ids(self, features):
+        """The features as flat keys."""
+        values = {
+            name: value if tf.is_tensor(value) else tf.convert_to_tensor(value)
+            for name, value in features.items()
+        }
+        for name, value in values.items():
+            self._check(name, value)
+        keys = {
+            name: with_flat_values(value, padding.keys_of_ids(flat_values(value)))
+            for name, value in values.items()
+        }
+        sparse = [
+            name
+            for name, value in keys.items()
+            if isinstance(value, tf.SparseTensor) and value.shape.rank == 2
+        ]
+        # One op sorts the sparse features of all tables.
+        for name, found in zip(sparse, samples_of([keys[n] for n in sparse]), strict=True):
+            keys[name] = tf.RaggedTensor.from_row_splits(
+                found.keys, found.row_splits, validate=False
+            )
+        return [
+            FlatIds(
+                keys[name],
+                None if value.shape.rank == 1 else self._combiners[name],
+                hashed=True,
+                pad_key=self.pad_key if self._may_be_padded(value.dtype) else None,
+            )
+            for name, value in values.items()
+        ]
 
     def _check(self, name, values):
         """Raises unless a tensor, or Keras 3's symbol for one, can be this feature."""
         where = f"(feature {name!r} of layer '{self.name}')"
         dtype, rank = tf.as_dtype(values.dtype), tf.TensorShape(values.shape).rank
-        composite = isinstance(values, (tf.RaggedTensor, tf.SparseTensor))
-        dense = not (
-            composite or any(getattr(values, kind, False) for kind in ("sparse", "ragged"))
-        )
+        dense = not _is_composite(values)
         if dense and rank not in (1, 2):
             raise ValueError(
                 "A dense feature must be of shape [batch] or [batch, hotness]. "
+                f"Received: shape {values.shape} {where}"
+            )
+        if not dense and rank not in (2, None):
+            raise ValueError(
+                "A ragged or sparse feature must have two axes, [batch, None]. "
                 f"Received: shape {values.shape} {where}"
             )
         if dtype != tf.string and not may_be_keys(dtype):
@@ -229,9 +262,24 @@ class GroupEmbedding(tf.keras.layers.Layer):
     def _structure(self, values):
         return dict(zip(self._dims, values, strict=True)) if self._is_dict else list(values)
 
+    def compute_mask(self, inputs, mask=None):
+        """Masks like the output; None for features that are combined."""
+        if not self.supports_masking:
+            return None
+        masks = []
+        for name, value in self._features(inputs).items():
+            value = value if hasattr(value, "dtype") else tf.convert_to_tensor(value)
+            masked = self._combiners[name] is None and self._may_be_padded(tf.as_dtype(value.dtype))
+            masks.append(padding.mask_of(value, self.pad_key) if masked else None)
+        return self._structure(masks)
+
     def compute_output_shape(self, input_shape):
         shapes = self._features(input_shape)
-        return self._structure([(shape[0], self._dims[n]) for n, shape in shapes.items()])
+        return self._structure([self._shape(name, shape) for name, shape in shapes.items()])
+
+    def _shape(self, name, shape):
+        kept = tuple(shape) if self._combiners[name] is None else tuple(shape)[:1]
+        return (*kept, self._dims[name])
 
     def compute_output_spec(self, inputs, training=True):
         import keras
@@ -241,7 +289,11 @@ class GroupEmbedding(tf.keras.layers.Layer):
             self._check(name, value)
         return self._structure(
             [
-                keras.KerasTensor((value.shape[0], self._dims[name]), dtype=self.compute_dtype)
+                keras.KerasTensor(
+                    self._shape(name, value.shape),
+                    dtype=self.compute_dtype,
+                    ragged=self._combiners[name] is None and _is_composite(value),
+                )
                 for name, value in features.items()
             ]
         )
@@ -299,8 +351,10 @@ def _check_dim(feature, dim):
     return integer
 
 
-def _keys(values):
-    return keys_of(values) if values.dtype == tf.string else as_keys(values)
+def _is_composite(values):
+    """Whether a feature, or Keras 3's symbol for one, is ragged or sparse."""
+    composite = isinstance(values, (tf.RaggedTensor, tf.SparseTensor))
+    return composite or any(getattr(values, kind, False) for kind in ("sparse", "ragged"))
 
 
 def _option(name, value):

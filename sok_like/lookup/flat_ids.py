@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from sok_like.lookup import padding
 from sok_like.lookup.dense_lookup import as_row_numbers
 from sok_like.lookup.sparse_ids import as_ragged
 from sok_like.table.keys import as_keys
@@ -46,11 +47,18 @@ class FlatIds:
     """An input of any kind as flat ids. It also gives looked-up rows the shape of the output.
 
     Attributes:
-        ids: int64 `[num_keys]`.
-        row_splits: int64 `[batch + 1]`; `[0]` without a combiner.
+        ids: int64 `[num_keys]`, without padding.
+        row_splits: int64 `[batch + 1]`; `[0]` if each id has a row.
+        combiner: Of the lookup: "none" if each id has a row.
     """
 
-    def __init__(self, ids: Any, combiner: str | None, hashed: bool = False):
+    def __init__(
+        self,
+        ids: Any,
+        combiner: str | None,
+        hashed: bool = False,
+        pad_key: int | str | None = None,
+    ):
         if isinstance(ids, tf.SparseTensor):
             ids = as_ragged(ids, hashed)
         self._source, self._combiner = ids, combiner
@@ -63,6 +71,12 @@ class FlatIds:
         else:
             shape = tf.shape(ids, tf.int64)
             self.row_splits = tf.range(tf.reduce_prod(shape[:-1]) + 1) * shape[-1]
+        self.combiner = combiner or "none"
+        if pad_key is not None:
+            # Without a combiner each position is a sample of one key, or of none if it is padding.
+            splits = None if combiner is None else self.row_splits
+            self.ids, self.row_splits = padding.without(pad_key, self.ids, splits)
+            self.combiner = combiner or "sum"
 
     def restore(self, rows: tf.Tensor) -> Any:
         """Rows `[num_keys, dim]`, or combined `[batch, dim]`, in the shape of the output."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 COMBINERS = ("sum", "mean", "sqrtn")
+OPTIONAL_COMBINERS = (None, *COMBINERS)
 
 
 def as_integer(value: Any) -> int | None:

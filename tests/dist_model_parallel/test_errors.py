@@ -346,8 +346,16 @@ def test_regularizer_of_outputs_that_would_not_be_made():
         dmp.DistributedEmbedding([layer])
 
 
-def test_mask_that_is_not_made():
-    layer = tf.keras.layers.Embedding(6, 3, mask_zero=True, name="users")
-    with pytest.warns(UserWarning, match="`mask_zero=True` has no effect.*'users'") as warned:
-        dmp.DistributedEmbedding([layer])
-    assert len(warned) == 1
+class Pooled(tf.keras.layers.Layer):
+    """A user's layer that has a mask and a combiner."""
+
+    def get_config(self):
+        own = {"input_dim": 6, "output_dim": 3, "combiner": "sum", "mask_zero": True}
+        return {**super().get_config(), **own}
+
+
+def test_masks_of_outputs_without_positions():
+    with pytest.raises(ValueError, match="`mask_zero` must be False with a combiner.*'pooled'"):
+        dmp.DistributedEmbedding([Pooled(name="pooled")])
+    with pytest.raises(ValueError, match="`mask_zero` must be False with a combiner.*True"):
+        sok_like.Embedding(6, 3, combiner="mean", mask_zero=True)

@@ -21,6 +21,7 @@ def _results():
         "keras_model_parallel": ["--samples", "200", "--epochs", "2"],
         "movielens": ["--epochs", "1"],
         "two_tower": ["--epochs", "3"],
+        "sasrec": ["--epochs", "3", "--folder", str(cores.folder() / "sasrec")],
         "group_columns": [*FLIGHTS, "--optimizer", "adagrad"],
         "serve_flights": ["--train", "--rows", "20000", "--folder", str(cores.folder() / SERVED)],
     }
