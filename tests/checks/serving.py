@@ -98,9 +98,8 @@ def _go_on(model, inputs):
     import sok_like as sok
 
     if getattr(model, "optimizer", None) is not None:
-        arrays = {name: np.asarray(value) for name, value in inputs.items()}
         labels = np.zeros([BATCH, *model.output.shape[1:]], np.float32)
-        model.fit(arrays if len(arrays) > 1 else next(iter(arrays.values())), labels, verbose=0)
+        model.fit(inputs if len(inputs) > 1 else inputs["items"], labels, verbose=0)
     else:
         model(inputs, training=True)
         for variable in model.trainable_variables:
