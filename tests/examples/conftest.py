@@ -21,7 +21,10 @@ def _results():
         "keras_model_parallel": ["--samples", "200", "--epochs", "2"],
         "movielens": ["--epochs", "1"],
         "group_columns": [*FLIGHTS, "--optimizer", "adagrad"],
-        "serve_flights": ["--train", "--rows", "20000", "--folder", str(cores.folder() / SERVED)],
+        "serve_flights": [
+            *("--train", "--rows", "20000", "--every", "2"),
+            *("--folder", str(cores.folder() / SERVED)),
+        ],
     }
     args = {"programs": programs, "synthetic": SYNTHETIC.split()}
     # Horovod makes groups of ranks where the first to start it has asked for them.
