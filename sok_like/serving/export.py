@@ -65,12 +65,11 @@ def export_saved_model(
             the inputs of the model, as specs or as tensors whose first axis is the batch, in the
             structure with which the model is called;
             a dictionary from names to tf.functions that have an `input_signature`.
-
         refreshable: True or a folder: the SavedModel has a signature `refresh`, by which it follows
             the training, see `sok.export_delta`. It finds deltas in this folder, as the server sees
             it; True is `path` with `.deltas` appended, which an export empties. Tables must be in
             host memory; from now on they record which keys change, at 4 bytes per row and 8 per key
-            changed. Rank 0 keeps about 15 bytes per key and headroom, to place new keys.
+            changed. Rank 0 keeps 15 bytes for each key that there is room for.
         headroom: With `refreshable`, room for new keys as a fraction of the keys, beside 1,024 per
             table.
 
@@ -93,7 +92,7 @@ def export_saved_model(
     names = [table.table_name for table in tables]
     deltas = _folder_of_deltas(path, refreshable)
     said = f"{path} missing={missing} row_dtype={row_dtype} {sorted(functions)} tables={names}"
-    _agree(f"{said} refreshable={deltas} headroom={headroom}" if deltas else said)
+    _agree(f"{said} refreshable={refreshable} headroom={headroom}" if deltas else said)
     module = tf.Module()
     room = headroom if deltas else None
     made = [contents.stock_table(table, row_dtype, missing == "initial", room) for table in tables]
@@ -127,7 +126,8 @@ def _folder_of_deltas(path, refreshable):
 
 
 def _beside(path):
-    return f"{path if durable.local(path) is None else os.path.abspath(path)}.deltas"
+    path = path.rstrip("/") if durable.local(path) is None else os.path.abspath(path)
+    return f"{path}.deltas"
 
 
 def _check_arguments(model, missing, row_dtype, headroom):
