@@ -67,7 +67,7 @@ def fillers(num_buckets: int, salt: int) -> np.ndarray:
     numbers = np.arange(64)
     of_numbers = np.stack(choices(numbers, num_buckets, salt), 1)
     other = np.argmin(np.isin(of_numbers, of_numbers[0]).any(1))  # four buckets differ
-    found = np.zeros(num_buckets, np.int64)
+    found: Any = np.zeros(num_buckets, np.int64)
     found[of_numbers[0]] = numbers[other]
     return found
 

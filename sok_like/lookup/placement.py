@@ -35,7 +35,8 @@ class Placement:
         kind = np.int32 if capacity < 2**31 else np.int64
         numbers = placed.starts[:, np.newaxis] + np.arange(SLOTS)
         self._numbers = np.where(placed.is_taken, numbers, -1).astype(kind)
-        self._free = np.arange(capacity - 1, self.size - 1, -1, dtype=kind)  # the last goes first
+        # The last one goes first.
+        self._free: np.ndarray = np.arange(capacity - 1, self.size - 1, -1, dtype=kind)
         self._undo: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         self._kept = self.size, self._free
         self._random = np.random.default_rng(0)

@@ -160,14 +160,14 @@ def export_delta(model: Any, path: str | os.PathLike) -> Delta:
             work.gather(number)
         with contents.spread_whole(model, contents.variables_of(model)) as (_, whole):
             all_or_none(lambda: work.write(path, whole), communicator)
-        told = agreed(work.report, communicator, raises=ValueError)
+        reports = agreed(work.report, communicator, raises=ValueError)
     except BaseException:
         for placement in followed.placements:
             if placement is not None:
                 placement.undo()
         raise
     work.finish()
-    delta = Delta(**told[0])
+    delta = Delta(**reports[0])
     if communicator.rank == 0 and delta.fullness >= _NEARLY_FULL:
         warnings.warn(
             f"{delta.fullness:.0%} of the room for keys is taken: a full export is due, "
