@@ -30,7 +30,7 @@ import numpy as np
 
 from benchmarks.harness import machine, progress_line
 from benchmarks.scale import parse_count
-from benchmarks.serving import CHUNK, DIM, _lookups, make_keys, rows_of
+from benchmarks.serving import _lookups, make_keys, rows_of, table_of
 
 BATCH = 1_000
 CHANGED = 0.01
@@ -39,25 +39,10 @@ POLL = 0.01  # seconds
 
 def export(num_keys: int, folder: str) -> None:
     """The process that trains: exports, then a delta for each line that it reads."""
-    import tensorflow as tf
-
     import sok_like as sok
 
-    spec = tf.TensorSpec([None], tf.int64, "keys")
-
-    class Module(tf.Module):
-        def __init__(self):
-            super().__init__()
-            self.table = sok.EmbeddingVariable(DIM, name="served", initial_capacity=num_keys)
-
-        @tf.function(input_signature=[spec])
-        def __call__(self, keys):
-            return {"rows": tf.gather(self.table, keys)}
-
-    sok.Init(global_batch_size=1, seed=0)
-    module, keys, told = Module(), make_keys("random", num_keys), {}
-    for at in range(0, len(keys), CHUNK):
-        sok.assign(module.table, keys[at : at + CHUNK], rows_of(keys[at : at + CHUNK]))
+    keys, told = make_keys("random", num_keys), {}
+    module = table_of(keys)
     for name, refreshable in (("plain", False), ("follows", True)):
         start = time.perf_counter()
         sok.export_saved_model(module, f"{folder}/{name}", refreshable=refreshable)
